@@ -1,0 +1,1 @@
+"""Policies, their training, recording and evaluation."""

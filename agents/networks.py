@@ -1,0 +1,66 @@
+"""Observation encoders.  Frames go in channels-last and come out as flat features."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+EncoderKind = Literal["impala", "strided", "mlp"]
+
+
+class Residual(nn.Module):
+    """x + conv(relu(conv(relu(x)))), 3 x 3."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(torch.relu(self.first(torch.relu(x))))
+
+
+def impala(size: int, channels: tuple[int, ...] = (16, 32, 32)) -> nn.Sequential:
+    """IMPALA's residual tower (Espeholt et al. 2018, arXiv:1802.01561): 64 x 64 x 3 -> ``size``."""
+    layers: list[nn.Module] = []
+    before = 3
+    for c in channels:
+        layers += [nn.Conv2d(before, c, 3, padding=1), nn.MaxPool2d(3, 2, 1), Residual(c), Residual(c)]
+        before = c
+    return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(channels[-1] * 64, size), nn.ReLU())
+
+
+def strided(size: int) -> nn.Sequential:
+    """A light tower for machines without a GPU: strided convolutions and one residual block at
+    8 x 8, about ten times cheaper than ``impala`` (benchmarks/encoders.py)."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 8, stride=4, padding=2),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 4, stride=2, padding=1),
+        Residual(64),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * 64, size),
+        nn.ReLU(),
+    )
+
+
+def mlp(inputs: int, size: int) -> nn.Sequential:
+    """For vector observations."""
+    return nn.Sequential(nn.Linear(inputs, size), nn.Tanh())
+
+
+def images(frames: Tensor) -> Tensor:
+    """Frames [N, 64, 64, 3], uint8 or float in [0, 1] -> float NCHW (channels-last in memory)."""
+    scaled = frames.float() / 255 if frames.dtype == torch.uint8 else frames
+    return scaled.permute(0, 3, 1, 2)
+
+
+def orthogonal(module: nn.Module, gain: float = 2**0.5) -> None:
+    """Orthogonal weights and zero biases for every linear and convolutional layer (PPO's custom)."""
+    for layer in module.modules():
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)

@@ -1,0 +1,176 @@
+"""Recurrent PPO in the open (Schulman et al. 2017, arXiv:1707.06347): advantages, losses, one update.
+
+Axes: T steps of a rollout, B environments; a minibatch is a set of whole environments, so that the
+recurrence is unrolled from the state it really had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agents.recurrent import RecurrentAgent
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig:
+    """Knobs of the optimisation."""
+
+    total_steps: int = 200_000_000
+    """environment steps in all"""
+    envs: int = 256
+    """environments side by side"""
+    rollout_steps: int = 256
+    """steps an environment makes between updates; also the length of back-propagation through time"""
+    epochs: int = 3
+    """passes over a rollout"""
+    minibatches: int = 8
+    """minibatches a pass; must divide envs"""
+    learning_rate: float = 5e-4
+    """Adam's, at the start"""
+    anneal: bool = True
+    """lower the learning rate linearly to 0"""
+    gamma: float = 0.999
+    """discount"""
+    gae_lambda: float = 0.95
+    """generalised advantage estimation (Schulman et al. 2016)"""
+    clip: float = 0.2
+    """clip of probability ratio and of value change"""
+    entropy_coef: float = 0.01
+    """weight of the entropy bonus"""
+    value_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """clip of the gradient's norm"""
+    bf16: bool = False
+    """run the encoder in bfloat16 in training (several times faster on CPUs with AMX)"""
+
+
+@dataclass
+class RewardScale:
+    """Divides rewards by the running standard deviation of the discounted return (clip 10)."""
+
+    gamma: float
+    returns_B: np.ndarray
+    mean: float = 0.0
+    var: float = 1.0
+    count: float = 1e-4
+
+    def __call__(self, reward_B: np.ndarray, done_B: np.ndarray) -> np.ndarray:
+        self.returns_B = self.returns_B * self.gamma + reward_B
+        n, mean, var = len(self.returns_B), float(self.returns_B.mean()), float(self.returns_B.var())
+        delta, total = mean - self.mean, self.count + n
+        self.var = (self.var * self.count + var * n + delta**2 * self.count * n / total) / total
+        self.mean += delta * n / total
+        self.count = total
+        self.returns_B = np.where(done_B, 0.0, self.returns_B)
+        return np.clip(reward_B / np.sqrt(self.var + 1e-8), -10, 10).astype(np.float32)
+
+
+@dataclass
+class Rollout:
+    """What the environments gave in T steps; tensors [T, B, ...], ``h_first`` [B, H] is the state
+    before step 0."""
+
+    obs: dict[str, Tensor]
+    is_first: Tensor
+    action: Tensor
+    logp: Tensor
+    value: Tensor
+    reward: Tensor
+    done: Tensor
+    h_first: Tensor
+    next_value: Tensor  # [B]
+
+
+def gae(reward: Tensor, value: Tensor, done: Tensor, next_value: Tensor, gamma: float, lam: float) -> Tensor:
+    """Advantages [T, B]; ``done[t]`` (bool) means the episode ended with transition t."""
+    advantage = torch.zeros_like(reward)
+    running = torch.zeros_like(next_value)
+    for t in reversed(range(reward.shape[0])):
+        after = next_value if t == reward.shape[0] - 1 else value[t + 1]
+        going_on = (~done[t]).float()
+        delta = reward[t] + gamma * after * going_on - value[t]
+        running = delta + gamma * lam * going_on * running
+        advantage[t] = running
+    return advantage
+
+
+def encode(agent: RecurrentAgent, obs: Mapping[str, Tensor], bf16: bool) -> Tensor:
+    """The agent's encoder, in bfloat16 if asked; float32 out."""
+    device = next(iter(obs.values())).device.type
+    with torch.autocast(device, torch.bfloat16, enabled=bf16):
+        return agent.encode(obs).float()
+
+
+def minibatches(envs: int, parts: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """A random partition of the environments."""
+    yield from np.split(rng.permutation(envs), parts)
+
+
+def loss_of(
+    agent: RecurrentAgent, r: Rollout, advantage: Tensor, columns: Tensor, config: PPOConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """PPO's loss on the environments ``columns`` (int64), and its parts for the log."""
+    steps = r.reward.shape[0]
+    obs = {k: v[:, columns].flatten(0, 1) for k, v in r.obs.items()}
+    e_TBE = encode(agent, obs, config.bf16).unflatten(0, (steps, len(columns)))
+    h, hidden = r.h_first[columns], []
+    is_first = r.is_first[:, columns]
+    if bool(is_first[0].any()):  # the learned initial state gets its gradient here
+        h = torch.where(is_first[0][:, None], agent.initial(len(columns)), h)
+    for t in range(steps):
+        h = agent.advance(e_TBE[t], h, is_first[t])
+        hidden.append(h)
+    logits, value = agent.heads(torch.stack(hidden).flatten(0, 1))
+    logp_all = logits.log_softmax(-1)
+    action = r.action[:, columns].flatten()
+    logp = logp_all.gather(1, action[:, None])[:, 0]
+    adv = advantage[:, columns].flatten()
+    old_logp, old_value = r.logp[:, columns].flatten(), r.value[:, columns].flatten()
+    target = adv + old_value
+    adv = (adv - adv.mean()) / (adv.std() + 1e-8)
+    ratio = (logp - old_logp).exp()
+    policy = -torch.min(ratio * adv, ratio.clamp(1 - config.clip, 1 + config.clip) * adv).mean()
+    clipped = old_value + (value - old_value).clamp(-config.clip, config.clip)
+    value_loss = 0.5 * torch.max((value - target) ** 2, (clipped - target) ** 2).mean()
+    entropy = -(logp_all.exp() * logp_all).sum(-1).mean()
+    loss = policy + config.value_coef * value_loss - config.entropy_coef * entropy
+    with torch.no_grad():
+        kl = ((ratio - 1) - (logp - old_logp)).mean()
+        clipped_share = ((ratio - 1).abs() > config.clip).float().mean()
+    parts = {
+        "policy_loss": policy,
+        "value_loss": value_loss,
+        "entropy": entropy,
+        "approx_kl": kl,
+        "clipped_share": clipped_share,
+    }
+    return loss, {k: v.detach() for k, v in parts.items()}
+
+
+def update(
+    agent: RecurrentAgent, optimiser: torch.optim.Optimizer, r: Rollout, config: PPOConfig, rng: np.random.Generator
+) -> dict[str, float]:
+    """All epochs over one rollout; the mean of each log entry.  Raises FloatingPointError on a NaN loss."""
+    advantage = gae(r.reward, r.value, r.done, r.next_value, config.gamma, config.gae_lambda)
+    logs: dict[str, list[float]] = {}
+    for _ in range(config.epochs):
+        for part in minibatches(r.reward.shape[1], config.minibatches, rng):
+            loss, parts = loss_of(agent, r, advantage, torch.as_tensor(part, device=r.reward.device), config)
+            if not torch.isfinite(loss):
+                raise FloatingPointError(f"PPO loss is {loss.item()}")
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
+            optimiser.step()
+            for k, v in parts.items():
+                logs.setdefault(k, []).append(float(v))
+    spread = (advantage + r.value).var()
+    out = {k: float(np.mean(v)) for k, v in logs.items()}
+    out["explained_variance"] = float(1 - advantage.var() / (spread + 1e-8))
+    return out

@@ -1,0 +1,90 @@
+"""The recurrent agent: encoder -> GRU cell -> logits and value, a pure function in named parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from agents.networks import EncoderKind, images, impala, mlp, orthogonal, strided
+from core.artefacts import load_weights, read_manifest, save_weights, write_json
+from core.config import from_json, read_json, to_json
+from core.contracts import EnvSpec, UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """Sizes of the agent's network."""
+
+    encoder: EncoderKind = "impala"
+    """impala (a GPU's), strided (light), mlp (vector observations)"""
+    embedding_size: int = 64
+    """features the encoder gives to the GRU"""
+    hidden_size: int = 64
+    """size of the GRU's state h"""
+
+
+class RecurrentAgent(nn.Module):
+    """Keeps core.contracts.Agent.  A GRU *cell*, not a fused RNN: cuDNN's refuses backward in eval mode."""
+
+    def __init__(self, config: AgentConfig, spec: EnvSpec) -> None:
+        super().__init__()
+        if len(spec.obs) != 1:
+            raise UserError(f"{spec.env_id} has {len(spec.obs)} observation fields; this agent reads exactly one")
+        (self.obs_name, field), *_ = spec.obs.items()
+        self.config, self.spec = config, spec
+        self.hidden_size, self.n_actions = config.hidden_size, spec.n_actions
+        if (config.encoder == "mlp") != (len(field.shape) == 1):
+            raise UserError(f"encoder {config.encoder!r} does not read {self.obs_name} of shape {field.shape}")
+        size = config.embedding_size
+        if config.encoder == "mlp":
+            self.encoder = mlp(field.shape[0], size)
+        elif field.shape != (64, 64, 3):
+            raise UserError(f"encoder {config.encoder!r} reads frames of shape (64, 64, 3), not {field.shape}")
+        else:
+            self.encoder = impala(size) if config.encoder == "impala" else strided(size)
+        self.cell = nn.GRUCell(size, config.hidden_size)
+        self.h_initial = nn.Parameter(torch.zeros(config.hidden_size))
+        self.policy = nn.Linear(config.hidden_size, spec.n_actions)
+        self.critic = nn.Linear(config.hidden_size, 1)
+        orthogonal(self.encoder)
+        orthogonal(self.policy, 0.01)
+        orthogonal(self.critic, 1.0)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def initial(self, batch: int) -> Tensor:
+        return self.h_initial.expand(batch, -1)
+
+    def encode(self, obs: Mapping[str, Tensor]) -> Tensor:
+        x = obs[self.obs_name]
+        e_BE: Tensor = self.encoder(x if self.config.encoder == "mlp" else images(x))
+        return e_BE
+
+    def advance(self, e_BE: Tensor, h_BH: Tensor, is_first_B: Tensor) -> Tensor:
+        previous = torch.where(is_first_B[:, None], self.initial(h_BH.shape[0]), h_BH)
+        out: Tensor = self.cell(e_BE, previous)
+        return out
+
+    def heads(self, h_BH: Tensor) -> tuple[Tensor, Tensor]:
+        return self.policy(h_BH), self.critic(h_BH)[:, 0]
+
+
+def save_agent(agent: RecurrentAgent, path: Path, name: str = "model.safetensors") -> None:
+    """Weights and what is needed to build the agent again."""
+    write_json(path / "agent.json", {"net": to_json(agent.config), "spec": agent.spec.to_json()})
+    save_weights(agent, path / name)
+
+
+def load_agent(path: Path, device: torch.device | str = "cpu", name: str = "model.safetensors") -> RecurrentAgent:
+    """The agent of a run directory, in eval mode, frozen.  UserError if it is half-written or misfits."""
+    path = Path(path)
+    manifest = read_manifest(path)
+    if not (path / "agent.json").exists():
+        raise UserError(f"{path} holds no agent (stage {manifest['stage']!r} wrote it)")
+    data = read_json(path / "agent.json")
+    agent = RecurrentAgent(from_json(AgentConfig, data["net"]), EnvSpec.from_json(data["spec"]))
+    load_weights(agent, path / name)
+    return agent.to(device).eval().requires_grad_(False)

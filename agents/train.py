@@ -1,0 +1,265 @@
+"""Train an agent with recurrent PPO: ``python train.py --preset demo --out runs/agent``."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from agents.ppo import PPOConfig, RewardScale, Rollout, encode, update
+from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
+from core import artefacts, config as cli
+from core.contracts import Step, UserError, VecEnv
+from core.progress import bar
+from envs.procgen import ProcgenEnv, ProcgenOptions
+
+STAGE = "train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Train a recurrent PPO agent on a Procgen game and save it as a run directory."""
+
+    out: Path = Path("runs/agent")
+    """run directory to write"""
+    env: ProcgenOptions = field(default_factory=ProcgenOptions)
+    net: AgentConfig = field(default_factory=AgentConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    seed: int = 1
+    """seed of weights, environments and minibatches"""
+    checkpoints: int = 10
+    """evenly spaced checkpoints kept (checkpoint_STEPS.safetensors)"""
+    save_minutes: float = 5.0
+    """minutes between saves of the state that --resume goes on from"""
+    resume: bool = False
+    """go on from the training state in --out"""
+    overwrite: bool = False
+    """replace an earlier run in --out"""
+    device: str = "cpu"
+    """cpu or cuda"""
+    threads: int = 2
+    """CPU threads for torch and for the environments"""
+    track: bool = False
+    """log to Weights & Biases too (needs the wandb package and an account)"""
+
+
+class Collector:
+    """Steps the environments with the agent and keeps what goes on between rollouts."""
+
+    def __init__(self, agent: RecurrentAgent, env: VecEnv, config: TrainConfig, device: torch.device) -> None:
+        self.agent, self.env, self.config, self.device = agent, env, config.ppo, device
+        self.current: Step = env.reset(config.seed)
+        self.h_BH = agent.initial(config.ppo.envs).detach().clone()
+        self.scale = RewardScale(config.ppo.gamma, np.zeros(config.ppo.envs))
+        self.score = np.zeros(config.ppo.envs)
+        self.length = np.zeros(config.ppo.envs, np.int64)
+        self.returns: deque[float] = deque(maxlen=100)
+        self.lengths: deque[int] = deque(maxlen=100)
+
+    def _obs(self, step: Step) -> dict[str, torch.Tensor]:
+        return {k: torch.from_numpy(v).to(self.device) for k, v in step.obs.items()}
+
+    @torch.no_grad()
+    def collect(self) -> Rollout:
+        rows: dict[str, list[Any]] = {
+            k: [] for k in ("obs", "is_first", "action", "logp", "value", "reward", "done")
+        }
+        h_first = self.h_BH
+        for _ in range(self.config.rollout_steps):
+            obs = self._obs(self.current)
+            is_first = torch.from_numpy(self.current.is_first).to(self.device)
+            self.h_BH = self.agent.advance(encode(self.agent, obs, self.config.bf16), self.h_BH, is_first)
+            logits, value = self.agent.heads(self.h_BH)
+            policy = torch.distributions.Categorical(logits=logits, validate_args=False)
+            action = policy.sample()
+            step = self.env.step(action.cpu().numpy())
+            done = step.terminated | step.truncated
+            reward = torch.from_numpy(self.scale(step.reward, done)).to(self.device)
+            if step.final_obs is not None and step.truncated.any():
+                # A time limit is not the end of the world: bootstrap from the last observation.
+                last = self._obs(Step(step.final_obs, step.reward, done, done, done))
+                cut = torch.from_numpy(step.truncated & ~step.terminated).to(self.device)
+                e_BE = encode(self.agent, last, self.config.bf16)
+                _, after = self.agent.heads(self.agent.advance(e_BE, self.h_BH, torch.zeros_like(cut)))
+                reward = reward + self.config.gamma * after * cut
+            for k, v in (("obs", obs), ("is_first", is_first), ("action", action), ("value", value)):
+                rows[k].append(v)
+            rows["logp"].append(policy.log_prob(action))
+            rows["reward"].append(reward)
+            rows["done"].append(torch.from_numpy(done).to(self.device))
+            self._count(step, done)
+            self.current = step
+        is_first = torch.from_numpy(self.current.is_first).to(self.device)
+        e_BE = encode(self.agent, self._obs(self.current), self.config.bf16)
+        _, next_value = self.agent.heads(self.agent.advance(e_BE, self.h_BH, is_first))
+        obs_T = {k: torch.stack([o[k] for o in rows["obs"]]) for k in rows["obs"][0]}
+        stacked = {k: torch.stack(v) for k, v in rows.items() if k != "obs"}
+        return Rollout(obs=obs_T, h_first=h_first, next_value=next_value, **stacked)
+
+    def _count(self, step: Step, done: np.ndarray) -> None:
+        self.score += step.reward
+        self.length += 1
+        for b in np.flatnonzero(done):
+            self.returns.append(float(self.score[b]))
+            self.lengths.append(int(self.length[b]))
+        self.score[done] = 0
+        self.length[done] = 0
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the agent, as tensors and numbers."""
+        snapshots = [torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in self.env.snapshot()]
+        numbers = {"mean": self.scale.mean, "var": self.scale.var, "count": self.scale.count}
+        arrays = {"returns_B": self.scale.returns_B, "score": self.score, "length": self.length}
+        return {
+            "snapshots": snapshots,
+            "h_BH": self.h_BH,
+            "scale": numbers,
+            "arrays": {k: torch.from_numpy(v.copy()) for k, v in arrays.items()},
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.current = self.env.restore([s.numpy().tobytes() for s in state["snapshots"]])
+        self.h_BH = state["h_BH"].to(self.device)
+        arrays = {k: v.numpy() for k, v in state["arrays"].items()}
+        self.scale = RewardScale(self.config.gamma, arrays["returns_B"], **state["scale"])
+        self.score, self.length = arrays["score"], arrays["length"]
+        self.returns.extend(state["returns"])
+        self.lengths.extend(state["lengths"])
+
+
+def save_state(path: Path, **parts: Any) -> None:
+    """Write the training state atomically; the old one stays whole until then."""
+    import io
+
+    path.parent.mkdir(exist_ok=True)
+    buffer = io.BytesIO()
+    torch.save(parts, buffer)
+    artefacts.write_atomically(path, buffer.getvalue())
+
+
+class Log:
+    """``curve.csv`` (the record) and TensorBoard event files (the view), plus W&B with --track."""
+
+    def __init__(self, path: Path, config: Any, track: bool, keep: int | None = None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.file = path / "curve.csv"
+        self.rows: list[dict[str, Any]] = []
+        if keep is not None and self.file.exists():
+            with open(self.file, newline="") as file:
+                self.rows = [row for row in csv.DictReader(file) if int(float(row["step"])) <= keep]
+        self.board = SummaryWriter(str(path / "training_state" / "tensorboard"))
+        self.wandb = None
+        if track:
+            try:
+                import wandb
+            except ImportError:
+                raise UserError("--track needs the wandb package: pip install wandb") from None
+            self.wandb = wandb.init(project="dreamlens", config=cli.to_json(config), dir=str(path))
+
+    def add(self, step: int, **values: float) -> None:
+        self.rows.append({"step": step, **{k: f"{v:.6g}" for k, v in values.items()}})
+        for name, value in values.items():
+            self.board.add_scalar(name, value, step)
+        if self.wandb is not None:
+            self.wandb.log(values, step=step)
+
+    def save(self) -> None:
+        if not self.rows:
+            return
+        lines = [",".join(self.rows[0])] + [",".join(str(v) for v in row.values()) for row in self.rows]
+        artefacts.write_atomically(self.file, ("\n".join(lines) + "\n").encode())
+        self.board.flush()
+
+
+def open_run(config: Any, stage: str) -> artefacts.Run:
+    """A training's run directory: fresh, or the half-written or whole one that --resume goes on with."""
+    if not config.resume:
+        with_manifest = artefacts.new_run(config.out, stage, config, overwrite=config.overwrite)
+        return with_manifest.__enter__()
+    if not (config.out / "training_state" / "state.pt").exists():
+        raise UserError(f"{config.out} has no training state to resume from")
+    return artefacts.Run(path=config.out, stage=stage, config=config)
+
+
+def main(config: TrainConfig) -> None:
+    ppo = config.ppo
+    if ppo.envs % ppo.minibatches:
+        raise UserError(f"--minibatches {ppo.minibatches} does not divide --envs {ppo.envs}")
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    cli.seed_everything(config.seed)
+    rng = np.random.default_rng(config.seed)
+    env = ProcgenEnv(config.env, ppo.envs, config.threads)
+    agent = RecurrentAgent(config.net, env.spec).to(device)
+    optimiser = torch.optim.Adam(agent.parameters(), lr=ppo.learning_rate, eps=1e-5)
+    run = open_run(config, STAGE)
+    collector = Collector(agent, env, config, device)
+    state_file = run.path / "training_state" / "state.pt"
+    step, wall_before = 0, 0.0
+    if config.resume:
+        state = torch.load(state_file, weights_only=True, map_location=device)
+        agent.load_state_dict(state["agent"])
+        optimiser.load_state_dict(state["optimiser"])
+        collector.restore(state["collector"])
+        torch.set_rng_state(state["torch_rng"].cpu())
+        rng.bit_generator.state = state["numpy_rng"]
+        step, wall_before = state["step"], state["wall_s"]
+    log = Log(run.path, config, config.track, keep=step if config.resume else None)
+    per_update = ppo.envs * ppo.rollout_steps
+    updates = max(1, ppo.total_steps // per_update)
+    spacing = max(1, updates // max(1, config.checkpoints))
+    began, saved = time.time(), time.time()
+
+    def keep_state() -> None:
+        log.save()
+        save_state(
+            state_file,
+            agent=agent.state_dict(),
+            optimiser=optimiser.state_dict(),
+            collector=collector.state(),
+            torch_rng=torch.get_rng_state(),
+            numpy_rng=rng.bit_generator.state,
+            step=step,
+            wall_s=wall_before + time.time() - began,
+        )
+
+    with bar("training", total=updates * per_update, unit="steps") as progress:
+        progress.advance(step)
+        for number in range(step // per_update, updates):
+            if ppo.anneal:
+                optimiser.param_groups[0]["lr"] = ppo.learning_rate * (1 - number / updates)
+            rollout = collector.collect()
+            try:
+                logs = update(agent, optimiser, rollout, ppo, rng)
+            except FloatingPointError as error:
+                raise UserError(f"training stopped at step {step}: {error}; the last saved state is kept") from None
+            step += per_update
+            wall = wall_before + time.time() - began
+            mean_return = float(np.mean(collector.returns)) if collector.returns else float("nan")
+            mean_length = float(np.mean(collector.lengths)) if collector.lengths else float("nan")
+            log.add(step, return_mean=mean_return, length_mean=mean_length, wall_s=wall, **logs)
+            progress.advance(per_update)
+            progress.note(f"return {mean_return:.2f}")
+            if (number + 1) % spacing == 0:
+                artefacts.save_weights(agent, run.path / f"checkpoint_{step:09d}.safetensors")
+            if time.time() - saved > 60 * config.save_minutes:
+                keep_state()
+                saved = time.time()
+    keep_state()
+    save_agent(agent, run.path)
+    run.record("parameters", artefacts.parameter_count(agent), "count")
+    run.record("steps", step, "environment steps")
+    run.record("training_wall", wall_before + time.time() - began, "s")
+    run.record("training_return", float(np.mean(collector.returns or [np.nan])), "return", len(collector.returns))
+    run.finish()
+    env.close()
+    print(f"trained {step:,} steps in {(wall_before + time.time() - began) / 60:.1f} min: {run.path}")

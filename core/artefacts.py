@@ -1,0 +1,366 @@
+"""Run directories: payload, then ``manifest.json`` last and atomically.
+
+A manifest says what made the directory (stage, argv, resolved config, seed, code and package
+versions, device), what it was made from (each input's path and manifest hash) and what is in it
+(each file's size and SHA-256, metrics with units).  A directory without one is half-written, and no
+stage reads it.  ``python -m core.artefacts verify DIR`` walks the whole chain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from core.config import ROOT, read_json, to_json
+from core.contracts import UserError
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "procgen-mirror", "captum", "umap-learn", "hdbscan", "h5py")
+UNHASHED = ("training_state/",)  # rewritten on resume; never read by another stage
+
+
+def sha256(path: Path) -> str:
+    """Hex SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write to a sibling, flush to disk, rename: the old content stays until the new is whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, (json.dumps(to_json(value), indent=1, allow_nan=False) + "\n").encode())
+
+
+def code_version() -> str:
+    """The commit of the checkout, with '+changed' if tracked files differ; 'unknown' outside git."""
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+        diff = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=ROOT, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+changed" if diff.stdout.strip() else "")
+
+
+def package_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def parameter_count(module: torch.nn.Module) -> int:
+    """How many trainable numbers a module holds."""
+    return sum(p.numel() for p in module.parameters())
+
+
+def metric(value: float, unit: str, n: int | None = None, interval: Sequence[float] | None = None) -> dict[str, Any]:
+    """One number for a manifest or a result: value, unit, sample size and 95 % interval if known.
+
+    A value that is not finite is stored as null, so that it is never mistaken for a number.
+    """
+    finite = value if np.isfinite(value) else None
+    out: dict[str, Any] = {"value": None if finite is None else float(finite), "unit": unit}
+    if n is not None:
+        out["n"] = int(n)
+    if interval is not None:
+        out["interval"] = [float(v) if np.isfinite(v) else None for v in interval]
+    return out
+
+
+@dataclass
+class Run:
+    """A run directory being written."""
+
+    path: Path
+    stage: str
+    config: Any
+    inputs: dict[str, Path] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    started: float = field(default_factory=time.time)
+
+    def record(self, name: str, value: float, unit: str, n: int | None = None, interval: Any = None) -> None:
+        """Put a metric into the manifest."""
+        self.metrics[name] = metric(value, unit, n, interval)
+
+    def finish(self) -> None:
+        """Hash what is there and write the manifest."""
+        files = {
+            p.relative_to(self.path).as_posix(): {"bytes": p.stat().st_size, "sha256": sha256(p)}
+            for p in sorted(self.path.rglob("*"))
+            if p.is_file() and _is_payload(p, self.path)
+        }
+        inputs = {}
+        for name, directory in self.inputs.items():
+            relative = os.path.relpath(directory.resolve(), self.path.resolve())
+            inputs[name] = {"path": relative, "manifest_sha256": sha256(directory / MANIFEST)}
+        config = to_json(self.config)
+        write_json(
+            self.path / MANIFEST,
+            {
+                "schema": SCHEMA,
+                "stage": self.stage,
+                "argv": sys.argv,
+                "config": config,
+                "seed": config.get("seed") if isinstance(config, dict) else None,
+                "code": code_version(),
+                "packages": package_versions(),
+                "device": config.get("device", "cpu") if isinstance(config, dict) else "cpu",
+                "machine": {"cpus": os.cpu_count(), "platform": platform.machine(), "threads": torch.get_num_threads()},
+                "wall_s": round(time.time() - self.started, 2),
+                "inputs": inputs,
+                "files": files,
+                "metrics": self.metrics,
+            },
+        )
+
+
+def _is_payload(path: Path, root: Path) -> bool:
+    """Not a manifest, not state that is rewritten on resume, not inside a nested run directory."""
+    name = path.relative_to(root).as_posix()
+    if path.name == MANIFEST or path.name.startswith(".") or name.startswith(UNHASHED):
+        return False
+    return not any((parent / MANIFEST).exists() for parent in path.parents if parent != root and root in parent.parents)
+
+
+@contextmanager
+def new_run(
+    path: Path, stage: str, config: Any, inputs: Mapping[str, Path] | None = None, *, overwrite: bool = False
+) -> Iterator[Run]:
+    """Open a fresh run directory; its manifest is written only if the block ends well.
+
+    An existing directory with anything in it is refused, unless ``overwrite`` and it is a run
+    directory of the same stage (whole or half-written): then it is replaced.
+    Raises UserError; inputs must be whole run directories.
+    """
+    path = Path(path)
+    for directory in (inputs or {}).values():
+        read_manifest(directory)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if not overwrite:
+            raise UserError(f"{path} already holds data; choose another directory or pass --overwrite")
+        mark = path / "config.json"
+        if not mark.exists() or read_json(mark).get("stage") != stage:
+            raise UserError(f"{path} is not a {stage!r} run directory; it is not overwritten")
+        shutil.rmtree(path)
+    path.mkdir(parents=True, exist_ok=True)
+    run = Run(path=path, stage=stage, config=config, inputs=dict(inputs or {}))
+    write_json(path / "config.json", {"stage": stage, "config": to_json(config)})
+    yield run
+    run.finish()
+
+
+def read_manifest(path: Path, stage: str | None = None) -> dict[str, Any]:
+    """The manifest of a whole run directory (of ``stage`` if given); UserError says what is missing."""
+    path = Path(path)
+    if not path.is_dir():
+        raise UserError(f"{path}: no such run directory")
+    if not (path / MANIFEST).exists():
+        raise UserError(f"{path} is half-written (it has no {MANIFEST}); run the stage that writes it again")
+    manifest: dict[str, Any] = read_json(path / MANIFEST)
+    if manifest.get("schema") != SCHEMA:
+        raise UserError(f"{path}: manifest schema {manifest.get('schema')}, this version reads {SCHEMA}")
+    if stage is not None and manifest["stage"] != stage:
+        raise UserError(f"{path} was written by stage {manifest['stage']!r}; a {stage!r} directory is needed")
+    return manifest
+
+
+def save_weights(module: torch.nn.Module, path: Path) -> None:
+    """Parameters and buffers as safetensors, atomically."""
+    from safetensors.torch import save
+
+    write_atomically(path, save({k: v.detach().cpu().contiguous() for k, v in module.state_dict().items()}))
+
+
+def load_weights(module: torch.nn.Module, path: Path) -> None:
+    """Strict load; the first missing, unexpected or misshapen tensor is a UserError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not Path(path).exists():
+        raise UserError(f"{path}: no such weights")
+    try:
+        have = load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"{path}: broken weights file ({error}); copy or train it again") from None
+    want = module.state_dict()
+    for name in sorted(set(want) | set(have)):
+        if name not in have or name not in want:
+            kind = "missing from" if name not in have else "not expected in"
+            raise UserError(f"{path}: tensor {name!r} is {kind} the file; its config.json is of another architecture")
+        if want[name].shape != have[name].shape:
+            raise UserError(
+                f"{path}: tensor {name!r} has shape {tuple(have[name].shape)}, the configuration needs "
+                f"{tuple(want[name].shape)}; the weights are of another architecture"
+            )
+    module.load_state_dict(have, strict=True)
+
+
+@dataclass
+class Result:
+    """What an analysis found: scalars with units and intervals, arrays, tables; the record of a stage.
+
+    Saved as ``result.json`` + ``arrays.npz`` + one CSV a table.  Figures are drawn from these.
+    """
+
+    scalars: dict[str, dict[str, Any]] = field(default_factory=dict)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def scalar(self, name: str, value: float, unit: str, n: int | None = None, interval: Any = None) -> None:
+        self.scalars[name] = metric(value, unit, n, interval)
+
+    def save(self, path: Path) -> None:
+        import csv
+
+        path = Path(path)
+        write_json(
+            path / "result.json", {"scalars": self.scalars, "tables": sorted(self.tables), "notes": self.notes}
+        )
+        np.savez_compressed(path / "arrays.npz", **self.arrays)  # type: ignore[arg-type]
+        for name, rows in self.tables.items():
+            columns = list(dict.fromkeys(k for row in rows for k in row))
+            with open(path / f"{name}.csv", "w", newline="") as file:
+                writer = csv.DictWriter(file, columns)
+                writer.writeheader()
+                writer.writerows(rows)
+
+    @classmethod
+    def load(cls, path: Path) -> Result:
+        """Read a saved result back; table cells that look like numbers become numbers."""
+        import csv
+
+        path = Path(path)
+        read_manifest(path)
+        data = read_json(path / "result.json")
+        with np.load(path / "arrays.npz", allow_pickle=False) as arrays:
+            loaded = {k: arrays[k] for k in arrays.files}
+        tables = {}
+        for name in data["tables"]:
+            with open(path / f"{name}.csv", newline="") as file:
+                tables[name] = [{k: _cell(v) for k, v in row.items()} for row in csv.DictReader(file)]
+        return cls(scalars=data["scalars"], arrays=loaded, tables=tables, notes=data["notes"])
+
+
+def _cell(text: str) -> Any:
+    if text in ("", "True", "False"):
+        return {"": None, "True": True, "False": False}[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def verify(path: Path) -> list[str]:
+    """Check a run directory and everything it was made from; the list of problems, empty if none."""
+    problems: list[str] = []
+    seen: set[Path] = set()
+
+    def walk(directory: Path) -> None:
+        directory = directory.resolve()
+        if directory in seen:
+            return
+        seen.add(directory)
+        try:
+            manifest = read_manifest(directory)
+        except UserError as error:
+            problems.append(str(error))
+            return
+        for name, known in manifest["files"].items():
+            file = directory / name
+            if not file.exists():
+                problems.append(f"{file}: missing")
+            elif file.stat().st_size != known["bytes"] or sha256(file) != known["sha256"]:
+                problems.append(f"{file}: content differs from its manifest")
+        for file in directory.rglob("*"):
+            name = file.relative_to(directory).as_posix()
+            if file.is_file() and _is_payload(file, directory) and name not in manifest["files"]:
+                problems.append(f"{file}: not in the manifest")
+        for name, known in manifest["inputs"].items():
+            source = directory / known["path"]
+            if not (source / MANIFEST).exists():
+                problems.append(f"{directory}: its input {name!r} is gone from {source.resolve()}")
+                continue
+            if sha256(source / MANIFEST) != known["manifest_sha256"]:
+                problems.append(f"{directory}: its input {name!r} at {source.resolve()} is not the one it was made from")
+            walk(source)
+
+    walk(Path(path))
+    return problems
+
+
+def chain(path: Path) -> list[tuple[int, str, Path]]:
+    """(depth, stage, directory) of a run and all its inputs, depth first, each once."""
+    out: list[tuple[int, str, Path]] = []
+
+    def walk(directory: Path, depth: int) -> None:
+        directory = directory.resolve()
+        if any(d == directory for _, _, d in out):
+            return
+        manifest = read_manifest(directory)
+        out.append((depth, manifest["stage"], directory))
+        for known in manifest["inputs"].values():
+            walk(directory / known["path"], depth + 1)
+
+    walk(Path(path), 0)
+    return out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``python -m core.artefacts verify DIR``: exit code 0 if every hash holds, 1 if not, 2 for misuse."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if len(argv) != 2 or argv[0] != "verify":
+        print("usage: python -m core.artefacts verify DIR", file=sys.stderr)
+        return 2
+    path = Path(argv[1])
+    if not path.is_dir():
+        print(f"error: {path}: no such run directory", file=sys.stderr)
+        return 2
+    problems = verify(path)
+    for problem in problems:
+        print(f"BAD  {problem}")
+    if problems:
+        print(f"{len(problems)} problem(s) in {path} or what it was made from")
+        return 1
+    for depth, stage, directory in chain(path):
+        print(f"ok   {'  ' * depth}{stage:<16} {os.path.relpath(directory)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

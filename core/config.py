@@ -1,0 +1,230 @@
+"""Configuration and command line: frozen dataclasses in, one resolved JSON out.
+
+A stage is a frozen, keyword-only dataclass whose fields are its flags (the docstring under a field
+is its ``--help``) and a ``main(config)``.  ``run(Config, main)`` puts them together::
+
+    --preset demo        the stage's section of configs/demo.json
+    --config run.json    a resolved config of an earlier run
+    --any_flag value     overrides both (underscore and hyphen are the same)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import difflib
+import json
+import os
+import random
+import sys
+import traceback
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from core.contracts import UserError
+
+C = TypeVar("C")
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def nearest(word: str, words: typing.Iterable[str]) -> str:
+    """' (did you mean X?)' or ''."""
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def to_json(config: Any) -> Any:
+    """A dataclass config as JSON values; tuples become lists, paths strings."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return {str(k): to_json(v) for k, v in config.items()}
+    if isinstance(config, (list, tuple)):
+        return [to_json(v) for v in config]
+    return str(config) if isinstance(config, Path) else config
+
+
+def from_json(cls: type[C], data: Mapping[str, Any], where: str = "config") -> C:
+    """Build a config dataclass from JSON; an unknown key is a UserError naming the nearest right one."""
+    hints = typing.get_type_hints(cls)
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in data:
+        if key not in names:
+            raise UserError(f"{where}: unknown key {key!r}{nearest(key, names)}")
+    return cls(**{k: _convert(hints[k], v, f"{where}.{k}") for k, v in data.items()})
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return _convert(next(a for a in args if a is not type(None)), value, where)
+    if origin is typing.Annotated:
+        return _convert(args[0], value, where)
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise UserError(f"{where}: expected an object, got {value!r}")
+        return from_json(typing.cast(type, hint), value, where)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise UserError(f"{where}: expected a list, got {value!r}")
+        return tuple(_convert(args[0], v, where) for v in value)
+    if origin is typing.Literal:
+        if value not in args:
+            raise UserError(f"{where}: {value!r} is not one of {', '.join(map(str, args))}")
+        return value
+    if hint is Path:
+        return Path(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and (type(value) is not hint):
+        raise UserError(f"{where}: expected {hint.__name__}, got {value!r}")
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file; a missing or broken one is a UserError."""
+    try:
+        return json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not valid JSON ({error})") from None
+
+
+def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` laid on ``base``, object by object."""
+    out = dict(base)
+    for key, value in over.items():
+        old = out.get(key)
+        out[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return out
+
+
+def preset(stage: str, name: str) -> dict[str, Any]:
+    """The section ``stage`` of ``configs/NAME.json``; {} where the preset leaves it at its defaults."""
+    path = ROOT / "configs" / f"{name}.json"
+    if not path.exists():
+        have = sorted(p.stem for p in path.parent.glob("*.json"))
+        raise UserError(f"no preset {name!r}{nearest(name, have)}; there are: {', '.join(have)}")
+    return dict(read_json(path).get(stage, {}))
+
+
+def parse(cls: type[C], argv: list[str], stage: str) -> C:
+    """The resolved config of a stage from its command line."""
+    import tyro
+
+    base: dict[str, Any] = {}
+    rest: list[str] = []
+    words = iter(argv)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in ("--preset", "--config"):
+            value = value if equals else next(words, "")
+            if not value:
+                raise UserError(f"{name} needs a value")
+            layer = preset(stage, value) if name == "--preset" else read_json(Path(value))
+            # A manifest's or run's config.json holds the whole; it may name its stage.
+            if isinstance(layer, dict) and layer.get("stage") and "config" in layer:
+                if layer["stage"] != stage:
+                    raise UserError(f"{value} is the config of {layer['stage']!r}, this is {stage!r}")
+                layer = layer["config"]
+            base = merge(base, layer)
+        else:
+            rest.append(word)
+    default = from_json(cls, merge(to_json_defaults(cls), base)) if base else None
+    kwargs: dict[str, Any] = {} if default is None else {"default": default}
+    description = (cls.__doc__ or "") + (
+        "\n\n--preset NAME starts from configs/NAME.json, --config FILE from an earlier run's config.json; "
+        "flags override both."
+    )
+    config, unknown = tyro.cli(
+        cls,
+        args=rest,
+        prog=stage,
+        description=description,
+        return_unknown_args=True,
+        config=(tyro.conf.OmitArgPrefixes,),
+        **kwargs,
+    )
+    if unknown:
+        raise UserError(f"unknown argument {unknown[0]}{nearest(unknown[0], _flags(cls))}; see --help")
+    return config
+
+
+def to_json_defaults(cls: type) -> dict[str, Any]:
+    """The defaults of a config class as JSON; fields without a default are left out."""
+    out = {}
+    for f in dataclasses.fields(cls):
+        if f.default is not dataclasses.MISSING:
+            out[f.name] = to_json(f.default)
+        elif f.default_factory is not dataclasses.MISSING:
+            out[f.name] = to_json(f.default_factory())
+    return out
+
+
+def _flags(cls: type) -> list[str]:
+    out = ["--preset", "--config", "--help", "--debug"]
+    for name, hint in typing.get_type_hints(cls).items():
+        out += _flags(hint) if dataclasses.is_dataclass(hint) else [f"--{name}"]  # type: ignore[arg-type]
+    return out
+
+
+def seed_everything(seed: int) -> None:
+    """Seed python, numpy and torch: for scripts, whose whole process is one seeded run."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def tune_allocator() -> None:
+    """Let glibc keep freed memory instead of faulting every large temporary in again.
+
+    Worth a factor of several for torch on CPU (docs/performance.md).  The values hold for this
+    process only; ``DREAMLENS_ALLOCATOR=system`` leaves glibc's own defaults.
+    """
+    if os.environ.get("DREAMLENS_ALLOCATOR", "keep") == "system" or sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # musl has none
+        return
+    m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4  # malloc.h
+    mallopt(m_mmap_max, 0)
+    mallopt(m_trim_threshold, 2**31 - 1)
+    mallopt(m_top_pad, 256 * 2**20)
+
+
+def device_of(name: str) -> torch.device:
+    """A torch device, or a UserError where the machine has none: never another one in its place."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"--device {name}: not a device torch knows; use cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
+    return device
+
+
+def run(cls: type[C], main: Callable[[C], Any], stage: str, argv: list[str] | None = None) -> None:
+    """The body of every script: parse, set the machine up, call main, turn a UserError into one line."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in argv
+    argv = [word for word in argv if word != "--debug"]
+    tune_allocator()
+    try:
+        main(parse(cls, argv, stage))
+    except UserError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,337 @@
+"""Episodes and the store that keeps them: lossless, compressed, atomic HDF5 shards.
+
+A shard holds the episodes of one writer, concatenated along time: datasets ``obs/NAME``,
+``steps/NAME`` (one row an observation, or one a transition) and per-episode index columns.
+Frames are chunked by 32 steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from core.artefacts import read_manifest
+from core.contracts import EnvSpec, UserError
+
+CHUNK_STEPS = 32
+SHARD_STEPS = 16_384
+TRANSITION = ("action", "logits", "reward")  # one row a transition, T
+OBSERVATION = ("h", "value")  # one row an observation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """One episode of T transitions, aligned as core.contracts says.
+
+    Observation-like arrays (``obs, h, value, truth``, ``world``) have T+1 rows, or T where the
+    world never showed the last observation (``final_known`` false: Procgen after a terminal step);
+    the last frame is never invented.  ``truncated`` without ``terminated`` means cut: by a time
+    limit, or because the recorder stopped.
+    """
+
+    obs: Mapping[str, np.ndarray]
+    h: np.ndarray  # float32 [T(+1), H]
+    value: np.ndarray  # float32 [T(+1)]
+    action: np.ndarray  # int64 [T], the action taken
+    logits: np.ndarray  # float32 [T, A], the agent's own, before any exploration
+    reward: np.ndarray  # float32 [T]
+    terminated: bool
+    truncated: bool
+    truth: Mapping[str, np.ndarray] = field(default_factory=dict)  # labels of the world, a row an observation
+    world: Mapping[str, np.ndarray] = field(default_factory=dict)  # simulator's state, a row an observation
+    latent: np.ndarray | None = None  # float32 [Z], what a simulated episode started from
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rows, steps = len(self.h), len(self.action)
+        if rows not in (steps, steps + 1):
+            raise ValueError(f"h has {rows} rows for {steps} transitions; expected {steps} or {steps + 1}")
+        for name, array in (*self.obs.items(), *self.truth.items(), *self.world.items(), ("value", self.value)):
+            if len(array) != rows:
+                raise ValueError(f"{name} has {len(array)} rows, h has {rows}")
+        for name in ("logits", "reward"):
+            if len(getattr(self, name)) != steps:
+                raise ValueError(f"{name} has {len(getattr(self, name))} rows, action has {steps}")
+
+    @property
+    def steps(self) -> int:
+        """Number of transitions T."""
+        return len(self.action)
+
+    @property
+    def final_known(self) -> bool:
+        """Whether the observation after the last transition is there."""
+        return len(self.h) == len(self.action) + 1
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """All per-step arrays by their stored names."""
+        out = {"h": self.h, "value": self.value, "action": self.action, "logits": self.logits, "reward": self.reward}
+        for group in ("obs", "truth", "world"):
+            out |= {f"{group}/{k}": v for k, v in getattr(self, group).items()}
+        return out
+
+
+def is_transition(name: str) -> bool:
+    """Whether a stored column has one row a transition (else one an observation)."""
+    return name in TRANSITION
+
+
+class StoreWriter:
+    """Write episodes into shards of one directory; one writer a prefix, so processes never share a file.
+
+    Use as a context manager; a shard appears only when it is whole.
+    """
+
+    def __init__(self, path: Path, prefix: str = "shard", shard_steps: int = SHARD_STEPS) -> None:
+        self.path, self.prefix, self.shard_steps = Path(path), prefix, shard_steps
+        self._episodes: list[Episode] = []
+        self._steps = self._shards = 0
+        self._columns: dict[str, tuple[tuple[int, ...], str]] | None = None
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.flush()
+
+    def add(self, episode: Episode) -> None:
+        columns = {k: (v.shape[1:], str(v.dtype)) for k, v in episode.columns().items()}
+        columns["latent"] = ((), "none") if episode.latent is None else (episode.latent.shape, "float32")
+        if self._columns is None:
+            self._columns = columns
+        if columns != self._columns:
+            odd = sorted(set(columns.items()) ^ set(self._columns.items()))
+            raise ValueError(f"episode columns differ from the store's: {odd}")
+        self._episodes.append(episode)
+        self._steps += episode.steps
+        if self._steps >= self.shard_steps:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the pending episodes as one shard."""
+        import h5py
+
+        if not self._episodes:
+            return
+        name = f"{self.prefix}_{self._shards:05d}.h5"
+        temporary = self.path / f".{name}.tmp"
+        try:
+            with h5py.File(temporary, "w") as file:
+                for column in self._episodes[0].columns():
+                    data = np.concatenate([e.columns()[column] for e in self._episodes])
+                    chunks = (max(1, min(CHUNK_STEPS, len(data))), *data.shape[1:])
+                    file.create_dataset(
+                        f"columns/{column}", data=data, chunks=chunks, compression="gzip", compression_opts=2
+                    )
+                episodes = self._episodes
+                if episodes[0].latent is not None:
+                    file["latent"] = np.stack([e.latent for e in episodes])  # type: ignore[arg-type, misc]
+                file["index/steps"] = np.array([e.steps for e in episodes], np.int64)
+                file["index/rows"] = np.array([len(e.h) for e in episodes], np.int64)
+                file["index/terminated"] = np.array([e.terminated for e in episodes])
+                file["index/truncated"] = np.array([e.truncated for e in episodes])
+                file["index/meta"] = [json.dumps(dict(e.meta)) for e in episodes]
+            os.replace(temporary, self.path / name)
+        finally:
+            temporary.unlink(missing_ok=True)
+        self._episodes, self._steps, self._shards = [], 0, self._shards + 1
+
+
+@dataclass(frozen=True)
+class Window:
+    """A batch of windows that never cross an episode's end.
+
+    ``obs`` [B, L, ...]; ``h, value`` [B, L, ...]; ``action, logits, reward, terminated`` [B, L]:
+    row i of ``reward`` and ``terminated`` is the transition that *follows* row i.  ``seen`` [B, L]:
+    row i's observation exists; ``acted`` [B, L]: the transition after row i exists.  Rows beyond the
+    episode are zero.
+    """
+
+    columns: dict[str, np.ndarray]
+    terminated: np.ndarray
+    seen: np.ndarray
+    acted: np.ndarray
+    index: np.ndarray  # int64 [B, 2], (episode, first step)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+
+class RolloutStore:
+    """Read-only view of a directory of shards written by a recording stage.
+
+    Opens shards lazily; safe to use from several processes.  Raises UserError on a half-written
+    directory or a truncated shard.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.manifest = read_manifest(self.path)
+        if not (self.path / "spec.json").exists():
+            raise UserError(f"{self.path} holds no rollouts (stage {self.manifest['stage']!r} wrote it)")
+        self.spec = EnvSpec.from_json(json.loads((self.path / "spec.json").read_text()))
+        self._files: dict[int, Any] = {}
+        self._pid = os.getpid()
+        self._shards = sorted(p.name for p in self.path.glob("*.h5"))
+        parts = []
+        for shard, name in enumerate(self._shards):
+            index = self._open(shard)["index"]
+            steps, rows = index["steps"][:], index["rows"][:]
+            parts.append(
+                np.stack(
+                    [np.full(len(steps), shard), np.arange(len(steps)), np.cumsum(steps) - steps, steps,
+                     np.cumsum(rows) - rows, rows, index["terminated"][:], index["truncated"][:]], axis=1
+                )
+            )  # fmt: skip
+        if not parts:
+            raise UserError(f"{self.path} holds no shards")
+        table = np.concatenate(parts).astype(np.int64)
+        self._shard, self._row, self._step0, self.steps, self._obs0, self.rows = table.T[:6]
+        self.terminated, self.truncated = table.T[6].astype(bool), table.T[7].astype(bool)
+
+    def _open(self, shard: int) -> Any:
+        import h5py
+
+        if os.getpid() != self._pid:  # HDF5 handles do not survive a fork
+            self._files, self._pid = {}, os.getpid()
+        if shard not in self._files:
+            path = self.path / self._shards[shard]
+            try:
+                self._files[shard] = h5py.File(path, "r")
+            except OSError as error:
+                reason = str(error).splitlines()[0]
+                raise UserError(f"{path}: truncated or broken shard ({reason}); record it again") from None
+        return self._files[shard]
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+    def __enter__(self) -> RolloutStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """Number of episodes."""
+        return len(self.steps)
+
+    @property
+    def column_names(self) -> list[str]:
+        names: list[str] = []
+        self._open(0)["columns"].visititems(lambda n, d: names.append(n) if hasattr(d, "shape") else None)
+        return names
+
+    def _read(self, name: str, episode: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        columns = self._open(int(self._shard[episode]))["columns"]
+        if name not in columns:
+            raise UserError(f"{self.path}: no column {name!r}; there are: {', '.join(self.column_names)}")
+        offset, rows = (
+            (self._step0[episode], self.steps[episode]) if is_transition(name) else (self._obs0[episode], self.rows[episode])
+        )  # fmt: skip
+        stop = int(rows) if stop is None else min(stop, int(rows))
+        data: np.ndarray = columns[name][int(offset) + start : int(offset) + max(start, stop)]
+        return data
+
+    def meta(self, episode: int) -> dict[str, Any]:
+        raw = self._open(int(self._shard[episode]))["index/meta"][int(self._row[episode])]
+        return dict(json.loads(raw))
+
+    def latents(self, episodes: Sequence[int] | None = None) -> np.ndarray:
+        """float32 [N, Z] of simulated episodes; UserError if these are not simulated."""
+        episodes = range(len(self)) if episodes is None else episodes
+        if "latent" not in self._open(0):
+            raise UserError(f"{self.path} has no latents: its episodes are not simulated")
+        return np.stack([self._open(int(self._shard[e]))["latent"][int(self._row[e])] for e in episodes])
+
+    def episode(self, i: int) -> Episode:
+        if not 0 <= i < len(self):
+            raise UserError(f"{self.path}: episode {i} is out of range; it holds {len(self)} (0 to {len(self) - 1})")
+        groups: dict[str, dict[str, np.ndarray]] = {"obs": {}, "truth": {}, "world": {}}
+        flat: dict[str, np.ndarray] = {}
+        for name in self.column_names:
+            group, _, rest = name.partition("/")
+            (groups[group] if rest else flat)[rest or name] = self._read(name, i)
+        file = self._open(int(self._shard[i]))
+        return Episode(
+            **flat,
+            **groups,
+            latent=file["latent"][int(self._row[i])] if "latent" in file else None,
+            terminated=bool(self.terminated[i]),
+            truncated=bool(self.truncated[i]),
+            meta=self.meta(i),
+        )
+
+    def __iter__(self) -> Iterator[Episode]:
+        return (self.episode(i) for i in range(len(self)))
+
+    def pooled(
+        self, *names: str, episodes: Sequence[int] | None = None, first: int = 0
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Columns of all steps t >= first that have both an observation and a transition.
+
+        Returns {name: [N, ...]} and the index int64 [N, 2] of (episode, t).
+        """
+        episodes = list(range(len(self))) if episodes is None else list(episodes)
+        ends = {e: int(min(self.steps[e], self.rows[e])) for e in episodes}
+        episodes = [e for e in episodes if ends[e] > first]
+        if not episodes:
+            raise UserError(f"{self.path}: no episode is longer than {first} steps")
+        index = np.concatenate([np.stack([np.full(ends[e] - first, e), np.arange(first, ends[e])], 1) for e in episodes])
+        return {n: np.concatenate([self._read(n, e, first, ends[e]) for e in episodes]) for n in names}, index
+
+    def read_windows(self, names: Sequence[str], starts: np.ndarray, length: int) -> Window:
+        """The windows that begin at ``starts`` int64 [B, 2] (episode, t), zero-padded past the end."""
+        columns: dict[str, list[np.ndarray]] = {n: [] for n in names}
+        shape = (len(starts), length)
+        terminated, seen, acted = np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
+        for b, (e, t) in enumerate(starts):
+            for name in names:
+                part = self._read(name, int(e), int(t), int(t) + length)
+                padded = np.zeros((length, *part.shape[1:]), part.dtype)
+                padded[: len(part)] = part
+                columns[name].append(padded)
+            seen[b, : max(0, int(self.rows[e]) - t)] = True
+            acted[b, : max(0, int(self.steps[e]) - t)] = True
+            last = int(self.steps[e]) - 1 - t
+            if self.terminated[e] and 0 <= last < length:
+                terminated[b, last] = True
+        return Window({n: np.stack(c) for n, c in columns.items()}, terminated, seen, acted, np.asarray(starts))
+
+    def window_starts(self, length: int, episodes: Sequence[int] | None = None) -> np.ndarray:
+        """All starts int64 [M, 2] whose first ``length`` observations exist."""
+        episodes = range(len(self)) if episodes is None else episodes
+        parts = [
+            np.stack([np.full(self.rows[e] - length + 1, e), np.arange(self.rows[e] - length + 1)], 1)
+            for e in episodes
+            if self.rows[e] >= length
+        ]
+        if not parts:
+            longest = int(self.rows.max())
+            raise UserError(f"{self.path}: no episode has {length} observations (the longest has {longest})")
+        return np.concatenate(parts).astype(np.int64)
+
+    def windows(
+        self,
+        names: Sequence[str],
+        length: int,
+        batch: int,
+        rng: np.random.Generator,
+        *,
+        at_least: int | None = None,
+        episodes: Sequence[int] | None = None,
+    ) -> Iterator[Window]:
+        """An endless stream of random windows; a window may run past the end after its first
+        ``at_least`` observations (default: all of them exist)."""
+        starts = self.window_starts(length if at_least is None else at_least, episodes)
+        while True:
+            yield self.read_windows(names, starts[rng.integers(len(starts), size=batch)], length)

@@ -1,0 +1,54 @@
+"""A progress bar with rate and time left; silent when standard error is not a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+X = TypeVar("X")
+
+
+def track(items: Iterable[X], description: str, total: int | None = None, unit: str = "") -> Iterator[X]:
+    """Iterate with a bar."""
+    with bar(description, total=len(items) if total is None and hasattr(items, "__len__") else total, unit=unit) as b:
+        for item in items:
+            yield item
+            b.advance()
+
+
+class bar:
+    """``with bar("training", total, "frames") as b: b.advance(n); b.note("loss 1.2")``."""
+
+    def __init__(self, description: str, total: int | None = None, unit: str = "") -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.completed:,.0f} " + unit),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+        )
+        self._unit = unit
+        self._task = self._progress.add_task(description, total=total, rate="", note="")
+
+    def __enter__(self) -> bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def advance(self, amount: float = 1) -> None:
+        task = self._progress.tasks[0]
+        rate = f"{task.speed:,.0f} {self._unit}/s" if task.speed else ""
+        self._progress.update(self._task, advance=amount, rate=rate)
+
+    def note(self, text: str) -> None:
+        self._progress.update(self._task, note=text)

@@ -1,0 +1,1 @@
+"""Worlds, one adapter each, all to the VecEnv contract."""

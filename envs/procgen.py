@@ -1,0 +1,154 @@
+"""Procgen's 16 games behind the VecEnv contract (Cobbe et al. 2020, arXiv:1912.01588).
+
+Procgen resets on the same step and never shows an episode's last frame: ``final_obs`` is None and
+an Episode recorded here ends one observation early after a terminal step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from core.config import nearest
+from core.contracts import EnvSpec, Field, Step, UserError
+
+GAMES = (
+    "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot",
+    "heist", "jumper", "leaper", "maze", "miner", "ninja", "plunder", "starpilot",
+)  # fmt: skip
+TIMEOUT_STEPS = {"bigfish": 6000, "bossfight": 4000, "plunder": 4000, "leaper": 500, "maze": 500}
+DEFAULT_TIMEOUT_STEPS = 1000
+ACTION_NAMES = (
+    "downleft", "left", "upleft", "down", "none", "up", "downright", "right", "upright",
+    "key_d", "key_a", "key_w", "key_s", "key_q", "key_e",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcgenOptions:
+    """Which Procgen world."""
+
+    game: str = "coinrun"
+    """one of the 16 games"""
+    num_levels: int = 100_000
+    """size of the level pool; 0 is unlimited (and then start_level means nothing)"""
+    start_level: int = 0
+    """first level of the pool"""
+    distribution_mode: Literal["easy", "hard", "extreme", "memory", "exploration"] = "easy"
+    """difficulty"""
+    use_backgrounds: bool = True
+    """draw textured backgrounds (off: black)"""
+    restrict_themes: bool = False
+    """one theme for walls and agent instead of a random one per level"""
+    use_monochrome_assets: bool = False
+    """coloured rectangles instead of sprites"""
+    use_sequential_levels: bool = False
+    """go on to the next level when one is solved, as one episode"""
+    center_agent: bool = True
+    """the view follows the agent"""
+    use_generated_assets: bool = False
+    """random generated sprites"""
+    paint_vel_info: bool = False
+    """draw the agent's velocity in the corner (coinrun, jumper and others)"""
+
+
+class ProcgenEnv:
+    """``slots`` worlds of one game.  Observation ``frames`` uint8 [B, 64, 64, 3].
+
+    truth: ``level`` int64 [B], the level seed on show.
+    """
+
+    def __init__(self, options: ProcgenOptions, slots: int, threads: int = 2) -> None:
+        if options.game not in GAMES:
+            raise UserError(f"no Procgen game {options.game!r}{nearest(options.game, GAMES)}; there are: {', '.join(GAMES)}")
+        self.options = options
+        self.spec = EnvSpec(
+            env_id=f"procgen/{options.game}",
+            obs={"frames": Field(shape=(64, 64, 3), dtype="uint8")},
+            action_names=ACTION_NAMES,
+            slots=slots,
+            options={k: v for k, v in asdict(options).items() if k != "game"},
+            gives_final_obs=False,
+            can_snapshot=True,
+        )
+        self._threads = threads
+        self._timeout = TIMEOUT_STEPS.get(options.game, DEFAULT_TIMEOUT_STEPS)
+        self._env: Any = None
+        self._age = np.zeros(slots, np.int64)
+
+    def reset(self, seed: int) -> Step:
+        self.close()
+        self._env = self._make(seed)
+        self._age[:] = 0
+        return self._show_unmoved()
+
+    def _make(self, seed: int) -> Any:
+        # gym, which gym3 imports, prints a long deprecation notice to stderr.
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                from procgen import ProcgenGym3Env
+        except ImportError as error:
+            raise UserError(f"Procgen does not import ({error}); install the lock file (make venv)") from None
+        settings = {k: v for k, v in asdict(self.options).items() if k != "game"}
+        return ProcgenGym3Env(
+            num=self.spec.slots, env_name=self.options.game, rand_seed=seed % 2**31, num_threads=self._threads, **settings
+        )
+
+    def step(self, action: np.ndarray) -> Step:
+        self._env.act(np.ascontiguousarray(action, np.int32))
+        reward, obs, first = self._env.observe()
+        age = self._age + 1
+        # A timeout is only told from a death by the count; a reward on that very step is an ending.
+        timed_out = first & (age >= self._timeout) & (reward == 0)
+        self._age = np.where(first, 0, age)
+        return self._show(obs["rgb"], reward.astype(np.float32), first & ~timed_out, timed_out)
+
+    def _show(self, frames: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> Step:
+        levels = np.array([info["level_seed"] for info in self._env.get_info()], np.int64)
+        return Step(
+            obs={"frames": frames.copy()},
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            is_first=self._age == 0,
+            truth={"level": levels},
+        )
+
+    def _show_unmoved(self) -> Step:
+        slots = self.spec.slots
+        frames = self._env.observe()[1]["rgb"]
+        return self._show(frames, np.zeros(slots, np.float32), np.zeros(slots, bool), np.zeros(slots, bool))
+
+    def snapshot(self) -> tuple[bytes, ...]:
+        ages = [struct.pack("<q", int(a)) for a in self._age]
+        return tuple(age + state for age, state in zip(ages, self._env.callmethod("get_state"), strict=True))
+
+    def restore(self, states: Sequence[bytes]) -> Step:
+        """Works before a reset too.  A restored slot's auto-resets draw from the restored state."""
+        if len(states) != self.spec.slots:
+            raise ValueError(f"{len(states)} states for {self.spec.slots} slots")
+        if self._env is None:
+            self._env = self._make(0)
+        self._age[:] = [struct.unpack("<q", s[:8])[0] for s in states]
+        self._env.callmethod("set_state", [s[8:] for s in states])
+        return self._show_unmoved()
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+
+def options_of(spec: EnvSpec) -> ProcgenOptions:
+    """The options that make the world of a spec again."""
+    kind, _, game = spec.env_id.partition("/")
+    if kind != "procgen":
+        raise UserError(f"{spec.env_id} is not a Procgen world")
+    return ProcgenOptions(game=game, **json.loads(json.dumps(dict(spec.options))))

@@ -1,0 +1,23 @@
+"""Make the world of a spec: the one place that knows which adapters there are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from core.contracts import EnvSpec, UserError, VecEnv
+
+
+def make(spec: EnvSpec, slots: int, *, threads: int = 2, **options: Any) -> VecEnv:
+    """A fresh world like ``spec`` with ``slots`` slots; ``options`` override single settings
+    (``start_level=...`` for held-out levels)."""
+    kind = spec.env_id.partition("/")[0]
+    if kind == "procgen":
+        from envs.procgen import ProcgenEnv, options_of
+
+        return ProcgenEnv(replace(options_of(spec), **options), slots, threads)
+    if kind == "planted":
+        from envs.planted import make_planted
+
+        return make_planted(spec, slots)
+    raise UserError(f"no adapter for the world {spec.env_id!r}")
