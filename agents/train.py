@@ -56,7 +56,7 @@ class Collector:
         self.agent, self.env, self.config, self.device = agent, env, config.ppo, device
         self.current: Step = env.reset(config.seed)
         self.h_BH = agent.initial(config.ppo.envs).detach().clone()
-        self.scale = RewardScale(config.ppo.gamma, np.zeros(config.ppo.envs))
+        self.scale = RewardScale(config.ppo.gamma, np.zeros(config.ppo.envs), np.ones(config.ppo.envs))
         self.score = np.zeros(config.ppo.envs)
         self.length = np.zeros(config.ppo.envs, np.int64)
         self.returns: deque[float] = deque(maxlen=100)
@@ -115,7 +115,7 @@ class Collector:
         """Everything but the agent, as tensors and numbers."""
         snapshots = [torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in self.env.snapshot()]
         numbers = {"mean": self.scale.mean, "var": self.scale.var, "count": self.scale.count}
-        arrays = {"returns_B": self.scale.returns_B, "score": self.score, "length": self.length}
+        arrays = {"returns_B": self.scale.returns_B, "discount_B": self.scale.discount_B, "score": self.score, "length": self.length}
         return {
             "snapshots": snapshots,
             "h_BH": self.h_BH,
@@ -129,7 +129,7 @@ class Collector:
         self.current = self.env.restore([s.numpy().tobytes() for s in state["snapshots"]])
         self.h_BH = state["h_BH"].to(self.device)
         arrays = {k: v.numpy() for k, v in state["arrays"].items()}
-        self.scale = RewardScale(self.config.gamma, arrays["returns_B"], **state["scale"])
+        self.scale = RewardScale(self.config.gamma, arrays["returns_B"], arrays["discount_B"], **state["scale"])
         self.score, self.length = arrays["score"], arrays["length"]
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])

@@ -109,6 +109,7 @@ class Run:
     config: Any
     inputs: dict[str, Path] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)  # what other stages check: agent fingerprint, source ...
     started: float = field(default_factory=time.time)
 
     def record(self, name: str, value: float, unit: str, n: int | None = None, interval: Any = None) -> None:
@@ -142,6 +143,7 @@ class Run:
                 "wall_s": round(time.time() - self.started, 2),
                 "inputs": inputs,
                 "files": files,
+                "facts": self.facts,
                 "metrics": self.metrics,
             },
         )

@@ -72,7 +72,8 @@ class Step:
     Autoreset is same-step: where ``terminated | truncated``, ``obs`` already belongs to the next
     episode and ``is_first`` is true.  ``final_obs`` holds the last observation of the episode that
     ended (rows elsewhere are meaningless), or is None if the world never shows it (Procgen).
-    ``truth`` are ground-truth labels belonging to ``obs``.
+    ``truth`` are ground-truth labels belonging to ``obs``; ``final_truth``, given exactly where
+    ``final_obs`` is, belongs to that.
     """
 
     obs: Obs
@@ -82,6 +83,7 @@ class Step:
     is_first: np.ndarray  # bool [B], obs starts an episode
     final_obs: Obs | None = None
     truth: Obs = field(default_factory=dict)
+    final_truth: Obs | None = None
 
 
 @runtime_checkable
