@@ -22,6 +22,12 @@ class Residual(nn.Module):
         return x + self.second(torch.relu(self.first(torch.relu(x))))
 
 
+def _bounded(size: int) -> tuple[nn.Module, nn.Module]:
+    """Layer norm before the last ReLU: features of free scale drive the GRU's tanh into saturation
+    (three quarters of |h| above 0.97), and learning stalls."""
+    return nn.LayerNorm(size), nn.ReLU()
+
+
 def impala(size: int, channels: tuple[int, ...] = (16, 32, 32)) -> nn.Sequential:
     """IMPALA's residual tower (Espeholt et al. 2018, arXiv:1802.01561): 64 x 64 x 3 -> ``size``."""
     layers: list[nn.Module] = []
@@ -29,7 +35,7 @@ def impala(size: int, channels: tuple[int, ...] = (16, 32, 32)) -> nn.Sequential
     for c in channels:
         layers += [nn.Conv2d(before, c, 3, padding=1), nn.MaxPool2d(3, 2, 1), Residual(c), Residual(c)]
         before = c
-    return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(channels[-1] * 64, size), nn.ReLU())
+    return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(channels[-1] * 64, size), *_bounded(size))
 
 
 def strided(size: int) -> nn.Sequential:
@@ -43,7 +49,7 @@ def strided(size: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(64 * 64, size),
-        nn.ReLU(),
+        *_bounded(size),
     )
 
 

@@ -114,7 +114,7 @@ class Collector:
     def state(self) -> dict[str, Any]:
         """Everything but the agent, as tensors and numbers."""
         snapshots = [torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in self.env.snapshot()]
-        numbers = {"mean": self.scale.mean, "var": self.scale.var, "count": self.scale.count}
+        numbers = {k: float(getattr(self.scale, k)) for k in ("mean", "var", "count")}
         arrays = {"returns_B": self.scale.returns_B, "discount_B": self.scale.discount_B, "score": self.score, "length": self.length}
         return {
             "snapshots": snapshots,

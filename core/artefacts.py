@@ -32,7 +32,9 @@ from core.contracts import UserError
 MANIFEST = "manifest.json"
 SCHEMA = 1
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "procgen-mirror", "captum", "umap-learn", "hdbscan", "h5py")
-UNHASHED = ("training_state/",)  # rewritten on resume; never read by another stage
+# training_state/ is rewritten on resume and read by no other stage; behaviours.json holds display names
+# that users edit.
+UNHASHED = ("training_state/", "behaviours.json")
 
 
 def sha256(path: Path) -> str:

@@ -50,14 +50,23 @@ def to_json(config: Any) -> Any:
     return str(config) if isinstance(config, Path) else config
 
 
-def from_json(cls: type[C], data: Mapping[str, Any], where: str = "config") -> C:
-    """Build a config dataclass from JSON; an unknown key is a UserError naming the nearest right one."""
+def from_json(
+    cls: type[C], data: Mapping[str, Any], where: str = "config", missing: Mapping[str, Any] | None = None
+) -> C:
+    """Build a config dataclass from JSON; keys left out take their defaults.
+
+    An unknown key is a UserError naming the nearest right one; so is a required key left out, unless
+    ``missing`` holds a stand-in for it.
+    """
     hints = typing.get_type_hints(cls)
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in data:
         if key not in names:
             raise UserError(f"{where}: unknown key {key!r}{nearest(key, names)}")
-    return cls(**{k: _convert(hints[k], v, f"{where}.{k}") for k, v in data.items()})
+    given = {k: _convert(hints[k], v, f"{where}.{k}") for k, v in data.items()} | dict(missing or {})
+    for name in names - set(to_json_defaults(cls)) - set(given):
+        raise UserError(f"{where}: the key {name!r} is missing")
+    return cls(**given)
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
@@ -139,23 +148,29 @@ def parse(cls: type[C], argv: list[str], stage: str) -> C:
             base = merge(base, layer)
         else:
             rest.append(word)
-    default = from_json(cls, merge(to_json_defaults(cls), base)) if base else None
-    kwargs: dict[str, Any] = {} if default is None else {"default": default}
+    complete = merge(to_json_defaults(cls), base)
+    required = {f.name: tyro.MISSING for f in dataclasses.fields(cls) if f.name not in complete}  # type: ignore[arg-type]
+    default = from_json(cls, complete, stage, missing=required)
     description = (cls.__doc__ or "") + (
         "\n\n--preset NAME starts from configs/NAME.json, --config FILE from an earlier run's config.json; "
         "flags override both."
     )
-    config, unknown = tyro.cli(
+    given = {_flag_name(word) for word in rest if word.startswith("--")}
+    if not given & {"--help"} and "-h" not in rest:
+        flags = _flags(cls)
+        for name in sorted(given - set(flags)):
+            raise UserError(f"unknown flag {name}{nearest(name, flags)}; see --help")
+        for name in required:
+            if f"--{name}" not in given:
+                raise UserError(f"--{name} is required; see --help")
+    config = tyro.cli(
         cls,
         args=rest,
         prog=stage,
         description=description,
-        return_unknown_args=True,
         config=(tyro.conf.OmitArgPrefixes,),
-        **kwargs,
+        default=default,
     )
-    if unknown:
-        raise UserError(f"unknown argument {unknown[0]}{nearest(unknown[0], _flags(cls))}; see --help")
     return config
 
 
@@ -170,10 +185,16 @@ def to_json_defaults(cls: type) -> dict[str, Any]:
     return out
 
 
-def _flags(cls: type) -> list[str]:
-    out = ["--preset", "--config", "--help", "--debug"]
+def _flag_name(word: str) -> str:
+    """--a-flag=3 -> --a_flag; --no-a-flag -> --a_flag."""
+    name = word.partition("=")[0][2:].replace("-", "_")
+    return "--" + name.removeprefix("no_")
+
+
+def _flags(cls: type, top: bool = True) -> list[str]:
+    out = ["--preset", "--config", "--help", "--debug"] if top else []
     for name, hint in typing.get_type_hints(cls).items():
-        out += _flags(hint) if dataclasses.is_dataclass(hint) else [f"--{name}"]  # type: ignore[arg-type]
+        out += _flags(hint, False) if dataclasses.is_dataclass(hint) else [f"--{name}"]  # type: ignore[arg-type]
     return out
 
 

@@ -1,0 +1,116 @@
+"""Directions of a state space: an affine basis with chain rule and a way back.
+
+``h = mean + std * (c @ lift_KH)`` and ``c = ((h - mean) / std) @ project_HK``.  Fitting is
+analysis.directions' work; this is what recorder, simulator and interventions share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.artefacts import read_manifest, write_atomically, write_json
+from core.config import nearest, read_json
+from core.contracts import UserError
+
+
+def fingerprint(module: torch.nn.Module) -> str:
+    """16 hex digits that name a set of weights: two agents with the same ones are the same agent."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(name.encode() + str(tuple(tensor.shape)).encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Basis:
+    """K directions of an H-dimensional state.
+
+    ``project(lift(c)) == c``; ``lift(project(h))`` is h where K == H and its projection otherwise.
+    """
+
+    kind: str  # pca, ica, nmf, random, neurons ...
+    mean_H: Tensor
+    std_H: Tensor
+    project_HK: Tensor
+    lift_KH: Tensor
+    agent: str = ""  # fingerprint of the agent whose states were fitted
+    space: str = "h"  # h (agent), d (world) or z (latent)
+    facts: dict[str, Any] = field(default_factory=dict)  # explained variance, stability ...
+
+    @property
+    def size(self) -> int:
+        """K, the number of directions."""
+        return int(self.project_HK.shape[1])
+
+    def project(self, h: Tensor) -> Tensor:
+        """States [..., H] -> coordinates [..., K]."""
+        return ((h - self.mean_H) / self.std_H) @ self.project_HK
+
+    def lift(self, c: Tensor) -> Tensor:
+        """Coordinates [..., K] -> states [..., H]."""
+        return self.mean_H + self.lift_change(c)
+
+    def lift_change(self, change: Tensor) -> Tensor:
+        """A change of coordinates [..., K] -> the change of state [..., H] that it is."""
+        return self.std_H * (change @ self.lift_KH)
+
+    def pullback(self, grad: Tensor) -> Tensor:
+        """Gradient with respect to h [..., H] -> with respect to c [..., K] (chain rule through ``lift``)."""
+        return (grad * self.std_H) @ self.lift_KH.T
+
+    def nullspace(self, ids: Sequence[int]) -> Tensor:
+        """Matrix N [H, H]: ``mean + (h - mean) @ N`` has coordinates ``ids`` at 0 (their mean) and the
+        others unchanged.  Idempotent."""
+        self.check(ids)
+        eye = torch.eye(len(self.mean_H), dtype=self.mean_H.dtype, device=self.mean_H.device)
+        i = list(ids)
+        return eye - (self.project_HK[:, i] / self.std_H[:, None]) @ (self.lift_KH[i] * self.std_H)
+
+    def check(self, ids: Sequence[int]) -> None:
+        """UserError unless every direction id exists."""
+        for i in ids:
+            if not 0 <= i < self.size:
+                raise UserError(f"direction {i} does not exist: the {self.kind} basis has 0 to {self.size - 1}")
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Basis:
+        tensors = [getattr(self, n).to(device=device, dtype=dtype) for n in _TENSORS]
+        return Basis(self.kind, *tensors, agent=self.agent, space=self.space, facts=self.facts)
+
+    def save(self, path: Path) -> None:
+        """Write ``basis_KIND.safetensors`` and ``.json`` into the run directory ``path``."""
+        from safetensors.torch import save
+
+        name = f"basis_{self.kind}"
+        write_atomically(path / f"{name}.safetensors", save({n: getattr(self, n).contiguous() for n in _TENSORS}))
+        about = {"kind": self.kind, "agent": self.agent, "space": self.space, "facts": self.facts}
+        write_json(path / f"{name}.json", about)
+
+
+_TENSORS = ("mean_H", "std_H", "project_HK", "lift_KH")
+
+
+def load_basis(path: Path, kind: str, agent: str | None = None) -> Basis:
+    """The basis ``kind`` of a run directory.
+
+    agent: fingerprint it must have been fitted on (None: any).  Raises UserError.
+    """
+    from safetensors.torch import load_file
+
+    path = Path(path)
+    read_manifest(path)
+    have = sorted(p.stem.removeprefix("basis_") for p in path.glob("basis_*.safetensors"))
+    if kind not in have:
+        raise UserError(f"{path} has no {kind!r} basis{nearest(kind, have)}; it has: {', '.join(have) or 'none'}")
+    about = read_json(path / f"basis_{kind}.json")
+    if agent is not None and about["agent"] != agent:
+        raise UserError(f"{path}: the {kind} basis was fitted on agent {about['agent']}, not on {agent}")
+    tensors = load_file(path / f"basis_{kind}.safetensors")
+    return Basis(about["kind"], *(tensors[n] for n in _TENSORS), about["agent"], about["space"], about["facts"])

@@ -1,0 +1,180 @@
+"""Interventions: pure functions ``(h_BH, t, mask_B) -> h_BH``, the same objects in simulator and world.
+
+Each changes the hidden state only along the directions it names: the change of coordinates is
+lifted and added, so that the orthogonal complement of the basis stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from core.contracts import Intervention, UserError
+from core.directions import Basis, load_basis
+
+
+def _masked(h_BH: Tensor, changed_BH: Tensor, mask_B: Tensor) -> Tensor:
+    return torch.where(mask_B[:, None], changed_BH, h_BH)
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Exchange coordinates i and j of every pair; an involution."""
+
+    basis: Basis
+    pairs: tuple[tuple[int, int], ...]
+
+    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
+        c = self.basis.project(h_BH)
+        order = list(range(self.basis.size))
+        for i, j in self.pairs:
+            order[i], order[j] = order[j], order[i]
+        return _masked(h_BH, h_BH + self.basis.lift_change(c[:, order] - c), mask_B)
+
+
+@dataclass(frozen=True)
+class Nullspace:
+    """Collapse coordinates to their mean (0); idempotent."""
+
+    basis: Basis
+    ids: tuple[int, ...]
+
+    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
+        c = self.basis.project(h_BH)
+        keep = torch.ones_like(c[0]).index_fill(0, torch.tensor(self.ids, device=c.device), 0.0)
+        return _masked(h_BH, h_BH + self.basis.lift_change(c * keep - c), mask_B)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Add ``amounts`` (in units of the coordinates) to coordinates ``ids``; amount 0 changes no bit."""
+
+    basis: Basis
+    ids: tuple[int, ...]
+    amounts: tuple[float, ...]
+
+    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
+        change = h_BH.new_zeros(self.basis.size)
+        change = change.index_copy(0, torch.tensor(self.ids, device=h_BH.device), h_BH.new_tensor(self.amounts))
+        return _masked(h_BH, h_BH + self.basis.lift_change(change), mask_B)
+
+
+@dataclass(frozen=True)
+class AddVector:
+    """Add a vector [H], or one a row [B, H]; norm-matched random controls and finite differences."""
+
+    vector: Tensor
+
+    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
+        return _masked(h_BH, h_BH + self.vector, mask_B)
+
+
+@dataclass(frozen=True)
+class Resample:
+    """Replace coordinates ``ids`` by those of other recorded states ``donors`` [B, H]."""
+
+    basis: Basis
+    ids: tuple[int, ...]
+    donors: Tensor
+
+    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
+        change = self.basis.project(self.donors) - self.basis.project(h_BH)
+        only = torch.zeros_like(change[0]).index_fill(0, torch.tensor(self.ids, device=h_BH.device), 1.0)
+        return _masked(h_BH, h_BH + self.basis.lift_change(change * only), mask_B)
+
+
+@dataclass(frozen=True)
+class AtSteps:
+    """Another intervention, only at steps ``first <= t < stop`` (stop None: to the end)."""
+
+    inner: Intervention
+    first: int
+    stop: int | None = None
+
+    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
+        if t < self.first or (self.stop is not None and t >= self.stop):
+            return h_BH
+        return self.inner(h_BH, t, mask_B)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterventionOptions:
+    """What to do to the agent's hidden state while recording."""
+
+    basis: Path | None = None
+    """hidden-states run directory with the directions"""
+    basis_kind: str = "ica"
+    """which basis of it: pca, ica, nmf, neurons"""
+    swap_directions_from: tuple[str, ...] = ()
+    """direction ids to swap ..."""
+    swap_directions_to: tuple[str, ...] = ()
+    """... with these, pair by pair; None collapses the direction to its mean"""
+    shift: tuple[str, ...] = ()
+    """ID=AMOUNT: add AMOUNT standard deviations to direction ID"""
+    at_steps: tuple[str, ...] = ()
+    """FIRST STOP: only at steps FIRST <= t < STOP of the recording (default: all)"""
+
+
+def parse_ids(words: Sequence[str], what: str) -> list[int]:
+    """Whole numbers, or a UserError."""
+    for word in words:
+        if not word.lstrip("-").isdigit():
+            raise UserError(f"{what}: {word!r} is not a whole number")
+    return [int(word) for word in words]
+
+
+def build(options: InterventionOptions, agent: str | None, basis: Basis | None = None) -> tuple[Intervention, ...]:
+    """The interventions that options describe, in the order swap, collapse, shift; () if none.
+
+    agent: fingerprint the basis must belong to.  Raises UserError on lists of unequal length, a
+    direction named twice, an id outside the basis, a basis of another agent.
+    """
+    sources, targets = options.swap_directions_from, options.swap_directions_to
+    if not (sources or targets or options.shift):
+        if options.at_steps or options.basis is not None:
+            raise UserError("--at_steps and --basis need an intervention: --swap_directions_from/_to or --shift")
+        return ()
+    if len(sources) != len(targets):
+        raise UserError(f"--swap_directions_from has {len(sources)} ids, --swap_directions_to has {len(targets)}")
+    if basis is None:
+        if options.basis is None:
+            raise UserError("interventions need --basis DIR (a hidden_states run directory)")
+        basis = load_basis(options.basis, options.basis_kind, agent)
+    i_from = parse_ids(sources, "--swap_directions_from")
+    pairs = [(i, parse_ids([t], "--swap_directions_to")[0]) for i, t in zip(i_from, targets, strict=True) if t != "None"]
+    collapse = [i for i, t in zip(i_from, targets, strict=True) if t == "None"]
+    shifts: dict[int, float] = {}
+    for word in options.shift:
+        name, equals, amount = word.partition("=")
+        try:
+            value = float(amount)
+        except ValueError:
+            equals = ""
+        if not equals or not name.isdigit():
+            raise UserError(f"--shift {word!r}: expected ID=AMOUNT, as in 3=1.5")
+        if int(name) in shifts:
+            raise UserError(f"--shift names direction {name} twice")
+        shifts[int(name)] = value
+    named = [i for pair in pairs for i in pair] + collapse
+    twice = sorted({i for i in named if named.count(i) > 1})
+    if twice:
+        raise UserError(f"direction {twice[0]} is named twice in --swap_directions_from/_to")
+    basis.check([*named, *shifts])
+    out: list[Intervention] = []
+    if pairs:
+        out.append(Swap(basis, tuple(pairs)))
+    if collapse:
+        out.append(Nullspace(basis, tuple(collapse)))
+    if shifts:
+        out.append(Shift(basis, tuple(shifts), tuple(shifts.values())))
+    if options.at_steps:
+        steps = parse_ids(options.at_steps, "--at_steps")
+        if len(steps) > 2 or steps[0] < 0 or (len(steps) == 2 and steps[1] <= steps[0]):
+            raise UserError("--at_steps takes FIRST or FIRST STOP, 0 <= FIRST < STOP")
+        stop = steps[1] if len(steps) == 2 else None
+        out = [AtSteps(inner, steps[0], stop) for inner in out]
+    return tuple(out)

@@ -1,0 +1,1 @@
+"""The learned, differentiable world around a frozen agent."""

@@ -1,0 +1,113 @@
+"""The recurrent state-space model (Hafner et al. 2021, arXiv:2010.02193).
+
+D deterministic state, S = groups x classes one-hot stochastic state (flattened), E embedding of a
+frame, A actions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from generative.nets import mlp
+
+UNIFORM_SHARE = 0.01  # of each categorical, so that no log-probability is infinite (arXiv:2301.04104)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Sizes of the world model."""
+
+    deterministic_size: int = 512
+    """D, the GRU's state"""
+    hidden_size: int = 1000
+    """width of every MLP"""
+    groups: int = 32
+    """categorical variables of the stochastic state"""
+    classes: int = 32
+    """classes of each"""
+    depth: int = 48
+    """channels of the first convolution; the last has 8 times as many"""
+    head_layers: int = 4
+    """hidden layers of the reward and terminal heads"""
+    latent_size: int = 128
+    """Z, the latent a rollout starts from"""
+    latent: Literal["gaussian", "hypersphere"] = "gaussian"
+    """gaussian: a VAE's; hypersphere: unit vectors kept apart by a uniformity term"""
+    initial_frames: int = 3
+    """frames the latent is inferred from; the last of them is the first simulated one"""
+
+
+class LayerNormGRU(nn.Module):
+    """A GRU cell with one layer norm over its three gates; update bias -1 (arXiv:2010.02193)."""
+
+    def __init__(self, inputs: int, size: int) -> None:
+        super().__init__()
+        self.gates = nn.Linear(inputs + size, 3 * size, bias=False)
+        self.norm = nn.LayerNorm(3 * size)
+
+    def forward(self, x_BX: Tensor, d_BD: Tensor) -> Tensor:
+        reset, candidate, update = self.norm(self.gates(torch.cat([x_BX, d_BD], -1))).chunk(3, -1)
+        update = torch.sigmoid(update - 1)
+        candidate = torch.tanh(torch.sigmoid(reset) * candidate)
+        out: Tensor = update * candidate + (1 - update) * d_BD
+        return out
+
+
+class RSSM(nn.Module):
+    """Transition, prior and posterior."""
+
+    def __init__(self, config: ModelConfig, actions: int, embedding: int) -> None:
+        super().__init__()
+        self.groups, self.classes = config.groups, config.classes
+        size = config.groups * config.classes
+        self.stochastic_size = size
+        self.enter = mlp(size + actions, config.hidden_size, config.hidden_size, 0)
+        self.enter_norm = nn.LayerNorm(config.hidden_size)
+        self.cell = LayerNormGRU(config.hidden_size, config.deterministic_size)
+        self.prior_net = mlp(config.deterministic_size, config.hidden_size, size, 1)
+        self.posterior_net = mlp(config.deterministic_size + embedding, config.hidden_size, size, 1)
+
+    def transition(self, s_BS: Tensor, action_BA: Tensor, d_BD: Tensor) -> Tensor:
+        """d_t from s_{t-1}, a_{t-1}, d_{t-1}."""
+        x = torch.nn.functional.silu(self.enter_norm(self.enter(torch.cat([s_BS, action_BA], -1))))
+        out: Tensor = self.cell(x, d_BD)
+        return out
+
+    def prior(self, d_BD: Tensor) -> Tensor:
+        """Log-probabilities [..., groups, classes] of p(s_t | d_t)."""
+        return self._log_probs(self.prior_net(d_BD))
+
+    def posterior(self, d_BD: Tensor, e_BE: Tensor) -> Tensor:
+        """Log-probabilities [..., groups, classes] of q(s_t | d_t, o_t)."""
+        return self._log_probs(self.posterior_net(torch.cat([d_BD, e_BE], -1)))
+
+    def _log_probs(self, flat: Tensor) -> Tensor:
+        probs = flat.unflatten(-1, (self.groups, self.classes)).softmax(-1)
+        return ((1 - UNIFORM_SHARE) * probs + UNIFORM_SHARE / self.classes).log()
+
+
+def choose(log_probs: Tensor, noise: Tensor | None) -> Tensor:
+    """One-hot s [..., S] with the gradient of the probabilities: the mode, or a sample by Gumbel noise
+    [..., S]."""
+    groups, classes = log_probs.shape[-2:]
+    scores = log_probs if noise is None else log_probs + noise.unflatten(-1, (groups, classes))
+    hard = torch.nn.functional.one_hot(scores.argmax(-1), classes).to(log_probs.dtype)
+    probs = log_probs.exp()
+    return (hard + (probs - probs.detach())).flatten(-2)
+
+
+def kl(p_log: Tensor, q_log: Tensor) -> Tensor:
+    """KL(p || q) summed over groups, in nats: [..., groups, classes] -> [...]."""
+    return (p_log.exp() * (p_log - q_log)).sum((-2, -1))
+
+
+def gumbel(shape: tuple[int, ...], generator: torch.Generator | None, like: Tensor) -> Tensor:
+    """Standard Gumbel draws of like's dtype and device."""
+    uniform = torch.rand(shape, generator=generator, device=like.device, dtype=like.dtype)
+    tiny = torch.finfo(like.dtype).tiny
+    exponential = (-torch.log(uniform.clamp_min(tiny))).clamp_min(tiny)
+    return -torch.log(exponential)
