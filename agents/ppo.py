@@ -41,7 +41,9 @@ class PPOConfig:
     clip: float = 0.2
     """clip of probability ratio and of value change"""
     entropy_coef: float = 0.01
-    """weight of the entropy bonus"""
+    """weight of the entropy bonus, at the start"""
+    anneal_entropy: bool = False
+    """lower the entropy bonus linearly to 0"""
     value_coef: float = 0.5
     """weight of the value loss"""
     max_grad_norm: float = 0.5
@@ -121,7 +123,12 @@ def minibatches(envs: int, parts: int, rng: np.random.Generator) -> Iterator[np.
 
 
 def loss_of(
-    agent: RecurrentAgent, r: Rollout, advantage: Tensor, columns: Tensor, config: PPOConfig
+    agent: RecurrentAgent,
+    r: Rollout,
+    advantage: Tensor,
+    columns: Tensor,
+    config: PPOConfig,
+    entropy_coef: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's loss on the environments ``columns`` (int64), and its parts for the log."""
     steps = r.reward.shape[0]
@@ -147,7 +154,7 @@ def loss_of(
     clipped = old_value + (value - old_value).clamp(-config.clip, config.clip)
     value_loss = 0.5 * torch.max((value - target) ** 2, (clipped - target) ** 2).mean()
     entropy = -(logp_all.exp() * logp_all).sum(-1).mean()
-    loss = policy + config.value_coef * value_loss - config.entropy_coef * entropy
+    loss = policy + config.value_coef * value_loss - entropy_coef * entropy
     with torch.no_grad():
         kl = ((ratio - 1) - (logp - old_logp)).mean()
         clipped_share = ((ratio - 1).abs() > config.clip).float().mean()
@@ -162,14 +169,20 @@ def loss_of(
 
 
 def update(
-    agent: RecurrentAgent, optimiser: torch.optim.Optimizer, r: Rollout, config: PPOConfig, rng: np.random.Generator
+    agent: RecurrentAgent,
+    optimiser: torch.optim.Optimizer,
+    r: Rollout,
+    config: PPOConfig,
+    rng: np.random.Generator,
+    entropy_coef: float,
 ) -> dict[str, float]:
     """All epochs over one rollout; the mean of each log entry.  Raises FloatingPointError on a NaN loss."""
     advantage = gae(r.reward, r.value, r.done, r.next_value, config.gamma, config.gae_lambda)
     logs: dict[str, list[float]] = {}
     for _ in range(config.epochs):
         for part in minibatches(r.reward.shape[1], config.minibatches, rng):
-            loss, parts = loss_of(agent, r, advantage, torch.as_tensor(part, device=r.reward.device), config)
+            columns = torch.as_tensor(part, device=r.reward.device)
+            loss, parts = loss_of(agent, r, advantage, columns, config, entropy_coef)
             if not torch.isfinite(loss):
                 raise FloatingPointError(f"PPO loss is {loss.item()}")
             optimiser.zero_grad(set_to_none=True)

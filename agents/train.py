@@ -235,11 +235,13 @@ def main(config: TrainConfig) -> None:
     with bar("training", total=updates * per_update, unit="steps") as progress:
         progress.advance(step)
         for number in range(step // per_update, updates):
+            left = 1 - number / updates
             if ppo.anneal:
-                optimiser.param_groups[0]["lr"] = ppo.learning_rate * (1 - number / updates)
+                optimiser.param_groups[0]["lr"] = ppo.learning_rate * left
+            entropy_coef = ppo.entropy_coef * (left if ppo.anneal_entropy else 1.0)
             rollout = collector.collect()
             try:
-                logs = update(agent, optimiser, rollout, ppo, rng)
+                logs = update(agent, optimiser, rollout, ppo, rng, entropy_coef)
             except FloatingPointError as error:
                 raise UserError(f"training stopped at step {step}: {error}; the last saved state is kept") from None
             step += per_update

@@ -210,9 +210,13 @@ class Simulator(Protocol):
     the gradient at action -> world, and only there.
     """
 
-    agent: Agent
     spec: EnvSpec
     latent_size: int
+
+    @property
+    def agent(self) -> Agent:
+        """The very agent; read-only, so that a simulator may declare its own kind."""
+        ...
 
     def infer(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """A window of initial observations [B, I, ...] -> mean and log-standard-deviation of z_BZ."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,8 @@ class Basis:
                 raise UserError(f"direction {i} does not exist: the {self.kind} basis has 0 to {self.size - 1}")
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Basis:
-        tensors = [getattr(self, n).to(device=device, dtype=dtype) for n in _TENSORS]
-        return Basis(self.kind, *tensors, agent=self.agent, space=self.space, facts=self.facts)
+        tensors: dict[str, Any] = {n: getattr(self, n).to(device=device, dtype=dtype) for n in _TENSORS}
+        return replace(self, **tensors)
 
     def save(self, path: Path) -> None:
         """Write ``basis_KIND.safetensors`` and ``.json`` into the run directory ``path``."""
@@ -113,4 +113,4 @@ def load_basis(path: Path, kind: str, agent: str | None = None) -> Basis:
     if agent is not None and about["agent"] != agent:
         raise UserError(f"{path}: the {kind} basis was fitted on agent {about['agent']}, not on {agent}")
     tensors = load_file(path / f"basis_{kind}.safetensors")
-    return Basis(about["kind"], *(tensors[n] for n in _TENSORS), about["agent"], about["space"], about["facts"])
+    return Basis(**about, **{n: tensors[n] for n in _TENSORS})

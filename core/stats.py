@@ -139,10 +139,8 @@ def sign_flip_p(effect_E: np.ndarray, *, rng: np.random.Generator, permutations:
     hits, step = 0, max(1, BLOCK // n)
     for first in range(0, total, step):
         size = min(step, total - first)
-        if exact:
-            bits = (np.arange(first, first + size)[:, None] >> np.arange(n)) & 1
-        else:
-            bits = rng.integers(2, size=(size, n))
+        numbers = np.arange(first, first + size)
+        bits = (numbers[:, None] >> np.arange(n)) & 1 if exact else rng.integers(2, size=(size, n))
         hits += int((np.abs((2 * bits - 1) @ effect_E) >= reach).sum())
     return hits / total if exact else (1 + hits) / (1 + permutations)
 

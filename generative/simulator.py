@@ -84,7 +84,7 @@ class RSSMSimulator(nn.Module):
         """Frames [..., 64, 64, 3] uint8 or float -> embeddings [..., E]."""
         flat = images(frames.flatten(0, -4)).permute(0, 2, 3, 1)
         with self.precision.cast(flat.device):
-            e = self.embed(self.encoder(flat)).float()
+            e = self.embed(self.encoder(flat)).to(self.embed.weight.dtype)
         return e.unflatten(0, frames.shape[:-3])
 
     def infer(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -120,7 +120,7 @@ class RSSMSimulator(nn.Module):
     def decode(self, d: Tensor, s: Tensor) -> Tensor:
         """World states [N, D], [N, S] -> frames [N, 64, 64, 3] in [0, 1]."""
         with self.precision.cast(d.device):
-            frames = self.decoder(torch.cat([d, s], -1)).float()
+            frames = self.decoder(torch.cat([d, s], -1)).to(d.dtype)
         return clamp_straight_through(frames)
 
     def step(
