@@ -124,7 +124,7 @@ def main(config: RecordConfig) -> None:
     )
     out = config.data_save_dir or config.out
     inputs = {"agent": config.agent}
-    if config.intervention.basis is not None:
+    if intervene:
         inputs["hidden_states"] = config.intervention.basis
     returns, lengths = [], []
     with artefacts.new_run(out, STAGE, config, inputs, overwrite=config.overwrite) as run:

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,6 +178,9 @@ def new_run(
         mark = path / "config.json"
         if not mark.exists() or read_json(mark).get("stage") != stage:
             raise UserError(f"{path} is not a {stage!r} run directory; it is not overwritten")
+        for directory in (inputs or {}).values():
+            if Path(directory).resolve().is_relative_to(path.resolve()):
+                raise UserError(f"{directory} is an input of this run and would be overwritten; choose another --out")
         shutil.rmtree(path)
     path.mkdir(parents=True, exist_ok=True)
     run = Run(path=path, stage=stage, config=config, inputs=dict(inputs or {}))
@@ -194,6 +197,8 @@ def read_manifest(path: Path, stage: str | None = None) -> dict[str, Any]:
     if not (path / MANIFEST).exists():
         raise UserError(f"{path} is half-written (it has no {MANIFEST}); run the stage that writes it again")
     manifest: dict[str, Any] = read_json(path / MANIFEST)
+    if not isinstance(manifest, dict) or not {"schema", "stage", "files", "inputs", "facts"} <= manifest.keys():
+        raise UserError(f"{path / MANIFEST} is not a manifest of this project; run the stage that writes it again")
     if manifest.get("schema") != SCHEMA:
         raise UserError(f"{path}: manifest schema {manifest.get('schema')}, this version reads {SCHEMA}")
     if stage is not None and manifest["stage"] != stage:
@@ -201,11 +206,12 @@ def read_manifest(path: Path, stage: str | None = None) -> dict[str, Any]:
     return manifest
 
 
-def save_weights(module: torch.nn.Module, path: Path) -> None:
-    """Parameters and buffers as safetensors, atomically."""
+def save_weights(module: torch.nn.Module, path: Path, half: Callable[[str], bool] | None = None) -> None:
+    """Parameters and buffers as safetensors, atomically; those whose name ``half`` picks as float16."""
     from safetensors.torch import save
 
-    write_atomically(path, save({k: v.detach().cpu().contiguous() for k, v in module.state_dict().items()}))
+    state = {k: v.detach().cpu().contiguous() for k, v in module.state_dict().items()}
+    write_atomically(path, save({k: v.half() if half is not None and half(k) else v for k, v in state.items()}))
 
 
 def load_weights(module: torch.nn.Module, path: Path) -> None:
@@ -321,7 +327,7 @@ def verify(path: Path) -> list[str]:
                 problems.append(f"{directory}: its input {name!r} is gone from {source.resolve()}")
                 continue
             if sha256(source / MANIFEST) != known["manifest_sha256"]:
-                problems.append(f"{directory}: its input {name!r} at {source.resolve()} is not the one it was made from")
+                problems.append(f"{directory}: its input {name!r}, {source.resolve()}, is not the one it was made from")
             walk(source)
 
     walk(Path(path))

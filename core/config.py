@@ -90,6 +90,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             raise UserError(f"{where}: {value!r} is not one of {', '.join(map(str, args))}")
         return value
     if hint is Path:
+        if not isinstance(value, (str, Path)):
+            raise UserError(f"{where}: expected a path, got {value!r}")
         return Path(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -104,7 +106,9 @@ def read_json(path: Path) -> Any:
         return json.loads(Path(path).read_text())
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except json.JSONDecodeError as error:
+    except IsADirectoryError:
+        raise UserError(f"{path} is a directory, not a JSON file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid JSON ({error})") from None
 
 
@@ -145,6 +149,8 @@ def parse(cls: type[C], argv: list[str], stage: str) -> C:
                 if layer["stage"] != stage:
                     raise UserError(f"{value} is the config of {layer['stage']!r}, this is {stage!r}")
                 layer = layer["config"]
+            if not isinstance(layer, dict):
+                raise UserError(f"{value} holds no configuration: expected an object of flags and values")
             base = merge(base, layer)
         else:
             rest.append(word)

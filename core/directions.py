@@ -89,7 +89,8 @@ class Basis:
         from safetensors.torch import save
 
         name = f"basis_{self.kind}"
-        write_atomically(path / f"{name}.safetensors", save({n: getattr(self, n).contiguous() for n in _TENSORS}))
+        tensors = {n: getattr(self, n).contiguous().clone() for n in _TENSORS}
+        write_atomically(path / f"{name}.safetensors", save(tensors))
         about = {"kind": self.kind, "agent": self.agent, "space": self.space, "facts": self.facts}
         write_json(path / f"{name}.json", about)
 
@@ -112,5 +113,5 @@ def load_basis(path: Path, kind: str, agent: str | None = None) -> Basis:
     about = read_json(path / f"basis_{kind}.json")
     if agent is not None and about["agent"] != agent:
         raise UserError(f"{path}: the {kind} basis was fitted on agent {about['agent']}, not on {agent}")
-    tensors = load_file(path / f"basis_{kind}.safetensors")
-    return Basis(**about, **{n: tensors[n] for n in _TENSORS})
+    tensors: dict[str, Any] = load_file(path / f"basis_{kind}.safetensors")
+    return Basis(**about, **tensors)

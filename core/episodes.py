@@ -181,8 +181,11 @@ class RolloutStore:
         self._loaded: dict[str, list[np.ndarray]] = {}
         self._pid = os.getpid()
         self._shards = sorted(p.name for p in self.path.glob("*.h5"))
+        for name in self.manifest["files"]:
+            if name.endswith(".h5") and name not in self._shards:
+                raise UserError(f"{self.path}: shard {name} is missing; record it again")
         parts = []
-        for shard, name in enumerate(self._shards):
+        for shard in range(len(self._shards)):
             index = self._open(shard)["index"]
             steps, rows = index["steps"][:], index["rows"][:]
             parts.append(
@@ -235,18 +238,26 @@ class RolloutStore:
     def preload(self, *names: str) -> None:
         """Keep whole columns decompressed in memory (frames take 12.3 kB a step)."""
         for name in names:
-            self._loaded[name] = [self._open(i)["columns"][name][:] for i in range(len(self._shards))]
+            self._loaded[name] = [self._rows(i, name, 0, None) for i in range(len(self._shards))]
 
     def _read(self, name: str, episode: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        shard = int(self._shard[episode])
-        columns = {name: self._loaded[name][shard]} if name in self._loaded else self._open(shard)["columns"]
+        first, rows = (self._step0, self.steps) if is_transition(name) else (self._obs0, self.rows)
+        offset, end = int(first[episode]), int(rows[episode])
+        stop = end if stop is None else min(stop, end)
+        return self._rows(int(self._shard[episode]), name, offset + start, offset + max(start, stop))
+
+    def _rows(self, shard: int, name: str, start: int, stop: int | None) -> np.ndarray:
+        """Rows of a shard's column; UserError if there is no such column or it cannot be read."""
+        if name in self._loaded:
+            return self._loaded[name][shard][start:stop]
+        columns = self._open(shard)["columns"]
         if name not in columns:
             raise UserError(f"{self.path}: no column {name!r}; there are: {', '.join(self.column_names)}")
-        offset, rows = (
-            (self._step0[episode], self.steps[episode]) if is_transition(name) else (self._obs0[episode], self.rows[episode])
-        )  # fmt: skip
-        stop = int(rows) if stop is None else min(stop, int(rows))
-        data: np.ndarray = columns[name][int(offset) + start : int(offset) + max(start, stop)]
+        try:
+            data: np.ndarray = columns[name][start:stop]
+        except OSError as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{self.path / self._shards[shard]}: broken shard ({reason}); record it again") from None
         return data
 
     def meta(self, episode: int) -> dict[str, Any]:
@@ -264,14 +275,16 @@ class RolloutStore:
         if not 0 <= i < len(self):
             raise UserError(f"{self.path}: episode {i} is out of range; it holds {len(self)} (0 to {len(self) - 1})")
         groups: dict[str, dict[str, np.ndarray]] = {"obs": {}, "truth": {}, "world": {}}
-        flat: dict[str, np.ndarray] = {}
+        flat: dict[str, Any] = {}
         for name in self.column_names:
             group, _, rest = name.partition("/")
             (groups[group] if rest else flat)[rest or name] = self._read(name, i)
         file = self._open(int(self._shard[i]))
         return Episode(
             **flat,
-            **groups,
+            obs=groups["obs"],
+            truth=groups["truth"],
+            world=groups["world"],
             latent=file["latent"][int(self._row[i])] if "latent" in file else None,
             terminated=bool(self.terminated[i]),
             truncated=bool(self.truncated[i]),
@@ -293,7 +306,8 @@ class RolloutStore:
         episodes = [e for e in episodes if ends[e] > first]
         if not episodes:
             raise UserError(f"{self.path}: no episode is longer than {first} steps")
-        index = np.concatenate([np.stack([np.full(ends[e] - first, e), np.arange(first, ends[e])], 1) for e in episodes])
+        parts = [np.stack([np.full(ends[e] - first, e), np.arange(first, ends[e])], 1) for e in episodes]
+        index = np.concatenate(parts)
         return {n: np.concatenate([self._read(n, e, first, ends[e]) for e in episodes]) for n in names}, index
 
     def read_windows(self, names: Sequence[str], starts: np.ndarray, length: int) -> Window:

@@ -6,6 +6,8 @@ lifted and added, so that the orthogonal complement of the basis stays as it was
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,8 +107,8 @@ class AtSteps:
 class InterventionOptions:
     """What to do to the agent's hidden state while recording."""
 
-    basis: Path | None = None
-    """hidden-states run directory with the directions"""
+    basis: Path = Path("runs/demo/hidden_states")
+    """hidden-states run directory with the directions (default: make demo's)"""
     basis_kind: str = "ica"
     """which basis of it: pca, ica, nmf, neurons"""
     swap_directions_from: tuple[str, ...] = ()
@@ -122,7 +124,7 @@ class InterventionOptions:
 def parse_ids(words: Sequence[str], what: str) -> list[int]:
     """Whole numbers, or a UserError."""
     for word in words:
-        if not word.lstrip("-").isdigit():
+        if not re.fullmatch(r"-?[0-9]+", word):
             raise UserError(f"{what}: {word!r} is not a whole number")
     return [int(word) for word in words]
 
@@ -135,26 +137,25 @@ def build(options: InterventionOptions, agent: str | None, basis: Basis | None =
     """
     sources, targets = options.swap_directions_from, options.swap_directions_to
     if not (sources or targets or options.shift):
-        if options.at_steps or options.basis is not None:
-            raise UserError("--at_steps and --basis need an intervention: --swap_directions_from/_to or --shift")
+        if options.at_steps:
+            raise UserError("--at_steps needs an intervention: --swap_directions_from/_to or --shift")
         return ()
     if len(sources) != len(targets):
         raise UserError(f"--swap_directions_from has {len(sources)} ids, --swap_directions_to has {len(targets)}")
     if basis is None:
-        if options.basis is None:
-            raise UserError("interventions need --basis DIR (a hidden_states run directory)")
         basis = load_basis(options.basis, options.basis_kind, agent)
     i_from = parse_ids(sources, "--swap_directions_from")
-    pairs = [(i, parse_ids([t], "--swap_directions_to")[0]) for i, t in zip(i_from, targets, strict=True) if t != "None"]
-    collapse = [i for i, t in zip(i_from, targets, strict=True) if t == "None"]
+    i_to = [None if t == "None" else parse_ids([t], "--swap_directions_to")[0] for t in targets]
+    pairs = [(i, j) for i, j in zip(i_from, i_to, strict=True) if j is not None]
+    collapse = [i for i, j in zip(i_from, i_to, strict=True) if j is None]
     shifts: dict[int, float] = {}
     for word in options.shift:
-        name, equals, amount = word.partition("=")
+        name, _, amount = word.partition("=")
         try:
             value = float(amount)
         except ValueError:
-            equals = ""
-        if not equals or not name.isdigit():
+            value = math.nan
+        if not re.fullmatch(r"[0-9]+", name) or not math.isfinite(value):
             raise UserError(f"--shift {word!r}: expected ID=AMOUNT, as in 3=1.5")
         if int(name) in shifts:
             raise UserError(f"--shift names direction {name} twice")

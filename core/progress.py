@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import TypeVar
 
 X = TypeVar("X")
@@ -11,7 +11,9 @@ X = TypeVar("X")
 
 def track(items: Iterable[X], description: str, total: int | None = None, unit: str = "") -> Iterator[X]:
     """Iterate with a bar."""
-    with bar(description, total=len(items) if total is None and hasattr(items, "__len__") else total, unit=unit) as b:
+    if total is None and isinstance(items, Sized):
+        total = len(items)
+    with bar(description, total=total, unit=unit) as b:
         for item in items:
             yield item
             b.advance()

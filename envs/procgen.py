@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import struct
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -90,9 +91,11 @@ class ProcgenEnv:
         return self._show_unmoved()
 
     def _make(self, seed: int) -> Any:
-        # gym, which gym3 imports, prints a long deprecation notice to stderr.
+        # gym, which gym3 imports, prints a long deprecation notice to stderr; procgen leaves its
+        # version file open.
         try:
-            with contextlib.redirect_stderr(io.StringIO()):
+            with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)
                 from procgen import ProcgenGym3Env
         except ImportError as error:
             raise UserError(f"Procgen does not import ({error}); install the lock file (make venv)") from None

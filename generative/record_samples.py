@@ -122,7 +122,7 @@ def main(config: RecordSamplesConfig) -> None:
     generator = torch.Generator(device).manual_seed(config.seed)
     rng = np.random.default_rng(config.seed)
     inputs = {"simulator": config.simulator}
-    if config.intervention.basis is not None:
+    if intervene:
         inputs["hidden_states"] = config.intervention.basis
     meta: list[dict[str, object]]
     if config.rollouts is None:

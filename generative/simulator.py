@@ -210,15 +210,20 @@ class RSSMSimulator(nn.Module):
         return [p for name, p in self.named_parameters() if not name.startswith("agent.")]
 
 
-def save_simulator(simulator: RSSMSimulator, path: Path, name: str = "model.safetensors") -> None:
-    """Weights (the agent's among them) and what is needed to build the simulator again."""
+def save_simulator(
+    simulator: RSSMSimulator, path: Path, name: str = "model.safetensors", half: bool = False
+) -> None:
+    """Weights (the agent's among them) and what is needed to build the simulator again.
+
+    half: store all but the agent's as float16; they are loaded as float32.
+    """
     about = {
         "model": to_json(simulator.config),
         "net": to_json(simulator.agent.config),
         "spec": simulator.spec.to_json(),
     }
     write_json(path / "simulator.json", about)
-    save_weights(simulator, path / name)
+    save_weights(simulator, path / name, half=(lambda n: not n.startswith("agent.")) if half else None)
 
 
 def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = "model.safetensors") -> RSSMSimulator:

@@ -1,0 +1,56 @@
+# Two commands from a fresh clone, with nothing but Python 3.11 or 3.12:
+#     make demo     the main job on the bundled agent and simulator, and a report
+#     make test     lint, types and the test suite
+
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+RIGHT_VERSION := import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
+# The first of these that starts and has the right version; override with `make PYTHON=/path/to/python`.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
+	if "$$p" -c '$(RIGHT_VERSION)' 2>/dev/null; then echo "$$p"; break; fi; done)
+
+.PHONY: help venv demo test test-all lint format clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo      the main job on the bundled models, ending in runs/demo/report.html"
+	@echo "make test      ruff, mypy and the tests"
+	@echo "make test-all  the same with the slow tests"
+	@echo "make format    let ruff format the code and mend what it can"
+	@echo "make venv      only the virtual environment ($(VENV)) from requirements.lock"
+	@echo "make clean     remove caches and the virtual environment; runs/ stays"
+
+venv: $(STAMP)
+
+$(STAMP): requirements.lock
+	@"$(PYTHON)" -c '$(RIGHT_VERSION)' 2>/dev/null || { \
+		echo "error: Dreamlens needs Python 3.11 or 3.12 ('$(PYTHON)' is not); install one, or make PYTHON=/path/to/python3.11" >&2; \
+		exit 2; }
+	@echo "Installing requirements.lock into $(VENV) (a few minutes the first time) ..."
+	"$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m validation.demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest -q
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

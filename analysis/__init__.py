@@ -1,0 +1,1 @@
+"""What a hidden state holds, what behaviours there are, and what drives them."""

@@ -1,0 +1,627 @@
+"""What the agent does, as clusters of short histories: ``python -m analysis.behaviours --rollouts runs/rollouts``.
+
+A step's vector is [h ; world components] and how both change over the next 2, 4 and 6 steps, all
+z-scored and reduced by PCA.  Real and simulated steps are clustered together, so that both can be
+labelled and a cluster that only the simulator has shows as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from analysis.clusters import (
+    Embedding,
+    cluster_stability,
+    embed,
+    k_means,
+    nearest_centre,
+    share_from_time,
+    share_from_time_floor,
+    time_eta2,
+)
+from analysis.hidden_states import REAL, open_stores
+from core import artefacts, config as cli
+from core.artefacts import Result
+from core.config import read_json
+from core.contracts import Simulator, UserError
+from core.directions import fingerprint
+from core.episodes import RolloutStore
+from core.progress import bar
+from core.stats import bootstrap, bootstrap_mean
+
+STAGE = "behaviours"
+NAMES = "behaviours.json"
+SOURCES = ("real", "sim")
+OBSERVED_FRAMES = 2048  # frames filtered at once: about 100 MB as float32
+LEGEND_ENTRIES = 20
+LABEL_STEPS = 5  # a simulated sample is labelled by its first steps (METHODS section 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BehaviourOptions:
+    """How steps become vectors and vectors become clusters."""
+
+    lags: tuple[int, ...] = (2, 4, 6)
+    """steps ahead whose change is part of the vector; the last of them are cut from every episode"""
+    world_size: int = 16
+    """principal components of the world state (with --simulator)"""
+    pca_size: int = 64
+    """principal components of the vectors that are clustered"""
+    embedding: Embedding = "pca"
+    """pca clusters those directly: fast, and distances stay what they were; umap and tsne embed them in 3-D first"""
+    clusters: int = 32
+    """number of behaviours"""
+    first_step: int = 1
+    """earlier steps are left out: step 0 is all initial state"""
+    filmstrips: int = 4
+    """central samples shown of every behaviour, each from another episode"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BehavioursConfig:
+    """Cluster what the agent does into behaviours."""
+
+    rollouts: Path
+    """real rollouts"""
+    samples: Path | None = None
+    """simulated rollouts to cluster and label too"""
+    simulator: Path | None = None
+    """gives world states of the real frames; without it behaviours are clusters of h alone"""
+    out: Path = Path("runs/behaviours")
+    """run directory to write"""
+    fit: BehaviourOptions = field(default_factory=BehaviourOptions)
+    seed: int = 0
+    """seed of clusters, bootstraps and the embedding"""
+    device: str = "cpu"
+    """cpu or cuda"""
+    threads: int = 2
+    """CPU threads"""
+    overwrite: bool = False
+    """replace an earlier run in --out"""
+
+
+@dataclass(frozen=True)
+class Behaviours:
+    """Labels by source ('real', 'sim'): ``labels`` int64 [N] and ``index`` int64 [N, 2] of (episode, t).
+
+    ``sample_labels`` int64: one a simulated episode, the mode over its first steps, -1 where it is too
+    short (empty without samples).  ``names`` as the user has edited them.
+    """
+
+    labels: dict[str, np.ndarray]
+    index: dict[str, np.ndarray]
+    sample_labels: np.ndarray
+    names: dict[int, str]
+    agent: str
+
+    def steps(self, behaviour: int, source: str = "real") -> np.ndarray:
+        """(episode, t) int64 [M, 2] of a behaviour; UserError if it or the source does not exist."""
+        if source not in self.labels:
+            raise UserError(f"these behaviours have no {source!r} labels; they have: {', '.join(self.labels)}")
+        if behaviour not in self.names:
+            raise UserError(f"behaviour {behaviour} does not exist; there are 0 to {max(self.names)}")
+        return self.index[source][self.labels[source] == behaviour]
+
+
+def load_behaviours(path: Path) -> Behaviours:
+    """The labels of a behaviours run directory, and the names in its behaviours.json.  Raises UserError."""
+    path = Path(path)
+    manifest = artefacts.read_manifest(path, STAGE)
+    result = Result.load(path)
+    have = [s for s in SOURCES if f"labels_{s}" in result.arrays]
+    raw = read_json(path / NAMES)
+    count = int(result.notes["behaviours"])
+    if not isinstance(raw, dict) or sorted(raw) != sorted(str(b) for b in range(count)):
+        raise UserError(f"{path / NAMES} must name each of the behaviours 0 to {count - 1}, as {{'0': 'a name', ...}}")
+    return Behaviours(
+        labels={s: result.arrays[f"labels_{s}"].astype(np.int64) for s in have},
+        index={s: result.arrays[f"index_{s}"] for s in have},
+        sample_labels=result.arrays["sample_labels"].astype(np.int64),
+        names={int(k): str(v) for k, v in raw.items()},
+        agent=manifest["facts"]["agent"],
+    )
+
+
+# Vectors
+
+
+def world_states(simulator: Simulator, store: RolloutStore, device: torch.device) -> list[np.ndarray]:
+    """Posterior world states d float32 [rows - initial_frames + 1, D] of every episode, from its frames.
+
+    Row i is the state at step ``initial_frames - 1 + i``; an episode shorter than that has none.
+    """
+    lead = simulator.initial_frames - 1  # type: ignore[attr-defined]
+    out: list[np.ndarray] = [np.zeros((0, 0), np.float32)] * len(store)
+    names = list(store.spec.obs)
+    with bar("world states", int(np.maximum(store.rows - lead, 0).sum()), "steps") as progress, torch.no_grad():
+        for episodes in _batches(store.rows, lead):
+            length = int(store.rows[episodes].max())
+            starts = np.stack([episodes, np.zeros_like(episodes)], 1)
+            window = store.read_windows([*(f"obs/{n}" for n in names), "action"], starts, length)
+            obs = {n: torch.from_numpy(window[f"obs/{n}"]).to(device) for n in names}
+            # The action after an unknown end is padding: no state that is kept follows it.
+            action = torch.from_numpy(window["action"][:, lead:]).to(device)
+            seen = torch.from_numpy(window.seen[:, lead:]).to(device)
+            d = simulator.observe(obs, action, seen).cpu().numpy()  # type: ignore[attr-defined]
+            for b, e in enumerate(episodes):
+                out[e] = d[b, : store.rows[e] - lead]
+                progress.advance(len(out[e]))
+    return out
+
+
+def _batches(rows_E: np.ndarray, lead: int) -> Iterator[np.ndarray]:
+    """Episode ids in batches of similar length, at most OBSERVED_FRAMES padded frames each."""
+    ids = np.flatnonzero(rows_E > lead)
+    ids = ids[np.argsort(-rows_E[ids], kind="stable")]
+    while len(ids):
+        size = max(1, OBSERVED_FRAMES // int(rows_E[ids[0]]))
+        yield ids[:size]
+        ids = ids[size:]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of one store: ``h_NH``, ``d_ND`` (None without a simulator), what happened, and (episode, t).
+
+    Steps of an episode are consecutive.
+    """
+
+    h_NH: np.ndarray
+    d_ND: np.ndarray | None
+    value_N: np.ndarray
+    action_N: np.ndarray
+    index_N2: np.ndarray
+
+
+def read_steps(
+    store: RolloutStore, first_step: int, world: Sequence[np.ndarray] | str | None = None, lead: int = 0
+) -> Steps:
+    """Pooled steps t >= first_step.
+
+    world: per-episode states whose row i belongs to step ``lead + i``, or the name of a stored column.
+    """
+    first = max(first_step, lead)
+    names = ["h", "value", "action", *([world] if isinstance(world, str) else [])]
+    columns, index_N2 = store.pooled(*names, first=first)
+    d_ND = columns[world] if isinstance(world, str) else None
+    if world is not None and not isinstance(world, str):
+        ends = [int(min(store.steps[e], store.rows[e])) for e in range(len(store))]
+        d_ND = np.concatenate([world[e][first - lead : ends[e] - lead] for e in range(len(store)) if ends[e] > first])
+    return Steps(columns["h"], d_ND, columns["value"], columns["action"], index_N2)
+
+
+def histories(x_NF: np.ndarray, index_N2: np.ndarray, lags: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors [x_t, x_{t+k} - x_t for every lag] of all steps that have max(lags) more steps in their episode.
+
+    Returns float64 [M, F * (1 + lags)] and the row of each in x, int64 [M].
+    """
+    ahead = max(lags)
+    n = len(x_NF) - ahead
+    rows_M = np.flatnonzero(index_N2[ahead:, 0] == index_N2[: max(n, 0), 0]) if n > 0 else np.zeros(0, np.int64)
+    x = np.asarray(x_NF, np.float64)
+    return np.concatenate([x[rows_M]] + [x[rows_M + k] - x[rows_M] for k in lags], 1), rows_M
+
+
+def reduce(x_NF: np.ndarray, size: int) -> tuple[np.ndarray, float]:
+    """Scores [N, K] on the first K = min(size, rank) principal components, and their share of the variance."""
+    centred_NF = x_NF - x_NF.mean(0)
+    variance_F, vectors_FF = np.linalg.eigh(centred_NF.T @ centred_NF / len(x_NF))
+    size = min(size, int((variance_F > 1e-10 * variance_F[-1]).sum()))
+    scores_NK = centred_NF @ vectors_FF[:, ::-1][:, :size]
+    return scores_NK, float(variance_F[::-1][:size].sum() / variance_F.sum())
+
+
+def _z(x_NF: np.ndarray) -> np.ndarray:
+    std_F = x_NF.std(0)
+    return (x_NF - x_NF.mean(0)) / np.where(std_F > 0, std_F, 1)
+
+
+def sample_labels(label_N: np.ndarray, index_N2: np.ndarray, episodes: int, first: int = LABEL_STEPS) -> np.ndarray:
+    """Mode of each episode's first labels int64 [episodes]; the earliest wins a tie, -1 where there is none."""
+    out = np.full(episodes, -1)
+    for e in np.unique(index_N2[:, 0]):
+        labels = label_N[index_N2[:, 0] == e][:first]
+        out[e] = labels[np.argmax([(labels == label).sum() for label in labels])]
+    return out
+
+
+# Clusters
+
+
+def check(options: BehaviourOptions) -> None:
+    """UserError for settings that mean nothing."""
+    if not options.lags or min(options.lags) < 1:
+        raise UserError(f"--lags {' '.join(map(str, options.lags))}: at least one lag, and none below 1")
+    for name, least in (("world_size", 1), ("pca_size", 1), ("first_step", 0), ("filmstrips", 0)):
+        if getattr(options, name) < least:
+            raise UserError(f"--{name} {getattr(options, name)}: at least {least}")
+
+
+def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int, action_names: Sequence[str]) -> Result:
+    """Behaviours of real and (if not None) simulated steps.
+
+    Arrays: ``labels_real``, ``index_real`` [N, 2] of (episode, t), the same with ``_sim``; ``map`` [M, 2 or 3] of
+    all of them, real first; ``centre_index`` int64 [behaviours, strips, 3] of (source, episode, t), the most central
+    step first, -1 where a behaviour has no more episodes; ``transitions`` int64 [behaviours, behaviours] counts
+    of real steps t -> t+1.  Table ``behaviours``.  Raises UserError for bad input.
+    """
+    check(options)
+    given = [(source, s) for source, s in enumerate(steps) if s is not None]
+    with_world = all(s.d_ND is not None for _, s in given)
+    for source, s in given:
+        for what, array in (("hidden", s.h_NH), ("world", s.d_ND)):
+            if array is not None and not np.isfinite(array).all():
+                raise UserError(f"the {SOURCES[source]} {what} states have NaN or infinite values; make them again")
+    h_NH = np.concatenate([s.h_NH for _, s in given])
+    x_NF, world_share = _z(h_NH.astype(np.float64)), None
+    if with_world:
+        d_ND = np.concatenate([s.d_ND for _, s in given if s.d_ND is not None]).astype(np.float64)
+        world_NK, world_share = reduce(d_ND, options.world_size)
+        x_NF = np.concatenate([x_NF, _z(world_NK)], 1)
+    # An episode number of its own for every (source, episode): the two stores' histories never mix.
+    index_N2 = np.concatenate([s.index_N2 * [2, 1] + [source, 0] for source, s in given])
+    vectors_MF, rows_M = histories(x_NF, index_N2, options.lags)
+    if not len(rows_M):
+        raise UserError(f"no episode has more than {max(options.lags)} steps, which the --lags need")
+    source_M, episode_M, t_M = index_N2[rows_M, 0] % 2, index_N2[rows_M, 0] // 2, index_N2[rows_M, 1]
+    value_M, action_M = (np.concatenate([getattr(s, n) for _, s in given])[rows_M] for n in ("value_N", "action_N"))
+    scores_MK, share = reduce(_z(vectors_MF), options.pca_size)
+    map_MK = embed(scores_MK, options.embedding, 3, seed)
+    points_MK = scores_MK if options.embedding == "pca" else map_MK
+    label_M, distance_M = nearest_centre(points_MK, k_means(points_MK, options.clusters, seed))
+
+    result = Result(notes={"behaviours": options.clusters, "embedding": options.embedding})
+    result.notes["vector"] = "h and world components" if with_world else "h only"
+    result.scalar("explained", share, "share of the vectors' variance in the components", len(rows_M))
+    if world_share is not None:
+        result.scalar("world_explained", world_share, "share of the world states' variance in their components")
+    real_M = source_M == REAL
+    if not real_M.any():
+        raise UserError(f"no real episode has more than {max(options.lags)} steps, which the --lags need")
+    arrays: dict[str, np.ndarray] = {"map": map_MK.astype(np.float32)}
+    for source, name in enumerate(SOURCES):
+        here = source_M == source
+        if any(s == source for s, _ in given):
+            arrays[f"labels_{name}"] = label_M[here].astype(np.int16)
+            arrays[f"index_{name}"] = np.stack([episode_M[here], t_M[here]], 1)
+    arrays["centre_index"] = _centres(label_M, distance_M, source_M, episode_M, t_M, options)
+    arrays["transitions"] = transitions(label_M[real_M], episode_M[real_M], t_M[real_M], options.clusters)
+    result.arrays = arrays
+    _describe(result, points_MK, label_M, source_M, episode_M, t_M, options, seed)
+    result.tables["behaviours"] = _table(
+        label_M, source_M, episode_M, t_M, value_M, action_M, action_names, options.clusters, seed
+    )
+    return result
+
+
+def _describe(
+    result: Result,
+    points_MK: np.ndarray,
+    label_M: np.ndarray,
+    source_M: np.ndarray,
+    episode_M: np.ndarray,
+    t_M: np.ndarray,
+    options: BehaviourOptions,
+    seed: int,
+) -> None:
+    """Stability over episodes, and how much of a label is time."""
+    ari = cluster_stability(points_MK, label_M, episode_M * 2 + source_M, clusters=options.clusters, seed=seed)
+    result.scalar("stability", ari.value, "adjusted Rand index", ari.n, (ari.low, ari.high))
+    if options.embedding != "pca":
+        result.notes["stability"] = "the embedding is held fixed, so the stability is an upper bound"
+    real = source_M == REAL
+    label_R, t_R, episode_R = label_M[real], t_M[real], episode_M[real]
+    episodes = len(np.unique(episode_R))
+    rng = np.random.default_rng(seed)
+    floor = share_from_time_floor(label_R, t_R, episode_R, rng=rng)
+    result.scalar("share_from_time", share_from_time(label_R, t_R), "share of the labels' entropy", episodes)
+    result.scalar(
+        "share_from_time_floor",
+        float(floor.mean()),
+        "share of the labels' entropy, labels rotated within episodes",
+        episodes,
+        np.percentile(floor, [2.5, 97.5]),
+    )
+
+
+def _centres(
+    label_M: np.ndarray,
+    distance_M: np.ndarray,
+    source_M: np.ndarray,
+    episode_M: np.ndarray,
+    t_M: np.ndarray,
+    options: BehaviourOptions,
+) -> np.ndarray:
+    out = np.full((options.clusters, options.filmstrips, 3), -1, np.int64)
+    for b in range(options.clusters):
+        taken: set[tuple[int, int]] = set()
+        for row in sorted(np.flatnonzero(label_M == b), key=lambda r: float(distance_M[r])):
+            episode = (int(source_M[row]), int(episode_M[row]))
+            if len(taken) == options.filmstrips:
+                break
+            if episode not in taken:
+                out[b, len(taken)] = (*episode, t_M[row])
+                taken.add(episode)
+    return out
+
+
+def transitions(label_N: np.ndarray, episode_N: np.ndarray, t_N: np.ndarray, clusters: int) -> np.ndarray:
+    """Counts int64 [clusters, clusters] of label at t (row) and at t + 1 (column) of the same episode."""
+    follows = (episode_N[1:] == episode_N[:-1]) & (t_N[1:] == t_N[:-1] + 1)
+    out = np.zeros((clusters, clusters), np.int64)
+    np.add.at(out, (label_N[:-1][follows], label_N[1:][follows]), 1)
+    return out
+
+
+def _table(
+    label_M: np.ndarray,
+    source_M: np.ndarray,
+    episode_M: np.ndarray,
+    t_M: np.ndarray,
+    value_M: np.ndarray,
+    action_M: np.ndarray,
+    action_names: Sequence[str],
+    clusters: int,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """One row a behaviour: shares and mean values with 95 % intervals over real episodes."""
+    real = source_M == REAL
+    label_R, episode_R = label_M[real], episode_M[real]
+    units, unit_R = np.unique(episode_R, return_inverse=True)
+    counts_UB = np.zeros((len(units), clusters))
+    np.add.at(counts_UB, (unit_R, label_R), 1)
+    share, low, high = bootstrap(
+        lambda rows: counts_UB[rows].sum(0) / counts_UB[rows].sum(),
+        np.arange(len(units)),
+        rng=np.random.default_rng(seed),
+    )
+    out = []
+    for b in range(clusters):
+        here = label_R == b
+        row: dict[str, Any] = {
+            "behaviour": b,
+            "n_steps": int(here.sum()),
+            "n_episodes": len(np.unique(episode_R[here])),
+            "share": float(share[b]),
+            "share_low": float(low[b]),
+            "share_high": float(high[b]),
+            "n_sim_steps": int((label_M[~real] == b).sum()),
+            "time_eta2": time_eta2(here, t_M[real]),
+            "value": None,
+            "value_low": None,
+            "value_high": None,
+            "actions": "",
+        }
+        if here.any():
+            rng = np.random.default_rng(seed)
+            value = bootstrap_mean(value_M[real][here], episode_R[here], rng=rng)
+            row |= {"value": value.value, "value_low": value.low, "value_high": value.high}
+            often = np.bincount(action_M[real][here], minlength=len(action_names))
+            top = [a for a in np.argsort(-often, kind="stable")[:3] if often[a]]
+            row["actions"] = ", ".join(f"{action_names[a]} {often[a] / here.sum():.0%}" for a in top)
+        row["name"] = f"behaviour {b}" + (f": mostly {row['actions'].split(' ')[0]}" if row["actions"] else "")
+        out.append(row)
+    return out
+
+
+# Figures
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _colours(count: int) -> np.ndarray:
+    """One RGBA row a behaviour, the same in every figure (they repeat after 20)."""
+    from matplotlib import colormaps
+
+    palette = colormaps["tab20" if count > 10 else "tab10"]
+    return np.array([palette(b % palette.N) for b in range(count)])
+
+
+def draw(result: Result, stores: Sequence[RolloutStore | None], path: Path, lags: Sequence[int]) -> list[str]:
+    """Every figure there is data for; the names of the files written."""
+    figures = {
+        "transitions.png": _draw_transitions(result),
+        "map.png": _draw_map(result),
+        "time.png": _draw_time(result),
+    }
+    for b in range(result.notes["behaviours"]):
+        strip = _draw_strip(result, stores, b, range(0, max(lags) + 1))
+        if strip is not None:
+            figures[f"strip_{b}.png"] = strip
+    for name, figure in figures.items():
+        figure.savefig(path / name, dpi=100, metadata={"Software": None})
+    return list(figures)
+
+
+def image_field(store: RolloutStore) -> str | None:
+    """The observation that is a picture (uint8 [.., .., 3]), if there is one."""
+    return next(
+        (n for n, f in store.spec.obs.items() if len(f.shape) == 3 and f.shape[-1] == 3 and f.dtype == "uint8"), None
+    )
+
+
+def _draw_strip(result: Result, stores: Sequence[RolloutStore | None], b: int, ahead: Sequence[int]) -> Any:
+    """Frames and actions from each central sample on; None if the world has no pictures or the behaviour no steps."""
+    centres = [c for c in result.arrays["centre_index"][b] if c[0] >= 0]
+    name = next((image_field(s) for s in stores if s is not None), None)
+    if not centres or name is None:
+        return None
+    figure = _figure(1.15 * len(ahead), 1.32 * len(centres) + 0.4)
+    axes = figure.subplots(len(centres), len(ahead), squeeze=False)
+    for line, (source, episode, t) in zip(axes, centres, strict=True):
+        store = stores[source]
+        assert store is not None
+        window = store.read_windows([f"obs/{name}", "action"], np.array([[episode, t]]), len(ahead))
+        for i, axis in zip(ahead, line, strict=True):
+            axis.set_axis_off()
+            if window.seen[0, i]:
+                axis.imshow(window[f"obs/{name}"][0, i])
+                action = store.spec.action_names[window["action"][0, i]] if window.acted[0, i] else "end"
+                axis.set_title(action, fontsize=7, pad=2)
+        line[0].text(
+            -0.06,
+            0.5,
+            f"{SOURCES[source]} {episode}\nstep {t}",
+            transform=line[0].transAxes,
+            ha="right",
+            va="center",
+            fontsize=7,
+        )
+    row = result.tables["behaviours"][b]
+    figure.suptitle(f"{row['name']} ({row['share']:.0%} of real steps, {row['n_episodes']} episodes)", fontsize=9)
+    return figure
+
+
+def _draw_transitions(result: Result) -> Any:
+    counts = result.arrays["transitions"].astype(float)
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    figure = _figure(0.32 * len(counts) + 3, 0.32 * len(counts) + 2.2)
+    axis = figure.subplots()
+    image = axis.imshow(share, cmap="magma", vmin=0, vmax=1)
+    figure.colorbar(image, ax=axis, label="probability of the next step's behaviour")
+    for i, j in np.argwhere(share >= 0.05):
+        axis.text(
+            j,
+            i,
+            f"{100 * share[i, j]:.0f}",
+            ha="center",
+            va="center",
+            fontsize=6,
+            color="w" if share[i, j] < 0.6 else "k",
+        )
+    ticks = range(len(counts))
+    axis.set_xticks(ticks)
+    axis.set_yticks(ticks)
+    axis.set(
+        xlabel="behaviour at t + 1", ylabel="behaviour at t", title=f"Transitions, {int(counts.sum()):,} real steps (%)"
+    )
+    return figure
+
+
+def _draw_map(result: Result) -> Any:
+    figure = _figure(6.4, 5.2)
+    axis = figure.subplots()
+    label = np.concatenate([result.arrays[f"labels_{s}"] for s in SOURCES if f"labels_{s}" in result.arrays])
+    xy = result.arrays["map"][:, :2]
+    count = result.notes["behaviours"]
+    axis.scatter(*xy.T, c=_colours(count)[label], s=3, linewidths=0)
+    if count <= LEGEND_ENTRIES:
+        for b in range(count):
+            axis.scatter([], [], color=_colours(count)[b], s=12, label=str(b))
+        axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, title="behaviour", fontsize=7)
+    kind = {"pca": "principal components", "umap": "UMAP", "tsne": "t-SNE"}[result.notes["embedding"]]
+    axis.set(title=f"Behaviours, first two coordinates ({kind})", xticks=[], yticks=[])
+    return figure
+
+
+def _draw_time(result: Result) -> Any:
+    label, t = result.arrays["labels_real"], result.arrays["index_real"][:, 1]
+    count = result.notes["behaviours"]
+    last = int(np.quantile(t, 0.98))
+    share = np.zeros((count, last + 1))
+    keep = t <= last
+    np.add.at(share, (label[keep], t[keep]), 1)
+    present = share.sum(0) > 0
+    share = share[:, present] / share[:, present].sum(0)
+    figure = _figure(7, 3.6)
+    axis = figure.subplots()
+    axis.stackplot(np.flatnonzero(present), share, colors=_colours(count), labels=range(count))
+    own, floor = result.scalars["share_from_time"]["value"], result.scalars["share_from_time_floor"]["value"]
+    axis.set(
+        xlabel="step of the episode", ylabel="share of real steps", ylim=(0, 1),
+        title=f"Behaviours over time: time gives away {own:.0%} of the label (floor {floor:.0%})",
+    )  # fmt: skip
+    axis.margins(x=0)
+    if count <= LEGEND_ENTRIES:
+        axis.legend(
+            loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, title="behaviour", fontsize=7, reverse=True
+        )
+    return figure
+
+
+# The stage
+
+
+def _load_simulator(config: BehavioursConfig, agent: str, simulated: RolloutStore | None, device: torch.device) -> Any:
+    if config.simulator is None:
+        return None
+    from generative.simulator import load_simulator
+
+    simulator = load_simulator(config.simulator, device)
+    if fingerprint(simulator.agent) != agent:
+        raise UserError(f"{config.rollouts} is of agent {agent}, {config.simulator} of {fingerprint(simulator.agent)}")
+    if simulated is not None and simulated.manifest["facts"].get("simulator") != fingerprint(simulator):
+        raise UserError(
+            f"{config.samples} was not generated by the simulator in {config.simulator}: world states differ"
+        )
+    return simulator
+
+
+def main(config: BehavioursConfig) -> None:
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    check(config.fit)
+    real, simulated, agent = open_stores(config.rollouts, config.samples)
+    simulator = _load_simulator(config, agent, simulated, device)
+    first = config.fit.first_step
+    if simulator is None:
+        steps = [read_steps(real, first), None if simulated is None else read_steps(simulated, first)]
+    else:
+        lead = simulator.initial_frames - 1
+        steps = [
+            read_steps(real, first, world_states(simulator, real, device), lead),
+            None if simulated is None else read_steps(simulated, first, "world/d"),
+        ]
+    with threadpool_limits(config.threads):
+        result = cluster(steps, config.fit, config.seed, real.spec.action_names)
+    result.arrays["sample_labels"] = (
+        np.zeros(0, np.int64)
+        if simulated is None
+        else sample_labels(result.arrays["labels_sim"], result.arrays["index_sim"], len(simulated))
+    )
+    given = {"rollouts": config.rollouts, "samples": config.samples, "simulator": config.simulator}
+    inputs = {k: v for k, v in given.items() if v is not None}
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+        result.save(run.path)
+        artefacts.write_json(
+            run.path / NAMES, {str(row["behaviour"]): row["name"] for row in result.tables["behaviours"]}
+        )
+        draw(result, (real, simulated), run.path, config.fit.lags)
+        run.facts = {"agent": agent, "vector": result.notes["vector"]}
+        if simulator is not None:
+            run.facts["simulator"] = fingerprint(simulator)
+        run.metrics = dict(result.scalars)
+    print(summary(result, config.out))
+
+
+def summary(result: Result, out: Path) -> str:
+    """What a person wants to know, in a few lines."""
+    s = result.scalars
+    low, high = s["stability"]["interval"]
+    lines = [
+        f"{result.notes['behaviours']} behaviours from {result.notes['vector']}: "
+        f"stability {s['stability']['value']:.2f} [{low:.2f}, {high:.2f}] (ARI, {s['stability']['n']} episodes); "
+        f"time gives away {s['share_from_time']['value']:.0%} of a label "
+        f"(floor {s['share_from_time_floor']['value']:.0%})"
+    ]
+    for row in result.tables["behaviours"][:12]:
+        lines.append(
+            f"  {row['behaviour']:>3}  {row['share']:5.1%} of real steps in {row['n_episodes']} episodes, "
+            f"{row['n_sim_steps']} simulated steps; {row['actions']}"
+        )
+    return "\n".join([*lines, f"  names to edit: {out / NAMES}"])
+
+
+if __name__ == "__main__":
+    cli.run(BehavioursConfig, main, STAGE)

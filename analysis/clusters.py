@@ -1,0 +1,138 @@
+"""Clusters and maps of steps: k-means, its stability over episodes, and how much of it is just time.
+
+Shared by hidden_states (clusters of h) and behaviours (clusters of short histories).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal
+
+import numpy as np
+
+from core.contracts import UserError
+from core.progress import track
+from core.stats import Estimate
+
+Embedding = Literal["pca", "umap", "tsne"]
+STEPS_PER_CLUSTER = 5  # fewer and a centre is a handful of neighbouring frames
+TIME_BINS = 20
+
+
+def k_means(x_NF: np.ndarray, clusters: int, seed: int) -> np.ndarray:
+    """Centres float64 [clusters, F], the largest cluster first.  Raises UserError if there are too few points."""
+    from sklearn.cluster import KMeans
+
+    if clusters < 2:
+        raise UserError(f"--clusters {clusters}: at least 2 are needed")
+    if len(x_NF) < STEPS_PER_CLUSTER * clusters:
+        raise UserError(
+            f"{len(x_NF)} steps are too few for {clusters} clusters ({STEPS_PER_CLUSTER} a cluster); "
+            "record more or ask for fewer --clusters"
+        )
+    model = KMeans(clusters, n_init=4, random_state=seed).fit(np.asarray(x_NF, np.float64))
+    order = np.argsort(-np.bincount(model.labels_, minlength=clusters), kind="stable")
+    centres: np.ndarray = model.cluster_centers_[order]
+    return centres
+
+
+def nearest_centre(x_NF: np.ndarray, centre_CF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(index of the nearest centre int64 [N], distance to it [N])."""
+    squared_NC = (x_NF**2).sum(1)[:, None] - 2 * x_NF @ centre_CF.T + (centre_CF**2).sum(1)
+    label_N = squared_NC.argmin(1)
+    return label_N, np.sqrt(np.maximum(squared_NC[np.arange(len(x_NF)), label_N], 0))
+
+
+def cluster_stability(
+    x_NF: np.ndarray, label_N: np.ndarray, unit_N: np.ndarray, *, clusters: int, seed: int, repeats: int = 20
+) -> Estimate:
+    """Agreement (adjusted Rand index, 1 same, 0 chance) of ``label_N`` with k-means refitted on bootstraps of
+    whole episodes; every refit labels all points.
+
+    unit_N: which episode a row belongs to.  The interval is the 2.5 and 97.5 percentile over refits; n counts
+    episodes.  F coordinates are held fixed: a refit does not redo what made them.
+    """
+    from sklearn.metrics import adjusted_rand_score
+
+    rng = np.random.default_rng(seed)
+    units, inverse_N = np.unique(unit_N, return_inverse=True)
+    rows = np.split(np.argsort(inverse_N, kind="stable"), np.cumsum(np.bincount(inverse_N))[:-1])
+    scores = []
+    for repeat in track(range(repeats), "cluster stability"):
+        drawn = np.concatenate([rows[u] for u in rng.integers(len(units), size=len(units))])
+        centre_CF = k_means(x_NF[drawn], clusters, seed + 1 + repeat)
+        scores.append(adjusted_rand_score(label_N, nearest_centre(x_NF, centre_CF)[0]))
+    low, high = np.percentile(scores, [2.5, 97.5])
+    return Estimate(float(np.mean(scores)), float(low), float(high), len(units))
+
+
+def time_bins(t_N: np.ndarray) -> np.ndarray:
+    """Step numbers -> int64 bin numbers [N], at most TIME_BINS bins of about equal counts."""
+    edges = np.unique(np.quantile(t_N, np.linspace(0, 1, TIME_BINS + 1)[1:-1]))
+    return np.searchsorted(edges, t_N, side="right")
+
+
+def share_from_time(label_N: np.ndarray, t_N: np.ndarray) -> float:
+    """Share of the labels' entropy that the (binned) step number gives away: I(label; time) / H(label), 0 to 1."""
+    counts_LT = np.zeros((label_N.max() + 1, TIME_BINS))
+    np.add.at(counts_LT, (label_N, time_bins(t_N)), 1)
+    joint = counts_LT / counts_LT.sum()
+    label, time = joint.sum(1, keepdims=True), joint.sum(0, keepdims=True)
+    some = joint > 0
+    mutual = (joint[some] * np.log(joint[some] / (label * time)[some])).sum()
+    entropy = -(label[label > 0] * np.log(label[label > 0])).sum()
+    return float(mutual / entropy) if entropy > 0 else 0.0
+
+
+def share_from_time_floor(
+    label_N: np.ndarray, t_N: np.ndarray, unit_N: np.ndarray, *, rng: np.random.Generator, repeats: int = 100
+) -> np.ndarray:
+    """``share_from_time`` [repeats] where every episode's labels are rotated by a shift of its own.
+
+    That keeps runs, lengths and label frequencies and loses only the alignment with time: what finite
+    data give by themselves.  A floor to read the share against, not a test (a rotation joins an
+    episode's end to its beginning).  Rows of an episode must be consecutive.
+    """
+    starts = np.flatnonzero(np.r_[True, unit_N[1:] != unit_N[:-1]])
+    lengths = np.diff(np.r_[starts, len(unit_N)])
+    position_N = np.arange(len(unit_N)) - np.repeat(starts, lengths)
+    out = np.zeros(repeats)
+    for i in range(repeats):
+        shift = rng.integers(lengths)
+        rotated_N = np.repeat(starts, lengths) + (position_N + np.repeat(shift, lengths)) % np.repeat(lengths, lengths)
+        out[i] = share_from_time(label_N[rotated_N], t_N)
+    return out
+
+
+def time_eta2(member_N: np.ndarray, t_N: np.ndarray) -> float:
+    """Share of the variance of membership (bool [N]) that lies between time bins (eta squared, 0 to 1)."""
+    member_N = member_N.astype(np.float64)
+    bin_N = time_bins(t_N)
+    counts = np.bincount(bin_N, minlength=TIME_BINS)
+    means = np.bincount(bin_N, member_N, minlength=TIME_BINS) / np.maximum(counts, 1)
+    total = member_N.var()
+    return float((counts * (means - member_N.mean()) ** 2).sum() / len(t_N) / total) if total > 0 else 0.0
+
+
+def embed(x_NF: np.ndarray, kind: Embedding, dimensions: int, seed: int) -> np.ndarray:
+    """A map of the points, float64 [N, dimensions].
+
+    pca: the first coordinates themselves (x must be ordered by variance).  umap, tsne: non-linear, on
+    one thread so that a seed gives the same map on the same machine (another machine may differ: keep
+    coordinates as data).  Raises UserError if there are too few points.
+    """
+    if kind == "pca":
+        return np.asarray(x_NF[:, :dimensions], np.float64)
+    if len(x_NF) < 100:
+        raise UserError(f"{len(x_NF)} points are too few for {kind}; at least 100 are needed (or use pca)")
+    if kind == "tsne":
+        from sklearn.manifold import TSNE
+
+        model = TSNE(dimensions, init="pca", perplexity=30, random_state=seed, n_jobs=1)
+        return np.asarray(model.fit_transform(np.asarray(x_NF, np.float32)), np.float64)
+    with warnings.catch_warnings():
+        # umap announces at import that its TensorFlow variant is not there; it is not used here.
+        warnings.filterwarnings("ignore", message="Tensorflow not installed", category=ImportWarning)
+        from umap import UMAP
+    model = UMAP(n_components=dimensions, n_neighbors=15, random_state=seed, n_jobs=1)
+    return np.asarray(model.fit_transform(np.asarray(x_NF, np.float32)), np.float64)

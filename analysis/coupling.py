@@ -1,0 +1,721 @@
+"""Coupling: which hidden-state directions go together over time, and which move each other.
+
+``python -m analysis.coupling --samples runs/demo/samples --behaviours runs/demo/behaviours``
+
+For every behaviour b and lag k, over steps T that belong to b:
+
+- correlation r[i, j] of coordinate i at T-k with coordinate j at T, centred and normalised over the
+  time pairs; its null pairs the sources of one episode with the targets of another;
+- Jacobian J[i, j] = mean of dc_j(T) / dc_i(T-k) in the simulator, through agent and world and again
+  with the path action -> world cut; its null flips the sign of whole episodes.
+
+Correlation without a Jacobian is a common cause; a Jacobian is an effect, as far as the simulator is
+right.  q-values (Benjamini-Hochberg) span all entries, lags and behaviours; episodes are the unit.
+Where both are significant, their signs and magnitudes are compared against the permuted episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis.behaviours import Behaviours, load_behaviours
+from analysis.saliency import open_samples, saved_bytes, source_episodes, unroll
+from core import artefacts, config as cli
+from core.contracts import SimState, Simulator, UserError
+from core.directions import Basis, fingerprint, load_basis
+from core.episodes import RolloutStore
+from core.progress import bar
+from core.stats import benjamini_hochberg, interval_of, permutation_p
+
+STAGE = "coupling"
+FEWEST_EPISODES = 5  # with fewer, 5! = 120 pairings, no p-value can fall below 1 %
+ROUNDING = 1e-6  # of the largest Jacobian: what a float32 backward pass leaves of a zero
+REPLAY_TOLERANCE = 1e-3  # of h; a replay that took another action is off by far more
+
+
+@dataclass(frozen=True, kw_only=True)
+class CouplingConfig:
+    """Cross-correlation and Jacobian between directions, per behaviour and lag, and how far they agree."""
+
+    simulator: Path = Path("bundles/coinrun-demo/simulator")
+    """simulator run directory"""
+    samples: Path = Path("runs/demo/samples")
+    """simulated rollouts of that simulator; the Jacobians' starting points"""
+    hidden_states: Path = Path("runs/demo/hidden_states")
+    """hidden_states run directory with the directions"""
+    behaviours: Path | None = Path("runs/demo/behaviours")
+    """behaviours run directory that labels the steps of --samples; None: all steps are one behaviour"""
+    rollouts: Path | None = None
+    """real rollouts to take the correlations from (labelled by --behaviours too); None: --samples"""
+    out: Path = Path("runs/coupling")
+    """run directory to write"""
+    basis_kind: str = "ica"
+    """pca, ica, nmf, neurons"""
+    max_directions: int = 8
+    """at most so many directions, the first of the basis; 0: all"""
+    lags: tuple[int, ...] = (1, 2, 4)
+    """steps between source and target"""
+    samples_per_behaviour: int = 32
+    """Jacobians averaged per behaviour, from as many episodes as there are"""
+    alpha: float = 0.05
+    """false discovery rate at which an entry counts as significant"""
+    permutations: int = 1999
+    """permutations, sign flips and the p-values' resolution"""
+    resamples: int = 1000
+    """bootstrap resamples of whole episodes, for the 95 % intervals"""
+    batch_size: int = 0
+    """samples a forward pass; 0: as many as --memory_gb holds"""
+    memory_gb: float = 1.0
+    """what one forward pass and its batched backward pass may hold, in GB"""
+    seed: int = 0
+    """seed of the choice of samples and of the permutations"""
+    threads: int = 2
+    """CPU threads"""
+    device: str = "cpu"
+    """cpu or cuda"""
+    overwrite: bool = False
+    """replace an earlier run in --out"""
+
+
+# Correlation
+
+
+def lagged_rows(index_N2: np.ndarray, lag: int, first: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (source, target) of an (episode, step) index that are ``lag`` steps apart in one episode; sources
+    from step ``first`` on (step 0 is the start, not yet a step of the agent's)."""
+    row_of = {(int(e), int(t)): n for n, (e, t) in enumerate(index_N2)}
+    pairs = [
+        (row_of[(int(e), int(t) - lag)], n)
+        for n, (e, t) in enumerate(index_N2)
+        if t - lag >= first and (int(e), int(t) - lag) in row_of
+    ]
+    both = np.asarray(pairs, np.int64).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
+
+
+class Sums(NamedTuple):
+    """Sums over the pairs of each episode: enough for any reweighted correlation.  x source, y target."""
+
+    n_E: np.ndarray
+    x_EK: np.ndarray
+    y_EK: np.ndarray
+    xx_EK: np.ndarray
+    yy_EK: np.ndarray
+    xy_EKK: np.ndarray
+
+    @classmethod
+    def of(cls, x_NK: np.ndarray, y_NK: np.ndarray, unit_N: np.ndarray, units: int) -> Sums:
+        """unit: 0 .. units-1, the episode of each pair."""
+        order = np.argsort(unit_N, kind="stable")
+        present, first = np.unique(unit_N[order], return_index=True)
+
+        def total(v_NX: np.ndarray) -> np.ndarray:
+            out = np.zeros((units, *v_NX.shape[1:]))
+            out[present] = np.add.reduceat(v_NX[order], first, axis=0)
+            return out
+
+        xy_EKK = np.stack([total(x_NK[:, i, None] * y_NK) for i in range(x_NK.shape[1])], 1)
+        return cls(total(np.ones(len(unit_N))), total(x_NK), total(y_NK), total(x_NK**2), total(y_NK**2), xy_EKK)
+
+    def correlation(self, weight_RE: np.ndarray) -> np.ndarray:
+        """Pearson correlation [R, K, K] with every episode counted ``weight`` times; NaN where undefined."""
+        n = weight_RE @ self.n_E
+        with np.errstate(divide="ignore", invalid="ignore"):
+            x, y = (weight_RE @ s / n[:, None] for s in (self.x_EK, self.y_EK))
+            vx, vy = (weight_RE @ s / n[:, None] - m**2 for s, m in ((self.xx_EK, x), (self.yy_EK, y)))
+            xy = np.einsum("re,eij->rij", weight_RE, self.xy_EKK, optimize=True) / n[:, None, None]
+            covariance = xy - x[:, :, None] * y[:, None, :]
+            norm = np.sqrt(np.maximum(vx, 0)[:, :, None] * np.maximum(vy, 0)[:, None, :])
+            return np.where(norm > 0, covariance / norm, np.nan)
+
+
+def permuted_correlations(x_NK: np.ndarray, y_NK: np.ndarray, unit_N: np.ndarray, key_PE: np.ndarray) -> np.ndarray:
+    """Correlations float32 [P, K, K] of episodes' sources with other episodes' targets.
+
+    key: a random number a permutation and episode; sorting them is the permutation, so that calls with the
+    same keys permute alike.  Of two episodes with unequal numbers of pairs the first so many are
+    paired: the null is, if anything, wider than it should be.  Rows of an episode must be in order of time.
+    """
+    units = key_PE.shape[1]
+    present = np.unique(unit_N)
+    sd_x, sd_y = x_NK.std(0), y_NK.std(0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        x, y = ((v - v.mean(0)) / s for v, s in ((x_NK, sd_x), (y_NK, sd_y)))
+    place = np.full(units, -1)
+    place[present] = np.arange(len(present))
+    e_N = place[unit_N]
+    count_E = np.bincount(e_N, minlength=len(present))
+    order = np.argsort(e_N, kind="stable")
+    slot_N = np.empty(len(e_N), np.int64)
+    slot_N[order] = np.arange(len(e_N)) - np.repeat(np.cumsum(count_E) - count_E, count_E)
+    k = x.shape[1]
+    padded = np.zeros((2, len(present), int(count_E.max()), k), np.float32)
+    padded[0, e_N, slot_N], padded[1, e_N, slot_N] = x, y
+    shuffle_PE = np.argsort(key_PE[:, present], axis=1)
+    own = np.arange(len(present))
+    pairs_P = np.minimum(count_E[None], count_E[shuffle_PE]).sum(1)
+    out = np.empty((len(key_PE), k, k), np.float32)
+    per = max(1, 20_000_000 // (len(present) * k))  # permutations at a time
+    for i in range(k):
+        # The zero padding makes each block's sum run over the pairs that both episodes have.
+        block_EEK = np.einsum("am,bmj->abj", padded[0, :, :, i], padded[1], optimize=True)
+        for p in range(0, len(key_PE), per):
+            out[p : p + per, i] = block_EEK[own, shuffle_PE[p : p + per]].sum(1)
+    out /= pairs_P[:, None, None]
+    return out
+
+
+# Jacobian
+
+
+def jacobians(
+    simulator: Simulator, state: SimState, basis: Basis, lags: Sequence[int], directions: int, env_grads: bool = True
+) -> Tensor:
+    """dc_j(T) / dc_i(T-lag), float [B, lags, i, j], of modal rollouts from ``state``.
+
+    state: just before step T - max(lags).  c are the first ``directions`` coordinates of the basis; a
+    source moves h along its lifted direction.  One forward pass, and one backward pass batched over j.
+    """
+    longest = max(lags)
+    state = rows_of(state, slice(None), lambda x: x.detach())
+    state = state._replace(h_BH=state.h_BH.requires_grad_())
+    _, outs = unroll(simulator, state, longest + 1, env_grads)
+    c_BK = basis.project(outs[-1].h_BH)[:, :directions]
+    eye = torch.eye(directions, dtype=c_BK.dtype, device=c_BK.device)
+    grads = torch.autograd.grad(
+        c_BK,
+        [outs[longest - lag].h_BH for lag in lags],
+        grad_outputs=eye[:, None].expand(-1, len(c_BK), -1),
+        is_grads_batched=True,
+    )  # each [j, B, H]
+    return torch.stack([basis.pullback(g)[..., :directions] for g in grads]).permute(2, 0, 3, 1)
+
+
+TENSORS = [name for name in SimState._fields if name != "t"]
+
+
+def rows_of(state: SimState, rows: slice, change: Callable[[Tensor], Tensor] = lambda x: x) -> SimState:
+    """Some rows of a state, every tensor of them passed through ``change``."""
+    return _replaced(state, {name: change(getattr(state, name)[rows]) for name in TENSORS})
+
+
+def _replaced(state: SimState, tensors: Mapping[str, Any]) -> SimState:
+    return state._replace(**tensors)
+
+
+class Replay(NamedTuple):
+    """Modal rollouts run again from latents [E, Z]."""
+
+    states: list[SimState]  # before step 0, 1 ... and after the last
+    h_ETH: Tensor
+
+
+@torch.no_grad()
+def replay(simulator: Simulator, z_EZ: Tensor, steps: int) -> Replay:
+    """``steps`` observations from every latent."""
+    states, h = [simulator.start(z_EZ)], []
+    for _ in range(steps):  # the frames are not kept
+        state, out = simulator.step(states[-1])
+        states.append(state)
+        h.append(out.h_BH)
+    return Replay(states, torch.stack(h, 1))
+
+
+def gather_states(states: Sequence[SimState], episode_B: np.ndarray, step_B: np.ndarray) -> SimState:
+    """The state before step ``step_B[n] >= 1`` of row ``episode_B[n]``, as one batch."""
+    pairs = list(zip(episode_B.tolist(), step_B.tolist(), strict=True))
+    # After step 0 a simulator does not care how late it is; interventions would, and there are none.
+    late = states[int(step_B.min())]
+    return _replaced(late, {name: torch.stack([getattr(states[t], name)[e] for e, t in pairs]) for name in TENSORS})
+
+
+def spread_over_episodes(rows: np.ndarray, unit_N: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """``count`` of ``rows`` at random (all, if fewer), from as many episodes as there are."""
+    shuffled = rng.permutation(rows)
+    seen: dict[int, int] = {}
+    turn = np.empty(len(shuffled), np.int64)
+    for n, row in enumerate(shuffled):
+        e = int(unit_N[row])
+        turn[n] = seen[e] = seen.get(e, -1) + 1
+    chosen: np.ndarray = np.sort(shuffled[np.argsort(turn, kind="stable")[:count]])
+    return chosen
+
+
+def rows_that_fit(simulator: Simulator, state: SimState, longest: int, directions: int, memory_bytes: float) -> int:
+    """How many samples one ``jacobians`` call may hold: what the forward pass keeps, and twice the gradients of
+    one step for every direction."""
+    one = rows_of(state, slice(1), lambda x: x.detach())
+    one = one._replace(h_BH=one.h_BH.requires_grad_())
+    parameters = simulator.parameters() if isinstance(simulator, torch.nn.Module) else ()
+    kept = saved_bytes(lambda: unroll(simulator, one, longest + 1), parameters)
+    return max(1, int(memory_bytes // max(1, kept * (1 + 2 * directions / (longest + 1)))))
+
+
+# Both together
+
+
+class Labelled(NamedTuple):
+    """Steps with their behaviour and coordinates; ``index`` is sorted by (episode, step).
+
+    ``unit``: what counts as one independent episode; simulated rollouts that start in the same real
+    episode are one.
+    """
+
+    index_N2: np.ndarray
+    unit_N: np.ndarray
+    label_N: np.ndarray
+    c_NK: np.ndarray
+
+
+class Coupling(NamedTuple):
+    """Estimates [behaviours, lags, i, j] with p-values, episode-bootstrap draws and the correlation's null."""
+
+    correlation: np.ndarray
+    p_correlation: np.ndarray
+    correlation_null: np.ndarray  # float32 [P, behaviours, lags, i, j]
+    correlation_draws: np.ndarray  # float32 [R, ...]
+    jacobian: dict[str, np.ndarray]  # by path: "", "_agent_only", "_through_world"
+    p_jacobian: dict[str, np.ndarray]
+    jacobian_draws: dict[str, np.ndarray]
+    pairs: np.ndarray  # [behaviours, lags], time pairs
+    pair_episodes: np.ndarray
+    samples: np.ndarray  # [behaviours], Jacobians
+    sample_episodes: np.ndarray
+
+
+def correlate(
+    steps: Labelled,
+    behaviours: Sequence[int],
+    lags: Sequence[int],
+    permutations: int,
+    resamples: int,
+    rng: np.random.Generator,
+) -> dict[str, np.ndarray]:
+    """Correlation, p, null, bootstrap draws and counts for all behaviours (of the target step) and lags."""
+    units, unit_N = np.unique(steps.unit_N, return_inverse=True)
+    k = steps.c_NK.shape[1]
+    shape = (len(behaviours), len(lags), k, k)
+    out = {
+        "correlation": np.full(shape, np.nan),
+        "p": np.full(shape, np.nan),
+        "null": np.full((permutations, *shape), np.nan, np.float32),
+        "draws": np.full((resamples, *shape), np.nan, np.float32),
+        "pairs": np.zeros(shape[:2], np.int64),
+        "episodes": np.zeros(shape[:2], np.int64),
+    }
+    key_PE = rng.random((permutations, len(units)))
+    weight_RE = rng.multinomial(len(units), np.full(len(units), 1 / len(units)), size=resamples).astype(float)
+    for at, lag in enumerate(lags):
+        source, target = lagged_rows(steps.index_N2, lag)
+        for b, behaviour in enumerate(behaviours):
+            mine = steps.label_N[target] == behaviour
+            x, y, unit = steps.c_NK[source[mine]], steps.c_NK[target[mine]], unit_N[target[mine]]
+            out["pairs"][b, at], out["episodes"][b, at] = len(unit), len(np.unique(unit))
+            if out["episodes"][b, at] < FEWEST_EPISODES:
+                continue
+            sums = Sums.of(x, y, unit, len(units))
+            out["correlation"][b, at] = sums.correlation(np.ones((1, len(units))))[0]
+            out["draws"][:, b, at] = sums.correlation(weight_RE)
+            null = permuted_correlations(x, y, unit, key_PE)
+            out["null"][:, b, at] = null
+            out["p"][b, at] = np.where(
+                np.isnan(out["correlation"][b, at]), np.nan, permutation_p(out["correlation"][b, at], null)
+            )
+    return out
+
+
+def mean_effect(
+    effect_NX: np.ndarray, unit_N: np.ndarray, permutations: int, resamples: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean over episodes of effects [N, X], its two-sided sign-flip p [X], and bootstrap draws [R, X].
+
+    One effect an episode (the mean of its samples), so that an episode counts once.
+    """
+    units, unit_N = np.unique(unit_N, return_inverse=True)
+    count_E = np.bincount(unit_N)
+    effect_EX = np.zeros((len(units), effect_NX.shape[1]))
+    np.add.at(effect_EX, unit_N, effect_NX)
+    effect_EX /= count_E[:, None]
+    flip_PE = rng.choice([-1.0, 1.0], (permutations, len(units)))
+    weight_RE = rng.multinomial(len(units), np.full(len(units), 1 / len(units)), size=resamples)
+    mean_X = effect_EX.mean(0)
+    p_X = np.asarray(permutation_p(mean_X, flip_PE @ effect_EX / len(units)))
+    return mean_X, p_X, weight_RE @ effect_EX / len(units)
+
+
+PATHS = ("", "_agent_only", "_through_world")
+
+
+class Plan(NamedTuple):
+    """Where Jacobians are taken: M rows, behaviour after behaviour."""
+
+    state: SimState  # before step T - max(lags)
+    unit_M: np.ndarray
+    ends: np.ndarray  # [behaviours + 1]: rows ends[b] to ends[b + 1] are those of behaviour number b
+
+
+def plan(
+    simulator: Simulator,
+    z_EZ: Tensor,
+    sampled: Labelled,
+    h_sampled_NH: np.ndarray,
+    behaviours: Sequence[int],
+    config: CouplingConfig,
+) -> Plan:
+    """Choose steps of ``sampled`` (with hidden states h_sampled), the modal rollouts from the latents z_EZ
+    (episode e starts from row e), and run up to them.
+
+    Raises UserError if the rollouts are too short, or if most steps do not come out again.
+    """
+    rng, longest = np.random.default_rng([config.seed, 0]), max(config.lags)
+    usable_N = sampled.index_N2[:, 1] > longest
+    if not usable_N.any():
+        raise UserError(f"--lags {longest}: the samples are too short; record longer ones or use shorter lags")
+    played = replay(simulator, z_EZ, int(sampled.index_N2[:, 1].max()) + 1)
+    h_played = played.h_ETH[sampled.index_N2[:, 0], sampled.index_N2[:, 1]].cpu().numpy()
+    same_N = np.abs(h_played - h_sampled_NH).max(1) < REPLAY_TOLERANCE
+    if same_N[usable_N].mean() < 0.5:
+        raise UserError(
+            f"only {same_N[usable_N].mean():.0%} of the sampled steps come out again from their latents; "
+            "Jacobians need samples recorded without noise, exploration and interventions"
+        )
+    eligible = [np.flatnonzero((sampled.label_N == b) & usable_N & same_N) for b in behaviours]
+    chosen = [spread_over_episodes(rows, sampled.unit_N, config.samples_per_behaviour, rng) for rows in eligible]
+    rows = np.concatenate(chosen)
+    if not len(rows):
+        raise UserError(f"no behaviour has a step later than {longest} in --samples; record more or use shorter lags")
+    episode_M, step_M = sampled.index_N2[rows].T
+    state = gather_states(played.states, episode_M, step_M - longest)
+    return Plan(state, sampled.unit_N[rows], np.cumsum([0, *(len(c) for c in chosen)]))
+
+
+def couple(
+    simulator: Simulator,
+    planned: Plan,
+    observed: Labelled,
+    basis: Basis,
+    behaviours: Sequence[int],
+    config: CouplingConfig,
+) -> Coupling:
+    """Correlations of ``observed`` and Jacobians from the planned states."""
+    rng = np.random.default_rng([config.seed, 1])
+    lags, longest, k = list(config.lags), max(config.lags), observed.c_NK.shape[1]
+    shape = (len(behaviours), len(lags), k, k)
+    r = correlate(observed, behaviours, lags, config.permutations, config.resamples, rng)
+    state, unit_M, ends = planned
+    size = config.batch_size or rows_that_fit(simulator, state, longest, k, config.memory_gb * 1e9)
+    found: dict[str, list[np.ndarray]] = {"": [], "_agent_only": []}
+    with bar("Jacobians", total=2 * len(unit_M), unit="samples") as progress:
+        for n in range(0, len(unit_M), size):
+            part = rows_of(state, slice(n, n + size))
+            for path, env_grads in (("", True), ("_agent_only", False)):
+                j = jacobians(simulator, part, basis, lags, k, env_grads)
+                found[path].append(j.detach().cpu().numpy().astype(np.float64))
+                progress.advance(len(part.h_BH))
+    per_sample = {path: np.concatenate(parts) for path, parts in found.items()}
+    per_sample["_through_world"] = per_sample[""] - per_sample["_agent_only"]
+    # What is only rounding has a constant sign too, and must not pass for an effect.
+    least = ROUNDING * np.abs(per_sample[""]).max()
+    per_sample = {path: np.where(np.abs(x) < least, 0.0, x) for path, x in per_sample.items()}
+    mean = {path: np.full(shape, np.nan) for path in PATHS}
+    p = {path: np.full(shape, np.nan) for path in PATHS}
+    draws = {path: np.full((config.resamples, *shape), np.nan, np.float32) for path in PATHS}
+    episodes = np.zeros(len(behaviours), np.int64)
+    for b in range(len(behaviours)):
+        mine = slice(ends[b], ends[b + 1])
+        episodes[b] = len(np.unique(unit_M[mine]))
+        if episodes[b] < FEWEST_EPISODES:
+            continue
+        for path in PATHS:
+            effect = per_sample[path][mine].reshape(ends[b + 1] - ends[b], -1)
+            m, p_flat, d = mean_effect(effect, unit_M[mine], config.permutations, config.resamples, rng)
+            mean[path][b], p[path][b] = m.reshape(shape[1:]), p_flat.reshape(shape[1:])
+            draws[path][:, b] = d.reshape(-1, *shape[1:])
+    return Coupling(
+        correlation=r["correlation"],
+        p_correlation=r["p"],
+        correlation_null=r["null"],
+        correlation_draws=r["draws"],
+        jacobian=mean,
+        p_jacobian=p,
+        jacobian_draws=draws,
+        pairs=r["pairs"],
+        pair_episodes=r["episodes"],
+        samples=np.diff(ends),
+        sample_episodes=episodes,
+    )
+
+
+class Agreement(NamedTuple):
+    """How far Jacobian and correlation agree on some entries; intervals by bootstrap of episodes."""
+
+    value: float
+    low: float
+    high: float
+    null_low: float
+    null_high: float
+    p: float
+    n: int  # entries
+
+
+def _same_sign(j_X: np.ndarray, r_X: np.ndarray) -> float:
+    return float((np.sign(j_X) == np.sign(r_X)).mean())
+
+
+def _magnitude_rank(j_X: np.ndarray, r_X: np.ndarray) -> float:
+    from scipy.stats import rankdata
+
+    a, b = (rankdata(np.abs(v)) for v in (j_X, r_X))
+    if a.std() == 0 or b.std() == 0:
+        return float("nan")
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+MEASURES = {"sign_agreement": (_same_sign, 0.5), "magnitude_rank_correlation": (_magnitude_rank, 0.0)}
+
+
+def agreement(coupling: Coupling, mask: np.ndarray, measure: str, path: str = "") -> Agreement:
+    """``sign_agreement`` or ``magnitude_rank_correlation`` over the entries of mask, against permuted episodes.
+
+    NaN with fewer than 3 entries.
+    """
+    statistic, chance = MEASURES[measure]
+    n = int(mask.sum())
+    if n < 3:
+        nan = float("nan")
+        return Agreement(nan, nan, nan, nan, nan, nan, n)
+    j, r = coupling.jacobian[path][mask], coupling.correlation[mask]
+    value = statistic(j, r)
+    null = np.array([statistic(j, row) for row in coupling.correlation_null[:, mask]])
+    pairs = zip(coupling.jacobian_draws[path][:, mask], coupling.correlation_draws[:, mask], strict=True)
+    draws = np.array([statistic(a, b) for a, b in pairs if np.isfinite(a).all() and np.isfinite(b).all()])
+    low, high = interval_of(draws, int(coupling.sample_episodes.max()))
+    null_low, null_high = np.quantile(null, [0.025, 0.975])
+    p = float(permutation_p(value - chance, null - chance))
+    return Agreement(value, float(low), float(high), float(null_low), float(null_high), p, n)
+
+
+def assemble(
+    coupling: Coupling, behaviours: Sequence[int], names: Mapping[int, str], config: CouplingConfig
+) -> artefacts.Result:
+    """q-values over the whole family, the table of surviving edges, and the consistency, as a Result."""
+    result = artefacts.Result()
+    a = result.arrays
+    a["behaviours"], a["lags"] = np.asarray(behaviours, np.int64), np.asarray(config.lags, np.int64)
+    a["correlation"], a["q_correlation"] = coupling.correlation, benjamini_hochberg(coupling.p_correlation)
+    a["correlation_low"], a["correlation_high"] = _intervals(coupling.correlation_draws, coupling.pair_episodes)
+    units = np.repeat(coupling.sample_episodes[:, None], len(config.lags), 1)
+    for path in PATHS:
+        a[f"jacobian{path}"] = coupling.jacobian[path]
+        a[f"q_jacobian{path}"] = benjamini_hochberg(coupling.p_jacobian[path])
+        a[f"jacobian{path}_low"], a[f"jacobian{path}_high"] = _intervals(coupling.jacobian_draws[path], units)
+    for name in ("pairs", "pair_episodes", "samples", "sample_episodes"):
+        a[name] = getattr(coupling, name)
+    tested = coupling.sample_episodes >= FEWEST_EPISODES
+    result.notes |= {
+        "alpha": config.alpha,
+        "basis_kind": config.basis_kind,
+        "names": {str(b): names.get(b, "") for b in behaviours},
+        "too_few_episodes": [int(b) for b, ok in zip(behaviours, tested, strict=True) if not ok],
+        "unit": "change of target coordinate per change of source coordinate",
+    }
+    result.tables["edges"] = edges(result, config.alpha)
+    diagonal = np.eye(coupling.correlation.shape[-1], dtype=bool)
+    for path in ("", "_agent_only"):
+        both = (a[f"q_jacobian{path}"] < config.alpha) & (a["q_correlation"] < config.alpha)
+        for measure in MEASURES:
+            found = agreement(coupling, both & ~diagonal, measure, path)
+            _put(result, f"{measure}{path}", found)
+    _put(result, "sign_agreement_with_diagonal", agreement(coupling, _both(a, config.alpha), "sign_agreement"))
+    for name, q in (("jacobian", a["q_jacobian"]), ("correlation", a["q_correlation"])):
+        tests = int(np.isfinite(q).sum())
+        share = float((q < config.alpha).sum() / tests) if tests else float("nan")
+        result.scalar(f"significant_{name}", share, f"share of entries with q < {config.alpha}", tests)
+    result.scalar("edges", len(result.tables["edges"]), "directed edges between different directions or own past")
+    return result
+
+
+def _both(a: Mapping[str, np.ndarray], alpha: float) -> np.ndarray:
+    out: np.ndarray = (a["q_jacobian"] < alpha) & (a["q_correlation"] < alpha)
+    return out
+
+
+def _put(result: artefacts.Result, name: str, found: Agreement) -> None:
+    unit = "share of entries" if name.startswith("sign") else "Spearman correlation of |J| and |r|"
+    result.scalar(name, found.value, unit, found.n, (found.low, found.high))
+    result.scalar(
+        f"{name}_null", (found.null_low + found.null_high) / 2, unit, found.n, (found.null_low, found.null_high)
+    )
+    result.scalar(f"{name}_p", found.p, "permutation p")
+
+
+def _intervals(draws: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """95 % intervals of draws [R, behaviours, lags, i, j] that rest on ``units`` [behaviours, lags] episodes."""
+    low, high = np.full(draws.shape[1:], np.nan), np.full(draws.shape[1:], np.nan)
+    for here in np.ndindex(units.shape):
+        low[here], high[here] = interval_of(np.moveaxis(draws, 0, 2)[here], int(units[here]))
+    return low, high
+
+
+def edges(result: artefacts.Result, alpha: float) -> list[dict[str, Any]]:
+    """The entries whose mean Jacobian is significant, the strongest first, each with a sentence."""
+    a = result.arrays
+    rows = []
+    for b, at, i, j in np.argwhere(a["q_jacobian"] < alpha):
+        here = (b, at, i, j)
+        effect, r, q = a["jacobian"][here], a["correlation"][here], a["q_jacobian"][here]
+        behaviour, lag = int(a["behaviours"][b]), int(a["lags"][at])
+        verb = "raises" if effect > 0 else "lowers"
+        rows.append(
+            {
+                "behaviour": behaviour,
+                "lag": lag,
+                "source": int(i),
+                "target": int(j),
+                "J": float(effect),
+                "J_low": float(a["jacobian_low"][here]),
+                "J_high": float(a["jacobian_high"][here]),
+                "J_no_env": float(a["jacobian_agent_only"][here]),
+                "q": float(q),
+                "q_through_world": float(a["q_jacobian_through_world"][here]),
+                "r": float(r),
+                "q_r": float(a["q_correlation"][here]),
+                "agree": bool(np.sign(effect) == np.sign(r)),
+                "n": int(a["samples"][b]),
+                "episodes": int(a["sample_episodes"][b]),
+                "sentence": f"direction {i} at t-{lag} {verb} direction {j} in behaviour {behaviour}: "
+                f"J = {effect:.3g}, r = {r:.2f}, q = {q:.2g}",
+            }
+        )
+    return sorted(rows, key=lambda row: -abs(float(row["J"])))
+
+
+def draw_matrices(result: artefacts.Result, b: int) -> Any:
+    """A matplotlib Figure for behaviour number ``b`` of the result: a row a lag, Jacobian beside correlation.
+    Dots mark significant entries."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    a = result.arrays
+    columns = {"Jacobian": "jacobian", "Jacobian, agent only": "jacobian_agent_only", "correlation": "correlation"}
+    lags = a["lags"]
+    figure = Figure(figsize=(11, 3.4 * len(lags)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(lags), len(columns), squeeze=False)
+    behaviour = int(a["behaviours"][b])
+    name = result.notes["names"][str(behaviour)]
+    figure.suptitle(
+        f"behaviour {behaviour}{f' ({name})' if name else ''}: {a['samples'][b]} Jacobians from "
+        f"{a['sample_episodes'][b]} episodes, dots: q < {result.notes['alpha']}"
+    )
+    strongest = np.nanmax(np.abs([a["jacobian"][b], a["jacobian_agent_only"][b]]), initial=0) or 1.0
+    for at, lag in enumerate(lags):
+        for axis, (title, key) in zip(axes[at], columns.items(), strict=True):
+            limit = 1.0 if key == "correlation" else strongest
+            image = axis.imshow(a[key][b, at], cmap="RdBu", vmin=-limit, vmax=limit)
+            i, j = np.nonzero(a[f"q_{key}"][b, at] < result.notes["alpha"])
+            axis.plot(j, i, ".", color="black", markersize=4)
+            axis.set(title=f"{title}, lag {lag}", xlabel="target at T", ylabel=f"source at T-{lag}")
+            figure.colorbar(image, ax=axis, shrink=0.8)
+    return figure
+
+
+# The stage
+
+
+def behaviour_labels(index_N2: np.ndarray, behaviours: Behaviours | None, source: str) -> np.ndarray:
+    """The behaviour of every step of an index, -1 where it has none.  source: sim or real.  Without behaviours
+    all are 0."""
+    if behaviours is None:
+        return np.zeros(len(index_N2), np.int64)
+    if source not in behaviours.labels:
+        kind = "simulated" if source == "sim" else "real"
+        raise UserError(f"--behaviours has no labels of {kind} rollouts; run analysis.behaviours with them")
+    known = {(int(e), int(t)): int(b) for (e, t), b in zip(*_labels(behaviours, source), strict=True)}
+    return np.array([known.get((int(e), int(t)), -1) for e, t in index_N2], np.int64)
+
+
+def _labels(behaviours: Behaviours, source: str) -> tuple[np.ndarray, np.ndarray]:
+    return behaviours.index[source], behaviours.labels[source]
+
+
+def labelled(
+    store: RolloutStore, basis: Basis, directions: int, behaviours: Behaviours | None, source: str
+) -> tuple[Labelled, np.ndarray]:
+    """Every step of a store with its coordinates and behaviour, and its h."""
+    columns, index = store.pooled("h")
+    c = basis.project(torch.from_numpy(columns["h"])).numpy()[:, :directions].astype(np.float64)
+    unit = source_episodes(store, range(len(store)))[index[:, 0]]
+    return Labelled(index, unit, behaviour_labels(index, behaviours, source), c), columns["h"]
+
+
+def check_made_from(directory: Path, name: str, source: Path) -> None:
+    """UserError unless run ``directory`` was made from the run ``source``, as its input ``name``."""
+    known = artefacts.read_manifest(directory)["inputs"].get(name)
+    if known is None or known["manifest_sha256"] != artefacts.sha256(source / artefacts.MANIFEST):
+        raise UserError(f"{directory} was not made from {source}; give the {name} it labels, or run it again")
+
+
+def main(config: CouplingConfig) -> None:
+    from generative.simulator import load_simulator
+
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    if not config.lags or min(config.lags) < 1 or len(set(config.lags)) < len(config.lags):
+        raise UserError("--lags takes different whole numbers of at least 1, as in 1 2 4")
+    if config.max_directions < 0 or config.batch_size < 0 or config.samples_per_behaviour < FEWEST_EPISODES:
+        raise UserError(
+            f"--samples_per_behaviour must be at least {FEWEST_EPISODES}; "
+            "--max_directions and --batch_size must not be negative"
+        )
+    if config.permutations < 99 or config.resamples < 99:
+        raise UserError("--permutations and --resamples must be at least 99")
+    simulator = load_simulator(config.simulator, device)
+    agent = fingerprint(simulator.agent)
+    basis = load_basis(config.hidden_states, config.basis_kind, agent)
+    k = min(config.max_directions or basis.size, basis.size)
+    inputs = {"simulator": config.simulator, "samples": config.samples, "hidden_states": config.hidden_states}
+    behaviours = None
+    if config.behaviours is not None:
+        behaviours = load_behaviours(config.behaviours)
+        check_made_from(config.behaviours, "samples", config.samples)
+        inputs["behaviours"] = config.behaviours
+    with open_samples(config.samples, simulator) as store:
+        sampled, h = labelled(store, basis, k, behaviours, "sim")
+        z_EZ = torch.from_numpy(store.latents()).to(device)
+    observed = sampled
+    if config.rollouts is not None:
+        if config.behaviours is not None:
+            check_made_from(config.behaviours, "rollouts", config.rollouts)
+        with RolloutStore(config.rollouts) as store:
+            facts = store.manifest["facts"]
+            if facts.get("source") != "real" or facts.get("agent") != agent:
+                raise UserError(f"{config.rollouts} does not hold real rollouts of this simulator's agent")
+            observed, _ = labelled(store, basis, k, behaviours, "real")
+        inputs["rollouts"] = config.rollouts
+    ids = sorted({int(b) for b in np.unique(sampled.label_N) if b >= 0})
+    if not ids:
+        raise UserError(f"{config.behaviours} labels no step of {config.samples}; run analysis.behaviours on it")
+    planned = plan(simulator, z_EZ, sampled, h, ids, config)
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+        run.facts = {"agent": agent, "simulator": fingerprint(simulator)}
+        coupling = couple(simulator, planned, observed, basis.to(device), ids, config)
+        result = assemble(coupling, ids, {} if behaviours is None else behaviours.names, config)
+        result.save(run.path)
+        for b, behaviour in enumerate(ids):
+            draw_matrices(result, b).savefig(run.path / f"matrix_{behaviour}.png", dpi=90)
+        run.metrics |= result.scalars
+    print(f"coupling of {k} directions in {len(ids)} behaviours, {len(result.tables['edges'])} edges: {config.out}")
+    for row in result.tables["edges"][:3]:
+        print(f"  {row['sentence']}")
+
+
+if __name__ == "__main__":
+    cli.run(CouplingConfig, main, STAGE)

@@ -1,0 +1,81 @@
+"""Put a trained agent and its simulator into a small directory that can be shipped:
+``python -m generative.bundle --agent runs/agent --simulator runs/simulator --out bundles/mine``.
+
+What is left behind: training states, checkpoints, rollouts.  What the manifests of the trainings said
+goes along under ``facts.training``, and the bundle's own manifests hold its own hashes.  The
+simulator's weights may be stored in half precision (its agent's never are: it stays the same agent).
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agents.recurrent import load_agent, save_agent
+from core import artefacts, config as cli
+from core.contracts import UserError
+from core.directions import fingerprint
+from generative.simulator import load_simulator, save_simulator
+
+STAGE = "bundle"
+KEPT = ("argv", "config", "seed", "code", "packages", "device", "machine", "wall_s", "metrics")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleConfig:
+    """Export an agent and its simulator for shipping."""
+
+    agent: Path
+    """run directory of the agent"""
+    simulator: Path
+    """run directory of the simulator trained around it"""
+    out: Path
+    """directory to write: OUT/agent and OUT/simulator"""
+    half: bool = True
+    """store the simulator's weights as float16 (its agent's stay float32)"""
+    overwrite: bool = False
+    """replace an earlier bundle in --out"""
+
+
+def round_to_half(simulator: torch.nn.Module) -> None:
+    """Round every weight but the agent's to the nearest float16, in place, so that what is saved, measured
+    and loaded is one thing."""
+    with torch.no_grad():
+        for name, tensor in simulator.state_dict().items():
+            if not name.startswith("agent."):
+                tensor.copy_(tensor.half())
+
+
+def training_of(path: Path) -> dict[str, Any]:
+    """What a training's manifest says about how it was made."""
+    manifest = artefacts.read_manifest(path)
+    return {k: manifest[k] for k in KEPT}
+
+
+def main(config: BundleConfig) -> None:
+    agent, simulator = load_agent(config.agent), load_simulator(config.simulator)
+    if fingerprint(agent) != fingerprint(simulator.agent):
+        raise UserError(f"{config.simulator} was not trained around the agent in {config.agent}")
+    if config.half:
+        round_to_half(simulator)
+    with artefacts.new_run(config.out / "agent", "train", config, overwrite=config.overwrite) as run:
+        save_agent(agent, run.path)
+        shutil.copy(config.agent / "curve.csv", run.path)
+        run.facts = {"agent": fingerprint(agent), "training": training_of(config.agent)}
+    inputs = {"agent": config.out / "agent"}
+    with artefacts.new_run(
+        config.out / "simulator", "train_gen_model", config, inputs, overwrite=config.overwrite
+    ) as run:
+        save_simulator(simulator, run.path, half=config.half)
+        shutil.copy(config.simulator / "curve.csv", run.path)
+        run.facts = {"agent": fingerprint(agent), "training": training_of(config.simulator)}
+    size = sum(p.stat().st_size for p in config.out.rglob("*") if p.is_file())
+    print(f"bundled {size / 1e6:.1f} MB: {config.out}")
+
+
+if __name__ == "__main__":
+    cli.run(BundleConfig, main, STAGE)

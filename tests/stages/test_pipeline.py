@@ -1,0 +1,207 @@
+"""The scripts chained from a clean directory: what each stage writes, the next one reads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agents import evaluate, record, train as train_agent
+from agents.recurrent import load_agent
+from core import artefacts, config as cli
+from core.contracts import UserError
+from core.directions import fingerprint
+from core.episodes import RolloutStore
+from generative import record_samples, train as train_gen
+from generative.simulator import load_simulator
+
+DEBUG = ["--preset", "debug", "--threads", "1"]
+
+
+def test_every_directory_verifies_and_the_chain_reaches_the_agent(pipeline: Path) -> None:
+    assert artefacts.verify(pipeline / "samples") == []
+    stages = [stage for _, stage, _ in artefacts.chain(pipeline / "samples")]
+    assert sorted(stages) == ["record", "record_samples", "train", "train_gen_model"]
+
+
+def test_a_flipped_byte_anywhere_in_the_chain_is_found(pipeline: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(pipeline, copy)
+    weights = copy / "agent" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-3] ^= 1
+    weights.write_bytes(data)
+    problems = artefacts.verify(copy / "samples")
+    assert len(problems) == 1 and "model.safetensors" in problems[0]
+
+
+def test_recorded_alignment(pipeline: Path) -> None:
+    """h[t] is the agent's state after obs[t]; it gives logits[t], value[t]; the agent rebuilt from disk
+    gives the same numbers."""
+    agent = load_agent(pipeline / "agent")
+    store = RolloutStore(pipeline / "rollouts")
+    assert store.manifest["facts"]["agent"] == fingerprint(agent)
+    episode = store.episode(0)
+    assert not episode.final_known or episode.truncated  # Procgen hides the frame after an ending
+    h = agent.initial(1)
+    for t in range(min(20, episode.steps)):
+        e = agent.encode({"frames": torch.from_numpy(episode.obs["frames"][t : t + 1])})
+        h = agent.advance(e, h, torch.tensor([t == 0]))
+        logits, value = agent.heads(h)
+        np.testing.assert_allclose(h[0], episode.h[t], atol=1e-5)
+        np.testing.assert_allclose(logits[0], episode.logits[t], atol=1e-5)
+        np.testing.assert_allclose(value[0], episode.value[t], atol=1e-5)
+
+
+def test_samples_are_what_the_simulator_says(pipeline: Path) -> None:
+    simulator = load_simulator(pipeline / "simulator")
+    store = RolloutStore(pipeline / "samples")
+    assert store.manifest["facts"]["source"] == "simulated"
+    z = torch.from_numpy(store.latents())
+    out = simulator.rollout(z[:2], 12)
+    for b in range(2):
+        episode = store.episode(b)
+        rows = len(episode.h)
+        np.testing.assert_allclose(out.h[b, :rows], episode.h, atol=1e-4)
+        np.testing.assert_allclose(out.d[b, :rows], episode.world["d"], atol=1e-4)
+        assert np.array_equal(out.action[b, : episode.steps], episode.action)
+
+
+def test_recording_is_determined_by_its_seed(pipeline: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", "0"), ("b", "0"), ("c", "1")):
+        argv = [*DEBUG, "--agent", f"{pipeline}/agent", "--out", f"{tmp_path}/{name}", "--episodes", "4"]
+        record.main(cli.parse(record.RecordConfig, [*argv, "--seed", seed], record.STAGE))
+    a, b, c = (RolloutStore(tmp_path / n).pooled("action", "h")[0] for n in "abc")
+    assert np.array_equal(a["action"], b["action"]) and np.array_equal(a["h"], b["h"])
+    assert a["h"].shape != c["h"].shape or not np.array_equal(a["h"], c["h"])
+
+
+class Killed(Exception):
+    """Stands for kill -9 at a chosen moment."""
+
+
+def test_a_killed_agent_training_resumes_to_the_same_weights(
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = [*DEBUG, "--out", f"{tmp_path}/agent", "--save_minutes", "0"]
+    real, calls = train_agent.update, []
+
+    def dies_later(*args: object) -> dict[str, float]:
+        if len(calls) == 2:
+            raise Killed
+        calls.append(1)
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(train_agent, "update", dies_later)
+    with pytest.raises(Killed):
+        train_agent.main(cli.parse(train_agent.TrainConfig, argv, train_agent.STAGE))
+    with pytest.raises(UserError, match="half-written"):
+        load_agent(tmp_path / "agent")
+    monkeypatch.setattr(train_agent, "update", real)
+    train_agent.main(cli.parse(train_agent.TrainConfig, [*argv, "--resume"], train_agent.STAGE))
+    whole, resumed = load_agent(pipeline / "agent"), load_agent(tmp_path / "agent")
+    assert fingerprint(whole) == fingerprint(resumed)
+
+
+def test_a_killed_simulator_training_resumes_to_the_same_curve(
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = ["--agent", f"{pipeline}/agent", "--rollouts", f"{pipeline}/rollouts"]
+    argv = [*DEBUG, *models, "--out", f"{tmp_path}/simulator", "--save_minutes", "0"]
+    real, calls = train_gen.loss_of, []
+
+    def dies_later(*args: object) -> object:
+        if len(calls) == 4:
+            raise Killed
+        calls.append(1)
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(train_gen, "loss_of", dies_later)
+    with pytest.raises(Killed):
+        train_gen.main(cli.parse(train_gen.GenTrainConfig, argv, train_gen.STAGE))
+    monkeypatch.setattr(train_gen, "loss_of", real)
+    train_gen.main(cli.parse(train_gen.GenTrainConfig, [*argv, "--resume"], train_gen.STAGE))
+    whole, resumed = load_simulator(pipeline / "simulator"), load_simulator(tmp_path / "simulator")
+    assert fingerprint(whole) == fingerprint(resumed)
+
+
+def test_a_nan_loss_stops_the_simulator_and_says_where(
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = ["--agent", f"{pipeline}/agent", "--rollouts", f"{pipeline}/rollouts"]
+    argv = [*DEBUG, *models, "--out", f"{tmp_path}/simulator"]
+    real, calls = train_gen.loss_of, []
+
+    def breaks(*args: object) -> object:
+        calls.append(1)
+        loss, parts = real(*args)  # type: ignore[arg-type]
+        return (loss * float("nan") if len(calls) == 5 else loss), parts
+
+    monkeypatch.setattr(train_gen, "loss_of", breaks)
+    with pytest.raises(UserError, match="nan at update 4"):
+        train_gen.main(cli.parse(train_gen.GenTrainConfig, argv, train_gen.STAGE))
+    assert (tmp_path / "simulator" / "model.safetensors").exists()  # validated at update 3
+    assert not (tmp_path / "simulator" / artefacts.MANIFEST).exists()
+
+
+def test_rollouts_of_another_agent_are_refused(pipeline: Path, tmp_path: Path) -> None:
+    train_agent.main(
+        cli.parse(train_agent.TrainConfig, [*DEBUG, "--seed", "9", "--out", f"{tmp_path}/other"], train_agent.STAGE)
+    )
+    models = ["--agent", f"{tmp_path}/other", "--rollouts", f"{pipeline}/rollouts"]
+    with pytest.raises(UserError, match="was recorded with agent"):
+        train_gen.main(cli.parse(train_gen.GenTrainConfig, [*DEBUG, *models, "--out", f"{tmp_path}/s"], "x"))
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_simulator_needs_real_rollouts(pipeline: Path, tmp_path: Path) -> None:
+    models = ["--agent", f"{pipeline}/agent", "--rollouts", f"{pipeline}/samples"]
+    with pytest.raises(UserError, match="real rollouts"):
+        train_gen.main(cli.parse(train_gen.GenTrainConfig, [*DEBUG, *models, "--out", f"{tmp_path}/s"], "x"))
+
+
+def test_evaluation_is_on_whole_held_out_episodes(pipeline: Path, tmp_path: Path) -> None:
+    common = ["--agent", f"{pipeline}/agent", "--slots", "4", "--episodes", "8", "--threads", "1"]
+    with pytest.raises(UserError, match="overlap the training levels"):
+        evaluate.main(
+            cli.parse(evaluate.EvaluateConfig, [*common, "--start_level", "10", "--out", f"{tmp_path}/e"], "x")
+        )
+    evaluate.main(cli.parse(evaluate.EvaluateConfig, [*common, "--out", f"{tmp_path}/e"], evaluate.STAGE))
+    result = artefacts.Result.load(tmp_path / "e")
+    assert result.scalars["return_mean"]["n"] == 8
+    assert result.scalars["return_mean"]["value"] == pytest.approx(result.arrays["returns"].mean())
+
+
+def test_altered_samples_go_where_data_save_dir_says_and_the_manifest_says_what_was_done(
+    pipeline: Path, tmp_path: Path
+) -> None:
+    from core.directions import Basis
+
+    agent = load_agent(pipeline / "agent")
+    size = agent.hidden_size
+    eye = torch.eye(size)
+    basis = Basis("neurons", torch.zeros(size), torch.ones(size), eye, eye, agent=fingerprint(agent))
+    with artefacts.new_run(tmp_path / "basis", "hidden_states", {}) as run:
+        basis.save(run.path)
+    argv = [
+        *DEBUG, "--simulator", f"{pipeline}/simulator", "--rollouts", f"{pipeline}/rollouts",
+        "--basis", f"{tmp_path}/basis", "--basis_kind", "neurons",
+        "--swap_directions_from", "10", "5", "--swap_directions_to", "12", "None",
+        "--data_save_dir", f"{tmp_path}/altered",
+    ]  # fmt: skip
+    record_samples.main(cli.parse(record_samples.RecordSamplesConfig, argv, record_samples.STAGE))
+    facts = artefacts.read_manifest(tmp_path / "altered")["facts"]["interventions"]
+    assert [f["kind"] for f in facts] == ["Swap", "Nullspace"]
+    assert facts[0]["pairs"] == [[10, 12]] and facts[1]["ids"] == [5]
+    altered = RolloutStore(tmp_path / "altered")
+    assert np.abs(altered.episode(0).h[:, 5]).max() == 0  # collapsed to the mean, here 0
+    before = json.loads((pipeline / "samples" / artefacts.MANIFEST).read_text())
+    with pytest.raises(UserError, match="already holds data"):
+        record_samples.main(
+            cli.parse(record_samples.RecordSamplesConfig, [*argv[:-1], f"{pipeline}/samples"], record_samples.STAGE)
+        )
+    assert json.loads((pipeline / "samples" / artefacts.MANIFEST).read_text()) == before

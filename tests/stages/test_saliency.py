@@ -1,0 +1,214 @@
+"""The saliency and coupling scripts on a simulator directory and its samples, and the mistakes users make."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agents.recurrent import AgentConfig, RecurrentAgent
+from analysis import coupling, saliency
+from core import artefacts, config as cli
+from core.artefacts import Result
+from core.contracts import EnvSpec, Field
+from core.directions import Basis, fingerprint
+from envs.procgen import ACTION_NAMES
+from generative import record_samples
+from generative.rssm import ModelConfig
+from generative.simulator import RSSMSimulator, load_simulator, save_simulator
+
+SPEC = EnvSpec(
+    env_id="procgen/coinrun",
+    obs={"frames": Field(shape=(64, 64, 3), dtype="uint8")},
+    action_names=ACTION_NAMES,
+    slots=1,
+)
+SAMPLES = 12
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """simulator, samples and hidden_states run directories of an untrained hypersphere simulator."""
+    root = tmp_path_factory.mktemp("runs")
+    torch.manual_seed(0)
+    agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=6), SPEC)
+    torch.nn.init.normal_(agent.policy.weight, std=2.0)
+    sizes = {"deterministic_size": 12, "hidden_size": 16, "groups": 3, "classes": 4, "depth": 2, "latent_size": 6}
+    simulator = RSSMSimulator(ModelConfig(head_layers=1, latent="hypersphere", **sizes), agent)
+    torch.nn.init.normal_(simulator.decoder.first.weight, std=1.0)
+    torch.nn.init.constant_(simulator.terminal_head[-1].bias, -3.0)  # the untrained world goes on
+    with artefacts.new_run(root / "simulator", "train_gen_model", {}) as run:
+        save_simulator(simulator, run.path)
+    record_samples.main(
+        record_samples.RecordSamplesConfig(
+            simulator=root / "simulator", out=root / "samples", samples=SAMPLES, steps=12, threads=1
+        )
+    )
+    q, _ = torch.linalg.qr(torch.randn(6, 6))
+    with artefacts.new_run(root / "hidden_states", "hidden_states", {}) as run:
+        Basis(
+            "ica", torch.zeros(6), torch.ones(6), q[:, :4].contiguous(), q[:, :4].T.contiguous(), fingerprint(agent)
+        ).save(run.path)
+    return root
+
+
+def argv(runs: Path, out: Path, *more: object) -> list[str]:
+    words = ["--simulator", runs / "simulator", "--samples", runs / "samples", "--out", out, "--threads", 1, *more]
+    return [str(w) for w in words]
+
+
+def explain(runs: Path, out: Path, *more: object) -> Result:
+    words = argv(runs, out, "--steps", 5, "--target_step", 2, "--copies", 2, "--integrated_steps", 4, *more)
+    cli.run(saliency.SaliencyConfig, saliency.main, saliency.STAGE, words)
+    return Result.load(out)
+
+
+def test_samples_quantities_and_pictures(runs: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    out = tmp_path / "saliency"
+    quantities = ["action", "value_delta", "jumping_right", "direction_3", "ica_0"]
+    result = explain(
+        runs,
+        out,
+        "--sample_ids",
+        7,
+        2,
+        "--quantities",
+        *quantities,
+        "--hidden_states",
+        runs / "hidden_states",
+        "--no-video",
+    )
+    assert result.arrays["sample_ids"].tolist() == [7, 2]
+    assert result.arrays["frames"].shape == (2, 6, 64, 64, 3) and result.arrays["frames"].dtype == np.uint8
+    for q in quantities:
+        for part in ("", "_agent_only", "_through_world"):
+            assert result.arrays[f"grad_frames_{q}{part}"].shape == (2, 6, 64, 64, 3)
+            assert result.arrays[f"grad_h_{q}{part}"].shape == (2, 6, 6)
+            assert result.arrays[f"grad_d_{q}{part}"].shape == (2, 6, 12)
+        assert np.abs(result.arrays[f"grad_frames_{q}"]).max() > 0
+        assert result.scalars[f"completeness_delta_{q}"]["n"] == 2
+        for i in (7, 2):
+            with Image.open(out / f"sample_{i}_{q}.png") as image:
+                assert image.size[0] > 6 * saliency.TILE
+    np.testing.assert_allclose(
+        result.arrays["grad_h_action"] - result.arrays["grad_h_action_agent_only"],
+        result.arrays["grad_h_action_through_world"],
+        atol=1e-6,
+    )
+    with open(out / "saliency.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 10 and {row["sample"] for row in rows} == {"7", "2"}
+    assert artefacts.verify(out) == []
+    # The samples were recorded in this simulator: the rollouts shown are those on disk.
+    from core.episodes import RolloutStore
+
+    with RolloutStore(runs / "samples") as store:
+        recorded = store.episode(7)
+    assert np.abs(result.arrays["frames"][0].astype(int) - recorded.obs["frames"][:6]).max() <= 1
+    assert (result.arrays["action"][0] == recorded.action[:6]).all()
+
+
+def test_a_range_leaves_its_end_out_and_samples_combine(runs: Path, tmp_path: Path) -> None:
+    one = explain(runs, tmp_path / "range", "--sample_ids", 3, "to", 5, "--quantities", "value", "--no-video")
+    assert one.arrays["sample_ids"].tolist() == [3, 4]
+    out = tmp_path / "combined"
+    both = explain(
+        runs, out, "--sample_ids", 3, "to", 5, "--combine_samples_not_iterate", "--quantities", "value", "--no-video"
+    )
+    assert both.notes["combined_ids"] == [3, 4] and both.arrays["frames"].shape[0] == 1
+    assert (out / "sample_combined_value.png").exists()
+    simulator = load_simulator(runs / "simulator")
+    with saliency.open_samples(runs / "samples", simulator) as store:
+        z = simulator.normalise(torch.from_numpy(store.latents([3, 4])).mean(0, keepdim=True))
+    assert torch.linalg.norm(z).item() == pytest.approx(1.0)
+    with torch.no_grad():
+        expected = simulator.rollout(z, 5).value.numpy()
+    np.testing.assert_allclose(both.arrays["value"], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_video_can_be_played(runs: Path, tmp_path: Path) -> None:
+    import imageio_ffmpeg
+
+    out = tmp_path / "saliency"
+    explain(runs, out, "--sample_ids", 0, "--quantities", "value")
+    decode = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(out / "sample_0_value.mp4")]
+    raw = subprocess.run([*decode, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], capture_output=True, check=True).stdout
+    frames = np.frombuffer(raw, np.uint8).reshape(-1, 304, 512, 3).astype(float)
+    assert len(frames) == 6
+    assert np.abs(frames[2][40:47, 300:500].mean((0, 1)) - np.array(saliency.GOLD)).max() < 40  # the target step
+    assert frames[1][40:47, 300:500].mean() > 235
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sample_ids", "12"], "no sample 12; there are 12 (0 to 11)"),
+        (["--sample_ids", "0", "to", "13"], "no sample 12"),
+        (["--quantities", "jumping"], "no quantity 'jumping'"),
+        (["--quantities", "ica_0"], "--hidden_states"),
+        (["--quantities", "ica_4", "--hidden_states", "HIDDEN"], "direction 4 does not exist"),
+        (["--quantities", "pca_0", "--hidden_states", "HIDDEN"], "no 'pca' basis"),
+        (["--quantities", "value_delta", "--target_step", "0"], "--target_step 1 or later"),
+        (["--target_step", "11"], "--target_step 11"),
+        (["--copies", "0"], "--copies"),
+        (["--samples", "HIDDEN"], "holds no rollouts"),
+    ],
+)
+def test_mistakes_leave_nothing(
+    runs: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "saliency"
+    words = [str(runs / "hidden_states") if w == "HIDDEN" else w for w in words]
+    with pytest.raises(SystemExit) as ended:
+        cli.run(saliency.SaliencyConfig, saliency.main, saliency.STAGE, argv(runs, out, "--no-video", *words))
+    assert ended.value.code == 2 and not out.exists()
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert message in line
+
+
+def couple(runs: Path, out: Path, *more: object) -> None:
+    words = argv(runs, out, "--hidden_states", runs / "hidden_states", "--behaviours", "None", *more)
+    cli.run(coupling.CouplingConfig, coupling.main, coupling.STAGE, words)
+
+
+def test_coupling_of_samples(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "coupling"
+    couple(
+        runs, out, "--lags", 1, 3, "--max_directions", 3, "--samples_per_behaviour", 10,
+        "--permutations", 199, "--resamples", 99,
+    )  # fmt: skip
+    result = Result.load(out)
+    for name in ("jacobian", "jacobian_agent_only", "correlation", "q_jacobian", "q_correlation", "jacobian_low"):
+        assert result.arrays[name].shape == (1, 2, 3, 3) and np.isfinite(result.arrays[name]).all(), name
+    assert result.arrays["samples"].tolist() == [10]
+    assert (out / "matrix_0.png").stat().st_size > 5000 and (out / "edges.csv").exists()
+    assert artefacts.verify(out) == []
+    assert "directions in 1 behaviours" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lags", "0"], "--lags"),
+        (["--lags", "2", "2"], "--lags"),
+        (["--lags", "30"], "too short"),
+        (["--basis_kind", "pca"], "no 'pca' basis"),
+        (["--samples_per_behaviour", "2"], "at least 5"),
+        (["--rollouts", "SAMPLES"], "does not hold real rollouts"),
+    ],
+)
+def test_coupling_mistakes_leave_nothing(
+    runs: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "coupling"
+    with pytest.raises(SystemExit) as ended:
+        couple(runs, out, "--permutations", "99", *[str(runs / "samples") if w == "SAMPLES" else w for w in words])
+    assert ended.value.code == 2 and not out.exists()
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert message in line

@@ -1,0 +1,162 @@
+"""The two validation stages on real CoinRun with an untrained agent and simulator, and their mistakes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agents.record import RecordConfig, main as record
+from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
+from analysis.behaviours import BehaviourOptions, BehavioursConfig, main as behaviours
+from analysis.directions import fit_pca
+from core import artefacts
+from core.artefacts import Result, verify
+from core.contracts import UserError
+from core.directions import fingerprint
+from core.episodes import RolloutStore
+from envs.procgen import ProcgenEnv, ProcgenOptions
+from generative.rssm import ModelConfig
+from generative.simulator import RSSMSimulator, save_simulator
+from validation.fidelity import FidelityConfig, main as fidelity
+from validation.interventions import InterventionsConfig, label_starts, main as interventions
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ModelConfig(
+    deterministic_size=16, hidden_size=16, groups=4, classes=4, depth=4, head_layers=1, latent_size=8
+)  # fmt: skip
+WORLD = ProcgenOptions(game="coinrun", use_backgrounds=False, restrict_themes=True)
+FEW = {"starts": 6, "horizon": 2, "controls": 4, "control_starts": 3, "latest_start": 8, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def dirs(tmp_path_factory):
+    """Everything the two stages read, made by the stages that write it."""
+    root = tmp_path_factory.mktemp("validation")
+    torch.manual_seed(0)
+    agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=16, hidden_size=8), ProcgenEnv(WORLD, 1).spec)
+    with artefacts.new_run(root / "agent", "train", {}) as run:
+        save_agent(agent, run.path)
+    with artefacts.new_run(root / "simulator", "train_gen_model", {}, {"agent": root / "agent"}) as run:
+        save_simulator(RSSMSimulator(SMALL, agent), run.path)
+    record(RecordConfig(agent=root / "agent", out=root / "rollouts", episodes=8, slots=8, threads=1))
+    with RolloutStore(root / "rollouts") as store:
+        columns, index = store.pooled("h")
+    basis = fit_pca(columns["h"], 4, fingerprint(agent))
+    with artefacts.new_run(root / "hidden_states", "hidden_states", {}, {"rollouts": root / "rollouts"}) as run:
+        basis.save(run.path)
+        c = basis.project(torch.from_numpy(columns["h"])).numpy()
+        Result(arrays={"index": index, "source": np.zeros(len(index), np.int8), "c_pca": c}).save(run.path)
+    fit = BehaviourOptions(clusters=3, filmstrips=0)
+    behaviours(BehavioursConfig(rollouts=root / "rollouts", out=root / "behaviours", fit=fit, threads=1))
+    return root
+
+
+def test_interventions_stage(dirs):
+    out = dirs / "interventions"
+    interventions(
+        InterventionsConfig(
+            simulator=dirs / "simulator",
+            hidden_states=dirs / "hidden_states",
+            behaviours=dirs / "behaviours",
+            out=out,
+            basis="pca",
+            directions=("0", "2"),
+            **FEW,
+        )  # fmt: skip
+    )
+    result = Result.load(out)
+    assert verify(out) == []
+    assert {"effects.png", "predicted_vs_observed.png", "effects.csv"} <= {p.name for p in out.iterdir()}
+    rows = result.tables["effects"]
+    assert {r["world"] for r in rows} == {"real", "simulator"} and {r["direction"] for r in rows} == {0, 2}
+    assert {r["n"] for r in rows} == {6} and {r["as_random_n"] for r in rows if r["world"] == "simulator"} == {3, None}
+    assert result.scalars["zero_change_real"]["value"] == 0 == result.scalars["zero_change_simulator"]["value"]
+    # At step 0 both worlds are the same agent in the same state.
+    now = {(r["world"], r["hypothesis"], r["quantity"]): r["observed"] for r in rows if "@" not in r["quantity"]}
+    for (world, hypothesis, quantity), value in now.items():
+        if world == "real":
+            assert value == pytest.approx(now["simulator", hypothesis, quantity], abs=1e-6)
+    assert len(result.arrays["behaviour"]) == 6 and 0 < result.scalars["behaviour_labels_found"]["value"] <= 1
+    assert result.notes["claim"].count("Direction") == 2
+
+
+def test_fidelity_stage(dirs, capsys):
+    out = dirs / "fidelity"
+    fidelity(
+        FidelityConfig(
+            simulator=dirs / "simulator", rollouts=dirs / "rollouts", out=out, horizon=4, windows=10, batch=4
+        )
+    )
+    result = Result.load(out)
+    assert verify(out) == [] and {"frame_error.png", "strip.png"} <= {p.name for p in out.iterdir()}
+    measures = {r["measure"] for r in result.tables["fidelity"]}
+    assert {"frame_mse", "frame_psnr", "frame_mse_teacher_forced", "action_agreement", "h_classifier"} <= measures
+    assert result.arrays["strip_real"].dtype == np.uint8 and result.notes["held_out"] is True
+    # Row 0 of the strip is the frame that the simulation starts from.
+    frame = result.tables["fidelity"][0]
+    assert frame["measure"] == "frame_mse" and frame["horizon"] == 0 and frame["baseline_copy"] == 0
+    assert "frame_psnr" in capsys.readouterr().out
+
+
+def test_label_starts_finds_the_labels_of_separable_behaviours(dirs):
+    with RolloutStore(dirs / "rollouts") as store:
+        h = torch.from_numpy(store.episode(0).h)
+        agent = store.manifest["facts"]["agent"]
+    labels, found = label_starts(dirs / "hidden_states", dirs / "behaviours", agent, h)
+    assert labels.shape == (len(h),) and set(labels) <= {0, 1, 2} and found > 1 / 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"directions": ("9",)}, "direction 9 does not exist"),
+        ({"basis": "icaa"}, "no 'icaa' basis"),
+        ({"hidden_states": "rollouts"}, "basis"),
+        ({"simulator": "agent"}, "holds no simulator"),
+        ({"behaviours": "rollouts"}, "behaviours"),
+    ],
+)
+def test_mistakes_leave_nothing_on_disk(dirs, flags, said):
+    flags = {k: dirs / v if k in ("hidden_states", "simulator", "behaviours") else v for k, v in flags.items()}
+    config = {
+        "simulator": dirs / "simulator", "hidden_states": dirs / "hidden_states", "basis": "pca",
+        "out": dirs / "mistake", **FEW, **flags,
+    }  # fmt: skip
+    with pytest.raises(UserError, match=said):
+        interventions(InterventionsConfig(**config))
+    assert not (dirs / "mistake").exists()
+
+
+def test_a_basis_of_another_agent_is_refused(dirs):
+    basis = fit_pca(np.random.default_rng(0).standard_normal((50, 8)), 4, "0123456789abcdef")
+    with artefacts.new_run(dirs / "other", "hidden_states", {}) as run:
+        basis.save(run.path)
+    with pytest.raises(UserError, match="was fitted on agent 0123456789abcdef"):
+        interventions(
+            InterventionsConfig(
+                simulator=dirs / "simulator", hidden_states=dirs / "other", basis="pca", out=dirs / "no"
+            )
+        )
+
+
+def test_fidelity_refuses_rollouts_of_another_agent(dirs):
+    torch.manual_seed(1)
+    agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=16, hidden_size=8), ProcgenEnv(WORLD, 1).spec)
+    with artefacts.new_run(dirs / "simulator2", "train_gen_model", {}) as run:
+        save_simulator(RSSMSimulator(SMALL, agent), run.path)
+    with pytest.raises(UserError, match="was recorded with agent"):
+        fidelity(FidelityConfig(simulator=dirs / "simulator2", rollouts=dirs / "rollouts", out=dirs / "no"))
+    assert not (dirs / "no").exists()
+
+
+@pytest.mark.parametrize("module", ["validation.interventions", "validation.fidelity"])
+def test_the_command_line_says_what_is_wrong_in_one_line(dirs, module):
+    word = "--hidden_states" if module.endswith("interventions") else "--rollouts"
+    argv = [sys.executable, "-m", module, "--simulator", str(dirs / "nowhere"), word, str(dirs / "nowhere")]
+    done = subprocess.run([*argv, "--out", str(dirs / "no")], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1

@@ -1,0 +1,219 @@
+"""Configurations: JSON round trip, layers in order, and mistakes that name their cure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from agents.train import STAGE, TrainConfig
+from core.config import device_of, from_json, merge, nearest, parse, preset, run, to_json
+from core.contracts import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    """Part of it."""
+
+    depth: int = 2
+    """layers"""
+    scale: float = 1.0
+    """factor"""
+    kind: Literal["a", "b"] = "a"
+    """which"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    """All of it."""
+
+    name: str = "x"
+    """a word"""
+    out: Path = Path("runs/x")
+    """where"""
+    start: int | None = None
+    """perhaps a number"""
+    ids: tuple[str, ...] = ()
+    """words"""
+    amounts: tuple[float, ...] = (1.0,)
+    """numbers"""
+    inner: Inner = field(default_factory=Inner)
+    verbose: bool = False
+    """say more"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """Has a flag without default."""
+
+    agent: Path
+    """which agent"""
+    seed: int = 0
+    """seed"""
+
+
+floats = st.floats(allow_nan=False, allow_infinity=False)
+inners = st.builds(Inner, depth=st.integers(), scale=floats, kind=st.sampled_from(["a", "b"]))
+outers = st.builds(
+    Outer,
+    name=st.text(),
+    out=st.text("abc/_.", min_size=1).map(Path),
+    start=st.none() | st.integers(),
+    ids=st.lists(st.text()).map(tuple),
+    amounts=st.lists(floats).map(tuple),
+    inner=inners,
+    verbose=st.booleans(),
+)
+
+
+@given(outers)
+@settings(max_examples=60, deadline=None)
+def test_json_round_trip(config: Outer) -> None:
+    assert from_json(Outer, json.loads(json.dumps(to_json(config)))) == config
+
+
+def test_a_whole_number_is_a_float_where_one_is_due() -> None:
+    assert from_json(Inner, {"scale": 3}) == Inner(scale=3.0)
+    assert isinstance(from_json(Inner, {"scale": 3}).scale, float)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ({"nam": "y"}, r"config: unknown key 'nam' \(did you mean name\?\)"),
+        ({"inner": {"detph": 3}}, r"config.inner: unknown key 'detph' \(did you mean depth\?\)"),
+        ({"inner": 3}, "config.inner: expected an object, got 3"),
+        ({"inner": {"depth": 2.5}}, "config.inner.depth: expected int, got 2.5"),
+        ({"inner": {"depth": True}}, "config.inner.depth: expected int, got True"),
+        ({"inner": {"kind": "c"}}, "config.inner.kind: 'c' is not one of a, b"),
+        ({"ids": "abc"}, "config.ids: expected a list"),
+        ({"amounts": ["1"]}, "config.amounts: expected float, got '1'"),
+        ({"verbose": 1}, "config.verbose: expected bool, got 1"),
+        ({"out": 3}, "config.out: expected a path, got 3"),
+        ({"start": "soon"}, "config.start: expected int, got 'soon'"),
+    ],
+)
+def test_wrong_json_names_the_place(data: dict[str, object], reason: str) -> None:
+    with pytest.raises(UserError, match=reason) as error:
+        from_json(Outer, data)
+    assert "\n" not in str(error.value)
+
+
+def test_required_keys() -> None:
+    with pytest.raises(UserError, match="the key 'agent' is missing"):
+        from_json(Needs, {"seed": 1})
+    with pytest.raises(UserError, match="--agent is required"):
+        parse(Needs, ["--seed", "1"], "needs")
+    assert parse(Needs, ["--agent", "runs/a"], "needs") == Needs(agent=Path("runs/a"))
+
+
+def test_config_first_then_flags(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    saved = {"name": "filed", "inner": {"depth": 7}, "ids": ["1", "2"]}
+    file.write_text(json.dumps({"stage": "outer", "config": saved}))
+    for argv in (["--config", str(file), "--depth", "9"], ["--depth=9", f"--config={file}"]):
+        config = parse(Outer, argv, "outer")
+        assert config == Outer(name="filed", inner=Inner(depth=9), ids=("1", "2"))
+    file.write_text(json.dumps({"name": "bare"}))
+    assert parse(Outer, ["--config", str(file)], "outer").name == "bare"
+
+
+def test_flags_of_every_kind() -> None:
+    argv = ["--name", "y", "--ids", "0", "to", "8", "--amounts", "-1", "2.5"]
+    argv += ["--start", "3", "--verbose", "--kind", "b"]
+    want = Outer(name="y", ids=("0", "to", "8"), amounts=(-1.0, 2.5), start=3, verbose=True, inner=Inner(kind="b"))
+    assert parse(Outer, argv, "outer") == want
+    assert parse(Outer, ["--no-verbose", "--start", "None", "--ids", "12", "None"], "outer").ids == ("12", "None")
+    hyphen, underscore = (parse(TrainConfig, [flag, "0.5"], STAGE) for flag in ("--learning-rate", "--learning_rate"))
+    assert hyphen == underscore and hyphen.ppo.learning_rate == 0.5
+
+
+def test_resolved_config_of_a_run_is_the_run_again(tmp_path: Path) -> None:
+    first = parse(TrainConfig, ["--preset", "demo", "--seed", "5", "--game", "ninja"], STAGE)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"stage": STAGE, "config": to_json(first)}))
+    assert parse(TrainConfig, ["--config", str(file)], STAGE) == first
+    assert parse(TrainConfig, ["--config", str(file), "--seed", "2"], STAGE) == dataclasses.replace(first, seed=2)
+
+
+def test_presets_lie_under_flags() -> None:
+    demo = parse(TrainConfig, ["--preset", "demo"], STAGE)
+    assert demo.net.encoder == preset(STAGE, "demo")["net"]["encoder"]
+    assert parse(TrainConfig, ["--preset", "demo", "--encoder", "impala"], STAGE).net.encoder == "impala"
+    assert preset("a stage without a section", "demo") == {}
+    with pytest.raises(UserError, match=r"no preset 'dmo' \(did you mean demo\?\)"):
+        preset(STAGE, "dmo")
+
+
+@pytest.mark.parametrize("name", ["demo", "paper", "debug"])
+def test_shipped_presets_are_legal(name: str) -> None:
+    parse(TrainConfig, ["--preset", name], STAGE)
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--nmae", "y"], "unknown flag --nmae (did you mean --name?)"),
+        (["--preset", "nonsense"], "no preset 'nonsense'"),
+        (["--config", "nowhere.json"], "nowhere.json: no such file"),
+        (["--config"], "--config needs a value"),
+    ],
+)
+def test_mistakes_exit_2_with_one_line(argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def main(config: Outer) -> None:
+        raise AssertionError("must not run")
+
+    with pytest.raises(SystemExit) as stopped:
+        run(Outer, main, "outer", argv)
+    assert stopped.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ") and reason in printed.err
+    assert printed.err.count("\n") == 1 and not printed.out
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[1]", "3", '{"stage": "other", "config": {}}', '{"nmae": 1}', '{"stage": "outer", "config": []}', "\xff"],
+)
+def test_broken_config_files_are_user_errors(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "c.json"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError):
+        parse(Outer, ["--config", str(file)], "outer")
+    with pytest.raises(UserError, match="directory"):
+        parse(Outer, ["--config", str(tmp_path)], "outer")
+
+
+def test_user_errors_of_main_too_and_a_traceback_only_with_debug(capsys: pytest.CaptureFixture[str]) -> None:
+    def main(config: Outer) -> None:
+        raise UserError("the bundle is of another env; pass another one")
+
+    for argv in ([], ["--debug"]):
+        with pytest.raises(SystemExit) as stopped:
+            run(Outer, main, "outer", argv)
+        assert stopped.value.code == 2
+        err = capsys.readouterr().err
+        assert err.splitlines()[-1] == "error: the bundle is of another env; pass another one"
+        assert ("Traceback" in err) == (argv == ["--debug"])
+
+
+def test_help_names_flags_units_and_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse(Outer, ["--help"], "outer")
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert "--depth" in text and "layers" in text and "--preset" in text and "--inner.depth" not in text
+
+
+def test_helpers() -> None:
+    assert nearest("coinrum", ["coinrun", "ninja"]) == " (did you mean coinrun?)" and nearest("zzz", ["coinrun"]) == ""
+    merged = merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 5}, "d": {"e": 1}})
+    assert merged == {"a": {"b": 5, "c": 2}, "d": {"e": 1}}
+    assert device_of("cpu").type == "cpu"
+    with pytest.raises(UserError, match="not a device"):
+        device_of("abacus")

@@ -1,0 +1,377 @@
+"""Coupling: correlations and Jacobians against closed forms, and p-values that keep their level."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from agents.recurrent import AgentConfig, RecurrentAgent
+from analysis import coupling
+from analysis.behaviours import Behaviours
+from analysis.coupling import CouplingConfig, Labelled, jacobians
+from core.contracts import EnvSpec, Field, UserError
+from core.directions import Basis
+from core.interventions import AddVector, AtSteps
+from envs.planted import CAUSE, CONTROLLED, MEMORY, NUISANCE, PlantedSimulator, matrices, record_planted, truth
+from envs.procgen import ACTION_NAMES
+from generative.rssm import ModelConfig
+from generative.simulator import RSSMSimulator
+
+SPEC = EnvSpec(
+    env_id="procgen/coinrun",
+    obs={"frames": Field(shape=(64, 64, 3), dtype="uint8")},
+    action_names=ACTION_NAMES,
+    slots=1,
+)
+LAGS = [1, 2, 4]
+
+
+@pytest.fixture(scope="module")
+def planted() -> PlantedSimulator:
+    return PlantedSimulator().double().eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def learned() -> RSSMSimulator:
+    torch.manual_seed(0)
+    agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=5), SPEC)
+    torch.nn.init.normal_(agent.policy.weight, std=2.0)
+    sizes = {"deterministic_size": 12, "hidden_size": 16, "groups": 3, "classes": 4, "depth": 2, "latent_size": 6}
+    simulator = RSSMSimulator(ModelConfig(head_layers=1, **sizes), agent)
+    torch.nn.init.normal_(simulator.decoder.first.weight, std=1.0)
+    return simulator.double().eval().requires_grad_(False)
+
+
+def basis_of(size: int, k: int) -> Basis:
+    g = torch.Generator().manual_seed(2)
+    project = torch.randn(size, k, generator=g, dtype=torch.float64)
+    std = torch.rand(size, generator=g, dtype=torch.float64) + 0.5
+    return Basis("ica", torch.zeros_like(std), std, project, torch.linalg.pinv(project))
+
+
+def planted_latents(episodes: int, seed: int = 1) -> Tensor:
+    """First states as the world draws them, so that nuisance and cause are correlated, and no memory."""
+    x = np.random.default_rng(seed).normal(size=(episodes, 8)) @ matrices(PlantedSimulator().options).first_XX.T
+    return torch.from_numpy(np.concatenate([x, np.zeros_like(x)], 1))
+
+
+# Correlation
+
+
+def test_pairs_stay_inside_an_episode_and_leave_step_0_out() -> None:
+    index = np.array([(e, t) for e in (2, 5) for t in range(5)])
+    source, target = coupling.lagged_rows(index, 2)
+    assert [tuple(x) for x in np.concatenate([index[source], index[target]], 1)] == [
+        (2, 1, 2, 3), (2, 2, 2, 4), (5, 1, 5, 3), (5, 2, 5, 4)
+    ]  # fmt: skip
+    assert len(coupling.lagged_rows(index, 5)[0]) == 0
+
+
+def test_weighted_sums_give_the_correlation_of_repeated_episodes() -> None:
+    rng = np.random.default_rng(0)
+    unit = np.repeat([0, 1, 2], [4, 7, 5])
+    x, y = rng.normal(size=(2, 16, 3))
+    y[:, 0] = 2 * x[:, 1] + 5
+    x[:, 2] = 3.0  # no variance: no correlation
+    weight = np.array([[1.0, 1.0, 1.0], [2.0, 0.0, 3.0]])
+    got = coupling.Sums.of(x, y, unit, 3).correlation(weight)
+    for w, r in zip(weight, got, strict=True):
+        rows = np.repeat(np.arange(16), w[unit].astype(int))
+        expected = np.corrcoef(x[rows, :2].T, y[rows].T)[:2, 2:]
+        np.testing.assert_allclose(r[:2], expected, atol=1e-12)
+        assert np.isnan(r[2]).all()
+    assert got[0][1, 0] == pytest.approx(1.0)
+
+
+def test_permuted_correlations_pair_one_episode_with_another() -> None:
+    rng = np.random.default_rng(1)
+    unit = np.repeat([0, 1, 3, 4], [3, 5, 4, 4])  # unit 2 has no pairs
+    x, y = rng.normal(size=(2, 16, 2))
+    keys = rng.random((20, 5))
+    got = coupling.permuted_correlations(x, y, unit, keys)
+    xs, ys = ((v - v.mean(0)) / v.std(0) for v in (x, y))
+    present = np.array([0, 1, 3, 4])
+    for key, r in zip(keys, got, strict=True):
+        total, pairs = np.zeros((2, 2)), 0
+        for source, target in zip(present, present[np.argsort(key[present])], strict=True):
+            a, b = xs[unit == source], ys[unit == target]
+            n = min(len(a), len(b))
+            total, pairs = total + a[:n].T @ b[:n], pairs + n
+        np.testing.assert_allclose(r, total / pairs, rtol=1e-4, atol=1e-6)
+
+
+def steps_of(c: np.ndarray, lengths: np.ndarray) -> Labelled:
+    index = np.concatenate([np.stack([np.full(n, e), np.arange(n)], 1) for e, n in enumerate(lengths)])
+    return Labelled(index, index[:, 0], np.zeros(len(index), np.int64), c)
+
+
+def autoregressive(rng: np.random.Generator, lengths: np.ndarray, k: int) -> np.ndarray:
+    """Independent slow series: within an episode hardly two steps are news."""
+    out = []
+    for n in lengths:
+        x = rng.normal(size=(int(n), k))
+        for t in range(1, int(n)):
+            x[t] = 0.95 * x[t - 1] + np.sqrt(1 - 0.95**2) * x[t]
+        out.append(x)
+    return np.concatenate(out)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_unrelated_directions_are_not_called_correlated(equal: bool) -> None:
+    rng = np.random.default_rng(2)
+    hits, naive, tests = 0, 0, 0
+    for _ in range(30):
+        lengths = np.full(16, 20) if equal else rng.integers(6, 40, size=16)
+        found = coupling.correlate(steps_of(autoregressive(rng, lengths, 5), lengths), [0], [2], 199, 2, rng)
+        off = ~np.eye(5, dtype=bool)
+        p, r, n = found["p"][0, 0][off], found["correlation"][0, 0][off], found["pairs"][0, 0]
+        hits, tests = hits + (p < 0.05).sum(), tests + len(p)
+        naive += (np.abs(r) * np.sqrt(n) > 1.96).sum()
+    assert hits / tests < 0.08  # 600 tests at 0.05: standard error 0.009, more as they are not independent
+    assert naive / tests > 0.3  # taking steps as independent would have found something here
+
+
+def test_a_lagged_effect_is_found_at_its_lag_and_direction() -> None:
+    rng = np.random.default_rng(3)
+    lengths = np.full(20, 20)
+    c = rng.normal(size=(400, 3))
+    c[2:, 1] += 0.8 * c[:-2, 0]
+    found = coupling.correlate(steps_of(c, lengths), [0], [1, 2], 999, 200, rng)
+    assert found["p"][0, 1, 0, 1] <= 0.002 and found["correlation"][0, 1, 0, 1] > 0.4
+    assert (np.delete(found["p"][0].ravel(), 9 + 1) > 0.002).all()
+    low, high = np.quantile(found["draws"][:, 0, 1, 0, 1], [0.025, 0.975])
+    assert low < 0.8 / np.sqrt(1.64) < high
+
+
+def test_a_behaviour_of_few_episodes_is_left_out() -> None:
+    rng = np.random.default_rng(4)
+    steps = steps_of(rng.normal(size=(60, 2)), np.full(6, 10))
+    steps = steps._replace(label_N=(steps.unit_N < 2).astype(np.int64))
+    found = coupling.correlate(steps, [0, 1], [1], 99, 5, rng)
+    assert found["episodes"].tolist() == [[4], [2]] and np.isnan(found["p"]).all()
+    # Rollouts from one and the same real episode are one unit, however many they are.
+    steps = steps._replace(label_N=np.zeros(60, np.int64), unit_N=steps.unit_N // 2)
+    assert coupling.correlate(steps, [0], [1], 99, 5, rng)["episodes"].tolist() == [[3]]
+
+
+# Jacobian
+
+
+@pytest.mark.parametrize("env_grads", [True, False])
+def test_jacobian_is_the_closed_form_of_the_planted_world(planted: PlantedSimulator, env_grads: bool) -> None:
+    known = truth(dtype=torch.float64)
+    z, step = planted_latents(6), 5
+    played = coupling.replay(planted, z, 6)
+    state = coupling.gather_states(played.states, np.arange(6), np.full(6, step - max(LAGS)))
+    got = jacobians(planted, state, known.basis, LAGS, 8, env_grads)
+    p = planted.rollout(z, step).logits.softmax(-1).numpy()
+    for b in range(6):
+        for at, lag in enumerate(LAGS):
+            expected = known.jacobian(p[b, step - lag : step], env_grads)
+            np.testing.assert_allclose(got[b, at].numpy(), expected, rtol=1e-12, atol=1e-14)
+    assert got[:, :, CAUSE, MEMORY].min() > 0.1
+    others = [j for j in range(8) if j != NUISANCE]
+    assert got[:, :, NUISANCE, others].abs().max() < 1e-15 and got[:, :, others, NUISANCE].abs().max() < 1e-15
+    assert ((got[:, :, CAUSE, CONTROLLED].abs() > 1e-4) == env_grads).all()
+
+
+@pytest.mark.parametrize("env_grads", [True, False])
+def test_jacobian_is_the_finite_difference(
+    planted: PlantedSimulator, env_grads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    z, step, basis, small = planted_latents(3), 5, basis_of(8, 4), 1e-5
+    forced = None
+    if env_grads:  # what straight-through's gradient pretends: the action is a mixture
+        monkeypatch.setattr("envs.planted.straight_through", lambda x, noise=None: (x.argmax(-1), x.softmax(-1)))
+    else:
+        forced = planted.rollout(z, step).action
+    played = coupling.replay(planted, z, 6)
+    state = coupling.gather_states(played.states, np.arange(3), np.full(3, step - max(LAGS)))
+    got = jacobians(planted, state, basis, LAGS, 4, env_grads)
+    for at, lag in enumerate(LAGS):
+        for i in range(4):
+            change = basis.lift_change(torch.eye(4, dtype=torch.float64)[i] * small)
+            ends = [
+                planted.rollout(
+                    z, step, actions=forced, intervene=(AtSteps(AddVector(sign * change), step - lag, step - lag + 1),)
+                ).h[:, step]
+                for sign in (1, -1)
+            ]
+            slope = (basis.project(ends[0]) - basis.project(ends[1])) / (2 * small)
+            torch.testing.assert_close(slope, got[:, at, i], rtol=1e-6, atol=1e-9)
+
+
+def test_jacobian_of_the_agent_alone_is_the_product_of_its_cells(learned: RSSMSimulator) -> None:
+    g = torch.Generator().manual_seed(1)
+    z, basis, step = torch.randn(3, 6, generator=g, dtype=torch.float64), basis_of(5, 3), 5
+    path = learned.rollout(z, step)
+    played = coupling.replay(learned, z, step + 1)
+    state = coupling.gather_states(played.states, np.arange(3), np.full(3, step - max(LAGS)))
+    got = jacobians(learned, state, basis, LAGS, 3, env_grads=False)
+    for b in range(3):
+        for at, lag in enumerate(LAGS):
+            whole = torch.eye(5, dtype=torch.float64)
+            for t in range(step - lag + 1, step + 1):
+                e = learned.agent.encode({"frames": path.obs["frames"][b : b + 1, t]})
+                cell = torch.func.jacrev(lambda h, e=e: learned.agent.cell(e, h[None])[0])(path.h[b, t - 1])
+                whole = cell @ whole
+            # dh(T)/dh(T-k) between the lifted direction i and coordinate j
+            expected = (basis.lift_change(torch.eye(3, dtype=torch.float64)) @ whole.T / basis.std_H) @ basis.project_HK
+            torch.testing.assert_close(got[b, at], expected, rtol=1e-8, atol=1e-12)
+    whole_path = jacobians(learned, state, basis, LAGS, 3)
+    assert not torch.allclose(whole_path[:, 1:], got[:, 1:], rtol=1e-6, atol=0)
+    one = jacobians(learned, coupling.rows_of(state, slice(1, 2)), basis, LAGS, 3)
+    torch.testing.assert_close(one[0], whole_path[1], rtol=1e-8, atol=1e-12)
+
+
+def test_gathered_states_go_on_as_their_rollouts_did(learned: RSSMSimulator) -> None:
+    g = torch.Generator().manual_seed(1)
+    z = torch.randn(4, 6, generator=g, dtype=torch.float64)
+    played = coupling.replay(learned, z, 8)
+    torch.testing.assert_close(played.h_ETH, learned.rollout(z, 7).h)
+    episode, step = np.array([3, 0, 2, 2]), np.array([1, 4, 2, 5])
+    _, outs = coupling.unroll(learned, coupling.gather_states(played.states, episode, step), 3)
+    for n in range(4):
+        for k in range(3):
+            torch.testing.assert_close(outs[k].h_BH[n], played.h_ETH[episode[n], step[n] + k])
+
+
+def test_samples_are_spread_over_episodes() -> None:
+    unit = np.repeat([7, 8, 9], [10, 2, 1])
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        assert sorted(unit[coupling.spread_over_episodes(np.arange(13), unit, 3, rng)]) == [7, 8, 9]
+        assert sorted(unit[coupling.spread_over_episodes(np.arange(13), unit, 6, rng)]) == [7, 7, 7, 8, 8, 9]
+    assert coupling.spread_over_episodes(np.arange(13), unit, 50, rng).tolist() == list(range(13))
+    assert set(coupling.spread_over_episodes(np.array([1, 5]), unit, 1, rng)) <= {1, 5}
+
+
+def test_memory_bounds_the_batch(learned: RSSMSimulator) -> None:
+    state = coupling.replay(learned, torch.zeros(1, 6, dtype=torch.float64), 3).states[2]
+    sizes = [coupling.rows_that_fit(learned, state, 4, k, gb) for k, gb in ((2, 1e9), (16, 1e9), (16, 1e8), (16, 1.0))]
+    assert sizes[0] > sizes[1] > sizes[2] > sizes[3] == 1
+
+
+def test_mean_effects_keep_their_level_and_count_episodes() -> None:
+    rng = np.random.default_rng(5)
+    unit = np.repeat(np.arange(12), 4)
+    of_unit = rng.normal(size=(12, 400)) * rng.choice([0.1, 3.0], size=(12, 1))
+    effect = np.repeat(of_unit, 4, 0) + 0.01 * rng.normal(size=(48, 400))
+    mean, p, draws = coupling.mean_effect(effect, unit, 999, 400, rng)
+    np.testing.assert_allclose(mean, effect.mean(0))
+    assert 0.02 < (p < 0.05).mean() < 0.085  # 400 columns: standard error 0.011
+    covered = (np.quantile(draws, 0.025, axis=0) < 0) & (np.quantile(draws, 0.975, axis=0) > 0)
+    assert covered.mean() > 0.8
+    _, p, _ = coupling.mean_effect(effect + 6.0, unit, 999, 10, rng)
+    assert (p < 0.05).mean() > 0.95
+    _, p, _ = coupling.mean_effect(np.zeros((48, 2)), unit, 99, 10, rng)
+    assert (p == 1).all()
+
+
+# Both
+
+
+def config(**options: object) -> CouplingConfig:
+    return CouplingConfig(lags=(1, 2), permutations=499, resamples=199, samples_per_behaviour=24, **options)
+
+
+@pytest.fixture(scope="module")
+def planted_coupling(planted: PlantedSimulator) -> coupling.Coupling:
+    known, z = truth(dtype=torch.float64), planted_latents(24)
+    h = planted.rollout(z, 12).h.flatten(0, 1).numpy()
+    sampled = steps_of(known.basis.project(torch.from_numpy(h)).numpy(), np.full(24, 13))
+    real = record_planted(episodes=40, steps=24, seed=5)
+    lengths = np.array([e.steps for e in real])
+    h_real = np.concatenate([e.h[: e.steps] for e in real])
+    observed = steps_of(known.basis.project(torch.from_numpy(h_real).double()).numpy(), lengths)
+    planned = coupling.plan(planted, z, sampled, h, [0], config())
+    return coupling.couple(planted, planned, observed, known.basis, [0], config())
+
+
+def test_the_jacobian_clears_what_correlation_accuses(planted_coupling: coupling.Coupling) -> None:
+    """Nuisance and memory share a cause: correlated beyond doubt, and the Jacobian is none."""
+    known = truth()
+    result = coupling.assemble(planted_coupling, [0], {0: "all"}, config())
+    a = result.arrays
+    assert a["q_correlation"][0, 0, NUISANCE, MEMORY] < 0.05
+    assert a["jacobian"][0, 0, NUISANCE, MEMORY] == 0 and a["q_jacobian"][0, 0, NUISANCE, MEMORY] == 1
+    significant = a["q_jacobian"][0, 0] < 0.05
+    planted_edges = known.in_agent_KK | known.through_world_KK | np.eye(8, dtype=bool)
+    assert not (significant & ~planted_edges).any()
+    assert significant[CAUSE, MEMORY] and significant[CAUSE, CONTROLLED] and significant[MEMORY, CONTROLLED]
+    assert (a["q_jacobian_agent_only"][0, 0] < 0.05).tolist() == (known.in_agent_KK | np.eye(8, dtype=bool)).tolist()
+    world = a["q_jacobian_through_world"][0, 0] < 0.05
+    assert world[CAUSE, CONTROLLED] and not (world & ~known.through_world_KK).any()
+    assert (a["jacobian_low"][0, 0, CAUSE, MEMORY] <= a["jacobian"][0, 0, CAUSE, MEMORY]).all()
+
+
+def test_edges_read_as_sentences(planted_coupling: coupling.Coupling) -> None:
+    result = coupling.assemble(planted_coupling, [0], {}, config())
+    edges = result.tables["edges"]
+    assert len(edges) == (result.arrays["q_jacobian"] < 0.05).sum() == result.scalars["edges"]["value"]
+    assert all(abs(a["J"]) >= abs(b["J"]) for a, b in zip(edges, edges[1:], strict=False))
+    (edge,) = [e for e in edges if (e["lag"], e["source"], e["target"]) == (1, CAUSE, MEMORY)]
+    assert edge["sentence"].startswith(f"direction {CAUSE} at t-1 raises direction {MEMORY} in behaviour 0: J = 0.25")
+    assert edge["agree"] and edge["n"] == edge["episodes"] == 24 and edge["J_no_env"] == pytest.approx(0.25)
+
+
+def test_a_replay_that_differs_is_refused(planted: PlantedSimulator) -> None:
+    z, basis = planted_latents(6), truth(dtype=torch.float64).basis
+    h = planted.rollout(z, 6).h.flatten(0, 1).numpy()
+    steps = steps_of(basis.project(torch.from_numpy(h)).numpy(), np.full(6, 7))
+    with pytest.raises(UserError, match="0% of the sampled steps come out again"):
+        coupling.plan(planted, z, steps, h + 1, [0], config())
+    with pytest.raises(UserError, match="too short"):
+        coupling.plan(planted, z, steps, h, [0], CouplingConfig(lags=(9,)))
+
+
+def agreement_of(j: np.ndarray, r: np.ndarray, rng: np.random.Generator) -> coupling.Agreement:
+    null = rng.normal(size=(199, *j.shape)).astype(np.float32)
+    near = [x + 0.01 * rng.normal(size=(50, *j.shape)) for x in (j, r)]
+    counts = np.full((1, 1), 20)
+    found = coupling.Coupling(
+        r, r, null, near[1], {"": j}, {"": j}, {"": near[0]}, counts, counts, np.array([20]), np.array([20])
+    )
+    return coupling.agreement(found, np.abs(j) > 0.1, "sign_agreement")
+
+
+def test_agreement_is_told_from_chance() -> None:
+    rng = np.random.default_rng(6)
+    j = rng.normal(size=(1, 1, 8, 8))
+    same = agreement_of(j, 0.1 * j, rng)
+    assert same.value == 1 and same.p <= 0.005 and same.low > same.null_high and 0.3 < same.null_low < 0.5
+    assert agreement_of(j, -j, rng).value == 0 and agreement_of(j, -j, rng).p <= 0.005
+    other = agreement_of(j, rng.normal(size=j.shape), rng)
+    assert other.null_low <= other.value <= other.null_high
+    assert np.isnan(agreement_of(np.zeros_like(j), j, rng).value)
+
+
+def test_magnitudes_are_compared_without_their_signs() -> None:
+    j = np.array([1.0, -2.0, 3.0, -4.0])
+    assert coupling.MEASURES["magnitude_rank_correlation"][0](j, np.array([-0.1, 0.2, 0.3, 0.4])) == pytest.approx(1)
+    assert coupling.MEASURES["magnitude_rank_correlation"][0](j, -1 / j) == pytest.approx(-1)
+
+
+def test_labels_go_to_their_steps() -> None:
+    index = np.array([(0, 0), (0, 1), (1, 0), (1, 1)])
+    known = Behaviours(
+        {"sim": np.array([3, 4])}, {"sim": np.array([(1, 0), (0, 1)])}, np.zeros(0), {3: "a", 4: "b"}, "x"
+    )
+    assert coupling.behaviour_labels(index, known, "sim").tolist() == [-1, 4, 3, -1]
+    assert coupling.behaviour_labels(index, None, "sim").tolist() == [0, 0, 0, 0]
+    with pytest.raises(UserError, match="no labels of real rollouts"):
+        coupling.behaviour_labels(index, known, "real")
+
+
+def test_matrices_are_drawn_with_their_significance(planted_coupling: coupling.Coupling) -> None:
+    result = coupling.assemble(planted_coupling, [0], {0: "walking"}, config())
+    figure = coupling.draw_matrices(result, 0)
+    assert "walking" in figure.get_suptitle()
+    axes = [axis for axis in figure.axes if axis.get_title()]
+    assert [a.get_title() for a in axes[:3]] == ["Jacobian, lag 1", "Jacobian, agent only, lag 1", "correlation, lag 1"]
+    dots = axes[0].lines[0].get_xydata()
+    assert {(int(y), int(x)) for x, y in dots} == set(
+        zip(*np.nonzero(result.arrays["q_jacobian"][0, 0] < 0.05), strict=True)
+    )

@@ -1,0 +1,136 @@
+"""A basis' chain rule and its way back, in float64 against finite differences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from core.artefacts import new_run
+from core.contracts import UserError
+from core.directions import Basis, fingerprint, load_basis
+
+H = 6
+
+
+def basis(k: int, seed: int = 0) -> Basis:
+    """K oblique directions: project @ lift is the identity of K without either being orthogonal."""
+    generator = torch.Generator().manual_seed(seed)
+    mean, project = (torch.randn(*size, generator=generator, dtype=torch.float64) for size in ((H,), (H, k)))
+    std = 0.5 + torch.rand(H, generator=generator, dtype=torch.float64)
+    return Basis("oblique", mean, std, project, torch.linalg.pinv(project), agent="abc", facts={"seed": seed})
+
+
+def states(*shape: int) -> Tensor:
+    return torch.randn(*shape, H, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def readout(h: Tensor) -> Tensor:
+    """A curved function of the state."""
+    weights = torch.linspace(-1, 1, H, dtype=torch.float64)
+    return (torch.tanh(h) * weights).sum(-1) + (h**2).sum(-1) / 7
+
+
+both = pytest.mark.parametrize("k", [3, H])
+
+
+@both
+def test_project_undoes_lift(k: int) -> None:
+    b, c = basis(k), states(4)[:, :k]
+    torch.testing.assert_close(b.project(b.lift(c)), c)
+    torch.testing.assert_close(b.lift(torch.zeros(k, dtype=torch.float64)), b.mean_H)
+    torch.testing.assert_close(b.lift(c + 1) - b.lift(c), b.lift_change(torch.ones_like(c)))
+    assert b.size == k
+
+
+def test_lift_undoes_project_where_the_basis_is_complete() -> None:
+    h = states(2, 3)
+    torch.testing.assert_close(basis(H).lift(basis(H).project(h)), h)
+    once = basis(3).lift(basis(3).project(h))
+    assert (once - h).abs().max() > 0.1
+    torch.testing.assert_close(basis(3).lift(basis(3).project(once)), once)  # a projection
+
+
+@both
+def test_pullback_is_the_chain_rule(k: int) -> None:
+    b, c = basis(k), states(5)[:, :k].requires_grad_()
+    h = b.lift(c)
+    by_torch = torch.autograd.grad(readout(h).sum(), c)[0]
+    leaf = h.detach().requires_grad_()
+    grad_h = torch.autograd.grad(readout(leaf).sum(), leaf)[0]
+    torch.testing.assert_close(b.pullback(grad_h), by_torch)
+    step = 1e-5
+    for i in range(k):
+        e = torch.zeros(k, dtype=torch.float64).index_fill(0, torch.tensor(i), step)
+        slope = (readout(b.lift(c + e)) - readout(b.lift(c - e))) / (2 * step)
+        torch.testing.assert_close(b.pullback(grad_h)[:, i], slope, rtol=1e-7, atol=1e-8)
+
+
+@both
+def test_gradcheck(k: int) -> None:
+    b = basis(k)
+    h = states(2).requires_grad_()
+    c = states(2)[:, :k].requires_grad_()
+    assert torch.autograd.gradcheck(b.project, (h,))
+    assert torch.autograd.gradcheck(b.lift, (c,))
+    assert torch.autograd.gradcheck(b.pullback, (h,))
+
+
+@pytest.mark.parametrize("ids", [(0,), (2, 0), ()])
+@both
+def test_nullspace_is_idempotent_and_takes_away_just_that(k: int, ids: tuple[int, ...]) -> None:
+    b, h = basis(k), states(7)
+    n = b.nullspace(ids)
+    torch.testing.assert_close(n @ n, n)
+    after = b.mean_H + (h - b.mean_H) @ n
+    want = b.project(h)
+    want[:, list(ids)] = 0
+    torch.testing.assert_close(b.project(after), want)
+    rest = torch.linalg.svd(b.lift_KH / 1.0).Vh[k:] / b.std_H  # what the directions do not touch
+    torch.testing.assert_close((after - h) @ rest.T, torch.zeros(7, H - k, dtype=torch.float64), atol=1e-12, rtol=0)
+
+
+def test_ids_outside_are_user_errors() -> None:
+    for bad in ([3], [0, -1]):
+        with pytest.raises(UserError, match="does not exist: the oblique basis has 0 to 2"):
+            basis(3).check(bad)
+        with pytest.raises(UserError, match="does not exist"):
+            basis(3).nullspace(bad)
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    b = basis(3)
+    transposed = Basis("neurons", b.mean_H, b.std_H, torch.eye(H).double(), torch.eye(H).double().T, agent="abc")
+    with new_run(tmp_path / "r", "hidden_states", {}) as run:
+        b.save(run.path)
+        transposed.save(run.path)
+    back = load_basis(tmp_path / "r", "oblique", "abc")
+    for name in ("mean_H", "std_H", "project_HK", "lift_KH"):
+        assert torch.equal(getattr(back, name), getattr(b, name)) and getattr(back, name).dtype == torch.float64
+    assert (back.kind, back.agent, back.space, back.facts) == ("oblique", "abc", "h", {"seed": 0})
+    assert load_basis(tmp_path / "r", "neurons").size == H
+    with pytest.raises(UserError, match=r"no 'oblik' basis \(did you mean oblique\?\); it has: neurons, oblique"):
+        load_basis(tmp_path / "r", "oblik")
+    with pytest.raises(UserError, match="fitted on agent abc, not on xyz"):
+        load_basis(tmp_path / "r", "oblique", "xyz")
+    with pytest.raises(UserError, match="no such run directory"):
+        load_basis(tmp_path / "none", "oblique")
+
+
+def test_to_changes_the_tensors_and_keeps_the_rest() -> None:
+    b = basis(3).to(dtype=torch.float32)
+    assert b.project_HK.dtype == b.std_H.dtype == torch.float32 and b.facts == {"seed": 0} and b.agent == "abc"
+
+
+def test_fingerprint_names_the_weights() -> None:
+    torch.manual_seed(0)
+    a = torch.nn.Linear(3, 2)
+    b = torch.nn.Linear(3, 2)
+    assert fingerprint(a) == fingerprint(a) != fingerprint(b)
+    b.load_state_dict(a.state_dict())
+    assert fingerprint(a) == fingerprint(b) and len(fingerprint(a)) == 16
+    with torch.no_grad():
+        b.weight[1, 2] = torch.nextafter(b.weight[1, 2], torch.tensor(9.0))
+    assert fingerprint(a) != fingerprint(b)

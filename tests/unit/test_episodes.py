@@ -1,0 +1,251 @@
+"""The rollout store gives back what was put in, byte for byte, and refuses what is not whole."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from core.artefacts import new_run, write_json
+from core.contracts import EnvSpec, Field, UserError
+from core.episodes import Episode, RolloutStore, StoreWriter, is_transition
+
+SPEC = EnvSpec(
+    env_id="test/world", obs={"frames": Field(shape=(4, 4, 3), dtype="uint8")}, action_names=("a", "b", "c"), slots=1
+)
+
+
+def episode(seed: int, steps: int, *, final_known: bool, terminated: bool, latent: bool = False) -> Episode:
+    """Every number tells where it belongs: value = 1000 * seed + t."""
+    rng = np.random.default_rng(seed)
+    rows = steps + final_known
+    return Episode(
+        obs={"frames": rng.integers(256, size=(rows, 4, 4, 3), dtype=np.uint8)},
+        h=rng.normal(size=(rows, 5)).astype(np.float32),
+        value=(1000 * seed + np.arange(rows)).astype(np.float32),
+        action=rng.integers(3, size=steps),
+        logits=rng.normal(size=(steps, 3)).astype(np.float32),
+        reward=(1000 * seed + np.arange(steps)).astype(np.float32),
+        terminated=terminated,
+        truncated=not terminated,
+        truth={"level": np.full(rows, seed, np.int64)},
+        world={"d": rng.normal(size=(rows, 2)).astype(np.float32)},
+        latent=rng.normal(size=3).astype(np.float32) if latent else None,
+        meta={"seed": seed, "name": f"épisode {seed}"},
+    )
+
+
+def write(path: Path, episodes: Sequence[Episode], shard_steps: int = 16_384) -> Path:
+    with new_run(path, "test", {"seed": 0}) as run:
+        write_json(run.path / "spec.json", SPEC.to_json())
+        with StoreWriter(run.path, shard_steps=shard_steps) as writer:
+            for e in episodes:
+                writer.add(e)
+    return path
+
+
+def same(a: Episode, b: Episode) -> None:
+    assert a.columns().keys() == b.columns().keys()
+    for name, array in a.columns().items():
+        other = b.columns()[name]
+        assert array.dtype == other.dtype and array.shape == other.shape and array.tobytes() == other.tobytes()
+    assert (a.terminated, a.truncated, dict(a.meta)) == (b.terminated, b.truncated, dict(b.meta))
+    assert a.final_known == b.final_known and (a.latent is None) == (b.latent is None)
+    if a.latent is not None and b.latent is not None:
+        assert a.latent.tobytes() == b.latent.tobytes()
+
+
+shapes = st.lists(st.tuples(st.integers(1, 70), st.booleans(), st.booleans()), min_size=1, max_size=6)
+
+
+@given(shapes, st.booleans(), st.sampled_from([1, 40, 10_000]))
+@settings(max_examples=25, deadline=None)
+def test_round_trip_is_byte_exact(shape: list[tuple[int, bool, bool]], latent: bool, shard_steps: int) -> None:
+    episodes = [
+        episode(i, steps, final_known=known, terminated=ended, latent=latent)
+        for i, (steps, known, ended) in enumerate(shape)
+    ]
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        RolloutStore(write(Path(directory) / "store", episodes, shard_steps)) as store,
+    ):
+        assert len(store) == len(episodes) and store.spec == SPEC
+        assert store.steps.tolist() == [e.steps for e in episodes]
+        for before, after in zip(episodes, store, strict=True):
+            same(before, after)
+        store.preload("value", "action", "obs/frames")
+        for before, after in zip(episodes, store, strict=True):
+            same(before, after)
+        if latent:
+            np.testing.assert_array_equal(store.latents(), np.stack([e.latent for e in episodes]))
+        else:
+            with pytest.raises(UserError, match="no latents"):
+                store.latents()
+
+
+@given(shapes, st.integers(1, 12), st.integers(1, 12), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_windows_never_cross_episodes(
+    shape: list[tuple[int, bool, bool]], length: int, at_least: int, preload: bool
+) -> None:
+    at_least = min(at_least, length)
+    episodes = [episode(i + 1, s, final_known=k, terminated=e) for i, (s, k, e) in enumerate(shape)]
+    longest = max(len(e.h) for e in episodes)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        RolloutStore(write(Path(directory) / "store", episodes, shard_steps=60)) as store,
+    ):
+        names = ["value", "reward", "truth/level", "obs/frames", "logits"]
+        if preload:
+            store.preload(*names)
+        stream = store.windows(names, length, 40, np.random.default_rng(0), at_least=at_least)
+        if longest < at_least:
+            with pytest.raises(UserError, match="no episode has"):
+                next(stream)
+            return
+        w = next(stream)
+        assert w["obs/frames"].shape == (40, length, 4, 4, 3)
+        for b, (e, t) in enumerate(w.index):
+            ep, rows = episodes[e], len(episodes[e].h)
+            assert t + at_least <= rows
+            for i in range(length):
+                assert w.seen[b, i] == (t + i < rows) and w.acted[b, i] == (t + i < ep.steps)
+                assert w.terminated[b, i] == (ep.terminated and t + i == ep.steps - 1)
+                for name, array in ep.columns().items():
+                    if name in names:
+                        exists = w.acted[b, i] if is_transition(name) else w.seen[b, i]
+                        np.testing.assert_array_equal(w[name][b, i], array[t + i] if exists else 0)
+
+
+def test_window_starts_are_all_and_only_the_possible_ones(tmp_path: Path) -> None:
+    sizes = [(3, True), (5, False), (9, True)]
+    episodes = [episode(i, s, final_known=k, terminated=False) for i, (s, k) in enumerate(sizes)]
+    store = RolloutStore(write(tmp_path / "s", episodes))
+    want = [[e, t] for e, (s, k) in enumerate(sizes) for t in range(s + k) if t + 5 <= s + k]
+    assert store.window_starts(5).tolist() == want
+    assert store.window_starts(5, episodes=[2]).tolist() == [x for x in want if x[0] == 2]
+    with pytest.raises(UserError, match=r"no episode has 11 observations \(the longest has 10\)"):
+        store.window_starts(11)
+
+
+def test_pooled_rows_have_an_observation_and_a_transition(tmp_path: Path) -> None:
+    episodes = [
+        episode(0, 6, final_known=True, terminated=False),
+        episode(1, 2, final_known=True, terminated=False),
+        episode(2, 5, final_known=False, terminated=True),
+    ]
+    store = RolloutStore(write(tmp_path / "s", episodes, shard_steps=7))
+    columns, index = store.pooled("value", "reward", "h", first=2)
+    assert index.tolist() == [[0, 2], [0, 3], [0, 4], [0, 5], [2, 2], [2, 3], [2, 4]]
+    np.testing.assert_array_equal(columns["value"], 1000 * index[:, 0] + index[:, 1])
+    np.testing.assert_array_equal(columns["reward"], columns["value"])
+    _, only = store.pooled("value", episodes=[1])
+    assert only.tolist() == [[1, 0], [1, 1]]
+    with pytest.raises(UserError, match="longer than 6 steps"):
+        store.pooled("value", first=6)
+
+
+def test_wrong_names_and_numbers_are_user_errors(tmp_path: Path) -> None:
+    store = RolloutStore(write(tmp_path / "s", [episode(0, 4, final_known=True, terminated=True)]))
+    with pytest.raises(UserError, match="episode 1 is out of range; it holds 1"):
+        store.episode(1)
+    with pytest.raises(UserError, match="no column 'obs/frame'"):
+        store.pooled("obs/frame")
+
+
+def test_half_written_directory_is_refused(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with new_run(tmp_path / "s", "test", {}) as run:
+            write_json(run.path / "spec.json", SPEC.to_json())
+            with StoreWriter(run.path, shard_steps=5) as writer:
+                writer.add(episode(0, 9, final_known=True, terminated=True))
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list((tmp_path / "s").glob("*.h5"))  # the payload is there, the manifest is not
+    with pytest.raises(UserError, match="half-written"):
+        RolloutStore(tmp_path / "s")
+    with pytest.raises(UserError, match="no such run directory"):
+        RolloutStore(tmp_path / "nowhere")
+
+
+def test_a_directory_without_rollouts_is_refused(tmp_path: Path) -> None:
+    with new_run(tmp_path / "s", "train", {}):
+        pass
+    with pytest.raises(UserError, match="holds no rollouts .*'train' wrote it"):
+        RolloutStore(tmp_path / "s")
+
+
+def test_a_failed_writer_leaves_no_partial_shard(tmp_path: Path) -> None:
+    def fails() -> None:
+        with StoreWriter(tmp_path) as writer:
+            writer.add(episode(0, 3, final_known=True, terminated=True))
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError):
+        fails()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.95])
+def test_truncated_shard_is_a_user_error(tmp_path: Path, keep: float) -> None:
+    path = write(tmp_path / "s", [episode(i, 40, final_known=True, terminated=True) for i in range(4)], shard_steps=60)
+    shard = sorted(path.glob("*.h5"))[1]
+    data = shard.read_bytes()
+    shard.write_bytes(data[: int(keep * len(data))])
+    with pytest.raises(UserError, match=f"{shard.name}.*truncated or broken.*record it again") as error:
+        RolloutStore(path)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_shard_is_a_user_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "s", [episode(i, 40, final_known=True, terminated=True) for i in range(4)], shard_steps=60)
+    sorted(path.glob("*.h5"))[1].unlink()
+    with pytest.raises(UserError, match="shard_00001.h5.*missing"):
+        RolloutStore(path)
+
+
+def test_broken_chunk_is_a_user_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "s", [episode(0, 64, final_known=True, terminated=True)])
+    shard = next(path.glob("*.h5"))
+    import h5py
+
+    with h5py.File(shard) as file:
+        place = file["columns/obs/frames"].id.get_chunk_info(0)
+    data = bytearray(shard.read_bytes())
+    data[place.byte_offset : place.byte_offset + place.size] = bytes(place.size)
+    shard.write_bytes(data)
+    with RolloutStore(path) as store, pytest.raises(UserError, match="broken"):
+        store.episode(0)
+
+
+def test_episodes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    good = episode(0, 4, final_known=True, terminated=True)
+    fields = dict(vars(good))
+    with pytest.raises(ValueError, match="h has 5 rows for 2 transitions"):
+        Episode(**{**fields, "action": good.action[:2]})
+    with pytest.raises(ValueError, match="logits has 3 rows"):
+        Episode(**{**fields, "logits": good.logits[:3]})
+    with pytest.raises(ValueError, match="value has 4 rows, h has 5"):
+        Episode(**{**fields, "value": good.value[:4]})
+    with StoreWriter(tmp_path) as writer:
+        writer.add(good)
+        with pytest.raises(ValueError, match="columns differ"):
+            writer.add(Episode(**{**fields, "world": {}}))
+        with pytest.raises(ValueError, match="columns differ"):
+            writer.add(Episode(**{**fields, "latent": np.zeros(2, np.float32)}))
+
+
+def test_one_writer_a_prefix(tmp_path: Path) -> None:
+    with new_run(tmp_path / "s", "test", {}) as run:
+        write_json(run.path / "spec.json", SPEC.to_json())
+        with StoreWriter(run.path, prefix="a") as a, StoreWriter(run.path, prefix="b") as b:
+            for i in range(3):
+                (a, b)[i % 2].add(episode(i, 4, final_known=True, terminated=True))
+    seeds = [e.meta["seed"] for e in RolloutStore(tmp_path / "s")]
+    assert seeds == [0, 2, 1]

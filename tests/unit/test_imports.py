@@ -1,0 +1,120 @@
+"""The import direction of DESIGN §2, read from the source; and importing does nothing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("core", "envs", "agents", "generative", "analysis", "validation")  # each may import itself and those before
+SCRIPTS = ("train.py", "record.py", "train_gen_model.py")
+# Optional or slow stacks; they are imported inside the function that needs them.
+HEAVY = (
+    "captum", "gym", "gym3", "hdbscan", "imageio", "imageio_ffmpeg", "matplotlib", "numba", "pandas", "plotly",
+    "procgen", "sklearn", "tensorboard", "umap", "wandb",
+)  # fmt: skip
+
+
+def imports_of(source: str) -> list[tuple[int, str]]:
+    """(line, module) of every import statement, also of those inside functions."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append((node.lineno, "." * node.level + (node.module or "")))
+    return found
+
+
+def violations(name: str, source: str) -> list[str]:
+    """What a file at ``name`` (relative to the root) imports although it may not."""
+    room = Path(name).parts[0]
+    allowed = ROOMS[: ROOMS.index(room) + 1] if room in ROOMS else ROOMS
+    out = []
+    for line, module in imports_of(source):
+        top = module.partition(".")[0]
+        if module.startswith("."):
+            out.append(f"{name}:{line}: relative import {module}")
+        elif top in ROOMS and top not in allowed:
+            out.append(f"{name}:{line}: {room} may not import {module}")
+    return out
+
+
+def modules() -> list[Path]:
+    return [p for room in ROOMS for p in sorted((ROOT / room).rglob("*.py"))]
+
+
+def test_imports_point_downwards() -> None:
+    files = modules()
+    assert len(files) > 20
+    wrong = [v for p in files for v in violations(p.relative_to(ROOT).as_posix(), p.read_text())]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "bad"),
+    [
+        ("core/x.py", "from envs.procgen import ProcgenEnv", True),
+        ("envs/x.py", "def f():\n    import agents.ppo", True),
+        ("agents/x.py", "from core import stats", False),
+        ("generative/x.py", "from analysis.directions import fit_pca", True),
+        ("validation/x.py", "import analysis.coupling", False),
+        ("analysis/x.py", "from . import directions", True),
+    ],
+)
+def test_the_reader_itself_can_fail(name: str, source: str, bad: bool) -> None:
+    assert bool(violations(name, source)) == bad
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_only_parse_and_call_main(script: str) -> None:
+    tree = ast.parse((ROOT / script).read_text())
+    assert len(tree.body) <= 5 and not any(isinstance(n, (ast.FunctionDef, ast.ClassDef)) for n in ast.walk(tree))
+    names = {a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert {"main", "STAGE", "run"} < names and len(names) == 4  # and the config class
+
+
+PROBE = """
+import importlib, json, os, sys, warnings
+import numpy, torch
+names, heavy = json.loads(sys.argv[1])
+before = (os.getcwd(), list(warnings.filters), torch.get_num_threads(), torch.initial_seed(),
+          torch.get_default_dtype(), torch.random.get_rng_state().tolist(), numpy.random.get_state()[1].tolist())
+found = {}
+for name in names:
+    importlib.import_module(name)
+    for top in heavy:
+        if top in sys.modules:
+            found.setdefault(top, name)
+after = (os.getcwd(), list(warnings.filters), torch.get_num_threads(), torch.initial_seed(),
+         torch.get_default_dtype(), torch.random.get_rng_state().tolist(), numpy.random.get_state()[1].tolist())
+print(json.dumps({"heavy": found, "changed": [i for i, (a, b) in enumerate(zip(before, after)) if a != b]}))
+"""
+
+
+def test_importing_does_nothing() -> None:
+    """No heavy stack, no chdir, no warning filter, no seeding, no output: every module in one fresh process."""
+    names = [".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for p in modules()]
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, json.dumps([names, HEAVY])], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "" and done.stdout.count("\n") == 1
+    assert json.loads(done.stdout) == {"heavy": {}, "changed": []}
+
+
+def test_every_module_says_what_it_is() -> None:
+    for path in modules():
+        tree = ast.parse(path.read_text())
+        assert ast.get_docstring(tree), f"{path}: no module docstring"
+        if path.name != "__init__.py":
+            assert "from __future__ import annotations" in path.read_text(), path
+
+
+def test_no_junk_drawers() -> None:
+    assert not [p for p in modules() if p.stem in ("utils", "util", "common", "helpers", "misc")]

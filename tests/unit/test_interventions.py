@@ -1,0 +1,222 @@
+"""Interventions: algebra, purity, gradients, and every refusal of ``build``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from core.artefacts import new_run
+from core.contracts import Intervention, UserError, apply_interventions
+from core.directions import Basis
+from core.interventions import (
+    AddVector,
+    AtSteps,
+    InterventionOptions,
+    Nullspace,
+    Resample,
+    Shift,
+    Swap,
+    build,
+    parse_ids,
+)
+
+B, H, K = 5, 6, 4
+ALL = torch.ones(B, dtype=torch.bool)
+
+
+def oblique(k: int = K) -> Basis:
+    generator = torch.Generator().manual_seed(0)
+    mean, project = (torch.randn(*size, generator=generator, dtype=torch.float64) for size in ((H,), (H, k)))
+    std = 0.5 + torch.rand(H, generator=generator, dtype=torch.float64)
+    return Basis("oblique", mean, std, project, torch.linalg.pinv(project), agent="abc")
+
+
+def states(seed: int = 1) -> Tensor:
+    return torch.randn(B, H, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+BASIS = oblique()
+TABLE: dict[str, Callable[[], Intervention]] = {
+    "swap": lambda: Swap(BASIS, ((0, 2), (3, 1))),
+    "nullspace": lambda: Nullspace(BASIS, (1, 3)),
+    "shift": lambda: Shift(BASIS, (0, 3), (1.5, -2.0)),
+    "add_vector": lambda: AddVector(states(2)[0]),
+    "add_rows": lambda: AddVector(states(2)),
+    "resample": lambda: Resample(BASIS, (0, 2), states(3)),
+    "at_steps": lambda: AtSteps(Swap(BASIS, ((0, 1),)), 0, 2),
+}
+every = pytest.mark.parametrize("make", TABLE.values(), ids=TABLE.keys())
+
+
+@every
+def test_masked_rows_come_back_bit_for_bit(make: Callable[[], Intervention]) -> None:
+    h, mask = states(), torch.tensor([True, False, True, False, False])
+    out = make()(h, 0, mask)
+    assert torch.equal(out[~mask], h[~mask])
+    assert (out[mask] - h[mask]).abs().max() > 1e-3
+    torch.testing.assert_close(out[mask], make()(h, 0, ALL)[mask])
+    assert torch.equal(make()(h, 0, torch.zeros(B, dtype=torch.bool)), h)
+
+
+@every
+def test_nothing_is_mutated(make: Callable[[], Intervention]) -> None:
+    intervene, h, mask = make(), states(), ALL.clone()
+    kept, fields = h.clone(), [t.clone() for t in tensors_of(intervene)]
+    intervene(h, 0, mask)
+    assert torch.equal(h, kept) and mask.all()
+    assert all(torch.equal(a, b) for a, b in zip(tensors_of(intervene), fields, strict=True))
+
+
+def tensors_of(x: object) -> list[Tensor]:
+    if isinstance(x, Tensor):
+        return [x]
+    return [t for v in vars(x).values() for t in tensors_of(v)] if dataclasses.is_dataclass(x) else []
+
+
+@every
+def test_gradcheck(make: Callable[[], Intervention]) -> None:
+    intervene, h = make(), states().requires_grad_()
+    mask = torch.tensor([True, True, False, True, True])
+    assert torch.autograd.gradcheck(lambda x: intervene(x, 1, mask), (h,))
+
+
+@every
+def test_vmap_is_the_loop(make: Callable[[], Intervention]) -> None:
+    intervene, many = make(), torch.stack([states(i) for i in range(3)])
+    mapped = torch.func.vmap(lambda h: intervene(h, 0, ALL))(many)
+    torch.testing.assert_close(mapped, torch.stack([intervene(h, 0, ALL) for h in many]))
+
+
+def test_swap_exchanges_and_is_an_involution() -> None:
+    swap, h = Swap(BASIS, ((0, 2), (3, 1))), states()
+    once = swap(h, 0, ALL)
+    torch.testing.assert_close(BASIS.project(once), BASIS.project(h)[:, [2, 3, 0, 1]])
+    torch.testing.assert_close(swap(once, 0, ALL), h)
+
+
+def test_collapse_is_the_nullspace_and_idempotent() -> None:
+    collapse, h = Nullspace(BASIS, (1, 3)), states()
+    once = collapse(h, 0, ALL)
+    torch.testing.assert_close(once, BASIS.mean_H + (h - BASIS.mean_H) @ BASIS.nullspace((1, 3)))
+    torch.testing.assert_close(collapse(once, 0, ALL), once, rtol=0, atol=1e-13)
+    c = BASIS.project(once)
+    torch.testing.assert_close(c[:, [1, 3]], torch.zeros(B, 2, dtype=torch.float64), rtol=0, atol=1e-13)
+    torch.testing.assert_close(c[:, [0, 2]], BASIS.project(h)[:, [0, 2]])
+
+
+def test_shift_moves_by_the_amount_and_zero_changes_no_bit() -> None:
+    h = states()
+    moved = BASIS.project(Shift(BASIS, (2,), (0.7,))(h, 0, ALL)) - BASIS.project(h)
+    want = torch.tensor([0, 0, 0.7, 0], dtype=torch.float64).expand(B, -1)
+    torch.testing.assert_close(moved, want, rtol=0, atol=1e-12)
+    for value in (h, h.float()):
+        basis = BASIS.to(dtype=value.dtype)
+        assert torch.equal(Shift(basis, (0, 1), (0.0, 0.0))(value, 0, ALL), value)
+
+
+def test_resample_takes_the_donors_coordinates() -> None:
+    h, donors = states(), states(3)
+    c = BASIS.project(Resample(BASIS, (0, 2), donors)(h, 0, ALL))
+    torch.testing.assert_close(c[:, [0, 2]], BASIS.project(donors)[:, [0, 2]])
+    torch.testing.assert_close(c[:, [1, 3]], BASIS.project(h)[:, [1, 3]])
+
+
+@pytest.mark.parametrize("name", ["swap", "nullspace", "shift", "resample"])
+def test_the_orthogonal_complement_stays(name: str) -> None:
+    h = states()
+    rest = torch.linalg.svd(BASIS.lift_KH).Vh[K:] / BASIS.std_H
+    moved = (TABLE[name]()(h, 0, ALL) - h) @ rest.T
+    torch.testing.assert_close(moved, torch.zeros_like(moved), rtol=0, atol=1e-12)
+
+
+def test_at_steps() -> None:
+    h, inner = states(), AddVector(torch.ones(H, dtype=torch.float64))
+    changed = [bool((AtSteps(inner, 2, 4)(h, t, ALL) != h).any()) for t in range(6)]
+    assert changed == [False, False, True, True, False, False]
+    assert [bool((AtSteps(inner, 2)(h, t, ALL) != h).any()) for t in range(4)] == [False, False, True, True]
+
+
+def test_a_tuple_composes_in_order_and_an_empty_one_is_the_identity() -> None:
+    h, a, b = states(), Shift(BASIS, (0,), (1.0,)), Swap(BASIS, ((0, 1),))
+    assert apply_interventions((), h, 0) is h
+    assert torch.equal(apply_interventions((a, b), h, 0), b(a(h, 0, ALL), 0, ALL))
+    assert (apply_interventions((a, b), h, 0) - apply_interventions((b, a), h, 0)).abs().max() > 0.1
+
+
+# build
+
+
+def options(**fields: object) -> InterventionOptions:
+    words = {k: tuple(v.split()) if isinstance(v, str) and k != "basis_kind" else v for k, v in fields.items()}
+    return InterventionOptions(**words)  # type: ignore[arg-type]
+
+
+def test_build_makes_what_the_words_say() -> None:
+    got = build(
+        options(swap_directions_from="1 0", swap_directions_to="2 None", shift="3=-1.5 2=0.5"), "abc", BASIS
+    )
+    assert got == (Swap(BASIS, ((1, 2),)), Nullspace(BASIS, (0,)), Shift(BASIS, (3, 2), (-1.5, 0.5)))
+    assert build(options(), None) == ()
+    timed = build(options(shift="0=1", at_steps="3 5"), "abc", BASIS)
+    assert timed == (AtSteps(Shift(BASIS, (0,), (1.0,)), 3, 5),)
+    assert build(options(shift="0=1", at_steps="3"), "abc", BASIS) == (AtSteps(Shift(BASIS, (0,), (1.0,)), 3, None),)
+
+
+def test_build_loads_the_basis_of_the_agent(tmp_path: Path) -> None:
+    with new_run(tmp_path / "hs", "hidden_states", {}) as run:
+        BASIS.save(run.path)
+    (shift,) = build(options(shift="0=1", basis=tmp_path / "hs", basis_kind="oblique"), "abc")
+    assert isinstance(shift, Shift) and torch.equal(shift.basis.lift_KH, BASIS.lift_KH)
+    with pytest.raises(UserError, match="fitted on agent abc, not on other"):
+        build(options(shift="0=1", basis=tmp_path / "hs", basis_kind="oblique"), "other")
+    with pytest.raises(UserError, match="no 'ica' basis"):
+        build(options(shift="0=1", basis=tmp_path / "hs"), "abc")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"swap_directions_from": "1 2", "swap_directions_to": "3"}, "from has 2 ids, --swap_directions_to has 1"),
+        ({"swap_directions_to": "3"}, "from has 0 ids"),
+        ({"swap_directions_from": "1", "swap_directions_to": "4"}, "direction 4 does not exist"),
+        ({"swap_directions_from": "-1", "swap_directions_to": "0"}, "direction -1 does not exist"),
+        ({"swap_directions_from": "x", "swap_directions_to": "0"}, "--swap_directions_from: 'x' is not a whole number"),
+        ({"swap_directions_from": "1", "swap_directions_to": "none"}, "--swap_directions_to: 'none' is not a whole"),
+        ({"swap_directions_from": "1 1", "swap_directions_to": "2 None"}, "direction 1 is named twice"),
+        ({"swap_directions_from": "1", "swap_directions_to": "1"}, "direction 1 is named twice"),
+        ({"shift": "2"}, "--shift '2': expected ID=AMOUNT"),
+        ({"shift": "2=far"}, "--shift '2=far': expected ID=AMOUNT"),
+        ({"shift": "2=nan"}, "--shift '2=nan': expected ID=AMOUNT"),
+        ({"shift": "2=inf"}, "--shift '2=inf': expected ID=AMOUNT"),
+        ({"shift": "a=1"}, "--shift 'a=1': expected ID=AMOUNT"),
+        ({"shift": "²=1"}, "--shift '²=1': expected ID=AMOUNT"),
+        ({"shift": "1=1 1=2"}, "--shift names direction 1 twice"),
+        ({"shift": "9=1"}, "direction 9 does not exist"),
+        ({"shift": "1=1", "at_steps": "3 3"}, "0 <= FIRST < STOP"),
+        ({"shift": "1=1", "at_steps": "-1"}, "0 <= FIRST < STOP"),
+        ({"shift": "1=1", "at_steps": "1 2 3"}, "0 <= FIRST < STOP"),
+        ({"shift": "1=1", "at_steps": "soon"}, "--at_steps: 'soon' is not a whole number"),
+        ({"at_steps": "1"}, "--at_steps needs an intervention"),
+    ],
+)
+def test_refusals(fields: dict[str, str], reason: str) -> None:
+    with pytest.raises(UserError) as error:
+        build(options(**fields), "abc", BASIS)
+    assert reason in str(error.value) and "\n" not in str(error.value)
+
+
+def test_refusals_without_a_basis(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such run directory"):
+        build(options(shift="1=1", basis=tmp_path / "none"), "abc")
+    assert build(options(basis=tmp_path / "none"), "abc") == ()  # not needed, not looked for
+
+
+@pytest.mark.parametrize("word", ["--5", "-", "", "²", "1.0", "1_0"])
+def test_odd_numbers_are_user_errors(word: str) -> None:
+    with pytest.raises(UserError, match="is not a whole number"):
+        parse_ids([word], "--sample_ids")

@@ -1,0 +1,154 @@
+"""The whole way in one command: ``python -m validation.demo`` (or ``make demo``).
+
+Runs every stage in this process, each into its own run directory below ``--out``, and writes
+``report.html``.  Nothing passes between stages except through those directories.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core import artefacts, config as cli
+from core.contracts import UserError
+from validation import report
+
+STAGE = "demo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig:
+    """From the bundled agent and simulator to a tested causal claim and a report."""
+
+    bundle: Path = Path("bundles/coinrun-demo")
+    """directory with the trained agent/ and simulator/"""
+    out: Path = Path("runs/demo")
+    """run directory to write; an earlier demo in it is replaced, anything else is left alone"""
+    sizes: str = "demo"
+    """which configs/NAME.json gives each stage its sizes, in a section named after its directory below --out"""
+    seed: int = 0
+    """seed of every stage"""
+    threads: int = 2
+    """CPU threads"""
+    overwrite: bool = True
+    """replace an earlier demo, whole or half-written, in --out"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One stage of the demo: where its code is and which directories it reads."""
+
+    name: str  # directory below --out, and section of configs/NAME.json
+    module: str
+    config: str  # name of the config class in the module
+    reads: tuple[str, ...]  # flags that name a directory
+    does: str
+
+
+PARTS = (
+    Part("rollouts", "agents.record", "RecordConfig", ("agent",), "record the agent in the real world"),
+    Part(
+        "samples", "generative.record_samples", "RecordSamplesConfig", ("simulator", "rollouts"),
+        "let the simulator dream",
+    ),
+    Part("fidelity", "validation.fidelity", "FidelityConfig", ("simulator", "rollouts"), "how true is the simulator"),
+    Part(
+        "hidden_states", "analysis.hidden_states", "HiddenStatesConfig", ("agent", "rollouts", "samples"),
+        "fit directions in the hidden state",
+    ),
+    Part(
+        "behaviours", "analysis.behaviours", "BehavioursConfig", ("simulator", "rollouts", "samples"),
+        "cluster what the agent does",
+    ),
+    Part(
+        "saliency", "analysis.saliency", "SaliencyConfig", ("simulator", "samples"),
+        "what in the frames and in the past drives the agent",
+    ),
+    Part(
+        "coupling", "analysis.coupling", "CouplingConfig", ("simulator", "samples", "hidden_states", "behaviours"),
+        "which direction drives which: cross-correlation against Jacobian",
+    ),
+    Part(
+        "interventions", "validation.interventions", "InterventionsConfig",
+        ("simulator", "hidden_states", "behaviours"),
+        "change two directions, in the simulator and in the real world",
+    ),
+)  # fmt: skip
+
+
+def plan(config: DemoConfig) -> dict[str, tuple[Part, Any, Any]]:
+    """{name: (part, module, resolved config)} of every stage; raises UserError before anything runs."""
+    known: dict[str, Path] = {name: config.bundle / name for name in ("agent", "simulator")}
+    stages: dict[str, tuple[Part, Any, Any]] = {}
+    for part in PARTS:
+        module = importlib.import_module(part.module)
+        cls = getattr(module, part.config)
+        known[part.name] = config.out / part.name
+        paths = {**{flag: known[flag] for flag in part.reads}, "out": known[part.name]}
+        own = {**paths, "seed": config.seed, "threads": config.threads}
+        layer = cli.merge(cli.to_json_defaults(cls), sizes(part, config.sizes))
+        stages[part.name] = (part, module, cli.from_json(cls, cli.merge(layer, cli.to_json(own)), module.STAGE))
+    return stages
+
+
+def sizes(part: Part, name: str) -> dict[str, Any]:
+    """The part's section of the preset, which may not name directories: those are the demo's."""
+    section = cli.preset(part.name, name)
+    for key in (*part.reads, "out"):
+        if key in section:
+            raise UserError(f"configs/{name}.json: {part.name}.{key} is set; the demo chooses directories itself")
+    return section
+
+
+def main(config: DemoConfig) -> None:
+    models = {name: config.bundle / name for name in ("agent", "simulator")}
+    for path in models.values():
+        artefacts.read_manifest(path)
+    stages = plan(config)
+    count, began = len(stages) + 1, time.time()
+    with artefacts.new_run(config.out, STAGE, config, models, overwrite=config.overwrite) as run:
+        for number, (name, (part, module, stage_config)) in enumerate(stages.items(), 1):
+            say(f"[{number}/{count}] {name}: {part.does}")
+            stage_began = time.time()
+            try:
+                module.main(stage_config)
+            except UserError as error:
+                raise UserError(f"stage {name}: {error}") from error
+            run.inputs[name] = config.out / name
+            run.record(f"wall_{name}", time.time() - stage_began, "s")
+            say(f"        {time.time() - stage_began:.0f} s, {clock(time.time() - began)} in all")
+        say(f"[{count}/{count}] report: put it on one page")
+        page = report.build(directories(config.bundle, config.out))
+        artefacts.write_atomically(config.out / report.PAGE, page.html.encode())
+        run.record("wall", time.time() - began, "s")
+    say("")
+    say(f"Done in {clock(time.time() - began)}.  What was found:")
+    for finding in page.findings:
+        say(f"  * {finding}")
+    say(f"Report: {config.out / report.PAGE}  (open it in a browser)")
+
+
+def directories(bundle: Path, out: Path) -> Mapping[str, Path]:
+    """Where the report reads: the bundle's models and the demo's stages, by name."""
+    found = {p.name: p for p in sorted(bundle.iterdir()) if (p / artefacts.MANIFEST).exists()}
+    return {**found, **{part.name: out / part.name for part in PARTS}}
+
+
+def say(text: str) -> None:
+    """A line of progress, at once, after whatever the stage printed."""
+    sys.stderr.flush()
+    print(text, flush=True)
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds."""
+    return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
+
+
+if __name__ == "__main__":
+    cli.run(DemoConfig, main, STAGE)
