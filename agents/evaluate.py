@@ -84,9 +84,7 @@ def main(config: EvaluateConfig) -> None:
     env = make(
         agent.spec, config.slots, threads=config.threads, start_level=config.start_level, num_levels=config.num_levels
     )
-    with artefacts.new_run(
-        config.out, STAGE, config, {"agent": config.agent}, overwrite=config.overwrite
-    ) as run:
+    with artefacts.new_run(config.out, STAGE, config, {"agent": config.agent}, overwrite=config.overwrite) as run:
         returns, lengths = episode_returns(
             agent, env, config.episodes, seed=config.seed, device=device, greedy=config.greedy
         )

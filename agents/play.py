@@ -80,9 +80,7 @@ def tensors(obs: dict[str, np.ndarray] | Step, device: torch.device) -> dict[str
     return {k: torch.from_numpy(v).to(device) for k, v in fields.items()}
 
 
-def intervene_by_age(
-    interventions: Sequence[Intervention], h_BH: Tensor, age_B: np.ndarray
-) -> Tensor:
+def intervene_by_age(interventions: Sequence[Intervention], h_BH: Tensor, age_B: np.ndarray) -> Tensor:
     """Apply interventions where every slot is at its own step of its own episode."""
     if not interventions:
         return h_BH

@@ -103,7 +103,7 @@ def gae(reward: Tensor, value: Tensor, done: Tensor, next_value: Tensor, gamma: 
     running = torch.zeros_like(next_value)
     for t in reversed(range(reward.shape[0])):
         after = next_value if t == reward.shape[0] - 1 else value[t + 1]
-        going_on = (~done[t]).float()
+        going_on = (~done[t]).to(reward.dtype)
         delta = reward[t] + gamma * after * going_on - value[t]
         running = delta + gamma * lam * going_on * running
         advantage[t] = running

@@ -119,9 +119,7 @@ def main(config: RecordConfig) -> None:
     agent = load_agent(config.agent, device)
     name = fingerprint(agent)
     intervene = tuple(build(config.intervention, name))
-    env = make(
-        agent.spec, config.slots, threads=config.threads, **level_options(config.start_level, config.num_levels)
-    )
+    env = make(agent.spec, config.slots, threads=config.threads, **level_options(config.start_level, config.num_levels))
     out = config.data_save_dir or config.out
     inputs = {"agent": config.agent}
     if intervene:

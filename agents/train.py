@@ -67,9 +67,7 @@ class Collector:
 
     @torch.no_grad()
     def collect(self) -> Rollout:
-        rows: dict[str, list[Any]] = {
-            k: [] for k in ("obs", "is_first", "action", "logp", "value", "reward", "done")
-        }
+        rows: dict[str, list[Any]] = {k: [] for k in ("obs", "is_first", "action", "logp", "value", "reward", "done")}
         h_first = self.h_BH
         for _ in range(self.config.rollout_steps):
             obs = self._obs(self.current)
@@ -115,7 +113,12 @@ class Collector:
         """Everything but the agent, as tensors and numbers."""
         snapshots = [torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in self.env.snapshot()]
         numbers = {k: float(getattr(self.scale, k)) for k in ("mean", "var", "count")}
-        arrays = {"returns_B": self.scale.returns_B, "discount_B": self.scale.discount_B, "score": self.score, "length": self.length}
+        arrays = {
+            "returns_B": self.scale.returns_B,
+            "discount_B": self.scale.discount_B,
+            "score": self.score,
+            "length": self.length,
+        }
         return {
             "snapshots": snapshots,
             "h_BH": self.h_BH,

@@ -7,6 +7,7 @@ labelled and a cluster that only the simulator has shows as such.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -248,8 +249,8 @@ def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int,
     """Behaviours of real and (if not None) simulated steps.
 
     Arrays: ``labels_real``, ``index_real`` [N, 2] of (episode, t), the same with ``_sim``; ``map`` [M, 2 or 3] of
-    all of them, real first; ``centre_index`` int64 [behaviours, strips, 3] of (source, episode, t), the most central
-    step first, -1 where a behaviour has no more episodes; ``transitions`` int64 [behaviours, behaviours] counts
+    all of them, real first; ``centre_index`` int64 [behaviours, strips, 3] of (source, episode, t), real ones
+    first and the most central first among them, -1 where a behaviour has no more episodes; ``transitions`` int64 [behaviours, behaviours] counts
     of real steps t -> t+1.  Table ``behaviours``.  Raises UserError for bad input.
     """
     check(options)
@@ -342,7 +343,7 @@ def _centres(
     out = np.full((options.clusters, options.filmstrips, 3), -1, np.int64)
     for b in range(options.clusters):
         taken: set[tuple[int, int]] = set()
-        for row in sorted(np.flatnonzero(label_M == b), key=lambda r: float(distance_M[r])):
+        for row in sorted(np.flatnonzero(label_M == b), key=lambda r: (source_M[r], distance_M[r])):
             episode = (int(source_M[row]), int(episode_M[row]))
             if len(taken) == options.filmstrips:
                 break
@@ -526,9 +527,11 @@ def _draw_map(result: Result) -> Any:
 
 
 def _draw_time(result: Result) -> Any:
-    label, t = result.arrays["labels_real"], result.arrays["index_real"][:, 1]
+    label, (episode, t) = result.arrays["labels_real"], result.arrays["index_real"].T
     count = result.notes["behaviours"]
-    last = int(np.quantile(t, 0.98))
+    # Beyond the step that a tenth of the episodes reach, a few long episodes would be all there is to see.
+    longest_E = np.array([t[episode == e].max() for e in np.unique(episode)])
+    last = int(np.quantile(longest_E, 0.9))
     share = np.zeros((count, last + 1))
     keep = t <= last
     np.add.at(share, (label[keep], t[keep]), 1)
@@ -570,6 +573,7 @@ def _load_simulator(config: BehavioursConfig, agent: str, simulated: RolloutStor
 
 def main(config: BehavioursConfig) -> None:
     device = cli.device_of(config.device)
+    began = time.time()
     torch.set_num_threads(config.threads)
     check(config.fit)
     real, simulated, agent = open_stores(config.rollouts, config.samples)
@@ -593,6 +597,7 @@ def main(config: BehavioursConfig) -> None:
     given = {"rollouts": config.rollouts, "samples": config.samples, "simulator": config.simulator}
     inputs = {k: v for k, v in given.items() if v is not None}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+        run.started = began
         result.save(run.path)
         artefacts.write_json(
             run.path / NAMES, {str(row["behaviour"]): row["name"] for row in result.tables["behaviours"]}

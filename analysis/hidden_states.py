@@ -6,6 +6,7 @@ direction is an artefact of the simulator.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -450,6 +451,7 @@ def _plot(config: HiddenStatesConfig) -> None:
 
 
 def main(config: HiddenStatesConfig) -> None:
+    began = time.time()
     torch.set_num_threads(config.threads)
     check(config.fit)
     if config.action == "plot":
@@ -468,6 +470,7 @@ def main(config: HiddenStatesConfig) -> None:
         result, bases = fit(states, name, config.fit, config.seed)
     _add_heads(result, agent, bases["ica"])
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+        run.started = began
         for basis in bases.values():
             basis.save(run.path)
         result.save(run.path)

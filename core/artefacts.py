@@ -257,9 +257,7 @@ class Result:
         import csv
 
         path = Path(path)
-        write_json(
-            path / "result.json", {"scalars": self.scalars, "tables": sorted(self.tables), "notes": self.notes}
-        )
+        write_json(path / "result.json", {"scalars": self.scalars, "tables": sorted(self.tables), "notes": self.notes})
         np.savez_compressed(path / "arrays.npz", **self.arrays)  # type: ignore[arg-type]
         for name, rows in self.tables.items():
             columns = list(dict.fromkeys(k for row in rows for k in row))

@@ -10,9 +10,12 @@ is its ``--help``) and a ``main(config)``.  ``run(Config, main)`` puts them toge
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import difflib
+import io
+import itertools
 import json
 import os
 import random
@@ -159,7 +162,7 @@ def parse(cls: type[C], argv: list[str], stage: str) -> C:
     default = from_json(cls, complete, stage, missing=required)
     description = (cls.__doc__ or "") + (
         "\n\n--preset NAME starts from configs/NAME.json, --config FILE from an earlier run's config.json; "
-        "flags override both."
+        "flags override both.  --debug shows where an error came from."
     )
     given = {_flag_name(word) for word in rest if word.startswith("--")}
     if not given & {"--help"} and "-h" not in rest:
@@ -169,15 +172,33 @@ def parse(cls: type[C], argv: list[str], stage: str) -> C:
         for name in required:
             if f"--{name}" not in given:
                 raise UserError(f"--{name} is required; see --help")
-    config = tyro.cli(
-        cls,
-        args=rest,
-        prog=stage,
-        description=description,
-        config=(tyro.conf.OmitArgPrefixes,),
-        default=default,
-    )
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            config = tyro.cli(
+                cls,
+                args=rest,
+                prog=stage,
+                description=description,
+                config=(tyro.conf.OmitArgPrefixes,),
+                default=default,
+            )
+    except SystemExit as end:
+        if end.code in (None, 0):  # --help
+            raise
+        raise UserError(_said_in_box(said.getvalue())) from None
     return config
+
+
+def _said_in_box(text: str) -> str:
+    """The first paragraph of tyro's boxed message as one line."""
+    lines = [line.strip("│ ") for line in text.splitlines()]
+    first = itertools.takewhile(lambda line: not line.startswith("─"), itertools.dropwhile(_is_frame, lines))
+    return f"{' '.join(first).rstrip('.')}; see --help"
+
+
+def _is_frame(line: str) -> bool:
+    return not line or line.startswith(("╭", "─"))
 
 
 def to_json_defaults(cls: type) -> dict[str, Any]:

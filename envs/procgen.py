@@ -68,7 +68,9 @@ class ProcgenEnv:
 
     def __init__(self, options: ProcgenOptions, slots: int, threads: int = 2) -> None:
         if options.game not in GAMES:
-            raise UserError(f"no Procgen game {options.game!r}{nearest(options.game, GAMES)}; there are: {', '.join(GAMES)}")
+            raise UserError(
+                f"no Procgen game {options.game!r}{nearest(options.game, GAMES)}; there are: {', '.join(GAMES)}"
+            )
         self.options = options
         self.spec = EnvSpec(
             env_id=f"procgen/{options.game}",
@@ -101,7 +103,11 @@ class ProcgenEnv:
             raise UserError(f"Procgen does not import ({error}); install the lock file (make venv)") from None
         settings = {k: v for k, v in asdict(self.options).items() if k != "game"}
         return ProcgenGym3Env(
-            num=self.spec.slots, env_name=self.options.game, rand_seed=seed % 2**31, num_threads=self._threads, **settings
+            num=self.spec.slots,
+            env_name=self.options.game,
+            rand_seed=seed % 2**31,
+            num_threads=self._threads,
+            **settings,
         )
 
     def step(self, action: np.ndarray) -> Step:

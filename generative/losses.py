@@ -140,8 +140,9 @@ def loss_of(
         "latent": latent,
         "start": start_h + start_action,
     }
-    loss = torch.stack([getattr(config, f"{name}_weight") * v if name != "image" else v for name, v in parts.items()]).sum()
+    loss = torch.stack(
+        [getattr(config, f"{name}_weight") * v if name != "image" else v for name, v in parts.items()]
+    ).sum()
     log = {k: v.detach() for k, v in parts.items()}
     log["frame_mse"] = squared.detach().sum() / (target[0].numel() * seen.sum().clamp_min(1))
     return loss, log
-

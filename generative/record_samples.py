@@ -63,7 +63,9 @@ def to_episodes(
     """Simulated rollouts as episodes; one that ends is cut after its last transition, its final
     frame unknown, just as in the world."""
     frames = (trajectory.obs[obs_name] * 255).round().to(torch.uint8).cpu().numpy()
-    columns = {k: getattr(trajectory, k).detach().cpu().numpy() for k in ("d", "h", "logits", "value", "action", "reward")}
+    columns = {
+        k: getattr(trajectory, k).detach().cpu().numpy() for k in ("d", "h", "logits", "value", "action", "reward")
+    }
     alive = trajectory.alive.cpu().numpy()
     out = []
     for b, about in enumerate(meta):

@@ -79,13 +79,14 @@ class RSSM(nn.Module):
 
     def prior(self, d_BD: Tensor) -> Tensor:
         """Log-probabilities [..., groups, classes] of p(s_t | d_t)."""
-        return self._log_probs(self.prior_net(d_BD))
+        return self.log_probs(self.prior_net(d_BD))
 
     def posterior(self, d_BD: Tensor, e_BE: Tensor) -> Tensor:
         """Log-probabilities [..., groups, classes] of q(s_t | d_t, o_t)."""
-        return self._log_probs(self.posterior_net(torch.cat([d_BD, e_BE], -1)))
+        return self.log_probs(self.posterior_net(torch.cat([d_BD, e_BE], -1)))
 
-    def _log_probs(self, flat: Tensor) -> Tensor:
+    def log_probs(self, flat: Tensor) -> Tensor:
+        """Logits [..., S] -> log-probabilities [..., groups, classes], none of them infinite."""
         probs = flat.unflatten(-1, (self.groups, self.classes)).softmax(-1)
         return ((1 - UNIFORM_SHARE) * probs + UNIFORM_SHARE / self.classes).log()
 

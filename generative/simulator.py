@@ -114,7 +114,7 @@ class RSSMSimulator(nn.Module):
         d, s = self.start_world(z_BZ).split([self.config.deterministic_size, self.rssm.stochastic_size], -1)
         h, a = self.start_agent(z_agent_BZ).split([self.agent.hidden_size, self.agent.n_actions], -1)
         alive = torch.ones(z_BZ.shape[0], dtype=torch.bool, device=z_BZ.device)
-        s = choose(self.rssm._log_probs(s), None)
+        s = choose(self.rssm.log_probs(s), None)
         return SimState(torch.tanh(d), s, torch.tanh(h), straight_through(a)[1], alive, 0)
 
     def decode(self, d: Tensor, s: Tensor) -> Tensor:
@@ -175,16 +175,15 @@ class RSSMSimulator(nn.Module):
         """World states along L recorded steps: posterior where a frame is seen, prior where not."""
         one_hot = nn.functional.one_hot(action_BL, self.agent.n_actions).to(e_BLE.dtype)
         d, s, last = state.d_BD, state.s_BS, state.action_BA
-        ds, ss, priors, posteriors = [], [], [], []
+        rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         for i in range(e_BLE.shape[1]):
             d = self.rssm.transition(s, last, d)
             prior, posterior = self.rssm.prior(d), self.rssm.posterior(d, e_BLE[:, i])
             known = torch.where(seen_BL[:, i, None, None], posterior, prior)
             s = choose(known, None if noise_BLS is None else noise_BLS[:, i])
             last = one_hot[:, i]
-            for kept, value in ((ds, d), (ss, s), (priors, prior), (posteriors, posterior)):
-                kept.append(value)
-        return World(*(torch.stack(x, 1) for x in (ds, ss, priors, posteriors)))
+            rows.append((d, s, prior, posterior))
+        return World(*(torch.stack(column, 1) for column in zip(*rows, strict=True)))
 
     def world(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> World:
         """Filter recorded frames [B, initial_frames - 1 + L, ...] without noise.
@@ -210,9 +209,7 @@ class RSSMSimulator(nn.Module):
         return [p for name, p in self.named_parameters() if not name.startswith("agent.")]
 
 
-def save_simulator(
-    simulator: RSSMSimulator, path: Path, name: str = "model.safetensors", half: bool = False
-) -> None:
+def save_simulator(simulator: RSSMSimulator, path: Path, name: str = "model.safetensors", half: bool = False) -> None:
     """Weights (the agent's among them) and what is needed to build the simulator again.
 
     half: store all but the agent's as float16; they are loaded as float32.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from agents.recurrent import load_agent
 from agents.train import Log, open_run, save_state
-from core import artefacts, config as cli
+from core import config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore, Window
@@ -175,9 +175,7 @@ def main(config: GenTrainConfig) -> None:
         rng.bit_generator.state = state["numpy_rng"]
         step, wall_before, best = state["step"], state["wall_s"], state["best"]
     log = Log(run.path, config, config.track, keep=step if config.resume else None)
-    windows = store.windows(
-        COLUMNS, length, config.optim.batch, rng, at_least=at_least, episodes=train_episodes
-    )
+    windows = store.windows(COLUMNS, length, config.optim.batch, rng, at_least=at_least, episodes=train_episodes)
     began, saved = time.time(), time.time()
     sums: dict[str, float] = {}
     since = 0
@@ -222,7 +220,9 @@ def main(config: GenTrainConfig) -> None:
             loss, parts = loss_of(simulator, batch, config.loss, generator)
             if not torch.isfinite(loss):
                 log.save()
-                raise UserError(f"the loss is {loss.item()} at update {step}; the last good checkpoint is in {run.path}")
+                raise UserError(
+                    f"the loss is {loss.item()} at update {step}; {run.path} keeps the last good checkpoint"
+                )
             optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             norm = torch.nn.utils.clip_grad_norm_(parameters, config.optim.max_grad_norm)

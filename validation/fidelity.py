@@ -516,7 +516,7 @@ def draw_error(result: Result, path: Path) -> None:
     ax.axhline(0, color="0.8", lw=0.8)
     ax.set_xlabel("steps simulated")
     ax.set_ylabel(f"mean squared error ({free[0]['unit']})")
-    ax.legend(fontsize=8, frameon=False)
+    figure.legend(fontsize=8, frameon=False, loc="outside upper center", ncols=2)
     figure.savefig(path, dpi=120)
 
 

@@ -24,9 +24,7 @@ SPEC = EnvSpec(
     action_names=ACTION_NAMES,
     slots=1,
 )
-TINY = ModelConfig(
-    deterministic_size=12, hidden_size=16, groups=3, classes=4, depth=2, head_layers=1, latent_size=6
-)
+TINY = ModelConfig(deterministic_size=12, hidden_size=16, groups=3, classes=4, depth=2, head_layers=1, latent_size=6)
 
 
 def learned() -> RSSMSimulator:

@@ -170,6 +170,22 @@ def test_unknown_flag_names_the_nearest(module: str, capsys: pytest.CaptureFixtu
     assert "--overwrite" in line.replace("--overwrit ", "")
 
 
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--seed", "abc"], "--seed: invalid literal for int() with base 10: 'abc'"),
+        (["--episodes"], "Missing value for argument '--episodes'"),
+        (["--agent", "x", "y"], "y"),
+    ],
+)
+def test_a_flag_that_does_not_parse_is_one_line(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    line = fails(capsys, "agents.record", ["--agent", "x", "--out", tmp_path / "out", *argv])
+    assert says in line
+    assert line.endswith("; see --help")
+
+
 def test_unknown_config_key_names_the_nearest(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.json").write_text(json.dumps({"episods": 3}))
     line = fails(capsys, "agents.record", ["--config", tmp_path / "c.json", "--agent", world / "agent"])

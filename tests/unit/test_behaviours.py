@@ -110,6 +110,7 @@ def test_simulated_steps_get_the_labels_of_like_real_ones() -> None:
     sim_truth = label_truth(result, more, more_mode_N, "sim")
     agree = np.array(usual)[sim_truth] == result.arrays["labels_sim"]
     assert agree.mean() > 0.8
+    assert not result.arrays["centre_index"][:, :, 0].any()  # real samples are shown first, and there are enough
     simulated = sum(row["n_sim_steps"] for row in result.tables["behaviours"])
     assert simulated == len(result.arrays["labels_sim"])
 

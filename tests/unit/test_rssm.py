@@ -33,9 +33,7 @@ def test_choose_is_one_hot_with_the_gradient_of_the_probabilities() -> None:
     torch.testing.assert_close(rows.sum(-1), torch.ones(3, 2, dtype=torch.float64))
     weights = torch.randn(8, dtype=torch.float64)
     got = torch.autograd.grad(s @ weights, flat, torch.ones(3, dtype=torch.float64))[0]
-    want = torch.autograd.grad(
-        flat.softmax(-1).flatten(-2) @ weights, flat, torch.ones(3, dtype=torch.float64)
-    )[0]
+    want = torch.autograd.grad(flat.softmax(-1).flatten(-2) @ weights, flat, torch.ones(3, dtype=torch.float64))[0]
     torch.testing.assert_close(got, want)
 
 
