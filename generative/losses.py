@@ -119,8 +119,7 @@ def loss_of(
     h, errors = h_start, []
     goes_on = torch.zeros(size, dtype=torch.bool, device=z.device)
     for i in range(length):
-        # A frame answers for its own step only: through the agent's whole recurrence the gradient grew
-        # tenfold within 500 updates and the training diverged.
+        # A frame answers for its own step only, which keeps the gradient of the agent's recurrence short.
         h = sim.agent.advance(agent_e[:, i], h if i == 0 else h.detach(), goes_on)
         errors.append(0.5 * ((h - batch.h[:, i]) ** 2).sum(-1))
     agent_h = torch.stack(errors, 1) * seen
