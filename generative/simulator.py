@@ -179,7 +179,9 @@ class RSSMSimulator(nn.Module):
         for i in range(e_BLE.shape[1]):
             d = self.rssm.transition(s, last, d)
             prior, posterior = self.rssm.prior(d), self.rssm.posterior(d, e_BLE[:, i])
-            known = torch.where(seen_BL[:, i, None, None], posterior, prior)
+            # The prior learns from its divergence alone: the straight-through gradient of an image that a
+            # drawn, unseen state got wrong is noise, and with it the training diverged.
+            known = torch.where(seen_BL[:, i, None, None], posterior, prior.detach())
             s = choose(known, None if noise_BLS is None else noise_BLS[:, i])
             last = one_hot[:, i]
             rows.append((d, s, prior, posterior))

@@ -616,7 +616,8 @@ def dose_slopes(effect_GN: np.ndarray, hypotheses: Sequence[Hypothesis], directi
 
 def agreement(predicted_P: np.ndarray, observed_P: np.ndarray) -> np.ndarray:
     """(sign agreement, rank correlation, slope of observed on predicted through the origin); NaN where
-    a constant leaves one undefined."""
+    a constant leaves one undefined.  Exactly 0 agrees with 0 alone, so that "nothing happened" counts against
+    a prediction."""
     same = float((np.sign(predicted_P) == np.sign(observed_P)).mean())
     ranks = np.stack([np.argsort(np.argsort(x)).astype(float) for x in (predicted_P, observed_P)])
     constant = len(predicted_P) < 3 or np.ptp(predicted_P) == 0 or np.ptp(observed_P) == 0
