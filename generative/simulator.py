@@ -172,17 +172,18 @@ class RSSMSimulator(nn.Module):
     def unroll(
         self, state: SimState, e_BLE: Tensor, action_BL: Tensor, seen_BL: Tensor, noise_BLS: Tensor | None
     ) -> World:
-        """World states along L recorded steps: posterior where a frame is seen, prior where not."""
+        """World states along L recorded steps: the posterior's (drawn where noise is given) where a frame
+        is seen, the prior's mode where not."""
         one_hot = nn.functional.one_hot(action_BL, self.agent.n_actions).to(e_BLE.dtype)
         d, s, last = state.d_BD, state.s_BS, state.action_BA
         rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         for i in range(e_BLE.shape[1]):
             d = self.rssm.transition(s, last, d)
             prior, posterior = self.rssm.prior(d), self.rssm.posterior(d, e_BLE[:, i])
-            # The prior learns from its divergence alone: the straight-through gradient of an image that a
-            # drawn, unseen state got wrong is noise, and with it the training diverged.
-            known = torch.where(seen_BL[:, i, None, None], posterior, prior.detach())
-            s = choose(known, None if noise_BLS is None else noise_BLS[:, i])
+            # An unseen state is the prior's mode, as in a modal rollout: drawn ones made the gradient of
+            # the frames that follow so noisy that the training diverged.
+            drawn = choose(posterior, None if noise_BLS is None else noise_BLS[:, i])
+            s = torch.where(seen_BL[:, i, None], drawn, choose(prior, None))
             last = one_hot[:, i]
             rows.append((d, s, prior, posterior))
         return World(*(torch.stack(column, 1) for column in zip(*rows, strict=True)))
