@@ -59,7 +59,7 @@ class InterventionsConfig:
     """behaviours run directory: effects are also given for each behaviour that starts fall into"""
     out: Path = Path("runs/interventions")
     """run directory to write"""
-    basis: str = "ica"
+    basis_kind: str = "ica"
     """which basis of --hidden_states: pca, ica, nmf, neurons"""
     directions: tuple[str, ...] = ("0", "1")
     """ids of the directions to test"""
@@ -960,7 +960,7 @@ def main(config: InterventionsConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     simulator = load_simulator(config.simulator, device)
-    basis = load_basis(config.hidden_states, config.basis, fingerprint(simulator.agent)).to(device)
+    basis = load_basis(config.hidden_states, config.basis_kind, fingerprint(simulator.agent)).to(device)
     basis.check(directions)
     inputs = {"simulator": config.simulator, "hidden_states": config.hidden_states}
     if config.behaviours is not None:

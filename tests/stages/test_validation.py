@@ -64,7 +64,7 @@ def test_interventions_stage(dirs):
             hidden_states=dirs / "hidden_states",
             behaviours=dirs / "behaviours",
             out=out,
-            basis="pca",
+            basis_kind="pca",
             directions=("0", "2"),
             **FEW,
         )  # fmt: skip
@@ -115,7 +115,7 @@ def test_label_starts_finds_the_labels_of_separable_behaviours(dirs):
     ("flags", "said"),
     [
         ({"directions": ("9",)}, "direction 9 does not exist"),
-        ({"basis": "icaa"}, "no 'icaa' basis"),
+        ({"basis_kind": "icaa"}, "no 'icaa' basis"),
         ({"hidden_states": "rollouts"}, "basis"),
         ({"simulator": "agent"}, "holds no simulator"),
         ({"behaviours": "rollouts"}, "behaviours"),
@@ -124,7 +124,7 @@ def test_label_starts_finds_the_labels_of_separable_behaviours(dirs):
 def test_mistakes_leave_nothing_on_disk(dirs, flags, said):
     flags = {k: dirs / v if k in ("hidden_states", "simulator", "behaviours") else v for k, v in flags.items()}
     config = {
-        "simulator": dirs / "simulator", "hidden_states": dirs / "hidden_states", "basis": "pca",
+        "simulator": dirs / "simulator", "hidden_states": dirs / "hidden_states", "basis_kind": "pca",
         "out": dirs / "mistake", **FEW, **flags,
     }  # fmt: skip
     with pytest.raises(UserError, match=said):
@@ -139,7 +139,7 @@ def test_a_basis_of_another_agent_is_refused(dirs):
     with pytest.raises(UserError, match="was fitted on agent 0123456789abcdef"):
         interventions(
             InterventionsConfig(
-                simulator=dirs / "simulator", hidden_states=dirs / "other", basis="pca", out=dirs / "no"
+                simulator=dirs / "simulator", hidden_states=dirs / "other", basis_kind="pca", out=dirs / "no"
             )
         )
 
