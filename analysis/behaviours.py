@@ -251,7 +251,8 @@ def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int,
     Arrays: ``labels_real``, ``index_real`` [N, 2] of (episode, t), the same with ``_sim``; ``map`` [M, 2 or 3] of
     all of them, real first; ``centre_index`` int64 [behaviours, strips, 3] of (source, episode, t), real ones
     first and the most central first among them, -1 where a behaviour has no more episodes; ``transitions``
-    int64 [behaviours, behaviours] counts of real steps t -> t+1.  Table ``behaviours``.  Raises UserError for bad input.
+    int64 [behaviours, behaviours] counts of real steps t -> t+1.  Table ``behaviours``.
+    Raises UserError for bad input.
     """
     check(options)
     given = [(source, s) for source, s in enumerate(steps) if s is not None]

@@ -135,7 +135,7 @@ class Run:
             {
                 "schema": SCHEMA,
                 "stage": self.stage,
-                "argv": sys.argv,
+                "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
                 "config": config,
                 "seed": config.get("seed") if isinstance(config, dict) else None,
                 "code": code_version(),

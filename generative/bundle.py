@@ -53,7 +53,16 @@ def round_to_half(simulator: torch.nn.Module) -> None:
 def training_of(path: Path) -> dict[str, Any]:
     """What a training's manifest says about how it was made."""
     manifest = artefacts.read_manifest(path)
-    return {k: manifest[k] for k in KEPT}
+    return {k: portable(manifest[k]) for k in KEPT}
+
+
+def portable(value: Any) -> Any:
+    """JSON with every absolute path cut to its last part: where it was trained is nobody's business."""
+    if isinstance(value, dict):
+        return {k: portable(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [portable(v) for v in value]
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
 
 
 def main(config: BundleConfig) -> None:

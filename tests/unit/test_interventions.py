@@ -157,9 +157,7 @@ def options(**fields: object) -> InterventionOptions:
 
 
 def test_build_makes_what_the_words_say() -> None:
-    got = build(
-        options(swap_directions_from="1 0", swap_directions_to="2 None", shift="3=-1.5 2=0.5"), "abc", BASIS
-    )
+    got = build(options(swap_directions_from="1 0", swap_directions_to="2 None", shift="3=-1.5 2=0.5"), "abc", BASIS)
     assert got == (Swap(BASIS, ((1, 2),)), Nullspace(BASIS, (0,)), Shift(BASIS, (3, 2), (-1.5, 0.5)))
     assert build(options(), None) == ()
     timed = build(options(shift="0=1", at_steps="3 5"), "abc", BASIS)
