@@ -612,7 +612,7 @@ def draw_matrices(result: artefacts.Result, b: int) -> Any:
     behaviour = int(a["behaviours"][b])
     name = result.notes["names"][str(behaviour)]
     figure.suptitle(
-        f"behaviour {behaviour}{f' ({name})' if name else ''}: {a['samples'][b]} Jacobians from "
+        f"{name or f'behaviour {behaviour}'}: {a['samples'][b]} Jacobians from "
         f"{a['sample_episodes'][b]} episodes, dots: q < {result.notes['alpha']}"
     )
     strongest = np.nanmax(np.abs([a["jacobian"][b], a["jacobian_agent_only"][b]]), initial=0) or 1.0

@@ -62,7 +62,8 @@ class InterventionsConfig:
     basis_kind: str = "ica"
     """which basis of --hidden_states: pca, ica, nmf, neurons"""
     directions: tuple[str, ...] = ("0", "1")
-    """ids of the directions to test"""
+    """ids of the directions to test, or largest N: the N whose late effect the simulator predicts to be largest
+    (chosen before the real world is asked)"""
     amounts: tuple[float, ...] = (-2.0, -1.0, 0.0, 1.0, 2.0)
     """changes to test, in units of the direction's coordinate (standard deviations for PCA and ICA)"""
     starts: int = 64
@@ -645,7 +646,7 @@ def headline(
 class StudyOptions:
     """What ``study`` needs of the configuration."""
 
-    directions: tuple[int, ...]
+    directions: tuple[int, ...]  # () where ``largest`` are to be chosen
     amounts: tuple[float, ...]
     starts: int
     horizon: int
@@ -654,6 +655,7 @@ class StudyOptions:
     latest_start: int
     greedy: bool = False
     seed: int = 0
+    largest: int = 0  # where no directions are named: how many to choose
 
 
 def study(
@@ -693,9 +695,10 @@ def study(
                                                   for i in range(0, len(starts), 32)]))  # fmt: skip
         dreamed = SimulatedWorld(simulator, z_NZ, starts.h_NH, noise_NTA, actions)
         real = RealWorld(agent, env, starts, noise_NTA, actions)
-        hypotheses = hypotheses_of(options.directions, options.amounts)
-        units = {i: random_units(basis, i, options.controls, generator) for i in options.directions}
         jacobian = dreamed.jacobian()
+        directions = options.directions or most_promising(dreamed, jacobian, basis, options.largest)
+        hypotheses = hypotheses_of(directions, options.amounts)
+        units = {i: random_units(basis, i, options.controls, generator) for i in directions}
         simulated = effects_of(dreamed, hypotheses, basis, units, options.control_starts)
         observed = effects_of(real, hypotheses, basis, units, None)
     finally:
@@ -736,7 +739,7 @@ def study(
     result.notes["without_spread"] = [q for q in jacobian if is_late(q) and scale[q] == 0]
     points: dict[str, list[np.ndarray]] = {"jacobian": [], "simulated": [], "observed": []}
     worlds = (("jacobian", predicted_GN), ("simulated", simulated.hypotheses), ("observed", observed.hypotheses))
-    for i in options.directions:
+    for i in directions:
         for q in jacobian:
             dose = {name: dose_slopes(effect[q], hypotheses, i) for name, effect in worlds}
             estimate = bootstrap_mean(dose["observed"], np.arange(len(starts)), rng=rng)
@@ -756,7 +759,7 @@ def study(
             headline(result, suffix, np.stack(points[name]), np.stack(points["observed"]), rng)
     # The same for arbitrary directions: how far the simulator can be trusted before any hypothesis.
     top = max(abs(a) for a in options.amounts)
-    i = options.directions[0]
+    i = directions[0]
     if late:
         arbitrary = Hypothesis("shift", i, top).build(basis)
         firsts = [first_order(Redirect(arbitrary, basis, i, u)) for u in units[i]]
@@ -765,10 +768,23 @@ def study(
         headline(result, "_random_jacobian", jac, seen, rng)
         dream = np.concatenate([simulated.controls[(i, top)][q] / scale[q] for q in late])
         headline(result, "_random", dream, seen[:, : dream.shape[1]], rng)
-    claims = [claim_of(i, rows, scale, basis.kind, late) for i in options.directions]
+    claims = [claim_of(i, rows, scale, basis.kind, late) for i in directions]
     result.notes["claims"] = claims
     result.notes["claim"] = " ".join(claim["text"] for claim in claims)
     return result
+
+
+def most_promising(world: SimulatedWorld, jacobian: Mapping[str, Tensor], basis: Basis, count: int) -> tuple[int, ...]:
+    """The ``count`` directions with the largest predicted late effect, largest first.
+
+    Predicted: |mean derivative| of a late quantity along the direction, in spreads of that quantity over
+    the unaltered simulated starts; a direction counts by its best quantity.
+    """
+    spread = {q: float(v[0].std()) for q, v in world.measure([None]).items() if is_late(q)}
+    scores = [basis.pullback(jacobian[q]).mean(0).abs() / s for q, s in spread.items() if s > 0]
+    if not scores:
+        raise UserError("no late quantity varies over the starts, so no direction is promising; name --directions")
+    return tuple(torch.stack(scores).amax(0).argsort(descending=True)[:count].tolist())
 
 
 def claim_of(
@@ -937,10 +953,16 @@ def _short(scalar: Mapping[str, Any]) -> str:
 # The stage
 
 
-def check(config: InterventionsConfig) -> tuple[int, ...]:
-    """The direction ids; UserError on anything the study cannot run with."""
-    directions = tuple(parse_ids(config.directions, "--directions"))
-    if not directions:
+def check(config: InterventionsConfig) -> tuple[tuple[int, ...], int]:
+    """(direction ids, or () and how many to choose); UserError on anything the study cannot run with."""
+    largest = 0
+    if config.directions[:1] == ("largest",):
+        counts = parse_ids(config.directions[1:], "--directions largest")
+        if len(counts) != 1 or counts[0] < 1:
+            raise UserError("--directions largest takes one number: how many directions to choose")
+        largest = counts[0]
+    directions = () if largest else tuple(parse_ids(config.directions, "--directions"))
+    if not (directions or largest):
         raise UserError("--directions names no direction")
     if len(set(directions)) < len(directions):
         raise UserError("--directions names a direction twice")
@@ -952,16 +974,18 @@ def check(config: InterventionsConfig) -> tuple[int, ...]:
         if getattr(config, name) < least:
             raise UserError(f"--{name} must be at least {least}")
     require_permutations(config.starts, ALPHA, "sign-flip")
-    return directions
+    return directions, largest
 
 
 def main(config: InterventionsConfig) -> None:
-    directions = check(config)
+    directions, largest = check(config)
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     simulator = load_simulator(config.simulator, device)
     basis = load_basis(config.hidden_states, config.basis_kind, fingerprint(simulator.agent)).to(device)
     basis.check(directions)
+    if largest > basis.size:
+        raise UserError(f"--directions largest {largest}: the {basis.kind} basis has {basis.size} directions")
     inputs = {"simulator": config.simulator, "hidden_states": config.hidden_states}
     if config.behaviours is not None:
         inputs["behaviours"] = config.behaviours
@@ -973,7 +997,7 @@ def main(config: InterventionsConfig) -> None:
         return make(simulator.spec, slots, threads=config.threads, **levels)
 
     options = StudyOptions(
-        directions=directions, amounts=config.amounts, starts=config.starts, horizon=config.horizon,
+        directions=directions, largest=largest, amounts=config.amounts, starts=config.starts, horizon=config.horizon,
         controls=config.controls, control_starts=config.control_starts, latest_start=config.latest_start,
         greedy=config.greedy, seed=config.seed,
     )  # fmt: skip
@@ -996,7 +1020,7 @@ def main(config: InterventionsConfig) -> None:
         run.metrics = dict(result.scalars)
         run.facts = {"agent": fingerprint(simulator.agent), "simulator": fingerprint(simulator)}
     print_summary(result)
-    print(f"effects of {len(directions)} directions on {config.starts} paired starts: {config.out}")
+    print(f"effects of {len(directions) or largest} directions on {config.starts} paired starts: {config.out}")
 
 
 def print_summary(result: Result) -> None:

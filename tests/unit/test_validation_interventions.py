@@ -103,6 +103,17 @@ def test_predictions_agree_with_the_real_world(result):
     assert result.scalars["rank_correlation_random"]["value"] > 0.6
 
 
+def test_the_most_promising_direction_is_the_cause_and_never_the_nuisance():
+    options = PlantedOptions()
+    found = study(
+        PlantedSimulator(options), lambda slots: PlantedWorld(options, slots), truth(options).basis,
+        replace(STUDY, directions=(), largest=3, controls=5, starts=12, control_starts=12),
+    )  # fmt: skip
+    chosen = [claim["direction"] for claim in found.notes["claims"]]
+    assert chosen[0] == truth(options).causal and len(chosen) == 3
+    assert truth(options).nuisance not in chosen
+
+
 def test_nothing_is_confirmed_in_a_world_without_the_cause():
     options = PlantedOptions(effect=0.0)
     found = study(
@@ -367,6 +378,8 @@ def test_agreement_and_slopes_by_hand():
         ({"directions": ("1", "1")}, "twice"),
         ({"directions": ("a",)}, "whole number"),
         ({"directions": ()}, "no direction"),
+        ({"directions": ("largest",)}, "takes one number"),
+        ({"directions": ("largest", "0")}, "takes one number"),
         ({"amounts": (0.0,)}, "other than 0"),
         ({"amounts": (1.0, float("nan"))}, "finite"),
         ({"amounts": (1.0, 1.0)}, "twice"),
