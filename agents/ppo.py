@@ -136,8 +136,6 @@ def loss_of(
     e_TBE = encode(agent, obs, config.bf16).unflatten(0, (steps, len(columns)))
     h, hidden = r.h_first[columns], []
     is_first = r.is_first[:, columns]
-    if bool(is_first[0].any()):  # the learned initial state gets its gradient here
-        h = torch.where(is_first[0][:, None], agent.initial(len(columns)), h)
     for t in range(steps):
         h = agent.advance(e_TBE[t], h, is_first[t])
         hidden.append(h)
@@ -176,7 +174,7 @@ def update(
     rng: np.random.Generator,
     entropy_coef: float,
 ) -> dict[str, float]:
-    """All epochs over one rollout; the mean of each log entry.  Raises FloatingPointError on a NaN loss."""
+    """All epochs over one rollout; the mean of each log entry.  Raises FloatingPointError on a NaN loss or gradient."""
     advantage = gae(r.reward, r.value, r.done, r.next_value, config.gamma, config.gae_lambda)
     logs: dict[str, list[float]] = {}
     for _ in range(config.epochs):
@@ -187,7 +185,9 @@ def update(
                 raise FloatingPointError(f"PPO loss is {loss.item()}")
             optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
+            norm = nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
+            if not torch.isfinite(norm):
+                raise FloatingPointError(f"PPO gradient norm is {norm.item()}")
             optimiser.step()
             for k, v in parts.items():
                 logs.setdefault(k, []).append(float(v))

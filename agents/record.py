@@ -111,16 +111,27 @@ def _episode(rows: list[tuple[Moment, int]], meta: dict[str, Any]) -> Episode:
     )
 
 
+def keep_unaltered(out: Path, altered: bool) -> None:
+    """UserError if an altered recording is about to replace an unaltered one."""
+    whole = (out / artefacts.MANIFEST).exists()
+    if altered and whole and not artefacts.read_manifest(out)["facts"].get("interventions"):
+        raise UserError(f"{out} holds unaltered data; record with interventions into another directory")
+
+
 def main(config: RecordConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
-    if config.episodes < 1 or config.slots < 1:
-        raise UserError("--episodes and --slots must be at least 1")
+    if config.episodes < 1 or config.slots < 1 or config.seed < 0:
+        raise UserError("--episodes and --slots must be at least 1, --seed at least 0")
+    x = config.exploration
+    if x.temperature <= 0 or not all(0 <= share <= 1 for share in (x.explore_share, x.sticky, x.random)):
+        raise UserError("--temperature must be above 0; --explore_share, --sticky and --random lie between 0 and 1")
     agent = load_agent(config.agent, device)
     name = fingerprint(agent)
     intervene = tuple(build(config.intervention, name))
     env = make(agent.spec, config.slots, threads=config.threads, **level_options(config.start_level, config.num_levels))
     out = config.data_save_dir or config.out
+    keep_unaltered(out, bool(intervene))
     inputs = {"agent": config.agent}
     if intervene:
         inputs["hidden_states"] = config.intervention.basis

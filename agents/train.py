@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,8 @@ class Collector:
             done = step.terminated | step.truncated
             reward = torch.from_numpy(self.scale(step.reward, done)).to(self.device)
             if step.final_obs is not None and step.truncated.any():
-                # A time limit is not the end of the world: bootstrap from the last observation.
+                # A time limit is not the end of the world: bootstrap from the last observation.  (Procgen
+                # never shows it, so there a time-out is learnt as an ending.)
                 last = self._obs(Step(step.final_obs, step.reward, done, done, done))
                 cut = torch.from_numpy(step.truncated & ~step.terminated).to(self.device)
                 e_BE = encode(self.agent, last, self.config.bf16)
@@ -183,18 +185,71 @@ class Log:
         self.board.flush()
 
 
-def open_run(config: Any, stage: str) -> artefacts.Run:
-    """A training's run directory: fresh, or the half-written or whole one that --resume goes on with."""
+def open_run(config: Any, stage: str, inputs: Mapping[str, Path], fixed: Sequence[str]) -> artefacts.Run:
+    """A training's run directory: fresh, or with --resume the one it goes on in.
+
+    ``fixed`` are the config's keys (``a.b`` for nested ones) that a resumed training may not change;
+    the saved config.json becomes the resumed one, and the directory is half-written again until the end.
+    """
     if not config.resume:
-        with_manifest = artefacts.new_run(config.out, stage, config, overwrite=config.overwrite)
-        return with_manifest.__enter__()
+        return artefacts.begin_run(config.out, stage, config, inputs, overwrite=config.overwrite)
+    if config.overwrite:
+        raise UserError("--resume goes on with a run and --overwrite starts anew: choose one")
     if not (config.out / "training_state" / "state.pt").exists():
         raise UserError(f"{config.out} has no training state to resume from")
-    return artefacts.Run(path=config.out, stage=stage, config=config)
+    for directory in inputs.values():
+        artefacts.read_manifest(directory)
+    saved = cli.read_json(config.out / "config.json")
+    if saved.get("stage") != stage:
+        raise UserError(f"{config.out} is a {saved.get('stage')!r} run, this is {stage!r}")
+    now = cli.to_json(config)
+    for key in fixed:
+        was, is_ = saved["config"], now
+        for part in key.split("."):
+            was, is_ = was.get(part), is_[part]
+        if was != is_:
+            raise UserError(f"--resume: {key} was {was!r} and is now {is_!r}; start another run for that")
+    (config.out / artefacts.MANIFEST).unlink(missing_ok=True)
+    artefacts.write_json(config.out / "config.json", {"stage": stage, "config": now})
+    return artefacts.Run(path=config.out, stage=stage, config=config, inputs=dict(inputs))
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """The training state of a run, on the CPU; UserError if it is broken."""
+    import pickle
+
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path}: broken training state ({reason}); start the training anew") from None
+    return state
+
+
+def rng_states(device: torch.device) -> dict[str, Any]:
+    """torch's generators, for a training state."""
+    cuda = torch.cuda.get_rng_state_all() if device.type == "cuda" else []
+    return {"cpu": torch.get_rng_state(), "cuda": cuda}
+
+
+def set_rng_states(states: Mapping[str, Any]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if states["cuda"]:
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def require(at_least: int, **numbers: float) -> None:
+    """UserError naming the first flag whose number is too small."""
+    for name, number in numbers.items():
+        if number < at_least:
+            raise UserError(f"--{name} must be at least {at_least}, not {number}")
 
 
 def main(config: TrainConfig) -> None:
     ppo = config.ppo
+    require(1, envs=ppo.envs, minibatches=ppo.minibatches, rollout_steps=ppo.rollout_steps, epochs=ppo.epochs,
+            total_steps=ppo.total_steps, threads=config.threads)  # fmt: skip
+    require(0, seed=config.seed)
     if ppo.envs % ppo.minibatches:
         raise UserError(f"--minibatches {ppo.minibatches} does not divide --envs {ppo.envs}")
     device = cli.device_of(config.device)
@@ -204,16 +259,16 @@ def main(config: TrainConfig) -> None:
     env = ProcgenEnv(config.env, ppo.envs, config.threads)
     agent = RecurrentAgent(config.net, env.spec).to(device)
     optimiser = torch.optim.Adam(agent.parameters(), lr=ppo.learning_rate, eps=1e-5)
-    run = open_run(config, STAGE)
+    run = open_run(config, STAGE, {}, ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps"))
     collector = Collector(agent, env, config, device)
     state_file = run.path / "training_state" / "state.pt"
     step, wall_before = 0, 0.0
     if config.resume:
-        state = torch.load(state_file, weights_only=True, map_location=device)
+        state = load_state(state_file)
         agent.load_state_dict(state["agent"])
         optimiser.load_state_dict(state["optimiser"])
         collector.restore(state["collector"])
-        torch.set_rng_state(state["torch_rng"].cpu())
+        set_rng_states(state["torch_rng"])
         rng.bit_generator.state = state["numpy_rng"]
         step, wall_before = state["step"], state["wall_s"]
     log = Log(run.path, config, config.track, keep=step if config.resume else None)
@@ -229,7 +284,7 @@ def main(config: TrainConfig) -> None:
             agent=agent.state_dict(),
             optimiser=optimiser.state_dict(),
             collector=collector.state(),
-            torch_rng=torch.get_rng_state(),
+            torch_rng=rng_states(device),
             numpy_rng=rng.bit_generator.state,
             step=step,
             wall_s=wall_before + time.time() - began,
@@ -239,14 +294,15 @@ def main(config: TrainConfig) -> None:
         progress.advance(step)
         for number in range(step // per_update, updates):
             left = 1 - number / updates
-            if ppo.anneal:
-                optimiser.param_groups[0]["lr"] = ppo.learning_rate * left
+            optimiser.param_groups[0]["lr"] = ppo.learning_rate * (left if ppo.anneal else 1.0)
             entropy_coef = ppo.entropy_coef * (left if ppo.anneal_entropy else 1.0)
             rollout = collector.collect()
             try:
                 logs = update(agent, optimiser, rollout, ppo, rng, entropy_coef)
             except FloatingPointError as error:
-                raise UserError(f"training stopped at step {step}: {error}; the last saved state is kept") from None
+                raise UserError(
+                    f"training stopped at step {step}: {error}; --resume goes on from the last save"
+                ) from None
             step += per_update
             wall = wall_before + time.time() - began
             mean_return = float(np.mean(collector.returns)) if collector.returns else float("nan")

@@ -113,6 +113,7 @@ class Run:
     metrics: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)  # what other stages check: agent fingerprint, source ...
     started: float = field(default_factory=time.time)
+    replaced: Path | None = None  # the run that this one replaces, set aside until it is whole
 
     def record(self, name: str, value: float, unit: str, n: int | None = None, interval: Any = None) -> None:
         """Put a metric into the manifest."""
@@ -149,6 +150,8 @@ class Run:
                 "metrics": self.metrics,
             },
         )
+        if self.replaced is not None:
+            shutil.rmtree(self.replaced, ignore_errors=True)
 
 
 def _is_payload(path: Path, root: Path) -> bool:
@@ -159,33 +162,65 @@ def _is_payload(path: Path, root: Path) -> bool:
     return not any((parent / MANIFEST).exists() for parent in path.parents if parent != root and root in parent.parents)
 
 
-@contextmanager
-def new_run(
+def begin_run(
     path: Path, stage: str, config: Any, inputs: Mapping[str, Path] | None = None, *, overwrite: bool = False
-) -> Iterator[Run]:
-    """Open a fresh run directory; its manifest is written only if the block ends well.
+) -> Run:
+    """Open a fresh run directory for writing; ``finish`` makes it whole.
 
     An existing directory with anything in it is refused, unless ``overwrite`` and it is a run
-    directory of the same stage (whole or half-written): then it is replaced.
+    directory of the same stage (whole or half-written): then it is set aside, as
+    ``.NAME.replaced`` beside it, and deleted only when the new one is whole.
     Raises UserError; inputs must be whole run directories.
     """
     path = Path(path)
     for directory in (inputs or {}).values():
         read_manifest(directory)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        if not overwrite:
-            raise UserError(f"{path} already holds data; choose another directory or pass --overwrite")
-        mark = path / "config.json"
-        if not mark.exists() or read_json(mark).get("stage") != stage:
-            raise UserError(f"{path} is not a {stage!r} run directory; it is not overwritten")
-        for directory in (inputs or {}).values():
-            if Path(directory).resolve().is_relative_to(path.resolve()):
-                raise UserError(f"{directory} is an input of this run and would be overwritten; choose another --out")
-        shutil.rmtree(path)
-    path.mkdir(parents=True, exist_ok=True)
+    replaced = path.with_name(f".{path.name}.replaced")
+    try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            if not overwrite:
+                raise UserError(f"{path} already holds data; choose another directory or pass --overwrite")
+            mark = read_json(path / "config.json") if (path / "config.json").exists() else None
+            if not isinstance(mark, dict) or mark.get("stage") != stage:
+                raise UserError(f"{path} is not a {stage!r} run directory; it is not overwritten")
+            for directory in (inputs or {}).values():
+                if Path(directory).resolve().is_relative_to(path.resolve()):
+                    raise UserError(
+                        f"{directory} is an input of this run and would be overwritten; choose another --out"
+                    )
+            if replaced.exists() and not (path / MANIFEST).exists():
+                shutil.rmtree(path)  # half-written; the last whole one is already aside
+            else:
+                shutil.rmtree(replaced, ignore_errors=True)
+                os.replace(path, replaced)
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write the run directory {path}: {error.strerror or error}") from None
     run = Run(path=path, stage=stage, config=config, inputs=dict(inputs or {}))
+    run.replaced = replaced if replaced.exists() else None
     write_json(path / "config.json", {"stage": stage, "config": to_json(config)})
-    yield run
+    return run
+
+
+@contextmanager
+def new_run(
+    path: Path, stage: str, config: Any, inputs: Mapping[str, Path] | None = None, *, overwrite: bool = False
+) -> Iterator[Run]:
+    """``begin_run`` as a block: its manifest is written only if the block ends well.
+
+    If it ends in an error, what it replaced comes back; a directory in which nothing was written yet
+    does not stay after a user's mistake.
+    """
+    run = begin_run(path, stage, config, inputs, overwrite=overwrite)
+    try:
+        yield run
+    except BaseException as error:
+        untouched = [p.name for p in run.path.iterdir()] == ["config.json"]
+        if run.replaced is not None or (untouched and isinstance(error, UserError)):
+            shutil.rmtree(run.path, ignore_errors=True)
+        if run.replaced is not None:
+            os.replace(run.replaced, run.path)
+        raise
     run.finish()
 
 

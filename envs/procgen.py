@@ -26,6 +26,7 @@ GAMES = (
 )  # fmt: skip
 TIMEOUT_STEPS = {"bigfish": 6000, "bossfight": 4000, "plunder": 4000, "leaper": 500, "maze": 500}
 DEFAULT_TIMEOUT_STEPS = 1000
+MEMORY_GAMES = ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner")
 ACTION_NAMES = (
     "downleft", "left", "upleft", "down", "none", "up", "downright", "right", "upright",
     "key_d", "key_a", "key_w", "key_s", "key_q", "key_e",
@@ -71,6 +72,12 @@ class ProcgenEnv:
             raise UserError(
                 f"no Procgen game {options.game!r}{nearest(options.game, GAMES)}; there are: {', '.join(GAMES)}"
             )
+        if not 0 <= options.num_levels < 2**31 or not 0 <= options.start_level < 2**31:
+            raise UserError("--num_levels and --start_level must lie between 0 and 2147483647")
+        if options.distribution_mode == "exploration" and options.game not in ("coinrun", "leaper", "maze"):
+            raise UserError(f"{options.game} has no mode 'exploration'; only coinrun, leaper and maze do")
+        if options.distribution_mode == "memory" and options.game not in MEMORY_GAMES:
+            raise UserError(f"{options.game} has no mode 'memory'; these do: {', '.join(MEMORY_GAMES)}")
         self.options = options
         self.spec = EnvSpec(
             env_id=f"procgen/{options.game}",

@@ -94,9 +94,9 @@ def loss_of(
     h_start = state.h_BH
     # Hide the frames of some windows after a random step: there the prior must do.
     hidden = torch.rand(size, generator=generator, device=z.device) < config.open_loop_share
-    last_shown = torch.randint(0, length, (size,), generator=generator, device=z.device)
+    first_hidden = torch.randint(0, length, (size,), generator=generator, device=z.device)
     steps = torch.arange(length, device=z.device)
-    shown = batch.seen & ~(hidden[:, None] & (steps >= last_shown[:, None]))
+    shown = batch.seen & ~(hidden[:, None] & (steps >= first_hidden[:, None]))
     noise = gumbel((size, length, sim.rssm.stochastic_size), generator, z)
     # a_{-1} is known here; the start head's guess of it is trained on its own below.
     known_last = F.one_hot(batch.action_before, sim.agent.n_actions).to(z.dtype)

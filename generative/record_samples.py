@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.record import repr_of
+from agents.record import keep_unaltered, repr_of
 from core import artefacts, config as cli
 from core.contracts import Intervention, Simulator, Trajectory, UserError
 from core.directions import fingerprint
@@ -27,7 +27,7 @@ STAGE = "record_samples"
 class RecordSamplesConfig:
     """Let the agent act inside its simulator and record what happens.
 
-    Unaltered samples are never overwritten: altered ones go to a directory of their own.
+    Unaltered samples are never overwritten by altered ones: those go to a directory of their own.
     """
 
     simulator: Path = Path("bundles/coinrun-demo/simulator")
@@ -133,6 +133,8 @@ def main(config: RecordSamplesConfig) -> None:
     else:
         inputs["rollouts"] = config.rollouts
         store = RolloutStore(config.rollouts)
+        if store.manifest["facts"].get("source") != "real":
+            raise UserError(f"{config.rollouts} holds no real rollouts to start from")
         if store.spec.env_id != simulator.spec.env_id:
             raise UserError(f"{config.rollouts} is of {store.spec.env_id}, the simulator is of {simulator.spec.env_id}")
         starts = store.window_starts(simulator.initial_frames)
@@ -145,6 +147,7 @@ def main(config: RecordSamplesConfig) -> None:
         )
         meta = [{"start": [int(e), int(t)]} for e, t in starts]
     out = config.data_save_dir or config.out
+    keep_unaltered(out, bool(intervene))
     with artefacts.new_run(out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         artefacts.write_json(run.path / "spec.json", simulator.spec.to_json())
         ended = 0

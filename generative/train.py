@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from agents.recurrent import load_agent
-from agents.train import Log, open_run, save_state
-from core import config as cli
+from agents.train import Log, load_state, open_run, require, save_state
+from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore, Window
@@ -113,14 +113,15 @@ def split_episodes(episodes: int, share: float, seed: int) -> tuple[list[int], l
 
 @torch.no_grad()
 def free_running_mse(simulator: RSSMSimulator, batch: Batch) -> Tensor:
-    """Squared error [L] of modal rollouts from the initial frames with the recorded actions."""
+    """Squared error [L] of modal rollouts from the initial frames with the recorded actions; NaN where no
+    window reaches."""
     first = simulator.initial_frames
     z, _ = simulator.infer({simulator.agent.obs_name: batch.frames[:, :first]})
     out = simulator.rollout(z, batch.action.shape[1] - 1, actions=batch.action)
     target = batch.frames[:, first - 1 :].float() / 255
     error = ((out.obs[simulator.agent.obs_name] - target) ** 2).mean((-3, -2, -1))
     seen = batch.seen.float()
-    return (error * seen).sum(0) / seen.sum(0).clamp_min(1)
+    return (error * seen).sum(0) / seen.sum(0)
 
 
 def check(config: GenTrainConfig, store: RolloutStore, agent_name: str) -> None:
@@ -132,20 +133,26 @@ def check(config: GenTrainConfig, store: RolloutStore, agent_name: str) -> None:
         raise UserError(
             f"{config.rollouts} was recorded with agent {facts.get('agent')}, {config.agent} is agent {agent_name}"
         )
+    if facts.get("interventions"):
+        raise UserError(f"{config.rollouts} was recorded with interventions; a simulator needs the unaltered agent")
     if config.model.initial_frames < 2:
         raise UserError("--initial_frames must be at least 2")
     if len(store) < 2:
         raise UserError(f"{config.rollouts} holds {len(store)} episode; at least 2 are needed (one to validate on)")
-    if config.optim.batch < 1 or config.optim.steps < 2:
-        raise UserError("--batch must be at least 1 and --steps at least 2")
+    require(2, steps=config.optim.steps)
+    require(1, batch=config.optim.batch, updates=config.optim.updates, threads=config.threads,
+            validate_every=config.validate_every, validation_windows=config.validation_windows)  # fmt: skip
+    require(0, seed=config.seed)
+    if not 0 < config.validation_share < 1:
+        raise UserError(f"--validation_share must lie between 0 and 1, not {config.validation_share}")
 
 
 def main(config: GenTrainConfig) -> None:
     device = cli.device_of(config.device)
-    torch.set_num_threads(config.threads)
     agent = load_agent(config.agent, device)
     store = RolloutStore(config.rollouts)
     check(config, store, fingerprint(agent))
+    torch.set_num_threads(config.threads)
     cli.seed_everything(config.seed)
     simulator = RSSMSimulator(config.model, agent).to(device)
     simulator.precision = Precision(config.optim.bf16)
@@ -163,22 +170,27 @@ def main(config: GenTrainConfig) -> None:
         store.preload(*COLUMNS)
     validation = to_batch(store.read_windows(COLUMNS, chosen, length), config.model.initial_frames, device)
 
-    run = open_run(config, STAGE)
-    run.inputs = {"agent": config.agent, "rollouts": config.rollouts}
+    store.window_starts(at_least, train_episodes)  # a mistake here must come before the directory
+    inputs = {"agent": config.agent, "rollouts": config.rollouts}
+    made_from = {k: artefacts.sha256(v / artefacts.MANIFEST) for k, v in inputs.items()}
+    run = open_run(config, STAGE, inputs, ("model", "seed", "validation_share", "validation_windows"))
     state_file = run.path / "training_state" / "state.pt"
     step, wall_before, best = 0, 0.0, float("inf")
+    sums: dict[str, float] = {}
+    since = 0  # updates that ``sums`` holds
     if config.resume:
-        state = torch.load(state_file, weights_only=True, map_location=device)
+        state = load_state(state_file)
+        if state["made_from"] != made_from:
+            raise UserError(f"{config.out} was begun with another agent or other rollouts; start another run for these")
         simulator.load_state_dict(state["simulator"])
         optimiser.load_state_dict(state["optimiser"])
-        generator.set_state(state["generator"].cpu())
+        generator.set_state(state["generator"])
         rng.bit_generator.state = state["numpy_rng"]
         step, wall_before, best = state["step"], state["wall_s"], state["best"]
+        sums, since = state["sums"], state["since"]
     log = Log(run.path, config, config.track, keep=step if config.resume else None)
     windows = store.windows(COLUMNS, length, config.optim.batch, rng, at_least=at_least, episodes=train_episodes)
     began, saved = time.time(), time.time()
-    sums: dict[str, float] = {}
-    since = 0
 
     def wall() -> float:
         return wall_before + time.time() - began
@@ -194,6 +206,9 @@ def main(config: GenTrainConfig) -> None:
             step=step,
             wall_s=wall(),
             best=best,
+            sums=sums,
+            since=since,
+            made_from=made_from,
         )
 
     def validate() -> None:
@@ -201,7 +216,7 @@ def main(config: GenTrainConfig) -> None:
         simulator.eval()
         mse = free_running_mse(simulator, validation)
         simulator.train()
-        score = float(mse.mean())
+        score = float(mse.nanmean())
         values: dict[str, Any] = {f"train/{k}": v / max(1, since) for k, v in sums.items()}
         log.add(step, wall_s=wall(), **values, free_mse=score, free_mse_1=float(mse[1]), free_mse_last=float(mse[-1]))
         log.save()
@@ -214,18 +229,19 @@ def main(config: GenTrainConfig) -> None:
     with bar("training", config.optim.updates, "updates") as progress:
         progress.advance(step)
         while step < config.optim.updates:
-            if config.optim.anneal:
-                optimiser.param_groups[0]["lr"] = config.optim.learning_rate * (1 - step / config.optim.updates)
+            left = 1 - step / config.optim.updates if config.optim.anneal else 1.0
+            optimiser.param_groups[0]["lr"] = config.optim.learning_rate * left
             batch = to_batch(next(windows), config.model.initial_frames, device)
             loss, parts = loss_of(simulator, batch, config.loss, generator)
-            if not torch.isfinite(loss):
-                log.save()
-                raise UserError(
-                    f"the loss is {loss.item()} at update {step}; {run.path} keeps the last good checkpoint"
-                )
             optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             norm = torch.nn.utils.clip_grad_norm_(parameters, config.optim.max_grad_norm)
+            if not (torch.isfinite(loss) and torch.isfinite(norm)):
+                log.save()
+                kept = f"the best so far is in {run.path}" if best < float("inf") else "nothing was validated yet"
+                raise UserError(
+                    f"the loss is {loss.item()}, its gradient's norm {norm.item()}, at update {step}; {kept}"
+                )
             optimiser.step()
             step, since = step + 1, since + 1
             for k, v in {**parts, "loss": loss.detach(), "grad_norm": norm}.items():
@@ -238,6 +254,8 @@ def main(config: GenTrainConfig) -> None:
                 keep_state()
                 saved = time.time()
     keep_state()
+    if best == float("inf"):
+        raise UserError(f"no validation was finite in {step} updates, so {run.path} holds no simulator")
     run.facts = {"agent": fingerprint(agent), "env": agent.spec.to_json()}
     run.record("parameters", sum(p.numel() for p in parameters), "count")
     run.record("updates", step, "gradient steps")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -127,6 +128,11 @@ def test_a_killed_simulator_training_resumes_to_the_same_curve(
     train_gen.main(cli.parse(train_gen.GenTrainConfig, [*argv, "--resume"], train_gen.STAGE))
     whole, resumed = load_simulator(pipeline / "simulator"), load_simulator(tmp_path / "simulator")
     assert fingerprint(whole) == fingerprint(resumed)
+    curves = []
+    for root in (pipeline, tmp_path):
+        with open(root / "simulator" / "curve.csv", newline="") as file:
+            curves.append([{k: v for k, v in row.items() if k != "wall_s"} for row in csv.DictReader(file)])
+    assert curves[0] == curves[1]
 
 
 def test_a_nan_loss_stops_the_simulator_and_says_where(
@@ -142,10 +148,37 @@ def test_a_nan_loss_stops_the_simulator_and_says_where(
         return (loss * float("nan") if len(calls) == 5 else loss), parts
 
     monkeypatch.setattr(train_gen, "loss_of", breaks)
-    with pytest.raises(UserError, match="nan at update 4"):
+    with pytest.raises(UserError, match="loss is nan.*at update 4"):
         train_gen.main(cli.parse(train_gen.GenTrainConfig, argv, train_gen.STAGE))
     assert (tmp_path / "simulator" / "model.safetensors").exists()  # validated at update 3
     assert not (tmp_path / "simulator" / artefacts.MANIFEST).exists()
+
+
+def test_resuming_with_another_shape_or_agent_is_refused_and_harms_nothing(pipeline: Path, tmp_path: Path) -> None:
+    shutil.copytree(pipeline / "agent", tmp_path / "agent")
+    argv = [*DEBUG, "--out", f"{tmp_path}/agent", "--resume"]
+    for flag, said in (
+        (["--seed", "5"], "seed was 1"),
+        (["--hidden_size", "8"], "net was"),
+        (["--overwrite"], "choose one"),
+    ):
+        with pytest.raises(UserError, match=said):
+            train_agent.main(cli.parse(train_agent.TrainConfig, [*argv, *flag], train_agent.STAGE))
+    assert artefacts.verify(tmp_path / "agent") == []
+    state = tmp_path / "agent" / "training_state" / "state.pt"
+    state.write_bytes(state.read_bytes()[:1000])
+    with pytest.raises(UserError, match="broken training state"):
+        train_agent.main(cli.parse(train_agent.TrainConfig, argv, train_agent.STAGE))
+
+
+def test_a_mistake_with_overwrite_brings_the_old_run_back(pipeline: Path, tmp_path: Path) -> None:
+    shutil.copytree(pipeline, tmp_path / "p")
+    root = tmp_path / "p"
+    argv = [*DEBUG, "--agent", f"{root}/agent", "--out", f"{root}/rollouts", "--overwrite"]
+    for wrong in (["--seed", "-1"], ["--temperature", "0"], ["--num_levels", "-5"]):
+        with pytest.raises(UserError):
+            record.main(cli.parse(record.RecordConfig, [*argv, *wrong], record.STAGE))
+    assert artefacts.verify(root / "samples") == []
 
 
 def test_rollouts_of_another_agent_are_refused(pipeline: Path, tmp_path: Path) -> None:
@@ -200,7 +233,7 @@ def test_altered_samples_go_where_data_save_dir_says_and_the_manifest_says_what_
     altered = RolloutStore(tmp_path / "altered")
     assert np.abs(altered.episode(0).h[:, 5]).max() == 0  # collapsed to the mean, here 0
     before = json.loads((pipeline / "samples" / artefacts.MANIFEST).read_text())
-    with pytest.raises(UserError, match="already holds data"):
+    with pytest.raises(UserError, match="holds unaltered data"):
         record_samples.main(
             cli.parse(record_samples.RecordSamplesConfig, [*argv[:-1], f"{pipeline}/samples"], record_samples.STAGE)
         )
