@@ -85,6 +85,8 @@ def load_agent(path: Path, device: torch.device | str = "cpu", name: str = "mode
     if not (path / "agent.json").exists():
         raise UserError(f"{path} holds no agent (stage {manifest['stage']!r} wrote it)")
     data = read_json(path / "agent.json")
+    if not isinstance(data, dict) or not all(key in data for key in ("net", "spec")):
+        raise UserError(f"{path / 'agent.json'} is not the description of an agent; copy or train it again")
     agent = RecurrentAgent(from_json(AgentConfig, data["net"]), EnvSpec.from_json(data["spec"]))
     load_weights(agent, path / name)
     return agent.to(device).eval().requires_grad_(False)

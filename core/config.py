@@ -109,8 +109,8 @@ def read_json(path: Path) -> Any:
         return json.loads(Path(path).read_text())
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise UserError(f"{path} is a directory, not a JSON file") from None
+    except OSError as error:
+        raise UserError(f"{path} is not a readable JSON file ({error.strerror})") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid JSON ({error})") from None
 
@@ -126,9 +126,10 @@ def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def preset(stage: str, name: str) -> dict[str, Any]:
     """The section ``stage`` of ``configs/NAME.json``; {} where the preset leaves it at its defaults."""
-    path = ROOT / "configs" / f"{name}.json"
-    if not path.exists():
-        have = sorted(p.stem for p in path.parent.glob("*.json"))
+    folder = ROOT / "configs"
+    path = folder / f"{name}.json"
+    have = sorted(p.stem for p in folder.glob("*.json"))
+    if name not in have:
         raise UserError(f"no preset {name!r}{nearest(name, have)}; there are: {', '.join(have)}")
     return dict(read_json(path).get(stage, {}))
 
@@ -255,6 +256,8 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(f"--device {name}: not a device torch knows; use cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"--device {name}: use cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
     return device

@@ -61,8 +61,12 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EnvSpec:
-        obs = {k: Field(shape=tuple(v["shape"]), dtype=v["dtype"]) for k, v in data["obs"].items()}
-        return cls(**{**data, "obs": obs, "action_names": tuple(data["action_names"])})
+        """A stored spec; a UserError if a key is missing or foreign."""
+        try:
+            obs = {k: Field(shape=tuple(v["shape"]), dtype=v["dtype"]) for k, v in data["obs"].items()}
+            return cls(**{**data, "obs": obs, "action_names": tuple(data["action_names"])})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"not the description of an environment ({error!r})") from None
 
 
 @dataclass(frozen=True)

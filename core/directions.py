@@ -103,6 +103,7 @@ def load_basis(path: Path, kind: str, agent: str | None = None) -> Basis:
 
     agent: fingerprint it must have been fitted on (None: any).  Raises UserError.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     path = Path(path)
@@ -113,5 +114,8 @@ def load_basis(path: Path, kind: str, agent: str | None = None) -> Basis:
     about = read_json(path / f"basis_{kind}.json")
     if agent is not None and about["agent"] != agent:
         raise UserError(f"{path}: the {kind} basis was fitted on agent {about['agent']}, not on {agent}")
-    tensors: dict[str, Any] = load_file(path / f"basis_{kind}.safetensors")
-    return Basis(**about, **tensors)
+    try:
+        tensors: dict[str, Any] = load_file(path / f"basis_{kind}.safetensors")
+        return Basis(**about, **tensors)
+    except (SafetensorError, TypeError) as error:
+        raise UserError(f"{path}: broken {kind} basis ({error}); run hidden_states again") from None

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from core.artefacts import read_manifest
+from core.config import read_json
 from core.contracts import EnvSpec, UserError
 
 CHUNK_STEPS = 32
@@ -176,7 +177,7 @@ class RolloutStore:
         self.manifest = read_manifest(self.path)
         if not (self.path / "spec.json").exists():
             raise UserError(f"{self.path} holds no rollouts (stage {self.manifest['stage']!r} wrote it)")
-        self.spec = EnvSpec.from_json(json.loads((self.path / "spec.json").read_text()))
+        self.spec = EnvSpec.from_json(read_json(self.path / "spec.json"))
         self._files: dict[int, Any] = {}
         self._loaded: dict[str, list[np.ndarray]] = {}
         self._pid = os.getpid()

@@ -233,6 +233,8 @@ def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = "
     if not (path / "simulator.json").exists():
         raise UserError(f"{path} holds no simulator (stage {manifest['stage']!r} wrote it)")
     about = read_json(path / "simulator.json")
+    if not isinstance(about, dict) or not all(key in about for key in ("model", "net", "spec")):
+        raise UserError(f"{path / 'simulator.json'} is not the description of a simulator; copy or train it again")
     agent = RecurrentAgent(from_json(AgentConfig, about["net"]), EnvSpec.from_json(about["spec"]))
     simulator = RSSMSimulator(from_json(ModelConfig, about["model"]), agent)
     load_weights(simulator, path / name)
