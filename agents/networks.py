@@ -40,7 +40,7 @@ def impala(size: int, channels: tuple[int, ...] = (16, 32, 32)) -> nn.Sequential
 
 def strided(size: int) -> nn.Sequential:
     """A light tower for machines without a GPU: strided convolutions and one residual block at
-    8 x 8, about ten times cheaper than ``impala`` (benchmarks/encoders.py)."""
+    8 x 8, about four times faster than ``impala`` (benchmarks/encoders.py)."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 8, stride=4, padding=2),
         nn.ReLU(),
