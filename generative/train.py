@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from agents.recurrent import load_agent
-from agents.train import Log, load_state, open_run, require, save_state
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore, Window
 from core.progress import bar
+from core.training import Log, load_state, open_run, require, save_state
 from generative.losses import Batch, LossConfig, loss_of
 from generative.rssm import ModelConfig
 from generative.simulator import Precision, RSSMSimulator, save_simulator
