@@ -76,8 +76,8 @@ def episode_returns(
 def main(config: EvaluateConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
-    if config.episodes < 1 or config.slots < 1 or config.seed < 0:
-        raise UserError("--episodes and --slots must be at least 1, --seed at least 0")
+    cli.require(1, episodes=config.episodes, slots=config.slots)
+    cli.require(0, seed=config.seed)
     agent = load_agent(config.agent, device)
     trained = agent.spec.options
     low, high = trained.get("start_level", 0), trained.get("start_level", 0) + trained.get("num_levels", 0)

@@ -121,8 +121,8 @@ def keep_unaltered(out: Path, altered: bool) -> None:
 def main(config: RecordConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
-    if config.episodes < 1 or config.slots < 1 or config.seed < 0:
-        raise UserError("--episodes and --slots must be at least 1, --seed at least 0")
+    cli.require(1, episodes=config.episodes, slots=config.slots)
+    cli.require(0, seed=config.seed)
     x = config.exploration
     if x.temperature <= 0 or not all(0 <= share <= 1 for share in (x.explore_share, x.sticky, x.random)):
         raise UserError("--temperature must be above 0; --explore_share, --sticky and --random lie between 0 and 1")

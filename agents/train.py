@@ -16,7 +16,7 @@ from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from core import artefacts, config as cli
 from core.contracts import Step, UserError, VecEnv
 from core.progress import bar
-from core.training import Log, load_state, open_run, require, rng_states, save_state, set_rng_states
+from core.training import Log, load_state, open_run, rng_states, save_state, set_rng_states
 from envs.procgen import ProcgenEnv, ProcgenOptions
 
 STAGE = "train"
@@ -141,9 +141,9 @@ class Collector:
 
 def main(config: TrainConfig) -> None:
     ppo = config.ppo
-    require(1, envs=ppo.envs, minibatches=ppo.minibatches, rollout_steps=ppo.rollout_steps, epochs=ppo.epochs,
+    cli.require(1, envs=ppo.envs, minibatches=ppo.minibatches, rollout_steps=ppo.rollout_steps, epochs=ppo.epochs,
             total_steps=ppo.total_steps, threads=config.threads)  # fmt: skip
-    require(0, seed=config.seed)
+    cli.require(0, seed=config.seed)
     if ppo.envs % ppo.minibatches:
         raise UserError(f"--minibatches {ppo.minibatches} does not divide --envs {ppo.envs}")
     device = cli.device_of(config.device)

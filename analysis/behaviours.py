@@ -23,8 +23,7 @@ from analysis.clusters import (
     embed,
     k_means,
     nearest_centre,
-    share_from_time,
-    share_from_time_floor,
+    record_share_from_time,
     time_eta2,
 )
 from analysis.hidden_states import REAL, open_stores
@@ -322,15 +321,7 @@ def _describe(
     label_R, t_R, episode_R = label_M[real], t_M[real], episode_M[real]
     episodes = len(np.unique(episode_R))
     rng = np.random.default_rng(seed)
-    floor = share_from_time_floor(label_R, t_R, episode_R, rng=rng)
-    result.scalar("share_from_time", share_from_time(label_R, t_R), "share of the labels' entropy", episodes)
-    result.scalar(
-        "share_from_time_floor",
-        float(floor.mean()),
-        "share of the labels' entropy, labels rotated within episodes",
-        episodes,
-        np.percentile(floor, [2.5, 97.5]),
-    )
+    record_share_from_time(result, "", label_R, t_R, episode_R, episodes=episodes, rng=rng)
 
 
 def _centres(

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from core.artefacts import Result
 from core.contracts import UserError
 from core.progress import track
 from core.stats import Estimate
@@ -102,6 +103,24 @@ def share_from_time_floor(
         rotated_N = np.repeat(starts, lengths) + (position_N + np.repeat(shift, lengths)) % np.repeat(lengths, lengths)
         out[i] = share_from_time(label_N[rotated_N], t_N)
     return out
+
+
+def record_share_from_time(
+    result: Result,
+    prefix: str,
+    label_N: np.ndarray,
+    t_N: np.ndarray,
+    unit_N: np.ndarray,
+    *,
+    episodes: int,
+    rng: np.random.Generator,
+) -> None:
+    """Put ``PREFIXshare_from_time`` and its floor, with the rotations' 95 % range, into a result."""
+    floor = share_from_time_floor(label_N, t_N, unit_N, rng=rng)
+    name, unit = f"{prefix}share_from_time", "share of the labels' entropy"
+    result.scalar(name, share_from_time(label_N, t_N), unit, episodes)
+    rotated = f"{unit}, labels rotated within episodes"
+    result.scalar(f"{name}_floor", float(floor.mean()), rotated, episodes, np.percentile(floor, [2.5, 97.5]))
 
 
 def time_eta2(member_N: np.ndarray, t_N: np.ndarray) -> float:

@@ -23,8 +23,7 @@ from analysis.clusters import (
     embed,
     k_means,
     nearest_centre,
-    share_from_time,
-    share_from_time_floor,
+    record_share_from_time,
 )
 from analysis.directions import fit_ica, fit_nmf, fit_pca, neuron_basis, state_rank
 from core import artefacts, config as cli
@@ -266,15 +265,7 @@ def _describe(
     label_M = result.arrays["cluster"][kept_N].astype(np.int64)
     ari = cluster_stability(x_NK[kept_N], label_M, unit_M, clusters=options.clusters, seed=seed)
     result.scalar("cluster_stability", ari.value, "adjusted Rand index", ari.n, (ari.low, ari.high))
-    floor = share_from_time_floor(label_M, t_M, unit_M, rng=rng)
-    result.scalar("cluster_share_from_time", share_from_time(label_M, t_M), "share of the labels' entropy", episodes)
-    result.scalar(
-        "cluster_share_from_time_floor",
-        float(floor.mean()),
-        "share of the labels' entropy, labels rotated within episodes",
-        episodes,
-        np.percentile(floor, [2.5, 97.5]),
-    )
+    record_share_from_time(result, "cluster_", label_M, t_M, unit_M, episodes=episodes, rng=rng)
 
 
 def head_weights(agent: Agent, basis: Basis) -> np.ndarray:

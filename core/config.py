@@ -250,6 +250,13 @@ def tune_allocator() -> None:
     mallopt(m_top_pad, 256 * 2**20)
 
 
+def require(at_least: int, **numbers: float) -> None:
+    """UserError naming the first flag whose number is too small."""
+    for name, number in numbers.items():
+        if number < at_least:
+            raise UserError(f"--{name} must be at least {at_least}, not {number}")
+
+
 def device_of(name: str) -> torch.device:
     """A torch device, or a UserError where the machine has none: never another one in its place."""
     try:

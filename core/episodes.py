@@ -355,5 +355,9 @@ class RolloutStore:
         """An endless stream of random windows; a window may run past the end after its first
         ``at_least`` observations (default: all of them exist)."""
         starts = self.window_starts(length if at_least is None else at_least, episodes)
-        while True:
-            yield self.read_windows(names, starts[rng.integers(len(starts), size=batch)], length)
+
+        def stream() -> Iterator[Window]:
+            while True:
+                yield self.read_windows(names, starts[rng.integers(len(starts), size=batch)], length)
+
+        return stream()  # the starts are found now, so that a mistake is not put off to the first window

@@ -109,10 +109,3 @@ def set_rng_states(states: Mapping[str, Any]) -> None:
     torch.set_rng_state(states["cpu"])
     if states["cuda"]:
         torch.cuda.set_rng_state_all(states["cuda"])
-
-
-def require(at_least: int, **numbers: float) -> None:
-    """UserError naming the first flag whose number is too small."""
-    for name, number in numbers.items():
-        if number < at_least:
-            raise UserError(f"--{name} must be at least {at_least}, not {number}")

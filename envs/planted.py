@@ -37,10 +37,9 @@ from core.contracts import (
     Step,
     StepNoise,
     StepOut,
-    Trajectory,
     UserError,
     apply_interventions,
-    rollout,
+    rollout as rollout_by_steps,
     straight_through,
 )
 from core.directions import Basis, fingerprint
@@ -373,17 +372,7 @@ class PlantedSimulator(nn.Module):
     def _transition(self, x_BX: Tensor, action_BA: Tensor) -> Tensor:
         return x_BX @ self.A_XX.T + action_BA @ self.B_XA.T
 
-    def rollout(
-        self,
-        z_BZ: Tensor,
-        steps: int,
-        *,
-        actions: Tensor | None = None,
-        noise: Sequence[StepNoise] | None = None,
-        intervene: Sequence[Intervention] = (),
-        env_grads: bool = True,
-    ) -> Trajectory:
-        return rollout(self, z_BZ, steps, actions=actions, noise=noise, intervene=intervene, env_grads=env_grads)
+    rollout = rollout_by_steps
 
     def draw_noise(self, batch: int, generator: torch.Generator) -> StepNoise:
         like = {"generator": generator, "dtype": self.A_XX.dtype, "device": self.A_XX.device}

@@ -116,8 +116,7 @@ def sample(
 def main(config: RecordSamplesConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
-    if config.samples < 1 or config.steps < 1 or config.batch < 1:
-        raise UserError("--samples, --steps and --batch must be at least 1")
+    cli.require(1, samples=config.samples, steps=config.steps, batch=config.batch)
     simulator = load_simulator(config.simulator, device)
     name = fingerprint(simulator.agent)
     intervene = build(config.intervention, name)

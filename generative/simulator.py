@@ -24,10 +24,9 @@ from core.contracts import (
     SimState,
     StepNoise,
     StepOut,
-    Trajectory,
     UserError,
     apply_interventions,
-    rollout,
+    rollout as rollout_by_steps,
     straight_through,
 )
 from generative.nets import ConvDecoder, ConvEncoder, clamp_straight_through, mlp
@@ -149,17 +148,7 @@ class RSSMSimulator(nn.Module):
         out = StepOut(obs, reward, terminal, d, h, logits, value, index, alive)
         return SimState(d, s, h, one_hot, alive, state.t + 1), out
 
-    def rollout(
-        self,
-        z_BZ: Tensor,
-        steps: int,
-        *,
-        actions: Tensor | None = None,
-        noise: Sequence[StepNoise] | None = None,
-        intervene: Sequence[Intervention] = (),
-        env_grads: bool = True,
-    ) -> Trajectory:
-        return rollout(self, z_BZ, steps, actions=actions, noise=noise, intervene=intervene, env_grads=env_grads)
+    rollout = rollout_by_steps
 
     def draw_noise(self, batch: int, generator: torch.Generator) -> StepNoise:
         like = self.embed.weight

@@ -18,7 +18,7 @@ from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore, Window
 from core.progress import bar
-from core.training import Log, load_state, open_run, require, save_state
+from core.training import Log, load_state, open_run, save_state
 from generative.losses import Batch, LossConfig, loss_of
 from generative.rssm import ModelConfig
 from generative.simulator import Precision, RSSMSimulator, save_simulator
@@ -135,14 +135,12 @@ def check(config: GenTrainConfig, store: RolloutStore, agent_name: str) -> None:
         )
     if facts.get("interventions"):
         raise UserError(f"{config.rollouts} was recorded with interventions; a simulator needs the unaltered agent")
-    if config.model.initial_frames < 2:
-        raise UserError("--initial_frames must be at least 2")
     if len(store) < 2:
         raise UserError(f"{config.rollouts} holds {len(store)} episode; at least 2 are needed (one to validate on)")
-    require(2, steps=config.optim.steps)
-    require(1, batch=config.optim.batch, updates=config.optim.updates, threads=config.threads,
+    cli.require(2, initial_frames=config.model.initial_frames, steps=config.optim.steps)
+    cli.require(1, batch=config.optim.batch, updates=config.optim.updates, threads=config.threads,
             validate_every=config.validate_every, validation_windows=config.validation_windows)  # fmt: skip
-    require(0, seed=config.seed)
+    cli.require(0, seed=config.seed)
     if not 0 < config.validation_share < 1:
         raise UserError(f"--validation_share must lie between 0 and 1, not {config.validation_share}")
 
@@ -166,14 +164,13 @@ def main(config: GenTrainConfig) -> None:
     starts = store.window_starts(at_least, held_out)
     fixed = np.random.default_rng(config.seed)
     chosen = starts[fixed.choice(len(starts), min(len(starts), config.validation_windows), replace=False)]
-    if config.preload:
-        store.preload(*COLUMNS)
     validation = to_batch(store.read_windows(COLUMNS, chosen, length), config.model.initial_frames, device)
-
-    store.window_starts(at_least, train_episodes)  # a mistake here must come before the directory
+    windows = store.windows(COLUMNS, length, config.optim.batch, rng, at_least=at_least, episodes=train_episodes)
     inputs = {"agent": config.agent, "rollouts": config.rollouts}
     made_from = {k: artefacts.sha256(v / artefacts.MANIFEST) for k, v in inputs.items()}
     run = open_run(config, STAGE, inputs, ("model", "seed", "validation_share", "validation_windows"))
+    if config.preload:
+        store.preload(*COLUMNS)
     state_file = run.path / "training_state" / "state.pt"
     step, wall_before, best = 0, 0.0, float("inf")
     sums: dict[str, float] = {}
@@ -189,7 +186,6 @@ def main(config: GenTrainConfig) -> None:
         step, wall_before, best = state["step"], state["wall_s"], state["best"]
         sums, since = state["sums"], state["since"]
     log = Log(run.path, config, config.track, keep=step if config.resume else None)
-    windows = store.windows(COLUMNS, length, config.optim.batch, rng, at_least=at_least, episodes=train_episodes)
     began, saved = time.time(), time.time()
 
     def wall() -> float:

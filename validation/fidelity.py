@@ -599,9 +599,7 @@ def trained_on(simulator: Path, rollouts: Path) -> bool:
 def main(config: FidelityConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
-    for name in ("horizon", "windows", "batch"):
-        if getattr(config, name) < 1:
-            raise UserError(f"--{name} must be at least 1")
+    cli.require(1, horizon=config.horizon, windows=config.windows, batch=config.batch)
     simulator = load_simulator(config.simulator, device)
     rng = np.random.default_rng(config.seed)
     inputs = {"simulator": config.simulator, "rollouts": config.rollouts}

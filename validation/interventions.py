@@ -970,9 +970,8 @@ def check(config: InterventionsConfig) -> tuple[tuple[int, ...], int]:
         raise UserError("--amounts needs at least one finite amount other than 0")
     if len(set(config.amounts)) < len(config.amounts):
         raise UserError("--amounts names an amount twice")
-    for name, least in (("horizon", 1), ("controls", 1), ("starts", 2), ("control_starts", 1)):
-        if getattr(config, name) < least:
-            raise UserError(f"--{name} must be at least {least}")
+    cli.require(1, horizon=config.horizon, controls=config.controls, control_starts=config.control_starts)
+    cli.require(2, starts=config.starts)
     require_permutations(config.starts, ALPHA, "sign-flip")
     return directions, largest
 
