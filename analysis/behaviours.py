@@ -34,7 +34,7 @@ from core.contracts import Simulator, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.progress import bar
-from core.stats import bootstrap, bootstrap_mean
+from core.stats import bootstrap, bootstrap_cohens_d, bootstrap_mean
 
 STAGE = "behaviours"
 NAMES = "behaviours.json"
@@ -364,7 +364,11 @@ def _table(
     clusters: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """One row a behaviour: shares and mean values with 95 % intervals over real episodes."""
+    """One row a behaviour: shares, mean values and their Cohen's d with 95 % intervals over real episodes.
+
+    ``value_d``: by how many pooled standard deviations the agent's value in the behaviour's steps lies above that
+    in all other steps; None for a behaviour of fewer than 2 steps, its interval None for one of a single episode.
+    """
     real = source_M == REAL
     label_R, episode_R = label_M[real], episode_M[real]
     units, unit_R = np.unique(episode_R, return_inverse=True)
@@ -390,12 +394,18 @@ def _table(
             "value": None,
             "value_low": None,
             "value_high": None,
+            "value_d": None,
+            "value_d_low": None,
+            "value_d_high": None,
             "actions": "",
         }
         if here.any():
             rng = np.random.default_rng(seed)
             value = bootstrap_mean(value_M[real][here], episode_R[here], rng=rng)
             row |= {"value": value.value, "value_low": value.low, "value_high": value.high}
+            d = bootstrap_cohens_d(value_M[real][:, None], here, episode_R, rng=rng)
+            for name, (number,) in zip(("value_d", "value_d_low", "value_d_high"), d, strict=True):
+                row[name] = float(number) if np.isfinite(number) else None
             often = np.bincount(action_M[real][here], minlength=len(action_names))
             top = [a for a in np.argsort(-often, kind="stable")[:3] if often[a]]
             row["actions"] = ", ".join(f"{action_names[a]} {often[a] / here.sum():.0%}" for a in top)

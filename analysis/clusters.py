@@ -21,9 +21,10 @@ TIME_BINS = 20
 
 
 def k_means(x_NF: np.ndarray, clusters: int, seed: int) -> np.ndarray:
-    """Centres float64 [clusters, F], the largest cluster first.  Raises UserError if there are too few points."""
-    from sklearn.cluster import KMeans
+    """Centres float64 [clusters, F], the largest cluster first.
 
+    Raises UserError if there are too few points, or so few different ones that a cluster would be empty.
+    """
     if clusters < 2:
         raise UserError(f"--clusters {clusters}: at least 2 are needed")
     if len(x_NF) < STEPS_PER_CLUSTER * clusters:
@@ -31,10 +32,25 @@ def k_means(x_NF: np.ndarray, clusters: int, seed: int) -> np.ndarray:
             f"{len(x_NF)} steps are too few for {clusters} clusters ({STEPS_PER_CLUSTER} a cluster); "
             "record more or ask for fewer --clusters"
         )
-    model = KMeans(clusters, n_init=4, random_state=seed).fit(np.asarray(x_NF, np.float64))
-    order = np.argsort(-np.bincount(model.labels_, minlength=clusters), kind="stable")
-    centres: np.ndarray = model.cluster_centers_[order]
-    return centres
+    centre_CF, count_C = _fit_centres(x_NF, clusters, seed)
+    if not count_C.all():
+        raise UserError(
+            f"the {len(x_NF)} steps show only {int((count_C > 0).sum())} different states, so that of {clusters} "
+            "clusters some would be empty; ask for fewer --clusters, or record more varied rollouts"
+        )
+    return centre_CF[np.argsort(-count_C, kind="stable")]
+
+
+def _fit_centres(x_NF: np.ndarray, clusters: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """k-means: (centres float64 [clusters, F], how many points each has)."""
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    with warnings.catch_warnings():
+        # Fewer different points than clusters: the counts say so.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = KMeans(clusters, n_init=4, random_state=seed).fit(np.asarray(x_NF, np.float64))
+    return model.cluster_centers_, np.bincount(model.labels_, minlength=clusters)
 
 
 def nearest_centre(x_NF: np.ndarray, centre_CF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -51,17 +67,22 @@ def cluster_stability(
     whole episodes; every refit labels all points.
 
     unit_N: which episode a row belongs to.  The interval is the 2.5 and 97.5 percentile over refits; n counts
-    episodes.  F coordinates are held fixed: a refit does not redo what made them.
+    episodes.  F coordinates are held fixed: a refit does not redo what made them.  Raises UserError for one
+    episode, which says nothing of stability.
     """
     from sklearn.metrics import adjusted_rand_score
 
     rng = np.random.default_rng(seed)
     units, inverse_N = np.unique(unit_N, return_inverse=True)
+    if len(units) < 2:
+        raise UserError(f"{len(units)} episode is too few to say how stable clusters are; record at least 2")
     rows = np.split(np.argsort(inverse_N, kind="stable"), np.cumsum(np.bincount(inverse_N))[:-1])
     scores = []
     for repeat in track(range(repeats), "cluster stability"):
         drawn = np.concatenate([rows[u] for u in rng.integers(len(units), size=len(units))])
-        centre_CF = k_means(x_NF[drawn], clusters, seed + 1 + repeat)
+        if len(drawn) < clusters:
+            continue  # short episodes only
+        centre_CF, _ = _fit_centres(x_NF[drawn], clusters, seed + 1 + repeat)
         scores.append(adjusted_rand_score(label_N, nearest_centre(x_NF, centre_CF)[0]))
     low, high = np.percentile(scores, [2.5, 97.5])
     return Estimate(float(np.mean(scores)), float(low), float(high), len(units))

@@ -12,10 +12,13 @@ For every behaviour b and lag k, over steps T that belong to b:
 Correlation without a Jacobian is a common cause; a Jacobian is an effect, as far as the simulator is
 right.  q-values (Benjamini-Hochberg) span all entries, lags and behaviours; episodes are the unit.
 Where both are significant, their signs and magnitudes are compared against the permuted episodes.
+A behaviour with so few episodes that no p-value of its could reach alpha is left out, and named.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +35,20 @@ from core.contracts import SimState, Simulator, UserError
 from core.directions import Basis, fingerprint, load_basis
 from core.episodes import RolloutStore
 from core.progress import bar
-from core.stats import benjamini_hochberg, interval_of, permutation_p
+from core.stats import (
+    benjamini_hochberg,
+    interval_of,
+    least_permutations,
+    least_units,
+    permutation_p,
+    require_draws,
+    sign_flip_p,
+    smallest_p,
+)
 
 STAGE = "coupling"
-FEWEST_EPISODES = 5  # with fewer, 5! = 120 pairings, no p-value can fall below 1 %
+PAIRING, FLIPS = "permutation", "sign-flip"  # the tests of a correlation and of a Jacobian
+MORE = "record more (rollouts from one and the same real episode count as one), or make fewer behaviours"
 ROUNDING = 1e-6  # of the largest Jacobian: what a float32 backward pass leaves of a zero
 REPLAY_TOLERANCE = 1e-3  # of h; a replay that took another action is off by far more
 
@@ -65,7 +78,8 @@ class CouplingConfig:
     samples_per_behaviour: int = 32
     """Jacobians averaged per behaviour, from as many episodes as there are"""
     alpha: float = 0.05
-    """false discovery rate at which an entry counts as significant"""
+    """false discovery rate at which an entry counts as significant; behaviours with too few episodes for it are
+    left out"""
     permutations: int = 1999
     """permutations, sign flips and the p-values' resolution"""
     resamples: int = 1000
@@ -297,8 +311,12 @@ def correlate(
     permutations: int,
     resamples: int,
     rng: np.random.Generator,
+    alpha: float = 0.05,
 ) -> dict[str, np.ndarray]:
-    """Correlation, p, null, bootstrap draws and counts for all behaviours (of the target step) and lags."""
+    """Correlation, p, null, bootstrap draws and counts for all behaviours (of the target step) and lags.
+
+    NaN where there are too few episodes for a p <= alpha; UserError if there are everywhere.
+    """
     units, unit_N = np.unique(steps.unit_N, return_inverse=True)
     k = steps.c_NK.shape[1]
     shape = (len(behaviours), len(lags), k, k)
@@ -310,6 +328,7 @@ def correlate(
         "pairs": np.zeros(shape[:2], np.int64),
         "episodes": np.zeros(shape[:2], np.int64),
     }
+    need = least_units(alpha, PAIRING)
     key_PE = rng.random((permutations, len(units)))
     weight_RE = rng.multinomial(len(units), np.full(len(units), 1 / len(units)), size=resamples).astype(float)
     for at, lag in enumerate(lags):
@@ -318,7 +337,7 @@ def correlate(
             mine = steps.label_N[target] == behaviour
             x, y, unit = steps.c_NK[source[mine]], steps.c_NK[target[mine]], unit_N[target[mine]]
             out["pairs"][b, at], out["episodes"][b, at] = len(unit), len(np.unique(unit))
-            if out["episodes"][b, at] < FEWEST_EPISODES:
+            if out["episodes"][b, at] < need:
                 continue
             sums = Sums.of(x, y, unit, len(units))
             out["correlation"][b, at] = sums.correlation(np.ones((1, len(units))))[0]
@@ -328,6 +347,11 @@ def correlate(
             out["p"][b, at] = np.where(
                 np.isnan(out["correlation"][b, at]), np.nan, permutation_p(out["correlation"][b, at], null)
             )
+    if (most := int(out["episodes"].max())) < need:
+        raise UserError(
+            f"no behaviour has enough episodes for its correlations: at most {most}, and a {PAIRING} test at --alpha "
+            f"{alpha:g} needs {need}; {MORE}"
+        )
     return out
 
 
@@ -343,10 +367,9 @@ def mean_effect(
     effect_EX = np.zeros((len(units), effect_NX.shape[1]))
     np.add.at(effect_EX, unit_N, effect_NX)
     effect_EX /= count_E[:, None]
-    flip_PE = rng.choice([-1.0, 1.0], (permutations, len(units)))
-    weight_RE = rng.multinomial(len(units), np.full(len(units), 1 / len(units)), size=resamples)
     mean_X = effect_EX.mean(0)
-    p_X = np.asarray(permutation_p(mean_X, flip_PE @ effect_EX / len(units)))
+    p_X = np.asarray(sign_flip_p(effect_EX, rng=rng, permutations=permutations))
+    weight_RE = rng.multinomial(len(units), np.full(len(units), 1 / len(units)), size=resamples)
     return mean_X, p_X, weight_RE @ effect_EX / len(units)
 
 
@@ -372,7 +395,8 @@ def plan(
     """Choose steps of ``sampled`` (with hidden states h_sampled), the modal rollouts from the latents z_EZ
     (episode e starts from row e), and run up to them.
 
-    Raises UserError if the rollouts are too short, or if most steps do not come out again.
+    Raises UserError if the rollouts are too short, if most steps do not come out again, or if no behaviour
+    has enough episodes for a test at alpha.
     """
     rng, longest = np.random.default_rng([config.seed, 0]), max(config.lags)
     usable_N = sampled.index_N2[:, 1] > longest
@@ -391,6 +415,12 @@ def plan(
     rows = np.concatenate(chosen)
     if not len(rows):
         raise UserError(f"no behaviour has a step later than {longest} in --samples; record more or use shorter lags")
+    most, need = max(len(np.unique(sampled.unit_N[c])) for c in chosen), least_units(config.alpha, FLIPS)
+    if most < need:
+        raise UserError(
+            f"no behaviour has enough episodes for its Jacobians: at most {most}, and a {FLIPS} test at --alpha "
+            f"{config.alpha:g} needs {need}; {MORE}"
+        )
     episode_M, step_M = sampled.index_N2[rows].T
     state = gather_states(played.states, episode_M, step_M - longest)
     return Plan(state, sampled.unit_N[rows], np.cumsum([0, *(len(c) for c in chosen)]))
@@ -404,11 +434,15 @@ def couple(
     behaviours: Sequence[int],
     config: CouplingConfig,
 ) -> Coupling:
-    """Correlations of ``observed`` and Jacobians from the planned states."""
+    """Correlations of ``observed`` and Jacobians from the planned states; NaN for a behaviour with too few episodes.
+
+    UserError if that is every behaviour, or if there are too few permutations for any p <= alpha.
+    """
+    require_draws(config.permutations, config.alpha)
     rng = np.random.default_rng([config.seed, 1])
     lags, longest, k = list(config.lags), max(config.lags), observed.c_NK.shape[1]
     shape = (len(behaviours), len(lags), k, k)
-    r = correlate(observed, behaviours, lags, config.permutations, config.resamples, rng)
+    r = correlate(observed, behaviours, lags, config.permutations, config.resamples, rng, config.alpha)
     state, unit_M, ends = planned
     size = config.batch_size or rows_that_fit(simulator, state, longest, k, config.memory_gb * 1e9)
     found: dict[str, list[np.ndarray]] = {"": [], "_agent_only": []}
@@ -431,7 +465,7 @@ def couple(
     for b in range(len(behaviours)):
         mine = slice(ends[b], ends[b + 1])
         episodes[b] = len(np.unique(unit_M[mine]))
-        if episodes[b] < FEWEST_EPISODES:
+        if episodes[b] < least_units(config.alpha, FLIPS):
             continue
         for path in PATHS:
             effect = per_sample[path][mine].reshape(ends[b + 1] - ends[b], -1)
@@ -518,32 +552,68 @@ def assemble(
         a[f"jacobian{path}_low"], a[f"jacobian{path}_high"] = _intervals(coupling.jacobian_draws[path], units)
     for name in ("pairs", "pair_episodes", "samples", "sample_episodes"):
         a[name] = getattr(coupling, name)
-    tested = coupling.sample_episodes >= FEWEST_EPISODES
     result.notes |= {
         "alpha": config.alpha,
         "basis_kind": config.basis_kind,
         "names": {str(b): names.get(b, "") for b in behaviours},
-        "too_few_episodes": [int(b) for b, ok in zip(behaviours, tested, strict=True) if not ok],
+        "left_out": left_out(coupling, behaviours, config),
+        "resolution": resolution(coupling, config),
         "unit": "change of target coordinate per change of source coordinate",
     }
     result.tables["edges"] = edges(result, config.alpha)
     diagonal = np.eye(coupling.correlation.shape[-1], dtype=bool)
     for path in ("", "_agent_only"):
-        both = (a[f"q_jacobian{path}"] < config.alpha) & (a["q_correlation"] < config.alpha)
+        both = (a[f"q_jacobian{path}"] <= config.alpha) & (a["q_correlation"] <= config.alpha)
         for measure in MEASURES:
             found = agreement(coupling, both & ~diagonal, measure, path)
             _put(result, f"{measure}{path}", found)
     _put(result, "sign_agreement_with_diagonal", agreement(coupling, _both(a, config.alpha), "sign_agreement"))
     for name, q in (("jacobian", a["q_jacobian"]), ("correlation", a["q_correlation"])):
         tests = int(np.isfinite(q).sum())
-        share = float((q < config.alpha).sum() / tests) if tests else float("nan")
-        result.scalar(f"significant_{name}", share, f"share of entries with q < {config.alpha}", tests)
+        share = float((q <= config.alpha).sum() / tests) if tests else float("nan")
+        result.scalar(f"significant_{name}", share, f"share of entries with q <= {config.alpha}", tests)
     result.scalar("edges", len(result.tables["edges"]), "directed edges between different directions or own past")
     return result
 
 
+def left_out(coupling: Coupling, behaviours: Sequence[int], config: CouplingConfig) -> list[str]:
+    """What was not tested for want of episodes, a sentence each that says how many are needed."""
+    flips, pairing = least_units(config.alpha, FLIPS), least_units(config.alpha, PAIRING)
+    said = []
+    for b, jacobians_of, pairs_of in zip(behaviours, coupling.sample_episodes, coupling.pair_episodes, strict=True):
+        if jacobians_of < flips:
+            said.append(f"behaviour {b} has Jacobians from {jacobians_of} episodes, {flips} are needed")
+        few = [f"{n} at lag {lag}" for lag, n in zip(config.lags, pairs_of, strict=True) if n < pairing]
+        if few:
+            said.append(f"behaviour {b} has time pairs from few episodes ({', '.join(few)}), {pairing} are needed")
+    return said
+
+
+def resolution(coupling: Coupling, config: CouplingConfig) -> list[str]:
+    """A sentence a family in which no entry could be significant by itself: its smallest possible p times the number
+    of tests is larger than alpha, so that Benjamini-Hochberg passes only many at once."""
+    families = (
+        ("Jacobians", FLIPS, coupling.p_jacobian[""], coupling.sample_episodes),
+        ("correlations", PAIRING, coupling.p_correlation, coupling.pair_episodes),
+    )
+    said = []
+    for name, kind, p, episodes in families:
+        tests, most = int(np.isfinite(p).sum()), int(episodes.max())
+        least = smallest_p(most, kind, config.permutations)
+        if tests and least * tests > config.alpha:
+            alone = config.alpha / tests
+            need = [f"--permutations {least_permutations(alone)}"] if 1 / (1 + config.permutations) > alone else []
+            need += [f"{least_units(alone, kind)} episodes of a behaviour"] if smallest_p(most, kind) > alone else []
+            said.append(
+                f"{tests} {name} are tested together and p is never below {least:.2g}: at least "
+                f"{math.ceil(least * tests / config.alpha)} must reach that for one to count; one alone could with "
+                f"{' and '.join(need)}, or with fewer --lags or --max_directions"
+            )
+    return said
+
+
 def _both(a: Mapping[str, np.ndarray], alpha: float) -> np.ndarray:
-    out: np.ndarray = (a["q_jacobian"] < alpha) & (a["q_correlation"] < alpha)
+    out: np.ndarray = (a["q_jacobian"] <= alpha) & (a["q_correlation"] <= alpha)
     return out
 
 
@@ -568,7 +638,7 @@ def edges(result: artefacts.Result, alpha: float) -> list[dict[str, Any]]:
     """The entries whose mean Jacobian is significant, the strongest first, each with a sentence."""
     a = result.arrays
     rows = []
-    for b, at, i, j in np.argwhere(a["q_jacobian"] < alpha):
+    for b, at, i, j in np.argwhere(a["q_jacobian"] <= alpha):
         here = (b, at, i, j)
         effect, r, q = a["jacobian"][here], a["correlation"][here], a["q_jacobian"][here]
         behaviour, lag = int(a["behaviours"][b]), int(a["lags"][at])
@@ -613,14 +683,14 @@ def draw_matrices(result: artefacts.Result, b: int) -> Any:
     name = result.notes["names"][str(behaviour)]
     figure.suptitle(
         f"{name or f'behaviour {behaviour}'}: {a['samples'][b]} Jacobians from "
-        f"{a['sample_episodes'][b]} episodes, dots: q < {result.notes['alpha']}"
+        f"{a['sample_episodes'][b]} episodes, dots: q ≤ {result.notes['alpha']}"
     )
     strongest = np.nanmax(np.abs([a["jacobian"][b], a["jacobian_agent_only"][b]]), initial=0) or 1.0
     for at, lag in enumerate(lags):
         for axis, (title, key) in zip(axes[at], columns.items(), strict=True):
             limit = 1.0 if key == "correlation" else strongest
             image = axis.imshow(a[key][b, at], cmap="RdBu", vmin=-limit, vmax=limit)
-            i, j = np.nonzero(a[f"q_{key}"][b, at] < result.notes["alpha"])
+            i, j = np.nonzero(a[f"q_{key}"][b, at] <= result.notes["alpha"])
             axis.plot(j, i, ".", color="black", markersize=4)
             axis.set(title=f"{title}, lag {lag}", xlabel="target at T", ylabel=f"source at T-{lag}")
             figure.colorbar(image, ax=axis, shrink=0.8)
@@ -651,6 +721,8 @@ def labelled(
 ) -> tuple[Labelled, np.ndarray]:
     """Every step of a store with its coordinates and behaviour, and its h."""
     columns, index = store.pooled("h")
+    if not np.isfinite(columns["h"]).all():
+        raise UserError(f"{store.path}: hidden states have NaN or infinite values; record them again")
     c = basis.project(torch.from_numpy(columns["h"])).numpy()[:, :directions].astype(np.float64)
     unit = source_episodes(store, range(len(store)))[index[:, 0]]
     return Labelled(index, unit, behaviour_labels(index, behaviours, source), c), columns["h"]
@@ -670,13 +742,16 @@ def main(config: CouplingConfig) -> None:
     torch.set_num_threads(config.threads)
     if not config.lags or min(config.lags) < 1 or len(set(config.lags)) < len(config.lags):
         raise UserError("--lags takes different whole numbers of at least 1, as in 1 2 4")
-    if config.max_directions < 0 or config.batch_size < 0 or config.samples_per_behaviour < FEWEST_EPISODES:
+    if not 0 < config.alpha < 1:
+        raise UserError(f"--alpha {config.alpha:g} is not between 0 and 1")
+    cli.require(0, max_directions=config.max_directions, batch_size=config.batch_size)
+    cli.require(99, permutations=config.permutations, resamples=config.resamples)
+    require_draws(config.permutations, config.alpha)
+    if config.samples_per_behaviour < (need := least_units(config.alpha, FLIPS)):
         raise UserError(
-            f"--samples_per_behaviour must be at least {FEWEST_EPISODES}; "
-            "--max_directions and --batch_size must not be negative"
+            f"--samples_per_behaviour {config.samples_per_behaviour}: a test at --alpha {config.alpha:g} needs at "
+            f"least {need}"
         )
-    if config.permutations < 99 or config.resamples < 99:
-        raise UserError("--permutations and --resamples must be at least 99")
     simulator = load_simulator(config.simulator, device)
     agent = fingerprint(simulator.agent)
     basis = load_basis(config.hidden_states, config.basis_kind, agent)
@@ -712,6 +787,8 @@ def main(config: CouplingConfig) -> None:
         for b, behaviour in enumerate(ids):
             draw_matrices(result, b).savefig(run.path / f"matrix_{behaviour}.png", dpi=90)
         run.metrics |= result.scalars
+    for said in (*result.notes["left_out"], *result.notes["resolution"]):
+        print(f"note: {said}", file=sys.stderr)
     print(f"coupling of {k} directions in {len(ids)} behaviours, {len(result.tables['edges'])} edges: {config.out}")
     for row in result.tables["edges"][:3]:
         print(f"  {row['sentence']}")

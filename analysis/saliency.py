@@ -433,7 +433,7 @@ def explain(
     """Every gradient of every quantity for a batch of latents [S, Z] (no files, no global state).
 
     simulator: keeps core.contracts.Simulator and has ``normalise``.  ids: names of the samples, which
-    seed their noise.
+    seed their noise.  Raises UserError where a gradient is NaN or infinite.
     """
     target, copies = config.target_step, config.copies
     with torch.no_grad():
@@ -447,6 +447,13 @@ def explain(
     arrays: dict[str, np.ndarray] = {}
 
     def put(name: str, x: Tensor) -> None:
+        whole_S = torch.isfinite(x.detach().flatten(1) if x.ndim > 1 else x.detach()[:, None]).all(1)
+        if not whole_S.all():
+            broken = [i for i, whole in zip(ids, whole_S.tolist(), strict=True) if not whole]
+            raise UserError(
+                f"{name} is NaN or infinite at sample {broken[0]} ({len(broken)} of {len(whole_S)} samples): the "
+                "simulator or its samples are broken; choose other --sample_ids, or train the simulator again"
+            )
         arrays[name] = x.detach().to("cpu", torch.float32).numpy()
 
     per_cut = {

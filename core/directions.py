@@ -116,6 +116,9 @@ def load_basis(path: Path, kind: str, agent: str | None = None) -> Basis:
         raise UserError(f"{path}: the {kind} basis was fitted on agent {about['agent']}, not on {agent}")
     try:
         tensors: dict[str, Any] = load_file(path / f"basis_{kind}.safetensors")
-        return Basis(**about, **tensors)
+        basis = Basis(**about, **tensors)
     except (SafetensorError, TypeError) as error:
         raise UserError(f"{path}: broken {kind} basis ({error}); run hidden_states again") from None
+    if not all(torch.isfinite(getattr(basis, n)).all() for n in _TENSORS):
+        raise UserError(f"{path}: the {kind} basis has NaN or infinite values; run hidden_states again")
+    return basis

@@ -7,6 +7,7 @@ treating steps as the unit makes intervals too narrow and p-values too small
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -122,27 +123,89 @@ def bootstrap(
     return value, low, high
 
 
-def sign_flip_p(effect_E: np.ndarray, *, rng: np.random.Generator, permutations: int = 9999) -> float:
+def cohens_d(x_NF: np.ndarray, member_N: np.ndarray) -> np.ndarray:
+    """Cohen's d of F features, float64 [F]: mean of the members minus mean of the rest, in pooled standard deviations.
+
+    x_NF: float [N, F]; member_N: bool [N].  NaN where a group has fewer than 2 rows, a value is NaN, or neither group
+    has a spread (less than 1e-6 of the distance between them).  (Cohen 1988, "Statistical power analysis", 2.2.)
+    """
+    n_2, x_2F, xx_2F = _group_sums(x_NF, member_N, np.zeros(len(x_NF), np.int64))
+    return _d_of_sums(n_2, x_2F, xx_2F)[0]
+
+
+def bootstrap_cohens_d(
+    x_NF: np.ndarray,
+    member_N: np.ndarray,
+    episode_N: np.ndarray,
+    *,
+    rng: np.random.Generator,
+    resamples: int = 1000,
+    level: float = 0.95,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(d, low, high), each float64 [F]: ``cohens_d`` with the interval from resampling whole episodes.
+
+    Resamples in which it is undefined are left out.  The interval is as wide as the episodes of the scarcer group
+    make it; NaN if all members, or all others, come from one episode.
+    """
+    member_N = np.asarray(member_N, bool)
+    _, of_N = np.unique(episode_N, return_inverse=True)
+    if len(of_N) != len(x_NF):
+        raise ValueError(f"{len(x_NF)} rows, {len(of_N)} episode numbers")
+    sums = _group_sums(x_NF, member_N, of_N)
+    n = len(sums[0])
+    weight_RE = rng.multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float64)
+    draws_RF = _d_of_sums(*(np.tensordot(weight_RE, s, 1) for s in sums))
+    low, high = interval_of(draws_RF, int((sums[0] > 0).sum(0).min()), level)
+    return cohens_d(x_NF, member_N), low, high
+
+
+def _group_sums(x_NF: np.ndarray, member_N: np.ndarray, of_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Counts [E, 2], sums and sums of squares [E, 2, F] about the overall mean; groups are (members, rest)."""
+    x_NF, member_N = np.asarray(x_NF, np.float64), np.asarray(member_N, bool)
+    if x_NF.ndim != 2 or member_N.shape != x_NF.shape[:1]:
+        raise ValueError(f"features {x_NF.shape} and members {member_N.shape} are not [N, F] and [N]")
+    if not len(x_NF):
+        raise ValueError("no rows to compare")
+    x_NF = x_NF - x_NF.mean(0)
+    group_N = 2 * of_N + ~member_N
+    size = 2 * (int(of_N.max()) + 1)
+    sums_2FG = np.array([[np.bincount(group_N, x_N**k, size) for x_N in x_NF.T] for k in (1, 2)])
+    x_E2F, xx_E2F = np.moveaxis(sums_2FG.reshape(2, x_NF.shape[1], -1, 2), 1, -1)
+    return np.bincount(group_N, minlength=size).reshape(-1, 2).astype(np.float64), x_E2F, xx_E2F
+
+
+def _d_of_sums(n_R2: np.ndarray, x_R2F: np.ndarray, xx_R2F: np.ndarray) -> np.ndarray:
+    """Cohen's d [R, F] from each row's counts, sums and sums of squares."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean_R2F = x_R2F / n_R2[..., None]
+        within_RF = (xx_R2F - n_R2[..., None] * mean_R2F**2).sum(1)
+        pooled_RF = np.sqrt(np.maximum(within_RF, 0) / (n_R2.sum(1) - 2)[:, None])
+        defined_RF = (n_R2.min(1) >= 2)[:, None] & (within_RF > TIE * xx_R2F.sum(1))
+        return np.where(defined_RF, (mean_R2F[:, 0] - mean_R2F[:, 1]) / pooled_RF, np.nan)
+
+
+def sign_flip_p(effect_E: np.ndarray, *, rng: np.random.Generator, permutations: int = 9999) -> float | np.ndarray:
     """Two-sided p that the mean effect is 0, where effects are symmetric about 0 under the null.
 
-    effect_E: one effect an independent pair or episode.  Exact where there are no more sign patterns
-    than ``permutations`` + 1, else Monte Carlo with the observed pattern counted (Phipson & Smyth 2010),
-    so that p is never 0.  NaN if an effect is NaN or there is none.
+    effect_E: one effect an independent pair or episode, or [E, X]: X tests that share their flips (p [X]).
+    Exact where there are no more sign patterns than ``permutations`` + 1, else Monte Carlo with the observed
+    pattern counted (Phipson & Smyth 2010), so that p is never 0.  NaN if an effect is NaN or there is none.
     """
     effect_E = np.asarray(effect_E, np.float64)
-    n = len(effect_E)
-    if n == 0 or np.isnan(effect_E).any():
-        return math.nan
-    reach = abs(effect_E.sum()) - TIE * np.abs(effect_E).sum()
+    n, tests = len(effect_E), effect_E.shape[1:]
+    if n == 0:
+        return np.full(tests, math.nan) if tests else math.nan
+    reach = np.abs(effect_E.sum(0)) - TIE * np.abs(effect_E).sum(0)
     exact = n <= math.log2(permutations + 1)
     total = 2**n if exact else permutations
-    hits, step = 0, max(1, BLOCK // n)
+    hits, step = np.zeros(tests, np.int64), max(1, BLOCK // max(n, math.prod(tests)))
     for first in range(0, total, step):
         size = min(step, total - first)
         numbers = np.arange(first, first + size)
         bits = (numbers[:, None] >> np.arange(n)) & 1 if exact else rng.integers(2, size=(size, n))
-        hits += int((np.abs((2 * bits - 1) @ effect_E) >= reach).sum())
-    return hits / total if exact else (1 + hits) / (1 + permutations)
+        hits += (np.abs((2 * bits - 1) @ effect_E) >= reach).sum(0)
+    p = np.where(np.isnan(reach), math.nan, hits / total if exact else (1 + hits) / (1 + permutations))
+    return p if tests else float(p)
 
 
 def permutation_p(observed: float | np.ndarray, null_P: np.ndarray) -> float | np.ndarray:
@@ -180,31 +243,53 @@ def benjamini_hochberg(p: np.ndarray) -> np.ndarray:
     return q
 
 
-def smallest_p(n_units: int, kind: str) -> float:
+def smallest_p(n_units: int, kind: str, permutations: int | None = None) -> float:
     """The smallest two-sided p that a test over ``n_units`` independent units can give.
 
     kind: ``sign-flip`` (2^n patterns, mirror images tie), ``permutation`` (n! orders of whole
     episodes), ``split`` (relabelling of two halves, mirror images tie).
+    permutations: how many of them are drawn; None: all.
     """
+    drawn = 0.0 if permutations is None else 1 / (1 + permutations)
     if kind == "sign-flip":
-        return min(1.0, 2.0 ** (1 - n_units))
+        return max(drawn, min(1.0, 2.0 ** (1 - n_units)))
     if kind == "permutation":
-        return math.exp(-math.lgamma(n_units + 1))
+        return max(drawn, math.exp(-math.lgamma(n_units + 1)))
     if kind == "split":
-        return min(1.0, 2 / math.comb(n_units, n_units // 2))
+        return max(drawn, min(1.0, 2 / math.comb(n_units, n_units // 2)))
     raise ValueError(f"no test of kind {kind!r}; there are: sign-flip, permutation, split")
+
+
+def _check_level(alpha: float) -> None:
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha {alpha} is not between 0 and 1")
+
+
+def least_units(alpha: float, kind: str = "sign-flip") -> int:
+    """The fewest independent units with which a test can give p <= ``alpha``."""
+    _check_level(alpha)
+    return next(n for n in itertools.count(1) if smallest_p(n, kind) <= alpha)
+
+
+def least_permutations(alpha: float) -> int:
+    """The fewest random permutations with which p <= ``alpha`` can come out."""
+    _check_level(alpha)
+    return next(n for n in itertools.count(max(1, math.ceil(1 / alpha) - 2)) if 1 / (1 + n) <= alpha)
 
 
 def require_permutations(n_units: int, alpha: float, kind: str = "sign-flip") -> None:
     """UserError if no outcome of a test over ``n_units`` units could be significant at ``alpha``."""
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha {alpha} is not between 0 and 1")
-    if (least := smallest_p(n_units, kind)) <= alpha:
-        return
-    need = n_units
-    while smallest_p(need, kind) > alpha:
-        need += 1
-    raise UserError(
-        f"{n_units} independent units are too few for a {kind} test at level {alpha:g}: the smallest p it can give "
-        f"is {least:.2g}; use at least {need}"
-    )
+    if n_units < (need := least_units(alpha, kind)):
+        raise UserError(
+            f"{n_units} independent units are too few for a {kind} test at level {alpha:g}: the smallest p it can give "
+            f"is {smallest_p(n_units, kind):.2g}; use at least {need}"
+        )
+
+
+def require_draws(permutations: int, alpha: float) -> None:
+    """UserError if so few random permutations or sign flips cannot give a p <= ``alpha``, whatever the data."""
+    if permutations < (need := least_permutations(alpha)):
+        raise UserError(
+            f"{permutations} permutations are too few at level {alpha:g}: the smallest p they can give is "
+            f"{1 / (1 + permutations):.2g}; use at least {need}"
+        )

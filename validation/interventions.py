@@ -371,7 +371,7 @@ class RealWorld:
             at = t_N.clamp(0, steps - 1)
             on_N = (t_N >= 0) & (t_N < steps)
             logits_NTA[rows[on_N], at[on_N]], value_NT[rows[on_N], at[on_N]] = logits[on_N], value[on_N]
-            weight_NT[rows[on_N], at[on_N]] = alive_N[on_N].float()
+            weight_NT[rows[on_N], at[on_N]] = alive_N[on_N].to(h.dtype)
             if m == int(offset_N.max()) + steps - 1:
                 break
             chosen = (logits + self.noise_NTA[rows, at]).argmax(-1).cpu().numpy()
@@ -379,7 +379,7 @@ class RealWorld:
                 chosen = np.where(step_N < 0, starts.actions[m], chosen)
             now = self.env.step(chosen)
             counts_N = on_N & (t_N < steps - 1)
-            reward_NT[rows[counts_N], at[counts_N]] = torch.from_numpy(now.reward).to(device)[counts_N]
+            reward_NT[rows[counts_N], at[counts_N]] = torch.from_numpy(now.reward).to(reward_NT)[counts_N]
             over_N = torch.from_numpy(now.terminated | now.truncated).to(device)
             alive_N = alive_N & ~(over_N & (t_N >= 0))
         return Course(logits_NTA, value_NT, reward_NT, weight_NT)
@@ -658,6 +658,25 @@ class StudyOptions:
     largest: int = 0  # where no directions are named: how many to choose
 
 
+def check_options(options: StudyOptions, basis: Basis | None = None) -> None:
+    """UserError on anything the study cannot run with; of the directions only where the basis is given."""
+    if not (options.directions or options.largest > 0):
+        raise UserError("--directions names no direction")
+    if len(set(options.directions)) < len(options.directions):
+        raise UserError("--directions names a direction twice")
+    if not any(options.amounts) or not np.isfinite(options.amounts).all():
+        raise UserError("--amounts needs at least one finite amount other than 0")
+    if len(set(options.amounts)) < len(options.amounts):
+        raise UserError("--amounts names an amount twice")
+    cli.require(1, horizon=options.horizon, controls=options.controls, control_starts=options.control_starts)
+    require_permutations(options.starts, ALPHA, "sign-flip")
+    if basis is None:
+        return
+    basis.check(options.directions)
+    if options.largest > basis.size:
+        raise UserError(f"--directions largest {options.largest}: the {basis.kind} basis has {basis.size} directions")
+
+
 def study(
     simulator: Any,
     make_env: Callable[[int], VecEnv],
@@ -669,7 +688,9 @@ def study(
     ``make_env(slots)`` makes its real world.
 
     Tables ``effects`` and ``doses``; arrays of per-start effects; scalars of agreement; ``notes["claim"]``.
+    Raises UserError for what ``check_options`` refuses.
     """
+    check_options(options, basis)
     device = torch.device("cpu") if device is None else device
     rng = np.random.default_rng(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
@@ -953,38 +974,33 @@ def _short(scalar: Mapping[str, Any]) -> str:
 # The stage
 
 
-def check(config: InterventionsConfig) -> tuple[tuple[int, ...], int]:
-    """(direction ids, or () and how many to choose); UserError on anything the study cannot run with."""
+def check(config: InterventionsConfig) -> StudyOptions:
+    """What the study needs of the configuration; UserError on anything it cannot run with."""
     largest = 0
+    directions: tuple[int, ...] = ()
     if config.directions[:1] == ("largest",):
         counts = parse_ids(config.directions[1:], "--directions largest")
         if len(counts) != 1 or counts[0] < 1:
             raise UserError("--directions largest takes one number: how many directions to choose")
         largest = counts[0]
-    directions = () if largest else tuple(parse_ids(config.directions, "--directions"))
-    if not (directions or largest):
-        raise UserError("--directions names no direction")
-    if len(set(directions)) < len(directions):
-        raise UserError("--directions names a direction twice")
-    if not any(config.amounts) or not np.isfinite(config.amounts).all():
-        raise UserError("--amounts needs at least one finite amount other than 0")
-    if len(set(config.amounts)) < len(config.amounts):
-        raise UserError("--amounts names an amount twice")
-    cli.require(1, horizon=config.horizon, controls=config.controls, control_starts=config.control_starts)
-    cli.require(2, starts=config.starts)
-    require_permutations(config.starts, ALPHA, "sign-flip")
-    return directions, largest
+    else:
+        directions = tuple(parse_ids(config.directions, "--directions"))
+    options = StudyOptions(
+        directions=directions, largest=largest, amounts=config.amounts, starts=config.starts, horizon=config.horizon,
+        controls=config.controls, control_starts=config.control_starts, latest_start=config.latest_start,
+        greedy=config.greedy, seed=config.seed,
+    )  # fmt: skip
+    check_options(options)
+    return options
 
 
 def main(config: InterventionsConfig) -> None:
-    directions, largest = check(config)
+    options = check(config)
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     simulator = load_simulator(config.simulator, device)
     basis = load_basis(config.hidden_states, config.basis_kind, fingerprint(simulator.agent)).to(device)
-    basis.check(directions)
-    if largest > basis.size:
-        raise UserError(f"--directions largest {largest}: the {basis.kind} basis has {basis.size} directions")
+    check_options(options, basis)
     inputs = {"simulator": config.simulator, "hidden_states": config.hidden_states}
     if config.behaviours is not None:
         inputs["behaviours"] = config.behaviours
@@ -995,11 +1011,6 @@ def main(config: InterventionsConfig) -> None:
         levels = {"start_level": config.start_level, "num_levels": config.num_levels}
         return make(simulator.spec, slots, threads=config.threads, **levels)
 
-    options = StudyOptions(
-        directions=directions, largest=largest, amounts=config.amounts, starts=config.starts, horizon=config.horizon,
-        controls=config.controls, control_starts=config.control_starts, latest_start=config.latest_start,
-        greedy=config.greedy, seed=config.seed,
-    )  # fmt: skip
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         result = study(simulator, make_env, basis, options, device)
         if config.behaviours is not None:
@@ -1019,7 +1030,8 @@ def main(config: InterventionsConfig) -> None:
         run.metrics = dict(result.scalars)
         run.facts = {"agent": fingerprint(simulator.agent), "simulator": fingerprint(simulator)}
     print_summary(result)
-    print(f"effects of {len(directions) or largest} directions on {config.starts} paired starts: {config.out}")
+    count = len(options.directions) or options.largest
+    print(f"effects of {count} directions on {config.starts} paired starts: {config.out}")
 
 
 def print_summary(result: Result) -> None:

@@ -282,11 +282,13 @@ def behaviours(dirs: Mapping[str, Path]) -> Section:
         "behaviour": "behaviour", "share": "share of steps", "interval": "95 % interval",
         "n_steps": "steps", "n_episodes": "episodes", "n_sim_steps": "simulated steps",
         "time_eta2": "explained by time (η²)", "value": "mean value",
-        "value_interval": "95 % interval",
+        "value_interval": "95 % interval", "value_d": "value against all other steps (Cohen's d)",
+        "d_interval": "95 % interval",
         "actions": "most frequent actions", "name": "name",
     }  # fmt: skip
     listed = [with_interval(r, "share_low", "share_high") for r in rows]
     listed = [with_interval(r, "value_low", "value_high", "value_interval") for r in listed]
+    listed = [with_interval(r, "value_d_low", "value_d_high", "d_interval") for r in listed]
     html = [
         paragraph(
             "Steps are clustered by the hidden state, the world around it and how both change. A cluster that only "
@@ -374,7 +376,7 @@ def coupling(dirs: Mapping[str, Path]) -> Section:
     between = [e for e in edges if e["source"] != e["target"]]
     found = (
         f"Coupling: {len(between)} effects of one direction on another, later, are significant in the simulator "
-        f"(Jacobian, q < {number(result.notes['alpha'])}, over behaviours and lags)"
+        f"(Jacobian, q ≤ {number(result.notes['alpha'])}, over behaviours and lags)"
     )
     agree = scalars["sign_agreement"]
     if agree["value"] is None:

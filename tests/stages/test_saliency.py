@@ -189,7 +189,10 @@ def test_coupling_of_samples(runs: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert result.arrays["samples"].tolist() == [10]
     assert (out / "matrix_0.png").stat().st_size > 5000 and (out / "edges.csv").exists()
     assert artefacts.verify(out) == []
-    assert "directions in 1 behaviours" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "directions in 1 behaviours" in said.out
+    assert said.err.count("note: 18 Jacobians are tested together and p is never below 0.005") == 1
+    assert len(result.notes["resolution"]) == 2 and result.notes["left_out"] == []
 
 
 @pytest.mark.parametrize(
@@ -199,7 +202,12 @@ def test_coupling_of_samples(runs: Path, tmp_path: Path, capsys: pytest.CaptureF
         (["--lags", "2", "2"], "--lags"),
         (["--lags", "30"], "too short"),
         (["--basis_kind", "pca"], "no 'pca' basis"),
-        (["--samples_per_behaviour", "2"], "at least 5"),
+        (["--samples_per_behaviour", "5"], "at --alpha 0.05 needs at least 6"),
+        (["--alpha", "0.005"], "99 permutations are too few at level 0.005: the smallest p they can give is 0.01; use"),
+        (["--alpha", "0.0001", "--permutations", "9999", "--samples_per_behaviour", "20"], "at most 12, and a"),
+        (["--alpha", "0"], "--alpha 0 is not between 0 and 1"),
+        (["--permutations", "9"], "--permutations must be at least 99"),
+        (["--max_directions", "-1"], "--max_directions must be at least 0"),
         (["--rollouts", "SAMPLES"], "does not hold real rollouts"),
     ],
 )
@@ -208,7 +216,12 @@ def test_coupling_mistakes_leave_nothing(
 ) -> None:
     out = tmp_path / "coupling"
     with pytest.raises(SystemExit) as ended:
-        couple(runs, out, "--permutations", "99", *[str(runs / "samples") if w == "SAMPLES" else w for w in words])
+        couple(
+            runs,
+            out,
+            *(["--permutations", "99"] if "--permutations" not in words else []),
+            *[str(runs / "samples") if w == "SAMPLES" else w for w in words],
+        )
     assert ended.value.code == 2 and not out.exists()
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert message in line

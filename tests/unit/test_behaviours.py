@@ -83,6 +83,13 @@ def test_planted_modes_are_found() -> None:
     for row in result.tables["behaviours"]:
         mode = round(row["value"])
         assert row["value"] == pytest.approx(mode, abs=0.15) and row["value_low"] <= row["value"] <= row["value_high"]
+        # Modes are worth 0, 1 and 2 a step; d against the other two by hand, from the labels.
+        value = np.array([following[tuple(i)] for i in result.arrays["index_real"].tolist()], float)
+        here = result.arrays["labels_real"] == row["behaviour"]
+        spread = ((here.sum() - 1) * value[here].var(ddof=1) + ((~here).sum() - 1) * value[~here].var(ddof=1)) ** 0.5
+        d = (value[here].mean() - value[~here].mean()) / spread * (len(value) - 2) ** 0.5
+        assert row["value_d"] == pytest.approx(d) and row["value_d_low"] < d < row["value_d_high"]
+        assert abs(d) < 0.3 if mode == 1 else d * (mode - 1) > 1.5
         assert row["name"].endswith(f"mostly {ACTIONS[mode]}")
         assert row["share_low"] <= row["share"] <= row["share_high"]
     assert sum(row["share"] for row in result.tables["behaviours"]) == pytest.approx(1)
@@ -124,6 +131,7 @@ def test_a_behaviour_only_the_simulator_has_shows_as_such() -> None:
     assert sorted(row["n_steps"] > 0 for row in rows) == [False, True]
     alone = next(row for row in rows if row["n_steps"] == 0)
     assert alone["n_sim_steps"] == len(result.arrays["labels_sim"]) and alone["value"] is None
+    assert {row["value_d"] for row in rows} == {None}  # all or none of the real steps: nothing to compare with
 
 
 def test_central_samples_are_of_their_behaviour_and_of_different_episodes() -> None:
@@ -239,6 +247,13 @@ def test_bad_settings() -> None:
     ):
         with pytest.raises(UserError, match=message):
             cluster((steps, None), options, 0, ACTIONS)
+    with pytest.raises(UserError, match="1 episode is too few to say how stable"):
+        cluster((planted_steps(episodes=1)[0], None), OPTIONS, 0, ACTIONS)
+    with pytest.raises(UserError, match="14 steps are too few for 3 clusters"):
+        cluster((planted_steps(episodes=2, length=9)[0], None), replace(OPTIONS, lags=(2,)), 0, ACTIONS)
+    still = replace(steps, h_NH=(np.arange(len(steps.h_NH)) % 2)[:, None].astype(np.float32))
+    with pytest.raises(UserError, match="only 2 different states, so that of 3 clusters some would be empty"):
+        cluster((still, None), replace(OPTIONS, lags=(2,)), 0, ACTIONS)
     steps.h_NH[5, 2] = np.nan
     with pytest.raises(UserError, match="real hidden states have NaN"):
         cluster((steps, None), OPTIONS, 0, ACTIONS)

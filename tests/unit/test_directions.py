@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,15 +107,20 @@ def test_save_and_load(tmp_path: Path) -> None:
     with new_run(tmp_path / "r", "hidden_states", {}) as run:
         b.save(run.path)
         transposed.save(run.path)
+        replace(b, kind="holed", lift_KH=b.lift_KH * torch.tensor([1.0, torch.nan, 1.0])[:, None]).save(run.path)
     back = load_basis(tmp_path / "r", "oblique", "abc")
     for name in ("mean_H", "std_H", "project_HK", "lift_KH"):
         assert torch.equal(getattr(back, name), getattr(b, name)) and getattr(back, name).dtype == torch.float64
     assert (back.kind, back.agent, back.space, back.facts) == ("oblique", "abc", "h", {"seed": 0})
     assert load_basis(tmp_path / "r", "neurons").size == H
-    with pytest.raises(UserError, match=r"no 'oblik' basis \(did you mean oblique\?\); it has: neurons, oblique"):
+    with pytest.raises(
+        UserError, match=r"no 'oblik' basis \(did you mean oblique\?\); it has: holed, neurons, oblique"
+    ):
         load_basis(tmp_path / "r", "oblik")
     with pytest.raises(UserError, match="fitted on agent abc, not on xyz"):
         load_basis(tmp_path / "r", "oblique", "xyz")
+    with pytest.raises(UserError, match="the holed basis has NaN"):
+        load_basis(tmp_path / "r", "holed")
     with pytest.raises(UserError, match="no such run directory"):
         load_basis(tmp_path / "none", "oblique")
 

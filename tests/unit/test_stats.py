@@ -18,9 +18,14 @@ from core.stats import (
     Estimate,
     benjamini_hochberg,
     bootstrap,
+    bootstrap_cohens_d,
     bootstrap_mean,
+    cohens_d,
     interval_of,
+    least_permutations,
+    least_units,
     permutation_p,
+    require_draws,
     require_permutations,
     sign_flip_p,
     smallest_p,
@@ -196,6 +201,17 @@ def test_sign_flip_p_of_degenerate_effects() -> None:
     assert math.isnan(sign_flip_p(np.array([]), rng=rng)) and math.isnan(sign_flip_p(np.array([1, np.nan]), rng=rng))
 
 
+@pytest.mark.parametrize("permutations", [300, 9])  # exact, Monte Carlo
+def test_sign_flips_of_many_tests_are_those_of_each(permutations: int) -> None:
+    effects = np.random.default_rng(0).normal(0.4, 1, size=(6, 5))
+    effects[2, 3] = np.nan
+    got = sign_flip_p(effects, rng=np.random.default_rng(1), permutations=permutations)
+    want = [sign_flip_p(column, rng=np.random.default_rng(1), permutations=permutations) for column in effects.T]
+    np.testing.assert_array_equal(got, want)
+    assert np.isnan(got).tolist() == [False, False, False, True, False]
+    assert np.isnan(sign_flip_p(np.zeros((0, 2)), rng=np.random.default_rng(0))).tolist() == [True, True]
+
+
 def false_positives(by_episode: bool) -> float:
     """How often two independent autocorrelated series look related at 0.05."""
     rng = np.random.default_rng(8)
@@ -264,6 +280,74 @@ def test_benjamini_hochberg_of_nothing() -> None:
     assert np.isnan(benjamini_hochberg(np.array([np.nan]))).all()
 
 
+# Effect sizes
+
+
+def textbook_d(a: np.ndarray, b: np.ndarray) -> float:
+    pooled = ((len(a) - 1) * a.var(ddof=1) + (len(b) - 1) * b.var(ddof=1)) / (len(a) + len(b) - 2)
+    return float((a.mean() - b.mean()) / math.sqrt(pooled))
+
+
+def test_cohens_d_is_the_textbook_s_with_its_sign() -> None:
+    rng = np.random.default_rng(10)
+    x, member = 1e4 + rng.normal(size=(50, 3)) * [1, 20, 0.1], rng.random(50) < 0.3
+    x[member] += [2, 0, -0.05]
+    want = [textbook_d(v[member], v[~member]) for v in x.T]
+    np.testing.assert_allclose(cohens_d(x, member), want, rtol=1e-9)
+    np.testing.assert_allclose(cohens_d(x, ~member), np.negative(want), rtol=1e-9)
+    assert want[0] > 1 > 0 > want[2]
+
+
+def test_cohens_d_is_undefined_without_rows_or_spread() -> None:
+    x, member = np.random.default_rng(0).normal(size=(10, 4)), np.arange(10) < 4
+    x[:, 1] = 0.1  # constant
+    x[:, 2] = 0.1 * member + 0.3  # constant in both groups, and different
+    x[3, 3] = np.nan
+    assert np.isnan(cohens_d(x, member)).tolist() == [False, True, True, True]
+    for few in (np.zeros(10, bool), np.arange(10) < 1, np.arange(10) > 0, np.ones(10, bool)):
+        assert np.isnan(cohens_d(x, few)).all()
+    assert np.isfinite(cohens_d(x[:, :1], np.arange(10) < 2)).all()
+    with pytest.raises(ValueError, match="not \\[N, F\\]"):
+        cohens_d(x[:, 0], member)
+
+
+def test_the_interval_of_cohens_d_is_that_of_the_plain_bootstrap() -> None:
+    rng = np.random.default_rng(11)
+    episode = np.repeat(np.arange(12), rng.integers(3, 12, size=12))
+    member = rng.random(len(episode)) < 0.4
+    x = rng.normal(size=(len(episode), 2)) + member[:, None] * [1.0, 0.0] + rng.normal(size=(12, 2))[episode]
+    fast = bootstrap_cohens_d(x, member, episode, rng=rng, resamples=4000)
+    plain = bootstrap(lambda rows: cohens_d(x[rows], member[rows]), episode, rng=rng, resamples=4000)
+    np.testing.assert_allclose(fast[0], plain[0])
+    np.testing.assert_allclose(fast[1:], plain[1:], atol=0.08)  # Monte Carlo error of the two
+    assert (fast[1] < fast[0]).all() and (fast[0] < fast[2]).all()
+
+
+def coverage_of_d(by_episode: bool) -> float:
+    """Share of runs in which the 95 % interval holds d, where half of an episode's slow steps are members."""
+    rng = np.random.default_rng(12)
+    member = np.tile(np.arange(STEPS) < STEPS // 2, EPISODES)
+    unit = np.repeat(np.arange(EPISODES), STEPS) if by_episode else np.arange(EPISODES * STEPS)
+    x = autocorrelated(rng, (RUNS, EPISODES), STEPS).reshape(RUNS, -1).T + 0.5 * member[:, None]
+    _, low, high = bootstrap_cohens_d(x, member, unit, rng=rng, resamples=600)
+    true = np.median(cohens_d(x, member))  # of small groups of slow steps it is not quite 0.5
+    return float(((low <= true) & (true <= high)).mean())
+
+
+def test_the_interval_of_cohens_d_covers_where_one_over_steps_does_not() -> None:
+    low, high = binomial_bounds(0.95)
+    assert low - 0.01 <= coverage_of_d(True) <= high
+    assert coverage_of_d(False) < 0.8
+
+
+def test_an_effect_that_one_episode_shows_has_no_interval() -> None:
+    x, episode = np.random.default_rng(0).normal(size=(30, 1)), np.repeat(np.arange(3), 10)
+    d, low, high = bootstrap_cohens_d(x, episode == 1, episode, rng=np.random.default_rng(0))
+    assert np.isfinite(d).all() and np.isnan(low).all() and np.isnan(high).all()
+    with pytest.raises(ValueError, match="29 episode numbers"):
+        bootstrap_cohens_d(x, episode == 1, episode[1:], rng=np.random.default_rng(0))
+
+
 # Enough units?
 
 
@@ -285,3 +369,19 @@ def test_smallest_p_is_attained() -> None:
         smallest_p(3, "guess")
     with pytest.raises(ValueError, match="alpha"):
         require_permutations(3, 0.0)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.01, 0.001, 0.05 / 3456, 0.3])
+def test_the_least_that_can_be_significant(alpha: float) -> None:
+    least = least_permutations(alpha)
+    assert 1 / (1 + least) <= alpha < 1 / least or least == 1
+    require_draws(least, alpha)
+    with pytest.raises(UserError, match=f"{least - 1} permutations are too few .* use at least {least}"):
+        require_draws(least - 1, alpha)
+    for kind in ("sign-flip", "permutation", "split"):
+        units = least_units(alpha, kind)
+        assert smallest_p(units, kind) <= alpha < smallest_p(units - 1, kind)
+        assert smallest_p(units, kind, permutations=9) == max(0.1, smallest_p(units, kind))
+    # The promise, kept: no data can give less.
+    unit_effects = np.ones(least_units(alpha) - 1)
+    assert sign_flip_p(unit_effects, rng=np.random.default_rng(0), permutations=2**17) > alpha
