@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,9 @@ AGENTS: dict[str, Callable[[], nn.Module]] = {
     "strided": lambda: recurrent("strided", FRAMES),
     "impala": lambda: recurrent("impala", FRAMES),
     "mlp": lambda: recurrent("mlp", VECTOR),
-    "planted": lambda: PlantedAgent(PlantedOptions()),
+    "planted": partial(PlantedAgent, PlantedOptions()),
+    "planted_products": partial(PlantedAgent, PlantedOptions(kind="gated")),
+    "planted_pixels": partial(PlantedAgent, PlantedOptions(kind="pixels")),
 }
 every = pytest.mark.parametrize("name", AGENTS)
 

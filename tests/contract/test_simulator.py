@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from agents.recurrent import AgentConfig, RecurrentAgent
 from core.contracts import EnvSpec, Field
 from core.directions import Basis
 from core.interventions import AddVector, Shift
-from envs.planted import PlantedOptions, PlantedSimulator
+from envs.planted import KINDS, Kind, PlantedOptions, PlantedSimulator
 from envs.procgen import ACTION_NAMES
 from generative.rssm import ModelConfig
 from generative.simulator import RSSMSimulator
@@ -40,11 +41,13 @@ def sphere() -> RSSMSimulator:
     return RSSMSimulator(config, simulator.agent).double().eval().requires_grad_(False)
 
 
-def planted() -> PlantedSimulator:
-    return PlantedSimulator(PlantedOptions()).double().eval().requires_grad_(False)
+def planted(kind: Kind) -> PlantedSimulator:
+    return PlantedSimulator(PlantedOptions(kind=kind, fickle=0.5)).double().eval().requires_grad_(False)
 
 
-SIMULATORS = {"learned": learned, "hypersphere": sphere, "planted": planted}
+SIMULATORS = {"learned": learned, "hypersphere": sphere, **{f"planted_{k}": partial(planted, k) for k in KINDS}}
+STEERED = ("learned", "hypersphere", "planted_confounded", "planted_mediated")  # in the others actions move no value
+steered = pytest.mark.parametrize("simulator", STEERED, indirect=True)
 Make = Callable[[], RSSMSimulator]
 
 
@@ -129,6 +132,7 @@ def test_rollout_is_aligned(simulator: RSSMSimulator) -> None:
             assert same(step.reward_B, out.reward[:, t - 1]) and same(step.terminal_B, out.terminal[:, t - 1])
 
 
+@steered
 def test_forced_actions_steer_the_world_one_step_later(simulator: RSSMSimulator) -> None:
     z = latents(simulator)
     actions = torch.zeros(3, 5, dtype=torch.long)
@@ -140,6 +144,7 @@ def test_forced_actions_steer_the_world_one_step_later(simulator: RSSMSimulator)
     assert same(b.action, other)
 
 
+@steered
 def test_env_grads_cuts_action_to_world_and_nothing_else(simulator: RSSMSimulator) -> None:
     def gradients(env_grads: bool, steps: int) -> tuple[Tensor, Tensor]:
         push = torch.zeros(3, simulator.agent.hidden_size, dtype=torch.float64, requires_grad=True)

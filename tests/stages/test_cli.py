@@ -37,6 +37,7 @@ STAGES = {
     "analysis.coupling": "CouplingConfig",
     "validation.fidelity": "FidelityConfig",
     "validation.interventions": "InterventionsConfig",
+    "validation.planted": "PlantedConfig",
     "validation.demo": "DemoConfig",
     "validation.report": "ReportConfig",
 }

@@ -14,7 +14,9 @@ from analysis.coupling import CouplingConfig, Labelled, jacobians
 from core.contracts import EnvSpec, Field, UserError
 from core.directions import Basis
 from core.interventions import AddVector, AtSteps
-from envs.planted import CAUSE, CONTROLLED, MEMORY, NUISANCE, PlantedSimulator, matrices, record_planted, truth
+from core.stats import benjamini_hochberg
+from envs.planted import PlantedSimulator, matrices, record_planted
+from envs.planted_truth import truth
 from envs.procgen import ACTION_NAMES
 from generative.rssm import ModelConfig
 from generative.simulator import RSSMSimulator
@@ -25,6 +27,7 @@ SPEC = EnvSpec(
     action_names=ACTION_NAMES,
     slots=1,
 )
+CAUSE, NUISANCE, CONTROLLED, MEMORY = range(4)  # directions of the planted world
 LAGS = [1, 2, 4]
 
 
@@ -149,11 +152,15 @@ def test_a_behaviour_of_few_episodes_is_left_out() -> None:
     rng = np.random.default_rng(4)
     steps = steps_of(rng.normal(size=(60, 2)), np.full(6, 10))
     steps = steps._replace(label_N=(steps.unit_N < 2).astype(np.int64))
-    found = coupling.correlate(steps, [0, 1], [1], 99, 5, rng)
-    assert found["episodes"].tolist() == [[4], [2]] and np.isnan(found["p"]).all()
+    found = coupling.correlate(steps, [0, 1], [1], 99, 5, rng)  # 4! = 24 pairings can tell at 0.05, 2! cannot
+    assert found["episodes"].tolist() == [[4], [2]]
+    assert np.isfinite(found["p"][0]).all() and np.isnan(found["p"][1]).all()
+    with pytest.raises(UserError, match=r"correlations: at most 4, .* --alpha 0.01 needs 5"):
+        coupling.correlate(steps, [0, 1], [1], 99, 5, rng, alpha=0.01)
     # Rollouts from one and the same real episode are one unit, however many they are.
     steps = steps._replace(label_N=np.zeros(60, np.int64), unit_N=steps.unit_N // 2)
-    assert coupling.correlate(steps, [0], [1], 99, 5, rng)["episodes"].tolist() == [[3]]
+    with pytest.raises(UserError, match="at most 3, .* needs 4"):
+        coupling.correlate(steps, [0], [1], 99, 5, rng)
 
 
 # Jacobian
@@ -270,6 +277,15 @@ def test_mean_effects_keep_their_level_and_count_episodes() -> None:
     assert (p == 1).all()
 
 
+def test_p_of_few_episodes_is_exact() -> None:
+    """All of one sign, 6 episodes: 2 of the 64 patterns reach it, whatever the draws."""
+    effect, unit = np.repeat(np.arange(1.0, 7.0), 2)[:, None], np.repeat(np.arange(6), 2)
+    for seed in range(5):
+        _, p, _ = coupling.mean_effect(effect, unit, 99, 10, np.random.default_rng(seed))
+        assert p[0] == 2 / 64
+    assert coupling.mean_effect(effect[:10], unit[:10], 99, 10, np.random.default_rng(0))[1][0] == 2 / 32 > 0.05
+
+
 # Both
 
 
@@ -325,6 +341,64 @@ def test_a_replay_that_differs_is_refused(planted: PlantedSimulator) -> None:
         coupling.plan(planted, z, steps, h + 1, [0], config())
     with pytest.raises(UserError, match="too short"):
         coupling.plan(planted, z, steps, h, [0], CouplingConfig(lags=(9,)))
+
+
+def small_study(planted: PlantedSimulator, episodes: int, behaviour_1: int) -> tuple[Labelled, np.ndarray, Tensor]:
+    """Modal rollouts; the first ``behaviour_1`` episodes are behaviour 1, the others 0."""
+    z = planted_latents(episodes)
+    h = planted.rollout(z, 6).h.flatten(0, 1).numpy()
+    c = truth(dtype=torch.float64).basis.project(torch.from_numpy(h)).numpy()[:, :3]
+    steps = steps_of(c, np.full(episodes, 7))
+    return steps._replace(label_N=(steps.unit_N < behaviour_1).astype(np.int64)), h, z
+
+
+def test_behaviours_of_too_few_episodes_are_named_with_what_they_need(planted: PlantedSimulator) -> None:
+    basis = truth(dtype=torch.float64).basis
+    steps, h, z = small_study(planted, 13, 5)
+    planned = coupling.plan(planted, z, steps, h, [0, 1], config())
+    found = coupling.couple(planted, planned, steps, basis, [0, 1], config())
+    assert found.sample_episodes.tolist() == [8, 5]
+    # 5 episodes have 2^4 patterns: no p below 0.0625, so no number at all; 5! pairings do for the correlation.
+    assert np.isfinite(found.p_jacobian[""][0]).all() and np.isnan(found.p_jacobian[""][1]).all()
+    assert np.isnan(found.jacobian[""][1]).all() and np.isfinite(found.p_correlation).all()
+    result = coupling.assemble(found, [0, 1], {}, config())
+    assert result.notes["left_out"] == ["behaviour 1 has Jacobians from 5 episodes, 6 are needed"]
+    assert {row["behaviour"] for row in result.tables["edges"]} <= {0}
+    strict = config(alpha=0.01)
+    assert coupling.left_out(found, [0, 1], strict) == ["behaviour 1 has Jacobians from 5 episodes, 8 are needed"]
+    few = found._replace(pair_episodes=np.array([[8, 3], [5, 2]]))
+    assert coupling.left_out(few, [4, 7], config())[0] == (
+        "behaviour 4 has time pairs from few episodes (3 at lag 2), 4 are needed"
+    )
+
+
+def test_too_few_episodes_or_permutations_for_any_test_are_refused(planted: PlantedSimulator) -> None:
+    steps, h, z = small_study(planted, 8, 3)
+    with pytest.raises(UserError, match=r"enough episodes for its Jacobians: at most 5, .* --alpha 0.05 needs 6"):
+        coupling.plan(planted, z, steps, h, [0, 1], config())
+    # Eight rollouts, but from four real episodes.
+    shared = steps._replace(label_N=np.zeros(56, np.int64), unit_N=steps.unit_N // 2)
+    with pytest.raises(UserError, match="at most 4, .* needs 6"):
+        coupling.plan(planted, z, shared, h, [0], config())
+    steps = steps._replace(label_N=np.zeros(56, np.int64))
+    planned = coupling.plan(planted, z, steps, h, [0], config())
+    with pytest.raises(UserError, match="499 permutations are too few at level 0.001: .* use at least 999"):
+        coupling.couple(planted, planned, steps, truth(dtype=torch.float64).basis, [0], config(alpha=0.001))
+
+
+def test_what_no_entry_alone_could_reach_is_said(planted_coupling: coupling.Coupling) -> None:
+    """128 tests: 1/500 * 128 > 0.05, so it takes 6 entries at the smallest p; 2559 permutations lift that."""
+    said = coupling.resolution(planted_coupling, config())
+    assert len(said) == 2 and said[0].startswith("128 Jacobians are tested together and p is never below 0.002: at ")
+    assert "at least 6 must reach" in said[0] and "--permutations 2559," in said[0]
+    assert coupling.resolution(planted_coupling, CouplingConfig(lags=(1, 2), permutations=2559)) == []
+    few = planted_coupling._replace(sample_episodes=np.array([8]))
+    (sentence,) = coupling.resolution(few, CouplingConfig(lags=(1, 2), permutations=2559))
+    assert "p is never below 0.0078" in sentence and "could with 13 episodes of a behaviour, or" in sentence
+    # The promise, kept: one entry at the smallest p does not count, six do.
+    for count, counted in ((5, False), (6, True)):
+        p = np.where(np.arange(128) < count, 1 / 500, 1.0)
+        assert (benjamini_hochberg(p).min() <= 0.05) == counted
 
 
 def agreement_of(j: np.ndarray, r: np.ndarray, rng: np.random.Generator) -> coupling.Agreement:

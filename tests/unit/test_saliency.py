@@ -13,7 +13,8 @@ from analysis.saliency import Quantity, SaliencyConfig, find_quantities, gradien
 from core.contracts import EnvSpec, Field, UserError
 from core.directions import Basis
 from core.interventions import AddVector, AtSteps
-from envs.planted import PlantedSimulator, record_planted, truth
+from envs.planted import PlantedSimulator, record_planted
+from envs.planted_truth import truth
 from envs.procgen import ACTION_NAMES
 from generative.rssm import ModelConfig
 from generative.simulator import RSSMSimulator
@@ -168,6 +169,15 @@ def test_several_quantities_and_samples_from_one_pass(learned: RSSMSimulator) ->
             for a, b in ((alone.y, together[n].y), (alone.h, together[n].h), (alone.d, together[n].d)):
                 torch.testing.assert_close(a[0], b[s], rtol=1e-8, atol=1e-12)
             torch.testing.assert_close(alone.obs["frames"][0], together[n].obs["frames"][s], rtol=1e-8, atol=1e-12)
+
+
+def test_a_gradient_that_is_no_number_is_refused(planted: PlantedSimulator) -> None:
+    quantities = find_quantities(["value"], ("left", "wait", "right"), no_basis)
+    z, config = latents(planted), SaliencyConfig(steps=3, target_step=2, copies=1, noise=0.0, integrated_steps=0)
+    assert np.isfinite(saliency.explain(planted, z, [4, 5, 9], quantities, config).arrays["grad_h_value"]).all()
+    z[1] = torch.nan
+    with pytest.raises(UserError, match=r"is NaN or infinite at sample 5 \(1 of 3 samples\)"):
+        saliency.explain(planted, z, [4, 5, 9], quantities, config)
 
 
 def test_copies_are_averaged_sample_by_sample(learned: RSSMSimulator) -> None:

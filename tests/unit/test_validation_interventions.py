@@ -11,7 +11,8 @@ import torch
 from agents.play import tensors
 from core.contracts import EnvSpec, Step, UserError
 from core.interventions import AtSteps, Nullspace, Shift
-from envs.planted import PlantedOptions, PlantedSimulator, PlantedWorld, truth
+from envs.planted import PlantedOptions, PlantedSimulator, PlantedWorld
+from envs.planted_truth import truth
 from validation.interventions import (
     Become,
     Blocks,
@@ -224,6 +225,27 @@ def test_episodes_too_short_are_a_user_error(planted, monkeypatch):
     env = PlantedWorld(replace(OPTIONS, horizon=3), 4)
     with pytest.raises(UserError, match="--latest_start"):
         collect_starts(simulator.agent, env, 4, initial_frames=9, latest=20, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"directions": (0, 8)}, "direction 8 does not exist: the planted basis has 0 to 7"),
+        ({"directions": (-1,)}, "direction -1 does not exist"),
+        ({"directions": (), "largest": 9}, "largest 9: the planted basis has 8 directions"),
+        ({"directions": ()}, "names no direction"),
+        ({"starts": 5}, "5 independent units .* use at least 6"),
+        ({"controls": 0}, "--controls must be at least 1"),
+        ({"amounts": (0.0,)}, "other than 0"),
+    ],
+)
+def test_a_study_refuses_what_it_cannot_answer_before_it_makes_a_world(planted, changed, said):
+    def no_world(slots):
+        raise AssertionError("a world was made")
+
+    simulator, planted_truth = planted
+    with pytest.raises(UserError, match=said):
+        study(simulator, no_world, planted_truth.basis, replace(STUDY, **changed))
 
 
 # Predictions

@@ -1,0 +1,143 @@
+"""The planted table: its methods reach their targets, its broken ones do not, and a mistake would show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import validation.planted as table
+import validation.planted_scores as scored
+from analysis import coupling
+from core.artefacts import Result, verify
+from core.contracts import UserError
+from envs.planted import PlantedOptions, PlantedWorld
+from validation.planted import PlantedConfig
+from validation.planted_scores import ACCUSED, FALSE_ALARMS, POWER, Key
+
+# What needs more runs than these.
+RATES = [m.name for m in (FALSE_ALARMS, scored.MISSES, scored.CONFIRMED, scored.D_COVERAGE, scored.AGREEMENT_ERROR)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    out = tmp_path_factory.mktemp("planted") / "run"
+    table.main(PlantedConfig(out=out, repeats=1, seeds=2, runs=20, threads=1))
+    return out, Result.load(out)
+
+
+def rows(result: Result, **wanted: object) -> list[dict[str, object]]:
+    return [r for r in result.tables["scores"] if all(r[k] == v for k, v in wanted.items())]
+
+
+def test_every_method_reaches_its_targets(run: tuple[Path, Result]) -> None:
+    right = [r for r in rows(run[1], control=False) if r["measure"] not in RATES and r["met"] is not None]
+    assert len(right) > 40
+    assert [r for r in right if not r["met"]] == []
+
+
+def test_every_broken_method_is_caught(run: tuple[Path, Result]) -> None:
+    broken = rows(run[1], control=True)
+    assert {r["method"] for r in broken} >= {"sign flipped", "decodable as cause", "single steps permuted"}
+    assert [r for r in broken if r["met"]] == []
+    assert run[1].scalars["controls_caught"]["value"] == 1
+
+
+def test_false_alarms_stay_near_their_level_and_power_above_it(run: tuple[Path, Result]) -> None:
+    """The full table asks for 3 to 7 % over 400 runs; here are 20."""
+    for row in rows(run[1], measure=FALSE_ALARMS.name, control=False):
+        assert row["n"] in (20, 80) and row["value"] <= 0.15, row
+    (many,) = rows(run[1], measure=FALSE_ALARMS.name, method="lagged correlation")
+    assert 0.02 <= many["value"] <= 0.08  # 112 tests a run
+    power = rows(run[1], measure=POWER.name)
+    assert len(power) == 3 and min(r["value"] for r in power) > 0.2
+
+
+def test_the_run_is_whole_and_its_table_is_read_by_people(
+    run: tuple[Path, Result], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, result = run
+    assert verify(out) == [] and (out / "planted.png").stat().st_size > 50_000
+    text = table.summary(result, out)
+    assert "broken: sign flipped" in text and "caught" in text and "0.03 to 0.07" in text
+    assert f"of {result.scalars['targets_met']['n']} targets met" in text
+
+
+def test_a_flipped_sign_turns_the_table_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = coupling.jacobians
+    monkeypatch.setattr(coupling, "jacobians", lambda *a, **k: -right(*a, **k))
+    found = scored.coupling_job("linear", 199, 0)
+    assert found[Key("linear", "Jacobian coupling", scored.SIGNS)] == [0.0]
+    assert found[Key("linear", "Jacobian coupling", scored.CLOSED_FORM)][0] > 1
+
+
+def test_a_transposed_jacobian_turns_the_table_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = coupling.jacobians
+    monkeypatch.setattr(coupling, "jacobians", lambda *a, **k: right(*a, **k).transpose(-1, -2))
+    found = scored.coupling_job("delayed", 199, 0)
+    assert found[Key("delayed", "Jacobian coupling", scored.EDGES)][0] < 0.6
+
+
+def test_a_direction_that_acts_would_be_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were the nuisance a cause, every method would say so: their silence means something."""
+    right = scored.truth
+
+    def as_if(options: PlantedOptions, dtype: torch.dtype = torch.float32) -> object:
+        from dataclasses import replace
+
+        known = right(options, dtype)
+        return replace(known, causal=known.nuisance, nuisance=known.causal)
+
+    monkeypatch.setattr(scored, "truth", as_if)
+    found = scored.accusation_job(199, 0)
+    for method in ("Jacobian coupling", "gradient", "paired interventions"):
+        assert found[Key("confounded", method, ACCUSED)] == [1.0], method
+
+
+class NoSnapshots(PlantedWorld):
+    """The planted world, which forgot how to take snapshots."""
+
+    def __init__(self, options: PlantedOptions, slots: int) -> None:
+        from dataclasses import replace
+
+        super().__init__(options, slots)
+        self.spec = replace(self.spec, can_snapshot=False)
+
+
+def test_a_world_without_snapshots_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scored, "PlantedWorld", NoSnapshots)
+    for job in (lambda: scored.interventions_job("linear", 0), lambda: scored.effect_job(2, 8, 19, 0.0, 0)):
+        with pytest.raises(UserError, match="planted/(linear|null) gives no snapshots: a counterfactual needs"):
+            job()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"worlds": ()}, "--worlds names no world; there are: confounded"),
+        ({"episodes": 5}, "5 independent units are too few .* use at least 6"),
+        ({"permutations": 18}, "--permutations 18: a p-value of 0.05 needs at least 19"),
+        ({"runs": 0}, "runs"),
+        ({"threads": 0}, "threads"),
+    ],
+)
+def test_bad_settings_leave_nothing_on_disk(options: dict[str, object], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        table.main(PlantedConfig(out=tmp_path / "run", **options))
+    assert not (tmp_path / "run").exists()
+
+
+def test_only_the_worlds_asked_for_are_played() -> None:
+    jobs = table.jobs_of(PlantedConfig(worlds=("delayed",), repeats=2))
+    assert len(jobs) == 2 * 4 and {job[1][0] for job in jobs} == {"delayed"}
+    assert {job[0] for job in table.jobs_of(PlantedConfig())} >= {table.accusation_job, table.correlation_job}
+
+
+def test_scores_are_means_over_worlds_with_their_interval() -> None:
+    key = Key("linear", "ICA", scored.RECOVERY)
+    (row,) = table.scores({key: list(np.linspace(0.975, 0.995, 20))}, 0)
+    assert row["value"] == pytest.approx(0.985) and row["low"] < 0.985 < row["high"] and row["n"] == 20 and row["met"]
+    (row,) = table.scores({key: [0.97] * 20}, 0)
+    assert not row["met"] and row["target"] == ">= 0.98"

@@ -1,0 +1,618 @@
+"""How every method is scored in the planted worlds; ``validation.planted`` plays these and makes the table.
+
+A job plays one method in one freshly drawn world and gives numbers.  The same number from many worlds is one
+score.  Methods whose name begins with CONTROL are broken on purpose.
+
+E episodes, X stimuli; other axes as in core.contracts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis import clusters, coupling, saliency
+from analysis.behaviours import BehaviourOptions, Steps, cluster
+from analysis.directions import fit_ica, fit_pca
+from analysis.probes import linear_probe
+from core.artefacts import Result
+from core.contracts import UserError, VecEnv
+from core.directions import Basis
+from core.stats import bootstrap, bootstrap_cohens_d, interval_of, least_permutations
+from envs.planted import (
+    DELAY,
+    KINDS,
+    SIZE,
+    Kind,
+    PlantedOptions,
+    PlantedSimulator,
+    PlantedWorld,
+    behaviour_of,
+    record_planted,
+)
+from envs.planted_truth import PlantedTruth, truth
+from validation.interventions import (
+    Effects,
+    Hypothesis,
+    RealWorld,
+    Redirect,
+    SimulatedWorld,
+    StudyOptions,
+    collect_starts,
+    random_units,
+    study,
+    table_of,
+)
+
+ALPHA = 0.05
+LAGS = (1, 2, DELAY)
+SEEN_STEPS = 32  # of a recorded episode
+WEAK = 0.125  # weight of the effects whose discovery is counted as power
+TRIES = 2  # Jacobians, and probes, tried on each experiment without an effect
+CONTROL = "control: "
+CONTEXT = 2  # the direction that tells the gated world's behaviour
+CONFUSING = ("confounded", "mediated", "gated", "pixels")  # worlds in which directions correlate without an effect
+ACTING = tuple(kind for kind in KINDS if kind not in ("null", "mixture"))  # worlds in which directions act on others
+
+
+class Target(NamedTuple):
+    """What a score must reach: between ``low`` and ``high``, ends included."""
+
+    low: float
+    high: float
+
+    @property
+    def text(self) -> str:
+        if np.isinf(self.high):
+            return f">= {self.low:g}"
+        return f"<= {self.high:g}" if np.isinf(self.low) else f"{self.low:g} to {self.high:g}"
+
+
+def at_least(x: float) -> Target:
+    return Target(x, np.inf)
+
+
+def at_most(x: float) -> Target:
+    return Target(-np.inf, x)
+
+
+class Measure(NamedTuple):
+    """What is measured, the same for people who do not know these methods, and what must be reached (None: it is only
+    reported).  A control has the target of what it breaks."""
+
+    name: str
+    words: str
+    target: Target | None = None
+
+
+LEVEL = Target(0.03, 0.07)  # of what happens in 5 % of cases
+RECOVERY = Measure("direction recovery", "finds the planted directions (|cos| of the worst)", at_least(0.98))
+EDGES = Measure("edge AUROC", "finds what drives what, and nothing else (AUROC)", at_least(0.99))
+CORRELATION_EDGES = Measure("edge AUROC of correlation", "the same asked of correlation (AUROC)")
+SIGNS = Measure("sign accuracy", "says raises for raises, lowers for lowers", at_least(0.99))
+FALSE_EDGES = Measure("false edges", "share of its arrows that are not there", at_most(ALPHA))
+CUT = Measure("left with the world cut", "effect through the world that is left when the world is cut", at_most(1e-6))
+MASS = Measure("saliency on the cause", "share of saliency on what is really looked at", at_least(0.99))
+CLOSED_FORM = Measure("error of the closed form", "largest error against the closed form", at_most(1e-6))
+FIRST_ORDER = Measure("first-order error", "largest error of the first-order prediction", at_most(1e-6))
+EFFECT_ERROR = Measure("effect error", "predicted minus observed effect, in spreads", at_most(0.05))
+CAUSE_FOUND = Measure("cause confirmed", "worlds in which the cause is confirmed", at_least(0.99))
+ACCUSED = Measure("nuisance accused", "worlds in which the innocent direction is accused", at_most(0.01))
+ELSEWHERE = Measure("effect elsewhere", "effect at a wrong time or in a wrong behaviour", at_most(1e-6))
+AGREEMENT = Measure("behaviours found (ARI)", "behaviours found (adjusted Rand index)", at_least(0.95))
+AGREEMENT_ERROR = Measure(
+    "ARI against analytic", "its distance from the analytic value, in standard errors", Target(-1, 1)
+)
+D_COVERAGE = Measure("Cohen's d intervals", "95 % intervals of Cohen's d that hold the analytic value", at_least(0.9))
+HISTORIES = Measure("behaviours of histories (ARI)", "the same from histories of six steps (adjusted Rand index)")
+R2_CAUSE = Measure("R2 of the cause", "how well the cause can be decoded (R2)", at_least(0.9))
+R2_NUISANCE = Measure("R2 of the nuisance", "how well the innocent direction can be decoded (R2)", at_least(0.9))
+FALSE_ALARMS = Measure("false alarms", "false alarms where nothing acts (nominal 5 %)", LEVEL)
+MISSES = Measure("intervals that miss", "95 % intervals that miss the truth", LEVEL)
+CONFIRMED = Measure("claims without an effect", "claims confirmed where nothing acts", at_most(LEVEL.high))
+POWER = Measure("power", "small effects that are noticed")
+MEASURES = (
+    RECOVERY, EDGES, CORRELATION_EDGES, SIGNS, FALSE_EDGES, CUT, MASS, CLOSED_FORM, FIRST_ORDER, EFFECT_ERROR,
+    CAUSE_FOUND, ACCUSED, ELSEWHERE, AGREEMENT, AGREEMENT_ERROR, D_COVERAGE, HISTORIES, R2_CAUSE, R2_NUISANCE,
+    FALSE_ALARMS, MISSES, CONFIRMED, POWER,
+)  # fmt: skip
+
+
+class Key(NamedTuple):
+    """What a number is about."""
+
+    world: str
+    method: str
+    measure: Measure
+
+
+Found = dict[Key, list[float]]
+
+
+# Worlds and what was recorded in them
+
+
+class Scene(NamedTuple):
+    """A drawn world, in double precision, and episodes of its agent."""
+
+    options: PlantedOptions
+    known: PlantedTruth
+    simulator: PlantedSimulator
+    h_NH: np.ndarray
+    c_NK: np.ndarray
+    x_NX: np.ndarray
+    index_N2: np.ndarray  # (episode, step)
+    z_EZ: Tensor  # a latent an episode, from a step of it
+
+    @property
+    def episode_N(self) -> np.ndarray:
+        episode: np.ndarray = self.index_N2[:, 0]
+        return episode
+
+
+def draw(kind: Kind, seed: int, episodes: int = 48, steps: int = SEEN_STEPS, start: int = 4, **options: Any) -> Scene:
+    """A world of its own seed, recorded; latents from step ``start`` of every episode (they do not end early)."""
+    chosen = PlantedOptions(kind=kind, seed=seed, hazard=0.0, **options)
+    known = truth(chosen, torch.float64)
+    recorded = record_planted(chosen, episodes, steps, seed)
+    h_NH = np.concatenate([e.h for e in recorded]).astype(np.float64)
+    lengths = [len(e.h) for e in recorded]
+    index_N2 = np.stack([np.repeat(np.arange(episodes), lengths), np.concatenate([np.arange(n) for n in lengths])], 1)
+    z_EZ = np.stack([np.concatenate([e.truth["stimulus"][start], e.h[start - 1]]) for e in recorded])
+    return Scene(
+        options=chosen,
+        known=known,
+        simulator=PlantedSimulator(chosen).double(),
+        h_NH=h_NH,
+        c_NK=known.basis.project(torch.from_numpy(h_NH)).numpy(),
+        x_NX=np.concatenate([e.truth["stimulus"] for e in recorded]).astype(np.float64),
+        index_N2=index_N2,
+        z_EZ=torch.from_numpy(z_EZ.astype(np.float64)),
+    )
+
+
+def match(planted: Basis, found: Basis) -> tuple[np.ndarray, np.ndarray]:
+    """(for every planted direction the found one that is its match, their cosine), one to one, by |cos| of how a unit
+    of each moves the state."""
+    from scipy.optimize import linear_sum_assignment
+
+    unit = [b.lift_change(torch.eye(b.size, dtype=torch.float64)) for b in (planted, found)]
+    a, b = (u / u.norm(dim=1, keepdim=True) for u in unit)
+    cosine = (a @ b.T).numpy()
+    rows, columns = linear_sum_assignment(-np.abs(cosine))
+    return columns, cosine[rows, columns]
+
+
+def fitted_ica(kind: Kind, seed: int) -> Basis:
+    """Independent components of a world's recorded states.  What it says on stderr is about one of many fits and is
+    kept in the basis' facts."""
+    scene = draw(kind, seed, episodes=200, steps=64)
+    late = scene.index_N2[:, 1] > 0
+    with contextlib.redirect_stderr(io.StringIO()):
+        ica = fit_ica(scene.h_NH[late], SIZE, restarts=4, seed=seed, episode_N=scene.episode_N[late])
+    return ica.to(dtype=torch.float64)
+
+
+def significant(p: np.ndarray) -> np.ndarray:
+    """p <= ALPHA, whatever the rounding of a count over a count."""
+    out: np.ndarray = p <= ALPHA + 1e-12
+    return out
+
+
+# Jobs: one method in one world
+
+
+def directions_job(kind: Kind, seed: int) -> Found:
+    """Are the planted directions found?  Independent ones only: that is what ICA asks for."""
+    scene = draw(kind, seed, episodes=200, steps=64)
+    pca = fit_pca(scene.h_NH[scene.index_N2[:, 1] > 0], SIZE).to(dtype=torch.float64)
+    fits = (("ICA", fitted_ica(kind, seed)), (f"{CONTROL}PCA for ICA", pca))
+    return {Key(kind, name, RECOVERY): [float(np.abs(match(scene.known.basis, b)[1]).min())] for name, b in fits}
+
+
+class Coupled(NamedTuple):
+    """Coupling of the planted directions, and what should have come out: [behaviours, lags, K, K]."""
+
+    result: Result
+    effects: np.ndarray
+    judged: np.ndarray  # bool, entries that are not a direction's own past, nor of unknown sign
+
+
+def couple(scene: Scene, permutations: int, seed: int, basis: Basis | None = None) -> Coupled:
+    """analysis.coupling, whole: correlations of the real episodes, Jacobians of simulated ones."""
+    known, simulator = scene.known, scene.simulator
+    basis = known.basis if basis is None else basis
+    config = coupling.CouplingConfig(
+        lags=LAGS, permutations=permutations, resamples=99, samples_per_behaviour=24, seed=seed
+    )
+    with torch.no_grad():
+        h_ETH = simulator.rollout(scene.z_EZ, 12).h
+    episodes, rows = h_ETH.shape[:2]
+    index_N2 = np.stack([np.repeat(np.arange(episodes), rows), np.tile(np.arange(rows), episodes)], 1)
+    h_NH = h_ETH.flatten(0, 1)
+    label_N = np.repeat(behaviour_of(scene.options, scene.z_EZ[:, :SIZE].numpy()), rows)
+    sampled = coupling.Labelled(
+        index_N2, index_N2[:, 0], np.broadcast_to(label_N, len(h_NH)), basis.project(h_NH).numpy()
+    )
+    c_NK = basis.project(torch.from_numpy(scene.h_NH)).numpy()
+    real_label_N = np.broadcast_to(behaviour_of(scene.options, scene.x_NX), len(c_NK))
+    observed = coupling.Labelled(scene.index_N2, scene.episode_N, real_label_N, c_NK)
+    behaviours = list(range(known.behaviours))
+    planned = coupling.plan(simulator, scene.z_EZ, sampled, h_NH.numpy(), behaviours, config)
+    found = coupling.couple(simulator, planned, observed, basis, behaviours, config)
+    effects = np.stack([known.effects(LAGS, behaviour=b) for b in behaviours])
+    judged = ~np.eye(SIZE, dtype=bool) & ~(known.through_world_KK & (effects == 0))
+    return Coupled(coupling.assemble(found, behaviours, {}, config), effects, judged)
+
+
+def auroc(there: np.ndarray, score: np.ndarray) -> float:
+    """Probability that an entry that is there scores higher than one that is not."""
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(there, score))
+
+
+def share(of: np.ndarray, where: np.ndarray) -> float:
+    """Share of the entries ``where`` that are also ``of``; 0 if there are none."""
+    return float(of[where].mean()) if where.any() else 0.0
+
+
+def coupling_job(kind: Kind, permutations: int, seed: int) -> Found:
+    """Are the arrows found, with their signs, and no others?"""
+    scene = draw(kind, seed)
+    coupled = couple(scene, permutations, seed)
+    a, effects, judged = coupled.result.arrays, coupled.effects, coupled.judged
+    there = effects != 0
+    J, r = a["jacobian"], a["correlation"]
+    out: Found = {
+        Key(kind, "Jacobian coupling", EDGES): [auroc(there[judged], np.abs(J)[judged])],
+        Key(kind, "Jacobian coupling", SIGNS): [share(np.sign(J) == np.sign(effects), there & judged)],
+        Key(kind, "Jacobian coupling", FALSE_EDGES): [share(~there, judged & (a["q_jacobian"] <= ALPHA))],
+        Key(kind, f"{CONTROL}sign flipped", SIGNS): [share(np.sign(-J) == np.sign(effects), there & judged)],
+        Key(kind, "lagged correlation", CORRELATION_EDGES): [auroc(there[judged], np.abs(r)[judged])],
+    }
+    if kind in CONFUSING:
+        called = judged & (a["q_correlation"] <= ALPHA)
+        out[Key(kind, f"{CONTROL}correlation as cause", FALSE_EDGES)] = [share(~there, called)]
+    if kind == "mediated":
+        world = np.abs(a["jacobian_through_world"])
+        left = np.abs(a["jacobian_agent_only"])[there & judged].max() / np.abs(J)[there & judged].max()
+        out[Key(kind, "Jacobian through the world", EDGES)] = [auroc(there[judged], world[judged])]
+        out[Key(kind, "Jacobian of the agent alone", CUT)] = [float(left)]
+    if kind in ("linear", "delayed"):
+        out[Key(kind, "Jacobian coupling", CLOSED_FORM)] = [float(np.abs(J - effects).max())]
+    if kind == "linear":
+        ica = fitted_ica(kind, seed)
+        order, cosine = match(scene.known.basis, ica)
+        J_ica = couple(scene, permutations, seed, ica).result.arrays["jacobian"][..., order[:, None], order]
+        J_ica = J_ica * np.sign(cosine)[:, None] * np.sign(cosine)
+        out[Key(kind, "coupling of fitted ICA", EDGES)] = [auroc(there[judged], np.abs(J_ica)[judged])]
+        out[Key(kind, "coupling of fitted ICA", SIGNS)] = [share(np.sign(J_ica) == np.sign(effects), there & judged)]
+    return out
+
+
+def value_gradient(known: PlantedTruth, probabilities_TA: np.ndarray) -> np.ndarray:
+    """d value(T) / d x(t), as the agent reads the stimuli at steps 0 .. T, float64 [T+1, X]: closed form."""
+    steps = len(probabilities_TA)
+    onward = [known.jacobian(probabilities_TA[t:]) @ known.value_K for t in range(steps)] + [known.value_K]
+    return np.stack(onward) @ known.numbers.U_KX
+
+
+def saliency_job(kind: Kind, seed: int) -> Found:
+    """Does saliency lie where the value really looks?"""
+    scene = draw(kind, seed, episodes=8)
+    simulator, known, target = scene.simulator, scene.known, DELAY
+    value = saliency.known_quantities(simulator.spec.action_names)["value"]
+    other = saliency.randomised(simulator.agent, seed)
+    with torch.no_grad():
+        start = simulator.start(scene.z_EZ)
+        _, outs = saliency.unroll(simulator, start, target + 1)
+    chosen_E = outs[target].action_B
+    name = next(iter(outs[0].obs))
+    seen = {name: torch.stack([out.obs[name] for out in outs], 1)}
+    broken = saliency.agent_gradients(other, seen, start.h_BH, chosen_E, value)[name].numpy()
+    if known.mask_XHW is not None:
+        config = saliency.SaliencyConfig(steps=target, target_step=target, copies=3, integrated_steps=16, seed=seed)
+        arrays = saliency.explain(simulator, scene.z_EZ, range(len(scene.z_EZ)), [value], config).arrays
+        there = known.mask_XHW[known.causal][..., None]
+
+        def mass(map_EX: np.ndarray) -> list[float]:
+            return [float((np.abs(map_EX) * there).sum() / np.abs(map_EX).sum())]
+
+        return {
+            Key(kind, "gradient", MASS): mass(arrays["grad_frames_value"]),
+            Key(kind, "gradient, agent alone", MASS): mass(arrays["grad_frames_value_agent_only"]),
+            Key(kind, "integrated gradients", MASS): mass(arrays["integrated_frames_value"]),
+            Key(kind, f"{CONTROL}randomised agent", MASS): mass(broken),
+        }
+    (found,) = saliency.gradients(simulator, scene.z_EZ, chosen_E, [value], target, steps=target)
+    C_XX = known.numbers.C_XX
+    p_ETA = torch.stack([out.logits_BA for out in outs[:target]], 1).softmax(-1).numpy()
+    exact = np.stack([value_gradient(known, p_TA) for p_TA in p_ETA])
+    gradient, wrong = found.obs[name].numpy() @ C_XX, broken @ C_XX
+    there = exact != 0
+    out: Found = {
+        Key(kind, "gradient", MASS): [float(np.abs(gradient[there]).sum() / np.abs(gradient).sum())],
+        Key(kind, "gradient", CLOSED_FORM): [float(np.abs(gradient - exact).max())],
+        Key(kind, f"{CONTROL}randomised agent", MASS): [float(np.abs(wrong[there]).sum() / np.abs(wrong).sum())],
+    }
+    return out
+
+
+def require_snapshots(world: VecEnv) -> None:
+    """UserError for a world in which nothing can be run twice from the same state."""
+    if not world.spec.can_snapshot:
+        raise UserError(f"{world.spec.env_id} gives no snapshots: a counterfactual needs the same state twice")
+
+
+def intervene(scene: Scene, directions: Sequence[int], starts: int, horizon: int, controls: int, seed: int) -> Result:
+    """validation.interventions' study of a drawn world."""
+
+    def make_env(slots: int) -> PlantedWorld:
+        world = PlantedWorld(scene.options, slots)
+        require_snapshots(world)
+        return world
+
+    options = StudyOptions(
+        directions=tuple(directions), amounts=(2.0,), starts=starts, horizon=horizon, controls=controls,
+        control_starts=starts, latest_start=8, seed=seed,
+    )  # fmt: skip
+    return study(scene.simulator, make_env, scene.known.basis, options)
+
+
+def shift_effect(result: Result, direction: int, quantity: str, source: str = "observed") -> np.ndarray:
+    """Effect of shifting a direction on a quantity, for every start [N]."""
+    effect: np.ndarray = result.arrays[f"{source}/{quantity}"][
+        result.notes["hypotheses"].index(f"shift {direction} by +2")
+    ]
+    return effect
+
+
+def interventions_job(kind: Kind, seed: int) -> Found:
+    """Is the effect of a change what was predicted, and only where and when it should be?"""
+    scene, method = draw(kind, seed), "paired interventions"
+    causal = scene.known.causal
+    horizon = 3 if kind == "linear" else DELAY  # the length of its chain
+    result = intervene(scene, (causal, scene.known.nuisance), 32, horizon, 20, seed)
+    late = [q for q in (f"value@{horizon}", f"reward@{horizon}") if q not in result.notes["without_spread"]]
+    errors = []
+    for dose in result.tables["doses"]:
+        if dose["quantity"] in late:
+            errors.append(abs(dose["predicted_simulated"] - dose["observed"]) / dose["spread"])
+    out: Found = {Key(kind, method, EFFECT_ERROR): [float(np.mean(errors))]}
+    if kind in ("linear", "delayed"):
+        value = f"value@{horizon}"
+        first, seen = (result.arrays[f"{source}/{value}"] for source in ("jacobian", "observed"))
+        exact = 2 * scene.known.value_change(horizon)[causal]
+        out[Key(kind, method, FIRST_ORDER)] = [float(np.abs(first - seen).max())]
+        out[Key(kind, f"{CONTROL}sign flipped", FIRST_ORDER)] = [float(np.abs(-first - seen).max())]
+        out[Key(kind, method, CLOSED_FORM)] = [float(np.abs(shift_effect(result, causal, value) - exact).max())]
+    if kind == "delayed":
+        early = intervene(scene, (causal,), 16, DELAY - 1, 2, seed)
+        out[Key(kind, method, ELSEWHERE)] = [float(np.abs(shift_effect(early, causal, f"value@{DELAY - 1}")).max())]
+    if kind == "gated":
+        soon = intervene(scene, (causal,), 32, 1, 2, seed)
+        context_N = scene.known.basis.project(torch.from_numpy(soon.arrays["h"]))[:, CONTEXT].numpy()
+        effect_N = np.abs(shift_effect(soon, causal, "value@1"))
+        out[Key(kind, method, ELSEWHERE)] = [float(effect_N[context_N < 0].max(initial=0.0))]
+        out[Key(kind, f"{CONTROL}behaviours pooled", ELSEWHERE)] = [float(effect_N.mean())]
+    return out
+
+
+def behaviours_job(seed: int) -> Found:
+    """Are the behaviours found, as well as they can be, and told apart by the effect sizes they have?"""
+    from sklearn.metrics import adjusted_rand_score
+
+    out: Found = {}
+    for name, effect in (("k-means of h", 1.0), (f"{CONTROL}no behaviours", 0.0)):
+        scene = draw("mixture", seed, episodes=100, steps=64, effect=effect)
+        late = scene.index_N2[:, 1] > 0
+        label_N = behaviour_of(scene.options, scene.x_NX)[late]
+        h_NH, episode_N = scene.h_NH[late], scene.episode_N[late]
+        z_NH = (h_NH - h_NH.mean(0)) / h_NH.std(0)
+        found_N, _ = clusters.nearest_centre(z_NH, clusters.k_means(z_NH, scene.known.behaviours, seed))
+        out[Key("mixture", name, AGREEMENT)] = [float(adjusted_rand_score(label_N, found_N))]
+        if not effect:
+            continue
+        rng = np.random.default_rng(seed)
+
+        def agreement(rows: np.ndarray, label_N: np.ndarray = label_N, found_N: np.ndarray = found_N) -> float:
+            return float(adjusted_rand_score(label_N[rows], found_N[rows]))
+
+        ari, *ends = bootstrap(agreement, episode_N, rng=rng, resamples=200)
+        standard_error = (ends[1] - ends[0]) / (2 * 1.96)
+        out[Key("mixture", name, AGREEMENT_ERROR)] = [float((ari - scene.known.cluster_agreement()) / standard_error)]
+        exact, holds = scene.known.cohens_d(), []
+        for b in range(scene.known.behaviours):
+            _, low, high = bootstrap_cohens_d(scene.c_NK[late], label_N == b, episode_N, rng=rng)
+            holds.append((low <= exact[b]) & (exact[b] <= high))
+        out[Key("mixture", "effect sizes", D_COVERAGE)] = [float(np.mean(holds))]
+    for name, dwell in (("behaviours of histories", 0), ("histories with switches", 64)):
+        scene = draw("mixture", seed, episodes=100, steps=64, dwell=dwell)
+        first = scene.index_N2[:, 1] < 64
+        nothing = np.zeros(first.sum(), np.int64)
+        steps = Steps(scene.h_NH[first], None, scene.c_NK[first, 0], nothing, scene.index_N2[first])
+        options = BehaviourOptions(clusters=scene.known.behaviours, filmstrips=0, first_step=0)
+        result = cluster([steps, None], options, seed, ["any"])
+        where = {(int(e), int(t)): n for n, (e, t) in enumerate(scene.index_N2)}
+        rows = [where[int(e), int(t)] for e, t in result.arrays["index_real"]]
+        histories = adjusted_rand_score(behaviour_of(scene.options, scene.x_NX)[rows], result.arrays["labels_real"])
+        out[Key("mixture", name, HISTORIES)] = [float(histories)]
+    return out
+
+
+def accusation_job(permutations: int, seed: int) -> Found:
+    """A nuisance that every probe decodes: which methods take it for a cause?"""
+    scene = draw("confounded", seed, episodes=24)
+    known, simulator = scene.known, scene.simulator
+    cause, nuisance = known.causal, known.nuisance
+    others = [k for k in range(SIZE) if k not in (cause, nuisance)]
+    a = couple(scene, permutations, seed).result.arrays
+    quantities = saliency.find_quantities(["value", "action"], simulator.spec.action_names, lambda _: known.basis)
+    with torch.no_grad():
+        chosen_E = saliency.unroll(simulator, simulator.start(scene.z_EZ), 4)[1][3].action_B
+    sizes = [
+        known.basis.pullback(g.h).abs().mean((0, 1)).numpy()
+        for g in saliency.gradients(simulator, scene.z_EZ, chosen_E, quantities, 3, steps=3)
+    ]
+    result = intervene(scene, (cause, nuisance), 24, 3, 50, seed)
+    claims = {claim["direction"]: claim["verdict"] for claim in result.notes["claims"]}
+    accused = [r for r in result.tables["effects"] if r["direction"] == nuisance and r["verdict"] == "confirmed"]
+    rng = np.random.default_rng(seed)
+    decoded = {
+        i: linear_probe(scene.h_NH, scene.x_NX[:, i], scene.episode_N, rng=rng, shuffles=19).r2
+        for i in (cause, nuisance)
+    }
+
+    def named(q: np.ndarray) -> list[float]:
+        return [float((q[..., nuisance, others] <= ALPHA).any())]
+
+    world = "confounded"
+    return {
+        Key(world, "Jacobian coupling", ACCUSED): named(a["q_jacobian"]),
+        Key(world, "gradient", ACCUSED): [float(any(s[nuisance] > 0.01 * s[cause] for s in sizes))],
+        Key(world, "paired interventions", ACCUSED): [float(bool(accused))],
+        Key(world, "paired interventions", CAUSE_FOUND): [float(claims[cause] == "confirmed")],
+        Key(world, f"{CONTROL}correlation as cause", ACCUSED): named(a["q_correlation"]),
+        Key(world, f"{CONTROL}decodable as cause", ACCUSED): [float(decoded[nuisance].low > 0.5)],
+        Key(world, "linear probe", R2_CAUSE): [decoded[cause].value],
+        Key(world, "linear probe", R2_NUISANCE): [decoded[nuisance].value],
+    }
+
+
+def experiments(scene: Scene, runs: int) -> Iterator[tuple[np.ndarray, coupling.Labelled]]:
+    """A drawn world's episodes as ``runs`` experiments: (rows, steps) of each, with step 0 kept."""
+    episode_N = scene.episode_N
+    for part in np.array_split(np.arange(episode_N.max() + 1), runs):
+        rows = np.flatnonzero((episode_N >= part[0]) & (episode_N <= part[-1]))
+        index = scene.index_N2[rows] - [part[0], 0]
+        yield rows, coupling.Labelled(index, index[:, 0], np.zeros(len(rows), np.int64), scene.c_NK[rows])
+
+
+def correlation_job(runs: int, episodes: int, permutations: int, seed: int) -> Found:
+    """Correlations where there are none: how many tests call one, how many intervals leave 0 out; and how often
+    Jacobians of no consequence seem to agree with them."""
+    rng, lags = np.random.default_rng(seed), (1, DELAY)
+    scene = draw("null", seed, episodes=episodes * runs, steps=24)
+    off = ~np.eye(SIZE, dtype=bool)
+    J_M = np.where(off, rng.standard_normal((TRIES, 1, len(lags), SIZE, SIZE)), 0.0)
+    by_step = f"{CONTROL}single steps permuted"
+    out: Found = {}
+
+    def note(method: str, measure: Measure, value: float) -> None:
+        out.setdefault(Key("null", method, measure), []).append(value)
+
+    other_NK = scene.c_NK[-len(scene.c_NK) // runs :]
+    for run, (_, steps) in enumerate(experiments(scene, runs)):
+        found = coupling.correlate(steps, [0], lags, permutations, 399, rng)
+        low, high = interval_of(found["draws"], episodes)
+        note("lagged correlation", FALSE_ALARMS, float(significant(found["p"][..., off]).mean()))
+        note("lagged correlation", MISSES, float(((low > 0) | (high < 0))[..., off].mean()))
+        for measure, name in (("sign_agreement", "signs"), ("magnitude_rank_correlation", "magnitudes")):
+            p_M = [agreement_p(found, J, off, measure, episodes) for J in J_M]
+            note(f"agreement of {name}", FALSE_ALARMS, float(significant(np.array(p_M)).mean()))
+        # Another experiment's directions cannot be read off this one's states.
+        shuffles = least_permutations(ALPHA)
+        p_M = [
+            linear_probe(steps.c_NK, y_N, steps.unit_N, rng=rng, shuffles=shuffles, resamples=2).p
+            for y_N in other_NK.T[:TRIES]
+        ]
+        note("linear probe", FALSE_ALARMS, float(significant(np.array(p_M)).mean()))
+        other_NK = steps.c_NK
+        if run % 10 == 0:
+            alone = steps._replace(unit_N=np.arange(len(steps.unit_N)))
+            p_of_steps = coupling.correlate(alone, [0], (1,), permutations, 2, rng)["p"]
+            note(by_step, FALSE_ALARMS, float(significant(p_of_steps[..., off]).mean()))
+    return out
+
+
+def agreement_p(
+    correlated: dict[str, np.ndarray], J: np.ndarray, off: np.ndarray, measure: str, episodes: int
+) -> float:
+    """p of analysis.coupling's agreement of correlations with a Jacobian [1, lags, K, K]."""
+    none, nothing = np.zeros((0, *J.shape)), np.zeros(1, np.int64)
+    coupled = coupling.Coupling(
+        correlated["correlation"], correlated["p"], correlated["null"], none, {"": J}, {"": J}, {"": none},
+        nothing, nothing, nothing, np.array([episodes]),
+    )  # fmt: skip
+    return coupling.agreement(coupled, np.broadcast_to(off, J.shape), measure).p
+
+
+def weak_correlation_job(runs: int, episodes: int, permutations: int, seed: int) -> Found:
+    """Small lagged effects: how many correlations are noticed, and how many intervals miss the closed form."""
+    rng = np.random.default_rng(seed)
+    scene = draw("linear", seed, episodes=episodes * runs, steps=24, effect=WEAK)
+    there, exact = scene.known.effects((1,))[0] != 0, scene.known.lagged_correlation(1, 25)
+    off = ~np.eye(SIZE, dtype=bool)
+    power, misses = (
+        Key("linear", f"lagged correlation, {episodes} episodes", POWER),
+        Key("linear", "lagged correlation", MISSES),
+    )
+    out: Found = {power: [], misses: []}
+    for _, steps in experiments(scene, runs):
+        found = coupling.correlate(steps, [0], (1,), permutations, 399, rng)
+        low, high = (x[0, 0] for x in interval_of(found["draws"], episodes))
+        out[power].append(float(significant(found["p"][0, 0][there & off]).mean()))
+        out[misses].append(float(((low > exact) | (high < exact))[off].mean()))
+    return out
+
+
+def effect_job(runs: int, episodes: int, permutations: int, lean: float, seed: int) -> Found:
+    """Effects that differ from episode to episode and are nothing on average (or, with ``lean``, a little): how often
+    is a mean Jacobian, or a mean effect in the world, called one?"""
+    rng, lags, count = np.random.default_rng(seed), (1, 2), runs * episodes
+    scene = draw("null", seed, episodes=count, steps=8, fickle=1.0, lean=lean)
+    simulator, known = scene.simulator, scene.known
+    world = f"null, lean {lean:g}" if lean else "null"
+    rate, size = (POWER, f", {episodes} episodes") if lean else (FALSE_ALARMS, "")
+    found = coupling.jacobians(simulator, simulator.start(scene.z_EZ), known.basis, lags, SIZE).numpy()
+    off = ~np.eye(SIZE, dtype=bool)
+    acts = off & (np.abs(found).max((0, 1)) > 0) if not lean else known.in_agent_KK
+    out: Found = {}
+
+    def note(method: str, measure: Measure, value: float) -> None:
+        out.setdefault(Key(world, method, measure), []).append(value)
+
+    for part in np.array_split(np.arange(count), runs):
+        entries = found[part][:, :, acts].reshape(episodes, -1)
+        _, p, draws = coupling.mean_effect(entries, np.arange(episodes), permutations, 399, rng)
+        note(f"mean Jacobian{size}", rate, float(significant(p).mean()))
+        if not lean:
+            low, high = interval_of(draws, episodes)
+            note("mean Jacobian", MISSES, float(((low > 0) | (high < 0)).mean()))
+
+    horizon, quantity = 1, "value@1"
+    env = PlantedWorld(scene.options, count)
+    require_snapshots(env)
+    starts = collect_starts(simulator.agent, env, count, initial_frames=1, latest=4, seed=seed)
+    noise_NTA = torch.from_numpy(rng.gumbel(size=(count, horizon + 1, simulator.agent.n_actions)))
+    actions = {name: [i] for i, name in enumerate(simulator.spec.action_names)}
+    with torch.no_grad():
+        z_NZ, _ = simulator.infer({k: torch.from_numpy(v) for k, v in starts.window.items()})
+    hypothesis = Hypothesis("shift", 0, 1.0)
+    units = random_units(known.basis, 0, 20, torch.Generator().manual_seed(seed))
+    random = [Redirect(hypothesis.build(known.basis), known.basis, 0, u) for u in units]
+    both = []
+    for side in (
+        RealWorld(simulator.agent, env, starts, noise_NTA, actions),
+        SimulatedWorld(simulator, z_NZ, starts.h_NH, noise_NTA, actions, batch=count),
+    ):
+        value_GN = side.measure([None, hypothesis.build(known.basis), *random])[quantity]
+        both.append(value_GN[1:] - value_GN[0])
+    for part in np.array_split(np.arange(count), runs):
+        effects = [
+            Effects({quantity: e[:1, part]}, {(0, 1.0): {quantity: e[1:, part]}}, {quantity: e[0, part]}, 0.0)
+            for e in both
+        ]
+        (row,) = table_of("real", effects[0], [hypothesis], {quantity: np.zeros(1)}, effects[1], rng)
+        note(f"paired interventions{size}", rate, float(significant(np.array(row["p"]))))
+        if not lean:
+            note("paired interventions", MISSES, float(row["low"] > 0 or row["high"] < 0))
+            note("paired interventions", CONFIRMED, float(row["verdict"] == "confirmed"))
+    return out
