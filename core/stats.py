@@ -224,6 +224,19 @@ def permutation_p(observed: float | np.ndarray, null_P: np.ndarray) -> float | n
     return float(p) if p.ndim == 0 else p
 
 
+def band_of(draws_C: np.ndarray, alpha: float) -> tuple[float, float]:
+    """(low, high) that leave out one more draw like these C in a share ``alpha`` of cases, half on each side.
+
+    The k-th smallest of C has k / (C + 1) of its like below it, so the ends are number (C + 1) alpha / 2 from either
+    side, interpolated; the plain quantiles are too narrow (50 draws: 0.087 left out at 0.05).  Fewer than
+    2 / alpha - 1 draws (39) cannot bound so much: their extremes, which leave out 2 / (C + 1).
+    """
+    draws_C = np.asarray(draws_C, np.float64)
+    first = max(0.0, (len(draws_C) + 1) * alpha / 2 - 1) / max(1, len(draws_C) - 1)
+    low, high = np.quantile(draws_C, [first, 1 - first])
+    return float(low), float(high)
+
+
 def benjamini_hochberg(p: np.ndarray) -> np.ndarray:
     """p-values of one family, any shape -> q-values of the same shape; NaN stays NaN and is not counted.
 

@@ -9,8 +9,9 @@ and stays what it is but for rare flips: a behaviour.  What differs from kind to
 not zero:
 
 confounded  ``cause`` is read by logits and value; ``nuisance`` is driven by a stimulus whose correlation with the
-            cause's is rho, is perfectly decodable from h, and has no effect on anything.  Its equal in
-            every dynamic respect, only an intervention or a gradient tells them apart.
+            cause's is rho, and has no effect on anything.  It is a direction of h, so that its coordinate can be read
+            off exactly (its stimulus, of which it is a running mean, not quite).  The cause's equal in every
+            dynamic respect, only an intervention or a gradient tells them apart.
 linear      a chain of effects of both signs; actions do nothing, so Jacobians, lagged correlations and
             interventions have closed forms.  Its noise is sparse, so that independent components exist.
 mediated    two directions act on a third by way of the action alone.
@@ -21,8 +22,9 @@ null        nothing acts on anything; directions are autocorrelated.  With ``fic
 mixture     four behaviours whose directions are a Gaussian mixture with known labels.
 pixels      the confounded world seen as 64 x 64 frames: an object per stimulus, whose brightness shows it.
 
-All matrices but the noise are dyadic rationals, so that their float32 and float64 copies are the same
-numbers and "no effect" is a zero, not a rounding error.  What is to be found is in ``envs.planted_truth``.
+All matrices but the noise and what the pixel world reads off its frames are dyadic rationals, so that their float32
+and float64 copies are the same numbers and "no effect" is a zero, not a rounding error; among pixels it is
+one of 1e-8.  What is to be found is in ``envs.planted_truth``.
 
 X stimuli (the world's state), K directions, H = K neurons, G products, F = 64 * 64 * 3 pixels; other
 axes as in core.contracts.

@@ -31,7 +31,7 @@ from core.contracts import Agent, Intervention, Simulator, StepNoise, UserError,
 from core.directions import Basis, fingerprint, load_basis
 from core.interventions import AddVector, AtSteps, Nullspace, Shift, parse_ids
 from core.progress import bar
-from core.stats import benjamini_hochberg, bootstrap, bootstrap_mean, require_permutations, sign_flip_p
+from core.stats import band_of, benjamini_hochberg, bootstrap, bootstrap_mean, require_permutations, sign_flip_p
 from envs.registry import make
 from generative.simulator import load_simulator
 
@@ -40,10 +40,10 @@ ALPHA = 0.05
 PERMUTATIONS = 4999
 GIVE_UP_STEPS = 20_000
 CRITERIA = (
-    "confirmed: the observed effect's 95 % interval excludes 0, q <= 0.05, the effect lies outside the central 95 % "
-    "of the random directions, and has the sign of the simulator's prediction. refuted: the interval excludes 0 "
-    "with the opposite sign, or lies wholly inside the random band (the direction does no more than any other "
-    "change of its size). inconclusive: anything else."
+    "confirmed: the observed effect's 95 % interval excludes 0, q <= 0.05, the effect lies outside the band of the "
+    "random directions (which an arbitrary direction does in 5 % of cases), and has the sign of the simulator's "
+    "prediction. refuted: the interval excludes 0 with the opposite sign, or lies wholly inside the random band (the "
+    "direction does no more than any other change of its size). inconclusive: anything else."
 )
 
 
@@ -71,7 +71,7 @@ class InterventionsConfig:
     horizon: int = 8
     """steps after the change at which late effects are measured"""
     controls: int = 50
-    """norm-matched random directions, orthogonal to the tested one"""
+    """norm-matched random directions; fewer than 39 cannot give a band that leaves out 5 % of them"""
     control_starts: int = 16
     """how many of the starts the random directions get in the simulator (in the real world: all)"""
     latest_start: int = 32
@@ -145,14 +145,17 @@ class Blocks:
         return torch.cat([g(h, t, mask) for g, h, mask in parts])
 
 
-def random_units(basis: Basis, direction: int, count: int, generator: torch.Generator) -> Tensor:
-    """Unit vectors [count, H] of the z-scored state space, uniform over those orthogonal to a direction."""
-    own = torch.nn.functional.normalize(basis.lift_KH[direction].cpu(), dim=0)
-    if len(own) < 2:
+def random_units(basis: Basis, count: int, generator: torch.Generator) -> Tensor:
+    """Unit vectors [count, H] of the z-scored state space, uniform over all.
+
+    Not only over those orthogonal to the tested direction: an arbitrary direction would not be one of their like and
+    lie outside their band too often (8 dimensions: in 10 % of cases, not 5 %).
+    """
+    like = basis.lift_KH
+    if like.shape[1] < 2:
         raise UserError("random directions need a hidden state of at least 2 dimensions")
-    draws = torch.randn(count, len(own), generator=generator, dtype=own.dtype)
-    draws = draws - (draws @ own)[:, None] * own
-    return torch.nn.functional.normalize(draws, dim=-1).to(basis.lift_KH.device)
+    draws = torch.randn(count, like.shape[1], generator=generator, dtype=like.dtype)
+    return torch.nn.functional.normalize(draws, dim=-1).to(like.device)
 
 
 # Starts
@@ -584,12 +587,12 @@ def table_of(
             }  # fmt: skip
             if h.control is not None:
                 random_CM = effects.controls[h.control][q]
-                low, high = np.quantile(random_CM.mean(1), [ALPHA / 2, 1 - ALPHA / 2])
+                low, high = band_of(random_CM.mean(1), ALPHA)
                 few = random_CM.shape[1]
                 if few < len(effect_N):  # compared with the band on the band's own starts
                     estimate = bootstrap_mean(effect_N[:few], np.arange(few), rng=rng)
                 row |= {
-                    "random_low": float(low), "random_high": float(high), "random_n": len(random_CM),
+                    "random_low": low, "random_high": high, "random_n": len(random_CM),
                     "as_random": estimate.value, "as_random_low": estimate.low, "as_random_high": estimate.high,
                     "as_random_n": few,
                 }  # fmt: skip
@@ -719,7 +722,7 @@ def study(
         jacobian = dreamed.jacobian()
         directions = options.directions or most_promising(dreamed, jacobian, basis, options.largest)
         hypotheses = hypotheses_of(directions, options.amounts)
-        units = {i: random_units(basis, i, options.controls, generator) for i in directions}
+        units = {i: random_units(basis, options.controls, generator) for i in directions}
         simulated = effects_of(dreamed, hypotheses, basis, units, options.control_starts)
         observed = effects_of(real, hypotheses, basis, units, None)
     finally:
@@ -746,7 +749,7 @@ def study(
         "criteria": CRITERIA,
         "immediate": "Effects at step 0 follow from the agent's linear heads: both worlds give the same numbers and "
         "the first-order prediction of logits and value is exact. They are no evidence about the world.",
-        "controls": f"{options.controls} random directions a hypothesis, orthogonal to the tested one, same length in "
+        "controls": f"{options.controls} random directions a hypothesis, of the same length in "
         "units of each neuron's standard deviation; 'keep_only' has no single length and so no band",
     }
     if starts.paired_by == "seed":

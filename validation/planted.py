@@ -44,6 +44,7 @@ from validation.planted_scores import (
 
 STAGE = "planted"
 CHUNK = 50  # experiments a job
+COUPLING_PERMUTATIONS = 1999  # as by default: with fewer no arrow of a world of few can be significant among so many
 EFFECT_RUNS = 4  # of them for a configured one, where effects differ from episode to episode
 LEAN = 0.5  # mean of a fickle effect, in its own standard deviations, whose discovery is counted as power
 
@@ -104,7 +105,7 @@ def jobs_of(config: PlantedConfig) -> list[Job]:
             if kind in ("linear", "delayed"):
                 jobs.append((directions_job, (kind, seed)))
             if kind in ACTING:
-                jobs.append((coupling_job, (kind, config.permutations, seed)))
+                jobs.append((coupling_job, (kind, COUPLING_PERMUTATIONS, seed)))
             if kind in ACTING and kind != "gated":
                 jobs.append((saliency_job, (kind, seed)))
             if kind in ACTING and kind != "pixels":
@@ -158,8 +159,10 @@ def scores(found: Found, seed: int) -> list[dict[str, Any]]:
 
 
 def assemble(found: Found, config: PlantedConfig) -> Result:
-    """Table ``scores``; scalars ``targets_met`` and ``controls_caught``."""
+    """Table ``scores``; scalars ``targets_met`` and ``controls_caught``; an array WORLD/METHOD/MEASURE of the numbers
+    that a score is the mean of, a world or experiment each (methods broken on purpose: ``control: METHOD``)."""
     result = Result(tables={"scores": scores(found, config.seed)})
+    result.arrays = {"/".join((k.world, k.method, k.measure.name)): np.array(v) for k, v in found.items()}
     judged = [row for row in result.tables["scores"] if row["met"] is not None]
     right = [row["met"] for row in judged if not row["control"]]
     caught = [not row["met"] for row in judged if row["control"]]
@@ -192,8 +195,8 @@ def draw_scores(result: Result, path: Path) -> None:
     worlds.sort(key=lambda w: (KINDS.index(w.partition(",")[0]), w))
     cell = {((r["control"], r["measure"], r["method"]), r["world"]): r for r in table}
     height = 0.27 * len(lines) + 1.9
-    figure = Figure(figsize=(13.5, height))
-    axis = figure.add_axes((0.44, 0.1 / height, 0.55, 1 - 1.9 / height))
+    figure = Figure(figsize=(15.5, height))
+    axis = figure.add_axes((0.5, 0.1 / height, 0.49, 1 - 1.9 / height))
     axis.set(xlim=(0, len(worlds)), ylim=(len(lines), 0))
     axis.set_axis_off()
     for x, world in enumerate(worlds):
@@ -202,11 +205,13 @@ def draw_scores(result: Result, path: Path) -> None:
     for y, line in enumerate(lines):
         control, measure, method = line
         if control != before and control:
-            axis.axhline(y, color="black", lw=1.2, xmin=-0.8, clip_on=False)
+            axis.axhline(y, color="black", lw=1.2, xmin=-1, clip_on=False)
         before = control
-        axis.text(-0.1, y + 0.5, MEASURES[names.index(measure)].words, ha="right", va="center", fontsize=8)
+        asked = MEASURES[names.index(measure)]
+        goal = f": {asked.target.text}".replace(">=", "≥").replace("<=", "≤") if asked.target else ""
+        axis.text(-0.1, y + 0.5, asked.words + goal, ha="right", va="center", fontsize=8)
         name = f"broken on purpose: {method}" if control else method
-        axis.text(-4.3, y + 0.5, name, ha="right", va="center", fontsize=8, style="italic" if control else "normal")
+        axis.text(-5.3, y + 0.5, name, ha="right", va="center", fontsize=8, style="italic" if control else "normal")
         for x, world in enumerate(worlds):
             row = cell.get((line, world))
             if row is None:
@@ -246,7 +251,8 @@ def check(config: PlantedConfig) -> None:
     """UserError for settings from which nothing could be concluded."""
     if not config.worlds:
         raise UserError(f"--worlds names no world; there are: {', '.join(KINDS)}")
-    cli.require(1, repeats=config.repeats, seeds=config.seeds, runs=config.runs, threads=config.threads)
+    cli.require(1, repeats=config.repeats, seeds=config.seeds, threads=config.threads)
+    cli.require(2, runs=config.runs)  # a probe reads each experiment's states for another one's
     cli.require(0, seed=config.seed)
     require_permutations(config.episodes, ALPHA, "sign-flip")
     if config.permutations < (least := least_permutations(ALPHA)):

@@ -88,21 +88,71 @@ def test_weighted_sums_give_the_correlation_of_repeated_episodes() -> None:
     assert got[0][1, 0] == pytest.approx(1.0)
 
 
-def test_permuted_correlations_pair_one_episode_with_another() -> None:
+@pytest.mark.parametrize("lengths", [(4, 4, 4, 4), (3, 5, 4, 4)])
+def test_permuted_correlations_give_every_direction_episodes_of_its_own(lengths: tuple[int, ...]) -> None:
     rng = np.random.default_rng(1)
-    unit = np.repeat([0, 1, 3, 4], [3, 5, 4, 4])  # unit 2 has no pairs
-    x, y = rng.normal(size=(2, 16, 2))
-    keys = rng.random((20, 5))
-    got = coupling.permuted_correlations(x, y, unit, keys)
+    present = np.array([0, 1, 3, 4])  # unit 2 has no pairs
+    unit = np.repeat(present, lengths)
+    x, y = rng.normal(size=(2, 16, 3))
+    got = coupling.permuted_correlations(x, y, unit, 5, 20, 7)
     xs, ys = ((v - v.mean(0)) / v.std(0) for v in (x, y))
-    present = np.array([0, 1, 3, 4])
-    for key, r in zip(keys, got, strict=True):
-        total, pairs = np.zeros((2, 2)), 0
-        for source, target in zip(present, present[np.argsort(key[present])], strict=True):
-            a, b = xs[unit == source], ys[unit == target]
-            n = min(len(a), len(b))
-            total, pairs = total + a[:n].T @ b[:n], pairs + n
-        np.testing.assert_allclose(r, total / pairs, rtol=1e-4, atol=1e-6)
+    ((first, shuffled),) = coupling.shuffles(7, 20, 5, 3, present)
+    assert first == 0 and shuffled.shape == (20, 4, 3)
+    assert (shuffled[:, :, 0] != shuffled[:, :, 1]).any()
+    padded = np.zeros((2, 4, max(lengths), 3))
+    for e, u in enumerate(present):
+        padded[0, e, : lengths[e]], padded[1, e, : lengths[e]] = xs[unit == u], ys[unit == u]
+    variance = coupling.sum_variance(padded[0], padded[1], np.array(lengths))
+    for s_EK, r in zip(shuffled, got, strict=True):
+        for i, j in np.ndindex(3, 3):
+            total, paired = 0.0, 0.0
+            for source, target in zip(np.arange(4) if i == j else s_EK[:, i], s_EK[:, j], strict=True):
+                n = min(lengths[source], lengths[target])
+                total += padded[0, source, :n, i] @ padded[1, target, :n, j]
+                paired += variance[n - 1, i, j]
+            stretch = np.sqrt(sum(variance[n - 1, i, j] for n in lengths) / paired)
+            assert r[i, j] == pytest.approx(total / 16 * stretch, rel=1e-4, abs=1e-6)
+            assert len(set(lengths)) > 1 or stretch == pytest.approx(1)
+
+
+def test_what_is_permuted_alike_does_not_depend_on_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls with one seed share their permutations, whoever is present and however many are held at a time."""
+    present = np.arange(6)
+    ((_, whole),) = coupling.shuffles(3, 40, 8, 2, present)
+    monkeypatch.setattr(coupling, "KEYS", 16 * 7)
+    parts = list(coupling.shuffles(3, 40, 8, 2, present))
+    assert [first for first, _ in parts] == [0, 7, 14, 21, 28, 35]
+    np.testing.assert_array_equal(np.concatenate([part for _, part in parts]), whole)
+
+
+def test_the_null_keeps_what_ties_the_two_ways() -> None:
+    """r of i with a later j and r of j with a later i share episodes: slow directions make them nearly one number,
+    and a null in which they were two would make agreement with a symmetric Jacobian look surprising."""
+    rng = np.random.default_rng(8)
+    data, lengths = [], np.full(24, 20)
+    for _ in range(200):
+        found = coupling.correlate(steps_of(autoregressive(rng, lengths, 2), lengths), [0], [1, 2], 19, 2, rng)
+        data.append(found["correlation"][0])
+    null = coupling.correlate(steps_of(autoregressive(rng, lengths, 2), lengths), [0], [1, 2], 999, 2, rng)["null"][
+        :, 0
+    ]
+
+    def tie(r: np.ndarray) -> tuple[float, float]:
+        return np.corrcoef(r[:, 0, 0, 1], r[:, 0, 1, 0])[0, 1], np.corrcoef(r[:, 0, 0, 1], r[:, 1, 0, 1])[0, 1]
+
+    assert min(tie(np.array(data))) > 0.8 and min(tie(null)) > 0.8
+
+
+def test_variance_of_a_sum_is_bartlett_s() -> None:
+    rng = np.random.default_rng(9)
+    x, y = (autoregressive(rng, np.full(3000, 12), 1).reshape(3000, 12) for _ in range(2))
+    counts = np.repeat([12, 6], 1500)
+    for series in (x, y):
+        series[1500:, 6:] = 0
+    variance = coupling.sum_variance(x[:, :, None], y[:, :, None], counts)[:, 0, 0]
+    for m in (1, 3, 6, 12):
+        assert variance[m - 1] == pytest.approx(((x * y)[:1500, :m].sum(1) ** 2).mean(), rel=0.15)
+    assert variance[11] > 5 * 12  # far from the 12 of steps that are news
 
 
 def steps_of(c: np.ndarray, lengths: np.ndarray) -> Labelled:
@@ -125,14 +175,18 @@ def autoregressive(rng: np.random.Generator, lengths: np.ndarray, k: int) -> np.
 def test_unrelated_directions_are_not_called_correlated(equal: bool) -> None:
     rng = np.random.default_rng(2)
     hits, naive, tests = 0, 0, 0
-    for _ in range(30):
+    observed, null = [], []
+    for _ in range(60):
         lengths = np.full(16, 20) if equal else rng.integers(6, 40, size=16)
         found = coupling.correlate(steps_of(autoregressive(rng, lengths, 5), lengths), [0], [2], 199, 2, rng)
         off = ~np.eye(5, dtype=bool)
         p, r, n = found["p"][0, 0][off], found["correlation"][0, 0][off], found["pairs"][0, 0]
-        hits, tests = hits + (p < 0.05).sum(), tests + len(p)
+        hits, tests = hits + (p <= 0.05).sum(), tests + len(p)
         naive += (np.abs(r) * np.sqrt(n) > 1.96).sum()
-    assert hits / tests < 0.08  # 600 tests at 0.05: standard error 0.009, more as they are not independent
+        observed.append(r)
+        null.append(found["null"][:, 0, 0][:, off])
+    assert 0.025 < hits / tests < 0.08  # 1200 tests at 0.05: standard error 0.006, more as they are not independent
+    assert np.std(null) / np.std(observed) == pytest.approx(1, abs=0.12)  # no wider, no narrower than what is tested
     assert naive / tests > 0.3  # taking steps as independent would have found something here
 
 

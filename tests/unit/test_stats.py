@@ -16,6 +16,7 @@ from scipy import stats as scipy_stats
 from core.contracts import UserError
 from core.stats import (
     Estimate,
+    band_of,
     benjamini_hochberg,
     bootstrap,
     bootstrap_cohens_d,
@@ -385,3 +386,20 @@ def test_the_least_that_can_be_significant(alpha: float) -> None:
     # The promise, kept: no data can give less.
     unit_effects = np.ones(least_units(alpha) - 1)
     assert sign_flip_p(unit_effects, rng=np.random.default_rng(0), permutations=2**17) > alpha
+
+
+@pytest.mark.parametrize("draws", [39, 50, 200])
+def test_a_band_leaves_out_as_many_of_its_like_as_it_says(draws: int) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4000, draws + 1))
+    bands = np.array([band_of(row[1:], 0.05) for row in x])
+    outside = (x[:, 0] < bands[:, 0]) | (x[:, 0] > bands[:, 1])
+    assert outside.mean() == pytest.approx(0.05, abs=0.011)  # standard error 0.0035; plain quantiles of 50: 0.087
+
+
+def test_a_band_of_few_draws_is_their_extremes() -> None:
+    draws = np.array([3.0, -1.0, 2.0])
+    assert band_of(draws, 0.05) == (-1.0, 3.0)
+    assert band_of(np.arange(39.0), 0.05) == (0.0, 38.0)
+    assert band_of(np.array([2.0]), 0.05) == (2.0, 2.0)
+    assert band_of(np.arange(79.0), 0.05) == pytest.approx((1.0, 77.0))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import validation.interventions as interventions
 import validation.planted as table
 import validation.planted_scores as scored
 from analysis import coupling
@@ -18,7 +19,12 @@ from validation.planted import PlantedConfig
 from validation.planted_scores import ACCUSED, FALSE_ALARMS, POWER, Key
 
 # What needs more runs than these.
-RATES = [m.name for m in (FALSE_ALARMS, scored.MISSES, scored.CONFIRMED, scored.D_COVERAGE, scored.AGREEMENT_ERROR)]
+RATES = [
+    m.name
+    for m in (
+        FALSE_ALARMS, scored.MISSES, scored.CONFIRMED, scored.ARBITRARY, scored.D_COVERAGE, scored.AGREEMENT_ERROR,
+    )
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +57,8 @@ def test_false_alarms_stay_near_their_level_and_power_above_it(run: tuple[Path, 
         assert row["n"] in (20, 80) and row["value"] <= 0.15, row
     (many,) = rows(run[1], measure=FALSE_ALARMS.name, method="lagged correlation")
     assert 0.02 <= many["value"] <= 0.08  # 112 tests a run
+    (uneven,) = rows(run[1], measure=FALSE_ALARMS.name, method="lagged correlation, unequal episodes")
+    assert 0.02 <= uneven["value"] <= 0.08
     power = rows(run[1], measure=POWER.name)
     assert len(power) == 3 and min(r["value"] for r in power) > 0.2
 
@@ -63,6 +71,10 @@ def test_the_run_is_whole_and_its_table_is_read_by_people(
     text = table.summary(result, out)
     assert "broken: sign flipped" in text and "caught" in text and "0.03 to 0.07" in text
     assert f"of {result.scalars['targets_met']['n']} targets met" in text
+    for row in result.tables["scores"]:  # every score can be computed again from what it is the mean of
+        method = f"{scored.CONTROL}{row['method']}" if row["control"] else row["method"]
+        values = result.arrays[f"{row['world']}/{method}/{row['measure']}"]
+        assert len(values) == row["n"] and values.mean() == pytest.approx(row["value"])
 
 
 def test_a_flipped_sign_turns_the_table_red(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +82,8 @@ def test_a_flipped_sign_turns_the_table_red(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(coupling, "jacobians", lambda *a, **k: -right(*a, **k))
     found = scored.coupling_job("linear", 199, 0)
     assert found[Key("linear", "Jacobian coupling", scored.SIGNS)] == [0.0]
+    # The control runs the method with its sign flipped: flipped twice it is right, and is not caught.
+    assert found[Key("linear", f"{scored.CONTROL}sign flipped", scored.SIGNS)] == [1.0]
     assert found[Key("linear", "Jacobian coupling", scored.CLOSED_FORM)][0] > 1
 
 
@@ -96,6 +110,60 @@ def test_a_direction_that_acts_would_be_accused(monkeypatch: pytest.MonkeyPatch)
         assert found[Key("confounded", method, ACCUSED)] == [1.0], method
 
 
+def test_a_method_that_finds_nothing_turns_the_table_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coupling, "benjamini_hochberg", np.ones_like)
+    right = scored.saliency.gradients
+    monkeypatch.setattr(scored.saliency, "gradients", lambda *a, **k: [g._replace(h=0 * g.h) for g in right(*a, **k)])
+    found = scored.accusation_job(199, 0)
+    for method in ("Jacobian coupling", "gradient"):
+        assert (
+            found[Key("confounded", method, ACCUSED)] == [0.0] == found[Key("confounded", method, scored.CAUSE_FOUND)]
+        )
+    found = scored.coupling_job("linear", 1999, 0)
+    assert found[Key("linear", "Jacobian coupling", scored.ARROWS)] == [0.0]
+
+
+def claimed(seeds: int) -> float:
+    found = [scored.accusation_job(199, seed) for seed in range(seeds)]
+    return float(np.mean([f[Key("confounded", "paired interventions", scored.ARBITRARY)] for f in found]))
+
+
+def test_controls_that_do_nothing_turn_the_table_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interventions.Redirect, "__call__", lambda self, h_BH, t, mask_B: h_BH)
+    assert claimed(2) > 0.5
+
+
+def test_a_verdict_that_ignores_its_controls_turns_the_table_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = interventions.verdict
+    monkeypatch.setattr(interventions, "verdict", lambda *a: right(*a[:-1], (0.0, 0.0)))
+    assert claimed(2) > 0.5
+
+
+def test_arbitrary_directions_are_seldom_claimed() -> None:
+    assert claimed(6) < 0.15  # the full table asks for 7 % of 100 worlds
+
+
+def test_a_saliency_of_the_wrong_step_turns_the_pixels_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = scored.saliency.gradients
+    monkeypatch.setattr(
+        scored.saliency, "gradients", lambda *a, **k: right(*a[:-1], a[-1] - 1, **k)
+    )  # a reading of the step before
+    found = scored.saliency_job("pixels", 0)
+    for method in ("gradient", "gradient, agent alone"):
+        assert found[Key("pixels", method, scored.MASS)][0] > 0.99  # it lies on the cause all the same
+        assert found[Key("pixels", method, scored.CLOSED_FORM)][0] > 0.01
+
+
+@pytest.mark.parametrize("kind", [interventions.Nullspace, interventions.KeepOnly])
+def test_a_change_of_the_wrong_size_turns_the_table_red(
+    kind: type[interventions.Intervention], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = kind.__call__
+    monkeypatch.setattr(kind, "__call__", lambda self, h, t, mask: h + 3 * (right(self, h, t, mask) - h))
+    found = scored.interventions_job("linear", 0)
+    assert found[Key("linear", "paired interventions", scored.CLOSED_FORM)][0] > 0.1
+
+
 class NoSnapshots(PlantedWorld):
     """The planted world, which forgot how to take snapshots."""
 
@@ -119,7 +187,7 @@ def test_a_world_without_snapshots_is_refused(monkeypatch: pytest.MonkeyPatch) -
         ({"worlds": ()}, "--worlds names no world; there are: confounded"),
         ({"episodes": 5}, "5 independent units are too few .* use at least 6"),
         ({"permutations": 18}, "--permutations 18: a p-value of 0.05 needs at least 19"),
-        ({"runs": 0}, "runs"),
+        ({"runs": 1}, "--runs must be at least 2"),
         ({"threads": 0}, "threads"),
     ],
 )
