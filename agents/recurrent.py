@@ -1,10 +1,11 @@
-"""The recurrent agent: encoder -> GRU cell -> logits and value, a pure function in named parts."""
+"""The agent: encoder -> GRU cell (or none) -> logits and value, a pure function in named parts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +23,11 @@ class AgentConfig:
     encoder: EncoderKind = "impala"
     """impala (a GPU's), strided (light), mlp (vector observations)"""
     embedding_size: int = 64
-    """features the encoder gives to the GRU"""
+    """features the encoder gives"""
     hidden_size: int = 64
-    """size of the GRU's state h"""
+    """size of the state h"""
+    recurrence: Literal["gru", "none"] = "gru"
+    """gru: remembers; none: feed-forward, h is a layer of its own observation alone"""
 
 
 class RecurrentAgent(nn.Module):
@@ -46,7 +49,8 @@ class RecurrentAgent(nn.Module):
             raise UserError(f"encoder {config.encoder!r} reads frames of shape (64, 64, 3), not {field.shape}")
         else:
             self.encoder = impala(size) if config.encoder == "impala" else strided(size)
-        self.cell = nn.GRUCell(size, config.hidden_size)
+        recurs = config.recurrence == "gru"
+        self.cell = nn.GRUCell(size, config.hidden_size) if recurs else nn.Linear(size, config.hidden_size)
         self.h_initial = nn.Parameter(torch.zeros(config.hidden_size))
         self.policy = nn.Linear(config.hidden_size, spec.n_actions)
         self.critic = nn.Linear(config.hidden_size, 1)
@@ -65,6 +69,9 @@ class RecurrentAgent(nn.Module):
 
     def advance(self, e_BE: Tensor, h_BH: Tensor, is_first_B: Tensor) -> Tensor:
         previous = torch.where(is_first_B[:, None], self.initial(h_BH.shape[0]), h_BH)
+        if self.config.recurrence == "none":
+            # With weight 0, so that the gradient with respect to what came before is 0 and not an error.
+            return torch.tanh(self.cell(e_BE)) + 0 * previous
         out: Tensor = self.cell(e_BE, previous)
         return out
 

@@ -171,11 +171,12 @@ class SimState(NamedTuple):
 
 
 class StepNoise(NamedTuple):
-    """Explicit noise of one stochastic step; both are standard Gumbel draws (or Gaussian in a
+    """Explicit noise of one stochastic step; the first two are standard Gumbel draws (or Gaussian in a
     Gaussian world).  ``None`` in place of the whole means the modal step."""
 
     s_BS: Tensor
     action_BA: Tensor
+    terminal_B: Tensor | None = None  # uniform: the episode ends below its probability; None: if likelier than not
 
 
 class StepOut(NamedTuple):
@@ -216,6 +217,7 @@ class Simulator(Protocol):
 
     spec: EnvSpec
     latent_size: int
+    initial_frames: int  # I, observations that ``infer`` takes; the last of them is the first simulated one
 
     @property
     def agent(self) -> Agent:
@@ -224,6 +226,10 @@ class Simulator(Protocol):
 
     def infer(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """A window of initial observations [B, I, ...] -> mean and log-standard-deviation of z_BZ."""
+        ...
+
+    def normalise(self, z_BZ: Tensor) -> Tensor:
+        """The nearest legal latent (z itself where every vector is legal); idempotent, differentiable."""
         ...
 
     def start(self, z_BZ: Tensor) -> SimState: ...
@@ -254,7 +260,17 @@ class Simulator(Protocol):
         """``steps`` transitions from z.  actions: int64 [B, steps+1] forced; noise: steps+1 draws."""
         ...
 
-    def draw_noise(self, batch: int, generator: torch.Generator) -> StepNoise: ...
+    def draw_noise(self, batch: int, generator: torch.Generator) -> StepNoise:
+        """The noise of one step of ``batch`` rollouts; the generator is on the simulator's device."""
+        ...
+
+    def observe(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> Tensor:
+        """World states d_BLD along recorded observations [B, I-1+L, ...], without noise.
+
+        Observation I-1+i is simulated step i, at which ``action[:, i]`` (int64) was taken; where
+        ``seen`` (bool) is false it is not looked at.
+        """
+        ...
 
 
 def rollout(

@@ -22,7 +22,7 @@ def track(items: Iterable[X], description: str, total: int | None = None, unit: 
 class bar:
     """``with bar("training", total, "frames") as b: b.advance(n); b.note("loss 1.2")``."""
 
-    def __init__(self, description: str, total: int | None = None, unit: str = "") -> None:
+    def __init__(self, description: str, total: int | None = None, unit: str = "", show: bool = True) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -35,7 +35,7 @@ class bar:
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
             console=Console(stderr=True),
-            disable=not sys.stderr.isatty(),
+            disable=not (show and sys.stderr.isatty()),
         )
         self._unit = unit
         self._task = self._progress.add_task(description, total=total, rate="", note="")

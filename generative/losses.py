@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from generative.nets import clamp_straight_through
 from generative.rssm import gumbel, kl
 from generative.simulator import RSSMSimulator
 
@@ -33,6 +35,9 @@ class LossConfig:
     """cross-entropy"""
     hidden_weight: float = 1.0
     """half the squared distance of the agent's simulated hidden state from the recorded one"""
+    feature_weight: float = 0.0
+    """half the squared distance of what the agent's encoder makes of the decoded frame from what it makes of the
+    real one: decisive pixels count, few as they may be"""
     slowness_weight: float = 0.5
     """distance between successive deterministic states"""
     latent_weight: float = 1.0
@@ -66,6 +71,29 @@ class Batch:
     action_before: Tensor
 
 
+class Draws(NamedTuple):
+    """All the chance in the loss of B windows of L steps."""
+
+    latent_BZ: Tensor  # standard normal
+    hidden_B: Tensor  # bool, the window's frames are hidden from some step on
+    first_hidden_B: Tensor  # int64, that step
+    state_BLS: Tensor  # standard Gumbel
+
+    def part(self, rows: slice) -> Draws:
+        """Those of some of the windows."""
+        return Draws(*(x[rows] for x in self))
+
+
+def draw(sim: RSSMSimulator, size: int, length: int, config: LossConfig, generator: torch.Generator) -> Draws:
+    """Draws for ``size`` windows of ``length`` steps, on the generator's device."""
+    device = generator.device
+    latent = torch.randn(size, sim.latent_size, generator=generator, device=device)
+    hidden = torch.rand(size, generator=generator, device=device) < config.open_loop_share
+    # Squared, so that early steps come more often: a rollout's prior is on its own from the first.
+    first_hidden = (torch.rand(size, generator=generator, device=device) ** 2 * length).long()
+    return Draws(latent, hidden, first_hidden, gumbel((size, length, sim.rssm.stochastic_size), generator, latent))
+
+
 def uniformity(z_BZ: Tensor) -> Tensor:
     """log mean exp(2 cos - 2) over distinct pairs of unit vectors; 0 for a batch of one."""
     count = z_BZ.shape[0]
@@ -75,17 +103,14 @@ def uniformity(z_BZ: Tensor) -> Tensor:
     return torch.logsumexp(2 * cosine - 2, 0) - torch.log(torch.tensor(float(count * (count - 1))))
 
 
-def loss_of(
-    sim: RSSMSimulator, batch: Batch, config: LossConfig, generator: torch.Generator
-) -> tuple[Tensor, Mapping[str, Tensor]]:
+def loss_of(sim: RSSMSimulator, batch: Batch, config: LossConfig, draws: Draws) -> tuple[Tensor, Mapping[str, Tensor]]:
     """The loss (a scalar) and its parts (detached; nats or squared units a window)."""
     first = sim.initial_frames - 1
     size, length = batch.action.shape
     e = sim.embed_frames(batch.frames)
     mean, log_std = sim.infer_from(e[:, : first + 1])
     if sim.config.latent == "gaussian":
-        draw = torch.randn(mean.shape, generator=generator, device=mean.device)
-        z = mean + log_std.exp() * draw
+        z = mean + log_std.exp() * draws.latent_BZ
         latent = (0.5 * (mean**2 + (2 * log_std).exp() - 1) - log_std).sum(-1).mean()
     else:
         z, latent = mean, uniformity(mean)
@@ -93,19 +118,20 @@ def loss_of(
     d_start = state.d_BD
     h_start = state.h_BH
     # Hide the frames of some windows after a random step: there the prior must do.
-    hidden = torch.rand(size, generator=generator, device=z.device) < config.open_loop_share
-    first_hidden = torch.randint(0, length, (size,), generator=generator, device=z.device)
     steps = torch.arange(length, device=z.device)
-    shown = batch.seen & ~(hidden[:, None] & (steps >= first_hidden[:, None]))
-    noise = gumbel((size, length, sim.rssm.stochastic_size), generator, z)
+    shown = batch.seen & ~(draws.hidden_B[:, None] & (steps >= draws.first_hidden_B[:, None]))
     # a_{-1} is known here; the start head's guess of it is trained on its own below.
     known_last = F.one_hot(batch.action_before, sim.agent.n_actions).to(z.dtype)
-    world = sim.unroll(state._replace(action_BA=known_last), e[:, first:], batch.action, shown, noise)
+    world = sim.unroll(state._replace(action_BA=known_last), e[:, first:], batch.action, shown, draws.state_BLS)
 
     seen, happened = batch.seen.float(), batch.happened.float()
-    decoded = sim.decode(world.d_BLD.flatten(0, 1), world.s_BLS.flatten(0, 1))
+    unclamped = sim.decode_unclamped(world.d_BLD.flatten(0, 1), world.s_BLS.flatten(0, 1))
+    decoded = clamp_straight_through(unclamped)
     target = batch.frames[:, first:].flatten(0, 1).float() / 255
-    squared = (decoded - target).square().sum((-3, -2, -1)).unflatten(0, (size, length)) * seen
+    # Of the unclamped frame: nothing else calls a pixel back that has left [0, 1], while the agent's terms push
+    # it further for no effect.  With the clamped one a quarter of the pixels had drifted, some to -500, and
+    # the training diverged.
+    squared = (unclamped - target).square().sum((-3, -2, -1)).unflatten(0, (size, length)) * seen
     image = squared / (2 * config.image_std**2)
     forward = kl(world.posterior.detach(), world.prior)
     backward = kl(world.posterior, world.prior.detach())
@@ -116,13 +142,21 @@ def loss_of(
 
     with sim.precision.cast(decoded.device):
         agent_e = sim.agent.encode({sim.agent.obs_name: decoded}).float().unflatten(0, (size, length))
-    h, errors = h_start, []
-    goes_on = torch.zeros(size, dtype=torch.bool, device=z.device)
-    for i in range(length):
-        # A frame answers for its own step only, which keeps the gradient of the agent's recurrence short.
-        h = sim.agent.advance(agent_e[:, i], h if i == 0 else h.detach(), goes_on)
-        errors.append(0.5 * ((h - batch.h[:, i]) ** 2).sum(-1))
-    agent_h = torch.stack(errors, 1) * seen
+    # A frame answers for its own step only, which keeps the gradient of the agent's recurrence short;
+    # so the states before can be found without a graph, and the steps with one all at once.
+    with torch.no_grad():
+        goes_on = torch.zeros(size, dtype=torch.bool, device=z.device)
+        before = [h_start.detach()]
+        for i in range(length - 1):
+            before.append(sim.agent.advance(agent_e[:, i], before[-1], goes_on))
+    h_before = torch.stack([h_start, *before[1:]], 1).flatten(0, 1)
+    h = sim.agent.advance(agent_e.flatten(0, 1), h_before, goes_on.repeat_interleave(length))
+    agent_h = 0.5 * (h.unflatten(0, (size, length)) - batch.h).square().sum(-1) * seen
+    feature = torch.zeros_like(seen)
+    if config.feature_weight:
+        with torch.no_grad(), sim.precision.cast(decoded.device):
+            real_e = sim.agent.encode({sim.agent.obs_name: target}).float().unflatten(0, (size, length))
+        feature = 0.5 * (agent_e - real_e).square().sum(-1) * seen
     path = torch.cat([d_start[:, None], world.d_BLD], 1)
     # The root's gradient is infinite at 0: a constant far below any real distance keeps it finite.
     slow = (((path[:, 1:] - path[:, :-1]) ** 2).sum(-1) + 1e-8).sqrt() * happened
@@ -135,6 +169,7 @@ def loss_of(
         "reward": reward.sum(1).mean(),
         "terminal": terminal.sum(1).mean(),
         "hidden": agent_h.sum(1).mean(),
+        "feature": feature.sum(1).mean(),
         "slowness": slow.sum(1).mean(),
         "latent": latent,
         "start": start_h + start_action,

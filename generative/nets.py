@@ -55,6 +55,110 @@ class ConvDecoder(nn.Module):
         return out.permute(0, 2, 3, 1) + 0.5
 
 
+GRID = 8  # side of the map that a world on a grid lives on
+CELLS = GRID * GRID
+PATCH = 4
+
+
+def to_map(flat: Tensor) -> Tensor:
+    """Flattened maps [..., 64 * C] (cell by cell) -> [N, C, 8, 8], channels last in memory."""
+    return flat.reshape(-1, GRID, GRID, flat.shape[-1] // CELLS).permute(0, 3, 1, 2)
+
+
+def from_map(x: Tensor) -> Tensor:
+    """Maps [N, C, 8, 8] -> [N, 64 * C]."""
+    return x.permute(0, 2, 3, 1).flatten(1)
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm over the channels of every cell of [N, C, H, W]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def conv(inputs: int, outputs: int) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 3, padding=1)
+
+
+class ResidualCell(nn.Module):
+    """x + conv1(silu(conv3(silu(norm(x)))))."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            ChannelNorm(channels), nn.SiLU(), conv(channels, channels), nn.SiLU(), nn.Conv2d(channels, channels, 1)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.layers(x)
+        return out
+
+
+class MapEncoder(nn.Module):
+    """Frames float [N, 64, 64, 3] -> features [N, 64 * 4 * depth], a flattened 8 x 8 map.
+
+    Patches of 4 x 4 pixels become channels first: convolutions of few channels at 64 x 64 are where a CPU's
+    matrix units stand idle.
+    """
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.PixelUnshuffle(PATCH),
+            conv(FRAME[2] * PATCH**2, 2 * depth),
+            nn.SiLU(),
+            nn.PixelUnshuffle(2),
+            nn.Conv2d(8 * depth, 4 * depth, 1),
+            ResidualCell(4 * depth),
+            ChannelNorm(4 * depth),
+        )
+        self.size = CELLS * 4 * depth
+
+    def forward(self, frames: Tensor) -> Tensor:
+        return from_map(self.layers(frames.permute(0, 3, 1, 2) - 0.5))
+
+
+class MapDecoder(nn.Module):
+    """Flattened maps [N, inputs] -> frames float [N, 64, 64, 3], not clamped."""
+
+    def __init__(self, inputs: int, depth: int) -> None:
+        super().__init__()
+        width = 4 * depth
+        self.first = nn.Sequential(conv(inputs // CELLS, width), ChannelNorm(width), ResidualCell(width))
+        self.layers = nn.Sequential(
+            nn.SiLU(),
+            nn.Conv2d(4 * depth, 8 * depth, 1),
+            nn.PixelShuffle(2),
+            ResidualCell(2 * depth),
+            nn.SiLU(),
+            conv(2 * depth, FRAME[2] * PATCH**2),
+            nn.PixelShuffle(PATCH),
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        out: Tensor = self.layers(self.first(to_map(features)))
+        return out.permute(0, 2, 3, 1) + 0.5
+
+
+class Flat(nn.Module):
+    """A network of maps as a function of flattened ones [..., 64 * C]."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, flat: Tensor) -> Tensor:
+        return from_map(self.layers(to_map(flat))).unflatten(0, flat.shape[:-1])
+
+
+def map_head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Flattened map [..., inputs] -> [..., outputs]; one convolution, then dense over 16 channels a cell."""
+    few = 16
+    read = Flat(conv(inputs // CELLS, hidden), nn.SiLU(), nn.Conv2d(hidden, few, 1), nn.SiLU())
+    return nn.Sequential(read, *mlp(CELLS * few, hidden, outputs, 1))
+
+
 def clamp_straight_through(x: Tensor) -> Tensor:
     """Clamp to [0, 1]; the gradient passes as if it were the identity."""
     return x + (x.clamp(0, 1) - x).detach()

@@ -12,7 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from generative.nets import mlp
+from core.contracts import UserError
+from generative.nets import CELLS, ChannelNorm, Flat, conv, from_map, mlp, to_map
 
 UNIFORM_SHARE = 0.01  # of each categorical, so that no log-probability is infinite (arXiv:2301.04104)
 
@@ -21,6 +22,10 @@ UNIFORM_SHARE = 0.01  # of each categorical, so that no log-probability is infin
 class ModelConfig:
     """Sizes of the world model."""
 
+    layout: Literal["vector", "grid"] = "vector"
+    """vector: states of arXiv:2010.02193, mixed by dense layers; grid: states, embeddings and latents are
+    8 x 8 maps, mixed by convolutions and one global vector, so that what a frame shows stays where it is.
+    On a grid D, groups and Z count all 64 cells, hidden_size is channels, and head_layers has no effect"""
     deterministic_size: int = 512
     """D, the GRU's state"""
     hidden_size: int = 1000
@@ -39,6 +44,11 @@ class ModelConfig:
     """gaussian: a VAE's; hypersphere: unit vectors kept apart by a uniformity term"""
     initial_frames: int = 3
     """frames the latent is inferred from; the last of them is the first simulated one"""
+
+    def __post_init__(self) -> None:
+        for name in ("deterministic_size", "groups", "latent_size"):
+            if self.layout == "grid" and getattr(self, name) % CELLS:
+                raise UserError(f"--{name} must be a multiple of {CELLS} on a grid, not {getattr(self, name)}")
 
 
 class LayerNormGRU(nn.Module):
@@ -65,11 +75,26 @@ class RSSM(nn.Module):
         self.groups, self.classes = config.groups, config.classes
         size = config.groups * config.classes
         self.stochastic_size = size
-        self.enter = mlp(size + actions, config.hidden_size, config.hidden_size, 0)
+        self.enter: nn.Module = mlp(size + actions, config.hidden_size, config.hidden_size, 0)
         self.enter_norm = nn.LayerNorm(config.hidden_size)
         self.cell = LayerNormGRU(config.hidden_size, config.deterministic_size)
-        self.prior_net = mlp(config.deterministic_size, config.hidden_size, size, 1)
-        self.posterior_net = mlp(config.deterministic_size + embedding, config.hidden_size, size, 1)
+        self.prior_net: nn.Module = mlp(config.deterministic_size, config.hidden_size, size, 1)
+        self.posterior_net: nn.Module = mlp(config.deterministic_size + embedding, config.hidden_size, size, 1)
+
+    def forward(
+        self, d_BD: Tensor, s_BS: Tensor, last_BA: Tensor, e_BE: Tensor, seen_B: Tensor, noise_BS: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One recorded step: next d and s, and the log-probabilities of prior and posterior.
+
+        s is the posterior's mode (drawn where noise is given) where the frame is seen, the prior's mode
+        where not."""
+        d = self.transition(s_BS, last_BA, d_BD)
+        prior, posterior = self.prior(d), self.posterior(d, e_BE)
+        # An unseen state is the prior's mode, as in a modal rollout: drawn ones made the gradient of
+        # the frames that follow so noisy that the training diverged.
+        known = torch.where(seen_B[:, None, None], posterior, prior)
+        s = choose(known, None if noise_BS is None else noise_BS * seen_B[:, None])
+        return d, s, prior, posterior
 
     def transition(self, s_BS: Tensor, action_BA: Tensor, d_BD: Tensor) -> Tensor:
         """d_t from s_{t-1}, a_{t-1}, d_{t-1}."""
@@ -87,8 +112,46 @@ class RSSM(nn.Module):
 
     def log_probs(self, flat: Tensor) -> Tensor:
         """Logits [..., S] -> log-probabilities [..., groups, classes], none of them infinite."""
+        flat = flat.float() if flat.dtype == torch.bfloat16 else flat
         probs = flat.unflatten(-1, (self.groups, self.classes)).softmax(-1)
         return ((1 - UNIFORM_SHARE) * probs + UNIFORM_SHARE / self.classes).log()
+
+
+class GridRSSM(RSSM):
+    """The same on an 8 x 8 map: a convolutional GRU (arXiv:1511.06432) that also hears one global vector,
+    read from the whole map and the action, by which a jump at the centre moves every cell."""
+
+    def __init__(self, config: ModelConfig, actions: int, embedding: int) -> None:
+        nn.Module.__init__(self)
+        self.groups, self.classes = config.groups, config.classes
+        size = config.groups * config.classes
+        self.stochastic_size = size
+        d, s, e = (n // CELLS for n in (config.deterministic_size, size, embedding))
+        width, few = config.hidden_size, 8
+        self.summary = nn.Conv2d(d + s, few, 1)
+        self.whole = mlp(CELLS * few + actions, 2 * width, width, 1)
+        self.enter = conv(d + s, width)
+        self.enter_norm = ChannelNorm(width)
+        self.gates = nn.Conv2d(width + d, 3 * d, 3, padding=1, bias=False)
+        self.gates_norm = ChannelNorm(3 * d)
+        self.prior_net = Flat(conv(d, width), ChannelNorm(width), nn.SiLU(), nn.Conv2d(width, s, 1))
+        self.posterior_net = Flat(conv(d + e, width), ChannelNorm(width), nn.SiLU(), nn.Conv2d(width, s, 1))
+
+    def transition(self, s_BS: Tensor, action_BA: Tensor, d_BD: Tensor) -> Tensor:
+        d = to_map(d_BD)
+        both = torch.cat([to_map(s_BS), d], 1)
+        # In training no gradient goes back in time by this path: all cells pull together on the few numbers that all
+        # cells hear, a gain above 1 a step, and the training diverged.  Analyses (eval mode) have the whole gradient.
+        heard = both.detach() if self.training else both
+        whole = self.whole(torch.cat([from_map(self.summary(heard)), action_BA], -1))
+        x = torch.nn.functional.silu(self.enter_norm(self.enter(both) + whole[:, :, None, None]))
+        reset, candidate, update = self.gates_norm(self.gates(torch.cat([x, d], 1))).to(d.dtype).chunk(3, 1)
+        update = torch.sigmoid(update - 1)
+        return from_map(update * torch.tanh(torch.sigmoid(reset) * candidate) + (1 - update) * d)
+
+    def posterior(self, d_BD: Tensor, e_BE: Tensor) -> Tensor:
+        both = torch.cat([to_map(d_BD), to_map(e_BE)], 1)
+        return self.log_probs(self.posterior_net(from_map(both)))
 
 
 def choose(log_probs: Tensor, noise: Tensor | None) -> Tensor:

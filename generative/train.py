@@ -1,12 +1,16 @@
 """Train the simulator of an agent's world:
-``python train_gen_model.py --agent runs/agent --rollouts runs/rollouts --out runs/simulator``."""
+``python train_gen_model.py --agent runs/agent --rollouts runs/rollouts --out runs/simulator``.
+
+Under ``torchrun --nproc-per-node=N`` every process takes its part of every batch, and the gradients are
+averaged: the same training, N times the arithmetic.  Only the first process writes.
+"""
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,17 +18,42 @@ from torch import Tensor
 
 from agents.recurrent import load_agent
 from core import artefacts, config as cli
-from core.contracts import UserError
+from core.contracts import EnvSpec, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore, Window
 from core.progress import bar
-from core.training import Log, load_state, open_run, save_state
-from generative.losses import Batch, LossConfig, loss_of
+from core.training import (
+    Log,
+    Processes,
+    Schedule,
+    from_torchrun,
+    learning_rate,
+    load_state,
+    open_run,
+    save_state,
+    together,
+)
+from generative.losses import Batch, Draws, LossConfig, draw, loss_of
 from generative.rssm import ModelConfig
 from generative.simulator import Precision, RSSMSimulator, save_simulator
 
 STAGE = "train_gen_model"
 COLUMNS = ("obs/frames", "h", "action", "reward")
+LAST = "last.safetensors"
+SHOWN = 4  # windows in a reconstruction video
+STATE = (
+    "simulator",
+    "kept",
+    "optimiser",
+    "generator",
+    "numpy_rng",
+    "step",
+    "wall_s",
+    "best",
+    "sums",
+    "since",
+    "made_from",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +63,22 @@ class OptimConfig:
     updates: int = 300_000
     """gradient steps in all"""
     batch: int = 8
-    """windows a step"""
+    """windows a step, those of all processes together"""
     steps: int = 32
     """L, simulated steps a window"""
     learning_rate: float = 5e-4
-    """Adam's, at the start"""
-    anneal: bool = True
-    """lower the learning rate linearly to 0"""
+    """Adam's, at its highest"""
+    warm_up: int = 0
+    """updates over which the learning rate rises linearly"""
+    schedule: Schedule = "cosine"
+    """how the learning rate then falls to 0; constant: it does not"""
+    average: float = 0.0
+    """share of a running average of the weights that an update keeps; the average is what is validated and
+    saved; 0: the weights themselves"""
     max_grad_norm: float = 100.0
     """clip of the gradient's norm"""
     bf16: bool = False
-    """run the convolutions in bfloat16 in training"""
+    """mixed precision: in training, run the convolutions in bfloat16 (GPUs from Ampere, CPUs with AMX)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +100,8 @@ class GenTrainConfig:
     """windows of them on which the simulator is validated"""
     validate_every: int = 500
     """updates between validations"""
+    video_every: int = 4
+    """validations between the reconstruction videos in TensorBoard; 0: none"""
     preload: bool = False
     """keep the frames decompressed in memory (12.3 kB a step)"""
     seed: int = 1
@@ -79,7 +115,7 @@ class GenTrainConfig:
     device: str = "cpu"
     """cpu or cuda"""
     threads: int = 2
-    """CPU threads"""
+    """CPU threads, shared by the processes of one torchrun"""
     track: bool = False
     """log to Weights & Biases too (needs the wandb package and an account)"""
 
@@ -124,8 +160,48 @@ def free_running_mse(simulator: RSSMSimulator, batch: Batch) -> Tensor:
     return (error * seen).sum(0) / seen.sum(0)
 
 
-def check(config: GenTrainConfig, store: RolloutStore, agent_name: str) -> None:
-    """Refuse rollouts that this agent did not make, and windows that cannot be cut from them."""
+@torch.no_grad()
+def reconstructions(simulator: RSSMSimulator, batch: Batch, seed: int) -> dict[str, np.ndarray]:
+    """The four videos of a simulator's quality, uint8 [L, height, width, 3]; a column a window.
+
+    ``true_true``: every true frame shown, true actions; ``simulated_true``: from the initial frames on its own,
+    true actions; ``simulated_simulated``: the agent's own actions too; each below the true frames, which are
+    black past an episode's end.  ``random``: from random latents.
+    """
+    first, name = simulator.initial_frames, simulator.agent.obs_name
+    batch = Batch(**{k: v[:SHOWN] for k, v in vars(batch).items()})
+    steps = batch.action.shape[1] - 1
+    z, _ = simulator.infer({name: batch.frames[:, :first]})
+    generator = torch.Generator(z.device).manual_seed(seed)
+    random = simulator.normalise(torch.randn(z.shape, generator=generator, device=z.device))
+    true = batch.frames[:, first - 1 :].float() / 255 * batch.seen[..., None, None, None]
+    shown = {
+        "true_true": simulator.reconstruct({name: batch.frames}, batch.action, batch.seen),
+        "simulated_true": simulator.rollout(z, steps, actions=batch.action).obs[name],
+        "simulated_simulated": simulator.rollout(z, steps).obs[name],
+    }
+    rows = {k: torch.cat([true, v], 2) for k, v in shown.items()}
+    rows["random"] = simulator.rollout(random, steps).obs[name]
+
+    def side_by_side(x: Tensor) -> np.ndarray:
+        pixels: np.ndarray = (x.transpose(0, 1) * 255).round().byte().transpose(1, 2).flatten(2, 3).cpu().numpy()
+        return pixels
+
+    return {k: side_by_side(v) for k, v in rows.items()}
+
+
+def same_world(a: EnvSpec, b: EnvSpec) -> bool:
+    """Whether two specs are of one world, whatever its pool of levels."""
+
+    def world(spec: EnvSpec) -> tuple[object, ...]:
+        options = {k: v for k, v in spec.options.items() if k not in ("num_levels", "start_level")}
+        return spec.env_id, dict(spec.obs), spec.action_names, options
+
+    return world(a) == world(b)
+
+
+def check(config: GenTrainConfig, store: RolloutStore, agent_name: str, agent_spec: EnvSpec) -> None:
+    """Refuse rollouts that this agent did not make in its own world, and windows that cannot be cut from them."""
     facts = store.manifest["facts"]
     if facts.get("source") != "real":
         raise UserError(f"{config.rollouts}: a simulator is trained on real rollouts (record.py)")
@@ -133,129 +209,286 @@ def check(config: GenTrainConfig, store: RolloutStore, agent_name: str) -> None:
         raise UserError(
             f"{config.rollouts} was recorded with agent {facts.get('agent')}, {config.agent} is agent {agent_name}"
         )
+    if not same_world(store.spec, agent_spec):
+        raise UserError(
+            f"{config.rollouts} is of another world ({store.spec.env_id}) than the agent's ({agent_spec.env_id}), "
+            "or of another variant of it; record.py without changed options makes the right ones"
+        )
     if facts.get("interventions"):
         raise UserError(f"{config.rollouts} was recorded with interventions; a simulator needs the unaltered agent")
-    if len(store) < 2:
-        raise UserError(f"{config.rollouts} holds {len(store)} episode; at least 2 are needed (one to validate on)")
-    cli.require(2, initial_frames=config.model.initial_frames, steps=config.optim.steps)
-    cli.require(1, batch=config.optim.batch, updates=config.optim.updates, threads=config.threads,
+    optim, initial = config.optim, config.model.initial_frames
+    cli.require(2, initial_frames=initial, steps=optim.steps)
+    cli.require(1, batch=optim.batch, updates=optim.updates, threads=config.threads,
             validate_every=config.validate_every, validation_windows=config.validation_windows)  # fmt: skip
-    cli.require(0, seed=config.seed)
+    cli.require(0, seed=config.seed, warm_up=optim.warm_up, video_every=config.video_every)
     if not 0 < config.validation_share < 1:
         raise UserError(f"--validation_share must lie between 0 and 1, not {config.validation_share}")
+    if not 0 <= optim.average < 1:
+        raise UserError(f"--average must be at least 0 and below 1, not {optim.average}")
+    length, longest = initial - 1 + optim.steps, int(store.rows.max())
+    if longest < length:
+        raise UserError(
+            f"{config.rollouts}: no episode fills a window of {length} observations (the longest has {longest}); "
+            f"lower --steps to {longest - initial + 1} or record longer episodes"
+        )
+    usable = len(long_enough(store, initial))
+    if usable < 2:
+        raise UserError(
+            f"{config.rollouts} holds {usable} episode of at least {initial + 1} observations; "
+            "at least 2 are needed (one to validate on)"
+        )
+    if optim.bf16 and config.device.startswith("cuda") and not torch.cuda.is_bf16_supported(False):
+        raise UserError("--bf16: this GPU has no bfloat16; train without it")
+
+
+def long_enough(store: RolloutStore, initial_frames: int) -> list[int]:
+    """The episodes that a window can be cut from: one transition after the initial frames."""
+    return [int(e) for e in np.flatnonzero(store.rows >= initial_frames + 1)]
+
+
+def backward(
+    simulator: RSSMSimulator, batch: Batch, draws: Draws, config: LossConfig, processes: Processes
+) -> dict[str, Tensor]:
+    """Gradients of the loss, and the loss and its parts, all averaged over the processes."""
+    parameters = simulator.trainable()
+    for p in parameters:
+        p.grad = None
+    loss, parts = loss_of(simulator, batch, config, draws)
+    loss.backward()  # type: ignore[no-untyped-call]
+    named = {**parts, "loss": loss.detach()}
+    values = processes.average(parameters, torch.stack([v.float() for v in named.values()]))
+    return dict(zip(named, values, strict=True))
+
+
+class Trainer:
+    """A training as it stands: what an update changes, what a validation shows, what is saved of both."""
+
+    def __init__(
+        self,
+        config: GenTrainConfig,
+        simulator: RSSMSimulator,
+        store: RolloutStore,
+        processes: Processes,
+        run: artefacts.Run,
+    ) -> None:
+        optim = config.optim
+        self.config, self.simulator, self.processes, self.run = config, simulator, processes, run
+        self.device = simulator.agent.h_initial.device
+        self.parameters = simulator.trainable()
+        # What is validated and saved: the weights, or their running average; in full precision.
+        self.kept = copy.deepcopy(simulator).eval().requires_grad_(False)
+        self.kept.precision = Precision()
+        self.optimiser = torch.optim.Adam(self.parameters, lr=optim.learning_rate, fused=True)
+        self.generator = torch.Generator(self.device).manual_seed(config.seed)
+        self.rng = np.random.default_rng(config.seed)
+        self.store, initial = store, config.model.initial_frames
+        self.length = initial - 1 + optim.steps
+        usable = long_enough(store, initial)
+        train, held_out = split_episodes(len(usable), config.validation_share, config.seed)
+        self.starts = store.window_starts(initial + 1, [usable[i] for i in train])
+        starts = store.window_starts(initial + 1, [usable[i] for i in held_out])
+        fixed = np.random.default_rng(config.seed)
+        chosen = starts[fixed.choice(len(starts), min(len(starts), config.validation_windows), replace=False)]
+        self.validation = to_batch(store.read_windows(COLUMNS, chosen, self.length), initial, self.device)
+        self.made_from = {k: artefacts.sha256(v / artefacts.MANIFEST) for k, v in run.inputs.items()}
+        self.state_file = run.path / "training_state" / "state.pt"
+        self.step, self.wall_before, self.best = 0, 0.0, float("inf")
+        self.sums: dict[str, float] = {}
+        self.since = 0  # updates that ``sums`` holds
+        self.saved_step: int | None = None
+        if config.resume:
+            self.restore()
+        if processes.first:
+            self.log = Log(run.path, config, config.track, keep=self.step if config.resume else None)
+        self.began = self.saved = time.time()
+        self.timed = self.timed_updates = self.waited = 0.0  # since the last validation: s, updates, s for data
+
+    def restore(self) -> None:
+        state = load_state(self.state_file, *STATE)
+        if state["made_from"] != self.made_from:
+            raise UserError(
+                f"{self.config.out} was begun with another agent or other rollouts; start another run for these"
+            )
+        self.simulator.load_state_dict(state["simulator"])
+        self.kept.load_state_dict(state["kept"] or state["simulator"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.generator.set_state(state["generator"])
+        self.rng.bit_generator.state = state["numpy_rng"]
+        self.step, self.wall_before, self.best = state["step"], state["wall_s"], state["best"]
+        self.sums, self.since, self.saved_step = state["sums"], state["since"], state["step"]
+
+    def wall(self) -> float:
+        """Seconds of training, those before a resumption included."""
+        return self.wall_before + time.time() - self.began
+
+    def update(self) -> None:
+        """One gradient step; UserError, before any weight changes, if it is not finite."""
+        optim, began = self.config.optim, time.perf_counter()
+        starts = self.starts[self.rng.integers(len(self.starts), size=optim.batch)]
+        part = self.processes.part(optim.batch)
+        window = self.store.read_windows(COLUMNS, starts[part], self.length)
+        batch = to_batch(window, self.config.model.initial_frames, self.device)
+        self.waited += time.perf_counter() - began
+        # Every process draws for the whole batch, so that the result does not depend on how many they are.
+        draws = draw(self.simulator, optim.batch, optim.steps, self.config.loss, self.generator).part(part)
+        rate = learning_rate(self.step, optim.updates, optim.learning_rate, optim.warm_up, optim.schedule)
+        self.optimiser.param_groups[0]["lr"] = rate
+        values = backward(self.simulator, batch, draws, self.config.loss, self.processes)
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
+        if not (torch.isfinite(values["loss"]) and torch.isfinite(norm)):
+            self.stop(f"the loss is {values['loss'].item()}, its gradient's norm {norm.item()}, at update {self.step}")
+        if norm > optim.max_grad_norm:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, optim.max_grad_norm, norm)
+        self.optimiser.step()
+        self.step, self.since = self.step + 1, self.since + 1
+        if optim.average:
+            # The first weights are forgotten sooner than the average's own horizon.
+            share = min(optim.average, self.step / (self.step + 9))
+            with torch.no_grad():
+                for average, p in zip(self.kept.trainable(), self.parameters, strict=True):
+                    average.lerp_(p, 1 - share)
+        for k, v in {**values, "grad_norm": norm}.items():
+            self.sums[k] = self.sums.get(k, 0.0) + float(v)
+        self.timed, self.timed_updates = self.timed + time.perf_counter() - began, self.timed_updates + 1
+
+    def stop(self, why: str) -> None:
+        """Give up, saying what is left."""
+        if self.processes.first:
+            self.log.save()
+        best = f"the best so far is in {self.run.path}" if self.best < float("inf") else "nothing was validated yet"
+        state = (
+            "no state was saved yet" if self.saved_step is None else f"--resume goes on from update {self.saved_step}"
+        )
+        raise UserError(f"{why}; {best}; {state}")
+
+    def rate(self) -> float:
+        """Frames per second of the updates since the last validation."""
+        return self.config.optim.batch * self.config.optim.steps * self.timed_updates / max(self.timed, 1e-9)
+
+    def sync(self) -> None:
+        """Let ``kept`` be the weights as they are, where no average is kept."""
+        if not self.config.optim.average:
+            self.kept.load_state_dict(self.simulator.state_dict())
+
+    @torch.no_grad()
+    def held_out(self) -> dict[str, float]:
+        """The loss's parts, teacher-forced, over the validation windows; the same draws every time."""
+        size, length = self.validation.action.shape
+        draws = draw(
+            self.kept, size, length, self.config.loss, torch.Generator(self.device).manual_seed(self.config.seed)
+        )
+        sums: dict[str, float] = {}
+        for i in range(0, size, self.config.optim.batch):
+            rows = slice(i, i + self.config.optim.batch)
+            batch = Batch(**{k: v[rows] for k, v in vars(self.validation).items()})
+            loss, parts = loss_of(self.kept, batch, self.config.loss, draws.part(rows))
+            for k, v in {**parts, "loss": loss}.items():
+                sums[k] = sums.get(k, 0.0) + float(v) * len(batch.action) / size
+        return sums
+
+    def validate(self) -> None:
+        """A row of the curve; the best simulator is saved."""
+        self.sync()
+        mse = free_running_mse(self.kept, self.validation)
+        score = float(mse.nanmean())
+        self.log.add(
+            self.step,
+            wall_s=self.wall(),
+            learning_rate=self.optimiser.param_groups[0]["lr"],
+            frames_per_s=self.rate(),
+            data_share=self.waited / max(self.timed, 1e-9),
+            **{f"train/{k}": v / max(1, self.since) for k, v in self.sums.items()},
+            **{f"valid/{k}": v for k, v in self.held_out().items()},
+            free_mse=score,
+            free_mse_1=float(mse[1]),
+            free_mse_last=float(mse[-1]),
+        )
+        every = self.config.video_every * self.config.validate_every
+        if every and (self.step % every == 0 or self.step == self.config.optim.updates):
+            for name, frames in reconstructions(self.kept, self.validation, self.config.seed).items():
+                self.log.add_video(self.step, f"reconstruction/{name}", frames)
+        self.log.save()
+        self.sums, self.since = {}, 0
+        self.timed = self.timed_updates = self.waited = 0.0
+        if score < self.best:
+            self.best = score
+            save_simulator(self.kept, self.run.path)
+
+    def save(self) -> None:
+        """What --resume goes on from, and the last weights; the earlier ones stay until these are whole."""
+        self.sync()
+        self.log.save()
+        save_state(
+            self.state_file,
+            simulator=self.simulator.state_dict(),
+            kept=self.kept.state_dict() if self.config.optim.average else {},
+            optimiser=self.optimiser.state_dict(),
+            generator=self.generator.get_state(),
+            numpy_rng=self.rng.bit_generator.state,
+            step=self.step,
+            wall_s=self.wall(),
+            best=self.best,
+            sums=self.sums,
+            since=self.since,
+            made_from=self.made_from,
+        )
+        self.saved_step, self.saved = self.step, time.time()
+        save_simulator(self.kept, self.run.path, LAST)
+
+    def train(self) -> None:
+        """To the last update."""
+        updates = self.config.optim.updates
+        with bar("training", updates, "updates", show=self.processes.first) as progress:
+            progress.advance(self.step)
+            while self.step < updates:
+                self.update()
+                progress.advance()
+                progress.note(f"{self.rate():,.0f} frames/s")
+                if not self.processes.first:
+                    continue
+                try:
+                    if self.step % self.config.validate_every == 0 or self.step == updates:
+                        self.validate()
+                    if self.step == updates or time.time() - self.saved > 60 * self.config.save_minutes:
+                        self.save()
+                except OSError as error:
+                    self.stop(f"cannot write to {self.run.path} at update {self.step} ({error.strerror or error})")
 
 
 def main(config: GenTrainConfig) -> None:
     device = cli.device_of(config.device)
+    processes = from_torchrun(config.optim.batch)
+    if device.type == "cuda" and processes.count > 1:
+        torch.cuda.set_device(processes.rank % torch.cuda.device_count())
     agent = load_agent(config.agent, device)
     store = RolloutStore(config.rollouts)
-    check(config, store, fingerprint(agent))
-    torch.set_num_threads(config.threads)
+    check(config, store, fingerprint(agent), agent.spec)
+    torch.set_num_threads(max(1, config.threads // processes.count))
     cli.seed_everything(config.seed)
     simulator = RSSMSimulator(config.model, agent).to(device)
     simulator.precision = Precision(config.optim.bf16)
-    parameters = simulator.trainable()
-    optimiser = torch.optim.Adam(parameters, lr=config.optim.learning_rate)
-    generator = torch.Generator(device).manual_seed(config.seed)
-    rng = np.random.default_rng(config.seed)
-    train_episodes, held_out = split_episodes(len(store), config.validation_share, config.seed)
-    length = config.model.initial_frames - 1 + config.optim.steps
-    at_least = config.model.initial_frames + 1
-    starts = store.window_starts(at_least, held_out)
-    fixed = np.random.default_rng(config.seed)
-    chosen = starts[fixed.choice(len(starts), min(len(starts), config.validation_windows), replace=False)]
-    validation = to_batch(store.read_windows(COLUMNS, chosen, length), config.model.initial_frames, device)
-    windows = store.windows(COLUMNS, length, config.optim.batch, rng, at_least=at_least, episodes=train_episodes)
     inputs = {"agent": config.agent, "rollouts": config.rollouts}
-    made_from = {k: artefacts.sha256(v / artefacts.MANIFEST) for k, v in inputs.items()}
-    run = open_run(config, STAGE, inputs, ("model", "seed", "validation_share", "validation_windows"))
-    if config.preload:
-        store.preload(*COLUMNS)
-    state_file = run.path / "training_state" / "state.pt"
-    step, wall_before, best = 0, 0.0, float("inf")
-    sums: dict[str, float] = {}
-    since = 0  # updates that ``sums`` holds
-    if config.resume:
-        state = load_state(state_file)
-        if state["made_from"] != made_from:
-            raise UserError(f"{config.out} was begun with another agent or other rollouts; start another run for these")
-        simulator.load_state_dict(state["simulator"])
-        optimiser.load_state_dict(state["optimiser"])
-        generator.set_state(state["generator"])
-        rng.bit_generator.state = state["numpy_rng"]
-        step, wall_before, best = state["step"], state["wall_s"], state["best"]
-        sums, since = state["sums"], state["since"]
-    log = Log(run.path, config, config.track, keep=step if config.resume else None)
-    began, saved = time.time(), time.time()
-
-    def wall() -> float:
-        return wall_before + time.time() - began
-
-    def keep_state() -> None:
-        log.save()
-        save_state(
-            state_file,
-            simulator=simulator.state_dict(),
-            optimiser=optimiser.state_dict(),
-            generator=generator.get_state(),
-            numpy_rng=rng.bit_generator.state,
-            step=step,
-            wall_s=wall(),
-            best=best,
-            sums=sums,
-            since=since,
-            made_from=made_from,
-        )
-
-    def validate() -> None:
-        nonlocal best, sums, since
-        simulator.eval()
-        mse = free_running_mse(simulator, validation)
-        simulator.train()
-        score = float(mse.nanmean())
-        values: dict[str, Any] = {f"train/{k}": v / max(1, since) for k, v in sums.items()}
-        log.add(step, wall_s=wall(), **values, free_mse=score, free_mse_1=float(mse[1]), free_mse_last=float(mse[-1]))
-        log.save()
-        sums, since = {}, 0
-        if score < best:
-            best = score
-            save_simulator(simulator, run.path)
-
-    frames = config.optim.batch * config.optim.steps
-    with bar("training", config.optim.updates, "updates") as progress:
-        progress.advance(step)
-        while step < config.optim.updates:
-            left = 1 - step / config.optim.updates if config.optim.anneal else 1.0
-            optimiser.param_groups[0]["lr"] = config.optim.learning_rate * left
-            batch = to_batch(next(windows), config.model.initial_frames, device)
-            loss, parts = loss_of(simulator, batch, config.loss, generator)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            norm = torch.nn.utils.clip_grad_norm_(parameters, config.optim.max_grad_norm)
-            if not (torch.isfinite(loss) and torch.isfinite(norm)):
-                log.save()
-                kept = f"the best so far is in {run.path}" if best < float("inf") else "nothing was validated yet"
-                raise UserError(
-                    f"the loss is {loss.item()}, its gradient's norm {norm.item()}, at update {step}; {kept}"
-                )
-            optimiser.step()
-            step, since = step + 1, since + 1
-            for k, v in {**parts, "loss": loss.detach(), "grad_norm": norm}.items():
-                sums[k] = sums.get(k, 0.0) + float(v)
-            progress.advance()
-            progress.note(f"{frames * step / wall():,.0f} frames/s")
-            if step % config.validate_every == 0 or step == config.optim.updates:
-                validate()
-            if time.time() - saved > 60 * config.save_minutes:
-                keep_state()
-                saved = time.time()
-    keep_state()
-    if best == float("inf"):
-        raise UserError(f"no validation was finite in {step} updates, so {run.path} holds no simulator")
+    fixed = ("model", "seed", "validation_share", "validation_windows")
+    with together(processes, device):
+        if processes.first:
+            run = open_run(config, STAGE, inputs, fixed)
+        else:
+            run = artefacts.Run(path=config.out, stage=STAGE, config=config, inputs=inputs)
+        processes.wait()
+        if config.preload:
+            store.preload(*COLUMNS)
+        trainer = Trainer(config, simulator, store, processes, run)
+        trainer.train()
+    if not processes.first:
+        return
+    if trainer.best == float("inf"):
+        raise UserError(f"no validation was finite in {trainer.step} updates, so {run.path} holds no simulator")
+    wall, windows = trainer.wall(), len(trainer.validation.action)
     run.facts = {"agent": fingerprint(agent), "env": agent.spec.to_json()}
-    run.record("parameters", sum(p.numel() for p in parameters), "count")
-    run.record("updates", step, "gradient steps")
-    run.record("training_wall", wall(), "s")
-    run.record("free_running_mse", best, "squared pixel in [0, 1]", len(chosen))
+    run.record("parameters", sum(p.numel() for p in trainer.parameters), "count")
+    run.record("updates", trainer.step, "gradient steps")
+    run.record("training_wall", wall, "s")
+    run.record("free_running_mse", trainer.best, "squared pixel in [0, 1]", windows)
     run.finish()
-    print(f"trained {step:,} updates in {wall() / 60:.1f} min, free-running MSE {best:.5f}: {run.path}")
+    print(f"trained {trainer.step:,} updates in {wall / 60:.1f} min, free-running MSE {trainer.best:.5f}: {run.path}")

@@ -26,10 +26,10 @@ VECTOR = spec_of(PlantedOptions(), 1)
 B = 5
 
 
-def recurrent(encoder: str, spec: EnvSpec) -> RecurrentAgent:
+def recurrent(encoder: str, spec: EnvSpec, recurrence: str = "gru") -> RecurrentAgent:
     """With weights large enough for every part to matter (the policy starts near 0, the state at 0)."""
     torch.manual_seed(0)
-    config = AgentConfig(encoder=encoder, embedding_size=12, hidden_size=10)  # type: ignore[arg-type]
+    config = AgentConfig(encoder=encoder, embedding_size=12, hidden_size=10, recurrence=recurrence)  # type: ignore[arg-type]
     agent = RecurrentAgent(config, spec).eval()
     with torch.no_grad():
         agent.h_initial.normal_()
@@ -41,11 +41,15 @@ AGENTS: dict[str, Callable[[], nn.Module]] = {
     "strided": lambda: recurrent("strided", FRAMES),
     "impala": lambda: recurrent("impala", FRAMES),
     "mlp": lambda: recurrent("mlp", VECTOR),
+    "feed-forward": lambda: recurrent("strided", FRAMES, "none"),
+    "feed-forward mlp": lambda: recurrent("mlp", VECTOR, "none"),
     "planted": partial(PlantedAgent, PlantedOptions()),
     "planted_products": partial(PlantedAgent, PlantedOptions(kind="gated")),
     "planted_pixels": partial(PlantedAgent, PlantedOptions(kind="pixels")),
 }
 every = pytest.mark.parametrize("name", AGENTS)
+with_memory = pytest.mark.parametrize("name", [name for name in AGENTS if not name.startswith("feed")])
+without_memory = pytest.mark.parametrize("name", [name for name in AGENTS if name.startswith("feed")])
 
 
 def observations(agent: nn.Module, batch: int = B, seed: int = 0) -> dict[str, Tensor]:
@@ -113,7 +117,7 @@ def test_batched_is_single(name: str) -> None:
             torch.testing.assert_close(a[row], x, rtol=1e-4, atol=1e-5)
 
 
-@every
+@with_memory
 def test_is_first_replaces_the_state_by_the_initial_one(name: str) -> None:
     agent = AGENTS[name]()
     e, h, first = agent.encode(observations(agent)), hidden(agent), torch.tensor([True, False, True, False, False])
@@ -124,7 +128,7 @@ def test_is_first_replaces_the_state_by_the_initial_one(name: str) -> None:
     assert (out[~first] - agent.advance(e, h + 7, first)[~first]).abs().max() > 1e-3
 
 
-@every
+@with_memory
 def test_every_input_matters(name: str) -> None:
     """The observation and the state both reach logits and value, and gradients flow back to both."""
     agent = AGENTS[name]()
@@ -134,6 +138,20 @@ def test_every_input_matters(name: str) -> None:
     for out in (logits.square().sum(), value.sum()):
         grads = torch.autograd.grad(out, [*obs.values(), h], retain_graph=True)
         assert all(g.abs().sum() > 0 and g.isfinite().all() for g in grads)
+
+
+@without_memory
+def test_a_feed_forward_agent_forgets_all_but_the_observation(name: str) -> None:
+    """The state before plays no part, and its gradient is there and 0."""
+    agent = AGENTS[name]()
+    obs = {k: v.requires_grad_() for k, v in as_floats(observations(agent)).items()}
+    h = hidden(agent).requires_grad_()
+    first = torch.tensor([True, False, True, False, False])
+    _, _, logits, value = forward(agent, obs, h, NOT_FIRST)
+    for other in (forward(agent, obs, h + 7, NOT_FIRST), forward(agent, obs, h, first)):
+        assert torch.equal(other[2], logits) and torch.equal(other[3], value)
+    grads = torch.autograd.grad(logits.square().sum() + value.sum(), [*obs.values(), h])
+    assert all(g.abs().sum() > 0 for g in grads[:-1]) and (grads[-1] == 0).all()
 
 
 @pytest.mark.parametrize("name", ["strided", "impala"])
@@ -156,7 +174,7 @@ def test_double_is_close_to_float(name: str) -> None:
         torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["strided", "mlp"])
+@pytest.mark.parametrize("name", ["strided", "mlp", "feed-forward"])
 def test_save_and_load_is_the_same_agent(name: str, tmp_path: Path) -> None:
     agent = AGENTS[name]()
     assert isinstance(agent, RecurrentAgent)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from agents.recurrent import AgentConfig, RecurrentAgent
-from core.contracts import EnvSpec, Field
-from core.directions import Basis
+from core.contracts import EnvSpec, Field, Simulator, UserError
+from core.directions import Basis, fingerprint
 from core.interventions import AddVector, Shift
 from envs.planted import KINDS, Kind, PlantedOptions, PlantedSimulator
 from envs.procgen import ACTION_NAMES
@@ -28,11 +31,24 @@ SPEC = EnvSpec(
 TINY = ModelConfig(deterministic_size=12, hidden_size=16, groups=3, classes=4, depth=2, head_layers=1, latent_size=6)
 
 
-def learned() -> RSSMSimulator:
-    torch.manual_seed(0)
-    agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=5), SPEC)
+def agent_of(seed: int = 0, hidden_size: int = 5, **config: Any) -> RecurrentAgent:
+    torch.manual_seed(seed)
+    agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=hidden_size, **config), SPEC)
     torch.nn.init.normal_(agent.policy.weight, std=1.0)  # so that actions differ between steps
-    return RSSMSimulator(TINY, agent).double().eval().requires_grad_(False)
+    return agent
+
+
+def learned() -> RSSMSimulator:
+    return RSSMSimulator(TINY, agent_of()).double().eval().requires_grad_(False)
+
+
+def feed_forward() -> RSSMSimulator:
+    return RSSMSimulator(TINY, agent_of(recurrence="none")).double().eval().requires_grad_(False)
+
+
+def swapped() -> RSSMSimulator:
+    """The learned world with another agent, of another size."""
+    return learned().with_agent(agent_of(seed=3, hidden_size=7).double().eval().requires_grad_(False))
 
 
 def sphere() -> RSSMSimulator:
@@ -41,12 +57,27 @@ def sphere() -> RSSMSimulator:
     return RSSMSimulator(config, simulator.agent).double().eval().requires_grad_(False)
 
 
+def grid() -> RSSMSimulator:
+    simulator = learned()
+    sizes = {"deterministic_size": 128, "groups": 64, "classes": 3, "latent_size": 128}
+    config = ModelConfig(**{**vars(TINY), **sizes, "layout": "grid"})
+    return RSSMSimulator(config, simulator.agent).double().eval().requires_grad_(False)
+
+
 def planted(kind: Kind) -> PlantedSimulator:
     return PlantedSimulator(PlantedOptions(kind=kind, fickle=0.5)).double().eval().requires_grad_(False)
 
 
-SIMULATORS = {"learned": learned, "hypersphere": sphere, **{f"planted_{k}": partial(planted, k) for k in KINDS}}
-STEERED = ("learned", "hypersphere", "planted_confounded", "planted_mediated")  # in the others actions move no value
+SIMULATORS = {
+    "learned": learned,
+    "grid": grid,
+    "hypersphere": sphere,
+    **{f"planted_{k}": partial(planted, k) for k in KINDS},
+    "feed-forward agent": feed_forward,
+    "swapped agent": swapped,
+}
+# In the other worlds actions move no value.
+STEERED = [name for name in SIMULATORS if not name.startswith("planted")] + ["planted_confounded", "planted_mediated"]
 steered = pytest.mark.parametrize("simulator", STEERED, indirect=True)
 Make = Callable[[], RSSMSimulator]
 
@@ -59,6 +90,11 @@ def simulator(request: pytest.FixtureRequest) -> RSSMSimulator:
 def latents(simulator: RSSMSimulator, batch: int = 3) -> Tensor:
     z = torch.randn(batch, simulator.latent_size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return simulator.normalise(z)
+
+
+def remembers(simulator: RSSMSimulator) -> bool:
+    config = getattr(simulator.agent, "config", None)
+    return config is None or config.recurrence != "none"
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -160,7 +196,8 @@ def test_env_grads_cuts_action_to_world_and_nothing_else(simulator: RSSMSimulato
     with_world, without = gradients(True, 3), gradients(False, 3)
     assert with_world[0].abs().max() > 0  # h reaches the world through the action
     assert without[0].abs().max() == 0  # and only through it
-    assert without[1].abs().max() > 0  # the agent's own memory still carries
+    if remembers(simulator):
+        assert without[1].abs().max() > 0  # the agent's own memory still carries
     assert not torch.equal(with_world[1], without[1])
     rows = simulator.rollout(latents(simulator), 3), simulator.rollout(latents(simulator), 3, env_grads=False)
     assert same(rows[0].h, rows[1].h)  # the forward pass does not change
@@ -209,6 +246,74 @@ def test_a_simulation_that_ended_stays_ended() -> None:
         simulator.terminal_head[-1].bias.fill_(5.0)
     out = simulator.rollout(latents(simulator), 3)
     assert out.alive[:, 0].all() and not out.alive[:, 1:].any()
+
+
+def test_noise_decides_when_a_simulation_ends() -> None:
+    """The share of rollouts that end at a step is the probability that the world gives it."""
+    simulator = learned()
+    with torch.no_grad():
+        simulator.terminal_head[-1].weight.zero_()
+        simulator.terminal_head[-1].bias.fill_(-1.0)
+    z, generator = latents(simulator, 1).expand(600, -1), torch.Generator().manual_seed(0)
+    draws = [simulator.draw_noise(600, generator) for _ in range(3)]
+    out = simulator.rollout(z, 2, noise=draws)
+    p = out.terminal[0, 0].item()
+    assert p == pytest.approx(1 / (1 + np.e))
+    for t, lives in ((0, 1.0), (1, 1 - p), (2, (1 - p) ** 2)):
+        rate = out.alive[:, t].double().mean().item()
+        assert abs(rate - lives) <= 4 * np.sqrt(lives * (1 - lives) / 600), t
+    assert not (out.alive[:, 2] & ~out.alive[:, 1]).any()  # and never comes back
+    assert simulator.rollout(z[:2], 2).alive.all()  # the modal one goes on
+    silent = [draw._replace(terminal_B=None) for draw in draws]
+    assert simulator.rollout(z, 2, noise=silent).alive.all()
+
+
+def test_another_agent_in_the_same_world() -> None:
+    """Forced alike, the world does not know who looks on; the agent is the other one; nothing of the first changes."""
+    simulator = learned()
+    before, z = fingerprint(simulator), latents(simulator)
+    plain = simulator.rollout(z, 4)
+    other = agent_of(seed=3, hidden_size=7).double().eval().requires_grad_(False)
+    guest = simulator.with_agent(other)
+    actions = torch.randint(0, 15, (3, 5), generator=torch.Generator().manual_seed(0))
+    a, b = simulator.rollout(z, 4, actions=actions), guest.rollout(z, 4, actions=actions)
+    assert same(a.d, b.d) and same(a.obs["frames"], b.obs["frames"]) and same(a.reward, b.reward)
+    assert b.h.shape[-1] == 7 and same(guest.start(z).h_BH, other.initial(3))
+    h = other.initial(3)
+    for t in range(5):
+        h = other.advance(other.encode({"frames": b.obs["frames"][:, t]}), h, torch.zeros(3, dtype=torch.bool))
+        torch.testing.assert_close(h, b.h[:, t])
+    assert not same(guest.rollout(z, 4).action, plain.action)
+    assert fingerprint(simulator) == before != fingerprint(guest)
+    assert same(simulator.rollout(z, 4).h, plain.h) and simulator.agent.hidden_size == 5
+
+
+def test_an_agent_of_another_world_does_not_fit() -> None:
+    for spec, said in (
+        (replace(SPEC, env_id="procgen/maze"), r"env_id .*procgen/maze"),
+        (replace(SPEC, action_names=("go", "stay")), "action_names"),
+    ):
+        with pytest.raises(UserError, match=said):
+            learned().with_agent(RecurrentAgent(AgentConfig(encoder="strided"), spec))
+
+
+def test_legal_latents_stay_as_they_are(simulator: Simulator) -> None:
+    z = latents(simulator)
+    torch.testing.assert_close(simulator.normalise(z), z)
+    once = simulator.normalise(3 * z)
+    torch.testing.assert_close(simulator.normalise(once), once)
+
+
+def test_observe_gives_a_world_state_a_step(simulator: Simulator) -> None:
+    (name, field), *_ = simulator.spec.obs.items()
+    length = 3
+    obs = torch.rand(2, simulator.initial_frames - 1 + length, *field.shape, dtype=torch.float64)
+    actions = torch.tensor([[0, 1, 2], [2, 1, 0]])
+    d = simulator.observe({name: obs}, actions, torch.ones(2, length, dtype=torch.bool))
+    assert d.shape == (2, length, simulator.rollout(latents(simulator), 1).d.shape[-1])
+    later = actions.clone()
+    later[:, 2] = 1
+    assert same(d, simulator.observe({name: obs}, later, torch.ones(2, length, dtype=torch.bool)))
 
 
 def test_unseen_frames_leave_no_trace() -> None:

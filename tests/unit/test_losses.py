@@ -13,7 +13,7 @@ from core.artefacts import new_run, write_json
 from core.contracts import EnvSpec, Field
 from core.episodes import Episode, RolloutStore, StoreWriter
 from envs.procgen import ACTION_NAMES
-from generative.losses import Batch, LossConfig, loss_of
+from generative.losses import Batch, LossConfig, draw, loss_of
 from generative.rssm import ModelConfig
 from generative.simulator import RSSMSimulator
 from generative.train import COLUMNS, to_batch
@@ -81,7 +81,8 @@ def test_what_did_not_happen_does_not_count(tmp_path: Path) -> None:
     b = batch_at(tmp_path / "r", T - 5, terminated=True)
 
     def loss(batch: Batch) -> float:
-        return float(loss_of(sim, batch, LossConfig(), torch.Generator().manual_seed(1))[0].detach())
+        draws = draw(sim, 1, L, LossConfig(), torch.Generator().manual_seed(1))
+        return float(loss_of(sim, batch, LossConfig(), draws)[0].detach())
 
     def changed(name: str, step: int, value: float) -> Batch:
         tensor = getattr(b, name).clone()

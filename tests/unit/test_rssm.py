@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from core.contracts import UserError
 from generative.losses import uniformity
-from generative.nets import clamp_straight_through
-from generative.rssm import RSSM, ModelConfig, choose, gumbel, kl
+from generative.nets import CELLS, MapDecoder, MapEncoder, clamp_straight_through, from_map, to_map
+from generative.rssm import RSSM, GridRSSM, ModelConfig, choose, gumbel, kl
 
 CONFIG = ModelConfig(deterministic_size=5, hidden_size=6, groups=2, classes=3, depth=2, head_layers=1, latent_size=4)
 
@@ -22,6 +24,59 @@ def test_transition_and_posterior_gradcheck() -> None:
     s, a = (torch.randn(2, n, dtype=torch.float64, requires_grad=True) for n in (6, 4))
     assert torch.autograd.gradcheck(model.transition, (s, a, d))
     assert torch.autograd.gradcheck(model.posterior, (d, e))
+
+
+def grid_rssm() -> GridRSSM:
+    torch.manual_seed(0)
+    config = ModelConfig(layout="grid", deterministic_size=CELLS * 2, hidden_size=6, groups=CELLS, classes=3)
+    return GridRSSM(config, actions=4, embedding=CELLS * 2).double().eval()
+
+
+def test_grid_transition_and_posterior_have_the_right_gradient() -> None:
+    """One random direction each; a full Jacobian of 8 x 8 maps would take minutes."""
+    model = grid_rssm()
+    draw = torch.Generator().manual_seed(0)
+    s, a, d, e = (torch.randn(2, n, generator=draw, dtype=torch.float64) for n in (192, 4, 128, 128))
+    for function, inputs in ((model.transition, [s, a, d]), (model.posterior, [d, e])):
+        along = [torch.randn(x.shape, generator=draw, dtype=torch.float64) for x in inputs]
+        inputs = [x.requires_grad_() for x in inputs]
+        out = function(*inputs)
+        weights = torch.randn(out.shape, generator=draw, dtype=torch.float64)
+        gradient = torch.autograd.grad((out * weights).sum(), inputs)
+        got = sum((g * v).sum() for g, v in zip(gradient, along, strict=True))
+        step = 1e-5
+        ahead, behind = (
+            (function(*(x.detach() + k * step * v for x, v in zip(inputs, along, strict=True))) * weights).sum()
+            for k in (1, -1)
+        )
+        torch.testing.assert_close(got.detach(), (ahead - behind) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+def test_maps_keep_what_is_near_near() -> None:
+    """Flattening and back is the identity, and a pixel reaches its own cell and its neighbours only."""
+    flat = torch.randn(3, CELLS * 5)
+    assert torch.equal(from_map(to_map(flat)), flat)
+    torch.manual_seed(0)
+    encoder = MapEncoder(2)
+    frame = torch.zeros(1, 64, 64, 3, requires_grad=True)
+    to_map(encoder(frame))[0, :, 2, 5].sum().backward()
+    assert frame.grad is not None
+    rows, columns = frame.grad[0].abs().sum(-1).nonzero().T
+    assert rows.min() >= 4 and rows.max() < 36 and columns.min() >= 28 and columns.max() < 60
+    assert MapDecoder(CELLS * 3, 2)(torch.zeros(2, CELLS * 3)).shape == (2, 64, 64, 3)
+
+
+def test_far_cells_hear_of_the_action() -> None:
+    """An action moves every cell within one step: the camera follows the player."""
+    model = grid_rssm()
+    s, d = torch.randn(1, 192, dtype=torch.float64), torch.randn(1, 128, dtype=torch.float64)
+    one, two = (model.transition(s, torch.eye(4, dtype=torch.float64)[[k]], d) for k in (0, 1))
+    assert bool((to_map(one) != to_map(two)).any(1).all())
+
+
+def test_a_grid_wants_sizes_for_all_cells() -> None:
+    with pytest.raises(UserError, match="groups must be a multiple of 64"):
+        ModelConfig(layout="grid", deterministic_size=64, groups=32, latent_size=64)
 
 
 def test_choose_is_one_hot_with_the_gradient_of_the_probabilities() -> None:

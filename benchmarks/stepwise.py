@@ -1,0 +1,75 @@
+"""The oracle: the simulator's training loss computed plainly, one step of the window after the other.
+
+Frames are encoded, decoded and shown to the agent inside the loop, and every term is summed as it
+comes.  ``generative.losses.loss_of`` must give the same loss and the same gradients
+(tests/unit/test_stepwise.py), and must be several times faster (benchmarks/simulator.py).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from generative.losses import Batch, Draws, LossConfig, uniformity
+from generative.nets import clamp_straight_through
+from generative.rssm import choose, kl
+from generative.simulator import RSSMSimulator
+
+
+def loss_stepwise(sim: RSSMSimulator, batch: Batch, config: LossConfig, draws: Draws) -> Tensor:
+    """The loss of ``loss_of`` (a scalar), from the same draws."""
+    first = sim.initial_frames - 1
+    size, length = batch.action.shape
+    name = sim.agent.obs_name
+    initial = [sim.embed_frames(batch.frames[:, i]) for i in range(first + 1)]
+    mean, log_std = sim.infer_from(torch.stack(initial, 1))
+    if sim.config.latent == "gaussian":
+        z = mean + log_std.exp() * draws.latent_BZ
+        latent = (0.5 * (mean**2 + (2 * log_std).exp() - 1) - log_std).sum(-1).mean()
+    else:
+        z, latent = mean, uniformity(mean)
+    state = sim.start_from(z, z.detach())
+    d, s, h = state.d_BD, state.s_BS, state.h_BH
+    start_action = F.cross_entropy(sim.start_agent(z.detach())[:, sim.agent.hidden_size :], batch.action_before)
+    loss = 0.5 * (h - batch.h_before).square().sum(-1).mean() + start_action
+    loss = config.start_weight * loss + config.latent_weight * latent
+    last = F.one_hot(batch.action_before, sim.agent.n_actions).to(z.dtype)
+    not_first = torch.zeros(size, dtype=torch.bool, device=z.device)
+    for i in range(length):
+        frame = batch.frames[:, first + i]
+        seen, happened = batch.seen[:, i], batch.happened[:, i]
+        shown = seen & ~(draws.hidden_B & (i >= draws.first_hidden_B))
+        before = d
+        d = sim.rssm.transition(s, last, d)
+        prior = sim.rssm.prior(d)
+        posterior = sim.rssm.posterior(d, initial[first] if i == 0 else sim.embed_frames(frame))
+        s = torch.where(shown[:, None], choose(posterior, draws.state_BLS[:, i]), choose(prior, None))
+        last = F.one_hot(batch.action[:, i], sim.agent.n_actions).to(z.dtype)
+
+        unclamped = sim.decode_unclamped(d, s)
+        decoded = clamp_straight_through(unclamped)
+        image = (unclamped - frame.to(z.dtype) / 255).square().sum((1, 2, 3)) / (2 * config.image_std**2)
+        forward, backward = kl(posterior.detach(), prior), kl(posterior, prior.detach())
+        divergence = config.kl_balance * forward + (1 - config.kl_balance) * backward
+        reward = 0.5 * (sim.reward_head(d)[:, 0] - batch.reward[:, i]) ** 2
+        ended = sim.terminal_head(d)[:, 0]
+        terminal = F.binary_cross_entropy_with_logits(ended, batch.terminal[:, i], reduction="none")
+        with sim.precision.cast(decoded.device):
+            agent_e = sim.agent.encode({name: decoded}).to(z.dtype)
+        h = sim.agent.advance(agent_e, h if i == 0 else h.detach(), not_first)
+        agent_h = 0.5 * (h - batch.h[:, i]).square().sum(-1)
+        feature = torch.zeros_like(agent_h)
+        if config.feature_weight:
+            with torch.no_grad(), sim.precision.cast(decoded.device):
+                real_e = sim.agent.encode({name: frame.to(z.dtype) / 255}).to(z.dtype)
+            feature = 0.5 * (agent_e - real_e).square().sum(-1)
+        slow = ((d - before).square().sum(-1) + 1e-8).sqrt()
+
+        seen_terms = image + config.hidden_weight * agent_h + config.feature_weight * feature
+        transition_terms = (
+            config.reward_weight * reward + config.terminal_weight * terminal + config.slowness_weight * slow
+        )
+        per_window = seen_terms * seen + config.kl_weight * divergence * shown + transition_terms * happened
+        loss = loss + per_window.mean()
+    return loss

@@ -1,0 +1,325 @@
+"""Training the simulator: its numbers at any number of processes, what it shows, and what it does when
+something goes wrong.
+
+Run as a script (by torchrun in the tests below) this file saves the gradients of a first update.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from core import artefacts, config as cli
+from core.contracts import UserError
+from core.episodes import RolloutStore
+from core.training import Processes, from_torchrun, learning_rate, load_state, together
+from generative import train
+from generative.simulator import RSSMSimulator, load_simulator
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def argv_of(pipeline: Path, out: Path, *more: str) -> list[str]:
+    models = ["--agent", f"{pipeline}/agent", "--rollouts", f"{pipeline}/rollouts", "--out", f"{out}"]
+    return ["--preset", "debug", "--threads", "1", *models, *more]
+
+
+def config_of(pipeline: Path, out: Path, *more: str) -> train.GenTrainConfig:
+    return cli.parse(train.GenTrainConfig, argv_of(pipeline, out, *more), train.STAGE)
+
+
+def trainer_of(config: train.GenTrainConfig, processes: Processes) -> train.Trainer:
+    """A trainer that stands before its first update."""
+    from agents.recurrent import load_agent
+
+    agent = load_agent(config.agent)
+    torch.manual_seed(config.seed)
+    simulator = RSSMSimulator(config.model, agent)
+    config.out.mkdir(parents=True, exist_ok=True)
+    inputs = {"agent": config.agent, "rollouts": config.rollouts}
+    run = artefacts.Run(path=config.out, stage=train.STAGE, config=config, inputs=inputs)
+    return train.Trainer(config, simulator, RolloutStore(config.rollouts), processes, run)
+
+
+def first_gradients(config: train.GenTrainConfig) -> list[torch.Tensor]:
+    """Of one update, by all processes of this torchrun."""
+    processes = from_torchrun(config.optim.batch)
+    with together(processes, torch.device("cpu")):
+        trainer = trainer_of(config, processes)
+        trainer.update()
+    return [p.grad for p in trainer.parameters if p.grad is not None]
+
+
+def torchrun(*words: str) -> None:
+    """Two processes of a script; stops at the first failure."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*launch, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def curve(path: Path) -> list[dict[str, float]]:
+    with open(path / "curve.csv", newline="") as file:
+        timed = ("wall_s", "frames_per_s", "data_share")
+        return [{k: float(v) for k, v in row.items() if k not in timed} for row in csv.DictReader(file)]
+
+
+class Killed(Exception):
+    """Stands for kill -9 at a chosen moment."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
+    """Raise Killed where this update would begin."""
+    real = train.Trainer.update
+
+    def dies(self: train.Trainer) -> None:
+        if self.step == update:
+            raise Killed
+        real(self)
+
+    monkeypatch.setattr(train.Trainer, "update", dies)
+
+
+# As many processes as one likes
+
+
+def test_two_processes_have_the_gradients_of_one(pipeline: Path, tmp_path: Path) -> None:
+    free = ("--max_grad_norm", "1e12")  # clipping would hide a wrong scale
+    torchrun(__file__, f"{tmp_path}/gradients.pt", *argv_of(pipeline, tmp_path / "two", *free))
+    two = torch.load(tmp_path / "gradients.pt", weights_only=True)
+    one = first_gradients(config_of(pipeline, tmp_path / "one", *free))
+    assert len(one) == len(two)
+    largest = max(float(g.abs().max()) for g in one)
+    assert largest > 0
+    for a, b in zip(one, two, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * max(1.0, float(a.abs().max())))
+    # The parts of the batch differ, so that one process's share alone would not do.
+    config = config_of(pipeline, tmp_path / "half", "--batch", "1", *free)
+    half = first_gradients(config)
+    assert max(float((a - b).abs().max()) for a, b in zip(one, half, strict=True)) > 1e-3 * largest
+
+
+def test_a_training_killed_alone_goes_on_with_torchrun(
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        kill_at(patch, 4)
+        with pytest.raises(Killed):
+            train.main(config_of(pipeline, tmp_path / "s", "--save_minutes", "0"))
+    torchrun("train_gen_model.py", *argv_of(pipeline, tmp_path / "s", "--resume"))
+    assert artefacts.verify(tmp_path / "s") == []
+    whole, resumed = curve(pipeline / "simulator"), curve(tmp_path / "s")
+    assert [r["step"] for r in resumed] == [r["step"] for r in whole] == [3, 6]
+    for a, b in zip(whole, resumed, strict=True):
+        assert b == pytest.approx(a, rel=1e-3, abs=1e-4)
+
+
+def test_a_batch_that_cannot_be_shared_is_refused(
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError, match="--batch 2 cannot be shared equally by 3"):
+        train.main(config_of(pipeline, tmp_path / "s"))
+    assert not (tmp_path / "s").exists()
+
+
+# What it shows and keeps
+
+
+def test_best_and_last_weights_and_four_videos(pipeline: Path) -> None:
+    from PIL import Image
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    path = pipeline / "simulator"
+    best, last = load_simulator(path), load_simulator(path, name=train.LAST)
+    state = load_state(path / "training_state" / "state.pt", *train.STATE)
+    for name, value in last.state_dict().items():
+        assert torch.equal(value, state["simulator"][name]), name
+    scores = [row["free_mse"] for row in curve(path)]
+    same = all(torch.equal(a, b) for a, b in zip(best.parameters(), last.parameters(), strict=True))
+    assert same == (min(scores) == scores[-1])
+    events = EventAccumulator(str(path / "training_state" / "tensorboard"), size_guidance={"images": 0})
+    events.Reload()
+    tags = {f"reconstruction/{k}" for k in ("true_true", "simulated_true", "simulated_simulated", "random")}
+    assert set(events.Tags()["images"]) == tags
+    assert {"valid/loss", "free_mse", "learning_rate", "frames_per_s"} <= set(events.Tags()["scalars"])
+    import io
+
+    for tag in tags:
+        with Image.open(io.BytesIO(events.Images(tag)[-1].encoded_image_string)) as picture:
+            assert picture.n_frames == 6  # type: ignore[attr-defined]
+            assert picture.size == (4 * 64, 64 if tag.endswith("random") else 128)
+
+
+def test_reconstructions_show_what_they_say(pipeline: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(config_of(pipeline, tmp_path / "s"), Processes())
+    sim, batch = trainer.kept, trainer.validation
+    first = sim.initial_frames - 1
+    shown = train.reconstructions(sim, batch, seed=0)
+    steps = batch.action.shape[1]
+    for b in range(2):
+        column = slice(64 * b, 64 * (b + 1))
+        for name in ("true_true", "simulated_true", "simulated_simulated"):
+            for i in range(steps):
+                true = batch.frames[b, first + i].numpy() * bool(batch.seen[b, i])
+                assert np.array_equal(shown[name][i, :64, column], true)
+        z, _ = sim.infer({"frames": batch.frames[b : b + 1, : first + 1]})
+        forced = sim.rollout(z, steps - 1, actions=batch.action[b : b + 1]).obs["frames"][0]
+        np.testing.assert_allclose(shown["simulated_true"][:, 64:, column] / 255, forced, atol=0.01)
+    assert not np.array_equal(shown["random"], train.reconstructions(sim, batch, seed=1)["random"])
+
+
+def test_the_average_of_the_weights_is_what_is_kept(
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the average taken by hand; and a killed training resumes to the same."""
+    more = ("--average", "0.7", "--warm_up", "2")
+    trainer = trainer_of(config_of(pipeline, tmp_path / "hand", *more), Processes())
+    by_hand = [p.detach().clone() for p in trainer.parameters]
+    for step in range(1, 7):
+        trainer.update()
+        share = min(0.7, step / (step + 9))
+        for average, p in zip(by_hand, trainer.parameters, strict=True):
+            average.mul_(share).add_(p.detach(), alpha=1 - share)
+    with monkeypatch.context() as patch:
+        kill_at(patch, 4)
+        with pytest.raises(Killed):
+            train.main(config_of(pipeline, tmp_path / "s", *more, "--save_minutes", "0"))
+    train.main(config_of(pipeline, tmp_path / "s", *more, "--resume"))
+    last = load_simulator(tmp_path / "s", name=train.LAST)
+    moved = False
+    for mine, average, p in zip(last.trainable(), by_hand, trainer.parameters, strict=True):
+        torch.testing.assert_close(mine.detach(), average, rtol=1e-5, atol=1e-7)
+        moved |= not torch.allclose(average, p.detach(), rtol=1e-3, atol=1e-6)
+    assert moved
+
+
+@pytest.mark.parametrize("schedule, middle", [("cosine", 0.5), ("linear", 0.5), ("constant", 1.0)])
+def test_the_learning_rate_rises_and_falls(schedule: str, middle: float) -> None:
+    rates = [learning_rate(s, 110, 2.0, 10, schedule) for s in range(110)]  # type: ignore[arg-type]
+    assert rates[0] > 0 and all(a < b for a, b in zip(rates[:10], rates[1:11], strict=True))
+    assert rates[10] == 2.0 and rates[60] == pytest.approx(2.0 * middle)
+    assert rates[-1] == 2.0 if schedule == "constant" else 0 < rates[-1] < 0.05
+    quarter = {"cosine": 2.0 * 0.853553, "linear": 1.5, "constant": 2.0}[schedule]
+    assert rates[35] == pytest.approx(quarter, rel=1e-5)
+
+
+# What goes wrong
+
+
+def test_a_training_killed_at_any_moment_resumes_to_the_same_curve(pipeline: Path, tmp_path: Path) -> None:
+    """SIGKILL, wherever it falls: what is lost is at most what came after the last state."""
+    more = ("--updates", "60", "--validate_every", "7", "--save_minutes", "0", "--video_every", "0")
+    words = argv_of(pipeline, tmp_path / "s", *more)
+    with subprocess.Popen([sys.executable, "train_gen_model.py", *words], cwd=ROOT) as process:
+        state = tmp_path / "s" / "training_state" / "state.pt"
+        while not state.exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        time.sleep(np.random.default_rng().uniform(0, 0.5))  # anywhere in the middle of things
+        process.kill()
+    assert not (tmp_path / "s" / artefacts.MANIFEST).exists()
+    assert 1 <= load_state(state, *train.STATE)["step"] < 60
+    (tmp_path / "s" / ".model.safetensors.1.tmp").write_bytes(b"half")
+    train.main(cli.parse(train.GenTrainConfig, [*words, "--resume"], train.STAGE))
+    assert not list((tmp_path / "s").rglob(".*.tmp"))
+    train.main(config_of(pipeline, tmp_path / "whole", *more))
+    assert curve(tmp_path / "s") == curve(tmp_path / "whole")
+
+
+def test_a_full_disk_leaves_the_old_state_whole(pipeline: Path, tmp_path: Path) -> None:
+    """The kernel refuses files above a limit; the state of an earlier update stays, and --resume goes on."""
+    out = tmp_path / "s"
+    trainer_config = config_of(pipeline, out, "--save_minutes", "0")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    real = train.Trainer.update
+
+    def fills_the_disk(self: train.Trainer) -> None:
+        if self.step == 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.state_file.stat().st_size // 2, hard))
+        real(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train.Trainer, "update", fills_the_disk)
+        try:
+            with pytest.raises(UserError, match=r"cannot write to .* at update 5 .*--resume goes on from update 4"):
+                train.main(trainer_config)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert load_state(out / "training_state" / "state.pt", *train.STATE)["step"] == 4
+    assert not list(out.rglob("*.tmp"))
+    train.main(config_of(pipeline, out, "--resume"))
+    assert curve(out) == curve(pipeline / "simulator")
+
+
+def test_a_loss_that_is_not_finite_stops_and_says_what_is_left(
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight becomes infinite on its own: the states and the best simulator of before stay."""
+    out, real = tmp_path / "s", train.Trainer.update
+
+    def breaks(self: train.Trainer) -> None:
+        if self.step == 4:
+            with torch.no_grad():
+                self.simulator.reward_head[-1].bias.fill_(float("inf"))
+        real(self)
+
+    monkeypatch.setattr(train.Trainer, "update", breaks)
+    with pytest.raises(
+        UserError, match=r"loss is (inf|nan).* at update 4; the best so far is in .*goes on from update 4"
+    ):
+        train.main(config_of(pipeline, out, "--save_minutes", "0"))
+    monkeypatch.setattr(train.Trainer, "update", real)
+    with pytest.raises(UserError, match="half-written"):
+        load_simulator(out)
+    train.main(config_of(pipeline, out, "--resume"))
+    assert curve(out) == curve(pipeline / "simulator")
+
+
+def test_rollouts_of_another_world_are_refused(pipeline: Path, tmp_path: Path) -> None:
+    shutil.copytree(pipeline / "rollouts", tmp_path / "rollouts")
+    spec_file = tmp_path / "rollouts" / "spec.json"
+    spec = json.loads(spec_file.read_text())
+
+    def attempt(**changed: object) -> None:
+        spec_file.write_text(json.dumps({**spec, **changed}))
+        train.main(config_of(pipeline, tmp_path / "s", "--rollouts", f"{tmp_path}/rollouts", "--updates", "1"))
+
+    for other in ({"env_id": "procgen/maze"}, {"options": {**spec["options"], "distribution_mode": "hard"}}):
+        with pytest.raises(UserError, match="is of another world"):
+            attempt(**other)
+    assert not (tmp_path / "s").exists()
+    attempt(options={**spec["options"], "start_level": 77})  # other levels are the same world
+    assert artefacts.read_manifest(tmp_path / "s", train.STAGE)
+
+
+def test_episodes_shorter_than_the_window_are_refused_with_what_would_do(pipeline: Path, tmp_path: Path) -> None:
+    longest = int(RolloutStore(pipeline / "rollouts").rows.max())
+    fits = longest - 2
+    with pytest.raises(UserError, match=f"lower --steps to {fits} "):
+        train.main(config_of(pipeline, tmp_path / "s", "--steps", str(fits + 1)))
+    assert not (tmp_path / "s").exists()
+    train.check(
+        config_of(pipeline, tmp_path / "s", "--steps", str(fits)),
+        store := RolloutStore(pipeline / "rollouts"),
+        store.manifest["facts"]["agent"],
+        store.spec,
+    )
+
+
+if __name__ == "__main__":
+    out, *words = sys.argv[1:]
+    found = first_gradients(cli.parse(train.GenTrainConfig, words, train.STAGE))
+    if os.environ["RANK"] == "0":
+        torch.save(found, out)
