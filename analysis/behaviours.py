@@ -137,7 +137,7 @@ def world_states(simulator: Simulator, store: RolloutStore, device: torch.device
 
     Row i is the state at step ``initial_frames - 1 + i``; an episode shorter than that has none.
     """
-    lead = simulator.initial_frames - 1  # type: ignore[attr-defined]
+    lead = simulator.initial_frames - 1
     out: list[np.ndarray] = [np.zeros((0, 0), np.float32)] * len(store)
     names = list(store.spec.obs)
     with bar("world states", int(np.maximum(store.rows - lead, 0).sum()), "steps") as progress, torch.no_grad():
@@ -149,7 +149,7 @@ def world_states(simulator: Simulator, store: RolloutStore, device: torch.device
             # The action after an unknown end is padding: no state that is kept follows it.
             action = torch.from_numpy(window["action"][:, lead:]).to(device)
             seen = torch.from_numpy(window.seen[:, lead:]).to(device)
-            d = simulator.observe(obs, action, seen).cpu().numpy()  # type: ignore[attr-defined]
+            d = simulator.observe(obs, action, seen).cpu().numpy()
             for b, e in enumerate(episodes):
                 out[e] = d[b, : store.rows[e] - lead]
                 progress.advance(len(out[e]))
@@ -211,11 +211,14 @@ def histories(x_NF: np.ndarray, index_N2: np.ndarray, lags: Sequence[int]) -> tu
 
 def reduce(x_NF: np.ndarray, size: int) -> tuple[np.ndarray, float]:
     """Scores [N, K] on the first K = min(size, rank) principal components, and their share of the variance."""
+    from scipy.linalg import eigh
+
     centred_NF = x_NF - x_NF.mean(0)
-    variance_F, vectors_FF = np.linalg.eigh(centred_NF.T @ centred_NF / len(x_NF))
-    size = min(size, int((variance_F > 1e-10 * variance_F[-1]).sum()))
-    scores_NK = centred_NF @ vectors_FF[:, ::-1][:, :size]
-    return scores_NK, float(variance_F[::-1][:size].sum() / variance_F.sum())
+    covariance_FF = centred_NF.T @ centred_NF / len(x_NF)
+    count = len(covariance_FF)
+    variance_K, vectors_FK = eigh(covariance_FF, subset_by_index=(max(0, count - size), count - 1))
+    kept = variance_K[::-1] > 1e-10 * variance_K[-1]
+    return centred_NF @ vectors_FK[:, ::-1][:, kept], float(variance_K[::-1][kept].sum() / covariance_FF.trace())
 
 
 def _z(x_NF: np.ndarray) -> np.ndarray:

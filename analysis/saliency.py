@@ -417,23 +417,21 @@ class Explained(NamedTuple):
     y: dict[str, np.ndarray]  # quantity -> [S], at the target step, without noise
 
 
-def noised(simulator: Any, z_SZ: Tensor, ids: Sequence[int], copies: int, sigma: float, seed: int) -> Tensor:
+def noised(simulator: Simulator, z_SZ: Tensor, ids: Sequence[int], copies: int, sigma: float, seed: int) -> Tensor:
     """[S * copies, Z]: legal latents near each; a sample's noise depends on seed and id alone."""
     rows = []
     for z, i in zip(z_SZ, ids, strict=True):
         generator = torch.Generator().manual_seed((seed * 1_000_003 + i + 1) % 2**63)
         rows.append(z + sigma * torch.randn(copies, len(z), generator=generator, dtype=z.dtype).to(z.device))
-    out: Tensor = simulator.normalise(torch.cat(rows))
-    return out
+    return simulator.normalise(torch.cat(rows))
 
 
 def explain(
-    simulator: Any, z_SZ: Tensor, ids: Sequence[int], quantities: Sequence[Quantity], config: SaliencyConfig
+    simulator: Simulator, z_SZ: Tensor, ids: Sequence[int], quantities: Sequence[Quantity], config: SaliencyConfig
 ) -> Explained:
     """Every gradient of every quantity for a batch of latents [S, Z] (no files, no global state).
 
-    simulator: keeps core.contracts.Simulator and has ``normalise``.  ids: names of the samples, which
-    seed their noise.  Raises UserError where a gradient is NaN or infinite.
+    ids: names of the samples, which seed their noise.  Raises UserError where a gradient is NaN or infinite.
     """
     target, copies = config.target_step, config.copies
     with torch.no_grad():
@@ -502,7 +500,8 @@ def summarise(
 ) -> None:
     """Put the table ``saliency`` (a row a sample and quantity) and its means with intervals into a result.
 
-    units: the independent episode of each sample."""
+    Samples that ended before the target step are in the table, not in the means.  units: the independent
+    episode of each sample."""
     a = result.arrays
     target = result.notes["target_step"]
     fields = result.notes["fields"]
@@ -541,7 +540,7 @@ def summarise(
         if f"integrated_delta_{q.name}" in a:
             means["completeness_delta"] = (np.abs([r["integrated_delta"] for r in mine]), q.unit)
         for name, (values, unit) in means.items():
-            known = np.isfinite(values)
+            known = np.isfinite(values) & a["alive"][:, target]
             if known.any():
                 e = bootstrap_mean(np.asarray(values, np.float64)[known], units[known], rng=np.random.default_rng(seed))
                 result.scalar(f"{name}_{q.name}", e.value, unit, e.n, (e.low, e.high))
@@ -580,7 +579,7 @@ def action_direction(name: str) -> tuple[int, int]:
     return {"left": -1, "right": 1}.get(known[2], 0), {"up": -1, "down": 1}.get(known[1], 0)
 
 
-def _arrow(draw: Any, x: float, y: float, name: str, size: float, font: Any) -> None:
+def arrow(draw: Any, x: float, y: float, name: str, size: float, font: Any) -> None:
     """An action at (x, y): an arrow if its name says where to, and the name itself."""
     dx, dy = action_direction(name)
     norm = float(np.hypot(dx, dy))
@@ -646,7 +645,7 @@ def draw_strip(strip: Strip) -> Any:
     draw.text((6, 6), f"{strip.title}    [{full}]", fill="black", font=font)
     draw.text((6, top + 8), "action", fill="black", font=small)
     for t, name in enumerate(strip.actions):
-        _arrow(draw, LABEL + t * (TILE + GAP) + TILE / 2, top + arrows / 2, name, 10, small)
+        arrow(draw, LABEL + t * (TILE + GAP) + TILE / 2, top + arrows / 2, name, 10, small)
 
     def tile(pixels: np.ndarray, row: int, t: int) -> None:
         big = Image.fromarray(pixels).resize((TILE, TILE), Image.Resampling.NEAREST)
@@ -689,7 +688,7 @@ def video_frames(strip: Strip) -> list[np.ndarray]:
         draw.text((6, 4), strip.title, fill="black", font=font)
         words = f"t={t}  V={strip.value[t]:.2f}" if strip.alive[t] else f"t={t}  ended"
         draw.text((6, 25), words + ("  (target)" if t == strip.target else ""), fill="black", font=font)
-        _arrow(draw, side + 60, 34, strip.actions[t], 9, font)
+        arrow(draw, side + 60, 34, strip.actions[t], 9, font)
         for x, pixels in ((0, frame), (side, overlay(frame, signed[t], scale))):
             image.paste(Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST), (x, 48))
         out.append(np.asarray(image))
@@ -768,7 +767,7 @@ def bases_in(path: Path | None, agent: str, device: torch.device) -> Callable[[s
 
 
 def compute(
-    simulator: Any,
+    simulator: Simulator,
     z_SZ: Tensor,
     ids: Sequence[int],
     quantities: Sequence[Quantity],

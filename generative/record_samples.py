@@ -1,19 +1,27 @@
 """Record simulated rollouts:
-``python -m generative.record_samples --simulator runs/simulator --rollouts runs/rollouts --out runs/samples``."""
+``python -m generative.record_samples --simulator runs/simulator --rollouts runs/rollouts --out runs/samples``.
+
+A sample starts from a latent: one inferred from real frames (--rollouts) or a random one.  It is modal, or
+stochastic with noise that is a function of (seed, sample) alone, so that any sample can be made again.
+Where the world ends, the sample does.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from agents.record import keep_unaltered, repr_of
+from agents.recurrent import load_agent
 from core import artefacts, config as cli
-from core.contracts import Intervention, Simulator, Trajectory, UserError
+from core.contracts import Simulator, StepNoise, Trajectory, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore, StoreWriter
 from core.interventions import InterventionOptions, build
@@ -21,6 +29,7 @@ from core.progress import bar
 from generative.simulator import load_simulator
 
 STAGE = "record_samples"
+RECORDED = "recorded"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +41,9 @@ class RecordSamplesConfig:
 
     simulator: Path = Path("bundles/coinrun-demo/simulator")
     """run directory of the simulator"""
+    agent: Path | None = None
+    """run directory of another agent to put into that world; it begins without a memory (default: the
+    simulator's own)"""
     rollouts: Path | None = None
     """real rollouts to start from: random windows of their first frames; none: random latents"""
     out: Path = Path("runs/samples")
@@ -43,7 +55,10 @@ class RecordSamplesConfig:
     steps: int = 32
     """transitions a rollout"""
     stochastic: bool = False
-    """draw world states and actions instead of taking their modes"""
+    """draw world states, actions and endings instead of taking their modes"""
+    actions: tuple[str, ...] = ()
+    """force actions, one a step, by name or number, the last one held to the end (right right up); or the single
+    word recorded: those of the real rollouts; none: the agent chooses"""
     intervention: InterventionOptions = field(default_factory=InterventionOptions)
     batch: int = 32
     """rollouts side by side"""
@@ -55,6 +70,85 @@ class RecordSamplesConfig:
     """CPU threads"""
     overwrite: bool = False
     """replace an earlier recording in --out"""
+
+
+# Where a rollout starts
+
+
+def random_latents(simulator: Simulator, count: int, generator: torch.Generator) -> Tensor:
+    """Legal z [count, Z] from the prior, on the generator's device."""
+    return simulator.normalise(torch.randn(count, simulator.latent_size, generator=generator, device=generator.device))
+
+
+def open_rollouts(path: Path, simulator: Simulator) -> RolloutStore:
+    """Real rollouts of the simulator's world, by whatever agent; UserError otherwise."""
+    store = RolloutStore(path)
+    if store.manifest["facts"].get("source") != "real":
+        raise UserError(f"{path} holds no real rollouts to start from")
+    if store.spec.env_id != simulator.spec.env_id:
+        raise UserError(f"{path} is of {store.spec.env_id}, the simulator is of {simulator.spec.env_id}")
+    return store
+
+
+@torch.no_grad()
+def informed_latents(
+    simulator: Simulator,
+    store: RolloutStore,
+    starts: np.ndarray,
+    device: torch.device,
+    generator: torch.Generator | None = None,
+    batch: int = 64,
+) -> Tensor:
+    """z [N, Z] of the windows of initial observations at ``starts`` int64 [N, 2]: the mean, or a draw where a
+    generator (on that device) is given."""
+    (name,) = simulator.spec.obs
+    found = []
+    for i in range(0, len(starts), batch):
+        window = store.read_windows([f"obs/{name}"], starts[i : i + batch], simulator.initial_frames)
+        mean, log_std = simulator.infer({name: torch.from_numpy(window[f"obs/{name}"]).to(device)})
+        if generator is not None:
+            draw = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=device)
+            mean = simulator.normalise(mean + log_std.exp() * draw)
+        found.append(mean)
+    return torch.cat(found)
+
+
+# What happens in it
+
+
+def parse_actions(words: Sequence[str], names: Sequence[str], steps: int) -> list[int]:
+    """The actions at steps 0 ... ``steps``, the last one held; UserError for one that this world does not have."""
+    if len(words) > steps:
+        raise UserError(f"--actions names {len(words)} actions for --steps {steps}")
+    known = {name: i for i, name in enumerate(names)}
+    ids = []
+    for word in words:
+        i = int(word) if re.fullmatch("[0-9]+", word) else known.get(word, -1)
+        if not 0 <= i < len(names):
+            raise UserError(f"--actions: no action {word!r}{cli.nearest(word, names)}; there are: {', '.join(names)}")
+        ids.append(i)
+    return ids + ids[-1:] * (steps + 1 - len(ids))
+
+
+def recorded_actions(store: RolloutStore, starts: np.ndarray, lead: int, steps: int) -> Tensor:
+    """int64 [N, steps+1]: what was done at the ``lead``-th observation of each window and after.  The last row
+    leads nowhere and repeats the one before."""
+    action = store.read_windows(["action"], starts, lead + steps)["action"][:, lead:]
+    return torch.from_numpy(np.concatenate([action, action[:, -1:]], 1))
+
+
+def noise_of(simulator: Simulator, seed: int, ids: Sequence[int], steps: int, device: torch.device) -> list[StepNoise]:
+    """``steps`` + 1 draws for the samples ``ids``; a sample's noise depends on seed and id alone, whatever is
+    beside it."""
+    generators = [torch.Generator(device).manual_seed((seed * 1_000_003 + i + 1) % 2**63) for i in ids]
+
+    def draw() -> StepNoise:
+        rows = [simulator.draw_noise(1, g) for g in generators]
+        ends = [row.terminal_B for row in rows if row.terminal_B is not None]
+        s, action = torch.cat([row.s_BS for row in rows]), torch.cat([row.action_BA for row in rows])
+        return StepNoise(s, action, torch.cat(ends) if ends else None)
+
+    return [draw() for _ in range(steps + 1)]
 
 
 def to_episodes(
@@ -90,71 +184,70 @@ def to_episodes(
     return out
 
 
-@torch.no_grad()
-def informed_latents(simulator: Simulator, store: RolloutStore, starts: np.ndarray, frames: int) -> Tensor:
-    """z [N, Z] (the mean) of the windows of ``frames`` observations at ``starts`` [N, 2]."""
-    device = next(simulator.parameters()).device  # type: ignore[attr-defined]
-    (name,) = simulator.spec.obs
-    window = store.read_windows([f"obs/{name}"], starts, frames)
-    mean, _ = simulator.infer({name: torch.from_numpy(window[f"obs/{name}"]).to(device)})
-    return mean
-
-
-@torch.no_grad()
-def sample(
-    simulator: Simulator,
-    z_BZ: Tensor,
-    steps: int,
-    generator: torch.Generator | None = None,
-    intervene: Sequence[Intervention] = (),
-) -> Trajectory:
-    """Rollouts from z: modal, or stochastic where a generator is given."""
-    draws = None if generator is None else [simulator.draw_noise(len(z_BZ), generator) for _ in range(steps + 1)]
-    return simulator.rollout(z_BZ, steps, noise=draws, intervene=intervene)
-
-
 def main(config: RecordSamplesConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     cli.require(1, samples=config.samples, steps=config.steps, batch=config.batch)
+    cli.require(0, seed=config.seed)
     simulator = load_simulator(config.simulator, device)
+    inputs = {"simulator": config.simulator}
+    if config.agent is not None:
+        inputs["agent"] = config.agent
+        simulator = simulator.with_agent(load_agent(config.agent, device))
     name = fingerprint(simulator.agent)
     intervene = build(config.intervention, name)
-    generator = torch.Generator(device).manual_seed(config.seed)
-    rng = np.random.default_rng(config.seed)
-    inputs = {"simulator": config.simulator}
+    altered = [repr_of(i) for i in intervene]
     if intervene:
         inputs["hidden_states"] = config.intervention.basis
-    meta: list[dict[str, object]]
+    as_recorded = config.actions == (RECORDED,)
+    forced: Tensor | None = None
+    if as_recorded:
+        if config.rollouts is None:
+            raise UserError("--actions recorded needs --rollouts, whose actions they are")
+    elif config.actions:
+        plan = parse_actions(config.actions, simulator.spec.action_names, config.steps)
+        forced = torch.tensor(plan, device=device).expand(config.samples, -1)
+    if config.actions:
+        altered.append({"kind": "ForcedActions", "actions": list(config.actions)})
+    meta: list[dict[str, Any]]
     if config.rollouts is None:
-        z = torch.randn(config.samples, simulator.latent_size, generator=generator, device=device)
-        z, meta = simulator.normalise(z), [{"start": None} for _ in range(config.samples)]
+        z = random_latents(simulator, config.samples, torch.Generator(device).manual_seed(config.seed))
+        meta = [{"start": None} for _ in range(config.samples)]
     else:
         inputs["rollouts"] = config.rollouts
-        store = RolloutStore(config.rollouts)
-        if store.manifest["facts"].get("source") != "real":
-            raise UserError(f"{config.rollouts} holds no real rollouts to start from")
-        if store.spec.env_id != simulator.spec.env_id:
-            raise UserError(f"{config.rollouts} is of {store.spec.env_id}, the simulator is of {simulator.spec.env_id}")
+        store = open_rollouts(config.rollouts, simulator)
+        lead, rng = simulator.initial_frames - 1, np.random.default_rng(config.seed)
         starts = store.window_starts(simulator.initial_frames)
+        if as_recorded:
+            starts = starts[starts[:, 1] + lead + config.steps <= store.steps[starts[:, 0]]]
+            if not len(starts):
+                raise UserError(
+                    f"{config.rollouts}: no episode has {lead + config.steps} recorded actions for --steps "
+                    f"{config.steps} (the longest has {store.steps.max()})"
+                )
         starts = starts[rng.choice(len(starts), config.samples, replace=len(starts) < config.samples)]
-        z = torch.cat(
-            [
-                informed_latents(simulator, store, starts[i : i + config.batch], simulator.initial_frames)
-                for i in range(0, config.samples, config.batch)
-            ]
-        )
+        if as_recorded:
+            forced = recorded_actions(store, starts, lead, config.steps).to(device)
+        z = informed_latents(simulator, store, starts, device)
         meta = [{"start": [int(e), int(t)]} for e, t in starts]
+    if config.stochastic:
+        meta = [{**about, "noise": [config.seed, i]} for i, about in enumerate(meta)]
     out = config.data_save_dir or config.out
-    keep_unaltered(out, bool(intervene))
+    keep_unaltered(out, bool(altered))
     with artefacts.new_run(out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         artefacts.write_json(run.path / "spec.json", simulator.spec.to_json())
         ended = 0
         with StoreWriter(run.path) as writer, bar("simulating", config.samples, "rollouts") as progress:
             for i in range(0, config.samples, config.batch):
-                part = slice(i, i + config.batch)
-                noise = generator if config.stochastic else None
-                trajectory = sample(simulator, z[part], config.steps, noise, intervene)
+                ids = range(i, min(i + config.batch, config.samples))
+                part = slice(ids.start, ids.stop)
+                trajectory = simulator.rollout(
+                    z[part],
+                    config.steps,
+                    actions=None if forced is None else forced[part],
+                    noise=noise_of(simulator, config.seed, ids, config.steps, device) if config.stochastic else None,
+                    intervene=intervene,
+                )
                 for episode in to_episodes(trajectory, z[part], simulator.agent.obs_name, meta[part]):
                     writer.add(episode)
                     ended += episode.terminated
@@ -163,7 +256,8 @@ def main(config: RecordSamplesConfig) -> None:
             "agent": name,
             "source": "simulated",
             "simulator": fingerprint(simulator),
-            "interventions": [repr_of(i) for i in intervene],
+            "stochastic": config.stochastic,
+            "interventions": altered,
         }
         run.record("ended_share", ended / config.samples, "share of rollouts", config.samples)
     print(f"simulated {config.samples} rollouts of up to {config.steps} steps, {ended} ended: {out}")

@@ -35,6 +35,7 @@ STAGES = {
     "analysis.behaviours": "BehavioursConfig",
     "analysis.saliency": "SaliencyConfig",
     "analysis.coupling": "CouplingConfig",
+    "analysis.target_functions": "TargetFunctionsConfig",
     "validation.fidelity": "FidelityConfig",
     "validation.interventions": "InterventionsConfig",
     "validation.planted": "PlantedConfig",

@@ -1,0 +1,375 @@
+"""Target functions on the planted world, where the direction of steepest ascent has a closed form."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from analysis import target_functions as tf
+from analysis.target_functions import Population, TargetFunctionsConfig, find_targets
+from core.contracts import Trajectory, UserError
+from core.directions import Basis
+from envs.planted import PlantedOptions, PlantedSimulator, matrices
+from envs.planted_truth import truth
+from envs.procgen import ACTION_NAMES
+
+CAUSE, NUISANCE = 0, 1  # directions of the planted world
+STEPS, FIRST = 6, 2
+CONFIG = TargetFunctionsConfig(steps=STEPS, first_step=FIRST, samples=6, screen=1, iterations=30, noisy=3, video=False)
+
+
+def no_basis(kind: str) -> Basis:
+    raise UserError(f"{kind} needs --hidden_states")
+
+
+@pytest.fixture(scope="module")
+def planted() -> PlantedSimulator:
+    return PlantedSimulator(PlantedOptions()).double().eval().requires_grad_(False)
+
+
+def targets(maximise: tuple[str, ...] = (), minimise: tuple[str, ...] = (), first: int = FIRST) -> list[tf.Target]:
+    known = truth(dtype=torch.float64)
+    return find_targets(maximise, minimise, first, ("left", "wait", "right"), lambda kind: known.basis)
+
+
+def latents(simulator: PlantedSimulator, count: int, seed: int = 0) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(count, simulator.latent_size, generator=g, dtype=torch.float64)
+
+
+def round_population(simulator: PlantedSimulator, count: int = 400) -> Population:
+    """The prior itself: mean 0, covariance exactly 1."""
+    z, eye = latents(simulator, count, seed=7), torch.eye(simulator.latent_size, dtype=torch.float64)
+    return Population(z, torch.zeros_like(eye[0]), eye, z.square().mean(1))
+
+
+def slope_of_mean(read_K: np.ndarray, first: int = FIRST, steps: int = STEPS) -> np.ndarray:
+    """d mean over steps first..steps of read . c_t / d z with the actions held, z = (x_0, h before it):
+    c_t = W^(t+1) c_before + sum_k W^(t-k) U A^k x_0, and c = R' h."""
+    m = matrices(PlantedOptions())
+    power = np.linalg.matrix_power
+    on_x, on_c = np.zeros(len(m.A_XX)), np.zeros(len(m.W_KK))
+    for t in range(first, steps + 1):
+        on_x += read_K @ sum(power(m.W_KK, t - k) @ m.U_KX @ power(m.A_XX, k) for k in range(t + 1))
+        on_c += read_K @ power(m.W_KK, t + 1)
+    return np.concatenate([on_x, on_c @ m.R_HK.T]) / (steps + 1 - first)
+
+
+def gradient(simulator: PlantedSimulator, target: tf.Target, z: Tensor, env_grads: bool = False) -> Tensor:
+    z = z.clone().requires_grad_()
+    (g,) = torch.autograd.grad(target.read(simulator.rollout(z, STEPS, env_grads=env_grads)).sum(), z)
+    return g
+
+
+# Names
+
+
+def test_names_signs_and_units() -> None:
+    found = targets(("value_drop", "planted_3", "right"), ("value", "terminal"))
+    assert [t.label for t in found] == ["value_drop_up", "planted_3_up", "right_up", "value_down", "terminal_down"]
+    assert [t.unit for t in found] == ["return", "coordinate", "nats", "return", "nats"]
+
+
+@pytest.mark.parametrize(
+    ("maximise", "minimise", "first", "message"),
+    [
+        ((), (), 1, "name a target"),
+        (
+            ("value_dorp",),
+            (),
+            1,
+            r"--maximise: no target 'value_dorp' \(did you mean value_drop\?\).*leftwards.*ica_ID",
+        ),
+        ((), ("leftward",), 1, r"--minimise: no target 'leftward' \(did you mean leftwards\?\)"),
+        (("value", "value"), (), 1, "'value_up' is named twice"),
+        (("value_delta",), (), 0, "--first_step 1 or later"),
+        (("ica_0",), (), 1, "needs --hidden_states"),
+    ],
+)
+def test_mistaken_names(maximise: tuple[str, ...], minimise: tuple[str, ...], first: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        find_targets(maximise, minimise, first, ACTION_NAMES, no_basis)
+
+
+def test_the_same_name_may_go_both_ways() -> None:
+    assert [t.sign for t in targets(("value",), ("value",))] == [1, -1]
+
+
+# What a target reads
+
+
+def some_trajectory(batch: int = 3) -> Trajectory:
+    g = torch.Generator().manual_seed(3)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(batch, *shape, generator=g, dtype=torch.float64)
+
+    alive = torch.ones(batch, 5, dtype=torch.bool)
+    alive[1, 4:] = False  # ended on the way to step 4
+    alive[2, 1:] = False
+    action = torch.randint(0, 3, (batch, 5), generator=g)
+    p = draw(4).sigmoid()
+    return Trajectory({"x": draw(5, 8)}, draw(5, 8), draw(5, 8), draw(5, 3), draw(5), action, draw(4), p, alive)
+
+
+def test_steps_that_do_not_exist_count_for_nothing() -> None:
+    """Every target against a loop over the steps there are, from step 2; and what comes after an ending changes
+    no bit of it."""
+    out = some_trajectory()
+    found = {t.name: t.read(out) for t in targets(("value", "value_delta", "value_drop", "value_rise", "reward",
+                                                  "terminal", "right", "action"))}  # fmt: skip
+    v, logp = out.value, out.logits.log_softmax(-1)
+    for b, last in ((0, 4), (1, 3)):
+        steps = range(2, last + 1)
+        assert found["value"][b] == pytest.approx(float(np.mean([v[b, t] for t in steps])))
+        assert found["value_delta"][b] == pytest.approx(float(np.mean([v[b, t] - v[b, t - 1] for t in steps])))
+        assert found["value_drop"][b] == -found["value_rise"][b] == v[b, 2] - v[b, last]
+        assert found["right"][b] == pytest.approx(float(np.mean([logp[b, t, 2] for t in steps])))
+        assert found["action"][b] == pytest.approx(float(np.mean([logp[b, t, out.action[b, t]] for t in steps])))
+        into = range(1, min(last + 1, 4))  # transitions that led to step 2 and after, the fatal one too
+        assert found["reward"][b] == pytest.approx(float(sum(out.reward[b, t] for t in into)))
+        ending = 1 - np.prod([1 - out.terminal[b, t] for t in into])
+        assert found["terminal"][b] == pytest.approx(float(np.log(ending)))
+    for name in ("value", "value_delta", "value_drop", "right", "action"):
+        assert found[name][2].isnan(), name  # it ended before step 2
+    dead = ~out.alive
+    changed = out._replace(
+        value=torch.where(dead, 99.0, out.value),
+        logits=torch.where(dead[..., None], torch.tensor([9.0, 0, -9]).double(), out.logits),
+        reward=torch.where(out.alive[:, :-1], out.reward, 99.0),
+    )
+    half = out._replace(alive=torch.tensor([[True, True, True, False, False]] * 3))
+    assert targets(("value",), first=2)[0].read(half).isnan().all()  # lives through 1 of 3 steps
+    assert not targets(("value",), first=1)[0].read(half).isnan().any()  # 2 of 4
+    for t in targets(tuple(found)):
+        torch.testing.assert_close(t.read(changed), found[t.name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_an_unreadable_rollout_has_no_gradient_and_harms_no_other() -> None:
+    out = some_trajectory()
+    value = out.value.clone().requires_grad_()
+    for target in targets(("value", "value_drop")):
+        y = target.read(out._replace(value=value))
+        (g,) = torch.autograd.grad(torch.where(y.isnan(), 0, y).sum(), value)
+        assert g.isfinite().all() and (g[2] == 0).all() and (g[1, 4:] == 0).all() and g[0].abs().max() > 0
+
+
+def test_a_sure_ending_and_an_impossible_one_have_finite_gradients() -> None:
+    p = torch.tensor([[1.0, 0.5], [0.0, 0.0], [0.0, 1e-9]], dtype=torch.float64, requires_grad=True)
+    y = tf.log_of_ending(p)
+    (g,) = torch.autograd.grad(y.sum(), p)
+    y = y.detach()
+    assert y.isfinite().all() and g.isfinite().all() and y[0] == pytest.approx(0, abs=1e-5)
+    assert y[2] == pytest.approx(np.log(1e-9), abs=1e-2) and g[2, 1] > 1e8  # nats: small chances still have a slope
+
+
+# Steepest ascent
+
+
+@pytest.mark.parametrize("name", ["value", "planted_0", "planted_3"])
+def test_the_gradient_is_the_closed_form(planted: PlantedSimulator, name: str) -> None:
+    known = truth(dtype=torch.float64)
+    read = known.value_K if name == "value" else np.eye(8)[int(name[-1])]
+    expected = torch.from_numpy(slope_of_mean(read))
+    (target,) = targets((name,))
+    z = latents(planted, 5)
+    torch.testing.assert_close(gradient(planted, target, z), expected.expand(5, -1))
+    # Linear: a small move changes the target by just that, where it changes no action.
+    step = 1e-4 * latents(planted, 5, seed=2)
+    was, now = (planted.rollout(x, STEPS) for x in (z, z + step))
+    assert torch.equal(was.action, now.action)
+    torch.testing.assert_close(target.read(now) - target.read(was), step @ expected, rtol=1e-6, atol=1e-12)
+
+
+def test_env_grads_adds_the_way_through_the_actions(planted: PlantedSimulator) -> None:
+    (target,) = targets(("value",))
+    z = latents(planted, 5)
+    assert (gradient(planted, target, z, True) - gradient(planted, target, z, False)).abs().max() > 1e-3
+
+
+def test_a_drop_of_value_is_the_slope_at_its_ends(planted: PlantedSimulator) -> None:
+    (target,) = targets(("value_drop",))
+    known = truth()
+    expected = slope_of_mean(known.value_K, FIRST, FIRST) - slope_of_mean(known.value_K, STEPS, STEPS)
+    torch.testing.assert_close(gradient(planted, target, latents(planted, 2)), torch.from_numpy(expected).expand(2, -1))
+
+
+# Optimisation
+
+
+def test_free_of_charge_only_what_causes_the_target_moves(planted: PlantedSimulator) -> None:
+    """The nuisance's stimulus, which a probe decodes from h as well as the cause's, stays where it was."""
+    (target,) = targets(("value",))
+    z, config = latents(planted, 6), replace(CONFIG, prior_weight=0.0)
+    found = tf.optimise(planted, target, z, round_population(planted), 1.0, config)
+    moved = found.z_RZ - z
+    assert moved[:, NUISANCE].abs().max() < 1e-12 and (moved[:, CAUSE] > 0.5).all()
+    assert (found.y_IR[-1] > found.y_IR[0] + 0.5).all()
+
+
+def test_up_and_down_are_opposite(planted: PlantedSimulator) -> None:
+    z, population, free = latents(planted, 6), round_population(planted), replace(CONFIG, prior_weight=0.0)
+    both = targets(("planted_0",), ("planted_0",))
+    up, down = (tf.optimise(planted, t, z, population, 1.0, free).y_IR for t in both)
+    assert (up[-1] > up[0] + 0.5).all() and (down[-1] < down[0] - 0.5).all()
+    assert torch.equal(up[0], down[0])
+
+
+def test_a_dear_prior_leads_along_the_steepest_direction(planted: PlantedSimulator) -> None:
+    """On a sphere the best place of a linear target is its gradient's direction."""
+    (target,) = targets(("value",))
+    population, slope = round_population(planted), torch.from_numpy(slope_of_mean(truth().value_K))
+    z = latents(planted, 6)
+    config = replace(CONFIG, iterations=400, learning_rate=0.2, prior_weight=30.0, env_grads=False)
+    found = tf.optimise(planted, target, z, population, 0.1, config)
+
+    def cosine(x: Tensor) -> Tensor:
+        return torch.nn.functional.cosine_similarity(x, slope[None], dim=1)
+
+    assert (cosine(found.z_RZ) > 0.97).all() and cosine(z).max() < 0.7
+    assert population.excess(found.z_RZ).max() < 1
+
+
+def test_the_price_keeps_it_near(planted: PlantedSimulator) -> None:
+    (target,) = targets(("value",))
+    z, population = latents(planted, 6), round_population(planted)
+    far = [
+        population.distance(tf.optimise(planted, target, z, population, 0.2, replace(CONFIG, prior_weight=w)).z_RZ)
+        for w in (0.0, 1.0, 30.0)
+    ]
+    assert far[0].mean() > far[1].mean() > far[2].mean()
+
+
+def test_the_best_on_the_way_is_kept(planted: PlantedSimulator) -> None:
+    """A step size that overshoots makes the last worse than the best."""
+    (target,) = targets(("value_drop",))
+    z, population = latents(planted, 6), round_population(planted)
+    config = replace(CONFIG, learning_rate=5.0, prior_weight=1.0)
+    found = tf.optimise(planted, target, z, population, 0.3, config)
+    price = population.excess(found.z_RZ) ** 2 / 2
+    kept = target.read(planted.rollout(found.z_RZ, STEPS)) / 0.3 - price
+    torch.testing.assert_close(kept, found.objective_R)
+    last = found.y_IR[-1] / 0.3  # without its price, an upper bound
+    assert (found.objective_R >= found.y_IR[0] / 0.3 - population.excess(z) ** 2 / 2 - 1e-9).all()
+    assert (found.objective_R < last).sum() < 6
+
+
+def test_rows_do_not_touch_each_other(planted: PlantedSimulator) -> None:
+    (target,) = targets(("value",))
+    z, population = latents(planted, 4), round_population(planted)
+    together = tf.optimise(planted, target, z, population, 1.0, CONFIG)
+    alone = tf.optimise(planted, target, z[2:3], population, 1.0, CONFIG)
+    torch.testing.assert_close(alone.z_RZ[0], together.z_RZ[2])
+
+
+def test_restarts_never_do_worse(planted: PlantedSimulator) -> None:
+    (target,) = targets(("value_drop",))
+    population = round_population(planted)
+    z = latents(planted, 4)
+    starts = tf.Starts(z, np.full((4, 2), -1), np.arange(4), population)
+    found = [
+        tf.optimise_all(planted, target, starts, 0.3, replace(CONFIG, iterations=5, restarts=r, memory_gb=m), print)
+        for r, m in ((1, 1.0), (4, 1.0), (4, 1e-9))
+    ]
+    assert found[0].z_RZ.shape == found[1].z_RZ.shape
+    assert (found[1].objective_R >= found[0].objective_R).all()
+    assert (found[1].objective_R > found[0].objective_R).any()
+    torch.testing.assert_close(found[1].z_RZ, found[2].z_RZ)  # one row at a time comes to the same
+
+
+# Population
+
+
+def test_population_is_round_in_its_own_coordinates() -> None:
+    g = torch.Generator().manual_seed(0)
+    mix = torch.randn(5, 5, generator=g, dtype=torch.float64)
+    z = 3 + torch.randn(4000, 5, generator=g, dtype=torch.float64) @ mix.T
+    population = Population.of(z)
+    u = population.inwards(z)
+    torch.testing.assert_close(population.outwards(u), z)
+    torch.testing.assert_close(torch.cov(u.T), torch.eye(5, dtype=torch.float64), atol=0.06, rtol=0)
+    assert population.distance_N.mean() == pytest.approx(1, abs=0.02)
+    share = population.nearer_share(torch.stack([z.mean(0), z.mean(0) + 100, z[0]]))
+    assert share[0] == 0 and share[1] == 100
+    assert share[2] == pytest.approx(100 * float((population.distance_N < population.distance_N[0]).double().mean()))
+
+
+def test_excess_is_paid_outside_only() -> None:
+    z = torch.randn(500, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    population = Population.of(z)
+    assert population.excess(population.mean_Z[None])[0] == 0
+    typical, sd = population.distance_N.mean(), population.distance_N.std()
+    out = population.outwards((4 * (typical + 2 * sd)).sqrt() * torch.eye(4, dtype=torch.float64)[:1])
+    assert population.excess(out)[0] == pytest.approx(2)
+
+
+# The whole of it
+
+
+def test_the_best_of_a_screen_is_the_start() -> None:
+    z = torch.arange(6.0)[:, None]
+    starts = tf.Starts(z, np.stack([np.arange(6), np.zeros(6, int)], 1), np.arange(6), Population(z, z, z, z))
+    best = starts.best(np.array([1.0, 3, 2, np.nan, -5, np.nan]), 3)
+    assert best.z_SZ[:, 0].tolist() == [1, 4] and best.unit_S.tolist() == [1, 4]
+    assert best.where_S2[:, 0].tolist() == [1, 4]
+
+
+def test_against_the_best_of_as_many_untrained(planted: PlantedSimulator) -> None:
+    """A linear target is climbed far past luck, and the record says so."""
+    chosen = targets(("value", "planted_5"), ("value_drop",))
+    config = replace(CONFIG, samples=8, iterations=100, screen=4)
+    starts = tf.random_starts(planted.float(), 8 * 4, 8 * 105, 0, torch.device("cpu"))
+    result = tf.compute(planted, chosen, starts, config)
+    planted.double()
+    assert result.arrays["y_value_up"].shape == (101, 8) and result.arrays["control_value_up"].shape == (8, 105)
+    for row in result.tables["targets"]:
+        assert row["n"] == 8 and row["over_control_low"] > 0 and row["q"] < 0.05, row["target"]
+        assert row["noisy_gain"] > 0.5 * row["gain"]  # a linear world's noise changes no mean
+    rows = [r for r in result.tables["samples"] if r["target"] == "value"]
+    for target in chosen:  # each began from the best of its four
+        y = tf.read_all(planted.float(), [target], starts.z_SZ, STEPS, lambda n: None)[0].reshape(8, 4)
+        first = result.arrays[f"y_{target.label}"][0]
+        np.testing.assert_allclose(first, y.max(1) if target.sign > 0 else y.min(1), atol=1e-4)
+    planted.double()
+    for s, r in enumerate(rows):
+        assert r["before"] == pytest.approx(float(result.arrays["y_value_up"][0, s]), abs=1e-4)
+        assert r["after"] <= result.arrays["y_value_up"][:, s].max() + 1e-4
+        assert r["control"] == pytest.approx(float(result.arrays["control_value_up"][s].max()))
+        assert r["gain"] == pytest.approx(r["after"] - r["before"])
+    down = [r for r in result.tables["samples"] if r["sense"] == "down"]
+    assert all(r["after"] < r["control"] < r["before"] or r["control"] > r["before"] for r in down)
+    assert all(r["control"] == result.arrays["control_value_drop_down"][s].min() for s, r in enumerate(down))
+
+
+def test_nothing_to_optimise_is_said(planted: PlantedSimulator) -> None:
+    constant = tf.Target("constant", 1, "x", lambda out: 0 * out.value, lambda y, alive: y.sum(1))
+    starts = tf.random_starts(planted.float(), 2, 2 * 4, 0, torch.device("cpu"))
+    with pytest.raises(UserError, match="constant is the same for every latent"):
+        tf.compute(planted, [constant], starts, replace(CONFIG, samples=2, iterations=2))
+    planted.double()
+
+
+def test_an_ended_step_is_drawn_blank() -> None:
+    from core.artefacts import Result
+
+    frames = np.zeros((1, 4, 64, 64, 3), np.uint8)
+    alive = np.array([[True, True, False, False]])
+    each = {"frames": frames, "alive": alive, "action": np.zeros((1, 4), int), "value": np.zeros((1, 4))}
+    arrays = {f"{k}_{when}": v for when in ("before_value_up", "after_value_up") for k, v in each.items()}
+    arrays |= {"trace_before_value_up": np.zeros((1, 4)), "trace_after_value_up": np.zeros((1, 4))}
+    row = {"target": "value", "sense": "up", "sample": 0, "before": 0.0, "after": 1.0, "control": 0.5}
+    notes = {"field": "frames", "first_step": 1, "tries": 3, "targets": {
+        "value_up": {"name": "value", "sign": 1, "unit": "return"}}}  # fmt: skip
+    result = Result(arrays=arrays, tables={"samples": [row]}, notes=notes)
+    shown = tf.shown_of(result, 0, "value_up", "after", ("left",))
+    assert (shown.frames[:2] == 0).all() and (shown.frames[2:] == tf.ENDED).all()
+    assert (frames == 0).all()
+    strip = np.asarray(tf.draw_strip(result, 0, "value_up", ("left",)))
+    x = [tf.LABEL + t * (tf.TILE + tf.GAP) + 20 for t in range(4)]
+    assert (strip[28 + 30 + 20, x[1]] == 0).all() and (strip[28 + 30 + 20, x[2]] == tf.ENDED).all()
+    videos = tf.video_frames(result, 0, "value_up", ("left",))
+    assert len(videos) == 4 and videos[0].shape == (320, 512, 3)
