@@ -1,8 +1,11 @@
 """How true is the simulator: ``python -m validation.fidelity --simulator DIR --rollouts DIR``.
 
 Held-out real episodes against simulations that start from the same frames and are given the recorded
-actions (free-running), or the recorded frames too (teacher-forced).  Every number stands beside what
-trivial predictions score (the last frame seen, the mean), and beside the real-vs-real floor.
+actions (free-running), the recorded frames too (teacher-forced), or nothing more (dreamed: the agent acts
+as it likes).  Then, from snapshots of the real world, what recordings cannot tell
+(validation.counterfactual).  Every number stands beside what trivial predictions score (the last frame
+seen, the mean), and beside the real-vs-real floor.  The measures are validation.measures', the figures
+validation.fidelity_figures'.
 
 B windows, I initial frames, k horizon: row k of a simulation is k steps after its last initial frame.
 """
@@ -10,28 +13,57 @@ B windows, I initial frames, k horizon: row k of a simulation is k steps after i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from agents.evaluate import HELD_OUT_LEVEL
+from agents.recurrent import RecurrentAgent, load_agent
+from analysis.directions import fit_pca
+from analysis.saliency import check_video
 from core import artefacts, config as cli
 from core.artefacts import Result
-from core.contracts import UserError
+from core.contracts import EnvSpec, UserError, VecEnv
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore
 from core.progress import bar
-from core.stats import Estimate, bootstrap, bootstrap_mean
+from core.stats import Estimate, bootstrap_mean
+from envs.registry import make
 from generative.simulator import load_simulator
+from validation import fidelity_figures as figures
+from validation.counterfactual import DIRECTIONS, Found, require_snapshots, try_again
+from validation.fidelity_figures import SHOWN
+from validation.measures import (
+    Row,
+    as_float,
+    brier_terms,
+    calibration_error,
+    calibration_floor,
+    classifier_hits,
+    estimate_of,
+    frechet,
+    halves,
+    median_width,
+    mmd,
+    precision_estimate,
+    psnr,
+    reliability,
+    row,
+    ssim,
+    told_apart,
+    total_variation,
+    wasserstein,
+)
 
 STAGE = "fidelity"
-SHOWN = (1, 2, 4, 8, 16, 24, 32)  # horizons in the printed table and in the strip
 COMPONENTS = 16  # principal components the hidden states are compared in
-SPLITS = 40  # random halves of the episodes
 FEWEST_EPISODES = 4
+STRIPS = 4  # windows kept to look at
+LEVELS = ("start_level", "num_levels")  # options that choose levels of a world, not another world
 EDGES = (0, 4, 12)  # where the stretches of horizons begin that events and hidden states are pooled over
 
 
@@ -51,8 +83,23 @@ class FidelityConfig:
     """starts, spread evenly over the episodes; those of one episode count as one independent unit"""
     batch: int = 16
     """windows simulated at once"""
+    counterfactual: bool = True
+    """also try actions, gradients and another policy in the real world, which must take snapshots"""
+    starts: int = 64
+    """snapshots for that, each of another episode"""
+    latest_start: int = 32
+    """they are taken at a random step of the episode up to this one"""
+    other_agent: Path | None = None
+    """run directory of another agent of the same world, whose actions the simulator is given too (default:
+    random actions)"""
+    start_level: int = HELD_OUT_LEVEL
+    """first level of the pool the real world draws from (Procgen)"""
+    num_levels: int = 100_000
+    """size of that pool (Procgen)"""
+    video: bool = True
+    """MP4s of real above simulated"""
     seed: int = 0
-    """seed of the starts and of the bootstrap"""
+    """seed of the starts, of all noise and of the bootstrap"""
     device: str = "cpu"
     """cpu or cuda"""
     threads: int = 2
@@ -61,26 +108,46 @@ class FidelityConfig:
     """replace an earlier comparison in --out"""
 
 
+class Side(NamedTuple):
+    """What one world shows along the windows; row k of ``reward`` and ``terminal`` is the transition k -> k+1."""
+
+    h: np.ndarray  # [B, K+1, H]
+    value: np.ndarray  # [B, K+1]
+    logits: np.ndarray  # [B, K+1, A]
+    action: np.ndarray  # int64 [B, K+1]
+    reward: np.ndarray  # [B, K]
+    terminal: np.ndarray  # [B, K], real: 0 or 1, simulated: probability
+
+
 @dataclass
 class Paired:
     """Windows of real episodes and their simulations, row k being horizon k = 0 .. K.
 
-    ``seen``: the real observation exists; ``acted``: the transition after it does too.  ``error``
-    holds mean squared differences of the observation from the real one: ``simulated``, ``forced``
-    (teacher-forced, where the simulator can), ``copy``, ``mean``.  Transition columns have K rows.
+    ``seen``: the real observation exists; ``acted``: the transition after it does too.  ``error`` holds
+    mean squared differences of the observation from the real one, ``similarity`` its SSIM (empty where
+    observations are no images): of ``simulated``, ``forced`` (where the simulator can), ``copy``, ``mean``.
     """
 
     episode: np.ndarray  # int64 [B]
     seen: np.ndarray  # bool [B, K+1]
     acted: np.ndarray  # bool [B, K]
     error: dict[str, np.ndarray]  # float [B, K+1]
-    h: tuple[np.ndarray, np.ndarray]  # real, simulated [B, K+1, H]
-    value: tuple[np.ndarray, np.ndarray]  # [B, K+1]
-    greedy: tuple[np.ndarray, np.ndarray]  # the agent's most likely action, int64 [B, K+1]
-    reward: tuple[np.ndarray, np.ndarray]  # [B, K]
-    terminal: tuple[np.ndarray, np.ndarray]  # bool, probability [B, K]
+    similarity: dict[str, np.ndarray]  # float [B, K+1]
+    real: Side
+    free: Side  # given the recorded actions
+    forced: Side | None  # given the recorded frames too
+    dreamed: Side  # given neither: the agent samples its own actions, the world its own states
     shown: np.ndarray  # int64 [S], a few windows kept to look at
     strip: dict[str, np.ndarray]  # their observations [S, K+1, ...]
+
+    @property
+    def images(self) -> bool:
+        """Whether the observations are images in [0, 1]."""
+        return bool(self.similarity)
+
+    def modes(self) -> dict[str, Side]:
+        """The simulations that are paired with the recorded actions, by the suffix of their measures."""
+        return {"": self.free} | ({} if self.forced is None else {"_teacher_forced": self.forced})
 
 
 def choose_starts(
@@ -112,11 +179,6 @@ def pad(array: np.ndarray, first: int, length: int) -> np.ndarray:
     return out
 
 
-def as_float(obs: np.ndarray) -> np.ndarray:
-    """Observations in the simulator's units: uint8 frames become [0, 1]."""
-    return obs.astype(np.float32) / 255 if obs.dtype == np.uint8 else obs.astype(np.float32)
-
-
 @torch.no_grad()
 def pair(
     simulator: Any,
@@ -126,17 +188,17 @@ def pair(
     *,
     batch: int = 16,
     device: torch.device | None = None,
-    strips: int = 4,
+    seed: int = 0,
 ) -> Paired:
-    """Simulate every window: z from its first I observations, recorded actions, no noise."""
+    """Simulate every window from the z of its first I observations.  ``seed``: of the dreams' noise."""
     device = torch.device("cpu") if device is None else device
+    generator = torch.Generator(device).manual_seed(seed)
     initial, name = simulator.initial_frames, next(iter(simulator.spec.obs))
     length = initial - 1 + horizon + 1
     episodes = {int(e): store.episode(int(e)) if isinstance(store, RolloutStore) else store[int(e)]
                 for e in np.unique(starts[:, 0])}  # fmt: skip
     mean = np.mean([as_float(e.obs[name]).mean(0, dtype=np.float64) for e in episodes.values()], 0)
-    forced = hasattr(simulator, "reconstruct")
-    display = np.unique(np.linspace(0, len(starts) - 1, strips).astype(int))
+    display = _to_show(starts, [len(episodes[int(e)].h) for e in starts[:, 0]], length)
     parts: list[dict[str, Any]] = []
     with bar("simulating", len(starts), "windows") as progress:
         for first in range(0, len(starts), batch):
@@ -145,48 +207,58 @@ def pair(
             w = {k: np.stack([row[k] for row in rows]) for k in rows[0]}
             obs = {name: torch.from_numpy(w["obs"]).to(device)}
             action = torch.from_numpy(w["action"]).to(device)
-            seen = torch.from_numpy(w["seen"]).to(device)
-            z, _ = simulator.infer({name: obs[name][:, :initial]})
-            free = simulator.rollout(simulator.normalise(z), horizon, actions=action)
+            z = simulator.normalise(simulator.infer({name: obs[name][:, :initial]})[0])
+            noise = [simulator.draw_noise(len(some), generator) for _ in range(horizon + 1)]
+            runs = {
+                "free": simulator.rollout(z, horizon, actions=action),
+                "dreamed": simulator.rollout(z, horizon, noise=noise),
+            }
+            if hasattr(simulator, "teacher_forced"):
+                runs["forced"] = simulator.teacher_forced(obs, action, torch.from_numpy(w["seen"]).to(device))
             real = as_float(w["obs"][:, initial - 1 :])
             guesses = {
-                "simulated": free.obs[name].cpu().numpy(),
+                "simulated": runs["free"].obs[name].cpu().numpy(),
                 "copy": np.broadcast_to(real[:, :1], real.shape),
                 "mean": np.broadcast_to(mean.astype(np.float32), real.shape),
             }
-            if forced:
-                guesses["forced"] = simulator.reconstruct(obs, action, seen).cpu().numpy()
+            if "forced" in runs:
+                guesses["forced"] = runs["forced"].obs[name].cpu().numpy()
             over = tuple(range(2, real.ndim))
-            part: dict[str, Any] = {
-                f"error/{k}": ((v - real) ** 2).mean(over, dtype=np.float64) for k, v in guesses.items()
-            }
-            part |= {
-                "seen": w["seen"], "acted": w["acted"][:, :horizon], "h0": w["h"], "h1": free.h.cpu().numpy(),
-                "value0": w["value"], "value1": free.value.cpu().numpy(),
-                "greedy0": w["greedy"], "greedy1": free.logits.argmax(-1).cpu().numpy(),
-                "reward0": w["reward"][:, :horizon], "reward1": free.reward.cpu().numpy(),
-                "terminal0": w["terminal"][:, :horizon], "terminal1": free.terminal.cpu().numpy(),
-            }  # fmt: skip
+            part: dict[str, Any] = {"seen": w["seen"], "acted": w["acted"][:, :horizon]}
+            part |= {f"error/{k}": ((v - real) ** 2).mean(over, dtype=np.float64) for k, v in guesses.items()}
+            if real.ndim == 5:
+                part |= {f"similarity/{k}": ssim(v, real) for k, v in guesses.items()}
+            part |= {f"real/{k}": w[k][:, :horizon] if k in ("reward", "terminal") else w[k] for k in Side._fields}
+            for kind, run in runs.items():
+                part |= {f"{kind}/{k}": getattr(run, k).cpu().numpy() for k in Side._fields}
             shown = [i - first for i in display if first <= i < first + len(some)]
-            part["strip"] = {k: v[shown] for k, v in {"real": real, **guesses}.items() if k not in ("copy", "mean")}
+            looked_at = {"real": real, **guesses, "action": w["action"]}
+            part["strip"] = {k: v[shown] for k, v in looked_at.items() if k not in ("copy", "mean")}
             parts.append(part)
             progress.advance(len(some))
 
-    def column(key: str) -> np.ndarray:
-        return np.concatenate([p[key] for p in parts])
+    def group(prefix: str) -> dict[str, np.ndarray]:
+        keys = [k for k in parts[0] if k.startswith(f"{prefix}/")]
+        return {k.partition("/")[2]: np.concatenate([p[k] for p in parts]) for k in keys}
 
-    def both(key: str) -> tuple[np.ndarray, np.ndarray]:
-        return column(f"{key}0"), column(f"{key}1")
-
+    sides: dict[str, Any] = {"forced": None, **{kind: Side(**group(kind)) for kind in ("real", *runs)}}
     return Paired(
         episode=starts[:, 0],
-        seen=column("seen"),
-        acted=column("acted"),
-        error={k.removeprefix("error/"): column(k) for k in parts[0] if k.startswith("error/")},
-        h=both("h"), value=both("value"), greedy=both("greedy"), reward=both("reward"), terminal=both("terminal"),
+        seen=np.concatenate([p["seen"] for p in parts]),
+        acted=np.concatenate([p["acted"] for p in parts]),
+        error=group("error"),
+        similarity=group("similarity"),
+        **sides,
         shown=display,
         strip={k: np.concatenate([p["strip"][k] for p in parts]) for k in parts[0]["strip"]},
-    )  # fmt: skip
+    )
+
+
+def _to_show(starts: np.ndarray, rows: Sequence[int], length: int) -> np.ndarray:
+    """A few windows, spread evenly over those that last to the horizon (all, if these are too few)."""
+    whole = np.flatnonzero(np.array(rows) - starts[:, 1] >= length)
+    among = whole if len(whole) >= STRIPS else np.arange(len(starts))
+    return np.unique(among[np.linspace(0, len(among) - 1, STRIPS).astype(int)])
 
 
 def _window(episode: Episode, t: int, name: str, initial: int, length: int, horizon: int) -> dict[str, np.ndarray]:
@@ -200,7 +272,7 @@ def _window(episode: Episode, t: int, name: str, initial: int, length: int, hori
         "h": pad(episode.h, now, count),
         "value": pad(episode.value, now, count),
         "action": pad(episode.action.astype(np.int64), now, count),
-        "greedy": pad(episode.logits.argmax(-1), now, count),
+        "logits": pad(episode.logits, now, count),
         "reward": pad(episode.reward, now, count),
         "terminal": pad(terminal, now, count),
         "seen": np.arange(now, now + count) < len(episode.h),
@@ -208,183 +280,93 @@ def _window(episode: Episode, t: int, name: str, initial: int, length: int, hori
     }
 
 
-# Measures
+# The table
 
 
-def average_precision(score_N: np.ndarray, event_N: np.ndarray) -> float:
-    """Area under precision over recall, sum of (R_n - R_{n-1}) P_n; tied scores enter together.  NaN
-    without an event."""
-    if not event_N.any():
-        return float("nan")
-    order = np.argsort(-score_N, kind="stable")
-    hits = np.cumsum(event_N[order])
-    last = np.append(np.diff(score_N[order]) != 0, True)  # the end of every run of ties
-    hits, among = hits[last], np.flatnonzero(last) + 1
-    return float(np.sum(np.diff(hits, prepend=0) * hits / among) / event_N.sum())
-
-
-def precision_estimate(
-    score_N: np.ndarray, event_N: np.ndarray, episode_N: np.ndarray, rng: np.random.Generator
-) -> Estimate:
-    """Average precision with its interval over episodes; NaN where nothing happened."""
-    count = len(np.unique(episode_N))
-    if not event_N.any():
-        return Estimate(float("nan"), float("nan"), float("nan"), count)
-    value, low, high = bootstrap(lambda rows: average_precision(score_N[rows], event_N[rows]), episode_N, rng=rng)
-    return Estimate(float(value), float(low), float(high), count)
-
-
-def frechet(a_NK: np.ndarray, b_MK: np.ndarray) -> float:
-    """Squared Frechet distance of the two Gaussians with the samples' moments: |m - m'|^2 +
-    tr(S + S' - 2 (S S')^(1/2)) (Dowson and Landau 1982)."""
-    mean = a_NK.mean(0) - b_MK.mean(0)
-    s, t = (np.atleast_2d(np.cov(x, rowvar=False)) for x in (a_NK, b_MK))
-    values, vectors = np.linalg.eigh(s)
-    root = (vectors * np.sqrt(values.clip(0))) @ vectors.T
-    cross = np.sqrt(np.linalg.eigvalsh(root @ t @ root).clip(0)).sum()
-    return float(mean @ mean + np.trace(s) + np.trace(t) - 2 * cross)
-
-
-def mmd(a_NK: np.ndarray, b_MK: np.ndarray, width: float) -> float:
-    """Unbiased squared maximum mean discrepancy with a Gaussian kernel (Gretton et al. 2012, eq. 3);
-    around 0, also below, for equal distributions."""
-
-    def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.exp(-squared_distances(x, y) / (2 * width**2))
-
-    n, m = len(a_NK), len(b_MK)
-    aa, bb, ab = kernel(a_NK, a_NK), kernel(b_MK, b_MK), kernel(a_NK, b_MK)
-    return float((aa.sum() - np.trace(aa)) / (n * (n - 1)) + (bb.sum() - np.trace(bb)) / (m * (m - 1)) - 2 * ab.mean())
-
-
-def squared_distances(x_NK: np.ndarray, y_MK: np.ndarray) -> np.ndarray:
-    """[N, M]."""
-    cross: np.ndarray = (x_NK**2).sum(1)[:, None] + (y_MK**2).sum(1) - 2 * x_NK @ y_MK.T
-    return cross.clip(0)
-
-
-def median_width(x_NK: np.ndarray, rng: np.random.Generator) -> float:
-    """The median distance between samples, the usual kernel width."""
-    some = x_NK[rng.permutation(len(x_NK))[:500]]
-    distance = np.sqrt(squared_distances(some, some)[np.triu_indices(len(some), 1)])
-    return float(np.median(distance)) or 1.0
-
-
-def classifier_hits(
-    x_NK: np.ndarray, label_N: np.ndarray, episode_N: np.ndarray, rng: np.random.Generator, folds: int = 5
-) -> np.ndarray:
-    """Share of the two classes' rows told apart by logistic regression: out-of-fold hits bool [N]; no
-    episode is in training and test at once."""
-    from sklearn.linear_model import LogisticRegression
-
-    hits = np.zeros(len(x_NK), bool)
-    units = rng.permutation(np.unique(episode_N))
-    for held in np.array_split(units, min(folds, len(units))):
-        test = np.isin(episode_N, held)
-        if len(np.unique(label_N[~test])) < 2:
-            hits[test] = rng.random(int(test.sum())) < 0.5  # nothing to learn from: a coin
-            continue
-        model = LogisticRegression(max_iter=1000).fit(x_NK[~test], label_N[~test])
-        hits[test] = model.predict(x_NK[test]) == label_N[test]
-    return hits
-
-
-def told_apart(a_NK: np.ndarray, b_NK: np.ndarray, episode_N: np.ndarray, rng: np.random.Generator) -> Estimate:
-    """Classifier two-sample test of rows that share their episodes."""
-    twice = np.tile(episode_N, 2)
-    hits = classifier_hits(np.concatenate([a_NK, b_NK]), np.repeat([0, 1], len(a_NK)), twice, rng)
-    return bootstrap_mean(hits.astype(float), twice, rng=rng)
-
-
-def halves(
-    real: np.ndarray, simulated: np.ndarray, episode_N: np.ndarray, distance: Callable[[np.ndarray, np.ndarray], float],
-    rng: np.random.Generator,
-) -> tuple[Estimate, Estimate]:  # fmt: skip
-    """(simulated against real, real against real), each between disjoint halves of the episodes, so
-    that both are of equal size and unpaired.  The interval is over random halves: the delete-half
-    jackknife, whose spread is that of the estimate from all episodes."""
-    units = np.unique(episode_N)
-    found = []
-    for _ in range(SPLITS):
-        first = np.isin(episode_N, rng.permutation(units)[: len(units) // 2])
-        found.append((distance(real[first], simulated[~first]), distance(real[first], real[~first])))
-    out = []
-    for values in np.array(found).T:
-        low, high = np.quantile(values, [0.025, 0.975])
-        out.append(Estimate(float(values.mean()), float(low), float(high), len(units)))
-    return out[0], out[1]
-
-
-Row = dict[str, Any]
-
-
-def row(
-    measure: str, horizon: int | None, estimate: Estimate, unit: str, *, floor: float | None = None,
-    copy: float | None = None, mean: float | None = None,
-) -> Row:  # fmt: skip
-    """One line of the table; horizon None: all together.  Unknown cells stay empty."""
-    cells = {"simulated": estimate.value, "low": estimate.low, "high": estimate.high, "floor": floor,
-             "baseline_copy": copy, "baseline_mean": mean}  # fmt: skip
-    known = {k: None if v is None or not np.isfinite(v) else float(v) for k, v in cells.items()}
-    return {"measure": measure, "horizon": horizon, **known, "unit": unit, "n": estimate.n}
-
-
-def psnr(mse: float) -> float:
-    """Peak signal-to-noise ratio in dB of frames in [0, 1] with a mean squared error; infinite at 0."""
-    return float(-10 * np.log10(mse)) if mse > 0 else float("inf")
-
-
-def frame_rows(p: Paired, rng: np.random.Generator, frames: bool) -> Iterator[Row]:
+def frame_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
     """Observation error per horizon, free-running and teacher-forced, and free-running less baselines."""
-    unit = "squared intensity" if frames else "squared units"
+    unit = "squared intensity" if p.images else "squared units"
     for k in range(p.seen.shape[1]):
         on = p.seen[:, k]
         if not on.any():
             return
         error = {name: e[on, k] for name, e in p.error.items()}
         copy, mean = float(error["copy"].mean()), float(error["mean"].mean())
-        for measure, name in (("frame_mse", "simulated"), ("frame_mse_teacher_forced", "forced")):
+        for suffix, name in (("", "simulated"), ("_teacher_forced", "forced")):
             if name not in error:
                 continue
             e = bootstrap_mean(error[name], p.episode[on], rng=rng)
             # A restored snapshot given the same actions repeats the real frames exactly.
-            yield row(measure, k, e, unit, floor=0.0, copy=copy, mean=mean)
-            if frames:
+            yield row(f"frame_mse{suffix}", k, e, unit, floor=0.0, copy=copy, mean=mean)
+            if p.images:
                 decibel = Estimate(psnr(e.value), psnr(e.high), psnr(e.low), e.n)
-                yield row(measure.replace("mse", "psnr"), k, decibel, "dB", copy=psnr(copy), mean=psnr(mean))
+                yield row(f"frame_psnr{suffix}", k, decibel, "dB", copy=psnr(copy), mean=psnr(mean))
+                alike = {kind: v[on, k] for kind, v in p.similarity.items()}
+                e = bootstrap_mean(alike[name], p.episode[on], rng=rng)
+                trivial = {kind: float(alike[kind].mean()) for kind in ("copy", "mean")}
+                yield row(f"frame_ssim{suffix}", k, e, "1", floor=1.0, **trivial)
         for name in ("copy", "mean") if k else ():
             less = bootstrap_mean(error["simulated"] - error[name], p.episode[on], rng=rng)
-            yield row(f"frame_mse_less_{name}", k, less, unit, floor=-float(error[name].mean()), copy=None, mean=None)
+            yield row(f"frame_mse_less_{name}", k, less, unit, floor=-float(error[name].mean()))
 
 
-def agent_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
-    """What the agent makes of simulated frames: values, most likely actions, hidden states."""
-    (v0, v1), (a0, a1), (h0, h1) = p.value, p.greedy, p.h
-    for k in range(p.seen.shape[1]):
-        on = p.seen[:, k]
-        if on.any():
-            at = p.episode[on]
-            typical = float(v0[on, k].mean())
-            difference = bootstrap_mean(v1[on, k] - v0[on, k], at, rng=rng)
-            copied = float((v0[on, 0] - v0[on, k]).mean())
-            yield row("value_difference", k, difference, "return", floor=0.0, copy=copied)
-            error = bootstrap_mean(np.abs(v1[on, k] - v0[on, k]), at, rng=rng)
-            yield row(
-                "value_error", k, error, "return", floor=0.0, copy=float(np.abs(v0[on, 0] - v0[on, k]).mean()),
-                mean=float(np.abs(typical - v0[on, k]).mean()),
-            )  # fmt: skip
+def agent_rows(p: Paired, rng: np.random.Generator, actions: Mapping[str, Sequence[int]]) -> Iterator[Row]:
+    """What the agent makes of simulated frames: values, hidden states, policy.
+
+    ``actions``: ids that do the same by the name of what they do; empty where that is not known.
+    """
+    v0, h0 = p.real.value, p.real.h
+    pi0 = softmax(p.real.logits)
+    does0 = {"action_agreement": pi0.argmax(-1)}
+    if actions:
+        does0["action_agreement_in_effect"] = in_effect(pi0, actions)
+    for suffix, side in p.modes().items():
+        for k in range(p.seen.shape[1]):
+            on = p.seen[:, k]
+            if not on.any():
+                break
+            at, real = p.episode[on], v0[on, k]
+            for measure, of in (("value_difference", np.asarray), ("value_error", np.abs)):
+                error = bootstrap_mean(of(side.value[on, k] - real), at, rng=rng)
+                trivial = {"copy": float(of(v0[on, 0] - real).mean())}
+                if measure == "value_error":
+                    trivial["mean"] = float(np.abs(real.mean() - real).mean())
+                yield row(f"{measure}{suffix}", k, error, "return", floor=0.0, **trivial)
             spread = ((h0[on, k] - h0[on, k].mean(0)) ** 2).mean()
             scale = float(spread) if spread > 0 else float("nan")
-            error = bootstrap_mean(((h1[on, k] - h0[on, k]) ** 2).mean(1) / scale, at, rng=rng)
+            error = bootstrap_mean(((side.h[on, k] - h0[on, k]) ** 2).mean(1) / scale, at, rng=rng)
             copied = float(((h0[on, 0] - h0[on, k]) ** 2).mean() / scale)
-            yield row("h_error", k, error, "variance", floor=0.0, copy=copied, mean=1.0)
-    for k in range(p.acted.shape[1]):
-        acts = p.acted[:, k]
-        if acts.any():
-            same = bootstrap_mean((a1[acts, k] == a0[acts, k]).astype(float), p.episode[acts], rng=rng)
-            usual = np.bincount(a0[acts, k]).max() / acts.sum()
-            copied = float((a0[acts, 0] == a0[acts, k]).mean())
-            yield row("action_agreement", k, same, "share", floor=1.0, copy=copied, mean=float(usual))
+            yield row(f"h_error{suffix}", k, error, "variance", floor=0.0, copy=copied, mean=1.0)
+        pi1 = softmax(side.logits)
+        for k in range(p.acted.shape[1]):
+            on = p.acted[:, k]
+            if not on.any():
+                break
+            at = p.episode[on]
+            for measure, a0 in does0.items():
+                a1 = pi1.argmax(-1) if measure == "action_agreement" else in_effect(pi1, actions)
+                same = bootstrap_mean(a1[on, k] == a0[on, k], at, rng=rng)
+                usual = float(np.bincount(a0[on, k]).max() / on.sum())
+                copied = float((a0[on, 0] == a0[on, k]).mean())
+                yield row(f"{measure}{suffix}", k, same, "share", floor=1.0, copy=copied, mean=usual)
+            apart = np.abs(pi1[on, k] - pi0[on, k]).sum(-1) / 2
+            copied = float((np.abs(pi0[on, 0] - pi0[on, k]).sum(-1) / 2).mean())
+            typical = float((np.abs(pi0[on, k].mean(0) - pi0[on, k]).sum(-1) / 2).mean())
+            yield row(f"policy_distance{suffix}", k, bootstrap_mean(apart, at, rng=rng), "total variation",
+                      floor=0.0, copy=copied, mean=typical)  # fmt: skip
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities, float64, over the last axis."""
+    e = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+    out: np.ndarray = e / e.sum(-1, keepdims=True)
+    return out
+
+
+def in_effect(probability: np.ndarray, actions: Mapping[str, Sequence[int]]) -> np.ndarray:
+    """The likeliest of the distinct actions, where ids that do the same add up: int64 [...]."""
+    out: np.ndarray = np.stack([probability[..., list(ids)].sum(-1) for ids in actions.values()], -1).argmax(-1)
+    return out
 
 
 def stretches(horizon: int) -> list[tuple[int | None, int, int]]:
@@ -393,26 +375,131 @@ def stretches(horizon: int) -> list[tuple[int | None, int, int]]:
     return [(None, 0, horizon), *((b, a, b) for a, b in itertools.pairwise(edges))]
 
 
+def sole_reward(p: Paired) -> float | None:
+    """The size of a reward where all are of one size, else None."""
+    sizes = np.unique(p.real.reward[p.acted & (p.real.reward != 0)])
+    return float(sizes[0]) if len(sizes) == 1 and sizes[0] > 0 else None
+
+
+def forecasts(p: Paired, side: Side) -> dict[str, np.ndarray]:
+    """Foretold probabilities [B, K] of a reward and of the end.
+
+    A reward head that is trained on squared error foretells the mean, and that over the size of a reward
+    is its probability, where there is one size only.
+    """
+    out = {"terminal": side.terminal.astype(np.float64)}
+    size = sole_reward(p)
+    return out if size is None else {"reward": (side.reward.astype(np.float64) / size).clip(0, 1), **out}
+
+
 def event_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
-    """Rewards and endings, foretold free-running; all horizons pooled and in three stretches."""
-    horizon = p.acted.shape[1]
-    for upto, a, b in stretches(horizon):
-        on = p.acted[:, a:b]
-        if not on.any():
-            continue
-        episode = np.broadcast_to(p.episode[:, None], on.shape)[on]
-        foretold = {"reward": p.reward[1][:, a:b][on], "terminal": p.terminal[1][:, a:b][on]}
-        happened = {"reward": p.reward[0][:, a:b][on] > 0, "terminal": p.terminal[0][:, a:b][on]}
-        for name, score in foretold.items():
-            event = happened[name]
-            estimate = precision_estimate(score, event, episode, rng)
-            yield row(f"{name}_average_precision", upto, estimate, "1", floor=1.0, mean=float(event.mean()))
-        event = happened["terminal"].astype(float)
-        brier = bootstrap_mean((foretold["terminal"] - event) ** 2, episode, rng=rng)
-        yield row("terminal_brier", upto, brier, "squared probability", floor=0.0, mean=float(event.var()))
-        real = p.reward[0][:, a:b][on]
-        squared = bootstrap_mean((foretold["reward"] - real) ** 2, episode, rng=rng)
-        yield row("reward_mse", upto, squared, "squared reward", floor=0.0, mean=float(real.var()))
+    """Rewards and endings foretold; all horizons pooled and in three stretches."""
+    events = {"reward": p.real.reward > 0, "terminal": p.real.terminal.astype(bool)}
+    for suffix, side in p.modes().items():
+        scores, probabilities = {"reward": side.reward, "terminal": side.terminal}, forecasts(p, side)
+        for upto, a, b in stretches(p.acted.shape[1]):
+            on = p.acted[:, a:b]
+            if not on.any():
+                continue
+            episode = np.broadcast_to(p.episode[:, None], on.shape)[on]
+            for name, score in scores.items():
+                event = events[name][:, a:b][on]
+                estimate = precision_estimate(score[:, a:b][on], event, episode, rng)
+                measure = f"{name}_average_precision{suffix}"
+                yield row(measure, upto, estimate, "1", floor=1.0, mean=float(event.mean()))
+            for name, probability in probabilities.items():
+                event, chance = events[name][:, a:b][on], probability[:, a:b][on]
+                brier = bootstrap_mean(brier_terms(chance, event), episode, rng=rng)
+                variance = float(event.astype(float).var())
+                yield row(f"{name}_brier{suffix}", upto, brier, "squared probability", floor=0.0, mean=variance)
+                estimate = estimate_of(lambda r, c=chance, e=event: calibration_error(c[r], e[r]), episode, rng)  # type: ignore[misc]
+                yield row(f"{name}_calibration_error{suffix}", upto, estimate, "probability",
+                          floor=calibration_floor(chance, rng), mean=0.0)  # fmt: skip
+            real = p.real.reward[:, a:b][on]
+            squared = bootstrap_mean((side.reward[:, a:b][on] - real) ** 2, episode, rng=rng)
+            yield row(f"reward_mse{suffix}", upto, squared, "squared reward", floor=0.0, mean=float(real.var()))
+
+
+def calibration_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
+    """The reliability table: a line an event, kind of simulation and bin of forecasts."""
+    events = {"reward": p.real.reward > 0, "terminal": p.real.terminal.astype(bool)}
+    episode = np.broadcast_to(p.episode[:, None], p.acted.shape)[p.acted]
+    for suffix, side in p.modes().items():
+        for name, probability in forecasts(p, side).items():
+            for line in reliability(probability[p.acted], events[name][p.acted], episode, rng):
+                yield {"event": name, "simulation": "teacher-forced" if suffix else "free-running", **line}
+
+
+@dataclass(frozen=True)
+class Lives:
+    """What happens in the windows, really and in the agent's dreams; windows cut by a time limit left out."""
+
+    episode: np.ndarray  # int64 [M]
+    acted: tuple[np.ndarray, np.ndarray]  # real, dreamed: bool [M, K], the transition exists
+    action: tuple[np.ndarray, np.ndarray]  # [M, K]
+    reward: tuple[np.ndarray, np.ndarray]  # [M, K]
+
+    def total(self, world: int) -> dict[str, np.ndarray]:
+        """{return, length} [M] within the horizon, of 0 the real or 1 the dreamed world."""
+        acted = self.acted[world]
+        return {"return": (self.reward[world] * acted).sum(1), "length": acted.sum(1).astype(float)}
+
+
+def lives(p: Paired, rng: np.random.Generator) -> Lives:
+    """Dreams end by a draw from the foretold probabilities."""
+    whole = p.acted.all(1) | (p.real.terminal.astype(bool) & p.acted).any(1)
+    ends = rng.random(p.dreamed.terminal.shape) < p.dreamed.terminal
+    goes_on = np.concatenate([np.ones((len(ends), 1), bool), ~np.logical_or.accumulate(ends, 1)[:, :-1]], 1)
+    steps = p.acted.shape[1]
+    sides = (p.real, p.dreamed)
+    return Lives(
+        episode=p.episode[whole],
+        acted=(p.acted[whole], goes_on[whole]),
+        action=(p.real.action[whole, :steps], p.dreamed.action[whole, :steps]),
+        reward=(sides[0].reward[whole], sides[1].reward[whole]),
+    )
+
+
+def life_rows(x: Lives, rng: np.random.Generator) -> Iterator[Row]:
+    """Distributions of returns, lengths, actions and transitions between actions, really and in dreams.
+
+    ``baseline_copy``: a world that stands still (no reward, no end, the first action for ever);
+    ``baseline_mean``: the most frequent action always.
+    """
+    if len(np.unique(x.episode)) < FEWEST_EPISODES:
+        return
+    real, dreamed = x.total(0), x.total(1)
+    still = {"return": np.zeros(len(x.episode)), "length": np.full(len(x.episode), float(x.acted[0].shape[1]))}
+    for name, unit in (("return", "return"), ("length", "steps")):
+        difference = bootstrap_mean(dreamed[name] - real[name], x.episode, rng=rng)
+        copied = float((still[name] - real[name]).mean())
+        yield row(f"{name}_difference", None, difference, unit, floor=0.0, copy=copied)
+        seed = int(rng.integers(2**31))
+        args = (x.episode, wasserstein)
+        against, floor = halves(real[name], dreamed[name], *args, np.random.default_rng(seed))
+        trivial, _ = halves(real[name], still[name], *args, np.random.default_rng(seed))
+        yield row(f"{name}_distance", None, against, f"{unit}, Wasserstein-1", floor=floor.value, copy=trivial.value)
+    count = int(max(a.max() for a in x.action)) + 1
+    first = np.broadcast_to(x.action[0][:, :1], x.action[0].shape)
+    usual = np.full_like(first, np.bincount(x.action[0][x.acted[0]]).argmax())
+    for name, kept in (("action", 0), ("transition", 1)):
+
+        def sample(action: np.ndarray, acted: np.ndarray, kept: int = kept) -> tuple[np.ndarray, np.ndarray]:
+            """(actions or pairs of successive ones as whole numbers, their episodes)."""
+            on = acted[:, kept:]
+            pairs = action if not kept else action[:, :-1] * count + action[:, 1:]
+            return pairs[on], np.broadcast_to(x.episode[:, None], on.shape)[on]
+
+        seen, episode = sample(x.action[0], x.acted[0])
+        seed = int(rng.integers(2**31))
+        guesses = {"dreamed": (x.action[1], x.acted[1]), "copy": (first, x.acted[0]), "mean": (usual, x.acted[0])}
+        got = {}
+        for guess, columns in guesses.items():
+            other, of = sample(*columns)
+            got[guess] = halves(seen, other, episode, total_variation, np.random.default_rng(seed), of)
+        against, floor = got["dreamed"]
+        yield row(f"{name}_distance", None, against, "total variation", floor=floor.value,
+                  copy=got["copy"][0].value, mean=got["mean"][0].value)  # fmt: skip
 
 
 def hidden_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
@@ -425,8 +512,8 @@ def hidden_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
         episode = np.broadcast_to(p.episode[:, None], on.shape)[on]
         if len(np.unique(episode)) < FEWEST_EPISODES:
             continue
-        h0, h1 = (h[:, a:b][on].astype(np.float64) for h in p.h)
-        copy = np.broadcast_to(p.h[0][:, :1], p.h[0][:, a:b].shape)[on].astype(np.float64)
+        h0, h1 = (side.h[:, a:b][on].astype(np.float64) for side in (p.real, p.free))
+        copy = np.broadcast_to(p.real.h[:, :1], p.real.h[:, a:b].shape)[on].astype(np.float64)
         mean, std = h0.mean(0), h0.std(0) + 1e-8
         _, size, axes = np.linalg.svd((h0 - mean) / std, full_matrices=False)
         keep = min(COMPONENTS, int((size > 1e-6 * size[0]).sum()))
@@ -450,35 +537,70 @@ def hidden_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
                   floor=float(balanced), copy=told_apart(real, copied, episode, rng).value, mean=0.5)  # fmt: skip
 
 
-def compare(p: Paired, rng: np.random.Generator, frames: bool) -> Result:
-    """The whole table as a Result.  frames: the observations are images in [0, 1]."""
-    rows = [*frame_rows(p, rng, frames), *agent_rows(p, rng), *event_rows(p, rng), *hidden_rows(p, rng)]
-    result = Result(tables={"fidelity": rows})
+def compare(p: Paired, rng: np.random.Generator, found: Found | None = None) -> Result:
+    """The whole table as a Result.  ``found``: what the snapshots told."""
+    found = Found() if found is None else found
+    x = lives(p, rng)
+    rows = [
+        *frame_rows(p, rng), *agent_rows(p, rng, found.notes.get("action_ids", {})), *event_rows(p, rng),
+        *hidden_rows(p, rng), *life_rows(x, rng), *found.rows,
+    ]  # fmt: skip
+    result = Result(tables={"fidelity": rows, "calibration": list(calibration_rows(p, rng)), **found.tables})
     result.arrays = {
         "episode": p.episode, "seen": p.seen, "strip_row": p.shown,
-        "value_real": p.value[0], "value_simulated": p.value[1],
+        "value_real": p.real.value, "value_simulated": p.free.value,
         **{f"error_{k}": v.astype(np.float32) for k, v in p.error.items()},
-        **{f"strip_{k}": (v.clip(0, 1) * 255).round().astype(np.uint8) if frames else v for k, v in p.strip.items()},
+        **{f"strip_{k}": v if k == "action" else to_store(v, p.images) for k, v in p.strip.items()},
+        **{f"{name}_{kind}": v for world, kind in enumerate(("real", "dreamed")) for name, v in x.total(world).items()},
+        **{f"actions_{kind}": x.action[world][x.acted[world]] for world, kind in enumerate(("real", "dreamed"))},
+        **{k: to_store(v, p.images) if v.dtype == np.float32 else v for k, v in found.arrays.items()},
     }  # fmt: skip
     result.notes = {
         "horizon": "steps after the last initial frame; empty: all together; events and hidden states: the "
         "stretch of horizons that ends there, beginning after the one before",
         "floor": "what the real world scores against itself: a restored snapshot repeats frames exactly; for "
-        "distributions, one half of the episodes against the other",
-        "baseline_copy": "the last initial observation (or what the agent made of it) held still",
+        "distributions, one half of the episodes against the other; for calibration, forecasts that are right; for "
+        "counterfactual actions, real frames looked up among real frames; for gradient signs, the same finite "
+        "differences under other action noise",
+        "baseline_copy": "the last initial observation (or what the agent made of it) held still; dreams: a world "
+        "without reward or end, the first action for ever",
         "baseline_mean": "the mean over these very episodes, or the most frequent action or event rate: a baseline "
-        "that has seen the answers",
+        "that has seen the answers; counterfactual actions and gradient signs: chance",
+        "teacher_forced": "the simulator is shown every real frame: its frames have seen the frame they are compared "
+        "with, its rewards and endings only the frames before",
+        "dreams": f"{len(x.episode)} windows: the agent acts as it likes in the simulator, actions, states and endings "
+        "are drawn; returns and lengths within the horizon",
         "windows": len(p.episode),
         "episodes": len(np.unique(p.episode)),
+        "left_out": [],
+        **{k: v for k, v in found.notes.items() if k != "action_ids"},
     }
+    if sole_reward(p) is None:
+        result.notes["left_out"].append(
+            "Brier score and calibration of rewards: they are not all of one size, so their foretold mean is no "
+            "probability"
+        )
+    if not found.rows:
+        result.notes["left_out"].append("counterfactual actions, gradients and another policy: --no-counterfactual")
     return summarise(result)
+
+
+def to_store(obs: np.ndarray, images: bool) -> np.ndarray:
+    """Images in [0, 1] as uint8; anything else as it is."""
+    return (obs.clip(0, 1) * 255).round().astype(np.uint8) if images and obs.ndim >= 4 else obs
+
+
+HEADLINES = (
+    "frame_psnr", "frame_mse", "frame_ssim", "action_agreement", "action_agreement_in_effect", "value_error",
+    "value_difference", "counterfactual_top1", "policy_dependence",
+)  # fmt: skip
 
 
 def summarise(result: Result) -> Result:
     """Scalars for the manifest and the model card."""
     rows = result.tables["fidelity"]
     for r in rows:
-        keep = r["measure"] in ("frame_psnr", "frame_mse", "action_agreement", "value_error") and r["horizon"] in SHOWN
+        keep = r["measure"].startswith("gradient") or (r["measure"] in HEADLINES and r["horizon"] in SHOWN)
         if (keep or r["horizon"] is None) and r["simulated"] is not None:
             name = r["measure"] if r["horizon"] is None else f"{r['measure']}@{r['horizon']}"
             result.scalar(name, r["simulated"], r["unit"], r["n"], (r["low"], r["high"]))
@@ -490,63 +612,30 @@ def summarise(result: Result) -> Result:
             result.scalar(f"horizons_below_{name}", len(below) / len(less), "share of horizons from 2", len(less))
             result.notes[f"not_below_{name}"] = [r["horizon"] for r in less if r["horizon"] not in below]
             result.notes[f"not_surely_below_{name}"] = [r["horizon"] for r in less if r["horizon"] not in surely]
+    above = {
+        r["horizon"]: r["simulated"] - max(r["baseline_copy"], r["baseline_mean"])
+        for r in rows
+        if r["measure"] == "frame_psnr" and r["horizon"] and None not in (r["simulated"], r["baseline_copy"])
+    }
+    for upto in sorted({min(8, max(above)), max(above)}) if above else ():
+        margins = [margin for k, margin in above.items() if k <= upto]
+        result.scalar(f"frame_psnr_least_margin_to@{upto}", min(margins), "dB above both baselines", len(margins))
+    for r in rows:
+        if r["measure"] == "counterfactual_top1" and r["baseline_mean"]:
+            times = [r[k] / r["baseline_mean"] for k in ("simulated", "low", "high")]
+            result.scalar(f"counterfactual_times_chance@{r['horizon']}", times[0], "times chance", r["n"], times[1:])
     return result
 
 
-# Figures and the printed table, drawn from the result
-
-
-def draw_error(result: Result, path: Path) -> None:
-    """Observation error over horizons with intervals, beside its baselines."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    ax = figure.subplots()
-    free = [r for r in result.tables["fidelity"] if r["measure"] == "frame_mse"]
-    for measure, label, colour in (
-        ("frame_mse", "free-running", "tab:blue"), ("frame_mse_teacher_forced", "teacher-forced", "tab:green"),
-    ):  # fmt: skip
-        rows = [r for r in result.tables["fidelity"] if r["measure"] == measure]
-        if rows:
-            x = [r["horizon"] for r in rows]
-            ax.plot(x, [r["simulated"] for r in rows], color=colour, label=f"{label} (n = {rows[0]['n']} episodes)")
-            ax.fill_between(x, [r["low"] for r in rows], [r["high"] for r in rows], color=colour, alpha=0.2, lw=0)
-    for cell, label, style in (("baseline_copy", "last frame held", "--"), ("baseline_mean", "mean frame", ":")):
-        ax.plot([r["horizon"] for r in free], [r[cell] for r in free], color="0.3", ls=style, label=label)
-    ax.axhline(0, color="0.8", lw=0.8)
-    ax.set_xlabel("steps simulated")
-    ax.set_ylabel(f"mean squared error ({free[0]['unit']})")
-    figure.legend(fontsize=8, frameon=False, loc="outside upper center", ncols=2)
-    figure.savefig(path, dpi=120)
-
-
-def draw_strip(result: Result, path: Path) -> None:
-    """Real frames above simulated ones, several starts; images only."""
-    from matplotlib.figure import Figure
-
-    kinds = [k for k in ("real", "simulated", "forced") if f"strip_{k}" in result.arrays]
-    strips = {k: result.arrays[f"strip_{k}"] for k in kinds}
-    seen = result.arrays["seen"][result.arrays["strip_row"]]
-    count, length = strips["real"].shape[:2]
-    columns = [k for k in (0, *SHOWN) if k < length]
-    figure = Figure(figsize=(1.15 * len(columns) + 0.9, 1.18 * len(kinds) * count), layout="constrained")
-    axes = figure.subplots(len(kinds) * count, len(columns), squeeze=False)
-    labels = {"real": "real", "simulated": "simulated", "forced": "teacher-\nforced"}
-    for line in range(len(kinds) * count):
-        start, kind = divmod(line, len(kinds))
-        for column, k in enumerate(columns):
-            ax = axes[line][column]
-            ax.set_xticks([])
-            ax.set_yticks([])
-            if seen[start, k] or kinds[kind] == "simulated":
-                ax.imshow(strips[kinds[kind]][start, k])
-            else:
-                ax.text(0.5, 0.5, "ended", ha="center", va="center", fontsize=7, transform=ax.transAxes)
-            if line == 0:
-                ax.set_title(f"+{k}", fontsize=9)
-            if column == 0:
-                ax.set_ylabel(labels[kinds[kind]], fontsize=8)
-    figure.savefig(path, dpi=110)
+def to_show(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows for a page: what is pooled, pooled; the rest at a near, a middle and the last horizon."""
+    pooled = {r["measure"] for r in rows if r["horizon"] is None}
+    last = {r["measure"]: r["horizon"] for r in rows}
+    return [
+        r for r in rows
+        if "_less_" not in r["measure"]
+        and (r["horizon"] is None if r["measure"] in pooled else r["horizon"] in (1, 4, last[r["measure"]]))
+    ]  # fmt: skip
 
 
 def print_table(result: Result) -> None:
@@ -556,21 +645,18 @@ def print_table(result: Result) -> None:
 
     table = Table(title="simulated against real, held-out episodes")
     for name in ("measure", "horizon", "simulated", "95 %", "floor", "last held", "mean", "unit", "n"):
-        table.add_column(name, justify="left" if name in ("measure", "unit") else "right")
+        table.add_column(name, justify="left" if name in ("measure", "unit") else "right", no_wrap=name == "measure")
 
     def cell(value: Any) -> str:
         return "" if value is None else f"{value:.3g}"
 
-    pooled = ("average_precision", "brier", "reward_mse", "h_frechet", "h_mmd", "h_classifier")
-    for r in result.tables["fidelity"]:
-        every = any(word in r["measure"] for word in pooled)
-        if (r["horizon"] is None) if every else (r["horizon"] in SHOWN and "less" not in r["measure"]):
-            interval = f"{cell(r['low'])} to {cell(r['high'])}" if r["low"] is not None else ""
-            table.add_row(
-                r["measure"], "all" if r["horizon"] is None else str(r["horizon"]), cell(r["simulated"]), interval,
-                cell(r["floor"]), cell(r["baseline_copy"]), cell(r["baseline_mean"]), r["unit"], str(r["n"]),
-            )  # fmt: skip
-    Console(width=130).print(table)
+    for r in to_show(result.tables["fidelity"]):
+        interval = f"{cell(r['low'])} to {cell(r['high'])}" if r["low"] is not None else ""
+        table.add_row(
+            r["measure"], "all" if r["horizon"] is None else str(r["horizon"]), cell(r["simulated"]), interval,
+            cell(r["floor"]), cell(r["baseline_copy"]), cell(r["baseline_mean"]), r["unit"], str(r["n"]),
+        )  # fmt: skip
+    Console(width=150).print(table)
 
 
 # The stage
@@ -581,13 +667,48 @@ def check_store(store: RolloutStore, simulator: Any) -> None:
     facts: Mapping[str, Any] = store.manifest.get("facts", {})
     if facts.get("source") != "real":
         raise UserError(f"{store.path} holds {facts.get('source', 'unknown')} rollouts; fidelity needs real ones")
+    check_world(store.spec, simulator.spec, str(store.path))
     own = fingerprint(simulator.agent)
     if facts.get("agent") != own:
         raise UserError(f"{store.path} was recorded with agent {facts.get('agent')}, the simulator holds {own}")
     if facts.get("interventions"):
         raise UserError(f"{store.path} was recorded under an intervention; fidelity needs unaltered rollouts")
-    if store.spec.env_id != simulator.spec.env_id or store.spec.obs != simulator.spec.obs:
-        raise UserError(f"{store.path} is of {store.spec.env_id}, the simulator of {simulator.spec.env_id}")
+
+
+def check_world(spec: EnvSpec, own: EnvSpec, what: str) -> None:
+    """UserError unless ``what`` belongs to the simulator's world; which levels of it does not matter."""
+    if spec.env_id != own.env_id or spec.obs != own.obs or spec.action_names != own.action_names:
+        raise UserError(f"{what} is of {spec.env_id}, the simulator of {own.env_id}")
+    for name in sorted({*spec.options, *own.options} - {*LEVELS}):
+        theirs, ours = spec.options.get(name), own.options.get(name)
+        if theirs != ours:
+            raise UserError(f"{what} is of a world with {name} {theirs}, the simulator of one with {name} {ours}")
+
+
+def check_lengths(store: RolloutStore, initial: int, horizon: int) -> None:
+    """UserError unless a few episodes reach the horizon."""
+    need = initial + horizon
+    enough = int((store.rows >= need).sum())
+    if enough < FEWEST_EPISODES:
+        most = int(np.sort(store.rows)[-FEWEST_EPISODES]) - initial if len(store) >= FEWEST_EPISODES else 0
+        advice = f"--horizon {most} is the most that {FEWEST_EPISODES} episodes reach" if most > 0 else "record more"
+        raise UserError(
+            f"--horizon {horizon}: {enough} of {len(store)} episodes have the {need} observations that a whole window "
+            f"takes, {FEWEST_EPISODES} are needed; {advice}"
+        )
+
+
+def load_other(config: FidelityConfig, simulator: Any, device: torch.device) -> RecurrentAgent | None:
+    """The agent of --other_agent, or None; UserError unless it is another one of the same world."""
+    if config.other_agent is None:
+        return None
+    if not config.counterfactual:
+        raise UserError("--other_agent acts in the real world: leave --no-counterfactual out")
+    other = load_agent(config.other_agent, device)
+    check_world(other.spec, simulator.spec, str(config.other_agent))
+    if fingerprint(other) == fingerprint(simulator.agent):
+        raise UserError(f"--other_agent {config.other_agent} is the simulator's own agent")
+    return other
 
 
 def trained_on(simulator: Path, rollouts: Path) -> bool:
@@ -600,22 +721,45 @@ def main(config: FidelityConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     cli.require(1, horizon=config.horizon, windows=config.windows, batch=config.batch)
+    cli.require(2, starts=config.starts)
     simulator = load_simulator(config.simulator, device)
+    other = load_other(config, simulator, device)
+    if config.video:
+        check_video()
+
+    def make_env(slots: int) -> VecEnv:
+        levels = {"start_level": config.start_level, "num_levels": config.num_levels}
+        return make(simulator.spec, slots, threads=config.threads, **levels)
+
+    if config.counterfactual:
+        require_snapshots(make_env(1))
     rng = np.random.default_rng(config.seed)
     inputs = {"simulator": config.simulator, "rollouts": config.rollouts}
+    if config.other_agent is not None:
+        inputs["other_agent"] = config.other_agent
     with RolloutStore(config.rollouts) as store:
         check_store(store, simulator)
+        check_lengths(store, simulator.initial_frames, config.horizon)
         starts = choose_starts(store, simulator.initial_frames + 1, config.windows, rng)
         with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-            paired = pair(simulator, store, starts, config.horizon, batch=config.batch, device=device)
-            result = compare(paired, rng, frames=True)
+            paired = pair(simulator, store, starts, config.horizon, batch=config.batch, device=device, seed=config.seed)
+            found = None
+            if config.counterfactual:
+                h_NH = paired.real.h[paired.seen]
+                basis = fit_pca(h_NH, min(DIRECTIONS, h_NH.shape[1]), fingerprint(simulator.agent)).to(device)
+                found = try_again(
+                    simulator, make_env, basis, rng, starts=config.starts, latest=config.latest_start,
+                    horizon=config.horizon, seed=config.seed, other=other, device=device,
+                )  # fmt: skip
+            result = compare(paired, rng, found)
             result.notes["held_out"] = not trained_on(config.simulator, config.rollouts)
             result.save(run.path)
-            draw_error(result, run.path / "frame_error.png")
-            draw_strip(result, run.path / "strip.png")
+            figures.draw(result, run.path, simulator.spec.action_names, config.video)
             run.metrics = dict(result.scalars)
             run.facts = {"agent": fingerprint(simulator.agent), "simulator": fingerprint(simulator)}
     print_table(result)
+    for words in result.notes["left_out"]:
+        print(f"left out: {words}")
     if not result.notes["held_out"]:
         print("note: the simulator was trained on these very rollouts; record others for an honest comparison")
     print(f"fidelity over {len(starts)} windows of {len(np.unique(starts[:, 0]))} episodes: {config.out}")

@@ -21,7 +21,7 @@ from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
 from core.episodes import RolloutStore
-from validation.fidelity import SHOWN
+from validation.fidelity import to_show
 from validation.page import (
     details,
     document,
@@ -191,13 +191,7 @@ def fidelity(dirs: Mapping[str, Path]) -> Section:
     if below:
         found += f"; it is below {' and below '.join(below)} horizons from 2 steps on"
     found += "." if notes["held_out"] else "; the simulator was trained on these very episodes, so this flatters it."
-    pooled = ("average_precision", "brier", "reward_mse", "h_frechet", "h_mmd", "h_classifier")
-    shown = [
-        with_interval({**r, "measure": str(r["measure"]).replace("_", " ")})
-        for r in rows
-        if ((r["horizon"] is None) if str(r["measure"]).endswith(pooled) else (r["horizon"] in SHOWN))
-        and "_less_" not in str(r["measure"])
-    ]  # fmt: skip
+    shown = [with_interval({**r, "measure": str(r["measure"]).replace("_", " ")}) for r in to_show(rows)]
     order = list(dict.fromkeys(r["measure"] for r in shown))
     shown.sort(key=lambda r: order.index(r["measure"]))
     titles = {
@@ -206,9 +200,9 @@ def fidelity(dirs: Mapping[str, Path]) -> Section:
         "baseline_mean": "mean",
         "unit": "unit", "n": "episodes",
     }  # fmt: skip
-    read = "".join(
-        paragraph(f"{k.replace('_', ' ')}: {notes[k]}.") for k in ("horizon", "floor", "baseline_copy", "baseline_mean")
-    )
+    told = ("horizon", "floor", "baseline_copy", "baseline_mean", "teacher_forced", "dreams", "gradients")
+    read = "".join(paragraph(f"{k.replace('_', ' ')}: {notes[k]}.") for k in told if k in notes)
+    tried = _tried_again(rows)
     html = [
         paragraph(
             f"From the first frames of {number(notes['windows'])} places in {number(notes['episodes'])} real episodes "
@@ -223,11 +217,46 @@ def fidelity(dirs: Mapping[str, Path]) -> Section:
             "Real frames, and below them the simulated ones from the same start, by steps ahead",
             wide=True,
         ),
-        _pictures(path, "frame_error.png", "Frame error against the number of simulated steps, with baselines"),
+        _pictures(
+            path, "horizons.png", "Simulated against real by steps simulated, with floor and baselines", wide=True
+        ),
+        _pictures(
+            path,
+            "counterfactual.png",
+            "The moment whose real futures differ most, every action held: real above simulated",
+            wide=True,
+        ),
+        *map(paragraph, tried),
+        *(paragraph(f"Left out: {words}.") for words in notes["left_out"]),
         table(shown, f"Fidelity at some horizons; all {len(rows)} rows are in fidelity.csv", titles, most=100),
         details("How to read the columns", read),
     ]
-    return Section("How true the simulator is", "".join(html), (found,))
+    return Section("How true the simulator is", "".join(html), (found, *tried))
+
+
+def _tried_again(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """What snapshots of the real world told, in a sentence; nothing where that was left out."""
+    last = {
+        r["measure"]: r for r in rows if r["measure"] in ("counterfactual_top1", "gradient_sign_action_through_world")
+    }
+    said = []
+    if (r := last.get("counterfactual_top1")) is not None:
+        said.append(
+            f"Counterfactual actions: from {number(r['n'])} real moments, an action held {r['horizon']} steps, the "
+            f"simulated frame is nearest to the real one of the same action in {share(r)} of cases (chance "
+            f"{number(r['baseline_mean'])}; real frames themselves, some of which are alike, {number(r['floor'])})"
+        )
+    if (r := last.get("gradient_sign_action_through_world")) is not None:
+        said.append(
+            f"gradients through the world have the sign of the real effect on later actions in {share(r)} of "
+            f"cases, {r['horizon']} steps on (chance 0.5)"
+        )
+    return ("; ".join(said) + ".",) if said else ()
+
+
+def share(r: Mapping[str, Any]) -> str:
+    """A row's value with its interval."""
+    return number(r["simulated"]) + interval(r["low"], r["high"])
 
 
 # ---------------------------------------------------------------------------- directions, behaviours

@@ -87,20 +87,85 @@ def test_interventions_stage(dirs):
 
 def test_fidelity_stage(dirs, capsys):
     out = dirs / "fidelity"
-    fidelity(
-        FidelityConfig(
-            simulator=dirs / "simulator", rollouts=dirs / "rollouts", out=out, horizon=4, windows=10, batch=4
-        )
-    )
+    fidelity(FidelityConfig(out=out, horizon=4, windows=10, batch=4, **fidelity_of(dirs)))
     result = Result.load(out)
-    assert verify(out) == [] and {"frame_error.png", "strip.png"} <= {p.name for p in out.iterdir()}
-    measures = {r["measure"] for r in result.tables["fidelity"]}
-    assert {"frame_mse", "frame_psnr", "frame_mse_teacher_forced", "action_agreement", "h_classifier"} <= measures
+    pictures = {"horizons.png", "strip.png", "calibration.png", "dreams.png", "confusion.png", "counterfactual.png"}
+    videos = {"paired.mp4", "counterfactual.mp4"}
+    assert verify(out) == [] and pictures | videos <= {p.name for p in out.iterdir()}
+    rows = result.tables["fidelity"]
+    measures = {r["measure"] for r in rows}
+    both = {"frame_mse", "frame_psnr", "frame_ssim", "action_agreement", "value_error", "h_error", "terminal_brier"}
+    assert both | {f"{m}_teacher_forced" for m in both} <= measures
+    assert {"return_distance", "length_distance", "action_distance", "transition_distance", "h_classifier"} <= measures
+    assert {"counterfactual_top1", "gradient_sign_value", "policy_dependence", "frame_mse_other_policy"} <= measures
     assert result.arrays["strip_real"].dtype == np.uint8 and result.notes["held_out"] is True
     # Row 0 of the strip is the frame that the simulation starts from.
-    frame = result.tables["fidelity"][0]
+    frame = rows[0]
     assert frame["measure"] == "frame_mse" and frame["horizon"] == 0 and frame["baseline_copy"] == 0
+    [start] = [r for r in rows if r["measure"] == "frame_ssim" and r["horizon"] == 0]
+    assert start["baseline_copy"] == pytest.approx(1, abs=1e-5)
+    for r in rows:
+        assert r["low"] is None or r["low"] <= r["simulated"] + 1e-9, r
+    tests = result.tables["tests"]
+    assert {"counterfactual_top1", "gradient_sign_value"} <= {t["measure"] for t in tests}
+    assert all(t["p"] <= t["q"] <= 1 for t in tests)
     assert "frame_psnr" in capsys.readouterr().out
+
+
+def fidelity_of(dirs, **changed):
+    """What every comparison here is told."""
+    told = {"simulator": "simulator", "rollouts": "rollouts", **changed}
+    paths = {k: dirs / v if isinstance(v, str) else v for k, v in told.items()}
+    return {"starts": 6, "latest_start": 8, "threads": 1, **paths}
+
+
+def test_the_counterfactual_part_is_left_out_only_aloud(dirs, capsys):
+    out = dirs / "fidelity_without"
+    fidelity(FidelityConfig(out=out, horizon=2, windows=6, counterfactual=False, video=False, **fidelity_of(dirs)))
+    result = Result.load(out)
+    assert "left out: counterfactual actions" in capsys.readouterr().out
+    assert not {r["measure"] for r in result.tables["fidelity"]} & {"counterfactual_top1", "policy_dependence"}
+    assert not list(out.glob("*.mp4")) and not (out / "counterfactual.png").exists()
+
+
+def test_another_agent_may_lend_its_actions(dirs):
+    other_agent(dirs)
+    out = dirs / "fidelity_other"
+    told = fidelity_of(dirs, other_agent="agent2")
+    fidelity(FidelityConfig(out=out, horizon=2, windows=6, video=False, **told))
+    assert "--other_agent" in Result.load(out).notes["other_policy"]
+    assert "other_agent" in artefacts.read_manifest(out)["inputs"]
+
+
+def other_agent(dirs):
+    """An agent of other weights in agent2/ and a simulator around it in simulator2/."""
+    if (dirs / "agent2").exists():
+        return
+    torch.manual_seed(1)
+    agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=16, hidden_size=8), ProcgenEnv(WORLD, 1).spec)
+    with artefacts.new_run(dirs / "agent2", "train", {}) as run:
+        save_agent(agent, run.path)
+    with artefacts.new_run(dirs / "simulator2", "train_gen_model", {}) as run:
+        save_simulator(RSSMSimulator(SMALL, agent), run.path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"simulator": "simulator2"}, "was recorded with agent"),
+        ({"rollouts": "agent"}, "holds no rollouts"),
+        ({"horizon": 5000}, r"--horizon 5000: 0 of 8 episodes .* --horizon \d+ is the most that 4 episodes reach"),
+        ({"other_agent": "agent"}, "is the simulator's own agent"),
+        ({"other_agent": "agent2", "counterfactual": False}, "leave --no-counterfactual out"),
+        ({"other_agent": "simulator"}, "holds no agent"),
+        ({"starts": 1}, "--starts must be at least 2"),
+    ],
+)
+def test_mistakes_of_fidelity_leave_nothing_on_disk(dirs, changed, said):
+    other_agent(dirs)
+    with pytest.raises(UserError, match=said):
+        fidelity(FidelityConfig(out=dirs / "no", **fidelity_of(dirs, **changed)))
+    assert not (dirs / "no").exists()
 
 
 def test_label_starts_finds_the_labels_of_separable_behaviours(dirs):
@@ -142,16 +207,6 @@ def test_a_basis_of_another_agent_is_refused(dirs):
                 simulator=dirs / "simulator", hidden_states=dirs / "other", basis_kind="pca", out=dirs / "no"
             )
         )
-
-
-def test_fidelity_refuses_rollouts_of_another_agent(dirs):
-    torch.manual_seed(1)
-    agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=16, hidden_size=8), ProcgenEnv(WORLD, 1).spec)
-    with artefacts.new_run(dirs / "simulator2", "train_gen_model", {}) as run:
-        save_simulator(RSSMSimulator(SMALL, agent), run.path)
-    with pytest.raises(UserError, match="was recorded with agent"):
-        fidelity(FidelityConfig(simulator=dirs / "simulator2", rollouts=dirs / "rollouts", out=dirs / "no"))
-    assert not (dirs / "no").exists()
 
 
 @pytest.mark.parametrize("module", ["validation.interventions", "validation.fidelity"])

@@ -8,24 +8,43 @@ import numpy as np
 import pytest
 import torch
 
+from agents.recurrent import AgentConfig, RecurrentAgent
 from core.contracts import UserError
 from envs.planted import PlantedOptions, PlantedSimulator, record_planted
+from envs.procgen import ProcgenEnv, ProcgenOptions
+from generative.rssm import ModelConfig
+from generative.simulator import RSSMSimulator
 from validation.fidelity import (
     Paired,
-    average_precision,
+    check_world,
     choose_starts,
-    classifier_hits,
     compare,
+    forecasts,
+    in_effect,
+    lives,
+    pair,
+    softmax,
+    stretches,
+)
+from validation.measures import (
+    average_precision,
+    brier_terms,
+    calibration_error,
+    calibration_floor,
+    classifier_hits,
     frechet,
     halves,
     mmd,
-    pair,
     psnr,
-    stretches,
+    reliability,
+    ssim,
+    total_variation,
+    wasserstein,
 )
 
 STILL = PlantedOptions(noise=0.0, hazard=0.05)  # the world without noise is the modal simulator itself
 HORIZON = 6
+SMALL = ModelConfig(deterministic_size=12, hidden_size=16, groups=3, classes=4, depth=2, head_layers=1, latent_size=6)
 
 
 def rng() -> np.random.Generator:
@@ -36,7 +55,7 @@ def compared(simulator, options, seed=0):
     episodes = record_planted(options, episodes=16, steps=24, seed=seed)
     starts = choose_starts(episodes, 2, 40, rng())
     paired = pair(simulator, episodes, starts, HORIZON, batch=7)
-    return paired, compare(paired, rng(), frames=False)
+    return paired, compare(paired, rng())
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +139,7 @@ def test_what_an_episode_does_not_have_is_not_compared():
     episodes = record_planted(options, episodes=12, steps=30)
     starts = choose_starts(episodes, 2, 24, rng())
     paired = pair(PlantedSimulator(options), episodes, starts, HORIZON)
-    for (e, t), seen, acted, terminal in zip(starts, paired.seen, paired.acted, paired.terminal[0], strict=True):
+    for (e, t), seen, acted, terminal in zip(starts, paired.seen, paired.acted, paired.real.terminal, strict=True):
         left = episodes[e].steps - t
         assert seen.sum() == min(left + 1, HORIZON + 1) and acted.sum() == min(left, HORIZON)
         ends_inside = episodes[e].terminated and left <= HORIZON
@@ -197,14 +216,44 @@ def test_psnr_and_stretches():
 
 def test_teacher_forced_is_measured_where_the_simulator_can(exact):
     class Forced(PlantedSimulator):
-        def reconstruct(self, obs, action, seen):
-            return self.observe(obs, action, seen) @ self.C_XX.T
+        def teacher_forced(self, obs, action, seen):
+            free = self.rollout(self.infer({"x": obs["x"][:, :1]})[0], seen.shape[1] - 1, actions=action)
+            return free._replace(obs={"x": self.observe(obs, action, seen) @ self.C_XX.T})
 
     options = PlantedOptions()
     paired, result = compared(Forced(options), options)
     forced = rows_of(result, "frame_mse_teacher_forced")
     assert sorted(forced) == list(range(HORIZON + 1)) and max(r["simulated"] for r in forced.values()) < 1e-8
+    assert {"value_error_teacher_forced", "terminal_brier_teacher_forced", "h_error_teacher_forced"} <= {
+        r["measure"] for r in result.tables["fidelity"]
+    }
+    assert {r["simulation"] for r in result.tables["calibration"]} == {"free-running", "teacher-forced"}
     assert not rows_of(exact[1], "frame_mse_teacher_forced") and isinstance(paired, Paired)
+
+
+def test_the_learned_simulator_is_teacher_forced_step_by_step():
+    """Row by row: frames of the filtered states, rewards of the transition that follows, the agent along the frames."""
+    torch.manual_seed(0)
+    spec = ProcgenEnv(ProcgenOptions(game="coinrun"), 1).spec
+    agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=5), spec)
+    simulator = RSSMSimulator(SMALL, agent).eval().requires_grad_(False)
+    frames = torch.from_numpy(rng().integers(0, 256, (2, 2 + 4, 64, 64, 3), dtype=np.uint8))
+    action, seen = torch.from_numpy(rng().integers(0, 15, (2, 4))), torch.tensor([[True] * 4, [True] * 3 + [False]])
+    out, w = (
+        simulator.teacher_forced({"frames": frames}, action, seen),
+        simulator.world({"frames": frames}, action, seen),
+    )
+    h = simulator.start(simulator.infer({"frames": frames[:, :3]})[0]).h_BH
+    for i in range(4):
+        shown = simulator.decode(w.d_BLD[:, i], w.s_BLS[:, i])
+        torch.testing.assert_close(out.obs["frames"][:, i], shown)
+        h = agent.advance(agent.encode({"frames": shown}), h, torch.zeros(2, dtype=torch.bool))
+        torch.testing.assert_close(out.h[:, i], h)
+        torch.testing.assert_close(out.value[:, i], agent.heads(h)[1])
+        if i:
+            torch.testing.assert_close(out.reward[:, i - 1], simulator.reward_head(w.d_BLD[:, i])[:, 0])
+            torch.testing.assert_close(out.terminal[:, i - 1], simulator.terminal_head(w.d_BLD[:, i])[:, 0].sigmoid())
+    assert out.reward.shape == (2, 3) and torch.equal(out.alive, seen) and torch.equal(out.action, action)
 
 
 def test_nothing_in_the_table_is_out_of_json(noisy):
@@ -220,6 +269,127 @@ def test_hidden_states_values_and_actions_are_those_of_the_same_step():
     episodes = record_planted(options, episodes=6, steps=10)
     paired = pair(PlantedSimulator(options), episodes, np.array([(e, 0) for e in range(6)]), HORIZON)
     assert paired.seen.all()
-    for real, simulated in (paired.h, paired.value):
-        np.testing.assert_allclose(real, simulated, atol=1e-4)
-    np.testing.assert_array_equal(*paired.greedy)
+    for name in ("h", "value"):
+        np.testing.assert_allclose(getattr(paired.real, name), getattr(paired.free, name), atol=1e-4)
+    acted = paired.real.logits[:, :-1].argmax(-1) == paired.free.logits[:, :-1].argmax(-1)
+    assert acted.all()
+
+
+# Dreams
+
+
+def test_dreams_of_the_true_world_are_at_the_floor_and_those_of_a_wrong_one_are_not():
+    """Returns, lengths, actions and transitions, where the agent samples its own actions."""
+    options = replace(PlantedOptions(), hazard=0.2)
+    _, right = compared(PlantedSimulator(options), options, seed=3)
+    _, wrong = compared(Rigid(options), options, seed=3)
+    for name in ("return_distance", "length_distance", "action_distance", "transition_distance"):
+        good, bad = rows_of(right, name)[None], rows_of(wrong, name)[None]
+        assert good["floor"] == pytest.approx(bad["floor"]) and good["low"] < 1.7 * good["floor"], name
+        assert bad["simulated"] > 1.5 * good["simulated"], name
+    assert rows_of(right, "length_difference")[None]["low"] < 0 < rows_of(right, "length_difference")[None]["high"]
+
+
+class Rigid(PlantedSimulator):
+    """Never ends, pays too much, and its agent always wants to go right."""
+
+    def step(self, state, action=None, noise=None, intervene=(), env_grads=True):
+        right = torch.full((len(state.d_BD),), 2)
+        state, out = super().step(state, right if action is None else action, noise, intervene, env_grads)
+        return state, out._replace(terminal_B=out.terminal_B * 0, reward_B=out.reward_B + 1)
+
+
+def test_a_life_is_counted_to_its_last_transition():
+    options = replace(PlantedOptions(), hazard=1.0)
+    episodes = record_planted(options, episodes=12, steps=30)
+    starts = choose_starts(episodes, 2, 12, rng())
+    paired = pair(PlantedSimulator(options), episodes, starts, HORIZON)
+    x = lives(paired, rng())
+    for (e, t), length, total in zip(starts, x.total(0)["length"], x.total(0)["return"], strict=True):
+        assert length == min(episodes[e].steps - t, HORIZON)
+        assert total == pytest.approx(float(episodes[e].reward[t : t + HORIZON].sum()), abs=1e-4)
+    # A dream ends with the transition whose end is drawn, and counts it.
+    surely = np.zeros_like(paired.dreamed.terminal)
+    surely[:, 2] = 1
+    x = lives(replace(paired, dreamed=paired.dreamed._replace(terminal=surely, reward=surely * 0 + 1)), rng())
+    assert set(x.total(1)["length"]) == {3} == set(x.total(1)["return"])
+
+
+def test_a_reward_of_one_size_is_foretold_as_a_probability(noisy):
+    paired, result = noisy
+    assert set(forecasts(paired, paired.free)) == {"terminal"}  # rewards of the planted world are of any size
+    assert "Brier score and calibration of rewards" in result.notes["left_out"][0]
+    tens = replace(paired, real=paired.real._replace(reward=np.where(paired.real.reward > 0, 10.0, 0.0)))
+    foretold = forecasts(tens, paired.free._replace(reward=np.full_like(paired.free.reward, 2.5)))
+    assert foretold["reward"] == pytest.approx(0.25)
+    measures = {r["measure"] for r in compare(tens, rng()).tables["fidelity"]}
+    assert {"reward_brier", "reward_calibration_error", "terminal_calibration_error"} <= measures
+
+
+def test_ids_that_do_the_same_add_up():
+    probability = softmax(np.log(np.array([[0.4, 0.3, 0.3]])))
+    assert probability.argmax(-1) == 0
+    assert in_effect(probability, {"stay": [0], "go": [1, 2]}) == 1
+
+
+def test_another_world_is_told_by_its_options_but_not_by_its_levels():
+    spec = ProcgenEnv(ProcgenOptions(game="coinrun"), 1).spec
+    check_world(ProcgenEnv(ProcgenOptions(game="coinrun", start_level=7, num_levels=9), 3).spec, spec, "this")
+    with pytest.raises(UserError, match="this is of a world with use_backgrounds False"):
+        check_world(ProcgenEnv(ProcgenOptions(game="coinrun", use_backgrounds=False), 1).spec, spec, "this")
+    with pytest.raises(UserError, match="this is of procgen/jumper, the simulator of procgen/coinrun"):
+        check_world(ProcgenEnv(ProcgenOptions(game="jumper"), 1).spec, spec, "this")
+
+
+# More measures, against closed forms
+
+
+def test_ssim_of_equal_flat_and_random_frames():
+    frames = rng().random((5, 20, 24, 3)).astype(np.float32)
+    assert ssim(frames, frames) == pytest.approx(1, abs=1e-5)
+    # Flat frames have no structure: only the means are compared.
+    flat = np.ones((1, 16, 16, 3), np.float32)
+    a, b, c1 = 0.2, 0.7, 0.01**2
+    assert ssim(flat * a, flat * b)[0] == pytest.approx((2 * a * b + c1) / (a * a + b * b + c1), rel=1e-4)
+    assert ssim(frames, 1 - frames).max() < 0 < ssim(frames, frames * 0.5 + 0.25).min() < 0.95
+    with pytest.raises(ValueError, match="11 pixels"):
+        ssim(flat[:, :8], flat[:, :8])
+
+
+def test_ssim_is_the_published_one():
+    """Against moments by scipy's Gaussian filter, cut to where the window fits."""
+    from scipy.ndimage import gaussian_filter
+
+    x, y = rng().random((2, 32, 32)).astype(np.float64)
+
+    def smooth(v):
+        return gaussian_filter(v, 1.5, radius=5)[5:-5, 5:-5]
+
+    mx, my = smooth(x), smooth(y)
+    vx, vy, together = smooth(x * x) - mx**2, smooth(y * y) - my**2, smooth(x * y) - mx * my
+    c1, c2 = 0.01**2, 0.03**2
+    expected = ((2 * mx * my + c1) * (2 * together + c2) / ((mx**2 + my**2 + c1) * (vx + vy + c2))).mean()
+    assert ssim(x[None, :, :, None], y[None, :, :, None])[0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_brier_and_calibration_by_hand():
+    chance, event = np.array([0.05, 0.05, 0.95, 0.95]), np.array([False, True, True, True])
+    assert brier_terms(chance, event).mean() == pytest.approx((0.0025 + 0.9025 + 2 * 0.0025) / 4)
+    assert calibration_error(chance, event) == pytest.approx((2 * 0.45 + 2 * 0.05) / 4)
+    lines = reliability(chance, event, np.arange(4), rng())
+    assert [(r["from"], r["to"], r["happened"], r["steps"]) for r in lines] == [(0, 0.1, 0.5, 2), (0.9, 1, 1, 2)]
+    assert calibration_error(np.array([0.0, 1.0]), np.array([False, True])) == 0
+
+
+def test_right_forecasts_are_at_the_floor_of_calibration_and_wrong_ones_above():
+    generator = rng()
+    chance = generator.random(800)
+    errors = [calibration_error(chance, generator.random(800) < chance) for _ in range(50)]
+    assert calibration_floor(chance, rng()) == pytest.approx(np.mean(errors), rel=0.15)
+    assert calibration_error(chance**2, generator.random(800) < chance) > 2 * np.mean(errors)
+
+
+def test_total_variation_and_wasserstein_by_hand():
+    assert total_variation(np.array([0, 0, 1, 2]), np.array([0, 1, 1, 1])) == pytest.approx(0.5)
+    assert total_variation(np.array([0]), np.array([3])) == 1 and total_variation(np.arange(4), np.arange(4)) == 0
+    assert wasserstein(np.array([0.0, 1.0]), np.array([3.0, 2.0])) == pytest.approx(2)
