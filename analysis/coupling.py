@@ -845,7 +845,8 @@ def main(config: CouplingConfig) -> None:
     for said in (*result.notes["left_out"], *result.notes["resolution"]):
         print(f"note: {said}", file=sys.stderr)
     print(f"coupling of {k} directions in {len(ids)} behaviours, {len(result.tables['edges'])} edges: {config.out}")
-    for row in result.tables["edges"][:3]:
+    between = [row for row in result.tables["edges"] if row["source"] != row["target"]]  # its own past is no news
+    for row in between[:3]:
         print(f"  {row['sentence']}")
 
 
