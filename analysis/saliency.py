@@ -34,6 +34,7 @@ from core.episodes import RolloutStore
 from core.interventions import parse_ids
 from core.progress import track
 from core.stats import bootstrap_mean
+from core.video import check_video, write_video
 
 STAGE = "saliency"
 
@@ -693,27 +694,6 @@ def video_frames(strip: Strip) -> list[np.ndarray]:
             image.paste(Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST), (x, 48))
         out.append(np.asarray(image))
     return out
-
-
-def check_video() -> None:
-    """UserError if MP4s cannot be written here."""
-    try:
-        import imageio_ffmpeg  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise UserError(
-            f"MP4s need imageio-ffmpeg, which does not import ({error}); install the lock file, or pass --no-video"
-        ) from None
-    imageio_ffmpeg.get_ffmpeg_exe()
-
-
-def write_video(path: Path, frames: Sequence[np.ndarray], fps: int = 3) -> None:
-    """MP4 (H.264) of uint8 frames; sides a multiple of 16."""
-    import imageio.v2 as imageio
-
-    writer: Any = imageio.get_writer(path, format="FFMPEG", fps=fps, codec="libx264", quality=8)  # type: ignore[arg-type]
-    with writer:
-        for frame in frames:
-            writer.append_data(frame)
 
 
 def draw(result: artefacts.Result, path: Path, action_names: Sequence[str], video: bool) -> None:

@@ -38,11 +38,9 @@ from analysis.saliency import (
     Reading,
     arrow,
     bases_in,
-    check_video,
     find_quantities,
     known_quantities,
     samples_that_fit,
-    write_video,
 )
 from core import artefacts, config as cli
 from core.contracts import Simulator, Trajectory, UserError
@@ -50,6 +48,7 @@ from core.directions import Basis, fingerprint
 from core.episodes import RolloutStore
 from core.progress import bar
 from core.stats import Estimate, benjamini_hochberg, bootstrap_mean, sign_flip_p
+from core.video import check_video, write_video
 from generative.record_samples import informed_latents, noise_of, open_rollouts, random_latents
 
 STAGE = "target_functions"

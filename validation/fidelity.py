@@ -24,7 +24,6 @@ import torch
 from agents.evaluate import HELD_OUT_LEVEL
 from agents.recurrent import RecurrentAgent, load_agent
 from analysis.directions import fit_pca
-from analysis.saliency import check_video
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import EnvSpec, UserError, VecEnv
@@ -32,6 +31,7 @@ from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore
 from core.progress import bar
 from core.stats import Estimate, bootstrap_mean
+from core.video import check_video
 from envs.registry import make
 from generative.simulator import load_simulator
 from validation import fidelity_figures as figures

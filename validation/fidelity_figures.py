@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.saliency import write_video
 from core.artefacts import Result
+from core.video import write_video
 
 SHOWN = (1, 2, 4, 8, 16, 24, 32)  # horizons in printed tables and in the strip
 FREE, FORCED, FLOOR, HELD, USUAL = "tab:blue", "tab:green", "tab:red", "0.3", "0.55"
