@@ -36,6 +36,8 @@ STAGES = {
     "analysis.saliency": "SaliencyConfig",
     "analysis.coupling": "CouplingConfig",
     "analysis.target_functions": "TargetFunctionsConfig",
+    "analysis.dynamics": "DynamicsConfig",
+    "analysis.similarity": "SimilarityConfig",
     "validation.fidelity": "FidelityConfig",
     "validation.interventions": "InterventionsConfig",
     "validation.planted": "PlantedConfig",

@@ -1,0 +1,303 @@
+"""How alike agents see and remember: ``python -m analysis.similarity --agents runs/a runs/b --rollouts runs/rollouts``.
+
+Every agent is shown the same recorded frames and keeps its own memory of them; then pairs are compared by linear CKA
+(Kornblith et al. 2019, arXiv:1905.00414: 1 is the same up to rotation and scale) and by how much of one agent's states
+a linear map from the other's predicts on episodes it was not fitted on.  Both are high for agents that have learned
+nothing, since all see the same frames: read them beside the same agent with its weights shuffled, and beside episodes
+exchanged between the two, which leaves only time in the episode in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from agents.recurrent import RecurrentAgent, load_agent
+from analysis.probes import exchanged
+from analysis.saliency import randomised
+from core import artefacts, config as cli
+from core.artefacts import Result
+from core.contracts import Agent, UserError
+from core.directions import fingerprint
+from core.episodes import RolloutStore
+from core.progress import bar
+from core.stats import Estimate, bootstrap, interval_of
+
+STAGE = "similarity"
+LAYERS = ("embedding", "h")
+FOLDS = 5
+PRINTED = 20  # pairs
+PENALTY = 1e-2  # ridge penalty, a row and a z-scored feature
+SHUFFLED = ", weights shuffled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilarityConfig:
+    """Compare agents, or the checkpoints of one, on the same frames."""
+
+    agents: tuple[Path, ...] = (Path("bundles/coinrun-demo/agent"),)
+    """agent run directories, of one game"""
+    checkpoints: bool = False
+    """compare all saved checkpoints of each agent too"""
+    rollouts: Path = Path("runs/demo/rollouts")
+    """real rollouts whose frames all are shown (of any agent)"""
+    out: Path = Path("runs/similarity")
+    """run directory to write"""
+    episodes: int = 64
+    """at most so many episodes, the first of --rollouts"""
+    first_step: int = 1
+    """earlier steps are left out: step 0 is all initial state"""
+    exchanges: int = 20
+    """exchanges of episodes for the floor"""
+    resamples: int = 200
+    """bootstrap resamples of whole episodes"""
+    seed: int = 0
+    """seed of shuffled weights, exchanges, folds and intervals"""
+    threads: int = 2
+    """CPU threads"""
+    device: str = "cpu"
+    """cpu or cuda"""
+    overwrite: bool = False
+    """replace an earlier run in --out"""
+
+
+class Layer(NamedTuple):
+    """States of one agent, centred, and their sums over each episode."""
+
+    x_NP: np.ndarray
+    sum_EP: np.ndarray
+    starts_E: np.ndarray  # first row of each episode
+    count_E: np.ndarray
+
+    @classmethod
+    def of(cls, x_NP: np.ndarray, episode_N: np.ndarray) -> Layer:
+        """Rows of an episode must be consecutive."""
+        x_NP = np.asarray(x_NP, np.float64) - np.mean(x_NP, 0)
+        starts = np.flatnonzero(np.r_[True, episode_N[1:] != episode_N[:-1]])
+        return cls(x_NP, np.add.reduceat(x_NP, starts), starts, np.diff(np.r_[starts, len(x_NP)]))
+
+
+BLOCK = 1 << 24  # numbers of a product held at once
+
+
+def covariances(a: Layer, b: Layer, weight_RE: np.ndarray) -> np.ndarray:
+    """Squared Frobenius norm [R] of the centred a^T b, every episode counted ``weight`` times."""
+    each_EF = np.stack(
+        [
+            (x.T @ y).ravel()
+            for x, y in zip(np.split(a.x_NP, a.starts_E[1:]), np.split(b.x_NP, b.starts_E[1:]), strict=True)
+        ]
+    )
+    out, step = np.empty(len(weight_RE)), max(1, BLOCK // each_EF.shape[1])
+    for r in range(0, len(weight_RE), step):
+        w = weight_RE[r : r + step]
+        means = (w @ a.sum_EP)[:, :, None] * (w @ b.sum_EP)[:, None] / (w @ a.count_E)[:, None, None]
+        out[r : r + step] = ((w @ each_EF - means.reshape(len(w), -1)) ** 2).sum(1)
+    return out
+
+
+def cka(both: np.ndarray, own_a: np.ndarray, own_b: np.ndarray) -> np.ndarray:
+    """Linear CKA from ``covariances`` of the pair and of each with itself; NaN where one side never changes."""
+    norm = np.sqrt(own_a * own_b)
+    return np.divide(both, norm, out=np.full(len(norm), np.nan), where=norm > 0)
+
+
+def linear_cka(x_NP: np.ndarray, y_NQ: np.ndarray) -> float:
+    """Linear CKA of two sets of states of the same N steps, float [N, P] and [N, Q]: 0 to 1.
+
+    Few steps bias it upwards (for unrelated states by about P / N); the exchanged floor has that bias too."""
+    whole = np.zeros(len(x_NP), np.int64)
+    a, b = Layer.of(x_NP, whole), Layer.of(y_NQ, whole)
+    once = np.ones((1, 1))
+    return float(cka(covariances(a, b, once), covariances(a, a, once), covariances(b, b, once))[0])
+
+
+def floor(a: Layer, b: Layer, episode_N: np.ndarray, *, rng: np.random.Generator, exchanges: int) -> np.ndarray:
+    """CKA [exchanges] with the episodes of b exchanged: what time in the episode alone makes alike."""
+    units, of_N = np.unique(episode_N, return_inverse=True)
+    donors = [exchanged(of_N, rng.permutation(len(units))) for _ in range(exchanges)]
+    return np.array([linear_cka(a.x_NP, b.x_NP[donor]) for donor in donors])
+
+
+def predicted(
+    x_NP: np.ndarray, y_NQ: np.ndarray, episode_N: np.ndarray, *, rng: np.random.Generator, resamples: int
+) -> Estimate:
+    """Share of y's variance (all dimensions together) that ridge regression on x predicts on episodes held out."""
+    from sklearn.linear_model import Ridge
+    from sklearn.model_selection import GroupKFold
+
+    units, of_N = np.unique(episode_N, return_inverse=True)
+    order = rng.permutation(len(units))[of_N]
+    squared_N, spread_N = np.zeros(len(x_NP)), np.zeros(len(x_NP))
+    for train, test in GroupKFold(FOLDS).split(x_NP, groups=order):
+        mean, std = x_NP[train].mean(0), x_NP[train].std(0)
+        train_x, test_x = ((x_NP[rows] - mean) / np.where(std > 0, std, 1) for rows in (train, test))
+        fitted = Ridge(PENALTY * len(train)).fit(train_x, y_NQ[train]).predict(test_x)
+        squared_N[test] = ((y_NQ[test] - fitted) ** 2).sum(1)
+        spread_N[test] = ((y_NQ[test] - y_NQ[train].mean(0)) ** 2).sum(1)
+    value, low, high = bootstrap(
+        lambda rows: 1 - squared_N[rows].sum() / spread_N[rows].sum(), episode_N, rng=rng, resamples=resamples
+    )
+    return Estimate(float(value), float(low), float(high), len(units))
+
+
+@torch.no_grad()
+def states(agent: Agent, store: RolloutStore, episodes: Sequence[int], first_step: int) -> dict[str, np.ndarray]:
+    """Embeddings and hidden states, float64 [N, ...], of every recorded frame t >= first_step as this agent sees and
+    remembers it, from its own initial state."""
+    like = agent.initial(1)
+    names = list(store.spec.obs)
+    rows: dict[str, list[np.ndarray]] = {layer: [] for layer in LAYERS}
+    for e in episodes:
+        columns, _ = store.pooled(*(f"obs/{n}" for n in names), episodes=[e])
+        e_TE = agent.encode({n: torch.from_numpy(columns[f"obs/{n}"]).to(like.device) for n in names})
+        h, goes_on, kept = agent.initial(1), torch.zeros(1, dtype=torch.bool, device=like.device), []
+        for t in range(len(e_TE)):
+            h = agent.advance(e_TE[t : t + 1], h, goes_on)
+            kept.append(h)
+        for layer, x in (("embedding", e_TE), ("h", torch.cat(kept))):
+            rows[layer].append(x[first_step:].double().cpu().numpy())
+    return {layer: np.concatenate(parts) for layer, parts in rows.items()}
+
+
+def compare(
+    seen: Mapping[str, Mapping[str, np.ndarray]], pairs: Sequence[tuple[str, str]], episode_N: np.ndarray, *,
+    exchanges: int, resamples: int, seed: int,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A row a pair and layer.  seen: name -> layer -> states [N, ...] of the same steps."""
+    rows: list[dict[str, Any]] = []
+    n = len(np.unique(episode_N))
+    drawn_RE = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
+    weight_RE = np.concatenate([np.ones((1, n)), drawn_RE])  # all episodes once, then the resamples
+    layers = {(name, layer): Layer.of(x, episode_N) for name, of in seen.items() for layer, x in of.items()}
+    own = {key: covariances(a, a, weight_RE) for key, a in layers.items()}
+    with bar("pairs", len(pairs) * len(LAYERS), "pairs") as progress:
+        for a, b in pairs:
+            for layer in LAYERS:
+                rng = np.random.default_rng(seed)
+                first, second = layers[a, layer], layers[b, layer]
+                value, *draws = cka(covariances(first, second, weight_RE), own[a, layer], own[b, layer])
+                low, high = interval_of(np.array(draws), n)
+                chance = floor(first, second, episode_N, rng=rng, exchanges=exchanges)
+                x, y = seen[a][layer], seen[b][layer]
+                forth, back = (predicted(p, q, episode_N, rng=rng, resamples=resamples) for p, q in ((x, y), (y, x)))
+                rows.append(
+                    {
+                        "a": a, "b": b, "layer": layer,
+                        "cka": float(value), "cka_low": float(low), "cka_high": float(high),
+                        "exchanged": float(chance.mean()), "exchanged_most": float(chance.max()),
+                        "r2_b_from_a": forth.value, "r2_b_from_a_low": forth.low, "r2_b_from_a_high": forth.high,
+                        "r2_a_from_b": back.value, "r2_a_from_b_low": back.low, "r2_a_from_b_high": back.high,
+                        "n": n, "steps": len(x),
+                    }
+                )  # fmt: skip
+                progress.advance()
+    return rows
+
+
+def assemble(names: Sequence[str], rows: list[dict[str, Any]]) -> Result:
+    """Table ``pairs``; arrays ``cka_LAYER`` [agents, agents] and ``control_LAYER`` [agents], with itself shuffled."""
+    result = Result(notes={"agents": list(names)}, tables={"pairs": rows})
+    for layer in LAYERS:
+        of = {(row["a"], row["b"]): row["cka"] for row in rows if row["layer"] == layer}
+        result.arrays[f"cka_{layer}"] = np.array(
+            [[1.0 if a == b else of.get((a, b), of.get((b, a))) for b in names] for a in names]
+        )
+        result.arrays[f"control_{layer}"] = np.array([of[a, a + SHUFFLED] for a in names])
+    return result
+
+
+def draw(result: Result) -> Any:
+    """A matplotlib Figure: CKA of every pair, and of each agent with its shuffled self, a panel a layer."""
+    from matplotlib.figure import Figure
+
+    names = result.notes["agents"]
+    figure = Figure(figsize=(2 * (0.5 * len(names) + 3.6), 0.5 * len(names) + 2.8), layout="constrained")
+    for axis, layer in zip(figure.subplots(1, len(LAYERS)), LAYERS, strict=True):
+        shown = np.concatenate([result.arrays[f"cka_{layer}"], result.arrays[f"control_{layer}"][:, None]], 1)
+        image = axis.imshow(shown, cmap="viridis", vmin=0, vmax=1)
+        for (i, j), v in np.ndenumerate(shown):
+            axis.text(j, i, f"{v:.2f}", ha="center", va="center", fontsize=7, color="w" if v < 0.6 else "k")
+        axis.axvline(len(names) - 0.5, color="w", linewidth=3)
+        axis.set_yticks(range(len(names)), names, fontsize=8)
+        axis.set_xticks(range(len(names) + 1), [*names, "itself" + SHUFFLED], fontsize=8, rotation=40, ha="right")
+        axis.set_title("hidden state" if layer == "h" else layer, fontsize=10)
+    figure.colorbar(image, ax=figure.axes, label="linear CKA", shrink=0.8)
+    return figure
+
+
+def load(paths: Sequence[Path], checkpoints: bool, device: torch.device) -> dict[str, RecurrentAgent]:
+    """Agents by a short name; UserError if two have one name, or no checkpoint is there to compare."""
+    out: dict[str, RecurrentAgent] = {}
+    for path in paths:
+        files = ["model.safetensors"]
+        if checkpoints:
+            files = sorted(p.name for p in Path(path).glob("checkpoint_*.safetensors")) + files
+            if len(files) == 1:
+                raise UserError(f"{path} has no checkpoints; train with --checkpoints, or leave the flag away")
+        for file in files:
+            label = Path(path).resolve().name
+            if file != "model.safetensors":
+                label += f" @ {int(Path(file).stem.rpartition('_')[2]):,}"
+            if label in out:
+                raise UserError(f"two agents are called {label!r}; give directories of different names, each once")
+            out[label] = load_agent(path, device, file)
+    return out
+
+
+def main(config: SimilarityConfig) -> None:
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    cli.require(1, exchanges=config.exchanges, threads=config.threads)
+    cli.require(0, first_step=config.first_step, seed=config.seed)
+    cli.require(FOLDS, episodes=config.episodes)
+    cli.require(99, resamples=config.resamples)
+    agents = load(config.agents, config.checkpoints, device)
+    with RolloutStore(config.rollouts) as store:
+        if store.manifest["facts"].get("source") != "real":
+            raise UserError(f"{config.rollouts} are simulated; --rollouts takes real ones (record.py)")
+        for name, agent in agents.items():
+            if dict(agent.spec.obs) != dict(store.spec.obs):
+                raise UserError(f"{name} does not read the observations of {config.rollouts}")
+        usable = [e for e in range(len(store)) if min(store.steps[e], store.rows[e]) > config.first_step]
+        episodes = usable[: config.episodes]
+        if len(episodes) < FOLDS:
+            raise UserError(
+                f"{config.rollouts} has {len(episodes)} episodes of more than {config.first_step} steps; at least "
+                f"{FOLDS} are needed: record more"
+            )
+        _, index_N2 = store.pooled("value", episodes=episodes, first=config.first_step)
+        everyone: dict[str, Agent] = {**agents, **{n + SHUFFLED: randomised(a, config.seed) for n, a in agents.items()}}
+        seen = {n: states(a, store, episodes, config.first_step) for n, a in everyone.items()}
+    names = list(agents)
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]] + [(a, a + SHUFFLED) for a in names]
+    inputs = {"rollouts": config.rollouts, **{f"agent_{i}": path for i, path in enumerate(config.agents)}}
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+        with threadpool_limits(config.threads):
+            rows = compare(
+                seen, pairs, index_N2[:, 0],
+                exchanges=config.exchanges, resamples=config.resamples, seed=config.seed,
+            )  # fmt: skip
+        result = assemble(names, rows)
+        result.save(run.path)
+        draw(result).savefig(run.path / "similarity.png", dpi=110)
+        run.facts = {"agents": {n: fingerprint(a) for n, a in agents.items()}}
+    print(f"{len(agents)} agents on the same {len(index_N2):,} frames of {len(episodes)} episodes: {config.out}")
+    shown = [row for row in rows if row["layer"] == "h"]
+    for row in shown[:PRINTED]:
+        print(
+            f"  {row['a']} ~ {row['b']}: CKA {row['cka']:.2f} [{row['cka_low']:.2f}, {row['cka_high']:.2f}] "
+            f"(episodes exchanged {row['exchanged']:.2f}); R2 {row['r2_b_from_a']:.2f} and {row['r2_a_from_b']:.2f}"
+        )
+    if len(shown) > PRINTED:
+        print(f"  ... {len(shown) - PRINTED} more in pairs.csv")
+
+
+if __name__ == "__main__":
+    cli.run(SimilarityConfig, main, STAGE)

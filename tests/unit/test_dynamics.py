@@ -1,0 +1,252 @@
+"""Maps whose fixed points, eigenvalues and Lyapunov exponents are known in closed form or from the literature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from analysis.directions import neuron_basis
+from analysis.dynamics import (
+    DynamicsConfig,
+    Recorded,
+    Still,
+    along,
+    analyse,
+    attractor,
+    distinct,
+    lyapunov,
+    modes,
+    period,
+    persistence,
+    search,
+    settle,
+    stability,
+    step_and_jacobian,
+    time_constant,
+)
+from core.artefacts import Result
+from core.contracts import UserError
+
+
+class Toy(nn.Module):
+    """An agent whose next state is ``f(h) + e``."""
+
+    def __init__(self, f: Callable[[Tensor], Tensor], size: int) -> None:
+        super().__init__()
+        self.f, self.hidden_size, self.n_actions = f, size, 2
+
+    def initial(self, batch: int) -> Tensor:
+        return torch.zeros(batch, self.hidden_size, dtype=torch.float64)
+
+    def encode(self, obs: Mapping[str, Tensor]) -> Tensor:
+        return obs["x"]
+
+    def advance(self, e_BE: Tensor, h_BH: Tensor, is_first_B: Tensor) -> Tensor:
+        return self.f(torch.where(is_first_B[:, None], self.initial(len(h_BH)), h_BH)) + e_BE
+
+    def heads(self, h_BH: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.stack([h_BH[:, 0], -h_BH[:, 0]], 1), h_BH[:, 0]
+
+
+def found(agent: Toy, starts: list[list[float]], std: float = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    h = torch.tensor(starts, dtype=torch.float64)
+    out = search(agent, torch.zeros_like(h), h, torch.full((h.shape[1],), std, dtype=torch.float64), 300)
+    return out.h_BH.numpy(), out.speed_B.numpy(), out.settled_B.numpy()
+
+
+def henon(h: Tensor) -> Tensor:
+    return torch.stack([1 - 1.4 * h[:, 0] ** 2 + h[:, 1], 0.3 * h[:, 0]], 1)
+
+
+def test_search_finds_attracting_and_repelling_points() -> None:
+    h, speed, settled = found(Toy(lambda h: torch.tanh(2 * h), 1), [[-2.0], [-0.4], [0.05], [0.4], [2.0]])
+    root = 0.9575040240772687  # tanh(2 x) = x, by bisection
+    assert settled.all()
+    assert (speed < 1e-8).all()
+    assert h[[0, 2, 4], 0] == pytest.approx([-root, 0, root], abs=1e-8)
+
+
+def test_search_finds_the_saddles_of_the_henon_map() -> None:
+    h, speed, settled = found(Toy(henon, 2), [[0.5, 0.2], [-1.0, -0.3]])
+    roots = np.sort((-0.7 + np.array([-1, 1]) * np.sqrt(0.49 + 5.6)) / 2.8)[::-1]
+    assert settled.all()
+    assert h[:, 0] == pytest.approx(roots, abs=1e-8)
+    for x, point in zip(roots, h, strict=True):
+        value = modes(np.array([[-2.8 * x, 1], [0.3, 0]])).value_M
+        _, jacobian = step_and_jacobian(Toy(henon, 2), torch.zeros(1, 2).double(), torch.from_numpy(point)[None])
+        assert modes(jacobian[0].numpy()).value_M == pytest.approx(value, abs=1e-7)
+        assert stability(value) == "saddle"
+
+
+def test_a_ghost_of_a_saddle_node_is_slow_and_not_fixed() -> None:
+    h, speed, settled = found(Toy(lambda h: h + 0.001 + h**2, 1), [[-0.3], [0.2]])
+    assert settled.all()
+    assert h[:, 0] == pytest.approx([0, 0], abs=1e-3)
+    assert speed == pytest.approx([0.001, 0.001], rel=1e-3)
+
+
+def test_search_that_runs_away_is_not_settled() -> None:
+    _, _, settled = found(Toy(lambda h: h + torch.exp(-h), 1), [[0.0]])
+    assert not settled.any()
+
+
+def test_jacobian_is_exact_and_rows_do_not_touch() -> None:
+    torch.manual_seed(0)
+    cell = nn.GRUCell(3, 5).double()
+    agent = Toy(lambda h: cell(torch.zeros(len(h), 3).double(), h), 5)
+    h = torch.randn(4, 5).double()
+    after, jacobian = step_and_jacobian(agent, torch.zeros(4, 5).double(), h)
+    for b in range(4):
+        one = torch.func.jacrev(lambda x: agent.f(x[None])[0])(h[b])
+        assert torch.allclose(jacobian[b], one, atol=1e-12)
+    assert torch.allclose(after, agent.f(h))
+
+
+def test_modes_are_ordered_and_dual() -> None:
+    matrix = np.random.default_rng(0).standard_normal((6, 6))
+    mode = modes(matrix)
+    assert (np.diff(np.abs(mode.value_M)) <= 1e-9).all()
+    assert mode.left_MH @ mode.right_HM == pytest.approx(np.eye(6), abs=1e-9)
+    assert (mode.right_HM * mode.value_M) @ mode.left_MH == pytest.approx(matrix, abs=1e-9)
+
+
+def test_time_constants_and_periods() -> None:
+    assert time_constant(np.exp(-1 / 7)) == pytest.approx(7)
+    assert time_constant(-np.exp(1 / 3)) == pytest.approx(3)
+    assert time_constant(1) == np.inf
+    assert time_constant(0) == 0
+    assert period(0.9 * np.exp(2j * np.pi / 12)) == pytest.approx(12)
+    assert period(-0.5) == pytest.approx(2)
+    assert period(0.5) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [([0.5, 0.2], "point"), ([1.0, 0.2], "line"), ([0.99, 0.98, 0.1], "plane"), ([1.01, 0.1], "line"),
+     ([0.99] * 3, "3 slow dimensions"), ([1.5, 0.99], "none")],
+)  # fmt: skip
+def test_attractors_are_counted_by_slow_modes(values: list[float], what: str) -> None:
+    assert attractor(np.array(values), 20) == what
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [([0.5, -0.9], "stable"), ([1.1, 0.5], "saddle"), ([1.1, -2], "unstable"), ([1.0, 0.3], "marginal")],
+)
+def test_stability(values: list[float], what: str) -> None:
+    assert stability(np.array(values)) == what
+
+
+def test_what_is_left_of_a_displacement() -> None:
+    """A linear mode leaves its eigenvalue ** steps, a line attractor all, a saturating one less than its slope says."""
+    recorded, e = torch.randn(500, 2, generator=torch.Generator().manual_seed(0)).double(), torch.zeros(2).double()
+    slope = torch.tensor([1.0, 0.9]).double()
+    linear = Toy(lambda h: h * slope, 2)
+    mode = modes(np.diag([1.0, 0.9]))
+    assert persistence(linear, e, e, mode, 0, recorded, 20) == pytest.approx(1)
+    assert persistence(linear, e, e, mode, 1, recorded, 20) == pytest.approx(0.9**20)
+    bends = Toy(lambda h: torch.tanh(h), 2)
+    assert persistence(bends, e, e, modes(np.eye(2)), 0, recorded, 20) < 0.35
+
+
+def test_lyapunov_exponents_of_the_henon_map() -> None:
+    """0.4192 (Sprott 2003); their sum is ln 0.3 at every step, whatever the orbit."""
+    agent = Toy(henon, 2)
+    start = settle(agent, torch.zeros(8, 2).double(), 0.1 * torch.rand(8, 2).double(), 100)
+    steps = 1500
+    each, counted = lyapunov(agent, torch.zeros(8, steps, 2).double(), start, np.full(8, steps), 10)
+    assert (counted == steps - 10).all()
+    assert each.sum(1) == pytest.approx(np.log(0.3), abs=1e-9)
+    assert each[:, 0].mean() == pytest.approx(0.4192, abs=0.015)
+
+
+def test_lyapunov_exponents_of_a_normal_map_are_its_rates_and_stop_at_the_episodes_end() -> None:
+    turn, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))
+    rates = np.array([-0.1, -0.5, -2.0])
+    matrix = torch.from_numpy(turn @ np.diag(np.exp(rates)) @ turn.T)
+    agent = Toy(lambda h: h @ matrix.T, 3)
+    e = torch.zeros(2, 60, 3).double()
+    each, steps = lyapunov(agent, e, torch.ones(2, 3).double(), np.array([60, 30]), 15)
+    assert steps.tolist() == [45, 15]
+    assert each == pytest.approx(np.stack([rates, rates]), abs=2e-2)
+    again, _ = lyapunov(agent, e[1:, :30], torch.ones(1, 3).double(), np.array([30]), 15)
+    assert again[0] == pytest.approx(each[1])
+
+
+def test_points_that_are_the_same_are_one_and_the_slowest_stays() -> None:
+    h = torch.tensor([[0.0], [0.04], [1.0], [0.01]]).double()
+    assert distinct(h, torch.tensor([3.0, 1.0, 2.0, 4.0]).double(), torch.ones(1).double(), 0.1) == [1, 2]
+
+
+def recorded_of(agent: Toy, noise: float = 0.3, episodes: int = 12, steps: int = 30) -> Recorded:
+    generator = torch.Generator().manual_seed(1)
+    size = agent.hidden_size
+    e = noise * torch.randn(episodes, steps, size, generator=generator).double()
+    h = torch.randn(episodes, size, generator=generator).double()
+    states = []
+    for t in range(steps):
+        h = agent.f(h) + e[:, t]
+        states.append(h)
+    index = np.stack(np.meshgrid(np.arange(episodes), np.arange(steps), indexing="ij"), 2).reshape(-1, 2)
+    return Recorded(torch.stack(states, 1).flatten(0, 1), e.flatten(0, 1), index)
+
+
+def run(agent: Toy, noise: float = 0.3, **changes: object) -> Result:
+    recorded = recorded_of(agent, noise)
+    still = [Still("nothing", None, torch.zeros(agent.hidden_size).double())]
+    return analyse(agent, recorded, still, DynamicsConfig(**{"starts": 48, "settle": 60, **changes}))  # type: ignore[arg-type]
+
+
+def test_the_whole_analysis_of_two_attractors_and_the_saddle_between() -> None:
+    agent = Toy(lambda h: torch.stack([torch.tanh(2 * h[:, 0]), 0.5 * h[:, 1]], 1), 2)
+    result = run(agent)
+    points = sorted(zip(result.arrays["points"][:, 0], result.tables["points"], strict=True), key=lambda p: p[0])
+    assert [round(x, 4) for x, _ in points] == [-0.9575, 0, 0.9575]
+    assert [row["stability"] for _, row in points] == ["stable", "saddle", "stable"]
+    assert [row["kind"] for _, row in points] == ["fixed"] * 3
+    share = [row["settle_here"] for _, row in points]
+    assert share[1] == 0
+    assert share[0] + share[2] == pytest.approx(1)
+    low, value, high = (points[0][1][f"settle_here{x}"] for x in ("_low", "", "_high"))
+    assert low <= value <= high
+    assert points[1][1]["time_constant"] == pytest.approx(1 / np.log(2), rel=1e-6)
+    saddle = [r for r in result.tables["modes"] if r["point"] == points[1][1]["point"]]
+    assert [r["real"] for r in saddle] == pytest.approx([2, 0.5], abs=1e-6)
+    assert saddle[1]["left"] == pytest.approx(0.5**20, abs=1e-9)
+    assert result.scalars["fixed_points"]["value"] == 3
+    assert result.scalars["lyapunov_driven"]["value"] < 0
+    assert result.scalars["memory"]["value"] == pytest.approx(-1 / result.scalars["lyapunov_driven"]["value"])
+
+
+def test_a_line_attractor_is_called_a_line() -> None:
+    result = run(Toy(lambda h: h * torch.tensor([1.0, 0.3]).double(), 2))
+    assert len(result.tables["points"]) > 3
+    assert {row["attractor"] for row in result.tables["points"]} == {"line"}
+    assert {row["stability"] for row in result.tables["points"]} == {"marginal"}
+    assert all(row["left"] == pytest.approx(1) for row in result.tables["modes"] if row["mode"] == 0)
+
+
+def test_a_chaotic_agent_has_no_place_to_settle_and_a_positive_exponent() -> None:
+    """Two logistic maps, x -> 1 - 1.9 x^2, exponents about 0.55 nats."""
+    agent = Toy(lambda h: 1 - 1.9 * h.clamp(-1, 1) ** 2, 2)
+    result = run(agent, noise=0.0)
+    assert result.scalars["lyapunov_driven"]["interval"][0] > 0.4
+    assert sum(row["settle_here"] for row in result.tables["points"]) < 0.2
+    assert {row["stability"] for row in result.tables["points"]} <= {"unstable", "saddle"}
+
+
+def test_directions_of_a_mode() -> None:
+    h = np.random.default_rng(0).standard_normal((100, 3)) * [1, 5, 2]
+    assert along(np.array([0.0, 1.0, 0.0], complex), neuron_basis(h)).startswith("1 (1.00)")
+
+
+def test_episodes_that_are_too_short_are_refused() -> None:
+    agent = Toy(lambda h: 0.5 * h, 2)
+    short = recorded_of(agent, steps=6)
+    still = [Still("nothing", None, torch.zeros(2).double())]
+    with pytest.raises(UserError, match="no episode has 9 steps"):
+        analyse(agent, short, still, DynamicsConfig(starts=8))
