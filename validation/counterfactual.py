@@ -26,6 +26,7 @@ from core.contracts import (
     Agent,
     Intervention,
     SimState,
+    Simulator,
     StepNoise,
     StepOut,
     UserError,
@@ -82,7 +83,7 @@ class Found:
 class Snapshots:
     """N places in the real world and the simulator's latents of them."""
 
-    simulator: Any
+    simulator: Simulator
     env: VecEnv  # a slot a start
     starts: Starts
     z_NZ: Tensor
@@ -108,7 +109,7 @@ def require_snapshots(env: VecEnv) -> None:
 
 @torch.no_grad()
 def take(
-    simulator: Any, make_env: Callable[[int], VecEnv], count: int, *, latest: int, seed: int,
+    simulator: Simulator, make_env: Callable[[int], VecEnv], count: int, *, latest: int, seed: int,
     device: torch.device | None = None,
 ) -> Snapshots:  # fmt: skip
     """``count`` snapshots along the agent's way, each of another episode.  The caller closes ``env``."""
@@ -338,22 +339,18 @@ def other_policy(shots: Snapshots, other: Agent | None, steps: int, found: Found
 class WithoutWorld:
     """A simulator whose world does not answer, as far as gradients go."""
 
-    inner: Any
+    inner: Simulator
 
     def draw_noise(self, batch: int, generator: torch.Generator) -> StepNoise:
-        noise: StepNoise = self.inner.draw_noise(batch, generator)
-        return noise
+        return self.inner.draw_noise(batch, generator)
 
     def start(self, z_BZ: Tensor) -> SimState:
-        state: SimState = self.inner.start(z_BZ)
-        return state
+        return self.inner.start(z_BZ)
 
     def step(
         self, state: SimState, action: Tensor | None = None, noise: StepNoise | None = None,
         intervene: Sequence[Intervention] = (), env_grads: bool = True,
     ) -> tuple[SimState, StepOut]:  # fmt: skip
-        after: SimState
-        out: StepOut
         after, out = self.inner.step(state, action, noise, intervene, env_grads=False)
         never = out.value_B * 0  # so that what the agent has no part in has a derivative, 0
         return after, out._replace(reward_B=out.reward_B + never, terminal_B=out.terminal_B + never)
@@ -505,7 +502,7 @@ def gradients(shots: Snapshots, basis: Basis, found: Found, rng: np.random.Gener
 
 
 def try_again(
-    simulator: Any,
+    simulator: Simulator,
     make_env: Callable[[int], VecEnv],
     basis: Basis,
     rng: np.random.Generator,

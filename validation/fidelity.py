@@ -26,14 +26,14 @@ from agents.recurrent import RecurrentAgent, load_agent
 from analysis.directions import fit_pca
 from core import artefacts, config as cli
 from core.artefacts import Result
-from core.contracts import EnvSpec, UserError, VecEnv
+from core.contracts import EnvSpec, Simulator, UserError, VecEnv
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore
 from core.progress import bar
 from core.stats import Estimate, bootstrap_mean
 from core.video import check_video
 from envs.registry import make
-from generative.simulator import load_simulator
+from generative.simulator import RSSMSimulator, load_simulator
 from validation import fidelity_figures as figures
 from validation.counterfactual import DIRECTIONS, Found, require_snapshots, try_again
 from validation.fidelity_figures import SHOWN
@@ -181,7 +181,7 @@ def pad(array: np.ndarray, first: int, length: int) -> np.ndarray:
 
 @torch.no_grad()
 def pair(
-    simulator: Any,
+    simulator: Simulator,
     store: Sequence[Episode] | RolloutStore,
     starts: np.ndarray,
     horizon: int,
@@ -662,7 +662,7 @@ def print_table(result: Result) -> None:
 # The stage
 
 
-def check_store(store: RolloutStore, simulator: Any) -> None:
+def check_store(store: RolloutStore, simulator: RSSMSimulator) -> None:
     """UserError unless these are real rollouts of the simulator's agent in its world."""
     facts: Mapping[str, Any] = store.manifest.get("facts", {})
     if facts.get("source") != "real":
@@ -698,7 +698,7 @@ def check_lengths(store: RolloutStore, initial: int, horizon: int) -> None:
         )
 
 
-def load_other(config: FidelityConfig, simulator: Any, device: torch.device) -> RecurrentAgent | None:
+def load_other(config: FidelityConfig, simulator: RSSMSimulator, device: torch.device) -> RecurrentAgent | None:
     """The agent of --other_agent, or None; UserError unless it is another one of the same world."""
     if config.other_agent is None:
         return None
