@@ -66,6 +66,10 @@ PARTS = (
         "cluster what the agent does",
     ),
     Part(
+        "dynamics", "analysis.dynamics", "DynamicsConfig", ("agent", "rollouts", "hidden_states", "behaviours"),
+        "how long the memory keeps what",
+    ),
+    Part(
         "saliency", "analysis.saliency", "SaliencyConfig", ("simulator", "samples"),
         "what in the frames and in the past drives the agent",
     ),

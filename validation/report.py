@@ -51,6 +51,7 @@ MODULES = {
     "behaviours": "-m analysis.behaviours",
     "saliency": "-m analysis.saliency",
     "coupling": "-m analysis.coupling",
+    "dynamics": "-m analysis.dynamics",
     "interventions": "-m validation.interventions",
 }
 
@@ -342,6 +343,47 @@ def behaviours(dirs: Mapping[str, Path]) -> Section:
     return Section("Behaviours", "".join(html), (found,))
 
 
+def dynamics(dirs: Mapping[str, Path]) -> Section:
+    """What the memory does by itself: how long it keeps what, and where it would come to rest."""
+    path = dirs["dynamics"]
+    result = Result.load(path)
+    points, scalars = result.tables["points"], result.scalars
+    top = scalars["lyapunov_driven"]
+    fades = top["value"] < 0 and None not in top["interval"] and top["interval"][1] < 0
+    found = (
+        f"Memory: shown the same frames, two memories that differ a little come to differ "
+        f"{'less' if top['value'] < 0 else 'more'}, by {plain(top)} nats a step (largest Lyapunov exponent, "
+        f"n = {top['n']} episodes)"
+    )
+    found += f": a difference fades by a factor e in {plain(scalars['memory'])} steps." if fades else "."
+    stable = sum(row["stability"] == "stable" for row in points)
+    slowest = [row["time_constant"] for row in points]
+    words = (
+        f"With its input held still (the mean input, and the central frame of each behaviour), the memory has "
+        f"{number(int(scalars['fixed_points']['value']))} fixed points, {stable} of them stable"
+    )
+    if slowest:
+        words += f"; their slowest modes last {number(min(slowest))} to {number(max(slowest))} steps"
+    titles = {
+        "name": "input held still", "kind": "point", "stability": "stability", "slow_modes": "slow modes",
+        "time_constant": "slowest mode (steps)", "settle_here": "states that get there", "interval": "95 % interval",
+        "nearest_state": "nearest recorded state (rms sd)", "action": "action there", "value": "value there",
+    }  # fmt: skip
+    html = [
+        paragraph(
+            "A recurrent agent is a dynamical system. Modes that last longer than an episode are memory; a fixed point "
+            "is what the memory would settle to if the world stood still, which it does not."
+        ),
+        paragraph(words + "."),
+        _pictures(path, "points.png", "Fixed points of the memory under still inputs", wide=True),
+        _pictures(path, "eigenvalues.png", "Eigenvalues at the fixed points, and the time constants they mean"),
+        _pictures(path, "lyapunov.png", "Lyapunov exponents along recorded episodes and under still inputs"),
+        table([with_interval(r, "settle_here_low", "settle_here_high") for r in points], "Fixed and slow points",
+              titles, most=40),
+    ]  # fmt: skip
+    return Section("What the memory does by itself", "".join(html), (found,))
+
+
 # ---------------------------------------------------------------------------- saliency, coupling
 
 
@@ -581,6 +623,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Mapping[str, Path]], Section]]] = {
     "fidelity": ("How true the simulator is", fidelity),
     "hidden_states": ("Directions in the hidden state", directions),
     "behaviours": ("Behaviours", behaviours),
+    "dynamics": ("What the memory does by itself", dynamics),
     "saliency": ("Saliency", saliency),
     "coupling": ("What drives what", coupling),
     "interventions": ("The claim, tested", interventions),
