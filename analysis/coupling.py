@@ -6,8 +6,9 @@ For every behaviour b and lag k, over steps T that belong to b:
 
 - correlation r[i, j] of coordinate i at T-k with coordinate j at T, centred and normalised over the
   time pairs; its null pairs the sources of one episode with the targets of another;
-- Jacobian J[i, j] = mean of dc_j(T) / dc_i(T-k) in the simulator, through agent and world and again
-  with the path action -> world cut; its null flips the sign of whole episodes.
+- Jacobian J[i, j] = mean of dc_j(T) / dc_i(T-k) in the simulator: the whole of it, the direct part along the
+  agent's memory alone (action -> world cut), and the difference, through the world; its null flips the sign of
+  whole episodes.
 
 Correlation without a Jacobian is a common cause; a Jacobian is an effect, as far as the simulator is
 right.  q-values (Benjamini-Hochberg) span all entries, lags and behaviours; episodes are the unit.
@@ -29,6 +30,9 @@ import torch
 from torch import Tensor
 
 from analysis.behaviours import Behaviours, load_behaviours
+from analysis.convolutions import thin_convolutions
+from analysis.coupling_edges import PAGE, PATHS, edges, page, strongest_pairs
+from analysis.coupling_figures import draw
 from analysis.saliency import open_samples, saved_bytes, source_episodes, unroll
 from core import artefacts, config as cli
 from core.contracts import SimState, Simulator, UserError
@@ -51,6 +55,8 @@ PAIRING, FLIPS = "permutation", "sign-flip"  # the tests of a correlation and of
 MORE = "record more (rollouts from one and the same real episode count as one), or make fewer behaviours"
 ROUNDING = 1e-6  # of the largest Jacobian: what a float32 backward pass leaves of a zero
 KEYS = 4_000_000  # random keys held at a time
+MOST_ROWS, HELD_STEPS = 256, 2  # samples of one backward pass; steps whose gradients are alive at once
+SHOWN = 5  # edges printed
 REPLAY_TOLERANCE = 1e-3  # of h; a replay that took another action is off by far more
 
 
@@ -241,27 +247,40 @@ def permuted_correlations(
 # Jacobian
 
 
-def jacobians(
-    simulator: Simulator, state: SimState, basis: Basis, lags: Sequence[int], directions: int, env_grads: bool = True
-) -> Tensor:
-    """dc_j(T) / dc_i(T-lag), float [B, lags, i, j], of modal rollouts from ``state``.
+def jacobians(simulator: Simulator, state: SimState, basis: Basis, lags: Sequence[int], directions: int) -> Tensor:
+    """dc_j(T) / dc_i(T-lag), float [2, B, lags, i, j], of modal rollouts from ``state``: the whole, and its direct
+    part, with the path action -> world cut.
 
     state: just before step T - max(lags).  c are the first ``directions`` coordinates of the basis; a
-    source moves h along its lifted direction.  One forward pass, and one backward pass batched over j.
+    source moves h along its lifted direction.  One forward pass for all, and a backward pass a target, over all
+    samples at once: a pass batched over the targets too costs as much arithmetic and more memory
+    (benchmarks/analysis_jacobian.py).  The direct part needs none through the world: without the action, the agent's
+    cells on the frames there are.
     """
     longest = max(lags)
     state = rows_of(state, slice(None), lambda x: x.detach())
     state = state._replace(h_BH=state.h_BH.requires_grad_())
-    _, outs = unroll(simulator, state, longest + 1, env_grads)
-    c_BK = basis.project(outs[-1].h_BH)[:, :directions]
-    eye = torch.eye(directions, dtype=c_BK.dtype, device=c_BK.device)
-    grads = torch.autograd.grad(
-        c_BK,
-        [outs[longest - lag].h_BH for lag in lags],
-        grad_outputs=eye[:, None].expand(-1, len(c_BK), -1),
-        is_grads_batched=True,
-    )  # each [j, B, H]
-    return torch.stack([basis.pullback(g)[..., :directions] for g in grads]).permute(2, 0, 3, 1)
+    with thin_convolutions():
+        _, outs = unroll(simulator, state, longest + 1)
+        whole = _backward([out.h_BH for out in outs], basis, lags, directions)
+    h = [outs[0].h_BH.detach().requires_grad_()]
+    goes_on = torch.zeros(len(h[0]), dtype=torch.bool, device=h[0].device)
+    for out in outs[1:]:
+        e_BE = simulator.agent.encode({name: x.detach() for name, x in out.obs.items()})
+        h.append(simulator.agent.advance(e_BE, h[-1], goes_on))
+    return torch.stack([whole, _backward(h, basis, lags, directions)])
+
+
+def _backward(h_TBH: Sequence[Tensor], basis: Basis, lags: Sequence[int], directions: int) -> Tensor:
+    """Jacobian [B, lags, i, j] of the last hidden state's coordinates by those ``lag`` steps before."""
+    c_BK = basis.project(h_TBH[-1])[:, :directions]
+    sources = [h_TBH[-1 - lag] for lag in lags]
+    columns = []
+    for j in range(directions):
+        # Samples do not hear each other, so the gradient of the sum holds that of each.
+        grads = torch.autograd.grad(c_BK[:, j].sum(), sources, retain_graph=j + 1 < directions)
+        columns.append(basis.pullback(torch.stack(grads, 1))[..., :directions])
+    return torch.stack(columns, -1)
 
 
 TENSORS = [name for name in SimState._fields if name != "t"]
@@ -314,14 +333,14 @@ def spread_over_episodes(rows: np.ndarray, unit_N: np.ndarray, count: int, rng: 
     return chosen
 
 
-def rows_that_fit(simulator: Simulator, state: SimState, longest: int, directions: int, memory_bytes: float) -> int:
-    """How many samples one ``jacobians`` call may hold: what the forward pass keeps, and twice the gradients of
-    one step for every direction."""
+def rows_that_fit(simulator: Simulator, state: SimState, longest: int, memory_bytes: float) -> int:
+    """How many samples one ``jacobians`` call may hold: what the forward pass keeps, and the gradients of a few of
+    its steps.  Not more than MOST_ROWS, from where on more at once is no faster."""
     one = rows_of(state, slice(1), lambda x: x.detach())
     one = one._replace(h_BH=one.h_BH.requires_grad_())
     parameters = simulator.parameters() if isinstance(simulator, torch.nn.Module) else ()
     kept = saved_bytes(lambda: unroll(simulator, one, longest + 1), parameters)
-    return max(1, int(memory_bytes // max(1, kept * (1 + 2 * directions / (longest + 1)))))
+    return min(MOST_ROWS, max(1, int(memory_bytes // max(1, kept * (1 + HELD_STEPS / (longest + 1))))))
 
 
 # Both together
@@ -425,9 +444,6 @@ def mean_effect(
     return mean_X, p_X, weight_RE @ effect_EX / len(units)
 
 
-PATHS = ("", "_agent_only", "_through_world")
-
-
 class Plan(NamedTuple):
     """Where Jacobians are taken: M rows, behaviour after behaviour."""
 
@@ -496,17 +512,21 @@ def couple(
     shape = (len(behaviours), len(lags), k, k)
     r = correlate(observed, behaviours, lags, config.permutations, config.resamples, rng, config.alpha)
     state, unit_M, ends = planned
-    size = config.batch_size or rows_that_fit(simulator, state, longest, k, config.memory_gb * 1e9)
-    found: dict[str, list[np.ndarray]] = {"": [], "_agent_only": []}
-    with bar("Jacobians", total=2 * len(unit_M), unit="samples") as progress:
+    size = config.batch_size or rows_that_fit(simulator, state, longest, config.memory_gb * 1e9)
+    found = []
+    with bar("Jacobians", total=len(unit_M), unit="samples") as progress:
         for n in range(0, len(unit_M), size):
             part = rows_of(state, slice(n, n + size))
-            for path, env_grads in (("", True), ("_agent_only", False)):
-                j = jacobians(simulator, part, basis, lags, k, env_grads)
-                found[path].append(j.detach().cpu().numpy().astype(np.float64))
-                progress.advance(len(part.h_BH))
-    per_sample = {path: np.concatenate(parts) for path, parts in found.items()}
-    per_sample["_through_world"] = per_sample[""] - per_sample["_agent_only"]
+            found.append(jacobians(simulator, part, basis, lags, k).cpu().numpy().astype(np.float64))
+            progress.advance(len(part.h_BH))
+    whole, direct = np.concatenate(found, 1)
+    broken = ~(np.isfinite(whole) & np.isfinite(direct)).all((1, 2, 3))
+    if broken.any():
+        raise UserError(
+            f"{broken.sum()} of {len(broken)} Jacobians are NaN or infinite: gradients through this simulator explode; "
+            "use shorter --lags, or train it longer"
+        )
+    per_sample = {"": whole, "_agent_only": direct, "_through_world": whole - direct}
     # What is only rounding has a constant sign too, and must not pass for an effect.
     least = ROUNDING * np.abs(per_sample[""]).max()
     per_sample = {path: np.where(np.abs(x) < least, 0.0, x) for path, x in per_sample.items()}
@@ -617,17 +637,24 @@ def assemble(
     }
     result.tables["edges"] = edges(result, config.alpha)
     diagonal = np.eye(coupling.correlation.shape[-1], dtype=bool)
-    for path in ("", "_agent_only"):
-        both = (a[f"q_jacobian{path}"] <= config.alpha) & (a["q_correlation"] <= config.alpha)
+    correlated = a["q_correlation"] <= config.alpha
+    for path in PATHS:
+        both = (a[f"q_jacobian{path}"] <= config.alpha) & correlated
         for measure in MEASURES:
-            found = agreement(coupling, both & ~diagonal, measure, path)
-            _put(result, f"{measure}{path}", found)
-    _put(result, "sign_agreement_with_diagonal", agreement(coupling, _both(a, config.alpha), "sign_agreement"))
-    for name, q in (("jacobian", a["q_jacobian"]), ("correlation", a["q_correlation"])):
+            _put(result, f"{measure}{path}", agreement(coupling, both & ~diagonal, measure, path))
+    both = (a["q_jacobian"] <= config.alpha) & correlated
+    _put(result, "sign_agreement_with_diagonal", agreement(coupling, both, "sign_agreement"))
+    for name in (*(f"jacobian{path}" for path in PATHS), "correlation"):
+        q = a[f"q_{name}"]
         tests = int(np.isfinite(q).sum())
         share = float((q <= config.alpha).sum() / tests) if tests else float("nan")
         result.scalar(f"significant_{name}", share, f"share of entries with q <= {config.alpha}", tests)
     result.scalar("edges", len(result.tables["edges"]), "directed edges between different directions or own past")
+    parts = (a["q_jacobian_agent_only"] <= config.alpha) | (a["q_jacobian_through_world"] <= config.alpha)
+    hidden = int((parts & ~(a["q_jacobian"] <= config.alpha)).sum())
+    result.scalar(
+        "parts_without_whole", hidden, "entries with a significant part whose whole is not: parts that cancel"
+    )
     return result
 
 
@@ -667,11 +694,6 @@ def resolution(coupling: Coupling, config: CouplingConfig) -> list[str]:
     return said
 
 
-def _both(a: Mapping[str, np.ndarray], alpha: float) -> np.ndarray:
-    out: np.ndarray = (a["q_jacobian"] <= alpha) & (a["q_correlation"] <= alpha)
-    return out
-
-
 def _put(result: artefacts.Result, name: str, found: Agreement) -> None:
     unit = "share of entries" if name.startswith("sign") else "Spearman correlation of |J| and |r|"
     result.scalar(name, found.value, unit, found.n, (found.low, found.high))
@@ -687,69 +709,6 @@ def _intervals(draws: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.nda
     for here in np.ndindex(units.shape):
         low[here], high[here] = interval_of(np.moveaxis(draws, 0, 2)[here], int(units[here]))
     return low, high
-
-
-def edges(result: artefacts.Result, alpha: float) -> list[dict[str, Any]]:
-    """The entries whose mean Jacobian is significant, the strongest first, each with a sentence."""
-    a = result.arrays
-    rows = []
-    for b, at, i, j in np.argwhere(a["q_jacobian"] <= alpha):
-        here = (b, at, i, j)
-        effect, r, q = a["jacobian"][here], a["correlation"][here], a["q_jacobian"][here]
-        behaviour, lag = int(a["behaviours"][b]), int(a["lags"][at])
-        verb = "raises" if effect > 0 else "lowers"
-        rows.append(
-            {
-                "behaviour": behaviour,
-                "lag": lag,
-                "source": int(i),
-                "target": int(j),
-                "J": float(effect),
-                "J_low": float(a["jacobian_low"][here]),
-                "J_high": float(a["jacobian_high"][here]),
-                "J_no_env": float(a["jacobian_agent_only"][here]),
-                "q": float(q),
-                "q_through_world": float(a["q_jacobian_through_world"][here]),
-                "r": float(r),
-                "q_r": float(a["q_correlation"][here]),
-                "agree": bool(np.sign(effect) == np.sign(r)),
-                "n": int(a["samples"][b]),
-                "episodes": int(a["sample_episodes"][b]),
-                "sentence": f"direction {i} at t-{lag} {verb} direction {j} in behaviour {behaviour}: "
-                f"J = {effect:.3g}, r = {r:.2f}, q = {q:.2g}",
-            }
-        )
-    return sorted(rows, key=lambda row: -abs(float(row["J"])))
-
-
-def draw_matrices(result: artefacts.Result, b: int) -> Any:
-    """A matplotlib Figure for behaviour number ``b`` of the result: a row a lag, Jacobian beside correlation.
-    Dots mark significant entries."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    a = result.arrays
-    columns = {"Jacobian": "jacobian", "Jacobian, agent only": "jacobian_agent_only", "correlation": "correlation"}
-    lags = a["lags"]
-    figure = Figure(figsize=(11, 3.4 * len(lags)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(lags), len(columns), squeeze=False)
-    behaviour = int(a["behaviours"][b])
-    name = result.notes["names"][str(behaviour)]
-    figure.suptitle(
-        f"{name or f'behaviour {behaviour}'}: {a['samples'][b]} Jacobians from "
-        f"{a['sample_episodes'][b]} episodes, dots: q ≤ {result.notes['alpha']}"
-    )
-    strongest = np.nanmax(np.abs([a["jacobian"][b], a["jacobian_agent_only"][b]]), initial=0) or 1.0
-    for at, lag in enumerate(lags):
-        for axis, (title, key) in zip(axes[at], columns.items(), strict=True):
-            limit = 1.0 if key == "correlation" else strongest
-            image = axis.imshow(a[key][b, at], cmap="RdBu", vmin=-limit, vmax=limit)
-            i, j = np.nonzero(a[f"q_{key}"][b, at] <= result.notes["alpha"])
-            axis.plot(j, i, ".", color="black", markersize=4)
-            axis.set(title=f"{title}, lag {lag}", xlabel="target at T", ylabel=f"source at T-{lag}")
-            figure.colorbar(image, ax=axis, shrink=0.8)
-    return figure
 
 
 # The stage
@@ -839,15 +798,17 @@ def main(config: CouplingConfig) -> None:
         coupling = couple(simulator, planned, observed, basis.to(device), ids, config)
         result = assemble(coupling, ids, {} if behaviours is None else behaviours.names, config)
         result.save(run.path)
-        for b, behaviour in enumerate(ids):
-            draw_matrices(result, b).savefig(run.path / f"matrix_{behaviour}.png", dpi=90)
+        (run.path / PAGE).write_text(page(result))
+        draw(result, run.path)
         run.metrics |= result.scalars
     for said in (*result.notes["left_out"], *result.notes["resolution"]):
         print(f"note: {said}", file=sys.stderr)
     print(f"coupling of {k} directions in {len(ids)} behaviours, {len(result.tables['edges'])} edges: {config.out}")
-    between = [row for row in result.tables["edges"] if row["source"] != row["target"]]  # its own past is no news
-    for row in between[:3]:
+    strongest = strongest_pairs(result.tables["edges"])
+    for row in strongest[:SHOWN]:
         print(f"  {row['sentence']}")
+    if len(strongest) > SHOWN:
+        print(f"  ... and more, the strongest first: {config.out / PAGE}")
 
 
 if __name__ == "__main__":

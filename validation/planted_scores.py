@@ -735,7 +735,7 @@ def effect_job(runs: int, episodes: int, permutations: int, lean: float, seed: i
     simulator, known = scene.simulator, scene.known
     world = f"null, lean {lean:g}" if lean else "null"
     rate, size = (POWER, f", {episodes} episodes") if lean else (FALSE_ALARMS, "")
-    found = coupling.jacobians(simulator, simulator.start(scene.z_EZ), known.basis, lags, SIZE).numpy()
+    found = coupling.jacobians(simulator, simulator.start(scene.z_EZ), known.basis, lags, SIZE)[0].numpy()
     off = ~np.eye(SIZE, dtype=bool)
     acts = off & (np.abs(found).max((0, 1)) > 0) if not lean else known.in_agent_KK
     out: Found = {}

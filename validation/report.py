@@ -460,9 +460,9 @@ def coupling(dirs: Mapping[str, Path]) -> Section:
         )
     titles = {
         "behaviour": "behaviour", "lag": "lag (steps)", "source": "source", "target": "target", "J": "Jacobian",
-        "interval": "95 % interval", "J_no_env": "agent only", "q": "q",
-        "q_through_world": "q, through world", "r": "correlation", "q_r": "q of correlation", "agree": "signs agree",
-        "n": "Jacobians", "episodes": "episodes",
+        "interval": "95 % interval", "q": "q", "J_direct": "agent only", "q_direct": "q, agent only",
+        "J_through_world": "through world", "q_through_world": "q, through world", "r": "correlation",
+        "q_r": "q of correlation", "agree": "signs agree", "n": "Jacobians", "episodes": "episodes",
     }  # fmt: skip
     html = [
         paragraph(
@@ -484,11 +484,20 @@ def coupling(dirs: Mapping[str, Path]) -> Section:
         listed = table(rows, "Significant Jacobians, the strongest first", titles, most=60)
         html.append(details("Table of all significant effects, those on a direction's own later value too", listed))
     figures = _natural(path.glob("matrix_*.png"))
-    words = "Coupling matrices of behaviour {}: Jacobian, Jacobian through the agent only, and correlation, a row a lag"
+    words = (
+        "Coupling matrices of behaviour {}: Jacobian, its parts by agent alone and world, and correlation, a row a lag"
+    )
+    drawn = "Graph of the effects in behaviour {}: whole, by the agent alone and through the world, a column a lag"
+    compared = "Direct and through-world parts of the effects, and how far each agrees with the correlation"
+    if (path / "paths.png").exists():
+        html.append(picture(path / "paths.png", compared, f"{compared}.", wide=True))
     for i, file in enumerate(figures):
-        text = words.format(file.stem.removeprefix("matrix_"))
+        behaviour = file.stem.removeprefix("matrix_")
+        text = words.format(behaviour)
         shown = picture(file, text, f"{text}.")
-        html.append(shown if i < 2 else details(f"Behaviour {file.stem.removeprefix('matrix_')}", shown))
+        if (graph := path / f"graph_{behaviour}.png").exists():
+            shown = picture(graph, drawn.format(behaviour), f"{drawn.format(behaviour)}.") + shown
+        html.append(shown if i < 1 else details(f"Behaviour {behaviour}", shown))
     return Section("What drives what", "".join(html), (found,))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from agents.recurrent import AgentConfig, RecurrentAgent
-from analysis import coupling
+from analysis import coupling, coupling_figures
 from analysis.behaviours import Behaviours
 from analysis.coupling import CouplingConfig, Labelled, jacobians
 from core.contracts import EnvSpec, Field, UserError
@@ -226,7 +226,7 @@ def test_jacobian_is_the_closed_form_of_the_planted_world(planted: PlantedSimula
     z, step = planted_latents(6), 5
     played = coupling.replay(planted, z, 6)
     state = coupling.gather_states(played.states, np.arange(6), np.full(6, step - max(LAGS)))
-    got = jacobians(planted, state, known.basis, LAGS, 8, env_grads)
+    got = jacobians(planted, state, known.basis, LAGS, 8)[0 if env_grads else 1]
     p = planted.rollout(z, step).logits.softmax(-1).numpy()
     for b in range(6):
         for at, lag in enumerate(LAGS):
@@ -250,7 +250,7 @@ def test_jacobian_is_the_finite_difference(
         forced = planted.rollout(z, step).action
     played = coupling.replay(planted, z, 6)
     state = coupling.gather_states(played.states, np.arange(3), np.full(3, step - max(LAGS)))
-    got = jacobians(planted, state, basis, LAGS, 4, env_grads)
+    got = jacobians(planted, state, basis, LAGS, 4)[0 if env_grads else 1]
     for at, lag in enumerate(LAGS):
         for i in range(4):
             change = basis.lift_change(torch.eye(4, dtype=torch.float64)[i] * small)
@@ -270,7 +270,7 @@ def test_jacobian_of_the_agent_alone_is_the_product_of_its_cells(learned: RSSMSi
     path = learned.rollout(z, step)
     played = coupling.replay(learned, z, step + 1)
     state = coupling.gather_states(played.states, np.arange(3), np.full(3, step - max(LAGS)))
-    got = jacobians(learned, state, basis, LAGS, 3, env_grads=False)
+    whole_path, got = jacobians(learned, state, basis, LAGS, 3)
     for b in range(3):
         for at, lag in enumerate(LAGS):
             whole = torch.eye(5, dtype=torch.float64)
@@ -281,9 +281,8 @@ def test_jacobian_of_the_agent_alone_is_the_product_of_its_cells(learned: RSSMSi
             # dh(T)/dh(T-k) between the lifted direction i and coordinate j
             expected = (basis.lift_change(torch.eye(3, dtype=torch.float64)) @ whole.T / basis.std_H) @ basis.project_HK
             torch.testing.assert_close(got[b, at], expected, rtol=1e-8, atol=1e-12)
-    whole_path = jacobians(learned, state, basis, LAGS, 3)
     assert not torch.allclose(whole_path[:, 1:], got[:, 1:], rtol=1e-6, atol=0)
-    one = jacobians(learned, coupling.rows_of(state, slice(1, 2)), basis, LAGS, 3)
+    one = jacobians(learned, coupling.rows_of(state, slice(1, 2)), basis, LAGS, 3)[0]
     torch.testing.assert_close(one[0], whole_path[1], rtol=1e-8, atol=1e-12)
 
 
@@ -311,8 +310,9 @@ def test_samples_are_spread_over_episodes() -> None:
 
 def test_memory_bounds_the_batch(learned: RSSMSimulator) -> None:
     state = coupling.replay(learned, torch.zeros(1, 6, dtype=torch.float64), 3).states[2]
-    sizes = [coupling.rows_that_fit(learned, state, 4, k, gb) for k, gb in ((2, 1e9), (16, 1e9), (16, 1e8), (16, 1.0))]
-    assert sizes[0] > sizes[1] > sizes[2] > sizes[3] == 1
+    sizes = [coupling.rows_that_fit(learned, state, 4, size) for size in (1e12, 1e8, 1e7, 1.0)]
+    assert coupling.MOST_ROWS == sizes[0] > sizes[1] > sizes[2] > sizes[3] == 1
+    assert coupling.rows_that_fit(learned, state, 8, 1e8) < sizes[1]
 
 
 def test_mean_effects_keep_their_level_and_count_episodes() -> None:
@@ -377,6 +377,37 @@ def test_the_jacobian_clears_what_correlation_accuses(planted_coupling: coupling
     assert (a["jacobian_low"][0, 0, CAUSE, MEMORY] <= a["jacobian"][0, 0, CAUSE, MEMORY]).all()
 
 
+def test_all_three_paths_are_compared_with_the_correlation(planted_coupling: coupling.Coupling) -> None:
+    result = coupling.assemble(planted_coupling, [0], {}, config())
+    a = result.arrays
+    np.testing.assert_allclose(a["jacobian"], a["jacobian_agent_only"] + a["jacobian_through_world"], atol=1e-12)
+    off = ~np.eye(8, dtype=bool)
+    for path in coupling.PATHS:
+        both = (a[f"q_jacobian{path}"] <= 0.05) & (a["q_correlation"] <= 0.05) & off
+        share = (np.sign(a[f"jacobian{path}"]) == np.sign(a["correlation"]))[both].mean()
+        scalar = result.scalars[f"sign_agreement{path}"]
+        assert scalar["n"] == both.sum() and scalar["value"] == (pytest.approx(share) if both.sum() >= 3 else None)
+        tests = result.scalars[f"significant_jacobian{path}"]
+        assert tests["value"] == pytest.approx((a[f"q_jacobian{path}"] <= 0.05).mean())
+    parts = (a["q_jacobian_agent_only"] <= 0.05) | (a["q_jacobian_through_world"] <= 0.05)
+    assert result.scalars["parts_without_whole"]["value"] == (parts & (a["q_jacobian"] > 0.05)).sum()
+
+
+def test_gradients_that_explode_are_refused(planted: PlantedSimulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, h, z = small_study(planted, 12, 0)
+    planned = coupling.plan(planted, z, steps, h, [0], config())
+    right = coupling.jacobians
+
+    def broken(*a: object) -> Tensor:
+        found = right(*a)  # type: ignore[arg-type]
+        found[0, 2, 0, 1, 1] = torch.inf
+        return found
+
+    monkeypatch.setattr(coupling, "jacobians", broken)
+    with pytest.raises(UserError, match=r"1 of 24 Jacobians are NaN or infinite: .* use shorter --lags"):
+        coupling.couple(planted, planned, steps, truth(dtype=torch.float64).basis, [0], config())
+
+
 def test_edges_read_as_sentences(planted_coupling: coupling.Coupling) -> None:
     result = coupling.assemble(planted_coupling, [0], {}, config())
     edges = result.tables["edges"]
@@ -384,7 +415,7 @@ def test_edges_read_as_sentences(planted_coupling: coupling.Coupling) -> None:
     assert all(abs(a["J"]) >= abs(b["J"]) for a, b in zip(edges, edges[1:], strict=False))
     (edge,) = [e for e in edges if (e["lag"], e["source"], e["target"]) == (1, CAUSE, MEMORY)]
     assert edge["sentence"].startswith(f"direction {CAUSE} at t-1 raises direction {MEMORY} in behaviour 0: J = 0.25")
-    assert edge["agree"] and edge["n"] == edge["episodes"] == 24 and edge["J_no_env"] == pytest.approx(0.25)
+    assert edge["agree"] and edge["n"] == edge["episodes"] == 24 and edge["J_direct"] == pytest.approx(0.25)
 
 
 def test_a_replay_that_differs_is_refused(planted: PlantedSimulator) -> None:
@@ -495,10 +526,12 @@ def test_labels_go_to_their_steps() -> None:
 
 def test_matrices_are_drawn_with_their_significance(planted_coupling: coupling.Coupling) -> None:
     result = coupling.assemble(planted_coupling, [0], {0: "walking"}, config())
-    figure = coupling.draw_matrices(result, 0)
+    figure = coupling_figures.draw_matrices(result, 0)
     assert "walking" in figure.get_suptitle()
     axes = [axis for axis in figure.axes if axis.get_title()]
-    assert [a.get_title() for a in axes[:3]] == ["Jacobian, lag 1", "Jacobian, agent only, lag 1", "correlation, lag 1"]
+    assert [a.get_title() for a in axes[:4]] == [
+        "whole Jacobian, lag 1", "agent only, lag 1", "through world, lag 1", "correlation, lag 1"
+    ]  # fmt: skip
     dots = axes[0].lines[0].get_xydata()
     assert {(int(y), int(x)) for x, y in dots} == set(
         zip(*np.nonzero(result.arrays["q_jacobian"][0, 0] < 0.05), strict=True)

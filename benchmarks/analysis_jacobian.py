@@ -1,0 +1,169 @@
+"""Jacobians of 16 directions over 10 steps for 256 samples, beside a backward pass a direction.
+
+``python benchmarks/analysis_jacobian.py`` prints the table of docs/performance.md, about six minutes on two free
+cores; ``--samples 64 --repeats 1`` gives a first answer in one.  All on the bundled simulator, whose weights are
+frozen in every variant, from states a few steps after random latents, in a random basis of 16 directions.
+
+naive: for every sample and every target direction one forward and one backward pass, which gives that target's row
+at all lags.  It is timed on a part of the samples (--naive_samples): it does the same work for each.
+one pass a direction: the milder way, one forward pass over many samples, then a backward pass a target over them.
+ours: ``analysis.coupling.jacobians``, which gives the direct part (action -> world cut) too.
+
+The table says what a variant computes: the whole Jacobian, or the whole and its direct part, which the stage needs.
+Variants run in turns in one process; a ratio is the median of the ratios of neighbouring runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from core.contracts import SimState
+    from core.directions import Basis
+    from generative.simulator import RSSMSimulator
+
+DIRECTIONS, LAGS = 16, tuple(range(1, 11))
+
+
+def one_by_one(sim: RSSMSimulator, state: SimState, basis: Basis, env_grads: bool = True) -> Tensor:
+    """The naive way, a forward and a backward pass a sample and target: dc_j(T) / dc_i(T-lag) [B, lags, i, j]."""
+    import torch
+
+    from analysis.coupling import rows_of
+
+    rows = []
+    for b in range(len(state.h_BH)):
+        one = rows_of(state, slice(b, b + 1))
+        columns = [a_direction(sim, one, basis, [j], env_grads) for j in range(DIRECTIONS)]
+        rows.append(torch.cat(columns, -1))
+    return torch.cat(rows)
+
+
+def a_direction(
+    sim: RSSMSimulator, state: SimState, basis: Basis, targets: list[int], env_grads: bool = True
+) -> Tensor:
+    """One forward pass over all samples, then a backward pass a target: float [B, lags, i, targets]."""
+    import torch
+
+    from analysis.coupling import rows_of
+    from analysis.saliency import unroll
+
+    state = rows_of(state, slice(None), lambda x: x.detach())
+    state = state._replace(h_BH=state.h_BH.requires_grad_())
+    _, outs = unroll(sim, state, max(LAGS) + 1, env_grads)
+    c_BK = basis.project(outs[-1].h_BH)
+    sources = [outs[-1 - lag].h_BH for lag in LAGS]
+    columns = []
+    for n, j in enumerate(targets, 1):
+        grads = torch.autograd.grad(c_BK[:, j].sum(), sources, retain_graph=n < len(targets))
+        columns.append(basis.pullback(torch.stack(grads, 1)))
+    return torch.stack(columns, -1)
+
+
+def chunked(work: Callable[[SimState], Tensor], state: SimState, size: int, dim: int = 0) -> Tensor:
+    """Work on ``size`` samples at a time."""
+    import torch
+
+    from analysis.coupling import rows_of
+
+    count = len(state.h_BH)
+    return torch.cat([work(rows_of(state, slice(n, n + size))) for n in range(0, count, size)], dim)
+
+
+def states(sim: RSSMSimulator, count: int) -> SimState:
+    """States three steps after random latents."""
+    import torch
+
+    with torch.no_grad():
+        state = sim.start(torch.randn(count, sim.latent_size, generator=torch.Generator().manual_seed(0)))
+        for _ in range(3):
+            state, _ = sim.step(state)
+    return state
+
+
+def main() -> None:
+    from core.config import tune_allocator
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--simulator", type=Path, default=ROOT / "bundles/coinrun-demo/simulator")
+    parser.add_argument("--samples", type=int, default=256)
+    parser.add_argument("--naive_samples", type=int, default=4, help="of them, timed in the naive way in each turn")
+    parser.add_argument("--memory_gb", type=float, default=1.0)
+    parser.add_argument("--repeats", type=int, default=3, help="turns")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--busy", action="store_true", help="one thread, and its processor time instead of the wall's")
+    args = parser.parse_args()
+    tune_allocator()
+    import numpy as np
+    import torch
+
+    from analysis.coupling import jacobians, rows_of, rows_that_fit
+    from analysis.directions import neuron_basis, random_basis
+    from generative.simulator import load_simulator
+
+    threads, clock = (1, time.process_time) if args.busy else (args.threads, time.perf_counter)
+    torch.set_num_threads(threads)
+    sim = load_simulator(args.simulator)
+    with torch.no_grad():
+        state = states(sim, args.samples)
+    neurons = neuron_basis(np.random.default_rng(0).standard_normal((256, sim.agent.hidden_size)).astype(np.float32))
+    basis = random_basis(neurons, DIRECTIONS, np.random.default_rng(0))
+    size = min(args.samples, rows_that_fit(sim, state, max(LAGS), args.memory_gb * 1e9))
+    few = rows_of(state, slice(args.naive_samples))
+    every = list(range(DIRECTIONS))
+    variants: dict[str, tuple[int, Callable[[], Tensor]]] = {
+        "naive": (args.naive_samples, lambda: one_by_one(sim, few, basis)),
+        "naive, agent only": (args.naive_samples, lambda: one_by_one(sim, few, basis, False)),
+        "one pass a direction": (
+            args.samples, lambda: chunked(lambda s: a_direction(sim, s, basis, every), state, size)
+        ),
+        "ours": (args.samples, lambda: chunked(lambda s: jacobians(sim, s, basis, LAGS, DIRECTIONS), state, size, 1)),
+    }  # fmt: skip
+    found: dict[str, Tensor] = {}
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    jacobians(sim, few, basis, LAGS, DIRECTIONS)
+    for _ in range(args.repeats):
+        for name, (count, work) in variants.items():
+            began = clock()
+            found[name] = work()
+            times[name].append((clock() - began) / count)
+    ours, n = found["ours"], args.naive_samples
+    worst = max(
+        float((ours[0, :n] - found["naive"]).abs().max()), float((ours[1, :n] - found["naive, agent only"]).abs().max())
+    )
+    print(
+        f"{DIRECTIONS} directions, lags {LAGS[0]} to {LAGS[-1]}, {args.samples} samples, {size} at a time, "
+        f"{threads} threads"
+    )
+    print(f"largest |J| {float(ours.abs().max()):.3g}; ours and the naive way differ by at most {worst:.1e}\n")
+    print("| work | variant | ms a sample | naive / this (range) |")
+    print("|---|---|---|---|")
+    both = [a + b for a, b in zip(times["naive"], times["naive, agent only"], strict=True)]
+    rows = (
+        ("whole", "naive", times["naive"], times["naive"]),
+        ("whole", "one pass a direction", times["one pass a direction"], times["naive"]),
+        ("whole and direct part", "naive", both, both),
+        ("whole and direct part", "ours", times["ours"], both),
+        ("(whole alone, in the same time)", "ours", times["ours"], times["naive"]),
+    )
+    for work_done, name, mine, yardstick in rows:
+        ratios = [a / b for a, b in zip(yardstick, mine, strict=True)]
+        print(
+            f"| {work_done} | {name} | {1000 * statistics.median(mine):.1f} | {statistics.median(ratios):.1f} "
+            f"({min(ratios):.1f} to {max(ratios):.1f}) |"
+        )
+
+
+if __name__ == "__main__":
+    main()
