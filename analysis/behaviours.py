@@ -26,7 +26,7 @@ from analysis.clusters import (
     record_share_from_time,
     time_eta2,
 )
-from analysis.hidden_states import REAL, open_stores
+from analysis.states import REAL, open_stores
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.config import read_json
@@ -132,16 +132,20 @@ def load_behaviours(path: Path) -> Behaviours:
 # Vectors
 
 
-def world_states(simulator: Simulator, store: RolloutStore, device: torch.device) -> list[np.ndarray]:
-    """Posterior world states d float32 [rows - initial_frames + 1, D] of every episode, from its frames.
+def world_states(
+    simulator: Simulator, store: RolloutStore, device: torch.device, chosen: Sequence[int] | None = None
+) -> list[np.ndarray]:
+    """Posterior world states d float32 [rows - initial_frames + 1, D] of every (or every chosen) episode, from its
+    frames.
 
     Row i is the state at step ``initial_frames - 1 + i``; an episode shorter than that has none.
     """
     lead = simulator.initial_frames - 1
     out: list[np.ndarray] = [np.zeros((0, 0), np.float32)] * len(store)
     names = list(store.spec.obs)
-    with bar("world states", int(np.maximum(store.rows - lead, 0).sum()), "steps") as progress, torch.no_grad():
-        for episodes in _batches(store.rows, lead):
+    rows_E = store.rows if chosen is None else np.where(np.isin(np.arange(len(store)), chosen), store.rows, 0)
+    with bar("world states", int(np.maximum(rows_E - lead, 0).sum()), "steps") as progress, torch.no_grad():
+        for episodes in _batches(rows_E, lead):
             length = int(store.rows[episodes].max())
             starts = np.stack([episodes, np.zeros_like(episodes)], 1)
             window = store.read_windows([*(f"obs/{n}" for n in names), "action"], starts, length)

@@ -174,5 +174,7 @@ def embed(x_NF: np.ndarray, kind: Embedding, dimensions: int, seed: int) -> np.n
         # umap announces at import that its TensorFlow variant is not there; it is not used here.
         warnings.filterwarnings("ignore", message="Tensorflow not installed", category=ImportWarning)
         from umap import UMAP
-    model = UMAP(n_components=dimensions, n_neighbors=15, random_state=seed, n_jobs=1)
+    # The spectral start, umap's own, fails on many states and then falls back to a random one; that of PCA is as good
+    # (Kobak and Linderman 2021).
+    model = UMAP(n_components=dimensions, n_neighbors=15, init="pca", random_state=seed, n_jobs=1)
     return np.asarray(model.fit_transform(np.asarray(x_NF, np.float32)), np.float64)

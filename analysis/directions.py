@@ -1,8 +1,8 @@
-"""Fit directions of the hidden state: PCA, ICA with its stability, NMF, single neurons, random ones.
+"""Fit directions of a state space: PCA, ICA with its stability, NMF, single neurons, random ones.
 
-Every basis here is affine on z-scored states and scaled so that each coordinate has mean 0 and
-standard deviation 1 over the states it was fitted on: a shift of 1 is one standard deviation, and
-gradients of two directions can be compared.  For ICA this is METHODS §4's
+Every basis here is affine on z-scored states (latents are only centred: see ``SPACES``) and scaled so
+that each coordinate has mean 0 and standard deviation 1 over the states it was fitted on: a shift of 1 is
+one standard deviation, and gradients of two directions can be compared.  For ICA this is METHODS §4's
 ``h = mean + std * (C^T diag(sqrt(lambda)) A c)`` with C the principal components and A the mixing.
 """
 
@@ -10,31 +10,56 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from core.contracts import UserError
 from core.directions import Basis
+from core.progress import track
 
 SMALLEST_SHARE = 1e-8  # of the largest variance: below it a component is rounding error, not a direction
 SAMPLES_PER_DIRECTION = 10  # ICA and NMF are meaningless with fewer
+EXACT_SIZE = 1000  # dimensions up to which all principal components are computed, in float64
+OVERSAMPLES = 64  # further components that the randomised solver carries, so that the last ones are right too
 
 
-def fit_pca(h_NH: np.ndarray, k: int, agent: str = "") -> Basis:
+class Space(NamedTuple):
+    """How the states of a space are named in messages, and what is done with them before a fit."""
+
+    state: str
+    unit: str  # one of its numbers
+    z_scored: bool  # else only centred
+    may_be_dead: bool  # numbers that never change are left out, else refused
+
+
+SPACES = {
+    "h": Space("hidden state", "neuron", True, False),
+    # A trained world model may leave some of its thousands of numbers unused.
+    "d": Space("world state", "unit", True, True),
+    # A latent's scale has a meaning (the prior's deviation is 1), which z-scoring would undo: a number that
+    # the encoder does not use would count as much as one it does.
+    "z": Space("latent", "dimension", False, True),
+}
+
+
+def fit_pca(h_NH: np.ndarray, k: int, agent: str = "", *, space: str = "h", seed: int = 0) -> Basis:
     """Principal components of z-scored states, largest variance first, signs by skewness.
 
     h_NH: float [N, H].  k <= H directions.  facts: ``explained`` (share of the z-scored variance a
-    direction holds), ``n``.  Raises UserError for too few samples, constant columns or NaN.
+    direction holds), ``n``, and ``left_out`` (numbers that never change) where there are any.  More than 1000
+    dimensions: by scikit-learn's randomised solver (Halko et al. 2011) in float32.
+    Raises UserError for too few samples, constant columns (where the space forbids them) or NaN.
     """
-    mean_H, std_H, x_NH = _z_score(h_NH, k, samples=k + 1)
-    components_KH, variance_K = _components(x_NH, k)
-    whitened_NK = x_NH @ (components_KH / np.sqrt(variance_K)[:, None]).T
-    components_KH *= _skew_sign(whitened_NK)[:, None]
+    scaled = _scale(h_NH, k, k + 1, space)
+    components_KL, variance_K = _components(scaled, k, seed)
+    whitened_NK = scaled.x_NL @ (components_KL / np.sqrt(variance_K)[:, None]).T.astype(scaled.x_NL.dtype)
+    components_KL *= _skew_sign(whitened_NK)[:, None]
     scale_K1 = np.sqrt(variance_K)[:, None]
-    facts = {"n": len(x_NH), "explained": (variance_K / x_NH.shape[1]).tolist()}
-    return _basis("pca", mean_H, std_H, (components_KH / scale_K1).T, components_KH * scale_K1, agent, facts)
+    facts = {"n": len(scaled.x_NL), "explained": (variance_K / scaled.variance).tolist()}
+    return scaled.basis("pca", (components_KL / scale_K1).T, components_KL * scale_K1, agent, facts)
 
 
 def fit_ica(
@@ -44,6 +69,7 @@ def fit_ica(
     restarts: int = 20,
     seed: int = 0,
     *,
+    space: str = "h",
     episode_N: np.ndarray | None = None,
     max_iterations: int = 500,
     tolerance: float = 1e-4,
@@ -65,18 +91,19 @@ def fit_ica(
     """
     if restarts < 2:
         raise UserError(f"ICA needs at least 2 restarts to know its stability, got {restarts}")
-    mean_H, std_H, x_NH = _z_score(h_NH, k, samples=SAMPLES_PER_DIRECTION * k)
-    if episode_N is not None and len(episode_N) != len(x_NH):
-        raise ValueError(f"episode_N has {len(episode_N)} rows, h_NH has {len(x_NH)}")
-    components_KH, variance_K = _components(x_NH, k)
-    white_NK = x_NH @ (components_KH / np.sqrt(variance_K)[:, None]).T
+    scaled = _scale(h_NH, k, SAMPLES_PER_DIRECTION * k, space)
+    if episode_N is not None and len(episode_N) != len(scaled.x_NL):
+        raise ValueError(f"episode_N has {len(episode_N)} rows, h_NH has {len(scaled.x_NL)}")
+    components_KL, variance_K = _components(scaled, k, seed)
+    white_NK = scaled.x_NL.astype(np.float64) @ (components_KL / np.sqrt(variance_K)[:, None]).T
     rng = np.random.default_rng(seed)
     groups = _groups(episode_N)
 
     estimates, converged = [], 0
-    for _ in range(restarts):
+    for _ in track(range(restarts), "ICA restarts"):
         rows = _resample(groups, len(white_NK), rng)
-        unmixing_KK, good = _bootstrap_ica(white_NK[rows], rng, max_iterations, tolerance)
+        start_KK = _orthogonal(rng.standard_normal((k, k)))
+        unmixing_KK, good = _bootstrap_ica(white_NK[rows], start_KK, max_iterations, tolerance)
         estimates.append(unmixing_KK)
         converged += good
     stability_K, centrotypes_KK = icasso(np.concatenate(estimates), k)
@@ -91,60 +118,75 @@ def fit_ica(
             file=sys.stderr,
         )
     # White coordinates w = x C^T / sqrt(lambda); sources c = w W^T with W orthogonal, so w = c W.
-    project_HK = (components_KH / np.sqrt(variance_K)[:, None]).T @ final_KK.T
-    lift_KH = final_KK @ (components_KH * np.sqrt(variance_K)[:, None])
+    project_LK = (components_KL / np.sqrt(variance_K)[:, None]).T @ final_KK.T
+    lift_KL = final_KK @ (components_KL * np.sqrt(variance_K)[:, None])
     facts = {
-        "n": len(x_NH),
+        "n": len(white_NK),
         "stability": stability_K.tolist(),
         "match": match_K.tolist(),
-        "explained": ((lift_KH**2).sum(1) / x_NH.shape[1]).tolist(),
+        "explained": ((lift_KL**2).sum(1) / scaled.variance).tolist(),
         "converged": final_converged,
         "restarts": restarts,
         "restarts_converged": converged,
         "resampled": "rows" if episode_N is None else "episodes",
     }
-    return _basis("ica", mean_H, std_H, project_HK, lift_KH, agent, facts)
+    return scaled.basis("ica", project_LK, lift_KL, agent, facts)
 
 
-def fit_nmf(h_NH: np.ndarray, k: int, agent: str = "", seed: int = 0, *, max_iterations: int = 500) -> Basis:
+def fit_nmf(
+    h_NH: np.ndarray,
+    k: int,
+    agent: str = "",
+    seed: int = 0,
+    *,
+    space: str = "h",
+    most_states: int = 0,
+    max_iterations: int = 500,
+) -> Basis:
     """Non-negative factors of the z-scored states counted from their minimum, largest share first.
 
     ``lift`` are the factors; ``project`` is their pseudo-inverse (least squares), so a coordinate is
     the factor's unconstrained code minus its mean, in standard deviations: 0 is the mean, as in every basis,
-    and codes are not clipped at zero.  facts: ``explained``, ``relative_error`` of the factorisation,
-    ``converged``.  Raises UserError for bad input, or if the factors found are linearly dependent.
+    and codes are not clipped at zero.  most_states: the factors are found on that many states, drawn at
+    random, and scaled on all (0: all of them).  facts: ``explained``, ``relative_error`` of the factorisation,
+    ``states``, ``converged``.  Raises UserError for bad input, or if the factors found are linearly dependent.
     """
     from sklearn.decomposition import NMF
     from sklearn.exceptions import ConvergenceWarning
 
-    mean_H, std_H, x_NH = _z_score(h_NH, k, samples=SAMPLES_PER_DIRECTION * k)
-    positive_NH = x_NH - x_NH.min(0)
+    scaled = _scale(h_NH, k, SAMPLES_PER_DIRECTION * k, space)
+    some_NL = scaled.x_NL
+    if 0 < most_states < len(some_NL):
+        most_states = max(most_states, SAMPLES_PER_DIRECTION * k)
+        some_NL = some_NL[np.sort(np.random.default_rng(seed).permutation(len(some_NL))[:most_states])]
+    positive_NL = some_NL - some_NL.min(0)
     model = NMF(k, init="nndsvda", random_state=seed, max_iter=max_iterations)
-    converged = not _caught(ConvergenceWarning, lambda: model.fit(positive_NH))
+    converged = not _caught(ConvergenceWarning, lambda: model.fit(positive_NL))
     if not converged:
         print(f"warning: NMF did not converge in {max_iterations} iterations; see the basis' facts", file=sys.stderr)
-    factors_KH = model.components_
-    if np.linalg.matrix_rank(factors_KH, tol=1e-6 * np.linalg.norm(factors_KH, 2)) < k:
+    factors_KL = model.components_.astype(np.float64)
+    if np.linalg.matrix_rank(factors_KL, tol=1e-6 * np.linalg.norm(factors_KL, 2)) < k:
         raise UserError(f"NMF found linearly dependent factors for k = {k}; ask for fewer directions")
-    project_HK = np.linalg.pinv(factors_KH)
-    scale_K = (x_NH @ project_HK).std(0)
-    lift_KH, project_HK = factors_KH * scale_K[:, None], project_HK / scale_K
-    explained_K = (lift_KH**2).sum(1) / x_NH.shape[1]
+    project_LK = np.linalg.pinv(factors_KL)
+    scale_K = (scaled.x_NL @ project_LK).std(0)
+    lift_KL, project_LK = factors_KL * scale_K[:, None], project_LK / scale_K
+    explained_K = (lift_KL**2).sum(1) / scaled.variance
     order = np.argsort(-explained_K)
     facts = {
-        "n": len(x_NH),
+        "n": len(scaled.x_NL),
+        "states": len(some_NL),
         "explained": explained_K[order].tolist(),
-        "relative_error": float(model.reconstruction_err_ / np.linalg.norm(positive_NH)),
+        "relative_error": float(model.reconstruction_err_ / np.linalg.norm(positive_NL)),
         "converged": converged,
     }
-    return _basis("nmf", mean_H, std_H, project_HK[:, order], lift_KH[order], agent, facts)
+    return scaled.basis("nmf", project_LK[:, order], lift_KL[order], agent, facts)
 
 
 def neuron_basis(h_NH: np.ndarray, agent: str = "") -> Basis:
     """The H neurons themselves as directions, z-scored.  Raises UserError for constant columns or NaN."""
-    mean_H, std_H, x_NH = _z_score(h_NH, k=1, samples=2)
-    eye = np.eye(x_NH.shape[1])
-    return _basis("neurons", mean_H, std_H, eye, eye, agent, {"n": len(x_NH)})
+    scaled = _scale(h_NH, 1, 2, "h")
+    eye = np.eye(scaled.x_NL.shape[1])
+    return scaled.basis("neurons", eye, eye, agent, {"n": len(scaled.x_NL)})
 
 
 def random_basis(basis: Basis, k: int, rng: np.random.Generator) -> Basis:
@@ -191,44 +233,107 @@ def icasso(estimates_MK: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     return index_K[order], centrotype_KK[order]
 
 
-def _z_score(h_NH: np.ndarray, k: int, samples: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean_H, std_H, z-scored float64 [N, H]), or a UserError saying what is wrong with the states."""
-    x_NH = np.asarray(h_NH, np.float64)
+@dataclass(frozen=True)
+class _Scaled:
+    """States of a space as they are fitted: ``x_NL`` centred (and z-scored), without the numbers that never change."""
+
+    x_NL: np.ndarray  # float64; float32 beyond EXACT_SIZE dimensions
+    mean_H: np.ndarray
+    std_H: np.ndarray  # what a state is divided by: 1 where it is not
+    live_L: np.ndarray  # which numbers of a state vary
+    space: str
+
+    @property
+    def variance(self) -> float:
+        """Of the fitted states, summed over their numbers."""
+        if SPACES[self.space].z_scored:
+            return float(self.x_NL.shape[1])
+        return float(np.einsum("nl,nl->", self.x_NL, self.x_NL, dtype=np.float64) / len(self.x_NL))
+
+    def basis(self, kind: str, project_LK: np.ndarray, lift_KL: np.ndarray, agent: str, facts: dict[str, Any]) -> Basis:
+        """A basis of the whole space; what never changes is neither read nor moved."""
+        size, k = len(self.mean_H), len(lift_KL)
+        project_HK, lift_KH = np.zeros((size, k)), np.zeros((k, size))
+        project_HK[self.live_L], lift_KH[:, self.live_L] = project_LK, lift_KL
+        if (dead := size - len(self.live_L)) > 0:
+            facts = {**facts, "left_out": dead}
+        return _basis(kind, self.mean_H, self.std_H, project_HK, lift_KH, agent, facts, self.space)
+
+
+def _scale(h_NH: np.ndarray, k: int, samples: int, space: str) -> _Scaled:
+    """The states as they are fitted, or a UserError saying what is wrong with them."""
+    about = SPACES[space]
+    x_NH = np.asarray(h_NH, np.float64 if np.shape(h_NH)[-1] <= EXACT_SIZE else np.float32)
     if x_NH.ndim != 2:
         raise ValueError(f"states must be [N, H], got shape {x_NH.shape}")
     n, size = x_NH.shape
     if not 1 <= k <= size:
-        raise UserError(f"k = {k} directions: the hidden state has {size} dimensions, choose 1 to {size}")
+        raise UserError(f"k = {k} directions: the {about.state} has {size} dimensions, choose 1 to {size}")
     if n < samples:
         raise UserError(f"{n} states are too few for {k} directions; at least {samples} are needed: record more")
-    broken = np.flatnonzero(~np.isfinite(x_NH).all(0))
-    if len(broken):
-        raise UserError(f"the states have NaN or infinite values (neuron {broken[0]}); record the rollouts again")
-    mean_H, std_H = x_NH.mean(0), x_NH.std(0)
-    constant = np.flatnonzero(std_H <= 1e-7 * np.maximum(1, np.abs(mean_H)))
-    if len(constant):
+    live_L = varying(x_NH, space)
+    mean_H = x_NH.mean(0, dtype=np.float64)
+    std_H = np.ones(size)
+    if about.z_scored:
+        std_H[live_L] = x_NH.std(0, dtype=np.float64)[live_L]
+    if k > len(live_L):
         raise UserError(
-            f"{len(constant)} neuron(s) never change (the first is {constant[0]}), so there is nothing to z-score; "
-            "record more varied rollouts, or use another checkpoint"
+            f"k = {k} directions: only {len(live_L)} of the {about.state}'s {size} dimensions ever change; "
+            "ask for fewer"
         )
-    return mean_H, std_H, (x_NH - mean_H) / std_H
+    x_NL = x_NH if len(live_L) == size else x_NH[:, live_L]
+    x_NL = (x_NL - mean_H[live_L].astype(x_NL.dtype)) / std_H[live_L].astype(x_NL.dtype)
+    return _Scaled(x_NL, mean_H, std_H, live_L, space)
 
 
-def state_rank(h_NH: np.ndarray) -> int:
+def varying(h_NH: np.ndarray, space: str = "h") -> np.ndarray:
+    """Which columns of the states [N, H] change at all, int64 [L].
+
+    Raises UserError naming a column with NaN or infinite values; and one that never changes, in a space
+    that must not have any (or where all are such).
+    """
+    about = SPACES[space]
+    broken = np.flatnonzero(~np.isfinite(h_NH).all(0))
+    if len(broken):
+        raise UserError(f"the states have NaN or infinite values ({about.unit} {broken[0]}); record the rollouts again")
+    mean_H, std_H = h_NH.mean(0, dtype=np.float64), h_NH.std(0, dtype=np.float64)
+    constant_H = std_H <= 1e-7 * np.maximum(1, np.abs(mean_H))
+    if constant_H.all() or (constant_H.any() and not about.may_be_dead):
+        raise UserError(
+            f"{constant_H.sum()} {about.unit}(s) never change (the first is {constant_H.argmax()}), so there is "
+            "nothing to scale; record more varied rollouts, or use another checkpoint"
+        )
+    return np.flatnonzero(~constant_H)
+
+
+def state_rank(h_NH: np.ndarray, space: str = "h") -> int:
     """How many independent directions the states [N, H] vary in; the most that ``fit_pca`` can give."""
-    _, _, x_NH = _z_score(h_NH, 1, samples=2)
-    variance_H = np.linalg.eigvalsh(x_NH.T @ x_NH / len(x_NH))
-    return int((variance_H > SMALLEST_SHARE * variance_H[-1]).sum())
+    x_NL = _scale(h_NH, 1, 2, space).x_NL.astype(np.float64)
+    n, size = x_NL.shape
+    variance = np.linalg.eigvalsh((x_NL.T @ x_NL if size <= n else x_NL @ x_NL.T) / n)
+    return int((variance > SMALLEST_SHARE * variance[-1]).sum())
 
 
-def _components(x_NH: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first k principal components [k, H] of centred rows and their variances [k]."""
-    variance_H, vectors_HH = np.linalg.eigh(x_NH.T @ x_NH / len(x_NH))
-    variance_K, components_KH = variance_H[::-1][:k], vectors_HH[:, ::-1][:, :k].T.copy()
-    rank = int((variance_H > SMALLEST_SHARE * variance_H[-1]).sum())
+def _components(scaled: _Scaled, k: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first k principal components [k, L] of the states and their variances [k]."""
+    from sklearn.decomposition import PCA
+
+    x_NL = scaled.x_NL
+    n, size = x_NL.shape
+    most = min(n - 1, size)
+    if size <= EXACT_SIZE:
+        model = PCA(min(k, n), svd_solver="covariance_eigh")
+    elif k + OVERSAMPLES < most // 2:
+        model = PCA(k, svd_solver="randomized", n_oversamples=OVERSAMPLES, random_state=seed)
+    else:  # a random subspace of nearly all dimensions is no cheaper
+        model = PCA(min(k, n), svd_solver="full")
+    model.fit(x_NL)
+    variance_K = model.explained_variance_.astype(np.float64) * (n - 1) / n
+    smallest = max(SMALLEST_SHARE, 10 * float(np.finfo(x_NL.dtype).eps))
+    rank = int((variance_K > smallest * variance_K[0]).sum())
     if rank < k:
         raise UserError(f"the states vary in only {rank} independent directions, not in k = {k}; ask for fewer")
-    return components_KH, variance_K
+    return model.components_.astype(np.float64), variance_K
 
 
 def _skew_sign(c_NK: np.ndarray) -> np.ndarray:
@@ -260,16 +365,15 @@ def _orthogonal(w_KK: np.ndarray) -> np.ndarray:
 
 
 def _bootstrap_ica(
-    sample_NK: np.ndarray, rng: np.random.Generator, max_iterations: int, tolerance: float
+    sample_NK: np.ndarray, start_KK: np.ndarray, max_iterations: int, tolerance: float
 ) -> tuple[np.ndarray, bool]:
-    """FastICA from a random start on a bootstrap, in the coordinates of the whole (white) data."""
+    """FastICA from an (orthogonal) start on a bootstrap, in the coordinates of the whole (white) data."""
     k = sample_NK.shape[1]
     centred_NK = sample_NK - sample_NK.mean(0)
     variance_K, vectors_KK = np.linalg.eigh(centred_NK.T @ centred_NK / len(centred_NK))
     if variance_K[0] <= SMALLEST_SHARE * variance_K[-1]:
         raise UserError(f"a bootstrap of the episodes does not span {k} directions; record more episodes or lower k")
     whiten_KK = vectors_KK / np.sqrt(variance_K)
-    start_KK = _orthogonal(rng.standard_normal((k, k)))
     unmixing_KK, converged = _fast_ica(centred_NK @ whiten_KK, start_KK, max_iterations, tolerance)
     return unmixing_KK @ whiten_KK.T, converged
 

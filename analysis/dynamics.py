@@ -25,7 +25,7 @@ from agents.recurrent import load_agent
 from analysis.behaviours import image_field, load_behaviours
 from analysis.clusters import k_means
 from analysis.coupling import check_made_from, spread_over_episodes
-from analysis.hidden_states import open_stores
+from analysis.states import open_stores
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import Agent, UserError

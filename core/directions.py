@@ -41,7 +41,7 @@ class Basis:
     std_H: Tensor
     project_HK: Tensor
     lift_KH: Tensor
-    agent: str = ""  # fingerprint of the agent whose states were fitted
+    agent: str = ""  # fingerprint of the agent (spaces d and z: of the simulator) whose states were fitted
     space: str = "h"  # h (agent), d (world) or z (latent)
     facts: dict[str, Any] = field(default_factory=dict)  # explained variance, stability ...
 
@@ -101,7 +101,8 @@ _TENSORS = ("mean_H", "std_H", "project_HK", "lift_KH")
 def load_basis(path: Path, kind: str, agent: str | None = None) -> Basis:
     """The basis ``kind`` of a run directory.
 
-    agent: fingerprint it must have been fitted on (None: any).  Raises UserError.
+    agent: fingerprint of the agent (spaces d and z: simulator) it must have been fitted on (None: any).
+    Raises UserError.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -113,12 +114,13 @@ def load_basis(path: Path, kind: str, agent: str | None = None) -> Basis:
         raise UserError(f"{path} has no {kind!r} basis{nearest(kind, have)}; it has: {', '.join(have) or 'none'}")
     about = read_json(path / f"basis_{kind}.json")
     if agent is not None and about["agent"] != agent:
-        raise UserError(f"{path}: the {kind} basis was fitted on agent {about['agent']}, not on {agent}")
+        owner = "agent" if about["space"] == "h" else "simulator"
+        raise UserError(f"{path}: the {kind} basis was fitted on {owner} {about['agent']}, not on {agent}")
     try:
         tensors: dict[str, Any] = load_file(path / f"basis_{kind}.safetensors")
         basis = Basis(**about, **tensors)
     except (SafetensorError, TypeError) as error:
-        raise UserError(f"{path}: broken {kind} basis ({error}); run hidden_states again") from None
+        raise UserError(f"{path}: broken {kind} basis ({error}); make it again") from None
     if not all(torch.isfinite(getattr(basis, n)).all() for n in _TENSORS):
-        raise UserError(f"{path}: the {kind} basis has NaN or infinite values; run hidden_states again")
+        raise UserError(f"{path}: the {kind} basis has NaN or infinite values; make it again")
     return basis

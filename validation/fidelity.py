@@ -31,6 +31,7 @@ from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore
 from core.progress import bar
 from core.stats import Estimate, bootstrap_mean
+from core.two_sample import classifier_hits, frechet, halves, median_width, mmd, told_apart
 from core.video import check_video
 from envs.registry import make
 from generative.simulator import RSSMSimulator, load_simulator
@@ -43,18 +44,12 @@ from validation.measures import (
     brier_terms,
     calibration_error,
     calibration_floor,
-    classifier_hits,
     estimate_of,
-    frechet,
-    halves,
-    median_width,
-    mmd,
     precision_estimate,
     psnr,
     reliability,
     row,
     ssim,
-    told_apart,
     total_variation,
     wasserstein,
 )

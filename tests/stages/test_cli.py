@@ -32,6 +32,8 @@ STAGES = {
     "generative.train": "GenTrainConfig",
     "generative.record_samples": "RecordSamplesConfig",
     "analysis.hidden_states": "HiddenStatesConfig",
+    "analysis.env_states": "EnvStatesConfig",
+    "analysis.latents": "LatentsConfig",
     "analysis.behaviours": "BehavioursConfig",
     "analysis.saliency": "SaliencyConfig",
     "analysis.coupling": "CouplingConfig",
@@ -105,7 +107,9 @@ def test_help_documents_every_flag(module: str, capsys: pytest.CaptureFixture[st
         cli.run(cls, main, name, ["--help"])
     assert ended.value.code == 0
     words = capsys.readouterr().out.replace("-", "_")
-    positional = {"--action"} if module == "analysis.hidden_states" else set()
+    positional = (
+        {"--action"} if module in ("analysis.hidden_states", "analysis.env_states", "analysis.latents") else set()
+    )
     for flag in set(cli._flags(cls)) - positional:
         assert flag.replace("-", "_") in words, flag
 

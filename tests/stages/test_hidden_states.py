@@ -15,12 +15,13 @@ import torch
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from analysis import behaviours, hidden_states
 from analysis.behaviours import load_behaviours
-from analysis.hidden_states import head_weights, outliers
+from analysis.hidden_states import head_weights
+from analysis.states import outliers
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import EnvSpec, Field, UserError
 from core.directions import fingerprint, load_basis
-from core.episodes import Episode, StoreWriter
+from core.episodes import Episode, RolloutStore, StoreWriter
 from generative.rssm import ModelConfig
 from generative.simulator import RSSMSimulator, save_simulator
 
@@ -33,8 +34,13 @@ SPEC = EnvSpec(
 )
 
 
-def write_store(path: Path, source: str, facts: dict[str, Any], episodes: int, seed: int, size: int = H) -> None:
-    """Episodes whose h shows three modes, with frames (and world states) that show them too."""
+def write_store(
+    path: Path, source: str, facts: dict[str, Any], episodes: int, seed: int, size: int = H, spoil: float | None = None
+) -> None:
+    """Episodes whose h shows three modes, with frames (and world states) that show them too.
+
+    spoil: what neuron 7 always is.
+    """
     rng, fixed = np.random.default_rng(seed), np.random.default_rng(99)
     mixing, of_world = fixed.standard_normal((8, size)), fixed.standard_normal((8, 6))
     with artefacts.new_run(path, "record", {"seed": seed}) as run, StoreWriter(run.path) as writer:
@@ -49,6 +55,8 @@ def write_store(path: Path, source: str, facts: dict[str, Any], episodes: int, s
             frames[np.arange(rows), :, :, mode] += 180
             h = (np.tanh(0.1 * z @ mixing) + 0.01 * rng.standard_normal((rows, size))).astype(np.float32)
             simulated = source == "simulated"
+            if spoil is not None:
+                h[:, 7] = spoil
             writer.add(
                 Episode(
                     obs={"frames": frames},
@@ -133,18 +141,24 @@ def test_hidden_states_writes_bases_arrays_and_figures(world: Path, states: Path
     assert result.arrays["index"][:, 1].min() == 1  # step 0 is dropped
     assert set(result.arrays["source"]) == {0, 1} and not result.arrays["kept"][result.arrays["source"] == 1].any()
     assert {p.name for p in states.glob("*.png")} == {
-        "explained.png", "time_courses.png", "paths.png", "map.png", "heads.png"
+        "explained.png", "time_courses.png", "paths.png", "planes.png", "map.png", "heads.png", "overlap.png"
     }  # fmt: skip
     assert all(p.stat().st_size > 5000 for p in states.glob("*.png"))
     manifest = artefacts.read_manifest(states)
     assert set(manifest["inputs"]) == {"rollouts", "samples", "agent"}
     assert manifest["metrics"]["cluster_stability"]["value"] > 0.9
+    overlap = {row["measure"]: row for row in result.tables["overlap"]}  # both sources are made alike
+    assert abs(overlap["inside"]["simulated"] - overlap["inside"]["floor"]) < 0.15
+    assert overlap["told_apart"]["low"] < 0.6
+    store = RolloutStore(world / "rollouts")
+    for row in np.flatnonzero(result.arrays["source"] == 0)[[0, 40, -1]]:
+        e, t = result.arrays["index"][row]
+        for column in ("value", "action", "reward"):
+            assert result.arrays[column][row] == getattr(store.episode(int(e)), column)[t]
     assert manifest["metrics"]["cluster_share_from_time_floor"]["interval"][0] >= 0
 
 
 def test_hidden_states_coordinates_are_those_of_the_basis(world: Path, states: Path) -> None:
-    from core.episodes import RolloutStore
-
     result, basis = Result.load(states), load_basis(states, "ica")
     row = int(np.flatnonzero(result.arrays["source"] == 1)[5])
     episode, t = result.arrays["index"][row]
@@ -171,17 +185,39 @@ def test_head_weights_are_the_finite_differences(world: Path, states: Path) -> N
     torch.testing.assert_close(
         torch.from_numpy(head_weights(agent, basis)) @ c[0], shifted[0] - shifted[1], atol=1e-5, rtol=1e-4
     )
-    saved = Result.load(states).arrays["head_weights"]
-    np.testing.assert_allclose(saved, head_weights(agent, basis), atol=1e-6)
+    saved = Result.load(states).arrays
+    np.testing.assert_allclose(saved["head_weights"], head_weights(agent, basis), atol=1e-6)
+    for kind in ("pca", "nmf", "neurons"):
+        weights = head_weights(agent, load_basis(states, kind))
+        np.testing.assert_allclose(saved[f"head_weights_{kind}"], weights, atol=1e-6)
+    # Whatever the basis, the heads see the same state: complete ones give the same change for the same step.
+    h, of = torch.randn(3, H), {kind: load_basis(states, kind) for kind in ("pca", "neurons")}
+    steps = {kind: (b.project(h) @ torch.from_numpy(saved[f"head_weights_{kind}"]).T) for kind, b in of.items()}
+    torch.testing.assert_close(steps["pca"], steps["neurons"], atol=1e-4, rtol=1e-3)
 
 
 def test_plot_draws_the_same_figures_into_another_directory(states: Path, world: Path, tmp_path: Path) -> None:
     before = artefacts.sha256(states / artefacts.MANIFEST)
     run_states("plot", "--hidden_states", str(states), "--out", str(tmp_path / "figures"))
-    for name in ("explained.png", "time_courses.png", "paths.png", "map.png", "heads.png"):
+    for name in ("explained.png", "time_courses.png", "paths.png", "planes.png", "map.png", "heads.png", "overlap.png"):
         assert (tmp_path / "figures" / name).read_bytes() == (states / name).read_bytes()
     assert artefacts.sha256(states / artefacts.MANIFEST) == before
     assert artefacts.verify(tmp_path / "figures") == []
+
+
+def test_plot_with_another_agent_is_refused(
+    states: Path, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(1)
+    other = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=H), SPEC)
+    with artefacts.new_run(tmp_path / "agent", "train", {"seed": 1}) as run:
+        save_agent(other, run.path)
+    with pytest.raises(SystemExit) as ended:
+        run_states(
+            "plot", "--hidden_states", str(states), "--agent", str(tmp_path / "agent"), "--out", str(tmp_path / "o")
+        )
+    assert ended.value.code == 2 and "is of agent" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
 
 
 def test_precompute_draws_nothing(world: Path, tmp_path: Path) -> None:
@@ -250,6 +286,12 @@ def test_mistakes_are_one_line_and_leave_nothing(
     name = artefacts.read_manifest(world / "rollouts")["facts"]["agent"]
     write_store(tmp_path / "another_simulator", "simulated", {"agent": name, "simulator": "0" * 16}, 2, 0)
     write_store(tmp_path / "few", "real", {"agent": name}, 1, 0)
+    write_store(tmp_path / "nan", "real", {"agent": name}, 8, 0, spoil=np.nan)
+    write_store(tmp_path / "constant", "real", {"agent": name}, 8, 0, spoil=0.5)
+    torch.manual_seed(1)
+    other_agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=H), SPEC)
+    with artefacts.new_run(tmp_path / "agent", "train", {"seed": 1}) as run:
+        save_agent(other_agent, run.path)
     out = tmp_path / "out"
     states, labels = states_argv(world, out), behaviours_argv(world, out)
     cases: list[tuple[Callable[..., None], list[str], str]] = [
@@ -265,6 +307,10 @@ def test_mistakes_are_one_line_and_leave_nothing(
         (run_states, [*states, "--rollouts", str(world / "samples")], "are simulated"),
         (run_states, [*states, "--rollouts", str(world / "none")], "no such run directory"),
         (run_states, [*states, "--rollouts", str(tmp_path / "few")], "are too few for 4 directions"),
+        (run_states, [*states, "--rollouts", str(tmp_path / "nan")], "NaN or infinite values"),
+        (run_states, [*states, "--rollouts", str(tmp_path / "constant")], "1 neuron(s) never change (the first is 7)"),
+        (run_states, [*states, "--agent", str(tmp_path / "agent")], "is of agent"),
+        (run_states, [*states, "--hidden_states", str(world / "rollouts")], "--hidden_states belongs to plot"),
         (run_states, [*states, "--ica_size", "40"], "choose 1 to 12"),
         (run_states, [*states, "--first_step", "-1"], "--first_step -1: at least 0"),
         (run_states, [*states, "--first_step", "500"], "no episode is longer than 500 steps"),

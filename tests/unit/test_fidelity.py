@@ -10,6 +10,7 @@ import torch
 
 from agents.recurrent import AgentConfig, RecurrentAgent
 from core.contracts import UserError
+from core.two_sample import classifier_hits, frechet, halves, mmd
 from envs.planted import PlantedOptions, PlantedSimulator, record_planted
 from envs.procgen import ProcgenEnv, ProcgenOptions
 from generative.rssm import ModelConfig
@@ -31,10 +32,6 @@ from validation.measures import (
     brier_terms,
     calibration_error,
     calibration_floor,
-    classifier_hits,
-    frechet,
-    halves,
-    mmd,
     psnr,
     reliability,
     ssim,

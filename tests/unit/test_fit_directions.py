@@ -103,16 +103,17 @@ def test_ica_stability_tells_sources_from_a_gaussian_plane(sources: np.ndarray) 
 
 
 def test_ica_resamples_whole_episodes(sources: np.ndarray) -> None:
-    """A source that lives in one episode only is less stable when episodes, not rows, are resampled."""
-    rng = np.random.default_rng(2)
+    """Three sources speak up in the same one episode only: a third of the bootstraps of episodes miss it, and then
+    their space has no axes."""
     episode_N = np.repeat(np.arange(30), N // 30)
-    mixed = np.concatenate([sources[:, :3], 0.3 * rng.standard_normal((N, 1))], 1)
-    mixed[episode_N == 7, 3] += 5
+    mixed = np.concatenate([sources[:, :1], np.random.default_rng(2).standard_normal((N, 3))], 1)
+    for i in range(3):
+        mixed[700 + 33 * i : 733 + 33 * i, 1 + i] += 8
     h_NH = mixture(mixed)
     rows = fit_ica(h_NH, K, restarts=10, seed=0)
     episodes = fit_ica(h_NH, K, restarts=10, seed=0, episode_N=episode_N)
     assert episodes.facts["resampled"] == "episodes" and rows.facts["resampled"] == "rows"
-    assert min(episodes.facts["stability"]) < min(rows.facts["stability"]) - 0.05
+    assert min(rows.facts["stability"]) > 0.9 and min(episodes.facts["stability"]) < 0.8
 
 
 def test_ica_is_seeded(sources: np.ndarray, ica: Basis) -> None:

@@ -1,0 +1,89 @@
+"""Directions and clusters of the simulator's world state d:
+``python -m analysis.env_states --simulator runs/simulator --rollouts runs/rollouts --samples runs/samples``.
+
+Of real rollouts these are the states that the simulator infers from the recorded frames (its posterior);
+simulated rollouts carry their own.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import tyro
+from threadpoolctl import threadpool_limits
+
+from analysis import states
+from analysis.behaviours import world_states
+from analysis.states import FitOptions
+from core import config as cli
+
+STAGE = "env_states"
+DEFAULTS = FitOptions(
+    pca_size=128, ica_size=0, nmf_size=64, nmf_states=4000, clusters=128, most_states=20_000
+)  # METHODS section 4; a state has thousands of numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvStatesConfig:
+    """Fit directions of the simulator's world state and draw them."""
+
+    action: tyro.conf.Positional[Literal["both", "precompute", "plot"]] = "both"
+    """precompute writes bases and arrays, plot draws those of --env_states into --out, both does both at once"""
+    simulator: Path | None = None
+    """the simulator, through which the frames of --rollouts go"""
+    rollouts: Path | None = None
+    """real rollouts to fit on; none: the simulated ones are fitted on"""
+    samples: Path | None = None
+    """simulated rollouts to project too"""
+    env_states: Path | None = None
+    """run directory to draw (plot)"""
+    out: Path = Path("runs/env_states")
+    """run directory to write"""
+    fit: FitOptions = field(default_factory=lambda: DEFAULTS)
+    seed: int = 0
+    """seed of the solver, bootstraps, clusters and the map"""
+    device: str = "cpu"
+    """cpu or cuda"""
+    threads: int = 2
+    """CPU threads"""
+    overwrite: bool = False
+    """replace an earlier run in --out"""
+
+
+def main(config: EnvStatesConfig) -> None:
+    began = time.time()
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    states.check(config.fit)
+    if config.action == "plot":
+        drawn = states.load_drawn(config.env_states, STAGE)
+        states.plot(config, STAGE, drawn, {"env_states": config.env_states})
+        return
+    states.refuse(STAGE, config.env_states)
+    real, simulated, simulator, facts = states.open_sources(config.rollouts, config.samples, config.simulator, device)
+    parts = []
+    if real is not None:
+        lead = simulator.initial_frames - 1
+        chosen = states.episodes_of(real, max(lead, config.fit.first_step), config.fit.most_states, config.seed)
+        world: list[np.ndarray] = world_states(simulator, real, device, chosen)
+        unit_E = states.units(real, real)
+        parts.append(states.pool(real, world, config.fit, unit_E, lead=lead, seed=config.seed))
+    if simulated is not None:
+        parts.append(states.pool(simulated, "world/d", config.fit, states.units(simulated, real), seed=config.seed))
+    store = real or simulated
+    assert store is not None
+    with threadpool_limits(config.threads):
+        result, bases = states.fit(states.join(parts), "d", facts["simulator"], config.fit, config.seed)
+    result.notes |= {**facts, "action_names": list(store.spec.action_names)}
+    inputs = {"simulator": config.simulator, "rollouts": config.rollouts, "samples": config.samples}
+    states.save(config, STAGE, inputs, result, bases, facts, began, config.action == "both")
+    print(states.summary(result, bases, config.out))
+
+
+if __name__ == "__main__":
+    cli.run(EnvStatesConfig, main, STAGE)

@@ -1,0 +1,111 @@
+"""Directions and clusters of the latents z that simulations start from:
+``python -m analysis.latents --simulator runs/simulator --rollouts runs/rollouts --samples runs/samples``.
+
+Of real rollouts these are inferred from windows of frames; the one that belongs to step t is of the window that
+ends there.  Simulated rollouts carry theirs, which belongs to their step 0: inferred from a real window or, for
+samples recorded without --rollouts, drawn from the prior, so that the overlap says how well the prior fits.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import tyro
+from threadpoolctl import threadpool_limits
+
+from analysis import states
+from analysis.states import FitOptions, States
+from core import config as cli
+from core.episodes import RolloutStore
+
+STAGE = "latents"
+DEFAULTS = FitOptions(pca_size=64, ica_size=0, nmf_size=0, clusters=32, first_step=0, most_states=20_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentsConfig:
+    """Fit directions of the simulator's latents and draw them."""
+
+    action: tyro.conf.Positional[Literal["both", "precompute", "plot"]] = "both"
+    """precompute writes bases and arrays, plot draws those of --latents into --out, both does both at once"""
+    simulator: Path | None = None
+    """the simulator, which infers the latents of --rollouts"""
+    rollouts: Path | None = None
+    """real rollouts to fit on; none: the simulated ones are fitted on"""
+    samples: Path | None = None
+    """simulated rollouts whose latents to project too"""
+    every: int = 4
+    """steps between the windows of a real episode that a latent is inferred from: neighbours are nearly the same"""
+    latents: Path | None = None
+    """run directory to draw (plot)"""
+    out: Path = Path("runs/latents")
+    """run directory to write"""
+    fit: FitOptions = field(default_factory=lambda: DEFAULTS)
+    seed: int = 0
+    """seed of the solver, bootstraps, clusters and the map"""
+    device: str = "cpu"
+    """cpu or cuda"""
+    threads: int = 2
+    """CPU threads"""
+    overwrite: bool = False
+    """replace an earlier run in --out"""
+
+
+def inferred(simulator: Any, store: RolloutStore, config: LatentsConfig, device: torch.device) -> States:
+    """z (its mean) of every ``--every``-th window of real episodes; the step it belongs to is the window's last."""
+    from generative.record_samples import informed_latents
+
+    lead = simulator.initial_frames - 1
+    first = max(lead, config.fit.first_step)
+    most = config.fit.most_states * config.every
+    episodes = states.episodes_of(store, first, most, config.seed)
+    ends = np.minimum(store.steps, store.rows)
+    index_N2 = np.concatenate(
+        [np.stack(np.broadcast_arrays(e, np.arange(first, ends[e], config.every)), 1) for e in episodes]
+    )
+    z_NZ = informed_latents(simulator, store, index_N2 - [0, lead], device).cpu().numpy()
+    return states.pool_rows(store, z_NZ, index_N2, states.units(store, store), episodes)
+
+
+def stored(store: RolloutStore, real: RolloutStore | None, config: LatentsConfig) -> States:
+    """The latents of simulated rollouts; each belongs to step 0 of its own."""
+    episodes = [e for e in range(len(store)) if min(store.steps[e], store.rows[e]) > 0]
+    if config.fit.most_states and len(episodes) > config.fit.most_states:
+        drawn = np.random.default_rng(config.seed).permutation(episodes)[: config.fit.most_states]
+        episodes = [int(e) for e in np.sort(drawn)]
+    index_N2 = np.stack([episodes, np.zeros(len(episodes), np.int64)], 1)
+    return states.pool_rows(store, store.latents(episodes), index_N2, states.units(store, real), episodes)
+
+
+def main(config: LatentsConfig) -> None:
+    began = time.time()
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    states.check(config.fit)
+    cli.require(1, every=config.every)
+    if config.action == "plot":
+        drawn = states.load_drawn(config.latents, STAGE)
+        states.plot(config, STAGE, drawn, {"latents": config.latents})
+        return
+    states.refuse(STAGE, config.latents)
+    real, simulated, simulator, facts = states.open_sources(config.rollouts, config.samples, config.simulator, device)
+    parts = [] if real is None else [inferred(simulator, real, config, device)]
+    if simulated is not None:
+        parts.append(stored(simulated, real, config))
+    store = real or simulated
+    assert store is not None
+    with threadpool_limits(config.threads):
+        result, bases = states.fit(states.join(parts), "z", facts["simulator"], config.fit, config.seed)
+    result.notes |= {**facts, "action_names": list(store.spec.action_names)}
+    inputs = {"simulator": config.simulator, "rollouts": config.rollouts, "samples": config.samples}
+    states.save(config, STAGE, inputs, result, bases, facts, began, config.action == "both")
+    print(states.summary(result, bases, config.out))
+
+
+if __name__ == "__main__":
+    cli.run(LatentsConfig, main, STAGE)

@@ -1,0 +1,203 @@
+"""Fits of world states and latents, and the overlap of real with simulated states, against planted truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from analysis import states
+from analysis.directions import fit_ica, fit_nmf, fit_pca, state_rank, varying
+from analysis.states import FitOptions, States, fit, overlap
+from core.contracts import UserError
+
+EPISODES, STEPS = 24, 30
+
+
+def walk(rng: np.random.Generator, episodes: int, size: int) -> np.ndarray:
+    """Autocorrelated states [episodes * STEPS, size], a stationary AR(1) with coefficient 0.9."""
+    x = np.zeros((episodes, STEPS, size))
+    x[:, 0] = rng.standard_normal((episodes, size))
+    for t in range(1, STEPS):
+        x[:, t] = 0.9 * x[:, t - 1] + np.sqrt(1 - 0.81) * rng.standard_normal((episodes, size))
+    return x.reshape(-1, size)
+
+
+def pooled(x_NF: np.ndarray, source_N: np.ndarray, unit_N: np.ndarray) -> States:
+    n, zero = len(x_NF), np.zeros(len(x_NF))
+    index_N2 = np.stack([np.arange(n) // STEPS, np.arange(n) % STEPS], 1)
+    return States(x_NF, zero, zero.astype(int), zero, zero.astype(int), index_N2, source_N, unit_N)
+
+
+def compared(shift: float, scale: float, seed: int) -> dict[str, dict]:
+    """Rows of ``overlap`` by measure, where simulated states are real ones moved and spread by so much."""
+    rng = np.random.default_rng(seed)
+    x = np.concatenate([walk(rng, EPISODES, 3), shift + scale * walk(rng, EPISODES, 3)])
+    real = np.arange(len(x)) < len(x) // 2
+    return {r["measure"]: r for r in overlap(x, x, real, np.arange(len(x)) // STEPS, seed)}
+
+
+def test_overlap_of_equal_sources_is_that_of_real_with_real() -> None:
+    found = [compared(0, 1, seed) for seed in range(3)]
+    for name in ("inside", "covered", "told_apart"):
+        gap = np.mean([row[name]["simulated"] - row[name]["floor"] for row in found])
+        assert abs(gap) < 0.1, name
+    inside = np.mean([row["told_apart"]["low"] < 0.5 < row["told_apart"]["high"] for row in found])
+    assert inside > 0.5
+    assert all(row["inside"]["low"] < row["inside"]["simulated"] < row["inside"]["high"] for row in found)
+    assert all(row["inside"]["n"] == 2 * EPISODES for row in found)
+
+
+def test_overlap_of_far_sources_is_none() -> None:
+    found = compared(30, 1, 0)
+    assert found["inside"]["simulated"] == found["covered"]["simulated"] == 0
+    assert found["inside"]["floor"] > 0.5 and found["told_apart"]["floor"] < 0.7
+    assert found["told_apart"]["simulated"] == 1
+    assert found["frechet"]["simulated"] > 100 > 1 > found["frechet"]["floor"]
+
+
+def test_overlap_says_which_of_two_sources_is_the_narrower() -> None:
+    """A simulator that knows only the middle of the world: all that it shows is real, but much is missing."""
+    found = compared(0, 0.2, 1)
+    assert found["inside"]["simulated"] > 0.95
+    assert found["covered"]["simulated"] < 0.6 * found["covered"]["floor"]
+
+
+def test_neighbours_of_the_same_episode_do_not_count() -> None:
+    """Two far clumps, each an episode: with its own episode as neighbours a state would reach nowhere."""
+    x = np.concatenate([np.random.default_rng(0).normal(c, 0.01, (20, 1)) for c in (0, 10)])
+    unit = np.repeat([0, 1], 20)
+    assert states._inside(x, unit, np.arange(40), np.arange(40)) == 1
+    assert states._inside(x, np.zeros(40), np.arange(40), np.arange(40)) == 0  # nobody else to be near to
+
+
+# Spaces
+
+
+def test_world_states_leave_dead_units_out_and_hidden_states_refuse_them(capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    x = walk(rng, EPISODES, 8).astype(np.float32)
+    x[:, [2, 5]] = 0.25
+    assert varying(x, "d").tolist() == [0, 1, 3, 4, 6, 7]
+    with pytest.raises(UserError, match=r"2 neuron\(s\) never change \(the first is 2\)"):
+        varying(x, "h")
+    for basis in (fit_pca(x, 4, "sim", space="d"), fit_ica(x, 4, "sim", 2, space="d"), fit_nmf(x, 4, "sim", space="d")):
+        assert (basis.space, basis.agent, basis.facts["left_out"]) == ("d", "sim", 2)
+        assert (basis.lift_KH[:, [2, 5]] == 0).all() and (basis.project_HK[[2, 5]] == 0).all()
+        c = torch.randn(3, 4)
+        torch.testing.assert_close(basis.project(basis.lift(c)), c, atol=1e-4, rtol=1e-4)
+        assert basis.lift(c)[:, 2].tolist() == [0.25] * 3  # never moved
+    unit = np.arange(len(x)) // STEPS
+    options = FitOptions(pca_size=4, ica_size=0, nmf_size=0, clusters=3, embedding=("pca",))
+    result, _ = fit(pooled(x, np.zeros(len(x)), unit), "d", "sim", options, 0)
+    assert result.notes["left_out"] == "2 units that never change"
+    assert "2 units never change and are left out" in capsys.readouterr().err
+    # Shares are of the variance there is: of 6 units, not of 8.
+    assert fit_pca(x, 6, space="d").facts["explained"] == pytest.approx(
+        fit_pca(np.delete(x, [2, 5], 1), 6, space="d").facts["explained"]
+    )
+    assert sum(fit_pca(x, 6, space="d").facts["explained"]) == pytest.approx(1)
+    with pytest.raises(UserError, match="only 6 of the world state's 8 dimensions ever change"):
+        fit_pca(x, 7, space="d")
+    with pytest.raises(UserError, match="8 unit.s. never change"):
+        fit_pca(np.ones((50, 8)), 2, space="d")
+    x[3, 4] = np.inf
+    with pytest.raises(UserError, match=r"NaN or infinite values \(unit 4\)"):
+        fit_pca(x, 2, space="d")
+
+
+def test_latents_keep_their_scale() -> None:
+    """A dimension the encoder hardly uses stays small: it is the last component, not one among equals."""
+    x = np.random.default_rng(0).standard_normal((2000, 4)) * [1, 0.8, 0.01, 0.5] + 3
+    basis = fit_pca(x, 4, "sim", space="z")
+    assert basis.space == "z" and (basis.std_H == 1).all()
+    np.testing.assert_allclose(basis.facts["explained"], np.array([1, 0.64, 0.25, 1e-4]) / 1.8901, atol=0.02)
+    np.testing.assert_allclose(np.abs(basis.lift_KH[3]), [0, 0, 0.01, 0], atol=1e-3)
+    h = torch.from_numpy(x[:20]).float()
+    torch.testing.assert_close(basis.lift(basis.project(h)), h, atol=1e-4, rtol=1e-4)
+    np.testing.assert_allclose(basis.project(torch.from_numpy(x).float()).std(0, correction=0), 1, atol=1e-3)
+
+
+def test_the_randomised_solver_agrees_with_the_exact_one() -> None:
+    """1,200 dimensions, of which 40 vary much, by decreasing amounts: every component, not only the first."""
+    rng = np.random.default_rng(0)
+    low, mixing = rng.standard_normal((900, 40)) * np.geomspace(10, 1, 40), rng.standard_normal((40, 1200))
+    x = (low @ mixing + rng.standard_normal((900, 1200))).astype(np.float32)
+    z = (x - x.mean(0)) / x.std(0)
+    exact = np.linalg.svd(z.astype(np.float64), compute_uv=False)[:30] ** 2 / len(z) / 1200
+    basis = fit_pca(x, 30, space="d")
+    np.testing.assert_allclose(basis.facts["explained"], exact, rtol=2e-3)
+    c = torch.randn(5, 30)
+    torch.testing.assert_close(basis.project(basis.lift(c)), c, atol=1e-3, rtol=1e-3)
+    assert torch.equal(fit_pca(x, 30, space="d").lift_KH, basis.lift_KH)
+    np.testing.assert_allclose(fit_pca(x, 500, space="d").facts["explained"][:30], exact, rtol=1e-4)  # too many for it
+
+
+def test_the_rank_of_wide_states_is_found_from_few_rows() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((60, 7)) @ rng.standard_normal((7, 1100))
+    assert state_rank(x, "d") == 7
+    with pytest.raises(UserError, match="only 7 independent directions, not in k = 9"):
+        fit_pca(x, 9, space="d")
+
+
+def test_nmf_on_some_states_is_scaled_on_all() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.exponential(size=(3000, 3)) @ rng.random((3, 6))
+    basis = fit_nmf(x, 3, space="d", most_states=500, max_iterations=2000)
+    assert basis.facts["states"] == 500 and basis.facts["n"] == 3000
+    c = basis.project(torch.from_numpy(x).float())
+    torch.testing.assert_close(c.std(0, correction=0), torch.ones(3), atol=1e-3, rtol=0)
+
+
+# The fit as a whole
+
+
+def test_simulated_states_are_projected_not_fitted() -> None:
+    rng = np.random.default_rng(0)
+    real, simulated = walk(rng, EPISODES, 5), 50 + 3 * walk(rng, EPISODES, 5)
+    unit = np.arange(2 * len(real)) // STEPS
+    both = pooled(np.concatenate([real, simulated]).astype(np.float32), np.repeat([0, 1], len(real)), unit)
+    options = FitOptions(ica_size=0, nmf_size=0, clusters=3, embedding=("pca",))
+    result, bases = fit(both, "h", "agent", options, 0)
+    np.testing.assert_allclose(bases["pca"].mean_H, real.mean(0), atol=1e-4)
+    assert "c_ica" not in result.arrays and set(bases) == {"pca", "neurons"}
+    assert result.arrays["kept"].sum() == len(real)
+    assert result.scalars["overlap_inside"]["value"] == 0 < result.scalars["overlap_inside_floor"]["value"]
+    alone, _ = fit(
+        pooled(simulated.astype(np.float32), np.ones(len(simulated)), unit[: len(real)]), "h", "", options, 0
+    )
+    assert alone.notes["fitted_on"] == "simulated" and "overlap" not in alone.tables
+
+
+def test_too_few_states_to_compare_are_a_note() -> None:
+    x = walk(np.random.default_rng(0), EPISODES, 3).astype(np.float32)
+    source, unit = np.zeros(len(x)), np.arange(len(x)) // STEPS
+    source[-3 * STEPS :] = 1  # three simulated episodes
+    options = FitOptions(ica_size=0, nmf_size=0, clusters=3, embedding=("pca",))
+    result, _ = fit(pooled(x, source, unit), "h", "", options, 0)
+    assert "90 simulated ones of 3 are too few" in result.notes["overlap"] and "overlap" not in result.tables
+
+
+def test_too_few_or_equal_states_for_the_clusters_are_refused() -> None:
+    x = np.repeat(walk(np.random.default_rng(0), 1, 3)[:4], 30, 0).astype(np.float32)
+    both = pooled(x, np.zeros(len(x)), np.arange(len(x)) // STEPS)
+    options = FitOptions(pca_size=2, ica_size=0, nmf_size=0, embedding=("pca",))
+    with pytest.raises(UserError, match="only 4 different states, so that of 6 clusters some would be empty"):
+        fit(both, "h", "", FitOptions(**{**vars(options), "clusters": 6}), 0)
+    with pytest.raises(UserError, match="120 steps are too few for 32 clusters"):
+        fit(both, "h", "", options, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"ica_size": -1}, "--ica_size -1: at least 0"),
+        ({"most_states": -1}, "--most_states -1"),
+        ({"embedding": ()}, "--embedding: name at least one"),
+        ({"embedding": ("pca", "pca")}, "none twice"),
+    ],
+)
+def test_settings_that_mean_nothing(flags: dict, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        states.check(FitOptions(**flags))
