@@ -1,8 +1,9 @@
 """What the agent does, as clusters of short histories: ``python -m analysis.behaviours --rollouts runs/rollouts``.
 
 A step's vector is [h ; world components] and how both change over the next 2, 4 and 6 steps, all
-z-scored and reduced by PCA.  Real and simulated steps are clustered together, so that both can be
-labelled and a cluster that only the simulator has shows as such.
+z-scored, the changes together as heavy as the state, and reduced by PCA.  Real and simulated steps are
+clustered together, so that both can be labelled and a cluster that only the simulator has shows as such.
+``plot`` draws everything again, with the names a user has put into behaviours.json.
 """
 
 from __future__ import annotations
@@ -11,21 +12,25 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+import tyro
 from threadpoolctl import threadpool_limits
 
+from analysis.behaviour_figures import draw
 from analysis.clusters import (
+    NOISE,
     Embedding,
+    Method,
     cluster_stability,
     embed,
-    k_means,
-    nearest_centre,
+    find_clusters,
     record_share_from_time,
     time_eta2,
 )
+from analysis.mdp import NO_BEHAVIOUR, Visits, aggregate, transitions
 from analysis.states import REAL, open_stores
 from core import artefacts, config as cli
 from core.artefacts import Result
@@ -35,12 +40,12 @@ from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.progress import bar
 from core.stats import bootstrap, bootstrap_cohens_d, bootstrap_mean
+from core.video import check_video
 
 STAGE = "behaviours"
 NAMES = "behaviours.json"
 SOURCES = ("real", "sim")
 OBSERVED_FRAMES = 2048  # frames filtered at once: about 100 MB as float32
-LEGEND_ENTRIES = 20
 LABEL_STEPS = 5  # a simulated sample is labelled by its first steps (METHODS section 5)
 
 
@@ -56,29 +61,44 @@ class BehaviourOptions:
     """principal components of the vectors that are clustered"""
     embedding: Embedding = "pca"
     """pca clusters those directly: fast, and distances stay what they were; umap and tsne embed them in 3-D first"""
+    method: Method = "k_means"
+    """k_means; ward (a tree of 4,000 steps, every step then in the nearest of its clusters); hdbscan (in the
+    embedding's 3-D, as density means little in 64: best with umap; finds how many there are, and leaves noise)"""
     clusters: int = 32
-    """number of behaviours"""
+    """number of behaviours (k_means, ward)"""
+    min_cluster_size: int = 0
+    """steps of the smallest behaviour (hdbscan); 0: 1 % of all steps"""
     first_step: int = 1
     """earlier steps are left out: step 0 is all initial state"""
     filmstrips: int = 4
-    """central samples shown of every behaviour, each from another episode"""
+    """central samples in the filmstrip of every behaviour, each from another episode"""
+    videos: int = 9
+    """central samples in the video of every behaviour"""
+    video_steps: int = 16
+    """steps in that video, from each sample's central step on"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BehavioursConfig:
     """Cluster what the agent does into behaviours."""
 
-    rollouts: Path
-    """real rollouts"""
+    action: tyro.conf.Positional[Literal["both", "precompute", "plot"]] = "both"
+    """precompute writes labels and tables, plot draws those of --behaviours with the names in it, both does both"""
+    rollouts: Path | None = None
+    """real rollouts (precompute, both)"""
     samples: Path | None = None
     """simulated rollouts to cluster and label too"""
     simulator: Path | None = None
     """gives world states of the real frames; without it behaviours are clusters of h alone"""
+    behaviours: Path | None = None
+    """run directory to draw (plot)"""
     out: Path = Path("runs/behaviours")
     """run directory to write"""
     fit: BehaviourOptions = field(default_factory=BehaviourOptions)
     seed: int = 0
     """seed of clusters, bootstraps and the embedding"""
+    video: bool = True
+    """an MP4 and an endlessly looping GIF of every behaviour too"""
     device: str = "cpu"
     """cpu or cuda"""
     threads: int = 2
@@ -91,8 +111,9 @@ class BehavioursConfig:
 class Behaviours:
     """Labels by source ('real', 'sim'): ``labels`` int64 [N] and ``index`` int64 [N, 2] of (episode, t).
 
-    ``sample_labels`` int64: one a simulated episode, the mode over its first steps, -1 where it is too
-    short (empty without samples).  ``names`` as the user has edited them.
+    Steps that are in no behaviour (HDBSCAN's noise) are not among them.  ``sample_labels`` int64: one a simulated
+    episode, the mode over its first steps, -1 where that is none or it is too short (empty without samples).
+    ``names`` as the user has edited them.
     """
 
     labels: dict[str, np.ndarray]
@@ -120,11 +141,15 @@ def load_behaviours(path: Path) -> Behaviours:
     count = int(result.notes["behaviours"])
     if not isinstance(raw, dict) or sorted(raw) != sorted(str(b) for b in range(count)):
         raise UserError(f"{path / NAMES} must name each of the behaviours 0 to {count - 1}, as {{'0': 'a name', ...}}")
+    for key, name in raw.items():
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise UserError(f"{path / NAMES}: the name of behaviour {key} must be one line of text, not {name!r}")
+    labels = {s: result.arrays[f"labels_{s}"].astype(np.int64) for s in have}
     return Behaviours(
-        labels={s: result.arrays[f"labels_{s}"].astype(np.int64) for s in have},
-        index={s: result.arrays[f"index_{s}"] for s in have},
+        labels={s: labels[s][labels[s] != NOISE] for s in have},
+        index={s: result.arrays[f"index_{s}"][labels[s] != NOISE] for s in have},
         sample_labels=result.arrays["sample_labels"].astype(np.int64),
-        names={int(k): str(v) for k, v in raw.items()},
+        names={int(k): v.strip() for k, v in raw.items()},
         agent=manifest["facts"]["agent"],
     )
 
@@ -181,6 +206,7 @@ class Steps:
     d_ND: np.ndarray | None
     value_N: np.ndarray
     action_N: np.ndarray
+    logits_NA: np.ndarray
     index_N2: np.ndarray
 
 
@@ -192,13 +218,13 @@ def read_steps(
     world: per-episode states whose row i belongs to step ``lead + i``, or the name of a stored column.
     """
     first = max(first_step, lead)
-    names = ["h", "value", "action", *([world] if isinstance(world, str) else [])]
+    names = ["h", "value", "action", "logits", *([world] if isinstance(world, str) else [])]
     columns, index_N2 = store.pooled(*names, first=first)
     d_ND = columns[world] if isinstance(world, str) else None
     if world is not None and not isinstance(world, str):
         ends = [int(min(store.steps[e], store.rows[e])) for e in range(len(store))]
         d_ND = np.concatenate([world[e][first - lead : ends[e] - lead] for e in range(len(store)) if ends[e] > first])
-    return Steps(columns["h"], d_ND, columns["value"], columns["action"], index_N2)
+    return Steps(columns["h"], d_ND, columns["value"], columns["action"], columns["logits"], index_N2)
 
 
 def histories(x_NF: np.ndarray, index_N2: np.ndarray, lags: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -225,6 +251,17 @@ def reduce(x_NF: np.ndarray, size: int) -> tuple[np.ndarray, float]:
     return centred_NF @ vectors_FK[:, ::-1][:, kept], float(variance_K[::-1][kept].sum() / covariance_FF.trace())
 
 
+def weighted(vectors_MF: np.ndarray, lags: int) -> np.ndarray:
+    """Histories of ``lags`` lags, z-scored, the changes of all lags together as heavy as the state alone.
+
+    With a weight of 1 each, changes outweigh the state by the number of lags.  They share what is new in a
+    step, so that where few units carry the behaviours, the first components are that and no behaviour is found.
+    """
+    out_MF = _z(vectors_MF)
+    out_MF[:, out_MF.shape[1] // (1 + lags) :] /= np.sqrt(lags)
+    return out_MF
+
+
 def _z(x_NF: np.ndarray) -> np.ndarray:
     std_F = x_NF.std(0)
     return (x_NF - x_NF.mean(0)) / np.where(std_F > 0, std_F, 1)
@@ -246,7 +283,10 @@ def check(options: BehaviourOptions) -> None:
     """UserError for settings that mean nothing."""
     if not options.lags or min(options.lags) < 1:
         raise UserError(f"--lags {' '.join(map(str, options.lags))}: at least one lag, and none below 1")
-    for name, least in (("world_size", 1), ("pca_size", 1), ("first_step", 0), ("filmstrips", 0)):
+    for name, least in (
+        ("world_size", 1), ("pca_size", 1), ("first_step", 0), ("filmstrips", 0), ("videos", 0), ("video_steps", 2),
+        ("min_cluster_size", 0),
+    ):  # fmt: skip
         if getattr(options, name) < least:
             raise UserError(f"--{name} {getattr(options, name)}: at least {least}")
 
@@ -254,19 +294,23 @@ def check(options: BehaviourOptions) -> None:
 def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int, action_names: Sequence[str]) -> Result:
     """Behaviours of real and (if not None) simulated steps.
 
-    Arrays: ``labels_real``, ``index_real`` [N, 2] of (episode, t), the same with ``_sim``; ``map`` [M, 2 or 3] of
-    all of them, real first; ``centre_index`` int64 [behaviours, strips, 3] of (source, episode, t), real ones
-    first and the most central first among them, -1 where a behaviour has no more episodes; ``transitions``
-    int64 [behaviours, behaviours] counts of real steps t -> t+1.  Table ``behaviours``.
+    Arrays: ``labels_real`` (-1: in no behaviour), ``index_real`` [N, 2] of (episode, t), the same with ``_sim``;
+    ``map`` [M, 2 or 3] of all of them, real first; ``centre_index`` int64 [behaviours, samples, 3] of (source,
+    episode, t), real ones first and the most central first among them, -1 where a behaviour has no more episodes;
+    ``transitions`` int64 [S, S] counts of real steps t -> t+1, S the behaviours and, last, the steps that are in
+    none if there are any.  Tables ``behaviours``, ``mdp`` and ``transitions`` (analysis.mdp).
     Raises UserError for bad input.
     """
     check(options)
     given = [(source, s) for source, s in enumerate(steps) if s is not None]
     with_world = all(s.d_ND is not None for _, s in given)
     for source, s in given:
-        for what, array in (("hidden", s.h_NH), ("world", s.d_ND)):
+        for what, array in (
+            ("hidden states", s.h_NH), ("world states", s.d_ND), ("values", s.value_N),
+            ("logits", s.logits_NA),
+        ):  # fmt: skip
             if array is not None and not np.isfinite(array).all():
-                raise UserError(f"the {SOURCES[source]} {what} states have NaN or infinite values; make them again")
+                raise UserError(f"the {SOURCES[source]} {what} have NaN or infinite values; make them again")
     h_NH = np.concatenate([s.h_NH for _, s in given])
     x_NF, world_share = _z(h_NH.astype(np.float64)), None
     if with_world:
@@ -280,54 +324,54 @@ def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int,
         raise UserError(f"no episode has more than {max(options.lags)} steps, which the --lags need")
     source_M, episode_M, t_M = index_N2[rows_M, 0] % 2, index_N2[rows_M, 0] // 2, index_N2[rows_M, 1]
     value_M, action_M = (np.concatenate([getattr(s, n) for _, s in given])[rows_M] for n in ("value_N", "action_N"))
-    scores_MK, share = reduce(_z(vectors_MF), options.pca_size)
+    real_M = source_M == REAL
+    if not real_M.any():
+        raise UserError(f"no real episode has more than {max(options.lags)} steps, which the --lags need")
+    scores_MK, share = reduce(weighted(vectors_MF, len(options.lags)), options.pca_size)
     map_MK = embed(scores_MK, options.embedding, 3, seed)
-    points_MK = scores_MK if options.embedding == "pca" else map_MK
-    label_M, distance_M = nearest_centre(points_MK, k_means(points_MK, options.clusters, seed))
+    points_MK = scores_MK if options.embedding == "pca" and options.method != "hdbscan" else map_MK
+    sizes = {"clusters": options.clusters, "min_cluster_size": options.min_cluster_size, "seed": seed}
+    label_M, distance_M = find_clusters(points_MK, options.method, **sizes)  # type: ignore[arg-type]
+    count = int(label_M.max()) + 1
 
-    result = Result(notes={"behaviours": options.clusters, "embedding": options.embedding})
+    result = Result(notes={"behaviours": count, "embedding": options.embedding, "method": options.method})
     result.notes["vector"] = "h and world components" if with_world else "h only"
     result.scalar("explained", share, "share of the vectors' variance in the components", len(rows_M))
     if world_share is not None:
         result.scalar("world_explained", world_share, "share of the world states' variance in their components")
-    real_M = source_M == REAL
-    if not real_M.any():
-        raise UserError(f"no real episode has more than {max(options.lags)} steps, which the --lags need")
     arrays: dict[str, np.ndarray] = {"map": map_MK.astype(np.float32)}
     for source, name in enumerate(SOURCES):
         here = source_M == source
         if any(s == source for s, _ in given):
             arrays[f"labels_{name}"] = label_M[here].astype(np.int16)
             arrays[f"index_{name}"] = np.stack([episode_M[here], t_M[here]], 1)
-    arrays["centre_index"] = _centres(label_M, distance_M, source_M, episode_M, t_M, options)
-    arrays["transitions"] = transitions(label_M[real_M], episode_M[real_M], t_M[real_M], options.clusters)
+    shown = max(options.filmstrips, options.videos)
+    arrays["centre_index"] = _centres(label_M, distance_M, source_M, episode_M, t_M, count, shown)
+    arrays["transitions"] = transitions(label_M[real_M], episode_M[real_M], t_M[real_M], count)
     result.arrays = arrays
-    _describe(result, points_MK, label_M, source_M, episode_M, t_M, options, seed)
-    result.tables["behaviours"] = _table(
-        label_M, source_M, episode_M, t_M, value_M, action_M, action_names, options.clusters, seed
-    )
-    return result
-
-
-def _describe(
-    result: Result,
-    points_MK: np.ndarray,
-    label_M: np.ndarray,
-    source_M: np.ndarray,
-    episode_M: np.ndarray,
-    t_M: np.ndarray,
-    options: BehaviourOptions,
-    seed: int,
-) -> None:
-    """Stability over episodes, and how much of a label is time."""
-    ari = cluster_stability(points_MK, label_M, episode_M * 2 + source_M, clusters=options.clusters, seed=seed)
+    ari = cluster_stability(points_MK, label_M, episode_M * 2 + source_M, method=options.method, **sizes)  # type: ignore[arg-type]
     result.scalar("stability", ari.value, "adjusted Rand index", ari.n, (ari.low, ari.high))
     if options.embedding != "pca":
         result.notes["stability"] = "the embedding is held fixed, so the stability is an upper bound"
-    real = source_M == REAL
-    label_R, t_R, episode_R = label_M[real], t_M[real], episode_M[real]
-    episodes = len(np.unique(episode_R))
+    _describe(result, label_M[real_M], episode_M[real_M], t_M[real_M], seed)
+    result.tables["behaviours"] = _table(
+        label_M, source_M, episode_M, t_M, value_M, action_M, action_names, count, seed
+    )
+    logits_MA = np.concatenate([s.logits_NA for _, s in given])[rows_M]
+    columns = (label_M, episode_M, t_M, value_M, logits_MA)
+    states, result.tables["transitions"] = aggregate(Visits(*(c[real_M] for c in columns)), count, seed)
+    names = {int(r["behaviour"]): r["name"] for r in result.tables["behaviours"]} | {NOISE: NO_BEHAVIOUR}
+    result.tables["mdp"] = [row | {"name": names[row["behaviour"]]} for row in states]
+    return result
+
+
+def _describe(result: Result, label_R: np.ndarray, episode_R: np.ndarray, t_R: np.ndarray, seed: int) -> None:
+    """Of real steps: how many are in no behaviour (hdbscan), and how much of a label is time."""
     rng = np.random.default_rng(seed)
+    episodes = len(np.unique(episode_R))
+    if result.notes["method"] == "hdbscan":
+        noise = bootstrap_mean(label_R == NOISE, episode_R, rng=rng)
+        result.scalar("noise_share", noise.value, "share of real steps in no behaviour", noise.n, noise.interval)
     record_share_from_time(result, "", label_R, t_R, episode_R, episodes=episodes, rng=rng)
 
 
@@ -337,26 +381,19 @@ def _centres(
     source_M: np.ndarray,
     episode_M: np.ndarray,
     t_M: np.ndarray,
-    options: BehaviourOptions,
+    clusters: int,
+    samples: int,
 ) -> np.ndarray:
-    out = np.full((options.clusters, options.filmstrips, 3), -1, np.int64)
-    for b in range(options.clusters):
+    out = np.full((clusters, samples, 3), -1, np.int64)
+    for b in range(clusters):
         taken: set[tuple[int, int]] = set()
         for row in sorted(np.flatnonzero(label_M == b), key=lambda r: (source_M[r], distance_M[r])):
             episode = (int(source_M[row]), int(episode_M[row]))
-            if len(taken) == options.filmstrips:
+            if len(taken) == samples:
                 break
             if episode not in taken:
                 out[b, len(taken)] = (*episode, t_M[row])
                 taken.add(episode)
-    return out
-
-
-def transitions(label_N: np.ndarray, episode_N: np.ndarray, t_N: np.ndarray, clusters: int) -> np.ndarray:
-    """Counts int64 [clusters, clusters] of label at t (row) and at t + 1 (column) of the same episode."""
-    follows = (episode_N[1:] == episode_N[:-1]) & (t_N[1:] == t_N[:-1] + 1)
-    out = np.zeros((clusters, clusters), np.int64)
-    np.add.at(out, (label_N[:-1][follows], label_N[1:][follows]), 1)
     return out
 
 
@@ -379,7 +416,7 @@ def _table(
     real = source_M == REAL
     label_R, episode_R = label_M[real], episode_M[real]
     units, unit_R = np.unique(episode_R, return_inverse=True)
-    counts_UB = np.zeros((len(units), clusters))
+    counts_UB = np.zeros((len(units), clusters + 1))  # the last: steps in no behaviour
     np.add.at(counts_UB, (unit_R, label_R), 1)
     share, low, high = bootstrap(
         lambda rows: counts_UB[rows].sum(0) / counts_UB[rows].sum(),
@@ -421,147 +458,6 @@ def _table(
     return out
 
 
-# Figures
-
-
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _colours(count: int) -> np.ndarray:
-    """One RGBA row a behaviour, the same in every figure (they repeat after 20)."""
-    from matplotlib import colormaps
-
-    palette = colormaps["tab20" if count > 10 else "tab10"]
-    return np.array([palette(b % palette.N) for b in range(count)])
-
-
-def draw(result: Result, stores: Sequence[RolloutStore | None], path: Path, lags: Sequence[int]) -> list[str]:
-    """Every figure there is data for; the names of the files written."""
-    figures = {
-        "transitions.png": _draw_transitions(result),
-        "map.png": _draw_map(result),
-        "time.png": _draw_time(result),
-    }
-    for b in range(result.notes["behaviours"]):
-        strip = _draw_strip(result, stores, b, range(0, max(lags) + 1))
-        if strip is not None:
-            figures[f"strip_{b}.png"] = strip
-    for name, figure in figures.items():
-        figure.savefig(path / name, dpi=100, metadata={"Software": None})
-    return list(figures)
-
-
-def image_field(store: RolloutStore) -> str | None:
-    """The observation that is a picture (uint8 [.., .., 3]), if there is one."""
-    return next(
-        (n for n, f in store.spec.obs.items() if len(f.shape) == 3 and f.shape[-1] == 3 and f.dtype == "uint8"), None
-    )
-
-
-def _draw_strip(result: Result, stores: Sequence[RolloutStore | None], b: int, ahead: Sequence[int]) -> Any:
-    """Frames and actions from each central sample on; None if the world has no pictures or the behaviour no steps."""
-    centres = [c for c in result.arrays["centre_index"][b] if c[0] >= 0]
-    name = next((image_field(s) for s in stores if s is not None), None)
-    if not centres or name is None:
-        return None
-    figure = _figure(1.15 * len(ahead), 1.32 * len(centres) + 0.4)
-    axes = figure.subplots(len(centres), len(ahead), squeeze=False)
-    for line, (source, episode, t) in zip(axes, centres, strict=True):
-        store = stores[source]
-        assert store is not None
-        window = store.read_windows([f"obs/{name}", "action"], np.array([[episode, t]]), len(ahead))
-        for i, axis in zip(ahead, line, strict=True):
-            axis.set_axis_off()
-            if window.seen[0, i]:
-                axis.imshow(window[f"obs/{name}"][0, i])
-                action = store.spec.action_names[window["action"][0, i]] if window.acted[0, i] else "end"
-                axis.set_title(action, fontsize=7, pad=2)
-        line[0].text(
-            -0.06,
-            0.5,
-            f"{SOURCES[source]} {episode}\nstep {t}",
-            transform=line[0].transAxes,
-            ha="right",
-            va="center",
-            fontsize=7,
-        )
-    row = result.tables["behaviours"][b]
-    figure.suptitle(f"{row['name']} ({row['share']:.0%} of real steps, {row['n_episodes']} episodes)", fontsize=9)
-    return figure
-
-
-def _draw_transitions(result: Result) -> Any:
-    counts = result.arrays["transitions"].astype(float)
-    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    figure = _figure(0.32 * len(counts) + 3, 0.32 * len(counts) + 2.2)
-    axis = figure.subplots()
-    image = axis.imshow(share, cmap="magma", vmin=0, vmax=1)
-    figure.colorbar(image, ax=axis, label="probability of the next step's behaviour")
-    for i, j in np.argwhere(share >= 0.05):
-        axis.text(
-            j,
-            i,
-            f"{100 * share[i, j]:.0f}",
-            ha="center",
-            va="center",
-            fontsize=6,
-            color="w" if share[i, j] < 0.6 else "k",
-        )
-    ticks = range(len(counts))
-    axis.set_xticks(ticks)
-    axis.set_yticks(ticks)
-    axis.set(
-        xlabel="behaviour at t + 1", ylabel="behaviour at t", title=f"Transitions, {int(counts.sum()):,} real steps (%)"
-    )
-    return figure
-
-
-def _draw_map(result: Result) -> Any:
-    figure = _figure(6.4, 5.2)
-    axis = figure.subplots()
-    label = np.concatenate([result.arrays[f"labels_{s}"] for s in SOURCES if f"labels_{s}" in result.arrays])
-    xy = result.arrays["map"][:, :2]
-    count = result.notes["behaviours"]
-    axis.scatter(*xy.T, c=_colours(count)[label], s=3, linewidths=0)
-    if count <= LEGEND_ENTRIES:
-        for b in range(count):
-            axis.scatter([], [], color=_colours(count)[b], s=12, label=str(b))
-        axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, title="behaviour", fontsize=7)
-    kind = {"pca": "principal components", "umap": "UMAP", "tsne": "t-SNE"}[result.notes["embedding"]]
-    axis.set(title=f"Behaviours, first two coordinates ({kind})", xticks=[], yticks=[])
-    return figure
-
-
-def _draw_time(result: Result) -> Any:
-    label, (episode, t) = result.arrays["labels_real"], result.arrays["index_real"].T
-    count = result.notes["behaviours"]
-    # Beyond the step that a tenth of the episodes reach, a few long episodes would be all there is to see.
-    longest_E = np.array([t[episode == e].max() for e in np.unique(episode)])
-    last = int(np.quantile(longest_E, 0.9))
-    share = np.zeros((count, last + 1))
-    keep = t <= last
-    np.add.at(share, (label[keep], t[keep]), 1)
-    present = share.sum(0) > 0
-    share = share[:, present] / share[:, present].sum(0)
-    figure = _figure(7, 3.6)
-    axis = figure.subplots()
-    axis.stackplot(np.flatnonzero(present), share, colors=_colours(count), labels=range(count))
-    own, floor = result.scalars["share_from_time"]["value"], result.scalars["share_from_time_floor"]["value"]
-    axis.set(
-        xlabel="step of the episode", ylabel="share of real steps", ylim=(0, 1),
-        title=f"Behaviours over time: time gives away {own:.0%} of the label (floor {floor:.0%})",
-    )  # fmt: skip
-    axis.margins(x=0)
-    if count <= LEGEND_ENTRIES:
-        axis.legend(
-            loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, title="behaviour", fontsize=7, reverse=True
-        )
-    return figure
-
-
 # The stage
 
 
@@ -580,11 +476,42 @@ def _load_simulator(config: BehavioursConfig, agent: str, simulated: RolloutStor
     return simulator
 
 
+def _plot(config: BehavioursConfig) -> None:
+    """Figures of a run directory with the names in it now, from the rollouts it was made from."""
+    source = config.behaviours
+    if source is None:
+        raise UserError("plot needs --behaviours DIR, the run directory to draw")
+    manifest, names, result = artefacts.read_manifest(source, STAGE), load_behaviours(source).names, Result.load(source)
+    if "mdp" not in result.tables:
+        raise UserError(f"{source} was written by an earlier version, without the transition graph; make it again")
+    fit = cli.from_json(BehaviourOptions, read_json(source / "config.json")["config"]["fit"], STAGE)
+    stores: list[RolloutStore | None] = [None, None]
+    for i, name in enumerate(("rollouts", "samples")):
+        if (known := manifest["inputs"].get(name)) is not None:
+            stores[i] = store = RolloutStore(source / known["path"])
+            if artefacts.sha256(store.path / artefacts.MANIFEST) != known["manifest_sha256"]:
+                raise UserError(f"{store.path} is not what {source} was made from any more; make the behaviours again")
+    inputs = {"behaviours": source}
+    with artefacts.new_run(config.out, f"{STAGE}_plot", config, inputs, overwrite=config.overwrite) as run:
+        drawn = draw(result, names, stores, run.path, fit, config.video)
+        run.facts = {"agent": manifest["facts"]["agent"]}
+    print(f"drew {len(drawn)} figures and videos: {config.out}")
+
+
 def main(config: BehavioursConfig) -> None:
     device = cli.device_of(config.device)
     began = time.time()
     torch.set_num_threads(config.threads)
     check(config.fit)
+    if config.video and config.action != "precompute":
+        check_video()
+    if config.action == "plot":
+        _plot(config)
+        return
+    if config.rollouts is None:
+        raise UserError("--rollouts DIR is needed (real rollouts, written by record.py)")
+    if config.behaviours is not None:
+        raise UserError("--behaviours belongs to plot; precompute and both read --rollouts")
     real, simulated, agent = open_stores(config.rollouts, config.samples)
     simulator = _load_simulator(config, agent, simulated, device)
     first = config.fit.first_step
@@ -603,20 +530,34 @@ def main(config: BehavioursConfig) -> None:
         if simulated is None
         else sample_labels(result.arrays["labels_sim"], result.arrays["index_sim"], len(simulated))
     )
+    names = {int(row["behaviour"]): str(row["name"]) for row in result.tables["behaviours"]}
     given = {"rollouts": config.rollouts, "samples": config.samples, "simulator": config.simulator}
     inputs = {k: v for k, v in given.items() if v is not None}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         run.started = began
+        if run.replaced is not None:
+            names = _kept_names(run.replaced, result, names)
         result.save(run.path)
-        artefacts.write_json(
-            run.path / NAMES, {str(row["behaviour"]): row["name"] for row in result.tables["behaviours"]}
-        )
-        draw(result, (real, simulated), run.path, config.fit.lags)
+        artefacts.write_json(run.path / NAMES, {str(b): name for b, name in names.items()})
+        if config.action == "both":
+            draw(result, names, (real, simulated), run.path, config.fit, config.video)
         run.facts = {"agent": agent, "vector": result.notes["vector"]}
         if simulator is not None:
             run.facts["simulator"] = fingerprint(simulator)
         run.metrics = dict(result.scalars)
     print(summary(result, config.out))
+
+
+def _kept_names(replaced: Path, result: Result, names: dict[int, str]) -> dict[int, str]:
+    """The names of the run that is replaced, if it has the same labels; new clusters get new names."""
+    try:
+        before, old = Result.load(replaced).arrays, load_behaviours(replaced).names
+    except (UserError, KeyError):  # half-written, or of another stage
+        return names
+    same = all(np.array_equal(before[k], result.arrays[k]) for k in ("labels_real", "index_real"))
+    if not same:
+        print("the clusters are not those that were here before: behaviours.json has new names")
+    return old if same else names
 
 
 def summary(result: Result, out: Path) -> str:
@@ -629,6 +570,11 @@ def summary(result: Result, out: Path) -> str:
         f"time gives away {s['share_from_time']['value']:.0%} of a label "
         f"(floor {s['share_from_time_floor']['value']:.0%})"
     ]
+    if "noise_share" in s:
+        noise = s["noise_share"]["value"]
+        lines.append(f"  {noise:.0%} of real steps are in none of them (noise)")
+        if noise > 0.5:
+            lines[-1] += ": most; try --embedding umap, a smaller --min_cluster_size, or another --method"
     for row in result.tables["behaviours"][:12]:
         lines.append(
             f"  {row['behaviour']:>3}  {row['share']:5.1%} of real steps in {row['n_episodes']} episodes, "

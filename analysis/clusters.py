@@ -1,4 +1,4 @@
-"""Clusters and maps of steps: k-means, its stability over episodes, and how much of it is just time.
+"""Clusters and maps of steps: three methods, their stability over episodes, and how much of them is just time.
 
 Shared by hidden_states (clusters of h) and behaviours (clusters of short histories).
 """
@@ -16,7 +16,10 @@ from core.progress import track
 from core.stats import Estimate
 
 Embedding = Literal["pca", "umap", "tsne"]
+Method = Literal["k_means", "ward", "hdbscan"]
+NOISE = -1  # the label of what HDBSCAN leaves in no cluster
 STEPS_PER_CLUSTER = 5  # fewer and a centre is a handful of neighbouring frames
+WARD_POINTS = 4000  # of a Ward tree: its memory grows with their square (64 MB here)
 TIME_BINS = 20
 
 
@@ -25,20 +28,98 @@ def k_means(x_NF: np.ndarray, clusters: int, seed: int) -> np.ndarray:
 
     Raises UserError if there are too few points, or so few different ones that a cluster would be empty.
     """
+    _check_enough(len(x_NF), clusters)
+    centre_CF, count_C = _fit_centres(x_NF, clusters, seed)
+    _check_not_empty(count_C)
+    return centre_CF[np.argsort(-count_C, kind="stable")]
+
+
+def _check_enough(steps: int, clusters: int) -> None:
     if clusters < 2:
         raise UserError(f"--clusters {clusters}: at least 2 are needed")
-    if len(x_NF) < STEPS_PER_CLUSTER * clusters:
+    if steps < STEPS_PER_CLUSTER * clusters:
         raise UserError(
-            f"{len(x_NF)} steps are too few for {clusters} clusters ({STEPS_PER_CLUSTER} a cluster); "
+            f"{steps} steps are too few for {clusters} clusters ({STEPS_PER_CLUSTER} a cluster); "
             "record more or ask for fewer --clusters"
         )
-    centre_CF, count_C = _fit_centres(x_NF, clusters, seed)
+
+
+def _check_not_empty(count_C: np.ndarray) -> None:
     if not count_C.all():
         raise UserError(
-            f"the {len(x_NF)} steps show only {int((count_C > 0).sum())} different states, so that of {clusters} "
-            "clusters some would be empty; ask for fewer --clusters, or record more varied rollouts"
+            f"the {count_C.sum()} steps show only {int((count_C > 0).sum())} different states, so that of "
+            f"{len(count_C)} clusters some would be empty; ask for fewer --clusters, or record more varied rollouts"
         )
-    return centre_CF[np.argsort(-count_C, kind="stable")]
+
+
+def find_clusters(
+    x_NF: np.ndarray, method: Method, *, clusters: int, min_cluster_size: int = 0, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(label of every point int64 [N], the largest cluster 0; its distance from its cluster's mean [N]).
+
+    k_means: of ``clusters``.  ward: a tree of at most WARD_POINTS points drawn at random, cut into ``clusters``; every
+    point then belongs to the nearest of their means.  hdbscan: as many as there are that have ``min_cluster_size``
+    points (0: 1 % of them); what is in none is NOISE, at distance NaN.  Raises UserError for too few points, for a
+    cluster that would be empty, and where HDBSCAN finds none.
+    """
+    if method == "hdbscan":
+        if min_cluster_size and min_cluster_size < STEPS_PER_CLUSTER:
+            raise UserError(f"--min_cluster_size {min_cluster_size}: at least {STEPS_PER_CLUSTER}")
+        least = min_cluster_size or max(STEPS_PER_CLUSTER, len(x_NF) // 100)
+        if len(x_NF) < 2 * least:
+            raise UserError(
+                f"{len(x_NF)} steps are too few for two clusters of --min_cluster_size {least}; record more"
+            )
+        label_N = _label(x_NF, x_NF, method, clusters, least / len(x_NF), seed)
+        if label_N.max() < 0:
+            raise UserError(
+                f"hdbscan finds no cluster of {least} or more of the {len(x_NF)} steps, all are noise: set a smaller "
+                "--min_cluster_size, try --embedding umap, or --method k_means"
+            )
+    else:
+        _check_enough(len(x_NF), clusters)
+        label_N = _label(x_NF, x_NF, method, clusters, 0, seed)
+        _check_not_empty(np.bincount(label_N, minlength=clusters))
+    count_C = np.bincount(label_N[label_N >= 0])
+    place_C = np.argsort(np.argsort(-count_C, kind="stable"))
+    label_N = np.where(label_N >= 0, place_C[label_N], NOISE)
+    distance_N = np.full(len(x_NF), np.nan)
+    for c in range(len(count_C)):
+        here = label_N == c
+        distance_N[here] = np.linalg.norm(x_NF[here] - x_NF[here].mean(0), axis=1)
+    return label_N, distance_N
+
+
+def _label(
+    fitted_MF: np.ndarray, x_NF: np.ndarray, method: Method, clusters: int, least_share: float, seed: int
+) -> np.ndarray:
+    """Fit on some points, label others (or the same) int64 [N], clusters in any order and perhaps empty.
+
+    least_share: the smallest cluster, as a share of the fitted points (hdbscan).
+    """
+    if method == "k_means":
+        return nearest_centre(x_NF, _fit_centres(fitted_MF, clusters, seed)[0])[0]
+    if method == "ward":
+        return nearest_centre(x_NF, _ward_centres(fitted_MF, clusters, seed))[0]
+    from hdbscan import HDBSCAN, approximate_predict  # type: ignore[import-untyped]
+
+    least = max(STEPS_PER_CLUSTER, round(least_share * len(fitted_MF)))
+    with warnings.catch_warnings():
+        # Where there is no cluster it says so; the labels say it too.
+        warnings.filterwarnings("ignore", message="Clusterer does not have any defined clusters")
+        model = HDBSCAN(min_cluster_size=least, prediction_data=True, core_dist_n_jobs=1).fit(fitted_MF)
+        label_N = model.labels_ if x_NF is fitted_MF else approximate_predict(model, x_NF)[0]
+    return np.asarray(label_N, np.int64)
+
+
+def _ward_centres(x_NF: np.ndarray, clusters: int, seed: int) -> np.ndarray:
+    """Means float64 [clusters, F] of the clusters that Ward's tree is cut into."""
+    from sklearn.cluster import AgglomerativeClustering
+
+    if len(x_NF) > WARD_POINTS:
+        x_NF = x_NF[np.random.default_rng(seed).choice(len(x_NF), WARD_POINTS, replace=False)]
+    label_N = AgglomerativeClustering(clusters, linkage="ward").fit_predict(np.asarray(x_NF, np.float64))
+    return np.stack([x_NF[label_N == c].mean(0) for c in range(clusters)])
 
 
 def _fit_centres(x_NF: np.ndarray, clusters: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -61,14 +142,24 @@ def nearest_centre(x_NF: np.ndarray, centre_CF: np.ndarray) -> tuple[np.ndarray,
 
 
 def cluster_stability(
-    x_NF: np.ndarray, label_N: np.ndarray, unit_N: np.ndarray, *, clusters: int, seed: int, repeats: int = 20
+    x_NF: np.ndarray,
+    label_N: np.ndarray,
+    unit_N: np.ndarray,
+    *,
+    clusters: int,
+    seed: int,
+    repeats: int = 20,
+    method: Method = "k_means",
+    min_cluster_size: int = 0,
 ) -> Estimate:
-    """Agreement (adjusted Rand index, 1 same, 0 chance) of ``label_N`` with k-means refitted on bootstraps of
+    """Agreement (adjusted Rand index, 1 same, 0 chance) of ``label_N`` with the method refitted on bootstraps of
     whole episodes; every refit labels all points.
 
     unit_N: which episode a row belongs to.  The interval is the 2.5 and 97.5 percentile over refits; n counts
-    episodes.  F coordinates are held fixed: a refit does not redo what made them.  Raises UserError for one
-    episode, which says nothing of stability.
+    episodes.  F coordinates are held fixed: a refit does not redo what made them.  A Ward refit draws its points
+    anew.  HDBSCAN takes each drawn episode once, as copies would be peaks of density, and asks for the same share of
+    points a cluster; its noise counts as one more class.  Raises UserError for one episode, which says nothing of
+    stability.
     """
     from sklearn.metrics import adjusted_rand_score
 
@@ -77,13 +168,17 @@ def cluster_stability(
     if len(units) < 2:
         raise UserError(f"{len(units)} episode is too few to say how stable clusters are; record at least 2")
     rows = np.split(np.argsort(inverse_N, kind="stable"), np.cumsum(np.bincount(inverse_N))[:-1])
+    least_share = min_cluster_size / len(x_NF) or 0.01
     scores = []
     for repeat in track(range(repeats), "cluster stability"):
-        drawn = np.concatenate([rows[u] for u in rng.integers(len(units), size=len(units))])
-        if len(drawn) < clusters:
+        picks = rng.integers(len(units), size=len(units))
+        drawn = np.concatenate([rows[u] for u in (np.unique(picks) if method == "hdbscan" else picks)])
+        if len(drawn) < (2 * STEPS_PER_CLUSTER if method == "hdbscan" else clusters):
             continue  # short episodes only
-        centre_CF, _ = _fit_centres(x_NF[drawn], clusters, seed + 1 + repeat)
-        scores.append(adjusted_rand_score(label_N, nearest_centre(x_NF, centre_CF)[0]))
+        refit_N = _label(x_NF[drawn], x_NF, method, clusters, least_share, seed + 1 + repeat)
+        scores.append(adjusted_rand_score(label_N, refit_N))
+    if not scores:
+        raise UserError("episodes are too short to say how stable clusters are; record longer ones, or more")
     low, high = np.percentile(scores, [2.5, 97.5])
     return Estimate(float(np.mean(scores)), float(low), float(high), len(units))
 
@@ -95,7 +190,11 @@ def time_bins(t_N: np.ndarray) -> np.ndarray:
 
 
 def share_from_time(label_N: np.ndarray, t_N: np.ndarray) -> float:
-    """Share of the labels' entropy that the (binned) step number gives away: I(label; time) / H(label), 0 to 1."""
+    """Share of the labels' entropy that the (binned) step number gives away: I(label; time) / H(label), 0 to 1.
+
+    NOISE is a label like others.
+    """
+    label_N = label_N - min(label_N.min(), 0)
     counts_LT = np.zeros((label_N.max() + 1, TIME_BINS))
     np.add.at(counts_LT, (label_N, time_bins(t_N)), 1)
     joint = counts_LT / counts_LT.sum()

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from agents.recurrent import load_agent
-from analysis.behaviours import image_field, load_behaviours
+from analysis.behaviour_figures import image_field
+from analysis.behaviours import load_behaviours
 from analysis.clusters import k_means
 from analysis.coupling import check_made_from, spread_over_episodes
 from analysis.states import open_stores

@@ -137,13 +137,15 @@ def _kind(cells: Sequence[Any]) -> str:
 
 
 def picture(source: Path | bytes, alt: str, caption: str, *, wide: bool = False, pixels: bool = False) -> str:
-    """A PNG inside the page.  ``wide``: scrolls sideways on a narrow screen instead of shrinking;
+    """A PNG or GIF inside the page.  ``wide``: scrolls sideways on a narrow screen instead of shrinking;
     ``pixels``: enlarged without smoothing."""
-    data = lighter(source if isinstance(source, bytes) else source.read_bytes())
+    data = source if isinstance(source, bytes) else source.read_bytes()
+    form = "gif" if data.startswith(b"GIF8") else "png"
+    data = lighter(data) if form == "png" else data
     kind = " ".join(name for name, on in (("wide", wide), ("pixels", pixels)) if on)
     return (
         f'<figure class="{kind}"><div class="scroll" tabindex="0"><img loading="lazy" alt="{escape(alt, quote=True)}" '
-        f'src="data:image/png;base64,{base64.b64encode(data).decode()}"></div>'
+        f'src="data:image/{form};base64,{base64.b64encode(data).decode()}"></div>'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
 

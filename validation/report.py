@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.behaviours import load_behaviours
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
@@ -295,11 +296,33 @@ def directions(dirs: Mapping[str, Path]) -> Section:
     return Section("Directions in the hidden state", "".join(html), (found,))
 
 
+MDP_TITLES = {
+    "name": "behaviour", "n_steps": "steps", "n_episodes": "episodes", "n_exits": "exits",
+    "dwell_text": "steps until the exit", "value_text": "value", "policy_text": "entropy of the policy (bits)",
+    "transition_text": "entropy of the next step's behaviour (bits)",
+}  # fmt: skip
+
+
+def mdp_rows(result: Result, names: Mapping[int, str]) -> list[dict[str, Any]]:
+    """The table ``mdp`` with intervals beside the numbers, and the user's names."""
+    shown = (("dwell", "dwell_text"), ("value", "value_text"), ("policy_entropy", "policy_text"),
+             ("transition_entropy", "transition_text"))  # fmt: skip
+    return [
+        {
+            **{k: row[k] for k in ("n_steps", "n_episodes", "n_exits")},
+            "name": names.get(row["behaviour"], str(row["name"])),
+            **{to: number(row[k]) + interval(row[f"{k}_low"], row[f"{k}_high"]) for k, to in shown},
+        }
+        for row in result.tables["mdp"]
+    ]
+
+
 def behaviours(dirs: Mapping[str, Path]) -> Section:
     """Clusters of what the agent does, with how stable they are and how much is only time."""
     path = dirs["behaviours"]
     result = Result.load(path)
-    rows, scalars = result.tables["behaviours"], result.scalars
+    names, scalars = load_behaviours(path).names, result.scalars
+    rows = [{**row, "name": names[row["behaviour"]]} for row in result.tables["behaviours"]]
     found = (
         f"Behaviours: {len(rows)} clusters of steps; refitted on resampled episodes they agree with an adjusted Rand "
         f"index of "
@@ -327,19 +350,30 @@ def behaviours(dirs: Mapping[str, Path]) -> Section:
             "Names are "
             "automatic until a person edits behaviours.json."
         ),
+        _pictures(path, "graph.png", "How behaviours follow each other (a semi-aggregated Markov process)"),
         table(listed, "Behaviours (clusters of steps), the largest first", titles, most=64),
         _scalars(result, "How stable the behaviours are"),
+        details(
+            "The behaviours as a Markov process: how long they last and what the agent expects in them",
+            table(mdp_rows(result, names), "States of the process, with 95 % intervals", MDP_TITLES, most=64),
+        ),
         _pictures(path, "time.png", "When in the episode each behaviour happens"),
     ]
-    named = {str(r["behaviour"]): str(r.get("name") or "") for r in rows}
-    for i, strip in enumerate(_natural(path.glob("strip_*.png"))):
-        number_of = strip.stem.removeprefix("strip_")
-        name = named.get(number_of, "")
-        name = name[0].upper() + name[1:] if name.startswith("behaviour") else f"Behaviour {number_of} {name}".strip()
-        text = f"{name}. Frames around its most typical steps, each row from another episode"
-        shown = picture(strip, text, f"{text}.", wide=True)
-        html.append(shown if i < 4 else details(name, shown))
-    html.append(_pictures(path, "*.png", "Behaviours", but=("strip_", "time")))
+    for b, name in names.items():
+        strip, loop = path / f"strip_{b}.png", path / f"loop_{b}.gif"
+        heading = name if name.startswith("behaviour") else f"behaviour {b}: {name}"
+        heading = heading[0].upper() + heading[1:]
+        shown = ""
+        if strip.exists():
+            text = f"{heading}. Frames from its most typical steps on, each row from another episode"
+            shown += picture(strip, text, f"{text}.", wide=True)
+        if loop.exists():
+            text = f"{heading}, moving: typical moments of different episodes, all begun at the same time"
+            shown += picture(loop, text, f"{text}.")
+        if shown:
+            html.append(shown if b < 2 else details(heading, shown))
+    html.append(_pictures(path, "transitions.png", "How often one behaviour follows another"))
+    html.append(_pictures(path, "map.png", "The steps of all behaviours"))
     return Section("Behaviours", "".join(html), (found,))
 
 

@@ -107,9 +107,8 @@ def test_help_documents_every_flag(module: str, capsys: pytest.CaptureFixture[st
         cli.run(cls, main, name, ["--help"])
     assert ended.value.code == 0
     words = capsys.readouterr().out.replace("-", "_")
-    positional = (
-        {"--action"} if module in ("analysis.hidden_states", "analysis.env_states", "analysis.latents") else set()
-    )
+    shared = ("analysis.hidden_states", "analysis.env_states", "analysis.latents", "analysis.behaviours")
+    positional = {"--action"} if module in shared else set()
     for flag in set(cli._flags(cls)) - positional:
         assert flag.replace("-", "_") in words, flag
 

@@ -246,7 +246,7 @@ def test_behaviours_writes_labels_tables_and_figures(world: Path, labelled: Path
     assert sum(len(found.steps(b)) for b in found.names) == len(found.index["real"])
     assert found.index["real"][:, 1].min() == 2  # world states begin with the last initial frame
     assert found.index["sim"][:, 1].min() == 1
-    figures = {"transitions.png", "map.png", "time.png", *(f"strip_{b}.png" for b in found.names)}
+    figures = {"graph.png", "transitions.png", "map.png", "time.png", *(f"strip_{b}.png" for b in found.names)}
     assert {p.name for p in labelled.glob("*.png")} == figures
     assert [row["behaviour"] for row in result.tables["behaviours"]] == [0, 1, 2]
     assert artefacts.read_manifest(labelled)["facts"]["vector"] == "h and world components"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import json
+import shutil
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,25 +16,33 @@ from hypothesis import given, settings, strategies as st
 from sklearn.metrics import adjusted_rand_score
 
 from agents.recurrent import AgentConfig, RecurrentAgent
+from analysis.behaviour_figures import draw_graph, titled, video_frames
 from analysis.behaviours import (
     BehaviourOptions,
+    BehavioursConfig,
     Steps,
     cluster,
     histories,
+    load_behaviours,
+    main as stage,
     read_steps,
     sample_labels,
-    transitions,
+    weighted,
     world_states,
 )
 from analysis.clusters import (
+    NOISE,
+    Method,
     cluster_stability,
     embed,
+    find_clusters,
     k_means,
     nearest_centre,
     share_from_time,
     share_from_time_floor,
     time_eta2,
 )
+from analysis.mdp import Visits, aggregate, transitions
 from core import artefacts
 from core.contracts import EnvSpec, Field, UserError
 from core.episodes import Episode, RolloutStore, StoreWriter
@@ -37,7 +50,7 @@ from generative.rssm import ModelConfig
 from generative.simulator import RSSMSimulator
 
 ACTIONS = ("left", "right", "none")
-OPTIONS = BehaviourOptions(clusters=3, lags=(2, 4), pca_size=8, filmstrips=2)
+OPTIONS = BehaviourOptions(clusters=3, lags=(2, 4), pca_size=8, filmstrips=2, videos=0)
 
 
 def planted_steps(episodes: int = 30, length: int = 60, seed: int = 0, world: bool = False) -> tuple[Steps, np.ndarray]:
@@ -55,6 +68,7 @@ def planted_steps(episodes: int = 30, length: int = 60, seed: int = 0, world: bo
         d_ND=shown_N6.astype(np.float32) if world else None,
         value_N=mode_N.astype(np.float32),
         action_N=mode_N.astype(np.int64),
+        logits_NA=(5.0 * np.eye(3)[mode_N]).astype(np.float32),
         index_N2=index_N2,
     )
     return steps, mode_N
@@ -169,6 +183,168 @@ def test_transitions_by_hand() -> None:
     assert counts.tolist() == [[0, 2], [0, 1]]
 
 
+def wandering(episodes: int = 60, length: int = 200, seed: int = 0) -> tuple[Visits, np.ndarray]:
+    """Steps of a known chain of three states, whose policies and values are known, and its transition matrix."""
+    chain = np.array([[0.8, 0.2, 0.0], [0.0, 0.5, 0.5], [0.3, 0.1, 0.6]])
+    rng = np.random.default_rng(seed)
+    label_E = []
+    for _ in range(episodes):
+        states = [int(rng.integers(3))]
+        while len(states) < length:
+            states.append(int(rng.choice(3, p=chain[states[-1]])))
+        label_E.append(states)
+    label_R = np.concatenate(label_E)
+    # State 0 always takes action 0, state 1 either with certainty but alternating, state 2 either by a coin.
+    sure = np.array([[50.0, 0.0], [0.0, 50.0]])
+    logits_RA = np.where(label_R[:, None] == 2, 0.0, sure[(label_R == 1) * (np.arange(len(label_R)) % 2)])
+    t_R, episode_R = np.tile(np.arange(length), episodes), np.repeat(np.arange(episodes), length)
+    return Visits(label_R, episode_R, t_R, label_R * 2.0, logits_RA), chain
+
+
+def test_the_small_decision_process_is_the_known_one() -> None:
+    visits, chain = wandering()
+    states, pairs = aggregate(visits, 3, 0)
+    seen = {(r["from"], r["to"]): r for r in pairs}
+    assert set(seen) == {(i, j) for i in range(3) for j in range(3) if chain[i, j]}
+    for (i, j), row in seen.items():
+        assert row["probability"] == pytest.approx(chain[i, j], abs=0.03)
+        assert row["probability_low"] < row["probability"] < row["probability_high"] < row["probability_low"] + 0.06
+        if i == j:
+            assert row["exit_probability"] is None
+        else:
+            assert row["exit_probability"] == pytest.approx(chain[i, j] / (1 - chain[i, i]), abs=0.04)
+        assert row["n_episodes"] == 60 and row["count"] > 100
+    counts = transitions(visits.label_R, visits.episode_R, visits.t_R, 3)
+    for s, row in enumerate(states):
+        p = chain[s][chain[s] > 0]
+        assert row["n_exits"] == counts[s].sum() - counts[s, s]
+        assert row["dwell"] == pytest.approx(1 / (1 - chain[s, s]), rel=0.08)
+        assert row["dwell_low"] < row["dwell"] < row["dwell_high"]
+        assert row["transition_entropy"] == pytest.approx(-(p * np.log2(p)).sum(), abs=0.04)
+        assert row["value"] == pytest.approx(2 * s) == row["value_low"] == row["value_high"]  # it is constant
+        assert row["n_steps"] == (visits.label_R == s).sum()
+        assert row["policy_entropy"] == pytest.approx((0, 0, 1)[s], abs=1e-6)
+        assert row["mixed_policy_entropy"] == pytest.approx((0, 1, 1)[s], abs=0.01)
+
+
+def test_intervals_of_transitions_hold_the_truth_in_95_of_100() -> None:
+    """30 experiments of 7 probabilities that are neither 0 nor 1."""
+    holds = []
+    for seed in range(30):
+        visits, chain = wandering(20, 50, seed)
+        for row in aggregate(visits, 3, seed)[1]:
+            truth = chain[row["from"], row["to"]]
+            holds.append(row["probability_low"] <= truth <= row["probability_high"])
+    assert 0.90 < np.mean(holds) < 0.99
+
+
+def test_steps_in_no_behaviour_are_a_state_of_their_own() -> None:
+    """0 0 - 1 | 1 -: by hand; the last of an episode leads nowhere."""
+    label_R, episode_R = np.array([0, 0, NOISE, 1, 1, NOISE]), np.array([0, 0, 0, 0, 1, 1])
+    visits = Visits(label_R, episode_R, np.array([1, 2, 3, 4, 1, 2]), np.arange(6.0), np.zeros((6, 2)))
+    assert transitions(*visits[:3], 2).tolist() == [[1, 0, 1], [0, 0, 1], [0, 1, 0]]
+    states, pairs = aggregate(visits, 2, 0)
+    assert [(r["from"], r["to"], r["count"]) for r in pairs] == [(0, 0, 1), (0, -1, 1), (1, -1, 1), (-1, 1, 1)]
+    assert [r["behaviour"] for r in states] == [0, 1, -1] and [r["n_steps"] for r in states] == [2, 2, 2]
+    assert [r["dwell"] for r in states] == [2, 1, 1] and [r["value"] for r in states] == [0.5, 3.5, 3.5]
+    assert states[0]["value_low"] is None  # one episode says nothing of the spread
+    alone = Visits(label_R[:2], episode_R[:2], np.array([1, 2]), np.zeros(2), np.zeros((2, 2)))
+    assert aggregate(alone, 1, 0)[0][0]["dwell"] is None  # it was never left
+
+
+def crowds(method: Method, points: int = 600) -> tuple[np.ndarray, np.ndarray]:
+    """Three crowds of unlike size in 3-D (for hdbscan with a thin haze around them), and which a point is of."""
+    rng = np.random.default_rng(0)
+    truth = rng.choice(3, p=[0.5, 0.3, 0.2], size=points)
+    x_NF = 8 * np.eye(3)[truth] + 0.5 * rng.standard_normal((points, 3))
+    if method == "hdbscan":
+        haze = rng.random(points) < 0.05
+        x_NF[haze], truth[haze] = rng.uniform(-20, 20, (int(haze.sum()), 3)), NOISE
+    return x_NF, truth
+
+
+@pytest.mark.parametrize("method", ["k_means", "ward", "hdbscan"])
+def test_every_method_finds_crowds_and_says_how_stable_they_are(method: Method) -> None:
+    x_NF, truth = crowds(method)
+    label_N, distance_N = find_clusters(x_NF, method, clusters=3, seed=0)
+    assert adjusted_rand_score(truth, label_N) > 0.95
+    assert np.bincount(label_N[label_N >= 0]).tolist() == sorted(np.bincount(label_N[label_N >= 0]), reverse=True)
+    assert (np.isnan(distance_N) == (label_N == NOISE)).all()
+    for b in range(3):
+        mean = x_NF[label_N == b].mean(0)
+        np.testing.assert_allclose(distance_N[label_N == b], np.linalg.norm(x_NF[label_N == b] - mean, axis=1))
+    kwargs = {"clusters": 3, "seed": 0, "repeats": 5, "method": method}
+    stable = cluster_stability(x_NF, label_N, np.arange(600) // 20, **kwargs)  # type: ignore[arg-type]
+    shuffled = np.random.default_rng(0).permutation(label_N)
+    chance = cluster_stability(x_NF, shuffled, np.arange(600) // 20, **kwargs)  # type: ignore[arg-type]
+    assert stable.value > 0.95 and abs(chance.value) < 0.05 and stable.n == 30
+
+
+def test_noise_is_in_no_behaviour_and_is_counted() -> None:
+    """Modes with a haze of steps far from all of them."""
+    steps, mode_N = planted_steps(episodes=15)
+    haze = np.random.default_rng(1).random(len(mode_N)) < 0.1
+    steps.h_NH[haze] = np.random.default_rng(2).uniform(-40, 40, (int(haze.sum()), 6))
+    options = replace(OPTIONS, method="hdbscan", lags=(1,), min_cluster_size=40)
+    result = cluster((steps, None), options, 0, ACTIONS)
+    label_N = result.arrays["labels_real"]
+    noise = result.scalars["noise_share"]
+    assert noise["value"] == pytest.approx((label_N == NOISE).mean()) and noise["n"] == 15 and 0 < noise["value"] < 1
+    rows = result.tables["behaviours"]
+    assert len(rows) == result.notes["behaviours"] == label_N.max() + 1 and result.tables["mdp"][-1]["behaviour"] == -1
+    assert sum(r["share"] for r in rows) == pytest.approx(1 - noise["value"])
+    assert len(result.arrays["transitions"]) == len(rows) + 1
+    assert (result.arrays["centre_index"][:, 0, 0] == 0).all()
+    assert draw_graph(result, {b: f"behaviour {b}" for b in range(len(rows))}).axes
+
+
+@pytest.mark.parametrize(
+    ("method", "sizes", "said"),
+    [
+        ("ward", {"clusters": 1}, "--clusters 1: at least 2"),
+        ("ward", {"clusters": 200}, "600 steps are too few for 200 clusters"),
+        ("hdbscan", {"min_cluster_size": 2}, "--min_cluster_size 2: at least 5"),
+        ("hdbscan", {"min_cluster_size": 400}, "too few for two clusters of --min_cluster_size 400"),
+        ("hdbscan", {"min_cluster_size": 250}, "finds no cluster of 250 or more of the 600 steps, all are noise: set"),
+    ],
+)
+def test_what_a_method_cannot_do_is_one_line(method: Method, sizes: dict[str, int], said: str) -> None:
+    x_NF, _ = crowds(method)
+    with pytest.raises(UserError, match=said):
+        find_clusters(x_NF, method, seed=0, **{"clusters": 3, **sizes})  # type: ignore[arg-type]
+
+
+def test_ward_refuses_empty_clusters_and_draws_a_part_of_many_points() -> None:
+    x_NF = np.repeat(np.eye(3), 50, 0)
+    with pytest.raises(UserError, match="only 3 different states, so that of 4 clusters some would be empty"):
+        find_clusters(x_NF, "ward", clusters=4, seed=0)
+    x_NF, truth = crowds("ward", 9000)
+    label_N, _ = find_clusters(x_NF, "ward", clusters=3, seed=0)
+    assert adjusted_rand_score(truth, label_N) > 0.99
+
+
+def test_changes_weigh_as_much_as_the_state() -> None:
+    rng = np.random.default_rng(0)
+    vectors_MF = rng.standard_normal((500, 16)) * rng.uniform(0.1, 9, 16)
+    variance_F = weighted(vectors_MF, 3).var(0)
+    assert variance_F[:4].sum() == pytest.approx(4) and variance_F[4:].sum() == pytest.approx(4)
+
+
+def test_three_lags_do_not_hide_behaviours_that_few_units_carry() -> None:
+    """Of planted mixture worlds, one whose behaviours all show in the same four neurons: with changes that outweigh
+    the state nothing was found there (agreement 0.00)."""
+    from envs.planted import behaviour_of
+    from validation.planted_scores import draw
+
+    scene = draw("mixture", 4, episodes=40, steps=32, dwell=0, effect=2.0)
+    nothing = np.zeros(len(scene.h_NH), np.int64)
+    steps = Steps(scene.h_NH, None, scene.c_NK[:, 0], nothing, nothing[:, None], scene.index_N2)
+    options = BehaviourOptions(clusters=4, videos=0, filmstrips=0)
+    result = cluster((steps, None), options, 0, ("any",))
+    truth = label_truth(result, steps, behaviour_of(scene.options, scene.x_NX))
+    assert adjusted_rand_score(truth, result.arrays["labels_real"]) > 0.95
+
+
 def test_stability_tells_clusters_from_a_blob() -> None:
     rng = np.random.default_rng(0)
     unit_N = np.repeat(np.arange(40), 20)
@@ -275,12 +451,10 @@ def simulator() -> RSSMSimulator:
     return RSSMSimulator(config, agent).eval().requires_grad_(False)
 
 
-def test_world_states_belong_to_their_step(tmp_path: object, simulator: RSSMSimulator) -> None:
+def test_world_states_belong_to_their_step(tmp_path: Path, simulator: RSSMSimulator) -> None:
     """Batched and padded over episodes of unlike length == each alone; row i is step initial_frames - 1 + i."""
-    from pathlib import Path
-
     rng = np.random.default_rng(0)
-    path = Path(str(tmp_path)) / "rollouts"
+    path = tmp_path / "rollouts"
     lengths = (9, 2, 5, 3, 7)
     with artefacts.new_run(path, "record", {"seed": 0}) as run, StoreWriter(run.path) as writer:
         artefacts.write_json(run.path / "spec.json", simulator.spec.to_json())
@@ -316,3 +490,174 @@ def test_world_states_belong_to_their_step(tmp_path: object, simulator: RSSMSimu
     later = read_steps(store, 4, world, lead)
     assert later.index_N2[:, 1].min() == 4 and later.d_ND is not None
     np.testing.assert_array_equal(later.d_ND[0], world[0][4 - lead])
+
+
+# The stage: figures, videos and names
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real rollouts whose h and frames both show one of three modes, 12 steps each."""
+    path = tmp_path_factory.mktemp("behaviours") / "rollouts"
+    spec = EnvSpec(
+        env_id="procgen/coinrun", obs={"frames": Field(shape=(64, 64, 3), dtype="uint8")}, action_names=ACTIONS, slots=1
+    )
+    rng = np.random.default_rng(0)
+    with artefacts.new_run(path, "record", {"seed": 0}) as run, StoreWriter(run.path) as writer:
+        artefacts.write_json(run.path / "spec.json", spec.to_json())
+        for _ in range(12):
+            mode = np.repeat(rng.permutation(3), 12)
+            frames = np.zeros((36, 64, 64, 3), np.uint8)
+            frames[np.arange(36), :, :, mode] = 200
+            frames[:, :, :8] = np.arange(36, dtype=np.uint8)[:, None, None, None]  # the step
+            writer.add(
+                Episode(
+                    obs={"frames": frames},
+                    h=(4 * np.eye(3)[mode] + 0.1 * rng.standard_normal((36, 3))).astype(np.float32),
+                    value=mode.astype(np.float32),
+                    action=mode.astype(np.int64),
+                    logits=(3 * np.eye(3)[mode]).astype(np.float32),
+                    reward=np.zeros(36, np.float32),
+                    terminated=True,
+                    truncated=False,
+                )
+            )
+        run.facts = {"source": "real", "agent": "0" * 16}
+    return path
+
+
+def settings_of(recorded: Path, out: Path, **fit: object) -> BehavioursConfig:
+    options = BehaviourOptions(**{"clusters": 3, "lags": (1,), "videos": 5, "video_steps": 6, **fit})  # type: ignore[arg-type]
+    return BehavioursConfig(rollouts=recorded, out=out, fit=options, threads=1)
+
+
+@pytest.fixture(scope="module")
+def drawn(recorded: Path) -> Path:
+    out = recorded.parent / "behaviours"
+    stage(settings_of(recorded, out))
+    return out
+
+
+def test_videos_show_central_samples_from_their_step_and_loop(recorded: Path, drawn: Path) -> None:
+    import imageio_ffmpeg
+    from PIL import Image
+
+    assert artefacts.verify(drawn) == []
+    result, names = artefacts.Result.load(drawn), load_behaviours(drawn).names
+    frames = video_frames(result, names, [RolloutStore(recorded), None], 1, 5, 6)
+    assert len(frames) == 6 and {f.shape for f in frames} == {(2 * 128 + 32, 3 * 128, 3)}
+    for n, (_, _, t) in enumerate(result.arrays["centre_index"][1]):
+        y, x = 32 + n // 3 * 128 + 64, n % 3 * 128 + 6  # in the stripe that tells the step
+        for i, frame in enumerate(frames):
+            ended = t + i > 35
+            assert frame[y, x].tolist() == [35 // 3 if ended else t + i] * 3
+            mode = frame[y, x + 60].astype(int)
+            assert ended or i > 0 or mode.max() == 200  # the behaviour's own colour
+    decode = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(drawn / "video_1.mp4")]
+    raw = subprocess.run([*decode, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], capture_output=True, check=True).stdout
+    read = np.frombuffer(raw, np.uint8).reshape(6, 288, 384, 3)
+    assert np.abs(read.astype(int) - np.stack(frames)).mean() < 4
+    with Image.open(drawn / "loop_1.gif") as gif:
+        assert gif.n_frames == 6 and gif.info["loop"] == 0  # 0: forever
+        assert np.abs(np.asarray(gif.convert("RGB")).astype(int) - frames[0]).mean() < 4
+
+
+def test_an_ended_episode_keeps_its_last_frame_darkened(recorded: Path) -> None:
+    result = artefacts.Result(arrays={"centre_index": np.array([[[0, 3, 33], [-1, -1, -1]]])})
+    frames = video_frames(result, {0: "behaviour 0"}, [RolloutStore(recorded), None], 0, 9, 5)
+    assert [int(f[96, 6, 0]) for f in frames] == [33, 34, 35, 11, 11]
+
+
+def test_the_users_names_are_drawn_and_survive_the_same_clusters(
+    recorded: Path, drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = recorded.parent / "named"
+    shutil.copytree(drawn, copy)
+    given = {"0": "waits for $\\frac{$", "1": "runs to the coin", "2": "jumps"}
+    (copy / "behaviours.json").write_text(json.dumps(given))
+    stage(BehavioursConfig(action="plot", behaviours=copy, out=tmp_path / "figures"))
+    files = {p.name for p in (tmp_path / "figures").iterdir()} - {"config.json", "manifest.json"}
+    assert files == {p.name for p in copy.iterdir() if p.suffix in (".png", ".mp4", ".gif")} and len(files) == 13
+    for name in ("graph.png", "strip_1.png", "loop_1.gif", "map.png", "time.png"):
+        assert (tmp_path / "figures" / name).read_bytes() != (copy / name).read_bytes()
+    assert (tmp_path / "figures" / "transitions.png").read_bytes() == (copy / "transitions.png").read_bytes()
+    # Made again with the same clusters, the names stay; with others they cannot.
+    again = settings_of(recorded, copy)
+    stage(replace(again, action="precompute", overwrite=True))
+    assert json.loads((copy / "behaviours.json").read_text()) == given and not list(copy.glob("*.png"))
+    capsys.readouterr()
+    stage(replace(settings_of(recorded, copy, clusters=4), action="precompute", overwrite=True))
+    assert "new names" in capsys.readouterr().out
+    assert len(load_behaviours(copy).names) == 4 and "runs to the coin" not in load_behaviours(copy).names.values()
+
+
+def test_names_and_hostile_names() -> None:
+    assert titled(3, {3: "behaviour 3: mostly left"}) == "behaviour 3: mostly left" and titled(3, {3: "x"}) == "3: x"
+    visits, _ = wandering(4, 30)
+    states, pairs = aggregate(visits, 3, 0)
+    result = artefacts.Result(tables={"mdp": states, "transitions": pairs}, notes={"behaviours": 3})
+    figure = draw_graph(result, {0: "a $\\frac{b$ {c}" * 9, 1: "behaviour 1", 2: "ü"})
+    texts = [t.get_text() for t in figure.axes[0].texts]
+    assert texts[0].startswith("0 a $") and "…" in texts[0] and texts[0].count("\n") == 2
+    assert texts[1].startswith("1\n") and texts[2].startswith("2 ü")
+    figure.savefig(io.BytesIO())  # drawn as they are, not as formulae
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"0": "a", "1": "b"}', "must name each of the behaviours 0 to 2"),
+        ('["a", "b", "c"]', "must name each of the behaviours 0 to 2"),
+        ('{"0": "a", "1": "b", "2": ', "not valid JSON"),
+        ('{"0": "a", "1": "b", "2": 5}', "the name of behaviour 2 must be one line of text, not 5"),
+        ('{"0": "a", "1": " ", "2": "c"}', "the name of behaviour 1 must be one line of text"),
+        ('{"0": "a\\nb", "1": "b", "2": "c"}', "the name of behaviour 0 must be one line of text"),
+    ],
+)
+def test_a_broken_names_file_is_one_line(drawn: Path, tmp_path: Path, text: str, said: str) -> None:
+    shutil.copytree(drawn, tmp_path / "behaviours")
+    (tmp_path / "behaviours" / "behaviours.json").write_text(text)
+    for use in (
+        lambda: load_behaviours(tmp_path / "behaviours"),
+        lambda: stage(BehavioursConfig(action="plot", behaviours=tmp_path / "behaviours", out=tmp_path / "out")),
+    ):
+        with pytest.raises(UserError, match=said) as error:
+            use()
+        assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+
+
+def test_steps_in_no_behaviour_are_not_among_those_later_stages_see(recorded: Path, tmp_path: Path) -> None:
+    stage(
+        replace(
+            settings_of(recorded, tmp_path / "out", method="hdbscan", min_cluster_size=40, videos=0),
+            action="precompute",
+        )
+    )
+    result, found = artefacts.Result.load(tmp_path / "out"), load_behaviours(tmp_path / "out")
+    label_N = result.arrays["labels_real"]
+    assert (label_N == NOISE).any() and len(found.labels["real"]) == (label_N != NOISE).sum()
+    assert found.labels["real"].min() == 0 and len(found.index["real"]) == len(found.labels["real"])
+    assert set(found.names) == set(range(result.notes["behaviours"]))
+    with pytest.raises(UserError, match="all are noise: set a smaller --min_cluster_size"):
+        stage(settings_of(recorded, tmp_path / "none", method="hdbscan", min_cluster_size=200))
+    assert not (tmp_path / "none").exists()
+
+
+def test_plot_and_precompute_say_what_they_need(recorded: Path, drawn: Path, tmp_path: Path) -> None:
+    out, changed = tmp_path / "out", tmp_path / "changed"
+    for path in (recorded, drawn):
+        shutil.copytree(path, changed.parent / (path.name if path is recorded else changed.name))
+    with open(tmp_path / recorded.name / "manifest.json", "a") as file:
+        file.write("\n")
+    for config, said in (
+        (BehavioursConfig(out=out), "--rollouts DIR is needed"),
+        (BehavioursConfig(action="plot", out=out), "plot needs --behaviours DIR"),
+        (BehavioursConfig(action="plot", behaviours=recorded, out=out), "a 'behaviours' directory is needed"),
+        (BehavioursConfig(action="plot", behaviours=changed, out=out), "is not what .* was made from any more"),
+        (BehavioursConfig(rollouts=recorded, behaviours=drawn, out=out), "--behaviours belongs to plot"),
+        (settings_of(recorded, out, video_steps=1), "--video_steps 1: at least 2"),
+        (settings_of(recorded, out, videos=-1), "--videos -1: at least 0"),
+    ):
+        with pytest.raises(UserError, match=said):
+            stage(config)
+        assert not out.exists()
