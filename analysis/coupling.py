@@ -33,7 +33,8 @@ from analysis.behaviours import Behaviours, load_behaviours
 from analysis.convolutions import thin_convolutions
 from analysis.coupling_edges import PAGE, PATHS, edges, page, strongest_pairs
 from analysis.coupling_figures import draw
-from analysis.saliency import open_samples, saved_bytes, source_episodes, unroll
+from analysis.gradients import saved_bytes, unroll
+from analysis.saliency import open_samples, source_episodes
 from core import artefacts, config as cli
 from core.contracts import SimState, Simulator, UserError
 from core.directions import Basis, fingerprint, load_basis

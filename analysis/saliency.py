@@ -4,11 +4,10 @@
 
 A simulated rollout is run again from its latent, without noise, and the gradient of a quantity at a
 target step is taken with respect to every frame, every hidden state h_t and every world state d_t,
-averaged over slightly noised copies of the latent (SmoothGrad, Smilkov et al. 2017,
-arXiv:1706.03825).  It is taken twice: through agent and world, and with the path action -> world
-cut; the difference is what runs through the consequences of the agent's own actions.  Integrated
-gradients (captum's) explain the target frame alone, and a randomised agent shows how much of a
-picture any network would have given (Adebayo et al. 2018, arXiv:1810.03292).
+averaged over slightly noised copies of the latent (SmoothGrad; analysis.gradients).  It is taken twice:
+through agent and world, and with the path action -> world cut; the difference is what runs through the
+consequences of the agent's own actions.  Captum's methods explain the target frame alone, and checks
+say what the pictures are worth (analysis.attributions).
 
 The straight-through gradients of categorical states and actions are those of probabilities, not of
 the discrete choice: a saliency through them is a hypothesis, which validation.interventions tests.
@@ -16,9 +15,7 @@ the discrete choice: a saliency through them is a hypothesis, which validation.i
 
 from __future__ import annotations
 
-import copy
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -27,16 +24,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis import attributions
+from analysis.attributions import Attribution, Frame
+from analysis.gradients import (
+    Gradients,
+    compare_copies,
+    each_copy,
+    gradients,
+    reading_at,
+    samples_that_fit,
+    unroll,
+)
+from analysis.quantities import Quantity, find_quantities
+from analysis.saliency_figures import draw
 from core import artefacts, config as cli
-from core.contracts import Agent, SimState, Simulator, StepOut, UserError
+from core.contracts import Simulator, UserError
 from core.directions import Basis, fingerprint, load_basis
 from core.episodes import RolloutStore
 from core.interventions import parse_ids
 from core.progress import track
-from core.stats import bootstrap_mean
-from core.video import check_video, write_video
+from core.stats import Estimate, bootstrap_mean
+from core.video import check_video
 
 STAGE = "saliency"
+
+Method = Literal["plain", "integrated", "deeplift", "occlusion", "latent"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +69,20 @@ class SaliencyConfig:
     quantities: tuple[str, ...] = ("action", "value")
     """what to explain: value, value_delta (change since the step before), action (log-probability of the chosen
     one), leftwards, rightwards, jumping_up, jumping_left, jumping_right, any action by its name, direction_ID (of
-    --basis_kind) or ica_ID, pca_ID ... (with --hidden_states)"""
+    --basis_kind) or ica_ID, pca_ID ... (with --hidden_states), d_pca_ID ... (with --env_states)"""
     hidden_states: Path | None = None
-    """hidden_states run directory, for quantities that are directions"""
+    """hidden_states run directory, for quantities that are directions, and for gradients in their coordinates"""
+    env_states: Path | None = None
+    """run directory with a basis of world states, for the quantities d_pca_ID ..."""
     basis_kind: str = "ica"
-    """the basis that direction_ID means: pca, ica, nmf, neurons"""
+    """the basis that direction_ID means, and gradients are given in: pca, ica, nmf, neurons"""
+    methods: tuple[Method, ...] = ("integrated",)
+    """besides the smoothed gradients: plain (gradients without noise), integrated (captum's integrated gradients of the
+    target frame), deeplift and occlusion (captum's, of the target frame), latent (captum's integrated gradients of
+    the whole rollout, by its latent; slow)"""
+    checks: bool = False
+    """check every picture of the target frame: infidelity, sensitivity, insertion and deletion, and parts of the agent
+    and the world with shuffled weights"""
     steps: int = 10
     """transitions of the rollout that is shown"""
     target_step: int = 4
@@ -72,12 +93,20 @@ class SaliencyConfig:
     """standard deviation of that noise, in units of the latent"""
     integrated_steps: int = 32
     """points on the path of integrated gradients; 0 leaves them out"""
+    window: int = 8
+    """side of the square that occlusion covers, in pixels"""
+    stride: int = 4
+    """pixels between two such squares"""
+    draws: int = 8
+    """random changes of a frame that infidelity and sensitivity are measured on"""
+    radius: float = 0.02
+    """largest change of a number of the frame that sensitivity is asked for"""
     baseline: Literal["black", "mean"] = "black"
-    """where that path begins: a black frame, or the mean frame of the rollout"""
+    """what the target frame is compared with: a black frame, or the mean frame of the rollout"""
     batch_size: int = 0
     """samples a forward pass; 0: as many as --memory_gb holds"""
     memory_gb: float = 1.0
-    """what one forward pass may keep for its backward passes, in GB"""
+    """what the copies of one batch may keep for their backward passes, in GB"""
     video: bool = True
     """write an MP4 beside every PNG"""
     seed: int = 0
@@ -88,102 +117,6 @@ class SaliencyConfig:
     """cpu or cuda"""
     overwrite: bool = False
     """replace an earlier run in --out"""
-
-
-# Quantities
-
-
-class Reading(NamedTuple):
-    """What the agent says at the target step."""
-
-    h_BH: Tensor
-    logits_BA: Tensor
-    value_B: Tensor
-    value_before_B: Tensor  # at the step before; at step 0 the same as value
-    chosen_B: Tensor  # int64, the action that the rollout without noise chose
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A differentiable number of a reading: ``read(reading) -> y_B``."""
-
-    name: str
-    unit: str
-    read: Callable[[Reading], Tensor]
-    first_step: int = 0  # the earliest step at which it means something
-
-
-ACTION_GROUPS: Mapping[str, tuple[str, ...]] = {
-    "leftwards": ("left", "downleft", "upleft"),
-    "rightwards": ("right", "downright", "upright"),
-    "jumping_up": ("up",),
-    "jumping_left": ("upleft",),
-    "jumping_right": ("upright",),
-}
-
-
-def log_probability(logits_BA: Tensor, actions: Sequence[int]) -> Tensor:
-    """Log-probability [B] in nats that the action is one of ``actions``."""
-    return logits_BA[:, list(actions)].logsumexp(-1) - logits_BA.logsumexp(-1)
-
-
-def _chosen(r: Reading) -> Tensor:
-    return r.logits_BA.gather(-1, r.chosen_B[:, None])[:, 0] - r.logits_BA.logsumexp(-1)
-
-
-def _of_actions(name: str, actions: Sequence[int]) -> Quantity:
-    return Quantity(name, "nats", lambda r: log_probability(r.logits_BA, actions))
-
-
-def _of_direction(name: str, basis: Basis, i: int) -> Quantity:
-    return Quantity(name, "coordinate", lambda r: basis.project(r.h_BH)[:, i])
-
-
-def known_quantities(action_names: Sequence[str]) -> dict[str, Quantity]:
-    """Every quantity of a world with these actions, but the directions."""
-    out = {
-        "value": Quantity("value", "return", lambda r: r.value_B),
-        "value_delta": Quantity("value_delta", "return", lambda r: r.value_B - r.value_before_B, first_step=1),
-        "action": Quantity("action", "nats", _chosen),
-    }
-    for name, members in ACTION_GROUPS.items():
-        actions = [action_names.index(m) for m in members if m in action_names]
-        if actions:
-            out[name] = _of_actions(name, actions)
-    for i, name in enumerate(action_names):
-        out.setdefault(name, _of_actions(name, [i]))
-    return out
-
-
-def find_quantities(
-    names: Sequence[str], action_names: Sequence[str], basis_of: Callable[[str], Basis], basis_kind: str = "ica"
-) -> list[Quantity]:
-    """Quantities by name.  basis_of: kind of basis -> basis, or a UserError.
-
-    Raises UserError for a name that this world does not have (and lists those it has), a direction
-    that does not exist, and a name given twice.
-    """
-    known = known_quantities(action_names)
-    out: list[Quantity] = []
-    for name in names:
-        direction = re.fullmatch(r"([a-z]+)_(\d+)", name)
-        if name in known:
-            out.append(known[name])
-        elif direction:
-            kind = basis_kind if direction[1] == "direction" else direction[1]
-            basis, i = basis_of(kind), int(direction[2])
-            basis.check([i])
-            out.append(_of_direction(name, basis, i))
-        else:
-            raise UserError(
-                f"no quantity {name!r}{cli.nearest(name, known)}; this world has: {', '.join(known)}, "
-                "and direction_ID, ica_ID, pca_ID ... with --hidden_states"
-            )
-    if not out:
-        raise UserError("--quantities is empty; name at least one, such as value")
-    if len(set(names)) < len(names):
-        raise UserError(f"--quantities names {next(n for n in names if list(names).count(n) > 1)!r} twice")
-    return out
 
 
 def parse_sample_ids(words: Sequence[str], available: int) -> list[int]:
@@ -215,195 +148,6 @@ def parse_sample_ids(words: Sequence[str], available: int) -> list[int]:
     return ids
 
 
-# Rollouts whose every step stays open to gradients
-
-
-def unroll(
-    simulator: Simulator, state: SimState, steps: int, env_grads: bool = True
-) -> tuple[list[SimState], list[StepOut]]:
-    """``steps`` modal steps from ``state``: the state before each and after the last, and what came out.
-
-    The frames, h and d of a StepOut are the very tensors that the rest of the rollout was computed
-    from, so that torch.autograd.grad can be asked for them.
-    """
-    states, outs = [state], []
-    for _ in range(steps):
-        state, out = simulator.step(state, env_grads=env_grads)
-        states.append(state)
-        outs.append(out)
-    return states, outs
-
-
-def reading_at(outs: Sequence[StepOut], target: int, chosen_B: Tensor) -> Reading:
-    """The reading of step ``target``; chosen: the action whose probability ``action`` means."""
-    now, before = outs[target], outs[max(0, target - 1)]
-    return Reading(now.h_BH, now.logits_BA, now.value_B, before.value_B, chosen_B)
-
-
-def saved_bytes(forward: Callable[[], object], parameters: Iterable[Tensor]) -> int:
-    """Bytes that autograd keeps for the backward pass of ``forward()``, without the parameters."""
-    seen: dict[int, int] = {}
-
-    def note(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        seen[storage.data_ptr()] = storage.nbytes()
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        kept = forward()
-    for p in parameters:
-        seen.pop(p.untyped_storage().data_ptr(), None)
-    del kept
-    return sum(seen.values())
-
-
-def samples_that_fit(simulator: Simulator, z_1Z: Tensor, steps: int, copies: int, memory_bytes: float) -> int:
-    """How many samples (of ``copies`` rows each) one forward pass of ``steps`` steps may hold, at least 1."""
-    parameters = simulator.parameters() if isinstance(simulator, torch.nn.Module) else ()
-    z = z_1Z[:1].detach().requires_grad_()
-    row = saved_bytes(lambda: unroll(simulator, simulator.start(z), steps), parameters)
-    return max(1, int(memory_bytes // max(1, row * copies)))
-
-
-# Gradients
-
-
-class Gradients(NamedTuple):
-    """Gradients of one quantity, a row a sample, averaged over its copies; zero after the target step."""
-
-    y: Tensor  # [S], the quantity
-    obs: dict[str, Tensor]  # [S, T+1, ...], per unit of the observation
-    h: Tensor  # [S, T+1, H]
-    d: Tensor  # [S, T+1, D]
-
-
-def gradients(
-    simulator: Simulator,
-    z_BZ: Tensor,
-    chosen_B: Tensor,
-    quantities: Sequence[Quantity],
-    target: int,
-    *,
-    steps: int,
-    copies: int = 1,
-    env_grads: bool = True,
-) -> list[Gradients]:
-    """Gradients of every quantity at step ``target`` of modal rollouts, from one forward pass.
-
-    z [S * copies, Z]: the copies of a sample beside each other.  steps: transitions T of the result.
-    """
-    z = z_BZ.detach().requires_grad_()
-    _, outs = unroll(simulator, simulator.start(z), target + 1, env_grads)
-    reading = reading_at(outs, target, chosen_B)
-    fields = list(outs[0].obs)
-    groups = [[out.obs[name] for out in outs] for name in fields]
-    groups += [[out.h_BH for out in outs], [out.d_BD for out in outs]]
-    flat = [x for group in groups for x in group]
-    results = []
-    for n, quantity in enumerate(quantities):
-        y_B = quantity.read(reading)
-        # Rows do not touch each other: the gradient of the sum holds each row's own.
-        grads = torch.autograd.grad(y_B.sum(), flat, retain_graph=n + 1 < len(quantities))
-        per = len(outs)
-        series = [_series(grads[g * per : (g + 1) * per], steps, copies) for g in range(len(groups))]
-        y_S = y_B.detach().unflatten(0, (-1, copies)).mean(1)
-        results.append(Gradients(y_S, dict(zip(fields, series, strict=False)), series[-2], series[-1]))
-    return results
-
-
-def _series(grads: Sequence[Tensor], steps: int, copies: int) -> Tensor:
-    """Gradients of steps 0..target, each [S * copies, ...] -> [S, steps+1, ...], mean over copies."""
-    mean = [g.unflatten(0, (-1, copies)).mean(1) for g in grads]
-    mean += [torch.zeros_like(mean[0])] * (steps + 1 - len(mean))
-    return torch.stack(mean, 1)
-
-
-def agent_gradients(
-    agent: Agent, obs_BT: Mapping[str, Tensor], h_first_BH: Tensor, chosen_B: Tensor, quantity: Quantity
-) -> dict[str, Tensor]:
-    """Gradient with respect to given frames [B, T, ...], read by the agent alone, of a quantity at the last.
-
-    On the frames of a rollout this is ``gradients(..., env_grads=False)``.  h_first: the state before
-    the first frame.
-    """
-    obs = {name: x.detach().clone().requires_grad_() for name, x in obs_BT.items()}
-    h, goes_on = h_first_BH.detach(), torch.zeros(len(h_first_BH), dtype=torch.bool, device=h_first_BH.device)
-    values: list[Tensor] = []
-    for t in range(next(iter(obs.values())).shape[1]):
-        h = agent.advance(agent.encode({name: x[:, t] for name, x in obs.items()}), h, goes_on)
-        logits, value = agent.heads(h)
-        values.append(value)
-    y = quantity.read(Reading(h, logits, values[-1], values[max(0, len(values) - 2)], chosen_B))
-    return dict(zip(obs, torch.autograd.grad(y.sum(), list(obs.values())), strict=True))
-
-
-def integrated_gradients(
-    agent: Agent,
-    obs: Mapping[str, Tensor],
-    baseline: Mapping[str, Tensor],
-    h_before_BH: Tensor,
-    value_before_B: Tensor,
-    chosen_B: Tensor,
-    quantity: Quantity,
-    steps: int,
-) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Captum's integrated gradients (Sundararajan et al. 2017, arXiv:1703.01365) of one frame.
-
-    obs, baseline: fields [B, ...] of the target step; h_before: the state before it, held fixed, as is
-    value_before.  Returns attributions [B, ...], y(obs) - y(baseline) [B], and the completeness delta
-    [B]: how much the attributions' sum misses that difference.
-    """
-    from captum.attr import IntegratedGradients
-
-    names = list(obs)
-
-    def read(*args: Tensor) -> Tensor:
-        *fields, h, value_before, chosen = args
-        goes_on = torch.zeros(len(h), dtype=torch.bool, device=h.device)
-        after = agent.advance(agent.encode(dict(zip(names, fields, strict=True))), h, goes_on)
-        logits, value = agent.heads(after)
-        return quantity.read(Reading(after, logits, value, value_before, chosen))
-
-    inputs = tuple(obs[n].detach() for n in names)
-    base = tuple(baseline[n].detach() for n in names)
-    fixed = (h_before_BH.detach(), value_before_B.detach(), chosen_B)
-    attributions, delta = IntegratedGradients(read).attribute(
-        inputs,
-        baselines=base,
-        additional_forward_args=fixed,
-        n_steps=steps,
-        internal_batch_size=max(64, len(chosen_B)),
-        return_convergence_delta=True,
-    )
-    with torch.no_grad():
-        change = read(*inputs, *fixed) - read(*base, *fixed)
-    return dict(zip(names, attributions, strict=True)), change, delta
-
-
-def randomised(agent: Agent, seed: int) -> Agent:
-    """A copy of the agent with the entries of every weight tensor shuffled: nothing learned, same scales."""
-    if not isinstance(agent, torch.nn.Module):
-        raise TypeError("only an agent that is a torch module can be randomised")
-    other = copy.deepcopy(agent)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in other.parameters():
-            order = torch.randperm(p.numel(), generator=generator).to(p.device)
-            p.copy_(p.flatten()[order].view_as(p))
-    out: Agent = other
-    return out
-
-
-def rank_correlation(a_BX: np.ndarray, b_BX: np.ndarray) -> np.ndarray:
-    """Spearman's rank correlation [B] of the absolute values of two maps, row by row; NaN for a constant map."""
-    from scipy.stats import rankdata
-
-    ranks = [rankdata(np.abs(x.reshape(len(x), -1)), axis=1) for x in (a_BX, b_BX)]
-    a, b = (r - r.mean(1, keepdims=True) for r in ranks)
-    norm = np.sqrt((a**2).sum(1) * (b**2).sum(1))
-    return np.divide((a * b).sum(1), norm, out=np.full(len(a), np.nan), where=norm > 0)
-
-
 # The whole of it
 
 
@@ -414,8 +158,9 @@ class Explained(NamedTuple):
     action: np.ndarray  # int64 [S, T+1]
     value: np.ndarray  # [S, T+1]
     alive: np.ndarray  # bool [S, T+1]
-    arrays: dict[str, np.ndarray]  # gradients, by the names under which they are stored
+    arrays: dict[str, np.ndarray]  # gradients and attributions, by the names under which they are stored
     y: dict[str, np.ndarray]  # quantity -> [S], at the target step, without noise
+    checks: dict[tuple[str, str, str], np.ndarray]  # (quantity, check, of what) -> value and controls [S, 1 to 3]
 
 
 def noised(simulator: Simulator, z_SZ: Tensor, ids: Sequence[int], copies: int, sigma: float, seed: int) -> Tensor:
@@ -428,13 +173,20 @@ def noised(simulator: Simulator, z_SZ: Tensor, ids: Sequence[int], copies: int, 
 
 
 def explain(
-    simulator: Simulator, z_SZ: Tensor, ids: Sequence[int], quantities: Sequence[Quantity], config: SaliencyConfig
+    simulator: Simulator,
+    z_SZ: Tensor,
+    ids: Sequence[int],
+    quantities: Sequence[Quantity],
+    config: SaliencyConfig,
+    basis: Basis | None = None,
 ) -> Explained:
     """Every gradient of every quantity for a batch of latents [S, Z] (no files, no global state).
 
-    ids: names of the samples, which seed their noise.  Raises UserError where a gradient is NaN or infinite.
+    ids: names of the samples, which seed their noise.  basis: of hidden states, to give gradients in its coordinates.
+    Raises UserError where a gradient is NaN or infinite.
     """
     target, copies = config.target_step, config.copies
+    methods = [m for m in config.methods if config.integrated_steps or m not in ("integrated", "latent")]
     with torch.no_grad():
         start = simulator.start(z_SZ)
         states, outs = unroll(simulator, start, config.steps + 1)
@@ -455,37 +207,75 @@ def explain(
             )
         arrays[name] = x.detach().to("cpu", torch.float32).numpy()
 
+    chosen_B = chosen_S.repeat_interleave(copies)
+    compared = compare_copies(simulator, z_BZ, chosen_B, target, copies) if copies > 1 else None
     per_cut = {
         env_grads: gradients(
-            simulator, z_BZ, chosen_S.repeat_interleave(copies), quantities, target,
-            steps=config.steps, copies=copies, env_grads=env_grads,
+            simulator, z_BZ, chosen_B, quantities, target,
+            steps=config.steps, copies=copies, env_grads=env_grads, compared=compared,
         )
         for env_grads in (True, False)
     }  # fmt: skip
-    other = randomised(simulator.agent, config.seed)
+    plain = each_copy(simulator, z_SZ, chosen_S, quantities, target, steps=config.steps) if "plain" in methods else None
     seen = {name: x[:, : target + 1] for name, x in obs.items()}
-    baseline = {name: torch.zeros_like(x[:, 0]) if config.baseline == "black" else x.mean(1) for name, x in obs.items()}
-    for q, whole, cut in zip(quantities, per_cut[True], per_cut[False], strict=True):
+    frame = Frame(
+        simulator.agent,
+        {name: x[:, target] for name, x in obs.items()},
+        {name: torch.zeros_like(x[:, 0]) if config.baseline == "black" else x.mean(1) for name, x in obs.items()},
+        states[target].h_BH, clean.value_before_B, chosen_S,
+    )  # fmt: skip
+    checks: dict[tuple[str, str, str], np.ndarray] = {}
+    for n, q in enumerate(quantities):
+        whole, cut = per_cut[True][n], per_cut[False][n]
         for what in (*fields, "h", "d"):
-            a = whole.obs[what] if what in fields else getattr(whole, what)
-            b = cut.obs[what] if what in fields else getattr(cut, what)
+            a, b = _part(whole, what), _part(cut, what)
             put(f"grad_{what}_{q.name}", a)
             put(f"grad_{what}_{q.name}_agent_only", b)
             put(f"grad_{what}_{q.name}_through_world", a - b)
-        mine, theirs = (
-            agent_gradients(agent, seen, start.h_BH, chosen_S, q)[fields[0]].cpu().numpy()
-            for agent in (simulator.agent, other)
+            if plain is not None:
+                put(f"plain_{what}_{q.name}", _part(plain[n], what))
+        if basis is not None:
+            put(f"grad_{basis.kind}_{q.name}", basis.pullback(whole.h))
+        if "latent" in methods:
+            maps, change, delta = attributions.latent(
+                simulator, z_SZ, chosen_S, q, target, config.integrated_steps, len(z_BZ)
+            )
+            put(f"latent_{q.name}", maps)
+            put(f"latent_change_{q.name}", change)
+            put(f"latent_delta_{q.name}", delta)
+        if q.of_world:
+            continue  # the agent alone knows nothing of it
+        alike = attributions.agent_randomisation(
+            simulator.agent, seen, start.h_BH, chosen_S, q, config.seed, config.radius / 10, config.checks
         )
-        arrays[f"randomised_correlation_{q.name}"] = rank_correlation(mine[:, target], theirs[:, target])
-        if config.integrated_steps:
-            attributions, change, delta = integrated_gradients(
-                simulator.agent, {n: x[:, target] for n, x in obs.items()}, baseline, states[target].h_BH,
-                clean.value_before_B, chosen_S, q, config.integrated_steps,
-            )  # fmt: skip
-            for name, x in attributions.items():
-                put(f"integrated_{name}_{q.name}", x)
-            put(f"integrated_change_{q.name}", change)
-            put(f"integrated_delta_{q.name}", delta)
+        for i, name in enumerate(("correlation", "floor", "ceiling")):
+            arrays[f"randomised_{name}_{q.name}"] = alike["agent"][:, i]
+        found: dict[str, Attribution] = {}
+        if "integrated" in methods:
+            found["integrated"] = attributions.integrated(frame, q, config.integrated_steps)
+        if "deeplift" in methods:
+            found["deeplift"] = attributions.deeplift(frame, q)
+        if "occlusion" in methods:
+            found["occlusion"] = attributions.occlusion(frame, q, config.window, config.stride)
+        if found:
+            with torch.no_grad():
+                read = frame.read(q)
+                put(f"change_{q.name}", read(*frame.inputs, *frame.fixed) - read(*frame.baselines, *frame.fixed))
+        for method, attribution in found.items():
+            for name, x in attribution.maps.items():
+                put(f"{method}_{name}_{q.name}", x)
+            if attribution.delta is not None:
+                put(f"{method}_delta_{q.name}", attribution.delta)
+        if config.checks:
+            slope = {name: _part(cut, name)[:, target] for name in fields}
+            checks |= check(frame, q, {"gradient": slope, **{m: x.maps for m, x in found.items()}}, config)
+            checks |= {(q.name, "randomised", of_what): values for of_what, values in alike.items()}
+    if config.checks and isinstance(simulator, torch.nn.Module):
+        worlds = attributions.world_randomisation(
+            simulator, z_SZ, chosen_S, quantities, target, config.seed, config.noise
+        )
+        for q, alike in zip(quantities, worlds, strict=True):
+            checks |= {(q.name, "randomised", of_what): values for of_what, values in alike.items()}
     return Explained(
         obs={name: x.cpu().numpy() for name, x in obs.items()},
         action=torch.stack([out.action_B for out in outs], 1).cpu().numpy(),
@@ -493,19 +283,54 @@ def explain(
         alive=torch.stack([out.alive_B for out in outs], 1).cpu().numpy(),
         arrays=arrays,
         y={q.name: q.read(clean).cpu().numpy() for q in quantities},
+        checks=checks,
     )
 
 
+def _part(g: Gradients, what: str) -> Tensor:
+    return g.h if what == "h" else g.d if what == "d" else g.obs[what]
+
+
+def check(
+    frame: Frame, quantity: Quantity, maps: dict[str, dict[str, Tensor]], config: SaliencyConfig
+) -> dict[tuple[str, str, str], np.ndarray]:
+    """Checks of a quantity's pictures of the target frame, {method: maps [S, ...]}, by (quantity, check, method)."""
+    out: dict[tuple[str, str, str], np.ndarray] = {}
+    for method, of in maps.items():
+        explain = attributions.explainer(frame, quantity, method, config.integrated_steps, config.window, config.stride)
+        local = method == "gradient"
+        # What raises the quantity here is the gradient times the change from the baseline.
+        share = {n: x * (frame.obs[n] - frame.baseline[n]) if local else x for n, x in of.items()}
+        measured = {
+            "infidelity": attributions.infidelity(frame, quantity, of, local, config.draws, config.seed),
+            "sensitivity": attributions.sensitivity(frame, explain, config.radius, config.draws, config.seed)[:, None],
+            "insertion": attributions.areas(frame, quantity, share, True, config.seed),
+            "deletion": attributions.areas(frame, quantity, share, False, config.seed),
+        }
+        out |= {(quantity.name, name, method): values for name, values in measured.items()}
+    return out
+
+
 def summarise(
-    result: artefacts.Result, quantities: Sequence[Quantity], ids: Sequence[int], units: np.ndarray, seed: int
-) -> None:
-    """Put the table ``saliency`` (a row a sample and quantity) and its means with intervals into a result.
+    result: artefacts.Result, quantities: Sequence[Quantity], ids: Sequence[int], units: np.ndarray, seed: int,
+    checks: Mapping[tuple[str, str, str], np.ndarray] | None = None,
+) -> None:  # fmt: skip
+    """Put the table ``saliency`` (a row a sample and quantity), its means with intervals, and the table ``checks`` (a
+    row a quantity, check and what was checked) into a result.
 
     Samples that ended before the target step are in the table, not in the means.  units: the independent
     episode of each sample."""
+    checks = {} if checks is None else checks
     a = result.arrays
     target = result.notes["target_step"]
     fields = result.notes["fields"]
+
+    def mean_of(values: np.ndarray) -> Estimate | None:
+        known = np.isfinite(values) & a["alive"][:, target]
+        if not known.any():
+            return None
+        return bootstrap_mean(np.asarray(values, np.float64)[known], units[known], rng=np.random.default_rng(seed))
+
     rows: list[dict[str, Any]] = []
     for q in quantities:
         sizes = {
@@ -516,6 +341,8 @@ def summarise(
             )
             for part in ("", "_agent_only", "_through_world")
         }
+        correlation = a.get(f"randomised_correlation_{q.name}", np.full(len(ids), np.nan))
+        deltas = {m: a[f"{m}_delta_{q.name}"] for m in DELTAS if f"{m}_delta_{q.name}" in a}
         for s, i in enumerate(ids):
             row = {
                 "sample": "combined" if result.notes["combined"] else i,
@@ -526,189 +353,65 @@ def summarise(
                 "gradient_norm": float(sizes[""][s]),
                 "gradient_norm_agent_only": float(sizes["_agent_only"][s]),
                 "gradient_norm_through_world": float(sizes["_through_world"][s]),
-                "randomised_correlation": float(a[f"randomised_correlation_{q.name}"][s]),
+                "randomised_correlation": float(correlation[s]),
             }
-            if f"integrated_delta_{q.name}" in a:
-                row["integrated_change"] = float(a[f"integrated_change_{q.name}"][s])
-                row["integrated_delta"] = float(a[f"integrated_delta_{q.name}"][s])
+            for m in DELTAS:
+                change = a.get(f"latent_change_{q.name}" if m == "latent" else f"change_{q.name}")
+                if any(f"{m}_delta_{other.name}" in a for other in quantities):
+                    row[f"{m}_change"] = float(change[s]) if m in deltas and change is not None else np.nan
+                    row[f"{m}_delta"] = float(deltas[m][s]) if m in deltas else np.nan
             rows.append(row)
-        mine = [row for row in rows if row["quantity"] == q.name]
         ratio = sizes["_through_world"] / np.maximum(sizes[""], np.finfo(np.float64).tiny)
-        means = {
-            "through_world": (ratio, "norm of the gradient through the world / norm of the whole"),
-            "randomised_correlation": (a[f"randomised_correlation_{q.name}"], "Spearman correlation of |gradient|"),
-        }
-        if f"integrated_delta_{q.name}" in a:
-            means["completeness_delta"] = (np.abs([r["integrated_delta"] for r in mine]), q.unit)
+        means = {"through_world": (ratio, "norm of the gradient through the world / norm of the whole")}
+        for name in ("randomised_correlation", "randomised_floor", "randomised_ceiling"):
+            if f"{name}_{q.name}" in a:
+                means[name] = (a[f"{name}_{q.name}"], "Spearman correlation of |gradient|")
+        for m, delta in deltas.items():
+            name = "completeness_delta" if m == "integrated" else f"completeness_delta_{m}"
+            means[name] = (np.abs(delta), q.unit)
         for name, (values, unit) in means.items():
-            known = np.isfinite(values) & a["alive"][:, target]
-            if known.any():
-                e = bootstrap_mean(np.asarray(values, np.float64)[known], units[known], rng=np.random.default_rng(seed))
+            e = mean_of(values)
+            if e is not None:
                 result.scalar(f"{name}_{q.name}", e.value, unit, e.n, (e.low, e.high))
     result.tables["saliency"] = rows
+    unit_of = {q.name: q.unit for q in quantities}
+    table: list[dict[str, Any]] = []
+    for (name, what, of), values in checks.items():
+        row = {"quantity": name, "check": what, "of": of, "unit": CHECKS[what].unit or unit_of[name], "n": 0}
+        parts = {"": values[:, 0]}
+        labels = CHECKS[what].controls
+        parts |= {f"_{label}": values[:, i + 1] for i, label in enumerate(labels)}
+        if labels:  # paired, so that the interval is that of the difference
+            parts["_minus_control"] = values[:, 0] - values[:, 1]
+        for part in ("", "_control", "_minus_control", "_ceiling"):
+            e = mean_of(parts[part]) if part in parts else None
+            at = part.removeprefix("_") or "value"
+            row |= {at: e.value if e else np.nan, f"{at}_low": e.low if e else np.nan}
+            row |= {f"{at}_high": e.high if e else np.nan}
+            row["n"] = e.n if e and not part else row["n"]
+        row["good"] = CHECKS[what].good
+        table.append(row)
+    if table:
+        result.tables["checks"] = table
 
 
-# Pictures
+class Check(NamedTuple):
+    """How a check's numbers read."""
 
-BLUE, RED, GOLD = (40, 90, 255), (255, 40, 40), (255, 190, 0)
-TILE, GAP, LABEL = 128, 4, 118
-
-
-def signed_map(grad: np.ndarray) -> np.ndarray:
-    """Gradient [..., 64, 64, 3] -> summed over colours and blurred by one pixel, for display only."""
-    from scipy.ndimage import gaussian_filter
-
-    flat = grad.sum(-1)
-    out: np.ndarray = gaussian_filter(flat, sigma=(0,) * (flat.ndim - 2) + (1, 1))
-    return out
+    unit: str  # "": the quantity's own
+    controls: tuple[str, ...]
+    good: str
 
 
-def overlay(frame: np.ndarray, signed: np.ndarray, scale: float) -> np.ndarray:
-    """uint8 frame [64, 64, 3] in grey under a signed map: blue where positive, red where negative; full
-    colour at ``scale``."""
-    grey = frame.astype(np.float64).mean(-1, keepdims=True) * 0.55
-    strength = np.clip(np.abs(signed) / scale, 0, 1)[..., None] if scale > 0 else np.zeros((*signed.shape, 1))
-    colour = np.where(signed[..., None] > 0, np.array(BLUE, np.float64), np.array(RED, np.float64))
-    return (grey * (1 - strength) + colour * strength).astype(np.uint8)
-
-
-def action_direction(name: str) -> tuple[int, int]:
-    """(right, down) of an action, from its name; (0, 0) for one that does not move."""
-    known = re.fullmatch(r"(up|down)?(left|right)?", name)
-    if not known:
-        return 0, 0
-    return {"left": -1, "right": 1}.get(known[2], 0), {"up": -1, "down": 1}.get(known[1], 0)
-
-
-def arrow(draw: Any, x: float, y: float, name: str, size: float, font: Any) -> None:
-    """An action at (x, y): an arrow if its name says where to, and the name itself."""
-    dx, dy = action_direction(name)
-    norm = float(np.hypot(dx, dy))
-    if not norm:
-        draw.text((x, y), name, fill="black", anchor="mm", font=font)
-        return
-    ux, uy = dx / norm, dy / norm
-    tip, tail = (x + ux * size, y + uy * size), (x - ux * size, y - uy * size)
-    draw.line([tail, tip], fill="black", width=3)
-    wings = [(tip[0] - size * (0.8 * ux + s * 0.5 * uy), tip[1] - size * (0.8 * uy - s * 0.5 * ux)) for s in (-1, 1)]
-    draw.polygon([(tip[0] + 2 * ux, tip[1] + 2 * uy), *wings], fill="black")
-
-
-class Strip(NamedTuple):
-    """What is drawn of one sample and one quantity."""
-
-    frames: np.ndarray  # uint8 [T+1, 64, 64, 3]
-    maps: dict[str, np.ndarray]  # row label -> signed [T+1, 64, 64]
-    integrated: np.ndarray | None  # signed [64, 64], at the target
-    actions: list[str]
-    value: np.ndarray
-    alive: np.ndarray
-    target: int
-    title: str
-
-
-def strip_of(result: artefacts.Result, s: int, quantity: str, field: str, action_names: Sequence[str]) -> Strip:
-    """The drawing data of row ``s`` of a result."""
-    a = result.arrays
-    parts = {"whole gradient": "", "agent only": "_agent_only", "through world": "_through_world"}
-    integrated = a.get(f"integrated_{field}_{quantity}")
-    target = result.notes["target_step"]
-    name = "combined samples" if result.notes["combined"] else f"sample {result.arrays['sample_ids'][s]}"
-    actions = [action_names[i] for i in a["action"][s]]
-    chosen = f" ({actions[target]})" if quantity == "action" else ""
-    unit = result.notes["units"][quantity]
-    return Strip(
-        frames=a[field][s],
-        maps={label: signed_map(a[f"grad_{field}_{quantity}{part}"][s]) for label, part in parts.items()},
-        integrated=None if integrated is None else signed_map(integrated[s]),
-        actions=actions,
-        value=a["value"][s],
-        alive=a["alive"][s],
-        target=target,
-        title=f"{name}: {quantity}{chosen} at step {target} = {a[f'y_{quantity}'][s]:.3f} {unit}",
-    )
-
-
-def draw_strip(strip: Strip) -> Any:
-    """A PIL image: actions, frames, saliency with and without the world, integrated gradients, values."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    font, small = ImageFont.load_default(14), ImageFont.load_default(12)
-    columns = len(strip.frames)
-    scale = display_scale(strip)
-    rows = ["frames", *strip.maps]
-    top, arrows = 28, 30
-    extra = strip.integrated is not None
-    height = top + arrows + (len(rows) + extra) * (TILE + GAP) + 24
-    image = Image.new("RGB", (LABEL + columns * (TILE + GAP), height), "white")
-    draw = ImageDraw.Draw(image)
-    full = f"blue: raises it, red: lowers it; full colour at {scale:.2g} per unit of brightness"
-    draw.text((6, 6), f"{strip.title}    [{full}]", fill="black", font=font)
-    draw.text((6, top + 8), "action", fill="black", font=small)
-    for t, name in enumerate(strip.actions):
-        arrow(draw, LABEL + t * (TILE + GAP) + TILE / 2, top + arrows / 2, name, 10, small)
-
-    def tile(pixels: np.ndarray, row: int, t: int) -> None:
-        big = Image.fromarray(pixels).resize((TILE, TILE), Image.Resampling.NEAREST)
-        image.paste(big, (LABEL + t * (TILE + GAP), top + arrows + row * (TILE + GAP)))
-
-    for row, label in enumerate(rows):
-        draw.text((6, top + arrows + row * (TILE + GAP) + TILE // 2), label, fill="black", font=small)
-        for t in range(columns):
-            frame = strip.frames[t]
-            tile(frame if row == 0 else overlay(frame, strip.maps[label][t], scale), row, t)
-    if strip.integrated is not None:
-        largest = float(np.quantile(np.abs(strip.integrated), 0.995))
-        y = top + arrows + len(rows) * (TILE + GAP)
-        draw.text((6, y + TILE // 2 - 8), "integrated\n(agent, own scale)", fill="black", font=small)
-        tile(overlay(strip.frames[strip.target], strip.integrated, largest), len(rows), strip.target)
-    left = LABEL + strip.target * (TILE + GAP)
-    draw.rectangle((left - 3, top + arrows - 3, left + TILE + 2, height - 24), outline=GOLD, width=3)
-    for t in range(columns):
-        x = LABEL + t * (TILE + GAP) + TILE / 2
-        words = f"t={t}  V={strip.value[t]:.2f}" + (" target" if t == strip.target else "")
-        draw.text((x, height - 11), words if strip.alive[t] else f"t={t} ended", fill="black", anchor="mm", font=small)
-    return image
-
-
-def display_scale(strip: Strip) -> float:
-    """The gradient that is drawn in full colour: the 99.5 % quantile up to the target, one for all rows."""
-    return float(np.quantile(np.abs(next(iter(strip.maps.values()))[: strip.target + 1]), 0.995))
-
-
-def video_frames(strip: Strip) -> list[np.ndarray]:
-    """uint8 [304, 512, 3] a step: the frame and, beside it, the whole gradient's overlay."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    font, side, scale = ImageFont.load_default(15), 256, display_scale(strip)
-    signed = next(iter(strip.maps.values()))
-    out = []
-    for t, frame in enumerate(strip.frames):
-        image = Image.new("RGB", (2 * side, side + 48), GOLD if t == strip.target else "white")
-        draw = ImageDraw.Draw(image)
-        draw.text((6, 4), strip.title, fill="black", font=font)
-        words = f"t={t}  V={strip.value[t]:.2f}" if strip.alive[t] else f"t={t}  ended"
-        draw.text((6, 25), words + ("  (target)" if t == strip.target else ""), fill="black", font=font)
-        arrow(draw, side + 60, 34, strip.actions[t], 9, font)
-        for x, pixels in ((0, frame), (side, overlay(frame, signed[t], scale))):
-            image.paste(Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST), (x, 48))
-        out.append(np.asarray(image))
-    return out
-
-
-def draw(result: artefacts.Result, path: Path, action_names: Sequence[str], video: bool) -> None:
-    """A PNG strip (and an MP4) a sample and quantity; only for worlds whose observation is a picture."""
-    pictures = [f for f in result.notes["fields"] if result.arrays[f].dtype == np.uint8 and result.arrays[f].ndim == 5]
-    if not pictures:
-        result.notes["figures"] = "none: no observation field of this world is a picture"
-        return
-    jobs = [(s, q) for s in range(len(result.arrays["sample_ids"])) for q in result.notes["units"]]
-    for s, quantity in track(jobs, "drawing", unit="strips"):
-        strip = strip_of(result, s, quantity, pictures[0], action_names)
-        name = "combined" if result.notes["combined"] else str(result.arrays["sample_ids"][s])
-        draw_strip(strip).save(path / f"sample_{name}_{quantity}.png")
-        if video:
-            write_video(path / f"sample_{name}_{quantity}.mp4", video_frames(strip))
+CHECKS = {
+    "infidelity": Check("squared unit", ("control",), "below control: the same map, its pixels shuffled"),
+    "sensitivity": Check("relative change of the map", (), "small"),
+    "insertion": Check("", ("control",), "above control: random order"),
+    "deletion": Check("", ("control",), "below control: random order"),
+    "randomised": Check("Spearman correlation of |gradient|", ("control", "ceiling"),
+                        "near control (two randomised ones), far below ceiling (two noises of the trained one)"),
+}  # fmt: skip
+DELTAS = ("integrated", "deeplift", "latent")  # methods that promise to add up
 
 
 # The stage
@@ -732,15 +435,24 @@ def source_episodes(store: RolloutStore, episodes: Sequence[int]) -> np.ndarray:
     return np.array([-1 - e if s is None else int(s[0]) for e, s in zip(episodes, starts, strict=True)], np.int64)
 
 
-def bases_in(path: Path | None, agent: str, device: torch.device) -> Callable[[str], Basis]:
-    """kind -> basis of the hidden-states directory, each read once."""
+def bases_in(
+    path: Path | None, agent: str, device: torch.device, env_states: Path | None = None, simulator: str | None = None
+) -> Callable[[str], Basis]:
+    """kind -> basis of the hidden-states directory, and d_KIND -> that of the world-states one, each read once.
+
+    agent, simulator: fingerprints that they must have been fitted on."""
     known: dict[str, Basis] = {}
 
     def basis_of(kind: str) -> Basis:
-        if path is None:
-            raise UserError(f"the quantity {kind}_ID is a direction and needs --hidden_states DIR")
         if kind not in known:
-            known[kind] = load_basis(path, kind, agent).to(device)
+            of_world = kind.startswith("d_")
+            where, flag = (env_states, "--env_states") if of_world else (path, "--hidden_states")
+            if where is None:
+                raise UserError(f"the quantity {kind}_ID is a direction and needs {flag} DIR")
+            basis = load_basis(where, kind.removeprefix("d_"), simulator if of_world else agent).to(device)
+            if (basis.space == "d") != of_world:
+                raise UserError(f"{where}: its {basis.kind} basis is one of {basis.space}; it does not go with {flag}")
+            known[kind] = basis
         return known[kind]
 
     return basis_of
@@ -753,6 +465,7 @@ def compute(
     quantities: Sequence[Quantity],
     config: SaliencyConfig,
     units: np.ndarray | None = None,
+    basis: Basis | None = None,
 ) -> artefacts.Result:
     """``explain`` in chunks that fit into memory, as a Result.
 
@@ -762,7 +475,10 @@ def compute(
         simulator, z_SZ, config.target_step + 1, config.copies, config.memory_gb * 1e9
     )
     chunks = [slice(i, i + size) for i in range(0, len(ids), size)]
-    parts = [explain(simulator, z_SZ[c], ids[c], quantities, config) for c in track(chunks, "saliency", unit="batches")]
+    parts = [
+        explain(simulator, z_SZ[c], ids[c], quantities, config, basis)
+        for c in track(chunks, "saliency", unit="batches")
+    ]
 
     def joined(rows: list[np.ndarray]) -> np.ndarray:
         return np.concatenate(rows)
@@ -785,9 +501,11 @@ def compute(
         "units": {q.name: q.unit for q in quantities},
         "fields": fields,
         "combined": list(ids) == [-1],
+        "copies": config.copies,
         "batch_size": size,
     }
-    summarise(result, quantities, ids, np.asarray(ids) if units is None else units, config.seed)
+    checks = {key: joined([p.checks[key] for p in parts]) for key in parts[0].checks}
+    summarise(result, quantities, ids, np.asarray(ids) if units is None else units, config.seed, checks)
     return result
 
 
@@ -800,15 +518,17 @@ def main(config: SaliencyConfig) -> None:
         raise UserError(f"--target_step {config.target_step} is not between 0 and --steps {config.steps}")
     if config.copies < 1 or config.noise < 0 or config.integrated_steps < 0 or config.batch_size < 0:
         raise UserError("--copies must be at least 1; --noise, --integrated_steps and --batch_size not negative")
+    if not 1 <= config.stride <= config.window or config.draws < 1 or config.radius <= 0:
+        raise UserError("--stride must be from 1 to --window; --draws at least 1; --radius above 0")
     if config.video:
         check_video()
     simulator = load_simulator(config.simulator, device)
     agent, names = fingerprint(simulator.agent), simulator.spec.action_names
     with open_samples(config.samples, simulator) as store:
         ids = parse_sample_ids(config.sample_ids, len(store))
-        quantities = find_quantities(
-            config.quantities, names, bases_in(config.hidden_states, agent, device), config.basis_kind
-        )
+        basis_of = bases_in(config.hidden_states, agent, device, config.env_states, fingerprint(simulator))
+        quantities = find_quantities(config.quantities, names, basis_of, config.basis_kind)
+        basis = None if config.hidden_states is None else basis_of(config.basis_kind)
         late = next((q for q in quantities if config.target_step < q.first_step), None)
         if late is not None:
             raise UserError(f"{late.name} needs --target_step {late.first_step} or later")
@@ -820,9 +540,11 @@ def main(config: SaliencyConfig) -> None:
     inputs = {"simulator": config.simulator, "samples": config.samples}
     if config.hidden_states is not None:
         inputs["hidden_states"] = config.hidden_states
+    if config.env_states is not None:
+        inputs["env_states"] = config.env_states
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         run.facts = {"agent": agent, "simulator": fingerprint(simulator)}
-        result = compute(simulator, z_SZ, ids, quantities, config, units)
+        result = compute(simulator, z_SZ, ids, quantities, config, units, basis)
         if config.combine_samples_not_iterate:
             result.notes["combined_ids"] = combined_ids
         draw(result, run.path, names, config.video)

@@ -19,8 +19,8 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from agents.recurrent import RecurrentAgent, load_agent
+from analysis.attributions import randomised
 from analysis.probes import exchanged
-from analysis.saliency import randomised
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import Agent, UserError

@@ -29,19 +29,10 @@ import torch
 from torch import Tensor
 
 from analysis.coupling import spread_over_episodes
-from analysis.saliency import (
-    GAP,
-    GOLD,
-    LABEL,
-    TILE,
-    Quantity,
-    Reading,
-    arrow,
-    bases_in,
-    find_quantities,
-    known_quantities,
-    samples_that_fit,
-)
+from analysis.gradients import samples_that_fit
+from analysis.quantities import Quantity, Reading, find_quantities, known_quantities
+from analysis.saliency import bases_in
+from analysis.saliency_figures import GAP, GOLD, LABEL, TILE, arrow
 from core import artefacts, config as cli
 from core.contracts import Simulator, Trajectory, UserError
 from core.directions import Basis, fingerprint

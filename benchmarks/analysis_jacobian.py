@@ -57,7 +57,7 @@ def a_direction(
     import torch
 
     from analysis.coupling import rows_of
-    from analysis.saliency import unroll
+    from analysis.gradients import unroll
 
     state = rows_of(state, slice(None), lambda x: x.detach())
     state = state._replace(h_BH=state.h_BH.requires_grad_())

@@ -18,9 +18,12 @@ import torch
 from torch import Tensor
 
 from analysis import clusters, coupling, saliency
+from analysis.attributions import randomised
 from analysis.behaviours import BehaviourOptions, Steps, cluster, reduce
 from analysis.directions import fit_ica, fit_pca, random_basis
+from analysis.gradients import agent_gradients
 from analysis.probes import linear_probe
+from analysis.quantities import known_quantities
 from core.artefacts import Result
 from core.contracts import Intervention, UserError, VecEnv
 from core.directions import Basis
@@ -350,15 +353,15 @@ def saliency_job(kind: Kind, seed: int) -> Found:
     """Does saliency lie where the value really looks?"""
     scene = draw(kind, seed, episodes=8)
     simulator, known, target = scene.simulator, scene.known, DELAY
-    value = saliency.known_quantities(simulator.spec.action_names)["value"]
-    other = saliency.randomised(simulator.agent, seed)
+    value = known_quantities(simulator.spec.action_names)["value"]
+    other = randomised(simulator.agent, seed)
     with torch.no_grad():
         start = simulator.start(scene.z_EZ)
         _, outs = saliency.unroll(simulator, start, target + 1)
     chosen_E = outs[target].action_B
     name = next(iter(outs[0].obs))
     seen = {name: torch.stack([out.obs[name] for out in outs], 1)}
-    broken = saliency.agent_gradients(other, seen, start.h_BH, chosen_E, value)[name].numpy()
+    broken = agent_gradients(other, seen, start.h_BH, chosen_E, value)[name].numpy()
     if known.mask_XHW is not None:
         config = saliency.SaliencyConfig(steps=target, target_step=target, copies=3, integrated_steps=16, seed=seed)
         arrays = saliency.explain(simulator, scene.z_EZ, range(len(scene.z_EZ)), [value], config).arrays

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from agents.recurrent import AgentConfig, RecurrentAgent
-from analysis import coupling, saliency
+from analysis import coupling, saliency, saliency_figures
+from analysis.quantities import find_quantities
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import EnvSpec, Field
@@ -52,6 +53,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with artefacts.new_run(root / "hidden_states", "hidden_states", {}) as run:
         Basis(
             "ica", torch.zeros(6), torch.ones(6), q[:, :4].contiguous(), q[:, :4].T.contiguous(), fingerprint(agent)
+        ).save(run.path)
+    with artefacts.new_run(root / "env_states", "env_states", {}) as run:
+        project = torch.linalg.qr(torch.randn(12, 12))[0][:, :3].contiguous()
+        Basis(
+            "pca", torch.zeros(12), torch.ones(12), project, project.T.contiguous(), fingerprint(simulator), "d"
         ).save(run.path)
     return root
 
@@ -95,7 +101,7 @@ def test_samples_quantities_and_pictures(runs: Path, tmp_path: Path) -> None:
         assert result.scalars[f"completeness_delta_{q}"]["n"] == 2
         for i in (7, 2):
             with Image.open(out / f"sample_{i}_{q}.png") as image:
-                assert image.size[0] > 6 * saliency.TILE
+                assert image.size[0] > 6 * saliency_figures.TILE
     np.testing.assert_allclose(
         result.arrays["grad_h_action"] - result.arrays["grad_h_action_agent_only"],
         result.arrays["grad_h_action_through_world"],
@@ -112,6 +118,34 @@ def test_samples_quantities_and_pictures(runs: Path, tmp_path: Path) -> None:
         recorded = store.episode(7)
     assert np.abs(result.arrays["frames"][0].astype(int) - recorded.obs["frames"][:6]).max() <= 1
     assert (result.arrays["action"][0] == recorded.action[:6]).all()
+
+
+def test_every_method_and_check(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "saliency"
+    result = explain(
+        runs, out, "--sample_ids", 1, 2, "--quantities", "action", "ica_1", "d_pca_0", "--no-video",
+        "--hidden_states", runs / "hidden_states", "--env_states", runs / "env_states", "--checks", "--draws", 2,
+        "--methods", "plain", "integrated", "deeplift", "occlusion", "latent", "--window", 32, "--stride", 32,
+    )  # fmt: skip
+    a = result.arrays
+    for q in ("action", "ica_1"):
+        for method in ("integrated", "deeplift", "occlusion"):
+            assert a[f"{method}_frames_{q}"].shape == (2, 64, 64, 3) and np.isfinite(a[f"{method}_frames_{q}"]).all()
+        change = a[f"change_{q}"]
+        total = a[f"deeplift_frames_{q}"].sum((1, 2, 3))
+        np.testing.assert_allclose(total, change, atol=1e-4 * max(1, np.abs(change).max()))
+        assert a[f"plain_frames_{q}"].shape == (2, 6, 64, 64, 3) and a[f"latent_{q}"].shape == (2, 6)
+        assert a[f"grad_ica_{q}"].shape == (2, 6, 4)
+        assert result.scalars[f"completeness_delta_deeplift_{q}"]["n"] == 2
+    # A direction of the world: the agent alone has nothing to say of it, the rollout has.
+    assert "deeplift_frames_d_pca_0" not in a and np.abs(a["grad_d_d_pca_0"]).max() > 0
+    assert result.tables["checks"] and (out / "checks.csv").exists()
+    kinds = {(row["check"], row["of"]) for row in result.tables["checks"] if row["quantity"] == "action"}
+    for method in ("gradient", "integrated", "deeplift", "occlusion"):
+        assert {(c, method) for c in ("infidelity", "sensitivity", "insertion", "deletion")} <= kinds
+    assert ("randomised", "world, on frames") in kinds and ("randomised", "agent, from the output to cell") in kinds
+    assert all(row["n"] == 2 for row in result.tables["checks"] if row["value"] is not None)
+    assert (out / "sample_1_d_pca_0.png").exists()
 
 
 def test_a_range_leaves_its_end_out_and_samples_combine(runs: Path, tmp_path: Path) -> None:
@@ -141,7 +175,9 @@ def test_the_video_can_be_played(runs: Path, tmp_path: Path) -> None:
     raw = subprocess.run([*decode, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], capture_output=True, check=True).stdout
     frames = np.frombuffer(raw, np.uint8).reshape(-1, 304, 512, 3).astype(float)
     assert len(frames) == 6
-    assert np.abs(frames[2][40:47, 300:500].mean((0, 1)) - np.array(saliency.GOLD)).max() < 40  # the target step
+    assert (
+        np.abs(frames[2][40:47, 300:500].mean((0, 1)) - np.array(saliency_figures.GOLD)).max() < 40
+    )  # the target step
     assert frames[1][40:47, 300:500].mean() > 235
 
 
@@ -157,6 +193,10 @@ def test_the_video_can_be_played(runs: Path, tmp_path: Path) -> None:
         (["--quantities", "value_delta", "--target_step", "0"], "--target_step 1 or later"),
         (["--target_step", "11"], "--target_step 11"),
         (["--copies", "0"], "--copies"),
+        (["--quantities", "d_pca_0"], "needs --env_states"),
+        (["--methods", "grad"], "methods"),
+        (["--stride", "9"], "--stride"),
+        (["--draws", "0"], "--draws"),
         (["--samples", "HIDDEN"], "holds no rollouts"),
     ],
 )
@@ -231,7 +271,7 @@ def test_samples_that_ended_before_the_target_are_not_in_the_means(runs: Path, t
     result = explain(runs, tmp_path / "s", "--sample_ids", 0, "to", 3, "--quantities", "value", "--no-video")
     result.arrays["alive"] = np.ones_like(result.arrays["alive"])
     result.arrays["alive"][1, 2:] = False
-    quantities = saliency.find_quantities(["value"], ACTION_NAMES, saliency.bases_in(None, "", torch.device("cpu")))
+    quantities = find_quantities(["value"], ACTION_NAMES, saliency.bases_in(None, "", torch.device("cpu")))
     saliency.summarise(result, quantities, [0, 1, 2], np.arange(3), 0)
     mean, each = result.scalars["randomised_correlation_value"], result.arrays["randomised_correlation_value"]
     assert mean["n"] == 2 and mean["value"] == pytest.approx((each[0] + each[2]) / 2)
