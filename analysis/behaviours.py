@@ -30,6 +30,7 @@ from analysis.clusters import (
     record_share_from_time,
     time_eta2,
 )
+from analysis.directions import EXACT_SIZE, OVERSAMPLES
 from analysis.mdp import NO_BEHAVIOUR, Visits, aggregate, transitions
 from analysis.states import REAL, open_stores
 from core import artefacts, config as cli
@@ -240,15 +241,18 @@ def histories(x_NF: np.ndarray, index_N2: np.ndarray, lags: Sequence[int]) -> tu
 
 
 def reduce(x_NF: np.ndarray, size: int) -> tuple[np.ndarray, float]:
-    """Scores [N, K] on the first K = min(size, rank) principal components, and their share of the variance."""
-    from scipy.linalg import eigh
+    """Scores [N, K] on the first K = min(size, rank) principal components, and their share of the variance.
 
-    centred_NF = x_NF - x_NF.mean(0)
-    covariance_FF = centred_NF.T @ centred_NF / len(x_NF)
-    count = len(covariance_FF)
-    variance_K, vectors_FK = eigh(covariance_FF, subset_by_index=(max(0, count - size), count - 1))
-    kept = variance_K[::-1] > 1e-10 * variance_K[-1]
-    return centred_NF @ vectors_FK[:, ::-1][:, kept], float(variance_K[::-1][kept].sum() / covariance_FF.trace())
+    Beyond EXACT_SIZE dimensions (world states) by the randomised solver: all components of 4,096 take minutes.
+    """
+    from sklearn.decomposition import PCA
+
+    size = min(size, *x_NF.shape)
+    solver = "randomized" if x_NF.shape[1] > EXACT_SIZE else "covariance_eigh"
+    model = PCA(size, svd_solver=solver, n_oversamples=OVERSAMPLES, random_state=0)
+    scores_NK = model.fit_transform(x_NF)
+    kept = model.explained_variance_ > 1e-10 * model.explained_variance_[0]
+    return scores_NK[:, kept], float(model.explained_variance_ratio_[kept].sum())
 
 
 def weighted(vectors_MF: np.ndarray, lags: int) -> np.ndarray:
@@ -314,9 +318,9 @@ def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int,
     h_NH = np.concatenate([s.h_NH for _, s in given])
     x_NF, world_share = _z(h_NH.astype(np.float64)), None
     if with_world:
-        d_ND = np.concatenate([s.d_ND for _, s in given if s.d_ND is not None]).astype(np.float64)
+        d_ND = np.concatenate([s.d_ND for _, s in given if s.d_ND is not None])
         world_NK, world_share = reduce(d_ND, options.world_size)
-        x_NF = np.concatenate([x_NF, _z(world_NK)], 1)
+        x_NF = np.concatenate([x_NF, _z(world_NK.astype(np.float64))], 1)
     # An episode number of its own for every (source, episode): the two stores' histories never mix.
     index_N2 = np.concatenate([s.index_N2 * [2, 1] + [source, 0] for source, s in given])
     vectors_MF, rows_M = histories(x_NF, index_N2, options.lags)

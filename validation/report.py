@@ -434,8 +434,8 @@ def saliency(dirs: Mapping[str, Path]) -> Section:
         paragraph(
             "Gradients of a quantity at a target step (framed) with respect to every frame before: whole, through the "
             "agent only, and through the world, so through the consequences of the agent's own actions. "
-            "Blue: a brighter pixel raises the quantity; red: lowers it. Blurred for display only. Below, integrated "
-            "gradients of the target frame alone. These are the simulator's pictures, and only hypotheses."
+            "Blue: a brighter pixel raises the quantity; red: lowers it. Blurred for display only. Below, what other "
+            "methods say of the target frame alone. These are the simulator's pictures, and only hypotheses."
         )
     ]
     for i, (quantity, files) in enumerate(by_quantity.items()):
@@ -454,11 +454,18 @@ def saliency(dirs: Mapping[str, Path]) -> Section:
         "sample": "sample", "quantity": "quantity", "y": "value at the target", "unit": "unit", 
         "alive": "still running", "gradient_norm": "gradient norm", "gradient_norm_agent_only": "agent only",
         "gradient_norm_through_world": "through world", "randomised_correlation": "correlation with randomised agent",
-        "integrated_change": "change from baseline", "integrated_delta": "completeness error",
+        "integrated_change": "integrated: change from baseline", "integrated_delta": "integrated: completeness error",
+        "deeplift_change": "DeepLift: change from baseline", "deeplift_delta": "DeepLift: completeness error",
+        "latent_change": "latent: change from baseline", "latent_delta": "latent: completeness error",
     }  # fmt: skip
     html.append(_scalars(result, "Checks of the attributions (means over samples)"))
     rows = result.tables["saliency"]
     html.append(details("Every sample", table(rows, "Gradients by sample", _present(titles, rows), most=100)))
+    if "checks" in result.tables:
+        checks = [with_interval(r, "low", "high") for r in result.tables["checks"]]
+        html.append(
+            table(checks, "Checks of every method (python -m analysis.saliency --checks)", _present({}, checks))
+        )
     through, chance = (_by_quantity(result, name) for name in ("through_world", "randomised_correlation"))
     found = [f"Saliency: {through} of the gradient's size runs through the world"] if through else []
     if through and chance:
