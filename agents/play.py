@@ -66,6 +66,7 @@ class Moment:
     is_first_B: np.ndarray
     age_B: np.ndarray  # steps since the episode began
     h_BH: np.ndarray
+    altered_B: np.ndarray  # bool, an intervention changed this h
     value_B: np.ndarray
     logits_BA: np.ndarray
     action_B: np.ndarray
@@ -108,8 +109,8 @@ def play(
     while True:
         age_B = np.where(step.is_first, 0, age_B)
         is_first = torch.from_numpy(step.is_first).to(device)
-        h_BH = agent.advance(agent.encode(tensors(step, device)), h_BH, is_first)
-        h_BH = intervene_by_age(intervene, h_BH, age_B)
+        untouched_BH = agent.advance(agent.encode(tensors(step, device)), h_BH, is_first)
+        h_BH = intervene_by_age(intervene, untouched_BH, age_B)
         logits, value = agent.heads(h_BH)
         action_B = chooser(logits.cpu().numpy(), step.is_first)
         after = env.step(action_B)
@@ -125,6 +126,7 @@ def play(
             is_first_B=step.is_first,
             age_B=age_B,
             h_BH=h_BH.cpu().numpy(),
+            altered_B=(h_BH != untouched_BH).any(-1).cpu().numpy(),
             value_B=value.cpu().numpy(),
             logits_BA=logits.cpu().numpy(),
             action_B=action_B,

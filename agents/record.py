@@ -79,7 +79,10 @@ def record_episodes(
         for b in np.flatnonzero(quota_B > 0):
             pending[b].append((moment, b))
             if done_B[b]:
-                yield _episode(pending[b], {"seed": seed, "slot": int(b), "explores": bool(chooser.explores_B[b])})
+                meta: dict[str, Any] = {"seed": seed, "slot": int(b), "explores": bool(chooser.explores_B[b])}
+                if intervene:
+                    meta["altered"] = [t for t, (m, _) in enumerate(pending[b]) if m.altered_B[b]]
+                yield _episode(pending[b], meta)
                 pending[b] = []
                 quota_B[b] -= 1
         if not quota_B.any():
@@ -128,14 +131,12 @@ def main(config: RecordConfig) -> None:
         raise UserError("--temperature must be above 0; --explore_share, --sticky and --random lie between 0 and 1")
     agent = load_agent(config.agent, device)
     name = fingerprint(agent)
-    intervene = tuple(build(config.intervention, name))
+    intervene = build(config.intervention, name, device=device)
     env = make(agent.spec, config.slots, threads=config.threads, **level_options(config.start_level, config.num_levels))
     out = config.data_save_dir or config.out
     keep_unaltered(out, bool(intervene))
-    inputs = {"agent": config.agent}
-    if intervene:
-        inputs["hidden_states"] = config.intervention.basis
-    returns, lengths = [], []
+    inputs = {"agent": config.agent, **config.intervention.inputs}
+    returns, lengths, altered = [], [], 0
     with artefacts.new_run(out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         total = -(-config.episodes // config.slots) * config.slots
         with StoreWriter(run.path) as writer, bar("recording", total, "episodes") as progress:
@@ -147,23 +148,30 @@ def main(config: RecordConfig) -> None:
                 writer.add(episode)
                 returns.append(float(episode.reward.sum()))
                 lengths.append(episode.steps)
+                altered += len(episode.meta.get("altered", ()))
                 progress.advance()
         run.facts = {"agent": name, "source": "real", "interventions": [repr_of(i) for i in intervene]}
         run.record("return_mean", float(np.mean(returns)), "return", len(returns))
         run.record("length_mean", float(np.mean(lengths)), "steps", len(lengths))
         run.record("steps", sum(lengths), "steps")
+        if intervene:
+            run.record("altered_steps", altered, "steps")
     env.close()
-    print(f"recorded {len(returns)} episodes, {sum(lengths):,} steps, mean return {np.mean(returns):.2f}: {out}")
+    did = f", {altered:,} of them altered" if intervene else ""
+    print(f"recorded {len(returns)} episodes, {sum(lengths):,} steps{did}, mean return {np.mean(returns):.2f}: {out}")
 
 
 def repr_of(intervention: Any) -> dict[str, Any]:
-    """An intervention as JSON: its class and its plain fields (a basis by its kind and agent)."""
+    """An intervention as JSON: its class and its plain fields (a basis by its kind and agent, a rule by how often it is
+    right)."""
     out: dict[str, Any] = {"kind": type(intervention).__name__}
     for key, value in vars(intervention).items():
         if key == "basis":
             out[key] = {"kind": value.kind, "agent": value.agent}
+        elif key == "rule":
+            out[key] = value.said_of(intervention.behaviours)
         elif key == "inner":
-            out[key] = repr_of(value)
+            out[key] = [repr_of(i) for i in value] if isinstance(value, tuple) else repr_of(value)
         elif isinstance(value, torch.Tensor):
             out[key] = value.tolist()
         else:

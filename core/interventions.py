@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from core.contracts import Intervention, UserError
+from core.contracts import Intervention, UserError, apply_interventions
 from core.directions import Basis, load_basis
+from core.when import Rule, fit_rule
 
 
 def _masked(h_BH: Tensor, changed_BH: Tensor, mask_B: Tensor) -> Tensor:
@@ -103,6 +104,36 @@ class AtSteps:
         return self.inner(h_BH, t, mask_B)
 
 
+@dataclass(frozen=True)
+class When:
+    """Other interventions, only where ``rule`` tells, from the h they would change, that the behaviour is one of
+    ``behaviours``."""
+
+    inner: tuple[Intervention, ...]
+    rule: Rule
+    behaviours: tuple[int, ...]
+
+    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
+        inside_B = torch.isin(self.rule(h_BH), torch.tensor(self.behaviours, device=h_BH.device))
+        return apply_interventions(self.inner, h_BH, t, mask_B & inside_B)
+
+
+@dataclass
+class Tally:
+    """Other interventions, and where they changed anything: for recorders, which say what was done.
+
+    ``altered``: one bool [B] a call.  The only intervention that remembers; make a new one for every rollout.
+    """
+
+    inner: tuple[Intervention, ...]
+    altered: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
+        out = apply_interventions(self.inner, h_BH, t, mask_B)
+        self.altered.append((out != h_BH).any(-1))
+        return out
+
+
 @dataclass(frozen=True, kw_only=True)
 class InterventionOptions:
     """What to do to the agent's hidden state while recording."""
@@ -119,6 +150,18 @@ class InterventionOptions:
     """ID=AMOUNT: add AMOUNT standard deviations to direction ID"""
     at_steps: tuple[str, ...] = ()
     """FIRST STOP: only at steps FIRST <= t < STOP of the recording (default: all)"""
+    when: tuple[str, ...] = ()
+    """behaviour=ID: only at steps that are told, from the hidden state alone, to be in that behaviour (several: in any
+    of them)"""
+    behaviours: Path = Path("runs/demo/behaviours")
+    """behaviours run directory that --when speaks of (default: make demo's)"""
+
+    @property
+    def inputs(self) -> dict[str, Path]:
+        """The run directories that the interventions are made from."""
+        if not (self.swap_directions_from or self.swap_directions_to or self.shift):
+            return {}
+        return {"hidden_states": self.basis} | ({"behaviours": self.behaviours} if self.when else {})
 
 
 def parse_ids(words: Sequence[str], what: str) -> list[int]:
@@ -129,17 +172,36 @@ def parse_ids(words: Sequence[str], what: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def build(options: InterventionOptions, agent: str | None, basis: Basis | None = None) -> tuple[Intervention, ...]:
+def parse_when(words: Sequence[str]) -> tuple[int, ...]:
+    """The behaviours that ``behaviour=ID`` words name, or a UserError."""
+    out = []
+    for word in words:
+        name, _, number = word.partition("=")
+        if name != "behaviour" or not re.fullmatch("[0-9]+", number):
+            raise UserError(f"--when {word!r}: expected behaviour=ID, as in behaviour=3")
+        out.append(int(number))
+    return tuple(out)
+
+
+def build(
+    options: InterventionOptions,
+    agent: str | None,
+    basis: Basis | None = None,
+    device: torch.device | str | None = None,
+) -> tuple[Intervention, ...]:
     """The interventions that options describe, in the order swap, collapse, shift; () if none.
 
-    agent: fingerprint the basis must belong to.  Raises UserError on lists of unequal length, a
-    direction named twice, an id outside the basis, a basis of another agent.
+    agent: fingerprint the basis and the behaviours must belong to; device: where the states will be.  Raises
+    UserError on lists of unequal length, a direction named twice, an id outside the basis, a basis of another
+    agent, a behaviour that does not exist.
     """
     sources, targets = options.swap_directions_from, options.swap_directions_to
     if not (sources or targets or options.shift):
-        if options.at_steps:
-            raise UserError("--at_steps needs an intervention: --swap_directions_from/_to or --shift")
+        for flag in ("at_steps", "when"):
+            if getattr(options, flag):
+                raise UserError(f"--{flag} needs an intervention: --swap_directions_from/_to or --shift")
         return ()
+    behaviours = parse_when(options.when)
     if len(sources) != len(targets):
         raise UserError(f"--swap_directions_from has {len(sources)} ids, --swap_directions_to has {len(targets)}")
     if basis is None:
@@ -165,6 +227,7 @@ def build(options: InterventionOptions, agent: str | None, basis: Basis | None =
     if twice:
         raise UserError(f"direction {twice[0]} is named twice in --swap_directions_from/_to")
     basis.check([*named, *shifts])
+    basis = basis.to(device)
     out: list[Intervention] = []
     if pairs:
         out.append(Swap(basis, tuple(pairs)))
@@ -178,4 +241,6 @@ def build(options: InterventionOptions, agent: str | None, basis: Basis | None =
             raise UserError("--at_steps takes FIRST or FIRST STOP, 0 <= FIRST < STOP")
         stop = steps[1] if len(steps) == 2 else None
         out = [AtSteps(inner, steps[0], stop) for inner in out]
+    if behaviours:
+        out = [When(tuple(out), fit_rule(options.behaviours, agent).check(behaviours).to(device), behaviours)]
     return tuple(out)

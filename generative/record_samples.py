@@ -24,7 +24,7 @@ from core import artefacts, config as cli
 from core.contracts import Simulator, StepNoise, Trajectory, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore, StoreWriter
-from core.interventions import InterventionOptions, build
+from core.interventions import InterventionOptions, Tally, build
 from core.progress import bar
 from generative.simulator import load_simulator
 
@@ -195,10 +195,9 @@ def main(config: RecordSamplesConfig) -> None:
         inputs["agent"] = config.agent
         simulator = simulator.with_agent(load_agent(config.agent, device))
     name = fingerprint(simulator.agent)
-    intervene = build(config.intervention, name)
+    intervene = build(config.intervention, name, device=device)
     altered = [repr_of(i) for i in intervene]
-    if intervene:
-        inputs["hidden_states"] = config.intervention.basis
+    inputs |= config.intervention.inputs
     as_recorded = config.actions == (RECORDED,)
     forced: Tensor | None = None
     if as_recorded:
@@ -236,21 +235,27 @@ def main(config: RecordSamplesConfig) -> None:
     keep_unaltered(out, bool(altered))
     with artefacts.new_run(out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         artefacts.write_json(run.path / "spec.json", simulator.spec.to_json())
-        ended = 0
+        ended = steps = altered_steps = 0
         with StoreWriter(run.path) as writer, bar("simulating", config.samples, "rollouts") as progress:
             for i in range(0, config.samples, config.batch):
                 ids = range(i, min(i + config.batch, config.samples))
                 part = slice(ids.start, ids.stop)
+                tally = Tally(intervene)
                 trajectory = simulator.rollout(
                     z[part],
                     config.steps,
                     actions=None if forced is None else forced[part],
                     noise=noise_of(simulator, config.seed, ids, config.steps, device) if config.stochastic else None,
-                    intervene=intervene,
+                    intervene=(tally,) if intervene else (),
                 )
+                for b, about in enumerate(meta[part] if intervene else ()):
+                    acted = range(min(config.steps, int(trajectory.alive[b].sum())))
+                    about["altered"] = [t for t in acted if tally.altered[t][b]]
                 for episode in to_episodes(trajectory, z[part], simulator.agent.obs_name, meta[part]):
                     writer.add(episode)
                     ended += episode.terminated
+                    steps += episode.steps
+                    altered_steps += len(episode.meta.get("altered", ()))
                     progress.advance()
         run.facts = {
             "agent": name,
@@ -260,7 +265,11 @@ def main(config: RecordSamplesConfig) -> None:
             "interventions": altered,
         }
         run.record("ended_share", ended / config.samples, "share of rollouts", config.samples)
-    print(f"simulated {config.samples} rollouts of up to {config.steps} steps, {ended} ended: {out}")
+        run.record("steps", steps, "steps")
+        if intervene:
+            run.record("altered_steps", altered_steps, "steps")
+    did = f", {altered_steps:,} of {steps:,} steps altered" if intervene else ""
+    print(f"simulated {config.samples} rollouts of up to {config.steps} steps{did}, {ended} ended: {out}")
 
 
 if __name__ == "__main__":

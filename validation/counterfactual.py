@@ -38,9 +38,10 @@ from core.directions import Basis
 from core.interventions import AddVector, AtSteps, Shift
 from core.progress import bar
 from core.stats import Estimate, benjamini_hochberg, bootstrap, bootstrap_mean, sign_flip_p
-from validation.interventions import (
+from validation.interventions_rollouts import (
     Actions,
     Course,
+    Measures,
     RealWorld,
     SimulatedWorld,
     Starts,
@@ -392,9 +393,9 @@ def foreseen(course: Course, actions: Actions) -> dict[tuple[int, str, str], Ten
     action's mean probability over steps 1 to k."""
     out: dict[tuple[int, str, str], Tensor] = {}
     for k in FORESIGHT:
-        logits, value, reward, weight = course
+        logits, value, reward, weight = course[:4]
         upto = Course(logits[:, : k + 1], value[:, : k + 1], reward[:, :k], weight[:, : k + 1])
-        for q, v in quantities(upto, actions).items():
+        for q, v in quantities(upto, Measures(actions)).items():
             family = {"value": "value", "prob": "action"}.get(q.partition("@")[0].partition(":")[0])
             if is_late(q) and family is not None:
                 out[k, family, q] = v
@@ -423,7 +424,7 @@ def real_slopes(world: RealWorld, basis: Basis) -> Slopes:
         with bar("finite differences", len(moves), "runs") as progress:
             found = []
             for move in moves:
-                found.append(foreseen(w.course((move,)), w.actions))
+                found.append(foreseen(w.course((move,)), w.measures.actions))
                 progress.advance()
         ends = {q: torch.stack([f[q] for f in found]).cpu().double().numpy() for q in found[0]}
         return {q: (v[0::2] - v[1::2]) / (2 * AMOUNT) for q, v in ends.items()}
@@ -442,7 +443,7 @@ def simulated_slopes(world: SimulatedWorld, basis: Basis) -> Slopes:
         with bar("derivatives", len(w.z_NZ), "starts") as progress:
             for rows in torch.arange(len(w.z_NZ), device=w.z_NZ.device).split(BATCH // 2):
                 change = torch.zeros_like(w.h_NH[rows]).requires_grad_()
-                for q, v in foreseen(w.course(rows, (AtSteps(AddVector(change), 0, 1),)), w.actions).items():
+                for q, v in foreseen(w.course(rows, (AtSteps(AddVector(change), 0, 1),)), w.measures.actions).items():
                     grad = torch.autograd.grad(v.sum(), change, retain_graph=True)[0]
                     found.setdefault(q, []).append(basis.pullback(grad))
                 progress.advance(len(rows))
@@ -465,9 +466,9 @@ def gradients(shots: Snapshots, basis: Basis, found: Found, rng: np.random.Gener
     with torch.no_grad():
         still_NE = agent.encode({k: torch.from_numpy(v[:, -1]).to(device) for k, v in starts.window.items()})
     now, again = noise
-    real = RealWorld(agent, shots.env, starts, now, shots.actions)
+    real = RealWorld(agent, starts.h_NH, now, Measures(shots.actions), shots.env, starts)
     observed, redrawn = real_slopes(real, basis), real_slopes(replace(real, noise_NTA=again), basis)
-    dreamed = SimulatedWorld(shots.simulator, shots.z_NZ, starts.h_NH, now, shots.actions)
+    dreamed = SimulatedWorld(agent, starts.h_NH, now, Measures(shots.actions), shots.simulator, shots.z_NZ)
     foretold = simulated_slopes(dreamed, basis)
     held = simulated_slopes(replace(dreamed, simulator=StillWorld(agent), z_NZ=still_NE), basis)  # type: ignore[arg-type]
     unit_N = np.arange(len(shots))

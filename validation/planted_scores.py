@@ -41,20 +41,10 @@ from envs.planted import (
     scene as scene_of,
 )
 from envs.planted_truth import PlantedTruth, truth
-from validation.interventions import (
-    Effects,
-    Hypothesis,
-    RealWorld,
-    Redirect,
-    SimulatedWorld,
-    StudyOptions,
-    claim_of,
-    collect_starts,
-    is_late,
-    random_units,
-    study,
-    table_of,
-)
+from validation.interventions import StudyOptions, study
+from validation.interventions_hypotheses import Hypothesis, random_units, shift_of
+from validation.interventions_rollouts import Measures, RealWorld, SimulatedWorld, collect_starts, is_late, is_own
+from validation.interventions_statistics import Effects, claim_of, table_of
 
 ALPHA = 0.05
 LAGS = (1, 2, DELAY)
@@ -416,7 +406,7 @@ def intervene(scene: Scene, directions: Sequence[int], starts: int, horizon: int
 
     options = StudyOptions(
         directions=tuple(directions), amounts=(2.0,), starts=starts, horizon=horizon, controls=controls,
-        control_starts=starts, latest_start=8, seed=seed,
+        latest_start=8, seed=seed,
     )  # fmt: skip
     return study(scene.simulator, make_env, scene.known.basis, options)
 
@@ -452,17 +442,18 @@ def paired(
     require_snapshots(env)
     begun = collect_starts(simulator.agent, env, starts, initial_frames=1, latest=latest, seed=seed)
     noise_NTA = torch.from_numpy(rng.gumbel(size=(starts, horizon + 1, simulator.agent.n_actions)))
-    actions = {name: [i] for i, name in enumerate(simulator.spec.action_names)}
+    measures = Measures({name: [i] for i, name in enumerate(simulator.spec.action_names)})
     with torch.no_grad():
         z_NZ, _ = simulator.infer({k: torch.from_numpy(v) for k, v in begun.window.items()})
     units = random_units(scene.known.basis, controls, torch.Generator().manual_seed(seed))
     basis, first = shifts[0]
     groups: list[Intervention | None] = [None, *(h.build(b) for b, h in shifts)]
-    groups += [Redirect(first.build(basis), basis, first.direction, u) for u in units]
-    real = RealWorld(simulator.agent, env, begun, noise_NTA, actions)
-    dream = SimulatedWorld(simulator, z_NZ, begun.h_NH, noise_NTA, actions, batch=max(starts, ROWS))
+    groups += [first.build(basis, other_IH=u[None]) for u in units]
+    real = RealWorld(simulator.agent, begun.h_NH, noise_NTA, measures, env, begun)
+    dream = SimulatedWorld(simulator.agent, begun.h_NH, noise_NTA, measures, simulator, z_NZ, batch=ROWS)
     both = []
-    for got in (real.measure(groups), dream.measure(groups, starts)):
+    together = max(1, ROWS // starts)
+    for got in (real.measure(groups, together=together), dream.measure(groups, together=together)):
         effect = {q: v[1:] - v[0] for q, v in got.items()}
         n = len(shifts)
         both.append(
@@ -496,8 +487,11 @@ def shift_effect(result: Result, direction: int, quantity: str, source: str = "o
 
 
 def accused(rows: Sequence[Mapping[str, Any]], direction: int) -> bool:
-    """Whether any effect of a direction was confirmed."""
-    return any(r["direction"] == direction and r["verdict"] == "confirmed" for r in rows)
+    """Whether any effect of a direction was confirmed, but that on what it is itself later."""
+    return any(
+        r["direction"] == direction and r["verdict"] == "confirmed" and not is_own(r["quantity"], (direction,))
+        for r in rows
+    )
 
 
 def interventions_job(kind: Kind, seed: int) -> Found:
@@ -614,10 +608,10 @@ def accusation_job(permutations: int, seed: int) -> Found:
         known.basis.pullback(g.h).abs().mean((0, 1)).numpy()
         for g in saliency.gradients(simulator, scene.z_EZ, chosen_E, quantities, 3, steps=3)
     ]
-    planted = [Hypothesis("shift", i, 2.0) for i in (cause, nuisance)]
+    planted = [shift_of(i, 2.0) for i in (cause, nuisance)]
     # Eight directions at right angles, turned at random: each of them is an arbitrary one.
     anything = random_basis(known.basis, SIZE, np.random.default_rng(seed))
-    arbitrary = [Hypothesis("shift", i, 2.0) for i in range(SIZE)]
+    arbitrary = [shift_of(i, 2.0) for i in range(SIZE)]
     shifts = [*((known.basis, h) for h in planted), *((anything, h) for h in arbitrary)]
     real, dreamed = paired(scene, shifts, 24, 3, 8, 50, seed)
     spread = {q: float(v.std()) for q, v in real.unaltered.items()}
@@ -768,7 +762,7 @@ def effect_job(runs: int, episodes: int, permutations: int, lean: float, seed: i
             low, high = interval_of(draws, episodes)
             note("mean Jacobian", MISSES, float(((low > 0) | (high < 0)).mean()))
 
-    hypothesis, quantity = Hypothesis("shift", 0, 1.0), "value@1"
+    hypothesis, quantity = shift_of(0, 1.0), "value@1"
     sides = paired(scene, [(known.basis, hypothesis)], count, 1, 4, 20, seed)
     for part in np.array_split(np.arange(count), runs):
         real, dreamed = (side.effects([hypothesis], slice(None), part, [quantity]) for side in sides)

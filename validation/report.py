@@ -573,7 +573,8 @@ def interventions(dirs: Mapping[str, Path]) -> Section:
         ),
         paragraph(f"What the words mean. {result.notes['criteria'][0].upper()}{result.notes['criteria'][1:]}"),
         _pictures(path, "effects.png", "Effect against amount, 95 % intervals; grey: random directions", wide=True),
-        _pictures(path, "predicted_vs_observed.png", "Predicted against observed effects (dashed: equal)"),
+        _pictures(path, "predicted_vs_observed.png", "Predicted against observed effects (dashed: equal)", wide=True),
+        _pictures(path, "needs.png", "How often a change prevents an event or brings it about; grey: random changes"),
         _scalars(result, "Prediction against observation, over all late effects"),
     ]
     if clear:

@@ -239,3 +239,103 @@ def test_altered_samples_go_where_data_save_dir_says_and_the_manifest_says_what_
             cli.parse(record_samples.RecordSamplesConfig, [*argv[:-1], f"{pipeline}/samples"], record_samples.STAGE)
         )
     assert json.loads((pipeline / "samples" / artefacts.MANIFEST).read_text()) == before
+
+
+@pytest.fixture(scope="module")
+def told(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A basis of neurons and two behaviours (is neuron 0 above its median?) of the pipeline's agent."""
+    from core.directions import Basis
+
+    root = tmp_path_factory.mktemp("told")
+    agent = load_agent(pipeline / "agent")
+    eye = torch.eye(agent.hidden_size)
+    basis = Basis("neurons", torch.zeros(len(eye)), torch.ones(len(eye)), eye, eye, agent=fingerprint(agent))
+    with artefacts.new_run(root / "hidden_states", "hidden_states", {}) as run:
+        basis.save(run.path)
+    with RolloutStore(pipeline / "rollouts") as store:
+        columns, index = store.pooled("h", first=1)
+    labels = (columns["h"][:, 0] > np.median(columns["h"][:, 0])).astype(np.int64)
+    with artefacts.new_run(root / "behaviours", "behaviours", {}, {"rollouts": pipeline / "rollouts"}) as run:
+        artefacts.Result(arrays={"index_real": index, "labels_real": labels}).save(run.path)
+        run.facts = {"agent": fingerprint(agent)}
+    return root
+
+
+def altered(pipeline: Path, told: Path, which: str, out: Path, *more: str) -> RolloutStore:
+    """A recording with the same words for both recorders."""
+    words = [
+        *DEBUG, "--basis", f"{told}/hidden_states", "--basis_kind", "neurons", "--behaviours", f"{told}/behaviours",
+        *more, "--data_save_dir", str(out),
+    ]  # fmt: skip
+    if which == "real":
+        words += ["--agent", f"{pipeline}/agent"]
+        record.main(cli.parse(record.RecordConfig, words, record.STAGE))
+    else:
+        words += ["--simulator", f"{pipeline}/simulator", "--rollouts", f"{pipeline}/rollouts"]
+        record_samples.main(cli.parse(record_samples.RecordSamplesConfig, words, record_samples.STAGE))
+    return RolloutStore(out)
+
+
+@pytest.mark.parametrize("which", ["real", "simulated"])
+def test_both_recorders_alter_inside_a_behaviour_only_and_say_what_they_did(
+    pipeline: Path, told: Path, tmp_path: Path, which: str
+) -> None:
+    from core.when import fit_rule
+
+    b = {"real": 1, "simulated": 0}[which]  # one that some of its steps are in
+    words = ["--shift", "3=5", "--at_steps", "2", "9", "--when", f"behaviour={b}"]
+    store = altered(pipeline, told, which, tmp_path / "a", *words)
+    (said,) = store.manifest["facts"]["interventions"]
+    assert said["kind"] == "When" and said["behaviours"] == [b] and 0.5 < said["rule"]["found"] <= 1
+    (inner,) = said["inner"]
+    assert (inner["kind"], inner["first"], inner["stop"]) == ("AtSteps", 2, 9)
+    assert inner["inner"] == {"kind": "Shift", "ids": [3], "amounts": [5.0], "basis": inner["inner"]["basis"]}
+    assert {"hidden_states", "behaviours"} <= set(store.manifest["inputs"])
+    assert artefacts.verify(tmp_path / "a") == []
+    steps = [store.meta(e)["altered"] for e in range(len(store))]
+    assert store.manifest["metrics"]["altered_steps"]["value"] == sum(map(len, steps)) > 0
+    assert all(2 <= t < 9 for ts in steps for t in ts)
+    # Exactly there, and by exactly this: the agent once more, along what was recorded.
+    agent, rule = load_agent(pipeline / "agent"), fit_rule(told / "behaviours")
+    some = max(range(len(store)), key=lambda e: len(steps[e]))
+    episode = store.episode(some)
+    for t in range(1, min(12, episode.steps)):
+        e = agent.encode({"frames": torch.from_numpy(episode.obs["frames"][t : t + 1])})
+        before = agent.advance(e, torch.from_numpy(episode.h[t - 1 : t]), torch.tensor([False]))
+        change = torch.from_numpy(episode.h[t]) - before[0]
+        want = torch.zeros_like(change)
+        want[3] = 5.0 * (t in steps[some])
+        # Simulated frames are rounded to bytes on disk.
+        torch.testing.assert_close(change, want, atol=1e-4 if which == "real" else 0.1, rtol=0)
+        if which == "real":
+            assert (t in steps[some]) == (int(rule(before)) == b and 2 <= t < 9)
+
+
+@pytest.mark.parametrize("which", ["real", "simulated"])
+def test_strength_nothing_records_the_same_bits(pipeline: Path, told: Path, tmp_path: Path, which: str) -> None:
+    nothing = altered(pipeline, told, which, tmp_path / "a", "--shift", "3=0", "0=0")
+    plain = altered(pipeline, told, which, tmp_path / "b")
+    assert nothing.manifest["metrics"]["altered_steps"]["value"] == 0
+    assert "altered_steps" not in plain.manifest["metrics"]
+    for e in range(len(plain)):
+        one, other = nothing.episode(e), plain.episode(e)
+        for name, column in one.columns().items():
+            assert np.array_equal(column, other.columns()[name]), (e, name)
+
+
+@pytest.mark.parametrize("which", ["real", "simulated"])
+def test_unaltered_recordings_are_never_overwritten_by_altered_ones(
+    pipeline: Path, told: Path, tmp_path: Path, which: str
+) -> None:
+    altered(pipeline, told, which, tmp_path / "a")
+    before = (tmp_path / "a" / artefacts.MANIFEST).read_bytes()
+    with pytest.raises(UserError, match="holds unaltered data"):
+        altered(pipeline, told, which, tmp_path / "a", "--swap_directions_from", "1", "--swap_directions_to", "None",
+                "--overwrite")  # fmt: skip
+    assert (tmp_path / "a" / artefacts.MANIFEST).read_bytes() == before and artefacts.verify(tmp_path / "a") == []
+    for words, said in ((["--when", "behaviour=1"], "--when needs an intervention"),
+                        (["--shift", "1=1", "--when", "behaviour=7"], "behaviour 7 does not exist"),
+                        (["--swap_directions_from", "1", "2", "--swap_directions_to", "3"], "has 2 ids")):  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            altered(pipeline, told, which, tmp_path / "c", *words)
+        assert not (tmp_path / "c").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from agents.record import RecordConfig, main as record
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from analysis.behaviours import BehaviourOptions, BehavioursConfig, main as behaviours
 from analysis.directions import fit_pca
-from core import artefacts
+from core import artefacts, config as cli
 from core.artefacts import Result, verify
 from core.contracts import UserError
 from core.directions import fingerprint
@@ -23,14 +24,14 @@ from envs.procgen import ProcgenEnv, ProcgenOptions
 from generative.rssm import ModelConfig
 from generative.simulator import RSSMSimulator, save_simulator
 from validation.fidelity import FidelityConfig, main as fidelity
-from validation.interventions import InterventionsConfig, label_starts, main as interventions
+from validation.interventions import InterventionsConfig, main as interventions
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ModelConfig(
     deterministic_size=16, hidden_size=16, groups=4, classes=4, depth=4, head_layers=1, latent_size=8
 )  # fmt: skip
 WORLD = ProcgenOptions(game="coinrun", use_backgrounds=False, restrict_themes=True)
-FEW = {"starts": 6, "horizon": 2, "controls": 4, "control_starts": 3, "latest_start": 8, "threads": 1}
+FEW = {"starts": 6, "horizon": 2, "controls": 4, "latest_start": 8, "threads": 1}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def test_interventions_stage(dirs):
     assert {"effects.png", "predicted_vs_observed.png", "effects.csv"} <= {p.name for p in out.iterdir()}
     rows = result.tables["effects"]
     assert {r["world"] for r in rows} == {"real", "simulator"} and {r["direction"] for r in rows} == {0, 2}
-    assert {r["n"] for r in rows} == {6} and {r["as_random_n"] for r in rows if r["world"] == "simulator"} == {3, None}
+    assert {r["n"] for r in rows} == {6} and {r["random_n"] for r in rows} == {4, None}
     assert result.scalars["zero_change_real"]["value"] == 0 == result.scalars["zero_change_simulator"]["value"]
     # At step 0 both worlds are the same agent in the same state.
     now = {(r["world"], r["hypothesis"], r["quantity"]): r["observed"] for r in rows if "@" not in r["quantity"]}
@@ -83,6 +84,65 @@ def test_interventions_stage(dirs):
             assert value == pytest.approx(now["simulator", hypothesis, quantity], abs=1e-6)
     assert len(result.arrays["behaviour"]) == 6 and 0 < result.scalars["behaviour_labels_found"]["value"] <= 1
     assert result.notes["claim"].count("Direction") == 2
+    assert {"paired_0.mp4", "paired_1.mp4", "needs.csv"} <= {p.name for p in out.iterdir()}
+    assert result.arrays["film/0"].shape == (3, 4, 3, 64, 64, 3)
+    # The same start, so the same first frame with and without; the simulated one is the simulator's picture of it.
+    film = result.arrays["film/0"]
+    assert np.array_equal(film[:, 0, 0], film[:, 1, 0]) and np.array_equal(film[:, 2, 0], film[:, 3, 0])
+    assert {r["event"] for r in result.tables["needs"]} == {"death", "reward", "jump_started"}
+
+
+def study_of(dirs, file, out):
+    """As ``python -m validation.interventions --config FILE`` reads it, at a small size."""
+    few = dirs / "few.json"
+    few.write_text(json.dumps(FEW))
+    where = [f"--simulator={dirs / 'simulator'}", f"--hidden_states={dirs / 'hidden_states'}", "--basis_kind=pca"]
+    argv = [f"--config={few}", f"--config={file}", f"--out={out}", *where]
+    return cli.parse(InterventionsConfig, argv, "interventions")
+
+
+def test_a_study_file_is_a_study_and_says_what_it_was(dirs):
+    out, file = dirs / "study", dirs / "study.json"
+    said = {
+        "hypotheses": ["swap 0 1 always", "collapse 2 necessary for calm", "shift 1=2 through memory",
+                       "shift 0 by +1 for 2 steps", "patch all clean calm", "resample 3 through world"],
+        "events": ["calm: action in (none, left, right) or value < 100"], "starts": 8, "video": False,
+    }  # fmt: skip
+    file.write_text(json.dumps(said | {"events": ["calm: value < prob(up) * 1e9 and step < 99"]}))
+    with pytest.raises(UserError, match=r"patch all clean calm \(denoising\)' is about 0 of 8 starts"):
+        interventions(study_of(dirs, file, out))
+    said["hypotheses"].remove("patch all clean calm")
+    file.write_text(json.dumps(said))
+    interventions(study_of(dirs, file, out))
+    result = Result.load(out)
+    assert verify(out) == [] and not list(out.glob("*.mp4"))
+    assert result.notes["hypotheses"][1] == "collapse 2" and {r["n"] for r in result.tables["effects"]} == {8}
+    resolved = artefacts.read_manifest(out)["config"]
+    assert resolved["starts"] == 8 and resolved["hypotheses"] == said["hypotheses"]
+    assert [c.get("role") for c in result.notes["claims"]] == [None, "necessary", None, None, None]
+    # Through memory the real world stays what it was: nothing but the agent can have changed.
+    memory = result.notes["hypotheses"].index("shift 1 by +2 through memory")
+    for q in ("reward@2", "ended@2"):
+        assert np.abs(result.arrays[f"observed/{q}"][memory]).max() == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"hypothesis": ["shift 0 by 1"]}, "unknown key 'hypothesis' (did you mean hypotheses?)"),
+        ({"hypotheses": ["shift 9 by 1"]}, "direction 9 does not exist"),
+        ({"hypotheses": ["shift 1=1 when behaviour=0"]}, "speaks of a behaviour: give --behaviours"),
+        ({"hypotheses": ["collapse 1 necessary for jmup"], "events": ["jump: action == up"]}, "did you mean jump?"),
+        ({"events": ["jump: action == uup"]}, "no action 'uup' (did you mean up?); there are columns: value"),
+        ([], "holds no configuration"),
+    ],
+)
+def test_mistakes_in_a_study_file_leave_nothing_on_disk(dirs, said, reason):
+    file = dirs / "bad.json"
+    file.write_text(json.dumps(said))
+    with pytest.raises(UserError) as error:
+        interventions(study_of(dirs, file, dirs / "no"))
+    assert reason in str(error.value) and not (dirs / "no").exists()
 
 
 def test_fidelity_stage(dirs, capsys):
@@ -166,14 +226,6 @@ def test_mistakes_of_fidelity_leave_nothing_on_disk(dirs, changed, said):
     with pytest.raises(UserError, match=said):
         fidelity(FidelityConfig(out=dirs / "no", **fidelity_of(dirs, **changed)))
     assert not (dirs / "no").exists()
-
-
-def test_label_starts_finds_the_labels_of_separable_behaviours(dirs):
-    with RolloutStore(dirs / "rollouts") as store:
-        h = torch.from_numpy(store.episode(0).h)
-        agent = store.manifest["facts"]["agent"]
-    labels, found = label_starts(dirs / "hidden_states", dirs / "behaviours", agent, h)
-    assert labels.shape == (len(h),) and set(labels) <= {0, 1, 2} and found > 1 / 3
 
 
 @pytest.mark.parametrize(

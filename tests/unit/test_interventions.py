@@ -109,6 +109,22 @@ def test_collapse_is_the_nullspace_and_idempotent() -> None:
     torch.testing.assert_close(c[:, [0, 2]], BASIS.project(h)[:, [0, 2]])
 
 
+def test_swap_and_collapse_undo_and_repeat_in_float32_with_fewer_directions_than_neurons() -> None:
+    """The shape of a fitted ICA basis: 16 directions of 64 neurons, states of float32."""
+    generator = torch.Generator().manual_seed(0)
+    project = torch.randn(64, 16, generator=generator) / 8  # coordinates of variance 1, as fitted ones have
+    std, mean = 0.5 + torch.rand(64, generator=generator), torch.randn(64, generator=generator)
+    basis = Basis("ica", mean, std, project, torch.linalg.pinv(project))
+    h, mask = torch.randn(32, 64, generator=generator), torch.ones(32, dtype=torch.bool)
+    swap, collapse = Swap(basis, ((10, 12), (3, 4))), Nullspace(basis, (5, 7))
+    assert (swap(swap(h, 0, mask), 0, mask) - h).abs().max() < 1e-5 < (swap(h, 0, mask) - h).abs().max()
+    once = collapse(h, 0, mask)
+    assert (collapse(once, 0, mask) - once).abs().max() < 1e-5 < (once - h).abs().max()
+    inside = basis.lift(basis.project(h))  # what the basis holds of h
+    assert (swap(swap(inside, 0, mask), 0, mask) - inside).abs().max() < 1e-5
+    assert basis.project(once)[:, [5, 7]].abs().max() < 1e-5
+
+
 def test_shift_moves_by_the_amount_and_zero_changes_no_bit() -> None:
     h = states()
     moved = BASIS.project(Shift(BASIS, (2,), (0.7,))(h, 0, ALL)) - BASIS.project(h)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-import validation.interventions as interventions
+import validation.interventions_hypotheses as hypotheses
+import validation.interventions_statistics as statistics
 import validation.planted as table
 import validation.planted_scores as scored
 from analysis import coupling
@@ -129,13 +130,13 @@ def claimed(seeds: int) -> float:
 
 
 def test_controls_that_do_nothing_turn_the_table_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interventions.Redirect, "__call__", lambda self, h_BH, t, mask_B: h_BH)
+    monkeypatch.setattr(hypotheses.Redirect, "__call__", lambda self, h_BH, t, mask_B: h_BH)
     assert claimed(2) > 0.5
 
 
 def test_a_verdict_that_ignores_its_controls_turns_the_table_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = interventions.verdict
-    monkeypatch.setattr(interventions, "verdict", lambda *a: right(*a[:-1], (0.0, 0.0)))
+    right = statistics.verdict
+    monkeypatch.setattr(statistics, "verdict", lambda *a: right(*a[:-1], (0.0, 0.0)))
     assert claimed(2) > 0.5
 
 
@@ -154,9 +155,9 @@ def test_a_saliency_of_the_wrong_step_turns_the_pixels_red(monkeypatch: pytest.M
         assert found[Key("pixels", method, scored.CLOSED_FORM)][0] > 0.01
 
 
-@pytest.mark.parametrize("kind", [interventions.Nullspace, interventions.KeepOnly])
+@pytest.mark.parametrize("kind", [hypotheses.Nullspace, hypotheses.KeepOnly])
 def test_a_change_of_the_wrong_size_turns_the_table_red(
-    kind: type[interventions.Intervention], monkeypatch: pytest.MonkeyPatch
+    kind: type[hypotheses.Intervention], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = kind.__call__
     monkeypatch.setattr(kind, "__call__", lambda self, h, t, mask: h + 3 * (right(self, h, t, mask) - h))

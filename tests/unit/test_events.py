@@ -1,0 +1,122 @@
+"""Event expressions: what they mean, and that nothing but them is ever read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from core.contracts import UserError
+from validation.events import DEFAULT, LONGEST, Rows, parse_event, parse_events
+
+ACTIONS = ("left", "none", "up", "upleft", "upright")
+JUMP = "action in (up, upleft, upright)"
+
+
+def rows() -> Rows:
+    """One start, four steps: value 0 1 2 3; reward -1 0 1 2; it ends after the last; left, up, upright, none."""
+    action = torch.nn.functional.one_hot(torch.tensor([[0, 2, 4, 1]]), 5).float()
+    value = torch.arange(4.0)[None]
+    return Rows(value, value - 1, torch.tensor([[0.0, 0, 0, 1]]), action, 2 * action, torch.stack([value, -value], -1))
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("value < 2", [1, 1, 0, 0]),
+        ("value < 2 and action in (up, upleft, upright)", [0, 1, 0, 0]),
+        ("reward >= 1 or action == left", [1, 0, 1, 1]),
+        ("not ended", [1, 1, 1, 0]),
+        ("ended and reward <= 0", [0, 0, 0, 0]),
+        ("action != 'up'", [1, 0, 1, 1]),
+        ("action not in [up, upright]", [1, 0, 0, 1]),
+        ("0 < value <= 2", [0, 1, 1, 0]),
+        ("value - previous(value) > 0.5", [0, 1, 1, 1]),
+        ("previous(action) == left", [1, 1, 0, 0]),
+        ("previous(previous(action)) == left", [1, 1, 1, 0]),
+        (DEFAULT["jump_started"], [0, 1, 0, 0]),
+        ("step == 3", [0, 0, 0, 1]),
+        ("-value * 2 + 1 == -3", [0, 0, 1, 0]),
+        ("direction(1) < -2", [0, 0, 0, 1]),
+        ("prob(up) > 0.5", [0, 1, 0, 0]),
+        ("logit(left) == 2", [1, 0, 0, 0]),
+        ("True and not False", [1, 1, 1, 1]),
+    ],
+)
+def test_what_expressions_mean(text: str, holds: list[int]) -> None:
+    assert parse_event("it", text, ACTIONS, 2)(rows())[0].tolist() == holds
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("vlaue < 2", "no column 'vlaue' (did you mean value?)"),
+        ("action == jump", "no action 'jump'"),
+        ("action in (up, jump)", "no action 'jump'"),
+        ("value <", "cannot read"),
+        ("", "cannot read"),
+        ("\x00", "cannot read"),
+        ("(" * 150 + "value > 1" + ")" * 149, "cannot read"),
+        ("value < 2" + " " * LONGEST + "and ended", "too long"),
+        ("value", "is not a condition"),
+        ("value in (1, 2)", "'in' asks for the action"),
+        ("action in up", "is not a list of actions"),
+        ("action in ()", "is not a list of actions"),
+        ("action > 2", "compared with ==, != or in"),
+        ("2 == action", "'action' is an action, not a number"),
+        ("value < True", "is not a number"),
+        ("value ** 2 > 1", "is not a number"),
+        ("value.real > 1", "is not a number"),
+        ("'a' < 'b'", "is not a number"),
+        ("(lambda: 1)()", "is not a condition"),
+        ("[x for x in value]", "is not a condition"),
+        ("(value := 3) > 2", "is not a number"),
+        ("f'{value}' == 'x'", "is not a number"),
+        ("__import__('os').system('true') == 0", "no function"),
+        ("print(value) > 1", "no function 'print'"),
+        ("prob(up, left) > 1", "functions take one argument"),
+        ("prob(*action) > 1", "functions take one argument"),
+        ("previous() > 1", "functions take one argument"),
+        ("direction(2) > 1", "the directions are 0 to 1"),
+        ("direction(True) > 1", "the directions are 0 to 1"),
+        ("direction(-1) > 1", "the directions are 0 to 1"),
+    ],
+)
+def test_what_is_no_event_is_a_user_error_that_names_what_there_is(text: str, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse_event("it", text, ACTIONS, 2)
+    message = str(error.value)
+    assert said in message and "\n" not in message and message.startswith("event 'it': ")
+    if "too long" not in said:
+        assert "columns: value, reward, ended, step, action" in message and "upright" in message
+
+
+def test_lists_of_events() -> None:
+    one, two = parse_events(["a: value < 2", " b : not ended"], ACTIONS, 2)
+    assert (one.name, one.text.strip(), two.name) == ("a", "value < 2", "b")
+    assert [e.name for e in parse_events([], ACTIONS, 2)] == ["death", "reward", "jump_started"]
+    assert [e.name for e in parse_events([], ("left", "right"), 2)] == ["death", "reward"]
+    for words, said in ((["value < 2"], "expected NAME: EXPRESSION"), (["a: ended", "a: ended"], "'a' twice"),
+                        (["a b: ended"], "one word")):  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            parse_events(words, ACTIONS, 2)
+
+
+def test_rate_and_first_happening_by_hand() -> None:
+    weight = torch.tensor([[1.0, 0.5, 0.25, 0.125]])
+    event = parse_event("it", "value > 0 and value < 3", ACTIONS, 2)  # at steps 1 and 2
+    assert float(event.rate(rows(), weight)) == pytest.approx((0.5 + 0.25) / 4)
+    assert float(event.happens(rows(), weight)) == 0.5  # it still goes on with this chance when it first happens
+    assert float(parse_event("no", "value > 9", ACTIONS, 2).happens(rows(), weight)) == 0
+
+
+def test_an_event_of_the_action_keeps_its_gradient_and_a_threshold_has_none() -> None:
+    from dataclasses import replace
+
+    logits = torch.zeros(1, 4, 5, requires_grad=True)
+    soft = logits.softmax(-1)
+    now = replace(rows(), action_RTA=rows().action_RTA + soft - soft.detach())
+    event = parse_event("it", f"{JUMP} and value > 1", ACTIONS, 2)(now)
+    assert event.tolist() == [[0, 0, 1, 0]]
+    (grad,) = torch.autograd.grad(event.sum(), logits)
+    assert grad[0, :2].abs().max() == 0 < grad[0, 2, 2] and grad[0, 2, 0] < 0
+    assert not parse_event("it", "value > 1", ACTIONS, 2)(now).requires_grad

@@ -1,0 +1,165 @@
+"""The rule that tells a behaviour from the present hidden state, and interventions that act only inside one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from core import artefacts
+from core.artefacts import Result
+from core.contracts import UserError
+from core.directions import Basis
+from core.episodes import StoreWriter
+from core.interventions import InterventionOptions, Shift, Tally, When, build, parse_when
+from core.when import fit, fit_rule
+from envs.planted import PlantedOptions, PlantedSimulator, record_planted
+
+OPTIONS = PlantedOptions(kind="mixture", dwell=8)
+ALL = torch.ones(4, dtype=torch.bool)
+
+
+def planted_labels(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Hidden states, true behaviours and episodes of the planted mixture."""
+    episodes = record_planted(OPTIONS, episodes=24, steps=40, seed=seed)
+    h, label = (np.concatenate([x[: e.steps] for x, e in zip(xs, episodes, strict=True)]) for xs in (
+        [e.h for e in episodes], [e.truth["behaviour"] for e in episodes]))  # fmt: skip
+    return h, label, np.concatenate([np.full(e.steps, i) for i, e in enumerate(episodes)])
+
+
+def test_the_rule_finds_the_planted_behaviours_and_says_how_often() -> None:
+    h, label, episode = planted_labels()
+    rule = fit(h, label, episode)
+    assert rule.facts["found"] > 0.9 > 0.4 > rule.facts["chance"]
+    fresh_h, fresh_label, _ = planted_labels(seed=1)
+    right = float((rule(torch.from_numpy(fresh_h)).numpy() == fresh_label).mean())
+    assert right == pytest.approx(rule.facts["found"], abs=0.03), "what it says of itself holds on episodes never seen"
+    low, high = rule.facts["found_interval"]
+    assert low < rule.facts["found"] < high and rule.facts["episodes"] == 24
+    said = rule.said_of((2,))["of_behaviour"]
+    assert set(said) == {"2"} and said["2"]["found"] > 0.8
+
+
+def test_a_rule_that_can_tell_nothing_says_chance() -> None:
+    h, label, episode = planted_labels()
+    shuffled = np.random.default_rng(0).permutation(label)
+    assert fit(h, shuffled, episode).facts["found"] < fit(h, shuffled, episode).facts["chance"] + 0.05
+
+
+@pytest.mark.parametrize("names", [(3, 7), (1, 4, 6)])
+def test_two_behaviours_and_gaps_in_their_numbers(names: tuple[int, ...]) -> None:
+    h, label, episode = planted_labels()
+    keep = label < len(names)
+    named = np.array(names)[label[keep]]
+    rule = fit(h[keep], named, episode[keep])
+    assert set(rule(torch.from_numpy(h[keep])).tolist()) == set(names) and rule.facts["found"] > 0.9
+    with pytest.raises(UserError, match=rf"behaviour 0 does not exist; there are: {names[0]}"):
+        rule.check((0,))
+
+
+def test_one_behaviour_alone_is_refused() -> None:
+    h, label, episode = planted_labels()
+    with pytest.raises(UserError, match="only behaviour 0 has real steps"):
+        fit(h, 0 * label, episode)
+
+
+def test_only_inside_the_behaviour() -> None:
+    h, label, episode = planted_labels()
+    rule = fit(h, label, episode)
+    eye = torch.eye(8)
+    shift = Shift(Basis("neurons", torch.zeros(8), torch.ones(8), eye, eye), (0,), (5.0,))
+    states = torch.from_numpy(h[:200])
+    everywhere = torch.ones(200, dtype=torch.bool)
+    told = rule(states)
+    out = When((shift, shift), rule, (1, 3))(states, 0, everywhere)
+    inside = (told == 1) | (told == 3)
+    assert 20 < int(inside.sum()) < 180
+    assert torch.equal(out[~inside], states[~inside])
+    # Told once, before anything is changed: the second one acts where the first one did.
+    torch.testing.assert_close(out[inside, 0], states[inside, 0] + 10)
+    assert torch.equal(When((shift,), rule, (1,))(states, 0, ~everywhere), states)
+
+
+def test_a_tally_changes_nothing_and_remembers_where_something_was_changed() -> None:
+    h = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    eye = torch.eye(8)
+    shift = Shift(Basis("neurons", torch.zeros(8), torch.ones(8), eye, eye), (0,), (1.0,))
+    tally = Tally((shift,))
+    mask = torch.tensor([True, False, True, False])
+    assert torch.equal(tally(h, 0, mask), shift(h, 0, mask)) and torch.equal(tally.altered[0], mask)
+
+
+# From a run directory
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A behaviours run directory of the mixture's true labels, and its agent."""
+    root = tmp_path_factory.mktemp("when")
+    episodes = record_planted(OPTIONS, episodes=12, steps=30)
+    with artefacts.new_run(root / "rollouts", "record", {}) as run, StoreWriter(run.path) as writer:
+        artefacts.write_json(run.path / "spec.json", PlantedSimulator(OPTIONS).spec.to_json())
+        for e in episodes:
+            writer.add(e)
+        run.facts = {"agent": "abc", "source": "real"}
+    index = np.array([(i, t) for i, e in enumerate(episodes) for t in range(2, e.steps)])
+    labels = np.array([episodes[i].truth["behaviour"][t] for i, t in index])
+    with artefacts.new_run(root / "behaviours", "behaviours", {}, {"rollouts": root / "rollouts"}) as run:
+        Result(arrays={"index_real": index, "labels_real": labels}).save(run.path)
+        run.facts = {"agent": "abc"}
+    with artefacts.new_run(root / "hidden_states", "hidden_states", {}) as run:
+        eye = torch.eye(8)
+        Basis("neurons", torch.zeros(8), torch.ones(8), eye, eye, agent="abc").save(run.path)
+    return root, "abc"
+
+
+def options(root: Path, *when: str, **more: object) -> InterventionOptions:
+    fields = {"basis": root / "hidden_states", "basis_kind": "neurons", "behaviours": root / "behaviours"}
+    return InterventionOptions(**fields | {"shift": ("0=1",), "when": when} | more)  # type: ignore[arg-type]
+
+
+def test_build_wraps_everything_in_one_rule(labelled: tuple[Path, str]) -> None:
+    root, agent = labelled
+    (when,) = build(options(root, "behaviour=1", "behaviour=2", at_steps=("3", "5")), agent)
+    assert isinstance(when, When) and when.behaviours == (1, 2) and when.rule.facts["found"] > 0.9
+    h = torch.randn(4, 8) * 3
+    assert torch.equal(when(h, 2, ALL), h)  # not at step 2
+    given = options(root, "behaviour=1").inputs
+    assert given == {"hidden_states": root / "hidden_states", "behaviours": root / "behaviours"}
+    assert options(root).inputs == {"hidden_states": root / "hidden_states"}
+    assert InterventionOptions(when=("behaviour=1",)).inputs == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("3",), "expected behaviour=ID"),
+        (("behaviour=x",), "expected behaviour=ID"),
+        (("behaviour=-1",), "expected behaviour=ID"),
+        (("colour=1",), "expected behaviour=ID"),
+        (("behaviour=9",), "behaviour 9 does not exist; there are: 0, 1, 2, 3"),
+    ],
+)
+def test_refusals(labelled: tuple[Path, str], words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        build(options(labelled[0], *words), "abc")
+
+
+def test_more_refusals(labelled: tuple[Path, str], tmp_path: Path) -> None:
+    root, agent = labelled
+    with pytest.raises(UserError, match="--when needs an intervention"):
+        build(InterventionOptions(when=("behaviour=1",)), agent)
+    with pytest.raises(UserError, match="behaviours of agent abc, not of other"):
+        fit_rule(root / "behaviours", "other")
+    with pytest.raises(UserError, match="a 'behaviours' directory is needed"):
+        fit_rule(root / "rollouts", agent)
+    import shutil
+
+    shutil.copytree(root, tmp_path / "copy")
+    with open(tmp_path / "copy" / "rollouts" / "manifest.json", "a") as file:
+        file.write(" ")
+    with pytest.raises(UserError, match="is gone or has changed; run behaviours again"):
+        fit_rule(tmp_path / "copy" / "behaviours", agent)
+    assert parse_when(("behaviour=3",)) == (3,)

@@ -1,0 +1,274 @@
+"""Events that a user writes: small expressions over what is recorded a step, such as
+``value < 2 and action in (up, upleft, upright)``.
+
+An expression is parsed into Python's syntax tree and only the few kinds of node below are worked out, on tensors;
+nothing is ever run as code.  Truth values are numbers, 1 and 0, ``and`` multiplies and ``not`` subtracts from 1, so
+that an event of the action keeps the action's (straight-through) gradient.
+
+Columns     value, reward (of the transition after the step), ended (that transition ends the episode; in a simulator:
+            is likelier than not to), step (0 at the change), action
+Functions   prob(ACTION), logit(ACTION), direction(ID), previous(EXPRESSION): what it was a step earlier; at step 0,
+            which has no earlier one, what it is now, so that nothing begins there
+Operators   and or not, < <= > >= == != in, not in, + - *, numbers
+
+R rows (starts), T steps.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from core.config import nearest
+from core.contracts import UserError
+
+COLUMNS = ("value", "reward", "ended", "step", "action")
+FUNCTIONS = ("prob", "logit", "direction", "previous")
+LONGEST = 400  # characters: deep enough for any event, too few to nest the parser to death
+DEFAULT = {
+    "death": "ended and reward <= 0",
+    "reward": "reward > 0",
+    "jump_started": "action in (up, upleft, upright) and not previous(action in (up, upleft, upright))",
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What expressions read, all [R, T, ...]; ``c`` are the directions' coordinates."""
+
+    value_RT: Tensor
+    reward_RT: Tensor
+    ended_RT: Tensor  # 0 or 1
+    action_RTA: Tensor  # one-hot
+    logits_RTA: Tensor
+    c_RTK: Tensor
+
+    def __getitem__(self, part: slice) -> Rows:
+        """Some of the steps."""
+        return Rows(*(x[:, part] for x in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class Event:
+    """A named event.  Calling it gives its truth at every step, [R, T] of 0 and 1."""
+
+    name: str
+    text: str
+    holds: Callable[[Rows], Tensor]
+
+    def __call__(self, rows: Rows) -> Tensor:
+        return self.holds(rows)
+
+    def rate(self, rows: Rows, weight_RT: Tensor) -> Tensor:
+        """Share of the T steps at which it happens [R]; a step after the episode's end is one without it."""
+        return (weight_RT * self(rows)).mean(1)
+
+    def happens(self, rows: Rows, weight_RT: Tensor) -> Tensor:
+        """Whether it happens at all [R]: the chance that the episode still goes on when it first does."""
+        on_RT = self(rows)
+        not_yet_RT = torch.cat([torch.ones_like(on_RT[:, :1]), (1 - on_RT[:, :-1]).cumprod(1)], 1)
+        return (weight_RT * on_RT * not_yet_RT).sum(1)
+
+
+def parse_event(name: str, text: str, actions: Sequence[str], directions: int) -> Event:
+    """An event; UserError where the expression does not parse or names what is not there.
+
+    actions: the world's action names; directions: how many there are.
+    """
+    if not name.isidentifier():
+        raise UserError(f"event {name!r}: its name must be one word of letters, digits and _")
+    columns = f"columns: {', '.join(COLUMNS)}; functions: {', '.join(FUNCTIONS)}; actions: {', '.join(actions)}"
+    if len(text) > LONGEST:
+        raise UserError(f"event {name!r}: {len(text)} characters are too long an expression; {LONGEST} at most")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise UserError(f"event {name!r}: cannot read {text!r}; there are {columns}") from None
+    try:
+        holds = _Reader(tuple(actions), directions).truth(tree)
+    except _Unreadable as error:
+        raise UserError(f"event {name!r}: {error}; there are {columns}") from None
+    return Event(name, text, holds)
+
+
+def parse_events(words: Sequence[str], actions: Sequence[str], directions: int) -> tuple[Event, ...]:
+    """Events from ``NAME: EXPRESSION`` words; none given: those of DEFAULT that this world's actions have."""
+    if not words:
+        known = {n: t for n, t in DEFAULT.items() if "up" not in t or {"up", "upleft", "upright"} <= set(actions)}
+        return tuple(parse_event(n, t, actions, directions) for n, t in known.items())
+    out: dict[str, Event] = {}
+    for word in words:
+        name, colon, text = word.partition(":")
+        if not colon:
+            raise UserError(f"--events {word!r}: expected NAME: EXPRESSION, as in 'scared: value < 2'")
+        if name.strip() in out:
+            raise UserError(f"--events names {name.strip()!r} twice")
+        out[name.strip()] = parse_event(name.strip(), text, actions, directions)
+    return tuple(out.values())
+
+
+class _Unreadable(Exception):
+    """What is wrong with an expression, in words."""
+
+
+Read = Callable[[Rows], Tensor]
+COMPARE: Mapping[type, Callable[[Tensor, Tensor], Tensor]] = {
+    ast.Lt: torch.lt, ast.LtE: torch.le, ast.Gt: torch.gt, ast.GtE: torch.ge, ast.Eq: torch.eq, ast.NotEq: torch.ne,
+}  # fmt: skip
+COMBINE: Mapping[type, Callable[[Tensor, Tensor], Tensor]] = {
+    ast.Add: torch.add, ast.Sub: torch.sub, ast.Mult: torch.mul,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Turns the tree into functions.  A truth is 0 or 1; a number is anything; an action is neither."""
+
+    actions: tuple[str, ...]
+    directions: int
+
+    def truth(self, node: ast.expr) -> Read:
+        if isinstance(node, ast.BoolOp):
+            parts = [self.truth(v) for v in node.values]
+            # or: the opposite of none.
+            return _all(parts) if isinstance(node.op, ast.And) else _not(_all([_not(p) for p in parts]))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return _not(self.truth(node.operand))
+        if isinstance(node, ast.Compare):
+            return self._compare(node)
+        if isinstance(node, ast.Name) and node.id == "ended":
+            return lambda rows: rows.ended_RT
+        if self._calls(node, "previous"):
+            return _before(self.truth(self._argument(node)))
+        if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+            said = float(node.value)
+            return lambda rows: torch.full_like(rows.value_RT, said)
+        raise _Unreadable(f"{_words(node)} is not a condition, such as value < 2")
+
+    def _compare(self, node: ast.Compare) -> Read:
+        sides, parts = [node.left, *node.comparators], []
+        for left, op, right in zip(sides, node.ops, sides[1:], strict=False):
+            parts.append(self._pair(left, op, right))
+        return _all(parts)
+
+    def _pair(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Read:
+        earlier = _steps_before(left)
+        if earlier is not None or isinstance(op, (ast.In, ast.NotIn)):
+            if earlier is None:
+                raise _Unreadable(f"'in' asks for the action, not for {_words(left)}")
+            if isinstance(op, (ast.In, ast.NotIn)):
+                if not isinstance(right, (ast.Tuple, ast.List, ast.Set)) or not right.elts:
+                    raise _Unreadable(f"{_words(right)} is not a list of actions, such as (left, right)")
+                ids = [self._action(e) for e in right.elts]
+            elif isinstance(op, (ast.Eq, ast.NotEq)):
+                ids = [self._action(right)]
+            else:
+                raise _Unreadable("an action is compared with ==, != or in")
+            ids = sorted(set(ids))
+            one: Read = lambda rows: rows.action_RTA[..., ids].sum(-1)  # noqa: E731
+            for _ in range(earlier):
+                one = _before(one)
+            return _not(one) if isinstance(op, (ast.NotIn, ast.NotEq)) else one
+        if type(op) not in COMPARE:
+            raise _Unreadable(f"{type(op).__name__} is not a comparison of numbers")
+        a, b, holds = self.number(left), self.number(right), COMPARE[type(op)]
+        return lambda rows: holds(a(rows), b(rows)).to(rows.value_RT.dtype)
+
+    def number(self, node: ast.expr) -> Read:
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and type(node.value) is not bool:
+            constant = float(node.value)
+            return lambda rows: torch.full_like(rows.value_RT, constant)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+            operand, sign = self.number(node.operand), -1.0 if isinstance(node.op, ast.USub) else 1.0
+            return lambda rows: sign * operand(rows)
+        if isinstance(node, ast.BinOp) and type(node.op) in COMBINE:
+            a, b, join = self.number(node.left), self.number(node.right), COMBINE[type(node.op)]
+            return lambda rows: join(a(rows), b(rows))
+        if isinstance(node, ast.Name):
+            return self._column(node.id)
+        if isinstance(node, ast.Call):
+            return self._function(node)
+        raise _Unreadable(f"{_words(node)} is not a number")
+
+    def _column(self, name: str) -> Read:
+        if name == "action" or name in self.actions:
+            raise _Unreadable(f"{name!r} is an action, not a number: write action == {self.actions[0]}, or prob(...)")
+        if name not in COLUMNS:
+            raise _Unreadable(f"no column {name!r}{nearest(name, COLUMNS)}")
+        if name == "step":
+            return lambda rows: torch.arange(rows.value_RT.shape[1]).to(rows.value_RT).expand_as(rows.value_RT)
+        return lambda rows: getattr(rows, f"{name}_RT")  # type: ignore[no-any-return]
+
+    def _function(self, node: ast.Call) -> Read:
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name not in FUNCTIONS:
+            raise _Unreadable(f"no function {name or _words(node.func)!r}{nearest(name, FUNCTIONS)}")
+        argument = self._argument(node)
+        if name == "previous":
+            return _before(self.number(argument))
+        if name == "direction":
+            i = argument.value if isinstance(argument, ast.Constant) else None
+            if type(i) is not int or not 0 <= i < self.directions:
+                raise _Unreadable(f"direction({_words(argument)}): the directions are 0 to {self.directions - 1}")
+            return lambda rows: rows.c_RTK[..., i]
+        a = self._action(argument)
+        if name == "prob":
+            return lambda rows: rows.logits_RTA.softmax(-1)[..., a]
+        return lambda rows: rows.logits_RTA[..., a]
+
+    def _argument(self, node: ast.expr) -> ast.expr:
+        assert isinstance(node, ast.Call)
+        if len(node.args) != 1 or node.keywords or isinstance(node.args[0], ast.Starred):
+            raise _Unreadable(f"{_words(node)}: functions take one argument")
+        return node.args[0]
+
+    def _action(self, node: ast.expr) -> int:
+        name = node.id if isinstance(node, ast.Name) else node.value if isinstance(node, ast.Constant) else None
+        if name not in self.actions:
+            hint = nearest(name, self.actions) if isinstance(name, str) else ""
+            raise _Unreadable(f"no action {_words(node)!r}{hint}")
+        return self.actions.index(name)
+
+    def _calls(self, node: ast.expr, name: str) -> bool:
+        return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+
+
+def _steps_before(node: ast.expr) -> int | None:
+    """0 for ``action``, 1 for ``previous(action)`` and so on; None for anything else."""
+    if isinstance(node, ast.Name) and node.id == "action":
+        return 0
+    calls = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "previous"
+    if isinstance(node, ast.Call) and calls and len(node.args) == 1:
+        inner = _steps_before(node.args[0])
+        return None if inner is None else inner + 1
+    return None
+
+
+def _not(part: Read) -> Read:
+    return lambda rows: 1 - part(rows)
+
+
+def _all(parts: Sequence[Read]) -> Read:
+    def holds(rows: Rows) -> Tensor:
+        out = parts[0](rows)
+        for part in parts[1:]:
+            out = out * part(rows)
+        return out
+
+    return holds
+
+
+def _before(part: Read) -> Read:
+    def earlier(rows: Rows) -> Tensor:
+        now = part(rows)
+        return torch.cat([now[:, :1], now[:, :-1]], 1)
+
+    return earlier
+
+
+def _words(node: ast.AST) -> str:
+    return ast.unparse(node)
