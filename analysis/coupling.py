@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from analysis.behaviours import Behaviours, load_behaviours
-from analysis.convolutions import thin_convolutions
 from analysis.coupling_edges import PAGE, PATHS, edges, page, strongest_pairs
 from analysis.coupling_figures import draw
 from analysis.gradients import saved_bytes, unroll
@@ -261,9 +260,8 @@ def jacobians(simulator: Simulator, state: SimState, basis: Basis, lags: Sequenc
     longest = max(lags)
     state = rows_of(state, slice(None), lambda x: x.detach())
     state = state._replace(h_BH=state.h_BH.requires_grad_())
-    with thin_convolutions():
-        _, outs = unroll(simulator, state, longest + 1)
-        whole = _backward([out.h_BH for out in outs], basis, lags, directions)
+    _, outs = unroll(simulator, state, longest + 1)
+    whole = _backward([out.h_BH for out in outs], basis, lags, directions)
     h = [outs[0].h_BH.detach().requires_grad_()]
     goes_on = torch.zeros(len(h[0]), dtype=torch.bool, device=h[0].device)
     for out in outs[1:]:
@@ -759,7 +757,9 @@ def main(config: CouplingConfig) -> None:
         raise UserError("--lags takes different whole numbers of at least 1, as in 1 2 4")
     if not 0 < config.alpha < 1:
         raise UserError(f"--alpha {config.alpha:g} is not between 0 and 1")
-    cli.require(0, max_directions=config.max_directions, batch_size=config.batch_size)
+    cli.require(0, max_directions=config.max_directions, batch_size=config.batch_size, seed=config.seed)
+    if not 0 < config.memory_gb < np.inf:
+        raise UserError(f"--memory_gb {config.memory_gb:g} must be above 0")
     cli.require(99, permutations=config.permutations, resamples=config.resamples)
     require_draws(config.permutations, config.alpha)
     if config.samples_per_behaviour < (need := least_units(config.alpha, FLIPS)):

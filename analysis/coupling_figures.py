@@ -17,7 +17,7 @@ STRONGEST = 24  # edges of a graph's panel: more than that hide each other
 
 
 def draw(result: Result, path: Path) -> None:
-    """Every figure: matrix_B.png and graph_B.png of every behaviour that was tested, and paths.png."""
+    """Every figure: matrix_B.png of every behaviour, graph_B.png of those with Jacobians, and paths.png."""
     for b, behaviour in enumerate(result.arrays["behaviours"]):
         draw_matrices(result, b).savefig(path / f"matrix_{behaviour}.png", dpi=90)
         if np.isfinite(result.arrays["jacobian"][b]).any():
@@ -55,7 +55,10 @@ def _strongest(x: np.ndarray, off: bool = True) -> float:
 def draw_matrices(result: Result, b: int) -> Any:
     """A matplotlib Figure for behaviour number ``b`` of the result: a row a lag; whole Jacobian, its two parts, and
     the correlation.  Dots mark significant entries; colours of a Jacobian end at the strongest effect between different
-    directions, so that a direction's own past does not hide the rest."""
+    directions, so that a direction's own past does not hide the rest.  What was not tested is grey, or it would
+    look like no effect."""
+    from matplotlib import colormaps
+
     a, alpha = result.arrays, result.notes["alpha"]
     k = a["jacobian"].shape[-1]
     columns = {**{f"jacobian{path}": PATH_NAMES[path] for path in PATHS}, "correlation": "correlation"}
@@ -64,10 +67,13 @@ def draw_matrices(result: Result, b: int) -> Any:
     side = 3.4 if k <= 24 else 4.6
     figure = _figure(4.15 * side, side * len(a["lags"]))
     axes = figure.subplots(len(a["lags"]), len(columns), squeeze=False)
-    figure.suptitle(f"{_title(result, b)}; dots: q ≤ {alpha:g}; darkest of J: the strongest between two directions")
+    colours = colormaps["RdBu"].with_extremes(bad="0.85")
+    figure.suptitle(
+        f"{_title(result, b)}; dots: q ≤ {alpha:g}; grey: not tested; darkest of J: the strongest between directions"
+    )
     for at, lag in enumerate(a["lags"]):
         for axis, (key, title), limit in zip(axes[at], columns.items(), limits, strict=True):
-            image = axis.imshow(a[key][b, at], cmap="RdBu", vmin=-limit, vmax=limit)
+            image = axis.imshow(a[key][b, at], cmap=colours, vmin=-limit, vmax=limit)
             i, j = np.nonzero(a[f"q_{key}"][b, at] <= alpha)
             axis.plot(j, i, ".", color="black", markersize=4 if k <= 16 else 40 / k)
             axis.set(title=f"{title}, lag {lag}", xlabel="target at T", ylabel=f"source at T-{lag}")
@@ -107,7 +113,7 @@ def draw_graph(result: Result, b: int) -> Any:
     k, lags = a["jacobian"].shape[-1], a["lags"]
     figure = _figure(4.2 * max(2, len(lags)), len(PATHS) * (2.2 + 0.13 * k) + 0.9)
     axes = figure.subplots(len(PATHS), len(lags), squeeze=False)
-    figure.suptitle(f"{_title(result, b)}; effects with q ≤ {alpha:g}, at most the {STRONGEST} strongest of a panel")
+    figure.suptitle(f"{_title(result, b)}\neffects with q ≤ {alpha:g}, at most the {STRONGEST} strongest of a panel")
     for path, row in zip(PATHS, axes, strict=True):
         panels = [arrows(result, b, at, path) for at in range(len(lags))]
         sizes = [abs(arrow.J) for shown, _ in panels for arrow in shown if arrow.source != arrow.target]

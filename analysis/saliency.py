@@ -100,7 +100,8 @@ class SaliencyConfig:
     draws: int = 8
     """random changes of a frame that infidelity and sensitivity are measured on"""
     radius: float = 0.02
-    """largest change of a number of the frame that sensitivity is asked for"""
+    """largest change of a number of the frame that sensitivity is asked for; a tenth of it is the standard deviation of
+    the noise behind the ceiling of the randomised agents"""
     baseline: Literal["black", "mean"] = "black"
     """what the target frame is compared with: a black frame, or the mean frame of the rollout"""
     batch_size: int = 0
@@ -409,7 +410,7 @@ CHECKS = {
     "insertion": Check("", ("control",), "above control: random order"),
     "deletion": Check("", ("control",), "below control: random order"),
     "randomised": Check("Spearman correlation of |gradient|", ("control", "ceiling"),
-                        "near control (two randomised ones), far below ceiling (two noises of the trained one)"),
+                        "not above control (two randomised ones), far below ceiling (two noises of the trained one)"),
 }  # fmt: skip
 DELTAS = ("integrated", "deeplift", "latent")  # methods that promise to add up
 
@@ -516,14 +517,22 @@ def main(config: SaliencyConfig) -> None:
     torch.set_num_threads(config.threads)
     if not 0 <= config.target_step <= config.steps:
         raise UserError(f"--target_step {config.target_step} is not between 0 and --steps {config.steps}")
-    if config.copies < 1 or config.noise < 0 or config.integrated_steps < 0 or config.batch_size < 0:
+    cli.require(0, seed=config.seed)
+    if not 0 < config.memory_gb < np.inf:
+        raise UserError(f"--memory_gb {config.memory_gb:g} must be above 0")
+    if config.copies < 1 or not 0 <= config.noise < np.inf or config.integrated_steps < 0 or config.batch_size < 0:
         raise UserError("--copies must be at least 1; --noise, --integrated_steps and --batch_size not negative")
-    if not 1 <= config.stride <= config.window or config.draws < 1 or config.radius <= 0:
+    if not 1 <= config.stride <= config.window or config.draws < 1 or not 0 < config.radius < np.inf:
         raise UserError("--stride must be from 1 to --window; --draws at least 1; --radius above 0")
     if config.video:
         check_video()
     simulator = load_simulator(config.simulator, device)
     agent, names = fingerprint(simulator.agent), simulator.spec.action_names
+    side = min(
+        (n for x in simulator.spec.obs.values() if len(x.shape) == 3 for n in x.shape[:2]), default=config.window
+    )
+    if config.window > side:
+        raise UserError(f"--window {config.window} does not fit into a frame of {side} pixels")
     with open_samples(config.samples, simulator) as store:
         ids = parse_sample_ids(config.sample_ids, len(store))
         basis_of = bases_in(config.hidden_states, agent, device, config.env_states, fingerprint(simulator))

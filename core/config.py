@@ -188,6 +188,8 @@ def parse(cls: type[C], argv: list[str], stage: str) -> C:
         if end.code in (None, 0):  # --help
             raise
         raise UserError(_said_in_box(said.getvalue())) from None
+    if getattr(config, "threads", 1) < 1:
+        raise UserError(f"--threads {getattr(config, 'threads')}: at least 1")  # noqa: B009  (not every stage has it)
     return config
 
 

@@ -1,7 +1,7 @@
 """Predict, intervene, compare: ``python -m validation.interventions --simulator DIR --hidden_states DIR``.
 
-A hypothesis is a change of the hidden state along some directions (validation.interventions_hypotheses has the words); a
-JSON file with hypotheses and events is a study of your own: ``--config docs/study.json``.
+A hypothesis is a change of the hidden state along some directions (validation.interventions_hypotheses has the words);
+a JSON file with hypotheses and events is a study of your own: ``--config docs/study.json``.
 Every start is run on twice, with the change and without, from the same state, the same h and the same action
 noise, in the simulator and in the real world.  The heads are linear, so what the change does *at*
 step 0 to logits and value follows from the agent's weights alone: it is no test.  The test is what

@@ -624,7 +624,7 @@ class SimulatedWorld(World):
         return Places(rows, self.agent.encode(out.obs), out.reward_B, out.terminal_B)
 
     def jacobian(
-        self, block: int = 16, steps: int = 1, through: str = "", known: Collection[str] = ()
+        self, block: int = 64, steps: int = 1, through: str = "", known: Collection[str] = ()
     ) -> dict[str, Tensor]:
         """{quantity: [S, N, H]}, its derivative with respect to h at steps 0 to S-1, through agent and world
         (straight-through where an action is chosen).  NaN for events that have none: thresholds, and whether something

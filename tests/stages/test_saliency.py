@@ -197,6 +197,11 @@ def test_the_video_can_be_played(runs: Path, tmp_path: Path) -> None:
         (["--methods", "grad"], "methods"),
         (["--stride", "9"], "--stride"),
         (["--draws", "0"], "--draws"),
+        (["--radius", "nan"], "--radius above 0"),
+        (["--noise", "nan"], "--noise"),
+        (["--seed", "-1"], "--seed must be at least 0"),
+        (["--memory_gb", "nan"], "--memory_gb"),
+        (["--window", "65", "--stride", "32"], "--window 65 does not fit into a frame of 64 pixels"),
         (["--samples", "HIDDEN"], "holds no rollouts"),
     ],
 )
@@ -248,6 +253,8 @@ def test_coupling_of_samples(runs: Path, tmp_path: Path, capsys: pytest.CaptureF
         (["--alpha", "0"], "--alpha 0 is not between 0 and 1"),
         (["--permutations", "9"], "--permutations must be at least 99"),
         (["--max_directions", "-1"], "--max_directions must be at least 0"),
+        (["--seed", "-1"], "--seed must be at least 0"),
+        (["--memory_gb", "nan"], "--memory_gb"),
         (["--rollouts", "SAMPLES"], "does not hold real rollouts"),
     ],
 )

@@ -136,6 +136,24 @@ def test_matrices_show_both_parts_on_scales_of_their_own() -> None:
     assert "jumps | pits" in figure.get_suptitle()
 
 
+def test_what_was_not_tested_does_not_look_like_no_effect() -> None:
+    image = coupling_figures.draw_matrices(of_size(3), 0).axes[0].images[0]
+    assert image.get_array().mask.all()
+    red, *_, opaque = image.cmap.get_bad()
+    assert opaque == 1 and red < 0.9 < image.cmap(0.5)[0]
+
+
+def test_titles_fit_on_the_figure_of_a_single_lag() -> None:
+    result = made_by_hand()
+    one = Result(arrays={n: x[:, :1] if x.ndim == 4 else x for n, x in result.arrays.items()}, notes=result.notes)
+    one.arrays["lags"] = result.arrays["lags"][:1]
+    one.notes["names"] = {"3": "", "5": "mostly downright"}
+    figure = coupling_figures.draw_graph(one, 1)
+    figure.canvas.draw()
+    box = figure._suptitle.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.width
+
+
 def test_the_paths_are_compared_and_too_few_is_said() -> None:
     figure = coupling_figures.draw_paths(made_by_hand())
     left, signs, _ = figure.axes

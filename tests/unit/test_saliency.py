@@ -254,6 +254,29 @@ def test_where_the_copies_differ_much_the_long_way_is_taken(
     assert largest_miss(gradients(learned, noised, actions, quantities, TARGET, **options), long) > 1e-3
 
 
+def test_quantities_that_are_alike_do_not_hide_a_miss(learned: RSSMSimulator) -> None:
+    """The check looks at sums of quantities: the misses of two that are the same must not cancel in it."""
+    z, (value,) = latents(learned), find_quantities(["value"], ACTION_NAMES, no_basis)
+    noised = saliency.noised(learned, z, [4, 5, 6], 9, 0.2, 0)
+    options = {"steps": STEPS, "copies": 9}
+    for other in (value, Quantity("less", "return", lambda r: -r.value_B)):
+        what = noised, chosen(learned, z).repeat_interleave(9), [value, other], TARGET
+        assert largest_miss(gradients(learned, *what, **options), each_copy(learned, *what, **options)) < 1e-4
+
+
+@pytest.mark.parametrize("env_grads", [True, False])
+def test_a_direction_of_the_world_alone_over_noised_copies(learned: RSSMSimulator, env_grads: bool) -> None:
+    """Frames have no part in it where the world is cut, so that the world state itself must be checked."""
+    z, basis = latents(learned), replace(some_basis(12), kind="pca", space="d")
+    quantities = find_quantities(["d_pca_1"], ACTION_NAMES, lambda kind: basis)
+    noised, actions = saliency.noised(learned, z, [4, 5, 6], 9, 0.2, 0), chosen(learned, z).repeat_interleave(9)
+    options = {"steps": STEPS, "copies": 9, "env_grads": env_grads}
+    (short,) = gradients(learned, noised, actions, quantities, TARGET, **options)
+    (long,) = each_copy(learned, noised, actions, quantities, TARGET, **options)
+    torch.testing.assert_close(short.d, long.d, rtol=0, atol=1e-4 * long.d.abs().max().item())
+    assert env_grads or not short.obs["frames"].any()
+
+
 def test_the_shares_of_open_relus_are_what_makes_the_short_way_right(
     learned: RSSMSimulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
