@@ -32,7 +32,7 @@ from analysis.clusters import (
 )
 from analysis.directions import EXACT_SIZE, OVERSAMPLES
 from analysis.mdp import NO_BEHAVIOUR, Visits, aggregate, transitions
-from analysis.states import REAL, open_stores
+from analysis.states import REAL, open_stores, units
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.config import read_json
@@ -200,7 +200,8 @@ def _batches(rows_E: np.ndarray, lead: int) -> Iterator[np.ndarray]:
 class Steps:
     """Steps of one store: ``h_NH``, ``d_ND`` (None without a simulator), what happened, and (episode, t).
 
-    Steps of an episode are consecutive.
+    Steps of an episode are consecutive.  ``unit_E`` int64 [episodes]: equal for what is not independent, also across
+    stores (analysis.states.units); None: every episode is a unit.
     """
 
     h_NH: np.ndarray
@@ -209,11 +210,13 @@ class Steps:
     action_N: np.ndarray
     logits_NA: np.ndarray
     index_N2: np.ndarray
+    unit_E: np.ndarray | None = None
 
 
 def read_steps(
-    store: RolloutStore, first_step: int, world: Sequence[np.ndarray] | str | None = None, lead: int = 0
-) -> Steps:
+    store: RolloutStore, first_step: int, world: Sequence[np.ndarray] | str | None = None, lead: int = 0,
+    unit_E: np.ndarray | None = None,
+) -> Steps:  # fmt: skip
     """Pooled steps t >= first_step.
 
     world: per-episode states whose row i belongs to step ``lead + i``, or the name of a stored column.
@@ -225,7 +228,7 @@ def read_steps(
     if world is not None and not isinstance(world, str):
         ends = [int(min(store.steps[e], store.rows[e])) for e in range(len(store))]
         d_ND = np.concatenate([world[e][first - lead : ends[e] - lead] for e in range(len(store)) if ends[e] > first])
-    return Steps(columns["h"], d_ND, columns["value"], columns["action"], columns["logits"], index_N2)
+    return Steps(columns["h"], d_ND, columns["value"], columns["action"], columns["logits"], index_N2, unit_E)
 
 
 def histories(x_NF: np.ndarray, index_N2: np.ndarray, lags: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -353,7 +356,8 @@ def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int,
     arrays["centre_index"] = _centres(label_M, distance_M, source_M, episode_M, t_M, count, shown)
     arrays["transitions"] = transitions(label_M[real_M], episode_M[real_M], t_M[real_M], count)
     result.arrays = arrays
-    ari = cluster_stability(points_MK, label_M, episode_M * 2 + source_M, method=options.method, **sizes)  # type: ignore[arg-type]
+    unit_M = _units(given, index_N2)[rows_M]
+    ari = cluster_stability(points_MK, label_M, unit_M, method=options.method, **sizes)  # type: ignore[arg-type]
     result.scalar("stability", ari.value, "adjusted Rand index", ari.n, (ari.low, ari.high))
     if options.embedding != "pca":
         result.notes["stability"] = "the embedding is held fixed, so the stability is an upper bound"
@@ -367,6 +371,13 @@ def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int,
     names = {int(r["behaviour"]): r["name"] for r in result.tables["behaviours"]} | {NOISE: NO_BEHAVIOUR}
     result.tables["mdp"] = [row | {"name": names[row["behaviour"]]} for row in states]
     return result
+
+
+def _units(given: Sequence[tuple[int, Steps]], index_N2: np.ndarray) -> np.ndarray:
+    """Of every step int64 [N]: equal for what is not independent.  index_N2: as pooled, episodes numbered anew."""
+    if any(s.unit_E is None for _, s in given):
+        return index_N2[:, 0]
+    return np.concatenate([s.unit_E[s.index_N2[:, 0]] for _, s in given if s.unit_E is not None])
 
 
 def _describe(result: Result, label_R: np.ndarray, episode_R: np.ndarray, t_R: np.ndarray, seed: int) -> None:
@@ -519,14 +530,12 @@ def main(config: BehavioursConfig) -> None:
     real, simulated, agent = open_stores(config.rollouts, config.samples)
     simulator = _load_simulator(config, agent, simulated, device)
     first = config.fit.first_step
-    if simulator is None:
-        steps = [read_steps(real, first), None if simulated is None else read_steps(simulated, first)]
-    else:
-        lead = simulator.initial_frames - 1
-        steps = [
-            read_steps(real, first, world_states(simulator, real, device), lead),
-            None if simulated is None else read_steps(simulated, first, "world/d"),
-        ]
+    lead = 0 if simulator is None else simulator.initial_frames - 1
+    world = None if simulator is None else world_states(simulator, real, device)
+    steps: list[Steps | None] = [read_steps(real, first, world, lead, units(real, real))]
+    if simulated is not None:
+        column = None if simulator is None else "world/d"
+        steps.append(read_steps(simulated, first, column, unit_E=units(simulated, real)))
     with threadpool_limits(config.threads):
         result = cluster(steps, config.fit, config.seed, real.spec.action_names)
     result.arrays["sample_labels"] = (

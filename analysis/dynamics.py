@@ -24,7 +24,7 @@ from torch import Tensor
 from agents.recurrent import load_agent
 from analysis.behaviour_figures import image_field
 from analysis.behaviours import load_behaviours
-from analysis.clusters import k_means
+from analysis.clusters import STEPS_PER_CLUSTER, k_means
 from analysis.coupling import check_made_from, spread_over_episodes
 from analysis.states import open_stores
 from core import artefacts, config as cli
@@ -72,10 +72,11 @@ class DynamicsConfig:
     """steps after which a state under a still input has settled"""
     slow_steps: float = 20.0
     """a mode with at least this time constant (steps) is slow: a line attractor has one, a plane two"""
-    burn_in: int = 5
-    """first steps of an episode that the Lyapunov exponents leave out"""
-    lyapunov_steps: int = 64
-    """at most so many steps of an episode, and of a still input, for the exponents"""
+    burn_in: int = 32
+    """first steps of an episode that the Lyapunov exponents leave out, in which their directions turn to where
+    differences last longest; with too few, memory looks shorter than it is"""
+    lyapunov_steps: int = 96
+    """at most so many steps of an episode, and of a still input, for the exponents; --burn_in is among them"""
     seed: int = 0
     """seed of the choice of frames and starts, and of the intervals"""
     threads: int = 2
@@ -310,6 +311,8 @@ def typical(recorded: Recorded, count: int, seed: int) -> list[Still]:
     out = [Still("mean input", None, recorded.e_NE.mean(0))]
     if count == 0:
         return out
+    if len(recorded.e_NE) < STEPS_PER_CLUSTER * count:
+        raise UserError(f"--inputs {count}: {len(recorded.e_NE)} recorded steps are too few; ask for fewer")
     e_NE = recorded.e_NE.cpu().numpy()
     centres = k_means(e_NE, count, seed) if count > 1 else e_NE.mean(0, keepdims=True)
     for centre in centres:
@@ -343,7 +346,11 @@ def analyse(
     point), ``modes`` (a row a point and slow or leading mode), ``lyapunov`` (a row an exponent, with intervals).
     """
     rng = np.random.default_rng(config.seed)
-    std_H = recorded.h_NH.std(0).clamp_min(1e-12)
+    std_H = recorded.h_NH.std(0)
+    if not std_H.max() > 0:
+        raise UserError("the hidden states never change; there is no memory to analyse")
+    # A unit that never changes has no scale of its own: by its rounding error every search would seem to run away.
+    std_H = torch.where(std_H > 1e-6 * std_H.max(), std_H, std_H.max())
     episode_N = recorded.index_N2[:, 0]
     chosen = spread_over_episodes(np.arange(len(episode_N)), episode_N, config.starts, rng)
     h_SH = recorded.h_NH[chosen]
@@ -352,12 +359,14 @@ def analyse(
     values: list[np.ndarray] = []
     still: list[np.ndarray] = []
     result.tables["points"], result.tables["modes"] = [], []
+    in_vain = 0
     with bar("fixed points", len(inputs), "inputs") as progress:
         for number, one in enumerate(inputs):
             e_SE = one.e_E.expand(len(h_SH), -1)
             found = search(agent, e_SE, h_SH, std_H, config.iterations)
             ended = settle(agent, e_SE, h_SH, config.settle)
             use = torch.nonzero(found.settled_B & (found.speed_B < config.slow_speed))[:, 0]
+            in_vain += len(h_SH) - len(use)
             kept = use[distinct(found.h_BH[use], found.speed_B[use], std_H, config.merge)].tolist()
             gap_SP = ((ended[:, None] - found.h_BH[kept]) / std_H).square().mean(2).sqrt()
             for at, k in enumerate(kept):
@@ -392,6 +401,7 @@ def analyse(
     fixed = [row for row in result.tables["points"] if row["kind"] == "fixed"]
     result.scalar("fixed_points", len(fixed), f"points in {len(inputs)} still inputs")
     result.scalar("slow_points", len(points) - len(fixed), f"points in {len(inputs)} still inputs")
+    result.scalar("searches_in_vain", in_vain, f"of {len(inputs) * len(h_SH)} searches, that came to no point")
     return result
 
 
@@ -466,7 +476,9 @@ def driven(result: Result, agent: Agent, recorded: Recorded, config: DynamicsCon
     need = config.burn_in + max(4, recorded.h_NH.shape[1] // 4)
     use = count > need
     if not use.any():
-        raise UserError(f"no episode has {need} steps, which the Lyapunov exponents need; record longer ones")
+        raise UserError(
+            f"no episode has {need} steps, which the Lyapunov exponents need; record longer ones, or lower --burn_in"
+        )
     length = np.minimum(count[use] - 1, config.lyapunov_steps)  # the first recorded state is where it starts
     rows = first[use, None] + 1 + np.minimum(np.arange(length.max()), length[:, None] - 1)
     each, steps = lyapunov(agent, recorded.e_NE[rows], recorded.h_NH[first[use]], length, config.burn_in)
@@ -476,7 +488,9 @@ def driven(result: Result, agent: Agent, recorded: Recorded, config: DynamicsCon
     top = result.tables["lyapunov"][0]
     result.scalar("lyapunov_driven", top["value"], "nats a step, largest", top["n"], (top["low"], top["high"]))
     memory = [-1 / v if v < 0 else float("inf") for v in (top["value"], top["low"], top["high"])]
-    result.scalar("memory", memory[0], "steps until a difference of memory shrinks by e", top["n"], memory[1:])
+    # One-sided: a direction that has not turned to the slowest one yet shrinks faster.
+    unit = "steps until a difference of memory shrinks by e, or more (finite episodes)"
+    result.scalar("memory", memory[0], unit, top["n"], memory[1:])
     result.scalar("episodes_too_short", float((~use).sum()), "episodes left out of the exponents")
 
 
@@ -554,7 +568,8 @@ def draw_eigenvalues(result: Result, slow_steps: float) -> Any:
     for name, colour in COLOURS.items():
         if any(row["stability"] == name for row in result.tables["points"]):
             right.plot([], [], color=colour, label=name)
-    right.legend(frameon=False, fontsize=8)
+    if result.tables["points"]:
+        right.legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -52,8 +52,9 @@ def aggregate(visits: Visits, clusters: int, seed: int) -> tuple[list[dict[str, 
     """(a row a state, a row a pair of states that follow each other), with 95 % intervals over episodes.
 
     State: ``dwell`` is the mean number of steps it lasts (steps that have a next one, per exit; None if it was never
-    left), ``value`` the agent's own, entropies in bits: ``policy_entropy`` of the agent's policy at
-    each step, on average; ``mixed_policy_entropy`` of the average policy; ``transition_entropy`` of the next step's
+    left; ``dwell_high`` None where so few episodes leave it that it may last for ever), ``value`` the agent's own,
+    entropies in bits: ``policy_entropy`` of the agent's policy at each step, on average; ``mixed_policy_entropy`` of
+    the average policy; ``transition_entropy`` of the next step's
     state.  Pair: ``probability`` that the next step is in the second, ``exit_probability`` that this is where it goes
     when it leaves the first.  n counts the episodes in which the (first) state occurs.
     """
@@ -87,8 +88,8 @@ def aggregate(visits: Visits, clusters: int, seed: int) -> tuple[list[dict[str, 
         if i == j:
             stay_BS[:, i] = count_BP[:, p]
     with np.errstate(invalid="ignore", divide="ignore"):  # a state that a draw has no step of: NaN, left out
+        exit_rate_BS = (left_BS - stay_BS) / left_BS
         of_state = {
-            "dwell": np.where(left_BS > stay_BS, left_BS / (left_BS - stay_BS), np.nan),
             "value": weight_BE @ per_episode(v.value_R) / steps_BS,
             "policy_entropy": weight_BE @ per_episode(_bits(policy_RA).sum(1)) / steps_BS,
             "mixed_policy_entropy": sum(_bits(weight_BE @ per_episode(p_R) / steps_BS) for p_R in policy_RA.T),
@@ -104,6 +105,11 @@ def aggregate(visits: Visits, clusters: int, seed: int) -> tuple[list[dict[str, 
     for s in range(states):
         row: dict[str, Any] = {"behaviour": -1 if s == clusters else s}
         row |= {"n_steps": int(steps_BS[0, s]), "n_episodes": int(n_S[s]), "n_exits": int((left_BS - stay_BS)[0, s])}
+        # By the rate, which is 0 in a draw without an exit: leaving such draws out would bound how long a state lasts.
+        rate = _with_interval("rate", exit_rate_BS[:, s], int(n_S[s]))
+        for name, end in (("dwell", "rate"), ("dwell_low", "rate_high"), ("dwell_high", "rate_low")):
+            per_step = rate[end]
+            row[name] = 1 / per_step if per_step else None
         for name, draws_BS in of_state.items():
             row |= _with_interval(name, draws_BS[:, s], int(n_S[s]))
         rows.append(row)

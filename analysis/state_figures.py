@@ -24,18 +24,21 @@ MEASURES = {
     "covered": "real states\namong simulated",
     "told_apart": "told apart by a\nlinear classifier",
 }
+HEADS = {"head_weights": "independent component", "head_weights_pca": "principal component",
+         "head_weights_nmf": "non-negative factor"}  # fmt: skip
+SMALL_REWARD = 0.02  # of the largest: a simulator never says exactly 0
 
 
 def draw(result: Result, path: Path) -> list[str]:
     """Every figure the Result has the data for; the names of the files written."""
     figures: dict[str, Callable[[Result], Any]] = {
         "explained.png": _draw_explained,
-        "time_courses.png": _draw_time_courses,
-        "paths.png": _draw_paths,
         "planes.png": _draw_planes,
         "map.png": _draw_map,
     }
-    if "head_weights" in result.arrays:
+    if any(len(rows) > 1 for rows in _some_episodes(result)):  # latents of samples alone are one an episode
+        figures |= {"time_courses.png": _draw_time_courses, "paths.png": _draw_paths}
+    if any(k in result.arrays for k in HEADS):
         figures["heads.png"] = _draw_heads
     if "overlap" in result.tables:
         figures["overlap.png"] = _draw_overlap
@@ -103,8 +106,8 @@ def _paint(figure: Any, axis: Any, xy: np.ndarray, result: Result, rows: np.ndar
             figure.colorbar(drawn, ax=axis, extend="both" if what == "value" else "max")
     elif what == "reward":
         reward = result.arrays["reward"][rows]
-        some = np.abs(reward) > 1e-6
         limit = max(float(np.abs(reward).max()), 1e-9)
+        some = np.abs(reward) > SMALL_REWARD * limit
         colours = {"cmap": "coolwarm", "vmin": -limit} if reward.min() < -0.1 * limit else {"cmap": "OrRd", "vmin": 0}
         axis.scatter(*xy[~some].T, color="0.85", **dots)
         # What is rare is drawn last and larger, or it would not be seen.
@@ -133,7 +136,8 @@ def _paint(figure: Any, axis: Any, xy: np.ndarray, result: Result, rows: np.ndar
 
 
 TITLES = {
-    "value": "value", "action": "action (the 6 commonest named)", "reward": "reward that follows (grey: none)",
+    "value": "value", "action": "action (the 6 commonest named)",
+    "reward": f"reward that follows (grey: below {SMALL_REWARD:.0%})",
     "step": "step of the episode", "level": "level (colours repeat; grey: unknown)", "cluster": "k-means cluster",
 }  # fmt: skip
 
@@ -264,9 +268,7 @@ def _draw_paths(result: Result) -> Any:
 def _draw_heads(result: Result) -> Any:
     """Weights in the independent, the first principal and the non-negative directions, one above another."""
     names = [*result.notes["action_names"], "value"]
-    kinds = {"head_weights": "independent component", "head_weights_pca": "principal component",
-             "head_weights_nmf": "non-negative factor"}  # fmt: skip
-    shown = {k: result.arrays[k][:, :MAX_WEIGHTS] for k in kinds if k in result.arrays}
+    shown = {k: result.arrays[k][:, :MAX_WEIGHTS] for k in HEADS if k in result.arrays}
     most = max(w.shape[1] for w in shown.values())
     figure = _figure(0.45 * most + 2.4, (0.2 * len(names) + 1.1) * len(shown))
     ratios = [len(names) - 1, 1.5] * len(shown)
@@ -280,7 +282,7 @@ def _draw_heads(result: Result) -> Any:
             figure.colorbar(image, ax=axis).ax.tick_params(labelsize=7)
         of = result.arrays[kind].shape[1]
         some = f" (the first {MAX_WEIGHTS} of {of})" if of > MAX_WEIGHTS else ""
-        bottom.set_xlabel(f"{kinds[kind]}{some}", fontsize=9)
+        bottom.set_xlabel(f"{HEADS[kind]}{some}", fontsize=9)
     figure.suptitle("Change of logits and value per standard deviation", fontsize=11)
     return figure
 

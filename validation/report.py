@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from analysis.behaviours import load_behaviours
+from analysis.coupling_edges import label as behaviour_label
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
@@ -49,11 +50,16 @@ MODULES = {
     "record_samples": "-m generative.record_samples",
     "fidelity": "-m validation.fidelity",
     "hidden_states": "-m analysis.hidden_states",
+    "env_states": "-m analysis.env_states",
+    "latents": "-m analysis.latents",
     "behaviours": "-m analysis.behaviours",
     "saliency": "-m analysis.saliency",
     "coupling": "-m analysis.coupling",
     "dynamics": "-m analysis.dynamics",
+    "similarity": "-m analysis.similarity",
+    "target_functions": "-m analysis.target_functions",
     "interventions": "-m validation.interventions",
+    "planted": "-m validation.planted",
 }
 
 
@@ -268,13 +274,19 @@ def directions(dirs: Mapping[str, Path]) -> Section:
     """Bases fitted to the hidden state, and the independent components over an episode."""
     path = dirs["hidden_states"]
     result = Result.load(path)
-    rows = result.tables["ica"]
+    rows = result.tables.get("ica", [])
     units = number(result.notes["hidden_size"])
     found = f"Directions: {len(rows)} independent components of the agent's {units} hidden units"
     explained = f"pca_explained_{len(rows)}"
     if explained in result.scalars:
         found += f", turned from as many principal ones that hold {percent(result.scalars[explained])} of its variance"
-    found += f"; median stability over restarts {plain(result.scalars['ica_stability_median'])} (1: always the same)."
+    if rows:
+        found += (
+            f"; median stability over restarts {plain(result.scalars['ica_stability_median'])} (1: always the same)"
+        )
+    if not result.notes.get("ica_converged", True):
+        found += "; their final fit did not converge, so the least stable ones may be arbitrary"
+    found += "."
     titles = {
         "direction": "direction", "stability": "stability Iq (1 stable)", "match": "match over restarts",
         "explained": "share of variance",
@@ -290,7 +302,9 @@ def directions(dirs: Mapping[str, Path]) -> Section:
         _pictures(path, "heads.png", "What each direction adds to the agent's logits and value"),
         _pictures(path, "explained.png", "Variance that principal components hold, and how stable the ICs are"),
         _pictures(path, "*.png", "Hidden states", but=("time_courses", "heads", "explained")),
-        table(rows, "Independent components in the order of their stability", _present(titles, rows), most=64),
+        table(rows, "Independent components in the order of their stability", _present(titles, rows), most=64)
+        if rows
+        else "",
         _scalars(result, "The fitted directions in numbers"),
     ]
     return Section("Directions in the hidden state", "".join(html), (found,))
@@ -312,6 +326,11 @@ def mdp_rows(result: Result, names: Mapping[int, str]) -> list[dict[str, Any]]:
             **{k: row[k] for k in ("n_steps", "n_episodes", "n_exits")},
             "name": names.get(row["behaviour"], str(row["name"])),
             **{to: number(row[k]) + interval(row[f"{k}_low"], row[f"{k}_high"]) for k, to in shown},
+            **(
+                {"dwell_text": f"{number(row['dwell'])} [{number(row['dwell_low'])}, without bound]"}
+                if row["dwell_high"] is None and row["dwell_low"] is not None
+                else {}
+            ),
         }
         for row in result.tables["mdp"]
     ]
@@ -389,11 +408,16 @@ def dynamics(dirs: Mapping[str, Path]) -> Section:
         f"{'less' if top['value'] < 0 else 'more'}, by {plain(top)} nats a step (largest Lyapunov exponent, "
         f"n = {top['n']} episodes)"
     )
-    found += f": a difference fades by a factor e in {plain(scalars['memory'])} steps." if fades else "."
+    found += f": a difference takes at least {plain(scalars['memory'])} steps to fade by a factor e." if fades else "."
     stable = sum(row["stability"] == "stable" for row in points)
     slowest = [row["time_constant"] for row in points]
+    frames = (
+        "the central frame of each behaviour"
+        if "behaviours" in artefacts.read_manifest(path)["inputs"]
+        else "typical frames"
+    )
     words = (
-        f"With its input held still (the mean input, and the central frame of each behaviour), the memory has "
+        f"With its input held still (the mean input, and {frames}), the memory has "
         f"{number(int(scalars['fixed_points']['value']))} fixed points, {stable} of them stable"
     )
     if slowest:
@@ -525,20 +549,19 @@ def coupling(dirs: Mapping[str, Path]) -> Section:
         listed = table(rows, "Significant Jacobians, the strongest first", titles, most=60)
         html.append(details("Table of all significant effects, those on a direction's own later value too", listed))
     figures = _natural(path.glob("matrix_*.png"))
-    words = (
-        "Coupling matrices of behaviour {}: Jacobian, its parts by agent alone and world, and correlation, a row a lag"
-    )
-    drawn = "Graph of the effects in behaviour {}: whole, by the agent alone and through the world, a column a lag"
+    words = "Coupling matrices of {}: Jacobian, its parts by agent alone and world, and correlation, a row a lag"
+    drawn = "Graph of the effects in {}: whole, by the agent alone and through the world, a column a lag"
     compared = "Direct and through-world parts of the effects, and how far each agrees with the correlation"
     if (path / "paths.png").exists():
         html.append(picture(path / "paths.png", compared, f"{compared}.", wide=True))
     for i, file in enumerate(figures):
-        behaviour = file.stem.removeprefix("matrix_")
+        number_of = file.stem.removeprefix("matrix_")
+        behaviour = behaviour_label(result.notes["names"], int(number_of))
         text = words.format(behaviour)
         shown = picture(file, text, f"{text}.")
-        if (graph := path / f"graph_{behaviour}.png").exists():
+        if (graph := path / f"graph_{number_of}.png").exists():
             shown = picture(graph, drawn.format(behaviour), f"{drawn.format(behaviour)}.") + shown
-        html.append(shown if i < 1 else details(f"Behaviour {behaviour}", shown))
+        html.append(shown if i < 1 else details(behaviour[0].upper() + behaviour[1:], shown))
     return Section("What drives what", "".join(html), (found,))
 
 

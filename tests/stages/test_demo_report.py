@@ -195,3 +195,24 @@ def test_a_verdict_keeps_its_meaning_in_colour() -> None:
     assert '<span class="open">neither confirmed nor refuted</span>' in html
     assert '<span class="good">confirmed</span>' in html
     assert '<span class="bad">refuted</span>' in html
+
+
+@pytest.mark.parametrize("converged", [True, False])
+def test_directions_say_what_ica_did(tmp_path: Path, converged: bool) -> None:
+    notes = {"hidden_size": 8, "ica_converged": converged}
+    scalars = {"ica_stability_median": artefacts.metric(0.5, "Iq")}
+    row = {"direction": 0, "stability": 0.5, "match": 1.0, "explained": 0.1}
+    with artefacts.new_run(tmp_path / "with", "hidden_states", {}) as made:
+        Result(scalars=scalars, notes=notes, tables={"ica": [row]}).save(made.path)
+    with artefacts.new_run(tmp_path / "without", "hidden_states", {}) as made:
+        Result(notes={"hidden_size": 8}).save(made.path)
+    (found,) = report.directions({"hidden_states": tmp_path / "with"}).findings
+    assert ("did not converge" in found) != converged
+    (found,) = report.directions({"hidden_states": tmp_path / "without"}).findings
+    assert found == "Directions: 0 independent components of the agent's 8 hidden units."
+
+
+def test_every_stage_of_the_readme_can_be_repeated_from_the_page() -> None:
+    readme = (cli.ROOT / "README.md").read_text()
+    stages = set(re.findall(r"`python ((?:-m )?[\w.]+)", readme)) - {"-m core.artefacts", "-m validation.report"}
+    assert stages <= set(report.MODULES.values())

@@ -62,7 +62,7 @@ def test_dynamics_of_an_agent(
         (["--slow_speed", "0"], "--slow_speed 0.0: above 0"),
         (["--starts", "0"], "--starts"),
         (["--lyapunov_steps", "3", "--burn_in", "5"], "--lyapunov_steps 3 must be above --burn_in 5"),
-        (["--inputs", "4000"], "too few for 4000 clusters"),
+        (["--inputs", "4000"], "--inputs 4000: .* steps are too few"),
         (["--slow_steps", "0"], "--slow_steps 0.0: at least 1"),
     ],
 )

@@ -148,6 +148,15 @@ def test_a_behaviour_only_the_simulator_has_shows_as_such() -> None:
     assert {row["value_d"] for row in rows} == {None}  # all or none of the real steps: nothing to compare with
 
 
+def test_samples_and_the_episodes_they_started_in_are_one_unit() -> None:
+    steps, _ = planted_steps()
+    more, _ = planted_steps(seed=1)
+    apart = cluster((steps, more), OPTIONS, 0, ACTIONS).scalars["stability"]
+    unit_E = 3 * np.arange(30)
+    one = cluster((replace(steps, unit_E=unit_E), replace(more, unit_E=unit_E)), OPTIONS, 0, ACTIONS)
+    assert (apart["n"], one.scalars["stability"]["n"]) == (60, 30)
+
+
 def test_central_samples_are_of_their_behaviour_and_of_different_episodes() -> None:
     steps, _ = planted_steps()
     result = cluster((steps, None), OPTIONS, 0, ACTIONS)
@@ -250,6 +259,15 @@ def test_steps_in_no_behaviour_are_a_state_of_their_own() -> None:
     assert states[0]["value_low"] is None  # one episode says nothing of the spread
     alone = Visits(label_R[:2], episode_R[:2], np.array([1, 2]), np.zeros(2), np.zeros((2, 2)))
     assert aggregate(alone, 1, 0)[0][0]["dwell"] is None  # it was never left
+
+
+def test_one_exit_does_not_bound_how_long_a_behaviour_lasts() -> None:
+    """Six episodes in state 0, one of which leaves it once: a third of the draws know no exit."""
+    label_R, episode_R, t_R = np.zeros(60, int), np.repeat(np.arange(6), 10), np.tile(np.arange(10), 6)
+    label_R[8:10] = 1
+    row = aggregate(Visits(label_R, episode_R, t_R, np.zeros(60), np.zeros((60, 2))), 2, 0)[0][0]
+    assert (row["n_exits"], row["dwell"]) == (1, pytest.approx(53))
+    assert row["dwell_low"] < 53 and row["dwell_high"] is None
 
 
 def crowds(method: Method, points: int = 600) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -18,6 +19,7 @@ from analysis.dynamics import (
     analyse,
     attractor,
     distinct,
+    draw_eigenvalues,
     lyapunov,
     modes,
     period,
@@ -177,6 +179,20 @@ def test_lyapunov_exponents_of_a_normal_map_are_its_rates_and_stop_at_the_episod
     assert again[0] == pytest.approx(each[1])
 
 
+def test_the_default_burn_in_turns_the_frame_to_the_slowest_direction() -> None:
+    """One slow mode among 63 that fade at 0.2: after five steps the frame's first direction is still one of many, and
+    memory looks half as long."""
+    rates = np.array([-0.02] + [-0.2] * 63)
+    turn, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((64, 64)))
+    matrix = torch.from_numpy(turn @ np.diag(np.exp(rates)) @ turn.T)
+    config = DynamicsConfig()
+    e, length = torch.zeros(1, config.lyapunov_steps, 64).double(), np.array([config.lyapunov_steps])
+    each, _ = lyapunov(Toy(lambda h: h @ matrix.T, 64), e, torch.ones(1, 64).double(), length, config.burn_in)
+    assert each[0, 0] == pytest.approx(-0.02, rel=0.1)
+    hasty, _ = lyapunov(Toy(lambda h: h @ matrix.T, 64), e, torch.ones(1, 64).double(), length, 5)
+    assert hasty[0, 0] < -0.03
+
+
 def test_points_that_are_the_same_are_one_and_the_slowest_stays() -> None:
     h = torch.tensor([[0.0], [0.04], [1.0], [0.01]]).double()
     assert distinct(h, torch.tensor([3.0, 1.0, 2.0, 4.0]).double(), torch.ones(1).double(), 0.1) == [1, 2]
@@ -198,7 +214,7 @@ def recorded_of(agent: Toy, noise: float = 0.3, episodes: int = 12, steps: int =
 def run(agent: Toy, noise: float = 0.3, **changes: object) -> Result:
     recorded = recorded_of(agent, noise)
     still = [Still("nothing", None, torch.zeros(agent.hidden_size).double())]
-    return analyse(agent, recorded, still, DynamicsConfig(**{"starts": 48, "settle": 60, **changes}))  # type: ignore[arg-type]
+    return analyse(agent, recorded, still, DynamicsConfig(**{"starts": 48, "settle": 60, "burn_in": 5, **changes}))  # type: ignore[arg-type]
 
 
 def test_the_whole_analysis_of_two_attractors_and_the_saddle_between() -> None:
@@ -220,6 +236,29 @@ def test_the_whole_analysis_of_two_attractors_and_the_saddle_between() -> None:
     assert result.scalars["fixed_points"]["value"] == 3
     assert result.scalars["lyapunov_driven"]["value"] < 0
     assert result.scalars["memory"]["value"] == pytest.approx(-1 / result.scalars["lyapunov_driven"]["value"])
+
+
+def test_a_unit_that_never_changes_does_not_hide_the_fixed_point() -> None:
+    """Recorded as float32, as everything is, and 0.3 is none."""
+    agent = Toy(lambda h: torch.stack([0.5 * h[:, 0], 0 * h[:, 1] + 0.3], 1), 2)
+    recorded = recorded_of(agent)
+    recorded.e_NE[:, 1], recorded.h_NH[:, 1] = 0, float(np.float32(0.3))
+    still = [Still("nothing", None, torch.zeros(2).double())]
+    config = DynamicsConfig(starts=48, settle=60, burn_in=5)
+    result = analyse(agent, recorded, still, config)
+    assert result.arrays["points"] == pytest.approx(np.array([[0, 0.3]]), abs=1e-8)
+    assert result.scalars["searches_in_vain"]["value"] == 0
+    recorded.h_NH[:] = 1
+    with pytest.raises(UserError, match="never change"):
+        analyse(agent, recorded, still, config)
+
+
+def test_searches_that_find_nothing_are_counted_and_drawn() -> None:
+    agent = Toy(lambda h: h + 1, 1)
+    result = run(agent)
+    assert result.tables["points"] == []
+    assert result.scalars["searches_in_vain"]["value"] == 48
+    draw_eigenvalues(result, 20.0).savefig(io.BytesIO())
 
 
 def test_a_line_attractor_is_called_a_line() -> None:
@@ -249,4 +288,4 @@ def test_episodes_that_are_too_short_are_refused() -> None:
     short = recorded_of(agent, steps=6)
     still = [Still("nothing", None, torch.zeros(2).double())]
     with pytest.raises(UserError, match="no episode has 9 steps"):
-        analyse(agent, short, still, DynamicsConfig(starts=8))
+        analyse(agent, short, still, DynamicsConfig(starts=8, burn_in=5))

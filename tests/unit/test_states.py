@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from analysis import states
 from analysis.directions import fit_ica, fit_nmf, fit_pca, state_rank, varying
+from analysis.state_figures import draw
 from analysis.states import FitOptions, States, fit, overlap
 from core.contracts import UserError
 
@@ -187,6 +190,17 @@ def test_too_few_or_equal_states_for_the_clusters_are_refused() -> None:
         fit(both, "h", "", FitOptions(**{**vars(options), "clusters": 6}), 0)
     with pytest.raises(UserError, match="120 steps are too few for 32 clusters"):
         fit(both, "h", "", options, 0)
+
+
+def test_figures_are_of_what_there_is(tmp_path: Path) -> None:
+    """Head weights without ICA are drawn; courses and paths of episodes of one state each are not."""
+    x = walk(np.random.default_rng(0), EPISODES, 3).astype(np.float32)
+    options = FitOptions(ica_size=0, nmf_size=0, clusters=3, embedding=("pca",))
+    result, _ = fit(pooled(x, np.zeros(len(x)), np.arange(len(x)) // STEPS), "h", "", options, 0)
+    result.arrays["head_weights_pca"], result.notes["action_names"] = np.ones((3, 3)), ["left", "right"]
+    assert {"heads.png", "paths.png", "time_courses.png"} <= set(draw(result, tmp_path))
+    result.arrays["index"] = np.stack([np.arange(len(x)), np.zeros(len(x), int)], 1)
+    assert not {"paths.png", "time_courses.png"} & set(draw(result, tmp_path))
 
 
 @pytest.mark.parametrize(
