@@ -399,10 +399,13 @@ def _centres(
     clusters: int,
     samples: int,
 ) -> np.ndarray:
+    """Only of a behaviour's more central half: a step at its edge, alone in its episode, shows something else."""
     out = np.full((clusters, samples, 3), -1, np.int64)
     for b in range(clusters):
         taken: set[tuple[int, int]] = set()
-        for row in sorted(np.flatnonzero(label_M == b), key=lambda r: (source_M[r], distance_M[r])):
+        rows = np.flatnonzero(label_M == b)
+        typical = rows[distance_M[rows] <= np.median(distance_M[rows])] if len(rows) else rows
+        for row in sorted(typical, key=lambda r: (source_M[r], distance_M[r])):
             episode = (int(source_M[row]), int(episode_M[row]))
             if len(taken) == samples:
                 break

@@ -21,6 +21,7 @@ from analysis.behaviours import (
     BehaviourOptions,
     BehavioursConfig,
     Steps,
+    _centres,
     cluster,
     histories,
     load_behaviours,
@@ -155,6 +156,15 @@ def test_samples_and_the_episodes_they_started_in_are_one_unit() -> None:
     unit_E = 3 * np.arange(30)
     one = cluster((replace(steps, unit_E=unit_E), replace(more, unit_E=unit_E)), OPTIONS, 0, ACTIONS)
     assert (apart["n"], one.scalars["stability"]["n"]) == (60, 30)
+
+
+def test_a_stray_step_is_no_central_sample() -> None:
+    """Ten steps of one episode at the centre, and one step of each of three others at the edge."""
+    label = np.zeros(13, np.int64)
+    distance = np.r_[np.arange(10) / 10, 5.0, 6.0, 7.0]
+    episode = np.r_[np.zeros(10, np.int64), 1, 2, 3]
+    centres = _centres(label, distance, np.zeros(13, np.int64), episode, np.arange(13), clusters=1, samples=4)
+    assert centres[0].tolist() == [[0, 0, 0], *[[-1, -1, -1]] * 3]
 
 
 def test_central_samples_are_of_their_behaviour_and_of_different_episodes() -> None:
