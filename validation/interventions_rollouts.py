@@ -635,10 +635,17 @@ class SimulatedWorld(World):
             for rows in blocks:
                 h = self.h_NH[rows]
                 change = h.new_zeros(steps, *h.shape).requires_grad_()
+                # What holds at once follows from the heads alone: asked of the whole course, it would send zeros back
+                # through every later step of the world.
+                logits, value = self.agent.heads(h + change[0])
+                none = value.new_zeros(len(rows), 0)
+                at_once = Course(logits[:, None], value[:, None], none, torch.ones_like(value[:, None]))
+                now = quantities(at_once, self.measures)
                 got = quantities(self.course(rows, (AddSteps(change),), through), self.measures)
                 for q, value_R in got.items():
                     if q in known:
                         continue
+                    value_R = value_R if is_late(q) else now[q]
                     kind, _, when = q.partition("@")
                     happening, grad = kind.startswith(("rate:", "event:")), None
                     if kind == "return":

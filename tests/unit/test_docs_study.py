@@ -1,0 +1,27 @@
+"""The study in docs/ is one that the stage reads, on a basis and a world like the demo's."""
+
+from pathlib import Path
+
+import torch
+
+from core import config as cli
+from core.directions import Basis
+from validation.interventions import InterventionsConfig, check, parse_study
+
+STUDY = Path(__file__).parents[2] / "docs" / "study.json"
+ACTIONS = (
+    "downleft", "left", "upleft", "down", "none", "up", "downright", "right", "upright", "key_d", "key_a", "key_w",
+    "key_s", "key_q", "key_e",
+)  # fmt: skip
+
+
+def test_the_study_in_docs_is_read_and_flags_override_it():
+    eye = torch.eye(16)
+    basis = Basis("ica", torch.zeros(16), torch.ones(16), eye, eye)
+    config = cli.parse(InterventionsConfig, [f"--config={STUDY}"], "interventions")
+    hypotheses, events = parse_study(check(config), basis, ACTIONS, None)
+    assert [h.name for h in hypotheses[:2]] == ["shift 14 by +3", "shift 14 by +3 always"] and config.starts >= 200
+    assert [h.event for h in hypotheses] == ["presses", "presses", "", ""]
+    assert {h.event for h in hypotheses if h.role} <= {e.name for e in events}
+    other = cli.parse(InterventionsConfig, [f"--config={STUDY}", "--hypotheses", "collapse 14"], "interventions")
+    assert other.hypotheses == ("collapse 14",) and other.events == config.events and other.starts == config.starts
