@@ -115,10 +115,12 @@ def _episode(rows: list[tuple[Moment, int]], meta: dict[str, Any]) -> Episode:
 
 
 def keep_unaltered(out: Path, altered: bool) -> None:
-    """UserError if an altered recording is about to replace an unaltered one."""
-    whole = (out / artefacts.MANIFEST).exists()
-    if altered and whole and not artefacts.read_manifest(out)["facts"].get("interventions"):
-        raise UserError(f"{out} holds unaltered data; record with interventions into another directory")
+    """UserError if an altered recording is about to replace an unaltered one, or one set aside for a recording that
+    was cut off."""
+    for place in (out, artefacts.aside_of(out)):
+        whole = (place / artefacts.MANIFEST).exists()
+        if altered and whole and not artefacts.read_manifest(place)["facts"].get("interventions"):
+            raise UserError(f"{place} holds unaltered data; record with interventions into another directory")
 
 
 def main(config: RecordConfig) -> None:

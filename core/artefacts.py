@@ -162,6 +162,11 @@ def _is_payload(path: Path, root: Path) -> bool:
     return not any((parent / MANIFEST).exists() for parent in path.parents if parent != root and root in parent.parents)
 
 
+def aside_of(path: Path) -> Path:
+    """Where the run that a new one replaces waits until the new one is whole."""
+    return path.with_name(f".{path.name}.replaced")
+
+
 def begin_run(
     path: Path, stage: str, config: Any, inputs: Mapping[str, Path] | None = None, *, overwrite: bool = False
 ) -> Run:
@@ -175,7 +180,7 @@ def begin_run(
     path = Path(path)
     for directory in (inputs or {}).values():
         read_manifest(directory)
-    replaced = path.with_name(f".{path.name}.replaced")
+    replaced = aside_of(path)
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             if not overwrite:

@@ -227,6 +227,9 @@ def build(
     if twice:
         raise UserError(f"direction {twice[0]} is named twice in --swap_directions_from/_to")
     basis.check([*named, *shifts])
+    for shifted, by in shifts.items():
+        if not basis.lift_change(torch.eye(basis.size)[shifted].to(basis.lift_KH) * by).isfinite().all():
+            raise UserError(f"--shift {shifted}={by:g} is more than the hidden state can hold")
     basis = basis.to(device)
     out: list[Intervention] = []
     if pairs:

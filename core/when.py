@@ -40,7 +40,7 @@ class Rule:
 
     def check(self, behaviours: tuple[int, ...]) -> Rule:
         """The rule itself; UserError for a behaviour that it never tells."""
-        known = self.names_C.tolist()
+        known = [b for b in self.names_C.tolist() if b >= 0]  # -1: in none
         for b in behaviours:
             if b not in known:
                 raise UserError(f"behaviour {b} does not exist; there are: {', '.join(map(str, known))}")
@@ -106,7 +106,7 @@ def fit(h_NH: np.ndarray, label_N: np.ndarray, episode_N: np.ndarray, seed: int 
     facts = {
         "rule": "linear discriminant of the present hidden state",
         "found": found.value, "found_interval": list(found.interval), "episodes": found.n,
-        "chance": float(np.bincount(label_N).max() / len(label_N)), "of_behaviour": of,
+        "chance": float(np.unique(label_N, return_counts=True)[1].max() / len(label_N)), "of_behaviour": of,
     }  # fmt: skip
     weight, bias, names = _discriminant(h_NH, label_N)
     return Rule(torch.from_numpy(weight).float(), torch.from_numpy(bias).float(), torch.from_numpy(names), facts)

@@ -11,6 +11,9 @@ Functions   prob(ACTION), logit(ACTION), direction(ID), previous(EXPRESSION): wh
             which has no earlier one, what it is now, so that nothing begins there
 Operators   and or not, < <= > >= == != in, not in, + - *, numbers
 
+At step 0, that of the change, value, logits, directions and action follow from the agent's weights alone, in both
+worlds alike: an event that asks the world says ``step > 0 and ...``.  (Reward and endings of step 0 are the world's.)
+
 R rows (starts), T steps.
 """
 
@@ -180,7 +183,10 @@ class _Reader:
 
     def number(self, node: ast.expr) -> Read:
         if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and type(node.value) is not bool:
-            constant = float(node.value)
+            try:
+                constant = float(node.value)
+            except OverflowError:
+                raise _Unreadable("a number is too large") from None
             return lambda rows: torch.full_like(rows.value_RT, constant)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
             operand, sign = self.number(node.operand), -1.0 if isinstance(node.op, ast.USub) else 1.0
@@ -242,7 +248,7 @@ def _steps_before(node: ast.expr) -> int | None:
     if isinstance(node, ast.Name) and node.id == "action":
         return 0
     calls = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "previous"
-    if isinstance(node, ast.Call) and calls and len(node.args) == 1:
+    if isinstance(node, ast.Call) and calls and len(node.args) == 1 and not node.keywords:
         inner = _steps_before(node.args[0])
         return None if inner is None else inner + 1
     return None
@@ -271,4 +277,7 @@ def _before(part: Read) -> Read:
 
 
 def _words(node: ast.AST) -> str:
-    return ast.unparse(node)
+    try:
+        return ast.unparse(node)
+    except RecursionError:  # hundreds of signs or dots in a row
+        return "an expression nested this deep"

@@ -37,8 +37,11 @@ from validation.events import Event, parse_events
 from validation.interventions_figures import draw_effects, draw_headline, draw_needs, short, write_videos
 from validation.interventions_hypotheses import (
     Hypothesis,
+    Moves,
+    Repeat,
     check_events,
     hypotheses_of,
+    own_frame,
     parse_hypothesis,
     random_frames,
 )
@@ -53,6 +56,7 @@ from validation.interventions_rollouts import (
     is_late,
     is_own,
     rows_of,
+    still_on,
     unit_of,
 )
 from validation.interventions_statistics import (
@@ -71,6 +75,7 @@ from validation.interventions_statistics import (
     number_or_none,
     points_of,
     recovered_of,
+    spread_of,
     table_of,
 )
 
@@ -164,6 +169,7 @@ def check_options(options: StudyOptions, basis: Basis | None = None) -> None:
         if len(set(options.amounts)) < len(options.amounts):
             raise UserError("--amounts names an amount twice")
     cli.require(1, horizon=options.horizon, controls=options.controls)
+    cli.require(0, seed=options.seed)
     require_permutations(options.starts, ALPHA, "sign-flip")
     if basis is None:
         return
@@ -268,11 +274,18 @@ class Bench:
         for key in dict.fromkeys(h.control for h in hypotheses if not h.is_nothing):
             if key is None:
                 continue
-            redirected = [self.build(key, other) for other in self.frames[key.ids]]
             label = f"{where}: random for {key.name}"
-            random = world.measure(redirected, label, key.through, max(1, TOGETHER // len(self.starts)))
+            random = world.measure(self.controls(world, key), label, key.through, max(1, TOGETHER // len(self.starts)))
             controls[key] = {q: (v - unaltered[q])[:, self.rows[key]] for q, v in random.items()}
         return Effects(effect, controls, unaltered, nothing)
+
+    def controls(self, world: RealWorld | SimulatedWorld, key: Hypothesis) -> list[Intervention]:
+        """The random changes that are a hypothesis' control: at every step as long as the change itself is there."""
+        if key.steps == 1:
+            return [self.build(key, other) for other in self.frames[key.ids]]
+        own = Moves(self.build(key), self.basis, own_frame(self.basis, key.ids))
+        world.run((own,), key.through)
+        return [Repeat(own.made, self.basis, other) for other in self.frames[key.ids]]
 
     def first_order(self, hypotheses: Sequence[Hypothesis], others: Sequence[Tensor | None]) -> dict[str, np.ndarray]:
         """{quantity: [G, N]}: derivatives times the changes that would be made along the unaltered run; exact to first
@@ -413,8 +426,8 @@ def _report(
         "needs": NEEDS,
         "immediate": "Effects at step 0 follow from the agent's linear heads: both worlds give the same numbers and "
         "the first-order prediction of logits and value is exact. They are no evidence about the world.",
-        "controls": f"{options.controls} random directions a hypothesis, of the same length in "
-        "units of each neuron's standard deviation; 'keep_only' has no single length and so no band",
+        "controls": f"{options.controls} random directions a hypothesis, at every start and step of the same length "
+        "in units of each neuron's standard deviation; 'keep_only' has no single length and so no band",
     }
     if starts.paired_by == "seed":
         result.notes["paired"] = "The world has no snapshots: pairs replay the same seed and actions up to the start."
@@ -422,7 +435,7 @@ def _report(
     result.scalar("zero_change_simulator", simulated.zero_change, "largest effect of amount 0")
 
     # Units for the headline: the spread of each quantity over the real, unaltered starts.
-    scale = {q: float(v.std()) for q, v in observed.unaltered.items()}
+    scale = {q: spread_of(v) for q, v in observed.unaltered.items()}
     late = [q for q in predicted_GN if is_late(q) and scale[q] > 0]
     result.notes["without_spread"] = [q for q in predicted_GN if is_late(q) and scale[q] == 0]
     points = points_of(hypotheses, explicit)
@@ -438,7 +451,8 @@ def _report(
                 by_world = {r["world"]: r for r in needs if r["hypothesis"] == h.name}
                 claims.append(claim_of_need(by_world["real"], by_world["simulator"]))
             elif not h.is_nothing:
-                claims.append(claim_of(h.name, rows, scale, basis.kind, late))
+                asked = [q for q in late if not is_own(q, h.ids)]
+                claims.append(claim_of(h.name, rows, scale, basis.kind, asked))
     else:
         claims = [claim_of(i, rows, scale, basis.kind, late) for i in dict.fromkeys(h.ids[0] for h in hypotheses)]
     result.notes["claims"] = claims
@@ -455,7 +469,8 @@ def _doses(
     seen, dream = (bootstrap_means(of[name][here], rng) for name in ("observed", "simulated"))
     return [
         {
-            "point": point.label, "direction": point.direction, "quantity": q,
+            "point": point.label, "direction": point.directions[0] if len(point.directions) == 1 else None,
+            "own": is_own(q, point.directions), "quantity": q,
             "unit": f"{unit_of(q)} {point.unit}".strip(), "predicted_jacobian": number_or_none(float(first)),
             "predicted_simulated": d.value, "simulated_low": d.low, "simulated_high": d.high,
             "observed": e.value, "low": e.low, "high": e.high, "n": e.n, "spread": scale[q],
@@ -476,7 +491,7 @@ def _agreements(
         return
 
     def asked(p: Point, some: Sequence[str]) -> list[str]:
-        return [q for q in some if p.direction is None or not is_own(q, (p.direction,))]
+        return [q for q in some if not is_own(q, p.directions)]
 
     def stacked(name: str, some: Sequence[str]) -> np.ndarray:
         found = [p.of(sources[name][q]) / scale[q] for p in points for q in asked(p, some)]
@@ -527,10 +542,11 @@ def _is_picture(starts: Starts) -> bool:
 
 def film(bench: Bench, result: Result, hypotheses: Sequence[Hypothesis]) -> None:
     """Frames of three starts for every claim, without and with the change in the real world and in the simulator, into
-    arrays ``film/CLAIM`` uint8 [starts, 4, T, 64, 64, 3]: those whose effect is at the SHOWN quantiles."""
+    arrays ``film/CLAIM`` uint8 [starts, 4, T, 64, 64, 3]: those whose effect is at the SHOWN quantiles.  Black where
+    the episode is over."""
     names = [h.name for h in hypotheses]
     for number, claim in enumerate(result.notes["claims"]):
-        if "hypothesis" not in claim:
+        if not {"quantity", "event"} & claim.keys():
             continue
         h = hypotheses[names.index(claim["hypothesis"])]
         k = bench.real.noise_NTA.shape[1] - 1
@@ -543,11 +559,10 @@ def film(bench: Bench, result: Result, hypotheses: Sequence[Hypothesis]) -> None
         panels = []
         for change in (None, bench.build(h)):
             seen: list[np.ndarray] = []
-            bench.real.course(() if change is None else (change,), h.through, seen)
+            course = bench.real.course(() if change is None else (change,), h.through, seen)
             # Slots replay different stretches where there are no snapshots; a start's own begins at its offset.
-            panels.append(
-                np.stack([[seen[int(bench.starts.offset_N[n]) + t][n] for t in range(k + 1)] for n in chosen])
-            )
+            shown = [[seen[int(bench.starts.offset_N[n]) + t][n] for t in range(k + 1)] for n in chosen]
+            panels.append(np.stack(shown) * still_on(course, rows))
         panels += list(bench.dreamed.film(bench.build(h), h.through, rows))
         result.arrays[f"film/{number}"] = np.stack(panels, 1)
         claim["filmed"] = [{"start": n, "effect": float(effect_N[n])} for n in chosen]
@@ -559,7 +574,7 @@ def most_promising(world: SimulatedWorld, jacobian: Mapping[str, Tensor], basis:
     Predicted: |mean derivative| of a late quantity that is no event along the direction, in spreads of that quantity
     over the unaltered simulated starts; a direction counts by its best quantity.
     """
-    spread = {q: float(v[0].std()) for q, v in world.measure([None]).items() if is_late(q) and family_of(q) != "events"}
+    spread = {q: spread_of(v[0]) for q, v in world.measure([None]).items() if is_late(q) and family_of(q) != "events"}
     scores = [basis.pullback(jacobian[q][0]).mean(0).abs() / s for q, s in spread.items() if s > 0]
     if not scores:
         raise UserError("no late quantity varies over the starts, so no direction is promising; name --directions")
@@ -569,15 +584,15 @@ def most_promising(world: SimulatedWorld, jacobian: Mapping[str, Tensor], basis:
 def by_behaviour(
     result: Result, behaviour_N: np.ndarray, names: Mapping[int, str], rng: np.random.Generator
 ) -> list[dict[str, Any]]:
-    """Each claim's observed effect for every behaviour with at least 2 starts in it."""
+    """Each claim's observed effect for every behaviour that at least 2 of the starts it is about are in."""
     rows = []
     for claim in result.notes["claims"]:
         if "quantity" not in claim:
             continue
         g = result.notes["hypotheses"].index(claim["hypothesis"])
-        effect_N = np.nan_to_num(result.arrays[f"observed/{claim['quantity']}"][g])
+        effect_N = result.arrays[f"observed/{claim['quantity']}"][g]
         for b in np.unique(behaviour_N):
-            inside = np.flatnonzero(behaviour_N == b)
+            inside = np.flatnonzero((behaviour_N == b) & ~np.isnan(effect_N))
             if len(inside) < 2:
                 continue
             e = bootstrap_mean(effect_N[inside], inside, rng=rng)

@@ -10,7 +10,7 @@ import numpy as np
 
 from core.artefacts import Result
 from core.video import write_video
-from validation.interventions_rollouts import family_of, is_late, is_own
+from validation.interventions_rollouts import family_of, is_late
 from validation.interventions_statistics import LEAST_STARTS
 
 SCALE = 2  # screen pixels a frame pixel
@@ -88,7 +88,7 @@ def draw_headline(result: Result, path: Path) -> None:
     doses = [
         d for d in result.tables["doses"]
         if is_late(d["quantity"]) and d["spread"] > 0 and family_of(d["quantity"]) != "events"
-        and not is_own(d["quantity"], (d["direction"],))
+        and not d["own"]
     ]  # fmt: skip
     figure = Figure(figsize=(12.6, 4.7), layout="constrained")
     axes = figure.subplots(1, len(HEADLINE), squeeze=False)[0]

@@ -23,8 +23,8 @@ N starts, H hidden, K directions, other axes as in core.contracts.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -70,6 +70,41 @@ class Redirect:
         change = (self.inner(h_BH, t, mask_B) - h_BH) / self.basis.std_H
         move = (change @ self.own_IH.T) @ self.other_IH * self.basis.std_H
         return h_BH + torch.where(mask_B[:, None], move, 0.0)
+
+
+@dataclass
+class Moves:
+    """``inner``, and how it moved h at every step: ``made`` {step: [B, I]} along ``own_IH``, as in ``Redirect``.  It
+    remembers; make a new one for every run."""
+
+    inner: Intervention
+    basis: Basis
+    own_IH: Tensor
+    made: dict[int, Tensor] = field(default_factory=dict)
+
+    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
+        out = self.inner(h_BH, t, mask_B)
+        move = ((out - h_BH) / self.basis.std_H) @ self.own_IH.T
+        self.made[t] = self.made[t] + move if t in self.made else move  # starts may come to a step one by one
+        return out
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """The control of a change at several steps: the moves that it ``made``, within the span of ``other_IH``.
+
+    Not ``Redirect``: what a change like a collapse has to move at a later step depends on what it did before, and a
+    control, which leaves the collapsed coordinates free, would move further and further.
+    """
+
+    made: Mapping[int, Tensor]
+    basis: Basis
+    other_IH: Tensor
+
+    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
+        if t not in self.made:
+            return h_BH
+        return h_BH + torch.where(mask_B[:, None], self.made[t] @ self.other_IH * self.basis.std_H, 0.0)
 
 
 @dataclass(frozen=True)

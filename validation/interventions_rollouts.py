@@ -79,7 +79,7 @@ def collect_starts(
 ) -> Starts:
     """Run the agent and take ``count`` starts, at most one an episode, each at a step drawn uniformly
     from [initial_frames - 1, latest]; an episode that ends earlier gives none and the next one tries
-    again.  Every slot gives equally many, so that fast episodes are not favoured.
+    again.  Every slot gives equally many (some one more where it must be), so that fast episodes are not favoured.
 
     Where the world has no snapshots, one start a slot, and ``count`` must be the number of slots.
     Raises UserError if the episodes are too short.
@@ -93,7 +93,7 @@ def collect_starts(
         raise UserError(f"--latest_start {latest} is too early: the simulator needs {initial_frames} frames")
     rng = np.random.default_rng(seed)
     chooser = Chooser(Exploration(greedy=greedy), slots, rng)
-    quota_B = np.full(slots, -(-count // slots))
+    quota_B = np.full(slots, count // slots) + (np.arange(slots) < count % slots)
     target_B = rng.integers(first, latest + 1, slots)
     history: deque[dict[str, np.ndarray]] = deque(maxlen=initial_frames)
     found: list[dict[str, Any]] = []
@@ -124,7 +124,6 @@ def collect_starts(
                 states = env.snapshot()  # of what the next moment will show
     if not snapshots:
         found.sort(key=lambda start: int(start["slot"]))
-    found = found[:count]
     return Starts(
         window={k: np.stack([start["window"][k] for start in found]) for k in found[0]["window"]},
         h_NH=torch.from_numpy(np.stack([start["h"] for start in found])).to(device),
@@ -200,6 +199,15 @@ def quantities(course: Course, measures: Measures) -> dict[str, Tensor]:
         for event in measures.events:
             out[f"event:{event.name}@{k}"] = event.happens(rows, weight[:, :-1])
     return out
+
+
+def still_on(course: Course, rows: Tensor) -> np.ndarray:
+    """Where frames of some starts are of the episode they began in: uint8 [n, T, 1, 1, 1] of 1 and 0."""
+    if course.ended_RT is None:
+        raise ValueError("a course without endings")
+    before = (course.ended_RT[rows] > 0.5).cumsum(1) == 0
+    on = torch.cat([torch.ones_like(before[:, :1]), before], 1)
+    return on[..., None, None, None].to(torch.uint8).cpu().numpy()
 
 
 def rows_of(course: Course, basis: Basis) -> Rows:
@@ -660,7 +668,8 @@ class SimulatedWorld(World):
 
     @torch.no_grad()
     def film(self, change: Intervention | None, through: str, rows: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """What the agent sees from some starts, without and with a change: uint8 [n, T, ...] each."""
+        """What the agent sees from some starts, without and with a change: uint8 [n, T, ...] each, black where the
+        episode has ended (is likelier than not to have)."""
         both = []
         for g in (None, change):
             course = self.run(() if g is None else (g,), through)
@@ -670,5 +679,5 @@ class SimulatedWorld(World):
             for t in range(actions.shape[1]):
                 state, out = self.simulator.step(state, action=actions[:, t], noise=self._noise(rows, t))
                 seen.append((next(iter(out.obs.values())).clamp(0, 1) * 255).byte().cpu().numpy())
-            both.append(np.stack(seen, 1))
+            both.append(np.stack(seen, 1) * still_on(course, rows))
         return both[0], both[1]

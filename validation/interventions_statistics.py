@@ -13,7 +13,7 @@ import numpy as np
 from core.artefacts import Result
 from core.stats import Estimate, band_of, benjamini_hochberg, bootstrap, bootstrap_mean, interval_of, sign_flip_p
 from validation.interventions_hypotheses import Hypothesis
-from validation.interventions_rollouts import family_of, in_words, is_own, unit_of
+from validation.interventions_rollouts import family_of, in_words, is_late, is_own, unit_of
 
 ALPHA = 0.05
 PERMUTATIONS = 4999
@@ -22,7 +22,7 @@ CRITERIA = (
     "confirmed: the observed effect's 95 % interval excludes 0, q <= 0.05, the effect lies outside the band of the "
     "random directions (which an arbitrary direction does in 5 % of cases), and has the sign of the simulator's "
     "prediction. refuted: the interval excludes 0 with the opposite sign, or lies wholly inside the random band (the "
-    "direction does no more than any other change of its size). inconclusive: anything else."
+    "direction does no more than any other change of its size). inconclusive: anything else, or fewer than 6 starts."
 )
 NEEDS = (
     "necessary: of the starts at which the event happens without the change, the share at which it does not happen "
@@ -70,6 +70,11 @@ def mean_of(x: np.ndarray, axis: int = -1) -> np.ndarray:
     return out
 
 
+def spread_of(x_N: np.ndarray) -> float:
+    """Standard deviation over the starts; 0, not a rounding error, where all are the same."""
+    return float(x_N.std()) if np.ptp(x_N) > 0 else 0.0
+
+
 def table_of(
     world: str,
     effects: Effects,
@@ -80,6 +85,7 @@ def table_of(
 ) -> list[dict[str, Any]]:
     """One row a (hypothesis, quantity).  jacobian: {quantity: [G]}, first-order predictions."""
     rows: list[dict[str, Any]] = []
+    owns: list[bool] = []
     names = list(effects.hypotheses)
     for g, h in enumerate(hypotheses):
         if h.is_nothing:
@@ -101,7 +107,13 @@ def table_of(
                 low, high = band_of(random[q].mean(1), ALPHA)
                 row |= {"random_low": low, "random_high": high, "random_n": len(random[q])}
             rows.append(row)
-    for row, q_value in zip(rows, benjamini_hochberg(np.array([row["p"] for row in rows])), strict=True):
+            owns.append(is_own(q, h.ids))
+    # Two families: what changes at once, and a direction itself, follow from the change and would lend the rest their
+    # small p.
+    certain = np.array([not is_late(row["quantity"]) or own for row, own in zip(rows, owns, strict=True)], bool)
+    p = np.array([row["p"] for row in rows])
+    q_values = np.where(certain, *(benjamini_hochberg(np.where(some, p, np.nan)) for some in (certain, ~certain)))
+    for row, q_value in zip(rows, q_values, strict=True):
         row["q"] = float(q_value)
         predicted = row["predicted_simulated"] if world == "real" else row["predicted_jacobian"]
         if "random_low" not in row:
@@ -109,7 +121,9 @@ def table_of(
             continue
         band = (row["random_low"], row["random_high"])
         sign = float("nan") if predicted is None else predicted
-        row["verdict"] = verdict(row["observed"], row["low"], row["high"], row["q"], sign, band)
+        row["verdict"] = "inconclusive"
+        if row["n"] >= LEAST_STARTS:
+            row["verdict"] = verdict(row["observed"], row["low"], row["high"], row["q"], sign, band)
     return rows
 
 
@@ -233,7 +247,7 @@ class Point(NamedTuple):
     label: str
     weights: dict[int, float]  # hypothesis: weight
     unit: str
-    direction: int | None = None
+    directions: tuple[int, ...]  # that the change is of
 
     def of(self, effect_GN: np.ndarray) -> np.ndarray:
         """For every start [N]."""
@@ -249,12 +263,10 @@ def points_of(hypotheses: Sequence[Hypothesis], all_kinds: bool) -> list[Point]:
     for g, h in enumerate(hypotheses):
         plain = h.kind == "shift" and h.direction is not None and (h.steps, h.through, h.behaviours) == (1, "", ())
         if plain and not h.is_nothing:
-            point = out.setdefault(
-                str(h.direction), Point(str(h.direction), {}, "per unit of the direction", h.direction)
-            )
+            point = out.setdefault(str(h.direction), Point(str(h.direction), {}, "per unit of the direction", h.ids))
             point.weights[g] = h.amounts[0]
         elif all_kinds and h.kind != "keep_only" and not h.is_nothing:
-            rest.append(Point(h.name, {g: 1.0}, "", h.direction))
+            rest.append(Point(h.name, {g: 1.0}, "", h.ids))
     slopes = []
     for point in out.values():
         power = sum(a * a for a in point.weights.values())
@@ -266,8 +278,11 @@ def agreement(predicted_P: np.ndarray, observed_P: np.ndarray) -> np.ndarray:
     """(sign agreement, rank correlation, slope of observed on predicted through the origin); NaN where
     a constant leaves one undefined.  Exactly 0 agrees with 0 alone, so that "nothing happened" counts against
     a prediction."""
+    from scipy.stats import rankdata
+
     same = float((np.sign(predicted_P) == np.sign(observed_P)).mean())
-    ranks = np.stack([np.argsort(np.argsort(x)).astype(float) for x in (predicted_P, observed_P)])
+    # Equal values share a rank: the many effects of exactly 0 are in no order.
+    ranks = rankdata(np.stack([predicted_P, observed_P]), axis=1)
     constant = len(predicted_P) < 3 or np.ptp(predicted_P) == 0 or np.ptp(observed_P) == 0
     rank = float("nan") if constant else float(np.corrcoef(ranks)[0, 1])
     power = float(predicted_P @ predicted_P)

@@ -224,6 +224,14 @@ def test_refusals(fields: dict[str, str], reason: str) -> None:
     assert reason in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_shift_that_overflows_is_refused() -> None:
+    eye = torch.eye(4)
+    basis = Basis("neurons", torch.zeros(4), torch.ones(4), eye, eye, agent="abc")  # float32, as all that are stored
+    assert len(build(options(shift="2=1e30"), "abc", basis)) == 1
+    with pytest.raises(UserError, match="--shift 2=1e\\+39 is more than the hidden state can hold"):
+        build(options(shift="2=1e39"), "abc", basis)
+
+
 def test_refusals_without_a_basis(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such run directory"):
         build(options(shift="1=1", basis=tmp_path / "none"), "abc")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from agents.record import keep_unaltered
 from agents.recurrent import AgentConfig, RecurrentAgent, load_agent, save_agent
 from core import artefacts, config as cli
 from core.contracts import EnvSpec, Field, Trajectory, UserError
@@ -320,3 +321,13 @@ def test_forced_samples_never_replace_free_ones(runs: Path, tmp_path: Path, caps
         record(runs, tmp_path / "s", "--actions", "up", "--overwrite")
     assert "holds unaltered data" in capsys.readouterr().err
     assert artefacts.verify(tmp_path / "s") == []
+
+
+def test_an_unaltered_recording_set_aside_by_one_cut_off_is_kept_too(tmp_path: Path) -> None:
+    out = tmp_path / "samples"
+    with artefacts.new_run(out, record_samples.STAGE, {}) as run:
+        run.facts = {"interventions": []}
+    artefacts.begin_run(out, record_samples.STAGE, {}, overwrite=True)  # and then the machine stops
+    with pytest.raises(UserError, match=r"\.samples\.replaced holds unaltered data"):
+        keep_unaltered(out, altered=True)
+    keep_unaltered(out, altered=False)

@@ -7,18 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 
 from agents.play import tensors
+from core.artefacts import Result
 from core.contracts import EnvSpec, Step, UserError
 from core.interventions import AtSteps, Nullspace, Shift
-from core.stats import band_of
+from core.stats import band_of, benjamini_hochberg
 from envs.planted import PlantedOptions, PlantedSimulator, PlantedWorld
 from envs.planted_truth import truth
-from validation.interventions import Bench, InterventionsConfig, StudyOptions, check, study
+from validation.interventions import Bench, InterventionsConfig, StudyOptions, by_behaviour, check, study
 from validation.interventions_hypotheses import (
     Blocks,
     Hypothesis,
     KeepOnly,
+    Moves,
     Redirect,
     hypotheses_of,
     own_frame,
@@ -37,7 +40,7 @@ from validation.interventions_rollouts import (
     is_own,
     quantities,
 )
-from validation.interventions_statistics import agreement, points_of, verdict
+from validation.interventions_statistics import Effects, agreement, points_of, spread_of, table_of, verdict
 
 OPTIONS = PlantedOptions()
 ACTIONS = {"left": [0], "wait": [1], "right": [2]}
@@ -243,6 +246,7 @@ def test_episodes_too_short_are_a_user_error(planted, monkeypatch):
         ({"directions": ()}, "names no direction"),
         ({"starts": 5}, "5 independent units .* use at least 6"),
         ({"controls": 0}, "--controls must be at least 1"),
+        ({"seed": -1}, "--seed must be at least 0"),
         ({"amounts": (0.0,)}, "other than 0"),
     ],
 )
@@ -322,6 +326,31 @@ def test_an_arbitrary_direction_leaves_the_band_in_one_case_of_twenty(planted):
 def moved(intervention, h):
     """What an intervention adds to h."""
     return intervention(h, 0, torch.ones(len(h), dtype=torch.bool)) - h
+
+
+@pytest.mark.parametrize(
+    "text", ["collapse 3 always", "swap 0 2 for 4 steps", "shift 0 by +2 always", "resample 1 always"]
+)
+@pytest.mark.parametrize("kind", ["snapshots", "seed"])
+def test_controls_are_as_long_as_the_change_at_every_start_and_step(planted, text, kind):
+    simulator, planted_truth = planted
+    basis = planted_truth.basis
+    env = PlantedWorld(OPTIONS, 12) if kind == "snapshots" else NoSnapshots(OPTIONS, 12)
+    real, dreamed = worlds(simulator, horizon=5, world=env)
+    (h,) = parse_hypothesis(text, basis)
+    bench = Bench(real, dreamed, basis, real.starts, None)
+    bench.prepare([h], (), 3, np.random.default_rng(0), torch.Generator().manual_seed(0))
+
+    def lengths(world, change):
+        seen = Moves(change, basis, torch.eye(8))
+        world.run((seen,))
+        return torch.stack([seen.made[t].norm(dim=1) for t in range(6)])
+
+    for world in (real, dreamed):
+        own = lengths(world, bench.build(h))
+        assert own[0].mean() > 0.3
+        for control in bench.controls(world, h.control):
+            torch.testing.assert_close(lengths(world, control), own, rtol=1e-4, atol=1e-5)
 
 
 def replace_std(basis, std):
@@ -413,6 +442,86 @@ def test_agreement_and_slopes_by_hand():
     effect = np.array([[-3.0], [6.0], [0.0], [0.0], [9.0], [9.0], [9.0], [9.0]])
     slopes = {p.label: p.of(effect) for p in points_of(hypotheses, all_kinds=False)}
     assert slopes == {"4": pytest.approx([3.0]), "5": pytest.approx([0.0])}
+
+
+def test_effects_of_exactly_nothing_have_no_order():
+    predicted, observed = np.zeros(100), np.zeros(100)
+    predicted[:10], observed[50:60] = 1 + np.arange(10), 1 + np.arange(10)
+    assert agreement(predicted, observed)[1] == pytest.approx(spearmanr(predicted, observed)[0])
+    assert abs(agreement(predicted, observed)[1]) < 0.2
+    assert spread_of(np.full(48, 0.1)) == 0 < np.full(48, 0.1).std()
+
+
+def test_what_is_certain_lends_no_other_effect_its_small_p():
+    rng = np.random.default_rng(0)
+    effect = {q: np.ones((1, 40)) for q in ("value", "logit:left", "prob:left", "direction:0@3")}
+    effect |= {q: rng.normal(0.3, 1, (1, 40)) for q in ("value@3", "reward@3")}
+    effects = Effects(effect, {}, {q: v[0] for q, v in effect.items()}, 0.0)
+    rows = table_of("simulator", effects, [shift_of(0, 1.0)], {q: np.ones(1) for q in effect}, effects, rng)
+    late = [r for r in rows if r["quantity"] in ("value@3", "reward@3")]
+    np.testing.assert_allclose([r["q"] for r in late], benjamini_hochberg(np.array([r["p"] for r in late])))
+    assert all(r["q"] < 0.001 for r in rows if r not in late)
+
+
+@pytest.mark.parametrize(("starts", "said"), [(5, "inconclusive"), (6, "refuted")])
+def test_a_handful_of_starts_refutes_nothing(starts, said):
+    h, rng = shift_of(0, 1.0), np.random.default_rng(0)
+    effect = {"value@3": np.full((1, starts), 0.1)}
+    effects = Effects(effect, {h: {"value@3": np.full((50, starts), np.linspace(-1, 1, 50)[:, None])}}, {}, 0.0)
+    (row,) = table_of("simulator", effects, [h], {"value@3": np.ones(1)}, effects, rng)
+    assert row["verdict"] == said
+
+
+def test_effects_by_behaviour_are_of_the_starts_a_hypothesis_is_about():
+    effect = np.array([[1.0, 3.0, np.nan, np.nan, 2.0, 4.0, np.nan, 6.0]])
+    found = Result(arrays={"observed/value@3": effect})
+    found.notes |= {"hypotheses": ["h"], "claims": [{"hypothesis": "h", "quantity": "value@3"}]}
+    behaviour_N = np.array([0, 0, 0, 1, 2, 2, 2, 2])
+    rows = by_behaviour(found, behaviour_N, {}, np.random.default_rng(0))
+    assert [(r["behaviour"], r["observed"], r["n"]) for r in rows] == [(0, 2.0, 2), (2, 4.0, 3)]
+
+
+def test_no_claim_is_made_of_what_several_directions_are_themselves_later(planted):
+    simulator, planted_truth = planted
+    options = replace(STUDY, directions=(), starts=12, controls=2, horizon=1, hypotheses=("shift 1=2 5=2", "swap 1 5"))
+    found = study(simulator, lambda slots: PlantedWorld(OPTIONS, slots), planted_truth.basis, options)
+    assert not [c["quantity"] for c in found.notes["claims"] if c["quantity"].startswith("direction:")]
+    assert {d["quantity"] for d in found.tables["doses"] if d["own"]} == {"direction:1@1", "direction:5@1"}
+    assert "sign_agreement_directions" not in found.scalars
+
+
+def test_videos_show_nothing_of_the_next_episode():
+    options = PlantedOptions(kind="pixels", hazard=1.0, horizon=12)
+    found = study(
+        PlantedSimulator(options), lambda slots: PlantedWorld(options, slots), truth(options).basis,
+        replace(STUDY, directions=(), starts=12, horizon=6, latest_start=4, controls=2, video=True,
+                hypotheses=("shift 0 by +2",)),
+    )  # fmt: skip
+    real = found.arrays["film/0"][:, 0].any((2, 3, 4))  # [starts, T]
+    starts = [shown["start"] for shown in found.notes["claims"][0]["filmed"]]
+    assert np.array_equal(~real[:, -1], found.arrays["unaltered/ended@6"][starts] == 1) and not real[:, -1].all()
+    assert real[:, 0].all() and (np.diff(real.astype(int), axis=1) <= 0).all()
+
+
+class Marked(PlantedWorld):
+    """The planted world, whose last stimulus looks like the slot's number."""
+
+    def _mark(self, step: Step) -> Step:
+        step.obs["x"][:, 7] = np.arange(self.spec.slots)
+        return step
+
+    def reset(self, seed: int) -> Step:
+        return self._mark(super().reset(seed))
+
+    def step(self, action: np.ndarray) -> Step:
+        return self._mark(super().step(action))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_slot_gives_equally_many_starts(planted, seed):
+    env = Marked(replace(OPTIONS, hazard=1.0), 4)
+    starts = collect_starts(planted[0].agent, env, 10, initial_frames=1, latest=6, seed=seed)
+    assert sorted(np.unique(starts.window["x"][:, -1, 7], return_counts=True)[1]) == [2, 2, 3, 3]
 
 
 @pytest.mark.parametrize(

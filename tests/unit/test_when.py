@@ -59,6 +59,14 @@ def test_two_behaviours_and_gaps_in_their_numbers(names: tuple[int, ...]) -> Non
         rule.check((0,))
 
 
+def test_no_behaviour_is_none_to_ask_for() -> None:
+    h, label, episode = planted_labels()
+    rule = fit(h, np.where(label == 3, -1, label), episode)
+    assert -1 in rule(torch.from_numpy(h)).tolist()
+    with pytest.raises(UserError, match="behaviour 9 does not exist; there are: 0, 1, 2$"):
+        rule.check((9,))
+
+
 def test_one_behaviour_alone_is_refused() -> None:
     h, label, episode = planted_labels()
     with pytest.raises(UserError, match="only behaviour 0 has real steps"):
