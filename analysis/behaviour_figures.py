@@ -12,6 +12,7 @@ import numpy as np
 
 from core.artefacts import Result
 from core.episodes import RolloutStore
+from core.figures import figure_of
 from core.progress import track
 from core.video import write_video
 
@@ -27,12 +28,6 @@ HEADER = 32  # pixels above the cells
 LEAST_EXIT = 0.1  # exits that are drawn as an arrow, as a share of all exits of a behaviour
 NAME_WIDTH = 22  # letters of a line of a name in the graph, which has at most two
 LABEL = np.array([82.0, 32.0])  # points that such a label takes
-
-
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _colours(count: int) -> np.ndarray:
@@ -99,7 +94,7 @@ def _draw_strip(
     centres, field = _central(result, stores, b, most)
     if not centres or field is None:
         return None
-    figure = _figure(1.15 * len(ahead), 1.32 * len(centres) + 0.4)
+    figure = figure_of(1.15 * len(ahead), 1.32 * len(centres) + 0.4)
     axes = figure.subplots(len(centres), len(ahead), squeeze=False)
     for line, (source, episode, t) in zip(axes, centres, strict=True):
         store = stores[source]
@@ -214,7 +209,7 @@ def draw_graph(result: Result, names: Mapping[int, str]) -> Any:
     xy_S2, radius_S1 = np.array(list(place.values())), np.array(list(radius.values()))[:, None]
     low = (xy_S2 - radius_S1).min(0) - [LABEL[0] / 2, LABEL[1]]
     high = (xy_S2 + radius_S1).max(0) + [LABEL[0] / 2, 4]
-    figure = _figure(*(high - low) / 72 + [1.3, 0.6])
+    figure = figure_of(*(high - low) / 72 + [1.3, 0.6])
     axis = figure.subplots()
     axis.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal")
     axis.set_axis_off()
@@ -286,7 +281,7 @@ def _layout(radius: Mapping[int, float], exits: Sequence[Mapping[str, Any]], sid
 def _draw_transitions(result: Result) -> Any:
     counts = result.arrays["transitions"].astype(float)
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    figure = _figure(0.32 * len(counts) + 3, 0.32 * len(counts) + 2.2)
+    figure = figure_of(0.32 * len(counts) + 3, 0.32 * len(counts) + 2.2)
     axis = figure.subplots()
     image = axis.imshow(share, cmap="magma", vmin=0, vmax=1)
     figure.colorbar(image, ax=axis, label="probability of the next step's behaviour")
@@ -319,7 +314,7 @@ def _legend(axis: Any, handles: Sequence[Any], names: Mapping[int, str], noise: 
 
 
 def _draw_map(result: Result, names: Mapping[int, str]) -> Any:
-    figure = _figure(7.2, 5.2)
+    figure = figure_of(7.2, 5.2)
     axis = figure.subplots()
     label = np.concatenate([result.arrays[f"labels_{s}"] for s in SOURCES if f"labels_{s}" in result.arrays])
     xy = result.arrays["map"][:, :2]
@@ -344,7 +339,7 @@ def _draw_time(result: Result, names: Mapping[int, str]) -> Any:
     np.add.at(share, (label[keep], t[keep]), 1)
     present = share.sum(0) > 0
     share = share[:, present] / share[:, present].sum(0)
-    figure = _figure(7.6, 3.6)
+    figure = figure_of(7.6, 3.6)
     axis = figure.subplots()
     handles = axis.stackplot(np.flatnonzero(present), share, colors=_colours(count))
     own, floor = result.scalars["share_from_time"]["value"], result.scalars["share_from_time_floor"]["value"]

@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis.coupling_edges import PATHS, label
 from core.artefacts import Result
+from core.figures import figure_of
 
 PATH_NAMES = dict(zip(PATHS, ("whole Jacobian", "agent only", "through world"), strict=True))
 PATH_COLOURS = dict(zip(PATHS, ("0.25", "tab:orange", "tab:green"), strict=True))
@@ -23,15 +24,6 @@ def draw(result: Result, path: Path) -> None:
         if np.isfinite(result.arrays["jacobian"][b]).any():
             draw_graph(result, b).savefig(path / f"graph_{behaviour}.png", dpi=90)
     draw_paths(result).savefig(path / "paths.png", dpi=110)
-
-
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def _title(result: Result, b: int) -> str:
@@ -65,7 +57,7 @@ def draw_matrices(result: Result, b: int) -> Any:
     whole = max(_strongest(a["jacobian"][b]), _strongest(a["jacobian_agent_only"][b]))
     limits = (whole, whole, _strongest(a["jacobian_through_world"][b]), 1.0)
     side = 3.4 if k <= 24 else 4.6
-    figure = _figure(4.15 * side, side * len(a["lags"]))
+    figure = figure_of(4.15 * side, side * len(a["lags"]))
     axes = figure.subplots(len(a["lags"]), len(columns), squeeze=False)
     colours = colormaps["RdBu"].with_extremes(bad="0.85")
     figure.suptitle(
@@ -111,7 +103,7 @@ def draw_graph(result: Result, b: int) -> Any:
     """A matplotlib Figure for behaviour number ``b``: a row a path, a column a lag, time from left to right."""
     a, alpha = result.arrays, result.notes["alpha"]
     k, lags = a["jacobian"].shape[-1], a["lags"]
-    figure = _figure(4.2 * max(2, len(lags)), len(PATHS) * (2.2 + 0.13 * k) + 0.9)
+    figure = figure_of(4.2 * max(2, len(lags)), len(PATHS) * (2.2 + 0.13 * k) + 0.9)
     axes = figure.subplots(len(PATHS), len(lags), squeeze=False)
     figure.suptitle(f"{_title(result, b)}\neffects with q ≤ {alpha:g}, at most the {STRONGEST} strongest of a panel")
     for path, row in zip(PATHS, axes, strict=True):
@@ -181,7 +173,7 @@ def _legend(figure: Any) -> None:
 
 def draw_paths(result: Result) -> Any:
     """A matplotlib Figure: direct against through-world effects, and how far each path agrees with correlation."""
-    figure = _figure(15, 4.6)
+    figure = figure_of(15, 4.6)
     left, *right = figure.subplots(1, 3, width_ratios=(1.1, 1, 1))
     _draw_parts(left, result)
     measures = {

@@ -32,6 +32,7 @@ from core.artefacts import Result
 from core.contracts import Agent, UserError
 from core.directions import Basis, fingerprint, load_basis
 from core.episodes import RolloutStore
+from core.figures import figure_of
 from core.progress import bar
 from core.stats import bootstrap_mean
 
@@ -505,12 +506,6 @@ def put_exponents(result: Result, name: str, each_BH: np.ndarray, unit_B: np.nda
 # Figures
 
 
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
 COLOURS = {"stable": "tab:blue", "saddle": "tab:red", "unstable": "black", "marginal": "tab:orange"}
 
 
@@ -523,7 +518,7 @@ def draw_points(result: Result, frames: Sequence[np.ndarray | None]) -> Any:
     inputs = result.notes["inputs"]
     columns = min(4, len(inputs))
     rows = -(-len(inputs) // columns)
-    figure = _figure(3.4 * columns, 3.5 * rows + 0.5)
+    figure = figure_of(3.4 * columns, 3.5 * rows + 0.5)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
     for number, (axis, one) in enumerate(zip(axes, inputs, strict=False)):
         axis.scatter(*xy_M2.T, s=1, color="0.85", linewidths=0)
@@ -550,7 +545,7 @@ def draw_points(result: Result, frames: Sequence[np.ndarray | None]) -> Any:
 
 def draw_eigenvalues(result: Result, slow_steps: float) -> Any:
     """Eigenvalues at every point in the complex plane, and the time constants they mean."""
-    figure = _figure(9.5, 4.3)
+    figure = figure_of(9.5, 4.3)
     left, right = figure.subplots(1, 2)
     turn = np.linspace(0, 2 * np.pi, 200)
     left.plot(np.cos(turn), np.sin(turn), color="0.6", linewidth=0.8)
@@ -575,7 +570,7 @@ def draw_eigenvalues(result: Result, slow_steps: float) -> Any:
 
 def draw_exponents(result: Result) -> Any:
     """The Lyapunov spectrum along recorded episodes and under every still input."""
-    figure = _figure(7, 4)
+    figure = figure_of(7, 4)
     axis = figure.subplots()
     axis.axhline(0, color="0.6", linewidth=0.8)
     for name in dict.fromkeys(row["input"] for row in result.tables["lyapunov"]):

@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 import torch
 import tyro
-from threadpoolctl import threadpool_limits
 
 from analysis import states
 from analysis.behaviours import world_states
@@ -75,14 +74,7 @@ def main(config: EnvStatesConfig) -> None:
         parts.append(states.pool(real, world, config.fit, unit_E, lead=lead, seed=config.seed))
     if simulated is not None:
         parts.append(states.pool(simulated, "world/d", config.fit, states.units(simulated, real), seed=config.seed))
-    store = real or simulated
-    assert store is not None
-    with threadpool_limits(config.threads):
-        result, bases = states.fit(states.join(parts), "d", facts["simulator"], config.fit, config.seed)
-    result.notes |= {**facts, "action_names": list(store.spec.action_names)}
-    inputs = {"simulator": config.simulator, "rollouts": config.rollouts, "samples": config.samples}
-    states.save(config, STAGE, inputs, result, bases, facts, began, config.action == "both")
-    print(states.summary(result, bases, config.out))
+    states.fit_and_save(config, STAGE, "d", parts, real or simulated, facts, began)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import tyro
-from threadpoolctl import threadpool_limits
 
 from analysis import states
 from analysis.states import FitOptions, States
@@ -97,14 +96,7 @@ def main(config: LatentsConfig) -> None:
     parts = [] if real is None else [inferred(simulator, real, config, device)]
     if simulated is not None:
         parts.append(stored(simulated, real, config))
-    store = real or simulated
-    assert store is not None
-    with threadpool_limits(config.threads):
-        result, bases = states.fit(states.join(parts), "z", facts["simulator"], config.fit, config.seed)
-    result.notes |= {**facts, "action_names": list(store.spec.action_names)}
-    inputs = {"simulator": config.simulator, "rollouts": config.rollouts, "samples": config.samples}
-    states.save(config, STAGE, inputs, result, bases, facts, began, config.action == "both")
-    print(states.summary(result, bases, config.out))
+    states.fit_and_save(config, STAGE, "z", parts, real or simulated, facts, began)
 
 
 if __name__ == "__main__":

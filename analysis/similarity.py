@@ -26,6 +26,7 @@ from core.artefacts import Result
 from core.contracts import Agent, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
+from core.figures import figure_of
 from core.progress import bar
 from core.stats import Estimate, bootstrap, interval_of
 
@@ -215,10 +216,8 @@ def assemble(names: Sequence[str], rows: list[dict[str, Any]]) -> Result:
 
 def draw(result: Result) -> Any:
     """A matplotlib Figure: CKA of every pair, and of each agent with its shuffled self, a panel a layer."""
-    from matplotlib.figure import Figure
-
     names = result.notes["agents"]
-    figure = Figure(figsize=(2 * (0.5 * len(names) + 3.6), 0.5 * len(names) + 2.8), layout="constrained")
+    figure = figure_of(2 * (0.5 * len(names) + 3.6), 0.5 * len(names) + 2.8)
     for axis, layer in zip(figure.subplots(1, len(LAYERS)), LAYERS, strict=True):
         shown = np.concatenate([result.arrays[f"cka_{layer}"], result.arrays[f"control_{layer}"][:, None]], 1)
         image = axis.imshow(shown, cmap="viridis", vmin=0, vmax=1)

@@ -11,6 +11,7 @@ import numpy as np
 from analysis.directions import SPACES
 from analysis.states import REAL, SIMULATED, UNKNOWN_LEVEL
 from core.artefacts import Result
+from core.figures import figure_of
 
 MAX_COURSES = 4  # episodes in the figure of courses
 MAX_PATHS = 3  # and of paths
@@ -45,12 +46,6 @@ def draw(result: Result, path: Path) -> list[str]:
     for name, function in figures.items():
         function(result).savefig(path / name, dpi=90, metadata={"Software": None})
     return list(figures)
-
-
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _of(result: Result) -> str:
@@ -148,7 +143,7 @@ def _draw_map(result: Result) -> Any:
     colourings = _colourings(result)
     per_line = 3
     lines = -(-len(colourings) // per_line)
-    figure = _figure(12.5, 3.7 * lines * len(kinds) + 0.4)
+    figure = figure_of(12.5, 3.7 * lines * len(kinds) + 0.4)
     axes = figure.subplots(lines * len(kinds), per_line, squeeze=False)
     for axis in axes.flat[:]:
         axis.set_axis_off()
@@ -169,7 +164,7 @@ def _draw_map(result: Result) -> Any:
 def _draw_planes(result: Result) -> Any:
     rows, planes, colourings = _some_rows(result), _planes(result), _colourings(result)
     c = result.arrays["c_pca"]
-    figure = _figure(2.75 * len(colourings) + 1, 2.5 * len(planes) + 0.6)
+    figure = figure_of(2.75 * len(colourings) + 1, 2.5 * len(planes) + 0.6)
     axes = figure.subplots(len(planes), len(colourings), squeeze=False)
     for number, (line, (a, b)) in enumerate(zip(axes, planes, strict=True)):
         xy = c[rows][:, [a, b]]
@@ -191,7 +186,7 @@ def _draw_planes(result: Result) -> Any:
 
 def _draw_explained(result: Result) -> Any:
     ica = result.tables.get("ica")
-    figure = _figure(9 if ica else 5, 3.4)
+    figure = figure_of(9 if ica else 5, 3.4)
     axes = np.atleast_1d(figure.subplots(1, 2 if ica else 1))
     table = result.tables["explained"]
     k, share, low, high = (np.array([row[c] for row in table], float) for c in ("components", "share", "low", "high"))
@@ -212,7 +207,7 @@ def _draw_time_courses(result: Result) -> Any:
     episodes = _some_episodes(result)
     name, words = ("c_ica", "IC") if "c_ica" in result.arrays else ("c_pca", "PC")
     shown = min(8, result.arrays[name].shape[1])
-    figure = _figure(3.2 * len(episodes), 1.0 * shown + 0.8)
+    figure = figure_of(3.2 * len(episodes), 1.0 * shown + 0.8)
     axes = figure.subplots(shown, len(episodes), squeeze=False, sharex="col", sharey="row")
     for column, rows in enumerate(episodes):
         t = result.arrays["index"][rows, 1]
@@ -234,7 +229,7 @@ def _draw_paths(result: Result) -> Any:
     from matplotlib import colormaps
 
     planes, episodes = _planes(result), _some_episodes(result)[:MAX_PATHS]
-    figure = _figure(4.1 * len(planes) + 0.6, 3.5 * len(episodes) + 0.4)
+    figure = figure_of(4.1 * len(planes) + 0.6, 3.5 * len(episodes) + 0.4)
     axes = figure.subplots(len(episodes), len(planes), squeeze=False)
     c = result.arrays["c_pca"]
     some = _some_rows(result)
@@ -270,7 +265,7 @@ def _draw_heads(result: Result) -> Any:
     names = [*result.notes["action_names"], "value"]
     shown = {k: result.arrays[k][:, :MAX_WEIGHTS] for k in HEADS if k in result.arrays}
     most = max(w.shape[1] for w in shown.values())
-    figure = _figure(0.45 * most + 2.4, (0.2 * len(names) + 1.1) * len(shown))
+    figure = figure_of(0.45 * most + 2.4, (0.2 * len(names) + 1.1) * len(shown))
     ratios = [len(names) - 1, 1.5] * len(shown)
     axes = figure.subplots(2 * len(shown), 1, height_ratios=ratios).reshape(len(shown), 2)
     for (top, bottom), (kind, weights) in zip(axes, shown.items(), strict=True):
@@ -291,7 +286,7 @@ def _draw_heads(result: Result) -> Any:
 
 
 def _draw_overlap(result: Result) -> Any:
-    figure = _figure(13.5, 4.4)
+    figure = figure_of(13.5, 4.4)
     left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 0.9))
     rows = result.arrays["map_row"]
     _two_sources(left, result.arrays["map"], result.arrays["source"][rows])

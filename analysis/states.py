@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 from analysis.clusters import Embedding, cluster_stability, embed, k_means, nearest_centre, record_share_from_time
 from analysis.directions import EXACT_SIZE, SPACES, fit_ica, fit_nmf, fit_pca, neuron_basis, state_rank, varying
@@ -492,6 +493,22 @@ class StateConfig(Protocol):
     def out(self) -> Path: ...
     @property
     def overwrite(self) -> bool: ...
+
+
+def fit_and_save(
+    config: Any, stage: str, space: str, parts: Sequence[States], store: RolloutStore | None, facts: dict[str, Any],
+    began: float,
+) -> None:  # fmt: skip
+    """How env_states and latents end: fit the states of a simulator's space, write the run, say what was found.
+
+    store: one of those the states are of, for the names of its actions."""
+    assert store is not None
+    with threadpool_limits(config.threads):  # scikit-learn's own OpenMP does not hear torch.set_num_threads
+        result, bases = fit(join(parts), space, facts["simulator"], config.fit, config.seed)
+    result.notes |= {**facts, "action_names": list(store.spec.action_names)}
+    inputs = {"simulator": config.simulator, "rollouts": config.rollouts, "samples": config.samples}
+    save(config, stage, inputs, result, bases, facts, began, config.action == "both")
+    print(summary(result, bases, config.out))
 
 
 def save(

@@ -305,9 +305,7 @@ class Bench:
             change = self.build(h, other)
             moved = torch.stack([change(states[t], t, everywhere) - states[t] for t in range(steps)])
             for q, j in jacobian.items():
-                effect = (j[:steps] * moved).sum((0, 2))
-                # What was never differentiable is undefined only where it would have been needed.
-                out.setdefault(q, []).append(effect)
+                out.setdefault(q, []).append((j[:steps] * moved).sum((0, 2)))  # NaN where q has no derivative
         return {q: torch.stack(v).detach().cpu().double().numpy() for q, v in out.items()}
 
     def jacobian(self, through: str = "", steps: int = 1) -> dict[str, Tensor]:

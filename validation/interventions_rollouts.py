@@ -318,6 +318,12 @@ class Places(NamedTuple):
     terminal_B: Tensor  # probability that it ended the episode (real: 0 or 1)
 
 
+def joined(parts: Sequence[Places]) -> Places:
+    """The places of all parts, in this order."""
+    states, *tensors = zip(*parts, strict=True)
+    return Places([state for part in states for state in part], *map(torch.cat, tensors))
+
+
 @dataclass
 class Level:
     """Every place of a world at one step that some run has come to: M nodes, of which the first N are those of the
@@ -493,8 +499,7 @@ class RealWorld(World):
             )
             after = [None if end else state for state, end in zip(env.snapshot(), over, strict=False)]
             parts.append(Places(after, self.agent.encode(seen), reward, ends))
-        states = [state for part in parts for state in part.states]
-        return Places(states, *(torch.cat(x) for x in list(zip(*parts, strict=True))[1:]))
+        return joined(parts)
 
     def run(self, intervene: Sequence[Intervention] = (), through: str = "", copies: int = 1) -> Course:
         if self.starts.states:
@@ -611,8 +616,7 @@ class SimulatedWorld(World):
             parts.append(
                 self._places(*self.simulator.step(self.simulator.start(self.z_NZ[rows]), noise=self._noise(rows, 0)))
             )
-        states = [state for part in parts for state in part.states]
-        return Places(states, *(torch.cat(x) for x in list(zip(*parts, strict=True))[1:]))
+        return joined(parts)
 
     def go(self, t: int, states: Sequence[Any], actions: Sequence[int]) -> Places:
         parts = []
@@ -624,8 +628,7 @@ class SimulatedWorld(World):
             alive = torch.ones(len(some), dtype=torch.bool, device=d.device)
             state = SimState(d, s, self.h_NH[:1].expand(len(some), -1), action, alive, t)
             parts.append(self._places(*self.simulator.step(state, noise=self._noise(torch.zeros_like(done), t))))
-        states = [state for part in parts for state in part.states]
-        return Places(states, *(torch.cat(x) for x in list(zip(*parts, strict=True))[1:]))
+        return joined(parts)
 
     def _places(self, state: SimState, out: StepOut) -> Places:
         rows = list(zip(state.d_BD.unbind(), state.s_BS.unbind(), strict=True))
