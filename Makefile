@@ -11,7 +11,7 @@ RIGHT_VERSION := import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	if "$$p" -c '$(RIGHT_VERSION)' 2>/dev/null; then echo "$$p"; break; fi; done)
 
-.PHONY: help venv demo test test-all lint format clean
+.PHONY: help venv demo test test-all lint browser format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -41,10 +41,23 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+# tests/browser opens the interactive pages in the system's Chromium; where there is none, and Debian's may be installed, it is.
+browser:
+	@for name in chromium chromium-browser google-chrome google-chrome-stable chrome; do \
+		if command -v "$$name" >/dev/null; then exit 0; fi; done; \
+	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "Installing Debian's chromium for the tests of the interactive pages ..."; \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+			chromium fonts-dejavu-core; } >/dev/null 2>&1 || \
+			echo "chromium could not be installed: the tests of the interactive pages are skipped (with CI=true they fail)"; \
+	else \
+		echo "no Chromium on PATH: the tests of the interactive pages are skipped (with CI=true they fail)"; \
+	fi
+
+test: lint browser
 	$(BIN)/python -m pytest -q -m "not slow"
 
-test-all: lint
+test-all: lint browser
 	$(BIN)/python -m pytest -q
 
 format: $(STAMP)

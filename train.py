@@ -1,7 +1,8 @@
-"""Train an agent.  See agents/train.py."""
+"""Train an agent: ``python train.py`` (Procgen) or ``python train.py nmmo`` (Neural MMO).  See agents/train.py."""
 
-from agents.train import STAGE, TrainConfig, main
-from core.config import run
+import sys
+
+from agents.train import choose
 
 if __name__ == "__main__":
-    run(TrainConfig, main, STAGE)
+    choose(sys.argv[1:])

@@ -1,7 +1,9 @@
-"""Evaluate an agent on held-out levels: ``python -m agents.evaluate --agent runs/agent``."""
+"""Evaluate an agent on held-out levels: ``python -m agents.evaluate --agent runs/agent``; policies of Neural MMO:
+``python -m agents.evaluate runs/policies pve`` (agents/nmmo_evaluate.py)."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,5 +106,15 @@ def main(config: EvaluateConfig) -> None:
     )
 
 
+def choose(argv: list[str]) -> None:
+    """``DIR pve|pvp ...`` evaluates policies of Neural MMO (agents/nmmo_evaluate.py), flags alone a Procgen agent."""
+    if argv and not argv[0].startswith("-"):
+        from agents import nmmo_evaluate
+
+        cli.run(nmmo_evaluate.NmmoEvaluateConfig, nmmo_evaluate.main, nmmo_evaluate.STAGE, argv)
+    else:
+        cli.run(EvaluateConfig, main, STAGE, argv)
+
+
 if __name__ == "__main__":
-    cli.run(EvaluateConfig, main, STAGE)
+    choose(sys.argv[1:])

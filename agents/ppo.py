@@ -6,7 +6,7 @@ recurrence is unrolled from the state it really had.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,6 +95,7 @@ class Rollout:
     done: Tensor
     h_first: Tensor
     next_value: Tensor  # [B]
+    alive: Tensor | None = None  # bool [T, B], this step was lived; None: every one
 
 
 def gae(reward: Tensor, value: Tensor, done: Tensor, next_value: Tensor, gamma: float, lam: float) -> Tensor:
@@ -145,13 +146,27 @@ def loss_of(
     logp = logp_all.gather(1, action[:, None])[:, 0]
     adv = advantage[:, columns].flatten()
     old_logp, old_value = r.logp[:, columns].flatten(), r.value[:, columns].flatten()
-    target = adv + old_value
-    adv = (adv - adv.mean()) / (adv.std() + 1e-8)
+    entropy = -(logp_all.exp() * logp_all).sum(-1).mean()
+    return objective(logp, old_logp, adv, value, old_value, entropy, config, entropy_coef)
+
+
+def objective(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantage: Tensor,
+    value: Tensor,
+    old_value: Tensor,
+    entropy: Tensor,
+    config: PPOConfig,
+    entropy_coef: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """PPO's clipped loss of N steps (tensors [N], ``entropy`` a scalar), and its parts for the log."""
+    target = advantage + old_value
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     ratio = (logp - old_logp).exp()
-    policy = -torch.min(ratio * adv, ratio.clamp(1 - config.clip, 1 + config.clip) * adv).mean()
+    policy = -torch.min(ratio * advantage, ratio.clamp(1 - config.clip, 1 + config.clip) * advantage).mean()
     clipped = old_value + (value - old_value).clamp(-config.clip, config.clip)
     value_loss = 0.5 * torch.max((value - target) ** 2, (clipped - target) ** 2).mean()
-    entropy = -(logp_all.exp() * logp_all).sum(-1).mean()
     loss = policy + config.value_coef * value_loss - entropy_coef * entropy
     with torch.no_grad():
         kl = ((ratio - 1) - (logp - old_logp)).mean()
@@ -167,14 +182,18 @@ def loss_of(
 
 
 def update(
-    agent: RecurrentAgent,
+    agent: nn.Module,
     optimiser: torch.optim.Optimizer,
     r: Rollout,
     config: PPOConfig,
     rng: np.random.Generator,
     entropy_coef: float,
+    loss_of: Callable[..., tuple[Tensor, dict[str, Tensor]]] = loss_of,
 ) -> dict[str, float]:
-    """All epochs over one rollout; the mean of each log entry.  Raises FloatingPointError on a NaN loss or gradient."""
+    """All epochs over one rollout; the mean of each log entry.  Raises FloatingPointError on a NaN loss or gradient.
+
+    ``loss_of``: the loss of another kind of agent, with the arguments of this module's.
+    """
     advantage = gae(r.reward, r.value, r.done, r.next_value, config.gamma, config.gae_lambda)
     logs: dict[str, list[float]] = {}
     for _ in range(config.epochs):
@@ -191,7 +210,7 @@ def update(
             optimiser.step()
             for k, v in parts.items():
                 logs.setdefault(k, []).append(float(v))
-    spread = (advantage + r.value).var()
+    lived = slice(None) if r.alive is None else r.alive
     out = {k: float(np.mean(v)) for k, v in logs.items()}
-    out["explained_variance"] = float(1 - advantage.var() / (spread + 1e-8))
+    out["explained_variance"] = float(1 - advantage[lived].var() / ((advantage + r.value)[lived].var() + 1e-8))
     return out

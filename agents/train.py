@@ -218,3 +218,15 @@ def main(config: TrainConfig) -> None:
     run.finish()
     env.close()
     print(f"trained {step:,} steps in {(wall_before + time.time() - began) / 60:.1f} min: {run.path}")
+
+
+def choose(argv: list[str]) -> None:
+    """``nmmo ...`` trains (or films) policies of Neural MMO, agents/nmmo_train.py; anything else a Procgen agent."""
+    if argv[:1] == ["nmmo"]:
+        from agents import nmmo_train
+
+        # The earlier system's --debug: a run that ends in seconds.  It also shows where an error came from.
+        small = ["--preset", "debug"] if "--debug" in argv else []
+        cli.run(nmmo_train.NmmoTrainConfig, nmmo_train.main, nmmo_train.STAGE, [*small, *argv[1:]])
+    else:
+        cli.run(TrainConfig, main, STAGE, argv)

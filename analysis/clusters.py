@@ -205,24 +205,25 @@ def share_from_time(label_N: np.ndarray, t_N: np.ndarray) -> float:
     return float(mutual / entropy) if entropy > 0 else 0.0
 
 
+def rotated_rows(unit_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Row numbers int64 [N] in which every episode is rotated by a shift of its own: ``label_N[rotated]`` keeps runs,
+    lengths and label frequencies and loses only the alignment with time.  Rows of an episode must be consecutive."""
+    starts = np.flatnonzero(np.r_[True, unit_N[1:] != unit_N[:-1]])
+    lengths = np.diff(np.r_[starts, len(unit_N)])
+    position_N = np.arange(len(unit_N)) - np.repeat(starts, lengths)
+    shift_N = np.repeat(rng.integers(lengths), lengths)
+    return np.repeat(starts, lengths) + (position_N + shift_N) % np.repeat(lengths, lengths)
+
+
 def share_from_time_floor(
     label_N: np.ndarray, t_N: np.ndarray, unit_N: np.ndarray, *, rng: np.random.Generator, repeats: int = 100
 ) -> np.ndarray:
     """``share_from_time`` [repeats] where every episode's labels are rotated by a shift of its own.
 
-    That keeps runs, lengths and label frequencies and loses only the alignment with time: what finite
-    data give by themselves.  A floor to read the share against, not a test (a rotation joins an
+    What finite data give by themselves.  A floor to read the share against, not a test (a rotation joins an
     episode's end to its beginning).  Rows of an episode must be consecutive.
     """
-    starts = np.flatnonzero(np.r_[True, unit_N[1:] != unit_N[:-1]])
-    lengths = np.diff(np.r_[starts, len(unit_N)])
-    position_N = np.arange(len(unit_N)) - np.repeat(starts, lengths)
-    out = np.zeros(repeats)
-    for i in range(repeats):
-        shift = rng.integers(lengths)
-        rotated_N = np.repeat(starts, lengths) + (position_N + np.repeat(shift, lengths)) % np.repeat(lengths, lengths)
-        out[i] = share_from_time(label_N[rotated_N], t_N)
-    return out
+    return np.array([share_from_time(label_N[rotated_rows(unit_N, rng)], t_N) for _ in range(repeats)])
 
 
 def record_share_from_time(

@@ -40,8 +40,10 @@ class Field:
 class EnvSpec:
     """What a world looks like from outside.
 
-    ``options`` are the settings that make it the same world (JSON values only): two specs with the
-    same ``env_id``, ``options``, ``obs`` and ``action_names`` are interchangeable.
+    ``action_names`` are all the choices there are.  In a world whose actions have several parts, ``action_parts``
+    says how many of them, in order, belong to each part; logits and masks are then flat, part after part, and an
+    action is one index a part.  ``options`` are the settings that make it the same world (JSON values only): two
+    specs with the same ``env_id``, ``options``, ``obs`` and ``action_names`` are interchangeable.
     """
 
     env_id: str
@@ -49,6 +51,7 @@ class EnvSpec:
     action_names: tuple[str, ...]
     slots: int
     options: Mapping[str, Any] = field(default_factory=dict)
+    action_parts: Mapping[str, int] = field(default_factory=dict)
     gives_final_obs: bool = True
     can_snapshot: bool = False
 
@@ -76,8 +79,12 @@ class Step:
     Autoreset is same-step: where ``terminated | truncated``, ``obs`` already belongs to the next
     episode and ``is_first`` is true.  ``final_obs`` holds the last observation of the episode that
     ended (rows elsewhere are meaningless), or is None if the world never shows it (Procgen).
-    ``truth`` are ground-truth labels belonging to ``obs``; ``final_truth``, given exactly where
-    ``final_obs`` is, belongs to that.
+    ``truth`` are ground-truth labels belonging to ``obs``; ``final_truth``, given wherever ``final_obs`` is,
+    belongs to that.
+
+    Where a world has many agents, each is a slot.  One that dies has ``terminated`` once, and is then not
+    ``alive``: its rows are meaningless and its actions are ignored until its world begins again (``is_first``),
+    which happens when nobody is left or the time is up.
     """
 
     obs: Obs
@@ -88,6 +95,7 @@ class Step:
     final_obs: Obs | None = None
     truth: Obs = field(default_factory=dict)
     final_truth: Obs | None = None
+    alive: np.ndarray | None = None  # bool [B], this slot's agent is there; None: every one
 
 
 @runtime_checkable
@@ -99,7 +107,7 @@ class VecEnv(Protocol):
     def reset(self, seed: int) -> Step: ...
 
     def step(self, action: np.ndarray) -> Step:
-        """Act in every slot.  action: int [B]."""
+        """Act in every slot.  action: int [B], or [B, parts] where ``spec.action_parts`` says so."""
         ...
 
     def snapshot(self) -> tuple[bytes, ...]:

@@ -39,11 +39,11 @@ class Episode:
     obs: Mapping[str, np.ndarray]
     h: np.ndarray  # float32 [T(+1), H]
     value: np.ndarray  # float32 [T(+1)]
-    action: np.ndarray  # int64 [T], the action taken
-    logits: np.ndarray  # float32 [T, A], the agent's own, before any exploration
+    action: np.ndarray  # int64 [T] or [T, parts], the action taken
     reward: np.ndarray  # float32 [T]
     terminated: bool
     truncated: bool
+    logits: np.ndarray | None = None  # float32 [T, A], the agent's own, before any exploration; None: not kept
     truth: Mapping[str, np.ndarray] = field(default_factory=dict)  # labels of the world, a row an observation
     world: Mapping[str, np.ndarray] = field(default_factory=dict)  # simulator's state, a row an observation
     latent: np.ndarray | None = None  # float32 [Z], what a simulated episode started from
@@ -56,9 +56,10 @@ class Episode:
         for name, array in (*self.obs.items(), *self.truth.items(), *self.world.items(), ("value", self.value)):
             if len(array) != rows:
                 raise ValueError(f"{name} has {len(array)} rows, h has {rows}")
-        for name in ("logits", "reward"):
-            if len(getattr(self, name)) != steps:
-                raise ValueError(f"{name} has {len(getattr(self, name))} rows, action has {steps}")
+        for name in TRANSITION:
+            rows_of = getattr(self, name)
+            if rows_of is not None and len(rows_of) != steps:
+                raise ValueError(f"{name} has {len(rows_of)} rows, action has {steps}")
 
     @property
     def steps(self) -> int:
@@ -72,7 +73,9 @@ class Episode:
 
     def columns(self) -> dict[str, np.ndarray]:
         """All per-step arrays by their stored names."""
-        out = {"h": self.h, "value": self.value, "action": self.action, "logits": self.logits, "reward": self.reward}
+        out = {"h": self.h, "value": self.value, "action": self.action, "reward": self.reward}
+        if self.logits is not None:
+            out["logits"] = self.logits
         for group in ("obs", "truth", "world"):
             out |= {f"{group}/{k}": v for k, v in getattr(self, group).items()}
         return out
@@ -86,11 +89,21 @@ def is_transition(name: str) -> bool:
 class StoreWriter:
     """Write episodes into shards of one directory; one writer a prefix, so processes never share a file.
 
+    chunk_steps: rows that are compressed, and read, together (few for random windows of frames); level: gzip's, 1 to 9.
     Use as a context manager; a shard appears only when it is whole.
     """
 
-    def __init__(self, path: Path, prefix: str = "shard", shard_steps: int = SHARD_STEPS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        prefix: str = "shard",
+        shard_steps: int = SHARD_STEPS,
+        *,
+        chunk_steps: int = CHUNK_STEPS,
+        level: int = 2,
+    ) -> None:
         self.path, self.prefix, self.shard_steps = Path(path), prefix, shard_steps
+        self.chunk_steps, self.level = chunk_steps, level
         self._episodes: list[Episode] = []
         self._steps = self._shards = 0
         self._columns: dict[str, tuple[tuple[int, ...], str]] | None = None
@@ -127,10 +140,12 @@ class StoreWriter:
             with h5py.File(temporary, "w") as file:
                 for column in self._episodes[0].columns():
                     data = np.concatenate([e.columns()[column] for e in self._episodes])
-                    chunks = (max(1, min(CHUNK_STEPS, len(data))), *data.shape[1:])
+                    chunks = (max(1, min(self.chunk_steps, len(data))), *data.shape[1:])
+                    # Shuffled, the like bytes of neighbouring numbers (exponents, high bytes) stand together.
                     file.create_dataset(
-                        f"columns/{column}", data=data, chunks=chunks, compression="gzip", compression_opts=2
-                    )
+                        f"columns/{column}", data=data, chunks=chunks, shuffle=data.itemsize > 1,
+                        compression="gzip", compression_opts=self.level,
+                    )  # fmt: skip
                 episodes = self._episodes
                 if episodes[0].latent is not None:
                     file["latent"] = np.stack([e.latent for e in episodes])  # type: ignore[arg-type, misc]

@@ -33,6 +33,9 @@ def learning_rate(step: int, total: int, peak: float, warm_up: int, schedule: Sc
     return peak * left
 
 
+STATE = "training_state/state.pt"  # what a training goes on from
+
+
 @dataclass(frozen=True)
 class Processes:
     """The processes that train one model together, each on its part of every batch: one, or torchrun's."""
@@ -147,18 +150,21 @@ class Log:
         self.board.flush()
 
 
-def open_run(config: Any, stage: str, inputs: Mapping[str, Path], fixed: Sequence[str]) -> artefacts.Run:
-    """A training's run directory: fresh, or with --resume the one it goes on in.
+def open_run(
+    config: Any, stage: str, inputs: Mapping[str, Path], fixed: Sequence[str], state: str = STATE
+) -> artefacts.Run:
+    """The run directory of a long job (a training): fresh, or with --resume the one it goes on in.
 
-    ``fixed`` are the config's keys (``a.b`` for nested ones) that a resumed training may not change;
-    the saved config.json becomes the resumed one, and the directory is half-written again until the end.
+    ``fixed`` are the config's keys (``a.b`` for nested ones) that a resumed job may not change; ``state`` is the file
+    that it goes on from.  The saved config.json becomes the resumed one, and the directory is half-written until the
+    end.
     """
     if not config.resume:
         return artefacts.begin_run(config.out, stage, config, inputs, overwrite=config.overwrite)
     if config.overwrite:
         raise UserError("--resume goes on with a run and --overwrite starts anew: choose one")
-    if not (config.out / "training_state" / "state.pt").exists():
-        raise UserError(f"{config.out} has no training state to resume from")
+    if not (config.out / state).exists():
+        raise UserError(f"{config.out} has no state to resume from ({state})")
     for directory in inputs.values():
         artefacts.read_manifest(directory)
     saved = cli.read_json(config.out / "config.json")

@@ -16,6 +16,14 @@ def make(spec: EnvSpec, slots: int, *, threads: int = 2, **options: Any) -> VecE
         from envs.procgen import ProcgenEnv, options_of
 
         return ProcgenEnv(replace(options_of(spec), **options), slots, threads)
+    if kind == "nmmo":
+        from envs.nmmo import MAPS, NmmoEnv, options_of as nmmo_options_of
+
+        maps = options.pop("maps", MAPS)
+        world = replace(nmmo_options_of(spec), **options)
+        if slots % world.players:
+            raise UserError(f"{slots} slots are not whole worlds of {world.players} agents")
+        return NmmoEnv(world, slots // world.players, maps)
     if kind == "planted":
         from envs.planted import make_planted
 

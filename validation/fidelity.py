@@ -258,6 +258,8 @@ def _to_show(starts: np.ndarray, rows: Sequence[int], length: int) -> np.ndarray
 
 def _window(episode: Episode, t: int, name: str, initial: int, length: int, horizon: int) -> dict[str, np.ndarray]:
     """One window: ``obs`` from its first frame, everything else from its last initial one."""
+    if episode.logits is None:
+        raise UserError("these episodes were recorded without the agent's logits; record them again")
     now = t + initial - 1
     terminal = np.zeros(episode.steps, bool)
     terminal[-1:] = episode.terminated

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import tyro
 
 from agents.record import RecordConfig, main as record
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
@@ -28,6 +30,8 @@ ROOT = Path(cli.__file__).resolve().parent.parent
 STAGES = {
     "agents.train": "TrainConfig",
     "agents.evaluate": "EvaluateConfig",
+    "agents.nmmo_train": "NmmoTrainConfig",
+    "agents.nmmo_evaluate": "NmmoEvaluateConfig",
     "agents.record": "RecordConfig",
     "generative.train": "GenTrainConfig",
     "generative.record_samples": "RecordSamplesConfig",
@@ -40,6 +44,12 @@ STAGES = {
     "analysis.target_functions": "TargetFunctionsConfig",
     "analysis.dynamics": "DynamicsConfig",
     "analysis.similarity": "SimilarityConfig",
+    "analysis.extract_activations": "ExtractConfig",
+    "analysis.activation_json": "ActivationJsonConfig",
+    "analysis.proc_eval_result": "ProcEvalResultConfig",
+    "analysis.life": "LifeConfig",
+    "analysis.life_phase": "LifePhaseConfig",
+    "analysis.replay": "ReplayConfig",
     "validation.fidelity": "FidelityConfig",
     "validation.interventions": "InterventionsConfig",
     "validation.planted": "PlantedConfig",
@@ -107,8 +117,10 @@ def test_help_documents_every_flag(module: str, capsys: pytest.CaptureFixture[st
         cli.run(cls, main, name, ["--help"])
     assert ended.value.code == 0
     words = capsys.readouterr().out.replace("-", "_")
-    shared = ("analysis.hidden_states", "analysis.env_states", "analysis.latents", "analysis.behaviours")
-    positional = {"--action"} if module in shared else set()
+    hints = typing.get_type_hints(cls, include_extras=True)
+    positional = {
+        f"--{name}" for name, hint in hints.items() if tyro.conf.Positional in getattr(hint, "__metadata__", ())
+    }
     for flag in set(cli._flags(cls)) - positional:
         assert flag.replace("-", "_") in words, flag
 
@@ -151,14 +163,24 @@ def readme_commands() -> list[list[str]]:
     return [shlex.split(command)[1:] for command in dict.fromkeys(found)]
 
 
+def called(words: list[str]) -> tuple[str, list[str]]:
+    """The module that a command runs, and its arguments; two of them choose by the first word."""
+    module, argv = (SCRIPTS[words[0]], words[1:]) if words[0] in SCRIPTS else (words[1], words[2:])
+    if module == "agents.train" and argv[:1] == ["nmmo"]:
+        return "agents.nmmo_train", argv[1:]
+    if module == "agents.evaluate" and not argv[0].startswith("-"):
+        return "agents.nmmo_evaluate", argv
+    return module, argv
+
+
 def test_the_readme_has_a_command_a_stage() -> None:
-    named = {SCRIPTS.get(words[0], words[1]) for words in readme_commands()}
+    named = {called(words)[0] for words in readme_commands()}
     assert set(STAGES) - named <= {"validation.demo"}  # that one is make demo
 
 
 @pytest.mark.parametrize("words", readme_commands(), ids=lambda w: " ".join(w)[:60])
 def test_the_readmes_commands_are_understood(words: list[str], tmp_path: Path) -> None:
-    module, argv = (SCRIPTS[words[0]], words[1:]) if words[0] in SCRIPTS else (words[1], words[2:])
+    module, argv = called(words)
     if module == "core.artefacts":
         assert argv[0] == "verify"
         return

@@ -1,0 +1,383 @@
+"""Train a policy of Neural MMO with PPO, or film policies: ``python train.py nmmo -a hybrid --out runs/policies/a``."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor
+
+from agents.nmmo_play import load_policies, play, policies_in
+from agents.policies import PolicyAgent, entropies, load_module, log_probs, sample, save_policy
+from agents.ppo import PPOConfig, RewardScale, Rollout, objective, update
+from core import artefacts, config as cli
+from core.contracts import Step, UserError
+from core.directions import fingerprint
+from core.progress import bar
+from core.replay import Replay, page
+from core.training import Log, load_state, open_run, rng_states, save_state, set_rng_states
+from envs.nmmo import FEATURES, MAPS, NmmoEnv, NmmoOptions, features, held_out, options_of
+from envs.nmmo_tasks import tasks_of
+
+STAGE = "train_nmmo"
+REPLAY = "replay_nmmo"
+
+
+def _alias(letter: str) -> Any:
+    return tyro.conf.arg(aliases=[letter])
+
+
+@dataclass(frozen=True, kw_only=True)
+class NmmoTrainConfig:
+    """Train a policy of Neural MMO (all agents of all worlds are one policy), or film trained ones."""
+
+    mode: Annotated[Literal["train", "replay"], _alias("-m")] = "train"
+    """train; or replay: play one world and write NAME.replay.lzma (nmmo's own viewer) and replay.html (any browser)"""
+    architecture: Annotated[str, _alias("-a")] = "start_kit"
+    """start_kit, yaofeng, takeru, hybrid, or the path of a module with Policy, Recurrent and RewardWrapper"""
+    policies: Annotated[Path | None, _alias("-p")] = None
+    """replay: a policy's run directory, or a directory of several, which then share the world"""
+    out: Path = Path("runs/policies/start_kit")
+    """run directory to write"""
+    env: NmmoOptions = field(default_factory=NmmoOptions)
+    maps: Path = MAPS
+    """where the generated maps lie (generated on first use)"""
+    size: int = 256
+    """width of the policy: size of the decoder's input, and of the recurrent core"""
+    ppo: PPOConfig = field(
+        default_factory=lambda: PPOConfig(
+            total_steps=10_000_000,
+            envs=8,
+            rollout_steps=64,
+            epochs=2,
+            minibatches=8,
+            learning_rate=3e-4,
+            gamma=0.99,
+            anneal_entropy=True,
+        )
+    )
+    """envs: worlds side by side; total_steps: live agents' steps"""
+    syllabus: bool = False
+    """draw tasks by a Syllabus curriculum (learning progress); needs the syllabus-rl package"""
+    seed: int = 1
+    """seed of weights, worlds and minibatches"""
+    checkpoints: int = 10
+    """evenly spaced checkpoints kept (checkpoint_STEPS.safetensors)"""
+    save_minutes: float = 5.0
+    """minutes between saves of the state that --resume goes on from"""
+    resume: bool = False
+    """go on from the training state in --out (worlds begin anew: nmmo cannot restore them)"""
+    overwrite: bool = False
+    """replace an earlier run in --out"""
+    device: str = "cpu"
+    """cpu or cuda"""
+    threads: int = 2
+    """CPU threads"""
+    track: bool = False
+    """log to Weights & Biases too (needs the wandb package and an account)"""
+
+
+def loss_of(
+    agent: PolicyAgent, r: Rollout, advantage: Tensor, columns: Tensor, config: PPOConfig, entropy_coef: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """PPO's loss on the slots ``columns`` (int64): only steps that were lived count, and only they are encoded."""
+    assert r.alive is not None
+    steps, count = r.reward.shape[0], len(columns)
+    lived = r.alive[:, columns].flatten().nonzero()[:, 0]
+    if len(lived) < 2:  # all of these agents were dead: nothing to learn, and no spread to normalise advantages by
+        return torch.stack([p.sum() for p in agent.parameters()]).sum() * 0, {}
+    obs = {k: v[:, columns].flatten(0, 1)[lived] for k, v in r.obs.items()}
+    with torch.autocast(lived.device.type, torch.bfloat16, enabled=config.bf16):
+        e, seen = agent.encode(obs)
+    e = e.float()
+    e_TBE = e.new_zeros(steps * count, e.shape[1]).index_copy(0, lived, e).unflatten(0, (steps, count))
+    state, hidden = r.h_first[columns], []
+    is_first = r.is_first[:, columns]
+    for t in range(steps):
+        h, state = agent.advance(e_TBE[t], state, is_first[t])
+        hidden.append(h)
+    seen = type(seen)(*(None if part is None else part.float() if part.is_floating_point() else part for part in seen))
+    logits, value = agent.heads(torch.stack(hidden).flatten(0, 1)[lived], seen)
+
+    def of(x: Tensor) -> Tensor:
+        return x[:, columns].flatten(0, 1)[lived]
+
+    logp = log_probs(logits, of(r.action), agent.spec).sum(1)
+    entropy = entropies(logits, agent.spec).sum(1).mean()
+    return objective(logp, of(r.logp), of(advantage), value, of(r.value), entropy, config, entropy_coef)
+
+
+class Collector:
+    """Steps the worlds with the policy and keeps what goes on between rollouts."""
+
+    def __init__(self, agent: PolicyAgent, env: NmmoEnv, reward: Any, config: NmmoTrainConfig, device: torch.device):
+        self.agent, self.env, self.reward, self.config, self.device = agent, env, reward, config.ppo, device
+        self.current: Step = env.reset(config.seed)
+        slots = env.spec.slots
+        self.state_BS = agent.initial(slots).detach().clone().to(device)
+        self.scale = RewardScale(config.ppo.gamma, np.zeros(slots), np.ones(slots))
+        self.tally = {k: np.zeros(slots) for k in ("length", "ate", "drank")}
+        self.lives: deque[dict[str, float]] = deque(maxlen=256)
+        self.lived = 0
+
+    def _obs(self, step: Step) -> dict[str, Tensor]:
+        return {k: torch.from_numpy(v).to(self.device) for k, v in step.obs.items()}
+
+    def _advance(self, obs: dict[str, Tensor], step: Step) -> tuple[Tensor, Any, Tensor]:
+        """(h, seen, state) of every slot; the dead are not encoded."""
+        alive = torch.from_numpy(_alive(step)).to(self.device)
+        rows = alive.nonzero()[:, 0]
+        e, seen = self.agent.encode({k: v[rows] for k, v in obs.items()})
+        is_first = torch.from_numpy(step.is_first).to(self.device)
+        h, state = self.agent.advance(e.float(), self.state_BS[rows], is_first[rows])
+        return h, seen, self.state_BS.index_copy(0, rows, state)
+
+    @torch.no_grad()
+    def collect(self) -> Rollout:
+        rows: dict[str, list[Tensor]] = {}
+        kept_obs: list[dict[str, Tensor]] = []
+        state_first = self.state_BS
+        parts = len(self.env.spec.action_parts)
+        for _ in range(self.config.rollout_steps):
+            step, slots = self.current, self.env.spec.slots
+            obs = self._obs(step)
+            there = torch.from_numpy(np.flatnonzero(_alive(step))).to(self.device)
+            h, seen, self.state_BS = self._advance(obs, step)
+            logits, some_value = self.agent.heads(h, seen)
+            chosen = sample(logits, self.env.spec)
+            logp = torch.zeros(slots, device=self.device)
+            value, action = torch.zeros_like(logp), torch.zeros(slots, parts, dtype=torch.int64, device=self.device)
+            logp[there] = log_probs(logits, chosen, self.env.spec).sum(1)
+            value[there], action[there] = some_value, chosen
+            after = self.env.step(action.cpu().numpy())
+            done = after.terminated | after.truncated
+            reward = self.scale(np.where(_alive(step), self.reward(step, after), 0), done)
+            kept_obs.append(obs)
+            for name, array in (
+                ("is_first", step.is_first), ("alive", _alive(step)), ("reward", reward), ("done", done),
+            ):  # fmt: skip
+                rows.setdefault(name, []).append(torch.from_numpy(array).to(self.device))
+            for name, tensor in (("action", action), ("value", value), ("logp", logp)):
+                rows.setdefault(name, []).append(tensor)
+            self._count(step, after, done)
+            self.current = after
+        h, seen, _ = self._advance(self._obs(self.current), self.current)
+        next_value = torch.zeros(self.env.spec.slots, device=self.device)
+        next_value[torch.from_numpy(_alive(self.current)).to(self.device)] = self.agent.heads(h, seen)[1]
+        obs_T = {k: torch.stack([o[k] for o in kept_obs]) for k in kept_obs[0]}
+        stacked = {k: torch.stack(v) for k, v in rows.items()}
+        return Rollout(obs=obs_T, h_first=state_first, next_value=next_value, **stacked)
+
+    def _count(self, before: Step, after: Step, done: np.ndarray) -> None:
+        assert after.final_truth is not None
+        alive = _alive(before)
+        self.lived += int(alive.sum())
+        self.tally["length"] += alive
+        for name in ("ate", "drank"):
+            self.tally[name] += np.where(alive, after.final_truth[name], 0)
+        for b in np.flatnonzero(done):
+            life = {k: float(v[b]) for k, v in self.tally.items()}
+            self.lives.append({**life, "progress": float(after.final_truth["progress"][b])})
+        for counts in self.tally.values():
+            counts[done] = 0
+
+    def means(self) -> dict[str, float]:
+        """Of the last lives that ended."""
+        names = ("length", "ate", "drank", "progress")
+        return {f"{k}_mean": float(np.mean([life[k] for life in self.lives])) if self.lives else np.nan for k in names}
+
+
+def _alive(step: Step) -> np.ndarray:
+    assert step.alive is not None  # NmmoEnv always says
+    return step.alive
+
+
+def main(config: NmmoTrainConfig) -> None:
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    cli.require(0, seed=config.seed)
+    if config.mode == "replay":
+        film(config, device)
+        return
+    if config.policies is not None:
+        raise UserError("-p (--policies) belongs to -m replay; a training starts anew, or goes on with --resume")
+    ppo = config.ppo
+    cli.require(1, envs=ppo.envs, minibatches=ppo.minibatches, rollout_steps=ppo.rollout_steps, epochs=ppo.epochs,
+                total_steps=ppo.total_steps, size=config.size)  # fmt: skip
+    slots = ppo.envs * config.env.players
+    if slots % ppo.minibatches:
+        raise UserError(f"--minibatches {ppo.minibatches} does not divide the {slots} agents")
+    if config.env.first_map + config.env.num_maps - 1 > config.env.map_pool - 16:
+        raise UserError(f"training on the held-out maps: --num_maps may reach {config.env.map_pool - 16} at most")
+    cli.seed_everything(config.seed)
+    rng = np.random.default_rng(config.seed)
+    module = load_module(config.architecture)
+    curriculum = _Syllabus(config) if config.syllabus else None
+    env = NmmoEnv(config.env, ppo.envs, config.maps, draw_tasks=None if curriculum is None else curriculum.draw)
+    agent = PolicyAgent(module, env.spec, config.size).to(device)
+    optimiser = torch.optim.Adam(agent.parameters(), lr=ppo.learning_rate, eps=1e-5)
+    run = open_run(config, STAGE, {}, ("env", "architecture", "size", "seed", "ppo.envs", "ppo.rollout_steps"))
+    collector = Collector(agent, env, module.reward(), config, device)
+    state_file = run.path / "training_state" / "state.pt"
+    step, wall_before = 0, 0.0
+    if config.resume:
+        state = load_state(state_file, "agent", "optimiser", "scale", "torch_rng", "numpy_rng", "step", "wall_s")
+        agent.load_state_dict(state["agent"])
+        optimiser.load_state_dict(state["optimiser"])
+        collector.scale.mean, collector.scale.var, collector.scale.count = state["scale"]
+        set_rng_states(state["torch_rng"])
+        rng.bit_generator.state = state["numpy_rng"]
+        step, wall_before = state["step"], state["wall_s"]
+        collector.current = env.reset(config.seed + step)  # other lives than those already learnt from
+    log = Log(run.path, config, config.track, keep=step if config.resume else None)
+    began = saved = time.time()
+    spacing = max(1, ppo.total_steps // max(1, config.checkpoints))
+
+    def wall() -> float:
+        return wall_before + time.time() - began
+
+    def keep_state() -> None:
+        log.save()
+        scale = [float(v) for v in (collector.scale.mean, collector.scale.var, collector.scale.count)]
+        save_state(
+            state_file, agent=agent.state_dict(), optimiser=optimiser.state_dict(), scale=scale,
+            torch_rng=rng_states(device), numpy_rng=rng.bit_generator.state, step=step, wall_s=wall(),
+        )  # fmt: skip
+
+    with bar("training", total=ppo.total_steps, unit="steps") as progress:
+        progress.advance(step)
+        while step < ppo.total_steps:
+            left = 1 - step / ppo.total_steps
+            optimiser.param_groups[0]["lr"] = ppo.learning_rate * (left if ppo.anneal else 1.0)
+            entropy_coef = ppo.entropy_coef * (left if ppo.anneal_entropy else 1.0)
+            collector.lived = 0
+            rollout = collector.collect()
+            try:
+                logs = update(agent, optimiser, rollout, ppo, rng, entropy_coef, loss_of)
+            except FloatingPointError as error:
+                raise UserError(
+                    f"training stopped at step {step}: {error}; --resume goes on from the last save"
+                ) from None
+            before, step = step, step + collector.lived
+            means = collector.means()
+            log.add(step, **means, wall_s=wall(), **logs)
+            progress.advance(collector.lived)
+            progress.note(f"life {means['length_mean']:.0f} ticks")
+            if step // spacing > before // spacing:
+                artefacts.save_weights(agent, run.path / f"checkpoint_{step:09d}.safetensors")
+            if time.time() - saved > 60 * config.save_minutes:
+                keep_state()
+                saved = time.time()
+    keep_state()
+    save_policy(agent, run.path)
+    described = agent.describe()
+    run.facts = {"agent": fingerprint(agent), "architecture": config.architecture, **described}
+    run.record("parameters", artefacts.parameter_count(agent), "count")
+    run.record("steps", step, "live agents' steps")
+    run.record("training_wall", wall(), "s")
+    for name, value in collector.means().items():
+        run.record(f"training_{name}", value, "a life", len(collector.lives))
+    run.finish()
+    env.close()
+    print(f"trained {step:,} steps in {wall() / 60:.1f} min; recurrence: {described['recurrence']}: {run.path}")
+
+
+class _Syllabus:
+    """Tasks by Syllabus' learning-progress curriculum (Sullivan et al. 2024, arXiv:2411.11318), which asks this object
+    how well each task goes now: the mean progress of the lives since it last asked."""
+
+    LIVES = 512  # between two questions
+
+    def __init__(self, config: NmmoTrainConfig) -> None:
+        try:
+            from syllabus.curricula import LearningProgress
+            from syllabus.task_space import DiscreteTaskSpace
+        except ImportError as error:
+            raise UserError(
+                f"--syllabus needs the packages syllabus-rl and ray ({error}): pip install syllabus-rl ray"
+            ) from None
+        count = len(tasks_of(config.env.horizon, config.env.systems))
+        self.rng = np.random.default_rng(config.seed)
+        self.total, self.lives, self.rate = np.zeros(count), np.zeros(count), np.zeros(count)
+        self.curriculum = LearningProgress(
+            self, DiscreteTaskSpace(count), eval_interval=self.LIVES, continuous_progress=True
+        )
+
+    def evaluate_agent(self, episodes: int, verbose: bool = False) -> tuple[None, Tensor, Tensor, None]:
+        """(nothing, success rates, mean progress, nothing), as Syllabus' evaluators answer; a task nobody had keeps its
+        last rate."""
+        self.rate = np.where(self.lives > 0, self.total / np.maximum(self.lives, 1), self.rate)
+        self.total[:] = self.lives[:] = 0
+        return None, torch.from_numpy(self.rate), torch.from_numpy(self.rate), None
+
+    def draw(self, agents: int, last_task: np.ndarray, last_progress: np.ndarray) -> np.ndarray:
+        """Tasks int64 [agents] of a new world, after telling how the last one's went."""
+        for task, progress in zip(last_task.tolist(), last_progress.tolist(), strict=True):
+            self.total[task] += progress
+            self.lives[task] += 1
+            self.curriculum.update_on_episode(0.0, 0, task, progress)
+        # Not its sample(): in 0.7 that compares an array with a list, which numpy has refused since 1.25.
+        return self.rng.choice(len(self.rate), agents, p=self.curriculum._sample_distribution())
+
+
+def film(config: NmmoTrainConfig, device: torch.device) -> None:
+    """One world on a held-out map, from its beginning until nobody is left or the time is up."""
+    if config.policies is None:
+        raise UserError("-m replay needs -p: a policy's run directory, or a directory of several")
+    paths = policies_in(config.policies)
+    policies = load_policies(paths, device)
+    spec = next(iter(policies.values())).spec
+    options = replace(options_of(spec), **held_out(spec.options))  # type: ignore[arg-type]
+    env = NmmoEnv(options, 1, config.maps)
+    player_B = np.arange(options.players) % len(policies)
+    with artefacts.new_run(config.out, REPLAY, config, paths, overwrite=config.overwrite) as run:
+        own: dict[str, list[np.ndarray]] = {"row": [], "col": [], "features": []}
+        env.film(0)
+        for tick in play(list(policies.values()), player_B, env, seed=config.seed, device=device):
+            alive = _alive(tick.step)
+            position = np.where(alive[:, None], tick.step.truth["position"], -1).astype(np.int16)
+            own["row"].append(position[:, 0])
+            own["col"].append(position[:, 1])
+            own["features"].append(features(tick.step.obs, tick.step.truth, tick.action_BP, env.spec))
+            if tick.next.is_first.any():
+                break
+        stacked = {k: np.stack(v) for k, v in own.items()}
+        map_id = int(tick.step.truth["map"][0])
+        ticks = len(stacked["row"])
+        names = list(policies)
+        labels = {"policy": np.tile(player_B, (ticks, 1))} if len(names) > 1 else {}
+        said = json.dumps({"map": env.tape.map, "packets": env.tape.packets}, default=_plain).encode()
+        (run.path / f"{'_'.join(names)}.replay.lzma").write_bytes(lzma.compress(said, format=lzma.FORMAT_ALONE))
+        replay = Replay(
+            map_RC=env.materials(map_id),
+            row_TA=stacked["row"],
+            col_TA=stacked["col"],
+            agent_A=np.arange(1, options.players + 1),
+            tick_T=np.arange(ticks),
+            values={name: stacked["features"][..., i] for i, name in enumerate(FEATURES)},
+            labels=labels,
+            label_names={"policy": dict(enumerate(names))} if labels else {},
+            title=f"{', '.join(names)} on map {map_id}",
+        )
+        (run.path / "replay.html").write_text(page(replay))
+        run.record("ticks", ticks, "ticks")
+        run.facts = {"map": map_id, "policies": names}
+    env.close()
+    print(f"{ticks} ticks of {options.players} agents on map {map_id}: {config.out}/replay.html")
+
+
+def _plain(value: Any) -> Any:
+    """numpy numbers and arrays as JSON knows them."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} in a replay")

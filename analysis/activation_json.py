@@ -1,0 +1,253 @@
+"""The earlier system's ``activations.json``, in and out of an extraction directory, one record at a time:
+``python -m analysis.activation_json import activations.json runs/activations``, and ``export`` the other way.
+
+A record is one step of one agent: ``step, env_id, agent_id, activation, observation {Tile, Entity, Inventory, Market,
+CurrentTick}, action``; the file is one JSON list, or a record a line.  Actions are in the order of the parts' names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tyro
+
+from analysis.extract_activations import SHARD_STEPS, STAGE as EXTRACTION, STORE
+from core import artefacts, config as cli
+from core.contracts import EnvSpec, Field, UserError
+from core.episodes import Episode, RolloutStore, StoreWriter
+from core.progress import bar
+from envs.nmmo import COLUMN, FEATURES, features
+
+STAGE = "activation_json"
+READ_AT_ONCE = 1 << 20  # characters
+PRICES, MOVES, STYLES = 99, 5, 3
+TABLES = ("Tile", "Entity", "Inventory", "Market")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationJsonConfig:
+    """Turn an ``activations.json`` of the earlier system into an extraction directory, or back."""
+
+    action: tyro.conf.Positional[Literal["import", "export"]] = "import"
+    """import: read --file into --directory; export: write --directory as --file"""
+    file: tyro.conf.Positional[Path] = Path("activations.json")
+    """the JSON file (a list of records, or a record a line)"""
+    directory: tyro.conf.Positional[Path] = Path("runs/activations")
+    """the extraction's run directory"""
+    policy: str = ""
+    """import: the name of the policy that was recorded"""
+    overwrite: bool = False
+    """replace what is there"""
+
+
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a JSON list or of JSON lines, one after another; the file is never in memory as a whole.
+
+    Raises UserError where it is not there, ends too early or holds something else.
+    """
+    decoder = json.JSONDecoder()
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    with open(path, encoding="utf-8") as file:
+        text, at, ended = "", 0, False
+        number = 0
+        while True:
+            while at < len(text) and text[at] in " \t\r\n,[":
+                at += 1
+            if at < len(text) and text[at] == "]":
+                return
+            try:
+                if at >= len(text):
+                    raise json.JSONDecodeError("more is needed", text, at)
+                record, at = decoder.raw_decode(text, at)
+            except json.JSONDecodeError as error:
+                more = "" if ended else file.read(max(READ_AT_ONCE, len(text) - at))
+                ended = not more
+                text, at = text[at:] + more, 0
+                if ended and not text:
+                    return
+                if ended:
+                    raise UserError(
+                        f"{path}: record {number} is broken ({error.msg}); the file may be cut off"
+                    ) from None
+                continue
+            if not isinstance(record, dict) or not {"activation", "agent_id", "env_id"} <= record.keys():
+                raise UserError(
+                    f"{path}: record {number} has no activation, agent_id and env_id: not the earlier system's layout"
+                )
+            number += 1
+            yield record
+
+
+def lives_of(rows: Iterator[dict[str, Any]]) -> Iterator[tuple[list[dict[str, Any]], bool]]:
+    """(the records of a life in order of time, whether the file goes on with this agent's next life).
+
+    A new life begins where an agent's tick does not grow.  Dead agents (no own row in the table) are left out.
+    """
+    running: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        if _is_dead(row):
+            continue
+        key = (int(row["env_id"]), int(row["agent_id"]))
+        mine = running.setdefault(key, [])
+        if mine and _tick(row) <= _tick(mine[-1]):
+            yield mine, True
+            running[key] = mine = []
+        mine.append(row)
+    for mine in running.values():
+        yield mine, False
+
+
+def _tick(row: Mapping[str, Any]) -> int:
+    said = row.get("observation", {}).get("CurrentTick")
+    return int(row["step"] if said is None else np.ravel(said)[0])
+
+
+def _is_dead(row: Mapping[str, Any]) -> bool:
+    entity = row.get("observation", {}).get("Entity")
+    if entity is None:
+        return False
+    return all(int(e[0]) != int(row["agent_id"]) for e in entity)
+
+
+def spec_of(record: Mapping[str, Any]) -> EnvSpec:
+    """A world that explains the record: its tables as they are, action parts of the sizes that belong to them."""
+    obs = {k: np.asarray(v) for k, v in record.get("observation", {}).items() if k in TABLES}
+    fields = {k: Field(shape=v.shape, dtype="int16") for k, v in obs.items()}
+    if "observation" in record:
+        fields["Tick"] = Field(shape=(1,), dtype="int16")
+    entities = 1 + (len(obs["Entity"]) if "Entity" in obs else 100)
+    parts = {"Attack.Style": STYLES, "Attack.Target": entities}
+    if len(record["action"]) == 12:
+        item, listed = 1 + len(obs.get("Inventory", range(12))), 1 + len(obs.get("Market", range(384)))
+        parts |= {
+            "Buy.MarketItem": listed, "Destroy.InventoryItem": item, "Give.InventoryItem": item,
+            "Give.Target": entities, "GiveGold.Price": PRICES, "GiveGold.Target": entities,
+            "Move.Direction": MOVES, "Sell.InventoryItem": item,
+            "Sell.Price": PRICES, "Use.InventoryItem": item,
+        }  # fmt: skip
+    elif len(record["action"]) == 3:
+        parts["Move.Direction"] = MOVES
+    else:
+        raise UserError(f"actions of {len(record['action'])} parts; Neural MMO without communication has 12, or 3")
+    names = tuple(f"{part} {i}" for part, size in parts.items() for i in range(size))
+    return EnvSpec(env_id="nmmo-imported", obs=fields, action_names=names, action_parts=parts, slots=1,
+                   gives_final_obs=False)  # fmt: skip
+
+
+def life_of(rows: list[dict[str, Any]], spec: EnvSpec, meta: Mapping[str, Any], again: bool) -> Episode:
+    """An Episode from a life's records; features from the records' own, or from what was seen and done."""
+    action = np.array([row["action"] for row in rows], np.int64)
+    seen = [row.get("observation", {}) for row in rows]
+    obs = {k: np.array([s[k] for s in seen], np.int16) for k in spec.obs if k != "Tick"}
+    if "Tick" in spec.obs:
+        obs["Tick"] = np.array([[_tick(row)] for row in rows], np.int16)
+    if "Entity" in obs:
+        obs["Entity"] = _own_first(obs["Entity"], int(rows[0]["agent_id"]))
+    if "features" in rows[0]:
+        of = np.array([[row["features"][name] for name in FEATURES] for row in rows], np.float32)
+    elif "Entity" in obs:
+        ids = obs["Entity"][..., 0]
+        npcs, players = (ids < 0).sum(1), (ids > 0).sum(1) - 1
+        visible = np.stack([npcs + players, npcs, players], 1)
+        of = features(obs, {"visible": visible}, action, spec)
+    else:
+        raise UserError("records without observations and without features say nothing of what agents did")
+    truth: dict[str, np.ndarray] = {"features": of}
+    if "Entity" in obs:
+        truth["position"] = obs["Entity"][:, 0][:, [COLUMN["row"], COLUMN["col"]]]
+    return Episode(
+        obs=obs,
+        truth=truth,
+        h=np.array([row["activation"] for row in rows], np.float32),
+        value=np.full(len(rows), np.nan, np.float32),
+        action=action,
+        reward=np.full(len(rows), np.nan, np.float32),
+        terminated=again,
+        truncated=not again,
+        meta={**meta, "world": int(rows[0]["env_id"]), "agent": int(rows[0]["agent_id"]), "first_tick": _tick(rows[0])},
+    )
+
+
+def _own_first(entity_TKC: np.ndarray, agent: int) -> np.ndarray:
+    """The same tables with the own row in front, the others in their order."""
+    order = (entity_TKC[..., 0] != agent).argsort(1, kind="stable")
+    out: np.ndarray = np.take_along_axis(entity_TKC, order[..., None], 1)
+    return out
+
+
+def rows_as_json(episode: Episode) -> Iterator[dict[str, Any]]:
+    """The records of a life, one a step; with the features, which the earlier system computed later."""
+    shown = [k for k in TABLES if k in episode.obs]
+    for t in range(episode.steps):
+        observation = {k: episode.obs[k][t].tolist() for k in shown}
+        if "Tick" in episode.obs:
+            observation["CurrentTick"] = episode.obs["Tick"][t].tolist()
+        yield {
+            "step": t + episode.meta.get("first_tick", 0),
+            "env_id": episode.meta.get("world", 0),
+            "agent_id": episode.meta.get("agent", 0),
+            "activation": episode.h[t].tolist(),
+            "observation": observation,
+            "action": episode.action[t].tolist(),
+            "features": dict(zip(FEATURES, episode.truth["features"][t].tolist(), strict=True)),
+        }
+
+
+def main(config: ActivationJsonConfig) -> None:
+    (read if config.action == "import" else write)(config)
+
+
+def read(config: ActivationJsonConfig) -> None:
+    """JSON -> store."""
+    first = next(records(config.file), None)
+    if first is None:
+        raise UserError(f"{config.file} holds no record")
+    spec = spec_of(first)
+    lives = steps = 0
+    with artefacts.new_run(config.directory, EXTRACTION, config, overwrite=config.overwrite) as run:
+        artefacts.write_json(run.path / "spec.json", spec.to_json())
+        with (
+            StoreWriter(run.path, "part_0000", SHARD_STEPS, **STORE) as writer,
+            bar("importing", None, "lives") as progress,
+        ):
+            for rows, again in lives_of(records(config.file)):
+                writer.add(life_of(rows, spec, {"policy": config.policy}, again))
+                lives, steps = lives + 1, steps + len(rows)
+                progress.advance()
+        run.facts = {"policy": config.policy, "mode": "imported", "features": list(FEATURES)}
+        run.record("lives", lives, "lives")
+        run.record("steps", steps, "steps")
+    print(f"{lives:,} lives, {steps:,} steps from {config.file}: {config.directory}")
+
+
+def write(config: ActivationJsonConfig) -> None:
+    """Store -> JSON."""
+    if config.file.exists() and not config.overwrite:
+        raise UserError(f"{config.file} exists; pass --overwrite")
+    store = RolloutStore(config.directory)
+    half = config.file.with_name(f".{config.file.name}.tmp")
+    steps = 0
+    try:
+        with open(half, "w", encoding="utf-8") as out:
+            out.write("[")
+            for life in store:
+                for row in rows_as_json(life):
+                    out.write((",\n" if steps else "\n") + json.dumps(row))
+                    steps += 1
+            out.write("\n]\n")
+        half.replace(config.file)
+    except OSError as error:
+        raise UserError(f"{config.file}: cannot be written ({error.strerror})") from None
+    finally:
+        half.unlink(missing_ok=True)
+    print(f"{steps:,} records: {config.file}")
+
+
+if __name__ == "__main__":
+    cli.run(ActivationJsonConfig, main, STAGE)

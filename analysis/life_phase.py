@@ -1,0 +1,421 @@
+"""Are clusters phases of life?  ``python -m analysis.life_phase runs/activations --clusters runs/clusters``
+
+Every life is cut into equal parts of its own length, from birth to end; the shares of the clusters in each part are
+drawn as stacked areas.  A cluster that is only "early" or "late" gets all its rows in few phases; how much phase
+explains is read against labels that are rotated within their lives, which keeps everything but the alignment with
+phase.  And what lives end in: the last clustered moment of those that ended in death, beside the same lives' other
+moments.
+
+The phase is only known afterwards (it needs the length of the life), so an agent cannot know it; a cluster that
+follows it more closely than it follows the tick may foretell the end.  N clustered rows, E lives, L labels, B phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import tyro
+
+from analysis.clusters import record_share_from_time, rotated_rows, time_bins, time_eta2
+from analysis.lives import Clusters, open_lives, read_clusters, worlds_of
+from core import artefacts, config as cli
+from core.artefacts import Result
+from core.contracts import UserError
+from core.episodes import RolloutStore
+from core.figures import figure_of
+from core.pages import label_colours, label_name
+from core.stats import Estimate, benjamini_hochberg, bootstrap_mean, interval_of
+
+STAGE = "life_phase"
+LEAST_LIVES = 2
+STACKED, DRAWN = 17, 24  # labels in a figure: the largest; all are in the tables
+OTHERS_COLOUR = "#d9d5ca"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LifePhaseConfig:
+    """Share of the clusters in every phase of life, how much phase explains, and what lives end in."""
+
+    extraction: tyro.conf.Positional[Path] = Path("runs/activations")
+    """run directory of analysis.extract_activations"""
+    clusters: Path
+    """run directory of analysis.activations of the same extraction"""
+    bins: int = 20
+    """equal parts that a life is cut into"""
+    min_lifespan: int = 50
+    """shorter lives, in ticks, are left out"""
+    unit: Literal["lives", "worlds"] = "lives"
+    """what intervals and tests resample; agents of one world meet and compete, so worlds are safer where there are
+    many"""
+    resamples: int = 1000
+    """bootstrap resamples of whole lives or worlds"""
+    rotations: int = 999
+    """rotations of the labels within their lives, for the floor"""
+    out: Path = Path("runs/life_phase")
+    """run directory to write"""
+    seed: int = 0
+    """seed of resamples and rotations"""
+    overwrite: bool = False
+    """replace an earlier run at --out"""
+
+
+class Moments(NamedTuple):
+    """Clustered rows of the lives that are long enough, a life's rows together and in order."""
+
+    episode_N: np.ndarray  # int64
+    unit_N: np.ndarray  # int64, what is resampled: the life or its world
+    t_N: np.ndarray  # int64, ticks since birth
+    phase_N: np.ndarray  # float64, 0 at birth, 1 at the end
+    label_N: np.ndarray  # int64
+
+
+def moments_of(
+    store: RolloutStore, clusters: Clusters, min_lifespan: int, unit: Literal["lives", "worlds"] = "lives"
+) -> Moments:
+    """UserError if fewer than two lives are long enough, or they are of fewer than two worlds where these are the
+    unit."""
+    episode_N, t_N = clusters.index_N2.T
+    keep = np.flatnonzero(store.steps[episode_N] >= min_lifespan)
+    keep = keep[np.lexsort((t_N[keep], episode_N[keep]))]
+    if (lives := len(np.unique(episode_N[keep]))) < LEAST_LIVES:
+        raise UserError(
+            f"{lives} of {len(store)} lives have clustered rows and last {min_lifespan} ticks; at least "
+            f"{LEAST_LIVES} are needed: set a smaller --min_lifespan (the longest life has {store.steps.max()}), or "
+            "extract more"
+        )
+    episode_N, t_N = episode_N[keep], t_N[keep]
+    unit_N = episode_N if unit == "lives" else worlds_of(store)[episode_N]
+    if len(np.unique(unit_N)) < LEAST_LIVES or unit_N.min() < 0:
+        raise UserError(f"--unit {unit}: the lives are not of at least {LEAST_LIVES} known worlds; use --unit lives")
+    return Moments(episode_N, unit_N, t_N, (t_N + 0.5) / store.steps[episode_N], clusters.label_N[keep])
+
+
+def shares_by_phase(
+    m: Moments, bins: int, *, rng: np.random.Generator, resamples: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(labels [L], share [L, B] of a phase's rows, its low and high [L, B], rows [B]).
+
+    A phase without rows has NaN.  Intervals resample whole units.
+    """
+    labels, of_N = np.unique(m.label_N, return_inverse=True)
+    units, unit_N = np.unique(m.unit_N, return_inverse=True)
+    bin_N = np.minimum((m.phase_N * bins).astype(int), bins - 1)
+    count_ULB = np.zeros((len(units), len(labels), bins))
+    np.add.at(count_ULB, (unit_N, of_N, bin_N), 1)
+
+    def share(count_RLB: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            out: np.ndarray = count_RLB / count_RLB.sum(-2, keepdims=True)
+        return out
+
+    weight_RU = rng.multinomial(len(units), np.full(len(units), 1 / len(units)), resamples)
+    draws_RLB = share(np.tensordot(weight_RU, count_ULB, 1))
+    low_LB, high_LB = interval_of(draws_RLB, len(units))
+    count_LB = count_ULB.sum(0)
+    return labels, share(count_LB), low_LB, high_LB, count_LB.sum(0).astype(int)
+
+
+def phase_rows(m: Moments, labels: np.ndarray, *, rng: np.random.Generator, rotations: int) -> list[dict[str, Any]]:
+    """A row a label: eta squared of its membership by phase, what the same gives for rotated labels (mean and 97.5th
+    percentile), the share p of rotations that reach it (counting itself), and q over labels."""
+    of_N = np.searchsorted(labels, m.label_N)
+    bin_N = time_bins(m.phase_N)
+    eta2_L = eta2_of(of_N, bin_N, len(labels))
+    floor_RL = np.array([eta2_of(of_N[rotated_rows(m.episode_N, rng)], bin_N, len(labels)) for _ in range(rotations)])
+    p_L = (1 + (floor_RL >= eta2_L).sum(0)) / (1 + rotations)
+    q_L = benjamini_hochberg(p_L)
+    rows = []
+    for i, label in enumerate(labels):
+        own = of_N == i
+        rows.append(
+            {
+                "label": int(label),
+                "rows": int(own.sum()),
+                "lives": len(np.unique(m.episode_N[own])),
+                "mean_phase": float(m.phase_N[own].mean()),
+                "eta2_phase": float(eta2_L[i]),
+                "eta2_rotated": float(floor_RL[:, i].mean()),
+                "eta2_rotated_97_5": float(np.quantile(floor_RL[:, i], 0.975)),
+                "p": float(p_L[i]),
+                "q": float(q_L[i]),
+                "eta2_tick": time_eta2(own, m.t_N),
+            }
+        )
+    return rows
+
+
+def eta2_of(of_N: np.ndarray, bin_N: np.ndarray, labels: int) -> np.ndarray:
+    """``clusters.time_eta2`` of every label's membership at once, float64 [labels]; 0 for one that all rows have."""
+    bins = int(bin_N.max()) + 1
+    count_LB = np.bincount(of_N * bins + bin_N, minlength=labels * bins).reshape(labels, bins)
+    rows_B = np.maximum(count_LB.sum(0), 1)
+    mean_L = count_LB.sum(1) / len(of_N)
+    between_L = (rows_B * (count_LB / rows_B - mean_L[:, None]) ** 2).sum(1) / len(of_N)
+    total_L = mean_L * (1 - mean_L)
+    return np.divide(between_L, total_L, out=np.zeros(labels), where=total_L > 0)
+
+
+def share(hit_E: np.ndarray, unit_E: np.ndarray, *, rng: np.random.Generator) -> Estimate:
+    """``bootstrap_mean`` of what happened or not.  Where all units agree resampling sees no spread: then the far end
+    is the exact binomial one (Clopper and Pearson 1934), 0.975 = 1 - (1 - p)^n."""
+    found = bootstrap_mean(hit_E, unit_E, rng=rng)
+    far = 0.025 ** (1 / found.n)
+    if found.n >= LEAST_LIVES and found.value in (0.0, 1.0):
+        return found._replace(low=far if found.value else 0.0, high=1.0 if found.value else 1 - far)
+    return found
+
+
+def ends(m: Moments, died_E: np.ndarray, labels: np.ndarray, *, rng: np.random.Generator) -> list[dict[str, Any]]:
+    """A row a label: the share of deaths whose last clustered row has it, with interval; its share of all rows of the
+    same lives, each counting once, which is what is expected if the end is a moment like any other; p, and q over
+    labels.
+
+    p is exact for rotated labels: then any row of a life is as likely to be its last, so that the number of deaths
+    with the label is a sum of coins with the lives' own shares (Poisson binomial; two-sided, twice the smaller
+    tail).  It takes lives as independent.  died_E: bool, by episode number.  Lives with one clustered row say nothing
+    of this and are left out; [] if no others ended in death.
+    """
+    starts = np.flatnonzero(np.r_[True, m.episode_N[1:] != m.episode_N[:-1]])
+    stops = np.r_[starts[1:], len(m.episode_N)]
+    lives = [(a, b) for a, b in zip(starts, stops, strict=True) if died_E[m.episode_N[a]] and b - a > 1]
+    if not lives:
+        return []
+    unit_E, rows = m.unit_N[[a for a, _ in lives]], []
+    for label in labels:
+        own = m.label_N == label
+        last_E = np.array([own[b - 1] for _, b in lives], float)
+        share_E = np.array([own[a:b].mean() for a, b in lives])
+        last = share(last_E, unit_E, rng=rng)
+        rows.append(
+            {
+                "label": int(label),
+                "deaths": len(lives), "units": last.n,
+                "share_of_ends": last.value, "low": last.low, "high": last.high,
+                "share_of_lives": float(share_E.mean()),
+                "p": coins_p(int(last_E.sum()), share_E),
+            }
+        )  # fmt: skip
+    for row, q in zip(rows, benjamini_hochberg(np.array([row["p"] for row in rows])), strict=True):
+        row["q"] = float(q)
+    return rows
+
+
+def coins_p(heads: int, chance_E: np.ndarray) -> float:
+    """Two-sided p (twice the smaller tail) of so many heads among coins with these chances."""
+    mass = np.r_[1.0, np.zeros(len(chance_E))]  # of 0, 1, ... heads among the coins so far
+    for chance in chance_E:
+        mass[1:] = mass[1:] * (1 - chance) + mass[:-1] * chance
+        mass[0] *= 1 - chance
+    return float(min(1.0, 2 * min(mass[: heads + 1].sum(), mass[heads:].sum())))
+
+
+def main(config: LifePhaseConfig) -> None:
+    cli.require(2, bins=config.bins)
+    cli.require(1, min_lifespan=config.min_lifespan)
+    cli.require(0, seed=config.seed)
+    cli.require(99, resamples=config.resamples, rotations=config.rotations)
+    with open_lives(config.extraction) as store:
+        m = moments_of(store, read_clusters(config.clusters, config.extraction), config.min_lifespan, config.unit)
+        steps_E, died_E = store.steps, store.terminated
+    inputs = {"extraction": config.extraction, "clusters": config.clusters}
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+        result = analyse(m, steps_E, died_E, config)
+        result.save(run.path)
+        draw_phases(result).savefig(run.path / "life_phase.png", dpi=110)
+        draw_clusters(result).savefig(run.path / "life_phase_clusters.png", dpi=110)
+        if result.tables["ends"]:
+            draw_ends(result).savefig(run.path / "life_ends.png", dpi=110)
+    for line in words(result):
+        print(line)
+    print(f"drawn: {config.out}")
+
+
+def analyse(m: Moments, steps_E: np.ndarray, died_E: np.ndarray, config: LifePhaseConfig) -> Result:
+    """Arrays ``label`` [L], ``share, share_low, share_high`` [L, B], ``rows`` [B]; tables ``clusters``, ``ends`` and
+    ``phases`` (the arrays as rows); scalars of the lives and of what phase and tick give away."""
+    rng = np.random.default_rng(config.seed)
+    lives = np.unique(m.episode_N)
+    labels, share_LB, low_LB, high_LB, rows_B = shares_by_phase(m, config.bins, rng=rng, resamples=config.resamples)
+    result = Result(
+        arrays={"label": labels, "share": share_LB, "share_low": low_LB, "share_high": high_LB, "rows": rows_B},
+        notes={
+            "bins": config.bins, "min_lifespan": config.min_lifespan, "lives": len(lives),
+            "lives_too_short": int((steps_E < config.min_lifespan).sum()), "rows": len(m.label_N),
+            "intervals": f"95 %, resampling {config.unit}" + (
+                "; agents of one world meet and compete, so where one world gives many lives they are narrower than "
+                "they should be (--unit worlds)" if config.unit == "lives" else ""
+            ),
+        },
+    )  # fmt: skip
+    unit_E = m.unit_N[np.searchsorted(m.episode_N, lives)]
+    died = bootstrap_mean(died_E[lives].astype(float), unit_E, rng=rng)
+    result.scalar("died", died.value, "share of lives", died.n, died.interval)
+    gap_E = np.array([steps_E[e] - 1 - m.t_N[m.episode_N == e].max() for e in lives], float)
+    gap = bootstrap_mean(gap_E, unit_E, rng=rng)
+    result.scalar("last_row_before_end", gap.value, "ticks", gap.n, gap.interval)
+    for prefix, time_N in (("phase_", m.phase_N), ("tick_", m.t_N)):
+        record_share_from_time(result, prefix, m.label_N, time_N, m.episode_N, episodes=len(lives), rng=rng)
+    result.tables["clusters"] = phase_rows(m, labels, rng=rng, rotations=config.rotations)
+    result.tables["ends"] = ends(m, died_E, labels, rng=rng)
+    result.tables["phases"] = [
+        {
+            "label": int(label), "from": b / config.bins, "to": (b + 1) / config.bins, "share": float(share_LB[i, b]),
+            "low": float(low_LB[i, b]), "high": float(high_LB[i, b]), "rows": int(rows_B[b]),
+            "lives": len(lives), "units": len(np.unique(m.unit_N)),
+        }
+        for i, label in enumerate(labels)
+        for b in range(config.bins)
+    ]  # fmt: skip
+    return result
+
+
+def words(result: Result) -> list[str]:
+    """What was found, a sentence a line."""
+    notes, s = result.notes, result.scalars
+    phase, floor = s["phase_share_from_time"], s["phase_share_from_time_floor"]
+    tick = s["tick_share_from_time"]
+    above = [row["label"] for row in result.tables["clusters"] if row["q"] <= 0.05]
+    out = [
+        f"{notes['lives']} lives of at least {notes['min_lifespan']} ticks ({notes['lives_too_short']} shorter ones "
+        f"left out), {notes['rows']:,} clustered rows; {s['died']['value']:.0%} of the lives ended in death",
+        f"phase of life gives away {phase['value']:.1%} of the labels' entropy (rotated labels: {floor['value']:.1%}, "
+        f"95 % of them {floor['interval'][0]:.1%} to {floor['interval'][1]:.1%}); the tick alone {tick['value']:.1%}",
+        f"{len(above)} of {len(result.tables['clusters'])} labels follow phase more than their rotations do "
+        "(q ≤ 0.05): " + (", ".join(map(label_name, above)) or "none"),
+    ]
+    sure = [row for row in result.tables["ends"] if row["q"] <= 0.05]
+    if not result.tables["ends"]:
+        out.append("no life with more than one clustered row ended in death: nothing is said of ends")
+    for row in sure:
+        out.append(
+            f"{label_name(row['label'])}: {row['share_of_ends']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of "
+            f"{row['deaths']} deaths end in it, {row['share_of_lives']:.1%} of the same lives (q = {row['q']:.2g})"
+        )
+    if result.tables["ends"] and not sure:
+        out.append(
+            f"no label is more or less frequent at the end of {result.tables['ends'][0]['deaths']} deaths than in "
+            "the lives (q > 0.05)"
+        )
+    return out
+
+
+# Figures
+
+
+def _order(labels: Sequence[int], size: Sequence[float], most: int) -> list[int]:
+    """Positions of the ``most`` largest labels as they are stacked: clusters from below, noise on top."""
+    largest = sorted(range(len(labels)), key=lambda i: (labels[i] >= 0, -size[i]))[:most]
+    return sorted(largest, key=lambda i: (labels[i] < 0, labels[i]))
+
+
+def _of_all(shown: int, everything: int) -> str:
+    return "" if shown == everything else f" (the {shown} largest of {everything} labels)"
+
+
+def draw_phases(result: Result) -> Any:
+    """A matplotlib Figure: stacked areas over the phases; eta squared of every label beside what rotations give."""
+    labels = result.arrays["label"].tolist()
+    size = [row["rows"] for row in result.tables["clusters"]]
+    order = _order(labels, size, STACKED)
+    painted = label_colours(labels)
+    colours = [painted[labels[i]] for i in order]
+    share_LB = np.nan_to_num(result.arrays["share"])
+    others_B = share_LB.sum(0) - share_LB[order].sum(0)
+    share_LB, bins = share_LB[order], share_LB.shape[1]
+    figure = figure_of(11, max(4.2, 0.28 * len(order) + 2.2))
+    left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.7, 1]})
+    edges, names = np.arange(bins + 1) / bins, [label_name(labels[i]) for i in order]
+    # As steps: a share is one of a whole bin.
+    steps_LB = np.repeat(np.concatenate([share_LB, others_B[None]]), 2, axis=1)
+    left.stackplot(np.repeat(edges, 2)[1:-1], steps_LB, colors=[*colours, OTHERS_COLOUR], linewidth=0)
+    left.set_xlim(0, 1)
+    left.set_ylim(0, 1)
+    others = len(labels) - len(order)
+    left.set_xlabel("phase of life (0 birth, 1 end)" + (f"; on top, pale: {others} others" if others else ""))
+    left.set_ylabel("share of clustered rows")
+    lives, scalar = result.notes["lives"], result.scalars
+    left.set_title(
+        f"{lives} lives of at least {result.notes['min_lifespan']} ticks, {scalar['died']['value']:.0%} ended in death",
+        fontsize=9,
+    )
+    rows = {row["label"]: row for row in result.tables["clusters"]}
+    for y, i in enumerate(order):
+        row = rows[labels[i]]
+        right.barh(y, row["eta2_phase"], color=colours[y], height=0.62)
+        floor = [row["eta2_rotated"], row["eta2_rotated_97_5"]]
+        right.plot(floor, [y, y], color="#1d2329", linewidth=2.2, solid_capstyle="butt")
+        if row["q"] <= 0.05:
+            right.text(max(row["eta2_phase"], floor[1]), y, " *", va="center")
+    right.set_yticks(range(len(order)), names, fontsize=8)
+    right.set_xlim(left=0)
+    right.set_xlabel("share of membership's variance between phases (η²)", fontsize=8)
+    title = "black: rotated labels, mean to 97.5 %; *: q ≤ 0.05"
+    right.set_title("\n".join([title, _of_all(len(order), len(labels)).strip()]).strip(), fontsize=9)
+    for side in ("top", "right"):
+        right.spines[side].set_visible(False)
+    return figure
+
+
+def draw_clusters(result: Result) -> Any:
+    """A matplotlib Figure: a panel a label, its share by phase with the 95 % interval."""
+    labels = result.arrays["label"].tolist()
+    colours = label_colours(labels)
+    order = _order(labels, [row["rows"] for row in result.tables["clusters"]], DRAWN)
+    bins = result.arrays["share"].shape[1]
+    columns = min(4, len(order))
+    lines = -(-len(order) // columns)
+    figure = figure_of(2.9 * columns, 2.0 * lines + 0.5)
+    axes = figure.subplots(lines, columns, sharex=True, squeeze=False)
+    middle = (np.arange(bins) + 0.5) / bins
+    for axis, i in zip(axes.flat, order, strict=False):
+        a = result.arrays
+        axis.fill_between(
+            middle, a["share_low"][i], a["share_high"][i], color=colours[labels[i]], alpha=0.3, linewidth=0
+        )
+        axis.plot(middle, a["share"][i], color=colours[labels[i]], linewidth=1.6)
+        axis.axhline(
+            np.average(np.nan_to_num(a["share"][i]), weights=a["rows"]), color="0.5", linewidth=0.8, linestyle=":"
+        )
+        axis.set_title(label_name(labels[i]), fontsize=9)
+        axis.set_ylim(bottom=0)
+        axis.set_xlim(0, 1)
+        axis.tick_params(labelsize=7)
+    for axis in axes.flat[len(order) :]:
+        axis.set_visible(False)
+    figure.supxlabel("phase of life (dotted: share over all phases)" + _of_all(len(order), len(labels)), fontsize=9)
+    figure.supylabel("share of rows, 95 % interval", fontsize=9)
+    return figure
+
+
+def draw_ends(result: Result) -> Any:
+    """A matplotlib Figure: what deaths end in, beside the same lives as a whole."""
+    rows = result.tables["ends"]
+    colours = label_colours([row["label"] for row in rows])
+    size = [row["share_of_ends"] + row["share_of_lives"] for row in rows]
+    order = _order([row["label"] for row in rows], size, DRAWN)
+    figure = figure_of(7, 0.32 * len(order) + 1.5)
+    axis = figure.subplots()
+    for y, row in enumerate(rows[i] for i in order):
+        axis.barh(y, row["share_of_ends"], color=colours[row["label"]], height=0.62)
+        axis.plot([row["low"], row["high"]], [y, y], color="#1d2329", linewidth=1.2)
+        axis.plot([row["share_of_lives"]] * 2, [y - 0.4, y + 0.4], color="#b0121b", linewidth=2)
+        if row["q"] <= 0.05:
+            axis.text(max(row["high"], row["share_of_lives"]), y, "  *", va="center")
+    axis.set_yticks(range(len(order)), [label_name(rows[i]["label"]) for i in order], fontsize=8)
+    axis.set_xlim(left=0)
+    axis.set_xlabel(
+        f"share of {rows[0]['deaths']} deaths whose last clustered row has the label, 95 % interval\n"
+        "(red: its share of all rows of the same lives; *: differs, q ≤ 0.05)" + _of_all(len(order), len(rows)),
+        fontsize=8,
+    )
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    return figure
+
+
+if __name__ == "__main__":
+    cli.run(LifePhaseConfig, main, STAGE)

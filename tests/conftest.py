@@ -1,0 +1,120 @@
+"""A made-up extraction in the form that analysis.extract_activations writes, and clusters of it, for the stages that
+read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.artefacts import Result, new_run, write_json
+from core.contracts import EnvSpec, Field
+from core.episodes import Episode, RolloutStore, StoreWriter
+
+FEATURES = (
+    "n_visible_entities", "n_visible_npcs", "n_visible_players", "self_health", "self_food", "self_water", "self_gold",
+    "max_combat_level", "in_combat", "n_inventory_items", "tick", "is_moving", "is_attacking", "is_trading",
+)  # fmt: skip
+SIZE = 24  # of the map
+EVERY = 5  # rows between clustered ones
+
+
+def made_up_life(seed: int, agent: int, world: int, part: int, horizon: int) -> Episode:
+    """A random walk on the map; food and water fall by one and rise by ten at meals; some die, the others are cut
+    off."""
+    rng = np.random.default_rng(seed)
+    died = bool(seed % 3)
+    steps = int(rng.integers(horizon // 2, horizon)) if died else horizon
+    position = np.clip(np.cumsum(rng.integers(-1, 2, (steps, 2)), 0) + rng.integers(4, SIZE - 4, 2), 2, SIZE - 3)
+    f = {name: np.zeros(steps) for name in FEATURES}
+    for name, often in (("self_food", 0.12), ("self_water", 0.15)):
+        level = 100
+        for t, meal in enumerate(rng.random(steps) < often):
+            level = int(np.clip(level - 1 + 10 * meal, 0, 100))
+            f[name][t] = level
+    f["self_health"] = np.clip(100 - 0.6 * np.arange(steps) * died - rng.integers(0, 9, steps), 1, 100).round()
+    f["self_gold"] = np.cumsum(rng.random(steps) < 0.1)
+    f["max_combat_level"] = 1 + np.arange(steps) // 25
+    f["n_visible_npcs"], f["n_visible_players"] = rng.integers(0, 4, steps), rng.integers(0, 3, steps)
+    f["n_visible_entities"] = f["n_visible_npcs"] + f["n_visible_players"]
+    f["n_inventory_items"] = np.arange(steps) // 12
+    f["tick"] = np.arange(steps)
+    for name, often in (("in_combat", 0.1), ("is_moving", 0.8), ("is_attacking", 0.15), ("is_trading", 0.03)):
+        f[name] = (rng.random(steps) < often).astype(float)
+    features = np.stack([f[name] for name in FEATURES], 1).astype(np.float32)
+    return Episode(
+        obs={"Tick": np.arange(steps, dtype=np.int16)[:, None]},
+        h=rng.normal(size=(steps, 6)).astype(np.float32),
+        value=np.linspace(1, -0.5, steps, dtype=np.float32),
+        action=rng.integers(0, 3, (steps, 2)),
+        reward=(rng.random(steps) < 0.05).astype(np.float32),
+        terminated=died,
+        truncated=not died,
+        truth={"features": features, "position": position.astype(np.int16)},
+        meta={"seed": part, "world": world, "part": part, "map": 50 + world, "agent": agent, "first_tick": 0},
+    )
+
+
+def write_extraction(path: Path, *, parts: int = 2, worlds: int = 2, players: int = 6, horizon: int = 80) -> Path:
+    """A run directory of stage ``extract_activations``: parts x worlds x players lives."""
+    rng = np.random.default_rng(7)
+    spec = EnvSpec(env_id="nmmo", obs={"Tick": Field(shape=(1,), dtype="int16")}, action_names=("a", "b"), slots=1)
+    with new_run(path, "extract_activations", {"seed": 0}) as run:
+        write_json(run.path / "spec.json", spec.to_json())
+        with StoreWriter(run.path, "part_0000") as writer:
+            for i, (part, world, agent) in enumerate(np.ndindex(parts, worlds, players)):
+                writer.add(made_up_life(i, agent + 1, world, part, horizon))
+        for world in range(worlds):
+            material = rng.choice([1, 2, 2, 2, 4, 5, 15], size=(SIZE, SIZE)).astype(np.uint8)
+            material[[0, -1]] = material[:, [0, -1]] = 0
+            np.save(run.path / f"map_{50 + world}.npy", material)
+        run.facts = {"policy": "made-up", "features": list(FEATURES), "agent": "none"}
+    return path
+
+
+def write_clusters(path: Path, extraction: Path) -> Path:
+    """A run directory of stage ``activations``: every fifth row; labels 0 (first half of a life), 1 (second half), 2
+    (anywhere) and noise, and a real condensed tree of points that are made from them."""
+    from hdbscan import HDBSCAN  # type: ignore[import-untyped]
+
+    rng = np.random.default_rng(3)
+    with RolloutStore(extraction) as store:
+        data, index = store.pooled("truth/features")
+        phase = (index[:, 1] + 0.5) / store.steps[index[:, 0]]
+    rows = np.flatnonzero(index[:, 1] % EVERY == 0)
+    kind = np.where(rng.random(len(rows)) < 0.25, 2, (phase[rows] > 0.5).astype(int))
+    point = np.array([[0, 0], [6, 1], [2, 7]])[kind] + rng.normal(size=(len(rows), 2)) * 0.6
+    far = rng.random(len(rows)) < 0.08
+    point[far] = rng.uniform(-6, 12, (far.sum(), 2))
+    model = HDBSCAN(min_cluster_size=8, core_dist_n_jobs=1).fit(point)
+    tree = model.condensed_tree_.to_numpy()
+    result = Result(
+        arrays={
+            "index": index[rows], "label": model.labels_.astype(np.int64), "umap": point,
+            "tree_parent": tree["parent"], "tree_child": tree["child"], "tree_lambda": tree["lambda_val"],
+            "tree_size": tree["child_size"], "features": data["truth/features"][rows],
+        },
+        notes={"features": list(FEATURES)},
+    )  # fmt: skip
+    with new_run(path, "activations", {"seed": 0}, {"activations": extraction}) as run:
+        result.save(run.path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def extraction(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 made-up lives of four games."""
+    return write_extraction(tmp_path_factory.mktemp("made_up") / "extraction")
+
+
+@pytest.fixture(scope="session")
+def clusters(extraction: Path) -> Path:
+    """Clusters of ``extraction``."""
+    return write_clusters(extraction.parent / "clusters", extraction)
+
+
+@pytest.fixture(scope="session")
+def other_extraction(extraction: Path) -> Path:
+    """Another extraction, with which ``clusters`` have nothing to do."""
+    return write_extraction(extraction.parent / "other", parts=1, players=2)

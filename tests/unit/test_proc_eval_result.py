@@ -1,0 +1,90 @@
+"""Tables of evaluations: metrics against hand counts, comparisons and ratings against planted strengths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analysis.proc_eval_result import ELO, Lives, metrics, ratings, tables
+
+
+def lives(length: np.ndarray, world: np.ndarray, seed: int = 0, tasks: tuple[tuple[str, str], ...] = ()) -> Lives:
+    rng = np.random.default_rng(seed)
+    tasks = tasks or (("eat", "survival"), ("hit", "combat"), ("kill", "combat"))
+    pick = rng.integers(len(tasks), size=len(length))
+    columns = {
+        "length": length.astype(float),
+        "ate": rng.poisson(3, len(length)).astype(float),
+        "drank": rng.poisson(5, len(length)).astype(float),
+        "progress": rng.uniform(size=len(length)),
+    }
+    task, category = (np.array([tasks[i][part] for i in pick]) for part in (0, 1))
+    return Lives(world, task, category, columns)
+
+
+def test_metrics_are_hand_counts() -> None:
+    of = Lives(
+        world=np.array([0, 0, 1, 1]),
+        task=np.array(["eat", "hit", "kill", "hit"]),
+        category=np.array(["survival", "combat", "combat", "combat"]),
+        columns={
+            "length": np.array([10.0, 20.0, 30.0, 40.0]),
+            "ate": np.array([1.0, 0.0, 0.0, 3.0]),
+            "drank": np.zeros(4),
+            "progress": np.array([0.5, 0.1, 0.2, 0.3]),
+        },
+    )
+    # tasks: .5, (.1 + .3) / 2, .2; categories: .5, (.1 + .2 + .3) / 3
+    np.testing.assert_allclose(metrics(of, np.arange(4)), [25, 1, 0, 0.3, 35])
+    np.testing.assert_allclose(metrics(of, np.array([1, 2, 3]))[3:], [0.2, 20])
+
+
+def test_ratings_recover_planted_strengths() -> None:
+    rng = np.random.default_rng(0)
+    truth = np.array([150.0, 0.0, -150.0])
+    worlds = 4000
+    win = np.zeros((worlds, 3, 3))
+    for i in range(3):
+        for j in range(i + 1, 3):
+            won = rng.random(worlds) < 1 / (1 + np.exp(-(truth[i] - truth[j]) / ELO))
+            win[:, i, j], win[:, j, i] = won, ~won
+    np.testing.assert_allclose(ratings(win), truth, atol=15)
+    order = [2, 0, 1]
+    np.testing.assert_allclose(ratings(win[:, order][:, :, order]), ratings(win)[order], atol=1e-6)
+    unbeaten = np.zeros((5, 2, 2))
+    unbeaten[:, 0, 1] = 1
+    assert np.isfinite(ratings(unbeaten)).all() and ratings(unbeaten)[0] > 100
+
+
+def test_agents_of_a_world_are_not_counted_as_independent() -> None:
+    """Lives of one world share its luck: intervals over worlds hold the true mean, and are wider than lives' own."""
+    hits, widths, naive = 0, [], []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        world = np.repeat(np.arange(24), 8)
+        length = 50 + np.repeat(rng.normal(0, 10, 24), 8) + rng.normal(0, 5, len(world))
+        row = tables({"a": lives(length, world)}, mode="pve", seed=0, resamples=200).tables["metrics"][0]
+        hits += row["low"] <= 50 <= row["high"]
+        widths.append(row["high"] - row["low"])
+        naive.append(2 * 1.96 * length.std() / len(length) ** 0.5)
+    assert hits >= 34 and np.mean(widths) > 1.8 * np.mean(naive)
+
+
+def test_a_pair_differs_only_where_there_is_a_difference() -> None:
+    wrong = 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        world = np.repeat(np.arange(20), 4)
+        luck = np.repeat(rng.normal(0, 20, 20), 4)
+        same = {n: lives(60 + luck + rng.normal(0, 10, 80), world, seed + k) for k, n in enumerate("ab")}
+        rows = tables(same, mode="pvp", seed=0, resamples=50).tables["pairs"]
+        wrong += next(r for r in rows if r["measure"] == "length")["p"] < 0.05
+    assert wrong <= 5
+    better = {**same, "b": Lives(world, same["b"].task, same["b"].category,
+                                 {**same["b"].columns, "length": same["b"].columns["length"] - 25})}  # fmt: skip
+    result = tables(better, mode="pvp", seed=0, resamples=200)
+    row = next(r for r in result.tables["pairs"] if r["measure"] == "length")
+    assert row["q"] < 0.01 and row["low"] > 0
+    top, low = (result.tables["ratings"][i] for i in (0, 1))
+    assert top["rating"] > low["rating"] and top["low"] > low["high"]
+    assert top["rating"] + low["rating"] == pytest.approx(0, abs=1e-6)
