@@ -1,4 +1,4 @@
-"""The life of an agent, tick by tick: ``python -m analysis.life runs/activations --clusters runs/clusters``.
+"""The life of an agent, tick by tick: ``python -m analysis.life runs/activations --cluster_dir runs/clusters``.
 
 Health, food, water, place, company and what the agent does, over the ticks of its life, with the cluster that each
 moment is in as coloured bands.  Without a wish: the life whose length is at the 75th percentile.  What is drawn is in
@@ -60,9 +60,9 @@ class LifeConfig:
 
     extraction: tyro.conf.Positional[Path] = Path("runs/activations")
     """run directory of analysis.extract_activations"""
-    clusters: Path | None = None
+    cluster_dir: Path | None = None
     """run directory of analysis.activations of the same extraction; without it there are no bands"""
-    agents: int = 0
+    num_agents: int = 0
     """so many lives drawn at random; 0: the one life whose length is at the 75th percentile"""
     episodes: tuple[int, ...] = ()
     """these lives instead, by their episode number"""
@@ -81,11 +81,11 @@ def choose(steps_E: np.ndarray, agents: int, episodes: Sequence[int], seed: int)
     percentile (of equals the first).  UserError for what is not there."""
     n = len(steps_E)
     if episodes and agents:
-        raise UserError("--agents and --episodes are two ways to choose; give one of them")
+        raise UserError("--num_agents and --episodes are two ways to choose; give one of them")
     if wrong := [e for e in episodes if not 0 <= e < n]:
         raise UserError(f"--episodes {wrong[0]}: there are {n} lives, 0 to {n - 1}")
     if agents > n:
-        raise UserError(f"--agents {agents}: there are only {n} lives")
+        raise UserError(f"--num_agents {agents}: there are only {n} lives")
     if episodes:
         return list(dict.fromkeys(episodes))
     if agents:
@@ -132,10 +132,10 @@ def timeline(
 
 
 def main(config: LifeConfig) -> None:
-    cli.require(0, agents=config.agents, seed=config.seed)
+    cli.require(0, num_agents=config.num_agents, seed=config.seed)
     with open_lives(config.extraction) as store:
-        chosen = choose(store.steps, config.agents, config.episodes, config.seed)
-        clusters = None if config.clusters is None else read_clusters(config.clusters, config.extraction)
+        chosen = choose(store.steps, config.num_agents, config.episodes, config.seed)
+        clusters = None if config.cluster_dir is None else read_clusters(config.cluster_dir, config.extraction)
         result = Result(notes={"between": config.between, "features": feature_names(store)})
         world_E = worlds_of(store)
         lives = [about(store, e, int(world_E[e])) for e in chosen]
@@ -143,7 +143,7 @@ def main(config: LifeConfig) -> None:
         record_lifespans(result, store.steps, store.terminated, config.seed)
         result.tables["timeline"] = [row for e in chosen for row in rows[e]]
         result.tables["lives"] = [{**life, **summary(rows[life["episode"]])} for life in lives]
-    inputs = {"extraction": config.extraction} | ({} if config.clusters is None else {"clusters": config.clusters})
+    inputs = {"extraction": config.extraction} | ({} if config.cluster_dir is None else {"clusters": config.cluster_dir})
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         result.save(run.path)
         colours = label_colours([row["label"] for row in result.tables["timeline"] if "label" in row])

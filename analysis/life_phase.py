@@ -1,4 +1,4 @@
-"""Are clusters phases of life?  ``python -m analysis.life_phase runs/activations --clusters runs/clusters``
+"""Are clusters phases of life?  ``python -m analysis.life_phase runs/activations --cluster_dir runs/clusters``
 
 Every life is cut into equal parts of its own length, from birth to end; the shares of the clusters in each part are
 drawn as stacked areas.  A cluster that is only "early" or "late" gets all its rows in few phases; how much phase
@@ -42,9 +42,9 @@ class LifePhaseConfig:
 
     extraction: tyro.conf.Positional[Path] = Path("runs/activations")
     """run directory of analysis.extract_activations"""
-    clusters: Path
+    cluster_dir: Path
     """run directory of analysis.activations of the same extraction"""
-    bins: int = 20
+    n_bins: int = 20
     """equal parts that a life is cut into"""
     min_lifespan: int = 50
     """shorter lives, in ticks, are left out"""
@@ -214,14 +214,14 @@ def coins_p(heads: int, chance_E: np.ndarray) -> float:
 
 
 def main(config: LifePhaseConfig) -> None:
-    cli.require(2, bins=config.bins)
+    cli.require(2, n_bins=config.n_bins)
     cli.require(1, min_lifespan=config.min_lifespan)
     cli.require(0, seed=config.seed)
     cli.require(99, resamples=config.resamples, rotations=config.rotations)
     with open_lives(config.extraction) as store:
-        m = moments_of(store, read_clusters(config.clusters, config.extraction), config.min_lifespan, config.unit)
+        m = moments_of(store, read_clusters(config.cluster_dir, config.extraction), config.min_lifespan, config.unit)
         steps_E, died_E = store.steps, store.terminated
-    inputs = {"extraction": config.extraction, "clusters": config.clusters}
+    inputs = {"extraction": config.extraction, "clusters": config.cluster_dir}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         result = analyse(m, steps_E, died_E, config)
         result.save(run.path)
@@ -239,11 +239,11 @@ def analyse(m: Moments, steps_E: np.ndarray, died_E: np.ndarray, config: LifePha
     ``phases`` (the arrays as rows); scalars of the lives and of what phase and tick give away."""
     rng = np.random.default_rng(config.seed)
     lives = np.unique(m.episode_N)
-    labels, share_LB, low_LB, high_LB, rows_B = shares_by_phase(m, config.bins, rng=rng, resamples=config.resamples)
+    labels, share_LB, low_LB, high_LB, rows_B = shares_by_phase(m, config.n_bins, rng=rng, resamples=config.resamples)
     result = Result(
         arrays={"label": labels, "share": share_LB, "share_low": low_LB, "share_high": high_LB, "rows": rows_B},
         notes={
-            "bins": config.bins, "min_lifespan": config.min_lifespan, "lives": len(lives),
+            "bins": config.n_bins, "min_lifespan": config.min_lifespan, "lives": len(lives),
             "lives_too_short": int((steps_E < config.min_lifespan).sum()), "rows": len(m.label_N),
             "intervals": f"95 %, resampling {config.unit}" + (
                 "; agents of one world meet and compete, so where one world gives many lives they are narrower than "
@@ -263,12 +263,12 @@ def analyse(m: Moments, steps_E: np.ndarray, died_E: np.ndarray, config: LifePha
     result.tables["ends"] = ends(m, died_E, labels, rng=rng)
     result.tables["phases"] = [
         {
-            "label": int(label), "from": b / config.bins, "to": (b + 1) / config.bins, "share": float(share_LB[i, b]),
+            "label": int(label), "from": b / config.n_bins, "to": (b + 1) / config.n_bins, "share": float(share_LB[i, b]),
             "low": float(low_LB[i, b]), "high": float(high_LB[i, b]), "rows": int(rows_B[b]),
             "lives": len(lives), "units": len(np.unique(m.unit_N)),
         }
         for i, label in enumerate(labels)
-        for b in range(config.bins)
+        for b in range(config.n_bins)
     ]  # fmt: skip
     return result
 

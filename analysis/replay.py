@@ -1,4 +1,4 @@
-"""A world as a page to play: ``python -m analysis.replay runs/activations --clusters runs/clusters --world 0``.
+"""A world as a page to play: ``python -m analysis.replay runs/activations --cluster_dir runs/clusters --world 0``.
 
 The agents of one recorded world on its map, coloured by cluster, by any feature or by the policy's value;
 ``replay.html`` opens offline.
@@ -29,7 +29,7 @@ class ReplayConfig:
 
     extraction: tyro.conf.Positional[Path] = Path("runs/activations")
     """run directory of analysis.extract_activations"""
-    clusters: Path | None = None
+    cluster_dir: Path | None = None
     """run directory of analysis.activations of the same extraction; without it agents have no cluster"""
     world: int = 0
     """number of the world; every playing has its own, those of the first part come first"""
@@ -98,10 +98,10 @@ def replay_of(store: RolloutStore, world: int, clusters: Clusters | None, betwee
 def main(config: ReplayConfig) -> None:
     cli.require(0, world=config.world)
     with open_lives(config.extraction) as store:
-        clusters = None if config.clusters is None else read_clusters(config.clusters, config.extraction)
+        clusters = None if config.cluster_dir is None else read_clusters(config.cluster_dir, config.extraction)
         policy = str(store.manifest["facts"].get("policy") or "")
         replay = replay_of(store, config.world, clusters, config.between, policy)
-    inputs = {"extraction": config.extraction} | ({} if config.clusters is None else {"clusters": config.clusters})
+    inputs = {"extraction": config.extraction} | ({} if config.cluster_dir is None else {"clusters": config.cluster_dir})
     text = page(replay).encode()
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         artefacts.write_atomically(run.path / PAGE, text)

@@ -206,7 +206,7 @@ def test_trails_zoom_and_back(played: Opened) -> None:
 
 
 def test_the_stage_s_own_page(browser: Any, extraction: Path, clusters: Path, tmp_path: Path) -> None:
-    replay.main(replay.ReplayConfig(extraction=extraction, clusters=clusters, world=1, out=tmp_path / "run"))
+    replay.main(replay.ReplayConfig(extraction=extraction, cluster_dir=clusters, world=1, out=tmp_path / "run"))
     opened = Opened(browser, tmp_path / "run" / replay.PAGE)
     assert opened.tab.locator("h1").inner_text() == "World 1 on map 51, policy made-up"
     assert opened.text("status") == "tick 0 · 6 of 6 alive"

@@ -29,7 +29,7 @@ def test_the_p75_life_with_its_clusters(
     extraction: Path, clusters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "life"
-    run(life, extraction, "--clusters", clusters, "--out", out)
+    run(life, extraction, "--cluster_dir", clusters, "--out", out)
     result = Result.load(out)
     (lived,) = result.tables["lives"]
     with RolloutStore(extraction) as store:
@@ -53,7 +53,7 @@ def test_the_p75_life_with_its_clusters(
 
 def test_several_lives_without_labels_between(extraction: Path, clusters: Path, tmp_path: Path) -> None:
     out = tmp_path / "lives"
-    run(life, extraction, "--clusters", clusters, "--agents", 3, "--between", "none", "--out", out)
+    run(life, extraction, "--cluster_dir", clusters, "--num_agents", 3, "--between", "none", "--out", out)
     result = Result.load(out)
     assert len(result.tables["lives"]) == 3 and (out / "lives.png").exists()
     assert all((row["label"] == UNLABELLED) == (not row["clustered"]) for row in result.tables["timeline"])
@@ -68,7 +68,7 @@ def test_a_life_without_clusters(extraction: Path, tmp_path: Path) -> None:
 
 def test_phases_of_life(extraction: Path, clusters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "phase"
-    run(life_phase, extraction, "--clusters", clusters, "--bins", 5, "--min_lifespan", 45, "--out", out, *QUICK)
+    run(life_phase, extraction, "--cluster_dir", clusters, "--n_bins", 5, "--min_lifespan", 45, "--out", out, *QUICK)
     result = Result.load(out)
     with RolloutStore(extraction) as store:
         long = int((store.steps >= 45).sum())
@@ -87,7 +87,7 @@ def test_phases_of_life(extraction: Path, clusters: Path, tmp_path: Path, capsys
 
 def test_worlds_as_the_unit(extraction: Path, clusters: Path, tmp_path: Path) -> None:
     run(
-        life_phase, extraction, "--clusters", clusters, "--unit", "worlds", "--out", tmp_path / "w", *QUICK,
+        life_phase, extraction, "--cluster_dir", clusters, "--unit", "worlds", "--out", tmp_path / "w", *QUICK,
         "--min_lifespan", 1,
     )  # fmt: skip
     result = Result.load(tmp_path / "w")
@@ -97,7 +97,7 @@ def test_worlds_as_the_unit(extraction: Path, clusters: Path, tmp_path: Path) ->
 
 def test_a_replay_of_one_world(extraction: Path, clusters: Path, tmp_path: Path) -> None:
     out = tmp_path / "replay"
-    run(replay, extraction, "--clusters", clusters, "--world", 3, "--out", out)
+    run(replay, extraction, "--cluster_dir", clusters, "--world", 3, "--out", out)
     assert (out / "replay.html").stat().st_size > 20_000 and not verify(out)
     with RolloutStore(extraction) as store:
         mine = replay.lives_of(store, 3)
@@ -116,24 +116,24 @@ def test_clusters_of_another_extraction_are_refused(
     stage: ModuleType, other_extraction: Path, clusters: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match="of another extraction"):
-        run(stage, other_extraction, "--clusters", clusters, "--out", tmp_path / "out")
+        run(stage, other_extraction, "--cluster_dir", clusters, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_an_extraction_that_moved_is_still_the_same(extraction: Path, clusters: Path, tmp_path: Path) -> None:
     shutil.copytree(extraction, tmp_path / "moved")
-    run(life, tmp_path / "moved", "--clusters", clusters, "--out", tmp_path / "life")
+    run(life, tmp_path / "moved", "--cluster_dir", clusters, "--out", tmp_path / "life")
     assert Result.load(tmp_path / "life").tables["timeline"][0]["clustered"] == 1
 
 
 @pytest.mark.parametrize(
     ("stage", "flags", "says"),
     [
-        (life, ["--agents", 25], "only 24 lives"),
+        (life, ["--num_agents", 25], "only 24 lives"),
         (life, ["--episodes", 24], "0 to 23"),
-        (life, ["--agents", 2, "--episodes", 1], "give one of them"),
+        (life, ["--num_agents", 2, "--episodes", 1], "give one of them"),
         (life_phase, ["--min_lifespan", 500], "smaller --min_lifespan"),
-        (life_phase, ["--bins", 1], "--bins"),
+        (life_phase, ["--n_bins", 1], "--n_bins"),
         (life_phase, ["--rotations", 5], "--rotations"),
         (replay, ["--world", 4], "0 to 3"),
     ],
@@ -142,7 +142,7 @@ def test_mistakes_leave_nothing_behind(
     stage: ModuleType, flags: list[object], says: str, extraction: Path, clusters: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=says):
-        run(stage, extraction, "--clusters", clusters, "--out", tmp_path / "out", *flags)
+        run(stage, extraction, "--cluster_dir", clusters, "--out", tmp_path / "out", *flags)
     assert not (tmp_path / "out").exists()
 
 
@@ -150,4 +150,4 @@ def test_what_is_no_extraction_or_no_clustering_is_refused(extraction: Path, clu
     with pytest.raises(UserError, match="holds no rollouts"):
         run(life, clusters, "--out", tmp_path / "out")
     with pytest.raises(UserError, match="'activations' directory is needed"):
-        run(life, extraction, "--clusters", extraction, "--out", tmp_path / "out")
+        run(life, extraction, "--cluster_dir", extraction, "--out", tmp_path / "out")

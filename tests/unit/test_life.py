@@ -164,7 +164,7 @@ def test_rotations_stay_within_their_life() -> None:
 
 
 def test_the_whole_analysis_says_phase_where_there_is_phase(tmp_path: Path) -> None:
-    config = LifePhaseConfig(clusters=tmp_path, resamples=99, rotations=99)
+    config = LifePhaseConfig(cluster_dir=tmp_path, resamples=99, rotations=99)
     steps, died = np.full(30, 200), np.arange(30) % 2 > 0
     planted, nothing = (analyse(made_up(5, kind), steps, died, config).scalars for kind in ("phase", "none"))
     for scalars, more in ((planted, True), (nothing, False)):
