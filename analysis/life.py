@@ -143,7 +143,9 @@ def main(config: LifeConfig) -> None:
         record_lifespans(result, store.steps, store.terminated, config.seed)
         result.tables["timeline"] = [row for e in chosen for row in rows[e]]
         result.tables["lives"] = [{**life, **summary(rows[life["episode"]])} for life in lives]
-    inputs = {"extraction": config.extraction} | ({} if config.cluster_dir is None else {"clusters": config.cluster_dir})
+    inputs = {"extraction": config.extraction} | (
+        {} if config.cluster_dir is None else {"clusters": config.cluster_dir}
+    )
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         result.save(run.path)
         colours = label_colours([row["label"] for row in result.tables["timeline"] if "label" in row])

@@ -1,156 +1,513 @@
-"""Linear probes: how well a quantity can be read from a state, and how much of that is the probe's own doing.
+"""What can be read from states, and what of it stays without the obvious: ``python -m analysis.probes DIR``.
 
-A probe says that something is *there*, never that the agent uses it: a confounded direction is decoded
-perfectly and moves nothing (analysis.coupling and validation.interventions tell).  Whole episodes are
-held out, whole episodes are resampled for intervals and whole episodes exchange targets for the control.
+DIR holds episodes with states and ground truth (analysis.extract_activations, or any recording with ``truth``).  Every
+quantity is read by a linear probe and by a small network, on units (worlds, or lives) that took no part in fitting,
+and is compared with exchanged targets, with time alone, with the agent's own observation, and with what the
+confounders named by --given say: those are partialled out of states and quantities alike.  A quantity that can be read
+is there; whether the agent uses it, analysis.patching and validation.interventions tell.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
+import tyro
+from threadpoolctl import threadpool_limits
 
+from analysis.probe_fits import (
+    ALPHA,
+    LEAST_FOLDS,
+    FoldedRidge,
+    MlpOptions,
+    auroc,
+    exchanged_units,
+    folds_of,
+    mlp_predict,
+    partial_out,
+    r2_of,
+    unit_sums,
+)  # fmt: skip
+from core import artefacts, config as cli
+from core.artefacts import Result
 from core.contracts import UserError
-from core.stats import Estimate, bootstrap, least_units
+from core.episodes import RolloutStore
+from core.progress import bar
+from core.stats import benjamini_hochberg, interval_of, least_permutations, least_units, sign_flip_p
 
-ALPHA = 0.05  # a probe that could not be told from its control at this level is refused
-PENALTIES = 10.0 ** np.arange(-5, 2)  # ridge penalties, a row and a z-scored feature
-INNER_FOLDS = 2
+STAGE = "probes"
+NOT_TARGETS = ("agent", "map", "world", "seed", "level")  # names, not quantities
+MOST_NUMBERS = 64  # of a truth column; larger ones are maps and pictures
+ENOUGH_UNITS = 10  # two a fold
+CONSTANTS = 20  # random targets of each control
+TIME_POWERS = 5
+TIME_ITSELF = 0.999  # R^2 of time alone from which on a quantity is time
+LEAST_VARYING = 6  # units in which a quantity must vary: with fewer no sign test can tell anything
+STEP = "step"  # a name for time in the episode that every store has
+
+Unit = Literal["auto", "map", "world", "life"]
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What a linear probe reads on episodes that it was not fitted on.
+@dataclass(frozen=True, kw_only=True)
+class ProbesConfig:
+    """Linear and network probes of recorded states, with controls and mediation."""
 
-    ``r2``: 1 minus squared error over squared distance from the mean, at most 1; 0 is no better than the mean,
-    below it is worse.  Its interval is over the episodes read, with the fits held as they are: somewhat too narrow.
-    ``shuffled``: the same with the targets of other episodes (interval: the central 95 % over shuffles), so what
-    time in the episode alone gives away.  ``p``: one-sided, that ``r2`` is one of the shuffled.
+    extraction: tyro.conf.Positional[Path] = Path("runs/activations")
+    """episodes with states and ground truth (analysis.extract_activations)"""
+    out: Path = Path("runs/probes")
+    """run directory to write"""
+    states: str = "h"
+    """stored column that is read: h, or world/NAME"""
+    targets: tuple[str, ...] = ()
+    """quantities to read (NMMO: the 14 features, row, col); none: every number of the ground truth"""
+    given: tuple[str, ...] = ("tick", "row", "col", "in_combat")
+    """confounders that are partialled out of states and quantities; step is time in the episode; none: no mediation"""
+    observation: str = ""
+    """an observation column as a baseline of its own, such as obs/Entity:0 (its row 0: the agent itself)"""
+    unit: Unit = "auto"
+    """what is held out and resampled whole: map, world (one run of it) or life; auto: the largest with at least 10"""
+    folds: int = 5
+    """parts, each held out once"""
+    first_step: int = 0
+    """states of earlier steps are left out"""
+    max_rows: int = 30_000
+    """at most about so many states: every n-th of each life; 0: all"""
+    shuffles: int = 199
+    """exchanges of whole units for the control and its p-values"""
+    resamples: int = 1000
+    """bootstrap resamples of whole units"""
+    mlp: bool = True
+    """also fit networks"""
+    net: MlpOptions = field(default_factory=MlpOptions)
+    seed: int = 0
+    """seed of folds, networks, exchanges and intervals"""
+    threads: int = 2
+    """CPU threads"""
+    overwrite: bool = False
+    """replace an earlier run in --out"""
+
+
+# Reading
+
+
+class Rows(NamedTuple):
+    """N states with what was true of them; rows of a life are consecutive and equally far apart in time."""
+
+    x_NF: np.ndarray  # float32
+    quantities: dict[str, np.ndarray]  # float64 [N] each
+    observation_NF: np.ndarray | None
+    index_N2: np.ndarray  # (episode, t)
+    time_N: np.ndarray  # steps since the world began
+    groups: dict[str, np.ndarray]  # life, and where known world and map: a number a row
+
+
+def names_of(store: RolloutStore) -> dict[str, tuple[str, int]]:
+    """Every number of a store's ground truth by name: (column, which of its numbers).
+
+    The manifest's facts may name the numbers of a column; those of ``position`` are row and col, others are counted.
     """
-
-    r2: Estimate
-    shuffled: Estimate
-    p: float
-    predicted_N: np.ndarray  # float64, out-of-fold
-    fold_N: np.ndarray  # int64, the fold in which a row was held out
-
-    @property
-    def selectivity(self) -> float:
-        """R^2 minus that of the control (Hewitt & Liang 2019, arXiv:1909.03368)."""
-        return self.r2.value - self.shuffled.value
-
-
-def linear_probe(
-    x_NF: np.ndarray,
-    y_N: np.ndarray,
-    episode_N: np.ndarray,
-    *,
-    rng: np.random.Generator,
-    folds: int = 5,
-    shuffles: int = 99,
-    resamples: int = 1000,
-) -> Probe:
-    """Ridge regression of y on z-scored features, out of fold over whole episodes.
-
-    x_NF: float [N, F]; y_N: float [N]; episode_N: [N], rows of an episode in order of time.  The penalty is chosen by
-    an inner split over episodes, for every fold and every shuffle anew.  Raises UserError for NaN, a target that
-    never changes, and too few episodes for the folds or for a shuffle to tell anything.
-    """
-    from sklearn.model_selection import GroupKFold
-
-    x_NF, y_N = np.asarray(x_NF, np.float64), np.asarray(y_N, np.float64)
-    if x_NF.ndim != 2 or y_N.shape != (len(x_NF),) or np.shape(episode_N) != y_N.shape:
-        raise ValueError(f"features {x_NF.shape}, target {y_N.shape} and episodes {np.shape(episode_N)} do not fit")
-    if folds < 2 or shuffles < 1:
-        raise ValueError(f"{folds} folds and {shuffles} shuffles: at least 2 and 1")
-    for what, values in (("features", x_NF), ("target", y_N)):
-        if not np.isfinite(values).all():
-            raise UserError(f"the probe's {what} have NaN or infinite values; leave those rows out or record again")
-    units, of_N = np.unique(episode_N, return_inverse=True)
-    n, need = len(units), max(folds, least_units(ALPHA, "permutation"))
-    if n < need:
-        raise UserError(f"{n} episodes are too few for a probe with {folds} folds; at least {need} are needed")
-    if np.ptp(y_N) == 0:
-        raise UserError(f"the probe's target is {y_N[0]:g} at every step, so there is nothing to read; record more")
-    order = rng.permutation(n)[of_N]  # GroupKFold is not random: which episodes share a fold is drawn here
-    donors = np.stack([exchanged(of_N, rng.permutation(n)) for _ in range(shuffles)], 1)
-    y_NS = np.concatenate([y_N[:, None], y_N[donors]], 1)  # the target, then its shuffles
-    predicted_NS, fold_N = np.empty_like(y_NS), np.empty(len(y_N), np.int64)
-    for fold, (train, test) in enumerate(GroupKFold(folds).split(x_NF, groups=order)):
-        best_S = _best_penalty(x_NF[train], y_NS[train], order[train])
-        predicted_NS[test] = ridge(x_NF[train], y_NS[train], x_NF[test])[best_S, :, np.arange(len(best_S))].T
-        fold_N[test] = fold
-    sums_E3S = _episode_sums(predicted_NS, y_NS, of_N)
-    value, low, high = bootstrap(
-        lambda rows: _r2(sums_E3S[rows, :, 0].sum(0), np.bincount(of_N)[rows].sum()),
-        np.arange(n),
-        rng=rng,
-        resamples=resamples,
-    )
-    null_S = _r2(sums_E3S[:, :, 1:].sum(0), len(y_N))
-    null_low, null_high = np.quantile(null_S, [0.025, 0.975])
-    return Probe(
-        r2=Estimate(float(value), float(low), float(high), n),
-        shuffled=Estimate(float(null_S.mean()), float(null_low), float(null_high), n),
-        p=float((1 + (~(null_S < value)).sum()) / (1 + shuffles)),  # one that is undefined counts as reached
-        predicted_N=predicted_NS[:, 0],
-        fold_N=fold_N,
-    )
-
-
-def exchanged(of_N: np.ndarray, donor_E: np.ndarray) -> np.ndarray:
-    """The row whose target every row gets, int64 [N], where episode e gets the targets of ``donor_E[e]``.
-
-    Step t gets the donor's step t, so that what depends on time alone survives; a donor that is too short begins
-    again.  of_N: episode numbers 0 .. E-1, rows of an episode in order of time.
-    """
-    count_E = np.bincount(of_N)
-    rows = np.argsort(of_N, kind="stable")  # episode after episode
-    first_E = np.cumsum(count_E) - count_E
-    step = np.arange(len(of_N)) - np.repeat(first_E, count_E)
-    donor = np.repeat(donor_E, count_E)
-    out = np.empty(len(of_N), np.int64)
-    out[rows] = rows[first_E[donor] + step % count_E[donor]]
+    columns = sorted((n for n in store.column_names if n.startswith("truth/")), key=lambda n: n != "truth/features")
+    some, _ = store.pooled(*columns, episodes=[int(np.argmax(np.minimum(store.steps, store.rows)))])
+    out: dict[str, tuple[str, int]] = {}
+    for column, values in some.items():
+        name, shape = column.partition("/")[2], values.shape[1:]
+        size = int(np.prod(shape))
+        if size > MOST_NUMBERS or values.dtype.kind not in "fiub":
+            continue
+        given = store.manifest["facts"].get(name)
+        if isinstance(given, list) and len(given) == size:
+            parts = [str(part) for part in given]
+        elif name == "position" and size == 2:
+            parts = ["row", "col"]
+        else:
+            parts = [name] if not shape else [f"{name}_{i}" for i in range(size)]
+        for i, part in enumerate(parts):
+            out.setdefault(part, (column, i))
     return out
 
 
-def ridge(x_NF: np.ndarray, y_NS: np.ndarray, x_MF: np.ndarray, penalties: np.ndarray = PENALTIES) -> np.ndarray:
-    """What ridge regression of y on the z-scored x says about other rows, for every penalty and target: [P, M, S].
+def groups_of(store: RolloutStore) -> dict[str, np.ndarray]:
+    """What lives share, a number an episode: the life itself and, where their meta says so, a run of a world, a map."""
+    metas = [store.meta(e) for e in range(len(store))]
+    out = {"life": np.arange(len(store))}
+    for name, keys in {"world": ("seed", "world", "map"), "map": ("map",)}.items():
+        if all(name in meta for meta in metas):
+            out[name] = np.unique([str([meta.get(k) for k in keys]) for meta in metas], return_inverse=True)[1]
+    return out
 
-    The same as scikit-learn's StandardScaler and Ridge(penalty * N), all penalties from one decomposition.
+
+def choose_unit(groups: Mapping[str, np.ndarray], asked: Unit, least: int) -> str:
+    """The name of the group that is held out and resampled whole; UserError if there are too few of it."""
+    sizes = {name: len(np.unique(of)) for name, of in groups.items()}
+    if asked == "auto":
+        asked = next((u for u in ("map", "world") if sizes.get(u, 0) >= ENOUGH_UNITS), "life")  # type: ignore[assignment]
+    if asked not in sizes:
+        raise UserError(f"--unit {asked}: the episodes' meta does not say it; use life")
+    if sizes[asked] < least:
+        raise UserError(
+            f"{sizes[asked]} units ({asked}) are too few; at least {least} are needed: record more, or use another "
+            "--unit or fewer --folds"
+        )
+    return asked
+
+
+def read(
+    store: RolloutStore, states: str, names: Sequence[str], *, observation: str = "", first_step: int = 0,
+    max_rows: int = 0,
+) -> Rows:  # fmt: skip
+    """The states of every n-th step t >= first_step of each life, so that at most about max_rows are read (0: all)."""
+    known = names_of(store)
+    for name in names:
+        if name != STEP and name not in known:
+            raise UserError(f"{store.path} has no quantity {name!r}{cli.nearest(name, known)}; it has: "
+                            f"{', '.join([*known, STEP])}")  # fmt: skip
+    column, _, row = observation.partition(":")
+    for wanted in filter(None, (states, column)):
+        if wanted not in store.column_names:
+            raise UserError(f"{store.path}: no column {wanted!r}; there are: {', '.join(store.column_names)}")
+    if row and not row.isdigit():
+        raise UserError(f"--observation {observation}: after the colon comes the number of a row, such as obs/Entity:0")
+    wanted_columns = dict.fromkeys(filter(None, (states, column, *(known[n][0] for n in names if n != STEP))))
+    ends = np.minimum(store.steps, store.rows)
+    every = -(-int((ends - first_step).clip(0).sum()) // max_rows) if max_rows else 1
+    first = first_step + max(1, every) // 2
+    parts: list[dict[str, np.ndarray]] = []
+    for e in np.flatnonzero(ends > first):
+        columns, index_N2 = store.pooled(*wanted_columns, episodes=[int(e)], first=first)
+        part: dict[str, np.ndarray] = {"index": index_N2, "x": columns[states].reshape(len(index_N2), -1)}
+        part["time"] = index_N2[:, 1] + int(store.meta(int(e)).get("first_tick", 0))
+        if column:
+            seen = columns[column]
+            if row and (seen.ndim < 3 or int(row) >= seen.shape[1]):
+                have = "no rows" if seen.ndim < 3 else f"rows 0 to {seen.shape[1] - 1}"
+                raise UserError(f"--observation {observation}: {column} has {have}")
+            part["observation"] = (seen[:, int(row)] if row else seen).reshape(len(seen), -1).astype(np.float32)
+        for name in names:
+            if name != STEP:
+                at, i = known[name]
+                part[f"of {name}"] = columns[at].reshape(len(index_N2), -1)[:, i].astype(np.float64)
+        parts.append({k: v[::every] for k, v in part.items()})
+    if not parts:
+        raise UserError(f"{store.path}: no episode is longer than {first} steps; lower --first_step")
+    whole = {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
+    quantities = {n: whole["time"].astype(np.float64) if n == STEP else whole[f"of {n}"] for n in names}
+    for name, values in (("states", whole["x"]), *quantities.items()):
+        if not np.isfinite(values).all():
+            raise UserError(f"{store.path}: {name} have NaN or infinite values; record again, or leave it out")
+    groups = {name: of[whole["index"][:, 0]] for name, of in groups_of(store).items()}
+    return Rows(whole["x"], quantities, whole.get("observation"), whole["index"], whole["time"], groups)
+
+
+# Fitting
+
+
+def null_of(probe: FoldedRidge, y_N: np.ndarray, donor_NS: np.ndarray) -> np.ndarray:
+    """R^2 [S] of the target exchanged in each of S ways; NaN where an exchange leaves it without spread."""
+    y_NS = y_N[donor_NS]
+    spread_S = y_NS.var(0) * len(y_N)
+    return 1 - np.divide(probe.errors(y_NS), spread_S, out=np.full(len(spread_S), np.nan), where=spread_S > 0)
+
+
+def p_of(value: float, null_S: np.ndarray) -> float:
+    """One-sided; an exchange whose R^2 is undefined counts as reached."""
+    return float((1 + (~(null_S < value)).sum()) / (1 + len(null_S)))
+
+
+class Scores:
+    """R^2 of several readings of the same targets, all bootstrapped by the same resamples of units."""
+
+    def __init__(self, unit_N: np.ndarray, resamples: int, rng: np.random.Generator) -> None:
+        self.of_N = np.unique(unit_N, return_inverse=True)[1]
+        self.n = int(self.of_N.max()) + 1
+        drawn_RE = rng.multinomial(self.n, np.full(self.n, 1 / self.n), resamples)
+        self.weight_RE = np.concatenate([np.ones((1, self.n)), drawn_RE])  # all units once, then the resamples
+        self.error_EK: dict[str, np.ndarray] = {}
+        self.draws_RK: dict[str, np.ndarray] = {}
+
+    def add(self, name: str, predicted_NK: np.ndarray, y_NK: np.ndarray) -> None:
+        sums_E4K = unit_sums(predicted_NK, y_NK, self.of_N)
+        self.error_EK[name] = sums_E4K[:, 0]
+        self.draws_RK[name] = r2_of(np.tensordot(self.weight_RE, sums_E4K, 1))
+
+    def less(self, name: str, a: str, b: str) -> None:
+        """R^2 of reading a less that of b, as a reading of its own."""
+        self.draws_RK[name] = self.draws_RK[a] - self.draws_RK[b]
+
+    def cells(self, name: str, k: int) -> dict[str, Any]:
+        """value, low and high of target k as table cells."""
+        draws_R = self.draws_RK[name][:, k]
+        low, high = interval_of(draws_R[1:], self.n)
+        return {name: _number(draws_R[0]), f"{name}_low": _number(low), f"{name}_high": _number(high)}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def time_features(time_N: np.ndarray) -> np.ndarray:
+    """Powers of time [N, 5], scaled to [-1, 1]."""
+    scaled_N = 2 * (time_N - time_N.min()) / max(1, np.ptp(time_N)) - 1
+    return np.stack([scaled_N**p for p in range(1, TIME_POWERS + 1)], 1)
+
+
+def probe(rows: Rows, targets: Sequence[str], given: Sequence[str], unit: str, config: ProbesConfig) -> Result:
+    """Tables ``targets`` (one row each, also of those that never vary) and ``controls``; arrays of what was read."""
+    rng = np.random.default_rng(config.seed)
+    unit_N, life_N = rows.groups[unit], rows.groups["life"]
+    fold_N = folds_of(unit_N, config.folds, rng)
+    scores = Scores(unit_N, config.resamples, rng)
+    varying = [t for t in targets if np.ptp(rows.quantities[t]) > 0]
+    if not varying:
+        raise UserError(f"none of the {len(targets)} quantities ever changes, so there is nothing to read; record more")
+    y_NK = np.stack([rows.quantities[t] for t in varying], 1)
+    states = FoldedRidge(rows.x_NF, fold_N)
+    donor_NS = np.stack([exchanged_units(life_N, unit_N, rng) for _ in range(config.shuffles)], 1)
+    predicted = {"linear": states.predict(y_NK)}
+    null = {"linear": np.stack([null_of(states, y_N, donor_NS) for y_N in y_NK.T], 1)}
+    if config.mlp:
+        both_NK = np.concatenate([y_NK, y_NK[donor_NS[:, 0]]], 1)
+        read_NK = mlp_predict(rows.x_NF, both_NK, fold_N, unit_N, config.net, config.seed)
+        predicted["mlp"] = read_NK[:, : len(varying)]
+        scores.add("mlp_shuffled", read_NK[:, len(varying) :], both_NK[:, len(varying) :])
+    predicted["time"] = FoldedRidge(time_features(rows.time_N), fold_N).predict(y_NK)
+    if rows.observation_NF is not None:
+        predicted["observation"] = FoldedRidge(rows.observation_NF, fold_N).predict(y_NK)
+    for name, said_NK in predicted.items():
+        scores.add(name, said_NK, y_NK)
+        if name != "linear":
+            ends = ("mlp", "linear") if name == "mlp" else ("linear", name)
+            scores.less(f"{ends[0]}_minus_{ends[1]}", *ends)
+    mediated = mediate(rows, varying, given, fold_N, donor_NS, scores, rng) if given else None
+    if mediated is not None:
+        null["partial"] = mediated
+    result = Result(notes={"given": list(given), "unit": unit, "units": scores.n, "rows": len(unit_N)})
+    world_N = rows.groups.get("world", life_N)
+    result.notes["worlds_shared"] = len(np.unique(world_N)) < len(np.unique(life_N))
+    result.tables["targets"] = _table(rows, targets, varying, given, predicted, null, scores)
+    result.tables["controls"] = _controls(states, rows, rng)
+    _directions(result, states, varying, y_NK)
+    result.arrays |= {f"null_{name}": null_SK for name, null_SK in null.items()} | {"fold": fold_N}
+    result.arrays["index"] = rows.index_N2
+    result.arrays |= {f"predicted_{name}": x_NK.astype(np.float32) for name, x_NK in predicted.items()}
+    return result
+
+
+def mediate(
+    rows: Rows, varying: Sequence[str], given: Sequence[str], fold_N: np.ndarray, donor_NS: np.ndarray, scores: Scores,
+    rng: np.random.Generator,
+) -> np.ndarray:  # fmt: skip
+    """Adds the readings ``given`` (R^2 of the confounders alone), ``partial`` (of what they leave of the target, from
+    what they leave of the states) and ``unique`` (what the states add, in R^2 of the whole target) to ``scores``.
+
+    A target that is itself a confounder is given the others.  Returns the exchanged ``partial`` [S, K].
     """
-    mean_F, std_F = x_NF.mean(0), x_NF.std(0)
-    std_F = np.where(std_F > 1e-12 * np.abs(mean_F), std_F, 1.0)  # a constant feature says nothing
-    z_NF = (x_NF - mean_F) / std_F
-    variance_F, vectors_FF = np.linalg.eigh(z_NF.T @ z_NF / len(x_NF))
-    turned_FS = vectors_FF.T @ (z_NF.T @ (y_NS - y_NS.mean(0)) / len(x_NF))
-    z_MF = ((x_MF - mean_F) / std_F) @ vectors_FF
-    return np.stack([z_MF @ (turned_FS / (variance_F + penalty)[:, None]) for penalty in penalties]) + y_NS.mean(0)
+    y_NK = np.stack([rows.quantities[t] for t in varying], 1)
+    given_NK, partial_NK, left_NK = (np.full(y_NK.shape, np.nan) for _ in range(3))
+    null_SK = np.full((donor_NS.shape[1], len(varying)), np.nan)
+    sets: dict[tuple[str, ...], list[int]] = {}
+    for k, target in enumerate(varying):
+        sets.setdefault(tuple(g for g in given if g != target), []).append(k)
+    with bar("partialling out", len(sets), "sets") as progress:
+        for others, these in sets.items():
+            progress.advance()
+            if not others:
+                continue
+            z_NC = np.stack([rows.quantities[g] for g in others], 1)
+            x_NF, y_NS = partial_out(z_NC, fold_N, rng, rows.x_NF, y_NK[:, these])
+            states = FoldedRidge(x_NF, fold_N)
+            given_NK[:, these], left_NK[:, these] = y_NK[:, these] - y_NS, y_NS
+            partial_NK[:, these] = states.predict(y_NS)
+            null_SK[:, these] = np.stack([null_of(states, y_N, donor_NS) for y_N in y_NS.T], 1)
+    scores.add("given", given_NK, y_NK)
+    scores.add("partial", partial_NK, left_NK)
+    scores.add("both", given_NK + partial_NK, y_NK)
+    scores.less("unique", "both", "given")
+    return null_SK
 
 
-def _best_penalty(x_NF: np.ndarray, y_NS: np.ndarray, group_N: np.ndarray) -> np.ndarray:
-    """Which penalty has the least squared error on held-out episodes, for every target: int64 [S]."""
-    from sklearn.model_selection import GroupKFold
+def _table(
+    rows: Rows, targets: Sequence[str], varying: Sequence[str], given: Sequence[str],
+    predicted: Mapping[str, np.ndarray], null: Mapping[str, np.ndarray], scores: Scores,
+) -> list[dict[str, Any]]:  # fmt: skip
+    p = {n: np.array([p_of(scores.draws_RK[n][0, k], null_SK[:, k]) if np.isfinite(scores.draws_RK[n][0, k]) else np.nan
+                      for k in range(len(varying))]) for n, null_SK in null.items()}  # fmt: skip
+    flips = np.random.default_rng(0)
+    for name, (a, b) in {n: n.split("_minus_") for n in scores.draws_RK if "_minus_" in n}.items():
+        p[name] = np.atleast_1d(sign_flip_p(scores.error_EK[b] - scores.error_EK[a], rng=flips))
+    units_K = [varying_units(rows.quantities[t], scores.of_N) for t in varying]
+    enough_K = np.array(units_K) >= LEAST_VARYING
+    q = {n: benjamini_hochberg(np.where(enough_K, p_K, np.nan)) for n, p_K in p.items()}
+    out: list[dict[str, Any]] = []
+    for target in targets:
+        y_N = rows.quantities[target]
+        spread = {"mean": float(y_N.mean()), "std": float(y_N.std())}
+        row: dict[str, Any] = {"target": target, "kind": kind_of(y_N), **spread}
+        out.append(row)
+        if target not in varying:
+            row |= {"units_varying": 0, "verdict": "constant"}
+            continue
+        k = varying.index(target)
+        row["units_varying"] = units_K[k]
+        for name in scores.draws_RK:
+            if name == "mlp_shuffled":
+                row[name] = _number(scores.draws_RK[name][0, k])
+            elif name != "both":
+                row |= scores.cells(name, k)
+            if name in p:
+                row |= {f"{name}_p": _number(p[name][k]), f"{name}_q": _number(q[name][k])}
+        for name, null_SK in null.items():
+            if np.isfinite(null_SK[:, k]).any():
+                row |= {f"{name}_shuffled": float(np.nanmean(null_SK[:, k])),
+                        f"{name}_shuffled_high": float(np.nanquantile(null_SK[:, k], 0.95))}  # fmt: skip
+        if row["kind"] == "binary":
+            for name in ("linear", "mlp"):
+                if name in predicted:
+                    area_R = auroc(predicted[name][:, k], y_N == y_N.max(), scores.of_N, scores.weight_RE)
+                    low, high = interval_of(area_R[1:], scores.n)
+                    row |= {f"auroc_{name}": _number(area_R[0]), f"auroc_{name}_low": _number(low),
+                            f"auroc_{name}_high": _number(high)}  # fmt: skip
+        row |= {"verdict": verdict(row, bool(given)), "n": scores.n, "rows": len(y_N)}
+    return out
 
-    error_PS = np.zeros((len(PENALTIES), y_NS.shape[1]))
-    for train, test in GroupKFold(INNER_FOLDS).split(x_NF, groups=group_N):
-        error_PS += ((ridge(x_NF[train], y_NS[train], x_NF[test]) - y_NS[test]) ** 2).sum(1)
-    return error_PS.argmin(0)
+
+def kind_of(y_N: np.ndarray) -> str:
+    """constant, binary or number."""
+    return {1: "constant", 2: "binary"}.get(len(np.unique(y_N)), "number")
 
 
-def _episode_sums(predicted_NS: np.ndarray, y_NS: np.ndarray, of_N: np.ndarray) -> np.ndarray:
-    """Squared error, sum and sum of squares of the centred target, [E, 3, S]."""
-    centred_NS = y_NS - y_NS.mean(0)
-    order = np.argsort(of_N, kind="stable")
-    first = np.flatnonzero(np.diff(of_N[order], prepend=-1))
-    three = ((y_NS - predicted_NS) ** 2, centred_NS, centred_NS**2)
-    return np.stack([np.add.reduceat(values_NS[order], first) for values_NS in three], 1)
+def varying_units(y_N: np.ndarray, of_N: np.ndarray) -> int:
+    """In how many units the target is not what it is most often."""
+    values, counts = np.unique(y_N, return_counts=True)
+    return len(np.unique(of_N[y_N != values[counts.argmax()]]))
 
 
-def _r2(sums_3X: np.ndarray, n: int) -> np.ndarray:
-    """R^2 from squared error, sum and sum of squares of n targets; NaN where the target does not vary."""
-    error, total, squares = sums_3X
-    spread = squares - total**2 / n
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(spread > 1e-12 * squares, 1 - error / spread, np.nan)
+def verdict(row: Mapping[str, Any], mediated: bool) -> str:
+    """What a row says, in words."""
+    if row["units_varying"] < LEAST_VARYING:
+        return "too rare to tell"
+    if row["linear_low"] is None or row["linear_low"] <= 0:
+        return "not read"
+    if row["time"] is not None and row["time"] > TIME_ITSELF:
+        return "read; it is time itself"
+    if row["linear_q"] is None or row["linear_q"] > ALPHA:
+        return "no more than time gives away"
+    if not mediated or row["partial"] is None:
+        return "read"
+    if row["partial_q"] is None or row["partial_q"] > ALPHA or row["partial_low"] <= 0:
+        return "nothing beyond what is given"
+    return "read beyond what is given"
+
+
+def _controls(states: FoldedRidge, rows: Rows, rng: np.random.Generator) -> list[dict[str, Any]]:
+    """R^2 of random numbers that are constant within a life, a world or a map: above 0, the split leaks."""
+    out = []
+    for name, of_N in rows.groups.items():
+        number_N = np.unique(of_N, return_inverse=True)[1]
+        y_NS = rng.standard_normal((int(number_N.max()) + 1, CONSTANTS))[number_N]
+        spread_S = y_NS.var(0) * len(y_NS)
+        if (spread_S > 0).all():
+            r2_S = 1 - states.errors(y_NS) / spread_S
+            low, high = np.quantile(r2_S, [0.025, 0.975])
+            out.append({"constant_per": name, "r2": float(r2_S.mean()), "low": float(low), "high": float(high),
+                        "groups": int(number_N.max()) + 1, "draws": CONSTANTS})  # fmt: skip
+    return out
+
+
+def _directions(result: Result, states: FoldedRidge, varying: Sequence[str], y_NK: np.ndarray) -> None:
+    """Arrays ``direction_read`` and ``direction_move`` [K, F]: a change of state by ``move`` changes what the linear
+    probe (fitted on all rows) reads, ``read @ state``, by 1, and moves the z-scored state as little as can be."""
+    read_FK = states.whole(y_NK)
+    std_F = states.x_NF.std(0)
+    scaled_FK = read_FK * std_F[:, None]
+    norm_K = (scaled_FK**2).sum(0)
+    moved_FK = np.divide(scaled_FK, norm_K, out=np.zeros_like(scaled_FK), where=norm_K > 0) * std_F[:, None]
+    result.arrays |= {"direction_read": read_FK.T, "direction_move": moved_FK.T}
+    result.notes["directions"] = list(varying)
+
+
+def check(config: ProbesConfig) -> None:
+    """UserError for settings that mean nothing."""
+    cli.require(LEAST_FOLDS, folds=config.folds)
+    cli.require(least_permutations(ALPHA), shuffles=config.shuffles)
+    cli.require(99, resamples=config.resamples)
+    cli.require(0, first_step=config.first_step, max_rows=config.max_rows, seed=config.seed)
+    net = config.net
+    cli.require(1, hidden=net.hidden, epochs=net.epochs, batch=net.batch, patience=net.patience)
+    if net.rate <= 0 or net.decay < 0:
+        raise UserError("--rate must be above 0 and --decay not below")
+    for name in ("targets", "given"):
+        values = getattr(config, name)
+        if len(set(values)) < len(values):
+            raise UserError(f"--{name} names {next(v for v in values if values.count(v) > 1)!r} twice")
+
+
+def main(config: ProbesConfig) -> None:
+    from analysis.probe_figures import draw
+
+    check(config)
+    torch.set_num_threads(config.threads)
+    with RolloutStore(config.extraction) as store:
+        known = [name for name in names_of(store) if name not in NOT_TARGETS]
+        targets = list(config.targets) or known
+        if not targets:
+            raise UserError(f"{config.extraction} has no ground truth to read; record a world that tells it")
+        names = list(dict.fromkeys([*targets, *config.given]))
+        rows = read(store, config.states, names, observation=config.observation, first_step=config.first_step,
+                    max_rows=config.max_rows)  # fmt: skip
+        unit = choose_unit(rows.groups, config.unit, max(config.folds, least_units(ALPHA, "permutation")))
+        agent = store.manifest["facts"].get("agent", "")
+    with threadpool_limits(config.threads):
+        result = probe(rows, targets, config.given, unit, config)
+    result.notes |= {"agent": agent, "states": config.states, "observation": config.observation}
+    inputs = {"extraction": config.extraction}
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+        for row in result.tables["targets"]:
+            if row.get("linear") is not None:
+                ends = [np.nan if row[f"linear_{end}"] is None else row[f"linear_{end}"] for end in ("low", "high")]
+                result.scalar(f"r2_{row['target']}", row["linear"], "R^2", row["n"], ends)
+        result.save(run.path)
+        for name, figure in draw(result).items():
+            figure.savefig(run.path / name, dpi=100, metadata={"Software": None})
+        run.facts = {"agent": agent}
+        run.metrics = result.scalars
+    print(summary(result, config.out))
+
+
+def summary(result: Result, out: Path) -> str:
+    """What a person wants to know, in a few lines."""
+    notes = result.notes
+    lines = [f"{notes['rows']:,} states; held out and resampled whole: {notes['units']} units ({notes['unit']}): {out}"]
+    for row in result.tables["targets"]:
+        if row["verdict"] == "constant":
+            lines.append(f"  {row['target']:<20} always {row['mean']:g}")
+            continue
+        said = f"  {row['target']:<20} R2 {_in_words(row, 'linear')}"
+        if row.get("mlp") is not None:
+            said += f", network {row['mlp']:.2f}"
+        said += f", time alone {_two(row['time'])}"
+        if row.get("partial") is not None:
+            said += f"; given {' '.join(notes['given'])}: {_in_words(row, 'partial')}"
+        if row.get("auroc_linear") is not None:
+            said += f"; AUROC {row['auroc_linear']:.2f}"
+        lines.append(f"{said}; {row['verdict']}")
+    if notes["unit"] == "life" and notes["worlds_shared"]:
+        lines.append("  lives of one world share it, so these intervals are too narrow: record at least 10 worlds")
+    for row in result.tables["controls"]:
+        lines.append(f"  control: a random constant per {row['constant_per']}: R2 {row['r2']:.2f}")
+    return "\n".join(lines)
+
+
+def _two(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _in_words(row: Mapping[str, Any], name: str) -> str:
+    return f"{_two(row[name])} [{_two(row[f'{name}_low'])}, {_two(row[f'{name}_high'])}]"
+
+
+if __name__ == "__main__":
+    cli.run(ProbesConfig, main, STAGE)

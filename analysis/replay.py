@@ -101,7 +101,9 @@ def main(config: ReplayConfig) -> None:
         clusters = None if config.cluster_dir is None else read_clusters(config.cluster_dir, config.extraction)
         policy = str(store.manifest["facts"].get("policy") or "")
         replay = replay_of(store, config.world, clusters, config.between, policy)
-    inputs = {"extraction": config.extraction} | ({} if config.cluster_dir is None else {"clusters": config.cluster_dir})
+    inputs = {"extraction": config.extraction} | (
+        {} if config.cluster_dir is None else {"clusters": config.cluster_dir}
+    )
     text = page(replay).encode()
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         artefacts.write_atomically(run.path / PAGE, text)

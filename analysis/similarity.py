@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from agents.recurrent import RecurrentAgent, load_agent
 from analysis.attributions import randomised
-from analysis.probes import exchanged
+from analysis.probe_fits import exchanged
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import Agent, UserError

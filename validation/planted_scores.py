@@ -22,7 +22,7 @@ from analysis.attributions import randomised
 from analysis.behaviours import BehaviourOptions, Steps, cluster, reduce
 from analysis.directions import fit_ica, fit_pca, random_basis
 from analysis.gradients import agent_gradients
-from analysis.probes import linear_probe
+from analysis.probe_fits import linear_probe
 from analysis.quantities import known_quantities
 from core.artefacts import Result
 from core.contracts import Intervention, UserError, VecEnv

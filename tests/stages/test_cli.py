@@ -50,6 +50,8 @@ STAGES = {
     "analysis.life": "LifeConfig",
     "analysis.life_phase": "LifePhaseConfig",
     "analysis.replay": "ReplayConfig",
+    "analysis.probes": "ProbesConfig",
+    "analysis.patching": "PatchingConfig",
     "validation.fidelity": "FidelityConfig",
     "validation.interventions": "InterventionsConfig",
     "validation.planted": "PlantedConfig",

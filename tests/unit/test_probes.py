@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from analysis.probes import PENALTIES, exchanged, linear_probe, ridge
+from analysis.probe_fits import PENALTIES, FoldedRidge, exchanged, linear_probe
 from core.contracts import UserError
 
 EPISODES, STEPS = 30, 20
@@ -26,15 +26,35 @@ def planted(
     return 3 * x + 7, y, np.repeat(np.arange(episodes), STEPS)
 
 
-def test_ridge_is_scikit_learns() -> None:
+def test_folded_ridge_is_scikit_learns() -> None:
+    """Penalties chosen fold by fold, predictions, errors and the fit on all rows, against the same done by hand."""
     rng = np.random.default_rng(9)
-    x, y, _ = planted(rng, episodes=5)
+    x, y, episode = planted(rng, episodes=6)
     x[:, 2] = 4.0  # never changes
     x[:, 3] = x[:, 4]
-    y_NS, other = np.stack([y, y**2], 1), planted(rng, episodes=2)[0]
-    for penalty, got in zip(PENALTIES, ridge(x, y_NS, other), strict=True):
-        want = make_pipeline(StandardScaler(), Ridge(penalty * len(x))).fit(x, y_NS).predict(other)
-        np.testing.assert_allclose(got, want, rtol=1e-7, atol=1e-7)
+    y_NS, fold = np.stack([y, y**2, rng.normal(size=len(y)), np.full(len(y), 2.0)], 1), episode % 3
+
+    def fitted(train: np.ndarray, penalty: float, s: int) -> Pipeline:
+        return make_pipeline(StandardScaler(), Ridge(penalty * train.sum())).fit(x[train], y_NS[train, s])
+
+    def error(train: np.ndarray, test: np.ndarray, penalty: float, s: int) -> float:
+        return float(((fitted(train, penalty, s).predict(x[test]) - y_NS[test, s]) ** 2).sum())
+
+    want, whole = np.empty_like(y_NS), np.empty((6, 4))
+    for s in range(4):
+        for f in range(3):
+            others = [g for g in range(3) if g != f]
+            best = min(PENALTIES, key=lambda p: sum(error((fold != f) & (fold != g), fold == g, p, s) for g in others))
+            want[fold == f, s] = fitted(fold != f, best, s).predict(x[fold == f])
+        best = min(PENALTIES, key=lambda p: sum(error(fold != g, fold == g, p, s) for g in range(3)))
+        scale, model = (step for _, step in fitted(fold >= 0, best, s).steps)
+        whole[:, s] = model.coef_ / scale.scale_
+    probe = FoldedRidge(x, fold)
+    np.testing.assert_allclose(probe.predict(y_NS), want, rtol=1e-7, atol=1e-7)
+    np.testing.assert_allclose(probe.errors(y_NS), ((y_NS - want) ** 2).sum(0), rtol=1e-7, atol=1e-7)
+    live = [0, 1, 3, 4, 5]
+    np.testing.assert_allclose(probe.whole(y_NS)[live], whole[live], rtol=1e-6, atol=1e-9)
+    assert (probe.whole(y_NS)[2] == 0).all()
 
 
 def test_r2_is_the_closed_form_and_its_interval_covers() -> None:
@@ -115,14 +135,14 @@ def test_bad_input_is_refused_with_what_is_needed() -> None:
     with pytest.raises(UserError, match="4 episodes are too few for a probe with 5 folds; at least 5 are needed"):
         linear_probe(x, y, episode, rng=rng)
     with pytest.raises(UserError, match="3 episodes .* at least 4 are needed"):  # 3! orders tell nothing at 0.05
-        linear_probe(x[:60], y[:60], episode[:60], rng=rng, folds=2)
+        linear_probe(x[:60], y[:60], episode[:60], rng=rng, folds=3)
     assert linear_probe(x, y, episode, rng=rng, folds=4, shuffles=1).r2.n == 4
     with pytest.raises(UserError, match="target is 3 at every step"):
-        linear_probe(x, np.full(len(x), 3.0), episode, rng=rng, folds=2)
+        linear_probe(x, np.full(len(x), 3.0), episode, rng=rng, folds=3)
     for what, (a, b) in {"features": (np.nan, 0.0), "target": (0.0, np.inf)}.items():
         with pytest.raises(UserError, match=f"{what} have NaN"):
-            linear_probe(x + np.where(np.arange(80) == 7, a, 0)[:, None], y + b, episode, rng=rng, folds=2)
+            linear_probe(x + np.where(np.arange(80) == 7, a, 0)[:, None], y + b, episode, rng=rng, folds=3)
     with pytest.raises(ValueError, match="do not fit"):
         linear_probe(x, y[:-1], episode, rng=rng)
     with pytest.raises(ValueError, match="folds"):
-        linear_probe(x, y, episode, rng=rng, folds=1)
+        linear_probe(x, y, episode, rng=rng, folds=2)

@@ -1,0 +1,117 @@
+"""Figures of analysis.patching, drawn from a saved Result alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from core.artefacts import Result
+from core.figures import figure_of
+
+ALPHA = 0.05
+MOST_LINES = 8  # directions in the figure of doses
+
+
+def draw(result: Result) -> dict[str, Any]:
+    """{file name: Figure}."""
+    return {
+        "patching.png": draw_heads(result),
+        "controls.png": draw_controls(result),
+        "doses.png": draw_doses(result),
+    }
+
+
+def _rows(result: Result) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["direction"], row["head"]): row for row in result.tables["patching"] if row["steps"]}
+
+
+def _heads(result: Result) -> list[str]:
+    """Heads that had a choice at some step."""
+    rows = _rows(result)
+    return [h for h in result.notes["heads"] if any((d, h) in rows for d in result.notes["directions"])]
+
+
+def draw_heads(result: Result) -> Any:
+    """KL of every direction and head as a share of what the donor's whole state does to that head."""
+    rows, heads, names = _rows(result), _heads(result), result.notes["directions"]
+    silent = [h for h in result.notes["heads"] if h not in heads]
+    figure = figure_of(2.6 + 0.85 * len(heads), 2.3 + 0.34 * len(names))
+    axis = figure.subplots()
+    share = np.array([[rows[d, h]["share"] if rows[d, h]["share"] is not None else np.nan for h in heads]
+                      for d in names], float)  # fmt: skip
+    most = max(float(np.nanmax(share, initial=0)), 1e-9)
+    image = axis.imshow(share, cmap="YlOrBr", vmin=0, vmax=most, aspect="auto")
+    for i, d in enumerate(names):
+        for k, h in enumerate(heads):
+            row = rows[d, h]
+            tested = row["q"] is not None
+            mark = "?" if not tested else "*" if row["q"] <= ALPHA and row["low"] > 0 else ""
+            colour = "w" if np.nan_to_num(share[i, k]) > 0.6 * most else "k" if tested else "0.5"
+            weight = "bold" if mark == "*" else "normal"
+            axis.text(k, i, f"{_short(row['kl'])}{mark}", ha="center", va="center", fontsize=7, color=colour,
+                      weight=weight)  # fmt: skip
+    axis.set_xticks(range(len(heads)), heads, rotation=40, ha="right", fontsize=8)
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.axvline(len(heads) - 1.5, color="w", linewidth=3)
+    figure.colorbar(image, label="share of the whole state's KL")
+    left_out = f"; never a choice: {', '.join(silent)}" if silent else ""
+    axis.set_title(
+        f"KL(original || patched), nats; * more than {result.notes['controls']} random directions (q ≤ {ALPHA})"
+        f"\n? choices in too few {result.notes['unit']}s to tell{left_out}", fontsize=8,
+    )  # fmt: skip
+    return figure
+
+
+def _short(kl: float) -> str:
+    return "0" if kl < 1e-10 else f"{kl:.1e}" if kl < 1e-3 else f"{kl:.3f}" if kl < 1 else f"{kl:.1f}"
+
+
+def draw_controls(result: Result) -> Any:
+    """All heads together: each direction beside random ones, a move towards the donor, and the donor's whole state."""
+    names, rows = result.notes["directions"], _rows(result)
+    head = result.notes["heads"][-1]
+    found = [rows[d, head] for d in names]
+    figure = figure_of(7.5, 1.8 + 0.3 * len(names))
+    axis = figure.subplots()
+    place = np.arange(len(names))[::-1]
+    low, high = (np.array([row[f"random_{end}"] for row in found]) for end in ("low", "high"))
+    floor = max(1e-7, min([row["kl"] for row in found if row["kl"] > 0] + list(low[low > 0]), default=1e-6) / 3)
+    axis.barh(place, high.clip(floor) - low.clip(floor), 0.6, left=low.clip(floor), color="0.8",
+              label="95 % of random directions, moving as far")  # fmt: skip
+    ends = [np.array([row[end] for row in found]).clip(floor) for end in ("low", "high")]
+    axis.hlines(place, *ends, color="#1f5fa8", linewidth=1.4)
+    axis.plot([max(row["kl"], floor) for row in found], place, "o", color="#1f5fa8", label="the direction (95 %)")
+    axis.plot([max(row["towards_donor"], floor) for row in found], place, "|", color="#d1731c", markersize=12,
+              markeredgewidth=2, label="towards the donor, as far")  # fmt: skip
+    axis.axvline(found[0]["swap"], color="k", linestyle="--", linewidth=1, label="the donor's whole state")
+    axis.set_xscale("log")
+    axis.set_yticks(place, names, fontsize=8)
+    axis.set_xlabel(f"KL(original || patched) of all heads, nats; {result.notes['states']} steps, "
+                    f"{result.notes['units']} {result.notes['unit']}s", fontsize=8)  # fmt: skip
+    figure.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
+    return figure
+
+
+def draw_doses(result: Result) -> Any:
+    """KL of all heads against the share of the way moved, of the directions that move most."""
+    head = result.notes["heads"][-1]
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for row in result.tables["doses"]:
+        if row["head"] == head:
+            curves.setdefault(row["direction"], []).append(row)
+    figure = figure_of(6, 4)
+    axis = figure.subplots()
+    for name, rows in sorted(curves.items(), key=lambda item: -item[1][-1]["kl"])[:MOST_LINES]:
+        dose, kl, low, high = (
+            np.array([0.0, *(np.nan if row[k] is None else row[k] for row in rows)])
+            for k in ("dose", "kl", "low", "high")
+        )
+        (line,) = axis.plot(dose, kl, "o-", label=name, markersize=3)
+        axis.fill_between(dose, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    axis.set_xlim(0, 1.02)
+    axis.set_ylim(0)
+    axis.set_xlabel("share of the way to the donor's coordinate")
+    axis.set_ylabel("KL of all heads, nats (95 %)")
+    axis.legend(fontsize=8, frameon=False)
+    return figure

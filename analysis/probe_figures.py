@@ -1,0 +1,115 @@
+"""Figures of analysis.probes, drawn from a saved Result alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from core.artefacts import Result
+from core.figures import figure_of
+
+READINGS = (  # column, what it is called, colour
+    ("linear", "linear probe", "#1f5fa8"),
+    ("mlp", "network", "#7fb2e5"),
+    ("partial", "linear probe, confounders partialled out", "#d1731c"),
+    ("observation", "own observation alone (linear)", "#5b9e5b"),
+    ("time", "time alone", "#9a9a9a"),
+)
+LOWEST = -0.25  # what lies below is drawn there
+
+
+def draw(result: Result) -> dict[str, Any]:
+    """{file name: Figure}."""
+    figures = {"probes.png": draw_readings(result)}
+    if any(row.get("partial") is not None for row in result.tables["targets"]):
+        figures["mediation.png"] = draw_mediation(result)
+    return figures
+
+
+def _rows(result: Result) -> list[dict[str, Any]]:
+    """The targets that vary, best read last (matplotlib draws upwards)."""
+    rows = [row for row in result.tables["targets"] if row.get("linear") is not None]
+    return sorted(rows, key=lambda row: row["linear"])
+
+
+def _constant(result: Result) -> str:
+    names = [row["target"] for row in result.tables["targets"] if row["verdict"] == "constant"]
+    return f"\nnever changed, so not drawn: {', '.join(names)}" if names else ""
+
+
+def _columns(rows: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Value, low and high of a reading; NaN where there is none."""
+    value, low, high = (
+        np.array([np.nan if row.get(f"{name}{end}") is None else row[f"{name}{end}"] for row in rows], float)
+        for end in ("", "_low", "_high")
+    )
+    return value, low, high
+
+
+def draw_readings(result: Result) -> Any:
+    """Bars of R^2 with 95 % intervals: every reading of every target, and what exchanged targets reach."""
+    rows = _rows(result)
+    shown = [r for r in READINGS if any(row.get(r[0]) is not None for row in rows)]
+    height = 0.8 / len(shown)
+    figure = figure_of(8.5, 1.8 + 0.1 * (len(shown) + 1.5) * len(rows))
+    axis = figure.subplots()
+    place = np.arange(len(rows))
+    for i, (name, label, colour) in enumerate(shown):
+        value, low, high = _columns(rows, name)
+        y = place + 0.4 - (i + 0.5) * height
+        axis.barh(y, value.clip(LOWEST), height * 0.92, color=colour, label=label)
+        axis.hlines(y, low.clip(LOWEST), high.clip(LOWEST), color="k", linewidth=0.9)
+        for x, at in zip(value, y, strict=True):
+            if x < LOWEST:
+                axis.text(LOWEST, at, f" {x:.2f} ", ha="left", va="center", fontsize=6, color="w")
+    chance = _columns(rows, "linear_shuffled")[0], _columns(rows, "linear_shuffled_high")[0]
+    axis.vlines(np.maximum(*chance), place - 0.42, place + 0.42, color="#b3202c", linewidth=1.6,
+                label="95 % of exchanged targets, linear probe")  # fmt: skip
+    axis.axvline(0, color="k", linewidth=0.6)
+    axis.set_yticks(place, [_label(row) for row in rows], fontsize=8)
+    axis.set_ylim(-0.6, len(rows) - 0.4)
+    drawn = [_columns(rows, name)[k] for name, _, _ in shown for k in (0, 1)]
+    axis.set_xlim(max(LOWEST, min(-0.02, float(np.nanmin(np.concatenate(drawn))) - 0.02)), 1.02)
+    axis.set_xlabel(
+        f"R² on {result.notes['unit']}s held out (95 % interval over {result.notes['units']} {result.notes['unit']}s; "
+        f"{result.notes['rows']:,} states){_constant(result)}", fontsize=8,
+    )  # fmt: skip
+    axis.grid(axis="x", color="0.9")
+    axis.set_axisbelow(True)
+    figure.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
+    return figure
+
+
+def _label(row: dict[str, Any]) -> str:
+    area = row.get("auroc_linear")
+    return row["target"] if area is None else f"{row['target']}\n(AUROC {area:.2f})"
+
+
+def draw_mediation(result: Result) -> Any:
+    """How much of a target the confounders say, and what the states say beyond them; the probe alone as a mark."""
+    rows = [row for row in _rows(result) if row.get("partial") is not None]
+    figure = figure_of(8.5, 1.8 + 0.34 * len(rows))
+    axis = figure.subplots()
+    place = np.arange(len(rows))
+    given = _columns(rows, "given")[0]
+    unique, low, high = _columns(rows, "unique")
+    base = given.clip(0)  # what says nothing is drawn as nothing
+    axis.barh(place, base, 0.6, color="#b9b9b9", label=f"said by {', '.join(result.notes['given'])} alone")
+    axis.barh(place, unique.clip(0), 0.6, left=base, color="#d1731c", label="added by the states")
+    axis.hlines(place - 0.13, (base + low).clip(0), (base + high).clip(0), color="k", linewidth=0.9)
+    value, probe_low, probe_high = _columns(rows, "linear")
+    axis.hlines(place + 0.13, probe_low.clip(0), probe_high.clip(0), color="#1f5fa8", linewidth=1)
+    axis.plot(value.clip(0), place + 0.13, "o", color="#1f5fa8", markersize=5, label="linear probe of the states alone")
+    axis.set_yticks(place, [row["target"] for row in rows], fontsize=8)
+    axis.set_ylim(-0.6, len(rows) - 0.4)
+    axis.set_xlim(0, 1.02)
+    axis.set_xlabel(
+        f"share of the quantity's variance (R² on {result.notes['unit']}s held out, 95 % intervals); a quantity that "
+        "is itself given is given the others", fontsize=8,
+    )  # fmt: skip
+    axis.grid(axis="x", color="0.9")
+    axis.set_axisbelow(True)
+    figure.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
+    return figure

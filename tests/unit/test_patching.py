@@ -1,0 +1,176 @@
+"""Patching on a policy whose wiring is known: a direction moves the head that reads it, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from agents.policies import kl_per_part
+from analysis.patching import ALL, Directions, Steps, check_alignment, joined, patch, pca_directions, table_of
+from core.contracts import EnvSpec, Field, UserError
+
+H, PARTS = 12, {"Move": 5, "Attack": 4, "Gift": 3}
+SPEC = EnvSpec(
+    env_id="planted", slots=1, action_parts=PARTS, action_names=tuple(f"a{i}" for i in range(12)),
+    obs={"Mask": Field(shape=(12,), dtype="int8")},
+)  # fmt: skip
+MOVE, ATTACK, NUISANCE = 0, 1, 2  # neurons: the first two are read by one head each, the third by none
+
+
+class Linear:
+    """Move reads neuron 0, and a little 3, Attack 1, and a little 4; Gift never has a choice."""
+
+    spec = SPEC
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.weights_HA = torch.zeros(H, 12)
+        for columns, read in ((slice(0, 5), (MOVE, 3)), (slice(5, 9), (ATTACK, 4))):
+            size = self.weights_HA[list(read), columns].shape
+            self.weights_HA[list(read), columns] = torch.randn(size, generator=generator) * torch.tensor([[1.5], [0.3]])
+        self.weights_HA[:, 9:] = torch.randn(H, 3, generator=generator)
+
+    def encode(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+        return obs["Mask"].float(), obs["Mask"] > 0
+
+    def heads(self, h_BH: Tensor, seen: Any) -> tuple[Tensor, Tensor]:
+        return (h_BH @ self.weights_HA).masked_fill(~seen, -1e9), h_BH[:, 0]
+
+
+def planted(n: int = 200, seed: int = 0) -> Steps:
+    rng = np.random.default_rng(seed)
+    h, donor = (rng.standard_normal((n, H)).astype(np.float32) * np.linspace(1, 3, H, dtype=np.float32) for _ in "ab")
+    mask = np.ones((n, 12), np.int8)
+    mask[:, 9:11] = 0  # Gift: the no-op only
+    mask[:, 4] = rng.random(n) < 0.5
+    action = np.stack([rng.integers(0, 4, n), rng.integers(0, 4, n), np.full(n, 2)], 1)
+    index = np.stack([np.arange(n) // 10, np.arange(n) % 10], 1)
+    return Steps(h, donor, {"Mask": mask}, action, h[:, 0].copy(), np.arange(n) // 10, index, index)
+
+
+def neurons(*ids: int) -> Directions:
+    eye = np.eye(H)[list(ids)]
+    return Directions([f"neuron_{i}" for i in ids], eye, eye)
+
+
+def found(directions: Directions, steps: Steps | None = None, **given: Any) -> tuple[Any, list[dict], list[dict]]:
+    steps = planted() if steps is None else steps
+    options = {"doses": [0.25, 0.5, 1.0], "controls": 60, "batch": 64, "seed": 0} | given
+    patched = patch(Linear(), steps, directions, steps.h_NH.std(0).astype(np.float64), **options)
+    rows, doses = table_of(
+        patched, directions.names, list(PARTS), options["doses"], steps.unit_N, resamples=200,
+        rng=np.random.default_rng(0),
+    )  # fmt: skip
+    return patched, rows, doses
+
+
+def test_a_direction_moves_the_head_that_reads_it_and_no_other() -> None:
+    patched, rows, _ = found(neurons(MOVE, ATTACK, NUISANCE))
+    said = {(row["direction"], row["head"]): row for row in rows}
+    for neuron, head, other in ((MOVE, "Move", "Attack"), (ATTACK, "Attack", "Move")):
+        moved, still = said[f"neuron_{neuron}", head], said[f"neuron_{neuron}", other]
+        assert moved["verdict"] == "moves it more than random directions do" and moved["q"] <= 0.05
+        assert 0 < moved["low"] < moved["kl"] < moved["high"] and moved["n"] == 20
+        assert moved["share"] == pytest.approx(moved["kl"] / moved["swap"])
+        assert still["kl"] == 0 and still["verdict"] == "moves nothing" and still["p"] == 1
+    for head in ("Move", "Attack", ALL):
+        assert said[f"neuron_{NUISANCE}", head]["kl"] == 0
+    assert said["neuron_0", ALL]["kl"] == pytest.approx(said["neuron_0", "Move"]["kl"])
+    assert said["neuron_0", "Gift"] == {
+        "direction": "neuron_0", "head": "Gift", "steps": 0, "verdict": "never had a choice",
+    }  # fmt: skip
+    assert patched.identity == 0.0
+
+
+def test_a_head_that_had_choices_in_few_units_is_not_tested() -> None:
+    steps = planted()
+    steps.obs["Mask"][:, 9:11] = (steps.unit_N < 5)[:, None]
+    _, rows, doses = found(neurons(MOVE), steps)
+    gift = next(row for row in rows if row["head"] == "Gift")
+    assert gift["n"] == 5 and gift["steps"] == 50 and gift["q"] is None and gift["low"] < gift["kl"] < gift["high"]
+    assert gift["verdict"] == "too few choices to tell"
+    steps.obs["Mask"][10:, 9:11] = 0
+    gift = next(row for row in found(neurons(MOVE), steps)[1] if row["head"] == "Gift")
+    assert gift["n"] == 1 and gift["low"] is None  # one unit says nothing of the spread
+
+
+def test_kl_is_that_of_the_heads_with_one_neuron_replaced() -> None:
+    steps = planted()
+    patched, _, _ = found(neurons(MOVE), steps)
+    agent, moved = Linear(), steps.h_NH.copy()
+    moved[:, MOVE] = steps.donor_NH[:, MOVE]
+    seen = torch.from_numpy(steps.obs["Mask"]) > 0
+    before, after, swapped = (agent.heads(torch.from_numpy(h), seen)[0] for h in (steps.h_NH, moved, steps.donor_NH))
+    np.testing.assert_allclose(patched.dose_XDNP[2, 0], kl_per_part(before, after, SPEC).numpy(), atol=1e-5)
+    np.testing.assert_allclose(patched.swap_NP, kl_per_part(before, swapped, SPEC).numpy(), atol=1e-5)
+
+
+def test_more_of_the_way_moves_more() -> None:
+    _, _, doses = found(neurons(MOVE))
+    curve = [row["kl"] for row in doses if row["head"] == "Move"]
+    assert [row["dose"] for row in doses if row["head"] == "Move"] == [0.25, 0.5, 1.0]
+    assert 0 < curve[0] < curve[1] < curve[2]
+
+
+def test_random_directions_move_as_far_as_the_patch() -> None:
+    """Measured from outside: a policy that records how far the z-scored state is moved."""
+    steps = planted()
+    std = steps.h_NH.std(0).astype(np.float64)
+    lengths: list[np.ndarray] = []
+
+    class Spy(Linear):
+        def heads(self, h_BH: Tensor, seen: Any) -> tuple[Tensor, Tensor]:
+            lengths.append(np.linalg.norm((h_BH.numpy() - steps.h_NH) / std, axis=1))
+            return super().heads(h_BH, seen)
+
+    patch(Spy(), steps, neurons(MOVE), std, doses=[1.0], controls=50, batch=1000, seed=0)
+    _, swap, identity, dose, towards, *random = lengths
+    assert (identity == 0).all() and (swap > dose).all() and len(random) == 50
+    for other in (towards, *random):
+        np.testing.assert_allclose(other, dose, rtol=1e-4, atol=1e-5)
+
+
+def test_arbitrary_directions_pass_for_random_ones() -> None:
+    """Of directions drawn as the controls are, about one in twenty has p <= 0.05 (before correction)."""
+    steps = planted(100)
+    std = steps.h_NH.std(0).astype(np.float64)
+    unit = np.random.default_rng(1).standard_normal((60, H))
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    arbitrary = Directions([f"any_{i}" for i in range(60)], unit / std, unit * std)
+    _, rows, _ = found(arbitrary, steps, doses=[1.0], controls=50, batch=100)
+    p = np.array([row["p"] for row in rows if row["head"] == "Move"])
+    assert (p <= 0.05).mean() <= 0.15 and 0.3 < p.mean() < 0.7
+
+
+def test_pca_directions_replace_one_coordinate_and_keep_the_rest() -> None:
+    h = planted(500).h_NH.copy()
+    h[:, 5] = 1.0  # a dead unit
+    directions = pca_directions(h, 4)
+    np.testing.assert_allclose(directions.read_DH @ directions.move_DH.T, np.eye(4), atol=1e-5)
+    assert (directions.move_DH[:, 5] == 0).all() and (directions.read_DH[:, 5] == 0).all()
+
+
+def test_states_that_do_not_belong_to_their_observations_are_refused() -> None:
+    steps = planted()
+    assert check_alignment(Linear(), steps, 64)["value_off"] < 1e-6
+    with pytest.raises(UserError, match="the policy's value of a recorded state is"):
+        check_alignment(Linear(), steps._replace(h_NH=np.roll(steps.h_NH, 1, 0)), 64)
+    action = steps.action_NP.copy()
+    action[7, 2] = 0  # not allowed
+    with pytest.raises(UserError, match="could not have taken a recorded action"):
+        check_alignment(Linear(), steps._replace(action_NP=action), 64)
+    with pytest.raises(UserError, match="value of a recorded state is nan off"):
+        check_alignment(Linear(), steps._replace(value_N=np.full(200, np.nan, np.float32)), 64)
+
+
+def test_directions_are_there_and_have_names_of_their_own() -> None:
+    with pytest.raises(UserError, match="no direction to patch"):
+        joined([])
+    with pytest.raises(UserError, match="two directions are called 'neuron_1'"):
+        joined([neurons(0, 1), neurons(1)])
+    assert joined([neurons(0), neurons(1)]).names == ["neuron_0", "neuron_1"]

@@ -1,0 +1,240 @@
+"""The probes' stage on planted rows: what is read, what is only time or a confounder, and what the controls say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from analysis.probe_fits import (
+    MlpOptions,
+    auroc,
+    exchanged_units,
+    folds_of,
+    mlp_predict,
+    partial_out,
+    polynomial,
+)
+from analysis.probes import ProbesConfig, Rows, choose_unit, kind_of, probe, summary
+from core.contracts import UserError
+from core.stats import least_units
+
+GIVEN = ("tick", "row")
+NOISE = 0.5
+
+
+def slow(rng: np.random.Generator, steps: int, size: int, keep: float = 0.8) -> np.ndarray:
+    """Unit-variance series [T, size]."""
+    x = rng.standard_normal((steps, size))
+    for t in range(1, steps):
+        x[t] = keep * x[t - 1] + np.sqrt(1 - keep**2) * x[t]
+    return x
+
+
+def planted(seed: int, *, units: int = 12, lives: int = 3, steps: int = 40) -> Rows:
+    """States that hold four factors of their own, time and place (bent, as by a network), and noise.
+
+    ``own`` is a factor plus noise; ``through`` depends on time and place alone, on neither linearly; ``xor`` is the
+    product of two factors' signs; ``elsewhere`` is as slow and unrelated; ``flag`` is whether a factor is positive.
+    """
+    rng = np.random.default_rng(seed)
+    mix = rng.standard_normal((6, 16))
+    parts: dict[str, list[np.ndarray]] = {}
+    for unit in range(units):
+        for k in range(lives):
+            n = int(rng.integers(steps // 2, steps + 1))
+            t, own = np.arange(n), slow(rng, n, 4)
+            row = 10 * slow(rng, n, 1)[:, 0]
+            bent = np.stack([np.sin(row / 6), np.abs(row) / 8 + t / steps, np.exp(-t / 10), t / steps * row / 10], 1)
+            found = {
+                "x": np.column_stack([own, bent @ mix[:4] / 2 + NOISE * rng.standard_normal((n, 16))]),
+                "tick": t, "row": row,
+                "own": own[:, 0] + 0.5 * rng.standard_normal(n),
+                "through": 2 * np.exp(-t / 10) + np.sin(row / 6) + 0.5 * rng.standard_normal(n),
+                "xor": np.sign(own[:, 1]) * np.sign(own[:, 2]),
+                "elsewhere": slow(rng, n, 1)[:, 0],
+                "flag": (own[:, 3] > 0).astype(float),
+                "still": np.full(n, 3.0),
+                "rare": (np.full(n, unit == 0 and k == 0) & (t == 3)).astype(float),
+                "unit": np.full(n, unit), "life": np.full(n, unit * lives + k), "t": t,
+            }  # fmt: skip
+            for name, values in found.items():
+                parts.setdefault(name, []).append(values)
+    whole = {name: np.concatenate(p) for name, p in parts.items()}
+    named = ("tick", "row", "own", "through", "xor", "elsewhere", "flag", "still", "rare")
+    quantities = {name: whole[name].astype(float) for name in named}
+    groups = {"life": whole["life"], "world": whole["unit"]}
+    index = np.stack([whole["life"], whole["t"]], 1)
+    return Rows(whole["x"].astype(np.float32), quantities, None, index, whole["t"], groups)
+
+
+def by_target(result: Any) -> dict[str, dict[str, Any]]:
+    return {row["target"]: row for row in result.tables["targets"]}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, dict[str, Any]]:
+    rows = planted(0, units=16, lives=4, steps=60)
+    config = ProbesConfig(shuffles=99, resamples=200, net=MlpOptions(epochs=40, patience=10, batch=64, rate=3e-3))
+    return by_target(probe(rows, list(rows.quantities), GIVEN, "world", config))
+
+
+def test_each_planted_target_gets_its_verdict(found: dict[str, dict[str, Any]]) -> None:
+    assert {name: row["verdict"] for name, row in found.items()} == {
+        "tick": "read; it is time itself",
+        "row": "read beyond what is given",
+        "own": "read beyond what is given",
+        "through": "nothing beyond what is given",
+        "xor": "not read",
+        "elsewhere": "not read",
+        "flag": "read beyond what is given",
+        "still": "constant",
+        "rare": "too rare to tell",
+    }
+
+
+def test_mediation_takes_what_is_only_a_confounders_and_leaves_the_rest(found: dict[str, dict[str, Any]]) -> None:
+    through, own = found["through"], found["own"]
+    assert through["linear"] > 0.4 and through["linear_low"] > 0.3 and through["linear_q"] <= 0.05
+    assert abs(through["partial"]) < 0.02 and through["partial_q"] > 0.05 and through["unique"] < 0.02
+    assert own["partial"] == pytest.approx(1 / 1.25, abs=0.04)  # variance 1 of 1.25 is in the states
+    assert own["unique"] == pytest.approx(own["partial"], abs=0.03) and own["unique_low"] > 0.7
+    assert abs(own["given"]) < 0.05
+
+
+def test_the_network_beats_the_line_on_a_product_of_signs_only(found: dict[str, dict[str, Any]]) -> None:
+    xor, own = found["xor"], found["own"]
+    assert xor["mlp"] > 0.4 > 0.05 > xor["linear"]
+    assert xor["mlp_minus_linear_low"] > 0.3 and xor["mlp_minus_linear_q"] <= 0.05
+    assert abs(own["mlp_minus_linear"]) < 0.02 and own["mlp_shuffled"] < 0.05
+    assert own["mlp_minus_linear_q"] > 0.05 and found["elsewhere"]["mlp_minus_linear_q"] > 0.05
+
+
+def test_chance_is_chance_and_time_alone_knows_time(found: dict[str, dict[str, Any]]) -> None:
+    elsewhere, tick = found["elsewhere"], found["tick"]
+    assert elsewhere["linear"] < 0.03 and elsewhere["mlp"] < 0.03 and elsewhere["linear_q"] > 0.05
+    assert tick["time"] > 0.999 and found["own"]["linear_minus_time"] > 0.6
+    assert found["own"]["linear_minus_time_q"] <= 0.05
+    assert found["flag"]["kind"] == "binary" and found["flag"]["auroc_linear"] > 0.95
+    assert found["flag"]["auroc_linear_low"] <= found["flag"]["auroc_linear"] <= found["flag"]["auroc_linear_high"]
+    assert "auroc_linear" not in found["own"]
+    assert found["rare"]["linear_q"] is None and found["rare"]["units_varying"] == 1  # not in the family of tests
+
+
+def test_mediation_keeps_its_level_and_its_power() -> None:
+    """What runs through time and place alone, and what is unrelated, over seeds; and what is not removed."""
+    p: dict[str, list[float]] = {"through": [], "elsewhere": [], "own": []}
+    for seed in range(40):
+        rows = planted(100 + seed, units=10, lives=2, steps=24)
+        config = ProbesConfig(shuffles=39, resamples=99, mlp=False, folds=3, seed=seed)
+        found = by_target(probe(rows, list(p), GIVEN, "world", config))
+        for name in p:
+            p[name].append(found[name]["partial_p"])
+    assert np.mean(np.array(p["own"]) <= 0.05) == 1
+    for name in ("through", "elsewhere"):
+        assert np.mean(np.array(p[name]) <= 0.05) <= 0.15  # binomial, 40 runs at 0.05: P(more) < 4e-3
+
+
+def test_a_constant_of_a_world_is_read_where_the_split_lets_lives_of_it_apart() -> None:
+    rows = planted(3)
+    known = np.eye(12)[rows.groups["world"]]  # states in which a world is recognised
+    rows = rows._replace(x_NF=np.column_stack([rows.x_NF, known]).astype(np.float32))
+    config = ProbesConfig(shuffles=19, resamples=99, mlp=False)
+    r2 = {
+        unit: {c["constant_per"]: c["r2"] for c in probe(rows, ["own"], (), unit, config).tables["controls"]}
+        for unit in ("life", "world")
+    }
+    assert r2["life"]["life"] < 0.6 and r2["life"]["world"] > 0.9  # leaks, and the control says so
+    assert r2["world"]["life"] < 0.05 and r2["world"]["world"] < 0.05
+    said = {unit: summary(probe(rows, ["own"], (), unit, config), Path()) for unit in ("life", "world")}
+    assert "intervals are too narrow" in said["life"] and "intervals are too narrow" not in said["world"]
+
+
+def test_a_confounder_is_given_the_others() -> None:
+    rows = planted(4)
+    fold = folds_of(rows.groups["world"], 5, np.random.default_rng(0))
+    config = ProbesConfig(shuffles=19, resamples=99, mlp=False)
+    found = by_target(probe(rows, ["tick", "own"], ("tick",), "world", config))
+    assert found["tick"]["partial"] is None and found["tick"]["given"] is None  # nothing is left to give
+    assert found["own"]["partial"] is not None
+    z = np.stack([rows.quantities[g] for g in GIVEN], 1)
+    (left,) = partial_out(z, fold, np.random.default_rng(0), rows.quantities["through"][:, None])
+    assert left.var() == pytest.approx(0.25, abs=0.05)  # its noise is all that stays
+
+
+def test_partialling_out_follows_bends_and_products() -> None:
+    rng = np.random.default_rng(0)
+    z = np.column_stack([rng.uniform(0, 60, 4000), rng.normal(30, 9, 4000), rng.random(4000) < 0.2])
+    y = np.stack([np.sin(z[:, 0] / 5), (z[:, 1] > 35) * z[:, 2] + z[:, 0] * z[:, 1] / 2000, np.floor(z[:, 0] / 20)], 1)
+    (left,) = partial_out(z, np.arange(4000) % 4, rng, y)
+    assert (1 - (left**2).mean(0) / y.var(0) > [0.98, 0.95, 0.95]).all()
+    assert [polynomial(z[:, :1].repeat(c, 1)).shape[1] for c in (1, 2, 4, 9)] == [5, 20, 125, 54]
+
+
+def test_exchanged_units_keep_time_and_come_from_elsewhere() -> None:
+    rows = planted(5, units=7, lives=3)
+    life, unit = rows.groups["life"], rows.groups["world"]
+    for seed in range(5):
+        donor = exchanged_units(life, unit, np.random.default_rng(seed))
+        longest = {u: max(rows.time_N[unit != u]) for u in np.unique(unit)}
+        reached = rows.time_N <= np.array([longest[u] for u in unit])
+        assert (unit[donor] != unit).all()
+        np.testing.assert_array_equal(rows.time_N[donor][reached], rows.time_N[reached])
+        pairs = {(unit[i], unit[donor[i]]) for i in np.flatnonzero(rows.time_N == 0)}
+        assert len({a for a, _ in pairs}) == len({b for _, b in pairs}) == len(pairs) == 7  # units go as a whole
+    of_2 = exchanged_units(np.array([0, 0, 0, 1, 1]), np.array([0, 0, 0, 1, 1]), np.random.default_rng(0))
+    assert of_2.tolist() == [3, 4, 3, 0, 1]  # the third step begins again: nobody else lives so long
+    assert len(np.unique([exchanged_units(life, unit, np.random.default_rng(s))[0] for s in range(20)])) > 3
+
+
+def test_a_network_does_not_depend_on_the_other_targets() -> None:
+    rows = planted(6)
+    y = np.stack([rows.quantities[n] for n in ("xor", "own", "elsewhere")], 1)
+    unit, options = rows.groups["world"], MlpOptions(epochs=4)
+    fold = folds_of(unit, 3, np.random.default_rng(0))
+    together = mlp_predict(rows.x_NF, y, fold, unit, options, 1)
+    alone = mlp_predict(rows.x_NF, y[:, :1], fold, unit, options, 1)
+    np.testing.assert_allclose(together[:, :1], alone, atol=1e-4)
+    np.testing.assert_array_equal(together, mlp_predict(rows.x_NF, y, fold, unit, options, 1))
+
+
+def test_no_unit_is_on_both_sides_of_a_network() -> None:
+    """Numbers that belong to a unit, in states that tell which it is: learnt by heart, and of no use for others."""
+    rng = np.random.default_rng(0)
+    unit = np.repeat(np.arange(9), 30)
+    x = np.eye(9)[unit] + 0.1 * rng.standard_normal((270, 9))
+    y = rng.standard_normal((9, 5))[unit]
+    fold = folds_of(unit, 3, rng)
+    said = mlp_predict(x, y, fold, np.arange(270), MlpOptions(epochs=60, patience=60, batch=16), 0)
+    assert (1 - ((said - y) ** 2).sum(0) / (y.var(0) * len(y)) < 0.1).all()
+
+
+def test_auroc_is_scikit_learns_with_weights_and_ties() -> None:
+    rng = np.random.default_rng(0)
+    score, positive, unit = np.round(rng.normal(size=300), 1), rng.random(300) < 0.3, rng.integers(9, size=300)
+    weight = np.concatenate([np.ones((1, 9)), rng.multinomial(9, np.full(9, 1 / 9), 5)])
+    want = [roc_auc_score(positive, score, sample_weight=w[unit]) for w in weight]
+    np.testing.assert_allclose(auroc(score, positive, unit, weight), want)
+    assert np.isnan(auroc(score, np.zeros(300, bool), unit, weight)).all()
+
+
+def test_units_are_chosen_large_and_refused_when_few() -> None:
+    many, few = np.arange(40) % 12, np.arange(40) % 3
+    assert choose_unit({"life": np.arange(40), "world": many, "map": few}, "auto", 5) == "world"
+    assert choose_unit({"life": np.arange(40), "world": many, "map": many}, "auto", 5) == "map"
+    assert choose_unit({"life": np.arange(40)}, "auto", 5) == "life"
+    with pytest.raises(UserError, match=r"3 units \(map\) are too few; at least 5"):
+        choose_unit({"life": np.arange(40), "map": few}, "map", 5)
+    with pytest.raises(UserError, match="--unit world: the episodes' meta does not say it"):
+        choose_unit({"life": np.arange(40)}, "world", 5)
+    assert least_units(0.05, "permutation") == 4
+    assert [kind_of(np.array(v)) for v in ([1.0, 1.0], [0.0, 2.0], [0.0, 1.0, 2.0])] == ["constant", "binary", "number"]
+
+
+def test_nothing_that_varies_is_refused() -> None:
+    rows = planted(7)
+    with pytest.raises(UserError, match="none of the 1 quantities ever changes"):
+        probe(rows, ["still"], (), "world", ProbesConfig(shuffles=19, resamples=99))
