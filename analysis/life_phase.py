@@ -264,7 +264,8 @@ def analyse(m: Moments, steps_E: np.ndarray, died_E: np.ndarray, config: LifePha
     result.tables["phases"] = [
         {
             "label": int(label), "from": b / config.n_bins, "to": (b + 1) / config.n_bins,
-            "share": float(share_LB[i, b]), "low": float(low_LB[i, b]), "high": float(high_LB[i, b]), "rows": int(rows_B[b]),
+            "share": float(share_LB[i, b]), "low": float(low_LB[i, b]), "high": float(high_LB[i, b]), 
+            "rows": int(rows_B[b]),
             "lives": len(lives), "units": len(np.unique(m.unit_N)),
         }
         for i, label in enumerate(labels)
