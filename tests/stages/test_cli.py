@@ -52,6 +52,7 @@ STAGES = {
     "analysis.replay": "ReplayConfig",
     "analysis.probes": "ProbesConfig",
     "analysis.patching": "PatchingConfig",
+    "analysis.activations": "ActivationsConfig",
     "validation.fidelity": "FidelityConfig",
     "validation.interventions": "InterventionsConfig",
     "validation.planted": "PlantedConfig",

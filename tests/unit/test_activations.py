@@ -1,0 +1,389 @@
+"""Verdicts, floors and effect sizes of clusters of activations, against planted truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analysis import activation_verdicts as verdicts
+from analysis.activation_clusters import find, principal, rolling_mean, transitions
+from analysis.activation_verdicts import Lives
+from analysis.activations import ActivationsConfig, Records, describe, relations
+from analysis.clusters import NOISE, TIME_BINS, time_bins, time_eta2
+from core.artefacts import Result
+from core.stats import bootstrap_cohens_d, cohens_d
+
+LIVES, ROWS, UNITS, EVERY = 30, 48, 12, 10
+NAMES = ("food", "fighting", "level", "tick", "gold")
+CONFIG = ActivationsConfig(permutations=99, resamples=100, refits=1, cluster_before_umap=True, pre_cluster_dims=4)
+
+
+def grid(rng: np.random.Generator, lives: int = LIVES, rows: int = ROWS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(life, record within the life, share of the lifespan) of every row; a third of the lives end early."""
+    length = np.where(np.arange(lives) % 3 == 0, rng.integers(rows // 2, rows, lives), rows)
+    life = np.repeat(np.arange(lives), length)
+    at = np.concatenate([np.arange(n) for n in length])
+    return life, at, (at + 0.5) / length[life]
+
+
+def switching(rng: np.random.Generator, life: np.ndarray, states: int, stay: float) -> np.ndarray:
+    """A state a row that changes now and then, anew in every life."""
+    out = rng.integers(states, size=len(life))
+    for i in np.flatnonzero((rng.random(len(life)) < stay) & np.r_[False, life[1:] == life[:-1]]):
+        out[i] = out[i - 1]
+    return out
+
+
+def planted(kind: str, seed: int, lives: int = LIVES, rows: int = ROWS) -> tuple[Records, np.ndarray]:
+    """Activations that follow a behaviour, the tick, the life, or nothing, and what they follow, a number a row.
+
+    Features depend on all three in every world: the level and the gold rise with the tick, food falls with the share
+    of life and differs between lives, and who fights (state 0) has less food.
+    """
+    rng = np.random.default_rng(seed)
+    life, at, share = grid(rng, lives, rows)
+    tick = at * float(EVERY)
+    state = switching(rng, life, 3, 0.8)
+    centre = 4 * rng.standard_normal((lives, UNITS))
+    u = tick / (EVERY * rows)
+    if kind == "behaviour":
+        truth = state
+        h = centre[truth]
+    elif kind == "phase":  # a smooth curve through space, along which time passes unevenly
+        u = u + 0.95 / (8 * np.pi) * np.sin(8 * np.pi * u)
+        truth = np.minimum((u * 4 + 0.5).astype(int), 4)
+        h = 12 * np.stack([np.cos(5 * u), np.sin(5 * u), u], 1) @ rng.standard_normal((3, UNITS)) / np.sqrt(3)
+    elif kind == "identity":
+        truth = life % 4
+        h = centre[truth]
+    elif kind == "one life each":
+        truth = life
+        h = 2 * centre[truth]
+    else:
+        truth, h = np.zeros(len(life), int), np.zeros((len(life), UNITS))
+    h = h + rng.standard_normal((len(life), UNITS))
+    normal = rng.standard_normal((len(life), len(NAMES)))
+    offset = 2 * rng.standard_normal(lives)
+    features = np.stack(
+        [
+            offset[life] - 3 * share - 1.0 * (state == 0) + normal[:, 0],
+            (state == 0) * 2.0 + normal[:, 1],
+            np.floor(tick / 50) + normal[:, 2],
+            tick,
+            tick / 100 + offset[life] + normal[:, 4],
+        ],
+        1,
+    )
+    index = np.stack([life, at * EVERY], 1)
+    of = Lives(life, np.arange(lives), tick, share)
+    return Records(h.astype(np.float32), features, features, None, index, of, NAMES, "lives", 5), truth
+
+
+def judged(records: Records, label: np.ndarray | None = None, config: ActivationsConfig = CONFIG) -> Result:
+    """Numbers and verdicts of HDBSCAN's clusters in the space of components, or of the given ones."""
+    x, _ = principal(records.h_NH, config.pre_cluster_dims)
+    result = Result()
+    result.arrays["label"] = find(x, config.hdbscan_min_cluster, 1).label_N if label is None else label
+    describe(result, records, x, 0.0, config, np.random.default_rng(config.seed))
+    return result
+
+
+def kinds(result: Result) -> list[str]:
+    return [row["verdict"] for row in result.tables["clusters"]]
+
+
+# What clusters are called
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_clusters_that_are_only_time_are_called_phase(seed: int) -> None:
+    """Although most features follow time too, and differ between lives."""
+    records, _ = planted("phase", seed)
+    result = judged(records)
+    assert len(kinds(result)) >= 2
+    assert set(kinds(result)) == {"phase"} and result.notes["verdict"] == "phase"
+
+
+@pytest.mark.parametrize(
+    ("kind", "called"), [("behaviour", "behaviour"), ("identity", "identity"), ("one life each", "identity")]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_planted_clusters_are_called_what_they_are(kind: str, called: str, seed: int) -> None:
+    from sklearn.metrics import adjusted_rand_score
+
+    records, truth = planted(kind, seed)
+    result = judged(records)
+    assert set(kinds(result)) == {called} and result.notes["verdict"] == called
+    if kind != "one life each":  # lives whose centres lie near each other share a cluster
+        assert adjusted_rand_score(truth, result.arrays["label"]) >= 0.95
+        assert result.scalars["stability"]["value"] >= 0.95
+    assert result.scalars["noise_share"]["value"] < 0.05
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_clusters_of_noise_are_called_noise(seed: int) -> None:
+    """Labels that come in runs and know nothing; clusters that HDBSCAN finds in the plane where there are none."""
+    records, _ = planted("noise", seed)
+    rng = np.random.default_rng(seed)
+    blind = switching(rng, records.lives.life_N, 6, 0.8) - 1
+    plane = find(rng.standard_normal((len(records), 2)), 15, 1).label_N
+    assert plane.max() >= 1
+    for label in (blind, plane):
+        result = judged(records, label)
+        assert result.notes["verdict"] == "noise", kinds(result)
+    assert abs(result.scalars["tick_eta2"]["value"]) < 0.02
+
+
+def test_no_cluster_at_all_is_noise() -> None:
+    records, _ = planted("noise", 0)
+    result = judged(records, np.full(len(records), NOISE))
+    assert result.notes["verdict"] == "noise" and result.tables["clusters"] == result.tables["effects"] == []
+    assert result.scalars["noise_share"]["value"] == 1 and "stability" not in result.scalars
+
+
+def test_a_behaviour_of_late_game_is_a_behaviour_and_its_time_is_said() -> None:
+    """In the last half of the ticks every other agent fights: time tells much of the cluster, and not all of it."""
+    records, _ = planted("noise", 0)
+    late = records.lives.tick_N > EVERY * ROWS / 2
+    rng = np.random.default_rng(0)
+    fights = late & (switching(rng, records.lives.life_N, 2, 0.8) == 0)
+    records.features_NF[:, 1] = 2.0 * fights + rng.standard_normal(len(late))
+    row = judged(records, np.where(fights, 0, 1)).tables["clusters"][0]
+    assert (
+        row["verdict"] == "behaviour"
+        and "fighting +" in row["why"]
+        and "time alone tells it with AUC 0.8" in row["why"]
+    )
+
+
+def test_a_behaviour_of_few_agents_is_not_called_behaviour() -> None:
+    records, _ = planted("noise", 0)
+    rng = np.random.default_rng(0)
+    fights = (records.lives.life_N < 2) & (switching(rng, records.lives.life_N, 2, 0.8) == 0)
+    records.features_NF[:, 1] = 3.0 * fights + rng.standard_normal(len(fights))
+    row = judged(records, np.where(fights, 0, NOISE)).tables["clusters"][0]
+    assert row["verdict"] == "identity" and row["agents"] < 2.1 < row["agents_floor"]
+
+
+def test_lives_of_one_agent_are_one_agent() -> None:
+    """Thirty lives of fifteen agents; a cluster of one agent's two lives would else be of two agents."""
+    records, _ = planted("noise", 0)
+    of = records.lives
+    lives = Lives(of.life_N, np.arange(LIVES) % 15, of.tick_N, of.share_N)
+    label = np.where(lives.agent_E[of.life_N] == 3, 0, NOISE)
+    found = verdicts.times(label, lives, np.random.default_rng(0))
+    assert found.agents[0] == pytest.approx(1)
+
+
+def test_place_is_not_behaviour() -> None:
+    records, _ = planted("noise", 0)
+    rng = np.random.default_rng(0)
+    there = switching(rng, records.lives.life_N, 2, 0.8) == 0
+    place = 60 + 20 * there[:, None] + 10 * rng.standard_normal((len(there), 3))
+    row = judged(Records(**{**vars(records), "place_N3": place}), np.where(there, 0, 1)).tables["clusters"][0]
+    assert row["verdict"] == "place" and "row +" in row["why"]
+
+
+@pytest.mark.parametrize("lives", [6, 29])
+def test_too_few_are_undecided(lives: int) -> None:
+    """Few lives say nothing; a handful of rows in no order say nothing either."""
+    records, truth = planted("behaviour", 0, lives=lives)
+    label = truth
+    if lives == 29:
+        rng = np.random.default_rng(0)
+        label = np.full(len(records), NOISE)
+        label[rng.permutation(len(records))[:6]] = 0
+    result = judged(records, label)
+    assert set(kinds(result)) == {"undecided"} and result.notes["verdict"] == "undecided"
+    assert "too few" in result.tables["clusters"][0]["why"]
+
+
+def test_the_whole_is_what_most_rows_are() -> None:
+    assert verdicts.overall(["phase", "noise", "noise"], np.array([50, 20, 10])) == (
+        "phase", {"phase": 0.625, "noise": 0.375},
+    )  # fmt: skip
+    assert verdicts.overall(["phase", "noise", "behaviour"], np.array([40, 35, 25]))[0] == "mixed"
+    assert verdicts.overall([], np.array([])) == ("noise", {})
+
+
+# Effect sizes
+
+
+def test_effect_sizes_are_those_that_were_planted() -> None:
+    """A mixture of Gaussian states of known distance: d of every cluster, all at once and one by one."""
+    rng = np.random.default_rng(0)
+    life, _, _ = grid(rng, 60)
+    state = rng.integers(3, size=len(life))  # independent rows, so that the error is the textbook's
+    planted_d = np.array([1.5, 0.0, -0.5])
+    x = rng.standard_normal((len(life), 1)) + planted_d[state][:, None]
+    mean = np.array([planted_d.sum() - d for d in planted_d]) / 2  # of the other two
+    spread = np.sqrt([(2 * (1 + np.var(np.delete(planted_d, c))) + 1) / 3 for c in range(3)])
+    d = verdicts.group_d(x - x.mean(0), state, 3)[:, 0]
+    true = (planted_d - mean) / spread
+    error = np.sqrt(3 / len(life) + 1.5 / len(life) + true**2 / (2 * len(life)))  # of d (Hedges and Olkin 1985)
+    assert (np.abs(d - true) < 3 * error).all() and (np.abs(d) > 5 * error).all()
+    low, high = verdicts.bootstrap_d(x - x.mean(0), state, life, 3, rng, 2000)
+    for c in range(3):
+        np.testing.assert_allclose(d[c], cohens_d(x, state == c)[0], rtol=1e-9)
+        _, other_low, other_high = bootstrap_cohens_d(x, state == c, life, rng=rng, resamples=2000)
+        np.testing.assert_allclose([low[c, 0], high[c, 0]], [other_low[0], other_high[0]], atol=0.02)
+
+
+def test_what_time_and_life_explain_is_gone() -> None:
+    records, _ = planted("phase", 0)
+    lives = records.lives
+    smooth = np.stack([lives.tick_N, lives.tick_N // 50, 5.0 * (lives.life_N % 7), lives.share_N + lives.life_N], 1)
+    left = verdicts.beyond_time_and_life(smooth, lives)
+    assert (left.var(0) < 0.03 * smooth.var(0)).all() and left[:, [0, 2, 3]].var(0).max() < 1e-12
+    noise = np.random.default_rng(0).standard_normal((len(smooth), 1))
+    assert verdicts.beyond_time_and_life(noise, lives).var() > 0.88  # but for the degrees of freedom
+
+
+def test_a_feature_of_time_alone_passes_no_test_beyond_time() -> None:
+    records, _ = planted("phase", 3)
+    x = np.stack([records.features_NF[:, 2], records.lives.tick_N], 1)
+    label = (records.lives.tick_N > 300).astype(int)
+    found = verdicts.effects(
+        x, ["level", "tick"], 0, label, records.lives, np.random.default_rng(0), permutations=199, resamples=99
+    )
+    assert (np.abs(found.d) > 2).all() and (found.q < 0.05).all()
+    assert np.abs(found.beyond[:, 0]).max() < 0.3 and found.beyond_q[:, 0].min() > 0.05
+    assert np.isnan(found.beyond[:, 1]).all()
+    assert found.table()[1]["feature"] == "tick" and found.table()[1]["beyond"] is None
+
+
+def test_features_that_all_lives_share_tick_by_tick_are_time() -> None:
+    """Food falls and is refilled in lockstep, a cluster is six ticks of most lives: bins of time are too coarse."""
+    records, _ = planted("noise", 0)
+    lives, rng = records.lives, np.random.default_rng(0)
+    tick = lives.tick_N
+    label = np.where((tick >= 240) & (tick < 300) & (rng.random(len(tick)) < 0.8), 0, NOISE)
+    records.features_NF[:, 0] = -(tick % 90) / 10 + rng.standard_normal(len(tick))
+    records.features_NF[:, 4] = tick // 100  # nothing is left of it
+    result = judged(records, label)
+    assert kinds(result) == ["phase"]
+    left = {row["feature"]: row["beyond"] for row in result.tables["effects"]}
+    assert abs(left["food"]) < 0.3 and left["gold"] is None
+
+
+def test_false_alarms_stay_at_their_level() -> None:
+    """Labels in runs and autocorrelated features that know nothing of each other, both bound to time and life."""
+    hits, far = [], []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        life, at, share = grid(rng)
+        lives = Lives(life, np.arange(LIVES), at * 10.0, share)
+        walk = np.zeros((len(life), 4))
+        for i in range(len(life)):
+            walk[i] = rng.standard_normal(4) + (0.9 * walk[i - 1] if i and life[i] == life[i - 1] else 0)
+        x = walk + at[:, None] / 10 + rng.standard_normal((LIVES, 4))[life]
+        x[:, 3] = x[:, 3] > np.quantile(x[:, 3], 0.97)  # rare events
+        label = np.where(switching(rng, life, 3, 0.8) * at < 60, 0, 1)
+        found = verdicts.effects(x, list("abcd"), 0, label, lives, rng, permutations=49, resamples=20)
+        hits.append(found.beyond_p[0] <= 0.05)
+        far.append(found.beyond_p[0] <= 0.005)  # beyond what 49 draws can say
+    assert np.mean(hits) < 0.12  # 80 tests at 0.05; three standard deviations above
+    assert np.mean(far) < 0.02
+
+
+def test_one_effect_among_many_tests_is_found_with_few_permutations() -> None:
+    """One cluster of twelve, one feature of six: 99 draws alone give q = 0.7 at best."""
+    rng = np.random.default_rng(0)
+    life, at, share = grid(rng)
+    lives = Lives(life, np.arange(LIVES), at * 10.0, share)
+    label = switching(rng, life, 12, 0.7)
+    x = rng.standard_normal((len(life), 6))
+    x[:, 2] += 2 * (label == 5)
+    found = verdicts.effects(x, list("abcdef"), 0, label, lives, rng, permutations=99, resamples=20)
+    assert found.beyond_q[5, 2] < 0.01 and (np.delete(found.beyond_q.ravel(), 5 * 6 + 2) > 0.05).mean() > 0.95
+
+
+# Floors
+
+
+def test_dealt_labels_keep_runs_and_time_and_lose_who() -> None:
+    rng = np.random.default_rng(0)
+    life, at, share = grid(rng)
+    lives = Lives(life, np.arange(LIVES), at * 10.0, share)
+    late = (share > 0.5).astype(int)
+    rows = verdicts.dealt_rows(lives, rng, rotate=False)
+    assert (late[rows] == late).mean() > 0.95  # the same tick
+    assert (life[rows] != life).mean() > 0.8
+    lengths = np.bincount(life)
+    assert (
+        np.abs(lengths[life[rows]] - lengths[life]).mean()
+        < 0.5 * np.abs(lengths[rng.permutation(life)] - lengths[life]).mean()
+    )
+    rotated = verdicts.dealt_rows(lives, rng, rotate=True)
+    assert (late[rotated] == late).mean() < 0.75
+    runs = [len(verdicts.runs(late[r], life)[0]) for r in (np.arange(len(life)), rows, rotated)]
+    assert runs[0] == runs[1] == 2 * LIVES and runs[2] <= 3.2 * LIVES
+    own = verdicts.rotated_rows(lives, rng)
+    assert (life[own] == life).all() and (np.sort(own) == np.arange(len(life))).all()
+
+
+def test_shares_of_time_and_life_are_those_of_their_definitions() -> None:
+    rng = np.random.default_rng(0)
+    life, at, share = grid(rng)
+    lives = Lives(life, np.arange(LIVES), at * 10.0, share)
+    member = rng.random(len(life)) < 0.2 + 0.6 * (share > 0.5)
+    bins = time_bins(lives.tick_N)
+    counts = verdicts.counts(np.where(member, 0, NOISE), bins, 1)
+    assert verdicts.eta2(counts, np.bincount(bins, minlength=TIME_BINS))[0] == pytest.approx(
+        time_eta2(member, lives.tick_N)
+    )
+    blind = rng.integers(4, size=len(life))
+    assert np.abs(verdicts.life_share(blind, 4, lives)).max() < 0.05
+    assert verdicts.life_share(life % 4, 4, lives).min() > 0.95
+    late_and_even = np.where((at >= 24) & (life % 2 == 0), 0, NOISE)  # a third time, a third life, a third both
+    assert verdicts.life_share(late_and_even, 1, lives)[0] == pytest.approx(1 / 3, abs=0.08)
+    half = np.arange(LIVES) % 2 == 0
+    assert verdicts.held_out_auc(blind, bins, 4, life, half) == pytest.approx(0.5, abs=0.08)
+    assert verdicts.held_out_auc((at > 30).astype(int), bins, 2, life, half).min() > 0.95
+    assert verdicts.held_out_auc(np.where(life == 0, 0, NOISE), bins, 1, life, half)[0] == 0.5  # seen in one half only
+
+
+def test_transitions_against_shuffled_runs() -> None:
+    rng = np.random.default_rng(0)
+    life, _, _ = grid(rng)
+    state = switching(rng, life, 4, 0.8)
+    rate, floor = transitions(state, life, rng=rng)
+    assert rate.low < 0.2 * 3 / 4 < rate.high and rate.n == LIVES
+    n_EL = np.zeros((LIVES, 4))
+    np.add.at(n_EL, (life, state), 1)
+    total_E = n_EL.sum(1)
+    chance_E = 1 - (n_EL * (n_EL - 1)).sum(1) / (total_E * (total_E - 1))
+    assert floor.mean() == pytest.approx(np.average(chance_E, weights=total_E - 1), abs=0.01)
+    alternating = np.where(np.arange(len(life)) % 2, NOISE, 0)
+    assert np.isnan(transitions(alternating, life, rng=rng)[0].value)
+
+
+def test_rolling_means_look_back_only() -> None:
+    x = np.random.default_rng(0).standard_normal((50, 2))
+    found = rolling_mean(x, 10)
+    np.testing.assert_allclose(found[30], x[21:31].mean(0))
+    np.testing.assert_allclose(found[3], x[:4].mean(0))
+    np.testing.assert_allclose(rolling_mean(x, 1), x)
+    np.testing.assert_allclose(rolling_mean(x[:4], 10)[3], x[:4].mean(0))
+
+
+# Components and features
+
+
+def test_components_and_features_agree_with_their_definitions() -> None:
+    from sklearn.linear_model import LinearRegression
+
+    rng = np.random.default_rng(0)
+    life, _, _ = grid(rng)
+    pc = rng.standard_normal((len(life), 3)) * [3, 2, 1]
+    features = np.stack([pc[:, 0] + rng.standard_normal(len(life)), pc @ [0.2, 0.3, 1], np.full(len(life), 7.0)], 1)
+    tables = relations(pc, features, ["a", "b", "c"], life, rng=rng, resamples=200)
+    r = {(row["component"], row["feature"]): row for row in tables["pca_features"]}
+    assert r[0, "a"]["r"] == pytest.approx(np.corrcoef(pc[:, 0], features[:, 0])[0, 1], abs=1e-5)
+    assert r[0, "a"]["low"] < r[0, "a"]["r"] < r[0, "a"]["high"] and r[0, "c"]["r"] is None
+    r2 = {(row["kind"], row["name"]): row for row in tables["pca_r2"]}
+    whole = LinearRegression().fit(pc, features[:, 0]).score(pc, features[:, 0])
+    assert r2["feature", "a"]["r2"] == pytest.approx(whole, abs=0.01) and r2["feature", "a"]["n"] == LIVES
+    assert r2["feature", "b"]["r2"] == pytest.approx(1) and r2["feature", "c"]["r2"] is None
+    blind = relations(rng.standard_normal(pc.shape), features, ["a", "b", "c"], life, rng=rng, resamples=50)
+    assert abs(blind["pca_r2"][0]["r2"]) < 0.02
