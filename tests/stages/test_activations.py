@@ -123,6 +123,21 @@ def test_rows_are_every_third_of_each_life_from_its_first(extraction: Path, clus
     assert np.ptp(arrays["share"]) < 1
 
 
+def test_rows_before_the_first_tick_and_lives_without_later_ones_are_left_out(extraction: Path) -> None:
+    whole, late = activations.read(extraction, 3, 10), activations.read(extraction, 3, 10, 50)
+    assert whole.index_N2[:, 1].min() == 0 and late.index_N2[:, 1].min() == 50
+    assert set(late.index_N2[:, 0]) == {e for e in range(LIVES) if 60 - 7 * (e % 3) > 50}
+    every = activations.read(extraction, 1, 10)
+    at = {tuple(i): row for row, i in enumerate(every.index_N2.tolist())}
+    rows = [at[tuple(i)] for i in late.index_N2.tolist()]
+    np.testing.assert_array_equal(every.h_NH[rows], late.h_NH)
+    np.testing.assert_array_equal(every.rolling_NF[rows], late.rolling_NF)
+    np.testing.assert_array_equal(every.lives.share_N[rows], late.lives.share_N)
+    assert whole.worlds == 3
+    with pytest.raises(UserError, match="no lives of more than --first_tick 60"):
+        activations.read(extraction, 3, 10, 60)
+
+
 def test_the_dendrogram_is_of_these_clusters(clusters: Path) -> None:
     html = (clusters / "dendrogram_explorer.html").read_text()
     assert html == page(Result.load(clusters)) and "<html" in html
