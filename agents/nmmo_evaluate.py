@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import tyro
 
-from agents.nmmo_play import RANDOM, Player, RandomPolicy, load_policies, play, policies_in
+from agents.nmmo_play import RANDOM, Player, RandomPolicy, game_seed, load_policies, play, policies_in
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.progress import bar
@@ -148,7 +148,7 @@ def main(config: NmmoEvaluateConfig) -> None:
     with artefacts.new_run(out, STAGE, config, paths, overwrite=config.overwrite) as run:
         lived = 0
         for repeat in range(config.repeats):
-            seed = config.seed + repeat
+            seed = game_seed(config.seed, repeat)
             if config.mode == "pve":
                 rows = []
                 for p, player in enumerate(policies.values()):

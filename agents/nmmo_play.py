@@ -13,7 +13,6 @@ from torch import Tensor
 
 from agents.policies import PolicyAgent, load_policy, sample
 from agents.zoo.encoders import MASKED
-from core.artefacts import read_manifest
 from core.contracts import EnvSpec, Step, UserError, VecEnv
 
 RANDOM = "random"  # the name under which the baseline plays; no run directory may have it
@@ -56,6 +55,11 @@ class Tick:
     value_B: np.ndarray
     action_BP: np.ndarray
     next: Step
+
+
+def game_seed(seed: int, number: int) -> int:
+    """The seed of the part or repeat ``number`` (below 100,000) of a run: runs of different seeds share none."""
+    return 100_000 * seed + number
 
 
 @torch.no_grad()
@@ -104,8 +108,9 @@ def policies_in(path: Path) -> dict[str, Path]:
     if not path.is_dir():
         raise UserError(f"{path}: no such directory of policies")
     if (path / "policy.json").exists():
-        return {path.name: path}
-    found = {p.name: p for p in sorted(path.iterdir()) if (p / "policy.json").exists()}
+        found = {path.resolve().name: path}
+    else:
+        found = {p.name: p for p in sorted(path.iterdir()) if (p / "policy.json").exists()}
     if not found:
         raise UserError(f"{path} holds no policy: it needs run directories of `train.py nmmo`")
     if RANDOM in found:
@@ -126,8 +131,3 @@ def load_policies(paths: dict[str, Path], device: torch.device) -> dict[str, Pol
 def _world(spec: EnvSpec) -> dict[str, Any]:
     """What must be the same for two policies to meet."""
     return {k: v for k, v in spec.to_json().items() if k != "slots"}
-
-
-def trained_on(path: Path) -> dict[str, Any]:
-    """The facts of a policy's manifest."""
-    return dict(read_manifest(path)["facts"])

@@ -16,14 +16,23 @@ import tyro
 from torch import Tensor
 
 from agents.nmmo_play import load_policies, play, policies_in
-from agents.policies import PolicyAgent, entropies, load_module, log_probs, sample, save_policy
+from agents.policies import (
+    PolicyAgent,
+    PolicyModule,
+    RewardWrapper,
+    entropies,
+    load_module,
+    log_probs,
+    sample,
+    save_policy,
+)
 from agents.ppo import PPOConfig, RewardScale, Rollout, objective, update
 from core import artefacts, config as cli
 from core.contracts import Step, UserError
 from core.directions import fingerprint
 from core.progress import bar
 from core.replay import Replay, page
-from core.training import Log, load_state, open_run, rng_states, save_state, set_rng_states
+from core.training import STATE, Log, load_state, open_run, rng_states, save_state, set_rng_states
 from envs.nmmo import FEATURES, MAPS, NmmoEnv, NmmoOptions, features, held_out, options_of
 from envs.nmmo_tasks import tasks_of
 
@@ -45,8 +54,8 @@ class NmmoTrainConfig:
     """start_kit, yaofeng, takeru, hybrid, or the path of a module with Policy, Recurrent and RewardWrapper"""
     policies: Annotated[Path | None, _alias("-p")] = None
     """replay: a policy's run directory, or a directory of several, which then share the world"""
-    out: Path = Path("runs/policies/start_kit")
-    """run directory to write"""
+    out: Path | None = None
+    """run directory to write (default: runs/policies/NAME of the architecture; replay: runs/replay_nmmo)"""
     env: NmmoOptions = field(default_factory=NmmoOptions)
     maps: Path = MAPS
     """where the generated maps lie (generated on first use)"""
@@ -195,6 +204,26 @@ class Collector:
         return {f"{k}_mean": float(np.mean([life[k] for life in self.lives])) if self.lives else np.nan for k in names}
 
 
+def reward_of(module: PolicyModule) -> RewardWrapper:
+    """The module's reward; UserError if it cannot be made."""
+    try:
+        return module.reward()
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise UserError(f"policy module {module.name!r}: RewardWrapper() does not work: {what}") from error
+
+
+def check_reward(module: PolicyModule, reward: RewardWrapper, step: Step) -> None:
+    """UserError unless the reward between two steps is a number a slot."""
+    try:
+        shape = np.asarray(reward(step, step), np.float32).shape
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise UserError(f"policy module {module.name!r}: its reward does not work: {what}") from error
+    if shape != step.reward.shape:
+        raise UserError(f"policy module {module.name!r}: its reward has shape {shape}, it must be {step.reward.shape}")
+
+
 def _alive(step: Step) -> np.ndarray:
     assert step.alive is not None  # NmmoEnv always says
     return step.alive
@@ -224,12 +253,18 @@ def main(config: NmmoTrainConfig) -> None:
     env = NmmoEnv(config.env, ppo.envs, config.maps, draw_tasks=None if curriculum is None else curriculum.draw)
     agent = PolicyAgent(module, env.spec, config.size).to(device)
     optimiser = torch.optim.Adam(agent.parameters(), lr=ppo.learning_rate, eps=1e-5)
+    collector = Collector(agent, env, reward_of(module), config, device)
+    check_reward(module, collector.reward, collector.current)
+    config = replace(config, out=config.out or Path("runs/policies") / module.name)
+    assert config.out is not None
+    state_file, state = config.out / STATE, {}
+    if config.resume and state_file.exists():
+        state = load_state(state_file, "agent", "optimiser", "scale", "torch_rng", "numpy_rng", "step", "wall_s")
+        if state.get("source_sha256", module.sha256) != module.sha256:
+            raise UserError(f"--resume: {config.architecture} was changed since; start another run for that")
     run = open_run(config, STAGE, {}, ("env", "architecture", "size", "seed", "ppo.envs", "ppo.rollout_steps"))
-    collector = Collector(agent, env, module.reward(), config, device)
-    state_file = run.path / "training_state" / "state.pt"
     step, wall_before = 0, 0.0
     if config.resume:
-        state = load_state(state_file, "agent", "optimiser", "scale", "torch_rng", "numpy_rng", "step", "wall_s")
         agent.load_state_dict(state["agent"])
         optimiser.load_state_dict(state["optimiser"])
         collector.scale.mean, collector.scale.var, collector.scale.count = state["scale"]
@@ -250,6 +285,7 @@ def main(config: NmmoTrainConfig) -> None:
         save_state(
             state_file, agent=agent.state_dict(), optimiser=optimiser.state_dict(), scale=scale,
             torch_rng=rng_states(device), numpy_rng=rng.bit_generator.state, step=step, wall_s=wall(),
+            source_sha256=module.sha256,
         )  # fmt: skip
 
     with bar("training", total=ppo.total_steps, unit="steps") as progress:
@@ -338,7 +374,10 @@ def film(config: NmmoTrainConfig, device: torch.device) -> None:
     options = replace(options_of(spec), **held_out(spec.options))  # type: ignore[arg-type]
     env = NmmoEnv(options, 1, config.maps)
     player_B = np.arange(options.players) % len(policies)
-    with artefacts.new_run(config.out, REPLAY, config, paths, overwrite=config.overwrite) as run:
+    if options.players < len(policies):
+        raise UserError(f"{len(policies)} policies do not fit into a world of {options.players} agents")
+    out = config.out or Path("runs/replay_nmmo")
+    with artefacts.new_run(out, REPLAY, config, paths, overwrite=config.overwrite) as run:
         own: dict[str, list[np.ndarray]] = {"row": [], "col": [], "features": []}
         env.film(0)
         for tick in play(list(policies.values()), player_B, env, seed=config.seed, device=device):
@@ -371,7 +410,7 @@ def film(config: NmmoTrainConfig, device: torch.device) -> None:
         run.record("ticks", ticks, "ticks")
         run.facts = {"map": map_id, "policies": names}
     env.close()
-    print(f"{ticks} ticks of {options.players} agents on map {map_id}: {config.out}/replay.html")
+    print(f"{ticks} ticks of {options.players} agents on map {map_id}: {out}/replay.html")
 
 
 def _plain(value: Any) -> Any:

@@ -80,7 +80,7 @@ def _module_of(path: Path, source: bytes) -> PolicyModule:
     sys.modules[name] = module  # dataclasses look their module up there
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UserError(f"the policy module {path} cannot be loaded: {type(error).__name__}: {error}") from error
     missing = [n for n in ("Policy", "Recurrent", "RewardWrapper") if not hasattr(module, n)]

@@ -3,6 +3,7 @@
 
 A record is one step of one agent: ``step, env_id, agent_id, activation, observation {Tile, Entity, Inventory, Market,
 CurrentTick}, action``; the file is one JSON list, or a record a line.  Actions are in the order of the parts' names.
+This project's records add ``features`` and ``died`` (how the record's life ended).
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
                     raise json.JSONDecodeError("more is needed", text, at)
                 record, at = decoder.raw_decode(text, at)
             except json.JSONDecodeError as error:
-                more = "" if ended else file.read(max(READ_AT_ONCE, len(text) - at))
+                try:
+                    more = "" if ended else file.read(max(READ_AT_ONCE, len(text) - at))
+                except UnicodeDecodeError:
+                    raise UserError(f"{path} is no JSON file (not UTF-8 text)") from None
                 ended = not more
                 text, at = text[at:] + more, 0
                 if ended and not text:
@@ -76,12 +80,26 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
                         f"{path}: record {number} is broken ({error.msg}); the file may be cut off"
                     ) from None
                 continue
-            if not isinstance(record, dict) or not {"activation", "agent_id", "env_id"} <= record.keys():
-                raise UserError(
-                    f"{path}: record {number} has no activation, agent_id and env_id: not the earlier system's layout"
-                )
+            if wrong := _wrong_with(record):
+                raise UserError(f"{path}: record {number} {wrong}: not the earlier system's layout")
             number += 1
             yield record
+
+
+def _wrong_with(record: Any) -> str:
+    """What a record has not; '' if nothing is missing."""
+    if not isinstance(record, dict) or not {"activation", "agent_id", "env_id"} <= record.keys():
+        return "has no activation, agent_id and env_id"
+    if not all(type(record[k]) is int for k in ("agent_id", "env_id")):
+        return "has an agent_id or env_id that is no whole number"
+    if not all(isinstance(record.get(k), list) and record[k] for k in ("activation", "action")):
+        return "has no list of numbers as activation or as action"
+    observation = record.get("observation", {})
+    if not isinstance(observation, dict) or not all(isinstance(v, list) for v in observation.values() if v is not None):
+        return "has an observation that is not tables by name"
+    if not isinstance(record.get("step") if observation.get("CurrentTick") is None else 0, int):
+        return "has neither step nor CurrentTick"
+    return ""
 
 
 def lives_of(rows: Iterator[dict[str, Any]]) -> Iterator[tuple[list[dict[str, Any]], bool]]:
@@ -141,10 +159,18 @@ def spec_of(record: Mapping[str, Any]) -> EnvSpec:
 
 
 def life_of(rows: list[dict[str, Any]], spec: EnvSpec, meta: Mapping[str, Any], again: bool) -> Episode:
-    """An Episode from a life's records; features from the records' own, or from what was seen and done."""
+    """An Episode from a life's records; features from the records' own, or from what was seen and done.
+
+    Did it end in death?  The earlier system's records do not say; then it did if the agent lives ``again``.  Raises
+    KeyError, TypeError or ValueError where the records are not all of one layout.
+    """
+    h_TH = np.array([row["activation"] for row in rows], np.float32)
+    if not np.isfinite(h_TH).all():
+        raise ValueError("an activation is not a finite number")
+    died = bool(rows[-1].get("died", again))
     action = np.array([row["action"] for row in rows], np.int64)
     seen = [row.get("observation", {}) for row in rows]
-    obs = {k: np.array([s[k] for s in seen], np.int16) for k in spec.obs if k != "Tick"}
+    obs = {k: _int16([s[k] for s in seen]) for k in spec.obs if k != "Tick"}
     if "Tick" in spec.obs:
         obs["Tick"] = np.array([[_tick(row)] for row in rows], np.int16)
     if "Entity" in obs:
@@ -164,14 +190,21 @@ def life_of(rows: list[dict[str, Any]], spec: EnvSpec, meta: Mapping[str, Any], 
     return Episode(
         obs=obs,
         truth=truth,
-        h=np.array([row["activation"] for row in rows], np.float32),
+        h=h_TH,
         value=np.full(len(rows), np.nan, np.float32),
         action=action,
         reward=np.full(len(rows), np.nan, np.float32),
-        terminated=again,
-        truncated=not again,
+        terminated=died,
+        truncated=not died,
         meta={**meta, "world": int(rows[0]["env_id"]), "agent": int(rows[0]["agent_id"]), "first_tick": _tick(rows[0])},
     )
+
+
+def _int16(tables: list[Any]) -> np.ndarray:
+    out = np.array(tables, np.int64)
+    if (np.abs(out) > np.iinfo(np.int16).max).any():
+        raise ValueError("an observation does not fit into 16 bits")
+    return out.astype(np.int16)
 
 
 def _own_first(entity_TKC: np.ndarray, agent: int) -> np.ndarray:
@@ -195,6 +228,7 @@ def rows_as_json(episode: Episode) -> Iterator[dict[str, Any]]:
             "activation": episode.h[t].tolist(),
             "observation": observation,
             "action": episode.action[t].tolist(),
+            "died": episode.terminated,
             "features": dict(zip(FEATURES, episode.truth["features"][t].tolist(), strict=True)),
         }
 
@@ -210,6 +244,7 @@ def read(config: ActivationJsonConfig) -> None:
         raise UserError(f"{config.file} holds no record")
     spec = spec_of(first)
     lives = steps = 0
+    games: dict[tuple[int, int], int] = {}  # lives so far of (world, agent); an agent has one in each of its games
     with artefacts.new_run(config.directory, EXTRACTION, config, overwrite=config.overwrite) as run:
         artefacts.write_json(run.path / "spec.json", spec.to_json())
         with (
@@ -217,9 +252,19 @@ def read(config: ActivationJsonConfig) -> None:
             bar("importing", None, "lives") as progress,
         ):
             for rows, again in lives_of(records(config.file)):
-                writer.add(life_of(rows, spec, {"policy": config.policy}, again))
+                who = rows[0]["env_id"], rows[0]["agent_id"]
+                part = games[who] = games.get(who, -1) + 1
+                try:
+                    writer.add(life_of(rows, spec, {"policy": config.policy, "part": part}, again))
+                except (KeyError, TypeError, ValueError) as error:
+                    raise UserError(
+                        f"{config.file}: the records of agent {who[1]} in world {who[0]} are not of one layout "
+                        f"({type(error).__name__}: {str(error).splitlines()[0]})"
+                    ) from None
                 lives, steps = lives + 1, steps + len(rows)
                 progress.advance()
+        if not lives:
+            raise UserError(f"{config.file}: every record is of a dead agent (no own row in its Entity table)")
         run.facts = {"policy": config.policy, "mode": "imported", "features": list(FEATURES)}
         run.record("lives", lives, "lives")
         run.record("steps", steps, "steps")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import tyro
 
-from agents.nmmo_play import Player, Tick, load_policies, play, policies_in
+from agents.nmmo_play import Player, Tick, game_seed, load_policies, play, policies_in
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
@@ -173,10 +173,16 @@ def main(config: ExtractConfig) -> None:
     parts = 1 if config.smoke_test else config.parts
     player_B = np.arange(env.spec.slots) % len(players)
     fixed = ("mode", "policy", "policies", "worlds", "training_maps", "greedy", "seed", "smoke_test")
-    run = open_run(config, STAGE, paths, fixed, state=PROGRESS)
     done: dict[str, Any] = {"parts": 0, "lives": 0, "steps": 0, "maps": []}
-    if config.resume:
-        done = cli.read_json(run.path / PROGRESS)
+    done["agents"] = {k: fingerprint(policy) for k, policy in policies.items()}
+    if config.resume and (config.out / PROGRESS).exists():
+        saved = cli.read_json(config.out / PROGRESS)
+        if saved.get("agents") != done["agents"]:
+            raise UserError("--resume: a policy is not the one the extraction began with; start another for that")
+        if saved["parts"] > parts:
+            raise UserError(f"--resume: {saved['parts']} parts are recorded; --parts {parts} would be fewer")
+        done = saved
+    run = open_run(config, STAGE, paths, fixed, state=PROGRESS)
     for shard in run.path.glob("*.h5"):
         if int(shard.stem.split("_")[1]) >= done["parts"]:  # of a part that was cut off
             shard.unlink()
@@ -187,7 +193,7 @@ def main(config: ExtractConfig) -> None:
         for part in range(done["parts"], parts):
             with StoreWriter(run.path, f"part_{part:04d}", SHARD_STEPS, **STORE) as writer:
                 for life in record_lives(
-                    players, player_B, env, seed=config.seed + part, device=device, greedy=config.greedy,
+                    players, player_B, env, seed=game_seed(config.seed, part), device=device, greedy=config.greedy,
                     most_ticks=10 if config.smoke_test else None,
                 ):  # fmt: skip
                     writer.add(replace(life, meta={**life.meta, "policy": name, "part": part}))

@@ -155,10 +155,9 @@ def main(config: LifeConfig) -> None:
         if len(lives) > 1:
             draw_lives(lives, rows, colours, config.between).savefig(run.path / "lives.png", dpi=110)
     p75 = result.scalars["lifespan_p75"]
-    print(
-        f"75 % of {p75['n']} lives last at most {p75['value']:.0f} ticks [{p75['interval'][0]:.0f}, "
-        f"{p75['interval'][1]:.0f}]; drawn: {config.out}"
-    )
+    low, high = p75["interval"]  # None, None of a single life
+    between = "" if low is None else f" [{low:.0f}, {high:.0f}]"
+    print(f"75 % of {p75['n']} lives last at most {p75['value']:.0f} ticks{between}; drawn: {config.out}")
     for life in lives:
         print(f"  {named(life)}: {life['lifespan']} ticks, {life['ended']}")
 

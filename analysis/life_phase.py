@@ -48,9 +48,9 @@ class LifePhaseConfig:
     """equal parts that a life is cut into"""
     min_lifespan: int = 50
     """shorter lives, in ticks, are left out"""
-    unit: Literal["lives", "worlds"] = "lives"
-    """what intervals and tests resample; agents of one world meet and compete, so worlds are safer where there are
-    many"""
+    unit: Literal["lives", "worlds"] = "worlds"
+    """what intervals and the test of phase resample: agents of one world meet and compete, so lives are no independent
+    units (p of ends takes them as such all the same)"""
     resamples: int = 1000
     """bootstrap resamples of whole lives or worlds"""
     rotations: int = 999
@@ -125,7 +125,7 @@ def phase_rows(m: Moments, labels: np.ndarray, *, rng: np.random.Generator, rota
     of_N = np.searchsorted(labels, m.label_N)
     bin_N = time_bins(m.phase_N)
     eta2_L = eta2_of(of_N, bin_N, len(labels))
-    floor_RL = np.array([eta2_of(of_N[rotated_rows(m.episode_N, rng)], bin_N, len(labels)) for _ in range(rotations)])
+    floor_RL = np.array([eta2_of(of_N[rotated(m, rng)], bin_N, len(labels)) for _ in range(rotations)])
     p_L = (1 + (floor_RL >= eta2_L).sum(0)) / (1 + rotations)
     q_L = benjamini_hochberg(p_L)
     rows = []
@@ -146,6 +146,20 @@ def phase_rows(m: Moments, labels: np.ndarray, *, rng: np.random.Generator, rota
             }
         )
     return rows
+
+
+def rotated(m: Moments, rng: np.random.Generator) -> np.ndarray:
+    """``rotated_rows`` of the lives; where worlds are the unit, all lives of one by the same share of their length, so
+    that what they have in common (a clock, an event) stays common."""
+    if np.array_equal(m.unit_N, m.episode_N):
+        return rotated_rows(m.episode_N, rng)
+    starts = np.flatnonzero(np.r_[True, m.episode_N[1:] != m.episode_N[:-1]])
+    lengths = np.diff(np.r_[starts, len(m.episode_N)])
+    _, unit_E = np.unique(m.unit_N[starts], return_inverse=True)
+    shift_E = (rng.random(unit_E.max() + 1)[unit_E] * lengths).astype(np.int64)
+    place_N = np.arange(len(m.episode_N)) - np.repeat(starts, lengths) + np.repeat(shift_E, lengths)
+    out: np.ndarray = np.repeat(starts, lengths) + place_N % np.repeat(lengths, lengths)
+    return out
 
 
 def eta2_of(of_N: np.ndarray, bin_N: np.ndarray, labels: int) -> np.ndarray:

@@ -28,6 +28,7 @@ UNITS = {
     "task_progress": "mean progress over tasks, 0 to 1",
     "weighted_score": "points of 100, a sixth from each category",
 }
+COLUMNS = ("world", "task", "category", "length", "ate", "drank", "progress")  # that are read, an entry a life
 ELO = 400 / np.log(10)  # rating points a unit of log odds
 
 
@@ -66,17 +67,22 @@ def load(directory: Path) -> dict[str, Lives]:
     first = 0
     for file in files:
         data = cli.read_json(file)
+        if not isinstance(data, dict) or not data or not all(isinstance(of, dict) for of in data.values()):
+            raise UserError(f"{file} is not a result file of agents.evaluate: expected an object of policies")
         last = first
         for name, of in data.items():
-            missing = {"world", "task", "category", "length", "ate", "drank", "progress"} - of.keys()
+            missing = set(COLUMNS) - of.keys()
             if missing:
                 raise UserError(f"{file}: {name} has no {sorted(missing)[0]!r}; not a result file of agents.evaluate")
+            of = {k: of[k] for k in COLUMNS}
+            if len(lengths := {len(column) for column in of.values()}) > 1 or 0 in lengths:
+                raise UserError(f"{file}: {name} has no lives, or columns of different lengths; evaluate again")
             parts.setdefault(name, []).append({**of, "world": np.asarray(of["world"]) + first})
             last = max(last, first + max(of["world"]) + 1)
         first = last
     out = {}
     for name, of in parts.items():
-        columns = {k: np.concatenate([np.asarray(p[k]) for p in of]) for k in of[0] if not k.startswith("curriculum/")}
+        columns = {k: np.concatenate([np.asarray(p[k]) for p in of]) for k in COLUMNS}
         measured = {k: columns[k].astype(np.float64) for k in ("length", "ate", "drank", "progress")}
         out[name] = Lives(columns["world"], columns["task"], columns["category"], measured)
     return out

@@ -38,11 +38,11 @@ def stepping(options: NmmoOptions, maps: Path, worlds: int, ticks: int) -> tuple
     """
     env = NmmoEnv(options, worlds, maps)
     raw = [_World(options, env.folder, None) for _ in range(worlds)]
-    seeds = np.random.default_rng(0)
+    first, later = np.random.default_rng(0), [np.random.default_rng([0, w]) for w in range(worlds)]  # as NmmoEnv's
     rng = np.random.default_rng(1)
     step = env.reset(0)
     for world in raw:
-        world.reset(int(seeds.integers(2**31)))
+        world.reset(int(first.integers(2**31)))
     sizes = list(env.spec.action_parts.values())
     ours = theirs = 0.0
     steps = 0
@@ -67,7 +67,7 @@ def stepping(options: NmmoOptions, maps: Path, worlds: int, ticks: int) -> tuple
                 step = env.step(action)
                 ours += time.process_time() - began
                 continue
-            for world, actions in zip(raw, nested, strict=True):
+            for world, actions, seeds in zip(raw, nested, later, strict=True):
                 obs = world.env.step(actions)[0]
                 if not world.env.agents:
                     obs = world.reset(int(seeds.integers(2**31)))[0]

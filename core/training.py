@@ -4,6 +4,7 @@ learning rate and the processes that torchrun starts."""
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import math
 import os
@@ -116,10 +117,8 @@ class Log:
         self.board = SummaryWriter(str(path / "training_state" / "tensorboard"), purge_step=purge)
         self.wandb = None
         if track:
-            try:
-                import wandb
-            except ImportError:
-                raise UserError("--track needs the wandb package: pip install wandb") from None
+            import wandb  # open_run has seen that it is there
+
             self.wandb = wandb.init(project="dreamlens", config=cli.to_json(config), dir=str(path))
 
     def add(self, step: int, **values: float) -> None:
@@ -159,6 +158,8 @@ def open_run(
     that it goes on from.  The saved config.json becomes the resumed one, and the directory is half-written until the
     end.
     """
+    if getattr(config, "track", False) and importlib.util.find_spec("wandb") is None:
+        raise UserError("--track needs the wandb package: pip install wandb")
     if not config.resume:
         return artefacts.begin_run(config.out, stage, config, inputs, overwrite=config.overwrite)
     if config.overwrite:

@@ -203,6 +203,8 @@ class _World:
         fields = {k: v for k, v in self.env.observation_space(1).items() if k not in ("AgentId", "CurrentTick")}
         if "Market" in fields:
             full = fields["Market"]
+            if self.options.market_seen > full.shape[0]:
+                raise UserError(f"--market_seen {self.options.market_seen}: the market has only {full.shape[0]} rows")
             shape = (self.options.market_seen, full.shape[1])
             fields["Market"] = Box(low=-(2**15), high=2**15 - 1, shape=shape, dtype=full.dtype)
         return Dict(fields)
@@ -222,7 +224,9 @@ class _World:
         options = self.options
         self.map = options.first_map + int(rng.integers(options.num_maps))
         if self.draw_tasks is None:  # as equal numbers of every task as there can be, in random order
-            self.task_A = rng.permutation(np.arange(options.players) % len(self.specs))
+            count = len(self.specs)
+            tasks = np.arange(count) if options.players >= count else rng.permutation(count)
+            self.task_A = rng.permutation(tasks[np.arange(options.players) % count])
         else:
             self.task_A = self.draw_tasks(options.players, self.task_A, self.progress_A)
         self._known = set()
@@ -349,7 +353,7 @@ class NmmoEnv:
         self._slot_B = np.arange(slots)
         self._alive_B = np.ones(slots, bool)
         self._order_BK = np.zeros((slots, options.entities_seen), np.int64)
-        self._rng = np.random.default_rng(0)
+        self._later: list[np.random.Generator] = []  # of every world, the seeds of its next episodes
         self.tape: Any = None
 
     def film(self, world: int) -> None:
@@ -375,8 +379,10 @@ class NmmoEnv:
         self.tape = self._worlds[world].env.realm.record_replay(Tape())
 
     def reset(self, seed: int) -> Step:
-        self._rng = np.random.default_rng(seed)
-        self._vec.reset([self._seed() for _ in self._worlds])
+        first = np.random.default_rng(seed)
+        # One generator a world: what it is next does not depend on when the others end, so on who plays.
+        self._later = [np.random.default_rng([seed, w]) for w in range(len(self._worlds))]
+        self._vec.reset([_seed(first) for _ in self._worlds])
         if self.tape is not None:
             self.tape.begin()
         slots = self.spec.slots
@@ -384,9 +390,6 @@ class NmmoEnv:
         no = np.zeros(slots, bool)
         truth = self._truth()
         return self._show(np.zeros(slots, np.float32), no, no, np.ones(slots, bool), truth, truth)
-
-    def _seed(self) -> int:
-        return int(self._rng.integers(2**31))
 
     def step(self, action: np.ndarray) -> Step:
         was_alive_B = self._alive_B
@@ -401,7 +404,7 @@ class NmmoEnv:
         for w, env in enumerate(self._vec.envs):
             mine = self._world_B == w
             if not alive_B[mine].any():
-                env.reset(seed=self._seed())
+                env.reset(seed=_seed(self._later[w]))
                 alive_B[mine] = is_first[mine] = True
         self._alive_B = alive_B
         truth = self._truth() if is_first.any() else final_truth
@@ -507,6 +510,8 @@ class NmmoEnv:
 def _check(options: NmmoOptions, worlds: int) -> None:
     if worlds < 1 or options.players < 1 or options.npcs < 0 or options.horizon < 2:
         raise UserError("--worlds, --players and --horizon must be at least 1, 1 and 2, --npcs not below 0")
+    if options.players + options.npcs < 2:
+        raise UserError("a world needs two players or NPCs at least: raise --players or --npcs")
     if options.entities_seen < 2 or options.market_seen < 1:
         raise UserError("--entities_seen must be at least 2 (the own row and another), --market_seen at least 1")
     if options.entities_seen > options.players + options.npcs:
@@ -516,6 +521,10 @@ def _check(options: NmmoOptions, worlds: int) -> None:
     last = options.first_map + options.num_maps - 1
     if options.first_map < 1 or options.num_maps < 1 or last > options.map_pool:
         raise UserError(f"maps {options.first_map} to {last} are not all among the pool's 1 to {options.map_pool}")
+
+
+def _seed(rng: np.random.Generator) -> int:
+    return int(rng.integers(2**31))
 
 
 def _choice(part: str, i: int, size: int) -> str:

@@ -75,6 +75,24 @@ def test_same_seed_same_everything_and_another_seed_another(env: NmmoEnv, maps: 
     other.close()
 
 
+def test_the_next_game_of_a_world_does_not_depend_on_which_world_ends_first(env: NmmoEnv) -> None:
+    begun = []
+    for first in range(WORLDS):
+        step = env.reset(5)
+        games = {}
+        for tick in range(2):
+            for player in env._worlds[(first + tick) % WORLDS].env.realm.players.values():
+                player.resources.health.update(0)
+            step = env.step(np.array([[n - 1 for n in env.spec.action_parts.values()]] * env.spec.slots))
+            for w in range(WORLDS):
+                mine = step.is_first & (step.truth["world"] == w)
+                if mine.any():
+                    games[w] = {k: v[mine].tobytes() for k, v in everything(step).items()}
+        begun.append(games)
+    assert set(begun[0]) == set(begun[1]) == set(range(WORLDS)) and begun[0] == begun[1]
+    assert begun[0][0]["truth/task"] != begun[0][1]["truth/task"]
+
+
 def test_what_was_shown_is_not_changed_by_what_comes(env: NmmoEnv) -> None:
     kept = [(step, {k: v.copy() for k, v in everything(step).items()}) for step, _, _ in play(env, 5)]
     for step, copy in kept:
@@ -233,6 +251,8 @@ def test_tasks_are_spread_evenly_and_survival_pays_a_little_every_tick(env: Nmmo
         paid += survives.sum()
     counts = np.bincount(env.reset(0).truth["task"][: SMALL.players], minlength=len(names))
     assert counts.max() <= 1 and paid > 0
+    every = np.concatenate([env.reset(seed).truth["task"] for seed in range(12)])
+    assert set(every) == set(range(len(names))), "fewer agents than tasks: some are never asked"
     assert len(tasks_of(30, "core")) < len(names)
 
 
@@ -271,6 +291,8 @@ def test_maps_are_made_once_and_are_the_same_everywhere(maps: Path, tmp_path: Pa
         ({"entities_seen": 50}, "only 14 players and NPCs"),
         ({"num_maps": 19}, "not all among"),
         ({"horizon": 1}, "horizon"),
+        ({"players": 1, "npcs": 0}, "two players or NPCs"),
+        ({"market_seen": 5000}, "the market has only"),
     ],
 )
 def test_impossible_worlds_are_refused(change: dict[str, int], said: str, maps: Path) -> None:

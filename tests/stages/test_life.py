@@ -15,6 +15,7 @@ from core.artefacts import Result, read_manifest, verify
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.pages import UNLABELLED
+from tests.conftest import write_extraction
 
 CONFIGS = {life: "LifeConfig", life_phase: "LifePhaseConfig", replay: "ReplayConfig"}
 QUICK = ["--resamples", "99", "--rotations", "99"]
@@ -57,6 +58,11 @@ def test_several_lives_without_labels_between(extraction: Path, clusters: Path, 
     result = Result.load(out)
     assert len(result.tables["lives"]) == 3 and (out / "lives.png").exists()
     assert all((row["label"] == UNLABELLED) == (not row["clustered"]) for row in result.tables["timeline"])
+
+
+def test_a_single_life_has_no_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(life, write_extraction(tmp_path / "one", parts=1, worlds=1, players=1), "--out", tmp_path / "life")
+    assert "75 % of 1 lives last at most" in capsys.readouterr().out
 
 
 def test_a_life_without_clusters(extraction: Path, tmp_path: Path) -> None:

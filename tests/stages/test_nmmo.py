@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import lzma
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -228,6 +230,24 @@ def test_an_interrupted_extraction_goes_on_to_the_same_end(house: Path, tmp_path
     assert artefacts.verify(cut) == []
 
 
+def test_an_extraction_does_not_go_on_with_another_policy_or_fewer_parts(house: Path, tmp_path: Path) -> None:
+    shutil.copytree(house / "policies" / "hybrid", tmp_path / "mine" / "hybrid")
+    out = tmp_path / "out"
+    extract(house, out, "--parts", 2, "--policies", tmp_path / "mine")
+    with pytest.raises(UserError, match="--parts 1 would be fewer"):
+        extract(house, out, "--parts", 1, "--policies", tmp_path / "mine", "--resume")
+    train(tmp_path / "mine" / "hybrid", house / "maps", "-a", "hybrid", "--seed", 7, "--overwrite")
+    with pytest.raises(UserError, match="not the one the extraction began with"):
+        extract(house, out, "--parts", 3, "--policies", tmp_path / "mine", "--resume")
+    assert (out / artefacts.MANIFEST).exists(), "a refused --resume must leave the whole run whole"
+
+
+def test_seeds_share_no_game(house: Path, tmp_path: Path) -> None:
+    extract(house, tmp_path / "other", "--parts", 1, "--seed", 1)
+    with RolloutStore(house / "activations") as a, RolloutStore(tmp_path / "other") as b:
+        assert not {life.h.tobytes() for life in a} & {life.h.tobytes() for life in b}
+
+
 def test_pvp_extraction_and_smoke_test_and_list(
     house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,9 +273,11 @@ def test_json_there_and_back(house: Path, tmp_path: Path) -> None:
     with RolloutStore(house / "activations") as a, RolloutStore(again) as b:
         assert int(a.steps.sum()) == int(b.steps.sum()) == len(records)
         key = lambda life: (life.meta["world"], life.meta["agent"], life.h[0].tobytes())  # noqa: E731
+        assert {life.terminated for life in a} == {True, False}
         for x, y in zip(sorted(a, key=key), sorted(b, key=key), strict=True):
             np.testing.assert_array_equal(x.h, y.h)
             np.testing.assert_array_equal(x.action, y.action)
+            assert (x.terminated, x.meta["part"]) == (y.terminated, y.meta["part"])
             for name in ("features", "position"):
                 np.testing.assert_array_equal(x.truth[name], y.truth[name])
             for name in ("Tile", "Entity", "Inventory", "Market", "Tick"):
@@ -287,14 +309,25 @@ def test_foreign_json_is_imported_without_the_dead_and_with_features(house: Path
         np.testing.assert_array_equal(first.truth["features"][:, few], life.truth["features"][:, few])
 
 
+ROW = '[{"activation": [1.0], "agent_id": 1, "env_id": 0, "step": 0, "action": %s}]'
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("[]", "holds no record"),
-        ('[{"activation": [1.0], "agent_id": 1, "env_id": 0, "action": [1, 2]}]', "actions of 2 parts"),
+        (ROW % "[1, 2]", "actions of 2 parts"),
         ('[{"a": 1}]', "not the earlier system's layout"),
         ('[{"activation": [1.0], "agent_id": 1, ', "may be cut off"),
         ('[{"activation": [1.0], "agent_id": 1, "env_id": 0, "step": 0, "action": [0, 1, 2]}]', "say nothing"),
+        (ROW % "3", "record 0 has no list of numbers as activation or as action"),
+        ((ROW % "[0, 1, 2]").replace('"step": 0', '"s": 0'), "neither step nor CurrentTick"),
+        ((ROW % "[0, 1, 2]").replace('"step"', '"observation": null, "step"'), "not tables by name"),
+        ((ROW % "[0, 1, 2]").replace('"agent_id": 1', '"agent_id": "a"'), "no whole number"),
+        ((ROW % "[0, 1, 2]").replace("1.0", "null"), "not a finite number"),
+        ((ROW % "[0, 1, 2]").replace('"step"', '"features": {"tick": 0}, "step"'), "KeyError: 'n_visible_entities'"),
+        ((ROW % "[0, 1, 2]").replace('"step"', '"observation": {"Entity": [[0, 0]]}, "step"'), "dead agent"),
+        ((ROW % "[0, 1, 2]").replace('"step"', '"observation": {"Tile": [[40000]]}, "step"'), "16 bits"),
     ],
 )
 def test_bad_json_is_one_line(text: str, said: str, tmp_path: Path) -> None:
@@ -304,8 +337,27 @@ def test_bad_json_is_one_line(text: str, said: str, tmp_path: Path) -> None:
     assert not (tmp_path / "in").exists() or not (tmp_path / "in" / "manifest.json").exists()
 
 
+def module(path: Path, reward: str, takes: str = "self") -> str:
+    path.write_text(
+        "from agents.zoo.takeru import Policy, Recurrent\n\n\nclass RewardWrapper:\n"
+        f"    def __init__({takes}):\n        pass\n\n    def __call__(self, b, a):\n        return {reward}\n"
+    )
+    return str(path)
+
+
+def test_a_training_does_not_go_on_with_a_changed_module(house: Path, tmp_path: Path) -> None:
+    mine = module(tmp_path / "mine.py", "a.reward")
+    train(tmp_path / "t", house / "maps", "-a", mine, "--total_steps", 256)
+    module(tmp_path / "mine.py", "5 + a.reward")
+    with pytest.raises(UserError, match="was changed since"):
+        train(tmp_path / "t", house / "maps", "-a", mine, "--resume")
+    assert artefacts.verify(tmp_path / "t") == []
+
+
 def test_users_mistakes(house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     maps = house / "maps"
+    exits = tmp_path / "exits.py"
+    exits.write_text("import sys; sys.exit(3)")
     for words, said in (
         (["-a", "takero"], "did you mean takeru"),
         (["-a", str(tmp_path / "none.py")], "cannot read the policy module"),
@@ -313,6 +365,11 @@ def test_users_mistakes(house: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         (["-a", "takeru", "--minibatches", "7"], "does not divide"),
         (["-a", "takeru", "--syllabus"], "syllabus-rl"),
         (["-a", "takeru", "-p", "x"], "belongs to -m replay"),
+        (["-a", str(exits)], "SystemExit"),
+        (["-a", module(tmp_path / "a.py", "a.reward[:, None]")], r"reward has shape \(\d+, 1\)"),
+        (["-a", module(tmp_path / "b.py", "a.truth['nonsense']")], "KeyError: 'nonsense'"),
+        (["-a", module(tmp_path / "c.py", "a.reward", "self, k")], r"RewardWrapper\(\) does not work"),
+        *([] if importlib.util.find_spec("wandb") else [(["-a", "takeru", "--track"], "pip install wandb")]),
     ):
         with pytest.raises(UserError, match=said):
             train(tmp_path / "t", maps, *words)
@@ -329,6 +386,13 @@ def test_users_mistakes(house: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as end:
         evaluate.choose([str(tmp_path), "pve"])
     assert end.value.code == 2 and "holds no policy" in capsys.readouterr().err
+
+
+def test_a_policy_of_the_baseline_s_name_is_refused(house: Path, tmp_path: Path) -> None:
+    shutil.copytree(house / "policies" / "takeru", tmp_path / "random")
+    for path in (tmp_path, tmp_path / "random"):
+        with pytest.raises(UserError, match="this name is the baseline's"):
+            policies_in(path)
 
 
 def test_random_is_uniform_among_what_is_legal(house: Path) -> None:

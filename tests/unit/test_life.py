@@ -172,3 +172,17 @@ def test_the_whole_analysis_says_phase_where_there_is_phase(tmp_path: Path) -> N
         assert (share_["value"] > 3 * floor["interval"][1]) == more
         assert scalars["died"]["n"] == 30
         assert scalars["last_row_before_end"]["value"] == 9
+
+
+def test_a_clock_that_agents_of_a_world_share_is_no_phase_where_worlds_are_the_unit() -> None:
+    rng = np.random.default_rng(0)
+    found = {"lives": 0, "worlds": 0}
+    for _ in range(20):
+        world = np.repeat(np.arange(4), 16 * 20)
+        t = np.tile(np.arange(20), 4 * 16)
+        label = ((t - rng.integers(20, size=4)[world]) % 20 < 5).astype(int)  # in every world at a time of its own
+        episode = np.repeat(np.arange(64), 20)
+        for unit in found:
+            m = Moments(episode, episode if unit == "lives" else world, t, (t + 0.5) / 20, label)
+            found[unit] += phase_rows(m, np.array([0, 1]), rng=rng, rotations=59)[1]["q"] <= 0.05
+    assert found["worlds"] <= 4 < 15 < found["lives"]

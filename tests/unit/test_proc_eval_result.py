@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
-from analysis.proc_eval_result import ELO, Lives, metrics, ratings, tables
+from analysis.proc_eval_result import COLUMNS, ELO, Lives, load, metrics, ratings, tables
+from core.contracts import UserError
 
 
 def lives(length: np.ndarray, world: np.ndarray, seed: int = 0, tasks: tuple[tuple[str, str], ...] = ()) -> Lives:
@@ -37,6 +42,22 @@ def test_metrics_are_hand_counts() -> None:
     # tasks: .5, (.1 + .3) / 2, .2; categories: .5, (.1 + .2 + .3) / 3
     np.testing.assert_allclose(metrics(of, np.arange(4)), [25, 1, 0, 0.3, 35])
     np.testing.assert_allclose(metrics(of, np.array([1, 2, 3]))[3:], [0.2, 20])
+
+
+@pytest.mark.parametrize(
+    ("said", "data"),
+    [
+        ("expected an object of policies", []),
+        ("expected an object of policies", {"a": 3}),
+        ("has no 'ate'", {"a": {"world": [0]}}),
+        ("no lives, or columns", {"a": dict.fromkeys(COLUMNS, [])}),
+        ("no lives, or columns", {"a": {**dict.fromkeys(COLUMNS, [0, 1]), "length": [3]}}),
+    ],
+)
+def test_what_is_no_result_file_is_refused(said: str, data: Any, tmp_path: Path) -> None:
+    (tmp_path / "result_000.json").write_text(json.dumps(data))
+    with pytest.raises(UserError, match=said):
+        load(tmp_path)
 
 
 def test_ratings_recover_planted_strengths() -> None:
