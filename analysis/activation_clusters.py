@@ -54,8 +54,8 @@ def maps(
     least = max(FEWEST_MAPPED, neighbours + 1)
     if len(h_NH) < least:
         raise UserError(
-            f"{len(h_NH)} rows are too few for a map of {neighbours} neighbours (--n-neighbors); at least {least} are "
-            "needed"
+            f"{len(h_NH)} rows are too few for a map of {neighbours} neighbours (--umap-neighbors); at least {least} "
+            "are needed"
         )
     with warnings.catch_warnings():
         # umap announces at import that its TensorFlow variant is not there; it is not used here.

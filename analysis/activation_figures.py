@@ -34,8 +34,9 @@ def draw(result: Result, path: Path, without: Sequence[str] = ()) -> list[str]:
         "pca_pairs.png": _draw_pca_pairs,
         "pca_feature_correlations.png": _draw_correlations,
         "pca_feature_profiles.png": _draw_profiles,
-        "feature_scatter.png": _draw_feature_scatter,
     }
+    if len(result.notes["features"]) > 1:  # else there is no pair
+        figures["feature_scatter.png"] = _draw_feature_scatter
     if "umap" in result.arrays:
         figures |= {
             "umap_scatter.png": _draw_map,

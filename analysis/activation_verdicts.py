@@ -1,15 +1,16 @@
 """What clusters of activations are about: behaviour, phase of the game, place, who the agent is, or nothing.
 
 Clusters of an agent's activations look meaningful on a map whatever they are, so every cluster has to pass tests that
-can fail.  The unit of all of them is a life (one agent from its first to its last observation).  Lives of one world
-share its map and its events, which no test here takes apart.
+can fail.  Lives (one agent from its first to its last observation) of one world share its map and its events: where
+there are LEAST_WORLDS worlds, whole worlds exchange labels and are resampled, else single lives, and what happened in
+one world may pass for behaviour.
 
 Three things are taken out of a feature before it may count as behaviour:
 
 * *time*: its mean at that tick and at that share of the lifespan;
 * *who*: its mean in that life;
-* *chance that keeps the order in time*: the same number is taken for labels that lives of similar length have
-  exchanged, tick by tick.  A cluster that is nothing but time gives the same number there.
+* *chance that keeps the order in time*: the same number is taken for labels that worlds (else lives of similar
+  length) have exchanged, tick by tick.  A cluster that is nothing but time gives the same number there.
 
 Verdicts of a cluster, the first rule that holds (the numbers are the constants below, each measured on planted data by
 tests/unit/test_activations.py):
@@ -18,14 +19,14 @@ tests/unit/test_activations.py):
 2. behaviour: at least one feature differs by BEHAVIOUR_D or more beyond time and who, its interval
    over lives excludes 0, q <= ALPHA against exchanged labels, and at least FEW_AGENTS agents (effective number) enter
    and leave the cluster.
-3. identity: between lives lies at least IDENTITY_SHARE of the variance of membership that time does not explain on
-   lives together; or fewer than FEW_AGENTS agents are in it (effective number) where its runs, dealt to lives that
+3. identity: between lives, or between worlds, lies at least IDENTITY_SHARE of the variance of membership that time
+   does not explain; or fewer than FEW_AGENTS agents are in it (effective number) where its runs, dealt to lives that
    were alive at those ticks, would have at least twice as many.
 4. phase: time alone tells members from others with an area under the curve of PHASE_AUC or more in lives that were not
    looked at, and more than for labels rotated within lives.
 5. place: as 2, for the position.
-6. undecided: something is there (a weaker effect that passes the tests of 2, or time tells members with WEAK_AUC), or
-   the exchanged labels show that an effect of MISSABLE_D could have been missed.
+6. undecided: it is of one world; or something is there (a weaker effect that passes the tests of 2, or time tells
+   members with WEAK_AUC); or the exchanged labels show that an effect of MISSABLE_D could have been missed.
 7. noise: none of these.
 
 A behaviour may be bound to a phase too: ``why`` says where time alone also tells the cluster, and ``told_by_time`` how
@@ -50,6 +51,7 @@ from analysis.clusters import TIME_BINS, time_bins
 from core.progress import track
 from core.stats import benjamini_hochberg, interval_of, permutation_p
 
+LEAST_WORLDS = 10  # fewer exchange their labels in too few ways
 LEAST_LIVES = 10  # fewer exchange their labels in too few ways, and two halves of them say nothing of time
 BEHAVIOUR_D = 0.5  # a medium effect (Cohen 1988); what is left of it after time and life are taken out
 WEAK_D = 0.2  # a small one
@@ -71,12 +73,26 @@ KINDS = ("behaviour", "phase", "identity", "place", "noise", "undecided")
 @dataclass(frozen=True)
 class Lives:
     """Where rows belong: ``life_N`` int64 [N] (0 to E-1, ascending), ``agent_E`` int64 [E] (0 to A-1; E different ones
-    where agents live once), ``tick_N`` and ``share_N`` float64 [N] (of the lifespan, 0 to 1)."""
+    where agents live once), ``tick_N`` and ``share_N`` float64 [N] (of the lifespan, 0 to 1); ``world_E``
+    int64 [E] (0 to W-1) or None where it is not known."""
 
     life_N: np.ndarray
     agent_E: np.ndarray
     tick_N: np.ndarray
     share_N: np.ndarray
+    world_E: np.ndarray | None = None
+
+    @property
+    def by_world(self) -> bool:
+        """Whether worlds are enough to be exchanged and resampled whole."""
+        return self.world_E is not None and len(np.unique(self.world_E)) >= LEAST_WORLDS
+
+    @property
+    def unit_E(self) -> np.ndarray:
+        """What is exchanged and resampled whole: the world of every life, or the life itself."""
+        if self.world_E is not None and self.by_world:
+            return np.unique(self.world_E, return_inverse=True)[1]
+        return np.arange(len(self.agent_E))
 
     @property
     def count_E(self) -> np.ndarray:
@@ -91,19 +107,28 @@ class Lives:
 
 
 def dealt_rows(lives: Lives, rng: np.random.Generator, *, rotate: bool) -> np.ndarray:
-    """The row whose label every row gets, int64 [N], where lives of similar length exchange theirs as a whole.
+    """The row whose label every row gets, int64 [N], where worlds, or lives of similar length, exchange theirs whole.
 
     The i-th row of a life gets the label of the donor's i-th row, so that runs and the way labels depend on time stay;
-    past the donor's end it goes back from there. rotate: each donor's labels are rotated by a random shift first, so
-    that time is lost.
+    past the donor's end it goes back from there. The lives of a world get those of one world, the longer of the
+    longer.
+    rotate: each donor's labels are rotated by a random share of its length first, the same in a world, so that time is
+    lost.
     """
     count_E = lives.count_E
     start_E = np.cumsum(count_E) - count_E
     by_length = np.argsort(count_E + rng.random(len(count_E)), kind="stable")  # ties at random
     donor_E = np.empty(len(count_E), np.int64)
-    for group in np.array_split(by_length, max(1, len(by_length) // STRATUM)):
-        donor_E[group] = rng.permutation(group)
-    shift_E = rng.integers(count_E) if rotate else np.zeros_like(count_E)
+    unit_E = lives.unit_E
+    if lives.by_world:
+        members = [by_length[unit_E[by_length] == w] for w in range(int(unit_E.max()) + 1)]
+        for mine, w in zip(members, rng.permutation(len(members)), strict=True):
+            donor_E[mine] = members[w][np.arange(len(mine)) * len(members[w]) // len(mine)]
+    else:
+        for group in np.array_split(by_length, max(1, len(by_length) // STRATUM)):
+            donor_E[group] = rng.permutation(group)
+    share_E = rng.random(int(unit_E.max()) + 1)[unit_E] if rotate else np.zeros(len(unit_E))
+    shift_E = (share_E * count_E).astype(np.int64)
     i_N = np.arange(len(lives.life_N)) - start_E[lives.life_N]
     donor_N = donor_E[lives.life_N]
     length_N = count_E[donor_N]
@@ -152,8 +177,8 @@ def _d(n_C: Any, x_CF: np.ndarray, n: Any, x_F: np.ndarray, xx_F: np.ndarray) ->
 def bootstrap_d(
     x_NF: np.ndarray, label_N: np.ndarray, life_N: np.ndarray, clusters: int, rng: np.random.Generator, resamples: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of the 95 % intervals of ``group_d``, each [C, F], from resampling whole lives; the same draws for all
-    clusters.
+    """Ends of the 95 % intervals of ``group_d``, each [C, F], from resampling whole lives or worlds; the same draws for
+    all clusters.
 
     As wide as the lives of the scarcer group make it; NaN if those are fewer than two.
     """
@@ -262,6 +287,18 @@ def life_share(label_N: np.ndarray, clusters: int, lives: Lives) -> np.ndarray:
         if total > 0 and free_both > 0 and left_time > 0:
             out[c] = (1 - left_both / free_both / (left_time / free_time)) * left_time / total
     return out
+
+
+def world_share(label_N: np.ndarray, clusters: int, lives: Lives) -> np.ndarray:
+    """``life_share`` [C] of worlds instead of lives; NaN if there are not several, each of several lives."""
+    if lives.world_E is None:
+        return np.full(clusters, np.nan)
+    worlds, world_E = np.unique(lives.world_E, return_inverse=True)
+    if not 1 < len(worlds) < len(world_E):
+        return np.full(clusters, np.nan)
+    return life_share(
+        label_N, clusters, Lives(world_E[lives.life_N], np.arange(len(worlds)), lives.tick_N, lives.share_N)
+    )
 
 
 def counts(label_N: np.ndarray, bin_N: np.ndarray, clusters: int) -> np.ndarray:
@@ -413,7 +450,7 @@ def effects(
         q_CF = np.empty_like(p_CF)
         for family in (is_place, ~is_place):
             q_CF[:, family] = benjamini_hochberg(p_CF[:, family])
-        low_CF, high_CF = bootstrap_d(values_NF, label_N, lives.life_N, clusters, rng, resamples)
+        low_CF, high_CF = bootstrap_d(values_NF, label_N, lives.unit_E[lives.life_N], clusters, rng, resamples)
         found |= {f"{prefix}{k}": v for k, v in (("low", low_CF), ("high", high_CF), ("p", p_CF), ("q", q_CF))}
         found[prefix.rstrip("_") or "d"] = d_CF
     return Effects(tuple(names), is_place, **found)
@@ -463,6 +500,7 @@ class Times:
     agents: np.ndarray  # effective number
     agents_floor: np.ndarray
     life_share: np.ndarray
+    world_share: np.ndarray  # NaN where worlds are not known
     in_and_out: np.ndarray
 
 
@@ -504,6 +542,7 @@ def times(label_N: np.ndarray, lives: Lives, rng: np.random.Generator) -> Times:
         agents=np.exp(agent_entropy),
         agents_floor=np.exp(dealt),
         life_share=life_share(label_N, clusters, lives),
+        world_share=world_share(label_N, clusters, lives),
         in_and_out=in_and_out(label_N, clusters, lives),
     )
 
@@ -539,18 +578,23 @@ def verdict(e: Effects, t: Times, c: int, lives: Lives) -> tuple[str, str]:
     also = f"; time alone tells it with AUC {t.auc[c]:.2f}" if by_time else ""
     if many and (found := surviving(e, c, ~e.is_place, BEHAVIOUR_D)):
         return "behaviour", f"beyond time and who (d): {_said(e, c, found)}{also}"
+    if t.world_share[c] >= IDENTITY_SHARE:
+        return "identity", f"which world it is (its map or its events) settles {t.world_share[c]:.0%} of membership"
     if t.life_share[c] >= IDENTITY_SHARE:
         return "identity", f"which life it is settles {t.life_share[c]:.0%} of membership"
     if t.agents[c] < FEW_AGENTS and np.median(t.agents_floor[:, c]) >= 2 * t.agents[c]:
         floor = np.median(t.agents_floor[:, c])
         return "identity", f"it is of {t.agents[c]:.1f} agents (effective number); runs dealt at random: {floor:.1f}"
     if by_time:
-        return (
-            "phase",
-            f"time alone tells it with AUC {t.auc[c]:.2f} in other lives, and no feature is left beyond time",
+        also_left = surviving(e, c, np.ones(len(e.names), bool), WEAK_D)
+        left = (
+            f"beyond time and who (d) there is {_said(e, c, also_left)}" if also_left else "nothing is left beyond time"
         )
+        return "phase", f"time alone tells it with AUC {t.auc[c]:.2f} in other lives, and {left}"
     if many and (found := surviving(e, c, e.is_place, BEHAVIOUR_D)):
         return "place", f"beyond time and who (d): {_said(e, c, found)}"
+    if lives.by_world and not np.isnan(e.beyond[c]).all() and np.isnan(e.beyond_low[c]).all():
+        return "undecided", "it is of one world, whose map and events nothing can tell apart from behaviour"
     weak = surviving(e, c, np.ones(len(e.names), bool), WEAK_D)
     if weak:
         few = "" if many else f", carried by {t.in_and_out[c]:.1f} agents"
@@ -558,7 +602,9 @@ def verdict(e: Effects, t: Times, c: int, lives: Lives) -> tuple[str, str]:
     if timed and t.auc[c] >= WEAK_AUC:
         return "undecided", f"time tells a part of it (AUC {t.auc[c]:.2f}) and nothing else does"
     tested = e.beyond_null[c, ~e.is_place & ~np.isnan(e.beyond_p[c])]
-    missable = 2 * np.median(tested) if len(tested) else np.inf  # twice: it has to pass the correction for many tests
+    if not len(tested):
+        return "undecided", "no feature differs beyond time and who, so none could tell it; time and who do not"
+    missable = 2 * np.median(tested)  # twice: it has to pass the correction for many tests
     if missable >= MISSABLE_D:
         return "undecided", f"too few rows: nothing is found, but effects (d) up to {missable:.1f} could be missed"
     return "noise", "neither features, nor time, nor who tells it from the rest"

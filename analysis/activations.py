@@ -163,6 +163,7 @@ def read(path: Path, subsample: int, rolling: int, first_tick: int = 0) -> Recor
     agents = sorted({str(agent) for _, agent in who})
     recur = LEAST_AGENTS <= len(agents) < len(who)
     agent_E = np.array([agents.index(str(a)) for _, a in who]) if recur else np.arange(len(who))
+    world_E = np.unique([str(world) for world, _ in who], return_inverse=True)[1]
     tick_N = data["features"][:, names.index("tick")] if "tick" in names else data["index"][:, 1].astype(np.float64)
     place_N3 = None
     if has_place:
@@ -171,8 +172,8 @@ def read(path: Path, subsample: int, rolling: int, first_tick: int = 0) -> Recor
         place_N3 = np.column_stack([data["place"], np.abs(data["place"] - middle).max(1)])
     return Records(
         data["h"], data["features"], data["rolling"], place_N3, data["index"],
-        Lives(life_N, agent_E, tick_N, data["share"]), names, "agents" if recur else "lives",
-        len({str(world) for world, _ in who}),
+        Lives(life_N, agent_E, tick_N, data["share"], world_E), names, "agents" if recur else "lives",
+        int(world_E.max()) + 1,
     )  # fmt: skip
 
 
@@ -306,7 +307,8 @@ def analyse(records: Records, config: ActivationsConfig) -> Result:
             "units": int(records.h_NH.shape[1]),
             "agents_are": records.agents_are,
             "unit": f"a life of an agent ({n_lives} lives in {records.worlds} worlds; lives of one world share its map "
-            "and its events, so that intervals over lives are too narrow for what differs between worlds)",
+            "and its events, so that intervals over lives are too narrow for what differs between worlds); of effect "
+            f"sizes and verdicts: a {'world' if lives.by_world else 'life'}",
         },
     )
     if records.place_N3 is not None:

@@ -79,7 +79,7 @@ def draw_controls(result: Result) -> Any:
     floor = max(1e-7, min([row["kl"] for row in found if row["kl"] > 0] + list(low[low > 0]), default=1e-6) / 3)
     axis.barh(place, high.clip(floor) - low.clip(floor), 0.6, left=low.clip(floor), color="0.8",
               label="95 % of random directions, moving as far")  # fmt: skip
-    ends = [np.array([row[end] for row in found]).clip(floor) for end in ("low", "high")]
+    ends = [np.array([row[end] for row in found], float).clip(floor) for end in ("low", "high")]  # None: one unit
     axis.hlines(place, *ends, color="#1f5fa8", linewidth=1.4)
     axis.plot([max(row["kl"], floor) for row in found], place, "o", color="#1f5fa8", label="the direction (95 %)")
     axis.plot([max(row["towards_donor"], floor) for row in found], place, "|", color="#d1731c", markersize=12,

@@ -451,7 +451,14 @@ def main(config: ProbesConfig) -> None:
     check(config)
     torch.set_num_threads(config.threads)
     with RolloutStore(config.extraction) as store:
-        known = [name for name in names_of(store) if name not in NOT_TARGETS]
+        every = names_of(store)
+        known = [name for name in every if name not in NOT_TARGETS]
+        for name in config.given:
+            if name != STEP and name not in every:
+                raise UserError(
+                    f"{config.extraction} has no quantity {name!r}{cli.nearest(name, every)}; leave it out of --given "
+                    f"(now {' '.join(config.given)})"
+                )
         targets = list(config.targets) or known
         if not targets:
             raise UserError(f"{config.extraction} has no ground truth to read; record a world that tells it")

@@ -182,6 +182,7 @@ def test_mistakes_with_probes(world: Path, tmp_path: Path, capsys: pytest.Captur
         (("--observation", "obs/Entity:9"), "obs/Entity has rows 0 to 1"),
         (("--observation", "obs/Mask:0"), "obs/Mask has no rows"),
         (("--observation", "obs/Entity:x"), "after the colon comes the number of a row"),
+        (("--given", "tick", "column"), "(did you mean col?); leave it out of --given (now tick column)"),
         (("--targets", "self_gold", "--given", "tick"), "none of the 1 quantities ever changes"),
         (("--unit", "world", "--folds", "50"), "36 units (world) are too few; at least 50"),
         (("--folds", "2"), "--folds must be at least 3"),

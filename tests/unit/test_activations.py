@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from analysis import activation_verdicts as verdicts
 from analysis.activation_clusters import find, principal, rolling_mean, transitions
+from analysis.activation_figures import draw
 from analysis.activation_verdicts import Lives
-from analysis.activations import ActivationsConfig, Records, describe, relations
+from analysis.activations import ActivationsConfig, Records, analyse, describe, relations
 from analysis.clusters import NOISE, TIME_BINS, time_bins, time_eta2
 from core.artefacts import Result
 from core.stats import bootstrap_cohens_d, cohens_d
@@ -165,6 +169,63 @@ def test_a_behaviour_of_few_agents_is_not_called_behaviour() -> None:
     assert row["verdict"] == "identity" and row["agents"] < 2.1 < row["agents_floor"]
 
 
+def in_worlds(seed: int, worlds: int = 16, agents: int = 12) -> tuple[Lives, np.ndarray]:
+    """Equally long lives of several worlds, and four features that drift alike for all agents of a world."""
+    rng = np.random.default_rng(seed)
+    rows, n = 30, worlds * agents
+    life, at = np.repeat(np.arange(n), rows), np.tile(np.arange(rows), n)
+    drift = rng.standard_normal((worlds, rows, 4))
+    for i in range(1, rows):
+        drift[:, i] = 0.8 * drift[:, i - 1] + 0.6 * drift[:, i]
+    features = drift[life // agents, at] + rng.standard_normal((len(life), 4))
+    return Lives(life, np.arange(n), at * 10.0, (at + 0.5) / rows, np.arange(n) // agents), features
+
+
+def verdict_of(lives: Lives, features: np.ndarray, label: np.ndarray) -> tuple[str, str]:
+    rng = np.random.default_rng(0)
+    found = verdicts.effects(features, list("abcd"), 0, label, lives, rng, permutations=199, resamples=99)
+    return verdicts.verdict(found, verdicts.times(label, lives, rng), 0, lives)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_events_of_one_world_are_not_behaviour(seed: int) -> None:
+    """Eight ticks of one world: its agents share the drift of their world, and are no witnesses of their own."""
+    lives, features = in_worlds(seed)
+    tick, world = lives.tick_N, lives.world_E[lives.life_N]
+    label = np.where((world == 3) & (tick >= 80) & (tick < 160), 0, NOISE)
+    assert verdict_of(lives, features, label)[0] != "behaviour"
+    alone = Lives(lives.life_N, lives.agent_E, lives.tick_N, lives.share_N)
+    assert verdict_of(alone, features, label)[0] == "behaviour"  # as lives, so that there is something to find
+
+
+def test_behaviour_in_all_worlds_is_found_with_worlds_as_units_and_a_world_is_called_one() -> None:
+    lives, features = in_worlds(0)
+    fights = switching(np.random.default_rng(0), lives.life_N, 4, 0.7) == 0
+    features[:, 1] += 2.0 * fights
+    assert verdict_of(lives, features, np.where(fights, 0, NOISE))[0] == "behaviour"
+    one = lives.world_E[lives.life_N] == 3
+    kind, why = verdict_of(lives, features, np.where(one, 0, NOISE))
+    assert kind == "identity" and "which world it is" in why
+    kind, why = verdict_of(lives, features, np.where(one & fights, 0, NOISE))
+    assert kind == "undecided" and "of one world" in why
+
+
+def test_exchanged_worlds_stay_whole() -> None:
+    lives, _ = in_worlds(0)
+    rows = verdicts.dealt_rows(lives, np.random.default_rng(0), rotate=False)
+    world = lives.world_E[lives.life_N]
+    assert (lives.tick_N[rows] == lives.tick_N).all()
+    assert [len(np.unique(world[rows][world == w])) for w in range(16)] == [1] * 16
+    assert len(np.unique(rows)) == len(rows) and (world[rows] != world).mean() > 0.7
+
+
+def test_features_that_never_change_are_said_to_tell_nothing() -> None:
+    lives, features = in_worlds(0)
+    blind = switching(np.random.default_rng(0), lives.life_N, 4, 0.7)
+    kind, why = verdict_of(lives, np.ones_like(features), blind)
+    assert kind == "undecided" and "no feature differs" in why
+
+
 def test_lives_of_one_agent_are_one_agent() -> None:
     """Thirty lives of fifteen agents; a cluster of one agent's two lives would else be of two agents."""
     records, _ = planted("noise", 0)
@@ -182,6 +243,16 @@ def test_place_is_not_behaviour() -> None:
     place = 60 + 20 * there[:, None] + 10 * rng.standard_normal((len(there), 3))
     row = judged(Records(**{**vars(records), "place_N3": place}), np.where(there, 0, 1)).tables["clusters"][0]
     assert row["verdict"] == "place" and "row +" in row["why"]
+
+
+def test_a_phase_says_what_place_is_left() -> None:
+    """A cluster of late ticks in which row is higher: phase, by the order of rules, but something is left."""
+    records, _ = planted("noise", 0)
+    rng = np.random.default_rng(0)
+    there = (records.lives.tick_N > 300) & (switching(rng, records.lives.life_N, 2, 0.8) == 0)
+    place = 60 + 20 * there[:, None] + 10 * rng.standard_normal((len(there), 3))
+    row = judged(Records(**{**vars(records), "place_N3": place}), np.where(there, 0, 1)).tables["clusters"][0]
+    assert row["verdict"] == "phase" and "there is " in row["why"] and "row +" in row["why"]
 
 
 @pytest.mark.parametrize("lives", [6, 29])
@@ -368,6 +439,15 @@ def test_rolling_means_look_back_only() -> None:
 
 
 # Components and features
+
+
+def test_one_feature_has_no_pairs_to_draw(tmp_path: Path) -> None:
+    records, _ = planted("behaviour", 0)
+    one = replace(
+        records, features_NF=records.features_NF[:, :1], rolling_NF=records.rolling_NF[:, :1], names=NAMES[:1]
+    )
+    drawn = draw(analyse(one, replace(CONFIG, metric_only=True)), tmp_path)
+    assert "pca_pairs.png" in drawn and "feature_scatter.png" not in drawn
 
 
 def test_components_and_features_agree_with_their_definitions() -> None:

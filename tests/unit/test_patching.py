@@ -12,6 +12,8 @@ from torch import Tensor
 
 from agents.policies import kl_per_part
 from analysis.patching import ALL, Directions, Steps, check_alignment, joined, patch, pca_directions, table_of
+from analysis.patching_figures import draw
+from core.artefacts import Result
 from core.contracts import EnvSpec, Field, UserError
 
 H, PARTS = 12, {"Move": 5, "Attack": 4, "Gift": 3}
@@ -97,6 +99,16 @@ def test_a_head_that_had_choices_in_few_units_is_not_tested() -> None:
     steps.obs["Mask"][10:, 9:11] = 0
     gift = next(row for row in found(neurons(MOVE), steps)[1] if row["head"] == "Gift")
     assert gift["n"] == 1 and gift["low"] is None  # one unit says nothing of the spread
+
+
+def test_steps_of_one_unit_are_drawn_without_intervals() -> None:
+    steps = planted()
+    steps.unit_N[:] = 0
+    _, rows, doses = found(neurons(MOVE), steps)
+    assert rows[-1]["low"] is None
+    notes = {"directions": [f"neuron_{MOVE}"], "heads": [*PARTS, ALL], "controls": 60, "unit": "life", "units": 1}
+    result = Result(tables={"patching": rows, "doses": doses}, notes=notes | {"states": len(steps.h_NH)})
+    assert len(draw(result)) == 3
 
 
 def test_kl_is_that_of_the_heads_with_one_neuron_replaced() -> None:
