@@ -509,8 +509,8 @@ def times(label_N: np.ndarray, lives: Lives, rng: np.random.Generator) -> Times:
     clusters = int(label_N.max()) + 1
     bins = [time_bins(v) for v in (lives.tick_N, lives.share_N)]
     all_2B = [np.bincount(b, minlength=TIME_BINS) for b in bins]
-    lives_E = np.arange(len(lives.agent_E))
-    halves = [np.isin(lives_E, rng.permutation(lives_E)[: len(lives_E) // 2]) for _ in range(SPLITS)]
+    units = int(lives.unit_E.max()) + 1  # whole worlds, where there are enough: its lives know each other's time
+    halves = [(rng.permutation(units) < units // 2)[lives.unit_E] for _ in range(SPLITS)]
 
     def said(labels: np.ndarray, splits: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """eta^2 of both, the better area under the curve, and the entropy of ticks."""
