@@ -24,7 +24,10 @@ HELD_OUT_LEVEL = 500_000_000  # far from any training pool
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
-    """Mean return of an agent over whole episodes on levels it was not trained on."""
+    """Mean return of an agent over whole episodes on levels it was not trained on.
+
+    Policies of Neural MMO: ``python -m agents.evaluate DIR pve|pvp --help``.
+    """
 
     agent: Path
     """run directory of the agent"""

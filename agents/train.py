@@ -24,7 +24,7 @@ STAGE = "train"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Train a recurrent PPO agent on a Procgen game and save it as a run directory."""
+    """Train a recurrent PPO agent on a Procgen game and save it as a run directory (Neural MMO: train.py nmmo)."""
 
     out: Path = Path("runs/agent")
     """run directory to write"""

@@ -273,6 +273,8 @@ def read(config: ActivationJsonConfig) -> None:
 
 def write(config: ActivationJsonConfig) -> None:
     """Store -> JSON."""
+    if config.file.is_dir():
+        raise UserError(f"{config.file} is a directory; name the JSON file first, then the extraction's directory")
     if config.file.exists() and not config.overwrite:
         raise UserError(f"{config.file} exists; pass --overwrite")
     store = RolloutStore(config.directory)

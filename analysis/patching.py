@@ -432,7 +432,9 @@ def main(config: PatchingConfig) -> None:
     with RolloutStore(config.extraction) as store:
         name, recorded = fingerprint(agent), store.manifest["facts"].get("agent")
         if recorded != name:
-            raise UserError(f"{config.extraction} is of agent {recorded}, {config.policy} is {name}: use one policy")
+            raise UserError(
+                f"{config.extraction} was recorded from another policy (agent {recorded}) than {config.policy} ({name})"
+            )
         missing = [f for f in store.spec.obs if f"obs/{f}" not in store.column_names]
         if missing:
             raise UserError(

@@ -73,7 +73,7 @@ def draw_readings(result: Result) -> Any:
     drawn = [_columns(rows, name)[k] for name, _, _ in shown for k in (0, 1)]
     axis.set_xlim(max(LOWEST, min(-0.02, float(np.nanmin(np.concatenate(drawn))) - 0.02)), 1.02)
     axis.set_xlabel(
-        f"R² on {result.notes['unit']}s held out (95 % interval over {result.notes['units']} {result.notes['unit']}s; "
+        f"R² on {_many(result)} held out (95 % interval over {result.notes['units']} {_many(result)}; "
         f"{result.notes['rows']:,} states){_constant(result)}", fontsize=8,
     )  # fmt: skip
     axis.grid(axis="x", color="0.9")
@@ -106,10 +106,15 @@ def draw_mediation(result: Result) -> Any:
     axis.set_ylim(-0.6, len(rows) - 0.4)
     axis.set_xlim(0, 1.02)
     axis.set_xlabel(
-        f"share of the quantity's variance (R² on {result.notes['unit']}s held out, 95 % intervals); a quantity that "
+        f"share of the quantity's variance (R² on {_many(result)} held out, 95 % intervals); a quantity that "
         "is itself given is given the others", fontsize=8,
     )  # fmt: skip
     axis.grid(axis="x", color="0.9")
     axis.set_axisbelow(True)
     figure.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
     return figure
+
+
+def _many(result: Result) -> str:
+    """What is held out, in the plural."""
+    return {"life": "lives"}.get(result.notes["unit"], f"{result.notes['unit']}s")

@@ -231,7 +231,7 @@ def test_mistakes_with_patching(world: Path, tmp_path: Path, capsys: pytest.Capt
     def said(extraction: str, *argv: object, policy: str = "policy") -> str:
         return fails(capsys, patching, world / extraction, "--policy", world / policy, "--out", tmp_path / "out", *argv)
 
-    assert "use one policy" in said("extraction", policy="another")
+    assert "from another policy" in said("extraction", policy="another")
     assert "value of a recorded state is" in said("late")
     assert "has no observations (Entity, Mask)" in said("imported")
     assert "--controls must be at least 50" in said("extraction", "--controls", 9)
