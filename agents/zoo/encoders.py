@@ -21,16 +21,12 @@ from torch import Tensor, nn
 
 from agents.networks import orthogonal
 from core.contracts import EnvSpec, UserError
+from envs.nmmo import COLUMN as ENTITY, MATERIALS as MATERIAL_NAMES
 
-# Columns of Entity (31) and of Inventory and Market (16), as Neural MMO 2 gives them.
-ENTITY_NAMES = (
-    "id", "npc_type", "row", "col", "damage", "time_alive", "freeze", "item_level", "attacker_id",
-    "latest_combat_tick", "message", "gold", "health", "food", "water",
-)  # fmt: skip
-ENTITY = {name: i for i, name in enumerate(ENTITY_NAMES)}
+# Columns of Entity are envs.nmmo's; those of Inventory and Market (16) are as Neural MMO 2 gives them.
 SKILLS = ("melee", "range", "mage", "fishing", "herbalism", "prospecting", "carving", "alchemy")
 LEVELS, EXPERIENCES = slice(15, 31, 2), slice(16, 31, 2)  # of SKILLS
-ENTITY_COLUMNS = 31
+ENTITY_COLUMNS = len(ENTITY)
 ITEM_NAMES = (
     "id", "type_id", "owner_id", "level", "capacity", "quantity", "melee_attack", "range_attack", "mage_attack",
     "melee_defense", "range_defense", "mage_defense", "health_restore", "resource_restore", "equipped", "listed_price",
@@ -38,7 +34,7 @@ ITEM_NAMES = (
 ITEM = {name: i for i, name in enumerate(ITEM_NAMES)}
 ATTACKS, DEFENSES = slice(6, 9), slice(9, 12)
 ITEM_COLUMNS = 16
-MATERIALS = 16
+MATERIALS = len(MATERIAL_NAMES)
 ITEM_TYPES = 32  # ids up to 17 are in use
 NPC_TYPES = 5  # -1 immortal, 0 player, 1 passive, 2 neutral, 3 aggressive
 IDS = 256  # players are 1, 2 ...; NPCs -1, -2 ...; taken modulo this, they share a row only in larger worlds
