@@ -16,7 +16,7 @@ import torch
 from agents import evaluate, nmmo_evaluate, nmmo_train, train as train_script
 from agents.nmmo_play import RandomPolicy, load_policies, play, policies_in
 from agents.policies import load_policy, log_probs
-from analysis import activation_json, extract_activations, proc_eval_result
+from analysis import activation_json, activations, extract_activations, proc_eval_result
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
@@ -411,3 +411,19 @@ def test_random_is_uniform_among_what_is_legal(house: Path) -> None:
             break
     env.close()
     assert moves.sum() > 100 and np.abs(moves / moves.sum() - 0.2).max() < 0.12
+
+
+def test_flags_of_the_earlier_system_mean_what_they_meant() -> None:
+    trained = cli.parse(nmmo_train.NmmoTrainConfig, ["-a", "hybrid", "--no-track", "--syllabus"], nmmo_train.STAGE)
+    assert (trained.architecture, trained.track, trained.syllabus) == ("hybrid", False, True)
+    extract_argv = ["pve", "-p", "takeru", "-o", "there", "--smoke-test"]
+    extracted = cli.parse(extract_activations.ExtractConfig, extract_argv, extract_activations.STAGE)
+    assert (extracted.policy, extracted.out, extracted.smoke_test) == ("takeru", Path("there"), True)
+    words = "there --cluster-before-umap --pre-cluster-dims 20 --feature-scatter --umap-pairs --umap-pairs-dims 5"
+    more = "--dendrogram-explorer --metric-only --hdbscan-min-cluster 20 --umap-neighbors 10 --subsample 5"
+    config = cli.parse(activations.ActivationsConfig, f"{words} {more}".split(), activations.STAGE)
+    assert config.cluster_before_umap and config.metric_only and config.dendrogram_explorer
+    assert (config.pre_cluster_dims, config.umap_pairs_dims, config.hdbscan_min_cluster) == (20, 5, 20)
+    default = activations.ActivationsConfig()
+    assert (default.subsample, default.umap_neighbors, default.hdbscan_min_cluster) == (10, 15, 15)
+    assert (default.pre_cluster_dims, default.umap_pairs_dims, default.metric_only) == (30, 10, False)
