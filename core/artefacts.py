@@ -31,7 +31,10 @@ from core.contracts import UserError
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
-PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "procgen-mirror", "captum", "umap-learn", "hdbscan", "h5py")
+PACKAGES = (
+    "torch", "numpy", "scipy", "scikit-learn", "procgen-mirror", "nmmo", "pufferlib", "captum", "umap-learn", "hdbscan",
+    "h5py",
+)  # fmt: skip
 # training_state/ is rewritten on resume and read by no other stage; behaviours.json holds display names
 # that users edit.
 UNHASHED = ("training_state/", "behaviours.json")
