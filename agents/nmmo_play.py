@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.play import tensors
 from agents.policies import PolicyAgent, load_policy, sample
 from agents.zoo.encoders import MASKED
 from core.contracts import EnvSpec, Step, UserError, VecEnv
@@ -86,7 +87,7 @@ def play(
             there = mine[alive]
             h_BH = np.zeros((len(mine), player.hidden_size), np.float32)
             if len(there):  # the dead are not looked at
-                obs = {k: torch.from_numpy(v[there]).to(device) for k, v in step.obs.items()}
+                obs = tensors({k: v[there] for k, v in step.obs.items()}, device)
                 is_first = torch.from_numpy(step.is_first[there]).to(device)
                 rows = torch.from_numpy(np.flatnonzero(alive)).to(device)
                 e, seen = player.encode(obs)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ import tyro
 from torch import Tensor
 
 from agents.nmmo_play import load_policies, play, policies_in
+from agents.play import tensors
 from agents.policies import (
     PolicyAgent,
     PolicyModule,
@@ -33,7 +34,7 @@ from core.directions import fingerprint
 from core.progress import bar
 from core.replay import Replay, page
 from core.training import STATE, Log, load_state, open_run, rng_states, save_state, set_rng_states
-from envs.nmmo import FEATURES, MAPS, NmmoEnv, NmmoOptions, features, held_out, options_of
+from envs.nmmo import FEATURES, HELD_OUT_MAPS, MAPS, NmmoEnv, NmmoOptions, features, held_out, options_of
 from envs.nmmo_tasks import tasks_of
 
 STAGE = "train_nmmo"
@@ -137,9 +138,6 @@ class Collector:
         self.lives: deque[dict[str, float]] = deque(maxlen=256)
         self.lived = 0
 
-    def _obs(self, step: Step) -> dict[str, Tensor]:
-        return {k: torch.from_numpy(v).to(self.device) for k, v in step.obs.items()}
-
     def _advance(self, obs: dict[str, Tensor], step: Step) -> tuple[Tensor, Any, Tensor]:
         """(h, seen, state) of every slot; the dead are not encoded."""
         alive = torch.from_numpy(_alive(step)).to(self.device)
@@ -157,7 +155,7 @@ class Collector:
         parts = len(self.env.spec.action_parts)
         for _ in range(self.config.rollout_steps):
             step, slots = self.current, self.env.spec.slots
-            obs = self._obs(step)
+            obs = tensors(step, self.device)
             there = torch.from_numpy(np.flatnonzero(_alive(step))).to(self.device)
             h, seen, self.state_BS = self._advance(obs, step)
             logits, some_value = self.agent.heads(h, seen)
@@ -178,7 +176,7 @@ class Collector:
                 rows.setdefault(name, []).append(tensor)
             self._count(step, after, done)
             self.current = after
-        h, seen, _ = self._advance(self._obs(self.current), self.current)
+        h, seen, _ = self._advance(tensors(self.current, self.device), self.current)
         next_value = torch.zeros(self.env.spec.slots, device=self.device)
         next_value[torch.from_numpy(_alive(self.current)).to(self.device)] = self.agent.heads(h, seen)[1]
         obs_T = {k: torch.stack([o[k] for o in kept_obs]) for k in kept_obs[0]}
@@ -244,8 +242,9 @@ def main(config: NmmoTrainConfig) -> None:
     slots = ppo.envs * config.env.players
     if slots % ppo.minibatches:
         raise UserError(f"--minibatches {ppo.minibatches} does not divide the {slots} agents")
-    if config.env.first_map + config.env.num_maps - 1 > config.env.map_pool - 16:
-        raise UserError(f"training on the held-out maps: --num_maps may reach {config.env.map_pool - 16} at most")
+    if config.env.first_map + config.env.num_maps - 1 > config.env.map_pool - HELD_OUT_MAPS:
+        most = config.env.map_pool - HELD_OUT_MAPS
+        raise UserError(f"training on the held-out maps: --num_maps may reach {most} at most")
     cli.seed_everything(config.seed)
     rng = np.random.default_rng(config.seed)
     module = load_module(config.architecture)

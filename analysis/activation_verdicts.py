@@ -47,7 +47,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.clusters import TIME_BINS, time_bins
+from analysis.clusters import TIME_BINS, rotated_rows, time_bins
 from core.progress import track
 from core.stats import benjamini_hochberg, interval_of, permutation_p
 
@@ -135,15 +135,6 @@ def dealt_rows(lives: Lives, rng: np.random.Generator, *, rotate: bool) -> np.nd
     at_N = i_N % (2 * length_N)
     at_N = np.where(at_N < length_N, at_N, 2 * length_N - 1 - at_N)
     return start_E[donor_N] + (at_N + shift_E[donor_N]) % length_N
-
-
-def rotated_rows(lives: Lives, rng: np.random.Generator) -> np.ndarray:
-    """The row whose label every row gets, int64 [N], where the labels of every life are rotated by a random shift."""
-    count_E = lives.count_E
-    start_E = np.cumsum(count_E) - count_E
-    shift_E = rng.integers(count_E)
-    i_N = np.arange(len(lives.life_N)) - start_E[lives.life_N]
-    return start_E[lives.life_N] + (i_N + shift_E[lives.life_N]) % count_E[lives.life_N]
 
 
 # Effect sizes
@@ -521,7 +512,8 @@ def times(label_N: np.ndarray, lives: Lives, rng: np.random.Generator) -> Times:
 
     both, auc, ticks = said(label_N, halves)
     floors = [
-        said(label_N[rotated_rows(lives, rng)], [halves[i % SPLITS]]) for i in track(range(ROTATIONS), "rotated labels")
+        said(label_N[rotated_rows(lives.life_N, rng)], [halves[i % SPLITS]])
+        for i in track(range(ROTATIONS), "rotated labels")
     ]
     agents_CA = np.stack(
         [np.bincount(lives.agent_E[lives.life_N[label_N == c]], minlength=lives.agents) for c in range(clusters)]

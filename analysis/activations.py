@@ -24,6 +24,7 @@ from analysis.activation_clusters import find, maps, principal, rolling_mean, st
 from analysis.activation_figures import draw
 from analysis.activation_verdicts import Lives, Times, effects, overall, rounded, times, told_by_time, verdict
 from analysis.clusters import NOISE, record_share_from_time
+from analysis.lives import FEATURES, POSITION, worlds_of
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
@@ -32,7 +33,6 @@ from core.progress import track
 from core.stats import bootstrap_mean, interval_of
 
 STAGE = "activations"
-FEATURES, POSITION = "truth/features", "truth/position"
 PLACE = ("row", "column", "from_centre")
 FOLDS = 5  # of lives
 COMPONENTS = 10  # principal components that are kept, and what the metric figures show
@@ -131,13 +131,14 @@ def read(path: Path, subsample: int, rolling: int, first_tick: int = 0) -> Recor
     """The records of an extraction, one life in memory at a time.  Raises UserError for anything else, and for NaN."""
     artefacts.read_manifest(path, "extract_activations")
     parts: dict[str, list[np.ndarray]] = {k: [] for k in ("h", "features", "rolling", "place", "index", "share")}
-    who: list[tuple[Any, Any]] = []
+    who: list[Any] = []  # the agent of every life
     with RolloutStore(path) as store:
         names = tuple(map(str, store.manifest["facts"].get("features", ())))
         if FEATURES not in store.column_names or not names:
             raise UserError(f"{path} has no features of the agents, so nothing to read clusters by; extract again")
         has_place = POSITION in store.column_names
         columns = ["h", FEATURES, *([POSITION] if has_place else [])]
+        world_E = worlds_of(store)
         episodes = np.flatnonzero(np.minimum(store.steps, store.rows) > first_tick)
         for e in track(episodes.tolist(), "reading", unit="lives"):
             data, index_T2 = store.pooled(*columns, episodes=[e])
@@ -155,15 +156,15 @@ def read(path: Path, subsample: int, rolling: int, first_tick: int = 0) -> Recor
             parts["index"].append(index_T2[rows])
             parts["share"].append((index_T2[rows, 1] + 0.5) / len(index_T2))
             meta = store.meta(e)
-            who.append(((meta.get("part"), meta.get("world")), meta.get("agent", ("life", e))))
+            who.append(meta.get("agent", ("life", e)))
     if not who:
         raise UserError(f"{path} holds no lives" + (f" of more than --first_tick {first_tick}" if first_tick else ""))
     data = {k: np.concatenate(v) for k, v in parts.items() if v}
     life_N = np.repeat(np.arange(len(who)), [len(v) for v in parts["index"]])
-    agents = sorted({str(agent) for _, agent in who})
+    agents = sorted(set(map(str, who)))
     recur = LEAST_AGENTS <= len(agents) < len(who)
-    agent_E = np.array([agents.index(str(a)) for _, a in who]) if recur else np.arange(len(who))
-    world_E = np.unique([str(world) for world, _ in who], return_inverse=True)[1]
+    agent_E = np.array([agents.index(str(a)) for a in who]) if recur else np.arange(len(who))
+    world_E = np.unique(world_E[episodes], return_inverse=True)[1]
     tick_N = data["features"][:, names.index("tick")] if "tick" in names else data["index"][:, 1].astype(np.float64)
     place_N3 = None
     if has_place:

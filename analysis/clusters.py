@@ -205,14 +205,22 @@ def share_from_time(label_N: np.ndarray, t_N: np.ndarray) -> float:
     return float(mutual / entropy) if entropy > 0 else 0.0
 
 
-def rotated_rows(unit_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def rotated_rows(unit_N: np.ndarray, rng: np.random.Generator, together_N: np.ndarray | None = None) -> np.ndarray:
     """Row numbers int64 [N] in which every episode is rotated by a shift of its own: ``label_N[rotated]`` keeps runs,
-    lengths and label frequencies and loses only the alignment with time.  Rows of an episode must be consecutive."""
+    lengths and label frequencies and loses only the alignment with time.  Rows of an episode must be consecutive.
+
+    together_N: episodes of one such group are rotated by the same share of their lengths, so that what they have in
+    common (a clock, an event) stays common.
+    """
     starts = np.flatnonzero(np.r_[True, unit_N[1:] != unit_N[:-1]])
     lengths = np.diff(np.r_[starts, len(unit_N)])
     position_N = np.arange(len(unit_N)) - np.repeat(starts, lengths)
-    shift_N = np.repeat(rng.integers(lengths), lengths)
-    return np.repeat(starts, lengths) + (position_N + shift_N) % np.repeat(lengths, lengths)
+    if together_N is None:
+        shift_E = rng.integers(lengths)
+    else:
+        _, group_E = np.unique(together_N[starts], return_inverse=True)
+        shift_E = (rng.random(group_E.max() + 1)[group_E] * lengths).astype(np.int64)
+    return np.repeat(starts, lengths) + (position_N + np.repeat(shift_E, lengths)) % np.repeat(lengths, lengths)
 
 
 def share_from_time_floor(

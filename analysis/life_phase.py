@@ -125,7 +125,10 @@ def phase_rows(m: Moments, labels: np.ndarray, *, rng: np.random.Generator, rota
     of_N = np.searchsorted(labels, m.label_N)
     bin_N = time_bins(m.phase_N)
     eta2_L = eta2_of(of_N, bin_N, len(labels))
-    floor_RL = np.array([eta2_of(of_N[rotated(m, rng)], bin_N, len(labels)) for _ in range(rotations)])
+    together_N = None if np.array_equal(m.unit_N, m.episode_N) else m.unit_N
+    floor_RL = np.array(
+        [eta2_of(of_N[rotated_rows(m.episode_N, rng, together_N)], bin_N, len(labels)) for _ in range(rotations)]
+    )
     p_L = (1 + (floor_RL >= eta2_L).sum(0)) / (1 + rotations)
     q_L = benjamini_hochberg(p_L)
     rows = []
@@ -146,20 +149,6 @@ def phase_rows(m: Moments, labels: np.ndarray, *, rng: np.random.Generator, rota
             }
         )
     return rows
-
-
-def rotated(m: Moments, rng: np.random.Generator) -> np.ndarray:
-    """``rotated_rows`` of the lives; where worlds are the unit, all lives of one by the same share of their length, so
-    that what they have in common (a clock, an event) stays common."""
-    if np.array_equal(m.unit_N, m.episode_N):
-        return rotated_rows(m.episode_N, rng)
-    starts = np.flatnonzero(np.r_[True, m.episode_N[1:] != m.episode_N[:-1]])
-    lengths = np.diff(np.r_[starts, len(m.episode_N)])
-    _, unit_E = np.unique(m.unit_N[starts], return_inverse=True)
-    shift_E = (rng.random(unit_E.max() + 1)[unit_E] * lengths).astype(np.int64)
-    place_N = np.arange(len(m.episode_N)) - np.repeat(starts, lengths) + np.repeat(shift_E, lengths)
-    out: np.ndarray = np.repeat(starts, lengths) + place_N % np.repeat(lengths, lengths)
-    return out
 
 
 def eta2_of(of_N: np.ndarray, bin_N: np.ndarray, labels: int) -> np.ndarray:

@@ -27,7 +27,7 @@ from agents.policies import kl_per_part, load_policy, log_probs, part_slices
 from analysis.directions import fit_pca, varying
 from analysis.probes import Unit, choose_unit, groups_of
 from core import artefacts, config as cli
-from core.artefacts import Result
+from core.artefacts import Result, finite
 from core.contracts import EnvSpec, UserError
 from core.directions import fingerprint, load_basis
 from core.episodes import RolloutStore
@@ -365,9 +365,9 @@ def table_of(
             band = band_of(random_C, ALPHA)
             rows.append(
                 {
-                    "direction": name, "head": head, "kl": float(kl_R[0]), "low": _number(low), "high": _number(high),
-                    "swap": float(swap_QR[k, 0]), "share": _number(share_R[0]), "share_low": _number(share_low),
-                    "share_high": _number(share_high), "towards_donor": float(towards_QR[k, 0]),
+                    "direction": name, "head": head, "kl": float(kl_R[0]), "low": finite(low), "high": finite(high),
+                    "swap": float(swap_QR[k, 0]), "share": finite(share_R[0]), "share_low": finite(share_low),
+                    "share_high": finite(share_high), "towards_donor": float(towards_QR[k, 0]),
                     "random": float(random_C.mean()), "random_low": band[0], "random_high": band[1],
                     "p": float((1 + (random_C >= kl_R[0]).sum()) / (1 + len(random_C))),
                     "steps": int(count_Q[k]), "n": n,
@@ -376,14 +376,14 @@ def table_of(
             for x, dose in enumerate(doses):
                 ends = interval_of(by_dose_XQR[x, k, 1:], n)
                 dosed.append({"direction": name, "head": head, "dose": dose, "kl": float(by_dose_XQR[x, k, 0]),
-                              "low": _number(ends[0]), "high": _number(ends[1])})  # fmt: skip
+                              "low": finite(ends[0]), "high": finite(ends[1])})  # fmt: skip
     enough = least_units(ALPHA)
     p = np.array([row["p"] if row.get("n", 0) >= enough else np.nan for row in rows])
     whole = np.array([row["head"] == ALL for row in rows])
     q = np.where(whole, *(benjamini_hochberg(np.where(some, p, np.nan)) for some in (whole, ~whole)))
     for row, q_value in zip(rows, q, strict=True):
         if "p" in row:
-            row["q"] = _number(q_value)
+            row["q"] = finite(q_value)
             row["verdict"] = verdict(row)
     return rows, dosed
 
@@ -397,10 +397,6 @@ def verdict(row: Mapping[str, Any]) -> str:
     if row["q"] <= ALPHA and row["low"] > 0:
         return "moves it more than random directions do"
     return "no more than random directions" if row["kl"] <= row["random_high"] else "not sure"
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 # The stage

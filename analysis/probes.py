@@ -33,7 +33,7 @@ from analysis.probe_fits import (
     unit_sums,
 )  # fmt: skip
 from core import artefacts, config as cli
-from core.artefacts import Result
+from core.artefacts import Result, finite
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.progress import bar
@@ -241,11 +241,11 @@ class Scores:
         """value, low and high of target k as table cells."""
         draws_R = self.draws_RK[name][:, k]
         low, high = interval_of(draws_R[1:], self.n)
-        return {name: _number(draws_R[0]), f"{name}_low": _number(low), f"{name}_high": _number(high)}
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if np.isfinite(value) else None
+        return {
+            name: finite(draws_R[0]),
+            f"{name}_low": finite(low),
+            f"{name}_high": finite(high),
+        }
 
 
 def time_features(time_N: np.ndarray) -> np.ndarray:
@@ -354,11 +354,11 @@ def _table(
         row["units_varying"] = units_K[k]
         for name in scores.draws_RK:
             if name == "mlp_shuffled":
-                row[name] = _number(scores.draws_RK[name][0, k])
+                row[name] = finite(scores.draws_RK[name][0, k])
             elif name != "both":
                 row |= scores.cells(name, k)
             if name in p:
-                row |= {f"{name}_p": _number(p[name][k]), f"{name}_q": _number(q[name][k])}
+                row |= {f"{name}_p": finite(p[name][k]), f"{name}_q": finite(q[name][k])}
         for name, null_SK in null.items():
             if np.isfinite(null_SK[:, k]).any():
                 row |= {f"{name}_shuffled": float(np.nanmean(null_SK[:, k])),
@@ -368,8 +368,8 @@ def _table(
                 if name in predicted:
                     area_R = auroc(predicted[name][:, k], y_N == y_N.max(), scores.of_N, scores.weight_RE)
                     low, high = interval_of(area_R[1:], scores.n)
-                    row |= {f"auroc_{name}": _number(area_R[0]), f"auroc_{name}_low": _number(low),
-                            f"auroc_{name}_high": _number(high)}  # fmt: skip
+                    row |= {f"auroc_{name}": finite(area_R[0]), f"auroc_{name}_low": finite(low),
+                            f"auroc_{name}_high": finite(high)}  # fmt: skip
         row |= {"verdict": verdict(row, bool(given)), "n": scores.n, "rows": len(y_N)}
     return out
 

@@ -91,17 +91,21 @@ def parameter_count(module: torch.nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
+def finite(value: Any) -> float | None:
+    """The number for a file; None where it is not finite, so that it is never mistaken for one."""
+    return float(value) if np.isfinite(value) else None
+
+
 def metric(value: float, unit: str, n: int | None = None, interval: Sequence[float] | None = None) -> dict[str, Any]:
     """One number for a manifest or a result: value, unit, sample size and 95 % interval if known.
 
     A value that is not finite is stored as null, so that it is never mistaken for a number.
     """
-    finite = value if np.isfinite(value) else None
-    out: dict[str, Any] = {"value": None if finite is None else float(finite), "unit": unit}
+    out: dict[str, Any] = {"value": finite(value), "unit": unit}
     if n is not None:
         out["n"] = int(n)
     if interval is not None:
-        out["interval"] = [float(v) if np.isfinite(v) else None for v in interval]
+        out["interval"] = [finite(v) for v in interval]
     return out
 
 

@@ -389,7 +389,7 @@ def test_dealt_labels_keep_runs_and_time_and_lose_who() -> None:
     assert (late[rotated] == late).mean() < 0.75
     runs = [len(verdicts.runs(late[r], life)[0]) for r in (np.arange(len(life)), rows, rotated)]
     assert runs[0] == runs[1] == 2 * LIVES and runs[2] <= 3.2 * LIVES
-    own = verdicts.rotated_rows(lives, rng)
+    own = verdicts.rotated_rows(lives.life_N, rng)
     assert (life[own] == life).all() and (np.sort(own) == np.arange(len(life))).all()
 
 
