@@ -35,6 +35,7 @@ from core.episodes import RolloutStore
 from core.figures import figure_of
 from core.progress import bar
 from core.stats import bootstrap_mean
+from core.threads import one_thread
 
 STAGE = "dynamics"
 FIXED = 1e-8  # speed below which a point counts as fixed, rms standard deviations a step (in float64)
@@ -263,7 +264,8 @@ def lyapunov(
     with bar("Lyapunov exponents", e_BTE.shape[1], "steps") as progress:
         for t in range(e_BTE.shape[1]):
             h, jacobian = step_and_jacobian(agent, e_BTE[:, t], h)
-            frame, r = torch.linalg.qr(jacobian @ frame)
+            with one_thread():
+                frame, r = torch.linalg.qr(jacobian @ frame)
             growth = torch.diagonal(r, dim1=1, dim2=2).abs().clamp_min(tiny).log()
             total += torch.where((t >= burn_in) & (t < length), 1.0, 0.0)[:, None] * growth
             progress.advance()

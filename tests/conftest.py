@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import core  # noqa: F401  (sets the OpenMP wait policy before torch is loaded)
 from core.artefacts import Result, new_run, write_json
 from core.contracts import EnvSpec, Field
 from core.episodes import Episode, RolloutStore, StoreWriter

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -83,7 +85,7 @@ def test_scripts_only_parse_and_call_main(script: str) -> None:
 
 
 PROBE = """
-import importlib, json, os, sys, warnings
+import core, importlib, json, os, sys, warnings
 import numpy, torch
 names, heavy = json.loads(sys.argv[1])
 before = (os.getcwd(), list(warnings.filters), torch.get_num_threads(), torch.initial_seed(),
@@ -109,6 +111,42 @@ def test_importing_does_nothing() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == "" and done.stdout.count("\n") == 1
     assert json.loads(done.stdout) == {"heavy": {}, "changed": []}
+
+
+def test_threads_of_every_stage_do_not_spin_while_they_wait() -> None:
+    """Every stage starts from the shell; OpenMP, which reads its policy once, when torch is loaded, says it."""
+    stages = [p for p in modules() if '__name__ == "__main__"' in p.read_text()]
+    commands = [[s] for s in SCRIPTS]
+    commands += [["-m", ".".join(p.relative_to(ROOT).with_suffix("").parts)] for p in stages]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
+
+    def start(command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *command, "--help"], cwd=ROOT, capture_output=True, text=True,
+            env={**clean, "OMP_DISPLAY_ENV": "TRUE"},
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = list(pool.map(start, commands))
+    assert len(ends) > 20
+    for command, done in zip(commands, ends, strict=True):
+        assert done.returncode == 0 or command[-1] == "core.artefacts", (command, done.stderr)
+        policies = [line for line in done.stderr.splitlines() if "OMP_WAIT_POLICY" in line]
+        assert policies and all("PASSIVE" in line for line in policies), (command, done.stderr)
+
+
+def test_a_policy_that_is_set_stays_and_a_torch_that_was_there_first_is_said() -> None:
+    def run(source: str, **more: str) -> subprocess.CompletedProcess[str]:
+        clean = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+        return subprocess.run(
+            [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, env={**clean, **more}
+        )
+
+    say = "import os; print(os.environ['OMP_WAIT_POLICY'])"
+    kept = run(f"import envs; {say}", OMP_WAIT_POLICY="ACTIVE")
+    assert kept.stdout == "ACTIVE\n" and not kept.stderr
+    late = run(f"import torch, analysis; {say}")
+    assert late.stdout == "PASSIVE\n" and late.stderr.count("OMP_WAIT_POLICY") == 1
 
 
 def test_every_module_says_what_it_is() -> None:
