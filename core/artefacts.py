@@ -268,7 +268,7 @@ def read_manifest(path: Path, stage: str | None = None) -> dict[str, Any]:
     if not (path / MANIFEST).exists():
         raise UserError(f"{path} is half-written (it has no {MANIFEST}); run the stage that writes it again")
     manifest: dict[str, Any] = read_json(path / MANIFEST)
-    if not isinstance(manifest, dict) or not {"schema", "stage", "files", "inputs", "facts"} <= manifest.keys():
+    if not _is_manifest(manifest):
         raise UserError(f"{path / MANIFEST} is not a manifest of this project; run the stage that writes it again")
     if manifest["schema"] not in READ:
         raise UserError(f"{path}: manifest schema {manifest['schema']}, this version reads {READ[0]} to {READ[-1]}")
@@ -277,6 +277,20 @@ def read_manifest(path: Path, stage: str | None = None) -> dict[str, Any]:
     if stage is not None and manifest["stage"] != stage:
         raise UserError(f"{path} was written by stage {manifest['stage']!r}; a {stage!r} directory is needed")
     return manifest
+
+
+def _is_manifest(value: Any) -> bool:
+    """Whether JSON has the form of a manifest."""
+
+    def holds(part: Any, keys: Mapping[str, type]) -> bool:
+        return isinstance(part, dict) and all(isinstance(part.get(k), kind) for k, kind in keys.items())
+
+    parts = {"schema": int, "stage": str, "files": dict, "inputs": dict, "facts": dict}
+    return (
+        holds(value, parts)
+        and all(holds(known, {"bytes": int, "sha256": str}) for known in value["files"].values())
+        and all(holds(known, {"path": str, "manifest_sha256": str}) for known in value["inputs"].values())
+    )
 
 
 def save_weights(module: torch.nn.Module, path: Path, half: Callable[[str], bool] | None = None) -> None:
@@ -463,9 +477,9 @@ def _other_models(
     agent, simulator = (str(manifest["facts"].get(k) or "") for k in ("agent", "simulator"))
     if not agent:
         return []
-    if own.weights:
-        return [] if own.agent == agent else [f"{directory}: its weights are agent {own.agent}, it says {agent}"]
     problems = []
+    if own.weights and own.agent != agent:
+        problems.append(f"{directory}: its weights are agent {own.agent}, it says {agent}")
     loaded = {name: of for name, of in inputs.items() if of.weights}
     if loaded and agent not in {of.agent for of in loaded.values()}:
         have = ", ".join(f"{name} {of.agent}" for name, of in loaded.items())
@@ -504,7 +518,7 @@ def verify(path: Path) -> list[str]:
         before = len(problems)
         for name, known in manifest["files"].items():
             file = directory / name
-            if not file.exists():
+            if not file.is_file():
                 problems.append(f"{file}: missing")
             elif not known.get("editable") and (
                 file.stat().st_size != known["bytes"] or sha256(file) != known["sha256"]
@@ -515,7 +529,10 @@ def verify(path: Path) -> list[str]:
             if file.is_file() and _is_payload(file, directory) and name not in {*manifest["files"], *EDITABLE}:
                 problems.append(f"{file}: not in the manifest")
         if len(problems) == before:
-            seen[directory] = _models_of(directory, manifest)
+            try:
+                seen[directory] = _models_of(directory, manifest)
+            except UserError as error:  # a manifest can be right about weights that never were any
+                problems.append(str(error))
         inputs = {}
         for name, known in manifest["inputs"].items():
             source = directory / known["path"]

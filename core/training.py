@@ -68,7 +68,7 @@ class Processes:
         if self.count > 1:
             torch.distributed.barrier()
 
-    def largest(self, value: int, device: torch.device) -> int:
+    def largest(self, value: int, device: torch.device | str) -> int:
         """The largest of the processes' values."""
         if self.count == 1:
             return value
@@ -120,9 +120,12 @@ class Stop:
     ``say``.  A second signal stops at once.
     """
 
-    def __init__(self, after: str | None) -> None:
+    def __init__(
+        self, after: str | None, processes: Processes | None = None, device: torch.device | str = "cpu"
+    ) -> None:
         """after: the wall time from now, as 90s, 30m, 2h or 1.5h (None: no end).  Raises UserError."""
         self.until = math.inf if after is None else time.monotonic() + seconds_of(after)
+        self.processes, self.device = processes or Processes(), device
         self.signal = self.reason = 0
         self._before: dict[int, Any] = {}
 
@@ -141,19 +144,19 @@ class Stop:
         self.__exit__()
         os.write(2, b"finishing this update, then saving; a second signal stops at once\n")  # print is not reentrant
 
-    def due(self, processes: Processes = Processes(), device: torch.device = torch.device("cpu")) -> bool:  # noqa: B008
+    def due(self) -> bool:
         """Whether this was the last update; all processes get the same answer."""
         mine = self.signal or (TIME_IS_UP if time.monotonic() >= self.until else 0)
-        self.reason = processes.largest(mine, device)
+        self.reason = self.processes.largest(mine, self.device)
         return self.reason > 0
 
-    def say(self, config: Any, done: str, processes: Processes = Processes()) -> None:  # noqa: B008
+    def say(self, config: Any, done: str) -> None:
         """One line on what was done and how to go on; after a signal, the end of the process (130 or 143)."""
-        if processes.first:
+        if self.processes.first:
             why = "time is up" if self.reason == TIME_IS_UP else signal.Signals(self.reason).name
-            go_on = resume_command(config, processes)
+            go_on = resume_command(config, self.processes)
             print(f"{why}: not finished, saved after {done}; go on with: {go_on}", file=sys.stderr)
-        processes.wait()  # torchrun kills the others when one has ended
+        self.processes.wait()  # torchrun kills the others when one has ended
         if self.reason != TIME_IS_UP:
             raise SystemExit(128 + self.reason)
 
@@ -180,8 +183,9 @@ def save_state(path: Path, **parts: Any) -> None:
     path.parent.mkdir(exist_ok=True)
     buffer = io.BytesIO()
     torch.save(parts, buffer)
-    data = buffer.getvalue()
-    artefacts.write_atomically(path, STATE_MARK + hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
+    data = buffer.getbuffer()
+    mark = STATE_MARK + hashlib.sha256(data).hexdigest().encode() + b"\n"
+    artefacts.write_atomically(path, b"".join([mark, data]))
 
 
 class Log:
@@ -249,8 +253,8 @@ def open_run(
         raise UserError("--resume goes on with a run and --overwrite starts anew: choose one")
     if not (config.out / state).exists():
         raise UserError(f"{config.out} has no state to resume from ({state})")
-    if state == STATE:
-        _state_bytes(config.out / state)
+    if state == STATE and not _state_bytes(config.out / state)[1]:
+        print(f"note: {config.out / state} was written by an earlier version, without a checksum", file=sys.stderr)
     for directory in inputs.values():
         artefacts.read_manifest(directory)
     saved = cli.read_json(config.out / "config.json")
@@ -270,26 +274,25 @@ def open_run(
     return artefacts.Run(path=config.out, stage=stage, config=config, inputs=dict(inputs))
 
 
-def _state_bytes(path: Path) -> bytes:
-    """What torch saved in a training state, compared with its checksum; UserError if it differs."""
+def _state_bytes(path: Path) -> tuple[bytes, bool]:
+    """(What torch saved in a training state, whether it has a checksum); UserError if that does not hold."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: the training state cannot be read ({error.strerror})") from None
-    if data.startswith(b"PK"):  # a bare archive of torch's
-        print(f"note: {path} was written by an earlier version, without a checksum", file=sys.stderr)
-        return data
+    if data.startswith(b"PK"):  # a bare archive of torch's, as earlier versions wrote it
+        return data, False
     mark, _, saved = data.partition(b"\n")
     if mark != STATE_MARK + hashlib.sha256(saved).hexdigest().encode():
         raise UserError(f"{path}: broken training state (it has not its checksum); copy it or start the training anew")
-    return saved
+    return saved, True
 
 
 def load_state(path: Path, *parts: str) -> dict[str, Any]:
     """The training state of a run, on the CPU; UserError if it is broken or lacks one of ``parts``."""
     import pickle
 
-    saved = io.BytesIO(_state_bytes(path))
+    saved = io.BytesIO(_state_bytes(path)[0])
     try:
         state: dict[str, Any] = torch.load(saved, weights_only=True, map_location="cpu")
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:

@@ -448,7 +448,7 @@ class Trainer:
                 self.update()
                 progress.advance()
                 progress.note(f"{self.rate():,.0f} frames/s")
-                last = self.step == updates or stop.due(self.processes, self.device)
+                last = self.step == updates or stop.due()
                 if self.processes.first:
                     self.keep(last)
                 if last:
@@ -466,9 +466,9 @@ class Trainer:
 
 
 def main(config: GenTrainConfig) -> None:
-    stop = Stop(config.stop_after)
     device = cli.device_of(config.device)
     processes = from_torchrun(config.optim.batch)
+    stop = Stop(config.stop_after, processes, device)
     if device.type == "cuda" and processes.count > 1:
         torch.cuda.set_device(processes.rank % torch.cuda.device_count())
     agent = load_agent(config.agent, device)
@@ -491,7 +491,7 @@ def main(config: GenTrainConfig) -> None:
         trainer = Trainer(config, simulator, store, processes, run)
         trainer.train(stop)
         if stop.reason:
-            stop.say(config, f"{trainer.step:,} of {config.optim.updates:,} updates", processes)
+            stop.say(config, f"{trainer.step:,} of {config.optim.updates:,} updates")
             return
     if not processes.first:
         return

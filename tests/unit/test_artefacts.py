@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -367,6 +368,13 @@ def test_manifests_of_the_earlier_schema_are_read(whole: Path, tmp_path: Path) -
         write_json(copy / MANIFEST, broken)
         with pytest.raises(UserError, match="differs from its seal|manifest schema 3"):
             Result.load(copy)
+    write_json(copy / MANIFEST, {k: v for k, v in about.items() if k != "seal"} | {"schema": 1})
+    before = (copy / MANIFEST).read_bytes()
+    for at in range(0, len(before), 3):  # without a seal not all are found, but none ends in a traceback
+        (copy / MANIFEST).write_bytes(before[:at] + bytes([before[at] ^ 4]) + before[at + 1 :])
+        with contextlib.suppress(UserError):
+            Result.load(copy)
+        verify(copy)
 
 
 @given(st.dictionaries(st.text(max_size=5), st.recursive(st.integers() | st.text(max_size=5) | st.none(), st.lists)))
@@ -436,11 +444,25 @@ def test_a_results_agent_is_one_of_its_inputs(tmp_path: Path, models: dict[str, 
     assert made_from(tmp_path / "nobody", {}, "a", "b") == []
     (said,) = made_from(tmp_path / "wrong", {"agent": "0" * 16}, "a")
     assert said == f"{tmp_path / 'wrong'}: it says agent {'0' * 16}, its inputs are of others (a {a})"
+    model_run(tmp_path / "around b", "simulator", World(torch.nn.Linear(3, 2)))
+    own = read_manifest(tmp_path / "around b")["facts"]["agent"]
+    again = Run(path=tmp_path / "around b", stage="train_gen_model", config={}, inputs={"agent": tmp_path / "b"})
+    again.facts = {"agent": own}
+    again.finish()
+    assert verify(again.path) == [f"{again.path}: it says agent {own}, its inputs are of others (agent {b})"]
     (said,) = made_from(tmp_path / "mixed", {"agent": b}, "b", "one")
     assert said == f"{tmp_path / 'mixed'}: it says agent {b}, its input 'one' is of agent {a}"
     (said,) = made_from(tmp_path / "dreamt", {"agent": a, "simulator": "0" * 16}, "s")
     assert "it says simulator 0000" in said
     assert made_from(tmp_path / "after", {"agent": "0" * 16}, "wrong")[-1].startswith(f"{tmp_path / 'wrong'}: it says")
+
+
+def test_weights_that_are_none_are_a_problem_and_no_traceback(tmp_path: Path) -> None:
+    with new_run(tmp_path / "r", "train", {}) as run:
+        write_json(run.path / "agent.json", {})
+        (run.path / artefacts.WEIGHTS).write_bytes(b"no tensors")
+    (said,) = verify(tmp_path / "r")
+    assert "broken tensor file" in said
 
 
 @pytest.mark.parametrize("kind", ["agent", "policy", "simulator"])

@@ -45,16 +45,6 @@ def test_every_flipped_byte_of_a_state_is_found(tmp_path: Path) -> None:
             load_state(file)
 
 
-def test_a_state_of_an_earlier_version_is_read_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save({"step": 3}, tmp_path / "state.pt")
-    assert load_state(tmp_path / "state.pt") == {"step": 3}
-    assert "written by an earlier version, without a checksum" in capsys.readouterr().err
-    data = (tmp_path / "state.pt").read_bytes()
-    (tmp_path / "state.pt").write_bytes(data[:200])
-    with pytest.raises(UserError, match="broken training state"):
-        load_state(tmp_path / "state.pt")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Config:
     out: Path
@@ -76,6 +66,21 @@ def test_a_broken_state_leaves_the_whole_run_whole(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(UserError, match="no state to resume from"):
         open_run(Config(out=out, resume=True), "train", {}, ("seed",))
+
+
+def test_a_state_of_an_earlier_version_is_read_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "r"
+    open_run(Config(out=out), "train", {}, ("seed",))
+    state_in(out)
+    open_run(Config(out=out, resume=True), "train", {}, ("seed",))
+    assert capsys.readouterr().err == ""
+    torch.save({"step": 3}, out / STATE)
+    open_run(Config(out=out, resume=True), "train", {}, ("seed",))
+    assert "state.pt was written by an earlier version, without a checksum" in capsys.readouterr().err
+    assert load_state(out / STATE) == {"step": 3}
+    (out / STATE).write_bytes((out / STATE).read_bytes()[:200])
+    with pytest.raises(UserError, match="broken training state"):
+        load_state(out / STATE)
 
 
 # The end before the last update
