@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-EncoderKind = Literal["impala", "strided", "mlp"]
+EncoderKind = Literal["impala", "strided", "strided_blur", "mlp"]
 
 
 class Residual(nn.Module):
@@ -49,6 +49,46 @@ def strided(size: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(64 * 64, size),
+        *_bounded(size),
+    )
+
+
+class BlurPool(nn.Module):
+    """Blur with the binomial kernel [1 2 1] x [1 2 1] / 16, then keep every second row and column: a map that is
+    bounded in frequency before it is subsampled changes less when the picture shifts (Zhang 2019, arXiv:1904.11486).
+
+    The same kernel for every channel, written as a dense convolution: in bfloat16 oneDNN takes 13 times as long for
+    the backward pass of a depthwise one, and the products with zero change nothing.
+    """
+
+    kernel: Tensor  # [C, C, 3, 3], not a parameter and not stored
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        row = torch.tensor([0.25, 0.5, 0.25])
+        kernel = torch.eye(channels)[:, :, None, None] * torch.outer(row, row)
+        self.register_buffer("kernel", kernel, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(x, self.kernel, stride=2, padding=1)
+
+
+def strided_blur(size: int) -> nn.Sequential:
+    """A light tower with an anti-aliased stem: after the first convolution both steps, from 32 x 32 to 8 x 8, blur what
+    the ReLU left before they subsample it.  IMPALA's 32 channels and two residual blocks at 8 x 8, about a third faster
+    than ``strided`` (benchmarks/encoders.py)."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 4, stride=2, padding=1),
+        nn.ReLU(),
+        BlurPool(16),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        BlurPool(32),
+        Residual(32),
+        Residual(32),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 64, size),
         *_bounded(size),
     )
 
