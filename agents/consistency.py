@@ -28,7 +28,7 @@ class ConsistencyOptions:
     max_shift: int = 4
     """augmentation: shift along each axis, drawn from minus to plus this many pixels"""
     max_blur: float = 0.0
-    """augmentation: blur of weight w along each axis, [w, 3 - 2w, w] / 3, w drawn from 0 to this (1: mean over 3 x 3)"""
+    """augmentation: blur by [w, 3 - 2w, w] / 3 along each axis, w drawn from 0 to this (1: the mean of 3 x 3 pixels)"""
 
     def check(self, agent: RecurrentAgent) -> None:
         """UserError unless the options fit each other and the agent."""
