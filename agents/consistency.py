@@ -95,9 +95,9 @@ def consistent_loss_of(
         few = columns[: max(1, round(options.consistency_share * n))]
         frames = r.obs[agent.obs_name]
         with torch.no_grad():
-            augmented = augment(frames[:, few], options, rng)
-        views = [(frames[:, columns], columns), (augmented, few)]
-        e_TBE = torch.cat([encode_sequences(agent, {agent.obs_name: x}, config.bf16) for x, _ in views], 1)
+            augmented = augment(frames.index_select(1, few), options, rng)
+        views = (frames.index_select(1, columns), augmented)
+        e_TBE = torch.cat([encode_sequences(agent, {agent.obs_name: x}, config.bf16) for x in views], 1)
         both = torch.cat([columns, few])
         logits, value = unroll(agent, e_TBE, r.h_first[both], r.is_first[:, both])
         logits_TBA, value_TB = (x.unflatten(0, (-1, len(both))) for x in (logits, value))

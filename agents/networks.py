@@ -99,8 +99,16 @@ def mlp(inputs: int, size: int) -> nn.Sequential:
 
 
 def images(frames: Tensor) -> Tensor:
-    """Frames [N, 64, 64, 3], uint8 or float in [0, 1] -> float NCHW (channels-last in memory)."""
-    scaled = frames.float() / 255 if frames.dtype == torch.uint8 else frames
+    """Frames [N, 64, 64, 3], uint8 or float in [0, 1] -> float NCHW (channels-last in memory).
+
+    Bytes become autocast's type at once where it is on: the first convolution rounds to it anyway (bytes are exact in
+    bfloat16, so the quotient is rounded once and the same), and a float32 copy of all frames is saved.
+    """
+    scaled = frames
+    if frames.dtype == torch.uint8:
+        device = frames.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+        scaled = frames.to(dtype) / 255
     return scaled.permute(0, 3, 1, 2)
 
 

@@ -132,7 +132,7 @@ def loss_of(
     entropy_coef: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's loss on the environments ``columns`` (int64), and its parts for the log."""
-    obs = {k: v[:, columns] for k, v in r.obs.items()}
+    obs = {k: v.index_select(1, columns) for k, v in r.obs.items()}
     e_TBE = encode_sequences(agent, obs, config.bf16)
     logits, value = unroll(agent, e_TBE, r.h_first[columns], r.is_first[:, columns])
     return clipped_loss(logits, value, r, advantage, columns, config, entropy_coef)
