@@ -55,19 +55,17 @@ def main(argv: list[str]) -> None:
     clock = "cpu" if argv == ["--cpu"] else "wall"
     kinds, counts = ("impala", "strided", "strided_blur"), ("1",) if clock == "cpu" else ("1", "2")
     rows = [(k, p, t, "keep") for t in counts for k in kinds for p in ("float32", "bf16")]
+    line = "{:<14}{:<10}{:>7}  {:<10}{:>10}{:>12}{:>7}"
+    print(line.format("encoder", "precision", "threads", "allocator", "forward/s", "and back/s", "ratio"))
     base = None
-    print(
-        f"{'encoder':<14}{'precision':<10}{'threads':>7}  {'allocator':<10}{'forward/s':>10}{'and back/s':>12}{'ratio':>7}"
-    )
     for kind, precision, threads, allocator in [*rows, ("strided", "bf16", counts[-1], "system")]:
         env = {**os.environ, "DREAMLENS_ALLOCATOR": allocator, "OMP_WAIT_POLICY": "PASSIVE"}
         child = [sys.executable, __file__, "child", kind, precision, threads, clock]
         out = subprocess.run(child, env=env, capture_output=True, text=True, check=True).stdout
         forward, both = map(float, out.split())
         base = base or both
-        print(
-            f"{kind:<14}{precision:<10}{threads:>7}  {allocator:<10}{forward:>10,.0f}{both:>12,.0f}{both / base:>7.1f}"
-        )
+        numbers = f"{forward:,.0f}", f"{both:,.0f}", f"{both / base:.1f}"
+        print(line.format(kind, precision, threads, allocator, *numbers), flush=True)
 
 
 if __name__ == "__main__":
