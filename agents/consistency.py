@@ -70,7 +70,7 @@ def augment(frames_TBHWC: Tensor, options: ConsistencyOptions, rng: np.random.Ge
     sequences = frames_TBHWC.unbind(1)
     by = rng.integers(-options.max_shift, options.max_shift + 1, (len(sequences), 2)).tolist()
     blur = rng.uniform(0, options.max_blur, len(sequences)).tolist()
-    return torch.stack([alter(x, *moved, w) for x, moved, w in zip(sequences, by, blur, strict=True)], 1)
+    return torch.stack([alter(x, down, right, w) for x, (down, right), w in zip(sequences, by, blur, strict=True)], 1)
 
 
 def consistent_loss_of(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +23,9 @@ from envs.registry import make
 STAGE = "evaluate"
 HELD_OUT_LEVEL = 500_000_000  # far from any training pool
 STATES_EVERY = 8  # steps between the states of an episode in which --robustness asks the agent again
-ALTERATIONS = {
-    "shift": ({"down": 1}, {"down": -1}, {"right": 1}, {"right": -1}),
+ALTERATIONS: dict[str, tuple[dict[str, Any], ...]] = {
+    "shift_horizontal": ({"right": 1}, {"right": -1}),
+    "shift_vertical": ({"down": 1}, {"down": -1}),
     "blur": ({"blur": 1.0},),
 }  # of a frame, by agents.consistency.alter: what --robustness measures, the mean of several
 
