@@ -60,11 +60,11 @@ def record(runs: Path, out: Path, *more: object) -> RolloutStore:
     return RolloutStore(out)
 
 
-def real_rollouts(path: Path) -> Path:
+def real_rollouts(path: Path, spec: EnvSpec = SPEC) -> Path:
     """A store of episodes that look like the simulator's world (noise for frames), of 4, 6, 8 ... transitions."""
     rng = np.random.default_rng(0)
     with artefacts.new_run(path, "record", {}) as run, StoreWriter(run.path) as writer:
-        artefacts.write_json(run.path / "spec.json", SPEC.to_json())
+        artefacts.write_json(run.path / "spec.json", spec.to_json())
         from core.episodes import Episode
 
         for steps in (4, 6, 8, 10, 12):
@@ -300,8 +300,7 @@ def test_mistakes_leave_nothing(
     if "REAL" in words:
         real_rollouts(places["REAL"])
     if "OTHER" in words:
-        real_rollouts(places["OTHER"])
-        artefacts.write_json(places["OTHER"] / "spec.json", replace(SPEC, env_id="procgen/maze").to_json())
+        real_rollouts(places["OTHER"], replace(SPEC, env_id="procgen/maze"))
     if "FREE" in words:
         record(runs, places["FREE"], "--samples", 2)
     if "MAZE" in words:
