@@ -62,6 +62,12 @@ class Event:
     name: str
     text: str
     holds: Callable[[Rows], Tensor]
+    reads: frozenset[str] = frozenset()  # the columns and functions in it
+
+    @property
+    def of_actions_alone(self) -> bool:
+        """Whether it is told by actions, rewards and endings: with those of another run it cannot change."""
+        return self.reads <= {"action", "reward", "ended", "step"}
 
     def __call__(self, rows: Rows) -> Tensor:
         return self.holds(rows)
@@ -95,7 +101,8 @@ def parse_event(name: str, text: str, actions: Sequence[str], directions: int) -
         holds = _Reader(tuple(actions), directions).truth(tree)
     except _Unreadable as error:
         raise UserError(f"event {name!r}: {error}; there are {columns}") from None
-    return Event(name, text, holds)
+    found = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} & {*COLUMNS, *FUNCTIONS} - {"previous"}
+    return Event(name, text, holds, frozenset(found))
 
 
 def parse_events(words: Sequence[str], actions: Sequence[str], directions: int) -> tuple[Event, ...]:
