@@ -346,7 +346,7 @@ def claim_of(row: Mapping[str, Any], kind: str, how: str, headline: bool) -> dic
     subject = f"'{row['hypothesis']}' ({kind})"
     if row["direction"] is not None and row["kind"] in ("shift", "collapse"):
         way = "Setting it to its mean" if row["kind"] == "collapse" else f"Adding {row['amount']:+g}"
-        plain = row["hypothesis"] in (f"collapse {row['direction']}", f"shift {row['direction']} by {row['amount']:+g}")
+        plain = len(row["hypothesis"].split()) == (2 if row["kind"] == "collapse" else 4)
         subject = f"Direction {row['direction']} ({kind}). {way}" if plain else subject
     said = verdicts.sentence(row["verdict"], answers)
     q, unit = row["quantity"], row["unit"]
