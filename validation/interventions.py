@@ -678,10 +678,9 @@ def shared_levels(config: InterventionsConfig) -> list[str]:
     spans = {name: range(first, first + config.num_levels) for name, first in pools.items()}
     for _, stage, path in artefacts.chain(config.hidden_states):
         levels = artefacts.read_manifest(path)["config"]
-        if stage == "record" and levels.get("num_levels"):
-            spans[f"the directions ({path.name})"] = range(
-                levels["start_level"], levels["start_level"] + levels["num_levels"]
-            )
+        first, count = levels.get("start_level"), levels.get("num_levels")
+        if stage == "record" and first is not None and count:  # otherwise the agent's own pool, or all levels there are
+            spans[f"the directions ({path.name})"] = range(first, first + count)
     return [
         f"The levels of {a} and of {b} overlap, so the test is not on levels that chose nothing."
         for a, b in itertools.combinations(spans, 2)
@@ -736,13 +735,15 @@ def main(config: InterventionsConfig) -> None:
 
 def print_summary(result: Result) -> None:
     """The headline in a few lines."""
-    if "paired" in result.notes:
-        print(result.notes["paired"])
+    for said in (result.notes.get("paired"), *result.notes["warnings"], result.notes["gate"]["text"]):
+        if said:
+            print(said)
     for name in ("sign_agreement", "rank_correlation", "slope"):
         if name in result.scalars:
             print(f"{name.replace('_', ' ')}, simulated against observed: {short(result.scalars[name])}")
     for claim in result.notes["claims"]:
-        print(claim["text"])
+        if claim["headline"]:
+            print(claim["text"])
 
 
 if __name__ == "__main__":

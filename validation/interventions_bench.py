@@ -5,7 +5,7 @@ N starts (independent units), C controls, I directions of a change, H hidden, S 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ class Bench:
     donors: dict[Hypothesis, np.ndarray] = field(default_factory=dict)  # the start that every start takes from [N]
     rows: dict[Hypothesis, np.ndarray] = field(default_factory=dict)  # bool [N], the starts it is about
     _jacobians: dict[str, dict[str, Tensor]] = field(init=False, default_factory=dict)
+    _slopes: dict[str, Tensor] = field(init=False, default_factory=dict)
 
     def build(self, h: Hypothesis, other_IH: Tensor | None = None) -> Intervention:
         """The intervention; ``other_IH``: redirected into that frame."""
@@ -105,6 +106,14 @@ class Bench:
             for q, j in jacobian.items():
                 out.setdefault(q, []).append((j[:steps] * moved).sum((0, 2)))  # NaN where q has no derivative
         return {q: torch.stack(v).detach().cpu().double().numpy() for q, v in out.items()}
+
+    def slopes(self, quantities: Collection[str], most: int) -> dict[str, Tensor]:
+        """{quantity: [H]}: mean derivatives with respect to h at the first ``most`` starts, made once."""
+        if not set(quantities) <= self._slopes.keys():
+            known = [q for q in self.dreamed.measure([None]) if q not in quantities]
+            found = self.dreamed.jacobian(known=known, most=most)
+            self._slopes = {q: j[0].mean(0) for q, j in found.items()}
+        return self._slopes
 
     def jacobian(self, through: str = "", steps: int = 1) -> dict[str, Tensor]:
         """Derivatives [S, N, H] with S at least ``steps``, made once."""

@@ -26,6 +26,7 @@ from validation.interventions_hypotheses import Hypothesis, recorded_frames
 from validation.interventions_rollouts import World, family_of, is_late, is_own
 from validation.interventions_statistics import Chosen, spread_of
 
+RANKED = 64  # starts that directions are ranked on before the simulator is run with the largest
 FEWEST = 39  # controls: fewer cannot leave out 5 %
 TOGETHER = 8192  # rows that the agent is run on at once
 CLAIMED = ("value_and_actions", "outcomes")  # kinds of quantities that a choice is made among
@@ -102,8 +103,9 @@ def _places(family: Family, bench: Bench, mocks: Sequence[Mock | None]) -> list[
     direction, in spreads, by its best quantity."""
     if family.choose >= len(family.ways):
         return [list(range(len(family.ways))) for _ in mocks]
-    jacobian, spread = bench.jacobian(), _spreads(bench)
-    slope_QH = torch.stack([(jacobian[q][0] * bench.basis.std_H).mean(0) / x for q, x in spread.items()])
+    spread = _spreads(bench)
+    slope = bench.slopes(spread, RANKED)
+    slope_QH = torch.stack([slope[q] * bench.basis.std_H / x for q, x in spread.items()])
     own_KH = bench.basis.lift_KH[[ways[0].ids[0] for ways in family.ways]]
     out = []
     for mock in mocks:

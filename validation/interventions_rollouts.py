@@ -664,14 +664,15 @@ class SimulatedWorld(World):
         return Places(rows, self.agent.encode(out.obs), out.reward_B, out.terminal_B)
 
     def jacobian(
-        self, block: int = 64, steps: int = 1, through: str = "", known: Collection[str] = ()
+        self, block: int = 64, steps: int = 1, through: str = "", known: Collection[str] = (), most: int | None = None
     ) -> dict[str, Tensor]:
         """{quantity: [S, N, H]}, its derivative with respect to h at steps 0 to S-1, through agent and world
         (straight-through where an action is chosen).  NaN for events that have none: thresholds, and whether something
-        happens at all.  known: quantities to leave out."""
+        happens at all.  known: quantities to leave out; most: starts, the first ones."""
         found: dict[str, list[Tensor]] = {}
-        blocks = torch.arange(len(self.z_NZ), device=self.z_NZ.device).split(block)
-        with bar("Jacobians", len(self.z_NZ), "starts") as progress:
+        count = len(self.z_NZ) if most is None else min(most, len(self.z_NZ))
+        blocks = torch.arange(count, device=self.z_NZ.device).split(block)
+        with bar("Jacobians", count, "starts") as progress:
             for rows in blocks:
                 h = self.h_NH[rows]
                 change = h.new_zeros(steps, *h.shape).requires_grad_()
@@ -688,7 +689,7 @@ class SimulatedWorld(World):
                     value_R = value_R if is_late(q) else now[q]
                     kind, _, when = q.partition("@")
                     happening, grad = kind.startswith(("rate:", "event:")), None
-                    if kind == "return":
+                    if kind == "return" and {f"value@{when}", f"reward@{when}"} <= found.keys():
                         grad = found[f"value@{when}"][-1] + found[f"reward@{when}"][-1]
                     elif value_R.requires_grad and not kind.startswith("event:"):
                         (grad,) = torch.autograd.grad(value_R.sum(), change, retain_graph=True, allow_unused=True)
