@@ -14,6 +14,7 @@ from agents.play import Chooser, Exploration, play
 from agents.recurrent import load_agent
 from core import artefacts, config as cli
 from core.contracts import Agent, UserError, VecEnv
+from core.directions import fingerprint
 from core.progress import bar
 from core.stats import bootstrap_mean
 from envs.registry import make
@@ -101,7 +102,7 @@ def main(config: EvaluateConfig) -> None:
         result.scalar("return_mean", estimate.value, "return", estimate.n, estimate.interval)
         result.scalar("length_mean", float(lengths.mean()), "steps", len(lengths))
         result.save(run.path)
-        run.metrics = dict(result.scalars)
+        run.facts, run.metrics = {"agent": fingerprint(agent)}, dict(result.scalars)
     env.close()
     print(
         f"held-out return {estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}] "

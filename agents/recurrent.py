@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from agents.networks import EncoderKind, images, impala, mlp, orthogonal, strided
-from core.artefacts import load_weights, read_manifest, save_weights, write_json
-from core.config import from_json, read_json, to_json
+from core.artefacts import WEIGHTS, load_json, load_weights, read_manifest, save_weights, write_json
+from core.config import from_json, to_json
 from core.contracts import EnvSpec, UserError
 
 
@@ -79,21 +79,21 @@ class RecurrentAgent(nn.Module):
         return self.policy(h_BH), self.critic(h_BH)[:, 0]
 
 
-def save_agent(agent: RecurrentAgent, path: Path, name: str = "model.safetensors") -> None:
+def save_agent(agent: RecurrentAgent, path: Path, name: str = WEIGHTS) -> None:
     """Weights and what is needed to build the agent again."""
     write_json(path / "agent.json", {"net": to_json(agent.config), "spec": agent.spec.to_json()})
     save_weights(agent, path / name)
 
 
-def load_agent(path: Path, device: torch.device | str = "cpu", name: str = "model.safetensors") -> RecurrentAgent:
+def load_agent(path: Path, device: torch.device | str = "cpu", name: str = WEIGHTS) -> RecurrentAgent:
     """The agent of a run directory, in eval mode, frozen.  UserError if it is half-written or misfits."""
     path = Path(path)
     manifest = read_manifest(path)
-    if not (path / "agent.json").exists():
+    if "agent.json" not in manifest["files"]:
         raise UserError(f"{path} holds no agent (stage {manifest['stage']!r} wrote it)")
-    data = read_json(path / "agent.json")
+    data = load_json(path, "agent.json")
     if not isinstance(data, dict) or not all(key in data for key in ("net", "spec")):
         raise UserError(f"{path / 'agent.json'} is not the description of an agent; copy or train it again")
     agent = RecurrentAgent(from_json(AgentConfig, data["net"]), EnvSpec.from_json(data["spec"]))
-    load_weights(agent, path / name)
+    load_weights(agent, path, name)
     return agent.to(device).eval().requires_grad_(False)

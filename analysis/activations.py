@@ -168,7 +168,7 @@ def read(path: Path, subsample: int, rolling: int, first_tick: int = 0) -> Recor
     tick_N = data["features"][:, names.index("tick")] if "tick" in names else data["index"][:, 1].astype(np.float64)
     place_N3 = None
     if has_place:
-        sizes = [np.load(p, allow_pickle=False).shape for p in sorted(Path(path).glob("map_*.npy"))]
+        sizes = [artefacts.load_array(path, name).shape for name in artefacts.files_of(path, "map_*.npy")]
         middle = np.array(sizes[0]) / 2 if sizes else (data["place"].min(0) + data["place"].max(0)) / 2
         place_N3 = np.column_stack([data["place"], np.abs(data["place"] - middle).max(1)])
     return Records(

@@ -8,6 +8,7 @@ clustered together, so that both can be labelled and a cluster that only the sim
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,6 @@ from analysis.mdp import NO_BEHAVIOUR, Visits, aggregate, transitions
 from analysis.states import REAL, open_stores, units
 from core import artefacts, config as cli
 from core.artefacts import Result
-from core.config import read_json
 from core.contracts import Simulator, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
@@ -138,7 +138,9 @@ def load_behaviours(path: Path) -> Behaviours:
     manifest = artefacts.read_manifest(path, STAGE)
     result = Result.load(path)
     have = [s for s in SOURCES if f"labels_{s}" in result.arrays]
-    raw = read_json(path / NAMES)
+    raw = artefacts.load_json(path, NAMES)
+    if NAMES in artefacts.edited_files(path):
+        print(f"note: {path / NAMES} was edited since the behaviours were made; its names are used", file=sys.stderr)
     count = int(result.notes["behaviours"])
     if not isinstance(raw, dict) or sorted(raw) != sorted(str(b) for b in range(count)):
         raise UserError(f"{path / NAMES} must name each of the behaviours 0 to {count - 1}, as {{'0': 'a name', ...}}")
@@ -502,7 +504,7 @@ def _plot(config: BehavioursConfig) -> None:
     manifest, names, result = artefacts.read_manifest(source, STAGE), load_behaviours(source).names, Result.load(source)
     if "mdp" not in result.tables:
         raise UserError(f"{source} was written by an earlier version, without the transition graph; make it again")
-    fit = cli.from_json(BehaviourOptions, read_json(source / "config.json")["config"]["fit"], STAGE)
+    fit = cli.from_json(BehaviourOptions, artefacts.load_json(source, "config.json")["config"]["fit"], STAGE)
     stores: list[RolloutStore | None] = [None, None]
     for i, name in enumerate(("rollouts", "samples")):
         if (known := manifest["inputs"].get(name)) is not None:

@@ -22,7 +22,7 @@ from analysis.states import FitOptions
 from core import config as cli
 from core.artefacts import Result
 from core.contracts import Agent, UserError
-from core.directions import Basis, fingerprint, load_basis
+from core.directions import Basis, bases_of, fingerprint, load_basis
 
 STAGE = "hidden_states"
 
@@ -92,8 +92,7 @@ def _plot(config: HiddenStatesConfig) -> None:
     source = config.hidden_states
     assert source is not None
     agent = _load_agent(config.agent, result.notes["agent"], source)
-    kinds = sorted(p.stem.removeprefix("basis_") for p in source.glob("basis_*.safetensors"))
-    _add_heads(result, agent, {k: load_basis(source, k, result.notes["agent"]) for k in kinds})
+    _add_heads(result, agent, {k: load_basis(source, k, result.notes["agent"]) for k in bases_of(source)})
     states.plot(config, STAGE, result, {"hidden_states": source, "agent": config.agent})
 
 

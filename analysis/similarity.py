@@ -235,14 +235,14 @@ def load(paths: Sequence[Path], checkpoints: bool, device: torch.device) -> dict
     """Agents by a short name; UserError if two have one name, or no checkpoint is there to compare."""
     out: dict[str, RecurrentAgent] = {}
     for path in paths:
-        files = ["model.safetensors"]
+        files = [artefacts.WEIGHTS]
         if checkpoints:
-            files = sorted(p.name for p in Path(path).glob("checkpoint_*.safetensors")) + files
+            files = artefacts.files_of(path, "checkpoint_*.safetensors") + files
             if len(files) == 1:
                 raise UserError(f"{path} has no checkpoints; train with --checkpoints, or leave the flag away")
         for file in files:
             label = Path(path).resolve().name
-            if file != "model.safetensors":
+            if file != artefacts.WEIGHTS:
                 label += f" @ {int(Path(file).stem.rpartition('_')[2]):,}"
             if label in out:
                 raise UserError(f"two agents are called {label!r}; give directories of different names, each once")

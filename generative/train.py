@@ -26,6 +26,7 @@ from core.training import (
     Log,
     Processes,
     Schedule,
+    Stop,
     from_torchrun,
     learning_rate,
     load_state,
@@ -108,6 +109,8 @@ class GenTrainConfig:
     """seed of weights, windows and noise"""
     save_minutes: float = 5.0
     """minutes between saves of the state that --resume goes on from"""
+    stop_after: str | None = None
+    """end in an orderly way after this wall time (90s, 30m, 2h, 1.5h), not finished; --resume goes on"""
     resume: bool = False
     """go on from the training state in --out"""
     overwrite: bool = False
@@ -436,29 +439,36 @@ class Trainer:
         self.saved_step, self.saved = self.step, time.time()
         save_simulator(self.kept, self.run.path, LAST)
 
-    def train(self) -> None:
-        """To the last update."""
+    def train(self, stop: Stop) -> None:
+        """To the last update, or to where ``stop`` is due; the state is saved."""
         updates = self.config.optim.updates
-        with bar("training", updates, "updates", show=self.processes.first) as progress:
+        with bar("training", updates, "updates", show=self.processes.first) as progress, stop:
             progress.advance(self.step)
             while self.step < updates:
                 self.update()
                 progress.advance()
                 progress.note(f"{self.rate():,.0f} frames/s")
-                if not self.processes.first:
-                    continue
-                try:
-                    if self.step % self.config.validate_every == 0 or self.step == updates:
-                        self.validate()
-                    if self.step == updates or time.time() - self.saved > 60 * self.config.save_minutes:
-                        self.save()
-                except OSError as error:
-                    self.stop(f"cannot write to {self.run.path} at update {self.step} ({error.strerror or error})")
+                last = self.step == updates or stop.due()
+                if self.processes.first:
+                    self.keep(last)
+                if last:
+                    break
+
+    def keep(self, last: bool) -> None:
+        """Validate and save if it is time, and at the last update."""
+        try:
+            if self.step % self.config.validate_every == 0 or self.step == self.config.optim.updates:
+                self.validate()
+            if last or time.time() - self.saved > 60 * self.config.save_minutes:
+                self.save()
+        except OSError as error:
+            self.stop(f"cannot write to {self.run.path} at update {self.step} ({error.strerror or error})")
 
 
 def main(config: GenTrainConfig) -> None:
     device = cli.device_of(config.device)
     processes = from_torchrun(config.optim.batch)
+    stop = Stop(config.stop_after, processes, device)
     if device.type == "cuda" and processes.count > 1:
         torch.cuda.set_device(processes.rank % torch.cuda.device_count())
     agent = load_agent(config.agent, device)
@@ -479,7 +489,10 @@ def main(config: GenTrainConfig) -> None:
         if config.preload:
             store.preload(*COLUMNS)
         trainer = Trainer(config, simulator, store, processes, run)
-        trainer.train()
+        trainer.train(stop)
+        if stop.reason:
+            stop.say(config, f"{trainer.step:,} of {config.optim.updates:,} updates")
+            return
     if not processes.first:
         return
     if trainer.best == float("inf"):

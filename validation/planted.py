@@ -131,10 +131,15 @@ def play_all(jobs: Sequence[Job], processes: int) -> Found:
                 progress.advance()
         else:
             with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-                futures = {pool.submit(play, job): n for n, job in enumerate(jobs)}
-                for future in as_completed(futures):
-                    results[futures[future]] = future.result()
-                    progress.advance()
+                try:
+                    futures = {pool.submit(play, job): n for n, job in enumerate(jobs)}
+                    for future in as_completed(futures):
+                        results[futures[future]] = future.result()
+                        progress.advance()
+                except BaseException:  # the pool would wait for its processes, minutes a job
+                    for process in multiprocessing.active_children():
+                        process.terminate()
+                    raise
     together: Found = {}
     for n in range(len(jobs)):
         for key, values in results[n].items():

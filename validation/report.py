@@ -7,6 +7,7 @@ missing.  How the page looks is validation/page.py's.
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -104,7 +105,7 @@ class Section:
 def agent_and_world(dirs: Mapping[str, Path]) -> Section:
     """Who acts where: sizes, training, held-out return, what the world looks like."""
     manifest = artefacts.read_manifest(dirs["agent"])
-    about = cli.read_json(dirs["agent"] / "agent.json")
+    about = artefacts.load_json(dirs["agent"], "agent.json")
     spec, net, metrics = about["spec"], about["net"], manifest["metrics"]
     html, found = [], []
     words = f"A recurrent agent ({net['encoder']} encoder, GRU with {net['hidden_size']} units"
@@ -130,8 +131,8 @@ def agent_and_world(dirs: Mapping[str, Path]) -> Section:
             words = f"In the {metric['n']} episodes recorded here its mean return is {number(metric['value'])}."
             html.append(paragraph(words))
         html.append(_real_strip(dirs["rollouts"]))
-    if (dirs["agent"] / "curve.csv").exists():
-        html.append(_learning_curve(dirs["agent"] / "curve.csv"))
+    if "curve.csv" in manifest["files"]:
+        html.append(_learning_curve(artefacts.load_bytes(dirs["agent"], "curve.csv").decode()))
     return Section("The agent and its world", "".join(html), tuple(found))
 
 
@@ -153,11 +154,10 @@ def _real_strip(path: Path, frames: int = 10) -> str:
     )
 
 
-def _learning_curve(path: Path) -> str:
+def _learning_curve(curve: str) -> str:
     from matplotlib.figure import Figure
 
-    with open(path, newline="") as file:
-        rows = [(float(r["step"]), float(r["return_mean"])) for r in csv.DictReader(file)]
+    rows = [(float(r["step"]), float(r["return_mean"])) for r in csv.DictReader(io.StringIO(curve))]
     steps, returns = np.array(rows).T
     figure = Figure(figsize=(7.5, 2.6), layout="constrained")
     axes = figure.subplots()

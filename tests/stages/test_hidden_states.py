@@ -254,12 +254,17 @@ def test_behaviours_writes_labels_tables_and_figures(world: Path, labelled: Path
         found.steps(7)
 
 
-def test_names_can_be_edited_and_are_checked(labelled: Path, tmp_path: Path) -> None:
+def test_names_can_be_edited_and_are_checked(
+    labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     copy = tmp_path / "behaviours"
     shutil.copytree(labelled, copy)
     names = json.loads((copy / "behaviours.json").read_text())
+    load_behaviours(copy)
+    assert "edited" not in capsys.readouterr().err
     (copy / "behaviours.json").write_text(json.dumps({**names, "1": "jumps over the saw"}))
     assert load_behaviours(copy).names[1] == "jumps over the saw"
+    assert "behaviours.json was edited since the behaviours were made; its names are used" in capsys.readouterr().err
     assert not any("behaviours.json" in problem for problem in artefacts.verify(copy))
     (copy / "behaviours.json").write_text(json.dumps({"0": "only one"}))
     with pytest.raises(UserError, match="must name each of the behaviours 0 to 2"):

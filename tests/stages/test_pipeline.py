@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +22,11 @@ from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
+from core.training import STATE, load_state
 from generative import record_samples, train as train_gen
 from generative.simulator import load_simulator
 
+ROOT = Path(__file__).resolve().parents[2]
 DEBUG = ["--preset", "debug", "--threads", "1"]
 
 
@@ -106,6 +113,38 @@ def test_a_killed_agent_training_resumes_to_the_same_weights(
     train_agent.main(cli.parse(train_agent.TrainConfig, [*argv, "--resume"], train_agent.STAGE))
     whole, resumed = load_agent(pipeline / "agent"), load_agent(tmp_path / "agent")
     assert fingerprint(whole) == fingerprint(resumed)
+
+
+def test_an_agents_training_stops_after_its_time_and_goes_on_to_the_same_agent(
+    pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*DEBUG, "--out", f"{tmp_path}/agent", "--stop_after", "0.001s"]
+    for steps in (256, 512, 768):
+        more = [] if steps == 256 else ["--resume"]
+        train_agent.main(cli.parse(train_agent.TrainConfig, [*argv, *more], train_agent.STAGE))
+        assert f"time is up: not finished, saved after {steps} of 1,024 steps" in capsys.readouterr().err
+        assert not (tmp_path / "agent" / artefacts.MANIFEST).exists()
+    train_agent.main(cli.parse(train_agent.TrainConfig, [*argv, "--resume"], train_agent.STAGE))
+    assert artefacts.verify(tmp_path / "agent") == []
+    whole = fingerprint(load_agent(pipeline / "agent"))
+    assert fingerprint(load_agent(tmp_path / "agent")) == whole
+    assert artefacts.read_manifest(tmp_path / "agent")["facts"]["agent"] == whole
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_an_agents_training_saves_its_state(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    words = [*DEBUG, "--out", f"{tmp_path}/agent", "--total_steps", "10000000", "--save_minutes", "0"]
+    with subprocess.Popen([sys.executable, "train.py", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "agent" / STATE).exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        said = process.communicate()[1].splitlines()
+    assert process.returncode == code, said
+    step = load_state(tmp_path / "agent" / STATE)["step"]
+    assert f"{number.name}: not finished, saved after {step:,} of 9,999,872 steps; go on with: python" in said[-1]
+    assert said[-1].endswith(shlex.join(["train.py", *words, "--resume"]))
+    assert not (tmp_path / "agent" / artefacts.MANIFEST).exists()
 
 
 def test_a_killed_simulator_training_resumes_to_the_same_curve(
