@@ -104,9 +104,7 @@ def exact(studies: int, processes: int, seed: int) -> None:
 
 def wrong(studies: int, processes: int, seed: int) -> None:
     each = -(-studies // len(FORETELLING))
-    jobs = [
-        (foretelling_job, (kind, how, seed + s)) for how in (None, *WRONG) for s in range(each) for kind in FORETELLING
-    ]
+    jobs = [(foretelling_job, (kind, (None, *WRONG), seed + s)) for s in range(each) for kind in FORETELLING]
     found = play_some(jobs, processes)
     show(found)
     pooled(found)

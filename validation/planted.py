@@ -120,7 +120,7 @@ def jobs_of(config: PlantedConfig) -> list[Job]:
             if kind in CHOOSING:
                 jobs.append((choice_job, (kind, CHOICES, seed)))
             if kind in FORETELLING:
-                jobs += [(foretelling_job, (kind, wrong, seed)) for wrong in (None, *WRONG)]
+                jobs.append((foretelling_job, (kind, (None, *WRONG), seed)))
             if kind in ("linear", "delayed"):
                 jobs.append((directions_job, (kind, seed)))
             if kind in ACTING:

@@ -25,6 +25,7 @@ from validation.interventions import (
     BRANCHES,
     CHOOSING_SEED,
     StudyOptions,
+    _controls,
     _dreamed,
     _effects,
     _starts,
@@ -33,9 +34,18 @@ from validation.interventions import (
 )
 from validation.interventions_bench import Bench
 from validation.interventions_controls import Family, choose, contest, mocks_of, run_ways
-from validation.interventions_hypotheses import Hypothesis, parse_hypothesis
+from validation.interventions_hypotheses import Hypothesis
 from validation.interventions_rollouts import HeldWorld, Measures, RealWorld, distinct_actions, is_late
-from validation.interventions_statistics import Controls, Effects, rank_p, special_p, spread_of, table_of
+from validation.interventions_statistics import (
+    Controls,
+    Effects,
+    claim_of,
+    rank_p,
+    restate,
+    special_p,
+    spread_of,
+    table_of,
+)
 from validation.planted_measures import (
     CHOICE,
     CONFIRMED,
@@ -356,24 +366,28 @@ class Told(NamedTuple):
     signs_alone: bool  # a verdict that reads nothing but signs would confirm it
 
 
-def told_by(simulator: PlantedSimulator, seed: int, starts: int = 48) -> Told | None:
-    """A study that lets a simulator choose one direction of the planted ones.  None where it has nothing to choose."""
-    chosen = simulator.options
-    basis = truth(chosen).basis
-    options = StudyOptions(
-        amounts=(-2.0, 2.0), starts=starts, horizon=4, controls=39, latest_start=8, largest=1, seed=seed,
-        first_order=False,
-    )  # fmt: skip
-
-    def make_env(slots: int) -> PlantedWorld:
-        return PlantedWorld(chosen, slots)
-
-    claim = next(c for c in study(simulator, make_env, basis, options).notes["claims"] if c["headline"])
-    if "quantity" not in claim:
+def told_by(simulator: PlantedSimulator, exact: Benches, options: StudyOptions) -> Told | None:
+    """What a simulator claims of the one direction of the planted ones that it chooses, as in a study, on the benches
+    of an exact one.  None where it has nothing to choose."""
+    choosing, test = (
+        Bench(bench.basis, bench.starts, replace(bench.dreamed, simulator=simulator), None, bench.real, bench.held)
+        for bench in exact
+    )
+    family = Family(tuple(_ways(i, options) for i in range(test.basis.size)))
+    Benches(choosing, test).prepare([way for ways in family.ways for way in ways])
+    (own,) = choose(family, choosing, [None])
+    (pick,) = own
+    hypothesis = family.ways[pick.place][pick.way]
+    effects = _effects(test, [hypothesis], options)
+    generator = torch.Generator().manual_seed(options.seed)
+    controls, _ = _controls(choosing, test, [family], [own], options, generator)
+    judged = table_of(effects, [hypothesis], controls, (), SMALLEST, np.random.default_rng(options.seed))
+    row = next(r for r in judged.rows if r["world"] == "real" and r["quantity"] == pick.quantity)
+    if "verdict" not in row:
         return None
-    exact = benches_of(PlantedSimulator(chosen), make_env, basis, options).test
-    (hypothesis,) = parse_hypothesis(claim["hypothesis"], basis)
-    runs = exact.dreamed.measure([None, exact.build(hypothesis)])[claim["quantity"]]
+    restate(row, row["special_p"])
+    claim = claim_of(row, "planted", "the largest of 8 directions", True)
+    runs = exact.test.dreamed.measure([None, exact.test.build(hypothesis)])[pick.quantity]
     true, foretold, smallest = float((runs[1] - runs[0]).mean()), claim["foretold"], claim["smallest"]
     right = abs(true) < smallest and abs(foretold) < smallest
     if abs(foretold) >= smallest:
@@ -382,23 +396,28 @@ def told_by(simulator: PlantedSimulator, seed: int, starts: int = 48) -> Told | 
     return Told(claim, right, excludes and np.sign(claim["observed"]) == np.sign(foretold))
 
 
-def foretelling_job(kind: Kind, wrong: Wrong | None, seed: int) -> Found:
-    """What is said of the claim that a simulator chose, right or wrong in one way (None: exact)."""
-    options = PlantedOptions(kind=kind, seed=seed)
-    told = told_by(PlantedSimulator(options) if wrong is None else WrongSimulator(options, wrong), seed)
+def foretelling_job(kind: Kind, wrongs: Sequence[Wrong | None], seed: int) -> Found:
+    """What is said of the claim that each of some simulators chose, right or wrong in one way (None: exact)."""
+    chosen = PlantedOptions(kind=kind, seed=seed)
+    options = StudyOptions(
+        amounts=(-2.0, 2.0), starts=48, horizon=4, controls=MOCKS, latest_start=8, largest=1, seed=seed,
+        first_order=False,
+    )  # fmt: skip
+    right = PlantedSimulator(chosen)
+    exact = benches_of(right, lambda slots: PlantedWorld(chosen, slots), truth(chosen).basis, options)
     out: Found = {}
-    if told is None:
-        return out
-    method = f"simulator: {wrong or 'exact'}"
-
-    def note(measure: Measure, value: bool, method: str = method) -> None:
-        out[Key(kind, method, measure)] = [float(value)]
-
-    note(FORETOLD_WITHOUT if wrong in WITHOUT_A_WORLD else FORETOLD, told.claim["sentence"] == SENTENCE)
-    if told.right:
-        note(REFUTED, told.claim["verdict"] == verdicts.REFUTED)
-    else:
-        note(WRONG_CONFIRMED, told.claim["verdict"] == verdicts.CONFIRMED)
-    if wrong in WITHOUT_A_WORLD:
-        note(FORETOLD_WITHOUT, told.signs_alone, f"{CONTROL}signs alone, {wrong}")
+    for wrong in wrongs:
+        told = told_by(right if wrong is None else WrongSimulator(chosen, wrong), exact, options)
+        if told is None:
+            continue
+        method = f"simulator: {wrong or 'exact'}"
+        foretold = FORETOLD_WITHOUT if wrong in WITHOUT_A_WORLD else FORETOLD
+        out[Key(kind, method, foretold)] = [float(told.claim["sentence"] == SENTENCE)]
+        verdict = told.claim["verdict"]
+        if told.right:
+            out[Key(kind, method, REFUTED)] = [float(verdict == verdicts.REFUTED)]
+        else:
+            out[Key(kind, method, WRONG_CONFIRMED)] = [float(verdict == verdicts.CONFIRMED)]
+        if wrong in WITHOUT_A_WORLD:
+            out[Key(kind, f"{CONTROL}signs alone, {wrong}", FORETOLD_WITHOUT)] = [float(told.signs_alone)]
     return out

@@ -375,12 +375,13 @@ def shift_effect(result: Result, direction: int, quantity: str, source: str = "o
 
 def accused(rows: Sequence[Mapping[str, Any]], direction: int) -> bool:
     """Whether an effect of a direction is said to exist in the real world, or confirmed, but that on what it is itself
-    later."""
+    later; not of keeping it alone, which changes everything else."""
+    said = [r for r in rows if r["direction"] == direction and r["kind"] != "keep_only" and "verdict" in r]
     return any(
-        r["direction"] == direction and not is_own(r["quantity"], (direction,))
-        and (r.get("exists") == verdicts.YES or r.get("verdict") == verdicts.CONFIRMED)
-        for r in rows
-    )  # fmt: skip
+        verdicts.YES == r["exists"] or verdicts.CONFIRMED == r["verdict"]
+        for r in said
+        if not is_own(r["quantity"], (direction,))
+    )
 
 
 def named_by(result: Result, direction: int) -> bool:
