@@ -26,7 +26,6 @@ from core.progress import bar
 from core.stats import bootstrap_mean, least_permutations, require_permutations
 from envs.planted import KINDS, WRONG, Kind
 from validation.planted_claims import (
-    FORETELLING,
     SHAPES,
     choice_job,
     claims_job,
@@ -53,6 +52,7 @@ CHUNK = 50  # experiments a job
 COUPLING_PERMUTATIONS = 1999  # as by default: with fewer no arrow of a world of few can be significant among so many
 EFFECT_RUNS = 4  # of them for a configured one, where effects differ from episode to episode
 CHOOSING: tuple[Kind, ...] = ("confounded", "linear", "gated", "null")  # worlds that random bases are tried in
+FORETOLD_IN: tuple[Kind, ...] = ("confounded", "mediated")  # worlds in which simulators are wrong
 CHOICES = 1  # random bases of every kind in each of their worlds
 CLAIM_STARTS = 64  # of a study of claims of a known shape, or of heavy tails
 POWER_STARTS = 192  # of a study whose power is counted
@@ -110,17 +110,17 @@ def jobs_of(config: PlantedConfig) -> list[Job]:
             jobs.append((weak_correlation_job, (runs, config.episodes, config.permutations, seed)))
     if "confounded" in config.worlds:
         jobs += [(accusation_job, (config.permutations, config.seed + s)) for s in range(config.seeds)]
+    for seed in seeds[: max(1, config.repeats // 2)]:  # whole studies, several claims in each
+        shapes = [shape for shape in SHAPES if shape.partition(",")[0] in config.worlds]
+        jobs += [(claims_job, (shape, CLAIM_STARTS, seed)) for shape in shapes]
+        told = [kind for kind in config.worlds if kind in FORETOLD_IN]
+        jobs += [(foretelling_job, (kind, (None, *WRONG), seed)) for kind in told]
     for seed in seeds:
         if "mixture" in config.worlds:
             jobs.append((behaviours_job, (seed,)))
-        jobs += [
-            (claims_job, (shape, CLAIM_STARTS, seed)) for shape in SHAPES if shape.partition(",")[0] in config.worlds
-        ]
         for kind in config.worlds:
             if kind in CHOOSING:
                 jobs.append((choice_job, (kind, CHOICES, seed)))
-            if kind in FORETELLING:
-                jobs.append((foretelling_job, (kind, (None, *WRONG), seed)))
             if kind in ("linear", "delayed"):
                 jobs.append((directions_job, (kind, seed)))
             if kind in ACTING:

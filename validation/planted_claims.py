@@ -170,7 +170,7 @@ def chance_of(benches: Benches, basis: Basis, options: StudyOptions, generator: 
 
 def choice_job(kind: Kind, each: int, seed: int) -> Found:
     """``each`` random bases of every kind: how often is the largest of their directions called special?"""
-    chosen = PlantedOptions(kind=kind, seed=seed)
+    chosen = PlantedOptions(kind=kind, seed=seed, fickle=1.0)  # in the null world an effect must be there to be chosen
     options = StudyOptions(
         amounts=(-2.0, 2.0), starts=48, horizon=4, controls=MOCKS, latest_start=12, largest=1, seed=seed
     )
@@ -349,7 +349,9 @@ def claims_job(world: str, starts: int, seed: int) -> Found:
     if world == "gated":
         note(f"{CONTROL}behaviours pooled", EXISTING, beyond(np.where(np.isnan(first), second, first)))
     if world == "even":
-        note(f"{CONTROL}slope over doses", FOUND, beyond(first - second))
+        slope = first - second  # what it is per unit says the opposite of raising and of lowering
+        for sign in (1, -1):
+            note(f"{CONTROL}slope over doses", FOUND, beyond(slope) and sign * slope.mean() > 0)
     if world == "redundant":
         note(f"{CONTROL}one by one, added up", FOUND, beyond(first + second))
     return out

@@ -378,7 +378,7 @@ def accused(rows: Sequence[Mapping[str, Any]], direction: int) -> bool:
     later; not of keeping it alone, which changes everything else."""
     said = [r for r in rows if r["direction"] == direction and r["kind"] != "keep_only" and "verdict" in r]
     return any(
-        verdicts.YES == r["exists"] or verdicts.CONFIRMED == r["verdict"]
+        r["exists"] == verdicts.YES or r["verdict"] == verdicts.CONFIRMED
         for r in said
         if not is_own(r["quantity"], (direction,))
     )
