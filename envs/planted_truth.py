@@ -39,7 +39,8 @@ class PlantedTruth:
         """d c(t+1) / d c(t) inside the agent in a behaviour, float64 [target, source].
 
         A product counts as an effect of its source, as strong as its gate is there; that of the gate, as
-        strong as the source happens to be, is 0 on average and left out.
+        strong as the source happens to be, is 0 on average and left out; so is the slope of a square, and which of two
+        is the larger one depends on the state.
         """
         m = self.numbers
         W_KK = m.W_KK.copy()
@@ -189,7 +190,7 @@ def truth(options: PlantedOptions | None = None, dtype: torch.dtype = torch.floa
     in_agent = m.W_KK != 0
     for p in m.products:
         if p.target is not None:
-            in_agent[p.target, p.source] = True
+            in_agent[p.target, [p.source, p.gate] if p.larger else p.source] = True
     return PlantedTruth(
         options=options,
         basis=basis,
