@@ -514,7 +514,9 @@ def _claims(
     words = {h.name: one.words for one in picked for h, _ in one.claims}
     for row in result.tables["needs"]:
         if row["claimed"]:
-            claims.append(claim_of_need(row, words.get(row["hypothesis"], "")))
+            asked = (row["hypothesis"], f"event:{row['event']}")
+            effect = next((r for (name, q), r in real.items() if (name, q.partition("@")[0]) == asked), {})
+            claims.append(claim_of_need(row, effect, words.get(row["hypothesis"], "")))
     return claims
 
 

@@ -358,22 +358,37 @@ def claim_of(row: Mapping[str, Any], kind: str, how: str, headline: bool) -> dic
             "parts": _parts(row, answers, how)}  # fmt: skip
 
 
-def _parts(row: Mapping[str, Any], answers: Mapping[str, str], how: str) -> dict[str, dict[str, Any]]:
-    """The five statements, each with its answer and the numbers behind it in words."""
+_WORLD = ("through_world", "needed")
+
+
+def _words(row: Mapping[str, Any]) -> dict[str, str]:
+    """The two statements about the world in numbers."""
     unit = row["unit"]
-    ratio = f"{row['observed'] / row['foretold']:.2g} times that" if row["foretold"] else "nothing"
     errors = [
         f"{name} {row[f'error minus {name}']:+.2g} [{row[f'{name} low']:+.2g}, {row[f'{name} high']:+.2g}]"
         for name in verdicts.RIVALS
     ]
+    through = "memory alone cannot change it, by construction, so there is nothing to compare"
+    if row["memory"] is not None:
+        through = (
+            f"memory alone gives {row['memory']:+.3g}; beyond it {row['world_effect']:+.3g} [{row['world_low']:+.3g}, "
+            f"{row['world_high']:+.3g}] {unit}"
+        )
+    scale = "" if is_share(row["quantity"]) else ", in squared spreads"
+    needed = f"squared error of the simulator minus that of each prediction without a world{scale}: "
+    return {"through_world": through, "needed": needed + "; ".join(errors)}
+
+
+def _parts(row: Mapping[str, Any], answers: Mapping[str, str], how: str) -> dict[str, dict[str, Any]]:
+    """The five statements, each with its answer and the numbers behind it in words."""
+    unit = row["unit"]
+    ratio = f"{row['observed'] / row['foretold']:.2g} times that" if row["foretold"] else "nothing"
     words = {
         "exists": f"the mean effect is {row['observed']:+.3g} [{row['low']:+.3g}, {row['high']:+.3g}] {unit}; the "
         f"smallest of interest is {row['smallest']:.2g}; q = {row['q']:.2g}",
         "size": f"foretold {row['foretold']:+.3g} {unit}, seen {row['observed']:+.3g}: {ratio}",
         "special": "it has no controls",
-        "through_world": "memory alone cannot change it, so there is nothing to compare",
-        "needed": "squared error of the simulator minus that of each prediction without a world, in squared spreads: "
-        + "; ".join(errors),
+        **_words(row),
     }
     if row.get("random_n"):
         p = "p" if row.get("by_choice") else "q"
@@ -381,21 +396,17 @@ def _parts(row: Mapping[str, Any], answers: Mapping[str, str], how: str) -> dict
             f"against {row['random_n']} controls that occur in the data, chosen in the same way ({how}): {p} = "
             f"{row['special_q']:.2g}; 95 % of them give {row['random_low']:+.3g} to {row['random_high']:+.3g}"
         )
-    if row["memory"] is not None:
-        words["through_world"] = (
-            f"memory alone gives {row['memory']:+.3g}; beyond it {row['world_effect']:+.3g} [{row['world_low']:+.3g}, "
-            f"{row['world_high']:+.3g}] {unit}"
-        )
     return {name: {"answer": answers[name], "words": words[name]} for name in verdicts.NAMES}
 
 
-def claim_of_need(row: Mapping[str, Any], how: str) -> dict[str, Any]:
-    """The claim that a hypothesis makes of an event, from its row of needs."""
+def claim_of_need(row: Mapping[str, Any], effect: Mapping[str, Any], how: str) -> dict[str, Any]:
+    """The claim that a hypothesis makes of an event, from its row of needs; ``effect``: its row of the table of effects
+    on whether the event happens, which has the two statements about the world."""
     did = "stops" if row["role"] == "necessary" else "brings about"
     of = "where it happens anyway" if row["role"] == "necessary" else "where it does not happen by itself"
     subject = f"'{row['hypothesis']}' is {row['role']} for '{row['event']}'"
     answers = {"exists": row["exists"], "size": row["size"], "special": row["special"]}
-    answers |= {"through_world": verdicts.BY_CONSTRUCTION, "needed": verdicts.NOT_ASKED}
+    answers |= {name: effect.get(name, verdicts.NOT_ASKED) for name in ("through_world", "needed")}
     if row["share"] is None:
         words = dict.fromkeys(answers, f"there is no start {of}")
         said = verdicts.sentence(verdicts.OPEN, answers)
@@ -409,8 +420,7 @@ def claim_of_need(row: Mapping[str, Any], how: str) -> dict[str, Any]:
         "special": "it has no controls" if row.get("random_n") is None else
         f"{row['random_n']} controls that occur in the data ({how}) give {row['random_low']:.0%} to "
         f"{row['random_high']:.0%}; q = {row['special_q']:.2g}",
-        "through_world": "an event is told along the whole course; its paths are in the table of effects",
-        "needed": "asked of its rate in the table of effects",
+        **{name: _words(effect)[name] if "verdict" in effect else "the event never varies" for name in _WORLD},
     }  # fmt: skip
     text = (
         f"{subject}: it {did} the event at {row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of the real starts "

@@ -19,7 +19,7 @@ needed          yes: the mean of (s - f)^2 lies below that of (s - g)^2 for ever
                 difference below 0.  no: for some g it does not lie below in any part of the interval.  Else open.
 
 confirmed       exists, size as foretold, special.  "The simulator foretold it" needs through_world and needed, too;
-                else "it holds in the real world; memory alone foretells it".
+                where one of them is no, memory alone foretells it; else it is not shown that the world was needed.
 refuted         size wrong; or foretold at the smallest size or more, and *exists* is no.
 no effect       foretold below the smallest size, and *exists* is no: of this change alone, at this dose.
 open            anything else; the open statements are named.
@@ -165,7 +165,9 @@ def sentence(said: str, parts: Mapping[str, str]) -> str:
     if said == CONFIRMED:
         if parts["through_world"] == parts["needed"] == YES:
             return "the simulator foretold it, and the real world confirmed it"
-        return "it holds in the real world; memory alone foretells it"
+        if NO in (parts["through_world"], parts["needed"]):
+            return "it holds in the real world; memory alone foretells it"
+        return "it holds in the real world; that a world was needed to foretell it is not shown"
     if said == REFUTED:
         return "the real world refutes it"
     if said == NO_EFFECT:
