@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from agents.networks import EncoderKind, images, impala, mlp, orthogonal, strided
+from agents.networks import EncoderKind, images, impala, mlp, orthogonal, strided, strided_blur
 from core.artefacts import WEIGHTS, load_json, load_weights, read_manifest, save_weights, write_json
 from core.config import from_json, to_json
 from core.contracts import EnvSpec, UserError
@@ -21,7 +21,7 @@ class AgentConfig:
     """Sizes of the agent's network."""
 
     encoder: EncoderKind = "impala"
-    """impala (a GPU's), strided (light), mlp (vector observations)"""
+    """impala (a GPU's), strided (light), strided_blur (light, less shaken by shifts), mlp (vector observations)"""
     embedding_size: int = 64
     """features the encoder gives"""
     hidden_size: int = 64
@@ -48,7 +48,8 @@ class RecurrentAgent(nn.Module):
         elif field.shape != (64, 64, 3):
             raise UserError(f"encoder {config.encoder!r} reads frames of shape (64, 64, 3), not {field.shape}")
         else:
-            self.encoder = impala(size) if config.encoder == "impala" else strided(size)
+            towers = {"impala": impala, "strided": strided, "strided_blur": strided_blur}
+            self.encoder = towers[config.encoder](size)
         recurs = config.recurrence == "gru"
         self.cell = nn.GRUCell(size, config.hidden_size) if recurs else nn.Linear(size, config.hidden_size)
         self.h_initial = nn.Parameter(torch.zeros(config.hidden_size))

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents.ppo import PPOConfig, RewardScale, Rollout, encode, update
+from agents.consistency import ConsistencyOptions, consistent_loss_of
+from agents.ppo import PPOConfig, RewardScale, Rollout, encode, loss_of, update
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from core import artefacts, config as cli
 from core.contracts import Step, UserError, VecEnv
@@ -32,8 +33,9 @@ class TrainConfig:
     env: ProcgenOptions = field(default_factory=ProcgenOptions)
     net: AgentConfig = field(default_factory=AgentConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
+    drac: ConsistencyOptions = field(default_factory=ConsistencyOptions)
     seed: int = 1
-    """seed of weights, environments and minibatches"""
+    """seed of weights, environments, minibatches and augmentations"""
     checkpoints: int = 10
     """evenly spaced checkpoints kept (checkpoint_STEPS.safetensors)"""
     save_minutes: float = 5.0
@@ -155,6 +157,8 @@ def main(config: TrainConfig) -> None:
     rng = np.random.default_rng(config.seed)
     env = ProcgenEnv(config.env, ppo.envs, config.threads)
     agent = RecurrentAgent(config.net, env.spec).to(device)
+    config.drac.check(agent)
+    loss = consistent_loss_of(config.drac, rng) if config.drac.consistency else loss_of
     optimiser = torch.optim.Adam(agent.parameters(), lr=ppo.learning_rate, eps=1e-5)
     run = open_run(config, STAGE, {}, ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps"))
     collector = Collector(agent, env, config, device)
@@ -195,7 +199,7 @@ def main(config: TrainConfig) -> None:
             entropy_coef = ppo.entropy_coef * (left if ppo.anneal_entropy else 1.0)
             rollout = collector.collect()
             try:
-                logs = update(agent, optimiser, rollout, ppo, rng, entropy_coef)
+                logs = update(agent, optimiser, rollout, ppo, rng, entropy_coef, loss)
             except FloatingPointError as error:
                 raise UserError(
                     f"training stopped at step {step}: {error}; --resume goes on from the last save"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import shlex
 import shutil
@@ -17,12 +18,15 @@ import pytest
 import torch
 
 from agents import evaluate, record, train as train_agent
+from agents.consistency import alter
+from agents.play import Chooser, Exploration, Moment, play
 from agents.recurrent import load_agent
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.training import STATE, load_state
+from envs.registry import make
 from generative import record_samples, train as train_gen
 from generative.simulator import load_simulator
 
@@ -147,6 +151,51 @@ def test_a_signal_to_an_agents_training_saves_its_state(number: signal.Signals, 
     assert not (tmp_path / "agent" / artefacts.MANIFEST).exists()
 
 
+def test_a_training_with_augmented_frames_resumes_to_the_same_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The augmentation's draws go on where they stopped; the curve shows what the term is."""
+    words = ["--encoder", "strided_blur", "--consistency", "0.1", "--max_blur", "1", "--save_minutes", "0", "--bf16"]
+
+    def config(out: str, *more: str) -> train_agent.TrainConfig:
+        argv = [*DEBUG, *words, "--out", f"{tmp_path}/{out}", *more]
+        return cli.parse(train_agent.TrainConfig, argv, train_agent.STAGE)
+
+    def curve(out: str) -> list[dict[str, str]]:
+        with open(tmp_path / out / "curve.csv", newline="") as file:
+            return [{k: v for k, v in row.items() if k != "wall_s"} for row in csv.DictReader(file)]
+
+    real, calls = train_agent.update, []
+
+    def dies_later(*args: object) -> dict[str, float]:
+        if len(calls) == 2:
+            raise Killed
+        calls.append(1)
+        return real(*args)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_agent, "update", dies_later)
+        with pytest.raises(Killed):
+            train_agent.main(config("agent"))
+    train_agent.main(config("agent", "--resume"))
+    train_agent.main(config("whole"))
+    assert curve("agent") == curve("whole")
+    assert len(curve("agent")) == 4
+    assert all(float(row["consistency_kl"]) > 0 and 0 <= float(row["same_choice"]) <= 1 for row in curve("whole"))
+    whole, resumed = load_agent(tmp_path / "whole"), load_agent(tmp_path / "agent")
+    assert whole.config.encoder == "strided_blur" and fingerprint(whole) == fingerprint(resumed)
+
+
+def test_without_a_weight_the_augmentation_changes_nothing(pipeline: Path, tmp_path: Path) -> None:
+    argv = [*DEBUG, "--max_shift", "2", "--max_blur", "1", "--out", f"{tmp_path}/agent"]
+    train_agent.main(cli.parse(train_agent.TrainConfig, argv, train_agent.STAGE))
+    assert fingerprint(load_agent(tmp_path / "agent")) == fingerprint(load_agent(pipeline / "agent"))
+    with pytest.raises(UserError, match="--max_blur at most 1"):
+        argv = [*DEBUG, "--max_blur", "2", "--out", f"{tmp_path}/other"]
+        train_agent.main(cli.parse(train_agent.TrainConfig, argv, train_agent.STAGE))
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_killed_simulator_training_resumes_to_the_same_curve(
     pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +296,47 @@ def test_evaluation_is_on_whole_held_out_episodes(pipeline: Path, tmp_path: Path
     result = artefacts.Result.load(tmp_path / "e")
     assert result.scalars["return_mean"]["n"] == 8
     assert result.scalars["return_mean"]["value"] == pytest.approx(result.arrays["returns"].mean())
+
+
+def test_robustness_is_the_share_of_states_in_which_the_choice_stays(
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["--agent", f"{pipeline}/agent", "--slots", "4", "--episodes", "8", "--threads", "1", "--robustness"]
+    evaluate.main(cli.parse(evaluate.EvaluateConfig, [*argv, "--out", f"{tmp_path}/e"], evaluate.STAGE))
+    result = artefacts.Result.load(tmp_path / "e")
+    of_N = result.arrays["same_choice_episode"]
+    assert len(np.unique(of_N)) <= 8 and len(of_N) >= result.arrays["lengths"].sum() // evaluate.STATES_EVERY - 4
+    for name, steps in (("shift_horizontal", 2), ("shift_vertical", 2), ("blur", 1)):
+        same_N, said = result.arrays[f"same_choice_{name}"], result.scalars[f"same_choice_{name}"]
+        assert set(np.round(same_N * steps, 9)) <= set(range(steps + 1))
+        assert said["value"] == pytest.approx(same_N.mean()) and said["n"] == len(np.unique(of_N))
+        assert said["interval"][0] <= said["value"] <= said["interval"][1]
+    # The frame alone is another, seen from the recorded state; unaltered, the choice stays.
+    agent = load_agent(pipeline / "agent")
+    env = make(agent.spec, 4, start_level=evaluate.HELD_OUT_LEVEL, num_levels=1000)
+    chooser = Chooser(Exploration(), 4, np.random.default_rng(0))
+    device = torch.device("cpu")
+
+    def moments() -> list[Moment]:
+        return list(itertools.islice(play(agent, env, chooser, seed=0, device=device), 12))
+
+    # Hardly trained, it always takes one action: a policy about its mean state chooses.
+    agent.policy.weight.normal_(generator=torch.Generator().manual_seed(0))
+    mean_H = torch.from_numpy(np.concatenate([m.h_BH for m in moments()])).mean(0)
+    agent.policy.bias.copy_(-agent.policy.weight @ mean_H)
+    rows = np.array([0, 2, 3])
+    monkeypatch.setattr(evaluate, "ALTERATIONS", {"none": ({},), "moved": ({"down": 20}, {})})
+    stays = []
+    for before, now in itertools.pairwise(moments()):
+        found = evaluate.same_choice(agent, now, before.h_BH, rows, device)
+        assert (found["none"] == 1).all()
+        seen = {"frames": alter(torch.from_numpy(now.obs["frames"]), 20)}
+        h = agent.advance(agent.encode(seen), torch.from_numpy(before.h_BH), torch.from_numpy(now.is_first_B))
+        same = (agent.heads(h)[0].numpy().argmax(-1) == now.logits_BA.argmax(-1))[rows]
+        np.testing.assert_array_equal(found["moved"], (1 + same) / 2)
+        stays += same.tolist()
+    assert 0 < np.mean(stays) < 1
+    env.close()
 
 
 def test_altered_samples_go_where_data_save_dir_says_and_the_manifest_says_what_was_done(
