@@ -224,8 +224,7 @@ def gate(errors: Mapping[str, np.ndarray], rng: np.random.Generator) -> Gate:
     rows = next(iter(errors.values())).shape[1]
     if not rows:
         return Gate(OPEN, {}, 0)
-    with np.errstate(invalid="ignore"):
-        each = np.stack([np.nanmean(v, 1) for v in errors.values()], 1)
-    each = each[~np.isnan(each).any(1)]
+    about = ~np.isnan(next(iter(errors.values()))).all(1)  # some starts no change may be about
+    each = np.stack([np.nanmean(v[about], 1) for v in errors.values()], 1)
     against = dict(zip(errors, bootstrap_means(each, rng=rng), strict=True))
     return Gate(needed(against), against, rows)

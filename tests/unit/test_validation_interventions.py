@@ -518,6 +518,18 @@ def test_the_world_is_needed_only_where_it_foretells_better_than_every_predictio
     assert judged(seen, good, rivals={**rivals, "held frame": good})[3] == "no", "the same prediction without a world"
 
 
+def test_the_gate_is_over_the_starts_that_some_change_is_about():
+    rng = np.random.default_rng(0)
+    errors = {name: rng.normal(-1, 0.1, (20, 3)) for name in ("no change", "memory")}
+    for v in errors.values():
+        v[:5], v[5:9, 0] = np.nan, np.nan
+    gate = verdicts.gate(errors, rng)
+    assert gate.answer == "yes" and gate.rows == 3 and gate.against["memory"].n == 15
+    assert "was needed" in gate.text and "3 late effects, n = 15 starts" in gate.text
+    assert verdicts.gate({"memory": np.zeros((20, 3))}, rng).answer == "no"
+    assert verdicts.gate({"memory": np.empty((20, 0))}, rng).answer == "open"
+
+
 def test_a_sentence_says_no_more_than_was_tested():
     parts = dict.fromkeys(verdicts.NAMES, "yes") | {"size": "as foretold"}
     assert verdicts.sentence("confirmed", parts) == "the simulator foretold it, and the real world confirmed it"
