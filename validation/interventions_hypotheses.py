@@ -149,9 +149,10 @@ def random_frames(basis: Basis, size: int, count: int, generator: torch.Generato
 
 def recorded_frames(h_NH: Tensor, basis: Basis, size: int, count: int, generator: torch.Generator) -> Tensor:
     """Orthonormal frames [count, size, H] of the z-scored state space that lie in the data: each spans ``size``
-    differences between recorded states of different rows (episodes).  So they are in the span of the states and have
-    their covariance.  UserError where the states do not vary in so many ways."""
-    z_NH = ((h_NH - basis.mean_H) / basis.std_H).cpu()
+    differences between recorded states of different rows (episodes), as far as the basis sees them.  So they are in
+    the span of the states and of the directions that they stand for, and have the states' covariance there.  UserError
+    where the states do not vary in so many ways."""
+    z_NH = (basis.project(h_NH) @ basis.lift_KH).cpu()
     n = len(z_NH)
     if torch.linalg.matrix_rank((z_NH - z_NH.mean(0)).double(), rtol=1e-5) < size:
         raise UserError(f"the agent's states at {n} starts vary in too few ways for controls of {size} direction(s)")

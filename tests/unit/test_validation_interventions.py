@@ -376,6 +376,10 @@ def test_recorded_directions_lie_in_the_data(planted):
     assert units[:, 3:].abs().max() < 1e-5, "nothing outside the span of the states"
     share = units.square().mean(0)
     assert share[0] > 0.65 > 0.3 > share[1] > share[2] > 0, "as much along a way as the states vary in it"
+    # Of a basis that sees only some of it, what it sees: the rest would be length without effect.
+    some = replace(basis, project_HK=torch.eye(8)[:, 1:3], lift_KH=torch.eye(8)[1:3])
+    seen = recorded_frames(h, some, 1, 50, generator)[:, 0]
+    assert seen[:, 0].abs().max() < 1e-5 < 0.5 < seen[:, 1].abs().mean()
     frames = recorded_frames(h, basis, 2, 50, generator)
     torch.testing.assert_close(frames @ frames.transpose(1, 2), torch.eye(2).expand(50, 2, 2), atol=1e-4, rtol=0)
     with pytest.raises(UserError, match="vary in too few ways"):
