@@ -42,6 +42,7 @@ from core.episodes import RolloutStore
 from core.progress import bar
 from core.stats import bootstrap, bootstrap_cohens_d, bootstrap_mean
 from core.video import check_video
+from generative.simulator import require_finite
 
 STAGE = "behaviours"
 NAMES = "behaviours.json"
@@ -164,7 +165,8 @@ def world_states(
     """Posterior world states d float32 [rows - initial_frames + 1, D] of every (or every chosen) episode, from its
     frames.
 
-    Row i is the state at step ``initial_frames - 1 + i``; an episode shorter than that has none.
+    Row i is the state at step ``initial_frames - 1 + i``; an episode shorter than that has none.  UserError where the
+    simulator makes no numbers of the frames.
     """
     lead = simulator.initial_frames - 1
     out: list[np.ndarray] = [np.zeros((0, 0), np.float32)] * len(store)
@@ -179,9 +181,10 @@ def world_states(
             # The action after an unknown end is padding: no state that is kept follows it.
             action = torch.from_numpy(window["action"][:, lead:]).to(device)
             seen = torch.from_numpy(window.seen[:, lead:]).to(device)
-            d = simulator.observe(obs, action, seen).cpu().numpy()
+            d = simulator.observe(obs, action, seen)
+            require_finite({"world states": d[seen]})
             for b, e in enumerate(episodes):
-                out[e] = d[b, : store.rows[e] - lead]
+                out[e] = d[b, : store.rows[e] - lead].cpu().numpy()
                 progress.advance(len(out[e]))
     return out
 
@@ -311,13 +314,6 @@ def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int,
     check(options)
     given = [(source, s) for source, s in enumerate(steps) if s is not None]
     with_world = all(s.d_ND is not None for _, s in given)
-    for source, s in given:
-        for what, array in (
-            ("hidden states", s.h_NH), ("world states", s.d_ND), ("values", s.value_N),
-            ("logits", s.logits_NA),
-        ):  # fmt: skip
-            if array is not None and not np.isfinite(array).all():
-                raise UserError(f"the {SOURCES[source]} {what} have NaN or infinite values; make them again")
     h_NH = np.concatenate([s.h_NH for _, s in given])
     x_NF, world_share = _z(h_NH.astype(np.float64)), None
     if with_world:

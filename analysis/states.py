@@ -159,11 +159,6 @@ def pool_rows(
 def _states(
     store: RolloutStore, x_NF: np.ndarray, columns: Mapping[str, np.ndarray], index_N2: np.ndarray, unit_E: np.ndarray
 ) -> States:
-    if not np.isfinite(x_NF).all():
-        bad = int(np.flatnonzero(~np.isfinite(x_NF).all(0))[0])
-        raise UserError(
-            f"{store.path}: its states have NaN or infinite values (the first is number {bad}); make them again"
-        )
     n = len(index_N2)
     level_N = columns[LEVEL].reshape(n).astype(np.int64) if LEVEL in columns else np.full(n, UNKNOWN_LEVEL)
     source = REAL if store.manifest["facts"]["source"] == "real" else SIMULATED

@@ -38,6 +38,8 @@ PACKAGES = (
 # training_state/ is rewritten on resume and read by no other stage; behaviours.json holds display names
 # that users edit.
 UNHASHED = ("training_state/", "behaviours.json")
+SIMULATOR_WARNING = "simulator_warning"  # fact of a manifest, see ``simulator_warning``
+LESS_THAN_HELD = "free_running_mse_less_held_frame"  # metric of a simulator (generative.train)
 
 
 def sha256(path: Path) -> str:
@@ -92,11 +94,13 @@ def parameter_count(module: torch.nn.Module) -> int:
 
 
 def finite(value: Any) -> float | None:
-    """The number for a file; None where it is not finite, so that it is never mistaken for one."""
-    return float(value) if np.isfinite(value) else None
+    """The number for a file; None where there is none or it is not finite, so that it is never mistaken for one."""
+    return float(value) if value is not None and np.isfinite(value) else None
 
 
-def metric(value: float, unit: str, n: int | None = None, interval: Sequence[float] | None = None) -> dict[str, Any]:
+def metric(
+    value: float | None, unit: str, n: int | None = None, interval: Sequence[float] | None = None
+) -> dict[str, Any]:
     """One number for a manifest or a result: value, unit, sample size and 95 % interval if known.
 
     A value that is not finite is stored as null, so that it is never mistaken for a number.
@@ -126,8 +130,14 @@ class Run:
         """Put a metric into the manifest."""
         self.metrics[name] = metric(value, unit, n, interval)
 
+    def simulator_warning(self) -> str | None:
+        """What this run must say of a simulator that it was made with (see ``artefacts.simulator_warning``)."""
+        return next((said for d in self.inputs.values() if (said := simulator_warning(d)) is not None), None)
+
     def finish(self) -> None:
         """Hash what is there and write the manifest."""
+        if (said := self.simulator_warning()) is not None:
+            self.facts = {**self.facts, SIMULATOR_WARNING: said}
         files = {
             p.relative_to(self.path).as_posix(): {"bytes": p.stat().st_size, "sha256": sha256(p)}
             for p in sorted(self.path.rglob("*"))
@@ -210,6 +220,8 @@ def begin_run(
         raise UserError(f"cannot write the run directory {path}: {error.strerror or error}") from None
     run = Run(path=path, stage=stage, config=config, inputs=dict(inputs or {}))
     run.replaced = replaced if replaced.exists() else None
+    if (said := run.simulator_warning()) is not None:
+        print(f"warning: {said}", file=sys.stderr)
     write_json(path / "config.json", {"stage": stage, "config": to_json(config)})
     return run
 
@@ -251,6 +263,48 @@ def read_manifest(path: Path, stage: str | None = None) -> dict[str, Any]:
     if stage is not None and manifest["stage"] != stage:
         raise UserError(f"{path} was written by stage {manifest['stage']!r}; a {stage!r} directory is needed")
     return manifest
+
+
+def simulator_warning(path: Path) -> str | None:
+    """What a result must say of the simulator that it was made with: that this is no better than a held frame, is not
+    shown to be, or was never compared with one.  None: it is better, or there is no simulator behind the run ``path``.
+
+    A simulator's manifest has the comparison among its metrics (``LESS_THAN_HELD``).  Every run made from a warned-of
+    simulator, at whatever remove, has the sentence under the fact ``simulator_warning`` of its manifest and prints it
+    once; this reads it there, or finds the simulator up the chain of inputs, as far as that is still in place.
+    """
+    manifest = read_manifest(path)
+    facts = manifest["facts"]
+    if SIMULATOR_WARNING in facts:
+        return str(facts[SIMULATOR_WARNING])
+    if manifest["stage"] == "train_gen_model":
+        return poor_simulator(manifest.get("metrics", {}), facts.get("training", {}).get("metrics", {}))
+    for known in manifest["inputs"].values():
+        source = Path(path) / known["path"]
+        if (source / MANIFEST).exists() and sha256(source / MANIFEST) == known["manifest_sha256"]:
+            if (said := simulator_warning(source)) is not None:
+                return said
+    return None
+
+
+def poor_simulator(*metrics: Mapping[str, Any]) -> str | None:
+    """The sentence about a simulator from its metrics (the first that have the comparison count), or None."""
+    known = next((m[LESS_THAN_HELD] for m in metrics if LESS_THAN_HELD in m), None)
+    if known is None:
+        return (
+            "the simulator was never compared with a held frame (an earlier version trained it): "
+            "see frame_mse_less_copy of validation.fidelity, or train it again"
+        )
+    value, n, (low, high) = known["value"], known.get("n"), known.get("interval", (None, None))
+    if high is not None and high < 0:
+        return None
+    off = "not a number" if value is None else f"{value:+.3g}"
+    between = "" if low is None or high is None else f" [{low:+.3g}, {high:+.3g}]"
+    return (
+        f"the simulator is {'no' if value is None or value >= 0 else 'not shown to be'} better than a held frame: the "
+        f"squared error of its free-running frames less that of the last frame seen, held still, is {off}{between} "
+        f"(n = {n} validation episodes)"
+    )
 
 
 def save_weights(module: torch.nn.Module, path: Path, half: Callable[[str], bool] | None = None) -> None:

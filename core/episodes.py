@@ -260,7 +260,17 @@ class RolloutStore:
         first, rows = (self._step0, self.steps) if is_transition(name) else (self._obs0, self.rows)
         offset, end = int(first[episode]), int(rows[episode])
         stop = end if stop is None else min(stop, end)
-        return self._rows(int(self._shard[episode]), name, offset + start, offset + max(start, stop))
+        shard = int(self._shard[episode])
+        data = self._rows(shard, name, offset + start, offset + max(start, stop))
+        # Labels of the world (truth) may say "not known"; what a policy or a simulator made may not.
+        if data.dtype.kind == "f" and not name.startswith("truth/") and not np.isfinite(data).all():
+            step, *number = np.argwhere(~np.isfinite(data))[0]
+            at = f"step {start + step}" + "".join(f", number {i}" for i in number)
+            raise UserError(
+                f"{self.path / self._shards[shard]}: episode {episode} has NaN or infinite values in {name!r} "
+                f"(the first: {at}); record it again"
+            )
+        return data
 
     def _rows(self, shard: int, name: str, start: int, stop: int | None) -> np.ndarray:
         """Rows of a shard's column; UserError if there is no such column or it cannot be read."""
@@ -285,7 +295,14 @@ class RolloutStore:
         episodes = range(len(self)) if episodes is None else episodes
         if "latent" not in self._open(0):
             raise UserError(f"{self.path} has no latents: its episodes are not simulated")
-        return np.stack([self._open(int(self._shard[e]))["latent"][int(self._row[e])] for e in episodes])
+        z = np.stack([self._open(int(self._shard[e]))["latent"][int(self._row[e])] for e in episodes])
+        broken = np.flatnonzero(~np.isfinite(z).all(1))
+        if len(broken):
+            raise UserError(
+                f"{self.path}: episode {list(episodes)[broken[0]]} started from a latent with NaN or infinite values; "
+                "record it again"
+            )
+        return z
 
     def episode(self, i: int) -> Episode:
         if not 0 <= i < len(self):
@@ -301,7 +318,7 @@ class RolloutStore:
             obs=groups["obs"],
             truth=groups["truth"],
             world=groups["world"],
-            latent=file["latent"][int(self._row[i])] if "latent" in file else None,
+            latent=self.latents([i])[0] if "latent" in file else None,
             terminated=bool(self.terminated[i]),
             truncated=bool(self.truncated[i]),
             meta=self.meta(i),

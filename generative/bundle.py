@@ -82,6 +82,8 @@ def main(config: BundleConfig) -> None:
         save_simulator(simulator, run.path, half=config.half)
         shutil.copy(config.simulator / "curve.csv", run.path)
         run.facts = {"agent": fingerprint(agent), "training": training_of(config.simulator)}
+        if (said := artefacts.simulator_warning(config.simulator)) is not None:
+            run.facts[artefacts.SIMULATOR_WARNING] = said
     size = sum(p.stat().st_size for p in config.out.rglob("*") if p.is_file())
     print(f"bundled {size / 1e6:.1f} MB: {config.out}")
 

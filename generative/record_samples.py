@@ -26,7 +26,7 @@ from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore, StoreWriter
 from core.interventions import InterventionOptions, Tally, build
 from core.progress import bar
-from generative.simulator import load_simulator
+from generative.simulator import load_simulator, require_finite
 
 STAGE = "record_samples"
 RECORDED = "recorded"
@@ -100,7 +100,7 @@ def informed_latents(
     batch: int = 64,
 ) -> Tensor:
     """z [N, Z] of the windows of initial observations at ``starts`` int64 [N, 2]: the mean, or a draw where a
-    generator (on that device) is given."""
+    generator (on that device) is given.  UserError where the simulator makes no numbers of them."""
     (name,) = simulator.spec.obs
     found = []
     for i in range(0, len(starts), batch):
@@ -110,7 +110,9 @@ def informed_latents(
             draw = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=device)
             mean = simulator.normalise(mean + log_std.exp() * draw)
         found.append(mean)
-    return torch.cat(found)
+    z = torch.cat(found)
+    require_finite({"latents": z})
+    return z
 
 
 # What happens in it
@@ -234,7 +236,6 @@ def main(config: RecordSamplesConfig) -> None:
     out = config.data_save_dir or config.out
     keep_unaltered(out, bool(altered))
     with artefacts.new_run(out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        artefacts.write_json(run.path / "spec.json", simulator.spec.to_json())
         ended = steps = altered_steps = 0
         with StoreWriter(run.path) as writer, bar("simulating", config.samples, "rollouts") as progress:
             for i in range(0, config.samples, config.batch):
@@ -248,6 +249,7 @@ def main(config: RecordSamplesConfig) -> None:
                     noise=noise_of(simulator, config.seed, ids, config.steps, device) if config.stochastic else None,
                     intervene=(tally,) if intervene else (),
                 )
+                require_finite(trajectory)
                 for b, about in enumerate(meta[part] if intervene else ()):
                     acted = range(min(config.steps, int(trajectory.alive[b].sum())))
                     about["altered"] = [t for t in acted if tally.altered[t][b]]
@@ -257,6 +259,7 @@ def main(config: RecordSamplesConfig) -> None:
                     steps += episode.steps
                     altered_steps += len(episode.meta.get("altered", ()))
                     progress.advance()
+        artefacts.write_json(run.path / "spec.json", simulator.spec.to_json())
         run.facts = {
             "agent": name,
             "source": "simulated",
