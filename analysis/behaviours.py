@@ -8,7 +8,6 @@ clustered together, so that both can be labelled and a cluster that only the sim
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -514,7 +513,6 @@ def _plot(config: BehavioursConfig) -> None:
 
 def main(config: BehavioursConfig) -> None:
     device = cli.device_of(config.device)
-    began = time.time()
     torch.set_num_threads(config.threads)
     check(config.fit)
     if config.video and config.action != "precompute":
@@ -528,25 +526,25 @@ def main(config: BehavioursConfig) -> None:
         raise UserError("--behaviours belongs to plot; precompute and both read --rollouts")
     real, simulated, agent = open_stores(config.rollouts, config.samples)
     simulator = _load_simulator(config, agent, simulated, device)
-    first = config.fit.first_step
-    lead = 0 if simulator is None else simulator.initial_frames - 1
-    world = None if simulator is None else world_states(simulator, real, device)
-    steps: list[Steps | None] = [read_steps(real, first, world, lead, units(real, real))]
-    if simulated is not None:
-        column = None if simulator is None else "world/d"
-        steps.append(read_steps(simulated, first, column, unit_E=units(simulated, real)))
-    with threadpool_limits(config.threads):
-        result = cluster(steps, config.fit, config.seed, real.spec.action_names)
-    result.arrays["sample_labels"] = (
-        np.zeros(0, np.int64)
-        if simulated is None
-        else sample_labels(result.arrays["labels_sim"], result.arrays["index_sim"], len(simulated))
-    )
-    names = {int(row["behaviour"]): str(row["name"]) for row in result.tables["behaviours"]}
     given = {"rollouts": config.rollouts, "samples": config.samples, "simulator": config.simulator}
     inputs = {k: v for k, v in given.items() if v is not None}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        run.started = began
+        first = config.fit.first_step
+        lead = 0 if simulator is None else simulator.initial_frames - 1
+        steps: list[Steps | None] = [None, None]
+        if simulated is not None:  # first: they are read at once
+            column = None if simulator is None else "world/d"
+            steps[1] = read_steps(simulated, first, column, unit_E=units(simulated, real))
+        world = None if simulator is None else world_states(simulator, real, device)
+        steps[0] = read_steps(real, first, world, lead, units(real, real))
+        with threadpool_limits(config.threads):
+            result = cluster(steps, config.fit, config.seed, real.spec.action_names)
+        result.arrays["sample_labels"] = (
+            np.zeros(0, np.int64)
+            if simulated is None
+            else sample_labels(result.arrays["labels_sim"], result.arrays["index_sim"], len(simulated))
+        )
+        names = {int(row["behaviour"]): str(row["name"]) for row in result.tables["behaviours"]}
         if run.replaced is not None:
             names = _kept_names(run.replaced, result, names)
         result.save(run.path)

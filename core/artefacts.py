@@ -279,12 +279,9 @@ def simulator_warning(path: Path) -> str | None:
         return str(facts[SIMULATOR_WARNING])
     if manifest["stage"] == "train_gen_model":
         return poor_simulator(manifest.get("metrics", {}), facts.get("training", {}).get("metrics", {}))
-    for known in manifest["inputs"].values():
-        source = Path(path) / known["path"]
-        if (source / MANIFEST).exists() and sha256(source / MANIFEST) == known["manifest_sha256"]:
-            if (said := simulator_warning(source)) is not None:
-                return said
-    return None
+    sources = [(Path(path) / known["path"], known["manifest_sha256"]) for known in manifest["inputs"].values()]
+    there = [d for d, known in sources if (d / MANIFEST).exists() and sha256(d / MANIFEST) == known]
+    return next((said for d in there if (said := simulator_warning(d)) is not None), None)
 
 
 def poor_simulator(*metrics: Mapping[str, Any]) -> str | None:
