@@ -313,14 +313,20 @@ def varying(h_NH: np.ndarray, space: str = "h") -> np.ndarray:
     broken = np.flatnonzero(~np.isfinite(h_NH).all(0))
     if len(broken):
         raise UserError(f"the states have NaN or infinite values ({about.unit} {broken[0]}); record the rollouts again")
-    mean_H, std_H = h_NH.mean(0, dtype=np.float64), h_NH.std(0, dtype=np.float64)
-    constant_H = std_H <= 1e-7 * np.maximum(1, np.abs(mean_H))
-    if constant_H.all():
+    changes_H = changing(h_NH)
+    if not changes_H.any():
         raise UserError(
-            f"none of the {about.state}'s {len(constant_H)} {about.unit}s ever changes, so there is nothing to fit; "
+            f"none of the {about.state}'s {len(changes_H)} {about.unit}s ever changes, so there is nothing to fit; "
             "record more varied rollouts, or use another checkpoint"
         )
-    return np.flatnonzero(~constant_H)
+    return np.flatnonzero(changes_H)
+
+
+def changing(h_NH: np.ndarray) -> np.ndarray:
+    """Which columns of the states [N, H] change by more than rounding errors, bool [H]."""
+    mean_H, std_H = h_NH.mean(0, dtype=np.float64), h_NH.std(0, dtype=np.float64)
+    out: np.ndarray = std_H > 1e-7 * np.maximum(1, np.abs(mean_H))
+    return out
 
 
 def names_left_out(live_L: np.ndarray, size: int, space: str = "h") -> list[str]:

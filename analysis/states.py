@@ -480,10 +480,10 @@ def overlap(x_NK: np.ndarray, c_NK: np.ndarray, real_N: np.ndarray, unit_N: np.n
     x_NK: states whose distances count; c_NK: the same, whitened; both simulated and real ones.  Measures:
     ``inside`` share of simulated states that are closer to some real state than its 5th neighbour is, and
     ``covered`` the share of real ones that lie so among the simulated (precision and recall of Kynkaanniemi et al.
-    2019, with neighbours from other episodes only; undefined where no state has as many); ``frechet`` distance of the two Gaussians, in shares of the
-    real variance; ``told_apart`` out-of-fold hits of a linear classifier (0.5: none).  The first three are taken
-    between disjoint random halves of the episodes, whose spread is the interval; the last one's is bootstrapped
-    over episodes.  A number that is not defined in every half is None, and ``reason`` says why.
+    2019, with neighbours from other episodes only; undefined where no state has as many); ``frechet`` distance of the
+    two Gaussians, in shares of the real variance; ``told_apart`` out-of-fold hits of a linear classifier (0.5: none).
+    The first three are taken between disjoint random halves of the episodes, whose spread is the interval; the last
+    one's is bootstrapped over episodes.  A number that is not defined in every half is None, and ``reason`` says why.
     """
     real_rows, other_rows = np.flatnonzero(real_N), np.flatnonzero(~real_N)
     # As many states a side whoever is compared: the measures depend on it.

@@ -65,7 +65,16 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_atomically(path, (json.dumps(to_json(value), indent=1, allow_nan=False) + "\n").encode())
+    """JSON, atomically; a number that is not finite becomes null, so that it is never mistaken for one."""
+    write_atomically(path, (json.dumps(_finite_only(to_json(value)), indent=1, allow_nan=False) + "\n").encode())
+
+
+def _finite_only(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite_only(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite_only(v) for v in value]
+    return finite(value) if isinstance(value, float) else value
 
 
 def code_version() -> str:

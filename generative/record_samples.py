@@ -9,6 +9,7 @@ Where the world ends, the sample does.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from core import artefacts, config as cli
 from core.contracts import Simulator, StepNoise, Trajectory, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore, StoreWriter
-from core.interventions import InterventionOptions, Tally, build
+from core.interventions import InterventionOptions, Tally, build, nothing_altered
 from core.progress import bar
 from generative.simulator import load_simulator, require_finite
 
@@ -271,6 +272,9 @@ def main(config: RecordSamplesConfig) -> None:
         run.record("steps", steps, "steps")
         if intervene:
             run.record("altered_steps", altered_steps, "steps")
+        if intervene and not altered_steps:
+            run.facts["intervention_warning"] = said = nothing_altered(config.intervention)
+            print(f"warning: {said}", file=sys.stderr)
     did = f", {altered_steps:,} of {steps:,} steps altered" if intervene else ""
     print(f"simulated {config.samples} rollouts of up to {config.steps} steps{did}, {ended} ended: {out}")
 

@@ -32,6 +32,7 @@ from core.contracts import (
     rollout as rollout_by_steps,
     straight_through,
 )
+from envs.registry import renewed
 from generative.nets import (
     CELLS,
     ChannelNorm,
@@ -328,7 +329,7 @@ def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = "
     about = read_json(path / "simulator.json")
     if not isinstance(about, dict) or not all(key in about for key in ("model", "net", "spec")):
         raise UserError(f"{path / 'simulator.json'} is not the description of a simulator; copy or train it again")
-    agent = RecurrentAgent(from_json(AgentConfig, about["net"]), EnvSpec.from_json(about["spec"]))
+    agent = RecurrentAgent(from_json(AgentConfig, about["net"]), renewed(EnvSpec.from_json(about["spec"])))
     simulator = RSSMSimulator(from_json(ModelConfig, about["model"]), agent)
     load_weights(simulator, path / name)
     return simulator.to(device).eval().requires_grad_(False)

@@ -363,6 +363,9 @@ def test_results_of_an_earlier_version_find_their_simulator(tmp_path: Path) -> N
     assert simulator_warning(tmp_path / "agent") is None
 
 
-def test_no_number_is_null_wherever_it_comes_from() -> None:
-    """An interval that a table has already cleared is stored like one that is not finite."""
+def test_no_number_is_null_wherever_it_comes_from(tmp_path: Path) -> None:
+    """An interval that a table has already cleared is stored like one that is not finite; so is what a stage puts into
+    its facts."""
+    write_json(tmp_path / "x.json", {"a": [1.5, float("nan")], "b": {"c": float("inf")}, "n": 3})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": [1.5, None], "b": {"c": None}, "n": 3}
     assert metric(None, "1", 3, (None, np.nan)) == {"value": None, "unit": "1", "n": 3, "interval": [None, None]}
