@@ -734,8 +734,6 @@ def labelled(
 ) -> tuple[Labelled, np.ndarray]:
     """Every step of a store with its coordinates and behaviour, and its h."""
     columns, index = store.pooled("h")
-    if not np.isfinite(columns["h"]).all():
-        raise UserError(f"{store.path}: hidden states have NaN or infinite values; record them again")
     c = basis.project(torch.from_numpy(columns["h"])).numpy()[:, :directions].astype(np.float64)
     unit = source_episodes(store, range(len(store)))[index[:, 0]]
     return Labelled(index, unit, behaviour_labels(index, behaviours, source), c), columns["h"]

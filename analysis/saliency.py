@@ -536,7 +536,7 @@ def main(config: SaliencyConfig) -> None:
     with open_samples(config.samples, simulator) as store:
         ids = parse_sample_ids(config.sample_ids, len(store))
         basis_of = bases_in(config.hidden_states, agent, device, config.env_states, fingerprint(simulator))
-        quantities = find_quantities(config.quantities, names, basis_of, config.basis_kind)
+        quantities = find_quantities(config.quantities, simulator.spec, basis_of, config.basis_kind)
         basis = None if config.hidden_states is None else basis_of(config.basis_kind)
         late = next((q for q in quantities if config.target_step < q.first_step), None)
         if late is not None:

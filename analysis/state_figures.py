@@ -305,6 +305,8 @@ def _draw_overlap(result: Result) -> Any:
         row = table[name]
         for shift, prefix, colour in ((0.12, "", "C1"), (-0.12, "floor", "C0")):
             value = row["floor" if prefix else "simulated"]
+            if value is None:  # the row's reason says why
+                continue
             ends = [row["floor_low" if prefix else "low"], row["floor_high" if prefix else "high"]]
             right.plot(value, y + shift, "o", color=colour)
             if None not in ends:

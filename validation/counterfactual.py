@@ -38,6 +38,7 @@ from core.directions import Basis
 from core.interventions import AddVector, AtSteps, Shift
 from core.progress import bar
 from core.stats import Estimate, benjamini_hochberg, bootstrap, bootstrap_mean, sign_flip_p
+from generative.simulator import require_finite
 from validation.interventions_rollouts import (
     Actions,
     Course,
@@ -172,6 +173,7 @@ def simulate(shots: Snapshots, action_NK: np.ndarray) -> Iterator[tuple[slice, n
     for first in range(0, len(shots), BATCH):
         part = slice(first, first + BATCH)
         out = shots.simulator.rollout(shots.z_NZ[part], actions.shape[1] - 1, actions=actions[part])
+        require_finite(out)
         yield part, out.obs[shots.name].cpu().numpy()
 
 
@@ -196,8 +198,14 @@ def retrieval(query_AN: np.ndarray, gallery_AN: np.ndarray, there_AN: np.ndarray
 def counterfactual(shots: Snapshots, found: Found, rng: np.random.Generator) -> None:
     """Top-1 retrieval of the held action among all distinct ones, by distance of observations."""
     ids = {name: ids[0] for name, ids in shots.actions.items()}
+    spec = shots.simulator.spec
+    found.notes["action_ids"] = dict(shots.actions)
+    found.notes["actions"] = {name: [spec.action_names[i] for i in same] for name, same in shots.actions.items()}
     if len(ids) < 2:
-        raise UserError("all actions do the same from every snapshot, so there is nothing to tell apart")
+        nothing = Estimate(np.nan, np.nan, np.nan, len(shots))
+        same = "all actions do the same from every snapshot: there is nothing to tell apart"
+        found.rows += [row("counterfactual_top1", k, nothing, "share", reason=same) for k in HELD]
+        return
     steps, names = max(HELD), list(ids)
     with bar("holding actions", 2 * len(ids), "actions") as progress:
         real, there = [], []
@@ -225,6 +233,8 @@ def counterfactual(shots: Snapshots, found: Found, rng: np.random.Generator) -> 
         gallery, exists = as_float(real_AN[:, :, k]), there_AN[:, :, k]
         asked = exists & (exists.sum(0) >= 2)
         if not asked.any():
+            over = "every episode is over by then, whatever is done"
+            found.rows.append(row("counterfactual_top1", k, Estimate(np.nan, np.nan, np.nan, 0), "share", reason=over))
             continue
         credit = retrieval(simulated_AN[:, :, i], gallery, exists)
         best = np.einsum("aan->an", retrieval(gallery, gallery, exists))
@@ -241,10 +251,8 @@ def counterfactual(shots: Snapshots, found: Found, rng: np.random.Generator) -> 
             by_action.append({"action": name, "held": k, "top1": e.value, "low": e.low, "high": e.high,
                               "attainable": float(best[a, asked[a]].mean()), "n": e.n})  # fmt: skip
     found.tables["counterfactual"] = by_action
-    found.arrays["counterfactual_confusion"] = np.stack(confusion)
-    spec = shots.simulator.spec
-    found.notes["action_ids"] = dict(shots.actions)
-    found.notes["actions"] = {name: [spec.action_names[i] for i in same] for name, same in shots.actions.items()}
+    if confusion:
+        found.arrays["counterfactual_confusion"] = np.stack(confusion)
 
 
 def _most_various(obs_AN: np.ndarray, there_AN: np.ndarray) -> int:
@@ -329,7 +337,8 @@ def other_policy(shots: Snapshots, other: Agent | None, steps: int, found: Found
             found.rows.append(row("frame_mse_other_policy", k, e, unit, floor=0.0, copy=held))
         if both[:, k].any():
             estimate = Estimate(float(value[k]), float(low[k]), float(high[k]), int(both[:, k].sum()))
-            found.rows.append(row("policy_dependence", k, estimate, "ratio of errors", floor=1.0))
+            still = "nothing moves by then, or the simulator makes no error"
+            found.rows.append(row("policy_dependence", k, estimate, "ratio of errors", floor=1.0, reason=still))
     found.notes["other_policy"] = POLICY if other is None else "the agent of --other_agent"
 
 
@@ -461,6 +470,12 @@ def same_sign(predicted_PN: np.ndarray, observed_PN: np.ndarray) -> np.ndarray:
 def gradients(shots: Snapshots, basis: Basis, found: Found, rng: np.random.Generator) -> None:
     """Directional derivatives against finite differences, for every k of FORESIGHT."""
     agent, starts, device = shots.simulator.agent, shots.starts, shots.starts.h_NH.device
+    if not basis.size:
+        still = Estimate(np.nan, np.nan, np.nan, len(shots))
+        why = "the recorded hidden states are all the same: there is no direction to move them along"
+        for suffix, family, k in itertools.product(("", "_through_world"), ("value", "action"), FORESIGHT):
+            found.rows.append(row(f"gradient_sign_{family}{suffix}", k, still, "share", reason=why))
+        return
     shape = (2, len(shots), max(FORESIGHT) + 1, agent.n_actions)
     noise = torch.from_numpy(rng.gumbel(size=shape).astype(np.float32)).to(device)
     with torch.no_grad():
@@ -477,9 +492,11 @@ def gradients(shots: Snapshots, basis: Basis, found: Found, rng: np.random.Gener
         seen, other = observed.of(part, k, family), redrawn.of(part, k, family)
         same = same_sign(foretold.of(part, k, family), seen)
         on = ~np.isnan(same)
-        if not on.any():
-            continue
         measure = f"gradient_sign_{family}{suffix}"
+        if not on.any():
+            none = "no change of the hidden state changes anything in the real world"
+            found.rows.append(row(measure, k, Estimate(np.nan, np.nan, np.nan, len(shots)), "share", reason=none))
+            continue
         estimate = bootstrap_mean(same[on], np.broadcast_to(unit_N, same.shape)[on], rng=rng)
         repeated = same_sign(seen, np.where(on, other, 0))
         floor = float(np.nanmean(repeated)) if np.isfinite(repeated).any() else None

@@ -170,6 +170,8 @@ def draw_lives(result: Result, path: Path, action_names: Sequence[str]) -> None:
     for ax, name, unit in ((axes[0], "return", "return within the horizon"), (axes[1], "length", "steps lived")):
         values = [result.arrays[f"{name}_{kind}"] for kind, _, _ in kinds]
         if not len(values[0]):
+            ax.text(0.5, 0.5, "no window ends\nor lasts to the horizon", ha="center", va="center", fontsize=8,
+                    transform=ax.transAxes)  # fmt: skip
             continue
         edges = np.histogram_bin_edges(np.concatenate(values), bins=11)
         shares = [np.histogram(v, edges)[0] / len(v) for v in values]
@@ -178,6 +180,7 @@ def draw_lives(result: Result, path: Path, action_names: Sequence[str]) -> None:
             ax.bar((edges[:-1] + edges[1:]) / 2 + (i - 0.5) * width, share, width, color=colour, label=label)
         ax.set_xlabel(unit, fontsize=9)
         ax.set_ylabel("share of windows", fontsize=9)
+    action_names = result.notes.get("distinct_actions", action_names)
     count = len(action_names)
     for i, (kind, colour, _) in enumerate(kinds):
         actions = result.arrays[f"actions_{kind}"]
@@ -186,7 +189,8 @@ def draw_lives(result: Result, path: Path, action_names: Sequence[str]) -> None:
                         0.42, color=colour)  # fmt: skip
     axes[2].set_xticks(np.arange(count), action_names, rotation=60, ha="right", rotation_mode="anchor")
     axes[2].set_ylabel("share of actions", fontsize=9)
-    axes[0].legend(fontsize=8, frameon=False)
+    if len(result.arrays["return_real"]):
+        axes[0].legend(fontsize=8, frameon=False)
     for ax in axes:
         ax.tick_params(labelsize=8)
         ax.spines[["top", "right"]].set_visible(False)

@@ -283,7 +283,7 @@ def saliency_job(kind: Kind, seed: int) -> Found:
     """Does saliency lie where the value really looks?"""
     scene = draw(kind, seed, episodes=8)
     simulator, known, target = scene.simulator, scene.known, DELAY
-    value = known_quantities(simulator.spec.action_names)["value"]
+    value = known_quantities(simulator.spec)["value"]
     other = randomised(simulator.agent, seed)
     with torch.no_grad():
         start = simulator.start(scene.z_EZ)
@@ -500,7 +500,7 @@ def accusation_job(permutations: int, seed: int) -> Found:
     cause, nuisance = known.causal, known.nuisance
     others = [k for k in range(SIZE) if k not in (cause, nuisance)]
     a = couple(scene, seed, permutations).result.arrays
-    quantities = saliency.find_quantities(["value", "action"], simulator.spec.action_names, lambda _: known.basis)
+    quantities = saliency.find_quantities(["value", "action"], simulator.spec, lambda _: known.basis)
     with torch.no_grad():
         chosen_E = saliency.unroll(simulator, simulator.start(scene.z_EZ), 4)[1][3].action_B
     sizes = [
