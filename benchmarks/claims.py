@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -67,7 +68,8 @@ def play_some(jobs: Sequence[tuple[Callable[..., Found], tuple[Any, ...]]], proc
     """All jobs' numbers together."""
     together: Found = {}
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for found in pool.map(play, jobs):
+        for done, found in enumerate(pool.map(play, jobs), 1):
+            print(f"{done} of {len(jobs)} jobs", file=sys.stderr, flush=True)
             for key, values in found.items():
                 together.setdefault(key, []).extend(values)
     return together

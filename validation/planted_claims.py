@@ -217,6 +217,31 @@ def many_claims(
         yield next(r for r in judged.rows if r["world"] == "real" and r["quantity"] == quantity)
 
 
+def judged_claims(
+    benches: Benches, plan: Sequence[Family], options: StudyOptions
+) -> tuple[list[tuple[Hypothesis, str]], list[dict[str, Any]]]:
+    """(what is claimed of every family, all rows of the real world): a study as far as its verdicts, without what only
+    a report needs."""
+    benches.prepare([way for family in plan for ways in family.ways for way in ways])
+    choosing, test = benches
+    chosen = [choose(family, choosing, [None])[0] for family in plan]
+    hypotheses = [
+        way for family, own in zip(plan, chosen, strict=True) for pick in own for way in family.ways[pick.place]
+    ]
+    effects = _effects(test, hypotheses, options)
+    generator = torch.Generator().manual_seed(options.seed)
+    controls, picked = _controls(choosing, test, plan, chosen, options, generator)
+    judged = table_of(effects, hypotheses, controls, (), SMALLEST, np.random.default_rng(options.seed))
+    claims = [claim for one in picked for claim in one.claims]
+    rows = {(r["hypothesis"], r["quantity"]): r for r in judged.rows if r["world"] == "real"}
+    mine = [rows[h.name, q] for h, q in claims]
+    p = [row.get("special_p", np.nan) for row in mine]
+    for row, special_q in zip(mine, p if len(plan) == 1 else verdicts.adjusted(p), strict=True):
+        if "verdict" in row:
+            restate(row, float(special_q))
+    return claims, list(rows.values())
+
+
 def some_of(effects: Effects, starts: np.ndarray, names: Sequence[str]) -> Effects:
     """Effects at some of the starts, on some quantities."""
 
@@ -376,20 +401,15 @@ def told_by(simulator: PlantedSimulator, exact: Benches, options: StudyOptions) 
         for bench in exact
     )
     family = Family(tuple(_ways(i, options) for i in range(test.basis.size)))
-    Benches(choosing, test).prepare([way for ways in family.ways for way in ways])
-    (own,) = choose(family, choosing, [None])
-    (pick,) = own
-    hypothesis = family.ways[pick.place][pick.way]
-    effects = _effects(test, [hypothesis], options)
-    generator = torch.Generator().manual_seed(options.seed)
-    controls, _ = _controls(choosing, test, [family], [own], options, generator)
-    judged = table_of(effects, [hypothesis], controls, (), SMALLEST, np.random.default_rng(options.seed))
-    row = next(r for r in judged.rows if r["world"] == "real" and r["quantity"] == pick.quantity)
+    try:
+        ((hypothesis, quantity),), rows = judged_claims(Benches(choosing, test), [family], options)
+    except UserError:  # as it has them, all starts go on alike: there is nothing to choose among
+        return None
+    row = next(r for r in rows if (r["hypothesis"], r["quantity"]) == (hypothesis.name, quantity))
     if "verdict" not in row:
         return None
-    restate(row, row["special_p"])
     claim = claim_of(row, "planted", "the largest of 8 directions", True)
-    runs = exact.test.dreamed.measure([None, exact.test.build(hypothesis)])[pick.quantity]
+    runs = exact.test.dreamed.measure([None, exact.test.build(hypothesis)])[quantity]
     true, foretold, smallest = float((runs[1] - runs[0]).mean()), claim["foretold"], claim["smallest"]
     right = abs(true) < smallest and abs(foretold) < smallest
     if abs(foretold) >= smallest:
