@@ -6,6 +6,7 @@ The jobs of ``validation.planted`` and ``benchmarks.claims``; N starts, K direct
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -34,7 +35,7 @@ from validation.interventions import (
 )
 from validation.interventions_bench import Bench
 from validation.interventions_controls import Family, choose, contest, mocks_of, run_ways
-from validation.interventions_hypotheses import Hypothesis
+from validation.interventions_hypotheses import Hypothesis, shift_of
 from validation.interventions_rollouts import HeldWorld, Measures, RealWorld, distinct_actions, is_late
 from validation.interventions_statistics import (
     Controls,
@@ -53,6 +54,7 @@ from validation.planted_measures import (
     EXISTING,
     FALSE_ALARMS,
     FORETOLD,
+    FORETOLD_RIGHTLY,
     FORETOLD_WITHOUT,
     FOUND,
     NO_EFFECT,
@@ -393,14 +395,12 @@ class Told(NamedTuple):
     signs_alone: bool  # a verdict that reads nothing but signs would confirm it
 
 
-def told_by(simulator: PlantedSimulator, exact: Benches, options: StudyOptions) -> Told | None:
-    """What a simulator claims of the one direction of the planted ones that it chooses, as in a study, on the benches
-    of an exact one.  None where it has nothing to choose."""
+def told_by(simulator: PlantedSimulator, exact: Benches, family: Family, options: StudyOptions) -> Told | None:
+    """What a simulator claims of a family, on the benches of an exact one.  None where it has nothing to choose."""
     choosing, test = (
         Bench(bench.basis, bench.starts, replace(bench.dreamed, simulator=simulator), None, bench.real, bench.held)
         for bench in exact
     )
-    family = Family(tuple(_ways(i, options) for i in range(test.basis.size)))
     try:
         ((hypothesis, quantity),), rows = judged_claims(Benches(choosing, test), [family], options)
     except UserError:  # as it has them, all starts go on alike: there is nothing to choose among
@@ -427,19 +427,24 @@ def foretelling_job(kind: Kind, wrongs: Sequence[Wrong | None], seed: int) -> Fo
     )  # fmt: skip
     right = PlantedSimulator(chosen)
     exact = benches_of(right, lambda slots: PlantedWorld(chosen, slots), truth(chosen).basis, options)
+    families = {"": Family(tuple(_ways(i, options) for i in range(exact.test.basis.size)))}
+    if kind == "mediated":  # its causes reach the value by way of the action alone
+        families[", of the value"] = Family(((shift_of(0, 2.0),),), quantity="value@4")
     out: Found = {}
-    for wrong in wrongs:
-        told = told_by(right if wrong is None else WrongSimulator(chosen, wrong), exact, options)
+    for wrong, (what, family) in itertools.product(wrongs, families.items()):
+        told = told_by(right if wrong is None else WrongSimulator(chosen, wrong), exact, family, options)
         if told is None:
             continue
-        method = f"simulator: {wrong or 'exact'}"
+        method = f"simulator: {wrong or 'exact'}{what}"
         foretold = FORETOLD_WITHOUT if wrong in WITHOUT_A_WORLD else FORETOLD
+        if wrong is None and what:
+            foretold = FORETOLD_RIGHTLY
         out[Key(kind, method, foretold)] = [float(told.claim["sentence"] == SENTENCE)]
         verdict = told.claim["verdict"]
         if told.right:
             out[Key(kind, method, REFUTED)] = [float(verdict == verdicts.REFUTED)]
         else:
             out[Key(kind, method, WRONG_CONFIRMED)] = [float(verdict == verdicts.CONFIRMED)]
-        if wrong in WITHOUT_A_WORLD:
+        if wrong in WITHOUT_A_WORLD and not what:
             out[Key(kind, f"{CONTROL}signs alone, {wrong}", FORETOLD_WITHOUT)] = [float(told.signs_alone)]
     return out
