@@ -185,7 +185,10 @@ def choice_job(kind: Kind, each: int, seed: int) -> Found:
     for _ in range(each):
         for how in DRAWN:
             basis = drawn_basis(how, benches.choosing.basis, benches.choosing.starts.h_NH, rng)
-            found = chance_of(benches, basis, options, generator)
+            try:
+                found = chance_of(benches, basis, options, generator)
+            except UserError:  # the simulator sees all starts go on alike: there is nothing to choose among
+                return {}
             out.setdefault(Key(kind, f"largest of 8, {how}", CHOICE), []).append(float(found.p <= ALPHA))
             name = f"{CONTROL}the choice not repeated"
             out.setdefault(Key(kind, name, CHOICE), []).append(float(found.alone_p <= ALPHA))
