@@ -50,6 +50,7 @@ BUNDLE = cli.ROOT / "bundles" / "coinrun-demo" / "simulator"
 WORLDS: tuple[Kind, ...] = ("confounded", "linear", "mediated", "delayed", "gated", "even", "redundant", "null")
 EACH = 2  # random bases of every kind a drawn world
 EXACT_AT_ONCE = 25
+REPORT_EVERY = 8  # jobs: rates so far
 MOCKS = 59  # of a study ...
 POOL = 150  # ... drawn from so many
 CHOSEN = 2  # the largest so many of the bundle's directions
@@ -63,21 +64,6 @@ def rate(name: str, values: Iterable[float]) -> str:
     return f"{name:<70} {hits.mean():.3f} [{low:.3f}, {high:.3f}]  {int(hits.sum())} of {len(hits)}"
 
 
-def play_some(jobs: Sequence[tuple[Callable[..., Found], tuple[Any, ...]]], processes: int) -> Found:
-    """All jobs' numbers together."""
-    together: Found = {}
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for found in pool.map(play, jobs):
-            for key, values in found.items():
-                together.setdefault(key, []).extend(values)
-    return together
-
-
-def show(found: Found) -> None:
-    for key in sorted(found, key=lambda k: (k.measure.name, k.method, k.world)):
-        print(rate(f"{key.measure.name}: {key.world}, {key.method.removeprefix(CONTROL)}", found[key]), flush=True)
-
-
 def pooled(found: Found) -> None:
     """The same over worlds."""
     together: dict[tuple[str, str], list[float]] = {}
@@ -85,6 +71,24 @@ def pooled(found: Found) -> None:
         together.setdefault((key.measure.name, key.method), []).extend(values)
     for (measure, method), values in sorted(together.items()):
         print(rate(f"{measure}, all worlds: {method}", values), flush=True)
+
+
+def play_some(jobs: Sequence[tuple[Callable[..., Found], tuple[Any, ...]]], processes: int) -> Found:
+    """All jobs' numbers together."""
+    together: Found = {}
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for done, found in enumerate(pool.map(play, jobs), 1):
+            for key, values in found.items():
+                together.setdefault(key, []).extend(values)
+            if done % REPORT_EVERY == 0 and done < len(jobs):
+                print(f"after {done} of {len(jobs)} jobs", flush=True)
+                pooled(together)
+    return together
+
+
+def show(found: Found) -> None:
+    for key in sorted(found, key=lambda k: (k.measure.name, k.method, k.world)):
+        print(rate(f"{key.measure.name}: {key.world}, {key.method.removeprefix(CONTROL)}", found[key]), flush=True)
 
 
 def planted(studies: int, processes: int, seed: int) -> None:

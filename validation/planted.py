@@ -105,7 +105,7 @@ def jobs_of(config: PlantedConfig) -> list[Job]:
             jobs.append((effect_job, (EFFECT_RUNS * runs, config.episodes, config.permutations, 0.0, seed)))
             jobs.append((effect_job, (runs, config.episodes, config.permutations, LEAN, seed)))
             jobs.append((power_job, (runs // 2, POWER_STARTS, seed)))
-            jobs += [(tail_job, (runs, CLAIM_STARTS, lean, seed)) for lean in (0.0, -1.0)]
+            jobs += [(tail_job, (runs // 2, CLAIM_STARTS, lean, seed)) for lean in (0.0, -1.0)]
         if "linear" in config.worlds:
             jobs.append((weak_correlation_job, (runs, config.episodes, config.permutations, seed)))
     if "confounded" in config.worlds:

@@ -6,6 +6,7 @@ The jobs of ``validation.planted`` and ``benchmarks.claims``; N starts, K direct
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -34,7 +35,7 @@ from validation.interventions import (
 )
 from validation.interventions_bench import Bench
 from validation.interventions_controls import Family, choose, contest, mocks_of, run_ways
-from validation.interventions_hypotheses import Hypothesis
+from validation.interventions_hypotheses import Hypothesis, shift_of
 from validation.interventions_rollouts import HeldWorld, Measures, RealWorld, distinct_actions, is_late
 from validation.interventions_statistics import (
     Controls,
@@ -53,6 +54,7 @@ from validation.planted_measures import (
     EXISTING,
     FALSE_ALARMS,
     FORETOLD,
+    FORETOLD_RIGHTLY,
     FORETOLD_WITHOUT,
     FOUND,
     NO_EFFECT,
@@ -183,7 +185,10 @@ def choice_job(kind: Kind, each: int, seed: int) -> Found:
     for _ in range(each):
         for how in DRAWN:
             basis = drawn_basis(how, benches.choosing.basis, benches.choosing.starts.h_NH, rng)
-            found = chance_of(benches, basis, options, generator)
+            try:
+                found = chance_of(benches, basis, options, generator)
+            except UserError:  # the simulator sees all starts go on alike: there is nothing to choose among
+                return {}
             out.setdefault(Key(kind, f"largest of 8, {how}", CHOICE), []).append(float(found.p <= ALPHA))
             name = f"{CONTROL}the choice not repeated"
             out.setdefault(Key(kind, name, CHOICE), []).append(float(found.alone_p <= ALPHA))
@@ -215,6 +220,31 @@ def many_claims(
         mine = Controls({q: control[q][:, 0, 0][:, part] for q in names}, {})
         judged = table_of(some_of(effects, part, names), [hypothesis], {hypothesis: mine}, (), SMALLEST, rng)
         yield next(r for r in judged.rows if r["world"] == "real" and r["quantity"] == quantity)
+
+
+def judged_claims(
+    benches: Benches, plan: Sequence[Family], options: StudyOptions
+) -> tuple[list[tuple[Hypothesis, str]], list[dict[str, Any]]]:
+    """(what is claimed of every family, all rows of the real world): a study as far as its verdicts, without what only
+    a report needs."""
+    benches.prepare([way for family in plan for ways in family.ways for way in ways])
+    choosing, test = benches
+    chosen = [choose(family, choosing, [None])[0] for family in plan]
+    hypotheses = [
+        way for family, own in zip(plan, chosen, strict=True) for pick in own for way in family.ways[pick.place]
+    ]
+    effects = _effects(test, hypotheses, options)
+    generator = torch.Generator().manual_seed(options.seed)
+    controls, picked = _controls(choosing, test, plan, chosen, options, generator)
+    judged = table_of(effects, hypotheses, controls, (), SMALLEST, np.random.default_rng(options.seed))
+    claims = [claim for one in picked for claim in one.claims]
+    rows = {(r["hypothesis"], r["quantity"]): r for r in judged.rows if r["world"] == "real"}
+    mine = [rows[h.name, q] for h, q in claims]
+    p = [row.get("special_p", np.nan) for row in mine]
+    for row, special_q in zip(mine, p if len(plan) == 1 else verdicts.adjusted(p), strict=True):
+        if "verdict" in row:
+            restate(row, float(special_q))
+    return claims, list(rows.values())
 
 
 def some_of(effects: Effects, starts: np.ndarray, names: Sequence[str]) -> Effects:
@@ -368,28 +398,21 @@ class Told(NamedTuple):
     signs_alone: bool  # a verdict that reads nothing but signs would confirm it
 
 
-def told_by(simulator: PlantedSimulator, exact: Benches, options: StudyOptions) -> Told | None:
-    """What a simulator claims of the one direction of the planted ones that it chooses, as in a study, on the benches
-    of an exact one.  None where it has nothing to choose."""
+def told_by(simulator: PlantedSimulator, exact: Benches, family: Family, options: StudyOptions) -> Told | None:
+    """What a simulator claims of a family, on the benches of an exact one.  None where it has nothing to choose."""
     choosing, test = (
         Bench(bench.basis, bench.starts, replace(bench.dreamed, simulator=simulator), None, bench.real, bench.held)
         for bench in exact
     )
-    family = Family(tuple(_ways(i, options) for i in range(test.basis.size)))
-    Benches(choosing, test).prepare([way for ways in family.ways for way in ways])
-    (own,) = choose(family, choosing, [None])
-    (pick,) = own
-    hypothesis = family.ways[pick.place][pick.way]
-    effects = _effects(test, [hypothesis], options)
-    generator = torch.Generator().manual_seed(options.seed)
-    controls, _ = _controls(choosing, test, [family], [own], options, generator)
-    judged = table_of(effects, [hypothesis], controls, (), SMALLEST, np.random.default_rng(options.seed))
-    row = next(r for r in judged.rows if r["world"] == "real" and r["quantity"] == pick.quantity)
+    try:
+        ((hypothesis, quantity),), rows = judged_claims(Benches(choosing, test), [family], options)
+    except UserError:  # as it has them, all starts go on alike: there is nothing to choose among
+        return None
+    row = next(r for r in rows if (r["hypothesis"], r["quantity"]) == (hypothesis.name, quantity))
     if "verdict" not in row:
         return None
-    restate(row, row["special_p"])
     claim = claim_of(row, "planted", "the largest of 8 directions", True)
-    runs = exact.test.dreamed.measure([None, exact.test.build(hypothesis)])[pick.quantity]
+    runs = exact.test.dreamed.measure([None, exact.test.build(hypothesis)])[quantity]
     true, foretold, smallest = float((runs[1] - runs[0]).mean()), claim["foretold"], claim["smallest"]
     right = abs(true) < smallest and abs(foretold) < smallest
     if abs(foretold) >= smallest:
@@ -407,19 +430,24 @@ def foretelling_job(kind: Kind, wrongs: Sequence[Wrong | None], seed: int) -> Fo
     )  # fmt: skip
     right = PlantedSimulator(chosen)
     exact = benches_of(right, lambda slots: PlantedWorld(chosen, slots), truth(chosen).basis, options)
+    families = {"": Family(tuple(_ways(i, options) for i in range(exact.test.basis.size)))}
+    if kind == "mediated":  # its causes reach the value by way of the action alone
+        families[", of the value"] = Family(((shift_of(0, 2.0),),), quantity="value@4")
     out: Found = {}
-    for wrong in wrongs:
-        told = told_by(right if wrong is None else WrongSimulator(chosen, wrong), exact, options)
+    for wrong, (what, family) in itertools.product(wrongs, families.items()):
+        told = told_by(right if wrong is None else WrongSimulator(chosen, wrong), exact, family, options)
         if told is None:
             continue
-        method = f"simulator: {wrong or 'exact'}"
+        method = f"simulator: {wrong or 'exact'}{what}"
         foretold = FORETOLD_WITHOUT if wrong in WITHOUT_A_WORLD else FORETOLD
+        if wrong is None and what:
+            foretold = FORETOLD_RIGHTLY
         out[Key(kind, method, foretold)] = [float(told.claim["sentence"] == SENTENCE)]
         verdict = told.claim["verdict"]
         if told.right:
             out[Key(kind, method, REFUTED)] = [float(verdict == verdicts.REFUTED)]
         else:
             out[Key(kind, method, WRONG_CONFIRMED)] = [float(verdict == verdicts.CONFIRMED)]
-        if wrong in WITHOUT_A_WORLD:
+        if wrong in WITHOUT_A_WORLD and not what:
             out[Key(kind, f"{CONTROL}signs alone, {wrong}", FORETOLD_WITHOUT)] = [float(told.signs_alone)]
     return out

@@ -82,13 +82,16 @@ WRONG_CONFIRMED = Measure("wrong predictions confirmed", "wrong predictions that
 FORETOLD_WITHOUT = Measure(
     "foretold without a world", "'the simulator foretold it' of one that knows no world", at_most(0.0)
 )
+FORETOLD_RIGHTLY = Measure(
+    "foretold through the world", "'the simulator foretold it' of a true effect through the world", at_least(0.8)
+)
 FORETOLD = Measure("foretold", "'the simulator foretold it'")
 POWER = Measure("power", "small effects that are noticed")
 MEASURES = (
     RECOVERY, EDGES, CORRELATION_EDGES, SIGNS, ARROWS, FALSE_EDGES, CUT, MASS, CLOSED_FORM, FIRST_ORDER, EFFECT_ERROR,
     CAUSE_FOUND, ACCUSED, ELSEWHERE, AGREEMENT, AGREEMENT_ERROR, D_COVERAGE, HISTORIES, R2_CAUSE, R2_NUISANCE,
     FALSE_ALARMS, MISSES, CONFIRMED, CHOICE, FOUND, EXISTING, NO_EFFECT, REFUTED, WRONG_CONFIRMED, FORETOLD_WITHOUT,
-    FORETOLD, POWER,
+    FORETOLD_RIGHTLY, FORETOLD, POWER,
 )  # fmt: skip
 
 

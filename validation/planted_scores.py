@@ -40,11 +40,11 @@ from envs.planted import (
 )
 from envs.planted_truth import PlantedTruth, truth
 from validation import verdicts
-from validation.interventions import StudyOptions, study
-from validation.interventions_controls import FEWEST
+from validation.interventions import StudyOptions, _ways, study
+from validation.interventions_controls import FEWEST, Family
 from validation.interventions_hypotheses import shift_of
 from validation.interventions_rollouts import SimulatedWorld, is_own
-from validation.planted_claims import many_claims, require_snapshots
+from validation.planted_claims import benches_of, judged_claims, many_claims, require_snapshots
 from validation.planted_measures import (
     ACCUSED,
     AGREEMENT,
@@ -384,15 +384,6 @@ def accused(rows: Sequence[Mapping[str, Any]], direction: int) -> bool:
     )
 
 
-def named_by(result: Result, direction: int) -> bool:
-    """Whether the claim that the simulator makes of a direction exists, as large as foretold."""
-    return any(
-        claim["direction"] == direction and claim["headline"] and "quantity" in claim
-        and claim["exists"] == verdicts.YES and claim["size"] == verdicts.FORETOLD
-        for claim in result.notes["claims"]
-    )  # fmt: skip
-
-
 def interventions_job(kind: Kind, seed: int) -> Found:
     """Is the effect of a change what was predicted, and only where and when it should be?"""
     scene, method = draw(kind, seed), "paired interventions"
@@ -410,14 +401,14 @@ def interventions_job(kind: Kind, seed: int) -> Found:
     if kind in ("linear", "delayed"):
         value = f"value@{horizon}"
         with negated(SimulatedWorld, "jacobian"):
-            broken = intervene(scene, (causal,), 8, horizon, seed)
+            broken = intervene(scene, (causal,), 32, horizon, seed)
         for name, study_of in ((method, result), (f"{CONTROL}sign flipped", broken)):
             first, seen = (study_of.arrays[f"{source}/{value}"] for source in ("jacobian", "observed"))
             out[Key(kind, name, FIRST_ORDER)] = [float(np.abs(first - seen).max())]
         exact = closed_form(scene, result, horizon)
         out[Key(kind, method, CLOSED_FORM)] = [float(np.abs(result.arrays[f"observed/{value}"] - exact).max())]
     if kind == "delayed":
-        early = intervene(scene, (causal,), 16, DELAY - 1, seed)
+        early = intervene(scene, (causal,), 32, DELAY - 1, seed)
         out[Key(kind, method, ELSEWHERE)] = [float(np.abs(shift_effect(early, causal, f"value@{DELAY - 1}")).max())]
     if kind == "gated":
         soon = intervene(scene, (causal,), 32, 1, seed)
@@ -507,7 +498,13 @@ def accusation_job(permutations: int, seed: int) -> Found:
         known.basis.pullback(g.h).abs().mean((0, 1)).numpy()
         for g in saliency.gradients(simulator, scene.z_EZ, chosen_E, quantities, 3, steps=3)
     ]
-    tested = intervene(scene, (cause, nuisance), 32, 3, seed)
+    options = StudyOptions(
+        amounts=(2.0,), starts=32, horizon=3, controls=FEWEST, latest_start=8, seed=seed, first_order=False
+    )
+    benches = benches_of(simulator, lambda slots: PlantedWorld(scene.options, slots), known.basis, options)
+    plan = [Family((_ways(i, options),)) for i in (cause, nuisance)]
+    ((claimed, quantity), _), rows = judged_claims(benches, plan, options)
+    row = next(r for r in rows if (r["hypothesis"], r["quantity"]) == (claimed.name, quantity))
     rng = np.random.default_rng(seed)
     decoded = {
         i: linear_probe(scene.h_NH, scene.x_NX[:, i], scene.episode_N, rng=rng, shuffles=19).r2
@@ -526,8 +523,10 @@ def accusation_job(permutations: int, seed: int) -> Found:
         Key(world, "Jacobian coupling", CAUSE_FOUND): named(a["q_jacobian"], cause),
         Key(world, "gradient", ACCUSED): seen(nuisance),
         Key(world, "gradient", CAUSE_FOUND): seen(cause),
-        Key(world, "paired interventions", ACCUSED): [float(accused(tested.tables["effects"], nuisance))],
-        Key(world, "paired interventions", CAUSE_FOUND): [float(named_by(tested, cause))],
+        Key(world, "paired interventions", ACCUSED): [float(accused(rows, nuisance))],
+        Key(world, "paired interventions", CAUSE_FOUND): [
+            float(row["exists"] == verdicts.YES and row["size"] == verdicts.FORETOLD)
+        ],
         Key(world, f"{CONTROL}correlation as cause", ACCUSED): named(a["q_correlation"]),
         Key(world, f"{CONTROL}decodable as cause", ACCUSED): [float(decoded[nuisance].low > 0.5)],
         Key(world, "linear probe", R2_CAUSE): [decoded[cause].value],
