@@ -64,7 +64,9 @@ def words_of(game: str) -> dict[str, Any]:
     if game in NO_DOWN:
         none += ["down"]
         same += [["left", "downleft"], ["right", "downright"]]
-    words = {"leftwards": LEFT, "rightwards": RIGHT} if game != "caveflyer" else {}  # there they turn the ship
+    words: dict[str, tuple[str, ...]] = (
+        {"leftwards": LEFT, "rightwards": RIGHT} if game != "caveflyer" else {}
+    )  # there they turn the ship
     events = {} if game in ENDLESS else {"death": "ended and reward <= 0"}
     events["reward"] = "reward > 0"
     if game in JUMPING:

@@ -306,7 +306,7 @@ def frame_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
                           reason="no error at all: infinite")  # fmt: skip
                 alike = {kind: v[on, k] for kind, v in p.similarity.items()}
                 e = bootstrap_mean(alike[name], p.episode[on], rng=rng)
-                trivial = {kind: float(alike[kind].mean()) for kind in ("copy", "mean")}
+                trivial: dict[str, Any] = {kind: float(alike[kind].mean()) for kind in ("copy", "mean")}
                 yield row(f"frame_ssim{suffix}", k, e, "1", floor=1.0, **trivial)
         for name in ("copy", "mean") if k else ():
             less = bootstrap_mean(error["simulated"] - error[name], p.episode[on], rng=rng)
@@ -331,7 +331,7 @@ def agent_rows(p: Paired, rng: np.random.Generator, actions: Mapping[str, Sequen
             at, real = p.episode[on], v0[on, k]
             for measure, of in (("value_difference", np.asarray), ("value_error", np.abs)):
                 error = bootstrap_mean(of(side.value[on, k] - real), at, rng=rng)
-                trivial = {"copy": float(of(v0[on, 0] - real).mean())}
+                trivial: dict[str, Any] = {"copy": float(of(v0[on, 0] - real).mean())}
                 if measure == "value_error":
                     trivial["mean"] = float(np.abs(real.mean() - real).mean())
                 yield row(f"{measure}{suffix}", k, error, "return", floor=0.0, **trivial)

@@ -157,9 +157,6 @@ def test_the_config_of_a_whole_run_is_compared_with_its_manifest(tmp_path: Path)
     assert parse(Outer, ["--config", str(mine)], "outer").inner.depth == 8
 
 
-def test_presets_lie_under_flags() -> None:
-
-
 def test_presets_lie_under_flags(capsys: pytest.CaptureFixture[str]) -> None:
     demo = parse(TrainConfig, ["--preset", "demo"], STAGE)
     assert demo.net.encoder == preset(STAGE, "demo")["net"]["encoder"]
