@@ -412,19 +412,30 @@ def load_array(path: Path, name: str) -> np.ndarray:
 
 def load_tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
     """A safetensors file of a whole run directory (see ``load_bytes``), on the CPU."""
+    return _tensors(Path(path) / name, load_bytes(path, name))
+
+
+def _tensors(file: Path, data: bytes) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    data = load_bytes(path, name)
     try:
         return load(data)
     except SafetensorError as error:
-        raise UserError(f"{Path(path) / name}: broken tensor file ({error}); copy or make it again") from None
+        raise UserError(f"{file}: broken tensor file ({error}); copy or make it again") from None
 
 
 def load_weights(module: torch.nn.Module, path: Path, name: str = WEIGHTS) -> None:
     """Strict load from a whole run directory; the first missing, unexpected or misshapen tensor is a UserError."""
-    have, file = load_tensors(path, name), Path(path) / name
+    _fill(module, load_tensors(path, name), Path(path) / name)
+
+
+def load_unsealed(module: torch.nn.Module, run: Run, name: str = WEIGHTS) -> None:
+    """The same of weights that ``run``, still being written, has saved itself."""
+    _fill(module, _tensors(run.path / name, (run.path / name).read_bytes()), run.path / name)
+
+
+def _fill(module: torch.nn.Module, have: Mapping[str, torch.Tensor], file: Path) -> None:
     want = module.state_dict()
     for tensor in sorted(set(want) | set(have)):
         if tensor not in have or tensor not in want:

@@ -533,7 +533,7 @@ def main(config: GenTrainConfig) -> None:
     run.record("updates", trainer.step, "gradient steps")
     run.record("training_wall", wall, "s")
     run.record("free_running_mse", trainer.best, "squared pixel in [0, 1]", windows)
-    artefacts.load_weights(trainer.kept, run.path / "model.safetensors")  # the best, not the last
+    artefacts.load_unsealed(trainer.kept, run)  # the best, not the last
     against = against_held_frame(trainer.kept, trainer.validation, trainer.validation_episode, config.seed)
     for name, e in against.items():
         run.record(name, e.value, "squared pixel in [0, 1]", e.n, e.interval)
