@@ -85,7 +85,8 @@ class TargetFunctionsConfig:
     """price of leaving the population: standard deviations of the target (over the population) for being one
     standard deviation further out than its mean, and four times that for two; 0: nothing is paid"""
     env_grads: bool = True
-    """let the gradient pass through the consequences of the agent's actions"""
+    """let the gradient pass straight through the agent's actions to their consequences; the world's categorical states
+    are passed straight through either way"""
     noisy: int = 8
     """noisy rollouts a start, before and after, which say whether the effect outlives the world's noise"""
     drawn: int = 8

@@ -783,6 +783,23 @@ class WrongSimulator(PlantedSimulator):
         return math.sqrt(2) * torch.sin(997 * (x_BX @ self.C_XX.T))
 
 
+class TwinSimulator(PlantedSimulator):
+    """The planted world on every action, and another one between them.
+
+    Each weight a of an action counts as a + between a (1 - a) (1 - 2 a): the same for 0 and for 1, with 1 + between
+    times the slope there.  So straight-through gradients from action to world are 1 + between times those of
+    ``PlantedSimulator``, and no rollout tells the two apart.
+    """
+
+    def __init__(self, options: PlantedOptions | None = None, between: float = -2.0) -> None:
+        super().__init__(options)
+        self.between = between
+
+    def _transition(self, x_BX: Tensor, action_BA: Tensor, normal_BX: Tensor | None = None) -> Tensor:
+        a = action_BA
+        return super()._transition(x_BX, a + self.between * a * (1 - a) * (1 - 2 * a), normal_BX)
+
+
 def _tensor(array: np.ndarray) -> Tensor:
     return torch.tensor(array, dtype=torch.float32)
 

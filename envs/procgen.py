@@ -31,6 +31,13 @@ ACTION_NAMES = (
     "downleft", "left", "upleft", "down", "none", "up", "downright", "right", "upright",
     "key_d", "key_a", "key_w", "key_s", "key_q", "key_e",
 )  # fmt: skip
+# The keys that do something in a game.  With a key the agent stands still, as with "none" (basic-abstract-game.cpp,
+# special_action), so a key that the game does not ask for is "none" by another name; tests/contract tries them.
+KEYS = ACTION_NAMES[9:]
+SPECIAL_KEYS = {
+    **dict.fromkeys(("bossfight", "caveflyer", "dodgeball", "fruitbot", "plunder"), ("key_d",)),
+    **dict.fromkeys(("ninja", "starpilot"), KEYS),
+}
 
 # What the games' sources do with an action (procgen 0.10.7, src/basic-abstract-game.cpp and src/games/*.cpp), and what
 # was measured in all of them (tests/contract/test_envs.py): ids 9 to 14 are "keys"; a game that does not read a key
@@ -215,3 +222,13 @@ def options_of(spec: EnvSpec) -> ProcgenOptions:
     if kind != "procgen":
         raise UserError(f"{spec.env_id} is not a Procgen world")
     return ProcgenOptions(game=game, **json.loads(json.dumps(dict(spec.options))))
+
+
+def same_actions(spec: EnvSpec) -> list[list[int]]:
+    """See ``envs.registry.same_actions``: the keys that do nothing in the game go with "none"."""
+    special = SPECIAL_KEYS.get(spec.env_id.partition("/")[2], ())
+    groups: dict[str, list[int]] = {}
+    for i, name in enumerate(spec.action_names):
+        idle = name in KEYS and name not in special
+        groups.setdefault("none" if idle else name, []).append(i)
+    return list(groups.values())

@@ -39,3 +39,15 @@ def make(spec: EnvSpec, slots: int, *, threads: int = 2, **options: Any) -> VecE
 
         return make_planted(spec, slots)
     raise UserError(f"no adapter for the world {spec.env_id!r}")
+
+
+def same_actions(spec: EnvSpec) -> list[list[int]]:
+    """Ids of actions that do the same whenever they are taken, together; every id once, in order of their first.
+
+    Where nothing is known of a world each id stands by itself.
+    """
+    if spec.env_id.partition("/")[0] == "procgen":
+        from envs.procgen import same_actions as of_game
+
+        return of_game(spec)
+    return [[i] for i in range(spec.n_actions)]

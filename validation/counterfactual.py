@@ -3,7 +3,8 @@
 - Counterfactual actions: every distinct action is held from the same snapshot in the real world and in the
   simulator; does a simulated frame tell, among the real ones, which action made it?
 - Gradients: the simulator's derivative of what the agent does k steps later, with respect to its hidden
-  state now, against finite differences in the real world under the same action noise.
+  state now, straight-through where it passes an action or a category of the world, against finite differences in the
+  real world under the same action noise.
 - Other policies: a simulator is of the world, so its error may not depend on whose actions it is given.
 
 N snapshots (each of its own episode, so each an independent unit), A distinct actions, k steps, P points
@@ -445,7 +446,8 @@ def real_slopes(world: RealWorld, basis: Basis) -> Slopes:
 
 
 def simulated_slopes(world: SimulatedWorld, basis: Basis) -> Slopes:
-    """Derivatives.  The part inside the agent: those with the gradient cut from action to world."""
+    """Derivatives, straight-through where they pass an action or a category of the world.  The part inside the agent:
+    those with the gradient cut from action to world."""
 
     def slopes(w: SimulatedWorld) -> dict[tuple[int, str, str], np.ndarray]:
         found: dict[tuple[int, str, str], list[Tensor]] = {}
@@ -510,7 +512,8 @@ def gradients(shots: Snapshots, basis: Basis, found: Found, rng: np.random.Gener
         "standard deviations at step 0; quantities: the value k steps later, and every action's mean probability "
         "over steps 1 to k; pairs of start and direction whose finite difference is exactly 0 are not counted. "
         "through_world: without what stays inside the agent (real: the difference with every action forced; "
-        "simulated: the derivative with the gradient cut from action to world). floor: the same finite differences "
+        "simulated: the derivative with the gradient cut from action to world). Simulated derivatives are "
+        "straight-through where they pass an action or a category of the world. floor: the same finite differences "
         "under another draw of the action noise. baseline_copy: derivatives of an agent that is shown its last "
         "frame over and over: its memory without any world"
     )

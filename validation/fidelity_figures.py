@@ -38,7 +38,7 @@ PANELS = (
     Panel("Agent's memory is off by", "lower", "variances", _both("h_error")),
     Panel("Held action is recognised", "higher", "share of snapshots", (("counterfactual_top1", FREE),)),
     Panel("Gradients have the real sign", "higher", "share of signs", (("gradient_sign_action", FREE),)),
-    Panel("... of what the world passes on", "higher", "share of signs",
+    Panel("... through the world (straight-through)", "higher", "share of signs",
           (("gradient_sign_action_through_world", FREE),)),
     Panel("Error under another policy's actions", "1 is best", "ratio to the agent's own",
           (("policy_dependence", FREE),)),

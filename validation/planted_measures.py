@@ -49,6 +49,9 @@ FALSE_EDGES = Measure("false edges", "share of its arrows that are not there", a
 CUT = Measure("left with the world cut", "effect through the world that is left when the world is cut", at_most(1e-6))
 ARROWS = Measure("true arrows found", "share of the true arrows that it finds", at_least(0.9))
 MASS = Measure("saliency on the cause", "share of saliency on what is really looked at", at_least(0.99))
+TWINS = Measure(
+    "difference of twins", "how far simulators differ that are alike on every action (in effects)", at_most(1e-6)
+)
 CLOSED_FORM = Measure("error of the closed form", "largest error against the closed form", at_most(1e-6))
 FIRST_ORDER = Measure("first-order error", "largest error of the first-order prediction", at_most(1e-6))
 EFFECT_ERROR = Measure("effect error", "predicted minus observed effect, in spreads", at_most(0.05))
@@ -88,7 +91,7 @@ FORETOLD_RIGHTLY = Measure(
 FORETOLD = Measure("foretold", "'the simulator foretold it'")
 POWER = Measure("power", "small effects that are noticed")
 MEASURES = (
-    RECOVERY, EDGES, CORRELATION_EDGES, SIGNS, ARROWS, FALSE_EDGES, CUT, MASS, CLOSED_FORM, FIRST_ORDER, EFFECT_ERROR,
+    RECOVERY, EDGES, CORRELATION_EDGES, SIGNS, ARROWS, FALSE_EDGES, CUT, TWINS, MASS, CLOSED_FORM, FIRST_ORDER, EFFECT_ERROR,
     CAUSE_FOUND, ACCUSED, ELSEWHERE, AGREEMENT, AGREEMENT_ERROR, D_COVERAGE, HISTORIES, R2_CAUSE, R2_NUISANCE,
     FALSE_ALARMS, MISSES, CONFIRMED, CHOICE, FOUND, EXISTING, NO_EFFECT, REFUTED, WRONG_CONFIRMED, FORETOLD_WITHOUT,
     FORETOLD_RIGHTLY, FORETOLD, POWER,

@@ -20,6 +20,7 @@ from torch import Tensor
 from analysis import clusters, coupling, saliency
 from analysis.attributions import randomised
 from analysis.behaviours import BehaviourOptions, Steps, cluster, reduce
+from analysis.coupling_edges import drawn
 from analysis.directions import fit_ica, fit_pca
 from analysis.gradients import agent_gradients
 from analysis.probe_fits import linear_probe
@@ -34,6 +35,7 @@ from envs.planted import (
     PlantedOptions,
     PlantedSimulator,
     PlantedWorld,
+    TwinSimulator,
     behaviour_of,
     record_planted,
     scene as scene_of,
@@ -72,6 +74,7 @@ from validation.planted_measures import (
     R2_NUISANCE,
     RECOVERY,
     SIGNS,
+    TWINS,
     Found,
     Key,
     Measure,
@@ -190,8 +193,13 @@ class Coupled(NamedTuple):
     """Coupling of the planted directions, and what should have come out: [behaviours, lags, K, K]."""
 
     result: Result
-    effects: np.ndarray
+    effects: np.ndarray  # whose signs and zeros hold wherever the agent is
     judged: np.ndarray  # bool, entries that are not a direction's own past, nor of unknown sign
+    planned: coupling.Plan
+
+    def found(self) -> np.ndarray:
+        """bool, what is drawn as an edge."""
+        return drawn(self.result, "", ALPHA)
 
 
 def couple(scene: Scene, seed: int, permutations: int, basis: Basis | None = None) -> Coupled:
@@ -218,7 +226,22 @@ def couple(scene: Scene, seed: int, permutations: int, basis: Basis | None = Non
     found = coupling.couple(simulator, planned, observed, basis, behaviours, config)
     effects = np.stack([known.effects(LAGS, behaviour=b) for b in behaviours])
     judged = ~np.eye(SIZE, dtype=bool) & ~(known.through_world_KK & (effects == 0))
-    return Coupled(coupling.assemble(found, behaviours, {}, config), effects, judged)
+    return Coupled(coupling.assemble(found, behaviours, {}, config), effects, judged, planned)
+
+
+def exact_effects(scene: Scene, planned: coupling.Plan, basis: Basis) -> np.ndarray:
+    """The closed form of the whole effects [lags, K, K] at the planned states of a world with one behaviour, the mean
+    over episodes."""
+    with torch.no_grad():
+        _, outs = coupling.unroll(scene.simulator, planned.state, max(LAGS) + 1)
+    even, found = np.full((max(LAGS), 3), 1 / 3), []
+    for lag in LAGS:
+        at = outs[max(LAGS) - lag]
+        x_MX, c_MK = at.d_BD.numpy(), basis.project(at.h_BH).numpy()
+        by_action = [scene.known.effect_of_actions(x, c, lag).ravel() for x, c in zip(x_MX, c_MK, strict=True)]
+        mean = coupling.mean_over_episodes(np.stack(by_action), planned.unit_M).mean(0).reshape(SIZE, SIZE)
+        found.append(mean + scene.known.jacobian(even[:lag], env_grads=False))
+    return np.stack(found)
 
 
 def auroc(there: np.ndarray, score: np.ndarray) -> float:
@@ -239,7 +262,7 @@ def coupling_job(kind: Kind, permutations: int, seed: int) -> Found:
     coupled = couple(scene, seed, permutations)
     a, effects, judged = coupled.result.arrays, coupled.effects, coupled.judged
     there = effects != 0
-    J, r, found = a["jacobian"], a["correlation"], a["q_jacobian"] <= ALPHA
+    J, r, found = a["jacobian"], a["correlation"], coupled.found()
     with negated(coupling, "jacobians"):
         wrong = couple(scene, seed, least_permutations(ALPHA)).result.arrays["jacobian"]
     out: Found = {
@@ -258,8 +281,14 @@ def coupling_job(kind: Kind, permutations: int, seed: int) -> Found:
         left = np.abs(a["jacobian_agent_only"])[there & judged].max() / np.abs(J)[there & judged].max()
         out[Key(kind, "Jacobian through the world", EDGES)] = [auroc(there[judged], world[judged])]
         out[Key(kind, "Jacobian of the agent alone", CUT)] = [float(left)]
-    if kind in ("linear", "delayed"):
-        out[Key(kind, "Jacobian coupling", CLOSED_FORM)] = [float(np.abs(J - effects).max())]
+        twin = scene._replace(simulator=TwinSimulator(scene.options).double())
+        b = couple(twin, seed, least_permutations(ALPHA)).result.arrays
+        for method, name in (("actions enumerated", "jacobian_through_world"),
+                             (f"{CONTROL}straight-through", "straight_through_world")):  # fmt: skip
+            out[Key(kind, method, TWINS)] = [float(np.abs(a[name] - b[name]).max() / np.abs(a[name]).max())]
+    if kind not in ("gated", "pixels"):
+        exact = exact_effects(scene, coupled.planned, scene.known.basis)
+        out[Key(kind, "Jacobian coupling", CLOSED_FORM)] = [float(np.abs(J - exact).max())]
     if kind == "linear":
         ica = fitted_ica(kind, seed)
         order, cosine = match(scene.known.basis, ica)
@@ -490,7 +519,8 @@ def accusation_job(permutations: int, seed: int) -> Found:
     known, simulator = scene.known, scene.simulator
     cause, nuisance = known.causal, known.nuisance
     others = [k for k in range(SIZE) if k not in (cause, nuisance)]
-    a = couple(scene, seed, permutations).result.arrays
+    coupled = couple(scene, seed, permutations)
+    a = coupled.result.arrays
     quantities = saliency.find_quantities(["value", "action"], simulator.spec, lambda _: known.basis)
     with torch.no_grad():
         chosen_E = saliency.unroll(simulator, simulator.start(scene.z_EZ), 4)[1][3].action_B
@@ -511,23 +541,23 @@ def accusation_job(permutations: int, seed: int) -> Found:
         for i in (cause, nuisance)
     }
 
-    def named(q: np.ndarray, direction: int = nuisance) -> list[float]:
-        return [float((q[..., direction, others] <= ALPHA).any())]
+    def named(found: np.ndarray, direction: int = nuisance) -> list[float]:
+        return [float(found[..., direction, others].any())]
 
     def seen(direction: int) -> list[float]:
         return [float(any(s[direction] > 0.01 * s.max() for s in sizes))]
 
     world = "confounded"
     return {
-        Key(world, "Jacobian coupling", ACCUSED): named(a["q_jacobian"]),
-        Key(world, "Jacobian coupling", CAUSE_FOUND): named(a["q_jacobian"], cause),
+        Key(world, "Jacobian coupling", ACCUSED): named(coupled.found()),
+        Key(world, "Jacobian coupling", CAUSE_FOUND): named(coupled.found(), cause),
         Key(world, "gradient", ACCUSED): seen(nuisance),
         Key(world, "gradient", CAUSE_FOUND): seen(cause),
         Key(world, "paired interventions", ACCUSED): [float(accused(rows, nuisance))],
         Key(world, "paired interventions", CAUSE_FOUND): [
             float(row["exists"] == verdicts.YES and row["size"] == verdicts.FORETOLD)
         ],
-        Key(world, f"{CONTROL}correlation as cause", ACCUSED): named(a["q_correlation"]),
+        Key(world, f"{CONTROL}correlation as cause", ACCUSED): named(a["q_correlation"] <= ALPHA),
         Key(world, f"{CONTROL}decodable as cause", ACCUSED): [float(decoded[nuisance].low > 0.5)],
         Key(world, "linear probe", R2_CAUSE): [decoded[cause].value],
         Key(world, "linear probe", R2_NUISANCE): [decoded[nuisance].value],
@@ -594,8 +624,8 @@ def agreement_p(
     """p of analysis.coupling's agreement of correlations with a Jacobian [1, lags, K, K]."""
     none, nothing = np.zeros((0, *J.shape)), np.zeros(1, np.int64)
     coupled = coupling.Coupling(
-        correlated["correlation"], correlated["p"], correlated["null"], none, {"": J}, {"": J}, {"": none},
-        nothing, nothing, nothing, np.array([episodes]),
+        correlated["correlation"], correlated["p"], correlated["null"], none, {"": J}, {"": J}, {"": J}, {"": none},
+        nothing, nothing, nothing, np.array([episodes]), 0.0, (),
     )  # fmt: skip
     return coupling.agreement(coupled, np.broadcast_to(off, J.shape), measure).p
 
@@ -627,7 +657,8 @@ def effect_job(runs: int, episodes: int, permutations: int, lean: float, seed: i
     simulator, known = scene.simulator, scene.known
     world = f"null, lean {lean:g}" if lean else "null"
     rate, size = (POWER, f", {episodes} episodes") if lean else (FALSE_ALARMS, "")
-    found = coupling.jacobians(simulator, simulator.start(scene.z_EZ), known.basis, lags, SIZE)[0].numpy()
+    parts = coupling.jacobians(simulator, simulator.start(scene.z_EZ), known.basis, lags, SIZE)
+    found = (parts["direct"] + parts["through_world"]).numpy()
     off = ~np.eye(SIZE, dtype=bool)
     acts = off & (np.abs(found).max((0, 1)) > 0) if not lean else known.in_agent_KK
     out: Found = {}

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from analysis.behaviours import load_behaviours
-from analysis.coupling_edges import label as behaviour_label
+from analysis.coupling_edges import COMPARED, WORDS, label as behaviour_label
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
@@ -256,8 +256,8 @@ def _tried_again(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         )
     if (r := last.get("gradient_sign_action_through_world")) is not None:
         said.append(
-            f"gradients through the world have the sign of the real effect on later actions in {share(r)} of "
-            f"cases, {r['horizon']} steps on (chance 0.5)"
+            "straight-through gradients through the world have the sign of the real effect on later actions in "
+            f"{share(r)} of cases, {r['horizon']} steps on (chance 0.5)"
         )
     return ("; ".join(said) + ".",) if said else ()
 
@@ -457,7 +457,8 @@ def saliency(dirs: Mapping[str, Path]) -> Section:
     html = [
         paragraph(
             "Gradients of a quantity at a target step (framed) with respect to every frame before: whole, through the "
-            "agent only, and through the world, so through the consequences of the agent's own actions. "
+            "agent only, and through the world, so through the consequences of the agent's own actions "
+            "(straight-through: as if actions were continuous, which no training of the simulator checks). "
             "Blue: a brighter pixel raises the quantity; red: lowers it. Blurred for display only. Below, what other "
             "methods say of the target frame alone. These are the simulator's pictures, and only hypotheses."
         )
@@ -491,7 +492,7 @@ def saliency(dirs: Mapping[str, Path]) -> Section:
             table(checks, "Checks of every method (python -m analysis.saliency --checks)", _present({}, checks))
         )
     through, chance = (_by_quantity(result, name) for name in ("through_world", "randomised_correlation"))
-    found = [f"Saliency: {through} of the gradient's size runs through the world"] if through else []
+    found = [f"Saliency: {through} of the straight-through gradient's size runs through the world"] if through else []
     if through and chance:
         found[0] += f"; correlation of its picture with that of an agent with random weights: {chance}"
     return Section("Saliency", "".join(html), tuple(f"{f}." for f in found))
@@ -504,15 +505,24 @@ def _by_quantity(result: Result, name: str) -> str:
     return ", ".join(f"{q.replace('_', ' ')} {show(scalar)}" for q, scalar in have.items() if scalar is not None)
 
 
+OLD_COUPLING = (
+    "This run is of an earlier version: its numbers through the world are straight-through, as if actions were "
+    "continuous, and show no effect by themselves; run analysis.coupling again"
+)
+
+
 def coupling(dirs: Mapping[str, Path]) -> Section:
     """Which direction drives which, by correlation and by gradient."""
     path = dirs["coupling"]
     result = Result.load(path)
     edges, scalars = result.tables["edges"], result.scalars
     between = [e for e in edges if e["source"] != e["target"]]
+    earlier = "method" not in result.notes
+    how = "actions enumerated, interval beyond 0, straight-through sign agrees"
     found = (
         f"Coupling: {len(between)} effects of one direction on another, later, are significant in the simulator "
-        f"(Jacobian, q ≤ {number(result.notes['alpha'])}, over behaviours and lags)"
+        f"(Jacobian, q ≤ {number(result.notes['alpha'])}, over behaviours and lags; "
+        f"{'straight-through, of an earlier version: run it again' if earlier else how})"
     )
     agree = scalars["sign_agreement"]
     if agree["value"] is None:
@@ -525,18 +535,20 @@ def coupling(dirs: Mapping[str, Path]) -> Section:
         )
     titles = {
         "behaviour": "behaviour", "lag": "lag (steps)", "source": "source", "target": "target", "J": "Jacobian",
-        "interval": "95 % interval", "q": "q", "J_direct": "agent only", "q_direct": "q, agent only",
-        "J_through_world": "through world", "q_through_world": "q, through world", "r": "correlation",
+        "interval": "95 % interval", "J_straight_through": COMPARED, "q": "q", "J_direct": WORDS["_agent_only"],
+        "q_direct": "q, direct", "J_through_world": WORDS["_through_world"],
+        "J_through_world_straight_through": f"through the world, {COMPARED}", "q_through_world": "q, through the world",
+        "r": "correlation",
         "q_r": "q of correlation", "agree": "signs agree", "n": "Jacobians", "episodes": "episodes",
     }  # fmt: skip
     html = [
         paragraph(
             "Two directions that go together need not drive each other. The cross-correlation says what goes "
-            "together; the "
-            "Jacobian says how much a small change of one now would change the other later, through agent and world. A "
-            "correlation without a Jacobian is a common cause; a Jacobian is an effect, as far as the simulator is "
-            "right."
+            "together; the Jacobian says how much a small change of one now would change the other later, in the "
+            "simulator. A correlation without a Jacobian is a common cause; a Jacobian is an effect in the simulator, "
+            "and a hypothesis about the world."
         ),
+        paragraph(f"{OLD_COUPLING if earlier else result.notes['method']}."),
         _scalars(result, "How much there is, and how far correlation and Jacobian agree"),
     ]
     if between:
@@ -549,8 +561,11 @@ def coupling(dirs: Mapping[str, Path]) -> Section:
         listed = table(rows, "Significant Jacobians, the strongest first", titles, most=60)
         html.append(details("Table of all significant effects, those on a direction's own later value too", listed))
     figures = _natural(path.glob("matrix_*.png"))
-    words = "Coupling matrices of {}: Jacobian, its parts by agent alone and world, and correlation, a row a lag"
-    drawn = "Graph of the effects in {}: whole, by the agent alone and through the world, a column a lag"
+    words = (
+        "Coupling matrices of {}: Jacobian, its direct part, its part through the world with the straight-through "
+        "number beside it, and correlation, a row a lag"
+    )
+    drawn = "Graph of the effects in {}: whole, direct and through the world, a column a lag"
     compared = "Direct and through-world parts of the effects, and how far each agrees with the correlation"
     if (path / "paths.png").exists():
         html.append(picture(path / "paths.png", compared, f"{compared}.", wide=True))

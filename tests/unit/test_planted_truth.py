@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -63,6 +65,40 @@ def test_jacobians_are_autograd_s_in_every_world(kind: Kind, env_grads: bool) ->
         np.testing.assert_allclose(found, known.jacobian(p, env_grads, behaviour), atol=1e-12)
 
 
+def expectation(simulator: PlantedSimulator, z_1Z: torch.Tensor, change_H: torch.Tensor, steps: int) -> torch.Tensor:
+    """E[h at the last step] [H] with the hidden state changed at step 0, over all sequences of actions."""
+    actions = torch.tensor(list(itertools.product(range(3), repeat=steps)))
+    forced = torch.cat([actions, actions[:, :1]], 1)
+    push = AtSteps(AddVector(change_H), 0, 1)
+    path = simulator.rollout(z_1Z.expand(len(forced), -1), steps, actions=forced, intervene=(push,))
+    p = path.logits[:, :steps].softmax(-1).gather(-1, actions[..., None])[..., 0].prod(1)
+    assert float(p.sum()) == pytest.approx(1)
+    return p @ path.h[:, steps]
+
+
+@pytest.mark.parametrize("kind", ["confounded", "mediated", "linear"])
+def test_effects_of_actions_are_slopes_of_the_exact_expectation(kind: Kind) -> None:
+    """The closed form of the policy's expectation, against finite differences of the expectation itself; what is left
+    is direct."""
+    options, steps, small = PlantedOptions(kind=kind), 3, 1e-5
+    known, simulator = truth(options, torch.float64), PlantedSimulator(options).double()
+    z = torch.randn(1, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    R = matrices(options).R_HK
+    slope = np.empty((SIZE, SIZE))
+    for i in range(SIZE):
+        push = small * torch.tensor(R[:, i])
+        ends = [expectation(simulator, z, sign * push, steps) for sign in (1, -1)]
+        slope[i] = (ends[0] - ends[1]).numpy() @ R / (2 * small)
+    c = known.basis.project(simulator.rollout(z, 0).h[0, 0]).numpy()
+    through = known.effect_of_actions(z[0, :SIZE].numpy(), c, steps, sampled=True)
+    direct = known.jacobian(np.full((steps, 3), 1 / 3), env_grads=False)
+    np.testing.assert_allclose(slope, through + direct, atol=1e-9)
+    assert (np.abs(through).max() > 0.05) == (kind != "linear")
+    # One step has nothing after it: the modal number is that of the expectation.
+    one = [known.effect_of_actions(z[0, :SIZE].numpy(), c, 1, sampled=sampled) for sampled in (True, False)]
+    np.testing.assert_allclose(*one, atol=1e-14)
+
+
 def test_what_each_world_is_made_for() -> None:
     lags = (1, 2, 3, DELAY, 5)
     known = {kind: truth(PlantedOptions(kind=kind)) for kind in KINDS}
@@ -108,6 +144,8 @@ def test_closed_forms_are_refused_where_there_are_none() -> None:
         truth().cohens_d()
     with pytest.raises(ValueError, match="depends on its state"):
         truth(PlantedOptions(kind="pixels")).jacobian(np.full((1, 3), 1 / 3))
+    with pytest.raises(ValueError, match="is not linear"):
+        truth(PlantedOptions(kind="pixels")).effect_of_actions(np.zeros(SIZE), np.zeros(SIZE), 1)
 
 
 def test_sparse_noise_is_sparse_and_has_variance_one() -> None:

@@ -86,7 +86,7 @@ def test_the_run_is_whole_and_its_table_is_read_by_people(
 
 def test_a_flipped_sign_turns_the_table_red(monkeypatch: pytest.MonkeyPatch) -> None:
     right = coupling.jacobians
-    monkeypatch.setattr(coupling, "jacobians", lambda *a, **k: -right(*a, **k))
+    monkeypatch.setattr(coupling, "jacobians", lambda *a, **k: {n: -x for n, x in right(*a, **k).items()})
     found = scored.coupling_job("linear", 199, 0)
     assert found[Key("linear", "Jacobian coupling", measures.SIGNS)] == [0.0]
     # The control runs the method with its sign flipped: flipped twice it is right, and is not caught.
@@ -96,7 +96,11 @@ def test_a_flipped_sign_turns_the_table_red(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_transposed_jacobian_turns_the_table_red(monkeypatch: pytest.MonkeyPatch) -> None:
     right = coupling.jacobians
-    monkeypatch.setattr(coupling, "jacobians", lambda *a, **k: right(*a, **k).transpose(-1, -2))
+
+    def transposed(*a: object, **k: object) -> dict[str, torch.Tensor]:
+        return {n: x.transpose(-1, -2) if x.ndim == 4 else x for n, x in right(*a, **k).items()}
+
+    monkeypatch.setattr(coupling, "jacobians", transposed)
     found = scored.coupling_job("delayed", 199, 0)
     assert found[Key("delayed", "Jacobian coupling", measures.EDGES)][0] < 0.6
 
