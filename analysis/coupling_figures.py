@@ -9,10 +9,24 @@ import numpy as np
 
 from analysis.coupling_edges import COMPARED, PATHS, STRAIGHT, WORDS, drawn, label
 from core.artefacts import Result
-from core.figures import figure_of
+from core.figures import (
+    BAND,
+    BOTH,
+    DIVERGING,
+    HELD,
+    INK,
+    LINE,
+    MEMORY,
+    NEGATIVE,
+    NOT_TESTED,
+    POSITIVE,
+    WHOLE,
+    WORLD,
+    figure_of,
+)
 
-PATH_COLOURS = dict(zip(PATHS, ("0.25", "tab:orange", "tab:green"), strict=True))
-RAISES, LOWERS = "tab:blue", "tab:red"
+PATH_COLOURS = dict(zip(PATHS, (WHOLE, MEMORY, WORLD), strict=True))
+RAISES, LOWERS = POSITIVE, NEGATIVE
 STRONGEST = 24  # edges of a graph's panel: more than that hide each other
 
 
@@ -30,6 +44,10 @@ def _title(result: Result, b: int) -> str:
     behaviour = int(a["behaviours"][b])
     counts = f"{a['samples'][b]} Jacobians from {a['sample_episodes'][b]} episodes"
     return f"{label(result.notes['names'], behaviour)}: {counts}"
+
+
+def _before(lag: int) -> str:
+    return f"{lag} step{'' if lag == 1 else 's'} before"
 
 
 def _off(k: int) -> np.ndarray:
@@ -62,7 +80,7 @@ def draw_matrices(result: Result, b: int) -> Any:
     side = 3.4 if k <= 24 else 4.6
     figure = figure_of(5.2 * side, side * len(a["lags"]))
     axes = figure.subplots(len(a["lags"]), len(columns), squeeze=False)
-    colours = colormaps["RdBu"].with_extremes(bad="0.85")
+    colours = colormaps[DIVERGING].with_extremes(bad=NOT_TESTED)
     figure.suptitle(
         f"{_title(result, b)}\ndots: q ≤ {alpha:g}, of J also an interval beyond 0 and the straight-through sign; "
         "grey: not tested; darkest of J: the strongest between directions"
@@ -73,7 +91,7 @@ def draw_matrices(result: Result, b: int) -> Any:
             i, j = np.nonzero(marked[key][at])
             axis.plot(j, i, ".", color="black", markersize=4 if k <= 16 else 40 / k)
             axis.set_title(f"{title}, lag {lag}", fontsize=9)
-            axis.set(xlabel="target at T", ylabel=f"source at T-{lag}")
+            axis.set(xlabel="direction now", ylabel=f"direction {_before(lag)}")
             extend = "neither" if _strongest(a[key][b], off=False) <= limit else "both"
             figure.colorbar(image, ax=axis, shrink=0.8, extend=extend)
     return figure
@@ -123,18 +141,18 @@ def draw_graph(result: Result, b: int) -> Any:
                 _draw_arrow(axis, arrow, strongest)
             names = [str(i) for i in range(k)]
             for x in (0, 1):
-                axis.scatter(np.full(k, x), range(k), s=14, color="0.2", zorder=5)
+                axis.scatter(np.full(k, x), range(k), s=14, color=INK, zorder=5)
             few = max(1, k // 32)
             axis.set_yticks(range(0, k, few), names[::few], fontsize=8 if k <= 32 else 6)
             axis.tick_params(length=0, labelleft=True, labelright=True)
-            axis.set_xticks([0, 1], [f"source at t-{lag}", "target at t"], fontsize=9)
+            axis.set_xticks([0, 1], [_before(lag), "now"], fontsize=9)
             for text, side in zip(axis.get_xticklabels(), ("left", "right"), strict=True):
                 text.set_horizontalalignment(side)
             axis.set(xlim=(-0.04, 1.04), ylim=(k - 0.5, -0.5))
             axis.spines[:].set_visible(False)
             drawn = sum(arrow.source != arrow.target for arrow in shown)
             some = f"{drawn} of {count}" if drawn < count else f"{count}"
-            widest = f"\nwidest: |J| = {strongest:.2g}" if count else "\n"
+            widest = f"\nwidest: size {strongest:.2g}" if count else "\n"
             axis.set_title(f"{WORDS[path]}\nlag {lag}: {some} effect{'s' * (count != 1)}{widest}", fontsize=9)
     figure.get_layout_engine().set(wspace=0.09)
     _legend(figure)
@@ -142,7 +160,7 @@ def draw_graph(result: Result, b: int) -> Any:
 
 
 def _draw_arrow(axis: Any, arrow: Arrow, strongest: float) -> None:
-    colour = RAISES if arrow.J > 0 else LOWERS
+    colour = POSITIVE if arrow.J > 0 else NEGATIVE
     if arrow.source == arrow.target:
         axis.plot([0, 1], [arrow.source, arrow.target], color=colour, linewidth=1.0, alpha=0.22, zorder=1)
         return
@@ -169,12 +187,12 @@ def _legend(figure: Any) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=RAISES, label="raises"),
-        Line2D([], [], color=LOWERS, label="lowers"),
-        Line2D([], [], color="0.3", label="correlation has the same sign"),
-        Line2D([], [], color="0.3", linestyle="--", label="the other sign"),
-        Line2D([], [], color="0.3", linestyle=":", label="no significant correlation"),
-        Line2D([], [], color="0.3", alpha=0.3, label="own past"),
+        Line2D([], [], color=POSITIVE, label="raises"),
+        Line2D([], [], color=NEGATIVE, label="lowers"),
+        Line2D([], [], color=INK, label="correlation has the same sign"),
+        Line2D([], [], color=INK, linestyle="--", label="the other sign"),
+        Line2D([], [], color=INK, linestyle=":", label="no significant correlation"),
+        Line2D([], [], color=INK, alpha=0.3, label="own past"),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
 
@@ -186,11 +204,11 @@ def draw_paths(result: Result) -> Any:
     _draw_parts(left, result)
     measures = {
         "sign_agreement": "share of entries with the same sign",
-        "magnitude_rank_correlation": "rank correlation of |J| and |r|",
+        "magnitude_rank_correlation": "rank correlation of their sizes",
     }
     for axis, (measure, unit) in zip(right, measures.items(), strict=True):
         _draw_agreement(axis, result, measure, unit)
-    right[0].set_title("Do J and r agree in sign? (grey: permuted episodes)", fontsize=10)
+    right[0].set_title("Do Jacobian and correlation agree in sign? (grey: permuted episodes)", fontsize=10)
     right[1].set_title("... and in size?", fontsize=10)
     return figure
 
@@ -203,19 +221,22 @@ def _draw_parts(axis: Any, result: Result) -> None:
     there = whole & off
     kinds = (
         ("direct alone", there & direct & ~world, PATH_COLOURS["_agent_only"]),
-        ("both parts", there & direct & world, "tab:purple"),
+        ("both parts", there & direct & world, BOTH),
         ("through world alone", there & ~direct & world, PATH_COLOURS["_through_world"]),
-        ("neither part alone", there & ~direct & ~world, "0.6"),
+        ("neither part alone", there & ~direct & ~world, HELD),
     )
     for name, mask, colour in kinds:
         x, y = a["jacobian_agent_only"][mask], a["jacobian_through_world"][mask]
         axis.plot(x, y, ".", color=colour, markersize=5, alpha=0.7, label=f"{name}: {mask.sum()}")
     reach = 1.08 * max(_strongest(a[f"jacobian{path}"]) for path in PATHS[1:])
-    axis.axhline(0, color="0.8", linewidth=0.8, zorder=0)
-    axis.axvline(0, color="0.8", linewidth=0.8, zorder=0)
-    axis.plot([-reach, reach], [reach, -reach], color="0.8", linewidth=0.8, linestyle="--", zorder=0)
-    axis.text(reach * 0.97, -reach * 0.9, "cancel", color="0.5", fontsize=8, ha="right")
-    axis.set(xlim=(-reach, reach), ylim=(-reach, reach), xlabel="J, direct (memory)", ylabel="J, through the world")
+    axis.axhline(0, color=LINE, linewidth=0.8, zorder=0)
+    axis.axvline(0, color=LINE, linewidth=0.8, zorder=0)
+    axis.plot([-reach, reach], [reach, -reach], color=LINE, linewidth=0.8, linestyle="--", zorder=0)
+    axis.text(reach * 0.97, -reach * 0.9, "cancel", color=HELD, fontsize=8, ha="right")
+    axis.set(
+        xlim=(-reach, reach), ylim=(-reach, reach), xlabel="Jacobian, direct (memory)",
+        ylabel="Jacobian, through the world",
+    )  # fmt: skip
     axis.set_title(f"Edges between directions (q ≤ {alpha:g}), by the part that would be one by itself", fontsize=10)
     axis.legend(fontsize=8)
 
@@ -227,10 +248,10 @@ def _draw_agreement(axis: Any, result: Result, measure: str, unit: str) -> None:
         scalar, null = result.scalars[f"{measure}{path}"], result.scalars[f"{measure}{path}_null"]
         ticks.append(f"{WORDS[path].replace(' (', chr(10) + '(')}\nn = {scalar['n']}")
         if scalar["value"] is None or not np.isfinite(scalar["value"]):
-            axis.text(x, 0.5, "too few", ha="center", color="0.5", fontsize=8, transform=axis.get_xaxis_transform())
+            axis.text(x, 0.5, "too few", ha="center", color=HELD, fontsize=8, transform=axis.get_xaxis_transform())
             continue
         low, high = null["interval"]
-        axis.fill_between([x - 0.32, x + 0.32], low, high, color="0.85")
+        axis.fill_between([x - 0.32, x + 0.32], low, high, color=BAND)
         p = result.scalars[f"{measure}{path}_p"]["value"]
         axis.plot(x, scalar["value"], "o", color=PATH_COLOURS[path])
         axis.vlines(x, *scalar["interval"], color=PATH_COLOURS[path])

@@ -116,7 +116,8 @@ def forced_changes(
 
 def noise_of_rows(noise: StepNoise, rows: Tensor) -> StepNoise:
     """The noise of some rollouts of a batch, int64 [N]."""
-    return StepNoise(*(None if x is None else x[rows] for x in noise))
+    ends = None if noise.terminal_B is None else noise.terminal_B[rows]
+    return StepNoise(noise.s_BS[rows], noise.action_BA[rows], ends)
 
 
 def through_world(slope_BSTGX: Tensor, change_BTGUY: Tensor) -> Tensor:

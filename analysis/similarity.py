@@ -26,7 +26,7 @@ from core.artefacts import Result
 from core.contracts import Agent, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
-from core.figures import figure_of
+from core.figures import SEQUENTIAL, figure_of
 from core.progress import bar
 from core.stats import Estimate, bootstrap, interval_of
 
@@ -220,7 +220,7 @@ def draw(result: Result) -> Any:
     figure = figure_of(2 * (0.5 * len(names) + 3.6), 0.5 * len(names) + 2.8)
     for axis, layer in zip(figure.subplots(1, len(LAYERS)), LAYERS, strict=True):
         shown = np.concatenate([result.arrays[f"cka_{layer}"], result.arrays[f"control_{layer}"][:, None]], 1)
-        image = axis.imshow(shown, cmap="viridis", vmin=0, vmax=1)
+        image = axis.imshow(shown, cmap=SEQUENTIAL, vmin=0, vmax=1)
         for (i, j), v in np.ndenumerate(shown):
             axis.text(j, i, f"{v:.2f}", ha="center", va="center", fontsize=7, color="w" if v < 0.6 else "k")
         axis.axvline(len(names) - 0.5, color="w", linewidth=3)

@@ -37,6 +37,7 @@ from core import artefacts, config as cli
 from core.contracts import EnvSpec, Simulator, Trajectory, UserError
 from core.directions import Basis, fingerprint
 from core.episodes import RolloutStore
+from core.figures import BAND, INK, SIMULATED, figure_of, font_of, minus
 from core.progress import bar
 from core.stats import Estimate, benjamini_hochberg, bootstrap_mean, sign_flip_p
 from core.video import check_video, write_video
@@ -654,16 +655,16 @@ def said(value: float | None, spec: str = ".3g") -> str:
 
 def draw_strip(result: artefacts.Result, s: int, label: str, names: Sequence[str]) -> Any:
     """A PIL image: the rollout before and, below it, after; actions, frames, the target's reading and the value."""
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
-    font, small = ImageFont.load_default(14), ImageFont.load_default(12)
+    font, small = font_of(13), font_of(10)
     name, first = result.notes["targets"][label]["name"], result.notes["first_step"]
     rollouts = {when: shown_of(result, s, label, when, names) for when in ("before", "after")}
     columns, top, arrows, words = len(rollouts["before"].frames), 28, 30, 40
     block = arrows + TILE + words
     image = Image.new("RGB", (LABEL + columns * (TILE + GAP), top + 2 * block), "white")
     pen = ImageDraw.Draw(image)
-    pen.text((6, 6), title_of(result, s, label), fill="black", font=font)
+    pen.text((6, 6), minus(title_of(result, s, label)), fill="black", font=font)
     for row, (when, x) in enumerate(rollouts.items()):
         y = top + row * block
         pen.text((6, y + arrows + TILE // 2), when, fill="black", font=font)
@@ -675,10 +676,10 @@ def draw_strip(result: artefacts.Result, s: int, label: str, names: Sequence[str
             image.paste(tile, (left, y + arrows))
             if x.alive[t]:
                 arrow(pen, middle, y + arrows / 2 - 2, x.actions[t], 10, small)
-            said = f"t={t}  V={x.value[t]:.2f}" if x.alive[t] else f"t={t} ended"
+            said = minus(f"step {t}, value {x.value[t]:.2f}") if x.alive[t] else f"step {t}, ended"
             pen.text((middle, y + arrows + TILE + 10), said, fill="black", anchor="mm", font=small)
             if x.alive[t] and name not in VALUES:
-                said = f"{name} {x.trace[t]:.3g}"
+                said = minus(f"{name} {x.trace[t]:.3g}")
                 pen.text((middle, y + arrows + TILE + 25), said, fill="black", anchor="mm", font=small)
     return image
 
@@ -688,9 +689,9 @@ VALUES = ("value", "value_drop", "value_rise")  # whose reading is the value, wh
 
 def video_frames(result: artefacts.Result, s: int, label: str, names: Sequence[str]) -> list[np.ndarray]:
     """uint8 [320, 512, 3] a step: before, and beside it after."""
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
-    font, side = ImageFont.load_default(15), 256
+    font, side = font_of(13), 256
     rollouts = {when: shown_of(result, s, label, when, names) for when in ("before", "after")}
     about = result.notes["targets"][label]
     out = []
@@ -700,10 +701,10 @@ def video_frames(result: artefacts.Result, s: int, label: str, names: Sequence[s
         pen.text((6, 4), f"start {s}: {about['name']} {'up' if about['sign'] > 0 else 'down'}, t={t}", "black", font)
         for column, (when, x) in enumerate(rollouts.items()):
             left = column * side
-            said = f"{when}  V={x.value[t]:.2f}" if x.alive[t] else f"{when}  ended"
+            said = f"{when}, value {x.value[t]:.2f}" if x.alive[t] else f"{when}, ended"
             if x.alive[t] and about["name"] not in VALUES:
                 said += f"  {x.trace[t]:.3g}"
-            pen.text((left + 6, 32), said, fill="black", font=font)
+            pen.text((left + 6, 32), minus(said), fill="black", font=font)
             if x.alive[t]:
                 arrow(pen, left + side - 40, 44, x.actions[t], 9, font)
             tile = Image.fromarray(x.frames[t]).resize((side, side), Image.Resampling.NEAREST)
@@ -714,30 +715,29 @@ def video_frames(result: artefacts.Result, s: int, label: str, names: Sequence[s
 
 def draw_courses(result: artefacts.Result) -> Any:
     """A matplotlib Figure, a panel a target: every start's course, their mean, and what the untrained latents give."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     a, labels = result.arrays, list(result.notes["targets"])
     columns = min(3, len(labels))
     rows = -(-len(labels) // columns)
-    figure = Figure(figsize=(4.6 * columns, 3.4 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = figure_of(4.6 * columns, 3.4 * rows)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis, label in zip(axes, labels, strict=False):
         about = result.notes["targets"][label]
         y, sign = a[f"y_{label}"], about["sign"]
-        axis.plot(y, color="tab:blue", alpha=0.3, linewidth=0.8)
+        axis.plot(y, color=SIMULATED, alpha=0.3, linewidth=0.8)
         known = np.isfinite(y)
         mean = np.where(known, y, 0).sum(1) / np.where(known.any(1), known.sum(1), np.nan)
-        axis.plot(mean, color="tab:blue", linewidth=2, label=f"mean of {y.shape[1]} starts")
+        axis.plot(mean, color=SIMULATED, linewidth=2, label=f"mean of {y.shape[1]} starts")
         control = a[f"control_{label}"]
         low, high = np.nanquantile(control, (0.05, 0.95))
-        axis.axhspan(low, high, color="grey", alpha=0.25, linewidth=0, label="90 % of untrained latents")
+        axis.axhspan(low, high, color=BAND, linewidth=0, label="90 % of untrained latents")
         best = result.scalars[f"control_{label}"]["value"]
         if best is not None:
-            name = f"best of {result.notes['tries']} of them"
-            axis.axhline(best, color="black", linestyle="--", linewidth=1, label=name)
-        axis.set(title=f"{about['name']}, {'up' if sign > 0 else 'down'}", xlabel="step of Adam", ylabel=about["unit"])
+            axis.axhline(best, color=INK, linestyle="--", linewidth=1, label=f"best of {result.notes['tries']} of them")
+        axis.set(
+            title=f"{about['name'].replace('_', ' ')}, {'up' if sign > 0 else 'down'}",
+            xlabel="step of the search",
+            ylabel=about["unit"],
+        )
     axes[0].legend(fontsize=7)
     for axis in axes[len(labels) :]:
         axis.axis("off")

@@ -18,6 +18,7 @@ from analysis.quantities import Quantity, Reading, find_quantities
 from analysis.saliency import SaliencyConfig, parse_sample_ids
 from core.contracts import EnvSpec, UserError
 from core.directions import Basis
+from core.figures import NEGATIVE, POSITIVE, rgb
 from core.interventions import AddVector, AtSteps
 from envs.planted import PlantedSimulator, record_planted
 from envs.planted_truth import truth
@@ -565,7 +566,7 @@ def test_positive_is_blue_and_negative_is_red() -> None:
     frame, signed = np.full((64, 64, 3), 100, np.uint8), np.zeros((64, 64))
     signed[:32], signed[32:, :32] = 1.0, -1.0
     out = saliency_figures.overlay(frame, signed, 1.0).astype(int)
-    assert (out[:32] == saliency_figures.BLUE).all() and (out[32:, :32] == saliency_figures.RED).all()
+    assert (out[:32] == rgb(POSITIVE)).all() and (out[32:, :32] == rgb(NEGATIVE)).all()
     assert (out[32:, 32:] == out[63, 63]).all() and len(set(out[63, 63])) == 1
     assert (saliency_figures.overlay(frame, signed, 0.0) == out[63, 63]).all()
 
