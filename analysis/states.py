@@ -456,8 +456,10 @@ def _describe(
     ari = cluster_stability(x_NK[kept_N], label_M, unit_M, clusters=options.clusters, seed=seed)
     result.scalar("cluster_stability", ari.value, "adjusted Rand index", ari.n, (ari.low, ari.high))
     if options.surrogates:
-        of = {"clusters": options.clusters, "surrogates": options.surrogates, "seed": seed}
-        compare(x_NK[kept_N], states.index_N2[kept_N, 0], unit_M, method="k_means", **of).record(result, "cluster_")
+        compare(
+            x_NK[kept_N], states.index_N2[kept_N, 0], unit_M, method="k_means", clusters=options.clusters,
+            surrogates=options.surrogates, seed=seed,
+        ).record(result, "cluster_")  # fmt: skip
     record_share_from_time(result, "cluster_", label_M, t_M, unit_M, episodes=episodes, rng=rng)
 
 
