@@ -121,8 +121,8 @@ def agent_and_world(chosen: Chosen) -> Section:
             where = f"{number(metric['n'])} episodes recorded in {shown(path)}{_acted(recorded)}"
             html.append(paragraph(f"In the {where} its mean return is {number(metric['value'])}."))
     html += [_real_strip(path) for path in sorted(recordings, key=lambda p: bool(_acted(recordings[p])))[:1]]
-    if (chosen.agent / "curve.csv").exists():
-        html.append(_learning_curve(chosen.agent / "curve.csv"))
+    if "curve.csv" in manifest["files"]:
+        html.append(_learning_curve(artefacts.load_bytes(chosen.agent, "curve.csv").decode()))
     return Section(
         "The agent and its world",
         "".join(html),
@@ -173,9 +173,8 @@ def _real_strip(path: Path, frames: int = 10) -> str:
     )
 
 
-def _learning_curve(path: Path) -> str:
-    curve = io.StringIO(artefacts.load_bytes(path.parent, path.name).decode())
-    rows = [(float(r["step"]), float(r["return_mean"])) for r in csv.DictReader(curve)]
+def _learning_curve(curve: str) -> str:
+    rows = [(float(r["step"]), float(r["return_mean"])) for r in csv.DictReader(io.StringIO(curve))]
     steps, returns = np.array(rows).T
     figure = figure_of(7.5, 2.6)
     axes = figure.subplots()
@@ -270,7 +269,7 @@ def _tried_again(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         )
     if (r := last.get("gradient_sign_action_through_world")) is not None:
         said.append(
-            "straight-through gradients through the world have the sign of the real effect on later actions in "
+            f"straight-through gradients through the world have the sign of the real effect on later actions in "
             f"{around(r, 'simulated')} of cases, {r['horizon']} steps on (chance 0.5)"
         )
     return ("; ".join(said) + ".",) if said else ()
@@ -449,9 +448,9 @@ def saliency(run: Traced) -> Section:
         paragraph(
             "Gradients of a quantity at a target step (framed) with respect to every frame before: whole, through the "
             "agent only, and through the world, so through the consequences of the agent's own actions "
-            "(straight-through: as if actions were continuous, which no training of the simulator checks). "
-            "Blue: a brighter pixel raises the quantity; red: lowers it. Blurred for display only. Below, what other "
-            "methods say of the target frame alone. These are the simulator's pictures, and only hypotheses."
+            "(straight-through: as if actions were continuous, which no training of the simulator checks). Blue: a "
+            "brighter pixel raises the quantity; red: lowers it. Blurred for display only. Below, what other methods "
+            "say of the target frame alone. These are the simulator's pictures, and only hypotheses."
         )
     ]
     for i, (quantity, files) in enumerate(by_quantity.items()):
@@ -520,8 +519,9 @@ def coupling(run: Traced) -> Section:
             f"against {percent({'value': sum(null) / 2, 'interval': null})} in permuted episodes."
         )
     titles = {
-        "behaviour": "behaviour", "lag": "lag (steps)", "source": "source", "target": "target", "J": "Jacobian [95 %]",
-        "J_straight_through": COMPARED, "q": "q", "J_direct": WORDS["_agent_only"], "q_direct": "q, direct",
+        "behaviour": "behaviour", "lag": "lag (steps)", "source": "source", "target": "target",
+        "J": "Jacobian [95\xa0%]", "J_straight_through": COMPARED, "q": "q",
+        "J_direct": WORDS["_agent_only"], "q_direct": "q, direct",
         "J_through_world": WORDS["_through_world"],
         "J_through_world_straight_through": f"through the world, {COMPARED}", "q_through_world": "q, through the world",
         "r": "correlation", "q_r": "q of correlation", "agree": "signs agree", "n": "Jacobians", "episodes": "episodes",
@@ -543,7 +543,12 @@ def coupling(run: Traced) -> Section:
         html.append(paragraph("No direction has a significant effect on another one."))
     if edges:
         rows = [{**e, "J": around(e, "J", "J_low", "J_high", "episodes")} for e in edges]
-        shown_rows = table(rows, "Significant Jacobians, the strongest first", titles, most=60)
+        shown_rows = table(
+            rows,
+            "Significant Jacobians, the strongest first",
+            {k: title for k, title in titles.items() if k in edges[0]},
+            most=60,
+        )
         html.append(details("All significant effects, those on a direction's own later value too", shown_rows))
     words = (
         "Coupling matrices of {}: Jacobian, its direct part, its part through the world with the straight-through "
@@ -620,9 +625,9 @@ def top(chosen: Chosen, again: Path) -> tuple[str, list[str]]:
 
 
 def _warnings(chosen: Chosen) -> list[str]:
-    """What runs say against the simulator that they were made with, each once."""
-    said = [str(manifest["facts"].get("simulator_warning") or "") for manifest in chosen.every.values()]
-    return list(dict.fromkeys(f"{words[0].upper()}{words[1:]}" for words in said if words))
+    """What is to be said of the simulator that runs were made with, each sentence once."""
+    said = [artefacts.simulator_warning(run.path) or "" for run in chosen.runs]
+    return list(dict.fromkeys(f"{words[0].upper()}{words[1:]}." for words in said if words))
 
 
 def _warned(warnings: Sequence[str], word: str = "Warning") -> str:
