@@ -14,6 +14,7 @@ from agents.networks import EncoderKind, images, impala, mlp, orthogonal, stride
 from core.artefacts import WEIGHTS, load_json, load_weights, read_manifest, save_weights, write_json
 from core.config import from_json, to_json
 from core.contracts import EnvSpec, UserError
+from envs.registry import renewed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,6 @@ def load_agent(path: Path, device: torch.device | str = "cpu", name: str = WEIGH
     data = load_json(path, "agent.json")
     if not isinstance(data, dict) or not all(key in data for key in ("net", "spec")):
         raise UserError(f"{path / 'agent.json'} is not the description of an agent; copy or train it again")
-    agent = RecurrentAgent(from_json(AgentConfig, data["net"]), EnvSpec.from_json(data["spec"]))
+    agent = RecurrentAgent(from_json(AgentConfig, data["net"]), renewed(EnvSpec.from_json(data["spec"])))
     load_weights(agent, path, name)
     return agent.to(device).eval().requires_grad_(False)

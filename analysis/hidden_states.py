@@ -6,7 +6,6 @@ direction is an artefact of the simulator.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,7 +96,6 @@ def _plot(config: HiddenStatesConfig) -> None:
 
 
 def main(config: HiddenStatesConfig) -> None:
-    began = time.time()
     torch.set_num_threads(config.threads)
     states.check(config.fit)
     if config.action == "plot":
@@ -109,13 +107,14 @@ def main(config: HiddenStatesConfig) -> None:
     real, simulated, name = states.open_stores(config.rollouts, config.samples)
     agent = _load_agent(config.agent, name, config.rollouts)
     stores = [real] if simulated is None else [real, simulated]
-    pooled = states.join([states.pool(s, "h", config.fit, states.units(s, real), seed=config.seed) for s in stores])
-    with threadpool_limits(config.threads):  # scikit-learn's own OpenMP does not hear torch.set_num_threads
-        result, bases = states.fit(pooled, "h", name, config.fit, config.seed)
-    result.notes |= {"agent": name, "action_names": list(real.spec.action_names)}
-    _add_heads(result, agent, bases)
     inputs = {"rollouts": config.rollouts, "samples": config.samples, "agent": config.agent}
-    states.save(config, STAGE, inputs, result, bases, {"agent": name}, began, config.action == "both")
+    with states.new_fit(config, STAGE, inputs) as run:
+        pooled = states.join([states.pool(s, "h", config.fit, states.units(s, real), seed=config.seed) for s in stores])
+        with threadpool_limits(config.threads):  # scikit-learn's own OpenMP does not hear torch.set_num_threads
+            result, bases = states.fit(pooled, "h", name, config.fit, config.seed)
+        result.notes |= {"agent": name, "action_names": list(real.spec.action_names)}
+        _add_heads(result, agent, bases)
+        states.save(run, result, bases, {"agent": name}, config.action == "both")
     print(states.summary(result, bases, config.out))
 
 

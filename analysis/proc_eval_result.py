@@ -16,7 +16,7 @@ import tyro
 from agents.nmmo_evaluate import STAGE as EVALUATION
 from core import artefacts, config as cli
 from core.contracts import UserError
-from core.figures import figure_of
+from core.figures import REAL, figure_of
 from core.stats import benjamini_hochberg, bootstrap, bootstrap_mean, sign_flip_p
 from envs.nmmo_tasks import CATEGORIES
 
@@ -213,8 +213,8 @@ def draw(result: artefacts.Result, path: Path) -> None:
     for axis, (metric, unit) in zip(figure.subplots(1, len(UNITS), sharey=True), UNITS.items(), strict=True):
         for y, name in enumerate(reversed(names)):
             row = next(r for r in rows if r["policy"] == name and r["metric"] == metric)
-            axis.plot([row["low"], row["high"]], [y, y], color="C0")
-            axis.plot(row["value"], y, "o", color="C0")
+            axis.plot([row["low"], row["high"]], [y, y], color=REAL)
+            axis.plot(row["value"], y, "o", color=REAL)
         axis.set_yticks(range(len(names)), reversed(names))
         axis.set_title(metric.replace("_", " "), fontsize=10)
         axis.set_xlabel(unit.partition(",")[0], fontsize=8)

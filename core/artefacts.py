@@ -47,6 +47,8 @@ STATES = "training_state/"  # rewritten on resume, read by no other stage; has c
 # Names that users edit: the manifest marks them "editable" and has the hash of what the stage wrote, so that an edit
 # is seen and said, but is no fault.
 EDITABLE = ("behaviours.json",)
+SIMULATOR_WARNING = "simulator_warning"  # fact of a manifest, see ``simulator_warning``
+LESS_THAN_HELD = "free_running_mse_less_held_frame"  # metric of a simulator (generative.train)
 
 
 def sha256(path: Path) -> str:
@@ -72,12 +74,21 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_atomically(path, (json.dumps(to_json(value), indent=1, allow_nan=False) + "\n").encode())
+    """JSON, atomically; a number that is not finite becomes null, so that it is never mistaken for one."""
+    write_atomically(path, (json.dumps(_finite_only(to_json(value)), indent=1, allow_nan=False) + "\n").encode())
+
+
+def _finite_only(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite_only(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite_only(v) for v in value]
+    return finite(value) if isinstance(value, float) else value
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
     """JSON values with the SHA-256 of them all under ``seal``, so that a change of one is seen (see ``seal_holds``)."""
-    plain = json.loads(json.dumps(to_json(values), allow_nan=False))
+    plain = json.loads(json.dumps(_finite_only(to_json(values)), allow_nan=False))
     return {**plain, SEAL: _seal(plain)}
 
 
@@ -116,11 +127,13 @@ def parameter_count(module: torch.nn.Module) -> int:
 
 
 def finite(value: Any) -> float | None:
-    """The number for a file; None where it is not finite, so that it is never mistaken for one."""
-    return float(value) if np.isfinite(value) else None
+    """The number for a file; None where there is none or it is not finite, so that it is never mistaken for one."""
+    return float(value) if value is not None and np.isfinite(value) else None
 
 
-def metric(value: float, unit: str, n: int | None = None, interval: Sequence[float] | None = None) -> dict[str, Any]:
+def metric(
+    value: float | None, unit: str, n: int | None = None, interval: Sequence[float] | None = None
+) -> dict[str, Any]:
     """One number for a manifest or a result: value, unit, sample size and 95 % interval if known.
 
     A value that is not finite is stored as null, so that it is never mistaken for a number.
@@ -150,8 +163,14 @@ class Run:
         """Put a metric into the manifest."""
         self.metrics[name] = metric(value, unit, n, interval)
 
+    def simulator_warning(self) -> str | None:
+        """What this run must say of a simulator that it was made with (see ``artefacts.simulator_warning``)."""
+        return next((said for d in self.inputs.values() if (said := simulator_warning(d)) is not None), None)
+
     def finish(self) -> None:
         """Hash what is there and write the manifest."""
+        if (said := self.simulator_warning()) is not None:
+            self.facts = {**self.facts, SIMULATOR_WARNING: said}
         files: dict[str, dict[str, Any]] = {
             p.relative_to(self.path).as_posix(): {"bytes": p.stat().st_size, "sha256": sha256(p)}
             for p in sorted(self.path.rglob("*"))
@@ -234,6 +253,8 @@ def begin_run(
         raise UserError(f"cannot write the run directory {path}: {error.strerror or error}") from None
     run = Run(path=path, stage=stage, config=config, inputs=dict(inputs or {}))
     run.replaced = replaced if replaced.exists() else None
+    if (said := run.simulator_warning()) is not None:
+        print(f"warning: {said}", file=sys.stderr)
     write_json(path / "config.json", {"stage": stage, "config": to_json(config)})
     return run
 
@@ -290,6 +311,45 @@ def _is_manifest(value: Any) -> bool:
         holds(value, parts)
         and all(holds(known, {"bytes": int, "sha256": str}) for known in value["files"].values())
         and all(holds(known, {"path": str, "manifest_sha256": str}) for known in value["inputs"].values())
+    )
+
+
+def simulator_warning(path: Path) -> str | None:
+    """What a result must say of the simulator that it was made with: that this is no better than a held frame, is not
+    shown to be, or was never compared with one.  None: it is better, or there is no simulator behind the run ``path``.
+
+    A simulator's manifest has the comparison among its metrics (``LESS_THAN_HELD``).  Every run made from a warned-of
+    simulator, at whatever remove, has the sentence under the fact ``simulator_warning`` of its manifest and prints it
+    once; this reads it there, or finds the simulator up the chain of inputs, as far as that is still in place.
+    """
+    manifest = read_manifest(path)
+    facts = manifest["facts"]
+    if SIMULATOR_WARNING in facts:
+        return str(facts[SIMULATOR_WARNING])
+    if manifest["stage"] == "train_gen_model":
+        return poor_simulator(manifest.get("metrics", {}), facts.get("training", {}).get("metrics", {}))
+    sources = [(Path(path) / known["path"], known["manifest_sha256"]) for known in manifest["inputs"].values()]
+    there = [d for d, known in sources if (d / MANIFEST).exists() and sha256(d / MANIFEST) == known]
+    return next((said for d in there if (said := simulator_warning(d)) is not None), None)
+
+
+def poor_simulator(*metrics: Mapping[str, Any]) -> str | None:
+    """The sentence about a simulator from its metrics (the first that have the comparison count), or None."""
+    known = next((m[LESS_THAN_HELD] for m in metrics if LESS_THAN_HELD in m), None)
+    if known is None:
+        return (
+            "the simulator was never compared with a held frame (an earlier version trained it): "
+            "see frame_mse_less_copy of validation.fidelity, or train it again"
+        )
+    value, n, (low, high) = known["value"], known.get("n"), known.get("interval", (None, None))
+    if high is not None and high < 0:
+        return None
+    off = "not a number" if value is None else f"{value:+.3g}"
+    between = "" if low is None or high is None else f" [{low:+.3g}, {high:+.3g}]"
+    return (
+        f"the simulator is {'no' if value is None or value >= 0 else 'not shown to be'} better than a held frame: the "
+        f"squared error of its free-running frames less that of the last frame seen, held still, is {off}{between} "
+        f"(n = {n} validation episodes)"
     )
 
 
@@ -352,19 +412,30 @@ def load_array(path: Path, name: str) -> np.ndarray:
 
 def load_tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
     """A safetensors file of a whole run directory (see ``load_bytes``), on the CPU."""
+    return _tensors(Path(path) / name, load_bytes(path, name))
+
+
+def _tensors(file: Path, data: bytes) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    data = load_bytes(path, name)
     try:
         return load(data)
     except SafetensorError as error:
-        raise UserError(f"{Path(path) / name}: broken tensor file ({error}); copy or make it again") from None
+        raise UserError(f"{file}: broken tensor file ({error}); copy or make it again") from None
 
 
 def load_weights(module: torch.nn.Module, path: Path, name: str = WEIGHTS) -> None:
     """Strict load from a whole run directory; the first missing, unexpected or misshapen tensor is a UserError."""
-    have, file = load_tensors(path, name), Path(path) / name
+    _fill(module, load_tensors(path, name), Path(path) / name)
+
+
+def load_unsealed(module: torch.nn.Module, run: Run, name: str = WEIGHTS) -> None:
+    """The same of weights that ``run``, still being written, has saved itself."""
+    _fill(module, _tensors(run.path / name, (run.path / name).read_bytes()), run.path / name)
+
+
+def _fill(module: torch.nn.Module, have: Mapping[str, torch.Tensor], file: Path) -> None:
     want = module.state_dict()
     for tensor in sorted(set(want) | set(have)):
         if tensor not in have or tensor not in want:

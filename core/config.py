@@ -137,13 +137,17 @@ def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preset(stage: str, name: str) -> dict[str, Any]:
-    """The section ``stage`` of ``configs/NAME.json``; {} where the preset leaves it at its defaults."""
+    """The section ``stage`` of ``configs/NAME.json``; {} where the preset leaves it at its defaults, which is said in
+    a line on standard error."""
     folder = ROOT / "configs"
     path = folder / f"{name}.json"
     have = sorted(p.stem for p in folder.glob("*.json"))
     if name not in have:
         raise UserError(f"no preset {name!r}{nearest(name, have)}; there are: {', '.join(have)}")
-    return dict(read_json(path).get(stage, {}))
+    sections = read_json(path)
+    if stage not in sections:
+        print(f"note: configs/{name}.json has no section for {stage}: defaults are used", file=sys.stderr)
+    return dict(sections.get(stage, {}))
 
 
 def parse(cls: type[C], argv: list[str], stage: str) -> C:

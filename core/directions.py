@@ -28,7 +28,8 @@ def fingerprint(module: torch.nn.Module) -> str:
 class Basis:
     """K directions of an H-dimensional state.
 
-    ``project(lift(c)) == c``; ``lift(project(h))`` is h where K == H and its projection otherwise.
+    ``project(lift(c)) == c``, but for a neuron that never changed, whose coordinate is always 0;
+    ``lift(project(h))`` is h where K == H and its projection otherwise.
     """
 
     kind: str  # pca, ica, nmf, random, neurons ...
@@ -70,10 +71,15 @@ class Basis:
         return eye - (self.project_HK[:, i] / self.std_H[:, None]) @ (self.lift_KH[i] * self.std_H)
 
     def check(self, ids: Sequence[int]) -> None:
-        """UserError unless every direction id exists."""
+        """UserError unless every direction id exists and moves something (a neuron that never changed does not)."""
         for i in ids:
             if not 0 <= i < self.size:
                 raise UserError(f"direction {i} does not exist: the {self.kind} basis has 0 to {self.size - 1}")
+            if not self.lift_KH[i].any():
+                raise UserError(
+                    f"direction {i} of the {self.kind} basis never changed in the states that it was fitted on; "
+                    "choose another"
+                )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Basis:
         tensors: dict[str, Any] = {n: getattr(self, n).to(device=device, dtype=dtype) for n in _TENSORS}

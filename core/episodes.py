@@ -289,7 +289,17 @@ class RolloutStore:
         first, rows = (self._step0, self.steps) if is_transition(name) else (self._obs0, self.rows)
         offset, end = int(first[episode]), int(rows[episode])
         stop = end if stop is None else min(stop, end)
-        return self._rows(int(self._shard[episode]), name, offset + start, offset + max(start, stop))
+        shard = int(self._shard[episode])
+        data = self._rows(shard, name, offset + start, offset + max(start, stop))
+        # Labels of the world (truth) may say "not known"; what a policy or a simulator made may not.
+        if data.dtype.kind == "f" and not name.startswith("truth/") and not np.isfinite(data).all():
+            step, *number = np.argwhere(~np.isfinite(data))[0]
+            at = f"step {start + step}" + "".join(f", number {i}" for i in number)
+            raise UserError(
+                f"{self.path / self._shards[shard]}: episode {episode} has NaN or infinite values in {name!r} "
+                f"(the first: {at}); record it again"
+            )
+        return data
 
     def _rows(self, shard: int, name: str, start: int, stop: int | None) -> np.ndarray:
         """Rows of a shard's column; UserError if there is no such column or it cannot be read."""
@@ -313,7 +323,14 @@ class RolloutStore:
         rows = [self._latent(e) for e in episodes]
         if any(row is None for row in rows):
             raise UserError(f"{self.path} has no latents: its episodes are not simulated")
-        return np.stack(rows)  # type: ignore[arg-type]
+        z = np.stack(rows)  # type: ignore[arg-type]
+        broken = np.flatnonzero(~np.isfinite(z).all(1))
+        if len(broken):
+            raise UserError(
+                f"{self.path}: episode {list(episodes)[broken[0]]} started from a latent with NaN or infinite values; "
+                "record it again"
+            )
+        return z
 
     def _latent(self, episode: int) -> np.ndarray | None:
         with self._reading(int(self._shard[episode])) as file:
@@ -332,7 +349,7 @@ class RolloutStore:
             obs=groups["obs"],
             truth=groups["truth"],
             world=groups["world"],
-            latent=self._latent(i),
+            latent=None if self._latent(i) is None else self.latents([i])[0],
             terminated=bool(self.terminated[i]),
             truncated=bool(self.truncated[i]),
             meta=self.meta(i),

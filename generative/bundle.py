@@ -81,6 +81,8 @@ def main(config: BundleConfig) -> None:
         save_simulator(simulator, run.path, half=config.half)
         artefacts.write_atomically(run.path / "curve.csv", artefacts.load_bytes(config.simulator, "curve.csv"))
         run.facts = {"agent": fingerprint(agent), "training": training_of(config.simulator)}
+        if (said := artefacts.simulator_warning(config.simulator)) is not None:
+            run.facts[artefacts.SIMULATOR_WARNING] = said
     size = sum(p.stat().st_size for p in config.out.rglob("*") if p.is_file())
     print(f"bundled {size / 1e6:.1f} MB: {config.out}")
 

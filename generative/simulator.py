@@ -32,6 +32,7 @@ from core.contracts import (
     rollout as rollout_by_steps,
     straight_through,
 )
+from envs.registry import renewed
 from generative.nets import (
     CELLS,
     ChannelNorm,
@@ -282,6 +283,29 @@ class RSSMSimulator(nn.Module):
         return [p for name, p in self.named_parameters() if not name.startswith("agent.")]
 
 
+def require_finite(simulated: Trajectory | Mapping[str, Tensor]) -> None:
+    """UserError naming the first of a simulator's outputs that has NaN or infinite values.
+
+    Of a rollout, while it lasts: the observation of every step that exists, the transition from it, and what the agent
+    makes of it.
+    """
+    parts = simulated if isinstance(simulated, Mapping) else _while_alive(simulated)
+    for name, x in parts.items():
+        if not torch.isfinite(x).all():
+            raise UserError(
+                f"the simulator makes NaN or infinite values ({name}): its weights are broken or it runs away; "
+                "train it again, or use another one"
+            )
+
+
+def _while_alive(out: Trajectory) -> dict[str, Tensor]:
+    alive = out.alive
+    states = {**out.obs, "world states": out.d, "hidden states": out.h, "logits": out.logits, "values": out.value}
+    # An ending that is no number ends a rollout too, so that it is asked of every step there is.
+    parts = {k: x[alive] for k, x in states.items()}
+    return parts | {"rewards": out.reward[alive[:, :-1]], "chances of ending": out.terminal[alive[:, :-1]]}
+
+
 def save_simulator(simulator: RSSMSimulator, path: Path, name: str = WEIGHTS, half: bool = False) -> None:
     """Weights (the agent's among them) and what is needed to build the simulator again.
 
@@ -305,7 +329,7 @@ def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = W
     about = load_json(path, "simulator.json")
     if not isinstance(about, dict) or not all(key in about for key in ("model", "net", "spec")):
         raise UserError(f"{path / 'simulator.json'} is not the description of a simulator; copy or train it again")
-    agent = RecurrentAgent(from_json(AgentConfig, about["net"]), EnvSpec.from_json(about["spec"]))
+    agent = RecurrentAgent(from_json(AgentConfig, about["net"]), renewed(EnvSpec.from_json(about["spec"])))
     simulator = RSSMSimulator(from_json(ModelConfig, about["model"]), agent)
     load_weights(simulator, path, name)
     return simulator.to(device).eval().requires_grad_(False)

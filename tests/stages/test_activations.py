@@ -183,7 +183,7 @@ def test_metrics_only(extraction: Path, tmp_path: Path, capsys: pytest.CaptureFi
         ("none", (), "name the extraction: python -m analysis.activations DIR"),
         ("missing", (), "no such run directory"),
         ("another stage", (), "written by stage 'train'; a 'extract_activations' directory is needed"),
-        ("nan", (), "life 5 has NaN or infinite values in h"),
+        ("nan", (), "episode 5 has NaN or infinite values in 'h'"),
         ("features", (), "2 features, but 14 names"),
         (
             "few",

@@ -441,11 +441,27 @@ def test_both_recorders_alter_inside_a_behaviour_only_and_say_what_they_did(
 
 
 @pytest.mark.parametrize("which", ["real", "simulated"])
+def test_a_behaviour_that_never_comes_is_said(
+    pipeline: Path, told: Path, tmp_path: Path, which: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--when alters nothing in the whole recording: no error, but neither a recording like any other."""
+    words = ["--shift", "3=5", "--when", "behaviour=1", "--at_steps", "5000"]
+    store = altered(pipeline, told, which, tmp_path / "a", *words)
+    said = store.manifest["facts"]["intervention_warning"]
+    assert said.startswith("nothing was altered: ") and "never in behaviour=1 (--when) at --at_steps 5000" in said
+    assert f"warning: {said}\n" in capsys.readouterr().err
+    assert store.manifest["metrics"]["altered_steps"]["value"] == 0
+    store = altered(pipeline, told, which, tmp_path / "b", "--shift", "3=5", "--at_steps", "0")
+    assert "intervention_warning" not in store.manifest["facts"] and "nothing was" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("which", ["real", "simulated"])
 def test_strength_nothing_records_the_same_bits(pipeline: Path, told: Path, tmp_path: Path, which: str) -> None:
     nothing = altered(pipeline, told, which, tmp_path / "a", "--shift", "3=0", "0=0")
     plain = altered(pipeline, told, which, tmp_path / "b")
     assert nothing.manifest["metrics"]["altered_steps"]["value"] == 0
-    assert "altered_steps" not in plain.manifest["metrics"]
+    assert "changed the hidden state at no step" in nothing.manifest["facts"]["intervention_warning"]
+    assert "altered_steps" not in plain.manifest["metrics"] and "intervention_warning" not in plain.manifest["facts"]
     for e in range(len(plain)):
         one, other = nothing.episode(e), plain.episode(e)
         for name, column in one.columns().items():

@@ -136,6 +136,54 @@ def test_a_batch_that_cannot_be_shared_is_refused(
     assert not (tmp_path / "s").exists()
 
 
+# Against a held frame
+
+
+def still_windows(pipeline: Path, before: int, after: int) -> tuple[RSSMSimulator, train.Batch]:
+    """A simulator that shows grey (0.5) for ever, and four windows that do not change after the initial frames."""
+    simulator = load_simulator(pipeline / "simulator")
+    for name, tensor in simulator.named_parameters():
+        if name.startswith("decoder"):
+            tensor.zero_()
+    first, steps = simulator.initial_frames, 5
+    frames = torch.full((4, first - 1 + steps, 64, 64, 3), after, dtype=torch.uint8)
+    frames[:, :first] = before
+    zero = torch.zeros(4, steps)
+    seen = torch.ones(4, steps, dtype=torch.bool)
+    seen[0, 3:] = False  # an episode that ends
+    frames[0, first + 2 :] = 0
+    h = torch.zeros(4, steps, simulator.agent.hidden_size)
+    return simulator, train.Batch(
+        frames=frames, seen=seen, happened=seen, reward=zero, terminal=zero, action=zero.long(), h=h,
+        h_before=h[:, 0], action_before=zero[:, 0].long(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 255), (0, 0), (128, 128)])
+def test_comparison_with_a_held_frame(pipeline: Path, before: int, after: int) -> None:
+    """Exact where both are known: over steps 1 to 4 that exist, with the episode as the unit."""
+    simulator, batch = still_windows(pipeline, before, after)
+    found = train.against_held_frame(simulator, batch, np.array([7, 7, 8, 9]), 0)
+    held, own = ((after - before) / 255) ** 2, (after / 255 - 0.5) ** 2
+    assert found["held_frame_mse"].value == pytest.approx(held, abs=1e-6)
+    for name in (artefacts.LESS_THAN_HELD, f"{artefacts.LESS_THAN_HELD}_1", f"{artefacts.LESS_THAN_HELD}_4"):
+        assert found[name].value == pytest.approx(own - held, abs=1e-6)
+        assert found[name].n == 3
+    said = artefacts.poor_simulator({k: artefacts.metric(e.value, "", e.n, e.interval) for k, e in found.items()})
+    assert (said is None) == (own < held)
+
+
+def test_six_updates_are_no_better_than_a_held_frame_and_all_that_follows_says_so(pipeline: Path) -> None:
+    simulator = artefacts.read_manifest(pipeline / "simulator")
+    said = simulator["facts"][artefacts.SIMULATOR_WARNING]
+    less, held = (simulator["metrics"][n]["value"] for n in (artefacts.LESS_THAN_HELD, "held_frame_mse"))
+    assert "no better than a held frame" in said and f"{less:+.3g}" in said
+    # Step 0 counts in the one (a held frame is right there) and not in the other.
+    assert less + held == pytest.approx(simulator["metrics"]["free_running_mse"]["value"], rel=0.1)
+    assert artefacts.read_manifest(pipeline / "samples")["facts"][artefacts.SIMULATOR_WARNING] == said
+    assert artefacts.SIMULATOR_WARNING not in artefacts.read_manifest(pipeline / "rollouts")["facts"]
+
+
 # What it shows and keeps
 
 

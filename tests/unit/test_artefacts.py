@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from core import artefacts
 from core.artefacts import (
+    LESS_THAN_HELD,
     MANIFEST,
+    SIMULATOR_WARNING,
     Result,
     Run,
     chain,
@@ -34,6 +37,7 @@ from core.artefacts import (
     seal_holds,
     sealed,
     sha256,
+    simulator_warning,
     verify,
     write_atomically,
     write_json,
@@ -227,8 +231,8 @@ def test_atomic_write_keeps_the_old_until_the_new_is_whole(tmp_path: Path) -> No
     with pytest.raises(TypeError):
         write_atomically(file, "not bytes")  # type: ignore[arg-type]
     assert contents(tmp_path) == {"a": b"old"}
-    with pytest.raises(ValueError, match="JSON compliant"):
-        write_json(file, float("nan"))
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        write_json(file, object())
     assert contents(tmp_path) == {"a": b"old"}
 
 
@@ -574,3 +578,70 @@ def test_only_these_read_files_as_they_are() -> None:
     files = [p for room in rooms for p in sorted((ROOT / room).rglob("*.py"))] + sorted(ROOT.glob("*.py"))
     found = {(p.relative_to(ROOT).as_posix(), call) for p in files for call in raw_reads(p)}
     assert found - MAY.keys() == set() and MAY.keys() - found == set()
+
+
+# What is made with a poor simulator says so
+
+
+@pytest.mark.parametrize(
+    ("less", "said"),
+    [
+        ((-0.02, (-0.03, -0.01)), None),
+        ((0.02, (0.01, 0.03)), "is no better than a held frame: .*is \\+0.02 \\[\\+0.01, \\+0.03\\] \\(n = 6"),
+        ((0.0, (0.0, 0.0)), "is no better than a held frame"),
+        ((-0.02, (-0.05, 0.01)), "is not shown to be better than a held frame"),
+        ((-0.02, (np.nan, np.nan)), "is not shown to be better.*is -0.02 \\(n = 6"),
+        ((np.nan, (np.nan, np.nan)), "is no better.*is not a number"),
+        (None, "was never compared with a held frame"),
+    ],
+)
+def test_a_poor_simulator_is_named_by_all_that_is_made_from_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], less: tuple[float, tuple[float, float]] | None, said: str | None
+) -> None:
+    with new_run(tmp_path / "simulator", "train_gen_model", {}) as run:
+        if less is not None:
+            run.record(LESS_THAN_HELD, less[0], "squared pixel in [0, 1]", 6, less[1])
+    with new_run(tmp_path / "samples", "record_samples", {}, {"simulator": tmp_path / "simulator"}) as run:
+        run.facts = {"source": "simulated"}
+    capsys.readouterr()
+    with new_run(tmp_path / "saliency", "saliency", {}, {"samples": tmp_path / "samples"}):
+        pass
+    printed = capsys.readouterr().err
+    for name in ("simulator", "samples", "saliency"):
+        found = simulator_warning(tmp_path / name)
+        assert (found is None) == (said is None)
+        if said is not None:
+            assert re.search(said, str(found)) and printed == f"warning: {found}\n"
+            assert name == "simulator" or read_manifest(tmp_path / name)["facts"][SIMULATOR_WARNING] == found
+    assert said is not None or (
+        printed == "" and SIMULATOR_WARNING not in read_manifest(tmp_path / "saliency")["facts"]
+    )
+
+
+def test_results_of_an_earlier_version_find_their_simulator(tmp_path: Path) -> None:
+    """Their manifests lack the fact; another simulator in the old one's place says nothing about them."""
+
+    def simulator(less: float, **more: bool) -> None:
+        with new_run(tmp_path / "simulator", "train_gen_model", {}, **more) as run:
+            run.record(LESS_THAN_HELD, less, "squared pixel in [0, 1]", 6, (less - 0.1, less + 0.1))
+
+    simulator(0.5)
+    with new_run(tmp_path / "samples", "record_samples", {}, {"simulator": tmp_path / "simulator"}):
+        pass
+    manifest = read_manifest(tmp_path / "samples")
+    del manifest["facts"][SIMULATOR_WARNING]
+    write_json(tmp_path / "samples" / MANIFEST, sealed({k: v for k, v in manifest.items() if k != "seal"}))
+    assert "no better" in str(simulator_warning(tmp_path / "samples"))
+    simulator(-0.5, overwrite=True)
+    assert simulator_warning(tmp_path / "samples") is None
+    with new_run(tmp_path / "agent", "train", {}):
+        pass
+    assert simulator_warning(tmp_path / "agent") is None
+
+
+def test_no_number_is_null_wherever_it_comes_from(tmp_path: Path) -> None:
+    """An interval that a table has already cleared is stored like one that is not finite; so is what a stage puts into
+    its facts."""
+    write_json(tmp_path / "x.json", {"a": [1.5, float("nan")], "b": {"c": float("inf")}, "n": 3})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": [1.5, None], "b": {"c": None}, "n": 3}
+    assert metric(None, "1", 3, (None, np.nan)) == {"value": None, "unit": "1", "n": 3, "interval": [None, None]}

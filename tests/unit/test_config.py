@@ -157,11 +157,14 @@ def test_the_config_of_a_whole_run_is_compared_with_its_manifest(tmp_path: Path)
     assert parse(Outer, ["--config", str(mine)], "outer").inner.depth == 8
 
 
-def test_presets_lie_under_flags() -> None:
+def test_presets_lie_under_flags(capsys: pytest.CaptureFixture[str]) -> None:
     demo = parse(TrainConfig, ["--preset", "demo"], STAGE)
     assert demo.net.encoder == preset(STAGE, "demo")["net"]["encoder"]
     assert parse(TrainConfig, ["--preset", "demo", "--encoder", "impala"], STAGE).net.encoder == "impala"
-    assert preset("a stage without a section", "demo") == {}
+    assert capsys.readouterr().err == ""
+    assert parse(TrainConfig, ["--preset", "demo"], "a_stage").net == TrainConfig().net
+    said = capsys.readouterr().err
+    assert said == "note: configs/demo.json has no section for a_stage: defaults are used\n"
     with pytest.raises(UserError, match=r"no preset 'dmo' \(did you mean demo\?\)"):
         preset(STAGE, "dmo")
 

@@ -212,6 +212,40 @@ def test_missing_shard_is_a_user_error(tmp_path: Path) -> None:
         RolloutStore(path)
 
 
+@pytest.mark.parametrize("name", ["h", "value", "logits", "reward", "world/d"])
+def test_nan_is_found_wherever_it_is_read(tmp_path: Path, name: str) -> None:
+    """The message names file, episode, column and place; labels of the world may be unknown."""
+    episodes = [episode(i, 6, final_known=True, terminated=False, latent=True) for i in range(3)]
+    episodes[0].truth["level"] = np.full(7, np.nan)  # type: ignore[index]
+    for e in episodes[1:]:
+        e.truth["level"] = np.zeros(7)  # type: ignore[index]
+    episodes[1].columns()[name][4] = np.inf
+    with RolloutStore(write(tmp_path / "store", episodes)) as store:
+        store.pooled("truth/level", "h", episodes=[0, 2])
+        said = rf"shard_00000.h5: episode 1 has NaN or infinite values in '{name}' \(the first: step 4"
+        for read in (
+            lambda: store.pooled(name),
+            lambda: store.episode(1),
+            lambda: store.read_windows([name], np.array([[1, 2]]), 3),
+        ):
+            with pytest.raises(UserError, match=said):
+                read()
+        store.read_windows([name], np.array([[1, 0]]), 4)  # the rows before it are whole
+        store.preload(name)
+        with pytest.raises(UserError, match=said):
+            store.pooled(name)
+
+
+def test_a_latent_that_is_no_number_is_found(tmp_path: Path) -> None:
+    episodes = [episode(i, 6, final_known=True, terminated=False, latent=True) for i in range(3)]
+    episodes[2].latent[1] = np.nan  # type: ignore[index]
+    with RolloutStore(write(tmp_path / "store", episodes)) as store:
+        assert store.latents([0, 1]).shape == (2, 3)
+        for read in (lambda: store.latents([1, 2]), lambda: store.episode(2)):
+            with pytest.raises(UserError, match="episode 2 started from a latent with NaN"):
+                read()
+
+
 def test_broken_chunk_is_a_user_error(tmp_path: Path) -> None:
     path = write(tmp_path / "s", [episode(0, 64, final_known=True, terminated=True)])
     shard = next(path.glob("*.h5"))
