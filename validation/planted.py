@@ -33,7 +33,7 @@ from validation.planted_claims import (
     power_job,
     tail_job,
 )
-from validation.planted_measures import ALPHA, CONTROL, MEASURES, Found
+from validation.planted_measures import ALPHA, CHOICE, CONTROL, MEASURES, Found
 from validation.planted_scores import (
     ACTING,
     accusation_job,
@@ -166,6 +166,16 @@ def play_all(jobs: Sequence[Job], processes: int) -> Found:
     return together
 
 
+def over_bases(found: Found) -> Found:
+    """Random bases of every kind counted together: few of one kind say nothing of a rate."""
+    together: Found = {}
+    for key, values in found.items():
+        random = key.measure == CHOICE and not key.method.startswith(CONTROL)
+        to = key._replace(method="largest of 8 random directions") if random else key
+        together.setdefault(to, []).extend(values)
+    return together
+
+
 def scores(found: Found, seed: int) -> list[dict[str, Any]]:
     """A row a score, with its interval over worlds, its target and whether it is met; the controls last."""
     rows = []
@@ -286,7 +296,7 @@ def check(config: PlantedConfig) -> None:
 def main(config: PlantedConfig) -> None:
     check(config)
     with artefacts.new_run(config.out, STAGE, config, {}, overwrite=config.overwrite) as run:
-        result = assemble(play_all(jobs_of(config), config.threads), config)
+        result = assemble(over_bases(play_all(jobs_of(config), config.threads)), config)
         result.save(run.path)
         draw_scores(result, run.path / "planted.png")
         run.metrics = dict(result.scalars)

@@ -174,7 +174,7 @@ def choice_job(kind: Kind, each: int, seed: int) -> Found:
     """``each`` random bases of every kind: how often is the largest of their directions called special?"""
     chosen = PlantedOptions(kind=kind, seed=seed, fickle=1.0)  # in the null world an effect must be there to be chosen
     options = StudyOptions(
-        amounts=(-2.0, 2.0), starts=48, horizon=4, controls=MOCKS, latest_start=12, largest=1, seed=seed
+        amounts=(-2.0, 2.0), starts=48, horizon=3, controls=MOCKS, latest_start=12, largest=1, seed=seed
     )
     benches = benches_of(
         PlantedSimulator(chosen), lambda slots: PlantedWorld(chosen, slots), truth(chosen).basis, options

@@ -264,3 +264,10 @@ def test_scores_are_means_over_worlds_with_their_interval() -> None:
     assert row["value"] == pytest.approx(0.985) and row["low"] < 0.985 < row["high"] and row["n"] == 20 and row["met"]
     (row,) = table.scores({key: [0.97] * 20}, 0)
     assert not row["met"] and row["target"] == ">= 0.98"
+
+
+def test_random_bases_of_all_kinds_are_counted_together() -> None:
+    each = {Key("null", f"largest of 8, {how}", CHOICE): [float(i == 0)] for i, how in enumerate(claims.DRAWN)}
+    control = {Key("null", f"{measures.CONTROL}the choice not repeated", CHOICE): [1.0]}
+    together = table.over_bases({**each, **control})
+    assert together == {Key("null", "largest of 8 random directions", CHOICE): [1.0, 0.0, 0.0, 0.0], **control}
