@@ -26,7 +26,7 @@ METHOD = (
     "probability in the agent's softmax there; before and after that step the agent does what is likeliest, and the "
     "categories of the world's state take their mode). Straight-through, for comparison: one backward pass through "
     "actions and categories as if they were continuous; what a simulator does between two actions is not trained, so "
-    "this number alone shows nothing"
+    "this number alone shows no effect"
 )
 PAGE = "edges.md"
 MOST = 500  # edges on the page; the table has them all
@@ -133,8 +133,8 @@ def page(result: Result) -> str:
         "",
         f"In the {result.notes['basis_kind']} basis: {len(between)} effects of one direction on another, {len(own)} of "
         f"one on itself, with q ≤ {alpha:g} over all behaviours, lags and entries, a 95 % interval over episodes that "
-        f"leaves 0 out, and the sign of the straight-through number. Of {others.sum()} more the straight-through "
-        "number has the other sign, or is 0: those are left out.",
+        f"leaves 0 out, and the sign of the straight-through number. {others.sum()} more are left out because their "
+        "straight-through number has the other sign or is 0.",
         "",
         f"{METHOD}. {_distinct(result)}",
         "",
@@ -150,8 +150,8 @@ def page(result: Result) -> str:
             lines.append("None.")
             continue
         lines += [
-            f"| effect | in | J whole | {COMPARED} | {WORDS['_agent_only']} | {WORDS['_through_world']} | {COMPARED} "
-            "| q | r | q of r | signs | episodes |",
+            f"| effect | in | J whole | whole, {COMPARED} | {WORDS['_agent_only']} | {WORDS['_through_world']} "
+            f"| through the world, {COMPARED} | q | r | q of r | signs | episodes |",
             "|---|---|---|---|---|---|---|---|---|---|---|---|",
             *(_cells(row) for row in some[:MOST]),
         ]

@@ -96,7 +96,7 @@ def test_an_edge_needs_its_interval_beyond_0_and_the_straight_through_sign() -> 
     edge = {(int(i), int(j)) for i, j in np.argwhere(drawn(result, "", ALPHA)[1, 1])}
     assert significant - beyond == {(1, 2)} and beyond - edge == {(2, 1)} and edge == {(0, 1), (0, 2), (1, 1)}
     assert not drawn(result, "_through_world", ALPHA)[1, 1, 2, 1] and drawn(result, "_agent_only", ALPHA)[1, 1, 0, 1]
-    assert "Of 1 more the straight-through number has the other sign" in page(result)
+    assert "1 more are left out because their straight-through number has the other sign" in page(result)
     a["straight_through"][1, 1, 2, 1] = a["straight_through_world"][1, 1, 2, 1] = 0.001
     assert drawn(result, "", ALPHA)[1, 1, 2, 1] and drawn(result, "_through_world", ALPHA)[1, 1, 2, 1]
     a["straight_through"][1, 1, 2, 1] = 0.0
