@@ -298,8 +298,6 @@ def read(agent: Agent, store: RolloutStore) -> Recorded:
     """Every recorded state and, by the agent's own encoder, every embedding; float64."""
     names = list(store.spec.obs)
     columns, index_N2 = store.pooled("h", *(f"obs/{n}" for n in names))
-    if not np.isfinite(columns["h"]).all():
-        raise UserError(f"{store.path}: hidden states have NaN or infinite values; record them again")
     like = agent.initial(1)
     parts = []
     with torch.no_grad():

@@ -60,13 +60,13 @@ class Lives:
 
 def load(directory: Path) -> dict[str, Lives]:
     """The lives of every policy in the result files of an evaluation; UserError if a file is not one of them."""
-    files = sorted(directory.glob("result_*.json"))
+    files = artefacts.files_of(directory, "result_*.json")
     if not files:
         raise UserError(f"{directory} holds no result file; run agents.evaluate first")
     parts: dict[str, list[dict[str, Any]]] = {}
     first = 0
-    for file in files:
-        data = cli.read_json(file)
+    for name_of_file in files:
+        data, file = artefacts.load_json(directory, name_of_file), directory / name_of_file
         if not isinstance(data, dict) or not data or not all(isinstance(of, dict) for of in data.values()):
             raise UserError(f"{file} is not a result file of agents.evaluate: expected an object of policies")
         last = first

@@ -77,7 +77,7 @@ def strip_of(result: artefacts.Result, s: int, quantity: str, field: str, action
     """The drawing data of row ``s`` of a result."""
     a = result.arrays
     smooth = "smoothed\n" if result.notes["copies"] > 1 else ""
-    parts = {f"{smooth}gradient": "", "agent only": "_agent_only", "through world": "_through_world"}
+    parts = {f"{smooth}gradient": "", "agent only": "_agent_only", "through world,\nstraight-through": "_through_world"}
     methods = [m for m in TARGET_METHODS if f"{m}_{field}_{quantity}" in a]
     target = result.notes["target_step"]
     name = "combined samples" if result.notes["combined"] else f"sample {result.arrays['sample_ids'][s]}"

@@ -318,6 +318,8 @@ def _draw_overlap(result: Result) -> Any:
         row = table[name]
         for shift, prefix, colour in ((0.12, "", SIMULATED_COLOUR), (-0.12, "floor", REAL_COLOUR)):
             value = row["floor" if prefix else "simulated"]
+            if value is None:  # the row's reason says why
+                continue
             ends = [row["floor_low" if prefix else "low"], row["floor_high" if prefix else "high"]]
             right.plot(value, y + shift, "o", color=colour)
             if None not in ends:

@@ -95,6 +95,29 @@ def bootstrap_mean(
     return Estimate(float(sum_E.sum() / len(value_N)), float(low), float(high), n)
 
 
+def bootstrap_means(
+    x_NQ: np.ndarray, *, rng: np.random.Generator, resamples: int = 2000, level: float = 0.95
+) -> list[Estimate]:
+    """Means of Q quantities over the same N independent units, with intervals from shared resamples."""
+    n = len(x_NQ)
+    weight_RN = rng.multinomial(n, np.full(n, 1 / n), size=resamples) / n
+    low_Q, high_Q = interval_of(weight_RN @ x_NQ, n, level)
+    ends = zip(x_NQ.mean(0), low_Q, high_Q, strict=True)
+    return [Estimate(float(value), float(low), float(high), n) for value, low, high in ends]
+
+
+def mean_p(x_NQ: np.ndarray, *, rng: np.random.Generator) -> np.ndarray:
+    return np.atleast_1d(sign_flip_p(x_NQ, rng=rng, permutations=4999))
+
+
+def share_interval(count: int, n: int, level: float = 0.95) -> tuple[float, float]:
+    from scipy.special import betaincinv
+
+    tail = (1 - level) / 2
+    low = 0.0 if count == 0 else float(betaincinv(count, n - count + 1, tail))
+    return low, 1.0 if count == n else float(betaincinv(count + 1, n - count, 1 - tail))
+
+
 def bootstrap(
     statistic: Callable[[np.ndarray], float | np.ndarray],
     episode_N: np.ndarray,

@@ -187,30 +187,38 @@ def write_study(
     older ones."""
     from validation.interventions import InterventionsConfig
 
-    result = Result(tables={"effects": [], "doses": [], "needs": []})
+    result = Result(tables={"effects": [], "doses": [], "needs": [], "paths": []})
     for i in range(12):
         row: dict[str, Any] = {
-            "hypothesis": f"shift {i} by -2", "quantity": "prob:left@1..8" if i % 2 else "value@8", "unit": "return",
-            "observed": 0.1 * i - 0.3, "low": 0.1 * i - 0.4, "high": 0.1 * i - 0.2, "q": 0.01 * i, "n": 16,
+            "world": "real", "hypothesis": f"shift {i} by -2", "quantity": "prob:left@1..8" if i % 2 else "value@8",
+            "unit": "return", "observed": 0.1 * i - 0.3, "low": 0.1 * i - 0.4, "high": 0.1 * i - 0.2, "q": 0.01 * i,
+            "n": 16, "random_low": -0.2, "random_high": 0.2, "verdict": "confirmed",
         }  # fmt: skip
         if today:
             row |= {
-                "foretold": 0.1, "memory": -0.05, "world": 0.02, "world_low": -0.01, "world_high": 0.05,
+                "foretold": 0.1, "memory": -0.05, "world_effect": 0.02, "world_low": -0.01, "world_high": 0.05,
                 "exists": "yes", "size": "as foretold", "special_p": 0.025, "through_world": "by construction",
-                "needed": "open", "verdict": "confirmed",
+                "needed": "open",
             }  # fmt: skip
         else:
-            row |= {"world": "real", "predicted_jacobian": 0.1, "predicted_simulated": 0.1, "random_low": -0.2,
-                    "random_high": 0.2, "verdict": "confirmed"}  # fmt: skip
-        result.tables["effects"].append(row)
+            row |= {"predicted_jacobian": 0.1, "predicted_simulated": 0.1}
+        result.tables["effects"] += [row, {**row, "world": "simulator"}]
     if today:
+        result.tables["paths"] = [
+            {"hypothesis": "shift 0 by -2", "quantity": "value@8", "world": world, "path": path, "unit": "return",
+             "value": -0.3, "low": -0.4, "high": -0.2, "n": 16}
+            for world in ("real", "simulator") for path in ("whole", "memory alone", "world alone")
+        ]  # fmt: skip
         result.notes = {
             "verdicts": 2,
             "claims": [_claim(i, v) for i, v in enumerate(("confirmed", "refuted", "open", "no effect"))],
             "gate": {"answer": answer, "text": "Memory alone foretells as well, by -0.01.", "rows": 12,
-                     "against": {"memory alone": {"value": -0.01, "low": -0.03, "high": 0.01}}},
-            "warnings": ["The basis and the test starts share 12 levels."],
+                     "against": {"memory alone": {"value": -0.01, "low": -0.03, "high": 0.01, "n": 16}}},
+            "warnings": ["The basis and the test starts share 12 levels."], "criteria": "Exists: it does.",
         }  # fmt: skip
+        nothing = {"hypothesis": "shift 9 by -2", "direction": 9, "amount": -2.0, "verdict": "open", "headline": True,
+                   "sentence": "open", "text": "Direction 9 has nothing to change.", "parts": {}}  # fmt: skip
+        result.notes["claims"].append(nothing)
     else:
         claim = {**result.tables["effects"][0], "direction": 0, "text": "Direction 0: it did as foretold: confirmed."}
         result.notes = {"claims": [claim], "criteria": "confirmed: the interval excludes 0."}
@@ -227,10 +235,9 @@ def _claim(direction: int, verdict: str) -> dict[str, Any]:
     return {
         "hypothesis": f"shift {direction} by -2", "direction": direction, "amount": -2.0, "headline": direction < 3,
         "quantity": "value@8", "unit": "return", "n": 16, "spread": 1.5, "smallest": 0.1, "foretold": -0.31,
-        "foretold_low": -0.4, "foretold_high": -0.2, "observed": -0.28, "low": -0.35, "high": -0.2, "memory": -0.05,
-        "world": -0.23, "world_low": -0.3, "world_high": -0.15, "verdict": verdict,
-        "sentence": f"Direction {direction} lowers the value in the real world.", "text": "Foretold -0.31, seen -0.28.",
-        "parts": {name: {"answer": answer, "words": f"{name} by -0.28."} for name, answer in answers.items()},
+        "observed": -0.28, "low": -0.35, "high": -0.2, "memory": -0.05, "verdict": verdict, "sentence": verdict,
+        "text": f"Direction {direction} changes the value: foretold -0.31, seen -0.28 [-0.35, -0.2]: {verdict}.",
+        "parts": {name: {"answer": answer, "words": f"{name} by -0.28"} for name, answer in answers.items()},
     }  # fmt: skip
 
 

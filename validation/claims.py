@@ -62,7 +62,10 @@ def gate(result: Result, where: str) -> str:
     kind = KINDS.get(said["answer"], "none")
     rows = [{"of": name, "less": around(r, "value")} for name, r in said.get("against", {}).items()]
     titles = {"of": "foretold without the world, by", "less": "the simulator's squared error minus its [95 %]"}
-    caption = f"Below 0, the simulator is nearer to what was observed ({number(said['rows'])} late effects)"
+    caption = (
+        f"Below 0, the simulator is nearer to what was observed ({number(said['rows'])} late effects, in squared "
+        f"smallest sizes of interest)"
+    )
     return box(
         f"<h2>{text_of(question)} {tag(said['answer'], kind)}</h2>{paragraph(said['text'])}"
         f"{table(rows, caption, titles) if rows else ''}",
@@ -86,9 +89,9 @@ def answers(run: Traced, where: str, again: Path) -> tuple[str, list[str]]:
     verdicts = [str(c["verdict"]) for c in claims]
     counts = ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
     came = f"What came out{where}: {counts or 'no claim could be made'}."
-    items = "".join(f"<li>{text_of(c['sentence'])} {_verdict(c)}</li>" for c in claims)
+    items = "".join(f"<li>{text_of(c['text'])} {_verdict(c)}</li>" for c in claims)
     told = [f"The gate{where}: was the world needed? {said['answer']}. {said['text']}"] if said else []
-    told += [asked, came, *(f"{c['sentence']} ({c['verdict']})" for c in claims)]
+    told += [asked, came, *(str(c["text"]) for c in claims)]
     return f"{paragraph(asked)}{paragraph(came)}<ul>{items}</ul>", told
 
 
@@ -113,39 +116,42 @@ def body(run: Traced, again: Path) -> str:
         return _run_again(run, again) + _in_numbers(result.notes["claims"])
     rest = [claim for claim in result.notes["claims"] if not claim.get("headline", True)]
     html = "".join(map(_card, _headlines(result)))
-    more = f"{len(rest)} more claim{'s' * (len(rest) != 1)}: other doses of the same directions"
-    return html + (details(more, "".join(map(_card, rest))) if rest else "")
+    more = f"{len(rest)} more claim{'' if len(rest) == 1 else 's'}: other doses of the same directions"
+    html += details(more, "".join(map(_card, rest))) if rest else ""
+    return html + details("What the words mean", paragraph(result.notes["criteria"])) + _paths(result)
 
 
 def _card(claim: Mapping[str, Any]) -> str:
     """A claim with its five answers."""
     rows = [
-        {"part": PARTS[name], "answer": Html(tag(part["answer"], KINDS.get(part["answer"], "none"))),
-         "words": part["words"]}
-        for name, part in claim["parts"].items() if name in PARTS
-    ]  # fmt: skip
-    numbers = [
-        f"Foretold {around(claim, 'foretold', 'foretold_low', 'foretold_high')}",
-        f"observed {around(claim, 'observed')} {claim['unit']}",
-        *([f"through memory alone {number(claim['memory'])}"] if claim.get("memory") is not None else []),
-        *([f"whole minus memory {around(claim, 'world', 'world_low', 'world_high')}"]
-          if claim.get("world") is not None else []),
-        f"n = {number(claim['n'])}",
-    ]  # fmt: skip
+        {"part": words, "answer": Html(tag(part["answer"], KINDS.get(part["answer"], "none"))), "words": part["words"]}
+        for name, words in PARTS.items()
+        if (part := claim["parts"].get(name)) is not None
+    ]
     titles = {"part": "question", "answer": "answer", "words": "in numbers"}
-    text = claim.get("text", "")
-    return box(
-        f"<h3>{text_of(claim['sentence'])} {_verdict(claim)}</h3>{paragraph('; '.join(numbers) + '.')}"
-        + table(rows, f"The parts of the claim on {_about(claim)}", titles)
-        + (paragraph(text) if text and text != claim["sentence"] else ""),
-        KINDS.get(claim["verdict"], "none"),
-    )
+    told = table(rows, f"The parts of the claim on {_about(claim)}", titles) if rows else ""
+    return box(f"<h3>{text_of(claim['text'])} {_verdict(claim)}</h3>{told}", KINDS.get(claim["verdict"], "none"))
+
+
+def _paths(result: Result) -> str:
+    """The headline effects, whole and by either path alone, in both worlds."""
+    rows = [{**r, "quantity": in_words(r["quantity"]), "value": around(r, "value")} for r in result.tables["paths"]]
+    titles = {
+        "hypothesis": "change", "quantity": "of what", "world": "world", "path": "path", "value": "effect [95\xa0%]",
+        "unit": "unit", "n": "n",
+    }  # fmt: skip
+    caption = "The effects that are claimed, by path, in both worlds (paths may interact, so parts need not add up)"
+    return table(rows, caption, titles, most=100) if rows else ""
 
 
 def _about(claim: Mapping[str, Any]) -> str:
     """What a claim is of, and on what: 'shift 13 by +2: the agent's value 8 steps later'."""
-    on = in_words(claim["quantity"]) if claim.get("quantity") else f"{claim.get('role')} for {claim.get('event')}"
-    return f"{claim['hypothesis']}: {on}"
+    on = ""
+    if claim.get("quantity"):
+        on = f": {in_words(claim['quantity'])}"
+    elif claim.get("event"):
+        on = f": {claim['role']} for {claim['event']}"
+    return f"{claim['hypothesis']}{on}"
 
 
 def _in_numbers(claims: Sequence[Mapping[str, Any]]) -> str:
@@ -178,7 +184,7 @@ def late_effects(result: Result) -> str:
             "quantity": in_words(r["quantity"]),
             "foretold": r.get("foretold", r.get("predicted_simulated")),
             "observed": around(r, "observed"),
-            "world": around(r, "world", "world_low", "world_high"),
+            "world": around(r, "world_effect", "world_low", "world_high"),
             "random": interval(r.get("random_low"), r.get("random_high")).strip() or None,
         }
         for r in result.tables["effects"]
@@ -193,7 +199,8 @@ def late_effects(result: Result) -> str:
         "special_p": "p of special", "through_world": "through world", "needed": "world needed", "verdict": "verdict",
     } if today else {"predicted_jacobian": "first order foretold", "random": "random changes give"}  # fmt: skip
     titles["n"] = "n"
-    clear = sorted((r for r in rows if r["q"] is not None and r["q"] <= LEVEL), key=lambda r: r["q"])
-    caption = f"Late effects in the real world with q ≤ {LEVEL:g}: {len(clear)} of {len(rows)} tested"
+    tested = [r for r in rows if r["q"] is not None]  # not what a changed direction is itself later
+    clear = sorted((r for r in tested if r["q"] <= LEVEL), key=lambda r: r["q"])
+    caption = f"Late effects in the real world with q ≤ {LEVEL:g}: {len(clear)} of {len(tested)} tested"
     some = table(clear, caption, titles, most=30) if clear else paragraph(f"{caption}.")
     return some + details("All late effects in the real world", table(rows, "Late effects", titles, most=300))

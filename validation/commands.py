@@ -72,7 +72,7 @@ def repeat(path: Path, out: Path) -> Command:
         needed = ", ".join(["that configuration as a file", *(f"the {flag}" for flag in stage.needs)])
         return Command("", f"{shown(path)} is a copy made for shipping. How it was trained is under facts.training in "
                        f"its manifest.json; to train it again takes {needed}.")  # fmt: skip
-    saved = cli.read_json(path / "config.json")["config"]
+    saved = artefacts.load_json(path, "config.json")["config"]
     inputs = _inputs(path, manifest)
     known = dict(_leaves(saved))
     moved = {flag: paths for flag, paths in inputs.items() if _directories(known.get(flag)) != paths}

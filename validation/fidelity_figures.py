@@ -50,7 +50,7 @@ PANELS = (
     Panel("Agent's memory is off by", "lower", "variances", _both("h_error")),
     Panel("Held action is recognised", "higher", "share of snapshots", (("counterfactual_top1", SIMULATED),)),
     Panel("Gradients have the real sign", "higher", "share of signs", (("gradient_sign_action", SIMULATED),)),
-    Panel("Those through the world do", "higher", "share of signs",
+    Panel("... through the world (straight-through)", "higher", "share of signs",
           (("gradient_sign_action_through_world", SIMULATED),)),
     Panel("Error under another policy's actions", "1 is best", "ratio to the agent's own",
           (("policy_dependence", SIMULATED),)),
@@ -176,6 +176,8 @@ def draw_lives(result: Result, path: Path, action_names: Sequence[str]) -> None:
     for ax, name, unit in ((axes[0], "return", "return within the horizon"), (axes[1], "length", "steps lived")):
         values = [result.arrays[f"{name}_{kind}"] for kind, _, _ in kinds]
         if not len(values[0]):
+            ax.text(0.5, 0.5, "no window ends\nor lasts to the horizon", ha="center", va="center", fontsize=8,
+                    transform=ax.transAxes)  # fmt: skip
             continue
         edges = np.histogram_bin_edges(np.concatenate(values), bins=11)
         shares = [np.histogram(v, edges)[0] / len(v) for v in values]
@@ -184,6 +186,7 @@ def draw_lives(result: Result, path: Path, action_names: Sequence[str]) -> None:
             ax.bar((edges[:-1] + edges[1:]) / 2 + (i - 0.5) * width, share, width, color=colour, label=label)
         ax.set_xlabel(unit, fontsize=9)
         ax.set_ylabel("share of windows", fontsize=9)
+    action_names = result.notes.get("distinct_actions", action_names)
     count = len(action_names)
     for i, (kind, colour, _) in enumerate(kinds):
         actions = result.arrays[f"actions_{kind}"]
@@ -192,7 +195,8 @@ def draw_lives(result: Result, path: Path, action_names: Sequence[str]) -> None:
                         0.42, color=colour)  # fmt: skip
     axes[2].set_xticks(np.arange(count), action_names, rotation=60, ha="right", rotation_mode="anchor")
     axes[2].set_ylabel("share of actions", fontsize=9)
-    axes[0].legend(fontsize=8, frameon=False)
+    if len(result.arrays["return_real"]):
+        axes[0].legend(fontsize=8, frameon=False)
     for ax in axes:
         ax.tick_params(labelsize=8)
         ax.spines[["top", "right"]].set_visible(False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -52,22 +52,22 @@ class Traced:
     @cached_property
     def worlds(self) -> dict[str, Path]:
         """{the world's description: a directory that says so}."""
-        return {world: path for path in self.chain if (world := _world(path)) is not None}
+        return {world: p for p, m in self.chain.items() if (world := _world(p, m)) is not None}
 
 
-def agents_in(chain: Iterable[Path]) -> dict[str, Path]:
+def agents_in(chain: Manifests) -> dict[str, Path]:
     """{fingerprint: directory} of the agents among directories."""
     return _named(chain, AGENT, load_agent)
 
 
-def simulators_in(chain: Iterable[Path]) -> dict[str, Path]:
+def simulators_in(chain: Manifests) -> dict[str, Path]:
     return _named(chain, SIMULATOR, load_simulator)
 
 
-def _named(chain: Iterable[Path], file: str, load: Any) -> dict[str, Path]:
+def _named(chain: Manifests, file: str, load: Any) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    for path in chain:
-        if (path / file).exists():
+    for path, manifest in chain.items():
+        if file in manifest["files"]:
             found.setdefault(_fingerprint(load, path, artefacts.sha256(path / artefacts.MANIFEST)), path)
     return found
 
@@ -77,12 +77,12 @@ def _fingerprint(load: Any, path: Path, manifest_sha256: str) -> str:
     return fingerprint(load(path))
 
 
-def _world(path: Path) -> str | None:
+def _world(path: Path, manifest: Mapping[str, Any]) -> str | None:
     """The world that a directory's own description names, but for which of its levels are drawn."""
-    file = next((path / name for name in DESCRIPTIONS if (path / name).exists()), None)
+    file = next((name for name in DESCRIPTIONS if name in manifest["files"]), None)
     if file is None:
         return None
-    said = cli.read_json(file)
+    said = artefacts.load_json(path, file)
     spec = said.get("spec", said)
     options = {k: v for k, v in spec["options"].items() if k not in LEVELS}
     return json.dumps([spec["env_id"], options, spec["obs"], spec["action_names"]], sort_keys=True)

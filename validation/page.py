@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from core.artefacts import load_bytes
 from core.figures import BAD, BAND, GOOD, HELD, MEMORY, NEGATIVE, OPEN, POSITIVE, REAL, SIMULATED, WORLD, minus
 
 DASH = "–"
@@ -209,9 +210,9 @@ def _kind(cells: Sequence[Any]) -> str:
 
 
 def picture(source: Path | bytes, alt: str, caption: str, *, wide: bool = False, pixels: bool = False) -> str:
-    """A PNG or GIF inside the page.  ``wide``: scrolls sideways on a narrow screen instead of shrinking;
-    ``pixels``: enlarged without smoothing."""
-    data = source if isinstance(source, bytes) else source.read_bytes()
+    """A PNG or GIF (bytes, or a file of a run directory) inside the page.  ``wide``: scrolls sideways on a narrow
+    screen instead of shrinking; ``pixels``: enlarged without smoothing."""
+    data = source if isinstance(source, bytes) else load_bytes(source.parent, source.name)
     form = "gif" if data.startswith(b"GIF8") else "png"
     data = lighter(data) if form == "png" else data
     kind = " ".join(name for name, on in (("wide", wide), ("pixels", pixels)) if on)

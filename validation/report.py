@@ -8,6 +8,7 @@ validation/page.py's.
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import numpy as np
 from agents.recurrent import AgentConfig
 from analysis.behaviour_figures import image_field
 from analysis.behaviours import load_behaviours
-from analysis.coupling_edges import label as behaviour_label
+from analysis.coupling_edges import COMPARED, WORDS, label as behaviour_label
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.episodes import RolloutStore
@@ -96,7 +97,7 @@ class Section:
 def agent_and_world(chosen: Chosen) -> Section:
     """Who acts where: the network, its training, its return, what the world looks like."""
     manifest = chosen.every[chosen.agent]
-    about = cli.read_json(chosen.agent / AGENT)
+    about = artefacts.load_json(chosen.agent, AGENT)
     spec = about["spec"]
     metrics = {**manifest["facts"].get("training", {}).get("metrics", {}), **manifest["metrics"]}
     words = f"{described(about['net'])} in {spec['env_id']}"
@@ -120,8 +121,8 @@ def agent_and_world(chosen: Chosen) -> Section:
             where = f"{number(metric['n'])} episodes recorded in {shown(path)}{_acted(recorded)}"
             html.append(paragraph(f"In the {where} its mean return is {number(metric['value'])}."))
     html += [_real_strip(path) for path in sorted(recordings, key=lambda p: bool(_acted(recordings[p])))[:1]]
-    if (chosen.agent / "curve.csv").exists():
-        html.append(_learning_curve(chosen.agent / "curve.csv"))
+    if "curve.csv" in manifest["files"]:
+        html.append(_learning_curve(artefacts.load_bytes(chosen.agent, "curve.csv").decode()))
     return Section(
         "The agent and its world",
         "".join(html),
@@ -172,9 +173,8 @@ def _real_strip(path: Path, frames: int = 10) -> str:
     )
 
 
-def _learning_curve(path: Path) -> str:
-    with open(path, newline="") as file:
-        rows = [(float(r["step"]), float(r["return_mean"])) for r in csv.DictReader(file)]
+def _learning_curve(curve: str) -> str:
+    rows = [(float(r["step"]), float(r["return_mean"])) for r in csv.DictReader(io.StringIO(curve))]
     steps, returns = np.array(rows).T
     figure = figure_of(7.5, 2.6)
     axes = figure.subplots()
@@ -269,7 +269,7 @@ def _tried_again(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         )
     if (r := last.get("gradient_sign_action_through_world")) is not None:
         said.append(
-            f"gradients through the world have the sign of the real effect on later actions in "
+            f"straight-through gradients through the world have the sign of the real effect on later actions in "
             f"{around(r, 'simulated')} of cases, {r['horizon']} steps on (chance 0.5)"
         )
     return ("; ".join(said) + ".",) if said else ()
@@ -447,7 +447,8 @@ def saliency(run: Traced) -> Section:
     html = [
         paragraph(
             "Gradients of a quantity at a target step (framed) with respect to every frame before: whole, through the "
-            "agent only, and through the world, so through the consequences of the agent's own actions. Blue: a "
+            "agent only, and through the world, so through the consequences of the agent's own actions "
+            "(straight-through: as if actions were continuous, which no training of the simulator checks). Blue: a "
             "brighter pixel raises the quantity; red: lowers it. Blurred for display only. Below, what other methods "
             "say of the target frame alone. These are the simulator's pictures, and only hypotheses."
         )
@@ -477,7 +478,7 @@ def saliency(run: Traced) -> Section:
         html.append(table(checks, "Checks of every method (python -m analysis.saliency --checks)",
                           _present({}, checks)))  # fmt: skip
     through, chance = (_by_quantity(result, name) for name in ("through_world", "randomised_correlation"))
-    found = [f"Saliency: {through} of the gradient's size runs through the world"] if through else []
+    found = [f"Saliency: {through} of the straight-through gradient's size runs through the world"] if through else []
     if through and chance:
         found[0] += f"; correlation of its picture with that of an agent with random weights: {chance}"
     return Section("Saliency", "".join(html), tuple(f"{f}." for f in found))
@@ -490,14 +491,23 @@ def _by_quantity(result: Result, name: str) -> str:
     return ", ".join(f"{q.replace('_', ' ')} {show(scalar)}" for q, scalar in have.items() if scalar is not None)
 
 
+OLD_COUPLING = (
+    "This run is of an earlier version: its numbers through the world are straight-through, as if actions were "
+    "continuous, and show no effect by themselves; run analysis.coupling again"
+)
+
+
 def coupling(run: Traced) -> Section:
     """Which direction drives which, by correlation and by gradient."""
     path, result = run.path, Result.load(run.path)
     edges, scalars = result.tables["edges"], result.scalars
     between = [e for e in edges if e["source"] != e["target"]]
+    earlier = "method" not in result.notes
+    how = "actions enumerated, interval beyond 0, straight-through sign agrees"
     found = (
         f"Coupling: {len(between)} effects of one direction on another, later, are significant in the simulator "
-        f"(Jacobian, q ≤ {number(result.notes['alpha'])}, over behaviours and lags)"
+        f"(Jacobian, q ≤ {number(result.notes['alpha'])}, over behaviours and lags; "
+        f"{'straight-through, of an earlier version: run it again' if earlier else how})"
     )
     agree = scalars["sign_agreement"]
     if agree["value"] is None:
@@ -509,18 +519,21 @@ def coupling(run: Traced) -> Section:
             f"against {percent({'value': sum(null) / 2, 'interval': null})} in permuted episodes."
         )
     titles = {
-        "behaviour": "behaviour", "lag": "lag (steps)", "source": "source", "target": "target", "J": "Jacobian [95 %]",
-        "q": "q", "J_direct": "agent only", "q_direct": "q, agent only", "J_through_world": "through world",
-        "q_through_world": "q, through world", "r": "correlation", "q_r": "q of correlation", "agree": "signs agree",
-        "n": "Jacobians", "episodes": "episodes",
+        "behaviour": "behaviour", "lag": "lag (steps)", "source": "source", "target": "target",
+        "J": "Jacobian [95\xa0%]", "J_straight_through": COMPARED, "q": "q",
+        "J_direct": WORDS["_agent_only"], "q_direct": "q, direct",
+        "J_through_world": WORDS["_through_world"],
+        "J_through_world_straight_through": f"through the world, {COMPARED}", "q_through_world": "q, through the world",
+        "r": "correlation", "q_r": "q of correlation", "agree": "signs agree", "n": "Jacobians", "episodes": "episodes",
     }  # fmt: skip
     html = [
         paragraph(
             "Two directions that go together need not drive each other. The cross-correlation says what goes "
-            "together; the Jacobian says how much a small change of one now would change the other later, through "
-            "agent and world. A correlation without a Jacobian may be a common cause; a Jacobian is an effect in the "
+            "together; the Jacobian says how much a small change of one now would change the other later, in the "
+            "simulator. A correlation without a Jacobian may be a common cause; a Jacobian is an effect in the "
             "simulator, and a hypothesis about the world."
         ),
+        paragraph(f"{OLD_COUPLING if earlier else result.notes['method']}."),
         _scalars(result, "How much there is, and how far correlation and Jacobian agree"),
     ]
     if between:
@@ -530,10 +543,18 @@ def coupling(run: Traced) -> Section:
         html.append(paragraph("No direction has a significant effect on another one."))
     if edges:
         rows = [{**e, "J": around(e, "J", "J_low", "J_high", "episodes")} for e in edges]
-        shown_rows = table(rows, "Significant Jacobians, the strongest first", titles, most=60)
+        shown_rows = table(
+            rows,
+            "Significant Jacobians, the strongest first",
+            {k: title for k, title in titles.items() if k in edges[0]},
+            most=60,
+        )
         html.append(details("All significant effects, those on a direction's own later value too", shown_rows))
-    words = "Coupling matrices of {}: Jacobian, its parts by agent alone and world, and correlation, a row a lag"
-    drawn = "Graph of the effects in {}: whole, by the agent alone and through the world, a column a lag"
+    words = (
+        "Coupling matrices of {}: Jacobian, its direct part, its part through the world with the straight-through "
+        "number beside it, and correlation, a row a lag"
+    )
+    drawn = "Graph of the effects in {}: whole, direct and through the world, a column a lag"
     html.append(_pictures(path, "paths.png", "Direct and through-world parts of the effects, and how far each agrees "
                           "with the correlation", wide=True))  # fmt: skip
     for i, file in enumerate(_natural(path.glob("matrix_*.png"))):
@@ -604,9 +625,9 @@ def top(chosen: Chosen, again: Path) -> tuple[str, list[str]]:
 
 
 def _warnings(chosen: Chosen) -> list[str]:
-    """What runs say against the simulator that they were made with, each once."""
-    said = [str(manifest["facts"].get("simulator_warning") or "") for manifest in chosen.every.values()]
-    return list(dict.fromkeys(f"{words[0].upper()}{words[1:]}" for words in said if words))
+    """What is to be said of the simulator that runs were made with, each sentence once."""
+    said = [artefacts.simulator_warning(run.path) or "" for run in chosen.runs]
+    return list(dict.fromkeys(f"{words[0].upper()}{words[1:]}." for words in said if words))
 
 
 def _warned(warnings: Sequence[str], word: str = "Warning") -> str:
@@ -723,7 +744,7 @@ def build(chosen: Chosen, out: Path) -> Page:
     answers, told = top(chosen, again)
     findings = [f for s in sections for f in s.findings]
     findings += [f"Not run: {', '.join(not_run)}."] * bool(not_run)
-    world = cli.read_json(chosen.agent / AGENT)["spec"]["env_id"]
+    world = artefacts.load_json(chosen.agent, AGENT)["spec"]["env_id"]
     html = document(
         f"Why does the agent act as it does in {world}?",
         answers + _warned(chosen.left_out, "Not on this page"),
@@ -761,8 +782,15 @@ def _present(titles: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> di
 
 
 def _joined(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with their value and interval in one cell."""
-    return [{**{k: v for k, v in r.items() if k not in ("low", "high")}, "value": around(r, "value")} for r in rows]
+    """Rows in which every number that has an interval (NAME_low, NAME_high) stands in one cell with it."""
+    return [
+        {
+            k: around(r, k, f"{k}_low", f"{k}_high") if f"{k}_low" in r else v
+            for k, v in r.items()
+            if not k.endswith(("_low", "_high"))
+        }
+        for r in rows
+    ]
 
 
 def _scalars(result: Result, caption: str) -> str:

@@ -39,7 +39,7 @@ def test_the_gate_stands_above_everything_in_the_colour_of_its_answer(
     assert first.startswith(f'<div class="box {kind}"><h2>Was the world needed to foretell the late effects?')
     assert f'<span class="tag {kind}">{answer}</span>' in first[:300]
     order = ["Memory alone foretells as well, by −0.01.", "share 12 levels", "What was asked", "What came out",
-             "Direction 0 lowers", "What was found"]  # fmt: skip
+             "Direction 0 changes", "What was found"]  # fmt: skip
     places = [html.index(words) for words in order]
     assert places == sorted(places)
 
@@ -52,7 +52,8 @@ def test_a_claim_is_a_card_with_five_answers(simulator: Path, tmp_path: Path) ->
     rows = re.findall(r'<tr>.*?tag (\w+)">([\w ]+)</span>.*?</tr>', cards[0][2])
     assert rows == [("good", "yes"), ("bad", "wrong"), ("open", "open"), ("none", "by construction"),
                     ("none", "not asked")]  # fmt: skip
-    assert "n = 16" in cards[0][2] and "[−0.35,\xa0−0.2] (few)" in cards[0][2]
+    assert "exists by −0.28" in cards[0][2] and "foretold −0.31" in cards[0][1]
+    assert "Direction 9 has nothing to change" in html and html.count("memory alone") == 2  # by path
     assert "1 more claim: other doses" in html and 'tag none">no effect' in html
 
 
@@ -72,8 +73,8 @@ def test_older_verdicts_are_numbers_and_a_command(simulator: Path, tmp_path: Pat
 def test_what_speaks_against_the_simulator_stands_at_every_section_made_with_it(
     simulator: Path, tmp_path: Path
 ) -> None:
-    warning = "The simulator is no better than a held frame."
-    write_study(tmp_path / "runs" / "study", simulator, facts={"simulator_warning": warning})
+    warning = "The simulator was never compared with a held frame"
+    write_study(tmp_path / "runs" / "study", simulator)
     html = _page(tmp_path / "runs").html
     sections = dict(re.findall(r"<section[^>]*><h2>(.*?)</h2>(.*?)</section>", html, re.S))
     assert warning in sections["The tested claims"] and warning not in sections["The agent and its world"]
@@ -89,7 +90,8 @@ def test_two_studies_are_told_apart(simulator: Path, tmp_path: Path) -> None:
 
 
 def test_a_study_without_claims_or_effects_is_told(simulator: Path, tmp_path: Path) -> None:
-    result = Result(tables={"effects": []}, notes={"verdicts": 2, "claims": []})
+    notes = {"verdicts": 2, "claims": [], "criteria": "Exists: it does."}
+    result = Result(tables={"effects": [], "paths": []}, notes=notes)
     with artefacts.new_run(tmp_path / "runs" / "study", "interventions", {}, {"simulator": simulator}) as run:
         result.save(run.path)
     assert "no claim could be made" in _page(tmp_path / "runs").html

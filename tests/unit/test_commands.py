@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -11,9 +10,9 @@ import pytest
 
 from agents.record import RecordConfig
 from agents.train import TrainConfig
-from core import artefacts, config as cli
+from core import config as cli
 from core.artefacts import new_run
-from tests.conftest import write_agent, write_evaluation, write_simulator, write_study
+from tests.conftest import write_agent, write_evaluation, write_simulator
 from validation.commands import STAGES, make, repeat
 
 
@@ -68,13 +67,12 @@ def test_a_copy_for_shipping_says_what_its_training_needs() -> None:
 
 
 def test_a_configuration_of_another_version_gives_a_command_without_it(tmp_path: Path) -> None:
-    agent = write_agent(tmp_path / "agent")
-    run = write_study(tmp_path / "study", write_simulator(tmp_path / "simulator", agent))
-    saved = json.loads((run / "config.json").read_text())
-    artefacts.write_json(run / "config.json", {**saved, "config": {**saved["config"], "bogus": 1}})
-    how = repeat(run, tmp_path / "again")
+    simulator = write_simulator(tmp_path / "simulator", write_agent(tmp_path / "agent"))
+    with new_run(tmp_path / "study", "interventions", {"bogus": 1}, {"simulator": simulator}):
+        pass
+    how = repeat(tmp_path / "study", tmp_path / "again")
     assert "unknown key 'bogus'" in how.note and "--config" not in how.line
-    assert _parsed(how.line, "interventions").simulator == tmp_path / "simulator"  # type: ignore[attr-defined]
+    assert _parsed(how.line, "interventions").simulator == simulator  # type: ignore[attr-defined]
 
 
 def test_a_path_with_a_space_survives_the_shell(tmp_path: Path) -> None:
