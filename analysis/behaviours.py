@@ -39,7 +39,7 @@ from core.contracts import Simulator, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.progress import bar
-from core.stats import bootstrap, bootstrap_cohens_d, bootstrap_mean
+from core.stats import bootstrap, bootstrap_mean, cohens_d_interval
 from core.video import check_video
 from envs.registry import renewed
 from generative.simulator import require_finite
@@ -486,7 +486,7 @@ def _table(
             rng = np.random.default_rng(seed)
             value = bootstrap_mean(value_M[real][here], episode_R[here], rng=rng)
             row |= {"value": value.value, "value_low": value.low, "value_high": value.high}
-            d = bootstrap_cohens_d(value_M[real][:, None], here, episode_R, rng=rng)
+            d = cohens_d_interval(value_M[real][:, None], here, episode_R, rng=rng)
             for column, (number,) in zip(("value_d", "value_d_low", "value_d_high"), d, strict=True):
                 row[column] = float(number) if np.isfinite(number) else None
             often = np.bincount(action_M[real][here], minlength=len(action_names))

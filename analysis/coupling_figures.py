@@ -232,8 +232,10 @@ def _draw_parts(axis: Any, result: Result) -> None:
     axis.axvline(0, color=LINE, linewidth=0.8, zorder=0)
     axis.plot([-reach, reach], [reach, -reach], color=LINE, linewidth=0.8, linestyle="--", zorder=0)
     axis.text(reach * 0.97, -reach * 0.9, "cancel", color=HELD, fontsize=8, ha="right")
-    axis.set(xlim=(-reach, reach), ylim=(-reach, reach))
-    axis.set(xlabel="Jacobian, direct (memory)", ylabel="Jacobian, through the world")
+    axis.set(
+        xlim=(-reach, reach), ylim=(-reach, reach), xlabel="Jacobian, direct (memory)",
+        ylabel="Jacobian, through the world",
+    )  # fmt: skip
     axis.set_title(f"Edges between directions (q ≤ {alpha:g}), by the part that would be one by itself", fontsize=10)
     axis.legend(fontsize=8)
 

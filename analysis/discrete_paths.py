@@ -102,6 +102,8 @@ def forced_changes(
     for t in range(steps):
         taken_BG = torch.stack([torch.isin(outs[t].action_B, outs[t].action_B.new_tensor(ids)) for ids in groups], 1)
         for which_N in (~taken_BG).nonzero().split(rows):
+            if not len(which_N):  # a single group
+                continue
             b_N, g_N = which_N.unbind(1)
             action_NA = torch.nn.functional.one_hot(first_G[g_N], simulator.agent.n_actions)
             state = rows_of(states[t + 1], b_N)
@@ -116,7 +118,8 @@ def forced_changes(
 
 def noise_of_rows(noise: StepNoise, rows: Tensor) -> StepNoise:
     """The noise of some rollouts of a batch, int64 [N]."""
-    return StepNoise(*(None if x is None else x[rows] for x in noise))
+    ending = noise.terminal_B
+    return StepNoise(noise.s_BS[rows], noise.action_BA[rows], None if ending is None else ending[rows])
 
 
 def through_world(slope_BSTGX: Tensor, change_BTGUY: Tensor) -> Tensor:

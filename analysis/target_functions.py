@@ -732,10 +732,12 @@ def draw_courses(result: artefacts.Result) -> Any:
         axis.axhspan(low, high, color=BAND, linewidth=0, label="90 % of untrained latents")
         best = result.scalars[f"control_{label}"]["value"]
         if best is not None:
-            name = f"best of {result.notes['tries']} of them"
-            axis.axhline(best, color=INK, linestyle="--", linewidth=1, label=name)
-        title = f"{about['name'].replace('_', ' ')}, {'up' if sign > 0 else 'down'}"
-        axis.set(title=title, xlabel="step of the search", ylabel=about["unit"])
+            axis.axhline(best, color=INK, linestyle="--", linewidth=1, label=f"best of {result.notes['tries']} of them")
+        axis.set(
+            title=f"{about['name'].replace('_', ' ')}, {'up' if sign > 0 else 'down'}",
+            xlabel="step of the search",
+            ylabel=about["unit"],
+        )
     axes[0].legend(fontsize=7)
     for axis in axes[len(labels) :]:
         axis.axis("off")

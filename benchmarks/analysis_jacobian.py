@@ -7,8 +7,8 @@ frozen in every variant, from states a few steps after random latents, in a rand
 naive: for every sample and every target direction one forward and one backward pass, which gives that target's row
 at all lags.  It is timed on a part of the samples (--naive_samples): it does the same work for each.
 one pass a direction: the milder way, one forward pass over many samples, then a backward pass a target over them.
-ours: ``analysis.coupling.jacobians``, which gives the direct part (action -> world cut) too; all of it straight-through,
-as in the naive way, with the actions in one group, so that none is tried.
+ours: ``analysis.coupling.jacobians``, which gives the direct part (action -> world cut) too; straight-through, as in
+the naive way, with all actions in one group, so that none is tried.
 actions enumerated: the same with every distinct action tried at every step, on as many samples as the naive way.
 
 The table says what a variant computes: the whole Jacobian, or the whole and its direct part, which the stage needs.

@@ -349,7 +349,7 @@ class RolloutStore:
             obs=groups["obs"],
             truth=groups["truth"],
             world=groups["world"],
-            latent=self._latent(i),
+            latent=None if self._latent(i) is None else self.latents([i])[0],
             terminated=bool(self.terminated[i]),
             truncated=bool(self.truncated[i]),
             meta=self.meta(i),

@@ -1,15 +1,18 @@
 """Statistics in which the episode is the unit.
 
-Steps of one episode are not independent, so whole episodes are resampled, flipped and permuted;
-treating steps as the unit makes intervals too narrow and p-values too small
-(tests/unit/test_stats.py shows by how much).
+Steps of one episode are not independent, so whole episodes are resampled, left out, flipped and permuted; treating
+steps as the unit makes intervals too narrow and p-values too small.  What each interval is, where it comes from and
+how often it holds the truth: docs/statistics.md, measured by tests/unit/test_stats.py.
+
+E independent units (episodes), N rows (steps), Q quantities, R draws.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -17,13 +20,18 @@ import numpy as np
 from core.contracts import UserError
 
 BLOCK = 1 << 22  # random numbers held at once, so that many episodes do not fill the memory
+KEPT = 1 << 19  # numbers of resamples that are kept for the next call, which is then five times as fast
 TIE = 1e-12  # relative; a rearrangement that repeats the observed value must count as reaching it
+DRAWS = 1999  # of the studentised bootstrap; with 2k - 1 of them interval and p agree exactly at usual levels
+FEW_UNITS = 24  # below so many independent units a page says "few"
+LEAVE_OUT = 200  # groups of units at most that the jackknife leaves out in turn
 
 
 class Estimate(NamedTuple):
     """A number with its interval and how many independent units (episodes) it rests on.
 
-    ``low`` and ``high`` are NaN where there are fewer than two units: one says nothing of the spread.
+    ``low <= value <= high``, or ``low`` and ``high`` are NaN: where there are fewer than two units, as one says nothing
+    of the spread.
     """
 
     value: float
@@ -36,6 +44,451 @@ class Estimate(NamedTuple):
         return self.low, self.high
 
 
+def few(n_units: int) -> str:
+    """``", few"`` for fewer than FEW_UNITS independent units, else nothing: what a page adds to an n."""
+    return ", few" if n_units < FEW_UNITS else ""
+
+
+def in_text(estimate: Estimate, form: str = ".3g", of: str = "") -> str:
+    """An estimate as pages and prints give it: ``0.12 [0.05, 0.2] (n = 16 starts, few)``.
+
+    form: format of the three numbers; of: what n counts.
+    """
+    value, low, high, n = estimate
+    between = "" if math.isnan(low) else f" [{low:{form}}, {high:{form}}]"
+    return f"{value:{form}}{between} (n = {n}{f' {of}' if of else ''}{few(n)})"
+
+
+# Means
+
+
+class Means(NamedTuple):
+    """Q means with what their intervals and p-values are read off: bootstrap draws of Student's t, shared by all."""
+
+    value_Q: np.ndarray
+    error_Q: np.ndarray  # linearised standard error; exactly 0 where all units agree
+    t_RQ: np.ndarray  # sorted; NaN where there is no error
+    n_Q: np.ndarray  # independent units
+
+    def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+        """(low [Q], high [Q]); each end alone is a one-sided bound of level (1 + ``level``) / 2.  NaN below 2 units."""
+        _check_level(level)
+        draws = len(self.t_RQ)
+        k = max(1, int((draws + 1) * (1 - level) / 2 + 1e-9))
+        widest_Q = _student(self.n_Q, level)
+        ends = []
+        for t_Q in (np.maximum(self.t_RQ[draws - k], widest_Q), np.minimum(self.t_RQ[k - 1], -widest_Q)):
+            end_Q = self.value_Q - np.where(self.error_Q == 0, 0, t_Q) * self.error_Q
+            ends.append(np.where(self.n_Q < 2, np.nan, end_Q))
+        return ends[0], ends[1]
+
+    def p(self, against: float | np.ndarray = 0.0) -> np.ndarray:
+        """Two-sided p [Q] that a mean is ``against``: at most alpha just where the (1 - alpha) interval excludes it.
+
+        Never below 2 / (draws + 1), nor below 2^(1-n), the most that n units can say if nothing is known of their
+        distribution (so that below 6 units p is above 0.05, whatever the interval).
+        """
+        from scipy.special import stdtr
+
+        away_Q = self.value_Q - against
+        with np.errstate(divide="ignore", invalid="ignore"):
+            t_Q = np.where(self.error_Q > 0, away_Q / self.error_Q, np.where(away_Q == 0, 0, np.inf * np.sign(away_Q)))
+            degrees_Q = np.maximum(self.n_Q - 1, 1)
+            tails = (
+                np.maximum((1 + (self.t_RQ >= t_Q).sum(0)) / (1 + len(self.t_RQ)), stdtr(degrees_Q, -t_Q)),
+                np.maximum((1 + (self.t_RQ <= t_Q).sum(0)) / (1 + len(self.t_RQ)), stdtr(degrees_Q, t_Q)),
+            )
+            p_Q = np.clip(2 * np.minimum(*tails), 2.0 ** (1 - self.n_Q), 1)
+        p_Q = np.where(((self.error_Q == 0) & (away_Q == 0)) | (self.n_Q < 2), 1.0, p_Q)
+        return np.where(np.isnan(self.value_Q), np.nan, p_Q)
+
+    def estimates(self, level: float = 0.95) -> list[Estimate]:
+        ends = zip(self.value_Q, *self.interval(level), self.n_Q, strict=True)
+        return [Estimate(float(value), float(low), float(high), int(n)) for value, low, high, n in ends]
+
+
+def _check_level(level: float, what: str = "level") -> None:
+    if not 0 < level < 1:
+        raise ValueError(f"{what} {level} is not between 0 and 1")
+
+
+def _student(n_units: int | np.ndarray, level: float) -> np.ndarray:
+    from scipy.special import stdtrit
+
+    out: np.ndarray = stdtrit(np.maximum(np.asarray(n_units) - 1, 1), (1 + level) / 2)
+    return out
+
+
+def means(
+    value_NQ: np.ndarray, episode_N: np.ndarray | None = None, *, rng: np.random.Generator, draws: int = DRAWS
+) -> Means:
+    """Means over all rows of Q quantities, float [N, Q], for intervals and tests with whole episodes as units.
+
+    episode_N: [N] says which rows belong together; None: every row is a unit of its own.  A NaN makes its quantity NaN.
+
+    Method: the mean is a ratio of sums over units; its error is linearised, and the quantiles of its t are bootstrapped
+    (Hall 1992, "The bootstrap and Edgeworth expansion", 3.10; bootstrap-t).  Three things keep that sound for few and
+    skewed units.  A resample has Gaussian noise of variance s^2 / n added to each unit, so that its spread is unbiased
+    and no resample is degenerate (Hesterberg 2004, "Unbiasing the bootstrap").  It has fewer units than the data,
+    ``_resampled``, as the skewness of a few units is smaller than that of their distribution.  And no end is nearer
+    than Student's, which holds for heavy but symmetric tails, where bootstrapped quantiles are too small.
+    """
+    value_NQ = np.asarray(value_NQ, np.float64)
+    if value_NQ.ndim != 2:
+        raise ValueError(f"{value_NQ.shape} values are not [N, Q]")
+    if episode_N is None:
+        return ratios(value_NQ, np.ones((len(value_NQ), 1)), rng=rng, draws=draws)
+    if np.shape(episode_N) != value_NQ.shape[:1]:
+        raise ValueError(f"{value_NQ.shape} values, {np.shape(episode_N)} episode numbers")
+    _, of_N, count_E = np.unique(episode_N, return_inverse=True, return_counts=True)
+    sum_EQ = np.stack([np.bincount(of_N, x_N, len(count_E)) for x_N in value_NQ.T], 1)
+    return ratios(sum_EQ, count_E[:, None], rng=rng, draws=draws)
+
+
+def ratios(sum_EQ: np.ndarray, count_EQ: np.ndarray, *, rng: np.random.Generator, draws: int = DRAWS) -> Means:
+    """Ratios of sums over units, sum_EQ.sum(0) / count_EQ.sum(0), as ``means`` infers them.
+
+    count_EQ: float [E, Q], or [E, 1] for all quantities.  NaN where the counts add up to 0.
+    """
+    sum_EQ, count_EQ = np.asarray(sum_EQ, np.float64), np.asarray(count_EQ, np.float64)
+    n, size = len(sum_EQ), sum_EQ.shape[1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value_Q = sum_EQ.sum(0) / count_EQ.sum(0)
+    value_Q = np.where(np.isfinite(value_Q), value_Q, np.nan)
+    if n < 2:
+        return Means(value_Q, np.full(size, np.nan), np.full((draws, size), np.nan), np.full(size, n))
+    away_EQ = sum_EQ - value_Q * count_EQ
+    away_EQ[:, (np.abs(away_EQ) <= TIE * np.abs(sum_EQ).max(0)).all(0)] = 0  # rounding errors of a constant
+    mean_Q = count_EQ.mean(0)
+    # One weight a unit, so that a quantity is a mean of its weighted deviations; units of equal size have weight 1.
+    spread_Q = np.sqrt((away_EQ**2).sum(0) / (n - 1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error_Q = spread_Q / np.sqrt(n) / np.abs(mean_Q)
+        unit_EQ, share_EQ = away_EQ / spread_Q * np.sign(mean_Q), count_EQ / mean_Q
+    return Means(value_Q, error_Q, np.sort(_t_draws(unit_EQ, share_EQ, rng, draws), 0), np.full(size, n))
+
+
+Resamples = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def _t_draws(unit_EQ: np.ndarray, share_EQ: np.ndarray, rng: np.random.Generator, draws: int) -> np.ndarray:
+    """Student's t [R, Q] of resampled ratios about the one of the data.
+
+    unit_EQ: deviations from the ratio, of variance 1; share_EQ: counts, of mean 1.
+    """
+    n, equal = len(unit_EQ), bool((share_EQ == 1).all())
+    m, step = _resampled(n), max(1, BLOCK // n)
+    parts: Iterable[Resamples] = (_resamples(n, min(step, draws - first), rng) for first in range(0, draws, step))
+    if draws * n <= KEPT:  # the same resamples for every call, of units in a random order
+        order_E = rng.permutation(n)
+        unit_EQ, share_EQ, parts = unit_EQ[order_E], share_EQ[order_E], [_kept_resamples(n, draws)]
+    out = []
+    for times_RE, noise_RE, sum_R, square_R in parts:
+        sum_RQ = times_RE @ unit_EQ + sum_R[:, None]
+        square_RQ = times_RE @ unit_EQ**2 + 2 * noise_RE @ unit_EQ + square_R[:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if equal:
+                ratio_RQ = sum_RQ / m
+                square_RQ -= m * ratio_RQ**2
+            else:
+                ratio_RQ = sum_RQ / (times_RE @ share_EQ)
+                cross_RQ = times_RE @ (unit_EQ * share_EQ) + noise_RE @ share_EQ
+                square_RQ += ratio_RQ * (ratio_RQ * (times_RE @ share_EQ**2) - 2 * cross_RQ)
+            # The sum over its error: the count's sum is in both.
+            out.append(sum_RQ / np.sqrt(np.maximum(square_RQ, 0) * m / (m - 1)))
+    return np.concatenate(out)
+
+
+def _resamples(n: int, draws: int, rng: np.random.Generator) -> Resamples:
+    """(how often each unit is drawn [R, E], the noise that is added to it [R, E], the noises' sums [R] and squares)."""
+    m = _resampled(n)
+    cell_RM = rng.integers(n, size=(draws, m)) + n * np.arange(draws)[:, None]
+    noise_RM = rng.standard_normal((draws, m)) / math.sqrt(n)
+    times_RE = np.bincount(cell_RM.ravel(), minlength=draws * n).reshape(draws, n).astype(np.float64)
+    noise_RE = np.bincount(cell_RM.ravel(), noise_RM.ravel(), draws * n).reshape(draws, n)
+    return times_RE, noise_RE, noise_RM.sum(1), (noise_RM**2).sum(1)
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_resamples(n: int, draws: int) -> Resamples:
+    return _resamples(n, draws, np.random.default_rng([n, draws]))
+
+
+def _resampled(n_units: int) -> int:
+    """Units of a resample: three quarters, at least two."""
+    return max(2, math.ceil(0.75 * n_units))
+
+
+def bootstrap_mean(
+    value_N: np.ndarray,
+    episode_N: np.ndarray,
+    *,
+    rng: np.random.Generator,
+    resamples: int = DRAWS,
+    level: float = 0.95,
+) -> Estimate:
+    """Mean over all rows, with the interval of ``means``; of booleans ``share_of``.
+
+    value_N: float or bool [N]; episode_N: [N] says which rows belong together.  No rows at all give NaN with n = 0; a
+    NaN among the values makes the estimate NaN.
+    """
+    value_N = np.asarray(value_N)
+    if value_N.shape != np.shape(episode_N):
+        raise ValueError(f"{value_N.shape} values, {np.shape(episode_N)} episode numbers")
+    if value_N.dtype == bool:
+        return share_of(value_N, episode_N, level=level)
+    if not len(value_N):
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    return means(value_N[:, None], episode_N, rng=rng, draws=resamples).estimates(level)[0]
+
+
+def bootstrap_means(
+    value_NQ: np.ndarray, rng: np.random.Generator, resamples: int = DRAWS, level: float = 0.95
+) -> list[Estimate]:
+    """``bootstrap_mean`` of Q quantities of the same N independent units, from shared resamples."""
+    return means(value_NQ, rng=rng, draws=resamples).estimates(level)
+
+
+def mean_p(effect_E: np.ndarray, *, rng: np.random.Generator, draws: int = 9999) -> float | np.ndarray:
+    """Two-sided p that the mean effect is 0, also where effects are skewed: ``Means.p``.
+
+    effect_E: one effect an independent unit, or [E, X]: X tests that share their draws (p [X]).  NaN if an effect is
+    NaN or there is none.  Not exact: docs/statistics.md has its false alarms.
+    """
+    effect_E = np.asarray(effect_E, np.float64)
+    tests = effect_E.shape[1:]
+    if not len(effect_E):
+        return np.full(tests, math.nan) if tests else math.nan
+    p = means(effect_E.reshape(len(effect_E), -1), rng=rng, draws=draws).p()
+    return p if tests else float(p[0])
+
+
+# Shares
+
+
+def share_interval(hits: float, n: float, level: float = 0.95) -> tuple[float, float]:
+    """(low, high) of a share, from ``hits`` of ``n`` independent units: Clopper & Pearson (1934), exact.
+
+    They need not be whole numbers.  (0, 1) of nothing.  Never of no width: 0 of 6 gives 0 to 0.46.
+    """
+    from scipy.special import betaincinv
+
+    _check_level(level)
+    if not 0 <= hits <= n:
+        raise ValueError(f"{hits} of {n}")
+    tail = (1 - level) / 2
+    low = 0.0 if hits == 0 else float(betaincinv(hits, n - hits + 1, tail))
+    high = 1.0 if hits == n else float(betaincinv(hits + 1, n - hits, 1 - tail))
+    return low, high
+
+
+def share_of(hit_N: np.ndarray, episode_N: np.ndarray, *, level: float = 0.95) -> Estimate:
+    """Share of rows that are hits, with whole episodes as units; n counts these.
+
+    hit_N: bool [N], or credit between 0 and 1.  The rows count as so many independent ones as give the share's error
+    over episodes, for which the interval is that of Clopper and Pearson (Korn & Graubard 1998, Survey Methodology 24).
+    Where all rows agree nothing tells how they cluster: then every episode counts once.  One row an episode: exact.
+    NaN as for ``bootstrap_mean``; fewer than two episodes have no interval.
+    """
+    hit_N = np.asarray(hit_N, np.float64)
+    if hit_N.shape != np.shape(episode_N):
+        raise ValueError(f"{hit_N.shape} values, {np.shape(episode_N)} episode numbers")
+    if not len(hit_N):
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    _, of_N, count_E = np.unique(episode_N, return_inverse=True, return_counts=True)
+    n, rows, share = len(count_E), len(hit_N), float(hit_N.mean())
+    if n < 2 or math.isnan(share):
+        return Estimate(share, math.nan, math.nan, n)
+    if hit_N.min() < 0 or hit_N.max() > 1:
+        raise ValueError(f"a share of values from {hit_N.min():g} to {hit_N.max():g}, not 0 to 1")
+    counted = float(n)
+    away_E = np.bincount(of_N, hit_N - share)
+    error2 = float((away_E**2).sum()) * n / (n - 1) / rows**2
+    if 0 < share < 1 and error2 > TIE * share * (1 - share):
+        fewer = _student(rows, level) / _student(n, level)  # the error itself is known from n units only
+        counted = min(float(rows), share * (1 - share) / (rows - 1) * rows / error2 * fewer**2)
+    elif 0 < share < 1:
+        counted = float(rows)
+    low, high = share_interval(min(share * counted, counted), counted, level)
+    return Estimate(share, min(low, share), max(high, share), n)
+
+
+def paired_share(change_N: np.ndarray, *, level: float = 0.95) -> Estimate:
+    """Mean change of an event in N independent pairs, with Tango's score interval (1998, Statistics in Medicine 17).
+
+    change_N: -1 (prevented), 0 or 1 (brought about).  Where nothing changes in any of 6 pairs, the interval is -0.39 to
+    0.39: so few cannot exclude much.  NaN without a pair, or for a NaN among the changes.
+    """
+    from scipy.special import ndtri
+
+    change_N = np.asarray(change_N, np.float64)
+    _check_level(level)
+    n = len(change_N)
+    if n == 0 or np.isnan(change_N).any():
+        return Estimate(math.nan, math.nan, math.nan, n)
+    if not np.isin(change_N, (-1, 0, 1)).all():
+        raise ValueError("a change of an event is -1, 0 or 1")
+    up, down, z = float((change_N > 0).sum()), float((change_N < 0).sum()), float(ndtri((1 + level) / 2))
+    value = (up - down) / n
+
+    def beyond(d: float) -> bool:
+        """Does the score test reject a true change ``d``?"""
+        b = (2 * n - up + down) * d - up - down
+        c = -down * d * (1 - d)
+        chance = (math.sqrt(max(0.0, b * b - 8 * n * c)) - b) / (4 * n)  # of a prevented event, if the change is d
+        variance = n * (2 * chance + d * (1 - d))
+        return (up - down - n * d) ** 2 > z * z * max(variance, 0.0)
+
+    def end(far: float) -> float:
+        near = value
+        if not beyond(far):
+            return far
+        for _ in range(60):
+            middle = (near + far) / 2
+            near, far = (near, middle) if beyond(middle) else (middle, far)
+        return near
+
+    return Estimate(value, end(-1.0), end(1.0), n)
+
+
+# Other statistics
+
+
+class Link(NamedTuple):
+    """A scale on which a statistic's error hardly depends on its value, and the way back."""
+
+    to: Callable[[np.ndarray], np.ndarray]
+    back: Callable[[np.ndarray], np.ndarray]
+
+
+def _same(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def _logit(x: np.ndarray) -> np.ndarray:
+    out: np.ndarray = np.log(x) - np.log1p(-x)
+    return out
+
+
+def _logistic(x: np.ndarray) -> np.ndarray:
+    out: np.ndarray = 1 / (1 + np.exp(-x))
+    return out
+
+
+def _minus_log(x: np.ndarray) -> np.ndarray:
+    out: np.ndarray = np.log1p(-x)
+    return out
+
+
+def _one_less(x: np.ndarray) -> np.ndarray:
+    out: np.ndarray = -np.expm1(x)
+    return out
+
+
+PLAIN = Link(_same, _same)
+LOG = Link(np.log, np.exp)  # of ratios of what is above 0
+LOGIT = Link(_logit, _logistic)  # of what is between 0 and 1
+ATANH = Link(np.arctanh, np.tanh)  # of correlations (Fisher 1921)
+LOST = Link(_minus_log, _one_less)  # of R^2: the logarithm of what is not explained
+
+
+def left_out(n_units: int, rng: np.random.Generator) -> np.ndarray:
+    """Weights float64 [1 + G, E] for ``jackknifed``: all units once, then all but one, each in turn.
+
+    More than LEAVE_OUT units are left out by so many random groups.
+    """
+    group_E = np.arange(n_units)
+    if n_units > LEAVE_OUT:
+        group_E = rng.permutation(n_units) % LEAVE_OUT
+    groups = int(group_E.max(initial=-1)) + 1
+    return np.concatenate([np.ones((1, n_units)), group_E != np.arange(groups)[:, None]]).astype(np.float64)
+
+
+def jackknifed(
+    value_G: np.ndarray,
+    *,
+    rng: np.random.Generator,
+    link: Link = PLAIN,
+    unbiased: bool = False,
+    units: int | np.ndarray | None = None,
+    level: float = 0.95,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(value, low, high), each [...], of any smooth statistic of whole units.
+
+    value_G: [1 + G, ...], the statistic of all units and of all but each one, as weighted by ``left_out``.  unbiased:
+    give the value less the bias that the jackknife finds (of an entropy, say), instead of the value.  units: how many
+    the statistic rests on, where not all take part.  NaN intervals where a value is NaN that leaves one unit out: then
+    the statistic rests on this one.  Entries that the link maps to infinity are taken as they are.
+
+    Tukey's pseudo-values (1958), on the scale of ``link``, are inferred like ``means``.  Not for quantiles and other
+    statistics that jump.
+    """
+    value_G = np.asarray(value_G, np.float64)
+    groups, shape = len(value_G) - 1, value_G.shape[1:]
+    flat_GQ = value_G.reshape(groups + 1, -1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        on_GQ = link.to(flat_GQ)
+        linked_Q = np.isfinite(on_GQ).all(0) | np.isnan(flat_GQ).any(0)
+        on_GQ = np.where(linked_Q, on_GQ, flat_GQ)
+    whole_Q = on_GQ[0]
+    if groups < 2:
+        nothing = np.full(shape, np.nan)
+        return value_G[0], nothing, nothing.copy()
+    pseudo_GQ = groups * whole_Q - (groups - 1) * on_GQ[1:]
+    same_Q = np.ptp(on_GQ, 0) <= TIE * np.abs(on_GQ).max(0)
+    pseudo_GQ[:, same_Q] = whole_Q[same_Q]
+    found = means(pseudo_GQ, rng=rng)
+    if units is not None:
+        found = found._replace(n_Q=np.minimum(np.broadcast_to(units, shape).ravel(), groups))
+    low_Q, high_Q = found.interval(level)
+    middle_Q = found.value_Q if unbiased else whole_Q
+    ends = (middle_Q + end_Q - found.value_Q for end_Q in (low_Q, high_Q))
+    one_Q, other_Q = (np.where(linked_Q, link.back(end_Q), end_Q) for end_Q in ends)
+    value_Q = np.where(linked_Q, link.back(middle_Q), middle_Q) if unbiased else flat_GQ[0]
+    value_Q = np.where(np.isnan(value_Q), flat_GQ[0], value_Q)
+    low_Q, high_Q = (pick(pick(one_Q, other_Q), value_Q) for pick in (np.minimum, np.maximum))  # 1 - exp(x) falls
+    return value_Q.reshape(shape), low_Q.reshape(shape), high_Q.reshape(shape)
+
+
+def jackknife(
+    statistic: Callable[[np.ndarray], float | np.ndarray],
+    episode_N: np.ndarray,
+    *,
+    rng: np.random.Generator,
+    link: Link = PLAIN,
+    unbiased: bool = False,
+    level: float = 0.95,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(value, low, high) of any smooth statistic of the rows, leaving out whole episodes: ``jackknifed``.
+
+    statistic: row numbers int64 [M], in order -> a float or an array.
+    """
+    episode_N = np.asarray(episode_N)
+    if not len(episode_N):
+        raise ValueError("no rows to leave out")
+    units, of_N = np.unique(episode_N, return_inverse=True)
+    weight_GE = left_out(len(units), rng) if len(units) > 1 else np.ones((1, 1))
+    values = [np.asarray(statistic(np.flatnonzero(w_E[of_N] > 0)), np.float64) for w_E in weight_GE]
+    return jackknifed(np.stack(values), rng=rng, link=link, unbiased=unbiased, level=level)
+
+
+def quantile_interval(value_E: np.ndarray, q: float, level: float = 0.95) -> Estimate:
+    """The q-quantile of independent units with the interval between two order statistics (exact; David & Nagaraja
+    2003, 7.1).  An end that no unit reaches is the extreme one."""
+    from scipy.stats import binom
+
+    _check_level(level)
+    value_E = np.sort(np.asarray(value_E, np.float64))
+    n = len(value_E)
+    if n < 2 or np.isnan(value_E).any():
+        return Estimate(float(np.quantile(value_E, q)) if n else math.nan, math.nan, math.nan, n)
+    value, tail = float(np.quantile(value_E, q)), (1 - level) / 2
+    # How many units lie below the quantile is binomial, so that the k-th smallest lies above it with P(fewer than k).
+    k_low, k_high = binom.ppf([tail, 1 - tail], n, q).astype(int)
+    low, high = value_E[max(k_low - 1, 0)], value_E[min(k_high, n - 1)]
+    return Estimate(value, min(value, float(low)), max(value, float(high)), n)
+
+
 def tails(n_units: int, level: float) -> tuple[float, float]:
     """Quantiles of the bootstrap distribution that bound a ``level`` interval for ``n_units`` units.
 
@@ -44,8 +497,7 @@ def tails(n_units: int, level: float) -> tuple[float, float]:
     """
     from scipy.special import ndtr, stdtrit
 
-    if not 0 < level < 1:
-        raise ValueError(f"level {level} is not between 0 and 1")
+    _check_level(level)
     t = stdtrit(n_units - 1, (1 + level) / 2)
     low = float(ndtr(-math.sqrt(n_units / (n_units - 1)) * t))
     return low, 1 - low
@@ -63,59 +515,6 @@ def interval_of(draws_R: np.ndarray, n_units: int, level: float = 0.95) -> tuple
         both = np.nanquantile(draws[..., defined] if draws.ndim > 1 else draws, tails(n_units, level), axis=0)
         low[defined], high[defined] = both
     return low, high
-
-
-def bootstrap_mean(
-    value_N: np.ndarray,
-    episode_N: np.ndarray,
-    *,
-    rng: np.random.Generator,
-    resamples: int = 2000,
-    level: float = 0.95,
-) -> Estimate:
-    """Mean over all rows, with the interval from resampling whole episodes.
-
-    value_N: float [N] (booleans count as 0 and 1); episode_N: [N] says which rows belong together.
-    No rows at all give NaN with n = 0; a NaN among the values makes the estimate NaN.
-    """
-    value_N = np.asarray(value_N, np.float64)
-    if value_N.shape != np.shape(episode_N):
-        raise ValueError(f"{value_N.shape} values, {np.shape(episode_N)} episode numbers")
-    if not len(value_N):
-        return Estimate(math.nan, math.nan, math.nan, 0)
-    _, of_N = np.unique(episode_N, return_inverse=True)
-    n = int(of_N.max()) + 1
-    sum_E, count_E = np.bincount(of_N, value_N), np.bincount(of_N)
-    draws = np.empty(resamples)
-    step = max(1, BLOCK // n)
-    for first in range(0, resamples, step):
-        pick = rng.integers(n, size=(min(step, resamples - first), n))
-        draws[first : first + len(pick)] = sum_E[pick].sum(1) / count_E[pick].sum(1)
-    low, high = interval_of(draws, n, level)
-    return Estimate(float(sum_E.sum() / len(value_N)), float(low), float(high), n)
-
-
-def bootstrap_means(
-    x_NQ: np.ndarray, *, rng: np.random.Generator, resamples: int = 2000, level: float = 0.95
-) -> list[Estimate]:
-    """Means of Q quantities over the same N independent units, with intervals from shared resamples."""
-    n = len(x_NQ)
-    weight_RN = rng.multinomial(n, np.full(n, 1 / n), size=resamples) / n
-    low_Q, high_Q = interval_of(weight_RN @ x_NQ, n, level)
-    ends = zip(x_NQ.mean(0), low_Q, high_Q, strict=True)
-    return [Estimate(float(value), float(low), float(high), n) for value, low, high in ends]
-
-
-def mean_p(x_NQ: np.ndarray, *, rng: np.random.Generator) -> np.ndarray:
-    return np.atleast_1d(sign_flip_p(x_NQ, rng=rng, permutations=4999))
-
-
-def share_interval(count: int, n: int, level: float = 0.95) -> tuple[float, float]:
-    from scipy.special import betaincinv
-
-    tail = (1 - level) / 2
-    low = 0.0 if count == 0 else float(betaincinv(count, n - count + 1, tail))
-    return low, 1.0 if count == n else float(betaincinv(count + 1, n - count, 1 - tail))
 
 
 def bootstrap(
@@ -146,6 +545,9 @@ def bootstrap(
     return value, low, high
 
 
+# Effect sizes
+
+
 def cohens_d(x_NF: np.ndarray, member_N: np.ndarray) -> np.ndarray:
     """Cohen's d of F features, float64 [F]: mean of the members minus mean of the rest, in pooled standard deviations.
 
@@ -156,29 +558,27 @@ def cohens_d(x_NF: np.ndarray, member_N: np.ndarray) -> np.ndarray:
     return _d_of_sums(n_2, x_2F, xx_2F)[0]
 
 
-def bootstrap_cohens_d(
+def cohens_d_interval(
     x_NF: np.ndarray,
     member_N: np.ndarray,
     episode_N: np.ndarray,
     *,
     rng: np.random.Generator,
-    resamples: int = 1000,
     level: float = 0.95,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(d, low, high), each float64 [F]: ``cohens_d`` with the interval from resampling whole episodes.
+    """(d, low, high), each float64 [F]: ``cohens_d`` with the interval from leaving out whole episodes.
 
-    Resamples in which it is undefined are left out.  The interval is as wide as the episodes of the scarcer group
-    make it; NaN if all members, or all others, come from one episode.
+    The interval is as wide as the episodes of the scarcer group make it; NaN if all members, or all others, come from
+    one episode.
     """
     member_N = np.asarray(member_N, bool)
     _, of_N = np.unique(episode_N, return_inverse=True)
     if len(of_N) != len(x_NF):
         raise ValueError(f"{len(x_NF)} rows, {len(of_N)} episode numbers")
     sums = _group_sums(x_NF, member_N, of_N)
-    n = len(sums[0])
-    weight_RE = rng.multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float64)
-    draws_RF = _d_of_sums(*(np.tensordot(weight_RE, s, 1) for s in sums))
-    low, high = interval_of(draws_RF, int((sums[0] > 0).sum(0).min()), level)
+    weight_GE = left_out(len(sums[0]), rng)
+    value_GF = _d_of_sums(*(np.tensordot(weight_GE, s, 1) for s in sums))
+    _, low, high = jackknifed(value_GF, rng=rng, units=int((sums[0] > 0).sum(0).min()), level=level)
     return cohens_d(x_NF, member_N), low, high
 
 
@@ -282,34 +682,29 @@ def benjamini_hochberg(p: np.ndarray) -> np.ndarray:
 def smallest_p(n_units: int, kind: str, permutations: int | None = None) -> float:
     """The smallest two-sided p that a test over ``n_units`` independent units can give.
 
-    kind: ``sign-flip`` (2^n patterns, mirror images tie), ``permutation`` (n! orders of whole
-    episodes), ``split`` (relabelling of two halves, mirror images tie).
+    kind: ``sign-flip`` (2^n patterns, mirror images tie), ``mean`` (``mean_p``, which says no more, and counts each
+    tail), ``permutation`` (n! orders of whole episodes), ``split`` (relabelling of two halves, mirror images tie).
     permutations: how many of them are drawn; None: all.
     """
-    drawn = 0.0 if permutations is None else 1 / (1 + permutations)
-    if kind == "sign-flip":
+    drawn = 0.0 if permutations is None else (2 if kind == "mean" else 1) / (1 + permutations)
+    if kind in ("sign-flip", "mean"):
         return max(drawn, min(1.0, 2.0 ** (1 - n_units)))
     if kind == "permutation":
         return max(drawn, math.exp(-math.lgamma(n_units + 1)))
     if kind == "split":
         return max(drawn, min(1.0, 2 / math.comb(n_units, n_units // 2)))
-    raise ValueError(f"no test of kind {kind!r}; there are: sign-flip, permutation, split")
-
-
-def _check_level(alpha: float) -> None:
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha {alpha} is not between 0 and 1")
+    raise ValueError(f"no test of kind {kind!r}; there are: sign-flip, mean, permutation, split")
 
 
 def least_units(alpha: float, kind: str = "sign-flip") -> int:
     """The fewest independent units with which a test can give p <= ``alpha``."""
-    _check_level(alpha)
+    _check_level(alpha, "alpha")
     return next(n for n in itertools.count(1) if smallest_p(n, kind) <= alpha)
 
 
 def least_permutations(alpha: float) -> int:
     """The fewest random permutations with which p <= ``alpha`` can come out."""
-    _check_level(alpha)
+    _check_level(alpha, "alpha")
     return next(n for n in itertools.count(max(1, math.ceil(1 / alpha) - 2)) if 1 / (1 + n) <= alpha)
 
 

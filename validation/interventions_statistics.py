@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from core.artefacts import Result
-from core.stats import Estimate, band_of, bootstrap, bootstrap_means, interval_of, share_interval
+from core.stats import Estimate, band_of, bootstrap, bootstrap_means, share_interval
 from validation import verdicts
+from validation.agreement import agreement
 from validation.interventions_hypotheses import Hypothesis
 from validation.interventions_rollouts import family_of, in_words, is_cut, is_late, is_own, is_share, unit_of
 from validation.verdicts import ALPHA, SMALLEST
 
-RESAMPLES = 1000
 NEEDS = (
     "necessary: of the starts at which the event happens without the change, the share at which it does not happen "
     "with it. sufficient: of those at which it does not, the share at which it does. Each start is its own "
@@ -501,59 +501,18 @@ def points_of(hypotheses: Sequence[Hypothesis], all_kinds: bool) -> list[Point]:
     return slopes + rest
 
 
-def agreement(predicted_P: np.ndarray, observed_P: np.ndarray) -> np.ndarray:
-    """(sign agreement, rank correlation, slope of observed on predicted through the origin); NaN where
-    a constant leaves one undefined.  Exactly 0 agrees with 0 alone, so that "nothing happened" counts against
-    a prediction."""
-    from scipy.stats import rankdata
-
-    same = float((np.sign(predicted_P) == np.sign(observed_P)).mean())
-    # Equal values share a rank: the many effects of exactly 0 are in no order.
-    ranks = rankdata(np.stack([predicted_P, observed_P]), axis=1)
-    constant = len(predicted_P) < 3 or np.ptp(predicted_P) == 0 or np.ptp(observed_P) == 0
-    rank = float("nan") if constant else float(np.corrcoef(ranks)[0, 1])
-    power = float(predicted_P @ predicted_P)
-    return np.array([same, rank, float(predicted_P @ observed_P) / power if power > 0 else float("nan")])
-
-
 def headline(
-    result: Result, name: str, predicted_PN: np.ndarray, observed_PN: np.ndarray, rng: np.random.Generator,
-    null_RPN: np.ndarray | None = None,
-) -> None:  # fmt: skip
-    """Agreement over P points of means over N starts, with an interval over starts, into ``result``.
-
-    null_RPN: predictions that are of other changes; the band [R draws] of their agreement is the note ``band``.
-    Points that were not predicted (NaN) are left out.
-    """
-    there = ~np.isnan(mean_of(predicted_PN)) & ~np.isnan(mean_of(observed_PN))
-    predicted_PN, observed_PN = predicted_PN[there], observed_PN[there]
-    if not len(predicted_PN):
-        return
-    n = observed_PN.shape[1]
-    weight_NR = rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).T.astype(np.float64)
-
-    def resampled(x_PN: np.ndarray) -> np.ndarray:
-        known = ~np.isnan(x_PN)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            out: np.ndarray = (np.where(known, x_PN, 0) @ weight_NR) / (known @ weight_NR)
-        return out
-
-    value = agreement(mean_of(predicted_PN), mean_of(observed_PN))
-    pairs_R = zip(resampled(predicted_PN).T, resampled(observed_PN).T, strict=True)
-    draws = np.stack([agreement(*both[:, ~np.isnan(both).any(0)]) for both in map(np.stack, pairs_R)])
-    low, high = interval_of(draws, n)
-    words = (("sign_agreement", "share"), ("rank_correlation", "1"), ("slope", "1"))
-    for i, (what, unit) in enumerate(words):
-        result.scalar(f"{what}{name}", float(value[i]), unit, n, (float(low[i]), float(high[i])))
-    result.notes[f"points{name}"] = len(predicted_PN)
-    if null_RPN is not None:
-        observed_P = mean_of(observed_PN)
-        null = np.stack([agreement(null_PN[there].mean(1), observed_P) for null_PN in null_RPN])
-        for i, (what, _) in enumerate(words[:2]):
-            draws = null[:, i][~np.isnan(null[:, i])]
-            if len(draws):
-                ends = band_of(draws, ALPHA)
-                result.scalar(f"{what}{name}_by_chance", float(draws.mean()), words[i][1], len(draws), ends)
+    result: Result, name: str, predicted_PN: np.ndarray, observed_PN: np.ndarray, rng: np.random.Generator
+) -> None:
+    """Agreement of predictions with observations over P points, with intervals over the N starts, into ``result``.
+    Points that were not predicted (NaN) are left out."""
+    found = agreement(predicted_PN, observed_PN, rng=rng)
+    for what, unit, e in (
+        ("sign_agreement", "share of effect", found.sign), ("rank_correlation", "1", found.rank),
+        ("slope", "1", found.slope),
+    ):  # fmt: skip
+        result.scalar(f"{what}{name}", e.value, unit, e.n, e.interval)
+    result.notes[f"points{name}"] = found.points
 
 
 def families(late: Sequence[str]) -> dict[str, list[str]]:

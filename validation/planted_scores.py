@@ -27,7 +27,7 @@ from analysis.probe_fits import linear_probe
 from analysis.quantities import known_quantities
 from core.artefacts import Result
 from core.directions import Basis
-from core.stats import bootstrap, bootstrap_cohens_d, interval_of, least_permutations
+from core.stats import bootstrap, cohens_d_interval, interval_of, least_permutations
 from envs.planted import (
     DELAY,
     SIZE,
@@ -473,7 +473,7 @@ def behaviours_job(seed: int) -> Found:
         out[Key("mixture", name, AGREEMENT_ERROR)] = [float((ari - scene.known.cluster_agreement()) / standard_error)]
         exact, holds = scene.known.cohens_d(), []
         for b in range(scene.known.behaviours):
-            _, low, high = bootstrap_cohens_d(scene.c_NK[late], label_N == b, episode_N, rng=rng)
+            _, low, high = cohens_d_interval(scene.c_NK[late], label_N == b, episode_N, rng=rng)
             holds.append((low <= exact[b]) & (exact[b] <= high))
         out[Key("mixture", "effect sizes", D_COVERAGE)] = [float(np.mean(holds))]
     lags = BehaviourOptions().lags

@@ -25,12 +25,12 @@ from core import artefacts, config as cli
 from core.artefacts import Result
 from core.episodes import RolloutStore
 from core.figures import REAL, figure_of
+from core.stats import FEW_UNITS
 from validation import claims
 from validation.commands import STAGES, make, repeat, verify
 from validation.fidelity import to_show
 from validation.lineage import AGENT, Chosen, Traced, agents_in, choose, shown, simulators_in, trace
 from validation.page import (
-    FEW,
     around,
     box,
     command,
@@ -660,7 +660,7 @@ def limits(chosen: Chosen) -> Section:
                      "and nothing here tests it.")  # fmt: skip
     items.append(
         f"Steps of an episode depend on each other, so all intervals resample whole episodes. 'Few' stands at those "
-        f"from fewer than {FEW} of them: such an interval may miss the truth more often than it says."
+        f"from fewer than {FEW_UNITS} of them: such an interval may miss the truth more often than it says."
     )
     if chosen.of("interventions"):
         items.append("That a change has an effect says that the direction is used; it does not say that nothing else "

@@ -34,9 +34,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from core.stats import Estimate, benjamini_hochberg, bootstrap_means, mean_p
+from core.stats import Estimate, benjamini_hochberg, means
 
 ALPHA = 0.05
+DRAWS = 4999  # of the bootstrap: p-values go down to 2 / 5000, so that one in a large family can stand out
 SMALLEST = (0.1, 0.05)  # smallest sizes of interest: in spreads of a quantity; as a share of events
 LEAST_STARTS = 6  # fewer cannot say anything at level 0.05
 YES, NO, OPEN, FORETOLD, WRONG = "yes", "no", "open", "as foretold", "wrong"
@@ -94,12 +95,12 @@ def test(sample: Sample, rng: np.random.Generator) -> Tested:
     parts += [(s - f) ** 2 - (s - g) ** 2 for g in sample.rivals.values()]
     count = s.shape[1]
     flat = np.concatenate(parts, 1)
-    wide, narrow = bootstrap_means(flat, rng=rng), bootstrap_means(flat, rng=rng, level=0.90)
+    found = means(flat, rng=rng, draws=DRAWS)
+    wide, narrow, p = found.estimates(), found.estimates(0.90), found.p()
 
     def of(estimates: list[Estimate], i: int) -> list[Estimate]:
         return estimates[i * count : (i + 1) * count]
 
-    p = mean_p(np.concatenate([s, np.nan_to_num(world)], 1), rng=rng)
     known = ~np.isnan(world).any(0)
     nothing = Estimate(np.nan, np.nan, np.nan, len(s))
     through, through_90 = (
@@ -107,7 +108,7 @@ def test(sample: Sample, rng: np.random.Generator) -> Tested:
     )
     return Tested(
         of(wide, 0), of(narrow, 0), p[:count], of(wide, 1), of(wide, 2), of(narrow, 2), of(wide, 3), of(narrow, 3),
-        through, through_90, np.where(known, p[count:], np.nan),
+        through, through_90, np.where(known, p[4 * count : 5 * count], np.nan),
         {name: of(wide, 5 + i) for i, name in enumerate(sample.rivals)},
     )  # fmt: skip
 
@@ -226,5 +227,5 @@ def gate(errors: Mapping[str, np.ndarray], rng: np.random.Generator) -> Gate:
         return Gate(OPEN, {}, 0)
     about = ~np.isnan(next(iter(errors.values()))).all(1)  # some starts no change may be about
     each = np.stack([np.nanmean(v[about], 1) for v in errors.values()], 1)
-    against = dict(zip(errors, bootstrap_means(each, rng=rng), strict=True))
+    against = dict(zip(errors, means(each, rng=rng).estimates(), strict=True))
     return Gate(needed(against), against, rows)

@@ -150,7 +150,7 @@ def test_gradients_of_the_true_simulator_have_the_real_signs(exact):
     for k in FORESIGHT:
         for family in ("value", "action"):
             r = rows_of(exact, f"gradient_sign_{family}")[k]
-            assert r["simulated"] > 0.8 and r["low"] > 0.7, (family, k)
+            assert r["simulated"] > 0.8 and r["low"] > 0.6, (family, k)
             through = rows_of(exact, f"gradient_sign_{family}_through_world")[k]
             assert through["simulated"] > 0.8, (family, k)
     assert all(t["q"] < 0.05 for t in exact.tests if "through_world" not in t["measure"])

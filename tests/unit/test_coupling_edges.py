@@ -145,7 +145,7 @@ def test_a_graph_draws_what_survived_and_says_how_much_it_hides(monkeypatch: pyt
     names = ("whole", "direct (memory)", "through the world (actions enumerated)")
     assert titles[::2] == [f"{name} lag 1: 0 effects" for name in names]
     assert titles[1::2] == [
-        f"{name} lag 2: 2 effects widest: |J| = {J}" for name, J in zip(names, (0.51, 0.5, 0.4), strict=True)
+        f"{name} lag 2: 2 effects widest: size {J}" for name, J in zip(names, (0.51, 0.5, 0.4), strict=True)
     ]
     colours = {text.arrow_patch.get_edgecolor() for text in figure.axes[1].texts}
     assert len(figure.axes[1].texts) == 2 and len(colours) == 2  # one raises, one lowers
@@ -166,7 +166,7 @@ def test_what_was_not_tested_does_not_look_like_no_effect() -> None:
     image = coupling_figures.draw_matrices(of_size(3), 0).axes[0].images[0]
     assert image.get_array().mask.all()
     red, *_, opaque = image.cmap.get_bad()
-    assert opaque == 1 and red < 0.9 < image.cmap(0.5)[0]
+    assert opaque == 1 and red < 0.93 < image.cmap(0.5)[0]
 
 
 def test_titles_fit_on_the_figure_of_a_single_lag() -> None:

@@ -175,3 +175,8 @@ def test_a_world_that_does_not_answer_leaves_no_rounding_behind() -> None:
     z = torch.randn(7, 16, generator=torch.Generator().manual_seed(2))
     found = effects(simulator, simulator.start(z), 4, SINGLE, rows=5)
     assert found.dtype == torch.float32 and (found == 0).all()
+
+
+def test_one_action_alone_changes_nothing() -> None:
+    simulator, z = planted("confounded")
+    assert (effects(simulator, simulator.start(z), 2, [[0, 1, 2]]) == 0).all()

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy.stats import spearmanr
 
 from agents.play import tensors
 from core.artefacts import Result
@@ -17,6 +16,7 @@ from core.stats import Estimate, band_of
 from envs.planted import PlantedOptions, PlantedSimulator, PlantedWorld
 from envs.planted_truth import truth
 from validation import verdicts
+from validation.agreement import agreement
 from validation.interventions import InterventionsConfig, StudyOptions, by_behaviour, check, study
 from validation.interventions_bench import Bench, effects_in
 from validation.interventions_controls import Family, Pick, choose, contest, mocks_of
@@ -44,7 +44,7 @@ from validation.interventions_rollouts import (
     is_own,
     quantities,
 )
-from validation.interventions_statistics import Controls, Effects, agreement, points_of, rank_p, spread_of, table_of
+from validation.interventions_statistics import Controls, Effects, points_of, rank_p, spread_of, table_of
 
 OPTIONS = PlantedOptions()
 ACTIONS = {"left": [0], "wait": [1], "right": [2]}
@@ -626,24 +626,30 @@ def test_a_simulator_that_holds_its_frame_foretells_nothing_that_memory_does_not
         assert not [r for r in found.tables["effects"] if r.get("needed") == "yes" and r.get("through_world") == "yes"]
 
 
-def test_agreement_and_slopes_by_hand():
-    same, rank, slope = agreement(np.array([1.0, -2.0, 3.0]), np.array([2.0, -4.0, 6.0]))
-    assert (same, rank, slope) == pytest.approx((1, 1, 2))
-    same, rank, slope = agreement(np.array([1.0, -2.0, 3.0]), -np.array([2.0, -4.0, 6.0]))
-    assert (same, rank, slope) == pytest.approx((0, -1, -2))
-    assert np.isnan(agreement(np.zeros(3), np.ones(3))[1:]).all()
+def test_agreement_of_exact_effects_and_slopes_by_hand():
+    rng = np.random.default_rng(0)
+    effect_PN = np.array([1.0, -2.0, 3.0, -0.5])[:, None] + 0.01 * rng.standard_normal((4, 40))
+    for factor in (2.0, -2.0):
+        found = agreement(effect_PN, factor * effect_PN, rng=rng)
+        assert found.sign.value == pytest.approx(factor > 0) and found.rank.value == pytest.approx(np.sign(factor))
+        assert found.slope.value == pytest.approx(factor, rel=1e-3)
+        assert all(e.low <= e.value <= e.high for e in found[:3]) and found.points == 4
     hypotheses = hypotheses_of((4, 5), (-1.0, 2.0))
     effect = np.array([[-3.0], [6.0], [0.0], [0.0], [9.0], [9.0], [9.0], [9.0]])
     slopes = {p.label: p.of(effect) for p in points_of(hypotheses, all_kinds=False)}
     assert slopes == {"4": pytest.approx([3.0]), "5": pytest.approx([0.0])}
-
-
-def test_effects_of_exactly_nothing_have_no_order():
-    predicted, observed = np.zeros(100), np.zeros(100)
-    predicted[:10], observed[50:60] = 1 + np.arange(10), 1 + np.arange(10)
-    assert agreement(predicted, observed)[1] == pytest.approx(spearmanr(predicted, observed)[0])
-    assert abs(agreement(predicted, observed)[1]) < 0.2
     assert spread_of(np.full(48, 0.1)) == 0 < np.full(48, 0.1).std()
+
+
+def test_noise_does_not_hide_agreement():
+    """Effects that are foretold exactly, seen through noise as large as they are: the plain share of equal signs is far
+    below what it would be without noise, and a bootstrap interval lies below even that."""
+    rng = np.random.default_rng(1)
+    effect_P = rng.standard_normal(100)
+    seen_PN = effect_P[:, None] + 6 * rng.standard_normal((100, 36))
+    found = agreement(effect_P[:, None], seen_PN, rng=rng)
+    assert (np.sign(seen_PN.mean(1)) == np.sign(effect_P)).mean() < 0.85
+    assert found.sign.high > 0.95 and found.sign.value > 0.9 and found.sign.low <= found.sign.value
 
 
 def effects_like(seen, foretold=None, unaltered=None):

@@ -1,0 +1,139 @@
+"""How well predictions agree with observations where both are means over noisy starts.
+
+Noise hides agreement: means of half the starts do not even agree with the means of the other half, and each resample
+of the starts hides more of it, so that a bootstrap excludes its own estimate.  Here the effects of one half of the
+starts are asked about the predictions from the other half, and the same is asked of the observed effects themselves;
+the ratio is free of the noise (split-half correction for attenuation, Spearman 1904).
+
+P points (a change and a quantity each), N starts (independent units), K random halves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from core.stats import Estimate, left_out, ratios
+
+HALVES = 20  # random halves of the starts, each with its complement
+GROUPS = 48  # groups of starts at most that are left out in turn
+LEAST = 6  # starts that a point must be about
+
+
+class Agreement(NamedTuple):
+    """Of expected predictions m and expected effects s, over the points; NaN where the effects, or for the slope the
+    predictions, do not differ from 0 beyond their noise.
+
+    ``sign``: the share of the sum of |s| that lies at points where m has the sign of s (0.5: by chance; a prediction
+    of exactly 0 counts half).
+    ``rank``: the rank correlation cov(s, rank of m) / cov(s, rank of s) (Gini's; Schechtman & Yitzhaki 1987): 1 if the
+    predictions have the order of the effects, 0 if none of it, and large effects count more than small ones.
+    ``slope``: sum of m s / sum of m^2, of the effects on the predictions through the origin.
+    """
+
+    sign: Estimate
+    rank: Estimate
+    slope: Estimate
+    points: int
+
+
+def agreement(
+    predicted_PN: np.ndarray, observed_PN: np.ndarray, *, rng: np.random.Generator, level: float = 0.95
+) -> Agreement:
+    """Agreement with intervals over starts (pseudo-values of leaving out starts, inferred like ``core.stats.means``).
+
+    predicted_PN: float [P, N], or [P, 1] where it is the same at all starts; observed_PN: float [P, N].  NaN where a
+    point is not about a start.  Points about fewer than LEAST starts, and those that were not predicted, are left out.
+    """
+    predicted_PN, observed_PN = _common(predicted_PN, observed_PN)
+    starts = ~np.isnan(observed_PN).all(0)
+    predicted_PN, observed_PN = predicted_PN[:, starts], observed_PN[:, starts]
+    points, n = observed_PN.shape
+    if not points or n < LEAST:
+        nothing = Estimate(math.nan, math.nan, math.nan, n)
+        return Agreement(nothing, nothing, nothing, points)
+    group_N = rng.permutation(n) % min(n, GROUPS)
+    half_KN = halves(n, rng)
+    weight_GN = left_out(int(group_N.max()) + 1, rng)[:, group_N] > 0
+    sums_G32 = np.array([_sums(predicted_PN[:, w_N], observed_PN[:, w_N], half_KN[:, w_N]) for w_N in weight_GN])
+    groups = len(sums_G32) - 1
+    pseudo_G32 = groups * sums_G32[0] - (groups - 1) * sums_G32[1:]
+    found = ratios(pseudo_G32[:, :, 0], pseudo_G32[:, :, 1], rng=rng)
+    low_3, high_3 = found.interval(level)
+    # Of the pseudo-values, whose mean is not quite the statistic of all starts.
+    value_3 = _ratio(sums_G32[0])
+    low_3, high_3 = (end_3 - found.value_Q + value_3 for end_3 in (low_3, high_3))
+    each = [Estimate(float(v), float(a), float(b), n) for v, a, b in zip(value_3, low_3, high_3, strict=True)]
+    sign, rank, slope = each
+    return Agreement(_within(_share(sign), 0, 1), _within(rank, -1, 1), slope, points)
+
+
+def _common(predicted_PN: np.ndarray, observed_PN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both [P', N] with NaN in the same places, the points that can be asked."""
+    observed_PN = np.array(observed_PN, np.float64)
+    predicted_PN = np.array(np.broadcast_to(predicted_PN, observed_PN.shape), np.float64)
+    unknown_PN = np.isnan(predicted_PN) | np.isnan(observed_PN)
+    predicted_PN[unknown_PN], observed_PN[unknown_PN] = np.nan, np.nan
+    there_P = (~unknown_PN).sum(1) >= LEAST
+    return predicted_PN[there_P], observed_PN[there_P]
+
+
+def halves(n: int, rng: np.random.Generator) -> np.ndarray:
+    """Random halves of the starts, bool [K, N]."""
+    return np.array([rng.permutation(n) < n // 2 for _ in range(HALVES)])
+
+
+def _signs(mean_PK: np.ndarray) -> np.ndarray:
+    out: np.ndarray = np.sign(mean_PK)
+    return out
+
+
+def _ranks(mean_PK: np.ndarray) -> np.ndarray:
+    """Centred; equal values share a rank, as the many effects of exactly 0 are in no order."""
+    from scipy.stats import rankdata
+
+    out: np.ndarray = rankdata(mean_PK, axis=0) - (1 + len(mean_PK)) / 2
+    return out
+
+
+def _sums(predicted_PN: np.ndarray, observed_PN: np.ndarray, half_KN: np.ndarray) -> np.ndarray:
+    """Numerators and denominators [3, 2] of sign, rank and slope."""
+    known_PN = ~np.isnan(observed_PN)
+    m_PN, s_PN = np.where(known_PN, predicted_PN, 0), np.where(known_PN, observed_PN, 0)
+    sides = [known_PN @ half.T.astype(np.float64) for half in (half_KN, ~half_KN)]
+    # A point about few starts may have none in a half, which then says nothing of it.
+    there_PK = (sides[0] > 0) & (sides[1] > 0)
+
+    def means(x_PN: np.ndarray) -> list[np.ndarray]:
+        halved = zip((half_KN, ~half_KN), sides, strict=True)
+        return [(x_PN @ half.T.astype(np.float64)) / np.maximum(count_PK, 1) for half, count_PK in halved]
+
+    (m_a, m_b), (s_a, s_b) = means(m_PN), means(s_PN)
+
+    def asked(of: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float]:
+        crossed = [((of(x_a) * s_b + of(x_b) * s_a) * there_PK).sum() for x_a, x_b in ((m_a, m_b), (s_a, s_b))]
+        return crossed[0], crossed[1]
+
+    count_P = known_PN.sum(1)
+    pairs_P = np.where(count_P > 1, count_P * (count_P - 1), np.nan)
+    # Products of different starts only: the noise of one is in no product twice.
+    products = [((m_PN.sum(1) * x_PN.sum(1) - (m_PN * x_PN).sum(1)) / pairs_P) for x_PN in (s_PN, m_PN)]
+    return np.array([asked(_signs), asked(_ranks), [np.nansum(p) for p in products]])
+
+
+def _ratio(sums_32: np.ndarray) -> np.ndarray:
+    below = sums_32[:, 1]
+    out: np.ndarray = np.divide(sums_32[:, 0], below, out=np.full(3, np.nan), where=below > 0)
+    return out
+
+
+def _share(e: Estimate) -> Estimate:
+    return Estimate((1 + e.value) / 2, (1 + e.low) / 2, (1 + e.high) / 2, e.n)
+
+
+def _within(e: Estimate, least: float, most: float) -> Estimate:
+    value, low, high = (float(np.clip(x, least, most)) for x in e[:3])
+    return Estimate(value, low, high, e.n)
