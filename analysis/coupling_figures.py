@@ -26,7 +26,6 @@ from core.figures import (
 )
 
 PATH_COLOURS = dict(zip(PATHS, (WHOLE, MEMORY, WORLD), strict=True))
-RAISES, LOWERS = POSITIVE, NEGATIVE
 STRONGEST = 24  # edges of a graph's panel: more than that hide each other
 
 
@@ -82,8 +81,8 @@ def draw_matrices(result: Result, b: int) -> Any:
     axes = figure.subplots(len(a["lags"]), len(columns), squeeze=False)
     colours = colormaps[DIVERGING].with_extremes(bad=NOT_TESTED)
     figure.suptitle(
-        f"{_title(result, b)}\ndots: q ≤ {alpha:g}, of J also an interval beyond 0 and the straight-through sign; "
-        "grey: not tested; darkest of J: the strongest between directions"
+        f"{_title(result, b)}\ndots: q ≤ {alpha:g}, of Jacobians also an interval beyond 0 and the straight-through "
+        "sign; grey: not tested; darkest Jacobian: the strongest between directions"
     )
     for at, lag in enumerate(a["lags"]):
         for axis, (key, title), limit in zip(axes[at], columns.items(), limits, strict=True):

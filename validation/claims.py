@@ -199,7 +199,8 @@ def late_effects(result: Result) -> str:
         "special_p": "p of special", "through_world": "through world", "needed": "world needed", "verdict": "verdict",
     } if today else {"predicted_jacobian": "first order foretold", "random": "random changes give"}  # fmt: skip
     titles["n"] = "n"
-    clear = sorted((r for r in rows if r["q"] is not None and r["q"] <= LEVEL), key=lambda r: r["q"])
-    caption = f"Late effects in the real world with q ≤ {LEVEL:g}: {len(clear)} of {len(rows)} tested"
+    tested = [r for r in rows if r["q"] is not None]  # not what a changed direction is itself later
+    clear = sorted((r for r in tested if r["q"] <= LEVEL), key=lambda r: r["q"])
+    caption = f"Late effects in the real world with q ≤ {LEVEL:g}: {len(clear)} of {len(tested)} tested"
     some = table(clear, caption, titles, most=30) if clear else paragraph(f"{caption}.")
     return some + details("All late effects in the real world", table(rows, "Late effects", titles, most=300))

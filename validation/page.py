@@ -18,10 +18,10 @@ import numpy as np
 
 from core.artefacts import load_bytes
 from core.figures import BAD, BAND, GOOD, HELD, MEMORY, NEGATIVE, OPEN, POSITIVE, REAL, SIMULATED, WORLD, minus
+from core.stats import FEW_UNITS
 
 DASH = "–"
 HEAVY_BYTES = 150_000  # a PNG above this is shown with 256 colours
-FEW = 24  # independent units; an interval from fewer may miss the truth more often than it says
 BROAD = 7  # columns; a table with more may be as wide as the window
 LONG = 40  # characters; a cell with more is text
 KEY = {
@@ -115,10 +115,10 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 def interval(low: Any, high: Any, n: Any = None) -> str:
-    """' [low, high]', with 'few' where it is from fewer than ``FEW`` units; '' where there is none."""
+    """' [low, high]', with 'few' where it is from fewer than ``FEW_UNITS`` units; '' where there is none."""
     if low is None or high is None:
         return ""
-    return f" [{number(low)},\xa0{number(high)}]" + (" (few)" if n is not None and n < FEW else "")
+    return f" [{number(low)},\xa0{number(high)}]" + (" (few)" if n is not None and n < FEW_UNITS else "")
 
 
 def around(row: Mapping[str, Any], value: str, low: str = "low", high: str = "high", n: str = "n") -> str:

@@ -25,12 +25,12 @@ from core import artefacts, config as cli
 from core.artefacts import Result
 from core.episodes import RolloutStore
 from core.figures import REAL, figure_of
+from core.stats import FEW_UNITS
 from validation import claims
 from validation.commands import STAGES, make, repeat, verify
 from validation.fidelity import to_show
 from validation.lineage import AGENT, Chosen, Traced, agents_in, choose, shown, simulators_in, trace
 from validation.page import (
-    FEW,
     around,
     box,
     command,
@@ -660,7 +660,7 @@ def limits(chosen: Chosen) -> Section:
                      "and nothing here tests it.")  # fmt: skip
     items.append(
         f"Steps of an episode depend on each other, so all intervals resample whole episodes. 'Few' stands at those "
-        f"from fewer than {FEW} of them: such an interval may miss the truth more often than it says."
+        f"from fewer than {FEW_UNITS} of them: such an interval may miss the truth more often than it says."
     )
     if chosen.of("interventions"):
         items.append("That a change has an effect says that the direction is used; it does not say that nothing else "
@@ -782,8 +782,15 @@ def _present(titles: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> di
 
 
 def _joined(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with their value and interval in one cell."""
-    return [{**{k: v for k, v in r.items() if k not in ("low", "high")}, "value": around(r, "value")} for r in rows]
+    """Rows in which every number that has an interval (NAME_low, NAME_high) stands in one cell with it."""
+    return [
+        {
+            k: around(r, k, f"{k}_low", f"{k}_high") if f"{k}_low" in r else v
+            for k, v in r.items()
+            if not k.endswith(("_low", "_high"))
+        }
+        for r in rows
+    ]
 
 
 def _scalars(result: Result, caption: str) -> str:
