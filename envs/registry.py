@@ -12,9 +12,9 @@ def renewed(spec: EnvSpec) -> EnvSpec:
     """A stored spec with the words that its adapter has today for its actions and events; the world is the same."""
     kind, _, name = spec.env_id.partition("/")
     if kind == "procgen":
-        from envs.procgen import ACTION_NAMES, words_of
+        from envs.procgen import ACTION_NAMES, GAMES, words_of
 
-        return replace(spec, **words_of(name)) if spec.action_names == ACTION_NAMES else spec
+        return replace(spec, **words_of(name)) if name in GAMES and spec.action_names == ACTION_NAMES else spec
     return spec
 
 
