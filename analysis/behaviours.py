@@ -566,10 +566,11 @@ def main(config: BehavioursConfig) -> None:
             steps[1] = read_steps(simulated, first, column, unit_E=units(simulated, real))
         world = None if simulator is None else world_states(simulator, real, device)
         steps[0] = read_steps(real, first, world, lead, units(real, real))
-        actions = renewed(real.spec).distinct_actions()
-        steps = [None if s is None else in_effect(s, actions) for s in steps]
+        spec = renewed(real.spec)
+        if spec.same_actions:
+            steps = [None if s is None else in_effect(s, spec.distinct_actions()) for s in steps]
         with threadpool_limits(config.threads):
-            result = cluster(steps, config.fit, config.seed, list(actions))
+            result = cluster(steps, config.fit, config.seed, list(spec.distinct_actions()))
         result.arrays["sample_labels"] = (
             np.zeros(0, np.int64)
             if simulated is None

@@ -66,7 +66,6 @@ from core.stats import (
     sign_flip_p,
     smallest_p,
 )
-from envs.registry import same_actions
 
 STAGE = "coupling"
 PAIRING, FLIPS = "permutation", "sign-flip"  # the tests of a correlation and of a Jacobian
@@ -553,7 +552,7 @@ def couple(
     shape = (len(behaviours), len(lags), k, k)
     r = correlate(observed, behaviours, lags, config.permutations, config.resamples, rng, config.alpha)
     state, unit_M, ends = planned
-    groups = same_actions(simulator.spec)
+    groups = list(simulator.spec.distinct_actions().values())
     size = config.batch_size or rows_that_fit(simulator, state, longest, config.memory_gb * 1e9)
     found = []
     with bar("Jacobians", total=len(unit_M), unit="samples") as progress:

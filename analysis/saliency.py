@@ -70,8 +70,8 @@ class SaliencyConfig:
     """explain one rollout from the mean of the samples' latents instead of each sample"""
     quantities: tuple[str, ...] = ("action", "value")
     """what to explain: value, value_delta (change since the step before), action (log-probability of the chosen
-    one), leftwards, rightwards, jumping_up, jumping_left, jumping_right, any action by its name, direction_ID (of
-    --basis_kind) or ica_ID, pca_ID ... (with --hidden_states), d_pca_ID ... (with --env_states)"""
+    one), any action by its name, the game's words for several (CoinRun: leftwards, rightwards, jumping_up ...),
+    direction_ID (of --basis_kind) or ica_ID, pca_ID ... (with --hidden_states), d_pca_ID ... (with --env_states)"""
     hidden_states: Path | None = None
     """hidden_states run directory, for quantities that are directions, and for gradients in their coordinates"""
     env_states: Path | None = None

@@ -60,8 +60,8 @@ class TargetFunctionsConfig:
     maximise: tuple[str, ...] = ()
     """targets to raise, one optimisation each: value_drop, value_rise (from --first_step to the end), reward
     (predicted, summed), terminal (log-probability of ending), or the mean over steps of any quantity of
-    analysis.saliency (of rollouts that live through half of them): value, leftwards, jumping_up, any action by its
-    name, ica_ID, neurons_ID ..."""
+    analysis.saliency (of rollouts that live through half of them): value, any action by its name, the game's words for
+    several (CoinRun: leftwards, jumping_up ...), ica_ID, neurons_ID ..."""
     minimise: tuple[str, ...] = ()
     """targets to lower, of the same names"""
     hidden_states: Path | None = None

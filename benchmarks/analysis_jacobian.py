@@ -112,7 +112,6 @@ def main() -> None:
     from analysis.coupling import jacobians, rows_that_fit
     from analysis.directions import neuron_basis, random_basis
     from analysis.gradients import rows_of
-    from envs.registry import same_actions
     from generative.simulator import load_simulator
 
     threads, clock = (1, time.process_time) if args.busy else (args.threads, time.perf_counter)
@@ -138,7 +137,7 @@ def main() -> None:
             args.samples, lambda: chunked(lambda s: a_direction(sim, s, basis, every), state, size)
         ),
         "ours": (args.samples, lambda: chunked(lambda s: both_parts(s, [every_action]), state, size, 1)),
-        "actions enumerated": (args.naive_samples, lambda: both_parts(few, same_actions(sim.spec))),
+        "actions enumerated": (args.naive_samples, lambda: both_parts(few, list(sim.spec.distinct_actions().values()))),
     }  # fmt: skip
     found: dict[str, Tensor] = {}
     times: dict[str, list[float]] = {name: [] for name in variants}

@@ -580,13 +580,12 @@ def compare(
     found: what the snapshots told; actions: ids that do the same, which count as one, by the name of what they do
     (EnvSpec.distinct_actions); None: every id by itself."""
     found = Found() if found is None else found
-    alike = any(len(ids) > 1 for ids in (actions or {}).values())
+    actions = actions if actions and any(len(ids) > 1 for ids in actions.values()) else {}
     x = lives(p, rng)
-    if actions is not None:
+    if actions:
         x = x.in_effect(actions)
     rows = [
-        *frame_rows(p, rng),
-        *agent_rows(p, rng, actions if actions and alike else found.notes.get("action_ids", {})),
+        *frame_rows(p, rng), *agent_rows(p, rng, actions or found.notes.get("action_ids", {})),
         *event_rows(p, rng), *hidden_rows(p, rng), *life_rows(x, rng), *found.rows,
     ]  # fmt: skip
     result = Result(tables={"fidelity": rows, "calibration": list(calibration_rows(p, rng)), **found.tables})
@@ -619,7 +618,7 @@ def compare(
         "left_out": [],
         **{k: v for k, v in found.notes.items() if k != "action_ids"},
     }
-    if actions is not None:
+    if actions:
         result.notes["distinct_actions"] = list(actions)  # what the numbers in actions_real and actions_dreamed mean
     if sole_reward(p) is None:
         result.notes["left_out"].append(

@@ -11,8 +11,8 @@ import pytest
 
 from core.contracts import EnvSpec, Step, UserError, VecEnv
 from envs.planted import KINDS, PlantedOptions, PlantedWorld
-from envs.procgen import GAMES, SPECIAL_KEYS, ProcgenEnv, ProcgenOptions, options_of
-from envs.registry import make, same_actions
+from envs.procgen import GAMES, ProcgenEnv, ProcgenOptions, options_of
+from envs.registry import make, renewed
 
 COINRUN = ProcgenOptions(game="coinrun", use_backgrounds=False, restrict_themes=True)
 # A world, and how many steps show episodes ending.
@@ -276,31 +276,47 @@ def test_procgen_timeout_is_a_truncation() -> None:
         env.close()
 
 
+def futures(env: VecEnv, states: tuple[bytes, ...], hold: int, after: np.ndarray) -> list[bytes]:
+    """All that is seen, an entry an action id: held ``hold`` steps from the same states, then the same for all."""
+    out = []
+    for i in range(env.spec.n_actions):
+        env.restore(states)
+        steps = run(env, np.concatenate([np.full((hold, env.spec.slots), i), after]))
+        out.append(b"".join(array.tobytes() for step in steps for _, array in sorted(facts(step).items())))
+    return out
+
+
 @pytest.mark.parametrize("game", GAMES)
-def test_actions_said_to_do_the_same_do(game: str) -> None:
-    """From the same states, held four steps: every id of a group leads to what its first does, and every key that is
-    said to do something leads elsewhere than standing still."""
-    env = ProcgenEnv(ProcgenOptions(game=game, num_levels=0), 32)
-    groups = same_actions(env.spec)
-    assert sorted(i for ids in groups for i in ids) == list(range(env.spec.n_actions))
-    assert len(groups) == 15 - (6 - len(SPECIAL_KEYS.get(game, ()))) and (game != "coinrun" or len(groups) == 9)
-    none, told_apart = env.spec.action_names.index("none"), set()
+def test_actions_that_do_the_same_do_and_others_do_not(game: str) -> None:
+    """Of the groups in the spec, in every state tried; and no two groups are alike in all of them."""
+    env = ProcgenEnv(ProcgenOptions(game=game, num_levels=0), SLOTS)
+    rng, seen = np.random.default_rng(1), [b""] * env.spec.n_actions
     try:
-        env.reset(0)
-        for seed in range(3):
-            run(env, actions(env.spec, 16, seed))
-            states, ends = env.snapshot(), {}
-            for action in (none, *range(9, env.spec.n_actions)):
-                env.restore(states)
-                steps = [env.step(np.full(32, action)) for _ in range(4)]
-                ends[action] = b"".join(s.obs["frames"].tobytes() + s.reward.tobytes() for s in steps)
-            for ids in groups:
-                assert len({ends[i] for i in ids if i in ends}) <= 1
-            told_apart |= {i for i in ends if ends[i] != ends[none]}
+        env.reset(5)
+        for _ in range(6):
+            run(env, np.repeat(rng.integers(env.spec.n_actions, size=(8, SLOTS)), 4, 0))  # each held a while
+            states = env.snapshot()
+            for hold in (1, 8):
+                after = rng.integers(env.spec.n_actions, size=(6, SLOTS))
+                seen = [a + b for a, b in zip(seen, futures(env, states, hold, after), strict=True)]
     finally:
         env.close()
-    assert told_apart == {ids[0] for ids in groups if ids[0] >= 9}
+    groups = env.spec.distinct_actions()
+    assert sorted(i for ids in groups.values() for i in ids) == list(range(env.spec.n_actions))
+    for name, ids in groups.items():
+        assert len({seen[i] for i in ids}) == 1, (name, [env.spec.action_names[i] for i in ids])
+    assert len({seen[ids[0]] for ids in groups.values()}) == len(groups)
 
 
-def test_a_world_of_which_nothing_is_known_has_actions_of_their_own() -> None:
-    assert same_actions(PlantedWorld(PlantedOptions(), 1).spec) == [[0], [1], [2]]
+def test_words_of_a_world_are_about_its_own_actions_and_may_be_missing() -> None:
+    for game in GAMES:
+        spec = ProcgenEnv(ProcgenOptions(game=game), 1).spec
+        assert all(set(names) <= set(spec.action_names) for names in (*spec.same_actions, *spec.action_words.values()))
+        assert ("jumping_up" in spec.action_words) == (game in ("climber", "coinrun", "jumper", "ninja"))
+    old = {k: v for k, v in spec.to_json().items() if k not in ("same_actions", "action_words", "events")}
+    stored = EnvSpec.from_json(old)
+    assert stored.distinct_actions() == {name: [i] for i, name in enumerate(spec.action_names)}
+    assert renewed(stored) == spec
+    other = replace(stored, env_id="procgen/starpilot", action_names=("stay", "go"))
+    assert renewed(other) == other  # not this version's actions: nothing is known of them
+    assert renewed(replace(stored, env_id="else/where")).events == {}

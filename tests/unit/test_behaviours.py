@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -24,6 +25,7 @@ from analysis.behaviours import (
     _centres,
     cluster,
     histories,
+    in_effect,
     load_behaviours,
     main as stage,
     read_steps,
@@ -108,6 +110,74 @@ def test_planted_modes_are_found() -> None:
         assert row["name"].endswith(f"mostly {ACTIONS[mode]}")
         assert row["share_low"] <= row["share"] <= row["share_high"]
     assert sum(row["share"] for row in result.tables["behaviours"]) == pytest.approx(1)
+
+
+def names_of(mixed_N: np.ndarray, names: tuple[str, ...]) -> list[str]:
+    """Names of the behaviours, in whose steps the agent acts as ``mixed`` says."""
+    steps, mode_N = planted_steps()
+    result = cluster((replace(steps, action_N=mixed_N), None), replace(OPTIONS, lags=(1,)), 0, names)
+    return [row["name"].partition(": ")[2] for row in sorted(result.tables["behaviours"], key=lambda r: r["value"])]
+
+
+def test_a_behaviour_is_mostly_what_takes_half_of_its_steps() -> None:
+    _, mode_N = planted_steps()
+    share_N = np.random.default_rng(0).random(len(mode_N))
+    # Mode 0: right in 60 %; mode 1: no action in half of the steps; mode 2: all the same.
+    chance = np.array([[0.4, 0.6, 0.0], [0.45, 0.2, 0.35], [0.0, 0.0, 1.0]])
+    action_N = (share_N[:, None] > chance.cumsum(1)[mode_N]).sum(1)
+    first, second, third = names_of(action_N, ACTIONS)
+    assert first == "mostly right" and third == "mostly none"
+    assert re.fullmatch(r"left 4\d%, none 3\d%", second)
+
+
+def test_actions_that_do_the_same_are_one_in_names_and_entropies() -> None:
+    """Neither the name of a behaviour nor its policy's entropy depends on how a policy spreads over no-ops."""
+    steps, mode_N = planted_steps()
+    rng = np.random.default_rng(1)
+    ids = {"go": [1], "none": [0, 2, 3]}
+    some_N = rng.choice([0, 2, 3], size=len(mode_N))
+    logits_NA = np.log(np.where(mode_N[:, None] == 0, [[0.01, 0.97, 0.01, 0.01]], [[0.32, 0.04, 0.32, 0.32]]))
+    raw = replace(steps, action_N=np.where(mode_N == 0, 1, some_N), logits_NA=logits_NA.astype(np.float32))
+    one = in_effect(raw, ids)
+    assert np.array_equal(one.action_N, (mode_N != 0).astype(int)) and one.logits_NA.shape == (len(mode_N), 2)
+    p = np.exp(one.logits_NA)
+    said = np.where(mode_N[:, None] == 0, [[0.97, 0.03]], [[0.04, 0.96]])
+    np.testing.assert_allclose(p / p.sum(1, keepdims=True), said, atol=1e-5)
+    result = cluster((one, None), replace(OPTIONS, lags=(1,)), 0, list(ids))
+    names = [row["name"].partition(": ")[2] for row in sorted(result.tables["behaviours"], key=lambda r: r["value"])]
+    assert names == ["mostly go", "mostly none", "mostly none"]
+    assert max(row["policy_entropy"] for row in result.tables["mdp"]) < 0.3
+    plain = cluster((raw, None), replace(OPTIONS, lags=(1,)), 0, list("abcd"))
+    assert max(row["policy_entropy"] for row in plain.tables["mdp"]) > 1.5
+
+
+def test_a_world_that_never_changes_is_left_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    steps, _ = planted_steps()
+    still = replace(steps, d_ND=np.full((len(steps.h_NH), 5), 1 / 3, np.float32))
+    result = cluster((still, None), OPTIONS, 0, ACTIONS)
+    assert result.notes["vector"] == "h only" and result.notes["left_out"] == ["world states"]
+    assert result.scalars["world_explained"]["value"] is None
+    assert "never change: the simulator's world states\n" in capsys.readouterr().err
+    without = cluster((replace(steps, d_ND=None), None), OPTIONS, 0, ACTIONS)
+    assert np.array_equal(result.arrays["labels_real"], without.arrays["labels_real"])
+
+
+def test_a_dead_neuron_is_left_out_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    steps, _ = planted_steps()
+    dead = np.insert(steps.h_NH, 2, 1 / 3, axis=1)
+    result = cluster((replace(steps, h_NH=dead), None), OPTIONS, 0, ACTIONS)
+    assert result.notes["left_out"] == ["neuron 2"] and "never change: neuron 2\n" in capsys.readouterr().err
+    plain = cluster((steps, None), OPTIONS, 0, ACTIONS)
+    assert np.array_equal(result.arrays["labels_real"], plain.arrays["labels_real"])
+    with pytest.raises(UserError, match="none of the hidden state's 7 neurons ever changes"):
+        cluster((replace(steps, h_NH=np.full_like(dead, 1 / 3)), None), OPTIONS, 0, ACTIONS)
+    # Only episodes too short for the lags differ.
+    columns = {name: np.concatenate([x, x[:2]]) for name, x in vars(steps).items() if isinstance(x, np.ndarray)}
+    columns["index_N2"][-2:] = [[99, 1], [99, 2]]
+    columns["h_NH"] = np.arange(len(columns["h_NH"]))[:, None] * (columns["index_N2"][:, :1] == 99).astype(np.float32)
+    short = replace(steps, **columns)
+    with pytest.raises(UserError, match="no step that has --lags steps after it differs from another"):
+        cluster((short, None), OPTIONS, 0, ACTIONS)
 
 
 def test_world_states_make_a_difference() -> None:
