@@ -181,7 +181,7 @@ def late_effects(result: Result) -> str:
     rows = [
         {
             **r,
-            "quantity": in_words(r["quantity"]),
+            "quantity": f"{in_words(r['quantity'])} ({r['unit']})",
             "foretold": r.get("foretold", r.get("predicted_simulated")),
             "observed": around(r, "observed"),
             "world": around(r, "world_effect", "world_low", "world_high"),
@@ -191,7 +191,7 @@ def late_effects(result: Result) -> str:
         if "@" in str(r["quantity"]) and r["world"] != "simulator"
     ]
     titles = {
-        "hypothesis": "change", "quantity": "of what", "unit": "unit", "foretold": "foretold",
+        "hypothesis": "change", "quantity": "of what (unit)", "foretold": "foretold",
         "observed": "observed [95 %]", "q": "q",
     }  # fmt: skip
     titles |= {

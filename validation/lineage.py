@@ -68,7 +68,7 @@ def _named(chain: Manifests, file: str, load: Any) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path, manifest in chain.items():
         if file in manifest["files"]:
-            found.setdefault(_fingerprint(load, path, artefacts.sha256(path / artefacts.MANIFEST)), path)
+            found.setdefault(_fingerprint(load, path, _known(path)), path)
     return found
 
 
@@ -108,7 +108,7 @@ def trace(path: Path) -> Traced:
             source = (directory / known["path"]).resolve()
             if not (source / artefacts.MANIFEST).exists():
                 raise UserError(f"its input {name!r} is gone from {shown(source)}")
-            if artefacts.sha256(source / artefacts.MANIFEST) != known["manifest_sha256"]:
+            if _known(source) != known["manifest_sha256"]:
                 raise UserError(f"its input {name!r}, {shown(source)}, is no longer the one that it was made from")
             walk(source, compared if name in COMPARED else found)
         found[directory] = manifest
@@ -177,13 +177,20 @@ def choose(
         why = f": {' '.join(left_out)}" if left_out else f"; a page shows the stages {', '.join(stages)}"
         raise UserError(f"{root} holds no run for a page{why}")
     homes = [path for run in runs for path in run.agents.values()] + [agent] * (agent is not None)
-    there = {run.path.resolve() for run in runs}
+    there = {_known(run.path) for run in runs}
     for parent in dict.fromkeys(home.resolve().parent for home in homes if home is not None):
         beside, broken = _traced(parent, ("evaluate",))
-        runs += [run for run in beside if set(run.agents) == {ours["agents"]} and run.path.resolve() not in there]
+        for run in beside:
+            if set(run.agents) == {ours["agents"]} and _known(run.path) not in there:  # copies of one are one
+                there.add(_known(run.path))
+                runs.append(run)
         left_out += [words for words in broken if words not in left_out]
     simulators = [path for run in runs for path in run.simulators.values()]
     return Chosen(root, tuple(runs), next(iter(runs[0].agents.values())), next(iter(simulators), None), tuple(left_out))
+
+
+def _known(path: Path) -> str:
+    return artefacts.sha256(path / artefacts.MANIFEST)
 
 
 def _traced(root: Path, stages: Collection[str]) -> tuple[list[Traced], list[str]]:

@@ -70,7 +70,8 @@ nav { font-size: .88rem; margin: 1.2rem 0 0; display: flex; flex-wrap: wrap; gap
 .broad { width: max-content; min-width: 100%; max-width: min(100vw - 3rem, 76rem); position: relative; left: 50%;
   transform: translateX(-50%); }
 table { border-collapse: collapse; font-size: .84rem; line-height: 1.4; font-variant-numeric: tabular-nums; }
-.broad table { font-size: .76rem; line-height: 1.35; } .broad td, .broad th { padding: .28rem .45rem; }
+.broad table { font-size: .76rem; line-height: 1.35; } .broad td, .broad th { padding: .28rem .35rem; }
+.broad td.long { min-width: 10rem; }
 caption { caption-side: top; text-align: left; color: var(--soft); padding-bottom: .45rem; }
 th, td { padding: .32rem .6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 th { font-weight: 600; border-bottom-width: 2px; vertical-align: bottom; }
@@ -88,7 +89,7 @@ code { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace
 code i { font-style: normal; white-space: nowrap; }
 @media (max-width: 40rem) {
   body { font-size: 16px; } main { padding: 1.4rem 1rem 3rem; } h1 { font-size: 1.6rem; } .box { padding: .7rem .9rem; }
-  .broad { width: auto; max-width: none; left: 0; transform: none; } .broad td { padding: .1rem 0; }
+  .broad { width: auto; max-width: none; left: 0; transform: none; } .broad td, .broad td.long { padding: .1rem 0; min-width: 0; }
   table, tbody, tr, caption { display: block; } thead { display: none; }
   tr { border-top: 2px solid var(--line); padding: .4rem 0; }
   td, td.n, td.long { display: grid; grid-template-columns: minmax(6rem, 38%) 1fr; gap: .7rem; border: 0;

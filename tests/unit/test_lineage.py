@@ -127,6 +127,7 @@ def test_an_evaluation_beside_the_agent_counts_if_it_is_of_that_agent(tmp_path: 
     write_evaluation(tmp_path / "bundle" / "evaluation", other, 8.27)
     assert _stages(choose(tmp_path / "runs", STAGES)) == ["interventions"]
     write_evaluation(tmp_path / "bundle" / "evaluation_2", agent, 3.0)
+    shutil.copytree(tmp_path / "bundle" / "evaluation_2", tmp_path / "bundle" / "copy_of_it")
     assert _stages(choose(tmp_path / "runs", STAGES)) == ["interventions", "evaluate"]
 
 
