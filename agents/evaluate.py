@@ -6,20 +6,29 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from agents.play import Chooser, Exploration, play
+from agents.consistency import alter
+from agents.play import Chooser, Exploration, Moment, play, tensors
 from agents.recurrent import load_agent
 from core import artefacts, config as cli
 from core.contracts import Agent, UserError, VecEnv
+from core.directions import fingerprint
 from core.progress import bar
 from core.stats import bootstrap_mean
 from envs.registry import make
 
 STAGE = "evaluate"
 HELD_OUT_LEVEL = 500_000_000  # far from any training pool
+STATES_EVERY = 8  # steps between the states of an episode in which --robustness asks the agent again
+ALTERATIONS: dict[str, tuple[dict[str, Any], ...]] = {
+    "shift_horizontal": ({"right": 1}, {"right": -1}),
+    "shift_vertical": ({"down": 1}, {"down": -1}),
+    "blur": ({"blur": 1.0},),
+}  # of a frame, by agents.consistency.alter: what --robustness measures, the mean of several
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +52,8 @@ class EvaluateConfig:
     """size of the evaluation pool"""
     greedy: bool = False
     """take the most likely action instead of sampling"""
+    robustness: bool = False
+    """also measure how often the likeliest action stays when the frame is shifted by a pixel or blurred 3 x 3"""
     seed: int = 0
     """seed of levels and action noise"""
     device: str = "cpu"
@@ -53,17 +64,44 @@ class EvaluateConfig:
     """replace an earlier evaluation in --out"""
 
 
-def episode_returns(
-    agent: Agent, env: VecEnv, episodes: int, *, seed: int, device: torch.device, greedy: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """(return, length) of ``ceil(episodes / slots)`` whole episodes from every slot."""
+@dataclass(frozen=True)
+class Episodes:
+    """What happened in E whole episodes, in the order they ended, and in N of their states."""
+
+    return_E: np.ndarray
+    length_E: np.ndarray
+    episode_N: np.ndarray  # which episode a state is of (any numbering)
+    same_N: dict[str, np.ndarray]  # by alteration: share of its variants that leave the likeliest action, [N]
+
+
+def whole_episodes(
+    agent: Agent,
+    env: VecEnv,
+    episodes: int,
+    *,
+    seed: int,
+    device: torch.device,
+    greedy: bool = False,
+    robustness: bool = False,
+) -> Episodes:
+    """``ceil(episodes / slots)`` whole episodes from every slot; states only with ``robustness``."""
     slots = env.spec.slots
     chooser = Chooser(Exploration(greedy=greedy), slots, np.random.default_rng(seed))
-    quota_B = np.full(slots, -(-episodes // slots))
+    each = -(-episodes // slots)
+    quota_B = np.full(slots, each)
     score_B, length_B = np.zeros(slots), np.zeros(slots, np.int64)
     returns, lengths = [], []
+    states: list[np.ndarray] = []
+    same: dict[str, list[np.ndarray]] = {name: [] for name in ALTERATIONS}
+    before_BH = agent.initial(slots).cpu().numpy()
     with bar("evaluating", int(quota_B.sum()), "episodes") as progress:
-        for moment in play(agent, env, chooser, seed=seed, device=device):
+        for number, moment in enumerate(play(agent, env, chooser, seed=seed, device=device)):
+            if robustness and number % STATES_EVERY == 0:
+                rows = np.flatnonzero(quota_B > 0)
+                states.append(rows * each + quota_B[rows])
+                for name, found in same_choice(agent, moment, before_BH, rows, device).items():
+                    same[name].append(found)
+            before_BH = moment.h_BH
             score_B += moment.next.reward
             length_B += 1
             done_B = moment.next.terminated | moment.next.truncated
@@ -75,7 +113,31 @@ def episode_returns(
             score_B[done_B], length_B[done_B] = 0, 0
             if not quota_B.any():
                 break
-    return np.array(returns), np.array(lengths)
+    same_N = {name: np.concatenate(found) for name, found in same.items() if found}
+    return Episodes(
+        np.array(returns), np.array(lengths), np.concatenate(states) if states else np.zeros(0, np.int64), same_N
+    )
+
+
+@torch.no_grad()
+def same_choice(
+    agent: Agent, moment: Moment, before_BH: np.ndarray, rows: np.ndarray, device: torch.device
+) -> dict[str, np.ndarray]:
+    """Share of each alteration's variants under which the likeliest action is the one of the frame as it is, float64
+    [rows]; the agent arrives with the state it had (``before_BH``), so that only this one frame is another."""
+    field = next(iter(moment.obs))
+    frames = tensors({field: moment.obs[field][rows]}, device)[field]
+    before = torch.from_numpy(before_BH[rows]).to(device)
+    is_first = torch.from_numpy(moment.is_first_B[rows]).to(device)
+    chosen = moment.logits_BA[rows].argmax(-1)
+    out = {}
+    for name, variants in ALTERATIONS.items():
+        same = np.zeros(len(rows))
+        for variant in variants:
+            h = agent.advance(agent.encode({field: alter(frames, **variant)}), before, is_first)
+            same += agent.heads(h)[0].argmax(-1).cpu().numpy() == chosen
+        out[name] = same / len(variants)
+    return out
 
 
 def main(config: EvaluateConfig) -> None:
@@ -88,25 +150,37 @@ def main(config: EvaluateConfig) -> None:
     low, high = trained.get("start_level", 0), trained.get("start_level", 0) + trained.get("num_levels", 0)
     if trained.get("num_levels") and config.start_level < high and config.start_level + config.num_levels > low:
         raise UserError(f"levels {config.start_level}... overlap the training levels {low} to {high - 1}")
+    if config.robustness and any(len(field.shape) != 3 for field in agent.spec.obs.values()):
+        raise UserError("--robustness alters frames; this agent sees none")
     env = make(
         agent.spec, config.slots, threads=config.threads, start_level=config.start_level, num_levels=config.num_levels
     )
     with artefacts.new_run(config.out, STAGE, config, {"agent": config.agent}, overwrite=config.overwrite) as run:
-        returns, lengths = episode_returns(
-            agent, env, config.episodes, seed=config.seed, device=device, greedy=config.greedy
-        )
+        found = whole_episodes(
+            agent, env, config.episodes, seed=config.seed, device=device,
+            greedy=config.greedy, robustness=config.robustness,
+        )  # fmt: skip
+        returns, lengths = found.return_E, found.length_E
         rng = np.random.default_rng(config.seed)
         estimate = bootstrap_mean(returns, np.arange(len(returns)), rng=rng)
         result = artefacts.Result(arrays={"returns": returns, "lengths": lengths})
         result.scalar("return_mean", estimate.value, "return", estimate.n, estimate.interval)
         result.scalar("length_mean", float(lengths.mean()), "steps", len(lengths))
+        same = {name: bootstrap_mean(x, found.episode_N, rng=rng) for name, x in found.same_N.items()}
+        for name, share in same.items():
+            result.scalar(f"same_choice_{name}", share.value, "share of states", share.n, share.interval)
+        if same:
+            result.arrays.update({f"same_choice_{name}": x for name, x in found.same_N.items()})
+            result.arrays["same_choice_episode"] = found.episode_N
         result.save(run.path)
-        run.metrics = dict(result.scalars)
+        run.facts, run.metrics = {"agent": fingerprint(agent)}, dict(result.scalars)
     env.close()
     print(
         f"held-out return {estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}] "
         f"over {estimate.n} episodes, mean length {lengths.mean():.0f}: {config.out}"
     )
+    for name, share in same.items():
+        print(f"same choice under {name}: {share.value:.3f} [{share.low:.3f}, {share.high:.3f}], {share.n} episodes")
 
 
 def choose(argv: list[str]) -> None:

@@ -33,7 +33,7 @@ from core.contracts import Step, UserError
 from core.directions import fingerprint
 from core.progress import bar
 from core.replay import Replay, page
-from core.training import STATE, Log, load_state, open_run, rng_states, save_state, set_rng_states
+from core.training import STATE, Log, Stop, load_state, open_run, rng_states, save_state, set_rng_states
 from envs.nmmo import FEATURES, HELD_OUT_MAPS, MAPS, NmmoEnv, NmmoOptions, features, held_out, options_of
 from envs.nmmo_tasks import tasks_of
 
@@ -83,6 +83,8 @@ class NmmoTrainConfig:
     """evenly spaced checkpoints kept (checkpoint_STEPS.safetensors)"""
     save_minutes: float = 5.0
     """minutes between saves of the state that --resume goes on from"""
+    stop_after: str | None = None
+    """end in an orderly way after this wall time (90s, 30m, 2h, 1.5h), not finished; --resume goes on"""
     resume: bool = False
     """go on from the training state in --out (worlds begin anew: nmmo cannot restore them)"""
     overwrite: bool = False
@@ -231,6 +233,7 @@ def main(config: NmmoTrainConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     cli.require(0, seed=config.seed)
+    stop = Stop(config.stop_after)
     if config.mode == "replay":
         film(config, device)
         return
@@ -287,7 +290,7 @@ def main(config: NmmoTrainConfig) -> None:
             source_sha256=module.sha256,
         )  # fmt: skip
 
-    with bar("training", total=ppo.total_steps, unit="steps") as progress:
+    with bar("training", total=ppo.total_steps, unit="steps") as progress, stop:
         progress.advance(step)
         while step < ppo.total_steps:
             left = 1 - step / ppo.total_steps
@@ -311,7 +314,13 @@ def main(config: NmmoTrainConfig) -> None:
             if time.time() - saved > 60 * config.save_minutes:
                 keep_state()
                 saved = time.time()
+            if step < ppo.total_steps and stop.due():
+                break
     keep_state()
+    if stop.reason:
+        env.close()
+        stop.say(config, f"{step:,} of {ppo.total_steps:,} steps")
+        return
     save_policy(agent, run.path)
     described = agent.describe()
     run.facts = {"agent": fingerprint(agent), "architecture": config.architecture, **described}

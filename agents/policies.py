@@ -19,7 +19,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from core.artefacts import load_weights, parameter_count, read_manifest, save_weights, write_atomically, write_json
-from core.config import nearest, read_json
+from core.artefacts import (
+    WEIGHTS,
+    load_bytes,
+    load_json,
+    load_weights,
+    parameter_count,
+    read_manifest,
+    save_weights,
+    write_atomically,
+    write_json,
+)
+from core.config import nearest
 from core.contracts import EnvSpec, Step, UserError
 
 ZOO = ("start_kit", "yaofeng", "takeru", "hybrid")
@@ -244,7 +254,7 @@ def memory(agent: PolicyAgent, batch: int = 16, steps: int = 3) -> dict[str, Any
     return {"remembers": change > 0, "memory_change": change, "forgets_at_start": torch.equal(*anew)}
 
 
-def save_policy(agent: PolicyAgent, path: Path, name: str = "model.safetensors") -> None:
+def save_policy(agent: PolicyAgent, path: Path, name: str = WEIGHTS) -> None:
     """Weights and all that is needed to build the agent again, a user's module included."""
     path, module = Path(path), agent.module
     about = {"module": module.name, "size": agent.size, "spec": agent.spec.to_json(), "source_sha256": module.sha256}
@@ -254,20 +264,16 @@ def save_policy(agent: PolicyAgent, path: Path, name: str = "model.safetensors")
     save_weights(agent, path / name)
 
 
-def load_policy(
-    path: Path, device: torch.device | str = "cpu", name: str = "model.safetensors", *, whole: bool = True
-) -> PolicyAgent:
+def load_policy(path: Path, device: torch.device | str = "cpu", name: str = WEIGHTS) -> PolicyAgent:
     """The agent of a run directory, in eval mode, frozen.
 
-    whole: the run must have ended well (it has a manifest); false reads a checkpoint of one that goes on.
-    UserError if it is half-written, of another architecture, or its own copy of a user's module was changed.
+    UserError if it is half-written or of another architecture, or one of its files is not the one that was written:
+    its own copy of a user's module is compared before it runs.
     """
     path = Path(path)
-    if whole:
-        read_manifest(path)
-    if not (path / DESCRIPTION).exists():
+    if DESCRIPTION not in read_manifest(path)["files"]:
         raise UserError(f"{path} holds no policy (it has no {DESCRIPTION}); train one with python train.py nmmo")
-    data = read_json(path / DESCRIPTION)
+    data = load_json(path, DESCRIPTION)
     if not isinstance(data, dict) or not {"module", "size", "spec", "source_sha256"} <= data.keys():
         raise UserError(f"{path / DESCRIPTION} is not the description of a policy; copy or train it again")
     size, hashed = data["size"], data["source_sha256"]
@@ -276,12 +282,12 @@ def load_policy(
     if hashed is None:
         module = load_module(data["module"])
     else:
-        module = load_module(path / SOURCE)
-        if module.sha256 != hashed:
-            raise UserError(f"{path / SOURCE} was changed since the policy was saved; restore it or train again")
-        module = PolicyModule(data["module"], module.policy, module.recurrent, module.reward, module.source)
+        source = load_bytes(path, SOURCE)
+        if hashlib.sha256(source).hexdigest() != hashed:
+            raise UserError(f"{path / SOURCE} is not the module that {DESCRIPTION} names; copy or train it again")
+        module = replace(_module_of(path / SOURCE, source), name=data["module"])
     agent = PolicyAgent(module, EnvSpec.from_json(data["spec"]), size)
-    load_weights(agent, path / name)
+    load_weights(agent, path, name)
     return agent.to(device).eval().requires_grad_(False)
 
 

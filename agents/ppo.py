@@ -132,15 +132,37 @@ def loss_of(
     entropy_coef: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's loss on the environments ``columns`` (int64), and its parts for the log."""
-    steps = r.reward.shape[0]
-    obs = {k: v[:, columns].flatten(0, 1) for k, v in r.obs.items()}
-    e_TBE = encode(agent, obs, config.bf16).unflatten(0, (steps, len(columns)))
-    h, hidden = r.h_first[columns], []
-    is_first = r.is_first[:, columns]
-    for t in range(steps):
-        h = agent.advance(e_TBE[t], h, is_first[t])
-        hidden.append(h)
-    logits, value = agent.heads(torch.stack(hidden).flatten(0, 1))
+    obs = {k: v.index_select(1, columns) for k, v in r.obs.items()}
+    e_TBE = encode_sequences(agent, obs, config.bf16)
+    logits, value = unroll(agent, e_TBE, r.h_first[columns], r.is_first[:, columns])
+    return clipped_loss(logits, value, r, advantage, columns, config, entropy_coef)
+
+
+def encode_sequences(agent: RecurrentAgent, obs: Mapping[str, Tensor], bf16: bool) -> Tensor:
+    """Observations [T, B, ...] -> e [T, B, E]."""
+    steps = next(iter(obs.values())).shape[0]
+    return encode(agent, {k: v.flatten(0, 1) for k, v in obs.items()}, bf16).unflatten(0, (steps, -1))
+
+
+def unroll(agent: RecurrentAgent, e_TBE: Tensor, h_BH: Tensor, is_first_TB: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [T * B, A] and values [T * B] of sequences that begin in the state ``h_BH``."""
+    hidden = []
+    for e_BE, is_first_B in zip(e_TBE, is_first_TB, strict=True):
+        h_BH = agent.advance(e_BE, h_BH, is_first_B)
+        hidden.append(h_BH)
+    return agent.heads(torch.stack(hidden).flatten(0, 1))
+
+
+def clipped_loss(
+    logits: Tensor,
+    value: Tensor,
+    r: Rollout,
+    advantage: Tensor,
+    columns: Tensor,
+    config: PPOConfig,
+    entropy_coef: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """PPO's loss of what the agent now gives ([T * B, A] and [T * B]) on the environments ``columns``."""
     logp_all = logits.log_softmax(-1)
     action = r.action[:, columns].flatten()
     logp = logp_all.gather(1, action[:, None])[:, 0]

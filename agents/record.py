@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from core import artefacts, config as cli
 from core.contracts import Agent, Intervention, UserError, VecEnv
 from core.directions import fingerprint
 from core.episodes import Episode, StoreWriter
-from core.interventions import InterventionOptions, build
+from core.interventions import InterventionOptions, build, nothing_altered
 from core.progress import bar
 from envs.registry import make
 
@@ -158,6 +159,9 @@ def main(config: RecordConfig) -> None:
         run.record("steps", sum(lengths), "steps")
         if intervene:
             run.record("altered_steps", altered, "steps")
+        if intervene and not altered:
+            run.facts["intervention_warning"] = said = nothing_altered(config.intervention)
+            print(f"warning: {said}", file=sys.stderr)
     env.close()
     did = f", {altered:,} of them altered" if intervene else ""
     print(f"recorded {len(returns)} episodes, {sum(lengths):,} steps{did}, mean return {np.mean(returns):.2f}: {out}")

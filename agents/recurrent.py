@@ -10,10 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from agents.networks import EncoderKind, images, impala, mlp, orthogonal, strided
-from core.artefacts import load_weights, read_manifest, save_weights, write_json
-from core.config import from_json, read_json, to_json
+from agents.networks import EncoderKind, images, impala, mlp, orthogonal, strided, strided_blur
+from core.artefacts import WEIGHTS, load_json, load_weights, read_manifest, save_weights, write_json
+from core.config import from_json, to_json
 from core.contracts import EnvSpec, UserError
+from envs.registry import renewed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class AgentConfig:
     """Sizes of the agent's network."""
 
     encoder: EncoderKind = "impala"
-    """impala (a GPU's), strided (light), mlp (vector observations)"""
+    """impala (a GPU's), strided (light), strided_blur (light, less shaken by shifts), mlp (vector observations)"""
     embedding_size: int = 64
     """features the encoder gives"""
     hidden_size: int = 64
@@ -48,7 +49,8 @@ class RecurrentAgent(nn.Module):
         elif field.shape != (64, 64, 3):
             raise UserError(f"encoder {config.encoder!r} reads frames of shape (64, 64, 3), not {field.shape}")
         else:
-            self.encoder = impala(size) if config.encoder == "impala" else strided(size)
+            towers = {"impala": impala, "strided": strided, "strided_blur": strided_blur}
+            self.encoder = towers[config.encoder](size)
         recurs = config.recurrence == "gru"
         self.cell = nn.GRUCell(size, config.hidden_size) if recurs else nn.Linear(size, config.hidden_size)
         self.h_initial = nn.Parameter(torch.zeros(config.hidden_size))
@@ -79,21 +81,21 @@ class RecurrentAgent(nn.Module):
         return self.policy(h_BH), self.critic(h_BH)[:, 0]
 
 
-def save_agent(agent: RecurrentAgent, path: Path, name: str = "model.safetensors") -> None:
+def save_agent(agent: RecurrentAgent, path: Path, name: str = WEIGHTS) -> None:
     """Weights and what is needed to build the agent again."""
     write_json(path / "agent.json", {"net": to_json(agent.config), "spec": agent.spec.to_json()})
     save_weights(agent, path / name)
 
 
-def load_agent(path: Path, device: torch.device | str = "cpu", name: str = "model.safetensors") -> RecurrentAgent:
+def load_agent(path: Path, device: torch.device | str = "cpu", name: str = WEIGHTS) -> RecurrentAgent:
     """The agent of a run directory, in eval mode, frozen.  UserError if it is half-written or misfits."""
     path = Path(path)
     manifest = read_manifest(path)
-    if not (path / "agent.json").exists():
+    if "agent.json" not in manifest["files"]:
         raise UserError(f"{path} holds no agent (stage {manifest['stage']!r} wrote it)")
-    data = read_json(path / "agent.json")
+    data = load_json(path, "agent.json")
     if not isinstance(data, dict) or not all(key in data for key in ("net", "spec")):
         raise UserError(f"{path / 'agent.json'} is not the description of an agent; copy or train it again")
-    agent = RecurrentAgent(from_json(AgentConfig, data["net"]), EnvSpec.from_json(data["spec"]))
-    load_weights(agent, path / name)
+    agent = RecurrentAgent(from_json(AgentConfig, data["net"]), renewed(EnvSpec.from_json(data["spec"])))
+    load_weights(agent, path, name)
     return agent.to(device).eval().requires_grad_(False)

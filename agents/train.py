@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents.ppo import PPOConfig, RewardScale, Rollout, encode, update
+from agents.consistency import ConsistencyOptions, consistent_loss_of
+from agents.ppo import PPOConfig, RewardScale, Rollout, encode, loss_of, update
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from core import artefacts, config as cli
 from core.contracts import Step, UserError, VecEnv
+from core.directions import fingerprint
 from core.progress import bar
-from core.training import Log, load_state, open_run, rng_states, save_state, set_rng_states
+from core.training import Log, Stop, load_state, open_run, rng_states, save_state, set_rng_states
 from envs.procgen import ProcgenEnv, ProcgenOptions
 
 STAGE = "train"
@@ -31,12 +33,15 @@ class TrainConfig:
     env: ProcgenOptions = field(default_factory=ProcgenOptions)
     net: AgentConfig = field(default_factory=AgentConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
+    drac: ConsistencyOptions = field(default_factory=ConsistencyOptions)
     seed: int = 1
-    """seed of weights, environments and minibatches"""
+    """seed of weights, environments, minibatches and augmentations"""
     checkpoints: int = 10
     """evenly spaced checkpoints kept (checkpoint_STEPS.safetensors)"""
     save_minutes: float = 5.0
     """minutes between saves of the state that --resume goes on from"""
+    stop_after: str | None = None
+    """end in an orderly way after this wall time (90s, 30m, 2h, 1.5h), not finished; --resume goes on"""
     resume: bool = False
     """go on from the training state in --out"""
     overwrite: bool = False
@@ -140,7 +145,7 @@ class Collector:
 
 
 def main(config: TrainConfig) -> None:
-    ppo = config.ppo
+    stop, ppo = Stop(config.stop_after), config.ppo
     cli.require(1, envs=ppo.envs, minibatches=ppo.minibatches, rollout_steps=ppo.rollout_steps, epochs=ppo.epochs,
             total_steps=ppo.total_steps, threads=config.threads)  # fmt: skip
     cli.require(0, seed=config.seed)
@@ -152,6 +157,8 @@ def main(config: TrainConfig) -> None:
     rng = np.random.default_rng(config.seed)
     env = ProcgenEnv(config.env, ppo.envs, config.threads)
     agent = RecurrentAgent(config.net, env.spec).to(device)
+    config.drac.check(agent)
+    loss = consistent_loss_of(config.drac, rng) if config.drac.consistency else loss_of
     optimiser = torch.optim.Adam(agent.parameters(), lr=ppo.learning_rate, eps=1e-5)
     run = open_run(config, STAGE, {}, ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps"))
     collector = Collector(agent, env, config, device)
@@ -184,7 +191,7 @@ def main(config: TrainConfig) -> None:
             wall_s=wall_before + time.time() - began,
         )
 
-    with bar("training", total=updates * per_update, unit="steps") as progress:
+    with bar("training", total=updates * per_update, unit="steps") as progress, stop:
         progress.advance(step)
         for number in range(step // per_update, updates):
             left = 1 - number / updates
@@ -192,7 +199,7 @@ def main(config: TrainConfig) -> None:
             entropy_coef = ppo.entropy_coef * (left if ppo.anneal_entropy else 1.0)
             rollout = collector.collect()
             try:
-                logs = update(agent, optimiser, rollout, ppo, rng, entropy_coef)
+                logs = update(agent, optimiser, rollout, ppo, rng, entropy_coef, loss)
             except FloatingPointError as error:
                 raise UserError(
                     f"training stopped at step {step}: {error}; --resume goes on from the last save"
@@ -209,8 +216,15 @@ def main(config: TrainConfig) -> None:
             if time.time() - saved > 60 * config.save_minutes:
                 keep_state()
                 saved = time.time()
+            if number + 1 < updates and stop.due():
+                break
     keep_state()
+    if stop.reason:
+        env.close()
+        stop.say(config, f"{step:,} of {updates * per_update:,} steps")
+        return
     save_agent(agent, run.path)
+    run.facts = {"agent": fingerprint(agent)}
     run.record("parameters", artefacts.parameter_count(agent), "count")
     run.record("steps", step, "environment steps")
     run.record("training_wall", wall_before + time.time() - began, "s")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from core.artefacts import Result
-from core.figures import figure_of
-from core.pages import NOISE, NOISE_COLOUR, label_colours
+from core.figures import BAND, DIVERGING, INK, MEMORY, SEQUENTIAL, TIME, figure_of, minus
+from core.pages import NOISE, NOISE_COLOUR, UNLABELLED_COLOUR, label_colours
 
 DOTS = 4000  # records in a scatter plot, drawn at random
 PAIR_DOTS = 1500  # and in one of many
@@ -23,8 +23,8 @@ FAINTEST = 0.04  # opacity of the lowest values on a map of features
 D_LIMIT = 2.0  # where the colours of effect sizes end
 ALPHA = 0.05
 KIND_COLOURS = {
-    "behaviour": "#1b7f4d", "phase": "#d9822b", "identity": "#7b4fa3", "place": "#2b74b8", "noise": "#6b6b6b",
-    "undecided": "#c9b037", "in no cluster": "#dedede",
+    "behaviour": "#1b7f4d", "phase": "#d9822b", "identity": "#7b4fa3", "place": "#2b74b8", "noise": NOISE_COLOUR,
+    "undecided": "#c9b037", "in no cluster": UNLABELLED_COLOUR,
 }  # fmt: skip
 
 
@@ -55,6 +55,11 @@ def _some(result: Result, most: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(len(result.arrays["index"]))[:most]
 
 
+def _words(name: str) -> str:
+    """A feature's name for an axis."""
+    return name.replace("_", " ")
+
+
 def _limits(x_NF: np.ndarray) -> np.ndarray:
     """[F, 2] (low, high) that leave the most extreme 0.4 % out, with a margin."""
     low, high = np.quantile(x_NF, [0.002, 0.998], axis=0)
@@ -81,7 +86,6 @@ def _draw_map(result: Result) -> Any:
     axes[0].scatter(*xy[noise].T, color=NOISE_COLOUR, alpha=0.35, **dots)
     if len(clustered):
         axes[0].scatter(*xy[clustered].T, color=[of_label[int(v)] for v in label[clustered]], **dots)
-    from matplotlib import colormaps
     from matplotlib.patheffects import withStroke
 
     for c in range(min(count, NAMED_CLUSTERS)):
@@ -103,11 +107,12 @@ def _draw_map(result: Result) -> Any:
     also = f"; time alone tells the clusters of {timed['value']:.0%}" if timed else ""
     axes[1].set_title(f"What clusters are about: {result.notes['verdict']}{also}", fontsize=10)
     tick = _tick(result)
-    drawn = axes[2].scatter(*xy[rows].T, c=tick[rows], cmap="plasma", **dots)
+    drawn = axes[2].scatter(*xy[rows].T, c=tick[rows], cmap=TIME, **dots)
     figure.colorbar(drawn, ax=axes[2], label="tick")
     axes[2].set_title("Tick", fontsize=10)
     # Agents are many: colours repeat, so that equal colours nearby, not anywhere, mean one agent.
-    axes[3].scatter(*xy[rows].T, color=colormaps["tab20"](result.arrays["agent"][rows] % 20), **dots)
+    of_agent = label_colours(result.arrays["agent"])
+    axes[3].scatter(*xy[rows].T, color=[of_agent[int(a)] for a in result.arrays["agent"][rows]], **dots)
     what = "Agent" if result.notes["agents_are"] == "agents" else "Life (one agent from birth to death)"
     axes[3].set_title(f"{what}; colours repeat", fontsize=10)
     figure.suptitle(f"UMAP of {_of(result, rows)}", fontsize=12)
@@ -145,17 +150,17 @@ def _draw_metric_map(result: Result) -> Any:
         if high <= low:  # rare: hardly any record differs
             low, high = float(values[:, f].min()), float(values[:, f].max())
         axis.set(xticks=[], yticks=[], xlim=limits[0], ylim=limits[1])
-        axis.scatter(*xy[rows].T, color="0.92", s=2, linewidths=0)
-        axis.set_title(name if high > low else f"{name}: always {low:g}", fontsize=9)
+        axis.scatter(*xy[rows].T, color=BAND, s=2, linewidths=0)
+        axis.set_title(_words(name) if high > low else f"{_words(name)}: always {low:g}", fontsize=9)
         if high <= low:
             continue
         scale = Normalize(low, high, clip=True)
         order = rows[np.argsort(values[rows, f], kind="stable")]  # high ones last, on top
         share = np.clip(np.asarray(scale(values[order, f]), float), 0, 1)  # float32 may round to above 1
-        rgba = colormaps["viridis_r"](share)
+        rgba = colormaps[f"{SEQUENTIAL}_r"](share)
         rgba[:, 3] = FAINTEST + (1 - FAINTEST) * share
         axis.scatter(*xy[order].T, color=rgba, s=5, linewidths=0)
-        figure.colorbar(ScalarMappable(scale, "viridis_r"), ax=axis).ax.tick_params(labelsize=7)
+        figure.colorbar(ScalarMappable(scale, f"{SEQUENTIAL}_r"), ax=axis).ax.tick_params(labelsize=7)
     window = result.notes["settings"]["rolling"]
     figure.suptitle(
         f"Features on the map: means over {window} ticks of the life; the higher, the more opaque", fontsize=11
@@ -183,9 +188,11 @@ def _triangle(
             axis.scatter(x_ND[rows, j], x_ND[rows, i + 1], c=colours, s=3, linewidths=0, alpha=0.7)
             axis.set(xticks=[], yticks=[], xlim=limits[j], ylim=limits[i + 1])
             if j == 0:
-                axis.set_ylabel(names[i + 1], fontsize=8)
+                axis.set_ylabel(_words(names[i + 1]), fontsize=8)
             if i == d - 1:
-                axis.set_xlabel(names[j], fontsize=8, rotation=20 * slanted, ha="right" if slanted else "center")
+                axis.set_xlabel(
+                    _words(names[j]), fontsize=8, rotation=20 * slanted, ha="right" if slanted else "center"
+                )
     figure.suptitle(title, fontsize=11, x=0.99, ha="right", y=0.99, va="top")
     return figure
 
@@ -199,7 +206,7 @@ def _paint(result: Result, rows: np.ndarray) -> tuple[Any, str]:
 
     tick = _tick(result)
     span = max(float(np.ptp(tick)), 1e-9)
-    return colormaps["plasma"]((tick[rows] - tick.min()) / span), "coloured by tick (dark early, bright late)"
+    return colormaps[TIME]((tick[rows] - tick.min()) / span), "coloured by tick (dark early, bright late)"
 
 
 def _jittered(x_NF: np.ndarray) -> np.ndarray:
@@ -219,7 +226,7 @@ def _draw_pca_pairs(result: Result) -> Any:
     rows = _some(result, DOTS)
     colours, meaning = _paint(result, rows)
     share = result.arrays["pca_explained"]
-    names = [f"PC {i} ({share[i]:.1%})" for i in range(pc.shape[1])]
+    names = [f"component {i} ({share[i]:.1%})" for i in range(pc.shape[1])]
     if pc.shape[1] < 2:
         pc, names = np.repeat(pc, 2, 1), names * 2
     return _triangle(pc, names, rows, colours, f"Principal components, {meaning}\n{_of(result, rows)}", panel=2.0)
@@ -264,14 +271,15 @@ def _draw_correlations(result: Result) -> Any:
         2, 2, width_ratios=(0.62 * k + 1.5, 3.2), height_ratios=(0.34 * len(names), 1.7), squeeze=False
     )
     axis = axes[0, 0]
-    image = axis.imshow(r, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
+    image = axis.imshow(r, cmap=DIVERGING, vmin=-1, vmax=1, aspect="auto")
     for (y, x), value in np.ndenumerate(r):
         if np.isfinite(value):
             weight = "bold" if sure[y, x] else "normal"
             colour = "white" if abs(value) > 0.6 else ("black" if sure[y, x] else "0.55")
-            axis.text(x, y, f"{value:+.2f}", ha="center", va="center", fontsize=7, color=colour, weight=weight)
-    axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.set_xticks(range(k), [f"PC {i}" for i in range(k)], fontsize=8)
+            axis.text(x, y, minus(f"{value:+.2f}"), ha="center", va="center", fontsize=7, color=colour, weight=weight)
+    axis.set_yticks(range(len(names)), list(map(_words, names)), fontsize=8)
+    axis.set_xticks(range(k), [str(i) for i in range(k)], fontsize=8)
+    axis.set_xlabel("principal component", fontsize=8)
     axis.set_title("Pearson r (bold: 95 % interval over lives excludes 0)", fontsize=10)
     figure.colorbar(image, ax=axis, location="left", shrink=0.8)
     r2 = _table(result, "pca_r2", "kind", "name")
@@ -280,7 +288,8 @@ def _draw_correlations(result: Result) -> Any:
     axes[0, 1].set_title(f"Feature from {k} components", fontsize=10)
     axes[0, 1].set_xlabel("R² in lives not fitted on", fontsize=8)
     components = [f"PC {i}" for i in range(k)]
-    _r2_bars(axes[1, 0], [r2["component", n] for n in components], components, flat=True)
+    _r2_bars(axes[1, 0], [r2["component", n] for n in components], [str(i) for i in range(k)], flat=True)
+    axes[1, 0].set_xlabel("principal component", fontsize=8)
     axes[1, 0].set_title(f"Component from {len(names)} features", fontsize=10)
     axes[1, 0].set_ylabel("R²", fontsize=8)
     axes[1, 1].set_axis_off()
@@ -294,10 +303,10 @@ def _r2_bars(axis: Any, rows: Sequence[dict[str, Any]], names: Sequence[str], fl
     value = np.array([_number(row["r2"]) for row in rows])
     ends = np.array([[_number(row["low"]), _number(row["high"])] for row in rows])
     at = np.arange(len(rows))
-    (axis.bar if flat else axis.barh)(at, np.maximum(np.nan_to_num(value), -0.1), color="#7aa6c8")
+    (axis.bar if flat else axis.barh)(at, np.maximum(np.nan_to_num(value), -0.1), color=MEMORY)
     for i, (low, high) in enumerate(np.clip(ends, -0.1, 1)):
         if np.isfinite(low):
-            axis.plot(*(([i, i], [low, high]) if flat else ([low, high], [i, i])), color="0.15", linewidth=1.4)
+            axis.plot(*(([i, i], [low, high]) if flat else ([low, high], [i, i])), color=INK, linewidth=1.4)
     if flat:
         axis.set_xticks(at, names, fontsize=8)
         axis.set(ylim=(min(0, np.nanmin(value, initial=0)), 1.0))
@@ -321,11 +330,13 @@ def _draw_profiles(result: Result) -> Any:
         count = np.maximum(np.bincount(bin_N, minlength=PROFILE_BINS), 1)
         means = np.stack([np.bincount(bin_N, z[:, f], PROFILE_BINS) / count for f in range(len(names))])
         image = axis.imshow(
-            means, cmap="RdBu_r", vmin=-1.5, vmax=1.5, aspect="auto", extent=(0, 100, len(names) - 0.5, -0.5)
+            means, cmap=DIVERGING, vmin=-1.5, vmax=1.5, aspect="auto", extent=(0, 100, len(names) - 0.5, -0.5)
         )
-        axis.set_xlabel(f"percentile of PC {i} ({result.arrays['pca_explained'][i]:.0%} of variance)", fontsize=9)
-    axes[0].set_yticks(range(len(names)), names, fontsize=8)
-    figure.colorbar(image, ax=list(axes), label="mean of the feature (sd)", extend="both")
+        axis.set_xlabel(
+            f"percentile of component {i} ({result.arrays['pca_explained'][i]:.0%} of variance)", fontsize=9
+        )
+    axes[0].set_yticks(range(len(names)), list(map(_words, names)), fontsize=8)
+    figure.colorbar(image, ax=list(axes), label="mean of the feature (standard deviations)", extend="both")
     figure.suptitle("What changes along the first principal components", fontsize=11)
     return figure
 
@@ -347,12 +358,12 @@ def _draw_effects(result: Result) -> Any:
     kinds = (("d", "q", "Against all other records"), ("beyond", "beyond_q", "Beyond time and who"))
     for axis, (key, q, title) in zip(axes, kinds, strict=True):
         d = np.array([[_number(of[row["cluster"], n][key]) for n in names] for row in clusters])
-        image = axis.imshow(d, cmap="RdBu_r", vmin=-D_LIMIT, vmax=D_LIMIT, aspect="auto")
+        image = axis.imshow(d, cmap=DIVERGING, vmin=-D_LIMIT, vmax=D_LIMIT, aspect="auto")
         for (y, x), value in np.ndenumerate(d):
             cell = of[clusters[y]["cluster"], names[x]]
             if np.isfinite(value) and _number(cell[q]) <= ALPHA:
                 axis.plot(x, y, marker="o", markersize=2.6, color="white" if abs(value) > 1.1 else "black")
-        axis.set_xticks(range(len(names)), names, fontsize=8, rotation=60, ha="right")
+        axis.set_xticks(range(len(names)), list(map(_words, names)), fontsize=8, rotation=60, ha="right")
         axis.set_title(title, fontsize=10)
     axes[0].set_yticks(
         range(len(clusters)), [f"{row['cluster']}  ({row['records']:,})" for row in clusters], fontsize=8

@@ -142,7 +142,7 @@ def read(path: Path, subsample: int, rolling: int, first_tick: int = 0) -> Recor
         episodes = np.flatnonzero(np.minimum(store.steps, store.rows) > first_tick)
         for e in track(episodes.tolist(), "reading", unit="lives"):
             data, index_T2 = store.pooled(*columns, episodes=[e])
-            for name in columns:
+            for name in columns[1:]:  # h: the store has looked
                 if not np.isfinite(data[name]).all():
                     raise UserError(f"{path}: life {e} has NaN or infinite values in {name}; extract again")
             if data[FEATURES].shape[1] != len(names):
@@ -168,7 +168,7 @@ def read(path: Path, subsample: int, rolling: int, first_tick: int = 0) -> Recor
     tick_N = data["features"][:, names.index("tick")] if "tick" in names else data["index"][:, 1].astype(np.float64)
     place_N3 = None
     if has_place:
-        sizes = [np.load(p, allow_pickle=False).shape for p in sorted(Path(path).glob("map_*.npy"))]
+        sizes = [artefacts.load_array(path, name).shape for name in artefacts.files_of(path, "map_*.npy")]
         middle = np.array(sizes[0]) / 2 if sizes else (data["place"].min(0) + data["place"].max(0)) / 2
         place_N3 = np.column_stack([data["place"], np.abs(data["place"] - middle).max(1)])
     return Records(

@@ -12,7 +12,8 @@ import numpy as np
 
 from core.artefacts import Result
 from core.episodes import RolloutStore
-from core.figures import figure_of
+from core.figures import SEQUENTIAL, figure_of, font_of
+from core.pages import NOISE, label_colours
 from core.progress import track
 from core.video import write_video
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 SOURCES = ("real", "sim")
 LEGEND_ENTRIES = 20
-NOISE_COLOUR = (0.82, 0.82, 0.82, 1.0)
 FPS = 5
 CELL = 128  # pixels of a video's cell, a multiple of 16
 HEADER = 32  # pixels above the cells
@@ -31,11 +31,12 @@ LABEL = np.array([82.0, 32.0])  # points that such a label takes
 
 
 def _colours(count: int) -> np.ndarray:
-    """One RGBA row a behaviour, the same in every figure (they repeat after 20), and a last one for label -1."""
-    from matplotlib import colormaps
+    """One RGBA row a behaviour, the same in every figure, and a last one for label -1."""
+    from matplotlib.colors import to_rgba_array
 
-    palette = colormaps["tab20" if count > 10 else "tab10"]
-    return np.array([*(palette(b % palette.N) for b in range(count)), NOISE_COLOUR])
+    labels = [*range(count), NOISE]
+    of = label_colours(labels)
+    return np.asarray(to_rgba_array([of[b] for b in labels]))
 
 
 def draw(
@@ -146,7 +147,7 @@ def video_frames(
 
     A cell whose episode has ended keeps its last frame, darkened.  Empty without pictures, or steps.
     """
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
     centres, field = _central(result, stores, b, most)
     if not centres or field is None:
@@ -163,7 +164,7 @@ def video_frames(
         cells.append(pictures + [dark] * (steps - len(pictures)))
     columns = math.ceil(math.sqrt(len(cells)))
     width, height = CELL * max(columns, 2), CELL * math.ceil(len(cells) / columns) + HEADER
-    font = ImageFont.load_default(12)
+    font = font_of(11)
     out = []
     for i in range(steps):
         image = Image.new("RGB", (width, height), "white")
@@ -227,10 +228,10 @@ def draw_graph(result: Result, names: Mapping[int, str]) -> Any:
                 )
             )  # fmt: skip
     value = [r["value"] for r in rows if r["behaviour"] >= 0]
-    norm, colours = Normalize(min(value, default=0), max(value, default=1)), colormaps["viridis"]
+    norm, colours = Normalize(min(value, default=0), max(value, default=1)), colormaps[SEQUENTIAL]
     for r in rows:
         b, xy = r["behaviour"], place[r["behaviour"]]
-        face = NOISE_COLOUR if b < 0 else colours(norm(r["value"]))
+        face = _colours(0)[-1] if b < 0 else colours(norm(r["value"]))
         axis.add_patch(Circle(tuple(xy), radius[b], facecolor=face, edgecolor="k", linewidth=0.6, zorder=2))
         dwell = "never left" if r["dwell"] is None else f"{r['dwell']:.1f} steps"
         name = "in none" if b < 0 else textwrap.fill(_short(b, names, 2 * NAME_WIDTH - 4), NAME_WIDTH)
@@ -283,7 +284,7 @@ def _draw_transitions(result: Result) -> Any:
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     figure = figure_of(0.32 * len(counts) + 3, 0.32 * len(counts) + 2.2)
     axis = figure.subplots()
-    image = axis.imshow(share, cmap="magma", vmin=0, vmax=1)
+    image = axis.imshow(share, cmap=SEQUENTIAL, vmin=0, vmax=1)
     figure.colorbar(image, ax=axis, label="probability of the next step's behaviour")
     for i, j in np.argwhere(share >= 0.05):
         colour = "w" if share[i, j] < 0.6 else "k"
@@ -293,7 +294,9 @@ def _draw_transitions(result: Result) -> Any:
     axis.set_xticks(ticks, labels)
     axis.set_yticks(ticks, labels)
     axis.set(
-        xlabel="behaviour at t + 1", ylabel="behaviour at t", title=f"Transitions, {int(counts.sum()):,} real steps (%)"
+        xlabel="behaviour at the next step",
+        ylabel="behaviour now",
+        title=f"Transitions of {int(counts.sum()):,} real steps, in per cent",
     )
     return figure
 

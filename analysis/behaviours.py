@@ -8,9 +8,9 @@ clustered together, so that both can be labelled and a cluster that only the sim
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,18 +30,19 @@ from analysis.clusters import (
     record_share_from_time,
     time_eta2,
 )
-from analysis.directions import EXACT_SIZE, OVERSAMPLES
+from analysis.directions import EXACT_SIZE, OVERSAMPLES, names_left_out, say_left_out, varying
 from analysis.mdp import NO_BEHAVIOUR, Visits, aggregate, transitions
 from analysis.states import REAL, open_stores, units
 from core import artefacts, config as cli
 from core.artefacts import Result
-from core.config import read_json
 from core.contracts import Simulator, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.progress import bar
-from core.stats import bootstrap, bootstrap_cohens_d, bootstrap_mean
+from core.stats import bootstrap, bootstrap_mean, cohens_d_interval
 from core.video import check_video
+from envs.registry import renewed
+from generative.simulator import require_finite
 
 STAGE = "behaviours"
 NAMES = "behaviours.json"
@@ -138,7 +139,9 @@ def load_behaviours(path: Path) -> Behaviours:
     manifest = artefacts.read_manifest(path, STAGE)
     result = Result.load(path)
     have = [s for s in SOURCES if f"labels_{s}" in result.arrays]
-    raw = read_json(path / NAMES)
+    raw = artefacts.load_json(path, NAMES)
+    if NAMES in artefacts.edited_files(path):
+        print(f"note: {path / NAMES} was edited since the behaviours were made; its names are used", file=sys.stderr)
     count = int(result.notes["behaviours"])
     if not isinstance(raw, dict) or sorted(raw) != sorted(str(b) for b in range(count)):
         raise UserError(f"{path / NAMES} must name each of the behaviours 0 to {count - 1}, as {{'0': 'a name', ...}}")
@@ -164,7 +167,8 @@ def world_states(
     """Posterior world states d float32 [rows - initial_frames + 1, D] of every (or every chosen) episode, from its
     frames.
 
-    Row i is the state at step ``initial_frames - 1 + i``; an episode shorter than that has none.
+    Row i is the state at step ``initial_frames - 1 + i``; an episode shorter than that has none.  UserError where the
+    simulator makes no numbers of the frames.
     """
     lead = simulator.initial_frames - 1
     out: list[np.ndarray] = [np.zeros((0, 0), np.float32)] * len(store)
@@ -179,9 +183,10 @@ def world_states(
             # The action after an unknown end is padding: no state that is kept follows it.
             action = torch.from_numpy(window["action"][:, lead:]).to(device)
             seen = torch.from_numpy(window.seen[:, lead:]).to(device)
-            d = simulator.observe(obs, action, seen).cpu().numpy()
+            d = simulator.observe(obs, action, seen)
+            require_finite({"world states": d[seen]})
             for b, e in enumerate(episodes):
-                out[e] = d[b, : store.rows[e] - lead]
+                out[e] = d[b, : store.rows[e] - lead].cpu().numpy()
                 progress.advance(len(out[e]))
     return out
 
@@ -231,6 +236,16 @@ def read_steps(
     return Steps(columns["h"], d_ND, columns["value"], columns["action"], columns["logits"], index_N2, unit_E)
 
 
+def in_effect(steps: Steps, actions: Mapping[str, Sequence[int]]) -> Steps:
+    """The steps with actions that do the same as one: of every name in ``actions`` (EnvSpec.distinct_actions), its
+    number among them, and the logit of doing any of them."""
+    of_A = np.zeros(sum(map(len, actions.values())), np.int64)
+    for number, ids in enumerate(actions.values()):
+        of_A[list(ids)] = number
+    logits_NA = np.stack([np.logaddexp.reduce(steps.logits_NA[:, list(ids)], axis=1) for ids in actions.values()], 1)
+    return replace(steps, action_N=of_A[steps.action_N], logits_NA=logits_NA)
+
+
 def histories(x_NF: np.ndarray, index_N2: np.ndarray, lags: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Vectors [x_t, x_{t+k} - x_t for every lag] of all steps that have max(lags) more steps in their episode.
 
@@ -244,12 +259,15 @@ def histories(x_NF: np.ndarray, index_N2: np.ndarray, lags: Sequence[int]) -> tu
 
 
 def reduce(x_NF: np.ndarray, size: int) -> tuple[np.ndarray, float]:
-    """Scores [N, K] on the first K = min(size, rank) principal components, and their share of the variance.
+    """Scores [N, K] on the first K = min(size, rank) principal components, and their share of the variance; none, and
+    NaN, of what never changes.
 
     Beyond EXACT_SIZE dimensions (world states) by the randomised solver: all components of 4,096 take minutes.
     """
     from sklearn.decomposition import PCA
 
+    if not np.ptp(x_NF, axis=0).any():
+        return np.zeros((len(x_NF), 0)), np.nan
     size = min(size, *x_NF.shape)
     solver = "randomized" if x_NF.shape[1] > EXACT_SIZE else "covariance_eigh"
     model = PCA(size, svd_solver=solver, n_oversamples=OVERSAMPLES, random_state=0)
@@ -311,19 +329,19 @@ def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int,
     check(options)
     given = [(source, s) for source, s in enumerate(steps) if s is not None]
     with_world = all(s.d_ND is not None for _, s in given)
-    for source, s in given:
-        for what, array in (
-            ("hidden states", s.h_NH), ("world states", s.d_ND), ("values", s.value_N),
-            ("logits", s.logits_NA),
-        ):  # fmt: skip
-            if array is not None and not np.isfinite(array).all():
-                raise UserError(f"the {SOURCES[source]} {what} have NaN or infinite values; make them again")
     h_NH = np.concatenate([s.h_NH for _, s in given])
-    x_NF, world_share = _z(h_NH.astype(np.float64)), None
+    live_L = varying(h_NH)
+    dead = names_left_out(live_L, h_NH.shape[1])
+    say_left_out(dead)
+    x_NF, world_share = _z(h_NH[:, live_L].astype(np.float64)), None
     if with_world:
         d_ND = np.concatenate([s.d_ND for _, s in given if s.d_ND is not None])
         world_NK, world_share = reduce(d_ND, options.world_size)
         x_NF = np.concatenate([x_NF, _z(world_NK.astype(np.float64))], 1)
+        if not world_NK.shape[1]:
+            with_world = False
+            dead.append("world states")
+            say_left_out(["the simulator's world states"])
     # An episode number of its own for every (source, episode): the two stores' histories never mix.
     index_N2 = np.concatenate([s.index_N2 * [2, 1] + [source, 0] for source, s in given])
     vectors_MF, rows_M = histories(x_NF, index_N2, options.lags)
@@ -335,6 +353,8 @@ def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int,
     if not real_M.any():
         raise UserError(f"no real episode has more than {max(options.lags)} steps, which the --lags need")
     scores_MK, share = reduce(weighted(vectors_MF, len(options.lags)), options.pca_size)
+    if not scores_MK.shape[1]:
+        raise UserError("no step that has --lags steps after it differs from another; record more varied rollouts")
     map_MK = embed(scores_MK, options.embedding, 3, seed)
     points_MK = scores_MK if options.embedding == "pca" and options.method != "hdbscan" else map_MK
     sizes = {"clusters": options.clusters, "min_cluster_size": options.min_cluster_size, "seed": seed}
@@ -343,6 +363,7 @@ def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int,
 
     result = Result(notes={"behaviours": count, "embedding": options.embedding, "method": options.method})
     result.notes["vector"] = "h and world components" if with_world else "h only"
+    result.notes["left_out"] = dead
     result.scalar("explained", share, "share of the vectors' variance in the components", len(rows_M))
     if world_share is not None:
         result.scalar("world_explained", world_share, "share of the world states' variance in their components")
@@ -443,7 +464,7 @@ def _table(
     )
     out = []
     for b in range(clusters):
-        here = label_R == b
+        here, name = label_R == b, ""
         row: dict[str, Any] = {
             "behaviour": b,
             "n_steps": int(here.sum()),
@@ -465,13 +486,16 @@ def _table(
             rng = np.random.default_rng(seed)
             value = bootstrap_mean(value_M[real][here], episode_R[here], rng=rng)
             row |= {"value": value.value, "value_low": value.low, "value_high": value.high}
-            d = bootstrap_cohens_d(value_M[real][:, None], here, episode_R, rng=rng)
-            for name, (number,) in zip(("value_d", "value_d_low", "value_d_high"), d, strict=True):
-                row[name] = float(number) if np.isfinite(number) else None
+            d = cohens_d_interval(value_M[real][:, None], here, episode_R, rng=rng)
+            for column, (number,) in zip(("value_d", "value_d_low", "value_d_high"), d, strict=True):
+                row[column] = float(number) if np.isfinite(number) else None
             often = np.bincount(action_M[real][here], minlength=len(action_names))
             top = [a for a in np.argsort(-often, kind="stable")[:3] if often[a]]
-            row["actions"] = ", ".join(f"{action_names[a]} {often[a] / here.sum():.0%}" for a in top)
-        row["name"] = f"behaviour {b}" + (f": mostly {row['actions'].split(' ')[0]}" if row["actions"] else "")
+            said = [f"{action_names[a]} {often[a] / here.sum():.0%}" for a in top]
+            row["actions"] = ", ".join(said)
+            mostly = 2 * often[top[0]] >= here.sum()  # half of the steps, or the name would mislead
+            name = f"mostly {action_names[top[0]]}" if mostly else ", ".join(said[:2])
+        row["name"] = f"behaviour {b}" + (f": {name}" if name else "")
         out.append(row)
     return out
 
@@ -502,7 +526,7 @@ def _plot(config: BehavioursConfig) -> None:
     manifest, names, result = artefacts.read_manifest(source, STAGE), load_behaviours(source).names, Result.load(source)
     if "mdp" not in result.tables:
         raise UserError(f"{source} was written by an earlier version, without the transition graph; make it again")
-    fit = cli.from_json(BehaviourOptions, read_json(source / "config.json")["config"]["fit"], STAGE)
+    fit = cli.from_json(BehaviourOptions, artefacts.load_json(source, "config.json")["config"]["fit"], STAGE)
     stores: list[RolloutStore | None] = [None, None]
     for i, name in enumerate(("rollouts", "samples")):
         if (known := manifest["inputs"].get(name)) is not None:
@@ -518,7 +542,6 @@ def _plot(config: BehavioursConfig) -> None:
 
 def main(config: BehavioursConfig) -> None:
     device = cli.device_of(config.device)
-    began = time.time()
     torch.set_num_threads(config.threads)
     check(config.fit)
     if config.video and config.action != "precompute":
@@ -532,32 +555,34 @@ def main(config: BehavioursConfig) -> None:
         raise UserError("--behaviours belongs to plot; precompute and both read --rollouts")
     real, simulated, agent = open_stores(config.rollouts, config.samples)
     simulator = _load_simulator(config, agent, simulated, device)
-    first = config.fit.first_step
-    lead = 0 if simulator is None else simulator.initial_frames - 1
-    world = None if simulator is None else world_states(simulator, real, device)
-    steps: list[Steps | None] = [read_steps(real, first, world, lead, units(real, real))]
-    if simulated is not None:
-        column = None if simulator is None else "world/d"
-        steps.append(read_steps(simulated, first, column, unit_E=units(simulated, real)))
-    with threadpool_limits(config.threads):
-        result = cluster(steps, config.fit, config.seed, real.spec.action_names)
-    result.arrays["sample_labels"] = (
-        np.zeros(0, np.int64)
-        if simulated is None
-        else sample_labels(result.arrays["labels_sim"], result.arrays["index_sim"], len(simulated))
-    )
-    names = {int(row["behaviour"]): str(row["name"]) for row in result.tables["behaviours"]}
     given = {"rollouts": config.rollouts, "samples": config.samples, "simulator": config.simulator}
     inputs = {k: v for k, v in given.items() if v is not None}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        run.started = began
+        first = config.fit.first_step
+        lead = 0 if simulator is None else simulator.initial_frames - 1
+        steps: list[Steps | None] = [None, None]
+        if simulated is not None:  # first: they are read at once
+            column = None if simulator is None else "world/d"
+            steps[1] = read_steps(simulated, first, column, unit_E=units(simulated, real))
+        world = None if simulator is None else world_states(simulator, real, device)
+        steps[0] = read_steps(real, first, world, lead, units(real, real))
+        actions = renewed(real.spec).distinct_actions()
+        steps = [None if s is None else in_effect(s, actions) for s in steps]
+        with threadpool_limits(config.threads):
+            result = cluster(steps, config.fit, config.seed, list(actions))
+        result.arrays["sample_labels"] = (
+            np.zeros(0, np.int64)
+            if simulated is None
+            else sample_labels(result.arrays["labels_sim"], result.arrays["index_sim"], len(simulated))
+        )
+        names = {int(row["behaviour"]): str(row["name"]) for row in result.tables["behaviours"]}
         if run.replaced is not None:
             names = _kept_names(run.replaced, result, names)
         result.save(run.path)
         artefacts.write_json(run.path / NAMES, {str(b): name for b, name in names.items()})
         if config.action == "both":
             draw(result, names, (real, simulated), run.path, config.fit, config.video)
-        run.facts = {"agent": agent, "vector": result.notes["vector"]}
+        run.facts = {"agent": agent, "vector": result.notes["vector"], "left_out": result.notes["left_out"]}
         if simulator is not None:
             run.facts["simulator"] = fingerprint(simulator)
         run.metrics = dict(result.scalars)

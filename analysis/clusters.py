@@ -21,6 +21,7 @@ NOISE = -1  # the label of what HDBSCAN leaves in no cluster
 STEPS_PER_CLUSTER = 5  # fewer and a centre is a handful of neighbouring frames
 WARD_POINTS = 4000  # of a Ward tree: its memory grows with their square (64 MB here)
 TIME_BINS = 20
+LEAST_MAPPED = 100  # points, of a umap or t-SNE
 
 
 def k_means(x_NF: np.ndarray, clusters: int, seed: int) -> np.ndarray:
@@ -28,13 +29,14 @@ def k_means(x_NF: np.ndarray, clusters: int, seed: int) -> np.ndarray:
 
     Raises UserError if there are too few points, or so few different ones that a cluster would be empty.
     """
-    _check_enough(len(x_NF), clusters)
+    check_enough(len(x_NF), clusters)
     centre_CF, count_C = _fit_centres(x_NF, clusters, seed)
     _check_not_empty(count_C)
     return centre_CF[np.argsort(-count_C, kind="stable")]
 
 
-def _check_enough(steps: int, clusters: int) -> None:
+def check_enough(steps: int, clusters: int) -> None:
+    """UserError if there are too few steps for so many clusters."""
     if clusters < 2:
         raise UserError(f"--clusters {clusters}: at least 2 are needed")
     if steps < STEPS_PER_CLUSTER * clusters:
@@ -77,7 +79,7 @@ def find_clusters(
                 "--min_cluster_size, try --embedding umap, or --method k_means"
             )
     else:
-        _check_enough(len(x_NF), clusters)
+        check_enough(len(x_NF), clusters)
         label_N = _label(x_NF, x_NF, method, clusters, 0, seed)
         _check_not_empty(np.bincount(label_N, minlength=clusters))
     count_C = np.bincount(label_N[label_N >= 0])
@@ -262,6 +264,12 @@ def time_eta2(member_N: np.ndarray, t_N: np.ndarray) -> float:
     return float((counts * (means - member_N.mean()) ** 2).sum() / len(t_N) / total) if total > 0 else 0.0
 
 
+def check_mappable(points: int, kind: Embedding) -> None:
+    """UserError if there are too few points for a map of this kind."""
+    if kind != "pca" and points < LEAST_MAPPED:
+        raise UserError(f"{points} points are too few for {kind}; at least {LEAST_MAPPED} are needed (or use pca)")
+
+
 def embed(x_NF: np.ndarray, kind: Embedding, dimensions: int, seed: int) -> np.ndarray:
     """A map of the points, float64 [N, dimensions].
 
@@ -269,10 +277,11 @@ def embed(x_NF: np.ndarray, kind: Embedding, dimensions: int, seed: int) -> np.n
     one thread so that a seed gives the same map on the same machine (another machine may differ: keep
     coordinates as data).  Raises UserError if there are too few points.
     """
+    check_mappable(len(x_NF), kind)
+    if x_NF.shape[1] < dimensions:  # what varies in one direction only is drawn on a line
+        x_NF = np.pad(x_NF, ((0, 0), (0, dimensions - x_NF.shape[1])))
     if kind == "pca":
         return np.asarray(x_NF[:, :dimensions], np.float64)
-    if len(x_NF) < 100:
-        raise UserError(f"{len(x_NF)} points are too few for {kind}; at least 100 are needed (or use pca)")
     if kind == "tsne":
         from sklearn.manifold import TSNE
 

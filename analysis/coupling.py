@@ -6,12 +6,17 @@ For every behaviour b and lag k, over steps T that belong to b:
 
 - correlation r[i, j] of coordinate i at T-k with coordinate j at T, centred and normalised over the
   time pairs; its null pairs the sources of one episode with the targets of another;
-- Jacobian J[i, j] = mean of dc_j(T) / dc_i(T-k) in the simulator: the whole of it, the direct part along the
-  agent's memory alone (action -> world cut), and the difference, through the world; its null flips the sign of
-  whole episodes.
+- Jacobian J[i, j] = mean of dc_j(T) / dc_i(T-k) in the simulator: direct, along the agent's memory with all its
+  actions held, and through the world, with the actions enumerated (analysis.discrete_paths: what every action at a
+  step leads to, times how i moves its probability); whole = direct + through the world.  Its null flips the sign
+  of whole episodes.
 
-Correlation without a Jacobian is a common cause; a Jacobian is an effect, as far as the simulator is
-right.  q-values (Benjamini-Hochberg) span all entries, lags and behaviours; episodes are the unit.
+For comparison the whole is taken straight through the actions too, as autograd has it.  What a simulator does between
+two actions no training constrains, so that number may be anything; an effect of the enumerated actions counts as an
+edge only where its 95 % interval leaves 0 out and the straight-through number has its sign.
+
+Correlation without a Jacobian is a common cause; a Jacobian is an effect in the simulator, and a hypothesis about the
+world.  q-values (Benjamini-Hochberg) span all entries, lags and behaviours; episodes are the unit.
 Where both are significant, their signs and magnitudes are compared against the permuted episodes.
 A behaviour with so few episodes that no p-value of its could reach alpha is left out, and named.
 """
@@ -20,22 +25,34 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from analysis.behaviours import Behaviours, load_behaviours
-from analysis.coupling_edges import PAGE, PATHS, edges, page, strongest_pairs
+from analysis.coupling_edges import (
+    METHOD,
+    PAGE,
+    PATHS,
+    STRAIGHT,
+    WORDS,
+    beyond_zero,
+    drawn,
+    edges,
+    page,
+    strongest_pairs,
+)  # fmt: skip
 from analysis.coupling_figures import draw
-from analysis.gradients import saved_bytes, unroll
+from analysis.discrete_paths import along_memory, forced_changes, policy_slopes, through_world
+from analysis.gradients import TENSORS, replaced, rows_of, saved_bytes, unroll
 from analysis.saliency import open_samples, source_episodes
 from core import artefacts, config as cli
-from core.contracts import SimState, Simulator, UserError
+from core.contracts import SimState, Simulator, StepOut, UserError
 from core.directions import Basis, fingerprint, load_basis
 from core.episodes import RolloutStore
 from core.progress import bar
@@ -49,6 +66,7 @@ from core.stats import (
     sign_flip_p,
     smallest_p,
 )
+from envs.registry import same_actions
 
 STAGE = "coupling"
 PAIRING, FLIPS = "permutation", "sign-flip"  # the tests of a correlation and of a Jacobian
@@ -247,27 +265,56 @@ def permuted_correlations(
 # Jacobian
 
 
-def jacobians(simulator: Simulator, state: SimState, basis: Basis, lags: Sequence[int], directions: int) -> Tensor:
-    """dc_j(T) / dc_i(T-lag), float [2, B, lags, i, j], of modal rollouts from ``state``: the whole, and its direct
-    part, with the path action -> world cut.
+def jacobians(
+    simulator: Simulator,
+    state: SimState,
+    basis: Basis,
+    lags: Sequence[int],
+    directions: int,
+    groups: Sequence[Sequence[int]] | None = None,
+) -> dict[str, Tensor]:
+    """dc_j(T) / dc_i(T-lag) of modal rollouts from ``state``, float [B, lags, i, j], in three numbers.
 
-    state: just before step T - max(lags).  c are the first ``directions`` coordinates of the basis; a
-    source moves h along its lifted direction.  One forward pass for all, and a backward pass a target, over all
-    samples at once: a pass batched over the targets too costs as much arithmetic and more memory
-    (benchmarks/analysis_jacobian.py).  The direct part needs none through the world: without the action, the agent's
-    cells on the frames there are.
+    direct            along the agent's memory, with all actions held;
+    through_world     by way of the actions, each of them tried (analysis.discrete_paths): what every action at a step
+                      leads to, times how the source moves its probability there, over the steps T-lag to T-1.
+                      The whole effect is direct + through_world;
+    straight_through  the whole as autograd has it, straight through actions and categories of the world.
+
+    And ``ended`` [B]: the share of tried actions after which the simulated episode ends before T; the branch goes on,
+    as rollouts do.
+
+    state: just before step T - max(lags).  c are the first ``directions`` coordinates of the basis; a source moves h
+    along its lifted direction.  groups: ids of actions that do the same; None: every one by itself.
+
+    One forward pass serves all three.  Backward, a pass a target over all samples at once: a pass batched over the
+    targets too costs as much arithmetic and more memory (benchmarks/analysis_jacobian.py).  Memory and probabilities
+    need none through the world: with the actions held, the agent's cells on the frames there are.
     """
+    groups = [[i] for i in range(simulator.agent.n_actions)] if groups is None else groups
     longest = max(lags)
     state = rows_of(state, slice(None), lambda x: x.detach())
     state = state._replace(h_BH=state.h_BH.requires_grad_())
-    _, outs = unroll(simulator, state, longest + 1)
-    whole = _backward([out.h_BH for out in outs], basis, lags, directions)
-    h = [outs[0].h_BH.detach().requires_grad_()]
-    goes_on = torch.zeros(len(h[0]), dtype=torch.bool, device=h[0].device)
-    for out in outs[1:]:
-        e_BE = simulator.agent.encode({name: x.detach() for name, x in out.obs.items()})
-        h.append(simulator.agent.advance(e_BE, h[-1], goes_on))
-    return torch.stack([whole, _backward(h, basis, lags, directions)])
+    states, outs = unroll(simulator, state, longest + 1)
+    straight = _backward([out.h_BH for out in outs], basis, lags, directions)
+    states, outs = [rows_of(s, slice(None), lambda x: x.detach()) for s in states], [_detached(out) for out in outs]
+    h = along_memory(simulator.agent, outs[0].h_BH, [simulator.agent.encode(out.obs) for out in outs[1:]])
+    slope = basis.pullback(policy_slopes(simulator.agent, h[:-1], [longest - lag for lag in lags], groups))
+    direct = _backward(h, basis, lags, directions)
+
+    def read(out: StepOut) -> Tensor:
+        return torch.cat([basis.project(out.h_BH)[:, :directions], out.alive_B[:, None].to(out.h_BH.dtype)], 1)
+
+    # A branch keeps nothing for a backward pass, so that more of them fit than rollouts.
+    rows = min(MOST_ROWS, len(state.h_BH) * (longest + 1))
+    change = forced_changes(simulator, states, outs, read, groups, rows=rows)[:, :, :, -1:]
+    world = through_world(slope[..., :directions], change[..., :directions])[:, :, 0]
+    ended = change[..., 0, -1].abs().sum((1, 2)) / (longest * max(1, len(groups) - 1))
+    return {"direct": direct, "through_world": world, "straight_through": straight, "ended": ended}
+
+
+def _detached(out: StepOut) -> StepOut:
+    return StepOut({name: x.detach() for name, x in out.obs.items()}, *(x.detach() for x in out[1:]))
 
 
 def _backward(h_TBH: Sequence[Tensor], basis: Basis, lags: Sequence[int], directions: int) -> Tensor:
@@ -280,18 +327,6 @@ def _backward(h_TBH: Sequence[Tensor], basis: Basis, lags: Sequence[int], direct
         grads = torch.autograd.grad(c_BK[:, j].sum(), sources, retain_graph=j + 1 < directions)
         columns.append(basis.pullback(torch.stack(grads, 1))[..., :directions])
     return torch.stack(columns, -1)
-
-
-TENSORS = [name for name in SimState._fields if name != "t"]
-
-
-def rows_of(state: SimState, rows: slice, change: Callable[[Tensor], Tensor] = lambda x: x) -> SimState:
-    """Some rows of a state, every tensor of them passed through ``change``."""
-    return _replaced(state, {name: change(getattr(state, name)[rows]) for name in TENSORS})
-
-
-def _replaced(state: SimState, tensors: Mapping[str, Any]) -> SimState:
-    return state._replace(**tensors)
 
 
 class Replay(NamedTuple):
@@ -317,7 +352,7 @@ def gather_states(states: Sequence[SimState], episode_B: np.ndarray, step_B: np.
     pairs = list(zip(episode_B.tolist(), step_B.tolist(), strict=True))
     # After step 0 a simulator does not care how late it is; interventions would, and there are none.
     late = states[int(step_B.min())]
-    return _replaced(late, {name: torch.stack([getattr(states[t], name)[e] for e, t in pairs]) for name in TENSORS})
+    return replaced(late, {name: torch.stack([getattr(states[t], name)[e] for e, t in pairs]) for name in TENSORS})
 
 
 def spread_over_episodes(rows: np.ndarray, unit_N: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -365,13 +400,16 @@ class Coupling(NamedTuple):
     p_correlation: np.ndarray
     correlation_null: np.ndarray  # float32 [P, behaviours, lags, i, j]
     correlation_draws: np.ndarray  # float32 [R, ...]
-    jacobian: dict[str, np.ndarray]  # by path: "", "_agent_only", "_through_world"
+    jacobian: dict[str, np.ndarray]  # by path: "", "_agent_only", "_through_world"; actions enumerated
+    straight_through: dict[str, np.ndarray]  # "" and "_through_world", straight through the actions, for comparison
     p_jacobian: dict[str, np.ndarray]
     jacobian_draws: dict[str, np.ndarray]
     pairs: np.ndarray  # [behaviours, lags], time pairs
     pair_episodes: np.ndarray
     samples: np.ndarray  # [behaviours], Jacobians
     sample_episodes: np.ndarray
+    ended: float  # share of tried actions after which the simulated episode ends before T
+    actions: Sequence[Sequence[str]]  # what was enumerated: the names of those that do the same, together
 
 
 def correlate(
@@ -432,15 +470,19 @@ def mean_effect(
 
     One effect an episode (the mean of its samples), so that an episode counts once.
     """
+    effect_EX = mean_over_episodes(effect_NX, unit_N)
+    units = len(effect_EX)
+    p_X = np.asarray(sign_flip_p(effect_EX, rng=rng, permutations=permutations))
+    weight_RE = rng.multinomial(units, np.full(units, 1 / units), size=resamples)
+    return effect_EX.mean(0), p_X, weight_RE @ effect_EX / units
+
+
+def mean_over_episodes(effect_NX: np.ndarray, unit_N: np.ndarray) -> np.ndarray:
+    """One effect an episode, float64 [E, X]: the mean of its samples."""
     units, unit_N = np.unique(unit_N, return_inverse=True)
-    count_E = np.bincount(unit_N)
     effect_EX = np.zeros((len(units), effect_NX.shape[1]))
     np.add.at(effect_EX, unit_N, effect_NX)
-    effect_EX /= count_E[:, None]
-    mean_X = effect_EX.mean(0)
-    p_X = np.asarray(sign_flip_p(effect_EX, rng=rng, permutations=permutations))
-    weight_RE = rng.multinomial(len(units), np.full(len(units), 1 / len(units)), size=resamples)
-    return mean_X, p_X, weight_RE @ effect_EX / len(units)
+    return effect_EX / np.bincount(unit_N)[:, None]
 
 
 class Plan(NamedTuple):
@@ -511,25 +553,35 @@ def couple(
     shape = (len(behaviours), len(lags), k, k)
     r = correlate(observed, behaviours, lags, config.permutations, config.resamples, rng, config.alpha)
     state, unit_M, ends = planned
+    groups = same_actions(simulator.spec)
     size = config.batch_size or rows_that_fit(simulator, state, longest, config.memory_gb * 1e9)
     found = []
     with bar("Jacobians", total=len(unit_M), unit="samples") as progress:
         for n in range(0, len(unit_M), size):
             part = rows_of(state, slice(n, n + size))
-            found.append(jacobians(simulator, part, basis, lags, k).cpu().numpy().astype(np.float64))
+            found.append(jacobians(simulator, part, basis, lags, k, groups))
             progress.advance(len(part.h_BH))
-    whole, direct = np.concatenate(found, 1)
-    broken = ~(np.isfinite(whole) & np.isfinite(direct)).all((1, 2, 3))
+    direct, world, straight, ended = (
+        torch.cat([f[name] for f in found]).cpu().numpy().astype(np.float64)
+        for name in ("direct", "through_world", "straight_through", "ended")
+    )
+    broken = ~np.isfinite(np.stack([direct, world, straight])).all((0, 2, 3, 4))
     if broken.any():
         raise UserError(
             f"{broken.sum()} of {len(broken)} Jacobians are NaN or infinite: gradients through this simulator explode; "
             "use shorter --lags, or train it longer"
         )
-    per_sample = {"": whole, "_agent_only": direct, "_through_world": whole - direct}
     # What is only rounding has a constant sign too, and must not pass for an effect.
-    least = ROUNDING * np.abs(per_sample[""]).max()
-    per_sample = {path: np.where(np.abs(x) < least, 0.0, x) for path, x in per_sample.items()}
+    least = ROUNDING * np.abs(direct + world).max()
+    per_sample, compared = (
+        {path: np.where(np.abs(x) < least, 0.0, x) for path, x in parts.items()}
+        for parts in (
+            {"": direct + world, "_agent_only": direct, "_through_world": world},
+            {"": straight, "_through_world": straight - direct},
+        )
+    )
     mean = {path: np.full(shape, np.nan) for path in PATHS}
+    straight_through = {path: np.full(shape, np.nan) for path in compared}
     p = {path: np.full(shape, np.nan) for path in PATHS}
     draws = {path: np.full((config.resamples, *shape), np.nan, np.float32) for path in PATHS}
     episodes = np.zeros(len(behaviours), np.int64)
@@ -543,18 +595,24 @@ def couple(
             m, p_flat, d = mean_effect(effect, unit_M[mine], config.permutations, config.resamples, rng)
             mean[path][b], p[path][b] = m.reshape(shape[1:]), p_flat.reshape(shape[1:])
             draws[path][:, b] = d.reshape(-1, *shape[1:])
+        for path, x in compared.items():
+            effect = x[mine].reshape(ends[b + 1] - ends[b], -1)
+            straight_through[path][b] = mean_over_episodes(effect, unit_M[mine]).mean(0).reshape(shape[1:])
     return Coupling(
         correlation=r["correlation"],
         p_correlation=r["p"],
         correlation_null=r["null"],
         correlation_draws=r["draws"],
         jacobian=mean,
+        straight_through=straight_through,
         p_jacobian=p,
         jacobian_draws=draws,
         pairs=r["pairs"],
         pair_episodes=r["episodes"],
         samples=np.diff(ends),
         sample_episodes=episodes,
+        ended=float(ended.mean()),
+        actions=[[simulator.spec.action_names[i] for i in ids] for ids in groups],
     )
 
 
@@ -624,6 +682,8 @@ def assemble(
         a[f"jacobian{path}"] = coupling.jacobian[path]
         a[f"q_jacobian{path}"] = benjamini_hochberg(coupling.p_jacobian[path])
         a[f"jacobian{path}_low"], a[f"jacobian{path}_high"] = _intervals(coupling.jacobian_draws[path], units)
+    for path, name in STRAIGHT.items():
+        a[name] = coupling.straight_through[path]
     for name in ("pairs", "pair_episodes", "samples", "sample_episodes"):
         a[name] = getattr(coupling, name)
     result.notes |= {
@@ -633,7 +693,12 @@ def assemble(
         "left_out": left_out(coupling, behaviours, config),
         "resolution": resolution(coupling, config),
         "unit": "change of target coordinate per change of source coordinate",
+        "method": METHOD,
+        "actions": [list(names) for names in coupling.actions],
     }
+    result.scalar(
+        "branches_ended", coupling.ended, "share of enumerated actions after which the simulated episode ends before T"
+    )
     result.tables["edges"] = edges(result, config.alpha)
     diagonal = np.eye(coupling.correlation.shape[-1], dtype=bool)
     correlated = a["q_correlation"] <= config.alpha
@@ -649,6 +714,12 @@ def assemble(
         share = float((q <= config.alpha).sum() / tests) if tests else float("nan")
         result.scalar(f"significant_{name}", share, f"share of entries with q <= {config.alpha}", tests)
     result.scalar("edges", len(result.tables["edges"]), "directed edges between different directions or own past")
+    for path in STRAIGHT:
+        there = beyond_zero(result, path, config.alpha)
+        same = drawn(result, path, config.alpha)[there]
+        agrees = float(same.mean()) if same.size else float("nan")
+        unit = f"share of effects, {WORDS[path]}, with q <= {config.alpha} and an interval beyond 0"
+        result.scalar(f"straight_through_agrees{path}", agrees, unit, int(same.size))
     parts = (a["q_jacobian_agent_only"] <= config.alpha) | (a["q_jacobian_through_world"] <= config.alpha)
     hidden = int((parts & ~(a["q_jacobian"] <= config.alpha)).sum())
     result.scalar(
@@ -734,8 +805,6 @@ def labelled(
 ) -> tuple[Labelled, np.ndarray]:
     """Every step of a store with its coordinates and behaviour, and its h."""
     columns, index = store.pooled("h")
-    if not np.isfinite(columns["h"]).all():
-        raise UserError(f"{store.path}: hidden states have NaN or infinite values; record them again")
     c = basis.project(torch.from_numpy(columns["h"])).numpy()[:, :directions].astype(np.float64)
     unit = source_episodes(store, range(len(store)))[index[:, 0]]
     return Labelled(index, unit, behaviour_labels(index, behaviours, source), c), columns["h"]

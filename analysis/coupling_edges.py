@@ -1,7 +1,8 @@
 """The surviving edges of a coupling as a table and as a page to read, with the part that each effect has.
 
-An effect is direct (along the agent's memory alone), through the world (the agent acts, the world answers,
-the agent sees it), or both.
+An effect is direct (the agent's memory alone), through the world (the agent acts, the world answers, the agent sees
+it; its actions enumerated), or both.  It is an edge where it is significant, its 95 % interval leaves 0 out and the
+straight-through number, for comparison beside it, has the same sign.
 """
 
 from __future__ import annotations
@@ -15,8 +16,36 @@ import numpy as np
 from core.artefacts import Result
 
 PATHS = ("", "_agent_only", "_through_world")  # whole = agent only + through world
+WORDS = dict(zip(PATHS, ("whole", "direct (memory)", "through the world (actions enumerated)"), strict=True))
+STRAIGHT = {"": "straight_through", "_through_world": "straight_through_world"}  # arrays; memory has no action to pass
+COMPARED = "straight-through, for comparison"
+METHOD = (
+    "J is the mean change of the target's coordinate for a small change of the source's, in the simulator: whole = "
+    "direct (memory: the agent's own, with its actions held) + through the world (actions enumerated: at every step in "
+    "between each action is tried in the simulator, and what it leads to counts as much as the source moves its "
+    "probability in the agent's softmax there; before and after that step the agent does what is likeliest, and the "
+    "categories of the world's state take their mode). Straight-through, for comparison: one backward pass through "
+    "actions and categories as if they were continuous; what a simulator does between two actions is not trained, so "
+    "this number alone shows nothing"
+)
 PAGE = "edges.md"
 MOST = 500  # edges on the page; the table has them all
+
+
+def beyond_zero(result: Result, path: str, alpha: float) -> np.ndarray:
+    """bool [behaviours, lags, i, j]: the effects of a path with q <= alpha whose 95 % interval leaves 0 out."""
+    a = result.arrays
+    low, high = a[f"jacobian{path}_low"], a[f"jacobian{path}_high"]
+    there: np.ndarray = (a[f"q_jacobian{path}"] <= alpha) & ((low > 0) | (high < 0))
+    return there
+
+
+def drawn(result: Result, path: str, alpha: float) -> np.ndarray:
+    """bool [behaviours, lags, i, j]: those of ``beyond_zero`` whose straight-through number has the same sign."""
+    there = beyond_zero(result, path, alpha)
+    if path in STRAIGHT:
+        there &= np.sign(result.arrays[f"jacobian{path}"]) == np.sign(result.arrays[STRAIGHT[path]])
+    return there
 
 
 def label(names: Mapping[Any, str], behaviour: int) -> str:
@@ -27,13 +56,14 @@ def label(names: Mapping[Any, str], behaviour: int) -> str:
 
 
 def edges(result: Result, alpha: float) -> list[dict[str, Any]]:
-    """The entries whose mean Jacobian is significant, the strongest first, each with a sentence.
+    """The entries whose whole effect is ``drawn``, the strongest first, each with a sentence.
 
     ``agree``: whether Jacobian and correlation have the same sign, None where the correlation is not significant.
     """
     a = result.arrays
+    parts = {path: drawn(result, path, alpha) for path in PATHS}
     rows = []
-    for b, at, i, j in np.argwhere(a["q_jacobian"] <= alpha):
+    for b, at, i, j in np.argwhere(parts[""]):
         here = (b, at, i, j)
         behaviour = int(a["behaviours"][b])
         row: dict[str, Any] = {
@@ -47,10 +77,12 @@ def edges(result: Result, alpha: float) -> list[dict[str, Any]]:
             row[column] = float(a[f"jacobian{path}"][here])
             row[f"{column}_low"] = float(a[f"jacobian{path}_low"][here])
             row[f"{column}_high"] = float(a[f"jacobian{path}_high"][here])
+            if path in STRAIGHT:
+                row[f"{column}_straight_through"] = float(a[STRAIGHT[path]][here])
         row["q"] = float(a["q_jacobian"][here])
         row["q_direct"] = float(a["q_jacobian_agent_only"][here])
         row["q_through_world"] = float(a["q_jacobian_through_world"][here])
-        row["path"] = _path(row["q_direct"] <= alpha, row["q_through_world"] <= alpha)
+        row["path"] = _path(bool(parts["_agent_only"][here]), bool(parts["_through_world"][here]))
         row["r"], row["q_r"] = float(a["correlation"][here]), float(a["q_correlation"][here])
         row["agree"] = bool(np.sign(row["J"]) == np.sign(row["r"])) if row["q_r"] <= alpha else None
         row["n"], row["episodes"] = int(a["samples"][b]), int(a["sample_episodes"][b])
@@ -60,7 +92,7 @@ def edges(result: Result, alpha: float) -> list[dict[str, Any]]:
 
 
 def _path(direct: bool, world: bool) -> str:
-    """Which parts are significant by themselves."""
+    """Which parts would be drawn by themselves."""
     if direct and world:
         return "both"
     return "direct" if direct else "through world" if world else "neither alone"
@@ -73,8 +105,10 @@ def sentence(row: Mapping[str, Any]) -> str:
     r = "not defined" if math.isnan(row["r"]) else f"{row['r']:.2f}"
     return (
         f"direction {row['source']} at t-{row['lag']} {verb} {target} in {row['name']}: J = {row['J']:.3g}, "
-        f"r = {r}, q = {row['q']:.2g}; direct {row['J_direct']:.3g} (q = {row['q_direct']:.2g}), "
-        f"through the world {row['J_through_world']:.3g} (q = {row['q_through_world']:.2g})"
+        f"r = {r}, q = {row['q']:.2g}; {WORDS['_agent_only']} {row['J_direct']:.3g} (q = {row['q_direct']:.2g}), "
+        f"{WORDS['_through_world']} {row['J_through_world']:.3g} (q = {row['q_through_world']:.2g}); "
+        f"{COMPARED}: whole {row['J_straight_through']:.3g}, through the world "
+        f"{row['J_through_world_straight_through']:.3g}"
     )
 
 
@@ -93,18 +127,20 @@ def page(result: Result) -> str:
     rows, alpha = result.tables["edges"], result.notes["alpha"]
     between = [row for row in rows if row["source"] != row["target"]]
     own = [row for row in rows if row["source"] == row["target"]]
+    others = beyond_zero(result, "", alpha) & ~drawn(result, "", alpha)
     lines = [
         "# What drives what",
         "",
         f"In the {result.notes['basis_kind']} basis: {len(between)} effects of one direction on another, {len(own)} of "
-        f"one on itself, with q ≤ {alpha:g} over all behaviours, lags and entries.",
+        f"one on itself, with q ≤ {alpha:g} over all behaviours, lags and entries, a 95 % interval over episodes that "
+        f"leaves 0 out, and the sign of the straight-through number. Of {others.sum()} more the straight-through "
+        "number has the other sign, or is 0: those are left out.",
         "",
-        "J is the mean change of the target's coordinate for a small change of the source's, in the simulator, with a "
-        "95 % interval over episodes: `whole` = `direct` (the agent's memory alone) + `through world` (the agent acts, "
-        "the world answers, the agent sees it). * marks a part with q ≤ "
-        f"{alpha:g}. r is the correlation of the two coordinates that many steps apart; where it is significant, "
-        "`signs` says whether it agrees with J. A Jacobian is an effect as far as the simulator is right; it is a "
-        "hypothesis to test by intervention.",
+        f"{METHOD}. {_distinct(result)}",
+        "",
+        "* marks a part that meets the same three conditions by itself. r is the correlation of the two coordinates "
+        "that many steps apart; where it is significant, `signs` says whether it agrees with J. An effect is one in "
+        "the simulator; it is a hypothesis about the world, to test by intervention.",
     ]
     for said in (*result.notes["left_out"], *result.notes["resolution"]):
         lines += ["", f"Note: {said}."]
@@ -114,24 +150,39 @@ def page(result: Result) -> str:
             lines.append("None.")
             continue
         lines += [
-            "| effect | in | J whole | J direct | J through world | q | r | q of r | signs | episodes |",
-            "|---|---|---|---|---|---|---|---|---|---|",
-            *(_cells(row, alpha) for row in some[:MOST]),
+            f"| effect | in | J whole | {COMPARED} | {WORDS['_agent_only']} | {WORDS['_through_world']} | {COMPARED} "
+            "| q | r | q of r | signs | episodes |",
+            "|---|---|---|---|---|---|---|---|---|---|---|---|",
+            *(_cells(row) for row in some[:MOST]),
         ]
         if len(some) > MOST:
             lines += ["", f"{len(some) - MOST} weaker ones are in edges.csv."]
     return "\n".join(lines) + "\n"
 
 
-def _cells(row: Mapping[str, Any], alpha: float) -> str:
+def _distinct(result: Result) -> str:
+    """Which actions were tried, and what counts as one."""
+    groups = result.notes["actions"]
+    said = f"{len(groups)} different actions were tried"
+    alike = [f"{' = '.join(names)}" for names in groups if len(names) > 1]
+    ended = result.scalars["branches_ended"]["value"]
+    return (
+        f"{said}{' (' + '; '.join(alike) + ')' if alike else ''}; after {100 * ended:.2g} % of them the simulated "
+        "episode ends before the target, and the simulator goes on all the same."
+    )
+
+
+def _cells(row: Mapping[str, Any]) -> str:
     verb = "raises" if row["J"] > 0 else "lowers"
     signs = {True: "agree", False: "differ", None: ""}[row["agree"]]
     cells = (
         f"{row['source']} at t-{row['lag']} {verb} {row['target']}",
         str(row["name"]).replace("|", "\\|"),
         f"{row['J']:.3g} [{row['J_low']:.3g}, {row['J_high']:.3g}]",
-        f"{row['J_direct']:.3g}{'*' if row['q_direct'] <= alpha else ''}",
-        f"{row['J_through_world']:.3g}{'*' if row['q_through_world'] <= alpha else ''}",
+        f"{row['J_straight_through']:.3g}",
+        f"{row['J_direct']:.3g}{'*' if row['path'] in ('both', 'direct') else ''}",
+        f"{row['J_through_world']:.3g}{'*' if row['path'] in ('both', 'through world') else ''}",
+        f"{row['J_through_world_straight_through']:.3g}",
         f"{row['q']:.2g}",
         f"{row['r']:.2f}",
         f"{row['q_r']:.2g}",

@@ -7,13 +7,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.coupling_edges import PATHS, label
+from analysis.coupling_edges import COMPARED, PATHS, STRAIGHT, WORDS, drawn, label
 from core.artefacts import Result
-from core.figures import figure_of
+from core.figures import (
+    BAND,
+    BOTH,
+    DIVERGING,
+    HELD,
+    INK,
+    LINE,
+    MEMORY,
+    NEGATIVE,
+    NOT_TESTED,
+    POSITIVE,
+    WHOLE,
+    WORLD,
+    figure_of,
+)
 
-PATH_NAMES = dict(zip(PATHS, ("whole Jacobian", "agent only", "through world"), strict=True))
-PATH_COLOURS = dict(zip(PATHS, ("0.25", "tab:orange", "tab:green"), strict=True))
-RAISES, LOWERS = "tab:blue", "tab:red"
+PATH_COLOURS = dict(zip(PATHS, (WHOLE, MEMORY, WORLD), strict=True))
+RAISES, LOWERS = POSITIVE, NEGATIVE
 STRONGEST = 24  # edges of a graph's panel: more than that hide each other
 
 
@@ -33,6 +46,10 @@ def _title(result: Result, b: int) -> str:
     return f"{label(result.notes['names'], behaviour)}: {counts}"
 
 
+def _before(lag: int) -> str:
+    return f"{lag} step{'' if lag == 1 else 's'} before"
+
+
 def _off(k: int) -> np.ndarray:
     off: np.ndarray = ~np.eye(k, dtype=bool)
     return off
@@ -45,30 +62,36 @@ def _strongest(x: np.ndarray, off: bool = True) -> float:
 
 
 def draw_matrices(result: Result, b: int) -> Any:
-    """A matplotlib Figure for behaviour number ``b`` of the result: a row a lag; whole Jacobian, its two parts, and
-    the correlation.  Dots mark significant entries; colours of a Jacobian end at the strongest effect between different
-    directions, so that a direction's own past does not hide the rest.  What was not tested is grey, or it would
-    look like no effect."""
+    """A matplotlib Figure for behaviour number ``b`` of the result: a row a lag; whole Jacobian, its two parts, the
+    straight-through number beside the second, and the correlation.  Dots mark what is drawn as an edge, of
+    correlations what is significant; colours of a Jacobian end at the strongest effect between different directions, so
+    that a direction's own past does not hide the rest.  What was not tested is grey, or it would look like no effect.
+    """
     from matplotlib import colormaps
 
     a, alpha = result.arrays, result.notes["alpha"]
     k = a["jacobian"].shape[-1]
-    columns = {**{f"jacobian{path}": PATH_NAMES[path] for path in PATHS}, "correlation": "correlation"}
+    world = STRAIGHT["_through_world"]
+    columns = {**{f"jacobian{path}": WORDS[path] for path in PATHS}, world: COMPARED, "correlation": "correlation"}
+    marked = {f"jacobian{path}": drawn(result, path, alpha)[b] for path in PATHS}
+    marked |= {world: np.zeros_like(marked["jacobian"]), "correlation": a["q_correlation"][b] <= alpha}
     whole = max(_strongest(a["jacobian"][b]), _strongest(a["jacobian_agent_only"][b]))
-    limits = (whole, whole, _strongest(a["jacobian_through_world"][b]), 1.0)
+    limits = (whole, whole, *[_strongest(a["jacobian_through_world"][b])] * 2, 1.0)
     side = 3.4 if k <= 24 else 4.6
-    figure = figure_of(4.15 * side, side * len(a["lags"]))
+    figure = figure_of(5.2 * side, side * len(a["lags"]))
     axes = figure.subplots(len(a["lags"]), len(columns), squeeze=False)
-    colours = colormaps["RdBu"].with_extremes(bad="0.85")
+    colours = colormaps[DIVERGING].with_extremes(bad=NOT_TESTED)
     figure.suptitle(
-        f"{_title(result, b)}; dots: q ≤ {alpha:g}; grey: not tested; darkest of J: the strongest between directions"
+        f"{_title(result, b)}\ndots: q ≤ {alpha:g}, of J also an interval beyond 0 and the straight-through sign; "
+        "grey: not tested; darkest of J: the strongest between directions"
     )
     for at, lag in enumerate(a["lags"]):
         for axis, (key, title), limit in zip(axes[at], columns.items(), limits, strict=True):
             image = axis.imshow(a[key][b, at], cmap=colours, vmin=-limit, vmax=limit)
-            i, j = np.nonzero(a[f"q_{key}"][b, at] <= alpha)
+            i, j = np.nonzero(marked[key][at])
             axis.plot(j, i, ".", color="black", markersize=4 if k <= 16 else 40 / k)
-            axis.set(title=f"{title}, lag {lag}", xlabel="target at T", ylabel=f"source at T-{lag}")
+            axis.set_title(f"{title}, lag {lag}", fontsize=9)
+            axis.set(xlabel="direction now", ylabel=f"direction {_before(lag)}")
             extend = "neither" if _strongest(a[key][b], off=False) <= limit else "both"
             figure.colorbar(image, ax=axis, shrink=0.8, extend=extend)
     return figure
@@ -85,12 +108,12 @@ class Arrow(NamedTuple):
 
 
 def arrows(result: Result, b: int, at: int, path: str) -> tuple[list[Arrow], int]:
-    """What a panel shows, the weakest first: the significant effects of a path on a direction's own later value,
-    and the strongest STRONGEST between different ones; and how many of those there are."""
+    """What a panel shows, the weakest first: the effects of a path that are ``drawn``, on a direction's own later
+    value, and the strongest STRONGEST between different ones; and how many of those there are."""
     a, alpha = result.arrays, result.notes["alpha"]
     J, r = a[f"jacobian{path}"][b, at], a["correlation"][b, at]
     found = []
-    for i, j in np.argwhere(a[f"q_jacobian{path}"][b, at] <= alpha):
+    for i, j in np.argwhere(drawn(result, path, alpha)[b, at]):
         agree = np.sign(J[i, j]) == np.sign(r[i, j])
         style = ":" if not a["q_correlation"][b, at, i, j] <= alpha else "-" if agree else "--"
         found.append(Arrow(int(i), int(j), float(J[i, j]), style))
@@ -105,7 +128,10 @@ def draw_graph(result: Result, b: int) -> Any:
     k, lags = a["jacobian"].shape[-1], a["lags"]
     figure = figure_of(4.2 * max(2, len(lags)), len(PATHS) * (2.2 + 0.13 * k) + 0.9)
     axes = figure.subplots(len(PATHS), len(lags), squeeze=False)
-    figure.suptitle(f"{_title(result, b)}\neffects with q ≤ {alpha:g}, at most the {STRONGEST} strongest of a panel")
+    figure.suptitle(
+        f"{_title(result, b)}\nq ≤ {alpha:g}, interval beyond 0, straight-through sign agrees; at most the {STRONGEST} "
+        "strongest of a panel"
+    )
     for path, row in zip(PATHS, axes, strict=True):
         panels = [arrows(result, b, at, path) for at in range(len(lags))]
         sizes = [abs(arrow.J) for shown, _ in panels for arrow in shown if arrow.source != arrow.target]
@@ -115,26 +141,26 @@ def draw_graph(result: Result, b: int) -> Any:
                 _draw_arrow(axis, arrow, strongest)
             names = [str(i) for i in range(k)]
             for x in (0, 1):
-                axis.scatter(np.full(k, x), range(k), s=14, color="0.2", zorder=5)
+                axis.scatter(np.full(k, x), range(k), s=14, color=INK, zorder=5)
             few = max(1, k // 32)
             axis.set_yticks(range(0, k, few), names[::few], fontsize=8 if k <= 32 else 6)
             axis.tick_params(length=0, labelleft=True, labelright=True)
-            axis.set_xticks([0, 1], [f"source at t-{lag}", "target at t"], fontsize=9)
+            axis.set_xticks([0, 1], [_before(lag), "now"], fontsize=9)
             for text, side in zip(axis.get_xticklabels(), ("left", "right"), strict=True):
                 text.set_horizontalalignment(side)
             axis.set(xlim=(-0.04, 1.04), ylim=(k - 0.5, -0.5))
             axis.spines[:].set_visible(False)
             drawn = sum(arrow.source != arrow.target for arrow in shown)
             some = f"{drawn} of {count}" if drawn < count else f"{count}"
-            widest = f"\nwidest: |J| = {strongest:.2g}" if count else "\n"
-            axis.set_title(f"{PATH_NAMES[path]}, lag {lag}: {some} effect{'s' * (count != 1)}{widest}", fontsize=9)
+            widest = f"\nwidest: size {strongest:.2g}" if count else "\n"
+            axis.set_title(f"{WORDS[path]}\nlag {lag}: {some} effect{'s' * (count != 1)}{widest}", fontsize=9)
     figure.get_layout_engine().set(wspace=0.09)
     _legend(figure)
     return figure
 
 
 def _draw_arrow(axis: Any, arrow: Arrow, strongest: float) -> None:
-    colour = RAISES if arrow.J > 0 else LOWERS
+    colour = POSITIVE if arrow.J > 0 else NEGATIVE
     if arrow.source == arrow.target:
         axis.plot([0, 1], [arrow.source, arrow.target], color=colour, linewidth=1.0, alpha=0.22, zorder=1)
         return
@@ -161,12 +187,12 @@ def _legend(figure: Any) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=RAISES, label="raises"),
-        Line2D([], [], color=LOWERS, label="lowers"),
-        Line2D([], [], color="0.3", label="correlation has the same sign"),
-        Line2D([], [], color="0.3", linestyle="--", label="the other sign"),
-        Line2D([], [], color="0.3", linestyle=":", label="no significant correlation"),
-        Line2D([], [], color="0.3", alpha=0.3, label="own past"),
+        Line2D([], [], color=POSITIVE, label="raises"),
+        Line2D([], [], color=NEGATIVE, label="lowers"),
+        Line2D([], [], color=INK, label="correlation has the same sign"),
+        Line2D([], [], color=INK, linestyle="--", label="the other sign"),
+        Line2D([], [], color=INK, linestyle=":", label="no significant correlation"),
+        Line2D([], [], color=INK, alpha=0.3, label="own past"),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
 
@@ -178,37 +204,40 @@ def draw_paths(result: Result) -> Any:
     _draw_parts(left, result)
     measures = {
         "sign_agreement": "share of entries with the same sign",
-        "magnitude_rank_correlation": "rank correlation of |J| and |r|",
+        "magnitude_rank_correlation": "rank correlation of their sizes",
     }
     for axis, (measure, unit) in zip(right, measures.items(), strict=True):
         _draw_agreement(axis, result, measure, unit)
-    right[0].set_title("Do J and r agree in sign? (grey: permuted episodes)", fontsize=10)
+    right[0].set_title("Do Jacobian and correlation agree in sign? (grey: permuted episodes)", fontsize=10)
     right[1].set_title("... and in size?", fontsize=10)
     return figure
 
 
 def _draw_parts(axis: Any, result: Result) -> None:
-    """Every significant effect between different directions, by its two parts."""
+    """Every edge between different directions, by its two parts."""
     a, alpha = result.arrays, result.notes["alpha"]
     off = np.broadcast_to(_off(a["jacobian"].shape[-1]), a["jacobian"].shape)
-    there = (a["q_jacobian"] <= alpha) & off
-    direct, world = a["q_jacobian_agent_only"] <= alpha, a["q_jacobian_through_world"] <= alpha
+    whole, direct, world = (drawn(result, path, alpha) for path in PATHS)
+    there = whole & off
     kinds = (
         ("direct alone", there & direct & ~world, PATH_COLOURS["_agent_only"]),
-        ("both parts", there & direct & world, "tab:purple"),
+        ("both parts", there & direct & world, BOTH),
         ("through world alone", there & ~direct & world, PATH_COLOURS["_through_world"]),
-        ("neither part alone", there & ~direct & ~world, "0.6"),
+        ("neither part alone", there & ~direct & ~world, HELD),
     )
     for name, mask, colour in kinds:
         x, y = a["jacobian_agent_only"][mask], a["jacobian_through_world"][mask]
         axis.plot(x, y, ".", color=colour, markersize=5, alpha=0.7, label=f"{name}: {mask.sum()}")
     reach = 1.08 * max(_strongest(a[f"jacobian{path}"]) for path in PATHS[1:])
-    axis.axhline(0, color="0.8", linewidth=0.8, zorder=0)
-    axis.axvline(0, color="0.8", linewidth=0.8, zorder=0)
-    axis.plot([-reach, reach], [reach, -reach], color="0.8", linewidth=0.8, linestyle="--", zorder=0)
-    axis.text(reach * 0.97, -reach * 0.9, "cancel", color="0.5", fontsize=8, ha="right")
-    axis.set(xlim=(-reach, reach), ylim=(-reach, reach), xlabel="J, agent only (direct)", ylabel="J, through the world")
-    axis.set_title(f"Effects between directions with q ≤ {alpha:g}, by significant part", fontsize=10)
+    axis.axhline(0, color=LINE, linewidth=0.8, zorder=0)
+    axis.axvline(0, color=LINE, linewidth=0.8, zorder=0)
+    axis.plot([-reach, reach], [reach, -reach], color=LINE, linewidth=0.8, linestyle="--", zorder=0)
+    axis.text(reach * 0.97, -reach * 0.9, "cancel", color=HELD, fontsize=8, ha="right")
+    axis.set(
+        xlim=(-reach, reach), ylim=(-reach, reach), xlabel="Jacobian, direct (memory)",
+        ylabel="Jacobian, through the world",
+    )  # fmt: skip
+    axis.set_title(f"Edges between directions (q ≤ {alpha:g}), by the part that would be one by itself", fontsize=10)
     axis.legend(fontsize=8)
 
 
@@ -217,12 +246,12 @@ def _draw_agreement(axis: Any, result: Result, measure: str, unit: str) -> None:
     ticks = []
     for x, path in enumerate(PATHS):
         scalar, null = result.scalars[f"{measure}{path}"], result.scalars[f"{measure}{path}_null"]
-        ticks.append(f"{PATH_NAMES[path]}\nn = {scalar['n']}")
+        ticks.append(f"{WORDS[path].replace(' (', chr(10) + '(')}\nn = {scalar['n']}")
         if scalar["value"] is None or not np.isfinite(scalar["value"]):
-            axis.text(x, 0.5, "too few", ha="center", color="0.5", fontsize=8, transform=axis.get_xaxis_transform())
+            axis.text(x, 0.5, "too few", ha="center", color=HELD, fontsize=8, transform=axis.get_xaxis_transform())
             continue
         low, high = null["interval"]
-        axis.fill_between([x - 0.32, x + 0.32], low, high, color="0.85")
+        axis.fill_between([x - 0.32, x + 0.32], low, high, color=BAND)
         p = result.scalars[f"{measure}{path}_p"]["value"]
         axis.plot(x, scalar["value"], "o", color=PATH_COLOURS[path])
         axis.vlines(x, *scalar["interval"], color=PATH_COLOURS[path])

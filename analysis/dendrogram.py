@@ -20,6 +20,7 @@ import numpy as np
 
 from core.artefacts import Result
 from core.contracts import UserError
+from core.figures import SEQUENTIAL
 from core.pages import NOISE, NOISE_COLOUR, colour_scale, document, label_colours, packed
 
 FILE = "dendrogram_explorer.html"
@@ -190,7 +191,7 @@ def page(result: Result, title: str = "Clusters by density") -> str:
         "umap": packed(np.asarray(a["umap"], np.float32)),
         "features": packed(features.astype(np.float32)),
         "feature_names": list(names),
-        "scale": colour_scale("plasma"),
+        "scale": colour_scale(SEQUENTIAL),
         "low": low,
         "high": high,
         "noise": NOISE_COLOUR,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from core.progress import track
 SMALLEST_SHARE = 1e-8  # of the largest variance: below it a component is rounding error, not a direction
 SAMPLES_PER_DIRECTION = 10  # ICA and NMF are meaningless with fewer
 EXACT_SIZE = 1000  # dimensions up to which all principal components are computed, in float64
+NAMED = 12  # of the numbers left out, in a line
 OVERSAMPLES = 64  # further components that the randomised solver carries, so that the last ones are right too
 
 
@@ -32,16 +34,14 @@ class Space(NamedTuple):
     state: str
     unit: str  # one of its numbers
     z_scored: bool  # else only centred
-    may_be_dead: bool  # numbers that never change are left out, else refused
 
 
 SPACES = {
-    "h": Space("hidden state", "neuron", True, False),
-    # A trained world model may leave some of its thousands of numbers unused.
-    "d": Space("world state", "unit", True, True),
+    "h": Space("hidden state", "neuron", True),
+    "d": Space("world state", "unit", True),
     # A latent's scale has a meaning (the prior's deviation is 1), which z-scoring would undo: a number that
     # the encoder does not use would count as much as one it does.
-    "z": Space("latent", "dimension", False, True),
+    "z": Space("latent", "dimension", False),
 }
 
 
@@ -49,9 +49,9 @@ def fit_pca(h_NH: np.ndarray, k: int, agent: str = "", *, space: str = "h", seed
     """Principal components of z-scored states, largest variance first, signs by skewness.
 
     h_NH: float [N, H].  k <= H directions.  facts: ``explained`` (share of the z-scored variance a
-    direction holds), ``n``, and ``left_out`` (numbers that never change) where there are any.  More than 1000
-    dimensions: by scikit-learn's randomised solver (Halko et al. 2011) in float32.
-    Raises UserError for too few samples, constant columns (where the space forbids them) or NaN.
+    direction holds), ``n``, and ``left_out`` (names of the numbers that never change, see ``names_left_out``) where
+    there are any.  More than 1000 dimensions: by scikit-learn's randomised solver (Halko et al. 2011) in float32.
+    Raises UserError for too few samples, states that never change, or NaN.
     """
     scaled = _scale(h_NH, k, k + 1, space)
     components_KL, variance_K = _components(scaled, k, seed)
@@ -183,10 +183,14 @@ def fit_nmf(
 
 
 def neuron_basis(h_NH: np.ndarray, agent: str = "") -> Basis:
-    """The H neurons themselves as directions, z-scored.  Raises UserError for constant columns or NaN."""
+    """The H neurons themselves as directions, z-scored; direction i is neuron i.
+
+    One that never changes has a standard deviation of 0: its coordinate is always 0 and moves nothing, and
+    ``Basis.check`` refuses it by name.  Raises UserError if none changes, or for NaN.
+    """
     scaled = _scale(h_NH, 1, 2, "h")
-    eye = np.eye(scaled.x_NL.shape[1])
-    return scaled.basis("neurons", eye, eye, agent, {"n": len(scaled.x_NL)})
+    live_HL = np.eye(len(scaled.mean_H))[:, scaled.live_L]
+    return scaled.basis("neurons", live_HL.T, live_HL, agent, {"n": len(scaled.x_NL)})
 
 
 def random_basis(basis: Basis, k: int, rng: np.random.Generator) -> Basis:
@@ -203,8 +207,10 @@ def random_basis(basis: Basis, k: int, rng: np.random.Generator) -> Basis:
     directions_HK, r_KK = np.linalg.qr(rng.standard_normal((size, k)))
     directions_HK = directions_HK * np.sign(np.diag(r_KK))  # uniform over orthogonal frames (Mezzadri 2007)
     norm_K = basis.lift_KH.double().norm(dim=1).cpu().numpy()[np.arange(k) % basis.size]
+    # Matched to a direction that moves nothing: one that moves nothing.
+    per_norm_K = np.divide(1, norm_K, out=np.zeros_like(norm_K), where=norm_K > 0)
     mean_H, std_H = basis.mean_H.double().cpu().numpy(), basis.std_H.double().cpu().numpy()
-    project_HK, lift_KH = directions_HK / norm_K, (directions_HK * norm_K).T
+    project_HK, lift_KH = directions_HK * per_norm_K, (directions_HK * norm_K).T
     out = _basis("random", mean_H, std_H, project_HK, lift_KH, basis.agent, {"matched": basis.kind}, basis.space)
     return out.to(device=basis.mean_H.device, dtype=basis.mean_H.dtype)
 
@@ -255,7 +261,7 @@ class _Scaled:
         size, k = len(self.mean_H), len(lift_KL)
         project_HK, lift_KH = np.zeros((size, k)), np.zeros((k, size))
         project_HK[self.live_L], lift_KH[:, self.live_L] = project_LK, lift_KL
-        if (dead := size - len(self.live_L)) > 0:
+        if dead := names_left_out(self.live_L, size, self.space):
             facts = {**facts, "left_out": dead}
         return _basis(kind, self.mean_H, self.std_H, project_HK, lift_KH, agent, facts, self.space)
 
@@ -267,43 +273,72 @@ def _scale(h_NH: np.ndarray, k: int, samples: int, space: str) -> _Scaled:
     if x_NH.ndim != 2:
         raise ValueError(f"states must be [N, H], got shape {x_NH.shape}")
     n, size = x_NH.shape
-    if not 1 <= k <= size:
-        raise UserError(f"k = {k} directions: the {about.state} has {size} dimensions, choose 1 to {size}")
-    if n < samples:
-        raise UserError(f"{n} states are too few for {k} directions; at least {samples} are needed: record more")
+    check_size(x_NH.shape, k, samples, space)
     live_L = varying(x_NH, space)
     mean_H = x_NH.mean(0, dtype=np.float64)
     std_H = np.ones(size)
     if about.z_scored:
         std_H[live_L] = x_NH.std(0, dtype=np.float64)[live_L]
-    if k > len(live_L):
-        raise UserError(
-            f"k = {k} directions: only {len(live_L)} of the {about.state}'s {size} dimensions ever change; "
-            "ask for fewer"
-        )
+    check_live(k, live_L, size, space)
     x_NL = x_NH if len(live_L) == size else x_NH[:, live_L]
     x_NL = (x_NL - mean_H[live_L].astype(x_NL.dtype)) / std_H[live_L].astype(x_NL.dtype)
     return _Scaled(x_NL, mean_H, std_H, live_L, space)
 
 
+def check_size(shape_NH: tuple[int, ...], k: int, samples: int, space: str) -> None:
+    """UserError if the space has no k directions, or there are too few states for them."""
+    n, size = shape_NH
+    if not 1 <= k <= size:
+        raise UserError(f"k = {k} directions: the {SPACES[space].state} has {size} dimensions, choose 1 to {size}")
+    if n < samples:
+        raise UserError(f"{n} states are too few for {k} directions; at least {samples} are needed: record more")
+
+
+def check_live(k: int, live_L: np.ndarray, size: int, space: str) -> None:
+    """UserError if fewer than k numbers of the state ever change."""
+    if k > len(live_L):
+        raise UserError(
+            f"k = {k} directions: only {len(live_L)} of the {SPACES[space].state}'s {size} dimensions ever change; "
+            "ask for fewer"
+        )
+
+
 def varying(h_NH: np.ndarray, space: str = "h") -> np.ndarray:
     """Which columns of the states [N, H] change at all, int64 [L].
 
-    Raises UserError naming a column with NaN or infinite values; and one that never changes, in a space
-    that must not have any (or where all are such).
+    The others (a ReLU that is never on, what a trained world model leaves unused) have no scale, and no fit that
+    z-scores has a use for them.  Raises UserError naming a column with NaN or infinite values, or where none changes.
     """
     about = SPACES[space]
     broken = np.flatnonzero(~np.isfinite(h_NH).all(0))
     if len(broken):
         raise UserError(f"the states have NaN or infinite values ({about.unit} {broken[0]}); record the rollouts again")
-    mean_H, std_H = h_NH.mean(0, dtype=np.float64), h_NH.std(0, dtype=np.float64)
-    constant_H = std_H <= 1e-7 * np.maximum(1, np.abs(mean_H))
-    if constant_H.all() or (constant_H.any() and not about.may_be_dead):
+    changes_H = changing(h_NH)
+    if not changes_H.any():
         raise UserError(
-            f"{constant_H.sum()} {about.unit}(s) never change (the first is {constant_H.argmax()}), so there is "
-            "nothing to scale; record more varied rollouts, or use another checkpoint"
+            f"none of the {about.state}'s {len(changes_H)} {about.unit}s ever changes, so there is nothing to fit; "
+            "record more varied rollouts, or use another checkpoint"
         )
-    return np.flatnonzero(~constant_H)
+    return np.flatnonzero(changes_H)
+
+
+def changing(h_NH: np.ndarray) -> np.ndarray:
+    """Which columns of the states [N, H] change by more than rounding errors, bool [H]."""
+    mean_H, std_H = h_NH.mean(0, dtype=np.float64), h_NH.std(0, dtype=np.float64)
+    out: np.ndarray = std_H > 1e-7 * np.maximum(1, np.abs(mean_H))
+    return out
+
+
+def names_left_out(live_L: np.ndarray, size: int, space: str = "h") -> list[str]:
+    """The names (``neuron 3``) of a state's numbers that are not among ``live_L`` (see ``varying``)."""
+    return [f"{SPACES[space].unit} {i}" for i in np.setdiff1d(np.arange(size), live_L)]
+
+
+def say_left_out(names: Sequence[str]) -> None:
+    """One line on standard error, if there are any."""
+    if names:
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        print(f"warning: left out, since they never change: {', '.join(names[:NAMED])}{more}", file=sys.stderr)
 
 
 def state_rank(h_NH: np.ndarray, space: str = "h") -> int:

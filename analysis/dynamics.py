@@ -32,7 +32,7 @@ from core.artefacts import Result
 from core.contracts import Agent, UserError
 from core.directions import Basis, fingerprint, load_basis
 from core.episodes import RolloutStore
-from core.figures import figure_of
+from core.figures import BAND, HELD, INK, LINE, MEMORY, MEMORY_PALE, REAL, USUAL, figure_of
 from core.progress import bar
 from core.stats import bootstrap_mean
 from core.threads import one_thread
@@ -298,8 +298,6 @@ def read(agent: Agent, store: RolloutStore) -> Recorded:
     """Every recorded state and, by the agent's own encoder, every embedding; float64."""
     names = list(store.spec.obs)
     columns, index_N2 = store.pooled("h", *(f"obs/{n}" for n in names))
-    if not np.isfinite(columns["h"]).all():
-        raise UserError(f"{store.path}: hidden states have NaN or infinite values; record them again")
     like = agent.initial(1)
     parts = []
     with torch.no_grad():
@@ -508,7 +506,7 @@ def put_exponents(result: Result, name: str, each_BH: np.ndarray, unit_B: np.nda
 # Figures
 
 
-COLOURS = {"stable": "tab:blue", "saddle": "tab:red", "unstable": "black", "marginal": "tab:orange"}
+COLOURS = {"stable": MEMORY, "saddle": MEMORY_PALE, "unstable": INK, "marginal": USUAL}
 
 
 def draw_points(result: Result, frames: Sequence[np.ndarray | None]) -> Any:
@@ -523,7 +521,7 @@ def draw_points(result: Result, frames: Sequence[np.ndarray | None]) -> Any:
     figure = figure_of(3.4 * columns, 3.5 * rows + 0.5)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
     for number, (axis, one) in enumerate(zip(axes, inputs, strict=False)):
-        axis.scatter(*xy_M2.T, s=1, color="0.85", linewidths=0)
+        axis.scatter(*xy_M2.T, s=1, color=BAND, linewidths=0)
         for row, (x, y) in zip(result.tables["points"], points_P2, strict=True):
             if row["input"] == number:
                 fixed = row["kind"] == "fixed"
@@ -539,9 +537,12 @@ def draw_points(result: Result, frames: Sequence[np.ndarray | None]) -> Any:
         axis.axis("off")
     for name, colour in COLOURS.items():
         axes[0].plot([], [], "o", color=colour, label=name)
-    axes[0].plot([], [], "s", color="0.3", markerfacecolor="none", label="slow, not fixed")
+    axes[0].plot([], [], "s", color=INK, markerfacecolor="none", label="slow, not fixed")
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=8)
-    figure.suptitle("Fixed points of the memory under still inputs (grey: recorded states; PC 1 and 2)", fontsize=10)
+    figure.suptitle(
+        "Fixed points of the memory under still inputs (grey: recorded states; plane: two principal components)",
+        fontsize=10,
+    )
     return figure
 
 
@@ -550,7 +551,7 @@ def draw_eigenvalues(result: Result, slow_steps: float) -> Any:
     figure = figure_of(9.5, 4.3)
     left, right = figure.subplots(1, 2)
     turn = np.linspace(0, 2 * np.pi, 200)
-    left.plot(np.cos(turn), np.sin(turn), color="0.6", linewidth=0.8)
+    left.plot(np.cos(turn), np.sin(turn), color=LINE, linewidth=0.8)
     for row, values in zip(result.tables["points"], result.arrays["eigenvalues"], strict=True):
         colour = COLOURS[row["stability"]]
         left.plot(values.real, values.imag, ".", color=colour, markersize=4, alpha=0.6)
@@ -558,9 +559,9 @@ def draw_eigenvalues(result: Result, slow_steps: float) -> Any:
         right.plot(np.arange(1, len(tau) + 1), tau, color=colour, linewidth=0.8, alpha=0.6)
     left.set(xlabel="real part", ylabel="imaginary part", title="Eigenvalues (circle: neither grows nor shrinks)")
     left.set_aspect("equal")
-    right.axhline(slow_steps, color="0.6", linestyle="--", linewidth=0.8)
-    right.text(1, slow_steps * 1.05, "slow", fontsize=8, color="0.4")
-    right.set(xlabel="decaying mode, slowest first", ylabel="time constant, steps", yscale="log",
+    right.axhline(slow_steps, color=LINE, linestyle="--", linewidth=0.8)
+    right.text(1, slow_steps * 1.05, "slow", fontsize=8, color=HELD)
+    right.set(xlabel="decaying mode, slowest first", ylabel="time constant (steps)", yscale="log",
               title="Time constants (a line a point)")  # fmt: skip
     for name, colour in COLOURS.items():
         if any(row["stability"] == name for row in result.tables["points"]):
@@ -574,19 +575,21 @@ def draw_exponents(result: Result) -> Any:
     """The Lyapunov spectrum along recorded episodes and under every still input."""
     figure = figure_of(7, 4)
     axis = figure.subplots()
-    axis.axhline(0, color="0.6", linewidth=0.8)
+    axis.axhline(0, color=LINE, linewidth=0.8)
     for name in dict.fromkeys(row["input"] for row in result.tables["lyapunov"]):
         rows = [row for row in result.tables["lyapunov"] if row["input"] == name]
         x, value, low, high = (np.array([r[c] for r in rows], float) for c in ("exponent", "value", "low", "high"))
         if name == "recorded":
-            axis.plot(
-                x + 1, value, color="tab:blue", linewidth=2, label=f"recorded episodes ({rows[0]['n']})", zorder=3
-            )
-            axis.fill_between(x + 1, low, high, color="tab:blue", alpha=0.3, linewidth=0)
+            axis.plot(x + 1, value, color=REAL, linewidth=2, label=f"recorded episodes ({rows[0]['n']})", zorder=3)
+            axis.fill_between(x + 1, low, high, color=REAL, alpha=0.3, linewidth=0)
         else:
             label = "still inputs" if name == "input 0" else None
-            axis.plot(x + 1, value, color="0.5", linewidth=0.8, label=label)
-    axis.set(xlabel="exponent", ylabel="nats a step", title="Lyapunov exponents (below 0: differences of memory fade)")
+            axis.plot(x + 1, value, color=HELD, linewidth=0.8, label=label)
+    axis.set(
+        xlabel="exponent, the largest first",
+        ylabel="growth of a difference (nats a step)",
+        title="Lyapunov exponents (below 0: differences of memory fade)",
+    )
     axis.legend(frameon=False, fontsize=8)
     return figure
 

@@ -7,7 +7,6 @@ simulated rollouts carry their own.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -18,7 +17,7 @@ import tyro
 
 from analysis import states
 from analysis.behaviours import world_states
-from analysis.states import FitOptions
+from analysis.states import FitOptions, States
 from core import config as cli
 
 STAGE = "env_states"
@@ -55,7 +54,6 @@ class EnvStatesConfig:
 
 
 def main(config: EnvStatesConfig) -> None:
-    began = time.time()
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     states.check(config.fit)
@@ -65,16 +63,21 @@ def main(config: EnvStatesConfig) -> None:
         return
     states.refuse(STAGE, config.env_states)
     real, simulated, simulator, facts = states.open_sources(config.rollouts, config.samples, config.simulator, device)
-    parts = []
-    if real is not None:
-        lead = simulator.initial_frames - 1
-        chosen = states.episodes_of(real, max(lead, config.fit.first_step), config.fit.most_states, config.seed)
-        world: list[np.ndarray] = world_states(simulator, real, device, chosen)
-        unit_E = states.units(real, real)
-        parts.append(states.pool(real, world, config.fit, unit_E, lead=lead, seed=config.seed))
-    if simulated is not None:
-        parts.append(states.pool(simulated, "world/d", config.fit, states.units(simulated, real), seed=config.seed))
-    states.fit_and_save(config, STAGE, "d", parts, real or simulated, facts, began)
+
+    def parts() -> list[States]:
+        out = []
+        if simulated is not None:  # first: they are read at once
+            unit_E = states.units(simulated, real)
+            out.append(states.pool(simulated, "world/d", config.fit, unit_E, seed=config.seed))
+        if real is not None:
+            lead = simulator.initial_frames - 1
+            chosen = states.episodes_of(real, max(lead, config.fit.first_step), config.fit.most_states, config.seed)
+            world: list[np.ndarray] = world_states(simulator, real, device, chosen)
+            unit_E = states.units(real, real)
+            out.insert(0, states.pool(real, world, config.fit, unit_E, lead=lead, seed=config.seed))
+        return out
+
+    states.fit_and_save(config, STAGE, "d", parts, real or simulated, facts)
 
 
 if __name__ == "__main__":

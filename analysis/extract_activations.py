@@ -177,6 +177,9 @@ def main(config: ExtractConfig) -> None:
     done["agents"] = {k: fingerprint(policy) for k, policy in policies.items()}
     if config.resume and (config.out / PROGRESS).exists():
         saved = cli.read_json(config.out / PROGRESS)
+        if not isinstance(saved, dict) or not artefacts.seal_holds(saved):
+            raise UserError(f"{config.out / PROGRESS} differs from its seal; copy it or start the extraction anew")
+        del saved[artefacts.SEAL]
         if saved.get("agents") != done["agents"]:
             raise UserError("--resume: a policy is not the one the extraction began with; start another for that")
         if saved["parts"] > parts:
@@ -187,7 +190,7 @@ def main(config: ExtractConfig) -> None:
         if int(shard.stem.split("_")[1]) >= done["parts"]:  # of a part that was cut off
             shard.unlink()
     artefacts.write_json(run.path / "spec.json", env.spec.to_json())
-    artefacts.write_json(run.path / PROGRESS, done)
+    artefacts.write_json(run.path / PROGRESS, artefacts.sealed(done))
     with bar("extracting", parts, "parts") as progress:
         progress.advance(done["parts"])
         for part in range(done["parts"], parts):
@@ -201,7 +204,7 @@ def main(config: ExtractConfig) -> None:
                     done["steps"] += life.steps
                     done["maps"] = sorted({*done["maps"], life.meta["map"]})
             done["parts"] = part + 1
-            artefacts.write_json(run.path / PROGRESS, done)
+            artefacts.write_json(run.path / PROGRESS, artefacts.sealed(done))
             progress.advance()
     for number in done["maps"]:
         np.save(run.path / f"map_{number}.npy", env.materials(number))

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from analysis.quantities import Quantity, Reading
-from core.contracts import Agent, SimState, Simulator, StepOut
+from core.contracts import Agent, SimState, Simulator, StepNoise, StepOut
 
 TOLERANCE = 1e-5  # of the largest entry of a gradient: what the short way may miss
 CHECKED = 8  # of so many samples one is checked
@@ -33,19 +33,37 @@ RELUS = (torch.relu, F.relu, torch.Tensor.relu)
 
 
 def unroll(
-    simulator: Simulator, state: SimState, steps: int, env_grads: bool = True
+    simulator: Simulator,
+    state: SimState,
+    steps: int,
+    env_grads: bool = True,
+    noise: Sequence[StepNoise] | None = None,
 ) -> tuple[list[SimState], list[StepOut]]:
-    """``steps`` modal steps from ``state``: the state before each and after the last, and what came out.
+    """``steps`` steps from ``state``, modal without noise: the state before each and after the last, and what came out.
 
     The frames, h and d of a StepOut are the very tensors that the rest of the rollout was computed
-    from, so that torch.autograd.grad can be asked for them.
+    from, so that torch.autograd.grad can be asked for them.  Gradients through an action, or through a category of
+    the world, are straight-through (core.contracts).
     """
     states, outs = [state], []
-    for _ in range(steps):
-        state, out = simulator.step(state, env_grads=env_grads)
+    for t in range(steps):
+        state, out = simulator.step(state, noise=None if noise is None else noise[t], env_grads=env_grads)
         states.append(state)
         outs.append(out)
     return states, outs
+
+
+TENSORS = [name for name in SimState._fields if name != "t"]
+
+
+def rows_of(state: SimState, rows: slice | Tensor, change: Callable[[Tensor], Tensor] = lambda x: x) -> SimState:
+    """Some rows of a state (a slice, or int64), every tensor of them passed through ``change``."""
+    return replaced(state, {name: change(getattr(state, name)[rows]) for name in TENSORS})
+
+
+def replaced(state: SimState, tensors: Mapping[str, Any]) -> SimState:
+    """The state with other tensors."""
+    return state._replace(**tensors)
 
 
 def reading_at(outs: Sequence[StepOut], target: int, chosen_B: Tensor) -> Reading:

@@ -6,7 +6,6 @@ direction is an artefact of the simulator.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from analysis.states import FitOptions
 from core import config as cli
 from core.artefacts import Result
 from core.contracts import Agent, UserError
-from core.directions import Basis, fingerprint, load_basis
+from core.directions import Basis, bases_of, fingerprint, load_basis
 
 STAGE = "hidden_states"
 
@@ -92,13 +91,11 @@ def _plot(config: HiddenStatesConfig) -> None:
     source = config.hidden_states
     assert source is not None
     agent = _load_agent(config.agent, result.notes["agent"], source)
-    kinds = sorted(p.stem.removeprefix("basis_") for p in source.glob("basis_*.safetensors"))
-    _add_heads(result, agent, {k: load_basis(source, k, result.notes["agent"]) for k in kinds})
+    _add_heads(result, agent, {k: load_basis(source, k, result.notes["agent"]) for k in bases_of(source)})
     states.plot(config, STAGE, result, {"hidden_states": source, "agent": config.agent})
 
 
 def main(config: HiddenStatesConfig) -> None:
-    began = time.time()
     torch.set_num_threads(config.threads)
     states.check(config.fit)
     if config.action == "plot":
@@ -110,13 +107,14 @@ def main(config: HiddenStatesConfig) -> None:
     real, simulated, name = states.open_stores(config.rollouts, config.samples)
     agent = _load_agent(config.agent, name, config.rollouts)
     stores = [real] if simulated is None else [real, simulated]
-    pooled = states.join([states.pool(s, "h", config.fit, states.units(s, real), seed=config.seed) for s in stores])
-    with threadpool_limits(config.threads):  # scikit-learn's own OpenMP does not hear torch.set_num_threads
-        result, bases = states.fit(pooled, "h", name, config.fit, config.seed)
-    result.notes |= {"agent": name, "action_names": list(real.spec.action_names)}
-    _add_heads(result, agent, bases)
     inputs = {"rollouts": config.rollouts, "samples": config.samples, "agent": config.agent}
-    states.save(config, STAGE, inputs, result, bases, {"agent": name}, began, config.action == "both")
+    with states.new_fit(config, STAGE, inputs) as run:
+        pooled = states.join([states.pool(s, "h", config.fit, states.units(s, real), seed=config.seed) for s in stores])
+        with threadpool_limits(config.threads):  # scikit-learn's own OpenMP does not hear torch.set_num_threads
+            result, bases = states.fit(pooled, "h", name, config.fit, config.seed)
+        result.notes |= {"agent": name, "action_names": list(real.spec.action_names)}
+        _add_heads(result, agent, bases)
+        states.save(run, result, bases, {"agent": name}, config.action == "both")
     print(states.summary(result, bases, config.out))
 
 

@@ -8,7 +8,6 @@ samples recorded without --rollouts, drawn from the prior, so that the overlap s
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -82,7 +81,6 @@ def stored(store: RolloutStore, real: RolloutStore | None, config: LatentsConfig
 
 
 def main(config: LatentsConfig) -> None:
-    began = time.time()
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     states.check(config.fit)
@@ -93,10 +91,12 @@ def main(config: LatentsConfig) -> None:
         return
     states.refuse(STAGE, config.latents)
     real, simulated, simulator, facts = states.open_sources(config.rollouts, config.samples, config.simulator, device)
-    parts = [] if real is None else [inferred(simulator, real, config, device)]
-    if simulated is not None:
-        parts.append(stored(simulated, real, config))
-    states.fit_and_save(config, STAGE, "z", parts, real or simulated, facts, began)
+
+    def parts() -> list[States]:
+        of_real = [] if real is None else [inferred(simulator, real, config, device)]
+        return of_real + ([] if simulated is None else [stored(simulated, real, config)])
+
+    states.fit_and_save(config, STAGE, "z", parts, real or simulated, facts)
 
 
 if __name__ == "__main__":

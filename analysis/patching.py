@@ -24,7 +24,7 @@ import tyro
 from torch import Tensor
 
 from agents.policies import kl_per_part, load_policy, log_probs, part_slices
-from analysis.directions import fit_pca, varying
+from analysis.directions import fit_pca
 from analysis.probes import Unit, choose_unit, groups_of
 from core import artefacts, config as cli
 from core.artefacts import Result, finite
@@ -126,11 +126,9 @@ class Steps(NamedTuple):
 
 def pca_directions(h_NH: np.ndarray, k: int) -> Directions:
     """The first k principal components of the z-scored states; numbers that never change are left alone."""
-    live_L = varying(h_NH, "d")  # dead units of a policy are not an error here
-    basis = fit_pca(h_NH[:, live_L], k)
-    read_DH, move_DH = np.zeros((k, h_NH.shape[1])), np.zeros((k, h_NH.shape[1]))
-    read_DH[:, live_L] = (basis.project_HK / basis.std_H[:, None]).double().numpy().T
-    move_DH[:, live_L] = (basis.std_H * basis.lift_KH).double().numpy()
+    basis = fit_pca(h_NH, k)
+    read_DH = (basis.project_HK / basis.std_H[:, None]).double().numpy().T
+    move_DH = (basis.std_H * basis.lift_KH).double().numpy()
     return Directions([f"pca_{i}" for i in range(k)], read_DH, move_DH)
 
 

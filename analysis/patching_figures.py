@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from core.artefacts import Result
-from core.figures import figure_of
+from core.figures import BAND, INK, MEMORY, SEQUENTIAL, figure_of
 
 ALPHA = 0.05
 MOST_LINES = 8  # directions in the figure of doses
@@ -41,20 +41,20 @@ def draw_heads(result: Result) -> Any:
     share = np.array([[rows[d, h]["share"] if rows[d, h]["share"] is not None else np.nan for h in heads]
                       for d in names], float)  # fmt: skip
     most = max(float(np.nanmax(share, initial=0)), 1e-9)
-    image = axis.imshow(share, cmap="YlOrBr", vmin=0, vmax=most, aspect="auto")
+    image = axis.imshow(share, cmap=SEQUENTIAL, vmin=0, vmax=most, aspect="auto")
     for i, d in enumerate(names):
         for k, h in enumerate(heads):
             row = rows[d, h]
             tested = row["q"] is not None
             mark = "?" if not tested else "*" if row["q"] <= ALPHA and row["low"] > 0 else ""
-            colour = "w" if np.nan_to_num(share[i, k]) > 0.6 * most else "k" if tested else "0.5"
+            colour = "k" if np.nan_to_num(share[i, k]) > 0.6 * most else "w" if tested else "0.75"
             weight = "bold" if mark == "*" else "normal"
             axis.text(k, i, f"{_short(row['kl'])}{mark}", ha="center", va="center", fontsize=7, color=colour,
                       weight=weight)  # fmt: skip
     axis.set_xticks(range(len(heads)), heads, rotation=40, ha="right", fontsize=8)
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.axvline(len(heads) - 1.5, color="w", linewidth=3)
-    figure.colorbar(image, label="share of the whole state's KL")
+    figure.colorbar(image, label="share of the whole state's change")
     left_out = f"; never a choice: {', '.join(silent)}" if silent else ""
     axis.set_title(
         f"KL(original || patched), nats; * more than {result.notes['controls']} random directions (q ≤ {ALPHA})"
@@ -77,17 +77,17 @@ def draw_controls(result: Result) -> Any:
     place = np.arange(len(names))[::-1]
     low, high = (np.array([row[f"random_{end}"] for row in found]) for end in ("low", "high"))
     floor = max(1e-7, min([row["kl"] for row in found if row["kl"] > 0] + list(low[low > 0]), default=1e-6) / 3)
-    axis.barh(place, high.clip(floor) - low.clip(floor), 0.6, left=low.clip(floor), color="0.8",
+    axis.barh(place, high.clip(floor) - low.clip(floor), 0.6, left=low.clip(floor), color=BAND,
               label="95 % of random directions, moving as far")  # fmt: skip
     ends = [np.array([row[end] for row in found], float).clip(floor) for end in ("low", "high")]  # None: one unit
-    axis.hlines(place, *ends, color="#1f5fa8", linewidth=1.4)
-    axis.plot([max(row["kl"], floor) for row in found], place, "o", color="#1f5fa8", label="the direction (95 %)")
-    axis.plot([max(row["towards_donor"], floor) for row in found], place, "|", color="#d1731c", markersize=12,
+    axis.hlines(place, *ends, color=MEMORY, linewidth=1.4)
+    axis.plot([max(row["kl"], floor) for row in found], place, "o", color=MEMORY, label="the direction (95 %)")
+    axis.plot([max(row["towards_donor"], floor) for row in found], place, "|", color=INK, markersize=12,
               markeredgewidth=2, label="towards the donor, as far")  # fmt: skip
-    axis.axvline(found[0]["swap"], color="k", linestyle="--", linewidth=1, label="the donor's whole state")
+    axis.axvline(found[0]["swap"], color=INK, linestyle="--", linewidth=1, label="the donor's whole state")
     axis.set_xscale("log")
     axis.set_yticks(place, names, fontsize=8)
-    axis.set_xlabel(f"KL(original || patched) of all heads, nats; {result.notes['states']} steps, "
+    axis.set_xlabel(f"change of all heads, KL(original || patched) in nats; {result.notes['states']} steps, "
                     f"{result.notes['units']} {result.notes['unit']}s", fontsize=8)  # fmt: skip
     figure.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
     return figure
@@ -112,6 +112,6 @@ def draw_doses(result: Result) -> Any:
     axis.set_xlim(0, 1.02)
     axis.set_ylim(0)
     axis.set_xlabel("share of the way to the donor's coordinate")
-    axis.set_ylabel("KL of all heads, nats (95 %)")
+    axis.set_ylabel("change of all heads (KL in nats, 95 %)")
     axis.legend(fontsize=8, frameon=False)
     return figure

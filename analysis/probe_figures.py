@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from core.artefacts import Result
-from core.figures import figure_of
+from core.figures import INK, LINE, MEMORY, MEMORY_DEEP, MEMORY_PALE, USUAL, WORLD, figure_of, minus
 
 READINGS = (  # column, what it is called, colour
-    ("linear", "linear probe", "#1f5fa8"),
-    ("mlp", "network", "#7fb2e5"),
-    ("partial", "linear probe, confounders partialled out", "#d1731c"),
-    ("observation", "own observation alone (linear)", "#5b9e5b"),
-    ("time", "time alone", "#9a9a9a"),
+    ("linear", "linear probe", MEMORY),
+    ("mlp", "network", MEMORY_PALE),
+    ("partial", "linear probe, confounders partialled out", MEMORY_DEEP),
+    ("observation", "own observation alone (linear)", WORLD),
+    ("time", "time alone", USUAL),
 )
 LOWEST = -0.25  # what lies below is drawn there
 
@@ -60,23 +60,23 @@ def draw_readings(result: Result) -> Any:
         value, low, high = _columns(rows, name)
         y = place + 0.4 - (i + 0.5) * height
         axis.barh(y, value.clip(LOWEST), height * 0.92, color=colour, label=label)
-        axis.hlines(y, low.clip(LOWEST), high.clip(LOWEST), color="k", linewidth=0.9)
+        axis.hlines(y, low.clip(LOWEST), high.clip(LOWEST), color=INK, linewidth=0.9)
         for x, at in zip(value, y, strict=True):
             if x < LOWEST:
-                axis.text(LOWEST, at, f" {x:.2f} ", ha="left", va="center", fontsize=6, color="w")
+                axis.text(LOWEST, at, minus(f" {x:.2f} "), ha="left", va="center", fontsize=6, color="w")
     chance = _columns(rows, "linear_shuffled")[0], _columns(rows, "linear_shuffled_high")[0]
-    axis.vlines(np.maximum(*chance), place - 0.42, place + 0.42, color="#b3202c", linewidth=1.6,
+    axis.vlines(np.maximum(*chance), place - 0.42, place + 0.42, color=INK, linewidth=1.6,
                 label="95 % of exchanged targets, linear probe")  # fmt: skip
-    axis.axvline(0, color="k", linewidth=0.6)
+    axis.axvline(0, color=INK, linewidth=0.6)
     axis.set_yticks(place, [_label(row) for row in rows], fontsize=8)
     axis.set_ylim(-0.6, len(rows) - 0.4)
     drawn = [_columns(rows, name)[k] for name, _, _ in shown for k in (0, 1)]
     axis.set_xlim(max(LOWEST, min(-0.02, float(np.nanmin(np.concatenate(drawn))) - 0.02)), 1.02)
     axis.set_xlabel(
-        f"R² on {_many(result)} held out (95 % interval over {result.notes['units']} {_many(result)}; "
-        f"{result.notes['rows']:,} states){_constant(result)}", fontsize=8,
+        f"variance explained (R²) on {_many(result)} held out (95 % interval over {result.notes['units']} "
+        f"{_many(result)}; {result.notes['rows']:,} states){_constant(result)}", fontsize=8,
     )  # fmt: skip
-    axis.grid(axis="x", color="0.9")
+    axis.grid(axis="x", color=LINE)
     axis.set_axisbelow(True)
     figure.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
     return figure
@@ -84,7 +84,8 @@ def draw_readings(result: Result) -> Any:
 
 def _label(row: dict[str, Any]) -> str:
     area = row.get("auroc_linear")
-    return row["target"] if area is None else f"{row['target']}\n(AUROC {area:.2f})"
+    name = row["target"].replace("_", " ")
+    return name if area is None else f"{name}\n(AUROC {area:.2f})"
 
 
 def draw_mediation(result: Result) -> Any:
@@ -96,20 +97,20 @@ def draw_mediation(result: Result) -> Any:
     given = _columns(rows, "given")[0]
     unique, low, high = _columns(rows, "unique")
     base = given.clip(0)  # what says nothing is drawn as nothing
-    axis.barh(place, base, 0.6, color="#b9b9b9", label=f"said by {', '.join(result.notes['given'])} alone")
-    axis.barh(place, unique.clip(0), 0.6, left=base, color="#d1731c", label="added by the states")
-    axis.hlines(place - 0.13, (base + low).clip(0), (base + high).clip(0), color="k", linewidth=0.9)
+    axis.barh(place, base, 0.6, color=USUAL, label=f"said by {', '.join(result.notes['given'])} alone")
+    axis.barh(place, unique.clip(0), 0.6, left=base, color=MEMORY, label="added by the states")
+    axis.hlines(place - 0.13, (base + low).clip(0), (base + high).clip(0), color=INK, linewidth=0.9)
     value, probe_low, probe_high = _columns(rows, "linear")
-    axis.hlines(place + 0.13, probe_low.clip(0), probe_high.clip(0), color="#1f5fa8", linewidth=1)
-    axis.plot(value.clip(0), place + 0.13, "o", color="#1f5fa8", markersize=5, label="linear probe of the states alone")
-    axis.set_yticks(place, [row["target"] for row in rows], fontsize=8)
+    axis.hlines(place + 0.13, probe_low.clip(0), probe_high.clip(0), color=INK, linewidth=1)
+    axis.plot(value.clip(0), place + 0.13, "o", color=INK, markersize=5, label="linear probe of the states alone")
+    axis.set_yticks(place, [row["target"].replace("_", " ") for row in rows], fontsize=8)
     axis.set_ylim(-0.6, len(rows) - 0.4)
     axis.set_xlim(0, 1.02)
     axis.set_xlabel(
         f"share of the quantity's variance (R² on {_many(result)} held out, 95 % intervals); a quantity that "
         "is itself given is given the others", fontsize=8,
     )  # fmt: skip
-    axis.grid(axis="x", color="0.9")
+    axis.grid(axis="x", color=LINE)
     axis.set_axisbelow(True)
     figure.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
     return figure

@@ -16,7 +16,7 @@ import tyro
 from agents.nmmo_evaluate import STAGE as EVALUATION
 from core import artefacts, config as cli
 from core.contracts import UserError
-from core.figures import figure_of
+from core.figures import REAL, figure_of
 from core.stats import benjamini_hochberg, bootstrap, bootstrap_mean, sign_flip_p
 from envs.nmmo_tasks import CATEGORIES
 
@@ -60,13 +60,13 @@ class Lives:
 
 def load(directory: Path) -> dict[str, Lives]:
     """The lives of every policy in the result files of an evaluation; UserError if a file is not one of them."""
-    files = sorted(directory.glob("result_*.json"))
+    files = artefacts.files_of(directory, "result_*.json")
     if not files:
         raise UserError(f"{directory} holds no result file; run agents.evaluate first")
     parts: dict[str, list[dict[str, Any]]] = {}
     first = 0
-    for file in files:
-        data = cli.read_json(file)
+    for name_of_file in files:
+        data, file = artefacts.load_json(directory, name_of_file), directory / name_of_file
         if not isinstance(data, dict) or not data or not all(isinstance(of, dict) for of in data.values()):
             raise UserError(f"{file} is not a result file of agents.evaluate: expected an object of policies")
         last = first
@@ -213,8 +213,8 @@ def draw(result: artefacts.Result, path: Path) -> None:
     for axis, (metric, unit) in zip(figure.subplots(1, len(UNITS), sharey=True), UNITS.items(), strict=True):
         for y, name in enumerate(reversed(names)):
             row = next(r for r in rows if r["policy"] == name and r["metric"] == metric)
-            axis.plot([row["low"], row["high"]], [y, y], color="C0")
-            axis.plot(row["value"], y, "o", color="C0")
+            axis.plot([row["low"], row["high"]], [y, y], color=REAL)
+            axis.plot(row["value"], y, "o", color=REAL)
         axis.set_yticks(range(len(names)), reversed(names))
         axis.set_title(metric.replace("_", " "), fontsize=10)
         axis.set_xlabel(unit.partition(",")[0], fontsize=8)

@@ -1,19 +1,21 @@
 """Quantities: differentiable numbers of a rollout at a step, found by name.
 
-value, value_delta, action, leftwards ..., any action by its name, any direction of a basis of hidden or world states.
+value, value_delta, action, any action by its name, the world's own words for sets of them (leftwards ...), any
+direction of a basis of hidden or world states.  Actions that do the same are one quantity.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from core import config as cli
-from core.contracts import UserError
+from core.contracts import EnvSpec, UserError
 from core.directions import Basis
 
 
@@ -39,22 +41,22 @@ class Quantity:
     of_world: bool = False  # a number of the world state, of which the agent knows nothing
 
 
-ACTION_GROUPS: Mapping[str, tuple[str, ...]] = {
-    "leftwards": ("left", "downleft", "upleft"),
-    "rightwards": ("right", "downright", "upright"),
-    "jumping_up": ("up",),
-    "jumping_left": ("upleft",),
-    "jumping_right": ("upright",),
-}
-
-
 def log_probability(logits_BA: Tensor, actions: Sequence[int]) -> Tensor:
     """Log-probability [B] in nats that the action is one of ``actions``."""
     return logits_BA[:, list(actions)].logsumexp(-1) - logits_BA.logsumexp(-1)
 
 
-def _chosen(r: Reading) -> Tensor:
-    return r.logits_BA.gather(-1, r.chosen_B[:, None])[:, 0] - r.logits_BA.logsumexp(-1)
+def _chosen(actions: Sequence[Sequence[int]]) -> Callable[[Reading], Tensor]:
+    """Log-probability of doing what the chosen action does."""
+
+    def read(r: Reading) -> Tensor:
+        each_BK = torch.stack([log_probability(r.logits_BA, ids) for ids in actions], -1)
+        of_A = torch.zeros(r.logits_BA.shape[-1], dtype=torch.int64, device=r.chosen_B.device)
+        for number, ids in enumerate(actions):
+            of_A[list(ids)] = number
+        return each_BK.gather(-1, of_A[r.chosen_B][:, None])[:, 0]
+
+    return read
 
 
 def _of_actions(name: str, actions: Sequence[int]) -> Quantity:
@@ -72,31 +74,31 @@ def _of_direction(name: str, basis: Basis, i: int) -> Quantity:
     return Quantity(name, "coordinate", lambda r: basis.project(r.h_BH)[:, i])
 
 
-def known_quantities(action_names: Sequence[str]) -> dict[str, Quantity]:
-    """Every quantity of a world with these actions, but the directions."""
+def known_quantities(spec: EnvSpec) -> dict[str, Quantity]:
+    """Every quantity of a world, but the directions."""
+    actions = spec.distinct_actions()
     out = {
         "value": Quantity("value", "return", lambda r: r.value_B),
         "value_delta": Quantity("value_delta", "return", lambda r: r.value_B - r.value_before_B, first_step=1),
-        "action": Quantity("action", "nats", _chosen),
+        "action": Quantity("action", "nats", _chosen(list(actions.values()))),
     }
-    for name, members in ACTION_GROUPS.items():
-        actions = [action_names.index(m) for m in members if m in action_names]
-        if actions:
-            out[name] = _of_actions(name, actions)
-    for i, name in enumerate(action_names):
-        out.setdefault(name, _of_actions(name, [i]))
+    for word, members in spec.action_words.items():
+        out[word] = _of_actions(word, [spec.action_names.index(m) for m in members])
+    for name, ids in actions.items():
+        out.setdefault(name, _of_actions(name, ids))
     return out
 
 
 def find_quantities(
-    names: Sequence[str], action_names: Sequence[str], basis_of: Callable[[str], Basis], basis_kind: str = "ica"
+    names: Sequence[str], spec: EnvSpec, basis_of: Callable[[str], Basis], basis_kind: str = "ica"
 ) -> list[Quantity]:
-    """Quantities by name.  basis_of: kind of basis -> basis, or a UserError.
+    """Quantities of a world by name.  basis_of: kind of basis -> basis, or a UserError.
 
     Raises UserError for a name that this world does not have (and lists those it has), a direction
     that does not exist, and a name given twice.
     """
-    known = known_quantities(action_names)
+    known = known_quantities(spec)
+    stands_for = {spec.action_names[i]: name for name, ids in spec.distinct_actions().items() for i in ids}
     out: list[Quantity] = []
     for name in names:
         direction = re.fullmatch(r"((?:d_)?[a-z]+)_(\d+)", name)
@@ -107,6 +109,8 @@ def find_quantities(
             basis, i = basis_of(kind), int(direction[2])
             basis.check([i])
             out.append(_of_direction(name, basis, i))
+        elif name in stands_for:
+            raise UserError(f"{name!r} does the same as {stands_for[name]!r} in this world: ask for {stands_for[name]}")
         else:
             raise UserError(
                 f"no quantity {name!r}{cli.nearest(name, known)}; this world has: {', '.join(known)}, "

@@ -60,9 +60,9 @@ def replay_of(store: RolloutStore, world: int, clusters: Clusters | None, betwee
         raise UserError(f"{store.path} has no positions (an imported extraction has none); record it with this project")
     episodes = lives_of(store, world)
     metas = [store.meta(e) for e in episodes]
-    file = store.path / f"map_{metas[0]['map']}.npy"
-    if not file.exists():
-        raise UserError(f"{file} is missing: the extraction has no map of world {world}")
+    file = f"map_{metas[0]['map']}.npy"
+    if file not in store.manifest["files"]:
+        raise UserError(f"{store.path / file} is missing: the extraction has no map of world {world}")
     first_A = [int(m.get("first_tick") or 0) for m in metas]
     start = min(first_A)
     end = max(f + int(store.steps[e]) for f, e in zip(first_A, episodes, strict=True))
@@ -82,7 +82,7 @@ def replay_of(store: RolloutStore, world: int, clusters: Clusters | None, betwee
         "only clustered ticks have a cluster"
     )  # fmt: skip
     return Replay(
-        map_RC=np.load(file, allow_pickle=False),
+        map_RC=artefacts.load_array(store.path, file),
         row_TA=row_TA,
         col_TA=col_TA,
         agent_A=np.array([int(m["agent"]) for m in metas]),

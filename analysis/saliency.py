@@ -5,12 +5,13 @@
 A simulated rollout is run again from its latent, without noise, and the gradient of a quantity at a
 target step is taken with respect to every frame, every hidden state h_t and every world state d_t,
 averaged over slightly noised copies of the latent (SmoothGrad; analysis.gradients).  It is taken twice:
-through agent and world, and with the path action -> world cut; the difference is what runs through the
-consequences of the agent's own actions.  Captum's methods explain the target frame alone, and checks
+through agent and world, and with the path action -> world cut; the difference is the straight-through gradient by
+way of the agent's own actions.  Captum's methods explain the target frame alone, and checks
 say what the pictures are worth (analysis.attributions).
 
-The straight-through gradients of categorical states and actions are those of probabilities, not of
-the discrete choice: a saliency through them is a hypothesis, which validation.interventions tests.
+Gradients through actions and through the world's categorical states are straight-through: those of probabilities, not
+of the discrete choice, by what the simulator does between two choices, which no training constrains.  A saliency
+through them is a hypothesis, which validation.interventions tests (analysis.coupling enumerates actions instead).
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ Method = Literal["plain", "integrated", "deeplift", "occlusion", "latent"]
 
 @dataclass(frozen=True, kw_only=True)
 class SaliencyConfig:
-    """Gradients of quantities at a target step with respect to frames, hidden states and world states."""
+    """Gradients of quantities at a target step with respect to frames, hidden states and world states; straight-through
+    where they pass an action of the agent or a categorical state of the world."""
 
     simulator: Path = Path("bundles/coinrun-demo/simulator")
     """simulator run directory"""
@@ -363,7 +365,7 @@ def summarise(
                     row[f"{m}_delta"] = float(deltas[m][s]) if m in deltas else np.nan
             rows.append(row)
         ratio = sizes["_through_world"] / np.maximum(sizes[""], np.finfo(np.float64).tiny)
-        means = {"through_world": (ratio, "norm of the gradient through the world / norm of the whole")}
+        means = {"through_world": (ratio, "norm of the straight-through gradient by the world / norm of the whole")}
         for name in ("randomised_correlation", "randomised_floor", "randomised_ceiling"):
             if f"{name}_{q.name}" in a:
                 means[name] = (a[f"{name}_{q.name}"], "Spearman correlation of |gradient|")
@@ -536,7 +538,7 @@ def main(config: SaliencyConfig) -> None:
     with open_samples(config.samples, simulator) as store:
         ids = parse_sample_ids(config.sample_ids, len(store))
         basis_of = bases_in(config.hidden_states, agent, device, config.env_states, fingerprint(simulator))
-        quantities = find_quantities(config.quantities, names, basis_of, config.basis_kind)
+        quantities = find_quantities(config.quantities, simulator.spec, basis_of, config.basis_kind)
         basis = None if config.hidden_states is None else basis_of(config.basis_kind)
         late = next((q for q in quantities if config.target_step < q.first_step), None)
         if late is not None:

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from core import artefacts
+from core.figures import NEGATIVE, POSITIVE, font_of, minus, rgb
 from core.progress import track
 from core.video import write_video
 
-BLUE, RED, GOLD = (40, 90, 255), (255, 40, 40), (255, 190, 0)
+GOLD = (255, 190, 0)  # the target's frame
 TILE, GAP, LABEL = 128, 4, 118
 CAPTION = 18
 TARGET_METHODS = {"integrated": "integrated gradients", "deeplift": "DeepLift", "occlusion": "occlusion"}
@@ -33,7 +34,7 @@ def overlay(frame: np.ndarray, signed: np.ndarray, scale: float) -> np.ndarray:
     colour at ``scale``."""
     grey = frame.astype(np.float64).mean(-1, keepdims=True) * 0.55
     strength = np.clip(np.abs(signed) / scale, 0, 1)[..., None] if scale > 0 else np.zeros((*signed.shape, 1))
-    colour = np.where(signed[..., None] > 0, np.array(BLUE, np.float64), np.array(RED, np.float64))
+    colour = np.where(signed[..., None] > 0, np.array(rgb(POSITIVE), np.float64), np.array(rgb(NEGATIVE), np.float64))
     return (grey * (1 - strength) + colour * strength).astype(np.uint8)
 
 
@@ -76,7 +77,7 @@ def strip_of(result: artefacts.Result, s: int, quantity: str, field: str, action
     """The drawing data of row ``s`` of a result."""
     a = result.arrays
     smooth = "smoothed\n" if result.notes["copies"] > 1 else ""
-    parts = {f"{smooth}gradient": "", "agent only": "_agent_only", "through world": "_through_world"}
+    parts = {f"{smooth}gradient": "", "agent only": "_agent_only", "through world,\nstraight-through": "_through_world"}
     methods = [m for m in TARGET_METHODS if f"{m}_{field}_{quantity}" in a]
     target = result.notes["target_step"]
     name = "combined samples" if result.notes["combined"] else f"sample {result.arrays['sample_ids'][s]}"
@@ -91,15 +92,17 @@ def strip_of(result: artefacts.Result, s: int, quantity: str, field: str, action
         value=a["value"][s],
         alive=a["alive"][s],
         target=target,
-        title=f"{name}: {quantity}{chosen} at step {target} = {a[f'y_{quantity}'][s]:.3f} {unit}",
+        title=minus(
+            f"{name}: {quantity.replace('_', ' ')}{chosen} at step {target} = {a[f'y_{quantity}'][s]:.3f} {unit}"
+        ),
     )
 
 
 def draw_strip(strip: Strip) -> Any:
     """A PIL image: actions, frames, saliency with and without the world, values, and what explains the target frame."""
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
-    font, small = ImageFont.load_default(14), ImageFont.load_default(12)
+    font, small = font_of(13), font_of(11)
     columns = len(strip.frames)
     scale = display_scale(strip)
     rows = ["frames", *strip.maps]
@@ -138,8 +141,8 @@ def draw_strip(strip: Strip) -> Any:
     draw.rectangle((left - 3, top + arrows - 3, left + TILE + 2, bottom - 24), outline=GOLD, width=3)
     for t in range(columns):
         x = LABEL + t * (TILE + GAP) + TILE / 2
-        words = f"t={t}  V={strip.value[t]:.2f}" + (" target" if t == strip.target else "")
-        draw.text((x, bottom - 11), words if strip.alive[t] else f"t={t} ended", fill="black", anchor="mm", font=small)
+        words = minus(f"step {t}, value {strip.value[t]:.2f}") if strip.alive[t] else f"step {t}, ended"
+        draw.text((x, bottom - 11), words, fill="black", anchor="mm", font=font_of(10))
     return image
 
 
@@ -150,16 +153,16 @@ def display_scale(strip: Strip) -> float:
 
 def video_frames(strip: Strip) -> list[np.ndarray]:
     """uint8 [304, 512, 3] a step: the frame and, beside it, the whole gradient's overlay."""
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
-    font, side, scale = ImageFont.load_default(15), 256, display_scale(strip)
+    font, side, scale = font_of(13), 256, display_scale(strip)
     signed = next(iter(strip.maps.values()))
     out = []
     for t, frame in enumerate(strip.frames):
         image = Image.new("RGB", (2 * side, side + 48), GOLD if t == strip.target else "white")
         draw = ImageDraw.Draw(image)
         draw.text((6, 4), strip.title, fill="black", font=font)
-        words = f"t={t}  V={strip.value[t]:.2f}" if strip.alive[t] else f"t={t}  ended"
+        words = minus(f"step {t}, value {strip.value[t]:.2f}") if strip.alive[t] else f"step {t}, ended"
         draw.text((6, 25), words + ("  (target)" if t == strip.target else ""), fill="black", font=font)
         arrow(draw, side + 60, 34, strip.actions[t], 9, font)
         for x, pixels in ((0, frame), (side, overlay(frame, signed[t], scale))):

@@ -26,7 +26,7 @@ from core.artefacts import Result
 from core.contracts import Agent, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
-from core.figures import figure_of
+from core.figures import SEQUENTIAL, figure_of
 from core.progress import bar
 from core.stats import Estimate, bootstrap, interval_of
 
@@ -220,7 +220,7 @@ def draw(result: Result) -> Any:
     figure = figure_of(2 * (0.5 * len(names) + 3.6), 0.5 * len(names) + 2.8)
     for axis, layer in zip(figure.subplots(1, len(LAYERS)), LAYERS, strict=True):
         shown = np.concatenate([result.arrays[f"cka_{layer}"], result.arrays[f"control_{layer}"][:, None]], 1)
-        image = axis.imshow(shown, cmap="viridis", vmin=0, vmax=1)
+        image = axis.imshow(shown, cmap=SEQUENTIAL, vmin=0, vmax=1)
         for (i, j), v in np.ndenumerate(shown):
             axis.text(j, i, f"{v:.2f}", ha="center", va="center", fontsize=7, color="w" if v < 0.6 else "k")
         axis.axvline(len(names) - 0.5, color="w", linewidth=3)
@@ -231,21 +231,36 @@ def draw(result: Result) -> Any:
     return figure
 
 
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The last part of each directory's path, or as many of the last parts as tell it from the others.
+
+    UserError for a directory that is given twice."""
+    parts = [Path(path).resolve().parts for path in paths]
+    for own in parts:
+        if parts.count(own) > 1:
+            raise UserError(f"--agents names {Path(*own)} twice")
+    out = []
+    for own in parts:
+        size = 1
+        while sum(other[-size:] == own[-size:] for other in parts) > 1:
+            size += 1
+        out.append("/".join(own[-size:]))
+    return out
+
+
 def load(paths: Sequence[Path], checkpoints: bool, device: torch.device) -> dict[str, RecurrentAgent]:
-    """Agents by a short name; UserError if two have one name, or no checkpoint is there to compare."""
+    """Agents by a short name; UserError if one is given twice, or no checkpoint is there to compare."""
     out: dict[str, RecurrentAgent] = {}
-    for path in paths:
-        files = ["model.safetensors"]
+    for path, name in zip(paths, short_names(paths), strict=True):
+        files = [artefacts.WEIGHTS]
         if checkpoints:
-            files = sorted(p.name for p in Path(path).glob("checkpoint_*.safetensors")) + files
+            files = artefacts.files_of(path, "checkpoint_*.safetensors") + files
             if len(files) == 1:
                 raise UserError(f"{path} has no checkpoints; train with --checkpoints, or leave the flag away")
         for file in files:
-            label = Path(path).resolve().name
-            if file != "model.safetensors":
+            label = name
+            if file != artefacts.WEIGHTS:
                 label += f" @ {int(Path(file).stem.rpartition('_')[2]):,}"
-            if label in out:
-                raise UserError(f"two agents are called {label!r}; give directories of different names, each once")
             out[label] = load_agent(path, device, file)
     return out
 

@@ -11,7 +11,17 @@ import numpy as np
 from analysis.directions import SPACES
 from analysis.states import REAL, SIMULATED, UNKNOWN_LEVEL
 from core.artefacts import Result
-from core.figures import figure_of
+from core.figures import (
+    DIVERGING,
+    INK,
+    LINE,
+    REAL as REAL_COLOUR,
+    SEQUENTIAL,
+    SIMULATED as SIMULATED_COLOUR,
+    TIME,
+    figure_of,
+)
+from core.pages import label_colours
 
 MAX_COURSES = 4  # episodes in the figure of courses
 MAX_PATHS = 3  # and of paths
@@ -19,7 +29,7 @@ MAX_WEIGHTS = 16  # directions of a basis in the figure of the heads
 DOTS = 2500  # states in a scatter plot
 PLANES = ((0, 1), (2, 3), (4, 5))  # of principal components
 MAPS = {"umap": "UMAP", "tsne": "t-SNE", "pca": "PCA"}
-SOURCES = (("real", "C0"), ("simulated", "C1"))
+SOURCES = (("real", REAL_COLOUR), ("simulated", SIMULATED_COLOUR))
 MEASURES = {
     "inside": "simulated states\namong real ones",
     "covered": "real states\namong simulated",
@@ -88,14 +98,12 @@ def _colourings(result: Result) -> list[str]:
 
 def _paint(figure: Any, axis: Any, xy: np.ndarray, result: Result, rows: np.ndarray, what: str, key: bool) -> None:
     """Scatter the states at xy [M, 2], coloured by one of ``_colourings``; key: with its colour bar or legend."""
-    from matplotlib import colormaps
-
     dots = {"s": 4, "linewidths": 0}
     if what in ("value", "step"):
         number = result.arrays["value"][rows] if what == "value" else result.arrays["index"][rows, 1]
         everything = result.arrays["value"] if what == "value" else result.arrays["index"][:, 1]
         low, high = np.quantile(everything, (0.01, 0.99) if what == "value" else (0, 0.95))
-        cmap = "viridis" if what == "value" else "plasma"
+        cmap = SEQUENTIAL if what == "value" else TIME
         drawn = axis.scatter(*xy.T, c=number, vmin=low, vmax=max(high, low + 1e-9), cmap=cmap, **dots)
         if key:
             figure.colorbar(drawn, ax=axis, extend="both" if what == "value" else "max")
@@ -103,11 +111,10 @@ def _paint(figure: Any, axis: Any, xy: np.ndarray, result: Result, rows: np.ndar
         reward = result.arrays["reward"][rows]
         limit = max(float(np.abs(reward).max()), 1e-9)
         some = np.abs(reward) > SMALL_REWARD * limit
-        colours = {"cmap": "coolwarm", "vmin": -limit} if reward.min() < -0.1 * limit else {"cmap": "OrRd", "vmin": 0}
         axis.scatter(*xy[~some].T, color="0.85", **dots)
         # What is rare is drawn last and larger, or it would not be seen.
         order = np.flatnonzero(some)[np.argsort(np.abs(reward[some]))]
-        drawn = axis.scatter(*xy[order].T, c=reward[order], vmax=limit, s=14, linewidths=0, **colours)
+        drawn = axis.scatter(*xy[order].T, c=reward[order], cmap=DIVERGING, vmin=-limit, vmax=limit, s=14, linewidths=0)
         if key:
             figure.colorbar(drawn, ax=axis)
     elif what == "level":
@@ -116,17 +123,17 @@ def _paint(figure: Any, axis: Any, xy: np.ndarray, result: Result, rows: np.ndar
         axis.scatter(*xy[~known].T, color="0.9", **dots)
         # Levels are many: colours repeat, so that equal colours nearby, not anywhere, mean one level.
         _, number = np.unique(level[known], return_inverse=True)
-        axis.scatter(*xy[known].T, color=colormaps["tab20"](number % 20), **dots)
+        of = label_colours(number)
+        axis.scatter(*xy[known].T, color=[of[n] for n in number], **dots)
     else:
         number = result.arrays[what][rows].astype(int)
-        count = int(result.arrays[what].max()) + 1
-        palette = colormaps["tab20" if count > 10 else "tab10"]
-        axis.scatter(*xy.T, color=palette(number % palette.N), **dots)
+        count, of = int(result.arrays[what].max()) + 1, label_colours(result.arrays[what])
+        axis.scatter(*xy.T, color=[of[n] for n in number], **dots)
         if key and what == "action":
             names = result.notes.get("action_names") or [str(i) for i in range(count)]
             often = np.argsort(-np.bincount(result.arrays[what].astype(int), minlength=count), kind="stable")[:6]
             for i in often:
-                axis.scatter([], [], color=palette(int(i) % palette.N), s=12, label=names[i])
+                axis.scatter([], [], color=of.get(int(i)), s=12, label=names[i])
             axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=7, handletextpad=0.1)
 
 
@@ -173,11 +180,11 @@ def _draw_planes(result: Result) -> Any:
             _paint(figure, axis, xy, result, rows, what, key=number == 0)
             axis.set(xlim=(low[0], high[0] + 1e-6), ylim=(low[1], high[1] + 1e-6))
             axis.tick_params(labelsize=7)
-            axis.set_xlabel(f"PC {a} (sd)", fontsize=8)
-        line[0].set_ylabel(f"PC {b} (sd)", fontsize=8)
+            axis.set_xlabel(f"principal component {a}", fontsize=8)
+        line[0].set_ylabel(f"principal component {b}", fontsize=8)
     for axis, what in zip(axes[0], colourings, strict=True):
         axis.set_title(TITLES[what].split(" (")[0], fontsize=9)
-    figure.suptitle(f"Planes of principal components: {len(rows):,} {_of(result)}", fontsize=11)
+    figure.suptitle(f"Planes of principal components, in standard deviations: {len(rows):,} {_of(result)}", fontsize=11)
     return figure
 
 
@@ -190,22 +197,25 @@ def _draw_explained(result: Result) -> Any:
     axes = np.atleast_1d(figure.subplots(1, 2 if ica else 1))
     table = result.tables["explained"]
     k, share, low, high = (np.array([row[c] for row in table], float) for c in ("components", "share", "low", "high"))
-    axes[0].fill_between(k, low, high, alpha=0.3, label="95 % interval over episodes")
-    axes[0].plot(k, share, marker=".", label="share explained")
+    axes[0].fill_between(k, low, high, color=INK, alpha=0.2, lw=0, label="95 % interval over episodes")
+    axes[0].plot(k, share, color=INK, marker=".", label="share explained")
     of = "z-scored variance" if SPACES[result.notes["space"]].z_scored else "variance"
     axes[0].set(xlabel="principal components", ylabel=f"share of {of}", ylim=(0, 1.02), title=f"PCA of {_of(result)}")
     axes[0].legend(frameon=False, loc="lower right")
     if ica:
-        axes[1].bar([row["direction"] for row in ica], [row["stability"] for row in ica])
+        axes[1].bar([row["direction"] for row in ica], [row["stability"] for row in ica], color=INK)
         axes[1].set(
-            xlabel="independent component", ylabel="stability Iq", ylim=(0, 1), title="ICA: 1 stable, 0 arbitrary"
+            xlabel="independent component",
+            ylabel="stability (index Iq)",
+            ylim=(0, 1),
+            title="ICA: 1 stable, 0 arbitrary",
         )
     return figure
 
 
 def _draw_time_courses(result: Result) -> Any:
     episodes = _some_episodes(result)
-    name, words = ("c_ica", "IC") if "c_ica" in result.arrays else ("c_pca", "PC")
+    name, kind = ("c_ica", "Independent") if "c_ica" in result.arrays else ("c_pca", "Principal")
     shown = min(8, result.arrays[name].shape[1])
     figure = figure_of(3.2 * len(episodes), 1.0 * shown + 0.8)
     axes = figure.subplots(shown, len(episodes), squeeze=False, sharex="col", sharey="row")
@@ -213,13 +223,12 @@ def _draw_time_courses(result: Result) -> Any:
         t = result.arrays["index"][rows, 1]
         for i in range(shown):
             axis = axes[i, column]
-            axis.axhline(0, color="0.8", linewidth=0.8)
-            axis.plot(t, result.arrays[name][rows, i], linewidth=1)
+            axis.axhline(0, color=LINE, linewidth=0.8)
+            axis.plot(t, result.arrays[name][rows, i], color=INK, linewidth=1)
             if column == 0:
-                axis.set_ylabel(f"{words} {i}")
+                axis.set_ylabel(f"component {i}")
         axes[0, column].set_title(f"episode {result.arrays['index'][rows[0], 0]}", fontsize=9)
         axes[-1, column].set_xlabel("step")
-    kind = {"IC": "Independent", "PC": "Principal"}[words]
     figure.suptitle(f"{kind} components of {_of(result)} over time (standard deviations)")
     return figure
 
@@ -242,18 +251,21 @@ def _draw_paths(result: Result) -> Any:
         for axis, (a, b) in zip(line, planes, strict=True):
             axis.scatter(*c[some][:, [a, b]].T, s=2, color="0.87", linewidths=0)
             xy = c[rows][:, [a, b]]
-            arrows = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.005, "cmap": "plasma"}
+            arrows = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.005, "cmap": TIME}
             drawn = axis.quiver(*xy[:-1].T, *np.diff(xy, axis=0).T, t[:-1], **arrows)
             for row, marker in ((0, "o"), (-1, "s")):
-                colour = colormaps["plasma"](0.0 if row == 0 else 1.0)
+                colour = colormaps[TIME](0.0 if row == 0 else 1.0)
                 axis.plot(*xy[row], marker=marker, color=colour, markeredgecolor="k", markersize=7)
             axis.set(xlim=limits[a], ylim=limits[b])
-            axis.set_xlabel(f"PC {a} (sd)", fontsize=8)
-            axis.set_ylabel(f"PC {b} (sd)", fontsize=8)
+            axis.set_xlabel(f"principal component {a}", fontsize=8)
+            axis.set_ylabel(f"principal component {b}", fontsize=8)
         line[0].set_title(f"episode {result.arrays['index'][rows[0], 0]}", fontsize=9)
         figure.colorbar(drawn, ax=line[-1], label="step")
     of = _of(result)
-    figure.suptitle(f"Paths of episodes through planes of principal components of {of} (dot: start, square: end)")
+    figure.suptitle(
+        f"Paths of episodes through planes of principal components of {of}, in standard deviations "
+        f"(dot: start, square: end)"
+    )
     return figure
 
 
@@ -271,7 +283,7 @@ def _draw_heads(result: Result) -> Any:
     for (top, bottom), (kind, weights) in zip(axes, shown.items(), strict=True):
         for axis, part, labels in ((top, weights[:-1], names[:-1]), (bottom, weights[-1:], names[-1:])):
             limit = max(float(np.abs(part).max()), 1e-12)
-            image = axis.imshow(part, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
+            image = axis.imshow(part, cmap=DIVERGING, vmin=-limit, vmax=limit, aspect="auto")
             axis.set_yticks(range(len(labels)), labels, fontsize=7)
             axis.set_xticks(range(weights.shape[1]), [] if axis is top else range(weights.shape[1]), fontsize=7)
             figure.colorbar(image, ax=axis).ax.tick_params(labelsize=7)
@@ -297,14 +309,17 @@ def _draw_overlap(result: Result) -> Any:
     _two_sources(middle, c[some], result.arrays["source"][some])
     low, high = np.quantile(c, (0.002, 0.998), axis=0)
     middle.set(
-        xlim=(low[0], high[0] + 1e-6), ylim=(low[1], high[1] + 1e-6), xlabel=f"PC {a} (sd)", ylabel=f"PC {b} (sd)",
+        xlim=(low[0], high[0] + 1e-6), ylim=(low[1], high[1] + 1e-6), xlabel=f"principal component {a}",
+        ylabel=f"principal component {b}",
         title="First two principal components",
     )  # fmt: skip
     table = {row["measure"]: row for row in result.tables["overlap"]}
     for y, name in enumerate(MEASURES):
         row = table[name]
-        for shift, prefix, colour in ((0.12, "", "C1"), (-0.12, "floor", "C0")):
+        for shift, prefix, colour in ((0.12, "", SIMULATED_COLOUR), (-0.12, "floor", REAL_COLOUR)):
             value = row["floor" if prefix else "simulated"]
+            if value is None:  # the row's reason says why
+                continue
             ends = [row["floor_low" if prefix else "low"], row["floor_high" if prefix else "high"]]
             right.plot(value, y + shift, "o", color=colour)
             if None not in ends:
@@ -312,7 +327,7 @@ def _draw_overlap(result: Result) -> Any:
     right.axvline(0.5, ymin=0.68, color="0.6", linestyle=":", linewidth=1)
     right.set_yticks(range(len(MEASURES)), list(MEASURES.values()), fontsize=8)
     right.set(xlim=(-0.02, 1.02), ylim=(-0.5, len(MEASURES) - 0.5), xlabel="share of states", title="Overlap")
-    for colour, label in (("C1", "simulated against real"), ("C0", "real against real")):
+    for colour, label in ((SIMULATED_COLOUR, "simulated against real"), (REAL_COLOUR, "real against real")):
         right.plot([], [], "o-", color=colour, label=label)
     right.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)
     return figure

@@ -7,8 +7,8 @@ direction is an artefact of the simulator.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,8 +17,31 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from analysis.clusters import Embedding, cluster_stability, embed, k_means, nearest_centre, record_share_from_time
-from analysis.directions import EXACT_SIZE, SPACES, fit_ica, fit_nmf, fit_pca, neuron_basis, state_rank, varying
+from analysis.clusters import (
+    Embedding,
+    check_enough,
+    check_mappable,
+    cluster_stability,
+    embed,
+    k_means,
+    nearest_centre,
+    record_share_from_time,
+)
+from analysis.directions import (
+    EXACT_SIZE,
+    SAMPLES_PER_DIRECTION,
+    SPACES,
+    check_live,
+    check_size,
+    fit_ica,
+    fit_nmf,
+    fit_pca,
+    names_left_out,
+    neuron_basis,
+    say_left_out,
+    state_rank,
+    varying,
+)
 from core import artefacts
 from core.artefacts import Result
 from core.contracts import UserError
@@ -34,6 +57,7 @@ NEIGHBOURS = 5  # of a state, that say how far around it the states of its kind 
 OVERLAP_STATES = 1000  # a side, in each of the random halves that are compared
 CLASSIFIED_STATES = 5000  # of either kind
 FEWEST_COMPARED = 4 * NEIGHBOURS  # states of either kind
+TOO_FEW_IN_A_HALF = f"a random half of the episodes has no {NEIGHBOURS} neighbours of other episodes for any state"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +93,7 @@ class FitOptions:
 def check(options: FitOptions) -> None:
     """UserError for settings that mean nothing."""
     least = {"pca_size": 0, "ica_size": 0, "nmf_size": 0, "nmf_states": 0, "first_step": 0, "most_states": 0}
+    least["ica_restarts"] = 2 if options.ica_size else 0  # its stability is known from several
     for name, low in (least | {"outlier_neighbours": 1, "embedding_states": 1}).items():
         if getattr(options, name) < low:
             raise UserError(f"--{name} {getattr(options, name)}: at least {low}")
@@ -116,7 +141,9 @@ def episodes_of(store: RolloutStore, first: int, most: int, seed: int) -> list[i
     steps_E = np.minimum(store.steps, store.rows) - first
     ids = np.flatnonzero(steps_E > 0)
     if not len(ids):
-        raise UserError(f"{store.path}: no episode is longer than {first} steps")
+        raise UserError(
+            f"{store.path}: no episode is longer than {first} steps; lower --first_step, or leave these states out"
+        )
     if most and steps_E[ids].sum() > most:
         drawn = np.random.default_rng(seed).permutation(ids)
         ids = np.sort(drawn[: max(2, int(np.searchsorted(np.cumsum(steps_E[drawn]), most, side="right")))])
@@ -159,11 +186,6 @@ def pool_rows(
 def _states(
     store: RolloutStore, x_NF: np.ndarray, columns: Mapping[str, np.ndarray], index_N2: np.ndarray, unit_E: np.ndarray
 ) -> States:
-    if not np.isfinite(x_NF).all():
-        bad = int(np.flatnonzero(~np.isfinite(x_NF).all(0))[0])
-        raise UserError(
-            f"{store.path}: its states have NaN or infinite values (the first is number {bad}); make them again"
-        )
     n = len(index_N2)
     level_N = columns[LEVEL].reshape(n).astype(np.int64) if LEVEL in columns else np.full(n, UNKNOWN_LEVEL)
     source = REAL if store.manifest["facts"]["source"] == "real" else SIMULATED
@@ -254,13 +276,18 @@ def outliers(h_NH: np.ndarray, neighbours: int) -> np.ndarray:
     """bool [N]: the median distance to the nearest ``neighbours`` lies 2 standard deviations above its mean."""
     from sklearn.neighbors import NearestNeighbors
 
-    if neighbours >= len(h_NH):
-        raise UserError(f"--outlier_neighbours {neighbours}: there are only {len(h_NH)} states")
+    check_neighbours(neighbours, len(h_NH))
     z_NH = (h_NH - h_NH.mean(0)) / np.maximum(h_NH.std(0), 1e-12)
     distance, _ = NearestNeighbors(n_neighbors=neighbours).fit(z_NH).kneighbors()
     median_N = np.median(distance, axis=1)
     out: np.ndarray = median_N > median_N.mean() + 2 * median_N.std()
     return out
+
+
+def check_neighbours(neighbours: int, count: int) -> None:
+    """UserError if there are too few states to have so many neighbours."""
+    if neighbours >= count:
+        raise UserError(f"--outlier_neighbours {neighbours}: there are only {count} states")
 
 
 # The fit
@@ -278,12 +305,13 @@ def fit(states: States, space: str, owner: str, options: FitOptions, seed: int) 
     check(options)
     fitted_N = states.fitted_N
     x_MF, unit_M = states.x_NF[fitted_N], states.unit_N[fitted_N]
-    dead = states.x_NF.shape[1] - len(varying(x_MF, space))
-    if dead:
-        print(f"warning: {dead} {SPACES[space].unit}s never change and are left out", file=sys.stderr)
+    live_L = varying(x_MF, space)
+    check_sizes(x_MF, unit_M, live_L, len(states.x_NF), space, options)
+    dead = names_left_out(live_L, states.x_NF.shape[1], space)
+    say_left_out(dead)
     kept_N = fitted_N.copy()
     if options.drop_outliers:
-        near_MF = x_MF
+        near_MF = x_MF[:, live_L]
         if x_MF.shape[1] > EXACT_SIZE:  # distances in thousands of dimensions: those in the components' space
             basis = fit_pca(x_MF, options.pca_size or state_rank(x_MF, space), owner, space=space, seed=seed)
             near_MF = spread(basis, project(basis, x_MF))
@@ -291,6 +319,10 @@ def fit(states: States, space: str, owner: str, options: FitOptions, seed: int) 
         x_MF, unit_M = states.x_NF[kept_N], states.unit_N[kept_N]
     size = options.pca_size or state_rank(x_MF, space)
     bases = {"pca": fit_pca(x_MF, size, owner, space=space, seed=seed)}
+    # Distances between states, not between whitened coordinates: noise components must not count as much.
+    x_NK = spread(bases["pca"], project(bases["pca"], states.x_NF))
+    centre_CK = k_means(x_NK[kept_N], options.clusters, seed)
+    cluster_N, _ = nearest_centre(x_NK, centre_CK)
     if options.ica_size:
         restarts = options.ica_restarts
         bases["ica"] = fit_ica(x_MF, options.ica_size, owner, restarts, seed, space=space, episode_N=unit_M)
@@ -299,10 +331,6 @@ def fit(states: States, space: str, owner: str, options: FitOptions, seed: int) 
     if space == "h":
         bases["neurons"] = neuron_basis(x_MF, owner)
     coordinates = {f"c_{k}": project(b, states.x_NF) for k, b in bases.items() if k != "neurons"}
-    # Distances between states, not between whitened coordinates: noise components must not count as much.
-    x_NK = spread(bases["pca"], coordinates["c_pca"])
-    centre_CK = k_means(x_NK[kept_N], options.clusters, seed)
-    cluster_N, _ = nearest_centre(x_NK, centre_CK)
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.permutation(len(x_NK))[: options.embedding_states])
     maps = {k: embed(x_NK[chosen], k, 2, seed).astype(np.float32) for k in options.embedding}
@@ -329,12 +357,33 @@ def fit(states: States, space: str, owner: str, options: FitOptions, seed: int) 
         "hidden_size": states.x_NF.shape[1],
         "episodes_fitted": len(np.unique(unit_M)),
         "fitted_on": "real" if (states.source_N[fitted_N] == REAL).all() else "simulated",
-        "left_out": f"{dead} {SPACES[space].unit}s that never change" if dead else None,
+        "left_out": dead,
     }
     _describe(result, bases, x_NK, states, kept_N, options, rng, seed)
     if 0 < (states.source_N == REAL).sum() < len(states.source_N):
         _compare(result, x_NK, states, seed)
     return result, bases
+
+
+def check_sizes(
+    x_MF: np.ndarray, unit_M: np.ndarray, live_L: np.ndarray, mapped: int, space: str, options: FitOptions
+) -> None:
+    """UserError, before anything is fitted, for what the states are too few or vary in too little for."""
+    if (episodes := len(np.unique(unit_M))) < 2:
+        raise UserError(f"the states are of {episodes} episode, 2 are needed to say how stable a fit is; record more")
+    for k, samples in (
+        (options.pca_size or 1, (options.pca_size or 1) + 1),
+        (options.ica_size, SAMPLES_PER_DIRECTION * options.ica_size),
+        (options.nmf_size, SAMPLES_PER_DIRECTION * options.nmf_size),
+    ):
+        if k:
+            check_size(x_MF.shape, k, samples, space)
+            check_live(k, live_L, x_MF.shape[1], space)
+    check_enough(len(x_MF), options.clusters)
+    for kind in options.embedding:
+        check_mappable(min(mapped, options.embedding_states), kind)
+    if options.drop_outliers:
+        check_neighbours(options.outlier_neighbours, len(x_MF))
 
 
 def project(basis: Basis, x_NF: np.ndarray) -> np.ndarray:
@@ -431,10 +480,10 @@ def overlap(x_NK: np.ndarray, c_NK: np.ndarray, real_N: np.ndarray, unit_N: np.n
     x_NK: states whose distances count; c_NK: the same, whitened; both simulated and real ones.  Measures:
     ``inside`` share of simulated states that are closer to some real state than its 5th neighbour is, and
     ``covered`` the share of real ones that lie so among the simulated (precision and recall of Kynkaanniemi et al.
-    2019, with neighbours from other episodes only); ``frechet`` distance of the two Gaussians, in shares of the
-    real variance; ``told_apart`` out-of-fold hits of a linear classifier (0.5: none).  The first three are taken
-    between disjoint random halves of the episodes, whose spread is the interval; the last one's is bootstrapped
-    over episodes.
+    2019, with neighbours from other episodes only; undefined where no state has as many); ``frechet`` distance of the
+    two Gaussians, in shares of the real variance; ``told_apart`` out-of-fold hits of a linear classifier (0.5: none).
+    The first three are taken between disjoint random halves of the episodes, whose spread is the interval; the last
+    one's is bootstrapped over episodes.  A number that is not defined in every half is None, and ``reason`` says why.
     """
     real_rows, other_rows = np.flatnonzero(real_N), np.flatnonzero(~real_N)
     # As many states a side whoever is compared: the measures depend on it.
@@ -446,6 +495,8 @@ def overlap(x_NK: np.ndarray, c_NK: np.ndarray, real_N: np.ndarray, unit_N: np.n
         rng = np.random.default_rng(seed)
 
         def of_some(a: np.ndarray, b: np.ndarray) -> float:
+            if min(len(a), len(b)) <= NEIGHBOURS:
+                return np.nan
             return measure(*(rng.permutation(rows)[:most] for rows in (a, b)))
 
         return halves(real_rows, other_rows, unit_N[real_rows], of_some, rng, unit_N[other_rows])
@@ -465,20 +516,24 @@ def overlap(x_NK: np.ndarray, c_NK: np.ndarray, real_N: np.ndarray, unit_N: np.n
         ("frechet", *measured(lambda a, b: frechet(x_NK[a], x_NK[b]) / variance), "of the real states' variance"),
         ("told_apart", hits["simulated"], hits["floor"], "share told apart, 0.5 is chance"),
     ]  # fmt: skip
-    return [
-        {
-            "measure": name, "simulated": value.value, "low": value.low, "high": value.high, "floor": floor.value,
-            "floor_low": floor.low, "floor_high": floor.high, "unit": unit, "n": value.n,
-        }
-        for name, value, floor, unit in found
-    ]  # fmt: skip
+    rows = []
+    for name, value, floor, unit in found:
+        numbers = {"simulated": value.value, "low": value.low, "high": value.high, "floor": floor.value,
+                   "floor_low": floor.low, "floor_high": floor.high}  # fmt: skip
+        known = {k: artefacts.finite(v) for k, v in numbers.items()}
+        reason = TOO_FEW_IN_A_HALF if None in (known["simulated"], known["floor"]) else ""
+        rows.append({"measure": name, **known, "unit": unit, "n": value.n, "reason": reason})
+    return rows
 
 
 def _inside(x_NK: np.ndarray, unit_N: np.ndarray, there: np.ndarray, asked: np.ndarray) -> float:
-    """Share of the rows ``asked`` within some row ``there``'s distance to its 5th neighbour of another episode."""
+    """Share of the rows ``asked`` within some row ``there``'s distance to its 5th neighbour of another episode; NaN
+    where none has so many."""
     among = squared_distances(x_NK[there], x_NK[there])
     among[unit_N[there][:, None] == unit_N[there]] = np.inf
     radius = np.partition(among, NEIGHBOURS - 1, axis=1)[:, NEIGHBOURS - 1]
+    if np.isinf(radius).all():
+        return np.nan
     radius[np.isinf(radius)] = -1  # it has fewer neighbours of other episodes than that: nobody is near it
     return float((squared_distances(x_NK[asked], x_NK[there]) <= radius).any(1).mean())
 
@@ -495,40 +550,44 @@ class StateConfig(Protocol):
     def overwrite(self) -> bool: ...
 
 
-def fit_and_save(
-    config: Any, stage: str, space: str, parts: Sequence[States], store: RolloutStore | None, facts: dict[str, Any],
-    began: float,
-) -> None:  # fmt: skip
-    """How env_states and latents end: fit the states of a simulator's space, write the run, say what was found.
+def new_fit(
+    config: StateConfig, stage: str, inputs: Mapping[str, Path | None]
+) -> AbstractContextManager[artefacts.Run]:
+    """The run directory of a fit, opened before the work begins: one that is not free is refused then."""
+    given = {k: v for k, v in inputs.items() if v is not None}
+    return artefacts.new_run(config.out, stage, config, given, overwrite=config.overwrite)
 
-    store: one of those the states are of, for the names of its actions."""
+
+def fit_and_save(
+    config: Any, stage: str, space: str, parts: Callable[[], Sequence[States]], store: RolloutStore | None,
+    facts: dict[str, Any],
+) -> None:  # fmt: skip
+    """How env_states and latents go on: fit the states of a simulator's space, write the run, say what was found.
+
+    parts: makes the states; store: one of those they are of, for the names of its actions."""
     assert store is not None
-    with threadpool_limits(config.threads):  # scikit-learn's own OpenMP does not hear torch.set_num_threads
-        result, bases = fit(join(parts), space, facts["simulator"], config.fit, config.seed)
-    result.notes |= {**facts, "action_names": list(store.spec.action_names)}
     inputs = {"simulator": config.simulator, "rollouts": config.rollouts, "samples": config.samples}
-    save(config, stage, inputs, result, bases, facts, began, config.action == "both")
+    with new_fit(config, stage, inputs) as run:
+        with threadpool_limits(config.threads):  # scikit-learn's own OpenMP does not hear torch.set_num_threads
+            result, bases = fit(join(parts()), space, facts["simulator"], config.fit, config.seed)
+        result.notes |= {**facts, "action_names": list(store.spec.action_names)}
+        save(run, result, bases, facts, config.action == "both")
     print(summary(result, bases, config.out))
 
 
-def save(
-    config: StateConfig, stage: str, inputs: Mapping[str, Path | None], result: Result, bases: Mapping[str, Basis],
-    facts: Mapping[str, Any], began: float, drawn: bool,
-) -> None:  # fmt: skip
-    """Write the run directory of a fit, and its figures."""
+def save(run: artefacts.Run, result: Result, bases: Mapping[str, Basis], facts: Mapping[str, Any], drawn: bool) -> None:
+    """Write what a fit found into its run directory, and its figures."""
     from analysis.state_figures import draw
 
-    given = {k: v for k, v in inputs.items() if v is not None}
-    with artefacts.new_run(config.out, stage, config, given, overwrite=config.overwrite) as run:
-        run.started = began
-        for basis in bases.values():
-            basis.save(run.path)
-        result.save(run.path)
-        if drawn:
-            draw(result, run.path)
-        sources = [name for i, name in enumerate(("real", "simulated")) if (result.arrays["source"] == i).any()]
-        run.facts = {**facts, "fitted_on": result.notes["fitted_on"], "sources": sources}
-        run.metrics = dict(result.scalars)
+    for basis in bases.values():
+        basis.save(run.path)
+    result.save(run.path)
+    if drawn:
+        draw(result, run.path)
+    sources = [name for i, name in enumerate(("real", "simulated")) if (result.arrays["source"] == i).any()]
+    left_out = {"left_out": result.notes["left_out"]} if result.notes["left_out"] else {}
+    run.facts = {**facts, "fitted_on": result.notes["fitted_on"], "sources": sources, **left_out}
+    run.metrics = dict(result.scalars)
 
 
 def load_drawn(source: Path | None, stage: str) -> Result:
@@ -582,10 +641,16 @@ def summary(result: Result, bases: Mapping[str, Basis], out: Path) -> str:
         "inside": "simulated states lie among real ones", "covered": "real states lie among simulated ones",
         "told_apart": "both are told apart by a linear classifier",
     }  # fmt: skip
-    for name, words in said.items():
-        if (share := scalars.get(f"overlap_{name}")) is not None:
-            floor = scalars[f"overlap_{name}_floor"]["value"]
+    for row in result.tables.get("overlap", []):
+        name = row["measure"]
+        if name in said and row["reason"]:
+            lines.append(f"  how many {said[name]} is not known: {row['reason']}")
+        elif name in said:
+            share, floor = scalars[f"overlap_{name}"], scalars[f"overlap_{name}_floor"]["value"]
+            words = said[name]
             lines.append(f"  {share['value']:.0%}{_interval(share, '.0%')} of {words} (real against real: {floor:.0%})")
+    if "overlap" in result.notes:
+        lines.append(f"  real against simulated: {result.notes['overlap']}")
     return "\n".join([*lines, f"  {out}"])
 
 

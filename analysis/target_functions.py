@@ -19,7 +19,7 @@ hypothesis about the world.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,13 +34,15 @@ from analysis.quantities import Quantity, Reading, find_quantities, known_quanti
 from analysis.saliency import bases_in
 from analysis.saliency_figures import GAP, GOLD, LABEL, TILE, arrow
 from core import artefacts, config as cli
-from core.contracts import Simulator, Trajectory, UserError
+from core.contracts import EnvSpec, Simulator, Trajectory, UserError
 from core.directions import Basis, fingerprint
 from core.episodes import RolloutStore
+from core.figures import BAND, INK, SIMULATED, figure_of, font_of, minus
 from core.progress import bar
 from core.stats import Estimate, benjamini_hochberg, bootstrap_mean, sign_flip_p
 from core.video import check_video, write_video
 from generative.record_samples import informed_latents, noise_of, open_rollouts, random_latents
+from generative.simulator import require_finite
 
 STAGE = "target_functions"
 
@@ -84,7 +86,8 @@ class TargetFunctionsConfig:
     """price of leaving the population: standard deviations of the target (over the population) for being one
     standard deviation further out than its mean, and four times that for two; 0: nothing is paid"""
     env_grads: bool = True
-    """let the gradient pass through the consequences of the agent's actions"""
+    """let the gradient pass straight through the agent's actions to their consequences; the world's categorical states
+    are passed straight through either way"""
     noisy: int = 8
     """noisy rollouts a start, before and after, which say whether the effect outlives the world's noise"""
     drawn: int = 8
@@ -190,7 +193,7 @@ def find_targets(
     maximise: Sequence[str],
     minimise: Sequence[str],
     first: int,
-    action_names: Sequence[str],
+    spec: EnvSpec,
     basis_of: Callable[[str], Basis],
     basis_kind: str = "ica",
 ) -> list[Target]:
@@ -199,20 +202,20 @@ def find_targets(
     Raises UserError where none is named, one is named twice, a name is not known in this world, a direction
     does not exist or a quantity means nothing at step ``first``.
     """
-    own, known = whole_rollout_targets(first), known_quantities(action_names)
+    own, known = whole_rollout_targets(first), known_quantities(spec)
     out: list[Target] = []
     for flag, sign, names in (("--maximise", 1, maximise), ("--minimise", -1, minimise)):
         for name in names:
             if name in own:
                 out.append(Target(name, sign, *own[name]))
                 continue
-            if name not in known and not re.fullmatch(r"[a-z]+_\d+", name):
+            if name not in {*known, *spec.action_names} and not re.fullmatch(r"[a-z]+_\d+", name):
                 everything = [*own, *known]
                 raise UserError(
                     f"{flag}: no target {name!r}{cli.nearest(name, everything)}; this world has: "
                     f"{', '.join(everything)}, and direction_ID, ica_ID, neurons_ID ... with --hidden_states"
                 )
-            (quantity,) = find_quantities([name], action_names, basis_of, basis_kind)
+            (quantity,) = find_quantities([name], spec, basis_of, basis_kind)
             if first < quantity.first_step:
                 raise UserError(f"{flag} {name} needs --first_step {quantity.first_step} or later")
             out.append(mean_target(quantity, sign, first))
@@ -242,11 +245,16 @@ class Population:
 
     @classmethod
     def of(cls, z_NZ: Tensor) -> Population:
-        """Covariance shrunk towards a sphere as the data asks (Ledoit & Wolf 2004), so that it has an inverse."""
+        """Covariance shrunk towards a sphere as the data asks (Ledoit & Wolf 2004), so that it has an inverse.
+
+        UserError where there is none: all latents are the same."""
         from sklearn.covariance import ledoit_wolf
 
         covariance, _ = ledoit_wolf(z_NZ.cpu().double().numpy())
-        spread = torch.linalg.cholesky(torch.from_numpy(covariance)).to(z_NZ)
+        spread, failed = torch.linalg.cholesky_ex(torch.from_numpy(covariance))
+        if failed or not torch.isfinite(spread).all():
+            raise UserError(f"the simulator tells no window from another: all {len(z_NZ)} latents are the same")
+        spread = spread.to(z_NZ)
         mean = z_NZ.mean(0)
         return cls(z_NZ, mean, spread, distance_from(mean, spread, z_NZ))
 
@@ -324,6 +332,7 @@ def informed_starts(
 # Beside a gradient of length 1.  Adam's own, 1e-8, moves coordinates that hardly matter, and those whose gradient is a
 # rounding error, as far as those that do.
 ADAM_EPS = 0.1
+SAME = 1e-6  # spread of a target over latents, of its size, up to which it is rounding error
 RESTART_DISTANCE = 0.5  # of a restart from its start, in standard deviations of the population
 
 
@@ -398,10 +407,12 @@ def optimise_all(
 
 @torch.no_grad()
 def read_all(simulator: Simulator, targets: Sequence[Target], z_NZ: Tensor, steps: int, tick: Any) -> np.ndarray:
-    """y [targets, N] of modal rollouts from many latents, 64 at a time."""
+    """y [targets, N] of modal rollouts from many latents, 64 at a time; NaN where a rollout ends before it can be
+    read.  UserError where the simulator makes no numbers."""
     parts = []
     for i in range(0, len(z_NZ), 64):
         out = simulator.rollout(z_NZ[i : i + 64], steps)
+        require_finite(out)
         parts.append(torch.stack([target.read(out) for target in targets]))
         tick(len(out.value))
     return torch.cat(parts, 1).cpu().double().numpy()
@@ -420,35 +431,58 @@ def read_noisy(simulator: Simulator, target: Target, z_SZ: Tensor, config: Targe
 def compute(
     simulator: Simulator, targets: Sequence[Target], starts: Starts, config: TargetFunctionsConfig
 ) -> artefacts.Result:
-    """Optimise every start for every target; arrays, the tables ``samples`` and ``targets``, and scalars."""
+    """Optimise every start for every target; arrays, the tables ``samples`` and ``targets``, and scalars.
+
+    A target that says nothing in this simulator is left out: its row has no numbers and says why (``why_not``).
+    UserError if all are.
+    """
     samples, population, tries = config.samples, starts.population, tries_of(config)
     if len(starts.z_SZ) != samples * config.screen or len(population.z_NZ) != samples * tries:
         raise ValueError(f"{len(starts.z_SZ)} starts and {len(population.z_NZ)} controls for {samples} samples")
     result = artefacts.Result()
     work = samples * (tries + config.screen) + samples * config.restarts * config.iterations * len(targets)
+    left_out: dict[str, str] = {}
     with bar("optimising", work, "rollouts") as progress:
         control_y = read_all(simulator, targets, population.z_NZ, config.steps, progress.advance)
         start_y = read_all(simulator, targets, starts.z_SZ, config.steps, progress.advance)
+        left_out = {t.label: why for t, y in zip(targets, control_y, strict=True) if (why := why_not(y))}
+        if len(left_out) == len(targets):
+            raise UserError("; ".join(f"{t.name} {left_out[t.label]}" for t in targets))
         for k, target in enumerate(targets):
+            if target.label in left_out:
+                continue
             mine = starts.best(target.sign * start_y[k], config.screen)
             scale = float(np.nanstd(control_y[k]))
-            if not scale > 0:
-                raise UserError(f"{target.name} is the same for every latent: there is nothing to optimise")
             found = optimise_all(
                 simulator, target, mine, scale, config, lambda n: progress.advance(n * config.iterations)
             )
             result.arrays |= recorded(simulator, target, mine.z_SZ, config, "before")
             result.arrays |= recorded(simulator, target, found.z_RZ, config, "after")
             put(result, simulator, target, mine, found, control_y[k].reshape(samples, tries), scale, config)
-    summarise(result, targets, config.seed)
+    summarise(result, targets, left_out, config.seed)
+    read = [t for t in targets if t.label not in left_out]
     result.notes |= {
-        "targets": {t.label: {"name": t.name, "sign": t.sign, "unit": t.unit} for t in targets},
+        "targets": {t.label: {"name": t.name, "sign": t.sign, "unit": t.unit} for t in read},
+        "left_out": left_out,
         "first_step": config.first_step,
         "tries": tries,
         "population": len(population.z_NZ),
         "field": next(iter(simulator.spec.obs)),
     }
     return result
+
+
+def why_not(y_N: np.ndarray) -> str:
+    """Why a target cannot be optimised, from what the untrained latents of the population show; "": it can."""
+    known = y_N[np.isfinite(y_N)]
+    if len(known) < 2:
+        return (
+            f"can be read in {len(known)} of {len(y_N)} rollouts, the others end too early: try fewer --steps or "
+            "another --first_step"
+        )
+    if not known.std() > SAME * np.abs(known).max():
+        return "is the same for every latent: there is nothing to optimise"
+    return ""
 
 
 def tries_of(config: TargetFunctionsConfig) -> int:
@@ -498,6 +532,23 @@ def put(
     further = [starts.population.nearer_share(z) for z in (starts.z_SZ, found.z_RZ)]
     distance = [starts.population.distance(z).cpu().numpy() for z in (starts.z_SZ, found.z_RZ)]
     for s in range(len(before)):
+        numbers = {
+            "before": before[s],
+            "after": after[s],
+            "control": best[s],
+            "gain": target.sign * (after[s] - before[s]),
+            "gain_sd": target.sign * (after[s] - before[s]) / scale,
+            "over_control": target.sign * (after[s] - best[s]),
+            "noisy_before": noisy[0, s],
+            "noisy_after": noisy[1, s],
+            "noisy_gain": target.sign * (noisy[1, s] - noisy[0, s]),
+            "distance_before": distance[0][s],
+            "distance_after": distance[1][s],
+            "nearer_before": further[0][s],
+            "nearer_after": further[1][s],
+        }
+        read = {"the rollout before": before[s], "the rollout after": after[s], "every untrained rollout": best[s]}
+        unread = [which for which, y in read.items() if not np.isfinite(y)]
         result.tables.setdefault("samples", []).append(
             {
                 "target": target.name,
@@ -507,21 +558,10 @@ def put(
                 "episode": int(starts.where_S2[s, 0]),
                 "step": int(starts.where_S2[s, 1]),
                 "unit": target.unit,
-                "before": float(before[s]),
-                "after": float(after[s]),
-                "control": float(best[s]),
-                "gain": float(target.sign * (after[s] - before[s])),
-                "gain_sd": float(target.sign * (after[s] - before[s]) / scale),
-                "over_control": float(target.sign * (after[s] - best[s])),
-                "noisy_before": float(noisy[0, s]),
-                "noisy_after": float(noisy[1, s]),
-                "noisy_gain": float(target.sign * (noisy[1, s] - noisy[0, s])),
-                "distance_before": float(distance[0][s]),
-                "distance_after": float(distance[1][s]),
-                "nearer_before": float(further[0][s]),
-                "nearer_after": float(further[1][s]),
+                **{k: artefacts.finite(v) for k, v in numbers.items()},
                 "steps_before": int(a[f"alive_before_{label}"][s].sum()),
                 "steps_after": int(a[f"alive_after_{label}"][s].sum()),
+                "reason": f"too early an end to be read: {', '.join(unread)}" if unread else "",
             }
         )
 
@@ -539,26 +579,30 @@ MEANS = {
 }
 
 
-def summarise(result: artefacts.Result, targets: Sequence[Target], seed: int) -> None:
-    """The table ``targets`` (a row a target; p and q of the gain over the control) and scalars; means over starts,
-    whole episodes resampled."""
+def summarise(result: artefacts.Result, targets: Sequence[Target], left_out: Mapping[str, str], seed: int) -> None:
+    """The table ``targets`` (a row a target; p and q of the gain over the control) and scalars; means over the starts
+    where they are known, whole episodes resampled.  ``reason``: why a number is not there."""
     rows: list[dict[str, Any]] = []
     for target in targets:
         sense = "up" if target.sign > 0 else "down"
-        mine = [r for r in result.tables["samples"] if (r["target"], r["sense"]) == (target.name, sense)]
+        every = result.tables.get("samples", [])
+        mine = [r for r in every if (r["target"], r["sense"]) == (target.name, sense)]
         unit_S = np.array([r["independent"] for r in mine])
         row: dict[str, Any] = {"target": target.name, "sense": sense, "unit": target.unit}
         for name, unit in MEANS.items():
-            e = mean_of(np.array([r[name] for r in mine]), unit_S, seed)
+            e = mean_of(np.array([r[name] for r in mine], np.float64), unit_S, seed)
             result.scalar(f"{name}_{target.label}", e.value, unit.format(unit=target.unit), e.n, e.interval)
-            row |= {name: e.value, f"{name}_low": e.low, f"{name}_high": e.high}
-        over = np.array([r["over_control"] for r in mine])
+            ends = {name: e.value, f"{name}_low": e.low, f"{name}_high": e.high}
+            row |= {k: artefacts.finite(v) for k, v in ends.items()}
+        over = np.array([r["over_control"] for r in mine], np.float64)
         known = np.isfinite(over)
         each = [over[known & (unit_S == u)].mean() for u in np.unique(unit_S[known])]
-        row |= {"n": len(each), "p": sign_flip_p(np.array(each), rng=np.random.default_rng(seed))}
-        rows.append(row)
+        unread = sum(bool(r["reason"]) for r in mine)
+        reason = f"{unread} of {len(mine)} starts end too early to be read or compared" if unread else ""
+        p = sign_flip_p(np.array(each), rng=np.random.default_rng(seed))
+        rows.append(row | {"n": len(each), "p": p, "reason": left_out.get(target.label, reason)})
     for row, q in zip(rows, benjamini_hochberg(np.array([row["p"] for row in rows])), strict=True):
-        row["q"] = float(q)
+        row |= {"p": artefacts.finite(row["p"]), "q": artefacts.finite(q)}
     result.tables["targets"] = rows
 
 
@@ -599,23 +643,28 @@ def title_of(result: artefacts.Result, s: int, label: str) -> str:
         r for r in result.tables["samples"] if (r["target"], r["sense"], r["sample"]) == (about["name"], sense, s)
     )
     return (
-        f"start {s}, {about['name']} {sense}: {row['before']:.3g} -> {row['after']:.3g} {about['unit']} "
-        f"(best of {result.notes['tries']} untrained: {row['control']:.3g})"
+        f"start {s}, {about['name']} {sense}: {said(row['before'])} -> {said(row['after'])} {about['unit']} "
+        f"(best of {result.notes['tries']} untrained: {said(row['control'])})"
     )
+
+
+def said(value: float | None, spec: str = ".3g") -> str:
+    """A number of a row in words."""
+    return "not known" if value is None else f"{value:{spec}}"
 
 
 def draw_strip(result: artefacts.Result, s: int, label: str, names: Sequence[str]) -> Any:
     """A PIL image: the rollout before and, below it, after; actions, frames, the target's reading and the value."""
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
-    font, small = ImageFont.load_default(14), ImageFont.load_default(12)
+    font, small = font_of(13), font_of(10)
     name, first = result.notes["targets"][label]["name"], result.notes["first_step"]
     rollouts = {when: shown_of(result, s, label, when, names) for when in ("before", "after")}
     columns, top, arrows, words = len(rollouts["before"].frames), 28, 30, 40
     block = arrows + TILE + words
     image = Image.new("RGB", (LABEL + columns * (TILE + GAP), top + 2 * block), "white")
     pen = ImageDraw.Draw(image)
-    pen.text((6, 6), title_of(result, s, label), fill="black", font=font)
+    pen.text((6, 6), minus(title_of(result, s, label)), fill="black", font=font)
     for row, (when, x) in enumerate(rollouts.items()):
         y = top + row * block
         pen.text((6, y + arrows + TILE // 2), when, fill="black", font=font)
@@ -627,10 +676,10 @@ def draw_strip(result: artefacts.Result, s: int, label: str, names: Sequence[str
             image.paste(tile, (left, y + arrows))
             if x.alive[t]:
                 arrow(pen, middle, y + arrows / 2 - 2, x.actions[t], 10, small)
-            said = f"t={t}  V={x.value[t]:.2f}" if x.alive[t] else f"t={t} ended"
+            said = minus(f"step {t}, value {x.value[t]:.2f}") if x.alive[t] else f"step {t}, ended"
             pen.text((middle, y + arrows + TILE + 10), said, fill="black", anchor="mm", font=small)
             if x.alive[t] and name not in VALUES:
-                said = f"{name} {x.trace[t]:.3g}"
+                said = minus(f"{name} {x.trace[t]:.3g}")
                 pen.text((middle, y + arrows + TILE + 25), said, fill="black", anchor="mm", font=small)
     return image
 
@@ -640,9 +689,9 @@ VALUES = ("value", "value_drop", "value_rise")  # whose reading is the value, wh
 
 def video_frames(result: artefacts.Result, s: int, label: str, names: Sequence[str]) -> list[np.ndarray]:
     """uint8 [320, 512, 3] a step: before, and beside it after."""
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
-    font, side = ImageFont.load_default(15), 256
+    font, side = font_of(13), 256
     rollouts = {when: shown_of(result, s, label, when, names) for when in ("before", "after")}
     about = result.notes["targets"][label]
     out = []
@@ -652,10 +701,10 @@ def video_frames(result: artefacts.Result, s: int, label: str, names: Sequence[s
         pen.text((6, 4), f"start {s}: {about['name']} {'up' if about['sign'] > 0 else 'down'}, t={t}", "black", font)
         for column, (when, x) in enumerate(rollouts.items()):
             left = column * side
-            said = f"{when}  V={x.value[t]:.2f}" if x.alive[t] else f"{when}  ended"
+            said = f"{when}, value {x.value[t]:.2f}" if x.alive[t] else f"{when}, ended"
             if x.alive[t] and about["name"] not in VALUES:
                 said += f"  {x.trace[t]:.3g}"
-            pen.text((left + 6, 32), said, fill="black", font=font)
+            pen.text((left + 6, 32), minus(said), fill="black", font=font)
             if x.alive[t]:
                 arrow(pen, left + side - 40, 44, x.actions[t], 9, font)
             tile = Image.fromarray(x.frames[t]).resize((side, side), Image.Resampling.NEAREST)
@@ -666,26 +715,29 @@ def video_frames(result: artefacts.Result, s: int, label: str, names: Sequence[s
 
 def draw_courses(result: artefacts.Result) -> Any:
     """A matplotlib Figure, a panel a target: every start's course, their mean, and what the untrained latents give."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     a, labels = result.arrays, list(result.notes["targets"])
     columns = min(3, len(labels))
     rows = -(-len(labels) // columns)
-    figure = Figure(figsize=(4.6 * columns, 3.4 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = figure_of(4.6 * columns, 3.4 * rows)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis, label in zip(axes, labels, strict=False):
         about = result.notes["targets"][label]
         y, sign = a[f"y_{label}"], about["sign"]
-        axis.plot(y, color="tab:blue", alpha=0.3, linewidth=0.8)
-        axis.plot(np.nanmean(y, 1), color="tab:blue", linewidth=2, label=f"mean of {y.shape[1]} starts")
+        axis.plot(y, color=SIMULATED, alpha=0.3, linewidth=0.8)
+        known = np.isfinite(y)
+        mean = np.where(known, y, 0).sum(1) / np.where(known.any(1), known.sum(1), np.nan)
+        axis.plot(mean, color=SIMULATED, linewidth=2, label=f"mean of {y.shape[1]} starts")
         control = a[f"control_{label}"]
         low, high = np.nanquantile(control, (0.05, 0.95))
-        axis.axhspan(low, high, color="grey", alpha=0.25, linewidth=0, label="90 % of untrained latents")
+        axis.axhspan(low, high, color=BAND, linewidth=0, label="90 % of untrained latents")
         best = result.scalars[f"control_{label}"]["value"]
-        axis.axhline(best, color="black", linestyle="--", linewidth=1, label=f"best of {result.notes['tries']} of them")
-        axis.set(title=f"{about['name']}, {'up' if sign > 0 else 'down'}", xlabel="step of Adam", ylabel=about["unit"])
+        if best is not None:
+            axis.axhline(best, color=INK, linestyle="--", linewidth=1, label=f"best of {result.notes['tries']} of them")
+        axis.set(
+            title=f"{about['name'].replace('_', ' ')}, {'up' if sign > 0 else 'down'}",
+            xlabel="step of the search",
+            ylabel=about["unit"],
+        )
     axes[0].legend(fontsize=7)
     for axis in axes[len(labels) :]:
         axis.axis("off")
@@ -734,7 +786,7 @@ def main(config: TargetFunctionsConfig) -> None:
     simulator = load_simulator(config.simulator, device)
     agent, names = fingerprint(simulator.agent), simulator.spec.action_names
     targets = find_targets(
-        config.maximise, config.minimise, config.first_step, names,
+        config.maximise, config.minimise, config.first_step, simulator.spec,
         bases_in(config.hidden_states, agent, device), config.basis_kind,
     )  # fmt: skip
     count, controls = config.samples * config.screen, config.samples * tries_of(config)
@@ -753,14 +805,23 @@ def main(config: TargetFunctionsConfig) -> None:
         draw(result, run.path, names, config.drawn, config.video)
         result.save(run.path)
         run.metrics |= result.scalars
-    print(f"{len(targets)} targets, {config.samples} latents each: {config.out}")
+    print(f"{len(result.notes['targets'])} targets, {config.samples} latents each: {config.out}")
     for row in result.tables["targets"]:
-        print(
-            f"  {row['target']} {row['sense']}: {row['before']:.3g} -> {row['after']:.3g} {row['unit']}, "
-            f"best of {result.notes['tries']} untrained {row['control']:.3g} "
-            f"(gain over it {row['over_control']:.3g} [{row['over_control_low']:.3g}, {row['over_control_high']:.3g}], "
-            f"n {row['n']}, q {row['q']:.2g}); {row['nearer_after']:.0f} % of the population are nearer to its centre"
-        )
+        print(f"  {row['target']} {row['sense']}: {in_words(row, result.notes['tries'])}")
+
+
+def in_words(row: Mapping[str, Any], tries: int) -> str:
+    """What a row of the table ``targets`` says."""
+    if not row["n"]:
+        return str(row["reason"])
+    ends = said(row["over_control_low"]), said(row["over_control_high"])
+    best = f"best of {tries} untrained {said(row['control'])}"
+    return (
+        f"{said(row['before'])} -> {said(row['after'])} {row['unit']}, {best} "
+        f"(gain over it {said(row['over_control'])} [{', '.join(ends)}], n {row['n']}, q {said(row['q'], '.2g')}); "
+        f"{said(row['nearer_after'], '.0f')} % of the population are nearer to its centre"
+        + (f"; {row['reason']}" if row["reason"] else "")
+    )
 
 
 if __name__ == "__main__":

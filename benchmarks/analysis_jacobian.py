@@ -7,7 +7,9 @@ frozen in every variant, from states a few steps after random latents, in a rand
 naive: for every sample and every target direction one forward and one backward pass, which gives that target's row
 at all lags.  It is timed on a part of the samples (--naive_samples): it does the same work for each.
 one pass a direction: the milder way, one forward pass over many samples, then a backward pass a target over them.
-ours: ``analysis.coupling.jacobians``, which gives the direct part (action -> world cut) too.
+ours: ``analysis.coupling.jacobians``, which gives the direct part (action -> world cut) too; straight-through, as in
+the naive way, with all actions in one group, so that none is tried.
+actions enumerated: the same with every distinct action tried at every step, on as many samples as the naive way.
 
 The table says what a variant computes: the whole Jacobian, or the whole and its direct part, which the stage needs.
 Variants run in turns in one process; a ratio is the median of the ratios of neighbouring runs.
@@ -40,7 +42,7 @@ def one_by_one(sim: RSSMSimulator, state: SimState, basis: Basis, env_grads: boo
     """The naive way, a forward and a backward pass a sample and target: dc_j(T) / dc_i(T-lag) [B, lags, i, j]."""
     import torch
 
-    from analysis.coupling import rows_of
+    from analysis.gradients import rows_of
 
     rows = []
     for b in range(len(state.h_BH)):
@@ -56,8 +58,7 @@ def a_direction(
     """One forward pass over all samples, then a backward pass a target: float [B, lags, i, targets]."""
     import torch
 
-    from analysis.coupling import rows_of
-    from analysis.gradients import unroll
+    from analysis.gradients import rows_of, unroll
 
     state = rows_of(state, slice(None), lambda x: x.detach())
     state = state._replace(h_BH=state.h_BH.requires_grad_())
@@ -75,7 +76,7 @@ def chunked(work: Callable[[SimState], Tensor], state: SimState, size: int, dim:
     """Work on ``size`` samples at a time."""
     import torch
 
-    from analysis.coupling import rows_of
+    from analysis.gradients import rows_of
 
     count = len(state.h_BH)
     return torch.cat([work(rows_of(state, slice(n, n + size))) for n in range(0, count, size)], dim)
@@ -108,8 +109,10 @@ def main() -> None:
     import numpy as np
     import torch
 
-    from analysis.coupling import jacobians, rows_of, rows_that_fit
+    from analysis.coupling import jacobians, rows_that_fit
     from analysis.directions import neuron_basis, random_basis
+    from analysis.gradients import rows_of
+    from envs.registry import same_actions
     from generative.simulator import load_simulator
 
     threads, clock = (1, time.process_time) if args.busy else (args.threads, time.perf_counter)
@@ -122,17 +125,24 @@ def main() -> None:
     size = min(args.samples, rows_that_fit(sim, state, max(LAGS), args.memory_gb * 1e9))
     few = rows_of(state, slice(args.naive_samples))
     every = list(range(DIRECTIONS))
+    every_action = list(range(sim.agent.n_actions))
+
+    def both_parts(some: SimState, groups: list[list[int]]) -> Tensor:
+        parts = jacobians(sim, some, basis, LAGS, DIRECTIONS, groups)
+        return torch.stack([parts["straight_through"], parts["direct"]])
+
     variants: dict[str, tuple[int, Callable[[], Tensor]]] = {
         "naive": (args.naive_samples, lambda: one_by_one(sim, few, basis)),
         "naive, agent only": (args.naive_samples, lambda: one_by_one(sim, few, basis, False)),
         "one pass a direction": (
             args.samples, lambda: chunked(lambda s: a_direction(sim, s, basis, every), state, size)
         ),
-        "ours": (args.samples, lambda: chunked(lambda s: jacobians(sim, s, basis, LAGS, DIRECTIONS), state, size, 1)),
+        "ours": (args.samples, lambda: chunked(lambda s: both_parts(s, [every_action]), state, size, 1)),
+        "actions enumerated": (args.naive_samples, lambda: both_parts(few, same_actions(sim.spec))),
     }  # fmt: skip
     found: dict[str, Tensor] = {}
     times: dict[str, list[float]] = {name: [] for name in variants}
-    jacobians(sim, few, basis, LAGS, DIRECTIONS)
+    both_parts(few, [every_action])
     for _ in range(args.repeats):
         for name, (count, work) in variants.items():
             began = clock()
@@ -156,6 +166,7 @@ def main() -> None:
         ("whole and direct part", "naive", both, both),
         ("whole and direct part", "ours", times["ours"], both),
         ("(whole alone, in the same time)", "ours", times["ours"], times["naive"]),
+        ("both, and through the world by trying actions", "actions enumerated", times["actions enumerated"], both),
     )
     for work_done, name, mine, yardstick in rows:
         ratios = [a / b for a, b in zip(yardstick, mine, strict=True)]

@@ -13,6 +13,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,10 +72,11 @@ def main() -> None:
     simulator = load_simulator(args.simulator)
     with RolloutStore(args.samples) as store:
         z_SZ = torch.from_numpy(store.latents(list(range(args.count))))
-    known = known_quantities(simulator.spec.action_names)
+    spec = replace(simulator.spec, same_actions=())  # every id a quantity: as many as were measured at first
+    known = known_quantities(spec)
     # jumping_up, jumping_left and jumping_right are actions: each number once.
     names = [n for n in known if n not in ("up", "upleft", "upright")][:QUANTITIES]
-    quantities = find_quantities(names, simulator.spec.action_names, no_basis)
+    quantities = find_quantities(names, spec, no_basis)
     with torch.no_grad():
         _, outs = unroll(simulator, simulator.start(z_SZ), TARGET + 1)
     chosen_B = outs[TARGET].action_B.repeat_interleave(COPIES)

@@ -2,14 +2,18 @@
 
 A manifest says what made the directory (stage, argv, resolved config, seed, code and package
 versions, device), what it was made from (each input's path and manifest hash) and what is in it
-(each file's size and SHA-256, metrics with units).  A directory without one is half-written, and no
-stage reads it.  ``python -m core.artefacts verify DIR`` walks the whole chain.
+(each file's size and SHA-256, metrics with units), and seals all that with a SHA-256 of its own.  A
+directory without one is half-written, and no stage reads it.  A file of a run directory is read through
+``load_bytes`` (or what stands on it), which compares it with the manifest before anything is made of it.
+``python -m core.artefacts verify DIR`` walks the whole chain.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import importlib.metadata
+import io
 import json
 import os
 import platform
@@ -26,18 +30,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.config import ROOT, read_json, to_json
+from core.config import ROOT, parse_json, read_json, to_json
 from core.contracts import UserError
 
 MANIFEST = "manifest.json"
-SCHEMA = 1
+SCHEMA = 2
+READ = (1, 2)  # schema 1 has no seal
+SEAL = "seal"
+WEIGHTS = "model.safetensors"
+DIFFERS = "content differs from its manifest; copy or make it again"
 PACKAGES = (
     "torch", "numpy", "scipy", "scikit-learn", "procgen-mirror", "nmmo", "pufferlib", "captum", "umap-learn", "hdbscan",
     "h5py",
 )  # fmt: skip
-# training_state/ is rewritten on resume and read by no other stage; behaviours.json holds display names
-# that users edit.
-UNHASHED = ("training_state/", "behaviours.json")
+STATES = "training_state/"  # rewritten on resume, read by no other stage; has checksums of its own (core.training)
+# Names that users edit: the manifest marks them "editable" and has the hash of what the stage wrote, so that an edit
+# is seen and said, but is no fault.
+EDITABLE = ("behaviours.json",)
+SIMULATOR_WARNING = "simulator_warning"  # fact of a manifest, see ``simulator_warning``
+LESS_THAN_HELD = "free_running_mse_less_held_frame"  # metric of a simulator (generative.train)
 
 
 def sha256(path: Path) -> str:
@@ -63,7 +74,31 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_atomically(path, (json.dumps(to_json(value), indent=1, allow_nan=False) + "\n").encode())
+    """JSON, atomically; a number that is not finite becomes null, so that it is never mistaken for one."""
+    write_atomically(path, (json.dumps(_finite_only(to_json(value)), indent=1, allow_nan=False) + "\n").encode())
+
+
+def _finite_only(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite_only(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite_only(v) for v in value]
+    return finite(value) if isinstance(value, float) else value
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON values with the SHA-256 of them all under ``seal``, so that a change of one is seen (see ``seal_holds``)."""
+    plain = json.loads(json.dumps(_finite_only(to_json(values)), allow_nan=False))
+    return {**plain, SEAL: _seal(plain)}
+
+
+def seal_holds(values: Mapping[str, Any]) -> bool:
+    """Whether JSON values are those that ``sealed`` sealed."""
+    return values.get(SEAL) == _seal({k: v for k, v in values.items() if k != SEAL})
+
+
+def _seal(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def code_version() -> str:
@@ -92,11 +127,13 @@ def parameter_count(module: torch.nn.Module) -> int:
 
 
 def finite(value: Any) -> float | None:
-    """The number for a file; None where it is not finite, so that it is never mistaken for one."""
-    return float(value) if np.isfinite(value) else None
+    """The number for a file; None where there is none or it is not finite, so that it is never mistaken for one."""
+    return float(value) if value is not None and np.isfinite(value) else None
 
 
-def metric(value: float, unit: str, n: int | None = None, interval: Sequence[float] | None = None) -> dict[str, Any]:
+def metric(
+    value: float | None, unit: str, n: int | None = None, interval: Sequence[float] | None = None
+) -> dict[str, Any]:
     """One number for a manifest or a result: value, unit, sample size and 95 % interval if known.
 
     A value that is not finite is stored as null, so that it is never mistaken for a number.
@@ -126,37 +163,43 @@ class Run:
         """Put a metric into the manifest."""
         self.metrics[name] = metric(value, unit, n, interval)
 
+    def simulator_warning(self) -> str | None:
+        """What this run must say of a simulator that it was made with (see ``artefacts.simulator_warning``)."""
+        return next((said for d in self.inputs.values() if (said := simulator_warning(d)) is not None), None)
+
     def finish(self) -> None:
         """Hash what is there and write the manifest."""
-        files = {
+        if (said := self.simulator_warning()) is not None:
+            self.facts = {**self.facts, SIMULATOR_WARNING: said}
+        files: dict[str, dict[str, Any]] = {
             p.relative_to(self.path).as_posix(): {"bytes": p.stat().st_size, "sha256": sha256(p)}
             for p in sorted(self.path.rglob("*"))
             if p.is_file() and _is_payload(p, self.path)
         }
+        for name in files.keys() & set(EDITABLE):
+            files[name]["editable"] = True
         inputs = {}
         for name, directory in self.inputs.items():
             relative = os.path.relpath(directory.resolve(), self.path.resolve())
             inputs[name] = {"path": relative, "manifest_sha256": sha256(directory / MANIFEST)}
         config = to_json(self.config)
-        write_json(
-            self.path / MANIFEST,
-            {
-                "schema": SCHEMA,
-                "stage": self.stage,
-                "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
-                "config": config,
-                "seed": config.get("seed") if isinstance(config, dict) else None,
-                "code": code_version(),
-                "packages": package_versions(),
-                "device": config.get("device", "cpu") if isinstance(config, dict) else "cpu",
-                "machine": {"cpus": os.cpu_count(), "platform": platform.machine(), "threads": torch.get_num_threads()},
-                "wall_s": round(time.time() - self.started, 2),
-                "inputs": inputs,
-                "files": files,
-                "facts": self.facts,
-                "metrics": self.metrics,
-            },
-        )
+        about = {
+            "schema": SCHEMA,
+            "stage": self.stage,
+            "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "config": config,
+            "seed": config.get("seed") if isinstance(config, dict) else None,
+            "code": code_version(),
+            "packages": package_versions(),
+            "device": config.get("device", "cpu") if isinstance(config, dict) else "cpu",
+            "machine": {"cpus": os.cpu_count(), "platform": platform.machine(), "threads": torch.get_num_threads()},
+            "wall_s": round(time.time() - self.started, 2),
+            "inputs": inputs,
+            "files": files,
+            "facts": self.facts,
+            "metrics": self.metrics,
+        }
+        write_json(self.path / MANIFEST, sealed(about))
         if self.replaced is not None:
             shutil.rmtree(self.replaced, ignore_errors=True)
 
@@ -164,7 +207,7 @@ class Run:
 def _is_payload(path: Path, root: Path) -> bool:
     """Not a manifest, not state that is rewritten on resume, not inside a nested run directory."""
     name = path.relative_to(root).as_posix()
-    if path.name == MANIFEST or path.name.startswith(".") or name.startswith(UNHASHED):
+    if path.name == MANIFEST or path.name.startswith(".") or name.startswith(STATES):
         return False
     return not any((parent / MANIFEST).exists() for parent in path.parents if parent != root and root in parent.parents)
 
@@ -210,6 +253,8 @@ def begin_run(
         raise UserError(f"cannot write the run directory {path}: {error.strerror or error}") from None
     run = Run(path=path, stage=stage, config=config, inputs=dict(inputs or {}))
     run.replaced = replaced if replaced.exists() else None
+    if (said := run.simulator_warning()) is not None:
+        print(f"warning: {said}", file=sys.stderr)
     write_json(path / "config.json", {"stage": stage, "config": to_json(config)})
     return run
 
@@ -244,13 +289,68 @@ def read_manifest(path: Path, stage: str | None = None) -> dict[str, Any]:
     if not (path / MANIFEST).exists():
         raise UserError(f"{path} is half-written (it has no {MANIFEST}); run the stage that writes it again")
     manifest: dict[str, Any] = read_json(path / MANIFEST)
-    if not isinstance(manifest, dict) or not {"schema", "stage", "files", "inputs", "facts"} <= manifest.keys():
+    if not _is_manifest(manifest):
         raise UserError(f"{path / MANIFEST} is not a manifest of this project; run the stage that writes it again")
-    if manifest.get("schema") != SCHEMA:
-        raise UserError(f"{path}: manifest schema {manifest.get('schema')}, this version reads {SCHEMA}")
+    if manifest["schema"] not in READ:
+        raise UserError(f"{path}: manifest schema {manifest['schema']}, this version reads {READ[0]} to {READ[-1]}")
+    if (manifest["schema"] != 1 or SEAL in manifest) and not seal_holds(manifest):
+        raise UserError(f"{path / MANIFEST}: content differs from its seal; copy or make the directory again")
     if stage is not None and manifest["stage"] != stage:
         raise UserError(f"{path} was written by stage {manifest['stage']!r}; a {stage!r} directory is needed")
     return manifest
+
+
+def _is_manifest(value: Any) -> bool:
+    """Whether JSON has the form of a manifest."""
+
+    def holds(part: Any, keys: Mapping[str, type]) -> bool:
+        return isinstance(part, dict) and all(isinstance(part.get(k), kind) for k, kind in keys.items())
+
+    parts = {"schema": int, "stage": str, "files": dict, "inputs": dict, "facts": dict}
+    return (
+        holds(value, parts)
+        and all(holds(known, {"bytes": int, "sha256": str}) for known in value["files"].values())
+        and all(holds(known, {"path": str, "manifest_sha256": str}) for known in value["inputs"].values())
+    )
+
+
+def simulator_warning(path: Path) -> str | None:
+    """What a result must say of the simulator that it was made with: that this is no better than a held frame, is not
+    shown to be, or was never compared with one.  None: it is better, or there is no simulator behind the run ``path``.
+
+    A simulator's manifest has the comparison among its metrics (``LESS_THAN_HELD``).  Every run made from a warned-of
+    simulator, at whatever remove, has the sentence under the fact ``simulator_warning`` of its manifest and prints it
+    once; this reads it there, or finds the simulator up the chain of inputs, as far as that is still in place.
+    """
+    manifest = read_manifest(path)
+    facts = manifest["facts"]
+    if SIMULATOR_WARNING in facts:
+        return str(facts[SIMULATOR_WARNING])
+    if manifest["stage"] == "train_gen_model":
+        return poor_simulator(manifest.get("metrics", {}), facts.get("training", {}).get("metrics", {}))
+    sources = [(Path(path) / known["path"], known["manifest_sha256"]) for known in manifest["inputs"].values()]
+    there = [d for d, known in sources if (d / MANIFEST).exists() and sha256(d / MANIFEST) == known]
+    return next((said for d in there if (said := simulator_warning(d)) is not None), None)
+
+
+def poor_simulator(*metrics: Mapping[str, Any]) -> str | None:
+    """The sentence about a simulator from its metrics (the first that have the comparison count), or None."""
+    known = next((m[LESS_THAN_HELD] for m in metrics if LESS_THAN_HELD in m), None)
+    if known is None:
+        return (
+            "the simulator was never compared with a held frame (an earlier version trained it): "
+            "see frame_mse_less_copy of validation.fidelity, or train it again"
+        )
+    value, n, (low, high) = known["value"], known.get("n"), known.get("interval", (None, None))
+    if high is not None and high < 0:
+        return None
+    off = "not a number" if value is None else f"{value:+.3g}"
+    between = "" if low is None or high is None else f" [{low:+.3g}, {high:+.3g}]"
+    return (
+        f"the simulator is {'no' if value is None or value >= 0 else 'not shown to be'} better than a held frame: the "
+        f"squared error of its free-running frames less that of the last frame seen, held still, is {off}{between} "
+        f"(n = {n} validation episodes)"
+    )
 
 
 def save_weights(module: torch.nn.Module, path: Path, half: Callable[[str], bool] | None = None) -> None:
@@ -261,28 +361,101 @@ def save_weights(module: torch.nn.Module, path: Path, half: Callable[[str], bool
     write_atomically(path, save({k: v.half() if half is not None and half(k) else v for k, v in state.items()}))
 
 
-def load_weights(module: torch.nn.Module, path: Path) -> None:
-    """Strict load; the first missing, unexpected or misshapen tensor is a UserError."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def files_of(path: Path, pattern: str = "*") -> list[str]:
+    """Names of a whole run directory's files, sorted, that match a shell pattern.  Raises UserError."""
+    return sorted(fnmatch.filter(read_manifest(path)["files"], pattern))
 
-    if not Path(path).exists():
-        raise UserError(f"{path}: no such weights")
+
+def load_bytes(path: Path, name: str) -> bytes:
+    """A file of a whole run directory, compared with the manifest: what comes back has its size and its SHA-256.
+
+    The file is read once, so that what was compared is what is used.  A file that users may edit comes back as it is
+    (``edited_files`` tells).  Raises UserError if the directory is half-written, or the file is not of it, gone or
+    another.
+    """
+    path = Path(path)
+    manifest = read_manifest(path)
+    known = manifest["files"].get(name)
+    if known is None and name not in EDITABLE:  # earlier versions kept no hash of those
+        raise UserError(f"{path} has no {name} in its manifest (stage {manifest['stage']!r} wrote it)")
     try:
-        have = load_file(path)
+        data = (path / name).read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path / name} is missing; copy or make it again") from None
+    except OSError as error:
+        raise UserError(f"{path / name} cannot be read ({error.strerror})") from None
+    if known is not None and not known.get("editable") and not _is_known(data, known):
+        raise UserError(f"{path / name}: {DIFFERS}")
+    return data
+
+
+def _is_known(data: bytes, known: Mapping[str, Any]) -> bool:
+    return len(data) == known["bytes"] and hashlib.sha256(data).hexdigest() == known["sha256"]
+
+
+def edited_files(path: Path) -> list[str]:
+    """The files of a whole run directory that users may edit and have edited since the stage wrote them."""
+    files = read_manifest(path)["files"]
+    return [n for n, known in files.items() if known.get("editable") and not _is_known(load_bytes(path, n), known)]
+
+
+def load_json(path: Path, name: str) -> Any:
+    """A JSON file of a whole run directory (see ``load_bytes``)."""
+    return parse_json(load_bytes(path, name), Path(path) / name)
+
+
+def load_array(path: Path, name: str) -> np.ndarray:
+    """An .npy file of a whole run directory (see ``load_bytes``)."""
+    array: np.ndarray = np.load(io.BytesIO(load_bytes(path, name)), allow_pickle=False)
+    return array
+
+
+def load_tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
+    """A safetensors file of a whole run directory (see ``load_bytes``), on the CPU."""
+    return _tensors(Path(path) / name, load_bytes(path, name))
+
+
+def _tensors(file: Path, data: bytes) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return load(data)
     except SafetensorError as error:
-        raise UserError(f"{path}: broken weights file ({error}); copy or train it again") from None
+        raise UserError(f"{file}: broken tensor file ({error}); copy or make it again") from None
+
+
+def load_weights(module: torch.nn.Module, path: Path, name: str = WEIGHTS) -> None:
+    """Strict load from a whole run directory; the first missing, unexpected or misshapen tensor is a UserError."""
+    _fill(module, load_tensors(path, name), Path(path) / name)
+
+
+def load_unsealed(module: torch.nn.Module, run: Run, name: str = WEIGHTS) -> None:
+    """The same of weights that ``run``, still being written, has saved itself."""
+    _fill(module, _tensors(run.path / name, (run.path / name).read_bytes()), run.path / name)
+
+
+def _fill(module: torch.nn.Module, have: Mapping[str, torch.Tensor], file: Path) -> None:
     want = module.state_dict()
-    for name in sorted(set(want) | set(have)):
-        if name not in have or name not in want:
-            kind = "missing from" if name not in have else "not expected in"
-            raise UserError(f"{path}: tensor {name!r} is {kind} the file; its config.json is of another architecture")
-        if want[name].shape != have[name].shape:
+    for tensor in sorted(set(want) | set(have)):
+        if tensor not in have or tensor not in want:
+            kind = "missing from" if tensor not in have else "not expected in"
+            raise UserError(f"{file}: tensor {tensor!r} is {kind} the file; its config.json is of another architecture")
+        if want[tensor].shape != have[tensor].shape:
             raise UserError(
-                f"{path}: tensor {name!r} has shape {tuple(have[name].shape)}, the configuration needs "
-                f"{tuple(want[name].shape)}; the weights are of another architecture"
+                f"{file}: tensor {tensor!r} has shape {tuple(have[tensor].shape)}, the configuration needs "
+                f"{tuple(want[tensor].shape)}; the weights are of another architecture"
             )
     module.load_state_dict(have, strict=True)
+
+
+def fingerprint_of(tensors: Mapping[str, torch.Tensor]) -> str:
+    """16 hex digits that name a set of tensors, by their names, shapes and values."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode() + str(tuple(tensor.shape)).encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 @dataclass
@@ -318,15 +491,13 @@ class Result:
         """Read a saved result back; table cells that look like numbers become numbers."""
         import csv
 
-        path = Path(path)
-        read_manifest(path)
-        data = read_json(path / "result.json")
-        with np.load(path / "arrays.npz", allow_pickle=False) as arrays:
+        data = load_json(path, "result.json")
+        with np.load(io.BytesIO(load_bytes(path, "arrays.npz")), allow_pickle=False) as arrays:
             loaded = {k: arrays[k] for k in arrays.files}
         tables = {}
         for name in data["tables"]:
-            with open(path / f"{name}.csv", newline="") as file:
-                tables[name] = [{k: _cell(v) for k, v in row.items()} for row in csv.DictReader(file)]
+            file = io.StringIO(load_bytes(path, f"{name}.csv").decode(), newline="")
+            tables[name] = [{k: _cell(v) for k, v in row.items()} for row in csv.DictReader(file)]
         return cls(scalars=data["scalars"], arrays=loaded, tables=tables, notes=data["notes"])
 
 
@@ -341,31 +512,99 @@ def _cell(text: str) -> Any:
     return text
 
 
-def verify(path: Path) -> list[str]:
-    """Check a run directory and everything it was made from; the list of problems, empty if none."""
-    problems: list[str] = []
-    seen: set[Path] = set()
+@dataclass(frozen=True)
+class _Models:
+    """Fingerprints that a run directory stands for; '' where it names none."""
 
-    def walk(directory: Path) -> None:
+    weights: bool  # they are those of weights in it
+    agent: str = ""
+    simulator: str = ""
+
+
+def _models_of(directory: Path, manifest: Mapping[str, Any]) -> _Models:
+    """From the weights of an agent or a simulator, else from what the manifest says.  Raises UserError."""
+    files, facts = manifest["files"], manifest["facts"]
+    said = str(facts.get("agent") or "")
+    if WEIGHTS not in files or not {"agent.json", "policy.json", "simulator.json"} & files.keys():
+        return _Models(False, said, str(facts.get("simulator") or ""))
+    # Bundles have the world's weights, never the agent's, as float16, and load them as float32.
+    tensors = load_tensors(directory, WEIGHTS)
+    tensors = {k: v.float() if v.dtype == torch.float16 else v for k, v in tensors.items()}
+    if "simulator.json" not in files:
+        return _Models(True, fingerprint_of(tensors))
+    agent = {k.removeprefix("agent."): v for k, v in tensors.items() if k.startswith("agent.")}
+    return _Models(True, fingerprint_of(agent), fingerprint_of(tensors))
+
+
+def _other_models(
+    directory: Path, manifest: Mapping[str, Any], own: _Models, inputs: Mapping[str, _Models]
+) -> list[str]:
+    """Problems: what the manifest says of agent and simulator against the directory's weights and its inputs'.
+
+    A stage may have several agents' weights (policies that share a world, a guest in another agent's simulator, an
+    agent to compare with): one of them must be the recorded one.  Data and results among the inputs must be the
+    recorded agent's, but where a guest acted in a world of which they are.
+    """
+    agent, simulator = (str(manifest["facts"].get(k) or "") for k in ("agent", "simulator"))
+    if not agent:
+        return []
+    problems = []
+    if own.weights and own.agent != agent:
+        problems.append(f"{directory}: its weights are agent {own.agent}, it says {agent}")
+    loaded = {name: of for name, of in inputs.items() if of.weights}
+    if loaded and agent not in {of.agent for of in loaded.values()}:
+        have = ", ".join(f"{name} {of.agent}" for name, of in loaded.items())
+        problems.append(f"{directory}: it says agent {agent}, its inputs are of others ({have})")
+    worlds = {name: of for name, of in loaded.items() if of.simulator}
+    if any(of.agent != agent for of in worlds.values()):
+        return problems
+    for name, of in inputs.items():
+        if not of.weights and of.agent and of.agent != agent:
+            problems.append(f"{directory}: it says agent {agent}, its input {name!r} is of agent {of.agent}")
+    if simulator and worlds and simulator not in {of.simulator for of in worlds.values()}:
+        have = ", ".join(f"{name} {of.simulator}" for name, of in worlds.items())
+        problems.append(f"{directory}: it says simulator {simulator}, its inputs hold others ({have})")
+    return problems
+
+
+def verify(path: Path) -> list[str]:
+    """Check a run directory and everything it was made from; the list of problems, empty if none.
+
+    Every file is compared with its manifest, every manifest with its seal and with what the runs made from it say;
+    the agent and the simulator that a manifest names with the weights there are, along the inputs.
+    """
+    problems: list[str] = []
+    seen: dict[Path, _Models] = {}
+
+    def walk(directory: Path) -> _Models:
         directory = directory.resolve()
         if directory in seen:
-            return
-        seen.add(directory)
+            return seen[directory]
+        seen[directory] = _Models(False)
         try:
             manifest = read_manifest(directory)
         except UserError as error:
             problems.append(str(error))
-            return
+            return seen[directory]
+        before = len(problems)
         for name, known in manifest["files"].items():
             file = directory / name
-            if not file.exists():
+            if not file.is_file():
                 problems.append(f"{file}: missing")
-            elif file.stat().st_size != known["bytes"] or sha256(file) != known["sha256"]:
+            elif not known.get("editable") and (
+                file.stat().st_size != known["bytes"] or sha256(file) != known["sha256"]
+            ):
                 problems.append(f"{file}: content differs from its manifest")
         for file in directory.rglob("*"):
             name = file.relative_to(directory).as_posix()
-            if file.is_file() and _is_payload(file, directory) and name not in manifest["files"]:
+            if file.is_file() and _is_payload(file, directory) and name not in {*manifest["files"], *EDITABLE}:
                 problems.append(f"{file}: not in the manifest")
+        if len(problems) == before:
+            try:
+                seen[directory] = _models_of(directory, manifest)
+            except UserError as error:  # a manifest can be right about weights that never were any
+                problems.append(str(error))
+        inputs = {}
         for name, known in manifest["inputs"].items():
             source = directory / known["path"]
             if not (source / MANIFEST).exists():
@@ -373,7 +612,9 @@ def verify(path: Path) -> list[str]:
                 continue
             if sha256(source / MANIFEST) != known["manifest_sha256"]:
                 problems.append(f"{directory}: its input {name!r}, {source.resolve()}, is not the one it was made from")
-            walk(source)
+            inputs[name] = walk(source)
+        problems.extend(_other_models(directory, manifest, seen[directory], inputs))
+        return seen[directory]
 
     walk(Path(path))
     return problems
@@ -397,7 +638,7 @@ def chain(path: Path) -> list[tuple[int, str, Path]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m core.artefacts verify DIR``: exit code 0 if every hash holds, 1 if not, 2 for misuse."""
+    """``python -m core.artefacts verify DIR``: exit code 0 if everything holds, 1 if not, 2 for misuse."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if len(argv) != 2 or argv[0] != "verify":
         print("usage: python -m core.artefacts verify DIR", file=sys.stderr)
@@ -413,7 +654,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{len(problems)} problem(s) in {path} or what it was made from")
         return 1
     for depth, stage, directory in chain(path):
-        print(f"ok   {'  ' * depth}{stage:<16} {os.path.relpath(directory)}")
+        edited = "".join(f"  ({name} was edited since, as users may)" for name in edited_files(directory))
+        print(f"ok   {'  ' * depth}{stage:<16} {os.path.relpath(directory)}{edited}")
     return 0
 
 

@@ -19,11 +19,13 @@ import itertools
 import json
 import os
 import random
+import signal
 import sys
+import threading
 import traceback
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -104,13 +106,23 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Parse a JSON file; a missing or broken one is a UserError."""
+    """Parse a JSON file that no manifest knows (core.artefacts.load_json reads those of a run directory).
+
+    A missing or broken one is a UserError.
+    """
     try:
-        return json.loads(Path(path).read_text())
+        data = Path(path).read_bytes()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:
         raise UserError(f"{path} is not a readable JSON file ({error.strerror})") from None
+    return parse_json(data, path)
+
+
+def parse_json(data: bytes, path: Path) -> Any:
+    """JSON from bytes (UTF-8); UserError, which names ``path``, if they are none."""
+    try:
+        return json.loads(data.decode())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid JSON ({error})") from None
 
@@ -125,13 +137,17 @@ def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preset(stage: str, name: str) -> dict[str, Any]:
-    """The section ``stage`` of ``configs/NAME.json``; {} where the preset leaves it at its defaults."""
+    """The section ``stage`` of ``configs/NAME.json``; {} where the preset leaves it at its defaults, which is said in
+    a line on standard error."""
     folder = ROOT / "configs"
     path = folder / f"{name}.json"
     have = sorted(p.stem for p in folder.glob("*.json"))
     if name not in have:
         raise UserError(f"no preset {name!r}{nearest(name, have)}; there are: {', '.join(have)}")
-    return dict(read_json(path).get(stage, {}))
+    sections = read_json(path)
+    if stage not in sections:
+        print(f"note: configs/{name}.json has no section for {stage}: defaults are used", file=sys.stderr)
+    return dict(sections.get(stage, {}))
 
 
 def parse(cls: type[C], argv: list[str], stage: str) -> C:
@@ -147,7 +163,7 @@ def parse(cls: type[C], argv: list[str], stage: str) -> C:
             value = value if equals else next(words, "")
             if not value:
                 raise UserError(f"{name} needs a value")
-            layer = preset(stage, value) if name == "--preset" else read_json(Path(value))
+            layer = preset(stage, value) if name == "--preset" else _saved(Path(value))
             # A manifest's or run's config.json holds the whole; it may name its stage.
             if isinstance(layer, dict) and layer.get("stage") and "config" in layer:
                 if layer["stage"] != stage:
@@ -191,6 +207,15 @@ def parse(cls: type[C], argv: list[str], stage: str) -> C:
     if getattr(config, "threads", 1) < 1:
         raise UserError(f"--threads {getattr(config, 'threads')}: at least 1")  # noqa: B009  (not every stage has it)
     return config
+
+
+def _saved(path: Path) -> Any:
+    """The JSON of --config: a user's own file, or the config.json of a whole run, compared with its manifest."""
+    from core import artefacts  # which imports this module
+
+    if path.name == "config.json" and (path.parent / artefacts.MANIFEST).exists():
+        return artefacts.load_json(path.parent, path.name)
+    return read_json(path)
 
 
 def _said_in_box(text: str) -> str:
@@ -272,14 +297,39 @@ def device_of(name: str) -> torch.device:
     return device
 
 
+class Terminated(BaseException):
+    """SIGTERM: like Ctrl-C's KeyboardInterrupt, so that what is open is closed and what was set aside comes back."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises Terminated inside the block (in the main thread, the only one that signals reach)."""
+
+    def terminate(number: int, frame: types.FrameType | None) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def run(cls: type[C], main: Callable[[C], Any], stage: str, argv: list[str] | None = None) -> None:
-    """The body of every script: parse, set the machine up, call main, turn a UserError into one line."""
+    """The body of every script: parse, set the machine up, call main, turn a UserError into one line.
+
+    Exit codes: 0, 2 after a user's mistake, 130 after Ctrl-C, 143 after SIGTERM.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
     argv = [word for word in argv if word != "--debug"]
     tune_allocator()
     try:
-        main(parse(cls, argv, stage))
+        with terminable():
+            main(parse(cls, argv, stage))
     except UserError as error:
         if debug:
             traceback.print_exc()
@@ -288,3 +338,6 @@ def run(cls: type[C], main: Callable[[C], Any], stage: str, argv: list[str] | No
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+    except Terminated:
+        print("terminated", file=sys.stderr)
+        sys.exit(143)

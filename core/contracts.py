@@ -44,6 +44,11 @@ class EnvSpec:
     says how many of them, in order, belong to each part; logits and masks are then flat, part after part, and an
     action is one index a part.  ``options`` are the settings that make it the same world (JSON values only): two
     specs with the same ``env_id``, ``options``, ``obs`` and ``action_names`` are interchangeable.
+
+    The last three are words of this world, which no stage knows by itself; a world need not have any.
+    ``same_actions``: names of actions that do the same in every state, group by group, the first of which stands for
+    all.  ``action_words``: a word for each of some sets of actions ("leftwards").  ``events``: what is worth counting,
+    in the language of validation.events, by name.
     """
 
     env_id: str
@@ -54,20 +59,35 @@ class EnvSpec:
     action_parts: Mapping[str, int] = field(default_factory=dict)
     gives_final_obs: bool = True
     can_snapshot: bool = False
+    same_actions: tuple[tuple[str, ...], ...] = ()
+    action_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    events: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def n_actions(self) -> int:
         return len(self.action_names)
+
+    def distinct_actions(self) -> dict[str, list[int]]:
+        """Ids by the name of what they do: those of ``same_actions`` together, every other one by itself."""
+        stands_for = {name: group[0] for group in self.same_actions for name in group}
+        out: dict[str, list[int]] = {}
+        for i, name in enumerate(self.action_names):
+            out.setdefault(stands_for.get(name, name), []).append(i)
+        return out
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EnvSpec:
-        """A stored spec; a UserError if a key is missing or foreign."""
+        """A stored spec, of an earlier version without the world's words too; a UserError if a key is missing or
+        foreign."""
         try:
             obs = {k: Field(shape=tuple(v["shape"]), dtype=v["dtype"]) for k, v in data["obs"].items()}
-            return cls(**{**data, "obs": obs, "action_names": tuple(data["action_names"])})
+            same = tuple(tuple(group) for group in data.get("same_actions", ()))
+            words = {k: tuple(v) for k, v in data.get("action_words", {}).items()}
+            names = tuple(data["action_names"])
+            return cls(**{**data, "obs": obs, "action_names": names, "same_actions": same, "action_words": words})
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"not the description of an environment ({error!r})") from None
 

@@ -6,7 +6,6 @@ analysis.directions' work; this is what recorder, simulator and interventions sh
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,25 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.artefacts import read_manifest, write_atomically, write_json
-from core.config import nearest, read_json
+from core.artefacts import files_of, fingerprint_of, load_json, load_tensors, write_atomically, write_json
+from core.config import nearest
 from core.contracts import UserError
 
 
 def fingerprint(module: torch.nn.Module) -> str:
     """16 hex digits that name a set of weights: two agents with the same ones are the same agent."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(name.encode() + str(tuple(tensor.shape)).encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
+    return fingerprint_of(module.state_dict())
 
 
 @dataclass(frozen=True)
 class Basis:
     """K directions of an H-dimensional state.
 
-    ``project(lift(c)) == c``; ``lift(project(h))`` is h where K == H and its projection otherwise.
+    ``project(lift(c)) == c``, but for a neuron that never changed, whose coordinate is always 0;
+    ``lift(project(h))`` is h where K == H and its projection otherwise.
     """
 
     kind: str  # pca, ica, nmf, random, neurons ...
@@ -75,10 +71,15 @@ class Basis:
         return eye - (self.project_HK[:, i] / self.std_H[:, None]) @ (self.lift_KH[i] * self.std_H)
 
     def check(self, ids: Sequence[int]) -> None:
-        """UserError unless every direction id exists."""
+        """UserError unless every direction id exists and moves something (a neuron that never changed does not)."""
         for i in ids:
             if not 0 <= i < self.size:
                 raise UserError(f"direction {i} does not exist: the {self.kind} basis has 0 to {self.size - 1}")
+            if not self.lift_KH[i].any():
+                raise UserError(
+                    f"direction {i} of the {self.kind} basis never changed in the states that it was fitted on; "
+                    "choose another"
+                )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Basis:
         tensors: dict[str, Any] = {n: getattr(self, n).to(device=device, dtype=dtype) for n in _TENSORS}
@@ -98,28 +99,28 @@ class Basis:
 _TENSORS = ("mean_H", "std_H", "project_HK", "lift_KH")
 
 
+def bases_of(path: Path) -> list[str]:
+    """The kinds of the bases in a run directory.  Raises UserError."""
+    return [Path(name).stem.removeprefix("basis_") for name in files_of(path, "basis_*.safetensors")]
+
+
 def load_basis(path: Path, kind: str, agent: str | None = None) -> Basis:
     """The basis ``kind`` of a run directory.
 
     agent: fingerprint of the agent (spaces d and z: simulator) it must have been fitted on (None: any).
     Raises UserError.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    path = Path(path)
-    read_manifest(path)
-    have = sorted(p.stem.removeprefix("basis_") for p in path.glob("basis_*.safetensors"))
+    have = bases_of(path)
     if kind not in have:
         raise UserError(f"{path} has no {kind!r} basis{nearest(kind, have)}; it has: {', '.join(have) or 'none'}")
-    about = read_json(path / f"basis_{kind}.json")
+    about = load_json(path, f"basis_{kind}.json")
     if agent is not None and about["agent"] != agent:
         owner = "agent" if about["space"] == "h" else "simulator"
         raise UserError(f"{path}: the {kind} basis was fitted on {owner} {about['agent']}, not on {agent}")
+    tensors: dict[str, Any] = load_tensors(path, f"basis_{kind}.safetensors")
     try:
-        tensors: dict[str, Any] = load_file(path / f"basis_{kind}.safetensors")
         basis = Basis(**about, **tensors)
-    except (SafetensorError, TypeError) as error:
+    except TypeError as error:
         raise UserError(f"{path}: broken {kind} basis ({error}); make it again") from None
     if not all(torch.isfinite(getattr(basis, n)).all() for n in _TENSORS):
         raise UserError(f"{path}: the {kind} basis has NaN or infinite values; make it again")

@@ -3,6 +3,12 @@
 A shard holds the episodes of one writer, concatenated along time: datasets ``obs/NAME``,
 ``steps/NAME`` (one row an observation, or one a transition) and per-episode index columns.
 Frames are chunked by 32 steps.
+
+A shard may be gigabytes, so it is not hashed when it is opened; HDF5 finds what changed in it where it is read.  Its
+metadata are of the format of 1.10, which gives each block of them a checksum, and every dataset, those of the index
+too, is compressed (zlib's Adler-32 of the plain bytes) with a Fletcher-32 of the compressed ones.  Shards of earlier
+versions (superblock 0) have no checksum of index and metadata: those are compared with the manifest's SHA-256 as a
+whole, once a store.
 """
 
 from __future__ import annotations
@@ -10,14 +16,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from core.artefacts import read_manifest
-from core.config import read_json
+from core.artefacts import DIFFERS, load_json, read_manifest, sha256
 from core.contracts import EnvSpec, UserError
 
 CHUNK_STEPS = 32
@@ -136,24 +142,27 @@ class StoreWriter:
             return
         name = f"{self.prefix}_{self._shards:05d}.h5"
         temporary = self.path / f".{name}.tmp"
+        episodes = self._episodes
         try:
-            with h5py.File(temporary, "w") as file:
-                for column in self._episodes[0].columns():
-                    data = np.concatenate([e.columns()[column] for e in self._episodes])
+            with h5py.File(temporary, "w", libver=("v110", "v110")) as file:
+
+                def put(name: str, data: np.ndarray) -> None:
                     chunks = (max(1, min(self.chunk_steps, len(data))), *data.shape[1:])
                     # Shuffled, the like bytes of neighbouring numbers (exponents, high bytes) stand together.
                     file.create_dataset(
-                        f"columns/{column}", data=data, chunks=chunks, shuffle=data.itemsize > 1,
-                        compression="gzip", compression_opts=self.level,
+                        name, data=data, chunks=chunks, shuffle=data.itemsize > 1,
+                        compression="gzip", compression_opts=self.level, fletcher32=True,
                     )  # fmt: skip
-                episodes = self._episodes
+
+                for column in episodes[0].columns():
+                    put(f"columns/{column}", np.concatenate([e.columns()[column] for e in episodes]))
                 if episodes[0].latent is not None:
-                    file["latent"] = np.stack([e.latent for e in episodes])  # type: ignore[arg-type, misc]
-                file["index/steps"] = np.array([e.steps for e in episodes], np.int64)
-                file["index/rows"] = np.array([len(e.h) for e in episodes], np.int64)
-                file["index/terminated"] = np.array([e.terminated for e in episodes])
-                file["index/truncated"] = np.array([e.truncated for e in episodes])
-                file["index/meta"] = [json.dumps(dict(e.meta)) for e in episodes]
+                    put("latent", np.stack([e.latent for e in episodes]))  # type: ignore[arg-type, misc]
+                put("index/steps", np.array([e.steps for e in episodes], np.int64))
+                put("index/rows", np.array([len(e.h) for e in episodes], np.int64))
+                put("index/terminated", np.array([e.terminated for e in episodes]))
+                put("index/truncated", np.array([e.truncated for e in episodes]))
+                put("index/meta", np.array([json.dumps(dict(e.meta)).encode() for e in episodes]))
             os.replace(temporary, self.path / name)
         finally:
             temporary.unlink(missing_ok=True)
@@ -184,30 +193,29 @@ class RolloutStore:
     """Read-only view of a directory of shards written by a recording stage.
 
     Opens shards lazily; safe to use from several processes.  Raises UserError on a half-written
-    directory or a truncated shard.
+    directory, and on a shard that is missing, truncated or changed: at once where its index is, else where a changed
+    part is read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         self.manifest = read_manifest(self.path)
-        if not (self.path / "spec.json").exists():
+        if "spec.json" not in self.manifest["files"]:
             raise UserError(f"{self.path} holds no rollouts (stage {self.manifest['stage']!r} wrote it)")
-        self.spec = EnvSpec.from_json(read_json(self.path / "spec.json"))
+        self.spec = EnvSpec.from_json(load_json(self.path, "spec.json"))
         self._files: dict[int, Any] = {}
+        self._checked: set[str] = set()
         self._loaded: dict[str, list[np.ndarray]] = {}
         self._pid = os.getpid()
-        self._shards = sorted(p.name for p in self.path.glob("*.h5"))
-        for name in self.manifest["files"]:
-            if name.endswith(".h5") and name not in self._shards:
-                raise UserError(f"{self.path}: shard {name} is missing; record it again")
+        self._shards = sorted(name for name in self.manifest["files"] if name.endswith(".h5"))
         parts = []
         for shard in range(len(self._shards)):
-            index = self._open(shard)["index"]
-            steps, rows = index["steps"][:], index["rows"][:]
+            with self._reading(shard) as file:
+                steps, rows, *ended = (file[f"index/{k}"][:] for k in ("steps", "rows", "terminated", "truncated"))
             parts.append(
                 np.stack(
                     [np.full(len(steps), shard), np.arange(len(steps)), np.cumsum(steps) - steps, steps,
-                     np.cumsum(rows) - rows, rows, index["terminated"][:], index["truncated"][:]], axis=1
+                     np.cumsum(rows) - rows, rows, *ended], axis=1
                 )
             )  # fmt: skip
         if not parts:
@@ -222,13 +230,33 @@ class RolloutStore:
         if os.getpid() != self._pid:  # HDF5 handles do not survive a fork
             self._files, self._pid = {}, os.getpid()
         if shard not in self._files:
-            path = self.path / self._shards[shard]
-            try:
-                self._files[shard] = h5py.File(path, "r")
-            except OSError as error:
-                reason = str(error).splitlines()[0]
-                raise UserError(f"{path}: truncated or broken shard ({reason}); record it again") from None
+            self._check(self._shards[shard])
+            self._files[shard] = h5py.File(self.path / self._shards[shard], "r")
         return self._files[shard]
+
+    def _check(self, name: str) -> None:
+        """Compare a shard's size with the manifest, and its SHA-256 where its own checksums are not of everything."""
+        if name in self._checked:
+            return
+        path, known = self.path / name, self.manifest["files"][name]
+        if not path.exists():
+            raise UserError(f"{self.path}: shard {name} is missing; record it again")
+        if path.stat().st_size != known["bytes"]:
+            raise UserError(f"{path}: truncated or broken shard (its manifest knows another size); record it again")
+        with open(path, "rb") as file:
+            superblock = file.read(9)  # HDF5's signature, then the version: 3 in 1.10's format
+        if superblock[8:] < b"\3" and sha256(path) != known["sha256"]:
+            raise UserError(f"{path}: {DIFFERS}")
+        self._checked.add(name)
+
+    @contextmanager
+    def _reading(self, shard: int) -> Iterator[Any]:
+        """The shard's file; what HDF5 says of a checksum that does not hold is a UserError."""
+        try:
+            yield self._open(shard)
+        except (OSError, RuntimeError, KeyError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{self.path / self._shards[shard]}: broken shard ({reason}); record it again") from None
 
     def close(self) -> None:
         for file in self._files.values():
@@ -248,7 +276,8 @@ class RolloutStore:
     @property
     def column_names(self) -> list[str]:
         names: list[str] = []
-        self._open(0)["columns"].visititems(lambda n, d: names.append(n) if hasattr(d, "shape") else None)
+        with self._reading(0) as file:
+            file["columns"].visititems(lambda n, d: names.append(n) if hasattr(d, "shape") else None)
         return names
 
     def preload(self, *names: str) -> None:
@@ -260,32 +289,52 @@ class RolloutStore:
         first, rows = (self._step0, self.steps) if is_transition(name) else (self._obs0, self.rows)
         offset, end = int(first[episode]), int(rows[episode])
         stop = end if stop is None else min(stop, end)
-        return self._rows(int(self._shard[episode]), name, offset + start, offset + max(start, stop))
+        shard = int(self._shard[episode])
+        data = self._rows(shard, name, offset + start, offset + max(start, stop))
+        # Labels of the world (truth) may say "not known"; what a policy or a simulator made may not.
+        if data.dtype.kind == "f" and not name.startswith("truth/") and not np.isfinite(data).all():
+            step, *number = np.argwhere(~np.isfinite(data))[0]
+            at = f"step {start + step}" + "".join(f", number {i}" for i in number)
+            raise UserError(
+                f"{self.path / self._shards[shard]}: episode {episode} has NaN or infinite values in {name!r} "
+                f"(the first: {at}); record it again"
+            )
+        return data
 
     def _rows(self, shard: int, name: str, start: int, stop: int | None) -> np.ndarray:
         """Rows of a shard's column; UserError if there is no such column or it cannot be read."""
         if name in self._loaded:
             return self._loaded[name][shard][start:stop]
-        columns = self._open(shard)["columns"]
-        if name not in columns:
-            raise UserError(f"{self.path}: no column {name!r}; there are: {', '.join(self.column_names)}")
-        try:
+        with self._reading(shard) as file:
+            columns = file["columns"]
+            if name not in columns:
+                raise UserError(f"{self.path}: no column {name!r}; there are: {', '.join(self.column_names)}")
             data: np.ndarray = columns[name][start:stop]
-        except OSError as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{self.path / self._shards[shard]}: broken shard ({reason}); record it again") from None
         return data
 
     def meta(self, episode: int) -> dict[str, Any]:
-        raw = self._open(int(self._shard[episode]))["index/meta"][int(self._row[episode])]
+        with self._reading(int(self._shard[episode])) as file:
+            raw = file["index/meta"][int(self._row[episode])]
         return dict(json.loads(raw))
 
     def latents(self, episodes: Sequence[int] | None = None) -> np.ndarray:
         """float32 [N, Z] of simulated episodes; UserError if these are not simulated."""
         episodes = range(len(self)) if episodes is None else episodes
-        if "latent" not in self._open(0):
+        rows = [self._latent(e) for e in episodes]
+        if any(row is None for row in rows):
             raise UserError(f"{self.path} has no latents: its episodes are not simulated")
-        return np.stack([self._open(int(self._shard[e]))["latent"][int(self._row[e])] for e in episodes])
+        z = np.stack(rows)  # type: ignore[arg-type]
+        broken = np.flatnonzero(~np.isfinite(z).all(1))
+        if len(broken):
+            raise UserError(
+                f"{self.path}: episode {list(episodes)[broken[0]]} started from a latent with NaN or infinite values; "
+                "record it again"
+            )
+        return z
+
+    def _latent(self, episode: int) -> np.ndarray | None:
+        with self._reading(int(self._shard[episode])) as file:
+            return file["latent"][int(self._row[episode])] if "latent" in file else None
 
     def episode(self, i: int) -> Episode:
         if not 0 <= i < len(self):
@@ -295,13 +344,12 @@ class RolloutStore:
         for name in self.column_names:
             group, _, rest = name.partition("/")
             (groups[group] if rest else flat)[rest or name] = self._read(name, i)
-        file = self._open(int(self._shard[i]))
         return Episode(
             **flat,
             obs=groups["obs"],
             truth=groups["truth"],
             world=groups["world"],
-            latent=file["latent"][int(self._row[i])] if "latent" in file else None,
+            latent=None if self._latent(i) is None else self.latents([i])[0],
             terminated=bool(self.terminated[i]),
             truncated=bool(self.truncated[i]),
             meta=self.meta(i),

@@ -1,8 +1,34 @@
-"""A matplotlib figure without pyplot, whose state is global."""
+"""What all figures and pages share: colours that mean the same everywhere, one minus sign, and a matplotlib figure
+without pyplot, whose state is global.
+
+A colour below has the one meaning that its name says.  What has none here (a cluster, a behaviour, an agent) takes
+``core.pages.label_colours``, by its number.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+# Whose number it is.  Real against real, the floor, is the real world's, in another line style.
+REAL, SIMULATED, FORCED = "#26323e", "#e8820c", "#f4bd72"  # FORCED: the simulator, shown every real frame
+HELD, USUAL = "#6f6f6f", "#a3a3a3"  # predictions without a world: the last frame held; the mean, or chance
+BAND = "#d9d9d9"  # what random changes, permuted or exchanged data give
+
+# Which way an effect runs.
+WHOLE, MEMORY, WORLD = REAL, "#7b4fa3", "#17949e"
+MEMORY_PALE, MEMORY_DEEP = "#c3a2dd", "#4c2a73"  # more kinds of it in one figure
+BOTH = "#8c6d31"  # significant by either way alone
+
+# More and less.
+POSITIVE, NEGATIVE = "#2a66d9", "#d4263a"  # the hues of DIVERGING, bright enough for a darkened frame
+DIVERGING, SEQUENTIAL, TIME = "RdBu", "viridis", "plasma"  # colour maps: signed (blue above 0), unsigned, when
+
+# Verdicts colour words and the edges of boxes, never a mark in a figure.
+GOOD, BAD, OPEN = "#1b6b43", "#a3341f", "#7a5b00"
+
+NOT_TESTED = "#e9e6df"  # no number at all
+LINE, INK = "#cfcfcf", "#1d2329"  # axes through 0; text and intervals on coloured bars
 
 
 def figure_of(width: float, height: float) -> Any:
@@ -10,3 +36,22 @@ def figure_of(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def font_of(size: int) -> Any:
+    """The font of pictures and videos that PIL draws: matplotlib's own DejaVu Sans (PIL's has no minus sign)."""
+    from matplotlib import get_data_path
+    from PIL import ImageFont
+
+    return ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
+
+
+def rgb(colour: str) -> tuple[int, int, int]:
+    """'#rrggbb' as three numbers of 255."""
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def minus(text: str) -> str:
+    """Text whose negative numbers have the minus sign (U+2212), as matplotlib's ticks do.  Hyphens stay: a sign stands
+    at the beginning, after a space or an opening bracket, or is an exponent's."""
+    return re.sub(r"(?<![^\s(\[{=|<>,/±])-(?=\.?\d)|(?<=\de)-(?=\d)", "−", text)

@@ -164,6 +164,15 @@ class InterventionOptions:
         return {"hidden_states": self.basis} | ({"behaviours": self.behaviours} if self.when else {})
 
 
+def nothing_altered(options: InterventionOptions) -> str:
+    """What to say, and to keep in the manifest, of a recording in which the interventions changed no hidden state."""
+    if options.when:
+        steps = f" at --at_steps {' '.join(options.at_steps)}" if options.at_steps else ""
+        behaviours = " or ".join(options.when)
+        return f"nothing was altered: by its hidden state the agent was never in {behaviours} (--when){steps}"
+    return "nothing was altered: the interventions changed the hidden state at no step (--at_steps, --shift)"
+
+
 def parse_ids(words: Sequence[str], what: str) -> list[int]:
     """Whole numbers, or a UserError."""
     for word in words:

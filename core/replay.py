@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from core.figures import SEQUENTIAL
 from core.pages import UNLABELLED, colour_scale, document, label_colours, label_name, packed
 
 NOWHERE = -1  # the row and column of an agent that is not alive
@@ -114,7 +115,7 @@ def page(replay: Replay) -> str:
         "values": values,
         "labels": labels,
         "materials": materials,
-        "scale": colour_scale("plasma"),
+        "scale": colour_scale(SEQUENTIAL),
     }
     body = BODY.replace("TITLE", escape(replay.title)).replace("UNDER", escape(replay.under))
     return document(replay.title, body, data, Path(__file__).with_suffix(".js"), STYLE)

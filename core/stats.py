@@ -134,10 +134,12 @@ def means(
     than Student's, which holds for heavy but symmetric tails, where bootstrapped quantiles are too small.
     """
     value_NQ = np.asarray(value_NQ, np.float64)
-    if value_NQ.ndim != 2 or (episode_N is not None and np.shape(episode_N) != value_NQ.shape[:1]):
-        raise ValueError(f"{value_NQ.shape} values, {np.shape(episode_N)} episode numbers")
+    if value_NQ.ndim != 2:
+        raise ValueError(f"{value_NQ.shape} values are not [N, Q]")
     if episode_N is None:
         return ratios(value_NQ, np.ones((len(value_NQ), 1)), rng=rng, draws=draws)
+    if np.shape(episode_N) != value_NQ.shape[:1]:
+        raise ValueError(f"{value_NQ.shape} values, {np.shape(episode_N)} episode numbers")
     _, of_N, count_E = np.unique(episode_N, return_inverse=True, return_counts=True)
     sum_EQ = np.stack([np.bincount(of_N, x_N, len(count_E)) for x_N in value_NQ.T], 1)
     return ratios(sum_EQ, count_E[:, None], rng=rng, draws=draws)

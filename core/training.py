@@ -1,17 +1,25 @@
 """What every training shares: its run directory fresh or resumed, its state on disk, its curve, its
-learning rate and the processes that torchrun starts."""
+learning rate, how it ends early and the processes that torchrun starts."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import importlib.util
 import io
 import math
 import os
+import re
+import shlex
+import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
@@ -35,6 +43,7 @@ def learning_rate(step: int, total: int, peak: float, warm_up: int, schedule: Sc
 
 
 STATE = "training_state/state.pt"  # what a training goes on from
+STATE_MARK = b"training state, sha256 "  # how its file begins; the checksum and a line's end follow, then torch's bytes
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,14 @@ class Processes:
         """Until all processes are here."""
         if self.count > 1:
             torch.distributed.barrier()
+
+    def largest(self, value: int, device: torch.device | str) -> int:
+        """The largest of the processes' values."""
+        if self.count == 1:
+            return value
+        all_of_them = torch.tensor(value, device=device)
+        torch.distributed.all_reduce(all_of_them, torch.distributed.ReduceOp.MAX)
+        return int(all_of_them)
 
     def average(self, parameters: Sequence[nn.Parameter], values: Tensor) -> Tensor:
         """Average the gradients over the processes, in place, and ``values`` (1-D), which come back."""
@@ -93,12 +110,82 @@ def together(processes: Processes, device: torch.device) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
+TIME_IS_UP = 1  # among numbers of signals
+
+
+class Stop:
+    """When a training ends before its last update: at Ctrl-C, at SIGTERM, after --stop_after.
+
+    ``with stop:`` around the updates; where ``due`` after one, the training saves its state, leaves the loop and calls
+    ``say``.  A second signal stops at once.
+    """
+
+    def __init__(
+        self, after: str | None, processes: Processes | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        """after: the wall time from now, as 90s, 30m, 2h or 1.5h (None: no end).  Raises UserError."""
+        self.until = math.inf if after is None else time.monotonic() + seconds_of(after)
+        self.processes, self.device = processes or Processes(), device
+        self.signal = self.reason = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Stop:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {n: signal.signal(n, self._ask) for n in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self.__exit__()
+        os.write(2, b"finishing this update, then saving; a second signal stops at once\n")  # print is not reentrant
+
+    def due(self) -> bool:
+        """Whether this was the last update; all processes get the same answer."""
+        mine = self.signal or (TIME_IS_UP if time.monotonic() >= self.until else 0)
+        self.reason = self.processes.largest(mine, self.device)
+        return self.reason > 0
+
+    def say(self, config: Any, done: str) -> None:
+        """One line on what was done and how to go on; after a signal, the end of the process (130 or 143)."""
+        if self.processes.first:
+            why = "time is up" if self.reason == TIME_IS_UP else signal.Signals(self.reason).name
+            go_on = resume_command(config, self.processes)
+            print(f"{why}: not finished, saved after {done}; go on with: {go_on}", file=sys.stderr)
+        self.processes.wait()  # torchrun kills the others when one has ended
+        if self.reason != TIME_IS_UP:
+            raise SystemExit(128 + self.reason)
+
+
+def seconds_of(text: str) -> float:
+    """--stop_after in seconds; UserError for what is no time."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh])", text)
+    if match is None or (seconds := float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]) <= 0:
+        raise UserError(f"--stop_after {text!r}: expected a time above 0, as in 90s, 30m, 2h or 1.5h")
+    return seconds
+
+
+def resume_command(config: Any, processes: Processes) -> str:
+    """The command that began this training, with --resume."""
+    launcher = ["python"] if processes.count == 1 else ["torchrun", f"--nproc-per-node={processes.count}"]
+    flags = [word for word in sys.argv[1:] if word not in ("--overwrite", "--resume")]
+    if config.overwrite and "--overwrite" not in sys.argv:  # it stood in a --config or --preset
+        flags.append("--no-overwrite")
+    return shlex.join([*launcher, sys.argv[0], *flags, "--resume"])
+
+
 def save_state(path: Path, **parts: Any) -> None:
-    """Write the training state atomically; the old one stays whole until then."""
+    """Write the training state with its checksum, atomically; the old one stays whole until then."""
     path.parent.mkdir(exist_ok=True)
     buffer = io.BytesIO()
     torch.save(parts, buffer)
-    artefacts.write_atomically(path, buffer.getvalue())
+    data = buffer.getbuffer()
+    mark = STATE_MARK + hashlib.sha256(data).hexdigest().encode() + b"\n"
+    artefacts.write_atomically(path, b"".join([mark, data]))
 
 
 class Log:
@@ -155,8 +242,8 @@ def open_run(
     """The run directory of a long job (a training): fresh, or with --resume the one it goes on in.
 
     ``fixed`` are the config's keys (``a.b`` for nested ones) that a resumed job may not change; ``state`` is the file
-    that it goes on from.  The saved config.json becomes the resumed one, and the directory is half-written until the
-    end.
+    that it goes on from; a training's must have its checksum.  The saved config.json becomes the resumed one, and the
+    directory is half-written until the end.
     """
     if getattr(config, "track", False) and importlib.util.find_spec("wandb") is None:
         raise UserError("--track needs the wandb package: pip install wandb")
@@ -166,6 +253,8 @@ def open_run(
         raise UserError("--resume goes on with a run and --overwrite starts anew: choose one")
     if not (config.out / state).exists():
         raise UserError(f"{config.out} has no state to resume from ({state})")
+    if state == STATE and not _state_bytes(config.out / state)[1]:
+        print(f"note: {config.out / state} was written by an earlier version, without a checksum", file=sys.stderr)
     for directory in inputs.values():
         artefacts.read_manifest(directory)
     saved = cli.read_json(config.out / "config.json")
@@ -185,15 +274,30 @@ def open_run(
     return artefacts.Run(path=config.out, stage=stage, config=config, inputs=dict(inputs))
 
 
+def _state_bytes(path: Path) -> tuple[bytes, bool]:
+    """(What torch saved in a training state, whether it has a checksum); UserError if that does not hold."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: the training state cannot be read ({error.strerror})") from None
+    if data.startswith(b"PK"):  # a bare archive of torch's, as earlier versions wrote it
+        return data, False
+    mark, _, saved = data.partition(b"\n")
+    if mark != STATE_MARK + hashlib.sha256(saved).hexdigest().encode():
+        raise UserError(f"{path}: broken training state (it has not its checksum); copy it or start the training anew")
+    return saved, True
+
+
 def load_state(path: Path, *parts: str) -> dict[str, Any]:
     """The training state of a run, on the CPU; UserError if it is broken or lacks one of ``parts``."""
     import pickle
 
+    saved = io.BytesIO(_state_bytes(path)[0])
     try:
-        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        state: dict[str, Any] = torch.load(saved, weights_only=True, map_location="cpu")
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path}: broken training state ({reason}); start the training anew") from None
+        raise UserError(f"{path}: broken training state ({reason}); copy it or start the training anew") from None
     for part in parts:
         if part not in state:
             raise UserError(f"{path} was written by another version (it has no {part!r}); start the training anew")

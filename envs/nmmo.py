@@ -3,7 +3,8 @@
 Slots are worlds x agents: slot ``w * players + i`` is agent ``i + 1`` of world ``w``.  Known traps, met here: nmmo
 reuses its observation arrays (PufferLib's buffer is a copy, and ours a copy of that); an agent's own row is not the
 first of the entities (here it is); terrain depends on the map's number, not on the seed (hold out numbers); the
-event log's index by tick is stale after a reset (it is queried anew).
+event log's index by tick is stale after a reset (it is queried anew); the paths that NPCs have found outlive the map
+that they lead over (forgotten at every reset, or a game would depend on those before it).
 """
 
 from __future__ import annotations
@@ -231,6 +232,7 @@ class _World:
             self.task_A = self.draw_tasks(options.players, self.task_A, self.progress_A)
         self._known = set()
         chosen = [self.specs[t] for t in self.task_A]
+        self.env.realm.map.pathfinding_cache.clear()
         obs, _ = self.env.reset(
             seed=seed % 2**31,
             map_id=self.map,

@@ -4,9 +4,9 @@ World   x' = A x + B onehot(a) + N eps,  obs = C x,  reward = r . x'
 Agent   c' = W c + U C^-1 obs + products,  logits = P c,  value = v . c + products,  and h = R c
 
 x are stimuli, c the agent's directions, hidden in a rotated state h, so that no neuron is a direction.  A
-*product* is a direction times another one: the one gates the other.  A *switch* is a stimulus that is 1 or -1
-and stays what it is but for rare flips: a behaviour.  What differs from kind to kind is which of these numbers are
-not zero:
+*product* is a direction times another one: the one gates the other.  (Of two redundant directions it is the larger
+one instead.)  A *switch* is a stimulus that is 1 or -1 and stays what it is but for rare flips: a behaviour.  What
+differs from kind to kind is which of these numbers are not zero:
 
 confounded  ``cause`` is read by logits and value; ``nuisance`` is driven by a stimulus whose correlation with the
             cause's is rho, and has no effect on anything.  It is a direction of h, so that its coordinate can be read
@@ -17,8 +17,12 @@ linear      a chain of effects of both signs; actions do nothing, so Jacobians, 
 mediated    two directions act on a third by way of the action alone.
 delayed     an effect that passes through relays and arrives after exactly four steps.
 gated       an effect that is there in one behaviour and not in the other.
+even        a direction acts by its square, so that raising and lowering it do the same.
+redundant   two directions carry one cause, and the larger of them counts: lowering either alone does nothing,
+            lowering both does.  With ``overlap`` below 1 they are redundant in part.
 null        nothing acts on anything; directions are autocorrelated.  With ``fickle`` one direction acts on another
-            and on the value, as strongly as the episode's mood has it: no effect on average, unless ``lean``.
+            and on the value, as strongly as the episode's mood has it: no effect on average, unless ``lean``.  With
+            ``tail`` moods are lognormal: few episodes hold most of the effect.
 mixture     four behaviours whose directions are a Gaussian mixture with known labels.
 pixels      the confounded world seen as 64 x 64 frames: an object per stimulus, whose brightness shows it.
 
@@ -60,7 +64,9 @@ from core.contracts import (
 )
 from core.episodes import Episode
 
-Kind = Literal["confounded", "linear", "mediated", "delayed", "gated", "null", "mixture", "pixels"]
+Kind = Literal[
+    "confounded", "linear", "mediated", "delayed", "gated", "even", "redundant", "null", "mixture", "pixels",
+]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SIZE = 8  # stimuli, directions and neurons of every kind
 ACTION_NAMES = ("left", "wait", "right")
@@ -86,6 +92,10 @@ class PlantedOptions:
     """weight of an effect that every episode multiplies by a standard normal draw of its own, its mood (null)"""
     lean: float = 0.0
     """what is added to that draw; 0: no effect on average (null)"""
+    tail: float = 0.0
+    """log-standard deviation of the moods, which are then lognormal with mean 1 (``lean`` -1: no effect on average)"""
+    overlap: float = 1.0
+    """correlation of the two stimuli that redundant directions read; 1: they read the same (redundant)"""
     dwell: int = 64
     """steps that a behaviour lasts on average; 0: the whole episode (gated, mixture)"""
     noise: float = 1.0
@@ -106,6 +116,7 @@ class Product:
     gate: int
     target: int | None
     weight: float
+    larger: bool = False  # the larger of the two in place of their product
 
 
 @dataclass(frozen=True)
@@ -243,6 +254,28 @@ def _gated(options: PlantedOptions) -> Matrices:
     return _finish(options, names, source, 5, m, behaviour_switches=(context,), products=(gate,))
 
 
+def _even(options: PlantedOptions) -> Matrices:
+    source, target = 0, 1
+    m = _nothing(PERSISTENCE, 0.5)
+    m["value_K"][target] = 1.0
+    m["policy_AK"][2, target], m["policy_AK"][0, target] = 0.25, -0.25
+    m["reward_X"][2] = 0.25
+    names = ("source", "target", *(f"bystander_{c}" for c in "abcdef"))
+    return _finish(options, names, source, 3, m, products=(Product(source, source, target, 0.5 * options.effect),))
+
+
+def _redundant(options: PlantedOptions) -> Matrices:
+    one, other, target = range(3)
+    m = _nothing(PERSISTENCE, 0.5)
+    m["first_XX"][other, [one, other]] = options.overlap, math.sqrt(1 - options.overlap**2)
+    m["W_KK"][target, target] = m["U_KX"][target, target] = 0.25
+    m["value_K"][target] = 1.0
+    m["policy_AK"][2, target], m["policy_AK"][0, target] = 0.25, -0.25
+    m["reward_X"][3] = 0.25
+    names = ("one", "other", "target", *(f"bystander_{c}" for c in "abcde"))
+    return _finish(options, names, one, 4, m, products=(Product(one, other, target, options.effect, larger=True),))
+
+
 def _null(options: PlantedOptions) -> Matrices:
     fickle, target, mood = 0, 1, SIZE - 1
     m = _nothing(PERSISTENCE, 0.5)
@@ -302,7 +335,7 @@ def _finish(
 
 BUILDERS = {
     "confounded": _confounded, "linear": _linear, "mediated": _mediated, "delayed": _delayed,
-    "gated": _gated, "null": _null, "mixture": _mixture, "pixels": _pixels,
+    "gated": _gated, "even": _even, "redundant": _redundant, "null": _null, "mixture": _mixture, "pixels": _pixels,
 }  # fmt: skip
 
 
@@ -313,6 +346,8 @@ def matrices(options: PlantedOptions) -> Matrices:
         raise UserError(f"no planted world of kind {options.kind!r}; there are: {', '.join(KINDS)}")
     if not -1 < options.rho < 1:
         raise UserError(f"planted world: rho {options.rho} is not between -1 and 1")
+    if not 0 <= options.overlap <= 1 or options.tail < 0:
+        raise UserError(f"planted world: needs overlap in [0, 1], not {options.overlap}, and tail >= 0")
     if options.horizon < 1 or not 0 <= options.hazard <= 1 or min(options.noise, options.dwell) < 0:
         raise UserError("planted world: needs horizon >= 1, hazard in [0, 1], dwell >= 0 and noise >= 0")
     rng = np.random.default_rng(options.seed)
@@ -426,6 +461,8 @@ class PlantedWorld:
         if len(slots):
             normal = np.stack([self._rngs[b].standard_normal(SIZE) for b in slots])
             moving = _by_row(self._m.first_XX, normal)
+            if self.options.kind == "null" and (tail := self.options.tail):
+                moving[:, -1] = np.exp(tail * normal[:, -1] - tail**2 / 2)  # the mood
             self._x[slots] = np.where(self._switch, np.where(normal < 0, -1.0, 1.0), moving)
             self._age[slots] = 0
 
@@ -534,6 +571,7 @@ class PlantedAgent(nn.Module):
             self.gate_HG = _weight(m.R_HK[:, [p.gate for p in m.products]])
             self.product_GH = _weight(np.stack(into))
             self.product_value_G = _weight(np.array([p.weight if p.target is None else 0.0 for p in m.products]))
+            self.larger_G = _weight(np.array([float(p.larger) for p in m.products]))
         self.has_products = bool(m.products)
         self.h_initial = _weight(np.zeros(self.hidden_size))
 
@@ -559,7 +597,8 @@ class PlantedAgent(nn.Module):
         return h_BH @ self.policy_AH.T, value
 
     def _products(self, h_BH: Tensor) -> Tensor:
-        return (h_BH @ self.source_HG) * (h_BH @ self.gate_HG)
+        source, gate = h_BH @ self.source_HG, h_BH @ self.gate_HG
+        return torch.where(self.larger_G > 0, torch.maximum(source, gate), source * gate)
 
 
 class PlantedSimulator(nn.Module):
@@ -646,22 +685,31 @@ class PlantedSimulator(nn.Module):
         env_grads: bool = True,
     ) -> tuple[SimState, StepOut]:
         if state.t == 0:  # the latent is the first state itself: nothing leads to it
-            x, terminal, alive = state.d_BD, torch.zeros_like(state.d_BD[:, 0]), state.alive_B
+            x, seen = state.d_BD, state.d_BD
+            terminal, alive = torch.zeros_like(state.d_BD[:, 0]), state.alive_B
         else:
             last = state.action_BA if env_grads else state.action_BA.detach()
             x = self._transition(state.d_BD, last, None if noise is None else noise.s_BS[:, :-1])
-            terminal = self.options.hazard * torch.sigmoid(x @ self.hazard_X)
+            seen, terminal = self._seen(x, state.t), self._ends(x)
             chance = 0.5 if noise is None else torch.special.ndtr(noise.s_BS[:, -1])
             alive = state.alive_B & (terminal <= chance)
-        obs = self.show(x)
+        obs = self.show(seen)
         h = self.agent.advance(self.agent.encode(obs), state.h_BH, torch.zeros_like(alive))
         h = apply_interventions(intervene, h, state.t)
         logits, value = self.agent.heads(h)
         index, one_hot = straight_through(logits, None if noise is None else noise.action_BA)
         if action is not None:
             index, one_hot = action, nn.functional.one_hot(action, logits.shape[-1]).to(logits.dtype)
-        out = StepOut(obs, x @ self.reward_X, terminal, x, h, logits, value, index, alive)
+        out = StepOut(obs, seen @ self.reward_X, terminal, x, h, logits, value, index, alive)
         return SimState(x, state.s_BS, h, one_hot, alive, state.t + 1), out
+
+    def _seen(self, x_BX: Tensor, t: int) -> Tensor:
+        """What is shown, and paid for, of the state at step t."""
+        return x_BX
+
+    def _ends(self, x_BX: Tensor) -> Tensor:
+        """Probability of ending [B]."""
+        return self.options.hazard * torch.sigmoid(x_BX @ self.hazard_X)
 
     def _transition(self, x_BX: Tensor, action_BA: Tensor, normal_BX: Tensor | None = None) -> Tensor:
         moved, sign = x_BX @ self.A_XX.T + action_BA @ self.B_XA.T, torch.ones_like(self.flip_below_X)
@@ -688,6 +736,68 @@ class PlantedSimulator(nn.Module):
             foretold = self._transition(states[-1], one_hot[:, i - 1])
             states.append(torch.where(seen_BL[:, i, None], x_BLX[:, i], foretold))
         return torch.stack(states, 1)
+
+
+Wrong = Literal[
+    "held frame", "garbage frames", "garbage states", "actions ignored", "actions reversed", "terminal wrong",
+    "sign reversed later",
+]  # fmt: skip
+WRONG: tuple[Wrong, ...] = get_args(Wrong)
+REVERSED_FROM = 2  # the step from which a sign is wrong
+
+
+class WrongSimulator(PlantedSimulator):
+    """A planted simulator that is wrong in one way: what it foretells by way of the world is not so.
+
+    held frame: nothing moves.  garbage frames: what is seen is a wild function of the state; garbage states: the next
+    state is.  actions ignored: always the second one is done; reversed: the last one for the first.  terminal wrong: an
+    ending is as likely as not at every step.  sign reversed later: from step REVERSED_FROM on what is seen and paid has
+    the other sign.
+    """
+
+    def __init__(self, options: PlantedOptions, wrong: Wrong) -> None:
+        super().__init__(options)
+        self.wrong = wrong
+
+    def _transition(self, x_BX: Tensor, action_BA: Tensor, normal_BX: Tensor | None = None) -> Tensor:
+        if self.wrong == "held frame":
+            return x_BX
+        if self.wrong == "actions ignored":
+            action_BA = 0 * action_BA + nn.functional.one_hot(torch.ones_like(action_BA[:, 0]).long(), 3)
+        if self.wrong == "actions reversed":
+            action_BA = action_BA.flip(-1)
+        moved = super()._transition(x_BX, action_BA, normal_BX)
+        return self._wild(moved) if self.wrong == "garbage states" else moved
+
+    def _seen(self, x_BX: Tensor, t: int) -> Tensor:
+        if self.wrong == "garbage frames":
+            return self._wild(x_BX)
+        return -x_BX if self.wrong == "sign reversed later" and t >= REVERSED_FROM else x_BX
+
+    def _ends(self, x_BX: Tensor) -> Tensor:
+        right = super()._ends(x_BX)
+        return torch.full_like(right, 0.5) if self.wrong == "terminal wrong" else right
+
+    def _wild(self, x_BX: Tensor) -> Tensor:
+        """As large as stimuli are, and as good as unpredictable."""
+        return math.sqrt(2) * torch.sin(997 * (x_BX @ self.C_XX.T))
+
+
+class TwinSimulator(PlantedSimulator):
+    """The planted world on every action, and another one between them.
+
+    Each weight a of an action counts as a + between a (1 - a) (1 - 2 a): the same for 0 and for 1, with 1 + between
+    times the slope there.  So straight-through gradients from action to world are 1 + between times those of
+    ``PlantedSimulator``, and no rollout tells the two apart.
+    """
+
+    def __init__(self, options: PlantedOptions | None = None, between: float = -2.0) -> None:
+        super().__init__(options)
+        self.between = between
+
+    def _transition(self, x_BX: Tensor, action_BA: Tensor, normal_BX: Tensor | None = None) -> Tensor:
+        a = action_BA
+        return super()._transition(x_BX, a + self.between * a * (1 - a) * (1 - 2 * a), normal_BX)
 
 
 def _tensor(array: np.ndarray) -> Tensor:

@@ -39,7 +39,8 @@ class PlantedTruth:
         """d c(t+1) / d c(t) inside the agent in a behaviour, float64 [target, source].
 
         A product counts as an effect of its source, as strong as its gate is there; that of the gate, as
-        strong as the source happens to be, is 0 on average and left out.
+        strong as the source happens to be, is 0 on average and left out; so is the slope of a square, and which of two
+        is the larger one depends on the state.
         """
         m = self.numbers
         W_KK = m.W_KK.copy()
@@ -67,6 +68,72 @@ class PlantedTruth:
             of_x = A_XX @ of_x + pushed
             of_c = W_KK @ of_c + m.U_KX @ of_x
         return of_c.T
+
+    def effect_of_actions(self, x_X: np.ndarray, c_K: np.ndarray, steps: int, sampled: bool = False) -> np.ndarray:
+        """d c_j(steps) / d c_i(0) by way of the actions at steps 0 to steps - 1, float64 [K, K]; without noise of the
+        world.
+
+        x_X, c_K: world and directions at step 0.  sampled: of the expectation under the softmax policy, over all
+        sequences of actions.  Otherwise of the mean with the softmax at one step and the likeliest action at all
+        others, summed over that step (analysis.discrete_paths of a modal rollout).  The rest of the effect is direct.
+        Not for the pixel world.
+        """
+        if self.mask_XHW is not None:
+            raise ValueError("the pixel world's brightness is not linear")
+        m = self.numbers
+        stays = ~np.isnan(m.flip_X)
+
+        def policy(c: np.ndarray, of_c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            """Probabilities [A], and their derivatives [A, K]."""
+            e = np.exp(m.policy_AK @ c - (m.policy_AK @ c).max())
+            p = e / e.sum()
+            return p, (np.diag(p) - np.outer(p, p)) @ m.policy_AK @ of_c
+
+        def onward(x: np.ndarray, c: np.ndarray, action: int) -> tuple[np.ndarray, np.ndarray]:
+            x = np.where(stays, x, m.A_XX @ x + m.B_XA[:, action])
+            after = m.W_KK @ c + m.U_KX @ x
+            for p in m.products:
+                if p.target is not None:
+                    after[p.target] += p.weight * c[p.source] * c[p.gate]
+            return x, after
+
+        def memory(c: np.ndarray, of_c: np.ndarray) -> np.ndarray:
+            W_KK = m.W_KK.copy()
+            for p in m.products:
+                if p.target is not None:
+                    W_KK[p.target, p.source] += p.weight * c[p.gate]
+                    W_KK[p.target, p.gate] += p.weight * c[p.source]
+            out: np.ndarray = W_KK @ of_c
+            return out
+
+        def expected(
+            x: np.ndarray, c: np.ndarray, of_c: np.ndarray, chance: float, of_chance_K: np.ndarray, left: int
+        ) -> np.ndarray:
+            """Sum over sequences of d chance / d c(0) times c at their end."""
+            if not left:
+                return np.outer(of_chance_K, c)
+            p, of_p = policy(c, of_c)
+            of_next = memory(c, of_c)
+            branches = [
+                expected(*onward(x, c, a), of_next, chance * p[a], of_chance_K * p[a] + chance * of_p[a], left - 1)
+                for a in range(len(p))
+            ]
+            out: np.ndarray = np.sum(branches, 0)
+            return out
+
+        x, c, of_c = np.asarray(x_X, np.float64), np.asarray(c_K, np.float64), np.eye(SIZE)
+        if sampled:
+            return expected(x, c, of_c, 1.0, np.zeros(SIZE), steps)
+        out = np.zeros((SIZE, SIZE))
+        for t in range(steps):
+            p, of_p = policy(c, of_c)
+            for a in range(len(p)):
+                x_a, c_a = onward(x, c, a)
+                for _ in range(t + 1, steps):
+                    x_a, c_a = onward(x_a, c_a, int((m.policy_AK @ c_a).argmax()))
+                out += np.outer(of_p[a], c_a)
+            x, c, of_c = *onward(x, c, int(p.argmax())), memory(c, of_c)
+        return out
 
     def effects(self, lags: Sequence[int], env_grads: bool = True, behaviour: int = 0) -> np.ndarray:
         """The Jacobian at each lag, float64 [lags, K, K], where all actions are equally likely: its signs are those of
@@ -189,7 +256,7 @@ def truth(options: PlantedOptions | None = None, dtype: torch.dtype = torch.floa
     in_agent = m.W_KK != 0
     for p in m.products:
         if p.target is not None:
-            in_agent[p.target, p.source] = True
+            in_agent[p.target, [p.source, p.gate] if p.larger else p.source] = True
     return PlantedTruth(
         options=options,
         basis=basis,

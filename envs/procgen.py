@@ -31,6 +31,59 @@ ACTION_NAMES = (
     "downleft", "left", "upleft", "down", "none", "up", "downright", "right", "upright",
     "key_d", "key_a", "key_w", "key_s", "key_q", "key_e",
 )  # fmt: skip
+# The keys that do something in a game.  With a key the agent stands still, as with "none" (basic-abstract-game.cpp,
+# special_action), so a key that the game does not ask for is "none" by another name; tests/contract tries them.
+KEYS = ACTION_NAMES[9:]
+SPECIAL_KEYS = {
+    **dict.fromkeys(("bossfight", "caveflyer", "dodgeball", "fruitbot", "plunder"), ("key_d",)),
+    **dict.fromkeys(("ninja", "starpilot"), KEYS),
+}
+
+# What the games' sources do with an action (procgen 0.10.7, src/basic-abstract-game.cpp and src/games/*.cpp), and what
+# was measured in all of them (tests/contract/test_envs.py): ids 9 to 14 are "keys"; a game that does not read a key
+# stands still, as with "none".
+KEYS = ("key_d", "key_a", "key_w", "key_s", "key_q", "key_e")
+KEYS_READ = {
+    **dict.fromkeys(("bossfight", "caveflyer", "dodgeball", "fruitbot", "plunder"), ("key_d",)),
+    "starpilot": ("key_d",),
+    "ninja": ("key_d", "key_a", "key_w", "key_s"),
+}
+LEFT, RIGHT = ("left", "downleft", "upleft"), ("right", "downright", "upright")
+NO_VERTICAL = ("fruitbot", "plunder")  # games in which up and down do nothing
+SIDEWAYS_FIRST = ("heist", "leaper", "maze", "miner")  # up and down do nothing beside left or right
+NO_DOWN = ("climber", "jumper", "ninja")
+JUMPING = ("climber", "coinrun", "jumper", "ninja")
+ENDLESS = ("heist", "maze", "plunder")  # nobody dies there: it ends at the goal, or when the time is up
+JUMP = "action in (up, upleft, upright)"
+
+
+def words_of(game: str) -> dict[str, Any]:
+    """What an EnvSpec says of a game's actions and events (its last three fields)."""
+    none = ["none", *(key for key in KEYS if key not in KEYS_READ.get(game, ()))]
+    same = [none]
+    if game == "ninja":
+        same.append(["key_d", "key_q", "key_e"])  # all three throw straight ahead
+        none[:] = ["none"]
+    if game in NO_VERTICAL:
+        none += ["down", "up"]
+    if game in NO_VERTICAL + SIDEWAYS_FIRST:
+        same += [[*LEFT], [*RIGHT]]
+    if game in NO_DOWN:
+        none += ["down"]
+        same += [["left", "downleft"], ["right", "downright"]]
+    words: dict[str, tuple[str, ...]] = (
+        {"leftwards": LEFT, "rightwards": RIGHT} if game != "caveflyer" else {}
+    )  # there they turn the ship
+    events = {} if game in ENDLESS else {"death": "ended and reward <= 0"}
+    events["reward"] = "reward > 0"
+    if game in JUMPING:
+        words |= {"jumping_up": ("up",), "jumping_left": ("upleft",), "jumping_right": ("upright",)}
+        events["jump_started"] = f"{JUMP} and not previous({JUMP})"
+    return {
+        "same_actions": tuple(tuple(group) for group in same if len(group) > 1),
+        "action_words": words,
+        "events": events,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +140,7 @@ class ProcgenEnv:
             options={k: v for k, v in asdict(options).items() if k != "game"},
             gives_final_obs=False,
             can_snapshot=True,
+            **words_of(options.game),
         )
         self._threads = threads
         self._timeout = TIMEOUT_STEPS.get(options.game, DEFAULT_TIMEOUT_STEPS)
@@ -168,3 +222,13 @@ def options_of(spec: EnvSpec) -> ProcgenOptions:
     if kind != "procgen":
         raise UserError(f"{spec.env_id} is not a Procgen world")
     return ProcgenOptions(game=game, **json.loads(json.dumps(dict(spec.options))))
+
+
+def same_actions(spec: EnvSpec) -> list[list[int]]:
+    """See ``envs.registry.same_actions``: the keys that do nothing in the game go with "none"."""
+    special = SPECIAL_KEYS.get(spec.env_id.partition("/")[2], ())
+    groups: dict[str, list[int]] = {}
+    for i, name in enumerate(spec.action_names):
+        idle = name in KEYS and name not in special
+        groups.setdefault("none" if idle else name, []).append(i)
+    return list(groups.values())

@@ -8,7 +8,6 @@ simulator's weights may be stored in half precision (its agent's never are: it s
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,15 +72,17 @@ def main(config: BundleConfig) -> None:
         round_to_half(simulator)
     with artefacts.new_run(config.out / "agent", "train", config, overwrite=config.overwrite) as run:
         save_agent(agent, run.path)
-        shutil.copy(config.agent / "curve.csv", run.path)
+        artefacts.write_atomically(run.path / "curve.csv", artefacts.load_bytes(config.agent, "curve.csv"))
         run.facts = {"agent": fingerprint(agent), "training": training_of(config.agent)}
     inputs = {"agent": config.out / "agent"}
     with artefacts.new_run(
         config.out / "simulator", "train_gen_model", config, inputs, overwrite=config.overwrite
     ) as run:
         save_simulator(simulator, run.path, half=config.half)
-        shutil.copy(config.simulator / "curve.csv", run.path)
+        artefacts.write_atomically(run.path / "curve.csv", artefacts.load_bytes(config.simulator, "curve.csv"))
         run.facts = {"agent": fingerprint(agent), "training": training_of(config.simulator)}
+        if (said := artefacts.simulator_warning(config.simulator)) is not None:
+            run.facts[artefacts.SIMULATOR_WARNING] = said
     size = sum(p.stat().st_size for p in config.out.rglob("*") if p.is_file())
     print(f"bundled {size / 1e6:.1f} MB: {config.out}")
 

@@ -9,6 +9,7 @@ Where the world ends, the sample does.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +25,9 @@ from core import artefacts, config as cli
 from core.contracts import Simulator, StepNoise, Trajectory, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore, StoreWriter
-from core.interventions import InterventionOptions, Tally, build
+from core.interventions import InterventionOptions, Tally, build, nothing_altered
 from core.progress import bar
-from generative.simulator import load_simulator
+from generative.simulator import load_simulator, require_finite
 
 STAGE = "record_samples"
 RECORDED = "recorded"
@@ -100,7 +101,7 @@ def informed_latents(
     batch: int = 64,
 ) -> Tensor:
     """z [N, Z] of the windows of initial observations at ``starts`` int64 [N, 2]: the mean, or a draw where a
-    generator (on that device) is given."""
+    generator (on that device) is given.  UserError where the simulator makes no numbers of them."""
     (name,) = simulator.spec.obs
     found = []
     for i in range(0, len(starts), batch):
@@ -110,7 +111,9 @@ def informed_latents(
             draw = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=device)
             mean = simulator.normalise(mean + log_std.exp() * draw)
         found.append(mean)
-    return torch.cat(found)
+    z = torch.cat(found)
+    require_finite({"latents": z})
+    return z
 
 
 # What happens in it
@@ -234,7 +237,6 @@ def main(config: RecordSamplesConfig) -> None:
     out = config.data_save_dir or config.out
     keep_unaltered(out, bool(altered))
     with artefacts.new_run(out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        artefacts.write_json(run.path / "spec.json", simulator.spec.to_json())
         ended = steps = altered_steps = 0
         with StoreWriter(run.path) as writer, bar("simulating", config.samples, "rollouts") as progress:
             for i in range(0, config.samples, config.batch):
@@ -248,6 +250,7 @@ def main(config: RecordSamplesConfig) -> None:
                     noise=noise_of(simulator, config.seed, ids, config.steps, device) if config.stochastic else None,
                     intervene=(tally,) if intervene else (),
                 )
+                require_finite(trajectory)
                 for b, about in enumerate(meta[part] if intervene else ()):
                     acted = range(min(config.steps, int(trajectory.alive[b].sum())))
                     about["altered"] = [t for t in acted if tally.altered[t][b]]
@@ -257,6 +260,7 @@ def main(config: RecordSamplesConfig) -> None:
                     steps += episode.steps
                     altered_steps += len(episode.meta.get("altered", ()))
                     progress.advance()
+        artefacts.write_json(run.path / "spec.json", simulator.spec.to_json())
         run.facts = {
             "agent": name,
             "source": "simulated",
@@ -268,6 +272,9 @@ def main(config: RecordSamplesConfig) -> None:
         run.record("steps", steps, "steps")
         if intervene:
             run.record("altered_steps", altered_steps, "steps")
+        if intervene and not altered_steps:
+            run.facts["intervention_warning"] = said = nothing_altered(config.intervention)
+            print(f"warning: {said}", file=sys.stderr)
     did = f", {altered_steps:,} of {steps:,} steps altered" if intervene else ""
     print(f"simulated {config.samples} rollouts of up to {config.steps} steps{did}, {ended} ended: {out}")
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from agents.networks import images
 from agents.recurrent import AgentConfig, RecurrentAgent
-from core.artefacts import load_weights, read_manifest, save_weights, write_json
-from core.config import from_json, read_json, to_json
+from core.artefacts import WEIGHTS, load_json, load_weights, read_manifest, save_weights, write_json
+from core.config import from_json, to_json
 from core.contracts import (
     EnvSpec,
     Intervention,
@@ -32,6 +32,7 @@ from core.contracts import (
     rollout as rollout_by_steps,
     straight_through,
 )
+from envs.registry import renewed
 from generative.nets import (
     CELLS,
     ChannelNorm,
@@ -282,7 +283,30 @@ class RSSMSimulator(nn.Module):
         return [p for name, p in self.named_parameters() if not name.startswith("agent.")]
 
 
-def save_simulator(simulator: RSSMSimulator, path: Path, name: str = "model.safetensors", half: bool = False) -> None:
+def require_finite(simulated: Trajectory | Mapping[str, Tensor]) -> None:
+    """UserError naming the first of a simulator's outputs that has NaN or infinite values.
+
+    Of a rollout, while it lasts: the observation of every step that exists, the transition from it, and what the agent
+    makes of it.
+    """
+    parts = simulated if isinstance(simulated, Mapping) else _while_alive(simulated)
+    for name, x in parts.items():
+        if not torch.isfinite(x).all():
+            raise UserError(
+                f"the simulator makes NaN or infinite values ({name}): its weights are broken or it runs away; "
+                "train it again, or use another one"
+            )
+
+
+def _while_alive(out: Trajectory) -> dict[str, Tensor]:
+    alive = out.alive
+    states = {**out.obs, "world states": out.d, "hidden states": out.h, "logits": out.logits, "values": out.value}
+    # An ending that is no number ends a rollout too, so that it is asked of every step there is.
+    parts = {k: x[alive] for k, x in states.items()}
+    return parts | {"rewards": out.reward[alive[:, :-1]], "chances of ending": out.terminal[alive[:, :-1]]}
+
+
+def save_simulator(simulator: RSSMSimulator, path: Path, name: str = WEIGHTS, half: bool = False) -> None:
     """Weights (the agent's among them) and what is needed to build the simulator again.
 
     half: store all but the agent's as float16; they are loaded as float32.
@@ -296,16 +320,16 @@ def save_simulator(simulator: RSSMSimulator, path: Path, name: str = "model.safe
     save_weights(simulator, path / name, half=(lambda n: not n.startswith("agent.")) if half else None)
 
 
-def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = "model.safetensors") -> RSSMSimulator:
+def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = WEIGHTS) -> RSSMSimulator:
     """The simulator of a run directory, frozen, in eval mode.  UserError if half-written or misfitting."""
     path = Path(path)
     manifest = read_manifest(path)
-    if not (path / "simulator.json").exists():
+    if "simulator.json" not in manifest["files"]:
         raise UserError(f"{path} holds no simulator (stage {manifest['stage']!r} wrote it)")
-    about = read_json(path / "simulator.json")
+    about = load_json(path, "simulator.json")
     if not isinstance(about, dict) or not all(key in about for key in ("model", "net", "spec")):
         raise UserError(f"{path / 'simulator.json'} is not the description of a simulator; copy or train it again")
-    agent = RecurrentAgent(from_json(AgentConfig, about["net"]), EnvSpec.from_json(about["spec"]))
+    agent = RecurrentAgent(from_json(AgentConfig, about["net"]), renewed(EnvSpec.from_json(about["spec"])))
     simulator = RSSMSimulator(from_json(ModelConfig, about["model"]), agent)
-    load_weights(simulator, path / name)
+    load_weights(simulator, path, name)
     return simulator.to(device).eval().requires_grad_(False)

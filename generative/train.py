@@ -8,6 +8,7 @@ averaged: the same training, N times the arithmetic.  Only the first process wri
 from __future__ import annotations
 
 import copy
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +23,12 @@ from core.contracts import EnvSpec, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore, Window
 from core.progress import bar
+from core.stats import Estimate, bootstrap_mean
 from core.training import (
     Log,
     Processes,
     Schedule,
+    Stop,
     from_torchrun,
     learning_rate,
     load_state,
@@ -108,6 +111,8 @@ class GenTrainConfig:
     """seed of weights, windows and noise"""
     save_minutes: float = 5.0
     """minutes between saves of the state that --resume goes on from"""
+    stop_after: str | None = None
+    """end in an orderly way after this wall time (90s, 30m, 2h, 1.5h), not finished; --resume goes on"""
     resume: bool = False
     """go on from the training state in --out"""
     overwrite: bool = False
@@ -148,16 +153,43 @@ def split_episodes(episodes: int, share: float, seed: int) -> tuple[list[int], l
 
 
 @torch.no_grad()
-def free_running_mse(simulator: RSSMSimulator, batch: Batch) -> Tensor:
-    """Squared error [L] of modal rollouts from the initial frames with the recorded actions; NaN where no
-    window reaches."""
+def free_running_errors(simulator: RSSMSimulator, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Squared errors of frames [B, L]: of modal rollouts from the initial frames with the recorded actions, and of the
+    last initial frame held still, which is right at step 0.  Meaningless where ``batch.seen`` is false."""
     first = simulator.initial_frames
     z, _ = simulator.infer({simulator.agent.obs_name: batch.frames[:, :first]})
     out = simulator.rollout(z, batch.action.shape[1] - 1, actions=batch.action)
     target = batch.frames[:, first - 1 :].float() / 255
-    error = ((out.obs[simulator.agent.obs_name] - target) ** 2).mean((-3, -2, -1))
-    seen = batch.seen.float()
+    error, held = (((x - target) ** 2).mean((-3, -2, -1)) for x in (out.obs[simulator.agent.obs_name], target[:, :1]))
+    return error, held
+
+
+def free_running_mse(simulator: RSSMSimulator, batch: Batch) -> Tensor:
+    """Mean squared error [L] of such rollouts; NaN where no window reaches."""
+    error, seen = free_running_errors(simulator, batch)[0], batch.seen.float()
     return (error * seen).sum(0) / seen.sum(0)
+
+
+def against_held_frame(simulator: RSSMSimulator, batch: Batch, episode_B: np.ndarray, seed: int) -> dict[str, Estimate]:
+    """How the simulator's free-running frames compare with the last initial frame held still.
+
+    ``held_frame_mse`` and, as core.artefacts.LESS_THAN_HELD, the simulator's squared error less that, over all steps
+    from 1 on; the difference also at the first and the last of them (``..._1`` and so on).  Intervals over the episodes
+    that the windows are of; a simulator whose difference is not surely below 0 is no better than a held frame.
+    """
+    error_BL, held_BL = (x.cpu().double().numpy() for x in free_running_errors(simulator, batch))
+    seen_BL, rng = batch.seen.cpu().numpy(), np.random.default_rng(seed)
+    last = seen_BL.shape[1] - 1
+
+    def mean(x_BL: np.ndarray, steps: slice) -> Estimate:
+        on = seen_BL[:, steps]
+        return bootstrap_mean(x_BL[:, steps][on], np.broadcast_to(episode_B[:, None], on.shape)[on], rng=rng)
+
+    less = artefacts.LESS_THAN_HELD
+    out = {"held_frame_mse": mean(held_BL, slice(1, None)), less: mean(error_BL - held_BL, slice(1, None))}
+    for k in dict.fromkeys((1, last)):
+        out[f"{less}_{k}"] = mean(error_BL - held_BL, slice(k, k + 1))
+    return out
 
 
 @torch.no_grad()
@@ -290,6 +322,7 @@ class Trainer:
         fixed = np.random.default_rng(config.seed)
         chosen = starts[fixed.choice(len(starts), min(len(starts), config.validation_windows), replace=False)]
         self.validation = to_batch(store.read_windows(COLUMNS, chosen, self.length), initial, self.device)
+        self.validation_episode = chosen[:, 0]
         self.made_from = {k: artefacts.sha256(v / artefacts.MANIFEST) for k, v in run.inputs.items()}
         self.state_file = run.path / "training_state" / "state.pt"
         self.step, self.wall_before, self.best = 0, 0.0, float("inf")
@@ -436,29 +469,36 @@ class Trainer:
         self.saved_step, self.saved = self.step, time.time()
         save_simulator(self.kept, self.run.path, LAST)
 
-    def train(self) -> None:
-        """To the last update."""
+    def train(self, stop: Stop) -> None:
+        """To the last update, or to where ``stop`` is due; the state is saved."""
         updates = self.config.optim.updates
-        with bar("training", updates, "updates", show=self.processes.first) as progress:
+        with bar("training", updates, "updates", show=self.processes.first) as progress, stop:
             progress.advance(self.step)
             while self.step < updates:
                 self.update()
                 progress.advance()
                 progress.note(f"{self.rate():,.0f} frames/s")
-                if not self.processes.first:
-                    continue
-                try:
-                    if self.step % self.config.validate_every == 0 or self.step == updates:
-                        self.validate()
-                    if self.step == updates or time.time() - self.saved > 60 * self.config.save_minutes:
-                        self.save()
-                except OSError as error:
-                    self.stop(f"cannot write to {self.run.path} at update {self.step} ({error.strerror or error})")
+                last = self.step == updates or stop.due()
+                if self.processes.first:
+                    self.keep(last)
+                if last:
+                    break
+
+    def keep(self, last: bool) -> None:
+        """Validate and save if it is time, and at the last update."""
+        try:
+            if self.step % self.config.validate_every == 0 or self.step == self.config.optim.updates:
+                self.validate()
+            if last or time.time() - self.saved > 60 * self.config.save_minutes:
+                self.save()
+        except OSError as error:
+            self.stop(f"cannot write to {self.run.path} at update {self.step} ({error.strerror or error})")
 
 
 def main(config: GenTrainConfig) -> None:
     device = cli.device_of(config.device)
     processes = from_torchrun(config.optim.batch)
+    stop = Stop(config.stop_after, processes, device)
     if device.type == "cuda" and processes.count > 1:
         torch.cuda.set_device(processes.rank % torch.cuda.device_count())
     agent = load_agent(config.agent, device)
@@ -479,7 +519,10 @@ def main(config: GenTrainConfig) -> None:
         if config.preload:
             store.preload(*COLUMNS)
         trainer = Trainer(config, simulator, store, processes, run)
-        trainer.train()
+        trainer.train(stop)
+        if stop.reason:
+            stop.say(config, f"{trainer.step:,} of {config.optim.updates:,} updates")
+            return
     if not processes.first:
         return
     if trainer.best == float("inf"):
@@ -490,5 +533,15 @@ def main(config: GenTrainConfig) -> None:
     run.record("updates", trainer.step, "gradient steps")
     run.record("training_wall", wall, "s")
     run.record("free_running_mse", trainer.best, "squared pixel in [0, 1]", windows)
+    artefacts.load_unsealed(trainer.kept, run)  # the best, not the last
+    against = against_held_frame(trainer.kept, trainer.validation, trainer.validation_episode, config.seed)
+    for name, e in against.items():
+        run.record(name, e.value, "squared pixel in [0, 1]", e.n, e.interval)
+    if (said := artefacts.poor_simulator(run.metrics)) is not None:
+        run.facts[artefacts.SIMULATOR_WARNING] = said
+        print(f"warning: {said}", file=sys.stderr)
     run.finish()
-    print(f"trained {trainer.step:,} updates in {wall / 60:.1f} min, free-running MSE {trainer.best:.5f}: {run.path}")
+    print(
+        f"trained {trainer.step:,} updates in {wall / 60:.1f} min, free-running MSE {trainer.best:.5f} "
+        f"(last frame held: {against['held_frame_mse'].value:.5f}): {run.path}"
+    )

@@ -1,9 +1,13 @@
-"""A made-up extraction in the form that analysis.extract_activations writes, and clusters of it, for the stages that
-read them."""
+"""What several tests need: a made-up extraction in the form that analysis.extract_activations writes and clusters of
+it, for the stages that read them; made-up agents, simulators and studies for what puts runs on a page; a browser."""
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,3 +123,142 @@ def clusters(extraction: Path) -> Path:
 def other_extraction(extraction: Path) -> Path:
     """Another extraction, with which ``clusters`` have nothing to do."""
     return write_extraction(extraction.parent / "other", parts=1, players=2)
+
+
+# Runs for a page
+
+
+def write_agent(
+    path: Path, *, seed: int = 0, world: str = "procgen/maze", recurrence: str = "gru", options: Mapping[str, Any] = {}
+) -> Path:
+    """A run directory of stage ``train`` with an untrained agent; equal seeds give equal weights."""
+    import torch
+
+    from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
+    from agents.train import TrainConfig
+
+    spec = EnvSpec(
+        env_id=world, obs={"frames": Field(shape=(64, 64, 3), dtype="uint8")}, action_names=("left", "right"), slots=1,
+        options={"num_levels": 100, "start_level": 0, **options},
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    net = AgentConfig(encoder="strided", embedding_size=8, hidden_size=6, recurrence=recurrence)  # type: ignore[arg-type]
+    with new_run(path, "train", TrainConfig(out=path, seed=seed)) as run:
+        save_agent(RecurrentAgent(net, spec), run.path)
+        run.facts = {}
+    return path
+
+
+def write_simulator(path: Path, agent: Path, *, seed: int = 0) -> Path:
+    """A run directory of stage ``train_gen_model`` with an untrained simulator around an agent."""
+    import torch
+
+    from agents.recurrent import load_agent
+    from core.directions import fingerprint
+    from generative.rssm import ModelConfig
+    from generative.simulator import RSSMSimulator, save_simulator
+    from generative.train import GenTrainConfig
+
+    torch.manual_seed(seed)
+    inside = load_agent(agent)
+    sizes = ModelConfig(deterministic_size=8, hidden_size=8, groups=2, classes=2, depth=4, head_layers=1, latent_size=4)
+    config = GenTrainConfig(agent=agent, rollouts=path.parent / "rollouts", out=path)
+    with new_run(path, "train_gen_model", config, {"agent": agent}) as run:
+        save_simulator(RSSMSimulator(sizes, inside), run.path)
+        run.facts = {"agent": fingerprint(inside)}
+    return path
+
+
+def write_evaluation(path: Path, agent: Path, returned: float) -> Path:
+    """A run directory of stage ``evaluate`` that says what an agent's mean return is."""
+    from agents.evaluate import EvaluateConfig
+
+    result = Result()
+    result.scalar("return_mean", returned, "return", 16, (returned - 1, returned + 1))
+    with new_run(path, "evaluate", EvaluateConfig(agent=agent, out=path), {"agent": agent}) as run:
+        result.save(run.path)
+    return path
+
+
+def write_study(
+    path: Path, simulator: Path, *, today: bool = True, facts: Mapping[str, Any] = {}, answer: str = "no"
+) -> Path:
+    """A run directory of stage ``interventions``: one claim of every verdict, with the verdicts of today's rules or of
+    older ones."""
+    from validation.interventions import InterventionsConfig
+
+    result = Result(tables={"effects": [], "doses": [], "needs": [], "paths": []})
+    for i in range(12):
+        row: dict[str, Any] = {
+            "world": "real", "hypothesis": f"shift {i} by -2", "quantity": "prob:left@1..8" if i % 2 else "value@8",
+            "unit": "return", "observed": 0.1 * i - 0.3, "low": 0.1 * i - 0.4, "high": 0.1 * i - 0.2, "q": 0.01 * i,
+            "n": 16, "random_low": -0.2, "random_high": 0.2, "verdict": "confirmed",
+        }  # fmt: skip
+        if today:
+            row |= {
+                "foretold": 0.1, "memory": -0.05, "world_effect": 0.02, "world_low": -0.01, "world_high": 0.05,
+                "exists": "yes", "size": "as foretold", "special_p": 0.025, "through_world": "by construction",
+                "needed": "open",
+            }  # fmt: skip
+        else:
+            row |= {"predicted_jacobian": 0.1, "predicted_simulated": 0.1}
+        result.tables["effects"] += [row, {**row, "world": "simulator"}]
+    if today:
+        result.tables["paths"] = [
+            {"hypothesis": "shift 0 by -2", "quantity": "value@8", "world": world, "path": path, "unit": "return",
+             "value": -0.3, "low": -0.4, "high": -0.2, "n": 16}
+            for world in ("real", "simulator") for path in ("whole", "memory alone", "world alone")
+        ]  # fmt: skip
+        result.notes = {
+            "verdicts": 2,
+            "claims": [_claim(i, v) for i, v in enumerate(("confirmed", "refuted", "open", "no effect"))],
+            "gate": {"answer": answer, "text": "Memory alone foretells as well, by -0.01.", "rows": 12,
+                     "against": {"memory alone": {"value": -0.01, "low": -0.03, "high": 0.01, "n": 16}}},
+            "warnings": ["The basis and the test starts share 12 levels."], "criteria": "Exists: it does.",
+        }  # fmt: skip
+        nothing = {"hypothesis": "shift 9 by -2", "direction": 9, "amount": -2.0, "verdict": "open", "headline": True,
+                   "sentence": "open", "text": "Direction 9 has nothing to change.", "parts": {}}  # fmt: skip
+        result.notes["claims"].append(nothing)
+    else:
+        claim = {**result.tables["effects"][0], "direction": 0, "text": "Direction 0: it did as foretold: confirmed."}
+        result.notes = {"claims": [claim], "criteria": "confirmed: the interval excludes 0."}
+    with new_run(path, "interventions", InterventionsConfig(simulator=simulator, out=path),
+                 {"simulator": simulator}) as run:  # fmt: skip
+        result.save(run.path)
+        run.facts = dict(facts)
+    return path
+
+
+def _claim(direction: int, verdict: str) -> dict[str, Any]:
+    answers = {"exists": "yes", "size": "wrong", "special": "open", "through_world": "by construction",
+               "needed": "not asked"}  # fmt: skip
+    return {
+        "hypothesis": f"shift {direction} by -2", "direction": direction, "amount": -2.0, "headline": direction < 3,
+        "quantity": "value@8", "unit": "return", "n": 16, "spread": 1.5, "smallest": 0.1, "foretold": -0.31,
+        "observed": -0.28, "low": -0.35, "high": -0.2, "memory": -0.05, "verdict": verdict, "sentence": verdict,
+        "text": f"Direction {direction} changes the value: foretold -0.31, seen -0.28 [-0.35, -0.2]: {verdict}.",
+        "parts": {name: {"answer": answer, "words": f"{name} by -0.28"} for name, answer in answers.items()},
+    }  # fmt: skip
+
+
+# A browser
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A headless Chromium of the system.  Without one the tests are skipped, in continuous integration they fail."""
+    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if path is None:
+        reason = "no Chromium on PATH (make test installs Debian's where it may; else: apt-get install chromium)"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # Chromium's sandbox refuses to run as root.
+        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        yield started
+        started.close()

@@ -71,15 +71,6 @@ def agreement(
     return Agreement(_within(_share(sign), 0, 1), _within(rank, -1, 1), slope, points)
 
 
-def agreement_values(predicted_PN: np.ndarray, observed_PN: np.ndarray, *, rng: np.random.Generator) -> np.ndarray:
-    """(sign, rank, slope) of ``agreement`` without intervals, float64 [3]: for predictions that are of other changes."""
-    predicted_PN, observed_PN = _common(predicted_PN, observed_PN)
-    if not len(observed_PN):
-        return np.full(3, math.nan)
-    sign, rank, slope = _ratio(_sums(predicted_PN, observed_PN, halves(observed_PN.shape[1], rng)))
-    return np.array([np.clip((1 + sign) / 2, 0, 1), np.clip(rank, -1, 1), slope])
-
-
 def _common(predicted_PN: np.ndarray, observed_PN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Both [P', N] with NaN in the same places, the points that can be asked."""
     observed_PN = np.array(observed_PN, np.float64)

@@ -3,7 +3,8 @@
 - Counterfactual actions: every distinct action is held from the same snapshot in the real world and in the
   simulator; does a simulated frame tell, among the real ones, which action made it?
 - Gradients: the simulator's derivative of what the agent does k steps later, with respect to its hidden
-  state now, against finite differences in the real world under the same action noise.
+  state now, straight-through where it passes an action or a category of the world, against finite differences in the
+  real world under the same action noise.
 - Other policies: a simulator is of the world, so its error may not depend on whose actions it is given.
 
 N snapshots (each of its own episode, so each an independent unit), A distinct actions, k steps, P points
@@ -38,6 +39,7 @@ from core.directions import Basis
 from core.interventions import AddVector, AtSteps, Shift
 from core.progress import bar
 from core.stats import Estimate, benjamini_hochberg, bootstrap, bootstrap_mean, sign_flip_p
+from generative.simulator import require_finite
 from validation.interventions_rollouts import (
     Actions,
     Course,
@@ -172,6 +174,7 @@ def simulate(shots: Snapshots, action_NK: np.ndarray) -> Iterator[tuple[slice, n
     for first in range(0, len(shots), BATCH):
         part = slice(first, first + BATCH)
         out = shots.simulator.rollout(shots.z_NZ[part], actions.shape[1] - 1, actions=actions[part])
+        require_finite(out)
         yield part, out.obs[shots.name].cpu().numpy()
 
 
@@ -196,8 +199,14 @@ def retrieval(query_AN: np.ndarray, gallery_AN: np.ndarray, there_AN: np.ndarray
 def counterfactual(shots: Snapshots, found: Found, rng: np.random.Generator) -> None:
     """Top-1 retrieval of the held action among all distinct ones, by distance of observations."""
     ids = {name: ids[0] for name, ids in shots.actions.items()}
+    spec = shots.simulator.spec
+    found.notes["action_ids"] = dict(shots.actions)
+    found.notes["actions"] = {name: [spec.action_names[i] for i in same] for name, same in shots.actions.items()}
     if len(ids) < 2:
-        raise UserError("all actions do the same from every snapshot, so there is nothing to tell apart")
+        nothing = Estimate(np.nan, np.nan, np.nan, len(shots))
+        same = "all actions do the same from every snapshot: there is nothing to tell apart"
+        found.rows += [row("counterfactual_top1", k, nothing, "share", reason=same) for k in HELD]
+        return
     steps, names = max(HELD), list(ids)
     with bar("holding actions", 2 * len(ids), "actions") as progress:
         real, there = [], []
@@ -225,6 +234,8 @@ def counterfactual(shots: Snapshots, found: Found, rng: np.random.Generator) -> 
         gallery, exists = as_float(real_AN[:, :, k]), there_AN[:, :, k]
         asked = exists & (exists.sum(0) >= 2)
         if not asked.any():
+            over = "every episode is over by then, whatever is done"
+            found.rows.append(row("counterfactual_top1", k, Estimate(np.nan, np.nan, np.nan, 0), "share", reason=over))
             continue
         credit = retrieval(simulated_AN[:, :, i], gallery, exists)
         best = np.einsum("aan->an", retrieval(gallery, gallery, exists))
@@ -241,10 +252,8 @@ def counterfactual(shots: Snapshots, found: Found, rng: np.random.Generator) -> 
             by_action.append({"action": name, "held": k, "top1": e.value, "low": e.low, "high": e.high,
                               "attainable": float(best[a, asked[a]].mean()), "n": e.n})  # fmt: skip
     found.tables["counterfactual"] = by_action
-    found.arrays["counterfactual_confusion"] = np.stack(confusion)
-    spec = shots.simulator.spec
-    found.notes["action_ids"] = dict(shots.actions)
-    found.notes["actions"] = {name: [spec.action_names[i] for i in same] for name, same in shots.actions.items()}
+    if confusion:
+        found.arrays["counterfactual_confusion"] = np.stack(confusion)
 
 
 def _most_various(obs_AN: np.ndarray, there_AN: np.ndarray) -> int:
@@ -329,7 +338,8 @@ def other_policy(shots: Snapshots, other: Agent | None, steps: int, found: Found
             found.rows.append(row("frame_mse_other_policy", k, e, unit, floor=0.0, copy=held))
         if both[:, k].any():
             estimate = Estimate(float(value[k]), float(low[k]), float(high[k]), int(both[:, k].sum()))
-            found.rows.append(row("policy_dependence", k, estimate, "ratio of errors", floor=1.0))
+            still = "nothing moves by then, or the simulator makes no error"
+            found.rows.append(row("policy_dependence", k, estimate, "ratio of errors", floor=1.0, reason=still))
     found.notes["other_policy"] = POLICY if other is None else "the agent of --other_agent"
 
 
@@ -436,7 +446,8 @@ def real_slopes(world: RealWorld, basis: Basis) -> Slopes:
 
 
 def simulated_slopes(world: SimulatedWorld, basis: Basis) -> Slopes:
-    """Derivatives.  The part inside the agent: those with the gradient cut from action to world."""
+    """Derivatives, straight-through where they pass an action or a category of the world.  The part inside the agent:
+    those with the gradient cut from action to world."""
 
     def slopes(w: SimulatedWorld) -> dict[tuple[int, str, str], np.ndarray]:
         found: dict[tuple[int, str, str], list[Tensor]] = {}
@@ -461,6 +472,12 @@ def same_sign(predicted_PN: np.ndarray, observed_PN: np.ndarray) -> np.ndarray:
 def gradients(shots: Snapshots, basis: Basis, found: Found, rng: np.random.Generator) -> None:
     """Directional derivatives against finite differences, for every k of FORESIGHT."""
     agent, starts, device = shots.simulator.agent, shots.starts, shots.starts.h_NH.device
+    if not basis.size:
+        still = Estimate(np.nan, np.nan, np.nan, len(shots))
+        why = "the recorded hidden states are all the same: there is no direction to move them along"
+        for suffix, family, k in itertools.product(("", "_through_world"), ("value", "action"), FORESIGHT):
+            found.rows.append(row(f"gradient_sign_{family}{suffix}", k, still, "share", reason=why))
+        return
     shape = (2, len(shots), max(FORESIGHT) + 1, agent.n_actions)
     noise = torch.from_numpy(rng.gumbel(size=shape).astype(np.float32)).to(device)
     with torch.no_grad():
@@ -477,9 +494,11 @@ def gradients(shots: Snapshots, basis: Basis, found: Found, rng: np.random.Gener
         seen, other = observed.of(part, k, family), redrawn.of(part, k, family)
         same = same_sign(foretold.of(part, k, family), seen)
         on = ~np.isnan(same)
-        if not on.any():
-            continue
         measure = f"gradient_sign_{family}{suffix}"
+        if not on.any():
+            none = "no change of the hidden state changes anything in the real world"
+            found.rows.append(row(measure, k, Estimate(np.nan, np.nan, np.nan, len(shots)), "share", reason=none))
+            continue
         estimate = bootstrap_mean(same[on], np.broadcast_to(unit_N, same.shape)[on], rng=rng)
         repeated = same_sign(seen, np.where(on, other, 0))
         floor = float(np.nanmean(repeated)) if np.isfinite(repeated).any() else None
@@ -493,7 +512,8 @@ def gradients(shots: Snapshots, basis: Basis, found: Found, rng: np.random.Gener
         "standard deviations at step 0; quantities: the value k steps later, and every action's mean probability "
         "over steps 1 to k; pairs of start and direction whose finite difference is exactly 0 are not counted. "
         "through_world: without what stays inside the agent (real: the difference with every action forced; "
-        "simulated: the derivative with the gradient cut from action to world). floor: the same finite differences "
+        "simulated: the derivative with the gradient cut from action to world). Simulated derivatives are "
+        "straight-through where they pass an action or a category of the world. floor: the same finite differences "
         "under another draw of the action noise. baseline_copy: derivatives of an agent that is shown its last "
         "frame over and over: its memory without any world"
     )

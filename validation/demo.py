@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from typing import Any
 from core import artefacts, config as cli
 from core.contracts import UserError
 from validation import report
+from validation.commands import STAGES
+from validation.lineage import choose
 
 STAGE = "demo"
 
@@ -41,48 +42,29 @@ class DemoConfig:
 
 @dataclass(frozen=True)
 class Part:
-    """One stage of the demo: where its code is and which directories it reads."""
+    """One stage of the demo."""
 
     name: str  # directory below --out, and section of configs/NAME.json
-    module: str
-    config: str  # name of the config class in the module
-    reads: tuple[str, ...]  # flags that name a directory
+    stage: str
     does: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Flags that name a directory."""
+        return (*STAGES[self.stage].needs, *STAGES[self.stage].takes)
 
 
 PARTS = (
-    Part("rollouts", "agents.record", "RecordConfig", ("agent",), "record the agent in the real world"),
-    Part(
-        "samples", "generative.record_samples", "RecordSamplesConfig", ("simulator", "rollouts"),
-        "let the simulator dream",
-    ),
-    Part("fidelity", "validation.fidelity", "FidelityConfig", ("simulator", "rollouts"), "how true is the simulator"),
-    Part(
-        "hidden_states", "analysis.hidden_states", "HiddenStatesConfig", ("agent", "rollouts", "samples"),
-        "fit directions in the hidden state",
-    ),
-    Part(
-        "behaviours", "analysis.behaviours", "BehavioursConfig", ("simulator", "rollouts", "samples"),
-        "cluster what the agent does",
-    ),
-    Part(
-        "dynamics", "analysis.dynamics", "DynamicsConfig", ("agent", "rollouts", "hidden_states", "behaviours"),
-        "how long the memory keeps what",
-    ),
-    Part(
-        "saliency", "analysis.saliency", "SaliencyConfig", ("simulator", "samples"),
-        "what in the frames and in the past drives the agent",
-    ),
-    Part(
-        "coupling", "analysis.coupling", "CouplingConfig", ("simulator", "samples", "hidden_states", "behaviours"),
-        "which direction drives which: cross-correlation against Jacobian",
-    ),
-    Part(
-        "interventions", "validation.interventions", "InterventionsConfig",
-        ("simulator", "hidden_states", "behaviours"),
-        "change two directions, in the simulator and in the real world",
-    ),
-)  # fmt: skip
+    Part("rollouts", "record", "record the agent in the real world"),
+    Part("samples", "record_samples", "let the simulator dream"),
+    Part("fidelity", "fidelity", "how true is the simulator"),
+    Part("hidden_states", "hidden_states", "fit directions in the hidden state"),
+    Part("behaviours", "behaviours", "cluster what the agent does"),
+    Part("dynamics", "dynamics", "how long the memory keeps what"),
+    Part("saliency", "saliency", "what in the frames and in the past drives the agent"),
+    Part("coupling", "coupling", "which direction drives which: cross-correlation against Jacobian"),
+    Part("interventions", "interventions", "change two directions, in the simulator and in the real world"),
+)
 
 
 def plan(config: DemoConfig) -> dict[str, tuple[Part, Any, Any]]:
@@ -90,8 +72,7 @@ def plan(config: DemoConfig) -> dict[str, tuple[Part, Any, Any]]:
     known: dict[str, Path] = {name: config.bundle / name for name in ("agent", "simulator")}
     stages: dict[str, tuple[Part, Any, Any]] = {}
     for part in PARTS:
-        module = importlib.import_module(part.module)
-        cls = getattr(module, part.config)
+        module, cls = importlib.import_module(STAGES[part.stage].module), STAGES[part.stage].cls
         known[part.name] = config.out / part.name
         paths = {**{flag: known[flag] for flag in part.reads}, "out": known[part.name]}
         own = {**paths, "seed": config.seed, "threads": config.threads}
@@ -127,7 +108,7 @@ def main(config: DemoConfig) -> None:
             run.record(f"wall_{name}", time.time() - stage_began, "s")
             say(f"        {time.time() - stage_began:.0f} s, {clock(time.time() - began)} in all")
         say(f"[{count}/{count}] report: put it on one page")
-        page = report.build(directories(config.bundle, config.out))
+        page = report.build(choose(config.out, STAGES, models["agent"], models["simulator"]), config.out)
         artefacts.write_atomically(config.out / report.PAGE, page.html.encode())
         run.record("wall", time.time() - began, "s")
     say("")
@@ -135,12 +116,6 @@ def main(config: DemoConfig) -> None:
     for finding in page.findings:
         say(f"  * {finding}")
     say(f"Report: {config.out / report.PAGE}  (open it in a browser)")
-
-
-def directories(bundle: Path, out: Path) -> Mapping[str, Path]:
-    """Where the report reads: the bundle's models and the demo's stages, by name."""
-    found = {p.name: p for p in sorted(bundle.iterdir()) if (p / artefacts.MANIFEST).exists()}
-    return {**found, **{part.name: out / part.name for part in PARTS}}
 
 
 def say(text: str) -> None:

@@ -11,6 +11,8 @@ Functions   prob(ACTION), logit(ACTION), direction(ID), previous(EXPRESSION): wh
             which has no earlier one, what it is now, so that nothing begins there
 Operators   and or not, < <= > >= == != in, not in, + - *, numbers
 
+Names of actions that do the same in the world (EnvSpec.same_actions) mean all of them.
+
 At step 0, that of the change, value, logits, directions and action follow from the agent's weights alone, in both
 worlds alike: an event that asks the world says ``step > 0 and ...``.  (Reward and endings of step 0 are the world's.)
 
@@ -32,11 +34,7 @@ from core.contracts import UserError
 COLUMNS = ("value", "reward", "ended", "step", "action")
 FUNCTIONS = ("prob", "logit", "direction", "previous")
 LONGEST = 400  # characters: deep enough for any event, too few to nest the parser to death
-DEFAULT = {
-    "death": "ended and reward <= 0",
-    "reward": "reward > 0",
-    "jump_started": "action in (up, upleft, upright) and not previous(action in (up, upleft, upright))",
-}
+GENERIC = {"ending": "ended", "reward": "reward > 0"}  # of a world that has no events of its own (EnvSpec.events)
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,12 @@ class Event:
     name: str
     text: str
     holds: Callable[[Rows], Tensor]
+    reads: frozenset[str] = frozenset()  # the columns and functions in it
+
+    @property
+    def of_actions_alone(self) -> bool:
+        """Whether it is told by actions, rewards and endings: with those of another run it cannot change."""
+        return self.reads <= {"action", "reward", "ended", "step"}
 
     def __call__(self, rows: Rows) -> Tensor:
         return self.holds(rows)
@@ -77,10 +81,13 @@ class Event:
         return (weight_RT * on_RT * not_yet_RT).sum(1)
 
 
-def parse_event(name: str, text: str, actions: Sequence[str], directions: int) -> Event:
+def parse_event(
+    name: str, text: str, actions: Sequence[str], directions: int, same_actions: Sequence[Sequence[str]] = ()
+) -> Event:
     """An event; UserError where the expression does not parse or names what is not there.
 
-    actions: the world's action names; directions: how many there are.
+    actions: the world's action names; directions: how many there are; same_actions: groups of actions that do the
+    same, each of which means all of its group.
     """
     if not name.isidentifier():
         raise UserError(f"event {name!r}: its name must be one word of letters, digits and _")
@@ -92,17 +99,21 @@ def parse_event(name: str, text: str, actions: Sequence[str], directions: int) -
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise UserError(f"event {name!r}: cannot read {text!r}; there are {columns}") from None
     try:
-        holds = _Reader(tuple(actions), directions).truth(tree)
+        holds = _Reader(tuple(actions), directions, tuple(map(tuple, same_actions))).truth(tree)
     except _Unreadable as error:
         raise UserError(f"event {name!r}: {error}; there are {columns}") from None
-    return Event(name, text, holds)
+    found = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} & {*COLUMNS, *FUNCTIONS} - {"previous"}
+    return Event(name, text, holds, frozenset(found))
 
 
-def parse_events(words: Sequence[str], actions: Sequence[str], directions: int) -> tuple[Event, ...]:
-    """Events from ``NAME: EXPRESSION`` words; none given: those of DEFAULT that this world's actions have."""
+def parse_events(
+    words: Sequence[str], actions: Sequence[str], directions: int, same_actions: Sequence[Sequence[str]] = (),
+    own: Mapping[str, str] | None = None,
+) -> tuple[Event, ...]:  # fmt: skip
+    """Events from ``NAME: EXPRESSION`` words; none given: the world's ``own`` (EnvSpec.events), or GENERIC where it has
+    none."""
     if not words:
-        known = {n: t for n, t in DEFAULT.items() if "up" not in t or {"up", "upleft", "upright"} <= set(actions)}
-        return tuple(parse_event(n, t, actions, directions) for n, t in known.items())
+        return tuple(parse_event(n, t, actions, directions, same_actions) for n, t in (own or GENERIC).items())
     out: dict[str, Event] = {}
     for word in words:
         name, colon, text = word.partition(":")
@@ -110,7 +121,7 @@ def parse_events(words: Sequence[str], actions: Sequence[str], directions: int) 
             raise UserError(f"--events {word!r}: expected NAME: EXPRESSION, as in 'scared: value < 2'")
         if name.strip() in out:
             raise UserError(f"--events names {name.strip()!r} twice")
-        out[name.strip()] = parse_event(name.strip(), text, actions, directions)
+        out[name.strip()] = parse_event(name.strip(), text, actions, directions, same_actions)
     return tuple(out.values())
 
 
@@ -133,6 +144,7 @@ class _Reader:
 
     actions: tuple[str, ...]
     directions: int
+    same_actions: tuple[tuple[str, ...], ...]
 
     def truth(self, node: ast.expr) -> Read:
         if isinstance(node, ast.BoolOp):
@@ -166,9 +178,9 @@ class _Reader:
             if isinstance(op, (ast.In, ast.NotIn)):
                 if not isinstance(right, (ast.Tuple, ast.List, ast.Set)) or not right.elts:
                     raise _Unreadable(f"{_words(right)} is not a list of actions, such as (left, right)")
-                ids = [self._action(e) for e in right.elts]
+                ids = [i for e in right.elts for i in self._action(e)]
             elif isinstance(op, (ast.Eq, ast.NotEq)):
-                ids = [self._action(right)]
+                ids = self._action(right)
             else:
                 raise _Unreadable("an action is compared with ==, != or in")
             ids = sorted(set(ids))
@@ -221,10 +233,10 @@ class _Reader:
             if type(i) is not int or not 0 <= i < self.directions:
                 raise _Unreadable(f"direction({_words(argument)}): the directions are 0 to {self.directions - 1}")
             return lambda rows: rows.c_RTK[..., i]
-        a = self._action(argument)
+        ids = self._action(argument)
         if name == "prob":
-            return lambda rows: rows.logits_RTA.softmax(-1)[..., a]
-        return lambda rows: rows.logits_RTA[..., a]
+            return lambda rows: rows.logits_RTA.softmax(-1)[..., ids].sum(-1)
+        return lambda rows: rows.logits_RTA[..., ids].logsumexp(-1)
 
     def _argument(self, node: ast.expr) -> ast.expr:
         assert isinstance(node, ast.Call)
@@ -232,12 +244,14 @@ class _Reader:
             raise _Unreadable(f"{_words(node)}: functions take one argument")
         return node.args[0]
 
-    def _action(self, node: ast.expr) -> int:
+    def _action(self, node: ast.expr) -> list[int]:
+        """The ids of an action and of those that do the same."""
         name = node.id if isinstance(node, ast.Name) else node.value if isinstance(node, ast.Constant) else None
         if name not in self.actions:
             hint = nearest(name, self.actions) if isinstance(name, str) else ""
             raise _Unreadable(f"no action {_words(node)!r}{hint}")
-        return self.actions.index(name)
+        group = next((group for group in self.same_actions if name in group), (name,))
+        return [self.actions.index(member) for member in group]
 
     def _calls(self, node: ast.expr, name: str) -> bool:
         return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name

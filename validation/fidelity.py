@@ -13,8 +13,8 @@ B windows, I initial frames, k horizon: row k of a simulation is k steps after i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,18 +23,18 @@ import torch
 
 from agents.evaluate import HELD_OUT_LEVEL
 from agents.recurrent import RecurrentAgent, load_agent
-from analysis.directions import fit_pca
+from analysis.directions import changing, fit_pca, state_rank
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import EnvSpec, Simulator, UserError, VecEnv
-from core.directions import fingerprint
+from core.directions import Basis, fingerprint
 from core.episodes import Episode, RolloutStore
 from core.progress import bar
 from core.stats import Estimate, bootstrap_mean
 from core.two_sample import classifier_hits, frechet, halves, median_width, mmd, told_apart
 from core.video import check_video
 from envs.registry import make
-from generative.simulator import RSSMSimulator, load_simulator
+from generative.simulator import RSSMSimulator, load_simulator, require_finite
 from validation import fidelity_figures as figures
 from validation.counterfactual import DIRECTIONS, Found, require_snapshots, try_again
 from validation.fidelity_figures import SHOWN
@@ -57,6 +57,7 @@ COMPONENTS = 16  # principal components the hidden states are compared in
 FEWEST_EPISODES = 4
 STRIPS = 4  # windows kept to look at
 LEVELS = ("start_level", "num_levels")  # options that choose levels of a world, not another world
+STILL_STATES = "the recorded hidden states are all the same"
 EDGES = (0, 4, 12)  # where the stretches of horizons begin that events and hidden states are pooled over
 
 
@@ -183,7 +184,9 @@ def pair(
     device: torch.device | None = None,
     seed: int = 0,
 ) -> Paired:
-    """Simulate every window from the z of its first I observations.  ``seed``: of the dreams' noise."""
+    """Simulate every window from the z of its first I observations.  ``seed``: of the dreams' noise.
+
+    UserError where the simulator makes no numbers."""
     device = torch.device("cpu") if device is None else device
     generator = torch.Generator(device).manual_seed(seed)
     initial, name = simulator.initial_frames, next(iter(simulator.spec.obs))
@@ -208,6 +211,8 @@ def pair(
             }
             if hasattr(simulator, "teacher_forced"):
                 runs["forced"] = simulator.teacher_forced(obs, action, torch.from_numpy(w["seen"]).to(device))
+            for run in runs.values():
+                require_finite(run)
             real = as_float(w["obs"][:, initial - 1 :])
             guesses = {
                 "simulated": runs["free"].obs[name].cpu().numpy(),
@@ -295,10 +300,11 @@ def frame_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
             yield row(f"frame_mse{suffix}", k, e, unit, floor=0.0, copy=copy, mean=mean)
             if p.images:
                 decibel = Estimate(psnr(e.value), psnr(e.high), psnr(e.low), e.n)
-                yield row(f"frame_psnr{suffix}", k, decibel, "dB", copy=psnr(copy), mean=psnr(mean))
+                yield row(f"frame_psnr{suffix}", k, decibel, "dB", copy=psnr(copy), mean=psnr(mean),
+                          reason="no error at all: infinite")  # fmt: skip
                 alike = {kind: v[on, k] for kind, v in p.similarity.items()}
                 e = bootstrap_mean(alike[name], p.episode[on], rng=rng)
-                trivial = {kind: float(alike[kind].mean()) for kind in ("copy", "mean")}
+                trivial: dict[str, Any] = {kind: float(alike[kind].mean()) for kind in ("copy", "mean")}
                 yield row(f"frame_ssim{suffix}", k, e, "1", floor=1.0, **trivial)
         for name in ("copy", "mean") if k else ():
             less = bootstrap_mean(error["simulated"] - error[name], p.episode[on], rng=rng)
@@ -323,15 +329,15 @@ def agent_rows(p: Paired, rng: np.random.Generator, actions: Mapping[str, Sequen
             at, real = p.episode[on], v0[on, k]
             for measure, of in (("value_difference", np.asarray), ("value_error", np.abs)):
                 error = bootstrap_mean(of(side.value[on, k] - real), at, rng=rng)
-                trivial = {"copy": float(of(v0[on, 0] - real).mean())}
+                trivial: dict[str, Any] = {"copy": float(of(v0[on, 0] - real).mean())}
                 if measure == "value_error":
                     trivial["mean"] = float(np.abs(real.mean() - real).mean())
                 yield row(f"{measure}{suffix}", k, error, "return", floor=0.0, **trivial)
             spread = ((h0[on, k] - h0[on, k].mean(0)) ** 2).mean()
-            scale = float(spread) if spread > 0 else float("nan")
+            scale = float(spread) if changing(h0[on, k]).any() else float("nan")
             error = bootstrap_mean(((side.h[on, k] - h0[on, k]) ** 2).mean(1) / scale, at, rng=rng)
             copied = float(((h0[on, 0] - h0[on, k]) ** 2).mean() / scale)
-            yield row(f"h_error{suffix}", k, error, "variance", floor=0.0, copy=copied, mean=1.0)
+            yield row(f"h_error{suffix}", k, error, "variance", floor=0.0, copy=copied, mean=1.0, reason=STILL_STATES)
         pi1 = softmax(side.logits)
         for k in range(p.acted.shape[1]):
             on = p.acted[:, k]
@@ -349,6 +355,11 @@ def agent_rows(p: Paired, rng: np.random.Generator, actions: Mapping[str, Sequen
             typical = float((np.abs(pi0[on, k].mean(0) - pi0[on, k]).sum(-1) / 2).mean())
             yield row(f"policy_distance{suffix}", k, bootstrap_mean(apart, at, rng=rng), "total variation",
                       floor=0.0, copy=copied, mean=typical)  # fmt: skip
+
+
+def unknown(measure: str, horizon: int | None, unit: str, n: int, reason: str) -> Row:
+    """A line that has no numbers, and says why."""
+    return row(measure, horizon, Estimate(np.nan, np.nan, np.nan, n), unit, reason=reason)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -401,7 +412,8 @@ def event_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
                 event = events[name][:, a:b][on]
                 estimate = precision_estimate(score[:, a:b][on], event, episode, rng)
                 measure = f"{name}_average_precision{suffix}"
-                yield row(measure, upto, estimate, "1", floor=1.0, mean=float(event.mean()))
+                never = f"no {'reward' if name == 'reward' else 'ending'} in these windows"
+                yield row(measure, upto, estimate, "1", floor=1.0, mean=float(event.mean()), reason=never)
             for name, probability in probabilities.items():
                 event, chance = events[name][:, a:b][on], probability[:, a:b][on]
                 brier = bootstrap_mean(brier_terms(chance, event), episode, rng=rng)
@@ -433,6 +445,14 @@ class Lives:
     action: tuple[np.ndarray, np.ndarray]  # [M, K]
     reward: tuple[np.ndarray, np.ndarray]  # [M, K]
 
+    def in_effect(self, actions: Mapping[str, Sequence[int]]) -> Lives:
+        """The same with every action as the number, among ``actions``, of what it does."""
+        number_A = np.zeros(sum(map(len, actions.values())), np.int64)
+        for number, ids in enumerate(actions.values()):
+            number_A[list(ids)] = number
+        real, dreamed = (number_A[a] for a in self.action)
+        return replace(self, action=(real, dreamed))
+
     def total(self, world: int) -> dict[str, np.ndarray]:
         """{return, length} [M] within the horizon, of 0 the real or 1 the dreamed world."""
         acted = self.acted[world]
@@ -460,7 +480,13 @@ def life_rows(x: Lives, rng: np.random.Generator) -> Iterator[Row]:
     ``baseline_copy``: a world that stands still (no reward, no end, the first action for ever);
     ``baseline_mean``: the most frequent action always.
     """
-    if len(np.unique(x.episode)) < FEWEST_EPISODES:
+    if (count := len(np.unique(x.episode))) < FEWEST_EPISODES:
+        few = f"{count} episodes have windows that end or last to the horizon, {FEWEST_EPISODES} are needed"
+        for name, unit in (("return", "return"), ("length", "steps")):
+            yield unknown(f"{name}_difference", None, unit, count, few)
+            yield unknown(f"{name}_distance", None, f"{unit}, Wasserstein-1", count, few)
+        for name in ("action", "transition"):
+            yield unknown(f"{name}_distance", None, "total variation", count, few)
         return
     real, dreamed = x.total(0), x.total(1)
     still = {"return": np.zeros(len(x.episode)), "length": np.full(len(x.episode), float(x.acted[0].shape[1]))}
@@ -492,8 +518,9 @@ def life_rows(x: Lives, rng: np.random.Generator) -> Iterator[Row]:
             other, of = sample(*columns)
             got[guess] = halves(seen, other, episode, total_variation, np.random.default_rng(seed), of)
         against, floor = got["dreamed"]
+        short = f"dreams end so soon that a half of the episodes has no {name} of them"
         yield row(f"{name}_distance", None, against, "total variation", floor=floor.value,
-                  copy=got["copy"][0].value, mean=got["mean"][0].value)  # fmt: skip
+                  copy=got["copy"][0].value, mean=got["mean"][0].value, reason=short)  # fmt: skip
 
 
 def hidden_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
@@ -504,24 +531,35 @@ def hidden_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
         a, b = a + 1, b + 1
         on = p.seen[:, a:b]
         episode = np.broadcast_to(p.episode[:, None], on.shape)[on]
-        if len(np.unique(episode)) < FEWEST_EPISODES:
-            continue
         h0, h1 = (side.h[:, a:b][on].astype(np.float64) for side in (p.real, p.free))
         copy = np.broadcast_to(p.real.h[:, :1], p.real.h[:, a:b].shape)[on].astype(np.float64)
-        mean, std = h0.mean(0), h0.std(0) + 1e-8
-        _, size, axes = np.linalg.svd((h0 - mean) / std, full_matrices=False)
+        count = len(np.unique(episode))
+        live = changing(h0) if len(h0) else np.zeros(h0.shape[1], bool)
+        if count < FEWEST_EPISODES or not live.any():
+            few = f"{count} episodes last that long, {FEWEST_EPISODES} are needed"
+            why = few if count < FEWEST_EPISODES else STILL_STATES
+            for name in ("h_frechet", "h_mmd"):
+                yield unknown(name, upto, "squared, z-scored", count, why)
+            yield unknown("h_classifier", upto, "share told apart", count, why)
+            continue
+        mean, std = h0[:, live].mean(0), h0[:, live].std(0)
+        _, size, axes = np.linalg.svd((h0[:, live] - mean) / std, full_matrices=False)
         keep = min(COMPONENTS, int((size > 1e-6 * size[0]).sum()))
-        real, simulated, copied = (((h - mean) / std) @ axes[:keep].T for h in (h0, h1, copy))
+        real, simulated, copied = (((h[:, live] - mean) / std) @ axes[:keep].T for h in (h0, h1, copy))
         width = median_width(real, rng)
         thin = np.arange(0, len(real), max(1, len(real) // 800))
         for name, distance, rows in (
             ("h_frechet", frechet, np.arange(len(real))),
             ("h_mmd", lambda x, y, w=width: mmd(x, y, w), thin),
         ):
-            seed = int(rng.integers(2**31))
-            against, floor = halves(real[rows], simulated[rows], episode[rows], distance, np.random.default_rng(seed))
-            trivial, _ = halves(real[rows], copied[rows], episode[rows], distance, np.random.default_rng(seed))
-            yield row(name, upto, against, "squared, z-scored", floor=floor.value, copy=trivial.value)
+            seed, one = int(rng.integers(2**31)), "a half of the episodes has a single state"
+
+            def of_two(x: np.ndarray, y: np.ndarray, d: Callable[..., float] = distance) -> float:
+                return d(x, y) if min(len(x), len(y)) >= 2 else np.nan
+
+            against, floor = halves(real[rows], simulated[rows], episode[rows], of_two, np.random.default_rng(seed))
+            trivial, _ = halves(real[rows], copied[rows], episode[rows], of_two, np.random.default_rng(seed))
+            yield row(name, upto, against, "squared, z-scored", floor=floor.value, copy=trivial.value, reason=one)
 
         units = np.unique(episode)
         half = np.isin(episode, rng.permutation(units)[: len(units) // 2]).astype(int)
@@ -531,13 +569,22 @@ def hidden_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
                   floor=float(balanced), copy=told_apart(real, copied, episode, rng).value, mean=0.5)  # fmt: skip
 
 
-def compare(p: Paired, rng: np.random.Generator, found: Found | None = None) -> Result:
-    """The whole table as a Result.  ``found``: what the snapshots told."""
+def compare(
+    p: Paired, rng: np.random.Generator, found: Found | None = None, actions: Mapping[str, Sequence[int]] | None = None
+) -> Result:
+    """The whole table as a Result.
+
+    found: what the snapshots told; actions: ids that do the same, which count as one, by the name of what they do
+    (EnvSpec.distinct_actions); None: every id by itself."""
     found = Found() if found is None else found
+    alike = any(len(ids) > 1 for ids in (actions or {}).values())
     x = lives(p, rng)
+    if actions is not None:
+        x = x.in_effect(actions)
     rows = [
-        *frame_rows(p, rng), *agent_rows(p, rng, found.notes.get("action_ids", {})), *event_rows(p, rng),
-        *hidden_rows(p, rng), *life_rows(x, rng), *found.rows,
+        *frame_rows(p, rng),
+        *agent_rows(p, rng, actions if actions and alike else found.notes.get("action_ids", {})),
+        *event_rows(p, rng), *hidden_rows(p, rng), *life_rows(x, rng), *found.rows,
     ]  # fmt: skip
     result = Result(tables={"fidelity": rows, "calibration": list(calibration_rows(p)), **found.tables})
     result.arrays = {
@@ -569,12 +616,14 @@ def compare(p: Paired, rng: np.random.Generator, found: Found | None = None) -> 
         "left_out": [],
         **{k: v for k, v in found.notes.items() if k != "action_ids"},
     }
+    if actions is not None:
+        result.notes["distinct_actions"] = list(actions)  # what the numbers in actions_real and actions_dreamed mean
     if sole_reward(p) is None:
         result.notes["left_out"].append(
             "Brier score and calibration of rewards: they are not all of one size, so their foretold mean is no "
             "probability"
         )
-    if not found.rows:
+    if not found.notes:
         result.notes["left_out"].append("counterfactual actions, gradients and another policy: --no-counterfactual")
     return summarise(result)
 
@@ -602,7 +651,7 @@ def summarise(result: Result) -> Result:
         less = [r for r in rows if r["measure"] == f"frame_mse_less_{name}" and r["horizon"] >= 2]
         if less:
             below = [r["horizon"] for r in less if r["simulated"] < 0]
-            surely = [r["horizon"] for r in less if r["high"] < 0]
+            surely = [r["horizon"] for r in less if r["high"] is not None and r["high"] < 0]
             result.scalar(f"horizons_below_{name}", len(below) / len(less), "share of horizons from 2", len(less))
             result.notes[f"not_below_{name}"] = [r["horizon"] for r in less if r["horizon"] not in below]
             result.notes[f"not_surely_below_{name}"] = [r["horizon"] for r in less if r["horizon"] not in surely]
@@ -616,7 +665,7 @@ def summarise(result: Result) -> Result:
         result.scalar(f"frame_psnr_least_margin_to@{upto}", min(margins), "dB above both baselines", len(margins))
     for r in rows:
         if r["measure"] == "counterfactual_top1" and r["baseline_mean"]:
-            times = [r[k] / r["baseline_mean"] for k in ("simulated", "low", "high")]
+            times = [np.nan if r[k] is None else r[k] / r["baseline_mean"] for k in ("simulated", "low", "high")]
             result.scalar(f"counterfactual_times_chance@{r['horizon']}", times[0], "times chance", r["n"], times[1:])
     return result
 
@@ -705,6 +754,15 @@ def load_other(config: FidelityConfig, simulator: RSSMSimulator, device: torch.d
     return other
 
 
+def directions_of(p: Paired, agent: str) -> Basis:
+    """The first principal components of the recorded hidden states; none where these never change."""
+    h_NH = p.real.h[p.seen]
+    if not changing(h_NH).any():
+        empty = torch.zeros(h_NH.shape[1], 0)
+        return Basis("pca", torch.zeros(len(empty)), torch.ones(len(empty)), empty, empty.T, agent)
+    return fit_pca(h_NH, min(DIRECTIONS, state_rank(h_NH), len(h_NH) - 1), agent)
+
+
 def trained_on(simulator: Path, rollouts: Path) -> bool:
     """Whether the simulator's manifest names these very rollouts as an input."""
     own = artefacts.sha256(rollouts / artefacts.MANIFEST)
@@ -739,13 +797,12 @@ def main(config: FidelityConfig) -> None:
             paired = pair(simulator, store, starts, config.horizon, batch=config.batch, device=device, seed=config.seed)
             found = None
             if config.counterfactual:
-                h_NH = paired.real.h[paired.seen]
-                basis = fit_pca(h_NH, min(DIRECTIONS, h_NH.shape[1]), fingerprint(simulator.agent)).to(device)
+                basis = directions_of(paired, fingerprint(simulator.agent)).to(device)
                 found = try_again(
                     simulator, make_env, basis, rng, starts=config.starts, latest=config.latest_start,
                     horizon=config.horizon, seed=config.seed, other=other, device=device,
                 )  # fmt: skip
-            result = compare(paired, rng, found)
+            result = compare(paired, rng, found, simulator.spec.distinct_actions())
             result.notes["held_out"] = not trained_on(config.simulator, config.rollouts)
             result.save(run.path)
             figures.draw(result, run.path, simulator.spec.action_names, config.video)

@@ -9,12 +9,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from core.artefacts import Result
+from core.figures import (
+    FORCED,
+    HELD,
+    REAL,
+    SEQUENTIAL,
+    SIMULATED,
+    USUAL,
+    figure_of,
+    font_of,
+)
 from core.video import write_video
 
 SHOWN = (1, 2, 4, 8, 16, 24, 32)  # horizons in printed tables and in the strip
-FREE, FORCED, FLOOR, HELD, USUAL = "tab:blue", "tab:green", "tab:red", "0.3", "0.55"
 TILE, GAP, MARGIN, HEAD = 128, 6, 92, 46  # pixels of a video's grid
 FPS = 4
+
+
+WORDS = {"free-running": "simulator on its own", "teacher-forced": "simulator shown every real frame"}
 
 
 class Panel(NamedTuple):
@@ -27,7 +39,7 @@ class Panel(NamedTuple):
 
 
 def _both(measure: str) -> tuple[tuple[str, str], ...]:
-    return ((measure, FREE), (f"{measure}_teacher_forced", FORCED))
+    return ((measure, SIMULATED), (f"{measure}_teacher_forced", FORCED))
 
 
 PANELS = (
@@ -36,12 +48,12 @@ PANELS = (
     Panel("Agent picks the same action", "higher", "share of steps", _both("action_agreement")),
     Panel("Agent's value is off by", "lower", "return", _both("value_error")),
     Panel("Agent's memory is off by", "lower", "variances", _both("h_error")),
-    Panel("Held action is recognised", "higher", "share of snapshots", (("counterfactual_top1", FREE),)),
-    Panel("Gradients have the real sign", "higher", "share of signs", (("gradient_sign_action", FREE),)),
-    Panel("... of what the world passes on", "higher", "share of signs",
-          (("gradient_sign_action_through_world", FREE),)),
+    Panel("Held action is recognised", "higher", "share of snapshots", (("counterfactual_top1", SIMULATED),)),
+    Panel("Gradients have the real sign", "higher", "share of signs", (("gradient_sign_action", SIMULATED),)),
+    Panel("... through the world (straight-through)", "higher", "share of signs",
+          (("gradient_sign_action_through_world", SIMULATED),)),
     Panel("Error under another policy's actions", "1 is best", "ratio to the agent's own",
-          (("policy_dependence", FREE),)),
+          (("policy_dependence", SIMULATED),)),
 )  # fmt: skip
 
 
@@ -79,12 +91,10 @@ def _rows(result: Result, measure: str) -> list[dict[str, Any]]:
 
 def draw_horizons(result: Result, path: Path) -> None:
     """Small multiples over horizons: simulated with intervals, between floor and baselines."""
-    from matplotlib.figure import Figure
-
     panels = [p for p in PANELS if _rows(result, p.lines[0][0])]
     columns = 3
     lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(11, 2.9 * lines + 0.8), layout="constrained")
+    figure = figure_of(11, 2.9 * lines + 0.8)
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
@@ -107,12 +117,12 @@ def _panel(ax: Any, panel: Panel, result: Result) -> None:
             continue
         x = [r["horizon"] for r in rows]
         dots = "o" if len(x) <= 8 else None
-        words = "simulator shown every real frame" if colour == FORCED else "simulator on its own"
+        words = WORDS["teacher-forced" if colour == FORCED else "free-running"]
         ax.plot(x, _cells(rows, "simulated"), color=colour, marker=dots, ms=3, label=words)
         ax.fill_between(x, _cells(rows, "low"), _cells(rows, "high"), color=colour, alpha=0.2, lw=0)
     rows = _rows(result, panel.lines[0][0])
     for cell, colour, style, words in (
-        ("floor", FLOOR, "-.", "real against real: the best there is"),
+        ("floor", REAL, "-.", "real against real: the best there is"),
         ("baseline_copy", HELD, "--", "last frame held"),
         ("baseline_mean", USUAL, ":", "chance or mean"),
     ):  # fmt: skip
@@ -123,7 +133,7 @@ def _panel(ax: Any, panel: Panel, result: Result) -> None:
     ax.set_title(f"{panel.title}  ({panel.better if panel.better[0].isdigit() else panel.better + ' is better'})",
                  fontsize=9)  # fmt: skip
     ax.set_ylabel(panel.unit, fontsize=8)
-    ax.set_xlabel("steps", fontsize=8)
+    ax.set_xlabel("steps ahead", fontsize=8)
     ax.tick_params(labelsize=7)
     ax.spines[["top", "right"]].set_visible(False)
 
@@ -134,23 +144,21 @@ def _cells(rows: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
 
 def draw_calibration(result: Result, path: Path) -> None:
     """Reliability: what was foretold against how often it happened; on the diagonal, forecasts are right."""
-    from matplotlib.figure import Figure
-
     lines = result.tables["calibration"]
     events = list(dict.fromkeys(r["event"] for r in lines))
-    figure = Figure(figsize=(4.2 * max(1, len(events)), 3.9), layout="constrained")
+    figure = figure_of(4.2 * max(1, len(events)), 3.9)
     axes = figure.subplots(1, max(1, len(events)), squeeze=False)[0]
     titles = {"reward": "A reward follows", "terminal": "The episode ends"}
     for ax, event in zip(axes, events, strict=True):
-        ax.plot([0, 1], [0, 1], color=FLOOR, ls="-.", lw=1, label="right forecasts")
-        for kind, colour, shift in (("free-running", FREE, -0.008), ("teacher-forced", FORCED, 0.008)):
+        ax.plot([0, 1], [0, 1], color=REAL, ls="-.", lw=1, label="right forecasts")
+        for kind, colour, shift in (("free-running", SIMULATED, -0.008), ("teacher-forced", FORCED, 0.008)):
             mine = [r for r in lines if r["event"] == event and r["simulation"] == kind]
             if not mine:
                 continue
             x, y = _cells(mine, "forecast") + shift, _cells(mine, "happened")
             spread = np.stack([y - _cells(mine, "low"), _cells(mine, "high") - y]).clip(0)
             ax.errorbar(x, y, np.nan_to_num(spread), color=colour, fmt="none", lw=1, capsize=2, alpha=0.6)
-            ax.scatter(x, y, 12 * np.log2(2 * _cells(mine, "steps")), color=colour, alpha=0.8, lw=0, label=kind)
+            ax.scatter(x, y, 12 * np.log2(2 * _cells(mine, "steps")), color=colour, alpha=0.8, lw=0, label=WORDS[kind])
         ax.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal")
         ax.set_title(titles[event], fontsize=10)
         ax.set_xlabel("foretold probability", fontsize=9)
@@ -162,14 +170,14 @@ def draw_calibration(result: Result, path: Path) -> None:
 
 def draw_lives(result: Result, path: Path, action_names: Sequence[str]) -> None:
     """What happens within the horizon, really and in dreams: returns, lengths, actions."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 3.3), layout="constrained")
+    figure = figure_of(11, 3.3)
     axes = figure.subplots(1, 3, width_ratios=(1, 1, 1.6))
-    kinds = (("real", "0.45", "real"), ("dreamed", FREE, "dreamed"))
+    kinds = (("real", REAL, "real"), ("dreamed", SIMULATED, "simulated"))
     for ax, name, unit in ((axes[0], "return", "return within the horizon"), (axes[1], "length", "steps lived")):
         values = [result.arrays[f"{name}_{kind}"] for kind, _, _ in kinds]
         if not len(values[0]):
+            ax.text(0.5, 0.5, "no window ends\nor lasts to the horizon", ha="center", va="center", fontsize=8,
+                    transform=ax.transAxes)  # fmt: skip
             continue
         edges = np.histogram_bin_edges(np.concatenate(values), bins=11)
         shares = [np.histogram(v, edges)[0] / len(v) for v in values]
@@ -178,6 +186,7 @@ def draw_lives(result: Result, path: Path, action_names: Sequence[str]) -> None:
             ax.bar((edges[:-1] + edges[1:]) / 2 + (i - 0.5) * width, share, width, color=colour, label=label)
         ax.set_xlabel(unit, fontsize=9)
         ax.set_ylabel("share of windows", fontsize=9)
+    action_names = result.notes.get("distinct_actions", action_names)
     count = len(action_names)
     for i, (kind, colour, _) in enumerate(kinds):
         actions = result.arrays[f"actions_{kind}"]
@@ -186,7 +195,8 @@ def draw_lives(result: Result, path: Path, action_names: Sequence[str]) -> None:
                         0.42, color=colour)  # fmt: skip
     axes[2].set_xticks(np.arange(count), action_names, rotation=60, ha="right", rotation_mode="anchor")
     axes[2].set_ylabel("share of actions", fontsize=9)
-    axes[0].legend(fontsize=8, frameon=False)
+    if len(result.arrays["return_real"]):
+        axes[0].legend(fontsize=8, frameon=False)
     for ax in axes:
         ax.tick_params(labelsize=8)
         ax.spines[["top", "right"]].set_visible(False)
@@ -195,21 +205,19 @@ def draw_lives(result: Result, path: Path, action_names: Sequence[str]) -> None:
 
 def draw_confusion(result: Result, path: Path) -> None:
     """Which real action the simulated frames of each look like, after the longest hold."""
-    from matplotlib.figure import Figure
-
     share = result.arrays["counterfactual_confusion"][-1]
     names = list(result.notes["actions"])
     held = max(r["held"] for r in result.tables["counterfactual"])
-    figure = Figure(figsize=(4.8, 4.3), layout="constrained")
+    figure = figure_of(4.8, 4.3)
     ax = figure.subplots()
-    image = ax.imshow(share, vmin=0, vmax=1, cmap="Blues")
+    image = ax.imshow(share, vmin=0, vmax=1, cmap=SEQUENTIAL)
     for (a, b), value in np.ndenumerate(share):
         ax.text(b, a, f"{value:.2f}"[1:] if value < 1 else "1", ha="center", va="center", fontsize=7,
-                color="white" if value > 0.6 else "black")  # fmt: skip
+                color="black" if value > 0.6 else "white")  # fmt: skip
     ax.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
     ax.set_yticks(range(len(names)), names, fontsize=8)
-    ax.set_ylabel("held in the simulator", fontsize=9)
-    ax.set_xlabel("real frame it is nearest to", fontsize=9)
+    ax.set_ylabel("action held in the simulator", fontsize=9)
+    ax.set_xlabel("action whose real frame is nearest", fontsize=9)
     ax.set_title(f"Held {held} steps: share of starts (right: the diagonal)", fontsize=9)
     figure.colorbar(image, ax=ax, shrink=0.8).ax.tick_params(labelsize=7)
     figure.savefig(path, dpi=110)
@@ -217,16 +225,14 @@ def draw_confusion(result: Result, path: Path) -> None:
 
 def draw_strip(result: Result, path: Path) -> None:
     """Real frames above simulated ones, several starts; images only."""
-    from matplotlib.figure import Figure
-
     kinds = [k for k in ("real", "simulated", "forced") if f"strip_{k}" in result.arrays]
     strips = {k: result.arrays[f"strip_{k}"] for k in kinds}
     seen = result.arrays["seen"][result.arrays["strip_row"]]
     count, length = strips["real"].shape[:2]
     columns = [k for k in (0, *SHOWN) if k < length]
-    figure = Figure(figsize=(1.15 * len(columns) + 0.9, 1.18 * len(kinds) * count), layout="constrained")
+    figure = figure_of(1.15 * len(columns) + 0.9, 1.18 * len(kinds) * count)
     axes = figure.subplots(len(kinds) * count, len(columns), squeeze=False)
-    labels = {"real": "real", "simulated": "simulated", "forced": "teacher-\nforced"}
+    labels = {"real": "real", "simulated": "simulated", "forced": "shown each\nreal frame"}
     for line in range(len(kinds) * count):
         start, kind = divmod(line, len(kinds))
         for column, k in enumerate(columns):
@@ -252,9 +258,9 @@ def grid(title: str, heads: Sequence[str], lines: Sequence[tuple[str, np.ndarray
 
     lines: (label, frames uint8 [n, 64, 64, 3], which of them exist bool [n]); heads: a word a column.
     """
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
-    font, small = ImageFont.load_default(15), ImageFont.load_default(13)
+    font, small = font_of(14), font_of(12)
     width, height = MARGIN + len(heads) * (TILE + GAP), HEAD + len(lines) * (TILE + GAP)
     image = Image.new("RGB", (-(-width // 16) * 16, -(-height // 16) * 16), "white")
     draw = ImageDraw.Draw(image)

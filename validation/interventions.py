@@ -12,40 +12,43 @@ N starts (each of its own episode, so each an independent unit), G hypotheses, k
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from agents.evaluate import HELD_OUT_LEVEL
 from analysis.behaviours import load_behaviours
 from core import artefacts, config as cli
 from core.artefacts import Result
-from core.contracts import Intervention, Simulator, UserError, VecEnv
+from core.config import nearest
+from core.contracts import Simulator, UserError, VecEnv
 from core.directions import Basis, fingerprint, load_basis
 from core.interventions import parse_ids
-from core.stats import bootstrap_mean, require_permutations
+from core.stats import bootstrap_mean, bootstrap_means, require_permutations
 from core.video import check_video
 from core.when import Rule, fit_rule
 from envs.registry import make
 from generative.simulator import load_simulator
+from validation import verdicts
 from validation.events import Event, parse_events
+from validation.interventions_bench import Bench, effects_in
+from validation.interventions_controls import FEWEST, Family, Pick, choose, contest, mocks_of, run_ways
 from validation.interventions_figures import draw_effects, draw_headline, draw_needs, short, write_videos
 from validation.interventions_hypotheses import (
+    THROUGH,
     Hypothesis,
-    Moves,
-    Repeat,
     check_events,
     hypotheses_of,
-    own_frame,
     parse_hypothesis,
     random_frames,
+    shift_of,
 )
 from validation.interventions_rollouts import (
+    HeldWorld,
     Measures,
     RealWorld,
     SimulatedWorld,
@@ -55,17 +58,14 @@ from validation.interventions_rollouts import (
     family_of,
     is_late,
     is_own,
-    rows_of,
     still_on,
     unit_of,
 )
 from validation.interventions_statistics import (
-    ALPHA,
-    CRITERIA,
     NEEDS,
+    Controls,
     Effects,
     Point,
-    bootstrap_means,
     claim_of,
     claim_of_need,
     families,
@@ -75,15 +75,16 @@ from validation.interventions_statistics import (
     number_or_none,
     points_of,
     recovered_of,
+    restate,
     spread_of,
     table_of,
 )
+from validation.verdicts import ALPHA, CRITERIA, SMALLEST
 
 STAGE = "interventions"
-TOGETHER = 8192  # rows of random controls that the agent is run on at once
 COLLECTORS = 256  # slots at most in which starts are looked for: few give many episodes each, which takes longer
 BRANCHES = 32  # slots of the real world that branch at once
-RANDOM_POINTS = 4000  # of random changes in the agreement of arbitrary directions
+CHOOSING_SEED = 1_000_003  # added to the seed for the starts that the simulator chooses on
 SHOWN = (0.1, 0.5, 0.9)  # of the effect over starts: the starts in the videos
 
 
@@ -118,13 +119,21 @@ class InterventionsConfig:
     horizon: int = 8
     """steps after the change at which late effects are measured"""
     controls: int = 50
-    """norm-matched random directions; fewer than 39 cannot give a band that leaves out 5 % of them"""
+    """controls: directions that occur in the data, as long as the change, chosen as the claim was chosen; at least 39,
+    and at least 20 a named claim"""
+    smallest: tuple[float, ...] = SMALLEST
+    """smallest sizes of interest: of an effect in spreads of its quantity over the unaltered starts, and of a share of
+    events"""
+    first_order: bool = True
+    """also predict from the simulator's derivatives at the start (straight-through where an action is chosen)"""
     latest_start: int = 32
     """starts are taken at a random step of the episode up to this one"""
-    start_level: int = HELD_OUT_LEVEL
-    """first level of the pool the real world draws from (Procgen)"""
+    start_level: int = 700_000_000
+    """first level of the pool that claims are tested in (Procgen)"""
+    choosing_level: int = 600_000_000
+    """first level of the pool that the simulator chooses on (Procgen)"""
     num_levels: int = 100_000
-    """size of that pool (Procgen)"""
+    """size of either pool (Procgen)"""
     greedy: bool = False
     """the agent takes its most likely action; default: it samples, with the same noise on both sides"""
     video: bool = True
@@ -155,6 +164,8 @@ class StudyOptions:
     seed: int = 0
     largest: int = 0  # where no directions are named: how many to choose
     video: bool = False  # keep frames of some starts
+    smallest: tuple[float, float] = SMALLEST  # sizes of interest: spreads of a quantity, shares of events
+    first_order: bool = True
 
 
 def check_options(options: StudyOptions, basis: Basis | None = None) -> None:
@@ -168,7 +179,10 @@ def check_options(options: StudyOptions, basis: Basis | None = None) -> None:
             raise UserError("--amounts needs at least one finite amount other than 0")
         if len(set(options.amounts)) < len(options.amounts):
             raise UserError("--amounts names an amount twice")
-    cli.require(1, horizon=options.horizon, controls=options.controls)
+    cli.require(1, horizon=options.horizon)
+    cli.require(FEWEST, controls=options.controls)
+    if not 0 < min(options.smallest) < np.inf:
+        raise UserError("--smallest takes two sizes above 0: in spreads of a quantity, and as a share of events")
     cli.require(0, seed=options.seed)
     require_permutations(options.starts, ALPHA, "sign-flip")
     if basis is None:
@@ -200,137 +214,6 @@ def parse_study(
 # The study
 
 
-@dataclass
-class Bench:
-    """The two worlds at the same starts, and what every hypothesis is there."""
-
-    real: RealWorld
-    dreamed: SimulatedWorld
-    basis: Basis
-    starts: Starts
-    rule: Rule | None
-    frames: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # random ones [C, I, H], by own directions
-    donors: dict[Hypothesis, np.ndarray] = field(default_factory=dict)  # the start that every start takes from [N]
-    rows: dict[Hypothesis, np.ndarray] = field(default_factory=dict)  # bool [N], the starts it is about
-
-    def build(self, h: Hypothesis, other_IH: Tensor | None = None) -> Intervention:
-        donor = self.donors.get(h)
-        given = None if donor is None else self.starts.h_NH[torch.from_numpy(donor).to(self.starts.h_NH.device)]
-        return h.build(self.basis, given, self.rule, other_IH)
-
-    def prepare(
-        self, hypotheses: Sequence[Hypothesis], events: Sequence[Event], controls: int, rng: np.random.Generator,
-        generator: torch.Generator,
-    ) -> None:  # fmt: skip
-        """Random frames, donors and starts of every hypothesis and its control."""
-        n = len(self.starts)
-        label_N = None if self.rule is None else self.rule(self.starts.h_NH).cpu().numpy()
-        now = {e.name: e for e in events}
-        course = self.real.run() if any(h.clean for h in hypotheses) else None
-        cycle = rng.permutation(n)
-        another_N = np.empty(n, np.int64)
-        another_N[cycle] = np.roll(cycle, 1)
-        across: dict[str, np.ndarray] = {}
-        for h in hypotheses:
-            key = h.control or h
-            on_N = np.ones(n, bool)
-            if h.behaviours:
-                assert label_N is not None
-                on_N = np.isin(label_N, h.behaviours)
-            if h.kind == "resample":
-                self.donors[h] = self.donors[key] = another_N
-            if h.kind == "patch":
-                assert course is not None
-                clean_N = now[h.clean](rows_of(course, self.basis)[:1])[:, 0].cpu().numpy() > 0.5
-                across.setdefault(h.clean, _across(clean_N, rng))
-                self.donors[h] = self.donors[key] = across[h.clean]
-                on_N = on_N & (clean_N if h.side == "noising" else ~clean_N)
-            least = 2
-            if on_N.sum() < least:
-                raise UserError(
-                    f"hypothesis {h.name!r} is about {on_N.sum()} of {n} starts; at least {least} are needed"
-                )
-            self.rows[h] = self.rows[key] = on_N
-            if h.control is not None and h.ids not in self.frames:
-                self.frames[h.ids] = random_frames(self.basis, len(h.ids), controls, generator)
-
-    def effects(self, world: RealWorld | SimulatedWorld, hypotheses: Sequence[Hypothesis]) -> Effects:
-        """Run all hypotheses and their controls in one world."""
-        where = "real world" if isinstance(world, RealWorld) else "simulator"
-        unaltered = {q: v[0] for q, v in world.measure([None], where).items()}
-        effect = {q: np.full((len(hypotheses), len(v)), np.nan) for q, v in unaltered.items()}
-        for through in dict.fromkeys(h.through for h in hypotheses):
-            mine = [g for g, h in enumerate(hypotheses) if h.through == through]
-            got = world.measure([self.build(hypotheses[g]) for g in mine], where, through)
-            for q, v in got.items():
-                effect[q][mine] = v - unaltered[q]
-        for g, h in enumerate(hypotheses):
-            for v in effect.values():
-                v[g, ~self.rows[h]] = np.nan
-        # A change of nothing is run and checked, but it has no effect to test.
-        zero = [g for g, h in enumerate(hypotheses) if h.is_nothing]
-        nothing = max((float(np.nanmax(np.abs(v[zero]))) for v in effect.values()), default=0.0) if zero else np.nan
-        controls: dict[Hypothesis, dict[str, np.ndarray]] = {}
-        for key in dict.fromkeys(h.control for h in hypotheses if not h.is_nothing):
-            if key is None:
-                continue
-            label = f"{where}: random for {key.name}"
-            random = world.measure(self.controls(world, key), label, key.through, max(1, TOGETHER // len(self.starts)))
-            controls[key] = {q: (v - unaltered[q])[:, self.rows[key]] for q, v in random.items()}
-        return Effects(effect, controls, unaltered, nothing)
-
-    def controls(self, world: RealWorld | SimulatedWorld, key: Hypothesis) -> list[Intervention]:
-        """The random changes that are a hypothesis' control: at every step as long as the change itself is there."""
-        if key.steps == 1:
-            return [self.build(key, other) for other in self.frames[key.ids]]
-        own = Moves(self.build(key), self.basis, own_frame(self.basis, key.ids))
-        world.run((own,), key.through)
-        return [Repeat(own.made, self.basis, other) for other in self.frames[key.ids]]
-
-    def first_order(self, hypotheses: Sequence[Hypothesis], others: Sequence[Tensor | None]) -> dict[str, np.ndarray]:
-        """{quantity: [G, N]}: derivatives times the changes that would be made along the unaltered run; exact to first
-        order in the strength of a change.  ``others``: the frame that each is redirected into, if any."""
-        steps_of = [
-            min(h.steps or self.dreamed.noise_NTA.shape[1], self.dreamed.noise_NTA.shape[1]) for h in hypotheses
-        ]
-        states = self.starts.h_NH[None]
-        if max(steps_of) > 1:
-            along = self.dreamed.run().h_RTH
-            assert along is not None
-            states = along.transpose(0, 1)
-        everywhere = torch.ones(len(self.starts), dtype=torch.bool, device=states.device)
-        out: dict[str, list[Tensor]] = {}
-        for h, steps, other in zip(hypotheses, steps_of, others, strict=True):
-            jacobian = self.jacobian(h.through, max(steps_of))
-            change = self.build(h, other)
-            moved = torch.stack([change(states[t], t, everywhere) - states[t] for t in range(steps)])
-            for q, j in jacobian.items():
-                out.setdefault(q, []).append((j[:steps] * moved).sum((0, 2)))  # NaN where q has no derivative
-        return {q: torch.stack(v).detach().cpu().double().numpy() for q, v in out.items()}
-
-    def jacobian(self, through: str = "", steps: int = 1) -> dict[str, Tensor]:
-        """Derivatives [S, N, H] with S at least ``steps``, made once."""
-        known = self._jacobians.get(through, {})
-        if known and len(next(iter(known.values()))) < steps:
-            known = {}
-        if not known or any(f"direction:{i}@" not in " ".join(known) for i in self.dreamed.measures.directions):
-            known = known | self.dreamed.jacobian(steps=steps, through=through, known=known)
-            self._jacobians[through] = known
-        return known
-
-    _jacobians: dict[str, dict[str, Tensor]] = field(init=False, default_factory=dict)
-
-
-def _across(clean_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """For every start one of the other class, each as seldom twice as can be, int64 [N]."""
-    out = np.zeros(len(clean_N), np.int64)
-    for mine, theirs in ((clean_N, ~clean_N), (~clean_N, clean_N)):
-        pool, need = np.flatnonzero(theirs), int(mine.sum())
-        if len(pool) and need:
-            out[mine] = np.concatenate([rng.permutation(pool) for _ in range(-(-need // len(pool)))])[:need]
-    return out
-
-
 def study(
     simulator: Simulator,
     make_env: Callable[[int], VecEnv],
@@ -338,11 +221,14 @@ def study(
     options: StudyOptions,
     device: torch.device | None = None,
     rule: Rule | None = None,
+    make_choosing: Callable[[int], VecEnv] | None = None,
 ) -> Result:
-    """The whole comparison.  ``make_env(slots)`` makes the simulator's real world; ``rule`` tells behaviours.
+    """The whole comparison.  ``make_env(slots)`` makes the real world that claims are tested in, ``make_choosing`` the
+    one whose starts the simulator chooses on (None: the same, other episodes); ``rule`` tells behaviours.
 
-    Tables ``effects``, ``doses``, ``needs`` and ``recovered``; arrays of per-start effects; scalars of agreement;
-    ``notes["claims"]``.  Raises UserError for what ``check_options`` and ``parse_study`` refuse.
+    Tables ``effects``, ``paths``, ``doses``, ``needs`` and ``recovered``; arrays of per-start effects; scalars of
+    agreement; ``notes["claims"]`` and ``notes["gate"]``.  Raises UserError for what ``check_options`` and
+    ``parse_study`` refuse.
     """
     check_options(options, basis)
     hypotheses, events = parse_study(options, basis, simulator.spec.action_names, rule)
@@ -350,42 +236,40 @@ def study(
     rng = np.random.default_rng(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
     agent = simulator.agent
-    collector = make_env(min(options.starts, COLLECTORS))
-    if not collector.spec.can_snapshot:
-        collector.close()
-        collector = make_env(options.starts)
-    starts = collect_starts(
-        agent, collector, options.starts, initial_frames=simulator.initial_frames, latest=options.latest_start,
-        seed=options.seed, greedy=options.greedy, device=device,
-    )  # fmt: skip
-    collector.close()
+    starts = _starts(simulator, make_env, options, options.seed, device)
+    before = _starts(simulator, make_choosing or make_env, options, options.seed + CHOOSING_SEED, device)
     env = make_env(len(starts))
     few = make_env(min(len(starts), BRANCHES))
     try:
         actions = distinct_actions(env, starts)
-        shape = (len(starts), options.horizon + 1, agent.n_actions)
-        exponential = torch.empty(shape).exponential_(generator=generator)
-        noise_NTA = (torch.zeros(shape) if options.greedy else -exponential.log()).to(device)
-        window = {k: torch.from_numpy(v).to(device) for k, v in starts.window.items()}
-        with torch.no_grad():
-            z_NZ = simulator.normalise(torch.cat([simulator.infer({k: v[i : i + 32] for k, v in window.items()})[0]
-                                                  for i in range(0, len(starts), 32)]))  # fmt: skip
         measures = Measures(actions, basis, options.directions, events)
-        dreamed = SimulatedWorld(agent, starts.h_NH, noise_NTA, measures, simulator, z_NZ)
-        real = RealWorld(agent, starts.h_NH, noise_NTA, measures, env, starts, few)
-        bench = Bench(real, dreamed, basis, starts, rule)
+        dreams = [_dreamed(simulator, some, measures, options, generator) for some in (before, starts)]
+        choosing, dreamed = Bench(basis, before, dreams[0], rule), dreams[1]
+        real = RealWorld(agent, starts.h_NH, dreamed.noise_NTA, measures, env, starts, few)
+        last = {k: torch.from_numpy(v[:, -1]).to(device) for k, v in starts.window.items()}
+        with torch.no_grad():
+            held = HeldWorld(agent, starts.h_NH, dreamed.noise_NTA, measures, agent.encode(last))
+        bench = Bench(basis, starts, dreamed, rule, real, held)
         explicit = bool(hypotheses)
+        plan = _plan(choosing, hypotheses, options, basis)
+        everything = [h for family in plan for ways in family.ways for h in ways]
+        choosing.prepare(everything, events, rng)
+        if any(len(f.ways) > 1 or len(f.ways[0]) > 1 or not f.quantity for f in plan):
+            choosing.require(
+                everything, "starts that the simulator chooses on", "; say 'on QUANTITY' to choose nothing"
+            )
+        chosen = [choose(family, choosing, [None])[0] for family in plan]
         if not explicit:
-            directions = options.directions or most_promising(dreamed, bench.jacobian(), basis, options.largest)
-            hypotheses = hypotheses_of(directions, options.amounts)
+            picks = [family.ways[pick.place][0] for family, own in zip(plan, chosen, strict=True) for pick in own]
+            hypotheses = hypotheses_of([h.ids[0] for h in picks], options.amounts)
         named = dict.fromkeys(i for h in hypotheses if not h.everything for i in h.ids)
-        real.measures = dreamed.measures = replace(measures, directions=tuple(named))
-        bench.prepare(hypotheses, events, options.controls, rng, generator)
-        # All Jacobians at their full number of steps at once.
-        predicted = bench.first_order(hypotheses, [None] * len(hypotheses))
-        simulated = bench.effects(dreamed, hypotheses)
-        observed = bench.effects(real, hypotheses)
-        result = _report(bench, hypotheses, predicted, simulated, observed, explicit, options, rng)
+        for world in (real, dreamed, held):
+            world.measures = replace(measures, directions=tuple(named))
+        bench.prepare([*everything, *hypotheses], events, rng)
+        bench.require(hypotheses, "starts")
+        effects = _effects(bench, hypotheses, options)
+        controls, picked = _controls(choosing, bench, plan, chosen, options, generator)
+        result = _report(bench, hypotheses, effects, controls, picked, explicit, options, rng)
         result.notes["actions"] = {name: [simulator.spec.action_names[i] for i in ids] for name, ids in actions.items()}
         if options.video and _is_picture(starts):
             film(bench, result, hypotheses)
@@ -395,67 +279,266 @@ def study(
     return result
 
 
+def _starts(
+    simulator: Simulator, make_env: Callable[[int], VecEnv], options: StudyOptions, seed: int, device: torch.device
+) -> Starts:
+    """Starts of their own episodes."""
+    collector = make_env(min(options.starts, COLLECTORS))
+    if not collector.spec.can_snapshot:
+        collector.close()
+        collector = make_env(options.starts)
+    try:
+        return collect_starts(
+            simulator.agent, collector, options.starts, initial_frames=simulator.initial_frames,
+            latest=options.latest_start, seed=seed, greedy=options.greedy, device=device,
+        )  # fmt: skip
+    finally:
+        collector.close()
+
+
+def _dreamed(
+    simulator: Simulator, starts: Starts, measures: Measures, options: StudyOptions, generator: torch.Generator
+) -> SimulatedWorld:
+    """The simulator run on from these starts, with action noise of its own."""
+    device = starts.h_NH.device
+    shape = (len(starts), options.horizon + 1, simulator.agent.n_actions)
+    exponential = torch.empty(shape).exponential_(generator=generator)
+    noise_NTA = (torch.zeros(shape) if options.greedy else -exponential.log()).to(device)
+    window = {k: torch.from_numpy(v).to(device) for k, v in starts.window.items()}
+    with torch.no_grad():
+        parts = [simulator.infer({k: v[i : i + 32] for k, v in window.items()})[0] for i in range(0, len(starts), 32)]
+        z_NZ = simulator.normalise(torch.cat(parts))
+    return SimulatedWorld(simulator.agent, starts.h_NH, noise_NTA, measures, simulator, z_NZ)
+
+
+def _plan(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions, basis: Basis) -> list[Family]:
+    """The families that claims are chosen from: one of all directions; one a direction that was named; one a
+    hypothesis in words."""
+    if hypotheses:
+        k = bench.dreamed.noise_NTA.shape[1] - 1
+        known = list(bench.dreamed.measure([None]))
+
+        def claimed(h: Hypothesis) -> str:
+            if not (h.on or h.role):
+                return ""
+            on = f"event:{h.event}" if h.role else h.on
+            found = [q for q in known if q.startswith(f"{on}@")]
+            if on.startswith("direction:"):  # measured once the directions are known
+                basis.check(parse_ids([on.partition(":")[2]], f"on {on}"))
+                return f"{on}@{k}"
+            if not found:
+                late = list(dict.fromkeys(q.partition("@")[0] for q in known if is_late(q)))
+                raise UserError(
+                    f"hypothesis {h.name!r}: no quantity {on!r}{nearest(on, late)}; there are: {', '.join(late)}"
+                )
+            return found[0]
+
+        return [Family(((h,),), quantity=claimed(h)) for h in hypotheses if not h.is_nothing and h.control is not None]
+    if options.largest:
+        return [Family(tuple(_ways(i, options) for i in range(basis.size)), choose=options.largest)]
+    return [Family((_ways(i, options),)) for i in options.directions]
+
+
+def _ways(direction: int, options: StudyOptions) -> tuple[Hypothesis, ...]:
+    """What may be done to a direction, and claimed: shifts, and the mean."""
+    return (*(shift_of(direction, a) for a in options.amounts if a), Hypothesis("collapse", (direction,)))
+
+
+def _effects(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions) -> Effects:
+    """Both worlds along every path, and the predictions that need no world."""
+    assert bench.real is not None and bench.held is not None
+
+    def paths(world: RealWorld | SimulatedWorld, label: str) -> dict[str, dict[str, np.ndarray]]:
+        own = effects_in(bench, world, hypotheses, None, label)
+        return {"own": own} | {
+            path: effects_in(bench, world, hypotheses, path, f"{label}, through {path}") for path in THROUGH
+        }
+
+    seen, foretold = paths(bench.real, "real world"), paths(bench.dreamed, "simulator")
+    nothing = {q: np.where(np.isnan(v), np.nan, 0.0) for q, v in foretold["own"].items()}
+    # What only the action carries on does nothing where the world does not answer.
+    cut = np.array([h.through == "world" for h in hypotheses])[:, None]
+    frames = effects_in(bench, bench.dreamed, hypotheses, "frames", "simulator, unaltered frames")
+    rivals = {
+        "no change": nothing,
+        "held frame": effects_in(bench, bench.held, hypotheses, None, "held frame"),
+        "unaltered frames": {q: np.where(cut, nothing[q], v) for q, v in frames.items()},
+        "memory": {q: np.where(cut, nothing[q], v) for q, v in foretold["memory"].items()},
+    }
+    zero = [g for g, h in enumerate(hypotheses) if h.is_nothing]
+
+    def largest(some: Mapping[str, np.ndarray]) -> float:
+        return max(float(np.nanmax(np.abs(v[zero]))) for v in some.values()) if zero else float("nan")
+
+    jacobian = {}
+    if options.first_order:
+        jacobian = bench.first_order(hypotheses, [None] * len(hypotheses))
+        here = np.stack([bench.rows[h] for h in hypotheses])
+        jacobian = {q: np.where(here, v, np.nan) for q, v in jacobian.items()}
+    unaltered, expected = ({q: v[0] for q, v in w.measure([None]).items()} for w in (bench.real, bench.dreamed))
+    return Effects(
+        unaltered, seen, foretold, expected, rivals, jacobian, (largest(seen["own"]), largest(foretold["own"]))
+    )
+
+
+class Picked(NamedTuple):
+    """What was claimed of a family: the chosen hypotheses with their quantities, and how the choice was made."""
+
+    claims: list[tuple[Hypothesis, str]]
+    words: str
+    mocks: int
+
+
+def _controls(
+    choosing: Bench, bench: Bench, plan: Sequence[Family], chosen: Sequence[list[Pick]], options: StudyOptions,
+    generator: torch.Generator,
+) -> tuple[dict[Hypothesis, Controls], list[Picked]]:  # fmt: skip
+    """What mock families do, each chosen as the family's own directions were."""
+    assert bench.real is not None
+    # Enough that one of as many named claims could stand out among them.
+    count = options.controls if len(plan) == 1 else max(options.controls, 20 * len(plan) - 1)
+    controls: dict[Hypothesis, Controls] = {}
+    picked: list[Picked] = []
+    for family, own in zip(plan, chosen, strict=True):
+        label = "real world: controls of " + ", ".join(family.ways[pick.place][0].name for pick in own)
+        against = contest(family, choosing, bench, own, mocks_of(family, choosing, count, generator), label)
+        for r, pick in enumerate(own):
+            for w, way in enumerate(family.ways[pick.place]):
+                beside = {}
+                if w == pick.way:
+                    frames = random_frames(bench.basis, len(way.ids), count, generator)
+                    alone, free = Family(((way,),)), [(frame,) for frame in frames]
+                    some = run_ways(alone, bench, bench.real, free, [[0]] * count, f"isotropic, beside {way.name}")
+                    beside = {q: v[:, 0, 0][:, bench.rows[way]] for q, v in some.items()}
+                law = None if family.quantity else against.law
+                controls[way] = Controls(against.of(r, w, bench.rows[way]), beside, law)
+        of, ways = len(family.ways), len(family.ways[0])
+        words = f"the largest {family.choose} of {of} directions" if of > 1 else "one direction"
+        words += f", {ways} ways of changing it" if ways > 1 else ""
+        words += ", the quantity named" if family.quantity else ", the quantity foretold to change most"
+        claims = [(family.ways[pick.place][pick.way], pick.quantity) for pick in own]
+        picked.append(Picked(claims, words, count))
+    return controls, picked
+
+
 def _report(
-    bench: Bench, hypotheses: Sequence[Hypothesis], predicted_GN: Mapping[str, np.ndarray], simulated: Effects,
-    observed: Effects, explicit: bool, options: StudyOptions, rng: np.random.Generator,
+    bench: Bench, hypotheses: Sequence[Hypothesis], effects: Effects, controls: Mapping[Hypothesis, Controls],
+    picked: Sequence[Picked], explicit: bool, options: StudyOptions, rng: np.random.Generator,
 ) -> Result:  # fmt: skip
     """Everything that follows from the runs."""
     starts, basis = bench.starts, bench.basis
-    here = np.stack([bench.rows[h] for h in hypotheses])
-    predicted_GN = {q: np.where(here, v, np.nan) for q, v in predicted_GN.items()}
-    means = {q: mean_of(v) for q, v in predicted_GN.items()}
-    rows = table_of("simulator", simulated, hypotheses, means, simulated, rng)
-    rows += table_of("real", observed, hypotheses, means, simulated, rng)
-    worlds = {"real": observed, "simulator": simulated}
-    needs = needs_of(worlds, hypotheses, rng)
+    assert bench.real is not None
+    events = bench.real.measures.events
+    judged = table_of(effects, hypotheses, controls, events, options.smallest, rng)
+    needs = needs_of(effects, hypotheses, controls, options.smallest[1], rng)
     patched = {g: bench.donors[h] for g, h in enumerate(hypotheses) if h.kind == "patch"}
-    result = Result(tables={"effects": rows, "doses": [], "needs": needs})
+    result = Result(tables={"effects": judged.rows, "paths": [], "doses": [], "needs": needs})
     if patched:
-        result.tables["recovered"] = recovered_of(worlds, hypotheses, patched, rng)
+        result.tables["recovered"] = recovered_of(effects, hypotheses, patched, rng)
     result.arrays = {"h": starts.h_NH.cpu().numpy(), "age": starts.age_N}
-    for q in predicted_GN:
-        result.arrays |= {f"simulated/{q}": simulated.hypotheses[q], f"observed/{q}": observed.hypotheses[q]}
-        result.arrays |= {f"jacobian/{q}": predicted_GN[q], f"unaltered/{q}": observed.unaltered[q]}
+    for q in effects.unaltered:
+        for name, some in (("observed", effects.seen), ("simulated", effects.foretold)):
+            result.arrays |= {f"{name}/{q}": some["own"][q]}
+            result.arrays |= {f"{name}, through {path}/{q}": some[path][q] for path in THROUGH}
+        result.arrays |= {f"{name}/{q}": some[q] for name, some in effects.rivals.items() if name != "no change"}
+        result.arrays[f"unaltered/{q}"] = effects.unaltered[q]
+        if q in effects.jacobian:
+            result.arrays[f"jacobian/{q}"] = effects.jacobian[q]
+    gate = verdicts.gate(judged.errors, rng)
     result.notes |= {
+        "verdicts": 2,
+        "gate": {
+            "answer": gate.answer, "text": gate.text, "rows": gate.rows,
+            "against": {name: e._asdict() for name, e in gate.against.items()},
+        },
+        "warnings": [],
         "hypotheses": [h.name for h in hypotheses],
-        "events": {e.name: e.text for e in bench.real.measures.events},
+        "events": {e.name: e.text for e in events},
         "paired_by": starts.paired_by,
         "criteria": CRITERIA,
         "needs": NEEDS,
         "immediate": "Effects at step 0 follow from the agent's linear heads: both worlds give the same numbers and "
         "the first-order prediction of logits and value is exact. They are no evidence about the world.",
-        "controls": f"{options.controls} random directions a hypothesis, at every start and step of the same length "
-        "in units of each neuron's standard deviation; 'keep_only' has no single length and so no band",
-    }
+        "controls": f"{options.controls} or more directions that occur in the data (differences between recorded "
+        "states of different episodes), at every start and step as long as the change, in units of each neuron's "
+        "standard deviation; what was chosen is held against what is chosen of them in the same way. 'keep_only' has "
+        "no single length and so no controls",
+        "chosen": [one.words for one in picked],
+    }  # fmt: skip
     if starts.paired_by == "seed":
         result.notes["paired"] = "The world has no snapshots: pairs replay the same seed and actions up to the start."
-    result.scalar("zero_change_real", observed.zero_change, "largest effect of amount 0")
-    result.scalar("zero_change_simulator", simulated.zero_change, "largest effect of amount 0")
+    result.scalar("zero_change_real", effects.zero[0], "largest effect of amount 0")
+    result.scalar("zero_change_simulator", effects.zero[1], "largest effect of amount 0")
 
     # Units for the headline: the spread of each quantity over the real, unaltered starts.
-    scale = {q: spread_of(v) for q, v in observed.unaltered.items()}
-    late = [q for q in predicted_GN if is_late(q) and scale[q] > 0]
-    result.notes["without_spread"] = [q for q in predicted_GN if is_late(q) and scale[q] == 0]
+    scale = {q: spread_of(v) for q, v in effects.unaltered.items()}
+    late = [q for q in effects.unaltered if is_late(q) and scale[q] > 0]
+    result.notes["without_spread"] = [q for q in effects.unaltered if is_late(q) and scale[q] == 0]
     points = points_of(hypotheses, explicit)
-    sources = {"jacobian": predicted_GN, "simulated": simulated.hypotheses, "observed": observed.hypotheses}
+    sources = {"simulated": effects.foretold["own"], "observed": effects.seen["own"]}
+    if effects.jacobian:
+        sources["jacobian"] = effects.jacobian
     for point in points:
         result.tables["doses"] += _doses(point, sources, scale, rng)
-    _agreements(result, bench, hypotheses, points, sources, (simulated, observed), late, scale, rng)
-
-    claims = []
-    if explicit:
-        for h in hypotheses:
-            if h.role:
-                by_world = {r["world"]: r for r in needs if r["hypothesis"] == h.name}
-                claims.append(claim_of_need(by_world["real"], by_world["simulator"]))
-            elif not h.is_nothing:
-                asked = [q for q in late if not is_own(q, h.ids)]
-                claims.append(claim_of(h.name, rows, scale, basis.kind, asked))
-    else:
-        claims = [claim_of(i, rows, scale, basis.kind, late) for i in dict.fromkeys(h.ids[0] for h in hypotheses)]
+    _agreements(result, points, sources, late, scale, rng)
+    claims = _claims(result, hypotheses, picked, basis.kind, explicit)
+    result.tables["paths"] = [row for claim in claims for row in _paths(claim, effects, hypotheses, rng)]
     result.notes["claims"] = claims
-    result.notes["claim"] = " ".join(claim["text"] for claim in claims)
+    result.notes["claim"] = " ".join(claim["text"] for claim in claims if claim["headline"])
     return result
+
+
+def _claims(
+    result: Result, hypotheses: Sequence[Hypothesis], picked: Sequence[Picked], kind: str, explicit: bool
+) -> list[dict[str, Any]]:
+    """What was claimed, the chosen dose first and then, each by itself, the other doses of the same direction."""
+    real = {(r["hypothesis"], r["quantity"]): r for r in result.tables["effects"] if r["world"] == "real"}
+    headlines = [(h, real.get((h.name, q)), one) for one in picked for h, q in one.claims if not h.role]
+    # One family's p holds for all that was chosen of it; several are a family of tests.
+    p = [row["special_p"] if row and "verdict" in row else np.nan for _, row, _ in headlines]
+    q_special = p if len(picked) == 1 else verdicts.adjusted(p)
+    claims: list[dict[str, Any]] = []
+    for (h, row, one), q in zip(headlines, q_special, strict=True):
+        if row is None or "verdict" not in row:
+            text = f"'{h.name}' ({kind}): what it is claimed to change does not vary, so there is no claim."
+            claims.append({"hypothesis": h.name, "direction": h.direction, "amount": h.amount, "verdict": verdicts.OPEN,
+                           "headline": True, "sentence": "open", "text": text, "parts": {}})  # fmt: skip
+            continue
+        restate(row, float(q))
+        claims.append(claim_of(row, kind, one.words, True))
+        if not explicit:
+            others = [o for o in hypotheses if o.ids == h.ids and o != h and (o.name, row["quantity"]) in real]
+            for other in others:
+                if "verdict" in (dose := real[other.name, row["quantity"]]) and other.kind != "keep_only":
+                    claims.append(claim_of(dose, kind, one.words, False))
+    words = {h.name: one.words for one in picked for h, _ in one.claims}
+    for row in result.tables["needs"]:
+        if row["claimed"]:
+            asked = (row["hypothesis"], f"event:{row['event']}")
+            effect = next((r for (name, q), r in real.items() if (name, q.partition("@")[0]) == asked), {})
+            claims.append(claim_of_need(row, effect, words.get(row["hypothesis"], "")))
+    return claims
+
+
+def _paths(
+    claim: Mapping[str, Any], effects: Effects, hypotheses: Sequence[Hypothesis], rng: np.random.Generator
+) -> list[dict[str, Any]]:
+    """A claim's effect whole, through memory alone and through the world alone, in both worlds.  The two parts need
+    not add up: paths may interact."""
+    if not claim["headline"] or "quantity" not in claim:
+        return []
+    g = next(i for i, h in enumerate(hypotheses) if h.name == claim["hypothesis"])
+    rows = []
+    for world, some in (("real", effects.seen), ("simulator", effects.foretold)):
+        for path, v in some.items():
+            effect_N = v[claim["quantity"]][g]
+            effect_N = effect_N[~np.isnan(effect_N)]
+            if len(effect_N):
+                (e,) = bootstrap_means(effect_N[:, None], rng=rng)
+                rows.append({"hypothesis": claim["hypothesis"], "quantity": claim["quantity"], "world": world,
+                             "path": "whole" if path == "own" else f"{path} alone", "unit": claim["unit"],
+                             "value": e.value, "low": e.low, "high": e.high, "n": e.n})  # fmt: skip
+    return rows
 
 
 def _doses(
@@ -464,73 +547,42 @@ def _doses(
     """A point's rows, one a quantity: its predictions and what both worlds answered."""
     of = {name: np.stack([point.of(effect[q]) for q in scale], 1) for name, effect in sources.items()}
     here = ~np.isnan(of["observed"]).any(1)
-    seen, dream = (bootstrap_means(of[name][here], rng) for name in ("observed", "simulated"))
+    seen, dream = (bootstrap_means(of[name][here], rng=rng) for name in ("observed", "simulated"))
+    first = mean_of(of["jacobian"][here].T) if "jacobian" in of else np.full(len(scale), np.nan)
     return [
         {
             "point": point.label, "direction": point.directions[0] if len(point.directions) == 1 else None,
             "own": is_own(q, point.directions), "quantity": q,
-            "unit": f"{unit_of(q)} {point.unit}".strip(), "predicted_jacobian": number_or_none(float(first)),
+            "unit": f"{unit_of(q)} {point.unit}".strip(), "predicted_jacobian": number_or_none(float(j)),
             "predicted_simulated": d.value, "simulated_low": d.low, "simulated_high": d.high,
             "observed": e.value, "low": e.low, "high": e.high, "n": e.n, "spread": scale[q],
         }
-        for q, first, e, d in zip(scale, mean_of(of["jacobian"][here].T), seen, dream, strict=True)
+        for q, j, e, d in zip(scale, first, seen, dream, strict=True)
     ]  # fmt: skip
 
 
 def _agreements(
-    result: Result, bench: Bench, hypotheses: Sequence[Hypothesis], points: Sequence[Point],
-    sources: Mapping[str, Mapping[str, np.ndarray]], effects: tuple[Effects, Effects], late: Sequence[str],
+    result: Result, points: Sequence[Point], sources: Mapping[str, Mapping[str, np.ndarray]], late: Sequence[str],
     scale: Mapping[str, float], rng: np.random.Generator,
 ) -> None:  # fmt: skip
-    """Sign agreement, rank correlation and slope of predictions over points x quantities; by family of quantities too,
-    and of predictions that are those of random directions instead."""
-    simulated, observed = effects
+    """Sign agreement, rank correlation and slope of predictions over points x quantities, and by their families."""
     if not points or not late:
         return
 
-    def asked(p: Point, some: Sequence[str]) -> list[str]:
-        return [q for q in some if not is_own(q, p.directions)]
-
     def stacked(name: str, some: Sequence[str]) -> np.ndarray:
-        found = [p.of(sources[name][q]) / scale[q] for p in points for q in asked(p, some)]
-        return np.stack(found) if found else np.empty((0, len(bench.starts)))
-
-    def chance(some: Sequence[str]) -> np.ndarray | None:
-        """The simulated effects of random changes in place of those of the points' own [C, P, M]."""
-        null = []
-        for p in points:
-            strongest = max(p.weights, key=lambda g: abs(hypotheses[g].amount or 0))
-            key = hypotheses[strongest].control
-            if key is None:
-                return None
-            size = 1 / abs(hypotheses[strongest].amounts[0]) if p.unit else 1.0
-            null += [simulated.controls[key][q].mean(1, keepdims=True) * size / scale[q] for q in asked(p, some)]
-        return np.stack(null, 1) if null else None
+        found = [p.of(sources[name][q]) / scale[q] for p in points for q in some if not is_own(q, p.directions)]
+        return np.stack(found) if found else np.empty((0, sources["observed"][late[0]].shape[1]))
 
     for family, some in families(late).items():
-        headline(result, f"_{family}", stacked("simulated", some), stacked("observed", some), rng, chance(some))
+        headline(result, f"_{family}", stacked("simulated", some), stacked("observed", some), rng)
     # Events are counts of few, and most have no derivative: they stay apart.
     late = [q for q in late if family_of(q) != "events"]
     if not late:
         return
-    headline(result, "", stacked("simulated", late), stacked("observed", late), rng, chance(late))
-    headline(result, "_jacobian", stacked("jacobian", late), stacked("observed", late), rng)
-    headline(result, "_jacobian_simulator", stacked("jacobian", late), stacked("simulated", late), rng)
-    # The same for arbitrary directions: how far the simulator can be trusted before any hypothesis.
-    first, seen, dream = [], [], []
-    for p in points:
-        g = max(p.weights, key=lambda g: hypotheses[g].amount or 0)
-        h = hypotheses[g].control
-        if not p.unit or h is None:
-            continue
-        frames = list(bench.frames[h.ids])[: max(1, RANDOM_POINTS // (len(points) * len(late)))]
-        guess = bench.first_order([h] * len(frames), frames)
-        first += [guess[q] / scale[q] for q in late]
-        seen += [observed.controls[h][q][: len(frames)] / scale[q] for q in late]
-        dream += [simulated.controls[h][q][: len(frames)] / scale[q] for q in late]
-    if seen:
-        headline(result, "_random_jacobian", np.concatenate(first), np.concatenate(seen), rng)
-        headline(result, "_random", np.concatenate(dream), np.concatenate(seen), rng)
+    headline(result, "", stacked("simulated", late), stacked("observed", late), rng)
+    if "jacobian" in sources:
+        headline(result, "_jacobian", stacked("jacobian", late), stacked("observed", late), rng)
+        headline(result, "_jacobian_simulator", stacked("jacobian", late), stacked("simulated", late), rng)
 
 
 def _is_picture(starts: Starts) -> bool:
@@ -542,9 +594,10 @@ def film(bench: Bench, result: Result, hypotheses: Sequence[Hypothesis]) -> None
     """Frames of three starts for every claim, without and with the change in the real world and in the simulator, into
     arrays ``film/CLAIM`` uint8 [starts, 4, T, 64, 64, 3]: those whose effect is at the SHOWN quantiles.  Black where
     the episode is over."""
+    assert bench.real is not None
     names = [h.name for h in hypotheses]
     for number, claim in enumerate(result.notes["claims"]):
-        if not {"quantity", "event"} & claim.keys():
+        if not claim["headline"] or not {"quantity", "event"} & claim.keys():
             continue
         h = hypotheses[names.index(claim["hypothesis"])]
         k = bench.real.noise_NTA.shape[1] - 1
@@ -564,19 +617,6 @@ def film(bench: Bench, result: Result, hypotheses: Sequence[Hypothesis]) -> None
         panels += list(bench.dreamed.film(bench.build(h), h.through, rows))
         result.arrays[f"film/{number}"] = np.stack(panels, 1)
         claim["filmed"] = [{"start": n, "effect": float(effect_N[n])} for n in chosen]
-
-
-def most_promising(world: SimulatedWorld, jacobian: Mapping[str, Tensor], basis: Basis, count: int) -> tuple[int, ...]:
-    """The ``count`` directions with the largest predicted late effect, largest first.
-
-    Predicted: |mean derivative| of a late quantity that is no event along the direction, in spreads of that quantity
-    over the unaltered simulated starts; a direction counts by its best quantity.
-    """
-    spread = {q: spread_of(v[0]) for q, v in world.measure([None]).items() if is_late(q) and family_of(q) != "events"}
-    scores = [basis.pullback(jacobian[q][0]).mean(0).abs() / s for q, s in spread.items() if s > 0]
-    if not scores:
-        raise UserError("no late quantity varies over the starts, so no direction is promising; name --directions")
-    return tuple(torch.stack(scores).amax(0).argsort(descending=True)[:count].tolist())
 
 
 def by_behaviour(
@@ -604,6 +644,12 @@ def by_behaviour(
 # The stage
 
 
+def _two(smallest: Sequence[float]) -> tuple[float, float]:
+    if len(smallest) != 2:
+        raise UserError("--smallest takes two sizes: in spreads of a quantity, and as a share of events")
+    return smallest[0], smallest[1]
+
+
 def check(config: InterventionsConfig) -> StudyOptions:
     """What the study needs of the configuration; UserError on anything it cannot run with."""
     largest = 0
@@ -620,10 +666,28 @@ def check(config: InterventionsConfig) -> StudyOptions:
     options = StudyOptions(
         directions=directions, largest=largest, amounts=config.amounts, starts=config.starts, horizon=config.horizon,
         controls=config.controls, latest_start=config.latest_start, hypotheses=config.hypotheses, events=config.events,
-        greedy=config.greedy, seed=config.seed, video=config.video,
+        greedy=config.greedy, seed=config.seed, video=config.video, first_order=config.first_order,
+        smallest=_two(config.smallest),
     )  # fmt: skip
     check_options(options)
     return options
+
+
+def shared_levels(config: InterventionsConfig) -> list[str]:
+    """A sentence for each pool of starts that shares levels with what the directions were fitted to, and for the two
+    pools where they share any: what was chosen or fitted there is then not tested on anything new."""
+    pools = {"choosing": config.choosing_level, "testing": config.start_level}
+    spans = {name: range(first, first + config.num_levels) for name, first in pools.items()}
+    for _, stage, path in artefacts.chain(config.hidden_states):
+        levels = artefacts.read_manifest(path)["config"]
+        first, count = levels.get("start_level"), levels.get("num_levels")
+        if stage == "record" and first is not None and count:  # otherwise the agent's own pool, or all levels there are
+            spans[f"the directions ({path.name})"] = range(first, first + count)
+    return [
+        f"The levels of {a} and of {b} overlap, so the test is not on levels that chose nothing."
+        for a, b in itertools.combinations(spans, 2)
+        if max(spans[a].start, spans[b].start) < min(spans[a].stop, spans[b].stop)
+    ]
 
 
 def main(config: InterventionsConfig) -> None:
@@ -644,12 +708,13 @@ def main(config: InterventionsConfig) -> None:
         rule = fit_rule(config.behaviours, name).to(device)
     parse_study(options, basis, simulator.spec.action_names, rule)
 
-    def make_env(slots: int) -> VecEnv:
-        levels = {"start_level": config.start_level, "num_levels": config.num_levels}
-        return make(simulator.spec, slots, threads=config.threads, **levels)
+    def pool(level: int) -> Callable[[int], VecEnv]:
+        levels = {"start_level": level, "num_levels": config.num_levels}
+        return lambda slots: make(simulator.spec, slots, threads=config.threads, **levels)
 
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        result = study(simulator, make_env, basis, options, device, rule)
+        result = study(simulator, pool(config.start_level), basis, options, device, rule, pool(config.choosing_level))
+        result.notes["warnings"] += shared_levels(config)
         if rule is not None:
             behaviour_N = rule(torch.from_numpy(result.arrays["h"]).to(device)).cpu().numpy()
             result.arrays["behaviour"] = behaviour_N
@@ -672,13 +737,15 @@ def main(config: InterventionsConfig) -> None:
 
 def print_summary(result: Result) -> None:
     """The headline in a few lines."""
-    if "paired" in result.notes:
-        print(result.notes["paired"])
+    for said in (result.notes.get("paired"), *result.notes["warnings"], result.notes["gate"]["text"]):
+        if said:
+            print(said)
     for name in ("sign_agreement", "rank_correlation", "slope"):
         if name in result.scalars:
             print(f"{name.replace('_', ' ')}, simulated against observed: {short(result.scalars[name])}")
     for claim in result.notes["claims"]:
-        print(claim["text"])
+        if claim["headline"]:
+            print(claim["text"])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 from core.artefacts import Result
 from core.video import write_video
 from validation.interventions_rollouts import family_of, is_late
-from validation.interventions_statistics import LEAST_STARTS
+from validation.verdicts import LEAST_STARTS
 
 SCALE = 2  # screen pixels a frame pixel
 PANELS = ("real", "real, changed", "simulated", "simulated, changed")
@@ -144,38 +144,27 @@ def _colours(count: int) -> list[Any]:
 
 
 def draw_needs(result: Result, path: Path) -> None:
-    """What each event needs: shares prevented or brought about, both worlds, with the bands of random changes; no file
-    where no event could be prevented or brought about."""
+    """What each event needs: shares prevented or brought about in the real world, what the simulator foretold, and the
+    bands of controls; no file where no event could be prevented or brought about."""
     from matplotlib.figure import Figure
 
     rows = [r for r in result.tables["needs"] if r.get("random_high") is not None and r["n"] >= LEAST_STARTS]
-    asked = dict.fromkeys((r["hypothesis"], r["event"], r["role"]) for r in rows)
-    best = dict.fromkeys(asked, -1.0)
-    for r in rows:
-        if r["world"] == "real":
-            best[r["hypothesis"], r["event"], r["role"]] = r["share"] - r["random_high"]
-    shown = sorted(asked, key=lambda key: -best[key])[:MOST]
-    if not shown:
+    rows = sorted(rows, key=lambda r: r["random_high"] - r["share"])[:MOST]
+    if not rows:
         return
-    figure = Figure(figsize=(9, 0.9 + 0.34 * len(shown)), layout="constrained")
+    figure = Figure(figsize=(9, 0.9 + 0.34 * len(rows)), layout="constrained")
     ax = figure.subplots()
-    for world, colour, offset in (("real", "tab:blue", -0.16), ("simulator", "tab:orange", 0.16)):
-        mine = {(r["hypothesis"], r["event"], r["role"]): r for r in rows if r["world"] == world}
-        for y, key in enumerate(shown):
-            if key not in mine:
-                continue
-            r = mine[key]
-            band = ax.barh(y + offset, r["random_high"] - r["random_low"], 0.28, r["random_low"], color="0.85")
-            dot = ax.errorbar(
-                r["share"], y + offset, xerr=[[r["share"] - r["low"]], [r["high"] - r["share"]]], fmt="o", ms=4,
-                color=colour, lw=1, capsize=2,
-            )  # fmt: skip
-            if y == 0 or not ax.get_legend_handles_labels()[1].count(world):
-                dot.set_label(world)
-            if not ax.get_legend_handles_labels()[1].count("random changes (95 %)"):
-                band.set_label("random changes (95 %)")
+    for y, r in enumerate(rows):
+        known = y > 0  # the legend names each once
+        ax.barh(y, r["random_high"] - r["random_low"], 0.6, r["random_low"], color="0.85",
+                label=None if known else "controls (95 %)")  # fmt: skip
+        ax.errorbar(
+            r["share"], y - 0.12, xerr=[[r["share"] - r["low"]], [r["high"] - r["share"]]], fmt="o", ms=4,
+            color="tab:blue", lw=1, capsize=2, label=None if known else "real",
+        )  # fmt: skip
+        ax.plot(r["foretold"], y + 0.14, "D", ms=4, color="tab:orange", label=None if known else "simulator foretold")
     words = {"necessary": "prevents", "sufficient": "brings about"}
-    ax.set_yticks(range(len(shown)), [f"{h} {words[role]} {event}" for h, event, role in shown], fontsize=7)
+    ax.set_yticks(range(len(rows)), [f"{r['hypothesis']} {words[r['role']]} {r['event']}" for r in rows], fontsize=7)
     ax.invert_yaxis()
     ax.set_xlabel("share of the starts at which it could", fontsize=8)
     ax.tick_params(axis="x", labelsize=7)

@@ -1,7 +1,7 @@
 """What a study changes: hypotheses in words, the interventions they are, and the random controls of each.
 
     KIND DIRECTIONS [for N steps | always] [through memory | world] [when behaviour=ID ...]
-                    [necessary for EVENT | sufficient for EVENT]
+                    [necessary for EVENT | sufficient for EVENT] [on QUANTITY]
 
     shift 5 by +2        add 2 to direction 5 (shift 5=2 -1 by ... for several: shift 5=2 9=-1)
     collapse 5 9         set them to their mean (mean ablation)
@@ -40,7 +40,8 @@ KINDS = ("shift", "collapse", "keep_only", "swap", "resample", "patch")
 THROUGH = ("memory", "world")
 ROLES = ("necessary", "sufficient")
 SIDES = ("noising", "denoising")
-CLAUSES = ("for", "always", "through", "when", *ROLES, "clean")
+CLAUSES = ("for", "always", "through", "when", *ROLES, "clean", "on")
+QUANTITIES = ("value", "reward", "return", "ended", "prob:", "direction:", "rate:", "event:")
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,27 @@ def random_frames(basis: Basis, size: int, count: int, generator: torch.Generato
     return (q * sign[:, None]).transpose(1, 2).contiguous().to(like.device)
 
 
+def recorded_frames(h_NH: Tensor, basis: Basis, size: int, count: int, generator: torch.Generator) -> Tensor:
+    """Orthonormal frames [count, size, H] of the z-scored state space that lie in the data: each spans ``size``
+    differences between recorded states of different rows (episodes), as far as the basis sees them.  So they are in
+    the span of the states and of the directions that they stand for, and have the states' covariance there.  UserError
+    where the states do not vary in so many ways."""
+    z_NH = (basis.project(h_NH) @ basis.lift_KH).cpu()
+    n = len(z_NH)
+    if torch.linalg.matrix_rank((z_NH - z_NH.mean(0)).double(), rtol=1e-5) < size:
+        raise UserError(f"the agent's states at {n} starts vary in too few ways for controls of {size} direction(s)")
+    frames = torch.zeros(count, size, z_NH.shape[1], dtype=z_NH.dtype)
+    missing = torch.arange(count)
+    while len(missing):  # states that are alike, or on one line, span nothing: drawn again
+        first = torch.randint(n, (len(missing), size), generator=generator)
+        other = (first + torch.randint(1, n, first.shape, generator=generator)) % n
+        q, r = torch.linalg.qr((z_NH[first] - z_NH[other]).transpose(1, 2))  # [., H, size]
+        size_of = torch.diagonal(r, dim1=1, dim2=2)
+        frames[missing] = (q * size_of.sign()[:, None]).transpose(1, 2)
+        missing = missing[(size_of.abs() <= 1e-5).any(1)]
+    return frames.to(h_NH.device)
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """One change of the hidden state, and what it is said to be needed for; see the head of this file."""
@@ -161,6 +183,7 @@ class Hypothesis:
     clean: str = ""  # patch: the event that tells the classes
     side: str = ""  # patch: noising or denoising
     everything: bool = False  # the directions are all there are
+    on: str = ""  # the late quantity, without its steps, that is claimed to change
 
     @property
     def name(self) -> str:
@@ -178,6 +201,8 @@ class Hypothesis:
             words.append(f"through {self.through}")
         if self.behaviours:
             words.append("when " + " ".join(f"behaviour={b}" for b in self.behaviours))
+        if self.on:
+            words.append(f"on {self.on}")
         return " ".join(words)
 
     @property
@@ -197,12 +222,12 @@ class Hypothesis:
 
     @property
     def control(self) -> Hypothesis | None:
-        """Whose random runs are its control: isotropic, so that +a and -a of one direction share them, and claims do
-        not matter.  None: no norm to match."""
+        """Whose redirected runs are its control: directions of either sign are as likely, so that +a and -a of one
+        direction share them, and claims do not matter.  None: no norm to match."""
         if self.kind == "keep_only":
             return None
         amounts = tuple(abs(a) for a in self.amounts) if len(self.ids) == 1 else self.amounts
-        return replace(self, amounts=amounts, role="", event="")
+        return replace(self, amounts=amounts, role="", event="", on="")
 
     def build(
         self, basis: Basis, donors_NH: Tensor | None = None, rule: Rule | None = None, other_IH: Tensor | None = None
@@ -267,6 +292,8 @@ def parse_hypothesis(text: str, basis: Basis) -> list[Hypothesis]:
     if (kind == "patch") != ("clean" in found):
         raise UserError(f"{where}: patch, and nothing else, needs 'clean EVENT', which tells the two classes of starts")
     out = Hypothesis(kind, tuple(ids), tuple(amounts), everything=words[:cut] == ["all"], **found)
+    if out.role and out.on:
+        raise UserError(f"{where}: {out.role} for {out.event} is a claim by itself; say 'on {out.on}' in another one")
     if out.through == "world" and out.steps != 1:
         raise UserError(f"{where}: through world is for a change at one step, which the agent then forgets")
     return [replace(out, side=side) for side in SIDES] if kind == "patch" else [out]
@@ -313,6 +340,9 @@ def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
     if head == "through" and rest and rest[0] in THROUGH:
         put("through", rest[0])
         return rest[1:]
+    if head == "on" and rest and any(rest[0] == q or (q.endswith(":") and rest[0].startswith(q)) for q in QUANTITIES):
+        put("on", rest[0])
+        return rest[1:]
     if head == "clean" and rest:
         put("clean", rest[0])
         return rest[1:]
@@ -327,7 +357,8 @@ def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
             return rest[stop:]
     raise UserError(
         f"{where}: cannot read {' '.join(words)!r}; after the directions may come: for N steps, always, through "
-        "memory, through world, when behaviour=ID, necessary for EVENT, sufficient for EVENT, clean EVENT"
+        "memory, through world, when behaviour=ID, necessary for EVENT, sufficient for EVENT, clean EVENT, on QUANTITY "
+        f"({', '.join(QUANTITIES)})"
     )
 
 

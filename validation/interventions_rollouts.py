@@ -263,6 +263,19 @@ def is_late(quantity: str) -> bool:
     return "@" in quantity
 
 
+def is_cut(quantity: str, events: Sequence[Event]) -> bool:
+    """Whether a late quantity cannot change through memory alone, by construction: there the actions are those of the
+    unaltered run, and so are rewards, endings and what is told by them."""
+    kind, _, name = quantity.partition("@")[0].partition(":")
+    told = {event.name for event in events if event.of_actions_alone}
+    return kind in ("reward", "ended") or (kind in ("rate", "event") and name in told)
+
+
+def is_share(quantity: str) -> bool:
+    """Whether it is a share of events, whose sizes of interest are shares and not spreads."""
+    return quantity.partition(":")[0].partition("@")[0] in ("rate", "event", "ended")
+
+
 def is_own(quantity: str, directions: Sequence[int]) -> bool:
     """Whether it is what one of these directions is itself later: no claim to make of a change of it."""
     return any(quantity.startswith(f"direction:{i}@") for i in directions)
@@ -423,7 +436,8 @@ class World:
         """The course of all starts, ``copies`` times one below the other, R = copies * N rows; of the world only what
         no run has come to yet is played.
 
-        through: as in interventions_hypotheses ('': whichever way).
+        through: as in interventions_hypotheses ('': whichever way); 'frames': the agent sees what the unaltered run
+        shows, and its own actions count although nothing comes of them.
         """
         tree = self.tree()
         of_R = torch.arange(len(self.h_NH), device=self.h_NH.device).repeat(copies)  # the start of every row
@@ -438,8 +452,9 @@ class World:
             h = apply_interventions(intervene, before, t)
             carried = before if through == "world" else h
             logits, value, index, one_hot = self._choose(h, of_R, t)
-            if through == "memory":
+            if through in ("memory", "frames"):
                 index = level.action_N[of_R]
+            if through == "memory":
                 one_hot = torch.nn.functional.one_hot(index, logits.shape[-1]).to(logits.dtype)
             kept.append((logits, value, level.reward_M[node_R], level.terminal_M[node_R], h, one_hot))
         logits, value, reward, terminal, h, one_hot = (torch.stack(x, 1) for x in zip(*kept, strict=True))
@@ -462,6 +477,20 @@ class World:
                     found.setdefault(q, []).append(v.unflatten(0, (len(some), -1)))
                 progress.advance(len(some))
         return {q: torch.cat(v).cpu().double().numpy() for q, v in found.items()}
+
+
+@dataclass
+class HeldWorld(World):
+    """No world: the agent sees the last frame of its start for ever, is given no reward and never ends."""
+
+    e_NE: Tensor
+
+    def begin(self) -> Places:
+        return self.go(0, range(len(self.h_NH)), ())
+
+    def go(self, t: int, states: Sequence[Any], actions: Sequence[int]) -> Places:
+        nothing = self.h_NH.new_zeros(len(states))
+        return Places(list(states), self.e_NE[list(states)], nothing, nothing)
 
 
 def course_of(logits: Tensor, value: Tensor, reward: Tensor, ends: Tensor, h: Tensor, one_hot: Tensor) -> Course:
@@ -635,14 +664,15 @@ class SimulatedWorld(World):
         return Places(rows, self.agent.encode(out.obs), out.reward_B, out.terminal_B)
 
     def jacobian(
-        self, block: int = 64, steps: int = 1, through: str = "", known: Collection[str] = ()
+        self, block: int = 64, steps: int = 1, through: str = "", known: Collection[str] = (), most: int | None = None
     ) -> dict[str, Tensor]:
         """{quantity: [S, N, H]}, its derivative with respect to h at steps 0 to S-1, through agent and world
         (straight-through where an action is chosen).  NaN for events that have none: thresholds, and whether something
-        happens at all.  known: quantities to leave out."""
+        happens at all.  known: quantities to leave out; most: starts, the first ones."""
         found: dict[str, list[Tensor]] = {}
-        blocks = torch.arange(len(self.z_NZ), device=self.z_NZ.device).split(block)
-        with bar("Jacobians", len(self.z_NZ), "starts") as progress:
+        count = len(self.z_NZ) if most is None else min(most, len(self.z_NZ))
+        blocks = torch.arange(count, device=self.z_NZ.device).split(block)
+        with bar("Jacobians", count, "starts") as progress:
             for rows in blocks:
                 h = self.h_NH[rows]
                 change = h.new_zeros(steps, *h.shape).requires_grad_()
@@ -659,7 +689,7 @@ class SimulatedWorld(World):
                     value_R = value_R if is_late(q) else now[q]
                     kind, _, when = q.partition("@")
                     happening, grad = kind.startswith(("rate:", "event:")), None
-                    if kind == "return":
+                    if kind == "return" and {f"value@{when}", f"reward@{when}"} <= found.keys():
                         grad = found[f"value@{when}"][-1] + found[f"reward@{when}"][-1]
                     elif value_R.requires_grad and not kind.startswith("event:"):
                         (grad,) = torch.autograd.grad(value_R.sum(), change, retain_graph=True, allow_unused=True)

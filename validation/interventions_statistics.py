@@ -1,6 +1,7 @@
-"""What paired runs say: effects with intervals, random bands, p and q; what an event needs; how predictions fare.
+"""What paired runs say: effects with intervals, the statements of validation.verdicts about every late one, what an
+event needs, how predictions fare.
 
-N starts (independent units), G hypotheses, C random controls, P points.
+N starts (independent units), G hypotheses, C controls, P points.
 """
 
 from __future__ import annotations
@@ -11,50 +12,48 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from core.artefacts import Result
-from core.stats import Estimate, band_of, benjamini_hochberg, bootstrap, bootstrap_mean, interval_of, sign_flip_p
+from core.stats import Estimate, band_of, bootstrap, bootstrap_means, share_interval
+from validation import verdicts
+from validation.agreement import agreement
 from validation.interventions_hypotheses import Hypothesis
-from validation.interventions_rollouts import family_of, in_words, is_late, is_own, unit_of
+from validation.interventions_rollouts import family_of, in_words, is_cut, is_late, is_own, is_share, unit_of
+from validation.verdicts import ALPHA, SMALLEST
 
-ALPHA = 0.05
-PERMUTATIONS = 4999
-RESAMPLES = 1000
-CRITERIA = (
-    "confirmed: the observed effect's 95 % interval excludes 0, q <= 0.05, the effect lies outside the band of the "
-    "random directions (which an arbitrary direction does in 5 % of cases), and has the sign of the simulator's "
-    "prediction. refuted: the interval excludes 0 with the opposite sign, or lies wholly inside the random band (the "
-    "direction does no more than any other change of its size). inconclusive: anything else, or fewer than 6 starts."
-)
 NEEDS = (
     "necessary: of the starts at which the event happens without the change, the share at which it does not happen "
     "with it. sufficient: of those at which it does not, the share at which it does. Each start is its own "
     "counterfactual, with the same action noise (probabilities of necessity and of sufficiency; Pearl 2009, chapter "
-    "9). Random changes of the same size prevent and cause events too. confirmed: the share lies above their band, and "
-    "start by start above their mean (sign flips, q <= 0.05); refuted: the 95 % interval does not reach beyond the "
-    "band; inconclusive: anything else, or too few starts."
+    "9). Controls of the same size prevent and cause events too: special is said against them. The share seen is "
+    "compared with the share that the simulator foretold at the same starts."
 )
-LEAST_STARTS = 6  # fewer cannot say anything at level 0.05
 
 
 class Effects(NamedTuple):
-    """Effects (with minus without) of one world, {quantity: array}; NaN at starts that a hypothesis is not about."""
+    """Effects (with minus without) at the test starts, {quantity: [G, N]}; NaN at starts that a hypothesis is not
+    about, and where a path was not run."""
 
-    hypotheses: dict[str, np.ndarray]  # [G, N]
-    controls: dict[Hypothesis, dict[str, np.ndarray]]  # [C, M], on the M starts that the hypothesis is about
-    unaltered: dict[str, np.ndarray]  # [N], the quantity itself
-    zero_change: float  # largest |effect| of shifting by nothing; NaN if no amount is 0
+    unaltered: dict[str, np.ndarray]  # [N], the quantity itself, in the real world
+    seen: dict[str, dict[str, np.ndarray]]  # by path: own, memory, world
+    foretold: dict[str, dict[str, np.ndarray]]  # the same, in the simulator
+    expected: dict[str, np.ndarray]  # [N], the quantity itself, in the simulator
+    rivals: dict[str, dict[str, np.ndarray]]  # predictions that need no world, by name
+    jacobian: dict[str, np.ndarray]  # first-order predictions
+    zero: tuple[float, float]  # largest |effect| of shifting by nothing in (real world, simulator); NaN: none is
 
 
-def verdict(observed: float, low: float, high: float, q: float, predicted: float, band: tuple[float, float]) -> str:
-    """confirmed, refuted or inconclusive, by CRITERIA."""
-    sure = (low > 0 or high < 0) and q <= ALPHA
-    outside = observed < band[0] or observed > band[1]
-    if sure and np.sign(observed) == -np.sign(predicted) != 0:
-        return "refuted"
-    if sure and outside and np.sign(observed) == np.sign(predicted):
-        return "confirmed"
-    if low >= band[0] and high <= band[1]:
-        return "refuted"
-    return "inconclusive"
+class Controls(NamedTuple):
+    """What a hypothesis' controls did in the real world, {quantity: [C, M]}, on the M starts that it is about."""
+
+    real: dict[str, np.ndarray]
+    isotropic: dict[str, np.ndarray]  # directions uniform over all, beside them; {} where none were run
+    chosen: Chosen | None = None  # where the hypothesis was chosen among others
+
+
+class Chosen(NamedTuple):
+    """The distribution of the largest effect among directions that were chosen in the same way."""
+
+    largest_M: np.ndarray  # of every mock choice: its largest |mean effect|, in ``scale`` of its quantity
+    scale: dict[str, float]  # {quantity: root mean square of the mean effects of all that was chosen}
 
 
 def about(effect_N: np.ndarray) -> np.ndarray:
@@ -75,65 +74,170 @@ def spread_of(x_N: np.ndarray) -> float:
     return float(x_N.std()) if np.ptp(x_N) > 0 else 0.0
 
 
+class Sizes(NamedTuple):
+    """What a quantity's effects are measured in."""
+
+    unit: float  # its spread, or 1 for a share
+    smallest: float  # smallest size of interest, in units
+
+    @classmethod
+    def of(cls, quantity: str, spread: float, smallest: tuple[float, float] = SMALLEST) -> Sizes:
+        return cls(1.0, smallest[1]) if is_share(quantity) else cls(spread, smallest[0])
+
+
+def special_p(q: str, mean: float, controls: Controls) -> float:
+    """p that a direction like the controls, chosen as this one was, has as large a mean effect: (1 + those as large) /
+    (1 + all).  NaN without controls."""
+    if controls.chosen is not None:
+        scale = controls.chosen.scale.get(q, 0.0)
+        if scale <= 0:
+            return 1.0  # nothing that was chosen moves it, this one included
+        return rank_p(abs(mean) / scale, controls.chosen.largest_M)
+    if q not in controls.real:
+        return float("nan")
+    return rank_p(abs(mean), np.abs(controls.real[q].mean(1)))
+
+
+def rank_p(value: float, null_C: np.ndarray) -> float:
+    """(1 + draws at least as large) / (1 + draws); a draw that repeats the value counts, whatever its rounding."""
+    return float((1 + (null_C >= value * (1 - 1e-9)).sum()) / (1 + len(null_C)))
+
+
+class Judged(NamedTuple):
+    """The table of effects, and what the gate is made of."""
+
+    rows: list[dict[str, Any]]
+    errors: dict[str, np.ndarray]  # of every rival [N, R], in squared smallest sizes of interest
+
+
 def table_of(
-    world: str,
-    effects: Effects,
-    hypotheses: Sequence[Hypothesis],
-    jacobian: Mapping[str, np.ndarray],
-    simulated: Effects,
-    rng: np.random.Generator,
-) -> list[dict[str, Any]]:
-    """One row a (hypothesis, quantity).  jacobian: {quantity: [G]}, first-order predictions."""
+    effects: Effects, hypotheses: Sequence[Hypothesis], controls: Mapping[Hypothesis, Controls],
+    events: Sequence[Any], smallest: tuple[float, float], rng: np.random.Generator,
+) -> Judged:  # fmt: skip
+    """One row a (hypothesis, quantity, world).  Rows of the real world carry the five statements and a verdict where
+    the quantity is late, varies over the starts and is not what a changed direction is itself later."""
     rows: list[dict[str, Any]] = []
-    owns: list[bool] = []
-    names = list(effects.hypotheses)
+    errors: dict[str, list[np.ndarray]] = {name: [] for name in effects.rivals}
+    names = list(effects.seen["own"])
+    size = {q: Sizes.of(q, spread_of(effects.unaltered[q]), smallest) for q in names}
+    tests: list[tuple[dict[str, Any], verdicts.Tested, int]] = []
     for g, h in enumerate(hypotheses):
         if h.is_nothing:
             continue
-        here = about(effects.hypotheses[names[0]][g])
-        effect_NQ = np.stack([effects.hypotheses[q][g][here] for q in names], 1)
-        estimates = bootstrap_means(effect_NQ, rng)
-        p_Q = np.atleast_1d(sign_flip_p(effect_NQ, rng=rng, permutations=PERMUTATIONS))
-        random = {} if h.control is None else effects.controls.get(h.control, {})
-        for q, estimate, p in zip(names, estimates, p_Q, strict=True):
-            dreamed = float(mean_of(simulated.hypotheses[q][g])) if world == "real" else None
-            row: dict[str, Any] = {
-                "world": world, "hypothesis": h.name, "kind": h.kind, "direction": h.direction,
-                "amount": h.amount, "quantity": q, "unit": unit_of(q),
-                "predicted_jacobian": number_or_none(jacobian[q][g]), "predicted_simulated": dreamed,
-                "observed": estimate.value, "low": estimate.low, "high": estimate.high, "p": float(p), "n": estimate.n,
+        here = about(effects.seen["own"][names[0]][g])
+        judged = [q for q in names if is_late(q) and not is_own(q, h.ids) and size[q].unit > 0]
+        plain = [q for q in names if q not in judged]
+        sample = _sample(effects, g, h, here, judged, size, events) if judged else None
+        tested = verdicts.test(sample, rng) if sample is not None else None
+        if sample is not None:
+            for name, rival in sample.rivals.items():
+                worse = (sample.seen - sample.foretold) ** 2 - (sample.seen - rival) ** 2
+                whole = np.full((len(effects.unaltered[names[0]]), len(judged)), np.nan)
+                whole[here] = worse / np.array([size[q].smallest for q in judged]) ** 2
+                errors[name].append(whole)
+        of_plain = _means(effects.seen["own"], g, here, plain, rng)
+        dreamed = _means(effects.foretold["own"], g, here, names, rng)
+        mine = controls.get(h)
+        for i, q in enumerate(names):
+            known = {
+                "hypothesis": h.name, "kind": h.kind, "direction": h.direction, "amount": h.amount, "quantity": q,
+                "unit": unit_of(q), "path": h.through,
+                "predicted_jacobian": number_or_none(float(mean_of(effects.jacobian[q][g])))
+                if q in effects.jacobian else None,
             }  # fmt: skip
-            if q in random:
-                low, high = band_of(random[q].mean(1), ALPHA)
-                row |= {"random_low": low, "random_high": high, "random_n": len(random[q])}
+            f = dreamed[i]
+            rows.append({"world": "simulator", **known, "observed": f.value, "low": f.low, "high": f.high, "n": f.n})
+            row: dict[str, Any] = {"world": "real", **known, "foretold": f.value}
+            if q in judged:
+                assert tested is not None
+                j = judged.index(q)
+                seen, unit = tested.seen[j], size[q].unit
+                row |= {"observed": seen.value * unit, "low": seen.low * unit, "high": seen.high * unit, "n": seen.n}
+                row |= {"p": float(tested.p[j]), "spread": spread_of(effects.unaltered[q])}
+                row["smallest"] = size[q].smallest * unit
+                tests.append((row, tested, j))
+            else:
+                e = of_plain[plain.index(q)]
+                row |= {"observed": e.value, "low": e.low, "high": e.high, "n": e.n}
+            if mine is not None:
+                row |= _bands(q, mine)
+                row |= {"special_p": special_p(q, row["observed"], mine), "by_choice": mine.chosen is not None}
             rows.append(row)
-            owns.append(is_own(q, h.ids))
-    # Two families: what changes at once, and a direction itself, follow from the change and would lend the rest their
-    # small p.
-    certain = np.array([not is_late(row["quantity"]) or own for row, own in zip(rows, owns, strict=True)], bool)
-    p = np.array([row["p"] for row in rows])
-    q_values = np.where(certain, *(benjamini_hochberg(np.where(some, p, np.nan)) for some in (certain, ~certain)))
-    for row, q_value in zip(rows, q_values, strict=True):
-        row["q"] = float(q_value)
-        predicted = row["predicted_simulated"] if world == "real" else row["predicted_jacobian"]
-        if "random_low" not in row:
-            row["verdict"] = "no control"
-            continue
-        band = (row["random_low"], row["random_high"])
-        sign = float("nan") if predicted is None else predicted
-        row["verdict"] = "inconclusive"
-        if row["n"] >= LEAST_STARTS:
-            row["verdict"] = verdict(row["observed"], row["low"], row["high"], row["q"], sign, band)
-    return rows
+    _judge(tests, size)
+    count = len(effects.unaltered[names[0]])
+    together = {k: np.concatenate(v, 1) if v else np.empty((count, 0)) for k, v in errors.items()}
+    return Judged(rows, together)
 
 
-def bootstrap_means(x_NQ: np.ndarray, rng: np.random.Generator, resamples: int = 2000) -> list[Estimate]:
-    """Means of Q quantities over the same N independent starts, with 95 % intervals from shared resamples."""
-    n = len(x_NQ)
-    weight_RN = rng.multinomial(n, np.full(n, 1 / n), size=resamples) / n
-    low_Q, high_Q = interval_of(weight_RN @ x_NQ, n)
-    ends = zip(x_NQ.mean(0), low_Q, high_Q, strict=True)
-    return [Estimate(float(value), float(low), float(high), n) for value, low, high in ends]
+def _sample(
+    effects: Effects, g: int, h: Hypothesis, here: np.ndarray, judged: Sequence[str], size: Mapping[str, Sizes],
+    events: Sequence[Any],
+) -> verdicts.Sample:  # fmt: skip
+    unit = np.array([size[q].unit for q in judged])
+
+    def of(some: Mapping[str, np.ndarray]) -> np.ndarray:
+        out: np.ndarray = np.stack([some[q][g][here] for q in judged], 1) / unit
+        return out
+
+    memory = of(effects.seen["memory"])
+    memory[:, [is_cut(q, events) for q in judged]] = np.nan
+    if h.through:
+        memory[:] = np.nan  # the change itself takes one path
+    return verdicts.Sample(
+        of(effects.seen["own"]), of(effects.foretold["own"]), memory, {k: of(v) for k, v in effects.rivals.items()}
+    )
+
+
+def _means(
+    some: Mapping[str, np.ndarray], g: int, here: np.ndarray, names: Sequence[str], rng: np.random.Generator
+) -> list[Estimate]:
+    return bootstrap_means(np.stack([some[q][g][here] for q in names], 1), rng=rng) if names else []
+
+
+def _bands(q: str, controls: Controls) -> dict[str, Any]:
+    """Where 95 % of the controls' mean effects lie, and of isotropic directions'."""
+    out: dict[str, Any] = {}
+    for name, some in (("random", controls.real), ("isotropic", controls.isotropic)):
+        if q in some:
+            low, high = band_of(some[q].mean(1), ALPHA)
+            out |= {f"{name}_low": low, f"{name}_high": high, f"{name}_n": len(some[q])}
+    return out
+
+
+def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], size: Mapping[str, Sizes]) -> None:
+    """The five answers and the verdict of every tested row, into it; one family of tests for all."""
+    # The choice is in the p of what was chosen; everything else is one of as many as there are.
+    p = np.array([row.get("special_p", np.nan) for row, _, _ in tests])
+    by_choice = np.array([row.get("by_choice", False) for row, _, _ in tests], bool)
+    for (row, _, _), q in zip(
+        tests, np.where(by_choice, p, verdicts.adjusted(np.where(by_choice, np.nan, p))), strict=True
+    ):
+        row["special_q"] = float(q)
+    q_seen = verdicts.adjusted([row["p"] for row, _, _ in tests])
+    q_world = verdicts.adjusted([tested.world_p[j] for _, tested, j in tests])
+    for (row, t, j), q, qw in zip(tests, q_seen, q_world, strict=True):
+        unit, smallest = size[row["quantity"]].unit, size[row["quantity"]].smallest
+        foretold, world = t.foretold[j].value, t.world[j]
+        there = verdicts.exists(t.seen[j], t.seen_90[j], float(q), smallest)
+        how_much = verdicts.size(
+            t.seen[j], foretold, (t.half[j], t.half_90[j]), (t.twice[j], t.twice_90[j]), there, smallest
+        )
+        row["q"] = float(q)
+        row |= {"exists": there, "size": how_much}
+        row["special"] = verdicts.special(row.get("special_q"))
+        row |= {"memory": None, "world_effect": None, "world_low": None, "world_high": None, "world_q": None}
+        through = verdicts.BY_CONSTRUCTION
+        if np.isfinite(world.value):
+            row |= {"memory": (t.seen[j].value - world.value) * unit, "world_effect": world.value * unit}
+            row |= {"world_low": world.low * unit, "world_high": world.high * unit, "world_q": float(qw)}
+            through = verdicts.exists(world, t.world_90[j], float(qw), smallest)
+        # A change that the agent forgets reaches later quantities by way of the world or not at all.
+        row["through_world"] = there if row["path"] == "world" else through
+        worse = {name: some[j] for name, some in t.worse.items()}
+        row["needed"] = verdicts.needed(worse)
+        for name, e in worse.items():
+            row |= {f"error minus {name}": e.value, f"{name} low": e.low, f"{name} high": e.high}
+        row["verdict"] = verdicts.verdict(there, how_much, row["special"], foretold, smallest)
 
 
 def number_or_none(x: float) -> float | None:
@@ -145,83 +249,206 @@ def number_or_none(x: float) -> float | None:
 
 
 def needs_of(
-    worlds: Mapping[str, Effects], hypotheses: Sequence[Hypothesis], rng: np.random.Generator
-) -> list[dict[str, Any]]:
-    """One row a (world, hypothesis, event, role): how often the change prevents the event, and how often it causes it
-    (see NEEDS).  A hypothesis that makes a claim of its own is only asked that."""
+    effects: Effects, hypotheses: Sequence[Hypothesis], controls: Mapping[Hypothesis, Controls], smallest: float,
+    rng: np.random.Generator,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One row a (hypothesis, event, role): how often the change prevents the event, and how often it causes it (see
+    NEEDS), beside what the simulator foretold at the same starts.  A hypothesis that makes a claim of its own is only
+    asked that."""
     rows: list[dict[str, Any]] = []
-    for world, effects in worlds.items():
-        events = [q for q in effects.unaltered if q.startswith("event:")]
-        for g, h in enumerate(hypotheses):
-            for q in () if h.is_nothing else events:
-                name = q.removeprefix("event:").partition("@")[0]
-                for role in ("necessary", "sufficient"):
-                    if not h.role or (h.role, h.event) == (role, name):
-                        rows.append(_need(world, effects, g, h, q, name, role, rng))
-    for row, q_value in zip(rows, benjamini_hochberg(np.array([row["p"] for row in rows])), strict=True):
-        row["q"] = float(q_value)
-        row["verdict"] = _need_verdict(row)
+    shares: list[verdicts.Tested | None] = []
+    events = [q for q in effects.unaltered if q.startswith("event:")]
+    for g, h in enumerate(hypotheses):
+        for q in () if h.is_nothing else events:
+            name = q.removeprefix("event:").partition("@")[0]
+            for role in ("necessary", "sufficient"):
+                if not h.role or (h.role, h.event) == (role, name):
+                    row, tested = _need(effects, g, h, controls.get(h), q, name, role, smallest, rng)
+                    rows.append({**row, "claimed": bool(h.role)})
+                    shares.append(tested)
+    # What was claimed by name is one family of tests, everything else another.
+    claimed = np.array([row["claimed"] for row in rows], bool)
+    for name, to in (("p", "q"), ("special_p", "special_q")):
+        p = np.array([row[name] for row in rows], np.float64)
+        both = [verdicts.adjusted(np.where(some, p, np.nan)) for some in (claimed, ~claimed)]
+        for row, adjusted in zip(rows, np.where(claimed, *both), strict=True):
+            row[to] = float(adjusted)
+    for row, tested in zip(rows, shares, strict=True):
+        row["special"] = verdicts.special(row["special_q"])
+        row |= {"exists": verdicts.OPEN, "size": verdicts.OPEN, "verdict": verdicts.OPEN}
+        if tested is None:
+            continue
+        low, high = share_interval(row["prevented_or_caused"], row["n"], level=0.90)
+        wide = Estimate(row["share"], row["low"], row["high"], row["n"])
+        there = verdicts.exists(wide, Estimate(row["share"], low, high, row["n"]), row["q"], smallest)
+        how_much = verdicts.size(
+            wide, row["foretold"], (tested.half[0], tested.half_90[0]), (tested.twice[0], tested.twice_90[0]), there,
+            smallest,
+        )  # fmt: skip
+        row |= {"exists": there, "size": how_much}
+        row["verdict"] = verdicts.verdict(there, how_much, row["special"], row["foretold"], smallest)
     return rows
 
 
+def changed_share(effect: np.ndarray, base_N: np.ndarray, role: str) -> tuple[np.ndarray, np.ndarray]:
+    """(whether the event was prevented or caused at each start at which it could be: 0 or 1 [..., M]; these starts)."""
+    could = base_N > 0.5 if role == "necessary" else base_N <= 0.5
+    return np.clip(-effect if role == "necessary" else effect, 0, 1)[..., could], np.flatnonzero(could)
+
+
 def _need(
-    world: str, effects: Effects, g: int, h: Hypothesis, q: str, name: str, role: str, rng: np.random.Generator
-) -> dict[str, Any]:
-    here = about(effects.hypotheses[q][g])
-    base, change = effects.unaltered[q][here], effects.hypotheses[q][g][here]
-    # What could be changed, and how much of it was: for 0 and 1 just counts (a simulator's events have chances).
-    could = base if role == "necessary" else 1 - base
+    effects: Effects, g: int, h: Hypothesis, controls: Controls | None, q: str, name: str, role: str,
+    smallest: float, rng: np.random.Generator,
+) -> tuple[dict[str, Any], verdicts.Tested | None]:  # fmt: skip
+    from scipy.special import bdtrc
 
-    def changed(effect: np.ndarray) -> np.ndarray:
-        out: np.ndarray = np.clip(-effect if role == "necessary" else effect, 0, None)
-        return out
-
-    asked = np.flatnonzero(could > 0.5)
+    here = about(effects.seen["own"][q][g])
+    base = effects.unaltered[q][here]
+    seen, asked = changed_share(effects.seen["own"][q][g][here], base, role)
     row: dict[str, Any] = {
-        "world": world, "hypothesis": h.name, "event": name, "role": role, "rate": number_or_none(float(mean_of(base))),
-        "share": None, "low": None, "high": None, "n": len(asked), "p": float("nan"),
+        "hypothesis": h.name, "event": name, "role": role, "rate": number_or_none(float(mean_of(base))), "share": None,
+        "low": None, "high": None, "foretold": None, "n": len(asked), "p": float("nan"), "special_p": float("nan"),
     }  # fmt: skip
     if not len(asked):
-        return row
-    estimate = bootstrap_mean((changed(change) / could.clip(1e-9))[asked], np.arange(len(asked)), rng=rng)
-    row |= {"share": estimate.value, "low": estimate.low, "high": estimate.high}
-    random = {} if h.control is None else effects.controls.get(h.control, {})
-    if q in random:
-        each_CM = (changed(random[q]) / could.clip(1e-9))[:, asked]
-        null = each_CM.mean(1)
+        return row, None
+    # What the simulator foretold there: by how much the change lowers (raises) the event's chance at the same start.
+    sign = -1 if role == "necessary" else 1
+    foretold = np.clip(sign * effects.foretold["own"][q][g][here][asked], 0, 1)
+    count = int(round(seen.sum()))
+    low, high = share_interval(count, len(asked))
+    row |= {"share": count / len(asked), "low": low, "high": high, "prevented_or_caused": count}
+    row["foretold"] = float(foretold.mean())
+    nothing = {"no change": np.zeros_like(seen)[:, None]}
+    tested = verdicts.test(verdicts.Sample(seen[:, None], foretold[:, None], seen[:, None], nothing), rng)
+    # Every start at which it was changed is a proof of one; the question is whether there are enough of them.
+    row["p"] = float(bdtrc(count - 1, len(asked), smallest)) if count else 1.0
+    if controls is not None and q in controls.real:
+        null = changed_share(controls.real[q], base, role)[0].mean(1)
         row |= {"random_mean": float(null.mean()), "random_low": band_of(null, ALPHA)[0],
                 "random_high": band_of(null, ALPHA)[1], "random_n": len(null)}  # fmt: skip
-        excess = (changed(change) / could.clip(1e-9))[asked] - each_CM.mean(0)
-        row["p"] = float(sign_flip_p(excess.round(12), rng=rng, permutations=PERMUTATIONS))
-    return row
+        row["special_p"] = rank_p(row["share"], null)
+    return row, tested
 
 
-def _need_verdict(row: Mapping[str, Any]) -> str:
-    if row.get("random_high") is None:
-        return "no control" if row["n"] >= LEAST_STARTS else "inconclusive"
-    if row["n"] < LEAST_STARTS:
-        return "inconclusive"
-    if row["share"] > row["random_high"] and row["q"] <= ALPHA:
-        return "confirmed"
-    return "refuted" if row["high"] <= row["random_high"] else "inconclusive"
+# Claims
+
+
+def restate(row: dict[str, Any], special_q: float) -> None:
+    """A row's verdict again, as one of the claims of a study: with their q of being special."""
+    row |= {"special_q": special_q, "special": verdicts.special(special_q)}
+    smallest, foretold = row["smallest"], row["foretold"]
+    row["verdict"] = verdicts.verdict(row["exists"], row["size"], row["special"], foretold, smallest)
+
+
+def claim_of(row: Mapping[str, Any], kind: str, how: str, headline: bool) -> dict[str, Any]:
+    """A claim in words from its row of the real world.  kind: of the basis; how: it was chosen."""
+    answers = {name: str(row[name]) for name in verdicts.NAMES}
+    subject = f"'{row['hypothesis']}' ({kind})"
+    if row["direction"] is not None and row["kind"] in ("shift", "collapse"):
+        way = "Setting it to its mean" if row["kind"] == "collapse" else f"Adding {row['amount']:+g}"
+        plain = len(row["hypothesis"].split()) == (2 if row["kind"] == "collapse" else 4)
+        subject = f"Direction {row['direction']} ({kind}). {way}" if plain else subject
+    said = verdicts.sentence(row["verdict"], answers)
+    q, unit = row["quantity"], row["unit"]
+    text = (
+        f"{subject} changes {in_words(q)}: foretold {row['foretold']:+.3g} {unit}, seen {row['observed']:+.3g} "
+        f"[{row['low']:+.3g}, {row['high']:+.3g}] in the real world (n = {row['n']} starts): {said}."
+    )
+    return {**row, "headline": headline, "sentence": said, "text": text,
+            "parts": _parts(row, answers, how)}  # fmt: skip
+
+
+_WORLD = ("through_world", "needed")
+
+
+def _words(row: Mapping[str, Any]) -> dict[str, str]:
+    """The two statements about the world in numbers."""
+    unit = row["unit"]
+    errors = [
+        f"{name} {row[f'error minus {name}']:+.2g} [{row[f'{name} low']:+.2g}, {row[f'{name} high']:+.2g}]"
+        for name in verdicts.RIVALS
+    ]
+    through = "memory alone cannot change it, by construction, so there is nothing to compare"
+    if row["memory"] is not None:
+        through = (
+            f"memory alone gives {row['memory']:+.3g}; beyond it {row['world_effect']:+.3g} [{row['world_low']:+.3g}, "
+            f"{row['world_high']:+.3g}] {unit}"
+        )
+    scale = "" if is_share(row["quantity"]) else ", in squared spreads"
+    needed = f"squared error of the simulator minus that of each prediction without a world{scale}: "
+    return {"through_world": through, "needed": needed + "; ".join(errors)}
+
+
+def _parts(row: Mapping[str, Any], answers: Mapping[str, str], how: str) -> dict[str, dict[str, Any]]:
+    """The five statements, each with its answer and the numbers behind it in words."""
+    unit = row["unit"]
+    ratio = f"{row['observed'] / row['foretold']:.2g} times that" if row["foretold"] else "nothing"
+    words = {
+        "exists": f"the mean effect is {row['observed']:+.3g} [{row['low']:+.3g}, {row['high']:+.3g}] {unit}; the "
+        f"smallest of interest is {row['smallest']:.2g}; q = {row['q']:.2g}",
+        "size": f"foretold {row['foretold']:+.3g} {unit}, seen {row['observed']:+.3g}: {ratio}",
+        "special": "it has no controls",
+        **_words(row),
+    }
+    if row.get("random_n"):
+        p = "p" if row.get("by_choice") else "q"
+        words["special"] = (
+            f"against {row['random_n']} controls that occur in the data, chosen in the same way ({how}): {p} = "
+            f"{row['special_q']:.2g}; 95 % of them give {row['random_low']:+.3g} to {row['random_high']:+.3g}"
+        )
+    return {name: {"answer": answers[name], "words": words[name]} for name in verdicts.NAMES}
+
+
+def claim_of_need(row: Mapping[str, Any], effect: Mapping[str, Any], how: str) -> dict[str, Any]:
+    """The claim that a hypothesis makes of an event, from its row of needs; ``effect``: its row of the table of effects
+    on whether the event happens, which has the two statements about the world."""
+    did = "stops" if row["role"] == "necessary" else "brings about"
+    of = "where it happens anyway" if row["role"] == "necessary" else "where it does not happen by itself"
+    subject = f"'{row['hypothesis']}' is {row['role']} for '{row['event']}'"
+    answers = {"exists": row["exists"], "size": row["size"], "special": row["special"]}
+    answers |= {name: effect.get(name, verdicts.NOT_ASKED) for name in ("through_world", "needed")}
+    if row["share"] is None:
+        words = dict.fromkeys(answers, f"there is no start {of}")
+        said = verdicts.sentence(verdicts.OPEN, answers)
+        text = f"{subject}: there is no start {of}, so nothing can be said."
+        return {**row, "headline": True, "sentence": said, "text": text,
+                "parts": {k: {"answer": v, "words": words[k]} for k, v in answers.items()}}  # fmt: skip
+    said = verdicts.sentence(row["verdict"], answers)
+    words = {
+        "exists": f"{row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of the starts; q = {row['q']:.2g}",
+        "size": f"seen {row['share']:.0%}, foretold {row['foretold']:.0%}",
+        "special": "it has no controls" if row.get("random_n") is None else
+        f"{row['random_n']} controls that occur in the data ({how}) give {row['random_low']:.0%} to "
+        f"{row['random_high']:.0%}; q = {row['special_q']:.2g}",
+        **{name: _words(effect)[name] if "verdict" in effect else "the event never varies" for name in _WORLD},
+    }  # fmt: skip
+    text = (
+        f"{subject}: it {did} the event at {row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of the real starts "
+        f"{of} (n = {row['n']}); the simulator foretold {row['foretold']:.0%}: {said}."
+    )
+    return {**row, "headline": True, "sentence": said, "text": text,
+            "parts": {k: {"answer": v, "words": words[k]} for k, v in answers.items()}}  # fmt: skip
 
 
 # Patching
 
 
 def recovered_of(
-    worlds: Mapping[str, Effects], hypotheses: Sequence[Hypothesis], donors: Mapping[int, np.ndarray],
-    rng: np.random.Generator,
-) -> list[dict[str, Any]]:  # fmt: skip
+    effects: Effects, hypotheses: Sequence[Hypothesis], donors: Mapping[int, np.ndarray], rng: np.random.Generator
+) -> list[dict[str, Any]]:
     """One row a (world, patch, quantity): how much of the way from the receiving starts to the giving ones the patch
     goes, 1 all of it.  donors: {hypothesis: the start [N] that every start takes from}."""
     rows = []
-    for world, effects in worlds.items():
+    worlds = {
+        "real": (effects.seen["own"], effects.unaltered),
+        "simulator": (effects.foretold["own"], effects.expected),
+    }
+    for world, (effect, unaltered) in worlds.items():
         for g, donor_N in donors.items():
-            for q, effect_GN in effects.hypotheses.items():
+            for q, effect_GN in effect.items():
                 here = about(effect_GN[g])
                 moved = effect_GN[g][here]
-                gap = effects.unaltered[q][donor_N[here]] - effects.unaltered[q][here]
+                gap = unaltered[q][donor_N[here]] - unaltered[q][here]
                 if len(here) < 2 or abs(gap.mean()) <= 1e-9 * (1 + np.abs(gap).mean()):
                     continue
 
@@ -274,59 +501,18 @@ def points_of(hypotheses: Sequence[Hypothesis], all_kinds: bool) -> list[Point]:
     return slopes + rest
 
 
-def agreement(predicted_P: np.ndarray, observed_P: np.ndarray) -> np.ndarray:
-    """(sign agreement, rank correlation, slope of observed on predicted through the origin); NaN where
-    a constant leaves one undefined.  Exactly 0 agrees with 0 alone, so that "nothing happened" counts against
-    a prediction."""
-    from scipy.stats import rankdata
-
-    same = float((np.sign(predicted_P) == np.sign(observed_P)).mean())
-    # Equal values share a rank: the many effects of exactly 0 are in no order.
-    ranks = rankdata(np.stack([predicted_P, observed_P]), axis=1)
-    constant = len(predicted_P) < 3 or np.ptp(predicted_P) == 0 or np.ptp(observed_P) == 0
-    rank = float("nan") if constant else float(np.corrcoef(ranks)[0, 1])
-    power = float(predicted_P @ predicted_P)
-    return np.array([same, rank, float(predicted_P @ observed_P) / power if power > 0 else float("nan")])
-
-
 def headline(
-    result: Result, name: str, predicted_PN: np.ndarray, observed_PN: np.ndarray, rng: np.random.Generator,
-    null_RPN: np.ndarray | None = None,
-) -> None:  # fmt: skip
-    """Agreement over P points of means over N starts, with an interval over starts, into ``result``.
-
-    null_RPN: predictions that are of other changes; the band [R draws] of their agreement is the note ``band``.
-    Points that were not predicted (NaN) are left out.
-    """
-    there = ~np.isnan(mean_of(predicted_PN)) & ~np.isnan(mean_of(observed_PN))
-    predicted_PN, observed_PN = predicted_PN[there], observed_PN[there]
-    if not len(predicted_PN):
-        return
-    n = observed_PN.shape[1]
-    weight_NR = rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).T.astype(np.float64)
-
-    def resampled(x_PN: np.ndarray) -> np.ndarray:
-        known = ~np.isnan(x_PN)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            out: np.ndarray = (np.where(known, x_PN, 0) @ weight_NR) / (known @ weight_NR)
-        return out
-
-    value = agreement(mean_of(predicted_PN), mean_of(observed_PN))
-    pairs_R = zip(resampled(predicted_PN).T, resampled(observed_PN).T, strict=True)
-    draws = np.stack([agreement(*both[:, ~np.isnan(both).any(0)]) for both in map(np.stack, pairs_R)])
-    low, high = interval_of(draws, n)
-    words = (("sign_agreement", "share"), ("rank_correlation", "1"), ("slope", "1"))
-    for i, (what, unit) in enumerate(words):
-        result.scalar(f"{what}{name}", float(value[i]), unit, n, (float(low[i]), float(high[i])))
-    result.notes[f"points{name}"] = len(predicted_PN)
-    if null_RPN is not None:
-        observed_P = mean_of(observed_PN)
-        null = np.stack([agreement(null_PN[there].mean(1), observed_P) for null_PN in null_RPN])
-        for i, (what, _) in enumerate(words[:2]):
-            draws = null[:, i][~np.isnan(null[:, i])]
-            if len(draws):
-                ends = band_of(draws, ALPHA)
-                result.scalar(f"{what}{name}_by_chance", float(draws.mean()), words[i][1], len(draws), ends)
+    result: Result, name: str, predicted_PN: np.ndarray, observed_PN: np.ndarray, rng: np.random.Generator
+) -> None:
+    """Agreement of predictions with observations over P points, with intervals over the N starts, into ``result``.
+    Points that were not predicted (NaN) are left out."""
+    found = agreement(predicted_PN, observed_PN, rng=rng)
+    for what, unit, e in (
+        ("sign_agreement", "share of effect", found.sign), ("rank_correlation", "1", found.rank),
+        ("slope", "1", found.slope),
+    ):  # fmt: skip
+        result.scalar(f"{what}{name}", e.value, unit, e.n, e.interval)
+    result.notes[f"points{name}"] = found.points
 
 
 def families(late: Sequence[str]) -> dict[str, list[str]]:
@@ -335,63 +521,3 @@ def families(late: Sequence[str]) -> dict[str, list[str]]:
     for q in late:
         out.setdefault(family_of(q), []).append(q)
     return out
-
-
-# Claims
-
-
-def claim_of(
-    direction: int | str, rows: Sequence[Mapping[str, Any]], scale: Mapping[str, float], kind: str, late: Sequence[str]
-) -> dict[str, Any]:
-    """The claim of a direction, or of a hypothesis by its name: of all its late effects, the one that the simulator
-    predicts to be largest (in spreads of the quantity), tested in the real world.  So what is claimed is fixed before
-    the world is asked.  Events are left to ``needs_of``."""
-    key = "direction" if isinstance(direction, int) else "hypothesis"
-    mine = [
-        r for r in rows
-        if r["world"] == "real" and r[key] == direction and r["quantity"] in late
-        and (key == "hypothesis" or r["kind"] in ("shift", "collapse"))
-        and family_of(r["quantity"]) != "events" and not is_own(r["quantity"], (r["direction"],))
-    ]  # fmt: skip
-    subject = f"Direction {direction} ({kind})" if key == "direction" else f"'{direction}' ({kind})"
-    if not mine:
-        text = f"{subject}: nothing measured after the change varies, so there is no claim."
-        return {key: direction, "verdict": "inconclusive", "text": text}
-    best = max(mine, key=lambda r: abs(r["predicted_simulated"]) / scale[r["quantity"]])
-    what = "it"
-    if key == "direction":
-        what = "setting it to its mean" if best["kind"] == "collapse" else f"adding {best['amount']:+g} to it"
-    found = {"confirmed": "confirmed", "refuted": "refuted"}.get(best["verdict"], "neither confirmed nor refuted")
-    band = ", with no random changes to compare with"
-    if best.get("random_n"):
-        band = (
-            f", where {best['random_n']} random changes of the same size give {best['random_low']:+.3g} to "
-            f"{best['random_high']:+.3g}"
-        )
-    text = (
-        f"{subject}: the simulator predicts that {what} changes {in_words(best['quantity'])} by "
-        f"{best['predicted_simulated']:+.3g} {best['unit']}; in the real world it changed by {best['observed']:+.3g} "
-        f"[{best['low']:+.3g}, {best['high']:+.3g}] (n = {best['n']} starts, q = {best['q']:.2g}){band}: {found}."
-    )
-    return {"direction": best["direction"], "verdict": best["verdict"], "text": text, **best}
-
-
-def claim_of_need(row: Mapping[str, Any], dreamed: Mapping[str, Any]) -> dict[str, Any]:
-    """The claim that a hypothesis makes of an event, tested in the real world."""
-    did = "stops" if row["role"] == "necessary" else "brings about"
-    of = "where it happens anyway" if row["role"] == "necessary" else "where it does not happen by itself"
-    found = {"confirmed": "confirmed", "refuted": "refuted"}.get(row["verdict"], "neither confirmed nor refuted")
-    subject = f"'{row['hypothesis']}' is {row['role']} for '{row['event']}'"
-    if row["share"] is None:
-        text = f"{subject}: there is no start {of}, so nothing can be said."
-    else:
-        band = ""
-        if row.get("random_high") is not None:
-            low, high = row["random_low"], row["random_high"]
-            band = f", {row['random_n']} random changes of the same size {low:.0%} to {high:.0%}"
-        said = "nothing to compare" if dreamed["share"] is None else f"{dreamed['share']:.0%}"
-        text = (
-            f"{subject}: it {did} the event at {row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of the real "
-            f"starts {of} (n = {row['n']}, q = {row['q']:.2g}; the simulator foretold {said}){band}: {found}."
-        )
-    return {**row, "text": text}

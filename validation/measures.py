@@ -166,7 +166,10 @@ def reliability(probability_N: np.ndarray, event_N: np.ndarray, episode_N: np.nd
 
 
 def total_variation(a_N: np.ndarray, b_M: np.ndarray) -> float:
-    """Half the summed difference of two samples' shares of each whole number: 0 the same, 1 disjoint."""
+    """Half the summed difference of two samples' shares of each whole number: 0 the same, 1 disjoint; NaN where a
+    sample is empty."""
+    if not len(a_N) or not len(b_M):
+        return float("nan")
     size = int(max(a_N.max(), b_M.max())) + 1
     shares = [np.bincount(x, minlength=size) / len(x) for x in (a_N, b_M)]
     return float(np.abs(shares[0] - shares[1]).sum() / 2)
@@ -186,13 +189,15 @@ def known(value: float | None) -> float | None:
 
 def row(
     measure: str, horizon: int | None, estimate: Estimate, unit: str, *, floor: float | None = None,
-    copy: float | None = None, mean: float | None = None,
+    copy: float | None = None, mean: float | None = None, reason: str = "",
 ) -> Row:  # fmt: skip
-    """One line of the table; horizon None: all together.  Unknown cells stay empty."""
+    """One line of the table; horizon None: all together.  Unknown cells stay empty; ``reason``: why the first one would
+    be, where it is."""
     cells = {"simulated": estimate.value, "low": estimate.low, "high": estimate.high, "floor": floor,
              "baseline_copy": copy, "baseline_mean": mean}  # fmt: skip
-    return {"measure": measure, "horizon": horizon, **{k: known(v) for k, v in cells.items()}, "unit": unit,
-            "n": estimate.n}  # fmt: skip
+    told = {k: known(v) for k, v in cells.items()}
+    return {"measure": measure, "horizon": horizon, **told, "unit": unit, "n": estimate.n,
+            "reason": reason if told["simulated"] is None else ""}  # fmt: skip
 
 
 def psnr(mse: float) -> float:

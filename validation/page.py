@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -15,44 +16,66 @@ from typing import Any
 
 import numpy as np
 
+from core.artefacts import load_bytes
+from core.figures import BAD, BAND, GOOD, HELD, MEMORY, NEGATIVE, OPEN, POSITIVE, REAL, SIMULATED, WORLD, minus
+
 DASH = "–"
 HEAVY_BYTES = 150_000  # a PNG above this is shown with 256 colours
+FEW = 24  # independent units; an interval from fewer may miss the truth more often than it says
+BROAD = 7  # columns; a table with more may be as wide as the window
+LONG = 40  # characters; a cell with more is text
+KEY = {
+    "real world": REAL, "simulator": SIMULATED, "no world (held frame, mean)": HELD, "through memory": MEMORY,
+    "through the world": WORLD, "random changes, permuted data": BAND, "more, raises": POSITIVE,
+    "less, lowers": NEGATIVE,
+}  # fmt: skip
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1d2329; --soft: #5b6570; --paper: #fbfaf7; --card: #ffffff;
-  --line: #dcd9d0; --accent: #1f5f8b; --good: #1b6b43; --bad: #a3341f; --open: #7a5b00; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e4de; --soft: #a3a9b0; --paper: #15181b; --card: #1d2125;
-  --line: #363c42; --accent: #86bde6; --good: #7fd0a3; --bad: #f0917d; --open: #e0c069; } }
+STYLE = (
+    f"""
+:root {{ color-scheme: light dark; --ink: #1d2329; --soft: #5b6570; --paper: #fbfaf7; --card: #ffffff;
+  --line: #dcd9d0; --accent: #1f5f8b; --good: {GOOD}; --bad: {BAD}; --open: {OPEN}; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --ink: #e6e4de; --soft: #a3a9b0; --paper: #15181b; --card: #1d2125;
+  --line: #363c42; --accent: #86bde6; --good: #7fd0a3; --bad: #f0917d; --open: #e0c069; }} }}
+"""
+    + """
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 17px/1.6 Charter, "Bitstream Charter", "Iowan Old Style", Georgia, "DejaVu Serif", serif; }
 main { max-width: 60rem; margin: 0 auto; padding: 2.5rem 1.25rem 5rem; }
-h1, h2, h3, table, nav, figcaption, summary {
+h1, h2, h3, h4, table, nav, figcaption, summary, .key, .tag {
   font-family: system-ui, "Segoe UI", "Helvetica Neue", "DejaVu Sans", sans-serif; }
-h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 .3rem; letter-spacing: -.01em; }
+h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 1rem; letter-spacing: -.01em; }
 h2 { font-size: 1.35rem; line-height: 1.3; margin: 3.2rem 0 .8rem; padding-top: 1rem;
   border-top: 1px solid var(--line); }
-h3 { font-size: 1.05rem; margin: 1.8rem 0 .5rem; }
-p, li { max-width: 42rem; }
-.under { color: var(--soft); margin-top: 0; }
+h3 { font-size: 1.05rem; line-height: 1.4; margin: 1.8rem 0 .5rem; }
+p, li { max-width: 42rem; overflow-wrap: break-word; }
+ul { padding-left: 1.1rem; margin: .4rem 0; }
 a { color: var(--accent); }
 nav { font-size: .88rem; margin: 1.2rem 0 0; display: flex; flex-wrap: wrap; gap: .3rem 1rem; }
-.summary { background: var(--card); border: 1px solid var(--line); border-left: 4px solid var(--accent);
-  border-radius: 6px; padding: 1rem 1.3rem; margin: 1.6rem 0; }
-.summary h2 { border: 0; margin: 0 0 .4rem; padding: 0; font-size: 1.1rem; }
-.summary li { margin: .45rem 0; }
-.summary ul { padding-left: 1.1rem; margin: .4rem 0; }
-.good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 600; }
-.open { color: var(--open); font-weight: 600; }
-.scroll { overflow-x: auto; margin: 1rem 0; -webkit-overflow-scrolling: touch; }
+.box { background: var(--card); border: 1px solid var(--line); border-left: 5px solid var(--soft); border-radius: 6px;
+  padding: .8rem 1.3rem; margin: 1.2rem 0; }
+.box > :first-child { margin-top: .2rem; } .box > :last-child { margin-bottom: .2rem; }
+.box h2 { border: 0; margin: 0 0 .3rem; padding: 0; font-size: 1.1rem; }
+.box li { margin: .45rem 0; }
+.box.good { border-left-color: var(--good); } .box.bad { border-left-color: var(--bad); }
+.box.open { border-left-color: var(--open); }
+.tag { font-weight: 600; } .good > .tag, .tag.good { color: var(--good); } .tag.bad { color: var(--bad); }
+.tag.open { color: var(--open); } .tag.none { color: var(--soft); font-weight: 400; }
+.key { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; font-size: .8rem; color: var(--soft); margin: 1rem 0 0;
+  padding: 0; list-style: none; }
+.key i { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .4em;
+  border: 1px solid #8888; }
+.scroll { overflow-x: auto; margin: 1rem 0; scrollbar-width: thin; scrollbar-color: var(--soft) var(--line); }
+.broad { width: max-content; min-width: 100%; max-width: min(100vw - 3rem, 76rem); position: relative; left: 50%;
+  transform: translateX(-50%); }
 table { border-collapse: collapse; font-size: .84rem; line-height: 1.4; font-variant-numeric: tabular-nums; }
+.broad table { font-size: .76rem; line-height: 1.35; } .broad td, .broad th { padding: .28rem .45rem; }
 caption { caption-side: top; text-align: left; color: var(--soft); padding-bottom: .45rem; }
-th, td { padding: .32rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+th, td { padding: .32rem .6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 th { font-weight: 600; border-bottom-width: 2px; vertical-align: bottom; }
-td, th { white-space: nowrap; }
-td.n, th.n { text-align: right; }
-td.long { white-space: normal; min-width: 17rem; }
+td.n, th.n { text-align: right; } td.n { white-space: nowrap; }
+td.long { min-width: 14rem; }
 figure { margin: 1.3rem 0; }
 figure .scroll { margin: 0; background: #fff; border: 1px solid var(--line); border-radius: 6px; padding: .5rem; }
 figure img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
@@ -62,9 +85,19 @@ figcaption { color: var(--soft); font-size: .86rem; line-height: 1.45; margin-to
 details { margin: .8rem 0; } summary { cursor: pointer; color: var(--accent); font-size: .92rem; }
 code { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .82em;
   overflow-wrap: anywhere; }
-@media (max-width: 40rem) { body { font-size: 16px; } main { padding: 1.4rem 1rem 3rem; } h1 { font-size: 1.6rem; } }
+code i { font-style: normal; white-space: nowrap; }
+@media (max-width: 40rem) {
+  body { font-size: 16px; } main { padding: 1.4rem 1rem 3rem; } h1 { font-size: 1.6rem; } .box { padding: .7rem .9rem; }
+  .broad { width: auto; max-width: none; left: 0; transform: none; } .broad td { padding: .1rem 0; }
+  table, tbody, tr, caption { display: block; } thead { display: none; }
+  tr { border-top: 2px solid var(--line); padding: .4rem 0; }
+  td, td.n, td.long { display: grid; grid-template-columns: minmax(6rem, 38%) 1fr; gap: .7rem; border: 0;
+    padding: .1rem 0; min-width: 0; text-align: left; white-space: normal; overflow-wrap: anywhere; }
+  td::before { content: attr(data-title); color: var(--soft); }
+}
 @media print { body { background: #fff; } details { display: block; } }
 """
+)
 
 
 def number(value: Any, digits: int = 3) -> str:
@@ -74,37 +107,66 @@ def number(value: Any, digits: int = 3) -> str:
     if isinstance(value, (bool, np.bool_)):
         return "yes" if value else "no"
     if isinstance(value, (int, np.integer)):
-        return f"{int(value):,}".replace("-", "−")
+        return minus(f"{int(value):,}")
     if isinstance(value, (float, np.floating)):
         value = float(value)
-        text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
-        return text.replace("-", "−")
-    return str(value)
+        return minus(f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}")
+    return minus(str(value))
 
 
-def interval(low: Any, high: Any) -> str:
-    """' [low, high]', or '' where there is none."""
-    return "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
+def interval(low: Any, high: Any, n: Any = None) -> str:
+    """' [low, high]', with 'few' where it is from fewer than ``FEW`` units; '' where there is none."""
+    if low is None or high is None:
+        return ""
+    return f" [{number(low)},\xa0{number(high)}]" + (" (few)" if n is not None and n < FEW else "")
 
 
-def with_interval(
-    row: Mapping[str, Any], low: str = "low", high: str = "high", name: str = "interval"
-) -> dict[str, Any]:
-    """A row with its two ends as one more cell '[low, high]', or None where there are none."""
-    return {**row, name: interval(row.get(low), row.get(high)).strip() or None}
+def around(row: Mapping[str, Any], value: str, low: str = "low", high: str = "high", n: str = "n") -> str:
+    """A row's number with its interval: '0.42 [0.31, 0.55]'."""
+    return number(row.get(value)) + interval(row.get(low), row.get(high), row.get(n))
 
 
 def estimate(scalar: Mapping[str, Any]) -> str:
     """A stored metric as '0.42 [0.31, 0.55] unit, n = 50'."""
     low, high = scalar.get("interval") or (None, None)
-    text = number(scalar["value"]) + interval(low, high)
+    text = number(scalar["value"]) + interval(low, high, scalar.get("n"))
     text += f" {scalar['unit']}" if scalar.get("unit") not in (None, "", "1") else ""
     return text + (f", n = {number(scalar['n'])}" if scalar.get("n") is not None else "")
 
 
+def text_of(text: str) -> str:
+    """Plain text as HTML."""
+    return escape(minus(text))
+
+
 def paragraph(text: str) -> str:
     """Plain text as one paragraph."""
-    return f"<p>{escape(text)}</p>"
+    return f"<p>{text_of(text)}</p>"
+
+
+def listed(items: Sequence[str]) -> str:
+    """Plain texts as a list."""
+    return f"<ul>{''.join(f'<li>{text_of(item)}</li>' for item in items)}</ul>"
+
+
+def command(line: str) -> str:
+    """Something to type; no line is broken inside a flag."""
+    words = (f"<i>{escape(word)}</i>" if word.startswith("-") else escape(word) for word in line.split(" "))
+    return f"<code>{' '.join(words)}</code>"
+
+
+def tag(text: str, kind: str) -> str:
+    """A word in the colour of a verdict.  kind: good, bad, open or none."""
+    return f'<span class="tag {kind}">{text_of(text)}</span>'
+
+
+def box(html: str, kind: str = "none") -> str:
+    """Something set apart, its edge in the colour of a verdict."""
+    return f'<div class="box {kind}">{html}</div>'
+
+
+class Html(str):
+    """Text that is HTML already: a table does not escape it."""
 
 
 def table(
@@ -117,36 +179,48 @@ def table(
     titles = {k: k.replace("_", " ") for k in rows[0]} if titles is None else titles
     if len(rows) > most:
         caption += f" (the first {most} of {len(rows)} rows)"
-    cls = {k: f' class="{kind}"' if (kind := _kind([row.get(k) for row in rows])) else "" for k in titles}
-    head = "".join(f'<th scope="col"{cls[k]}>{escape(title)}</th>' for k, title in titles.items())
+    kind = {k: f' class="{name}"' if (name := _kind([row.get(k) for row in rows])) else "" for k in titles}
+    head = "".join(f'<th scope="col"{kind[k]}>{text_of(title)}</th>' for k, title in titles.items())
     body = "".join(
-        "<tr>" + "".join(f"<td{cls[k]}>{escape(number(row.get(k)))}</td>" for k in titles) + "</tr>"
+        "<tr>" + "".join(
+            f'<td{kind[k]} data-title="{escape(title, quote=True)}">{_cell(row.get(k))}</td>'
+            for k, title in titles.items()
+        ) + "</tr>"
         for row in rows[:most]
-    )
+    )  # fmt: skip
+    broad = " broad" if len(titles) > BROAD else ""
     return (
-        f'<div class="scroll" tabindex="0"><table><caption>{escape(caption)}</caption>'
+        f'<div class="scroll{broad}" tabindex="0"><table><caption>{text_of(caption)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
+def _cell(value: Any) -> str:
+    # One element, so that a stacked cell has two parts: its title and this.
+    return f"<span>{value if isinstance(value, Html) else escape(number(value))}</span>"
+
+
 def _kind(cells: Sequence[Any]) -> str:
-    """How a column is set: n (numbers and intervals, to the right), long (text that may wrap) or ''."""
-    if all(isinstance(c, (int, float, np.number, type(None))) or str(c).startswith("[") for c in cells):
+    """How a column is set: n (numbers, to the right), v (with intervals, which may wrap), long (text) or ''."""
+    if all(isinstance(c, (int, float, np.number, type(None))) for c in cells):
         return "n"
-    return "long" if max(len(str(c)) for c in cells) > 40 else ""
+    if all(re.fullmatch(r"[−\d.,e–]*( ?\[.*\]( \(few\))?)?", number(c)) for c in cells):
+        return "v"
+    return "long" if max(len(re.sub(r"<[^>]*>", "", str(c))) for c in cells) > LONG else ""
 
 
 def picture(source: Path | bytes, alt: str, caption: str, *, wide: bool = False, pixels: bool = False) -> str:
-    """A PNG or GIF inside the page.  ``wide``: scrolls sideways on a narrow screen instead of shrinking;
-    ``pixels``: enlarged without smoothing."""
-    data = source if isinstance(source, bytes) else source.read_bytes()
+    """A PNG or GIF (bytes, or a file of a run directory) inside the page.  ``wide``: scrolls sideways on a narrow
+    screen instead of shrinking; ``pixels``: enlarged without smoothing."""
+    data = source if isinstance(source, bytes) else load_bytes(source.parent, source.name)
     form = "gif" if data.startswith(b"GIF8") else "png"
     data = lighter(data) if form == "png" else data
     kind = " ".join(name for name, on in (("wide", wide), ("pixels", pixels)) if on)
+    inline = f"data:image/{form};base64,{base64.b64encode(data).decode()}"
     return (
-        f'<figure class="{kind}"><div class="scroll" tabindex="0"><img loading="lazy" alt="{escape(alt, quote=True)}" '
-        f'src="data:image/{form};base64,{base64.b64encode(data).decode()}"></div>'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        f'<figure class="{kind}"><div class="scroll" tabindex="0"><img loading="lazy" '
+        f'alt="{escape(minus(alt), quote=True)}" src="{inline}"></div>'
+        f"<figcaption>{text_of(caption)}</figcaption></figure>"
     )
 
 
@@ -165,7 +239,7 @@ def lighter(png: bytes) -> bytes:
 
 def details(summary: str, body: str) -> str:
     """Something folded away under one line."""
-    return f"<details><summary>{escape(summary)}</summary>{body}</details>"
+    return f"<details><summary>{text_of(summary)}</summary>{body}</details>"
 
 
 def strip_png(frames_N: Sequence[np.ndarray], gap: int = 2, scale: int = 2) -> bytes:
@@ -189,19 +263,26 @@ def figure_png(figure: Any) -> bytes:
     return out.getvalue()
 
 
-def document(title: str, under: str, summary: Sequence[str], sections: Sequence[tuple[str, str]]) -> str:
-    """The whole page.  summary: HTML list items; sections: (heading, HTML body)."""
+def key() -> str:
+    """What the colours of all figures mean."""
+    return f"""<ul class="key" aria-label="Colours">{
+        "".join(f'<li><i style="background:{colour}"></i>{name}</li>' for name, colour in KEY.items())
+    }</ul>"""
+
+
+def document(title: str, top: str, findings: Sequence[str], sections: Sequence[tuple[str, str]]) -> str:
+    """The whole page.  top: HTML below the title, before anything else; findings: HTML list items; sections: (heading,
+    HTML body)."""
     ids = [f"s{i}" for i in range(len(sections))]
-    links = "".join(f'<a href="#{i}">{escape(h)}</a>' for i, (h, _) in zip(ids, sections, strict=True))
+    links = "".join(f'<a href="#{i}">{text_of(h)}</a>' for i, (h, _) in zip(ids, sections, strict=True))
     body = "".join(
-        f'<section id="{i}"><h2>{escape(h)}</h2>{html}</section>' for i, (h, html) in zip(ids, sections, strict=True)
+        f'<section id="{i}"><h2>{text_of(h)}</h2>{html}</section>' for i, (h, html) in zip(ids, sections, strict=True)
     )
-    items = "".join(f"<li>{item}</li>" for item in summary)
+    found = f"<h2>What was found</h2><ul>{''.join(f'<li>{item}</li>' for item in findings)}</ul>"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{STYLE}</style></head><body><main>'
-        f'<header><h1>{escape(title)}</h1><p class="under">{escape(under)}</p></header>'
-        f'<div class="summary"><h2>What was found</h2><ul>{items}</ul></div>'
-        f'<nav aria-label="Contents">{links}</nav>{body}</main></body></html>\n'
+        f'<link rel="icon" href="data:,"><title>{text_of(title)}</title><style>{STYLE}</style></head><body><main>'
+        f"<header><h1>{text_of(title)}</h1></header>{top}{box(found)}"
+        f'<nav aria-label="Contents">{links}</nav>{key()}{body}</main></body></html>\n'
     )

@@ -24,13 +24,18 @@ from core.config import tune_allocator
 from core.contracts import UserError
 from core.progress import bar
 from core.stats import bootstrap_mean, least_permutations, require_permutations
-from envs.planted import KINDS, Kind
+from envs.planted import KINDS, WRONG, Kind
+from validation.planted_claims import (
+    SHAPES,
+    choice_job,
+    claims_job,
+    foretelling_job,
+    power_job,
+    tail_job,
+)
+from validation.planted_measures import ALPHA, CONTROL, MEASURES, Found
 from validation.planted_scores import (
     ACTING,
-    ALPHA,
-    CONTROL,
-    MEASURES,
-    Found,
     accusation_job,
     behaviours_job,
     correlation_job,
@@ -46,6 +51,11 @@ STAGE = "planted"
 CHUNK = 50  # experiments a job
 COUPLING_PERMUTATIONS = 1999  # as by default: with fewer no arrow of a world of few can be significant among so many
 EFFECT_RUNS = 4  # of them for a configured one, where effects differ from episode to episode
+CHOOSING: tuple[Kind, ...] = ("confounded", "linear", "gated", "null")  # worlds that random bases are tried in
+FORETOLD_IN: tuple[Kind, ...] = ("confounded", "mediated")  # worlds in which simulators are wrong
+CHOICES = 1  # random bases of every kind in each of their worlds
+CLAIM_STARTS = 64  # of a study of claims of a known shape, or of heavy tails
+POWER_STARTS = 192  # of a study whose power is counted
 LEAN = 0.5  # mean of a fickle effect, in its own standard deviations, whose discovery is counted as power
 
 
@@ -94,14 +104,23 @@ def jobs_of(config: PlantedConfig) -> list[Job]:
             # Cheap, and one test a run: the more runs, the less a rate near 5 % is a matter of luck.
             jobs.append((effect_job, (EFFECT_RUNS * runs, config.episodes, config.permutations, 0.0, seed)))
             jobs.append((effect_job, (runs, config.episodes, config.permutations, LEAN, seed)))
+            jobs.append((power_job, (runs // 2, POWER_STARTS, seed)))
+            jobs += [(tail_job, (runs // 2, CLAIM_STARTS, lean, seed)) for lean in (0.0, -1.0)]
         if "linear" in config.worlds:
             jobs.append((weak_correlation_job, (runs, config.episodes, config.permutations, seed)))
     if "confounded" in config.worlds:
         jobs += [(accusation_job, (config.permutations, config.seed + s)) for s in range(config.seeds)]
+    for seed in seeds[: max(1, config.repeats // 2)]:  # whole studies, several claims in each
+        shapes = [shape for shape in SHAPES if shape.partition(",")[0] in config.worlds]
+        jobs += [(claims_job, (shape, CLAIM_STARTS, seed)) for shape in shapes]
+        told = [kind for kind in config.worlds if kind in FORETOLD_IN]
+        jobs += [(foretelling_job, (kind, (None, *WRONG), seed)) for kind in told]
     for seed in seeds:
         if "mixture" in config.worlds:
             jobs.append((behaviours_job, (seed,)))
         for kind in config.worlds:
+            if kind in CHOOSING:
+                jobs.append((choice_job, (kind, CHOICES, seed)))
             if kind in ("linear", "delayed"):
                 jobs.append((directions_job, (kind, seed)))
             if kind in ACTING:
@@ -131,10 +150,15 @@ def play_all(jobs: Sequence[Job], processes: int) -> Found:
                 progress.advance()
         else:
             with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-                futures = {pool.submit(play, job): n for n, job in enumerate(jobs)}
-                for future in as_completed(futures):
-                    results[futures[future]] = future.result()
-                    progress.advance()
+                try:
+                    futures = {pool.submit(play, job): n for n, job in enumerate(jobs)}
+                    for future in as_completed(futures):
+                        results[futures[future]] = future.result()
+                        progress.advance()
+                except BaseException:  # the pool would wait for its processes, minutes a job
+                    for process in multiprocessing.active_children():
+                        process.terminate()
+                    raise
     together: Found = {}
     for n in range(len(jobs)):
         for key, values in results[n].items():

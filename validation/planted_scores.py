@@ -20,126 +20,75 @@ from torch import Tensor
 from analysis import clusters, coupling, saliency
 from analysis.attributions import randomised
 from analysis.behaviours import BehaviourOptions, Steps, cluster, reduce
-from analysis.directions import fit_ica, fit_pca, random_basis
+from analysis.coupling_edges import drawn
+from analysis.directions import fit_ica, fit_pca
 from analysis.gradients import agent_gradients
 from analysis.probe_fits import linear_probe
 from analysis.quantities import known_quantities
 from core.artefacts import Result
-from core.contracts import Intervention, UserError, VecEnv
 from core.directions import Basis
-from core.stats import bootstrap, bootstrap_cohens_d, interval_of, least_permutations
+from core.stats import bootstrap, cohens_d_interval, interval_of, least_permutations
 from envs.planted import (
     DELAY,
-    KINDS,
     SIZE,
     Kind,
     PlantedOptions,
     PlantedSimulator,
     PlantedWorld,
+    TwinSimulator,
     behaviour_of,
     record_planted,
     scene as scene_of,
 )
 from envs.planted_truth import PlantedTruth, truth
-from validation.interventions import StudyOptions, study
-from validation.interventions_hypotheses import Hypothesis, random_units, shift_of
-from validation.interventions_rollouts import Measures, RealWorld, SimulatedWorld, collect_starts, is_late, is_own
-from validation.interventions_statistics import Effects, claim_of, table_of
+from validation import verdicts
+from validation.interventions import StudyOptions, _ways, study
+from validation.interventions_controls import FEWEST, Family
+from validation.interventions_hypotheses import shift_of
+from validation.interventions_rollouts import SimulatedWorld, is_own
+from validation.planted_claims import benches_of, judged_claims, many_claims, require_snapshots
+from validation.planted_measures import (
+    ACCUSED,
+    AGREEMENT,
+    AGREEMENT_ERROR,
+    ALPHA,
+    ARROWS,
+    CAUSE_FOUND,
+    CLOSED_FORM,
+    CONFIRMED,
+    CONTROL,
+    CORRELATION_EDGES,
+    CUT,
+    D_COVERAGE,
+    EDGES,
+    EFFECT_ERROR,
+    ELSEWHERE,
+    FALSE_ALARMS,
+    FALSE_EDGES,
+    FIRST_ORDER,
+    HISTORIES,
+    MASS,
+    MISSES,
+    POWER,
+    R2_CAUSE,
+    R2_NUISANCE,
+    RECOVERY,
+    SIGNS,
+    TWINS,
+    Found,
+    Key,
+    Measure,
+    significant,
+)
 
-ALPHA = 0.05
 LAGS = (1, 2, DELAY)
 SEEN_STEPS = 32  # of a recorded episode
 WEAK = 0.125  # weight of the effects whose discovery is counted as power
 TRIES = 3  # Jacobians of a kind, and probes, tried on each experiment without an effect
 HAZARD = 0.2  # twice the chance of an ending a step where episodes are of unequal length: they last 2 to 25 steps
-ROWS = 2048  # of simulated runs at a time
-CONTROL = "control: "
 CONTEXT = 2  # the direction that tells the gated world's behaviour
 CONFUSING = ("confounded", "mediated", "gated", "pixels")  # worlds in which directions correlate without an effect
-ACTING = tuple(kind for kind in KINDS if kind not in ("null", "mixture"))  # worlds in which directions act on others
-
-
-class Target(NamedTuple):
-    """What a score must reach: between ``low`` and ``high``, ends included."""
-
-    low: float
-    high: float
-
-    @property
-    def text(self) -> str:
-        if np.isinf(self.high):
-            return f">= {self.low:g}"
-        return f"<= {self.high:g}" if np.isinf(self.low) else f"{self.low:g} to {self.high:g}"
-
-
-def at_least(x: float) -> Target:
-    return Target(x, np.inf)
-
-
-def at_most(x: float) -> Target:
-    return Target(-np.inf, x)
-
-
-class Measure(NamedTuple):
-    """What is measured, the same for people who do not know these methods, and what must be reached (None: it is only
-    reported).  A control has the target of what it breaks."""
-
-    name: str
-    words: str
-    target: Target | None = None
-
-
-LEVEL = Target(0.03, 0.07)  # of what happens in 5 % of cases
-RECOVERY = Measure("direction recovery", "finds the planted directions (|cos| of the worst)", at_least(0.98))
-EDGES = Measure("edge AUROC", "finds what drives what, and nothing else (AUROC)", at_least(0.99))
-CORRELATION_EDGES = Measure("edge AUROC of correlation", "the same asked of correlation (AUROC)")
-SIGNS = Measure("sign accuracy", "says raises for raises, lowers for lowers", at_least(0.99))
-FALSE_EDGES = Measure("false edges", "share of its arrows that are not there", at_most(ALPHA))
-CUT = Measure("left with the world cut", "effect through the world that is left when the world is cut", at_most(1e-6))
-ARROWS = Measure("true arrows found", "share of the true arrows that it finds", at_least(0.9))
-MASS = Measure("saliency on the cause", "share of saliency on what is really looked at", at_least(0.99))
-CLOSED_FORM = Measure("error of the closed form", "largest error against the closed form", at_most(1e-6))
-FIRST_ORDER = Measure("first-order error", "largest error of the first-order prediction", at_most(1e-6))
-EFFECT_ERROR = Measure("effect error", "predicted minus observed effect, in spreads", at_most(0.05))
-CAUSE_FOUND = Measure("cause named", "worlds in which the cause is named", at_least(0.99))
-ACCUSED = Measure("nuisance accused", "worlds in which the innocent direction is accused", at_most(0.01))
-ELSEWHERE = Measure("effect elsewhere", "effect at a wrong time or in a wrong behaviour", at_most(1e-6))
-AGREEMENT = Measure("behaviours found (ARI)", "behaviours found (adjusted Rand index)", at_least(0.95))
-AGREEMENT_ERROR = Measure(
-    "ARI against analytic", "its distance from the analytic value, in standard errors", Target(-1, 1)
-)
-# 10 worlds of 8 directions and 3 independent contrasts of behaviours are 240 intervals: 0.95 +- 3 standard errors.
-D_COVERAGE = Measure(
-    "Cohen's d intervals", "95 % intervals of Cohen's d that hold the analytic value", Target(0.91, 0.99)
-)
-HISTORIES = Measure(
-    "behaviours of histories (ARI)", "the same, from histories of six steps and three lags", at_least(0.9)
-)
-R2_CAUSE = Measure("R2 of the cause", "how well the cause can be decoded (R2)", at_least(0.9))
-R2_NUISANCE = Measure("R2 of the nuisance", "how well the innocent direction can be decoded (R2)", at_least(0.9))
-FALSE_ALARMS = Measure("false alarms", "false alarms where nothing acts (nominal 5 %)", LEVEL)
-MISSES = Measure("intervals that miss", "95 % intervals that miss the truth", LEVEL)
-CONFIRMED = Measure("claims without an effect", "claims confirmed where nothing acts", at_most(LEVEL.high))
-ARBITRARY = Measure(
-    "arbitrary directions claimed", "late effects of arbitrary directions that are claimed", at_most(LEVEL.high)
-)
-POWER = Measure("power", "small effects that are noticed")
-MEASURES = (
-    RECOVERY, EDGES, CORRELATION_EDGES, SIGNS, ARROWS, FALSE_EDGES, CUT, MASS, CLOSED_FORM, FIRST_ORDER, EFFECT_ERROR,
-    CAUSE_FOUND, ACCUSED, ELSEWHERE, AGREEMENT, AGREEMENT_ERROR, D_COVERAGE, HISTORIES, R2_CAUSE, R2_NUISANCE,
-    FALSE_ALARMS, MISSES, CONFIRMED, ARBITRARY, POWER,
-)  # fmt: skip
-
-
-class Key(NamedTuple):
-    """What a number is about."""
-
-    world: str
-    method: str
-    measure: Measure
-
-
-Found = dict[Key, list[float]]
+ACTING: tuple[Kind, ...] = ("confounded", "linear", "mediated", "delayed", "gated", "pixels")  # by a mean Jacobian
 
 
 # Worlds and what was recorded in them
@@ -213,12 +162,6 @@ def fitted_ica(kind: Kind, seed: int) -> Basis:
     return ica.to(dtype=torch.float64)
 
 
-def significant(p: np.ndarray) -> np.ndarray:
-    """p <= ALPHA, whatever the rounding of a count over a count."""
-    out: np.ndarray = p <= ALPHA + 1e-12
-    return out
-
-
 @contextlib.contextmanager
 def negated(owner: Any, name: str) -> Iterator[None]:
     """A function or method whose tensor, or dictionary of tensors, has the wrong sign."""
@@ -250,8 +193,13 @@ class Coupled(NamedTuple):
     """Coupling of the planted directions, and what should have come out: [behaviours, lags, K, K]."""
 
     result: Result
-    effects: np.ndarray
+    effects: np.ndarray  # whose signs and zeros hold wherever the agent is
     judged: np.ndarray  # bool, entries that are not a direction's own past, nor of unknown sign
+    planned: coupling.Plan
+
+    def found(self) -> np.ndarray:
+        """bool, what is drawn as an edge."""
+        return drawn(self.result, "", ALPHA)
 
 
 def couple(scene: Scene, seed: int, permutations: int, basis: Basis | None = None) -> Coupled:
@@ -278,7 +226,22 @@ def couple(scene: Scene, seed: int, permutations: int, basis: Basis | None = Non
     found = coupling.couple(simulator, planned, observed, basis, behaviours, config)
     effects = np.stack([known.effects(LAGS, behaviour=b) for b in behaviours])
     judged = ~np.eye(SIZE, dtype=bool) & ~(known.through_world_KK & (effects == 0))
-    return Coupled(coupling.assemble(found, behaviours, {}, config), effects, judged)
+    return Coupled(coupling.assemble(found, behaviours, {}, config), effects, judged, planned)
+
+
+def exact_effects(scene: Scene, planned: coupling.Plan, basis: Basis) -> np.ndarray:
+    """The closed form of the whole effects [lags, K, K] at the planned states of a world with one behaviour, the mean
+    over episodes."""
+    with torch.no_grad():
+        _, outs = coupling.unroll(scene.simulator, planned.state, max(LAGS) + 1)
+    even, found = np.full((max(LAGS), 3), 1 / 3), []
+    for lag in LAGS:
+        at = outs[max(LAGS) - lag]
+        x_MX, c_MK = at.d_BD.numpy(), basis.project(at.h_BH).numpy()
+        by_action = [scene.known.effect_of_actions(x, c, lag).ravel() for x, c in zip(x_MX, c_MK, strict=True)]
+        mean = coupling.mean_over_episodes(np.stack(by_action), planned.unit_M).mean(0).reshape(SIZE, SIZE)
+        found.append(mean + scene.known.jacobian(even[:lag], env_grads=False))
+    return np.stack(found)
 
 
 def auroc(there: np.ndarray, score: np.ndarray) -> float:
@@ -299,7 +262,7 @@ def coupling_job(kind: Kind, permutations: int, seed: int) -> Found:
     coupled = couple(scene, seed, permutations)
     a, effects, judged = coupled.result.arrays, coupled.effects, coupled.judged
     there = effects != 0
-    J, r, found = a["jacobian"], a["correlation"], a["q_jacobian"] <= ALPHA
+    J, r, found = a["jacobian"], a["correlation"], coupled.found()
     with negated(coupling, "jacobians"):
         wrong = couple(scene, seed, least_permutations(ALPHA)).result.arrays["jacobian"]
     out: Found = {
@@ -318,8 +281,14 @@ def coupling_job(kind: Kind, permutations: int, seed: int) -> Found:
         left = np.abs(a["jacobian_agent_only"])[there & judged].max() / np.abs(J)[there & judged].max()
         out[Key(kind, "Jacobian through the world", EDGES)] = [auroc(there[judged], world[judged])]
         out[Key(kind, "Jacobian of the agent alone", CUT)] = [float(left)]
-    if kind in ("linear", "delayed"):
-        out[Key(kind, "Jacobian coupling", CLOSED_FORM)] = [float(np.abs(J - effects).max())]
+        twin = scene._replace(simulator=TwinSimulator(scene.options).double())
+        b = couple(twin, seed, least_permutations(ALPHA)).result.arrays
+        for method, name in (("actions enumerated", "jacobian_through_world"),
+                             (f"{CONTROL}straight-through", "straight_through_world")):  # fmt: skip
+            out[Key(kind, method, TWINS)] = [float(np.abs(a[name] - b[name]).max() / np.abs(a[name]).max())]
+    if kind not in ("gated", "pixels"):
+        exact = exact_effects(scene, coupled.planned, scene.known.basis)
+        out[Key(kind, "Jacobian coupling", CLOSED_FORM)] = [float(np.abs(J - exact).max())]
     if kind == "linear":
         ica = fitted_ica(kind, seed)
         order, cosine = match(scene.known.basis, ica)
@@ -343,7 +312,7 @@ def saliency_job(kind: Kind, seed: int) -> Found:
     """Does saliency lie where the value really looks?"""
     scene = draw(kind, seed, episodes=8)
     simulator, known, target = scene.simulator, scene.known, DELAY
-    value = known_quantities(simulator.spec.action_names)["value"]
+    value = known_quantities(simulator.spec)["value"]
     other = randomised(simulator.agent, seed)
     with torch.no_grad():
         start = simulator.start(scene.z_EZ)
@@ -390,13 +359,7 @@ def saliency_job(kind: Kind, seed: int) -> Found:
     return out
 
 
-def require_snapshots(world: VecEnv) -> None:
-    """UserError for a world in which nothing can be run twice from the same state."""
-    if not world.spec.can_snapshot:
-        raise UserError(f"{world.spec.env_id} gives no snapshots: a counterfactual needs the same state twice")
-
-
-def intervene(scene: Scene, directions: Sequence[int], starts: int, horizon: int, controls: int, seed: int) -> Result:
+def intervene(scene: Scene, directions: Sequence[int], starts: int, horizon: int, seed: int) -> Result:
     """validation.interventions' study of a drawn world."""
 
     def make_env(slots: int) -> PlantedWorld:
@@ -405,62 +368,15 @@ def intervene(scene: Scene, directions: Sequence[int], starts: int, horizon: int
         return world
 
     options = StudyOptions(
-        directions=tuple(directions), amounts=(2.0,), starts=starts, horizon=horizon, controls=controls,
-        latest_start=8, seed=seed,
-    )  # fmt: skip
+        directions=tuple(directions),
+        amounts=(2.0,),
+        starts=starts,
+        horizon=horizon,
+        controls=FEWEST,
+        latest_start=8,
+        seed=seed,
+    )
     return study(scene.simulator, make_env, scene.known.basis, options)
-
-
-class Paired(NamedTuple):
-    """Effects of shifts, of random changes of the same size, and the unaltered run: {quantity: [.., N starts]}."""
-
-    shifts: dict[str, np.ndarray]
-    random: dict[str, np.ndarray]
-    unaltered: dict[str, np.ndarray]
-
-    def effects(
-        self, hypotheses: Sequence[Hypothesis], rows: slice, starts: np.ndarray, only: Sequence[str]
-    ) -> Effects:
-        """As validation.interventions keeps them; rows: which of the shifts the hypotheses are."""
-        random = {q: self.random[q][:, starts] for q in only}
-        return Effects(
-            {q: self.shifts[q][rows, starts] for q in only},
-            {h.control: random for h in hypotheses if h.control is not None},
-            {q: self.unaltered[q][starts] for q in only},
-            float("nan"),
-        )
-
-
-def paired(
-    scene: Scene, shifts: Sequence[tuple[Basis, Hypothesis]], starts: int, horizon: int, latest: int, controls: int,
-    seed: int,
-) -> tuple[Paired, Paired]:  # fmt: skip
-    """(real world, simulator) run on with every shift, all equally long, and with random changes that are their
-    controls.  What validation.interventions.study does, with one set of random changes for all."""
-    simulator, rng = scene.simulator, np.random.default_rng(seed)
-    env = PlantedWorld(scene.options, starts)
-    require_snapshots(env)
-    begun = collect_starts(simulator.agent, env, starts, initial_frames=1, latest=latest, seed=seed)
-    noise_NTA = torch.from_numpy(rng.gumbel(size=(starts, horizon + 1, simulator.agent.n_actions)))
-    measures = Measures({name: [i] for i, name in enumerate(simulator.spec.action_names)})
-    with torch.no_grad():
-        z_NZ, _ = simulator.infer({k: torch.from_numpy(v) for k, v in begun.window.items()})
-    units = random_units(scene.known.basis, controls, torch.Generator().manual_seed(seed))
-    basis, first = shifts[0]
-    groups: list[Intervention | None] = [None, *(h.build(b) for b, h in shifts)]
-    groups += [first.build(basis, other_IH=u[None]) for u in units]
-    real = RealWorld(simulator.agent, begun.h_NH, noise_NTA, measures, env, begun)
-    dream = SimulatedWorld(simulator.agent, begun.h_NH, noise_NTA, measures, simulator, z_NZ, batch=ROWS)
-    both = []
-    together = max(1, ROWS // starts)
-    for got in (real.measure(groups, together=together), dream.measure(groups, together=together)):
-        effect = {q: v[1:] - v[0] for q, v in got.items()}
-        n = len(shifts)
-        both.append(
-            Paired({q: v[:n] for q, v in effect.items()}, {q: v[n:] for q, v in effect.items()},
-                   {q: v[0] for q, v in got.items()})
-        )  # fmt: skip
-    return both[0], both[1]
 
 
 def closed_form(scene: Scene, result: Result, horizon: int) -> np.ndarray:
@@ -487,10 +403,13 @@ def shift_effect(result: Result, direction: int, quantity: str, source: str = "o
 
 
 def accused(rows: Sequence[Mapping[str, Any]], direction: int) -> bool:
-    """Whether any effect of a direction was confirmed, but that on what it is itself later."""
+    """Whether an effect of a direction is said to exist in the real world, or confirmed, but that on what it is itself
+    later; not of keeping it alone, which changes everything else."""
+    said = [r for r in rows if r["direction"] == direction and r["kind"] != "keep_only" and "verdict" in r]
     return any(
-        r["direction"] == direction and r["verdict"] == "confirmed" and not is_own(r["quantity"], (direction,))
-        for r in rows
+        r["exists"] == verdicts.YES or r["verdict"] == verdicts.CONFIRMED
+        for r in said
+        if not is_own(r["quantity"], (direction,))
     )
 
 
@@ -499,7 +418,7 @@ def interventions_job(kind: Kind, seed: int) -> Found:
     scene, method = draw(kind, seed), "paired interventions"
     causal = scene.known.causal
     horizon = 3 if kind == "linear" else DELAY  # the length of its chain
-    result = intervene(scene, (causal, scene.known.nuisance), 32, horizon, 20, seed)
+    result = intervene(scene, (causal, scene.known.nuisance), 32, horizon, seed)
     late = [q for q in (f"value@{horizon}", f"reward@{horizon}") if q not in result.notes["without_spread"]]
     errors = []
     for dose in result.tables["doses"]:
@@ -511,17 +430,17 @@ def interventions_job(kind: Kind, seed: int) -> Found:
     if kind in ("linear", "delayed"):
         value = f"value@{horizon}"
         with negated(SimulatedWorld, "jacobian"):
-            broken = intervene(scene, (causal,), 8, horizon, 2, seed)
+            broken = intervene(scene, (causal,), 32, horizon, seed)
         for name, study_of in ((method, result), (f"{CONTROL}sign flipped", broken)):
             first, seen = (study_of.arrays[f"{source}/{value}"] for source in ("jacobian", "observed"))
             out[Key(kind, name, FIRST_ORDER)] = [float(np.abs(first - seen).max())]
         exact = closed_form(scene, result, horizon)
         out[Key(kind, method, CLOSED_FORM)] = [float(np.abs(result.arrays[f"observed/{value}"] - exact).max())]
     if kind == "delayed":
-        early = intervene(scene, (causal,), 16, DELAY - 1, 2, seed)
+        early = intervene(scene, (causal,), 32, DELAY - 1, seed)
         out[Key(kind, method, ELSEWHERE)] = [float(np.abs(shift_effect(early, causal, f"value@{DELAY - 1}")).max())]
     if kind == "gated":
-        soon = intervene(scene, (causal,), 32, 1, 2, seed)
+        soon = intervene(scene, (causal,), 32, 1, seed)
         context_N = scene.known.basis.project(torch.from_numpy(soon.arrays["h"]))[:, CONTEXT].numpy()
         effect_N = np.abs(shift_effect(soon, causal, "value@1"))
         out[Key(kind, method, ELSEWHERE)] = [float(effect_N[context_N < 0].max(initial=0.0))]
@@ -554,7 +473,7 @@ def behaviours_job(seed: int) -> Found:
         out[Key("mixture", name, AGREEMENT_ERROR)] = [float((ari - scene.known.cluster_agreement()) / standard_error)]
         exact, holds = scene.known.cohens_d(), []
         for b in range(scene.known.behaviours):
-            _, low, high = bootstrap_cohens_d(scene.c_NK[late], label_N == b, episode_N, rng=rng)
+            _, low, high = cohens_d_interval(scene.c_NK[late], label_N == b, episode_N, rng=rng)
             holds.append((low <= exact[b]) & (exact[b] <= high))
         out[Key("mixture", "effect sizes", D_COVERAGE)] = [float(np.mean(holds))]
     lags = BehaviourOptions().lags
@@ -600,53 +519,45 @@ def accusation_job(permutations: int, seed: int) -> Found:
     known, simulator = scene.known, scene.simulator
     cause, nuisance = known.causal, known.nuisance
     others = [k for k in range(SIZE) if k not in (cause, nuisance)]
-    a = couple(scene, seed, permutations).result.arrays
-    quantities = saliency.find_quantities(["value", "action"], simulator.spec.action_names, lambda _: known.basis)
+    coupled = couple(scene, seed, permutations)
+    a = coupled.result.arrays
+    quantities = saliency.find_quantities(["value", "action"], simulator.spec, lambda _: known.basis)
     with torch.no_grad():
         chosen_E = saliency.unroll(simulator, simulator.start(scene.z_EZ), 4)[1][3].action_B
     sizes = [
         known.basis.pullback(g.h).abs().mean((0, 1)).numpy()
         for g in saliency.gradients(simulator, scene.z_EZ, chosen_E, quantities, 3, steps=3)
     ]
-    planted = [shift_of(i, 2.0) for i in (cause, nuisance)]
-    # Eight directions at right angles, turned at random: each of them is an arbitrary one.
-    anything = random_basis(known.basis, SIZE, np.random.default_rng(seed))
-    arbitrary = [shift_of(i, 2.0) for i in range(SIZE)]
-    shifts = [*((known.basis, h) for h in planted), *((anything, h) for h in arbitrary)]
-    real, dreamed = paired(scene, shifts, 24, 3, 8, 50, seed)
-    spread = {q: float(v.std()) for q, v in real.unaltered.items()}
-    late = [q for q, x in spread.items() if is_late(q) and x > 0]
-    tables = []
-    for hypotheses, which in ((planted, slice(0, 2)), (arbitrary, slice(2, None))):
-        effects = [side.effects(hypotheses, which, np.arange(24), late) for side in (real, dreamed)]
-        nothing = {q: np.zeros(len(hypotheses)) for q in late}
-        tables.append(table_of("real", effects[0], hypotheses, nothing, effects[1], np.random.default_rng(seed)))
-    rows, arbitrary_rows = tables
-    claim = claim_of(cause, rows, spread, "planted", late)
+    options = StudyOptions(
+        amounts=(2.0,), starts=32, horizon=3, controls=FEWEST, latest_start=8, seed=seed, first_order=False
+    )
+    benches = benches_of(simulator, lambda slots: PlantedWorld(scene.options, slots), known.basis, options)
+    plan = [Family((_ways(i, options),)) for i in (cause, nuisance)]
+    ((claimed, quantity), _), rows = judged_claims(benches, plan, options)
+    row = next(r for r in rows if (r["hypothesis"], r["quantity"]) == (claimed.name, quantity))
     rng = np.random.default_rng(seed)
     decoded = {
         i: linear_probe(scene.h_NH, scene.x_NX[:, i], scene.episode_N, rng=rng, shuffles=19).r2
         for i in (cause, nuisance)
     }
 
-    def named(q: np.ndarray, direction: int = nuisance) -> list[float]:
-        return [float((q[..., direction, others] <= ALPHA).any())]
+    def named(found: np.ndarray, direction: int = nuisance) -> list[float]:
+        return [float(found[..., direction, others].any())]
 
     def seen(direction: int) -> list[float]:
         return [float(any(s[direction] > 0.01 * s.max() for s in sizes))]
 
     world = "confounded"
     return {
-        Key(world, "Jacobian coupling", ACCUSED): named(a["q_jacobian"]),
-        Key(world, "Jacobian coupling", CAUSE_FOUND): named(a["q_jacobian"], cause),
+        Key(world, "Jacobian coupling", ACCUSED): named(coupled.found()),
+        Key(world, "Jacobian coupling", CAUSE_FOUND): named(coupled.found(), cause),
         Key(world, "gradient", ACCUSED): seen(nuisance),
         Key(world, "gradient", CAUSE_FOUND): seen(cause),
         Key(world, "paired interventions", ACCUSED): [float(accused(rows, nuisance))],
-        Key(world, "paired interventions", CAUSE_FOUND): [float(claim["verdict"] == "confirmed")],
-        Key(world, "paired interventions", ARBITRARY): [
-            float(np.mean([r["verdict"] == "confirmed" for r in arbitrary_rows]))
+        Key(world, "paired interventions", CAUSE_FOUND): [
+            float(row["exists"] == verdicts.YES and row["size"] == verdicts.FORETOLD)
         ],
-        Key(world, f"{CONTROL}correlation as cause", ACCUSED): named(a["q_correlation"]),
+        Key(world, f"{CONTROL}correlation as cause", ACCUSED): named(a["q_correlation"] <= ALPHA),
         Key(world, f"{CONTROL}decodable as cause", ACCUSED): [float(decoded[nuisance].low > 0.5)],
         Key(world, "linear probe", R2_CAUSE): [decoded[cause].value],
         Key(world, "linear probe", R2_NUISANCE): [decoded[nuisance].value],
@@ -713,8 +624,8 @@ def agreement_p(
     """p of analysis.coupling's agreement of correlations with a Jacobian [1, lags, K, K]."""
     none, nothing = np.zeros((0, *J.shape)), np.zeros(1, np.int64)
     coupled = coupling.Coupling(
-        correlated["correlation"], correlated["p"], correlated["null"], none, {"": J}, {"": J}, {"": none},
-        nothing, nothing, nothing, np.array([episodes]),
+        correlated["correlation"], correlated["p"], correlated["null"], none, {"": J}, {"": J}, {"": J}, {"": none},
+        nothing, nothing, nothing, np.array([episodes]), 0.0, (),
     )  # fmt: skip
     return coupling.agreement(coupled, np.broadcast_to(off, J.shape), measure).p
 
@@ -746,7 +657,8 @@ def effect_job(runs: int, episodes: int, permutations: int, lean: float, seed: i
     simulator, known = scene.simulator, scene.known
     world = f"null, lean {lean:g}" if lean else "null"
     rate, size = (POWER, f", {episodes} episodes") if lean else (FALSE_ALARMS, "")
-    found = coupling.jacobians(simulator, simulator.start(scene.z_EZ), known.basis, lags, SIZE)[0].numpy()
+    parts = coupling.jacobians(simulator, simulator.start(scene.z_EZ), known.basis, lags, SIZE)
+    found = (parts["direct"] + parts["through_world"]).numpy()
     off = ~np.eye(SIZE, dtype=bool)
     acts = off & (np.abs(found).max((0, 1)) > 0) if not lean else known.in_agent_KK
     out: Found = {}
@@ -762,13 +674,10 @@ def effect_job(runs: int, episodes: int, permutations: int, lean: float, seed: i
             low, high = interval_of(draws, episodes)
             note("mean Jacobian", MISSES, float(((low > 0) | (high < 0)).mean()))
 
-    hypothesis, quantity = shift_of(0, 1.0), "value@1"
-    sides = paired(scene, [(known.basis, hypothesis)], count, 1, 4, 20, seed)
-    for part in np.array_split(np.arange(count), runs):
-        real, dreamed = (side.effects([hypothesis], slice(None), part, [quantity]) for side in sides)
-        (row,) = table_of("real", real, [hypothesis], {quantity: np.zeros(1)}, dreamed, rng)
+    rows = many_claims(simulator, scene.options, known.basis, shift_of(0, 1.0), "value@1", episodes, runs, seed)
+    for row in rows:
         note(f"paired interventions{size}", rate, float(significant(np.array(row["p"]))))
         if not lean:
             note("paired interventions", MISSES, float(row["low"] > 0 or row["high"] < 0))
-            note("paired interventions", CONFIRMED, float(row["verdict"] == "confirmed"))
+            note("paired interventions", CONFIRMED, float(row["verdict"] == verdicts.CONFIRMED))
     return out

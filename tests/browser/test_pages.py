@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,26 +18,6 @@ from analysis import dendrogram, replay
 from core.artefacts import Result
 from core.pages import NOISE, UNLABELLED
 from core.replay import NOWHERE, Replay, page as replay_page
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A headless Chromium of the system.  Without one the tests are skipped, in continuous integration they fail."""
-    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if path is None:
-        reason = "no Chromium on PATH (make test installs Debian's where it may; else: apt-get install chromium)"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        # Chromium's sandbox refuses to run as root.
-        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
-        yield started
-        started.close()
 
 
 class Opened:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from agents.networks import BlurPool
 from agents.recurrent import AgentConfig, RecurrentAgent, load_agent, save_agent
 from core.artefacts import new_run
 from core.contracts import Agent, EnvSpec, Field, UserError
@@ -39,6 +40,7 @@ def recurrent(encoder: str, spec: EnvSpec, recurrence: str = "gru") -> Recurrent
 
 AGENTS: dict[str, Callable[[], nn.Module]] = {
     "strided": lambda: recurrent("strided", FRAMES),
+    "strided_blur": lambda: recurrent("strided_blur", FRAMES),
     "impala": lambda: recurrent("impala", FRAMES),
     "mlp": lambda: recurrent("mlp", VECTOR),
     "feed-forward": lambda: recurrent("strided", FRAMES, "none"),
@@ -154,12 +156,41 @@ def test_a_feed_forward_agent_forgets_all_but_the_observation(name: str) -> None
     assert all(g.abs().sum() > 0 for g in grads[:-1]) and (grads[-1] == 0).all()
 
 
-@pytest.mark.parametrize("name", ["strided", "impala"])
+@pytest.mark.parametrize("name", ["strided", "strided_blur", "impala"])
 def test_bytes_and_floats_are_the_same_frames(name: str) -> None:
     agent = AGENTS[name]()
     obs = observations(agent)
     assert obs["frames"].dtype == torch.uint8
     assert torch.equal(agent.encode(obs), agent.encode(as_floats(obs)))
+
+
+@pytest.mark.parametrize("name", ["strided", "strided_blur", "impala"])
+def test_bytes_and_floats_are_the_same_frames_in_bfloat16(name: str) -> None:
+    """Bytes are divided in bfloat16 there: no other rounding than the one the first convolution makes."""
+    agent = AGENTS[name]()
+    frames = torch.arange(256, dtype=torch.uint8).repeat(48 * B).view(B, 64, 64, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(agent.encode({"frames": frames}), agent.encode({"frames": frames.float() / 255}))
+
+
+def test_blur_pooling_hides_where_the_subsampling_falls() -> None:
+    """The kernel is zero at the frequency that aliases to a constant: the sum of a map survives a shift by one pixel.
+    Plain subsampling keeps other pixels then."""
+    x = torch.zeros(4, 3, 32, 32)
+    x[:, :, 4:28, 4:28] = torch.rand(4, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+    pool = BlurPool(3)
+    assert pool(x).shape == (4, 3, 16, 16)
+    for shifted in (x.roll(1, 2), x.roll(1, 3), x.roll((1, 1), (2, 3))):
+        whole = x.sum((2, 3)) / 4
+        torch.testing.assert_close(pool(shifted).sum((2, 3)), whole, rtol=1e-5, atol=1e-4)
+        plain = (shifted[:, :, ::2, ::2] - x[:, :, ::2, ::2]).square().mean() / x.var()
+        blurred = (pool(shifted) - pool(x)).square().mean() / pool(x).var()
+        assert blurred < 0.6 * plain and (shifted[:, :, ::2, ::2].sum((2, 3)) - whole).abs().max() > 1
+    # Channel by channel, the binomial kernel, and nothing to store or train.
+    by_channel = nn.functional.conv2d(x, pool.kernel[0, :1].expand(3, 1, 3, 3), stride=2, padding=1, groups=3)
+    torch.testing.assert_close(pool(x), by_channel)
+    assert (16 * pool.kernel[1, 1]).tolist() == [[1, 2, 1], [2, 4, 2], [1, 2, 1]]
+    assert not pool.state_dict() and not list(pool.parameters())
 
 
 @every
@@ -174,7 +205,7 @@ def test_double_is_close_to_float(name: str) -> None:
         torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["strided", "mlp", "feed-forward"])
+@pytest.mark.parametrize("name", ["strided", "strided_blur", "mlp", "feed-forward"])
 def test_save_and_load_is_the_same_agent(name: str, tmp_path: Path) -> None:
     agent = AGENTS[name]()
     assert isinstance(agent, RecurrentAgent)

@@ -11,8 +11,8 @@ import pytest
 
 from core.contracts import EnvSpec, Step, UserError, VecEnv
 from envs.planted import KINDS, PlantedOptions, PlantedWorld
-from envs.procgen import GAMES, ProcgenEnv, ProcgenOptions, options_of
-from envs.registry import make
+from envs.procgen import GAMES, SPECIAL_KEYS, ProcgenEnv, ProcgenOptions, options_of
+from envs.registry import make, same_actions
 
 COINRUN = ProcgenOptions(game="coinrun", use_backgrounds=False, restrict_themes=True)
 # A world, and how many steps show episodes ending.
@@ -274,3 +274,33 @@ def test_procgen_timeout_is_a_truncation() -> None:
         assert not any(s.terminated[0] for s in steps) and steps[-1].is_first[0]
     finally:
         env.close()
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_actions_said_to_do_the_same_do(game: str) -> None:
+    """From the same states, held four steps: every id of a group leads to what its first does, and every key that is
+    said to do something leads elsewhere than standing still."""
+    env = ProcgenEnv(ProcgenOptions(game=game, num_levels=0), 32)
+    groups = same_actions(env.spec)
+    assert sorted(i for ids in groups for i in ids) == list(range(env.spec.n_actions))
+    assert len(groups) == 15 - (6 - len(SPECIAL_KEYS.get(game, ()))) and (game != "coinrun" or len(groups) == 9)
+    none, told_apart = env.spec.action_names.index("none"), set()
+    try:
+        env.reset(0)
+        for seed in range(3):
+            run(env, actions(env.spec, 16, seed))
+            states, ends = env.snapshot(), {}
+            for action in (none, *range(9, env.spec.n_actions)):
+                env.restore(states)
+                steps = [env.step(np.full(32, action)) for _ in range(4)]
+                ends[action] = b"".join(s.obs["frames"].tobytes() + s.reward.tobytes() for s in steps)
+            for ids in groups:
+                assert len({ends[i] for i in ids if i in ends}) <= 1
+            told_apart |= {i for i in ends if ends[i] != ends[none]}
+    finally:
+        env.close()
+    assert told_apart == {ids[0] for ids in groups if ids[0] >= 9}
+
+
+def test_a_world_of_which_nothing_is_known_has_actions_of_their_own() -> None:
+    assert same_actions(PlantedWorld(PlantedOptions(), 1).spec) == [[0], [1], [2]]

@@ -93,6 +93,38 @@ def test_the_next_game_of_a_world_does_not_depend_on_which_world_ends_first(env:
     assert begun[0][0]["truth/task"] != begun[0][1]["truth/task"]
 
 
+def inward(step: Step, spec: EnvSpec, rng: np.random.Generator) -> np.ndarray:
+    """Random legal choices, and a way that mostly leads to the middle of the map, where NPCs hunt: int64 [B, P]."""
+    action, part = legal(step, spec, rng), list(spec.action_parts).index("Move.Direction")
+    start = int(np.cumsum([0, *spec.action_parts.values()])[part])
+    row, col = (32 - step.truth["position"]).T
+    way = np.where(np.abs(row) > np.abs(col), np.where(row < 0, 0, 1), np.where(col < 0, 3, 2))
+    free = (step.obs["Mask"][np.arange(len(way)), start + way] > 0) & (rng.random(len(way)) < 0.8)
+    action[:, part] = np.where(free, way, action[:, part])
+    return action
+
+
+def test_a_game_does_not_depend_on_the_games_before_it(maps: Path) -> None:
+    """Game 3 alone and after three others on other maps, by the whole entity table."""
+    hunted = replace(SMALL, npcs=64, horizon=40, entities_seen=32)
+
+    def game(env: NmmoEnv, seed: int) -> tuple[int, list[bytes]]:
+        rng, step, shown = np.random.default_rng(seed), env.reset(seed), []
+        number = int(step.truth["map"][0])
+        while not shown or not step.is_first.any():
+            shown.append(step.obs["Entity"].tobytes())
+            step = env.step(inward(step, env.spec, rng))
+        return number, shown
+
+    played, alone = NmmoEnv(hunted, 1, maps), NmmoEnv(hunted, 1, maps)
+    before, (number, after) = [game(played, seed)[0] for seed in range(3)], game(played, 3)
+    assert set(before) - {number}, "all games were on one map"
+    assert played._worlds[0].env.realm.map.pathfinding_cache, "nobody was hunted"
+    assert game(alone, 3) == (number, after)
+    played.close()
+    alone.close()
+
+
 def test_what_was_shown_is_not_changed_by_what_comes(env: NmmoEnv) -> None:
     kept = [(step, {k: v.copy() for k, v in everything(step).items()}) for step, _, _ in play(env, 5)]
     for step, copy in kept:

@@ -183,7 +183,7 @@ def test_metrics_only(extraction: Path, tmp_path: Path, capsys: pytest.CaptureFi
         ("none", (), "name the extraction: python -m analysis.activations DIR"),
         ("missing", (), "no such run directory"),
         ("another stage", (), "written by stage 'train'; a 'extract_activations' directory is needed"),
-        ("nan", (), "life 5 has NaN or infinite values in h"),
+        ("nan", (), "episode 5 has NaN or infinite values in 'h'"),
         ("features", (), "2 features, but 14 names"),
         (
             "few",
@@ -216,9 +216,9 @@ def test_bad_input_is_one_line_and_nothing_is_written(
         write_extraction(tmp_path / "in", nan=True)
     elif kind == "features":
         write_extraction(tmp_path / "in", columns=FEATURES[:2])
-        about = artefacts.read_json(tmp_path / "in" / "manifest.json")
-        about["facts"]["features"] = list(FEATURES)
-        artefacts.write_json(tmp_path / "in" / "manifest.json", about)
+        about = artefacts.read_manifest(tmp_path / "in")
+        facts = about["facts"] | {"features": list(FEATURES)}
+        artefacts.Run(path=tmp_path / "in", stage=about["stage"], config={}, facts=facts).finish()
     with pytest.raises(SystemExit) as ended:
         run(*source, "--out", tmp_path / "out", *flags, *SMALL)
     assert ended.value.code == 2

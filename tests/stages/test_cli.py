@@ -255,6 +255,7 @@ def broken(world: Path, path: Path, kind: str) -> list[object]:
         about = json.loads((path / "agent" / "agent.json").read_text())
         about["net"]["hidden_size"] = 9
         (path / "agent" / "agent.json").write_text(json.dumps(about))
+        artefacts.Run(path=path / "agent", stage="train", config={}).finish()
         return ["agents.record", "--agent", path / "agent", "--out", out]
     if kind == "broken weights":
         shutil.copytree(world / "agent", path / "agent")
@@ -290,7 +291,7 @@ MISTAKES = {
     "not rollouts": "holds no rollouts",
     "not a simulator": "simulator",
     "wrong shape": "shape",
-    "broken weights": "broken weights",
+    "broken weights": "model.safetensors: content differs from its manifest",
     "truncated shard": "truncated or broken shard",
     "another agent": "agent",
     "another env": "agent",

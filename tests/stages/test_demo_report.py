@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import re
+import shlex
 import shutil
+import subprocess
+import sys
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +21,10 @@ from PIL import Image
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
+from tests.conftest import write_agent, write_evaluation, write_simulator, write_study
 from validation import demo, page, report
+from validation.commands import STAGES, Stage, repeat
+from validation.lineage import Chosen, choose, trace
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +105,8 @@ def test_the_page_stands_alone_and_every_picture_has_words(run: Path) -> None:
     assert counts["img"] > 8
 
 
-def test_the_summary_says_what_the_results_say(run: Path) -> None:
-    claims = Result.load(run / "interventions").notes["claims"]
+def test_the_page_says_what_the_results_say(run: Path) -> None:
     text = re.sub(r"\s+", " ", "".join(read((run / report.PAGE).read_text()).text))
-    assert len(claims) == 2
-    for claim in claims:
-        assert text.count(claim["text"]) == 2  # in the summary and in its section
     rows = [r for r in Result.load(run / "fidelity").tables["fidelity"] if r["measure"] == "frame_mse"]
     for row in (r for r in rows if r["horizon"] in (1, rows[-1]["horizon"])):  # in the table, in the summary
         assert page.number(row["simulated"]) in text
@@ -109,33 +114,165 @@ def test_the_summary_says_what_the_results_say(run: Path) -> None:
         assert artefacts.sha256(run / part.name / artefacts.MANIFEST)[:12] in text
 
 
+def chosen_of(bundle: Path, run: Path) -> Chosen:
+    return choose(run, STAGES, bundle / "agent", bundle / "simulator")
+
+
 def test_the_page_is_the_same_for_the_same_runs(bundle: Path, run: Path) -> None:
-    dirs = demo.directories(bundle, run)
-    assert report.build(dirs).html == (run / report.PAGE).read_text()
+    assert report.build(chosen_of(bundle, run), run).html == (run / report.PAGE).read_text()
 
 
-def test_a_stage_that_was_not_run_is_named(bundle: Path, run: Path) -> None:
-    dirs = {k: v for k, v in demo.directories(bundle, run).items() if k != "saliency"}
-    built = report.build(dirs)
-    assert "Saliency: not run." in built.findings
-    assert "This stage (saliency) was not run." in built.html
+def without(run: Path, root: Path, *stages: str) -> Path:
+    """The demo's directories but some, seen from another directory."""
+    root.mkdir()
+    for part in demo.PARTS:
+        if part.name not in stages:
+            (root / part.name).symlink_to(run / part.name)
+    return root
 
 
-def test_the_report_alone_is_a_run_directory(
-    bundle: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def codes(html: str) -> list[str]:
+    """The lines that a page prints to type."""
+    return [unescape(re.sub("</?i>", "", code)) for code in re.findall(r"<code>(.*?)</code>", html)]
+
+
+def type_in(line: str, *more: str) -> None:
+    """Run a printed line as the script would."""
+    words = [*shlex.split(line), *more]
+    assert words[0] == "python"
+    if words[1:4] == ["-m", "core.artefacts", "verify"]:
+        assert artefacts.main(words[3:]) == 0
+        return
+    script, *flags = words[2:] if words[1] == "-m" else words[1:]
+    stage = next(known for known in STAGES.values() if (known.module, known.script)[words[1] != "-m"] == script)
+    importlib.import_module(stage.module).main(cli.parse(stage.cls, flags, stage_of(stage)))
+
+
+def stage_of(stage: Stage) -> str:
+    return next(name for name, known in STAGES.items() if known is stage)
+
+
+def test_every_printed_command_works(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typed in the repository's root, as it stands on the page."""
+    report.main(report.ReportConfig(runs=without(run, tmp_path / "runs"), out=tmp_path / "report"))
+    monkeypatch.chdir(cli.ROOT)
+    for line in dict.fromkeys(codes((tmp_path / "report" / report.PAGE).read_text())):
+        type_in(line, *FEWER * ("agents.evaluate" in line))
+    made = {path.name for path in (tmp_path / report.AGAIN).iterdir() if artefacts.read_manifest(path)}
+    assert made == {"agent", "simulator", *(part.name for part in demo.PARTS)}
+    assert artefacts.read_manifest(tmp_path / "runs" / "evaluate")["stage"] == "evaluate"
+
+
+FEWER = ["--episodes", "4", "--slots", "2"]  # no preset has sizes for an evaluation
+
+
+def test_what_a_shell_makes_of_a_printed_command(bundle: Path, run: Path, tmp_path: Path) -> None:
+    line = repeat(run / "rollouts", tmp_path / "again").line
+    words = line.replace("python", shlex.quote(sys.executable), 1)
+    subprocess.run(words, shell=True, cwd=cli.ROOT, check=True, capture_output=True)
+    assert artefacts.verify(tmp_path / "again") == []
+
+
+def test_a_stage_that_was_not_run_is_named_with_a_command_that_makes_it(
+    bundle: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report.main(report.ReportConfig(runs=run, bundle=bundle, out=tmp_path / "report"))
+    runs = without(run, tmp_path / "runs", "saliency", "dynamics", "interventions")
+    built = report.build(chosen_of(bundle, runs), tmp_path / "report")
+    assert "Not run: What the memory does by itself, Saliency, The tested claims." in built.findings
+    assert any("What was asked: nothing yet." in found for found in built.findings)
+    lines = [line for line in codes(built.html) if str(runs) in line and report.AGAIN not in line]
+    assert {line.split()[2] for line in lines} == {
+        "analysis.saliency", "analysis.dynamics", "validation.interventions", "agents.evaluate",
+    }  # fmt: skip
+    monkeypatch.chdir(cli.ROOT)
+    for line in dict.fromkeys(lines):
+        type_in(line, "--threads", "1", *FEWER if "agents.evaluate" in line else ["--preset", "debug"])
+    there = choose(runs, STAGES)
+    assert {r.stage for r in there.runs} >= {"saliency", "dynamics", "interventions", "evaluate"}
+    assert "not run" not in report.build(there, tmp_path / "report").html.lower()
+
+
+def test_the_report_alone_is_a_run_directory(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report.main(report.ReportConfig(runs=run, out=tmp_path / "report"))
     assert artefacts.verify(tmp_path / "report") == []
     assert set(artefacts.read_manifest(tmp_path / "report")["inputs"]) >= {p.name for p in demo.PARTS}
     assert str(tmp_path / "report" / report.PAGE) in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_a_report_about_nothing_is_refused(bundle: Path, tmp_path: Path) -> None:
-    (tmp_path / "bundle").mkdir()
+def test_a_report_about_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    with pytest.raises(UserError, match="no stage's run directory"):
-        report.main(report.ReportConfig(runs=tmp_path / "runs", bundle=tmp_path / "bundle", out=tmp_path / "report"))
+    with pytest.raises(UserError, match="holds no run for a page"):
+        report.main(report.ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
     assert not (tmp_path / "report").exists()
+
+
+def test_no_page_borrows_another_agents_evaluation(tmp_path: Path) -> None:
+    agent = write_agent(tmp_path / "agent", world="procgen/maze")
+    write_study(tmp_path / "runs" / "study", write_simulator(tmp_path / "simulator", agent))
+    report.main(report.ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
+    html = (tmp_path / "report" / report.PAGE).read_text()
+    borrowed = Result.load(cli.ROOT / "bundles/coinrun-demo/evaluation").scalars["return_mean"]["value"]
+    assert page.number(borrowed) not in html and "coinrun" not in html
+    assert "was not evaluated" in html and f"python -m agents.evaluate --agent {agent}" in codes(html)[0]
+    write_evaluation(tmp_path / "runs" / "evaluation", agent, 4.5)
+    write_evaluation(tmp_path / "beside", write_agent(tmp_path / "other", seed=1), 7.25)
+    built = report.build(choose(tmp_path / "runs", STAGES), tmp_path / "report")
+    assert "4.5 [3.5,\xa05.5] (few) return, n = 16" in built.html and "7.25" not in built.html
+
+
+@pytest.mark.parametrize(
+    ("recurrence", "words"),
+    [("gru", "a memory of 6 units (GRU)"), ("none", "no memory (feed-forward"), ("lstm", "(LSTM)")],
+)
+def test_an_agent_is_described_as_what_it_is(recurrence: str, words: str) -> None:
+    """A kind that this version does not know is named all the same."""
+    said = report.described({"encoder": "strided", "hidden_size": 6, "recurrence": recurrence})
+    assert words in said and "'strided'" in said and ("GRU" in said) == (recurrence == "gru")
+
+
+def test_one_agent_is_said_as_long_as_it_is_so(tmp_path: Path) -> None:
+    agent, other = (write_agent(tmp_path / f"agent_{i}", seed=i) for i in range(2))
+    simulator = write_simulator(tmp_path / "simulator", agent)
+    write_evaluation(tmp_path / "runs" / "evaluation", agent, 1.0)
+    said = report.limits(choose(tmp_path / "runs", STAGES)).html
+    assert "One agent, one training seed, no simulators, one world." in said
+    write_study(tmp_path / "runs" / "study", simulator)
+    assert "One agent, one training seed, one simulator" in report.limits(choose(tmp_path / "runs", STAGES)).html
+    inputs = {"simulator": simulator, "other_agent": other}
+    with artefacts.new_run(tmp_path / "runs" / "fidelity", "fidelity", {}, inputs):
+        pass
+    said = report.limits(choose(tmp_path / "runs", STAGES)).html
+    assert "Two agents, two training seeds, one simulator" in said and "agent_1 is only compared with" in said
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_fits_the_window(browser: Any, run: Path, tmp_path: Path, width: int, dark: bool) -> None:
+    """No sideways scrolling of the page; what is wider has a scroll bar of its own, and at these widths no table."""
+    agent = run.parent / "fits"
+    if not agent.exists():
+        without(run, agent, "interventions")
+        write_study(agent / "study", artefacts_input(run, "simulator"))
+        report.main(report.ReportConfig(runs=agent, out=agent / "report"))
+    scheme = {"color_scheme": "dark" if dark else "light"}
+    tab = browser.new_page(viewport={"width": width, "height": 900}, **scheme)
+    tab.goto((agent / "report" / report.PAGE).as_uri())
+    tab.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert tab.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
+    wide = tab.evaluate(
+        "Array.from(document.querySelectorAll('.scroll:has(table)')).filter(d => d.scrollWidth > d.clientWidth)"
+        ".map(d => d.querySelector('caption').innerText)"
+    )
+    assert wide == []
+    cells = tab.evaluate("getComputedStyle(document.querySelector('td'), '::before').content")
+    assert (cells != "none") == (width == 400)  # stacked: every cell says what it is
+    tab.screenshot(path=tmp_path / "page.png", full_page=True)
+    tab.close()
+
+
+def artefacts_input(run: Path, name: str) -> Path:
+    """The directory that the demo itself was made from."""
+    return (run / artefacts.read_manifest(run)["inputs"][name]["path"]).resolve()
 
 
 def test_a_preset_may_not_choose_the_demos_directories(
@@ -176,6 +313,14 @@ def test_a_table_escapes_its_cells_and_says_that_it_is_cut() -> None:
     assert html.count("<tr>") == 3
 
 
+def test_intervals_say_where_they_are_of_few_and_numbers_have_one_minus_sign() -> None:
+    assert page.interval(-0.5, 1, 23) == " [−0.5,\xa01] (few)" and page.interval(-0.5, 1, 24) == " [−0.5,\xa01]"
+    assert page.interval(None, 1, 5) == ""
+    html = page.paragraph("between -0.5 and -.2, in a half-life of 1e-05 (t-1, 2024-05)")
+    assert html == "<p>between −0.5 and −.2, in a half-life of 1e−05 (t-1, 2024-05)</p>"
+    assert page.command("--shift 9=-2") == "<code><i>--shift</i> 9=-2</code>"  # what is typed stays as it is
+
+
 def test_a_heavy_picture_is_made_lighter_and_stays_the_same_to_the_eye() -> None:
     rng = np.random.default_rng(0)
     shade = np.linspace(0, 200, 64)[:, None, None]
@@ -190,13 +335,6 @@ def test_a_heavy_picture_is_made_lighter_and_stays_the_same_to_the_eye() -> None
     assert page.lighter(b"small") == b"small"
 
 
-def test_a_verdict_keeps_its_meaning_in_colour() -> None:
-    html = report._coloured("first: neither confirmed nor refuted. second: confirmed. third: refuted.")
-    assert '<span class="open">neither confirmed nor refuted</span>' in html
-    assert '<span class="good">confirmed</span>' in html
-    assert '<span class="bad">refuted</span>' in html
-
-
 @pytest.mark.parametrize("converged", [True, False])
 def test_directions_say_what_ica_did(tmp_path: Path, converged: bool) -> None:
     notes = {"hidden_size": 8, "ica_converged": converged}
@@ -206,13 +344,7 @@ def test_directions_say_what_ica_did(tmp_path: Path, converged: bool) -> None:
         Result(scalars=scalars, notes=notes, tables={"ica": [row]}).save(made.path)
     with artefacts.new_run(tmp_path / "without", "hidden_states", {}) as made:
         Result(notes={"hidden_size": 8}).save(made.path)
-    (found,) = report.directions({"hidden_states": tmp_path / "with"}).findings
+    (found,) = report.directions(trace(tmp_path / "with")).findings
     assert ("did not converge" in found) != converged
-    (found,) = report.directions({"hidden_states": tmp_path / "without"}).findings
+    (found,) = report.directions(trace(tmp_path / "without")).findings
     assert found == "Directions: 0 independent components of the agent's 8 hidden units."
-
-
-def test_every_stage_of_the_readme_can_be_repeated_from_the_page() -> None:
-    readme = (cli.ROOT / "README.md").read_text().split("## Neural MMO")[0]  # that study has no report page
-    stages = set(re.findall(r"`python ((?:-m )?[\w.]+)", readme)) - {"-m core.artefacts", "-m validation.report"}
-    assert stages <= set(report.MODULES.values())

@@ -114,7 +114,7 @@ def test_the_stage_compares_checkpoints(pipeline: Path, tmp_path: Path, capsys: 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"episodes": 2}, "--episodes"), ({"exchanges": 0}, "--exchanges"), ({"twice": True}, "two agents are called")],
+    [({"episodes": 2}, "--episodes"), ({"exchanges": 0}, "--exchanges"), ({"twice": True}, "--agents names .* twice")],
 )
 def test_bad_input(pipeline: Path, tmp_path: Path, changes: dict[str, object], message: str) -> None:
     agents = (pipeline / "agent",) * (2 if changes.pop("twice", False) else 1)

@@ -254,12 +254,17 @@ def test_behaviours_writes_labels_tables_and_figures(world: Path, labelled: Path
         found.steps(7)
 
 
-def test_names_can_be_edited_and_are_checked(labelled: Path, tmp_path: Path) -> None:
+def test_names_can_be_edited_and_are_checked(
+    labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     copy = tmp_path / "behaviours"
     shutil.copytree(labelled, copy)
     names = json.loads((copy / "behaviours.json").read_text())
+    load_behaviours(copy)
+    assert "edited" not in capsys.readouterr().err
     (copy / "behaviours.json").write_text(json.dumps({**names, "1": "jumps over the saw"}))
     assert load_behaviours(copy).names[1] == "jumps over the saw"
+    assert "behaviours.json was edited since the behaviours were made; its names are used" in capsys.readouterr().err
     assert not any("behaviours.json" in problem for problem in artefacts.verify(copy))
     (copy / "behaviours.json").write_text(json.dumps({"0": "only one"}))
     with pytest.raises(UserError, match="must name each of the behaviours 0 to 2"):
@@ -278,6 +283,36 @@ def test_behaviours_without_simulator_say_so(world: Path, tmp_path: Path) -> Non
         found.steps(0, "sim")
 
 
+def test_a_dead_neuron_is_left_out_by_name(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a feed-forward agent's last layer: every basis leaves it alone, and the run says which it is."""
+    name = artefacts.read_manifest(world / "rollouts")["facts"]["agent"]
+    write_store(tmp_path / "rollouts", "real", {"agent": name}, 8, 0, spoil=0.5)
+    write_store(tmp_path / "samples", "simulated", {"agent": name, "simulator": "x"}, 8, 0)  # there it is alive
+    argv = states_argv(world, tmp_path / "out") + ["--embedding", "pca"]
+    run_states(*argv, "--rollouts", str(tmp_path / "rollouts"), "--samples", str(tmp_path / "samples"))
+    assert "left out, since they never change: neuron 7\n" in capsys.readouterr().err
+    assert artefacts.read_manifest(tmp_path / "out")["facts"]["left_out"] == ["neuron 7"]
+    for kind in ("pca", "ica", "nmf", "neurons"):
+        basis = load_basis(tmp_path / "out", kind, name)
+        assert basis.facts["left_out"] == ["neuron 7"] and not basis.lift_KH[:, 7].any()
+    assert Result.load(tmp_path / "out").arrays["head_weights_neurons"][:, 7].tolist() == [0] * 4
+
+
+def test_a_directory_that_is_taken_is_refused_before_the_work(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").write_text("a note")
+    for module, name, script, argv in (
+        (hidden_states.states, "fit", run_states, states_argv(world, tmp_path)),
+        (behaviours, "cluster", run_behaviours, behaviours_argv(world, tmp_path)),
+    ):
+        monkeypatch.setattr(module, name, lambda *_: pytest.fail("it was fitted first"))
+        with pytest.raises(SystemExit):
+            script(*argv)
+        assert "already holds data" in capsys.readouterr().err
+    assert (tmp_path / "mine").read_text() == "a note"
+
+
 def test_mistakes_are_one_line_and_leave_nothing(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -287,7 +322,6 @@ def test_mistakes_are_one_line_and_leave_nothing(
     write_store(tmp_path / "another_simulator", "simulated", {"agent": name, "simulator": "0" * 16}, 2, 0)
     write_store(tmp_path / "few", "real", {"agent": name}, 1, 0)
     write_store(tmp_path / "nan", "real", {"agent": name}, 8, 0, spoil=np.nan)
-    write_store(tmp_path / "constant", "real", {"agent": name}, 8, 0, spoil=0.5)
     torch.manual_seed(1)
     other_agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=H), SPEC)
     with artefacts.new_run(tmp_path / "agent", "train", {"seed": 1}) as run:
@@ -306,9 +340,8 @@ def test_mistakes_are_one_line_and_leave_nothing(
         (run_states, [*states, "--samples", str(world / "rollouts")], "are real rollouts"),
         (run_states, [*states, "--rollouts", str(world / "samples")], "are simulated"),
         (run_states, [*states, "--rollouts", str(world / "none")], "no such run directory"),
-        (run_states, [*states, "--rollouts", str(tmp_path / "few")], "are too few for 4 directions"),
+        (run_states, [*states, "--rollouts", str(tmp_path / "few")], "are of 1 episode, 2 are needed"),
         (run_states, [*states, "--rollouts", str(tmp_path / "nan")], "NaN or infinite values"),
-        (run_states, [*states, "--rollouts", str(tmp_path / "constant")], "1 neuron(s) never change (the first is 7)"),
         (run_states, [*states, "--agent", str(tmp_path / "agent")], "is of agent"),
         (run_states, [*states, "--hidden_states", str(world / "rollouts")], "--hidden_states belongs to plot"),
         (run_states, [*states, "--ica_size", "40"], "choose 1 to 12"),

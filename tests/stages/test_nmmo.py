@@ -20,6 +20,7 @@ from analysis import activation_json, activations, extract_activations, proc_eva
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
+from core.training import STATE
 from envs.nmmo import FEATURES, NmmoEnv, options_of
 
 CPU = torch.device("cpu")
@@ -70,8 +71,31 @@ def test_a_killed_training_goes_on_and_another_architecture_is_refused(house: Pa
     assert steps == sorted(set(steps)) and steps[0] <= 256 < steps[-1]
     weights = (house / "policies" / "hybrid" / "model.safetensors").read_bytes()
     (out / "model.safetensors").write_bytes(weights)
+    with pytest.raises(UserError, match="model.safetensors: content differs from its manifest"):
+        load_policy(out)
+    artefacts.Run(path=out, stage=nmmo_train.STAGE, config={}).finish()
     with pytest.raises(UserError, match="another architecture"):
         load_policy(out)
+
+
+def test_a_policy_stops_after_its_time_and_goes_on(
+    house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, stop = tmp_path / "p", ("-a", "takeru", "--total_steps", 512, "--stop_after", "0.001s")
+    train(out, house / "maps", *stop)
+    assert "time is up: not finished, saved after" in capsys.readouterr().err
+    with pytest.raises(UserError, match="half-written"):
+        load_policy(out)
+    state = out / STATE
+    whole = state.read_bytes()
+    state.write_bytes(whole[:-9] + bytes(9))
+    with pytest.raises(UserError, match="state.pt: broken training state"):
+        train(out, house / "maps", *stop, "--resume")
+    state.write_bytes(whole)
+    while not (out / "manifest.json").exists():
+        train(out, house / "maps", *stop, "--resume")
+    assert artefacts.verify(out) == [] and load_policy(out).name == "takeru"
+    assert artefacts.read_manifest(out)["metrics"]["steps"]["value"] >= 512
 
 
 def test_learning_rises_where_one_action_pays(house: Path) -> None:
@@ -238,6 +262,10 @@ def test_an_extraction_does_not_go_on_with_another_policy_or_fewer_parts(house: 
         extract(house, out, "--parts", 1, "--policies", tmp_path / "mine", "--resume")
     train(tmp_path / "mine" / "hybrid", house / "maps", "-a", "hybrid", "--seed", 7, "--overwrite")
     with pytest.raises(UserError, match="not the one the extraction began with"):
+        extract(house, out, "--parts", 3, "--policies", tmp_path / "mine", "--resume")
+    progress = out / "progress.json"
+    progress.write_text(progress.read_text().replace('"parts": 2', '"parts": 1'))
+    with pytest.raises(UserError, match="progress.json differs from its seal"):
         extract(house, out, "--parts", 3, "--policies", tmp_path / "mine", "--resume")
     assert (out / artefacts.MANIFEST).exists(), "a refused --resume must leave the whole run whole"
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +18,19 @@ import pytest
 import torch
 
 from agents import evaluate, record, train as train_agent
+from agents.consistency import alter
+from agents.play import Chooser, Exploration, Moment, play
 from agents.recurrent import load_agent
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
+from core.training import STATE, load_state
+from envs.registry import make
 from generative import record_samples, train as train_gen
 from generative.simulator import load_simulator
 
+ROOT = Path(__file__).resolve().parents[2]
 DEBUG = ["--preset", "debug", "--threads", "1"]
 
 
@@ -106,6 +117,83 @@ def test_a_killed_agent_training_resumes_to_the_same_weights(
     train_agent.main(cli.parse(train_agent.TrainConfig, [*argv, "--resume"], train_agent.STAGE))
     whole, resumed = load_agent(pipeline / "agent"), load_agent(tmp_path / "agent")
     assert fingerprint(whole) == fingerprint(resumed)
+
+
+def test_an_agents_training_stops_after_its_time_and_goes_on_to_the_same_agent(
+    pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*DEBUG, "--out", f"{tmp_path}/agent", "--stop_after", "0.001s"]
+    for steps in (256, 512, 768):
+        more = [] if steps == 256 else ["--resume"]
+        train_agent.main(cli.parse(train_agent.TrainConfig, [*argv, *more], train_agent.STAGE))
+        assert f"time is up: not finished, saved after {steps} of 1,024 steps" in capsys.readouterr().err
+        assert not (tmp_path / "agent" / artefacts.MANIFEST).exists()
+    train_agent.main(cli.parse(train_agent.TrainConfig, [*argv, "--resume"], train_agent.STAGE))
+    assert artefacts.verify(tmp_path / "agent") == []
+    whole = fingerprint(load_agent(pipeline / "agent"))
+    assert fingerprint(load_agent(tmp_path / "agent")) == whole
+    assert artefacts.read_manifest(tmp_path / "agent")["facts"]["agent"] == whole
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_an_agents_training_saves_its_state(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    words = [*DEBUG, "--out", f"{tmp_path}/agent", "--total_steps", "10000000", "--save_minutes", "0"]
+    with subprocess.Popen([sys.executable, "train.py", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "agent" / STATE).exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        said = process.communicate()[1].splitlines()
+    assert process.returncode == code, said
+    step = load_state(tmp_path / "agent" / STATE)["step"]
+    assert f"{number.name}: not finished, saved after {step:,} of 9,999,872 steps; go on with: python" in said[-1]
+    assert said[-1].endswith(shlex.join(["train.py", *words, "--resume"]))
+    assert not (tmp_path / "agent" / artefacts.MANIFEST).exists()
+
+
+def test_a_training_with_augmented_frames_resumes_to_the_same_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The augmentation's draws go on where they stopped; the curve shows what the term is."""
+    words = ["--encoder", "strided_blur", "--consistency", "0.1", "--max_blur", "1", "--save_minutes", "0", "--bf16"]
+
+    def config(out: str, *more: str) -> train_agent.TrainConfig:
+        argv = [*DEBUG, *words, "--out", f"{tmp_path}/{out}", *more]
+        return cli.parse(train_agent.TrainConfig, argv, train_agent.STAGE)
+
+    def curve(out: str) -> list[dict[str, str]]:
+        with open(tmp_path / out / "curve.csv", newline="") as file:
+            return [{k: v for k, v in row.items() if k != "wall_s"} for row in csv.DictReader(file)]
+
+    real, calls = train_agent.update, []
+
+    def dies_later(*args: object) -> dict[str, float]:
+        if len(calls) == 2:
+            raise Killed
+        calls.append(1)
+        return real(*args)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_agent, "update", dies_later)
+        with pytest.raises(Killed):
+            train_agent.main(config("agent"))
+    train_agent.main(config("agent", "--resume"))
+    train_agent.main(config("whole"))
+    assert curve("agent") == curve("whole")
+    assert len(curve("agent")) == 4
+    assert all(float(row["consistency_kl"]) > 0 and 0 <= float(row["same_choice"]) <= 1 for row in curve("whole"))
+    whole, resumed = load_agent(tmp_path / "whole"), load_agent(tmp_path / "agent")
+    assert whole.config.encoder == "strided_blur" and fingerprint(whole) == fingerprint(resumed)
+
+
+def test_without_a_weight_the_augmentation_changes_nothing(pipeline: Path, tmp_path: Path) -> None:
+    argv = [*DEBUG, "--max_shift", "2", "--max_blur", "1", "--out", f"{tmp_path}/agent"]
+    train_agent.main(cli.parse(train_agent.TrainConfig, argv, train_agent.STAGE))
+    assert fingerprint(load_agent(tmp_path / "agent")) == fingerprint(load_agent(pipeline / "agent"))
+    with pytest.raises(UserError, match="--max_blur at most 1"):
+        argv = [*DEBUG, "--max_blur", "2", "--out", f"{tmp_path}/other"]
+        train_agent.main(cli.parse(train_agent.TrainConfig, argv, train_agent.STAGE))
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_killed_simulator_training_resumes_to_the_same_curve(
@@ -210,6 +298,47 @@ def test_evaluation_is_on_whole_held_out_episodes(pipeline: Path, tmp_path: Path
     assert result.scalars["return_mean"]["value"] == pytest.approx(result.arrays["returns"].mean())
 
 
+def test_robustness_is_the_share_of_states_in_which_the_choice_stays(
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["--agent", f"{pipeline}/agent", "--slots", "4", "--episodes", "8", "--threads", "1", "--robustness"]
+    evaluate.main(cli.parse(evaluate.EvaluateConfig, [*argv, "--out", f"{tmp_path}/e"], evaluate.STAGE))
+    result = artefacts.Result.load(tmp_path / "e")
+    of_N = result.arrays["same_choice_episode"]
+    assert len(np.unique(of_N)) <= 8 and len(of_N) >= result.arrays["lengths"].sum() // evaluate.STATES_EVERY - 4
+    for name, steps in (("shift_horizontal", 2), ("shift_vertical", 2), ("blur", 1)):
+        same_N, said = result.arrays[f"same_choice_{name}"], result.scalars[f"same_choice_{name}"]
+        assert set(np.round(same_N * steps, 9)) <= set(range(steps + 1))
+        assert said["value"] == pytest.approx(same_N.mean()) and said["n"] == len(np.unique(of_N))
+        assert said["interval"][0] <= said["value"] <= said["interval"][1]
+    # The frame alone is another, seen from the recorded state; unaltered, the choice stays.
+    agent = load_agent(pipeline / "agent")
+    env = make(agent.spec, 4, start_level=evaluate.HELD_OUT_LEVEL, num_levels=1000)
+    chooser = Chooser(Exploration(), 4, np.random.default_rng(0))
+    device = torch.device("cpu")
+
+    def moments() -> list[Moment]:
+        return list(itertools.islice(play(agent, env, chooser, seed=0, device=device), 12))
+
+    # Hardly trained, it always takes one action: a policy about its mean state chooses.
+    agent.policy.weight.normal_(generator=torch.Generator().manual_seed(0))
+    mean_H = torch.from_numpy(np.concatenate([m.h_BH for m in moments()])).mean(0)
+    agent.policy.bias.copy_(-agent.policy.weight @ mean_H)
+    rows = np.array([0, 2, 3])
+    monkeypatch.setattr(evaluate, "ALTERATIONS", {"none": ({},), "moved": ({"down": 20}, {})})
+    stays = []
+    for before, now in itertools.pairwise(moments()):
+        found = evaluate.same_choice(agent, now, before.h_BH, rows, device)
+        assert (found["none"] == 1).all()
+        seen = {"frames": alter(torch.from_numpy(now.obs["frames"]), 20)}
+        h = agent.advance(agent.encode(seen), torch.from_numpy(before.h_BH), torch.from_numpy(now.is_first_B))
+        same = (agent.heads(h)[0].numpy().argmax(-1) == now.logits_BA.argmax(-1))[rows]
+        np.testing.assert_array_equal(found["moved"], (1 + same) / 2)
+        stays += same.tolist()
+    assert 0 < np.mean(stays) < 1
+    env.close()
+
+
 def test_altered_samples_go_where_data_save_dir_says_and_the_manifest_says_what_was_done(
     pipeline: Path, tmp_path: Path
 ) -> None:
@@ -312,11 +441,27 @@ def test_both_recorders_alter_inside_a_behaviour_only_and_say_what_they_did(
 
 
 @pytest.mark.parametrize("which", ["real", "simulated"])
+def test_a_behaviour_that_never_comes_is_said(
+    pipeline: Path, told: Path, tmp_path: Path, which: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--when alters nothing in the whole recording: no error, but neither a recording like any other."""
+    words = ["--shift", "3=5", "--when", "behaviour=1", "--at_steps", "5000"]
+    store = altered(pipeline, told, which, tmp_path / "a", *words)
+    said = store.manifest["facts"]["intervention_warning"]
+    assert said.startswith("nothing was altered: ") and "never in behaviour=1 (--when) at --at_steps 5000" in said
+    assert f"warning: {said}\n" in capsys.readouterr().err
+    assert store.manifest["metrics"]["altered_steps"]["value"] == 0
+    store = altered(pipeline, told, which, tmp_path / "b", "--shift", "3=5", "--at_steps", "0")
+    assert "intervention_warning" not in store.manifest["facts"] and "nothing was" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("which", ["real", "simulated"])
 def test_strength_nothing_records_the_same_bits(pipeline: Path, told: Path, tmp_path: Path, which: str) -> None:
     nothing = altered(pipeline, told, which, tmp_path / "a", "--shift", "3=0", "0=0")
     plain = altered(pipeline, told, which, tmp_path / "b")
     assert nothing.manifest["metrics"]["altered_steps"]["value"] == 0
-    assert "altered_steps" not in plain.manifest["metrics"]
+    assert "changed the hidden state at no step" in nothing.manifest["facts"]["intervention_warning"]
+    assert "altered_steps" not in plain.manifest["metrics"] and "intervention_warning" not in plain.manifest["facts"]
     for e in range(len(plain)):
         one, other = nothing.episode(e), plain.episode(e)
         for name, column in one.columns().items():

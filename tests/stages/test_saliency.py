@@ -278,7 +278,7 @@ def test_samples_that_ended_before_the_target_are_not_in_the_means(runs: Path, t
     result = explain(runs, tmp_path / "s", "--sample_ids", 0, "to", 3, "--quantities", "value", "--no-video")
     result.arrays["alive"] = np.ones_like(result.arrays["alive"])
     result.arrays["alive"][1, 2:] = False
-    quantities = find_quantities(["value"], ACTION_NAMES, saliency.bases_in(None, "", torch.device("cpu")))
+    quantities = find_quantities(["value"], SPEC, saliency.bases_in(None, "", torch.device("cpu")))
     saliency.summarise(result, quantities, [0, 1, 2], np.arange(3), 0)
     mean, each = result.scalars["randomised_correlation_value"], result.arrays["randomised_correlation_value"]
     assert mean["n"] == 2 and mean["value"] == pytest.approx((each[0] + each[2]) / 2)

@@ -79,7 +79,7 @@ def test_targets_of_real_starts(
     lived = shown.alive[:, 1:]  # the debug world ends now and then
     h = (shown.h[:, 1:, 1] * lived).sum(1) / lived.sum(1)
     rows = [r for r in result.tables["samples"] if (r["target"], r["sense"]) == ("neurons_1", "up")]
-    np.testing.assert_allclose(h, [r["after"] for r in rows], atol=1e-5, equal_nan=True)
+    np.testing.assert_allclose(h, np.array([r["after"] for r in rows], float), atol=1e-5, equal_nan=True)
     with RolloutStore(pipeline / "rollouts") as store:  # a start is a draw from what its window tells
         for s, r in enumerate(rows):
             window = store.read_windows(["obs/frames"], np.array([[r["episode"], r["step"]]]), 3)
@@ -90,7 +90,8 @@ def test_targets_of_real_starts(
     assert [row["target"] for row in summary] == ["value_drop", "neurons_1", "neurons_1", "terminal"]
     for row in summary:
         mine = [r for r in result.tables["samples"] if (r["target"], r["sense"]) == (row["target"], row["sense"])]
-        read = sum(r["over_control"] == r["over_control"] for r in mine)
+        read = sum(r["over_control"] is not None for r in mine)
+        assert all((r["over_control"] is None) == bool(r["reason"]) for r in mine)
         assert 0 <= float(row["q"]) <= 1 and 1 <= int(row["n"]) == read <= SAMPLES
     assert (out / "targets.png").stat().st_size > 5000
     manifest = artefacts.read_manifest(out)

@@ -10,7 +10,9 @@ import csv
 import json
 import os
 import resource
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -134,6 +136,54 @@ def test_a_batch_that_cannot_be_shared_is_refused(
     assert not (tmp_path / "s").exists()
 
 
+# Against a held frame
+
+
+def still_windows(pipeline: Path, before: int, after: int) -> tuple[RSSMSimulator, train.Batch]:
+    """A simulator that shows grey (0.5) for ever, and four windows that do not change after the initial frames."""
+    simulator = load_simulator(pipeline / "simulator")
+    for name, tensor in simulator.named_parameters():
+        if name.startswith("decoder"):
+            tensor.zero_()
+    first, steps = simulator.initial_frames, 5
+    frames = torch.full((4, first - 1 + steps, 64, 64, 3), after, dtype=torch.uint8)
+    frames[:, :first] = before
+    zero = torch.zeros(4, steps)
+    seen = torch.ones(4, steps, dtype=torch.bool)
+    seen[0, 3:] = False  # an episode that ends
+    frames[0, first + 2 :] = 0
+    h = torch.zeros(4, steps, simulator.agent.hidden_size)
+    return simulator, train.Batch(
+        frames=frames, seen=seen, happened=seen, reward=zero, terminal=zero, action=zero.long(), h=h,
+        h_before=h[:, 0], action_before=zero[:, 0].long(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 255), (0, 0), (128, 128)])
+def test_comparison_with_a_held_frame(pipeline: Path, before: int, after: int) -> None:
+    """Exact where both are known: over steps 1 to 4 that exist, with the episode as the unit."""
+    simulator, batch = still_windows(pipeline, before, after)
+    found = train.against_held_frame(simulator, batch, np.array([7, 7, 8, 9]), 0)
+    held, own = ((after - before) / 255) ** 2, (after / 255 - 0.5) ** 2
+    assert found["held_frame_mse"].value == pytest.approx(held, abs=1e-6)
+    for name in (artefacts.LESS_THAN_HELD, f"{artefacts.LESS_THAN_HELD}_1", f"{artefacts.LESS_THAN_HELD}_4"):
+        assert found[name].value == pytest.approx(own - held, abs=1e-6)
+        assert found[name].n == 3
+    said = artefacts.poor_simulator({k: artefacts.metric(e.value, "", e.n, e.interval) for k, e in found.items()})
+    assert (said is None) == (own < held)
+
+
+def test_six_updates_are_no_better_than_a_held_frame_and_all_that_follows_says_so(pipeline: Path) -> None:
+    simulator = artefacts.read_manifest(pipeline / "simulator")
+    said = simulator["facts"][artefacts.SIMULATOR_WARNING]
+    less, held = (simulator["metrics"][n]["value"] for n in (artefacts.LESS_THAN_HELD, "held_frame_mse"))
+    assert "no better than a held frame" in said and f"{less:+.3g}" in said
+    # Step 0 counts in the one (a held frame is right there) and not in the other.
+    assert less + held == pytest.approx(simulator["metrics"]["free_running_mse"]["value"], rel=0.1)
+    assert artefacts.read_manifest(pipeline / "samples")["facts"][artefacts.SIMULATOR_WARNING] == said
+    assert artefacts.SIMULATOR_WARNING not in artefacts.read_manifest(pipeline / "rollouts")["facts"]
+
+
 # What it shows and keeps
 
 
@@ -238,6 +288,69 @@ def test_a_training_killed_at_any_moment_resumes_to_the_same_curve(pipeline: Pat
     assert curve(tmp_path / "s") == curve(tmp_path / "whole")
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_names_the_command_that_goes_on(
+    number: signal.Signals, code: int, pipeline: Path, tmp_path: Path
+) -> None:
+    """The command that is printed is run as it stands, and ends as the training would have ended."""
+    more = ("--updates", "120", "--validate_every", "7", "--video_every", "0")
+    words = [*argv_of(pipeline, tmp_path / "s", *more), "--overwrite"]
+    with subprocess.Popen(
+        [sys.executable, "train_gen_model.py", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not (tmp_path / "s" / "curve.csv").exists():  # the first validation; no state for minutes
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        said = process.communicate()[1].splitlines()
+    assert process.returncode == code, said
+    assert not (tmp_path / "s" / artefacts.MANIFEST).exists()
+    step = load_state(tmp_path / "s" / "training_state" / "state.pt", *train.STATE)["step"]
+    assert said[-1].startswith(f"{number.name}: not finished, saved after {step} of 120 updates; go on with: python ")
+    command = said[-1].partition("go on with: ")[2]
+    assert command == shlex.join(["python", "train_gen_model.py", *words[:-1], "--resume"])
+    subprocess.run(command.replace("python", sys.executable, 1), shell=True, cwd=ROOT, check=True)
+    train.main(config_of(pipeline, tmp_path / "whole", *more))
+    assert curve(tmp_path / "s") == curve(tmp_path / "whole")
+
+
+def test_a_signal_to_torchrun_saves_once_for_all_processes(pipeline: Path, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = argv_of(pipeline, tmp_path / "s", "--updates", "100000", "--save_minutes", "0")
+    with subprocess.Popen(
+        [*launch, "train_gen_model.py", *words], cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not (tmp_path / "s" / "training_state" / "state.pt").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.terminate()
+        said = process.communicate()[1].splitlines()
+    step = load_state(tmp_path / "s" / "training_state" / "state.pt", *train.STATE)["step"]
+    (line,) = (line for line in said if "go on with" in line)
+    assert line.endswith(
+        f"saved after {step} of 100,000 updates; go on with: "
+        f"{shlex.join(['torchrun', '--nproc-per-node=2', 'train_gen_model.py', *words, '--resume'])}"
+    )
+
+
+def test_the_time_that_was_given_ends_it_in_order(
+    pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An update at a time, until all are done: the same curve as without a stop."""
+    argv = argv_of(pipeline, tmp_path / "s", "--stop_after", "0.001s")
+    with pytest.raises(UserError, match="--stop_after '2': expected a time"):
+        train.main(config_of(pipeline, tmp_path / "s", "--stop_after", "2"))
+    assert not (tmp_path / "s").exists()
+    for update in range(1, 6):
+        train.main(cli.parse(train.GenTrainConfig, argv if update == 1 else [*argv, "--resume"], train.STAGE))
+        assert f"time is up: not finished, saved after {update} of 6 updates" in capsys.readouterr().err
+        with pytest.raises(UserError, match="half-written"):
+            load_simulator(tmp_path / "s")
+    train.main(cli.parse(train.GenTrainConfig, [*argv, "--resume"], train.STAGE))
+    assert artefacts.verify(tmp_path / "s") == [] and curve(tmp_path / "s") == curve(pipeline / "simulator")
+
+
 def test_a_full_disk_leaves_the_old_state_whole(pipeline: Path, tmp_path: Path) -> None:
     """The kernel refuses files above a limit; the state of an earlier update stays, and --resume goes on."""
     out = tmp_path / "s"
@@ -291,9 +404,11 @@ def test_rollouts_of_another_world_are_refused(pipeline: Path, tmp_path: Path) -
     shutil.copytree(pipeline / "rollouts", tmp_path / "rollouts")
     spec_file = tmp_path / "rollouts" / "spec.json"
     spec = json.loads(spec_file.read_text())
+    about = artefacts.read_manifest(tmp_path / "rollouts")
 
     def attempt(**changed: object) -> None:
         spec_file.write_text(json.dumps({**spec, **changed}))
+        artefacts.Run(path=spec_file.parent, stage=about["stage"], config={}, facts=about["facts"]).finish()
         train.main(config_of(pipeline, tmp_path / "s", "--rollouts", f"{tmp_path}/rollouts", "--updates", "1"))
 
     for other in ({"env_id": "procgen/maze"}, {"options": {**spec["options"], "distribution_mode": "hard"}}):

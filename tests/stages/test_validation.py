@@ -31,7 +31,7 @@ SMALL = ModelConfig(
     deterministic_size=16, hidden_size=16, groups=4, classes=4, depth=4, head_layers=1, latent_size=8
 )  # fmt: skip
 WORLD = ProcgenOptions(game="coinrun", use_backgrounds=False, restrict_themes=True)
-FEW = {"starts": 6, "horizon": 2, "controls": 4, "latest_start": 8, "threads": 1}
+FEW = {"starts": 6, "horizon": 2, "controls": 39, "latest_start": 8, "threads": 1}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_interventions_stage(dirs):
     assert {"effects.png", "predicted_vs_observed.png", "effects.csv"} <= {p.name for p in out.iterdir()}
     rows = result.tables["effects"]
     assert {r["world"] for r in rows} == {"real", "simulator"} and {r["direction"] for r in rows} == {0, 2}
-    assert {r["n"] for r in rows} == {6} and {r["random_n"] for r in rows} == {4, None}
+    assert {r["n"] for r in rows} == {6} and {r["random_n"] for r in rows} == {39, None}
     assert result.scalars["zero_change_real"]["value"] == 0 == result.scalars["zero_change_simulator"]["value"]
     # At step 0 both worlds are the same agent in the same state.
     now = {(r["world"], r["hypothesis"], r["quantity"]): r["observed"] for r in rows if "@" not in r["quantity"]}
@@ -83,13 +83,18 @@ def test_interventions_stage(dirs):
         if world == "real":
             assert value == pytest.approx(now["simulator", hypothesis, quantity], abs=1e-6)
     assert len(result.arrays["behaviour"]) == 6 and 0 < result.scalars["behaviour_labels_found"]["value"] <= 1
-    assert result.notes["claim"].count("Direction") == 2
+    assert result.notes["claim"].count("Direction") == 2 and result.notes["gate"]["rows"] > 50
+    assert {"paths.csv"} <= {p.name for p in out.iterdir()}
+    for claim in result.notes["claims"]:
+        assert set(claim["parts"]) == {"exists", "size", "special", "through_world", "needed"}
+    # The rollouts that the directions were fitted to, and the levels of both pools, are of their own.
+    assert result.notes["warnings"] == []
     assert {"paired_0.mp4", "paired_1.mp4", "needs.csv"} <= {p.name for p in out.iterdir()}
     assert result.arrays["film/0"].shape == (3, 4, 3, 64, 64, 3)
     # The same start, so the same first frame with and without; the simulated one is the simulator's picture of it.
     film = result.arrays["film/0"]
     assert np.array_equal(film[:, 0, 0], film[:, 1, 0]) and np.array_equal(film[:, 2, 0], film[:, 3, 0])
-    assert {r["event"] for r in result.tables["needs"]} == {"death", "reward", "jump_started"}
+    assert {r["event"] for r in result.tables["needs"]} == {"ending", "reward"}  # the planted world has no own
 
 
 def study_of(dirs, file, out):
@@ -119,7 +124,9 @@ def test_a_study_file_is_a_study_and_says_what_it_was(dirs):
     assert result.notes["hypotheses"][1] == "collapse 2" and {r["n"] for r in result.tables["effects"]} == {8}
     resolved = artefacts.read_manifest(out)["config"]
     assert resolved["starts"] == 8 and resolved["hypotheses"] == said["hypotheses"]
-    assert [c.get("role") for c in result.notes["claims"]] == [None, "necessary", None, None, None]
+    assert [c.get("role") for c in result.notes["claims"]] == [None, None, None, None, "necessary"]
+    # Enough controls that one of five named claims could stand out.
+    assert {r["random_n"] for r in result.tables["effects"]} == {99, None}
     # Through memory the real world stays what it was: nothing but the agent can have changed.
     memory = result.notes["hypotheses"].index("shift 1 by +2 through memory")
     for q in ("reward@2", "ended@2"):
@@ -133,6 +140,8 @@ def test_a_study_file_is_a_study_and_says_what_it_was(dirs):
         ({"hypotheses": ["shift 9 by 1"]}, "direction 9 does not exist"),
         ({"hypotheses": ["shift 1=1 when behaviour=0"]}, "speaks of a behaviour: give --behaviours"),
         ({"hypotheses": ["collapse 1 necessary for jmup"], "events": ["jump: action == up"]}, "did you mean jump?"),
+        ({"hypotheses": ["shift 1=1 on valeu"]}, "cannot read 'on valeu'"),
+        ({"hypotheses": ["shift 1=1 on prob:uup"]}, "no quantity 'prob:uup' (did you mean prob:up?)"),
         ({"events": ["jump: action == uup"]}, "no action 'uup' (did you mean up?); there are columns: value"),
         ([], "holds no configuration"),
     ],

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,21 +18,32 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from core import artefacts
 from core.artefacts import (
+    LESS_THAN_HELD,
     MANIFEST,
+    SIMULATOR_WARNING,
     Result,
+    Run,
     chain,
+    edited_files,
+    files_of,
+    fingerprint_of,
+    load_json,
     load_weights,
     main,
     metric,
     new_run,
     read_manifest,
     save_weights,
+    seal_holds,
+    sealed,
     sha256,
+    simulator_warning,
     verify,
     write_atomically,
     write_json,
 )
 from core.contracts import UserError
+from core.directions import Basis, bases_of, load_basis
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -214,20 +231,21 @@ def test_atomic_write_keeps_the_old_until_the_new_is_whole(tmp_path: Path) -> No
     with pytest.raises(TypeError):
         write_atomically(file, "not bytes")  # type: ignore[arg-type]
     assert contents(tmp_path) == {"a": b"old"}
-    with pytest.raises(ValueError, match="JSON compliant"):
-        write_json(file, float("nan"))
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        write_json(file, object())
     assert contents(tmp_path) == {"a": b"old"}
 
 
-def weights_file(tmp_path: Path, module: torch.nn.Module) -> Path:
-    save_weights(module, tmp_path / "w.safetensors")
-    return tmp_path / "w.safetensors"
+def weights_in(path: Path, module: torch.nn.Module) -> Path:
+    with new_run(path, "test", {}) as run:
+        save_weights(module, run.path / artefacts.WEIGHTS)
+    return path
 
 
 def test_weights_round_trip_is_exact(tmp_path: Path) -> None:
     a, b = (torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)) for _ in range(2))
     a.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    load_weights(b, weights_file(tmp_path, a))
+    load_weights(b, weights_in(tmp_path / "r", a))
     for name, tensor in a.state_dict().items():
         assert torch.equal(tensor, b.state_dict()[name])
 
@@ -242,24 +260,235 @@ def test_weights_round_trip_is_exact(tmp_path: Path) -> None:
     ],
 )
 def test_misfitting_weights_are_one_line(tmp_path: Path, module: torch.nn.Module, reason: str) -> None:
-    file = weights_file(tmp_path, torch.nn.Linear(3, 2))
+    path = weights_in(tmp_path / "r", torch.nn.Linear(3, 2))
     before = {k: v.clone() for k, v in module.state_dict().items()}
     with pytest.raises(UserError, match=reason) as error:
-        load_weights(module, file)
+        load_weights(module, path)
     assert "\n" not in str(error.value)
     assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
 
 
-def test_broken_and_missing_weights(tmp_path: Path) -> None:
-    file = weights_file(tmp_path, torch.nn.Linear(3, 2))
-    file.write_bytes(file.read_bytes()[:-3])
-    with pytest.raises(UserError, match="broken weights"):
-        load_weights(torch.nn.Linear(3, 2), file)
-    file.write_bytes(b"")
-    with pytest.raises(UserError, match="broken weights"):
-        load_weights(torch.nn.Linear(3, 2), file)
-    with pytest.raises(UserError, match="no such weights"):
-        load_weights(torch.nn.Linear(3, 2), tmp_path / "none")
+def test_missing_weights_and_those_that_never_were_any(tmp_path: Path) -> None:
+    path = weights_in(tmp_path / "r", torch.nn.Linear(3, 2))
+    with pytest.raises(UserError, match=r"has no none.safetensors in its manifest \(stage 'test' wrote it\)"):
+        load_weights(torch.nn.Linear(3, 2), path, "none.safetensors")
+    (path / artefacts.WEIGHTS).write_bytes(b"no tensors")
+    Run(path=path, stage="test", config={}).finish()
+    with pytest.raises(UserError, match="broken tensor file"):
+        load_weights(torch.nn.Linear(3, 2), path)
+    (path / artefacts.WEIGHTS).unlink()
+    with pytest.raises(UserError, match="model.safetensors is missing; copy or make it again"):
+        load_weights(torch.nn.Linear(3, 2), path)
+
+
+# Nothing is read that is not what the manifest says
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory with a file of every kind that loaders read."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    result = Result(arrays={"a": np.arange(40.0)}, tables={"rows": [{"n": 1, "x": 0.5}]}, notes={"k": 1})
+    with new_run(path, "test", {"seed": 0}) as run:
+        save_weights(torch.nn.Linear(3, 2), run.path / artefacts.WEIGHTS)
+        result.save(run.path)
+        Basis("pca", torch.zeros(2), torch.ones(2), torch.eye(2), torch.eye(2)).save(run.path)
+        np.save(run.path / "map_1.npy", np.arange(6))
+        run.facts = {"agent": "abc"}
+    return path
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    artefacts.WEIGHTS: lambda p: load_weights(torch.nn.Linear(3, 2), p),
+    "result.json": Result.load,
+    "arrays.npz": Result.load,
+    "rows.csv": Result.load,
+    "basis_pca.safetensors": lambda p: load_basis(p, "pca"),
+    "basis_pca.json": lambda p: load_basis(p, "pca"),
+    "map_1.npy": lambda p: artefacts.load_array(p, "map_1.npy"),
+    "config.json": lambda p: load_json(p, "config.json"),
+    MANIFEST: read_manifest,
+}
+
+
+def test_there_is_a_reader_of_every_file(whole: Path) -> None:
+    assert {p.name for p in whole.iterdir()} == READERS.keys()
+    assert set(files_of(whole)) == READERS.keys() - {MANIFEST}
+    for read in READERS.values():
+        read(whole)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_reader_finds_every_flipped_byte(name: str, whole: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(whole, tmp_path / "copy"))
+    before = (copy / name).read_bytes()
+    values = json.loads(before) if name == MANIFEST else None
+    rng = np.random.default_rng(0)
+    for at in range(0, len(before), max(1, len(before) // 150)):
+        flipped = bytearray(before)
+        flipped[at] ^= 1 << int(rng.integers(8))
+        (copy / name).write_bytes(flipped)
+        try:
+            harmless = values is not None and json.loads(bytes(flipped)) == values  # white space of the manifest
+        except ValueError:
+            harmless = False
+        if harmless:
+            READERS[name](copy)
+            continue
+        with pytest.raises(UserError) as error:
+            READERS[name](copy)
+        assert "\n" not in str(error.value)
+        if name != MANIFEST:
+            assert f"{copy / name}: content differs from its manifest; copy or make it again" in str(error.value)
+
+
+def test_a_file_cut_short_or_grown_is_found(whole: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(whole, tmp_path / "copy"))
+    data = (copy / "result.json").read_bytes()
+    for other in (b"", data[:-1], data + b" "):
+        (copy / "result.json").write_bytes(other)
+        with pytest.raises(UserError, match="content differs"):
+            Result.load(copy)
+
+
+def test_a_file_that_no_manifest_knows_is_not_read(whole: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(whole, tmp_path / "copy"))
+    for kind in ("safetensors", "json"):
+        shutil.copy(copy / f"basis_pca.{kind}", copy / f"basis_ica.{kind}")
+    assert bases_of(copy) == ["pca"]
+    with pytest.raises(UserError, match="has no 'ica' basis"):
+        load_basis(copy, "ica")
+    with pytest.raises(UserError, match="has no basis_ica.json in its manifest"):
+        load_json(copy, "basis_ica.json")
+
+
+def test_manifests_of_the_earlier_schema_are_read(whole: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(whole, tmp_path / "copy"))
+    about = json.loads((copy / MANIFEST).read_text())
+    del about["seal"]
+    write_json(copy / MANIFEST, about | {"schema": 1})
+    assert Result.load(copy).notes == {"k": 1} and verify(copy) == []
+    for broken in (about, about | {"schema": 1, "seal": "0"}, about | {"schema": 3}):
+        write_json(copy / MANIFEST, broken)
+        with pytest.raises(UserError, match="differs from its seal|manifest schema 3"):
+            Result.load(copy)
+    write_json(copy / MANIFEST, {k: v for k, v in about.items() if k != "seal"} | {"schema": 1})
+    before = (copy / MANIFEST).read_bytes()
+    for at in range(0, len(before), 3):  # without a seal not all are found, but none ends in a traceback
+        (copy / MANIFEST).write_bytes(before[:at] + bytes([before[at] ^ 4]) + before[at + 1 :])
+        with contextlib.suppress(UserError):
+            Result.load(copy)
+        verify(copy)
+
+
+@given(st.dictionaries(st.text(max_size=5), st.recursive(st.integers() | st.text(max_size=5) | st.none(), st.lists)))
+@settings(max_examples=50, deadline=None)
+def test_a_seal_holds_for_these_values_only(values: dict[str, Any]) -> None:
+    values.pop("seal", None)
+    known = json.loads(json.dumps(sealed(values)))
+    assert seal_holds(known) and not seal_holds(values)
+    assert not seal_holds({**known, "more": 0}) and not seal_holds({**known, "seal": None})
+
+
+def test_what_users_may_edit_is_read_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with new_run(tmp_path / "r", "behaviours", {}) as run:
+        write_json(run.path / "behaviours.json", {"0": "behaviour 0"})
+    assert read_manifest(tmp_path / "r")["files"]["behaviours.json"]["editable"] is True
+    assert edited_files(tmp_path / "r") == []
+    assert main(["verify", str(tmp_path / "r")]) == 0 and "edited" not in capsys.readouterr().out
+    write_json(tmp_path / "r" / "behaviours.json", {"0": "waits"})
+    assert load_json(tmp_path / "r", "behaviours.json") == {"0": "waits"}
+    assert edited_files(tmp_path / "r") == ["behaviours.json"] and verify(tmp_path / "r") == []
+    assert main(["verify", str(tmp_path / "r")]) == 0
+    assert "(behaviours.json was edited since, as users may)" in capsys.readouterr().out
+
+
+# Whose result it is
+
+
+def model_run(path: Path, kind: str, module: torch.nn.Module, said: str | None = None) -> str:
+    """A run directory with weights; the fingerprint of its agent."""
+    with new_run(path, "train", {}) as run:
+        write_json(run.path / f"{kind}.json", {})
+        save_weights(module, run.path / artefacts.WEIGHTS)
+        agent = fingerprint_of(module.agent.state_dict() if kind == "simulator" else module.state_dict())  # type: ignore[union-attr]
+        run.facts = {"agent": agent if said is None else said}
+    return agent
+
+
+class World(torch.nn.Module):
+    def __init__(self, agent: torch.nn.Module) -> None:
+        super().__init__()
+        self.agent, self.head = agent, torch.nn.Linear(2, 1)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> dict[str, str]:
+    """Below tmp_path: agents ``a`` and ``b``, the simulator ``s`` around a; their fingerprints."""
+    a, b = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    world = World(a)
+    names = {"a": model_run(tmp_path / "a", "agent", a), "b": model_run(tmp_path / "b", "policy", b)}
+    assert model_run(tmp_path / "s", "simulator", world) == names["a"]
+    return {**names, "s": fingerprint_of(world.state_dict())}
+
+
+def made_from(path: Path, facts: dict[str, Any], *inputs: str) -> list[str]:
+    """The problems of a run with these facts and inputs beside it."""
+    with new_run(path, "test", {}, {name: path.parent / name for name in inputs}) as run:
+        run.facts = facts
+    return verify(path)
+
+
+def test_a_results_agent_is_one_of_its_inputs(tmp_path: Path, models: dict[str, str]) -> None:
+    a, b = models["a"], models["b"]
+    assert made_from(tmp_path / "one", {"agent": a}, "a") == []
+    assert made_from(tmp_path / "sim", {"agent": a, "simulator": models["s"]}, "s", "one") == []
+    assert made_from(tmp_path / "compared", {"agent": a}, "a", "b", "one") == []  # an agent to compare with
+    assert made_from(tmp_path / "guest", {"agent": b, "simulator": "other"}, "s", "b", "one") == []  # in a's world
+    assert made_from(tmp_path / "nobody", {}, "a", "b") == []
+    (said,) = made_from(tmp_path / "wrong", {"agent": "0" * 16}, "a")
+    assert said == f"{tmp_path / 'wrong'}: it says agent {'0' * 16}, its inputs are of others (a {a})"
+    model_run(tmp_path / "around b", "simulator", World(torch.nn.Linear(3, 2)))
+    own = read_manifest(tmp_path / "around b")["facts"]["agent"]
+    again = Run(path=tmp_path / "around b", stage="train_gen_model", config={}, inputs={"agent": tmp_path / "b"})
+    again.facts = {"agent": own}
+    again.finish()
+    assert verify(again.path) == [f"{again.path}: it says agent {own}, its inputs are of others (agent {b})"]
+    (said,) = made_from(tmp_path / "mixed", {"agent": b}, "b", "one")
+    assert said == f"{tmp_path / 'mixed'}: it says agent {b}, its input 'one' is of agent {a}"
+    (said,) = made_from(tmp_path / "dreamt", {"agent": a, "simulator": "0" * 16}, "s")
+    assert "it says simulator 0000" in said
+    assert made_from(tmp_path / "after", {"agent": "0" * 16}, "wrong")[-1].startswith(f"{tmp_path / 'wrong'}: it says")
+
+
+def test_weights_that_are_none_are_a_problem_and_no_traceback(tmp_path: Path) -> None:
+    with new_run(tmp_path / "r", "train", {}) as run:
+        write_json(run.path / "agent.json", {})
+        (run.path / artefacts.WEIGHTS).write_bytes(b"no tensors")
+    (said,) = verify(tmp_path / "r")
+    assert "broken tensor file" in said
+
+
+@pytest.mark.parametrize("kind", ["agent", "policy", "simulator"])
+def test_weights_that_are_not_the_recorded_agent_are_found(kind: str, tmp_path: Path) -> None:
+    module = torch.nn.Linear(3, 2)
+    agent = model_run(tmp_path / "r", kind, World(module) if kind == "simulator" else module, said="0" * 16)
+    assert verify(tmp_path / "r") == [f"{tmp_path / 'r'}: its weights are agent {agent}, it says {'0' * 16}"]
+    assert main(["verify", str(tmp_path / "r")]) == 1
+
+
+def test_rounded_weights_are_the_agent_that_they_load_as(tmp_path: Path) -> None:
+    world = World(torch.nn.Linear(3, 2))
+    with torch.no_grad():
+        for p in world.head.parameters():
+            p.copy_(p.half())
+    with new_run(tmp_path / "s", "bundle", {}) as run:
+        write_json(run.path / "simulator.json", {})
+        save_weights(world, run.path / artefacts.WEIGHTS, half=lambda name: not name.startswith("agent."))
+        run.facts = {"agent": fingerprint_of(world.agent.state_dict())}
+    assert verify(tmp_path / "s") == []
+    facts = {"agent": fingerprint_of(world.agent.state_dict()), "simulator": fingerprint_of(world.state_dict())}
+    assert made_from(tmp_path / "samples", facts, "s") == []
 
 
 def test_result_round_trip(tmp_path: Path) -> None:
@@ -298,3 +527,121 @@ def test_metric_of_what_is_not_finite_is_null() -> None:
     assert metric(np.float32(2), "m", n=np.int64(3), interval=np.array([1, np.nan])) == {
         "value": 2.0, "unit": "m", "n": 3, "interval": [1.0, None],
     }  # fmt: skip
+
+
+# No way around the comparison
+
+ROOT = Path(__file__).resolve().parents[2]
+RAW = ("open", "read_text", "read_bytes", "read_json", "load_file", "safe_open", "File", "fromfile", "loadtxt")
+MODULES = ("np", "json", "safetensors", "torch", "shutil")
+# Who may read a file as it is, and which.
+MAY = {
+    ("core/artefacts.py", "open"): "sha256, which compares",
+    ("core/artefacts.py", "load"): "bytes that were compared",
+    ("core/artefacts.py", "read_bytes"): "load_bytes, which compares",
+    ("core/artefacts.py", "read_json"): "the manifest, which has a seal; the stage of a half-written run",
+    ("core/config.py", "read_bytes"): "read_json",
+    ("core/config.py", "read_json"): "presets, and a user's --config",
+    ("core/episodes.py", "File"): "shards, which have checksums of their own",
+    ("core/episodes.py", "open"): "the version of a shard",
+    ("core/pages.py", "read_text"): "JavaScript of the checkout",
+    ("core/training.py", "load"): "bytes that were compared",
+    ("core/training.py", "open"): "the curve of a half-written run",
+    ("core/training.py", "read_bytes"): "training states, which have checksums of their own",
+    ("core/training.py", "read_json"): "the configuration of a half-written run",
+    ("agents/policies.py", "read_bytes"): "a user's own module",
+    ("analysis/activation_json.py", "open"): "a user's own JSON file",
+    ("analysis/extract_activations.py", "read_json"): "progress.json, which has a seal",
+    ("envs/nmmo.py", "load"): "maps, generated on first use",
+    ("validation/page.py", "open"): "a picture in memory",
+}
+
+
+def raw_reads(path: Path) -> set[str]:
+    """The names of the calls in a source file that read a file, or may."""
+    out = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        of = node.func
+        name = of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
+        module = of.value.id if isinstance(of, ast.Attribute) and isinstance(of.value, ast.Name) else ""
+        modes = [a.value for a in node.args[1:] if isinstance(a, ast.Constant)]
+        reads = name in RAW or (module in MODULES and name in ("load", "copy", "copyfile", "copytree"))
+        if reads and not any(str(mode).startswith("w") for mode in modes):
+            out.add(name)
+    return out
+
+
+def test_only_these_read_files_as_they_are() -> None:
+    rooms = ("core", "envs", "agents", "generative", "analysis", "validation")
+    files = [p for room in rooms for p in sorted((ROOT / room).rglob("*.py"))] + sorted(ROOT.glob("*.py"))
+    found = {(p.relative_to(ROOT).as_posix(), call) for p in files for call in raw_reads(p)}
+    assert found - MAY.keys() == set() and MAY.keys() - found == set()
+
+
+# What is made with a poor simulator says so
+
+
+@pytest.mark.parametrize(
+    ("less", "said"),
+    [
+        ((-0.02, (-0.03, -0.01)), None),
+        ((0.02, (0.01, 0.03)), "is no better than a held frame: .*is \\+0.02 \\[\\+0.01, \\+0.03\\] \\(n = 6"),
+        ((0.0, (0.0, 0.0)), "is no better than a held frame"),
+        ((-0.02, (-0.05, 0.01)), "is not shown to be better than a held frame"),
+        ((-0.02, (np.nan, np.nan)), "is not shown to be better.*is -0.02 \\(n = 6"),
+        ((np.nan, (np.nan, np.nan)), "is no better.*is not a number"),
+        (None, "was never compared with a held frame"),
+    ],
+)
+def test_a_poor_simulator_is_named_by_all_that_is_made_from_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], less: tuple[float, tuple[float, float]] | None, said: str | None
+) -> None:
+    with new_run(tmp_path / "simulator", "train_gen_model", {}) as run:
+        if less is not None:
+            run.record(LESS_THAN_HELD, less[0], "squared pixel in [0, 1]", 6, less[1])
+    with new_run(tmp_path / "samples", "record_samples", {}, {"simulator": tmp_path / "simulator"}) as run:
+        run.facts = {"source": "simulated"}
+    capsys.readouterr()
+    with new_run(tmp_path / "saliency", "saliency", {}, {"samples": tmp_path / "samples"}):
+        pass
+    printed = capsys.readouterr().err
+    for name in ("simulator", "samples", "saliency"):
+        found = simulator_warning(tmp_path / name)
+        assert (found is None) == (said is None)
+        if said is not None:
+            assert re.search(said, str(found)) and printed == f"warning: {found}\n"
+            assert name == "simulator" or read_manifest(tmp_path / name)["facts"][SIMULATOR_WARNING] == found
+    assert said is not None or (
+        printed == "" and SIMULATOR_WARNING not in read_manifest(tmp_path / "saliency")["facts"]
+    )
+
+
+def test_results_of_an_earlier_version_find_their_simulator(tmp_path: Path) -> None:
+    """Their manifests lack the fact; another simulator in the old one's place says nothing about them."""
+
+    def simulator(less: float, **more: bool) -> None:
+        with new_run(tmp_path / "simulator", "train_gen_model", {}, **more) as run:
+            run.record(LESS_THAN_HELD, less, "squared pixel in [0, 1]", 6, (less - 0.1, less + 0.1))
+
+    simulator(0.5)
+    with new_run(tmp_path / "samples", "record_samples", {}, {"simulator": tmp_path / "simulator"}):
+        pass
+    manifest = read_manifest(tmp_path / "samples")
+    del manifest["facts"][SIMULATOR_WARNING]
+    write_json(tmp_path / "samples" / MANIFEST, sealed({k: v for k, v in manifest.items() if k != "seal"}))
+    assert "no better" in str(simulator_warning(tmp_path / "samples"))
+    simulator(-0.5, overwrite=True)
+    assert simulator_warning(tmp_path / "samples") is None
+    with new_run(tmp_path / "agent", "train", {}):
+        pass
+    assert simulator_warning(tmp_path / "agent") is None
+
+
+def test_no_number_is_null_wherever_it_comes_from(tmp_path: Path) -> None:
+    """An interval that a table has already cleared is stored like one that is not finite; so is what a stage puts into
+    its facts."""
+    write_json(tmp_path / "x.json", {"a": [1.5, float("nan")], "b": {"c": float("inf")}, "n": 3})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": [1.5, None], "b": {"c": None}, "n": 3}
+    assert metric(None, "1", 3, (None, np.nan)) == {"value": None, "unit": "1", "n": 3, "interval": [None, None]}

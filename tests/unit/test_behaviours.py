@@ -458,9 +458,6 @@ def test_bad_settings() -> None:
     still = replace(steps, h_NH=(np.arange(len(steps.h_NH)) % 2)[:, None].astype(np.float32))
     with pytest.raises(UserError, match="only 2 different states, so that of 3 clusters some would be empty"):
         cluster((still, None), replace(OPTIONS, lags=(2,)), 0, ACTIONS)
-    steps.h_NH[5, 2] = np.nan
-    with pytest.raises(UserError, match="real hidden states have NaN"):
-        cluster((steps, None), OPTIONS, 0, ACTIONS)
 
 
 # World states of recorded frames

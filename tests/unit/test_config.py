@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from agents.train import STAGE, TrainConfig
+from core import artefacts
 from core.config import device_of, from_json, merge, nearest, parse, preset, run, to_json
 from core.contracts import UserError
 
@@ -141,11 +144,27 @@ def test_resolved_config_of_a_run_is_the_run_again(tmp_path: Path) -> None:
     assert parse(TrainConfig, ["--config", str(file), "--seed", "2"], STAGE) == dataclasses.replace(first, seed=2)
 
 
-def test_presets_lie_under_flags() -> None:
+def test_the_config_of_a_whole_run_is_compared_with_its_manifest(tmp_path: Path) -> None:
+    want = Outer(name="a", inner=Inner(depth=7))
+    with artefacts.new_run(tmp_path / "r", "outer", want):
+        pass
+    file = tmp_path / "r" / "config.json"
+    assert parse(Outer, ["--config", str(file)], "outer") == want
+    file.write_text(file.read_text().replace("7", "8"))
+    with pytest.raises(UserError, match=r"config.json: content differs from its manifest; copy or make it again"):
+        parse(Outer, ["--config", str(file)], "outer")
+    mine = file.rename(tmp_path / "r" / "mine.json")  # a user's own: no manifest knows it
+    assert parse(Outer, ["--config", str(mine)], "outer").inner.depth == 8
+
+
+def test_presets_lie_under_flags(capsys: pytest.CaptureFixture[str]) -> None:
     demo = parse(TrainConfig, ["--preset", "demo"], STAGE)
     assert demo.net.encoder == preset(STAGE, "demo")["net"]["encoder"]
     assert parse(TrainConfig, ["--preset", "demo", "--encoder", "impala"], STAGE).net.encoder == "impala"
-    assert preset("a stage without a section", "demo") == {}
+    assert capsys.readouterr().err == ""
+    assert parse(TrainConfig, ["--preset", "demo"], "a_stage").net == TrainConfig().net
+    said = capsys.readouterr().err
+    assert said == "note: configs/demo.json has no section for a_stage: defaults are used\n"
     with pytest.raises(UserError, match=r"no preset 'dmo' \(did you mean demo\?\)"):
         preset(STAGE, "dmo")
 
@@ -200,6 +219,35 @@ def test_user_errors_of_main_too_and_a_traceback_only_with_debug(capsys: pytest.
         err = capsys.readouterr().err
         assert err.splitlines()[-1] == "error: the bundle is of another env; pass another one"
         assert ("Traceback" in err) == (argv == ["--debug"])
+
+
+@pytest.mark.parametrize(
+    ("number", "said", "code"), [(signal.SIGINT, "interrupted", 130), (signal.SIGTERM, "terminated", 143)]
+)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_signals_end_in_one_line_and_leave_no_half_run_that_looks_whole(
+    number: signal.Signals, said: str, code: int, overwrite: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r"
+    if overwrite:
+        with artefacts.new_run(out, "outer", {}) as earlier:
+            (earlier.path / "a").write_text("earlier")
+
+    def main(config: Outer) -> None:
+        with artefacts.new_run(out, "outer", config, overwrite=overwrite) as later:
+            (later.path / "a").write_text("half")
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as stopped:
+        run(Outer, main, "outer", [])
+    assert stopped.value.code == code and capsys.readouterr().err == f"{said}\n"
+    assert signal.getsignal(signal.SIGTERM) == before
+    if overwrite:
+        assert artefacts.verify(out) == [] and (out / "a").read_text() == "earlier"
+    else:
+        with pytest.raises(UserError, match="half-written"):
+            artefacts.read_manifest(out)
 
 
 def test_help_names_flags_units_and_layers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from core.contracts import EnvSpec, Field, UserError
 from core.directions import Basis
 from core.interventions import AddVector, AtSteps
 from core.stats import benjamini_hochberg
-from envs.planted import PlantedSimulator, matrices, record_planted
+from envs.planted import PlantedOptions, PlantedSimulator, TwinSimulator, matrices, record_planted
 from envs.planted_truth import truth
 from envs.procgen import ACTION_NAMES
 from generative.rssm import ModelConfig
@@ -220,13 +220,58 @@ def test_a_behaviour_of_few_episodes_is_left_out() -> None:
 # Jacobian
 
 
+def test_effects_through_the_world_are_the_closed_form_of_enumerated_actions(planted: PlantedSimulator) -> None:
+    known = truth(dtype=torch.float64)
+    z, step = planted_latents(6), 5
+    played = coupling.replay(planted, z, 6)
+    state = coupling.gather_states(played.states, np.arange(6), np.full(6, step - max(LAGS)))
+    got = jacobians(planted, state, known.basis, LAGS, 8)
+    path = planted.rollout(z, step)
+    c = known.basis.project(path.h).numpy()
+    for b in range(6):
+        for at, lag in enumerate(LAGS):
+            expected = known.effect_of_actions(path.d[b, step - lag].numpy(), c[b, step - lag], lag)
+            np.testing.assert_allclose(got["through_world"][b, at].numpy(), expected, rtol=1e-10, atol=1e-13)
+    # The action answers to the controlled stimulus, so that straight-through misses what later actions make of it.
+    straight = got["straight_through"] - got["direct"]
+    assert (straight - got["through_world"])[:, 0].abs().max() < 1e-13
+    assert (straight - got["through_world"])[:, 2].abs().max() > 0.05
+    assert (got["ended"] == 0).all()
+
+
+def test_a_simulator_s_answer_between_actions_moves_only_the_straight_through_number() -> None:
+    """Two simulators that are the same at every action: no rollout tells them apart, autograd gives opposite signs."""
+    options, known = PlantedOptions(kind="mediated"), truth(PlantedOptions(kind="mediated"), torch.float64)
+    z = planted_latents(16)
+    one, two = (s.double().requires_grad_(False) for s in (PlantedSimulator(options), TwinSimulator(options)))
+    torch.testing.assert_close(one.rollout(z, 8).h, two.rollout(z, 8).h, rtol=0, atol=0)
+    h = one.rollout(z, 8).h
+    steps = steps_of(known.basis.project(h.flatten(0, 1)).numpy(), np.full(16, 9))
+    results, exact = [], config(permutations=1999)
+    for simulator in (one, two):
+        planned = coupling.plan(simulator, z, steps, h.flatten(0, 1).numpy(), [0], exact)
+        found = coupling.couple(simulator, planned, steps, known.basis, [0], exact)
+        results.append(coupling.assemble(found, [0], {}, exact))
+    a, b = (r.arrays for r in results)
+    world = a["jacobian_through_world"]
+    assert world[0, 0, 0, 1] > 0.05 and a["q_jacobian_through_world"][0, 0, 0, 1] <= 0.05  # driver -> pushed
+    np.testing.assert_array_equal(world, b["jacobian_through_world"])
+    np.testing.assert_array_equal(a["q_jacobian"], b["q_jacobian"])
+    np.testing.assert_allclose(a["straight_through_world"], -b["straight_through_world"], atol=1e-15)
+    # What rests on the actions is an edge only where both numbers have one sign.
+    pairs = [{(e["source"], e["target"]) for e in r.tables["edges"] if e["path"] != "direct"} for r in results]
+    assert pairs == [{(0, 1), (2, 1)}, set()]
+    agree = [r.scalars["straight_through_agrees_through_world"] for r in results]
+    assert [x["value"] for x in agree] == [1.0, 0.0] and agree[0]["n"] == agree[1]["n"] == 4
+
+
 @pytest.mark.parametrize("env_grads", [True, False])
 def test_jacobian_is_the_closed_form_of_the_planted_world(planted: PlantedSimulator, env_grads: bool) -> None:
     known = truth(dtype=torch.float64)
     z, step = planted_latents(6), 5
     played = coupling.replay(planted, z, 6)
     state = coupling.gather_states(played.states, np.arange(6), np.full(6, step - max(LAGS)))
-    got = jacobians(planted, state, known.basis, LAGS, 8)[0 if env_grads else 1]
+    got = jacobians(planted, state, known.basis, LAGS, 8)["straight_through" if env_grads else "direct"]
     p = planted.rollout(z, step).logits.softmax(-1).numpy()
     for b in range(6):
         for at, lag in enumerate(LAGS):
@@ -250,7 +295,7 @@ def test_jacobian_is_the_finite_difference(
         forced = planted.rollout(z, step).action
     played = coupling.replay(planted, z, 6)
     state = coupling.gather_states(played.states, np.arange(3), np.full(3, step - max(LAGS)))
-    got = jacobians(planted, state, basis, LAGS, 4)[0 if env_grads else 1]
+    got = jacobians(planted, state, basis, LAGS, 4)["straight_through" if env_grads else "direct"]
     for at, lag in enumerate(LAGS):
         for i in range(4):
             change = basis.lift_change(torch.eye(4, dtype=torch.float64)[i] * small)
@@ -270,7 +315,8 @@ def test_jacobian_of_the_agent_alone_is_the_product_of_its_cells(learned: RSSMSi
     path = learned.rollout(z, step)
     played = coupling.replay(learned, z, step + 1)
     state = coupling.gather_states(played.states, np.arange(3), np.full(3, step - max(LAGS)))
-    whole_path, got = jacobians(learned, state, basis, LAGS, 3)
+    found = jacobians(learned, state, basis, LAGS, 3)
+    got = found["direct"]
     for b in range(3):
         for at, lag in enumerate(LAGS):
             whole = torch.eye(5, dtype=torch.float64)
@@ -281,9 +327,10 @@ def test_jacobian_of_the_agent_alone_is_the_product_of_its_cells(learned: RSSMSi
             # dh(T)/dh(T-k) between the lifted direction i and coordinate j
             expected = (basis.lift_change(torch.eye(3, dtype=torch.float64)) @ whole.T / basis.std_H) @ basis.project_HK
             torch.testing.assert_close(got[b, at], expected, rtol=1e-8, atol=1e-12)
-    assert not torch.allclose(whole_path[:, 1:], got[:, 1:], rtol=1e-6, atol=0)
-    one = jacobians(learned, coupling.rows_of(state, slice(1, 2)), basis, LAGS, 3)[0]
-    torch.testing.assert_close(one[0], whole_path[1], rtol=1e-8, atol=1e-12)
+    assert not torch.allclose(found["straight_through"][:, 1:], got[:, 1:], rtol=1e-6, atol=0)
+    one = jacobians(learned, coupling.rows_of(state, slice(1, 2)), basis, LAGS, 3)
+    for name, x in found.items():
+        torch.testing.assert_close(one[name][0], x[1], rtol=1e-8, atol=1e-12)
 
 
 def test_gathered_states_go_on_as_their_rollouts_did(learned: RSSMSimulator) -> None:
@@ -343,8 +390,8 @@ def test_p_of_few_episodes_is_exact() -> None:
 # Both
 
 
-def config(**options: object) -> CouplingConfig:
-    return CouplingConfig(lags=(1, 2), permutations=499, resamples=199, samples_per_behaviour=24, **options)
+def config(permutations: int = 499, **options: object) -> CouplingConfig:
+    return CouplingConfig(lags=(1, 2), permutations=permutations, resamples=199, samples_per_behaviour=24, **options)
 
 
 @pytest.fixture(scope="module")
@@ -375,6 +422,7 @@ def test_the_jacobian_clears_what_correlation_accuses(planted_coupling: coupling
     world = a["q_jacobian_through_world"][0, 0] < 0.05
     assert world[CAUSE, CONTROLLED] and not (world & ~known.through_world_KK).any()
     assert (a["jacobian_low"][0, 0, CAUSE, MEMORY] <= a["jacobian"][0, 0, CAUSE, MEMORY]).all()
+    assert result.notes["actions"] == [["left"], ["wait"], ["right"]]
 
 
 def test_all_three_paths_are_compared_with_the_correlation(planted_coupling: coupling.Coupling) -> None:
@@ -398,9 +446,9 @@ def test_gradients_that_explode_are_refused(planted: PlantedSimulator, monkeypat
     planned = coupling.plan(planted, z, steps, h, [0], config())
     right = coupling.jacobians
 
-    def broken(*a: object) -> Tensor:
+    def broken(*a: object) -> dict[str, Tensor]:
         found = right(*a)  # type: ignore[arg-type]
-        found[0, 2, 0, 1, 1] = torch.inf
+        found["straight_through"][2, 0, 1, 1] = torch.inf
         return found
 
     monkeypatch.setattr(coupling, "jacobians", broken)
@@ -411,7 +459,10 @@ def test_gradients_that_explode_are_refused(planted: PlantedSimulator, monkeypat
 def test_edges_read_as_sentences(planted_coupling: coupling.Coupling) -> None:
     result = coupling.assemble(planted_coupling, [0], {}, config())
     edges = result.tables["edges"]
-    assert len(edges) == (result.arrays["q_jacobian"] < 0.05).sum() == result.scalars["edges"]["value"]
+    a = result.arrays
+    shown = (a["q_jacobian"] <= 0.05) & ((a["jacobian_low"] > 0) | (a["jacobian_high"] < 0))
+    shown &= np.sign(a["jacobian"]) == np.sign(a["straight_through"])
+    assert len(edges) == shown.sum() == result.scalars["edges"]["value"]
     assert all(abs(a["J"]) >= abs(b["J"]) for a, b in zip(edges, edges[1:], strict=False))
     (edge,) = [e for e in edges if (e["lag"], e["source"], e["target"]) == (1, CAUSE, MEMORY)]
     assert edge["sentence"].startswith(f"direction {CAUSE} at t-1 raises direction {MEMORY} in behaviour 0: J = 0.25")
@@ -491,8 +542,9 @@ def agreement_of(j: np.ndarray, r: np.ndarray, rng: np.random.Generator) -> coup
     near = [x + 0.01 * rng.normal(size=(50, *j.shape)) for x in (j, r)]
     counts = np.full((1, 1), 20)
     found = coupling.Coupling(
-        r, r, null, near[1], {"": j}, {"": j}, {"": near[0]}, counts, counts, np.array([20]), np.array([20])
-    )
+        r, r, null, near[1], {"": j}, {"": j}, {"": j}, {"": near[0]}, counts, counts, np.array([20]), np.array([20]),
+        0.0, (),
+    )  # fmt: skip
     return coupling.agreement(found, np.abs(j) > 0.1, "sign_agreement")
 
 
@@ -529,10 +581,11 @@ def test_matrices_are_drawn_with_their_significance(planted_coupling: coupling.C
     figure = coupling_figures.draw_matrices(result, 0)
     assert "walking" in figure.get_suptitle()
     axes = [axis for axis in figure.axes if axis.get_title()]
-    assert [a.get_title() for a in axes[:4]] == [
-        "whole Jacobian, lag 1", "agent only, lag 1", "through world, lag 1", "correlation, lag 1"
+    assert [a.get_title() for a in axes[:5]] == [
+        "whole, lag 1", "direct (memory), lag 1", "through the world (actions enumerated), lag 1",
+        "straight-through, for comparison, lag 1", "correlation, lag 1",
     ]  # fmt: skip
-    dots = axes[0].lines[0].get_xydata()
-    assert {(int(y), int(x)) for x, y in dots} == set(
-        zip(*np.nonzero(result.arrays["q_jacobian"][0, 0] < 0.05), strict=True)
-    )
+    dots = [{(int(y), int(x)) for x, y in axis.lines[0].get_xydata()} for axis in axes[:5]]
+    edges = {(e["source"], e["target"]) for e in result.tables["edges"] if e["lag"] == 1}
+    assert dots[0] == edges and dots[3] == set()
+    assert dots[4] == set(zip(*np.nonzero(result.arrays["q_correlation"][0, 0] <= 0.05), strict=True))

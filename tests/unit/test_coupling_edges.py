@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis import coupling_figures
-from analysis.coupling_edges import MOST, edges, label, page, strongest_pairs
+from analysis.coupling_edges import MOST, beyond_zero, drawn, edges, label, page, strongest_pairs
 from core.artefacts import Result
 
 ALPHA = 0.05
@@ -17,7 +17,8 @@ K = 3
 
 def made_by_hand(k: int = K) -> Result:
     """Two behaviours and lags; in behaviour 5 at lag 2: 0 -> 1 direct, 0 -> 2 through the world against its
-    correlation, 1 -> 1 itself, 2 -> 0 whose two parts cancel; in behaviour 3 nothing."""
+    correlation, 1 -> 1 itself, 2 -> 0 whose two parts cancel, 2 -> 1 whose straight-through number has the other sign,
+    1 -> 2 whose interval holds 0; in behaviour 3 nothing."""
     result = Result()
     a, shape = result.arrays, (2, 2, k, k)
     a["behaviours"], a["lags"] = np.array([3, 5]), np.array([1, 2])
@@ -31,12 +32,17 @@ def made_by_hand(k: int = K) -> Result:
         ((0, 2), 0.02, -0.4, 0.7, 0.002),
         ((1, 1), 0.9, 0.0, 0.001, 1.0),
         ((2, 0), 0.3, -0.3, 0.001, 0.001),
+        ((2, 1), 0.0, 0.6, 1.0, 0.001),
+        ((1, 2), 0.05, 0.0, 0.001, 1.0),
     ):
         here = (1, 1, *entry)
         a["jacobian_agent_only"][here], a["q_jacobian_agent_only"][here] = direct, q_direct
         a["jacobian_through_world"][here], a["q_jacobian_through_world"][here] = world, q_world
         a["jacobian"][here] = direct + world
         a["q_jacobian"][here] = 0.003 if entry != (2, 0) else 0.9
+    a["straight_through_world"] = 0.5 * a["jacobian_through_world"]
+    a["straight_through_world"][1, 1, 2, 1] = -0.2
+    a["straight_through"] = a["jacobian_agent_only"] + a["straight_through_world"]
     for path in coupling_figures.PATHS:
         for end, by in (("low", -0.1), ("high", 0.1)):
             a[f"jacobian{path}_{end}"] = a[f"jacobian{path}"] + by
@@ -46,8 +52,9 @@ def made_by_hand(k: int = K) -> Result:
             result.scalar(f"{measure}{path}_p", 0.01, "permutation p")
     result.notes |= {
         "alpha": ALPHA, "basis_kind": "ica", "names": {"3": "behaviour 3", "5": "behaviour 5: jumps | pits"},
-        "left_out": ["behaviour 7 has no episodes"], "resolution": [],
+        "left_out": ["behaviour 7 has no episodes"], "resolution": [], "actions": [["left"], ["none", "key_d"]],
     }  # fmt: skip
+    result.scalar("branches_ended", 0.0123, "share")
     result.tables["edges"] = edges(result, ALPHA)
     return result
 
@@ -72,17 +79,35 @@ def test_edges_say_which_part_they_have() -> None:
     assert (world["J_through_world"], world["q_through_world"]) == (-0.4, 0.002)
     assert (world["J_through_world_low"], world["J_direct_high"]) == (pytest.approx(-0.5), pytest.approx(0.12))
     assert [row["agree"] for row in (own, direct, world)] == [None, True, False]
+    assert (world["J_straight_through"], world["J_through_world_straight_through"]) == (pytest.approx(-0.18), -0.2)
     assert direct["sentence"] == (
         "direction 0 at t-2 raises direction 1 in behaviour 5 (jumps | pits): J = 0.51, r = 0.40, q = 0.003; "
-        "direct 0.5 (q = 0.001), through the world 0.01 (q = 0.6)"
+        "direct (memory) 0.5 (q = 0.001), through the world (actions enumerated) 0.01 (q = 0.6); "
+        "straight-through, for comparison: whole 0.505, through the world 0.005"
     )
     assert "lowers direction 2" in world["sentence"] and "raises itself" in own["sentence"]
 
 
+def test_an_edge_needs_its_interval_beyond_0_and_the_straight_through_sign() -> None:
+    result = made_by_hand()
+    a = result.arrays
+    significant = {(int(i), int(j)) for i, j in np.argwhere(a["q_jacobian"][1, 1] <= ALPHA)}
+    beyond = {(int(i), int(j)) for i, j in np.argwhere(beyond_zero(result, "", ALPHA)[1, 1])}
+    edge = {(int(i), int(j)) for i, j in np.argwhere(drawn(result, "", ALPHA)[1, 1])}
+    assert significant - beyond == {(1, 2)} and beyond - edge == {(2, 1)} and edge == {(0, 1), (0, 2), (1, 1)}
+    assert not drawn(result, "_through_world", ALPHA)[1, 1, 2, 1] and drawn(result, "_agent_only", ALPHA)[1, 1, 0, 1]
+    assert "Of 1 more the straight-through number has the other sign" in page(result)
+    a["straight_through"][1, 1, 2, 1] = a["straight_through_world"][1, 1, 2, 1] = 0.001
+    assert drawn(result, "", ALPHA)[1, 1, 2, 1] and drawn(result, "_through_world", ALPHA)[1, 1, 2, 1]
+    a["straight_through"][1, 1, 2, 1] = 0.0
+    assert not drawn(result, "", ALPHA)[1, 1, 2, 1]
+
+
 def test_both_parts_or_neither_may_be_significant() -> None:
     result = made_by_hand()
-    result.arrays["q_jacobian"][1, 1, 2, 0] = 0.04
-    result.arrays["q_jacobian_agent_only"][1, 1, 0, 1] = 0.2
+    a = result.arrays
+    a["q_jacobian"][1, 1, 2, 0], a["jacobian"][1, 1, 2, 0], a["jacobian_low"][1, 1, 2, 0] = 0.04, 0.001, 0.0005
+    a["q_jacobian_agent_only"][1, 1, 0, 1] = 0.2
     paths = {(row["source"], row["target"]): row["path"] for row in edges(result, ALPHA)}
     assert paths == {(0, 1): "neither alone", (0, 2): "through world", (1, 1): "direct", (2, 0): "both"}
 
@@ -98,7 +123,8 @@ def test_the_page_reads_by_strength_and_keeps_a_name_in_its_cell() -> None:
     between, own = text.split("## ")[1:]
     rows = [line for line in between.splitlines() if " at t-2 " in line]
     assert [row.split(" | ")[0] for row in rows] == ["| 0 at t-2 raises 1", "| 0 at t-2 lowers 2"]
-    assert "behaviour 5 (jumps \\| pits)" in rows[0] and "0.51 [0.41, 0.61] | 0.5* | 0.01 |" in rows[0]
+    assert "behaviour 5 (jumps \\| pits)" in rows[0] and "0.51 [0.41, 0.61] | 0.505 | 0.5* | 0.01 | 0.005 |" in rows[0]
+    assert "2 different actions were tried (none = key_d); after 1.2 % of them the simulated episode ends" in text
     assert rows[0].count("agree") == 1 and rows[1].count("differ") == 1 and "1 at t-2 raises 1" in own
     assert "Note: behaviour 7 has no episodes." in text
     result.tables["edges"] *= MOST
@@ -112,14 +138,14 @@ def test_a_graph_draws_what_survived_and_says_how_much_it_hides(monkeypatch: pyt
     shown, count = coupling_figures.arrows(result, 1, 1, "")
     assert [(a.source, a.target, a.style) for a in shown] == [(1, 1, ":"), (0, 2, "--"), (0, 1, "-")] and count == 2
     through, _ = coupling_figures.arrows(result, 1, 1, "_through_world")
-    assert [(a.source, a.target, a.J) for a in through] == [(2, 0, -0.3), (0, 2, -0.4)]
+    assert [(a.source, a.target, a.J) for a in through] == [(2, 0, -0.3), (0, 2, -0.4)]  # and not 2 -> 1
     assert coupling_figures.arrows(result, 0, 0, "") == ([], 0)
     figure = coupling_figures.draw_graph(result, 1)
     titles = [axis.get_title().replace("\n", " ").strip() for axis in figure.axes]
-    names = ("whole Jacobian", "agent only", "through world")
-    assert titles[::2] == [f"{name}, lag 1: 0 effects" for name in names]
+    names = ("whole", "direct (memory)", "through the world (actions enumerated)")
+    assert titles[::2] == [f"{name} lag 1: 0 effects" for name in names]
     assert titles[1::2] == [
-        f"{name}, lag 2: 2 effects widest: |J| = {J}" for name, J in zip(names, (0.51, 0.5, 0.4), strict=True)
+        f"{name} lag 2: 2 effects widest: size {J}" for name, J in zip(names, (0.51, 0.5, 0.4), strict=True)
     ]
     colours = {text.arrow_patch.get_edgecolor() for text in figure.axes[1].texts}
     assert len(figure.axes[1].texts) == 2 and len(colours) == 2  # one raises, one lowers
@@ -132,7 +158,7 @@ def test_a_graph_draws_what_survived_and_says_how_much_it_hides(monkeypatch: pyt
 def test_matrices_show_both_parts_on_scales_of_their_own() -> None:
     figure = coupling_figures.draw_matrices(made_by_hand(), 1)
     images = [axis.images[0] for axis in figure.axes if axis.get_title()]
-    assert [image.norm.vmax for image in images[:4]] == [0.51, 0.51, 0.4, 1.0]  # not the own past's 0.9
+    assert [image.norm.vmax for image in images[:5]] == [0.6, 0.6, 0.6, 0.6, 1.0]  # not the own past's 0.9
     assert "jumps | pits" in figure.get_suptitle()
 
 
@@ -140,7 +166,7 @@ def test_what_was_not_tested_does_not_look_like_no_effect() -> None:
     image = coupling_figures.draw_matrices(of_size(3), 0).axes[0].images[0]
     assert image.get_array().mask.all()
     red, *_, opaque = image.cmap.get_bad()
-    assert opaque == 1 and red < 0.9 < image.cmap(0.5)[0]
+    assert opaque == 1 and red < 0.93 < image.cmap(0.5)[0]
 
 
 def test_titles_fit_on_the_figure_of_a_single_lag() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from core.artefacts import new_run, write_json
+from core.artefacts import Run, new_run, write_json
 from core.contracts import EnvSpec, Field, UserError
 from core.episodes import Episode, RolloutStore, StoreWriter, is_transition
 
@@ -209,11 +212,43 @@ def test_missing_shard_is_a_user_error(tmp_path: Path) -> None:
         RolloutStore(path)
 
 
+@pytest.mark.parametrize("name", ["h", "value", "logits", "reward", "world/d"])
+def test_nan_is_found_wherever_it_is_read(tmp_path: Path, name: str) -> None:
+    """The message names file, episode, column and place; labels of the world may be unknown."""
+    episodes = [episode(i, 6, final_known=True, terminated=False, latent=True) for i in range(3)]
+    episodes[0].truth["level"] = np.full(7, np.nan)  # type: ignore[index]
+    for e in episodes[1:]:
+        e.truth["level"] = np.zeros(7)  # type: ignore[index]
+    episodes[1].columns()[name][4] = np.inf
+    with RolloutStore(write(tmp_path / "store", episodes)) as store:
+        store.pooled("truth/level", "h", episodes=[0, 2])
+        said = rf"shard_00000.h5: episode 1 has NaN or infinite values in '{name}' \(the first: step 4"
+        for read in (
+            lambda: store.pooled(name),
+            lambda: store.episode(1),
+            lambda: store.read_windows([name], np.array([[1, 2]]), 3),
+        ):
+            with pytest.raises(UserError, match=said):
+                read()
+        store.read_windows([name], np.array([[1, 0]]), 4)  # the rows before it are whole
+        store.preload(name)
+        with pytest.raises(UserError, match=said):
+            store.pooled(name)
+
+
+def test_a_latent_that_is_no_number_is_found(tmp_path: Path) -> None:
+    episodes = [episode(i, 6, final_known=True, terminated=False, latent=True) for i in range(3)]
+    episodes[2].latent[1] = np.nan  # type: ignore[index]
+    with RolloutStore(write(tmp_path / "store", episodes)) as store:
+        assert store.latents([0, 1]).shape == (2, 3)
+        for read in (lambda: store.latents([1, 2]), lambda: store.episode(2)):
+            with pytest.raises(UserError, match="episode 2 started from a latent with NaN"):
+                read()
+
+
 def test_broken_chunk_is_a_user_error(tmp_path: Path) -> None:
     path = write(tmp_path / "s", [episode(0, 64, final_known=True, terminated=True)])
     shard = next(path.glob("*.h5"))
-    import h5py
-
     with h5py.File(shard) as file:
         place = file["columns/obs/frames"].id.get_chunk_info(0)
     data = bytearray(shard.read_bytes())
@@ -248,3 +283,135 @@ def test_one_writer_a_prefix(tmp_path: Path) -> None:
                 (a, b)[i % 2].add(episode(i, 4, final_known=True, terminated=True))
     seeds = [e.meta["seed"] for e in RolloutStore(tmp_path / "s")]
     assert seeds == [0, 2, 1]
+
+
+# A flipped bit is found, or changes no value
+
+
+def values_of(path: Path) -> list[object]:
+    """Everything that a store gives, by every way of reading."""
+    with RolloutStore(path) as store:
+        episodes = [
+            (
+                {k: (v.dtype.str, v.shape, v.tobytes()) for k, v in e.columns().items()},
+                e.terminated, e.truncated, dict(e.meta), None if e.latent is None else e.latent.tobytes(),
+            )
+            for e in store
+        ]  # fmt: skip
+        names = store.column_names
+        whole = [store._rows(i, n, 0, None).tobytes() for i in range(len(store._shards)) for n in names]
+        return [episodes, names, whole, store.latents().tobytes(), store.steps.tolist(), store.rows.tolist()]
+
+
+def regions(shard: Path) -> dict[str, list[int]]:
+    """Offsets of a shard's bytes: the chunks of every dataset, and all else (metadata)."""
+    out: dict[str, list[int]] = {}
+    with h5py.File(shard) as file:
+
+        def add(name: str, found: object) -> None:
+            if isinstance(found, h5py.Dataset):
+                chunks = [found.id.get_chunk_info(i) for i in range(found.id.get_num_chunks())]
+                assert chunks, f"{name} is not in chunks: it would have no checksum"
+                out[name] = [c.byte_offset + i for c in chunks for i in range(c.size)]
+
+        file.visititems(add)
+    taken = {i for offsets in out.values() for i in offsets}
+    out["metadata"] = [i for i in range(shard.stat().st_size) if i not in taken]
+    return out
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two shards of simulated episodes; some chunks are noise, which does not compress."""
+    episodes = [episode(i, 3 + 30 * i, final_known=True, terminated=bool(i % 2), latent=True) for i in range(4)]
+    return write(tmp_path_factory.mktemp("stored") / "s", episodes, shard_steps=60)
+
+
+@pytest.mark.parametrize("shard", ["shard_00000.h5", "shard_00001.h5"])
+def test_a_flipped_bit_of_a_shard_is_found_where_it_is_read(shard: str, stored: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(stored, tmp_path / "copy"))
+    before, known = (copy / shard).read_bytes(), values_of(copy)
+    rng, found = np.random.default_rng(0), 0
+    for region, offsets in regions(copy / shard).items():
+        tries = rng.choice(offsets, min(len(offsets), 60 if region == "metadata" else 8), replace=False)
+        for at in tries.tolist():
+            flipped = bytearray(before)
+            flipped[at] ^= 1 << int(rng.integers(8))
+            (copy / shard).write_bytes(flipped)
+            try:
+                assert values_of(copy) == known, f"{region} at {at} was read silently"
+            except UserError as error:
+                found += 1
+                assert shard in str(error) and "\n" not in str(error)
+    assert found > 100  # padding holds no values
+
+
+def test_overwritten_regions_of_a_shard_are_found(stored: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(stored, tmp_path / "copy"))
+    shard = copy / "shard_00001.h5"
+    before, rng = shard.read_bytes(), np.random.default_rng(1)
+    for offsets in regions(shard).values():
+        for fill in (bytes(64), b"\xff" * 64, rng.bytes(64)):
+            at = offsets[0]
+            shard.write_bytes(before[:at] + fill[: len(offsets)] + before[at + len(fill[: len(offsets)]) :])
+            with pytest.raises(UserError, match=shard.name):
+                values_of(copy)
+
+
+def test_shards_of_another_store_are_refused(stored: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(stored, tmp_path / "copy"))
+    shutil.copy(copy / "shard_00000.h5", copy / "shard_00001.h5")
+    with pytest.raises(UserError, match="shard_00001.h5.*another size"):
+        RolloutStore(copy)
+    shutil.copy(stored / "shard_00001.h5", copy / "shard_00001.h5")
+    shutil.copy(copy / "shard_00000.h5", copy / "shard_00002.h5")  # unknown to the manifest: not part of the store
+    assert values_of(copy) == values_of(stored)
+
+
+def test_a_changed_spec_is_found(stored: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(stored, tmp_path / "copy"))
+    (copy / "spec.json").write_text((copy / "spec.json").read_text().replace('"a"', '"b"'))
+    with pytest.raises(UserError, match="spec.json: content differs from its manifest"):
+        RolloutStore(copy)
+
+
+def as_earlier_versions_wrote(path: Path, episodes: Sequence[Episode]) -> Path:
+    """A store of one shard without checksums of index and metadata."""
+    with new_run(path, "test", {"seed": 0}) as run:
+        write_json(run.path / "spec.json", SPEC.to_json())
+        with h5py.File(run.path / "shard_00000.h5", "w") as file:
+            for column in episodes[0].columns():
+                data = np.concatenate([e.columns()[column] for e in episodes])
+                chunks = (min(32, len(data)), *data.shape[1:])
+                file.create_dataset(f"columns/{column}", data=data, chunks=chunks, compression="gzip")
+            file["latent"] = np.stack([e.latent for e in episodes])
+            file["index/steps"] = np.array([e.steps for e in episodes], np.int64)
+            file["index/rows"] = np.array([len(e.h) for e in episodes], np.int64)
+            file["index/terminated"] = np.array([e.terminated for e in episodes])
+            file["index/truncated"] = np.array([e.truncated for e in episodes])
+            file["index/meta"] = [json.dumps(dict(e.meta)) for e in episodes]
+    return path
+
+
+def test_stores_of_earlier_versions_are_read_and_compared_as_a_whole(tmp_path: Path) -> None:
+    episodes = [episode(i, 20 + i, final_known=True, terminated=True, latent=True) for i in range(3)]
+    path = as_earlier_versions_wrote(tmp_path / "old", episodes)
+    with RolloutStore(path) as store:
+        for before, after in zip(episodes, store, strict=True):
+            same(before, after)
+        assert store.latents().shape == (3, 3)
+    shard = path / "shard_00000.h5"
+    before = shard.read_bytes()
+    for at in np.random.default_rng(0).choice(len(before), 200, replace=False).tolist():
+        flipped = bytearray(before)
+        flipped[at] ^= 0x10
+        shard.write_bytes(flipped)
+        with pytest.raises(UserError, match="shard_00000.h5: (content differs|broken shard)"):
+            RolloutStore(path)
+    for version in (1, 2, 3):  # of the superblock: no way around the comparison
+        shard.write_bytes(before[:8] + bytes([version]) + before[9:])
+        with pytest.raises(UserError, match="shard_00000.h5"):
+            values_of(path)
+    shard.write_bytes(before)
+    Run(path=path, stage="test", config={}).finish()
+    assert len(values_of(path)) == 6

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from core.contracts import UserError
-from validation.events import DEFAULT, LONGEST, Rows, parse_event, parse_events
+from envs.procgen import GAMES, ProcgenEnv, ProcgenOptions
+from validation.events import GENERIC, LONGEST, Rows, parse_event, parse_events
 
 ACTIONS = ("left", "none", "up", "upleft", "upright")
 JUMP = "action in (up, upleft, upright)"
@@ -33,7 +34,7 @@ def rows() -> Rows:
         ("value - previous(value) > 0.5", [0, 1, 1, 1]),
         ("previous(action) == left", [1, 1, 0, 0]),
         ("previous(previous(action)) == left", [1, 1, 1, 0]),
-        (DEFAULT["jump_started"], [0, 1, 0, 0]),
+        (f"{JUMP} and not previous({JUMP})", [0, 1, 0, 0]),
         ("step == 3", [0, 0, 0, 1]),
         ("-value * 2 + 1 == -3", [0, 0, 1, 0]),
         ("direction(1) < -2", [0, 0, 0, 1]),
@@ -96,12 +97,38 @@ def test_what_is_no_event_is_a_user_error_that_names_what_there_is(text: str, sa
 def test_lists_of_events() -> None:
     one, two = parse_events(["a: value < 2", " b : not ended"], ACTIONS, 2)
     assert (one.name, one.text.strip(), two.name) == ("a", "value < 2", "b")
-    assert [e.name for e in parse_events([], ACTIONS, 2)] == ["death", "reward", "jump_started"]
-    assert [e.name for e in parse_events([], ("left", "right"), 2)] == ["death", "reward"]
+    assert {e.name: e.text for e in parse_events([], ACTIONS, 2)} == GENERIC, "no words of any game"
+    own = {"late": "step > 2"}
+    assert [e.name for e in parse_events([], ACTIONS, 2, own=own)] == ["late"]
+    assert [e.name for e in parse_events(["a: ended"], ACTIONS, 2, own=own)] == ["a"]
     for words, said in ((["value < 2"], "expected NAME: EXPRESSION"), (["a: ended", "a: ended"], "'a' twice"),
                         (["a b: ended"], "one word")):  # fmt: skip
         with pytest.raises(UserError, match=said):
             parse_events(words, ACTIONS, 2)
+
+
+def test_actions_that_do_the_same_mean_each_other() -> None:
+    same = (("left", "none"), ("up", "upleft"))
+    for text, holds in (
+        ("action == left", [1, 0, 0, 1]), ("action == none", [1, 0, 0, 1]), ("action != left", [0, 1, 1, 0]),
+        ("action in (upleft, upright)", [0, 1, 1, 0]), ("previous(action) == none", [1, 1, 0, 0]),
+    ):  # fmt: skip
+        assert parse_event("it", text, ACTIONS, 2, same)(rows())[0].tolist() == holds, text
+    e = float(torch.tensor(2.0).exp())
+    likely = (e + 1) / (e + 4)  # of a pair of which one has logit 2, among four others of 0
+    for bound, holds in ((likely - 1e-3, [1, 0, 0, 1]), (likely + 1e-3, [0, 0, 0, 0])):
+        assert parse_event("it", f"prob(none) > {bound}", ACTIONS, 2, same)(rows())[0].tolist() == holds
+    event = parse_event("it", f"logit(none) > {float(torch.tensor([2.0, 0.0]).logsumexp(0)) - 1e-3}", ACTIONS, 2, same)
+    assert event(rows())[0].tolist() == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_the_events_of_every_game_are_events_of_its_actions(game: str) -> None:
+    spec = ProcgenEnv(ProcgenOptions(game=game), 1).spec
+    found = parse_events([], spec.action_names, 2, spec.same_actions, spec.events)
+    assert [e.name for e in found] == list(spec.events) and "reward" in spec.events
+    assert ("jump_started" in spec.events) == (game in ("climber", "coinrun", "jumper", "ninja"))
+    assert ("death" in spec.events) == (game not in ("heist", "maze", "plunder"))
 
 
 def test_rate_and_first_happening_by_hand() -> None:

@@ -15,11 +15,13 @@ from envs.planted import PlantedOptions, PlantedSimulator, record_planted
 from envs.procgen import ProcgenEnv, ProcgenOptions
 from generative.rssm import ModelConfig
 from generative.simulator import RSSMSimulator
+from validation import fidelity_figures as figures
 from validation.fidelity import (
     Paired,
     check_world,
     choose_starts,
     compare,
+    directions_of,
     forecasts,
     in_effect,
     lives,
@@ -294,6 +296,84 @@ class Rigid(PlantedSimulator):
         right = torch.full((len(state.d_BD),), 2)
         state, out = super().step(state, right if action is None else action, noise, intervene, env_grads)
         return state, out._replace(terminal_B=out.terminal_B * 0, reward_B=out.reward_B + 1)
+
+
+class EndsAtOnce(PlantedSimulator):
+    """Every transition is the last."""
+
+    def step(self, state, action=None, noise=None, intervene=(), env_grads=True):
+        state, out = super().step(state, action, noise, intervene, env_grads)
+        return state, out._replace(terminal_B=torch.ones_like(out.terminal_B))
+
+
+def undefined(result):
+    """The rows without a number, by measure; every one says why, and none that has a number does."""
+    rows = result.tables["fidelity"]
+    assert all((r["simulated"] is None) == bool(r["reason"]) for r in rows), [r for r in rows if not r["reason"]]
+    return {r["measure"]: r["reason"] for r in rows if r["simulated"] is None}
+
+
+def test_a_simulator_whose_dreams_end_at_once_leaves_an_empty_row(tmp_path):
+    _, result = compared(EndsAtOnce(PlantedOptions()), PlantedOptions())
+    said = undefined(result)["transition_distance"]
+    assert said == "dreams end so soon that a half of the episodes has no transition of them"
+    assert rows_of(result, "action_distance")[None]["simulated"] is not None
+    figures.draw(result, tmp_path, ("left", "wait", "right"), False)
+    result.save(tmp_path)
+
+
+def test_states_that_never_change_and_windows_without_events_leave_empty_rows(noisy, tmp_path):
+    paired, _ = noisy
+    still = paired.real._replace(
+        h=np.full_like(paired.real.h, 1 / 3), reward=paired.real.reward * 0, terminal=paired.real.terminal * 0
+    )
+    result = compare(replace(paired, real=still, acted=paired.acted & (np.arange(HORIZON) < HORIZON - 1)), rng())
+    why = undefined(result)
+    for measure in ("h_error", "h_frechet", "h_mmd", "h_classifier"):
+        assert why[measure] == "the recorded hidden states are all the same"
+    assert why["reward_average_precision"] == "no reward in these windows"
+    assert why["terminal_average_precision"] == "no ending in these windows"
+    for name in ("return_difference", "length_distance", "action_distance", "transition_distance"):
+        assert why[name] == "0 episodes have windows that end or last to the horizon, 4 are needed"
+    assert directions_of(replace(paired, real=still), "x").size == 0
+    figures.draw(result, tmp_path, ("left", "wait", "right"), False)
+    result.save(tmp_path)
+
+
+def test_a_neuron_that_never_changes_in_the_real_world_is_not_a_measure_of_the_simulator(noisy):
+    """It has no scale: what the simulator makes of it would be divided by rounding errors."""
+    paired, _ = noisy
+    dead, other = paired.real.h.copy(), paired.free.h.copy()
+    dead[..., 0], other[..., 0] = 0.1, rng().random(other.shape[:-1])
+    without = replace(paired, real=paired.real._replace(h=dead[..., 1:]), free=paired.free._replace(h=other[..., 1:]))
+    with_it = replace(paired, real=paired.real._replace(h=dead), free=paired.free._replace(h=other))
+    a, b = (rows_of(compare(p, rng()), "h_frechet") for p in (without, with_it))
+    assert [r["simulated"] for r in a.values()] == pytest.approx([r["simulated"] for r in b.values()], rel=1e-6)
+
+
+@pytest.mark.parametrize("part", ["terminal_B", "value_B", "d_BD"])
+def test_a_simulator_that_makes_no_numbers_is_refused(part):
+    class Broken(PlantedSimulator):
+        def step(self, state, action=None, noise=None, intervene=(), env_grads=True):
+            state, out = super().step(state, action, noise, intervene, env_grads)
+            return state, out._replace(**{part: getattr(out, part) * (torch.nan if state.t > 3 else 1)})
+
+    with pytest.raises(UserError, match="makes NaN or infinite values"):
+        compared(Broken(PlantedOptions()), PlantedOptions())
+
+
+def test_actions_that_do_the_same_count_as_one(noisy):
+    """Two halves that differ in the ids only, not in what is done, are alike."""
+    paired, plain = noisy
+    swapped = paired.dreamed._replace(action=np.where(paired.dreamed.action == 0, 1, paired.dreamed.action))
+    one = {"left": [0, 1], "right": [2]}
+    grouped, again = (compare(replace(paired, dreamed=d), rng(), None, one) for d in (paired.dreamed, swapped))
+    assert grouped.notes["distinct_actions"] == ["left", "right"] and "distinct_actions" not in plain.notes
+    assert set(np.unique(grouped.arrays["actions_real"])) == {0, 1}
+    for name in ("action_distance", "transition_distance"):
+        assert rows_of(grouped, name)[None]["simulated"] == rows_of(again, name)[None]["simulated"]
+    assert "action_agreement_in_effect" in {r["measure"] for r in grouped.tables["fidelity"]}
+    assert "action_agreement_in_effect" not in {r["measure"] for r in plain.tables["fidelity"]}
 
 
 def test_a_life_is_counted_to_its_last_transition():

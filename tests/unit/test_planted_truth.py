@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -12,11 +14,14 @@ from envs.planted import (
     KINDS,
     SIZE,
     SPARSE_SHARE,
+    WRONG,
     Kind,
     PlantedAgent,
     PlantedOptions,
     PlantedSimulator,
     PlantedWorld,
+    Wrong,
+    WrongSimulator,
     behaviour_of,
     matrices,
     record_planted,
@@ -35,10 +40,11 @@ def pooled(options: PlantedOptions, episodes: int, steps: int) -> tuple[np.ndarr
     return truth(options).basis.project(h).numpy().astype(float), np.stack([e.truth["stimulus"][1:] for e in recorded])
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k != "pixels"])
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("pixels", "redundant")])
 @pytest.mark.parametrize("env_grads", [True, False])
 def test_jacobians_are_autograd_s_in_every_world(kind: Kind, env_grads: bool) -> None:
-    """Where a product's gate is shut or its source is 0 its own derivative is 0, and the closed form is whole."""
+    """Where a product's gate is shut or its source is 0 its own derivative is 0, and the closed form is whole.  Of
+    redundant directions the derivative depends on which is the larger."""
     options = PlantedOptions(kind=kind)
     known, simulator, lag = truth(options, torch.float64), PlantedSimulator(options).double(), 4
     m = matrices(options)
@@ -57,6 +63,40 @@ def test_jacobians_are_autograd_s_in_every_world(kind: Kind, env_grads: bool) ->
         found = torch.autograd.functional.jacobian(coordinates, torch.zeros(SIZE, dtype=torch.float64)).numpy().T
         p = simulator.rollout(z, lag).logits[0, :lag].softmax(-1).numpy()
         np.testing.assert_allclose(found, known.jacobian(p, env_grads, behaviour), atol=1e-12)
+
+
+def expectation(simulator: PlantedSimulator, z_1Z: torch.Tensor, change_H: torch.Tensor, steps: int) -> torch.Tensor:
+    """E[h at the last step] [H] with the hidden state changed at step 0, over all sequences of actions."""
+    actions = torch.tensor(list(itertools.product(range(3), repeat=steps)))
+    forced = torch.cat([actions, actions[:, :1]], 1)
+    push = AtSteps(AddVector(change_H), 0, 1)
+    path = simulator.rollout(z_1Z.expand(len(forced), -1), steps, actions=forced, intervene=(push,))
+    p = path.logits[:, :steps].softmax(-1).gather(-1, actions[..., None])[..., 0].prod(1)
+    assert float(p.sum()) == pytest.approx(1)
+    return p @ path.h[:, steps]
+
+
+@pytest.mark.parametrize("kind", ["confounded", "mediated", "linear"])
+def test_effects_of_actions_are_slopes_of_the_exact_expectation(kind: Kind) -> None:
+    """The closed form of the policy's expectation, against finite differences of the expectation itself; what is left
+    is direct."""
+    options, steps, small = PlantedOptions(kind=kind), 3, 1e-5
+    known, simulator = truth(options, torch.float64), PlantedSimulator(options).double()
+    z = torch.randn(1, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    R = matrices(options).R_HK
+    slope = np.empty((SIZE, SIZE))
+    for i in range(SIZE):
+        push = small * torch.tensor(R[:, i])
+        ends = [expectation(simulator, z, sign * push, steps) for sign in (1, -1)]
+        slope[i] = (ends[0] - ends[1]).numpy() @ R / (2 * small)
+    c = known.basis.project(simulator.rollout(z, 0).h[0, 0]).numpy()
+    through = known.effect_of_actions(z[0, :SIZE].numpy(), c, steps, sampled=True)
+    direct = known.jacobian(np.full((steps, 3), 1 / 3), env_grads=False)
+    np.testing.assert_allclose(slope, through + direct, atol=1e-9)
+    assert (np.abs(through).max() > 0.05) == (kind != "linear")
+    # One step has nothing after it: the modal number is that of the expectation.
+    one = [known.effect_of_actions(z[0, :SIZE].numpy(), c, 1, sampled=sampled) for sampled in (True, False)]
+    np.testing.assert_allclose(*one, atol=1e-14)
 
 
 def test_what_each_world_is_made_for() -> None:
@@ -104,6 +144,8 @@ def test_closed_forms_are_refused_where_there_are_none() -> None:
         truth().cohens_d()
     with pytest.raises(ValueError, match="depends on its state"):
         truth(PlantedOptions(kind="pixels")).jacobian(np.full((1, 3), 1 / 3))
+    with pytest.raises(ValueError, match="is not linear"):
+        truth(PlantedOptions(kind="pixels")).effect_of_actions(np.zeros(SIZE), np.zeros(SIZE), 1)
 
 
 def test_sparse_noise_is_sparse_and_has_variance_one() -> None:
@@ -173,3 +215,93 @@ def test_an_object_a_stimulus() -> None:
     agent = PlantedAgent(options)
     frames = torch.from_numpy(shown)
     torch.testing.assert_close(agent.encode({"frames": frames}), agent.encode({"frames": frames.float() / 255}))
+
+
+def effect_of(options: PlantedOptions, shifts: dict[int, float], steps: int = 1, episodes: int = 4000) -> np.ndarray:
+    """What shifting directions changes of the value ``steps`` later, from states that occur, float64 [episodes]."""
+    known, simulator = truth(options, torch.float64), PlantedSimulator(options).double()
+    recorded = record_planted(options, episodes, 8, seed=5)
+    z = torch.from_numpy(np.stack([np.concatenate([e.truth["stimulus"][6], e.h[5]]) for e in recorded]).astype(float))
+    change = torch.zeros(SIZE, dtype=torch.float64)
+    for i, amount in shifts.items():
+        change[i] = amount
+    push = AtSteps(AddVector(known.basis.lift_change(change)), 0, 1)
+    value = [simulator.rollout(z, steps + 1, intervene=some).value[:, steps] for some in ((push,), ())]
+    return (value[0] - value[1]).numpy()
+
+
+def test_an_even_effect_is_the_same_up_and_down() -> None:
+    options = PlantedOptions(kind="even", hazard=0.0)
+    up, down = (effect_of(options, {0: amount}) for amount in (2.0, -2.0))
+    assert up.mean() == pytest.approx(2.0, abs=0.15) and down.mean() == pytest.approx(2.0, abs=0.15)
+    np.testing.assert_allclose((up + down) / 2, 2.0, atol=1e-6)  # a^2 w; what is left is odd in the state
+    assert np.abs(effect_of(options, {3: 2.0}, episodes=50)).max() < 1e-12
+
+
+def test_redundant_directions_do_nothing_one_by_one() -> None:
+    options = PlantedOptions(kind="redundant", hazard=0.0)
+    one, other, both = (effect_of(options, dict.fromkeys(ids, -2.0), episodes=200) for ids in ((0,), (1,), (0, 1)))
+    np.testing.assert_allclose([one, other], 0, atol=1e-6)
+    np.testing.assert_allclose(both, -2.0, atol=1e-6)
+    raised = effect_of(options, {0: 2.0}, episodes=200)
+    np.testing.assert_allclose(raised, 2.0, atol=1e-6)  # the larger one counts: it depends on the dose
+    known = truth(options)
+    assert known.in_agent_KK[0, 2] and known.in_agent_KK[1, 2] and known.acts()[:2].all()
+
+
+def test_in_part_redundant_directions_do_what_their_difference_allows() -> None:
+    from scipy.stats import norm
+
+    options = PlantedOptions(kind="redundant", hazard=0.0, overlap=0.8)
+    one = effect_of(options, {0: -2.0})
+    c, _ = pooled(options, episodes=2000, steps=8)
+    wide = (c[:, -1, 0] - c[:, -1, 1]).std()  # of the difference of two Gaussians, whose larger one counts
+    exact = -2 * norm.cdf(-2 / wide) + wide * (norm.pdf(2 / wide) - norm.pdf(0))
+    assert one.mean() == pytest.approx(exact, abs=0.02) and -0.5 < exact < -0.1
+    np.testing.assert_allclose(effect_of(options, {0: -2.0, 1: -2.0}, episodes=50), -2.0, atol=1e-6)
+
+
+def test_heavy_tails_have_the_mean_they_should() -> None:
+    options = PlantedOptions(kind="null", hazard=0.0, fickle=1.0, tail=1.0)
+    moods = np.array([e.truth["stimulus"][3, -1] for e in record_planted(options, 8000, 4, seed=2)])
+    assert moods.min() > 0 and np.log(moods).std() == pytest.approx(1, abs=0.03)
+    assert moods.mean() == pytest.approx(1, abs=0.07)
+    even = effect_of(PlantedOptions(kind="null", hazard=0.0, fickle=1.0, tail=1.0, lean=-1.0), {0: 1.0})
+    assert abs(even.mean()) < 4 * even.std() / np.sqrt(len(even)) and abs(np.median(even)) > 0.1
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_simulator_is_wrong_in_one_way(wrong: Wrong) -> None:
+    options = PlantedOptions(kind="mediated", hazard=0.01)
+    right, other = PlantedSimulator(options).double(), WrongSimulator(options, wrong).double()
+    z = torch.randn(6, right.latent_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    actions = torch.tensor([[0, 0, 2, 2]]).expand(6, -1)
+
+    def play(simulator: PlantedSimulator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        state, seen, ends, paid = simulator.start(z), [], [], []
+        for t in range(5):
+            state, out = simulator.step(state, action=actions[:, min(t, 3)])
+            seen.append(out.obs["x"] @ simulator.C_XX)
+            ends.append(out.terminal_B)
+            paid.append(out.reward_B)
+        return torch.stack(seen).numpy(), torch.stack(ends).numpy(), torch.stack(paid).numpy()
+
+    (x, ends, paid), (x_wrong, ends_wrong, paid_wrong) = play(right), play(other)
+    np.testing.assert_allclose(x_wrong[0], x[0] if wrong != "garbage frames" else x_wrong[0], atol=1e-12)
+    np.testing.assert_array_equal(ends[1:] != ends_wrong[1:], wrong == "terminal wrong")
+    if wrong == "held frame":
+        np.testing.assert_allclose(x_wrong, np.broadcast_to(x[0], x.shape), atol=1e-12)
+    elif wrong in ("garbage frames", "garbage states"):
+        assert abs(np.corrcoef(x[1:].ravel(), x_wrong[1:].ravel())[0, 1]) < 0.25 and 0.5 < x_wrong[1:].std() < 1.5
+    elif wrong in ("actions ignored", "actions reversed"):
+        pushed, others = 1, [i for i in range(SIZE) if i != 1]
+        np.testing.assert_allclose(x_wrong[..., others], x[..., others], atol=1e-12)
+        sign = -1 if wrong == "actions reversed" else 0
+        assert x_wrong[1, :, pushed] == pytest.approx(0.875 * x[0, :, pushed] + sign * -0.5)
+    elif wrong == "terminal wrong":
+        np.testing.assert_array_equal(x, x_wrong)
+        assert (ends_wrong[1:] == 0.5).all()
+    else:
+        np.testing.assert_allclose(x_wrong[:2], x[:2], atol=1e-12)
+        np.testing.assert_allclose(x_wrong[2:], -x[2:], atol=1e-12)
+        np.testing.assert_allclose(paid_wrong[2:], -paid[2:], atol=1e-12)

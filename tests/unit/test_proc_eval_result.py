@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from analysis.proc_eval_result import COLUMNS, ELO, Lives, load, metrics, ratings, tables
+from analysis.proc_eval_result import COLUMNS, ELO, EVALUATION, Lives, load, metrics, ratings, tables
+from core import artefacts
 from core.contracts import UserError
 
 
@@ -55,9 +55,10 @@ def test_metrics_are_hand_counts() -> None:
     ],
 )
 def test_what_is_no_result_file_is_refused(said: str, data: Any, tmp_path: Path) -> None:
-    (tmp_path / "result_000.json").write_text(json.dumps(data))
+    with artefacts.new_run(tmp_path / "e", EVALUATION, {}) as run:
+        artefacts.write_json(run.path / "result_000.json", data)
     with pytest.raises(UserError, match=said):
-        load(tmp_path)
+        load(tmp_path / "e")
 
 
 def test_ratings_recover_planted_strengths() -> None:

@@ -124,6 +124,25 @@ def test_stochastic_samples_can_be_made_again(runs: Path, tmp_path: Path) -> Non
     assert "noise" not in modal.meta(0)
 
 
+@pytest.mark.parametrize(
+    ("part", "said"), [("decoder", "frames"), ("reward_head", "rewards"), ("terminal_head", "chances of ending")]
+)
+def test_a_broken_simulator_records_nothing(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str, said: str
+) -> None:
+    """An ending that is no number would be recorded as an ending, a frame that is none as a black one."""
+    simulator = load_simulator(runs / "simulator")
+    for name, tensor in simulator.named_parameters():
+        if name.startswith(part):
+            tensor.fill_(torch.nan)
+    with artefacts.new_run(tmp_path / "broken", "train_gen_model", {}) as run:
+        save_simulator(simulator, run.path)
+    with pytest.raises(SystemExit) as ended:
+        record(runs, tmp_path / "samples", "--simulator", tmp_path / "broken", "--overwrite")
+    assert ended.value.code == 2 and f"NaN or infinite values ({said})" in capsys.readouterr().err
+    assert not (tmp_path / "samples").exists()
+
+
 # Endings
 
 

@@ -16,21 +16,18 @@ from analysis.attributions import randomised, rank_correlation
 from analysis.gradients import TOLERANCE, agent_gradients, compare_copies, each_copy, gradients, saved_bytes, unroll
 from analysis.quantities import Quantity, Reading, find_quantities
 from analysis.saliency import SaliencyConfig, parse_sample_ids
-from core.contracts import EnvSpec, Field, UserError
+from core.contracts import EnvSpec, UserError
 from core.directions import Basis
+from core.figures import NEGATIVE, POSITIVE, rgb
 from core.interventions import AddVector, AtSteps
 from envs.planted import PlantedSimulator, record_planted
 from envs.planted_truth import truth
-from envs.procgen import ACTION_NAMES
+from envs.procgen import ACTION_NAMES, ProcgenEnv, ProcgenOptions
 from generative.rssm import ModelConfig
 from generative.simulator import RSSMSimulator
 
-SPEC = EnvSpec(
-    env_id="procgen/coinrun",
-    obs={"frames": Field(shape=(64, 64, 3), dtype="uint8")},
-    action_names=ACTION_NAMES,
-    slots=1,
-)
+SPEC = ProcgenEnv(ProcgenOptions(), 1).spec
+OTHER = replace(SPEC, env_id="other/world", action_names=("stay", "go"), same_actions=(), action_words={})
 TARGET, STEPS = 3, 5
 
 
@@ -107,20 +104,22 @@ def test_sample_ids_that_do_not_exist(words: list[str], message: str) -> None:
 
 def test_an_unknown_quantity_lists_those_that_exist() -> None:
     with pytest.raises(UserError, match=r"no quantity 'valu' \(did you mean value\?\).*jumping_left.*upright.*ica_ID"):
-        find_quantities(["valu"], ACTION_NAMES, no_basis)
+        find_quantities(["valu"], SPEC, no_basis)
     with pytest.raises(UserError, match="no quantity 'leftwards'"):
-        find_quantities(["leftwards"], ("stay", "go"), no_basis)
+        find_quantities(["leftwards"], OTHER, no_basis)
+    with pytest.raises(UserError, match="'key_e' does the same as 'none' in this world: ask for none"):
+        find_quantities(["key_e"], SPEC, no_basis)
     with pytest.raises(UserError, match="twice"):
-        find_quantities(["value", "value"], ACTION_NAMES, no_basis)
+        find_quantities(["value", "value"], SPEC, no_basis)
     with pytest.raises(UserError, match="needs --hidden_states"):
-        find_quantities(["direction_0"], ACTION_NAMES, saliency.bases_in(None, "", torch.device("cpu")))
+        find_quantities(["direction_0"], SPEC, saliency.bases_in(None, "", torch.device("cpu")))
     with pytest.raises(UserError, match="direction 3 does not exist: the ica basis has 0 to 2"):
-        find_quantities(["ica_3"], ACTION_NAMES, lambda kind: some_basis(5))
+        find_quantities(["ica_3"], SPEC, lambda kind: some_basis(5))
 
 
 def test_direction_means_the_chosen_basis() -> None:
     asked = []
-    find_quantities(["direction_1", "pca_2"], (), lambda kind: asked.append(kind) or some_basis(5), "nmf")
+    find_quantities(["direction_1", "pca_2"], OTHER, lambda kind: asked.append(kind) or some_basis(5), "nmf")
     assert asked == ["nmf", "pca"]
 
 
@@ -129,10 +128,12 @@ def test_action_quantities_are_log_probabilities() -> None:
     reading = Reading(logits, logits, logits[:, 0], logits[:, 1], torch.tensor([0, 5, 7, 14]))
     p = logits.softmax(-1)
     read = {q.name: q.read(reading) for q in find_quantities(
-        ["action", "leftwards", "rightwards", "jumping_up", "jumping_left", "jumping_right", "right", "value_delta"],
-        ACTION_NAMES, no_basis,
+        ["action", "leftwards", "rightwards", "jumping_up", "jumping_left", "jumping_right", "right", "none",
+         "value_delta"], SPEC, no_basis,
     )}  # fmt: skip
-    torch.testing.assert_close(read["action"].exp(), p[range(4), [0, 5, 7, 14]])
+    still = p[:, [4, 9, 10, 11, 12, 13, 14]].sum(1)  # which of them was chosen does not matter: all do the same
+    torch.testing.assert_close(read["action"].exp(), torch.stack([p[0, 0], p[1, 5], p[2, 7], still[3]]))
+    torch.testing.assert_close(read["none"].exp(), still)
     torch.testing.assert_close(read["leftwards"].exp(), p[:, 0] + p[:, 1] + p[:, 2])
     torch.testing.assert_close(read["rightwards"].exp(), p[:, 6] + p[:, 7] + p[:, 8])
     for name, i in (("jumping_up", 5), ("jumping_left", 2), ("jumping_right", 8), ("right", 7)):
@@ -143,15 +144,15 @@ def test_action_quantities_are_log_probabilities() -> None:
 # Gradients
 
 
-def all_quantities(hidden: int, names: tuple[str, ...]) -> list[Quantity]:
-    return find_quantities(["value", "value_delta", "action", "ica_1"], names, lambda kind: some_basis(hidden))
+def all_quantities(hidden: int, spec: EnvSpec) -> list[Quantity]:
+    return find_quantities(["value", "value_delta", "action", "ica_1"], spec, lambda kind: some_basis(hidden))
 
 
 def test_without_the_world_the_gradient_is_the_agents_own(learned: RSSMSimulator) -> None:
     z = latents(learned)
     path = learned.rollout(z, STEPS)
     frames = {"frames": path.obs["frames"][:, : TARGET + 1]}
-    quantities = all_quantities(5, ACTION_NAMES)
+    quantities = all_quantities(5, SPEC)
     cut = gradients(learned, z, chosen(learned, z), quantities, TARGET, steps=STEPS, env_grads=False)
     whole = gradients(learned, z, chosen(learned, z), quantities, TARGET, steps=STEPS)
     for q, a, b in zip(quantities, cut, whole, strict=True):
@@ -166,7 +167,7 @@ def test_without_the_world_the_gradient_is_the_agents_own(learned: RSSMSimulator
 
 
 def test_several_quantities_and_samples_from_one_pass(learned: RSSMSimulator) -> None:
-    z, quantities = latents(learned), all_quantities(5, ACTION_NAMES)
+    z, quantities = latents(learned), all_quantities(5, SPEC)
     together = gradients(learned, z, chosen(learned, z), quantities, TARGET, steps=STEPS)
     for n, q in enumerate(quantities):
         for s in range(3):
@@ -178,7 +179,7 @@ def test_several_quantities_and_samples_from_one_pass(learned: RSSMSimulator) ->
 
 
 def test_a_gradient_that_is_no_number_is_refused(planted: PlantedSimulator) -> None:
-    quantities = find_quantities(["value"], ("left", "wait", "right"), no_basis)
+    quantities = find_quantities(["value"], planted.spec, no_basis)
     z, config = latents(planted), SaliencyConfig(steps=3, target_step=2, copies=1, noise=0.0, integrated_steps=0)
     assert np.isfinite(saliency.explain(planted, z, [4, 5, 9], quantities, config).arrays["grad_h_value"]).all()
     z[1] = torch.nan
@@ -187,7 +188,7 @@ def test_a_gradient_that_is_no_number_is_refused(planted: PlantedSimulator) -> N
 
 
 def test_copies_are_averaged_sample_by_sample(learned: RSSMSimulator) -> None:
-    z, quantities = latents(learned), all_quantities(5, ACTION_NAMES)
+    z, quantities = latents(learned), all_quantities(5, SPEC)
     noised = saliency.noised(learned, z, [4, 5, 6], 3, 1e-2, 0)
     actions = chosen(learned, z).repeat_interleave(3)
     mean = each_copy(learned, noised, actions, quantities, TARGET, steps=STEPS, copies=3)
@@ -212,7 +213,7 @@ def test_the_short_way_over_copies_is_the_long_one(learned: RSSMSimulator, env_g
     simulator = copy.deepcopy(learned).float()
     z = latents(learned, 8).float()
     noised = saliency.noised(simulator, z, range(8), 9, 1.25e-4, 0)
-    quantities = find_quantities(["value", "action", "leftwards"], ACTION_NAMES, no_basis)
+    quantities = find_quantities(["value", "action", "leftwards"], SPEC, no_basis)
     actions = chosen(simulator, z).repeat_interleave(9)
     options = {"steps": STEPS, "copies": 9, "env_grads": env_grads}
     short = gradients(simulator, noised, actions, quantities, TARGET, **options)
@@ -225,7 +226,7 @@ def test_the_short_way_over_copies_is_the_long_one(learned: RSSMSimulator, env_g
 
 
 def test_copies_that_choose_otherwise_are_groups_of_their_own(learned: RSSMSimulator) -> None:
-    z, quantities = latents(learned), all_quantities(5, ACTION_NAMES)
+    z, quantities = latents(learned), all_quantities(5, SPEC)
     far = latents(learned, 9)[3:]  # whole other rollouts, which the mean of all would misrepresent
     mixed = torch.stack([torch.stack([z[s], z[s], far[s]]) for s in range(3)]).flatten(0, 1)
     actions = chosen(learned, z).repeat_interleave(3)
@@ -243,7 +244,7 @@ def test_where_the_copies_differ_much_the_long_way_is_taken(
     """Much noise: the check must find that the short way misses."""
     from analysis import gradients as module
 
-    z, quantities = latents(learned), all_quantities(5, ACTION_NAMES)
+    z, quantities = latents(learned), all_quantities(5, SPEC)
     noised = saliency.noised(learned, z, [4, 5, 6], 9, 0.2, 0)
     actions = chosen(learned, z).repeat_interleave(9)
     options = {"steps": STEPS, "copies": 9}
@@ -256,7 +257,7 @@ def test_where_the_copies_differ_much_the_long_way_is_taken(
 
 def test_quantities_that_are_alike_do_not_hide_a_miss(learned: RSSMSimulator) -> None:
     """The check looks at sums of quantities: the misses of two that are the same must not cancel in it."""
-    z, (value,) = latents(learned), find_quantities(["value"], ACTION_NAMES, no_basis)
+    z, (value,) = latents(learned), find_quantities(["value"], SPEC, no_basis)
     noised = saliency.noised(learned, z, [4, 5, 6], 9, 0.2, 0)
     options = {"steps": STEPS, "copies": 9}
     for other in (value, Quantity("less", "return", lambda r: -r.value_B)):
@@ -268,7 +269,7 @@ def test_quantities_that_are_alike_do_not_hide_a_miss(learned: RSSMSimulator) ->
 def test_a_direction_of_the_world_alone_over_noised_copies(learned: RSSMSimulator, env_grads: bool) -> None:
     """Frames have no part in it where the world is cut, so that the world state itself must be checked."""
     z, basis = latents(learned), replace(some_basis(12), kind="pca", space="d")
-    quantities = find_quantities(["d_pca_1"], ACTION_NAMES, lambda kind: basis)
+    quantities = find_quantities(["d_pca_1"], SPEC, lambda kind: basis)
     noised, actions = saliency.noised(learned, z, [4, 5, 6], 9, 0.2, 0), chosen(learned, z).repeat_interleave(9)
     options = {"steps": STEPS, "copies": 9, "env_grads": env_grads}
     (short,) = gradients(learned, noised, actions, quantities, TARGET, **options)
@@ -284,7 +285,7 @@ def test_the_shares_of_open_relus_are_what_makes_the_short_way_right(
     from analysis import gradients as module
 
     monkeypatch.setattr(module, "TOLERANCE", np.inf)
-    z, quantities = latents(learned, 8), find_quantities(["value", "action"], ACTION_NAMES, no_basis)
+    z, quantities = latents(learned, 8), find_quantities(["value", "action"], SPEC, no_basis)
     noised = saliency.noised(learned, z, range(8), 9, 5e-3, 0)
     actions = chosen(learned, z).repeat_interleave(9)
     known = compare_copies(learned, noised, actions, TARGET, 9)
@@ -300,7 +301,7 @@ def test_the_shares_of_open_relus_are_what_makes_the_short_way_right(
 
 def test_a_direction_of_the_world_is_no_quantity_of_the_agent(learned: RSSMSimulator) -> None:
     z, basis = latents(learned), replace(some_basis(12), kind="pca", space="d")
-    (q,) = find_quantities(["d_pca_1"], ACTION_NAMES, lambda kind: basis)
+    (q,) = find_quantities(["d_pca_1"], SPEC, lambda kind: basis)
     (g,) = gradients(learned, z, chosen(learned, z), [q], TARGET, steps=STEPS)
     unit = torch.eye(3, dtype=torch.float64)[1].expand(3, -1)
     torch.testing.assert_close(basis.pullback(g.d[:, TARGET]), unit, rtol=1e-9, atol=1e-9)
@@ -309,7 +310,7 @@ def test_a_direction_of_the_world_is_no_quantity_of_the_agent(learned: RSSMSimul
         frame = frame_of(learned, z)
         frame.read(q)(*frame.inputs, *frame.fixed)
     with pytest.raises(UserError, match="needs --env_states"):
-        find_quantities(["d_pca_1"], ACTION_NAMES, saliency.bases_in(None, "", torch.device("cpu")))
+        find_quantities(["d_pca_1"], SPEC, saliency.bases_in(None, "", torch.device("cpu")))
 
 
 def test_a_samples_noise_does_not_depend_on_its_batch(learned: RSSMSimulator) -> None:
@@ -322,7 +323,7 @@ def test_a_samples_noise_does_not_depend_on_its_batch(learned: RSSMSimulator) ->
 
 def test_batches_give_what_one_pass_gives(learned: RSSMSimulator) -> None:
     z, ids = latents(learned), [8, 3, 5]
-    quantities = find_quantities(["value", "action"], ACTION_NAMES, no_basis)
+    quantities = find_quantities(["value", "action"], SPEC, no_basis)
     options = {"steps": STEPS, "target_step": TARGET, "copies": 2, "integrated_steps": 4}
     whole = saliency.compute(learned, z, ids, quantities, SaliencyConfig(batch_size=3, **options))
     parts = saliency.compute(learned, z, ids, quantities, SaliencyConfig(batch_size=1, **options))
@@ -354,7 +355,7 @@ def test_gradient_of_h_is_the_finite_difference(
         monkeypatch.setattr("envs.planted.straight_through", soft)
     else:  # the same actions whatever the agent feels: what is left acts inside the agent
         forced = planted.rollout(z, TARGET).action
-    value = find_quantities(["value"], planted.spec.action_names, no_basis)
+    value = find_quantities(["value"], planted.spec, no_basis)
     got = gradients(planted, z, chosen(planted, z), value, TARGET, steps=STEPS, env_grads=env_grads)[0].h
     for t in range(TARGET + 1):
         for i in range(planted.agent.hidden_size):
@@ -371,7 +372,7 @@ def test_gradient_of_h_is_the_finite_difference(
 def test_directions_pull_back_to_their_own_coordinate(learned: RSSMSimulator) -> None:
     """At the target step the gradient of coordinate i, in coordinates, is the i-th unit vector."""
     basis, z = some_basis(5), latents(learned)
-    quantities = find_quantities(["ica_0", "ica_2"], ACTION_NAMES, lambda kind: basis)
+    quantities = find_quantities(["ica_0", "ica_2"], SPEC, lambda kind: basis)
     for g, i in zip(gradients(learned, z, chosen(learned, z), quantities, TARGET, steps=STEPS), (0, 2), strict=True):
         unit = torch.eye(3, dtype=torch.float64)[i].expand(3, -1)
         torch.testing.assert_close(basis.pullback(g.h[:, TARGET]), unit, rtol=1e-9, atol=1e-9)
@@ -397,7 +398,7 @@ def change_of(frame: attributions.Frame, q: Quantity) -> Tensor:
 
 def test_integrated_gradients_are_complete(learned: RSSMSimulator) -> None:
     frame = frame_of(learned, latents(learned))
-    for q in all_quantities(5, ACTION_NAMES):
+    for q in all_quantities(5, SPEC):
         found, change = attributions.integrated(frame, q, 64), change_of(frame, q)
         total = found.maps["frames"].flatten(1).sum(1)
         assert found.delta is not None
@@ -407,19 +408,19 @@ def test_integrated_gradients_are_complete(learned: RSSMSimulator) -> None:
         assert (same.maps["frames"] == 0).all()
 
 
-@pytest.mark.parametrize("encoder", ["strided", "impala"])
+@pytest.mark.parametrize("encoder", ["strided", "strided_blur", "impala"])
 def test_deeplift_is_complete_through_gates_norms_and_residuals(learned: RSSMSimulator, encoder: str) -> None:
     frame = frame_of(learned, latents(learned))
-    if encoder == "impala":  # its max-pooling has no rule of ours or of captum's here
+    if encoder != "strided":
         torch.manual_seed(1)
-        agent = RecurrentAgent(AgentConfig(encoder="impala", embedding_size=8, hidden_size=5), SPEC)
+        agent = RecurrentAgent(AgentConfig(encoder=encoder, embedding_size=8, hidden_size=5), SPEC)  # type: ignore[arg-type]
         frame = frame._replace(agent=agent.double().eval().requires_grad_(False))
-    for q in all_quantities(5, ACTION_NAMES):
+    for q in all_quantities(5, SPEC):
         found, change = attributions.deeplift(frame, q), change_of(frame, q)
         total = found.maps["frames"].flatten(1).sum(1)
         assert found.delta is not None and change.abs().max() > 1e-4
         torch.testing.assert_close(total - change, found.delta, rtol=1e-6, atol=1e-9)
-        if encoder == "strided":
+        if encoder != "impala":  # its max-pooling has no rule of ours or of captum's here
             assert found.delta.abs().max() < 1e-9 * change.abs().max() + 1e-12
     assert all(not m._forward_hooks for m in frame.agent.modules())  # type: ignore[attr-defined]
 
@@ -429,7 +430,7 @@ def test_attributions_of_a_linear_agent_are_gradient_times_change(planted: Plant
     first = dict(unroll(planted, planted.start(z), 1)[1][0].obs)
     frame = frame_of(planted, z, first)
     (field,) = frame.obs
-    value = find_quantities(["value"], planted.spec.action_names, no_basis)[0]
+    value = find_quantities(["value"], planted.spec, no_basis)[0]
     slope = agent_gradients(
         planted.agent, {field: frame.obs[field][:, None]}, frame.h_before_SH, frame.chosen_S, value
     )[field][:, 0]
@@ -446,7 +447,7 @@ def test_attributions_of_a_linear_agent_are_gradient_times_change(planted: Plant
 
 def test_occlusion_covers_squares_with_the_baseline(learned: RSSMSimulator) -> None:
     frame = frame_of(learned, latents(learned, 1))
-    value = find_quantities(["value"], ACTION_NAMES, no_basis)[0]
+    value = find_quantities(["value"], SPEC, no_basis)[0]
     found = attributions.occlusion(frame, value, 16, 16).maps["frames"].double()
     covered = frame.obs["frames"].clone()
     covered[:, 16:32, 32:48] = 0
@@ -459,7 +460,7 @@ def test_occlusion_covers_squares_with_the_baseline(learned: RSSMSimulator) -> N
 
 def test_the_latent_of_a_linear_world_is_explained_whole(planted: PlantedSimulator) -> None:
     z = latents(planted)
-    value = find_quantities(["value"], planted.spec.action_names, no_basis)[0]
+    value = find_quantities(["value"], planted.spec, no_basis)[0]
     # Without noise the actions are discrete: what they do to the value is in the delta, and the rest is complete.
     maps, change, delta = attributions.latent(planted, z, chosen(planted, z), value, 0, 8, 4)
     assert maps.shape == z.shape and change.abs().max() > 1e-3
@@ -473,7 +474,7 @@ def test_the_latent_of_a_linear_world_is_explained_whole(planted: PlantedSimulat
 def test_a_true_picture_beats_its_controls_and_a_wrong_one_does_not(planted: PlantedSimulator) -> None:
     """Of a linear agent everything is known: gradient times change foretells every change."""
     frame = frame_of(planted, latents(planted, 24))
-    value = find_quantities(["value"], planted.spec.action_names, no_basis)[0]
+    value = find_quantities(["value"], planted.spec, no_basis)[0]
     true = attributions.integrated(frame, value, 4).maps
     wrong = {n: -x for n, x in true.items()}
     fidelity = attributions.infidelity(frame, value, true, False, 32, 0)
@@ -493,7 +494,7 @@ def test_a_true_picture_beats_its_controls_and_a_wrong_one_does_not(planted: Pla
 
 def test_curves_begin_and_end_where_they_must(learned: RSSMSimulator) -> None:
     frame = frame_of(learned, latents(learned))
-    value = find_quantities(["value"], ACTION_NAMES, no_basis)[0]
+    value = find_quantities(["value"], SPEC, no_basis)[0]
     maps = attributions.integrated(frame, value, 4).maps
     into, out = (attributions.curves(frame, value, maps, flag) for flag in (True, False))
     read = frame.read(value)
@@ -506,7 +507,7 @@ def test_curves_begin_and_end_where_they_must(learned: RSSMSimulator) -> None:
 def test_randomised_agents_and_worlds_know_their_floor_and_ceiling(learned: RSSMSimulator) -> None:
     z = latents(learned)
     path = learned.rollout(z, STEPS)
-    seen, value = {"frames": path.obs["frames"][:, : TARGET + 1]}, all_quantities(5, ACTION_NAMES)[:1]
+    seen, value = {"frames": path.obs["frames"][:, : TARGET + 1]}, all_quantities(5, SPEC)[:1]
     h, a = learned.start(z).h_BH, chosen(learned, z)
     agent = attributions.agent_randomisation(learned.agent, seen, h, a, value[0], 0, 0.0, True)
     assert list(agent) == [
@@ -565,7 +566,7 @@ def test_positive_is_blue_and_negative_is_red() -> None:
     frame, signed = np.full((64, 64, 3), 100, np.uint8), np.zeros((64, 64))
     signed[:32], signed[32:, :32] = 1.0, -1.0
     out = saliency_figures.overlay(frame, signed, 1.0).astype(int)
-    assert (out[:32] == saliency_figures.BLUE).all() and (out[32:, :32] == saliency_figures.RED).all()
+    assert (out[:32] == rgb(POSITIVE)).all() and (out[32:, :32] == rgb(NEGATIVE)).all()
     assert (out[32:, 32:] == out[63, 63]).all() and len(set(out[63, 63])) == 1
     assert (saliency_figures.overlay(frame, signed, 0.0) == out[63, 63]).all()
 
@@ -614,7 +615,7 @@ def test_gradient_names_the_causal_direction_and_clears_the_nuisance(planted: Pl
         assert probe_r2(h, stimulus[:, direction], train) > 0.7
 
     z, names = latents(planted, 16), planted.spec.action_names
-    quantities = find_quantities(["value", *names], names, no_basis)
+    quantities = find_quantities(["value", *names], planted.spec, no_basis)
     for g in gradients(planted, z, chosen(planted, z), quantities, TARGET, steps=STEPS):
         c = known.basis.pullback(g.h[:, : TARGET + 1])
         assert c[:, :, known.nuisance].abs().max() < 1e-15  # softmax leaves rounding, nothing else

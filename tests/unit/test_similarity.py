@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from analysis import similarity
-from analysis.similarity import Layer, assemble, compare, covariances, linear_cka, predicted
+from analysis.similarity import Layer, assemble, compare, covariances, linear_cka, predicted, short_names
+from core.contracts import UserError
 
 EPISODE_N = np.repeat(np.arange(20), 25)
 
 
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["runs/a/agent"], ["agent"]),
+        (["runs/a/agent", "runs/b/agent"], ["a/agent", "b/agent"]),
+        (["runs/a/agent", "runs/b/agent", "runs/other"], ["a/agent", "b/agent", "other"]),
+        (["x/runs/agent", "y/runs/agent", "y/jogs/agent"], ["x/runs/agent", "y/runs/agent", "jogs/agent"]),
+        (["agent", "deep/agent"], ["WHERE/agent", "deep/agent"]),
+    ],
+)
+def test_directories_of_one_name_are_told_apart_by_what_is_above(paths: list[str], names: list[str]) -> None:
+    where = Path.cwd().name
+    assert short_names([Path(p) for p in paths]) == [name.replace("WHERE", where) for name in names]
+    with pytest.raises(UserError, match="--agents names .* twice"):
+        short_names([Path(p) for p in (*paths, f"./{paths[0]}")])
 
 
 def test_linear_cka_is_the_centred_kernels_cosine() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,16 @@ import pytest
 import torch
 
 from analysis import states
-from analysis.directions import fit_ica, fit_nmf, fit_pca, state_rank, varying
+from analysis.directions import (
+    SPACES,
+    fit_ica,
+    fit_nmf,
+    fit_pca,
+    neuron_basis,
+    random_basis,
+    state_rank,
+    varying,
+)
 from analysis.state_figures import draw
 from analysis.states import FitOptions, States, fit, overlap
 from core.contracts import UserError
@@ -71,42 +81,137 @@ def test_neighbours_of_the_same_episode_do_not_count() -> None:
     x = np.concatenate([np.random.default_rng(0).normal(c, 0.01, (20, 1)) for c in (0, 10)])
     unit = np.repeat([0, 1], 20)
     assert states._inside(x, unit, np.arange(40), np.arange(40)) == 1
-    assert states._inside(x, np.zeros(40), np.arange(40), np.arange(40)) == 0  # nobody else to be near to
+    assert np.isnan(states._inside(x, np.zeros(40), np.arange(40), np.arange(40)))  # nobody else to be near to
 
 
 # Spaces
 
 
-def test_world_states_leave_dead_units_out_and_hidden_states_refuse_them(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("space", ["d", "h"])
+def test_units_that_never_change_are_left_out_by_name(space: str, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     x = walk(rng, EPISODES, 8).astype(np.float32)
     x[:, [2, 5]] = 0.25
-    assert varying(x, "d").tolist() == [0, 1, 3, 4, 6, 7]
-    with pytest.raises(UserError, match=r"2 neuron\(s\) never change \(the first is 2\)"):
-        varying(x, "h")
-    for basis in (fit_pca(x, 4, "sim", space="d"), fit_ica(x, 4, "sim", 2, space="d"), fit_nmf(x, 4, "sim", space="d")):
-        assert (basis.space, basis.agent, basis.facts["left_out"]) == ("d", "sim", 2)
+    unit_name = SPACES[space].unit
+    names = [f"{unit_name} 2", f"{unit_name} 5"]
+    assert varying(x, space).tolist() == [0, 1, 3, 4, 6, 7]
+    for basis in (
+        fit_pca(x, 4, "sim", space=space), fit_ica(x, 4, "sim", 2, space=space), fit_nmf(x, 4, "sim", space=space),
+    ):  # fmt: skip
+        assert (basis.space, basis.agent, basis.facts["left_out"]) == (space, "sim", names)
         assert (basis.lift_KH[:, [2, 5]] == 0).all() and (basis.project_HK[[2, 5]] == 0).all()
         c = torch.randn(3, 4)
         torch.testing.assert_close(basis.project(basis.lift(c)), c, atol=1e-4, rtol=1e-4)
         assert basis.lift(c)[:, 2].tolist() == [0.25] * 3  # never moved
     unit = np.arange(len(x)) // STEPS
     options = FitOptions(pca_size=4, ica_size=0, nmf_size=0, clusters=3, embedding=("pca",))
-    result, _ = fit(pooled(x, np.zeros(len(x)), unit), "d", "sim", options, 0)
-    assert result.notes["left_out"] == "2 units that never change"
-    assert "2 units never change and are left out" in capsys.readouterr().err
+    result, _ = fit(pooled(x, np.zeros(len(x)), unit), space, "sim", options, 0)
+    assert result.notes["left_out"] == names
+    said = capsys.readouterr().err
+    assert said == f"warning: left out, since they never change: {names[0]}, {names[1]}\n"
     # Shares are of the variance there is: of 6 units, not of 8.
-    assert fit_pca(x, 6, space="d").facts["explained"] == pytest.approx(
-        fit_pca(np.delete(x, [2, 5], 1), 6, space="d").facts["explained"]
+    assert fit_pca(x, 6, space=space).facts["explained"] == pytest.approx(
+        fit_pca(np.delete(x, [2, 5], 1), 6, space=space).facts["explained"]
     )
-    assert sum(fit_pca(x, 6, space="d").facts["explained"]) == pytest.approx(1)
-    with pytest.raises(UserError, match="only 6 of the world state's 8 dimensions ever change"):
-        fit_pca(x, 7, space="d")
-    with pytest.raises(UserError, match="8 unit.s. never change"):
-        fit_pca(np.ones((50, 8)), 2, space="d")
+    assert sum(fit_pca(x, 6, space=space).facts["explained"]) == pytest.approx(1)
+    with pytest.raises(UserError, match="only 6 of the .* state's 8 dimensions ever change"):
+        fit_pca(x, 7, space=space)
+    with pytest.raises(UserError, match=f"none of the .* state's 8 {unit_name}s ever changes"):
+        fit_pca(np.ones((50, 8)), 2, space=space)
+    # A number that is left out has a neighbour far away only by rounding errors of its mean.
+    outliers_of = replace(options, drop_outliers=True)
+    kept = fit(pooled(x, np.zeros(len(x)), unit), space, "sim", outliers_of, 0)[0].arrays["kept"]
+    less = np.delete(x, [2, 5], 1)
+    assert np.array_equal(kept, fit(pooled(less, np.zeros(len(x)), unit), space, "", outliers_of, 0)[0].arrays["kept"])
     x[3, 4] = np.inf
-    with pytest.raises(UserError, match=r"NaN or infinite values \(unit 4\)"):
-        fit_pca(x, 2, space="d")
+    with pytest.raises(UserError, match=rf"NaN or infinite values \({unit_name} 4\)"):
+        fit_pca(x, 2, space=space)
+
+
+def test_a_neuron_that_never_changes_keeps_its_number_and_is_no_direction() -> None:
+    x = walk(np.random.default_rng(0), EPISODES, 6)
+    x[:, 3] = 0
+    basis = neuron_basis(x)
+    assert basis.size == 6 and basis.facts["left_out"] == ["neuron 3"]
+    h = torch.from_numpy(x[:50]).float()
+    c = basis.project(h)
+    assert (c[:, 3] == 0).all() and c[:, 4].std() > 0.5
+    torch.testing.assert_close(basis.lift(c), h, atol=1e-5, rtol=1e-5)
+    assert (basis.lift_change(torch.eye(6)[3]) == 0).all()
+    basis.check([2, 4])
+    with pytest.raises(UserError, match="direction 3 of the neurons basis never changed"):
+        basis.check([4, 3])
+    control = random_basis(basis, 4, np.random.default_rng(1))
+    assert control.project_HK.isfinite().all() and (control.lift_KH[3] == 0).all() and control.lift_KH[2].any()
+
+
+def few(rng: np.random.Generator, episodes: int, steps: int) -> States:
+    """Real states, and simulated ones of few and short episodes that started in the real ones."""
+    real = pooled(walk(rng, 8, 5), np.zeros(8 * STEPS), np.arange(8 * STEPS) // STEPS)
+    x = rng.standard_normal((episodes * steps, 5))
+    index_N2 = np.stack([np.repeat(np.arange(episodes), steps), np.tile(np.arange(steps), episodes)], 1)
+    zero = np.zeros(len(x))
+    simulated = States(x, zero, zero.astype(int), zero, zero.astype(int), index_N2, zero + 1, index_N2[:, 0])
+    return states.join([real, simulated])
+
+
+@pytest.mark.parametrize(("episodes", "steps"), [(1, 1), (4, 5), (5, 6), (8, 3), (24, 1)])
+def test_few_simulated_states_leave_empty_rows_with_their_reason(tmp_path: Path, episodes: int, steps: int) -> None:
+    """A simulator whose samples end soon: what a half of them cannot tell has no number, and the run is whole."""
+    options = FitOptions(pca_size=4, ica_size=0, nmf_size=0, clusters=3, embedding=("pca",))
+    result, bases = fit(few(np.random.default_rng(0), episodes, steps), "d", "sim", options, 0)
+    words = states.summary(result, bases, tmp_path)
+    if "overlap" not in result.tables:
+        assert "are too few" in result.notes["overlap"] and result.notes["overlap"] in words
+        return
+    for row in result.tables["overlap"]:
+        empty = row["simulated"] is None or row["floor"] is None
+        assert empty == bool(row["reason"]) and (result.scalars[f"overlap_{row['measure']}"]["value"] is None) == (
+            row["simulated"] is None
+        )
+    unknown = [row["measure"] for row in result.tables["overlap"] if row["reason"]]
+    assert unknown or episodes * steps > 23
+    assert ("is not known: a random half" in words) == bool(unknown)
+    draw(result, tmp_path)
+
+
+def test_states_of_one_direction_are_drawn(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = walk(rng, EPISODES, 1) @ np.ones((1, 3)) + 0.0
+    options = FitOptions(ica_size=0, nmf_size=0, clusters=3, embedding=("pca", "tsne"), embedding_states=120)
+    result, bases = fit(pooled(x, np.zeros(len(x)), np.arange(len(x)) // STEPS), "d", "sim", options, 0)
+    assert bases["pca"].size == 1 and result.arrays["map"].shape == (120, 2)
+    draw(result, tmp_path)
+    assert "fitted pca (1)" in states.summary(result, bases, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"ica_size": 9}, "choose 1 to 8"),
+        ({"ica_size": 7}, "only 6 of"),
+        ({"nmf_size": 9}, "choose 1 to 8"),
+        ({"pca_size": 7}, "only 6 of"),
+        ({"clusters": 200}, "are too few for 200 clusters"),
+        ({"clusters": 1}, "at least 2"),
+        ({"ica_restarts": 1}, "--ica_restarts 1: at least 2"),
+        ({"embedding": ("umap",), "embedding_states": 60}, "60 points are too few for umap"),
+        ({"drop_outliers": True, "outlier_neighbours": 900}, "--outlier_neighbours 900"),
+    ],
+)
+def test_what_the_states_cannot_give_is_refused_before_anything_is_fitted(
+    monkeypatch: pytest.MonkeyPatch, changed: dict, said: str
+) -> None:
+    x = walk(np.random.default_rng(0), EPISODES, 8)
+    x[:, [2, 5]] = 1.0
+    few_states = pooled(x, np.zeros(len(x)), np.arange(len(x)) // STEPS)
+    for name in ("fit_pca", "fit_ica", "fit_nmf", "neuron_basis", "k_means", "state_rank"):
+        monkeypatch.setattr(states, name, lambda *_, name=name, **__: pytest.fail(f"{name} was called"))
+    options = FitOptions(ica_size=4, nmf_size=4, clusters=3, embedding=("pca",))
+    with pytest.raises(UserError, match=said):
+        fit(few_states, "h", "", replace(options, **changed), 0)
+    with pytest.raises(UserError, match="are of 1 episode, 2 are needed"):
+        fit(replace(few_states, unit_N=np.zeros(len(x))), "h", "", options, 0)
 
 
 def test_latents_keep_their_scale() -> None:

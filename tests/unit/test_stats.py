@@ -629,8 +629,8 @@ def test_cohens_d_is_undefined_without_rows_or_spread() -> None:
     x[:, 2] = 0.1 * member + 0.3  # constant in both groups, and different
     x[3, 3] = np.nan
     assert np.isnan(cohens_d(x, member)).tolist() == [False, True, True, True]
-    for few in (np.zeros(10, bool), np.arange(10) < 1, np.arange(10) > 0, np.ones(10, bool)):
-        assert np.isnan(cohens_d(x, few)).all()
+    for some in (np.zeros(10, bool), np.arange(10) < 1, np.arange(10) > 0, np.ones(10, bool)):
+        assert np.isnan(cohens_d(x, some)).all()
     assert np.isfinite(cohens_d(x[:, :1], np.arange(10) < 2)).all()
     with pytest.raises(ValueError, match="not \\[N, F\\]"):
         cohens_d(x[:, 0], member)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ from analysis import target_functions as tf
 from analysis.target_functions import Population, TargetFunctionsConfig, find_targets
 from core.contracts import Trajectory, UserError
 from core.directions import Basis
-from envs.planted import PlantedOptions, PlantedSimulator, matrices
+from envs.planted import PlantedOptions, PlantedSimulator, matrices, spec_of
 from envs.planted_truth import truth
-from envs.procgen import ACTION_NAMES
+from envs.procgen import ProcgenEnv, ProcgenOptions
 
 CAUSE, NUISANCE = 0, 1  # directions of the planted world
+PLANTED = spec_of(PlantedOptions(), 1)
 STEPS, FIRST = 6, 2
 CONFIG = TargetFunctionsConfig(steps=STEPS, first_step=FIRST, samples=6, screen=1, iterations=30, noisy=3, video=False)
 
@@ -33,7 +35,7 @@ def planted() -> PlantedSimulator:
 
 def targets(maximise: tuple[str, ...] = (), minimise: tuple[str, ...] = (), first: int = FIRST) -> list[tf.Target]:
     known = truth(dtype=torch.float64)
-    return find_targets(maximise, minimise, first, ("left", "wait", "right"), lambda kind: known.basis)
+    return find_targets(maximise, minimise, first, PLANTED, lambda kind: known.basis)
 
 
 def latents(simulator: PlantedSimulator, count: int, seed: int = 0) -> Tensor:
@@ -92,7 +94,7 @@ def test_names_signs_and_units() -> None:
 )
 def test_mistaken_names(maximise: tuple[str, ...], minimise: tuple[str, ...], first: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        find_targets(maximise, minimise, first, ACTION_NAMES, no_basis)
+        find_targets(maximise, minimise, first, ProcgenEnv(ProcgenOptions(), 1).spec, no_basis)
 
 
 def test_the_same_name_may_go_both_ways() -> None:
@@ -348,9 +350,57 @@ def test_against_the_best_of_as_many_untrained(planted: PlantedSimulator) -> Non
 def test_nothing_to_optimise_is_said(planted: PlantedSimulator) -> None:
     constant = tf.Target("constant", 1, "x", lambda out: 0 * out.value, lambda y, alive: y.sum(1))
     starts = tf.random_starts(planted.float(), 2, 2 * 4, 0, torch.device("cpu"))
-    with pytest.raises(UserError, match="constant is the same for every latent"):
-        tf.compute(planted, [constant], starts, replace(CONFIG, samples=2, iterations=2))
+    rounding = replace(constant, trace=lambda out: 1 + 1e-9 * out.value)
+    for nothing in (constant, rounding):
+        with pytest.raises(UserError, match="constant is the same for every latent"):
+            tf.compute(planted, [nothing], starts, replace(CONFIG, samples=2, iterations=2))
     planted.double()
+
+
+def ends_early(readable: int) -> tf.Target:
+    """The mean value, of a world in which all but the first ``readable`` of the rollouts side by side end at once."""
+
+    def total(y: Tensor, alive: Tensor) -> Tensor:
+        return y.mean(1).masked_fill(torch.arange(len(y)) >= readable, torch.nan)
+
+    return tf.Target("fleeting", 1, "return", lambda out: out.value, total)
+
+
+@pytest.mark.parametrize("readable", [0, 1, 3])
+def test_a_target_that_cannot_be_read_is_an_empty_row_with_its_reason(
+    planted: PlantedSimulator, tmp_path: Path, readable: int
+) -> None:
+    """Beside one that can: no NaN in a table, no warning from a mean of nothing, figures of what there is."""
+    config = replace(CONFIG, samples=4, iterations=2)
+    targets_ = [ends_early(readable), *targets(("value",))]
+    starts = tf.random_starts(planted.float(), 4, 4 * 4, 0, torch.device("cpu"))
+    result = tf.compute(planted, targets_, starts, config)
+    planted.double()
+    fleeting, value = result.tables["targets"]
+    assert value["reason"] == "" and value["n"] == 4 and tf.in_words(value, 4).startswith(f"{value['before']:.3g} -> ")
+    if readable < 2:
+        said = f"can be read in {readable} of 16 rollouts, the others end too early"
+        assert result.notes["left_out"]["fleeting_up"].startswith(said)
+        assert list(result.notes["targets"]) == ["value_up"]
+        assert {fleeting[k] for k in ("before", "after", "gain", "over_control", "p", "q")} == {None}
+        assert tf.in_words(fleeting, 4) == fleeting["reason"] == result.notes["left_out"]["fleeting_up"]
+    else:
+        assert fleeting["n"] == 1 and fleeting["reason"] == "3 of 4 starts end too early to be read or compared"
+        assert fleeting["before"] is not None and fleeting["reason"] in tf.in_words(fleeting, 4)
+        rows = [r for r in result.tables["samples"] if r["target"] == "fleeting"]
+        assert [r["over_control"] is None for r in rows] == [False, True, True, True]
+        assert rows[3]["after"] is None and "the rollout before, the rollout after" in rows[3]["reason"]
+    tf.draw(result, tmp_path, ("left", "wait", "right"), 1, False)
+    result.save(tmp_path)
+    assert ",nan" not in (tmp_path / "targets.csv").read_text() + (tmp_path / "result.json").read_text()
+    with pytest.raises(UserError, match="fleeting can be read in 0 of 16"):
+        tf.compute(planted.float(), [ends_early(0)], starts, config)
+    planted.double()
+
+
+def test_a_population_of_one_latent_is_refused() -> None:
+    with pytest.raises(UserError, match="tells no window from another: all 5 latents are the same"):
+        Population.of(torch.full((5, 3), 0.25))
 
 
 def test_an_ended_step_is_drawn_blank() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from core import artefacts
+from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
 from core.directions import Basis
@@ -126,6 +126,14 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def options(root: Path, *when: str, **more: object) -> InterventionOptions:
     fields = {"basis": root / "hidden_states", "basis_kind": "neurons", "behaviours": root / "behaviours"}
     return InterventionOptions(**fields | {"shift": ("0=1",), "when": when} | more)  # type: ignore[arg-type]
+
+
+def test_the_rule_of_one_episode_has_no_interval(tmp_path: Path) -> None:
+    """What it says goes into a manifest, which holds no NaN."""
+    rng = np.random.default_rng(0)
+    rule = fit(rng.standard_normal((40, 3)), np.arange(40) % 2, np.zeros(40))
+    artefacts.write_json(tmp_path / "facts.json", rule.said_of((0, 1)))
+    assert cli.read_json(tmp_path / "facts.json")["found_interval"] == [None, None]
 
 
 def test_build_wraps_everything_in_one_rule(labelled: tuple[Path, str]) -> None:

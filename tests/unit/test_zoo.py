@@ -485,11 +485,16 @@ def test_a_users_module_travels_with_its_weights(tmp_path: Path) -> None:
     assert artefacts.verify(run) == []  # reading leaves nothing behind
     again = saved(loaded, tmp_path / "again")
     assert (again / "policy_module.py").read_text() == MINE
-    (run / "policy_module.py").write_text(MINE.replace("2.0", "3.0"))
-    with pytest.raises(UserError, match="changed since the policy was saved"):
+    ran = tmp_path / "it ran"
+    (run / "policy_module.py").write_text(f"open({str(ran)!r}, 'w')\n" + MINE)
+    with pytest.raises(UserError, match=r"policy_module.py: content differs from its manifest; copy or make it again"):
         load_policy(run)
+    artefacts.Run(path=run, stage="train", config={}).finish()  # a manifest that knows it; policy.json does not
+    with pytest.raises(UserError, match=r"policy_module.py is not the module that policy.json names"):
+        load_policy(run)
+    assert not ran.exists()
     (run / "policy_module.py").unlink()
-    with pytest.raises(UserError, match="cannot read the policy module"):
+    with pytest.raises(UserError, match="policy_module.py is missing"):
         load_policy(run)
 
 
@@ -557,7 +562,8 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     known = json.loads((run / "policy.json").read_text())
 
     def with_policy(**changes: object) -> None:
-        (run / "policy.json").write_text(json.dumps(known | changes))
+        artefacts.write_json(run / "policy.json", known | changes)
+        artefacts.Run(path=run, stage="train", config={}).finish()
 
     for changes, says in (
         ({"size": 48}, "another architecture"),
@@ -572,16 +578,20 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=says):
             load_policy(run)
     (run / "policy.json").write_text("{}")
+    with pytest.raises(UserError, match="content differs from its manifest"):
+        load_policy(run)
+    artefacts.Run(path=run, stage="train", config={}).finish()
     with pytest.raises(UserError, match="not the description of a policy"):
         load_policy(run)
     with_policy()
+    assert fingerprint(load_policy(run)) == fingerprint(agent)
     (run / artefacts.MANIFEST).unlink()
     with pytest.raises(UserError, match="half-written"):
         load_policy(run)
-    assert fingerprint(load_policy(run, whole=False)) == fingerprint(agent)
-    (run / "policy.json").unlink()
+    with artefacts.new_run(tmp_path / "other", "train", {}), pytest.raises(UserError, match="half-written"):
+        load_policy(tmp_path / "other")
     with pytest.raises(UserError, match="holds no policy"):
-        load_policy(run, whole=False)
+        load_policy(tmp_path / "other")
 
 
 def test_large_empty_tables_are_not_computed() -> None:

@@ -1,0 +1,158 @@
+"""What every training shares: a state that is whole or refused, and an end that can be asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from core.contracts import UserError
+from core.training import STATE, Processes, Stop, load_state, open_run, resume_command, save_state, seconds_of
+
+
+def state_in(path: Path) -> Path:
+    save_state(path / STATE, weights={"w": torch.randn(40)}, numbers=[1.5, 2], step=7)
+    return path / STATE
+
+
+def test_a_state_comes_back(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    state = load_state(state_in(tmp_path), "weights", "step")
+    torch.manual_seed(0)
+    assert torch.equal(state["weights"]["w"], torch.randn(40)) and state["numbers"] == [1.5, 2]
+    with pytest.raises(UserError, match="another version .it has no 'best'"):
+        load_state(tmp_path / STATE, "best")
+
+
+def test_every_flipped_byte_of_a_state_is_found(tmp_path: Path) -> None:
+    file = state_in(tmp_path)
+    before, rng = file.read_bytes(), np.random.default_rng(0)
+    for at in [*range(120), *rng.choice(len(before), 200, replace=False).tolist()]:
+        flipped = bytearray(before)
+        flipped[at] ^= 1 << int(rng.integers(8))
+        file.write_bytes(flipped)
+        with pytest.raises(UserError, match=r"state.pt: broken training state .*; copy it or start the training anew"):
+            load_state(file)
+    for other in (b"", before[:-1], before[: len(before) // 2], before + b"\0"):
+        file.write_bytes(other)
+        with pytest.raises(UserError, match="broken training state"):
+            load_state(file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    out: Path
+    resume: bool = False
+    overwrite: bool = False
+    seed: int = 0
+
+
+def test_a_broken_state_leaves_the_whole_run_whole(tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    run = open_run(Config(out=out), "train", {}, ("seed",))
+    file = state_in(out)
+    run.finish()
+    before = {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UserError, match="broken training state"):
+        open_run(Config(out=out, resume=True), "train", {}, ("seed",))
+    assert {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()} == before
+    file.unlink()
+    with pytest.raises(UserError, match="no state to resume from"):
+        open_run(Config(out=out, resume=True), "train", {}, ("seed",))
+
+
+def test_a_state_of_an_earlier_version_is_read_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "r"
+    open_run(Config(out=out), "train", {}, ("seed",))
+    state_in(out)
+    open_run(Config(out=out, resume=True), "train", {}, ("seed",))
+    assert capsys.readouterr().err == ""
+    torch.save({"step": 3}, out / STATE)
+    open_run(Config(out=out, resume=True), "train", {}, ("seed",))
+    assert "state.pt was written by an earlier version, without a checksum" in capsys.readouterr().err
+    assert load_state(out / STATE) == {"step": 3}
+    (out / STATE).write_bytes((out / STATE).read_bytes()[:200])
+    with pytest.raises(UserError, match="broken training state"):
+        load_state(out / STATE)
+
+
+# The end before the last update
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1.5h", 5400), ("0.1s", 0.1)])
+def test_times(text: str, seconds: float) -> None:
+    assert seconds_of(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2", "h", "2 h", "-1h", "0s", "0.0h", "1e3s", "infh", "2d", "1.h", ".5h", "2h30m"]
+)
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"--stop_after .*: expected a time above 0, as in 90s, 30m, 2h or 1.5h"):
+        Stop(text)
+
+
+def test_nothing_asked_nothing_due() -> None:
+    with Stop(None) as stop:
+        assert not stop.due()
+    with Stop("1000h") as stop:
+        assert not stop.due()
+
+
+def test_the_time_is_up_and_the_process_goes_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with Stop("0.000001s") as stop:
+        assert stop.due()
+    stop.say(Config(out=tmp_path), "3 of 9 updates")
+    said = capsys.readouterr().err
+    assert said.startswith("time is up: not finished, saved after 3 of 9 updates; go on with: python ")
+    assert said.endswith(" --resume\n") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_first_signal_waits_and_a_second_does_not(
+    number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    class Second(Exception):
+        pass
+
+    def second(number: int, frame: object) -> None:
+        raise Second
+
+    before = signal.signal(number, second)
+    try:
+        with Stop(None) as stop:
+            os.kill(os.getpid(), number)
+            assert stop.due() and stop.reason == number
+            with pytest.raises(Second):
+                os.kill(os.getpid(), number)
+        assert signal.getsignal(number) is second
+    finally:
+        signal.signal(number, before)
+    with pytest.raises(SystemExit) as ended:
+        stop.say(Config(out=tmp_path), "3 of 9 updates")
+    assert ended.value.code == code
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"{number.name}: not finished, saved after 3 of 9")
+
+
+@pytest.mark.parametrize(
+    ("argv", "overwrite", "count", "want"),
+    [
+        (["train.py", "--out", "my runs/a"], False, 1, "python train.py --out 'my runs/a' --resume"),
+        (["train.py", "nmmo", "-a", "x", "--resume"], False, 1, "python train.py nmmo -a x --resume"),
+        (["train.py", "--overwrite", "--seed", "2"], True, 1, "python train.py --seed 2 --resume"),
+        (["train.py", "--config", "c.json"], True, 1, "python train.py --config c.json --no-overwrite --resume"),
+        (["g.py", "--seed", "2"], False, 4, "torchrun --nproc-per-node=4 g.py --seed 2 --resume"),
+    ],
+)
+def test_the_command_to_go_on_with(
+    argv: list[str], overwrite: bool, count: int, want: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", argv)
+    assert resume_command(Config(out=tmp_path, overwrite=overwrite), Processes(0, count)) == want
