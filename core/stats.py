@@ -75,7 +75,7 @@ class Means(NamedTuple):
         _check_level(level)
         draws = len(self.t_RQ)
         k = max(1, int((draws + 1) * (1 - level) / 2 + 1e-9))
-        widest_Q = _student(self.n_Q, level)
+        widest_Q = student(self.n_Q, level)
         ends = []
         for t_Q in (np.maximum(self.t_RQ[draws - k], widest_Q), np.minimum(self.t_RQ[k - 1], -widest_Q)):
             end_Q = self.value_Q - np.where(self.error_Q == 0, 0, t_Q) * self.error_Q
@@ -112,7 +112,8 @@ def _check_level(level: float, what: str = "level") -> None:
         raise ValueError(f"{what} {level} is not between 0 and 1")
 
 
-def _student(n_units: int | np.ndarray, level: float) -> np.ndarray:
+def student(n_units: int | np.ndarray, level: float) -> np.ndarray:
+    """Half the width of Student's ``level`` interval of a mean of n units, in standard errors."""
     from scipy.special import stdtrit
 
     out: np.ndarray = stdtrit(np.maximum(np.asarray(n_units) - 1, 1), (1 + level) / 2)
@@ -311,7 +312,7 @@ def shares(
         error2_Q = ((hit_EQ - share_Q * row_EQ) ** 2).sum(0) * units_Q / (units_Q - 1) / rows_Q**2
         # As if drawn one by one; the error itself is known from so many units only.
         alone_Q = share_Q * (1 - share_Q) / (rows_Q - 1)
-        fewer_Q = _student(rows_Q, level) / _student(units_Q, level)
+        fewer_Q = student(rows_Q, level) / student(units_Q, level)
         counted_Q = np.minimum(rows_Q, rows_Q * alone_Q / error2_Q * fewer_Q**2)
     counted_Q = np.where(error2_Q <= TIE * alone_Q, rows_Q, counted_Q)
     counted_Q = np.where((share_Q == 0) | (share_Q == 1), units_Q, counted_Q)
@@ -435,6 +436,7 @@ def jackknifed(
     unbiased: bool = False,
     units: int | np.ndarray | None = None,
     level: float = 0.95,
+    draws: int = DRAWS,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(value, low, high), each [...], of any smooth statistic of whole units.
 
@@ -460,7 +462,7 @@ def jackknifed(
     pseudo_GQ = groups * whole_Q - (groups - 1) * on_GQ[1:]
     same_Q = np.ptp(on_GQ, 0) <= TIE * np.abs(on_GQ).max(0)
     pseudo_GQ[:, same_Q] = whole_Q[same_Q]
-    found = means(pseudo_GQ, rng=rng)
+    found = means(pseudo_GQ, rng=rng, draws=draws)
     if units is not None:
         found = found._replace(n_Q=np.minimum(np.broadcast_to(units, shape).ravel(), groups))
     low_Q, high_Q = found.interval(level)
@@ -480,7 +482,9 @@ def jackknife(
     rng: np.random.Generator,
     link: Link = PLAIN,
     unbiased: bool = False,
+    units: int | np.ndarray | None = None,
     level: float = 0.95,
+    draws: int = DRAWS,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(value, low, high) of any smooth statistic of the rows, leaving out whole episodes: ``jackknifed``.
 
@@ -492,7 +496,9 @@ def jackknife(
     units, of_N = np.unique(episode_N, return_inverse=True)
     weight_GE = left_out(len(units), rng) if len(units) > 1 else np.ones((1, 1))
     values = [np.asarray(statistic(np.flatnonzero(w_E[of_N] > 0)), np.float64) for w_E in weight_GE]
-    return jackknifed(np.stack(values), rng=rng, link=link, unbiased=unbiased, level=level)
+    return jackknifed(
+        np.stack(values), rng=rng, link=link, unbiased=unbiased, units=units, level=level, draws=draws
+    )
 
 
 def quantile_interval(value_E: np.ndarray, q: float, level: float = 0.95) -> Estimate:

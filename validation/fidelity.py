@@ -31,7 +31,7 @@ from core.directions import Basis, fingerprint
 from core.episodes import Episode, RolloutStore
 from core.progress import bar
 from core.stats import Estimate, bootstrap_mean
-from core.two_sample import classifier_hits, frechet, halves, median_width, mmd, told_apart
+from core.two_sample import frechet, halves, median_width, mmd, told_apart
 from core.video import check_video
 from envs.registry import make
 from generative.simulator import RSSMSimulator, load_simulator, require_finite
@@ -563,10 +563,12 @@ def hidden_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
 
         units = np.unique(episode)
         half = np.isin(episode, rng.permutation(units)[: len(units) // 2]).astype(int)
-        floor_hits = classifier_hits(real, half, episode, rng)
-        balanced = np.mean([floor_hits[half == side].mean() for side in (0, 1)])
-        yield row("h_classifier", upto, told_apart(real, simulated, episode, rng), "share told apart",
-                  floor=float(balanced), copy=told_apart(real, copied, episode, rng).value, mean=0.5)  # fmt: skip
+        side, both = np.repeat([0, 1], len(real)), np.tile(episode, 2)
+        apart, apart_copy = (
+            told_apart(np.concatenate([real, other]), side, both, rng) for other in (simulated, copied)
+        )
+        yield row("h_classifier", upto, apart, "share told apart", mean=0.5, copy=apart_copy.value,
+                  floor=told_apart(real, half, episode, rng).value)  # fmt: skip
 
 
 def compare(
