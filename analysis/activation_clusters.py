@@ -17,7 +17,7 @@ import numpy as np
 
 from analysis.clusters import NOISE, cluster_stability
 from core.contracts import UserError
-from core.stats import Estimate, bootstrap
+from core.stats import Estimate, shares
 
 STABILITY_ROWS = 8000  # refitted in more dimensions than a map has, where HDBSCAN is slow; whole lives
 EXACT_ROWS = 50_000  # whose neighbours are looked up by brute force: half a minute, and no luck in it
@@ -158,9 +158,9 @@ def transitions(
         return float(changed / both) if both else np.nan
 
     pairs_E2 = pairs(label_N)
-    value, low, high = bootstrap(lambda e: rate(pairs_E2[e]), np.arange(len(pairs_E2)), rng=rng)
+    value, low, high, lives = (x[0] for x in shares(pairs_E2[:, :1], pairs_E2[:, 1:]))
     floor = [rate(pairs(label_N[np.lexsort((rng.random(len(label_N)), life_N))])) for _ in range(shuffles)]
-    return Estimate(float(value), float(low), float(high), int((pairs_E2[:, 1] > 0).sum())), np.array(floor)
+    return Estimate(float(value), float(low), float(high), int(lives)), np.array(floor)
 
 
 def rolling_mean(x_TF: np.ndarray, window: int) -> np.ndarray:

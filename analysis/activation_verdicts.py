@@ -49,7 +49,7 @@ import numpy as np
 
 from analysis.clusters import TIME_BINS, rotated_rows, time_bins
 from core.progress import track
-from core.stats import benjamini_hochberg, interval_of, permutation_p
+from core.stats import benjamini_hochberg, jackknifed, left_out, permutation_p
 
 LEAST_WORLDS = 10  # fewer exchange their labels in too few ways
 LEAST_LIVES = 10  # fewer exchange their labels in too few ways, and two halves of them say nothing of time
@@ -165,27 +165,27 @@ def _d(n_C: Any, x_CF: np.ndarray, n: Any, x_F: np.ndarray, xx_F: np.ndarray) ->
         return np.where(defined_CF, (inside_CF - outside_CF) / np.sqrt(within_CF / (n - 2)), np.nan)
 
 
-def bootstrap_d(
+def d_interval(
     x_NF: np.ndarray, label_N: np.ndarray, life_N: np.ndarray, clusters: int, rng: np.random.Generator, resamples: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of the 95 % intervals of ``group_d``, each [C, F], from resampling whole lives or worlds; the same draws for
-    all clusters.
+    """Ends of the 95 % intervals of ``group_d``, each [C, F], from leaving out whole lives or worlds.
 
     As wide as the lives of the scarcer group make it; NaN if those are fewer than two.
     """
     lives, features = int(life_N.max()) + 1, x_NF.shape[1]
     n_E = np.bincount(life_N, minlength=lives)
-    weight_RE = rng.multinomial(lives, np.full(lives, 1 / lives), size=resamples).astype(np.float64)
+    weight_GE = left_out(lives, rng)
     x_EF, xx_EF = (np.stack([np.bincount(life_N, column, lives) for column in (x_NF**k).T], 1) for k in (1, 2))
-    n_R, x_RF, xx_RF = weight_RE @ n_E, weight_RE @ x_EF, weight_RE @ xx_EF
+    n_G, x_GF, xx_GF = weight_GE @ n_E, weight_GE @ x_EF, weight_GE @ xx_EF
     low, high = np.full((clusters, features), np.nan), np.full((clusters, features), np.nan)
     for c in range(clusters):
         rows = np.flatnonzero(label_N == c)
         n_cE = np.bincount(life_N[rows], minlength=lives)
         some = np.flatnonzero(n_cE)
         x_sF = np.stack([np.bincount(life_N[rows], column, lives)[some] for column in x_NF[rows].T], 1)
-        draws_RF = _d(weight_RE[:, some] @ n_cE[some], weight_RE[:, some] @ x_sF, n_R, x_RF, xx_RF)
-        low[c], high[c] = interval_of(draws_RF, min(len(some), int((n_E > n_cE).sum())))
+        d_GF = _d(weight_GE[:, some] @ n_cE[some], weight_GE[:, some] @ x_sF, n_G, x_GF, xx_GF)
+        units = min(len(some), int((n_E > n_cE).sum()))
+        _, low[c], high[c] = jackknifed(d_GF, rng=rng, units=units, draws=resamples)
     return low, high
 
 
@@ -441,7 +441,7 @@ def effects(
         q_CF = np.empty_like(p_CF)
         for family in (is_place, ~is_place):
             q_CF[:, family] = benjamini_hochberg(p_CF[:, family])
-        low_CF, high_CF = bootstrap_d(values_NF, label_N, lives.unit_E[lives.life_N], clusters, rng, resamples)
+        low_CF, high_CF = d_interval(values_NF, label_N, lives.unit_E[lives.life_N], clusters, rng, resamples)
         found |= {f"{prefix}{k}": v for k, v in (("low", low_CF), ("high", high_CF), ("p", p_CF), ("q", q_CF))}
         found[prefix.rstrip("_") or "d"] = d_CF
     return Effects(tuple(names), is_place, **found)

@@ -30,7 +30,7 @@ from core.artefacts import Result
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.progress import track
-from core.stats import bootstrap_mean, interval_of
+from core.stats import ATANH, LOST, jackknifed, left_out, share_of
 
 STAGE = "activations"
 PLACE = ("row", "column", "from_centre")
@@ -212,9 +212,9 @@ def relations(
         return np.where(np.isfinite(out), out, np.nan)[:, :k, k:]
 
     r_KF = correlation(moments_EDD.sum(0)[None])[0]
-    weight_RE = rng.multinomial(lives, np.full(lives, 1 / lives), size=resamples).astype(np.float64)
-    draws = correlation(np.tensordot(weight_RE, moments_EDD, 1))
-    low_KF, high_KF = interval_of(draws, lives)
+    weight_GE = left_out(lives, rng)
+    by_left_out = correlation(np.tensordot(weight_GE, moments_EDD, 1))
+    _, low_KF, high_KF = jackknifed(by_left_out, rng=rng, link=ATANH, draws=resamples)
     table = [
         {"component": i, "feature": name, "r": rounded(r_KF[i, f]), "low": rounded(low_KF[i, f]),
          "high": rounded(high_KF[i, f])}
@@ -228,7 +228,7 @@ def relations(
         ("feature", pcs, features, list(names)),
         ("component", features, pcs, [f"PC {i}" for i in range(k)]),
     ):
-        value, low, high = _held_out_r2(moments_EDD, np.r_[0, x], y, fold_E, weight_RE)
+        value, low, high = _held_out_r2(moments_EDD, np.r_[0, x], y, fold_E, weight_GE, rng, resamples)
         r2 += [
             {
                 "kind": kind,
@@ -244,7 +244,8 @@ def relations(
 
 
 def _held_out_r2(
-    moments_EDD: np.ndarray, x: np.ndarray, y: np.ndarray, fold_E: np.ndarray, weight_RE: np.ndarray
+    moments_EDD: np.ndarray, x: np.ndarray, y: np.ndarray, fold_E: np.ndarray, weight_GE: np.ndarray,
+    rng: np.random.Generator, resamples: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(R^2, low, high) of columns y by least squares on columns x, each life by a fit on the lives of other folds."""
     error_EY, spread_EY = np.full((2, len(moments_EDD), len(y)), np.nan)
@@ -263,8 +264,7 @@ def _held_out_r2(
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(spread > 1e-9, 1 - error / spread, np.nan)
 
-    low, high = interval_of(r2(weight_RE @ error_EY, weight_RE @ spread_EY), len(moments_EDD))
-    return r2(error_EY.sum(0), spread_EY.sum(0)), low, high
+    return jackknifed(r2(weight_GE @ error_EY, weight_GE @ spread_EY), rng=rng, link=LOST, draws=resamples)
 
 
 # The analysis
@@ -355,7 +355,7 @@ def describe(
     """Numbers and verdicts of the clusters in ``result.arrays['label']``, into the result."""
     lives, label_N = records.lives, result.arrays["label"]
     clusters, n = int(label_N.max()) + 1, len(lives.agent_E)
-    noise = bootstrap_mean(label_N == NOISE, lives.life_N, rng=rng, resamples=config.resamples)
+    noise = share_of(label_N == NOISE, lives.life_N)
     result.scalar("noise_share", noise.value, "share of records in no cluster", noise.n, noise.interval)
     result.scalar("clusters", clusters, "clusters")
     result.tables["clusters"], result.tables["effects"] = [], []

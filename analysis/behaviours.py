@@ -39,7 +39,7 @@ from core.contracts import Simulator, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.progress import bar
-from core.stats import bootstrap, bootstrap_mean, cohens_d_interval
+from core.stats import bootstrap_mean, cohens_d_interval, share_of, shares
 from core.video import check_video
 from envs.registry import renewed
 from generative.simulator import require_finite
@@ -406,7 +406,7 @@ def _describe(result: Result, label_R: np.ndarray, episode_R: np.ndarray, t_R: n
     rng = np.random.default_rng(seed)
     episodes = len(np.unique(episode_R))
     if result.notes["method"] == "hdbscan":
-        noise = bootstrap_mean(label_R == NOISE, episode_R, rng=rng)
+        noise = share_of(label_R == NOISE, episode_R)
         result.scalar("noise_share", noise.value, "share of real steps in no behaviour", noise.n, noise.interval)
     record_share_from_time(result, "", label_R, t_R, episode_R, episodes=episodes, rng=rng)
 
@@ -457,11 +457,7 @@ def _table(
     units, unit_R = np.unique(episode_R, return_inverse=True)
     counts_UB = np.zeros((len(units), clusters + 1))  # the last: steps in no behaviour
     np.add.at(counts_UB, (unit_R, label_R), 1)
-    share, low, high = bootstrap(
-        lambda rows: counts_UB[rows].sum(0) / counts_UB[rows].sum(),
-        np.arange(len(units)),
-        rng=np.random.default_rng(seed),
-    )
+    share, low, high, _ = shares(counts_UB, counts_UB.sum(1, keepdims=True))
     out = []
     for b in range(clusters):
         here, name = label_R == b, ""

@@ -32,7 +32,7 @@ from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.figures import figure_of
 from core.pages import UNLABELLED, label_colours, label_name
-from core.stats import bootstrap
+from core.stats import quantile_interval, share_of
 
 STAGE = "life"
 QUANTILE = 0.75
@@ -140,7 +140,7 @@ def main(config: LifeConfig) -> None:
         world_E = worlds_of(store)
         lives = [about(store, e, int(world_E[e])) for e in chosen]
         rows = {life["episode"]: timeline(store, life, clusters, config.between) for life in lives}
-        record_lifespans(result, store.steps, store.terminated, config.seed)
+        record_lifespans(result, store.steps, store.terminated)
         result.tables["timeline"] = [row for e in chosen for row in rows[e]]
         result.tables["lives"] = [{**life, **summary(rows[life["episode"]])} for life in lives]
     inputs = {"extraction": config.extraction} | (
@@ -162,16 +162,14 @@ def main(config: LifeConfig) -> None:
         print(f"  {named(life)}: {life['lifespan']} ticks, {life['ended']}")
 
 
-def record_lifespans(result: Result, steps_E: np.ndarray, terminated_E: np.ndarray, seed: int) -> None:
+def record_lifespans(result: Result, steps_E: np.ndarray, terminated_E: np.ndarray) -> None:
     """Scalars ``lifespan_p75`` and ``died``.  Lives that were cut off lasted at least so long."""
-    units = np.arange(len(steps_E))
-    rng = np.random.default_rng(seed)
-    value, low, high = bootstrap(lambda r: np.quantile(steps_E[r], QUANTILE), units, rng=rng)
-    result.scalar("lifespan_p75", float(value), "ticks", len(steps_E), (float(low), float(high)))
-    value, low, high = bootstrap(lambda r: terminated_E[r].mean(), units, rng=rng)
-    result.scalar("died", float(value), "share of lives", len(steps_E), (float(low), float(high)))
+    lifespan = quantile_interval(steps_E, QUANTILE)
+    result.scalar("lifespan_p75", lifespan.value, "ticks", lifespan.n, lifespan.interval)
+    died = share_of(terminated_E, np.arange(len(terminated_E)))
+    result.scalar("died", died.value, "share of lives", died.n, died.interval)
     result.notes["intervals"] = (
-        "95 %, resampling lives; agents of one world meet and compete, so where one world gives many lives they are "
+        "95 %, lives as units; agents of one world meet and compete, so where one world gives many lives they are "
         "narrower than they should be"
     )
 

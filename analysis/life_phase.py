@@ -28,7 +28,7 @@ from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.figures import figure_of
 from core.pages import label_colours, label_name
-from core.stats import Estimate, benjamini_hochberg, bootstrap_mean, interval_of
+from core.stats import benjamini_hochberg, bootstrap_mean, share_of, shares
 
 STAGE = "life_phase"
 LEAST_LIVES = 2
@@ -52,7 +52,7 @@ class LifePhaseConfig:
     """what intervals and the test of phase resample: agents of one world meet and compete, so lives are no independent
     units (p of ends takes them as such all the same)"""
     resamples: int = 1000
-    """bootstrap resamples of whole lives or worlds"""
+    """bootstrap resamples of whole lives or worlds, for a mean"""
     rotations: int = 999
     """rotations of the labels within their lives, for the floor"""
     out: Path = Path("runs/life_phase")
@@ -95,28 +95,21 @@ def moments_of(
 
 
 def shares_by_phase(
-    m: Moments, bins: int, *, rng: np.random.Generator, resamples: int
+    m: Moments, bins: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(labels [L], share [L, B] of a phase's rows, its low and high [L, B], rows [B]).
 
-    A phase without rows has NaN.  Intervals resample whole units.
+    A phase without rows has NaN.  Whole units count.
     """
     labels, of_N = np.unique(m.label_N, return_inverse=True)
     units, unit_N = np.unique(m.unit_N, return_inverse=True)
     bin_N = np.minimum((m.phase_N * bins).astype(int), bins - 1)
     count_ULB = np.zeros((len(units), len(labels), bins))
     np.add.at(count_ULB, (unit_N, of_N, bin_N), 1)
-
-    def share(count_RLB: np.ndarray) -> np.ndarray:
-        with np.errstate(invalid="ignore"):
-            out: np.ndarray = count_RLB / count_RLB.sum(-2, keepdims=True)
-        return out
-
-    weight_RU = rng.multinomial(len(units), np.full(len(units), 1 / len(units)), resamples)
-    draws_RLB = share(np.tensordot(weight_RU, count_ULB, 1))
-    low_LB, high_LB = interval_of(draws_RLB, len(units))
-    count_LB = count_ULB.sum(0)
-    return labels, share(count_LB), low_LB, high_LB, count_LB.sum(0).astype(int)
+    rows_ULB = np.broadcast_to(count_ULB.sum(1, keepdims=True), count_ULB.shape)
+    found = shares(count_ULB.reshape(len(units), -1), rows_ULB.reshape(len(units), -1))
+    share_LB, low_LB, high_LB = (x.reshape(len(labels), bins) for x in found[:3])
+    return labels, share_LB, low_LB, high_LB, count_ULB.sum((0, 1)).astype(int)
 
 
 def phase_rows(m: Moments, labels: np.ndarray, *, rng: np.random.Generator, rotations: int) -> list[dict[str, Any]]:
@@ -162,17 +155,7 @@ def eta2_of(of_N: np.ndarray, bin_N: np.ndarray, labels: int) -> np.ndarray:
     return np.divide(between_L, total_L, out=np.zeros(labels), where=total_L > 0)
 
 
-def share(hit_E: np.ndarray, unit_E: np.ndarray, *, rng: np.random.Generator) -> Estimate:
-    """``bootstrap_mean`` of what happened or not.  Where all units agree resampling sees no spread: then the far end
-    is the exact binomial one (Clopper and Pearson 1934), 0.975 = 1 - (1 - p)^n."""
-    found = bootstrap_mean(hit_E, unit_E, rng=rng)
-    far = 0.025 ** (1 / found.n)
-    if found.n >= LEAST_LIVES and found.value in (0.0, 1.0):
-        return found._replace(low=far if found.value else 0.0, high=1.0 if found.value else 1 - far)
-    return found
-
-
-def ends(m: Moments, died_E: np.ndarray, labels: np.ndarray, *, rng: np.random.Generator) -> list[dict[str, Any]]:
+def ends(m: Moments, died_E: np.ndarray, labels: np.ndarray) -> list[dict[str, Any]]:
     """A row a label: the share of deaths whose last clustered row has it, with interval; its share of all rows of the
     same lives, each counting once, which is what is expected if the end is a moment like any other; p, and q over
     labels.
@@ -192,7 +175,7 @@ def ends(m: Moments, died_E: np.ndarray, labels: np.ndarray, *, rng: np.random.G
         own = m.label_N == label
         last_E = np.array([own[b - 1] for _, b in lives], float)
         share_E = np.array([own[a:b].mean() for a, b in lives])
-        last = share(last_E, unit_E, rng=rng)
+        last = share_of(last_E, unit_E)
         rows.append(
             {
                 "label": int(label),
@@ -242,28 +225,28 @@ def analyse(m: Moments, steps_E: np.ndarray, died_E: np.ndarray, config: LifePha
     ``phases`` (the arrays as rows); scalars of the lives and of what phase and tick give away."""
     rng = np.random.default_rng(config.seed)
     lives = np.unique(m.episode_N)
-    labels, share_LB, low_LB, high_LB, rows_B = shares_by_phase(m, config.n_bins, rng=rng, resamples=config.resamples)
+    labels, share_LB, low_LB, high_LB, rows_B = shares_by_phase(m, config.n_bins)
     result = Result(
         arrays={"label": labels, "share": share_LB, "share_low": low_LB, "share_high": high_LB, "rows": rows_B},
         notes={
             "bins": config.n_bins, "min_lifespan": config.min_lifespan, "lives": len(lives),
             "lives_too_short": int((steps_E < config.min_lifespan).sum()), "rows": len(m.label_N),
-            "intervals": f"95 %, resampling {config.unit}" + (
+            "intervals": f"95 %, {config.unit} as units" + (
                 "; agents of one world meet and compete, so where one world gives many lives they are narrower than "
                 "they should be (--unit worlds)" if config.unit == "lives" else ""
             ),
         },
     )  # fmt: skip
     unit_E = m.unit_N[np.searchsorted(m.episode_N, lives)]
-    died = bootstrap_mean(died_E[lives].astype(float), unit_E, rng=rng)
+    died = share_of(died_E[lives], unit_E)
     result.scalar("died", died.value, "share of lives", died.n, died.interval)
     gap_E = np.array([steps_E[e] - 1 - m.t_N[m.episode_N == e].max() for e in lives], float)
-    gap = bootstrap_mean(gap_E, unit_E, rng=rng)
+    gap = bootstrap_mean(gap_E, unit_E, rng=rng, resamples=config.resamples)
     result.scalar("last_row_before_end", gap.value, "ticks", gap.n, gap.interval)
     for prefix, time_N in (("phase_", m.phase_N), ("tick_", m.t_N)):
         record_share_from_time(result, prefix, m.label_N, time_N, m.episode_N, episodes=len(lives), rng=rng)
     result.tables["clusters"] = phase_rows(m, labels, rng=rng, rotations=config.rotations)
-    result.tables["ends"] = ends(m, died_E, labels, rng=rng)
+    result.tables["ends"] = ends(m, died_E, labels)
     result.tables["phases"] = [
         {
             "label": int(label), "from": b / config.n_bins, "to": (b + 1) / config.n_bins,

@@ -2,11 +2,11 @@
 
 The world and the agent within a behaviour are averaged over, so that this is semi-aggregated: the next behaviour
 depends on more than the present one, and a dwell time is a mean, not a law.  What is given is what happened, with
-intervals from resampling whole episodes.  The last steps of an episode have no label (their history is cut), so
+intervals over whole episodes.  The last steps of an episode have no label (their history is cut), so
 that neither its end nor a reward that is given there is part of this.
 
-R real steps, E episodes, S states (the behaviours, and the steps that are in none if there are any), P pairs
-of states that follow each other, A actions, B bootstrap draws.
+R real steps, E episodes, S states (the behaviours, and the steps that are in none if there are any), P states
+that follow a state, A actions, G groups of episodes left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.stats import interval_of
+from core.stats import jackknifed, left_out, ratios, shares
 
 RESAMPLES = 1000
 NO_BEHAVIOUR = "no behaviour (noise)"
@@ -54,74 +54,76 @@ def aggregate(visits: Visits, clusters: int, seed: int) -> tuple[list[dict[str, 
     State: ``dwell`` is the mean number of steps it lasts (steps that have a next one, per exit; None if it was never
     left; ``dwell_high`` None where so few episodes leave it that it may last for ever), ``value`` the agent's own,
     entropies in bits: ``policy_entropy`` of the agent's policy at each step, on average; ``mixed_policy_entropy`` of
-    the average policy; ``transition_entropy`` of the next step's
-    state.  Pair: ``probability`` that the next step is in the second, ``exit_probability`` that this is where it goes
-    when it leaves the first.  n counts the episodes in which the (first) state occurs.
+    the average policy; ``transition_entropy`` of the next step's state.  The last two are of shares that are known from
+    some episodes only, which makes them too small; the bias that the jackknife finds is taken off.  Pair:
+    ``probability`` that the next step is in the second, ``exit_probability`` that this is where it goes when it leaves
+    the first.  n counts the episodes in which the (first) state occurs.
     """
-    from scipy.sparse import csr_array
-
-    v = visits
+    v, rng = visits, np.random.default_rng(seed)
     states = clusters + bool((v.label_R < 0).any())
     state_R = np.where(v.label_R < 0, clusters, v.label_R)
     _, unit_R = np.unique(v.episode_R, return_inverse=True)
     episodes = int(unit_R.max()) + 1
-    cell_R = unit_R * states + state_R
 
-    def per_episode(x_R: np.ndarray) -> np.ndarray:
-        return np.bincount(cell_R, x_R, episodes * states).reshape(episodes, states)
+    def per_episode(state_N: np.ndarray, unit_N: np.ndarray, x_N: np.ndarray | None = None) -> np.ndarray:
+        return np.bincount(unit_N * states + state_N, x_N, episodes * states).reshape(episodes, states)
 
-    weight_BE = np.random.default_rng(seed).multinomial(episodes, np.full(episodes, 1 / episodes), size=RESAMPLES)
-    weight_BE = np.concatenate([np.ones((1, episodes)), weight_BE])  # the first draw is the data themselves
     shifted_RA = v.logits_RA - v.logits_RA.max(1, keepdims=True).astype(np.float64)
     policy_RA = np.exp(shifted_RA) / np.exp(shifted_RA).sum(1, keepdims=True)
-    steps_ES = per_episode(np.ones(len(state_R)))
-    steps_BS = weight_BE @ steps_ES
-    # Pairs that occur, as a sparse table: most do not.
+    steps_ES, value_ES, entropy_ES = (
+        per_episode(state_R, unit_R, x_R) for x_R in (None, v.value_R, _bits(policy_RA).sum(1))
+    )
+    policy_AES = np.stack([per_episode(state_R, unit_R, p_R) for p_R in policy_RA.T])
     follows = np.flatnonzero(_follows(v.episode_R, v.t_R))
-    pairs_P, pair_N = np.unique(state_R[follows] * states + state_R[follows + 1], return_inverse=True)
-    from_P, to_P = pairs_P // states, pairs_P % states
-    count_EP = csr_array((np.ones(len(follows)), (unit_R[follows], pair_N)), shape=(episodes, len(pairs_P)))
-    count_BP = (count_EP.T @ weight_BE.T).T
-    left_BS, stay_BS = np.zeros((2, *steps_BS.shape))
-    for p, (i, j) in enumerate(zip(from_P, to_P, strict=True)):
-        left_BS[:, i] += count_BP[:, p]
-        if i == j:
-            stay_BS[:, i] = count_BP[:, p]
-    with np.errstate(invalid="ignore", divide="ignore"):  # a state that a draw has no step of: NaN, left out
-        exit_rate_BS = (left_BS - stay_BS) / left_BS
-        of_state = {
-            "value": weight_BE @ per_episode(v.value_R) / steps_BS,
-            "policy_entropy": weight_BE @ per_episode(_bits(policy_RA).sum(1)) / steps_BS,
-            "mixed_policy_entropy": sum(_bits(weight_BE @ per_episode(p_R) / steps_BS) for p_R in policy_RA.T),
-        }
-        probability_BP = count_BP / left_BS[:, from_P]
-        exit_BP = np.where(from_P == to_P, np.nan, count_BP / (left_BS - stay_BS)[:, from_P])
-        entropy_BS = np.where(left_BS > 0, 0.0, np.nan)
-        for p, i in enumerate(from_P):
-            entropy_BS[:, i] += _bits(probability_BP[:, p])
-        of_state["transition_entropy"] = entropy_BS
-    n_S = (steps_ES > 0).sum(0)
-    rows = []
+    from_N, to_N, unit_N = state_R[follows], state_R[follows + 1], unit_R[follows]
+    left_ES, stay_ES = (per_episode(from_N[some], unit_N[some]) for some in (slice(None), from_N == to_N))
+    rows: list[dict[str, Any]] = []
+    in_pairs: list[dict[str, Any]] = []
     for s in range(states):
-        row: dict[str, Any] = {"behaviour": -1 if s == clusters else s}
-        row |= {"n_steps": int(steps_BS[0, s]), "n_episodes": int(n_S[s]), "n_exits": int((left_BS - stay_BS)[0, s])}
-        # By the rate, which is 0 in a draw without an exit: leaving such draws out would bound how long a state lasts.
-        rate = _with_interval("rate", exit_rate_BS[:, s], int(n_S[s]))
-        for name, end in (("dwell", "rate"), ("dwell_low", "rate_high"), ("dwell_high", "rate_low")):
-            per_step = rate[end]
-            row[name] = 1 / per_step if per_step else None
-        for name, draws_BS in of_state.items():
-            row |= _with_interval(name, draws_BS[:, s], int(n_S[s]))
+        here = steps_ES[:, s] > 0  # the other episodes say nothing of it
+        n = int(here.sum())
+        steps_E1, left_E1, exit_E1 = steps_ES[here, s, None], left_ES[here, s, None], (left_ES - stay_ES)[here, s, None]
+        mine = from_N == s
+        next_S = np.flatnonzero(np.bincount(to_N[mine], minlength=states))  # most pairs of states do not occur
+        next_EP = per_episode(to_N[mine], unit_N[mine])[here][:, next_S].astype(np.float64)
+        number = -1 if s == clusters else s
+        row: dict[str, Any] = {"behaviour": number, "n_steps": int(steps_E1.sum()), "n_episodes": n}
+        row["n_exits"] = int(exit_E1.sum())
+        # By the rate, of which 0 is a possible end: then the state may last for ever.
+        rate, rate_low, rate_high, _ = (x[0] for x in shares(exit_E1, left_E1))
+        for name, per_step in (("dwell", rate), ("dwell_low", rate_high), ("dwell_high", rate_low)):
+            row[name] = 1 / float(per_step) if per_step > 0 else None
+        for name in ("value", "policy_entropy", "mixed_policy_entropy", "transition_entropy"):
+            row |= _cells(name, np.nan, np.nan, np.nan)
+        if n:
+            means = ratios(np.stack([value_ES[here, s], entropy_ES[here, s]], 1), steps_E1, rng=rng, draws=RESAMPLES)
+            for name, e in zip(("value", "policy_entropy"), means.estimates(), strict=True):
+                row |= _cells(name, e.value, e.low, e.high)
+            weight_GE = left_out(n, rng)
+            of_policy_G = _entropy((weight_GE @ policy_AES[:, here, s].T) / (weight_GE @ steps_E1))
+            with np.errstate(invalid="ignore", divide="ignore"):  # without an episode it may never be left: NaN
+                of_next_G = _entropy((weight_GE @ next_EP) / (weight_GE @ left_E1))
+            for name, entropy_G in (("mixed_policy_entropy", of_policy_G), ("transition_entropy", of_next_G)):
+                found = jackknifed(entropy_G, rng=rng, unbiased=True, draws=RESAMPLES)
+                row |= _cells(name, *(np.maximum(x, 0) for x in found))
         rows.append(row)
-    seen_P = np.bincount(count_EP.indices, minlength=len(pairs_P))
-    in_pairs = []
-    for p in np.lexsort((-count_BP[0], from_P)):
-        i, j = int(from_P[p]), int(to_P[p])
-        pair: dict[str, Any] = {"from": -1 if i == clusters else i, "to": -1 if j == clusters else j}
-        pair |= {"count": int(count_BP[0, p]), "episodes_of_pair": int(seen_P[p]), "n_episodes": int(n_S[i])}
-        pair |= _with_interval("probability", probability_BP[:, p], int(n_S[i]))
-        in_pairs.append(pair | _with_interval("exit_probability", exit_BP[:, p], int(n_S[i])))
+        probability = shares(next_EP, left_E1)
+        exits = shares(np.where(next_S == s, 0, next_EP), exit_E1)
+        count_P = next_EP.sum(0)
+        for p in np.argsort(-count_P, kind="stable"):
+            to = int(next_S[p])
+            pair: dict[str, Any] = {"from": number, "to": -1 if to == clusters else to}
+            pair |= {"count": int(count_P[p]), "episodes_of_pair": int((next_EP[:, p] > 0).sum()), "n_episodes": n}
+            pair |= _cells("probability", *(x[p] for x in probability[:3]))
+            elsewhere = (np.nan,) * 3 if to == s else (x[p] for x in exits[:3])
+            in_pairs.append(pair | _cells("exit_probability", *elsewhere))
     return rows, in_pairs
+
+
+def _entropy(share_GP: np.ndarray) -> np.ndarray:
+    """Bits [G]; NaN where shares are."""
+    out: np.ndarray = _bits(share_GP).sum(1) if share_GP.shape[1] else np.full(len(share_GP), np.nan)
+    return out
 
 
 def _bits(p: np.ndarray) -> np.ndarray:
@@ -131,8 +133,7 @@ def _bits(p: np.ndarray) -> np.ndarray:
     return out
 
 
-def _with_interval(name: str, draws_B: np.ndarray, episodes: int) -> dict[str, float | None]:
-    """``name`` (the first draw, the data), ``name_low`` and ``name_high``; None where undefined."""
-    low, high = interval_of(draws_B[1:], episodes)
-    numbers = {name: draws_B[0], f"{name}_low": low, f"{name}_high": high}
+def _cells(name: str, value: float, low: float, high: float) -> dict[str, float | None]:
+    """``name``, ``name_low`` and ``name_high``; None where undefined."""
+    numbers = {name: value, f"{name}_low": low, f"{name}_high": high}
     return {k: float(x) if np.isfinite(x) else None for k, x in numbers.items()}

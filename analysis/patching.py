@@ -32,7 +32,7 @@ from core.contracts import EnvSpec, UserError
 from core.directions import fingerprint, load_basis
 from core.episodes import RolloutStore
 from core.progress import bar
-from core.stats import band_of, benjamini_hochberg, interval_of, least_units
+from core.stats import band_of, benjamini_hochberg, least_units, ratios
 
 STAGE = "patching"
 ALPHA = 0.05
@@ -327,54 +327,52 @@ def table_of(
     """
     heads = [*parts, ALL]
     units, of_N = np.unique(unit_N, return_inverse=True)
-    drawn_RE = rng.multinomial(len(units), np.full(len(units), 1 / len(units)), resamples)
-    weight_RE = np.concatenate([np.ones((1, len(units))), drawn_RE])  # all units once, then the resamples
     choice_NQ = np.column_stack([patched.choice_NP, patched.choice_NP.any(1)])
     member_EN = (of_N == np.arange(len(units))[:, None]).astype(np.float64)
-    count_RQ = weight_RE @ (member_EN @ choice_NQ)
+    count_EQ = member_EN @ choice_NQ
 
-    def mean(kl_NP: np.ndarray) -> np.ndarray:
-        """[Q, R] over steps with a choice; NaN where there are none."""
-        kl_NQ = np.column_stack([kl_NP, kl_NP.sum(-1)]) * choice_NQ
-        total_RQ = weight_RE @ (member_EN @ kl_NQ)
-        return np.divide(total_RQ, count_RQ, out=np.full(total_RQ.shape, np.nan), where=count_RQ > 0).T
+    def sums(kl_NP: np.ndarray) -> np.ndarray:
+        """[E, Q] over the steps with a choice of every unit."""
+        out: np.ndarray = member_EN @ (np.column_stack([kl_NP, kl_NP.sum(-1)]) * choice_NQ)
+        return out
 
     last = list(doses).index(1.0)
-    swap_QR = mean(patched.swap_NP)
+    swap_EQ = sums(patched.swap_NP)
     count_Q = choice_NQ.sum(0)
     rows: list[dict[str, Any]] = []
     dosed: list[dict[str, Any]] = []
     for i, name in enumerate(names):
-        by_dose_XQR = np.stack([mean(kl_DNP[i]) for kl_DNP in patched.dose_XDNP])
-        towards_QR = mean(patched.towards_DNP[i])
+        kl_XEQ = np.stack([sums(kl_DNP[i]) for kl_DNP in patched.dose_XDNP])
+        towards_EQ = sums(patched.towards_DNP[i])
         random = patched.random_DCNP[i].astype(np.float64)
         random = np.concatenate([random, random.sum(-1, keepdims=True)], -1)
         for k, head in enumerate(heads):
             if not count_Q[k]:
                 rows.append({"direction": name, "head": head, "steps": 0, "verdict": "never had a choice"})
                 continue
-            n = len(np.unique(of_N[choice_NQ[:, k]]))
-            kl_R = by_dose_XQR[last, k]
-            low, high = interval_of(kl_R[1:], n)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                share_R = np.where(swap_QR[k] > 0, kl_R / swap_QR[k], np.nan)
-            share_low, share_high = interval_of(share_R[1:], n)
+            here = count_EQ[:, k] > 0
+            n, steps = int(here.sum()), count_EQ[here, k, None]
+            by_dose = ratios(kl_XEQ[:, here, k].T, steps, rng=rng, draws=resamples).estimates()
+            share = ratios(kl_XEQ[last, here, k, None], swap_EQ[here, k, None], rng=rng, draws=resamples).estimates()[0]
+            dose_1, swap = by_dose[last], float(swap_EQ[:, k].sum() / steps.sum())
             random_C = random[:, choice_NQ[:, k], k].mean(1)
             band = band_of(random_C, ALPHA)
             rows.append(
                 {
-                    "direction": name, "head": head, "kl": float(kl_R[0]), "low": finite(low), "high": finite(high),
-                    "swap": float(swap_QR[k, 0]), "share": finite(share_R[0]), "share_low": finite(share_low),
-                    "share_high": finite(share_high), "towards_donor": float(towards_QR[k, 0]),
+                    "direction": name, "head": head, "kl": dose_1.value, "low": finite(dose_1.low),
+                    "high": finite(dose_1.high), "swap": swap, "share": finite(share.value),
+                    "share_low": finite(share.low), "share_high": finite(share.high),
+                    "towards_donor": float(towards_EQ[:, k].sum() / steps.sum()),
                     "random": float(random_C.mean()), "random_low": band[0], "random_high": band[1],
-                    "p": float((1 + (random_C >= kl_R[0]).sum()) / (1 + len(random_C))),
+                    "p": float((1 + (random_C >= dose_1.value).sum()) / (1 + len(random_C))),
                     "steps": int(count_Q[k]), "n": n,
                 }
             )  # fmt: skip
-            for x, dose in enumerate(doses):
-                ends = interval_of(by_dose_XQR[x, k, 1:], n)
-                dosed.append({"direction": name, "head": head, "dose": dose, "kl": float(by_dose_XQR[x, k, 0]),
-                              "low": finite(ends[0]), "high": finite(ends[1])})  # fmt: skip
+            dosed += [
+                {"direction": name, "head": head, "dose": dose, "kl": e.value, "low": finite(e.low),
+                 "high": finite(e.high)}
+                for dose, e in zip(doses, by_dose, strict=True)
+            ]  # fmt: skip
     enough = least_units(ALPHA)
     p = np.array([row["p"] if row.get("n", 0) >= enough else np.nan for row in rows])
     whole = np.array([row["head"] == ALL for row in rows])

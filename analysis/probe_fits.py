@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from core.contracts import UserError
-from core.stats import Estimate, bootstrap, least_units
+from core.stats import LOST, Estimate, jackknife, least_units
 
 ALPHA = 0.05  # a probe that could not be told from its control at this level is refused
 PENALTIES = 10.0 ** np.arange(-5, 4)  # ridge penalties, a row and a z-scored feature
@@ -84,8 +84,8 @@ def linear_probe(
     y_NS = np.concatenate([y_N[:, None], y_N[donors]], 1)  # the target, then its shuffles
     predicted_NS = FoldedRidge(x_NF, fold_N).predict(y_NS)
     sums_E4S = unit_sums(predicted_NS, y_NS, of_N)
-    value, low, high = bootstrap(
-        lambda rows: r2_of(sums_E4S[rows, :, :1].sum(0))[0], np.arange(n), rng=rng, resamples=resamples
+    value, low, high = jackknife(
+        lambda rows: r2_of(sums_E4S[rows, :, :1].sum(0))[0], np.arange(n), rng=rng, link=LOST, draws=resamples
     )
     null_S = r2_of(sums_E4S[:, :, 1:].sum(0))
     null_low, null_high = np.quantile(null_S, [0.025, 0.975])

@@ -37,7 +37,7 @@ from core.artefacts import Result, finite
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.progress import bar
-from core.stats import benjamini_hochberg, interval_of, least_permutations, least_units, sign_flip_p
+from core.stats import LOGIT, LOST, PLAIN, benjamini_hochberg, jackknifed, least_permutations, least_units, left_out, mean_p
 
 STAGE = "probes"
 NOT_TARGETS = ("agent", "map", "world", "seed", "level")  # names, not quantities
@@ -46,7 +46,7 @@ ENOUGH_UNITS = 10  # two a fold
 CONSTANTS = 20  # random targets of each control
 TIME_POWERS = 5
 TIME_ITSELF = 0.999  # R^2 of time alone from which on a quantity is time
-LEAST_VARYING = 6  # units in which a quantity must vary: with fewer no sign test can tell anything
+LEAST_VARYING = 6  # units in which a quantity must vary: with fewer no test can tell anything
 STEP = "step"  # a name for time in the episode that every store has
 
 Unit = Literal["auto", "map", "world", "life"]
@@ -218,31 +218,30 @@ def p_of(value: float, null_S: np.ndarray) -> float:
 
 
 class Scores:
-    """R^2 of several readings of the same targets, all bootstrapped by the same resamples of units."""
+    """R^2 of several readings of the same targets, of all units and of all but each one."""
 
     def __init__(self, unit_N: np.ndarray, resamples: int, rng: np.random.Generator) -> None:
         self.of_N = np.unique(unit_N, return_inverse=True)[1]
         self.n = int(self.of_N.max()) + 1
-        drawn_RE = rng.multinomial(self.n, np.full(self.n, 1 / self.n), resamples)
-        self.weight_RE = np.concatenate([np.ones((1, self.n)), drawn_RE])  # all units once, then the resamples
+        self.weight_GE, self.resamples, self.rng = left_out(self.n, rng), resamples, rng
         self.error_EK: dict[str, np.ndarray] = {}
-        self.draws_RK: dict[str, np.ndarray] = {}
+        self.r2_GK: dict[str, np.ndarray] = {}
 
     def add(self, name: str, predicted_NK: np.ndarray, y_NK: np.ndarray) -> None:
         sums_E4K = unit_sums(predicted_NK, y_NK, self.of_N)
         self.error_EK[name] = sums_E4K[:, 0]
-        self.draws_RK[name] = r2_of(np.tensordot(self.weight_RE, sums_E4K, 1))
+        self.r2_GK[name] = r2_of(np.tensordot(self.weight_GE, sums_E4K, 1))
 
     def less(self, name: str, a: str, b: str) -> None:
         """R^2 of reading a less that of b, as a reading of its own."""
-        self.draws_RK[name] = self.draws_RK[a] - self.draws_RK[b]
+        self.r2_GK[name] = self.r2_GK[a] - self.r2_GK[b]
 
     def cells(self, name: str, k: int) -> dict[str, Any]:
         """value, low and high of target k as table cells."""
-        draws_R = self.draws_RK[name][:, k]
-        low, high = interval_of(draws_R[1:], self.n)
+        link = LOST if name in self.error_EK else PLAIN  # a difference of two may be of either sign
+        value, low, high = jackknifed(self.r2_GK[name][:, k], rng=self.rng, link=link, draws=self.resamples)
         return {
-            name: finite(draws_R[0]),
+            name: finite(value),
             f"{name}_low": finite(low),
             f"{name}_high": finite(high),
         }
@@ -333,11 +332,11 @@ def _table(
     rows: Rows, targets: Sequence[str], varying: Sequence[str], given: Sequence[str],
     predicted: Mapping[str, np.ndarray], null: Mapping[str, np.ndarray], scores: Scores,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    p = {n: np.array([p_of(scores.draws_RK[n][0, k], null_SK[:, k]) if np.isfinite(scores.draws_RK[n][0, k]) else np.nan
+    p = {n: np.array([p_of(scores.r2_GK[n][0, k], null_SK[:, k]) if np.isfinite(scores.r2_GK[n][0, k]) else np.nan
                       for k in range(len(varying))]) for n, null_SK in null.items()}  # fmt: skip
     flips = np.random.default_rng(0)
-    for name, (a, b) in {n: n.split("_minus_") for n in scores.draws_RK if "_minus_" in n}.items():
-        p[name] = np.atleast_1d(sign_flip_p(scores.error_EK[b] - scores.error_EK[a], rng=flips))
+    for name, (a, b) in {n: n.split("_minus_") for n in scores.r2_GK if "_minus_" in n}.items():
+        p[name] = np.atleast_1d(mean_p(scores.error_EK[b] - scores.error_EK[a], rng=flips))
     units_K = [varying_units(rows.quantities[t], scores.of_N) for t in varying]
     enough_K = np.array(units_K) >= LEAST_VARYING
     q = {n: benjamini_hochberg(np.where(enough_K, p_K, np.nan)) for n, p_K in p.items()}
@@ -352,9 +351,9 @@ def _table(
             continue
         k = varying.index(target)
         row["units_varying"] = units_K[k]
-        for name in scores.draws_RK:
+        for name in scores.r2_GK:
             if name == "mlp_shuffled":
-                row[name] = finite(scores.draws_RK[name][0, k])
+                row[name] = finite(scores.r2_GK[name][0, k])
             elif name != "both":
                 row |= scores.cells(name, k)
             if name in p:
@@ -366,9 +365,9 @@ def _table(
         if row["kind"] == "binary":
             for name in ("linear", "mlp"):
                 if name in predicted:
-                    area_R = auroc(predicted[name][:, k], y_N == y_N.max(), scores.of_N, scores.weight_RE)
-                    low, high = interval_of(area_R[1:], scores.n)
-                    row |= {f"auroc_{name}": finite(area_R[0]), f"auroc_{name}_low": finite(low),
+                    area_G = auroc(predicted[name][:, k], y_N == y_N.max(), scores.of_N, scores.weight_GE)
+                    area, low, high = jackknifed(area_G, rng=scores.rng, link=LOGIT, draws=scores.resamples)
+                    row |= {f"auroc_{name}": finite(area), f"auroc_{name}_low": finite(low),
                             f"auroc_{name}_high": finite(high)}  # fmt: skip
         row |= {"verdict": verdict(row, bool(given)), "n": scores.n, "rows": len(y_N)}
     return out

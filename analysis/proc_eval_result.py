@@ -17,7 +17,7 @@ from agents.nmmo_evaluate import STAGE as EVALUATION
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.figures import REAL, figure_of
-from core.stats import benjamini_hochberg, bootstrap, bootstrap_mean, sign_flip_p
+from core.stats import benjamini_hochberg, jackknife, means
 from envs.nmmo_tasks import CATEGORIES
 
 STAGE = "proc_eval_result"
@@ -43,7 +43,7 @@ class ProcEvalResultConfig:
     resamples: int = 2000
     """bootstrap resamples of worlds"""
     seed: int = 0
-    """seed of resamples and sign flips"""
+    """seed of resamples"""
     overwrite: bool = False
     """replace earlier tables"""
 
@@ -143,7 +143,7 @@ def tables(lives: dict[str, Lives], *, mode: str, seed: int, resamples: int) -> 
     result = artefacts.Result(notes={"mode": mode, "unit": "world"})
     rows: list[dict[str, Any]] = []
     for name, of in lives.items():
-        values, low, high = bootstrap(partial(metrics, of), of.world, rng=rng, resamples=resamples)
+        values, low, high = jackknife(partial(metrics, of), of.world, rng=rng, draws=resamples)
         n = len(np.unique(of.world))
         for i, (metric, unit) in enumerate(UNITS.items()):
             rows.append(
@@ -166,7 +166,7 @@ def tables(lives: dict[str, Lives], *, mode: str, seed: int, resamples: int) -> 
 
 
 def pairs(by_world: dict[str, np.ndarray], rng: np.random.Generator, resamples: int) -> list[dict[str, Any]]:
-    """Differences of every two policies, paired by world (the same seed, map and tasks), with sign-flip p and BH q."""
+    """Differences of every two policies, paired by world (the same seed, map and tasks), with p and BH q."""
     rows = []
     names = list(by_world)
     for i, a in enumerate(names):
@@ -174,12 +174,11 @@ def pairs(by_world: dict[str, np.ndarray], rng: np.random.Generator, resamples: 
             for column, measure in enumerate(("length", "progress")):
                 difference = by_world[a][:, column] - by_world[b][:, column]
                 difference = difference[~np.isnan(difference)]
-                value, low, high = bootstrap_mean(difference, np.arange(len(difference)), rng=rng, resamples=resamples)[
-                    :3
-                ]
+                found = means(difference[:, None], rng=rng, draws=max(resamples, LEAST_DRAWS))
+                (e,) = found.estimates()
                 rows.append(
-                    {"policy": a, "against": b, "measure": measure, "difference": value, "low": low,
-                     "high": high, "worlds": len(difference), "p": sign_flip_p(difference, rng=rng)}
+                    {"policy": a, "against": b, "measure": measure, "difference": e.value, "low": e.low,
+                     "high": e.high, "worlds": e.n, "p": float(found.p()[0])}
                 )  # fmt: skip
     for row, q in zip(rows, benjamini_hochberg(np.array([row["p"] for row in rows])), strict=True):
         row["q"] = float(q)
@@ -196,9 +195,7 @@ def rating_rows(by_world: dict[str, np.ndarray], rng: np.random.Generator, resam
     )
     for p in range(len(by_world)):
         win_WPP[:, p, p] = 0
-    value, low, high = bootstrap(
-        lambda r: ratings(win_WPP[r]), np.arange(len(win_WPP)), rng=rng, resamples=min(resamples, 500)
-    )
+    value, low, high = jackknife(lambda r: ratings(win_WPP[r]), np.arange(len(win_WPP)), rng=rng, draws=resamples)
     return [
         {"policy": name, "rating": value[p], "low": low[p], "high": high[p], "worlds": len(win_WPP)}
         for p, name in enumerate(by_world)

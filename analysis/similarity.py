@@ -1,7 +1,8 @@
 """How alike agents see and remember: ``python -m analysis.similarity --agents runs/a runs/b --rollouts runs/rollouts``.
 
 Every agent is shown the same recorded frames and keeps its own memory of them; then pairs are compared by linear CKA
-(Kornblith et al. 2019, arXiv:1905.00414: 1 is the same up to rotation and scale) and by how much of one agent's states
+(Kornblith et al. 2019, arXiv:1905.00414: 1 is the same up to rotation and scale; here without its bias, so that it is 0
+on average where nothing is alike) and by how much of one agent's states
 a linear map from the other's predicts on episodes it was not fitted on.  Both are high for agents that have learned
 nothing, since all see the same frames: read them beside the same agent with its weights shuffled, and beside episodes
 exchanged between the two, which leaves only time in the episode in common.
@@ -28,7 +29,7 @@ from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.figures import SEQUENTIAL, figure_of
 from core.progress import bar
-from core.stats import Estimate, bootstrap, interval_of
+from core.stats import LOST, Estimate, jackknife, jackknifed, left_out
 
 STAGE = "similarity"
 LAYERS = ("embedding", "h")
@@ -69,10 +70,9 @@ class SimilarityConfig:
 
 
 class Layer(NamedTuple):
-    """States of one agent, centred, and their sums over each episode."""
+    """States of one agent, centred, and which rows are of which episode."""
 
     x_NP: np.ndarray
-    sum_EP: np.ndarray
     starts_E: np.ndarray  # first row of each episode
     count_E: np.ndarray
 
@@ -81,49 +81,84 @@ class Layer(NamedTuple):
         """Rows of an episode must be consecutive."""
         x_NP = np.asarray(x_NP, np.float64) - np.mean(x_NP, 0)
         starts = np.flatnonzero(np.r_[True, episode_N[1:] != episode_N[:-1]])
-        return cls(x_NP, np.add.reduceat(x_NP, starts), starts, np.diff(np.r_[starts, len(x_NP)]))
+        return cls(x_NP, starts, np.diff(np.r_[starts, len(x_NP)]))
+
+    @property
+    def sum_EP(self) -> np.ndarray:
+        out: np.ndarray = np.add.reduceat(self.x_NP, self.starts_E)
+        return out
 
 
-BLOCK = 1 << 24  # numbers of a product held at once
+BLOCK = 1 << 22  # numbers of a product held at once
 
 
-def covariances(a: Layer, b: Layer, weight_RE: np.ndarray) -> np.ndarray:
-    """Squared Frobenius norm [R] of the centred a^T b, every episode counted ``weight`` times."""
-    each_EF = np.stack(
-        [
-            (x.T @ y).ravel()
-            for x, y in zip(np.split(a.x_NP, a.starts_E[1:]), np.split(b.x_NP, b.starts_E[1:]), strict=True)
-        ]
-    )
-    out, step = np.empty(len(weight_RE)), max(1, BLOCK // each_EF.shape[1])
-    for r in range(0, len(weight_RE), step):
-        w = weight_RE[r : r + step]
-        means = (w @ a.sum_EP)[:, :, None] * (w @ b.sum_EP)[:, None] / (w @ a.count_E)[:, None, None]
-        out[r : r + step] = ((w @ each_EF - means.reshape(len(w), -1)) ** 2).sum(1)
-    return out
+def covariance(a: Layer, b: Layer, weight_GE: np.ndarray) -> np.ndarray:
+    """Squared Frobenius norm of the covariance of a's and b's states without its bias, float64 [G], of the episodes that
+    have weight 1 and not 0.  NaN of fewer than 4 episodes.
+
+    The norm of a sample covariance is too large, since noise does not cancel in a square.  Here only products of
+    different episodes enter, so that neither a step nor its neighbours in time are multiplied with themselves: the
+    U-statistic of Song et al. (2012, JMLR 13, eq. 5) with episodes as units, in the space of features, where it takes
+    the memory of E x P x Q numbers in blocks.  (Debiased CKA: Nguyen, Raghu and Kornblith 2021, arXiv:2010.15327.)
+    """
+    n = len(a.count_E)
+    m_G, steps_G = weight_GE.sum(1), weight_GE @ a.count_E
+    sum_EP, sum_EQ = a.sum_EP, b.sum_EP
+    sum_GP, sum_GQ = weight_GE @ sum_EP, weight_GE @ sum_EQ
+    parts_a, parts_b = np.split(a.x_NP, a.starts_E[1:]), np.split(b.x_NP, b.starts_E[1:])
+    squares_G, between_G = np.zeros((2, len(weight_GE)))
+    ends_EP, own_E = np.zeros_like(sum_EP), np.zeros(n)
+    step = max(1, BLOCK // (max(n, len(weight_GE)) * sum_EP.shape[1]))
+    for q in range(0, sum_EQ.shape[1], step):
+        columns = slice(q, q + step)
+        product_EPQ = np.stack([x.T @ y[:, columns] for x, y in zip(parts_a, parts_b, strict=True)])
+        flat_EF = product_EPQ.reshape(n, -1)
+        whole_GF = weight_GE @ flat_EF
+        squares_G += (whole_GF**2).sum(1) - weight_GE @ (flat_EF**2).sum(1)
+        # Sums over distinct episodes of (sum of a) . product . (sum of b): all, less those that meet themselves.
+        whole_GPQ = whole_GF.reshape(-1, *product_EPQ.shape[1:])
+        between_G += (np.einsum("gp,gpq->gq", sum_GP, whole_GPQ) * sum_GQ[:, columns]).sum(1)
+        outer_EF = (sum_EP[:, :, None] * sum_EQ[:, None, columns]).reshape(n, -1)
+        between_G -= (whole_GF * (weight_GE @ outer_EF)).sum(1)
+        first_EQ = np.einsum("ep,epq->eq", sum_EP, product_EPQ)
+        between_G -= ((weight_GE @ first_EQ) * sum_GQ[:, columns]).sum(1)
+        last_EP = np.einsum("epq,eq->ep", product_EPQ, sum_EQ[:, columns])
+        ends_EP += last_EP
+        own_E += (sum_EP * last_EP).sum(1)
+    between_G -= ((weight_GE @ ends_EP) * sum_GP).sum(1)
+    between_G += 2 * weight_GE @ own_E
+    k_EE, l_EE = sum_EP @ sum_EP.T, sum_EQ @ sum_EQ.T
+    for gram in (k_EE, l_EE):
+        np.fill_diagonal(gram, 0)
+    to_k_GE, to_l_GE = (weight_GE * (weight_GE @ gram) for gram in (k_EE, l_EE))
+    apart_G = to_k_GE.sum(1) * to_l_GE.sum(1) - 4 * (to_k_GE * to_l_GE).sum(1)
+    apart_G += 2 * (weight_GE * (weight_GE @ (k_EE * l_EE))).sum(1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean_G = steps_G / m_G
+        found = squares_G / (m_G * (m_G - 1)) / mean_G**2
+        found -= 2 * between_G / (m_G * (m_G - 1) * (m_G - 2)) / mean_G**3
+        found += apart_G / (m_G * (m_G - 1) * (m_G - 2) * (m_G - 3)) / mean_G**4
+    return np.where(m_G >= 4, found, np.nan)
 
 
 def cka(both: np.ndarray, own_a: np.ndarray, own_b: np.ndarray) -> np.ndarray:
-    """Linear CKA from ``covariances`` of the pair and of each with itself; NaN where one side never changes."""
-    norm = np.sqrt(own_a * own_b)
+    """Debiased linear CKA from ``covariance`` of the pair and of each with itself: at most about 1, around 0 (also
+    below) for unrelated states; NaN where one side never changes."""
+    norm = np.sqrt(np.maximum(own_a, 0) * np.maximum(own_b, 0))
     return np.divide(both, norm, out=np.full(len(norm), np.nan), where=norm > 0)
 
 
-def linear_cka(x_NP: np.ndarray, y_NQ: np.ndarray) -> float:
-    """Linear CKA of two sets of states of the same N steps, float [N, P] and [N, Q]: 0 to 1.
-
-    Few steps bias it upwards (for unrelated states by about P / N); the exchanged floor has that bias too."""
-    whole = np.zeros(len(x_NP), np.int64)
-    a, b = Layer.of(x_NP, whole), Layer.of(y_NQ, whole)
-    once = np.ones((1, 1))
-    return float(cka(covariances(a, b, once), covariances(a, a, once), covariances(b, b, once))[0])
+def linear_cka(a: Layer, b: Layer) -> float:
+    """Debiased linear CKA of all episodes."""
+    once = np.ones((1, len(a.count_E)))
+    return float(cka(covariance(a, b, once), covariance(a, a, once), covariance(b, b, once))[0])
 
 
 def floor(a: Layer, b: Layer, episode_N: np.ndarray, *, rng: np.random.Generator, exchanges: int) -> np.ndarray:
     """CKA [exchanges] with the episodes of b exchanged: what time in the episode alone makes alike."""
     units, of_N = np.unique(episode_N, return_inverse=True)
     donors = [exchanged(of_N, rng.permutation(len(units))) for _ in range(exchanges)]
-    return np.array([linear_cka(a.x_NP, b.x_NP[donor]) for donor in donors])
+    return np.array([linear_cka(a, Layer.of(b.x_NP[donor], episode_N)) for donor in donors])
 
 
 def predicted(
@@ -142,8 +177,8 @@ def predicted(
         fitted = Ridge(PENALTY * len(train)).fit(train_x, y_NQ[train]).predict(test_x)
         squared_N[test] = ((y_NQ[test] - fitted) ** 2).sum(1)
         spread_N[test] = ((y_NQ[test] - y_NQ[train].mean(0)) ** 2).sum(1)
-    value, low, high = bootstrap(
-        lambda rows: 1 - squared_N[rows].sum() / spread_N[rows].sum(), episode_N, rng=rng, resamples=resamples
+    value, low, high = jackknife(
+        lambda rows: 1 - squared_N[rows].sum() / spread_N[rows].sum(), episode_N, rng=rng, link=LOST, draws=resamples
     )
     return Estimate(float(value), float(low), float(high), len(units))
 
@@ -174,17 +209,16 @@ def compare(
     """A row a pair and layer.  seen: name -> layer -> states [N, ...] of the same steps."""
     rows: list[dict[str, Any]] = []
     n = len(np.unique(episode_N))
-    drawn_RE = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
-    weight_RE = np.concatenate([np.ones((1, n)), drawn_RE])  # all episodes once, then the resamples
+    weight_GE = left_out(n, np.random.default_rng(seed))
     layers = {(name, layer): Layer.of(x, episode_N) for name, of in seen.items() for layer, x in of.items()}
-    own = {key: covariances(a, a, weight_RE) for key, a in layers.items()}
+    own = {key: covariance(a, a, weight_GE) for key, a in layers.items()}
     with bar("pairs", len(pairs) * len(LAYERS), "pairs") as progress:
         for a, b in pairs:
             for layer in LAYERS:
                 rng = np.random.default_rng(seed)
                 first, second = layers[a, layer], layers[b, layer]
-                value, *draws = cka(covariances(first, second, weight_RE), own[a, layer], own[b, layer])
-                low, high = interval_of(np.array(draws), n)
+                each_G = cka(covariance(first, second, weight_GE), own[a, layer], own[b, layer])
+                value, low, high = jackknifed(each_G, rng=rng, draws=resamples)
                 chance = floor(first, second, episode_N, rng=rng, exchanges=exchanges)
                 x, y = seen[a][layer], seen[b][layer]
                 forth, back = (predicted(p, q, episode_N, rng=rng, resamples=resamples) for p, q in ((x, y), (y, x)))

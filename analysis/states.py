@@ -47,8 +47,8 @@ from core.artefacts import Result
 from core.contracts import UserError
 from core.directions import Basis
 from core.episodes import RolloutStore
-from core.stats import Estimate, bootstrap, bootstrap_mean
-from core.two_sample import classifier_hits, frechet, halves, squared_distances
+from core.stats import LOGIT, Estimate, jackknife
+from core.two_sample import frechet, halves, squared_distances, told_apart
 
 REAL, SIMULATED = 0, 1
 LEVEL = "truth/level"
@@ -413,8 +413,8 @@ def _describe(
     live = (pca.lift_KH != 0).any(0).numpy()
     z_MF = ((states.x_NF[kept_N] - pca.mean_H.numpy()) / pca.std_H.numpy())[:, live]
     total_E = np.bincount(unit_M, np.einsum("nf,nf->n", z_MF, z_MF, dtype=np.float64))
-    value, low, high = bootstrap(
-        lambda rows: held_EK[rows].sum(0).cumsum() / total_E[rows].sum(), np.arange(episodes), rng=rng
+    value, low, high = jackknife(
+        lambda rows: held_EK[rows].sum(0).cumsum() / total_E[rows].sum(), np.arange(episodes), rng=rng, link=LOGIT
     )
     result.tables["explained"] = [
         {
@@ -481,9 +481,8 @@ def overlap(x_NK: np.ndarray, c_NK: np.ndarray, real_N: np.ndarray, unit_N: np.n
     ``inside`` share of simulated states that are closer to some real state than its 5th neighbour is, and
     ``covered`` the share of real ones that lie so among the simulated (precision and recall of Kynkaanniemi et al.
     2019, with neighbours from other episodes only; undefined where no state has as many); ``frechet`` distance of the
-    two Gaussians, in shares of the real variance; ``told_apart`` out-of-fold hits of a linear classifier (0.5: none).
-    The first three are taken between disjoint random halves of the episodes, whose spread is the interval; the last
-    one's is bootstrapped over episodes.  A number that is not defined in every half is None, and ``reason`` says why.
+    two Gaussians, in shares of the real variance; ``told_apart`` of core.two_sample (0.5: not).
+    The first three are taken between disjoint random halves of the episodes, whose spread is the interval.  A number that is not defined in every half is None, and ``reason`` says why.
     """
     real_rows, other_rows = np.flatnonzero(real_N), np.flatnonzero(~real_N)
     # As many states a side whoever is compared: the measures depend on it.
@@ -502,19 +501,18 @@ def overlap(x_NK: np.ndarray, c_NK: np.ndarray, real_N: np.ndarray, unit_N: np.n
         return halves(real_rows, other_rows, unit_N[real_rows], of_some, rng, unit_N[other_rows])
 
     rng = np.random.default_rng(seed)
-    hits = {}
+    apart = {}
     half = np.isin(unit_N, rng.permutation(np.unique(unit_N[real_rows]))[::2])
     for name, one, two in (("simulated", real_N, ~real_N), ("floor", real_N & half, real_N & ~half)):
         n = min(one.sum(), two.sum(), CLASSIFIED_STATES)
         rows = np.concatenate([rng.permutation(np.flatnonzero(m))[:n] for m in (one, two)])
-        hit = classifier_hits(c_NK[rows], np.repeat([0, 1], n), unit_N[rows], rng)
-        hits[name] = bootstrap_mean(hit.astype(float), unit_N[rows], rng=rng)
+        apart[name] = told_apart(c_NK[rows], np.repeat([0, 1], n), unit_N[rows], rng)
 
     found = [
         ("inside", *measured(lambda a, b: _inside(x_NK, unit_N, a, b)), "share of simulated states"),
         ("covered", *measured(lambda a, b: _inside(x_NK, unit_N, b, a)), "share of real states"),
         ("frechet", *measured(lambda a, b: frechet(x_NK[a], x_NK[b]) / variance), "of the real states' variance"),
-        ("told_apart", hits["simulated"], hits["floor"], "share told apart, 0.5 is chance"),
+        ("told_apart", apart["simulated"], apart["floor"], "share told apart, 0.5 is chance"),
     ]  # fmt: skip
     rows = []
     for name, value, floor, unit in found:

@@ -39,7 +39,7 @@ from core.directions import Basis, fingerprint
 from core.episodes import RolloutStore
 from core.figures import BAND, INK, SIMULATED, figure_of, font_of, minus
 from core.progress import bar
-from core.stats import Estimate, benjamini_hochberg, bootstrap_mean, sign_flip_p
+from core.stats import Estimate, benjamini_hochberg, bootstrap_mean, mean_p
 from core.video import check_video, write_video
 from generative.record_samples import informed_latents, noise_of, open_rollouts, random_latents
 from generative.simulator import require_finite
@@ -599,7 +599,7 @@ def summarise(result: artefacts.Result, targets: Sequence[Target], left_out: Map
         each = [over[known & (unit_S == u)].mean() for u in np.unique(unit_S[known])]
         unread = sum(bool(r["reason"]) for r in mine)
         reason = f"{unread} of {len(mine)} starts end too early to be read or compared" if unread else ""
-        p = sign_flip_p(np.array(each), rng=np.random.default_rng(seed))
+        p = mean_p(np.array(each), rng=np.random.default_rng(seed))
         rows.append(row | {"n": len(each), "p": p, "reason": left_out.get(target.label, reason)})
     for row, q in zip(rows, benjamini_hochberg(np.array([row["p"] for row in rows])), strict=True):
         row |= {"p": artefacts.finite(row["p"]), "q": artefacts.finite(q)}

@@ -75,7 +75,7 @@ class Means(NamedTuple):
         _check_level(level)
         draws = len(self.t_RQ)
         k = max(1, int((draws + 1) * (1 - level) / 2 + 1e-9))
-        widest_Q = _student(self.n_Q, level)
+        widest_Q = student(self.n_Q, level)
         ends = []
         for t_Q in (np.maximum(self.t_RQ[draws - k], widest_Q), np.minimum(self.t_RQ[k - 1], -widest_Q)):
             end_Q = self.value_Q - np.where(self.error_Q == 0, 0, t_Q) * self.error_Q
@@ -112,7 +112,8 @@ def _check_level(level: float, what: str = "level") -> None:
         raise ValueError(f"{what} {level} is not between 0 and 1")
 
 
-def _student(n_units: int | np.ndarray, level: float) -> np.ndarray:
+def student(n_units: int | np.ndarray, level: float) -> np.ndarray:
+    """Half the width of Student's ``level`` interval of a mean of n units, in standard errors."""
     from scipy.special import stdtrit
 
     out: np.ndarray = stdtrit(np.maximum(np.asarray(n_units) - 1, 1), (1 + level) / 2)
@@ -269,48 +270,71 @@ def mean_p(effect_E: np.ndarray, *, rng: np.random.Generator, draws: int = 9999)
 def share_interval(hits: float, n: float, level: float = 0.95) -> tuple[float, float]:
     """(low, high) of a share, from ``hits`` of ``n`` independent units: Clopper & Pearson (1934), exact.
 
-    They need not be whole numbers.  (0, 1) of nothing.  Never of no width: 0 of 6 gives 0 to 0.46.
+    (0, 1) of nothing.  Never of no width: 0 of 6 gives 0 to 0.46.
     """
+    if not 0 <= hits <= n:
+        raise ValueError(f"{hits} of {n}")
+    low, high = _clopper_pearson(np.array([hits]), np.array([n]), level)
+    return float(low[0]), float(high[0])
+
+
+def _clopper_pearson(hit_Q: np.ndarray, n_Q: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+    """Also of numbers that are not whole; NaN stays NaN."""
     from scipy.special import betaincinv
 
     _check_level(level)
-    if not 0 <= hits <= n:
-        raise ValueError(f"{hits} of {n}")
     tail = (1 - level) / 2
-    low = 0.0 if hits == 0 else float(betaincinv(hits, n - hits + 1, tail))
-    high = 1.0 if hits == n else float(betaincinv(hits + 1, n - hits, 1 - tail))
-    return low, high
+    inside = np.maximum(hit_Q, 1e-300), np.maximum(n_Q - hit_Q, 1e-300)
+    low_Q = np.where(hit_Q <= 0, 0.0, betaincinv(inside[0], n_Q - hit_Q + 1, tail))
+    high_Q = np.where(hit_Q >= n_Q, 1.0, betaincinv(hit_Q + 1, inside[1], 1 - tail))
+    nothing_Q = np.isnan(hit_Q) | np.isnan(n_Q)
+    return np.where(nothing_Q, np.nan, low_Q), np.where(nothing_Q, np.nan, high_Q)
+
+
+def shares(
+    hit_EQ: np.ndarray, row_EQ: np.ndarray, *, level: float = 0.95
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(share, low, high, units), each [Q], of Q shares of rows, with whole episodes as units.
+
+    hit_EQ: hits of an episode, float [E, Q]; row_EQ: its rows, [E, Q] or [E, 1].  Episodes without rows are no units.
+
+    The rows count as so many independent ones as give the share's error over episodes, for which the interval is that of
+    Clopper and Pearson (Korn & Graubard 1998, Survey Methodology 24).  Where all rows agree nothing tells how they
+    cluster: then every episode counts once.  One row an episode: exact.  NaN without rows, no interval of one episode.
+    """
+    hit_EQ, row_EQ = (x.astype(np.float64) for x in np.broadcast_arrays(hit_EQ, row_EQ))
+    units_Q, rows_Q = (row_EQ > 0).sum(0), row_EQ.sum(0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share_Q = hit_EQ.sum(0) / np.where(rows_Q > 0, rows_Q, np.nan)
+        if (share_Q < -TIE).any() or (share_Q > 1 + TIE).any():
+            raise ValueError(f"shares from {np.nanmin(share_Q):g} to {np.nanmax(share_Q):g}, not 0 to 1")
+        share_Q = np.clip(share_Q, 0, 1)
+        error2_Q = ((hit_EQ - share_Q * row_EQ) ** 2).sum(0) * units_Q / (units_Q - 1) / rows_Q**2
+        # As if drawn one by one; the error itself is known from so many units only.
+        alone_Q = share_Q * (1 - share_Q) / (rows_Q - 1)
+        fewer_Q = student(rows_Q, level) / student(units_Q, level)
+        counted_Q = np.minimum(rows_Q, rows_Q * alone_Q / error2_Q * fewer_Q**2)
+    counted_Q = np.where(error2_Q <= TIE * alone_Q, rows_Q, counted_Q)
+    counted_Q = np.where((share_Q == 0) | (share_Q == 1), units_Q, counted_Q)
+    low_Q, high_Q = _clopper_pearson(share_Q * counted_Q, np.where(units_Q < 2, np.nan, counted_Q), level)
+    return share_Q, np.minimum(low_Q, share_Q), np.maximum(high_Q, share_Q), units_Q
 
 
 def share_of(hit_N: np.ndarray, episode_N: np.ndarray, *, level: float = 0.95) -> Estimate:
-    """Share of rows that are hits, with whole episodes as units; n counts these.
+    """Share of rows that are hits, with the interval of ``shares``; n counts episodes.
 
-    hit_N: bool [N], or credit between 0 and 1.  The rows count as so many independent ones as give the share's error
-    over episodes, for which the interval is that of Clopper and Pearson (Korn & Graubard 1998, Survey Methodology 24).
-    Where all rows agree nothing tells how they cluster: then every episode counts once.  One row an episode: exact.
-    NaN as for ``bootstrap_mean``; fewer than two episodes have no interval.
+    hit_N: bool [N], or credit between 0 and 1; episode_N: [N] says which rows belong together.  NaN as for
+    ``bootstrap_mean``.
     """
     hit_N = np.asarray(hit_N, np.float64)
     if hit_N.shape != np.shape(episode_N):
         raise ValueError(f"{hit_N.shape} values, {np.shape(episode_N)} episode numbers")
     if not len(hit_N):
         return Estimate(math.nan, math.nan, math.nan, 0)
-    _, of_N, count_E = np.unique(episode_N, return_inverse=True, return_counts=True)
-    n, rows, share = len(count_E), len(hit_N), float(hit_N.mean())
-    if n < 2 or math.isnan(share):
-        return Estimate(share, math.nan, math.nan, n)
-    if hit_N.min() < 0 or hit_N.max() > 1:
-        raise ValueError(f"a share of values from {hit_N.min():g} to {hit_N.max():g}, not 0 to 1")
-    counted = float(n)
-    away_E = np.bincount(of_N, hit_N - share)
-    error2 = float((away_E**2).sum()) * n / (n - 1) / rows**2
-    if 0 < share < 1 and error2 > TIE * share * (1 - share):
-        fewer = _student(rows, level) / _student(n, level)  # the error itself is known from n units only
-        counted = min(float(rows), share * (1 - share) / (rows - 1) * rows / error2 * fewer**2)
-    elif 0 < share < 1:
-        counted = float(rows)
-    low, high = share_interval(min(share * counted, counted), counted, level)
-    return Estimate(share, min(low, share), max(high, share), n)
+    _, of_N, row_E = np.unique(episode_N, return_inverse=True, return_counts=True)
+    found = shares(np.bincount(of_N, hit_N)[:, None], row_E[:, None], level=level)
+    value, low, high, units = (x[0] for x in found)
+    return Estimate(float(value), float(low), float(high), int(units))
 
 
 def paired_share(change_N: np.ndarray, *, level: float = 0.95) -> Estimate:
@@ -412,6 +436,7 @@ def jackknifed(
     unbiased: bool = False,
     units: int | np.ndarray | None = None,
     level: float = 0.95,
+    draws: int = DRAWS,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(value, low, high), each [...], of any smooth statistic of whole units.
 
@@ -437,7 +462,7 @@ def jackknifed(
     pseudo_GQ = groups * whole_Q - (groups - 1) * on_GQ[1:]
     same_Q = np.ptp(on_GQ, 0) <= TIE * np.abs(on_GQ).max(0)
     pseudo_GQ[:, same_Q] = whole_Q[same_Q]
-    found = means(pseudo_GQ, rng=rng)
+    found = means(pseudo_GQ, rng=rng, draws=draws)
     if units is not None:
         found = found._replace(n_Q=np.minimum(np.broadcast_to(units, shape).ravel(), groups))
     low_Q, high_Q = found.interval(level)
@@ -457,7 +482,9 @@ def jackknife(
     rng: np.random.Generator,
     link: Link = PLAIN,
     unbiased: bool = False,
+    units: int | np.ndarray | None = None,
     level: float = 0.95,
+    draws: int = DRAWS,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(value, low, high) of any smooth statistic of the rows, leaving out whole episodes: ``jackknifed``.
 
@@ -469,7 +496,9 @@ def jackknife(
     units, of_N = np.unique(episode_N, return_inverse=True)
     weight_GE = left_out(len(units), rng) if len(units) > 1 else np.ones((1, 1))
     values = [np.asarray(statistic(np.flatnonzero(w_E[of_N] > 0)), np.float64) for w_E in weight_GE]
-    return jackknifed(np.stack(values), rng=rng, link=link, unbiased=unbiased, level=level)
+    return jackknifed(
+        np.stack(values), rng=rng, link=link, unbiased=unbiased, units=units, level=level, draws=draws
+    )
 
 
 def quantile_interval(value_E: np.ndarray, q: float, level: float = 0.95) -> Estimate:

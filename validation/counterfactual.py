@@ -38,7 +38,7 @@ from core.contracts import (
 from core.directions import Basis
 from core.interventions import AddVector, AtSteps, Shift
 from core.progress import bar
-from core.stats import Estimate, benjamini_hochberg, bootstrap, bootstrap_mean, sign_flip_p
+from core.stats import LOG, Estimate, benjamini_hochberg, bootstrap_mean, jackknife, mean_p, share_of
 from generative.simulator import require_finite
 from validation.interventions_rollouts import (
     Actions,
@@ -52,7 +52,7 @@ from validation.interventions_rollouts import (
     is_late,
     quantities,
 )
-from validation.measures import RESAMPLES, Row, as_float, row
+from validation.measures import Row, as_float, row
 
 HELD = (1, 2, 4, 8)  # steps that an action is held
 FORESIGHT = (1, 2, 3, 4)  # steps after the change at which gradients are compared
@@ -77,7 +77,7 @@ class Found:
     def test(self, measure: str, horizon: int, estimate: Estimate, chance: float, excess_N: np.ndarray,
              rng: np.random.Generator) -> None:  # fmt: skip
         """Is the mean over starts of ``excess_N`` (what is above chance; NaN: nothing asked) 0?"""
-        p = sign_flip_p(excess_N[~np.isnan(excess_N)].round(9), rng=rng)  # without rounding errors, all of one sign
+        p = mean_p(excess_N[~np.isnan(excess_N)], rng=rng)
         self.tests.append({"measure": measure, "horizon": horizon, "value": estimate.value, "low": estimate.low,
                            "high": estimate.high, "chance": chance, "p": p, "n": estimate.n})  # fmt: skip
 
@@ -241,14 +241,14 @@ def counterfactual(shots: Snapshots, found: Found, rng: np.random.Generator) -> 
         best = np.einsum("aan->an", retrieval(gallery, gallery, exists))
         hit, chance = np.einsum("aan->an", credit), np.broadcast_to(1 / exists.sum(0).clip(1), asked.shape)
         of = np.broadcast_to(unit_N, asked.shape)
-        estimate = bootstrap_mean(hit[asked], of[asked], rng=rng)
+        estimate = share_of(hit[asked], of[asked])
         guess = float(chance[asked].mean())
         found.rows.append(row("counterfactual_top1", k, estimate, "share", floor=float(best[asked].mean()), mean=guess))
         excess = np.where(asked, hit - chance, 0).sum(0) / np.where(asked.any(0), asked.sum(0), np.nan)
         found.test("counterfactual_top1", k, estimate, guess, excess, rng)
         confusion.append((credit * asked[:, None]).sum(2) / asked.sum(1).clip(1)[:, None])
         for a, name in enumerate(names):
-            e = bootstrap_mean(hit[a, asked[a]], unit_N[asked[a]], rng=rng)
+            e = share_of(hit[a, asked[a]], unit_N[asked[a]])
             by_action.append({"action": name, "held": k, "top1": e.value, "low": e.low, "high": e.high,
                               "attainable": float(best[a, asked[a]].mean()), "n": e.n})  # fmt: skip
     found.tables["counterfactual"] = by_action
@@ -329,7 +329,7 @@ def other_policy(shots: Snapshots, other: Agent | None, steps: int, found: Found
         out: np.ndarray = shares[1] / np.where(shares[0] > 0, shares[0], np.nan)
         return out
 
-    value, low, high = bootstrap(ratio, np.arange(len(shots)), rng=rng, resamples=RESAMPLES)
+    value, low, high = jackknife(ratio, np.arange(len(shots)), rng=rng, link=LOG, units=both.sum(0))
     for k in range(1, steps + 1):
         on = seen[1][:, k]
         if on.any():
@@ -499,7 +499,7 @@ def gradients(shots: Snapshots, basis: Basis, found: Found, rng: np.random.Gener
             none = "no change of the hidden state changes anything in the real world"
             found.rows.append(row(measure, k, Estimate(np.nan, np.nan, np.nan, len(shots)), "share", reason=none))
             continue
-        estimate = bootstrap_mean(same[on], np.broadcast_to(unit_N, same.shape)[on], rng=rng)
+        estimate = share_of(same[on], np.broadcast_to(unit_N, same.shape)[on])
         repeated = same_sign(seen, np.where(on, other, 0))
         floor = float(np.nanmean(repeated)) if np.isfinite(repeated).any() else None
         copy = None if suffix else float(np.nanmean(same_sign(held.of(part, k, family), seen)))

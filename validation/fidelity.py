@@ -31,7 +31,7 @@ from core.directions import Basis, fingerprint
 from core.episodes import Episode, RolloutStore
 from core.progress import bar
 from core.stats import Estimate, bootstrap_mean
-from core.two_sample import classifier_hits, frechet, halves, median_width, mmd, told_apart
+from core.two_sample import frechet, halves, median_width, mmd, told_apart
 from core.video import check_video
 from envs.registry import make
 from generative.simulator import RSSMSimulator, load_simulator, require_finite
@@ -42,9 +42,7 @@ from validation.measures import (
     Row,
     as_float,
     brier_terms,
-    calibration_error,
-    calibration_floor,
-    estimate_of,
+    calibration,
     precision_estimate,
     psnr,
     reliability,
@@ -421,21 +419,20 @@ def event_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
                 brier = bootstrap_mean(brier_terms(chance, event), episode, rng=rng)
                 variance = float(event.astype(float).var())
                 yield row(f"{name}_brier{suffix}", upto, brier, "squared probability", floor=0.0, mean=variance)
-                estimate = estimate_of(lambda r, c=chance, e=event: calibration_error(c[r], e[r]), episode, rng)  # type: ignore[misc]
-                yield row(f"{name}_calibration_error{suffix}", upto, estimate, "probability",
-                          floor=calibration_floor(chance, rng), mean=0.0)  # fmt: skip
+                estimate, floor = calibration(chance, event, episode, rng)
+                yield row(f"{name}_calibration_error{suffix}", upto, estimate, "probability", floor=floor, mean=0.0)
             real = p.real.reward[:, a:b][on]
             squared = bootstrap_mean((side.reward[:, a:b][on] - real) ** 2, episode, rng=rng)
             yield row(f"reward_mse{suffix}", upto, squared, "squared reward", floor=0.0, mean=float(real.var()))
 
 
-def calibration_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
+def calibration_rows(p: Paired) -> Iterator[Row]:
     """The reliability table: a line an event, kind of simulation and bin of forecasts."""
     events = {"reward": p.real.reward > 0, "terminal": p.real.terminal.astype(bool)}
     episode = np.broadcast_to(p.episode[:, None], p.acted.shape)[p.acted]
     for suffix, side in p.modes().items():
         for name, probability in forecasts(p, side).items():
-            for line in reliability(probability[p.acted], events[name][p.acted], episode, rng):
+            for line in reliability(probability[p.acted], events[name][p.acted], episode):
                 yield {"event": name, "simulation": "teacher-forced" if suffix else "free-running", **line}
 
 
@@ -566,10 +563,12 @@ def hidden_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
 
         units = np.unique(episode)
         half = np.isin(episode, rng.permutation(units)[: len(units) // 2]).astype(int)
-        floor_hits = classifier_hits(real, half, episode, rng)
-        balanced = np.mean([floor_hits[half == side].mean() for side in (0, 1)])
-        yield row("h_classifier", upto, told_apart(real, simulated, episode, rng), "share told apart",
-                  floor=float(balanced), copy=told_apart(real, copied, episode, rng).value, mean=0.5)  # fmt: skip
+        side, both = np.repeat([0, 1], len(real)), np.tile(episode, 2)
+        apart, apart_copy = (
+            told_apart(np.concatenate([real, other]), side, both, rng) for other in (simulated, copied)
+        )
+        yield row("h_classifier", upto, apart, "share told apart", mean=0.5, copy=apart_copy.value,
+                  floor=told_apart(real, half, episode, rng).value)  # fmt: skip
 
 
 def compare(
@@ -588,7 +587,7 @@ def compare(
         *frame_rows(p, rng), *agent_rows(p, rng, actions or found.notes.get("action_ids", {})),
         *event_rows(p, rng), *hidden_rows(p, rng), *life_rows(x, rng), *found.rows,
     ]  # fmt: skip
-    result = Result(tables={"fidelity": rows, "calibration": list(calibration_rows(p, rng)), **found.tables})
+    result = Result(tables={"fidelity": rows, "calibration": list(calibration_rows(p)), **found.tables})
     result.arrays = {
         "episode": p.episode, "seen": p.seen, "strip_row": p.shown,
         "value_real": p.real.value, "value_simulated": p.free.value,

@@ -5,16 +5,15 @@ N samples, K columns; a ``Row`` is one line of the fidelity table.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from core.stats import Estimate, bootstrap, bootstrap_mean
+from core.stats import LOGIT, Estimate, jackknife, ratios, share_of
 
 BINS = 10  # of equal width, in a reliability table
 FORECASTS = 200  # draws of what a calibrated forecaster would have met
-RESAMPLES = 500  # of the dearer statistics
+HALVES = 20  # random halves of the episodes
 WINDOW, WINDOW_STD = 11, 1.5  # pixels, of SSIM's Gaussian window
 
 Row = dict[str, Any]
@@ -40,11 +39,15 @@ def average_precision(score_N: np.ndarray, event_N: np.ndarray) -> float:
 def precision_estimate(
     score_N: np.ndarray, event_N: np.ndarray, episode_N: np.ndarray, rng: np.random.Generator
 ) -> Estimate:
-    """Average precision with its interval over episodes; NaN where nothing happened."""
+    """Average precision with its interval over episodes (jackknife of its logit); NaN where nothing happened, no
+    interval where it happened in one episode only."""
     count = len(np.unique(episode_N))
     if not event_N.any():
         return Estimate(float("nan"), float("nan"), float("nan"), count)
-    return estimate_of(lambda rows: average_precision(score_N[rows], event_N[rows]), episode_N, rng)
+    value, low, high = jackknife(
+        lambda rows: average_precision(score_N[rows], event_N[rows]), episode_N, rng=rng, link=LOGIT
+    )
+    return Estimate(float(value), float(low), float(high), count)
 
 
 def ssim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -94,46 +97,72 @@ def brier_terms(probability_N: np.ndarray, event_N: np.ndarray) -> np.ndarray:
 
 def calibration_error(probability_N: np.ndarray, event_N: np.ndarray) -> float:
     """Expected calibration error: |mean forecast - share that happened|, mean over equal-width bins by
-    their number of forecasts (Naeini, Cooper and Hauskrecht 2015)."""
-    count, foretold, happened = _binned(probability_N, event_N)
-    return float(np.abs(foretold - happened).sum() / count.sum())
+    their number of forecasts (Naeini, Cooper and Hauskrecht 2015).  Of finitely many events it is too large, also where
+    forecasts are right: ``calibration``."""
+    bin_N = _bins(probability_N)
+    missed_B = np.bincount(bin_N, probability_N, BINS) - np.bincount(bin_N, event_N, BINS)
+    return float(np.abs(missed_B).sum() / len(bin_N))
 
 
-def _binned(probability_N: np.ndarray, event_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(forecasts, their sum, events) of every bin."""
-    bin_N = (np.asarray(probability_N) * BINS).astype(int).clip(0, BINS - 1)
-    count, foretold, happened = (np.bincount(bin_N, w, BINS) for w in (None, probability_N, event_N))
-    return count, foretold, happened
+def _bins(probability_N: np.ndarray) -> np.ndarray:
+    out: np.ndarray = (np.asarray(probability_N) * BINS).astype(int).clip(0, BINS - 1)
+    return out
 
 
-def calibration_floor(probability_N: np.ndarray, rng: np.random.Generator) -> float:
-    """The expected calibration error that these very forecasts would have if they were right: it is above
-    0 since the events of a bin are finitely many."""
-    draws = rng.random((FORECASTS, len(probability_N))) < probability_N
-    return float(np.mean([calibration_error(probability_N, d) for d in draws]))
-
-
-def reliability(
+def calibration(
     probability_N: np.ndarray, event_N: np.ndarray, episode_N: np.ndarray, rng: np.random.Generator
-) -> list[Row]:
+) -> tuple[Estimate, float]:
+    """(expected calibration error without its bias, its floor), with whole episodes as units.
+
+    Whether a bin's forecasts are too high or too low is told by one half of the episodes, and by how much, by the
+    other half; mean over random halves.  So right forecasts have an error of 0 but for noise, which is cut off below
+    0.  Floor: what it is by that noise alone, where every episode's deviations from its bins' means have a random sign
+    (wild bootstrap, Liu 1988), so that steps of an episode stay as alike as they are.
+    """
+    bin_N, (units, of_N) = _bins(probability_N), np.unique(episode_N, return_inverse=True)
+    n, cell_N = len(units), of_N * BINS + bin_N
+    row_EB, foretold_EB, happened_EB = (
+        np.bincount(cell_N, w, n * BINS).reshape(n, BINS) for w in (None, probability_N, event_N)
+    )
+    missed_EB, rows = foretold_EB - happened_EB, len(bin_N)
+    if n < 2:
+        return Estimate(calibration_error(probability_N, event_N), float("nan"), float("nan"), n), float("nan")
+    half_KE = np.array([rng.permutation(n) < n // 2 for _ in range(HALVES)])
+    whole = _crossed(missed_EB.sum(0) * np.ones((1, HALVES, 1)), (half_KE @ missed_EB)[None])[0]
+    less_EKB = missed_EB[:, None]  # left out, each in turn
+    all_EKB = missed_EB.sum(0) - less_EKB
+    in_half_EKB = (half_KE @ missed_EB)[None] - half_KE.T[:, :, None] * less_EKB
+    pseudo_E = n * whole - (n - 1) * _crossed(np.broadcast_to(all_EKB, in_half_EKB.shape), in_half_EKB)
+    found = ratios(pseudo_E[:, None], row_EB.sum(1, keepdims=True), rng=rng).estimates()[0]
+    value, low, high = (max(0.0, x + whole / rows - found.value) for x in found[:3])
+    right_EB = missed_EB - row_EB * (missed_EB.sum(0) / np.maximum(row_EB.sum(0), 1))
+    flipped_FEB = rng.choice([-1.0, 1.0], size=(FORECASTS, n, 1)) * right_EB
+    all_FKB = np.broadcast_to(flipped_FEB.sum(1)[:, None], (FORECASTS, HALVES, BINS))
+    by_noise_F = _crossed(all_FKB, half_KE.astype(np.float64) @ flipped_FEB) / rows
+    return Estimate(value, low, high, n), float(np.maximum(by_noise_F, 0).mean())
+
+
+def _crossed(all_XKB: np.ndarray, half_XKB: np.ndarray) -> np.ndarray:
+    """Sum over bins [X] of what one half misses in the direction that the other one tells; mean over halves, both
+    ways."""
+    other_XKB = all_XKB - half_XKB
+    out: np.ndarray = (np.sign(half_XKB) * other_XKB + np.sign(other_XKB) * half_XKB).sum(2).mean(1)
+    return out
+
+
+def reliability(probability_N: np.ndarray, event_N: np.ndarray, episode_N: np.ndarray) -> list[Row]:
     """A line a bin that holds a forecast: mean forecast against the share that happened, with its interval."""
-    bin_N = (np.asarray(probability_N) * BINS).astype(int).clip(0, BINS - 1)
+    bin_N = _bins(probability_N)
     rows = []
     for i in np.unique(bin_N):
         on = bin_N == i
-        happened = bootstrap_mean(event_N[on], episode_N[on], rng=rng)
+        happened = share_of(event_N[on], episode_N[on])
         rows.append({
             "from": i / BINS, "to": (i + 1) / BINS, "forecast": float(probability_N[on].mean()),
             "happened": happened.value, "low": known(happened.low), "high": known(happened.high),
             "steps": int(on.sum()), "n": happened.n,
         })  # fmt: skip
     return rows
-
-
-def estimate_of(statistic: Callable[[np.ndarray], float], episode_N: np.ndarray, rng: np.random.Generator) -> Estimate:
-    """Any statistic of the rows, with its interval over episodes."""
-    value, low, high = bootstrap(statistic, episode_N, rng=rng, resamples=RESAMPLES)
-    return Estimate(float(value), float(low), float(high), len(np.unique(episode_N)))
 
 
 def total_variation(a_N: np.ndarray, b_M: np.ndarray) -> float:

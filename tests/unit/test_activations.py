@@ -293,7 +293,7 @@ def test_effect_sizes_are_those_that_were_planted() -> None:
     true = (planted_d - mean) / spread
     error = np.sqrt(3 / len(life) + 1.5 / len(life) + true**2 / (2 * len(life)))  # of d (Hedges and Olkin 1985)
     assert (np.abs(d - true) < 3 * error).all() and (np.abs(d) > 5 * error).all()
-    low, high = verdicts.bootstrap_d(x - x.mean(0), state, life, 3, rng, 2000)
+    low, high = verdicts.d_interval(x - x.mean(0), state, life, 3, rng, 2000)
     for c in range(3):
         np.testing.assert_allclose(d[c], cohens_d(x, state == c)[0], rtol=1e-9)
         _, other_low, other_high = cohens_d_interval(x, state == c, life, rng=rng)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from analysis import similarity
-from analysis.similarity import Layer, assemble, compare, covariances, linear_cka, predicted, short_names
+from analysis.similarity import Layer, assemble, compare, covariance, linear_cka, predicted, short_names
 from core.contracts import UserError
 
 EPISODE_N = np.repeat(np.arange(20), 25)
@@ -35,29 +37,96 @@ def test_directories_of_one_name_are_told_apart_by_what_is_above(paths: list[str
         short_names([Path(p) for p in (*paths, f"./{paths[0]}")])
 
 
-def test_linear_cka_is_the_centred_kernels_cosine() -> None:
-    x, y = rng().standard_normal((60, 5)) + 3, rng().standard_normal((60, 4)) ** 2
-    centre = np.eye(60) - 1 / 60
-    k, m = (centre @ v @ v.T @ centre for v in (x, y))
-    assert linear_cka(x, y) == pytest.approx((k * m).sum() / np.sqrt((k**2).sum() * (m**2).sum()))
+def cka_of(x: np.ndarray, y: np.ndarray, episode_N: np.ndarray = EPISODE_N) -> float:
+    return linear_cka(Layer.of(x, episode_N), Layer.of(y, episode_N))
+
+
+def test_covariance_is_the_u_statistic_over_different_episodes() -> None:
+    """By hand: |A|^2 / m^2 - 2 a A b / m^3 + |a|^2 |b|^2 / m^4, each product of different episodes."""
+    episode = np.repeat(np.arange(6), 3)
+    x = rng().standard_normal((18, 2)) + 1
+    y = np.random.default_rng(1).standard_normal((18, 3)) + x[:, :1]
+    a, b = Layer.of(x, episode), Layer.of(y, episode)
+    parts = [(a.x_NP[episode == e], b.x_NP[episode == e]) for e in range(6)]
+    each = [(p.T @ q, p.sum(0), q.sum(0)) for p, q in parts]
+
+    def by_hand(some: Sequence[int]) -> float:
+        products = [(each[e][0] * each[f][0]).sum() for e, f in itertools.permutations(some, 2)]
+        between = [each[e][1] @ each[f][0] @ each[g][2] for e, f, g in itertools.permutations(some, 3)]
+        apart = [
+            (each[e][1] @ each[f][1]) * (each[g][2] @ each[h][2]) for e, f, g, h in itertools.permutations(some, 4)
+        ]
+        return float(np.mean(products) / 3**2 - 2 * np.mean(between) / 3**3 + np.mean(apart) / 3**4)
+
+    weight = np.array([[1.0] * 6, [1, 1, 0, 1, 1, 1]])
+    want = [by_hand(range(6)), by_hand([0, 1, 3, 4, 5])]
+    np.testing.assert_allclose(covariance(a, b, weight), want)
+    assert np.isnan(covariance(a, b, np.array([[1.0, 1, 1, 0, 0, 0]]))).all()
+
+
+def test_covariance_is_the_same_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = rng().standard_normal((len(EPISODE_N), 4)), np.random.default_rng(1).standard_normal((len(EPISODE_N), 7))
+    a, b, weight = Layer.of(x, EPISODE_N), Layer.of(y, EPISODE_N), np.ones((1, 20))
+    whole = covariance(a, b, weight)
+    monkeypatch.setattr(similarity, "BLOCK", 1)
+    np.testing.assert_allclose(covariance(a, b, weight), whole)
 
 
 def test_linear_cka_does_not_see_rotation_scale_or_offset_but_a_stretch() -> None:
     x = rng().standard_normal((500, 6))
     turn = np.linalg.qr(rng().standard_normal((6, 6)))[0]
-    assert linear_cka(x, 3 * x @ turn + 7) == pytest.approx(1)
-    assert linear_cka(x, x * [10, 1, 1, 1, 1, 1]) < 0.6
-    assert np.isnan(linear_cka(x, np.ones((500, 2))))
+    assert cka_of(x, 3 * x @ turn + 7) == pytest.approx(1)
+    assert cka_of(x, x * [10, 1, 1, 1, 1, 1]) < 0.6
+    assert np.isnan(cka_of(x, np.ones((500, 2))))
 
 
-def test_weights_count_episodes_as_often_as_they_say() -> None:
-    x, y = (rng().standard_normal((len(EPISODE_N), k)) for k in (3, 4))
-    weight = rng().multinomial(20, np.full(20, 1 / 20), 4).astype(float)
-    found = covariances(Layer.of(x, EPISODE_N), Layer.of(y, EPISODE_N), weight)
-    for w, value in zip(weight, found, strict=True):
-        rows = np.concatenate([np.flatnonzero(e == EPISODE_N) for e in range(20) for _ in range(int(w[e]))])
-        a, b = (v[rows] - v[rows].mean(0) for v in (x, y))
-        assert value == pytest.approx(((a.T @ b) ** 2).sum())
+def slow(generator: np.random.Generator, episodes: int, steps: int, size: int) -> np.ndarray:
+    """Autocorrelated states [episodes, steps, size] of variance 1."""
+    x = generator.standard_normal((episodes, steps, size))
+    for t in range(1, steps):
+        x[:, t] = 0.9 * x[:, t - 1] + np.sqrt(1 - 0.81) * x[:, t]
+    return x
+
+
+def agents_with(generator: np.random.Generator, episodes: int, shared: float) -> tuple[np.ndarray, ...]:
+    """States [N, 8] of two agents and their episodes; a share ``shared`` of either's variance is common, which makes
+    CKA its square."""
+    common, one, two = (slow(generator, episodes, 20, 8).reshape(-1, 8) for _ in range(3))
+    own = [np.sqrt(shared) * common + np.sqrt(1 - shared) * x for x in (one, two)]
+    return own[0], own[1], np.repeat(np.arange(episodes), 20)
+
+
+def plain_cka(x: np.ndarray, y: np.ndarray) -> float:
+    x, y = x - x.mean(0), y - y.mean(0)
+    return float(((x.T @ y) ** 2).sum() / np.sqrt(((x.T @ x) ** 2).sum() * ((y.T @ y) ** 2).sum()))
+
+
+def found_cka(episodes: int, shared: float, runs: int) -> np.ndarray:
+    """[runs, 4]: plain CKA, and the debiased one with its interval."""
+    out = []
+    for seed in range(runs):
+        x, y, episode = agents_with(np.random.default_rng(seed), episodes, shared)
+        seen = {"a": {"embedding": x, "h": x}, "b": {"embedding": y, "h": y}}
+        (row,) = [r for r in compare(seen, [("a", "b")], episode, exchanges=1, resamples=999, seed=0) if r["layer"] == "h"]
+        out.append([plain_cka(x, y), row["cka"], row["cka_low"], row["cka_high"]])
+    return np.array(out)
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.5])
+def test_cka_is_without_bias_and_its_interval_covers(shared: float) -> None:
+    plain, value, low, high = found_cka(16, shared, 30).T
+    assert plain.mean() > shared**2 + 0.08  # unrelated states of slow steps look alike
+    assert value.mean() == pytest.approx(shared**2, abs=0.03)
+    assert ((low <= value) & (value <= high)).all()
+    assert ((low <= shared**2) & (shared**2 <= high)).mean() >= 0.85
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("episodes", [8, 24, 64])
+@pytest.mark.parametrize("shared", [0.0, 0.5, 0.9])
+def test_interval_of_cka_covers(shared: float, episodes: int) -> None:
+    _, _, low, high = found_cka(episodes, shared, 300).T
+    assert ((low <= shared**2) & (shared**2 <= high)).mean() >= 0.9
 
 
 def test_prediction_is_out_of_fold() -> None:

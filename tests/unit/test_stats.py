@@ -46,6 +46,7 @@ from core.stats import (
     require_permutations,
     share_interval,
     share_of,
+    shares,
     sign_flip_p,
     smallest_p,
 )
@@ -235,7 +236,7 @@ def test_share_of_independent_units_is_clopper_and_pearson_s() -> None:
     with pytest.raises(ValueError, match="7 of 6"):
         share_interval(7, 6)
     with pytest.raises(ValueError, match="not 0 to 1"):
-        share_of(np.array([0.0, 2.0]), np.arange(2))
+        share_of(np.array([1.0, 2.0]), np.arange(2))
 
 
 def clustered(rng: np.random.Generator, episodes: int, share: float, alike: float) -> tuple[np.ndarray, np.ndarray]:
@@ -266,6 +267,19 @@ def test_interval_of_a_share_of_steps_covers_with_few_units_and_many(share: floa
     rng = np.random.default_rng(n)
     found = [share_of(*clustered(rng, n, share, alike)) for _ in range(1000)]
     assert np.mean([e.low <= share <= e.high for e in found]) >= 0.92
+
+
+def test_many_shares_are_those_of_each() -> None:
+    rng = np.random.default_rng(0)
+    row = rng.integers(0, 5, size=(12, 6))
+    hit = rng.binomial(row, [0, 0.1, 0.5, 0.5, 0.9, 1])
+    row[:, 3], hit[:, 3] = 0, 0
+    found = np.stack(shares(hit, row), 1)
+    for q in range(6):
+        steps = [np.repeat([1, 0], [h, r - h]) for h, r in zip(hit[:, q], row[:, q], strict=True)]
+        alone = share_of(np.concatenate(steps), np.repeat(np.arange(12), row[:, q]))
+        np.testing.assert_allclose(found[q], alone)
+    assert np.isnan(found[3, :3]).all() and found[3, 3] == 0
 
 
 def test_shares_of_none_and_of_all_have_a_width() -> None:
