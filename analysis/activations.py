@@ -244,8 +244,13 @@ def relations(
 
 
 def _held_out_r2(
-    moments_EDD: np.ndarray, x: np.ndarray, y: np.ndarray, fold_E: np.ndarray, weight_GE: np.ndarray,
-    rng: np.random.Generator, resamples: int,
+    moments_EDD: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
+    fold_E: np.ndarray,
+    weight_GE: np.ndarray,
+    rng: np.random.Generator,
+    resamples: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(R^2, low, high) of columns y by least squares on columns x, each life by a fit on the lives of other folds."""
     error_EY, spread_EY = np.full((2, len(moments_EDD), len(y)), np.nan)

@@ -94,9 +94,7 @@ def moments_of(
     return Moments(episode_N, unit_N, t_N, (t_N + 0.5) / store.steps[episode_N], clusters.label_N[keep])
 
 
-def shares_by_phase(
-    m: Moments, bins: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def shares_by_phase(m: Moments, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(labels [L], share [L, B] of a phase's rows, its low and high [L, B], rows [B]).
 
     A phase without rows has NaN.  Whole units count.

@@ -105,7 +105,7 @@ def aggregate(visits: Visits, clusters: int, seed: int) -> tuple[list[dict[str, 
                 of_next_G = _entropy((weight_GE @ next_EP) / (weight_GE @ left_E1))
             for name, entropy_G in (("mixed_policy_entropy", of_policy_G), ("transition_entropy", of_next_G)):
                 found = jackknifed(entropy_G, rng=rng, unbiased=True, draws=RESAMPLES)
-                row |= _cells(name, *(np.maximum(x, 0) for x in found))
+                row |= _cells(name, *[float(np.maximum(x, 0)) for x in found])
         rows.append(row)
         probability = shares(next_EP, left_E1)
         exits = shares(np.where(next_S == s, 0, next_EP), exit_E1)
@@ -115,7 +115,7 @@ def aggregate(visits: Visits, clusters: int, seed: int) -> tuple[list[dict[str, 
             pair: dict[str, Any] = {"from": number, "to": -1 if to == clusters else to}
             pair |= {"count": int(count_P[p]), "episodes_of_pair": int((next_EP[:, p] > 0).sum()), "n_episodes": n}
             pair |= _cells("probability", *(x[p] for x in probability[:3]))
-            elsewhere = (np.nan,) * 3 if to == s else (x[p] for x in exits[:3])
+            elsewhere = [np.nan if to == s else x[p] for x in exits[:3]]
             in_pairs.append(pair | _cells("exit_probability", *elsewhere))
     return rows, in_pairs
 

@@ -37,7 +37,17 @@ from core.artefacts import Result, finite
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.progress import bar
-from core.stats import LOGIT, LOST, PLAIN, benjamini_hochberg, jackknifed, least_permutations, least_units, left_out, mean_p
+from core.stats import (
+    LOGIT,
+    LOST,
+    PLAIN,
+    benjamini_hochberg,
+    jackknifed,
+    least_permutations,
+    least_units,
+    left_out,
+    mean_p,
+)
 
 STAGE = "probes"
 NOT_TARGETS = ("agent", "map", "world", "seed", "level")  # names, not quantities

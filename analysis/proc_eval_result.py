@@ -174,7 +174,7 @@ def pairs(by_world: dict[str, np.ndarray], rng: np.random.Generator, resamples: 
             for column, measure in enumerate(("length", "progress")):
                 difference = by_world[a][:, column] - by_world[b][:, column]
                 difference = difference[~np.isnan(difference)]
-                found = means(difference[:, None], rng=rng, draws=max(resamples, LEAST_DRAWS))
+                found = means(difference[:, None], rng=rng, draws=resamples)
                 (e,) = found.estimates()
                 rows.append(
                     {"policy": a, "against": b, "measure": measure, "difference": e.value, "low": e.low,

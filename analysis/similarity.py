@@ -93,8 +93,8 @@ BLOCK = 1 << 22  # numbers of a product held at once
 
 
 def covariance(a: Layer, b: Layer, weight_GE: np.ndarray) -> np.ndarray:
-    """Squared Frobenius norm of the covariance of a's and b's states without its bias, float64 [G], of the episodes that
-    have weight 1 and not 0.  NaN of fewer than 4 episodes.
+    """Squared Frobenius norm of the covariance of a's and b's states without its bias, float64 [G], of the episodes
+    that have weight 1 and not 0.  NaN of fewer than 4 episodes.
 
     The norm of a sample covariance is too large, since noise does not cancel in a square.  Here only products of
     different episodes enter, so that neither a step nor its neighbours in time are multiplied with themselves: the

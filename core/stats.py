@@ -298,8 +298,8 @@ def shares(
 
     hit_EQ: hits of an episode, float [E, Q]; row_EQ: its rows, [E, Q] or [E, 1].  Episodes without rows are no units.
 
-    The rows count as so many independent ones as give the share's error over episodes, for which the interval is that of
-    Clopper and Pearson (Korn & Graubard 1998, Survey Methodology 24).  Where all rows agree nothing tells how they
+    The rows count as so many independent ones as give the share's error over episodes, for which the interval is that
+    of Clopper and Pearson (Korn & Graubard 1998, Survey Methodology 24).  Where all rows agree nothing tells how they
     cluster: then every episode counts once.  One row an episode: exact.  NaN without rows, no interval of one episode.
     """
     hit_EQ, row_EQ = (x.astype(np.float64) for x in np.broadcast_arrays(hit_EQ, row_EQ))
@@ -493,12 +493,10 @@ def jackknife(
     episode_N = np.asarray(episode_N)
     if not len(episode_N):
         raise ValueError("no rows to leave out")
-    units, of_N = np.unique(episode_N, return_inverse=True)
-    weight_GE = left_out(len(units), rng) if len(units) > 1 else np.ones((1, 1))
+    each, of_N = np.unique(episode_N, return_inverse=True)
+    weight_GE = left_out(len(each), rng) if len(each) > 1 else np.ones((1, 1))
     values = [np.asarray(statistic(np.flatnonzero(w_E[of_N] > 0)), np.float64) for w_E in weight_GE]
-    return jackknifed(
-        np.stack(values), rng=rng, link=link, unbiased=unbiased, units=units, level=level, draws=draws
-    )
+    return jackknifed(np.stack(values), rng=rng, link=link, unbiased=unbiased, units=units, level=level, draws=draws)
 
 
 def quantile_interval(value_E: np.ndarray, q: float, level: float = 0.95) -> Estimate:

@@ -85,7 +85,9 @@ def told_apart(x_NK: np.ndarray, label_N: np.ndarray, unit_N: np.ndarray, rng: n
     error = np.sqrt((1 / len(shares) + np.mean(ratios)) * np.var(shares, ddof=1))
     width = float(student(len(shares), 0.95)) * float(error)
     # Where all are told apart, or none, nothing varies: so many units can hide some that are not.
-    low, high = share_interval(value * len(units), len(units)) if value in (0.0, 1.0) else (value - width, value + width)
+    low, high = (
+        share_interval(value * len(units), len(units)) if value in (0.0, 1.0) else (value - width, value + width)
+    )
     return Estimate(value, max(0.0, low), min(1.0, high), len(units))
 
 

@@ -34,7 +34,7 @@ ACTION_NAMES = (
 # What the games do with an action: ids 9 to 14 are keys, and at a key that a game does not read it stands still.
 # Measured in all 16 (tests/contract/test_envs.py), as the sources have it (src/basic-abstract-game.cpp, src/games/).
 KEYS = ("key_d", "key_a", "key_w", "key_s", "key_q", "key_e")
-KEYS_THAT_ACT = {  # groups of them that do the same
+KEYS_THAT_ACT: dict[str, tuple[tuple[str, ...], ...]] = {  # groups of them that do the same
     **dict.fromkeys(("bossfight", "caveflyer", "dodgeball", "fruitbot", "plunder"), (("key_d",),)),
     "ninja": (("key_d", "key_q", "key_e"), ("key_a",), ("key_w",), ("key_s",)),
     "starpilot": (("key_d", "key_w", "key_s", "key_q", "key_e"), ("key_a",)),
@@ -50,15 +50,17 @@ JUMP = "action in (up, upleft, upright)"
 
 def words_of(game: str) -> dict[str, Any]:
     """What an EnvSpec says of a game's actions and events (its last three fields)."""
-    act = KEYS_THAT_ACT.get(game, ())
+    act: tuple[tuple[str, ...], ...] = KEYS_THAT_ACT.get(game, ())
     none = ["none", *(key for key in KEYS if not any(key in group for group in act))]
-    none += {**dict.fromkeys(NO_VERTICAL, ["down", "up"]), **dict.fromkeys(NO_DOWN, ["down"])}.get(game, [])
+    none += ["down", "up"] if game in NO_VERTICAL else ["down"] if game in NO_DOWN else []
     same = [tuple(none), *act]
     if game in NO_VERTICAL + SIDEWAYS_FIRST:
         same += [LEFT, RIGHT]
     if game in NO_DOWN:
         same += [("left", "downleft"), ("right", "downright")]
-    words = {"leftwards": LEFT, "rightwards": RIGHT} if game != "caveflyer" else {}  # there they turn the ship
+    words: dict[str, tuple[str, ...]] = {"leftwards": LEFT, "rightwards": RIGHT}
+    if game == "caveflyer":
+        words = {}  # there they turn the ship
     events = {} if game in ENDLESS else {"death": "ended and reward <= 0"}
     events["reward"] = "reward > 0"
     if game in JUMPING:

@@ -89,7 +89,8 @@ code { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace
 code i { font-style: normal; white-space: nowrap; }
 @media (max-width: 40rem) {
   body { font-size: 16px; } main { padding: 1.4rem 1rem 3rem; } h1 { font-size: 1.6rem; } .box { padding: .7rem .9rem; }
-  .broad { width: auto; max-width: none; left: 0; transform: none; } .broad td, .broad td.long { padding: .1rem 0; min-width: 0; }
+  .broad { width: auto; max-width: none; left: 0; transform: none; }
+  .broad td, .broad td.long { padding: .1rem 0; min-width: 0; }
   table, tbody, tr, caption { display: block; } thead { display: none; }
   tr { border-top: 2px solid var(--line); padding: .4rem 0; }
   td, td.n, td.long { display: grid; grid-template-columns: minmax(6rem, 38%) 1fr; gap: .7rem; border: 0;

@@ -107,7 +107,9 @@ def found_cka(episodes: int, shared: float, runs: int) -> np.ndarray:
     for seed in range(runs):
         x, y, episode = agents_with(np.random.default_rng(seed), episodes, shared)
         seen = {"a": {"embedding": x, "h": x}, "b": {"embedding": y, "h": y}}
-        (row,) = [r for r in compare(seen, [("a", "b")], episode, exchanges=1, resamples=999, seed=0) if r["layer"] == "h"]
+        (row,) = [
+            r for r in compare(seen, [("a", "b")], episode, exchanges=1, resamples=999, seed=0) if r["layer"] == "h"
+        ]
         out.append([plain_cka(x, y), row["cka"], row["cka_low"], row["cka_high"]])
     return np.array(out)
 
