@@ -595,13 +595,12 @@ def _is_picture(starts: Starts) -> bool:
 
 def film(bench: Bench, result: Result, hypotheses: Sequence[Hypothesis]) -> None:
     """Frames of three starts for every claim, without and with the change in the real world and in the simulator, into
-    arrays ``film/CLAIM`` uint8 [starts, 4, T, 64, 64, 3]: those whose effect is at the SHOWN quantiles.  Black where
+    arrays ``film/NUMBER`` uint8 [starts, 4, T, 64, 64, 3]: those whose effect is at the SHOWN quantiles.  Black where
     the episode is over."""
     assert bench.real is not None
     names = [h.name for h in hypotheses]
-    for number, claim in enumerate(result.notes["claims"]):
-        if not claim["headline"] or not {"quantity", "event"} & claim.keys():
-            continue
+    filmed = [c for c in result.notes["claims"] if c["headline"] and {"quantity", "event"} & c.keys()]
+    for number, claim in enumerate(filmed):
         h = hypotheses[names.index(claim["hypothesis"])]
         k = bench.real.noise_NTA.shape[1] - 1
         quantity = claim.get("quantity", f"event:{claim.get('event')}@{k}")

@@ -183,11 +183,9 @@ def short(scalar: Mapping[str, Any], value: bool = True) -> str:
 
 
 def write_videos(result: Result, path: Path) -> None:
-    """``paired_CLAIM.mp4`` for every filmed claim: real and simulated, without and with the change, a row a start."""
-    for number, claim in enumerate(result.notes["claims"]):
-        film = result.arrays.get(f"film/{number}")
-        if film is None:
-            continue
+    """``paired_NUMBER.mp4`` for every filmed claim: real and simulated, without and with the change, a row a start."""
+    for number, claim in enumerate(c for c in result.notes["claims"] if "filmed" in c):
+        film = result.arrays[f"film/{number}"]
         effects = [shown["effect"] for shown in claim["filmed"]]
         what = f"{claim['hypothesis']}: effect on {claim.get('quantity') or claim.get('event')}"
         write_video(path / f"paired_{number}.mp4", list(_screens(film, what, effects)), FPS)
