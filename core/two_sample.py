@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from core.stats import Estimate, share_interval, student
+from core.stats import Estimate, band_of, share_interval, student
 
 SPLITS = 40  # random halves of the episodes
-CLASSIFIERS = 15  # random splits into training and test
+CLASSIFIERS = 10  # random splits into training and test
 
 
 def frechet(a_NK: np.ndarray, b_MK: np.ndarray) -> float:
@@ -120,6 +120,6 @@ def halves(
         found.append((distance(real[first], simulated[others]), distance(real[first], real[~first])))
     out = []
     for values in np.array(found).T:
-        low, high = np.quantile(values, [0.025, 0.975])
-        out.append(Estimate(float(values.mean()), float(low), float(high), len(units)))
+        value, (low, high) = float(values.mean()), band_of(values, 0.05)
+        out.append(Estimate(value, min(low, value), max(high, value), len(units)))
     return out[0], out[1]

@@ -184,9 +184,8 @@ def _sample(
     if h.through:
         memory[:] = np.nan  # the change itself takes one path
     step = np.array([step_of(q, effects.unaltered[q][here], effects.seen["own"][q][g][here]) for q in judged]) / unit
-    return verdicts.Sample(
-        of(effects.seen["own"]), of(effects.foretold["own"]), memory, {k: of(v) for k, v in effects.rivals.items()}, step
-    )
+    rivals = {k: of(v) for k, v in effects.rivals.items()}
+    return verdicts.Sample(of(effects.seen["own"]), of(effects.foretold["own"]), memory, rivals, step)
 
 
 def step_of(quantity: str, unaltered_N: np.ndarray, effect_N: np.ndarray) -> float:

@@ -136,8 +136,8 @@ def _as_share(
 
 def _no_nearer(estimates: list[Estimate], j: int, count: int, foretold: float, sign: float) -> None:
     """(s - f/2) sign f and (2f - s) sign f are no better known than s, in place."""
-    seen = estimates[j]
-    for place, factor, shift in ((2 * count + j, sign, -sign * foretold / 2), (3 * count + j, -sign, 2 * sign * foretold)):
+    seen, f = estimates[j], sign * foretold
+    for place, factor, shift in ((2 * count + j, sign, -f / 2), (3 * count + j, -sign, 2 * f)):
         e = estimates[place]
         low, high = sorted((factor * seen.low + shift, factor * seen.high + shift))
         estimates[place] = Estimate(e.value, min(e.low, low), max(e.high, high), e.n)
