@@ -8,8 +8,7 @@ For every behaviour b and lag k, over steps T that belong to b:
   time pairs; its null pairs the sources of one episode with the targets of another;
 - Jacobian J[i, j] = mean of dc_j(T) / dc_i(T-k) in the simulator: direct, along the agent's memory with all its
   actions held, and through the world, with the actions enumerated (analysis.discrete_paths: what every action at a
-  step leads to, times how i moves its probability); whole = direct + through the world.  Its null flips the sign
-  of whole episodes.
+  step leads to, times how i moves its probability); whole = direct + through the world.
 
 For comparison the whole is taken straight through the actions too, as autograd has it.  What a simulator does between
 two actions no training constrains, so that number may be anything; an effect of the enumerated actions counts as an
@@ -57,18 +56,22 @@ from core.directions import Basis, fingerprint, load_basis
 from core.episodes import RolloutStore
 from core.progress import bar
 from core.stats import (
+    ATANH,
+    TESTS,
     benjamini_hochberg,
-    interval_of,
+    jackknifed,
     least_permutations,
     least_units,
+    left_out,
+    means,
     permutation_p,
     require_draws,
-    sign_flip_p,
     smallest_p,
 )
 
 STAGE = "coupling"
-PAIRING, FLIPS = "permutation", "sign-flip"  # the tests of a correlation and of a Jacobian
+PAIRING, MEAN = "permutation", "mean"  # the tests of a correlation and of a Jacobian
+BLOCK = 1024  # entries whose means are inferred at once
 MORE = "record more (rollouts from one and the same real episode count as one), or make fewer behaviours"
 ROUNDING = 1e-6  # of the largest Jacobian: what a float32 backward pass leaves of a zero
 KEYS = 4_000_000  # random keys held at a time
@@ -105,9 +108,9 @@ class CouplingConfig:
     """false discovery rate at which an entry counts as significant; behaviours with too few episodes for it are
     left out"""
     permutations: int = 1999
-    """permutations, sign flips and the p-values' resolution"""
+    """permutations of whole episodes; p-values are no finer than one over so many"""
     resamples: int = 1000
-    """bootstrap resamples of whole episodes, for the 95 % intervals"""
+    """resamples of whole episodes behind the 95 % intervals of correlations"""
     batch_size: int = 0
     """samples a forward pass; 0: as many as --memory_gb holds"""
     memory_gb: float = 1.0
@@ -393,16 +396,16 @@ class Labelled(NamedTuple):
 
 
 class Coupling(NamedTuple):
-    """Estimates [behaviours, lags, i, j] with p-values, episode-bootstrap draws and the correlation's null."""
+    """Estimates [behaviours, lags, i, j] with p-values, 95 % intervals over episodes and the correlation's null."""
 
     correlation: np.ndarray
     p_correlation: np.ndarray
     correlation_null: np.ndarray  # float32 [P, behaviours, lags, i, j]
-    correlation_draws: np.ndarray  # float32 [R, ...]
+    correlation_ends: np.ndarray  # [2, ...]: low, high
     jacobian: dict[str, np.ndarray]  # by path: "", "_agent_only", "_through_world"; actions enumerated
     straight_through: dict[str, np.ndarray]  # "" and "_through_world", straight through the actions, for comparison
     p_jacobian: dict[str, np.ndarray]
-    jacobian_draws: dict[str, np.ndarray]
+    jacobian_ends: dict[str, np.ndarray]  # [2, ...]: low, high
     pairs: np.ndarray  # [behaviours, lags], time pairs
     pair_episodes: np.ndarray
     samples: np.ndarray  # [behaviours], Jacobians
@@ -420,9 +423,10 @@ def correlate(
     rng: np.random.Generator,
     alpha: float = 0.05,
 ) -> dict[str, np.ndarray]:
-    """Correlation, p, null, bootstrap draws and counts for all behaviours (of the target step) and lags.
+    """Correlation, p, null, interval's ends and counts for all behaviours (of the target step) and lags.
 
-    NaN where there are too few episodes for a p <= alpha; UserError if there are everywhere.
+    NaN where there are too few episodes for a p <= alpha; UserError if there are everywhere.  Intervals: jackknife of
+    Fisher's z over episodes.
     """
     units, unit_N = np.unique(steps.unit_N, return_inverse=True)
     k = steps.c_NK.shape[1]
@@ -431,24 +435,24 @@ def correlate(
         "correlation": np.full(shape, np.nan),
         "p": np.full(shape, np.nan),
         "null": np.full((permutations, *shape), np.nan, np.float32),
-        "draws": np.full((resamples, *shape), np.nan, np.float32),
+        "ends": np.full((2, *shape), np.nan),
         "pairs": np.zeros(shape[:2], np.int64),
         "episodes": np.zeros(shape[:2], np.int64),
     }
     need = least_units(alpha, PAIRING)
     seed = int(rng.integers(2**63))
-    weight_RE = rng.multinomial(len(units), np.full(len(units), 1 / len(units)), size=resamples).astype(float)
     for at, lag in enumerate(lags):
         source, target = lagged_rows(steps.index_N2, lag)
         for b, behaviour in enumerate(behaviours):
             mine = steps.label_N[target] == behaviour
             x, y, unit = steps.c_NK[source[mine]], steps.c_NK[target[mine]], unit_N[target[mine]]
-            out["pairs"][b, at], out["episodes"][b, at] = len(unit), len(np.unique(unit))
-            if out["episodes"][b, at] < need:
+            present, of = np.unique(unit, return_inverse=True)
+            out["pairs"][b, at], out["episodes"][b, at] = len(unit), len(present)
+            if len(present) < need:
                 continue
-            sums = Sums.of(x, y, unit, len(units))
-            out["correlation"][b, at] = sums.correlation(np.ones((1, len(units))))[0]
-            out["draws"][:, b, at] = sums.correlation(weight_RE)
+            each_G = Sums.of(x, y, of, len(present)).correlation(left_out(len(present), rng))
+            out["correlation"][b, at], *ends = jackknifed(each_G, rng=rng, link=ATANH, draws=resamples)
+            out["ends"][:, b, at] = ends
             null = permuted_correlations(x, y, unit, len(units), permutations, seed)
             out["null"][:, b, at] = null
             out["p"][b, at] = np.where(
@@ -456,24 +460,34 @@ def correlate(
             )
     if (most := int(out["episodes"].max())) < need:
         raise UserError(
-            f"no behaviour has enough episodes for its correlations: at most {most}, and a {PAIRING} test at --alpha "
+            f"no behaviour has enough episodes for its correlations: at most {most}, and {TESTS[PAIRING]} at --alpha "
             f"{alpha:g} needs {need}; {MORE}"
         )
     return out
 
 
-def mean_effect(
-    effect_NX: np.ndarray, unit_N: np.ndarray, permutations: int, resamples: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean over episodes of effects [N, X], its two-sided sign-flip p [X], and bootstrap draws [R, X].
+class Effect(NamedTuple):
+    """Means [X] over episodes with p and 95 % intervals."""
 
-    One effect an episode (the mean of its samples), so that an episode counts once.
+    mean_X: np.ndarray
+    p_X: np.ndarray
+    ends_2X: np.ndarray  # low, high
+
+
+def mean_effect(effect_NX: np.ndarray, unit_N: np.ndarray, permutations: int, rng: np.random.Generator) -> Effect:
+    """Means over episodes of effects [N, X], as ``core.stats.means`` infers them.
+
+    One effect an episode (the mean of its samples), so that an episode counts once.  p is never below
+    1 / (1 + permutations).
     """
     effect_EX = mean_over_episodes(effect_NX, unit_N)
-    units = len(effect_EX)
-    p_X = np.asarray(sign_flip_p(effect_EX, rng=rng, permutations=permutations))
-    weight_RE = rng.multinomial(units, np.full(units, 1 / units), size=resamples)
-    return effect_EX.mean(0), p_X, weight_RE @ effect_EX / units
+    parts = []
+    for first in range(0, effect_EX.shape[1], BLOCK):
+        # Each tail counts, so that twice as many draws are as fine as two-sided permutations.
+        found = means(effect_EX[:, first : first + BLOCK], rng=rng, draws=2 * permutations + 1)
+        parts.append(np.stack([found.value_Q, found.p(), *found.interval()]))
+    mean_X, p_X, *ends = np.concatenate(parts, 1)
+    return Effect(mean_X, p_X, np.stack(ends))
 
 
 def mean_over_episodes(effect_NX: np.ndarray, unit_N: np.ndarray) -> np.ndarray:
@@ -523,10 +537,10 @@ def plan(
     rows = np.concatenate(chosen)
     if not len(rows):
         raise UserError(f"no behaviour has a step later than {longest} in --samples; record more or use shorter lags")
-    most, need = max(len(np.unique(sampled.unit_N[c])) for c in chosen), least_units(config.alpha, FLIPS)
+    most, need = max(len(np.unique(sampled.unit_N[c])) for c in chosen), least_units(config.alpha, MEAN)
     if most < need:
         raise UserError(
-            f"no behaviour has enough episodes for its Jacobians: at most {most}, and a {FLIPS} test at --alpha "
+            f"no behaviour has enough episodes for its Jacobians: at most {most}, and {TESTS[MEAN]} at --alpha "
             f"{config.alpha:g} needs {need}; {MORE}"
         )
     episode_M, step_M = sampled.index_N2[rows].T
@@ -551,7 +565,7 @@ def couple(
     lags, longest, k = list(config.lags), max(config.lags), observed.c_NK.shape[1]
     shape = (len(behaviours), len(lags), k, k)
     r = correlate(observed, behaviours, lags, config.permutations, config.resamples, rng, config.alpha)
-    state, unit_M, ends = planned
+    state, unit_M, stops = planned
     groups = list(simulator.spec.distinct_actions().values())
     size = config.batch_size or rows_that_fit(simulator, state, longest, config.memory_gb * 1e9)
     found = []
@@ -582,33 +596,33 @@ def couple(
     mean = {path: np.full(shape, np.nan) for path in PATHS}
     straight_through = {path: np.full(shape, np.nan) for path in compared}
     p = {path: np.full(shape, np.nan) for path in PATHS}
-    draws = {path: np.full((config.resamples, *shape), np.nan, np.float32) for path in PATHS}
+    ends = {path: np.full((2, *shape), np.nan) for path in PATHS}
     episodes = np.zeros(len(behaviours), np.int64)
     for b in range(len(behaviours)):
-        mine = slice(ends[b], ends[b + 1])
+        mine = slice(stops[b], stops[b + 1])
         episodes[b] = len(np.unique(unit_M[mine]))
-        if episodes[b] < least_units(config.alpha, FLIPS):
+        if episodes[b] < least_units(config.alpha, MEAN):
             continue
         for path in PATHS:
-            effect = per_sample[path][mine].reshape(ends[b + 1] - ends[b], -1)
-            m, p_flat, d = mean_effect(effect, unit_M[mine], config.permutations, config.resamples, rng)
-            mean[path][b], p[path][b] = m.reshape(shape[1:]), p_flat.reshape(shape[1:])
-            draws[path][:, b] = d.reshape(-1, *shape[1:])
+            effect = per_sample[path][mine].reshape(stops[b + 1] - stops[b], -1)
+            over = mean_effect(effect, unit_M[mine], config.permutations, rng)
+            mean[path][b], p[path][b] = over.mean_X.reshape(shape[1:]), over.p_X.reshape(shape[1:])
+            ends[path][:, b] = over.ends_2X.reshape(2, *shape[1:])
         for path, x in compared.items():
-            effect = x[mine].reshape(ends[b + 1] - ends[b], -1)
+            effect = x[mine].reshape(stops[b + 1] - stops[b], -1)
             straight_through[path][b] = mean_over_episodes(effect, unit_M[mine]).mean(0).reshape(shape[1:])
     return Coupling(
         correlation=r["correlation"],
         p_correlation=r["p"],
         correlation_null=r["null"],
-        correlation_draws=r["draws"],
+        correlation_ends=r["ends"],
         jacobian=mean,
         straight_through=straight_through,
         p_jacobian=p,
-        jacobian_draws=draws,
+        jacobian_ends=ends,
         pairs=r["pairs"],
         pair_episodes=r["episodes"],
-        samples=np.diff(ends),
+        samples=np.diff(stops),
         sample_episodes=episodes,
         ended=float(ended.mean()),
         actions=[[simulator.spec.action_names[i] for i in ids] for ids in groups],
@@ -616,11 +630,9 @@ def couple(
 
 
 class Agreement(NamedTuple):
-    """How far Jacobian and correlation agree on some entries; intervals by bootstrap of episodes."""
+    """How far Jacobian and correlation agree on some entries, beside 95 % of the permutations of episodes."""
 
     value: float
-    low: float
-    high: float
     null_low: float
     null_high: float
     p: float
@@ -648,23 +660,21 @@ MEASURES = {"sign_agreement": (_same_sign, 0.5), "magnitude_rank_correlation": (
 def agreement(coupling: Coupling, mask: np.ndarray, measure: str, path: str = "") -> Agreement:
     """``sign_agreement`` or ``magnitude_rank_correlation`` over the entries of mask, against permuted episodes.
 
-    NaN with fewer than 3 entries.
+    It has no interval: the entries are those whose sign is known on both sides, and are no sample of others; resamples
+    of episodes add noise that the estimates do not have, so that their agreement is always lower.  NaN with fewer than
+    3 entries.
     """
     statistic, chance = MEASURES[measure]
     n = int(mask.sum())
     if n < 3:
         nan = float("nan")
-        return Agreement(nan, nan, nan, nan, nan, nan, n)
+        return Agreement(nan, nan, nan, nan, n)
     j, r = coupling.jacobian[path][mask], coupling.correlation[mask]
     value = float(statistic(j, r))
     null = statistic(j, coupling.correlation_null[:, mask])
-    a, b = coupling.jacobian_draws[path][:, mask], coupling.correlation_draws[:, mask]
-    whole = np.isfinite(a).all(1) & np.isfinite(b).all(1)
-    draws = statistic(a[whole], b[whole])
-    low, high = interval_of(draws, int(coupling.sample_episodes.max()))
     null_low, null_high = np.quantile(null, [0.025, 0.975])
     p = float(permutation_p(value - chance, null - chance))
-    return Agreement(value, float(low), float(high), float(null_low), float(null_high), p, n)
+    return Agreement(value, float(null_low), float(null_high), p, n)
 
 
 def assemble(
@@ -675,12 +685,11 @@ def assemble(
     a = result.arrays
     a["behaviours"], a["lags"] = np.asarray(behaviours, np.int64), np.asarray(config.lags, np.int64)
     a["correlation"], a["q_correlation"] = coupling.correlation, benjamini_hochberg(coupling.p_correlation)
-    a["correlation_low"], a["correlation_high"] = _intervals(coupling.correlation_draws, coupling.pair_episodes)
-    units = np.repeat(coupling.sample_episodes[:, None], len(config.lags), 1)
+    a["correlation_low"], a["correlation_high"] = coupling.correlation_ends
     for path in PATHS:
         a[f"jacobian{path}"] = coupling.jacobian[path]
         a[f"q_jacobian{path}"] = benjamini_hochberg(coupling.p_jacobian[path])
-        a[f"jacobian{path}_low"], a[f"jacobian{path}_high"] = _intervals(coupling.jacobian_draws[path], units)
+        a[f"jacobian{path}_low"], a[f"jacobian{path}_high"] = coupling.jacobian_ends[path]
     for path, name in STRAIGHT.items():
         a[name] = coupling.straight_through[path]
     for name in ("pairs", "pair_episodes", "samples", "sample_episodes"):
@@ -689,7 +698,7 @@ def assemble(
         "alpha": config.alpha,
         "basis_kind": config.basis_kind,
         "names": {str(b): names.get(b, "") for b in behaviours},
-        "left_out": left_out(coupling, behaviours, config),
+        "left_out": untested(coupling, behaviours, config),
         "resolution": resolution(coupling, config),
         "unit": "change of target coordinate per change of source coordinate",
         "method": METHOD,
@@ -727,13 +736,13 @@ def assemble(
     return result
 
 
-def left_out(coupling: Coupling, behaviours: Sequence[int], config: CouplingConfig) -> list[str]:
+def untested(coupling: Coupling, behaviours: Sequence[int], config: CouplingConfig) -> list[str]:
     """What was not tested for want of episodes, a sentence each that says how many are needed."""
-    flips, pairing = least_units(config.alpha, FLIPS), least_units(config.alpha, PAIRING)
+    need, pairing = least_units(config.alpha, MEAN), least_units(config.alpha, PAIRING)
     said = []
     for b, jacobians_of, pairs_of in zip(behaviours, coupling.sample_episodes, coupling.pair_episodes, strict=True):
-        if jacobians_of < flips:
-            said.append(f"behaviour {b} has Jacobians from {jacobians_of} episodes, {flips} are needed")
+        if jacobians_of < need:
+            said.append(f"behaviour {b} has Jacobians from {jacobians_of} episodes, {need} are needed")
         few = [f"{n} at lag {lag}" for lag, n in zip(config.lags, pairs_of, strict=True) if n < pairing]
         if few:
             said.append(f"behaviour {b} has time pairs from few episodes ({', '.join(few)}), {pairing} are needed")
@@ -744,13 +753,13 @@ def resolution(coupling: Coupling, config: CouplingConfig) -> list[str]:
     """A sentence a family in which no entry could be significant by itself: its smallest possible p times the number
     of tests is larger than alpha, so that Benjamini-Hochberg passes only many at once."""
     families = (
-        ("Jacobians", FLIPS, coupling.p_jacobian[""], coupling.sample_episodes),
+        ("Jacobians", MEAN, coupling.p_jacobian[""], coupling.sample_episodes),
         ("correlations", PAIRING, coupling.p_correlation, coupling.pair_episodes),
     )
     said = []
     for name, kind, p, episodes in families:
         tests, most = int(np.isfinite(p).sum()), int(episodes.max())
-        least = smallest_p(most, kind, config.permutations)
+        least = max(smallest_p(most, kind), 1 / (1 + config.permutations))
         if tests and least * tests > config.alpha:
             alone = config.alpha / tests
             need = [f"--permutations {least_permutations(alone)}"] if 1 / (1 + config.permutations) > alone else []
@@ -765,19 +774,11 @@ def resolution(coupling: Coupling, config: CouplingConfig) -> list[str]:
 
 def _put(result: artefacts.Result, name: str, found: Agreement) -> None:
     unit = "share of entries" if name.startswith("sign") else "Spearman correlation of |J| and |r|"
-    result.scalar(name, found.value, unit, found.n, (found.low, found.high))
+    result.scalar(name, found.value, unit, found.n)
     result.scalar(
         f"{name}_null", (found.null_low + found.null_high) / 2, unit, found.n, (found.null_low, found.null_high)
     )
     result.scalar(f"{name}_p", found.p, "permutation p")
-
-
-def _intervals(draws: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """95 % intervals of draws [R, behaviours, lags, i, j] that rest on ``units`` [behaviours, lags] episodes."""
-    low, high = np.full(draws.shape[1:], np.nan), np.full(draws.shape[1:], np.nan)
-    for here in np.ndindex(units.shape):
-        low[here], high[here] = interval_of(np.moveaxis(draws, 0, 2)[here], int(units[here]))
-    return low, high
 
 
 # The stage
@@ -830,7 +831,7 @@ def main(config: CouplingConfig) -> None:
         raise UserError(f"--memory_gb {config.memory_gb:g} must be above 0")
     cli.require(99, permutations=config.permutations, resamples=config.resamples)
     require_draws(config.permutations, config.alpha)
-    if config.samples_per_behaviour < (need := least_units(config.alpha, FLIPS)):
+    if config.samples_per_behaviour < (need := least_units(config.alpha, MEAN)):
         raise UserError(
             f"--samples_per_behaviour {config.samples_per_behaviour}: a test at --alpha {config.alpha:g} needs at "
             f"least {need}"

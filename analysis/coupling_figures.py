@@ -241,7 +241,7 @@ def _draw_parts(axis: Any, result: Result) -> None:
 
 
 def _draw_agreement(axis: Any, result: Result, measure: str, unit: str) -> None:
-    """One measure for every path, with its 95 % interval, against the band of permuted episodes."""
+    """One measure for every path, against the band of permuted episodes."""
     ticks = []
     for x, path in enumerate(PATHS):
         scalar, null = result.scalars[f"{measure}{path}"], result.scalars[f"{measure}{path}_null"]
@@ -253,7 +253,6 @@ def _draw_agreement(axis: Any, result: Result, measure: str, unit: str) -> None:
         axis.fill_between([x - 0.32, x + 0.32], low, high, color=BAND)
         p = result.scalars[f"{measure}{path}_p"]["value"]
         axis.plot(x, scalar["value"], "o", color=PATH_COLOURS[path])
-        axis.vlines(x, *scalar["interval"], color=PATH_COLOURS[path])
         axis.annotate(f" p = {p:.2g}", (x, scalar["value"]), xytext=(6, 0), textcoords="offset points", fontsize=8)
     axis.set_xticks(range(len(PATHS)), ticks, fontsize=9)
     axis.set(xlim=(-0.6, len(PATHS) - 0.3), ylabel=unit)

@@ -34,7 +34,7 @@ from core.directions import Basis, fingerprint, load_basis
 from core.episodes import RolloutStore
 from core.figures import BAND, HELD, INK, LINE, MEMORY, MEMORY_PALE, REAL, USUAL, figure_of
 from core.progress import bar
-from core.stats import bootstrap_mean
+from core.stats import few, ratios, share_of
 from core.threads import one_thread
 
 STAGE = "dynamics"
@@ -251,13 +251,17 @@ def persistence(agent: Agent, e_E: Tensor, h_H: Tensor, mode: Modes, m: int, rec
 def lyapunov(
     agent: Agent, e_BTE: Tensor, h_BH: Tensor, length_B: np.ndarray, burn_in: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finite-time Lyapunov exponents, nats a step, largest first: float64 [B, H], and the steps they rest on [B].
+    """Finite-time Lyapunov exponents, nats a step: float64 [B, H], and the steps they rest on [B].
 
     Of the states h driven by inputs e[:, t] for ``length`` steps each, the first ``burn_in`` not counted (they only
-    turn the frame of directions to where it belongs).  By QR of the Jacobians' product (Benettin et al. 1980).
+    turn the frame of directions, a random one, to where it belongs).  By QR of the Jacobians' product (Benettin et al.
+    1980).  Largest first by their mean over all steps.  An episode's own are in the same order and not sorted: the
+    largest of several that differ by chance only is too large, and the more so the shorter the episode.
     """
     h, size = h_BH, h_BH.shape[1]
-    frame = torch.eye(size, dtype=h.dtype, device=h.device).expand(len(h), -1, -1)
+    # Along the axes a diagonal Jacobian would never turn it.
+    first = torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    frame = torch.linalg.qr(first)[0].to(h).expand(len(h), -1, -1)
     total = torch.zeros(len(h), size, dtype=h.dtype, device=h.device)
     length = torch.from_numpy(np.asarray(length_B)).to(h.device)
     tiny = torch.finfo(h.dtype).tiny
@@ -270,9 +274,9 @@ def lyapunov(
             total += torch.where((t >= burn_in) & (t < length), 1.0, 0.0)[:, None] * growth
             progress.advance()
     steps_B = np.maximum(np.minimum(length_B, e_BTE.shape[1]) - burn_in, 0)
-    # By size: two directions that grow alike, or a frame that has not turned yet, may come out in either order.
-    each = np.sort(total.cpu().numpy() / np.maximum(steps_B, 1)[:, None], 1)[:, ::-1]
-    return each, steps_B
+    total_BH = total.cpu().numpy()
+    total_BH = total_BH[:, np.argsort(-total_BH.sum(0), kind="stable")]
+    return total_BH / np.maximum(steps_B, 1)[:, None], steps_B
 
 
 # The stage
@@ -375,7 +379,7 @@ def analyse(
                 mode = modes(jacobian[0].cpu().numpy())
                 near = (gap_SP.argmin(1) == at) & (gap_SP[:, at] < config.merge)
                 row = point_row(agent, one, found.h_BH[k], float(found.speed_B[k]), mode, recorded, std_H, config)
-                share = bootstrap_mean(near.double().cpu().numpy(), episode_N[chosen], rng=rng)
+                share = share_of(near.cpu().numpy(), episode_N[chosen])
                 row |= {"settle_here": share.value, "settle_here_low": share.low, "settle_here_high": share.high}
                 result.tables["points"].append({"point": len(points), "input": number, "name": one.name, **row})
                 result.tables["modes"] += mode_rows(
@@ -384,21 +388,21 @@ def analyse(
                 points.append(found.h_BH[k].cpu().numpy())
                 values.append(mode.value_M)
             steps = np.full(len(h_SH), config.lyapunov_steps)
-            each, _ = lyapunov(agent, e_SE[:, None].expand(-1, config.lyapunov_steps, -1), ended, steps, config.burn_in)
-            still.append(each)
+            along = e_SE[:, None].expand(-1, config.lyapunov_steps, -1)
+            still.append(lyapunov(agent, along, ended, steps, config.burn_in))
             progress.advance()
     size = recorded.h_NH.shape[1]
     result.arrays |= {
         "points": np.array(points).reshape(-1, size),
         "eigenvalues": np.array(values).reshape(-1, size),
-        "lyapunov_still": np.stack(still),
+        "lyapunov_still": np.stack([each for each, _ in still]),
         "states": recorded.h_NH[rng.permutation(len(episode_N))[:4000]].cpu().numpy().astype(np.float32),
         "mean": recorded.h_NH.mean(0).cpu().numpy(),
         "std": std_H.cpu().numpy(),
     }
     driven(result, agent, recorded, config, rng)
-    for number, each in enumerate(still):
-        put_exponents(result, f"input {number}", each, episode_N[chosen], rng)
+    for number, (each, steps) in enumerate(still):
+        put_exponents(result, f"input {number}", each, steps, episode_N[chosen], rng)
     fixed = [row for row in result.tables["points"] if row["kind"] == "fixed"]
     result.scalar("fixed_points", len(fixed), f"points in {len(inputs)} still inputs")
     result.scalar("slow_points", len(points) - len(fixed), f"points in {len(inputs)} still inputs")
@@ -485,7 +489,7 @@ def driven(result: Result, agent: Agent, recorded: Recorded, config: DynamicsCon
     each, steps = lyapunov(agent, recorded.e_NE[rows], recorded.h_NH[first[use]], length, config.burn_in)
     result.arrays["lyapunov_driven"], result.arrays["lyapunov_steps"] = each, steps
     result.tables["lyapunov"] = []
-    put_exponents(result, "recorded", each, ids[use], rng)
+    put_exponents(result, "recorded", each, steps, ids[use], rng)
     top = result.tables["lyapunov"][0]
     result.scalar("lyapunov_driven", top["value"], "nats a step, largest", top["n"], (top["low"], top["high"]))
     memory = [-1 / v if v < 0 else float("inf") for v in (top["value"], top["low"], top["high"])]
@@ -495,9 +499,15 @@ def driven(result: Result, agent: Agent, recorded: Recorded, config: DynamicsCon
     result.scalar("episodes_too_short", float((~use).sum()), "episodes left out of the exponents")
 
 
-def put_exponents(result: Result, name: str, each_BH: np.ndarray, unit_B: np.ndarray, rng: np.random.Generator) -> None:
-    for i in range(each_BH.shape[1]):
-        e = bootstrap_mean(each_BH[:, i], unit_B, rng=rng, resamples=1000)
+def put_exponents(
+    result: Result, name: str, each_BH: np.ndarray, steps_B: np.ndarray, unit_B: np.ndarray, rng: np.random.Generator
+) -> None:
+    """Growth over all steps, by their number, with intervals over whole units: a row an exponent."""
+    _, of_B = np.unique(unit_B, return_inverse=True)
+    weight_B, units = steps_B.astype(np.float64), int(of_B.max()) + 1
+    grown_EH = np.stack([np.bincount(of_B, x_B * weight_B, units) for x_B in each_BH.T], 1)
+    found = ratios(grown_EH, np.bincount(of_B, weight_B, units)[:, None], rng=rng).estimates()
+    for i, e in enumerate(found):
         result.tables["lyapunov"].append(
             {"input": name, "exponent": i, "value": e.value, "low": e.low, "high": e.high, "n": e.n}
         )
@@ -668,7 +678,7 @@ def summary(result: Result, settle_steps: int, out: Path) -> str:
     low, high = (f"{v:.3f}" if v is not None else "-" for v in s["lyapunov_driven"]["interval"])
     lines.append(
         f"  largest Lyapunov exponent along {s['lyapunov_driven']['n']} episodes: {s['lyapunov_driven']['value']:.3f} "
-        f"[{low}, {high}] nats a step"
+        f"[{low}, {high}] nats a step{few(s['lyapunov_driven']['n'])}"
     )
     return "\n".join([*lines, f"  {out}"])
 

@@ -100,8 +100,8 @@ def aggregate(visits: Visits, clusters: int, seed: int) -> tuple[list[dict[str, 
             for name, e in zip(("value", "policy_entropy"), means.estimates(), strict=True):
                 row |= _cells(name, e.value, e.low, e.high)
             weight_GE = left_out(n, rng)
-            of_policy_G = _entropy((weight_GE @ policy_AES[:, here, s].T) / (weight_GE @ steps_E1))
-            with np.errstate(invalid="ignore", divide="ignore"):  # without an episode it may never be left: NaN
+            with np.errstate(invalid="ignore", divide="ignore"):  # without the only episode: NaN
+                of_policy_G = _entropy((weight_GE @ policy_AES[:, here, s].T) / (weight_GE @ steps_E1))
                 of_next_G = _entropy((weight_GE @ next_EP) / (weight_GE @ left_E1))
             for name, entropy_G in (("mixed_policy_entropy", of_policy_G), ("transition_entropy", of_next_G)):
                 found = jackknifed(entropy_G, rng=rng, unbiased=True, draws=RESAMPLES)

@@ -1,6 +1,6 @@
 """Statistics in which the episode is the unit.
 
-Steps of one episode are not independent, so whole episodes are resampled, left out, flipped and permuted; treating
+Steps of one episode are not independent, so whole episodes are resampled, left out and permuted; treating
 steps as the unit makes intervals too narrow and p-values too small.  What each interval is, where it comes from and
 how often it holds the truth: docs/statistics.md, measured by tests/unit/test_stats.py.
 
@@ -25,6 +25,7 @@ TIE = 1e-12  # relative; a rearrangement that repeats the observed value must co
 DRAWS = 1999  # of the studentised bootstrap; with 2k - 1 of them interval and p agree exactly at usual levels
 FEW_UNITS = 24  # below so many independent units a page says "few"
 LEAVE_OUT = 200  # groups of units at most that the jackknife leaves out in turn
+TESTS = {"mean": "a test of a mean", "permutation": "a permutation test", "split": "a test of two halves"}  # in words
 
 
 class Estimate(NamedTuple):
@@ -299,8 +300,10 @@ def shares(
     hit_EQ: hits of an episode, float [E, Q]; row_EQ: its rows, [E, Q] or [E, 1].  Episodes without rows are no units.
 
     The rows count as so many independent ones as give the share's error over episodes, for which the interval is that
-    of Clopper and Pearson (Korn & Graubard 1998, Survey Methodology 24).  Where all rows agree nothing tells how they
-    cluster: then every episode counts once.  One row an episode: exact.  NaN without rows, no interval of one episode.
+    of Clopper and Pearson (Korn & Graubard 1998, Survey Methodology 24).  How alike the rows of an episode are is told
+    by the episodes with a hit (or with a miss, whichever are fewer); half an episode more, whose rows all agree, stands
+    for what so few can hide.  Where all rows agree nothing tells: then every episode counts once.  One row an episode:
+    exact.  NaN without rows, no interval of one episode.
     """
     hit_EQ, row_EQ = (x.astype(np.float64) for x in np.broadcast_arrays(hit_EQ, row_EQ))
     units_Q, rows_Q = (row_EQ > 0).sum(0), row_EQ.sum(0)
@@ -310,11 +313,15 @@ def shares(
             raise ValueError(f"shares from {np.nanmin(share_Q):g} to {np.nanmax(share_Q):g}, not 0 to 1")
         share_Q = np.clip(share_Q, 0, 1)
         error2_Q = ((hit_EQ - share_Q * row_EQ) ** 2).sum(0) * units_Q / (units_Q - 1) / rows_Q**2
-        # As if drawn one by one; the error itself is known from so many units only.
-        alone_Q = share_Q * (1 - share_Q) / (rows_Q - 1)
+        # Against the error of rows drawn one by one: 1 where those of an episode are not alike, its size where they
+        # all agree.
+        times_Q = np.maximum(error2_Q / (share_Q * (1 - share_Q) / (rows_Q - 1)), 1)
+        most_Q = np.maximum((row_EQ**2).sum(0) / rows_Q, times_Q)
+        tell_Q = np.minimum((hit_EQ > TIE).sum(0), (row_EQ - hit_EQ > TIE).sum(0))
+        times_Q = (tell_Q * times_Q + 0.5 * most_Q) / (tell_Q + 0.5)
+        # The error itself is known from so many units only.
         fewer_Q = student(rows_Q, level) / student(units_Q, level)
-        counted_Q = np.minimum(rows_Q, rows_Q * alone_Q / error2_Q * fewer_Q**2)
-    counted_Q = np.where(error2_Q <= TIE * alone_Q, rows_Q, counted_Q)
+        counted_Q = np.minimum(rows_Q, rows_Q / times_Q * fewer_Q**2)
     counted_Q = np.where((share_Q == 0) | (share_Q == 1), units_Q, counted_Q)
     low_Q, high_Q = _clopper_pearson(share_Q * counted_Q, np.where(units_Q < 2, np.nan, counted_Q), level)
     return share_Q, np.minimum(low_Q, share_Q), np.maximum(high_Q, share_Q), units_Q
@@ -516,62 +523,6 @@ def quantile_interval(value_E: np.ndarray, q: float, level: float = 0.95) -> Est
     return Estimate(value, min(value, float(low)), max(value, float(high)), n)
 
 
-def tails(n_units: int, level: float) -> tuple[float, float]:
-    """Quantiles of the bootstrap distribution that bound a ``level`` interval for ``n_units`` units.
-
-    The plain percentile interval is too narrow for few units, by a factor sqrt((n-1)/n) z/t; these
-    quantiles make up for it (Hesterberg 2015, "What teachers should know about the bootstrap", §5.3).
-    """
-    from scipy.special import ndtr, stdtrit
-
-    _check_level(level)
-    t = stdtrit(n_units - 1, (1 + level) / 2)
-    low = float(ndtr(-math.sqrt(n_units / (n_units - 1)) * t))
-    return low, 1 - low
-
-
-def interval_of(draws_R: np.ndarray, n_units: int, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-    """(low, high) of bootstrap draws [R, ...]; undefined (NaN) draws are left out, entry by entry.
-
-    NaN for fewer than two units, or where no draw is defined.
-    """
-    draws = np.asarray(draws_R, np.float64)
-    low, high = np.full(draws.shape[1:], np.nan), np.full(draws.shape[1:], np.nan)
-    defined = ~np.isnan(draws).all(0)
-    if n_units >= 2 and defined.any():
-        both = np.nanquantile(draws[..., defined] if draws.ndim > 1 else draws, tails(n_units, level), axis=0)
-        low[defined], high[defined] = both
-    return low, high
-
-
-def bootstrap(
-    statistic: Callable[[np.ndarray], float | np.ndarray],
-    episode_N: np.ndarray,
-    *,
-    rng: np.random.Generator,
-    resamples: int = 1000,
-    level: float = 0.95,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(value, low, high) of any statistic of the rows, resampling whole episodes.
-
-    statistic: row numbers int64 [M] -> a float or an array; called once on all rows in order, then
-    once a resample.  A resample where it is NaN (a class that is not there, say) is left out.
-    """
-    episode_N = np.asarray(episode_N)
-    if not len(episode_N):
-        raise ValueError("no rows to resample")
-    value = np.asarray(statistic(np.arange(len(episode_N))), np.float64)
-    _, of_N, count_E = np.unique(episode_N, return_inverse=True, return_counts=True)
-    rows_E = np.split(np.argsort(of_N, kind="stable"), np.cumsum(count_E)[:-1])
-    n = len(rows_E)
-    draws = [
-        np.asarray(statistic(np.concatenate([rows_E[e] for e in rng.integers(n, size=n)])), np.float64)
-        for _ in range(resamples if n >= 2 else 0)
-    ]
-    low, high = interval_of(np.stack(draws) if draws else np.empty((0, *value.shape)), n, level)
-    return value, low, high
-
-
 # Effect sizes
 
 
@@ -634,30 +585,6 @@ def _d_of_sums(n_R2: np.ndarray, x_R2F: np.ndarray, xx_R2F: np.ndarray) -> np.nd
         return np.where(defined_RF, (mean_R2F[:, 0] - mean_R2F[:, 1]) / pooled_RF, np.nan)
 
 
-def sign_flip_p(effect_E: np.ndarray, *, rng: np.random.Generator, permutations: int = 9999) -> float | np.ndarray:
-    """Two-sided p that the mean effect is 0, where effects are symmetric about 0 under the null.
-
-    effect_E: one effect an independent pair or episode, or [E, X]: X tests that share their flips (p [X]).
-    Exact where there are no more sign patterns than ``permutations`` + 1, else Monte Carlo with the observed
-    pattern counted (Phipson & Smyth 2010), so that p is never 0.  NaN if an effect is NaN or there is none.
-    """
-    effect_E = np.asarray(effect_E, np.float64)
-    n, tests = len(effect_E), effect_E.shape[1:]
-    if n == 0:
-        return np.full(tests, math.nan) if tests else math.nan
-    reach = np.abs(effect_E.sum(0)) - TIE * np.abs(effect_E).sum(0)
-    exact = n <= math.log2(permutations + 1)
-    total = 2**n if exact else permutations
-    hits, step = np.zeros(tests, np.int64), max(1, BLOCK // max(n, math.prod(tests)))
-    for first in range(0, total, step):
-        size = min(step, total - first)
-        numbers = np.arange(first, first + size)
-        bits = (numbers[:, None] >> np.arange(n)) & 1 if exact else rng.integers(2, size=(size, n))
-        hits += (np.abs((2 * bits - 1) @ effect_E) >= reach).sum(0)
-    p = np.where(np.isnan(reach), math.nan, hits / total if exact else (1 + hits) / (1 + permutations))
-    return p if tests else float(p)
-
-
 def permutation_p(observed: float | np.ndarray, null_P: np.ndarray) -> float | np.ndarray:
     """Two-sided (1 + #{|null| >= |observed|}) / (1 + P), entry by entry.
 
@@ -709,21 +636,21 @@ def benjamini_hochberg(p: np.ndarray) -> np.ndarray:
 def smallest_p(n_units: int, kind: str, permutations: int | None = None) -> float:
     """The smallest two-sided p that a test over ``n_units`` independent units can give.
 
-    kind: ``sign-flip`` (2^n patterns, mirror images tie), ``mean`` (``mean_p``, which says no more, and counts each
-    tail), ``permutation`` (n! orders of whole episodes), ``split`` (relabelling of two halves, mirror images tie).
-    permutations: how many of them are drawn; None: all.
+    kind: ``mean`` (``mean_p``: as much as 2^n signs can say, and each tail of the draws counts), ``permutation`` (n!
+    orders of whole episodes), ``split`` (relabelling of two halves, mirror images tie).  permutations: how many of
+    them are drawn; None: all.
     """
     drawn = 0.0 if permutations is None else (2 if kind == "mean" else 1) / (1 + permutations)
-    if kind in ("sign-flip", "mean"):
+    if kind == "mean":
         return max(drawn, min(1.0, 2.0 ** (1 - n_units)))
     if kind == "permutation":
         return max(drawn, math.exp(-math.lgamma(n_units + 1)))
     if kind == "split":
         return max(drawn, min(1.0, 2 / math.comb(n_units, n_units // 2)))
-    raise ValueError(f"no test of kind {kind!r}; there are: sign-flip, mean, permutation, split")
+    raise ValueError(f"no test of kind {kind!r}; there are: {', '.join(TESTS)}")
 
 
-def least_units(alpha: float, kind: str = "sign-flip") -> int:
+def least_units(alpha: float, kind: str = "mean") -> int:
     """The fewest independent units with which a test can give p <= ``alpha``."""
     _check_level(alpha, "alpha")
     return next(n for n in itertools.count(1) if smallest_p(n, kind) <= alpha)
@@ -735,17 +662,17 @@ def least_permutations(alpha: float) -> int:
     return next(n for n in itertools.count(max(1, math.ceil(1 / alpha) - 2)) if 1 / (1 + n) <= alpha)
 
 
-def require_permutations(n_units: int, alpha: float, kind: str = "sign-flip") -> None:
+def require_permutations(n_units: int, alpha: float, kind: str = "mean") -> None:
     """UserError if no outcome of a test over ``n_units`` units could be significant at ``alpha``."""
     if n_units < (need := least_units(alpha, kind)):
         raise UserError(
-            f"{n_units} independent units are too few for a {kind} test at level {alpha:g}: the smallest p it can give "
+            f"{n_units} independent units are too few for {TESTS[kind]} at level {alpha:g}: the smallest p it can give "
             f"is {smallest_p(n_units, kind):.2g}; use at least {need}"
         )
 
 
 def require_draws(permutations: int, alpha: float) -> None:
-    """UserError if so few random permutations or sign flips cannot give a p <= ``alpha``, whatever the data."""
+    """UserError if so few random permutations cannot give a p <= ``alpha``, whatever the data."""
     if permutations < (need := least_permutations(alpha)):
         raise UserError(
             f"{permutations} permutations are too few at level {alpha:g}: the smallest p they can give is "

@@ -9,11 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from core.stats import Estimate, share_interval, student
+from core.stats import Estimate, band_of, share_interval, student
 
 SPLITS = 40  # random halves of the episodes
-CLASSIFIERS = 15  # random splits into training and test
-HELD_OUT = 0.2  # of the units, for the test
+CLASSIFIERS = 10  # random splits into training and test
 
 
 def frechet(a_NK: np.ndarray, b_MK: np.ndarray) -> float:
@@ -56,39 +55,49 @@ def told_apart(x_NK: np.ndarray, label_N: np.ndarray, unit_N: np.ndarray, rng: n
     """Classifier two-sample test (Lopez-Paz & Oquab 2017): share of rows that a logistic regression puts into the right
     one of two samples, mean of both; 0.5 if nothing tells them apart.  NaN where a sample is of one unit.
 
-    label_N: 0 or 1; unit_N: rows of one unit are never in training and test at once.  A fifth of each sample's units is
-    held out at random, CLASSIFIERS times.  Training sets overlap, so that the shares depend on each other: the interval
-    is that of the corrected resampled t (Nadeau & Bengio 2003).  Of the shares that this many units give.
+    label_N: 0 or 1; unit_N: rows of one unit are never in training and test at once.  A half of each sample's units is
+    held out at random, CLASSIFIERS times.  Given its training half, each share is a mean over the units of the other,
+    and has the error of one; that of the mean of all splits is at most their root mean square (they are alike, since
+    they share all units), and is taken to be it.  So the interval errs on the long side.
     """
     from sklearn.linear_model import LogisticRegression
 
     units, of_N = np.unique(unit_N, return_inverse=True)
     in_class_2U = np.array([np.bincount(of_N[label_N == c], minlength=len(units)) > 0 for c in (0, 1)])
-    held_2 = np.maximum(1, np.round(HELD_OUT * in_class_2U.sum(1))).astype(int)
     if in_class_2U.sum(1).min() < 2:
         return Estimate(np.nan, np.nan, np.nan, len(units))
-    shares, ratios = [], []
+    found, errors2, tested = [], [], []
     for _ in range(CLASSIFIERS):
         order_U = rng.permutation(len(units))
-        held = [order_U[mine[order_U]][:count] for mine, count in zip(in_class_2U, held_2, strict=True)]
+        held = [order_U[mine[order_U]][: int(mine.sum()) // 2] for mine in in_class_2U]
         test_N = np.isin(of_N, np.concatenate(held))
         if any(len(np.unique(label_N[some])) < 2 for some in (test_N, ~test_N)):
             continue
         model = LogisticRegression(max_iter=1000, class_weight="balanced").fit(x_NK[~test_N], label_N[~test_N])
         hit_M = model.predict(x_NK[test_N]) == label_N[test_N]
-        shares.append(np.mean([hit_M[label_N[test_N] == c].mean() for c in (0, 1)]))
-        tested = len(np.unique(of_N[test_N]))
-        ratios.append(tested / (len(units) - tested))
-    if len(shares) < 2:
+        share, error2, count = _balanced(hit_M, label_N[test_N], of_N[test_N])
+        found.append(share)
+        errors2.append(error2)
+        tested.append(count)
+    if not found:
         return Estimate(np.nan, np.nan, np.nan, len(units))
-    value = float(np.mean(shares))
-    error = np.sqrt((1 / len(shares) + np.mean(ratios)) * np.var(shares, ddof=1))
-    width = float(student(len(shares), 0.95)) * float(error)
-    # Where all are told apart, or none, nothing varies: so many units can hide some that are not.
-    low, high = (
-        share_interval(value * len(units), len(units)) if value in (0.0, 1.0) else (value - width, value + width)
-    )
-    return Estimate(value, max(0.0, low), min(1.0, high), len(units))
+    value, fewest = float(np.mean(found)), min(tested)
+    if value in (0.0, 1.0):  # nothing varies: so many units can hide some that are not
+        return Estimate(value, *share_interval(value * fewest, fewest), len(units))
+    width = float(student(fewest, 0.95)) * float(np.sqrt(np.mean(errors2)))
+    return Estimate(value, max(0.0, value - width), min(1.0, value + width), len(units))
+
+
+def _balanced(hit_M: np.ndarray, label_M: np.ndarray, of_M: np.ndarray) -> tuple[float, float, int]:
+    """(share of hits, mean of both samples; its squared standard error over units; units)."""
+    units, of_M = np.unique(of_M, return_inverse=True)
+    shares, away_U = [], np.zeros(len(units))
+    for c in (0, 1):
+        mine = label_M == c
+        shares.append(hit_M[mine].mean())
+        away_U += np.bincount(of_M[mine], hit_M[mine] - shares[-1], len(units)) / mine.sum() / 2
+    more = len(units) / max(1, len(units) - 1)
+    return float(np.mean(shares)), float((away_U**2).sum() * more), len(units)
 
 
 def halves(
@@ -111,6 +120,6 @@ def halves(
         found.append((distance(real[first], simulated[others]), distance(real[first], real[~first])))
     out = []
     for values in np.array(found).T:
-        low, high = np.quantile(values, [0.025, 0.975])
-        out.append(Estimate(float(values.mean()), float(low), float(high), len(units)))
+        value, (low, high) = float(values.mean()), band_of(values, 0.05)
+        out.append(Estimate(value, min(low, value), max(high, value), len(units)))
     return out[0], out[1]

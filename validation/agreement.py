@@ -3,7 +3,8 @@
 Noise hides agreement: means of half the starts do not even agree with the means of the other half, and each resample
 of the starts hides more of it, so that a bootstrap excludes its own estimate.  Here the effects of one half of the
 starts are asked about the predictions from the other half, and the same is asked of the observed effects themselves;
-the ratio is free of the noise (split-half correction for attenuation, Spearman 1904).
+the ratio is free of most of the noise, and the square roots of the reliabilities of the halves take off the rest
+(split-half correction for attenuation, Spearman 1904; exact for effects that are normal over the points).
 
 P points (a change and a quantity each), N starts (independent units), K random halves.
 """
@@ -113,20 +114,34 @@ def _sums(predicted_PN: np.ndarray, observed_PN: np.ndarray, half_KN: np.ndarray
 
     (m_a, m_b), (s_a, s_b) = means(m_PN), means(s_PN)
 
-    def asked(of: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float]:
-        crossed = [((of(x_a) * s_b + of(x_b) * s_a) * there_PK).sum() for x_a, x_b in ((m_a, m_b), (s_a, s_b))]
+    def asked(of: Callable[[np.ndarray], np.ndarray], centred: bool) -> tuple[float, float]:
+        crossed = [
+            ((of(x_a) * s_b + of(x_b) * s_a) * there_PK).sum() / _attenuation(x_a, x_b, there_PK, centred)
+            for x_a, x_b in ((m_a, m_b), (s_a, s_b))
+        ]
         return crossed[0], crossed[1]
 
     count_P = known_PN.sum(1)
     pairs_P = np.where(count_P > 1, count_P * (count_P - 1), np.nan)
     # Products of different starts only: the noise of one is in no product twice.
     products = [((m_PN.sum(1) * x_PN.sum(1) - (m_PN * x_PN).sum(1)) / pairs_P) for x_PN in (s_PN, m_PN)]
-    return np.array([asked(_signs), asked(_ranks), [np.nansum(p) for p in products]])
+    return np.array([asked(_signs, False), asked(_ranks, True), [np.nansum(p) for p in products]])
+
+
+def _attenuation(a_PK: np.ndarray, b_PK: np.ndarray, there_PK: np.ndarray, centred: bool) -> float:
+    """By how much noise lowers the covariance of a number with the sign or rank of its noisy half mean: the square root
+    of the half's reliability, for normal numbers.  NaN where one half knows nothing of the other."""
+    if centred:
+        count_K = np.maximum(there_PK.sum(0), 1)
+        a_PK, b_PK = (x - (x * there_PK).sum(0) / count_K for x in (a_PK, b_PK))
+    both = float((a_PK * b_PK * there_PK).sum())
+    own = float(((a_PK**2 + b_PK**2) * there_PK).sum()) / 2
+    return math.sqrt(both / own) if both > 0 else math.nan
 
 
 def _ratio(sums_32: np.ndarray) -> np.ndarray:
     below = sums_32[:, 1]
-    out: np.ndarray = np.divide(sums_32[:, 0], below, out=np.full(3, np.nan), where=below > 0)
+    out: np.ndarray = np.divide(sums_32[:, 0], below, out=np.full(3, np.nan), where=below > 0)  # NaN is not above
     return out
 
 

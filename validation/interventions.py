@@ -184,7 +184,7 @@ def check_options(options: StudyOptions, basis: Basis | None = None) -> None:
     if not 0 < min(options.smallest) < np.inf:
         raise UserError("--smallest takes two sizes above 0: in spreads of a quantity, and as a share of events")
     cli.require(0, seed=options.seed)
-    require_permutations(options.starts, ALPHA, "sign-flip")
+    require_permutations(options.starts, ALPHA)
     if basis is None:
         return
     basis.check(options.directions)

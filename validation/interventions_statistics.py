@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from core.artefacts import Result
-from core.stats import Estimate, band_of, bootstrap, bootstrap_means, share_interval
+from core.stats import Estimate, band_of, bootstrap_means, ratios, share_interval
 from validation import verdicts
 from validation.agreement import agreement
 from validation.interventions_hypotheses import Hypothesis
@@ -191,9 +191,18 @@ def _sample(
     memory[:, [is_cut(q, events) for q in judged]] = np.nan
     if h.through:
         memory[:] = np.nan  # the change itself takes one path
-    return verdicts.Sample(
-        of(effects.seen["own"]), of(effects.foretold["own"]), memory, {k: of(v) for k, v in effects.rivals.items()}
-    )
+    step = np.array([step_of(q, effects.unaltered[q][here], effects.seen["own"][q][g][here]) for q in judged]) / unit
+    rivals = {k: of(v) for k, v in effects.rivals.items()}
+    return verdicts.Sample(of(effects.seen["own"]), of(effects.foretold["own"]), memory, rivals, step)
+
+
+def step_of(quantity: str, unaltered_N: np.ndarray, effect_N: np.ndarray) -> float:
+    """The distance of the two levels that a quantity has (an event: 1; a reward: its size), NaN where it has more.  Of
+    a share that no change alters, which is at most all of it, 1."""
+    if is_share(quantity) and not effect_N.any():
+        return 1.0
+    levels = np.unique(np.concatenate([unaltered_N, unaltered_N + effect_N]).round(9))
+    return float(levels[1] - levels[0]) if len(levels) == 2 else float("nan")
 
 
 def _means(
@@ -327,7 +336,8 @@ def _need(
     row |= {"share": count / len(asked), "low": low, "high": high, "prevented_or_caused": count}
     row["foretold"] = float(foretold.mean())
     nothing = {"no change": np.zeros_like(seen)[:, None]}
-    tested = verdicts.test(verdicts.Sample(seen[:, None], foretold[:, None], seen[:, None], nothing), rng)
+    sample = verdicts.Sample(seen[:, None], foretold[:, None], seen[:, None], nothing, np.ones(1))
+    tested = verdicts.test(sample, rng)
     # Every start at which it was changed is a proof of one; the question is whether there are enough of them.
     row["p"] = float(bdtrc(count - 1, len(asked), smallest)) if count else 1.0
     if controls is not None and q in controls.real:
@@ -445,7 +455,8 @@ def recovered_of(
     effects: Effects, hypotheses: Sequence[Hypothesis], donors: Mapping[int, np.ndarray], rng: np.random.Generator
 ) -> list[dict[str, Any]]:
     """One row a (world, patch, quantity): how much of the way from the receiving starts to the giving ones the patch
-    goes, 1 all of it.  donors: {hypothesis: the start [N] that every start takes from}."""
+    goes, 1 all of it.  It has no interval where the starts are not known to differ from their givers (the interval of
+    ``gap`` holds 0).  donors: {hypothesis: the start [N] that every start takes from}."""
     rows = []
     worlds = {
         "real": (effects.seen["own"], effects.unaltered),
@@ -459,15 +470,14 @@ def recovered_of(
                 gap = unaltered[q][donor_N[here]] - unaltered[q][here]
                 if len(here) < 2 or abs(gap.mean()) <= 1e-9 * (1 + np.abs(gap).mean()):
                     continue
-
-                def share(some: np.ndarray, moved: np.ndarray = moved, gap: np.ndarray = gap) -> float:
-                    total = gap[some].sum()
-                    return float(moved[some].sum() / total) if total else float("nan")
-
-                value, low, high = bootstrap(share, np.arange(len(here)), rng=rng)
+                of_gap = bootstrap_means(gap[:, None], rng=rng)[0]
+                share = ratios(moved[:, None], gap[:, None], rng=rng).estimates()[0]
+                # Of no difference any part may have been gone.
+                ends = share.interval if max(of_gap.low, -of_gap.high) > 0 else (float("nan"), float("nan"))
+                low, high = (number_or_none(x) for x in ends)
                 rows.append({
                     "world": world, "hypothesis": hypotheses[g].name, "side": hypotheses[g].side, "quantity": q,
-                    "recovered": float(value), "low": float(low), "high": float(high), "gap": float(gap.mean()),
+                    "recovered": share.value, "low": low, "high": high, "gap": float(gap.mean()),
                     "unit": unit_of(q), "n": len(here),
                 })  # fmt: skip
     return rows

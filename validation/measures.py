@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from core.stats import LOGIT, Estimate, jackknife, ratios, share_of
+from core.stats import LOGIT, Estimate, jackknife, jackknifed, left_out, share_of
 
 BINS = 10  # of equal width, in a reliability table
 FORECASTS = 200  # draws of what a calibrated forecaster would have met
-HALVES = 20  # random halves of the episodes
 WINDOW, WINDOW_STD = 11, 1.5  # pixels, of SSIM's Gaussian window
 
 Row = dict[str, Any]
@@ -112,41 +111,39 @@ def _bins(probability_N: np.ndarray) -> np.ndarray:
 def calibration(
     probability_N: np.ndarray, event_N: np.ndarray, episode_N: np.ndarray, rng: np.random.Generator
 ) -> tuple[Estimate, float]:
-    """(expected calibration error without its bias, its floor), with whole episodes as units.
+    """(root mean squared calibration error without its bias, its floor), with whole episodes as units.
 
-    Whether a bin's forecasts are too high or too low is told by one half of the episodes, and by how much, by the
-    other half; mean over random halves.  So right forecasts have an error of 0 but for noise, which is cut off below
-    0.  Floor: what it is by that noise alone, where every episode's deviations from its bins' means have a random sign
-    (wild bootstrap, Liu 1988), so that steps of an episode stay as alike as they are.
+    The square of a bin's missed probability holds the square of its noise.  Here only products of different episodes
+    enter, so that right forecasts have 0 on average (Kumar, Liang and Ma 2019, arXiv:1909.10155, with episodes as
+    units); mean over bins by their number of forecasts, cut off below 0.  Interval: jackknife of the square.  Floor:
+    what noise alone gives, where every episode's deviations from its bins' means have a random sign (wild bootstrap,
+    Liu 1988), so that steps of an episode stay as alike as they are.
     """
     bin_N, (units, of_N) = _bins(probability_N), np.unique(episode_N, return_inverse=True)
     n, cell_N = len(units), of_N * BINS + bin_N
     row_EB, foretold_EB, happened_EB = (
         np.bincount(cell_N, w, n * BINS).reshape(n, BINS) for w in (None, probability_N, event_N)
     )
-    missed_EB, rows = foretold_EB - happened_EB, len(bin_N)
+    missed_EB = foretold_EB - happened_EB
     if n < 2:
         return Estimate(calibration_error(probability_N, event_N), float("nan"), float("nan"), n), float("nan")
-    half_KE = np.array([rng.permutation(n) < n // 2 for _ in range(HALVES)])
-    whole = _crossed(missed_EB.sum(0) * np.ones((1, HALVES, 1)), (half_KE @ missed_EB)[None])[0]
-    less_EKB = missed_EB[:, None]  # left out, each in turn
-    all_EKB = missed_EB.sum(0) - less_EKB
-    in_half_EKB = (half_KE @ missed_EB)[None] - half_KE.T[:, :, None] * less_EKB
-    pseudo_E = n * whole - (n - 1) * _crossed(np.broadcast_to(all_EKB, in_half_EKB.shape), in_half_EKB)
-    found = ratios(pseudo_E[:, None], row_EB.sum(1, keepdims=True), rng=rng).estimates()[0]
-    value, low, high = (max(0.0, x + whole / rows - found.value) for x in found[:3])
+    weight_GE = left_out(n, rng)
+    square_G = _squared(weight_GE @ missed_EB, weight_GE @ missed_EB**2, weight_GE @ row_EB, weight_GE @ row_EB**2)
+    ends = jackknifed(square_G, rng=rng, units=n)
+    value, low, high = (float(np.sqrt(np.clip(x, 0, 1))) for x in ends)
     right_EB = missed_EB - row_EB * (missed_EB.sum(0) / np.maximum(row_EB.sum(0), 1))
-    flipped_FEB = rng.choice([-1.0, 1.0], size=(FORECASTS, n, 1)) * right_EB
-    all_FKB = np.broadcast_to(flipped_FEB.sum(1)[:, None], (FORECASTS, HALVES, BINS))
-    by_noise_F = _crossed(all_FKB, half_KE.astype(np.float64) @ flipped_FEB) / rows
-    return Estimate(value, low, high, n), float(np.maximum(by_noise_F, 0).mean())
+    signs_FE = rng.choice([-1.0, 1.0], size=(FORECASTS, n))
+    by_noise_F = _squared(signs_FE @ right_EB, (right_EB**2).sum(0), row_EB.sum(0), (row_EB**2).sum(0))
+    return Estimate(value, low, high, n), float(np.sqrt(np.maximum(by_noise_F, 0)).mean())
 
 
-def _crossed(all_XKB: np.ndarray, half_XKB: np.ndarray) -> np.ndarray:
-    """Sum over bins [X] of what one half misses in the direction that the other one tells; mean over halves, both
-    ways."""
-    other_XKB = all_XKB - half_XKB
-    out: np.ndarray = (np.sign(half_XKB) * other_XKB + np.sign(other_XKB) * half_XKB).sum(2).mean(1)
+def _squared(missed_GB: np.ndarray, missed2_GB: np.ndarray, row_GB: np.ndarray, row2_GB: np.ndarray) -> np.ndarray:
+    """Mean squared missed probability [G] from sums over episodes of what they miss, of its square, of their forecasts
+    and of their square.  A bin that one episode fills says nothing."""
+    pairs_GB = row_GB**2 - row2_GB
+    with np.errstate(divide="ignore", invalid="ignore"):
+        each_GB = np.where(pairs_GB > 0, (missed_GB**2 - missed2_GB) / pairs_GB, 0.0)
+        out: np.ndarray = (each_GB * row_GB).sum(-1) / np.where(pairs_GB > 0, row_GB, 0).sum(-1)
     return out
 
 

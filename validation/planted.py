@@ -23,7 +23,7 @@ from core.artefacts import Result
 from core.config import tune_allocator
 from core.contracts import UserError
 from core.progress import bar
-from core.stats import bootstrap_mean, least_permutations, require_permutations
+from core.stats import bootstrap_mean, least_permutations, require_permutations, share_of
 from envs.planted import KINDS, WRONG, Kind
 from validation.planted_claims import (
     SHAPES,
@@ -33,7 +33,7 @@ from validation.planted_claims import (
     power_job,
     tail_job,
 )
-from validation.planted_measures import ALPHA, CHOICE, CONTROL, MEASURES, Found
+from validation.planted_measures import ALPHA, CHOICE, CONTROL, MEASURES, RATES, Found
 from validation.planted_scores import (
     ACTING,
     accusation_job,
@@ -76,7 +76,7 @@ class PlantedConfig:
     episodes: int = 24
     """episodes, or paired starts, of each of those experiments"""
     permutations: int = 199
-    """permutations and sign flips of each of their tests"""
+    """permutations of each of their tests; p-values are no finer than one over so many"""
     seed: int = 0
     """the first seed; every job has its own"""
     threads: int = 2
@@ -181,7 +181,11 @@ def scores(found: Found, seed: int) -> list[dict[str, Any]]:
     rows = []
     order = [k for kind in (*KINDS, "") for k in found if k.world.partition(",")[0] == kind]
     for key in sorted(order, key=lambda k: k.method.startswith(CONTROL)):
-        e = bootstrap_mean(np.array(found[key]), np.arange(len(found[key])), rng=np.random.default_rng(seed))
+        values, worlds = np.array(found[key]), np.arange(len(found[key]))
+        if key.measure in RATES and np.isin(values, (0, 1)).all():
+            e = share_of(values, worlds)
+        else:
+            e = bootstrap_mean(values, worlds, rng=np.random.default_rng(seed))
         target = key.measure.target
         rows.append({
             "world": key.world, "method": key.method.removeprefix(CONTROL), "control": key.method.startswith(CONTROL),
@@ -288,7 +292,7 @@ def check(config: PlantedConfig) -> None:
     cli.require(1, repeats=config.repeats, seeds=config.seeds, threads=config.threads)
     cli.require(2, runs=config.runs)  # a probe reads each experiment's states for another one's
     cli.require(0, seed=config.seed)
-    require_permutations(config.episodes, ALPHA, "sign-flip")
+    require_permutations(config.episodes, ALPHA)
     if config.permutations < (least := least_permutations(ALPHA)):
         raise UserError(f"--permutations {config.permutations}: a p-value of {ALPHA:g} needs at least {least}")
 

@@ -27,7 +27,7 @@ from analysis.probe_fits import linear_probe
 from analysis.quantities import known_quantities
 from core.artefacts import Result
 from core.directions import Basis
-from core.stats import bootstrap, cohens_d_interval, interval_of, least_permutations
+from core.stats import cohens_d_interval, jackknife, least_permutations
 from envs.planted import (
     DELAY,
     SIZE,
@@ -468,7 +468,7 @@ def behaviours_job(seed: int) -> Found:
         def agreement(rows: np.ndarray, label_N: np.ndarray = label_N, found_N: np.ndarray = found_N) -> float:
             return float(adjusted_rand_score(label_N[rows], found_N[rows]))
 
-        ari, *ends = bootstrap(agreement, episode_N, rng=rng, resamples=200)
+        ari, *ends = jackknife(agreement, episode_N, rng=rng)
         standard_error = (ends[1] - ends[0]) / (2 * 1.96)
         out[Key("mixture", name, AGREEMENT_ERROR)] = [float((ari - scene.known.cluster_agreement()) / standard_error)]
         exact, holds = scene.known.cohens_d(), []
@@ -589,7 +589,7 @@ def correlation_job(runs: int, episodes: int, permutations: int, seed: int) -> F
     other_NK = scene.c_NK[-len(scene.c_NK) // runs :]
     for run, (_, steps) in enumerate(experiments(scene, runs)):
         found = coupling.correlate(steps, [0], lags, permutations, 399, rng)
-        low, high = interval_of(found["draws"], episodes)
+        low, high = found["ends"]
         note("lagged correlation", FALSE_ALARMS, float(significant(found["p"][..., off]).mean()))
         note("lagged correlation", MISSES, float(((low > 0) | (high < 0))[..., off].mean()))
         # Jacobians whose two ways are unrelated, the same, or opposite (then alike at all lags, too).
@@ -622,7 +622,7 @@ def agreement_p(
     correlated: dict[str, np.ndarray], J: np.ndarray, off: np.ndarray, measure: str, episodes: int
 ) -> float:
     """p of analysis.coupling's agreement of correlations with a Jacobian [1, lags, K, K]."""
-    none, nothing = np.zeros((0, *J.shape)), np.zeros(1, np.int64)
+    none, nothing = np.zeros((2, *J.shape)), np.zeros(1, np.int64)
     coupled = coupling.Coupling(
         correlated["correlation"], correlated["p"], correlated["null"], none, {"": J}, {"": J}, {"": J}, {"": none},
         nothing, nothing, nothing, np.array([episodes]), 0.0, (),
@@ -643,7 +643,7 @@ def weak_correlation_job(runs: int, episodes: int, permutations: int, seed: int)
     out: Found = {power: [], misses: []}
     for _, steps in experiments(scene, runs):
         found = coupling.correlate(steps, [0], (1,), permutations, 399, rng)
-        low, high = (x[0, 0] for x in interval_of(found["draws"], episodes))
+        low, high = found["ends"][:, 0, 0]
         out[power].append(float(significant(found["p"][0, 0][there & off]).mean()))
         out[misses].append(float(((low > exact) | (high < exact))[off].mean()))
     return out
@@ -668,10 +668,10 @@ def effect_job(runs: int, episodes: int, permutations: int, lean: float, seed: i
 
     for part in np.array_split(np.arange(count), runs):
         entries = found[part][:, :, acts].reshape(episodes, -1)
-        _, p, draws = coupling.mean_effect(entries, np.arange(episodes), permutations, 399, rng)
-        note(f"mean Jacobian{size}", rate, float(significant(p).mean()))
+        over = coupling.mean_effect(entries, np.arange(episodes), permutations, rng)
+        note(f"mean Jacobian{size}", rate, float(significant(over.p_X).mean()))
         if not lean:
-            low, high = interval_of(draws, episodes)
+            low, high = over.ends_2X
             note("mean Jacobian", MISSES, float(((low > 0) | (high < 0)).mean()))
 
     rows = many_claims(simulator, scene.options, known.basis, shift_of(0, 1.0), "value@1", episodes, runs, seed)

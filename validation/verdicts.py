@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from core.stats import Estimate, benjamini_hochberg, means
+from core.stats import Estimate, benjamini_hochberg, means, paired_share
 
 ALPHA = 0.05
 DRAWS = 4999  # of the bootstrap: p-values go down to 2 / 5000, so that one in a large family can stand out
@@ -68,6 +68,7 @@ class Sample(NamedTuple):
     foretold: np.ndarray
     memory: np.ndarray  # NaN where it is 0 by construction
     rivals: Mapping[str, np.ndarray]  # predictions that need no world
+    step: np.ndarray | None = None  # [Q]: between the two levels that a quantity has (an event: 1); NaN: it has more
 
 
 class Tested(NamedTuple):
@@ -88,7 +89,11 @@ class Tested(NamedTuple):
 
 
 def test(sample: Sample, rng: np.random.Generator) -> Tested:
-    """Means, intervals and p of everything the statements are made of."""
+    """Means, intervals and p of everything the statements are made of.
+
+    Where a quantity has two levels, its mean effect is a change of a share, and the interval that of Tango: no start of
+    six that changes does not say that none would.
+    """
     s, f = sample.seen, sample.foretold
     sign = np.sign(f.mean(0))
     world = s - sample.memory
@@ -102,6 +107,11 @@ def test(sample: Sample, rng: np.random.Generator) -> Tested:
     def of(estimates: list[Estimate], i: int) -> list[Estimate]:
         return estimates[i * count : (i + 1) * count]
 
+    for j in () if sample.step is None else np.flatnonzero(np.isfinite(sample.step)):
+        step = float(sample.step[j])
+        for estimates, level in ((wide, 0.95), (narrow, 0.90)):
+            _as_share(estimates, (j, 4 * count + j), (s[:, j] / step, world[:, j] / step), step, level)
+            _no_nearer(estimates, j, count, float(f[:, j].mean()), float(sign[j]))
     known = ~np.isnan(world).any(0)
     nothing = Estimate(np.nan, np.nan, np.nan, len(s))
     through, through_90 = (
@@ -112,6 +122,26 @@ def test(sample: Sample, rng: np.random.Generator) -> Tested:
         through, through_90, np.where(known, p[4 * count : 5 * count], np.nan),
         {name: of(wide, 5 + i) for i, name in enumerate(sample.rivals)},
     )  # fmt: skip
+
+
+def _as_share(
+    estimates: list[Estimate], places: Sequence[int], changes: Sequence[np.ndarray], step: float, level: float
+) -> None:
+    """Estimates of changes by -1, 0 or 1 steps, in place."""
+    for place, change_N in zip(places, changes, strict=True):
+        whole_N = np.round(change_N)
+        if np.allclose(change_N, whole_N, atol=1e-6) and np.abs(whole_N).max(initial=0) <= 1:
+            e = paired_share(whole_N, level=level)
+            estimates[place] = Estimate(e.value * step, e.low * step, e.high * step, e.n)
+
+
+def _no_nearer(estimates: list[Estimate], j: int, count: int, foretold: float, sign: float) -> None:
+    """(s - f/2) sign f and (2f - s) sign f are no better known than s, in place."""
+    seen, f = estimates[j], sign * foretold
+    for place, factor, shift in ((2 * count + j, sign, -f / 2), (3 * count + j, -sign, 2 * f)):
+        e = estimates[place]
+        low, high = sorted((factor * seen.low + shift, factor * seen.high + shift))
+        estimates[place] = Estimate(e.value, min(e.low, low), max(e.high, high), e.n)
 
 
 def exists(mean: Estimate, mean_90: Estimate, q: float, smallest: float) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -198,8 +200,8 @@ def test_a_lagged_effect_is_found_at_its_lag_and_direction() -> None:
     found = coupling.correlate(steps_of(c, lengths), [0], [1, 2], 999, 200, rng)
     assert found["p"][0, 1, 0, 1] <= 0.002 and found["correlation"][0, 1, 0, 1] > 0.4
     assert (np.delete(found["p"][0].ravel(), 9 + 1) > 0.002).all()
-    low, high = np.quantile(found["draws"][:, 0, 1, 0, 1], [0.025, 0.975])
-    assert low < 0.8 / np.sqrt(1.64) < high
+    low, high = found["ends"][:, 0, 1, 0, 1]
+    assert low < 0.8 / np.sqrt(1.64) < high and high - low < 0.3
 
 
 def test_a_behaviour_of_few_episodes_is_left_out() -> None:
@@ -367,24 +369,49 @@ def test_mean_effects_keep_their_level_and_count_episodes() -> None:
     unit = np.repeat(np.arange(12), 4)
     of_unit = rng.normal(size=(12, 400)) * rng.choice([0.1, 3.0], size=(12, 1))
     effect = np.repeat(of_unit, 4, 0) + 0.01 * rng.normal(size=(48, 400))
-    mean, p, draws = coupling.mean_effect(effect, unit, 999, 400, rng)
-    np.testing.assert_allclose(mean, effect.mean(0))
-    assert 0.02 < (p < 0.05).mean() < 0.085  # 400 columns: standard error 0.011
-    covered = (np.quantile(draws, 0.025, axis=0) < 0) & (np.quantile(draws, 0.975, axis=0) > 0)
-    assert covered.mean() > 0.8
-    _, p, _ = coupling.mean_effect(effect + 6.0, unit, 999, 10, rng)
-    assert (p < 0.05).mean() > 0.95
-    _, p, _ = coupling.mean_effect(np.zeros((48, 2)), unit, 99, 10, rng)
-    assert (p == 1).all()
+    found = coupling.mean_effect(effect, unit, 999, rng)
+    np.testing.assert_allclose(found.mean_X, effect.mean(0))
+    assert (found.p_X < 0.05).mean() < 0.085  # 400 columns: standard error 0.011; few differ, which makes it careful
+    low, high = found.ends_2X
+    assert ((low < 0) & (high > 0)).mean() > 0.92
+    assert (coupling.mean_effect(effect + 6.0, unit, 999, rng).p_X < 0.05).mean() > 0.95
+    nothing = coupling.mean_effect(np.zeros((48, 2)), unit, 99, rng)
+    assert (nothing.p_X == 1).all() and (nothing.ends_2X == 0).all()
 
 
-def test_p_of_few_episodes_is_exact() -> None:
-    """All of one sign, 6 episodes: 2 of the 64 patterns reach it, whatever the draws."""
-    effect, unit = np.repeat(np.arange(1.0, 7.0), 2)[:, None], np.repeat(np.arange(6), 2)
+def test_skewed_effects_keep_their_level() -> None:
+    """By flipping signs 0.17 of these are significant."""
+    rng = np.random.default_rng(6)
+    effect = rng.lognormal(size=(32, 1500)) - np.exp(0.5)
+    found = coupling.mean_effect(effect, np.arange(32), 499, rng)
+    assert (found.p_X <= 0.05).mean() < 0.07
+
+
+def test_p_of_few_episodes_says_no_more_than_they_can() -> None:
+    """All of one sign, 6 episodes: 2 of the 64 patterns of signs reach it, whatever the draws."""
+    effect, unit = np.repeat(np.linspace(3, 4, 6), 2)[:, None], np.repeat(np.arange(6), 2)
     for seed in range(5):
-        _, p, _ = coupling.mean_effect(effect, unit, 99, 10, np.random.default_rng(seed))
-        assert p[0] == 2 / 64
-    assert coupling.mean_effect(effect[:10], unit[:10], 99, 10, np.random.default_rng(0))[1][0] == 2 / 32 > 0.05
+        assert coupling.mean_effect(effect, unit, 99, np.random.default_rng(seed)).p_X[0] == 2 / 64
+    assert coupling.mean_effect(effect[:10], unit[:10], 99, np.random.default_rng(0)).p_X[0] == 2 / 32 > 0.05
+    many = coupling.mean_effect(np.ones((40, 1)), np.arange(40), 99, np.random.default_rng(0))
+    assert many.p_X[0] == 1 / 100
+
+
+@pytest.mark.parametrize("n", [24, pytest.param(8, marks=pytest.mark.slow), pytest.param(128, marks=pytest.mark.slow)])
+def test_interval_of_a_lagged_correlation_covers(n: int, record_property: Callable[[str, object], None]) -> None:
+    """Of two autocorrelated coordinates in episodes of unequal length; its truth is 0.6 by construction."""
+    rng, hits = np.random.default_rng(n), []
+    for _ in range(200 if n == 24 else 1000):
+        lengths = rng.integers(8, 25, size=n)
+        x, noise = (autoregressive(rng, lengths, 2).T for _ in range(2))
+        c = np.stack([x[0], np.r_[0, 0.6 * x[0][:-1]] + 0.8 * noise[0]], 1)
+        index = steps_of(c, lengths)
+        found = coupling.correlate(index, [0], [1], 19, 999, rng)
+        low, high = found["ends"][:, 0, 0, 0, 1]
+        assert low <= found["correlation"][0, 0, 0, 1] <= high
+        hits.append(low <= 0.6 <= high)
+    record_property("coverage", float(np.mean(hits)))
+    assert np.mean(hits) >= (0.9 if n == 24 else 0.88 if n == 8 else 0.92)
 
 
 # Both
@@ -501,9 +528,9 @@ def test_behaviours_of_too_few_episodes_are_named_with_what_they_need(planted: P
     assert result.notes["left_out"] == ["behaviour 1 has Jacobians from 5 episodes, 6 are needed"]
     assert {row["behaviour"] for row in result.tables["edges"]} <= {0}
     strict = config(alpha=0.01)
-    assert coupling.left_out(found, [0, 1], strict) == ["behaviour 1 has Jacobians from 5 episodes, 8 are needed"]
+    assert coupling.untested(found, [0, 1], strict) == ["behaviour 1 has Jacobians from 5 episodes, 8 are needed"]
     few = found._replace(pair_episodes=np.array([[8, 3], [5, 2]]))
-    assert coupling.left_out(few, [4, 7], config())[0] == (
+    assert coupling.untested(few, [4, 7], config())[0] == (
         "behaviour 4 has time pairs from few episodes (3 at lag 2), 4 are needed"
     )
 
@@ -539,11 +566,9 @@ def test_what_no_entry_alone_could_reach_is_said(planted_coupling: coupling.Coup
 
 def agreement_of(j: np.ndarray, r: np.ndarray, rng: np.random.Generator) -> coupling.Agreement:
     null = rng.normal(size=(199, *j.shape)).astype(np.float32)
-    near = [x + 0.01 * rng.normal(size=(50, *j.shape)) for x in (j, r)]
     counts = np.full((1, 1), 20)
     found = coupling.Coupling(
-        r, r, null, near[1], {"": j}, {"": j}, {"": j}, {"": near[0]}, counts, counts, np.array([20]), np.array([20]),
-        0.0, (),
+        r, r, null, r, {"": j}, {"": j}, {"": j}, {"": j}, counts, counts, np.array([20]), np.array([20]), 0.0, (),
     )  # fmt: skip
     return coupling.agreement(found, np.abs(j) > 0.1, "sign_agreement")
 
@@ -552,7 +577,7 @@ def test_agreement_is_told_from_chance() -> None:
     rng = np.random.default_rng(6)
     j = rng.normal(size=(1, 1, 8, 8))
     same = agreement_of(j, 0.1 * j, rng)
-    assert same.value == 1 and same.p <= 0.005 and same.low > same.null_high and 0.3 < same.null_low < 0.5
+    assert same.value == 1 and same.p <= 0.005 and same.null_high < 1 and 0.3 < same.null_low < 0.5
     assert agreement_of(j, -j, rng).value == 0 and agreement_of(j, -j, rng).p <= 0.005
     other = agreement_of(j, rng.normal(size=j.shape), rng)
     assert other.null_low <= other.value <= other.null_high

@@ -24,6 +24,7 @@ from analysis.dynamics import (
     modes,
     period,
     persistence,
+    put_exponents,
     search,
     settle,
     stability,
@@ -177,6 +178,40 @@ def test_lyapunov_exponents_of_a_normal_map_are_its_rates_and_stop_at_the_episod
     assert each == pytest.approx(np.stack([rates, rates]), abs=2e-2)
     again, _ = lyapunov(agent, e[1:, :30], torch.ones(1, 3).double(), np.array([30]), 15)
     assert again[0] == pytest.approx(each[1])
+
+
+def noise_of(episodes: int, steps: int, seed: int) -> Tensor:
+    return 2 * torch.randn(episodes, steps, 3, generator=torch.Generator().manual_seed(seed)).double()
+
+
+@pytest.fixture(scope="module")
+def driven_net() -> tuple[Toy, float]:
+    """A network that noise drives, and its largest exponent: over 200,000 steps (standard error 0.001)."""
+    turn, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))
+    agent = Toy(lambda h: 0.4 * torch.sin(3 * h) @ torch.from_numpy(turn), 3)
+    each, _ = lyapunov(agent, noise_of(400, 550, 1), torch.zeros(400, 3).double(), np.full(400, 550), 50)
+    return agent, float(each[:, 0].mean())
+
+
+@pytest.mark.parametrize("n", [24, pytest.param(8, marks=pytest.mark.slow), pytest.param(128, marks=pytest.mark.slow)])
+def test_the_largest_exponent_of_short_episodes_has_no_bias_and_its_interval_covers(
+    driven_net: tuple[Toy, float], n: int, record_property: Callable[[str, object], None]
+) -> None:
+    """Were exponents sorted an episode at a time, the mean of the largest would be too large."""
+    agent, truth = driven_net
+    runs, burn_in, rng = 200 if n == 24 else 1000, 8, np.random.default_rng(n)
+    length = rng.integers(burn_in + 4, burn_in + 15, size=n * runs)
+    each, steps = lyapunov(agent, noise_of(n * runs, 22, n), torch.zeros(n * runs, 3).double(), length, burn_in)
+    found = []
+    for r in range(runs):
+        mine, result = slice(r * n, (r + 1) * n), Result(tables={"lyapunov": []})
+        put_exponents(result, "recorded", each[mine], steps[mine], np.arange(n), rng)
+        found.append([result.tables["lyapunov"][0][k] for k in ("value", "low", "high")])
+    value, low, high = np.array(found).T
+    covers = float(((low <= truth) & (truth <= high)).mean())
+    record_property("coverage", covers)
+    assert (low <= value).all() and (value <= high).all() and covers >= 0.9
+    assert value.mean() == pytest.approx(truth, abs=0.01) and each.max(1).mean() > truth + 0.015
 
 
 def test_the_default_burn_in_turns_the_frame_to_the_slowest_direction() -> None:

@@ -5,8 +5,8 @@ The simulations use fixed seeds and bounds that a correct procedure misses with 
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -47,9 +47,10 @@ from core.stats import (
     share_interval,
     share_of,
     shares,
-    sign_flip_p,
     smallest_p,
 )
+
+Record = Callable[[str, object], None]
 
 RUNS = 400
 EPISODES, STEPS = 16, 20
@@ -104,10 +105,11 @@ def test_interval_of_the_mean_covers(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [8, 24, 128])
 @pytest.mark.parametrize("kind", KIND)
-def test_interval_of_the_mean_covers_with_few_units_and_many(kind: str, n: int) -> None:
+def test_interval_of_the_mean_covers_with_few_units_and_many(kind: str, n: int, record_property: Record) -> None:
     """docs/statistics.md quotes these."""
-    least = 0.92 if kind != "lognormal" or n > 8 else 0.88
-    assert least <= coverage_of_mean(kind, n, 1000) <= 0.98
+    least, covers = 0.92 if kind != "lognormal" or n > 8 else 0.88, coverage_of_mean(kind, n, 1000)
+    record_property("coverage", covers)
+    assert least <= covers <= 0.98
     assert coverage_of_mean(kind, n, 1000, level=0.9) >= least - 0.06
 
 
@@ -263,10 +265,14 @@ def test_interval_of_a_share_of_steps_covers(share: float, alike: float) -> None
 @pytest.mark.parametrize("n", [8, 24, 128])
 @pytest.mark.parametrize("alike", [0, 0.1, 0.5])
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.9])
-def test_interval_of_a_share_of_steps_covers_with_few_units_and_many(share: float, alike: float, n: int) -> None:
+def test_interval_of_a_share_of_steps_covers_with_few_units_and_many(
+    share: float, alike: float, n: int, record_property: Record
+) -> None:
     rng = np.random.default_rng(n)
     found = [share_of(*clustered(rng, n, share, alike)) for _ in range(1000)]
-    assert np.mean([e.low <= share <= e.high for e in found]) >= 0.92
+    covers = np.mean([e.low <= share <= e.high for e in found])
+    record_property("coverage", float(covers))
+    assert covers >= 0.92
 
 
 def test_many_shares_are_those_of_each() -> None:
@@ -391,19 +397,21 @@ def test_jackknife_covers(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [8, 24, 128])
 @pytest.mark.parametrize("name", STATISTICS)
-def test_jackknife_covers_with_few_units_and_many(name: str, n: int) -> None:
-    assert coverage_of_jackknife(name, n, 1000) >= (0.88 if n == 8 else 0.92)
+def test_jackknife_covers_with_few_units_and_many(name: str, n: int, record_property: Record) -> None:
+    covers = coverage_of_jackknife(name, n, 1000)
+    record_property("coverage", covers)
+    assert covers >= (0.88 if n == 8 else 0.92)
 
 
 def test_jackknife_takes_the_bias_of_an_entropy_off() -> None:
     rng, plain, corrected = np.random.default_rng(0), [], []
-    for _ in range(200):
+    for _ in range(80):
         x = rng.integers(8, size=40)
         of = lambda rows, x=x: statistic_of("entropy", scipy_stats.norm.ppf((x + 0.5) / 8), x, rows)  # noqa: E731
         plain.append(of(np.arange(40)))
         corrected.append(float(jackknife(of, np.arange(40), rng=rng, unbiased=True)[0]))
     assert np.mean(plain) < math.log(8) - 0.06
-    assert np.mean(corrected) == pytest.approx(math.log(8), abs=0.02)
+    assert np.mean(corrected) == pytest.approx(math.log(8), abs=0.03)
 
 
 def test_what_rests_on_one_unit_has_no_interval() -> None:
@@ -444,65 +452,16 @@ def test_interval_of_a_quantile_covers(n: int) -> None:
 # p-values
 
 
-def test_sign_flip_p_is_uniform_under_the_null() -> None:
-    rng = np.random.default_rng(4)
-    p = np.array([sign_flip_p(rng.standard_t(3, size=12), rng=rng) for _ in range(RUNS)])
-    low, high = binomial_bounds(0.05)
-    assert low <= (p <= 0.05).mean() <= high
-    assert scipy_stats.kstest(p, "uniform").pvalue > 1e-3
-
-
-def test_sign_flip_p_by_monte_carlo_is_uniform_under_the_null() -> None:
-    rng = np.random.default_rng(5)
-    p = np.array([sign_flip_p(rng.normal(size=30), rng=rng, permutations=199) for _ in range(RUNS)])
-    low, high = binomial_bounds(0.05)
-    assert low <= (p <= 0.05).mean() <= high
-    assert p.min() >= 1 / 200
-
-
-def test_sign_flip_p_finds_an_effect() -> None:
-    """Power at a shift of one standard deviation and 16 episodes is that of the t-test, about 0.96."""
-    rng = np.random.default_rng(6)
-    found = [sign_flip_p(rng.normal(1.0, 1.0, size=16), rng=rng, permutations=999) <= 0.05 for _ in range(200)]
-    assert np.mean(found) > 0.9
-
-
-@given(st.lists(st.integers(-5, 5), min_size=1, max_size=8))
-@settings(max_examples=60, deadline=None)
-def test_sign_flip_p_is_the_enumeration(effects: list[int]) -> None:
-    x = np.array(effects, float)
-    want = np.mean([abs(np.dot(s, x)) >= abs(x.sum()) for s in itertools.product([-1, 1], repeat=len(x))])
-    assert sign_flip_p(x, rng=np.random.default_rng(0)) == pytest.approx(want)
-
-
-def test_sign_flip_p_of_degenerate_effects() -> None:
-    rng = np.random.default_rng(0)
-    assert sign_flip_p(np.zeros(20), rng=rng) == 1
-    assert sign_flip_p(np.ones(6), rng=rng) == 2 / 64
-    assert sign_flip_p(np.full(60, 0.1), rng=rng, permutations=999) == 1 / 1000
-    assert math.isnan(sign_flip_p(np.array([]), rng=rng)) and math.isnan(sign_flip_p(np.array([1, np.nan]), rng=rng))
-
-
-@pytest.mark.parametrize("permutations", [300, 9])  # exact, Monte Carlo
-def test_sign_flips_of_many_tests_are_those_of_each(permutations: int) -> None:
-    effects = np.random.default_rng(0).normal(0.4, 1, size=(6, 5))
-    effects[2, 3] = np.nan
-    got = sign_flip_p(effects, rng=np.random.default_rng(1), permutations=permutations)
-    want = [sign_flip_p(column, rng=np.random.default_rng(1), permutations=permutations) for column in effects.T]
-    np.testing.assert_array_equal(got, want)
-    assert np.isnan(got).tolist() == [False, False, False, True, False]
-    assert np.isnan(sign_flip_p(np.zeros((0, 2)), rng=np.random.default_rng(0))).tolist() == [True, True]
-
-
 @pytest.mark.parametrize("kind", ["gaussian", "exponential", "lognormal", "heavy"])
 def test_mean_p_keeps_its_level_where_effects_are_skewed(kind: str) -> None:
-    """Sign flips call 8 % (exponential) to 22 % (lognormal) of 32 effects without a mean significant."""
+    """Sign flips call 8 % (exponential) to 18 % (lognormal) of 32 effects without a mean significant."""
     rng = np.random.default_rng(3)
     x = np.stack([experiment(kind, 32, rng)[0] for _ in range(2000)], 1)
     alarms = np.concatenate([mean_p(x[:, i : i + 200], rng=rng, draws=1999) <= 0.05 for i in range(0, 2000, 200)])
     assert 0.02 < alarms.mean() < 0.06
     if kind == "lognormal":
-        assert np.mean(sign_flip_p(x[:, :200], rng=rng, permutations=999) <= 0.05) > 0.12
+        sums = np.abs(rng.choice([-1.0, 1.0], size=(999, 32)) @ x[:, :200])
+        assert np.mean(permutation_p(x[:, :200].sum(0), sums) <= 0.05) > 0.12
 
 
 def test_mean_p_and_the_interval_say_the_same() -> None:
@@ -643,7 +602,7 @@ def test_the_interval_of_cohens_d_is_that_of_the_plain_jackknife() -> None:
     x = rng.normal(size=(len(episode), 2)) + member[:, None] * [1.0, 0.0] + rng.normal(size=(12, 2))[episode]
     fast = cohens_d_interval(x, member, episode, rng=np.random.default_rng(0))
     plain = jackknife(lambda rows: cohens_d(x[rows], member[rows]), episode, rng=np.random.default_rng(0))
-    np.testing.assert_allclose(fast, plain)
+    np.testing.assert_allclose(fast, plain, rtol=1e-9)
     assert (fast[1] < fast[0]).all() and (fast[0] < fast[2]).all()
 
 
@@ -675,7 +634,7 @@ def test_an_effect_that_one_episode_shows_has_no_interval() -> None:
 # Enough units?
 
 
-@pytest.mark.parametrize(("kind", "enough"), [("sign-flip", 6), ("permutation", 4), ("split", 8)])
+@pytest.mark.parametrize(("kind", "enough"), [("mean", 6), ("permutation", 4), ("split", 8)])
 def test_too_few_units_are_refused_with_the_number_needed(kind: str, enough: int) -> None:
     require_permutations(enough, 0.05, kind)
     with pytest.raises(UserError, match=rf"{enough - 1} independent units .* use at least {enough}") as error:
@@ -686,7 +645,7 @@ def test_too_few_units_are_refused_with_the_number_needed(kind: str, enough: int
 
 def test_smallest_p_is_attained() -> None:
     rng = np.random.default_rng(0)
-    assert sign_flip_p(np.arange(1.0, 8.0), rng=rng) == smallest_p(7, "sign-flip")
+    assert mean_p(np.linspace(1, 1.1, 7), rng=rng) == smallest_p(7, "mean")
     with pytest.raises(UserError, match="0 independent units"):
         require_permutations(0, 0.05)
     with pytest.raises(ValueError, match="no test of kind"):
@@ -702,13 +661,14 @@ def test_the_least_that_can_be_significant(alpha: float) -> None:
     require_draws(least, alpha)
     with pytest.raises(UserError, match=f"{least - 1} permutations are too few .* use at least {least}"):
         require_draws(least - 1, alpha)
-    for kind in ("sign-flip", "permutation", "split"):
+    for kind in ("mean", "permutation", "split"):
         units = least_units(alpha, kind)
         assert smallest_p(units, kind) <= alpha < smallest_p(units - 1, kind)
-        assert smallest_p(units, kind, permutations=9) == max(0.1, smallest_p(units, kind))
+        drawn = 0.2 if kind == "mean" else 0.1
+        assert smallest_p(units, kind, permutations=9) == max(drawn, smallest_p(units, kind))
     # The promise, kept: no data can give less.
     unit_effects = np.ones(least_units(alpha) - 1)
-    assert sign_flip_p(unit_effects, rng=np.random.default_rng(0), permutations=2**17) > alpha
+    assert mean_p(unit_effects, rng=np.random.default_rng(0)) > alpha
 
 
 @pytest.mark.parametrize("draws", [39, 50, 200])

@@ -1,0 +1,61 @@
+"""Agreement of predictions with noisy effects: what it is without the noise, and intervals that hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy.stats import rankdata
+
+from validation.agreement import LEAST, agreement
+
+
+def truth(m_P: np.ndarray, s_P: np.ndarray) -> tuple[float, float, float]:
+    """Sign, rank and slope of exact effects."""
+    rank_m, rank_s = (rankdata(x) - (1 + len(x)) / 2 for x in (m_P, s_P))
+    alike = np.abs(s_P)[np.sign(m_P) == np.sign(s_P)].sum() / np.abs(s_P).sum()
+    return float(alike), float((s_P @ rank_m) / (s_P @ rank_s)), float((m_P @ s_P) / (m_P @ m_P))
+
+
+def drawn(rng: np.random.Generator, starts: int, noise: float = 4.0) -> tuple[np.ndarray, np.ndarray, tuple]:
+    """60 predictions, effects that agree with them in part, seen through noise that points share."""
+    m_P = rng.standard_normal(60)
+    s_P = 0.8 * m_P + 0.6 * rng.standard_normal(60)
+    shared_PN = rng.standard_normal((60, 5)) @ rng.standard_normal((5, starts)) / np.sqrt(5)
+    seen_PN = s_P[:, None] + noise * (shared_PN + rng.standard_normal((60, starts))) / np.sqrt(2)
+    return m_P[:, None], seen_PN, truth(m_P, s_P)
+
+
+def test_exact_effects_have_their_own_agreement() -> None:
+    m_P1, seen_PN, want = drawn(np.random.default_rng(0), 40, noise=0.0)
+    found = agreement(m_P1, seen_PN, rng=np.random.default_rng(0))
+    np.testing.assert_allclose([e.value for e in found[:3]], want)
+    np.testing.assert_allclose([e.low for e in found[:3]], want)
+
+
+def test_few_starts_and_no_points_say_nothing() -> None:
+    nothing = agreement(np.zeros((0, 20)), np.zeros((0, 20)), rng=np.random.default_rng(0))
+    assert nothing.points == 0 and np.isnan(nothing.sign.value)
+    m_P1, seen_PN, _ = drawn(np.random.default_rng(0), LEAST - 1)
+    assert np.isnan(agreement(m_P1, seen_PN, rng=np.random.default_rng(0)).rank.value)
+
+
+@pytest.mark.parametrize("starts", [24, *(pytest.param(n, marks=pytest.mark.slow) for n in (8, 128))])
+def test_intervals_of_agreement_hold_what_it_is_without_noise(
+    starts: int, record_property: Callable[[str, object], None]
+) -> None:
+    rng, holds, values, plain = np.random.default_rng(starts), [], [], []
+    for _ in range(200 if starts == 24 else 1000):
+        m_P1, seen_PN, want = drawn(rng, starts)
+        found = agreement(m_P1, seen_PN, rng=rng)[:3]
+        assert all(e.low <= e.value <= e.high for e in found if np.isfinite(e.low))
+        holds.append([not (e.low > w or e.high < w) for e, w in zip(found, want, strict=True)])
+        values.append([e.value - w for e, w in zip(found, want, strict=True)])
+        plain.append(truth(m_P1[:, 0], seen_PN.mean(1))[1] - want[1])
+    for name, covers in zip(("sign", "rank", "slope"), np.mean(holds, 0), strict=True):
+        record_property(f"coverage {name}", float(covers))
+    assert (np.mean(holds, 0) >= (0.88 if starts == 8 else 0.9)).all()
+    if starts >= 24:
+        assert np.abs(np.nanmedian(values, 0)).max() < 0.05
+        assert np.mean(plain) < -0.02  # noise hides agreement
