@@ -623,7 +623,7 @@ def summary(result: Result, out: Path) -> str:
         lines.append(f"  {in_words(result)}")
     if "noise_share" in s:
         noise = s["noise_share"]["value"]
-        lines.append(f"  {noise:.0%} of real steps are in none of them (noise)")
+        lines.append(f"  {noise:.0%} of real steps are in none of them")
         if noise > 0.5:
             lines[-1] += ": most; try --embedding umap, a smaller --min_cluster_size, or another --method"
     for row in result.tables["behaviours"][:12]:

@@ -63,7 +63,9 @@ class Comparison:
         """What the clusters are, in words."""
         if min(map(len, self.draws.values())) < ENOUGH:
             return f"not compared: at least {ENOUGH} --surrogates are needed"
-        stable, apart = self.beyond("stability"), self.beyond("separation")
+        # A box is flatter than a Gaussian, so that its cuts are further apart, but there is no valley between them.
+        stable = self.beyond("stability")
+        apart = self.beyond("separation") and self.observed[MEASURES.index("separation")] > 0
         if stable:
             return "stable clusters" if apart else "stable, but no further apart than the cuts of one cloud"
         return "apart, but no stabler than the cuts of one cloud" if apart else ONE_CLOUD
@@ -164,7 +166,8 @@ def valley(x_NX: np.ndarray, label_N: np.ndarray) -> float:
     """How much sparser it is half-way between two neighbouring clusters than at the sparser of their centres, -1 to 1:
     1 is empty, 0 or less a cloud that goes on.  Mean over clusters, weighted by size, each with its nearest other.
 
-    Density is counted in slices across the line between the centres, among the rows of both clusters.
+    Density is counted in slices across the line between the centres, among the rows of both clusters; every count is
+    taken a standard error to the cautious side, so that a few rows more here than there make no valley.
     """
     labels = np.unique(label_N[label_N != NOISE])
     mean_CX = np.stack([x_NX[label_N == c].mean(0) for c in labels])
@@ -176,7 +179,8 @@ def valley(x_NX: np.ndarray, label_N: np.ndarray) -> float:
         of_both = x_NX[(label_N == c) | (label_N == labels[j])]
         along = (of_both - mean_CX[i]) @ (mean_CX[j] - mean_CX[i]) / away_C[j]
         here, between, there = ((np.abs(along - at) < CENTRE).sum() for at in (0, 0.5, 1))
-        out.append(max(-1.0, 1 - between / max(1, min(here, there))))
+        top = min(here, there)
+        out.append(max(-1.0, 1 - (between + np.sqrt(between)) / max(1.0, top - np.sqrt(top))))
         size.append(int((label_N == c).sum()))
     return float(np.average(out, weights=size))
 

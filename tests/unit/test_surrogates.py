@@ -42,6 +42,13 @@ def test_a_long_cloud_cut_in_two_is_not_stable(keep: float, ari: float) -> None:
     assert compared(x, 2).says == ONE_CLOUD
 
 
+@pytest.mark.parametrize("clusters", [2, 4])
+def test_cuts_of_a_box_are_not_apart(clusters: int) -> None:
+    """Flatter than a Gaussian, but as full half-way between two centres as at them."""
+    x = np.random.default_rng(0).uniform(size=(len(SEQUENCE), 2)) * [5, 1]
+    assert compared(x, clusters).says in (ONE_CLOUD, "stable, but no further apart than the cuts of one cloud")
+
+
 def test_clusters_are_stable_and_apart() -> None:
     rng = np.random.default_rng(0)
     found = compared(0.5 * slow(rng, 6, 0.5) + 3 * np.eye(6)[modes(rng, 3)], 3)
