@@ -256,7 +256,7 @@ def analyse(m: Moments, steps_E: np.ndarray, died_E: np.ndarray, config: LifePha
         arrays={"label": labels, "share": share_LB, "share_low": low_LB, "share_high": high_LB, "rows": rows_B},
         notes={
             "bins": config.n_bins, "min_lifespan": config.min_lifespan, "lives": len(lives),
-            "lives_too_short": int((steps_E < config.min_lifespan).sum()), "rows": len(m.label_N),
+            "lives_too_short": int((steps_E < config.min_lifespan).sum()), "rows": len(m.label_N), "unit": config.unit,
             "intervals": f"95 %, {config.unit} as units" + (
                 "; agents of one world meet and compete, so where one world gives many lives they are narrower than "
                 "they should be (--unit worlds)" if config.unit == "lives" else ""
@@ -279,7 +279,7 @@ def analyse(m: Moments, steps_E: np.ndarray, died_E: np.ndarray, config: LifePha
     result.tables["phases"] = [
         {
             "label": int(label), "from": b / config.n_bins, "to": (b + 1) / config.n_bins,
-            "share": float(share_LB[i, b]), "low": float(low_LB[i, b]), "high": float(high_LB[i, b]), 
+            "share": float(share_LB[i, b]), "low": float(low_LB[i, b]), "high": float(high_LB[i, b]),
             "rows": int(rows_B[b]),
             "lives": len(lives), "units": len(np.unique(m.unit_N)),
         }
@@ -309,7 +309,8 @@ def words(result: Result) -> list[str]:
     for row in sure:
         out.append(
             f"{label_name(row['label'])}: {row['share_of_ends']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of "
-            f"{row['deaths']} deaths end in it, {row['share_of_lives']:.1%} of the same lives (q = {row['q']:.2g})"
+            f"{row['deaths']} deaths end in it, {row['share_of_lives']:.1%} of the same lives (q = {row['q']:.2g}; "
+            f"interval and q of {row['units']} {notes['unit']})"
         )
     if result.tables["ends"] and not sure:
         out.append(

@@ -20,6 +20,7 @@ from analysis.life_phase import (
     rotated_ends,
     shares_by_phase,
     sum_p,
+    words,
 )
 from analysis.lives import Clusters
 from core.contracts import UserError
@@ -116,13 +117,16 @@ def test_fewer_units_give_wider_intervals() -> None:
     assert widths[1] > 1.5 * widths[0]
 
 
-def test_what_deaths_end_in_is_found_and_only_that() -> None:
+def test_what_deaths_end_in_is_found_and_only_that(tmp_path: Path) -> None:
     died = np.arange(30) % 3 > 0
     rows = ends(made_up(1, "end"), died, np.arange(3))
     assert [row["deaths"] for row in rows] == [20] * 3
     assert rows[2]["share_of_ends"] == 1 and rows[2]["q"] < 0.001 and rows[2]["share_of_lives"] < 0.5
     assert rows[2]["low"] == pytest.approx(0.025 ** (1 / 20)) and rows[2]["high"] == 1  # not a certainty
     assert ends(made_up(1, "end"), np.zeros(30, bool), np.arange(3)) == []
+    config = LifePhaseConfig(cluster_dir=tmp_path, unit="lives", resamples=99, rotations=99)
+    said = words(analyse(made_up(1, "end"), np.full(30, 200), died, config))
+    assert any("of 20 deaths end in it" in line and "interval and q of 20 lives" in line for line in said)
 
 
 def test_ends_that_are_moments_like_others_raise_no_alarm() -> None:
