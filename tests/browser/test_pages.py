@@ -219,7 +219,7 @@ def test_it_opens_with_hdbscan_s_own_choice(explored: Opened, clustered: Result)
     label = clustered.arrays["label"]
     n, noise = len(label), int((label == -1).sum())
     assert explored.text("found") == (
-        f"HDBSCAN's own choice: {label.max() + 1} clusters, {100 * noise / n:.1f} % noise ({noise} of {n} points)"
+        f"HDBSCAN's own choice: {label.max() + 1} clusters, {100 * noise / n:.1f} % in none ({noise} of {n} points)"
     )
     assert explored.tab.evaluate("Array.from(own)") == label.tolist()
     rows = explored.tab.locator("#clusters tr").all_inner_texts()
