@@ -525,10 +525,10 @@ def coupling(run: Traced) -> Section:
     titles = {
         "behaviour": "behaviour", "lag": "lag (steps)", "source": "source", "target": "target",
         "J": "Jacobian [95\xa0%]", "J_straight_through": COMPARED, "q": "q",
-        "J_direct": WORDS["_agent_only"], "q_direct": "q, direct",
+        "J_direct": WORDS["_agent_only"],
         "J_through_world": WORDS["_through_world"],
-        "J_through_world_straight_through": f"through the world, {COMPARED}", "q_through_world": "q, through the world",
-        "r": "correlation", "q_r": "q of correlation", "agree": "signs agree", "n": "Jacobians", "episodes": "episodes",
+        "J_through_world_straight_through": f"through the world, {COMPARED}",
+        "r": "correlation", "agree": "signs agree", "n": "Jacobians", "episodes": "episodes",
     }  # fmt: skip
     html = [
         paragraph(
