@@ -488,7 +488,9 @@ def behaviours_job(seed: int) -> Found:
         nothing = np.zeros(first.sum(), np.int64)
         value, policy = scene.c_NK[first, 0], np.zeros((len(nothing), 1))
         steps = Steps(scene.h_NH[first], None, value, nothing, policy, scene.index_N2[first])
-        options = BehaviourOptions(clusters=scene.known.behaviours, lags=ahead, filmstrips=0, videos=0, first_step=0)
+        options = BehaviourOptions(
+            clusters=scene.known.behaviours, lags=ahead, filmstrips=0, videos=0, surrogates=0, first_step=0
+        )
         result = cluster([steps, None], options, seed, ["any"])
         where = {(int(e), int(t)): n for n, (e, t) in enumerate(scene.index_N2)}
         rows = [where[int(e), int(t)] for e, t in result.arrays["index_real"]]

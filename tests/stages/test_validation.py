@@ -52,7 +52,7 @@ def dirs(tmp_path_factory):
         basis.save(run.path)
         c = basis.project(torch.from_numpy(columns["h"])).numpy()
         Result(arrays={"index": index, "source": np.zeros(len(index), np.int8), "c_pca": c}).save(run.path)
-    fit = BehaviourOptions(clusters=3, filmstrips=0)
+    fit = BehaviourOptions(clusters=3, filmstrips=0, surrogates=0)
     behaviours(BehavioursConfig(rollouts=root / "rollouts", out=root / "behaviours", fit=fit, threads=1))
     return root
 

@@ -14,12 +14,13 @@ from analysis.life_phase import (
     LifePhaseConfig,
     Moments,
     analyse,
-    coins_p,
     ends,
     eta2_of,
     phase_rows,
-    share,
+    rotated_ends,
     shares_by_phase,
+    sum_p,
+    words,
 )
 from analysis.lives import Clusters
 from core.contracts import UserError
@@ -95,7 +96,7 @@ def test_eta_squared_is_that_of_clusters() -> None:
 
 def test_shares_add_up_and_intervals_hold_them() -> None:
     m = made_up(3, "phase")
-    labels, share_LB, low_LB, high_LB, rows_B = shares_by_phase(m, 6, rng=np.random.default_rng(0), resamples=300)
+    labels, share_LB, low_LB, high_LB, rows_B = shares_by_phase(m, 6)
     assert labels.tolist() == [0, 1, 2] and rows_B.sum() == len(m.label_N)
     np.testing.assert_allclose(share_LB.sum(0), 1)
     assert (low_LB <= share_LB).all() and (share_LB <= high_LB).all()
@@ -111,19 +112,21 @@ def test_fewer_units_give_wider_intervals() -> None:
     worlds = m._replace(unit_N=m.episode_N % 6)
     widths = []
     for units in (m, worlds):
-        _, _, low, high, _ = shares_by_phase(units, 2, rng=np.random.default_rng(0), resamples=500)
+        _, _, low, high, _ = shares_by_phase(units, 2)
         widths.append(float((high - low).mean()))
     assert widths[1] > 1.5 * widths[0]
 
 
-def test_what_deaths_end_in_is_found_and_only_that() -> None:
-    rng = np.random.default_rng(1)
+def test_what_deaths_end_in_is_found_and_only_that(tmp_path: Path) -> None:
     died = np.arange(30) % 3 > 0
-    rows = ends(made_up(1, "end"), died, np.arange(3), rng=rng)
+    rows = ends(made_up(1, "end"), died, np.arange(3))
     assert [row["deaths"] for row in rows] == [20] * 3
     assert rows[2]["share_of_ends"] == 1 and rows[2]["q"] < 0.001 and rows[2]["share_of_lives"] < 0.5
     assert rows[2]["low"] == pytest.approx(0.025 ** (1 / 20)) and rows[2]["high"] == 1  # not a certainty
-    assert ends(made_up(1, "end"), np.zeros(30, bool), np.arange(3), rng=rng) == []
+    assert ends(made_up(1, "end"), np.zeros(30, bool), np.arange(3)) == []
+    config = LifePhaseConfig(cluster_dir=tmp_path, unit="lives", resamples=99, rotations=99)
+    said = words(analyse(made_up(1, "end"), np.full(30, 200), died, config))
+    assert any("of 20 deaths end in it" in line and "interval and q of 20 lives" in line for line in said)
 
 
 def test_ends_that_are_moments_like_others_raise_no_alarm() -> None:
@@ -133,7 +136,7 @@ def test_ends_that_are_moments_like_others_raise_no_alarm() -> None:
     for seed in range(30):
         m = made_up(seed, "none")
         m = m._replace(label_N=np.repeat(np.minimum(rng.geometric(0.1, len(m.t_N) // 4), 30), 4))
-        rows = ends(m, np.ones(30, bool), np.unique(m.label_N), rng=rng)
+        rows = ends(m, np.ones(30, bool), np.unique(m.label_N))
         assert len(rows) > 15
         alarms.append(min(row["q"] for row in rows) <= 0.05)
     assert np.mean(alarms) <= 0.15  # 5 % expected of 30 families
@@ -144,15 +147,40 @@ def test_p_of_equal_coins_is_the_binomial_one() -> None:
 
     for heads in (0, 2, 5, 11):
         tails = binom.cdf(heads, 12, 0.3), binom.sf(heads - 1, 12, 0.3)
-        assert coins_p(heads, np.full(12, 0.3)) == pytest.approx(min(1, 2 * min(tails)))
-    assert coins_p(1, np.array([0.0, 1.0])) == 1 and coins_p(1, np.zeros(2)) == 0
+        assert sum_p(heads, [np.array([0.7, 0.3])] * 12) == pytest.approx(min(1, 2 * min(tails)))
+    assert sum_p(1, [np.array([1.0, 0.0]), np.array([0.0, 1.0])]) == 1 and sum_p(1, [np.array([1.0, 0.0])] * 2) == 0
 
 
-def test_a_share_that_all_agree_on_is_no_certainty() -> None:
+def test_ends_of_lives_that_are_rotated_together_are_those_that_rotations_give() -> None:
+    """By hand, and as counted over many rotations; a life alone is a coin with its share of rows."""
     rng = np.random.default_rng(0)
-    assert share(np.zeros(10), np.arange(10), rng=rng).interval == pytest.approx((0, 1 - 0.025**0.1))
-    low, high = share(np.array([0, 1.0] * 5), np.arange(10), rng=rng).interval
-    assert 0 < low < 0.5 < high < 1
+    half, other = np.array([1, 1, 0, 0], bool), np.array([0, 0, 1, 1], bool)
+    alone, same, opposite = (
+        rotated_ends(lives, np.zeros(len(lives), int))[0] for lives in ([half], [half, half], [half, other])
+    )
+    assert alone == pytest.approx([0.5, 0.5]) and same == pytest.approx([0.5, 0, 0.5])
+    assert opposite == pytest.approx([0, 1, 0])
+    lives = [rng.random(n) < 0.4 for n in (5, 7, 12, 3)]
+    chances = rotated_ends(lives, np.array([0, 0, 0, 1]))
+    share = rng.random(20_000)
+    counted = np.sum([life[(share * len(life)).astype(int)] for life in lives[:3]], 0)
+    assert chances[0] == pytest.approx(np.bincount(counted, minlength=4) / 20_000, abs=0.015)
+    assert chances[1] == pytest.approx([1 - lives[3].mean(), lives[3].mean()])
+
+
+def test_an_end_that_agents_of_a_world_share_is_one_end_where_worlds_are_the_unit() -> None:
+    """A world ends for all at once, in whatever label it then has: few worlds, however many lives."""
+    rng, alarms = np.random.default_rng(0), {"lives": 0, "worlds": 0}
+    for _ in range(20):
+        world, t = np.repeat(np.arange(6), 16 * 20), np.tile(np.arange(20), 6 * 16)
+        label = ((t - rng.integers(20, size=6)[world]) % 20 < 7).astype(int)
+        episode = np.repeat(np.arange(96), 20)
+        for unit in alarms:
+            m = Moments(episode, episode if unit == "lives" else world, t, (t + 0.5) / 20, label)
+            rows = ends(m, np.ones(96, bool), np.array([0, 1]))
+            assert rows[0]["units"] == (96 if unit == "lives" else 6)
+            alarms[unit] += min(row["q"] for row in rows) <= 0.05
+    assert alarms["worlds"] <= 3 and alarms["lives"] >= 8  # one in twenty is expected
 
 
 def test_rotations_stay_within_their_life() -> None:
