@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from core.artefacts import Result
+from core.stats import FEW_UNITS, few
 from core.video import write_video
 from validation.interventions_rollouts import family_of, is_late
 from validation.verdicts import LEAST_STARTS
@@ -179,7 +180,7 @@ def short(scalar: Mapping[str, Any], value: bool = True) -> str:
     if middle is None:
         return "undefined"
     ends = ", ".join("?" if end is None else f"{end:.2f}" for end in interval)
-    return f"{middle:.2f} [{ends}]" if value else f"[{ends}]"
+    return (f"{middle:.2f} " if value else "") + f"[{ends}]{few(scalar.get('n') or FEW_UNITS)}"
 
 
 def write_videos(result: Result, path: Path) -> None:

@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from core.stats import Estimate, benjamini_hochberg, means, paired_share
+from core.stats import Estimate, benjamini_hochberg, few, means, paired_share
 
 ALPHA = 0.05
 DRAWS = 4999  # of the bootstrap: p-values go down to 2 / 5000, so that one in a large family can stand out
@@ -245,7 +245,7 @@ class Gate(NamedTuple):
         n = next(iter(self.against.values())).n
         return (
             f"{head} (squared error of the simulator minus that of: {told}; in squared smallest sizes of interest, "
-            f"{self.rows} late effects, n = {n} starts)."
+            f"{self.rows} late effects, n = {n} starts{few(n)})."
         )
 
 
