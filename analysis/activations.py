@@ -461,9 +461,8 @@ def summary(result: Result, out: Path) -> str:
         )
         if "stability" in s:
             low, high = s["stability"]["interval"]
-            lines[-1] += (
-                f"; stability {s['stability']['value']:.2f} [{low:.2f}, {high:.2f}] (ARI over lives{few(s['stability']['n'])})"
-            )
+            over = f"(ARI over lives{few(s['stability']['n'])})"
+            lines[-1] += f"; stability {s['stability']['value']:.2f} [{low:.2f}, {high:.2f}] {over}"
         lines.append(f"verdict: {notes['verdict']} ({notes['said']})")
         for row in result.tables["clusters"][:12]:
             lines.append(f"  {row['cluster']:>3}  {row['records']:>6,} records  {row['verdict']:<10} {row['why']}")

@@ -504,7 +504,8 @@ def summary(result: Result, out: Path) -> str:
     for row in sorted(moved, key=lambda row: -row["kl"])[:10]:
         lines.append(
             f"  {row['direction']} -> {row['head']}: {row['kl']:.3g} nats [{row['low']:.3g}, {row['high']:.3g}]"
-            f"{few(row['n'])}, random {row['random']:.3g}, {row['share'] or 0:.0%} of the whole state's {row['swap']:.3g}"
+            f"{few(row['n'])}, random {row['random']:.3g}, "
+            f"{row['share'] or 0:.0%} of the whole state's {row['swap']:.3g}"
         )
     return "\n".join(lines)
 

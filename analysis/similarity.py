@@ -341,7 +341,8 @@ def main(config: SimilarityConfig) -> None:
     for row in shown[:PRINTED]:
         print(
             f"  {row['a']} ~ {row['b']}: CKA {row['cka']:.2f} [{row['cka_low']:.2f}, {row['cka_high']:.2f}]"
-            f"{few(row['n'])} (episodes exchanged {row['exchanged']:.2f}); R2 {row['r2_b_from_a']:.2f} and {row['r2_a_from_b']:.2f}"
+            f"{few(row['n'])} (episodes exchanged {row['exchanged']:.2f}); "
+            f"R2 {row['r2_b_from_a']:.2f} and {row['r2_a_from_b']:.2f}"
         )
     if len(shown) > PRINTED:
         print(f"  ... {len(shown) - PRINTED} more in pairs.csv")
