@@ -18,7 +18,7 @@ from core import artefacts, config as cli
 from core.contracts import Agent, UserError, VecEnv
 from core.directions import fingerprint
 from core.progress import bar
-from core.stats import bootstrap_mean
+from core.stats import Estimate, bootstrap_mean, in_text, share_of
 from envs.registry import make
 
 STAGE = "evaluate"
@@ -140,6 +140,23 @@ def same_choice(
     return out
 
 
+def mean_return(return_E: np.ndarray, rng: np.random.Generator) -> Estimate:
+    """Mean return of independent episodes.
+
+    Where an episode ends in one of two returns (three or more episodes, so that some are the same), the mean is a share
+    and has its interval.  Where all have the same, nothing tells how far another's would be: no interval.
+    """
+    levels, of_E = np.unique(return_E, return_inverse=True)
+    n = len(return_E)
+    if len(levels) == 1:
+        return Estimate(float(levels[0]), np.nan, np.nan, n)
+    if len(levels) == 2 and n > 2:
+        share, step = share_of(of_E, np.arange(n)), float(levels[1] - levels[0])
+        value, low, high = (float(levels[0]) + step * x for x in share[:3])
+        return Estimate(value, low, high, n)
+    return bootstrap_mean(return_E, np.arange(n), rng=rng)
+
+
 def main(config: EvaluateConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
@@ -162,11 +179,11 @@ def main(config: EvaluateConfig) -> None:
         )  # fmt: skip
         returns, lengths = found.return_E, found.length_E
         rng = np.random.default_rng(config.seed)
-        estimate = bootstrap_mean(returns, np.arange(len(returns)), rng=rng)
+        estimate = mean_return(returns, rng)
         result = artefacts.Result(arrays={"returns": returns, "lengths": lengths})
         result.scalar("return_mean", estimate.value, "return", estimate.n, estimate.interval)
         result.scalar("length_mean", float(lengths.mean()), "steps", len(lengths))
-        same = {name: bootstrap_mean(x, found.episode_N, rng=rng) for name, x in found.same_N.items()}
+        same = {name: share_of(x, found.episode_N) for name, x in found.same_N.items()}
         for name, share in same.items():
             result.scalar(f"same_choice_{name}", share.value, "share of states", share.n, share.interval)
         if same:
@@ -175,12 +192,9 @@ def main(config: EvaluateConfig) -> None:
         result.save(run.path)
         run.facts, run.metrics = {"agent": fingerprint(agent)}, dict(result.scalars)
     env.close()
-    print(
-        f"held-out return {estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}] "
-        f"over {estimate.n} episodes, mean length {lengths.mean():.0f}: {config.out}"
-    )
+    print(f"held-out return {in_text(estimate, '.2f', 'episodes')}, mean length {lengths.mean():.0f}: {config.out}")
     for name, share in same.items():
-        print(f"same choice under {name}: {share.value:.3f} [{share.low:.3f}, {share.high:.3f}], {share.n} episodes")
+        print(f"same choice under {name}: {in_text(share, '.3f', 'episodes')}")
 
 
 def choose(argv: list[str]) -> None:

@@ -43,7 +43,7 @@ from core.artefacts import Result
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.progress import track
-from core.stats import ATANH, LOST, jackknifed, left_out, share_of
+from core.stats import ATANH, LOST, few, jackknifed, left_out, share_of
 
 STAGE = "activations"
 PLACE = ("row", "column", "from_centre")
@@ -509,7 +509,8 @@ def summary(result: Result, out: Path) -> str:
         )
         if "stability" in s:
             low, high = s["stability"]["interval"]
-            lines[-1] += f"; stability {s['stability']['value']:.2f} [{low:.2f}, {high:.2f}] (ARI over lives)"
+            over = f"(ARI over lives{few(s['stability']['n'])})"
+            lines[-1] += f"; stability {s['stability']['value']:.2f} [{low:.2f}, {high:.2f}] {over}"
         if "surrogates" in result.tables:
             lines.append(in_words(result))
         lines.append(f"verdict: {notes['verdict']} ({notes['said']})")

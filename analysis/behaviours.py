@@ -40,7 +40,7 @@ from core.contracts import Simulator, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.progress import bar
-from core.stats import bootstrap_mean, cohens_d_interval, share_of, shares
+from core.stats import bootstrap_mean, cohens_d_interval, few, share_of, shares
 from core.video import check_video
 from envs.registry import renewed
 from generative.simulator import require_finite
@@ -615,7 +615,8 @@ def summary(result: Result, out: Path) -> str:
     low, high = s["stability"]["interval"]
     lines = [
         f"{result.notes['behaviours']} behaviours from {result.notes['vector']}: "
-        f"stability {s['stability']['value']:.2f} [{low:.2f}, {high:.2f}] (ARI, {s['stability']['n']} episodes); "
+        f"stability {s['stability']['value']:.2f} [{low:.2f}, {high:.2f}] (ARI, {s['stability']['n']} episodes"
+        f"{few(s['stability']['n'])}); "
         f"time gives away {s['share_from_time']['value']:.0%} of a label "
         f"(floor {s['share_from_time_floor']['value']:.0%})"
     ]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from core.artefacts import Result
+from core.stats import few
 
 PATHS = ("", "_agent_only", "_through_world")  # whole = agent only + through world
 WORDS = dict(zip(PATHS, ("whole", "direct (memory)", "through the world (actions enumerated)"), strict=True))
@@ -187,6 +188,6 @@ def _cells(row: Mapping[str, Any]) -> str:
         f"{row['r']:.2f}",
         f"{row['q_r']:.2g}",
         signs,
-        str(row["episodes"]),
+        f"{row['episodes']}{few(row['episodes'])}",
     )
     return f"| {' | '.join(cells)} |"

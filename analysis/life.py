@@ -32,7 +32,7 @@ from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.figures import figure_of
 from core.pages import UNLABELLED, label_colours, label_name
-from core.stats import quantile_interval, share_of
+from core.stats import few, quantile_interval, share_of
 
 STAGE = "life"
 QUANTILE = 0.75
@@ -156,7 +156,7 @@ def main(config: LifeConfig) -> None:
             draw_lives(lives, rows, colours, config.between).savefig(run.path / "lives.png", dpi=110)
     p75 = result.scalars["lifespan_p75"]
     low, high = p75["interval"]  # None, None of a single life
-    between = "" if low is None else f" [{low:.0f}, {high:.0f}]"
+    between = "" if low is None else f" [{low:.0f}, {high:.0f}]{few(p75['n'])}"
     print(f"75 % of {p75['n']} lives last at most {p75['value']:.0f} ticks{between}; drawn: {config.out}")
     for life in lives:
         print(f"  {named(life)}: {life['lifespan']} ticks, {life['ended']}")

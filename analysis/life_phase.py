@@ -28,7 +28,7 @@ from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.figures import figure_of
 from core.pages import label_colours, label_name
-from core.stats import benjamini_hochberg, bootstrap_mean, share_of, shares
+from core.stats import benjamini_hochberg, bootstrap_mean, few, share_of, shares
 
 STAGE = "life_phase"
 LEAST_LIVES = 2
@@ -310,7 +310,7 @@ def words(result: Result) -> list[str]:
         out.append(
             f"{label_name(row['label'])}: {row['share_of_ends']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of "
             f"{row['deaths']} deaths end in it, {row['share_of_lives']:.1%} of the same lives (q = {row['q']:.2g}; "
-            f"interval and q of {row['units']} {notes['unit']})"
+            f"interval and q of {row['units']} {notes['unit']}{few(row['units'])})"
         )
     if result.tables["ends"] and not sure:
         out.append(

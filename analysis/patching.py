@@ -32,7 +32,7 @@ from core.contracts import EnvSpec, UserError
 from core.directions import fingerprint, load_basis
 from core.episodes import RolloutStore
 from core.progress import bar
-from core.stats import band_of, benjamini_hochberg, least_units, ratios
+from core.stats import band_of, benjamini_hochberg, few, least_units, ratios
 
 STAGE = "patching"
 ALPHA = 0.05
@@ -503,8 +503,9 @@ def summary(result: Result, out: Path) -> str:
         lines.append(f"  fewer than {fewest} such pairs cannot be told from chance with {notes['controls']} --controls")
     for row in sorted(moved, key=lambda row: -row["kl"])[:10]:
         lines.append(
-            f"  {row['direction']} -> {row['head']}: {row['kl']:.3g} nats [{row['low']:.3g}, {row['high']:.3g}], "
-            f"random {row['random']:.3g}, {row['share'] or 0:.0%} of the whole state's {row['swap']:.3g}"
+            f"  {row['direction']} -> {row['head']}: {row['kl']:.3g} nats [{row['low']:.3g}, {row['high']:.3g}]"
+            f"{few(row['n'])}, random {row['random']:.3g}, "
+            f"{row['share'] or 0:.0%} of the whole state's {row['swap']:.3g}"
         )
     return "\n".join(lines)
 

@@ -42,6 +42,7 @@ from core.stats import (
     LOST,
     PLAIN,
     benjamini_hochberg,
+    few,
     jackknifed,
     least_permutations,
     least_units,
@@ -544,7 +545,7 @@ def _two(value: float | None) -> str:
 
 
 def _in_words(row: Mapping[str, Any], name: str) -> str:
-    return f"{_two(row[name])} [{_two(row[f'{name}_low'])}, {_two(row[f'{name}_high'])}]"
+    return f"{_two(row[name])} [{_two(row[f'{name}_low'])}, {_two(row[f'{name}_high'])}]{few(row['n'])}"
 
 
 if __name__ == "__main__":

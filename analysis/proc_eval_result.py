@@ -5,6 +5,7 @@ The unit is the world: agents of one world compete and share its map, so their l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from agents.nmmo_evaluate import STAGE as EVALUATION
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.figures import REAL, figure_of
-from core.stats import benjamini_hochberg, jackknife, means
+from core.stats import benjamini_hochberg, few, jackknife, means
 from envs.nmmo_tasks import CATEGORIES
 
 STAGE = "proc_eval_result"
@@ -235,13 +236,13 @@ def main(config: ProcEvalResultConfig) -> None:
         print(f"{mode}: {out}")
         for row in result.tables["metrics"]:
             if row["metric"] in ("length", "weighted_score"):
-                print(_line(row["policy"], row["metric"], row["value"], row["low"], row["high"]))
+                print(_line(row, row["metric"], row["value"]))
         for row in result.tables.get("ratings", ()):
-            print(_line(row["policy"], "rating", row["rating"], row["low"], row["high"]))
+            print(_line(row, "rating", row["rating"]))
 
 
-def _line(policy: str, what: str, value: float, low: float, high: float) -> str:
-    return f"  {policy:<20} {what:<16} {value:7.1f} [{low:.1f}, {high:.1f}]"
+def _line(row: Mapping[str, Any], what: str, value: float) -> str:
+    return f"  {row['policy']:<20} {what:<16} {value:7.1f} [{row['low']:.1f}, {row['high']:.1f}]{few(row['worlds'])}"
 
 
 def evaluations(path: Path) -> list[Path]:

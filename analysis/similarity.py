@@ -29,7 +29,7 @@ from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.figures import SEQUENTIAL, figure_of
 from core.progress import bar
-from core.stats import LOST, Estimate, jackknife, jackknifed, left_out
+from core.stats import LOST, Estimate, few, jackknife, jackknifed, left_out
 
 STAGE = "similarity"
 LAYERS = ("embedding", "h")
@@ -340,8 +340,9 @@ def main(config: SimilarityConfig) -> None:
     shown = [row for row in rows if row["layer"] == "h"]
     for row in shown[:PRINTED]:
         print(
-            f"  {row['a']} ~ {row['b']}: CKA {row['cka']:.2f} [{row['cka_low']:.2f}, {row['cka_high']:.2f}] "
-            f"(episodes exchanged {row['exchanged']:.2f}); R2 {row['r2_b_from_a']:.2f} and {row['r2_a_from_b']:.2f}"
+            f"  {row['a']} ~ {row['b']}: CKA {row['cka']:.2f} [{row['cka_low']:.2f}, {row['cka_high']:.2f}]"
+            f"{few(row['n'])} (episodes exchanged {row['exchanged']:.2f}); "
+            f"R2 {row['r2_b_from_a']:.2f} and {row['r2_a_from_b']:.2f}"
         )
     if len(shown) > PRINTED:
         print(f"  ... {len(shown) - PRINTED} more in pairs.csv")

@@ -48,7 +48,7 @@ from core.artefacts import Result
 from core.contracts import UserError
 from core.directions import Basis
 from core.episodes import RolloutStore
-from core.stats import LOGIT, Estimate, jackknife
+from core.stats import LOGIT, Estimate, few, jackknife
 from core.two_sample import frechet, halves, squared_distances, told_apart
 
 REAL, SIMULATED = 0, 1
@@ -667,4 +667,4 @@ def summary(result: Result, bases: Mapping[str, Basis], out: Path) -> str:
 
 def _interval(scalar: Mapping[str, Any], spec: str) -> str:
     low, high = scalar["interval"]
-    return "" if low is None or high is None else f" [{low:{spec}}, {high:{spec}}]"
+    return "" if low is None or high is None else f" [{low:{spec}}, {high:{spec}}]{few(scalar['n'])}"

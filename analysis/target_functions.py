@@ -39,7 +39,7 @@ from core.directions import Basis, fingerprint
 from core.episodes import RolloutStore
 from core.figures import BAND, INK, SIMULATED, figure_of, font_of, minus
 from core.progress import bar
-from core.stats import Estimate, benjamini_hochberg, bootstrap_mean, mean_p
+from core.stats import Estimate, benjamini_hochberg, bootstrap_mean, few, mean_p
 from core.video import check_video, write_video
 from generative.record_samples import informed_latents, noise_of, open_rollouts, random_latents
 from generative.simulator import require_finite
@@ -818,7 +818,8 @@ def in_words(row: Mapping[str, Any], tries: int) -> str:
     best = f"best of {tries} untrained {said(row['control'])}"
     return (
         f"{said(row['before'])} -> {said(row['after'])} {row['unit']}, {best} "
-        f"(gain over it {said(row['over_control'])} [{', '.join(ends)}], n {row['n']}, q {said(row['q'], '.2g')}); "
+        f"(gain over it {said(row['over_control'])} [{', '.join(ends)}], n {row['n']}{few(row['n'])}, "
+        f"q {said(row['q'], '.2g')}); "
         f"{said(row['nearer_after'], '.0f')} % of the population are nearer to its centre"
         + (f"; {row['reason']}" if row["reason"] else "")
     )

@@ -30,7 +30,7 @@ from core.contracts import EnvSpec, Simulator, UserError, VecEnv
 from core.directions import Basis, fingerprint
 from core.episodes import Episode, RolloutStore
 from core.progress import bar
-from core.stats import Estimate, bootstrap_mean
+from core.stats import Estimate, bootstrap_mean, few
 from core.two_sample import frechet, halves, median_width, mmd, told_apart
 from core.video import check_video
 from envs.registry import make
@@ -698,7 +698,7 @@ def print_table(result: Result) -> None:
         interval = f"{cell(r['low'])} to {cell(r['high'])}" if r["low"] is not None else ""
         table.add_row(
             r["measure"], "all" if r["horizon"] is None else str(r["horizon"]), cell(r["simulated"]), interval,
-            cell(r["floor"]), cell(r["baseline_copy"]), cell(r["baseline_mean"]), r["unit"], str(r["n"]),
+            cell(r["floor"]), cell(r["baseline_copy"]), cell(r["baseline_mean"]), r["unit"], f"{r['n']}{few(r['n'])}",
         )  # fmt: skip
     Console(width=150).print(table)
 

@@ -11,6 +11,7 @@ import numpy as np
 from core.artefacts import Result
 from core.figures import BAND, LINE, REAL, SIMULATED, figure_of
 from core.pages import label_colours
+from core.stats import FEW_UNITS, few
 from core.video import write_video
 from validation.interventions_rollouts import family_of, in_words, is_late
 from validation.verdicts import LEAST_STARTS
@@ -166,7 +167,7 @@ def short(scalar: Mapping[str, Any]) -> str:
     if middle is None:
         return "undefined"
     ends = ", ".join("?" if end is None else f"{end:.2f}" for end in interval)
-    return f"{middle:.2f} [{ends}]"
+    return f"{middle:.2f} [{ends}]{few(scalar.get('n') or FEW_UNITS)}"
 
 
 def write_videos(result: Result, path: Path) -> None:

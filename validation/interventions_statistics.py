@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from core.artefacts import Result
-from core.stats import Estimate, band_of, bootstrap_means, ratios, share_interval
+from core.stats import Estimate, band_of, bootstrap_means, few, ratios, share_interval
 from validation import verdicts
 from validation.agreement import agreement
 from validation.interventions_hypotheses import Hypothesis
@@ -370,7 +370,7 @@ def claim_of(row: Mapping[str, Any], kind: str, how: str, headline: bool) -> dic
     q, unit = row["quantity"], row["unit"]
     text = (
         f"{subject} changes {in_words(q)}: foretold {row['foretold']:+.3g} {unit}, seen {row['observed']:+.3g} "
-        f"[{row['low']:+.3g}, {row['high']:+.3g}] in the real world (n = {row['n']} starts): {said}."
+        f"[{row['low']:+.3g}, {row['high']:+.3g}] in the real world (n = {row['n']} starts{few(row['n'])}): {said}."
     )
     return {**row, "headline": headline, "sentence": said, "text": text,
             "parts": _parts(row, answers, how)}  # fmt: skip
@@ -442,7 +442,7 @@ def claim_of_need(row: Mapping[str, Any], effect: Mapping[str, Any], how: str) -
     }  # fmt: skip
     text = (
         f"{subject}: it {did} the event at {row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of the real starts "
-        f"{of} (n = {row['n']}); the simulator foretold {row['foretold']:.0%}: {said}."
+        f"{of} (n = {row['n']}{few(row['n'])}); the simulator foretold {row['foretold']:.0%}: {said}."
     )
     return {**row, "headline": True, "sentence": said, "text": text,
             "parts": {k: {"answer": v, "words": words[k]} for k, v in answers.items()}}  # fmt: skip

@@ -645,7 +645,7 @@ def limits(chosen: Chosen) -> Section:
     agents, simulators = agents_in(chosen.every), simulators_in(chosen.every)
     seeds = {_seed(chosen.every[path]) for path in agents.values()}
     count = ", ".join(
-        f"{_few(n)} {word}{'s' * (n != 1)}"
+        f"{_in_words(n)} {word}{'s' * (n != 1)}"
         for n, word in ((len(agents), "agent"), (len(seeds), "training seed"), (len(simulators), "simulator"))
     )
     items = [f"{count[0].upper()}{count[1:]}, one world. Another seed of the same training may hold other directions."]
@@ -677,7 +677,7 @@ def _seed(manifest: Mapping[str, Any]) -> Any:
     return manifest["facts"].get("training", manifest)["seed"]
 
 
-def _few(n: int) -> str:
+def _in_words(n: int) -> str:
     words = ("no", "one", "two", "three", "four")
     return words[n] if n < len(words) else number(n)
 

@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from core.stats import Estimate, benjamini_hochberg, means, paired_share
+from core.stats import Estimate, benjamini_hochberg, few, means, paired_share
 
 ALPHA = 0.05
 DRAWS = 4999  # of the bootstrap: p-values go down to 2 / 5000, so that one in a large family can stand out
@@ -107,8 +107,9 @@ def test(sample: Sample, rng: np.random.Generator) -> Tested:
     def of(estimates: list[Estimate], i: int) -> list[Estimate]:
         return estimates[i * count : (i + 1) * count]
 
-    for j in () if sample.step is None else np.flatnonzero(np.isfinite(sample.step)):
-        step = float(sample.step[j])
+    step_Q = np.full(count, np.nan) if sample.step is None else sample.step
+    for j in np.flatnonzero(np.isfinite(step_Q)):
+        step = float(step_Q[j])
         for estimates, level in ((wide, 0.95), (narrow, 0.90)):
             _as_share(estimates, (j, 4 * count + j), (s[:, j] / step, world[:, j] / step), step, level)
             _no_nearer(estimates, j, count, float(f[:, j].mean()), float(sign[j]))
@@ -246,7 +247,7 @@ class Gate(NamedTuple):
         n = next(iter(self.against.values())).n
         return (
             f"{head} (squared error of the simulator minus that of: {told}; in squared smallest sizes of interest, "
-            f"{self.rows} late effects, n = {n} starts)."
+            f"{self.rows} late effects, n = {n} starts{few(n)})."
         )
 
 
