@@ -362,7 +362,7 @@ def analyse(
     result = Result(notes={"inputs": [{"name": s.name, "where": s.where} for s in inputs]})
     points: list[np.ndarray] = []
     values: list[np.ndarray] = []
-    still: list[np.ndarray] = []
+    still: list[tuple[np.ndarray, np.ndarray]] = []
     result.tables["points"], result.tables["modes"] = [], []
     in_vain = 0
     with bar("fixed points", len(inputs), "inputs") as progress:

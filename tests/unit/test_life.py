@@ -18,7 +18,6 @@ from analysis.life_phase import (
     ends,
     eta2_of,
     phase_rows,
-    share,
     shares_by_phase,
 )
 from analysis.lives import Clusters
@@ -95,7 +94,7 @@ def test_eta_squared_is_that_of_clusters() -> None:
 
 def test_shares_add_up_and_intervals_hold_them() -> None:
     m = made_up(3, "phase")
-    labels, share_LB, low_LB, high_LB, rows_B = shares_by_phase(m, 6, rng=np.random.default_rng(0), resamples=300)
+    labels, share_LB, low_LB, high_LB, rows_B = shares_by_phase(m, 6)
     assert labels.tolist() == [0, 1, 2] and rows_B.sum() == len(m.label_N)
     np.testing.assert_allclose(share_LB.sum(0), 1)
     assert (low_LB <= share_LB).all() and (share_LB <= high_LB).all()
@@ -111,7 +110,7 @@ def test_fewer_units_give_wider_intervals() -> None:
     worlds = m._replace(unit_N=m.episode_N % 6)
     widths = []
     for units in (m, worlds):
-        _, _, low, high, _ = shares_by_phase(units, 2, rng=np.random.default_rng(0), resamples=500)
+        _, _, low, high, _ = shares_by_phase(units, 2)
         widths.append(float((high - low).mean()))
     assert widths[1] > 1.5 * widths[0]
 
@@ -119,11 +118,11 @@ def test_fewer_units_give_wider_intervals() -> None:
 def test_what_deaths_end_in_is_found_and_only_that() -> None:
     rng = np.random.default_rng(1)
     died = np.arange(30) % 3 > 0
-    rows = ends(made_up(1, "end"), died, np.arange(3), rng=rng)
+    rows = ends(made_up(1, "end"), died, np.arange(3))
     assert [row["deaths"] for row in rows] == [20] * 3
     assert rows[2]["share_of_ends"] == 1 and rows[2]["q"] < 0.001 and rows[2]["share_of_lives"] < 0.5
     assert rows[2]["low"] == pytest.approx(0.025 ** (1 / 20)) and rows[2]["high"] == 1  # not a certainty
-    assert ends(made_up(1, "end"), np.zeros(30, bool), np.arange(3), rng=rng) == []
+    assert ends(made_up(1, "end"), np.zeros(30, bool), np.arange(3)) == []
 
 
 def test_ends_that_are_moments_like_others_raise_no_alarm() -> None:
@@ -146,13 +145,6 @@ def test_p_of_equal_coins_is_the_binomial_one() -> None:
         tails = binom.cdf(heads, 12, 0.3), binom.sf(heads - 1, 12, 0.3)
         assert coins_p(heads, np.full(12, 0.3)) == pytest.approx(min(1, 2 * min(tails)))
     assert coins_p(1, np.array([0.0, 1.0])) == 1 and coins_p(1, np.zeros(2)) == 0
-
-
-def test_a_share_that_all_agree_on_is_no_certainty() -> None:
-    rng = np.random.default_rng(0)
-    assert share(np.zeros(10), np.arange(10), rng=rng).interval == pytest.approx((0, 1 - 0.025**0.1))
-    low, high = share(np.array([0, 1.0] * 5), np.arange(10), rng=rng).interval
-    assert 0 < low < 0.5 < high < 1
 
 
 def test_rotations_stay_within_their_life() -> None:
