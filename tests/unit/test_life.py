@@ -116,7 +116,6 @@ def test_fewer_units_give_wider_intervals() -> None:
 
 
 def test_what_deaths_end_in_is_found_and_only_that() -> None:
-    rng = np.random.default_rng(1)
     died = np.arange(30) % 3 > 0
     rows = ends(made_up(1, "end"), died, np.arange(3))
     assert [row["deaths"] for row in rows] == [20] * 3
@@ -132,7 +131,7 @@ def test_ends_that_are_moments_like_others_raise_no_alarm() -> None:
     for seed in range(30):
         m = made_up(seed, "none")
         m = m._replace(label_N=np.repeat(np.minimum(rng.geometric(0.1, len(m.t_N) // 4), 30), 4))
-        rows = ends(m, np.ones(30, bool), np.unique(m.label_N), rng=rng)
+        rows = ends(m, np.ones(30, bool), np.unique(m.label_N))
         assert len(rows) > 15
         alarms.append(min(row["q"] for row in rows) <= 0.05)
     assert np.mean(alarms) <= 0.15  # 5 % expected of 30 families
