@@ -12,6 +12,12 @@ Three things are taken out of a feature before it may count as behaviour:
 * *chance that keeps the order in time*: the same number is taken for labels that worlds (else lives of similar
   length) have exchanged, tick by tick.  A cluster that is nothing but time gives the same number there.
 
+Clusters may differ in what no mean shows: food is either high or low in one, and in another agents fight where their
+health is low and flee where it is high.  So the same three are taken out of the square of every column (its *spread*)
+and of the product of every two (a *pair*), columns being normal scores, so that no outlier decides.  And whatever
+three or more columns say together, or columns with time: do the nearest neighbours of a cluster's rows, in all of them
+and in other worlds (else lives), belong to it more often than under exchanged labels (Schilling 1986)?
+
 Verdicts of a cluster, the first rule that holds (the numbers are the constants below, each measured on planted data by
 tests/unit/test_activations.py):
 
@@ -25,16 +31,19 @@ tests/unit/test_activations.py):
 4. phase: time alone tells members from others with an area under the curve of PHASE_AUC or more in lives that were not
    looked at, and more than for labels rotated within lives.
 5. place: as 2, for the position.
-6. undecided: it is of one world; or something is there (a weaker effect that passes the tests of 2, or time tells
-   members with WEAK_AUC); or the exchanged labels show that an effect of MISSABLE_D could have been missed.
-7. noise: none of these.
+6. behaviour: as 2, for a spread or a pair (place: of positions alone).
+7. undecided: it is of one world; or something is there (a weaker effect of any kind that passes the tests of 2; or
+   neighbours belong to it more often, q <= ALPHA; or time tells members with WEAK_AUC).
+8. noise: every mean, spread and pair was tested, and the 90 % interval of each lies within the smallest effect of
+   interest (the two one-sided tests of equivalence, Schuirmann 1987).  Else undecided: nothing is found, and something
+   could have been missed.
 
 A behaviour may be bound to a phase too: ``why`` says where time alone also tells the cluster, and ``told_by_time`` how
 many of the records that is.  Lives so short that nobody leaves a cluster cannot tell behaviour from identity; they say
 identity.
 
-The verdict of the whole: that of at least half of the rows that are in clusters, else mixed; noise if there is no
-cluster.
+The verdict of the whole: that of at least half of the rows that are in clusters, else mixed; NO_CLUSTERS if there is
+none.
 
 C clusters, F features, E lives, N rows; rows of a life are consecutive and in order of time.
 """
@@ -55,7 +64,6 @@ LEAST_WORLDS = 10  # fewer exchange their labels in too few ways
 LEAST_LIVES = 10  # fewer exchange their labels in too few ways, and two halves of them say nothing of time
 BEHAVIOUR_D = 0.5  # a medium effect (Cohen 1988); what is left of it after time and life are taken out
 WEAK_D = 0.2  # a small one
-MISSABLE_D = 0.8  # a large one
 ALPHA = 0.05
 IDENTITY_SHARE = 0.5
 FEW_AGENTS = 5.0
@@ -65,9 +73,11 @@ LEAST_LEFT = 0.01  # share of a feature's variance; where time and life leave le
 CELLS, CELL_ROWS = 200, 10  # of time: at most so many, with at least so many rows
 STRATUM = 10  # lives of similar length that exchange labels
 TAIL_DF = 10
+NEIGHBOURS, NEIGHBOUR_ROWS = 10, 20_000  # of a row; every n-th row, so that at most so many look for theirs
 SPLITS = 20  # random halves of the lives
 ROTATIONS = 200
 KINDS = ("behaviour", "phase", "identity", "place", "noise", "undecided")
+NO_CLUSTERS = "no clusters"  # the verdict of the whole where there is nothing to judge
 
 
 @dataclass(frozen=True)
@@ -167,8 +177,9 @@ def _d(n_C: Any, x_CF: np.ndarray, n: Any, x_F: np.ndarray, xx_F: np.ndarray) ->
 
 def d_interval(
     x_NF: np.ndarray, label_N: np.ndarray, life_N: np.ndarray, clusters: int, rng: np.random.Generator, resamples: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of the 95 % intervals of ``group_d``, each [C, F], from leaving out whole lives or worlds.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ends of the 95 % intervals of ``group_d``, each [C, F], from leaving out whole lives or worlds, and how far from
+    0 the 90 % intervals reach.
 
     As wide as the lives of the scarcer group make it; NaN if those are fewer than two.
     """
@@ -177,7 +188,7 @@ def d_interval(
     weight_GE = left_out(lives, rng)
     x_EF, xx_EF = (np.stack([np.bincount(life_N, column, lives) for column in (x_NF**k).T], 1) for k in (1, 2))
     n_G, x_GF, xx_GF = weight_GE @ n_E, weight_GE @ x_EF, weight_GE @ xx_EF
-    low, high = np.full((clusters, features), np.nan), np.full((clusters, features), np.nan)
+    low, high, reach = np.full((3, clusters, features), np.nan)
     for c in range(clusters):
         rows = np.flatnonzero(label_N == c)
         n_cE = np.bincount(life_N[rows], minlength=lives)
@@ -186,7 +197,9 @@ def d_interval(
         d_GF = _d(weight_GE[:, some] @ n_cE[some], weight_GE[:, some] @ x_sF, n_G, x_GF, xx_GF)
         units = min(len(some), int((n_E > n_cE).sum()))
         _, low[c], high[c] = jackknifed(d_GF, rng=rng, units=units, draws=resamples)
-    return low, high
+        _, *ends = jackknifed(d_GF, rng=rng, units=units, level=0.9, draws=resamples)
+        reach[c] = np.abs(ends).max(0)
+    return low, high, reach
 
 
 def null_d(
@@ -199,14 +212,12 @@ def null_d(
     *,
     rotate: bool,
 ) -> np.ndarray:
-    """``group_d`` float64 [P, C, F] of labels that lives have exchanged (``dealt_rows``)."""
+    """``group_d`` float32 [P, C, F] of labels that lives have exchanged (``dealt_rows``)."""
     what = "rotated labels" if rotate else "exchanged labels"
-    return np.stack(
-        [
-            group_d(x_NF, label_N[dealt_rows(lives, rng, rotate=rotate)], clusters)
-            for _ in track(range(permutations), what)
-        ]
-    )
+    out = np.empty((permutations, clusters, x_NF.shape[1]), np.float32)
+    for i in track(range(permutations), what):
+        out[i] = group_d(x_NF, label_N[dealt_rows(lives, rng, rotate=rotate)], clusters)
+    return out
 
 
 # Time and life
@@ -256,6 +267,90 @@ def beyond_time_and_life(x_NF: np.ndarray, lives: Lives) -> np.ndarray:
     basis_NQ = orthonormal(columns_NQ - life_means(columns_NQ, lives.life_N))
     x_NF = x_NF - life_means(x_NF, lives.life_N)
     return x_NF - basis_NQ @ (basis_NQ.T @ x_NF)
+
+
+def normal_scores(x_NF: np.ndarray) -> np.ndarray:
+    """Every column's ranks, equal values alike, as quantiles of the normal distribution (van der Waerden 1952)."""
+    from scipy.special import ndtri
+    from scipy.stats import rankdata
+
+    out: np.ndarray = ndtri((rankdata(x_NF, axis=0) - 0.5) / len(x_NF))
+    return out
+
+
+def spreads_and_pairs(x_NF: np.ndarray, lives: Lives) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """(values [N, M], the two columns [M] that each is of, equal ones for a spread): squares and products of what time
+    and life leave of the columns' normal scores, less what time and life say of them.
+
+    Left out are columns of which time and life leave nothing, and the squares of those with two values, which their
+    means tell.
+    """
+    scores_NF = normal_scores(x_NF)
+    left_NF = _left(scores_NF, lives)
+    live = np.flatnonzero(left_NF.any(0))
+    two_F = np.array([len(np.unique(x_N)) == 2 for x_N in x_NF.T])
+    of = [(int(f), int(g)) for i, f in enumerate(live) for g in live[i:] if f != g or not two_F[f]]
+    if not of:
+        return np.zeros((len(x_NF), 0)), []
+    left_NF[:, live] /= left_NF[:, live].std(0)
+    return beyond_time_and_life(np.stack([left_NF[:, f] * left_NF[:, g] for f, g in of], 1), lives), of
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """``share`` [C] of the nearest neighbours of a cluster's rows that belong to it too, ``chance`` [C] under exchanged
+    labels, ``p`` and ``q`` [C]."""
+
+    share: np.ndarray
+    chance: np.ndarray
+    p: np.ndarray
+    q: np.ndarray
+
+
+def neighbours(
+    x_NF: np.ndarray, label_N: np.ndarray, clusters: int, lives: Lives, rng: np.random.Generator, permutations: int
+) -> Neighbours:
+    """Whether rows that are alike in all columns (in what time and life leave of them) and in time share a cluster.
+
+    Neighbours are of other worlds, or lives: those of one resemble each other, whatever its labels.
+    """
+    from sklearn.neighbors import NearestNeighbors
+
+    rows = np.arange(0, len(x_NF), -(-len(x_NF) // NEIGHBOUR_ROWS))
+    left_NF = _left(normal_scores(x_NF), lives)
+    z_NF = np.column_stack([left_NF[:, left_NF.any(0)], normal_scores(np.stack([lives.tick_N, lives.share_N], 1))])
+    z_MF = z_NF[rows] / np.maximum(z_NF[rows].std(0), 1e-12)
+    unit_M = lives.unit_E[lives.life_N[rows]]
+    asked = min(len(rows), 8 * NEIGHBOURS)
+    near_MK = NearestNeighbors(n_neighbors=asked, algorithm="brute").fit(z_MF).kneighbors(z_MF, return_distance=False)
+    other_MK = unit_M[near_MK] != unit_M[:, None]
+    counted_MK = other_MK & (np.cumsum(other_MK, 1) <= NEIGHBOURS)
+    count_M = counted_MK.sum(1)
+    pairs = np.nonzero(counted_MK)
+    weight_X = 1 / count_M[pairs[0]]
+
+    def share_C(labels: np.ndarray) -> np.ndarray:
+        labels = labels[rows]
+        mine_X = labels[pairs[0]]
+        alike = (mine_X >= 0) & (mine_X == labels[near_MK[pairs]])
+        asking = np.bincount(labels[(labels >= 0) & (count_M > 0)], minlength=clusters)
+        with np.errstate(invalid="ignore"):
+            out: np.ndarray = np.bincount(mine_X[alike], weight_X[alike], clusters) / asking
+        return out
+
+    exchanged = track(range(permutations), "neighbours")
+    null_PC = np.stack([share_C(label_N[dealt_rows(lives, rng, rotate=False)]) for _ in exchanged])
+    share = share_C(label_N)
+    p_C = _p(share, null_PC)
+    chance = np.nansum(null_PC, 0) / np.maximum((~np.isnan(null_PC)).sum(0), 1)
+    return Neighbours(share, chance, p_C, benjamini_hochberg(p_C))
+
+
+def _left(x_NF: np.ndarray, lives: Lives) -> np.ndarray:
+    """``beyond_time_and_life``; 0 where that is so little that it is no evidence."""
+    left_NF = beyond_time_and_life(x_NF, lives)
+    left_NF[:, (left_NF**2).sum(0) <= LEAST_LEFT * ((x_NF - x_NF.mean(0)) ** 2).sum(0)] = 0
+    return left_NF
 
 
 def life_share(label_N: np.ndarray, clusters: int, lives: Lives) -> np.ndarray:
@@ -370,35 +465,60 @@ def dealt_agent_entropy(
 
 
 @dataclass(frozen=True)
-class Effects:
-    """Effect sizes of columns (features, then place) per cluster, each [C, F].
-
-    ``d``: Cohen's d, with ``low`` and ``high`` over lives; ``p``, ``q`` against the labels of other lives, rotated.
-    ``beyond``: d of what time and life leave of the column, with its interval; ``beyond_p`` and ``beyond_q`` against
-    labels that lives have exchanged tick by tick; 97.5 % of those are nearer to 0 than ``beyond_null``.
-    p-values are two-sided about the mean of the exchanged labels; the q-values of features are one family, those of
-    place another; a column that time and life give exactly has no ``beyond``.
-    """
+class Beyond:
+    """Effect sizes beyond time and life of M quantities per cluster, each [C, M]: Cohen's d, the ends of its 95 %
+    interval, p and q against labels that lives have exchanged tick by tick, and ``reach``, how far from 0 its 90 %
+    interval goes.  All NaN where time and life give a quantity exactly."""
 
     names: tuple[str, ...]
-    is_place: np.ndarray  # bool [F]
+    is_place: np.ndarray  # bool [M], of positions alone
     d: np.ndarray
     low: np.ndarray
     high: np.ndarray
     p: np.ndarray
     q: np.ndarray
-    beyond: np.ndarray
-    beyond_low: np.ndarray
-    beyond_high: np.ndarray
-    beyond_p: np.ndarray
-    beyond_q: np.ndarray
-    beyond_null: np.ndarray
+    reach: np.ndarray
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row a cluster and quantity."""
+        return [
+            {"cluster": c, "of": name}
+            | {k: rounded(getattr(self, k)[c, m]) for k in ("d", "low", "high", "p", "q", "reach")}
+            for c in range(len(self.d))
+            for m, name in enumerate(self.names)
+            if not np.isnan(self.d[c, m])
+        ]
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Effect sizes of columns (features, then place) per cluster, each [C, F].
+
+    ``d``: Cohen's d, with ``low`` and ``high`` over lives; ``p``, ``q`` against the labels of other lives, rotated.
+    ``beyond``: the same of what time and life leave of the columns; ``joint``: of their spreads and pairs; ``near``: of
+    all of them together.
+    p-values are two-sided about the mean of the exchanged labels; the q-values of features are one family, those of
+    place another, those of ``joint`` a third.
+    """
+
+    names: tuple[str, ...]
+    d: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    p: np.ndarray
+    q: np.ndarray
+    beyond: Beyond
+    joint: Beyond
+    near: Neighbours
 
     def table(self) -> list[dict[str, Any]]:
         """A row a cluster and column."""
-        fields = [name for name in type(self).__dataclass_fields__ if name not in ("names", "is_place")]
+        fields = ("d", "low", "high", "p", "q")
         return [
-            {"cluster": c, "feature": name} | {k: rounded(getattr(self, k)[c, f]) for k in fields}
+            {"cluster": c, "feature": name}
+            | {k: rounded(getattr(self, k)[c, f]) for k in fields}
+            | {"beyond": rounded(self.beyond.d[c, f])}
+            | {f"beyond_{k}": rounded(getattr(self.beyond, k)[c, f]) for k in ("low", "high", "p", "q", "reach")}
             for c in range(len(self.d))
             for f, name in enumerate(self.names)
         ]
@@ -423,31 +543,36 @@ def effects(
     """Effect sizes of F columns, of which the last ``place`` are positions.  label_N: NOISE or 0 to C-1."""
     clusters = int(label_N.max()) + 1
     x_NF = np.asarray(x_NF, np.float64)
-    centred_NF = x_NF - x_NF.mean(0)
-    left_NF = beyond_time_and_life(x_NF, lives)
-    left_NF[:, (left_NF**2).sum(0) <= LEAST_LEFT * (centred_NF**2).sum(0)] = 0
     is_place = np.arange(len(names)) >= len(names) - place
-    found: dict[str, np.ndarray] = {}
-    for prefix, values_NF, rotate in (("", centred_NF, True), ("beyond_", left_NF, False)):
-        d_CF = group_d(values_NF, label_N, clusters)
-        null_PCF = null_d(values_NF, label_N, clusters, lives, rng, permutations, rotate=rotate)
-        n_CF = (~np.isnan(null_PCF)).sum(0)
-        mean_CF = np.nansum(null_PCF, 0) / np.maximum(n_CF, 1)
-        p_CF = _p(d_CF, null_PCF, mean_CF, n_CF)
-        if prefix:
-            null_CF = np.full(d_CF.shape, np.nan)
-            null_CF[n_CF > 0] = np.nanquantile(np.abs(null_PCF[:, n_CF > 0]), 0.975, axis=0)
-            found["beyond_null"] = null_CF
-        q_CF = np.empty_like(p_CF)
-        for family in (is_place, ~is_place):
-            q_CF[:, family] = benjamini_hochberg(p_CF[:, family])
-        low_CF, high_CF = d_interval(values_NF, label_N, lives.unit_E[lives.life_N], clusters, rng, resamples)
-        found |= {f"{prefix}{k}": v for k, v in (("low", low_CF), ("high", high_CF), ("p", p_CF), ("q", q_CF))}
-        found[prefix.rstrip("_") or "d"] = d_CF
-    return Effects(tuple(names), is_place, **found)
+    unit_N = lives.unit_E[lives.life_N]
+
+    def tested(values_NM: np.ndarray, families: Sequence[np.ndarray], rotate: bool) -> dict[str, np.ndarray]:
+        d_CM = group_d(values_NM, label_N, clusters)
+        null_PCM = null_d(values_NM, label_N, clusters, lives, rng, permutations, rotate=rotate)
+        low, high, reach = d_interval(values_NM, label_N, unit_N, clusters, rng, resamples)
+        p_CM = _p(d_CM, null_PCM)
+        q_CM = np.empty_like(p_CM)
+        for family in families:
+            q_CM[:, family] = benjamini_hochberg(p_CM[:, family])
+        return {"d": d_CM, "low": low, "high": high, "p": p_CM, "q": q_CM, "reach": reach}
+
+    raw = tested(x_NF - x_NF.mean(0), (is_place, ~is_place), True)
+    joint_NM, of = spreads_and_pairs(x_NF, lives)
+    columns, joint = np.arange(len(names)), len(names) + np.arange(len(of))
+    families = [columns[is_place], columns[~is_place], joint]
+    left = tested(np.concatenate([_left(x_NF, lives), joint_NM], 1), families, False)
+    said = tuple(f"spread of {names[f]}" if f == g else f"{names[f]} with {names[g]}" for f, g in of)
+    of_place = np.array([is_place[f] and is_place[g] for f, g in of], bool)
+    return Effects(
+        names=tuple(names),
+        **{k: raw[k] for k in ("d", "low", "high", "p", "q")},
+        beyond=Beyond(tuple(names), is_place, **{k: v[:, columns] for k, v in left.items()}),
+        joint=Beyond(said, of_place, **{k: v[:, joint] for k, v in left.items()}),
+        near=neighbours(x_NF, label_N, clusters, lives, rng, permutations),
+    )
 
 
-def _p(d_CF: np.ndarray, null_PCF: np.ndarray, mean_CF: np.ndarray, n_CF: np.ndarray) -> np.ndarray:
+def _p(d_CF: np.ndarray, null_PCF: np.ndarray) -> np.ndarray:
     """Two-sided p [C, F] about the mean of the exchanged labels; NaN where there are none.
 
     A thousand draws cannot say p < 0.001, which among clusters x features is never enough for a single effect.  So
@@ -456,9 +581,12 @@ def _p(d_CF: np.ndarray, null_PCF: np.ndarray, mean_CF: np.ndarray, n_CF: np.nda
     """
     from scipy.special import stdtr
 
-    p_CF = np.asarray(permutation_p(d_CF - mean_CF, null_PCF - mean_CF))
+    n_CF = (~np.isnan(null_PCF)).sum(0)
+    mean_CF = np.nansum(null_PCF, 0, np.float64) / np.maximum(n_CF, 1)
+    from_mean_PCF = null_PCF - mean_CF
+    p_CF = np.asarray(permutation_p(d_CF - mean_CF, from_mean_PCF))
     with np.errstate(divide="ignore", invalid="ignore"):
-        sd_CF = np.sqrt(np.nansum((null_PCF - mean_CF) ** 2, 0) / np.maximum(n_CF - 1, 1))
+        sd_CF = np.sqrt(np.nansum(from_mean_PCF**2, 0) / np.maximum(n_CF - 1, 1))
         tail_CF = 2 * stdtr(TAIL_DF, -np.abs(d_CF - mean_CF) / sd_CF)
     unreached_CF = (p_CF * (1 + n_CF) < 1.5) & (sd_CF > 0)
     return np.where(n_CF > 1, np.where(unreached_CF, np.minimum(p_CF, tail_CF), p_CF), np.nan)
@@ -539,19 +667,16 @@ def times(label_N: np.ndarray, lives: Lives, rng: np.random.Generator) -> Times:
     )
 
 
-def surviving(e: Effects, c: int, of: np.ndarray, least: float) -> list[int]:
-    """Columns (of the bool mask ``of``) whose effect beyond time and life passes every test, the largest first."""
-    d, low, high, q = (getattr(e, k)[c] for k in ("beyond", "beyond_low", "beyond_high", "beyond_q"))
+def surviving(e: Beyond, c: int, of: np.ndarray, least: float) -> list[int]:
+    """Quantities (of the bool mask ``of``) whose effect beyond time and life passes every test, the largest first."""
+    d, low, high, q = (getattr(e, k)[c] for k in ("d", "low", "high", "q"))
     with np.errstate(invalid="ignore"):
         good = of & (q <= ALPHA) & (np.abs(d) >= least) & ((low > 0) | (high < 0))
-    return sorted(np.flatnonzero(good).tolist(), key=lambda f: -abs(d[f]))
+    return sorted(np.flatnonzero(good).tolist(), key=lambda m: -abs(d[m]))
 
 
-def _said(e: Effects, c: int, columns: Sequence[int]) -> str:
-    return ", ".join(
-        f"{e.names[f]} {e.beyond[c, f]:+.1f} [{e.beyond_low[c, f]:+.1f}, {e.beyond_high[c, f]:+.1f}]"
-        for f in columns[:3]
-    )
+def _said(e: Beyond, c: int, quantities: Sequence[int]) -> str:
+    return ", ".join(f"{e.names[m]} {e.d[c, m]:+.1f} [{e.low[c, m]:+.1f}, {e.high[c, m]:+.1f}]" for m in quantities[:3])
 
 
 def told_by_time(t: Times, c: int) -> bool:
@@ -559,8 +684,16 @@ def told_by_time(t: Times, c: int) -> bool:
     return bool(t.auc[c] > np.quantile(t.auc_floor[:, c], 0.975) and t.auc[c] >= PHASE_AUC)
 
 
-def verdict(e: Effects, t: Times, c: int, lives: Lives) -> tuple[str, str]:
-    """(one of KINDS, why in words) of a cluster, by the rules at the head of this file."""
+def missable(e: Effects, c: int) -> float:
+    """The largest effect (d) of any mean, spread or pair that its 90 % interval does not exclude; inf where one of them
+    was tested with no interval, NaN where there was none to test."""
+    reach = np.concatenate([t.reach[c][~np.isnan(t.d[c])] for t in (e.beyond, e.joint)])
+    return float(np.where(np.isnan(reach), np.inf, reach).max()) if len(reach) else np.nan
+
+
+def verdict(e: Effects, t: Times, c: int, lives: Lives, smallest: float) -> tuple[str, str]:
+    """(one of KINDS, why in words) of a cluster, by the rules at the head of this file; smallest: effect of interest,
+    Cohen's d."""
     count = len(lives.agent_E)
     if count < LEAST_LIVES:
         return "undecided", f"{count} lives are too few to say; at least {LEAST_LIVES} are needed"
@@ -568,8 +701,9 @@ def verdict(e: Effects, t: Times, c: int, lives: Lives) -> tuple[str, str]:
     by_time = told_by_time(t, c)
     many = t.in_and_out[c] >= FEW_AGENTS
     also = f"; time alone tells it with AUC {t.auc[c]:.2f}" if by_time else ""
-    if many and (found := surviving(e, c, ~e.is_place, BEHAVIOUR_D)):
-        return "behaviour", f"beyond time and who (d): {_said(e, c, found)}{also}"
+    beyond, joint, place = e.beyond, e.joint, e.beyond.is_place
+    if many and (found := surviving(beyond, c, ~place, BEHAVIOUR_D)):
+        return "behaviour", f"beyond time and who (d): {_said(beyond, c, found)}{also}"
     if t.world_share[c] >= IDENTITY_SHARE:
         return "identity", f"which world it is (its map or its events) settles {t.world_share[c]:.0%} of membership"
     if t.life_share[c] >= IDENTITY_SHARE:
@@ -578,34 +712,49 @@ def verdict(e: Effects, t: Times, c: int, lives: Lives) -> tuple[str, str]:
         floor = np.median(t.agents_floor[:, c])
         return "identity", f"it is of {t.agents[c]:.1f} agents (effective number); runs dealt at random: {floor:.1f}"
     if by_time:
-        also_left = surviving(e, c, np.ones(len(e.names), bool), WEAK_D)
+        also_left = surviving(beyond, c, np.ones(len(place), bool), WEAK_D)
         left = (
-            f"beyond time and who (d) there is {_said(e, c, also_left)}" if also_left else "nothing is left beyond time"
+            f"beyond time and who (d) there is {_said(beyond, c, also_left)}"
+            if also_left
+            else "no mean differs beyond time"
         )
         return "phase", f"time alone tells it with AUC {t.auc[c]:.2f} in other lives, and {left}"
-    if many and (found := surviving(e, c, e.is_place, BEHAVIOUR_D)):
-        return "place", f"beyond time and who (d): {_said(e, c, found)}"
-    if lives.by_world and not np.isnan(e.beyond[c]).all() and np.isnan(e.beyond_low[c]).all():
+    if many and (found := surviving(beyond, c, place, BEHAVIOUR_D)):
+        return "place", f"beyond time and who (d): {_said(beyond, c, found)}"
+    any_joint = np.ones(len(joint.names), bool)
+    if many and (found := surviving(joint, c, any_joint, BEHAVIOUR_D)):
+        kind = "place" if joint.is_place[found].all() else "behaviour"
+        return kind, f"no mean differs as much, but beyond time and who (d): {_said(joint, c, found)}"
+    if lives.by_world and not np.isnan(beyond.d[c]).all() and np.isnan(beyond.low[c]).all():
         return "undecided", "it is of one world, whose map and events nothing can tell apart from behaviour"
-    weak = surviving(e, c, np.ones(len(e.names), bool), WEAK_D)
-    if weak:
-        few = "" if many else f", carried by {t.in_and_out[c]:.1f} agents"
-        return "undecided", f"a weak effect beyond time and who (d): {_said(e, c, weak)}{few}"
+    few = "" if many else f", carried by {t.in_and_out[c]:.1f} agents"
+    for of in (beyond, joint):
+        if weak := surviving(of, c, np.ones(len(of.names), bool), 0):
+            return "undecided", f"a weak effect beyond time and who (d): {_said(of, c, weak)}{few}"
+    if e.near.q[c] <= ALPHA:
+        return "undecided", (
+            f"all features together tell it from the rest ({e.near.share[c]:.0%} of its neighbours are in it, under "
+            f"exchanged labels {e.near.chance[c]:.0%}), but no mean, spread or pair alone"
+        )
     if timed and t.auc[c] >= WEAK_AUC:
         return "undecided", f"time tells a part of it (AUC {t.auc[c]:.2f}) and nothing else does"
-    tested = e.beyond_null[c, ~e.is_place & ~np.isnan(e.beyond_p[c])]
-    if not len(tested):
+    most = missable(e, c)
+    if np.isnan(most):
         return "undecided", "no feature differs beyond time and who, so none could tell it; time and who do not"
-    missable = 2 * np.median(tested)  # twice: it has to pass the correction for many tests
-    if missable >= MISSABLE_D:
-        return "undecided", f"too few rows: nothing is found, but effects (d) up to {missable:.1f} could be missed"
-    return "noise", "neither features, nor time, nor who tells it from the rest"
+    units = f"{len(np.unique(lives.unit_E))} {'worlds' if lives.by_world else 'lives'}"
+    if most >= smallest:
+        size = f"up to {most:.1f}" if np.isfinite(most) else "of any size"
+        return "undecided", f"nothing is found, but effects (d) {size} could be missed ({units})"
+    return "noise", (
+        "neither time nor who tells it from the rest, and no mean, spread or pair of features does: "
+        f"all effects (d) are within {most:.1f} ({units})"
+    )
 
 
 def overall(kind_C: Sequence[str], size_C: np.ndarray) -> tuple[str, dict[str, float]]:
     """(verdict of the whole, share of clustered rows by kind)."""
     if not len(kind_C):
-        return "noise", {}
+        return NO_CLUSTERS, {}
     shares = {
         k: float(sum(n for kind, n in zip(kind_C, size_C, strict=True) if kind == k) / sum(size_C)) for k in KINDS
     }

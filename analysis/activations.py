@@ -22,9 +22,22 @@ from threadpoolctl import threadpool_limits
 
 from analysis.activation_clusters import find, maps, principal, rolling_mean, stability, transitions
 from analysis.activation_figures import draw
-from analysis.activation_verdicts import Lives, Times, effects, overall, rounded, times, told_by_time, verdict
+from analysis.activation_verdicts import (
+    NO_CLUSTERS,
+    Effects,
+    Lives,
+    Times,
+    effects,
+    missable,
+    overall,
+    rounded,
+    times,
+    told_by_time,
+    verdict,
+)
 from analysis.clusters import NOISE, record_share_from_time
 from analysis.lives import FEATURES, POSITION, worlds_of
+from analysis.surrogates import ONE_CLOUD, compare, in_words
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
@@ -78,8 +91,13 @@ class ActivationsConfig:
     """exchanges of labels among lives behind every p-value"""
     resamples: int = 1000
     """bootstraps of lives behind the intervals of effect sizes"""
+    smallest: float = 0.3
+    """smallest effect of interest (Cohen's d): noise is said only of clusters whose effects are all surely below it"""
     refits: int = 20
     """clusterings of bootstrapped lives that say how stable the clusters are"""
+    surrogates: int = 39
+    """data without clusters, of each of two kinds, that are mapped and clustered alike: stable means beyond 95 % of
+    them, which fewer than 39 cannot say; 0: none (on a map some seconds each)"""
     seed: int = 0
     """seed of map, bootstraps and permutations"""
     threads: int = 2
@@ -96,8 +114,10 @@ def check(config: ActivationsConfig) -> None:
     )
     cli.require(1, refits=config.refits)
     cli.require(5, hdbscan_min_cluster=config.hdbscan_min_cluster)
-    cli.require(0, first_tick=config.first_tick)
+    cli.require(0, first_tick=config.first_tick, surrogates=config.surrogates)
     cli.require(2, umap_pairs_dims=config.umap_pairs_dims)
+    if not config.smallest > 0:
+        raise UserError(f"--smallest must be above 0, not {config.smallest:g}")
     if not 0 <= config.min_dist <= 1:
         raise UserError(f"--min_dist must lie between 0 and 1, not {config.min_dist:g}")
 
@@ -351,6 +371,27 @@ def _cluster(
     where = f"{clustered_NX.shape[1]} principal components" if config.cluster_before_umap else "the 2-D map"
     result.notes["clustered"] = where
     describe(result, records, clustered_NX, found.dbcv, config, rng)
+    if config.surrogates and found.label_N.max() >= 0 and len(records.lives.agent_E) >= 2:
+        _beside_surrogates(result, records, pc_NK, config)
+
+
+def _beside_surrogates(result: Result, records: Records, pc_NK: np.ndarray, config: ActivationsConfig) -> None:
+    """The clustering beside that of data without clusters; where it is no other, the verdict of the whole is that."""
+
+    def mapped(x_NK: np.ndarray) -> np.ndarray:
+        (umap_N2,) = maps(x_NK, (2,), neighbours=config.umap_neighbors, min_dist=config.min_dist, seed=config.seed)
+        return umap_N2.astype(np.float64)
+
+    life_N = records.lives.life_N
+    x_NK, place = (pc_NK[:, : config.pre_cluster_dims], None) if config.cluster_before_umap else (records.h_NH, mapped)
+    found = compare(
+        x_NK, life_N, life_N, method="hdbscan", clusters=0, min_cluster_size=config.hdbscan_min_cluster,
+        surrogates=config.surrogates, seed=config.seed, place=place,
+    )  # fmt: skip
+    found.record(result)
+    if found.says == ONE_CLOUD:
+        pieces = result.notes["said"]
+        result.notes |= {"verdict": NO_CLUSTERS, "said": f"{ONE_CLOUD}, no stabler and no further apart; {pieces}"}
 
 
 def describe(
@@ -363,9 +404,13 @@ def describe(
     noise = share_of(label_N == NOISE, lives.life_N)
     result.scalar("noise_share", noise.value, "share of records in no cluster", noise.n, noise.interval)
     result.scalar("clusters", clusters, "clusters")
-    result.tables["clusters"], result.tables["effects"] = [], []
+    result.tables |= {"clusters": [], "effects": [], "joint": []}
     if not clusters:
-        result.notes |= {"verdict": "noise", "verdicts": {}, "said": "HDBSCAN finds no cluster: all records are noise"}
+        result.notes |= {
+            "verdict": NO_CLUSTERS,
+            "verdicts": {},
+            "said": "HDBSCAN finds none: the records are one cloud",
+        }
         return
     if n >= 2:
         ari, rows = stability(
@@ -395,10 +440,10 @@ def describe(
     t = times(label_N, lives, rng)
     kinds, size_C = [], np.bincount(label_N[label_N >= 0])
     for c in range(clusters):
-        kind, why = verdict(e, t, c, lives)
+        kind, why = verdict(e, t, c, lives, config.smallest)
         kinds.append(kind)
-        result.tables["clusters"].append(_row(c, label_N, lives, t) | {"verdict": kind, "why": why})
-    result.tables["effects"] = e.table()
+        result.tables["clusters"].append(_row(c, label_N, lives, e, t) | {"verdict": kind, "why": why})
+    result.tables |= {"effects": e.table(), "joint": e.joint.rows()}
     whole, shares = overall(kinds, size_C)
     for kind, share in shares.items():
         result.scalar(f"verdict_{kind}", share, "share of records in clusters", n)
@@ -418,7 +463,7 @@ def describe(
     }
 
 
-def _row(c: int, label_N: np.ndarray, lives: Lives, t: Times) -> dict[str, Any]:
+def _row(c: int, label_N: np.ndarray, lives: Lives, e: Effects, t: Times) -> dict[str, Any]:
     """What the table of clusters says of one, but for the verdict."""
     here = label_N == c
     out: dict[str, Any] = {
@@ -426,12 +471,15 @@ def _row(c: int, label_N: np.ndarray, lives: Lives, t: Times) -> dict[str, Any]:
         "records": int(here.sum()),
         "share": rounded(here.mean()),
         "lives": len(np.unique(lives.life_N[here])),
+        "units": len(np.unique(lives.unit_E[lives.life_N[here]])),
         "tick": rounded(np.median(lives.tick_N[here])),
         "tick_low": rounded(np.quantile(lives.tick_N[here], 0.1)),
         "tick_high": rounded(np.quantile(lives.tick_N[here], 0.9)),
     }
     for name in ("tick_eta2", "phase_eta2", "life_share", "in_and_out"):
         out[name] = rounded(getattr(t, name)[c])
+    out["missable"] = rounded(missable(e, c))
+    out |= {f"neighbours_{k}": rounded(getattr(e.near, k)[c]) for k in ("share", "chance", "p", "q")}
     out["eta2_floor"] = rounded(np.quantile(t.eta2_floor[:, c], 0.975))
     for name in ("auc", "tick_entropy", "agent_entropy", "agents"):
         floor = getattr(t, f"{name}_floor")[:, c]
@@ -463,6 +511,8 @@ def summary(result: Result, out: Path) -> str:
             low, high = s["stability"]["interval"]
             over = f"(ARI over lives{few(s['stability']['n'])})"
             lines[-1] += f"; stability {s['stability']['value']:.2f} [{low:.2f}, {high:.2f}] {over}"
+        if "surrogates" in result.tables:
+            lines.append(in_words(result))
         lines.append(f"verdict: {notes['verdict']} ({notes['said']})")
         for row in result.tables["clusters"][:12]:
             lines.append(f"  {row['cluster']:>3}  {row['records']:>6,} records  {row['verdict']:<10} {row['why']}")

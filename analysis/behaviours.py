@@ -33,6 +33,7 @@ from analysis.clusters import (
 from analysis.directions import EXACT_SIZE, OVERSAMPLES, names_left_out, say_left_out, varying
 from analysis.mdp import NO_BEHAVIOUR, Visits, aggregate, transitions
 from analysis.states import REAL, open_stores, units
+from analysis.surrogates import compare, in_words
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import Simulator, UserError
@@ -70,6 +71,9 @@ class BehaviourOptions:
     """number of behaviours (k_means, ward)"""
     min_cluster_size: int = 0
     """steps of the smallest behaviour (hdbscan); 0: 1 % of all steps"""
+    surrogates: int = 39
+    """data without clusters, of each of two kinds, that are clustered alike: stable means beyond 95 % of them, which
+    fewer than 39 cannot say; 0: none (umap and tsne embed each of them: seconds to minutes)"""
     first_step: int = 1
     """earlier steps are left out: step 0 is all initial state"""
     filmstrips: int = 4
@@ -310,7 +314,7 @@ def check(options: BehaviourOptions) -> None:
         raise UserError(f"--lags {' '.join(map(str, options.lags))}: at least one lag, and none below 1")
     for name, least in (
         ("world_size", 1), ("pca_size", 1), ("first_step", 0), ("filmstrips", 0), ("videos", 0), ("video_steps", 2),
-        ("min_cluster_size", 0),
+        ("min_cluster_size", 0), ("surrogates", 0),
     ):  # fmt: skip
         if getattr(options, name) < least:
             raise UserError(f"--{name} {getattr(options, name)}: at least {least}")
@@ -382,6 +386,13 @@ def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int,
     result.scalar("stability", ari.value, "adjusted Rand index", ari.n, (ari.low, ari.high))
     if options.embedding != "pca":
         result.notes["stability"] = "the embedding is held fixed, so the stability is an upper bound"
+    if options.surrogates:
+        # Histories are as slow as their windows overlap: steps follow each other in an episode's order.
+        place = None if points_MK is scores_MK else lambda x_NK: embed(x_NK, options.embedding, 3, seed)
+        compare(
+            scores_MK, index_N2[rows_M, 0], unit_M, method=options.method, surrogates=options.surrogates, place=place,
+            **sizes,
+        ).record(result)  # fmt: skip
     _describe(result, label_M[real_M], episode_M[real_M], t_M[real_M], seed)
     result.tables["behaviours"] = _table(
         label_M, source_M, episode_M, t_M, value_M, action_M, action_names, count, seed
@@ -609,9 +620,11 @@ def summary(result: Result, out: Path) -> str:
         f"time gives away {s['share_from_time']['value']:.0%} of a label "
         f"(floor {s['share_from_time_floor']['value']:.0%})"
     ]
+    if "surrogates" in result.tables:
+        lines.append(f"  {in_words(result)}")
     if "noise_share" in s:
         noise = s["noise_share"]["value"]
-        lines.append(f"  {noise:.0%} of real steps are in none of them (noise)")
+        lines.append(f"  {noise:.0%} of real steps are in none of them")
         if noise > 0.5:
             lines[-1] += ": most; try --embedding umap, a smaller --min_cluster_size, or another --method"
     for row in result.tables["behaviours"][:12]:

@@ -6,6 +6,7 @@ Shared by hidden_states (clusters of h) and behaviours (clusters of short histor
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ Embedding = Literal["pca", "umap", "tsne"]
 Method = Literal["k_means", "ward", "hdbscan"]
 NOISE = -1  # the label of what HDBSCAN leaves in no cluster
 STEPS_PER_CLUSTER = 5  # fewer and a centre is a handful of neighbouring frames
+STARTS = 4  # of k-means
 WARD_POINTS = 4000  # of a Ward tree: its memory grows with their square (64 MB here)
 TIME_BINS = 20
 LEAST_MAPPED = 100  # points, of a umap or t-SNE
@@ -72,7 +74,7 @@ def find_clusters(
             raise UserError(
                 f"{len(x_NF)} steps are too few for two clusters of --min_cluster_size {least}; record more"
             )
-        label_N = _label(x_NF, x_NF, method, clusters, least / len(x_NF), seed)
+        label_N = label_points(x_NF, x_NF, method, clusters, least / len(x_NF), seed)
         if label_N.max() < 0:
             raise UserError(
                 f"hdbscan finds no cluster of {least} or more of the {len(x_NF)} steps, all are noise: set a smaller "
@@ -80,7 +82,7 @@ def find_clusters(
             )
     else:
         check_enough(len(x_NF), clusters)
-        label_N = _label(x_NF, x_NF, method, clusters, 0, seed)
+        label_N = label_points(x_NF, x_NF, method, clusters, 0, seed)
         _check_not_empty(np.bincount(label_N, minlength=clusters))
     count_C = np.bincount(label_N[label_N >= 0])
     place_C = np.argsort(np.argsort(-count_C, kind="stable"))
@@ -92,15 +94,16 @@ def find_clusters(
     return label_N, distance_N
 
 
-def _label(
-    fitted_MF: np.ndarray, x_NF: np.ndarray, method: Method, clusters: int, least_share: float, seed: int
-) -> np.ndarray:
+def label_points(
+    fitted_MF: np.ndarray, x_NF: np.ndarray, method: Method, clusters: int, least_share: float, seed: int,
+    starts: int = STARTS,
+) -> np.ndarray:  # fmt: skip
     """Fit on some points, label others (or the same) int64 [N], clusters in any order and perhaps empty.
 
-    least_share: the smallest cluster, as a share of the fitted points (hdbscan).
+    least_share: the smallest cluster, as a share of the fitted points (hdbscan); starts: of k-means, the best is kept.
     """
     if method == "k_means":
-        return nearest_centre(x_NF, _fit_centres(fitted_MF, clusters, seed)[0])[0]
+        return nearest_centre(x_NF, _fit_centres(fitted_MF, clusters, seed, starts)[0])[0]
     if method == "ward":
         return nearest_centre(x_NF, _ward_centres(fitted_MF, clusters, seed))[0]
     from hdbscan import HDBSCAN, approximate_predict  # type: ignore[import-untyped]
@@ -124,7 +127,7 @@ def _ward_centres(x_NF: np.ndarray, clusters: int, seed: int) -> np.ndarray:
     return np.stack([x_NF[label_N == c].mean(0) for c in range(clusters)])
 
 
-def _fit_centres(x_NF: np.ndarray, clusters: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _fit_centres(x_NF: np.ndarray, clusters: int, seed: int, starts: int = STARTS) -> tuple[np.ndarray, np.ndarray]:
     """k-means: (centres float64 [clusters, F], how many points each has)."""
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
@@ -132,7 +135,7 @@ def _fit_centres(x_NF: np.ndarray, clusters: int, seed: int) -> tuple[np.ndarray
     with warnings.catch_warnings():
         # Fewer different points than clusters: the counts say so.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model = KMeans(clusters, n_init=4, random_state=seed).fit(np.asarray(x_NF, np.float64))
+        model = KMeans(clusters, n_init=starts, random_state=seed).fit(np.asarray(x_NF, np.float64))
     return model.cluster_centers_, np.bincount(model.labels_, minlength=clusters)
 
 
@@ -163,26 +166,37 @@ def cluster_stability(
     points a cluster; its noise counts as one more class.  Raises UserError for one episode, which says nothing of
     stability.
     """
+    if (units := len(np.unique(unit_N))) < 2:
+        raise UserError(f"{units} episode is too few to say how stable clusters are; record at least 2")
+    least_share = min_cluster_size / len(x_NF) or 0.01
+    bar = track(range(repeats), "cluster stability")
+    scores = rand_indices(x_NF, label_N, unit_N, method, clusters, least_share, seed, bar)
+    if not len(scores):
+        raise UserError("episodes are too short to say how stable clusters are; record longer ones, or more")
+    low, high = np.percentile(scores, [2.5, 97.5])
+    return Estimate(float(np.mean(scores)), float(low), float(high), units)
+
+
+def rand_indices(
+    x_NF: np.ndarray, label_N: np.ndarray, unit_N: np.ndarray, method: Method, clusters: int, least_share: float,
+    seed: int, repeats: Iterable[int], starts: int = STARTS,
+) -> np.ndarray:  # fmt: skip
+    """Adjusted Rand indices of ``label_N`` with refits on bootstraps of whole units, one for each number in
+    ``repeats``; those that drew too few points are left out (``cluster_stability``)."""
     from sklearn.metrics import adjusted_rand_score
 
     rng = np.random.default_rng(seed)
     units, inverse_N = np.unique(unit_N, return_inverse=True)
-    if len(units) < 2:
-        raise UserError(f"{len(units)} episode is too few to say how stable clusters are; record at least 2")
     rows = np.split(np.argsort(inverse_N, kind="stable"), np.cumsum(np.bincount(inverse_N))[:-1])
-    least_share = min_cluster_size / len(x_NF) or 0.01
     scores = []
-    for repeat in track(range(repeats), "cluster stability"):
+    for repeat in repeats:
         picks = rng.integers(len(units), size=len(units))
         drawn = np.concatenate([rows[u] for u in (np.unique(picks) if method == "hdbscan" else picks)])
         if len(drawn) < (2 * STEPS_PER_CLUSTER if method == "hdbscan" else clusters):
             continue  # short episodes only
-        refit_N = _label(x_NF[drawn], x_NF, method, clusters, least_share, seed + 1 + repeat)
+        refit_N = label_points(x_NF[drawn], x_NF, method, clusters, least_share, seed + 1 + repeat, starts)
         scores.append(adjusted_rand_score(label_N, refit_N))
-    if not scores:
-        raise UserError("episodes are too short to say how stable clusters are; record longer ones, or more")
-    low, high = np.percentile(scores, [2.5, 97.5])
-    return Estimate(float(np.mean(scores)), float(low), float(high), len(units))
+    return np.array(scores)
 
 
 def time_bins(t_N: np.ndarray) -> np.ndarray:
@@ -226,14 +240,15 @@ def rotated_rows(unit_N: np.ndarray, rng: np.random.Generator, together_N: np.nd
 
 
 def share_from_time_floor(
-    label_N: np.ndarray, t_N: np.ndarray, unit_N: np.ndarray, *, rng: np.random.Generator, repeats: int = 100
-) -> np.ndarray:
-    """``share_from_time`` [repeats] where every episode's labels are rotated by a shift of its own.
+    label_N: np.ndarray, t_N: np.ndarray, unit_N: np.ndarray, *, rng: np.random.Generator, repeats: int = 100,
+    together_N: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """``share_from_time`` [repeats] where every episode's labels are rotated by a shift of its own (``rotated_rows``).
 
     What finite data give by themselves.  A floor to read the share against, not a test (a rotation joins an
     episode's end to its beginning).  Rows of an episode must be consecutive.
     """
-    return np.array([share_from_time(label_N[rotated_rows(unit_N, rng)], t_N) for _ in range(repeats)])
+    return np.array([share_from_time(label_N[rotated_rows(unit_N, rng, together_N)], t_N) for _ in range(repeats)])
 
 
 def record_share_from_time(
@@ -245,9 +260,10 @@ def record_share_from_time(
     *,
     episodes: int,
     rng: np.random.Generator,
+    together_N: np.ndarray | None = None,
 ) -> None:
     """Put ``PREFIXshare_from_time`` and its floor, with the rotations' 95 % range, into a result."""
-    floor = share_from_time_floor(label_N, t_N, unit_N, rng=rng)
+    floor = share_from_time_floor(label_N, t_N, unit_N, rng=rng, together_N=together_N)
     name, unit = f"{prefix}share_from_time", "share of the labels' entropy"
     result.scalar(name, share_from_time(label_N, t_N), unit, episodes)
     rotated = f"{unit}, labels rotated within episodes"

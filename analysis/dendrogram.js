@@ -48,10 +48,10 @@ function change() {
   shown = lambda === null ? ownChoice() : cutAt(lambda, least);
   const [sizes, noise] = sizesOf(shown), what = `${sizes.size} cluster${sizes.size === 1 ? "" : "s"}`;
   byId("found").textContent = (lambda === null ? "HDBSCAN's own choice: " : `Cut at λ = ${number(lambda)}: `) +
-    `${what}, ${percent(noise, N)} noise (${many(noise)} of ${many(N)} points)`;
+    `${what}, ${percent(noise, N)} in none (${many(noise)} of ${many(N)} points)`;
   byId("cut_text").textContent = lambda === null ? "move the slider to cut the tree at one density" :
     `λ = ${number(lambda)}: clusters of points closer than ${number(1 / lambda)} (mutual reachability, where HDBSCAN clustered)`;
-  byId("least_text").textContent = lambda === null ? "" : least > 0 ? `at least ${least} points, else noise` : "any size";
+  byId("least_text").textContent = lambda === null ? "" : least > 0 ? `at least ${least} points, else in none` : "any size";
   byId("own").disabled = lambda === null;
   byId("least").disabled = lambda === null;
   const table = byId("clusters"), rows = [...sizes].sort((a, b) => b[1] - a[1]);
@@ -63,7 +63,7 @@ function change() {
     tr.style.cursor = "pointer";
     tr.addEventListener("click", () => choose(branches[id]));
   }
-  mark(addRow(table, "td", ["noise", many(noise), percent(noise, N)]), page.noise);
+  mark(addRow(table, "td", ["in no cluster", many(noise), percent(noise, N)]), page.noise);
   draw();
 }
 function mark(tr, colour) {
@@ -177,7 +177,7 @@ function drawTree() {
   g.stroke();
   g.fillStyle = "#1f5f8b"; g.fillText(`clusters (≤ ${most})`, width - 3, TOP - 2);
   g.textAlign = "left";
-  g.fillStyle = "#7a766c"; g.fillText("noise", from, height - 3);
+  g.fillStyle = "#7a766c"; g.fillText("in none", from, height - 3);
   if (lambda !== null) {
     g.fillStyle = "#a3341f"; g.fillRect(AXIS - 4, yOf(lambda, height) - 0.75, width - AXIS, 1.5);
   }
@@ -262,7 +262,7 @@ scatter.addEventListener("pointermove", e => {
     const [x, y] = place(n, box.width, box.height), d = (x - e.clientX + box.left) ** 2 + (y - e.clientY + box.top) ** 2;
     if (d < close) { best = n; close = d; }
   }
-  tell(e, best < 0 ? "" : `episode ${episode[best]}, t ${step[best]}: ${shown[best] < 0 ? "noise" : name(branches[shown[best]])}` +
+  tell(e, best < 0 ? "" : `episode ${episode[best]}, t ${step[best]}: ${shown[best] < 0 ? "in no cluster" : name(branches[shown[best]])}` +
     (feature >= 0 ? `\n${page.feature_names[feature]}: ${number(features[best * F + feature])}` : ""));
 });
 for (const canvas of [tree, scatter]) canvas.addEventListener("pointerleave", () => { byId("tip").style.display = "none"; });

@@ -224,8 +224,8 @@ BODY = """
 </div>
 <div><canvas id="tree" role="img" aria-label="Condensed tree"></canvas>
 <p class="soft">Density grows downwards. The wider a bar, the more points it has (width: square root), and it thins
-as points leave into the noise. Click a branch to see its points; again to let go. Right: how many clusters a cut finds,
-and the share of noise.</p></div>
+as points leave every cluster. Click a branch to see its points; again to let go. Right: how many clusters a cut finds,
+and the share in none.</p></div>
 <div><canvas id="scatter" role="img" aria-label="Map of the points"></canvas>
 <p class="soft"><label>colour by <select id="colour"><option value="-1">cluster at the cut</option></select></label>
 <span id="range"></span></p></div>

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tyro
 
-from analysis.clusters import record_share_from_time, rotated_rows, time_bins, time_eta2
+from analysis.clusters import NOISE, record_share_from_time, rotated_rows, time_bins, time_eta2
 from analysis.lives import Clusters, open_lives, read_clusters, worlds_of
 from core import artefacts, config as cli
 from core.artefacts import Result
@@ -49,8 +49,8 @@ class LifePhaseConfig:
     min_lifespan: int = 50
     """shorter lives, in ticks, are left out"""
     unit: Literal["lives", "worlds"] = "worlds"
-    """what intervals and the test of phase resample: agents of one world meet and compete, so lives are no independent
-    units (p of ends takes them as such all the same)"""
+    """what intervals resample and tests rotate together: agents of one world meet and compete, so lives are no
+    independent units"""
     resamples: int = 1000
     """bootstrap resamples of whole lives or worlds, for a mean"""
     rotations: int = 999
@@ -116,7 +116,7 @@ def phase_rows(m: Moments, labels: np.ndarray, *, rng: np.random.Generator, rota
     of_N = np.searchsorted(labels, m.label_N)
     bin_N = time_bins(m.phase_N)
     eta2_L = eta2_of(of_N, bin_N, len(labels))
-    together_N = None if np.array_equal(m.unit_N, m.episode_N) else m.unit_N
+    together_N = together(m)
     floor_RL = np.array(
         [eta2_of(of_N[rotated_rows(m.episode_N, rng, together_N)], bin_N, len(labels)) for _ in range(rotations)]
     )
@@ -142,6 +142,11 @@ def phase_rows(m: Moments, labels: np.ndarray, *, rng: np.random.Generator, rota
     return rows
 
 
+def together(m: Moments) -> np.ndarray | None:
+    """Which lives are rotated by the same share: those of a unit, where that is more than a life."""
+    return None if np.array_equal(m.unit_N, m.episode_N) else m.unit_N
+
+
 def eta2_of(of_N: np.ndarray, bin_N: np.ndarray, labels: int) -> np.ndarray:
     """``clusters.time_eta2`` of every label's membership at once, float64 [labels]; 0 for one that all rows have."""
     bins = int(bin_N.max()) + 1
@@ -158,10 +163,10 @@ def ends(m: Moments, died_E: np.ndarray, labels: np.ndarray) -> list[dict[str, A
     same lives, each counting once, which is what is expected if the end is a moment like any other; p, and q over
     labels.
 
-    p is exact for rotated labels: then any row of a life is as likely to be its last, so that the number of deaths
-    with the label is a sum of coins with the lives' own shares (Poisson binomial; two-sided, twice the smaller
-    tail).  It takes lives as independent.  died_E: bool, by episode number.  Lives with one clustered row say nothing
-    of this and are left out; [] if no others ended in death.
+    p is exact for labels that are rotated within their lives, those of a unit by the same share of their lengths
+    (``rotated_ends``), so that it takes the same units as independent as the interval; two-sided, twice the smaller
+    tail.  died_E: bool, by episode number.  Lives with one clustered row say nothing of this and are left out; [] if no
+    others ended in death.
     """
     starts = np.flatnonzero(np.r_[True, m.episode_N[1:] != m.episode_N[:-1]])
     stops = np.r_[starts[1:], len(m.episode_N)]
@@ -169,6 +174,7 @@ def ends(m: Moments, died_E: np.ndarray, labels: np.ndarray) -> list[dict[str, A
     if not lives:
         return []
     unit_E, rows = m.unit_N[[a for a, _ in lives]], []
+    _, of_E = np.unique(unit_E, return_inverse=True)
     for label in labels:
         own = m.label_N == label
         last_E = np.array([own[b - 1] for _, b in lives], float)
@@ -180,7 +186,7 @@ def ends(m: Moments, died_E: np.ndarray, labels: np.ndarray) -> list[dict[str, A
                 "deaths": len(lives), "units": last.n,
                 "share_of_ends": last.value, "low": last.low, "high": last.high,
                 "share_of_lives": float(share_E.mean()),
-                "p": coins_p(int(last_E.sum()), share_E),
+                "p": sum_p(int(last_E.sum()), rotated_ends([own[a:b] for a, b in lives], of_E)),
             }
         )  # fmt: skip
     for row, q in zip(rows, benjamini_hochberg(np.array([row["p"] for row in rows])), strict=True):
@@ -188,13 +194,29 @@ def ends(m: Moments, died_E: np.ndarray, labels: np.ndarray) -> list[dict[str, A
     return rows
 
 
-def coins_p(heads: int, chance_E: np.ndarray) -> float:
-    """Two-sided p (twice the smaller tail) of so many heads among coins with these chances."""
-    mass = np.r_[1.0, np.zeros(len(chance_E))]  # of 0, 1, ... heads among the coins so far
-    for chance in chance_E:
-        mass[1:] = mass[1:] * (1 - chance) + mass[:-1] * chance
-        mass[0] *= 1 - chance
-    return float(min(1.0, 2 * min(mass[: heads + 1].sum(), mass[heads:].sum())))
+def rotated_ends(own_E: Sequence[np.ndarray], unit_E: np.ndarray) -> list[np.ndarray]:
+    """The chance of 0, 1, ... lives of each unit that end in a label, where all labels of the unit are rotated by one
+    random share of their lives' lengths.
+
+    own_E: bool [rows] of each life, whether its rows have the label; unit_E: 0 to U-1.  A life alone in its unit is a
+    coin with its own share of rows.
+    """
+    out = []
+    for u in range(int(unit_E.max()) + 1):
+        mine = [own for own, unit in zip(own_E, unit_E, strict=True) if unit == u]
+        ends = np.unique(np.concatenate([np.arange(len(own) + 1) / len(own) for own in mine]))
+        middle, chance = (ends[1:] + ends[:-1]) / 2, np.diff(ends)  # between two ends nobody's last row changes
+        count = sum(own[(middle * len(own)).astype(np.int64)].astype(np.int64) for own in mine)
+        out.append(np.bincount(count, chance, len(mine) + 1))
+    return out
+
+
+def sum_p(total: int, chances: Sequence[np.ndarray]) -> float:
+    """Two-sided p (twice the smaller tail) of a sum of independent counts, each with its chances of 0, 1, ..."""
+    mass = np.ones(1)
+    for chance in chances:
+        mass = np.convolve(mass, chance)
+    return float(min(1.0, 2 * min(mass[: total + 1].sum(), mass[total:].sum())))
 
 
 def main(config: LifePhaseConfig) -> None:
@@ -203,7 +225,13 @@ def main(config: LifePhaseConfig) -> None:
     cli.require(0, seed=config.seed)
     cli.require(99, resamples=config.resamples, rotations=config.rotations)
     with open_lives(config.extraction) as store:
-        m = moments_of(store, read_clusters(config.cluster_dir, config.extraction), config.min_lifespan, config.unit)
+        clusters = read_clusters(config.cluster_dir, config.extraction)
+        if (clusters.label_N == NOISE).all():
+            raise UserError(
+                f"{config.cluster_dir} has no clusters (its verdict says so), so there is no phase to ask of them; "
+                "cluster with other settings first"
+            )
+        m = moments_of(store, clusters, config.min_lifespan, config.unit)
         steps_E, died_E = store.steps, store.terminated
     inputs = {"extraction": config.extraction, "clusters": config.cluster_dir}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
@@ -228,7 +256,7 @@ def analyse(m: Moments, steps_E: np.ndarray, died_E: np.ndarray, config: LifePha
         arrays={"label": labels, "share": share_LB, "share_low": low_LB, "share_high": high_LB, "rows": rows_B},
         notes={
             "bins": config.n_bins, "min_lifespan": config.min_lifespan, "lives": len(lives),
-            "lives_too_short": int((steps_E < config.min_lifespan).sum()), "rows": len(m.label_N),
+            "lives_too_short": int((steps_E < config.min_lifespan).sum()), "rows": len(m.label_N), "unit": config.unit,
             "intervals": f"95 %, {config.unit} as units" + (
                 "; agents of one world meet and compete, so where one world gives many lives they are narrower than "
                 "they should be (--unit worlds)" if config.unit == "lives" else ""
@@ -242,13 +270,16 @@ def analyse(m: Moments, steps_E: np.ndarray, died_E: np.ndarray, config: LifePha
     gap = bootstrap_mean(gap_E, unit_E, rng=rng, resamples=config.resamples)
     result.scalar("last_row_before_end", gap.value, "ticks", gap.n, gap.interval)
     for prefix, time_N in (("phase_", m.phase_N), ("tick_", m.t_N)):
-        record_share_from_time(result, prefix, m.label_N, time_N, m.episode_N, episodes=len(lives), rng=rng)
+        units, unit_N = len(np.unique(m.unit_N)), together(m)
+        record_share_from_time(
+            result, prefix, m.label_N, time_N, m.episode_N, episodes=units, rng=rng, together_N=unit_N
+        )
     result.tables["clusters"] = phase_rows(m, labels, rng=rng, rotations=config.rotations)
     result.tables["ends"] = ends(m, died_E, labels)
     result.tables["phases"] = [
         {
             "label": int(label), "from": b / config.n_bins, "to": (b + 1) / config.n_bins,
-            "share": float(share_LB[i, b]), "low": float(low_LB[i, b]), "high": float(high_LB[i, b]), 
+            "share": float(share_LB[i, b]), "low": float(low_LB[i, b]), "high": float(high_LB[i, b]),
             "rows": int(rows_B[b]),
             "lives": len(lives), "units": len(np.unique(m.unit_N)),
         }
@@ -278,8 +309,8 @@ def words(result: Result) -> list[str]:
     for row in sure:
         out.append(
             f"{label_name(row['label'])}: {row['share_of_ends']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of "
-            f"{row['deaths']} deaths{few(row['units'])} end in it, {row['share_of_lives']:.1%} of the same "
-            f"lives (q = {row['q']:.2g})"
+            f"{row['deaths']} deaths end in it, {row['share_of_lives']:.1%} of the same lives (q = {row['q']:.2g}; "
+            f"interval and q of {row['units']} {notes['unit']}{few(row['units'])})"
         )
     if result.tables["ends"] and not sure:
         out.append(

@@ -77,6 +77,8 @@ class ProbesConfig:
     """quantities to read (NMMO: the 14 features, row, col); none: every number of the ground truth"""
     given: tuple[str, ...] = ("tick", "row", "col", "in_combat")
     """confounders that are partialled out of states and quantities; step is time in the episode; none: no mediation"""
+    smallest: float = 0.02
+    """smallest R^2 of interest beyond --given: more is surely read, or surely not, or it stays open"""
     observation: str = ""
     """an observation column as a baseline of its own, such as obs/Entity:0 (its row 0: the agent itself)"""
     unit: Unit = "auto"
@@ -247,10 +249,14 @@ class Scores:
         """R^2 of reading a less that of b, as a reading of its own."""
         self.r2_GK[name] = self.r2_GK[a] - self.r2_GK[b]
 
-    def cells(self, name: str, k: int) -> dict[str, Any]:
-        """value, low and high of target k as table cells."""
+    def interval(self, name: str, k: int, level: float = 0.95) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(value, low, high) of target k."""
         link = LOST if name in self.error_EK else PLAIN  # a difference of two may be of either sign
-        value, low, high = jackknifed(self.r2_GK[name][:, k], rng=self.rng, link=link, draws=self.resamples)
+        return jackknifed(self.r2_GK[name][:, k], rng=self.rng, link=link, level=level, draws=self.resamples)
+
+    def cells(self, name: str, k: int) -> dict[str, Any]:
+        """``interval`` as table cells."""
+        value, low, high = self.interval(name, k)
         return {
             name: finite(value),
             f"{name}_low": finite(low),
@@ -294,10 +300,11 @@ def probe(rows: Rows, targets: Sequence[str], given: Sequence[str], unit: str, c
     mediated = mediate(rows, varying, given, fold_N, donor_NS, scores, rng) if given else None
     if mediated is not None:
         null["partial"] = mediated
-    result = Result(notes={"given": list(given), "unit": unit, "units": scores.n, "rows": len(unit_N)})
+    about = {"given": list(given), "smallest": config.smallest, "unit": unit, "units": scores.n, "rows": len(unit_N)}
+    result = Result(notes=about)
     world_N = rows.groups.get("world", life_N)
     result.notes["worlds_shared"] = len(np.unique(world_N)) < len(np.unique(life_N))
-    result.tables["targets"] = _table(rows, targets, varying, given, predicted, null, scores)
+    result.tables["targets"] = _table(rows, targets, varying, given, predicted, null, scores, config.smallest)
     result.tables["controls"] = _controls(states, rows, rng)
     _directions(result, states, varying, y_NK)
     result.arrays |= {f"null_{name}": null_SK for name, null_SK in null.items()} | {"fold": fold_N}
@@ -341,7 +348,7 @@ def mediate(
 
 def _table(
     rows: Rows, targets: Sequence[str], varying: Sequence[str], given: Sequence[str],
-    predicted: Mapping[str, np.ndarray], null: Mapping[str, np.ndarray], scores: Scores,
+    predicted: Mapping[str, np.ndarray], null: Mapping[str, np.ndarray], scores: Scores, smallest: float,
 ) -> list[dict[str, Any]]:  # fmt: skip
     p = {n: np.array([p_of(scores.r2_GK[n][0, k], null_SK[:, k]) if np.isfinite(scores.r2_GK[n][0, k]) else np.nan
                       for k in range(len(varying))]) for n, null_SK in null.items()}  # fmt: skip
@@ -380,7 +387,10 @@ def _table(
                     area, low, high = jackknifed(area_G, rng=scores.rng, link=LOGIT, draws=scores.resamples)
                     row |= {f"auroc_{name}": finite(area), f"auroc_{name}_low": finite(low),
                             f"auroc_{name}_high": finite(high)}  # fmt: skip
-        row |= {"verdict": verdict(row, bool(given)), "n": scores.n, "rows": len(y_N)}
+        if "partial" in scores.r2_GK:
+            _, low, high = scores.interval("partial", k, 0.9)
+            row |= {"partial_low_90": finite(low), "partial_high_90": finite(high)}
+        row |= {"verdict": verdict(row, bool(given), smallest), "n": scores.n, "rows": len(y_N)}
     return out
 
 
@@ -395,8 +405,13 @@ def varying_units(y_N: np.ndarray, of_N: np.ndarray) -> int:
     return len(np.unique(of_N[y_N != values[counts.argmax()]]))
 
 
-def verdict(row: Mapping[str, Any], mediated: bool) -> str:
-    """What a row says, in words."""
+def verdict(row: Mapping[str, Any], mediated: bool, smallest: float) -> str:
+    """What a row says, in words.
+
+    Beyond what is given (``partial``, R^2 of what the confounders leave): read where the 95 % interval lies above the
+    smallest size of interest and exchanged targets do not reach it; not read where the 90 % interval lies below that
+    size; else open.
+    """
     if row["units_varying"] < LEAST_VARYING:
         return "too rare to tell"
     if row["linear_low"] is None or row["linear_low"] <= 0:
@@ -407,9 +422,12 @@ def verdict(row: Mapping[str, Any], mediated: bool) -> str:
         return "no more than time gives away"
     if not mediated or row["partial"] is None:
         return "read"
-    if row["partial_q"] is None or row["partial_q"] > ALPHA or row["partial_low"] <= 0:
-        return "nothing beyond what is given"
-    return "read beyond what is given"
+    low, high = row["partial_low"], row["partial_high_90"]
+    if row["partial_q"] is not None and row["partial_q"] <= ALPHA and low is not None and low > smallest:
+        return "read beyond what is given"
+    if high is not None and high < smallest:
+        return "read; not beyond what is given"
+    return "read; open whether beyond what is given"
 
 
 def _controls(states: FoldedRidge, rows: Rows, rng: np.random.Generator) -> list[dict[str, Any]]:
@@ -445,6 +463,8 @@ def check(config: ProbesConfig) -> None:
     cli.require(least_permutations(ALPHA), shuffles=config.shuffles)
     cli.require(99, resamples=config.resamples)
     cli.require(0, first_step=config.first_step, max_rows=config.max_rows, seed=config.seed)
+    if not 0 < config.smallest < 1:
+        raise UserError(f"--smallest must lie between 0 and 1, not {config.smallest:g}")
     net = config.net
     cli.require(1, hidden=net.hidden, epochs=net.epochs, batch=net.batch, patience=net.patience)
     if net.rate <= 0 or net.decay < 0:
@@ -511,6 +531,8 @@ def summary(result: Result, out: Path) -> str:
         if row.get("auroc_linear") is not None:
             said += f"; AUROC {row['auroc_linear']:.2f}"
         lines.append(f"{said}; {row['verdict']}")
+    if notes["given"]:
+        lines.append(f"  beyond what is given: more than R2 {notes['smallest']:g}, the smallest size of interest")
     if notes["unit"] == "life" and notes["worlds_shared"]:
         lines.append("  lives of one world share it, so these intervals are too narrow: record at least 10 worlds")
     for row in result.tables["controls"]:

@@ -160,13 +160,13 @@ def tables(lives: dict[str, Lives], *, mode: str, seed: int, resamples: int) -> 
     ]  # fmt: skip
     worlds = 1 + max(int(of.world.max()) for of in lives.values())
     by_world = {name: score_by_world(of, worlds) for name, of in lives.items()}
-    result.tables["pairs"] = pairs(by_world, rng, resamples)
+    result.tables["pairs"] = pairs(by_world, rng)
     if mode == "pvp":
         result.tables["ratings"] = rating_rows(by_world, rng, resamples)
     return result
 
 
-def pairs(by_world: dict[str, np.ndarray], rng: np.random.Generator, resamples: int) -> list[dict[str, Any]]:
+def pairs(by_world: dict[str, np.ndarray], rng: np.random.Generator) -> list[dict[str, Any]]:
     """Differences of every two policies, paired by world (the same seed, map and tasks), with p and BH q."""
     rows = []
     names = list(by_world)
@@ -175,7 +175,7 @@ def pairs(by_world: dict[str, np.ndarray], rng: np.random.Generator, resamples: 
             for column, measure in enumerate(("length", "progress")):
                 difference = by_world[a][:, column] - by_world[b][:, column]
                 difference = difference[~np.isnan(difference)]
-                found = means(difference[:, None], rng=rng, draws=resamples)
+                found = means(difference[:, None], rng=rng)
                 (e,) = found.estimates()
                 rows.append(
                     {"policy": a, "against": b, "measure": measure, "difference": e.value, "low": e.low,

@@ -42,6 +42,7 @@ from analysis.directions import (
     state_rank,
     varying,
 )
+from analysis.surrogates import compare, in_words
 from core import artefacts
 from core.artefacts import Result
 from core.contracts import UserError
@@ -76,6 +77,9 @@ class FitOptions:
     """states the factors are found on, drawn at random; 0: all"""
     clusters: int = 32
     """k-means clusters of the principal components"""
+    surrogates: int = 39
+    """data without clusters, of each of two kinds, that are clustered alike: stable means beyond 95 % of them, which
+    fewer than 39 cannot say; 0: none"""
     first_step: int = 1
     """states of earlier steps are left out: step 0 has seen one frame and is all initial state"""
     most_states: int = 200_000
@@ -93,6 +97,7 @@ class FitOptions:
 def check(options: FitOptions) -> None:
     """UserError for settings that mean nothing."""
     least = {"pca_size": 0, "ica_size": 0, "nmf_size": 0, "nmf_states": 0, "first_step": 0, "most_states": 0}
+    least["surrogates"] = 0
     least["ica_restarts"] = 2 if options.ica_size else 0  # its stability is known from several
     for name, low in (least | {"outlier_neighbours": 1, "embedding_states": 1}).items():
         if getattr(options, name) < low:
@@ -450,6 +455,11 @@ def _describe(
     label_M = result.arrays["cluster"][kept_N].astype(np.int64)
     ari = cluster_stability(x_NK[kept_N], label_M, unit_M, clusters=options.clusters, seed=seed)
     result.scalar("cluster_stability", ari.value, "adjusted Rand index", ari.n, (ari.low, ari.high))
+    if options.surrogates:
+        compare(
+            x_NK[kept_N], states.index_N2[kept_N, 0], unit_M, method="k_means", clusters=options.clusters,
+            surrogates=options.surrogates, seed=seed,
+        ).record(result, "cluster_")  # fmt: skip
     record_share_from_time(result, "cluster_", label_M, t_M, unit_M, episodes=episodes, rng=rng)
 
 
@@ -636,6 +646,8 @@ def summary(result: Result, bases: Mapping[str, Basis], out: Path) -> str:
         f"{scalars['cluster_share_from_time']['value']:.0%} of the label "
         f"(floor {scalars['cluster_share_from_time_floor']['value']:.0%})"
     )
+    if "cluster_surrogates" in result.tables:
+        lines.append(f"  {in_words(result, 'cluster_')}")
     said = {
         "inside": "simulated states lie among real ones", "covered": "real states lie among simulated ones",
         "told_apart": "both are told apart by a linear classifier",

@@ -32,7 +32,7 @@ from generative.simulator import load_simulator
 from validation.interventions import StudyOptions
 from validation.interventions_controls import Family, Mock, Pick, choose, mocks_of, run_ways
 from validation.interventions_hypotheses import shift_of
-from validation.interventions_statistics import rank_p
+from validation.interventions_statistics import worst_p
 from validation.planted import play
 from validation.planted_claims import (
     DRAWN,
@@ -142,19 +142,26 @@ def bundle(studies: int, hidden_states: Path, starts: int, seed: int) -> None:
         drawn.append(tuple((row / row.norm())[None] for row in lift_KH))
     mocks = mocks_of(family, choosing, POOL, torch.Generator().manual_seed(seed))
     print(f"benches: {time.time() - began:.0f} s", flush=True)
-    picks = choose(family, choosing, [*drawn, *mocks])
+    every = [*drawn, *mocks.families]
+    picks = choose(family, choosing, every)
     print(f"chosen: {time.time() - began:.0f} s", flush=True)
     places = [[pick.place for pick in mine] for mine in picks]
-    effect = run_ways(family, test, test.real, [*drawn, *mocks], places, "real world: all that was chosen")
+    effect = run_ways(family, test, test.real, every, places, "real world: all that was chosen")
     print(f"run: {time.time() - began:.0f} s", flush=True)
     mean = {q: np.abs(v.mean(-1)) for q, v in effect.items()}  # [bases and mocks, R, W]
-    p_S = [chance(mean, picks, s, len(drawn) + rng.permutation(POOL)[:MOCKS]) for s in range(len(drawn))]
+    p_S = []
+    for s in range(len(drawn)):
+        of_law = [np.flatnonzero(mocks.law_M == law) for law in np.unique(mocks.law_M)]
+        some = np.concatenate([rng.permutation(mine)[:MOCKS] for mine in of_law])
+        p_S.append(chance(mean, picks, s, len(drawn) + some, mocks.law_M[some]))
     for how in DRAWN:
         print(rate(f"bundle, {how}", [p <= ALPHA for p, other in zip(p_S, how_S, strict=True) if other == how]))
     print(rate("bundle, all random bases (at most .10)", [p <= ALPHA for p in p_S]))
 
 
-def chance(mean: dict[str, np.ndarray], picks: Sequence[Sequence[Pick]], own: int, mocks: np.ndarray) -> float:
+def chance(
+    mean: dict[str, np.ndarray], picks: Sequence[Sequence[Pick]], own: int, mocks: np.ndarray, law_M: np.ndarray
+) -> float:
     """p of the largest of what was picked of a basis, as ``interventions_controls.contest`` has it."""
 
     def size(m: int, r: int, q: str) -> float:
@@ -165,7 +172,7 @@ def chance(mean: dict[str, np.ndarray], picks: Sequence[Sequence[Pick]], own: in
         q: float(np.sqrt(np.mean([size(m, r, q) ** 2 for m in (own, *mocks) for r in several]))) or 1.0 for q in mean
     }
     largest = [max(size(m, r, p.quantity) / scale[p.quantity] for r, p in enumerate(picks[m])) for m in (own, *mocks)]
-    return rank_p(largest[0], np.array(largest[1:]))
+    return worst_p(largest[0], np.array(largest[1:]), law_M)
 
 
 def main() -> None:

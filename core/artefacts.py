@@ -171,6 +171,7 @@ class Run:
         """Hash what is there and write the manifest."""
         if (said := self.simulator_warning()) is not None:
             self.facts = {**self.facts, SIMULATOR_WARNING: said}
+            print(f"warning: {said}", file=sys.stderr)
         files: dict[str, dict[str, Any]] = {
             p.relative_to(self.path).as_posix(): {"bytes": p.stat().st_size, "sha256": sha256(p)}
             for p in sorted(self.path.rglob("*"))
@@ -253,8 +254,6 @@ def begin_run(
         raise UserError(f"cannot write the run directory {path}: {error.strerror or error}") from None
     run = Run(path=path, stage=stage, config=config, inputs=dict(inputs or {}))
     run.replaced = replaced if replaced.exists() else None
-    if (said := run.simulator_warning()) is not None:
-        print(f"warning: {said}", file=sys.stderr)
     write_json(path / "config.json", {"stage": stage, "config": to_json(config)})
     return run
 

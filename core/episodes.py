@@ -203,6 +203,8 @@ class RolloutStore:
         if "spec.json" not in self.manifest["files"]:
             raise UserError(f"{self.path} holds no rollouts (stage {self.manifest['stage']!r} wrote it)")
         self.spec = EnvSpec.from_json(load_json(self.path, "spec.json"))
+        # Another system's files (analysis.activation_json) may know neither; there they are NaN.
+        self._not_recorded = ("value", "reward") if self.manifest["facts"].get("mode") == "imported" else ()
         self._files: dict[int, Any] = {}
         self._checked: set[str] = set()
         self._loaded: dict[str, list[np.ndarray]] = {}
@@ -292,7 +294,8 @@ class RolloutStore:
         shard = int(self._shard[episode])
         data = self._rows(shard, name, offset + start, offset + max(start, stop))
         # Labels of the world (truth) may say "not known"; what a policy or a simulator made may not.
-        if data.dtype.kind == "f" and not name.startswith("truth/") and not np.isfinite(data).all():
+        known = not name.startswith("truth/") and name not in self._not_recorded
+        if known and data.dtype.kind == "f" and not np.isfinite(data).all():
             step, *number = np.argwhere(~np.isfinite(data))[0]
             at = f"step {start + step}" + "".join(f", number {i}" for i in number)
             raise UserError(

@@ -105,8 +105,8 @@ def label_colours(labels: Sequence[int] | np.ndarray) -> dict[int, str]:
 
 
 def label_name(label: int) -> str:
-    """What a label is called: 'cluster 3', 'noise' or 'not clustered'."""
-    return {NOISE: "noise", UNLABELLED: "not clustered"}.get(label, f"cluster {label}")
+    """What a label is called: 'cluster 3', 'in no cluster' or 'not clustered'."""
+    return {NOISE: "in no cluster", UNLABELLED: "not clustered"}.get(label, f"cluster {label}")
 
 
 def colour_scale(name: str, steps: int = 64) -> list[str]:

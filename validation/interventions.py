@@ -236,14 +236,14 @@ def study(
     rng = np.random.default_rng(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
     agent = simulator.agent
-    starts = _starts(simulator, make_env, options, options.seed, device)
-    before = _starts(simulator, make_choosing or make_env, options, options.seed + CHOOSING_SEED, device)
+    starts = find_starts(simulator, make_env, options, options.seed, device)
+    before = find_starts(simulator, make_choosing or make_env, options, options.seed + CHOOSING_SEED, device)
     env = make_env(len(starts))
     few = make_env(min(len(starts), BRANCHES))
     try:
         actions = distinct_actions(env, starts)
         measures = Measures(actions, basis, options.directions, events)
-        dreams = [_dreamed(simulator, some, measures, options, generator) for some in (before, starts)]
+        dreams = [dreamed_from(simulator, some, measures, options, generator) for some in (before, starts)]
         choosing, dreamed = Bench(basis, before, dreams[0], rule), dreams[1]
         real = RealWorld(agent, starts.h_NH, dreamed.noise_NTA, measures, env, starts, few)
         last = {k: torch.from_numpy(v[:, -1]).to(device) for k, v in starts.window.items()}
@@ -267,8 +267,8 @@ def study(
             world.measures = replace(measures, directions=tuple(named))
         bench.prepare([*everything, *hypotheses], events, rng)
         bench.require(hypotheses, "starts")
-        effects = _effects(bench, hypotheses, options)
-        controls, picked = _controls(choosing, bench, plan, chosen, options, generator)
+        effects = effects_of(bench, hypotheses, options)
+        controls, picked = controls_of(choosing, bench, plan, chosen, options, generator)
         result = _report(bench, hypotheses, effects, controls, picked, explicit, options, rng)
         result.notes["actions"] = {name: [simulator.spec.action_names[i] for i in ids] for name, ids in actions.items()}
         if options.video and _is_picture(starts):
@@ -279,7 +279,7 @@ def study(
     return result
 
 
-def _starts(
+def find_starts(
     simulator: Simulator, make_env: Callable[[int], VecEnv], options: StudyOptions, seed: int, device: torch.device
 ) -> Starts:
     """Starts of their own episodes."""
@@ -296,7 +296,7 @@ def _starts(
         collector.close()
 
 
-def _dreamed(
+def dreamed_from(
     simulator: Simulator, starts: Starts, measures: Measures, options: StudyOptions, generator: torch.Generator
 ) -> SimulatedWorld:
     """The simulator run on from these starts, with action noise of its own."""
@@ -335,16 +335,16 @@ def _plan(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions,
 
         return [Family(((h,),), quantity=claimed(h)) for h in hypotheses if not h.is_nothing and h.control is not None]
     if options.largest:
-        return [Family(tuple(_ways(i, options) for i in range(basis.size)), choose=options.largest)]
-    return [Family((_ways(i, options),)) for i in options.directions]
+        return [Family(tuple(ways_of(i, options) for i in range(basis.size)), choose=options.largest)]
+    return [Family((ways_of(i, options),)) for i in options.directions]
 
 
-def _ways(direction: int, options: StudyOptions) -> tuple[Hypothesis, ...]:
+def ways_of(direction: int, options: StudyOptions) -> tuple[Hypothesis, ...]:
     """What may be done to a direction, and claimed: shifts, and the mean."""
     return (*(shift_of(direction, a) for a in options.amounts if a), Hypothesis("collapse", (direction,)))
 
 
-def _effects(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions) -> Effects:
+def effects_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions) -> Effects:
     """Both worlds along every path, and the predictions that need no world."""
     assert bench.real is not None and bench.held is not None
 
@@ -389,7 +389,7 @@ class Picked(NamedTuple):
     mocks: int
 
 
-def _controls(
+def controls_of(
     choosing: Bench, bench: Bench, plan: Sequence[Family], chosen: Sequence[list[Pick]], options: StudyOptions,
     generator: torch.Generator,
 ) -> tuple[dict[Hypothesis, Controls], list[Picked]]:  # fmt: skip
@@ -401,7 +401,8 @@ def _controls(
     picked: list[Picked] = []
     for family, own in zip(plan, chosen, strict=True):
         label = "real world: controls of " + ", ".join(family.ways[pick.place][0].name for pick in own)
-        against = contest(family, choosing, bench, own, mocks_of(family, choosing, count, generator), label)
+        mocks = mocks_of(family, choosing, count, generator)
+        against = contest(family, choosing, bench, own, mocks, label)
         for r, pick in enumerate(own):
             for w, way in enumerate(family.ways[pick.place]):
                 beside = {}
@@ -410,8 +411,8 @@ def _controls(
                     alone, free = Family(((way,),)), [(frame,) for frame in frames]
                     some = run_ways(alone, bench, bench.real, free, [[0]] * count, f"isotropic, beside {way.name}")
                     beside = {q: v[:, 0, 0][:, bench.rows[way]] for q, v in some.items()}
-                law = None if family.quantity else against.law
-                controls[way] = Controls(against.of(r, w, bench.rows[way]), beside, law)
+                chosen_by = None if family.quantity else against.largest
+                controls[way] = Controls(against.of(r, w, bench.rows[way]), mocks.law_M, beside, chosen_by)
         of, ways = len(family.ways), len(family.ways[0])
         words = f"the largest {family.choose} of {of} directions" if of > 1 else "one direction"
         words += f", {ways} ways of changing it" if ways > 1 else ""
@@ -460,9 +461,10 @@ def _report(
         "immediate": "Effects at step 0 follow from the agent's linear heads: both worlds give the same numbers and "
         "the first-order prediction of logits and value is exact. They are no evidence about the world.",
         "controls": f"{options.controls} or more directions that occur in the data (differences between recorded "
-        "states of different episodes), at every start and step as long as the change, in units of each neuron's "
-        "standard deviation; what was chosen is held against what is chosen of them in the same way. 'keep_only' has "
-        "no single length and so no controls",
+        "states of different episodes) and as many mixtures of the basis's own directions, at every start and step as "
+        "long as the change, in units of each neuron's standard deviation; what was chosen is held against what is "
+        "chosen of each kind in the same way, and the larger p counts. 'keep_only' has no single length and so no "
+        "controls",
         "chosen": [one.words for one in picked],
     }  # fmt: skip
     if starts.paired_by == "seed":
@@ -574,7 +576,8 @@ def _agreements(
         return np.stack(found) if found else np.empty((0, sources["observed"][late[0]].shape[1]))
 
     for family, some in families(late).items():
-        headline(result, f"_{family}", stacked("simulated", some), stacked("observed", some), rng)
+        if len(seen_PN := stacked("observed", some)):  # what a direction is itself later is no point
+            headline(result, f"_{family}", stacked("simulated", some), seen_PN, rng)
     # Events are counts of few, and most have no derivative: they stay apart.
     late = [q for q in late if family_of(q) != "events"]
     if not late:
@@ -592,13 +595,12 @@ def _is_picture(starts: Starts) -> bool:
 
 def film(bench: Bench, result: Result, hypotheses: Sequence[Hypothesis]) -> None:
     """Frames of three starts for every claim, without and with the change in the real world and in the simulator, into
-    arrays ``film/CLAIM`` uint8 [starts, 4, T, 64, 64, 3]: those whose effect is at the SHOWN quantiles.  Black where
+    arrays ``film/NUMBER`` uint8 [starts, 4, T, 64, 64, 3]: those whose effect is at the SHOWN quantiles.  Black where
     the episode is over."""
     assert bench.real is not None
     names = [h.name for h in hypotheses]
-    for number, claim in enumerate(result.notes["claims"]):
-        if not claim["headline"] or not {"quantity", "event"} & claim.keys():
-            continue
+    filmed = [c for c in result.notes["claims"] if c["headline"] and {"quantity", "event"} & c.keys()]
+    for number, claim in enumerate(filmed):
         h = hypotheses[names.index(claim["hypothesis"])]
         k = bench.real.noise_NTA.shape[1] - 1
         quantity = claim.get("quantity", f"event:{claim.get('event')}@{k}")

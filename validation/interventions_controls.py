@@ -2,10 +2,13 @@
 
 The simulator chooses, on starts of their own levels: of a family of K directions those whose late effect it foretells
 to be largest, and of each the change (which sign, which amount, or the mean) and the quantity.  The largest of many is
-large by luck, too.  So the same choice is made in mock families whose directions mean nothing: differences between
-recorded states of different episodes, each as long as the direction whose place it takes.  They lie in the span of the
-states and have their covariance.  (Isotropic directions leave the states that occur; they stand beside and decide
-nothing.)  A claim that is made by name is a family of one direction.
+large by luck, too.  So the same choice is made in mock families whose directions mean nothing, each as long as the
+direction whose place it takes, drawn from two laws: *recorded*, differences between recorded states of different
+episodes, which have the states' covariance; and *mixed*, the basis itself turned at random.  A basis's own directions
+can be larger than recorded differences only because they lie where the states vary little, and larger than its mixtures
+only because each stands for something by itself; so a claim has to stand out among both, and the larger p counts.
+(Isotropic directions leave the states that occur; they stand beside and decide nothing.)  A claim that is made by name
+is a family of one direction.
 
 M mocks, R directions that are chosen, W ways of changing each, N starts, H hidden.
 """
@@ -22,13 +25,14 @@ from torch import Tensor
 
 from core.contracts import UserError
 from validation.interventions_bench import Bench
-from validation.interventions_hypotheses import Hypothesis, recorded_frames
+from validation.interventions_hypotheses import Hypothesis, mixed_frames, recorded_frames
 from validation.interventions_rollouts import World, family_of, is_late, is_own
 from validation.interventions_statistics import Chosen, spread_of
 
 RANKED = 64  # starts that directions are ranked on before the simulator is run with the largest
 FEWEST = 39  # controls: fewer cannot leave out 5 %
 TOGETHER = 8192  # rows that the agent is run on at once
+LAWS = ("recorded", "mixed")  # of mock families
 CLAIMED = ("value_and_actions", "outcomes")  # kinds of quantities that a choice is made among
 
 
@@ -56,12 +60,22 @@ class Pick(NamedTuple):
 Mock = tuple[Tensor, ...]  # K frames [I, H]: the directions in place of the family's own
 
 
-def mocks_of(family: Family, bench: Bench, count: int, generator: torch.Generator) -> list[Mock]:
-    """Mock families from the states at the bench's starts, each of another episode."""
-    drawn = [
-        recorded_frames(bench.starts.h_NH, bench.basis, len(ways[0].ids), count, generator) for ways in family.ways
-    ]
-    return [tuple(frames[m] for frames in drawn) for m in range(count)]
+class Mocks(NamedTuple):
+    """Mock families, and the law that each was drawn from (its place in LAWS)."""
+
+    families: list[Mock]
+    law_M: np.ndarray
+
+
+def mocks_of(family: Family, bench: Bench, count: int, generator: torch.Generator) -> Mocks:
+    """``count`` mock families of every law, from the states at the bench's starts (each of another episode) and from
+    its basis.  Directions that are all of their basis have no mixtures but themselves."""
+    sizes = [len(ways[0].ids) for ways in family.ways]
+    recorded = [recorded_frames(bench.starts.h_NH, bench.basis, size, count, generator) for size in sizes]
+    families = [tuple(frames[m] for frames in recorded) for m in range(count)]
+    if max(sizes) < bench.basis.size:
+        families += [mixed_frames(bench.basis, sizes, generator) for _ in range(count)]
+    return Mocks(families, np.repeat([0, 1], count)[: len(families)])
 
 
 def choose(family: Family, bench: Bench, mocks: Sequence[Mock | None]) -> list[list[Pick]]:
@@ -143,21 +157,20 @@ class Contest(NamedTuple):
     own: list[Pick]
     places: list[list[int]]  # of the mocks' picks
     effect: dict[str, np.ndarray]  # of the mocks [M, R, W, N]
-    law: Chosen
+    largest: Chosen
+    law_M: np.ndarray  # that every mock was drawn from
 
     def of(self, rank: int, way: int, rows_N: np.ndarray) -> dict[str, np.ndarray]:
         """{quantity: [M, starts]}: the controls of one way of changing what was picked ``rank``-th."""
         return {q: v[:, rank, way][:, rows_N] for q, v in self.effect.items()}
 
 
-def contest(
-    family: Family, choosing: Bench, bench: Bench, own: list[Pick], mocks: Sequence[Mock], label: str
-) -> Contest:
+def contest(family: Family, choosing: Bench, bench: Bench, own: list[Pick], mocks: Mocks, label: str) -> Contest:
     """Choose among the mocks as ``own`` was chosen, and run in the real world what was picked."""
     assert bench.real is not None
-    picks = choose(family, choosing, mocks)
+    picks = choose(family, choosing, mocks.families)
     places = [[pick.place for pick in mine] for mine in picks]
-    effect = run_ways(family, bench, bench.real, mocks, places, label)
+    effect = run_ways(family, bench, bench.real, mocks.families, places, label)
     mine = run_ways(family, bench, bench.real, [None], [[pick.place for pick in own]], label)
 
     def means(some: dict[str, np.ndarray], chosen: Sequence[Sequence[Pick]], q: str) -> np.ndarray:
@@ -176,4 +189,4 @@ def contest(
         max(mean[p.quantity][m, r] / (scale[p.quantity] or 1.0) for r, p in enumerate(picked))
         for m, picked in enumerate(picks)
     ]
-    return Contest(own, places, effect, Chosen(np.array(largest), scale))
+    return Contest(own, places, effect, Chosen(np.array(largest), scale), mocks.law_M)

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from core.artefacts import Result
+from core.figures import BAND, LINE, REAL, SIMULATED, figure_of
+from core.pages import label_colours
 from core.stats import FEW_UNITS, few
 from core.video import write_video
-from validation.interventions_rollouts import family_of, is_late
+from validation.interventions_rollouts import family_of, in_words, is_late
 from validation.verdicts import LEAST_STARTS
 
 SCALE = 2  # screen pixels a frame pixel
@@ -23,8 +25,6 @@ MOST = 12  # rows of needs.png: those that stand out of the random changes most 
 def draw_effects(result: Result, path: Path, top: int = 4) -> None:
     """Dose-response of the late quantities that the simulator predicts to move most, a row a direction; no file where
     no direction was shifted by itself."""
-    from matplotlib.figure import Figure
-
     rows = [
         r for r in result.tables["effects"]
         if r["kind"] == "shift" and r["amount"] is not None and is_late(r["quantity"])
@@ -41,7 +41,7 @@ def draw_effects(result: Result, path: Path, top: int = 4) -> None:
     doses.sort(key=lambda d: -abs(d["predicted_simulated"]) / d["spread"])
     chosen = {i: [d for d in doses if d["direction"] == i][:top] for i in directions}
     columns = max(1, max((len(c) for c in chosen.values()), default=1))
-    figure = Figure(figsize=(3.2 * columns, 2.8 * max(1, len(directions))), layout="constrained")
+    figure = figure_of(3.2 * columns, 2.8 * max(1, len(directions)))
     axes = figure.subplots(max(1, len(directions)), columns, squeeze=False)
     for ax in axes.flat:
         ax.set_axis_off()
@@ -49,8 +49,8 @@ def draw_effects(result: Result, path: Path, top: int = 4) -> None:
         for column, dose in enumerate(chosen[i]):
             ax, q = axes[row][column], dose["quantity"]
             ax.set_axis_on()
-            ax.axhline(0, color="0.8", lw=0.8)
-            for world, colour in (("real", "tab:blue"), ("simulator", "tab:orange")):
+            ax.axhline(0, color=LINE, lw=0.8)
+            for world, colour in (("real", REAL), ("simulator", SIMULATED)):
                 mine = sorted(
                     (r for r in rows if r["direction"] == i and r["quantity"] == q and r["world"] == world),
                     key=lambda r: r["amount"],
@@ -58,15 +58,16 @@ def draw_effects(result: Result, path: Path, top: int = 4) -> None:
                 x = [r["amount"] for r in mine]
                 if world == "real":
                     ax.fill_between(
-                        x, [r["random_low"] for r in mine], [r["random_high"] for r in mine], color="0.85",
-                        label="random directions (95 %)",
+                        x, [r["random_low"] for r in mine], [r["random_high"] for r in mine], color=BAND,
+                        label="controls (95 %)",
                     )  # fmt: skip
                 y = [r["observed"] for r in mine]
                 spread = [[r["observed"] - r["low"] for r in mine], [r["high"] - r["observed"] for r in mine]]
-                ax.errorbar(x, y, spread, color=colour, marker="o", ms=3, lw=1, capsize=2, label=world)
-            ax.set_title(f"direction {i}: {q}", fontsize=9)
+                ax.errorbar(x, y, spread, color=colour, marker="o", ms=3, lw=1, capsize=2,
+                            label="real world" if world == "real" else "simulator")  # fmt: skip
+            ax.set_title(f"direction {i}: {in_words(q)}", fontsize=8)
             ax.set_ylabel(f"change ({dose['unit'].partition(' per')[0]})", fontsize=8)
-            ax.set_xlabel("amount added", fontsize=8)
+            ax.set_xlabel("amount added (standard deviations)", fontsize=8)
             ax.tick_params(labelsize=7)
     handles, labels = axes[0][0].get_legend_handles_labels()
     if handles:
@@ -84,22 +85,21 @@ HEADLINE = (
 def draw_headline(result: Result, path: Path) -> None:
     """Predicted against observed, a point a (change, late quantity), in spreads of the quantity: the first order of the
     simulator against what the simulator does, against what the real world does, and the two worlds."""
-    from matplotlib.figure import Figure
-
     doses = [
         d for d in result.tables["doses"]
         if is_late(d["quantity"]) and d["spread"] > 0 and family_of(d["quantity"]) != "events"
         and not d["own"]
     ]  # fmt: skip
-    figure = Figure(figsize=(12.6, 4.7), layout="constrained")
-    axes = figure.subplots(1, len(HEADLINE), squeeze=False)[0]
+    shown = [of for of in HEADLINE if f"sign_agreement{of[2]}" in result.scalars]
+    figure = figure_of(4.2 * max(1, len(shown)), 4.7)
+    axes = figure.subplots(1, max(1, len(shown)), squeeze=False)[0]
     labels = list(dict.fromkeys(str(d["point"]) for d in doses))
-    colours = _colours(len(labels))
+    colours = list(label_colours(range(len(labels))).values())
     ends = [d[k] / d["spread"] for d in doses for k in ("predicted_simulated", "observed") if d[k] is not None]
     reach = 1.08 * max((abs(x) for x in ends), default=1.0) or 1.0
-    for ax, (key, world, suffix, title) in zip(axes, HEADLINE, strict=True):
-        ax.axhline(0, color="0.8", lw=0.8)
-        ax.axvline(0, color="0.8", lw=0.8)
+    for ax, (key, world, suffix, title) in zip(axes, shown, strict=False):
+        ax.axhline(0, color=LINE, lw=0.8)
+        ax.axvline(0, color=LINE, lw=0.8)
         seen = (
             ("observed", "low", "high")
             if world == "real"
@@ -111,7 +111,7 @@ def draw_headline(result: Result, path: Path) -> None:
             x = [d[key] / d["spread"] for d in mine]
             name = f"direction {label}" if label.isdigit() else label
             ax.errorbar(x, y, [y - low, high - y], fmt="o", ms=3, lw=0.6, color=colour, alpha=0.8, label=name)
-        ax.axline((0, 0), slope=1, color="0.6", lw=0.8, ls="--")
+        ax.axline((0, 0), slope=1, color=LINE, lw=0.8, ls="--")
         ax.set_xlim(-reach, reach)
         ax.set_ylim(-reach, reach)
         ax.set_xlabel("predicted (spreads of the quantity)", fontsize=8)
@@ -121,9 +121,6 @@ def draw_headline(result: Result, path: Path) -> None:
         for word, name in (("sign", "sign_agreement"), ("rank", "rank_correlation"), ("slope", "slope")):
             if name + suffix in result.scalars:
                 said.append(f"{word} {short(result.scalars[name + suffix])}")
-                chance = result.scalars.get(f"{name}{suffix}_by_chance")
-                if chance is not None:
-                    said[-1] += f"; random directions {short(chance, False)}"
         ax.set_title("\n".join(said), fontsize=7.5)
     if labels:
         columns = min(8 if max(map(len, labels)) < 12 else 3, len(labels))
@@ -136,34 +133,24 @@ def _over(x: float | None, spread: float) -> float:
     return float("nan") if x is None else x / spread
 
 
-def _colours(count: int) -> list[Any]:
-    from matplotlib import colormaps
-
-    if count <= 10:
-        return [colormaps["tab10"](i) for i in range(count)]
-    return [colormaps["turbo"](x) for x in np.linspace(0.05, 0.95, count)]
-
-
 def draw_needs(result: Result, path: Path) -> None:
     """What each event needs: shares prevented or brought about in the real world, what the simulator foretold, and the
     bands of controls; no file where no event could be prevented or brought about."""
-    from matplotlib.figure import Figure
-
     rows = [r for r in result.tables["needs"] if r.get("random_high") is not None and r["n"] >= LEAST_STARTS]
     rows = sorted(rows, key=lambda r: r["random_high"] - r["share"])[:MOST]
     if not rows:
         return
-    figure = Figure(figsize=(9, 0.9 + 0.34 * len(rows)), layout="constrained")
+    figure = figure_of(9, 0.9 + 0.34 * len(rows))
     ax = figure.subplots()
     for y, r in enumerate(rows):
         known = y > 0  # the legend names each once
-        ax.barh(y, r["random_high"] - r["random_low"], 0.6, r["random_low"], color="0.85",
+        ax.barh(y, r["random_high"] - r["random_low"], 0.6, r["random_low"], color=BAND,
                 label=None if known else "controls (95 %)")  # fmt: skip
         ax.errorbar(
             r["share"], y - 0.12, xerr=[[r["share"] - r["low"]], [r["high"] - r["share"]]], fmt="o", ms=4,
-            color="tab:blue", lw=1, capsize=2, label=None if known else "real",
+            color=REAL, lw=1, capsize=2, label=None if known else "real world",
         )  # fmt: skip
-        ax.plot(r["foretold"], y + 0.14, "D", ms=4, color="tab:orange", label=None if known else "simulator foretold")
+        ax.plot(r["foretold"], y + 0.14, "D", ms=4, color=SIMULATED, label=None if known else "simulator foretold")
     words = {"necessary": "prevents", "sufficient": "brings about"}
     ax.set_yticks(range(len(rows)), [f"{r['hypothesis']} {words[r['role']]} {r['event']}" for r in rows], fontsize=7)
     ax.invert_yaxis()
@@ -174,21 +161,19 @@ def draw_needs(result: Result, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def short(scalar: Mapping[str, Any], value: bool = True) -> str:
-    """'0.91 [0.86, 0.96]'; without the value the interval alone."""
+def short(scalar: Mapping[str, Any]) -> str:
+    """Such as 0.91 [0.86, 0.96]."""
     middle, interval = scalar["value"], scalar.get("interval") or [None, None]
     if middle is None:
         return "undefined"
     ends = ", ".join("?" if end is None else f"{end:.2f}" for end in interval)
-    return (f"{middle:.2f} " if value else "") + f"[{ends}]{few(scalar.get('n') or FEW_UNITS)}"
+    return f"{middle:.2f} [{ends}]{few(scalar.get('n') or FEW_UNITS)}"
 
 
 def write_videos(result: Result, path: Path) -> None:
-    """``paired_CLAIM.mp4`` for every filmed claim: real and simulated, without and with the change, a row a start."""
-    for number, claim in enumerate(result.notes["claims"]):
-        film = result.arrays.get(f"film/{number}")
-        if film is None:
-            continue
+    """``paired_NUMBER.mp4`` for every filmed claim: real and simulated, without and with the change, a row a start."""
+    for number, claim in enumerate(c for c in result.notes["claims"] if "filmed" in c):
+        film = result.arrays[f"film/{number}"]
         effects = [shown["effect"] for shown in claim["filmed"]]
         what = f"{claim['hypothesis']}: effect on {claim.get('quantity') or claim.get('event')}"
         write_video(path / f"paired_{number}.mp4", list(_screens(film, what, effects)), FPS)

@@ -168,6 +168,19 @@ def recorded_frames(h_NH: Tensor, basis: Basis, size: int, count: int, generator
     return frames.to(h_NH.device)
 
 
+def mixed_frames(basis: Basis, sizes: Sequence[int], generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Orthonormal frames [size, H] of the z-scored state space, one per entry of ``sizes`` (together at most K): the
+    basis turned at random (Haar), so that every direction is an equal mixture of its own."""
+    size = basis.lift_KH.shape[0]
+    turn, r = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
+    turn_KK = (turn * torch.diagonal(r).sign()).to(basis.lift_KH)
+    frames = []
+    for rows_IH in (turn_KK[: sum(sizes)] @ basis.lift_KH).split(list(sizes)):
+        q, r = torch.linalg.qr(rows_IH.T)
+        frames.append((q * torch.diagonal(r).sign()).T)
+    return tuple(frames)
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """One change of the hidden state, and what it is said to be needed for; see the head of this file."""

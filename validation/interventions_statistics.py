@@ -19,6 +19,7 @@ from validation.interventions_hypotheses import Hypothesis
 from validation.interventions_rollouts import family_of, in_words, is_cut, is_late, is_own, is_share, unit_of
 from validation.verdicts import ALPHA, SMALLEST
 
+ROUNDING = 1e-6  # of a quantity: what varies less does not vary
 NEEDS = (
     "necessary: of the starts at which the event happens without the change, the share at which it does not happen "
     "with it. sufficient: of those at which it does not, the share at which it does. Each start is its own "
@@ -45,6 +46,7 @@ class Controls(NamedTuple):
     """What a hypothesis' controls did in the real world, {quantity: [C, M]}, on the M starts that it is about."""
 
     real: dict[str, np.ndarray]
+    law_C: np.ndarray  # that each was drawn from
     isotropic: dict[str, np.ndarray]  # directions uniform over all, beside them; {} where none were run
     chosen: Chosen | None = None  # where the hypothesis was chosen among others
 
@@ -71,7 +73,8 @@ def mean_of(x: np.ndarray, axis: int = -1) -> np.ndarray:
 
 def spread_of(x_N: np.ndarray) -> float:
     """Standard deviation over the starts; 0, not a rounding error, where all are the same."""
-    return float(x_N.std()) if np.ptp(x_N) > 0 else 0.0
+    spread = float(x_N.std())
+    return spread if spread > ROUNDING * float(np.abs(x_N).max(initial=0.0)) else 0.0
 
 
 class Sizes(NamedTuple):
@@ -87,20 +90,25 @@ class Sizes(NamedTuple):
 
 def special_p(q: str, mean: float, controls: Controls) -> float:
     """p that a direction like the controls, chosen as this one was, has as large a mean effect: (1 + those as large) /
-    (1 + all).  NaN without controls."""
+    (1 + all), the larger of the laws'.  NaN without controls."""
     if controls.chosen is not None:
         scale = controls.chosen.scale.get(q, 0.0)
         if scale <= 0:
             return 1.0  # nothing that was chosen moves it, this one included
-        return rank_p(abs(mean) / scale, controls.chosen.largest_M)
+        return worst_p(abs(mean) / scale, controls.chosen.largest_M, controls.law_C)
     if q not in controls.real:
         return float("nan")
-    return rank_p(abs(mean), np.abs(controls.real[q].mean(1)))
+    return worst_p(abs(mean), np.abs(controls.real[q].mean(1)), controls.law_C)
 
 
 def rank_p(value: float, null_C: np.ndarray) -> float:
     """(1 + draws at least as large) / (1 + draws); a draw that repeats the value counts, whatever its rounding."""
     return float((1 + (null_C >= value * (1 - 1e-9)).sum()) / (1 + len(null_C)))
+
+
+def worst_p(value: float, null_C: np.ndarray, law_C: np.ndarray) -> float:
+    """The largest ``rank_p`` of a value among the draws of every law."""
+    return max(rank_p(value, null_C[law_C == law]) for law in np.unique(law_C))
 
 
 class Judged(NamedTuple):
@@ -336,7 +344,7 @@ def _need(
         null = changed_share(controls.real[q], base, role)[0].mean(1)
         row |= {"random_mean": float(null.mean()), "random_low": band_of(null, ALPHA)[0],
                 "random_high": band_of(null, ALPHA)[1], "random_n": len(null)}  # fmt: skip
-        row["special_p"] = rank_p(row["share"], null)
+        row["special_p"] = worst_p(row["share"], null, controls.law_C)
     return row, tested
 
 

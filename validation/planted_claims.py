@@ -26,12 +26,12 @@ from validation.interventions import (
     BRANCHES,
     CHOOSING_SEED,
     StudyOptions,
-    _controls,
-    _dreamed,
-    _effects,
-    _starts,
-    _ways,
+    controls_of,
+    dreamed_from,
+    effects_of,
+    find_starts,
     study,
+    ways_of,
 )
 from validation.interventions_bench import Bench
 from validation.interventions_controls import Family, choose, contest, mocks_of, run_ways
@@ -41,11 +41,11 @@ from validation.interventions_statistics import (
     Controls,
     Effects,
     claim_of,
-    rank_p,
     restate,
     special_p,
     spread_of,
     table_of,
+    worst_p,
 )
 from validation.planted_measures import (
     CHOICE,
@@ -104,10 +104,10 @@ def benches_of(
     generator = torch.Generator().manual_seed(options.seed)
     env = make_env(options.starts)
     require_snapshots(env)
-    starts = _starts(simulator, make_env, options, options.seed, device)
-    before = _starts(simulator, make_choosing or make_env, options, options.seed + CHOOSING_SEED, device)
+    starts = find_starts(simulator, make_env, options, options.seed, device)
+    before = find_starts(simulator, make_choosing or make_env, options, options.seed + CHOOSING_SEED, device)
     measures = Measures(distinct_actions(env, starts), basis)
-    chosen_on, dreamed = (_dreamed(simulator, some, measures, options, generator) for some in (before, starts))
+    chosen_on, dreamed = (dreamed_from(simulator, some, measures, options, generator) for some in (before, starts))
     few = make_env(min(len(starts), BRANCHES))
     real = RealWorld(simulator.agent, starts.h_NH, dreamed.noise_NTA, measures, env, starts, few)
     last = {k: torch.from_numpy(v[:, -1]).to(device) for k, v in starts.window.items()}
@@ -156,7 +156,7 @@ def chance_of(benches: Benches, basis: Basis, options: StudyOptions, generator: 
     """The choice of one direction of a basis, and how special it is, as in a study."""
     choosing, test = (replace(bench, basis=basis) for bench in benches)
     choosing._jacobians = benches.choosing._jacobians  # of the simulator, not of the basis
-    family = Family(tuple(_ways(i, options) for i in range(basis.size)))
+    family = Family(tuple(ways_of(i, options) for i in range(basis.size)))
     Benches(choosing, test).prepare([way for ways in family.ways for way in ways])
     (own,) = choose(family, choosing, [None])
     mocks = mocks_of(family, choosing, MOCKS, generator)
@@ -165,9 +165,12 @@ def chance_of(benches: Benches, basis: Basis, options: StudyOptions, generator: 
     (pick,) = own
     mean = float(run_ways(family, test, test.real, [None], [[pick.place]], "own")[pick.quantity][0, 0, pick.way].mean())
     alone = Family((family.ways[pick.place],))
-    single = run_ways(alone, test, test.real, [(m[pick.place],) for m in mocks], [[0]] * len(mocks), "single")
-    p = special_p(pick.quantity, mean, Controls({}, {}, against.law))
-    return Chance(p, rank_p(abs(mean), np.abs(single[pick.quantity][:, 0, pick.way].mean(1))))
+    single = run_ways(
+        alone, test, test.real, [(m[pick.place],) for m in mocks.families], [[0]] * len(mocks.law_M), "single"
+    )
+    p = special_p(pick.quantity, mean, Controls({}, mocks.law_M, {}, against.largest))
+    alone_p = worst_p(abs(mean), np.abs(single[pick.quantity][:, 0, pick.way].mean(1)), mocks.law_M)
+    return Chance(p, alone_p)
 
 
 def choice_job(kind: Kind, each: int, seed: int) -> Found:
@@ -211,13 +214,13 @@ def many_claims(
     benches.prepare([hypothesis])
     bench, family = benches.test, Family(((hypothesis,),), quantity=quantity)
     assert bench.real is not None
-    effects = _effects(bench, [hypothesis], setup)
+    effects = effects_of(bench, [hypothesis], setup)
     mocks = mocks_of(family, bench, MOCKS, torch.Generator().manual_seed(seed))
-    control = run_ways(family, bench, bench.real, mocks, [[0]] * len(mocks), "controls")
+    control = run_ways(family, bench, bench.real, mocks.families, [[0]] * len(mocks.law_M), "controls")
     names = [q for q in effects.unaltered if (whole and is_late(q)) or q == quantity]
     rng = np.random.default_rng([seed, 3])
     for part in np.array_split(np.arange(starts * runs), runs):
-        mine = Controls({q: control[q][:, 0, 0][:, part] for q in names}, {})
+        mine = Controls({q: control[q][:, 0, 0][:, part] for q in names}, mocks.law_M, {})
         judged = table_of(some_of(effects, part, names), [hypothesis], {hypothesis: mine}, (), SMALLEST, rng)
         yield next(r for r in judged.rows if r["world"] == "real" and r["quantity"] == quantity)
 
@@ -233,9 +236,9 @@ def judged_claims(
     hypotheses = [
         way for family, own in zip(plan, chosen, strict=True) for pick in own for way in family.ways[pick.place]
     ]
-    effects = _effects(test, hypotheses, options)
+    effects = effects_of(test, hypotheses, options)
     generator = torch.Generator().manual_seed(options.seed)
-    controls, picked = _controls(choosing, test, plan, chosen, options, generator)
+    controls, picked = controls_of(choosing, test, plan, chosen, options, generator)
     judged = table_of(effects, hypotheses, controls, (), SMALLEST, np.random.default_rng(options.seed))
     claims = [claim for one in picked for claim in one.claims]
     rows = {(r["hypothesis"], r["quantity"]): r for r in judged.rows if r["world"] == "real"}
@@ -338,7 +341,8 @@ OVERLAP = 0.8  # of directions that are redundant in part
 def claims_job(world: str, starts: int, seed: int) -> Found:
     """A study of claims in words, with an exact simulator, about effects of a shape that is easily missed."""
     kind: Kind = world.partition(",")[0]  # type: ignore[assignment]
-    chosen = PlantedOptions(kind=kind, seed=seed, hazard=0.0, overlap=OVERLAP if "," in world else 1.0)
+    # Behaviours last: what does nothing in one of them acts after all where it ends a step later.
+    chosen = PlantedOptions(kind=kind, seed=seed, hazard=0.0, dwell=0, overlap=OVERLAP if "," in world else 1.0)
     known = truth(chosen)
     rule = None
     if known.behaviours > 1:
@@ -430,7 +434,7 @@ def foretelling_job(kind: Kind, wrongs: Sequence[Wrong | None], seed: int) -> Fo
     )  # fmt: skip
     right = PlantedSimulator(chosen)
     exact = benches_of(right, lambda slots: PlantedWorld(chosen, slots), truth(chosen).basis, options)
-    families = {"": Family(tuple(_ways(i, options) for i in range(exact.test.basis.size)))}
+    families = {"": Family(tuple(ways_of(i, options) for i in range(exact.test.basis.size)))}
     if kind == "mediated":  # its causes reach the value by way of the action alone
         families[", of the value"] = Family(((shift_of(0, 2.0),),), quantity="value@4")
     out: Found = {}

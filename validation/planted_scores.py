@@ -42,7 +42,7 @@ from envs.planted import (
 )
 from envs.planted_truth import PlantedTruth, truth
 from validation import verdicts
-from validation.interventions import StudyOptions, _ways, study
+from validation.interventions import StudyOptions, study, ways_of
 from validation.interventions_controls import FEWEST, Family
 from validation.interventions_hypotheses import shift_of
 from validation.interventions_rollouts import SimulatedWorld, is_own
@@ -488,7 +488,9 @@ def behaviours_job(seed: int) -> Found:
         nothing = np.zeros(first.sum(), np.int64)
         value, policy = scene.c_NK[first, 0], np.zeros((len(nothing), 1))
         steps = Steps(scene.h_NH[first], None, value, nothing, policy, scene.index_N2[first])
-        options = BehaviourOptions(clusters=scene.known.behaviours, lags=ahead, filmstrips=0, videos=0, first_step=0)
+        options = BehaviourOptions(
+            clusters=scene.known.behaviours, lags=ahead, filmstrips=0, videos=0, surrogates=0, first_step=0
+        )
         result = cluster([steps, None], options, seed, ["any"])
         where = {(int(e), int(t)): n for n, (e, t) in enumerate(scene.index_N2)}
         rows = [where[int(e), int(t)] for e, t in result.arrays["index_real"]]
@@ -532,7 +534,7 @@ def accusation_job(permutations: int, seed: int) -> Found:
         amounts=(2.0,), starts=32, horizon=3, controls=FEWEST, latest_start=8, seed=seed, first_order=False
     )
     benches = benches_of(simulator, lambda slots: PlantedWorld(scene.options, slots), known.basis, options)
-    plan = [Family((_ways(i, options),)) for i in (cause, nuisance)]
+    plan = [Family((ways_of(i, options),)) for i in (cause, nuisance)]
     ((claimed, quantity), _), rows = judged_claims(benches, plan, options)
     row = next(r for r in rows if (r["hypothesis"], r["quantity"]) == (claimed.name, quantity))
     rng = np.random.default_rng(seed)

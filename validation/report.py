@@ -21,6 +21,7 @@ from agents.recurrent import AgentConfig
 from analysis.behaviour_figures import image_field
 from analysis.behaviours import load_behaviours
 from analysis.coupling_edges import COMPARED, WORDS, label as behaviour_label
+from analysis.surrogates import in_words
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.episodes import RolloutStore
@@ -352,6 +353,9 @@ def behaviours(run: Traced) -> Section:
         f"Time in the episode tells {percent(scalars['share_from_time'])} of what a label says "
         f"({percent(scalars['share_from_time_floor'], False)} by chance)."
     )
+    if "surrogates" in result.tables:
+        said = in_words(result)
+        found += f" {said[0].upper()}{said[1:]}."
     titles = {
         "behaviour": "behaviour", "name": "name", "share": "share of steps [95 %]", "n_steps": "steps",
         "n_episodes": "episodes", "n_sim_steps": "simulated steps", "time_eta2": "explained by time (η²)",
@@ -521,10 +525,10 @@ def coupling(run: Traced) -> Section:
     titles = {
         "behaviour": "behaviour", "lag": "lag (steps)", "source": "source", "target": "target",
         "J": "Jacobian [95\xa0%]", "J_straight_through": COMPARED, "q": "q",
-        "J_direct": WORDS["_agent_only"], "q_direct": "q, direct",
+        "J_direct": WORDS["_agent_only"],
         "J_through_world": WORDS["_through_world"],
-        "J_through_world_straight_through": f"through the world, {COMPARED}", "q_through_world": "q, through the world",
-        "r": "correlation", "q_r": "q of correlation", "agree": "signs agree", "n": "Jacobians", "episodes": "episodes",
+        "J_through_world_straight_through": f"through the world, {COMPARED}",
+        "r": "correlation", "agree": "signs agree", "n": "Jacobians", "episodes": "episodes",
     }  # fmt: skip
     html = [
         paragraph(

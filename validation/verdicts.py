@@ -11,8 +11,8 @@ size            as foretold: the means of (s - f/2) sign f and of (2f - s) sign 
                 that the effect is more than half and less than twice what was foretold.  wrong: one of them has its
                 95 % interval below 0, and the mean of s - f exceeds the smallest size.  Else open.  Where less than the
                 smallest size was foretold: as foretold if *exists* is no, wrong if it is yes.
-special         yes: p (of several named claims: q) <= .05 against directions that occur in the data, chosen as the
-                claim was chosen (interventions_controls).  Else open.
+special         yes: p (of several named claims: q) <= .05 against directions that occur in the data, and against
+                mixtures of the basis's own, chosen as the claim was chosen (interventions_controls).  Else open.
 through_world   *exists*, asked of s - m.  Where m is 0 by construction (rewards, endings, events of the action) nothing
                 is tested.
 needed          yes: the mean of (s - f)^2 lies below that of (s - g)^2 for every g, the 95 % interval of the paired
@@ -46,11 +46,12 @@ CONFIRMED, REFUTED, NO_EFFECT = "confirmed", "refuted", "no effect"
 CRITERIA = (
     "Exists: the 95 % interval of the mean effect lies beyond the smallest size of interest, and q <= 0.05 (no: its"
     " 90 % interval lies inside). Size as foretold: more than half and less than twice what the simulator foretold,"
-    " each with a one-sided 95 % bound. Special: further than directions that occur in the data and were chosen in "
-    "the same way, p (of several named claims: q) <= 0.05. Confirmed: these three. Refuted: the size is wrong, or "
-    "an effect of interest was foretold and there is none. Open: anything else. Through the world: the effect "
-    "beyond what runs through the agent's memory alone. Needed: the simulator's squared error is below that of "
-    "every prediction that needs no world. Only with these two as well did the simulator foretell it."
+    " each with a one-sided 95 % bound. Special: further than directions that occur in the data, and than mixtures of "
+    "the basis's own, that were chosen in the same way, p (of several named claims: q) <= 0.05 against each. "
+    "Confirmed: these three. Refuted: the size is wrong, or an effect of interest was foretold and there is none. "
+    "Open: anything else. Through the world: the effect beyond what runs through the agent's memory alone. Needed: the "
+    "simulator's squared error is below that of every prediction that needs no world. Only with these two as well did "
+    "the simulator foretell it."
 )
 RIVALS = {
     "no change": "nothing changes",
@@ -106,9 +107,9 @@ def test(sample: Sample, rng: np.random.Generator) -> Tested:
     def of(estimates: list[Estimate], i: int) -> list[Estimate]:
         return estimates[i * count : (i + 1) * count]
 
-    for j, step in enumerate([] if sample.step is None else sample.step.tolist()):
-        if np.isnan(step):
-            continue
+    step_Q = np.full(count, np.nan) if sample.step is None else sample.step
+    for j in np.flatnonzero(np.isfinite(step_Q)):
+        step = float(step_Q[j])
         for estimates, level in ((wide, 0.95), (narrow, 0.90)):
             _as_share(estimates, (j, 4 * count + j), (s[:, j] / step, world[:, j] / step), step, level)
             _no_nearer(estimates, j, count, float(f[:, j].mean()), float(sign[j]))

@@ -130,12 +130,13 @@ def test_the_keyboard_steps_plays_and_stops(played: Opened) -> None:
 
 def test_colours_are_those_of_the_legend(played: Opened, world: Replay) -> None:
     blue, orange, grey = "#1f77b4", "#ff7f0e", "#9a9a9a"
-    assert re.sub(r"\s+", " ", played.text("legend")).strip() == "cluster 0 1 cluster 1 1 noise 0 not clustered 0"
+    legend = re.sub(r"\s+", " ", played.text("legend")).strip()
+    assert legend == "cluster 0 1 cluster 1 1 in no cluster 0 not clustered 0"
     assert played.has_colour("map", blue) > 20 and played.has_colour("map", orange) > 20
     played.slide("scrub", 9)
     assert played.has_colour("map", orange) == 0 and played.has_colour("map", grey) > 20  # 7 has died, 4 is noise
     counts = re.sub(r"\s+", " ", played.text("legend")).strip()
-    assert counts == "cluster 0 0 cluster 1 0 noise 1 not clustered 1"  # the dead do not count
+    assert counts == "cluster 0 0 cluster 1 0 in no cluster 1 not clustered 1"  # the dead do not count
     label = played.pixels("map")
     played.tab.select_option("#colour", label="self_health")
     assert played.pixels("map") != label and played.has_colour("map", blue) == 0
@@ -218,7 +219,7 @@ def test_it_opens_with_hdbscan_s_own_choice(explored: Opened, clustered: Result)
     label = clustered.arrays["label"]
     n, noise = len(label), int((label == -1).sum())
     assert explored.text("found") == (
-        f"HDBSCAN's own choice: {label.max() + 1} clusters, {100 * noise / n:.1f} % noise ({noise} of {n} points)"
+        f"HDBSCAN's own choice: {label.max() + 1} clusters, {100 * noise / n:.1f} % in none ({noise} of {n} points)"
     )
     assert explored.tab.evaluate("Array.from(own)") == label.tolist()
     rows = explored.tab.locator("#clusters tr").all_inner_texts()

@@ -22,7 +22,7 @@ FEATURES = (
     "max_combat_level", "in_combat", "n_inventory_items", "tick", "is_moving", "is_attacking", "is_trading",
 )  # fmt: skip
 LIVES, UNITS = 24, 9
-SMALL = ("--permutations", 99, "--resamples", 50, "--refits", 1, "--threads", 1)
+SMALL = ("--permutations", 99, "--resamples", 50, "--refits", 1, "--surrogates", 2, "--threads", 1)
 METRICS = {"pca_pairs.png", "pca_feature_correlations.png", "pca_feature_profiles.png", "feature_scatter.png"}
 MAPS = {"umap_scatter.png", "cluster_features.png", "umap_metric_scatter.png", "umap_pairs.png"}
 
@@ -103,6 +103,8 @@ def test_everything_is_written_and_says_behaviour(extraction: Path, clusters: Pa
     }  # fmt: skip
     assert result.arrays["label"].dtype == result.arrays["tree_parent"].dtype == np.int64
     assert result.notes["verdict"] == "behaviour" and result.scalars["dbcv"]["value"] > 0.3
+    assert result.notes["clusters_are"] == "not compared: at least 39 --surrogates are needed"
+    assert {row["surrogate"] for row in result.tables["surrogates"]} == {"gaussian", "markov"}
     assert "is_attacking" in result.notes["verdicts"]["0"]["why"]
     assert result.scalars["transition_rate"]["interval"][1] < result.scalars["transition_rate_floor"]["value"]
     assert len(result.tables["effects"]) == (14 + 3) * len(result.tables["clusters"])
@@ -153,12 +155,12 @@ def test_clustered_before_the_map(extraction: Path, clusters: Path, tmp_path: Pa
     assert not np.array_equal(found.arrays["tree_lambda"], map_clusters.arrays["tree_lambda"])
 
 
-def test_all_noise_is_said_and_the_rest_is_written(
+def test_no_clusters_are_said_and_the_rest_is_written(
     noise: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--cluster_before_umap", "--subsample", 2, "--hdbscan_min_cluster", 40)
     run(noise, "--out", tmp_path / "out", *flags, *SMALL)
-    assert "verdict: noise (HDBSCAN finds no cluster" in capsys.readouterr().out
+    assert "verdict: no clusters (HDBSCAN finds none" in capsys.readouterr().out
     result = Result.load(tmp_path / "out")
     assert (result.arrays["label"] == -1).all() and result.scalars["noise_share"]["value"] == 1
     assert result.tables["clusters"] == []

@@ -98,7 +98,7 @@ def states_argv(world: Path, out: Path) -> list[str]:
     return [
         "--rollouts", str(world / "rollouts"), "--samples", str(world / "samples"), "--agent", str(world / "agent"),
         "--out", str(out), "--ica-size", "4", "--ica_restarts", "3", "--nmf_size", "3", "--clusters", "3",
-        "--embedding_states", "150", "--threads", "1",
+        "--embedding_states", "150", "--surrogates", "2", "--threads", "1",
     ]  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def behaviours_argv(world: Path, out: Path) -> list[str]:
     return [
         "--rollouts", str(world / "rollouts"), "--samples", str(world / "samples"), "--simulator",
         str(world / "simulator"), "--out", str(out), "--clusters", "3", "--lags", "1", "2", "--filmstrips", "2",
-        "--threads", "1",
+        "--surrogates", "2", "--threads", "1",
     ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from analysis import life, life_phase, replay
 from core import config as cli
-from core.artefacts import Result, read_manifest, verify
+from core.artefacts import Result, new_run, read_manifest, verify
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.pages import UNLABELLED
@@ -157,3 +157,14 @@ def test_what_is_no_extraction_or_no_clustering_is_refused(extraction: Path, clu
         run(life, clusters, "--out", tmp_path / "out")
     with pytest.raises(UserError, match="'activations' directory is needed"):
         run(life, extraction, "--cluster_dir", extraction, "--out", tmp_path / "out")
+
+
+def test_no_clusters_have_no_phase(extraction: Path, clusters: Path, tmp_path: Path) -> None:
+    """A clustering that found none is a result, but there is nothing to ask of it."""
+    none = tmp_path / "none"
+    with new_run(none, "activations", {}, {"activations": extraction}) as made:
+        arrays = Result.load(clusters).arrays
+        Result(arrays={"index": arrays["index"], "label": np.full(len(arrays["label"]), -1)}).save(made.path)
+    with pytest.raises(UserError, match="has no clusters"):
+        run(life_phase, extraction, "--cluster_dir", none, "--out", tmp_path / "phase", *QUICK)
+    assert not (tmp_path / "phase").exists()

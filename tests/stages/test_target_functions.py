@@ -91,7 +91,9 @@ def test_targets_of_real_starts(
     for row in summary:
         mine = [r for r in result.tables["samples"] if (r["target"], r["sense"]) == (row["target"], row["sense"])]
         read = sum(r["over_control"] is not None for r in mine)
-        assert all((r["over_control"] is None) == bool(r["reason"]) for r in mine)
+        for r in mine:
+            assert bool(r["reason"]) == (None in (r["before"], r["after"], r["control"]))
+            assert (r["over_control"] is None) == (None in (r["after"], r["control"]))
         assert 0 <= float(row["q"]) <= 1 and 1 <= int(row["n"]) == read <= SAMPLES
     assert (out / "targets.png").stat().st_size > 5000
     manifest = artefacts.read_manifest(out)

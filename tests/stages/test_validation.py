@@ -52,7 +52,7 @@ def dirs(tmp_path_factory):
         basis.save(run.path)
         c = basis.project(torch.from_numpy(columns["h"])).numpy()
         Result(arrays={"index": index, "source": np.zeros(len(index), np.int8), "c_pca": c}).save(run.path)
-    fit = BehaviourOptions(clusters=3, filmstrips=0)
+    fit = BehaviourOptions(clusters=3, filmstrips=0, surrogates=0)
     behaviours(BehavioursConfig(rollouts=root / "rollouts", out=root / "behaviours", fit=fit, threads=1))
     return root
 
@@ -75,7 +75,7 @@ def test_interventions_stage(dirs):
     assert {"effects.png", "predicted_vs_observed.png", "effects.csv"} <= {p.name for p in out.iterdir()}
     rows = result.tables["effects"]
     assert {r["world"] for r in rows} == {"real", "simulator"} and {r["direction"] for r in rows} == {0, 2}
-    assert {r["n"] for r in rows} == {6} and {r["random_n"] for r in rows} == {39, None}
+    assert {r["n"] for r in rows} == {6} and {r["random_n"] for r in rows} == {78, None}
     assert result.scalars["zero_change_real"]["value"] == 0 == result.scalars["zero_change_simulator"]["value"]
     # At step 0 both worlds are the same agent in the same state.
     now = {(r["world"], r["hypothesis"], r["quantity"]): r["observed"] for r in rows if "@" not in r["quantity"]}
@@ -126,7 +126,7 @@ def test_a_study_file_is_a_study_and_says_what_it_was(dirs):
     assert resolved["starts"] == 8 and resolved["hypotheses"] == said["hypotheses"]
     assert [c.get("role") for c in result.notes["claims"]] == [None, None, None, None, "necessary"]
     # Enough controls that one of five named claims could stand out.
-    assert {r["random_n"] for r in result.tables["effects"]} == {99, None}
+    assert {r["random_n"] for r in result.tables["effects"]} == {198, None}
     # Through memory the real world stays what it was: nothing but the agent can have changed.
     memory = result.notes["hypotheses"].index("shift 1 by +2 through memory")
     for q in ("reward@2", "ended@2"):

@@ -19,7 +19,9 @@ from core.stats import cohens_d, cohens_d_interval
 
 LIVES, ROWS, UNITS, EVERY = 30, 48, 12, 10
 NAMES = ("food", "fighting", "level", "tick", "gold")
-CONFIG = ActivationsConfig(permutations=99, resamples=100, refits=1, cluster_before_umap=True, pre_cluster_dims=4)
+CONFIG = ActivationsConfig(
+    permutations=99, resamples=100, refits=1, surrogates=0, cluster_before_umap=True, pre_cluster_dims=4
+)
 
 
 def grid(rng: np.random.Generator, lives: int = LIVES, rows: int = ROWS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -126,22 +128,31 @@ def test_planted_clusters_are_called_what_they_are(kind: str, called: str, seed:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_clusters_of_noise_are_called_noise(seed: int) -> None:
-    """Labels that come in runs and know nothing; clusters that HDBSCAN finds in the plane where there are none."""
-    records, _ = planted("noise", seed)
+    """Labels that come in runs and know nothing; clusters that HDBSCAN finds in the plane where there are none.  Where
+    an effect of interest could be missed they are undecided."""
+    records, _ = planted("noise", seed, lives=90)
     rng = np.random.default_rng(seed)
-    blind = switching(rng, records.lives.life_N, 6, 0.8) - 1
+    blind = switching(rng, records.lives.life_N, 4, 0.8) - 1
+    result = judged(records, blind)
+    assert result.notes["verdict"] == "noise", kinds(result)
+    for row in result.tables["clusters"]:
+        assert (row["verdict"] == "noise") <= (row["missable"] < CONFIG.smallest)
+        assert row["units"] == row["lives"] > 60  # lives are the units where worlds are not known
     plane = find(rng.standard_normal((len(records), 2)), 15, 1).label_N
     assert plane.max() >= 1
-    for label in (blind, plane):
-        result = judged(records, label)
-        assert result.notes["verdict"] == "noise", kinds(result)
+    result = judged(records, plane)
+    assert set(kinds(result)) <= {"noise", "undecided"}
     assert abs(result.scalars["tick_eta2"]["value"]) < 0.02
+    short, _ = planted("noise", seed, lives=12)
+    few = judged(short, blind[: len(short)])
+    assert set(kinds(few)) <= {"noise", "undecided"} and "undecided" in kinds(few)
+    assert "could be missed (12 lives)" in " ".join(row["why"] for row in few.tables["clusters"])
 
 
-def test_no_cluster_at_all_is_noise() -> None:
+def test_no_cluster_at_all_is_a_verdict_of_its_own() -> None:
     records, _ = planted("noise", 0)
     result = judged(records, np.full(len(records), NOISE))
-    assert result.notes["verdict"] == "noise" and result.tables["clusters"] == result.tables["effects"] == []
+    assert result.notes["verdict"] == "no clusters" and result.tables["clusters"] == result.tables["effects"] == []
     assert result.scalars["noise_share"]["value"] == 1 and "stability" not in result.scalars
 
 
@@ -184,7 +195,7 @@ def in_worlds(seed: int, worlds: int = 16, agents: int = 12) -> tuple[Lives, np.
 def verdict_of(lives: Lives, features: np.ndarray, label: np.ndarray) -> tuple[str, str]:
     rng = np.random.default_rng(0)
     found = verdicts.effects(features, list("abcd"), 0, label, lives, rng, permutations=199, resamples=99)
-    return verdicts.verdict(found, verdicts.times(label, lives, rng), 0, lives)
+    return verdicts.verdict(found, verdicts.times(label, lives, rng), 0, lives, CONFIG.smallest)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -266,7 +277,8 @@ def test_too_few_are_undecided(lives: int) -> None:
         label[rng.permutation(len(records))[:6]] = 0
     result = judged(records, label)
     assert set(kinds(result)) == {"undecided"} and result.notes["verdict"] == "undecided"
-    assert "too few" in result.tables["clusters"][0]["why"]
+    said = {6: "6 lives are too few", 29: "could be missed (29 lives)"}[lives]
+    assert said in result.tables["clusters"][0]["why"]
 
 
 def test_the_whole_is_what_most_rows_are() -> None:
@@ -274,7 +286,87 @@ def test_the_whole_is_what_most_rows_are() -> None:
         "phase", {"phase": 0.625, "noise": 0.375},
     )  # fmt: skip
     assert verdicts.overall(["phase", "noise", "behaviour"], np.array([40, 35, 25]))[0] == "mixed"
-    assert verdicts.overall([], np.array([])) == ("noise", {})
+    assert verdicts.overall([], np.array([])) == ("no clusters", {})
+
+
+# What no mean shows
+
+
+def joint_world(kind: str, seed: int, lives: int = 40, rows: int = 36) -> tuple[Lives, np.ndarray, np.ndarray]:
+    """(lives, five features, label) of clusters 0 and 1 whose means do not differ: the members' third feature varies
+    more (variance), labels are the sign of a product of two features (interaction) or of three (three), or of one that
+    turns in the middle of the game (turns).
+
+    Features are slow, differ between lives, fall with the share of life, and one is lognormal.
+    """
+    rng = np.random.default_rng(seed)
+    life, at, share = grid(rng, lives, rows)
+    z = rng.standard_normal((len(life), 5))
+    for i in np.flatnonzero(np.r_[False, life[1:] == life[:-1]]):
+        z[i] = 0.6 * z[i - 1] + 0.8 * z[i]
+    label = switching(rng, life, 2, 0.7)
+    if kind == "variance":
+        z[:, 2] *= np.where(label == 0, 2.0, 1.0)
+    else:
+        parts = {"interaction": z[:, 0] * z[:, 1], "three": z[:, :3].prod(1), "turns": z[:, 0] * (at - rows / 2)}
+        label = (parts[kind] > 0).astype(np.int64)
+    x = z + 2 * rng.standard_normal((lives, 5))[life] - 3 * share[:, None] * np.array([1, 0, 1, 0, 0])
+    x[:, 4] = np.exp(x[:, 4] / 2)
+    return Lives(life, np.arange(lives), at * float(EVERY), share), x, label
+
+
+def verdicts_of(kind: str, seed: int) -> list[tuple[str, str]]:
+    lives, x, label = joint_world(kind, seed)
+    rng = np.random.default_rng(seed)
+    e = verdicts.effects(x, list("abcde"), 0, label, lives, rng, permutations=49, resamples=99)
+    t = verdicts.times(label, lives, rng)
+    return [verdicts.verdict(e, t, c, lives, CONFIG.smallest) for c in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["variance", "interaction", "three", "turns"])
+@pytest.mark.parametrize("seed", range(2))
+def test_clusters_whose_means_do_not_differ_are_not_called_noise(kind: str, seed: int) -> None:
+    for called, why in verdicts_of(kind, seed):
+        assert called == ("behaviour" if kind in ("variance", "interaction") else "undecided"), why
+        said = {"variance": "spread of c", "interaction": "a with b"}.get(kind, "all features together")
+        assert said in why
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["variance", "interaction", "three", "turns"])
+def test_forty_worlds_of_clusters_whose_means_do_not_differ(kind: str) -> None:
+    called = [kind_ for seed in range(40) for kind_, _ in verdicts_of(kind, 100 + seed)]
+    assert "noise" not in called
+
+
+def test_spreads_and_pairs_are_those_of_what_is_left() -> None:
+    """Normal scores: a lognormal column counts as its logarithm; two values have no spread; what is given exactly has
+    neither."""
+    lives, x, label = joint_world("interaction", 0)
+    flag = (x[:, 1] > np.median(x[:, 1])).astype(float)
+    columns = np.column_stack([x[:, 0], np.exp(x[:, 0]), flag, lives.tick_N])
+    values, of = verdicts.spreads_and_pairs(columns, lives)
+    assert of == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2)]
+    np.testing.assert_allclose(values[:, 0], values[:, 3])
+    np.testing.assert_allclose(values[:, 0], values[:, 1])
+    left = verdicts.beyond_time_and_life(verdicts.normal_scores(columns[:, :1]), lives)[:, 0]
+    square = verdicts.beyond_time_and_life((left / left.std())[:, None] ** 2, lives)[:, 0]
+    np.testing.assert_allclose(values[:, 0], square)
+    assert np.abs(values.mean(0)).max() < 1e-9
+    none, of = verdicts.spreads_and_pairs(lives.tick_N[:, None], lives)
+    assert none.shape == (len(label), 0) and of == []
+
+
+def test_neighbours_are_of_other_worlds() -> None:
+    """All rows of a life alike and in one cluster: neighbours in it there are, but none of another life."""
+    lives, x, _ = joint_world("variance", 0)
+    unlike = x + 1e6 * lives.life_N[:, None]  # what life gives exactly is taken out
+    label = lives.life_N % 2
+    near = verdicts.neighbours(unlike, label, 2, lives, np.random.default_rng(0), 49)
+    assert near.share == pytest.approx(0.5, abs=0.05) and near.q.min() > 0.05
+    high = (verdicts.beyond_time_and_life(x[:, :1], lives)[:, 0] > 0).astype(int)  # of its own life and time
+    own = verdicts.neighbours(x, high, 2, lives, np.random.default_rng(0), 49)
+    assert (own.share > own.chance + 0.05).all() and own.q.max() < 0.01
 
 
 # Effect sizes
@@ -293,7 +385,8 @@ def test_effect_sizes_are_those_that_were_planted() -> None:
     true = (planted_d - mean) / spread
     error = np.sqrt(3 / len(life) + 1.5 / len(life) + true**2 / (2 * len(life)))  # of d (Hedges and Olkin 1985)
     assert (np.abs(d - true) < 3 * error).all() and (np.abs(d) > 5 * error).all()
-    low, high = verdicts.d_interval(x - x.mean(0), state, life, 3, rng, 2000)
+    low, high, reach = verdicts.d_interval(x - x.mean(0), state, life, 3, rng, 2000)
+    assert (reach < np.maximum(np.abs(low), np.abs(high))).all() and (reach > np.abs(d)[:, None]).all()
     for c in range(3):
         np.testing.assert_allclose(d[c], cohens_d(x, state == c)[0], rtol=1e-9)
         _, other_low, other_high = cohens_d_interval(x, state == c, life, rng=rng)
@@ -318,8 +411,8 @@ def test_a_feature_of_time_alone_passes_no_test_beyond_time() -> None:
         x, ["level", "tick"], 0, label, records.lives, np.random.default_rng(0), permutations=199, resamples=99
     )
     assert (np.abs(found.d) > 2).all() and (found.q < 0.05).all()
-    assert np.abs(found.beyond[:, 0]).max() < 0.3 and found.beyond_q[:, 0].min() > 0.05
-    assert np.isnan(found.beyond[:, 1]).all()
+    assert np.abs(found.beyond.d[:, 0]).max() < 0.3 and found.beyond.q[:, 0].min() > 0.05
+    assert np.isnan(found.beyond.d[:, 1]).all()
     assert found.table()[1]["feature"] == "tick" and found.table()[1]["beyond"] is None
 
 
@@ -339,7 +432,7 @@ def test_features_that_all_lives_share_tick_by_tick_are_time() -> None:
 
 def test_false_alarms_stay_at_their_level() -> None:
     """Labels in runs and autocorrelated features that know nothing of each other, both bound to time and life."""
-    hits, far = [], []
+    hits, far, joint, most, near = [], [], [], [], []
     for seed in range(20):
         rng = np.random.default_rng(seed)
         life, at, share = grid(rng)
@@ -351,10 +444,14 @@ def test_false_alarms_stay_at_their_level() -> None:
         x[:, 3] = x[:, 3] > np.quantile(x[:, 3], 0.97)  # rare events
         label = np.where(switching(rng, life, 3, 0.8) * at < 60, 0, 1)
         found = verdicts.effects(x, list("abcd"), 0, label, lives, rng, permutations=49, resamples=20)
-        hits.append(found.beyond_p[0] <= 0.05)
-        far.append(found.beyond_p[0] <= 0.005)  # beyond what 49 draws can say
+        hits.append(found.beyond.p[0] <= 0.05)
+        far.append(found.beyond.p[0] <= 0.005)  # beyond what 49 draws can say
+        joint.append(found.joint.p[0] <= 0.05)
+        most.append(np.nanmin(found.joint.q) <= 0.05)
+        near.append(found.near.p[0] <= 0.05)
     assert np.mean(hits) < 0.12  # 80 tests at 0.05; three standard deviations above
     assert np.mean(far) < 0.02
+    assert np.mean(joint) < 0.1 and np.mean(most) <= 0.25 and np.mean(near) <= 0.25  # 200, 20 and 20 tests
 
 
 def test_one_effect_among_many_tests_is_found_with_few_permutations() -> None:
@@ -366,7 +463,7 @@ def test_one_effect_among_many_tests_is_found_with_few_permutations() -> None:
     x = rng.standard_normal((len(life), 6))
     x[:, 2] += 2 * (label == 5)
     found = verdicts.effects(x, list("abcdef"), 0, label, lives, rng, permutations=99, resamples=20)
-    assert found.beyond_q[5, 2] < 0.01 and (np.delete(found.beyond_q.ravel(), 5 * 6 + 2) > 0.05).mean() > 0.95
+    assert found.beyond.q[5, 2] < 0.01 and (np.delete(found.beyond.q.ravel(), 5 * 6 + 2) > 0.05).mean() > 0.95
 
 
 # Floors

@@ -53,7 +53,7 @@ from generative.rssm import ModelConfig
 from generative.simulator import RSSMSimulator
 
 ACTIONS = ("left", "right", "none")
-OPTIONS = BehaviourOptions(clusters=3, lags=(2, 4), pca_size=8, filmstrips=2, videos=0)
+OPTIONS = BehaviourOptions(clusters=3, lags=(2, 4), pca_size=8, filmstrips=2, videos=0, surrogates=0)
 
 
 def planted_steps(episodes: int = 30, length: int = 60, seed: int = 0, world: bool = False) -> tuple[Steps, np.ndarray]:
@@ -458,7 +458,7 @@ def test_three_lags_do_not_hide_behaviours_that_few_units_carry() -> None:
     scene = draw("mixture", 4, episodes=40, steps=32, dwell=0, effect=2.0)
     nothing = np.zeros(len(scene.h_NH), np.int64)
     steps = Steps(scene.h_NH, None, scene.c_NK[:, 0], nothing, nothing[:, None], scene.index_N2)
-    options = BehaviourOptions(clusters=4, videos=0, filmstrips=0)
+    options = BehaviourOptions(clusters=4, videos=0, filmstrips=0, surrogates=0)
     result = cluster((steps, None), options, 0, ("any",))
     truth = label_truth(result, steps, behaviour_of(scene.options, scene.x_NX))
     assert adjusted_rand_score(truth, result.arrays["labels_real"]) > 0.95
@@ -643,7 +643,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_of(recorded: Path, out: Path, **fit: object) -> BehavioursConfig:
-    options = BehaviourOptions(**{"clusters": 3, "lags": (1,), "videos": 5, "video_steps": 6, **fit})  # type: ignore[arg-type]
+    sizes = {"clusters": 3, "lags": (1,), "videos": 5, "video_steps": 6, "surrogates": 0, **fit}
+    options = BehaviourOptions(**sizes)  # type: ignore[arg-type]
     return BehavioursConfig(rollouts=recorded, out=out, fit=options, threads=1)
 
 

@@ -239,8 +239,14 @@ def test_signals_end_in_one_line_and_leave_no_half_run_that_looks_whole(
             os.kill(os.getpid(), number)
 
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as stopped:
-        run(Outer, main, "outer", [])
+    ours = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # where the tests run in the background, it is ignored
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            run(Outer, main, "outer", [])
+    finally:
+        signal.signal(signal.SIGINT, ours)
     assert stopped.value.code == code and capsys.readouterr().err == f"{said}\n"
     assert signal.getsignal(signal.SIGTERM) == before
     if overwrite:

@@ -14,11 +14,13 @@ from analysis.life_phase import (
     LifePhaseConfig,
     Moments,
     analyse,
-    coins_p,
     ends,
     eta2_of,
     phase_rows,
+    rotated_ends,
     shares_by_phase,
+    sum_p,
+    words,
 )
 from analysis.lives import Clusters
 from core.contracts import UserError
@@ -115,13 +117,16 @@ def test_fewer_units_give_wider_intervals() -> None:
     assert widths[1] > 1.5 * widths[0]
 
 
-def test_what_deaths_end_in_is_found_and_only_that() -> None:
+def test_what_deaths_end_in_is_found_and_only_that(tmp_path: Path) -> None:
     died = np.arange(30) % 3 > 0
     rows = ends(made_up(1, "end"), died, np.arange(3))
     assert [row["deaths"] for row in rows] == [20] * 3
     assert rows[2]["share_of_ends"] == 1 and rows[2]["q"] < 0.001 and rows[2]["share_of_lives"] < 0.5
     assert rows[2]["low"] == pytest.approx(0.025 ** (1 / 20)) and rows[2]["high"] == 1  # not a certainty
     assert ends(made_up(1, "end"), np.zeros(30, bool), np.arange(3)) == []
+    config = LifePhaseConfig(cluster_dir=tmp_path, unit="lives", resamples=99, rotations=99)
+    said = words(analyse(made_up(1, "end"), np.full(30, 200), died, config))
+    assert any("of 20 deaths end in it" in line and "interval and q of 20 lives" in line for line in said)
 
 
 def test_ends_that_are_moments_like_others_raise_no_alarm() -> None:
@@ -142,8 +147,40 @@ def test_p_of_equal_coins_is_the_binomial_one() -> None:
 
     for heads in (0, 2, 5, 11):
         tails = binom.cdf(heads, 12, 0.3), binom.sf(heads - 1, 12, 0.3)
-        assert coins_p(heads, np.full(12, 0.3)) == pytest.approx(min(1, 2 * min(tails)))
-    assert coins_p(1, np.array([0.0, 1.0])) == 1 and coins_p(1, np.zeros(2)) == 0
+        assert sum_p(heads, [np.array([0.7, 0.3])] * 12) == pytest.approx(min(1, 2 * min(tails)))
+    assert sum_p(1, [np.array([1.0, 0.0]), np.array([0.0, 1.0])]) == 1 and sum_p(1, [np.array([1.0, 0.0])] * 2) == 0
+
+
+def test_ends_of_lives_that_are_rotated_together_are_those_that_rotations_give() -> None:
+    """By hand, and as counted over many rotations; a life alone is a coin with its share of rows."""
+    rng = np.random.default_rng(0)
+    half, other = np.array([1, 1, 0, 0], bool), np.array([0, 0, 1, 1], bool)
+    alone, same, opposite = (
+        rotated_ends(lives, np.zeros(len(lives), int))[0] for lives in ([half], [half, half], [half, other])
+    )
+    assert alone == pytest.approx([0.5, 0.5]) and same == pytest.approx([0.5, 0, 0.5])
+    assert opposite == pytest.approx([0, 1, 0])
+    lives = [rng.random(n) < 0.4 for n in (5, 7, 12, 3)]
+    chances = rotated_ends(lives, np.array([0, 0, 0, 1]))
+    share = rng.random(20_000)
+    counted = np.sum([life[(share * len(life)).astype(int)] for life in lives[:3]], 0)
+    assert chances[0] == pytest.approx(np.bincount(counted, minlength=4) / 20_000, abs=0.015)
+    assert chances[1] == pytest.approx([1 - lives[3].mean(), lives[3].mean()])
+
+
+def test_an_end_that_agents_of_a_world_share_is_one_end_where_worlds_are_the_unit() -> None:
+    """A world ends for all at once, in whatever label it then has: few worlds, however many lives."""
+    rng, alarms = np.random.default_rng(0), {"lives": 0, "worlds": 0}
+    for _ in range(20):
+        world, t = np.repeat(np.arange(6), 16 * 20), np.tile(np.arange(20), 6 * 16)
+        label = ((t - rng.integers(20, size=6)[world]) % 20 < 7).astype(int)
+        episode = np.repeat(np.arange(96), 20)
+        for unit in alarms:
+            m = Moments(episode, episode if unit == "lives" else world, t, (t + 0.5) / 20, label)
+            rows = ends(m, np.ones(96, bool), np.array([0, 1]))
+            assert rows[0]["units"] == (96 if unit == "lives" else 6)
+            alarms[unit] += min(row["q"] for row in rows) <= 0.05
+    assert alarms["worlds"] <= 3 and alarms["lives"] >= 8  # one in twenty is expected
 
 
 def test_rotations_stay_within_their_life() -> None:

@@ -18,7 +18,7 @@ from analysis.probe_fits import (
     partial_out,
     polynomial,
 )
-from analysis.probes import ProbesConfig, Rows, choose_unit, kind_of, probe, summary
+from analysis.probes import ProbesConfig, Rows, choose_unit, kind_of, probe, summary, verdict
 from core.contracts import UserError
 from core.stats import least_units
 
@@ -87,13 +87,31 @@ def test_each_planted_target_gets_its_verdict(found: dict[str, dict[str, Any]]) 
         "tick": "read; it is time itself",
         "row": "read beyond what is given",
         "own": "read beyond what is given",
-        "through": "nothing beyond what is given",
+        "through": "read; not beyond what is given",
         "xor": "not read",
         "elsewhere": "not read",
         "flag": "read beyond what is given",
         "still": "constant",
         "rare": "too rare to tell",
     }
+
+
+@pytest.mark.parametrize(
+    ("low", "high_90", "q", "says"),
+    [
+        (0.03, 0.09, 0.01, "read beyond what is given"),
+        (0.03, 0.09, 0.2, "read; open whether beyond what is given"),  # exchanged targets reach it
+        (0.01, 0.05, 0.01, "read; open whether beyond what is given"),  # more than nothing, perhaps not of interest
+        (-0.02, 0.05, 0.5, "read; open whether beyond what is given"),  # nothing found, and something could be missed
+        (-0.02, 0.015, 0.5, "read; not beyond what is given"),
+        (0.005, 0.015, 0.01, "read; not beyond what is given"),  # surely more than nothing, and surely too little
+        (None, None, None, "read; open whether beyond what is given"),
+    ],
+)
+def test_beyond_what_is_given_has_a_smallest_size(low: float, high_90: float, q: float, says: str) -> None:
+    row = {"units_varying": 16, "linear_low": 0.3, "linear_q": 0.01, "time": 0.1, "partial": 0.0}
+    row |= {"partial_low": low, "partial_high_90": high_90, "partial_q": q}
+    assert verdict(row, True, 0.02) == says
 
 
 def test_mediation_takes_what_is_only_a_confounders_and_leaves_the_rest(found: dict[str, dict[str, Any]]) -> None:

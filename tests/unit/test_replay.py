@@ -53,14 +53,14 @@ def test_the_page_holds_what_it_was_given() -> None:
     alive = replay.alive_TA
     assert np.array_equal((health["low"] + (level + 32767.0) * health["step"])[alive], replay.values["health"][alive])
     (cluster,) = data["labels"]
-    assert [c["name"] for c in cluster["classes"]] == ["cluster 0", "cluster 1", "noise", "not clustered"]
+    assert [c["name"] for c in cluster["classes"]] == ["cluster 0", "cluster 1", "in no cluster", "not clustered"]
     assert unpacked(cluster["data"]).tolist() == [[0, -1], [1, -2], [0, -2]]
     assert [m["name"] for m in data["materials"]] == ["void", "water", "grass"]
 
 
 def test_labels_that_are_no_clusters_have_their_names() -> None:
     data = data_of(page(small(label_names={"cluster": {0: "hybrid", 1: "takeru"}})))
-    assert [c["name"] for c in data["labels"][0]["classes"]] == ["hybrid", "takeru", "noise", "not clustered"]
+    assert [c["name"] for c in data["labels"][0]["classes"]] == ["hybrid", "takeru", "in no cluster", "not clustered"]
 
 
 def test_nothing_comes_from_outside_and_no_name_breaks_out() -> None:

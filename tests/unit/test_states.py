@@ -104,7 +104,7 @@ def test_units_that_never_change_are_left_out_by_name(space: str, capsys: pytest
         torch.testing.assert_close(basis.project(basis.lift(c)), c, atol=1e-4, rtol=1e-4)
         assert basis.lift(c)[:, 2].tolist() == [0.25] * 3  # never moved
     unit = np.arange(len(x)) // STEPS
-    options = FitOptions(pca_size=4, ica_size=0, nmf_size=0, clusters=3, embedding=("pca",))
+    options = FitOptions(pca_size=4, ica_size=0, nmf_size=0, clusters=3, surrogates=0, embedding=("pca",))
     result, _ = fit(pooled(x, np.zeros(len(x)), unit), space, "sim", options, 0)
     assert result.notes["left_out"] == names
     said = capsys.readouterr().err
@@ -266,7 +266,7 @@ def test_simulated_states_are_projected_not_fitted() -> None:
     real, simulated = walk(rng, EPISODES, 5), 50 + 3 * walk(rng, EPISODES, 5)
     unit = np.arange(2 * len(real)) // STEPS
     both = pooled(np.concatenate([real, simulated]).astype(np.float32), np.repeat([0, 1], len(real)), unit)
-    options = FitOptions(ica_size=0, nmf_size=0, clusters=3, embedding=("pca",))
+    options = FitOptions(ica_size=0, nmf_size=0, clusters=3, surrogates=0, embedding=("pca",))
     result, bases = fit(both, "h", "agent", options, 0)
     np.testing.assert_allclose(bases["pca"].mean_H, real.mean(0), atol=1e-4)
     assert "c_ica" not in result.arrays and set(bases) == {"pca", "neurons"}
@@ -282,7 +282,7 @@ def test_too_few_states_to_compare_are_a_note() -> None:
     x = walk(np.random.default_rng(0), EPISODES, 3).astype(np.float32)
     source, unit = np.zeros(len(x)), np.arange(len(x)) // STEPS
     source[-3 * STEPS :] = 1  # three simulated episodes
-    options = FitOptions(ica_size=0, nmf_size=0, clusters=3, embedding=("pca",))
+    options = FitOptions(ica_size=0, nmf_size=0, clusters=3, surrogates=0, embedding=("pca",))
     result, _ = fit(pooled(x, source, unit), "h", "", options, 0)
     assert "90 simulated ones of 3 are too few" in result.notes["overlap"] and "overlap" not in result.tables
 
@@ -290,7 +290,7 @@ def test_too_few_states_to_compare_are_a_note() -> None:
 def test_too_few_or_equal_states_for_the_clusters_are_refused() -> None:
     x = np.repeat(walk(np.random.default_rng(0), 1, 3)[:4], 30, 0).astype(np.float32)
     both = pooled(x, np.zeros(len(x)), np.arange(len(x)) // STEPS)
-    options = FitOptions(pca_size=2, ica_size=0, nmf_size=0, embedding=("pca",))
+    options = FitOptions(pca_size=2, ica_size=0, nmf_size=0, surrogates=0, embedding=("pca",))
     with pytest.raises(UserError, match="only 4 different states, so that of 6 clusters some would be empty"):
         fit(both, "h", "", FitOptions(**{**vars(options), "clusters": 6}), 0)
     with pytest.raises(UserError, match="120 steps are too few for 32 clusters"):
@@ -300,7 +300,7 @@ def test_too_few_or_equal_states_for_the_clusters_are_refused() -> None:
 def test_figures_are_of_what_there_is(tmp_path: Path) -> None:
     """Head weights without ICA are drawn; courses and paths of episodes of one state each are not."""
     x = walk(np.random.default_rng(0), EPISODES, 3).astype(np.float32)
-    options = FitOptions(ica_size=0, nmf_size=0, clusters=3, embedding=("pca",))
+    options = FitOptions(ica_size=0, nmf_size=0, clusters=3, surrogates=0, embedding=("pca",))
     result, _ = fit(pooled(x, np.zeros(len(x)), np.arange(len(x)) // STEPS), "h", "", options, 0)
     result.arrays["head_weights_pca"], result.notes["action_names"] = np.ones((3, 3)), ["left", "right"]
     assert {"heads.png", "paths.png", "time_courses.png"} <= set(draw(result, tmp_path))

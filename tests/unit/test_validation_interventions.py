@@ -19,7 +19,7 @@ from validation import verdicts
 from validation.agreement import agreement
 from validation.interventions import InterventionsConfig, StudyOptions, by_behaviour, check, study
 from validation.interventions_bench import Bench, effects_in
-from validation.interventions_controls import Family, Pick, choose, contest, mocks_of
+from validation.interventions_controls import Family, Mocks, Pick, choose, contest, mocks_of
 from validation.interventions_hypotheses import (
     Blocks,
     Hypothesis,
@@ -27,6 +27,7 @@ from validation.interventions_hypotheses import (
     Moves,
     Redirect,
     hypotheses_of,
+    mixed_frames,
     own_frame,
     parse_hypothesis,
     random_units,
@@ -41,8 +42,8 @@ from validation.interventions_rollouts import (
     SimulatedWorld,
     collect_starts,
     distinct_actions,
+    family_of,
     is_own,
-    is_share,
     quantities,
 )
 from validation.interventions_statistics import (
@@ -51,8 +52,10 @@ from validation.interventions_statistics import (
     points_of,
     rank_p,
     recovered_of,
+    special_p,
     spread_of,
     table_of,
+    worst_p,
 )
 
 OPTIONS = PlantedOptions()
@@ -108,11 +111,10 @@ def test_no_effect_of_the_nuisance_exists_and_all_are_zero(result):
     ]
     assert len(mine) > 20
     judged = [r for r in mine if "verdict" in r]
-    sure = [r for r in judged if not is_share(r["quantity"])]
-    assert len(sure) > 10 and {r["exists"] for r in sure} == {"no"}
-    assert {r["verdict"] for r in sure} == {"no effect"}
-    # No event of 48 starts changes, which leaves up to 0.053 that would (90 %), more than the smallest of interest.
-    assert {r["verdict"] for r in judged} <= {"no effect", "open"}
+    assert len(judged) > 10 and {r["exists"] for r in judged} <= {"no", "open"}
+    # What has two levels, and never changed at a few dozen starts, may change at one of twenty.
+    assert {family_of(r["quantity"]) for r in judged if r["exists"] == "open"} <= {"outcomes", "events"}
+    assert {r["verdict"] for r in judged if r["exists"] == "no"} == {"no effect"}
     assert max(abs(r["observed"]) for r in mine) < 1e-5
     foretold = [r for r in mine if r["predicted_jacobian"] is not None]
     assert {r["quantity"][:6] for r in mine if r not in foretold} == {"event:"}
@@ -591,15 +593,15 @@ def test_mocks_are_chosen_as_the_claim_is_and_the_largest_of_many_is_no_surprise
         ways = [w for some in family.ways for w in some]
         for bench in (choosing, testing):
             bench.prepare(ways, (), np.random.default_rng(0))
-        mocks = mocks_of(family, choosing, 60, generator)
+        mocks = mocks_of(family, choosing, 60, generator).families[:60]  # of one law, the recorded one
         picks = choose(family, choosing, mocks)
         assert {p.way for mine in picks for p in mine} == {0, 1} and len({mine[0].place for mine in picks}) > 3
-        against = contest(family, choosing, testing, picks[0], mocks[1:], "")
+        against = contest(family, choosing, testing, picks[0], Mocks(mocks[1:], np.zeros(59, int)), "")
         # Every mock in turn is a claim that means nothing.
         for m in range(10):
             place, way, q = against.places[m][0], *[(p.way, p.quantity) for p in picks[m + 1]][0]
             size = abs(against.effect[q][m, 0, way].mean())
-            honest += rank_p(size / against.law.scale[q], np.delete(against.law.largest_M, m)) <= 0.05
+            honest += rank_p(size / against.largest.scale[q], np.delete(against.largest.largest_M, m)) <= 0.05
             single = [abs(v.mean()) for n, v in enumerate(against.effect[q][:, 0, 0]) if n != m]
             fresh = recorded_frames(testing.starts.h_NH, testing.basis, 1, 50, generator)
             one = testing.real.measure(testing.redirected(testing.real, family.ways[place][way], list(fresh)))
@@ -607,6 +609,35 @@ def test_mocks_are_chosen_as_the_claim_is_and_the_largest_of_many_is_no_surprise
             alone += rank_p(size, np.abs((one[q] - base).mean(1))) <= 0.05
             assert len(single) == 58
     assert honest <= 8 < alone  # of 60: 3 expected; the curse gives many times more
+
+
+def test_mixtures_of_a_basis_span_what_it_spans(planted):
+    _, known = planted
+    basis, generator = known.basis, torch.Generator().manual_seed(0)
+    whole = torch.linalg.svd(basis.lift_KH, full_matrices=False)[2]
+    for sizes in ([1] * 8, [3], [2, 1]):
+        frames = mixed_frames(basis, sizes, generator)
+        assert [len(f) for f in frames] == sizes
+        for frame in frames:
+            torch.testing.assert_close(frame @ frame.T, torch.eye(len(frame)))
+            torch.testing.assert_close(frame @ whole.T @ whole, frame)
+    # Turned uniformly: no direction of the basis is nearer to the mixtures than another.
+    one = torch.cat([mixed_frames(basis, [1], generator)[0] for _ in range(2000)])
+    share = torch.linalg.lstsq(basis.lift_KH.T, one.T).solution.square()
+    torch.testing.assert_close(share.mean(1) / share.mean(), torch.ones(8), atol=0.2, rtol=0)
+
+
+def test_a_claim_stands_out_of_recorded_and_of_mixed_directions():
+    choosing, _ = choosing_and_testing()
+    generator = torch.Generator().manual_seed(0)
+    mocks = mocks_of(family_of_all(), choosing, 40, generator)
+    assert np.bincount(mocks.law_M).tolist() == [40, 40] and len(mocks.families) == 80
+    everything = Family(((Hypothesis("collapse", tuple(range(8)), everything=True),),))
+    assert set(mocks_of(everything, choosing, 40, generator).law_M) == {0}  # its mixtures are itself
+    null, law = np.r_[np.zeros(39), np.linspace(0, 2, 39)], np.repeat([0, 1], 39)
+    assert worst_p(1.0, null, law) == pytest.approx(0.525, abs=0.03) and worst_p(1.0, null[:39], law[:39]) == 1 / 40
+    effect = np.concatenate([np.zeros((39, 5)), np.full((39, 5), 2.0)])
+    assert special_p("value@3", 1.0, Controls({"value@3": effect}, law, {})) == 1.0
 
 
 def test_a_named_quantity_leaves_nothing_to_choose(planted):
@@ -643,7 +674,9 @@ def test_agreement_of_exact_effects_and_slopes_by_hand():
     effect_PN = np.array([1.0, -2.0, 3.0, -0.5])[:, None] + 0.01 * rng.standard_normal((4, 40))
     for factor in (2.0, -2.0):
         found = agreement(effect_PN, factor * effect_PN, rng=rng)
-        assert found.sign.value == pytest.approx(float(factor > 0), abs=1e-3) and found.rank.value == pytest.approx(np.sign(factor))
+        assert found.sign.value == pytest.approx(float(factor > 0)) and found.rank.value == pytest.approx(
+            np.sign(factor)
+        )
         assert found.slope.value == pytest.approx(factor, rel=1e-3)
         assert all(e.low <= e.value <= e.high for e in found[:3]) and found.points == 4
     hypotheses = hypotheses_of((4, 5), (-1.0, 2.0))
@@ -651,6 +684,8 @@ def test_agreement_of_exact_effects_and_slopes_by_hand():
     slopes = {p.label: p.of(effect) for p in points_of(hypotheses, all_kinds=False)}
     assert slopes == {"4": pytest.approx([3.0]), "5": pytest.approx([0.0])}
     assert spread_of(np.full(48, 0.1)) == 0 < np.full(48, 0.1).std()
+    assert spread_of(1 + 1e-8 * np.arange(48)) == 0 < spread_of(1 + 1e-4 * np.arange(48))  # rounding of float32
+    assert spread_of(1e-8 * np.arange(48)) > 0  # small, but it varies
 
 
 def test_noise_does_not_hide_agreement():
@@ -689,7 +724,7 @@ def test_what_is_certain_lends_no_other_effect_its_small_p():
 def test_a_handful_of_starts_refutes_nothing(starts, said):
     h, rng = shift_of(0, 1.0), np.random.default_rng(0)
     effect = {"value@3": np.zeros((1, starts))}
-    controls = {h: Controls({"value@3": np.full((50, starts), np.linspace(-1, 1, 50)[:, None])}, {})}
+    controls = {h: Controls({"value@3": np.full((50, starts), np.linspace(-1, 1, 50)[:, None])}, np.zeros(50), {})}
     effects = effects_like(effect, {"value@3": np.ones((1, starts))})
     rows, _ = table_of(effects, [h], controls, (), (0.1, 0.05), rng)
     (row,) = [r for r in rows if r["world"] == "real"]
