@@ -2,7 +2,7 @@
 
 Steps of one episode are not independent, so whole episodes are resampled, left out and permuted; treating
 steps as the unit makes intervals too narrow and p-values too small.  What each interval is, where it comes from and
-how often it holds the truth: docs/statistics.md, measured by tests/unit/test_stats.py.
+how often it holds the truth: docs/statistics.md, measured by the slow tests.
 
 E independent units (episodes), N rows (steps), Q quantities, R draws.
 """

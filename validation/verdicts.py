@@ -107,9 +107,9 @@ def test(sample: Sample, rng: np.random.Generator) -> Tested:
     def of(estimates: list[Estimate], i: int) -> list[Estimate]:
         return estimates[i * count : (i + 1) * count]
 
-    step_Q = np.full(count, np.nan) if sample.step is None else sample.step
-    for j in np.flatnonzero(np.isfinite(step_Q)):
-        step = float(step_Q[j])
+    for j, step in enumerate([] if sample.step is None else sample.step.tolist()):
+        if np.isnan(step):
+            continue
         for estimates, level in ((wide, 0.95), (narrow, 0.90)):
             _as_share(estimates, (j, 4 * count + j), (s[:, j] / step, world[:, j] / step), step, level)
             _no_nearer(estimates, j, count, float(f[:, j].mean()), float(sign[j]))

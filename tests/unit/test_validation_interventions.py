@@ -42,8 +42,8 @@ from validation.interventions_rollouts import (
     SimulatedWorld,
     collect_starts,
     distinct_actions,
-    family_of,
     is_own,
+    is_share,
     quantities,
 )
 from validation.interventions_statistics import (
@@ -51,6 +51,7 @@ from validation.interventions_statistics import (
     Effects,
     points_of,
     rank_p,
+    recovered_of,
     special_p,
     spread_of,
     table_of,
@@ -110,10 +111,11 @@ def test_no_effect_of_the_nuisance_exists_and_all_are_zero(result):
     ]
     assert len(mine) > 20
     judged = [r for r in mine if "verdict" in r]
-    assert len(judged) > 10 and {r["exists"] for r in judged} <= {"no", "open"}
-    # What has two levels, and never changed at a few dozen starts, may change at one of twenty.
-    assert {family_of(r["quantity"]) for r in judged if r["exists"] == "open"} <= {"outcomes", "events"}
-    assert {r["verdict"] for r in judged if r["exists"] == "no"} == {"no effect"}
+    sure = [r for r in judged if not is_share(r["quantity"])]
+    assert len(sure) > 10 and {r["exists"] for r in sure} == {"no"}
+    assert {r["verdict"] for r in sure} == {"no effect"}
+    # No event of 48 starts changes, which leaves up to 0.053 that would (90 %), more than the smallest of interest.
+    assert {r["verdict"] for r in judged} <= {"no effect", "open"}
     assert max(abs(r["observed"]) for r in mine) < 1e-5
     foretold = [r for r in mine if r["predicted_jacobian"] is not None]
     assert {r["quantity"][:6] for r in mine if r not in foretold} == {"event:"}
@@ -673,7 +675,7 @@ def test_agreement_of_exact_effects_and_slopes_by_hand():
     effect_PN = np.array([1.0, -2.0, 3.0, -0.5])[:, None] + 0.01 * rng.standard_normal((4, 40))
     for factor in (2.0, -2.0):
         found = agreement(effect_PN, factor * effect_PN, rng=rng)
-        assert found.sign.value == pytest.approx(float(factor > 0)) and found.rank.value == pytest.approx(
+        assert found.sign.value == pytest.approx(float(factor > 0), abs=1e-3) and found.rank.value == pytest.approx(
             np.sign(factor)
         )
         assert found.slope.value == pytest.approx(factor, rel=1e-3)
@@ -728,6 +730,32 @@ def test_a_handful_of_starts_refutes_nothing(starts, said):
     rows, _ = table_of(effects, [h], controls, (), (0.1, 0.05), rng)
     (row,) = [r for r in rows if r["world"] == "real"]
     assert row["verdict"] == said and row["special_p"] == 1.0
+
+
+@pytest.mark.parametrize(("starts", "said"), [(6, "open"), (400, "refuted")])
+def test_an_event_that_changes_at_no_start_of_six_refutes_nothing(starts, said):
+    """Of six starts none of which changes up to 0.39 may: Tango's interval, also for the size and for a reward."""
+    h, rng, levels = shift_of(0, 1.0), np.random.default_rng(0), np.arange(starts) % 2
+    effect = {q: np.zeros((1, starts)) for q in ("event:jump@3", "reward@3")}
+    foretold = {"event:jump@3": np.full((1, starts), 0.3), "reward@3": np.full((1, starts), 3.0)}
+    unaltered = {"event:jump@3": levels, "reward@3": 10.0 * levels}
+    rows, _ = table_of(effects_like(effect, foretold, unaltered), [h], {}, (), (0.1, 0.05), rng)
+    judged_rows = [r for r in rows if "verdict" in r]
+    assert [r["verdict"] for r in judged_rows] == [said, said]
+    assert all(r["low"] < 0 < r["high"] for r in judged_rows)
+
+
+def test_a_patch_between_starts_that_hardly_differ_has_no_interval():
+    rng = np.random.default_rng(0)
+    receiver = rng.normal(size=24)
+    for gap, known in ((0.01, False), (2.0, True)):
+        unaltered = {"value@3": np.r_[receiver, receiver + gap + rng.normal(size=24)]}
+        donor_N = np.r_[np.arange(24, 48), np.arange(24, 48)]
+        moved = 0.5 * (unaltered["value@3"][donor_N] - unaltered["value@3"])
+        moved[24:] = np.nan
+        effects = effects_like({"value@3": moved[None]}, unaltered=unaltered)
+        row = recovered_of(effects, [shift_of(0, 1.0)], {0: donor_N}, rng)[0]
+        assert row["recovered"] == pytest.approx(0.5) and (row["low"] is not None) == known
 
 
 def test_effects_by_behaviour_are_of_the_starts_a_hypothesis_is_about():
