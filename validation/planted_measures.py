@@ -74,27 +74,6 @@ R2_NUISANCE = Measure("R2 of the nuisance", "how well the innocent direction can
 FALSE_ALARMS = Measure("false alarms", "false alarms where nothing acts (nominal 5 %)", LEVEL)
 MISSES = Measure("intervals that miss", "95 % intervals that miss the truth", LEVEL)
 CONFIRMED = Measure("claims without an effect", "claims confirmed where nothing acts", at_most(LEVEL.high))
-# 10 worlds of 4 random bases are 40 studies: 0.05 + 3 standard errors (benchmarks.claims asks for 0.07 of 1,000).
-CHOICE = Measure("chosen directions special", "largest of random directions called special", at_most(0.15))
-FOUND = Measure("cause named", "worlds in which the cause is named", at_least(0.99))
-ACCUSED = Measure("nuisance accused", "worlds in which the innocent direction is accused", at_most(0.01))
-ELSEWHERE = Measure("effect elsewhere", "effect at a wrong time or in a wrong behaviour", at_most(1e-6))
-AGREEMENT = Measure("behaviours found (ARI)", "behaviours found (adjusted Rand index)", at_least(0.95))
-AGREEMENT_ERROR = Measure(
-    "ARI against analytic", "its distance from the analytic value, in standard errors", Target(-1, 1)
-)
-# 10 worlds of 8 directions and 3 independent contrasts of behaviours are 240 intervals: 0.95 +- 3 standard errors.
-D_COVERAGE = Measure(
-    "Cohen's d intervals", "95 % intervals of Cohen's d that hold the analytic value", Target(0.91, 0.99)
-)
-HISTORIES = Measure(
-    "behaviours of histories (ARI)", "the same, from histories of six steps and three lags", at_least(0.9)
-)
-R2_CAUSE = Measure("R2 of the cause", "how well the cause can be decoded (R2)", at_least(0.9))
-R2_NUISANCE = Measure("R2 of the nuisance", "how well the innocent direction can be decoded (R2)", at_least(0.9))
-FALSE_ALARMS = Measure("false alarms", "false alarms where nothing acts (nominal 5 %)", LEVEL)
-MISSES = Measure("intervals that miss", "95 % intervals that miss the truth", LEVEL)
-CONFIRMED = Measure("claims without an effect", "claims confirmed where nothing acts", at_most(LEVEL.high))
 CHOICE = Measure(
     "chosen directions special", "largest of directions that mean nothing called special", at_most(LEVEL.high)
 )

@@ -43,6 +43,7 @@ from validation.interventions_rollouts import (
     collect_starts,
     distinct_actions,
     is_own,
+    is_share,
     quantities,
 )
 from validation.interventions_statistics import (
