@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def draw_effects(result: Result, path: Path, top: int = 4) -> None:
     doses.sort(key=lambda d: -abs(d["predicted_simulated"]) / d["spread"])
     chosen = {i: [d for d in doses if d["direction"] == i][:top] for i in directions}
     columns = max(1, max((len(c) for c in chosen.values()), default=1))
-    figure = figure_of(3.2 * columns, 2.8 * max(1, len(directions)))
+    figure = figure_of(3.2 * columns, 2.9 * max(1, len(directions)))
     axes = figure.subplots(max(1, len(directions)), columns, squeeze=False)
     for ax in axes.flat:
         ax.set_axis_off()
@@ -65,7 +66,7 @@ def draw_effects(result: Result, path: Path, top: int = 4) -> None:
                 spread = [[r["observed"] - r["low"] for r in mine], [r["high"] - r["observed"] for r in mine]]
                 ax.errorbar(x, y, spread, color=colour, marker="o", ms=3, lw=1, capsize=2,
                             label="real world" if world == "real" else "simulator")  # fmt: skip
-            ax.set_title(f"direction {i}: {in_words(q)}", fontsize=8)
+            ax.set_title(fill(f"direction {i}: {in_words(q)}", 44), fontsize=8)
             ax.set_ylabel(f"change ({dose['unit'].partition(' per')[0]})", fontsize=8)
             ax.set_xlabel("amount added (standard deviations)", fontsize=8)
             ax.tick_params(labelsize=7)
