@@ -245,6 +245,7 @@ def counterfactual(shots: Snapshots, found: Found, rng: np.random.Generator) -> 
         guess = float(chance[asked].mean())
         found.rows.append(row("counterfactual_top1", k, estimate, "share", floor=float(best[asked].mean()), mean=guess))
         excess = np.where(asked, hit - chance, 0).sum(0) / np.where(asked.any(0), asked.sum(0), np.nan)
+        excess = excess.round(12)  # the same rounding at every start would be sure of its sign
         found.test("counterfactual_top1", k, estimate, guess, excess, rng)
         confusion.append((credit * asked[:, None]).sum(2) / asked.sum(1).clip(1)[:, None])
         for a, name in enumerate(names):
