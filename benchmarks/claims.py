@@ -149,9 +149,8 @@ def bundle(studies: int, hidden_states: Path, starts: int, seed: int) -> None:
     effect = run_ways(family, test, test.real, every, places, "real world: all that was chosen")
     print(f"run: {time.time() - began:.0f} s", flush=True)
     mean = {q: np.abs(v.mean(-1)) for q, v in effect.items()}  # [bases and mocks, R, W]
-    p_S = []
+    p_S, of_law = [], [np.flatnonzero(mocks.law_M == law) for law in np.unique(mocks.law_M)]
     for s in range(len(drawn)):
-        of_law = [np.flatnonzero(mocks.law_M == law) for law in np.unique(mocks.law_M)]
         some = np.concatenate([rng.permutation(mine)[:MOCKS] for mine in of_law])
         p_S.append(chance(mean, picks, s, len(drawn) + some, mocks.law_M[some]))
     for how in DRAWN:

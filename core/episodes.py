@@ -326,18 +326,18 @@ class RolloutStore:
         rows = [self._latent(e) for e in episodes]
         if any(row is None for row in rows):
             raise UserError(f"{self.path} has no latents: its episodes are not simulated")
-        z = np.stack(rows)  # type: ignore[arg-type]
-        broken = np.flatnonzero(~np.isfinite(z).all(1))
-        if len(broken):
-            raise UserError(
-                f"{self.path}: episode {list(episodes)[broken[0]]} started from a latent with NaN or infinite values; "
-                "record it again"
-            )
-        return z
+        return np.stack(rows)  # type: ignore[arg-type]
 
     def _latent(self, episode: int) -> np.ndarray | None:
         with self._reading(int(self._shard[episode])) as file:
-            return file["latent"][int(self._row[episode])] if "latent" in file else None
+            if "latent" not in file:
+                return None
+            z: np.ndarray = file["latent"][int(self._row[episode])]
+        if not np.isfinite(z).all():
+            raise UserError(
+                f"{self.path}: episode {episode} started from a latent with NaN or infinite values; record it again"
+            )
+        return z
 
     def episode(self, i: int) -> Episode:
         if not 0 <= i < len(self):
@@ -352,7 +352,7 @@ class RolloutStore:
             obs=groups["obs"],
             truth=groups["truth"],
             world=groups["world"],
-            latent=None if self._latent(i) is None else self.latents([i])[0],
+            latent=self._latent(i),
             terminated=bool(self.terminated[i]),
             truncated=bool(self.truncated[i]),
             meta=self.meta(i),

@@ -490,7 +490,6 @@ def jackknife(
     link: Link = PLAIN,
     unbiased: bool = False,
     units: int | np.ndarray | None = None,
-    level: float = 0.95,
     draws: int = DRAWS,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(value, low, high) of any smooth statistic of the rows, leaving out whole episodes: ``jackknifed``.
@@ -503,7 +502,7 @@ def jackknife(
     each, of_N = np.unique(episode_N, return_inverse=True)
     weight_GE = left_out(len(each), rng) if len(each) > 1 else np.ones((1, 1))
     values = [np.asarray(statistic(np.flatnonzero(w_E[of_N] > 0)), np.float64) for w_E in weight_GE]
-    return jackknifed(np.stack(values), rng=rng, link=link, unbiased=unbiased, units=units, level=level, draws=draws)
+    return jackknifed(np.stack(values), rng=rng, link=link, unbiased=unbiased, units=units, draws=draws)
 
 
 def quantile_interval(value_E: np.ndarray, q: float, level: float = 0.95) -> Estimate:

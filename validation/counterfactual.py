@@ -77,7 +77,7 @@ class Found:
     def test(self, measure: str, horizon: int, estimate: Estimate, chance: float, excess_N: np.ndarray,
              rng: np.random.Generator) -> None:  # fmt: skip
         """Is the mean over starts of ``excess_N`` (what is above chance; NaN: nothing asked) 0?"""
-        p = mean_p(excess_N[~np.isnan(excess_N)], rng=rng)
+        p = mean_p(excess_N[~np.isnan(excess_N)].round(9), rng=rng)  # without rounding errors, all of one sign
         self.tests.append({"measure": measure, "horizon": horizon, "value": estimate.value, "low": estimate.low,
                            "high": estimate.high, "chance": chance, "p": p, "n": estimate.n})  # fmt: skip
 
@@ -245,7 +245,6 @@ def counterfactual(shots: Snapshots, found: Found, rng: np.random.Generator) -> 
         guess = float(chance[asked].mean())
         found.rows.append(row("counterfactual_top1", k, estimate, "share", floor=float(best[asked].mean()), mean=guess))
         excess = np.where(asked, hit - chance, 0).sum(0) / np.where(asked.any(0), asked.sum(0), np.nan)
-        excess = excess.round(12)  # the same rounding at every start would be sure of its sign
         found.test("counterfactual_top1", k, estimate, guess, excess, rng)
         confusion.append((credit * asked[:, None]).sum(2) / asked.sum(1).clip(1)[:, None])
         for a, name in enumerate(names):

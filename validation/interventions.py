@@ -386,7 +386,6 @@ class Picked(NamedTuple):
 
     claims: list[tuple[Hypothesis, str]]
     words: str
-    mocks: int
 
 
 def controls_of(
@@ -418,7 +417,7 @@ def controls_of(
         words += f", {ways} ways of changing it" if ways > 1 else ""
         words += ", the quantity named" if family.quantity else ", the quantity foretold to change most"
         claims = [(family.ways[pick.place][pick.way], pick.quantity) for pick in own]
-        picked.append(Picked(claims, words, count))
+        picked.append(Picked(claims, words))
     return controls, picked
 
 

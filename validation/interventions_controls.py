@@ -75,7 +75,7 @@ def mocks_of(family: Family, bench: Bench, count: int, generator: torch.Generato
     families = [tuple(frames[m] for frames in recorded) for m in range(count)]
     if max(sizes) < bench.basis.size:
         families += [mixed_frames(bench.basis, sizes, generator) for _ in range(count)]
-    return Mocks(families, np.repeat([0, 1], count)[: len(families)])
+    return Mocks(families, np.repeat(range(len(LAWS)), count)[: len(families)])
 
 
 def choose(family: Family, bench: Bench, mocks: Sequence[Mock | None]) -> list[list[Pick]]:
