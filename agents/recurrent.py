@@ -32,7 +32,10 @@ class AgentConfig:
 
 
 class RecurrentAgent(nn.Module):
-    """Keeps core.contracts.Agent.  A GRU *cell*, not a fused RNN: cuDNN's refuses backward in eval mode."""
+    """Keeps core.contracts.Agent: ``seen`` is the embedding, the state is h.
+
+    A GRU *cell*, not a fused RNN: cuDNN's refuses backward in eval mode.
+    """
 
     def __init__(self, config: AgentConfig, spec: EnvSpec) -> None:
         super().__init__()
@@ -40,7 +43,7 @@ class RecurrentAgent(nn.Module):
             raise UserError(f"{spec.env_id} has {len(spec.obs)} observation fields; this agent reads exactly one")
         (self.obs_name, field), *_ = spec.obs.items()
         self.config, self.spec = config, spec
-        self.hidden_size, self.n_actions = config.hidden_size, spec.n_actions
+        self.points = {"h": config.hidden_size, "embedding": config.embedding_size}
         if (config.encoder == "mlp") != (len(field.shape) == 1):
             raise UserError(f"encoder {config.encoder!r} does not read {self.obs_name} of shape {field.shape}")
         size = config.embedding_size
@@ -69,16 +72,22 @@ class RecurrentAgent(nn.Module):
         e_BE: Tensor = self.encoder(x if self.config.encoder == "mlp" else images(x))
         return e_BE
 
-    def advance(self, e_BE: Tensor, h_BH: Tensor, is_first_B: Tensor) -> Tensor:
-        previous = torch.where(is_first_B[:, None], self.initial(h_BH.shape[0]), h_BH)
+    def advance(self, seen: Tensor, state: Tensor, is_first_B: Tensor) -> Tensor:
+        previous = torch.where(is_first_B[:, None], self.initial(state.shape[0]), state)
         if self.config.recurrence == "none":
             # With weight 0, so that the gradient with respect to what came before is 0 and not an error.
-            return torch.tanh(self.cell(e_BE)) + 0 * previous
-        out: Tensor = self.cell(e_BE, previous)
+            return torch.tanh(self.cell(seen)) + 0 * previous
+        out: Tensor = self.cell(seen, previous)
         return out
 
-    def heads(self, h_BH: Tensor) -> tuple[Tensor, Tensor]:
-        return self.policy(h_BH), self.critic(h_BH)[:, 0]
+    def heads(self, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return self.policy(state), self.critic(state)[:, 0]
+
+    def read(self, point: str, seen: Tensor, state: Tensor) -> Tensor:
+        return {"h": state, "embedding": seen}[point]
+
+    def replaced(self, point: str, x_BN: Tensor, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return {"h": (seen, x_BN), "embedding": (x_BN, state)}[point]
 
 
 def save_agent(agent: RecurrentAgent, path: Path, name: str = WEIGHTS) -> None:

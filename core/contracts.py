@@ -1,4 +1,4 @@
-"""The contracts every room keeps.
+"""The contracts every room keeps: environment, agent, world (a simulator is one), intervention.
 
 Axes, used as suffixes in model code and in docstrings: B slots or batch, T steps of an episode,
 L window length, H agent hidden, D deterministic world state, S stochastic world state, Z initial
@@ -9,6 +9,8 @@ Alignment, stated once: ``h[t]`` is the hidden state *after* seeing ``obs[t]``; 
 
 Frames are channels-last everywhere: uint8 in [0, 255] on disk and from an environment, float32 in
 [0, 1] from a simulator.  ``Agent.encode`` takes either, and tells them apart by dtype.
+
+States are trees: nested tuples of tensors, batch first, and nothing else (core.trees).  The one loop is core.roll.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
+
+from core.trees import Tree
 
 Obs = Mapping[str, np.ndarray]
 
@@ -66,6 +70,16 @@ class EnvSpec:
     @property
     def n_actions(self) -> int:
         return len(self.action_names)
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Choices of each part of an action; one part where the world names none."""
+        return tuple(self.action_parts.values()) or (self.n_actions,)
+
+    def differences(self, other: EnvSpec) -> list[str]:
+        """What makes the other one another world: names among env_id, options, obs, action_names, action_parts."""
+        same = ("env_id", "options", "obs", "action_names", "action_parts")
+        return [what for what in same if getattr(self, what) != getattr(other, what)]
 
     def distinct_actions(self) -> dict[str, list[int]]:
         """Ids by the name of what they do: those of ``same_actions`` together, every other one by itself."""
@@ -142,154 +156,99 @@ class VecEnv(Protocol):
 
 
 class Agent(Protocol):
-    """A policy as a pure function in named parts; it stores nothing and changes nothing in place."""
+    """A policy as a pure function in named parts: it keeps nothing between calls and changes nothing in place.
 
-    hidden_size: int
-    n_actions: int
+    ``points``: name -> width of every vector that can be read and replaced; ``h`` always, others such as ``cell``,
+    ``embedding``, ``block_0``.  A feed-forward agent's state is its last layer.
+    """
 
-    def initial(self, batch: int) -> Tensor:
-        """The state before the first observation, h_BH."""
+    @property
+    def spec(self) -> EnvSpec: ...
+
+    @property
+    def points(self) -> Mapping[str, int]: ...
+
+    def initial(self, batch: int) -> Tree:
+        """The state before the first observation."""
         ...
 
-    def encode(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """Observation fields [B, ...] -> e_BE."""
+    def encode(self, obs: Mapping[str, Tensor]) -> Tree:
+        """Observation fields [B, ...] -> all that the other parts need of them (``seen``), masks and keys included."""
         ...
 
-    def advance(self, e_BE: Tensor, h_BH: Tensor, is_first_B: Tensor) -> Tensor:
-        """Next h_BH; where is_first (bool [B]) the previous state is replaced by the initial one."""
+    def advance(self, seen: Tree, state: Tree, is_first_B: Tensor) -> Tree:
+        """The state after the observation; where is_first (bool [B]) the previous one counts as the initial one."""
         ...
 
-    def heads(self, h_BH: Tensor) -> tuple[Tensor, Tensor]:
-        """(logits_BA, value_B)."""
+    def heads(self, seen: Tree, state: Tree) -> tuple[Tensor, Tensor]:
+        """(logits_BA, value_B); logits flat over the parts of an action, -1e9 where a choice is not allowed."""
+        ...
+
+    def read(self, point: str, seen: Tree, state: Tree) -> Tensor:
+        """The vector at a point, float [B, width]."""
+        ...
+
+    def replaced(self, point: str, x_BN: Tensor, seen: Tree, state: Tree) -> tuple[Tree, Tree]:
+        """(seen, state) with another vector at the point; ``read`` then gives it back."""
         ...
 
 
 class Intervention(Protocol):
     """A pure change of the hidden state, applied after ``advance`` and before ``heads``."""
 
-    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
-        """h_BH at step ``t`` -> h_BH; rows where mask (bool [B]) is false come back unchanged."""
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
+        """h_BH at steps ``t`` (int64 [B], of each row's episode) -> h_BH; rows where mask (bool [B]) is false come
+        back unchanged."""
         ...
 
 
-def apply_interventions(
-    interventions: Sequence[Intervention], h_BH: Tensor, t: int, mask_B: Tensor | None = None
-) -> Tensor:
-    """Compose interventions in order.  An empty tuple returns the very same tensor."""
-    if not interventions:
-        return h_BH
-    mask_B = torch.ones(h_BH.shape[0], dtype=torch.bool, device=h_BH.device) if mask_B is None else mask_B
-    for intervene in interventions:
-        h_BH = intervene(h_BH, t, mask_B)
-    return h_BH
-
-
-class SimState(NamedTuple):
-    """Everything a simulator needs to go on.  ``d, s, action`` are the world's, ``h`` the agent's.
-
-    After ``start(z)`` it stands just before the first frame.
-    """
-
-    d_BD: Tensor
-    s_BS: Tensor
-    h_BH: Tensor
-    action_BA: Tensor  # the last action, one-hot (straight-through)
-    alive_B: Tensor  # bool, the episode has not ended
-    t: int
-
-
-class StepNoise(NamedTuple):
-    """Explicit noise of one stochastic step; the first two are standard Gumbel draws (or Gaussian in a
-    Gaussian world).  ``None`` in place of the whole means the modal step."""
-
-    s_BS: Tensor
-    action_BA: Tensor
-    terminal_B: Tensor | None = None  # uniform: the episode ends below its probability; None: if likelier than not
-
-
-class StepOut(NamedTuple):
-    """One simulated step.  ``reward`` and ``terminal`` belong to the transition *into* ``obs``."""
+class Shown(NamedTuple):
+    """What a world shows after a start or a step.  ``reward`` and ``ending`` belong to the transition that led here."""
 
     obs: Mapping[str, Tensor]  # [B, ...]
     reward_B: Tensor
-    terminal_B: Tensor  # probability
-    d_BD: Tensor
-    h_BH: Tensor
-    logits_BA: Tensor
-    value_B: Tensor
-    action_B: Tensor  # int64
-    alive_B: Tensor  # bool, this obs exists
+    ending_B: Tensor  # probability that the transition ended the episode (0 or 1 where it is known)
+    features_BD: Tensor  # what the world's state is for analyses
+    is_first_B: Tensor | None = None  # bool, obs starts an episode; None: nowhere but at a start without a memory
 
 
-class Trajectory(NamedTuple):
-    """T simulated transitions, aligned like an Episode: T+1 rows of obs, d, h, logits, value and
-    action; T rows of reward and terminal probability (row t is the transition t -> t+1)."""
-
-    obs: Mapping[str, Tensor]  # [B, T+1, ...]
-    d: Tensor  # [B, T+1, D]
-    h: Tensor  # [B, T+1, H]
-    logits: Tensor  # [B, T+1, A]
-    value: Tensor  # [B, T+1]
-    action: Tensor  # [B, T+1] int64
-    reward: Tensor  # [B, T]
-    terminal: Tensor  # [B, T]
-    alive: Tensor  # [B, T+1] bool
-
-
-class Simulator(Protocol):
-    """A differentiable world with the agent inside.
-
-    Pure: noise is an argument, gradients are never switched off inside.  ``env_grads=False`` cuts
-    the gradient at action -> world, and only there.
-    """
-
-    spec: EnvSpec
-    latent_size: int
-    initial_frames: int  # I, observations that ``infer`` takes; the last of them is the first simulated one
+class World(Protocol):
+    """A differentiable world with no agent in it: pure, noise is an argument, no gradient is switched off inside."""
 
     @property
-    def agent(self) -> Agent:
-        """The very agent; read-only, so that a simulator may declare its own kind."""
+    def spec(self) -> EnvSpec: ...
+
+    def start(self, z_BZ: Tensor, noise: Tree | None = None) -> tuple[Tree, Shown]:
+        """The first observation that a latent stands for, and the state that goes on from it."""
+        ...
+
+    def step(self, state: Tree, action_BA: Tensor, noise: Tree | None = None) -> tuple[Tree, Shown]:
+        """What follows an action, a float one-hot for each part, concatenated.  noise: one ``draw_noise``; None: the
+        likeliest course."""
+        ...
+
+    def draw_noise(self, batch: int, generator: torch.Generator) -> Tree:
+        """The noise of one step of ``batch`` rows; the generator is on the world's device."""
+        ...
+
+
+class Inference(Protocol):
+    """Latents from frames, where a world can infer them."""
+
+    @property
+    def latent_size(self) -> int: ...
+
+    @property
+    def initial_frames(self) -> int:
+        """I, the observations that ``infer`` takes; the last of them is the first one that ``start`` shows."""
         ...
 
     def infer(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """A window of initial observations [B, I, ...] -> mean and log-standard-deviation of z_BZ."""
+        """A window of observations [B, I, ...] -> mean and log-standard-deviation of z_BZ."""
         ...
 
     def normalise(self, z_BZ: Tensor) -> Tensor:
         """The nearest legal latent (z itself where every vector is legal); idempotent, differentiable."""
-        ...
-
-    def start(self, z_BZ: Tensor) -> SimState: ...
-
-    def step(
-        self,
-        state: SimState,
-        action: Tensor | None = None,
-        noise: StepNoise | None = None,
-        intervene: Sequence[Intervention] = (),
-        env_grads: bool = True,
-    ) -> tuple[SimState, StepOut]:
-        """Advance the world by the state's action, show it to the agent, let it act.
-
-        action: int64 [B], forces what the agent does *now* (in answer to this obs)."""
-        ...
-
-    def rollout(
-        self,
-        z_BZ: Tensor,
-        steps: int,
-        *,
-        actions: Tensor | None = None,
-        noise: Sequence[StepNoise] | None = None,
-        intervene: Sequence[Intervention] = (),
-        env_grads: bool = True,
-    ) -> Trajectory:
-        """``steps`` transitions from z.  actions: int64 [B, steps+1] forced; noise: steps+1 draws."""
-        ...
-
-    def draw_noise(self, batch: int, generator: torch.Generator) -> StepNoise:
-        """The noise of one step of ``batch`` rollouts; the generator is on the simulator's device."""
         ...
 
     def observe(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> Tensor:
@@ -301,52 +260,13 @@ class Simulator(Protocol):
         ...
 
 
-def rollout(
-    simulator: Simulator,
-    z_BZ: Tensor,
-    steps: int,
-    *,
-    actions: Tensor | None = None,
-    noise: Sequence[StepNoise] | None = None,
-    intervene: Sequence[Intervention] = (),
-    env_grads: bool = True,
-) -> Trajectory:
-    """``Simulator.rollout`` in terms of ``start`` and ``step``; simulators call it."""
-    state, outs = simulator.start(z_BZ), []
-    for t in range(steps + 1):
-        state, out = simulator.step(
-            state,
-            action=None if actions is None else actions[:, t],
-            noise=None if noise is None else noise[t],
-            intervene=intervene,
-            env_grads=env_grads,
-        )
-        outs.append(out)
-
-    def stack(name: str, first: int = 0) -> Tensor:
-        return torch.stack([getattr(out, name) for out in outs[first:]], dim=1)
-
-    return Trajectory(
-        obs={k: torch.stack([out.obs[k] for out in outs], dim=1) for k in outs[0].obs},
-        d=stack("d_BD"),
-        h=stack("h_BH"),
-        logits=stack("logits_BA"),
-        value=stack("value_B"),
-        action=stack("action_B"),
-        reward=stack("reward_B", 1) if steps else z_BZ.new_zeros(z_BZ.shape[0], 0),
-        terminal=stack("terminal_B", 1) if steps else z_BZ.new_zeros(z_BZ.shape[0], 0),
-        alive=stack("alive_B"),
-    )
+class LearnedWorld(World, Inference, Protocol):
+    """A world whose starts are inferred from frames."""
 
 
-def straight_through(logits_BA: Tensor, noise_BA: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(index int64 [B], one-hot [B, A]) of the largest logit, or of a Gumbel-max sample.
+class Memory(Protocol):
+    """What an agent remembers at the start that a latent stands for, trained with the world."""
 
-    The one-hot's gradient is that of the softmax (straight-through; Bengio et al. 2013,
-    arXiv:1308.3432).
-    """
-    scores = logits_BA if noise_BA is None else logits_BA + noise_BA
-    index = scores.argmax(-1)
-    hard = torch.nn.functional.one_hot(index, logits_BA.shape[-1]).to(logits_BA.dtype)
-    soft = logits_BA.softmax(-1)
-    return index, hard + (soft - soft.detach())
+    def __call__(self, z_BZ: Tensor) -> Tree:
+        """The agent's state before the first observation."""
+        ...

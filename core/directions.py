@@ -17,11 +17,15 @@ from torch import Tensor
 from core.artefacts import files_of, fingerprint_of, load_json, load_tensors, write_atomically, write_json
 from core.config import nearest
 from core.contracts import UserError
+from core.roll import Simulator
 
 
-def fingerprint(module: torch.nn.Module) -> str:
-    """16 hex digits that name a set of weights: two agents with the same ones are the same agent."""
-    return fingerprint_of(module.state_dict())
+def fingerprint(of: torch.nn.Module | Simulator) -> str:
+    """What weights these are: of a module, or of a simulator's world and agent together."""
+    if isinstance(of, Simulator):
+        agent, world = of.agent, of.world
+        return fingerprint_of({**{f"agent.{k}": v for k, v in agent.state_dict().items()}, **world.state_dict()})
+    return fingerprint_of(of.state_dict())
 
 
 @dataclass(frozen=True)

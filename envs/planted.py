@@ -51,18 +51,13 @@ from torch import Tensor, nn
 from core.contracts import (
     EnvSpec,
     Field,
-    Intervention,
     Obs,
-    SimState,
+    Shown,
     Step,
-    StepNoise,
-    StepOut,
     UserError,
-    apply_interventions,
-    rollout as rollout_by_steps,
-    straight_through,
 )
 from core.episodes import Episode
+from core.roll import Acted, Simulator, act
 
 Kind = Literal[
     "confounded", "linear", "mediated", "delayed", "gated", "even", "redundant", "null", "mixture", "pixels",
@@ -554,7 +549,7 @@ class PlantedAgent(nn.Module):
         m = matrices(self.options)
         self.spec = spec_of(self.options, 1)
         self.obs_name = next(iter(self.spec.obs))
-        self.hidden_size, self.n_actions = SIZE, len(ACTION_NAMES)
+        self.points = {"h": SIZE, "embedding": SIZE}
         self.W_HH = _weight(m.R_HK @ m.W_KK @ m.R_HK.T)
         if self.options.kind == "pixels":
             s = scene(self.options)
@@ -573,7 +568,7 @@ class PlantedAgent(nn.Module):
             self.product_value_G = _weight(np.array([p.weight if p.target is None else 0.0 for p in m.products]))
             self.larger_G = _weight(np.array([float(p.larger) for p in m.products]))
         self.has_products = bool(m.products)
-        self.h_initial = _weight(np.zeros(self.hidden_size))
+        self.h_initial = _weight(np.zeros(SIZE))
 
     def initial(self, batch: int) -> Tensor:
         return self.h_initial.expand(batch, -1)
@@ -585,29 +580,34 @@ class PlantedAgent(nn.Module):
         frames = seen.to(self.U_HF.dtype) / 255 if seen.dtype == torch.uint8 else seen
         return (frames.flatten(1) - self.base_F) @ self.U_HF.T
 
-    def advance(self, e_BE: Tensor, h_BH: Tensor, is_first_B: Tensor) -> Tensor:
-        previous = torch.where(is_first_B[:, None], self.initial(h_BH.shape[0]), h_BH)
-        linear = previous @ self.W_HH.T + e_BE
+    def advance(self, seen: Tensor, state: Tensor, is_first_B: Tensor) -> Tensor:
+        previous = torch.where(is_first_B[:, None], self.initial(state.shape[0]), state)
+        linear = previous @ self.W_HH.T + seen
         return linear + self._products(previous) @ self.product_GH if self.has_products else linear
 
-    def heads(self, h_BH: Tensor) -> tuple[Tensor, Tensor]:
-        value = h_BH @ self.value_H
+    def heads(self, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        value = state @ self.value_H
         if self.has_products:
-            value = value + self._products(h_BH) @ self.product_value_G
-        return h_BH @ self.policy_AH.T, value
+            value = value + self._products(state) @ self.product_value_G
+        return state @ self.policy_AH.T, value
+
+    def read(self, point: str, seen: Tensor, state: Tensor) -> Tensor:
+        return {"h": state, "embedding": seen}[point]
+
+    def replaced(self, point: str, x_BN: Tensor, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return {"h": (seen, x_BN), "embedding": (x_BN, state)}[point]
 
     def _products(self, h_BH: Tensor) -> Tensor:
         source, gate = h_BH @ self.source_HG, h_BH @ self.gate_HG
         return torch.where(self.larger_G > 0, torch.maximum(source, gate), source * gate)
 
 
-class PlantedSimulator(nn.Module):
-    """Keeps core.contracts.Simulator: the planted world itself, differentiable, exact (``.double()`` for checks).
+class PlantedModel(nn.Module):
+    """The planted world itself as core.contracts.World: differentiable, exact (``.double()`` for checks).
 
-    A latent is z = (first state x [X], hidden state before it [H]).  ``d`` is the world's whole state x,
-    so there is no further s.  Noise: ``s_BS`` [B, X+1] standard normal (the state's noise, and the chance of
-    ending), ``action_BA`` Gumbel.  Without noise the world takes its mean, switches stay, and it ends where
-    ending is likelier than not.  Frames are not rounded to whole numbers of 1/255, as the world's are.
+    A latent is z = (first stimuli x [X], the agent's state before them [H]).  The state is (x, step); ``features`` is
+    x, which is all there is.  Noise: standard normal [B, X].  Without it the world takes its mean and switches stay.
+    Frames are not rounded to whole numbers of 1/255, as the environment's are.
     """
 
     A_XX: Tensor
@@ -625,8 +625,7 @@ class PlantedSimulator(nn.Module):
     def __init__(self, options: PlantedOptions | None = None) -> None:
         super().__init__()
         self.options = PlantedOptions() if options is None else options
-        self.agent = PlantedAgent(self.options)
-        self.spec, self.initial_frames = self.agent.spec, 1
+        self.spec, self.initial_frames = spec_of(self.options, 1), 1
         m = matrices(self.options)
         for name in ("A_XX", "B_XA", "noise_XX", "C_XX", "reward_X", "hazard_X", "flip_below_X"):
             self.register_buffer(name, _tensor(getattr(m, name)))
@@ -636,8 +635,7 @@ class PlantedSimulator(nn.Module):
             s = scene(self.options)
             for name, value in (("base_F", s.base_F), ("template_XF", s.template_XF), ("decode_XF", s.decode_XF)):
                 self.register_buffer(name, _tensor(value))
-        self.state_size = SIZE
-        self.latent_size = self.state_size + self.agent.hidden_size
+        self.state_size, self.latent_size = SIZE, 2 * SIZE
         self.eval()
 
     def infer(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -647,8 +645,8 @@ class PlantedSimulator(nn.Module):
         if x_BIX.shape[1] != self.initial_frames:
             raise ValueError(f"infer takes {self.initial_frames} observation, got {x_BIX.shape[1]}")
         x_BX = x_BIX[:, 0]
-        mean = torch.cat([x_BX, self.agent.initial(len(x_BX))], -1)
-        log_std = torch.cat([torch.full_like(x_BX, SURE), torch.zeros_like(self.agent.initial(len(x_BX)))], -1)
+        mean = torch.cat([x_BX, torch.zeros_like(x_BX)], -1)
+        log_std = torch.cat([torch.full_like(x_BX, SURE), torch.zeros_like(x_BX)], -1)
         return mean, log_std
 
     def _state_of(self, obs: Mapping[str, Tensor]) -> Tensor:
@@ -671,40 +669,24 @@ class PlantedSimulator(nn.Module):
         """Every vector is a legal latent."""
         return z_BZ
 
-    def start(self, z_BZ: Tensor) -> SimState:
-        x, h = z_BZ.split([self.state_size, self.agent.hidden_size], -1)
-        alive = torch.ones(len(z_BZ), dtype=torch.bool, device=z_BZ.device)
-        return SimState(x, x[:, :0], h, z_BZ.new_zeros(len(z_BZ), self.agent.n_actions), alive, 0)
+    def memory(self, z_BZ: Tensor) -> Tensor:
+        """The agent's state before the first observation."""
+        return z_BZ[:, self.state_size :]
+
+    def start(self, z_BZ: Tensor, noise: Tensor | None = None) -> tuple[tuple[Tensor, Tensor], Shown]:
+        x = z_BZ[:, : self.state_size]  # the latent is the first state itself: nothing leads to it
+        at = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        return (x, at), Shown(self.show(x), x @ self.reward_X, torch.zeros_like(x[:, 0]), x)
 
     def step(
-        self,
-        state: SimState,
-        action: Tensor | None = None,
-        noise: StepNoise | None = None,
-        intervene: Sequence[Intervention] = (),
-        env_grads: bool = True,
-    ) -> tuple[SimState, StepOut]:
-        if state.t == 0:  # the latent is the first state itself: nothing leads to it
-            x, seen = state.d_BD, state.d_BD
-            terminal, alive = torch.zeros_like(state.d_BD[:, 0]), state.alive_B
-        else:
-            last = state.action_BA if env_grads else state.action_BA.detach()
-            x = self._transition(state.d_BD, last, None if noise is None else noise.s_BS[:, :-1])
-            seen, terminal = self._seen(x, state.t), self._ends(x)
-            chance = 0.5 if noise is None else torch.special.ndtr(noise.s_BS[:, -1])
-            alive = state.alive_B & (terminal <= chance)
-        obs = self.show(seen)
-        h = self.agent.advance(self.agent.encode(obs), state.h_BH, torch.zeros_like(alive))
-        h = apply_interventions(intervene, h, state.t)
-        logits, value = self.agent.heads(h)
-        index, one_hot = straight_through(logits, None if noise is None else noise.action_BA)
-        if action is not None:
-            index, one_hot = action, nn.functional.one_hot(action, logits.shape[-1]).to(logits.dtype)
-        out = StepOut(obs, seen @ self.reward_X, terminal, x, h, logits, value, index, alive)
-        return SimState(x, state.s_BS, h, one_hot, alive, state.t + 1), out
+        self, state: tuple[Tensor, Tensor], action_BA: Tensor, noise: Tensor | None = None
+    ) -> tuple[tuple[Tensor, Tensor], Shown]:
+        x, at = self._transition(state[0], action_BA, noise), state[1] + 1
+        seen = self._seen(x, at)
+        return (x, at), Shown(self.show(seen), seen @ self.reward_X, self._ends(x), x)
 
-    def _seen(self, x_BX: Tensor, t: int) -> Tensor:
-        """What is shown, and paid for, of the state at step t."""
+    def _seen(self, x_BX: Tensor, t_B: Tensor) -> Tensor:
+        """What is shown, and paid for, of the state at steps t."""
         return x_BX
 
     def _ends(self, x_BX: Tensor) -> Tensor:
@@ -718,19 +700,15 @@ class PlantedSimulator(nn.Module):
             sign = torch.where(normal_BX < self.flip_below_X, -sign, sign)
         return torch.where(self.switch_X, x_BX * sign, moved)
 
-    rollout = rollout_by_steps
-
-    def draw_noise(self, batch: int, generator: torch.Generator) -> StepNoise:
+    def draw_noise(self, batch: int, generator: torch.Generator) -> Tensor:
         like = {"generator": generator, "dtype": self.A_XX.dtype, "device": self.A_XX.device}
-        s = torch.randn(batch, self.state_size + 1, **like)  # type: ignore[call-overload]
-        exponential = torch.empty(batch, self.agent.n_actions, dtype=self.A_XX.dtype, device=self.A_XX.device)
-        return StepNoise(s, -exponential.exponential_(generator=generator).log())
+        return torch.randn(batch, self.state_size, **like)  # type: ignore[call-overload,no-any-return]
 
     def observe(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> Tensor:
         """World states d_BLD along recorded observations [B, L, ...]: read off where one is seen, foretold
         from the action before where not."""
         x_BLX = self._state_of(obs)
-        one_hot = nn.functional.one_hot(action_BL, self.agent.n_actions).to(x_BLX.dtype)
+        one_hot = nn.functional.one_hot(action_BL, self.spec.n_actions).to(x_BLX.dtype)
         states = [x_BLX[:, 0]]  # the observation a window starts from is always there
         for i in range(1, x_BLX.shape[1]):
             foretold = self._transition(states[-1], one_hot[:, i - 1])
@@ -746,8 +724,8 @@ WRONG: tuple[Wrong, ...] = get_args(Wrong)
 REVERSED_FROM = 2  # the step from which a sign is wrong
 
 
-class WrongSimulator(PlantedSimulator):
-    """A planted simulator that is wrong in one way: what it foretells by way of the world is not so.
+class WrongModel(PlantedModel):
+    """A planted model that is wrong in one way: what it foretells by way of the world is not so.
 
     held frame: nothing moves.  garbage frames: what is seen is a wild function of the state; garbage states: the next
     state is.  actions ignored: always the second one is done; reversed: the last one for the first.  terminal wrong: an
@@ -769,10 +747,11 @@ class WrongSimulator(PlantedSimulator):
         moved = super()._transition(x_BX, action_BA, normal_BX)
         return self._wild(moved) if self.wrong == "garbage states" else moved
 
-    def _seen(self, x_BX: Tensor, t: int) -> Tensor:
+    def _seen(self, x_BX: Tensor, t_B: Tensor) -> Tensor:
         if self.wrong == "garbage frames":
             return self._wild(x_BX)
-        return -x_BX if self.wrong == "sign reversed later" and t >= REVERSED_FROM else x_BX
+        late_B = t_B >= REVERSED_FROM
+        return torch.where(late_B[:, None], -x_BX, x_BX) if self.wrong == "sign reversed later" else x_BX
 
     def _ends(self, x_BX: Tensor) -> Tensor:
         right = super()._ends(x_BX)
@@ -783,12 +762,12 @@ class WrongSimulator(PlantedSimulator):
         return math.sqrt(2) * torch.sin(997 * (x_BX @ self.C_XX.T))
 
 
-class TwinSimulator(PlantedSimulator):
+class TwinModel(PlantedModel):
     """The planted world on every action, and another one between them.
 
     Each weight a of an action counts as a + between a (1 - a) (1 - 2 a): the same for 0 and for 1, with 1 + between
     times the slope there.  So straight-through gradients from action to world are 1 + between times those of
-    ``PlantedSimulator``, and no rollout tells the two apart.
+    ``PlantedModel``, and no rollout tells the two apart.
     """
 
     def __init__(self, options: PlantedOptions | None = None, between: float = -2.0) -> None:
@@ -798,6 +777,14 @@ class TwinSimulator(PlantedSimulator):
     def _transition(self, x_BX: Tensor, action_BA: Tensor, normal_BX: Tensor | None = None) -> Tensor:
         a = action_BA
         return super()._transition(x_BX, a + self.between * a * (1 - a) * (1 - 2 * a), normal_BX)
+
+
+def planted_simulator(
+    options: PlantedOptions | None = None, dtype: torch.dtype = torch.float32, model: PlantedModel | None = None
+) -> Simulator:
+    """The planted agent in its own world (or in ``model`` of it)."""
+    world = PlantedModel(options) if model is None else model
+    return Simulator(PlantedAgent(world.options).to(dtype).eval(), world.to(dtype), world.memory)
 
 
 def _tensor(array: np.ndarray) -> Tensor:
@@ -832,20 +819,20 @@ def record_planted(
     endings: dict[int, tuple[int, bool]] = {}
     finals: dict[int, dict[str, np.ndarray]] = {}
 
-    def look(obs: Obs, truth: Obs, is_first_B: np.ndarray) -> tuple[Tensor, Tensor, dict[str, np.ndarray]]:
-        e_BE = agent.encode({agent.obs_name: torch.from_numpy(obs[agent.obs_name])})
-        h = agent.advance(e_BE, h_BH, torch.from_numpy(is_first_B))
-        logits, value = agent.heads(h)
-        return h, logits, {**obs, **truth, "h": h.numpy(), "value": value.numpy()}
+    def look(obs: Obs, truth: Obs, is_first_B: np.ndarray) -> tuple[Acted, dict[str, np.ndarray]]:
+        seen = {agent.obs_name: torch.from_numpy(obs[agent.obs_name])}
+        acted = act(agent, seen, h_BH, torch.from_numpy(is_first_B), torch.zeros(episodes, dtype=torch.int64))
+        return acted, {**obs, **truth, "h": acted.state.numpy(), "value": acted.value_B.numpy()}
 
     while len(endings) < episodes:
-        h_BH, logits, shown = look(step.obs, step.truth, step.is_first)
+        acted, shown = look(step.obs, step.truth, step.is_first)
+        h_BH, logits = acted.state, acted.logits_BA
         action = (logits.numpy() + rng.gumbel(size=logits.shape)).argmax(-1).astype(np.int64)
         step = world.step(action)
         rows.append({**shown, "logits": logits.numpy(), "action": action, "reward": step.reward})
         if step.final_obs is None or step.final_truth is None:
             raise ValueError("the planted world shows every last observation")
-        last = look(step.final_obs, step.final_truth, np.zeros(episodes, bool))[2]
+        last = look(step.final_obs, step.final_truth, np.zeros(episodes, bool))[1]
         for b in np.flatnonzero(step.terminated | step.truncated):
             if int(b) not in endings:
                 endings[int(b)] = (len(rows), bool(step.terminated[b]))

@@ -167,11 +167,3 @@ def choose(log_probs: Tensor, noise: Tensor | None) -> Tensor:
 def kl(p_log: Tensor, q_log: Tensor) -> Tensor:
     """KL(p || q) summed over groups, in nats: [..., groups, classes] -> [...]."""
     return (p_log.exp() * (p_log - q_log)).sum((-2, -1))
-
-
-def gumbel(shape: tuple[int, ...], generator: torch.Generator | None, like: Tensor) -> Tensor:
-    """Standard Gumbel draws of like's dtype and device."""
-    uniform = torch.rand(shape, generator=generator, device=like.device, dtype=like.dtype)
-    tiny = torch.finfo(like.dtype).tiny
-    exponential = (-torch.log(uniform.clamp_min(tiny))).clamp_min(tiny)
-    return -torch.log(exponential)

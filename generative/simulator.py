@@ -1,13 +1,13 @@
-"""The simulator: a learned world with the very agent inside, to core.contracts.Simulator.
+"""The learned world: frames -> latent -> RSSM -> frames, to core.contracts.World and Inference.
 
-Reward and terminal are read from d_t alone: it holds all that was known before the new frame, and a
-world that hides its last frame (Procgen) offers no posterior just where they matter.
+No agent is in it; ``load_simulator`` gives both (core.roll.Simulator).  Reward and terminal are read from d_t alone:
+it holds all that was known before the new frame, and a world that hides its last frame (Procgen) offers no posterior
+just where they matter.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +20,9 @@ from agents.networks import images
 from agents.recurrent import AgentConfig, RecurrentAgent
 from core.artefacts import WEIGHTS, load_json, load_weights, read_manifest, save_weights, write_json
 from core.config import from_json, to_json
-from core.contracts import (
-    EnvSpec,
-    Intervention,
-    SimState,
-    StepNoise,
-    StepOut,
-    Trajectory,
-    UserError,
-    apply_interventions,
-    rollout as rollout_by_steps,
-    straight_through,
-)
+from core.contracts import EnvSpec, Shown, UserError
+from core.roll import Moment, Simulator, Trajectory, act, choose as choose_action, gumbel, one_hot, trajectory_of
+from core.trees import Tree, flatten, unflatten
 from envs.registry import renewed
 from generative.nets import (
     CELLS,
@@ -50,12 +41,12 @@ from generative.nets import (
     to_map,
 )
 from generative.recurrence import unroll
-from generative.rssm import RSSM, GridRSSM, ModelConfig, choose, gumbel
+from generative.rssm import RSSM, GridRSSM, ModelConfig, choose
 
 MAX_LOG_STD = 5.0
 
 
-class World(NamedTuple):
+class WorldPath(NamedTuple):
     """World states along a window; log-probabilities [B, L, groups, classes]."""
 
     d_BLD: Tensor
@@ -74,14 +65,34 @@ class Precision:
         return torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)
 
 
-class RSSMSimulator(nn.Module):
-    """Encoder -> z -> RSSM -> frames -> agent -> action -> RSSM ..."""
+class WorldState(NamedTuple):
+    """Where the world is, after what it showed."""
 
-    def __init__(self, config: ModelConfig, agent: RecurrentAgent) -> None:
+    d_BD: Tensor
+    s_BS: Tensor
+
+
+class Beginning(NamedTuple):
+    """What a latent stands for, just before the first frame: world, last action (one-hot), and what the agent
+    remembers (flat)."""
+
+    state: WorldState
+    action_BA: Tensor
+    memory_BS: Tensor
+
+
+class RSSMWorld(nn.Module):
+    """Encoder -> z -> RSSM -> frames.
+
+    memory_size: numbers of the agent's state, which is read from the latent, too; bounded: they lie in (-1, 1).
+    """
+
+    def __init__(self, config: ModelConfig, spec: EnvSpec, memory_size: int, bounded: bool = True) -> None:
         super().__init__()
-        self.config, self.agent, self.spec = config, agent, agent.spec
+        self.config, self.spec, self.memory_size, self.bounded = config, spec, memory_size, bounded
+        (self.obs_name,) = spec.obs
         self.latent_size, self.initial_frames = config.latent_size, config.initial_frames
-        d, h, a = config.deterministic_size, agent.hidden_size, agent.n_actions
+        d, h, a = config.deterministic_size, memory_size, spec.n_actions
         width, z = config.hidden_size, config.latent_size
         if config.layout == "vector":
             self.encoder: nn.Module = ConvEncoder(config.depth)
@@ -116,7 +127,6 @@ class RSSMSimulator(nn.Module):
             )  # fmt: skip
             self.start_agent = map_head(z, width, h + a)
         self.precision = Precision()
-        self.swapped = False  # another agent than the one that was trained around
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     # From frames to a latent
@@ -129,7 +139,7 @@ class RSSMSimulator(nn.Module):
         return e.unflatten(0, frames.shape[:-3])
 
     def infer(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return self.infer_from(self.embed_frames(obs[self.agent.obs_name]))
+        return self.infer_from(self.embed_frames(obs[self.obs_name]))
 
     def infer_from(self, e_BIE: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-standard-deviation of z from the embeddings of the initial frames."""
@@ -153,18 +163,22 @@ class RSSMSimulator(nn.Module):
 
     # From a latent to a rollout
 
-    def start(self, z_BZ: Tensor) -> SimState:
-        return self.start_from(z_BZ, z_BZ)
-
-    def start_from(self, z_BZ: Tensor, z_agent_BZ: Tensor) -> SimState:
-        """``start`` with a latent of its own for the agent's part, so that training can detach it."""
+    def begin(self, z_BZ: Tensor, z_memory_BZ: Tensor | None = None) -> Beginning:
+        """What a latent stands for; the memory may come from a latent of its own, so that training can detach it."""
         d, s = self.start_world(z_BZ).split([self.config.deterministic_size, self.rssm.stochastic_size], -1)
-        start = self.start_agent(z_agent_BZ)
-        h, a = start[:, : -self.agent.n_actions], start[:, -self.agent.n_actions :]
-        h = self.agent.initial(z_BZ.shape[0]) if self.swapped else torch.tanh(h)
-        alive = torch.ones(z_BZ.shape[0], dtype=torch.bool, device=z_BZ.device)
+        both = self.start_agent(z_BZ if z_memory_BZ is None else z_memory_BZ)
+        memory, a = both.split([self.memory_size, self.spec.n_actions], -1)
         s = choose(self.rssm.log_probs(s), None)
-        return SimState(torch.tanh(d), s, h, straight_through(a)[1], alive, 0)
+        memory = torch.tanh(memory) if self.bounded else memory
+        return Beginning(WorldState(torch.tanh(d), s), choose_action(a, self.spec.parts)[1], memory)
+
+    def start(self, z_BZ: Tensor, noise: Tensor | None = None) -> tuple[WorldState, Shown]:
+        begun = self.begin(z_BZ)
+        return self.step(begun.state, begun.action_BA, noise)
+
+    def memory(self, z_BZ: Tensor) -> Tensor:
+        """The agent's flat state before the first frame, [B, memory_size]."""
+        return self.begin(z_BZ).memory_BS
 
     def decode_unclamped(self, d: Tensor, s: Tensor) -> Tensor:
         """World states [N, D], [N, S] -> frames [N, 64, 64, 3], some values outside [0, 1]."""
@@ -176,111 +190,95 @@ class RSSMSimulator(nn.Module):
         """World states [N, D], [N, S] -> frames [N, 64, 64, 3] in [0, 1]."""
         return clamp_straight_through(self.decode_unclamped(d, s))
 
-    def step(
-        self,
-        state: SimState,
-        action: Tensor | None = None,
-        noise: StepNoise | None = None,
-        intervene: Sequence[Intervention] = (),
-        env_grads: bool = True,
-    ) -> tuple[SimState, StepOut]:
-        last = state.action_BA if env_grads else state.action_BA.detach()
-        d = self.rssm.transition(state.s_BS, last, state.d_BD)
-        s = choose(self.rssm.prior(d), None if noise is None else noise.s_BS)
-        frames = self.decode(d, s)
-        reward, terminal = self.reward_head(d)[:, 0], torch.sigmoid(self.terminal_head(d)[:, 0])
-        chance = 0.5 if noise is None or noise.terminal_B is None else noise.terminal_B
-        alive = state.alive_B if state.t == 0 else state.alive_B & (terminal <= chance)
-        obs = {self.agent.obs_name: frames}
-        goes_on = torch.zeros_like(alive)
-        h = self.agent.advance(self.agent.encode(obs), state.h_BH, goes_on)
-        h = apply_interventions(intervene, h, state.t)
-        logits, value = self.agent.heads(h)
-        index, one_hot = straight_through(logits, None if noise is None else noise.action_BA)
-        if action is not None:
-            index = action
-            one_hot = nn.functional.one_hot(action, logits.shape[-1]).to(logits.dtype)
-        out = StepOut(obs, reward, terminal, d, h, logits, value, index, alive)
-        return SimState(d, s, h, one_hot, alive, state.t + 1), out
+    def step(self, state: WorldState, action_BA: Tensor, noise: Tensor | None = None) -> tuple[WorldState, Shown]:
+        d = self.rssm.transition(state.s_BS, action_BA, state.d_BD)
+        s = choose(self.rssm.prior(d), noise)
+        obs = {self.obs_name: self.decode(d, s)}
+        ending = torch.sigmoid(self.terminal_head(d)[:, 0])
+        return WorldState(d, s), Shown(obs, self.reward_head(d)[:, 0], ending, d)
 
-    rollout = rollout_by_steps
-
-    def draw_noise(self, batch: int, generator: torch.Generator) -> StepNoise:
-        like = next(self.agent.parameters())
-        sizes = (self.rssm.stochastic_size, self.agent.n_actions)
-        s, a = (gumbel((batch, n), generator, like) for n in sizes)
-        return StepNoise(s, a, torch.rand(batch, generator=generator, device=like.device, dtype=like.dtype))
+    def draw_noise(self, batch: int, generator: torch.Generator) -> Tensor:
+        return gumbel((batch, self.rssm.stochastic_size), generator, next(self.parameters()))
 
     # Along recorded frames
 
     def unroll(
-        self, state: SimState, e_BLE: Tensor, action_BL: Tensor, seen_BL: Tensor, noise_BLS: Tensor | None
-    ) -> World:
-        """World states along L recorded steps: the posterior's (drawn where noise is given) where a frame
-        is seen, the prior's mode where not."""
-        one_hot = nn.functional.one_hot(action_BL[:, :-1], self.agent.n_actions).to(e_BLE.dtype)
-        last = torch.cat([state.action_BA[:, None], one_hot], 1)
+        self,
+        state: WorldState,
+        first_BA: Tensor,
+        e_BLE: Tensor,
+        action_BL: Tensor,
+        seen_BL: Tensor,
+        noise_BLS: Tensor | None,
+    ) -> WorldPath:
+        """World states along L recorded steps, ``first`` the action that led to the first: the posterior's (drawn where
+        noise is given) where a frame is seen, the prior's mode where not."""
+        later = one_hot(action_BL[:, :-1], self.spec.parts, e_BLE)
+        last = torch.cat([first_BA[:, None], later], 1)
         inputs = (last, e_BLE, seen_BL) if noise_BLS is None else (last, e_BLE, seen_BL, noise_BLS)
         with self.precision.cast(e_BLE.device) if self.config.layout == "grid" else nullcontext():
-            return World(*unroll(self.rssm, (state.d_BD, state.s_BS), inputs))
+            return WorldPath(*unroll(self.rssm, (state.d_BD, state.s_BS), inputs))
 
-    def world(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> World:
+    def path(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> WorldPath:
         """Filter recorded frames [B, initial_frames - 1 + L, ...] without noise.
 
         Frame ``initial_frames - 1 + i`` is simulated step i, at which ``action[:, i]`` was taken.
         """
-        e = self.embed_frames(obs[self.agent.obs_name])
+        e = self.embed_frames(obs[self.obs_name])
         z, _ = self.infer_from(e[:, : self.initial_frames])
-        return self.unroll(self.start(z), e[:, self.initial_frames - 1 :], action_BL, seen_BL, None)
+        begun = self.begin(z)
+        return self.unroll(begun.state, begun.action_BA, e[:, self.initial_frames - 1 :], action_BL, seen_BL, None)
 
     def observe(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> Tensor:
-        """Posterior deterministic states d_BLD along recorded frames (see ``world``)."""
-        return self.world(obs, action_BL, seen_BL).d_BLD
+        """Posterior deterministic states d_BLD along recorded frames (see ``path``)."""
+        return self.path(obs, action_BL, seen_BL).d_BLD
 
-    def reconstruct(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> Tensor:
-        """Teacher-forced frames [B, L, 64, 64, 3] (see ``world``)."""
-        w = self.world(obs, action_BL, seen_BL)
-        frames = self.decode(w.d_BLD.flatten(0, 1), w.s_BLS.flatten(0, 1))
-        return frames.unflatten(0, w.d_BLD.shape[:2])
+    def reconstruct(self, path: WorldPath) -> Tensor:
+        """Frames [B, L, 64, 64, 3] of the states along a path."""
+        frames = self.decode(path.d_BLD.flatten(0, 1), path.s_BLS.flatten(0, 1))
+        return frames.unflatten(0, path.d_BLD.shape[:2])
 
-    def teacher_forced(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> Trajectory:
-        """A simulation that is shown every recorded frame (see ``world``); row i is simulated step i.
 
-        Frames are decoded from states that have seen them; reward and terminal are foretold from the frames
-        before; the agent follows the decoded frames.
-        """
-        w = self.world(obs, action_BL, seen_BL)
-        frames = self.decode(w.d_BLD.flatten(0, 1), w.s_BLS.flatten(0, 1))
-        e = self.agent.encode({self.agent.obs_name: frames}).unflatten(0, seen_BL.shape)
-        h = self.start(self.infer({k: v[:, : self.initial_frames] for k, v in obs.items()})[0]).h_BH
-        states = []
-        for i in range(seen_BL.shape[1]):
-            h = self.agent.advance(e[:, i], h, torch.zeros_like(seen_BL[:, i]))
-            states.append(h)
-        h_BLH = torch.stack(states, 1)
-        logits, value = (x.unflatten(0, seen_BL.shape) for x in self.agent.heads(h_BLH.flatten(0, 1)))
-        d = w.d_BLD[:, 1:]
-        reward, terminal = self.reward_head(d)[..., 0], torch.sigmoid(self.terminal_head(d)[..., 0])
-        shown = {self.agent.obs_name: frames.unflatten(0, seen_BL.shape)}
-        return Trajectory(shown, w.d_BLD, h_BLH, logits, value, action_BL, reward, terminal, seen_BL)
+@dataclass(frozen=True)
+class TrainedMemory:
+    """A trained world's memory of an agent's state, to core.contracts.Memory.  like: a state of this agent."""
 
-    def with_agent(self, agent: RecurrentAgent) -> RSSMSimulator:
-        """The same world, sharing its weights, with another agent in it; to roll out, not to train.
+    world: RSSMWorld
+    like: Tree
 
-        That agent begins with its initial state: a latent tells only what the world's own agent remembered.
-        Raises UserError for an agent of another game or with other observations or actions.
-        """
-        for what in ("env_id", "obs", "action_names"):
-            if getattr(agent.spec, what) != getattr(self.spec, what):
-                raise UserError(f"the agent does not fit this world: its {what} are another's ({agent.spec.env_id})")
-        other = copy.copy(self)
-        other._modules = {**self._modules, "agent": agent}
-        other.swapped = True
-        return other
+    def __call__(self, z_BZ: Tensor) -> Tree:
+        return unflatten(self.world.memory(z_BZ), self.like)
 
-    def trainable(self) -> list[nn.Parameter]:
-        """Every parameter but the frozen agent's."""
-        return [p for name, p in self.named_parameters() if not name.startswith("agent.")]
+
+def simulator_of(config: ModelConfig, agent: RecurrentAgent) -> Simulator:
+    """A new simulator around an agent; its parameters are the world's."""
+    like = agent.initial(1).detach()
+    world = RSSMWorld(config, agent.spec, flatten(like).shape[1])
+    return Simulator(agent, world, TrainedMemory(world, like))
+
+
+def teacher_forced(simulator: Simulator, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> Trajectory:
+    """A simulation that is shown every recorded frame (see ``RSSMWorld.path``); row i is simulated step i.
+
+    Frames are decoded from states that have seen them; reward and terminal are foretold from the frames
+    before; the agent follows the decoded frames.
+    """
+    agent, world = simulator.agent, simulator.world
+    path = world.path(obs, action_BL, seen_BL)
+    frames = world.reconstruct(path)
+    z, _ = world.infer({k: v[:, : world.initial_frames] for k, v in obs.items()})
+    state, not_first = simulator.remembered(z), torch.zeros_like(seen_BL[:, 0])
+    d = path.d_BLD
+    reward, ending = world.reward_head(d)[..., 0], torch.sigmoid(world.terminal_head(d)[..., 0])
+    moments = []
+    for i in range(seen_BL.shape[1]):
+        shown = Shown({world.obs_name: frames[:, i]}, reward[:, i], ending[:, i], d[:, i])
+        t_B = torch.full_like(action_BL[:, i], i)
+        acted = act(agent, shown.obs, state, not_first, t_B)
+        state, action = acted.state, action_BL[:, i]
+        h = agent.read("h", acted.seen, state)
+        moments.append(Moment(t_B, (), shown, acted, h, action, acted.logits_BA, seen_BL[:, i]))
+    return trajectory_of(moments)
 
 
 def require_finite(simulated: Trajectory | Mapping[str, Tensor]) -> None:
@@ -306,21 +304,29 @@ def _while_alive(out: Trajectory) -> dict[str, Tensor]:
     return parts | {"rewards": out.reward[alive[:, :-1]], "chances of ending": out.terminal[alive[:, :-1]]}
 
 
-def save_simulator(simulator: RSSMSimulator, path: Path, name: str = WEIGHTS, half: bool = False) -> None:
+def save_simulator(simulator: Simulator, path: Path, name: str = WEIGHTS, half: bool = False) -> None:
     """Weights (the agent's among them) and what is needed to build the simulator again.
 
     half: store all but the agent's as float16; they are loaded as float32.
     """
     about = {
-        "model": to_json(simulator.config),
+        "model": to_json(simulator.world.config),
         "net": to_json(simulator.agent.config),
-        "spec": simulator.spec.to_json(),
+        "spec": simulator.world.spec.to_json(),
     }
     write_json(path / "simulator.json", about)
-    save_weights(simulator, path / name, half=(lambda n: not n.startswith("agent.")) if half else None)
+    save_weights(together(simulator), path / name, half=(lambda n: not n.startswith("agent.")) if half else None)
 
 
-def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = WEIGHTS) -> RSSMSimulator:
+def together(simulator: Simulator) -> nn.Module:
+    """World and agent as one module, whose names the weights on disk have: the agent's begin with ``agent.``."""
+    both = nn.Module()
+    for name, part in (("agent", simulator.agent), *simulator.world.named_children()):
+        both.add_module(name, part)
+    return both
+
+
+def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = WEIGHTS) -> Simulator:
     """The simulator of a run directory, frozen, in eval mode.  UserError if half-written or misfitting."""
     path = Path(path)
     manifest = read_manifest(path)
@@ -330,6 +336,8 @@ def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = W
     if not isinstance(about, dict) or not all(key in about for key in ("model", "net", "spec")):
         raise UserError(f"{path / 'simulator.json'} is not the description of a simulator; copy or train it again")
     agent = RecurrentAgent(from_json(AgentConfig, about["net"]), renewed(EnvSpec.from_json(about["spec"])))
-    simulator = RSSMSimulator(from_json(ModelConfig, about["model"]), agent)
-    load_weights(simulator, path, name)
-    return simulator.to(device).eval().requires_grad_(False)
+    simulator = simulator_of(from_json(ModelConfig, about["model"]), agent)
+    both = together(simulator)
+    load_weights(both, path, name)
+    both.to(device).eval().requires_grad_(False)
+    return simulator

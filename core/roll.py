@@ -1,0 +1,288 @@
+"""The one loop: an agent in a world, be it real, learned, recorded or held still.
+
+``act`` is an agent's step and is written nowhere else; ``roll`` lets world and agent take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from core.contracts import Agent, Intervention, LearnedWorld, Memory, Shown, UserError, World
+from core.trees import Tree, flatten, leaves
+
+# The agent's step
+
+
+class Acted(NamedTuple):
+    """What an agent made of an observation."""
+
+    seen: Tree
+    untouched: Tree  # its state as it came to be
+    state: Tree  # the same after interventions
+    logits_BA: Tensor
+    value_B: Tensor
+
+
+def apply_interventions(
+    interventions: Sequence[Intervention], h_BH: Tensor, t_B: Tensor, mask_B: Tensor | None = None
+) -> Tensor:
+    """Compose interventions in order.  An empty tuple returns the very same tensor."""
+    if not interventions:
+        return h_BH
+    mask_B = torch.ones(h_BH.shape[0], dtype=torch.bool, device=h_BH.device) if mask_B is None else mask_B
+    for intervene in interventions:
+        h_BH = intervene(h_BH, t_B, mask_B)
+    return h_BH
+
+
+def decide(
+    agent: Agent, seen: Tree, state: Tree, t_B: Tensor, intervene: Sequence[Intervention] = (), point: str = "h"
+) -> Acted:
+    """Interventions and heads, where the state after the observation is known."""
+    after = state
+    if intervene:
+        x = apply_interventions(intervene, agent.read(point, seen, state), t_B)
+        seen, after = agent.replaced(point, x, seen, state)
+    return Acted(seen, state, after, *agent.heads(seen, after))
+
+
+def act(
+    agent: Agent,
+    obs: Mapping[str, Tensor],
+    state: Tree,
+    is_first_B: Tensor,
+    t_B: Tensor,
+    intervene: Sequence[Intervention] = (),
+) -> Acted:
+    """Encode, advance, interventions, heads.  t: int64 [B], steps of each row's episode."""
+    seen = agent.encode(obs)
+    return decide(agent, seen, agent.advance(seen, state, is_first_B), t_B, intervene)
+
+
+# Noise and choice
+
+
+class Noise(NamedTuple):
+    """The noise of one step.  A world of None takes its likeliest course; an action of None is the likeliest one; an
+    ending of None ends where it is likelier than not."""
+
+    world: Tree | None = None
+    action_BA: Tensor | None = None  # standard Gumbel draws
+    ending_B: Tensor | None = None  # uniform: the episode ends where its probability is larger
+
+
+def gumbel(shape: Sequence[int], generator: torch.Generator | None, like: Tensor) -> Tensor:
+    """Standard Gumbel draws of like's dtype and device."""
+    uniform = torch.rand(tuple(shape), generator=generator, device=like.device, dtype=like.dtype)
+    tiny = torch.finfo(like.dtype).tiny
+    exponential = (-torch.log(uniform.clamp_min(tiny))).clamp_min(tiny)
+    return -torch.log(exponential)
+
+
+def draw_noise(world: World, batch: int, generator: torch.Generator, like: Tensor) -> Noise:
+    """All the chance of one step of ``batch`` rows; like: dtype and device of the agent's numbers."""
+    return Noise(
+        world.draw_noise(batch, generator),
+        gumbel((batch, world.spec.n_actions), generator, like),
+        torch.rand(batch, generator=generator, device=like.device, dtype=like.dtype),
+    )
+
+
+def straight_through(logits_BA: Tensor, noise_BA: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(index int64 [B], one-hot [B, A]) of the largest logit, or of a Gumbel-max sample.
+
+    The one-hot's gradient is that of the softmax (straight-through; Bengio et al. 2013,
+    arXiv:1308.3432).
+    """
+    scores = logits_BA if noise_BA is None else logits_BA + noise_BA
+    index = scores.argmax(-1)
+    hard = torch.nn.functional.one_hot(index, logits_BA.shape[-1]).to(logits_BA.dtype)
+    soft = logits_BA.softmax(-1)
+    return index, hard + (soft - soft.detach())
+
+
+def choose(logits_BA: Tensor, parts: Sequence[int], noise_BA: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """``straight_through`` part by part: (index int64 [B], or [B, parts] where there are several; one-hot [B, A])."""
+    if len(parts) < 2:
+        return straight_through(logits_BA, noise_BA)
+    noises = [None] * len(parts) if noise_BA is None else noise_BA.split(list(parts), -1)
+    both = [straight_through(x, n) for x, n in zip(logits_BA.split(list(parts), -1), noises, strict=True)]
+    return torch.stack([index for index, _ in both], -1), torch.cat([hot for _, hot in both], -1)
+
+
+def one_hot(action: Tensor, parts: Sequence[int], like: Tensor) -> Tensor:
+    """int64 [...] (or [..., parts] where there are several) -> one-hot [..., A], part after part, of like's dtype."""
+    if len(parts) < 2:
+        return torch.nn.functional.one_hot(action, parts[0]).to(like.dtype)
+    hots = [torch.nn.functional.one_hot(a, n) for a, n in zip(action.unbind(-1), parts, strict=True)]
+    return torch.cat(hots, -1).to(like.dtype)
+
+
+# The loop
+
+
+class Moment(NamedTuple):
+    """Step ``t`` of a roll: what the world shows and what the agent does.  All that is needed to go on from here."""
+
+    t_B: Tensor  # int64, steps of each row's episode
+    world: Tree  # the world's state
+    shown: Shown
+    acted: Acted
+    h_BH: Tensor
+    action: Tensor  # int64 [B] or [B, parts]: what the agent would do, or was made to
+    action_BA: Tensor  # one-hot: what the world is given
+    alive_B: Tensor  # bool, this observation exists
+
+
+Chooser = Callable[[Acted, Shown], tuple[Tensor, Tensor]]  # (index, one-hot)
+
+
+def roll(
+    agent: Agent,
+    world: Any,
+    begin: tuple[Tree, Shown],
+    *,
+    memory: Tree | None = None,
+    state: Tree | None = None,
+    steps: int | None = None,
+    actions: Tensor | None = None,
+    choose_by: Chooser | None = None,
+    noise: Sequence[Noise | None] | None = None,
+    intervene: Sequence[Intervention] = (),
+    env_grads: bool = True,
+    forget: bool = False,
+    alive_B: Tensor | None = None,
+    first: int = 0,
+) -> Iterator[Moment]:
+    """Moments 0 to ``steps`` (None: without end) from what a world shows first.
+
+    begin: (state, shown), as ``World.start`` gives them.  memory: the agent's state before that observation (None: the
+    initial one); state: its state *after* it, in place of a memory.
+    actions: int64 [B, steps+1] (several parts: [B, steps+1, parts]), what the agent is made to do.
+    choose_by: how it chooses otherwise (None: the likeliest, or by ``noise[t].action_BA``).
+    noise: a draw for each moment but the first, whose world noise ``start`` was given; its first action counts.
+    intervene: changes of h.  forget: the agent goes on from the state that they did not touch.
+    env_grads: False cuts the gradient at action -> world, and only there.
+    alive, first: where a roll goes on from an earlier moment, who is there and the number of its first moment.
+    """
+    world_state, shown = begin
+    batch, like = len(shown.reward_B), shown.reward_B
+    parts = agent.spec.parts
+    t_B = torch.full((batch,), first, dtype=torch.int64, device=like.device)
+    nowhere = torch.zeros(batch, dtype=torch.bool, device=like.device)
+    alive = torch.ones_like(nowhere) if alive_B is None else alive_B
+    carried = agent.initial(batch) if memory is None and state is None else memory
+    action_BA = like  # of the moment before
+    for i in count():
+        draw = None if noise is None else noise[i]
+        if i:
+            given = action_BA if env_grads else action_BA.detach()
+            world_state, shown = world.step(world_state, given, None if draw is None else draw.world)
+            chance: Any = 0.5 if draw is None or draw.ending_B is None else draw.ending_B
+            alive = alive & (shown.ending_B <= chance)
+            t_B = t_B + 1
+        is_first = nowhere if shown.is_first_B is None else shown.is_first_B
+        if shown.is_first_B is not None:
+            t_B = torch.where(is_first, 0, t_B)
+        if i == 0 and state is not None:
+            acted = decide(agent, agent.encode(shown.obs), state, t_B, intervene)
+        else:
+            acted = act(agent, shown.obs, carried, is_first, t_B, intervene)
+        carried = acted.untouched if forget else acted.state
+        if choose_by is not None:
+            index, action_BA = choose_by(acted, shown)
+        else:
+            index, action_BA = choose(acted.logits_BA, parts, None if draw is None else draw.action_BA)
+        if actions is not None:
+            index = actions[:, i]
+            action_BA = one_hot(index, parts, acted.logits_BA)
+        h_BH = agent.read("h", acted.seen, acted.state)
+        yield Moment(t_B, world_state, shown, acted, h_BH, index, action_BA, alive)
+        if i == steps:
+            return
+
+
+class Trajectory(NamedTuple):
+    """T simulated transitions, aligned like an Episode: T+1 rows of obs, d, h, logits, value and
+    action; T rows of reward and terminal probability (row t is the transition t -> t+1)."""
+
+    obs: Mapping[str, Tensor]  # [B, T+1, ...]
+    d: Tensor  # [B, T+1, D], the world's features
+    h: Tensor  # [B, T+1, H]
+    logits: Tensor  # [B, T+1, A]
+    value: Tensor  # [B, T+1]
+    action: Tensor  # [B, T+1] int64 (several parts: [B, T+1, parts])
+    reward: Tensor  # [B, T]
+    terminal: Tensor  # [B, T]
+    alive: Tensor  # [B, T+1] bool
+    state: Tensor  # [B, T+1, S], the agent's whole state, flat
+
+
+def trajectory_of(moments: Sequence[Moment]) -> Trajectory:
+    """What T+1 moments say, along time."""
+
+    def stack(read: Callable[[Moment], Tensor], first: int = 0) -> Tensor:
+        found = [read(m) for m in moments[first:]]
+        like = read(moments[0])
+        return torch.stack(found, 1) if found else like.new_zeros(len(like), 0)
+
+    return Trajectory(
+        obs={k: stack(lambda m, k=k: m.shown.obs[k]) for k in moments[0].shown.obs},  # type: ignore[misc]
+        d=stack(lambda m: m.shown.features_BD),
+        h=stack(lambda m: m.h_BH),
+        logits=stack(lambda m: m.acted.logits_BA),
+        value=stack(lambda m: m.acted.value_B),
+        action=stack(lambda m: m.action),
+        reward=stack(lambda m: m.shown.reward_B, 1),
+        terminal=stack(lambda m: m.shown.ending_B, 1),
+        alive=stack(lambda m: m.alive_B),
+        state=stack(lambda m: flatten(m.acted.state)),
+    )
+
+
+# A world and the agent that is studied in it
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """A world, the agent that is studied in it, and what this agent remembers where nobody recorded it.
+
+    memory: None: the agent's initial state.
+    """
+
+    agent: Agent
+    world: LearnedWorld
+    memory: Memory | None
+
+    def remembered(self, z_BZ: Tensor) -> Tree:
+        """The agent's state before the first observation of every latent."""
+        return self.agent.initial(len(z_BZ)) if self.memory is None else self.memory(z_BZ)
+
+    def roll(self, z_BZ: Tensor, *, noise: Sequence[Noise | None] | None = None, **options: Any) -> Iterator[Moment]:
+        """``roll`` from latents; options as there."""
+        begin = self.world.start(z_BZ, None if noise is None or noise[0] is None else noise[0].world)
+        if options.get("state") is None:
+            options.setdefault("memory", self.remembered(z_BZ))
+        return roll(self.agent, self.world, begin, noise=noise, **options)
+
+    def rollout(self, z_BZ: Tensor, steps: int, **options: Any) -> Trajectory:
+        """``steps`` transitions from latents; options as in ``roll``."""
+        return trajectory_of(list(self.roll(z_BZ, steps=steps, **options)))
+
+    def draw_noise(self, batch: int, generator: torch.Generator) -> Noise:
+        """All the chance of one step; the generator is on the world's device."""
+        return draw_noise(self.world, batch, generator, next(leaves(self.agent.initial(1))))
+
+    def with_agent(self, agent: Agent) -> Simulator:
+        """The same world with another agent in it, which begins with its initial state: a latent tells only what the
+        world's own agent remembered.  UserError for an agent of another game or with other observations or actions."""
+        for what in ("env_id", "obs", "action_names"):
+            if getattr(agent.spec, what) != getattr(self.world.spec, what):
+                raise UserError(f"the agent does not fit this world: its {what} are another's ({agent.spec.env_id})")
+        return replace(self, agent=agent, memory=None)

@@ -1,0 +1,76 @@
+"""Nested tuples of tensors, batch first: what an agent's state, what it has seen and a world's state are.
+
+A tree is a tensor [B, ...] or a tuple (NamedTuples too) of trees of the same B rows; the empty tuple is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tree = Any  # Tensor | tuple[Tree, ...]
+
+
+def each(change: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
+    """The tree of ``change`` of the tensors in the same place of every tree; TypeError for anything but tuples and
+    tensors."""
+    if isinstance(tree, Tensor):
+        return change(tree, *others)
+    if not isinstance(tree, tuple):
+        raise TypeError(f"a state is nested tuples of tensors, not {type(tree).__name__}")
+    parts = [each(change, *parts) for parts in zip(tree, *others, strict=True)]
+    return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+
+
+def leaves(tree: Tree) -> Iterator[Tensor]:
+    """Every tensor, in order."""
+    if isinstance(tree, Tensor):
+        yield tree
+        return
+    if not isinstance(tree, tuple):
+        raise TypeError(f"a state is nested tuples of tensors, not {type(tree).__name__}")
+    for part in tree:
+        yield from leaves(part)
+
+
+def rows_of(tree: Tree, rows: slice | Tensor) -> Tree:
+    """Some rows: a slice, bool [B] or int64 [R]."""
+    return each(lambda x: x[rows], tree)
+
+
+def detached(tree: Tree) -> Tree:
+    """Without its graph."""
+    return each(lambda x: x.detach(), tree)
+
+
+def on(tree: Tree, device: torch.device | str) -> Tree:
+    """On a device."""
+    return each(lambda x: x.to(device), tree)
+
+
+def joined(trees: Sequence[Tree]) -> Tree:
+    """The rows of all, one below the other."""
+    return each(lambda *x: torch.cat(x), *trees)
+
+
+def where(mask_B: Tensor, yes: Tree, no: Tree) -> Tree:
+    """Row by row, of two trees of one shape."""
+    return each(lambda a, b: torch.where(mask_B.reshape(-1, *[1] * (a.ndim - 1)), a, b), yes, no)
+
+
+def flatten(tree: Tree) -> Tensor:
+    """All of it as one float tensor [B, N], tensor after tensor, for a recorder."""
+    return torch.cat([x.flatten(1) for x in leaves(tree)], 1)
+
+
+def unflatten(flat_BN: Tensor, like: Tree) -> Tree:
+    """The tree shaped like ``like`` (whose own rows do not matter) that ``flatten`` makes ``flat`` of; ValueError if
+    the widths differ."""
+    widths = [x[0].numel() for x in leaves(like)]
+    if flat_BN.shape[1] != sum(widths):
+        raise ValueError(f"a state of {sum(widths)} numbers cannot be made of {flat_BN.shape[1]}")
+    parts = iter(flat_BN.split(widths, 1))
+    return each(lambda x: next(parts).unflatten(1, x.shape[1:]) if x.ndim > 2 else next(parts).to(x.dtype), like)
