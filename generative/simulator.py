@@ -315,10 +315,10 @@ def save_simulator(simulator: Simulator, path: Path, name: str = WEIGHTS, half: 
         "spec": simulator.world.spec.to_json(),
     }
     write_json(path / "simulator.json", about)
-    save_weights(together(simulator), path / name, half=(lambda n: not n.startswith("agent.")) if half else None)
+    save_weights(as_module(simulator), path / name, half=(lambda n: not n.startswith("agent.")) if half else None)
 
 
-def together(simulator: Simulator) -> nn.Module:
+def as_module(simulator: Simulator) -> nn.Module:
     """World and agent as one module, whose names the weights on disk have: the agent's begin with ``agent.``."""
     both = nn.Module()
     for name, part in (("agent", simulator.agent), *simulator.world.named_children()):
@@ -337,7 +337,7 @@ def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = W
         raise UserError(f"{path / 'simulator.json'} is not the description of a simulator; copy or train it again")
     agent = RecurrentAgent(from_json(AgentConfig, about["net"]), renewed(EnvSpec.from_json(about["spec"])))
     simulator = simulator_of(from_json(ModelConfig, about["model"]), agent)
-    both = together(simulator)
+    both = as_module(simulator)
     load_weights(both, path, name)
     both.to(device).eval().requires_grad_(False)
     return simulator
