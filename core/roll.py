@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -249,15 +249,18 @@ def trajectory_of(moments: Sequence[Moment]) -> Trajectory:
 # A world and the agent that is studied in it
 
 
+WorldT = TypeVar("WorldT", bound=LearnedWorld, covariant=True)
+
+
 @dataclass(frozen=True)
-class Simulator:
+class Simulator(Generic[WorldT]):
     """A world, the agent that is studied in it, and what this agent remembers where nobody recorded it.
 
     memory: None: the agent's initial state.
     """
 
     agent: Agent
-    world: LearnedWorld
+    world: WorldT
     memory: Memory | None
 
     def remembered(self, z_BZ: Tensor) -> Tree:
@@ -279,7 +282,7 @@ class Simulator:
         """All the chance of one step; the generator is on the world's device."""
         return draw_noise(self.world, batch, generator, next(leaves(self.agent.initial(1))))
 
-    def with_agent(self, agent: Agent) -> Simulator:
+    def with_agent(self, agent: Agent) -> Simulator[WorldT]:
         """The same world with another agent in it, which begins with its initial state: a latent tells only what the
         world's own agent remembered.  UserError for an agent of another game or with other observations or actions."""
         for what in ("env_id", "obs", "action_names"):

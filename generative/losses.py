@@ -106,7 +106,7 @@ def uniformity(z_BZ: Tensor) -> Tensor:
 
 
 def loss_of(
-    simulator: Simulator, batch: Batch, config: LossConfig, draws: Draws
+    simulator: Simulator[RSSMWorld], batch: Batch, config: LossConfig, draws: Draws
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """The loss (a scalar) and its parts (detached; nats or squared units a window)."""
     sim, agent = simulator.world, simulator.agent

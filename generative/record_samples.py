@@ -142,7 +142,7 @@ def recorded_actions(store: RolloutStore, starts: np.ndarray, lead: int, steps: 
     return torch.from_numpy(np.concatenate([action, action[:, -1:]], 1))
 
 
-def noise_of(simulator: Simulator, seed: int, ids: Sequence[int], steps: int, device: torch.device) -> list[Noise]:
+def noise_of(simulator: Simulator[Any], seed: int, ids: Sequence[int], steps: int, device: torch.device) -> list[Noise]:
     """``steps`` + 1 draws for the samples ``ids``; a sample's noise depends on seed and id alone, whatever is
     beside it."""
     generators = [torch.Generator(device).manual_seed((seed * 1_000_003 + i + 1) % 2**63) for i in ids]

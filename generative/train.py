@@ -39,7 +39,7 @@ from core.training import (
 )
 from generative.losses import Batch, Draws, LossConfig, draw, loss_of
 from generative.rssm import ModelConfig
-from generative.simulator import Precision, as_module, save_simulator, simulator_of
+from generative.simulator import Precision, RSSMWorld, as_module, save_simulator, simulator_of
 
 STAGE = "train_gen_model"
 COLUMNS = ("obs/frames", "h", "action", "reward")
@@ -154,7 +154,7 @@ def split_episodes(episodes: int, share: float, seed: int) -> tuple[list[int], l
 
 
 @torch.no_grad()
-def free_running_errors(simulator: Simulator, batch: Batch) -> tuple[Tensor, Tensor]:
+def free_running_errors(simulator: Simulator[RSSMWorld], batch: Batch) -> tuple[Tensor, Tensor]:
     """Squared errors of frames [B, L]: of modal rollouts from the initial frames with the recorded actions, and of the
     last initial frame held still, which is right at step 0.  Meaningless where ``batch.seen`` is false."""
     first = simulator.world.initial_frames
@@ -165,13 +165,15 @@ def free_running_errors(simulator: Simulator, batch: Batch) -> tuple[Tensor, Ten
     return error, held
 
 
-def free_running_mse(simulator: Simulator, batch: Batch) -> Tensor:
+def free_running_mse(simulator: Simulator[RSSMWorld], batch: Batch) -> Tensor:
     """Mean squared error [L] of such rollouts; NaN where no window reaches."""
     error, seen = free_running_errors(simulator, batch)[0], batch.seen.float()
     return (error * seen).sum(0) / seen.sum(0)
 
 
-def against_held_frame(simulator: Simulator, batch: Batch, episode_B: np.ndarray, seed: int) -> dict[str, Estimate]:
+def against_held_frame(
+    simulator: Simulator[RSSMWorld], batch: Batch, episode_B: np.ndarray, seed: int
+) -> dict[str, Estimate]:
     """How the simulator's free-running frames compare with the last initial frame held still.
 
     ``held_frame_mse`` and, as core.artefacts.LESS_THAN_HELD, the simulator's squared error less that, over all steps
@@ -194,7 +196,7 @@ def against_held_frame(simulator: Simulator, batch: Batch, episode_B: np.ndarray
 
 
 @torch.no_grad()
-def reconstructions(simulator: Simulator, batch: Batch, seed: int) -> dict[str, np.ndarray]:
+def reconstructions(simulator: Simulator[RSSMWorld], batch: Batch, seed: int) -> dict[str, np.ndarray]:
     """The four videos of a simulator's quality, uint8 [L, height, width, 3]; a column a window.
 
     ``true_true``: every true frame shown, true actions; ``simulated_true``: from the initial frames on its own,
@@ -280,7 +282,7 @@ def long_enough(store: RolloutStore, initial_frames: int) -> list[int]:
 
 
 def backward(
-    simulator: Simulator, batch: Batch, draws: Draws, config: LossConfig, processes: Processes
+    simulator: Simulator[RSSMWorld], batch: Batch, draws: Draws, config: LossConfig, processes: Processes
 ) -> dict[str, Tensor]:
     """Gradients of the loss, and the loss and its parts, all averaged over the processes."""
     parameters = list(simulator.world.parameters())
@@ -299,7 +301,7 @@ class Trainer:
     def __init__(
         self,
         config: GenTrainConfig,
-        simulator: Simulator,
+        simulator: Simulator[RSSMWorld],
         store: RolloutStore,
         processes: Processes,
         run: artefacts.Run,
