@@ -13,8 +13,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from core.contracts import Agent, Intervention, LearnedWorld, Memory, Shown, UserError, World
-from core.trees import Tree, flatten, leaves
+from core.contracts import Agent, EnvSpec, Intervention, LearnedWorld, Memory, Shown, UserError, World
+from core.trees import Tree, flatten, leaves, rows_of
 
 # The agent's step
 
@@ -77,6 +77,11 @@ class Noise(NamedTuple):
     world: Tree | None = None
     action_BA: Tensor | None = None  # standard Gumbel draws
     ending_B: Tensor | None = None  # uniform: the episode ends where its probability is larger
+
+
+def rows_of_noise(noise: Noise, rows: Tensor) -> Noise:
+    """The noise of some rows, int64 [N]."""
+    return Noise(*(None if part is None else rows_of(part, rows) for part in noise))
 
 
 def gumbel(shape: Sequence[int], generator: torch.Generator | None, like: Tensor) -> Tensor:
@@ -292,6 +297,37 @@ def trajectory_of(moments: Sequence[Moment]) -> Trajectory:
         alive=stack(lambda m: m.alive_B),
         state=stack(lambda m: flatten(m.acted.state)),
     )
+
+
+class Recorded:
+    """Observations [B, T, ...] as a world in which no action changes anything: they are shown one after the other, and
+    the last one for ever (one alone: a held frame).  Rewards, endings and features are none."""
+
+    def __init__(self, spec: EnvSpec, obs: Mapping[str, Tensor]) -> None:
+        self.spec, self.obs = spec, obs
+
+    def begin(self) -> tuple[Tensor, Shown]:
+        """The first observation of every row; the state is (row, step), int64 [B, 2]."""
+        first = next(iter(self.obs.values()))
+        rows = torch.arange(len(first), device=first.device)
+        return self._show(torch.stack([rows, torch.zeros_like(rows)], 1))
+
+    def start(self, z_BZ: Tensor, noise: Tree | None = None) -> tuple[Tensor, Shown]:
+        """``begin``: the observations stand for themselves."""
+        return self.begin()
+
+    def step(self, state: Tensor, action_BA: Tensor, noise: Tree | None = None) -> tuple[Tensor, Shown]:
+        return self._show(state + torch.tensor([0, 1], device=state.device))
+
+    def draw_noise(self, batch: int, generator: torch.Generator) -> Tree:
+        return ()
+
+    def _show(self, state_B2: Tensor) -> tuple[Tensor, Shown]:
+        row_B, at_B = state_B2.unbind(1)
+        obs = {k: x[row_B, at_B.clamp(max=x.shape[1] - 1)] for k, x in self.obs.items()}
+        like = next((x for x in obs.values() if x.is_floating_point()), torch.zeros(len(row_B), device=row_B.device))
+        none = like.new_zeros(len(row_B))
+        return state_B2, Shown(obs, none, none, none[:, None][:, :0])
 
 
 # A world and the agent that is studied in it
