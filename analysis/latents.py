@@ -60,7 +60,7 @@ def inferred(simulator: Any, store: RolloutStore, config: LatentsConfig, device:
     """z (its mean) of every ``--every``-th window of real episodes; the step it belongs to is the window's last."""
     from generative.record_samples import informed_latents
 
-    lead = simulator.initial_frames - 1
+    lead = simulator.world.initial_frames - 1
     first = max(lead, config.fit.first_step)
     most = config.fit.most_states * config.every
     episodes = pooled.episodes_of(store, first, most, config.seed)
@@ -68,7 +68,7 @@ def inferred(simulator: Any, store: RolloutStore, config: LatentsConfig, device:
     index_N2 = np.concatenate(
         [np.stack(np.broadcast_arrays(e, np.arange(first, ends[e], config.every)), 1) for e in episodes]
     )
-    z_NZ = informed_latents(simulator, store, index_N2 - [0, lead], device).cpu().numpy()
+    z_NZ = informed_latents(simulator.world, store, index_N2 - [0, lead], device).cpu().numpy()
     return pooled.pool_rows(store, z_NZ, index_N2, units.units(store, store), episodes)
 
 

@@ -67,6 +67,21 @@ def act(
     return decide(agent, seen, agent.advance(seen, state, is_first_B), t_B, intervene)
 
 
+def blank(agent: Agent, batch: int) -> Tree:
+    """What an agent that is shown nothing (zeros) and may do everything has seen."""
+    device = next(leaves(agent.initial(1))).device
+    obs = {}
+    for name, about in agent.spec.obs.items():
+        make = torch.ones if name == "Mask" else torch.zeros
+        obs[name] = make(batch, *about.shape, dtype=getattr(torch, about.dtype), device=device)
+    return agent.encode(obs)
+
+
+def heads_at(agent: Agent, h_BH: Tensor) -> tuple[Tensor, Tensor]:
+    """(logits, value) of hidden states alone: of an agent that sees nothing and may do everything."""
+    return agent.heads(*agent.replaced("h", h_BH, blank(agent, len(h_BH)), agent.initial(len(h_BH))))
+
+
 # Noise and choice
 
 

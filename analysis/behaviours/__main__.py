@@ -118,12 +118,12 @@ def main(config: BehavioursConfig) -> None:
     inputs = {k: v for k, v in given.items() if v is not None}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         first = config.fit.first_step
-        lead = 0 if simulator is None else simulator.initial_frames - 1
+        lead = 0 if simulator is None else simulator.world.initial_frames - 1
         steps: list[Steps | None] = [None, None]
         if simulated is not None:  # first: they are read at once
             column = None if simulator is None else "world/d"
             steps[1] = read_steps(simulated, first, column, unit_E=units(simulated, real))
-        world = None if simulator is None else world_states(simulator, real, device)
+        world = None if simulator is None else world_states(simulator.world, real, device)
         steps[0] = read_steps(real, first, world, lead, units(real, real))
         spec = renewed(real.spec)
         if spec.same_actions:

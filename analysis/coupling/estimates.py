@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,13 +12,14 @@ from torch import Tensor
 from analysis.coupling.config import CouplingConfig
 from analysis.coupling.correlation import MEAN, MORE, Labelled, correlate
 from analysis.coupling.edges import PATHS
-from analysis.coupling.jacobian import gather_states, jacobians, replay, rows_that_fit
-from analysis.shared.gradients import rows_of
+from analysis.coupling.jacobian import gather_places, jacobians, replay, rows_that_fit
 from analysis.shared.units import spread_over_episodes
-from core.contracts import SimState, Simulator, UserError
+from core.contracts import UserError
 from core.directions import Basis
 from core.progress import bar
+from core.roll import Place, Simulator
 from core.stats import TESTS, least_units, means, require_draws
+from core.trees import rows_of
 
 BLOCK = 1024  # entries whose means are inferred at once
 ROUNDING = 1e-6  # of the largest Jacobian: what a float32 backward pass leaves of a zero
@@ -79,13 +80,13 @@ def mean_over_episodes(effect_NX: np.ndarray, unit_N: np.ndarray) -> np.ndarray:
 class Plan(NamedTuple):
     """Where Jacobians are taken: M rows, behaviour after behaviour."""
 
-    state: SimState  # before step T - max(lags)
+    place: Place  # after step T - max(lags) - 1
     unit_M: np.ndarray
     ends: np.ndarray  # [behaviours + 1]: rows ends[b] to ends[b + 1] are those of behaviour number b
 
 
 def plan(
-    simulator: Simulator,
+    simulator: Simulator[Any],
     z_EZ: Tensor,
     sampled: Labelled,
     h_sampled_NH: np.ndarray,
@@ -122,12 +123,12 @@ def plan(
             f"{config.alpha:g} needs {need}; {MORE}"
         )
     episode_M, step_M = sampled.index_N2[rows].T
-    state = gather_states(played.states, episode_M, step_M - longest)
-    return Plan(state, sampled.unit_N[rows], np.cumsum([0, *(len(c) for c in chosen)]))
+    place = gather_places(played.places, episode_M, step_M - longest - 1)
+    return Plan(place, sampled.unit_N[rows], np.cumsum([0, *(len(c) for c in chosen)]))
 
 
 def couple(
-    simulator: Simulator,
+    simulator: Simulator[Any],
     planned: Plan,
     observed: Labelled,
     basis: Basis,
@@ -143,15 +144,15 @@ def couple(
     lags, longest, k = list(config.lags), max(config.lags), observed.c_NK.shape[1]
     shape = (len(behaviours), len(lags), k, k)
     r = correlate(observed, behaviours, lags, config.permutations, config.resamples, rng, config.alpha)
-    state, unit_M, stops = planned
-    groups = list(simulator.spec.distinct_actions().values())
-    size = config.batch_size or rows_that_fit(simulator, state, longest, config.memory_gb * 1e9)
+    place, unit_M, stops = planned
+    groups = list(simulator.world.spec.distinct_actions().values())
+    size = config.batch_size or rows_that_fit(simulator, place, longest, config.memory_gb * 1e9)
     found = []
     with bar("Jacobians", total=len(unit_M), unit="samples") as progress:
         for n in range(0, len(unit_M), size):
-            part = rows_of(state, slice(n, n + size))
+            part: Place = rows_of(place, slice(n, n + size))
             found.append(jacobians(simulator, part, basis, lags, k, groups))
-            progress.advance(len(part.h_BH))
+            progress.advance(len(part.alive_B))
     direct, world, straight, ended = (
         torch.cat([f[name] for f in found]).cpu().numpy().astype(np.float64)
         for name in ("direct", "through_world", "straight_through", "ended")
@@ -203,5 +204,5 @@ def couple(
         samples=np.diff(stops),
         sample_episodes=episodes,
         ended=float(ended.mean()),
-        actions=[[simulator.spec.action_names[i] for i in ids] for ids in groups],
+        actions=[[simulator.world.spec.action_names[i] for i in ids] for ids in groups],
     )

@@ -11,14 +11,13 @@ beside how long an episode is, and the exponents along recorded episodes, say ho
 
 from __future__ import annotations
 
-import copy
-
 import torch
 
 from agents.recurrent import load_agent
 from analysis.dynamics.config import DynamicsConfig
 from analysis.dynamics.figures import draw
 from analysis.dynamics.inputs import of_behaviours, read, typical
+from analysis.dynamics.recurrence import Recurrence
 from analysis.dynamics.tables import analyse, summary
 from analysis.shared.sources import check_made_from, open_stores
 from core import artefacts, config as cli
@@ -41,7 +40,8 @@ def main(config: DynamicsConfig) -> None:
     if config.lyapunov_steps <= config.burn_in:
         raise UserError(f"--lyapunov_steps {config.lyapunov_steps} must be above --burn_in {config.burn_in}")
     agent = load_agent(config.agent, device)
-    if agent.config.recurrence == "none":
+    memory = Recurrence.of(agent)
+    if not memory.remembers:
         raise UserError(f"{config.agent} has no recurrence (feed-forward); there is no memory to analyse")
     store, _, name = open_stores(config.rollouts, None)
     if fingerprint(agent) != name:
@@ -51,9 +51,8 @@ def main(config: DynamicsConfig) -> None:
     basis = None if config.hidden_states is None else load_basis(config.hidden_states, config.basis_kind, name)
     if config.behaviours is not None:
         check_made_from(config.behaviours, "rollouts", config.rollouts)
-    precise = copy.deepcopy(agent).double()
     with store:
-        recorded = read(agent, store)
+        recorded = read(memory, agent, store)
         inputs = (
             typical(recorded, config.inputs, config.seed)
             if config.behaviours is None
@@ -61,7 +60,7 @@ def main(config: DynamicsConfig) -> None:
         )
         used = {k: v for k, v in given.items() if v is not None}
         with artefacts.new_run(config.out, STAGE, config, used, overwrite=config.overwrite) as run:
-            result = analyse(precise, recorded, inputs, config, basis)
+            result = analyse(memory, recorded, inputs, config, basis)
             for row in result.tables["points"]:
                 row["action"] = agent.spec.action_names[row["action"]]
             result.save(run.path)

@@ -7,26 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from core.contracts import Agent
+from analysis.dynamics.recurrence import Recurrence
 
 FIXED = 1e-8  # speed below which a point counts as fixed, rms standard deviations a step (in float64)
 LOST = 10.0  # a search that leaves the recorded states by so many standard deviations is given up
-
-
-def advance(agent: Agent, e_BE: Tensor, h_BH: Tensor) -> Tensor:
-    """The next state, within an episode."""
-    return agent.advance(e_BE, h_BH, torch.zeros(len(h_BH), dtype=torch.bool, device=h_BH.device))
-
-
-def step_and_jacobian(agent: Agent, e_BE: Tensor, h_BH: Tensor) -> tuple[Tensor, Tensor]:
-    """F(h; e) [B, H] and dF_i / dh_j [B, H, H]."""
-    h = h_BH.detach().requires_grad_()
-    with torch.enable_grad():
-        after = advance(agent, e_BE, h)
-        size = after.shape[1]
-        # Rows do not touch each other: the gradient of a column's sum holds each row's own.
-        rows = [torch.autograd.grad(after[:, i].sum(), h, retain_graph=i + 1 < size)[0] for i in range(size)]
-    return after.detach(), torch.stack(rows, 1)
 
 
 class Search(NamedTuple):
@@ -37,7 +21,7 @@ class Search(NamedTuple):
     settled_B: Tensor  # bool: a local minimum of the speed (0 or not); false: out of iterations or lost
 
 
-def search(agent: Agent, e_BE: Tensor, h_BH: Tensor, std_H: Tensor, iterations: int) -> Search:
+def search(memory: Recurrence, e_BE: Tensor, h_BH: Tensor, std_H: Tensor, iterations: int) -> Search:
     """Minimise the speed |F(h; e) - h| from every start by Levenberg-Marquardt, on z-scored states.
 
     Finds repelling points as well as attracting ones.  Give float64: the gradient's floor decides what is fixed.
@@ -50,7 +34,7 @@ def search(agent: Agent, e_BE: Tensor, h_BH: Tensor, std_H: Tensor, iterations: 
     def speed_of(after: Tensor, before: Tensor) -> Tensor:
         return ((after - before) / std_H).square().mean(1).sqrt()
 
-    after, jacobian = step_and_jacobian(agent, e_BE, h)
+    after, jacobian = memory.with_jacobian(e_BE, h)
     speed = speed_of(after, h)
     for _ in range(iterations):
         residual = (after - h) / std_H
@@ -64,7 +48,7 @@ def search(agent: Agent, e_BE: Tensor, h_BH: Tensor, std_H: Tensor, iterations: 
         normal = slope.transpose(1, 2) @ slope
         move = torch.linalg.solve(normal + damping * eye, -gradient[..., None])[..., 0] * std_H
         move = torch.where((settled | lost)[:, None], 0.0, move)
-        tried_after, tried_jacobian = step_and_jacobian(agent, e_BE, h + move)
+        tried_after, tried_jacobian = memory.with_jacobian(e_BE, h + move)
         tried = speed_of(tried_after, h + move)
         better = tried < speed
         damping = torch.where(better[:, None, None], damping * 0.2, damping * 5).clamp(1e-14, 1e8)
@@ -85,9 +69,9 @@ def distinct(h_NH: Tensor, speed_N: Tensor, std_H: Tensor, merge: float) -> list
     return kept
 
 
-def settle(agent: Agent, e_BE: Tensor, h_BH: Tensor, steps: int) -> Tensor:
+def settle(memory: Recurrence, e_BE: Tensor, h_BH: Tensor, steps: int) -> Tensor:
     """The states after ``steps`` steps of a still input."""
     with torch.no_grad():
         for _ in range(steps):
-            h_BH = advance(agent, e_BE, h_BH)
+            h_BH = memory(e_BE, h_BH)
     return h_BH

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.dynamics.recurrence import Recurrence
 from analysis.shared.behaviours import load_behaviours
 from analysis.shared.clusters import STEPS_PER_CLUSTER, k_means
 from core.artefacts import Result
 from core.contracts import Agent, UserError
 from core.episodes import RolloutStore
+from core.trees import leaves
 
 FRAMES = 1024  # encoded at once
 
@@ -34,17 +36,17 @@ class Recorded(NamedTuple):
     index_N2: np.ndarray
 
 
-def read(agent: Agent, store: RolloutStore) -> Recorded:
-    """Every recorded state and, by the agent's own encoder, every embedding; float64."""
-    names = list(store.spec.obs)
-    columns, index_N2 = store.pooled("h", *(f"obs/{n}" for n in names))
-    like = agent.initial(1)
+def read(memory: Recurrence, agent: Agent, store: RolloutStore) -> Recorded:
+    """Every recorded state and, by the agent's own encoder, everything that drove them; float64."""
+    names, column = list(store.spec.obs), "state" if "state" in store.column_names else "h"
+    columns, index_N2 = store.pooled(column, *(f"obs/{n}" for n in names))
+    device = next(leaves(agent.initial(1))).device
     parts = []
     with torch.no_grad():
         for n in range(0, len(index_N2), FRAMES):
-            obs = {k: torch.from_numpy(columns[f"obs/{k}"][n : n + FRAMES]).to(like.device) for k in names}
-            parts.append(agent.encode(obs).double())
-    return Recorded(torch.from_numpy(columns["h"]).to(like.device).double(), torch.cat(parts), index_N2)
+            obs = {k: torch.from_numpy(columns[f"obs/{k}"][n : n + FRAMES]).to(device) for k in names}
+            parts.append(memory.inputs(agent, obs).double())
+    return Recorded(torch.from_numpy(columns[column]).to(device).double(), torch.cat(parts), index_N2)
 
 
 def typical(recorded: Recorded, count: int, seed: int) -> list[Still]:

@@ -6,14 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.dynamics.fixed_points import step_and_jacobian
-from core.contracts import Agent
+from analysis.dynamics.recurrence import Recurrence
 from core.progress import bar
 from core.threads import one_thread
 
 
 def lyapunov(
-    agent: Agent, e_BTE: Tensor, h_BH: Tensor, length_B: np.ndarray, burn_in: int
+    memory: Recurrence, e_BTE: Tensor, h_BH: Tensor, length_B: np.ndarray, burn_in: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Finite-time Lyapunov exponents, nats a step: float64 [B, H], and the steps they rest on [B].
 
@@ -31,7 +30,7 @@ def lyapunov(
     tiny = torch.finfo(h.dtype).tiny
     with bar("Lyapunov exponents", e_BTE.shape[1], "steps") as progress:
         for t in range(e_BTE.shape[1]):
-            h, jacobian = step_and_jacobian(agent, e_BTE[:, t], h)
+            h, jacobian = memory.with_jacobian(e_BTE[:, t], h)
             with one_thread():
                 frame, r = torch.linalg.qr(jacobian @ frame)
             growth = torch.diagonal(r, dim1=1, dim2=2).abs().clamp_min(tiny).log()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from analysis.dynamics.fixed_points import settle
-from core.contracts import Agent
+from analysis.dynamics.recurrence import Recurrence
 
 
 class Modes(NamedTuple):
@@ -65,7 +65,9 @@ def attractor(value_M: np.ndarray, slow_steps: float) -> str:
     return {0: "point", 1: "line", 2: "plane"}.get(int(slow.sum()), f"{int(slow.sum())} slow dimensions")
 
 
-def persistence(agent: Agent, e_E: Tensor, h_H: Tensor, mode: Modes, m: int, recorded_NH: Tensor, steps: int) -> float:
+def persistence(
+    memory: Recurrence, e_E: Tensor, h_H: Tensor, mode: Modes, m: int, recorded_NH: Tensor, steps: int
+) -> float:
     """Share of a displacement along a real mode that is left after ``steps`` steps of the full, non-linear map.
 
     The state is moved both ways by one standard deviation of the recorded states' coordinate along the mode.  A
@@ -76,7 +78,7 @@ def persistence(agent: Agent, e_E: Tensor, h_H: Tensor, mode: Modes, m: int, rec
     )
     spread = (recorded_NH @ left_H).std()
     moved = torch.stack([h_H + s * spread * right_H for s in (1, -1)] + [h_H])
-    after = settle(agent, e_E.expand(len(moved), -1), moved, steps)
+    after = settle(memory, e_E.expand(len(moved), -1), moved, steps)
     # The undisturbed run beside them: a slow point drifts by itself.
     left = ((after[:2] - after[2]) @ left_H) / (spread * torch.tensor([1.0, -1.0]).to(h_H))
     return float(left.mean())

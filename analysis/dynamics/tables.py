@@ -11,20 +11,21 @@ import torch
 from torch import Tensor
 
 from analysis.dynamics.config import DynamicsConfig
-from analysis.dynamics.fixed_points import FIXED, distinct, search, settle, step_and_jacobian
+from analysis.dynamics.fixed_points import FIXED, distinct, search, settle
 from analysis.dynamics.inputs import Recorded, Still
 from analysis.dynamics.lyapunov import lyapunov
 from analysis.dynamics.modes import Modes, attractor, modes, period, persistence, stability, time_constant
+from analysis.dynamics.recurrence import Recurrence
 from analysis.shared.units import spread_over_episodes
 from core.artefacts import Result
-from core.contracts import Agent, UserError
+from core.contracts import UserError
 from core.directions import Basis
 from core.progress import bar
 from core.stats import few, ratios, share_of
 
 
 def analyse(
-    agent: Agent, recorded: Recorded, inputs: Sequence[Still], config: DynamicsConfig, basis: Basis | None = None
+    memory: Recurrence, recorded: Recorded, inputs: Sequence[Still], config: DynamicsConfig, basis: Basis | None = None
 ) -> Result:
     """Fixed points and their modes under every still input, and the exponents.
 
@@ -50,28 +51,28 @@ def analyse(
     with bar("fixed points", len(inputs), "inputs") as progress:
         for number, one in enumerate(inputs):
             e_SE = one.e_E.expand(len(h_SH), -1)
-            found = search(agent, e_SE, h_SH, std_H, config.iterations)
-            ended = settle(agent, e_SE, h_SH, config.settle)
+            found = search(memory, e_SE, h_SH, std_H, config.iterations)
+            ended = settle(memory, e_SE, h_SH, config.settle)
             use = torch.nonzero(found.settled_B & (found.speed_B < config.slow_speed))[:, 0]
             in_vain += len(h_SH) - len(use)
             kept = use[distinct(found.h_BH[use], found.speed_B[use], std_H, config.merge)].tolist()
             gap_SP = ((ended[:, None] - found.h_BH[kept]) / std_H).square().mean(2).sqrt()
             for at, k in enumerate(kept):
-                _, jacobian = step_and_jacobian(agent, one.e_E[None], found.h_BH[k][None])
+                _, jacobian = memory.with_jacobian(one.e_E[None], found.h_BH[k][None])
                 mode = modes(jacobian[0].cpu().numpy())
                 near = (gap_SP.argmin(1) == at) & (gap_SP[:, at] < config.merge)
-                row = point_row(agent, one, found.h_BH[k], float(found.speed_B[k]), mode, recorded, std_H, config)
+                row = point_row(memory, one, found.h_BH[k], float(found.speed_B[k]), mode, recorded, std_H, config)
                 share = share_of(near.cpu().numpy(), episode_N[chosen])
                 row |= {"settle_here": share.value, "settle_here_low": share.low, "settle_here_high": share.high}
                 result.tables["points"].append({"point": len(points), "input": number, "name": one.name, **row})
                 result.tables["modes"] += mode_rows(
-                    len(points), agent, one, found.h_BH[k], mode, recorded, std_H, config, basis
+                    len(points), memory, one, found.h_BH[k], mode, recorded, std_H, config, basis
                 )
                 points.append(found.h_BH[k].cpu().numpy())
                 values.append(mode.value_M)
             steps = np.full(len(h_SH), config.lyapunov_steps)
             along = e_SE[:, None].expand(-1, config.lyapunov_steps, -1)
-            still.append(lyapunov(agent, along, ended, steps, config.burn_in))
+            still.append(lyapunov(memory, along, ended, steps, config.burn_in))
             progress.advance()
     size = recorded.h_NH.shape[1]
     result.arrays |= {
@@ -82,7 +83,7 @@ def analyse(
         "mean": recorded.h_NH.mean(0).cpu().numpy(),
         "std": std_H.cpu().numpy(),
     }
-    driven(result, agent, recorded, config, rng)
+    driven(result, memory, recorded, config, rng)
     for number, (each, steps) in enumerate(still):
         put_exponents(result, f"input {number}", each, steps, episode_N[chosen], rng)
     fixed = [row for row in result.tables["points"] if row["kind"] == "fixed"]
@@ -93,12 +94,12 @@ def analyse(
 
 
 def point_row(
-    agent: Agent, one: Still, h_H: Tensor, speed: float, mode: Modes, recorded: Recorded, std_H: Tensor,
+    memory: Recurrence, one: Still, h_H: Tensor, speed: float, mode: Modes, recorded: Recorded, std_H: Tensor,
     config: DynamicsConfig,
 ) -> dict[str, Any]:  # fmt: skip
     """What is said of one point: what it is, how near the recorded states it lies, and what the agent does there."""
     with torch.no_grad():
-        logits, value = agent.heads(h_H[None])
+        logits, value = memory.heads(h_H[None])
     nearest = float(((recorded.h_NH - h_H) / std_H).square().mean(1).sqrt().min())
     slowest = mode.value_M[0]
     return {
@@ -121,7 +122,7 @@ MODES = 8  # rows of the table ``modes`` a point, at least as many as are slow o
 
 
 def mode_rows(
-    number: int, agent: Agent, one: Still, h_H: Tensor, mode: Modes, recorded: Recorded, std_H: Tensor,
+    number: int, memory: Recurrence, one: Still, h_H: Tensor, mode: Modes, recorded: Recorded, std_H: Tensor,
     config: DynamicsConfig, basis: Basis | None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The leading modes of a point: eigenvalue, time constant, period, what is left of a real displacement, and along
@@ -137,13 +138,20 @@ def mode_rows(
             "point": number, "mode": m, "real": float(value.real), "imaginary": float(value.imag),
             "modulus": float(abs(value)), "time_constant": time_constant(value), "period": period(value),
             "left_after": int(config.slow_steps),
-            "left": persistence(agent, one.e_E, h_H, mode, m, recorded.h_NH, int(config.slow_steps)) if real else None,
+            "left": persistence(memory, one.e_E, h_H, mode, m, recorded.h_NH, int(config.slow_steps)) if real else None,
             "left_linear": float(value.real ** int(config.slow_steps)) if real else None,
         }  # fmt: skip
         if basis is not None:
-            row["directions"] = along(mode.right_HM[:, m], basis)
+            row["directions"] = along(hidden_part(memory, mode.right_HM[:, m]), basis)
         rows.append(row)
     return rows
+
+
+def hidden_part(memory: Recurrence, right_S: np.ndarray) -> np.ndarray:
+    """The part of a (complex) mode that lies in h."""
+    parts = memory.hidden(torch.from_numpy(np.stack([right_S.real, right_S.imag])))
+    out: np.ndarray = (parts[0] + 1j * parts[1]).numpy()
+    return out
 
 
 def along(right_H: np.ndarray, basis: Basis, most: int = 3) -> str:
@@ -155,7 +163,9 @@ def along(right_H: np.ndarray, basis: Basis, most: int = 3) -> str:
     return ", ".join(f"{i} ({cosine_K[i]:.2f})" for i in np.argsort(-cosine_K)[:most])
 
 
-def driven(result: Result, agent: Agent, recorded: Recorded, config: DynamicsConfig, rng: np.random.Generator) -> None:
+def driven(
+    result: Result, memory: Recurrence, recorded: Recorded, config: DynamicsConfig, rng: np.random.Generator
+) -> None:
     """Exponents along recorded episodes: the same frames, two memories that differ a little.  Episodes with fewer than
     ``burn_in`` + H/4 steps are too short to say anything and are left out."""
     episode_N = recorded.index_N2[:, 0]
@@ -168,7 +178,7 @@ def driven(result: Result, agent: Agent, recorded: Recorded, config: DynamicsCon
         )
     length = np.minimum(count[use] - 1, config.lyapunov_steps)  # the first recorded state is where it starts
     rows = first[use, None] + 1 + np.minimum(np.arange(length.max()), length[:, None] - 1)
-    each, steps = lyapunov(agent, recorded.e_NE[rows], recorded.h_NH[first[use]], length, config.burn_in)
+    each, steps = lyapunov(memory, recorded.e_NE[rows], recorded.h_NH[first[use]], length, config.burn_in)
     result.arrays["lyapunov_driven"], result.arrays["lyapunov_steps"] = each, steps
     result.tables["lyapunov"] = []
     put_exponents(result, "recorded", each, steps, ids[use], rng)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 
 from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
+from core.roll import Simulator
 
 
-def open_samples(path: Path, simulator: torch.nn.Module) -> RolloutStore:
+def open_samples(path: Path, simulator: Simulator[Any]) -> RolloutStore:
     """Simulated rollouts of this very simulator; UserError otherwise."""
     store = RolloutStore(path)
     facts = store.manifest["facts"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from core.contracts import Simulator
+from core.contracts import LearnedWorld
 from core.episodes import RolloutStore
 from core.progress import bar
 from generative.simulator import require_finite
@@ -16,7 +16,7 @@ OBSERVED_FRAMES = 2048  # frames filtered at once: about 100 MB as float32
 
 
 def world_states(
-    simulator: Simulator, store: RolloutStore, device: torch.device, chosen: Sequence[int] | None = None
+    world: LearnedWorld, store: RolloutStore, device: torch.device, chosen: Sequence[int] | None = None
 ) -> list[np.ndarray]:
     """Posterior world states d float32 [rows - initial_frames + 1, D] of every (or every chosen) episode, from its
     frames.
@@ -24,7 +24,7 @@ def world_states(
     Row i is the state at step ``initial_frames - 1 + i``; an episode shorter than that has none.  UserError where the
     simulator makes no numbers of the frames.
     """
-    lead = simulator.initial_frames - 1
+    lead = world.initial_frames - 1
     out: list[np.ndarray] = [np.zeros((0, 0), np.float32)] * len(store)
     names = list(store.spec.obs)
     rows_E = store.rows if chosen is None else np.where(np.isin(np.arange(len(store)), chosen), store.rows, 0)
@@ -37,7 +37,7 @@ def world_states(
             # The action after an unknown end is padding: no state that is kept follows it.
             action = torch.from_numpy(window["action"][:, lead:]).to(device)
             seen = torch.from_numpy(window.seen[:, lead:]).to(device)
-            d = simulator.observe(obs, action, seen)
+            d = world.observe(obs, action, seen)
             require_finite({"world states": d[seen]})
             for b, e in enumerate(episodes):
                 out[e] = d[b, : store.rows[e] - lead].cpu().numpy()

@@ -7,6 +7,7 @@ import torch
 
 from core.contracts import Agent
 from core.directions import Basis
+from core.roll import heads_at
 
 
 def head_weights(agent: Agent, basis: Basis) -> np.ndarray:
@@ -16,7 +17,7 @@ def head_weights(agent: Agent, basis: Basis) -> np.ndarray:
     """
 
     def heads(h_H: torch.Tensor) -> torch.Tensor:
-        logits, value = agent.heads(h_H[None])
+        logits, value = heads_at(agent, h_H[None])
         return torch.cat([logits[0], value])
 
     slope_AH = torch.func.jacrev(heads)(basis.mean_H)
