@@ -3,8 +3,8 @@
 ``python -m analysis.saliency --samples runs/demo/samples --sample_ids 0 to 8 --quantities action value``
 
 A simulated rollout is run again from its latent, without noise, and the gradient of a quantity at a
-target step is taken with respect to every frame, every hidden state h_t and every world state d_t,
-averaged over slightly noised copies of the latent (SmoothGrad; analysis.shared.gradients).  It is taken twice:
+target step is taken with respect to every frame, every hidden state h_t and every world state d_t.  With --noise and
+--copies every method is averaged over noised frames (SmoothGrad).  The gradient is taken twice:
 through agent and world, and with the path action -> world cut; the difference is the straight-through gradient by
 way of the agent's own actions.  Captum's methods explain the target frame alone, and checks
 say what the pictures are worth (attributions.py, checks.py, randomisation.py).
@@ -77,21 +77,27 @@ def main(config: SaliencyConfig) -> None:
         raise UserError(f"--memory_gb {config.memory_gb:g} must be above 0")
     if config.copies < 1 or not 0 <= config.noise < np.inf or config.integrated_steps < 0 or config.batch_size < 0:
         raise UserError("--copies must be at least 1; --noise, --integrated_steps and --batch_size not negative")
+    if (config.copies > 1) != (config.noise > 0):
+        raise UserError(
+            
+            "--copies and --noise go together, as in --copies 16 --noise 0.1; without both nothing is smoothed"
+        
+        )
     if not 1 <= config.stride <= config.window or config.draws < 1 or not 0 < config.radius < np.inf:
         raise UserError("--stride must be from 1 to --window; --draws at least 1; --radius above 0")
     if config.video:
         check_video()
     simulator = load_simulator(config.simulator, device)
-    agent, names = fingerprint(simulator.agent), simulator.spec.action_names
+    agent, names = fingerprint(simulator.agent), simulator.world.spec.action_names
     side = min(
-        (n for x in simulator.spec.obs.values() if len(x.shape) == 3 for n in x.shape[:2]), default=config.window
+        (n for x in simulator.world.spec.obs.values() if len(x.shape) == 3 for n in x.shape[:2]), default=config.window
     )
     if config.window > side:
         raise UserError(f"--window {config.window} does not fit into a frame of {side} pixels")
     with open_samples(config.samples, simulator) as store:
         ids = parse_sample_ids(config.sample_ids, len(store))
         basis_of = bases_in(config.hidden_states, agent, device, config.env_states, fingerprint(simulator))
-        quantities = find_quantities(config.quantities, simulator.spec, basis_of, config.basis_kind)
+        quantities = find_quantities(config.quantities, simulator.world.spec, basis_of, config.basis_kind)
         basis = None if config.hidden_states is None else basis_of(config.basis_kind)
         late = next((q for q in quantities if config.target_step < q.first_step), None)
         if late is not None:
@@ -99,7 +105,7 @@ def main(config: SaliencyConfig) -> None:
         z_SZ, units = torch.from_numpy(store.latents(ids)).to(device), source_episodes(store, ids)
     combined_ids = ids
     if config.combine_samples_not_iterate:
-        z_SZ, ids = simulator.normalise(z_SZ.mean(0, keepdim=True)), [-1]
+        z_SZ, ids = simulator.world.normalise(z_SZ.mean(0, keepdim=True)), [-1]
         units = units[:1]
     inputs = {"simulator": config.simulator, "samples": config.samples}
     if config.hidden_states is not None:

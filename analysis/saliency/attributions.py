@@ -17,7 +17,7 @@ from analysis.saliency.deeplift import OneFrame
 from analysis.saliency.frame import ROWS, Attribution, Frame, quietly
 from analysis.shared.gradients import reading_at, unroll
 from analysis.shared.quantities import Quantity
-from core.contracts import Simulator
+from core.roll import Simulator
 
 FRAME_METHODS = ("integrated", "deeplift", "occlusion")
 
@@ -95,7 +95,7 @@ def _occlusion(read: Callable[..., Tensor], window: int, stride: int) -> Callabl
 
 
 def latent(
-    simulator: Simulator, z_SZ: Tensor, chosen_S: Tensor, quantity: Quantity, target: int, steps: int, rows: int
+    simulator: Simulator[Any], z_SZ: Tensor, chosen_S: Tensor, quantity: Quantity, target: int, steps: int, rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Captum's integrated gradients of the whole rollout, agent and world, by its latent: (maps [S, Z], change of the
     quantity [S], delta [S]) from the latent 0, a Gaussian world's most likely one.
@@ -105,8 +105,7 @@ def latent(
     """
 
     def read(z: Tensor, chosen: Tensor) -> Tensor:
-        _, outs = unroll(simulator, simulator.start(z), target + 1)
-        return quantity.read(reading_at(outs, target, chosen))
+        return quantity.read(reading_at(unroll(simulator, z, target), target, chosen))
 
     from captum.attr import IntegratedGradients
 

@@ -36,7 +36,7 @@ class SaliencyConfig:
     basis_kind: str = "ica"
     """the basis that direction_ID means, and gradients are given in: pca, ica, nmf, neurons"""
     methods: tuple[Method, ...] = ("integrated",)
-    """besides the smoothed gradients: plain (gradients without noise), integrated (captum's integrated gradients of the
+    """besides the gradients: plain (gradients without noise), integrated (captum's integrated gradients of the
     target frame), deeplift and occlusion (captum's, of the target frame), latent (captum's integrated gradients of
     the whole rollout, by its latent; slow)"""
     checks: bool = False
@@ -46,10 +46,11 @@ class SaliencyConfig:
     """transitions of the rollout that is shown"""
     target_step: int = 4
     """step at which the quantity is read; 0 is the first frame"""
-    copies: int = 9
-    """noised copies of the latent that a gradient is averaged over"""
-    noise: float = 1.25e-4
-    """standard deviation of that noise, in units of the latent"""
+    copies: int = 1
+    """noised copies of the frames that every picture is averaged over (SmoothGrad, of any method), with --noise; 1:
+    none"""
+    noise: float = 0.0
+    """standard deviation of that noise, as a share of the frame's range, as in --noise 0.1 --copies 16"""
     integrated_steps: int = 32
     """points on the path of integrated gradients; 0 leaves them out"""
     window: int = 8
@@ -66,7 +67,7 @@ class SaliencyConfig:
     batch_size: int = 0
     """samples a forward pass; 0: as many as --memory_gb holds"""
     memory_gb: float = 1.0
-    """what the copies of one batch may keep for their backward passes, in GB"""
+    """what one batch may keep for its backward passes, in GB"""
     video: bool = True
     """write an MP4 beside every PNG"""
     seed: int = 0

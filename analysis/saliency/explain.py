@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,22 +14,16 @@ from analysis.saliency import randomisation
 from analysis.saliency.attributions import deeplift, explainer, integrated, latent, occlusion
 from analysis.saliency.checks import areas, infidelity, sensitivity
 from analysis.saliency.config import SaliencyConfig
-from analysis.saliency.frame import Attribution, Frame
+from analysis.saliency.frame import ROWS, Attribution, Frame, smoothed
 from analysis.saliency.tables import summarise
-from analysis.shared.gradients import (
-    Gradients,
-    compare_copies,
-    each_copy,
-    gradients,
-    reading_at,
-    samples_that_fit,
-    unroll,
-)
+from analysis.shared.gradients import Gradients, Noised, gradients, mean_of, reading_at, samples_that_fit
 from analysis.shared.quantities import Quantity
 from core import artefacts
-from core.contracts import Simulator, UserError
+from core.contracts import UserError
 from core.directions import Basis
 from core.progress import track
+from core.roll import Simulator
+from core.trees import Tree, flatten
 
 
 class Explained(NamedTuple):
@@ -43,17 +38,63 @@ class Explained(NamedTuple):
     checks: dict[tuple[str, str, str], np.ndarray]  # (quantity, check, of what) -> value and controls [S, 1 to 3]
 
 
-def noised(simulator: Simulator, z_SZ: Tensor, ids: Sequence[int], copies: int, sigma: float, seed: int) -> Tensor:
-    """[S * copies, Z]: legal latents near each; a sample's noise depends on seed and id alone."""
-    rows = []
-    for z, i in zip(z_SZ, ids, strict=True):
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + i + 1) % 2**63)
-        rows.append(z + sigma * torch.randn(copies, len(z), generator=generator, dtype=z.dtype).to(z.device))
-    return simulator.normalise(torch.cat(rows))
+def frame_noise(obs: Mapping[str, Tensor], ids: Sequence[int], config: SaliencyConfig) -> list[dict[str, Tensor]]:
+    """Noise for every copy, [S, T+1, ...] a field, in shares of a frame's range: 1 of a picture, of another field what
+    the sample's own rollout spans.  A sample's noise depends on seed and id alone."""
+    if config.copies == 1:
+        return []
+    out = []
+    for copy in range(config.copies):
+        draws: dict[str, list[Tensor]] = {name: [] for name in obs}
+        for s, i in enumerate(ids):
+            generator = torch.Generator().manual_seed((config.seed * 1_000_003 + i + 1) * 1009 % 2**62 + copy)
+            for name, x in obs.items():
+                span = 1.0 if x.ndim == 5 else float(x[s].max() - x[s].min())
+                drawn = torch.randn(x.shape[1:], generator=generator, dtype=x.dtype)
+                draws[name].append((config.noise * span * drawn).to(x.device))
+        out.append({name: torch.stack(found) for name, found in draws.items()})
+    return out
+
+
+def of_rollouts(
+    simulator: Simulator[Any],
+    z_SZ: Tensor,
+    chosen_S: Tensor,
+    quantities: Sequence[Quantity],
+    config: SaliencyConfig,
+    noise: Sequence[Mapping[str, Tensor]],
+) -> list[list[Gradients]]:
+    """[whole, with the path action -> world cut] of every quantity; means over noised copies where there are any."""
+
+    def once(used: Simulator[Any]) -> list[list[Gradients]]:
+        return gradients(used, z_SZ, chosen_S, quantities, config.target_step, steps=config.steps)
+
+    if not noise:
+        return once(simulator)
+    copies = [once(replace(simulator, world=Noised(simulator.world, more))) for more in noise]
+    return [[mean_of([copy[n][path] for copy in copies]) for path in range(2)] for n in range(len(quantities))]
+
+
+class Kept(NamedTuple):
+    """Arrays of the samples ``ids``, none of which may be NaN or infinite."""
+
+    ids: Sequence[int]
+    arrays: dict[str, np.ndarray]
+
+    def put(self, name: str, x: Tensor) -> None:
+        """Keep an array [S, ...]; UserError where it is no number."""
+        whole_S = torch.isfinite(x.detach().flatten(1) if x.ndim > 1 else x.detach()[:, None]).all(1)
+        if not whole_S.all():
+            broken = [i for i, whole in zip(self.ids, whole_S.tolist(), strict=True) if not whole]
+            raise UserError(
+                f"{name} is NaN or infinite at sample {broken[0]} ({len(broken)} of {len(whole_S)} samples): the "
+                "simulator or its samples are broken; choose other --sample_ids, or train the simulator again"
+            )
+        self.arrays[name] = x.detach().to("cpu", torch.float32).numpy()
 
 
 def explain(
-    simulator: Simulator,
+    simulator: Simulator[Any],
     z_SZ: Tensor,
     ids: Sequence[int],
     quantities: Sequence[Quantity],
@@ -65,108 +106,100 @@ def explain(
     ids: names of the samples, which seed their noise.  basis: of hidden states, to give gradients in its coordinates.
     Raises UserError where a gradient is NaN or infinite.
     """
-    target, copies = config.target_step, config.copies
-    methods = [m for m in config.methods if config.integrated_steps or m not in ("integrated", "latent")]
+    target = config.target_step
     with torch.no_grad():
-        start = simulator.start(z_SZ)
-        states, outs = unroll(simulator, start, config.steps + 1)
-    chosen_S = outs[target].action_B
-    clean = reading_at(outs, target, chosen_S)
-    fields = list(outs[0].obs)
-    obs = {name: torch.stack([out.obs[name] for out in outs], 1) for name in fields}
-    z_BZ = noised(simulator, z_SZ, ids, copies, config.noise, config.seed)
-    arrays: dict[str, np.ndarray] = {}
-
-    def put(name: str, x: Tensor) -> None:
-        whole_S = torch.isfinite(x.detach().flatten(1) if x.ndim > 1 else x.detach()[:, None]).all(1)
-        if not whole_S.all():
-            broken = [i for i, whole in zip(ids, whole_S.tolist(), strict=True) if not whole]
-            raise UserError(
-                f"{name} is NaN or infinite at sample {broken[0]} ({len(broken)} of {len(whole_S)} samples): the "
-                "simulator or its samples are broken; choose other --sample_ids, or train the simulator again"
-            )
-        arrays[name] = x.detach().to("cpu", torch.float32).numpy()
-
-    chosen_B = chosen_S.repeat_interleave(copies)
-    compared = compare_copies(simulator, z_BZ, chosen_B, target, copies) if copies > 1 else None
-    per_cut = {
-        env_grads: gradients(
-            simulator, z_BZ, chosen_B, quantities, target,
-            steps=config.steps, copies=copies, env_grads=env_grads, compared=compared,
-        )
-        for env_grads in (True, False)
-    }  # fmt: skip
-    plain = each_copy(simulator, z_SZ, chosen_S, quantities, target, steps=config.steps) if "plain" in methods else None
-    seen = {name: x[:, : target + 1] for name, x in obs.items()}
+        memory = simulator.remembered(z_SZ)
+        moments = list(simulator.roll(z_SZ, steps=config.steps))
+    chosen_S = moments[target].action
+    clean = reading_at(moments, target, chosen_S)
+    obs = {name: torch.stack([m.shown.obs[name] for m in moments], 1) for name in moments[0].shown.obs}
+    noise = frame_noise(obs, ids, config)
+    found = Kept(ids, {})
+    of_rollout = of_rollouts(simulator, z_SZ, chosen_S, quantities, config, noise)
+    plain = None
+    if "plain" in config.methods:
+        plain = gradients(simulator, z_SZ, chosen_S, quantities, target, steps=config.steps, paths=(True,))
+    before = moments[target - 1].acted.state if target else memory
     frame = Frame(
         simulator.agent,
         {name: x[:, target] for name, x in obs.items()},
         {name: torch.zeros_like(x[:, 0]) if config.baseline == "black" else x.mean(1) for name, x in obs.items()},
-        states[target].h_BH, clean.value_before_B, chosen_S,
+        flatten(before), clean.value_before_B, chosen_S,
     )  # fmt: skip
+    at_target = [{name: x[:, target] for name, x in more.items()} for more in noise]
+    seen = {name: x[:, : target + 1] for name, x in obs.items()}
     checks: dict[tuple[str, str, str], np.ndarray] = {}
     for n, q in enumerate(quantities):
-        whole, cut = per_cut[True][n], per_cut[False][n]
-        for what in (*fields, "h", "d"):
-            a, b = _part(whole, what), _part(cut, what)
-            put(f"grad_{what}_{q.name}", a)
-            put(f"grad_{what}_{q.name}_agent_only", b)
-            put(f"grad_{what}_{q.name}_through_world", a - b)
+        whole, cut = of_rollout[n]
+        for what in (*obs, "h", "d"):
+            a, b = whole.of(what), cut.of(what)
+            found.put(f"grad_{what}_{q.name}", a)
+            found.put(f"grad_{what}_{q.name}_agent_only", b)
+            found.put(f"grad_{what}_{q.name}_through_world", a - b)
             if plain is not None:
-                put(f"plain_{what}_{q.name}", _part(plain[n], what))
+                found.put(f"plain_{what}_{q.name}", plain[n][0].of(what))
         if basis is not None:
-            put(f"grad_{basis.kind}_{q.name}", basis.pullback(whole.h))
-        if "latent" in methods:
-            maps, change, delta = latent(simulator, z_SZ, chosen_S, q, target, config.integrated_steps, len(z_BZ))
-            put(f"latent_{q.name}", maps)
-            put(f"latent_change_{q.name}", change)
-            put(f"latent_delta_{q.name}", delta)
-        if q.of_world:
-            continue  # the agent alone knows nothing of it
-        alike = randomisation.agent_randomisation(
-            simulator.agent, seen, start.h_BH, chosen_S, q, config.seed, config.radius / 10, config.checks
-        )
-        for i, name in enumerate(("correlation", "floor", "ceiling")):
-            arrays[f"randomised_{name}_{q.name}"] = alike["agent"][:, i]
-        found: dict[str, Attribution] = {}
-        if "integrated" in methods:
-            found["integrated"] = integrated(frame, q, config.integrated_steps)
-        if "deeplift" in methods:
-            found["deeplift"] = deeplift(frame, q)
-        if "occlusion" in methods:
-            found["occlusion"] = occlusion(frame, q, config.window, config.stride)
-        if found:
-            with torch.no_grad():
-                read = frame.read(q)
-                put(f"change_{q.name}", read(*frame.inputs, *frame.fixed) - read(*frame.baselines, *frame.fixed))
-        for method, attribution in found.items():
-            for name, x in attribution.maps.items():
-                put(f"{method}_{name}_{q.name}", x)
-            if attribution.delta is not None:
-                put(f"{method}_delta_{q.name}", attribution.delta)
-        if config.checks:
-            slope = {name: _part(cut, name)[:, target] for name in fields}
-            checks |= check(frame, q, {"gradient": slope, **{m: x.maps for m, x in found.items()}}, config)
-            checks |= {(q.name, "randomised", of_what): values for of_what, values in alike.items()}
-    if config.checks and isinstance(simulator, torch.nn.Module):
-        worlds = randomisation.world_randomisation(
-            simulator, z_SZ, chosen_S, quantities, target, config.seed, config.noise
-        )
+            found.put(f"grad_{basis.kind}_{q.name}", basis.pullback(whole.h))
+        if "latent" in config.methods and config.integrated_steps:
+            parts = latent(simulator, z_SZ, chosen_S, q, target, config.integrated_steps, ROWS)
+            for part, x in zip(("", "_change", "_delta"), parts, strict=True):
+                found.put(f"latent{part}_{q.name}", x)
+        if not q.of_world:  # the agent alone knows nothing of it
+            slope = {name: cut.of(name)[:, target] for name in obs}
+            checks |= of_frame(frame, at_target, q, slope, seen, memory, config, found)
+    if config.checks and isinstance(simulator.world, torch.nn.Module):
+        worlds = randomisation.world_randomisation(simulator, z_SZ, chosen_S, quantities, target, config.seed)
         for q, alike in zip(quantities, worlds, strict=True):
             checks |= {(q.name, "randomised", of_what): values for of_what, values in alike.items()}
     return Explained(
         obs={name: x.cpu().numpy() for name, x in obs.items()},
-        action=torch.stack([out.action_B for out in outs], 1).cpu().numpy(),
-        value=torch.stack([out.value_B for out in outs], 1).cpu().numpy(),
-        alive=torch.stack([out.alive_B for out in outs], 1).cpu().numpy(),
-        arrays=arrays,
+        action=torch.stack([m.action for m in moments], 1).cpu().numpy(),
+        value=torch.stack([m.acted.value_B for m in moments], 1).cpu().numpy(),
+        alive=torch.stack([m.alive_B for m in moments], 1).cpu().numpy(),
+        arrays=found.arrays,
         y={q.name: q.read(clean).cpu().numpy() for q in quantities},
         checks=checks,
     )
 
 
-def _part(g: Gradients, what: str) -> Tensor:
-    return g.h if what == "h" else g.d if what == "d" else g.obs[what]
+def of_frame(
+    frame: Frame,
+    noise: Sequence[Mapping[str, Tensor]],
+    quantity: Quantity,
+    slope: dict[str, Tensor],
+    seen: Mapping[str, Tensor],
+    memory: Tree,
+    config: SaliencyConfig,
+    found: Kept,
+) -> dict[tuple[str, str, str], np.ndarray]:
+    """Captum's methods of the target frame, put into ``found``; and the checks of all pictures of it, by (quantity,
+    check, of what).  slope: the gradient there; seen, memory: all frames up to it, and the state before the first."""
+    alike = randomisation.agent_randomisation(
+        frame.agent, seen, memory, frame.chosen_S, quantity, config.seed, config.radius / 10, config.checks
+    )
+    for i, name in enumerate(("correlation", "floor", "ceiling")):
+        found.arrays[f"randomised_{name}_{quantity.name}"] = alike["agent"][:, i]
+    methods: dict[str, Callable[[Frame], Attribution]] = {
+        "integrated": lambda f: integrated(f, quantity, config.integrated_steps),
+        "deeplift": lambda f: deeplift(f, quantity),
+        "occlusion": lambda f: occlusion(f, quantity, config.window, config.stride),
+    }
+    asked = [m for m in methods if m in config.methods and (m != "integrated" or config.integrated_steps)]
+    maps = {m: smoothed(frame, methods[m], noise) for m in asked}
+    if maps:
+        with torch.no_grad():
+            read = frame.read(quantity)
+            change = read(*frame.inputs, *frame.fixed) - read(*frame.baselines, *frame.fixed)
+        found.put(f"change_{quantity.name}", change)
+    for method, attribution in maps.items():
+        for name, x in attribution.maps.items():
+            found.put(f"{method}_{name}_{quantity.name}", x)
+        if attribution.delta is not None:
+            found.put(f"{method}_delta_{quantity.name}", attribution.delta)
+    if not config.checks:
+        return {}
+    checks = check(frame, quantity, {"gradient": slope, **{m: x.maps for m, x in maps.items()}}, config)
+    return checks | {(quantity.name, "randomised", of_what): values for of_what, values in alike.items()}
 
 
 def check(
@@ -190,7 +223,7 @@ def check(
 
 
 def compute(
-    simulator: Simulator,
+    simulator: Simulator[Any],
     z_SZ: Tensor,
     ids: Sequence[int],
     quantities: Sequence[Quantity],
@@ -202,9 +235,7 @@ def compute(
 
     ids of combined samples: [-1].  units: the independent episode of each sample (default: its own).
     """
-    size = config.batch_size or samples_that_fit(
-        simulator, z_SZ, config.target_step + 1, config.copies, config.memory_gb * 1e9
-    )
+    size = config.batch_size or samples_that_fit(simulator, z_SZ, config.target_step + 1, config.memory_gb * 1e9)
     chunks = [slice(i, i + size) for i in range(0, len(ids), size)]
     parts = [
         explain(simulator, z_SZ[c], ids[c], quantities, config, basis)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from analysis.shared.quantities import Quantity, Reading
 from core.contracts import Agent
+from core.roll import act
+from core.trees import unflatten
 
 ROWS = 256  # frames an agent reads at once
 
@@ -22,7 +24,7 @@ class Frame(NamedTuple):
     agent: Agent
     obs: dict[str, Tensor]  # [S, ...]
     baseline: dict[str, Tensor]  # [S, ...]
-    h_before_SH: Tensor
+    before_SM: Tensor  # the agent's whole state before it, flat
     value_before_S: Tensor
     chosen_S: Tensor
 
@@ -37,7 +39,7 @@ class Frame(NamedTuple):
     @property
     def fixed(self) -> tuple[Tensor, ...]:
         """What is not explained: memory, the value before, the chosen action."""
-        return self.h_before_SH.detach(), self.value_before_S.detach(), self.chosen_S
+        return self.before_SM.detach(), self.value_before_S.detach(), self.chosen_S
 
     def read(self, quantity: Quantity) -> Callable[..., Tensor]:
         """(fields ..., memory, value before, chosen) -> y [S]."""
@@ -50,11 +52,12 @@ class Frame(NamedTuple):
 
     def step(self, *args: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(fields ..., memory) -> h, logits, value."""
-        *fields, h = args
-        goes_on = torch.zeros(h.shape[0], dtype=torch.bool, device=h.device)
-        after = self.agent.advance(self.agent.encode(dict(zip(self.obs, fields, strict=True))), h, goes_on)
-        logits, value = self.agent.heads(after)
-        return after, logits, value
+        *fields, memory = args
+        nowhere = torch.zeros(len(memory), dtype=torch.bool, device=memory.device)
+        state = unflatten(memory, self.agent.initial(1))
+        t_B = torch.zeros(len(memory), dtype=torch.int64, device=memory.device)
+        acted = act(self.agent, dict(zip(self.obs, fields, strict=True)), state, nowhere, t_B)
+        return acted.h_BH, acted.logits_BA, acted.value_B
 
 
 class Attribution(NamedTuple):
@@ -63,6 +66,19 @@ class Attribution(NamedTuple):
 
     maps: dict[str, Tensor]
     delta: Tensor | None
+
+
+def smoothed(
+    frame: Frame, attribute: Callable[[Frame], Attribution], noise: Sequence[Mapping[str, Tensor]]
+) -> Attribution:
+    """The mean of a method over noised copies of the frame (SmoothGrad, Smilkov et al. 2017, arXiv:1706.03825, for any
+    method); without copies the method itself.  noise: for every copy {field: [S, ...]}."""
+    if not noise:
+        return attribute(frame)
+    found = [attribute(frame._replace(obs={k: x + more[k] for k, x in frame.obs.items()})) for more in noise]
+    deltas = [f.delta for f in found if f.delta is not None]
+    maps = {k: torch.stack([f.maps[k] for f in found]).mean(0) for k in frame.obs}
+    return Attribution(maps, torch.stack(deltas).mean(0) if deltas else None)
 
 
 @contextmanager

@@ -4,15 +4,20 @@ two noises have in common."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from analysis.shared.gradients import agent_gradients, each_copy
+from analysis.shared.gradients import agent_gradients, gradients
 from analysis.shared.quantities import Quantity
 from analysis.shared.randomised import randomised, randomised_world
-from core.contracts import Agent, Simulator
+from core.contracts import Agent
+from core.roll import Simulator
+from core.trees import Tree
+
+LATENT_NOISE = 1.25e-4  # of every number of a latent: two rollouts that differ by next to nothing
 
 
 def parts_from_the_output(agent: Agent) -> list[str]:
@@ -33,7 +38,7 @@ def rank_correlation(a_BX: np.ndarray, b_BX: np.ndarray) -> np.ndarray:
 
 
 def agent_randomisation(
-    agent: Agent, seen: Mapping[str, Tensor], h_first_SH: Tensor, chosen_S: Tensor, quantity: Quantity, seed: int,
+    agent: Agent, seen: Mapping[str, Tensor], memory: Tree, chosen_S: Tensor, quantity: Quantity, seed: int,
     noise: float, cascade: bool,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Pictures of the last of the frames [S, T, ...] by the agent and by agents with shuffled weights.
@@ -44,7 +49,7 @@ def agent_randomisation(
     """
 
     def last(who: Agent, frames: Mapping[str, Tensor]) -> np.ndarray:
-        maps = agent_gradients(who, frames, h_first_SH, chosen_S, quantity)
+        maps = agent_gradients(who, frames, memory, chosen_S, quantity)
         return np.concatenate([x[:, -1].flatten(1).cpu().numpy() for x in maps.values()], 1)
 
     generator = torch.Generator().manual_seed(seed)
@@ -64,29 +69,28 @@ def agent_randomisation(
 
 
 def world_randomisation(
-    simulator: Simulator, z_SZ: Tensor, chosen_S: Tensor, quantities: Sequence[Quantity], target: int, seed: int,
-    noise: float,
+    simulator: Simulator[Any], z_SZ: Tensor, chosen_S: Tensor, quantities: Sequence[Quantity], target: int, seed: int,
 ) -> list[dict[str, np.ndarray]]:  # fmt: skip
     """The same for the world around the agent, a quantity each: gradients on all frames up to the target, and on d.
 
-    The noise is the latent's.  A shuffled world also shows and does other things, so that its pictures are of other
-    frames.
+    Noise: of the latent, with standard deviation LATENT_NOISE.  A shuffled world also shows and does
+    other things, so that its pictures are of other frames.
     """
     generator = torch.Generator().manual_seed(seed)
 
-    def maps(world: Simulator, z: Tensor) -> list[dict[str, np.ndarray]]:
-        found = each_copy(world, z, chosen_S, quantities, target, steps=target)
+    def maps(used: Simulator[Any], z: Tensor) -> list[dict[str, np.ndarray]]:
+        found = gradients(used, z, chosen_S, quantities, target, steps=target, paths=(True,))
         return [
             {
                 "frames": np.concatenate([x.flatten(1).cpu().numpy() for x in g.obs.values()], 1),
                 "world states": g.d.flatten(1).cpu().numpy(),
             }
-            for g in found
+            for (g,) in found
         ]
 
     def noised() -> Tensor:
-        return simulator.normalise(
-            z_SZ + noise * torch.randn(z_SZ.shape[1:], generator=generator, dtype=z_SZ.dtype).to(z_SZ.device)
+        return simulator.world.normalise(
+            z_SZ + LATENT_NOISE * torch.randn(z_SZ.shape[1:], generator=generator, dtype=z_SZ.dtype).to(z_SZ.device)
         )
 
     mine = maps(simulator, z_SZ)

@@ -67,13 +67,6 @@ class Gradients(NamedTuple):
         return self.h if what == "h" else self.d if what == "d" else self.obs[what]
 
 
-class Both(NamedTuple):
-    """Gradients of one quantity: by agent and world, and with the path action -> world cut."""
-
-    whole: Gradients
-    agent_only: Gradients
-
-
 def gradients(
     simulator: Simulator[Any],
     z_SZ: Tensor,
@@ -82,31 +75,31 @@ def gradients(
     target: int,
     *,
     steps: int,
-    world: World | None = None,
-) -> list[Both]:
+    paths: Sequence[bool] = (True, False),
+) -> list[list[Gradients]]:
     """Gradients of every quantity at step ``target`` of modal rollouts: one forward pass for all of them, a backward
-    pass each and one with the path cut.
+    pass each and path.
 
-    steps: transitions T of the result.  world: what stands in for the simulator's own (``Noised``).
+    paths: True: by agent and world; False: with the path action -> world cut.  steps: transitions T of the result.
     """
     gate = Gate()
-    used = simulator if world is None else Simulator(simulator.agent, world, simulator.memory)  # type: ignore[type-var]
-    moments = unroll(used, z_SZ.detach().requires_grad_(), target, env_grads=gate)
+    moments = unroll(simulator, z_SZ.detach().requires_grad_(), target, env_grads=gate)
     fields = list(moments[0].shown.obs)
     groups = [[m.shown.obs[name] for m in moments] for name in fields]
     groups += [[m.h_BH for m in moments], [m.shown.features_BD for m in moments]]
     sources = [x for group in groups for x in group]
     reading = reading_at(moments, target, chosen_S)
     numbers = [q.read(reading) for q in quantities]
-    found: list[list[Gradients]] = []
-    for gate.open in (True, False):
-        of_path = []
-        for y_S, grads in zip(numbers, row_gradients(numbers, sources, keep=gate.open), strict=True):
+    found: list[list[Gradients]] = [[] for _ in quantities]
+    for n, path in enumerate(paths):
+        gate.open = path
+        of_path = row_gradients(numbers, sources, keep=n + 1 < len(paths))
+        for of_quantity, y_S, grads in zip(found, numbers, of_path, strict=True):
             per = len(moments)
             series = [_series(grads[g * per : (g + 1) * per], steps) for g in range(len(groups))]
-            of_path.append(Gradients(y_S.detach(), dict(zip(fields, series, strict=False)), series[-2], series[-1]))
-        found.append(of_path)
-    return [Both(*pair) for pair in zip(*found, strict=True)]
+            obs = dict(zip(fields, series, strict=False))
+            of_quantity.append(Gradients(y_S.detach(), obs, series[-2], series[-1]))
+    return found
 
 
 class Noised:
@@ -137,7 +130,8 @@ def agent_gradients(
 ) -> dict[str, Tensor]:
     """Gradient with respect to given frames [B, T, ...], read by the agent alone, of a quantity at the last.
 
-    On the frames of a rollout this is ``gradients(...).agent_only``.  memory: the agent's state before the first frame.
+    On the frames of a rollout this is ``gradients`` with the path cut.  memory: the agent's state before the
+    first frame.
     """
     obs = {name: x.detach().clone().requires_grad_() for name, x in obs_BT.items()}
     steps = next(iter(obs.values())).shape[1] - 1

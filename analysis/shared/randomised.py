@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
-from core.contracts import Agent, Simulator
+from core.contracts import Agent
+from core.roll import Simulator
 
 
 def shuffle(module: nn.Module, seed: int, chosen: Callable[[str], bool] = lambda name: True) -> None:
@@ -33,11 +35,10 @@ def randomised(agent: Agent, seed: int, parts: Sequence[str] | None = None) -> A
     return out
 
 
-def randomised_world(simulator: Simulator, seed: int) -> Simulator:
+def randomised_world(simulator: Simulator[Any], seed: int) -> Simulator[Any]:
     """A copy of the simulator with the weights of everything but the agent shuffled."""
-    if not isinstance(simulator, nn.Module):
-        raise TypeError("only a simulator that is a torch module can be randomised")
     other = copy.deepcopy(simulator)
-    shuffle(other, seed, lambda name: not name.startswith("agent."))
-    out: Simulator = other
-    return out
+    if not isinstance(other.world, nn.Module):
+        raise TypeError("only a world that is a torch module can be randomised")
+    shuffle(other.world, seed)
+    return other
