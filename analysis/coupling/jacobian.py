@@ -37,8 +37,9 @@ def jacobians(
     And ``ended`` [B]: the share of tried actions after which the simulated episode ends before T; the branch goes on,
     as rollouts do.
 
-    begin: where step T - max(lags) - 1 left world and agent, or latents [B, Z], with T = max(lags).
-    c are the first ``directions`` coordinates of the basis; a source moves h along its lifted direction.  groups: ids of actions that do the same; None: every one by itself.
+    begin: where step T - max(lags) - 1 left world and agent, or latents [B, Z], with T = max(lags).  c are the first
+    ``directions`` coordinates of the basis; a source moves h along its lifted direction.  groups: ids of actions that
+    do the same; None: every one by itself.
 
     One forward pass serves all three.  Backward, a pass a target over all samples at once: a pass batched over the
     targets too costs as much arithmetic and more memory (benchmarks/analysis_jacobian.py).  Memory and probabilities

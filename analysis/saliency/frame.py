@@ -53,9 +53,9 @@ class Frame(NamedTuple):
     def step(self, *args: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(fields ..., memory) -> h, logits, value."""
         *fields, memory = args
-        nowhere = torch.zeros(len(memory), dtype=torch.bool, device=memory.device)
+        nowhere = torch.zeros(memory.shape[0], dtype=torch.bool, device=memory.device)
         state = unflatten(memory, self.agent.initial(1))
-        t_B = torch.zeros(len(memory), dtype=torch.int64, device=memory.device)
+        t_B = torch.zeros(memory.shape[0], dtype=torch.int64, device=memory.device)
         acted = act(self.agent, dict(zip(self.obs, fields, strict=True)), state, nowhere, t_B)
         return acted.h_BH, acted.logits_BA, acted.value_B
 
