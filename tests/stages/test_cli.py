@@ -63,6 +63,8 @@ STAGES = {
 
 def stage(module: str) -> tuple[Any, Any, str]:
     loaded = importlib.import_module(module)
+    if hasattr(loaded, "__path__"):  # a folder, whose door is its __main__
+        loaded = importlib.import_module(f"{module}.__main__")
     return getattr(loaded, STAGES[module]), loaded.main, loaded.STAGE
 
 
