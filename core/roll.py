@@ -42,14 +42,21 @@ def apply_interventions(
     return h_BH
 
 
-def decide(agent: Agent, seen: Tree, state: Tree, t_B: Tensor, intervene: Sequence[Intervention] = ()) -> Acted:
-    """Interventions and heads, where the state after the observation is known.
+def decide(
+    agent: Agent,
+    seen: Tree,
+    state: Tree,
+    t_B: Tensor,
+    intervene: Sequence[Intervention] = (),
+    mask_B: Tensor | None = None,
+) -> Acted:
+    """Interventions (of the rows of ``mask``; None: all) and heads, where the state after the observation is known.
 
     With an intervention, be it the identity, ``h_BH`` is the very tensor that all that follows is computed from.
     """
     h_BH, after = agent.read("h", seen, state), state
     if intervene:
-        h_BH = apply_interventions(intervene, h_BH, t_B)
+        h_BH = apply_interventions(intervene, h_BH, t_B, mask_B)
         seen, after = agent.replaced("h", h_BH, seen, state)
     return Acted(seen, state, after, h_BH, *agent.heads(seen, after))
 
@@ -136,6 +143,13 @@ def choose(logits_BA: Tensor, parts: Sequence[int], noise_BA: Tensor | None = No
     noises = [None] * len(parts) if noise_BA is None else noise_BA.split(list(parts), -1)
     both = [straight_through(x, n) for x, n in zip(logits_BA.split(list(parts), -1), noises, strict=True)]
     return torch.stack([index for index, _ in both], -1), torch.cat([hot for _, hot in both], -1)
+
+
+def probabilities(logits: Tensor, parts: Sequence[int]) -> Tensor:
+    """Softmax of each part, concatenated, [..., A]."""
+    if len(parts) < 2:
+        return logits.softmax(-1)
+    return torch.cat([x.softmax(-1) for x in logits.split(list(parts), -1)], -1)
 
 
 def one_hot(action: Tensor, parts: Sequence[int], like: Tensor) -> Tensor:

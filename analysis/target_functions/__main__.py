@@ -60,9 +60,9 @@ def main(config: TargetFunctionsConfig) -> None:
     torch.set_num_threads(config.threads)
     check(config)
     simulator = load_simulator(config.simulator, device)
-    agent, names = fingerprint(simulator.agent), simulator.spec.action_names
+    agent, names = fingerprint(simulator.agent), simulator.world.spec.action_names
     targets = find_targets(
-        config.maximise, config.minimise, config.first_step, simulator.spec,
+        config.maximise, config.minimise, config.first_step, simulator.world.spec,
         bases_in(config.hidden_states, agent, device), config.basis_kind,
     )  # fmt: skip
     count, controls = config.samples * config.screen, config.samples * tries_of(config)

@@ -100,7 +100,7 @@ def informed_starts(
     """Latents drawn from what real windows tell (mean and spread, as in training): the starts from as many episodes
     as there are, the controls from the other windows (some more than once, where there are too few)."""
     rng = np.random.default_rng(seed)
-    windows = store.window_starts(simulator.initial_frames)
+    windows = store.window_starts(simulator.world.initial_frames)
     rows = np.arange(len(windows))
     if len(rows) < samples:
         raise UserError(f"{store.path} has {len(rows)} windows to start from, --samples x --screen asks for {samples}")

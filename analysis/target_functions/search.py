@@ -50,7 +50,7 @@ def optimise(
     best = torch.full_like(z_RZ[:, 0], -torch.inf)
     ys, distances = [], []
     for i in range(config.iterations + 1):
-        z = simulator.normalise(population.outwards(u))
+        z = simulator.world.normalise(population.outwards(u))
         y = target.read(simulator.rollout(z, config.steps, env_grads=config.env_grads))
         price = config.prior_weight / 2 * population.excess(z) ** 2
         objective = target.sign * y / scale - price
@@ -77,7 +77,7 @@ def optimise_all(
     jitter = torch.randn(r, s, starts.z_SZ.shape[1], generator=generator).to(starts.z_SZ)
     jitter[0] = 0
     u = starts.population.inwards(starts.z_SZ) + RESTART_DISTANCE * jitter
-    z = simulator.normalise(starts.population.outwards(u.flatten(0, 1)))
+    z = simulator.world.normalise(starts.population.outwards(u.flatten(0, 1)))
     size = samples_that_fit(simulator, z, config.steps + 1, 1, config.memory_gb * 1e9)
     parts = []
     for i in range(0, len(z), size):
@@ -155,7 +155,7 @@ def compute(
         "first_step": config.first_step,
         "tries": tries,
         "population": len(population.z_NZ),
-        "field": next(iter(simulator.spec.obs)),
+        "field": next(iter(simulator.world.spec.obs)),
     }
     return result
 

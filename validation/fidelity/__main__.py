@@ -86,7 +86,7 @@ def load_other(config: FidelityConfig, simulator: RSSMSimulator, device: torch.d
     if not config.counterfactual:
         raise UserError("--other_agent acts in the real world: leave --no-counterfactual out")
     other = load_agent(config.other_agent, device)
-    check_world(other.spec, simulator.spec, str(config.other_agent))
+    check_world(other.spec, simulator.world.spec, str(config.other_agent))
     if fingerprint(other) == fingerprint(simulator.agent):
         raise UserError(f"--other_agent {config.other_agent} is the simulator's own agent")
     return other
@@ -113,7 +113,7 @@ def main(config: FidelityConfig) -> None:
 
     def make_env(slots: int) -> VecEnv:
         levels = {"start_level": config.start_level, "num_levels": config.num_levels}
-        return make(simulator.spec, slots, threads=config.threads, **levels)
+        return make(simulator.world.spec, slots, threads=config.threads, **levels)
 
     if config.counterfactual:
         require_snapshots(make_env(1))
@@ -123,8 +123,8 @@ def main(config: FidelityConfig) -> None:
         inputs["other_agent"] = config.other_agent
     with RolloutStore(config.rollouts) as store:
         check_store(store, simulator)
-        check_lengths(store, simulator.initial_frames, config.horizon)
-        starts = choose_starts(store, simulator.initial_frames + 1, config.windows, rng)
+        check_lengths(store, simulator.world.initial_frames, config.horizon)
+        starts = choose_starts(store, simulator.world.initial_frames + 1, config.windows, rng)
         with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
             paired = pair(simulator, store, starts, config.horizon, batch=config.batch, device=device, seed=config.seed)
             found = None
@@ -134,10 +134,10 @@ def main(config: FidelityConfig) -> None:
                     simulator, make_env, basis, rng, starts=config.starts, latest=config.latest_start,
                     horizon=config.horizon, seed=config.seed, other=other, device=device,
                 )  # fmt: skip
-            result = compare(paired, rng, found, simulator.spec.distinct_actions())
+            result = compare(paired, rng, found, simulator.world.spec.distinct_actions())
             result.notes["held_out"] = not trained_on(config.simulator, config.rollouts)
             result.save(run.path)
-            figures.draw(result, run.path, simulator.spec.action_names, config.video)
+            figures.draw(result, run.path, simulator.world.spec.action_names, config.video)
             run.metrics = dict(result.scalars)
             run.facts = {"agent": fingerprint(simulator.agent), "simulator": fingerprint(simulator)}
     print_table(result)

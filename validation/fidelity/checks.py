@@ -23,7 +23,7 @@ def check_store(store: RolloutStore, simulator: RSSMSimulator) -> None:
     facts: Mapping[str, Any] = store.manifest.get("facts", {})
     if facts.get("source") != "real":
         raise UserError(f"{store.path} holds {facts.get('source', 'unknown')} rollouts; fidelity needs real ones")
-    check_world(store.spec, simulator.spec, str(store.path))
+    check_world(store.spec, simulator.world.spec, str(store.path))
     own = fingerprint(simulator.agent)
     if facts.get("agent") != own:
         raise UserError(f"{store.path} was recorded with agent {facts.get('agent')}, the simulator holds {own}")

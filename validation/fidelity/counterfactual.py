@@ -23,27 +23,20 @@ import torch
 from torch import Tensor
 
 from agents.play import Chooser, Exploration, tensors
-from core.contracts import (
-    Agent,
-    Intervention,
-    SimState,
-    Simulator,
-    StepNoise,
-    StepOut,
-    UserError,
-    VecEnv,
-    apply_interventions,
-    straight_through,
-)
+from analysis.shared.gradients import row_gradients
+from core.contracts import Agent, UserError, VecEnv
 from core.directions import Basis
-from core.interventions import AddVector, AtSteps, Shift
+from core.interventions import AtSteps, Shift
 from core.progress import bar
+from core.roll import Recorded, Simulator, decide, roll
 from core.stats import LOG, Estimate, benjamini_hochberg, bootstrap_mean, jackknife, mean_p, share_of
+from core.trees import Tree
 from generative.simulator import require_finite
 from validation.fidelity.measures import Row, as_float, row
+from validation.hypotheses.changes import AddSteps
 from validation.paired.course import Actions, Course, Measures, is_late, quantities
 from validation.paired.real import RealWorld
-from validation.paired.simulated import SimulatedWorld
+from validation.paired.simulated import SimulatedWorld, begun
 from validation.paired.starts import Starts, collect_starts, distinct_actions
 
 HELD = (1, 2, 4, 8)  # steps that an action is held
@@ -78,7 +71,7 @@ class Found:
 class Snapshots:
     """N places in the real world and the simulator's latents of them."""
 
-    simulator: Simulator
+    simulator: Simulator[Any]
     env: VecEnv  # a slot a start
     starts: Starts
     z_NZ: Tensor
@@ -87,7 +80,7 @@ class Snapshots:
     @property
     def name(self) -> str:
         """The observation field."""
-        return next(iter(self.simulator.spec.obs))
+        return next(iter(self.simulator.world.spec.obs))
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -104,7 +97,7 @@ def require_snapshots(env: VecEnv) -> None:
 
 @torch.no_grad()
 def take(
-    simulator: Simulator, make_env: Callable[[int], VecEnv], count: int, *, latest: int, seed: int,
+    simulator: Simulator[Any], make_env: Callable[[int], VecEnv], count: int, *, latest: int, seed: int,
     device: torch.device | None = None,
 ) -> Snapshots:  # fmt: skip
     """``count`` snapshots along the agent's way, each of another episode.  The caller closes ``env``."""
@@ -112,15 +105,15 @@ def take(
     require_snapshots(collector)
     try:
         starts = collect_starts(
-            simulator.agent, collector, count, initial_frames=simulator.initial_frames, latest=latest, seed=seed,
+            simulator.agent, collector, count, initial_frames=simulator.world.initial_frames, latest=latest, seed=seed,
             device=device,
         )  # fmt: skip
     finally:
         collector.close()
     env = make_env(count)
     window = {k: torch.from_numpy(v).to(starts.h_NH.device) for k, v in starts.window.items()}
-    z = [simulator.infer({k: v[i : i + BATCH] for k, v in window.items()})[0] for i in range(0, count, BATCH)]
-    return Snapshots(simulator, env, starts, simulator.normalise(torch.cat(z)), distinct_actions(env, starts))
+    z = [simulator.world.infer({k: v[i : i + BATCH] for k, v in window.items()})[0] for i in range(0, count, BATCH)]
+    return Snapshots(simulator, env, starts, simulator.world.normalise(torch.cat(z)), distinct_actions(env, starts))
 
 
 # Futures
@@ -191,7 +184,7 @@ def retrieval(query_AN: np.ndarray, gallery_AN: np.ndarray, there_AN: np.ndarray
 def counterfactual(shots: Snapshots, found: Found, rng: np.random.Generator) -> None:
     """Top-1 retrieval of the held action among all distinct ones, by distance of observations."""
     ids = {name: ids[0] for name, ids in shots.actions.items()}
-    spec = shots.simulator.spec
+    spec = shots.simulator.world.spec
     found.notes["action_ids"] = dict(shots.actions)
     found.notes["actions"] = {name: [spec.action_names[i] for i in same] for name, same in shots.actions.items()}
     if len(ids) < 2:
@@ -259,31 +252,30 @@ def _most_various(obs_AN: np.ndarray, there_AN: np.ndarray) -> int:
 
 @torch.no_grad()
 def follow(
-    shots: Snapshots, agent: Agent, h_NH: Tensor, chooser: Chooser, steps: int
+    shots: Snapshots, agent: Agent, state: Tree, chooser: Chooser, steps: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A policy runs on from the snapshots in the real world: (observations [N, steps+1, ...], which exist,
-    actions int64 [N, steps+1]).  ``h_NH`` is its state after the snapshot's observation."""
-    record, device = Recorder(shots.env, shots.starts.states, shots.name), h_NH.device
+    actions int64 [N, steps+1]).  ``state`` is its own after the snapshot's observation."""
+    record, device = Recorder(shots.env, shots.starts.states, shots.name), shots.starts.h_NH.device
     actions = []
     for t in range(steps + 1):
-        if t:
-            e = agent.encode(tensors(record.now, device))
-            h_NH = agent.advance(e, h_NH, torch.from_numpy(record.now.is_first).to(device))
-        actions.append(chooser(agent.heads(h_NH)[0].cpu().numpy(), record.now.is_first))
+        t_N = torch.full((len(shots),), t, device=device)
+        obs, first = tensors(record.now, device), torch.from_numpy(record.now.is_first).to(device)
+        seen = agent.encode(obs)
+        acted = decide(agent, seen, agent.advance(seen, state, first) if t else state, t_N)
+        state = acted.state
+        actions.append(chooser(acted.logits_BA.cpu().numpy(), record.now.is_first))
         if t < steps:
             record.step(actions[-1])
     return np.stack(record.obs, 1), np.stack(record.seen, 1), np.stack(actions, 1)
 
 
 @torch.no_grad()
-def warmed_up(agent: Agent, starts: Starts, device: torch.device) -> Tensor:
-    """An agent's state [N, H] after it has seen the snapshots' initial observations."""
-    window = {k: torch.from_numpy(v).to(device) for k, v in starts.window.items()}
-    h_NH = agent.initial(len(starts))
-    for i in range(next(iter(window.values())).shape[1]):
-        first = torch.full((len(starts),), i == 0, device=device)
-        h_NH = agent.advance(agent.encode({k: v[:, i] for k, v in window.items()}), h_NH, first)
-    return h_NH
+def warmed_up(agent: Agent, starts: Starts, device: torch.device) -> Tree:
+    """An agent's state after it has seen the snapshots' initial observations."""
+    window = Recorded(agent.spec, {k: torch.from_numpy(v).to(device) for k, v in starts.window.items()})
+    last = next(iter(window.obs.values())).shape[1] - 1
+    return list(roll(agent, window, window.begin(), steps=last))[-1].acted.state
 
 
 def other_policy(shots: Snapshots, other: Agent | None, steps: int, found: Found, rng: np.random.Generator) -> None:
@@ -292,15 +284,15 @@ def other_policy(shots: Snapshots, other: Agent | None, steps: int, found: Found
     Another policy sees another world (it may hardly move), so each error is first taken as a share of
     what holding the last frame would make: ``policy_dependence`` is the ratio of the two shares.
     """
-    own_h, device = shots.starts.h_NH, shots.starts.h_NH.device
+    own, device = shots.starts.state, shots.starts.h_NH.device
     chooser = Chooser(RANDOM if other is None else Exploration(), len(shots), rng)
-    strange = (shots.simulator.agent, own_h) if other is None else (other, warmed_up(other, shots.starts, device))
+    strange = (shots.simulator.agent, own) if other is None else (other, warmed_up(other, shots.starts, device))
     errors, copies, seen = [], [], []
     with bar("another policy", 2, "policies") as progress:
-        for (agent, h), choose in (
-            ((shots.simulator.agent, own_h), Chooser(Exploration(), len(shots), rng)), (strange, chooser),
+        for (agent, state), choose in (
+            ((shots.simulator.agent, own), Chooser(Exploration(), len(shots), rng)), (strange, chooser),
         ):  # fmt: skip
-            obs, exists, action = follow(shots, agent, h, choose, steps)
+            obs, exists, action = follow(shots, agent, state, choose, steps)
             over = tuple(range(2, obs.ndim))
             error = np.empty(exists.shape)
             for part, dreamed in simulate(shots, action):
@@ -336,58 +328,6 @@ def other_policy(shots: Snapshots, other: Agent | None, steps: int, found: Found
 
 
 # Gradients
-
-
-@dataclass(frozen=True)
-class WithoutWorld:
-    """A simulator whose world does not answer, as far as gradients go."""
-
-    inner: Simulator
-
-    def draw_noise(self, batch: int, generator: torch.Generator) -> StepNoise:
-        return self.inner.draw_noise(batch, generator)
-
-    def start(self, z_BZ: Tensor) -> SimState:
-        return self.inner.start(z_BZ)
-
-    def step(
-        self, state: SimState, action: Tensor | None = None, noise: StepNoise | None = None,
-        intervene: Sequence[Intervention] = (), env_grads: bool = True,
-    ) -> tuple[SimState, StepOut]:  # fmt: skip
-        after, out = self.inner.step(state, action, noise, intervene, env_grads=False)
-        never = out.value_B * 0  # so that what the agent has no part in has a derivative, 0
-        return after, out._replace(reward_B=out.reward_B + never, terminal_B=out.terminal_B + never)
-
-
-@dataclass(frozen=True)
-class StillWorld:
-    """A simulator in which nothing moves: the agent is shown its last observation over and over.
-
-    The baseline of gradients: what the agent's own memory makes of a change, without any world.  A latent
-    is the observation's embedding.
-    """
-
-    agent: Agent
-
-    def draw_noise(self, batch: int, generator: torch.Generator) -> StepNoise:
-        return StepNoise(torch.zeros(batch, 0), torch.zeros(batch, self.agent.n_actions))
-
-    def start(self, z_BZ: Tensor) -> SimState:
-        alive = torch.ones(len(z_BZ), dtype=torch.bool, device=z_BZ.device)
-        empty = z_BZ[:, :0]
-        return SimState(z_BZ, empty, self.agent.initial(len(z_BZ)), empty, alive, 0)
-
-    def step(
-        self, state: SimState, action: Tensor | None = None, noise: StepNoise | None = None,
-        intervene: Sequence[Intervention] = (), env_grads: bool = True,
-    ) -> tuple[SimState, StepOut]:  # fmt: skip
-        h = self.agent.advance(state.d_BD, state.h_BH, torch.zeros_like(state.alive_B))
-        h = apply_interventions(intervene, h, state.t)
-        logits, value = self.agent.heads(h)
-        index, one_hot = straight_through(logits, None if noise is None else noise.action_BA)
-        never = value * 0  # no reward and no end, and a gradient of 0
-        out = StepOut({}, never, never, state.d_BD, h, logits, value, index, state.alive_B)
-        return SimState(state.d_BD, state.s_BS, h, one_hot, state.alive_B, state.t + 1), out
 
 
 def foreseen(course: Course, actions: Actions) -> dict[tuple[int, str, str], Tensor]:
@@ -441,18 +381,19 @@ def simulated_slopes(world: SimulatedWorld, basis: Basis) -> Slopes:
     """Derivatives, straight-through where they pass an action or a category of the world.  The part inside the agent:
     those with the gradient cut from action to world."""
 
-    def slopes(w: SimulatedWorld) -> dict[tuple[int, str, str], np.ndarray]:
+    def slopes(through: str) -> dict[tuple[int, str, str], np.ndarray]:
         found: dict[tuple[int, str, str], list[Tensor]] = {}
-        with bar("derivatives", len(w.z_NZ), "starts") as progress:
-            for rows in torch.arange(len(w.z_NZ), device=w.z_NZ.device).split(BATCH // 2):
-                change = torch.zeros_like(w.h_NH[rows]).requires_grad_()
-                for q, v in foreseen(w.course(rows, (AtSteps(AddVector(change), 0, 1),)), w.measures.actions).items():
-                    grad = torch.autograd.grad(v.sum(), change, retain_graph=True)[0]
-                    found.setdefault(q, []).append(basis.pullback(grad))
+        n = len(world.noise_NTA)
+        with bar("derivatives", n, "starts") as progress:
+            for rows in torch.arange(n, device=world.noise_NTA.device).split(BATCH // 2):
+                change = world.noise_NTA.new_zeros(1, len(rows), basis.lift_KH.shape[1]).requires_grad_()
+                said = foreseen(world.course_from(rows, (AddSteps(change),), through), world.measures.actions)
+                for q, (grad,) in zip(said, row_gradients(list(said.values()), [change]), strict=True):
+                    found.setdefault(q, []).append(basis.pullback(grad[0]))
                 progress.advance(len(rows))
         return {q: torch.cat(v).T.cpu().double().numpy() for q, v in found.items()}
 
-    whole, inside = slopes(world), slopes(replace(world, simulator=WithoutWorld(world.simulator)))  # type: ignore[arg-type]
+    whole, inside = slopes(""), slopes("memory")
     return Slopes(whole, {q: v - inside[q] for q, v in whole.items()})
 
 
@@ -470,16 +411,16 @@ def gradients(shots: Snapshots, basis: Basis, found: Found, rng: np.random.Gener
         for suffix, family, k in itertools.product(("", "_through_world"), ("value", "action"), FORESIGHT):
             found.rows.append(row(f"gradient_sign_{family}{suffix}", k, still, "share", reason=why))
         return
-    shape = (2, len(shots), max(FORESIGHT) + 1, agent.n_actions)
+    shape = (2, len(shots), max(FORESIGHT) + 1, agent.spec.n_actions)
     noise = torch.from_numpy(rng.gumbel(size=shape).astype(np.float32)).to(device)
-    with torch.no_grad():
-        still_NE = agent.encode({k: torch.from_numpy(v[:, -1]).to(device) for k, v in starts.window.items()})
+    last = Recorded(agent.spec, {k: torch.from_numpy(v[:, -1:]).to(device) for k, v in starts.window.items()})
     now, again = noise
-    real = RealWorld(agent, starts.h_NH, now, Measures(shots.actions), shots.env, starts)
+    real = RealWorld(agent, starts.state, now, Measures(shots.actions), shots.env, starts)
     observed, redrawn = real_slopes(real, basis), real_slopes(replace(real, noise_NTA=again), basis)
-    dreamed = SimulatedWorld(agent, starts.h_NH, now, Measures(shots.actions), shots.simulator, shots.z_NZ)
+    world, start = shots.simulator.world, begun(shots.simulator.world, shots.z_NZ)
+    dreamed = SimulatedWorld(agent, starts.state, now, Measures(shots.actions), world, start)
     foretold = simulated_slopes(dreamed, basis)
-    held = simulated_slopes(replace(dreamed, simulator=StillWorld(agent), z_NZ=still_NE), basis)  # type: ignore[arg-type]
+    held = simulated_slopes(replace(dreamed, world=last, start_N=last.begin()), basis)
     unit_N = np.arange(len(shots))
     for part, family, k in itertools.product(("whole", "through_world"), ("value", "action"), FORESIGHT):
         suffix = "" if part == "whole" else f"_{part}"
@@ -515,7 +456,7 @@ def gradients(shots: Snapshots, basis: Basis, found: Found, rng: np.random.Gener
 
 
 def try_again(
-    simulator: Simulator,
+    simulator: Simulator[Any],
     make_env: Callable[[int], VecEnv],
     basis: Basis,
     rng: np.random.Generator,

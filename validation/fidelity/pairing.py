@@ -15,7 +15,7 @@ import torch
 from core.contracts import Simulator, UserError
 from core.episodes import Episode, RolloutStore
 from core.progress import bar
-from generative.simulator import require_finite
+from generative.simulator import RSSMWorld, require_finite, teacher_forced
 from validation.fidelity.measures import as_float, ssim
 
 FEWEST_EPISODES = 4
@@ -109,7 +109,7 @@ def pair(
     UserError where the simulator makes no numbers."""
     device = torch.device("cpu") if device is None else device
     generator = torch.Generator(device).manual_seed(seed)
-    initial, name = simulator.initial_frames, next(iter(simulator.spec.obs))
+    initial, name = simulator.world.initial_frames, next(iter(simulator.world.spec.obs))
     length = initial - 1 + horizon + 1
     episodes = {int(e): store.episode(int(e)) if isinstance(store, RolloutStore) else store[int(e)]
                 for e in np.unique(starts[:, 0])}  # fmt: skip
@@ -123,14 +123,14 @@ def pair(
             w = {k: np.stack([row[k] for row in rows]) for k in rows[0]}
             obs = {name: torch.from_numpy(w["obs"]).to(device)}
             action = torch.from_numpy(w["action"]).to(device)
-            z = simulator.normalise(simulator.infer({name: obs[name][:, :initial]})[0])
+            z = simulator.world.normalise(simulator.world.infer({name: obs[name][:, :initial]})[0])
             noise = [simulator.draw_noise(len(some), generator) for _ in range(horizon + 1)]
             runs = {
                 "free": simulator.rollout(z, horizon, actions=action),
                 "dreamed": simulator.rollout(z, horizon, noise=noise),
             }
-            if hasattr(simulator, "teacher_forced"):
-                runs["forced"] = simulator.teacher_forced(obs, action, torch.from_numpy(w["seen"]).to(device))
+            if isinstance(simulator.world, RSSMWorld):
+                runs["forced"] = teacher_forced(simulator, obs, action, torch.from_numpy(w["seen"]).to(device))
             for run in runs.values():
                 require_finite(run)
             real = as_float(w["obs"][:, initial - 1 :])

@@ -19,7 +19,7 @@ class KeepOnly:
     basis: Basis
     ids: tuple[int, ...]
 
-    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
         c = self.basis.project(h_BH)
         only = torch.zeros_like(c[0]).index_fill(0, torch.tensor(self.ids, device=c.device), 1.0)
         return torch.where(mask_B[:, None], self.basis.lift(c * only), h_BH)
@@ -35,8 +35,8 @@ class Redirect:
     own_IH: Tensor
     other_IH: Tensor
 
-    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
-        change = (self.inner(h_BH, t, mask_B) - h_BH) / self.basis.std_H
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
+        change = (self.inner(h_BH, t_B, mask_B) - h_BH) / self.basis.std_H
         move = (change @ self.own_IH.T) @ self.other_IH * self.basis.std_H
         return h_BH + torch.where(mask_B[:, None], move, 0.0)
 
@@ -51,10 +51,12 @@ class Moves:
     own_IH: Tensor
     made: dict[int, Tensor] = field(default_factory=dict)
 
-    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
-        out = self.inner(h_BH, t, mask_B)
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
+        out = self.inner(h_BH, t_B, mask_B)
         move = ((out - h_BH) / self.basis.std_H) @ self.own_IH.T
-        self.made[t] = self.made[t] + move if t in self.made else move  # starts may come to a step one by one
+        for t in t_B[mask_B].unique().tolist():  # starts may come to a step one by one
+            now = torch.where((mask_B & (t_B == t))[:, None], move, 0.0)
+            self.made[t] = self.made[t] + now if t in self.made else now
         return out
 
 
@@ -70,10 +72,12 @@ class Repeat:
     basis: Basis
     other_IH: Tensor
 
-    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
-        if t not in self.made:
-            return h_BH
-        return h_BH + torch.where(mask_B[:, None], self.made[t] @ self.other_IH * self.basis.std_H, 0.0)
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
+        for t in t_B[mask_B].unique().tolist():
+            if t in self.made:
+                move = self.made[t] @ self.other_IH * self.basis.std_H
+                h_BH = h_BH + torch.where((mask_B & (t_B == t))[:, None], move, 0.0)
+        return h_BH
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,24 @@ class Blocks:
 
     inner: tuple[Intervention, ...]
 
-    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
-        parts = zip(self.inner, h_BH.chunk(len(self.inner)), mask_B.chunk(len(self.inner)), strict=True)
-        return torch.cat([g(h, t, mask) for g, h, mask in parts])
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
+        blocks = (x.chunk(len(self.inner)) for x in (h_BH, t_B, mask_B))
+        return torch.cat([g(h, t, mask) for g, h, t, mask in zip(self.inner, *blocks, strict=True)])
+
+
+@dataclass(frozen=True)
+class AddSteps:
+    """Add ``changes`` [S, B, H] at steps 0 to S-1: what Jacobians are taken with respect to."""
+
+    changes: Tensor
+
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
+        steps = len(self.changes)
+        rows = torch.arange(len(h_BH), device=h_BH.device)
+        on_B = mask_B & (t_B >= 0) & (t_B < steps)
+        return h_BH + torch.where(on_B[:, None], self.changes[t_B.clamp(0, steps - 1), rows], 0.0)
+
+
+def nothing(h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
+    """The intervention that changes no bit."""
+    return h_BH

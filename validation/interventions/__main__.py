@@ -161,11 +161,11 @@ def main(config: InterventionsConfig) -> None:
         inputs["behaviours"] = config.behaviours
         names = load_behaviours(config.behaviours).names
         rule = fit_rule(config.behaviours, name).to(device)
-    parse_study(options, basis, simulator.spec.action_names, rule)
+    parse_study(options, basis, simulator.world.spec.action_names, rule)
 
     def pool(level: int) -> Callable[[int], VecEnv]:
         levels = {"start_level": level, "num_levels": config.num_levels}
-        return lambda slots: make(simulator.spec, slots, threads=config.threads, **levels)
+        return lambda slots: make(simulator.world.spec, slots, threads=config.threads, **levels)
 
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         result = study(simulator, pool(config.start_level), basis, options, device, rule, pool(config.choosing_level))

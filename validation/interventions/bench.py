@@ -21,11 +21,10 @@ from validation.hypotheses.events import Event
 from validation.hypotheses.frames import own_frame
 from validation.hypotheses.grammar import Hypothesis
 from validation.paired.course import rows_of
-from validation.paired.held import HeldWorld
 from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld
 from validation.paired.starts import Starts
-from validation.paired.tree import World
+from validation.paired.tree import Paired
 
 
 @dataclass
@@ -37,7 +36,7 @@ class Bench:
     dreamed: SimulatedWorld
     rule: Rule | None
     real: RealWorld | None = None  # None: the real world is not asked here
-    held: HeldWorld | None = None
+    held: SimulatedWorld | None = None
     donors: dict[Hypothesis, np.ndarray] = field(default_factory=dict)  # the start that every start takes from [N]
     rows: dict[Hypothesis, np.ndarray] = field(default_factory=dict)  # bool [N], the starts it is about
     _jacobians: dict[str, dict[str, Tensor]] = field(init=False, default_factory=dict)
@@ -49,7 +48,7 @@ class Bench:
         given = None if donor is None else self.starts.h_NH[torch.from_numpy(donor).to(self.starts.h_NH.device)]
         return h.build(self.basis, given, self.rule, other_IH)
 
-    def redirected(self, world: World, h: Hypothesis, others: Sequence[Tensor]) -> list[Intervention]:
+    def redirected(self, world: Paired, h: Hypothesis, others: Sequence[Tensor]) -> list[Intervention]:
         """The same change along other frames [I, H]: at every step as long as it is itself in this world."""
         if h.steps == 1:
             return [self.build(h, other) for other in others]
@@ -109,7 +108,8 @@ class Bench:
         for h, steps, other in zip(hypotheses, steps_of, others, strict=True):
             jacobian = self.jacobian(h.through, max(steps_of))
             change = self.build(h, other)
-            moved = torch.stack([change(states[t], t, everywhere) - states[t] for t in range(steps)])
+            when = [torch.full_like(everywhere, t, dtype=torch.int64) for t in range(steps)]
+            moved = torch.stack([change(states[t], now, everywhere) - states[t] for t, now in enumerate(when)])
             for q, j in jacobian.items():
                 out.setdefault(q, []).append((j[:steps] * moved).sum((0, 2)))  # NaN where q has no derivative
         return {q: torch.stack(v).detach().cpu().double().numpy() for q, v in out.items()}
@@ -134,7 +134,7 @@ class Bench:
 
 
 def effects_in(
-    bench: Bench, world: World, hypotheses: Sequence[Hypothesis], path: str | None, label: str
+    bench: Bench, world: Paired, hypotheses: Sequence[Hypothesis], path: str | None, label: str
 ) -> dict[str, np.ndarray]:
     """{quantity: [G, N]}: with minus without, of hypotheses along their own path (None) or all along another one; NaN
     at starts that a hypothesis is not about, and where a change at several steps cannot take the path."""

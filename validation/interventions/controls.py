@@ -29,7 +29,7 @@ from validation.hypotheses.grammar import Hypothesis
 from validation.interventions.bench import Bench
 from validation.interventions.statistics import Chosen, spread_of
 from validation.paired.course import family_of, is_late, is_own
-from validation.paired.tree import World
+from validation.paired.tree import Paired
 
 RANKED = 64  # starts that directions are ranked on before the simulator is run with the largest
 FEWEST = 39  # controls: fewer cannot leave out 5 %
@@ -131,7 +131,7 @@ def _places(family: Family, bench: Bench, mocks: Sequence[Mock | None]) -> list[
 
 
 def run_ways(
-    family: Family, bench: Bench, world: World, mocks: Sequence[Mock | None], places: Sequence[Sequence[int]],
+    family: Family, bench: Bench, world: Paired, mocks: Sequence[Mock | None], places: Sequence[Sequence[int]],
     label: str,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """{quantity: [M, R, W, N]}: effects of every way of changing the R directions at ``places`` of every mock."""

@@ -6,15 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from core.artefacts import Result
 from core.config import nearest
-from core.contracts import Simulator, UserError, VecEnv
+from core.contracts import Agent, UserError, VecEnv
 from core.directions import Basis
 from core.interventions import parse_ids
+from core.roll import Recorded, Simulator
 from core.when import Rule
 from validation.hypotheses.frames import random_frames
 from validation.hypotheses.grammar import THROUGH, Hypothesis, hypotheses_of, shift_of
@@ -25,9 +28,8 @@ from validation.interventions.options import StudyOptions, check_options, parse_
 from validation.interventions.statistics import Controls, Effects
 from validation.interventions.tables import Picked, report
 from validation.paired.course import Measures, is_late
-from validation.paired.held import HeldWorld
 from validation.paired.real import RealWorld
-from validation.paired.simulated import SimulatedWorld
+from validation.paired.simulated import SimulatedWorld, begun
 from validation.paired.starts import Starts, collect_starts, distinct_actions
 
 COLLECTORS = 256  # slots at most in which starts are looked for: few give many episodes each, which takes longer
@@ -36,7 +38,7 @@ CHOOSING_SEED = 1_000_003  # added to the seed for the starts that the simulator
 
 
 def study(
-    simulator: Simulator,
+    simulator: Simulator[Any],
     make_env: Callable[[int], VecEnv],
     basis: Basis,
     options: StudyOptions,
@@ -52,7 +54,7 @@ def study(
     ``parse_study`` refuse.
     """
     check_options(options, basis)
-    hypotheses, events = parse_study(options, basis, simulator.spec.action_names, rule)
+    hypotheses, events = parse_study(options, basis, simulator.world.spec.action_names, rule)
     device = torch.device("cpu") if device is None else device
     rng = np.random.default_rng(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
@@ -66,10 +68,8 @@ def study(
         measures = Measures(actions, basis, options.directions, events)
         dreams = [dreamed_from(simulator, some, measures, options, generator) for some in (before, starts)]
         choosing, dreamed = Bench(basis, before, dreams[0], rule), dreams[1]
-        real = RealWorld(agent, starts.h_NH, dreamed.noise_NTA, measures, env, starts, few)
-        last = {k: torch.from_numpy(v[:, -1]).to(device) for k, v in starts.window.items()}
-        with torch.no_grad():
-            held = HeldWorld(agent, starts.h_NH, dreamed.noise_NTA, measures, agent.encode(last))
+        real = RealWorld(agent, starts.state, dreamed.noise_NTA, measures, env, starts, few)
+        held = held_still(agent, starts, dreamed.noise_NTA, measures)
         bench = Bench(basis, starts, dreamed, rule, real, held)
         explicit = bool(hypotheses)
         plan = _plan(choosing, hypotheses, options, basis)
@@ -91,7 +91,7 @@ def study(
         effects = effects_of(bench, hypotheses, options)
         controls, picked = controls_of(choosing, bench, plan, chosen, options, generator)
         result = report(bench, hypotheses, effects, controls, picked, explicit, options, rng)
-        result.notes["actions"] = {name: [simulator.spec.action_names[i] for i in ids] for name, ids in actions.items()}
+        result.notes["actions"] = {name: [simulator.world.spec.action_names[i] for i in ids] for name, ids in actions.items()}
         if options.video and _is_picture(starts):
             film(bench, result, hypotheses)
     finally:
@@ -101,7 +101,7 @@ def study(
 
 
 def find_starts(
-    simulator: Simulator, make_env: Callable[[int], VecEnv], options: StudyOptions, seed: int, device: torch.device
+    simulator: Simulator[Any], make_env: Callable[[int], VecEnv], options: StudyOptions, seed: int, device: torch.device
 ) -> Starts:
     """Starts of their own episodes."""
     collector = make_env(min(options.starts, COLLECTORS))
@@ -110,7 +110,7 @@ def find_starts(
         collector = make_env(options.starts)
     try:
         return collect_starts(
-            simulator.agent, collector, options.starts, initial_frames=simulator.initial_frames,
+            simulator.agent, collector, options.starts, initial_frames=simulator.world.initial_frames,
             latest=options.latest_start, seed=seed, greedy=options.greedy, device=device,
         )  # fmt: skip
     finally:
@@ -118,18 +118,26 @@ def find_starts(
 
 
 def dreamed_from(
-    simulator: Simulator, starts: Starts, measures: Measures, options: StudyOptions, generator: torch.Generator
+    simulator: Simulator[Any], starts: Starts, measures: Measures, options: StudyOptions, generator: torch.Generator
 ) -> SimulatedWorld:
     """The simulator run on from these starts, with action noise of its own."""
     device = starts.h_NH.device
-    shape = (len(starts), options.horizon + 1, simulator.agent.n_actions)
+    shape = (len(starts), options.horizon + 1, simulator.world.spec.n_actions)
     exponential = torch.empty(shape).exponential_(generator=generator)
     noise_NTA = (torch.zeros(shape) if options.greedy else -exponential.log()).to(device)
     window = {k: torch.from_numpy(v).to(device) for k, v in starts.window.items()}
     with torch.no_grad():
-        parts = [simulator.infer({k: v[i : i + 32] for k, v in window.items()})[0] for i in range(0, len(starts), 32)]
-        z_NZ = simulator.normalise(torch.cat(parts))
-    return SimulatedWorld(simulator.agent, starts.h_NH, noise_NTA, measures, simulator, z_NZ)
+        world, blocks = simulator.world, range(0, len(starts), 32)
+        parts = [world.infer({k: v[i : i + 32] for k, v in window.items()})[0] for i in blocks]
+        start = begun(world, world.normalise(torch.cat(parts)))
+    return SimulatedWorld(simulator.agent, starts.state, noise_NTA, measures, world, start)
+
+
+def held_still(agent: Agent, starts: Starts, noise_NTA: Tensor, measures: Measures) -> SimulatedWorld:
+    """No world: the agent sees the last frame of its start for ever, is given no reward and never ends."""
+    last = {k: torch.from_numpy(v[:, -1:]).to(noise_NTA.device) for k, v in starts.window.items()}
+    frame = Recorded(agent.spec, last)
+    return SimulatedWorld(agent, starts.state, noise_NTA, measures, frame, frame.begin())
 
 
 def _plan(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions, basis: Basis) -> list[Family]:

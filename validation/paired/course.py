@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from core.directions import Basis
+from core.roll import probabilities
 from validation.hypotheses.events import Event, Rows
 
 
@@ -41,6 +42,7 @@ class Measures:
     basis: Basis | None = None
     directions: tuple[int, ...] = ()  # whose later coordinates are measured
     events: tuple[Event, ...] = ()
+    parts: tuple[int, ...] = ()  # choices of each part of an action, where there are several
 
 
 def quantities(course: Course, measures: Measures) -> dict[str, Tensor]:
@@ -53,7 +55,7 @@ def quantities(course: Course, measures: Measures) -> dict[str, Tensor]:
     steps 0 to k-1 at which the event happens; ``event:EVENT@k``, whether it happens at one of them.
     """
     k = course.value_RT.shape[1] - 1
-    probs, weight = course.logits_RTA.softmax(-1), course.weight_RT
+    probs, weight = probabilities(course.logits_RTA, measures.parts), course.weight_RT
     out = {"value": course.value_RT[:, 0]}
     for name, ids in measures.actions.items():
         out[f"logit:{name}"] = course.logits_RTA[:, 0, list(ids)].logsumexp(-1)

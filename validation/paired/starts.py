@@ -15,6 +15,7 @@ from torch import Tensor
 from agents.play import Chooser, Exploration, play
 from core.contracts import Agent, UserError, VecEnv
 from core.progress import bar
+from core.trees import Tree, joined, rows_of
 
 GIVE_UP_STEPS = 20_000
 
@@ -25,6 +26,7 @@ class Starts:
     ``actions`` [M, N] replay slot b up to its step ``offset_N[b]``."""
 
     window: Mapping[str, np.ndarray]  # [N, I, ...], the last observation is the start's
+    state: Tree  # the agent's whole state after it, [N, ...]
     h_NH: Tensor
     age_N: np.ndarray  # step of the episode
     states: tuple[bytes, ...]
@@ -79,7 +81,8 @@ def collect_starts(
             for b in np.flatnonzero((quota_B > 0) & (moment.age_B == target_B)):
                 window = {k: np.stack([obs[k][b] for obs in history]) for k in moment.obs}
                 state = (states[b],) if snapshots else ()
-                start = {"slot": b, "window": window, "h": moment.h_BH[b], "age": moment.age_B[b], "state": state}
+                own = rows_of(moment.state, slice(b, b + 1))
+                start = {"slot": b, "window": window, "h": moment.h_BH[b], "agent": own, "age": moment.age_B[b], "state": state}
                 found.append({**start, "offset": len(actions)})
                 quota_B[b] -= 1
                 progress.advance()
@@ -100,11 +103,12 @@ def collect_starts(
         found.sort(key=lambda start: int(start["slot"]))
     return Starts(
         window={k: np.stack([start["window"][k] for start in found]) for k in found[0]["window"]},
+        state=joined([start["agent"] for start in found]),
         h_NH=torch.from_numpy(np.stack([start["h"] for start in found])).to(device),
         age_N=np.array([start["age"] for start in found]),
         states=tuple(state for start in found for state in start["state"]),
         offset_N=np.array([0 if snapshots else start["offset"] for start in found]),
-        actions=np.array(actions, np.int64).reshape(-1, slots),
+        actions=np.array(actions, np.int64).reshape(-1, slots, *np.shape(actions)[2:]),
         seed=seed,
     )
 

@@ -19,7 +19,16 @@ from core.contracts import Simulator, UserError, VecEnv
 from core.directions import Basis
 from core.stats import bootstrap_mean
 from core.when import Rule
-from envs.planted import Kind, PlantedOptions, PlantedSimulator, PlantedWorld, Wrong, WrongSimulator, record_planted
+from envs.planted import (
+    Kind,
+    PlantedModel,
+    PlantedOptions,
+    PlantedWorld,
+    Wrong,
+    WrongModel,
+    planted_simulator,
+    record_planted,
+)
 from envs.planted_truth import truth
 from validation.hypotheses.grammar import Hypothesis, shift_of
 from validation.interventions import verdicts
@@ -43,12 +52,12 @@ from validation.interventions.study import (
     dreamed_from,
     effects_of,
     find_starts,
+    held_still,
     study,
     ways_of,
 )
 from validation.interventions.verdicts import ALPHA, SMALLEST
 from validation.paired.course import Measures, is_late
-from validation.paired.held import HeldWorld
 from validation.paired.real import RealWorld
 from validation.paired.starts import distinct_actions
 from validation.planted.measures import (
@@ -99,7 +108,7 @@ def require_snapshots(world: VecEnv) -> None:
 
 
 def benches_of(
-    simulator: Simulator, make_env: Callable[[int], VecEnv], basis: Basis, options: StudyOptions,
+    simulator: Simulator[Any], make_env: Callable[[int], VecEnv], basis: Basis, options: StudyOptions,
     make_choosing: Callable[[int], VecEnv] | None = None,
 ) -> Benches:  # fmt: skip
     """What ``validation.interventions.study.study`` runs on, with the same starts and action noise."""
@@ -112,10 +121,8 @@ def benches_of(
     measures = Measures(distinct_actions(env, starts), basis)
     chosen_on, dreamed = (dreamed_from(simulator, some, measures, options, generator) for some in (before, starts))
     few = make_env(min(len(starts), BRANCHES))
-    real = RealWorld(simulator.agent, starts.h_NH, dreamed.noise_NTA, measures, env, starts, few)
-    last = {k: torch.from_numpy(v[:, -1]).to(device) for k, v in starts.window.items()}
-    with torch.no_grad():
-        held = HeldWorld(simulator.agent, starts.h_NH, dreamed.noise_NTA, measures, simulator.agent.encode(last))
+    real = RealWorld(simulator.agent, starts.state, dreamed.noise_NTA, measures, env, starts, few)
+    held = held_still(simulator.agent, starts, dreamed.noise_NTA, measures)
     return Benches(Bench(basis, before, chosen_on, None), Bench(basis, starts, dreamed, None, real, held))
 
 
@@ -183,7 +190,7 @@ def choice_job(kind: Kind, each: int, seed: int) -> Found:
         amounts=(-2.0, 2.0), starts=48, horizon=3, controls=MOCKS, latest_start=12, largest=1, seed=seed
     )
     benches = benches_of(
-        PlantedSimulator(chosen), lambda slots: PlantedWorld(chosen, slots), truth(chosen).basis, options
+        planted_simulator(chosen), lambda slots: PlantedWorld(chosen, slots), truth(chosen).basis, options
     )
     rng, generator = np.random.default_rng([seed, 2]), torch.Generator().manual_seed(seed)
     benches.choosing.jacobian()
@@ -205,7 +212,7 @@ def choice_job(kind: Kind, each: int, seed: int) -> Found:
 
 
 def many_claims(
-    simulator: PlantedSimulator, options: PlantedOptions, basis: Basis, hypothesis: Hypothesis, quantity: str,
+    simulator: Simulator[PlantedModel], options: PlantedOptions, basis: Basis, hypothesis: Hypothesis, quantity: str,
     starts: int, runs: int, seed: int, whole: bool = False,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """The row of a claim in each of ``runs`` studies of ``starts`` starts of their own.  whole: of all late quantities,
@@ -278,7 +285,7 @@ def power_job(runs: int, starts: int, seed: int) -> Found:
     value = np.concatenate([episode.value[2:] for episode in recorded])  # a step after a start
     amount = mean * float(value.std()) / (options.lean * KEPT)
     method, found = f"exact simulator, {starts} starts", Hypothesis("shift", (0,), (amount,))
-    known, simulator = truth(options, torch.float64).basis, PlantedSimulator(options).double()
+    known, simulator = truth(options, torch.float64).basis, planted_simulator(options, torch.float64)
     rows = list(many_claims(simulator, options, known, found, "value@1", starts, runs, seed, whole=True))
     return {
         Key("null, lean 0.4", method, POWER): [float(r["exists"] == verdicts.YES) for r in rows],
@@ -290,7 +297,7 @@ def tail_job(runs: int, starts: int, lean: float, seed: int) -> Found:
     """Effects that are lognormal over episodes, few of which hold most of it; with ``lean`` -1 they are nothing on
     average, and skewed."""
     options = PlantedOptions(kind="null", seed=seed, hazard=0.0, fickle=1.0, tail=1.0, lean=lean)
-    known, simulator = truth(options, torch.float64).basis, PlantedSimulator(options).double()
+    known, simulator = truth(options, torch.float64).basis, planted_simulator(options, torch.float64)
     found = Hypothesis("shift", (0,), (2.0,))
     rows = list(many_claims(simulator, options, known, found, "value@1", starts, runs, seed))
     world, method = "null, heavy tails", f"claims, {starts} starts"
@@ -356,7 +363,7 @@ def claims_job(world: str, starts: int, seed: int) -> Found:
         hypotheses=tuple(c.hypothesis for c in CLAIMED[world]), starts=starts, horizon=2, controls=MOCKS,
         latest_start=8, seed=seed, first_order=False,
     )  # fmt: skip
-    result = study(PlantedSimulator(chosen), lambda slots: PlantedWorld(chosen, slots), known.basis, options, rule=rule)
+    result = study(planted_simulator(chosen), lambda slots: PlantedWorld(chosen, slots), known.basis, options, rule=rule)
     claims = {claim["hypothesis"]: claim for claim in result.notes["claims"]}
     out: Found = {}
 
@@ -405,7 +412,7 @@ class Told(NamedTuple):
     signs_alone: bool  # a verdict that reads nothing but signs would confirm it
 
 
-def told_by(simulator: PlantedSimulator, exact: Benches, family: Family, options: StudyOptions) -> Told | None:
+def told_by(simulator: Simulator[PlantedModel], exact: Benches, family: Family, options: StudyOptions) -> Told | None:
     """What a simulator claims of a family, on the benches of an exact one.  None where it has nothing to choose."""
     choosing, test = (
         Bench(bench.basis, bench.starts, replace(bench.dreamed, simulator=simulator), None, bench.real, bench.held)
@@ -435,14 +442,14 @@ def foretelling_job(kind: Kind, wrongs: Sequence[Wrong | None], seed: int) -> Fo
         amounts=(-2.0, 2.0), starts=48, horizon=4, controls=MOCKS, latest_start=8, largest=1, seed=seed,
         first_order=False,
     )  # fmt: skip
-    right = PlantedSimulator(chosen)
+    right = planted_simulator(chosen)
     exact = benches_of(right, lambda slots: PlantedWorld(chosen, slots), truth(chosen).basis, options)
     families = {"": Family(tuple(ways_of(i, options) for i in range(exact.test.basis.size)))}
     if kind == "mediated":  # its causes reach the value by way of the action alone
         families[", of the value"] = Family(((shift_of(0, 2.0),),), quantity="value@4")
     out: Found = {}
     for wrong, (what, family) in itertools.product(wrongs, families.items()):
-        told = told_by(right if wrong is None else WrongSimulator(chosen, wrong), exact, family, options)
+        told = told_by(right if wrong is None else planted_simulator(model=WrongModel(chosen, wrong)), exact, family, options)
         if told is None:
             continue
         method = f"simulator: {wrong or 'exact'}{what}"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from analysis.shared.directions import fit_ica
 from core.directions import Basis
-from envs.planted import SIZE, Kind, PlantedOptions, PlantedSimulator, record_planted
+from envs.planted import SIZE, Kind, PlantedModel, PlantedOptions, planted_simulator, record_planted
 from envs.planted_truth import PlantedTruth, truth
 
 SEEN_STEPS = 32  # of a recorded episode
@@ -24,7 +24,7 @@ class Scene(NamedTuple):
 
     options: PlantedOptions
     known: PlantedTruth
-    simulator: PlantedSimulator
+    simulator: Simulator[PlantedModel]
     h_NH: np.ndarray
     c_NK: np.ndarray
     x_NX: np.ndarray
@@ -56,7 +56,7 @@ def draw(
     return Scene(
         options=chosen,
         known=known,
-        simulator=PlantedSimulator(chosen).double(),
+        simulator=planted_simulator(chosen, torch.float64),
         h_NH=h_NH,
         c_NK=known.basis.project(torch.from_numpy(h_NH)).numpy(),
         x_NX=np.concatenate([e.truth["stimulus"] for e in recorded]).astype(np.float64),

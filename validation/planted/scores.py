@@ -36,7 +36,7 @@ from analysis.shared.randomised import randomised
 from core.artefacts import Result
 from core.directions import Basis
 from core.stats import cohens_d_interval, jackknife, least_permutations
-from envs.planted import DELAY, SIZE, Kind, PlantedWorld, TwinSimulator, behaviour_of, scene as scene_of
+from envs.planted import DELAY, SIZE, Kind, PlantedWorld, TwinModel, behaviour_of, planted_simulator, scene as scene_of
 from envs.planted_truth import PlantedTruth
 from validation.hypotheses.grammar import shift_of
 from validation.interventions import verdicts
@@ -140,11 +140,11 @@ def exact_effects(scene: Scene, planned: estimates.Plan, basis: Basis) -> np.nda
     """The closed form of the whole effects [lags, K, K] at the planned states of a world with one behaviour, the mean
     over episodes."""
     with torch.no_grad():
-        _, outs = gradients.unroll(scene.simulator, planned.state, max(LAGS) + 1)
+        moments = jacobian.unrolled(scene.simulator, planned.place, max(LAGS))
     even, found = np.full((max(LAGS), 3), 1 / 3), []
     for lag in LAGS:
-        at = outs[max(LAGS) - lag]
-        x_MX, c_MK = at.d_BD.numpy(), basis.project(at.h_BH).numpy()
+        at = moments[max(LAGS) - lag]
+        x_MX, c_MK = (x.detach().numpy() for x in (at.shown.features_BD, basis.project(at.h_BH)))
         by_action = [scene.known.effect_of_actions(x, c, lag).ravel() for x, c in zip(x_MX, c_MK, strict=True)]
         mean = estimates.mean_over_episodes(np.stack(by_action), planned.unit_M).mean(0).reshape(SIZE, SIZE)
         found.append(mean + scene.known.jacobian(even[:lag], env_grads=False))
@@ -188,7 +188,7 @@ def coupling_job(kind: Kind, permutations: int, seed: int) -> Found:
         left = np.abs(a["jacobian_agent_only"])[there & judged].max() / np.abs(J)[there & judged].max()
         out[Key(kind, "Jacobian through the world", EDGES)] = [auroc(there[judged], world[judged])]
         out[Key(kind, "Jacobian of the agent alone", CUT)] = [float(left)]
-        twin = scene._replace(simulator=TwinSimulator(scene.options).double())
+        twin = scene._replace(simulator=planted_simulator(dtype=torch.float64, model=TwinModel(scene.options)))
         b = couple(twin, seed, least_permutations(ALPHA)).result.arrays
         for method, name in (("actions enumerated", "jacobian_through_world"),
                              (f"{CONTROL}straight-through", "straight_through_world")):  # fmt: skip
@@ -219,17 +219,14 @@ def saliency_job(kind: Kind, seed: int) -> Found:
     """Does saliency lie where the value really looks?"""
     scene = draw(kind, seed, episodes=8)
     simulator, known, target = scene.simulator, scene.known, DELAY
-    value = known_quantities(simulator.spec)["value"]
+    value = known_quantities(simulator.world.spec)["value"]
     other = randomised(simulator.agent, seed)
     with torch.no_grad():
-        start = simulator.start(scene.z_EZ)
-        _, outs = gradients.unroll(simulator, start, target + 1)
-    chosen_E = outs[target].action_B
-    name = next(iter(outs[0].obs))
-    seen = {name: torch.stack([out.obs[name] for out in outs], 1)}
-    broken = agent_gradients(other, seen, start.h_BH, chosen_E, value)[name].numpy()
+        out = simulator.rollout(scene.z_EZ, target)
+    chosen_E, (name,) = out.action[:, target], out.obs
+    broken = agent_gradients(other, out.obs, simulator.remembered(scene.z_EZ), chosen_E, value)[name].numpy()
     if known.mask_XHW is not None:
-        config = SaliencyConfig(steps=target, target_step=target, copies=3, integrated_steps=16, seed=seed)
+        config = SaliencyConfig(steps=target, target_step=target, integrated_steps=16, seed=seed)
         arrays = explain.explain(simulator, scene.z_EZ, range(len(scene.z_EZ)), [value], config).arrays
         there = known.mask_XHW[known.causal][..., None]
 
@@ -252,18 +249,17 @@ def saliency_job(kind: Kind, seed: int) -> Found:
             Key(kind, "integrated gradients", MASS): mass(arrays["integrated_frames_value"]),
             Key(kind, f"{CONTROL}randomised agent", MASS): mass(broken),
         }
-    (found,) = gradients.gradients(simulator, scene.z_EZ, chosen_E, [value], target, steps=target)
+    ((found, _),) = gradients.gradients(simulator, scene.z_EZ, chosen_E, [value], target, steps=target)
     C_XX = known.numbers.C_XX
-    p_ETA = torch.stack([out.logits_BA for out in outs[:target]], 1).softmax(-1).numpy()
+    p_ETA = out.logits[:, :target].softmax(-1).numpy()
     exact = np.stack([value_gradient(known, p_TA) for p_TA in p_ETA])
     gradient, wrong = found.obs[name].numpy() @ C_XX, broken @ C_XX
     there = exact != 0
-    out: Found = {
+    return {
         Key(kind, "gradient", MASS): [float(np.abs(gradient[there]).sum() / np.abs(gradient).sum())],
         Key(kind, "gradient", CLOSED_FORM): [float(np.abs(gradient - exact).max())],
         Key(kind, f"{CONTROL}randomised agent", MASS): [float(np.abs(wrong[there]).sum() / np.abs(wrong).sum())],
     }
-    return out
 
 
 def intervene(scene: Scene, directions: Sequence[int], starts: int, horizon: int, seed: int) -> Result:
@@ -430,12 +426,12 @@ def accusation_job(permutations: int, seed: int) -> Found:
     others = [k for k in range(SIZE) if k not in (cause, nuisance)]
     coupled = couple(scene, seed, permutations)
     a = coupled.result.arrays
-    quantities = find_quantities(["value", "action"], simulator.spec, lambda _: known.basis)
+    quantities = find_quantities(["value", "action"], simulator.world.spec, lambda _: known.basis)
     with torch.no_grad():
-        chosen_E = gradients.unroll(simulator, simulator.start(scene.z_EZ), 4)[1][3].action_B
+        chosen_E = simulator.rollout(scene.z_EZ, 3).action[:, 3]
     sizes = [
         known.basis.pullback(g.h).abs().mean((0, 1)).numpy()
-        for g in gradients.gradients(simulator, scene.z_EZ, chosen_E, quantities, 3, steps=3)
+        for (g,) in gradients.gradients(simulator, scene.z_EZ, chosen_E, quantities, 3, steps=3, paths=(True,))
     ]
     options = StudyOptions(
         amounts=(2.0,), starts=32, horizon=3, controls=FEWEST, latest_start=8, seed=seed, first_order=False
@@ -566,7 +562,7 @@ def effect_job(runs: int, episodes: int, permutations: int, lean: float, seed: i
     simulator, known = scene.simulator, scene.known
     world = f"null, lean {lean:g}" if lean else "null"
     rate, size = (POWER, f", {episodes} episodes") if lean else (FALSE_ALARMS, "")
-    parts = jacobian.jacobians(simulator, simulator.start(scene.z_EZ), known.basis, lags, SIZE)
+    parts = jacobian.jacobians(simulator, scene.z_EZ, known.basis, lags, SIZE)
     found = (parts["direct"] + parts["through_world"]).numpy()
     off = ~np.eye(SIZE, dtype=bool)
     acts = off & (np.abs(found).max((0, 1)) > 0) if not lean else known.in_agent_KK
