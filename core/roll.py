@@ -186,6 +186,8 @@ def roll(
             world_state, shown = world.step(world_state, given, None if draw is None else draw.world)
             chance: Any = 0.5 if draw is None or draw.ending_B is None else draw.ending_B
             alive = alive & (shown.ending_B <= chance)
+            if shown.is_first_B is not None:
+                alive = alive | shown.is_first_B
             t_B = t_B + 1
         is_first = nowhere if shown.is_first_B is None else shown.is_first_B
         if shown.is_first_B is not None:
