@@ -105,7 +105,7 @@ def play(
                 states[p] = with_rows(states[p], rows, acted.state)
                 action_BP[there] = sample(acted.logits_BA.cpu(), env.spec, generator, greedy=greedy).numpy()
                 value_B[there] = acted.value_B.cpu().numpy()
-                h_BH[alive] = player.read("h", acted.seen, acted.state).cpu().numpy()
+                h_BH[alive] = acted.h_BH.cpu().numpy()
             activations.append(h_BH)
         after = env.step(action_BP)
         yield Tick(step=step, h=tuple(activations), value_B=value_B, action_BP=action_BP, next=after)

@@ -169,7 +169,7 @@ def play(
             logits_BA=m.acted.logits_BA.cpu().numpy(),
             action_B=m.action.cpu().numpy(),
             next=after,
-            final_h_BH=None if final is None else agent.read("h", final.seen, final.state).cpu().numpy(),
+            final_h_BH=None if final is None else final.h_BH.cpu().numpy(),
             final_value_B=None if final is None else final.value_B.cpu().numpy(),
             state=m.acted.state,
             final_state=None if final is None else final.state,
