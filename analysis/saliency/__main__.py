@@ -79,9 +79,7 @@ def main(config: SaliencyConfig) -> None:
         raise UserError("--copies must be at least 1; --noise, --integrated_steps and --batch_size not negative")
     if (config.copies > 1) != (config.noise > 0):
         raise UserError(
-            
             "--copies and --noise go together, as in --copies 16 --noise 0.1; without both nothing is smoothed"
-        
         )
     if not 1 <= config.stride <= config.window or config.draws < 1 or not 0 < config.radius < np.inf:
         raise UserError("--stride must be from 1 to --window; --draws at least 1; --radius above 0")

@@ -91,7 +91,9 @@ def study(
         effects = effects_of(bench, hypotheses, options)
         controls, picked = controls_of(choosing, bench, plan, chosen, options, generator)
         result = report(bench, hypotheses, effects, controls, picked, explicit, options, rng)
-        result.notes["actions"] = {name: [simulator.world.spec.action_names[i] for i in ids] for name, ids in actions.items()}
+        result.notes["actions"] = {
+            name: [simulator.world.spec.action_names[i] for i in ids] for name, ids in actions.items()
+        }
         if options.video and _is_picture(starts):
             film(bench, result, hypotheses)
     finally:

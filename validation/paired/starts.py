@@ -82,7 +82,14 @@ def collect_starts(
                 window = {k: np.stack([obs[k][b] for obs in history]) for k in moment.obs}
                 state = (states[b],) if snapshots else ()
                 own = rows_of(moment.state, slice(b, b + 1))
-                start = {"slot": b, "window": window, "h": moment.h_BH[b], "agent": own, "age": moment.age_B[b], "state": state}
+                start = {
+                    "slot": b,
+                    "window": window,
+                    "h": moment.h_BH[b],
+                    "agent": own,
+                    "age": moment.age_B[b],
+                    "state": state,
+                }
                 found.append({**start, "offset": len(actions)})
                 quota_B[b] -= 1
                 progress.advance()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from core.contracts import Simulator, UserError, VecEnv
 from core.directions import Basis
+from core.roll import Simulator
 from core.stats import bootstrap_mean
 from core.when import Rule
 from envs.planted import (
@@ -363,7 +364,9 @@ def claims_job(world: str, starts: int, seed: int) -> Found:
         hypotheses=tuple(c.hypothesis for c in CLAIMED[world]), starts=starts, horizon=2, controls=MOCKS,
         latest_start=8, seed=seed, first_order=False,
     )  # fmt: skip
-    result = study(planted_simulator(chosen), lambda slots: PlantedWorld(chosen, slots), known.basis, options, rule=rule)
+    result = study(
+        planted_simulator(chosen), lambda slots: PlantedWorld(chosen, slots), known.basis, options, rule=rule
+    )
     claims = {claim["hypothesis"]: claim for claim in result.notes["claims"]}
     out: Found = {}
 
@@ -449,7 +452,9 @@ def foretelling_job(kind: Kind, wrongs: Sequence[Wrong | None], seed: int) -> Fo
         families[", of the value"] = Family(((shift_of(0, 2.0),),), quantity="value@4")
     out: Found = {}
     for wrong, (what, family) in itertools.product(wrongs, families.items()):
-        told = told_by(right if wrong is None else planted_simulator(model=WrongModel(chosen, wrong)), exact, family, options)
+        told = told_by(
+            right if wrong is None else planted_simulator(model=WrongModel(chosen, wrong)), exact, family, options
+        )
         if told is None:
             continue
         method = f"simulator: {wrong or 'exact'}{what}"

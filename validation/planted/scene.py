@@ -13,6 +13,7 @@ from torch import Tensor
 
 from analysis.shared.directions import fit_ica
 from core.directions import Basis
+from core.roll import Simulator
 from envs.planted import SIZE, Kind, PlantedModel, PlantedOptions, planted_simulator, record_planted
 from envs.planted_truth import PlantedTruth, truth
 
