@@ -84,9 +84,10 @@ def blank(agent: Agent, batch: int) -> Tree:
     return agent.encode(obs)
 
 
-def heads_at(agent: Agent, h_BH: Tensor) -> tuple[Tensor, Tensor]:
-    """(logits, value) of hidden states alone: of an agent that sees nothing and may do everything."""
-    return agent.heads(*agent.replaced("h", h_BH, blank(agent, len(h_BH)), agent.initial(len(h_BH))))
+def heads_at(agent: Agent, h_BH: Tensor, seen: Tree | None = None) -> tuple[Tensor, Tensor]:
+    """(logits, value) of hidden states; seen: None: of an agent that sees nothing and may do everything."""
+    seen = blank(agent, len(h_BH)) if seen is None else seen
+    return agent.heads(*agent.replaced("h", h_BH, seen, agent.initial(len(h_BH))))
 
 
 # Noise and choice

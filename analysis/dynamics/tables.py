@@ -184,10 +184,10 @@ def driven(
     put_exponents(result, "recorded", each, steps, ids[use], rng)
     top = result.tables["lyapunov"][0]
     result.scalar("lyapunov_driven", top["value"], "nats a step, largest", top["n"], (top["low"], top["high"]))
-    memory = [-1 / v if v < 0 else float("inf") for v in (top["value"], top["low"], top["high"])]
+    lasts = [-1 / v if v < 0 else float("inf") for v in (top["value"], top["low"], top["high"])]
     # One-sided: a direction that has not turned to the slowest one yet shrinks faster.
     unit = "steps until a difference of memory shrinks by e, or more (finite episodes)"
-    result.scalar("memory", memory[0], unit, top["n"], memory[1:])
+    result.scalar("memory", lasts[0], unit, top["n"], (lasts[1], lasts[2]))
     result.scalar("episodes_too_short", float((~use).sum()), "episodes left out of the exponents")
 
 

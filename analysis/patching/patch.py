@@ -5,8 +5,8 @@ N patched steps, D directions, C random controls, P heads (parts of the action),
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,22 +15,14 @@ from torch import Tensor
 from agents.policies import kl_per_part, log_probs, part_slices
 from analysis.patching.config import PatchingConfig
 from analysis.patching.directions import Directions
-from core.contracts import EnvSpec, UserError
+from core.contracts import Agent, UserError
 from core.episodes import RolloutStore
 from core.progress import bar
+from core.roll import heads_at
+from core.trees import Tree
 
 LEAST_LOGIT = -1e8  # below: not allowed
 VALUE_TOLERANCE = 1e-3  # relative; of a recorded value that is computed again
-
-
-class Decider(Protocol):
-    """What of a policy is needed (agents.policies.PolicyAgent)."""
-
-    spec: EnvSpec
-
-    def encode(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Any]: ...
-
-    def heads(self, h_BH: Tensor, seen: Any) -> tuple[Tensor, Tensor]: ...
 
 
 class Steps(NamedTuple):
@@ -88,7 +80,7 @@ def _rows_at(store: RolloutStore, names: Sequence[str], index_N2: np.ndarray) ->
 
 
 @torch.no_grad()
-def check_alignment(agent: Decider, steps: Steps, batch: int) -> dict[str, float]:
+def check_alignment(agent: Agent, steps: Steps, batch: int) -> dict[str, float]:
     """That these states, decided upon with these observations, are what the policy acted on.
 
     Every recorded action must be allowed, and every recorded value come out again.  Returns what was found; raises
@@ -97,7 +89,7 @@ def check_alignment(agent: Decider, steps: Steps, batch: int) -> dict[str, float
     least, off = np.inf, 0.0
     for rows in np.array_split(np.arange(len(steps.h_NH)), -(-len(steps.h_NH) // batch)):
         h_BH, seen = _shown(agent, steps, rows)
-        logits_BA, value_B = agent.heads(h_BH, seen)
+        logits_BA, value_B = heads_at(agent, h_BH, seen)
         action_BP = torch.from_numpy(steps.action_NP[rows]).to(h_BH.device)
         least = float(np.minimum(least, float(log_probs(logits_BA, action_BP, agent.spec).min())))
         recorded_B = torch.from_numpy(steps.value_N[rows]).to(h_BH.device)
@@ -115,10 +107,10 @@ def check_alignment(agent: Decider, steps: Steps, batch: int) -> dict[str, float
     return {"least_log_probability": least, "value_off": off}
 
 
-def _shown(agent: Decider, steps: Steps, rows: np.ndarray) -> tuple[Tensor, Any]:
+def _shown(agent: Agent, steps: Steps, rows: np.ndarray) -> tuple[Tensor, Tree]:
     device = next(agent.parameters()).device if isinstance(agent, torch.nn.Module) else torch.device("cpu")
     obs = {name: torch.from_numpy(values[rows]).to(device) for name, values in steps.obs.items()}
-    return torch.from_numpy(steps.h_NH[rows]).to(device), agent.encode(obs)[1]
+    return torch.from_numpy(steps.h_NH[rows]).to(device), agent.encode(obs)
 
 
 # Patching
@@ -137,7 +129,7 @@ class Patched(NamedTuple):
 
 @torch.no_grad()
 def patch(
-    agent: Decider, steps: Steps, directions: Directions, std_H: np.ndarray, *, doses: Sequence[float], controls: int,
+    agent: Agent, steps: Steps, directions: Directions, std_H: np.ndarray, *, doses: Sequence[float], controls: int,
     batch: int, seed: int,
 ) -> Patched:  # fmt: skip
     """Every direction, dose and control at every step.
@@ -165,11 +157,11 @@ def patch(
     with bar("patching", len(batches) * d, "directions") as progress:
         for rows in batches:
             h_BH, seen = _shown(agent, steps, rows)
-            logits_BA, _ = agent.heads(h_BH, seen)
+            logits_BA, _ = heads_at(agent, h_BH, seen)
 
             def kl(change_BH: np.ndarray, h_BH: Tensor = h_BH, seen: Any = seen, logits_BA: Tensor = logits_BA) -> Any:
                 moved_BH = h_BH + torch.from_numpy(change_BH.astype(np.float32)).to(h_BH.device)
-                after_BA = agent.heads(moved_BH, seen)[0]
+                after_BA = heads_at(agent, moved_BH, seen)[0]
                 return kl_per_part(logits_BA.double(), after_BA.double(), agent.spec).cpu().numpy()
 
             for p, part in enumerate(part_slices(agent.spec).values()):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from analysis.shared.units import spread_over_episodes
-from core.contracts import Simulator, UserError
+from core.contracts import UserError
 from core.episodes import RolloutStore
+from core.roll import Simulator
 from generative.record_samples import informed_latents, random_latents
 
 
@@ -88,14 +89,14 @@ class Starts(NamedTuple):
         return Starts(self.z_SZ[rows], self.where_S2[rows], self.unit_S[rows], self.population)
 
 
-def random_starts(simulator: Simulator, samples: int, controls: int, seed: int, device: torch.device) -> Starts:
+def random_starts(simulator: Simulator[Any], samples: int, controls: int, seed: int, device: torch.device) -> Starts:
     """From the prior."""
-    z = random_latents(simulator, samples + controls, torch.Generator(device).manual_seed(seed))
+    z = random_latents(simulator.world, samples + controls, torch.Generator(device).manual_seed(seed))
     return Starts(z[:samples], np.full((samples, 2), -1), np.arange(samples), Population.of(z[samples:]))
 
 
 def informed_starts(
-    simulator: Simulator, store: RolloutStore, samples: int, controls: int, seed: int, device: torch.device
+    simulator: Simulator[Any], store: RolloutStore, samples: int, controls: int, seed: int, device: torch.device
 ) -> Starts:
     """Latents drawn from what real windows tell (mean and spread, as in training): the starts from as many episodes
     as there are, the controls from the other windows (some more than once, where there are too few)."""
@@ -108,5 +109,7 @@ def informed_starts(
     others = np.setdiff1d(rows, chosen) if len(rows) > samples else rows
     controls_at = rng.choice(others, controls, replace=len(others) < controls)
     draws = torch.Generator(device).manual_seed(seed)
-    z, population = (informed_latents(simulator, store, windows[at], device, draws) for at in (chosen, controls_at))
+    z, population = (
+        informed_latents(simulator.world, store, windows[at], device, draws) for at in (chosen, controls_at)
+    )
     return Starts(z, windows[chosen], windows[chosen, 0], Population.of(population))

@@ -15,8 +15,9 @@ from analysis.target_functions.population import Population, Starts
 from analysis.target_functions.tables import summarise
 from analysis.target_functions.targets import Target
 from core import artefacts
-from core.contracts import Simulator, UserError
+from core.contracts import UserError
 from core.progress import bar
+from core.roll import Simulator
 from generative.record_samples import noise_of
 from generative.simulator import require_finite
 
@@ -37,7 +38,7 @@ class Found(NamedTuple):
 
 
 def optimise(
-    simulator: Simulator, target: Target, z_RZ: Tensor, population: Population, scale: float, config: Any
+    simulator: Simulator[Any], target: Target, z_RZ: Tensor, population: Population, scale: float, config: Any
 ) -> Found:
     """Move every z so that its rollout shows the target, by Adam on gradients of length 1 a row.
 
@@ -69,7 +70,7 @@ def optimise(
 
 
 def optimise_all(
-    simulator: Simulator, target: Target, starts: Starts, scale: float, config: TargetFunctionsConfig, tick: Any
+    simulator: Simulator[Any], target: Target, starts: Starts, scale: float, config: TargetFunctionsConfig, tick: Any
 ) -> Found:
     """``optimise`` from every start and its restarts, in chunks that fit into memory; the best of each start's."""
     s, r = len(starts.z_SZ), config.restarts
@@ -78,7 +79,7 @@ def optimise_all(
     jitter[0] = 0
     u = starts.population.inwards(starts.z_SZ) + RESTART_DISTANCE * jitter
     z = simulator.world.normalise(starts.population.outwards(u.flatten(0, 1)))
-    size = samples_that_fit(simulator, z, config.steps + 1, 1, config.memory_gb * 1e9)
+    size = samples_that_fit(simulator, z, config.steps + 1, config.memory_gb * 1e9)
     parts = []
     for i in range(0, len(z), size):
         parts.append(optimise(simulator, target, z[i : i + size], starts.population, scale, config))
@@ -94,7 +95,7 @@ def optimise_all(
 
 
 @torch.no_grad()
-def read_all(simulator: Simulator, targets: Sequence[Target], z_NZ: Tensor, steps: int, tick: Any) -> np.ndarray:
+def read_all(simulator: Simulator[Any], targets: Sequence[Target], z_NZ: Tensor, steps: int, tick: Any) -> np.ndarray:
     """y [targets, N] of modal rollouts from many latents, 64 at a time; NaN where a rollout ends before it can be
     read.  UserError where the simulator makes no numbers."""
     parts = []
@@ -107,7 +108,7 @@ def read_all(simulator: Simulator, targets: Sequence[Target], z_NZ: Tensor, step
 
 
 @torch.no_grad()
-def read_noisy(simulator: Simulator, target: Target, z_SZ: Tensor, config: TargetFunctionsConfig) -> np.ndarray:
+def read_noisy(simulator: Simulator[Any], target: Target, z_SZ: Tensor, config: TargetFunctionsConfig) -> np.ndarray:
     """Mean y [S] of ``noisy`` stochastic rollouts; draw n of start s has the same noise for every z_SZ."""
     s, ids, draws = len(z_SZ), np.arange(config.noisy * len(z_SZ)), []
     for n in range(config.noisy):
@@ -117,7 +118,7 @@ def read_noisy(simulator: Simulator, target: Target, z_SZ: Tensor, config: Targe
 
 
 def compute(
-    simulator: Simulator, targets: Sequence[Target], starts: Starts, config: TargetFunctionsConfig
+    simulator: Simulator[Any], targets: Sequence[Target], starts: Starts, config: TargetFunctionsConfig
 ) -> artefacts.Result:
     """Optimise every start for every target; arrays, the tables ``samples`` and ``targets``, and scalars.
 
@@ -180,7 +181,7 @@ def tries_of(config: TargetFunctionsConfig) -> int:
 
 @torch.no_grad()
 def recorded(
-    simulator: Simulator, target: Target, z_SZ: Tensor, config: TargetFunctionsConfig, when: str
+    simulator: Simulator[Any], target: Target, z_SZ: Tensor, config: TargetFunctionsConfig, when: str
 ) -> dict[str, np.ndarray]:
     """Arrays of a target's modal rollouts ``before`` or ``after``: what they show, step by step."""
     out = simulator.rollout(z_SZ, config.steps)
@@ -196,7 +197,7 @@ def recorded(
 
 def put(
     result: artefacts.Result,
-    simulator: Simulator,
+    simulator: Simulator[Any],
     target: Target,
     starts: Starts,
     found: Found,

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from analysis.shared.quantities import Quantity, Reading, find_quantities, known_quantities
 from core import config as cli
-from core.contracts import EnvSpec, Trajectory, UserError
+from core.contracts import EnvSpec, UserError
 from core.directions import Basis
+from core.roll import Trajectory
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +26,10 @@ from core import artefacts, config as cli
 from core.contracts import UserError, VecEnv
 from core.directions import Basis, fingerprint
 from core.episodes import RolloutStore
+from core.roll import Simulator
 from core.video import check_video
 from envs.registry import make
-from generative.simulator import RSSMSimulator, load_simulator
+from generative.simulator import load_simulator
 from validation.fidelity import figures
 from validation.fidelity.checks import check_lengths, check_store, check_world, trained_on
 from validation.fidelity.counterfactual import DIRECTIONS, require_snapshots, try_again
@@ -79,7 +81,7 @@ class FidelityConfig:
     """replace an earlier comparison in --out"""
 
 
-def load_other(config: FidelityConfig, simulator: RSSMSimulator, device: torch.device) -> RecurrentAgent | None:
+def load_other(config: FidelityConfig, simulator: Simulator[Any], device: torch.device) -> RecurrentAgent | None:
     """The agent of --other_agent, or None; UserError unless it is another one of the same world."""
     if config.other_agent is None:
         return None

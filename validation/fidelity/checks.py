@@ -12,13 +12,13 @@ from core import artefacts
 from core.contracts import EnvSpec, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
-from generative.simulator import RSSMSimulator
+from core.roll import Simulator
 from validation.fidelity.pairing import FEWEST_EPISODES
 
 LEVELS = ("start_level", "num_levels")  # options that choose levels of a world, not another world
 
 
-def check_store(store: RolloutStore, simulator: RSSMSimulator) -> None:
+def check_store(store: RolloutStore, simulator: Simulator[Any]) -> None:
     """UserError unless these are real rollouts of the simulator's agent in its world."""
     facts: Mapping[str, Any] = store.manifest.get("facts", {})
     if facts.get("source") != "real":

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from core.contracts import Simulator, UserError
+from core.contracts import UserError
 from core.episodes import Episode, RolloutStore
 from core.progress import bar
+from core.roll import Simulator
 from generative.simulator import RSSMWorld, require_finite, teacher_forced
 from validation.fidelity.measures import as_float, ssim
 
@@ -95,7 +96,7 @@ def pad(array: np.ndarray, first: int, length: int) -> np.ndarray:
 
 @torch.no_grad()
 def pair(
-    simulator: Simulator,
+    simulator: Simulator[Any],
     store: Sequence[Episode] | RolloutStore,
     starts: np.ndarray,
     horizon: int,

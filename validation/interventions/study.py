@@ -14,10 +14,11 @@ from torch import Tensor
 
 from core.artefacts import Result
 from core.config import nearest
-from core.contracts import Agent, UserError, VecEnv
+from core.contracts import Agent, LearnedWorld, Shown, UserError, VecEnv
 from core.directions import Basis
 from core.interventions import parse_ids
 from core.roll import Recorded, Simulator
+from core.trees import Tree
 from core.when import Rule
 from validation.hypotheses.frames import random_frames
 from validation.hypotheses.grammar import THROUGH, Hypothesis, hypotheses_of, shift_of
@@ -127,12 +128,16 @@ def dreamed_from(
     shape = (len(starts), options.horizon + 1, simulator.world.spec.n_actions)
     exponential = torch.empty(shape).exponential_(generator=generator)
     noise_NTA = (torch.zeros(shape) if options.greedy else -exponential.log()).to(device)
+    start = starts_in(simulator.world, starts, device)
+    return SimulatedWorld(simulator.agent, starts.state, noise_NTA, measures, simulator.world, start)
+
+
+@torch.no_grad()
+def starts_in(world: LearnedWorld, starts: Starts, device: torch.device) -> tuple[Tree, Shown]:
+    """What the world shows first at these starts, and its state: inferred from their frames."""
     window = {k: torch.from_numpy(v).to(device) for k, v in starts.window.items()}
-    with torch.no_grad():
-        world, blocks = simulator.world, range(0, len(starts), 32)
-        parts = [world.infer({k: v[i : i + 32] for k, v in window.items()})[0] for i in blocks]
-        start = begun(world, world.normalise(torch.cat(parts)))
-    return SimulatedWorld(simulator.agent, starts.state, noise_NTA, measures, world, start)
+    parts = [world.infer({k: v[i : i + 32] for k, v in window.items()})[0] for i in range(0, len(starts), 32)]
+    return begun(world, world.normalise(torch.cat(parts)))
 
 
 def held_still(agent: Agent, starts: Starts, noise_NTA: Tensor, measures: Measures) -> SimulatedWorld:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.contracts import Simulator, UserError, VecEnv
+from core.contracts import UserError, VecEnv
 from core.directions import Basis
 from core.roll import Simulator
 from core.stats import bootstrap_mean
@@ -54,12 +54,14 @@ from validation.interventions.study import (
     effects_of,
     find_starts,
     held_still,
+    starts_in,
     study,
     ways_of,
 )
 from validation.interventions.verdicts import ALPHA, SMALLEST
 from validation.paired.course import Measures, is_late
 from validation.paired.real import RealWorld
+from validation.paired.simulated import SimulatedWorld
 from validation.paired.starts import distinct_actions
 from validation.planted.measures import (
     CHOICE,
@@ -415,10 +417,15 @@ class Told(NamedTuple):
     signs_alone: bool  # a verdict that reads nothing but signs would confirm it
 
 
+def in_world(world: PlantedModel, bench: Bench) -> SimulatedWorld:
+    """The simulated runs of a bench in another world from the same latents."""
+    return replace(bench.dreamed, world=world, start_N=starts_in(world, bench.starts, bench.dreamed.noise_NTA.device))
+
+
 def told_by(simulator: Simulator[PlantedModel], exact: Benches, family: Family, options: StudyOptions) -> Told | None:
     """What a simulator claims of a family, on the benches of an exact one.  None where it has nothing to choose."""
     choosing, test = (
-        Bench(bench.basis, bench.starts, replace(bench.dreamed, simulator=simulator), None, bench.real, bench.held)
+        Bench(bench.basis, bench.starts, in_world(simulator.world, bench), None, bench.real, bench.held)
         for bench in exact
     )
     try:
