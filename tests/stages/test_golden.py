@@ -24,7 +24,7 @@ RTOL = 1e-3
 ROUNDING = 1e-6
 ENTRIES = 8
 CHOICES = (  # parts of names
-    "umap", "tsne", "markov", "surrogates.csv",  # maps; paths drawn from cluster to cluster, and tables with rows of both
+    "umap", "tsne", "markov", "surrogates.csv",  # maps; paths drawn from cluster to cluster, tables with both
     "saliency/arrays.npz:deeplift", "saliency/arrays.npz:grad_frames", "saliency/arrays.npz:grad_d",  # ReLUs at 0
     "deeplift_delta", "completeness",  # what is left of a sum that should be 0
     "manifest.json",  # said in result.json, too
