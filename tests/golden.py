@@ -279,7 +279,8 @@ def main() -> int:
         took: dict[str, float] = {}
         for side, place in places.items():
             out, done = place / command.name, place / f"{command.name}.done"
-            kept = side == "old" and done.exists() and done.read_text() == command.words
+            made_by = f"{roots[side]}\n{command.words}\n"
+            kept = side == "old" and done.exists() and done.read_text() == made_by
             if kept or (side == "new" and command.name not in asked):
                 continue
             shutil.rmtree(out, ignore_errors=True)
@@ -289,7 +290,7 @@ def main() -> int:
             if said:
                 print(f"{command.name}: failed in {roots[side]}\n{said}", flush=True)
                 break
-            done.write_text(command.words)
+            done.write_text(made_by)
         else:
             if command.name in asked:
                 wrong += _compared(command, *places.values(), list(roots.values()), took)
