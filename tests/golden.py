@@ -106,7 +106,7 @@ COMMANDS = (
         "evaluations",
         "-m agents.evaluate {w}/policies pve --episodes 8 --worlds 1 --threads 1 --maps {w}/maps --out {out}",
     ),
-    Command("ratings", f"-m analysis.proc_eval_result {POLICIES} --resamples 50 --out {{out}}"),
+    Command("ratings", f"-m analysis.proc_eval_result {POLICIES}/eval_pvp --resamples 50 --out {{out}}"),
     Command(
         "activations",
         f"-m analysis.extract_activations pve -p hybrid --policies {POLICIES} --parts 1 --worlds 1 --threads 1 --maps "
