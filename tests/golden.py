@@ -112,12 +112,14 @@ COMMANDS = (
         f"-m analysis.extract_activations pve -p hybrid --policies {POLICIES} --parts 1 --worlds 1 --threads 1 --maps "
         "{w}/maps -o {out}",
     ),
-    Command("clusters", f"-m analysis.activations {{w}}/activations {DEBUG} --out {{out}}"),
+    Command(
+        "clusters", f"-m analysis.activations {{w}}/activations {DEBUG} --surrogates 2 --subsample 8 --out {{out}}"
+    ),
     Command("life", "-m analysis.life {w}/activations --cluster_dir {w}/clusters --num_agents 2 --out {out}"),
     Command(
         "life_phase",
         "-m analysis.life_phase {w}/activations --cluster_dir {w}/clusters --unit lives --min_lifespan 10 --resamples "
-        "50 --rotations 99 --out {out}",
+        "99 --rotations 99 --out {out}",
     ),
     Command("replay", "-m analysis.replay {w}/activations --cluster_dir {w}/clusters --world 0 --out {out}"),
     Command("probes", f"-m analysis.probes {{w}}/activations {DEBUG} --observation obs/Entity:0 --out {{out}}"),
