@@ -128,7 +128,9 @@ COMMANDS = (
         f"-m analysis.patching {{w}}/activations {DEBUG} --policy {POLICIES}/hybrid --probes {{w}}/probes --out "
         "{out}",
     ),
-    Command("planted", "-m validation.planted --repeats 1 --seeds 2 --runs 20 --threads 1 --out {out}"),
+    Command(
+        "planted", "-m validation.planted --worlds linear mixture null --repeats 1 --runs 4 --threads 1 --out {out}"
+    ),
 )
 
 
