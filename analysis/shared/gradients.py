@@ -6,6 +6,7 @@ not one a row.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -161,19 +162,22 @@ def mean_of(parts: Sequence[Gradients]) -> Gradients:
 
 def saved_bytes(forward: Callable[[], object], parameters: Iterable[Tensor]) -> int:
     """Bytes that autograd keeps for the backward pass of ``forward()``, without the parameters."""
-    seen: dict[int, int] = {}
+    saved: list[weakref.ref[Tensor]] = []
 
     def note(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        seen[storage.data_ptr()] = storage.nbytes()
-        return x
+        held = x.detach()  # what a node saves may be its own result, which would keep the node alive for ever
+        saved.append(weakref.ref(held))
+        return held
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
         kept = forward()
+    # Of what the result does not depend on nothing is held any more, and its addresses may have been used again.
+    storages = [x.untyped_storage() for ref in saved if (x := ref()) is not None]
+    bytes_at = {storage.data_ptr(): storage.nbytes() for storage in storages}
     for p in parameters:
-        seen.pop(p.untyped_storage().data_ptr(), None)
+        bytes_at.pop(p.untyped_storage().data_ptr(), None)
     del kept
-    return sum(seen.values())
+    return sum(bytes_at.values())
 
 
 def parameters_of(simulator: Simulator[Any]) -> list[Tensor]:

@@ -183,20 +183,6 @@ def test_the_readme_has_a_command_a_stage() -> None:
     assert set(STAGES) - named <= {"validation.demo"}  # that one is make demo
 
 
-@pytest.mark.parametrize("words", readme_commands(), ids=lambda w: " ".join(w)[:60])
-def test_the_readmes_commands_are_understood(words: list[str], tmp_path: Path) -> None:
-    module, argv = called(words)
-    if module == "core.artefacts":
-        assert argv[0] == "verify"
-        return
-    cls, _, name = stage(module)
-    if "--config" in argv:  # of a run that a reader has and this test has not
-        at = argv.index("--config") + 1
-        argv[at] = str(tmp_path / "config.json")
-        Path(argv[at]).write_text(json.dumps({"stage": name, "config": cli.to_json_defaults(cls)}))
-    assert isinstance(cli.parse(cls, argv, name), cls)
-
-
 @pytest.mark.parametrize("module", STAGES)
 def test_unknown_flag_names_the_nearest(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = fails(capsys, module, ["--overwrit"])

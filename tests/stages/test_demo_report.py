@@ -21,6 +21,7 @@ from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
 from tests.conftest import write_agent, write_evaluation, write_simulator, write_study
+from tests.stages.test_golden import check, numbers
 from validation import demo
 from validation.report import __main__ as report, contents, page
 from validation.report.commands import STAGES, Stage, repeat
@@ -71,6 +72,10 @@ def test_every_stage_left_a_whole_directory_and_the_leftovers_are_gone(run: Path
     for part in demo.PARTS:
         assert artefacts.read_manifest(run / part.name)["wall_s"] > 0
     assert not (run / "rollouts" / "half.h5").exists()
+
+
+def test_golden_demo(run: Path) -> None:
+    check("demo", numbers(run))
 
 
 def test_the_chain_reaches_the_agent_and_a_flipped_byte_is_found(run: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -567,6 +568,18 @@ def test_saved_bytes_counts_what_a_backward_pass_needs() -> None:
     assert saved_bytes(lambda: x.exp(), []) == 4000  # exp keeps its result
     assert saved_bytes(lambda: x * w, []) == 4000  # the product keeps w ...
     assert saved_bytes(lambda: x * w, [w]) == 0  # ... which is there anyway
+
+
+def test_saved_bytes_neither_counts_nor_keeps_what_the_result_does_not_depend_on() -> None:
+    x, made = torch.ones(1000, requires_grad=True), []
+
+    def forward() -> torch.Tensor:
+        for _ in range(5):
+            made.append(weakref.ref(x.exp()))
+        return x.exp()
+
+    assert saved_bytes(forward, []) == 4000
+    assert all(ref() is None for ref in made)
 
 
 # Pictures
