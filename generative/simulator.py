@@ -277,8 +277,7 @@ def teacher_forced(
         t_B = torch.full_like(action_BL[:, i], i)
         acted = act(agent, shown.obs, state, not_first, t_B)
         state, action = acted.state, action_BL[:, i]
-        h = agent.read("h", acted.seen, state)
-        moments.append(Moment(t_B, (), shown, acted, h, action, acted.logits_BA, seen_BL[:, i]))
+        moments.append(Moment(t_B, (), shown, acted, action, acted.logits_BA, seen_BL[:, i]))
     return trajectory_of(moments)
 
 
