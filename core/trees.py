@@ -42,6 +42,24 @@ def rows_of(tree: Tree, rows: Any) -> Tree:
     return each(lambda x: x[rows], tree)
 
 
+def with_rows(tree: Tree, rows: Tensor, part: Tree) -> Tree:
+    """Another tree, in which the rows ``rows`` (int64 [R]) are those of ``part``."""
+    return each(lambda whole, some: whole.index_copy(0, rows, some), tree, part)
+
+
+def unstacked(tree: Tree) -> Iterator[Tree]:
+    """The T trees [B, ...] of one [T, B, ...]."""
+    unbound = [x.unbind(0) for x in leaves(tree)]
+    for row in zip(*unbound, strict=True):
+        parts = iter(row)
+        yield each(lambda _, parts=parts: next(parts), tree)  # type: ignore[misc]
+
+
+def floats(tree: Tree) -> Tree:
+    """Its floating-point numbers as float32, all others as they are."""
+    return each(lambda x: x.float() if x.is_floating_point() else x, tree)
+
+
 def detached(tree: Tree) -> Tree:
     """Without its graph."""
     return each(lambda x: x.detach(), tree)
