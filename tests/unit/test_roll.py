@@ -14,20 +14,25 @@ from core.contracts import EnvSpec, Field, Shown
 from core.interventions import AddVector, AtSteps, Tally
 from core.roll import (
     Acted,
+    Gate,
     Moment,
     Noise,
+    Recorded,
     act,
+    after,
     apply_interventions,
     choose,
     decide,
     draw_noise,
+    go_on,
     gumbel,
     one_hot,
     roll,
+    rows_of_noise,
     straight_through,
     trajectory_of,
 )
-from core.trees import Tree, flatten, leaves, rows_of, unflatten
+from core.trees import Tree, flatten, joined, leaves, rows_of, unflatten
 
 B, X, H, A = 4, 3, 5, 3
 F64 = torch.float64
@@ -165,12 +170,27 @@ def test_act_is_encode_advance_interventions_heads(agent: LSTM) -> None:
     assert [torch.equal(other[0][b], h[b]) for b in range(B)] == first.tolist()
 
 
-def test_decide_takes_the_state_as_it_is_and_may_change_another_point(agent: LSTM) -> None:
+def test_decide_takes_the_state_as_it_is(agent: LSTM) -> None:
     seen = agent.encode(Line().start(starts())[1].obs)
     state, push = agent.advance(seen, agent.initial(B), NOT_FIRST), torch.ones(H, dtype=F64)
-    acted = decide(agent, seen, state, torch.zeros(B).long(), (AddVector(push),), "cell")
-    assert isinstance(acted, Acted) and torch.equal(acted.state[1], state[1] + 1)
-    assert torch.equal(acted.state[0], state[0]) and torch.equal(acted.logits_BA, agent.heads(seen, state)[0])
+    acted = decide(agent, seen, state, torch.zeros(B).long(), (AddVector(push),))
+    assert isinstance(acted, Acted) and torch.equal(acted.h_BH, state[0] + 1) and torch.equal(acted.state[1], state[1])
+    assert torch.equal(acted.logits_BA, agent.heads(seen, (state[0] + 1, state[1]))[0])
+
+
+def test_with_an_intervention_all_that_follows_comes_from_its_h(agent: LSTM) -> None:
+    """Even from the identity's: a leaf put there has the gradient of everything after it."""
+    leaves_: list[Tensor] = []
+
+    def leaf(h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
+        leaves_.append(h_BH.detach().requires_grad_())
+        return leaves_[-1]
+
+    moments = play(agent, Line(), 2, intervene=(leaf,))
+    assert all(m.h_BH is x for m, x in zip(moments, leaves_, strict=True))
+    for y in (moments[0].acted.logits_BA, moments[1].world.x_BX):
+        assert torch.autograd.grad(y.square().sum(), leaves_[0], retain_graph=True)[0].abs().max() > 0
+    assert same(moments, play(agent, Line(), 2))
 
 
 def test_interventions_hear_the_step_of_each_row() -> None:
@@ -403,6 +423,49 @@ def test_going_on_from_a_moment_is_the_uninterrupted_roll(agent: LSTM) -> None:
     assert not whole[-1].alive_B.all()  # so that who is there matters
 
 
+def test_going_on_after_a_moment_is_the_uninterrupted_roll(agent: LSTM) -> None:
+    """All rows of it, or some; a place is a tree, so that its rows are cut and joined like any other's."""
+    world, noise = Line(), draws(Line(), 9, seed=5)
+    push = (AtSteps(AddVector(torch.ones(H, dtype=F64)), 3, 6),)
+    for some in (None, noise):
+        whole = play(agent, world, 8, noise=some, intervene=push)
+        for k in (0, 4):
+            rest = None if some is None else some[k + 1 :]
+            options: dict[str, Any] = {"steps": 7 - k, "intervene": push, "first": k + 1}
+            assert same(list(go_on(agent, world, after(whole[k]), noise=rest, **options)), whole[k + 1 :])
+            rows = torch.tensor([3, 0, 3])
+            few = None if rest is None else [rows_of_noise(n, rows) for n in rest]
+            place = joined([rows_of(after(whole[k]), rows[:1]), rows_of(after(whole[k]), rows[1:])])
+            for mine, right in zip(go_on(agent, world, place, noise=few, **options), whole[k + 1 :], strict=True):
+                for a, b in zip(numbers(mine), numbers(right), strict=True):
+                    torch.testing.assert_close(a, b[rows])
+    assert not whole[-1].alive_B.all()
+    gaps = rows_of_noise(Noise(ending_B=torch.arange(4.0)), torch.tensor([2, 1]))
+    assert gaps.world is None and gaps.action_BA is None and gaps.ending_B is not None
+    assert gaps.ending_B.tolist() == [2, 1]
+
+
+def test_recorded_observations_are_a_world_that_nothing_changes(agent: LSTM) -> None:
+    """Shown in order, then held; the agent in it is the agent run over them by hand."""
+    whole = trajectory_of(play(agent, Line(), 3))
+    world = Recorded(SPEC, whole.obs)
+    for forced in (None, torch.zeros(B, 6, dtype=torch.long)):
+        out = trajectory_of(list(roll(agent, world, world.begin(), steps=5, actions=forced)))
+        for name, x in whole.obs.items():
+            assert torch.equal(out.obs[name][:, :4], x) and torch.equal(
+                out.obs[name][:, 4:], x[:, 3:].expand(-1, 2, -1)
+            )
+        torch.testing.assert_close(out.h[:, :4], whole.h)
+        assert not out.reward.any() and not out.terminal.any() and out.alive.all() and out.d.shape == (B, 6, 0)
+    held = Recorded(SPEC, {k: x[:, :1] for k, x in whole.obs.items()})
+    for m in roll(agent, held, held.start(starts()), steps=3):
+        assert all(torch.equal(v, whole.obs[k][:, 0]) for k, v in m.shown.obs.items())
+    rows = torch.tensor([2, 0])
+    (at, shown), *_ = [(m.world, m.shown) for m in roll(agent, world, world.begin(), steps=0)]
+    assert at.tolist() == [[b, 0] for b in range(B)]
+    assert torch.equal(world.step(at[rows], shown.reward_B[rows])[1].obs["x"], whole.obs["x"][rows, 1])
+
+
 def test_some_rows_of_a_moment_go_on_alone(agent: LSTM) -> None:
     world, rows = Line(), torch.tensor([2, 0])
     whole = play(agent, world, 6)
@@ -442,6 +505,22 @@ def test_env_grads_cuts_action_to_world_and_nothing_else(agent: LSTM) -> None:
     (_, _, forced_z_v, forced_push_v), _ = gradients(True, actions=trajectory_of(moments).action)
     torch.testing.assert_close(cut_push_v, forced_push_v, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(cut_z_v, forced_z_v, rtol=1e-12, atol=1e-14)
+
+
+def test_a_gate_is_open_or_cut_after_one_forward_pass(agent: LSTM) -> None:
+    def pushed(env_grads: bool | Gate) -> tuple[Tensor, Tensor]:
+        push = torch.zeros(B, H, dtype=F64, requires_grad=True)
+        last = play(agent, Line(), 3, intervene=(AtSteps(AddVector(push), 0, 1),), env_grads=env_grads)[-1]
+        return last.acted.value_B.sum() + last.world.x_BX.sum(), push
+
+    gate = Gate()
+    y, push = pushed(gate)
+    for is_open in (True, False, True):
+        gate.open = is_open
+        found = torch.autograd.grad(y, push, retain_graph=True)[0]
+        right, own = pushed(is_open)
+        assert torch.equal(y, right)
+        torch.testing.assert_close(found, torch.autograd.grad(right, own)[0], rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("noisy", [False, True])
