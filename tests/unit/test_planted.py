@@ -219,12 +219,13 @@ def test_simulator_noise_is_the_world_s(kind: Kind) -> None:
     # Put one state with many different generators: keep each slot's generator, replace age and x.
     world.restore([states[0][: 8 + 64] + s[8 + 64 :] for s in own])
     step = world.step(np.full(count, 2))
+    many = 4 * count  # simulated ones cost little, and then the error is the real ones' alone
     assert step.final_truth is not None
     real = step.final_truth["stimulus"].astype(np.float64)
-    z = simulator.world.infer({"x": torch.from_numpy(state._look()[0]["x"])[:, None]})[0].expand(count, -1)
+    z = simulator.world.infer({"x": torch.from_numpy(state._look()[0]["x"])[:, None]})[0].expand(many, -1)
     generator = torch.Generator().manual_seed(0)
-    forced = torch.full((count, 2), 2)
-    draws = [simulator.draw_noise(count, generator) for _ in range(2)]
+    forced = torch.full((many, 2), 2)
+    draws = [simulator.draw_noise(many, generator) for _ in range(2)]
     simulated = simulator.rollout(z, 1, actions=forced, noise=draws)
     x = simulated.d[:, 1].numpy()
     np.testing.assert_allclose(x.mean(0), real.mean(0), atol=4 * 0.5 * np.sqrt(2 / count))

@@ -21,6 +21,7 @@ from envs.planted import (
     PlantedModel,
     PlantedOptions,
     PlantedWorld,
+    TwinModel,
     Wrong,
     WrongModel,
     behaviour_of,
@@ -309,3 +310,22 @@ def test_a_wrong_simulator_is_wrong_in_one_way(wrong: Wrong) -> None:
         np.testing.assert_allclose(x_wrong[:2], x[:2], atol=1e-12)
         np.testing.assert_allclose(x_wrong[2:], -x[2:], atol=1e-12)
         np.testing.assert_allclose(paid_wrong[2:], -paid[2:], atol=1e-12)
+
+
+def test_a_twin_is_the_world_on_every_action_and_another_between_them() -> None:
+    """No rollout tells the two apart; the slopes of its actions are ``between`` + 1 times the world's."""
+    options = PlantedOptions(kind="mediated")
+    plain, twin = PlantedModel(options).double(), TwinModel(options, between=-2.0).double()
+    simulators = [planted_simulator(options, torch.float64, model) for model in (plain, twin)]
+    z = torch.randn(6, plain.latent_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a, b = (s.rollout(z, 8) for s in simulators)
+    # The one-hot's parts are 1 and 0 but for rounding (straight-through), which a slope of 3 may turn over.
+    torch.testing.assert_close(a.d, b.d, rtol=0, atol=1e-12)
+    assert torch.equal(a.action, b.action)
+    hot, (state, _) = torch.eye(3, dtype=torch.float64)[a.action[:, 0]], plain.start(z)
+    slopes = [
+        torch.autograd.functional.jacobian(lambda action, m=model: m.step(state, action)[1].features_BD.sum(0), hot)
+        for model in (plain, twin)
+    ]
+    assert slopes[0].abs().max() > 0.1
+    torch.testing.assert_close(slopes[1], -slopes[0])
