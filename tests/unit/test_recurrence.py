@@ -10,7 +10,7 @@ from agents.recurrent import AgentConfig, RecurrentAgent
 from benchmarks.stepwise import loss_stepwise
 from core.contracts import EnvSpec, Field
 from core.roll import Simulator
-from core.trees import flatten
+from core.trees import Tree, flatten, leaves, where
 from envs.procgen import ACTION_NAMES
 from generative.losses import Batch, LossConfig, draw, loss_of
 from generative.recurrence import unroll
@@ -82,8 +82,32 @@ def a_batch(sim: Simulator[RSSMWorld], generator: torch.Generator) -> Batch:
     )
 
 
-@pytest.mark.parametrize("latent", ["gaussian", "hypersphere"])
-def test_loss_and_gradients_are_the_step_by_step_oracles(latent: str) -> None:
+class Remembering(RecurrentAgent):
+    """An agent whose state is more than h: (h, c) of an LSTM."""
+
+    def __init__(self, config: AgentConfig, spec: EnvSpec) -> None:
+        super().__init__(config, spec)
+        self.lstm = nn.LSTMCell(config.embedding_size, config.hidden_size)
+
+    def initial(self, batch: int) -> Tree:
+        h = super().initial(batch)
+        return h, torch.zeros_like(h)
+
+    def advance(self, seen: Tensor, state: Tree, is_first_B: Tensor) -> Tree:
+        return tuple(self.lstm(seen, where(is_first_B, self.initial(len(seen)), state)))
+
+    def heads(self, seen: Tensor, state: Tree) -> tuple[Tensor, Tensor]:
+        return super().heads(seen, state[0])
+
+    def read(self, point: str, seen: Tensor, state: Tree) -> Tensor:
+        return super().read(point, seen, state[0])
+
+
+@pytest.mark.parametrize(
+    ("latent", "kind"),
+    [("gaussian", RecurrentAgent), ("hypersphere", RecurrentAgent), ("gaussian", Remembering)],
+)
+def test_loss_and_gradients_are_the_step_by_step_oracles(latent: str, kind: type[RecurrentAgent]) -> None:
     torch.manual_seed(0)
     spec = EnvSpec(
         env_id="procgen/coinrun",
@@ -91,7 +115,7 @@ def test_loss_and_gradients_are_the_step_by_step_oracles(latent: str) -> None:
         action_names=ACTION_NAMES,
         slots=1,
     )
-    agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=4), spec).requires_grad_(False)
+    agent = kind(AgentConfig(encoder="strided", embedding_size=8, hidden_size=4), spec).requires_grad_(False)
     model = ModelConfig(
         deterministic_size=12, hidden_size=16, groups=3, classes=4, depth=2, head_layers=2, latent_size=6,
         latent=latent,  # type: ignore[arg-type]
@@ -101,7 +125,7 @@ def test_loss_and_gradients_are_the_step_by_step_oracles(latent: str) -> None:
     # Every weight different, so that no term hides behind another.
     config = LossConfig(
         image_std=0.5, kl_weight=1.5, kl_balance=0.7, reward_weight=2.0, terminal_weight=3.0, hidden_weight=0.9,
-        slowness_weight=0.8, latent_weight=0.6, start_weight=1.2, open_loop_share=0.6,
+        slowness_weight=0.8, latent_weight=0.6, start_weight=1.2, open_loop_share=0.6, feature_weight=0.4,
     )  # fmt: skip
     batch, draws = a_batch(sim, generator), draw(sim.world, B, L, config, generator)
     assert draws.hidden_B.any() and not draws.hidden_B.all()
@@ -113,3 +137,9 @@ def test_loss_and_gradients_are_the_step_by_step_oracles(latent: str) -> None:
         largest = float(oracle.abs().max())
         assert largest > 0 or name.startswith("infer_head"), name  # a hypersphere has no spread to learn
         torch.testing.assert_close(mine, oracle, rtol=1e-4, atol=1e-4 * largest, msg=name)
+    # And from the memory that is trained with it, whole, it can be rolled out.
+    z = torch.randn(B, sim.world.latent_size, generator=generator)
+    remembered = sim.remembered(z)
+    assert [x.shape for x in leaves(remembered)] == [x.shape for x in leaves(agent.initial(B))]
+    assert all(x.std() > 0 for x in leaves(remembered)) and bool((flatten(remembered).abs() < 1).all())
+    assert sim.rollout(z, 2).state.shape == (B, 3, flatten(agent.initial(1)).shape[1])
