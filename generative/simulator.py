@@ -20,7 +20,7 @@ from agents.networks import images
 from agents.recurrent import AgentConfig, RecurrentAgent
 from core.artefacts import WEIGHTS, load_json, load_weights, read_manifest, save_weights, write_json
 from core.config import from_json, to_json
-from core.contracts import EnvSpec, Shown, UserError
+from core.contracts import Agent, EnvSpec, Shown, UserError
 from core.roll import Moment, Simulator, Trajectory, act, choose as choose_action, gumbel, one_hot, trajectory_of
 from core.trees import Tree, flatten, unflatten
 from envs.registry import renewed
@@ -241,20 +241,19 @@ class RSSMWorld(nn.Module):
 
 @dataclass(frozen=True)
 class TrainedMemory:
-    """A trained world's memory of an agent's state, to core.contracts.Memory.  like: a state of this agent."""
+    """What a trained world remembers of its own agent's state, to core.contracts.Memory."""
 
     world: RSSMWorld
-    like: Tree
+    agent: Agent
 
     def __call__(self, z_BZ: Tensor) -> Tree:
-        return unflatten(self.world.memory(z_BZ), self.like)
+        return unflatten(self.world.memory(z_BZ), self.agent.initial(1))
 
 
 def simulator_of(config: ModelConfig, agent: RecurrentAgent) -> Simulator[RSSMWorld]:
     """A new simulator around an agent; its parameters are the world's."""
-    like = agent.initial(1).detach()
-    world = RSSMWorld(config, agent.spec, flatten(like).shape[1])
-    return Simulator(agent, world, TrainedMemory(world, like))
+    world = RSSMWorld(config, agent.spec, flatten(agent.initial(1)).shape[1])
+    return Simulator(agent, world, TrainedMemory(world, agent))
 
 
 def teacher_forced(
