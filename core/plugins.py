@@ -2,7 +2,7 @@
 
 Agreement is given by content and on one machine: ``agree`` keeps a copy of the file in a folder of this user, named by
 its hash, and ``Source.run`` runs nothing that is not there.  So a run directory that came from elsewhere, with a copy of
-a module in it, runs no code until its user agrees to that hash (``python -m agents.adopt --trust DIR``).
+a module in it, runs no code until its user agrees to that hash (``python -m agents.adopt FILE --trust HASH``).
 """
 
 from __future__ import annotations
@@ -45,11 +45,7 @@ class Source:
         needs: names that the module must have, each callable.  UserError if nobody agreed to it on this machine, if it
         raises, or if a name is missing.
         """
-        if not (agreed_folder() / f"{self.sha256}.py").exists():
-            raise UserError(
-                f"{self.file} is code that nobody agreed to run on this machine; read it, then agree to its SHA-256: "
-                f"python -m agents.adopt --trust {self.sha256} --file {self.file}"
-            )
+        agreed(self)
         unique = f"_plugin_{self.name}_{self.sha256[:16]}"
         spec = importlib.util.spec_from_file_location(unique, self.file)
         assert spec is not None
@@ -70,6 +66,15 @@ class Source:
         folder = agreed_folder()
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / f"{self.sha256}.py", self.text)
+
+
+def agreed(source: Source) -> None:
+    """UserError unless the user of this machine agreed to run this text."""
+    if not (agreed_folder() / f"{source.sha256}.py").exists():
+        raise UserError(
+            f"{source.file} is code that nobody agreed to run on this machine; read it, then agree to its SHA-256: "
+            f"python -m agents.adopt {source.file} --trust {source.sha256}"
+        )
 
 
 def read_source(path: Path) -> Source:
@@ -96,8 +101,8 @@ def agreed_source(name: str, sha256: str) -> Source:
     path = agreed_folder() / f"{sha256}.py"
     if not path.exists():
         raise UserError(
-            f"the module {name}.py of SHA-256 {sha256} is not among those that were agreed to on this machine; read "
-            f"and agree to it: python -m agents.adopt --trust {sha256} --file {name}.py"
+            f"nobody agreed to run {name}.py of SHA-256 {sha256} on this machine; read it (an adopted agent's run "
+            f"directory has a copy, world_module.py), then agree: python -m agents.adopt FILE --trust {sha256}"
         )
     source = Source(name, path.read_bytes(), str(path))
     if source.sha256 != sha256:
