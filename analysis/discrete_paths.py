@@ -1,7 +1,7 @@
 """What a change of the agent's memory does by way of its discrete actions, with the actions enumerated.
 
 A simulator has seen whole actions only, so what it does between them is whatever its training left there, and with it
-every straight-through gradient (``core.contracts.straight_through``) from action to world.  Here every action is tried:
+every straight-through gradient (``core.roll.straight_through``) from action to world.  Here every action is tried:
 
     effect of x on y through the world = sum over steps t and actions a of  d pi_t(a) / dx  Q_t(a)
 
@@ -31,59 +31,67 @@ read; other axes as in core.contracts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from analysis.gradients import rows_of
-from core.contracts import Agent, SimState, Simulator, StepNoise, StepOut
+from analysis.gradients import row_gradients
+from core.contracts import Agent
+from core.roll import Acted, Moment, Noise, Simulator, after, decide, go_on, one_hot, rows_of_noise
+from core.trees import Tree, detached, rows_of
 
 ROUNDING = 100  # rounding errors, of the largest y, that two runs of the same actions may differ by
 ROWS = 64  # branches side by side
 
 
-def along_memory(agent: Agent, h_BH: Tensor, e_TBE: Sequence[Tensor]) -> list[Tensor]:
-    """The hidden states [B, H] of T + 1 steps as functions of each other: ``h_BH`` first, a leaf, then one for every
-    embedding of what the agent saw afterwards.  What it sees is held, so gradients are the memory's alone."""
-    goes_on = torch.zeros(len(h_BH), dtype=torch.bool, device=h_BH.device)
-    h = [h_BH.detach().requires_grad_()]
-    for e_BE in e_TBE:
-        h.append(agent.advance(e_BE, h[-1], goes_on))
-    return h
+def along_memory(agent: Agent, moments: Sequence[Moment]) -> list[Acted]:
+    """The agent's steps as functions of each other: the hidden state of the first moment is a leaf, what it sees at all
+    others is held, so gradients are the memory's alone."""
+    first = moments[0].acted
+    goes_on = torch.zeros(len(first.value_B), dtype=torch.bool, device=first.value_B.device)
+    seen, state = detached(first.seen), detached(first.state)
+    leaf = first.h_BH.detach().requires_grad_()
+    out = [_open(agent, leaf, seen, state, moments[0].t_B)]
+    for moment in moments[1:]:
+        seen = detached(moment.acted.seen)
+        state = agent.advance(seen, out[-1].state, goes_on)
+        out.append(_open(agent, agent.read("h", seen, state), seen, state, moment.t_B))
+    return out
 
 
-def policy_slopes(
-    agent: Agent, h_TBH: Sequence[Tensor], sources: Sequence[int], groups: Sequence[Sequence[int]]
-) -> Tensor:
+def _open(agent: Agent, h_BH: Tensor, seen: Tree, state: Tree, t_B: Tensor) -> Acted:
+    """The agent's step with this h, which all that follows is computed from."""
+    return decide(agent, seen, state, t_B, (lambda _h, _t, _mask: h_BH,))
+
+
+def policy_slopes(acted_T: Sequence[Acted], sources: Sequence[int], groups: Sequence[Sequence[int]]) -> Tensor:
     """d pi_t(group) / d h at every source step, float [B, S, T, G, H]; 0 for steps before the source.
 
-    h_TBH: of ``along_memory``.  A group's probability is the sum of its actions'.
+    acted: of ``along_memory``.  A group's probability is the sum of its actions'.
     """
-    b, hidden = h_TBH[0].shape
-    out = h_TBH[0].new_zeros(b, len(sources), len(h_TBH), len(groups), hidden)
-    for t, h_BH in enumerate(h_TBH):
+    b, hidden = acted_T[0].h_BH.shape
+    out = acted_T[0].h_BH.new_zeros(b, len(sources), len(acted_T), len(groups), hidden)
+    for t, acted in enumerate(acted_T):
         reached = [n for n, source in enumerate(sources) if source <= t]
         if not reached:
             continue
-        p_BA = agent.heads(h_BH)[0].softmax(-1)
-        for g, ids in enumerate(groups):
-            # Rollouts do not hear each other, so the gradient of the sum holds that of each.
-            p = p_BA[:, list(ids)].sum()
-            before = [h_TBH[sources[n]] for n in reached]
-            grads = torch.autograd.grad(p, before, retain_graph=True, materialize_grads=True)
+        p_BA = acted.logits_BA.softmax(-1)
+        of_groups = [p_BA[:, list(ids)].sum(1) for ids in groups]
+        before = [acted_T[sources[n]].h_BH for n in reached]
+        for g, grads in enumerate(row_gradients(of_groups, before, keep=True)):
             out[:, reached, t, g] = torch.stack(grads, 1)
     return out
 
 
 @torch.no_grad()
 def forced_changes(
-    simulator: Simulator,
-    states: Sequence[SimState],
-    outs: Sequence[StepOut],
-    read: Callable[[StepOut], Tensor],
+    simulator: Simulator[Any],
+    moments: Sequence[Moment],
+    read: Callable[[Moment], Tensor],
     groups: Sequence[Sequence[int]],
     *,
-    noise: Sequence[StepNoise] | None = None,
+    noise: Sequence[Noise] | None = None,
     rows: int = ROWS,
 ) -> Tensor:
     """Q_t(group) - y: what every later reading changes by when an action of the group is forced at step t.
@@ -92,34 +100,28 @@ def forced_changes(
     The first action of a group is forced for all of it.  A branch goes on after an end of the episode, as
     rollouts of a simulator do; ``alive_B`` may be read too.
 
-    states, outs: of ``analysis.gradients.unroll``, T + 2 and T + 1; noise: the rollout's.  read: a step -> [N, Y].
-    rows: branches run side by side.
+    moments: T + 1 of one roll; noise: the roll's.  read: a step -> [N, Y].  rows: branches run side by side.
     """
-    y_BUY = torch.stack([read(out) for out in outs], 1)
-    b, steps, y = len(y_BUY), len(outs) - 1, y_BUY.shape[-1]
+    y_BUY = torch.stack([read(moment) for moment in moments], 1)
+    b, steps, y = len(y_BUY), len(moments) - 1, y_BUY.shape[-1]
     change = y_BUY.new_zeros(b, steps, len(groups), steps + 1, y)
     first_G = torch.tensor([ids[0] for ids in groups], device=y_BUY.device)
     for t in range(steps):
-        taken_BG = torch.stack([torch.isin(outs[t].action_B, outs[t].action_B.new_tensor(ids)) for ids in groups], 1)
+        taken, place = moments[t].action, after(moments[t])
+        taken_BG = torch.stack([torch.isin(taken, taken.new_tensor(ids)) for ids in groups], 1)
         for which_N in (~taken_BG).nonzero().split(rows):
             if not len(which_N):  # a single group
                 continue
             b_N, g_N = which_N.unbind(1)
-            action_NA = torch.nn.functional.one_hot(first_G[g_N], simulator.agent.n_actions)
-            state = rows_of(states[t + 1], b_N)
-            state = state._replace(action_BA=action_NA.to(state.action_BA.dtype))
-            for u in range(t + 1, steps + 1):
-                state, out = simulator.step(state, noise=None if noise is None else noise_of_rows(noise[u], b_N))
-                change[b_N, t, g_N, u] = read(out) - y_BUY[b_N, u]
+            forced = one_hot(first_G[g_N], simulator.agent.spec.parts, place.action_BA)
+            begin = rows_of(place, b_N)._replace(action_BA=forced)
+            draws = None if noise is None else [rows_of_noise(draw, b_N) for draw in noise[t + 1 :]]
+            branch = go_on(simulator.agent, simulator.world, begin, noise=draws, steps=steps - t - 1)
+            for u, moment in enumerate(branch, t + 1):
+                change[b_N, t, g_N, u] = read(moment) - y_BUY[b_N, u]
     # The same numbers in another batch are rounded otherwise, always the same way: that must not pass for an effect.
     least = ROUNDING * torch.finfo(change.dtype).eps * y_BUY.abs().amax((0, 1))
     return torch.where(change.abs() <= least, 0.0, change)
-
-
-def noise_of_rows(noise: StepNoise, rows: Tensor) -> StepNoise:
-    """The noise of some rollouts of a batch, int64 [N]."""
-    ending = noise.terminal_B
-    return StepNoise(noise.s_BS[rows], noise.action_BA[rows], None if ending is None else ending[rows])
 
 
 def through_world(slope_BSTGX: Tensor, change_BTGUY: Tensor) -> Tensor:

@@ -187,18 +187,17 @@ def predicted(
 def states(agent: Agent, store: RolloutStore, episodes: Sequence[int], first_step: int) -> dict[str, np.ndarray]:
     """Embeddings and hidden states, float64 [N, ...], of every recorded frame t >= first_step as this agent sees and
     remembers it, from its own initial state."""
-    like = agent.initial(1)
+    device = next(leaves(agent.initial(1))).device
     names = list(store.spec.obs)
-    rows: dict[str, list[np.ndarray]] = {layer: [] for layer in LAYERS}
+    rows: dict[str, list[np.ndarray]] = {}
     for e in episodes:
         columns, _ = store.pooled(*(f"obs/{n}" for n in names), episodes=[e])
-        e_TE = agent.encode({n: torch.from_numpy(columns[f"obs/{n}"]).to(like.device) for n in names})
-        h, goes_on, kept = agent.initial(1), torch.zeros(1, dtype=torch.bool, device=like.device), []
-        for t in range(len(e_TE)):
-            h = agent.advance(e_TE[t : t + 1], h, goes_on)
-            kept.append(h)
-        for layer, x in (("embedding", e_TE), ("h", torch.cat(kept))):
-            rows[layer].append(x[first_step:].double().cpu().numpy())
+        frames = Recorded(agent.spec, {n: torch.from_numpy(columns[f"obs/{n}"])[None].to(device) for n in names})
+        last = len(columns[f"obs/{names[0]}"]) - 1
+        moments = list(roll(agent, frames, frames.begin(), steps=last))[first_step:]
+        for layer in LAYERS:
+            found = [agent.read(layer, m.acted.seen, m.acted.state) for m in moments]
+            rows.setdefault(layer, []).append(torch.cat(found).double().cpu().numpy())
     return {layer: np.concatenate(parts) for layer, parts in rows.items()}
 
 

@@ -20,10 +20,12 @@ from core.contracts import UserError
 from core.roll import Simulator
 
 
-def fingerprint(of: torch.nn.Module | Simulator) -> str:
-    """What weights these are: of a module, or of a simulator's world and agent together."""
+def fingerprint(of: Any) -> str:
+    """16 hex digits that name a set of weights: of an agent (or another module), or of a simulator's world and agent
+    together.  Two with the same weights are the same."""
     if isinstance(of, Simulator):
-        agent, world = of.agent, of.world
+        agent: Any = of.agent
+        world = of.world
         return fingerprint_of({**{f"agent.{k}": v for k, v in agent.state_dict().items()}, **world.state_dict()})
     return fingerprint_of(of.state_dict())
 

@@ -1,4 +1,4 @@
-"""Interventions: pure functions ``(h_BH, t, mask_B) -> h_BH``, the same objects in simulator and world.
+"""Interventions: pure functions ``(h_BH, t_B, mask_B) -> h_BH``, the same objects in simulator and world.
 
 Each changes the hidden state only along the directions it names: the change of coordinates is
 lifted and added, so that the orthogonal complement of the basis stays as it was.
@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from core.contracts import Intervention, UserError, apply_interventions
+from core.contracts import Intervention, UserError
 from core.directions import Basis, load_basis
+from core.roll import apply_interventions
 from core.when import Rule, fit_rule
 
 
@@ -31,7 +32,7 @@ class Swap:
     basis: Basis
     pairs: tuple[tuple[int, int], ...]
 
-    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
         c = self.basis.project(h_BH)
         order = list(range(self.basis.size))
         for i, j in self.pairs:
@@ -46,7 +47,7 @@ class Nullspace:
     basis: Basis
     ids: tuple[int, ...]
 
-    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
         c = self.basis.project(h_BH)
         keep = torch.ones_like(c[0]).index_fill(0, torch.tensor(self.ids, device=c.device), 0.0)
         return _masked(h_BH, h_BH + self.basis.lift_change(c * keep - c), mask_B)
@@ -60,7 +61,7 @@ class Shift:
     ids: tuple[int, ...]
     amounts: tuple[float, ...]
 
-    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
         change = h_BH.new_zeros(self.basis.size)
         change = change.index_copy(0, torch.tensor(self.ids, device=h_BH.device), h_BH.new_tensor(self.amounts))
         return _masked(h_BH, h_BH + self.basis.lift_change(change), mask_B)
@@ -72,7 +73,7 @@ class AddVector:
 
     vector: Tensor
 
-    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
         return _masked(h_BH, h_BH + self.vector, mask_B)
 
 
@@ -84,7 +85,7 @@ class Resample:
     ids: tuple[int, ...]
     donors: Tensor
 
-    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
         change = self.basis.project(self.donors) - self.basis.project(h_BH)
         only = torch.zeros_like(change[0]).index_fill(0, torch.tensor(self.ids, device=h_BH.device), 1.0)
         return _masked(h_BH, h_BH + self.basis.lift_change(change * only), mask_B)
@@ -98,10 +99,11 @@ class AtSteps:
     first: int
     stop: int | None = None
 
-    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
-        if t < self.first or (self.stop is not None and t >= self.stop):
-            return h_BH
-        return self.inner(h_BH, t, mask_B)
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
+        now_B = t_B >= self.first
+        if self.stop is not None:
+            now_B = now_B & (t_B < self.stop)
+        return self.inner(h_BH, t_B, mask_B & now_B)
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,9 @@ class When:
     rule: Rule
     behaviours: tuple[int, ...]
 
-    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
         inside_B = torch.isin(self.rule(h_BH), torch.tensor(self.behaviours, device=h_BH.device))
-        return apply_interventions(self.inner, h_BH, t, mask_B & inside_B)
+        return apply_interventions(self.inner, h_BH, t_B, mask_B & inside_B)
 
 
 @dataclass
@@ -128,8 +130,8 @@ class Tally:
     inner: tuple[Intervention, ...]
     altered: list[Tensor] = field(default_factory=list)
 
-    def __call__(self, h_BH: Tensor, t: int, mask_B: Tensor) -> Tensor:
-        out = apply_interventions(self.inner, h_BH, t, mask_B)
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
+        out = apply_interventions(self.inner, h_BH, t_B, mask_B)
         self.altered.append((out != h_BH).any(-1))
         return out
 

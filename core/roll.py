@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from core.contracts import Agent, Intervention, LearnedWorld, Memory, Shown, UserError, World
-from core.trees import Tree, flatten, leaves
+from core.contracts import Agent, EnvSpec, Intervention, LearnedWorld, Memory, Shown, UserError, World
+from core.trees import Tree, flatten, leaves, rows_of
 
 # The agent's step
 
@@ -25,6 +25,7 @@ class Acted(NamedTuple):
     seen: Tree
     untouched: Tree  # its state as it came to be
     state: Tree  # the same after interventions
+    h_BH: Tensor
     logits_BA: Tensor
     value_B: Tensor
 
@@ -41,15 +42,16 @@ def apply_interventions(
     return h_BH
 
 
-def decide(
-    agent: Agent, seen: Tree, state: Tree, t_B: Tensor, intervene: Sequence[Intervention] = (), point: str = "h"
-) -> Acted:
-    """Interventions and heads, where the state after the observation is known."""
-    after = state
+def decide(agent: Agent, seen: Tree, state: Tree, t_B: Tensor, intervene: Sequence[Intervention] = ()) -> Acted:
+    """Interventions and heads, where the state after the observation is known.
+
+    With an intervention, be it the identity, ``h_BH`` is the very tensor that all that follows is computed from.
+    """
+    h_BH, after = agent.read("h", seen, state), state
     if intervene:
-        x = apply_interventions(intervene, agent.read(point, seen, state), t_B)
-        seen, after = agent.replaced(point, x, seen, state)
-    return Acted(seen, state, after, *agent.heads(seen, after))
+        h_BH = apply_interventions(intervene, h_BH, t_B)
+        seen, after = agent.replaced("h", h_BH, seen, state)
+    return Acted(seen, state, after, h_BH, *agent.heads(seen, after))
 
 
 def act(
@@ -75,6 +77,11 @@ class Noise(NamedTuple):
     world: Tree | None = None
     action_BA: Tensor | None = None  # standard Gumbel draws
     ending_B: Tensor | None = None  # uniform: the episode ends where its probability is larger
+
+
+def rows_of_noise(noise: Noise, rows: Tensor) -> Noise:
+    """The noise of some rows, int64 [N]."""
+    return Noise(*(None if part is None else rows_of(part, rows) for part in noise))
 
 
 def gumbel(shape: Sequence[int], generator: torch.Generator | None, like: Tensor) -> Tensor:
@@ -134,10 +141,41 @@ class Moment(NamedTuple):
     world: Tree  # the world's state
     shown: Shown
     acted: Acted
-    h_BH: Tensor
     action: Tensor  # int64 [B] or [B, parts]: what the agent would do, or was made to
     action_BA: Tensor  # one-hot: what the world is given
     alive_B: Tensor  # bool, this observation exists
+
+    @property
+    def h_BH(self) -> Tensor:
+        """The hidden state, after interventions."""
+        return self.acted.h_BH
+
+
+class Place(NamedTuple):
+    """All that is needed to go on after a moment; a tree, so that core.trees can cut and join its rows."""
+
+    world: Tree
+    action_BA: Tensor  # what the world is given next, one-hot
+    state: Tree  # the agent's
+    alive_B: Tensor  # bool
+
+
+def after(moment: Moment) -> Place:
+    """Where a moment leaves world and agent."""
+    return Place(moment.world, moment.action_BA, moment.acted.state, moment.alive_B)
+
+
+class Gate:
+    """A switch for gradients at action -> world: one forward pass for both, ``open`` or cut."""
+
+    def __init__(self) -> None:
+        self.open = True
+
+    def __call__(self, action_BA: Tensor) -> Tensor:
+        passed = action_BA.view_as(action_BA)
+        if passed.requires_grad:
+            passed.register_hook(lambda grad: grad if self.open else torch.zeros_like(grad))  # type: ignore[no-untyped-call]
+        return passed
 
 
 Chooser = Callable[[Acted, Shown], tuple[Tensor, Tensor]]  # (index, one-hot)
@@ -155,7 +193,7 @@ def roll(
     choose_by: Chooser | None = None,
     noise: Sequence[Noise | None] | None = None,
     intervene: Sequence[Intervention] = (),
-    env_grads: bool = True,
+    env_grads: bool | Gate = True,
     forget: bool = False,
     alive_B: Tensor | None = None,
     first: int = 0,
@@ -168,7 +206,7 @@ def roll(
     choose_by: how it chooses otherwise (None: the likeliest, or by ``noise[t].action_BA``).
     noise: a draw for each moment but the first, whose world noise ``start`` was given; its first action counts.
     intervene: changes of h.  forget: the agent goes on from the state that they did not touch.
-    env_grads: False cuts the gradient at action -> world, and only there.
+    env_grads: False cuts the gradient at action -> world, and only there; a Gate can do so later.
     alive, first: where a roll goes on from an earlier moment, who is there and the number of its first moment.
     """
     world_state, shown = begin
@@ -182,10 +220,10 @@ def roll(
     for i in count():
         draw = None if noise is None else noise[i]
         if i:
-            given = action_BA if env_grads else action_BA.detach()
+            given = env_grads(action_BA) if isinstance(env_grads, Gate) else action_BA
+            given = given if env_grads else given.detach()
             world_state, shown = world.step(world_state, given, None if draw is None else draw.world)
-            chance: Any = 0.5 if draw is None or draw.ending_B is None else draw.ending_B
-            alive = alive & (shown.ending_B <= chance)
+            alive = alive & goes_on(shown, draw)
             t_B = t_B + 1
         is_first = nowhere if shown.is_first_B is None else shown.is_first_B
         if shown.is_first_B is not None:
@@ -202,10 +240,25 @@ def roll(
         if actions is not None:
             index = actions[:, i]
             action_BA = one_hot(index, parts, acted.logits_BA)
-        h_BH = agent.read("h", acted.seen, acted.state)
-        yield Moment(t_B, world_state, shown, acted, h_BH, index, action_BA, alive)
+        yield Moment(t_B, world_state, shown, acted, index, action_BA, alive)
         if i == steps:
             return
+
+
+def goes_on(shown: Shown, noise: Noise | None) -> Tensor:
+    """Whether the episode goes on after the transition that led here, bool [B]."""
+    chance: Any = 0.5 if noise is None or noise.ending_B is None else noise.ending_B
+    return shown.ending_B <= chance
+
+
+def go_on(
+    agent: Agent, world: World, place: Place, *, noise: Sequence[Noise | None] | None = None, **options: Any
+) -> Iterator[Moment]:
+    """``roll`` on from after a moment; its first moment is the next one, and ``noise[0]`` that one's."""
+    draw = None if noise is None else noise[0]
+    state, shown = world.step(place.world, place.action_BA, None if draw is None else draw.world)
+    alive_B = place.alive_B & goes_on(shown, draw)
+    return roll(agent, world, (state, shown), memory=place.state, noise=noise, alive_B=alive_B, **options)
 
 
 class Trajectory(NamedTuple):
@@ -246,18 +299,52 @@ def trajectory_of(moments: Sequence[Moment]) -> Trajectory:
     )
 
 
+class Recorded:
+    """Observations [B, T, ...] as a world in which no action changes anything: they are shown one after the other, and
+    the last one for ever (one alone: a held frame).  Rewards, endings and features are none."""
+
+    def __init__(self, spec: EnvSpec, obs: Mapping[str, Tensor]) -> None:
+        self.spec, self.obs = spec, obs
+
+    def begin(self) -> tuple[Tensor, Shown]:
+        """The first observation of every row; the state is (row, step), int64 [B, 2]."""
+        first = next(iter(self.obs.values()))
+        rows = torch.arange(len(first), device=first.device)
+        return self._show(torch.stack([rows, torch.zeros_like(rows)], 1))
+
+    def start(self, z_BZ: Tensor, noise: Tree | None = None) -> tuple[Tensor, Shown]:
+        """``begin``: the observations stand for themselves."""
+        return self.begin()
+
+    def step(self, state: Tensor, action_BA: Tensor, noise: Tree | None = None) -> tuple[Tensor, Shown]:
+        return self._show(state + torch.tensor([0, 1], device=state.device))
+
+    def draw_noise(self, batch: int, generator: torch.Generator) -> Tree:
+        return ()
+
+    def _show(self, state_B2: Tensor) -> tuple[Tensor, Shown]:
+        row_B, at_B = state_B2.unbind(1)
+        obs = {k: x[row_B, at_B.clamp(max=x.shape[1] - 1)] for k, x in self.obs.items()}
+        like = next((x for x in obs.values() if x.is_floating_point()), torch.zeros(len(row_B), device=row_B.device))
+        none = like.new_zeros(len(row_B))
+        return state_B2, Shown(obs, none, none, none[:, None][:, :0])
+
+
 # A world and the agent that is studied in it
 
 
+WorldT = TypeVar("WorldT", bound=LearnedWorld, covariant=True)
+
+
 @dataclass(frozen=True)
-class Simulator:
+class Simulator(Generic[WorldT]):
     """A world, the agent that is studied in it, and what this agent remembers where nobody recorded it.
 
     memory: None: the agent's initial state.
     """
 
     agent: Agent
-    world: LearnedWorld
+    world: WorldT
     memory: Memory | None
 
     def remembered(self, z_BZ: Tensor) -> Tree:
@@ -279,7 +366,7 @@ class Simulator:
         """All the chance of one step; the generator is on the world's device."""
         return draw_noise(self.world, batch, generator, next(leaves(self.agent.initial(1))))
 
-    def with_agent(self, agent: Agent) -> Simulator:
+    def with_agent(self, agent: Agent) -> Simulator[WorldT]:
         """The same world with another agent in it, which begins with its initial state: a latent tells only what the
         world's own agent remembered.  UserError for an agent of another game or with other observations or actions."""
         for what in ("env_id", "obs", "action_names"):

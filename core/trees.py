@@ -36,8 +36,8 @@ def leaves(tree: Tree) -> Iterator[Tensor]:
         yield from leaves(part)
 
 
-def rows_of(tree: Tree, rows: slice | Tensor) -> Tree:
-    """Some rows: a slice, bool [B] or int64 [R]."""
+def rows_of(tree: Tree, rows: Any) -> Tree:
+    """Some rows, of every tensor: a slice, bool [B] or int64 [R] (or any other index of a tensor)."""
     return each(lambda x: x[rows], tree)
 
 

@@ -781,7 +781,7 @@ class TwinModel(PlantedModel):
 
 def planted_simulator(
     options: PlantedOptions | None = None, dtype: torch.dtype = torch.float32, model: PlantedModel | None = None
-) -> Simulator:
+) -> Simulator[PlantedModel]:
     """The planted agent in its own world (or in ``model`` of it)."""
     world = PlantedModel(options) if model is None else model
     return Simulator(PlantedAgent(world.options).to(dtype).eval(), world.to(dtype), world.memory)

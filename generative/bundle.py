@@ -18,7 +18,7 @@ from agents.recurrent import load_agent, save_agent
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
-from generative.simulator import load_simulator, save_simulator
+from generative.simulator import as_module, load_simulator, save_simulator
 
 STAGE = "bundle"
 KEPT = ("argv", "config", "seed", "code", "packages", "device", "machine", "wall_s", "metrics")
@@ -69,7 +69,7 @@ def main(config: BundleConfig) -> None:
     if fingerprint(agent) != fingerprint(simulator.agent):
         raise UserError(f"{config.simulator} was not trained around the agent in {config.agent}")
     if config.half:
-        round_to_half(simulator)
+        round_to_half(as_module(simulator))
     with artefacts.new_run(config.out / "agent", "train", config, overwrite=config.overwrite) as run:
         save_agent(agent, run.path)
         artefacts.write_atomically(run.path / "curve.csv", artefacts.load_bytes(config.agent, "curve.csv"))

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from core.roll import Simulator, gumbel, one_hot
+from core.trees import Tree, each, flatten, rows_of, unflatten
 from generative.nets import clamp_straight_through
-from generative.rssm import gumbel, kl
-from generative.simulator import RSSMSimulator
+from generative.rssm import kl
+from generative.simulator import RSSMWorld
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +58,8 @@ class Batch:
     ``frames`` uint8 [B, I-1+L, 64, 64, 3]; ``seen`` [B, L] the frame at simulated step i exists;
     ``happened`` [B, L] the transition *into* step i exists (it does at a terminal step whose frame
     the world never shows); ``reward`` and ``terminal`` belong to that transition; ``h`` [B, L, H] and
-    ``action`` [B, L] are the agent's at step i; ``h_before`` [B, H] and ``action_before`` [B] one
-    step earlier.
+    ``action`` [B, L] are the agent's at step i; ``state_before`` [B, S] (its whole state, flat) and ``action_before``
+    [B] one step earlier.
     """
 
     frames: Tensor
@@ -67,7 +69,7 @@ class Batch:
     terminal: Tensor
     action: Tensor
     h: Tensor
-    h_before: Tensor
+    state_before: Tensor
     action_before: Tensor
 
 
@@ -84,7 +86,7 @@ class Draws(NamedTuple):
         return Draws(*(x[rows] for x in self))
 
 
-def draw(sim: RSSMSimulator, size: int, length: int, config: LossConfig, generator: torch.Generator) -> Draws:
+def draw(sim: RSSMWorld, size: int, length: int, config: LossConfig, generator: torch.Generator) -> Draws:
     """Draws for ``size`` windows of ``length`` steps, on the generator's device."""
     device = generator.device
     latent = torch.randn(size, sim.latent_size, generator=generator, device=device)
@@ -103,8 +105,11 @@ def uniformity(z_BZ: Tensor) -> Tensor:
     return torch.logsumexp(2 * cosine - 2, 0) - torch.log(torch.tensor(float(count * (count - 1))))
 
 
-def loss_of(sim: RSSMSimulator, batch: Batch, config: LossConfig, draws: Draws) -> tuple[Tensor, Mapping[str, Tensor]]:
+def loss_of(
+    simulator: Simulator[RSSMWorld], batch: Batch, config: LossConfig, draws: Draws
+) -> tuple[Tensor, Mapping[str, Tensor]]:
     """The loss (a scalar) and its parts (detached; nats or squared units a window)."""
+    sim, agent = simulator.world, simulator.agent
     first = sim.initial_frames - 1
     size, length = batch.action.shape
     e = sim.embed_frames(batch.frames)
@@ -114,15 +119,14 @@ def loss_of(sim: RSSMSimulator, batch: Batch, config: LossConfig, draws: Draws) 
         latent = (0.5 * (mean**2 + (2 * log_std).exp() - 1) - log_std).sum(-1).mean()
     else:
         z, latent = mean, uniformity(mean)
-    state = sim.start_from(z, z.detach())
-    d_start = state.d_BD
-    h_start = state.h_BH
+    begun = sim.begin(z, z.detach())
+    d_start, start = begun.state.d_BD, begun.memory_BS
     # Hide the frames of some windows after a random step: there the prior must do.
     steps = torch.arange(length, device=z.device)
     shown = batch.seen & ~(draws.hidden_B[:, None] & (steps >= draws.first_hidden_B[:, None]))
     # a_{-1} is known here; the start head's guess of it is trained on its own below.
-    known_last = F.one_hot(batch.action_before, sim.agent.n_actions).to(z.dtype)
-    world = sim.unroll(state._replace(action_BA=known_last), e[:, first:], batch.action, shown, draws.state_BLS)
+    known_last = one_hot(batch.action_before, sim.spec.parts, z)
+    world = sim.unroll(begun.state, known_last, e[:, first:], batch.action, shown, draws.state_BLS)
 
     seen, happened = batch.seen.float(), batch.happened.float()
     unclamped = sim.decode_unclamped(world.d_BLD.flatten(0, 1), world.s_BLS.flatten(0, 1))
@@ -140,28 +144,37 @@ def loss_of(sim: RSSMSimulator, batch: Batch, config: LossConfig, draws: Draws) 
     ended = sim.terminal_head(world.d_BLD)[..., 0]
     terminal = F.binary_cross_entropy_with_logits(ended, batch.terminal, reduction="none") * happened
 
-    with sim.precision.cast(decoded.device):
-        agent_e = sim.agent.encode({sim.agent.obs_name: decoded}).float().unflatten(0, (size, length))
+    def seen_by_agent(frames: Tensor) -> Tree:
+        with sim.precision.cast(frames.device):
+            seen = agent.encode({sim.obs_name: frames})
+        return each(lambda x: x.float() if x.dtype == torch.bfloat16 else x, seen)
+
+    agent_seen = seen_by_agent(decoded)
     # A frame answers for its own step only, which keeps the gradient of the agent's recurrence short;
     # so the states before can be found without a graph, and the steps with one all at once.
+    goes_on = torch.zeros(size, dtype=torch.bool, device=z.device)
+    like = agent.initial(size)
     with torch.no_grad():
-        goes_on = torch.zeros(size, dtype=torch.bool, device=z.device)
-        before = [h_start.detach()]
+        along = each(lambda x: x.unflatten(0, (size, length)), agent_seen)
+        before = [unflatten(start.detach(), like)]
         for i in range(length - 1):
-            before.append(sim.agent.advance(agent_e[:, i], before[-1], goes_on))
-    h_before = torch.stack([h_start, *before[1:]], 1).flatten(0, 1)
-    h = sim.agent.advance(agent_e.flatten(0, 1), h_before, goes_on.repeat_interleave(length))
-    agent_h = 0.5 * (h.unflatten(0, (size, length)) - batch.h).square().sum(-1) * seen
+            before.append(agent.advance(rows_of(along, (slice(None), i)), before[-1], goes_on))
+    flat = torch.stack([start, *map(flatten, before[1:])], 1).flatten(0, 1)
+    state = agent.advance(agent_seen, unflatten(flat, like), goes_on.repeat_interleave(length))
+    h = agent.read("h", agent_seen, state).unflatten(0, (size, length))
+    agent_h = 0.5 * (h - batch.h).square().sum(-1) * seen
     feature = torch.zeros_like(seen)
     if config.feature_weight:
-        with torch.no_grad(), sim.precision.cast(decoded.device):
-            real_e = sim.agent.encode({sim.agent.obs_name: target}).float().unflatten(0, (size, length))
-        feature = 0.5 * (agent_e - real_e).square().sum(-1) * seen
+        with torch.no_grad():
+            real = seen_by_agent(target)
+        gap = flatten(agent_seen) - flatten(real)
+        feature = 0.5 * gap.unflatten(0, (size, length)).square().sum(-1) * seen
     path = torch.cat([d_start[:, None], world.d_BLD], 1)
     # The root's gradient is infinite at 0: a constant far below any real distance keeps it finite.
     slow = (((path[:, 1:] - path[:, :-1]) ** 2).sum(-1) + 1e-8).sqrt() * happened
-    start_h = 0.5 * ((h_start - batch.h_before) ** 2).sum(-1).mean()
-    start_action = F.cross_entropy(sim.start_agent(z.detach())[:, sim.agent.hidden_size :], batch.action_before)
+    start_h = 0.5 * ((start - batch.state_before) ** 2).sum(-1).mean()
+    last_action = sim.start_agent(z.detach())[:, sim.memory_size :]
+    start_action = F.cross_entropy(last_action, batch.action_before)
 
     parts = {
         "image": image.sum(1).mean(),

@@ -22,11 +22,13 @@ from torch import Tensor
 from agents.record import keep_unaltered, repr_of
 from agents.recurrent import load_agent
 from core import artefacts, config as cli
-from core.contracts import Simulator, StepNoise, Trajectory, UserError
+from core.contracts import LearnedWorld, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore, StoreWriter
 from core.interventions import InterventionOptions, Tally, build, nothing_altered
 from core.progress import bar
+from core.roll import Noise, Simulator, Trajectory
+from core.trees import joined
 from generative.simulator import load_simulator, require_finite
 
 STAGE = "record_samples"
@@ -76,9 +78,9 @@ class RecordSamplesConfig:
 # Where a rollout starts
 
 
-def random_latents(simulator: Simulator, count: int, generator: torch.Generator) -> Tensor:
+def random_latents(world: LearnedWorld, count: int, generator: torch.Generator) -> Tensor:
     """Legal z [count, Z] from the prior, on the generator's device."""
-    return simulator.normalise(torch.randn(count, simulator.latent_size, generator=generator, device=generator.device))
+    return world.normalise(torch.randn(count, world.latent_size, generator=generator, device=generator.device))
 
 
 def open_rollouts(path: Path, simulator: Simulator) -> RolloutStore:
@@ -86,14 +88,14 @@ def open_rollouts(path: Path, simulator: Simulator) -> RolloutStore:
     store = RolloutStore(path)
     if store.manifest["facts"].get("source") != "real":
         raise UserError(f"{path} holds no real rollouts to start from")
-    if store.spec.env_id != simulator.spec.env_id:
-        raise UserError(f"{path} is of {store.spec.env_id}, the simulator is of {simulator.spec.env_id}")
+    if store.spec.env_id != simulator.world.spec.env_id:
+        raise UserError(f"{path} is of {store.spec.env_id}, the simulator is of {simulator.world.spec.env_id}")
     return store
 
 
 @torch.no_grad()
 def informed_latents(
-    simulator: Simulator,
+    world: LearnedWorld,
     store: RolloutStore,
     starts: np.ndarray,
     device: torch.device,
@@ -102,14 +104,14 @@ def informed_latents(
 ) -> Tensor:
     """z [N, Z] of the windows of initial observations at ``starts`` int64 [N, 2]: the mean, or a draw where a
     generator (on that device) is given.  UserError where the simulator makes no numbers of them."""
-    (name,) = simulator.spec.obs
+    (name,) = world.spec.obs
     found = []
     for i in range(0, len(starts), batch):
-        window = store.read_windows([f"obs/{name}"], starts[i : i + batch], simulator.initial_frames)
-        mean, log_std = simulator.infer({name: torch.from_numpy(window[f"obs/{name}"]).to(device)})
+        window = store.read_windows([f"obs/{name}"], starts[i : i + batch], world.initial_frames)
+        mean, log_std = world.infer({name: torch.from_numpy(window[f"obs/{name}"]).to(device)})
         if generator is not None:
             draw = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=device)
-            mean = simulator.normalise(mean + log_std.exp() * draw)
+            mean = world.normalise(mean + log_std.exp() * draw)
         found.append(mean)
     z = torch.cat(found)
     require_finite({"latents": z})
@@ -140,18 +142,11 @@ def recorded_actions(store: RolloutStore, starts: np.ndarray, lead: int, steps: 
     return torch.from_numpy(np.concatenate([action, action[:, -1:]], 1))
 
 
-def noise_of(simulator: Simulator, seed: int, ids: Sequence[int], steps: int, device: torch.device) -> list[StepNoise]:
+def noise_of(simulator: Simulator[Any], seed: int, ids: Sequence[int], steps: int, device: torch.device) -> list[Noise]:
     """``steps`` + 1 draws for the samples ``ids``; a sample's noise depends on seed and id alone, whatever is
     beside it."""
     generators = [torch.Generator(device).manual_seed((seed * 1_000_003 + i + 1) % 2**63) for i in ids]
-
-    def draw() -> StepNoise:
-        rows = [simulator.draw_noise(1, g) for g in generators]
-        ends = [row.terminal_B for row in rows if row.terminal_B is not None]
-        s, action = torch.cat([row.s_BS for row in rows]), torch.cat([row.action_BA for row in rows])
-        return StepNoise(s, action, torch.cat(ends) if ends else None)
-
-    return [draw() for _ in range(steps + 1)]
+    return [joined([simulator.draw_noise(1, g) for g in generators]) for _ in range(steps + 1)]
 
 
 def to_episodes(
@@ -207,19 +202,19 @@ def main(config: RecordSamplesConfig) -> None:
         if config.rollouts is None:
             raise UserError("--actions recorded needs --rollouts, whose actions they are")
     elif config.actions:
-        plan = parse_actions(config.actions, simulator.spec.action_names, config.steps)
+        plan = parse_actions(config.actions, simulator.world.spec.action_names, config.steps)
         forced = torch.tensor(plan, device=device).expand(config.samples, -1)
     if config.actions:
         altered.append({"kind": "ForcedActions", "actions": list(config.actions)})
     meta: list[dict[str, Any]]
     if config.rollouts is None:
-        z = random_latents(simulator, config.samples, torch.Generator(device).manual_seed(config.seed))
+        z = random_latents(simulator.world, config.samples, torch.Generator(device).manual_seed(config.seed))
         meta = [{"start": None} for _ in range(config.samples)]
     else:
         inputs["rollouts"] = config.rollouts
         store = open_rollouts(config.rollouts, simulator)
-        lead, rng = simulator.initial_frames - 1, np.random.default_rng(config.seed)
-        starts = store.window_starts(simulator.initial_frames)
+        lead, rng = simulator.world.initial_frames - 1, np.random.default_rng(config.seed)
+        starts = store.window_starts(simulator.world.initial_frames)
         if as_recorded:
             starts = starts[starts[:, 1] + lead + config.steps <= store.steps[starts[:, 0]]]
             if not len(starts):
@@ -230,7 +225,7 @@ def main(config: RecordSamplesConfig) -> None:
         starts = starts[rng.choice(len(starts), config.samples, replace=len(starts) < config.samples)]
         if as_recorded:
             forced = recorded_actions(store, starts, lead, config.steps).to(device)
-        z = informed_latents(simulator, store, starts, device)
+        z = informed_latents(simulator.world, store, starts, device)
         meta = [{"start": [int(e), int(t)]} for e, t in starts]
     if config.stochastic:
         meta = [{**about, "noise": [config.seed, i]} for i, about in enumerate(meta)]
@@ -254,13 +249,13 @@ def main(config: RecordSamplesConfig) -> None:
                 for b, about in enumerate(meta[part] if intervene else ()):
                     acted = range(min(config.steps, int(trajectory.alive[b].sum())))
                     about["altered"] = [t for t in acted if tally.altered[t][b]]
-                for episode in to_episodes(trajectory, z[part], simulator.agent.obs_name, meta[part]):
+                for episode in to_episodes(trajectory, z[part], simulator.world.obs_name, meta[part]):
                     writer.add(episode)
                     ended += episode.terminated
                     steps += episode.steps
                     altered_steps += len(episode.meta.get("altered", ()))
                     progress.advance()
-        artefacts.write_json(run.path / "spec.json", simulator.spec.to_json())
+        artefacts.write_json(run.path / "spec.json", simulator.world.spec.to_json())
         run.facts = {
             "agent": name,
             "source": "simulated",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -250,14 +250,16 @@ class TrainedMemory:
         return unflatten(self.world.memory(z_BZ), self.like)
 
 
-def simulator_of(config: ModelConfig, agent: RecurrentAgent) -> Simulator:
+def simulator_of(config: ModelConfig, agent: RecurrentAgent) -> Simulator[RSSMWorld]:
     """A new simulator around an agent; its parameters are the world's."""
     like = agent.initial(1).detach()
     world = RSSMWorld(config, agent.spec, flatten(like).shape[1])
     return Simulator(agent, world, TrainedMemory(world, like))
 
 
-def teacher_forced(simulator: Simulator, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> Trajectory:
+def teacher_forced(
+    simulator: Simulator[RSSMWorld], obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor
+) -> Trajectory:
     """A simulation that is shown every recorded frame (see ``RSSMWorld.path``); row i is simulated step i.
 
     Frames are decoded from states that have seen them; reward and terminal are foretold from the frames
@@ -276,8 +278,7 @@ def teacher_forced(simulator: Simulator, obs: Mapping[str, Tensor], action_BL: T
         t_B = torch.full_like(action_BL[:, i], i)
         acted = act(agent, shown.obs, state, not_first, t_B)
         state, action = acted.state, action_BL[:, i]
-        h = agent.read("h", acted.seen, state)
-        moments.append(Moment(t_B, (), shown, acted, h, action, acted.logits_BA, seen_BL[:, i]))
+        moments.append(Moment(t_B, (), shown, acted, action, acted.logits_BA, seen_BL[:, i]))
     return trajectory_of(moments)
 
 
@@ -304,29 +305,32 @@ def _while_alive(out: Trajectory) -> dict[str, Tensor]:
     return parts | {"rewards": out.reward[alive[:, :-1]], "chances of ending": out.terminal[alive[:, :-1]]}
 
 
-def save_simulator(simulator: Simulator, path: Path, name: str = WEIGHTS, half: bool = False) -> None:
+def save_simulator(simulator: Simulator[RSSMWorld], path: Path, name: str = WEIGHTS, half: bool = False) -> None:
     """Weights (the agent's among them) and what is needed to build the simulator again.
 
     half: store all but the agent's as float16; they are loaded as float32.
     """
+    agent: Any = simulator.agent
     about = {
         "model": to_json(simulator.world.config),
-        "net": to_json(simulator.agent.config),
+        "net": to_json(agent.config),
         "spec": simulator.world.spec.to_json(),
     }
     write_json(path / "simulator.json", about)
-    save_weights(together(simulator), path / name, half=(lambda n: not n.startswith("agent.")) if half else None)
+    save_weights(as_module(simulator), path / name, half=(lambda n: not n.startswith("agent.")) if half else None)
 
 
-def together(simulator: Simulator) -> nn.Module:
+def as_module(simulator: Simulator[RSSMWorld]) -> nn.Module:
     """World and agent as one module, whose names the weights on disk have: the agent's begin with ``agent.``."""
     both = nn.Module()
-    for name, part in (("agent", simulator.agent), *simulator.world.named_children()):
+    agent: Any = simulator.agent
+    both.add_module("agent", agent)
+    for name, part in simulator.world.named_children():
         both.add_module(name, part)
     return both
 
 
-def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = WEIGHTS) -> Simulator:
+def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = WEIGHTS) -> Simulator[RSSMWorld]:
     """The simulator of a run directory, frozen, in eval mode.  UserError if half-written or misfitting."""
     path = Path(path)
     manifest = read_manifest(path)
@@ -337,7 +341,7 @@ def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = W
         raise UserError(f"{path / 'simulator.json'} is not the description of a simulator; copy or train it again")
     agent = RecurrentAgent(from_json(AgentConfig, about["net"]), renewed(EnvSpec.from_json(about["spec"])))
     simulator = simulator_of(from_json(ModelConfig, about["model"]), agent)
-    both = together(simulator)
+    both = as_module(simulator)
     load_weights(both, path, name)
     both.to(device).eval().requires_grad_(False)
     return simulator

@@ -23,6 +23,7 @@ from core.contracts import EnvSpec, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore, Window
 from core.progress import bar
+from core.roll import Simulator
 from core.stats import Estimate, bootstrap_mean
 from core.training import (
     Log,
@@ -38,7 +39,7 @@ from core.training import (
 )
 from generative.losses import Batch, Draws, LossConfig, draw, loss_of
 from generative.rssm import ModelConfig
-from generative.simulator import Precision, RSSMSimulator, save_simulator
+from generative.simulator import Precision, RSSMWorld, as_module, save_simulator, simulator_of
 
 STAGE = "train_gen_model"
 COLUMNS = ("obs/frames", "h", "action", "reward")
@@ -140,7 +141,7 @@ def to_batch(window: Window, initial_frames: int, device: torch.device) -> Batch
         terminal=tensor(window.terminated[:, before:-1].astype(np.float32)),
         action=tensor(window["action"][:, at:]),
         h=tensor(window["h"][:, at:]),
-        h_before=tensor(window["h"][:, before]),
+        state_before=tensor(window["h"][:, before]),
         action_before=tensor(window["action"][:, before]),
     )
 
@@ -153,24 +154,26 @@ def split_episodes(episodes: int, share: float, seed: int) -> tuple[list[int], l
 
 
 @torch.no_grad()
-def free_running_errors(simulator: RSSMSimulator, batch: Batch) -> tuple[Tensor, Tensor]:
+def free_running_errors(simulator: Simulator[RSSMWorld], batch: Batch) -> tuple[Tensor, Tensor]:
     """Squared errors of frames [B, L]: of modal rollouts from the initial frames with the recorded actions, and of the
     last initial frame held still, which is right at step 0.  Meaningless where ``batch.seen`` is false."""
-    first = simulator.initial_frames
-    z, _ = simulator.infer({simulator.agent.obs_name: batch.frames[:, :first]})
+    first = simulator.world.initial_frames
+    z, _ = simulator.world.infer({simulator.world.obs_name: batch.frames[:, :first]})
     out = simulator.rollout(z, batch.action.shape[1] - 1, actions=batch.action)
     target = batch.frames[:, first - 1 :].float() / 255
-    error, held = (((x - target) ** 2).mean((-3, -2, -1)) for x in (out.obs[simulator.agent.obs_name], target[:, :1]))
+    error, held = (((x - target) ** 2).mean((-3, -2, -1)) for x in (out.obs[simulator.world.obs_name], target[:, :1]))
     return error, held
 
 
-def free_running_mse(simulator: RSSMSimulator, batch: Batch) -> Tensor:
+def free_running_mse(simulator: Simulator[RSSMWorld], batch: Batch) -> Tensor:
     """Mean squared error [L] of such rollouts; NaN where no window reaches."""
     error, seen = free_running_errors(simulator, batch)[0], batch.seen.float()
     return (error * seen).sum(0) / seen.sum(0)
 
 
-def against_held_frame(simulator: RSSMSimulator, batch: Batch, episode_B: np.ndarray, seed: int) -> dict[str, Estimate]:
+def against_held_frame(
+    simulator: Simulator[RSSMWorld], batch: Batch, episode_B: np.ndarray, seed: int
+) -> dict[str, Estimate]:
     """How the simulator's free-running frames compare with the last initial frame held still.
 
     ``held_frame_mse`` and, as core.artefacts.LESS_THAN_HELD, the simulator's squared error less that, over all steps
@@ -193,22 +196,22 @@ def against_held_frame(simulator: RSSMSimulator, batch: Batch, episode_B: np.nda
 
 
 @torch.no_grad()
-def reconstructions(simulator: RSSMSimulator, batch: Batch, seed: int) -> dict[str, np.ndarray]:
+def reconstructions(simulator: Simulator[RSSMWorld], batch: Batch, seed: int) -> dict[str, np.ndarray]:
     """The four videos of a simulator's quality, uint8 [L, height, width, 3]; a column a window.
 
     ``true_true``: every true frame shown, true actions; ``simulated_true``: from the initial frames on its own,
     true actions; ``simulated_simulated``: the agent's own actions too; each below the true frames, which are
     black past an episode's end.  ``random``: from random latents.
     """
-    first, name = simulator.initial_frames, simulator.agent.obs_name
+    first, name = simulator.world.initial_frames, simulator.world.obs_name
     batch = Batch(**{k: v[:SHOWN] for k, v in vars(batch).items()})
     steps = batch.action.shape[1] - 1
-    z, _ = simulator.infer({name: batch.frames[:, :first]})
+    z, _ = simulator.world.infer({name: batch.frames[:, :first]})
     generator = torch.Generator(z.device).manual_seed(seed)
-    random = simulator.normalise(torch.randn(z.shape, generator=generator, device=z.device))
+    random = simulator.world.normalise(torch.randn(z.shape, generator=generator, device=z.device))
     true = batch.frames[:, first - 1 :].float() / 255 * batch.seen[..., None, None, None]
     shown = {
-        "true_true": simulator.reconstruct({name: batch.frames}, batch.action, batch.seen),
+        "true_true": simulator.world.reconstruct(simulator.world.path({name: batch.frames}, batch.action, batch.seen)),
         "simulated_true": simulator.rollout(z, steps, actions=batch.action).obs[name],
         "simulated_simulated": simulator.rollout(z, steps).obs[name],
     }
@@ -279,10 +282,10 @@ def long_enough(store: RolloutStore, initial_frames: int) -> list[int]:
 
 
 def backward(
-    simulator: RSSMSimulator, batch: Batch, draws: Draws, config: LossConfig, processes: Processes
+    simulator: Simulator[RSSMWorld], batch: Batch, draws: Draws, config: LossConfig, processes: Processes
 ) -> dict[str, Tensor]:
     """Gradients of the loss, and the loss and its parts, all averaged over the processes."""
-    parameters = simulator.trainable()
+    parameters = list(simulator.world.parameters())
     for p in parameters:
         p.grad = None
     loss, parts = loss_of(simulator, batch, config, draws)
@@ -298,18 +301,18 @@ class Trainer:
     def __init__(
         self,
         config: GenTrainConfig,
-        simulator: RSSMSimulator,
+        simulator: Simulator[RSSMWorld],
         store: RolloutStore,
         processes: Processes,
         run: artefacts.Run,
     ) -> None:
         optim = config.optim
         self.config, self.simulator, self.processes, self.run = config, simulator, processes, run
-        self.device = simulator.agent.h_initial.device
-        self.parameters = simulator.trainable()
+        self.parameters = list(simulator.world.parameters())
+        self.device = self.parameters[0].device
         # What is validated and saved: the weights, or their running average; in full precision.
-        self.kept = copy.deepcopy(simulator).eval().requires_grad_(False)
-        self.kept.precision = Precision()
+        self.kept = copy.deepcopy(simulator)
+        self.kept.world.eval().requires_grad_(False).precision = Precision()
         self.optimiser = torch.optim.Adam(self.parameters, lr=optim.learning_rate, fused=True)
         self.generator = torch.Generator(self.device).manual_seed(config.seed)
         self.rng = np.random.default_rng(config.seed)
@@ -342,8 +345,8 @@ class Trainer:
             raise UserError(
                 f"{self.config.out} was begun with another agent or other rollouts; start another run for these"
             )
-        self.simulator.load_state_dict(state["simulator"])
-        self.kept.load_state_dict(state["kept"] or state["simulator"])
+        as_module(self.simulator).load_state_dict(state["simulator"])
+        as_module(self.kept).load_state_dict(state["kept"] or state["simulator"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.generator.set_state(state["generator"])
         self.rng.bit_generator.state = state["numpy_rng"]
@@ -363,7 +366,7 @@ class Trainer:
         batch = to_batch(window, self.config.model.initial_frames, self.device)
         self.waited += time.perf_counter() - began
         # Every process draws for the whole batch, so that the result does not depend on how many they are.
-        draws = draw(self.simulator, optim.batch, optim.steps, self.config.loss, self.generator).part(part)
+        draws = draw(self.simulator.world, optim.batch, optim.steps, self.config.loss, self.generator).part(part)
         rate = learning_rate(self.step, optim.updates, optim.learning_rate, optim.warm_up, optim.schedule)
         self.optimiser.param_groups[0]["lr"] = rate
         values = backward(self.simulator, batch, draws, self.config.loss, self.processes)
@@ -379,7 +382,7 @@ class Trainer:
             # The first weights are forgotten sooner than the average's own horizon.
             share = min(optim.average, self.step / (self.step + 9))
             with torch.no_grad():
-                for average, p in zip(self.kept.trainable(), self.parameters, strict=True):
+                for average, p in zip(self.kept.world.parameters(), self.parameters, strict=True):
                     average.lerp_(p, 1 - share)
         for k, v in {**values, "grad_norm": norm}.items():
             self.sums[k] = self.sums.get(k, 0.0) + float(v)
@@ -402,14 +405,14 @@ class Trainer:
     def sync(self) -> None:
         """Let ``kept`` be the weights as they are, where no average is kept."""
         if not self.config.optim.average:
-            self.kept.load_state_dict(self.simulator.state_dict())
+            self.kept.world.load_state_dict(self.simulator.world.state_dict())
 
     @torch.no_grad()
     def held_out(self) -> dict[str, float]:
         """The loss's parts, teacher-forced, over the validation windows; the same draws every time."""
         size, length = self.validation.action.shape
         draws = draw(
-            self.kept, size, length, self.config.loss, torch.Generator(self.device).manual_seed(self.config.seed)
+            self.kept.world, size, length, self.config.loss, torch.Generator(self.device).manual_seed(self.config.seed)
         )
         sums: dict[str, float] = {}
         for i in range(0, size, self.config.optim.batch):
@@ -454,8 +457,8 @@ class Trainer:
         self.log.save()
         save_state(
             self.state_file,
-            simulator=self.simulator.state_dict(),
-            kept=self.kept.state_dict() if self.config.optim.average else {},
+            simulator=as_module(self.simulator).state_dict(),
+            kept=as_module(self.kept).state_dict() if self.config.optim.average else {},
             optimiser=self.optimiser.state_dict(),
             generator=self.generator.get_state(),
             numpy_rng=self.rng.bit_generator.state,
@@ -506,8 +509,9 @@ def main(config: GenTrainConfig) -> None:
     check(config, store, fingerprint(agent), agent.spec)
     torch.set_num_threads(max(1, config.threads // processes.count))
     cli.seed_everything(config.seed)
-    simulator = RSSMSimulator(config.model, agent).to(device)
-    simulator.precision = Precision(config.optim.bf16)
+    simulator = simulator_of(config.model, agent)
+    simulator.world.to(device)
+    simulator.world.precision = Precision(config.optim.bf16)
     inputs = {"agent": config.agent, "rollouts": config.rollouts}
     fixed = ("model", "seed", "validation_share", "validation_windows")
     with together(processes, device):
@@ -533,7 +537,7 @@ def main(config: GenTrainConfig) -> None:
     run.record("updates", trainer.step, "gradient steps")
     run.record("training_wall", wall, "s")
     run.record("free_running_mse", trainer.best, "squared pixel in [0, 1]", windows)
-    artefacts.load_unsealed(trainer.kept, run)  # the best, not the last
+    artefacts.load_unsealed(as_module(trainer.kept), run)  # the best, not the last
     against = against_held_frame(trainer.kept, trainer.validation, trainer.validation_episode, config.seed)
     for name, e in against.items():
         run.record(name, e.value, "squared pixel in [0, 1]", e.n, e.interval)
