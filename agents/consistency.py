@@ -15,6 +15,7 @@ from agents.ppo import PPOConfig, Rollout, clipped_loss, encode_sequences, unrol
 from agents.recurrent import RecurrentAgent
 from core import config as cli
 from core.contracts import UserError
+from core.trees import each, rows_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,18 +98,19 @@ def consistent_loss_of(
         with torch.no_grad():
             augmented = augment(frames.index_select(1, few), options, rng)
         views = (frames.index_select(1, columns), augmented)
-        e_TBE = torch.cat([encode_sequences(agent, {agent.obs_name: x}, config.bf16) for x in views], 1)
+        seen = (encode_sequences(agent, {agent.obs_name: x}, config.bf16) for x in views)
         both = torch.cat([columns, few])
-        logits, value = unroll(agent, e_TBE, r.h_first[both], r.is_first[:, both])
+        together = each(lambda *x: torch.cat(x, 1), *seen)
+        logits, value = unroll(agent, together, rows_of(r.state_first, both), r.is_first[:, both])
         logits_TBA, value_TB = (x.unflatten(0, (-1, len(both))) for x in (logits, value))
         loss, parts = clipped_loss(
             logits_TBA[:, :n].flatten(0, 1), value_TB[:, :n].flatten(), r, advantage, columns, config, entropy_coef
         )
-        target, seen = logits_TBA[:, : len(few)].detach().log_softmax(-1), logits_TBA[:, n:].log_softmax(-1)
-        kl = (target.exp() * (target - seen)).sum(-1).mean()
+        target, other = logits_TBA[:, : len(few)].detach().log_softmax(-1), logits_TBA[:, n:].log_softmax(-1)
+        kl = (target.exp() * (target - other)).sum(-1).mean()
         value_error = (value_TB[:, n:] - value_TB[:, : len(few)].detach()).square().mean()
         parts["consistency_kl"], parts["consistency_value"] = kl.detach(), value_error.detach()
-        parts["same_choice"] = (target.argmax(-1) == seen.argmax(-1)).float().mean()
+        parts["same_choice"] = (target.argmax(-1) == other.argmax(-1)).float().mean()
         return loss + options.consistency * (kl + value_error), parts
 
     return loss_of

@@ -18,7 +18,9 @@ from core import artefacts, config as cli
 from core.contracts import Agent, UserError, VecEnv
 from core.directions import fingerprint
 from core.progress import bar
+from core.roll import act
 from core.stats import Estimate, bootstrap_mean, in_text, share_of
+from core.trees import Tree, rows_of
 from envs.registry import make
 
 STAGE = "evaluate"
@@ -93,15 +95,15 @@ def whole_episodes(
     returns, lengths = [], []
     states: list[np.ndarray] = []
     same: dict[str, list[np.ndarray]] = {name: [] for name in ALTERATIONS}
-    before_BH = agent.initial(slots).cpu().numpy()
+    before = agent.initial(slots)
     with bar("evaluating", int(quota_B.sum()), "episodes") as progress:
         for number, moment in enumerate(play(agent, env, chooser, seed=seed, device=device)):
             if robustness and number % STATES_EVERY == 0:
                 rows = np.flatnonzero(quota_B > 0)
                 states.append(rows * each + quota_B[rows])
-                for name, found in same_choice(agent, moment, before_BH, rows, device).items():
+                for name, found in same_choice(agent, moment, before, rows, device).items():
                     same[name].append(found)
-            before_BH = moment.h_BH
+            before = moment.state
             score_B += moment.next.reward
             length_B += 1
             done_B = moment.next.terminated | moment.next.truncated
@@ -121,21 +123,21 @@ def whole_episodes(
 
 @torch.no_grad()
 def same_choice(
-    agent: Agent, moment: Moment, before_BH: np.ndarray, rows: np.ndarray, device: torch.device
+    agent: Agent, moment: Moment, before: Tree, rows: np.ndarray, device: torch.device
 ) -> dict[str, np.ndarray]:
     """Share of each alteration's variants under which the likeliest action is the one of the frame as it is, float64
-    [rows]; the agent arrives with the state it had (``before_BH``), so that only this one frame is another."""
+    [rows]; the agent arrives with the state it had (``before``), so that only this one frame is another."""
     field = next(iter(moment.obs))
     frames = tensors({field: moment.obs[field][rows]}, device)[field]
-    before = torch.from_numpy(before_BH[rows]).to(device)
-    is_first = torch.from_numpy(moment.is_first_B[rows]).to(device)
+    is_first, t, some = (torch.from_numpy(x).to(device) for x in (moment.is_first_B[rows], moment.age_B[rows], rows))
+    mine = rows_of(before, some)
     chosen = moment.logits_BA[rows].argmax(-1)
     out = {}
     for name, variants in ALTERATIONS.items():
         same = np.zeros(len(rows))
         for variant in variants:
-            h = agent.advance(agent.encode({field: alter(frames, **variant)}), before, is_first)
-            same += agent.heads(h)[0].argmax(-1).cpu().numpy() == chosen
+            acted = act(agent, {field: alter(frames, **variant)}, mine, is_first, t)
+            same += acted.logits_BA.argmax(-1).cpu().numpy() == chosen
         out[name] = same / len(variants)
     return out
 

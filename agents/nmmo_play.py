@@ -1,8 +1,12 @@
-"""Let policies act in Neural MMO: the loop that evaluation, extraction and replays share."""
+"""Let policies act in Neural MMO: the loop that evaluation, extraction and replays share.
+
+It stands beside core.roll.roll, and not on it: several policies share a world, each with slots of its own, and the rows
+of the dead are not computed.  The step itself is core.roll.act, as everywhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,34 +18,39 @@ from torch import Tensor
 from agents.play import tensors
 from agents.policies import PolicyAgent, load_policy, sample
 from agents.zoo.encoders import MASKED
-from core.contracts import EnvSpec, Step, UserError, VecEnv
+from core.contracts import Agent, EnvSpec, Step, UserError, VecEnv
+from core.roll import act
+from core.trees import on, rows_of, with_rows
 
 RANDOM = "random"  # the name under which the baseline plays; no run directory may have it
 
 
 class RandomPolicy:
-    """Chooses uniformly among what is legal.  Speaks PolicyAgent's words; its state and activation are empty."""
-
-    hidden_size = state_size = 0
+    """Chooses uniformly among what is legal; an agent that sees only the mask and whose state, h, is empty."""
 
     def __init__(self, spec: EnvSpec) -> None:
-        self.spec = spec
+        self.spec, self.points = spec, {"h": 0}
 
     def initial(self, batch: int) -> Tensor:
         return torch.zeros(batch, 0)
 
-    def encode(self, obs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        mask_BA = obs["Mask"]
-        return torch.zeros(len(mask_BA), 0), mask_BA
+    def encode(self, obs: Mapping[str, Tensor]) -> Tensor:
+        return obs["Mask"]
 
-    def advance(self, e_BE: Tensor, state_BS: Tensor, is_first_B: Tensor) -> tuple[Tensor, Tensor]:
-        return e_BE, state_BS
+    def advance(self, seen: Tensor, state: Tensor, is_first_B: Tensor) -> Tensor:
+        return state
 
-    def heads(self, h_BH: Tensor, mask_BA: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.where(mask_BA > 0, 0.0, MASKED), torch.zeros(len(mask_BA))
+    def heads(self, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.where(seen > 0, 0.0, MASKED), torch.zeros(len(seen), device=seen.device)
+
+    def read(self, point: str, seen: Tensor, state: Tensor) -> Tensor:
+        return {"h": state}[point]
+
+    def replaced(self, point: str, x_BN: Tensor, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return {"h": (seen, x_BN)}[point]
 
 
-Player = PolicyAgent | RandomPolicy
+Player = Agent
 
 
 @dataclass(frozen=True)
@@ -76,31 +85,31 @@ def play(
     """Endless ticks from a fresh reset.  player_B: int [B], which of ``players`` acts in a slot."""
     generator = torch.Generator().manual_seed(seed)
     slots = [np.flatnonzero(player_B == p) for p in range(len(players))]
-    states = [player.initial(len(mine)).to(device) for player, mine in zip(players, slots, strict=True)]
+    states = [on(player.initial(len(mine)), device) for player, mine in zip(players, slots, strict=True)]
     step = env.reset(seed)
+    t_B = np.zeros(env.spec.slots, np.int64)
     while True:
+        t_B = np.where(step.is_first, 0, t_B)
         value_B = np.zeros(env.spec.slots, np.float32)
         action_BP = np.zeros((env.spec.slots, len(env.spec.action_parts)), np.int64)
         activations = []
         for p, (player, mine) in enumerate(zip(players, slots, strict=True)):
             alive = np.ones(len(mine), bool) if step.alive is None else step.alive[mine]
             there = mine[alive]
-            h_BH = np.zeros((len(mine), player.hidden_size), np.float32)
+            h_BH = np.zeros((len(mine), player.points["h"]), np.float32)
             if len(there):  # the dead are not looked at
                 obs = tensors({k: v[there] for k, v in step.obs.items()}, device)
-                is_first = torch.from_numpy(step.is_first[there]).to(device)
-                rows = torch.from_numpy(np.flatnonzero(alive)).to(device)
-                e, seen = player.encode(obs)  # type: ignore[arg-type]
-                h, state = player.advance(e, states[p][rows], is_first)
-                states[p] = states[p].index_copy(0, rows, state)
-                logits, value = player.heads(h, seen)
-                action_BP[there] = sample(logits.cpu(), env.spec, generator, greedy=greedy).numpy()
-                value_B[there] = value.cpu().numpy()
-                h_BH[alive] = h.cpu().numpy()
+                is_first, t, rows = (torch.from_numpy(x).to(device)
+                                     for x in (step.is_first[there], t_B[there], np.flatnonzero(alive)))  # fmt: skip
+                acted = act(player, obs, rows_of(states[p], rows), is_first, t)
+                states[p] = with_rows(states[p], rows, acted.state)
+                action_BP[there] = sample(acted.logits_BA.cpu(), env.spec, generator, greedy=greedy).numpy()
+                value_B[there] = acted.value_B.cpu().numpy()
+                h_BH[alive] = acted.h_BH.cpu().numpy()
             activations.append(h_BH)
         after = env.step(action_BP)
         yield Tick(step=step, h=tuple(activations), value_B=value_B, action_BP=action_BP, next=after)
-        step = after
+        step, t_B = after, t_B + 1
 
 
 def policies_in(path: Path) -> dict[str, Path]:

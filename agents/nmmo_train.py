@@ -27,13 +27,15 @@ from agents.policies import (
     sample,
     save_policy,
 )
-from agents.ppo import PPOConfig, RewardScale, Rollout, objective, update
+from agents.ppo import PPOConfig, RewardScale, Rollout, encode, objective, update
 from core import artefacts, config as cli
 from core.contracts import Step, UserError
 from core.directions import fingerprint
 from core.progress import bar
 from core.replay import Replay, page
+from core.roll import Acted, act
 from core.training import STATE, Log, Stop, load_state, open_run, rng_states, save_state, set_rng_states
+from core.trees import detached, joined, on, rows_of, with_rows
 from envs.nmmo import FEATURES, HELD_OUT_MAPS, MAPS, NmmoEnv, NmmoOptions, features, held_out, options_of
 from envs.nmmo_tasks import tasks_of
 
@@ -107,17 +109,14 @@ def loss_of(
     if len(lived) < 2:  # all of these agents were dead: nothing to learn, and no spread to normalise advantages by
         return torch.stack([p.sum() for p in agent.parameters()]).sum() * 0, {}
     obs = {k: v[:, columns].flatten(0, 1)[lived] for k, v in r.obs.items()}
-    with torch.autocast(lived.device.type, torch.bfloat16, enabled=config.bf16):
-        e, seen = agent.encode(obs)
-    e = e.float()
+    seen = encode(agent, obs, config.bf16)
+    e = seen[0]
     e_TBE = e.new_zeros(steps * count, e.shape[1]).index_copy(0, lived, e).unflatten(0, (steps, count))
-    state, hidden = r.h_first[columns], []
-    is_first = r.is_first[:, columns]
-    for t in range(steps):
-        h, state = agent.advance(e_TBE[t], state, is_first[t])
-        hidden.append(h)
-    seen = type(seen)(*(None if part is None else part.float() if part.is_floating_point() else part for part in seen))
-    logits, value = agent.heads(torch.stack(hidden).flatten(0, 1)[lived], seen)
+    state, states = rows_of(r.state_first, columns), []
+    for e_BE, is_first_B in zip(e_TBE.unbind(0), r.is_first[:, columns], strict=True):
+        state = agent.advance((e_BE, ()), state, is_first_B)  # all that a policy's recurrence looks at is e
+        states.append(state)
+    logits, value = agent.heads(seen, rows_of(joined(states), lived))
 
     def of(x: Tensor) -> Tensor:
         return x[:, columns].flatten(0, 1)[lived]
@@ -134,38 +133,35 @@ class Collector:
         self.agent, self.env, self.reward, self.config, self.device = agent, env, reward, config.ppo, device
         self.current: Step = env.reset(config.seed)
         slots = env.spec.slots
-        self.state_BS = agent.initial(slots).detach().clone().to(device)
+        self.state = on(detached(agent.initial(slots)), device)
         self.scale = RewardScale(config.ppo.gamma, np.zeros(slots), np.ones(slots))
         self.tally = {k: np.zeros(slots) for k in ("length", "ate", "drank")}
         self.lives: deque[dict[str, float]] = deque(maxlen=256)
         self.lived = 0
 
-    def _advance(self, obs: dict[str, Tensor], step: Step) -> tuple[Tensor, Any, Tensor]:
-        """(h, seen, state) of every slot; the dead are not encoded."""
-        alive = torch.from_numpy(_alive(step)).to(self.device)
-        rows = alive.nonzero()[:, 0]
-        e, seen = self.agent.encode({k: v[rows] for k, v in obs.items()})
-        is_first = torch.from_numpy(step.is_first).to(self.device)
-        h, state = self.agent.advance(e.float(), self.state_BS[rows], is_first[rows])
-        return h, seen, self.state_BS.index_copy(0, rows, state)
+    def _act(self, obs: dict[str, Tensor], step: Step) -> tuple[Tensor, Acted]:
+        """The slots whose agent is there (int64 [R]), and what these make of it; the others are not looked at."""
+        rows = torch.from_numpy(np.flatnonzero(_alive(step))).to(self.device)
+        is_first = torch.from_numpy(step.is_first).to(self.device)[rows]
+        t = torch.zeros_like(rows)  # nothing asks for the age of a life: there are no interventions
+        return rows, act(self.agent, {k: v[rows] for k, v in obs.items()}, rows_of(self.state, rows), is_first, t)
 
     @torch.no_grad()
     def collect(self) -> Rollout:
         rows: dict[str, list[Tensor]] = {}
         kept_obs: list[dict[str, Tensor]] = []
-        state_first = self.state_BS
+        state_first = self.state
         parts = len(self.env.spec.action_parts)
         for _ in range(self.config.rollout_steps):
             step, slots = self.current, self.env.spec.slots
             obs = tensors(step, self.device)
-            there = torch.from_numpy(np.flatnonzero(_alive(step))).to(self.device)
-            h, seen, self.state_BS = self._advance(obs, step)
-            logits, some_value = self.agent.heads(h, seen)
-            chosen = sample(logits, self.env.spec)
+            there, acted = self._act(obs, step)
+            self.state = with_rows(self.state, there, acted.state)
+            chosen = sample(acted.logits_BA, self.env.spec)
             logp = torch.zeros(slots, device=self.device)
             value, action = torch.zeros_like(logp), torch.zeros(slots, parts, dtype=torch.int64, device=self.device)
-            logp[there] = log_probs(logits, chosen, self.env.spec).sum(1)
-            value[there], action[there] = some_value, chosen
+            logp[there] = log_probs(acted.logits_BA, chosen, self.env.spec).sum(1)
+            value[there], action[there] = acted.value_B, chosen
             after = self.env.step(action.cpu().numpy())
             done = after.terminated | after.truncated
             reward = self.scale(np.where(_alive(step), self.reward(step, after), 0), done)
@@ -178,12 +174,12 @@ class Collector:
                 rows.setdefault(name, []).append(tensor)
             self._count(step, after, done)
             self.current = after
-        h, seen, _ = self._advance(tensors(self.current, self.device), self.current)
+        there, acted = self._act(tensors(self.current, self.device), self.current)
         next_value = torch.zeros(self.env.spec.slots, device=self.device)
-        next_value[torch.from_numpy(_alive(self.current)).to(self.device)] = self.agent.heads(h, seen)[1]
+        next_value[there] = acted.value_B
         obs_T = {k: torch.stack([o[k] for o in kept_obs]) for k in kept_obs[0]}
         stacked = {k: torch.stack(v) for k, v in rows.items()}
-        return Rollout(obs=obs_T, h_first=state_first, next_value=next_value, **stacked)
+        return Rollout(obs=obs_T, state_first=state_first, next_value=next_value, **stacked)
 
     def _count(self, before: Step, after: Step, done: np.ndarray) -> None:
         assert after.final_truth is not None

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.contracts import Agent, Intervention, Step, VecEnv, apply_interventions
+from core.contracts import Agent, Intervention, Obs, Shown, Step, VecEnv
+from core.roll import Acted, act, one_hot, roll
+from core.trees import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,55 @@ class Chooser:
         return self._previous_B
 
 
+def tensors(obs: Obs | Step, device: torch.device) -> dict[str, Tensor]:
+    """Observation fields as tensors on a device."""
+    fields = obs.obs if isinstance(obs, Step) else obs
+    return {k: torch.from_numpy(v).to(device) for k, v in fields.items()}
+
+
+class LiveWorld:
+    """A VecEnv as core.contracts.World, as far as it can be one.
+
+    Its state is a token, int64 [B], that can be gone on from once: the environment moves on.  Asked again with the same
+    token and action, it shows the same again.  An episode that ended is followed by the next (``Shown.is_first_B``),
+    ``ending_B`` is 0 or 1, and there are no features, no noise and no gradients.
+    """
+
+    def __init__(self, env: VecEnv, device: torch.device) -> None:
+        self.env, self.spec, self.device = env, env.spec, device
+        self.now: Step | None = None  # what the environment said last
+        self._steps = 0
+        self._went: tuple[int, Tensor, Tensor, Shown] | None = None  # from which step, by what, to what
+
+    def reset(self, seed: int) -> tuple[Tensor, Shown]:
+        """The first observations of a fresh run; ``start`` of a world that has latents."""
+        self._went = None
+        return self._said(self.env.reset(seed))
+
+    def step(self, state: Tensor, action_BA: Tensor, noise: None = None) -> tuple[Tensor, Shown]:
+        """One step of every slot."""
+        step = int(state[0])
+        if self._went is not None and step == self._went[0] and torch.equal(action_BA, self._went[1]):
+            return self._went[2:]
+        if step != self._steps:
+            raise ValueError(f"this environment is at step {self._steps}; it cannot go on from step {step}")
+        parts = action_BA.split(list(self.spec.parts), 1)
+        action = torch.stack([part.argmax(1) for part in parts], 1).cpu().numpy()
+        self._steps += 1
+        after, shown = self._said(self.env.step(action if self.spec.action_parts else action[:, 0]))
+        self._went = step, action_BA, after, shown
+        return after, shown
+
+    def _said(self, step: Step) -> tuple[Tensor, Shown]:
+        self.now = step
+        obs = tensors(step, self.device)
+        reward, ending, is_first = (torch.from_numpy(x).to(self.device) for x in (
+            step.reward, step.terminated | step.truncated, step.is_first))  # fmt: skip
+        slots = len(reward)
+        shown = Shown(obs, reward, ending.to(reward.dtype), reward.new_zeros(slots, 0), is_first)
+        return torch.full((slots,), self._steps), shown
+
+
 @dataclass(frozen=True)
 class Moment:
     """One step of every slot, and what followed it."""
@@ -73,22 +124,8 @@ class Moment:
     next: Step
     final_h_BH: np.ndarray | None  # after next.final_obs, where the world shows one
     final_value_B: np.ndarray | None
-
-
-def tensors(obs: dict[str, np.ndarray] | Step, device: torch.device) -> dict[str, Tensor]:
-    """Observation fields as tensors on a device."""
-    fields = obs.obs if isinstance(obs, Step) else obs
-    return {k: torch.from_numpy(v).to(device) for k, v in fields.items()}
-
-
-def intervene_by_age(interventions: Sequence[Intervention], h_BH: Tensor, age_B: np.ndarray) -> Tensor:
-    """Apply interventions where every slot is at its own step of its own episode."""
-    if not interventions:
-        return h_BH
-    for age in np.unique(age_B):
-        mask_B = torch.from_numpy(age_B == age).to(h_BH.device)
-        h_BH = apply_interventions(interventions, h_BH, int(age), mask_B)
-    return h_BH
+    state: Tree  # the agent's whole state, on its device
+    final_state: Tree | None
 
 
 @torch.no_grad()
@@ -102,36 +139,38 @@ def play(
     intervene: Sequence[Intervention] = (),
 ) -> Iterator[Moment]:
     """Endless moments from a fresh reset."""
-    slots = env.spec.slots
-    step = env.reset(seed)
-    h_BH = agent.initial(slots)
-    age_B = np.zeros(slots, np.int64)
-    while True:
-        age_B = np.where(step.is_first, 0, age_B)
-        is_first = torch.from_numpy(step.is_first).to(device)
-        untouched_BH = agent.advance(agent.encode(tensors(step, device)), h_BH, is_first)
-        h_BH = intervene_by_age(intervene, untouched_BH, age_B)
-        logits, value = agent.heads(h_BH)
-        action_B = chooser(logits.cpu().numpy(), step.is_first)
-        after = env.step(action_B)
-        final_h = final_value = None
+    world = LiveWorld(env, device)
+
+    def choose_by(acted: Acted, shown: Shown) -> tuple[Tensor, Tensor]:
+        assert shown.is_first_B is not None
+        chosen = chooser(acted.logits_BA.cpu().numpy(), shown.is_first_B.cpu().numpy())
+        index = torch.from_numpy(chosen).to(device)
+        return index, one_hot(index, agent.spec.parts, acted.logits_BA)
+
+    for m in roll(agent, world, world.reset(seed), choose_by=choose_by, intervene=intervene):
+        step = world.now
+        world.step(m.world, m.action_BA)  # now, so that a moment knows what followed; the roll is shown the same
+        after = world.now
+        assert step is not None and after is not None
+        final = None
         if after.final_obs is not None and (after.terminated | after.truncated).any():
-            final = agent.encode(tensors(dict(after.final_obs), device))
-            final_h = agent.advance(final, h_BH, torch.zeros_like(is_first))
-            final_h = intervene_by_age(intervene, final_h, age_B + 1)
-            final_value = agent.heads(final_h)[1]
+            last, going = tensors(after.final_obs, device), torch.zeros_like(m.alive_B)
+            final = act(agent, last, m.acted.state, going, m.t_B + 1, intervene)
+        h = m.h_BH
+        altered = (h != agent.read("h", m.acted.seen, m.acted.untouched)).any(-1) if intervene else h.new_zeros(len(h))
         yield Moment(
             obs=dict(step.obs),
             truth=dict(step.truth),
             is_first_B=step.is_first,
-            age_B=age_B,
-            h_BH=h_BH.cpu().numpy(),
-            altered_B=(h_BH != untouched_BH).any(-1).cpu().numpy(),
-            value_B=value.cpu().numpy(),
-            logits_BA=logits.cpu().numpy(),
-            action_B=action_B,
+            age_B=m.t_B.cpu().numpy(),
+            h_BH=h.cpu().numpy(),
+            altered_B=altered.bool().cpu().numpy(),
+            value_B=m.acted.value_B.cpu().numpy(),
+            logits_BA=m.acted.logits_BA.cpu().numpy(),
+            action_B=m.action.cpu().numpy(),
             next=after,
-            final_h_BH=None if final_h is None else final_h.cpu().numpy(),
-            final_value_B=None if final_value is None else final_value.cpu().numpy(),
+            final_h_BH=None if final is None else final.h_BH.cpu().numpy(),
+            final_value_B=None if final is None else final.value_B.cpu().numpy(),
+            state=m.acted.state,
+            final_state=None if final is None else final.state,
         )
-        step, age_B = after, age_B + 1

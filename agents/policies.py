@@ -7,6 +7,9 @@ A policy module, one of ``ZOO`` or a user's one file (which may import from this
     order of ``spec.action_parts``, those that are not allowed -1e9.
 ``Recurrent(embedding_size, size)``: nn.Module with ``state_size`` and ``hidden_size``; ``initial(B) -> state_BS``,
     ``advance(e_BE, state_BS, is_first_B) -> (h_BH, state_BS)``.  Or ``Recurrent = None``: h is e, the state is empty.
+    It may have ``places``, a dict from a name to the slice of the state where that vector lies.  With ``h`` in it, an
+    h that an intervention changed is what the next step remembers; without, only this step's decoder gets it.  Other
+    names (``cell``) become points of the agent, which can be read and replaced.
 ``RewardWrapper()``: a pure callable ``(before: Step, after: Step) -> float32 [B]``; ``after.reward`` is the task's.
 
 Axes: P parts of an action, S state of the recurrence; the others are core.contracts'.
@@ -40,6 +43,7 @@ from core.artefacts import (
 )
 from core.config import nearest
 from core.contracts import EnvSpec, Step, UserError
+from core.trees import Tree, leaves
 
 ZOO = ("start_kit", "yaofeng", "takeru", "hybrid")
 SOURCE = "policy_module.py"  # the copy of a user's module in a run directory
@@ -109,7 +113,11 @@ def _module_of(path: Path, source: bytes) -> PolicyModule:
 
 
 class PolicyAgent(nn.Module):
-    """Policy and recurrence of a module as one agent, a pure function in named parts."""
+    """Policy and recurrence of a module as one agent; keeps core.contracts.Agent.
+
+    ``seen`` is (e_BE, what the decoder needs of the observation); the state is (h_BH, the decoder's input; state_BS of
+    the recurrence).
+    """
 
     def __init__(self, module: PolicyModule | str | Path, spec: EnvSpec, size: int = 256) -> None:
         """size: width of embedding and core; at least 16.  Raises UserError if the module misfits the world."""
@@ -120,7 +128,6 @@ class PolicyAgent(nn.Module):
         if not spec.action_parts:
             raise UserError(f"{spec.env_id} has one discrete action; policies are for worlds with several parts (nmmo)")
         self.module, self.spec, self.size = module, spec, size
-        self.n_actions = spec.n_actions
         try:
             self._build()
         except UserError:
@@ -135,58 +142,82 @@ class PolicyAgent(nn.Module):
         """Make the module's parts and see that they fit together.  Raises UserError."""
         module, spec, size = self.module, self.spec, self.size
         self.policy = module.policy(spec, size)
-        self.embedding_size = int(self.policy.embedding_size)  # type: ignore[arg-type]
-        self.recurrent = None if module.recurrent is None else module.recurrent(self.embedding_size, size)
+        embedding_size = int(self.policy.embedding_size)  # type: ignore[arg-type]
+        self.recurrent = None if module.recurrent is None else module.recurrent(embedding_size, size)
         core: Any = self.recurrent
-        self.hidden_size = self.embedding_size if core is None else int(core.hidden_size)
-        self.state_size = 0 if core is None else int(core.state_size)
-        self._check()
+        hidden_size = embedding_size if core is None else int(core.hidden_size)
+        self.places: dict[str, slice] = dict(getattr(core, "places", {}))
+        widths = {name: len(range(int(core.state_size))[place]) for name, place in self.places.items()}
+        self.points = {**widths, "h": hidden_size, "embedding": embedding_size}
+        self._check(0 if core is None else int(core.state_size), widths.get("h", hidden_size))
 
     @property
     def name(self) -> str:
         """The module's name."""
         return self.module.name
 
-    def _check(self) -> None:
+    def _check(self, state_size: int, h_in_state: int) -> None:
         """UserError unless what the module's parts return has the shapes that their contract says."""
         B = 2
         with torch.no_grad():
-            e, seen = self.encode(example(self.spec, B, None))
-            h, state = self.advance(e, self.initial(B), torch.ones(B, dtype=torch.bool))
-            logits, value = self.heads(h, seen)
+            seen = self.encode(example(self.spec, B, None))
+            try:
+                list(leaves(seen))
+            except TypeError as error:
+                raise UserError(f"policy {self.name!r}: what encode gives the decoder: {error}") from None
+            state = self.advance(seen, self.initial(B), torch.ones(B, dtype=torch.bool))
+            logits, value = self.heads(seen, state)
         for what, have, want in (
-            ("encode's e", e, (B, self.embedding_size)),
-            ("advance's h", h, (B, self.hidden_size)),
-            ("advance's state", state, (B, self.state_size)),
-            ("decode's logits", logits, (B, self.n_actions)),
+            ("encode's e", seen[0], (B, self.points["embedding"])),
+            ("advance's h", state[0], (B, self.points["h"])),
+            ("advance's state", state[1], (B, state_size)),
+            ("decode's logits", logits, (B, self.spec.n_actions)),
             ("decode's value", value, (B,)),
         ):
             if tuple(have.shape) != want:
                 raise UserError(f"policy {self.name!r}: {what} has shape {tuple(have.shape)}, it must be {want}")
+        if h_in_state != self.points["h"] or ("h" in self.places and not torch.equal(state[0], self._part("h", state))):
+            raise UserError(f"policy {self.name!r}: h does not lie in the state where Recurrent.places says")
 
-    def initial(self, batch: int) -> Tensor:
-        """The state before the first observation, [B, S] (S is 0 where nothing recurs)."""
-        if self.recurrent is None:
-            return torch.zeros(batch, 0, device=next(self.parameters()).device)
-        state: Tensor = self.recurrent.initial(batch)  # type: ignore[operator]
-        return state
+    def _part(self, point: str, state: Tree) -> Tensor:
+        part: Tensor = state[1][:, self.places[point]]
+        return part
 
-    def encode(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
-        """Observation fields [B, ...] -> e_BE, and what ``heads`` needs of them (NamedTuple of tensors [B, ...])."""
+    def initial(self, batch: int) -> Tree:
+        like = next(self.parameters())
+        core = like.new_zeros(batch, 0) if self.recurrent is None else self.recurrent.initial(batch)  # type: ignore[operator]
+        return like.new_zeros(batch, self.points["h"]), core
+
+    def encode(self, obs: Mapping[str, Tensor]) -> Tree:
         e, seen = self.policy.encode(obs)  # type: ignore[operator]
         return e, seen
 
-    def advance(self, e_BE: Tensor, state_BS: Tensor, is_first_B: Tensor) -> tuple[Tensor, Tensor]:
-        """(h_BH, the heads' input; next state_BS); where is_first (bool [B]) the state begins anew."""
+    def advance(self, seen: Tree, state: Tree, is_first_B: Tensor) -> Tree:
+        """As the contract says; of ``seen`` only e is looked at."""
         if self.recurrent is None:
-            return e_BE, state_BS
-        h, state = self.recurrent.advance(e_BE, state_BS, is_first_B)  # type: ignore[operator]
-        return h, state
+            return seen[0], state[1]
+        h, core = self.recurrent.advance(seen[0], state[1], is_first_B)  # type: ignore[operator]
+        return h, core
 
-    def heads(self, h_BH: Tensor, seen: Any) -> tuple[Tensor, Tensor]:
-        """(logits_BA in the order of spec.action_parts, those not allowed -1e9; value_B)."""
-        logits, value = self.policy.decode(h_BH, seen)  # type: ignore[operator]
+    def heads(self, seen: Tree, state: Tree) -> tuple[Tensor, Tensor]:
+        """As the contract says; of the state only h is looked at."""
+        logits, value = self.policy.decode(state[0], seen[1])  # type: ignore[operator]
         return logits, value
+
+    def read(self, point: str, seen: Tree, state: Tree) -> Tensor:
+        vectors: dict[str, Tensor] = {"h": state[0], "embedding": seen[0]}
+        return vectors[point] if point in vectors else self._part(point, state)
+
+    def replaced(self, point: str, x_BN: Tensor, seen: Tree, state: Tree) -> tuple[Tree, Tree]:
+        """As the contract says.  h enters the recurrence too where the module says where it lies there (``places``);
+        a cell is what the next step remembers, and leaves this step's h as it was."""
+        if point == "embedding":
+            return (x_BN, seen[1]), state
+        h_BH, core_BS = state
+        if point in self.places:
+            column = torch.arange(core_BS.shape[1], device=core_BS.device)[self.places[point]]
+            core_BS = core_BS.index_copy(1, column, x_BN)
+        return seen, (x_BN if point == "h" else h_BH, core_BS)
 
     @property
     def recurrence(self) -> str:
@@ -196,14 +227,19 @@ class PolicyAgent(nn.Module):
         return str(getattr(self.recurrent, "summary", type(self.recurrent).__name__))
 
     def describe(self) -> dict[str, Any]:
-        """Module, sizes, parameters, the declared recurrence and the measured one (JSON values)."""
+        """Module, sizes, parameters, the declared recurrence and the measured one (JSON values).
+
+        ``remembers_replaced_h``: an h that an intervention changed enters the recurrence, and not this step's decoder
+        alone.
+        """
         return {
             "module": self.name,
             "size": self.size,
             "parameters": parameter_count(self),
-            "hidden_size": self.hidden_size,
-            "state_size": self.state_size,
+            "hidden_size": self.points["h"],
+            "state_size": self.initial(1)[1].shape[1],
             "recurrence": self.recurrence,
+            "remembers_replaced_h": "h" in self.places,
             **memory(self),
         }
 
@@ -241,15 +277,19 @@ def memory(agent: PolicyAgent, batch: int = 16, steps: int = 3) -> dict[str, Any
         return {k: v.to(device) for k, v in example(agent.spec, batch, generator).items()}
 
     first, going = (torch.full((batch,), x, device=device) for x in (True, False))
-    states = []
+    pasts = []
     for _ in range(2):
         state = agent.initial(batch)
         for t in range(steps):
-            state = agent.advance(agent.encode(shown())[0], state, going if t else first)[1]
-        states.append(state)
-    e = agent.encode(shown())[0]
-    one, other = (agent.advance(e, state, going)[0] for state in states)
-    anew = [agent.advance(e, state, first)[0] for state in states]
+            state = agent.advance(agent.encode(shown()), state, going if t else first)
+        pasts.append(state)
+    seen = agent.encode(shown())
+
+    def h_after(past: Tree, is_first_B: Tensor) -> Tensor:
+        return agent.read("h", seen, agent.advance(seen, past, is_first_B))
+
+    one, other = (h_after(past, going) for past in pasts)
+    anew = [h_after(past, first) for past in pasts]
     change = float((one - other).pow(2).mean().sqrt() / one.pow(2).mean().sqrt().clamp(min=1e-12))
     return {"remembers": change > 0, "memory_change": change, "forgets_at_start": torch.equal(*anew)}
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agents.recurrent import RecurrentAgent
+from core.contracts import Agent
+from core.trees import Tree, each, floats, joined, rows_of, unstacked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +84,8 @@ class RewardScale:
 
 @dataclass
 class Rollout:
-    """What the environments gave in T steps; tensors [T, B, ...], ``h_first`` [B, H] is the state
-    before step 0."""
+    """What the environments gave in T steps; tensors [T, B, ...], ``state_first`` [B, ...] is the agent's state before
+    step 0."""
 
     obs: dict[str, Tensor]
     is_first: Tensor
@@ -93,7 +94,7 @@ class Rollout:
     value: Tensor
     reward: Tensor
     done: Tensor
-    h_first: Tensor
+    state_first: Tree
     next_value: Tensor  # [B]
     alive: Tensor | None = None  # bool [T, B], this step was lived; None: every one
 
@@ -111,11 +112,11 @@ def gae(reward: Tensor, value: Tensor, done: Tensor, next_value: Tensor, gamma: 
     return advantage
 
 
-def encode(agent: RecurrentAgent, obs: Mapping[str, Tensor], bf16: bool) -> Tensor:
+def encode(agent: Agent, obs: Mapping[str, Tensor], bf16: bool) -> Tree:
     """The agent's encoder, in bfloat16 if asked; float32 out."""
     device = next(iter(obs.values())).device.type
     with torch.autocast(device, torch.bfloat16, enabled=bf16):
-        return agent.encode(obs).float()
+        return floats(agent.encode(obs))
 
 
 def minibatches(envs: int, parts: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
@@ -124,7 +125,7 @@ def minibatches(envs: int, parts: int, rng: np.random.Generator) -> Iterator[np.
 
 
 def loss_of(
-    agent: RecurrentAgent,
+    agent: Agent,
     r: Rollout,
     advantage: Tensor,
     columns: Tensor,
@@ -133,24 +134,25 @@ def loss_of(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's loss on the environments ``columns`` (int64), and its parts for the log."""
     obs = {k: v.index_select(1, columns) for k, v in r.obs.items()}
-    e_TBE = encode_sequences(agent, obs, config.bf16)
-    logits, value = unroll(agent, e_TBE, r.h_first[columns], r.is_first[:, columns])
+    seen = encode_sequences(agent, obs, config.bf16)
+    logits, value = unroll(agent, seen, rows_of(r.state_first, columns), r.is_first[:, columns])
     return clipped_loss(logits, value, r, advantage, columns, config, entropy_coef)
 
 
-def encode_sequences(agent: RecurrentAgent, obs: Mapping[str, Tensor], bf16: bool) -> Tensor:
-    """Observations [T, B, ...] -> e [T, B, E]."""
+def encode_sequences(agent: Agent, obs: Mapping[str, Tensor], bf16: bool) -> Tree:
+    """Observations [T, B, ...] -> what the agent saw, [T, B, ...]."""
     steps = next(iter(obs.values())).shape[0]
-    return encode(agent, {k: v.flatten(0, 1) for k, v in obs.items()}, bf16).unflatten(0, (steps, -1))
+    seen = encode(agent, {k: v.flatten(0, 1) for k, v in obs.items()}, bf16)
+    return each(lambda x: x.unflatten(0, (steps, -1)), seen)
 
 
-def unroll(agent: RecurrentAgent, e_TBE: Tensor, h_BH: Tensor, is_first_TB: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [T * B, A] and values [T * B] of sequences that begin in the state ``h_BH``."""
-    hidden = []
-    for e_BE, is_first_B in zip(e_TBE, is_first_TB, strict=True):
-        h_BH = agent.advance(e_BE, h_BH, is_first_B)
-        hidden.append(h_BH)
-    return agent.heads(torch.stack(hidden).flatten(0, 1))
+def unroll(agent: Agent, seen: Tree, state: Tree, is_first_TB: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [T * B, A] and values [T * B] of sequences seen [T, B, ...] that begin in ``state``."""
+    states = []
+    for seen_B, is_first_B in zip(unstacked(seen), is_first_TB, strict=True):
+        state = agent.advance(seen_B, state, is_first_B)
+        states.append(state)
+    return agent.heads(each(lambda x: x.flatten(0, 1), seen), joined(states))
 
 
 def clipped_loss(

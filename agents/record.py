@@ -14,11 +14,12 @@ import torch
 from agents.play import Chooser, Exploration, Moment, play
 from agents.recurrent import load_agent
 from core import artefacts, config as cli
-from core.contracts import Agent, Intervention, UserError, VecEnv
+from core.contracts import Agent, Intervention, Step, UserError, VecEnv
 from core.directions import fingerprint
 from core.episodes import Episode, StoreWriter
 from core.interventions import InterventionOptions, build, nothing_altered
 from core.progress import bar
+from core.trees import flatten
 from envs.registry import make
 
 STAGE = "record"
@@ -70,49 +71,88 @@ def record_episodes(
     exploration: Exploration | None = None,
     intervene: Sequence[Intervention] = (),
 ) -> Iterator[Episode]:
-    """``ceil(episodes / slots)`` whole episodes from every slot, in the order they end."""
+    """``ceil(episodes / slots)`` whole episodes from every slot, in the order they end.
+
+    What is kept until then is the rows of the running episodes; of slots that have given theirs, nothing.
+    """
     slots = env.spec.slots
     quota_B = np.full(slots, -(-episodes // slots))
     chooser = Chooser(exploration or Exploration(), slots, np.random.default_rng(seed))
-    pending: list[list[tuple[Moment, int]]] = [[] for _ in range(slots)]
+    running = [Running() for _ in range(slots)]
+    more: bool | None = None  # the state is more than h, and recorded too
     for moment in play(agent, env, chooser, seed=seed, device=device, intervene=intervene):
+        if more is None:
+            state = flatten(moment.state).cpu().numpy()
+            more = not np.array_equal(state, moment.h_BH, equal_nan=True)
+        shown, final = columns_of(moment, more)
         done_B = moment.next.terminated | moment.next.truncated
         for b in np.flatnonzero(quota_B > 0):
-            pending[b].append((moment, b))
+            running[b].add(shown, b)
             if done_B[b]:
                 meta: dict[str, Any] = {"seed": seed, "slot": int(b), "explores": bool(chooser.explores_B[b])}
                 if intervene:
-                    meta["altered"] = [t for t, (m, _) in enumerate(pending[b]) if m.altered_B[b]]
-                yield _episode(pending[b], meta)
-                pending[b] = []
+                    meta["altered"] = running[b].altered
+                yield running[b].episode(final, b, moment.next, meta)
+                running[b] = Running()
                 quota_B[b] -= 1
         if not quota_B.any():
             return
 
 
-def _episode(rows: list[tuple[Moment, int]], meta: dict[str, Any]) -> Episode:
-    last, b = rows[-1]
-    final = last.next.final_obs
+Columns = dict[str, np.ndarray]
 
-    def column(read: Any, final_row: Any = None) -> np.ndarray:
-        values = [read(m)[b] for m, _ in rows]
-        return np.stack(values if final_row is None else [*values, final_row])
 
-    labels = last.next.final_truth
-    final_h = last.final_h_BH[b] if last.final_h_BH is not None else None
-    final_value = last.final_value_B[b] if last.final_value_B is not None else None
-    return Episode(
-        obs={k: column(lambda m, k=k: m.obs[k], final[k][b] if final is not None else None) for k in last.obs},
-        h=column(lambda m: m.h_BH, final_h),
-        value=column(lambda m: m.value_B, final_value),
-        action=column(lambda m: m.action_B),
-        logits=column(lambda m: m.logits_BA),
-        reward=column(lambda m: m.next.reward),
-        terminated=bool(last.next.terminated[b]),
-        truncated=bool(last.next.truncated[b]),
-        truth={k: column(lambda m, k=k: m.truth[k], labels[k][b] if labels is not None else None) for k in last.truth},
-        meta=meta,
-    )
+def columns_of(moment: Moment, whole_state: bool) -> tuple[Columns, Columns | None]:
+    """A row a slot of every column of an episode, and of those of the observation after the last transition, where the
+    world shows it."""
+    after = moment.next
+    now = {"h": moment.h_BH, "value": moment.value_B, "action": moment.action_B, "logits": moment.logits_BA}
+    now |= {"reward": after.reward, "altered": moment.altered_B}
+    now |= {"state": flatten(moment.state).cpu().numpy()} if whole_state else {}
+    now |= {f"obs/{k}": v for k, v in moment.obs.items()} | {f"truth/{k}": v for k, v in moment.truth.items()}
+    if moment.final_h_BH is None or moment.final_value_B is None or after.final_obs is None:
+        return now, None
+    final = {"h": moment.final_h_BH, "value": moment.final_value_B}
+    final |= {"state": flatten(moment.final_state).cpu().numpy()} if whole_state else {}
+    final |= {f"obs/{k}": v for k, v in after.final_obs.items()}
+    return now, final | {f"truth/{k}": v for k, v in (after.final_truth or {}).items()}
+
+
+class Running:
+    """The rows so far of the episode that runs in one slot; copies, so that the other slots' are not kept with them."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[np.ndarray]] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows.get("reward", ()))
+
+    def add(self, shown: Columns, b: int) -> None:
+        for name, rows in shown.items():
+            self._rows.setdefault(name, []).append(np.array(rows[b]))
+
+    @property
+    def altered(self) -> list[int]:
+        """Steps at which an intervention changed h."""
+        return np.flatnonzero(self._rows["altered"]).tolist()
+
+    def episode(self, final: Columns | None, b: int, after: Step, meta: dict[str, Any]) -> Episode:
+        """What ended with the step ``after``; ``final``: a row a slot of what was seen last, if it was."""
+        flat: dict[str, Any] = {}
+        groups: dict[str, Columns] = {"obs": {}, "truth": {}}
+        for name, rows in self._rows.items():
+            last = [final[name][b]] if final is not None and name in final else []
+            group, _, rest = name.partition("/")
+            (groups[group] if rest else flat)[rest or name] = np.stack([*rows, *last])
+        del flat["altered"]
+        return Episode(
+            **flat,
+            obs=groups["obs"],
+            truth=groups["truth"],
+            terminated=bool(after.terminated[b]),
+            truncated=bool(after.truncated[b]),
+            meta=meta,
+        )
 
 
 def keep_unaltered(out: Path, altered: bool) -> None:

@@ -60,7 +60,7 @@ class Collector:
     def __init__(self, agent: RecurrentAgent, env: VecEnv, config: TrainConfig, device: torch.device) -> None:
         self.agent, self.env, self.config, self.device = agent, env, config.ppo, device
         self.current: Step = env.reset(config.seed)
-        self.h_BH = agent.initial(config.ppo.envs).detach().clone()
+        self.h_BH = agent.initial(config.ppo.envs).detach().clone()  # this agent's whole state
         self.scale = RewardScale(config.ppo.gamma, np.zeros(config.ppo.envs), np.ones(config.ppo.envs))
         self.score = np.zeros(config.ppo.envs)
         self.length = np.zeros(config.ppo.envs, np.int64)
@@ -73,12 +73,13 @@ class Collector:
     @torch.no_grad()
     def collect(self) -> Rollout:
         rows: dict[str, list[Any]] = {k: [] for k in ("obs", "is_first", "action", "logp", "value", "reward", "done")}
-        h_first = self.h_BH
+        state_first = self.h_BH
         for _ in range(self.config.rollout_steps):
             obs = self._obs(self.current)
             is_first = torch.from_numpy(self.current.is_first).to(self.device)
-            self.h_BH = self.agent.advance(encode(self.agent, obs, self.config.bf16), self.h_BH, is_first)
-            logits, value = self.agent.heads(self.h_BH)
+            seen = encode(self.agent, obs, self.config.bf16)
+            self.h_BH = self.agent.advance(seen, self.h_BH, is_first)
+            logits, value = self.agent.heads(seen, self.h_BH)
             policy = torch.distributions.Categorical(logits=logits, validate_args=False)
             action = policy.sample()
             step = self.env.step(action.cpu().numpy())
@@ -89,8 +90,8 @@ class Collector:
                 # never shows it, so there a time-out is learnt as an ending.)
                 last = self._obs(Step(step.final_obs, step.reward, done, done, done))
                 cut = torch.from_numpy(step.truncated & ~step.terminated).to(self.device)
-                e_BE = encode(self.agent, last, self.config.bf16)
-                _, after = self.agent.heads(self.agent.advance(e_BE, self.h_BH, torch.zeros_like(cut)))
+                seen = encode(self.agent, last, self.config.bf16)
+                _, after = self.agent.heads(seen, self.agent.advance(seen, self.h_BH, torch.zeros_like(cut)))
                 reward = reward + self.config.gamma * after * cut
             for k, v in (("obs", obs), ("is_first", is_first), ("action", action), ("value", value)):
                 rows[k].append(v)
@@ -100,11 +101,11 @@ class Collector:
             self._count(step, done)
             self.current = step
         is_first = torch.from_numpy(self.current.is_first).to(self.device)
-        e_BE = encode(self.agent, self._obs(self.current), self.config.bf16)
-        _, next_value = self.agent.heads(self.agent.advance(e_BE, self.h_BH, is_first))
+        seen = encode(self.agent, self._obs(self.current), self.config.bf16)
+        _, next_value = self.agent.heads(seen, self.agent.advance(seen, self.h_BH, is_first))
         obs_T = {k: torch.stack([o[k] for o in rows["obs"]]) for k in rows["obs"][0]}
         stacked = {k: torch.stack(v) for k, v in rows.items() if k != "obs"}
-        return Rollout(obs=obs_T, h_first=h_first, next_value=next_value, **stacked)
+        return Rollout(obs=obs_T, state_first=state_first, next_value=next_value, **stacked)
 
     def _count(self, step: Step, done: np.ndarray) -> None:
         self.score += step.reward

@@ -28,15 +28,14 @@ from core.contracts import EnvSpec, UserError
 
 CHUNK_STEPS = 32
 SHARD_STEPS = 16_384
-TRANSITION = ("action", "logits", "reward")  # one row a transition, T
-OBSERVATION = ("h", "value")  # one row an observation
+TRANSITION = ("action", "logits", "reward")  # one row a transition, T; all others one row an observation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
     """One episode of T transitions, aligned as core.contracts says.
 
-    Observation-like arrays (``obs, h, value, truth``, ``world``) have T+1 rows, or T where the
+    Observation-like arrays (``obs, h, state, value, truth``, ``world``) have T+1 rows, or T where the
     world never showed the last observation (``final_known`` false: Procgen after a terminal step);
     the last frame is never invented.  ``truncated`` without ``terminated`` means cut: by a time
     limit, or because the recorder stopped.
@@ -53,13 +52,15 @@ class Episode:
     truth: Mapping[str, np.ndarray] = field(default_factory=dict)  # labels of the world, a row an observation
     world: Mapping[str, np.ndarray] = field(default_factory=dict)  # simulator's state, a row an observation
     latent: np.ndarray | None = None  # float32 [Z], what a simulated episode started from
+    state: np.ndarray | None = None  # float32 [T(+1), S], the agent's whole state, flat, where it is more than h
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rows, steps = len(self.h), len(self.action)
         if rows not in (steps, steps + 1):
             raise ValueError(f"h has {rows} rows for {steps} transitions; expected {steps} or {steps + 1}")
-        for name, array in (*self.obs.items(), *self.truth.items(), *self.world.items(), ("value", self.value)):
+        own = {"value": self.value} | ({} if self.state is None else {"state": self.state})
+        for name, array in (*self.obs.items(), *self.truth.items(), *self.world.items(), *own.items()):
             if len(array) != rows:
                 raise ValueError(f"{name} has {len(array)} rows, h has {rows}")
         for name in TRANSITION:
@@ -80,8 +81,7 @@ class Episode:
     def columns(self) -> dict[str, np.ndarray]:
         """All per-step arrays by their stored names."""
         out = {"h": self.h, "value": self.value, "action": self.action, "reward": self.reward}
-        if self.logits is not None:
-            out["logits"] = self.logits
+        out |= {k: v for k in ("logits", "state") if (v := getattr(self, k)) is not None}
         for group in ("obs", "truth", "world"):
             out |= {f"{group}/{k}": v for k, v in getattr(self, group).items()}
         return out

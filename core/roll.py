@@ -224,6 +224,8 @@ def roll(
             given = given if env_grads else given.detach()
             world_state, shown = world.step(world_state, given, None if draw is None else draw.world)
             alive = alive & goes_on(shown, draw)
+            if shown.is_first_B is not None:
+                alive = alive | shown.is_first_B
             t_B = t_B + 1
         is_first = nowhere if shown.is_first_B is None else shown.is_first_B
         if shown.is_first_B is not None:

@@ -41,6 +41,24 @@ def rows_of(tree: Tree, rows: Any) -> Tree:
     return each(lambda x: x[rows], tree)
 
 
+def with_rows(tree: Tree, rows: Tensor, part: Tree) -> Tree:
+    """Another tree, in which the rows ``rows`` (int64 [R]) are those of ``part``."""
+    return each(lambda whole, some: whole.index_copy(0, rows, some), tree, part)
+
+
+def unstacked(tree: Tree) -> Iterator[Tree]:
+    """The T trees [B, ...] of one [T, B, ...]."""
+    unbound = [x.unbind(0) for x in leaves(tree)]
+    for row in zip(*unbound, strict=True):
+        parts = iter(row)
+        yield each(lambda _, parts=parts: next(parts), tree)  # type: ignore[misc]
+
+
+def floats(tree: Tree) -> Tree:
+    """Its floating-point numbers as float32, all others as they are."""
+    return each(lambda x: x.float() if x.is_floating_point() else x, tree)
+
+
 def detached(tree: Tree) -> Tree:
     """Without its graph."""
     return each(lambda x: x.detach(), tree)
@@ -63,7 +81,7 @@ def where(mask_B: Tensor, yes: Tree, no: Tree) -> Tree:
 
 def flatten(tree: Tree) -> Tensor:
     """All of it as one float tensor [B, N], tensor after tensor, for a recorder."""
-    return torch.cat([x.flatten(1) for x in leaves(tree)], 1)
+    return torch.cat([x.flatten(1) if x.ndim > 1 else x[:, None] for x in leaves(tree)], 1)
 
 
 def unflatten(flat_BN: Tensor, like: Tree) -> Tree:
@@ -73,4 +91,4 @@ def unflatten(flat_BN: Tensor, like: Tree) -> Tree:
     if flat_BN.shape[1] != sum(widths):
         raise ValueError(f"a state of {sum(widths)} numbers cannot be made of {flat_BN.shape[1]}")
     parts = iter(flat_BN.split(widths, 1))
-    return each(lambda x: next(parts).unflatten(1, x.shape[1:]) if x.ndim > 2 else next(parts).to(x.dtype), like)
+    return each(lambda x: next(parts).reshape(len(flat_BN), *x.shape[1:]).to(x.dtype), like)

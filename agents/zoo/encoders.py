@@ -334,13 +334,14 @@ class LSTM(nn.Module):
     """``layers`` LSTM cells, one above the other (Hochreiter and Schmidhuber 1997), from plain operations: fused
     kernels refuse second derivatives and, in eval mode, sometimes the first.
 
-    The state is [h, c] of each layer in turn; the output is the last layer's h.  The forget gate's bias starts at 1
-    (Jozefowicz et al. 2015).
+    The state is [h, c] of each layer in turn; the output is the last layer's h, and the point ``cell`` its c.  The
+    forget gate's bias starts at 1 (Jozefowicz et al. 2015).
     """
 
     def __init__(self, embedding_size: int, size: int, layers: int = 1) -> None:
         super().__init__()
         self.layers, self.hidden_size, self.state_size = layers, size, 2 * layers * size
+        self.places = {"h": slice(-2 * size, -size), "cell": slice(-size, None)}
         inputs = [embedding_size] + [size] * (layers - 1)
         self.inputs = nn.ModuleList([nn.Linear(n, 4 * size) for n in inputs])
         self.recurrent = nn.ModuleList([nn.Linear(size, 4 * size, bias=False) for _ in inputs])
