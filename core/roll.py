@@ -366,12 +366,13 @@ class Simulator(Generic[WorldT]):
 
     def draw_noise(self, batch: int, generator: torch.Generator) -> Noise:
         """All the chance of one step; the generator is on the world's device."""
-        return draw_noise(self.world, batch, generator, next(leaves(self.agent.initial(1))))
+        like = next(x for x in leaves(self.agent.initial(1)) if x.is_floating_point())
+        return draw_noise(self.world, batch, generator, like)
 
     def with_agent(self, agent: Agent) -> Simulator[WorldT]:
         """The same world with another agent in it, which begins with its initial state: a latent tells only what the
         world's own agent remembered.  UserError for an agent of another game or with other observations or actions."""
-        for what in ("env_id", "obs", "action_names"):
+        for what in ("env_id", "obs", "action_names", "action_parts"):
             if getattr(agent.spec, what) != getattr(self.world.spec, what):
                 raise UserError(f"the agent does not fit this world: its {what} are another's ({agent.spec.env_id})")
         return replace(self, agent=agent, memory=None)

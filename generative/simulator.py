@@ -34,7 +34,7 @@ from core.artefacts import (
 from core.config import from_json, to_json
 from core.contracts import Agent, EnvSpec, Shown, UserError
 from core.roll import Moment, Simulator, Trajectory, act, choose as choose_action, gumbel, one_hot, trajectory_of
-from core.trees import Tree, detached, flatten, unflatten
+from core.trees import Tree, flatten, unflatten
 from envs.registry import renewed
 from generative.fields import (
     Scale,
@@ -285,13 +285,13 @@ class RSSMWorld(nn.Module):
 
 @dataclass(frozen=True)
 class TrainedMemory:
-    """A trained world's memory of an agent's state, to core.contracts.Memory.  like: a state of this agent."""
+    """What a trained world remembers of its own agent's state, to core.contracts.Memory."""
 
     world: RSSMWorld
-    like: Tree
+    agent: Agent
 
     def __call__(self, z_BZ: Tensor) -> Tree:
-        return unflatten(self.world.memory(z_BZ), self.like)
+        return unflatten(self.world.memory(z_BZ), self.agent.initial(1))
 
 
 def simulator_of(config: ModelConfig, agent: Agent) -> Simulator[RSSMWorld]:
@@ -300,9 +300,9 @@ def simulator_of(config: ModelConfig, agent: Agent) -> Simulator[RSSMWorld]:
 
     The memory of a RecurrentAgent, a state in (-1, 1), is bounded; any other's state is read from the latent linearly.
     """
-    like = detached(agent.initial(1))
-    world = RSSMWorld(config, agent.spec, flatten(like).shape[1], bounded=isinstance(agent, RecurrentAgent))
-    return Simulator(agent, world, TrainedMemory(world, like))
+    memory_size = flatten(agent.initial(1)).shape[1]
+    world = RSSMWorld(config, agent.spec, memory_size, bounded=isinstance(agent, RecurrentAgent))
+    return Simulator(agent, world, TrainedMemory(world, agent))
 
 
 def teacher_forced(
