@@ -40,8 +40,8 @@ class ConvEncoder(nn.Module):
         count = halvings(shape)
         parts: list[nn.Module] = []
         for c in channels_of(depth, count):
-            kernel = {"kernel_size": 4, "stride": 2} if count else {"kernel_size": 3}
-            parts += [nn.Conv2d(before, c, padding=1, **kernel), nn.SiLU()]
+            kernel, stride = (4, 2) if count else (3, 1)
+            parts += [nn.Conv2d(before, c, kernel, stride=stride, padding=1), nn.SiLU()]
             before = c
         self.layers = nn.Sequential(*parts, nn.Flatten())
         self.size = (height >> count) * (width >> count) * before
@@ -64,7 +64,7 @@ class ConvDecoder(nn.Module):
         parts: list[nn.Module] = []
         for i, c in enumerate([*later, colours], 1):
             if count:  # twice the size, and one more where the halving rounded down
-                odd = tuple(side >> (count - i) & 1 for side in (height, width))
+                odd = (height >> (count - i) & 1, width >> (count - i) & 1)
                 parts += [nn.ConvTranspose2d(before, c, 4, stride=2, padding=1, output_padding=odd), nn.SiLU()]
             else:
                 parts += [nn.Conv2d(before, c, 3, padding=1), nn.SiLU()]
