@@ -362,7 +362,8 @@ def save_weights(module: torch.nn.Module, path: Path, half: Callable[[str], bool
     """Parameters and buffers as safetensors, atomically; those whose name ``half`` picks as float16."""
     from safetensors.torch import save
 
-    state = {k: v.detach().cpu().contiguous() for k, v in module.state_dict().items()}
+    # Copies: safetensors refuses tensors that share memory, as tied weights do.
+    state = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in module.state_dict().items()}
     write_atomically(path, save({k: v.half() if half is not None and half(k) else v for k, v in state.items()}))
 
 
@@ -530,7 +531,7 @@ def _models_of(directory: Path, manifest: Mapping[str, Any]) -> _Models:
     """From the weights of an agent or a simulator, else from what the manifest says.  Raises UserError."""
     files, facts = manifest["files"], manifest["facts"]
     said = str(facts.get("agent") or "")
-    if WEIGHTS not in files or not {"agent.json", "policy.json", "simulator.json"} & files.keys():
+    if WEIGHTS not in files or not {"agent.json", "policy.json", "adopted.json", "simulator.json"} & files.keys():
         return _Models(False, said, str(facts.get("simulator") or ""))
     # Bundles have the world's weights, never the agent's, as float16, and load them as float32.
     tensors = load_tensors(directory, WEIGHTS)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from core.config import from_json, nearest
 from core.contracts import EnvSpec, UserError, VecEnv
+
+KINDS = {  # the first word of an env_id -> how a user writes it
+    "procgen": "procgen/GAME",
+    "planted": "planted/KIND",
+    "nmmo": "nmmo",
+    "gymnasium": "gymnasium/ID",
+}
 
 
 def renewed(spec: EnvSpec) -> EnvSpec:
@@ -15,6 +25,41 @@ def renewed(spec: EnvSpec) -> EnvSpec:
         from envs.procgen import ACTION_NAMES, GAMES, words_of
 
         return replace(spec, **words_of(name)) if name in GAMES and spec.action_names == ACTION_NAMES else spec
+    return spec
+
+
+def spec_of(name: str, options: Mapping[str, Any]) -> EnvSpec:
+    """The spec of a world by what a user writes: ``procgen/coinrun``, ``gymnasium/CartPole-v1``, ``planted/null``,
+    ``nmmo``, or the path of a .py file with ``make_env``, which is then agreed to.
+
+    options: the world's own (JSON values).  Raises UserError.
+    """
+    kind, _, rest = name.partition("/")
+    if name.endswith(".py"):
+        from envs.gymnasium_env import agreed_module
+
+        name, options = agreed_module(Path(name), options)
+    elif kind not in KINDS:
+        forms = ", ".join(KINDS.values())
+        raise UserError(f"no world {name!r}{nearest(kind, KINDS)}; write {forms}, or the path of a .py file")
+    if kind == "procgen":
+        from envs.procgen import ProcgenEnv, ProcgenOptions
+
+        return ProcgenEnv(from_json(ProcgenOptions, {**options, "game": rest}, name), 1).spec
+    if kind == "planted":
+        from envs.planted import PlantedOptions, spec_of as planted_spec_of
+
+        return planted_spec_of(from_json(PlantedOptions, {**options, "kind": rest}, name), 1)
+    if kind == "nmmo":
+        from envs.nmmo import NmmoEnv, NmmoOptions
+
+        world: VecEnv = NmmoEnv(from_json(NmmoOptions, options, name), 1)
+    else:
+        from envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
+
+        world = GymnasiumEnv(name, from_json(GymnasiumOptions, options, name), 1)
+    spec = world.spec
+    world.close()
     return spec
 
 
@@ -38,4 +83,8 @@ def make(spec: EnvSpec, slots: int, *, threads: int = 2, **options: Any) -> VecE
         from envs.planted import make_planted
 
         return make_planted(spec, slots)
+    if kind in ("gymnasium", "module"):
+        from envs.gymnasium_env import GymnasiumEnv, options_of as gymnasium_options_of
+
+        return GymnasiumEnv(spec.env_id, gymnasium_options_of(spec), slots, options.get("split", "train"))
     raise UserError(f"no adapter for the world {spec.env_id!r}")

@@ -1,0 +1,270 @@
+"""Rollouts recorded elsewhere: ``python -m agents.import_rollouts rollouts.npz --agent runs/mine --out runs/rollouts``.
+
+From an .npz file or a Minari dataset (HDF5).  Hidden states, logits and values are not read but computed: the agent is
+shown the recorded observations, so they are exactly its own.  docs/bring-your-own.md has the arrays and the store that
+is written.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+
+from agents.load import load_agent
+from core import artefacts, config as cli
+from core.config import nearest
+from core.contracts import Agent, EnvSpec, UserError
+from core.directions import fingerprint
+from core.episodes import Episode, StoreWriter
+from core.progress import bar
+from core.roll import act
+from core.trees import flatten
+
+STAGE = "import_rollouts"
+TRANSITIONS = ("action", "reward", "terminated", "truncated")
+MINARI = {"action": "actions", "reward": "rewards", "terminated": "terminations", "truncated": "truncations"}
+MINARI_FILE = "main_data.hdf5"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportConfig:
+    """Make a rollout store of recorded episodes, with the agent's hidden states along them."""
+
+    rollouts: tyro.conf.Positional[Path] = Path("rollouts.npz")
+    """.npz file (docs/bring-your-own.md), or the directory of a Minari dataset"""
+    agent: Path = Path("runs/agent")
+    """run directory of the agent that acted"""
+    out: Path = Path("runs/rollouts")
+    """run directory to write"""
+    batch: int = 32
+    """episodes replayed side by side"""
+    device: str = "cpu"
+    """cpu or cuda"""
+    threads: int = 2
+    """CPU threads"""
+    overwrite: bool = False
+    """replace an earlier run in --out"""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One episode of T transitions as somebody recorded it; ``obs`` has T+1 rows, or T without the last one."""
+
+    obs: Mapping[str, np.ndarray]
+    action: np.ndarray  # int64 [T] or [T, parts]
+    reward: np.ndarray  # float32 [T]
+    terminated: bool
+    truncated: bool
+
+
+# Reading
+
+
+def read_rollouts(path: Path, spec: EnvSpec) -> list[Recorded]:
+    """Episodes of a file in its order.  Raises UserError."""
+    path = Path(path)
+    if path.is_dir() or path.suffix in (".hdf5", ".h5"):
+        return _read_minari(path, spec)
+    if path.suffix != ".npz":
+        raise UserError(f"{path} is neither an .npz file nor the directory of a Minari dataset")
+    return _read_npz(path, spec)
+
+
+def _read_npz(path: Path, spec: EnvSpec) -> list[Recorded]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is not an .npz file of plain arrays ({error})") from None
+    if "obs" in arrays and len(spec.obs) == 1:
+        arrays[f"obs/{next(iter(spec.obs))}"] = arrays.pop("obs")
+    needs = [*TRANSITIONS, *(f"obs/{name}" for name in spec.obs)]
+    for name in needs:
+        if name not in arrays:
+            raise UserError(f"{path} has no array {name!r}{nearest(name, arrays)}; it needs: {', '.join(needs)}")
+    steps = len(arrays["action"])
+    for name in TRANSITIONS:
+        if len(arrays[name]) != steps:
+            raise UserError(f"{path}: {name} has {len(arrays[name])} rows, action has {steps}")
+    if not steps:
+        raise UserError(f"{path} holds no transitions")
+    ends = np.flatnonzero(arrays["terminated"].astype(bool) | arrays["truncated"].astype(bool)) + 1
+    bounds = [0, *ends.tolist()] + ([steps] if not len(ends) or ends[-1] < steps else [])
+    rows = len(arrays[f"obs/{next(iter(spec.obs))}"])
+    last = {steps: 0, steps + len(bounds) - 1: 1}.get(rows)
+    if last is None:
+        raise UserError(
+            f"{path}: {rows} observations for {steps} transitions in {len(bounds) - 1} episodes; there must be one a "
+            "transition, or one more an episode (the last)"
+        )
+    out = []
+    for i, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        part = {name: arrays[name][start:stop] for name in TRANSITIONS}
+        seen = slice(start + last * i, stop + last * (i + 1))
+        out.append(_recorded({k: arrays[f"obs/{k}"][seen] for k in spec.obs}, part, spec, f"{path}: episode {i}"))
+    return out
+
+
+def _read_minari(path: Path, spec: EnvSpec) -> list[Recorded]:
+    """Episodes of Minari's HDF5 layout: groups episode_N of actions, rewards, terminations, truncations [T] and
+    observations [T+1], a dataset or a group of one a field."""
+    import h5py
+
+    found = [path] if path.is_file() else sorted(path.rglob(MINARI_FILE))
+    if len(found) != 1:
+        raise UserError(f"{path} holds {len(found)} files {MINARI_FILE}; give the directory of one Minari HDF5 dataset")
+    out = []
+    try:
+        with h5py.File(found[0], "r") as file:
+            numbers = sorted(int(m[1]) for name in file if (m := re.fullmatch(r"episode_(\d+)", name)))
+            for i in numbers:
+                group, where = file[f"episode_{i}"], f"{found[0]}: episode {i}"
+                seen = group["observations"]
+                named = dict(seen.items()) if isinstance(seen, h5py.Group) else dict.fromkeys(list(spec.obs)[:1], seen)
+                for name in spec.obs:
+                    if name not in named:
+                        raise UserError(f"{where} has no observation field {name!r}; it has: {', '.join(named)}")
+                part = {ours: group[theirs][:] for ours, theirs in MINARI.items()}
+                out.append(_recorded({k: named[k][:] for k in spec.obs}, part, spec, where))
+    except (OSError, KeyError) as error:
+        raise UserError(f"{found[0]} is not of Minari's HDF5 layout ({error})") from None
+    if not out:
+        raise UserError(f"{found[0]} holds no episodes")
+    return out
+
+
+def _recorded(obs: Mapping[str, np.ndarray], part: Mapping[str, np.ndarray], spec: EnvSpec, where: str) -> Recorded:
+    """Shapes, dtypes and ranges compared with the world's.  Raises UserError."""
+    action = part["action"]
+    parts, steps = np.array(spec.parts), len(action)
+    if action.dtype.kind not in "iu" or action.shape != ((steps,) if len(parts) == 1 else (steps, len(parts))):
+        form = "[T]" if len(parts) == 1 else f"[T, {len(parts)}]"
+        raise UserError(f"{where}: action is {action.dtype} {list(action.shape)}; it must be whole numbers {form}")
+    if not steps:
+        raise UserError(f"{where} has no transition")
+    flat = action.reshape(steps, len(parts))
+    if (flat < 0).any() or (flat >= parts).any():
+        raise UserError(f"{where} has an action outside 0 to {(parts - 1).tolist()}, which {spec.env_id} does not have")
+    reward = np.asarray(part["reward"], np.float32)
+    if reward.shape != (steps,) or not np.isfinite(reward).all():
+        raise UserError(f"{where}: reward must be {steps} finite numbers")
+    terminated = bool(part["terminated"][-1])
+    fields = {name: _field(np.asarray(obs[name]), name, spec, where) for name in spec.obs}
+    if {len(x) for x in fields.values()} not in ({steps}, {steps + 1}):
+        rows = {name: len(x) for name, x in fields.items()}
+        raise UserError(f"{where}: {rows} observations for {steps} transitions; there must be {steps} or {steps + 1}")
+    return Recorded(fields, action.astype(np.int64), reward, terminated, not terminated)
+
+
+def _field(value: np.ndarray, name: str, spec: EnvSpec, where: str) -> np.ndarray:
+    about = spec.obs[name]
+    if value.ndim == 1 and value.dtype.kind in "iu" and len(about.shape) == 1 and about.dtype == "float32":
+        n = about.shape[0]  # a category, which is one-hot here
+        if (value < 0).any() or (value >= n).any():
+            raise UserError(f"{where}: the observation field {name!r} has a category outside 0 to {n - 1}")
+        value = np.eye(n, dtype=np.float32)[value]
+    whole = np.dtype(about.dtype).kind != "f"
+    if value.shape[1:] != about.shape or value.dtype.kind not in "biuf" or (whole and str(value.dtype) != about.dtype):
+        raise UserError(
+            f"{where}: the observation field {name!r} is {value.dtype} {list(value.shape[1:])}; {spec.env_id} has "
+            f"{about.dtype} {list(about.shape)}"
+        )
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise UserError(f"{where}: the observation field {name!r} has NaN or infinite values")
+    return value.astype(about.dtype)
+
+
+# Replaying
+
+
+@torch.no_grad()
+def replayed(
+    agent: Agent, recorded: Sequence[Recorded], batch: int, device: torch.device | str = "cpu"
+) -> Iterator[Episode]:
+    """The episodes in their order, with what the agent makes of their observations from its initial state on."""
+    for first in range(0, len(recorded), batch):
+        some = recorded[first : first + batch]
+        rows = [len(next(iter(e.obs.values()))) for e in some]
+        state, kept = agent.initial(len(some)), _Kept()
+        for t in range(max(rows)):
+            at = [min(t, n - 1) for n in rows]  # an episode that is over stands still; what comes of it is cut off
+            obs = {
+                k: torch.from_numpy(np.stack([e.obs[k][i] for e, i in zip(some, at, strict=True)])).to(device)
+                for k in agent.spec.obs
+            }
+            time = torch.full((len(some),), t, device=device)
+            acted = act(agent, obs, state, time == 0, time)
+            state = acted.state
+            h = agent.read("h", acted.seen, acted.state)
+            kept.add(h=h, value=acted.value_B, logits=acted.logits_BA, state=flatten(state))
+        for b, episode in enumerate(some):
+            columns = {name: np.stack([x[b] for x in column[: rows[b]]]) for name, column in kept.columns.items()}
+            logits, whole = columns.pop("logits")[: len(episode.action)], columns.pop("state")
+            more = whole.shape != columns["h"].shape or not np.array_equal(whole, columns["h"])  # than h
+            yield Episode(
+                **columns, **vars(episode), logits=logits, **({"state": whole} if more else {}),
+                meta={"imported": first + b},
+            )  # fmt: skip
+
+
+class _Kept:
+    """Rows of columns, on the CPU."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, list[np.ndarray]] = {}
+
+    def add(self, **rows: torch.Tensor) -> None:
+        for name, row in rows.items():
+            self.columns.setdefault(name, []).append(row.float().cpu().numpy())
+
+
+def surprise(episode: Episode, parts: Sequence[int]) -> float:
+    """Mean of -log p(action) less the policy's entropy in nats: 0 where the actions are draws of this policy."""
+    assert episode.logits is not None
+    action = torch.from_numpy(episode.action.reshape(episode.steps, len(parts)))
+    total = 0.0
+    for logits, chosen in zip(torch.from_numpy(episode.logits).split(list(parts), 1), action.unbind(1), strict=True):
+        logp = logits.log_softmax(1)
+        total += float((-logp.gather(1, chosen[:, None])[:, 0] + (logp.exp() * logp).sum(1)).mean())
+    return total
+
+
+def main(config: ImportConfig) -> None:
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    cli.require(1, batch=config.batch)
+    agent: Any = load_agent(config.agent, device)
+    spec: EnvSpec = agent.spec
+    recorded = read_rollouts(config.rollouts, spec)
+    surprises = []
+    with artefacts.new_run(config.out, STAGE, config, {"agent": config.agent}, overwrite=config.overwrite) as run:
+        artefacts.write_json(run.path / "spec.json", spec.to_json())
+        with StoreWriter(run.path) as writer, bar("replaying", len(recorded), "episodes") as progress:
+            for episode in replayed(agent, recorded, config.batch, device):
+                writer.add(episode)
+                surprises.append(surprise(episode, spec.parts))
+                progress.advance()
+        run.facts = {"agent": fingerprint(agent), "source": "real", "interventions": []}
+        n = len(recorded)
+        run.record("return_mean", float(np.mean([e.reward.sum() for e in recorded])), "return", n)
+        run.record("length_mean", float(np.mean([len(e.action) for e in recorded])), "steps", n)
+        run.record("steps", sum(len(e.action) for e in recorded), "steps")
+        run.record("surprise_mean", float(np.mean(surprises)), "nats above the policy's entropy", n)
+    print(
+        f"imported {n} episodes, {sum(len(e.action) for e in recorded):,} steps: {config.out}; the recorded actions are "
+        f"{np.mean(surprises):+.2f} nats more surprising to the agent than its own draws (0: it was this agent)"
+    )
+
+
+if __name__ == "__main__":
+    cli.run(ImportConfig, main, STAGE)
