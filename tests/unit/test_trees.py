@@ -8,7 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from core.trees import detached, each, flatten, joined, leaves, on, rows_of, unflatten, where
+from core.trees import (
+    detached,
+    each,
+    flatten,
+    floats,
+    joined,
+    leaves,
+    on,
+    rows_of,
+    unflatten,
+    unstacked,
+    where,
+    with_rows,
+)  # fmt: skip
 
 B = 4
 
@@ -61,7 +74,9 @@ def test_one_tensor_is_a_tree(dtype: torch.dtype, shape: tuple[int, ...]) -> Non
 def test_gradients_pass_through_flatten_and_back() -> None:
     x, y = (torch.randn(B, *n, dtype=torch.float64, requires_grad=True) for n in ((3,), (2, 2)))
     assert torch.autograd.gradcheck(lambda x, y: flatten((x, (y,))), (x, y))
-    assert torch.autograd.gradcheck(lambda f: tuple(leaves(unflatten(f, (x, (y,))))), (flatten((x, (y,))).detach().requires_grad_(),))
+    assert torch.autograd.gradcheck(
+        lambda f: tuple(leaves(unflatten(f, (x, (y,))))), (flatten((x, (y,))).detach().requires_grad_(),)
+    )
 
 
 def test_other_widths_are_refused() -> None:
@@ -107,3 +122,24 @@ def test_trees_of_other_shapes_do_not_go_together() -> None:
     for a, b in (((x, x), (x,)), ((x, (x,)), (x, ()))):
         with pytest.raises(ValueError, match="shorter|longer"):
             where(torch.ones(B, dtype=torch.bool), a, b)
+
+
+def test_rows_are_put_back() -> None:
+    tree, other, rows = a_tree(), a_tree(1, rows=2), torch.tensor([3, 0])
+    put = with_rows(tree, rows, other)
+    assert same(rows_of(put, rows), other) and same(rows_of(put, [1, 2]), rows_of(tree, [1, 2]))
+    assert same(tree, a_tree()) and isinstance(put, Pair)
+
+
+def test_steps_are_taken_apart() -> None:
+    steps = [a_tree(seed) for seed in range(3)]
+    together = each(lambda *x: torch.stack(x), *steps)
+    apart = list(unstacked(together))
+    assert len(apart) == 3 and all(same(a, b) for a, b in zip(apart, steps, strict=True))
+
+
+def test_floats_are_single_and_the_rest_is_as_it_was() -> None:
+    tree = a_tree()
+    out = floats(tree)
+    assert [x.dtype for x in leaves(out)] == [torch.float32, torch.float32, torch.int64, torch.bool, torch.float32]
+    assert out.h is tree.h and torch.equal(out.rest[2], tree.rest[2].float())
