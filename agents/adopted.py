@@ -1,8 +1,8 @@
 """Agents of users' own: a module with ``make_agent``, and weights from wherever they were trained.
 
 A user's module has one function, ``make_agent(spec) -> torch.nn.Module``; what it returns keeps core.contracts.Agent
-(``spec`` is set here).  It may have another, ``rename(name) -> str | None``: the module's name of a tensor of the weights
-file, or None to leave that tensor out.  docs/bring-your-own.md has complete ones.
+(``spec`` is set here).  It may have another, ``rename(name) -> str | None``: the module's name of a tensor of the
+weights file, or None to leave that tensor out.  docs/bring-your-own.md has complete ones.
 
 Weights are read without unpickling anything: safetensors, state dicts that ``torch.save`` wrote (``weights_only=True``;
 of nested dicts the names are joined with dots), and ``policy.pth`` out of a zip of Stable-Baselines3.
@@ -92,7 +92,9 @@ def _unpacked(path: Path, data: bytes) -> Any:
             "torch.save(agent.state_dict(), ...)"
         ) from None
     except (RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is no safetensors file, no state dict and no zip of Stable-Baselines3: {error}") from None
+        raise UserError(
+            f"{path} is no safetensors file, no state dict and no zip of Stable-Baselines3: {error}"
+        ) from None
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:

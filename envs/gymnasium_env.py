@@ -1,9 +1,9 @@
 """Any Gymnasium environment behind the VecEnv contract: an id, or a user's module with ``make_env``.
 
-Supported are one discrete action (``Discrete``) or several (``MultiDiscrete``, ``MultiBinary``); observations that are
-a vector (one-dimensional ``Box`` of any numeric dtype, ``MultiBinary``), a category (``Discrete``), an image (``Box`` of
-uint8 [height, width, channels], any size), or a flat ``Dict`` of these.  Vectors come out as float32, a category as
-float32 one-hot.  The one field of an environment without names is ``frames`` (an image) or ``x`` (all else).
+Supported are one discrete action (``Discrete``) or several (``MultiDiscrete``, ``MultiBinary``); observations that
+are a vector (one-dimensional ``Box`` of any numeric dtype, ``MultiBinary``), a category (``Discrete``), an image
+(``Box`` of uint8 [height, width, channels], any size), or a flat ``Dict`` of these.  Vectors come out as float32, a
+category as float32 one-hot.  The one field of an environment without names is ``frames`` (an image) or ``x`` (all else).
 
 Environments are stepped one after the other and reset on the same step, so the last observation of an episode is always
 known.  Every episode begins with a reset to a seed of its own: even ones belong to the split "train", odd ones to
@@ -23,9 +23,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from core.config import nearest
+from core.config import from_json, nearest
 from core.contracts import EnvSpec, Field, Step, UserError
-from core.plugins import Source, agreed_source, read_source
+from core.plugins import agreed_source, read_source
 
 Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -34,7 +34,7 @@ SUPPORTED = (
     "supported are vectors (one-dimensional Box, MultiBinary), categories (Discrete), images (Box of uint8 "
     "[height, width, channels]) and flat Dicts of these"
 )
-TRIED_STEPS = 4  # of a copy against its original, to see whether it goes on alike
+TRIED_STEPS = 5  # of a copy against its original, to see whether it goes on alike
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,9 @@ def _registered(name: str, kwargs: Mapping[str, Any]) -> Any:
         try:
             registers = importlib.import_module(package)
         except ImportError as error:
-            raise UserError(f"{name} needs the package {package!r}, which does not import ({error}); install it") from None
+            raise UserError(
+                f"{name} needs the package {package!r}, which does not import ({error}); install it"
+            ) from None
         assert registers is not None  # imported for what it registers
     if plain not in gymnasium.registry:
         hint = nearest(plain, gymnasium.registry)
@@ -235,7 +237,9 @@ class GymnasiumEnv:
             raise UserError(f"no split {split!r}{nearest(split, SPLITS)}; there are: {', '.join(SPLITS)}")
         for name, kind in (("kwargs", dict), ("wrappers", list), ("action_names", list), ("held_out", dict)):
             if not isinstance(getattr(options, name), kind):
-                raise UserError(f"the option {name!r} of {env_id} must be a JSON {'object' if kind is dict else 'list'}")
+                raise UserError(
+                    f"the option {name!r} of {env_id} must be a JSON {'object' if kind is dict else 'list'}"
+                )
         self.split_name, self.options = split, options
         make = maker_of(env_id, options)
         self._envs = [make(split) for _ in range(slots)]
@@ -290,7 +294,9 @@ class GymnasiumEnv:
     def _begin(self, env: Any, seed: int) -> dict[str, np.ndarray]:
         shown = env.reset(seed=seed)
         if not (isinstance(shown, tuple) and len(shown) == 2):
-            raise UserError("reset gives an observation alone, as old gym's does; Gymnasium's gives (observation, info)")
+            raise UserError(
+                "reset gives an observation alone, as old gym's does; Gymnasium's gives (observation, info)"
+            )
         return self._fields(shown[0])
 
     def _fields(self, obs: Any) -> dict[str, np.ndarray]:
@@ -307,8 +313,10 @@ class GymnasiumEnv:
             space = self._spaces[name]
             if isinstance(space, spaces.Discrete) and value.shape == ():
                 value = (np.arange(space.n) == int(value) - int(space.start)).astype(np.float32)
-            if value.shape != about.shape or value.dtype.kind not in "biuf" or (
-                about.dtype == "uint8" and value.dtype != np.uint8
+            if (
+                value.shape != about.shape
+                or value.dtype.kind not in "biuf"
+                or (about.dtype == "uint8" and value.dtype != np.uint8)
             ):
                 raise UserError(
                     f"the observation field {name!r} is {value.dtype} {list(value.shape)}; its space says "
@@ -425,13 +433,11 @@ def _stored(options: GymnasiumOptions) -> dict[str, Any]:
 
 def options_of(spec: EnvSpec) -> GymnasiumOptions:
     """The options that make the world of a spec again."""
-    from core.config import from_json
-
     return from_json(GymnasiumOptions, dict(spec.options), "options")
 
 
-def agreed_module(path: Path, options: Mapping[str, Any]) -> tuple[str, dict[str, Any], Source]:
-    """The user gives a module of his own to be run: (its env_id, its options with the hash, its source)."""
+def agreed_module(path: Path, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The user gives a module of his own to be run: (its env_id, the world's options with its hash)."""
     source = read_source(path)
     source.agree()
-    return f"module/{source.name}", {**options, "sha256": source.sha256}, source
+    return f"module/{source.name}", {**options, "sha256": source.sha256}

@@ -39,6 +39,7 @@ def spec_of(name: str, options: Mapping[str, Any]) -> EnvSpec:
         from envs.gymnasium_env import agreed_module
 
         name, options = agreed_module(Path(name), options)
+        kind = "module"
     elif kind not in KINDS:
         forms = ", ".join(KINDS.values())
         raise UserError(f"no world {name!r}{nearest(kind, KINDS)}; write {forms}, or the path of a .py file")

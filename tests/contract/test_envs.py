@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from core.contracts import EnvSpec, Step, UserError, VecEnv
+from envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
 from envs.planted import KINDS, PlantedOptions, PlantedWorld
 from envs.procgen import GAMES, ProcgenEnv, ProcgenOptions, options_of
 from envs.registry import make, renewed
 
 COINRUN = ProcgenOptions(game="coinrun", use_backgrounds=False, restrict_themes=True)
+CARTPOLE = GymnasiumOptions(action_names=["left", "right"])
 # A world, and how many steps show episodes ending.
 WORLDS: dict[str, tuple[Callable[[int], VecEnv], int]] = {
     **{
@@ -24,6 +26,7 @@ WORLDS: dict[str, tuple[Callable[[int], VecEnv], int]] = {
     "planted_rotated": (lambda slots: PlantedWorld(PlantedOptions(horizon=7, hazard=0.0, rho=-0.3, seed=5), slots), 20),
     "procgen_coinrun": (lambda slots: ProcgenEnv(COINRUN, slots), 150),
     "procgen_bigfish": (lambda slots: ProcgenEnv(ProcgenOptions(game="bigfish", num_levels=0), slots), 120),
+    "gymnasium": (partial(GymnasiumEnv, "gymnasium/CartPole-v1", CARTPOLE), 120),
 }
 SLOTS = 4
 
