@@ -3,7 +3,8 @@
 Supported are one discrete action (``Discrete``) or several (``MultiDiscrete``, ``MultiBinary``); observations that
 are a vector (one-dimensional ``Box`` of any numeric dtype, ``MultiBinary``), a category (``Discrete``), an image
 (``Box`` of uint8 [height, width, channels], any size), or a flat ``Dict`` of these.  Vectors come out as float32, a
-category as float32 one-hot.  The one field of an environment without names is ``frames`` (an image) or ``x`` (all else).
+category as float32 one-hot.  The one field of an environment without names is ``frames`` (an image) or ``x`` (all
+else).
 
 Environments are stepped one after the other and reset on the same step, so the last observation of an episode is always
 known.  Every episode begins with a reset to a seed of its own: even ones belong to the split "train", odd ones to
@@ -267,15 +268,9 @@ class GymnasiumEnv:
         """A fresh one of the same world, with the starts of a split."""
         return GymnasiumEnv(self.spec.env_id, self.options, self.spec.slots, name)
 
-    # One environment
-
     def _copies_go_on_alike(self, env: Any) -> bool:
         """Whether a deep copy, stepped first, leaves the original alone, which then does the same."""
         self._begin(env, 0)
-        try:
-            twin = copy.deepcopy(env)
-        except Exception:  # whatever a foreign __deepcopy__ or __reduce__ raises
-            return False
         rng = np.random.default_rng(0)
         sizes, start = _sizes_of(env.action_space, "")
         actions = [start + rng.integers(sizes) for _ in range(TRIED_STEPS)]
@@ -289,7 +284,11 @@ class GymnasiumEnv:
                     break
             return seen
 
-        return _same(outcome(twin), outcome(env))
+        try:
+            ahead = outcome(copy.deepcopy(env))
+        except Exception:  # whatever a foreign copy raises, made or stepped (EzPickle's is a new one, not yet reset)
+            return False
+        return _same(ahead, outcome(env))
 
     def _begin(self, env: Any, seed: int) -> dict[str, np.ndarray]:
         shown = env.reset(seed=seed)
@@ -387,7 +386,7 @@ class GymnasiumEnv:
         """Works before a reset too.  A restored slot goes on with the restored generator; states stay as they are."""
         if len(states) != self.spec.slots:
             raise ValueError(f"{len(states)} states for {self.spec.slots} slots")
-        envs, rngs, seeds, ages, rows = zip(*copy.deepcopy(list(states)), strict=True)
+        envs, rngs, seeds, ages, rows = zip(*(copy.deepcopy(s) for s in states), strict=True)
         self._envs, self._rngs, self._row = list(envs), list(rngs), list(rows)
         self._seed, self._age = np.array(seeds, np.int64), np.array(ages, np.int64)
         return self._show_unmoved()
