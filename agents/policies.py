@@ -149,14 +149,14 @@ class PolicyAgent(nn.Module):
         self.places: dict[str, slice] = dict(getattr(core, "places", {}))
         widths = {name: len(range(int(core.state_size))[place]) for name, place in self.places.items()}
         self.points = {**widths, "h": hidden_size, "embedding": embedding_size}
-        self._check(0 if core is None else int(core.state_size), widths.get("h", hidden_size))
+        self._check(0 if core is None else int(core.state_size))
 
     @property
     def name(self) -> str:
         """The module's name."""
         return self.module.name
 
-    def _check(self, state_size: int, h_in_state: int) -> None:
+    def _check(self, state_size: int) -> None:
         """UserError unless what the module's parts return has the shapes that their contract says."""
         B = 2
         with torch.no_grad():
@@ -176,7 +176,7 @@ class PolicyAgent(nn.Module):
         ):
             if tuple(have.shape) != want:
                 raise UserError(f"policy {self.name!r}: {what} has shape {tuple(have.shape)}, it must be {want}")
-        if h_in_state != self.points["h"] or ("h" in self.places and not torch.equal(state[0], self._part("h", state))):
+        if "h" in self.places and not torch.equal(state[0], self._part("h", state)):
             raise UserError(f"policy {self.name!r}: h does not lie in the state where Recurrent.places says")
 
     def _part(self, point: str, state: Tree) -> Tensor:

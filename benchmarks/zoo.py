@@ -77,6 +77,7 @@ def rates(module: str, systems: str, batch: int, size: int) -> tuple[float, floa
     import torch
 
     from agents.policies import PolicyAgent, entropies, log_probs, sample
+    from core.trees import floats
 
     spec = world(systems)
     agent = PolicyAgent(module, spec, size)
@@ -84,9 +85,9 @@ def rates(module: str, systems: str, batch: int, size: int) -> tuple[float, floa
 
     def forward(bf16: bool = False):  # type: ignore[no-untyped-def]
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            e, seen = agent.encode(obs)
-        h, _ = agent.advance(e.float(), state, first)
-        return agent.heads(h, seen)
+            seen = floats(agent.encode(obs))
+        state_after = agent.advance(seen, state, first)
+        return agent.heads(seen, state_after)
 
     @torch.no_grad()
     def act() -> None:

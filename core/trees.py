@@ -5,6 +5,7 @@ A tree is a tensor [B, ...] or a tuple (NamedTuples too) of trees of the same B 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -80,14 +81,17 @@ def where(mask_B: Tensor, yes: Tree, no: Tree) -> Tree:
 
 
 def flatten(tree: Tree) -> Tensor:
-    """All of it as one float tensor [B, N], tensor after tensor, for a recorder."""
-    return torch.cat([x.flatten(1) if x.ndim > 1 else x[:, None] for x in leaves(tree)], 1)
+    """All of it as one float tensor [B, N], tensor after tensor, for a recorder.  Whole numbers keep what a float of
+    that width can hold."""
+    parts = [x.reshape(len(x), math.prod(x.shape[1:])) for x in leaves(tree)]
+    flat = torch.cat(parts, 1)
+    return flat if flat.is_floating_point() else flat.float()
 
 
 def unflatten(flat_BN: Tensor, like: Tree) -> Tree:
-    """The tree shaped like ``like`` (whose own rows do not matter) that ``flatten`` makes ``flat`` of; ValueError if
-    the widths differ."""
-    widths = [x[0].numel() for x in leaves(like)]
+    """The tree shaped like ``like`` (whose own rows do not matter), of its dtypes, that ``flatten`` makes ``flat`` of;
+    ValueError if the widths differ."""
+    widths = [math.prod(x.shape[1:]) for x in leaves(like)]
     if flat_BN.shape[1] != sum(widths):
         raise ValueError(f"a state of {sum(widths)} numbers cannot be made of {flat_BN.shape[1]}")
     parts = iter(flat_BN.split(widths, 1))

@@ -1,4 +1,5 @@
-"""The Agent contract: a pure function in named parts, over every network."""
+"""The Agent contract: a pure function in named parts, over every network, the policies of Neural MMO and a foreign
+agent."""
 
 from __future__ import annotations
 
@@ -11,10 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from agents.networks import BlurPool
+from agents.nmmo_play import RandomPolicy
+from agents.policies import ZOO, PolicyAgent, PolicyModule, example, load_module
 from agents.recurrent import AgentConfig, RecurrentAgent, load_agent, save_agent
 from core.artefacts import new_run
 from core.contracts import Agent, EnvSpec, Field, UserError
 from core.directions import fingerprint
+from core.roll import Acted, act
+from core.trees import Tree, each, flatten, leaves, rows_of, unflatten, where
+from envs.nmmo import COLUMN
 from envs.planted import PlantedAgent, PlantedOptions, spec_of
 
 FRAMES = EnvSpec(
@@ -24,6 +30,17 @@ FRAMES = EnvSpec(
     slots=1,
 )
 VECTOR = spec_of(PlantedOptions(), 1)
+PARTS = {"Attack.Style": 4, "Attack.Target": 7, "Move.Direction": 5}
+MANY = EnvSpec(
+    env_id="nmmo",
+    obs={
+        "Tile": Field(shape=(225, 3), dtype="int16"), "Entity": Field(shape=(6, len(COLUMN)), dtype="int16"),
+        "Tick": Field(shape=(1,), dtype="int16"), "Mask": Field(shape=(16,), dtype="int8"),
+    },
+    action_names=tuple(f"{part}={i}" for part, n in PARTS.items() for i in range(n)),
+    slots=1,
+    action_parts=PARTS,
+)  # fmt: skip
 B = 5
 
 
@@ -38,6 +55,72 @@ def recurrent(encoder: str, spec: EnvSpec, recurrence: str = "gru") -> Recurrent
     return agent.requires_grad_(False)
 
 
+def policy(module: PolicyModule | str) -> PolicyAgent:
+    torch.manual_seed(0)
+    return PolicyAgent(module, MANY, 32).eval().requires_grad_(False)
+
+
+class Forgetful(nn.Module):
+    """A user's recurrence that does not say where its h lies."""
+
+    def __init__(self, embedding_size: int, size: int) -> None:
+        super().__init__()
+        self.hidden_size, self.state_size, self.cell = 12, 9, nn.GRUCell(embedding_size, 9)
+        self.out = nn.Linear(9, 12)
+
+    def initial(self, batch: int) -> Tensor:
+        return self.out.weight.new_zeros(batch, 9)
+
+    def advance(self, e_BE: Tensor, state_BS: Tensor, is_first_B: Tensor) -> tuple[Tensor, Tensor]:
+        state_BS = self.cell(e_BE, torch.where(is_first_B[:, None], 0.0, state_BS))
+        return self.out(state_BS), state_BS
+
+
+def unplaced() -> PolicyAgent:
+    """A policy with a user's recurrence, whose h is not part of its state."""
+    takeru = load_module("takeru")
+
+    class Narrow(takeru.policy):  # type: ignore[misc,name-defined]
+        def decode(self, h_BH: Tensor, seen: Tree) -> tuple[Tensor, Tensor]:
+            return super().decode(nn.functional.pad(h_BH, (0, 20)), seen)  # type: ignore[no-any-return]
+
+    return policy(PolicyModule("narrow", Narrow, Forgetful, takeru.reward))
+
+
+class Foreign(nn.Module):
+    """Somebody's LSTM, which knows nothing of this package: its state is (h, c)."""
+
+    def __init__(self, spec: EnvSpec, size: int = 6) -> None:
+        super().__init__()
+        self.spec, self.points, self.size = spec, {"h": size, "cell": size}, size
+        self.lstm, self.actor = nn.LSTMCell(8, size), nn.Linear(size, spec.n_actions)
+        self.critic = nn.Linear(size, 1)
+
+    def initial(self, batch: int) -> Tree:
+        zeros = self.actor.weight.new_zeros(batch, self.size)
+        return zeros, zeros
+
+    def encode(self, obs: dict[str, Tensor]) -> Tree:
+        return obs["x"]
+
+    def advance(self, seen: Tree, state: Tree, is_first_B: Tensor) -> Tree:
+        return self.lstm(seen, where(is_first_B, self.initial(len(is_first_B)), state))
+
+    def heads(self, seen: Tree, state: Tree) -> tuple[Tensor, Tensor]:
+        return self.actor(state[0]), self.critic(state[0])[:, 0]
+
+    def read(self, point: str, seen: Tree, state: Tree) -> Tensor:
+        return {"h": state[0], "cell": state[1]}[point]
+
+    def replaced(self, point: str, x_BN: Tensor, seen: Tree, state: Tree) -> tuple[Tree, Tree]:
+        return seen, {"h": (x_BN, state[1]), "cell": (state[0], x_BN)}[point]
+
+
+def foreign() -> Foreign:
+    torch.manual_seed(0)
+    return Foreign(VECTOR).eval().requires_grad_(False)
+
+
 AGENTS: dict[str, Callable[[], nn.Module]] = {
     "strided": lambda: recurrent("strided", FRAMES),
     "strided_blur": lambda: recurrent("strided_blur", FRAMES),
@@ -48,33 +131,46 @@ AGENTS: dict[str, Callable[[], nn.Module]] = {
     "planted": partial(PlantedAgent, PlantedOptions()),
     "planted_products": partial(PlantedAgent, PlantedOptions(kind="gated")),
     "planted_pixels": partial(PlantedAgent, PlantedOptions(kind="pixels")),
+    **{name: partial(policy, name) for name in ZOO},
+    "unplaced": unplaced,
+    "foreign": foreign,
 }
+FORGET = ("feed-forward", "feed-forward mlp", "takeru")
 every = pytest.mark.parametrize("name", AGENTS)
-with_memory = pytest.mark.parametrize("name", [name for name in AGENTS if not name.startswith("feed")])
-without_memory = pytest.mark.parametrize("name", [name for name in AGENTS if name.startswith("feed")])
+with_memory = pytest.mark.parametrize("name", [name for name in AGENTS if name not in FORGET])
+without_memory = pytest.mark.parametrize("name", FORGET)
 
 
-def observations(agent: nn.Module, batch: int = B, seed: int = 0) -> dict[str, Tensor]:
+def observations(agent: Agent, batch: int = B, seed: int = 0) -> dict[str, Tensor]:
+    """Of every number type as the world shows them; a fifth of the choices is not allowed."""
     generator = torch.Generator().manual_seed(seed)
-    name = str(agent.obs_name)
-    if name == "frames":
-        shape = (batch, 64, 64, 3)
-        return {name: torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)}
-    return {name: torch.randn(batch, 8, generator=generator)}
+    out = example(agent.spec, batch, generator)
+    for name, about in agent.spec.obs.items():
+        if about.dtype == "uint8":
+            out[name] = torch.randint(0, 256, (batch, *about.shape), generator=generator, dtype=torch.uint8)
+        elif about.dtype == "float32":
+            out[name] = torch.randn(batch, *about.shape, generator=generator)
+        elif name == "Mask":
+            out[name][:, 2:4] = out[name][:, 8] = 0
+    return out
 
 
 def as_floats(obs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {k: v.float() / 255 if v.dtype == torch.uint8 else v for k, v in obs.items()}
 
 
-def hidden(agent: Agent, seed: int = 1) -> Tensor:
-    return torch.randn(B, agent.hidden_size, generator=torch.Generator().manual_seed(seed))
+def hidden(agent: Agent, seed: int = 1, batch: int = B) -> Tree:
+    """A state with everything in it arbitrary."""
+    generator = torch.Generator().manual_seed(seed)
+    return each(lambda x: torch.randn(x.shape, generator=generator), agent.initial(batch))
 
 
-def forward(agent: Agent, obs: dict[str, Tensor], h: Tensor, is_first: Tensor) -> tuple[Tensor, ...]:
-    e = agent.encode(obs)
-    after = agent.advance(e, h, is_first)
-    return e, after, *agent.heads(after)
+def forward(agent: Agent, obs: dict[str, Tensor], state: Tree, is_first: Tensor) -> Acted:
+    return act(agent, obs, state, is_first, torch.zeros(len(is_first), dtype=torch.int64))
+
+
+def tensors_of(*trees: Tree) -> list[Tensor]:
+    return list(leaves(trees))
 
 
 NOT_FIRST = torch.zeros(B, dtype=torch.bool)
@@ -83,77 +179,202 @@ NOT_FIRST = torch.zeros(B, dtype=torch.bool)
 @every
 def test_shapes(name: str) -> None:
     agent = AGENTS[name]()
-    e, h, logits, value = forward(agent, observations(agent), hidden(agent), NOT_FIRST)
-    assert e.shape[0] == B and e.dim() == 2 and h.shape == (B, agent.hidden_size)
-    assert logits.shape == (B, agent.n_actions) and value.shape == (B,)
-    assert agent.initial(3).shape == (3, agent.hidden_size)
+    acted = forward(agent, observations(agent), hidden(agent), NOT_FIRST)
+    assert acted.logits_BA.shape == (B, agent.spec.n_actions) and acted.value_B.shape == (B,)
+    assert all(len(x) == B for x in tensors_of(acted.seen, acted.state))
+    # The state is shaped the same before and after, and keeps its number types.
+    shapes = [[(x.shape, x.dtype) for x in leaves(s)] for s in (agent.initial(B), acted.state)]
+    assert shapes[0] == shapes[1]
+    assert [x.shape[1:] for x in leaves(agent.initial(3))] == [x.shape[1:] for x in leaves(acted.state)]
+    for point, width in agent.points.items():
+        assert agent.read(point, acted.seen, acted.state).shape == (B, width)
+    assert "h" in agent.points
 
 
 @every
 def test_pure_nothing_stored_nothing_mutated(name: str) -> None:
     agent = AGENTS[name]()
-    obs, h, first = observations(agent), hidden(agent), torch.tensor([True, False, True, False, False])
-    kept = {k: v.clone() for k, v in obs.items()}, h.clone(), first.clone()
+    obs, state, first = observations(agent), hidden(agent), torch.tensor([True, False, True, False, False])
+    kept = [x.clone() for x in (*obs.values(), *leaves(state), first)]
     weights = fingerprint(agent)
-    once = forward(agent, obs, h, first)
+    once = forward(agent, obs, state, first)
     forward(agent, observations(agent, seed=9), hidden(agent, 9), ~first)  # another call in between
-    again = forward(agent, obs, h, first)
-    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
-    assert all(torch.equal(v, kept[0][k]) for k, v in obs.items())
-    assert torch.equal(h, kept[1]) and torch.equal(first, kept[2])
+    for point, width in agent.points.items():
+        agent.heads(*agent.replaced(point, torch.ones(B, width), once.seen, once.state))
+    again = forward(agent, obs, state, first)
+    assert all(torch.equal(a, b) for a, b in zip(leaves(once), leaves(again), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip((*obs.values(), *leaves(state), first), kept, strict=True))
     assert fingerprint(agent) == weights
-    state = torch.get_rng_state()
-    forward(agent, obs, h, first)
-    assert torch.equal(torch.get_rng_state(), state)
+    rng = torch.get_rng_state()
+    forward(agent, obs, state, first)
+    assert torch.equal(torch.get_rng_state(), rng)
 
 
 @every
 def test_batched_is_single(name: str) -> None:
     agent = AGENTS[name]()
-    obs, h, first = observations(agent), hidden(agent), torch.tensor([True, False, True, False, False])
-    whole = forward(agent, obs, h, first)
+    obs, state, first = observations(agent), hidden(agent), torch.tensor([True, False, True, False, False])
+    whole = forward(agent, obs, state, first)
     for b in range(B):
         row = slice(b, b + 1)
-        single = forward(agent, {k: v[row] for k, v in obs.items()}, h[row], first[row])
-        for a, x in zip(whole, single, strict=True):
+        single = forward(agent, {k: v[row] for k, v in obs.items()}, rows_of(state, row), first[row])
+        for a, x in zip(leaves(whole), leaves(single), strict=True):
             torch.testing.assert_close(a[row], x, rtol=1e-4, atol=1e-5)
+
+
+@every
+def test_what_is_not_allowed_has_the_least_logit(name: str) -> None:
+    agent = AGENTS[name]()
+    obs = observations(agent)
+    allowed = obs["Mask"] > 0 if "Mask" in obs else torch.ones(B, agent.spec.n_actions, dtype=torch.bool)
+    logits = forward(agent, obs, hidden(agent), NOT_FIRST).logits_BA
+    assert (logits[~allowed] == -1e9).all() and (logits[allowed] > -1e8).all()
 
 
 @with_memory
 def test_is_first_replaces_the_state_by_the_initial_one(name: str) -> None:
     agent = AGENTS[name]()
-    e, h, first = agent.encode(observations(agent)), hidden(agent), torch.tensor([True, False, True, False, False])
-    out = agent.advance(e, h, first)
-    torch.testing.assert_close(out[first], agent.advance(e, agent.initial(B), NOT_FIRST)[first])
-    torch.testing.assert_close(out[~first], agent.advance(e, h, NOT_FIRST)[~first])
-    assert torch.equal(out[first], agent.advance(e, h + 7, first)[first])  # nothing of the old state is left
-    assert (out[~first] - agent.advance(e, h + 7, first)[~first]).abs().max() > 1e-3
+    seen, state, first = (
+        agent.encode(observations(agent)),
+        hidden(agent),
+        torch.tensor([True, False, True, False, False]),
+    )
+    other = hidden(agent, 7)
+    out = agent.advance(seen, state, first)
+    mixed = where(first, agent.advance(seen, agent.initial(B), NOT_FIRST), agent.advance(seen, state, NOT_FIRST))
+    for a, b in zip(leaves(out), leaves(mixed), strict=True):
+        torch.testing.assert_close(a, b)
+    again = flatten(agent.advance(seen, other, first))
+    assert torch.equal(flatten(out)[first], again[first])  # nothing of the old state is left
+    assert (flatten(out)[~first] - again[~first]).abs().amax(1).min() > 1e-3
+    nowhere = each(lambda x: torch.full_like(x, torch.nan), state)
+    assert flatten(agent.advance(seen, nowhere, ~NOT_FIRST)).isfinite().all()
 
 
 @with_memory
 def test_every_input_matters(name: str) -> None:
     """The observation and the state both reach logits and value, and gradients flow back to both."""
     agent = AGENTS[name]()
-    obs = {k: v.requires_grad_() for k, v in as_floats(observations(agent)).items()}
-    h = hidden(agent).requires_grad_()
-    _, _, logits, value = forward(agent, obs, h, NOT_FIRST)
-    for out in (logits.square().sum(), value.sum()):
-        grads = torch.autograd.grad(out, [*obs.values(), h], retain_graph=True)
-        assert all(g.abs().sum() > 0 and g.isfinite().all() for g in grads)
+    obs = {k: v.requires_grad_(v.is_floating_point()) for k, v in as_floats(observations(agent)).items()}
+    state = hidden(agent)
+    inputs = [v for v in obs.values() if v.requires_grad]
+    acted = forward(agent, obs, each(lambda x: x.requires_grad_(), state), NOT_FIRST)
+    for out in (acted.logits_BA[acted.logits_BA > -1e8].square().sum(), acted.value_B.sum()):
+        for grad in torch.autograd.grad(out, inputs, retain_graph=True) if inputs else ():
+            assert grad.abs().sum() > 0 and grad.isfinite().all()
+        # h beside the recurrence's own state is what the heads read, not what is remembered: no gradient there.
+        found = torch.autograd.grad(out, list(leaves(state)), retain_graph=True, allow_unused=True)
+        known = [g for g in found if g is not None]
+        assert known and all(g.abs().sum() > 0 and g.isfinite().all() for g in known)
+    assert not torch.equal(forward(agent, observations(agent, seed=3), state, NOT_FIRST).h_BH, acted.h_BH)
 
 
 @without_memory
 def test_a_feed_forward_agent_forgets_all_but_the_observation(name: str) -> None:
-    """The state before plays no part, and its gradient is there and 0."""
+    """The state before plays no part; where it has a gradient, that is 0."""
     agent = AGENTS[name]()
-    obs = {k: v.requires_grad_() for k, v in as_floats(observations(agent)).items()}
-    h = hidden(agent).requires_grad_()
+    obs, state = observations(agent), each(lambda x: x.requires_grad_(), hidden(agent))
     first = torch.tensor([True, False, True, False, False])
-    _, _, logits, value = forward(agent, obs, h, NOT_FIRST)
-    for other in (forward(agent, obs, h + 7, NOT_FIRST), forward(agent, obs, h, first)):
-        assert torch.equal(other[2], logits) and torch.equal(other[3], value)
-    grads = torch.autograd.grad(logits.square().sum() + value.sum(), [*obs.values(), h])
-    assert all(g.abs().sum() > 0 for g in grads[:-1]) and (grads[-1] == 0).all()
+    acted = forward(agent, obs, state, NOT_FIRST)
+    for other in (forward(agent, obs, hidden(agent, 7), NOT_FIRST), forward(agent, obs, state, first)):
+        assert torch.equal(other.logits_BA, acted.logits_BA) and torch.equal(other.value_B, acted.value_B)
+    if acted.value_B.requires_grad:
+        total = acted.logits_BA.square().sum() + acted.value_B.sum()
+        assert all(
+            g is None or (g == 0).all() for g in torch.autograd.grad(total, list(leaves(state)), allow_unused=True)
+        )
+
+
+@every
+def test_what_is_put_at_a_point_is_read_there_and_nowhere_else(name: str) -> None:
+    agent = AGENTS[name]()
+    acted = forward(agent, observations(agent), hidden(agent), NOT_FIRST)
+    seen, state = acted.seen, acted.state
+    before = {point: agent.read(point, seen, state) for point in agent.points}
+    for point, width in agent.points.items():
+        x = torch.randn(B, width, generator=torch.Generator().manual_seed(3))
+        after = agent.replaced(point, x, seen, state)
+        assert torch.equal(agent.read(point, *after), x)
+        assert all(torch.equal(agent.read(other, *after), before[other]) for other in agent.points if other != point)
+        # Its own vector put back changes no bit of anything.
+        for a, b in zip(leaves(agent.replaced(point, before[point], seen, state)), leaves((seen, state)), strict=True):
+            assert torch.equal(a, b)
+    with pytest.raises(KeyError):
+        agent.read("nowhere", seen, state)
+
+
+@every
+def test_the_heads_read_a_replaced_h(name: str) -> None:
+    agent = AGENTS[name]()
+    acted = forward(agent, observations(agent), hidden(agent), NOT_FIRST)
+    x = acted.h_BH + torch.randn(acted.h_BH.shape, generator=torch.Generator().manual_seed(3))
+    logits, value = agent.heads(*agent.replaced("h", x, acted.seen, acted.state))
+    assert (logits - acted.logits_BA).abs().amax(1).min() > 1e-6 and (value - acted.value_B).abs().min() > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "point", "remembers"),
+    [
+        ("strided", "h", True), ("foreign", "h", True), ("foreign", "cell", True), ("hybrid", "h", True),
+        ("hybrid", "cell", True), ("yaofeng", "h", True), ("yaofeng", "cell", True), ("takeru", "h", False),
+        ("feed-forward", "h", False), ("unplaced", "h", False),
+    ],
+)  # fmt: skip
+def test_whether_the_next_step_remembers_what_was_replaced(name: str, point: str, remembers: bool) -> None:
+    agent = AGENTS[name]()
+    acted = forward(agent, observations(agent), hidden(agent), NOT_FIRST)
+    x = agent.read(point, acted.seen, acted.state) + 1
+    _, state = agent.replaced(point, x, acted.seen, acted.state)
+    later = observations(agent, seed=5)
+    plain, moved = (forward(agent, later, s, NOT_FIRST).h_BH for s in (acted.state, state))
+    assert torch.equal(plain, moved) != remembers
+    if isinstance(agent, PolicyAgent) and point == "h":
+        assert agent.describe()["remembers_replaced_h"] == remembers
+
+
+def test_a_module_that_misplaces_h_is_refused() -> None:
+    hybrid = load_module("hybrid")
+    for place in (slice(32, None), slice(0, 31)):  # where c is; too narrow
+
+        class Misplaced(hybrid.recurrent):  # type: ignore[misc,name-defined]
+            def __init__(self, embedding_size: int, size: int, place: slice = place) -> None:
+                super().__init__(embedding_size, size)
+                self.places = {"h": place}
+
+        with pytest.raises(UserError, match=r"h does not lie in the state where Recurrent.places says"):
+            policy(PolicyModule("bad", hybrid.policy, Misplaced, hybrid.reward))
+
+
+def test_what_a_module_shows_its_decoder_is_tensors() -> None:
+    takeru = load_module("takeru")
+
+    class Lists(takeru.policy):  # type: ignore[misc,name-defined]
+        def encode(self, obs: dict[str, Tensor]) -> tuple[Tensor, Tree]:
+            e, seen = super().encode(obs)
+            return e, [seen]
+
+    with pytest.raises(UserError, match=r"encode gives the decoder: .* not list"):
+        policy(PolicyModule("bad", Lists, None, takeru.reward))
+
+
+@every
+def test_a_flat_state_is_the_state(name: str) -> None:
+    agent = AGENTS[name]()
+    state = hidden(agent)
+    flat = flatten(state)
+    back = unflatten(flat, agent.initial(1))
+    assert flat.shape[0] == B and all(torch.equal(a, b) for a, b in zip(leaves(back), leaves(state), strict=True))
+    obs = observations(agent)
+    for a, b in zip(*(leaves(forward(agent, obs, s, NOT_FIRST)) for s in (state, back)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_baseline_is_an_agent_too() -> None:
+    agent = RandomPolicy(MANY)
+    obs = observations(agent)
+    acted = forward(agent, obs, agent.initial(B), NOT_FIRST)
+    assert acted.h_BH.shape == (B, 0) and not acted.value_B.any()
+    assert ((acted.logits_BA == 0) == (obs["Mask"] > 0)).all() and (acted.logits_BA[obs["Mask"] == 0] == -1e9).all()
 
 
 @pytest.mark.parametrize("name", ["strided", "strided_blur", "impala"])
@@ -196,11 +417,11 @@ def test_blur_pooling_hides_where_the_subsampling_falls() -> None:
 @every
 def test_double_is_close_to_float(name: str) -> None:
     agent, precise = AGENTS[name](), AGENTS[name]().double()
-    obs = as_floats(observations(agent))
-    h = hidden(agent)
-    rough = forward(agent, obs, h, NOT_FIRST)
-    fine = forward(precise, {k: v.double() for k, v in obs.items()}, h.double(), NOT_FIRST)
-    for a, b in zip(rough, fine, strict=True):
+    obs, state = as_floats(observations(agent)), hidden(agent)
+    rough = forward(agent, obs, state, NOT_FIRST)
+    exact = {k: v.double() if v.is_floating_point() else v for k, v in obs.items()}
+    fine = forward(precise, exact, each(lambda x: x.double(), state), NOT_FIRST)
+    for a, b in zip(tensors_of(rough.state, rough[3:]), tensors_of(fine.state, fine[3:]), strict=True):
         assert b.dtype == torch.float64
         torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-4)
 
@@ -214,8 +435,8 @@ def test_save_and_load_is_the_same_agent(name: str, tmp_path: Path) -> None:
     back = load_agent(tmp_path / "a")
     assert fingerprint(back) == fingerprint(agent) and back.spec == agent.spec and back.config == agent.config
     assert not back.training and not any(p.requires_grad for p in back.parameters())
-    obs, h = observations(agent), hidden(agent)
-    for a, b in zip(forward(agent, obs, h, NOT_FIRST), forward(back, obs, h, NOT_FIRST), strict=True):
+    obs, state = observations(agent), hidden(agent)
+    for a, b in zip(*(leaves(forward(who, obs, state, NOT_FIRST)) for who in (agent, back)), strict=True):
         assert torch.equal(a, b)
 
 

@@ -20,6 +20,7 @@ from analysis import activation_json, activations, extract_activations, proc_eva
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
+from core.roll import act
 from core.training import STATE
 from envs.nmmo import FEATURES, NmmoEnv, options_of
 
@@ -223,10 +224,9 @@ def test_an_extraction_holds_lives_and_what_the_decoder_read(house: Path) -> Non
             state = agent.initial(1)
             for t in range(life.steps):
                 obs = {k: torch.from_numpy(v[t : t + 1]) for k, v in life.obs.items()}
-                e, seen = agent.encode(obs)
-                h, state = agent.advance(e, state, torch.tensor([t == 0]))
-                np.testing.assert_allclose(h[0].numpy(), life.h[t], atol=1e-5)
-                logits, value = agent.heads(h, seen)
+                acted = act(agent, obs, state, torch.tensor([t == 0]), torch.tensor([t]))
+                state, logits, value = acted.state, acted.logits_BA, acted.value_B
+                np.testing.assert_allclose(acted.h_BH[0].numpy(), life.h[t], atol=1e-5)
                 logp = log_probs(logits, torch.from_numpy(life.action[t : t + 1]), agent.spec)
                 assert (logp > -50).all() and abs(float(value) - life.value[t]) < 1e-4
         assert {p.name for p in (house / "activations").glob("map_*.npy")} == {

@@ -25,6 +25,7 @@ from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
+from core.roll import act
 from core.training import STATE, load_state
 from envs.registry import make
 from generative import record_samples, train as train_gen
@@ -59,14 +60,15 @@ def test_recorded_alignment(pipeline: Path) -> None:
     assert store.manifest["facts"]["agent"] == fingerprint(agent)
     episode = store.episode(0)
     assert not episode.final_known or episode.truncated  # Procgen hides the frame after an ending
-    h = agent.initial(1)
+    assert episode.state is None  # this agent's state is h
+    state = agent.initial(1)
     for t in range(min(20, episode.steps)):
-        e = agent.encode({"frames": torch.from_numpy(episode.obs["frames"][t : t + 1])})
-        h = agent.advance(e, h, torch.tensor([t == 0]))
-        logits, value = agent.heads(h)
-        np.testing.assert_allclose(h[0], episode.h[t], atol=1e-5)
-        np.testing.assert_allclose(logits[0], episode.logits[t], atol=1e-5)
-        np.testing.assert_allclose(value[0], episode.value[t], atol=1e-5)
+        obs = {"frames": torch.from_numpy(episode.obs["frames"][t : t + 1])}
+        acted = act(agent, obs, state, torch.tensor([t == 0]), torch.tensor([t]))
+        state = acted.state
+        np.testing.assert_allclose(acted.h_BH[0], episode.h[t], atol=1e-5)
+        np.testing.assert_allclose(acted.logits_BA[0], episode.logits[t], atol=1e-5)
+        np.testing.assert_allclose(acted.value_B[0], episode.value[t], atol=1e-5)
 
 
 def test_samples_are_what_the_simulator_says(pipeline: Path) -> None:
@@ -328,11 +330,11 @@ def test_robustness_is_the_share_of_states_in_which_the_choice_stays(
     monkeypatch.setattr(evaluate, "ALTERATIONS", {"none": ({},), "moved": ({"down": 20}, {})})
     stays = []
     for before, now in itertools.pairwise(moments()):
-        found = evaluate.same_choice(agent, now, before.h_BH, rows, device)
+        found = evaluate.same_choice(agent, now, before.state, rows, device)
         assert (found["none"] == 1).all()
-        seen = {"frames": alter(torch.from_numpy(now.obs["frames"]), 20)}
-        h = agent.advance(agent.encode(seen), torch.from_numpy(before.h_BH), torch.from_numpy(now.is_first_B))
-        same = (agent.heads(h)[0].numpy().argmax(-1) == now.logits_BA.argmax(-1))[rows]
+        seen = agent.encode({"frames": alter(torch.from_numpy(now.obs["frames"]), 20)})
+        h = agent.advance(seen, torch.from_numpy(before.h_BH), torch.from_numpy(now.is_first_B))
+        same = (agent.heads(seen, h)[0].numpy().argmax(-1) == now.logits_BA.argmax(-1))[rows]
         np.testing.assert_array_equal(found["moved"], (1 + same) / 2)
         stays += same.tolist()
     assert 0 < np.mean(stays) < 1
@@ -345,7 +347,7 @@ def test_altered_samples_go_where_data_save_dir_says_and_the_manifest_says_what_
     from core.directions import Basis
 
     agent = load_agent(pipeline / "agent")
-    size = agent.hidden_size
+    size = agent.points["h"]
     eye = torch.eye(size)
     basis = Basis("neurons", torch.zeros(size), torch.ones(size), eye, eye, agent=fingerprint(agent))
     with artefacts.new_run(tmp_path / "basis", "hidden_states", {}) as run:
@@ -377,7 +379,7 @@ def told(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     root = tmp_path_factory.mktemp("told")
     agent = load_agent(pipeline / "agent")
-    eye = torch.eye(agent.hidden_size)
+    eye = torch.eye(agent.points["h"])
     basis = Basis("neurons", torch.zeros(len(eye)), torch.ones(len(eye)), eye, eye, agent=fingerprint(agent))
     with artefacts.new_run(root / "hidden_states", "hidden_states", {}) as run:
         basis.save(run.path)

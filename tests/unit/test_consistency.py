@@ -51,7 +51,7 @@ def rollout_of() -> tuple[Rollout, Tensor]:
         value=number["value"],
         reward=number["reward"],
         done=torch.zeros(T, B, dtype=torch.bool),
-        h_first=torch.randn(B, 6, generator=g),
+        state_first=torch.randn(B, 6, generator=g),
         next_value=torch.zeros(B),
     )
     return rollout, number["advantage"]
@@ -144,13 +144,13 @@ def test_the_term_is_its_definition_and_flows_back_through_the_augmented_view_al
     ppo, _ = loss_of(agent, r, advantage, columns, CONFIG, 0.01)
     few = columns[:2]
     seen = augment(r.obs["frames"][:, few], options, np.random.default_rng(7))
-    h = h_clean = r.h_first[few]
+    h = h_clean = r.state_first[few]
     kl, error, same = torch.zeros(()), torch.zeros(()), []
     for t in range(T):
-        h = agent.advance(agent.encode({"frames": seen[t]}), h, r.is_first[t, few])
-        h_clean = agent.advance(agent.encode({"frames": r.obs["frames"][t, few]}), h_clean, r.is_first[t, few])
-        logits, value = agent.heads(h)
-        target, value_clean = (x.detach() for x in agent.heads(h_clean))
+        e, clean = (agent.encode({"frames": x}) for x in (seen[t], r.obs["frames"][t, few]))
+        h, h_clean = agent.advance(e, h, r.is_first[t, few]), agent.advance(clean, h_clean, r.is_first[t, few])
+        logits, value = agent.heads(e, h)
+        target, value_clean = (x.detach() for x in agent.heads(clean, h_clean))
         of = [torch.distributions.Categorical(logits=x) for x in (target, logits)]
         kl = kl + torch.distributions.kl_divergence(*of).mean() / T
         error = error + (value - value_clean).square().mean() / T

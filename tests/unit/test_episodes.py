@@ -6,6 +6,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -40,6 +41,11 @@ def episode(seed: int, steps: int, *, final_known: bool, terminated: bool, laten
         latent=rng.normal(size=3).astype(np.float32) if latent else None,
         meta={"seed": seed, "name": f"épisode {seed}"},
     )
+
+
+def with_state(e: Episode) -> Episode:
+    """The same with an agent's state that is more than h."""
+    return replace(e, state=np.concatenate([e.h, 2 * e.h], 1))
 
 
 def write(path: Path, episodes: Sequence[Episode], shard_steps: int = 16_384) -> Path:
@@ -88,6 +94,24 @@ def test_round_trip_is_byte_exact(shape: list[tuple[int, bool, bool]], latent: b
         else:
             with pytest.raises(UserError, match="no latents"):
                 store.latents()
+
+
+def test_the_whole_state_is_kept_where_there_is_one(tmp_path: Path) -> None:
+    plain = [
+        episode(i, steps, final_known=known, terminated=True)
+        for i, (steps, known) in enumerate(((5, True), (9, False)))
+    ]
+    whole = [with_state(e) for e in plain]
+    for name, episodes in (("plain", plain), ("whole", whole)):
+        with RolloutStore(write(tmp_path / name, episodes)) as store:
+            assert ("state" in store.column_names) == (name == "whole")
+            for before, after in zip(episodes, store, strict=True):
+                same(before, after)
+    assert not is_transition("state")
+    with pytest.raises(ValueError, match="state has 4 rows, h has 6"):
+        replace(plain[0], state=plain[0].h[:4])
+    with pytest.raises(ValueError, match="episode columns differ from the store's: .*state"):
+        write(tmp_path / "mixed", [plain[0], whole[1]])
 
 
 @given(shapes, st.integers(1, 12), st.integers(1, 12), st.booleans())

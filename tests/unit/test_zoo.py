@@ -92,13 +92,17 @@ def agent_of(module: str, systems: str) -> PolicyAgent:
     return PolicyAgent(module, spec_of(systems), SIZE)
 
 
-def forward(agent: PolicyAgent, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, ...]:
-    """(h, state, logits, value) of one step in the middle of a life."""
+def forward(agent: PolicyAgent, obs: dict[str, Tensor], core: Tensor | None = None) -> tuple[Tensor, ...]:
+    """(h, the recurrence's state, logits, value) of one step in the middle of a life; core: its state before."""
     batch = len(obs["Tick"])
-    e, seen = agent.encode(obs)
-    state = agent.initial(batch) if state is None else state
-    h, state = agent.advance(e, state, torch.zeros(batch, dtype=torch.bool))
-    return h, state, *agent.heads(h, seen)
+    seen, (h, initial) = agent.encode(obs), agent.initial(batch)
+    state = agent.advance(seen, (h, initial if core is None else core), torch.zeros(batch, dtype=torch.bool))
+    return *state, *agent.heads(seen, state)
+
+
+def core_state(agent: PolicyAgent, batch: int = B) -> Tensor:
+    """An arbitrary state of the recurrence."""
+    return torch.randn_like(agent.initial(batch)[1])
 
 
 @pytest.mark.parametrize(("module", "systems"), CASES)
@@ -106,7 +110,9 @@ def test_shapes_and_masks(module: str, systems: str) -> None:
     agent, spec = agent_of(module, systems), spec_of(systems)
     obs = observations(spec)
     h, state, logits, value = forward(agent, obs)
-    assert h.shape == (B, agent.hidden_size) and state.shape == (B, agent.state_size)
+    about = agent.describe()
+    assert h.shape == (B, agent.points["h"]) and agent.points["h"] == about["hidden_size"]
+    assert state.shape == agent.initial(B)[1].shape == (B, about["state_size"])
     assert logits.shape == (B, spec.n_actions) and value.shape == (B,)
     assert all(torch.isfinite(x).all() for x in (h, state, logits, value))
     assert torch.equal(logits == -1e9, obs["Mask"] == 0)
@@ -124,7 +130,7 @@ def test_shapes_and_masks(module: str, systems: str) -> None:
 def test_batched_is_single_and_nothing_is_changed(module: str, systems: str) -> None:
     agent = agent_of(module, systems)
     obs = observations(agent.spec)
-    state = torch.randn(B, agent.state_size)
+    state = core_state(agent)
     kept = {k: v.clone() for k, v in obs.items()} | {"state": state.clone()}
     weights = fingerprint(agent)
     together = forward(agent, obs, state)
@@ -141,18 +147,19 @@ def test_other_number_types(module: str, systems: str) -> None:
     """float64 throughout, or an encoder in bfloat16: the same function, less or more exactly."""
     agent = agent_of(module, systems)
     obs = observations(agent.spec)
-    e, seen = agent.encode(obs)
-    logits, value = agent.heads(e, seen)
+    seen = agent.encode(obs)
+    like_h = (seen[0], agent.initial(B)[1])
+    logits, value = agent.heads(seen, like_h)
     with torch.autocast("cpu", torch.bfloat16):
-        e_half, seen_half = agent.encode(obs)
-    torch.testing.assert_close(e_half.float(), e, rtol=0.1, atol=0.1)
-    torch.testing.assert_close(agent.heads(e, seen_half)[0], logits, rtol=0.1, atol=0.1)
+        half = agent.encode(obs)
+    torch.testing.assert_close(half[0].float(), seen[0], rtol=0.1, atol=0.1)
+    torch.testing.assert_close(agent.heads(half, like_h)[0], logits, rtol=0.1, atol=0.1)
     agent.double()
     h, _, *exact = forward(agent, obs)
     assert h.dtype == exact[0].dtype == torch.float64
-    e_exact, seen_exact = agent.encode(obs)
-    torch.testing.assert_close(e_exact.float(), e, rtol=1e-4, atol=1e-4)
-    for mine, other in zip(agent.heads(e_exact, seen_exact), (logits, value), strict=True):
+    precise = agent.encode(obs)
+    torch.testing.assert_close(precise[0].float(), seen[0], rtol=1e-4, atol=1e-4)
+    for mine, other in zip(agent.heads(precise, (precise[0], like_h[1])), (logits, value), strict=True):
         torch.testing.assert_close(mine.float(), other, rtol=1e-4, atol=1e-4)
 
 
@@ -183,20 +190,21 @@ def test_recurrence_is_as_reported_and_as_measured(module: str, recurrence: str,
     about = agent.describe()
     assert about["recurrence"] == recurrence and about["remembers"] == (layers > 0) and about["forgets_at_start"]
     assert (about["memory_change"] > 0.01) == (layers > 0)
-    assert agent.state_size == 2 * layers * SIZE and about["parameters"] == sum(p.numel() for p in agent.parameters())
+    assert about["state_size"] == 2 * layers * SIZE and about["remembers_replaced_h"] == (layers > 0)
+    assert about["parameters"] == sum(p.numel() for p in agent.parameters())
     json.dumps(about)
     obs = observations(agent.spec)
-    e, _ = agent.encode(obs)
-    state = torch.randn(B, agent.state_size)
+    seen, state = agent.encode(obs), (agent.initial(B)[0], core_state(agent))
     is_first = torch.arange(B) % 2 == 0
-    h, after = agent.advance(e, state, is_first)
-    fresh = agent.advance(e, agent.initial(B), torch.zeros(B, dtype=torch.bool))
-    going = agent.advance(e, state, torch.zeros(B, dtype=torch.bool))
-    for mixed, new, old in zip((h, after), fresh, going, strict=True):
+    mixture = agent.advance(seen, state, is_first)
+    fresh = agent.advance(seen, agent.initial(B), torch.zeros(B, dtype=torch.bool))
+    going = agent.advance(seen, state, torch.zeros(B, dtype=torch.bool))
+    for mixed, new, old in zip(mixture, fresh, going, strict=True):
         assert torch.equal(mixed, torch.where(is_first[:, None], new, old))
     if layers:
         assert not torch.equal(fresh[0], going[0])
-        assert torch.isfinite(agent.advance(e, torch.full_like(state, torch.nan), is_first | True)[0]).all()
+        nowhere = (state[0], torch.full_like(state[1], torch.nan))
+        assert torch.isfinite(agent.advance(seen, nowhere, is_first | True)[0]).all()
 
 
 def test_the_lstm_is_the_fields() -> None:
