@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -85,7 +86,9 @@ def _unpacked(path: Path, data: bytes) -> Any:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 if POLICY in archive.namelist():
                     data = archive.read(POLICY)
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # of a file that is then refused, or read
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(
             f"{path} holds pickled objects, which are never loaded; save the state dict alone: "

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from agents.load import load_agent
 from agents.play import Chooser, Exploration, Moment, play
-from agents.recurrent import load_agent
 from core import artefacts, config as cli
 from core.contracts import Agent, Intervention, Step, UserError, VecEnv
 from core.directions import fingerprint

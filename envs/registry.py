@@ -87,5 +87,8 @@ def make(spec: EnvSpec, slots: int, *, threads: int = 2, **options: Any) -> VecE
     if kind in ("gymnasium", "module"):
         from envs.gymnasium_env import GymnasiumEnv, options_of as gymnasium_options_of
 
-        return GymnasiumEnv(spec.env_id, gymnasium_options_of(spec), slots, options.get("split", "train"))
+        split = options.pop("split", "train")
+        if options:
+            raise UserError(f"{spec.env_id} has no {', '.join(options)}; its starts are those of a split")
+        return GymnasiumEnv(spec.env_id, gymnasium_options_of(spec), slots, split)
     raise UserError(f"no adapter for the world {spec.env_id!r}")
