@@ -15,7 +15,7 @@ both; the option ``held_out`` gives it other arguments there.)
 from __future__ import annotations
 
 import copy
-import importlib
+import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -204,6 +204,8 @@ def _checked(env: Any, env_id: str) -> Any:
 
 def maker_of(env_id: str, options: GymnasiumOptions) -> Callable[[Split], Any]:
     """A function that makes one environment of a split.  Raises UserError."""
+    if importlib.util.find_spec("gymnasium") is None:
+        raise UserError(f"{env_id} needs the package gymnasium: pip install 'gymnasium>=0.29'")
     kind, _, name = env_id.partition("/")
     make: Callable[..., Any]
     if kind == "module":

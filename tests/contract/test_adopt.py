@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import itertools
 import json
 import os
 import pickle
-import subprocess
-import sys
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,22 +25,23 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from agents import import_rollouts
-from agents.adopt import BATCHES, ROWS, AdoptConfig, check, main, observations
+from agents.adopt import BATCHES, ROWS, STAGE, AdoptConfig, check, main, observations
 from agents.adopted import build, fill, read_weights
 from agents.import_rollouts import ImportConfig, read_rollouts, replayed
 from agents.load import load_agent
+from agents.play import Chooser, Exploration, play
 from agents.record import RecordConfig, main as record, record_episodes
 from agents.recurrent import AgentConfig, RecurrentAgent
-from core import artefacts
+from core import artefacts, config as cli
 from core.contracts import Agent, EnvSpec, Field, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore
+from core.interventions import AddVector
 from core.plugins import read_source
 from envs.planted import PlantedAgent, PlantedOptions, spec_of as planted_spec_of
 from envs.registry import make, spec_of
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "docs" / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 VECTOR = planted_spec_of(PlantedOptions(), 1)
 RGB = {"wrappers": ["minigrid.wrappers:RGBImgPartialObsWrapper", "minigrid.wrappers:ImgObsWrapper"]}
 CPU = torch.device("cpu")
@@ -413,7 +414,7 @@ def as_state_dict(agent: nn.Module, path: Path) -> Path:
         ),
     ],
 )  # fmt: skip
-def test_examples_from_adoption_to_a_recording(
+def test_examples_from_adoption_to_a_recording_and_an_intervention(
     tmp_path: Path,
     name: str,
     world: str,
@@ -434,8 +435,10 @@ def test_examples_from_adoption_to_a_recording(
     assert fingerprint(loaded) == fingerprint(agent) and loaded.spec == agent.spec and dict(loaded.points) == points
     assert not loaded.training and not any(p.requires_grad for p in loaded.parameters())
     assert artefacts.read_manifest(tmp_path / "agent")["facts"]["agent"] == fingerprint(agent)
+    raised = pushed(loaded)
+    assert raised[1] > raised[0] + 0.2 and raised[2] > 0.99
     if world.startswith("procgen"):
-        return  # an untrained agent plays coinrun for a thousand steps; test_pipeline records there
+        return  # an untrained agent plays coinrun for hundreds of steps an episode; tests/stages record there
     record(RecordConfig(agent=tmp_path / "agent", out=tmp_path / "rollouts", episodes=2, slots=2, threads=1))
     assert artefacts.verify(tmp_path / "rollouts") == []
     store = RolloutStore(tmp_path / "rollouts")
@@ -444,6 +447,26 @@ def test_examples_from_adoption_to_a_recording(
     for mine, theirs in zip(own, store, strict=True):
         np.testing.assert_allclose(mine.h, theirs.h, atol=1e-5)
         assert theirs.h.shape[1] == points["h"] and theirs.final_known
+
+
+def pushed(agent: Any, steps: int = 6) -> tuple[float, float, float]:
+    """Mean probability of the first action as the agent plays, the same where h is pushed towards it, and the share of
+    steps at which that changed h."""
+    env = make(agent.spec, 3)
+    seen = agent.encode({k: torch.from_numpy(v) for k, v in env.reset(0).obs.items()})
+    state = agent.advance(seen, agent.initial(3), torch.ones(3, dtype=torch.bool))
+    h = agent.read("h", seen, state).requires_grad_()
+    logits = agent.heads(*agent.replaced("h", h, seen, state))[0]
+    (towards,) = torch.autograd.grad((logits[:, 0] - logits.mean(1)).sum(), h)
+    means, altered = [], 0.0
+    for intervene in ((), (AddVector(20 * towards[0] / towards[0].norm()),)):
+        moments = itertools.islice(play(agent, env, Chooser(Exploration(), 3, np.random.default_rng(0)), seed=0,
+                                        device=CPU, intervene=intervene), steps)  # fmt: skip
+        rows = [(torch.from_numpy(m.logits_BA).softmax(1)[:, 0].mean(), m.altered_B.mean()) for m in moments]
+        means.append(float(np.mean([p for p, _ in rows])))
+        altered = float(np.mean([a for _, a in rows]))
+    env.close()
+    return means[0], means[1], altered
 
 
 def read_back(agent: Agent, episodes: list[Episode]) -> list[Episode]:
@@ -506,6 +529,14 @@ make_agent = Agent
     assert fingerprint(again) == fingerprint(agent)
     env = make(again.spec, 2)
     assert env.reset(0).obs["place"].shape == (2, 9)
+
+
+def test_the_page_shows_the_examples_as_they_are() -> None:
+    page = (EXAMPLES.parent / "bring-your-own.md").read_text()
+    shown = re.findall(r"```python\n# docs/examples/(\w+)\.py\n(.*?)```", page, re.DOTALL)
+    assert {name for name, _ in shown} == {"cartpole", "corridor"}
+    assert all((EXAMPLES / f"{name}.py").read_text() == text for name, text in shown)
+    assert all(f"examples/{path.name}" in page for path in EXAMPLES.glob("*.py"))
 
 
 # Weights
@@ -585,20 +616,20 @@ def test_bad_modules_are_one_line_and_nothing_is_written(tmp_path: Path, body: s
     assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
 
 
-def test_the_command_line(tmp_path: Path) -> None:
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line, exit code 2, for a user's mistakes."""
-    torch.save({"w": torch.ones(1)}, tmp_path / "w.pt")
+    weights, out = as_state_dict(Lstm(), tmp_path / "w.pt"), ["--out", str(tmp_path / "o")]
     for words, said in (
         (["my.py"], "--weights is required"),
         (["docs/examples/cartpole.py", "--weights", "w"], "cannot read the weights w"),
-        (["docs/examples/cartpole.py", "--weights", str(tmp_path / "w.pt"), "--env_options", "[]"], "no such file"),
-        (["docs/examples/cartpole.py", "--weights", str(tmp_path / "w.pt"), "--env_options", "{1}"], "not valid JSON"),
+        (["docs/examples/cartpole.py", "--weights", str(weights), "--env_options", "[]"], "no such file"),
+        (["docs/examples/cartpole.py", "--weights", str(weights), "--env_options", "{1}"], "not valid JSON"),
+        (["docs/examples/cartpole.py", "--wieghts", str(weights)], "unknown flag --wieghts (did you mean --weights?)"),
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "agents.adopt", *words, "--out", str(tmp_path / "o")],
-            cwd=ROOT, capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        with pytest.raises(SystemExit) as ended:
+            cli.run(AdoptConfig, main, STAGE, [*words, *out])
+        told = capsys.readouterr()
+        assert ended.value.code == 2 and said in told.err and told.err.count("\n") == 1, told.err
     assert not (tmp_path / "o").exists()
 
 
