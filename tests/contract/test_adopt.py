@@ -374,7 +374,7 @@ def as_sb3(agent: nn.Module, path: Path) -> Path:
     for name, tensor in agent.state_dict().items():
         fused[f"{name}_l0" if name.startswith("lstm") else name] = tensor
     policy = io.BytesIO()
-    torch.save({**fused, "features_extractor.unused": torch.zeros(1)}, policy)
+    torch.save(fused, policy)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("data", json.dumps({"policy_class": {":serialized:": "gASVAAAA"}}))
         archive.writestr("policy.pth", policy.getvalue())

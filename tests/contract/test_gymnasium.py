@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CORRIDOR = str(ROOT / "docs" / "examples" / "corridor.py")
 RGB = {"wrappers": ["minigrid.wrappers:RGBImgPartialObsWrapper", "minigrid.wrappers:ImgObsWrapper"]}
 has_minigrid = pytest.mark.skipif(importlib.util.find_spec("minigrid") is None, reason="minigrid is not installed")
-AUTORESET = "gymnasium.wrappers:AutoResetWrapper"
+AUTORESET = f"gymnasium.wrappers:{'AutoResetWrapper' if gymnasium.__version__ < '1' else 'Autoreset'}"
 SHORT = {"wrappers": [["gymnasium.wrappers:TimeLimit", {"max_episode_steps": 5}]]}
 
 
@@ -154,8 +155,6 @@ def test_the_two_splits_share_no_start_and_episodes_begin_with_seeds_of_their_ow
         seeds[split] = {int(s) for row in seen for s in row}
         assert len(seeds[split]) == 4 * 5 and {s % 2 for s in seeds[split]} == {split == "held_out"}
         seed = int(seen[0][1])
-        import gymnasium
-
         alone = gymnasium.make("CartPole-v1").reset(seed=seed)[0]  # an episode is found again by its seed
         np.testing.assert_array_equal(world("gymnasium/CartPole-v1", SHORT, 4).split(split).reset(0).obs["x"][1], alone)
     assert world("gymnasium/CartPole-v1").split("train").spec == world("gymnasium/CartPole-v1").split("held_out").spec
