@@ -23,14 +23,15 @@ sys.path.insert(0, str(ROOT))
 if TYPE_CHECKING:
     import torch
 
+    from core.roll import Simulator
     from generative.losses import Batch
-    from generative.simulator import RSSMSimulator
+    from generative.simulator import RSSMWorld
 
 STEPS = 32
 VARIANTS = ("oracle float32", "ours float32", "oracle bf16", "ours bf16")
 
 
-def build(preset: str) -> RSSMSimulator:
+def build(preset: str) -> Simulator[RSSMWorld]:
     """The simulator of a preset around an untrained agent of that preset."""
     import torch
 
@@ -38,23 +39,23 @@ def build(preset: str) -> RSSMSimulator:
     from core import config as cli
     from envs.procgen import ProcgenEnv, ProcgenOptions
     from generative.rssm import ModelConfig
-    from generative.simulator import RSSMSimulator
+    from generative.simulator import simulator_of
 
     torch.manual_seed(0)
     net = cli.from_json(AgentConfig, cli.preset("train", preset)["net"])
     model = cli.from_json(ModelConfig, cli.preset("train_gen_model", preset)["model"])
     agent = RecurrentAgent(net, ProcgenEnv(ProcgenOptions(), 1).spec).requires_grad_(False)
-    return RSSMSimulator(model, agent)
+    return simulator_of(model, agent)
 
 
-def random_batch(sim: RSSMSimulator, size: int, generator: torch.Generator) -> Batch:
+def random_batch(sim: Simulator[RSSMWorld], size: int, generator: torch.Generator) -> Batch:
     """Windows of noise, none of which ends."""
     import torch
 
     from generative.losses import Batch
 
-    hidden, actions = sim.agent.hidden_size, sim.agent.n_actions
-    shape = (size, sim.initial_frames - 1 + STEPS, 64, 64, 3)
+    hidden, actions = sim.agent.points["h"], sim.world.spec.n_actions
+    shape = (size, sim.world.initial_frames - 1 + STEPS, 64, 64, 3)
     every = torch.ones(size, STEPS, dtype=torch.bool)
     return Batch(
         frames=torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
@@ -64,7 +65,7 @@ def random_batch(sim: RSSMSimulator, size: int, generator: torch.Generator) -> B
         terminal=torch.zeros(size, STEPS),
         action=torch.randint(0, actions, (size, STEPS), generator=generator),
         h=torch.zeros(size, STEPS, hidden),
-        h_before=torch.zeros(size, hidden),
+        state_before=torch.zeros(size, sim.world.memory_size),
         action_before=torch.zeros(size, dtype=torch.long),
     )
 
@@ -78,7 +79,7 @@ class Bench:
         self.clock = clock
         self.sim = build(preset)
         self.generator = torch.Generator().manual_seed(0)
-        self.optimiser = torch.optim.Adam(self.sim.trainable(), lr=1e-5, fused=True)
+        self.optimiser = torch.optim.Adam(self.sim.world.parameters(), lr=1e-5, fused=True)
 
     def gradients(self, variant: str, batch: Batch) -> None:
         from benchmarks.stepwise import loss_stepwise
@@ -88,9 +89,9 @@ class Bench:
         from generative.train import backward
 
         implementation, precision = variant.split()
-        self.sim.precision = Precision(precision == "bf16")
+        self.sim.world.precision = Precision(precision == "bf16")
         size, length = batch.action.shape
-        draws = draw(self.sim, size, length, LossConfig(), self.generator)
+        draws = draw(self.sim.world, size, length, LossConfig(), self.generator)
         if implementation == "ours":
             backward(self.sim, batch, draws, LossConfig(), Processes())
         else:
@@ -104,7 +105,7 @@ class Bench:
         batch = random_batch(self.sim, size, self.generator)
         began = self.clock()
         self.gradients(variant, batch)
-        parameters = self.sim.trainable()
+        parameters = list(self.sim.world.parameters())
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         torch.nn.utils.clip_grads_with_norm_(parameters, 100.0, norm)
         self.optimiser.step()
@@ -126,8 +127,9 @@ class Bench:
 
         from generative.simulator import Precision
 
-        self.sim.precision = Precision()
-        z = self.sim.normalise(torch.randn(size, self.sim.latent_size, generator=self.generator))
+        self.sim.world.precision = Precision()
+        world = self.sim.world
+        z = world.normalise(torch.randn(size, world.latent_size, generator=self.generator))
         with torch.no_grad():
             return best(lambda: self.sim.rollout(z, STEPS - 1), 3, size * STEPS, self.clock)
 
@@ -200,7 +202,7 @@ def main() -> None:
         return
     gflop = bench.gflop()
     peak = {"float32": peak_gflops(False, clock), "bf16": peak_gflops(True, clock)}
-    parameters = sum(p.numel() for p in bench.sim.trainable()) / 1e6
+    parameters = sum(p.numel() for p in bench.sim.world.parameters()) / 1e6
     print(f"{args.preset}: {parameters:.1f} M parameters, {gflop:.2f} GFLOP a frame trained; {threads} threads;")
     print(f"large matrix products reach {peak['float32']:,.0f} GFLOP/s in float32, {peak['bf16']:,.0f} in bfloat16\n")
     print(

@@ -2,7 +2,7 @@
 
 Frames are encoded, decoded and shown to the agent inside the loop, and every term is summed as it
 comes.  ``generative.losses.loss_of`` must give the same loss and the same gradients
-(tests/unit/test_stepwise.py), and must be several times faster (benchmarks/simulator.py).
+(tests/unit/test_recurrence.py), and must be several times faster (benchmarks/simulator.py).
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from core.roll import Simulator, one_hot
+from core.trees import detached, each, flatten, unflatten
 from generative.losses import Batch, Draws, LossConfig, uniformity
 from generative.nets import clamp_straight_through
 from generative.rssm import choose, kl
-from generative.simulator import RSSMSimulator
+from generative.simulator import RSSMWorld
 
 
-def loss_stepwise(sim: RSSMSimulator, batch: Batch, config: LossConfig, draws: Draws) -> Tensor:
+def loss_stepwise(simulator: Simulator[RSSMWorld], batch: Batch, config: LossConfig, draws: Draws) -> Tensor:
     """The loss of ``loss_of`` (a scalar), from the same draws."""
+    sim, agent = simulator.world, simulator.agent
     first = sim.initial_frames - 1
     size, length = batch.action.shape
-    name = sim.agent.obs_name
     initial = [sim.embed_frames(batch.frames[:, i]) for i in range(first + 1)]
     mean, log_std = sim.infer_from(torch.stack(initial, 1))
     if sim.config.latent == "gaussian":
@@ -29,12 +31,13 @@ def loss_stepwise(sim: RSSMSimulator, batch: Batch, config: LossConfig, draws: D
         latent = (0.5 * (mean**2 + (2 * log_std).exp() - 1) - log_std).sum(-1).mean()
     else:
         z, latent = mean, uniformity(mean)
-    state = sim.start_from(z, z.detach())
-    d, s, h = state.d_BD, state.s_BS, state.h_BH
-    start_action = F.cross_entropy(sim.start_agent(z.detach())[:, sim.agent.hidden_size :], batch.action_before)
-    loss = 0.5 * (h - batch.h_before).square().sum(-1).mean() + start_action
+    begun = sim.begin(z, z.detach())
+    d, s, remembered = begun.state.d_BD, begun.state.s_BS, begun.memory_BS
+    start_action = F.cross_entropy(sim.start_agent(z.detach())[:, sim.memory_size :], batch.action_before)
+    loss = 0.5 * (remembered - batch.state_before).square().sum(-1).mean() + start_action
     loss = config.start_weight * loss + config.latent_weight * latent
-    last = F.one_hot(batch.action_before, sim.agent.n_actions).to(z.dtype)
+    last = one_hot(batch.action_before, sim.spec.parts, z)
+    state = unflatten(remembered, agent.initial(size))
     not_first = torch.zeros(size, dtype=torch.bool, device=z.device)
     for i in range(length):
         frame = batch.frames[:, first + i]
@@ -45,7 +48,7 @@ def loss_stepwise(sim: RSSMSimulator, batch: Batch, config: LossConfig, draws: D
         prior = sim.rssm.prior(d)
         posterior = sim.rssm.posterior(d, initial[first] if i == 0 else sim.embed_frames(frame))
         s = torch.where(shown[:, None], choose(posterior, draws.state_BLS[:, i]), choose(prior, None))
-        last = F.one_hot(batch.action[:, i], sim.agent.n_actions).to(z.dtype)
+        last = one_hot(batch.action[:, i], sim.spec.parts, z)
 
         unclamped = sim.decode_unclamped(d, s)
         decoded = clamp_straight_through(unclamped)
@@ -56,14 +59,14 @@ def loss_stepwise(sim: RSSMSimulator, batch: Batch, config: LossConfig, draws: D
         ended = sim.terminal_head(d)[:, 0]
         terminal = F.binary_cross_entropy_with_logits(ended, batch.terminal[:, i], reduction="none")
         with sim.precision.cast(decoded.device):
-            agent_e = sim.agent.encode({name: decoded}).to(z.dtype)
-        h = sim.agent.advance(agent_e, h if i == 0 else h.detach(), not_first)
-        agent_h = 0.5 * (h - batch.h[:, i]).square().sum(-1)
+            agent_seen = each(lambda x: x.to(z.dtype), agent.encode({sim.obs_name: decoded}))
+        state = agent.advance(agent_seen, state if i == 0 else detached(state), not_first)
+        agent_h = 0.5 * (agent.read("h", agent_seen, state) - batch.h[:, i]).square().sum(-1)
         feature = torch.zeros_like(agent_h)
         if config.feature_weight:
             with torch.no_grad(), sim.precision.cast(decoded.device):
-                real_e = sim.agent.encode({name: frame.to(z.dtype) / 255}).to(z.dtype)
-            feature = 0.5 * (agent_e - real_e).square().sum(-1)
+                real = each(lambda x: x.to(z.dtype), agent.encode({sim.obs_name: frame.to(z.dtype) / 255}))
+            feature = 0.5 * (flatten(agent_seen) - flatten(real)).square().sum(-1)
         slow = ((d - before).square().sum(-1) + 1e-8).sqrt()
 
         seen_terms = image + config.hidden_weight * agent_h + config.feature_weight * feature

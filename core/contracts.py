@@ -15,9 +15,10 @@ States are trees: nested tuples of tensors, batch first, and nothing else (core.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import torch
@@ -32,12 +33,52 @@ class UserError(Exception):
     """A mistake the user can mend.  Scripts print it as one line and exit with code 2."""
 
 
+FieldKind = Literal["image", "real", "binary", "one_hot", "other"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """Shape and dtype of one observation field, without the slot axis."""
+    """Shape and dtype of one observation field, without the slot axis, and what its numbers stand for.
+
+    ``kind`` is what a world model must know: an image is uint8 [height, width, channels]; real numbers, numbers that
+    are 0 or 1 (binary) and one-hot categories are vectors; "" goes by shape and dtype (uint8 of three axes: image;
+    float: real; bool: binary).  ``groups`` are the numbers of categories of a one-hot vector that holds several, one
+    after the other (default: it holds one).  Both are words about the field: two fields of one shape and dtype are the
+    same field.
+    """
 
     shape: tuple[int, ...]
     dtype: str
+    kind: FieldKind | Literal[""] = field(default="", compare=False)
+    groups: tuple[int, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        if self.kind and self.kind not in get_args(FieldKind):
+            raise UserError(f"no kind of observation field {self.kind!r}; there are: {', '.join(get_args(FieldKind))}")
+        if self.groups and (self.kind != "one_hot" or (sum(self.groups), min(self.groups) > 0) != (self.size, True)):
+            raise UserError(
+                f"an observation field of shape {self.shape} and kind {self.kind or self.means!r} cannot have groups "
+                f"{self.groups}: a one-hot vector's add up to its length"
+            )
+
+    @property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def means(self) -> FieldKind:
+        """``kind``, or what shape and dtype say."""
+        if self.kind:
+            return self.kind
+        if self.dtype == "uint8" and len(self.shape) == 3:
+            return "image"
+        return "real" if self.dtype.startswith("float") else "binary" if self.dtype == "bool" else "other"
+
+    @property
+    def categories(self) -> tuple[int, ...]:
+        """``groups`` of a one-hot field: one, if it names none."""
+        return self.groups or (self.size,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +93,7 @@ class EnvSpec:
     The last three are words of this world, which no stage knows by itself; a world need not have any.
     ``same_actions``: names of actions that do the same in every state, group by group, the first of which stands for
     all.  ``action_words``: a word for each of some sets of actions ("leftwards").  ``events``: what is worth counting,
-    in the language of validation.events, by name.
+    in the language of validation.hypotheses.events, by name.
     """
 
     env_id: str
@@ -97,7 +138,10 @@ class EnvSpec:
         """A stored spec, of an earlier version without the world's words too; a UserError if a key is missing or
         foreign."""
         try:
-            obs = {k: Field(shape=tuple(v["shape"]), dtype=v["dtype"]) for k, v in data["obs"].items()}
+            obs = {
+                k: Field(**{**v, "shape": tuple(v["shape"]), "groups": tuple(v.get("groups", ()))})
+                for k, v in data["obs"].items()
+            }
             same = tuple(tuple(group) for group in data.get("same_actions", ()))
             words = {k: tuple(v) for k, v in data.get("action_words", {}).items()}
             names = tuple(data["action_names"])

@@ -42,14 +42,21 @@ def apply_interventions(
     return h_BH
 
 
-def decide(agent: Agent, seen: Tree, state: Tree, t_B: Tensor, intervene: Sequence[Intervention] = ()) -> Acted:
-    """Interventions and heads, where the state after the observation is known.
+def decide(
+    agent: Agent,
+    seen: Tree,
+    state: Tree,
+    t_B: Tensor,
+    intervene: Sequence[Intervention] = (),
+    mask_B: Tensor | None = None,
+) -> Acted:
+    """Interventions (of the rows of ``mask``; None: all) and heads, where the state after the observation is known.
 
     With an intervention, be it the identity, ``h_BH`` is the very tensor that all that follows is computed from.
     """
     h_BH, after = agent.read("h", seen, state), state
     if intervene:
-        h_BH = apply_interventions(intervene, h_BH, t_B)
+        h_BH = apply_interventions(intervene, h_BH, t_B, mask_B)
         seen, after = agent.replaced("h", h_BH, seen, state)
     return Acted(seen, state, after, h_BH, *agent.heads(seen, after))
 
@@ -65,6 +72,22 @@ def act(
     """Encode, advance, interventions, heads.  t: int64 [B], steps of each row's episode."""
     seen = agent.encode(obs)
     return decide(agent, seen, agent.advance(seen, state, is_first_B), t_B, intervene)
+
+
+def blank(agent: Agent, batch: int) -> Tree:
+    """What an agent that is shown nothing (zeros) and may do everything has seen."""
+    device = next(leaves(agent.initial(1))).device
+    obs = {}
+    for name, about in agent.spec.obs.items():
+        make = torch.ones if name == "Mask" else torch.zeros
+        obs[name] = make(batch, *about.shape, dtype=getattr(torch, about.dtype), device=device)
+    return agent.encode(obs)
+
+
+def heads_at(agent: Agent, h_BH: Tensor, seen: Tree | None = None) -> tuple[Tensor, Tensor]:
+    """(logits, value) of hidden states; seen: None: of an agent that sees nothing and may do everything."""
+    seen = blank(agent, len(h_BH)) if seen is None else seen
+    return agent.heads(*agent.replaced("h", h_BH, seen, agent.initial(len(h_BH))))
 
 
 # Noise and choice
@@ -121,6 +144,13 @@ def choose(logits_BA: Tensor, parts: Sequence[int], noise_BA: Tensor | None = No
     noises = [None] * len(parts) if noise_BA is None else noise_BA.split(list(parts), -1)
     both = [straight_through(x, n) for x, n in zip(logits_BA.split(list(parts), -1), noises, strict=True)]
     return torch.stack([index for index, _ in both], -1), torch.cat([hot for _, hot in both], -1)
+
+
+def probabilities(logits: Tensor, parts: Sequence[int]) -> Tensor:
+    """Softmax of each part, concatenated, [..., A]."""
+    if len(parts) < 2:
+        return logits.softmax(-1)
+    return torch.cat([x.softmax(-1) for x in logits.split(list(parts), -1)], -1)
 
 
 def one_hot(action: Tensor, parts: Sequence[int], like: Tensor) -> Tensor:
@@ -366,12 +396,13 @@ class Simulator(Generic[WorldT]):
 
     def draw_noise(self, batch: int, generator: torch.Generator) -> Noise:
         """All the chance of one step; the generator is on the world's device."""
-        return draw_noise(self.world, batch, generator, next(leaves(self.agent.initial(1))))
+        like = next(x for x in leaves(self.agent.initial(1)) if x.is_floating_point())
+        return draw_noise(self.world, batch, generator, like)
 
     def with_agent(self, agent: Agent) -> Simulator[WorldT]:
         """The same world with another agent in it, which begins with its initial state: a latent tells only what the
         world's own agent remembered.  UserError for an agent of another game or with other observations or actions."""
-        for what in ("env_id", "obs", "action_names"):
+        for what in ("env_id", "obs", "action_names", "action_parts"):
             if getattr(agent.spec, what) != getattr(self.world.spec, what):
                 raise UserError(f"the agent does not fit this world: its {what} are another's ({agent.spec.env_id})")
         return replace(self, agent=agent, memory=None)

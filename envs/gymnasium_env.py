@@ -73,9 +73,9 @@ def _field_of(space: Any, what: str) -> Field:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
-        return Field(shape=(int(space.n),), dtype="float32")
+        return Field(shape=(int(space.n),), dtype="float32", kind="one_hot")
     if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
-        return Field(shape=tuple(space.shape), dtype="float32")
+        return Field(shape=tuple(space.shape), dtype="float32", kind="binary")
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         raise UserError(f"{what} is nested ({type(space).__name__}); {SUPPORTED}: flatten it with a wrapper")
     if not isinstance(space, spaces.Box):

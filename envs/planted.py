@@ -412,7 +412,8 @@ def _sparse_shape() -> tuple[float, float]:
 
 def spec_of(options: PlantedOptions, slots: int) -> EnvSpec:
     """The planted world from outside: one vector ``x`` float32 [X], or ``frames`` uint8 [64, 64, 3]."""
-    vector, frames = Field(shape=(SIZE,), dtype="float32"), Field(shape=(64, 64, 3), dtype="uint8")
+    vector = Field(shape=(SIZE,), dtype="float32", kind="real")
+    frames = Field(shape=(64, 64, 3), dtype="uint8", kind="image")
     return EnvSpec(
         env_id=f"planted/{options.kind}",
         obs={"frames": frames} if options.kind == "pixels" else {"x": vector},

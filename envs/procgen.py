@@ -121,7 +121,7 @@ class ProcgenEnv:
         self.options = options
         self.spec = EnvSpec(
             env_id=f"procgen/{options.game}",
-            obs={"frames": Field(shape=(64, 64, 3), dtype="uint8")},
+            obs={"frames": Field(shape=(64, 64, 3), dtype="uint8", kind="image")},
             action_names=ACTION_NAMES,
             slots=slots,
             options={k: v for k, v in asdict(options).items() if k != "game"},

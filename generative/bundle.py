@@ -3,7 +3,8 @@
 
 What is left behind: training states, checkpoints, rollouts.  What the manifests of the trainings said
 goes along under ``facts.training``, and the bundle's own manifests hold its own hashes.  The
-simulator's weights may be stored in half precision (its agent's never are: it stays the same agent).
+simulator's weights may be stored in half precision (its agent's never are: it stays the same agent; nor are the
+statistics by which it reads vectors).
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 
 import torch
 
-from agents.recurrent import load_agent, save_agent
+from agents.load import load_agent
+from agents.recurrent import RecurrentAgent, save_agent
 from core import artefacts, config as cli
-from core.contracts import UserError
+from core.contracts import Agent, UserError
 from core.directions import fingerprint
 from generative.simulator import as_module, load_simulator, save_simulator
 
@@ -44,9 +46,19 @@ def round_to_half(simulator: torch.nn.Module) -> None:
     """Round every weight but the agent's to the nearest float16, in place, so that what is saved, measured
     and loaded is one thing."""
     with torch.no_grad():
-        for name, tensor in simulator.state_dict().items():
+        for name, tensor in simulator.named_parameters():
             if not name.startswith("agent."):
                 tensor.copy_(tensor.half())
+
+
+def keep_agent(agent: Agent, source: Path, target: Path) -> None:
+    """Write an agent, of whatever kind, as its run directory ``source`` has it; without checkpoints."""
+    names = [name for name in artefacts.files_of(source) if "/" not in name and name != "config.json"]
+    if isinstance(agent, RecurrentAgent):
+        save_agent(agent, target)
+        names = ["curve.csv"]
+    for name in names:
+        artefacts.write_atomically(target / name, artefacts.load_bytes(source, name))
 
 
 def training_of(path: Path) -> dict[str, Any]:
@@ -71,14 +83,13 @@ def main(config: BundleConfig) -> None:
     if config.half:
         round_to_half(as_module(simulator))
     with artefacts.new_run(config.out / "agent", "train", config, overwrite=config.overwrite) as run:
-        save_agent(agent, run.path)
-        artefacts.write_atomically(run.path / "curve.csv", artefacts.load_bytes(config.agent, "curve.csv"))
+        keep_agent(agent, config.agent, run.path)
         run.facts = {"agent": fingerprint(agent), "training": training_of(config.agent)}
     inputs = {"agent": config.out / "agent"}
     with artefacts.new_run(
         config.out / "simulator", "train_gen_model", config, inputs, overwrite=config.overwrite
     ) as run:
-        save_simulator(simulator, run.path, half=config.half)
+        save_simulator(simulator, run.path, half=config.half, agent_run=config.out / "agent")
         artefacts.write_atomically(run.path / "curve.csv", artefacts.load_bytes(config.simulator, "curve.csv"))
         run.facts = {"agent": fingerprint(agent), "training": training_of(config.simulator)}
         if (said := artefacts.simulator_warning(config.simulator)) is not None:

@@ -1,7 +1,7 @@
 """The simulator's training loss on a batch of windows.
 
-In training the world's recurrence depends on recorded frames and actions only, so frames are
-encoded, decoded and shown to the agent once over L * B, not step by step.
+In training the world's recurrence depends on recorded frames (observations with all their fields) and actions only,
+so frames are encoded, decoded and shown to the agent once over L * B, not step by step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from core.roll import Simulator, gumbel, one_hot
 from core.trees import Tree, each, flatten, rows_of, unflatten
-from generative.nets import clamp_straight_through
+from generative.fields import as_read, error_of_field, loss_of_field
 from generative.rssm import kl
 from generative.simulator import RSSMWorld
 
@@ -27,6 +27,8 @@ class LossConfig:
 
     image_std: float = 0.25
     """standard deviation of the Gaussian around a decoded pixel"""
+    vector_weight: float = 25.0
+    """vector fields: negative log-likelihood in nats; of a real number half its squared error in standard deviations"""
     kl_weight: float = 1.0
     """KL(posterior || prior), in nats"""
     kl_balance: float = 0.8
@@ -55,14 +57,14 @@ class LossConfig:
 class Batch:
     """A batch of windows on the model's device; I initial frames, L simulated steps.
 
-    ``frames`` uint8 [B, I-1+L, 64, 64, 3]; ``seen`` [B, L] the frame at simulated step i exists;
+    ``obs`` [B, I-1+L, *shape] by field; ``seen`` [B, L] the frame at simulated step i exists;
     ``happened`` [B, L] the transition *into* step i exists (it does at a terminal step whose frame
     the world never shows); ``reward`` and ``terminal`` belong to that transition; ``h`` [B, L, H] and
-    ``action`` [B, L] are the agent's at step i; ``state_before`` [B, S] (its whole state, flat) and ``action_before``
-    [B] one step earlier.
+    ``action`` int64 [B, L] (several parts: [B, L, parts]) are the agent's at step i; ``state_before`` [B, S] (its whole
+    state, flat) and ``action_before`` [B] (or [B, parts]) one step earlier.
     """
 
-    frames: Tensor
+    obs: Mapping[str, Tensor]
     seen: Tensor
     happened: Tensor
     reward: Tensor
@@ -71,6 +73,11 @@ class Batch:
     h: Tensor
     state_before: Tensor
     action_before: Tensor
+
+    def part(self, rows: slice) -> Batch:
+        """Some of the windows."""
+        obs = {k: x[rows] for k, x in self.obs.items()}
+        return Batch(obs=obs, **{k: x[rows] for k, x in vars(self).items() if k != "obs"})
 
 
 class Draws(NamedTuple):
@@ -105,14 +112,47 @@ def uniformity(z_BZ: Tensor) -> Tensor:
     return torch.logsumexp(2 * cosine - 2, 0) - torch.log(torch.tensor(float(count * (count - 1))))
 
 
+def name_of(sim: RSSMWorld, field: str) -> str:
+    """What the loss of a field is called in the log: ``image``, where an image is all that the world shows."""
+    return "image" if list(sim.fields) == [field] and sim.fields[field].means == "image" else f"obs/{field}"
+
+
+def observation_loss(
+    sim: RSSMWorld,
+    said: Mapping[str, Tensor],
+    decoded: Mapping[str, Tensor],
+    target: Mapping[str, Tensor],
+    seen: Tensor,
+    config: LossConfig,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Losses of the fields by their names in the log, and their errors in ``ERROR_UNITS``, of frames [B * L] that exist
+    where ``seen`` [B, L]; what was said of them, what is shown, and what was."""
+    parts, errors, count = {}, {}, seen.sum().clamp_min(1)
+    for k, field in sim.fields.items():
+        name, scale = name_of(sim, k), sim.scales[k]
+        loss = loss_of_field(field, said[k], target[k], scale).unflatten(0, seen.shape) * seen
+        if field.means == "image":
+            # Of the unclamped pixels: nothing else calls one back that has left [0, 1], while the agent's terms push
+            # it further for no effect.  With the clamped one a quarter of the pixels had drifted, some to -500, and
+            # the training diverged.
+            error = loss.detach().sum() / (target[k][0].numel() * count)
+            loss = loss / (2 * config.image_std**2)
+        else:
+            wrong = error_of_field(field, decoded[k].detach(), target[k], scale)
+            error = (wrong.unflatten(0, seen.shape) * seen).sum() / count
+        parts[name] = loss.sum(1).mean()
+        errors["frame_mse" if name == "image" else f"error/{k}"] = error
+    return parts, errors
+
+
 def loss_of(
     simulator: Simulator[RSSMWorld], batch: Batch, config: LossConfig, draws: Draws
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """The loss (a scalar) and its parts (detached; nats or squared units a window)."""
-    sim, agent = simulator.world, simulator.agent
+    sim = simulator.world
     first = sim.initial_frames - 1
-    size, length = batch.action.shape
-    e = sim.embed_frames(batch.frames)
+    size, length = batch.seen.shape
+    e = sim.embed_obs(batch.obs)
     mean, log_std = sim.infer_from(e[:, : first + 1])
     if sim.config.latent == "gaussian":
         z = mean + log_std.exp() * draws.latent_BZ
@@ -129,55 +169,27 @@ def loss_of(
     world = sim.unroll(begun.state, known_last, e[:, first:], batch.action, shown, draws.state_BLS)
 
     seen, happened = batch.seen.float(), batch.happened.float()
-    unclamped = sim.decode_unclamped(world.d_BLD.flatten(0, 1), world.s_BLS.flatten(0, 1))
-    decoded = clamp_straight_through(unclamped)
-    target = batch.frames[:, first:].flatten(0, 1).float() / 255
-    # Of the unclamped frame: nothing else calls a pixel back that has left [0, 1], while the agent's terms push
-    # it further for no effect.  With the clamped one a quarter of the pixels had drifted, some to -500, and
-    # the training diverged.
-    squared = (unclamped - target).square().sum((-3, -2, -1)).unflatten(0, (size, length)) * seen
-    image = squared / (2 * config.image_std**2)
+    said = sim.foretell(world.d_BLD.flatten(0, 1), world.s_BLS.flatten(0, 1))
+    target = {k: as_read(f, batch.obs[k][:, first:].flatten(0, 1), z.dtype) for k, f in sim.fields.items()}
+    decoded = sim.show(said)
+    fields, errors = observation_loss(sim, said, decoded, target, seen, config)
     forward = kl(world.posterior.detach(), world.prior)
     backward = kl(world.posterior, world.prior.detach())
     divergence = (config.kl_balance * forward + (1 - config.kl_balance) * backward) * shown
     reward = 0.5 * (sim.reward_head(world.d_BLD)[..., 0] - batch.reward) ** 2 * happened
     ended = sim.terminal_head(world.d_BLD)[..., 0]
     terminal = F.binary_cross_entropy_with_logits(ended, batch.terminal, reduction="none") * happened
-
-    def seen_by_agent(frames: Tensor) -> Tree:
-        with sim.precision.cast(frames.device):
-            seen = agent.encode({sim.obs_name: frames})
-        return each(lambda x: x.float() if x.dtype == torch.bfloat16 else x, seen)
-
-    agent_seen = seen_by_agent(decoded)
-    # A frame answers for its own step only, which keeps the gradient of the agent's recurrence short;
-    # so the states before can be found without a graph, and the steps with one all at once.
-    goes_on = torch.zeros(size, dtype=torch.bool, device=z.device)
-    like = agent.initial(size)
-    with torch.no_grad():
-        along = each(lambda x: x.unflatten(0, (size, length)), agent_seen)
-        before = [unflatten(start.detach(), like)]
-        for i in range(length - 1):
-            before.append(agent.advance(rows_of(along, (slice(None), i)), before[-1], goes_on))
-    flat = torch.stack([start, *map(flatten, before[1:])], 1).flatten(0, 1)
-    state = agent.advance(agent_seen, unflatten(flat, like), goes_on.repeat_interleave(length))
-    h = agent.read("h", agent_seen, state).unflatten(0, (size, length))
-    agent_h = 0.5 * (h - batch.h).square().sum(-1) * seen
-    feature = torch.zeros_like(seen)
-    if config.feature_weight:
-        with torch.no_grad():
-            real = seen_by_agent(target)
-        gap = flatten(agent_seen) - flatten(real)
-        feature = 0.5 * gap.unflatten(0, (size, length)).square().sum(-1) * seen
+    agent_h, feature = agent_loss(simulator, decoded, target, start, batch, config)
     path = torch.cat([d_start[:, None], world.d_BLD], 1)
     # The root's gradient is infinite at 0: a constant far below any real distance keeps it finite.
     slow = (((path[:, 1:] - path[:, :-1]) ** 2).sum(-1) + 1e-8).sqrt() * happened
     start_h = 0.5 * ((start - batch.state_before) ** 2).sum(-1).mean()
-    last_action = sim.start_agent(z.detach())[:, sim.memory_size :]
-    start_action = F.cross_entropy(last_action, batch.action_before)
+    last_action = sim.start_agent(z.detach())[:, sim.memory_size :].split(list(sim.spec.parts), -1)
+    taken = batch.action_before.reshape(size, -1).unbind(-1)  # part by part
+    start_action = sum(F.cross_entropy(logits, a) for logits, a in zip(last_action, taken, strict=True))
 
     parts = {
-        "image": image.sum(1).mean(),
+        **fields,
         "kl": divergence.sum(1).mean(),
         "reward": reward.sum(1).mean(),
         "terminal": terminal.sum(1).mean(),
@@ -187,9 +199,48 @@ def loss_of(
         "latent": latent,
         "start": start_h + start_action,
     }
-    loss = torch.stack(
-        [getattr(config, f"{name}_weight") * v if name != "image" else v for name, v in parts.items()]
-    ).sum()
-    log = {k: v.detach() for k, v in parts.items()}
-    log["frame_mse"] = squared.detach().sum() / (target[0].numel() * seen.sum().clamp_min(1))
-    return loss, log
+    weights = {name_of(sim, k): 1.0 if f.means == "image" else config.vector_weight for k, f in sim.fields.items()}
+    weighted = [weights[k] * v if k in weights else getattr(config, f"{k}_weight") * v for k, v in parts.items()]
+    return torch.stack(weighted).sum(), {**{k: v.detach() for k, v in parts.items()}, **errors}
+
+
+def agent_loss(
+    simulator: Simulator[RSSMWorld],
+    decoded: Mapping[str, Tensor],
+    target: Mapping[str, Tensor],
+    start_BS: Tensor,
+    batch: Batch,
+    config: LossConfig,
+) -> tuple[Tensor, Tensor]:
+    """Half the squared distances [B, L] of the agent's hidden state along decoded frames [B * L] from the recorded one,
+    and of what its encoder makes of them from what it makes of the real ones."""
+    sim, agent = simulator.world, simulator.agent
+    size, length = batch.seen.shape
+    seen = batch.seen.float()
+
+    def seen_by_agent(obs: Mapping[str, Tensor]) -> Tree:
+        with sim.precision.cast(seen.device):
+            out = agent.encode(obs)
+        return each(lambda x: x.float() if x.dtype == torch.bfloat16 else x, out)
+
+    agent_seen = seen_by_agent(decoded)
+    # A frame answers for its own step only, which keeps the gradient of the agent's recurrence short;
+    # so the states before can be found without a graph, and the steps with one all at once.
+    goes_on = torch.zeros(size, dtype=torch.bool, device=seen.device)
+    like = agent.initial(size)
+    with torch.no_grad():
+        along = each(lambda x: x.unflatten(0, (size, length)), agent_seen)
+        before = [unflatten(start_BS.detach(), like)]
+        for i in range(length - 1):
+            before.append(agent.advance(rows_of(along, (slice(None), i)), before[-1], goes_on))
+    flat = torch.stack([start_BS, *map(flatten, before[1:])], 1).flatten(0, 1)
+    state = agent.advance(agent_seen, unflatten(flat, like), goes_on.repeat_interleave(length))
+    h = agent.read("h", agent_seen, state).unflatten(0, (size, length))
+    agent_h = 0.5 * (h - batch.h).square().sum(-1) * seen
+    feature = torch.zeros_like(seen)
+    if config.feature_weight:
+        with torch.no_grad():
+            real = seen_by_agent(target)
+        gap = flatten(agent_seen) - flatten(real)
+        feature = 0.5 * gap.unflatten(0, (size, length)).square().sum(-1) * seen
+    return agent_h, feature

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -17,18 +20,31 @@ def mlp(inputs: int, hidden: int, outputs: int, layers: int) -> nn.Sequential:
     return nn.Sequential(*parts, nn.Linear(inputs, outputs))
 
 
-class ConvEncoder(nn.Module):
-    """Frames float [N, 64, 64, 3] -> features [N, 4 * 4 * 8 * depth]; four strided convolutions."""
+def halvings(shape: Sequence[int]) -> int:
+    """How many strided convolutions leave 4 to 7 pixels of an image's shorter side (none, of one below 8)."""
+    return max(0, (min(shape[:2]) // 4).bit_length() - 1)
 
-    def __init__(self, depth: int) -> None:
+
+def channels_of(depth: int, count: int) -> list[int]:
+    """Channels of ``count`` convolutions (at least one): twice as many each time, up to 8 * depth."""
+    return [depth * min(2**i, 8) for i in range(max(1, count))]
+
+
+class ConvEncoder(nn.Module):
+    """Images float [N, height, width, channels] -> features [N, size]; as many strided convolutions as the image is
+    large (four for 64 x 64 pixels, to 4 * 4 * 8 * depth features), for one below 8 pixels one that keeps its size."""
+
+    def __init__(self, depth: int, shape: Sequence[int] = FRAME) -> None:
         super().__init__()
+        height, width, before = shape
+        count = halvings(shape)
         parts: list[nn.Module] = []
-        before = FRAME[2]
-        for c in (depth, 2 * depth, 4 * depth, 8 * depth):
-            parts += [nn.Conv2d(before, c, 4, stride=2, padding=1), nn.SiLU()]
+        for c in channels_of(depth, count):
+            kernel, stride = (4, 2) if count else (3, 1)
+            parts += [nn.Conv2d(before, c, kernel, stride=stride, padding=1), nn.SiLU()]
             before = c
         self.layers = nn.Sequential(*parts, nn.Flatten())
-        self.size = 16 * before
+        self.size = (height >> count) * (width >> count) * before
 
     def forward(self, frames: Tensor) -> Tensor:
         out: Tensor = self.layers(frames.permute(0, 3, 1, 2) - 0.5)
@@ -36,21 +52,27 @@ class ConvEncoder(nn.Module):
 
 
 class ConvDecoder(nn.Module):
-    """Features [N, inputs] -> frames float [N, 64, 64, 3], not clamped."""
+    """Features [N, inputs] -> images float [N, height, width, channels], not clamped; ``ConvEncoder`` backwards."""
 
-    def __init__(self, inputs: int, depth: int) -> None:
+    def __init__(self, inputs: int, depth: int, shape: Sequence[int] = FRAME) -> None:
         super().__init__()
-        self.depth = depth
-        self.first = nn.Linear(inputs, 16 * 8 * depth)
+        height, width, colours = shape
+        count = halvings(shape)
+        before, *later = channels_of(depth, count)[::-1]
+        self.map = (before, height >> count, width >> count)
+        self.first = nn.Linear(inputs, math.prod(self.map))
         parts: list[nn.Module] = []
-        before = 8 * depth
-        for c in (4 * depth, 2 * depth, depth):
-            parts += [nn.ConvTranspose2d(before, c, 4, stride=2, padding=1), nn.SiLU()]
+        for i, c in enumerate([*later, colours], 1):
+            if count:  # twice the size, and one more where the halving rounded down
+                odd = (height >> (count - i) & 1, width >> (count - i) & 1)
+                parts += [nn.ConvTranspose2d(before, c, 4, stride=2, padding=1, output_padding=odd), nn.SiLU()]
+            else:
+                parts += [nn.Conv2d(before, c, 3, padding=1), nn.SiLU()]
             before = c
-        self.layers = nn.Sequential(*parts, nn.ConvTranspose2d(before, FRAME[2], 4, stride=2, padding=1))
+        self.layers = nn.Sequential(*parts[:-1])
 
     def forward(self, features: Tensor) -> Tensor:
-        x = self.first(features).unflatten(-1, (8 * self.depth, 4, 4))
+        x = self.first(features).unflatten(-1, self.map)
         out: Tensor = self.layers(torch.nn.functional.silu(x).contiguous(memory_format=torch.channels_last))
         return out.permute(0, 2, 3, 1) + 0.5
 

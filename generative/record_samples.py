@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.load import load_agent
 from agents.record import keep_unaltered, repr_of
-from agents.recurrent import load_agent
 from core import artefacts, config as cli
-from core.contracts import LearnedWorld, UserError
+from core.contracts import EnvSpec, Field, LearnedWorld, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore, StoreWriter
 from core.interventions import InterventionOptions, Tally, build, nothing_altered
@@ -60,8 +60,9 @@ class RecordSamplesConfig:
     stochastic: bool = False
     """draw world states, actions and endings instead of taking their modes"""
     actions: tuple[str, ...] = ()
-    """force actions, one a step, by name or number, the last one held to the end (right right up); or the single
-    word recorded: those of the real rollouts; none: the agent chooses"""
+    """force actions, one a step, by name or number, the last one held to the end (right right up; where an action has
+    several parts, one of each, in order: up,jump 0,1); or the single word recorded: those of the real rollouts; none:
+    the agent chooses"""
     intervention: InterventionOptions = field(default_factory=InterventionOptions)
     batch: int = 32
     """rollouts side by side"""
@@ -104,11 +105,11 @@ def informed_latents(
 ) -> Tensor:
     """z [N, Z] of the windows of initial observations at ``starts`` int64 [N, 2]: the mean, or a draw where a
     generator (on that device) is given.  UserError where the simulator makes no numbers of them."""
-    (name,) = world.spec.obs
+    names = list(world.spec.obs)
     found = []
     for i in range(0, len(starts), batch):
-        window = store.read_windows([f"obs/{name}"], starts[i : i + batch], world.initial_frames)
-        mean, log_std = world.infer({name: torch.from_numpy(window[f"obs/{name}"]).to(device)})
+        window = store.read_windows([f"obs/{name}" for name in names], starts[i : i + batch], world.initial_frames)
+        mean, log_std = world.infer({name: torch.from_numpy(window[f"obs/{name}"]).to(device) for name in names})
         if generator is not None:
             draw = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=device)
             mean = world.normalise(mean + log_std.exp() * draw)
@@ -121,23 +122,36 @@ def informed_latents(
 # What happens in it
 
 
-def parse_actions(words: Sequence[str], names: Sequence[str], steps: int) -> list[int]:
-    """The actions at steps 0 ... ``steps``, the last one held; UserError for one that this world does not have."""
+def parse_actions(words: Sequence[str], spec: EnvSpec, steps: int) -> Tensor:
+    """The actions at steps 0 ... ``steps``, the last one held, int64 [steps+1] (several parts: [steps+1, parts]);
+    UserError for one that this world does not have."""
     if len(words) > steps:
         raise UserError(f"--actions names {len(words)} actions for --steps {steps}")
-    known = {name: i for i, name in enumerate(names)}
-    ids = []
+    names_of = [list(part) for part in np.split(np.array(spec.action_names, object), np.cumsum(spec.parts)[:-1])]
+    rows = []
     for word in words:
-        i = int(word) if re.fullmatch("[0-9]+", word) else known.get(word, -1)
-        if not 0 <= i < len(names):
-            raise UserError(f"--actions: no action {word!r}{cli.nearest(word, names)}; there are: {', '.join(names)}")
-        ids.append(i)
-    return ids + ids[-1:] * (steps + 1 - len(ids))
+        parts = word.split(",") if len(names_of) > 1 else [word]
+        if len(parts) != len(names_of):
+            raise UserError(
+                f"--actions: {word!r} names {len(parts)} of the {len(names_of)} parts of an action "
+                f"({', '.join(spec.action_parts)}); write them with commas between"
+            )
+        rows.append([_choice(part, names) for part, names in zip(parts, names_of, strict=True)])
+    ids = torch.tensor(rows + rows[-1:] * (steps + 1 - len(rows)))
+    return ids if len(names_of) > 1 else ids[:, 0]
+
+
+def _choice(word: str, names: Sequence[str]) -> int:
+    """An action, or its part, by name or number."""
+    i = int(word) if re.fullmatch("[0-9]+", word) else names.index(word) if word in names else -1
+    if not 0 <= i < len(names):
+        raise UserError(f"--actions: no action {word!r}{cli.nearest(word, names)}; there are: {', '.join(names)}")
+    return i
 
 
 def recorded_actions(store: RolloutStore, starts: np.ndarray, lead: int, steps: int) -> Tensor:
-    """int64 [N, steps+1]: what was done at the ``lead``-th observation of each window and after.  The last row
-    leads nowhere and repeats the one before."""
+    """int64 [N, steps+1] (several parts: [N, steps+1, parts]): what was done at the ``lead``-th observation of each
+    window and after.  The last row leads nowhere and repeats the one before."""
     action = store.read_windows(["action"], starts, lead + steps)["action"][:, lead:]
     return torch.from_numpy(np.concatenate([action, action[:, -1:]], 1))
 
@@ -149,15 +163,25 @@ def noise_of(simulator: Simulator[Any], seed: int, ids: Sequence[int], steps: in
     return [joined([simulator.draw_noise(1, g) for g in generators]) for _ in range(steps + 1)]
 
 
+def as_recorded(field: Field, shown: Tensor) -> np.ndarray:
+    """What a simulator shows of a field as a real recording has it: images uint8, zeros and ones of the field's dtype,
+    real numbers float32."""
+    if field.means == "image":
+        return (shown * 255).round().to(torch.uint8).cpu().numpy()
+    return shown.detach().float().cpu().numpy().astype("float32" if field.means == "real" else field.dtype)
+
+
 def to_episodes(
-    trajectory: Trajectory, z_BZ: Tensor, obs_name: str, meta: Sequence[dict[str, object]]
+    trajectory: Trajectory, z_BZ: Tensor, spec: EnvSpec, meta: Sequence[dict[str, object]]
 ) -> list[Episode]:
     """Simulated rollouts as episodes; one that ends is cut after its last transition, its final
-    frame unknown, just as in the world."""
-    frames = (trajectory.obs[obs_name] * 255).round().to(torch.uint8).cpu().numpy()
+    observation unknown, just as in the world."""
+    obs = {k: as_recorded(field, trajectory.obs[k]) for k, field in spec.obs.items()}
     columns = {
-        k: getattr(trajectory, k).detach().cpu().numpy() for k in ("d", "h", "logits", "value", "action", "reward")
+        k: getattr(trajectory, k).detach().cpu().numpy()
+        for k in ("d", "h", "state", "logits", "value", "action", "reward")
     }
+    whole_state = not np.array_equal(columns["state"], columns["h"], equal_nan=True)  # it is more than h
     alive = trajectory.alive.cpu().numpy()
     out = []
     for b, about in enumerate(meta):
@@ -166,8 +190,9 @@ def to_episodes(
         steps = rows if ended else rows - 1
         out.append(
             Episode(
-                obs={obs_name: frames[b, :rows]},
+                obs={k: x[b, :rows] for k, x in obs.items()},
                 h=columns["h"][b, :rows],
+                state=columns["state"][b, :rows] if whole_state else None,
                 value=columns["value"][b, :rows],
                 action=columns["action"][b, :steps],
                 logits=columns["logits"][b, :steps],
@@ -196,14 +221,14 @@ def main(config: RecordSamplesConfig) -> None:
     intervene = build(config.intervention, name, device=device)
     altered = [repr_of(i) for i in intervene]
     inputs |= config.intervention.inputs
-    as_recorded = config.actions == (RECORDED,)
+    repeats = config.actions == (RECORDED,)
     forced: Tensor | None = None
-    if as_recorded:
+    if repeats:
         if config.rollouts is None:
             raise UserError("--actions recorded needs --rollouts, whose actions they are")
     elif config.actions:
-        plan = parse_actions(config.actions, simulator.world.spec.action_names, config.steps)
-        forced = torch.tensor(plan, device=device).expand(config.samples, -1)
+        plan = parse_actions(config.actions, simulator.world.spec, config.steps).to(device)
+        forced = plan.expand(config.samples, *plan.shape)
     if config.actions:
         altered.append({"kind": "ForcedActions", "actions": list(config.actions)})
     meta: list[dict[str, Any]]
@@ -215,7 +240,7 @@ def main(config: RecordSamplesConfig) -> None:
         store = open_rollouts(config.rollouts, simulator)
         lead, rng = simulator.world.initial_frames - 1, np.random.default_rng(config.seed)
         starts = store.window_starts(simulator.world.initial_frames)
-        if as_recorded:
+        if repeats:
             starts = starts[starts[:, 1] + lead + config.steps <= store.steps[starts[:, 0]]]
             if not len(starts):
                 raise UserError(
@@ -223,7 +248,7 @@ def main(config: RecordSamplesConfig) -> None:
                     f"{config.steps} (the longest has {store.steps.max()})"
                 )
         starts = starts[rng.choice(len(starts), config.samples, replace=len(starts) < config.samples)]
-        if as_recorded:
+        if repeats:
             forced = recorded_actions(store, starts, lead, config.steps).to(device)
         z = informed_latents(simulator.world, store, starts, device)
         meta = [{"start": [int(e), int(t)]} for e, t in starts]
@@ -249,7 +274,7 @@ def main(config: RecordSamplesConfig) -> None:
                 for b, about in enumerate(meta[part] if intervene else ()):
                     acted = range(min(config.steps, int(trajectory.alive[b].sum())))
                     about["altered"] = [t for t in acted if tally.altered[t][b]]
-                for episode in to_episodes(trajectory, z[part], simulator.world.obs_name, meta[part]):
+                for episode in to_episodes(trajectory, z[part], simulator.world.spec, meta[part]):
                     writer.add(episode)
                     ended += episode.terminated
                     steps += episode.steps

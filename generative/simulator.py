@@ -1,8 +1,9 @@
-"""The learned world: frames -> latent -> RSSM -> frames, to core.contracts.World and Inference.
+"""The learned world: observations -> latent -> RSSM -> observations, to core.contracts.World and Inference.
 
-No agent is in it; ``load_simulator`` gives both (core.roll.Simulator).  Reward and terminal are read from d_t alone:
-it holds all that was known before the new frame, and a world that hides its last frame (Procgen) offers no posterior
-just where they matter.
+What it makes of each field of an observation is in generative.fields; a *frame* below is an observation with all its
+fields.  No agent is in it; ``load_simulator`` gives both (core.roll.Simulator).  Reward and terminal are read from d_t
+alone: it holds all that was known before the new frame, and a world that hides its last frame (Procgen) offers no
+posterior just where they matter.
 """
 
 from __future__ import annotations
@@ -16,34 +17,44 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from agents.networks import images
+from agents.load import load_agent
 from agents.recurrent import AgentConfig, RecurrentAgent
-from core.artefacts import WEIGHTS, load_json, load_weights, read_manifest, save_weights, write_json
+from core.artefacts import (
+    MANIFEST,
+    WEIGHTS,
+    load_bytes,
+    load_json,
+    load_weights,
+    read_manifest,
+    save_weights,
+    sha256,
+    write_atomically,
+    write_json,
+)
 from core.config import from_json, to_json
-from core.contracts import EnvSpec, Shown, UserError
+from core.contracts import Agent, EnvSpec, Shown, UserError
 from core.roll import Moment, Simulator, Trajectory, act, choose as choose_action, gumbel, one_hot, trajectory_of
 from core.trees import Tree, flatten, unflatten
 from envs.registry import renewed
-from generative.nets import (
-    CELLS,
-    ChannelNorm,
-    ConvDecoder,
-    ConvEncoder,
-    Flat,
-    MapDecoder,
-    MapEncoder,
-    ResidualCell,
-    clamp_straight_through,
-    conv,
-    from_map,
-    map_head,
-    mlp,
-    to_map,
+from generative.fields import (
+    Scale,
+    VectorEncoder,
+    apart,
+    as_read,
+    decoder_of,
+    encoder_of,
+    error_of_field,
+    fields_of,
+    noise_size,
+    shown_as,
+    together,
 )
+from generative.nets import CELLS, ChannelNorm, Flat, ResidualCell, conv, from_map, map_head, mlp, to_map
 from generative.recurrence import unroll
 from generative.rssm import RSSM, GridRSSM, ModelConfig, choose
 
 MAX_LOG_STD = 5.0
+AGENT = "agent"  # folder of a simulator's run directory with that of its agent, where this is not a RecurrentAgent
 
 
 class WorldPath(NamedTuple):
@@ -82,24 +93,27 @@ class Beginning(NamedTuple):
 
 
 class RSSMWorld(nn.Module):
-    """Encoder -> z -> RSSM -> frames.
+    """Encoder -> z -> RSSM -> observations.
 
     memory_size: numbers of the agent's state, which is read from the latent, too; bounded: they lie in (-1, 1).
+    Raises UserError for an observation that it cannot foretell.
     """
 
     def __init__(self, config: ModelConfig, spec: EnvSpec, memory_size: int, bounded: bool = True) -> None:
         super().__init__()
         self.config, self.spec, self.memory_size, self.bounded = config, spec, memory_size, bounded
-        (self.obs_name,) = spec.obs
+        self.fields = fields_of(config, spec)
         self.latent_size, self.initial_frames = config.latent_size, config.initial_frames
         d, h, a = config.deterministic_size, memory_size, spec.n_actions
         width, z = config.hidden_size, config.latent_size
+        encoders: list[Any] = [encoder_of(field, config) for field in self.fields.values()]
+        features = sum(encoder.size for encoder in encoders)
+        self.encoder = together(encoders)
         if config.layout == "vector":
-            self.encoder: nn.Module = ConvEncoder(config.depth)
-            self.embed: nn.Module = nn.Linear(self.encoder.size, width)
+            self.embed: nn.Module = nn.Linear(features, width)
             self.rssm = RSSM(config, a, width)
             s = self.rssm.stochastic_size
-            self.decoder: nn.Module = ConvDecoder(d + s, config.depth)
+            self.decoder = together([decoder_of(field, config, d + s) for field in self.fields.values()])
             self.reward_head = mlp(d, width, 1, config.head_layers)
             self.terminal_head = mlp(d, width, 1, config.head_layers)
             self.infer_cell = nn.GRUCell(width, width)
@@ -107,14 +121,13 @@ class RSSMWorld(nn.Module):
             self.start_world: nn.Module = mlp(z, width, d + s, 1)
             self.start_agent = mlp(z, width, h + a, 1)
         else:
-            self.encoder = MapEncoder(config.depth)
             self.embed = nn.Identity()
-            self.rssm = GridRSSM(config, a, self.encoder.size)
+            self.rssm = GridRSSM(config, a, features)
             s = self.rssm.stochastic_size
-            self.decoder = MapDecoder(d + s, config.depth)
+            self.decoder = together([decoder_of(field, config, d + s) for field in self.fields.values()])
             self.reward_head = map_head(d, width, 1)
             self.terminal_head = map_head(d, width, 1)
-            many = self.initial_frames * self.encoder.size // CELLS
+            many = self.initial_frames * features // CELLS
             self.infer_head = Flat(
                 conv(many, width), ChannelNorm(width), ResidualCell(width), nn.SiLU(), conv(width, 2 * z // CELLS)
             )
@@ -129,20 +142,32 @@ class RSSMWorld(nn.Module):
         self.precision = Precision()
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    # From frames to a latent
+    @property
+    def scales(self) -> dict[str, Scale | None]:
+        """The scale of every field of real numbers; None of the others."""
+        encoders = zip(self.fields, apart(self.encoder), strict=True)
+        return {k: encoder.scale if isinstance(encoder, VectorEncoder) else None for k, encoder in encoders}
 
-    def embed_frames(self, frames: Tensor) -> Tensor:
-        """Frames [..., 64, 64, 3] uint8 or float -> embeddings [..., E]."""
-        flat = images(frames.flatten(0, -4)).permute(0, 2, 3, 1)
-        with self.precision.cast(flat.device):
-            e = self.embed(self.encoder(flat)).to(flat.dtype)
-        return e.unflatten(0, frames.shape[:-3])
+    # From observations to a latent
+
+    def embed_obs(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Observations [..., *shape of the field] -> embeddings [..., E]; images uint8 or float in [0, 1]."""
+        like = next(self.parameters())
+        features, before = [], torch.Size()
+        for (name, field), encoder in zip(self.fields.items(), apart(self.encoder), strict=True):
+            before = obs[name].shape[: obs[name].ndim - len(field.shape)]
+            x = as_read(field, obs[name].flatten(0, len(before) - 1), like.dtype)
+            with self.precision.cast(x.device) if field.means == "image" else nullcontext():
+                features.append(encoder(x))
+        with self.precision.cast(like.device):
+            e: Tensor = self.embed(torch.cat(features, -1) if len(features) > 1 else features[0]).to(like.dtype)
+        return e.unflatten(0, before)
 
     def infer(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return self.infer_from(self.embed_frames(obs[self.obs_name]))
+        return self.infer_from(self.embed_obs(obs))
 
     def infer_from(self, e_BIE: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log-standard-deviation of z from the embeddings of the initial frames."""
+        """Mean and log-standard-deviation of z from the embeddings of the initial observations."""
         if e_BIE.shape[1] != self.initial_frames:
             raise ValueError(f"infer takes {self.initial_frames} frames, got {e_BIE.shape[1]}")
         if self.config.layout == "grid":
@@ -180,25 +205,44 @@ class RSSMWorld(nn.Module):
         """The agent's flat state before the first frame, [B, memory_size]."""
         return self.begin(z_BZ).memory_BS
 
-    def decode_unclamped(self, d: Tensor, s: Tensor) -> Tensor:
-        """World states [N, D], [N, S] -> frames [N, 64, 64, 3], some values outside [0, 1]."""
-        with self.precision.cast(d.device):
-            frames: Tensor = self.decoder(torch.cat([d, s], -1)).to(d.dtype)
-        return frames
+    def foretell(self, d: Tensor, s: Tensor) -> dict[str, Tensor]:
+        """World states [N, D], [N, S] -> what is said of every field, [N, *shape]: pixels, some outside [0, 1]; real
+        numbers as deviations from their mean; logits (generative.fields)."""
+        said, both = {}, torch.cat([d, s], -1)
+        for (name, field), decoder in zip(self.fields.items(), apart(self.decoder), strict=True):
+            with self.precision.cast(d.device) if field.means == "image" else nullcontext():
+                said[name] = decoder(both).to(d.dtype)
+        return said
 
-    def decode(self, d: Tensor, s: Tensor) -> Tensor:
-        """World states [N, D], [N, S] -> frames [N, 64, 64, 3] in [0, 1]."""
-        return clamp_straight_through(self.decode_unclamped(d, s))
+    def show(self, said: Mapping[str, Tensor], noise_BN: Tensor | None = None) -> dict[str, Tensor]:
+        """What ``foretell`` said as an agent is shown it; noise: standard Gumbel draws for all fields."""
+        noises: Any = [None] * len(self.fields)
+        if noise_BN is not None:
+            noises = noise_BN.split([noise_size(field) for field in self.fields.values()], -1)
+        scales = self.scales
+        return {
+            k: shown_as(field, said[k], scales[k], noise)
+            for (k, field), noise in zip(self.fields.items(), noises, strict=True)
+        }
+
+    def errors(self, shown: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of every field how far [...] what is shown is from what was (images float in [0, 1]), in
+        ``generative.fields.ERROR_UNITS``."""
+        scales = self.scales
+        return {k: error_of_field(field, shown[k], target[k], scales[k]) for k, field in self.fields.items()}
 
     def step(self, state: WorldState, action_BA: Tensor, noise: Tensor | None = None) -> tuple[WorldState, Shown]:
         d = self.rssm.transition(state.s_BS, action_BA, state.d_BD)
-        s = choose(self.rssm.prior(d), noise)
-        obs = {self.obs_name: self.decode(d, s)}
+        of_state, of_fields = (None, None) if noise is None else noise.tensor_split([self.rssm.stochastic_size], -1)
+        s = choose(self.rssm.prior(d), of_state)
+        obs = self.show(self.foretell(d, s), of_fields)
         ending = torch.sigmoid(self.terminal_head(d)[:, 0])
         return WorldState(d, s), Shown(obs, self.reward_head(d)[:, 0], ending, d)
 
     def draw_noise(self, batch: int, generator: torch.Generator) -> Tensor:
-        return gumbel((batch, self.rssm.stochastic_size), generator, next(self.parameters()))
+        """Standard Gumbel draws [B, S and those of the fields]."""
+        size = self.rssm.stochastic_size + sum(map(noise_size, self.fields.values()))
+        return gumbel((batch, size), generator, next(self.parameters()))
 
     # Along recorded frames
 
@@ -224,7 +268,7 @@ class RSSMWorld(nn.Module):
 
         Frame ``initial_frames - 1 + i`` is simulated step i, at which ``action[:, i]`` was taken.
         """
-        e = self.embed_frames(obs[self.obs_name])
+        e = self.embed_obs(obs)
         z, _ = self.infer_from(e[:, : self.initial_frames])
         begun = self.begin(z)
         return self.unroll(begun.state, begun.action_BA, e[:, self.initial_frames - 1 :], action_BL, seen_BL, None)
@@ -233,28 +277,32 @@ class RSSMWorld(nn.Module):
         """Posterior deterministic states d_BLD along recorded frames (see ``path``)."""
         return self.path(obs, action_BL, seen_BL).d_BLD
 
-    def reconstruct(self, path: WorldPath) -> Tensor:
-        """Frames [B, L, 64, 64, 3] of the states along a path."""
-        frames = self.decode(path.d_BLD.flatten(0, 1), path.s_BLS.flatten(0, 1))
-        return frames.unflatten(0, path.d_BLD.shape[:2])
+    def reconstruct(self, path: WorldPath) -> dict[str, Tensor]:
+        """Observations [B, L, *shape] of the states along a path, by field."""
+        shown = self.show(self.foretell(path.d_BLD.flatten(0, 1), path.s_BLS.flatten(0, 1)))
+        return {k: x.unflatten(0, path.d_BLD.shape[:2]) for k, x in shown.items()}
 
 
 @dataclass(frozen=True)
 class TrainedMemory:
-    """A trained world's memory of an agent's state, to core.contracts.Memory.  like: a state of this agent."""
+    """What a trained world remembers of its own agent's state, to core.contracts.Memory."""
 
     world: RSSMWorld
-    like: Tree
+    agent: Agent
 
     def __call__(self, z_BZ: Tensor) -> Tree:
-        return unflatten(self.world.memory(z_BZ), self.like)
+        return unflatten(self.world.memory(z_BZ), self.agent.initial(1))
 
 
-def simulator_of(config: ModelConfig, agent: RecurrentAgent) -> Simulator[RSSMWorld]:
-    """A new simulator around an agent; its parameters are the world's."""
-    like = agent.initial(1).detach()
-    world = RSSMWorld(config, agent.spec, flatten(like).shape[1])
-    return Simulator(agent, world, TrainedMemory(world, like))
+def simulator_of(config: ModelConfig, agent: Agent) -> Simulator[RSSMWorld]:
+    """A new simulator around an agent of any kind; its parameters are the world's.  UserError for an observation that
+    cannot be simulated.
+
+    The memory of a RecurrentAgent, a state in (-1, 1), is bounded; any other's state is read from the latent linearly.
+    """
+    memory_size = flatten(agent.initial(1)).shape[1]
+    world = RSSMWorld(config, agent.spec, memory_size, bounded=isinstance(agent, RecurrentAgent))
+    return Simulator(agent, world, TrainedMemory(world, agent))
 
 
 def teacher_forced(
@@ -274,8 +322,9 @@ def teacher_forced(
     reward, ending = world.reward_head(d)[..., 0], torch.sigmoid(world.terminal_head(d)[..., 0])
     moments = []
     for i in range(seen_BL.shape[1]):
-        shown = Shown({world.obs_name: frames[:, i]}, reward[:, i], ending[:, i], d[:, i])
-        t_B = torch.full_like(action_BL[:, i], i)
+        obs_i = {k: x[:, i] for k, x in frames.items()}
+        shown = Shown(obs_i, reward[:, i], ending[:, i], d[:, i])
+        t_B = torch.full_like(seen_BL[:, i], i, dtype=torch.int64)
         acted = act(agent, shown.obs, state, not_first, t_B)
         state, action = acted.state, action_BL[:, i]
         moments.append(Moment(t_B, (), shown, acted, action, acted.logits_BA, seen_BL[:, i]))
@@ -305,19 +354,41 @@ def _while_alive(out: Trajectory) -> dict[str, Tensor]:
     return parts | {"rewards": out.reward[alive[:, :-1]], "chances of ending": out.terminal[alive[:, :-1]]}
 
 
-def save_simulator(simulator: Simulator[RSSMWorld], path: Path, name: str = WEIGHTS, half: bool = False) -> None:
+def save_simulator(
+    simulator: Simulator[RSSMWorld],
+    path: Path,
+    name: str = WEIGHTS,
+    half: bool = False,
+    agent_run: Path | None = None,
+) -> None:
     """Weights (the agent's among them) and what is needed to build the simulator again.
 
-    half: store all but the agent's as float16; they are loaded as float32.
+    half: store the world's weights, not the statistics of its observations, as float16; they are loaded as float32.
+    agent_run: the agent's run directory, which is kept along unless it is a RecurrentAgent.
     """
-    agent: Any = simulator.agent
-    about = {
-        "model": to_json(simulator.world.config),
-        "net": to_json(agent.config),
-        "spec": simulator.world.spec.to_json(),
-    }
+    agent = simulator.agent
+    about: dict[str, Any] = {"model": to_json(simulator.world.config), "spec": simulator.world.spec.to_json()}
+    if isinstance(agent, RecurrentAgent):
+        about["net"] = to_json(agent.config)
+    elif agent_run is None:
+        raise ValueError(f"a simulator around a {type(agent).__name__} is saved with its agent's run directory")
+    else:
+        about[AGENT] = copy_run(agent_run, path / AGENT)
     write_json(path / "simulator.json", about)
-    save_weights(as_module(simulator), path / name, half=(lambda n: not n.startswith("agent.")) if half else None)
+    learned = {k for k, _ in simulator.world.named_parameters()}
+    save_weights(as_module(simulator), path / name, half=learned.__contains__ if half else None)
+
+
+def copy_run(source: Path, target: Path) -> str:
+    """Copy a whole run directory, all that its manifest names; the SHA-256 of the manifest.  Raises UserError."""
+    known = sha256(source / MANIFEST) if (source / MANIFEST).exists() else ""
+    if (target / MANIFEST).exists() and sha256(target / MANIFEST) == known:
+        return known
+    for name in read_manifest(source)["files"]:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target / name, load_bytes(source, name))
+    write_atomically(target / MANIFEST, (source / MANIFEST).read_bytes())
+    return known
 
 
 def as_module(simulator: Simulator[RSSMWorld]) -> nn.Module:
@@ -337,9 +408,17 @@ def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = W
     if "simulator.json" not in manifest["files"]:
         raise UserError(f"{path} holds no simulator (stage {manifest['stage']!r} wrote it)")
     about = load_json(path, "simulator.json")
-    if not isinstance(about, dict) or not all(key in about for key in ("model", "net", "spec")):
+    if not isinstance(about, dict) or not {"model", "spec"} <= about.keys() or not {"net", AGENT} & about.keys():
         raise UserError(f"{path / 'simulator.json'} is not the description of a simulator; copy or train it again")
-    agent = RecurrentAgent(from_json(AgentConfig, about["net"]), renewed(EnvSpec.from_json(about["spec"])))
+    spec = renewed(EnvSpec.from_json(about["spec"]))
+    agent: Agent
+    if "net" in about:
+        agent = RecurrentAgent(from_json(AgentConfig, about["net"]), spec)
+    else:
+        read_manifest(path / AGENT)
+        if sha256(path / AGENT / MANIFEST) != about[AGENT]:
+            raise UserError(f"{path / AGENT} is not the agent that this simulator was trained around; copy it again")
+        agent = load_agent(path / AGENT)
     simulator = simulator_of(from_json(ModelConfig, about["model"]), agent)
     both = as_module(simulator)
     load_weights(both, path, name)

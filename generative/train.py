@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.recurrent import load_agent
+from agents.load import load_agent
 from core import artefacts, config as cli
 from core.contracts import EnvSpec, UserError
 from core.directions import fingerprint
@@ -37,14 +38,15 @@ from core.training import (
     save_state,
     together,
 )
+from generative.fields import ERROR_UNITS, as_read
 from generative.losses import Batch, Draws, LossConfig, draw, loss_of
 from generative.rssm import ModelConfig
 from generative.simulator import Precision, RSSMWorld, as_module, save_simulator, simulator_of
 
 STAGE = "train_gen_model"
-COLUMNS = ("obs/frames", "h", "action", "reward")
 LAST = "last.safetensors"
 SHOWN = 4  # windows in a reconstruction video
+CHUNK = 256  # episodes whose vectors are in memory at once
 STATE = (
     "simulator",
     "kept",
@@ -126,6 +128,13 @@ class GenTrainConfig:
     """log to Weights & Biases too (needs the wandb package and an account)"""
 
 
+def columns_of(store: RolloutStore) -> list[str]:
+    """The columns of a recording that a simulator is trained on: every observation field, the agent's whole state where
+    it is more than h, and what was done and paid."""
+    state = ["state"] if "state" in store.column_names else []
+    return [*(f"obs/{name}" for name in store.spec.obs), "h", *state, "action", "reward"]
+
+
 def to_batch(window: Window, initial_frames: int, device: torch.device) -> Batch:
     """A store's window as the loss wants it: row I-1 of the window is simulated step 0."""
     at, before = initial_frames - 1, initial_frames - 2
@@ -133,17 +142,30 @@ def to_batch(window: Window, initial_frames: int, device: torch.device) -> Batch
     def tensor(x: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(x)).to(device)
 
+    state = window["state" if "state" in window.columns else "h"]
     return Batch(
-        frames=tensor(window["obs/frames"]),
+        obs={k.removeprefix("obs/"): tensor(x) for k, x in window.columns.items() if k.startswith("obs/")},
         seen=tensor(window.seen[:, at:]),
         happened=tensor(window.acted[:, before:-1]),
         reward=tensor(window["reward"][:, before:-1]),
         terminal=tensor(window.terminated[:, before:-1].astype(np.float32)),
         action=tensor(window["action"][:, at:]),
         h=tensor(window["h"][:, at:]),
-        state_before=tensor(window["h"][:, before]),
+        state_before=tensor(state[:, before]),
         action_before=tensor(window["action"][:, before]),
     )
+
+
+def statistics(store: RolloutStore, name: str, episodes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation, float32 [n], of a vector column over all steps of some episodes."""
+    column = f"obs/{name}"
+    origin = store.pooled(column, episodes=episodes[:1])[0][column][0].astype(np.float64)
+    count, total, squares = 0, np.zeros_like(origin), np.zeros_like(origin)
+    for i in range(0, len(episodes), CHUNK):
+        x = store.pooled(column, episodes=episodes[i : i + CHUNK])[0][column] - origin  # else squares would be rounded
+        count, total, squares = count + len(x), total + x.sum(0), squares + (x**2).sum(0)
+    mean = total / count
+    return (origin + mean).astype(np.float32), np.sqrt(np.maximum(squares / count - mean**2, 0)).astype(np.float32)
 
 
 def split_episodes(episodes: int, share: float, seed: int) -> tuple[list[int], list[int]]:
@@ -154,21 +176,56 @@ def split_episodes(episodes: int, share: float, seed: int) -> tuple[list[int], l
 
 
 @torch.no_grad()
-def free_running_errors(simulator: Simulator[RSSMWorld], batch: Batch) -> tuple[Tensor, Tensor]:
-    """Squared errors of frames [B, L]: of modal rollouts from the initial frames with the recorded actions, and of the
-    last initial frame held still, which is right at step 0.  Meaningless where ``batch.seen`` is false."""
-    first = simulator.world.initial_frames
-    z, _ = simulator.world.infer({simulator.world.obs_name: batch.frames[:, :first]})
-    out = simulator.rollout(z, batch.action.shape[1] - 1, actions=batch.action)
-    target = batch.frames[:, first - 1 :].float() / 255
-    error, held = (((x - target) ** 2).mean((-3, -2, -1)) for x in (out.obs[simulator.world.obs_name], target[:, :1]))
-    return error, held
+def free_running_errors(simulator: Simulator[RSSMWorld], batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Errors [B, L] of every field, in ``ERROR_UNITS``: of modal rollouts from the initial frames with the recorded
+    actions, and of the last initial frame held still, which is right at step 0.  Meaningless where ``batch.seen`` is
+    false."""
+    world = simulator.world
+    first = world.initial_frames
+    z, _ = world.infer({k: x[:, :first] for k, x in batch.obs.items()})
+    out = simulator.rollout(z, batch.seen.shape[1] - 1, actions=batch.action)
+    target = as_shown(world, batch, first - 1)
+    return world.errors(out.obs, target), world.errors({k: x[:, :1] for k, x in target.items()}, target)
 
 
-def free_running_mse(simulator: Simulator[RSSMWorld], batch: Batch) -> Tensor:
-    """Mean squared error [L] of such rollouts; NaN where no window reaches."""
-    error, seen = free_running_errors(simulator, batch)[0], batch.seen.float()
-    return (error * seen).sum(0) / seen.sum(0)
+def as_shown(world: RSSMWorld, batch: Batch, first: int) -> dict[str, Tensor]:
+    """Observations from row ``first`` on as a simulator shows them: images float in [0, 1]."""
+    later = {k: batch.obs[k][:, first:] for k in world.fields}
+    return {
+        k: as_read(field, later[k].flatten(0, 1), torch.float32).unflatten(0, later[k].shape[:2])
+        for k, field in world.fields.items()
+    }
+
+
+def whole_error(world: RSSMWorld, errors: Mapping[str, Tensor], batch: Batch) -> Tensor:
+    """One error [B, L] for all fields: that of the only one, or the mean of several.
+
+    Beside others an image's is in units of its pixels' variance from frame to frame, so that every field's is about 1
+    where nothing is known of it (a share of errors: less).
+    """
+    if len(errors) == 1:
+        return next(iter(errors.values()))
+    target = as_shown(world, batch, world.initial_frames - 1)
+    scaled = []
+    for k, error in errors.items():
+        if world.fields[k].means == "image":
+            variance = target[k][batch.seen].var(0, correction=0).mean()
+            error = error / torch.where(variance > 0, variance, 1.0)
+        scaled.append(error)
+    return torch.stack(scaled).mean(0)
+
+
+def error_unit(world: RSSMWorld) -> str:
+    """The unit of ``whole_error``."""
+    if len(world.fields) == 1:
+        return ERROR_UNITS[next(iter(world.fields.values())).means]
+    return "mean over fields (vectors: squared standard deviations or share wrong; images: squared error over variance)"
+
+
+def mean_seen(error_BL: Tensor, batch: Batch) -> Tensor:
+    """Mean over windows [L] of an error [B, L]; NaN where no window reaches."""
+    seen = batch.seen.float()
+    return (error_BL * seen).sum(0) / seen.sum(0)
 
 
 def against_held_frame(
@@ -180,7 +237,8 @@ def against_held_frame(
     from 1 on; the difference also at the first and the last of them (``..._1`` and so on).  Intervals over the episodes
     that the windows are of; a simulator whose difference is not surely below 0 is no better than a held frame.
     """
-    error_BL, held_BL = (x.cpu().double().numpy() for x in free_running_errors(simulator, batch))
+    errors = (whole_error(simulator.world, x, batch) for x in free_running_errors(simulator, batch))
+    error_BL, held_BL = (x.cpu().double().numpy() for x in errors)
     seen_BL, rng = batch.seen.cpu().numpy(), np.random.default_rng(seed)
     last = seen_BL.shape[1] - 1
 
@@ -197,32 +255,42 @@ def against_held_frame(
 
 @torch.no_grad()
 def reconstructions(simulator: Simulator[RSSMWorld], batch: Batch, seed: int) -> dict[str, np.ndarray]:
-    """The four videos of a simulator's quality, uint8 [L, height, width, 3]; a column a window.
+    """The four videos of a simulator's quality, uint8 [L, height, width, 3]; a column a window.  Of every image field
+    there is (the names begin with it if there are several), so of a world of vectors none.
 
     ``true_true``: every true frame shown, true actions; ``simulated_true``: from the initial frames on its own,
     true actions; ``simulated_simulated``: the agent's own actions too; each below the true frames, which are
     black past an episode's end.  ``random``: from random latents.
     """
-    first, name = simulator.world.initial_frames, simulator.world.obs_name
-    batch = Batch(**{k: v[:SHOWN] for k, v in vars(batch).items()})
-    steps = batch.action.shape[1] - 1
-    z, _ = simulator.world.infer({name: batch.frames[:, :first]})
+    world = simulator.world
+    images = [k for k, field in world.fields.items() if field.means == "image"]
+    if not images:
+        return {}
+    batch, first = batch.part(slice(SHOWN)), world.initial_frames
+    steps = batch.seen.shape[1] - 1
+    z, _ = world.infer({k: x[:, :first] for k, x in batch.obs.items()})
     generator = torch.Generator(z.device).manual_seed(seed)
-    random = simulator.world.normalise(torch.randn(z.shape, generator=generator, device=z.device))
-    true = batch.frames[:, first - 1 :].float() / 255 * batch.seen[..., None, None, None]
-    shown = {
-        "true_true": simulator.world.reconstruct(simulator.world.path({name: batch.frames}, batch.action, batch.seen)),
-        "simulated_true": simulator.rollout(z, steps, actions=batch.action).obs[name],
-        "simulated_simulated": simulator.rollout(z, steps).obs[name],
+    random = world.normalise(torch.randn(z.shape, generator=generator, device=z.device))
+    true = as_shown(world, batch, first - 1)
+    shown: dict[str, Mapping[str, Tensor]] = {
+        "true_true": world.reconstruct(world.path(batch.obs, batch.action, batch.seen)),
+        "simulated_true": simulator.rollout(z, steps, actions=batch.action).obs,
+        "simulated_simulated": simulator.rollout(z, steps).obs,
+        "random": simulator.rollout(random, steps).obs,
     }
-    rows = {k: torch.cat([true, v], 2) for k, v in shown.items()}
-    rows["random"] = simulator.rollout(random, steps).obs[name]
 
     def side_by_side(x: Tensor) -> np.ndarray:
+        x = x if x.shape[-1] == 3 else x.mean(-1, keepdim=True).expand(*x.shape[:-1], 3)  # grey, of other channels
         pixels: np.ndarray = (x.transpose(0, 1) * 255).round().byte().transpose(1, 2).flatten(2, 3).cpu().numpy()
         return pixels
 
-    return {k: side_by_side(v) for k, v in rows.items()}
+    out = {}
+    for image in images:
+        above = true[image] * batch.seen[..., None, None, None]
+        for name, obs in shown.items():
+            rows = obs[image] if name == "random" else torch.cat([above, obs[image]], 2)
+            out[f"{image}/{name}" if len(images) > 1 else name] = side_by_side(rows)
+    return out
 
 
 def same_world(a: EnvSpec, b: EnvSpec) -> bool:
@@ -310,21 +378,25 @@ class Trainer:
         self.config, self.simulator, self.processes, self.run = config, simulator, processes, run
         self.parameters = list(simulator.world.parameters())
         self.device = self.parameters[0].device
+        self.store, initial = store, config.model.initial_frames
+        self.columns = columns_of(store)
+        self.length = initial - 1 + optim.steps
+        usable = long_enough(store, initial)
+        train, held_out = split_episodes(len(usable), config.validation_share, config.seed)
+        for name, scale in simulator.world.scales.items():
+            if scale is not None:
+                scale.fit(*map(torch.from_numpy, statistics(store, name, [usable[i] for i in train])))
         # What is validated and saved: the weights, or their running average; in full precision.
         self.kept = copy.deepcopy(simulator)
         self.kept.world.eval().requires_grad_(False).precision = Precision()
         self.optimiser = torch.optim.Adam(self.parameters, lr=optim.learning_rate, fused=True)
         self.generator = torch.Generator(self.device).manual_seed(config.seed)
         self.rng = np.random.default_rng(config.seed)
-        self.store, initial = store, config.model.initial_frames
-        self.length = initial - 1 + optim.steps
-        usable = long_enough(store, initial)
-        train, held_out = split_episodes(len(usable), config.validation_share, config.seed)
         self.starts = store.window_starts(initial + 1, [usable[i] for i in train])
         starts = store.window_starts(initial + 1, [usable[i] for i in held_out])
         fixed = np.random.default_rng(config.seed)
         chosen = starts[fixed.choice(len(starts), min(len(starts), config.validation_windows), replace=False)]
-        self.validation = to_batch(store.read_windows(COLUMNS, chosen, self.length), initial, self.device)
+        self.validation = to_batch(store.read_windows(self.columns, chosen, self.length), initial, self.device)
         self.validation_episode = chosen[:, 0]
         self.made_from = {k: artefacts.sha256(v / artefacts.MANIFEST) for k, v in run.inputs.items()}
         self.state_file = run.path / "training_state" / "state.pt"
@@ -362,7 +434,7 @@ class Trainer:
         optim, began = self.config.optim, time.perf_counter()
         starts = self.starts[self.rng.integers(len(self.starts), size=optim.batch)]
         part = self.processes.part(optim.batch)
-        window = self.store.read_windows(COLUMNS, starts[part], self.length)
+        window = self.store.read_windows(self.columns, starts[part], self.length)
         batch = to_batch(window, self.config.model.initial_frames, self.device)
         self.waited += time.perf_counter() - began
         # Every process draws for the whole batch, so that the result does not depend on how many they are.
@@ -410,14 +482,14 @@ class Trainer:
     @torch.no_grad()
     def held_out(self) -> dict[str, float]:
         """The loss's parts, teacher-forced, over the validation windows; the same draws every time."""
-        size, length = self.validation.action.shape
+        size, length = self.validation.seen.shape
         draws = draw(
             self.kept.world, size, length, self.config.loss, torch.Generator(self.device).manual_seed(self.config.seed)
         )
         sums: dict[str, float] = {}
         for i in range(0, size, self.config.optim.batch):
             rows = slice(i, i + self.config.optim.batch)
-            batch = Batch(**{k: v[rows] for k, v in vars(self.validation).items()})
+            batch = self.validation.part(rows)
             loss, parts = loss_of(self.kept, batch, self.config.loss, draws.part(rows))
             for k, v in {**parts, "loss": loss}.items():
                 sums[k] = sums.get(k, 0.0) + float(v) * len(batch.action) / size
@@ -426,8 +498,10 @@ class Trainer:
     def validate(self) -> None:
         """A row of the curve; the best simulator is saved."""
         self.sync()
-        mse = free_running_mse(self.kept, self.validation)
+        errors, _ = free_running_errors(self.kept, self.validation)
+        mse = mean_seen(whole_error(self.kept.world, errors, self.validation), self.validation)
         score = float(mse.nanmean())
+        apart = errors if len(errors) > 1 else {}
         self.log.add(
             self.step,
             wall_s=self.wall(),
@@ -439,6 +513,7 @@ class Trainer:
             free_mse=score,
             free_mse_1=float(mse[1]),
             free_mse_last=float(mse[-1]),
+            **{f"free_error/{k}": float(mean_seen(x, self.validation).nanmean()) for k, x in apart.items()},
         )
         every = self.config.video_every * self.config.validate_every
         if every and (self.step % every == 0 or self.step == self.config.optim.updates):
@@ -449,7 +524,7 @@ class Trainer:
         self.timed = self.timed_updates = self.waited = 0.0
         if score < self.best:
             self.best = score
-            save_simulator(self.kept, self.run.path)
+            save_simulator(self.kept, self.run.path, agent_run=self.config.agent)
 
     def save(self) -> None:
         """What --resume goes on from, and the last weights; the earlier ones stay until these are whole."""
@@ -470,7 +545,7 @@ class Trainer:
             made_from=self.made_from,
         )
         self.saved_step, self.saved = self.step, time.time()
-        save_simulator(self.kept, self.run.path, LAST)
+        save_simulator(self.kept, self.run.path, LAST, agent_run=self.config.agent)
 
     def train(self, stop: Stop) -> None:
         """To the last update, or to where ``stop`` is due; the state is saved."""
@@ -521,7 +596,7 @@ def main(config: GenTrainConfig) -> None:
             run = artefacts.Run(path=config.out, stage=STAGE, config=config, inputs=inputs)
         processes.wait()
         if config.preload:
-            store.preload(*COLUMNS)
+            store.preload(*columns_of(store))
         trainer = Trainer(config, simulator, store, processes, run)
         trainer.train(stop)
         if stop.reason:
@@ -536,11 +611,12 @@ def main(config: GenTrainConfig) -> None:
     run.record("parameters", sum(p.numel() for p in trainer.parameters), "count")
     run.record("updates", trainer.step, "gradient steps")
     run.record("training_wall", wall, "s")
-    run.record("free_running_mse", trainer.best, "squared pixel in [0, 1]", windows)
+    unit = error_unit(trainer.kept.world)
+    run.record("free_running_mse", trainer.best, unit, windows)
     artefacts.load_unsealed(as_module(trainer.kept), run)  # the best, not the last
     against = against_held_frame(trainer.kept, trainer.validation, trainer.validation_episode, config.seed)
     for name, e in against.items():
-        run.record(name, e.value, "squared pixel in [0, 1]", e.n, e.interval)
+        run.record(name, e.value, unit, e.n, e.interval)
     if (said := artefacts.poor_simulator(run.metrics)) is not None:
         run.facts[artefacts.SIMULATOR_WARNING] = said
         print(f"warning: {said}", file=sys.stderr)

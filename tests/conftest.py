@@ -156,7 +156,7 @@ def write_simulator(path: Path, agent: Path, *, seed: int = 0) -> Path:
     from agents.recurrent import load_agent
     from core.directions import fingerprint
     from generative.rssm import ModelConfig
-    from generative.simulator import RSSMSimulator, save_simulator
+    from generative.simulator import save_simulator, simulator_of
     from generative.train import GenTrainConfig
 
     torch.manual_seed(seed)
@@ -164,7 +164,7 @@ def write_simulator(path: Path, agent: Path, *, seed: int = 0) -> Path:
     sizes = ModelConfig(deterministic_size=8, hidden_size=8, groups=2, classes=2, depth=4, head_layers=1, latent_size=4)
     config = GenTrainConfig(agent=agent, rollouts=path.parent / "rollouts", out=path)
     with new_run(path, "train_gen_model", config, {"agent": agent}) as run:
-        save_simulator(RSSMSimulator(sizes, inside), run.path)
+        save_simulator(simulator_of(sizes, inside), run.path)
         run.facts = {"agent": fingerprint(inside)}
     return path
 
@@ -185,7 +185,7 @@ def write_study(
 ) -> Path:
     """A run directory of stage ``interventions``: one claim of every verdict, with the verdicts of today's rules or of
     older ones."""
-    from validation.interventions import InterventionsConfig
+    from validation.interventions.__main__ import InterventionsConfig
 
     result = Result(tables={"effects": [], "doses": [], "needs": [], "paths": []})
     for i in range(12):

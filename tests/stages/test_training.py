@@ -25,9 +25,10 @@ import torch
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
+from core.roll import Simulator
 from core.training import Processes, from_torchrun, learning_rate, load_state, together
 from generative import train
-from generative.simulator import RSSMSimulator, load_simulator
+from generative.simulator import RSSMWorld, as_module, load_simulator, simulator_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -47,7 +48,7 @@ def trainer_of(config: train.GenTrainConfig, processes: Processes) -> train.Trai
 
     agent = load_agent(config.agent)
     torch.manual_seed(config.seed)
-    simulator = RSSMSimulator(config.model, agent)
+    simulator = simulator_of(config.model, agent)
     config.out.mkdir(parents=True, exist_ok=True)
     inputs = {"agent": config.agent, "rollouts": config.rollouts}
     run = artefacts.Run(path=config.out, stage=train.STAGE, config=config, inputs=inputs)
@@ -139,23 +140,23 @@ def test_a_batch_that_cannot_be_shared_is_refused(
 # Against a held frame
 
 
-def still_windows(pipeline: Path, before: int, after: int) -> tuple[RSSMSimulator, train.Batch]:
+def still_windows(pipeline: Path, before: int, after: int) -> tuple[Simulator[RSSMWorld], train.Batch]:
     """A simulator that shows grey (0.5) for ever, and four windows that do not change after the initial frames."""
     simulator = load_simulator(pipeline / "simulator")
-    for name, tensor in simulator.named_parameters():
+    for name, tensor in simulator.world.named_parameters():
         if name.startswith("decoder"):
             tensor.zero_()
-    first, steps = simulator.initial_frames, 5
+    first, steps = simulator.world.initial_frames, 5
     frames = torch.full((4, first - 1 + steps, 64, 64, 3), after, dtype=torch.uint8)
     frames[:, :first] = before
     zero = torch.zeros(4, steps)
     seen = torch.ones(4, steps, dtype=torch.bool)
     seen[0, 3:] = False  # an episode that ends
     frames[0, first + 2 :] = 0
-    h = torch.zeros(4, steps, simulator.agent.hidden_size)
+    h = torch.zeros(4, steps, simulator.agent.points["h"])
     return simulator, train.Batch(
         frames=frames, seen=seen, happened=seen, reward=zero, terminal=zero, action=zero.long(), h=h,
-        h_before=h[:, 0], action_before=zero[:, 0].long(),
+        state_before=h[:, 0], action_before=zero[:, 0].long(),
     )  # fmt: skip
 
 
@@ -194,10 +195,12 @@ def test_best_and_last_weights_and_four_videos(pipeline: Path) -> None:
     path = pipeline / "simulator"
     best, last = load_simulator(path), load_simulator(path, name=train.LAST)
     state = load_state(path / "training_state" / "state.pt", *train.STATE)
-    for name, value in last.state_dict().items():
+    whole = as_module(last).state_dict()
+    assert whole.keys() == state["simulator"].keys()
+    for name, value in whole.items():
         assert torch.equal(value, state["simulator"][name]), name
     scores = [row["free_mse"] for row in curve(path)]
-    same = all(torch.equal(a, b) for a, b in zip(best.parameters(), last.parameters(), strict=True))
+    same = all(torch.equal(a, b) for a, b in zip(*(as_module(s).parameters() for s in (best, last)), strict=True))
     assert same == (min(scores) == scores[-1])
     events = EventAccumulator(str(path / "training_state" / "tensorboard"), size_guidance={"images": 0})
     events.Reload()
@@ -215,7 +218,7 @@ def test_best_and_last_weights_and_four_videos(pipeline: Path) -> None:
 def test_reconstructions_show_what_they_say(pipeline: Path, tmp_path: Path) -> None:
     trainer = trainer_of(config_of(pipeline, tmp_path / "s"), Processes())
     sim, batch = trainer.kept, trainer.validation
-    first = sim.initial_frames - 1
+    first = sim.world.initial_frames - 1
     shown = train.reconstructions(sim, batch, seed=0)
     steps = batch.action.shape[1]
     for b in range(2):
@@ -224,7 +227,7 @@ def test_reconstructions_show_what_they_say(pipeline: Path, tmp_path: Path) -> N
             for i in range(steps):
                 true = batch.frames[b, first + i].numpy() * bool(batch.seen[b, i])
                 assert np.array_equal(shown[name][i, :64, column], true)
-        z, _ = sim.infer({"frames": batch.frames[b : b + 1, : first + 1]})
+        z, _ = sim.world.infer({"frames": batch.frames[b : b + 1, : first + 1]})
         forced = sim.rollout(z, steps - 1, actions=batch.action[b : b + 1]).obs["frames"][0]
         np.testing.assert_allclose(shown["simulated_true"][:, 64:, column] / 255, forced, atol=0.01)
     assert not np.array_equal(shown["random"], train.reconstructions(sim, batch, seed=1)["random"])
@@ -249,7 +252,7 @@ def test_the_average_of_the_weights_is_what_is_kept(
     train.main(config_of(pipeline, tmp_path / "s", *more, "--resume"))
     last = load_simulator(tmp_path / "s", name=train.LAST)
     moved = False
-    for mine, average, p in zip(last.trainable(), by_hand, trainer.parameters, strict=True):
+    for mine, average, p in zip(last.world.parameters(), by_hand, trainer.parameters, strict=True):
         torch.testing.assert_close(mine.detach(), average, rtol=1e-5, atol=1e-7)
         moved |= not torch.allclose(average, p.detach(), rtol=1e-3, atol=1e-6)
     assert moved
@@ -385,7 +388,7 @@ def test_a_loss_that_is_not_finite_stops_and_says_what_is_left(
     def breaks(self: train.Trainer) -> None:
         if self.step == 4:
             with torch.no_grad():
-                self.simulator.reward_head[-1].bias.fill_(float("inf"))
+                self.simulator.world.reward_head[-1].bias.fill_(float("inf"))
         real(self)
 
     monkeypatch.setattr(train.Trainer, "update", breaks)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from core.artefacts import new_run
-from core.contracts import Intervention, UserError, apply_interventions
+from core.contracts import Intervention, UserError
 from core.directions import Basis
 from core.interventions import (
     AddVector,
@@ -21,12 +21,16 @@ from core.interventions import (
     Resample,
     Shift,
     Swap,
+    Tally,
+    When,
     build,
     parse_ids,
 )
+from core.roll import apply_interventions
 
 B, H, K = 5, 6, 4
 ALL = torch.ones(B, dtype=torch.bool)
+T0 = torch.zeros(B, dtype=torch.int64)
 
 
 def oblique(k: int = K) -> Basis:
@@ -56,18 +60,18 @@ every = pytest.mark.parametrize("make", TABLE.values(), ids=TABLE.keys())
 @every
 def test_masked_rows_come_back_bit_for_bit(make: Callable[[], Intervention]) -> None:
     h, mask = states(), torch.tensor([True, False, True, False, False])
-    out = make()(h, 0, mask)
+    out = make()(h, T0, mask)
     assert torch.equal(out[~mask], h[~mask])
     assert (out[mask] - h[mask]).abs().max() > 1e-3
-    torch.testing.assert_close(out[mask], make()(h, 0, ALL)[mask])
-    assert torch.equal(make()(h, 0, torch.zeros(B, dtype=torch.bool)), h)
+    torch.testing.assert_close(out[mask], make()(h, T0, ALL)[mask])
+    assert torch.equal(make()(h, T0, torch.zeros(B, dtype=torch.bool)), h)
 
 
 @every
 def test_nothing_is_mutated(make: Callable[[], Intervention]) -> None:
     intervene, h, mask = make(), states(), ALL.clone()
     kept, fields = h.clone(), [t.clone() for t in tensors_of(intervene)]
-    intervene(h, 0, mask)
+    intervene(h, T0, mask)
     assert torch.equal(h, kept) and mask.all()
     assert all(torch.equal(a, b) for a, b in zip(tensors_of(intervene), fields, strict=True))
 
@@ -82,28 +86,28 @@ def tensors_of(x: object) -> list[Tensor]:
 def test_gradcheck(make: Callable[[], Intervention]) -> None:
     intervene, h = make(), states().requires_grad_()
     mask = torch.tensor([True, True, False, True, True])
-    assert torch.autograd.gradcheck(lambda x: intervene(x, 1, mask), (h,))
+    assert torch.autograd.gradcheck(lambda x: intervene(x, T0 + 1, mask), (h,))
 
 
 @every
 def test_vmap_is_the_loop(make: Callable[[], Intervention]) -> None:
     intervene, many = make(), torch.stack([states(i) for i in range(3)])
-    mapped = torch.func.vmap(lambda h: intervene(h, 0, ALL))(many)
-    torch.testing.assert_close(mapped, torch.stack([intervene(h, 0, ALL) for h in many]))
+    mapped = torch.func.vmap(lambda h: intervene(h, T0, ALL))(many)
+    torch.testing.assert_close(mapped, torch.stack([intervene(h, T0, ALL) for h in many]))
 
 
 def test_swap_exchanges_and_is_an_involution() -> None:
     swap, h = Swap(BASIS, ((0, 2), (3, 1))), states()
-    once = swap(h, 0, ALL)
+    once = swap(h, T0, ALL)
     torch.testing.assert_close(BASIS.project(once), BASIS.project(h)[:, [2, 3, 0, 1]])
-    torch.testing.assert_close(swap(once, 0, ALL), h)
+    torch.testing.assert_close(swap(once, T0, ALL), h)
 
 
 def test_collapse_is_the_nullspace_and_idempotent() -> None:
     collapse, h = Nullspace(BASIS, (1, 3)), states()
-    once = collapse(h, 0, ALL)
+    once = collapse(h, T0, ALL)
     torch.testing.assert_close(once, BASIS.mean_H + (h - BASIS.mean_H) @ BASIS.nullspace((1, 3)))
-    torch.testing.assert_close(collapse(once, 0, ALL), once, rtol=0, atol=1e-13)
+    torch.testing.assert_close(collapse(once, T0, ALL), once, rtol=0, atol=1e-13)
     c = BASIS.project(once)
     torch.testing.assert_close(c[:, [1, 3]], torch.zeros(B, 2, dtype=torch.float64), rtol=0, atol=1e-13)
     torch.testing.assert_close(c[:, [0, 2]], BASIS.project(h)[:, [0, 2]])
@@ -117,27 +121,29 @@ def test_swap_and_collapse_undo_and_repeat_in_float32_with_fewer_directions_than
     basis = Basis("ica", mean, std, project, torch.linalg.pinv(project))
     h, mask = torch.randn(32, 64, generator=generator), torch.ones(32, dtype=torch.bool)
     swap, collapse = Swap(basis, ((10, 12), (3, 4))), Nullspace(basis, (5, 7))
-    assert (swap(swap(h, 0, mask), 0, mask) - h).abs().max() < 1e-5 < (swap(h, 0, mask) - h).abs().max()
-    once = collapse(h, 0, mask)
-    assert (collapse(once, 0, mask) - once).abs().max() < 1e-5 < (once - h).abs().max()
+    t = torch.zeros(32, dtype=torch.int64)
+    swap_twice = swap(swap(h, t, mask), t, mask)
+    assert (swap_twice - h).abs().max() < 1e-5 < (swap(h, t, mask) - h).abs().max()
+    once = collapse(h, t, mask)
+    assert (collapse(once, t, mask) - once).abs().max() < 1e-5 < (once - h).abs().max()
     inside = basis.lift(basis.project(h))  # what the basis holds of h
-    assert (swap(swap(inside, 0, mask), 0, mask) - inside).abs().max() < 1e-5
+    assert (swap(swap(inside, t, mask), t, mask) - inside).abs().max() < 1e-5
     assert basis.project(once)[:, [5, 7]].abs().max() < 1e-5
 
 
 def test_shift_moves_by_the_amount_and_zero_changes_no_bit() -> None:
     h = states()
-    moved = BASIS.project(Shift(BASIS, (2,), (0.7,))(h, 0, ALL)) - BASIS.project(h)
+    moved = BASIS.project(Shift(BASIS, (2,), (0.7,))(h, T0, ALL)) - BASIS.project(h)
     want = torch.tensor([0, 0, 0.7, 0], dtype=torch.float64).expand(B, -1)
     torch.testing.assert_close(moved, want, rtol=0, atol=1e-12)
     for value in (h, h.float()):
         basis = BASIS.to(dtype=value.dtype)
-        assert torch.equal(Shift(basis, (0, 1), (0.0, 0.0))(value, 0, ALL), value)
+        assert torch.equal(Shift(basis, (0, 1), (0.0, 0.0))(value, T0, ALL), value)
 
 
 def test_resample_takes_the_donors_coordinates() -> None:
     h, donors = states(), states(3)
-    c = BASIS.project(Resample(BASIS, (0, 2), donors)(h, 0, ALL))
+    c = BASIS.project(Resample(BASIS, (0, 2), donors)(h, T0, ALL))
     torch.testing.assert_close(c[:, [0, 2]], BASIS.project(donors)[:, [0, 2]])
     torch.testing.assert_close(c[:, [1, 3]], BASIS.project(h)[:, [1, 3]])
 
@@ -146,22 +152,43 @@ def test_resample_takes_the_donors_coordinates() -> None:
 def test_the_orthogonal_complement_stays(name: str) -> None:
     h = states()
     rest = torch.linalg.svd(BASIS.lift_KH).Vh[K:] / BASIS.std_H
-    moved = (TABLE[name]()(h, 0, ALL) - h) @ rest.T
+    moved = (TABLE[name]()(h, T0, ALL) - h) @ rest.T
     torch.testing.assert_close(moved, torch.zeros_like(moved), rtol=0, atol=1e-12)
 
 
 def test_at_steps() -> None:
     h, inner = states(), AddVector(torch.ones(H, dtype=torch.float64))
-    changed = [bool((AtSteps(inner, 2, 4)(h, t, ALL) != h).any()) for t in range(6)]
+    changed = [bool((AtSteps(inner, 2, 4)(h, T0 + t, ALL) != h).any()) for t in range(6)]
     assert changed == [False, False, True, True, False, False]
-    assert [bool((AtSteps(inner, 2)(h, t, ALL) != h).any()) for t in range(4)] == [False, False, True, True]
+    assert [bool((AtSteps(inner, 2)(h, T0 + t, ALL) != h).any()) for t in range(4)] == [False, False, True, True]
+    # Each row has its own clock, and its own mask.
+    t, mask = torch.tensor([1, 2, 3, 4, 2]), torch.tensor([True, True, True, True, False])
+    for stop, rows in ((4, [False, True, True, False, False]), (None, [False, True, True, True, False])):
+        out = AtSteps(inner, 2, stop)(h, t, mask)
+        assert (out != h).any(-1).tolist() == rows and torch.equal(out[rows], h[rows] + 1)
+
+
+def test_when_and_tally_go_by_each_row_s_clock() -> None:
+    """Only where the rule finds the behaviour, at the steps that are named; what was altered is kept call by call."""
+
+    def rule(h_NH: Tensor) -> Tensor:
+        return (h_NH[:, 0] > 0).long()
+
+    h, t = states(), torch.tensor([0, 1, 2, 3, 4])
+    inner = AddVector(torch.ones(H, dtype=torch.float64))
+    tally = Tally((When((AtSteps(inner, 1, 4),), rule, (1,)),))  # type: ignore[arg-type]
+    out = tally(h, t, ALL)
+    want = (h[:, 0] > 0) & (t >= 1) & (t < 4)
+    assert want.any() and torch.equal((out != h).any(-1), want)
+    tally(h, T0, ALL)
+    assert torch.equal(tally.altered[0], want) and not tally.altered[1].any()
 
 
 def test_a_tuple_composes_in_order_and_an_empty_one_is_the_identity() -> None:
     h, a, b = states(), Shift(BASIS, (0,), (1.0,)), Swap(BASIS, ((0, 1),))
-    assert apply_interventions((), h, 0) is h
-    assert torch.equal(apply_interventions((a, b), h, 0), b(a(h, 0, ALL), 0, ALL))
-    assert (apply_interventions((a, b), h, 0) - apply_interventions((b, a), h, 0)).abs().max() > 0.1
+    assert apply_interventions((), h, T0) is h
+    assert torch.equal(apply_interventions((a, b), h, T0), b(a(h, T0, ALL), T0, ALL))
+    assert (apply_interventions((a, b), h, T0) - apply_interventions((b, a), h, T0)).abs().max() > 0.1
 
 
 # build

@@ -15,7 +15,7 @@ from core.episodes import Episode, RolloutStore, StoreWriter
 from envs.procgen import ACTION_NAMES
 from generative.losses import Batch, LossConfig, draw, loss_of
 from generative.rssm import ModelConfig
-from generative.simulator import RSSMSimulator
+from generative.simulator import simulator_of
 from generative.train import COLUMNS, to_batch
 
 T, INITIAL, L = 12, 3, 6
@@ -60,7 +60,7 @@ def test_rows_of_a_window_that_ends_with_the_episode(tmp_path: Path) -> None:
     assert b.action[0, :3].tolist() == [9, 10, 11]  # taken at obs[t]
     assert b.h[0, :3, 0].tolist() == [9, 10, 11]
     assert b.frames[0, INITIAL - 1 : INITIAL + 2, 0, 0, 0].tolist() == [9, 10, 11]
-    assert b.h_before[0, 0] == 8 and b.action_before[0] == 8
+    assert b.state_before[0, 0] == 8 and b.action_before[0] == 8
 
 
 def test_a_cut_episode_has_no_terminal_and_keeps_its_last_frame(tmp_path: Path) -> None:
@@ -77,11 +77,11 @@ def test_what_did_not_happen_does_not_count(tmp_path: Path) -> None:
     config = ModelConfig(
         deterministic_size=8, hidden_size=8, groups=2, classes=3, depth=2, head_layers=1, latent_size=4
     )
-    sim = RSSMSimulator(config, agent.requires_grad_(False))
+    sim = simulator_of(config, agent.requires_grad_(False))
     b = batch_at(tmp_path / "r", T - 5, terminated=True)
 
     def loss(batch: Batch) -> float:
-        draws = draw(sim, 1, L, LossConfig(), torch.Generator().manual_seed(1))
+        draws = draw(sim.world, 1, L, LossConfig(), torch.Generator().manual_seed(1))
         return float(loss_of(sim, batch, LossConfig(), draws)[0].detach())
 
     def changed(name: str, step: int, value: float) -> Batch:

@@ -8,18 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from core.contracts import Agent, Simulator, StepNoise, UserError, VecEnv
+from core.contracts import Agent, LearnedWorld, UserError, VecEnv
 from core.directions import fingerprint
 from core.interventions import AddVector, AtSteps, Nullspace, Shift
+from core.roll import Noise, Simulator
 from envs.planted import (
     KINDS,
     Kind,
     PlantedAgent,
+    PlantedModel,
     PlantedOptions,
-    PlantedSimulator,
     PlantedWorld,
     make_planted,
     matrices,
+    planted_simulator,
     record_planted,
     rotation,
     spec_of,
@@ -31,13 +33,13 @@ SIZE = 8
 
 
 @pytest.fixture(scope="module")
-def simulator() -> PlantedSimulator:
-    return PlantedSimulator().double()
+def simulator() -> Simulator[PlantedModel]:
+    return planted_simulator(dtype=torch.float64)
 
 
-def latents(simulator: PlantedSimulator, batch: int, seed: int = 0) -> torch.Tensor:
+def latents(simulator: Simulator[PlantedModel], batch: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, simulator.latent_size, generator=generator, dtype=torch.float64)
+    return torch.randn(batch, simulator.world.latent_size, generator=generator, dtype=torch.float64)
 
 
 def test_contracts_and_registry() -> None:
@@ -46,9 +48,11 @@ def test_contracts_and_registry() -> None:
     assert isinstance(world, PlantedWorld) and isinstance(world, VecEnv)
     assert world.options == options and world.spec.slots == 4
     agent: Agent = PlantedAgent(options)
-    simulator: Simulator = PlantedSimulator(options)
-    assert simulator.agent.hidden_size == agent.hidden_size == SIZE
-    assert fingerprint(PlantedAgent(options)) == fingerprint(PlantedSimulator(options).agent)
+    inside: LearnedWorld = PlantedModel(options)
+    simulator = planted_simulator(options)
+    assert simulator.agent.points == agent.points == {"h": SIZE, "embedding": SIZE}
+    assert simulator.agent.spec == simulator.world.spec == inside.spec == agent.spec
+    assert fingerprint(PlantedAgent(options)) == fingerprint(simulator.agent) != fingerprint(simulator)
     assert fingerprint(PlantedAgent(options)) != fingerprint(PlantedAgent(replace(options, seed=4)))
     assert [make(spec_of(PlantedOptions(kind=k), 1), 2).spec.env_id for k in KINDS] == [f"planted/{k}" for k in KINDS]
     with pytest.raises(UserError, match="no planted world of kind 'linaer'"):
@@ -79,7 +83,7 @@ def test_float32_and_float64_are_the_same_numbers() -> None:
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("env_grads", [True, False])
 @pytest.mark.parametrize("lag", [1, 5])
-def test_closed_form_jacobian_is_autograd_s(simulator: PlantedSimulator, env_grads: bool, lag: int) -> None:
+def test_closed_form_jacobian_is_autograd_s(simulator: Simulator[PlantedModel], env_grads: bool, lag: int) -> None:
     t = truth(dtype=torch.float64)
     z = latents(simulator, 1)
     offset = torch.zeros(1, SIZE, dtype=torch.float64)
@@ -96,7 +100,7 @@ def test_closed_form_jacobian_is_autograd_s(simulator: PlantedSimulator, env_gra
     torch.testing.assert_close(forward, jacobian)
 
 
-def test_agent_only_jacobian_is_the_central_difference(simulator: PlantedSimulator) -> None:
+def test_agent_only_jacobian_is_the_central_difference(simulator: Simulator[PlantedModel]) -> None:
     """With the actions forced nothing is straight-through: the derivative is a real one."""
     t, lag, step = truth(dtype=torch.float64), 3, 1e-3
     z, forced = latents(simulator, 1), torch.zeros(1, lag + 1, dtype=torch.int64)
@@ -111,7 +115,7 @@ def test_agent_only_jacobian_is_the_central_difference(simulator: PlantedSimulat
     np.testing.assert_allclose(torch.stack(rows).numpy(), want, atol=1e-10)
 
 
-def test_edges_are_where_the_jacobian_is(simulator: PlantedSimulator) -> None:
+def test_edges_are_where_the_jacobian_is(simulator: Simulator[PlantedModel]) -> None:
     t = truth()
     p = np.full((1, 3), 1 / 3) + [[0.1, -0.1, 0.0]]
     off = ~np.eye(SIZE, dtype=bool)
@@ -125,7 +129,7 @@ def test_edges_are_where_the_jacobian_is(simulator: PlantedSimulator) -> None:
     assert t.value_K[t.causal] != 0 and t.logits_AK[:, t.causal].any()
 
 
-def test_ablating_the_nuisance_changes_nothing_and_ablating_the_cause_does(simulator: PlantedSimulator) -> None:
+def test_ablating_the_nuisance_changes_nothing_and_ablating_the_cause_does(simulator: Simulator[PlantedModel]) -> None:
     t = truth(dtype=torch.float64)
     z, noise = latents(simulator, 16), None
     draws = [simulator.draw_noise(16, torch.Generator().manual_seed(i)) for i in range(13)]
@@ -180,16 +184,17 @@ def test_correlation_follows_rho_and_variance_is_stationary() -> None:
 def test_simulator_is_the_world(kind: Kind) -> None:
     """Without noise, from the first observation, the simulator repeats the real world and the real agent."""
     options = PlantedOptions(kind=kind, noise=0.0, hazard=0.0, fickle=0.5)
-    simulator, world = PlantedSimulator(options).double(), PlantedWorld(options, 5)
+    simulator, world = planted_simulator(options, torch.float64), PlantedWorld(options, 5)
     agent = PlantedAgent(options).double()
     step, h = world.reset(4), agent.initial(5)
     name = agent.obs_name
-    z, log_std = simulator.infer({name: torch.from_numpy(step.obs[name])[:, None]})
-    assert log_std.shape == z.shape == (5, simulator.latent_size)
+    z, log_std = simulator.world.infer({name: torch.from_numpy(step.obs[name])[:, None]})
+    assert log_std.shape == z.shape == (5, simulator.world.latent_size)
     trajectory = simulator.rollout(z, 20)
     for t in range(20):
-        h = agent.advance(agent.encode({name: torch.from_numpy(step.obs[name])}), h, torch.from_numpy(step.is_first))
-        logits, value = agent.heads(h)
+        seen = agent.encode({name: torch.from_numpy(step.obs[name])})
+        h = agent.advance(seen, h, torch.from_numpy(step.is_first))
+        logits, value = agent.heads(seen, h)
         # Observations are float32; frames are whole numbers of 1/255, which is some 0.03 of a stimulus.
         tolerance = {"rtol": 0.0, "atol": 0.2 if kind == "pixels" else 1e-5}
         torch.testing.assert_close(trajectory.h[:, t], h, **tolerance)
@@ -205,7 +210,7 @@ def test_simulator_is_the_world(kind: Kind) -> None:
 def test_simulator_noise_is_the_world_s(kind: Kind) -> None:
     """One noisy transition of the simulator has the mean, covariance and ending rate of the world's."""
     options = PlantedOptions(kind=kind, hazard=0.5, dwell=4)
-    simulator, world, count = PlantedSimulator(options).double(), PlantedWorld(options, 2000), 2000
+    simulator, world, count = planted_simulator(options, torch.float64), PlantedWorld(options, 2000), 2000
     state = PlantedWorld(options, 1)
     state.reset(0)
     states = state.snapshot()
@@ -214,12 +219,13 @@ def test_simulator_noise_is_the_world_s(kind: Kind) -> None:
     # Put one state with many different generators: keep each slot's generator, replace age and x.
     world.restore([states[0][: 8 + 64] + s[8 + 64 :] for s in own])
     step = world.step(np.full(count, 2))
+    many = 4 * count  # simulated ones cost little, and then the error is the real ones' alone
     assert step.final_truth is not None
     real = step.final_truth["stimulus"].astype(np.float64)
-    z = simulator.infer({"x": torch.from_numpy(state._look()[0]["x"])[:, None]})[0].expand(count, -1)
+    z = simulator.world.infer({"x": torch.from_numpy(state._look()[0]["x"])[:, None]})[0].expand(many, -1)
     generator = torch.Generator().manual_seed(0)
-    forced = torch.full((count, 2), 2)
-    draws = [simulator.draw_noise(count, generator) for _ in range(2)]
+    forced = torch.full((many, 2), 2)
+    draws = [simulator.draw_noise(many, generator) for _ in range(2)]
     simulated = simulator.rollout(z, 1, actions=forced, noise=draws)
     x = simulated.d[:, 1].numpy()
     np.testing.assert_allclose(x.mean(0), real.mean(0), atol=4 * 0.5 * np.sqrt(2 / count))
@@ -232,7 +238,7 @@ def test_simulator_noise_is_the_world_s(kind: Kind) -> None:
     assert all(abs(rate - expected) < 4 * np.sqrt(expected / count) for rate in rates)
 
 
-def test_simulator_gradcheck(simulator: PlantedSimulator) -> None:
+def test_simulator_gradcheck(simulator: Simulator[PlantedModel]) -> None:
     z = latents(simulator, 2).requires_grad_()
     forced = torch.tensor([[0, 1, 2, 0], [2, 2, 1, 0]])
 
@@ -243,7 +249,7 @@ def test_simulator_gradcheck(simulator: PlantedSimulator) -> None:
     assert torch.autograd.gradcheck(outputs, (z,))
 
 
-def test_env_grads_cut_only_the_action(simulator: PlantedSimulator) -> None:
+def test_env_grads_cut_only_the_action(simulator: Simulator[PlantedModel]) -> None:
     t = truth(dtype=torch.float64)
     z = latents(simulator, 1)
 
@@ -259,20 +265,20 @@ def test_env_grads_cut_only_the_action(simulator: PlantedSimulator) -> None:
     assert abs(whole[x_part][t.nuisance]) < 1e-15  # the softmax's slopes cancel but for rounding
 
 
-def test_simulated_endings_come_from_the_noise(simulator: PlantedSimulator) -> None:
+def test_simulated_endings_come_from_the_noise(simulator: Simulator[PlantedModel]) -> None:
     z = latents(simulator, 64)
     quiet = simulator.rollout(z, 30)
     assert quiet.alive.all() and (quiet.terminal > 0).all() and (quiet.terminal <= 0.01).all()
-    never = StepNoise(torch.full((64, SIZE + 1), 9.0, dtype=torch.float64), torch.zeros(64, 3, dtype=torch.float64))
-    always = never._replace(s_BS=torch.cat([never.s_BS[:, :-1], -never.s_BS[:, -1:]], -1))
+    still = torch.zeros(64, SIZE, dtype=torch.float64)
+    never, always = (Noise(still, ending_B=torch.full((64,), u, dtype=torch.float64)) for u in (1.0, 0.0))
     ended = simulator.rollout(z, 4, noise=[never, never, always, never, never])
     assert ended.alive[:, :2].all() and not ended.alive[:, 2:].any()
 
 
-def test_observe_reads_what_is_seen_and_foretells_the_rest(simulator: PlantedSimulator) -> None:
+def test_observe_reads_what_is_seen_and_foretells_the_rest(simulator: Simulator[PlantedModel]) -> None:
     options = PlantedOptions(noise=0.0, hazard=0.0)
     episode = record_planted(options, episodes=1, steps=10)[0]
-    exact = PlantedSimulator(options).double()
+    exact = planted_simulator(options, torch.float64).world
     obs = {"x": torch.from_numpy(episode.obs["x"])[None]}
     action = torch.from_numpy(np.append(episode.action, 0))[None]
     seen = torch.ones(1, 11, dtype=torch.bool)
@@ -283,9 +289,9 @@ def test_observe_reads_what_is_seen_and_foretells_the_rest(simulator: PlantedSim
     assert torch.equal(exact.observe(obs, action, seen), d)
 
 
-def test_infer_takes_one_observation(simulator: PlantedSimulator) -> None:
+def test_infer_takes_one_observation(simulator: Simulator[PlantedModel]) -> None:
     with pytest.raises(ValueError, match="takes 1 observation"):
-        simulator.infer({"x": torch.zeros(2, 3, SIZE)})
+        simulator.world.infer({"x": torch.zeros(2, 3, SIZE)})
 
 
 def test_recorded_episodes_are_aligned() -> None:
@@ -299,8 +305,9 @@ def test_recorded_episodes_are_aligned() -> None:
         assert e.terminated or e.steps == 24
         h = agent.initial(1)
         for t in range(e.steps + 1):
-            h = agent.advance(agent.encode({"x": torch.from_numpy(e.obs["x"][t : t + 1])}), h, torch.tensor([t == 0]))
-            logits, value = agent.heads(h)
+            seen = agent.encode({"x": torch.from_numpy(e.obs["x"][t : t + 1])})
+            h = agent.advance(seen, h, torch.tensor([t == 0]))
+            logits, value = agent.heads(seen, h)
             np.testing.assert_allclose(e.h[t], h[0].numpy(), atol=1e-5)
             np.testing.assert_allclose(e.value[t], value[0].numpy(), atol=1e-5)
             if t < e.steps:

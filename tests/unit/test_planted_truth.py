@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from core.interventions import AddVector, AtSteps
+from core.roll import Simulator
 from envs.planted import (
     DELAY,
     KINDS,
@@ -17,13 +18,15 @@ from envs.planted import (
     WRONG,
     Kind,
     PlantedAgent,
+    PlantedModel,
     PlantedOptions,
-    PlantedSimulator,
     PlantedWorld,
+    TwinModel,
     Wrong,
-    WrongSimulator,
+    WrongModel,
     behaviour_of,
     matrices,
+    planted_simulator,
     record_planted,
     scene,
     shocks,
@@ -46,10 +49,10 @@ def test_jacobians_are_autograd_s_in_every_world(kind: Kind, env_grads: bool) ->
     """Where a product's gate is shut or its source is 0 its own derivative is 0, and the closed form is whole.  Of
     redundant directions the derivative depends on which is the larger."""
     options = PlantedOptions(kind=kind)
-    known, simulator, lag = truth(options, torch.float64), PlantedSimulator(options).double(), 4
+    known, simulator, lag = truth(options, torch.float64), planted_simulator(options, torch.float64), 4
     m = matrices(options)
     for behaviour in range(known.behaviours):
-        z = torch.randn(1, simulator.latent_size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        z = torch.randn(1, simulator.world.latent_size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         for i, switch in enumerate(m.behaviour_switches):
             z[0, switch] = 1.0 if behaviour >> i & 1 else -1.0
         if m.products:
@@ -65,7 +68,9 @@ def test_jacobians_are_autograd_s_in_every_world(kind: Kind, env_grads: bool) ->
         np.testing.assert_allclose(found, known.jacobian(p, env_grads, behaviour), atol=1e-12)
 
 
-def expectation(simulator: PlantedSimulator, z_1Z: torch.Tensor, change_H: torch.Tensor, steps: int) -> torch.Tensor:
+def expectation(
+    simulator: Simulator[PlantedModel], z_1Z: torch.Tensor, change_H: torch.Tensor, steps: int
+) -> torch.Tensor:
     """E[h at the last step] [H] with the hidden state changed at step 0, over all sequences of actions."""
     actions = torch.tensor(list(itertools.product(range(3), repeat=steps)))
     forced = torch.cat([actions, actions[:, :1]], 1)
@@ -81,7 +86,7 @@ def test_effects_of_actions_are_slopes_of_the_exact_expectation(kind: Kind) -> N
     """The closed form of the policy's expectation, against finite differences of the expectation itself; what is left
     is direct."""
     options, steps, small = PlantedOptions(kind=kind), 3, 1e-5
-    known, simulator = truth(options, torch.float64), PlantedSimulator(options).double()
+    known, simulator = truth(options, torch.float64), planted_simulator(options, torch.float64)
     z = torch.randn(1, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     R = matrices(options).R_HK
     slope = np.empty((SIZE, SIZE))
@@ -200,16 +205,16 @@ def test_an_object_a_stimulus() -> None:
     options = PlantedOptions(kind="pixels", seed=3)
     s = scene(options)
     assert s.mask_XHW.sum(0).max() == 1 and (s.mask_XHW.sum((1, 2)) >= 36).all()
-    world, simulator = PlantedWorld(options, 6), PlantedSimulator(options)
+    world, model = PlantedWorld(options, 6), PlantedModel(options)
     step = world.reset(0)
     shown = step.obs["frames"]
     assert shown.min() > 0 and shown.max() < 255  # nothing is clipped
-    read = simulator._state_of({"frames": torch.from_numpy(shown)}).numpy()
+    read = model._state_of({"frames": torch.from_numpy(shown)}).numpy()
     np.testing.assert_allclose(read, step.truth["stimulus"], atol=0.1)
     x = torch.zeros(1, SIZE)
-    plain = simulator.show(x)["frames"]
+    plain = model.show(x)["frames"]
     for i in range(SIZE):
-        moved = simulator.show(x.index_fill(1, torch.tensor([i]), 1.0))["frames"]
+        moved = model.show(x.index_fill(1, torch.tensor([i]), 1.0))["frames"]
         assert ((moved != plain).any(-1)[0].numpy() == s.mask_XHW[i]).all()
     assert not np.array_equal(scene(PlantedOptions(kind="pixels", seed=4)).mask_XHW, s.mask_XHW)
     agent = PlantedAgent(options)
@@ -219,7 +224,7 @@ def test_an_object_a_stimulus() -> None:
 
 def effect_of(options: PlantedOptions, shifts: dict[int, float], steps: int = 1, episodes: int = 4000) -> np.ndarray:
     """What shifting directions changes of the value ``steps`` later, from states that occur, float64 [episodes]."""
-    known, simulator = truth(options, torch.float64), PlantedSimulator(options).double()
+    known, simulator = truth(options, torch.float64), planted_simulator(options, torch.float64)
     recorded = record_planted(options, episodes, 8, seed=5)
     z = torch.from_numpy(np.stack([np.concatenate([e.truth["stimulus"][6], e.h[5]]) for e in recorded]).astype(float))
     change = torch.zeros(SIZE, dtype=torch.float64)
@@ -273,17 +278,17 @@ def test_heavy_tails_have_the_mean_they_should() -> None:
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_simulator_is_wrong_in_one_way(wrong: Wrong) -> None:
     options = PlantedOptions(kind="mediated", hazard=0.01)
-    right, other = PlantedSimulator(options).double(), WrongSimulator(options, wrong).double()
-    z = torch.randn(6, right.latent_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    right = planted_simulator(options, torch.float64)
+    other = planted_simulator(options, torch.float64, WrongModel(options, wrong))
+    z = torch.randn(6, right.world.latent_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     actions = torch.tensor([[0, 0, 2, 2]]).expand(6, -1)
 
-    def play(simulator: PlantedSimulator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        state, seen, ends, paid = simulator.start(z), [], [], []
-        for t in range(5):
-            state, out = simulator.step(state, action=actions[:, min(t, 3)])
-            seen.append(out.obs["x"] @ simulator.C_XX)
-            ends.append(out.terminal_B)
-            paid.append(out.reward_B)
+    def play(simulator: Simulator[PlantedModel]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        seen, ends, paid = [], [], []
+        for m in simulator.roll(z, steps=4, actions=torch.cat([actions, actions[:, -1:]], 1)):
+            seen.append(m.shown.obs["x"] @ simulator.world.C_XX)
+            ends.append(m.shown.ending_B)
+            paid.append(m.shown.reward_B)
         return torch.stack(seen).numpy(), torch.stack(ends).numpy(), torch.stack(paid).numpy()
 
     (x, ends, paid), (x_wrong, ends_wrong, paid_wrong) = play(right), play(other)
@@ -305,3 +310,22 @@ def test_a_wrong_simulator_is_wrong_in_one_way(wrong: Wrong) -> None:
         np.testing.assert_allclose(x_wrong[:2], x[:2], atol=1e-12)
         np.testing.assert_allclose(x_wrong[2:], -x[2:], atol=1e-12)
         np.testing.assert_allclose(paid_wrong[2:], -paid[2:], atol=1e-12)
+
+
+def test_a_twin_is_the_world_on_every_action_and_another_between_them() -> None:
+    """No rollout tells the two apart; the slopes of its actions are ``between`` + 1 times the world's."""
+    options = PlantedOptions(kind="mediated")
+    plain, twin = PlantedModel(options).double(), TwinModel(options, between=-2.0).double()
+    simulators = [planted_simulator(options, torch.float64, model) for model in (plain, twin)]
+    z = torch.randn(6, plain.latent_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a, b = (s.rollout(z, 8) for s in simulators)
+    # The one-hot's parts are 1 and 0 but for rounding (straight-through), which a slope of 3 may turn over.
+    torch.testing.assert_close(a.d, b.d, rtol=0, atol=1e-12)
+    assert torch.equal(a.action, b.action)
+    hot, (state, _) = torch.eye(3, dtype=torch.float64)[a.action[:, 0]], plain.start(z)
+    slopes = [
+        torch.autograd.functional.jacobian(lambda action, m=model: m.step(state, action)[1].features_BD.sum(0), hot)
+        for model in (plain, twin)
+    ]
+    assert slopes[0].abs().max() > 0.1
+    torch.testing.assert_close(slopes[1], -slopes[0])

@@ -11,15 +11,16 @@ import torch
 from agents.record import keep_unaltered
 from agents.recurrent import AgentConfig, RecurrentAgent, load_agent, save_agent
 from core import artefacts, config as cli
-from core.contracts import EnvSpec, Field, Trajectory, UserError
+from core.contracts import EnvSpec, Field, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore, StoreWriter
-from envs.planted import PlantedSimulator, record_planted
+from core.roll import Trajectory
+from envs.planted import planted_simulator, record_planted
 from envs.procgen import ACTION_NAMES
 from generative import record_samples
 from generative.record_samples import informed_latents, noise_of, parse_actions, random_latents, to_episodes
 from generative.rssm import ModelConfig
-from generative.simulator import RSSMSimulator, load_simulator, save_simulator
+from generative.simulator import load_simulator, save_simulator, simulator_of
 
 SPEC = EnvSpec(
     env_id="procgen/bigfish",
@@ -44,9 +45,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     agent = make_agent(0)
     sizes = {"deterministic_size": 12, "hidden_size": 16, "groups": 3, "classes": 4, "depth": 2, "latent_size": 6}
-    simulator = RSSMSimulator(ModelConfig(head_layers=1, **sizes), agent)
-    torch.nn.init.normal_(simulator.decoder.first.weight, std=1.0)
-    torch.nn.init.constant_(simulator.terminal_head[-1].bias, -1.4)
+    simulator = simulator_of(ModelConfig(head_layers=1, **sizes), agent)
+    torch.nn.init.normal_(simulator.world.decoder.first.weight, std=1.0)
+    torch.nn.init.constant_(simulator.world.terminal_head[-1].bias, -1.4)
     with artefacts.new_run(root / "simulator", "train_gen_model", {}) as run:
         save_simulator(simulator, run.path)
     with artefacts.new_run(root / "guest", "train", {}) as run:
@@ -88,16 +89,17 @@ def real_rollouts(path: Path, spec: EnvSpec = SPEC) -> Path:
 
 
 def test_a_sample_s_noise_is_its_own() -> None:
-    simulator = PlantedSimulator()
+    simulator = planted_simulator()
     together = noise_of(simulator, 3, range(5), 2, torch.device("cpu"))
     alone = noise_of(simulator, 3, [4], 2, torch.device("cpu"))
     assert len(together) == 3
     for a, b in zip(together, alone, strict=True):
-        assert torch.equal(a.s_BS[4:], b.s_BS) and torch.equal(a.action_BA[4:], b.action_BA)
-    draws = torch.cat([draw.s_BS for draw in together]).flatten()
+        assert torch.equal(a.world[4:], b.world) and torch.equal(a.action_BA[4:], b.action_BA)
+        assert torch.equal(a.ending_B[4:], b.ending_B)
+    draws = torch.cat([draw.world for draw in together]).flatten()
     assert len(draws.unique()) == len(draws)
     other = noise_of(simulator, 4, [4], 2, torch.device("cpu"))
-    assert not torch.equal(other[0].s_BS, alone[0].s_BS)
+    assert not torch.equal(other[0].world, alone[0].world)
 
 
 def test_stochastic_samples_can_be_made_again(runs: Path, tmp_path: Path) -> None:
@@ -132,7 +134,7 @@ def test_a_broken_simulator_records_nothing(
 ) -> None:
     """An ending that is no number would be recorded as an ending, a frame that is none as a black one."""
     simulator = load_simulator(runs / "simulator")
-    for name, tensor in simulator.named_parameters():
+    for name, tensor in simulator.world.named_parameters():
         if name.startswith(part):
             tensor.fill_(torch.nan)
     with artefacts.new_run(tmp_path / "broken", "train_gen_model", {}) as run:
@@ -160,6 +162,7 @@ def test_an_ended_sample_is_cut_where_it_ended() -> None:
         reward=10 + t[:4].expand(3, 4),
         terminal=torch.zeros(3, 4),
         alive=alive,
+        state=t.expand(3, 5)[..., None],
     )
     goes_on, third, first = to_episodes(trajectory, torch.zeros(3, 2), "frames", [{}, {}, {}])
     assert goes_on.steps == 4 and goes_on.truncated and not goes_on.terminated and goes_on.final_known
@@ -191,12 +194,15 @@ def test_informed_latents_are_the_windows_own(runs: Path, tmp_path: Path) -> Non
     with RolloutStore(real_rollouts(tmp_path / "real")) as store:
         starts = np.array([[0, 0], [3, 5], [4, 2]])
         cpu = torch.device("cpu")
-        z = informed_latents(simulator, store, starts, cpu, batch=2)
+        z = informed_latents(simulator.world, store, starts, cpu, batch=2)
         frames = np.stack([store.episode(e).obs["frames"][t : t + 3] for e, t in starts])
-        mean, log_std = simulator.infer({"frames": torch.from_numpy(frames)})
+        mean, log_std = simulator.world.infer({"frames": torch.from_numpy(frames)})
         torch.testing.assert_close(z, mean)
         drawn = torch.stack(
-            [informed_latents(simulator, store, starts, cpu, torch.Generator().manual_seed(i)) for i in range(200)]
+            [
+                informed_latents(simulator.world, store, starts, cpu, torch.Generator().manual_seed(i))
+                for i in range(200)
+            ]
         )
     deviation = (drawn - mean) / log_std.exp()
     assert deviation.mean().abs() < 0.1 and abs(deviation.std().item() - 1) < 0.1
@@ -204,14 +210,14 @@ def test_informed_latents_are_the_windows_own(runs: Path, tmp_path: Path) -> Non
         made = record(runs, tmp_path / "s", "--rollouts", tmp_path / "real")
         for i in range(3):
             e, t = made.meta(i)["start"]
-            z = informed_latents(simulator, store, np.array([[e, t]]), cpu)[0]
+            z = informed_latents(simulator.world, store, np.array([[e, t]]), cpu)[0]
             np.testing.assert_allclose(made.latents([i])[0], z, atol=1e-5)
 
 
 def test_a_hypersphere_s_latents_have_no_spread() -> None:
     agent = make_agent(0)
     sizes = {"deterministic_size": 12, "hidden_size": 16, "groups": 3, "classes": 4, "depth": 2, "latent_size": 6}
-    sphere = RSSMSimulator(ModelConfig(head_layers=1, latent="hypersphere", **sizes), agent)
+    sphere = simulator_of(ModelConfig(head_layers=1, latent="hypersphere", **sizes), agent).world
     with torch.no_grad():
         mean, log_std = sphere.infer({"frames": torch.rand(2, 3, 64, 64, 3)})
         assert (log_std.exp() < 0.01).all()
@@ -223,15 +229,15 @@ def test_a_hypersphere_s_latents_have_no_spread() -> None:
 
 def test_planted_latents_come_from_the_first_observation(tmp_path: Path) -> None:
     """The same function on another kind of world."""
-    simulator = PlantedSimulator()
+    simulator = planted_simulator()
     episodes = record_planted(episodes=4, steps=8, seed=1)
     with artefacts.new_run(tmp_path / "p", "record", {}) as run, StoreWriter(run.path) as writer:
-        artefacts.write_json(run.path / "spec.json", simulator.spec.to_json())
+        artefacts.write_json(run.path / "spec.json", simulator.world.spec.to_json())
         for episode in episodes:
             writer.add(episode)
         run.facts = {"source": "real"}
     store = record_samples.open_rollouts(tmp_path / "p", simulator)
-    z = informed_latents(simulator, store, np.array([[0, 0], [2, 1]]), torch.device("cpu"))
+    z = informed_latents(simulator.world, store, np.array([[0, 0], [2, 1]]), torch.device("cpu"))
     np.testing.assert_allclose(z[0, :8], episodes[0].truth["stimulus"][0], atol=1e-5)
     np.testing.assert_allclose(z[1, :8], episodes[2].truth["stimulus"][1], atol=1e-5)
 
@@ -293,7 +299,7 @@ def test_another_agent_dreams_in_the_same_world(runs: Path, tmp_path: Path) -> N
         assert a.h.shape[1] == 9
         np.testing.assert_allclose(a.world["d"][0], b.world["d"][0], atol=1e-5)  # nobody has acted yet
         e = agent.encode({"frames": torch.from_numpy(a.obs["frames"])})
-        logits, _ = agent.heads(agent.advance(e, torch.zeros(len(e), 9), torch.zeros(len(e), dtype=torch.bool)))
+        logits, _ = agent.heads(e, agent.advance(e, torch.zeros(len(e), 9), torch.zeros(len(e), dtype=torch.bool)))
         np.testing.assert_allclose(logits[: a.steps], a.logits, atol=0.1)  # frames on disk are rounded to bytes
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from core.contracts import UserError
+from core.roll import gumbel
 from generative.losses import uniformity
 from generative.nets import CELLS, MapDecoder, MapEncoder, clamp_straight_through, from_map, to_map
-from generative.rssm import RSSM, GridRSSM, ModelConfig, choose, gumbel, kl
+from generative.rssm import RSSM, GridRSSM, ModelConfig, choose, kl
 
 CONFIG = ModelConfig(deterministic_size=5, hidden_size=6, groups=2, classes=3, depth=2, head_layers=1, latent_size=4)
 
