@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from core.contracts import EnvSpec, Field, Step, UserError
 from core.plugins import agreed_source, read_source
 
 Split = Literal["train", "held_out"]
-SPLITS: tuple[Split, ...] = get_args(Split)
 PACKAGES = {"MiniGrid": "minigrid", "BabyAI": "minigrid", "ALE": "ale_py"}  # an id's first word -> what registers it
 SUPPORTED = (
     "supported are vectors (one-dimensional Box, MultiBinary), categories (Discrete), images (Box of uint8 "
@@ -236,14 +235,12 @@ class GymnasiumEnv:
     """
 
     def __init__(self, env_id: str, options: GymnasiumOptions, slots: int, split: Split = "train") -> None:
-        if split not in SPLITS:
-            raise UserError(f"no split {split!r}{nearest(split, SPLITS)}; there are: {', '.join(SPLITS)}")
         for name, kind in (("kwargs", dict), ("wrappers", list), ("action_names", list), ("held_out", dict)):
             if not isinstance(getattr(options, name), kind):
                 raise UserError(
                     f"the option {name!r} of {env_id} must be a JSON {'object' if kind is dict else 'list'}"
                 )
-        self.split_name, self.options = split, options
+        self._odd = split == "held_out"
         make = maker_of(env_id, options)
         self._envs = [make(split) for _ in range(slots)]
         first = self._envs[0]
@@ -265,10 +262,6 @@ class GymnasiumEnv:
         self._seed = np.zeros(slots, np.int64)
         self._age = np.zeros(slots, np.int64)
         self._row: list[dict[str, np.ndarray]] = []  # observation of every slot
-
-    def split(self, name: Split) -> GymnasiumEnv:
-        """A fresh one of the same world, with the starts of a split."""
-        return GymnasiumEnv(self.spec.env_id, self.options, self.spec.slots, name)
 
     def _copies_go_on_alike(self, env: Any) -> bool:
         """Whether a deep copy, stepped first, leaves the original alone, which then does the same."""
@@ -338,7 +331,7 @@ class GymnasiumEnv:
         return self._show_unmoved()
 
     def _begin_episode(self, b: int) -> None:
-        self._seed[b] = 2 * self._rngs[b].integers(2**30) + SPLITS.index(self.split_name)
+        self._seed[b] = 2 * self._rngs[b].integers(2**30) + self._odd
         self._row[b] = self._begin(self._envs[b], int(self._seed[b]))
         self._age[b] = 0
 

@@ -514,7 +514,10 @@ make_agent = Agent
     main(AdoptConfig(module=tmp_path / "my_agent.py", weights=weights, env=corridor, out=tmp_path / "run", threads=1))
     loaded = load_agent(tmp_path / "run")
     assert loaded.spec.parts == (2, 3) and loaded.spec.env_id == "module/corridor"
-    assert artefacts.verify(tmp_path / "run") == []
+    record(RecordConfig(agent=tmp_path / "run", out=tmp_path / "rollouts", episodes=8, slots=4, threads=1))
+    assert artefacts.verify(tmp_path / "rollouts") == []
+    actions = np.concatenate([e.action for e in RolloutStore(tmp_path / "rollouts")])
+    assert {tuple(a) for a in actions.tolist()} == {(i, j) for i in range(2) for j in range(3)}
 
     (tmp_path / "data").rename(tmp_path / "of_another_user")
     for name in ("world_module.py", "agent_module.py"):

@@ -149,15 +149,16 @@ Env.step, Env.reset = step, reset
 def test_the_two_splits_share_no_start_and_episodes_begin_with_seeds_of_their_own() -> None:
     seeds: dict[str, set[int]] = {}
     for split in ("train", "held_out"):
-        env = world("gymnasium/CartPole-v1", SHORT, 4).split(split)
+        env = world("gymnasium/CartPole-v1", SHORT, 4, split=split)
         seen = [env.reset(0).truth["seed"]]
         seen += [env.step(np.ones(4, int)).truth["seed"] for _ in range(20)]
         seeds[split] = {int(s) for row in seen for s in row}
         assert len(seeds[split]) == 4 * 5 and {s % 2 for s in seeds[split]} == {split == "held_out"}
         seed = int(seen[0][1])
         alone = gymnasium.make("CartPole-v1").reset(seed=seed)[0]  # an episode is found again by its seed
-        np.testing.assert_array_equal(world("gymnasium/CartPole-v1", SHORT, 4).split(split).reset(0).obs["x"][1], alone)
-    assert world("gymnasium/CartPole-v1").split("train").spec == world("gymnasium/CartPole-v1").split("held_out").spec
+        again = world("gymnasium/CartPole-v1", SHORT, 4, split=split)
+        np.testing.assert_array_equal(again.reset(0).obs["x"][1], alone)
+    assert again.spec == world("gymnasium/CartPole-v1", SHORT, 4).spec
     with pytest.raises(UserError, match="no split 'test'; there are: train, held_out"):
         world("gymnasium/CartPole-v1", split="test")
 
