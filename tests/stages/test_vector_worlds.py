@@ -127,7 +127,7 @@ def test_a_bundle_of_a_vector_world_keeps_its_units(planted: Path, tmp_path: Pat
 
 # A world of several fields, an agent of somebody's own
 
-LSTM = '''
+LSTM = """
 import torch
 from torch import nn
 
@@ -162,7 +162,7 @@ class Agent(nn.Module):
 
 def make_agent(spec):
     return Agent(spec)
-'''
+"""
 PLACES = 5
 
 
@@ -257,13 +257,25 @@ def test_a_simulator_keeps_its_agent_whatever_its_kind(
     assert h.shape == c.shape == (2, 6)
     words = ["--simulator", corridor / "simulator", "--rollouts", corridor / "rollouts", "--threads", 1,
              "--samples", 8, "--steps", 4]  # fmt: skip
-    stage(record_samples, "RecordSamplesConfig", *words, "--actions", "on,light", "1,0", "stay,light", "--out", tmp_path / "s")
+    stage(
+        record_samples,
+        "RecordSamplesConfig",
+        *words,
+        "--actions",
+        "on,light",
+        "1,0",
+        "stay,light",
+        "--out",
+        tmp_path / "s",
+    )
     with RolloutStore(tmp_path / "s") as store, RolloutStore(corridor / "rollouts") as real:
         assert store.episode(0).action.tolist() == [[2, 1], [1, 0], [1, 1], [1, 1]]
         assert set(store.column_names) == {*real.column_names, "world/d"}  # the LSTM's whole state among them
         lit = np.stack([store.episode(i).obs["lit"][:, 0] for i in range(8)])
         assert lit.dtype == np.int8 and (lit[:, 1:] == [1, 0, 1, 1]).mean() > 0.9
-    stage(record_samples, "RecordSamplesConfig", *words, "--actions", "recorded", "--stochastic", "--out", tmp_path / "r")
+    stage(
+        record_samples, "RecordSamplesConfig", *words, "--actions", "recorded", "--stochastic", "--out", tmp_path / "r"
+    )
     stage(bundle, "BundleConfig", "--agent", corridor / "agent", "--simulator", corridor / "simulator",
           "--out", tmp_path / "bundle")  # fmt: skip
     again = load_simulator(tmp_path / "bundle" / "simulator")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from agents.recurrent import AgentConfig, RecurrentAgent
+from benchmarks.stepwise import loss_stepwise
 from core.artefacts import new_run, write_json
 from core.contracts import EnvSpec, Field, UserError
 from core.episodes import Episode, RolloutStore, StoreWriter
@@ -194,7 +195,8 @@ def test_a_grid_holds_one_image_of_its_size(obs: dict[str, Field]) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "strided"),
-    [((64, 64, 3), 4), ((84, 84, 4), 4), ((210, 160, 3), 5), ((7, 7, 3), 0), ((1, 1, 1), 0), ((31, 17, 2), 2), ((8, 40, 1), 1)],
+    [((64, 64, 3), 4), ((84, 84, 4), 4), ((210, 160, 3), 5), ((7, 7, 3), 0), ((1, 1, 1), 0), ((31, 17, 2), 2),
+     ((8, 40, 1), 1)],
 )  # fmt: skip
 def test_convolutions_fit_images_of_any_size(shape: tuple[int, int, int], strided: int) -> None:
     """Every pixel is read, and every pixel is written by what was read."""
@@ -224,7 +226,7 @@ def test_an_observation_is_legal_and_noise_is_the_only_chance() -> None:
         assert bool(((out.obs["lamps"] == 0) | (out.obs["lamps"] == 1)).all())
         for part, n in zip(out.obs["keys"].split([2, 3], -1), (2, 3), strict=True):
             assert torch.equal(part, torch.eye(n)[part.argmax(-1)])
-        assert 0 <= float(out.obs["map.small"].min()) and float(out.obs["map.small"].max()) <= 1
+        assert float(out.obs["map.small"].min()) >= 0 and float(out.obs["map.small"].max()) <= 1
         assert out.action.shape == (4, L + 1, 2)
     assert all(torch.equal(drawn.obs[k], again.obs[k]) for k in SPEC.obs)
     assert not torch.equal(drawn.obs["lamps"], modal.obs["lamps"])
@@ -267,7 +269,8 @@ def test_gradients_pass_from_every_field_to_actions_and_latents() -> None:
     weight = torch.randn(3, 5, dtype=torch.float64)
     for field, soft in ((ONE_HOT, lambda x: torch.cat([p.softmax(-1) for p in x.split([2, 3], -1)], -1)),
                         (replace(BINARY, shape=(5,)), torch.sigmoid)):  # fmt: skip
-        got, want = (torch.autograd.grad((f * weight).sum(), said)[0] for f in (shown_as(field, said, None), soft(said)))
+        shown_and_soft = (shown_as(field, said, None), soft(said))
+        got, want = (torch.autograd.grad((f * weight).sum(), said)[0] for f in shown_and_soft)
         torch.testing.assert_close(got, want)
 
 
@@ -328,6 +331,27 @@ def test_every_field_s_loss_is_named_and_weighted() -> None:
     loss.backward()  # type: ignore[no-untyped-call]
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in simulator.world.parameters())
     assert all(p.grad is None for p in simulator.agent.parameters())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("feature_weight", [0.0, 2.0])
+def test_the_loss_is_the_oracle_s(feature_weight: float) -> None:
+    """All at once or step by step, with several fields, several parts and an LSTM's state."""
+    simulator = rooms()
+    simulator.world.double()
+    simulator.agent.double()  # type: ignore[attr-defined]
+    batch = windows(simulator, dtype=torch.float64)
+    seen = batch.seen.clone()
+    seen[0, 3:] = False
+    config, generator = LossConfig(feature_weight=feature_weight), torch.Generator().manual_seed(1)
+    draws = draw(simulator.world, 3, L, config, generator)
+    draws = draws._replace(latent_BZ=draws.latent_BZ.double())
+    batch = replace(batch, seen=seen)
+    found = []
+    for loss in (loss_of(simulator, batch, config, draws)[0], loss_stepwise(simulator, batch, config, draws)):
+        found.append((loss.detach(), torch.autograd.grad(loss, list(simulator.world.parameters()))))
+    torch.testing.assert_close(*(loss for loss, _ in found), rtol=1e-6, atol=0)
+    for a, b in zip(*(grads for _, grads in found), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_an_alone_image_s_loss_keeps_its_name_whatever_the_field_s() -> None:
