@@ -65,6 +65,13 @@ def spec_of(name: str, options: Mapping[str, Any]) -> EnvSpec:
     return spec
 
 
+def held_out_pool(spec: EnvSpec, start_level: int, num_levels: int) -> dict[str, Any]:
+    """Options of ``make`` for starts that no training sees: these levels where the world has levels (Procgen), else the
+    split "held_out"."""
+    has_levels = spec.env_id.partition("/")[0] == "procgen"
+    return {"start_level": start_level, "num_levels": num_levels} if has_levels else {"split": "held_out"}
+
+
 def make(spec: EnvSpec, slots: int, *, threads: int = 2, split: str = "train", **options: Any) -> VecEnv:
     """A fresh world like ``spec`` with ``slots`` slots.
 

@@ -66,7 +66,7 @@ class BehavioursConfig:
 def _load_simulator(config: BehavioursConfig, agent: str, simulated: RolloutStore | None, device: torch.device) -> Any:
     if config.simulator is None:
         return None
-    from generative.simulator import load_simulator
+    from generative.load import load_simulator
 
     simulator = load_simulator(config.simulator, device)
     if fingerprint(simulator.agent) != agent:

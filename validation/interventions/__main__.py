@@ -28,8 +28,8 @@ from core.directions import fingerprint, load_basis
 from core.interventions import parse_ids
 from core.video import check_video
 from core.when import load_rule
-from envs.registry import make
-from generative.simulator import load_simulator
+from envs.registry import held_out_pool, make
+from generative.load import load_simulator
 from validation.interventions.figures import draw_effects, draw_headline, draw_needs, short, write_videos
 from validation.interventions.options import StudyOptions, check_options, parse_study
 from validation.interventions.study import study
@@ -164,7 +164,7 @@ def main(config: InterventionsConfig) -> None:
     parse_study(options, basis, simulator.world.spec.action_names, rule)
 
     def pool(level: int) -> Callable[[int], VecEnv]:
-        levels = {"start_level": level, "num_levels": config.num_levels}
+        levels = held_out_pool(simulator.world.spec, level, config.num_levels)
         return lambda slots: make(simulator.world.spec, slots, threads=config.threads, **levels)
 
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
