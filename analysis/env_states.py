@@ -15,9 +15,11 @@ import numpy as np
 import torch
 import tyro
 
-from analysis import states
-from analysis.behaviours import world_states
-from analysis.states import FitOptions, States
+from analysis.shared import sources, units
+from analysis.shared.world_states import world_states
+from analysis.states import pooled, runs
+from analysis.states.fit import check
+from analysis.states.pooled import FitOptions, States
 from core import config as cli
 
 STAGE = "env_states"
@@ -56,28 +58,28 @@ class EnvStatesConfig:
 def main(config: EnvStatesConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
-    states.check(config.fit)
+    check(config.fit)
     if config.action == "plot":
-        drawn = states.load_drawn(config.env_states, STAGE)
-        states.plot(config, STAGE, drawn, {"env_states": config.env_states})
+        drawn = runs.load_drawn(config.env_states, STAGE)
+        runs.plot(config, STAGE, drawn, {"env_states": config.env_states})
         return
-    states.refuse(STAGE, config.env_states)
-    real, simulated, simulator, facts = states.open_sources(config.rollouts, config.samples, config.simulator, device)
+    runs.refuse(STAGE, config.env_states)
+    real, simulated, simulator, facts = sources.open_sources(config.rollouts, config.samples, config.simulator, device)
 
     def parts() -> list[States]:
         out = []
         if simulated is not None:  # first: they are read at once
-            unit_E = states.units(simulated, real)
-            out.append(states.pool(simulated, "world/d", config.fit, unit_E, seed=config.seed))
+            unit_E = units.units(simulated, real)
+            out.append(pooled.pool(simulated, "world/d", config.fit, unit_E, seed=config.seed))
         if real is not None:
-            lead = simulator.initial_frames - 1
-            chosen = states.episodes_of(real, max(lead, config.fit.first_step), config.fit.most_states, config.seed)
-            world: list[np.ndarray] = world_states(simulator, real, device, chosen)
-            unit_E = states.units(real, real)
-            out.insert(0, states.pool(real, world, config.fit, unit_E, lead=lead, seed=config.seed))
+            lead = simulator.world.initial_frames - 1
+            chosen = pooled.episodes_of(real, max(lead, config.fit.first_step), config.fit.most_states, config.seed)
+            world: list[np.ndarray] = world_states(simulator.world, real, device, chosen)
+            unit_E = units.units(real, real)
+            out.insert(0, pooled.pool(real, world, config.fit, unit_E, lead=lead, seed=config.seed))
         return out
 
-    states.fit_and_save(config, STAGE, "d", parts, real or simulated, facts)
+    runs.fit_and_save(config, STAGE, "d", parts, real or simulated, facts)
 
 
 if __name__ == "__main__":

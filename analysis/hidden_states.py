@@ -11,16 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import tyro
 from threadpoolctl import threadpool_limits
 
-from analysis import states
-from analysis.states import FitOptions
+from analysis.shared import sources, units
+from analysis.states import fit as states_fit, runs
+from analysis.states.fit import check
+from analysis.states.heads import head_weights
+from analysis.states.pooled import FitOptions, join, pool
 from core import config as cli
 from core.artefacts import Result
-from core.contracts import Agent, UserError
+from core.contracts import UserError
 from core.directions import Basis, bases_of, fingerprint, load_basis
 
 STAGE = "hidden_states"
@@ -51,21 +53,6 @@ class HiddenStatesConfig:
     """replace an earlier run in --out"""
 
 
-def head_weights(agent: Agent, basis: Basis) -> np.ndarray:
-    """float32 [A + 1, K]: change of every logit, and last of the value, per standard deviation of a direction.
-
-    The slope at the mean state; exact everywhere where the heads are linear.
-    """
-
-    def heads(h_H: torch.Tensor) -> torch.Tensor:
-        logits, value = agent.heads(h_H[None])
-        return torch.cat([logits[0], value])
-
-    slope_AH = torch.func.jacrev(heads)(basis.mean_H)
-    out: np.ndarray = basis.pullback(slope_AH).detach().numpy()
-    return out
-
-
 def _load_agent(path: Path | None, agent: str, where: Path) -> Any:
     from agents.recurrent import load_agent
 
@@ -87,35 +74,35 @@ def _add_heads(result: Result, agent: Any, bases: Mapping[str, Basis]) -> None:
 
 
 def _plot(config: HiddenStatesConfig) -> None:
-    result = states.load_drawn(config.hidden_states, STAGE)
+    result = runs.load_drawn(config.hidden_states, STAGE)
     source = config.hidden_states
     assert source is not None
     agent = _load_agent(config.agent, result.notes["agent"], source)
     _add_heads(result, agent, {k: load_basis(source, k, result.notes["agent"]) for k in bases_of(source)})
-    states.plot(config, STAGE, result, {"hidden_states": source, "agent": config.agent})
+    runs.plot(config, STAGE, result, {"hidden_states": source, "agent": config.agent})
 
 
 def main(config: HiddenStatesConfig) -> None:
     torch.set_num_threads(config.threads)
-    states.check(config.fit)
+    check(config.fit)
     if config.action == "plot":
         _plot(config)
         return
     if config.rollouts is None:
         raise UserError("--rollouts DIR is needed (real rollouts, written by record.py)")
-    states.refuse(STAGE, config.hidden_states)
-    real, simulated, name = states.open_stores(config.rollouts, config.samples)
+    runs.refuse(STAGE, config.hidden_states)
+    real, simulated, name = sources.open_stores(config.rollouts, config.samples)
     agent = _load_agent(config.agent, name, config.rollouts)
     stores = [real] if simulated is None else [real, simulated]
     inputs = {"rollouts": config.rollouts, "samples": config.samples, "agent": config.agent}
-    with states.new_fit(config, STAGE, inputs) as run:
-        pooled = states.join([states.pool(s, "h", config.fit, states.units(s, real), seed=config.seed) for s in stores])
+    with runs.new_fit(config, STAGE, inputs) as run:
+        pooled = join([pool(s, "h", config.fit, units.units(s, real), seed=config.seed) for s in stores])
         with threadpool_limits(config.threads):  # scikit-learn's own OpenMP does not hear torch.set_num_threads
-            result, bases = states.fit(pooled, "h", name, config.fit, config.seed)
+            result, bases = states_fit.fit(pooled, "h", name, config.fit, config.seed)
         result.notes |= {"agent": name, "action_names": list(real.spec.action_names)}
         _add_heads(result, agent, bases)
-        states.save(run, result, bases, {"agent": name}, config.action == "both")
-    print(states.summary(result, bases, config.out))
+        runs.save(run, result, bases, {"agent": name}, config.action == "both")
+    print(runs.summary(result, bases, config.out))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,10 @@ import numpy as np
 import torch
 import tyro
 
-from analysis import states
-from analysis.states import FitOptions, States
+from analysis.shared import sources, units
+from analysis.states import pooled, runs
+from analysis.states.fit import check
+from analysis.states.pooled import FitOptions, States
 from core import config as cli
 from core.episodes import RolloutStore
 
@@ -58,16 +60,16 @@ def inferred(simulator: Any, store: RolloutStore, config: LatentsConfig, device:
     """z (its mean) of every ``--every``-th window of real episodes; the step it belongs to is the window's last."""
     from generative.record_samples import informed_latents
 
-    lead = simulator.initial_frames - 1
+    lead = simulator.world.initial_frames - 1
     first = max(lead, config.fit.first_step)
     most = config.fit.most_states * config.every
-    episodes = states.episodes_of(store, first, most, config.seed)
+    episodes = pooled.episodes_of(store, first, most, config.seed)
     ends = np.minimum(store.steps, store.rows)
     index_N2 = np.concatenate(
         [np.stack(np.broadcast_arrays(e, np.arange(first, ends[e], config.every)), 1) for e in episodes]
     )
-    z_NZ = informed_latents(simulator, store, index_N2 - [0, lead], device).cpu().numpy()
-    return states.pool_rows(store, z_NZ, index_N2, states.units(store, store), episodes)
+    z_NZ = informed_latents(simulator.world, store, index_N2 - [0, lead], device).cpu().numpy()
+    return pooled.pool_rows(store, z_NZ, index_N2, units.units(store, store), episodes)
 
 
 def stored(store: RolloutStore, real: RolloutStore | None, config: LatentsConfig) -> States:
@@ -77,26 +79,26 @@ def stored(store: RolloutStore, real: RolloutStore | None, config: LatentsConfig
         drawn = np.random.default_rng(config.seed).permutation(episodes)[: config.fit.most_states]
         episodes = [int(e) for e in np.sort(drawn)]
     index_N2 = np.stack([episodes, np.zeros(len(episodes), np.int64)], 1)
-    return states.pool_rows(store, store.latents(episodes), index_N2, states.units(store, real), episodes)
+    return pooled.pool_rows(store, store.latents(episodes), index_N2, units.units(store, real), episodes)
 
 
 def main(config: LatentsConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
-    states.check(config.fit)
+    check(config.fit)
     cli.require(1, every=config.every)
     if config.action == "plot":
-        drawn = states.load_drawn(config.latents, STAGE)
-        states.plot(config, STAGE, drawn, {"latents": config.latents})
+        drawn = runs.load_drawn(config.latents, STAGE)
+        runs.plot(config, STAGE, drawn, {"latents": config.latents})
         return
-    states.refuse(STAGE, config.latents)
-    real, simulated, simulator, facts = states.open_sources(config.rollouts, config.samples, config.simulator, device)
+    runs.refuse(STAGE, config.latents)
+    real, simulated, simulator, facts = sources.open_sources(config.rollouts, config.samples, config.simulator, device)
 
     def parts() -> list[States]:
         of_real = [] if real is None else [inferred(simulator, real, config, device)]
         return of_real + ([] if simulated is None else [stored(simulated, real, config)])
 
-    states.fit_and_save(config, STAGE, "z", parts, real or simulated, facts)
+    runs.fit_and_save(config, STAGE, "z", parts, real or simulated, facts)
 
 
 if __name__ == "__main__":

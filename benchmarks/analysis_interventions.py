@@ -19,14 +19,10 @@ from core.contracts import Intervention
 from core.interventions import AddVector, AtSteps
 from envs.registry import make
 from generative.simulator import load_simulator
-from validation.interventions_rollouts import (
-    Measures,
-    RealWorld,
-    SimulatedWorld,
-    collect_starts,
-    distinct_actions,
-    quantities,
-)
+from validation.paired.course import Measures, quantities
+from validation.paired.real import RealWorld
+from validation.paired.simulated import SimulatedWorld
+from validation.paired.starts import collect_starts, distinct_actions
 
 BUNDLE = cli.ROOT / "bundles" / "coinrun-demo" / "simulator"
 STARTS, HORIZON, CHANGES = 64, 8, 50

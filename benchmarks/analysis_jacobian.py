@@ -7,7 +7,7 @@ frozen in every variant, from states a few steps after random latents, in a rand
 naive: for every sample and every target direction one forward and one backward pass, which gives that target's row
 at all lags.  It is timed on a part of the samples (--naive_samples): it does the same work for each.
 one pass a direction: the milder way, one forward pass over many samples, then a backward pass a target over them.
-ours: ``analysis.coupling.jacobians``, which gives the direct part (action -> world cut) too; straight-through, as in
+ours: ``coupling.jacobian.jacobians``, which gives the direct part (action -> world cut) too; straight-through, as in
 the naive way, with all actions in one group, so that none is tried.
 actions enumerated: the same with every distinct action tried at every step, on as many samples as the naive way.
 
@@ -42,7 +42,7 @@ def one_by_one(sim: RSSMSimulator, state: SimState, basis: Basis, env_grads: boo
     """The naive way, a forward and a backward pass a sample and target: dc_j(T) / dc_i(T-lag) [B, lags, i, j]."""
     import torch
 
-    from analysis.gradients import rows_of
+    from analysis.shared.gradients import rows_of
 
     rows = []
     for b in range(len(state.h_BH)):
@@ -58,7 +58,7 @@ def a_direction(
     """One forward pass over all samples, then a backward pass a target: float [B, lags, i, targets]."""
     import torch
 
-    from analysis.gradients import rows_of, unroll
+    from analysis.shared.gradients import rows_of, unroll
 
     state = rows_of(state, slice(None), lambda x: x.detach())
     state = state._replace(h_BH=state.h_BH.requires_grad_())
@@ -76,7 +76,7 @@ def chunked(work: Callable[[SimState], Tensor], state: SimState, size: int, dim:
     """Work on ``size`` samples at a time."""
     import torch
 
-    from analysis.gradients import rows_of
+    from analysis.shared.gradients import rows_of
 
     count = len(state.h_BH)
     return torch.cat([work(rows_of(state, slice(n, n + size))) for n in range(0, count, size)], dim)
@@ -109,9 +109,9 @@ def main() -> None:
     import numpy as np
     import torch
 
-    from analysis.coupling import jacobians, rows_that_fit
-    from analysis.directions import neuron_basis, random_basis
-    from analysis.gradients import rows_of
+    from analysis.coupling.jacobian import jacobians, rows_that_fit
+    from analysis.shared.directions import neuron_basis, random_basis
+    from analysis.shared.gradients import rows_of
     from generative.simulator import load_simulator
 
     threads, clock = (1, time.process_time) if args.busy else (args.threads, time.perf_counter)

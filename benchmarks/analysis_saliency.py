@@ -3,7 +3,7 @@
 ``python benchmarks/analysis_saliency.py --simulator bundles/coinrun-demo/simulator --samples runs/demo/samples``
 
 Naive (a): for each (sample, quantity) one forward and one backward pass on a batch of its 9 noised copies.
-Naive (b): one forward and one backward pass for each copy.  Ours: ``analysis.gradients.gradients`` on all samples.
+Naive (b): one forward and one backward pass for each copy.  Ours: ``shared.gradients.gradients`` on all samples.
 Times are of the CPU (all threads), which other programs on the machine disturb little; the best of the repeats.
 """
 
@@ -53,9 +53,9 @@ def no_basis(kind: str) -> Basis:
 def main() -> None:
     import torch
 
-    from analysis.gradients import compare_copies, each_copy, gradients, unroll
-    from analysis.quantities import find_quantities, known_quantities
-    from analysis.saliency import noised
+    from analysis.saliency.explain import noised
+    from analysis.shared.gradients import compare_copies, each_copy, gradients, unroll
+    from analysis.shared.quantities import find_quantities, known_quantities
     from core.config import tune_allocator
     from core.episodes import RolloutStore
     from generative.simulator import load_simulator

@@ -53,9 +53,9 @@ def main() -> None:
     from hdbscan import HDBSCAN
     from sklearn.decomposition import PCA, FastICA
 
-    from analysis.clusters import embed, k_means
-    from analysis.directions import fit_ica, fit_pca
-    from analysis.states import project, spread
+    from analysis.shared.clusters import embed, k_means
+    from analysis.shared.directions import fit_ica, fit_pca
+    from analysis.states.fit import project, spread
     from core.config import tune_allocator
 
     parser = argparse.ArgumentParser(description=__doc__)

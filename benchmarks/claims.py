@@ -29,12 +29,12 @@ from core.stats import share_interval
 from envs.planted import WRONG, Kind
 from envs.registry import make
 from generative.simulator import load_simulator
-from validation.interventions import StudyOptions
-from validation.interventions_controls import Family, Mock, Pick, choose, mocks_of, run_ways
-from validation.interventions_hypotheses import shift_of
-from validation.interventions_statistics import worst_p
-from validation.planted import play
-from validation.planted_claims import (
+from validation.hypotheses.grammar import shift_of
+from validation.interventions.controls import Family, Mock, Pick, choose, mocks_of, run_ways
+from validation.interventions.options import StudyOptions
+from validation.interventions.statistics import worst_p
+from validation.interventions.verdicts import ALPHA
+from validation.planted.claims import (
     DRAWN,
     FORETELLING,
     benches_of,
@@ -43,8 +43,8 @@ from validation.planted_claims import (
     foretelling_job,
     power_job,
 )
-from validation.planted_measures import CONTROL, Found
-from validation.verdicts import ALPHA
+from validation.planted.jobs import play
+from validation.planted.measures import CONTROL, Found
 
 BUNDLE = cli.ROOT / "bundles" / "coinrun-demo" / "simulator"
 WORLDS: tuple[Kind, ...] = ("confounded", "linear", "mediated", "delayed", "gated", "even", "redundant", "null")
@@ -161,7 +161,7 @@ def bundle(studies: int, hidden_states: Path, starts: int, seed: int) -> None:
 def chance(
     mean: dict[str, np.ndarray], picks: Sequence[Sequence[Pick]], own: int, mocks: np.ndarray, law_M: np.ndarray
 ) -> float:
-    """p of the largest of what was picked of a basis, as ``interventions_controls.contest`` has it."""
+    """p of the largest of what was picked of a basis, as ``validation.interventions.controls.contest`` has it."""
 
     def size(m: int, r: int, q: str) -> float:
         return float(mean[q][m, r, picks[m][r].way])

@@ -23,7 +23,7 @@ import torch
 from agents.nmmo_play import play
 from agents.policies import load_policy
 from analysis import activation_json
-from analysis.extract_activations import SHARD_STEPS, STORE, record_lives
+from analysis.lives.recording import SHARD_STEPS, STORE, record_lives
 from core import config as cli
 from core.episodes import StoreWriter
 from envs.nmmo import NmmoEnv, NmmoOptions, _World, held_out, options_of

@@ -101,6 +101,12 @@ def _seal(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
+def script_name() -> str:
+    """The file that runs; of a folder that is one (``__main__.py``), the folder's name."""
+    path = Path(sys.argv[0])
+    return f"{path.parent.name}.py" if path.name == "__main__.py" else path.name
+
+
 def code_version() -> str:
     """The commit of the checkout, with '+changed' if tracked files differ; 'unknown' outside git."""
     try:
@@ -187,7 +193,7 @@ class Run:
         about = {
             "schema": SCHEMA,
             "stage": self.stage,
-            "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "argv": [script_name(), *sys.argv[1:]],
             "config": config,
             "seed": config.get("seed") if isinstance(config, dict) else None,
             "code": code_version(),

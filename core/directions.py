@@ -1,7 +1,7 @@
 """Directions of a state space: an affine basis with chain rule and a way back.
 
 ``h = mean + std * (c @ lift_KH)`` and ``c = ((h - mean) / std) @ project_HK``.  Fitting is
-analysis.directions' work; this is what recorder, simulator and interventions share.
+analysis.shared.directions' work; this is what recorder, simulator and interventions share.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from core.contracts import Agent, EnvSpec, Intervention, LearnedWorld, Memory, Shown, UserError, World
-from core.trees import Tree, flatten, leaves, rows_of
+from core.trees import Tree, each, flatten, leaves, rows_of
 
 # The agent's step
 
@@ -42,14 +42,21 @@ def apply_interventions(
     return h_BH
 
 
-def decide(agent: Agent, seen: Tree, state: Tree, t_B: Tensor, intervene: Sequence[Intervention] = ()) -> Acted:
-    """Interventions and heads, where the state after the observation is known.
+def decide(
+    agent: Agent,
+    seen: Tree,
+    state: Tree,
+    t_B: Tensor,
+    intervene: Sequence[Intervention] = (),
+    mask_B: Tensor | None = None,
+) -> Acted:
+    """Interventions (of the rows of ``mask``; None: all) and heads, where the state after the observation is known.
 
     With an intervention, be it the identity, ``h_BH`` is the very tensor that all that follows is computed from.
     """
     h_BH, after = agent.read("h", seen, state), state
     if intervene:
-        h_BH = apply_interventions(intervene, h_BH, t_B)
+        h_BH = apply_interventions(intervene, h_BH, t_B, mask_B)
         seen, after = agent.replaced("h", h_BH, seen, state)
     return Acted(seen, state, after, h_BH, *agent.heads(seen, after))
 
@@ -65,6 +72,22 @@ def act(
     """Encode, advance, interventions, heads.  t: int64 [B], steps of each row's episode."""
     seen = agent.encode(obs)
     return decide(agent, seen, agent.advance(seen, state, is_first_B), t_B, intervene)
+
+
+def blank(agent: Agent, batch: int) -> Tree:
+    """What an agent that is shown nothing (zeros) and may do everything has seen."""
+    device = next(leaves(agent.initial(1))).device
+    obs = {}
+    for name, about in agent.spec.obs.items():
+        make = torch.ones if name == "Mask" else torch.zeros
+        obs[name] = make(batch, *about.shape, dtype=getattr(torch, about.dtype), device=device)
+    return agent.encode(obs)
+
+
+def heads_at(agent: Agent, h_BH: Tensor, seen: Tree | None = None) -> tuple[Tensor, Tensor]:
+    """(logits, value) of hidden states; seen: None: of an agent that sees nothing and may do everything."""
+    seen = blank(agent, len(h_BH)) if seen is None else seen
+    return agent.heads(*agent.replaced("h", h_BH, seen, agent.initial(len(h_BH))))
 
 
 # Noise and choice
@@ -121,6 +144,13 @@ def choose(logits_BA: Tensor, parts: Sequence[int], noise_BA: Tensor | None = No
     noises = [None] * len(parts) if noise_BA is None else noise_BA.split(list(parts), -1)
     both = [straight_through(x, n) for x, n in zip(logits_BA.split(list(parts), -1), noises, strict=True)]
     return torch.stack([index for index, _ in both], -1), torch.cat([hot for _, hot in both], -1)
+
+
+def probabilities(logits: Tensor, parts: Sequence[int]) -> Tensor:
+    """Softmax of each part, concatenated, [..., A]."""
+    if len(parts) < 2:
+        return logits.softmax(-1)
+    return torch.cat([x.softmax(-1) for x in logits.split(list(parts), -1)], -1)
 
 
 def one_hot(action: Tensor, parts: Sequence[int], like: Tensor) -> Tensor:
@@ -277,6 +307,7 @@ class Trajectory(NamedTuple):
     terminal: Tensor  # [B, T]
     alive: Tensor  # [B, T+1] bool
     state: Tensor  # [B, T+1, S], the agent's whole state, flat
+    world: Tree  # the world's state, [B, T+1, ...] each
 
 
 def trajectory_of(moments: Sequence[Moment]) -> Trajectory:
@@ -298,6 +329,7 @@ def trajectory_of(moments: Sequence[Moment]) -> Trajectory:
         terminal=stack(lambda m: m.shown.ending_B, 1),
         alive=stack(lambda m: m.alive_B),
         state=stack(lambda m: flatten(m.acted.state)),
+        world=each(lambda *x: torch.stack(x, 1), *(m.world for m in moments)),
     )
 
 

@@ -83,7 +83,8 @@ def where(mask_B: Tensor, yes: Tree, no: Tree) -> Tree:
 def flatten(tree: Tree) -> Tensor:
     """All of it as one float tensor [B, N], tensor after tensor, for a recorder.  Whole numbers keep what a float of
     that width can hold."""
-    parts = [x.reshape(len(x), math.prod(x.shape[1:])) for x in leaves(tree)]
+    # Of shape, not len(), which would fix the number of rows where an agent's step is traced.
+    parts = [x.reshape(x.shape[0], math.prod(x.shape[1:])) for x in leaves(tree)]
     flat = torch.cat(parts, 1)
     return flat if flat.is_floating_point() else flat.float()
 
@@ -95,4 +96,4 @@ def unflatten(flat_BN: Tensor, like: Tree) -> Tree:
     if flat_BN.shape[1] != sum(widths):
         raise ValueError(f"a state of {sum(widths)} numbers cannot be made of {flat_BN.shape[1]}")
     parts = iter(flat_BN.split(widths, 1))
-    return each(lambda x: next(parts).reshape(len(flat_BN), *x.shape[1:]).to(x.dtype), like)
+    return each(lambda x: next(parts).reshape(flat_BN.shape[0], *x.shape[1:]).to(x.dtype), like)

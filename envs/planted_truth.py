@@ -75,7 +75,8 @@ class PlantedTruth:
 
         x_X, c_K: world and directions at step 0.  sampled: of the expectation under the softmax policy, over all
         sequences of actions.  Otherwise of the mean with the softmax at one step and the likeliest action at all
-        others, summed over that step (analysis.discrete_paths of a modal rollout).  The rest of the effect is direct.
+        others, summed over that step (analysis.coupling.discrete_paths of a modal rollout).  The rest of the effect is
+        direct.
         Not for the pixel world.
         """
         if self.mask_XHW is not None:

@@ -185,7 +185,7 @@ def write_study(
 ) -> Path:
     """A run directory of stage ``interventions``: one claim of every verdict, with the verdicts of today's rules or of
     older ones."""
-    from validation.interventions import InterventionsConfig
+    from validation.interventions.__main__ import InterventionsConfig
 
     result = Result(tables={"effects": [], "doses": [], "needs": [], "paths": []})
     for i in range(12):

@@ -6,7 +6,6 @@ Runs every stage in this process, each into its own run directory below ``--out`
 
 from __future__ import annotations
 
-import importlib
 import sys
 import time
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ from typing import Any
 
 from core import artefacts, config as cli
 from core.contracts import UserError
-from validation import report
-from validation.commands import STAGES
-from validation.lineage import choose
+from validation.report import contents
+from validation.report.commands import STAGES
+from validation.report.lineage import choose
 
 STAGE = "demo"
 
@@ -72,7 +71,7 @@ def plan(config: DemoConfig) -> dict[str, tuple[Part, Any, Any]]:
     known: dict[str, Path] = {name: config.bundle / name for name in ("agent", "simulator")}
     stages: dict[str, tuple[Part, Any, Any]] = {}
     for part in PARTS:
-        module, cls = importlib.import_module(STAGES[part.stage].module), STAGES[part.stage].cls
+        module, cls = STAGES[part.stage].door, STAGES[part.stage].cls
         known[part.name] = config.out / part.name
         paths = {**{flag: known[flag] for flag in part.reads}, "out": known[part.name]}
         own = {**paths, "seed": config.seed, "threads": config.threads}
@@ -108,14 +107,14 @@ def main(config: DemoConfig) -> None:
             run.record(f"wall_{name}", time.time() - stage_began, "s")
             say(f"        {time.time() - stage_began:.0f} s, {clock(time.time() - began)} in all")
         say(f"[{count}/{count}] report: put it on one page")
-        page = report.build(choose(config.out, STAGES, models["agent"], models["simulator"]), config.out)
-        artefacts.write_atomically(config.out / report.PAGE, page.html.encode())
+        page = contents.build(choose(config.out, STAGES, models["agent"], models["simulator"]), config.out)
+        artefacts.write_atomically(config.out / contents.PAGE, page.html.encode())
         run.record("wall", time.time() - began, "s")
     say("")
     say(f"Done in {clock(time.time() - began)}.  What was found:")
     for finding in page.findings:
         say(f"  * {finding}")
-    say(f"Report: {config.out / report.PAGE}  (open it in a browser)")
+    say(f"Report: {config.out / contents.PAGE}  (open it in a browser)")
 
 
 def say(text: str) -> None:

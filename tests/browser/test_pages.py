@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from analysis import dendrogram, replay
+from analysis import replay
+from analysis.activations import dendrogram
 from core.artefacts import Result
 from core.pages import NOISE, UNLABELLED
 from core.replay import NOWHERE, Replay, page as replay_page

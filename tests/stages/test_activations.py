@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis import activations
-from analysis.activations import ActivationsConfig
-from analysis.dendrogram import page
+from analysis.activations import __main__ as activations, described
+from analysis.activations.config import ActivationsConfig
+from analysis.activations.dendrogram import page
+from analysis.activations.records import read
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import EnvSpec, Field, UserError
@@ -126,10 +127,10 @@ def test_rows_are_every_third_of_each_life_from_its_first(extraction: Path, clus
 
 
 def test_rows_before_the_first_tick_and_lives_without_later_ones_are_left_out(extraction: Path) -> None:
-    whole, late = activations.read(extraction, 3, 10), activations.read(extraction, 3, 10, 50)
+    whole, late = read(extraction, 3, 10), read(extraction, 3, 10, 50)
     assert whole.index_N2[:, 1].min() == 0 and late.index_N2[:, 1].min() == 50
     assert set(late.index_N2[:, 0]) == {e for e in range(LIVES) if 60 - 7 * (e % 3) > 50}
-    every = activations.read(extraction, 1, 10)
+    every = read(extraction, 1, 10)
     at = {tuple(i): row for row, i in enumerate(every.index_N2.tolist())}
     rows = [at[tuple(i)] for i in late.index_N2.tolist()]
     np.testing.assert_array_equal(every.h_NH[rows], late.h_NH)
@@ -137,7 +138,7 @@ def test_rows_before_the_first_tick_and_lives_without_later_ones_are_left_out(ex
     np.testing.assert_array_equal(every.lives.share_N[rows], late.lives.share_N)
     assert whole.worlds == 3
     with pytest.raises(UserError, match="no lives of more than --first_tick 60"):
-        activations.read(extraction, 3, 10, 60)
+        read(extraction, 3, 10, 60)
 
 
 def test_the_dendrogram_is_of_these_clusters(clusters: Path) -> None:
@@ -230,7 +231,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(
 
 
 def test_activations_that_never_change_are_refused(extraction: Path) -> None:
-    records = activations.read(extraction, 10, 10)
+    records = read(extraction, 10, 10)
     records.h_NH[:] = 1
     with pytest.raises(UserError, match="the activations never change"):
-        activations.analyse(records, ActivationsConfig(metric_only=True))
+        described.analyse(records, ActivationsConfig(metric_only=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import re
 import shlex
@@ -22,9 +21,11 @@ from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
 from tests.conftest import write_agent, write_evaluation, write_simulator, write_study
-from validation import demo, page, report
-from validation.commands import STAGES, Stage, repeat
-from validation.lineage import Chosen, choose, trace
+from tests.stages.test_golden import check, numbers
+from validation import demo
+from validation.report import __main__ as report, contents, page
+from validation.report.commands import STAGES, Stage, repeat
+from validation.report.lineage import Chosen, choose, trace
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,10 @@ def test_every_stage_left_a_whole_directory_and_the_leftovers_are_gone(run: Path
     assert not (run / "rollouts" / "half.h5").exists()
 
 
+def test_golden_demo(run: Path) -> None:
+    check("demo", numbers(run))
+
+
 def test_the_chain_reaches_the_agent_and_a_flipped_byte_is_found(run: Path) -> None:
     assert artefacts.verify(run) == []
     stages = [stage for _, stage, _ in artefacts.chain(run)]
@@ -88,7 +93,7 @@ def test_the_chain_reaches_the_agent_and_a_flipped_byte_is_found(run: Path) -> N
 
 
 def test_the_page_stands_alone_and_every_picture_has_words(run: Path) -> None:
-    html = (run / report.PAGE).read_text()
+    html = (run / contents.PAGE).read_text()
     reader = read(html)
     for tag, attrs in reader.tags:
         assert tag not in ("script", "iframe", "object")
@@ -106,7 +111,7 @@ def test_the_page_stands_alone_and_every_picture_has_words(run: Path) -> None:
 
 
 def test_the_page_says_what_the_results_say(run: Path) -> None:
-    text = re.sub(r"\s+", " ", "".join(read((run / report.PAGE).read_text()).text))
+    text = re.sub(r"\s+", " ", "".join(read((run / contents.PAGE).read_text()).text))
     rows = [r for r in Result.load(run / "fidelity").tables["fidelity"] if r["measure"] == "frame_mse"]
     for row in (r for r in rows if r["horizon"] in (1, rows[-1]["horizon"])):  # in the table, in the summary
         assert page.number(row["simulated"]) in text
@@ -119,7 +124,7 @@ def chosen_of(bundle: Path, run: Path) -> Chosen:
 
 
 def test_the_page_is_the_same_for_the_same_runs(bundle: Path, run: Path) -> None:
-    assert report.build(chosen_of(bundle, run), run).html == (run / report.PAGE).read_text()
+    assert contents.build(chosen_of(bundle, run), run).html == (run / contents.PAGE).read_text()
 
 
 def without(run: Path, root: Path, *stages: str) -> Path:
@@ -145,7 +150,7 @@ def type_in(line: str, *more: str) -> None:
         return
     script, *flags = words[2:] if words[1] == "-m" else words[1:]
     stage = next(known for known in STAGES.values() if (known.module, known.script)[words[1] != "-m"] == script)
-    importlib.import_module(stage.module).main(cli.parse(stage.cls, flags, stage_of(stage)))
+    stage.door.main(cli.parse(stage.cls, flags, stage_of(stage)))
 
 
 def stage_of(stage: Stage) -> str:
@@ -156,9 +161,9 @@ def test_every_printed_command_works(run: Path, tmp_path: Path, monkeypatch: pyt
     """Typed in the repository's root, as it stands on the page."""
     report.main(report.ReportConfig(runs=without(run, tmp_path / "runs"), out=tmp_path / "report"))
     monkeypatch.chdir(cli.ROOT)
-    for line in dict.fromkeys(codes((tmp_path / "report" / report.PAGE).read_text())):
+    for line in dict.fromkeys(codes((tmp_path / "report" / contents.PAGE).read_text())):
         type_in(line, *FEWER * ("agents.evaluate" in line))
-    made = {path.name for path in (tmp_path / report.AGAIN).iterdir() if artefacts.read_manifest(path)}
+    made = {path.name for path in (tmp_path / contents.AGAIN).iterdir() if artefacts.read_manifest(path)}
     # The simulator learned from rollouts of its own.
     assert made == {"agent", "simulator", "rollouts_2", *(part.name for part in demo.PARTS)}
     assert artefacts.read_manifest(tmp_path / "runs" / "evaluate")["stage"] == "evaluate"
@@ -178,10 +183,10 @@ def test_a_stage_that_was_not_run_is_named_with_a_command_that_makes_it(
     bundle: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = without(run, tmp_path / "runs", "saliency", "dynamics", "interventions")
-    built = report.build(chosen_of(bundle, runs), tmp_path / "report")
+    built = contents.build(chosen_of(bundle, runs), tmp_path / "report")
     assert "Not run: What the memory does by itself, Saliency, The tested claims." in built.findings
     assert any("What was asked: nothing yet." in found for found in built.findings)
-    lines = [line for line in codes(built.html) if str(runs) in line and report.AGAIN not in line]
+    lines = [line for line in codes(built.html) if str(runs) in line and contents.AGAIN not in line]
     assert {line.split()[2] for line in lines} == {
         "analysis.saliency", "analysis.dynamics", "validation.interventions", "agents.evaluate",
     }  # fmt: skip
@@ -190,14 +195,14 @@ def test_a_stage_that_was_not_run_is_named_with_a_command_that_makes_it(
         type_in(line, "--threads", "1", *FEWER if "agents.evaluate" in line else ["--preset", "debug"])
     there = choose(runs, STAGES)
     assert {r.stage for r in there.runs} >= {"saliency", "dynamics", "interventions", "evaluate"}
-    assert "not run" not in report.build(there, tmp_path / "report").html.lower()
+    assert "not run" not in contents.build(there, tmp_path / "report").html.lower()
 
 
 def test_the_report_alone_is_a_run_directory(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report.main(report.ReportConfig(runs=run, out=tmp_path / "report"))
     assert artefacts.verify(tmp_path / "report") == []
     assert set(artefacts.read_manifest(tmp_path / "report")["inputs"]) >= {p.name for p in demo.PARTS}
-    assert str(tmp_path / "report" / report.PAGE) in capsys.readouterr().out.splitlines()[-1]
+    assert str(tmp_path / "report" / contents.PAGE) in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_report_about_nothing_is_refused(tmp_path: Path) -> None:
@@ -211,13 +216,13 @@ def test_no_page_borrows_another_agents_evaluation(tmp_path: Path) -> None:
     agent = write_agent(tmp_path / "agent", world="procgen/maze")
     write_study(tmp_path / "runs" / "study", write_simulator(tmp_path / "simulator", agent))
     report.main(report.ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
-    html = (tmp_path / "report" / report.PAGE).read_text()
+    html = (tmp_path / "report" / contents.PAGE).read_text()
     borrowed = Result.load(cli.ROOT / "bundles/coinrun-demo/evaluation").scalars["return_mean"]["value"]
     assert page.number(borrowed) not in html and "coinrun" not in html
     assert "was not evaluated" in html and f"python -m agents.evaluate --agent {agent}" in codes(html)[0]
     write_evaluation(tmp_path / "runs" / "evaluation", agent, 4.5)
     write_evaluation(tmp_path / "beside", write_agent(tmp_path / "other", seed=1), 7.25)
-    built = report.build(choose(tmp_path / "runs", STAGES), tmp_path / "report")
+    built = contents.build(choose(tmp_path / "runs", STAGES), tmp_path / "report")
     assert "4.5 [3.5,\xa05.5] (few) return, n = 16" in built.html and "7.25" not in built.html
 
 
@@ -227,7 +232,7 @@ def test_no_page_borrows_another_agents_evaluation(tmp_path: Path) -> None:
 )
 def test_an_agent_is_described_as_what_it_is(recurrence: str, words: str) -> None:
     """A kind that this version does not know is named all the same."""
-    said = report.described({"encoder": "strided", "hidden_size": 6, "recurrence": recurrence})
+    said = contents.described({"encoder": "strided", "hidden_size": 6, "recurrence": recurrence})
     assert words in said and "'strided'" in said and ("GRU" in said) == (recurrence == "gru")
 
 
@@ -235,14 +240,14 @@ def test_one_agent_is_said_as_long_as_it_is_so(tmp_path: Path) -> None:
     agent, other = (write_agent(tmp_path / f"agent_{i}", seed=i) for i in range(2))
     simulator = write_simulator(tmp_path / "simulator", agent)
     write_evaluation(tmp_path / "runs" / "evaluation", agent, 1.0)
-    said = report.limits(choose(tmp_path / "runs", STAGES)).html
+    said = contents.limits(choose(tmp_path / "runs", STAGES)).html
     assert "One agent, one training seed, no simulators, one world." in said
     write_study(tmp_path / "runs" / "study", simulator)
-    assert "One agent, one training seed, one simulator" in report.limits(choose(tmp_path / "runs", STAGES)).html
+    assert "One agent, one training seed, one simulator" in contents.limits(choose(tmp_path / "runs", STAGES)).html
     inputs = {"simulator": simulator, "other_agent": other}
     with artefacts.new_run(tmp_path / "runs" / "fidelity", "fidelity", {}, inputs):
         pass
-    said = report.limits(choose(tmp_path / "runs", STAGES)).html
+    said = contents.limits(choose(tmp_path / "runs", STAGES)).html
     assert "Two agents, two training seeds, one simulator" in said and "agent_1 is only compared with" in said
 
 
@@ -257,7 +262,7 @@ def test_the_page_fits_the_window(browser: Any, run: Path, tmp_path: Path, width
         report.main(report.ReportConfig(runs=agent, out=agent / "report"))
     scheme = {"color_scheme": "dark" if dark else "light"}
     tab = browser.new_page(viewport={"width": width, "height": 900}, **scheme)
-    tab.goto((agent / "report" / report.PAGE).as_uri())
+    tab.goto((agent / "report" / contents.PAGE).as_uri())
     tab.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     assert tab.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
     wide = tab.evaluate(
@@ -345,7 +350,7 @@ def test_directions_say_what_ica_did(tmp_path: Path, converged: bool) -> None:
         Result(scalars=scalars, notes=notes, tables={"ica": [row]}).save(made.path)
     with artefacts.new_run(tmp_path / "without", "hidden_states", {}) as made:
         Result(notes={"hidden_size": 8}).save(made.path)
-    (found,) = report.directions(trace(tmp_path / "with")).findings
+    (found,) = contents.directions(trace(tmp_path / "with")).findings
     assert ("did not converge" in found) != converged
-    (found,) = report.directions(trace(tmp_path / "without")).findings
+    (found,) = contents.directions(trace(tmp_path / "without")).findings
     assert found == "Directions: 0 independent components of the agent's 8 hidden units."

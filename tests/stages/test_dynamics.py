@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from agents.recurrent import AgentConfig, RecurrentAgent, load_agent, save_agent
-from analysis import behaviours, dynamics, hidden_states, similarity
-from analysis.similarity import states
+from analysis import hidden_states
+from analysis.behaviours import __main__ as behaviours
+from analysis.dynamics import __main__ as dynamics
+from analysis.similarity import __main__ as similarity
+from analysis.similarity.comparison import states
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError

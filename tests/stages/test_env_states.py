@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from analysis import env_states, hidden_states, latents, states
-from analysis.behaviours import world_states
+from analysis import env_states, hidden_states, latents
+from analysis.shared import sources, units
+from analysis.shared.world_states import world_states
+from analysis.states import pooled, runs
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
@@ -55,16 +57,16 @@ def test_env_states_are_the_posterior_of_real_and_the_own_of_simulated(pipeline:
     with pytest.raises(UserError, match=f"fitted on simulator {name}, not on another"):
         load_basis(world, "pca", "another")
     result = Result.load(world)
-    row = int(np.flatnonzero(result.arrays["source"] == states.SIMULATED)[-1])
+    row = int(np.flatnonzero(result.arrays["source"] == sources.SIMULATED)[-1])
     e, t = result.arrays["index"][row]
     episode = RolloutStore(pipeline / "samples").episode(int(e))
     own = basis.project(torch.from_numpy(episode.world["d"][t])).numpy()
     np.testing.assert_allclose(own, result.arrays["c_pca"][row], atol=1e-4)
     for column in ("value", "action", "reward"):
         assert result.arrays[column][row] == getattr(episode, column)[t]
-    assert result.arrays["level"][row] == states.UNKNOWN_LEVEL
+    assert result.arrays["level"][row] == pooled.UNKNOWN_LEVEL
     real, lead = RolloutStore(pipeline / "rollouts"), simulator.initial_frames - 1
-    row = int(np.flatnonzero(result.arrays["source"] == states.REAL)[7])
+    row = int(np.flatnonzero(result.arrays["source"] == sources.REAL)[7])
     e, t = result.arrays["index"][row]
     seen = world_states(simulator, real, CPU)[e][t - lead]
     np.testing.assert_allclose(
@@ -82,14 +84,14 @@ def test_latents_belong_to_the_last_frame_of_their_window(pipeline: Path, starts
     assert basis.space == "z" and (basis.std_H == 1).all()
     result, real = Result.load(starts), RolloutStore(pipeline / "rollouts")
     assert "too few" in result.notes["overlap"]
-    row = int(np.flatnonzero(result.arrays["source"] == states.REAL)[5])
+    row = int(np.flatnonzero(result.arrays["source"] == sources.REAL)[5])
     e, t = result.arrays["index"][row]
     assert t % 2 == 0  # --every 2, from the last initial frame on
     z = informed_latents(simulator, real, np.array([[e, t - simulator.initial_frames + 1]]), CPU)
     np.testing.assert_allclose(basis.project(z)[0].detach().numpy(), result.arrays["c_pca"][row], atol=2e-3)
     assert result.arrays["value"][row] == real.episode(int(e)).value[t]
     samples = RolloutStore(pipeline / "samples")
-    row = int(np.flatnonzero(result.arrays["source"] == states.SIMULATED)[3])
+    row = int(np.flatnonzero(result.arrays["source"] == sources.SIMULATED)[3])
     e, t = result.arrays["index"][row]
     z = torch.from_numpy(samples.latents([int(e)]))
     np.testing.assert_allclose(basis.project(z)[0].numpy(), result.arrays["c_pca"][row], atol=1e-4)
@@ -99,9 +101,9 @@ def test_latents_belong_to_the_last_frame_of_their_window(pipeline: Path, starts
 def test_samples_share_the_unit_of_the_episode_they_started_in(pipeline: Path) -> None:
     real, samples = RolloutStore(pipeline / "rollouts"), RolloutStore(pipeline / "samples")
     begun = [samples.meta(e)["start"][0] for e in range(len(samples))]
-    assert states.units(samples, real).tolist() == [3 * e for e in begun]
-    assert states.units(real, real).tolist() == [3 * e for e in range(len(real))]
-    assert states.units(samples, None).tolist() == [3 * e + 1 for e in begun]  # together, but not with real ones
+    assert units.units(samples, real).tolist() == [3 * e for e in begun]
+    assert units.units(real, real).tolist() == [3 * e for e in range(len(real))]
+    assert units.units(samples, None).tolist() == [3 * e + 1 for e in begun]  # together, but not with real ones
 
 
 def test_samples_alone_are_fitted_on_and_need_no_simulator(pipeline: Path, tmp_path: Path) -> None:
@@ -126,9 +128,9 @@ def test_at_most_so_many_states_of_whole_episodes(pipeline: Path, tmp_path: Path
     store = RolloutStore(pipeline / "rollouts")
     steps = np.minimum(store.steps, store.rows) - 2
     most = int(np.sort(steps)[-3:].sum())
-    chosen = states.episodes_of(store, 2, most, 0)
+    chosen = pooled.episodes_of(store, 2, most, 0)
     assert 2 <= len(chosen) < len(store) and steps[chosen].sum() <= most
-    assert states.episodes_of(store, 2, 0, 0) == states.episodes_of(store, 2, 10**9, 0) == list(range(len(store)))
+    assert pooled.episodes_of(store, 2, 0, 0) == pooled.episodes_of(store, 2, 10**9, 0) == list(range(len(store)))
     out = tmp_path / "few"
     argv = given(pipeline, "simulator", "rollouts")
     run(env_states, "EnvStatesConfig", "precompute", *argv, "--most_states", most, "--out", out)
@@ -177,4 +179,4 @@ def test_a_basis_of_another_space_is_refused(pipeline: Path, world: Path, tmp_pa
     with pytest.raises(UserError, match=f"fitted on simulator [0-9a-f]+, not on {agent}"):
         load_basis(world, "pca", agent)
     with pytest.raises(UserError, match="a 'hidden_states' directory is needed"):
-        states.load_drawn(world, hidden_states.STAGE)
+        runs.load_drawn(world, hidden_states.STAGE)

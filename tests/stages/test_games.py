@@ -10,7 +10,9 @@ import torch
 
 from agents import record, train as train_agent
 from agents.recurrent import load_agent
-from analysis import coupling, saliency, target_functions
+from analysis.coupling import __main__ as coupling
+from analysis.saliency import __main__ as saliency
+from analysis.target_functions import __main__ as target_functions
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.directions import Basis, fingerprint

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
-from analysis import behaviours, hidden_states
-from analysis.behaviours import load_behaviours
-from analysis.hidden_states import head_weights
-from analysis.states import outliers
+from analysis import hidden_states
+from analysis.behaviours import __main__ as behaviours
+from analysis.shared.behaviours import load_behaviours
+from analysis.states.fit import outliers
+from analysis.states.heads import head_weights
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import EnvSpec, Field, UserError
@@ -303,7 +304,7 @@ def test_a_directory_that_is_taken_is_refused_before_the_work(
 ) -> None:
     (tmp_path / "mine").write_text("a note")
     for module, name, script, argv in (
-        (hidden_states.states, "fit", run_states, states_argv(world, tmp_path)),
+        (hidden_states.states_fit, "fit", run_states, states_argv(world, tmp_path)),
         (behaviours, "cluster", run_behaviours, behaviours_argv(world, tmp_path)),
     ):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("it was fitted first"))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from analysis import life, life_phase, replay
+from analysis.lives import world_replay
 from core import config as cli
 from core.artefacts import Result, new_run, read_manifest, verify
 from core.contracts import UserError
@@ -106,9 +107,9 @@ def test_a_replay_of_one_world(extraction: Path, clusters: Path, tmp_path: Path)
     run(replay, extraction, "--cluster_dir", clusters, "--world", 3, "--out", out)
     assert (out / "replay.html").stat().st_size > 20_000 and not verify(out)
     with RolloutStore(extraction) as store:
-        mine = replay.lives_of(store, 3)
+        mine = world_replay.lives_of(store, 3)
         assert mine == list(range(18, 24))  # second world of the second part
-        shown = replay.replay_of(store, 3, None, "nearest")
+        shown = world_replay.replay_of(store, 3, None, "nearest")
         assert shown.labels == {} and shown.agent_A.tolist() == [1, 2, 3, 4, 5, 6]
         for a, e in enumerate(mine):
             episode = store.episode(e)

@@ -16,7 +16,9 @@ import torch
 from agents import evaluate, nmmo_evaluate, nmmo_train, train as train_script
 from agents.nmmo_play import RandomPolicy, load_policies, play, policies_in
 from agents.policies import load_policy, log_probs
-from analysis import activation_json, activations, extract_activations, proc_eval_result
+from analysis import activation_json, extract_activations, proc_eval_result
+from analysis.activations import __main__ as activations
+from analysis.lives import earlier_format
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
@@ -316,7 +318,7 @@ def test_json_there_and_back(house: Path, tmp_path: Path) -> None:
 def test_foreign_json_is_imported_without_the_dead_and_with_features(house: Path, tmp_path: Path) -> None:
     """The earlier system's own files: no features, dead rows among the living, agents interleaved, own row anywhere."""
     life = RolloutStore(house / "activations").episode(3)
-    rows = list(activation_json.rows_as_json(life))
+    rows = list(earlier_format.rows_as_json(life))
     for row in rows:
         del row["features"]
         row["observation"]["Entity"].reverse()

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from agents.policies import PolicyAgent, load_policy, sample, save_policy
-from analysis import patching, probes
-from analysis.directions import fit_pca
+from analysis.patching import __main__ as patching, table
+from analysis.probes import __main__ as probes
+from analysis.shared.directions import fit_pca
 from core import artefacts, config as cli
 from core.artefacts import Result, write_json
 from core.contracts import EnvSpec, Field
@@ -203,7 +204,7 @@ def test_patching_finds_the_wiring(world: Path, tmp_path: Path, capsys: pytest.C
     assert said["tick", "Move.Direction"]["verdict"] == more
     assert said["in_combat", "Attack.Style"]["verdict"] == more
     assert said["tick", "Attack.Style"]["kl"] < 0.01 * said["tick", "Move.Direction"]["kl"]
-    assert said["row", patching.ALL]["verdict"] != more and said["row", patching.ALL]["kl"] < 1e-3
+    assert said["row", table.ALL]["verdict"] != more and said["row", table.ALL]["kl"] < 1e-3
     assert said["tick", "Buy.MarketItem"]["verdict"] == "never had a choice"
     assert {d for d, _ in said} == {"pca_0", "pca_1", "tick", "in_combat", "row"}
     assert result.notes["identity"] == 0 and result.notes["unit"] == "map"

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from agents.recurrent import AgentConfig, RecurrentAgent
-from analysis import coupling, saliency, saliency_figures
-from analysis.quantities import find_quantities
+from analysis.coupling import __main__ as coupling
+from analysis.saliency import __main__ as saliency, tables
+from analysis.shared import bases, samples, strips
+from analysis.shared.quantities import find_quantities
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import EnvSpec, Field
@@ -101,7 +103,7 @@ def test_samples_quantities_and_pictures(runs: Path, tmp_path: Path) -> None:
         assert result.scalars[f"completeness_delta_{q}"]["n"] == 2
         for i in (7, 2):
             with Image.open(out / f"sample_{i}_{q}.png") as image:
-                assert image.size[0] > 6 * saliency_figures.TILE
+                assert image.size[0] > 6 * strips.TILE
     np.testing.assert_allclose(
         result.arrays["grad_h_action"] - result.arrays["grad_h_action_agent_only"],
         result.arrays["grad_h_action_through_world"],
@@ -158,7 +160,7 @@ def test_a_range_leaves_its_end_out_and_samples_combine(runs: Path, tmp_path: Pa
     assert both.notes["combined_ids"] == [3, 4] and both.arrays["frames"].shape[0] == 1
     assert (out / "sample_combined_value.png").exists()
     simulator = load_simulator(runs / "simulator")
-    with saliency.open_samples(runs / "samples", simulator) as store:
+    with samples.open_samples(runs / "samples", simulator) as store:
         z = simulator.normalise(torch.from_numpy(store.latents([3, 4])).mean(0, keepdim=True))
     assert torch.linalg.norm(z).item() == pytest.approx(1.0)
     with torch.no_grad():
@@ -175,9 +177,7 @@ def test_the_video_can_be_played(runs: Path, tmp_path: Path) -> None:
     raw = subprocess.run([*decode, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], capture_output=True, check=True).stdout
     frames = np.frombuffer(raw, np.uint8).reshape(-1, 304, 512, 3).astype(float)
     assert len(frames) == 6
-    assert (
-        np.abs(frames[2][40:47, 300:500].mean((0, 1)) - np.array(saliency_figures.GOLD)).max() < 40
-    )  # the target step
+    assert np.abs(frames[2][40:47, 300:500].mean((0, 1)) - np.array(strips.GOLD)).max() < 40  # the target step
     assert frames[1][40:47, 300:500].mean() > 235
 
 
@@ -278,8 +278,8 @@ def test_samples_that_ended_before_the_target_are_not_in_the_means(runs: Path, t
     result = explain(runs, tmp_path / "s", "--sample_ids", 0, "to", 3, "--quantities", "value", "--no-video")
     result.arrays["alive"] = np.ones_like(result.arrays["alive"])
     result.arrays["alive"][1, 2:] = False
-    quantities = find_quantities(["value"], SPEC, saliency.bases_in(None, "", torch.device("cpu")))
-    saliency.summarise(result, quantities, [0, 1, 2], np.arange(3), 0)
+    quantities = find_quantities(["value"], SPEC, bases.bases_in(None, "", torch.device("cpu")))
+    tables.summarise(result, quantities, [0, 1, 2], np.arange(3), 0)
     mean, each = result.scalars["randomised_correlation_value"], result.arrays["randomised_correlation_value"]
     assert mean["n"] == 2 and mean["value"] == pytest.approx((each[0] + each[2]) / 2)
     assert [row["alive"] for row in result.tables["saliency"]] == [True, False, True]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from analysis import target_functions
+from analysis.shared import strips
+from analysis.target_functions import __main__ as target_functions
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.directions import Basis, fingerprint
@@ -73,7 +74,7 @@ def test_targets_of_real_starts(
         assert np.array_equal(shown.action, a[f"action_after_{label}"])
         for s in range(2):
             with Image.open(out / f"{label}_{s}.png") as image:
-                assert image.size == (target_functions.LABEL + (STEPS + 1) * 132, 28 + 2 * 198)
+                assert image.size == (strips.LABEL + (STEPS + 1) * 132, 28 + 2 * 198)
         assert not (out / f"{label}_2.png").exists()
     shown = simulator.rollout(torch.from_numpy(a["z_after_neurons_1_up"]), STEPS)
     lived = shown.alive[:, 1:]  # the debug world ends now and then

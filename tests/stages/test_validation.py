@@ -13,8 +13,9 @@ import torch
 
 from agents.record import RecordConfig, main as record
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
-from analysis.behaviours import BehaviourOptions, BehavioursConfig, main as behaviours
-from analysis.directions import fit_pca
+from analysis.behaviours.__main__ import BehavioursConfig, main as behaviours
+from analysis.behaviours.clustering import BehaviourOptions
+from analysis.shared.directions import fit_pca
 from core import artefacts, config as cli
 from core.artefacts import Result, verify
 from core.contracts import UserError
@@ -23,8 +24,8 @@ from core.episodes import RolloutStore
 from envs.procgen import ProcgenEnv, ProcgenOptions
 from generative.rssm import ModelConfig
 from generative.simulator import RSSMSimulator, save_simulator
-from validation.fidelity import FidelityConfig, main as fidelity
-from validation.interventions import InterventionsConfig, main as interventions
+from validation.fidelity.__main__ import FidelityConfig, main as fidelity
+from validation.interventions.__main__ import InterventionsConfig, main as interventions
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ModelConfig(

@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis import activation_verdicts as verdicts
-from analysis.activation_clusters import find, principal, rolling_mean, transitions
-from analysis.activation_figures import draw
-from analysis.activation_verdicts import Lives
-from analysis.activations import ActivationsConfig, Records, analyse, describe, relations
-from analysis.clusters import NOISE, TIME_BINS, time_bins, time_eta2
+from analysis.activations import verdicts
+from analysis.activations.components import relations
+from analysis.activations.config import ActivationsConfig
+from analysis.activations.described import analyse, describe
+from analysis.activations.figures import draw
+from analysis.activations.maps import find, principal, rolling_mean, transitions
+from analysis.activations.records import Records
+from analysis.activations.verdicts import Lives
+from analysis.shared.clusters import NOISE, TIME_BINS, time_bins, time_eta2
 from core.artefacts import Result
 from core.stats import cohens_d, cohens_d_interval
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 
-from validation.agreement import LEAST, agreement
+from validation.interventions.agreement import LEAST, agreement
 
 
 def truth(m_P: np.ndarray, s_P: np.ndarray) -> tuple[float, float, float]:

@@ -550,10 +550,10 @@ MAY = {
     ("core/training.py", "read_bytes"): "training states, which have checksums of their own",
     ("core/training.py", "read_json"): "the configuration of a half-written run",
     ("agents/policies.py", "read_bytes"): "a user's own module",
-    ("analysis/activation_json.py", "open"): "a user's own JSON file",
+    ("analysis/lives/earlier_format.py", "open"): "a user's own JSON file",
     ("analysis/extract_activations.py", "read_json"): "progress.json, which has a seal",
     ("envs/nmmo.py", "load"): "maps, generated on first use",
-    ("validation/page.py", "open"): "a picture in memory",
+    ("validation/report/page.py", "open"): "a picture in memory",
 }
 
 

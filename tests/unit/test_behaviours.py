@@ -17,23 +17,13 @@ from hypothesis import given, settings, strategies as st
 from sklearn.metrics import adjusted_rand_score
 
 from agents.recurrent import AgentConfig, RecurrentAgent
-from analysis.behaviour_figures import draw_graph, titled, video_frames
-from analysis.behaviours import (
-    BehaviourOptions,
-    BehavioursConfig,
-    Steps,
-    _centres,
-    cluster,
-    histories,
-    in_effect,
-    load_behaviours,
-    main as stage,
-    read_steps,
-    sample_labels,
-    weighted,
-    world_states,
-)
-from analysis.clusters import (
+from analysis.behaviours.__main__ import BehavioursConfig, main as stage
+from analysis.behaviours.clustering import BehaviourOptions, _centres, cluster
+from analysis.behaviours.figures import draw_graph, titled, video_frames
+from analysis.behaviours.histories import Steps, histories, in_effect, read_steps, weighted
+from analysis.behaviours.mdp import Visits, aggregate, transitions
+from analysis.shared.behaviours import load_behaviours, sample_labels
+from analysis.shared.clusters import (
     NOISE,
     Method,
     cluster_stability,
@@ -45,7 +35,7 @@ from analysis.clusters import (
     share_from_time_floor,
     time_eta2,
 )
-from analysis.mdp import Visits, aggregate, transitions
+from analysis.shared.world_states import world_states
 from core import artefacts
 from core.contracts import EnvSpec, Field, UserError
 from core.episodes import Episode, RolloutStore, StoreWriter
@@ -453,7 +443,7 @@ def test_three_lags_do_not_hide_behaviours_that_few_units_carry() -> None:
     """Of planted mixture worlds, one whose behaviours all show in the same four neurons: with changes that outweigh
     the state nothing was found there (agreement 0.00)."""
     from envs.planted import behaviour_of
-    from validation.planted_scores import draw
+    from validation.planted.scene import draw
 
     scene = draw("mixture", 4, episodes=40, steps=32, dwell=0, effect=2.0)
     nothing = np.zeros(len(scene.h_NH), np.int64)

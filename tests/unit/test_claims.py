@@ -10,9 +10,9 @@ import pytest
 from core import artefacts
 from core.artefacts import Result
 from tests.conftest import write_agent, write_simulator, write_study
-from validation import claims, report
-from validation.commands import STAGES
-from validation.lineage import choose, trace
+from validation.report import claims, contents
+from validation.report.commands import STAGES
+from validation.report.lineage import choose, trace
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +21,8 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_simulator(root / "simulator", write_agent(root / "agent"))
 
 
-def _page(runs: Path) -> report.Page:
-    return report.build(choose(runs, STAGES), runs / "report")
+def _page(runs: Path) -> contents.Page:
+    return contents.build(choose(runs, STAGES), runs / "report")
 
 
 def _text(html: str) -> str:

@@ -13,7 +13,7 @@ from agents.train import TrainConfig
 from core import config as cli
 from core.artefacts import new_run
 from tests.conftest import write_agent, write_evaluation, write_simulator
-from validation.commands import STAGES, make, repeat
+from validation.report.commands import STAGES, make, repeat
 
 
 def _parsed(line: str, stage: str) -> object:

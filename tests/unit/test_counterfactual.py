@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.directions import fit_pca
+from analysis.shared.directions import fit_pca
 from core.contracts import Step, UserError
 from core.directions import Basis
 from envs.planted import PlantedAgent, PlantedOptions, PlantedSimulator, PlantedWorld, record_planted
-from validation.counterfactual import (
+from validation.fidelity.counterfactual import (
     FORESIGHT,
     HELD,
     Recorder,

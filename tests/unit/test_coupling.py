@@ -10,9 +10,21 @@ import torch
 from torch import Tensor
 
 from agents.recurrent import AgentConfig, RecurrentAgent
-from analysis import coupling, coupling_figures
-from analysis.behaviours import Behaviours
-from analysis.coupling import CouplingConfig, Labelled, jacobians
+from analysis.coupling import (
+    agreement,
+    correlation,
+    estimates,
+    figures as coupling_figures,
+    jacobian,
+    labels,
+    tables,
+)
+from analysis.coupling.config import CouplingConfig
+from analysis.coupling.correlation import Labelled
+from analysis.coupling.edges import PATHS
+from analysis.coupling.jacobian import jacobians
+from analysis.shared import gradients, units
+from analysis.shared.behaviours import Behaviours
 from core.contracts import EnvSpec, Field, UserError
 from core.directions import Basis
 from core.interventions import AddVector, AtSteps
@@ -67,11 +79,11 @@ def planted_latents(episodes: int, seed: int = 1) -> Tensor:
 
 def test_pairs_stay_inside_an_episode_and_leave_step_0_out() -> None:
     index = np.array([(e, t) for e in (2, 5) for t in range(5)])
-    source, target = coupling.lagged_rows(index, 2)
+    source, target = correlation.lagged_rows(index, 2)
     assert [tuple(x) for x in np.concatenate([index[source], index[target]], 1)] == [
         (2, 1, 2, 3), (2, 2, 2, 4), (5, 1, 5, 3), (5, 2, 5, 4)
     ]  # fmt: skip
-    assert len(coupling.lagged_rows(index, 5)[0]) == 0
+    assert len(correlation.lagged_rows(index, 5)[0]) == 0
 
 
 def test_weighted_sums_give_the_correlation_of_repeated_episodes() -> None:
@@ -81,7 +93,7 @@ def test_weighted_sums_give_the_correlation_of_repeated_episodes() -> None:
     y[:, 0] = 2 * x[:, 1] + 5
     x[:, 2] = 3.0  # no variance: no correlation
     weight = np.array([[1.0, 1.0, 1.0], [2.0, 0.0, 3.0]])
-    got = coupling.Sums.of(x, y, unit, 3).correlation(weight)
+    got = correlation.Sums.of(x, y, unit, 3).correlation(weight)
     for w, r in zip(weight, got, strict=True):
         rows = np.repeat(np.arange(16), w[unit].astype(int))
         expected = np.corrcoef(x[rows, :2].T, y[rows].T)[:2, 2:]
@@ -96,15 +108,15 @@ def test_permuted_correlations_give_every_direction_episodes_of_its_own(lengths:
     present = np.array([0, 1, 3, 4])  # unit 2 has no pairs
     unit = np.repeat(present, lengths)
     x, y = rng.normal(size=(2, 16, 3))
-    got = coupling.permuted_correlations(x, y, unit, 5, 20, 7)
+    got = correlation.permuted_correlations(x, y, unit, 5, 20, 7)
     xs, ys = ((v - v.mean(0)) / v.std(0) for v in (x, y))
-    ((first, shuffled),) = coupling.shuffles(7, 20, 5, 3, present)
+    ((first, shuffled),) = correlation.shuffles(7, 20, 5, 3, present)
     assert first == 0 and shuffled.shape == (20, 4, 3)
     assert (shuffled[:, :, 0] != shuffled[:, :, 1]).any()
     padded = np.zeros((2, 4, max(lengths), 3))
     for e, u in enumerate(present):
         padded[0, e, : lengths[e]], padded[1, e, : lengths[e]] = xs[unit == u], ys[unit == u]
-    variance = coupling.sum_variance(padded[0], padded[1], np.array(lengths))
+    variance = correlation.sum_variance(padded[0], padded[1], np.array(lengths))
     for s_EK, r in zip(shuffled, got, strict=True):
         for i, j in np.ndindex(3, 3):
             total, paired = 0.0, 0.0
@@ -120,9 +132,9 @@ def test_permuted_correlations_give_every_direction_episodes_of_its_own(lengths:
 def test_what_is_permuted_alike_does_not_depend_on_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls with one seed share their permutations, whoever is present and however many are held at a time."""
     present = np.arange(6)
-    ((_, whole),) = coupling.shuffles(3, 40, 8, 2, present)
-    monkeypatch.setattr(coupling, "KEYS", 16 * 7)
-    parts = list(coupling.shuffles(3, 40, 8, 2, present))
+    ((_, whole),) = correlation.shuffles(3, 40, 8, 2, present)
+    monkeypatch.setattr(correlation, "KEYS", 16 * 7)
+    parts = list(correlation.shuffles(3, 40, 8, 2, present))
     assert [first for first, _ in parts] == [0, 7, 14, 21, 28, 35]
     np.testing.assert_array_equal(np.concatenate([part for _, part in parts]), whole)
 
@@ -133,9 +145,9 @@ def test_the_null_keeps_what_ties_the_two_ways() -> None:
     rng = np.random.default_rng(8)
     data, lengths = [], np.full(24, 20)
     for _ in range(200):
-        found = coupling.correlate(steps_of(autoregressive(rng, lengths, 2), lengths), [0], [1, 2], 19, 2, rng)
+        found = correlation.correlate(steps_of(autoregressive(rng, lengths, 2), lengths), [0], [1, 2], 19, 2, rng)
         data.append(found["correlation"][0])
-    null = coupling.correlate(steps_of(autoregressive(rng, lengths, 2), lengths), [0], [1, 2], 999, 2, rng)["null"][
+    null = correlation.correlate(steps_of(autoregressive(rng, lengths, 2), lengths), [0], [1, 2], 999, 2, rng)["null"][
         :, 0
     ]
 
@@ -151,7 +163,7 @@ def test_variance_of_a_sum_is_bartlett_s() -> None:
     counts = np.repeat([12, 6], 1500)
     for series in (x, y):
         series[1500:, 6:] = 0
-    variance = coupling.sum_variance(x[:, :, None], y[:, :, None], counts)[:, 0, 0]
+    variance = correlation.sum_variance(x[:, :, None], y[:, :, None], counts)[:, 0, 0]
     for m in (1, 3, 6, 12):
         assert variance[m - 1] == pytest.approx(((x * y)[:1500, :m].sum(1) ** 2).mean(), rel=0.15)
     assert variance[11] > 5 * 12  # far from the 12 of steps that are news
@@ -180,7 +192,7 @@ def test_unrelated_directions_are_not_called_correlated(equal: bool) -> None:
     observed, null = [], []
     for _ in range(60):
         lengths = np.full(16, 20) if equal else rng.integers(6, 40, size=16)
-        found = coupling.correlate(steps_of(autoregressive(rng, lengths, 5), lengths), [0], [2], 199, 2, rng)
+        found = correlation.correlate(steps_of(autoregressive(rng, lengths, 5), lengths), [0], [2], 199, 2, rng)
         off = ~np.eye(5, dtype=bool)
         p, r, n = found["p"][0, 0][off], found["correlation"][0, 0][off], found["pairs"][0, 0]
         hits, tests = hits + (p <= 0.05).sum(), tests + len(p)
@@ -197,7 +209,7 @@ def test_a_lagged_effect_is_found_at_its_lag_and_direction() -> None:
     lengths = np.full(20, 20)
     c = rng.normal(size=(400, 3))
     c[2:, 1] += 0.8 * c[:-2, 0]
-    found = coupling.correlate(steps_of(c, lengths), [0], [1, 2], 999, 200, rng)
+    found = correlation.correlate(steps_of(c, lengths), [0], [1, 2], 999, 200, rng)
     assert found["p"][0, 1, 0, 1] <= 0.002 and found["correlation"][0, 1, 0, 1] > 0.4
     assert (np.delete(found["p"][0].ravel(), 9 + 1) > 0.002).all()
     low, high = found["ends"][:, 0, 1, 0, 1]
@@ -208,15 +220,15 @@ def test_a_behaviour_of_few_episodes_is_left_out() -> None:
     rng = np.random.default_rng(4)
     steps = steps_of(rng.normal(size=(60, 2)), np.full(6, 10))
     steps = steps._replace(label_N=(steps.unit_N < 2).astype(np.int64))
-    found = coupling.correlate(steps, [0, 1], [1], 99, 5, rng)  # 4! = 24 pairings can tell at 0.05, 2! cannot
+    found = correlation.correlate(steps, [0, 1], [1], 99, 5, rng)  # 4! = 24 pairings can tell at 0.05, 2! cannot
     assert found["episodes"].tolist() == [[4], [2]]
     assert np.isfinite(found["p"][0]).all() and np.isnan(found["p"][1]).all()
     with pytest.raises(UserError, match=r"correlations: at most 4, .* --alpha 0.01 needs 5"):
-        coupling.correlate(steps, [0, 1], [1], 99, 5, rng, alpha=0.01)
+        correlation.correlate(steps, [0, 1], [1], 99, 5, rng, alpha=0.01)
     # Rollouts from one and the same real episode are one unit, however many they are.
     steps = steps._replace(label_N=np.zeros(60, np.int64), unit_N=steps.unit_N // 2)
     with pytest.raises(UserError, match="at most 3, .* needs 4"):
-        coupling.correlate(steps, [0], [1], 99, 5, rng)
+        correlation.correlate(steps, [0], [1], 99, 5, rng)
 
 
 # Jacobian
@@ -225,8 +237,8 @@ def test_a_behaviour_of_few_episodes_is_left_out() -> None:
 def test_effects_through_the_world_are_the_closed_form_of_enumerated_actions(planted: PlantedSimulator) -> None:
     known = truth(dtype=torch.float64)
     z, step = planted_latents(6), 5
-    played = coupling.replay(planted, z, 6)
-    state = coupling.gather_states(played.states, np.arange(6), np.full(6, step - max(LAGS)))
+    played = jacobian.replay(planted, z, 6)
+    state = jacobian.gather_states(played.states, np.arange(6), np.full(6, step - max(LAGS)))
     got = jacobians(planted, state, known.basis, LAGS, 8)
     path = planted.rollout(z, step)
     c = known.basis.project(path.h).numpy()
@@ -251,9 +263,9 @@ def test_a_simulator_s_answer_between_actions_moves_only_the_straight_through_nu
     steps = steps_of(known.basis.project(h.flatten(0, 1)).numpy(), np.full(16, 9))
     results, exact = [], config(permutations=1999)
     for simulator in (one, two):
-        planned = coupling.plan(simulator, z, steps, h.flatten(0, 1).numpy(), [0], exact)
-        found = coupling.couple(simulator, planned, steps, known.basis, [0], exact)
-        results.append(coupling.assemble(found, [0], {}, exact))
+        planned = estimates.plan(simulator, z, steps, h.flatten(0, 1).numpy(), [0], exact)
+        found = estimates.couple(simulator, planned, steps, known.basis, [0], exact)
+        results.append(tables.assemble(found, [0], {}, exact))
     a, b = (r.arrays for r in results)
     world = a["jacobian_through_world"]
     assert world[0, 0, 0, 1] > 0.05 and a["q_jacobian_through_world"][0, 0, 0, 1] <= 0.05  # driver -> pushed
@@ -271,8 +283,8 @@ def test_a_simulator_s_answer_between_actions_moves_only_the_straight_through_nu
 def test_jacobian_is_the_closed_form_of_the_planted_world(planted: PlantedSimulator, env_grads: bool) -> None:
     known = truth(dtype=torch.float64)
     z, step = planted_latents(6), 5
-    played = coupling.replay(planted, z, 6)
-    state = coupling.gather_states(played.states, np.arange(6), np.full(6, step - max(LAGS)))
+    played = jacobian.replay(planted, z, 6)
+    state = jacobian.gather_states(played.states, np.arange(6), np.full(6, step - max(LAGS)))
     got = jacobians(planted, state, known.basis, LAGS, 8)["straight_through" if env_grads else "direct"]
     p = planted.rollout(z, step).logits.softmax(-1).numpy()
     for b in range(6):
@@ -295,8 +307,8 @@ def test_jacobian_is_the_finite_difference(
         monkeypatch.setattr("envs.planted.straight_through", lambda x, noise=None: (x.argmax(-1), x.softmax(-1)))
     else:
         forced = planted.rollout(z, step).action
-    played = coupling.replay(planted, z, 6)
-    state = coupling.gather_states(played.states, np.arange(3), np.full(3, step - max(LAGS)))
+    played = jacobian.replay(planted, z, 6)
+    state = jacobian.gather_states(played.states, np.arange(3), np.full(3, step - max(LAGS)))
     got = jacobians(planted, state, basis, LAGS, 4)["straight_through" if env_grads else "direct"]
     for at, lag in enumerate(LAGS):
         for i in range(4):
@@ -315,8 +327,8 @@ def test_jacobian_of_the_agent_alone_is_the_product_of_its_cells(learned: RSSMSi
     g = torch.Generator().manual_seed(1)
     z, basis, step = torch.randn(3, 6, generator=g, dtype=torch.float64), basis_of(5, 3), 5
     path = learned.rollout(z, step)
-    played = coupling.replay(learned, z, step + 1)
-    state = coupling.gather_states(played.states, np.arange(3), np.full(3, step - max(LAGS)))
+    played = jacobian.replay(learned, z, step + 1)
+    state = jacobian.gather_states(played.states, np.arange(3), np.full(3, step - max(LAGS)))
     found = jacobians(learned, state, basis, LAGS, 3)
     got = found["direct"]
     for b in range(3):
@@ -330,7 +342,7 @@ def test_jacobian_of_the_agent_alone_is_the_product_of_its_cells(learned: RSSMSi
             expected = (basis.lift_change(torch.eye(3, dtype=torch.float64)) @ whole.T / basis.std_H) @ basis.project_HK
             torch.testing.assert_close(got[b, at], expected, rtol=1e-8, atol=1e-12)
     assert not torch.allclose(found["straight_through"][:, 1:], got[:, 1:], rtol=1e-6, atol=0)
-    one = jacobians(learned, coupling.rows_of(state, slice(1, 2)), basis, LAGS, 3)
+    one = jacobians(learned, gradients.rows_of(state, slice(1, 2)), basis, LAGS, 3)
     for name, x in found.items():
         torch.testing.assert_close(one[name][0], x[1], rtol=1e-8, atol=1e-12)
 
@@ -338,10 +350,10 @@ def test_jacobian_of_the_agent_alone_is_the_product_of_its_cells(learned: RSSMSi
 def test_gathered_states_go_on_as_their_rollouts_did(learned: RSSMSimulator) -> None:
     g = torch.Generator().manual_seed(1)
     z = torch.randn(4, 6, generator=g, dtype=torch.float64)
-    played = coupling.replay(learned, z, 8)
+    played = jacobian.replay(learned, z, 8)
     torch.testing.assert_close(played.h_ETH, learned.rollout(z, 7).h)
     episode, step = np.array([3, 0, 2, 2]), np.array([1, 4, 2, 5])
-    _, outs = coupling.unroll(learned, coupling.gather_states(played.states, episode, step), 3)
+    _, outs = gradients.unroll(learned, jacobian.gather_states(played.states, episode, step), 3)
     for n in range(4):
         for k in range(3):
             torch.testing.assert_close(outs[k].h_BH[n], played.h_ETH[episode[n], step[n] + k])
@@ -351,17 +363,17 @@ def test_samples_are_spread_over_episodes() -> None:
     unit = np.repeat([7, 8, 9], [10, 2, 1])
     rng = np.random.default_rng(0)
     for _ in range(20):
-        assert sorted(unit[coupling.spread_over_episodes(np.arange(13), unit, 3, rng)]) == [7, 8, 9]
-        assert sorted(unit[coupling.spread_over_episodes(np.arange(13), unit, 6, rng)]) == [7, 7, 7, 8, 8, 9]
-    assert coupling.spread_over_episodes(np.arange(13), unit, 50, rng).tolist() == list(range(13))
-    assert set(coupling.spread_over_episodes(np.array([1, 5]), unit, 1, rng)) <= {1, 5}
+        assert sorted(unit[units.spread_over_episodes(np.arange(13), unit, 3, rng)]) == [7, 8, 9]
+        assert sorted(unit[units.spread_over_episodes(np.arange(13), unit, 6, rng)]) == [7, 7, 7, 8, 8, 9]
+    assert units.spread_over_episodes(np.arange(13), unit, 50, rng).tolist() == list(range(13))
+    assert set(units.spread_over_episodes(np.array([1, 5]), unit, 1, rng)) <= {1, 5}
 
 
 def test_memory_bounds_the_batch(learned: RSSMSimulator) -> None:
-    state = coupling.replay(learned, torch.zeros(1, 6, dtype=torch.float64), 3).states[2]
-    sizes = [coupling.rows_that_fit(learned, state, 4, size) for size in (1e12, 1e8, 1e7, 1.0)]
-    assert coupling.MOST_ROWS == sizes[0] > sizes[1] > sizes[2] > sizes[3] == 1
-    assert coupling.rows_that_fit(learned, state, 8, 1e8) < sizes[1]
+    state = jacobian.replay(learned, torch.zeros(1, 6, dtype=torch.float64), 3).states[2]
+    sizes = [jacobian.rows_that_fit(learned, state, 4, size) for size in (1e12, 1e8, 1e7, 1.0)]
+    assert jacobian.MOST_ROWS == sizes[0] > sizes[1] > sizes[2] > sizes[3] == 1
+    assert jacobian.rows_that_fit(learned, state, 8, 1e8) < sizes[1]
 
 
 def test_mean_effects_keep_their_level_and_count_episodes() -> None:
@@ -369,13 +381,13 @@ def test_mean_effects_keep_their_level_and_count_episodes() -> None:
     unit = np.repeat(np.arange(12), 4)
     of_unit = rng.normal(size=(12, 400)) * rng.choice([0.1, 3.0], size=(12, 1))
     effect = np.repeat(of_unit, 4, 0) + 0.01 * rng.normal(size=(48, 400))
-    found = coupling.mean_effect(effect, unit, 999, rng)
+    found = estimates.mean_effect(effect, unit, 999, rng)
     np.testing.assert_allclose(found.mean_X, effect.mean(0))
     assert (found.p_X < 0.05).mean() < 0.085  # 400 columns: standard error 0.011; few differ, which makes it careful
     low, high = found.ends_2X
     assert ((low < 0) & (high > 0)).mean() > 0.92
-    assert (coupling.mean_effect(effect + 6.0, unit, 999, rng).p_X < 0.05).mean() > 0.95
-    nothing = coupling.mean_effect(np.zeros((48, 2)), unit, 99, rng)
+    assert (estimates.mean_effect(effect + 6.0, unit, 999, rng).p_X < 0.05).mean() > 0.95
+    nothing = estimates.mean_effect(np.zeros((48, 2)), unit, 99, rng)
     assert (nothing.p_X == 1).all() and (nothing.ends_2X == 0).all()
 
 
@@ -383,7 +395,7 @@ def test_skewed_effects_keep_their_level() -> None:
     """By flipping signs 0.17 of these are significant."""
     rng = np.random.default_rng(6)
     effect = rng.lognormal(size=(32, 1500)) - np.exp(0.5)
-    found = coupling.mean_effect(effect, np.arange(32), 499, rng)
+    found = estimates.mean_effect(effect, np.arange(32), 499, rng)
     assert (found.p_X <= 0.05).mean() < 0.07
 
 
@@ -391,9 +403,9 @@ def test_p_of_few_episodes_says_no_more_than_they_can() -> None:
     """All of one sign, 6 episodes: 2 of the 64 patterns of signs reach it, whatever the draws."""
     effect, unit = np.repeat(np.linspace(3, 4, 6), 2)[:, None], np.repeat(np.arange(6), 2)
     for seed in range(5):
-        assert coupling.mean_effect(effect, unit, 99, np.random.default_rng(seed)).p_X[0] == 2 / 64
-    assert coupling.mean_effect(effect[:10], unit[:10], 99, np.random.default_rng(0)).p_X[0] == 2 / 32 > 0.05
-    many = coupling.mean_effect(np.ones((40, 1)), np.arange(40), 99, np.random.default_rng(0))
+        assert estimates.mean_effect(effect, unit, 99, np.random.default_rng(seed)).p_X[0] == 2 / 64
+    assert estimates.mean_effect(effect[:10], unit[:10], 99, np.random.default_rng(0)).p_X[0] == 2 / 32 > 0.05
+    many = estimates.mean_effect(np.ones((40, 1)), np.arange(40), 99, np.random.default_rng(0))
     assert many.p_X[0] == 1 / 100
 
 
@@ -406,7 +418,7 @@ def test_interval_of_a_lagged_correlation_covers(n: int, record_property: Callab
         x, noise = (autoregressive(rng, lengths, 2).T for _ in range(2))
         c = np.stack([x[0], np.r_[0, 0.6 * x[0][:-1]] + 0.8 * noise[0]], 1)
         index = steps_of(c, lengths)
-        found = coupling.correlate(index, [0], [1], 19, 999, rng)
+        found = correlation.correlate(index, [0], [1], 19, 999, rng)
         low, high = found["ends"][:, 0, 0, 0, 1]
         assert low <= found["correlation"][0, 0, 0, 1] <= high
         hits.append(low <= 0.6 <= high)
@@ -422,7 +434,7 @@ def config(permutations: int = 499, **options: object) -> CouplingConfig:
 
 
 @pytest.fixture(scope="module")
-def planted_coupling(planted: PlantedSimulator) -> coupling.Coupling:
+def planted_coupling(planted: PlantedSimulator) -> estimates.Coupling:
     known, z = truth(dtype=torch.float64), planted_latents(24)
     h = planted.rollout(z, 12).h.flatten(0, 1).numpy()
     sampled = steps_of(known.basis.project(torch.from_numpy(h)).numpy(), np.full(24, 13))
@@ -430,14 +442,14 @@ def planted_coupling(planted: PlantedSimulator) -> coupling.Coupling:
     lengths = np.array([e.steps for e in real])
     h_real = np.concatenate([e.h[: e.steps] for e in real])
     observed = steps_of(known.basis.project(torch.from_numpy(h_real).double()).numpy(), lengths)
-    planned = coupling.plan(planted, z, sampled, h, [0], config())
-    return coupling.couple(planted, planned, observed, known.basis, [0], config())
+    planned = estimates.plan(planted, z, sampled, h, [0], config())
+    return estimates.couple(planted, planned, observed, known.basis, [0], config())
 
 
-def test_the_jacobian_clears_what_correlation_accuses(planted_coupling: coupling.Coupling) -> None:
+def test_the_jacobian_clears_what_correlation_accuses(planted_coupling: estimates.Coupling) -> None:
     """Nuisance and memory share a cause: correlated beyond doubt, and the Jacobian is none."""
     known = truth()
-    result = coupling.assemble(planted_coupling, [0], {0: "all"}, config())
+    result = tables.assemble(planted_coupling, [0], {0: "all"}, config())
     a = result.arrays
     assert a["q_correlation"][0, 0, NUISANCE, MEMORY] < 0.05
     assert a["jacobian"][0, 0, NUISANCE, MEMORY] == 0 and a["q_jacobian"][0, 0, NUISANCE, MEMORY] == 1
@@ -452,12 +464,12 @@ def test_the_jacobian_clears_what_correlation_accuses(planted_coupling: coupling
     assert result.notes["actions"] == [["left"], ["wait"], ["right"]]
 
 
-def test_all_three_paths_are_compared_with_the_correlation(planted_coupling: coupling.Coupling) -> None:
-    result = coupling.assemble(planted_coupling, [0], {}, config())
+def test_all_three_paths_are_compared_with_the_correlation(planted_coupling: estimates.Coupling) -> None:
+    result = tables.assemble(planted_coupling, [0], {}, config())
     a = result.arrays
     np.testing.assert_allclose(a["jacobian"], a["jacobian_agent_only"] + a["jacobian_through_world"], atol=1e-12)
     off = ~np.eye(8, dtype=bool)
-    for path in coupling.PATHS:
+    for path in PATHS:
         both = (a[f"q_jacobian{path}"] <= 0.05) & (a["q_correlation"] <= 0.05) & off
         share = (np.sign(a[f"jacobian{path}"]) == np.sign(a["correlation"]))[both].mean()
         scalar = result.scalars[f"sign_agreement{path}"]
@@ -470,21 +482,21 @@ def test_all_three_paths_are_compared_with_the_correlation(planted_coupling: cou
 
 def test_gradients_that_explode_are_refused(planted: PlantedSimulator, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, h, z = small_study(planted, 12, 0)
-    planned = coupling.plan(planted, z, steps, h, [0], config())
-    right = coupling.jacobians
+    planned = estimates.plan(planted, z, steps, h, [0], config())
+    right = jacobian.jacobians
 
     def broken(*a: object) -> dict[str, Tensor]:
         found = right(*a)  # type: ignore[arg-type]
         found["straight_through"][2, 0, 1, 1] = torch.inf
         return found
 
-    monkeypatch.setattr(coupling, "jacobians", broken)
+    monkeypatch.setattr(estimates, "jacobians", broken)
     with pytest.raises(UserError, match=r"1 of 24 Jacobians are NaN or infinite: .* use shorter --lags"):
-        coupling.couple(planted, planned, steps, truth(dtype=torch.float64).basis, [0], config())
+        estimates.couple(planted, planned, steps, truth(dtype=torch.float64).basis, [0], config())
 
 
-def test_edges_read_as_sentences(planted_coupling: coupling.Coupling) -> None:
-    result = coupling.assemble(planted_coupling, [0], {}, config())
+def test_edges_read_as_sentences(planted_coupling: estimates.Coupling) -> None:
+    result = tables.assemble(planted_coupling, [0], {}, config())
     edges = result.tables["edges"]
     a = result.arrays
     shown = (a["q_jacobian"] <= 0.05) & ((a["jacobian_low"] > 0) | (a["jacobian_high"] < 0))
@@ -501,9 +513,9 @@ def test_a_replay_that_differs_is_refused(planted: PlantedSimulator) -> None:
     h = planted.rollout(z, 6).h.flatten(0, 1).numpy()
     steps = steps_of(basis.project(torch.from_numpy(h)).numpy(), np.full(6, 7))
     with pytest.raises(UserError, match="0% of the sampled steps come out again"):
-        coupling.plan(planted, z, steps, h + 1, [0], config())
+        estimates.plan(planted, z, steps, h + 1, [0], config())
     with pytest.raises(UserError, match="too short"):
-        coupling.plan(planted, z, steps, h, [0], CouplingConfig(lags=(9,)))
+        estimates.plan(planted, z, steps, h, [0], CouplingConfig(lags=(9,)))
 
 
 def small_study(planted: PlantedSimulator, episodes: int, behaviour_1: int) -> tuple[Labelled, np.ndarray, Tensor]:
@@ -518,19 +530,19 @@ def small_study(planted: PlantedSimulator, episodes: int, behaviour_1: int) -> t
 def test_behaviours_of_too_few_episodes_are_named_with_what_they_need(planted: PlantedSimulator) -> None:
     basis = truth(dtype=torch.float64).basis
     steps, h, z = small_study(planted, 13, 5)
-    planned = coupling.plan(planted, z, steps, h, [0, 1], config())
-    found = coupling.couple(planted, planned, steps, basis, [0, 1], config())
+    planned = estimates.plan(planted, z, steps, h, [0, 1], config())
+    found = estimates.couple(planted, planned, steps, basis, [0, 1], config())
     assert found.sample_episodes.tolist() == [8, 5]
     # 5 episodes have 2^4 patterns: no p below 0.0625, so no number at all; 5! pairings do for the correlation.
     assert np.isfinite(found.p_jacobian[""][0]).all() and np.isnan(found.p_jacobian[""][1]).all()
     assert np.isnan(found.jacobian[""][1]).all() and np.isfinite(found.p_correlation).all()
-    result = coupling.assemble(found, [0, 1], {}, config())
+    result = tables.assemble(found, [0, 1], {}, config())
     assert result.notes["left_out"] == ["behaviour 1 has Jacobians from 5 episodes, 6 are needed"]
     assert {row["behaviour"] for row in result.tables["edges"]} <= {0}
     strict = config(alpha=0.01)
-    assert coupling.untested(found, [0, 1], strict) == ["behaviour 1 has Jacobians from 5 episodes, 8 are needed"]
+    assert tables.untested(found, [0, 1], strict) == ["behaviour 1 has Jacobians from 5 episodes, 8 are needed"]
     few = found._replace(pair_episodes=np.array([[8, 3], [5, 2]]))
-    assert coupling.untested(few, [4, 7], config())[0] == (
+    assert tables.untested(few, [4, 7], config())[0] == (
         "behaviour 4 has time pairs from few episodes (3 at lag 2), 4 are needed"
     )
 
@@ -538,25 +550,25 @@ def test_behaviours_of_too_few_episodes_are_named_with_what_they_need(planted: P
 def test_too_few_episodes_or_permutations_for_any_test_are_refused(planted: PlantedSimulator) -> None:
     steps, h, z = small_study(planted, 8, 3)
     with pytest.raises(UserError, match=r"enough episodes for its Jacobians: at most 5, .* --alpha 0.05 needs 6"):
-        coupling.plan(planted, z, steps, h, [0, 1], config())
+        estimates.plan(planted, z, steps, h, [0, 1], config())
     # Eight rollouts, but from four real episodes.
     shared = steps._replace(label_N=np.zeros(56, np.int64), unit_N=steps.unit_N // 2)
     with pytest.raises(UserError, match="at most 4, .* needs 6"):
-        coupling.plan(planted, z, shared, h, [0], config())
+        estimates.plan(planted, z, shared, h, [0], config())
     steps = steps._replace(label_N=np.zeros(56, np.int64))
-    planned = coupling.plan(planted, z, steps, h, [0], config())
+    planned = estimates.plan(planted, z, steps, h, [0], config())
     with pytest.raises(UserError, match="499 permutations are too few at level 0.001: .* use at least 999"):
-        coupling.couple(planted, planned, steps, truth(dtype=torch.float64).basis, [0], config(alpha=0.001))
+        estimates.couple(planted, planned, steps, truth(dtype=torch.float64).basis, [0], config(alpha=0.001))
 
 
-def test_what_no_entry_alone_could_reach_is_said(planted_coupling: coupling.Coupling) -> None:
+def test_what_no_entry_alone_could_reach_is_said(planted_coupling: estimates.Coupling) -> None:
     """128 tests: 1/500 * 128 > 0.05, so it takes 6 entries at the smallest p; 2559 permutations lift that."""
-    said = coupling.resolution(planted_coupling, config())
+    said = tables.resolution(planted_coupling, config())
     assert len(said) == 2 and said[0].startswith("128 Jacobians are tested together and p is never below 0.002: at ")
     assert "at least 6 must reach" in said[0] and "--permutations 2559," in said[0]
-    assert coupling.resolution(planted_coupling, CouplingConfig(lags=(1, 2), permutations=2559)) == []
+    assert tables.resolution(planted_coupling, CouplingConfig(lags=(1, 2), permutations=2559)) == []
     few = planted_coupling._replace(sample_episodes=np.array([8]))
-    (sentence,) = coupling.resolution(few, CouplingConfig(lags=(1, 2), permutations=2559))
+    (sentence,) = tables.resolution(few, CouplingConfig(lags=(1, 2), permutations=2559))
     assert "p is never below 0.0078" in sentence and "could with 13 episodes of a behaviour, or" in sentence
     # The promise, kept: one entry at the smallest p does not count, six do.
     for count, counted in ((5, False), (6, True)):
@@ -564,13 +576,13 @@ def test_what_no_entry_alone_could_reach_is_said(planted_coupling: coupling.Coup
         assert (benjamini_hochberg(p).min() <= 0.05) == counted
 
 
-def agreement_of(j: np.ndarray, r: np.ndarray, rng: np.random.Generator) -> coupling.Agreement:
+def agreement_of(j: np.ndarray, r: np.ndarray, rng: np.random.Generator) -> agreement.Agreement:
     null = rng.normal(size=(199, *j.shape)).astype(np.float32)
     counts = np.full((1, 1), 20)
-    found = coupling.Coupling(
+    found = estimates.Coupling(
         r, r, null, r, {"": j}, {"": j}, {"": j}, {"": j}, counts, counts, np.array([20]), np.array([20]), 0.0, (),
     )  # fmt: skip
-    return coupling.agreement(found, np.abs(j) > 0.1, "sign_agreement")
+    return agreement.agreement(found, np.abs(j) > 0.1, "sign_agreement")
 
 
 def test_agreement_is_told_from_chance() -> None:
@@ -586,8 +598,8 @@ def test_agreement_is_told_from_chance() -> None:
 
 def test_magnitudes_are_compared_without_their_signs() -> None:
     j = np.array([1.0, -2.0, 3.0, -4.0])
-    assert coupling.MEASURES["magnitude_rank_correlation"][0](j, np.array([-0.1, 0.2, 0.3, 0.4])) == pytest.approx(1)
-    assert coupling.MEASURES["magnitude_rank_correlation"][0](j, -1 / j) == pytest.approx(-1)
+    assert agreement.MEASURES["magnitude_rank_correlation"][0](j, np.array([-0.1, 0.2, 0.3, 0.4])) == pytest.approx(1)
+    assert agreement.MEASURES["magnitude_rank_correlation"][0](j, -1 / j) == pytest.approx(-1)
 
 
 def test_labels_go_to_their_steps() -> None:
@@ -595,14 +607,14 @@ def test_labels_go_to_their_steps() -> None:
     known = Behaviours(
         {"sim": np.array([3, 4])}, {"sim": np.array([(1, 0), (0, 1)])}, np.zeros(0), {3: "a", 4: "b"}, "x"
     )
-    assert coupling.behaviour_labels(index, known, "sim").tolist() == [-1, 4, 3, -1]
-    assert coupling.behaviour_labels(index, None, "sim").tolist() == [0, 0, 0, 0]
+    assert labels.behaviour_labels(index, known, "sim").tolist() == [-1, 4, 3, -1]
+    assert labels.behaviour_labels(index, None, "sim").tolist() == [0, 0, 0, 0]
     with pytest.raises(UserError, match="no labels of real rollouts"):
-        coupling.behaviour_labels(index, known, "real")
+        labels.behaviour_labels(index, known, "real")
 
 
-def test_matrices_are_drawn_with_their_significance(planted_coupling: coupling.Coupling) -> None:
-    result = coupling.assemble(planted_coupling, [0], {0: "walking"}, config())
+def test_matrices_are_drawn_with_their_significance(planted_coupling: estimates.Coupling) -> None:
+    result = tables.assemble(planted_coupling, [0], {0: "walking"}, config())
     figure = coupling_figures.draw_matrices(result, 0)
     assert "walking" in figure.get_suptitle()
     axes = [axis for axis in figure.axes if axis.get_title()]

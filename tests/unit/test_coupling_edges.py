@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis import coupling_figures
-from analysis.coupling_edges import MOST, beyond_zero, drawn, edges, label, page, strongest_pairs
+from analysis.coupling import figures as coupling_figures
+from analysis.coupling.edges import MOST, beyond_zero, drawn, edges, label, page, strongest_pairs
 from core.artefacts import Result
 
 ALPHA = 0.05

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.dendrogram import Tree, colours, layout, page, span
+from analysis.activations.dendrogram import Tree, colours, layout, page, span
 from core.artefacts import Result
 from core.contracts import UserError
 from core.pages import NOISE, label_colours

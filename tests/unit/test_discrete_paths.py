@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from agents.recurrent import AgentConfig, RecurrentAgent
-from analysis.discrete_paths import along_memory, forced_changes, policy_slopes, through_world
-from analysis.gradients import rows_of, unroll
+from analysis.coupling.discrete_paths import along_memory, forced_changes, policy_slopes, through_world
+from analysis.shared.gradients import rows_of, unroll
 from core.contracts import EnvSpec, Field, SimState, Simulator, StepNoise, StepOut
 from core.interventions import AddVector, AtSteps
 from envs.planted import PlantedOptions, PlantedSimulator, TwinSimulator

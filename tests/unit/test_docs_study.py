@@ -6,7 +6,8 @@ import torch
 
 from core import config as cli
 from core.directions import Basis
-from validation.interventions import InterventionsConfig, check, parse_study
+from validation.interventions.__main__ import InterventionsConfig, check
+from validation.interventions.options import parse_study
 
 STUDY = Path(__file__).parents[2] / "docs" / "study.json"
 ACTIONS = (

@@ -10,27 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from analysis.directions import neuron_basis
-from analysis.dynamics import (
-    DynamicsConfig,
-    Recorded,
-    Still,
-    along,
-    analyse,
-    attractor,
-    distinct,
-    draw_eigenvalues,
-    lyapunov,
-    modes,
-    period,
-    persistence,
-    put_exponents,
-    search,
-    settle,
-    stability,
-    step_and_jacobian,
-    time_constant,
-)
+from analysis.dynamics.config import DynamicsConfig
+from analysis.dynamics.figures import draw_eigenvalues
+from analysis.dynamics.fixed_points import distinct, search, settle, step_and_jacobian
+from analysis.dynamics.inputs import Recorded, Still
+from analysis.dynamics.lyapunov import lyapunov
+from analysis.dynamics.modes import attractor, modes, period, persistence, stability, time_constant
+from analysis.dynamics.tables import along, analyse, put_exponents
+from analysis.shared.directions import neuron_basis
 from core.artefacts import Result
 from core.contracts import UserError
 

@@ -14,26 +14,12 @@ from envs.planted import PlantedOptions, PlantedSimulator, record_planted
 from envs.procgen import ProcgenEnv, ProcgenOptions
 from generative.rssm import ModelConfig
 from generative.simulator import RSSMSimulator
-from validation import fidelity_figures as figures
-from validation.fidelity import (
-    Paired,
-    check_world,
-    choose_starts,
-    compare,
-    directions_of,
-    forecasts,
-    in_effect,
-    lives,
-    pair,
-    softmax,
-    stretches,
-)
-from validation.measures import (
-    psnr,
-    ssim,
-    total_variation,
-    wasserstein,
-)
+from validation.fidelity import figures
+from validation.fidelity.__main__ import directions_of
+from validation.fidelity.checks import check_world
+from validation.fidelity.measures import psnr, ssim, total_variation, wasserstein
+from validation.fidelity.pairing import Paired, choose_starts, pair
+from validation.fidelity.tables import compare, forecasts, in_effect, lives, softmax, stretches
 
 STILL = PlantedOptions(noise=0.0, hazard=0.05)  # the world without noise is the modal simulator itself
 HORIZON = 6

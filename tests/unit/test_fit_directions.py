@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from analysis import directions
-from analysis.directions import fit_ica, fit_nmf, fit_pca, icasso, neuron_basis, random_basis, state_rank
+from analysis.shared import directions
+from analysis.shared.directions import fit_ica, fit_nmf, fit_pca, icasso, neuron_basis, random_basis, state_rank
 from core.contracts import UserError
 from core.directions import Basis
 

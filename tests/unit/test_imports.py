@@ -1,4 +1,4 @@
-"""The import direction of DESIGN §2, read from the source; and importing does nothing."""
+"""Who imports whom, read from the source: rooms point one way, nobody opens another's door; importing does nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -64,13 +65,120 @@ def test_imports_point_downwards() -> None:
         ("core/x.py", "from envs.procgen import ProcgenEnv", True),
         ("envs/x.py", "def f():\n    import agents.ppo", True),
         ("agents/x.py", "from core import stats", False),
-        ("generative/x.py", "from analysis.directions import fit_pca", True),
+        ("generative/x.py", "from analysis.shared.directions import fit_pca", True),
         ("validation/x.py", "import analysis.coupling", False),
         ("analysis/x.py", "from . import directions", True),
     ],
 )
 def test_the_reader_itself_can_fail(name: str, source: str, bad: bool) -> None:
     assert bool(violations(name, source)) == bad
+
+
+STAGES = ("analysis", "validation")  # where a folder is a room of its own
+
+
+def dotted(path: Path) -> str:
+    """A module's name; a package's is that of its folder."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """{module: modules among these that it imports anywhere}."""
+    out: dict[str, set[str]] = {name: set() for name in sources}
+    for name, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                asked = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                whole = [f"{node.module}.{alias.name}" for alias in node.names]
+                asked = [one if one in sources else str(node.module) for one in whole]
+            else:
+                continue
+            out[name] |= {one for one in asked if one in sources} - {name}
+    return out
+
+
+def is_door(source: str) -> bool:
+    """Whether ``python -m`` runs it."""
+    return any(isinstance(n, ast.If) and "__name__" in ast.unparse(n.test) for n in ast.parse(source).body)
+
+
+def opened_doors(sources: Mapping[str, str]) -> list[str]:
+    """Imports of a module that is a command."""
+    found = arrows(sources)
+    return [f"{a} imports the door {b}" for a in found for b in sorted(found[a]) if is_door(sources[b])]
+
+
+def between_rooms(found: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """The arrows from room to room: a folder below analysis or validation, or a file that stands there by itself."""
+    out: dict[str, set[str]] = {}
+    for name, others in found.items():
+        room = ".".join(name.split(".")[:2])
+        out.setdefault(room, set()).update({".".join(one.split(".")[:2]) for one in others} - {room})
+    return out
+
+
+def circle(found: Mapping[str, set[str]]) -> list[str]:
+    """Names that import each other round and round; [] if there are none."""
+    done: set[str] = set()
+
+    def follow(name: str, way: list[str]) -> list[str]:
+        if name in way:
+            return [*way[way.index(name) :], name]
+        if name not in done:
+            for other in sorted(found.get(name, ())):
+                if ring := follow(other, [*way, name]):
+                    return ring
+            done.add(name)
+        return []
+
+    return next((ring for name in found if (ring := follow(name, []))), [])
+
+
+def stage_sources() -> dict[str, str]:
+    return {dotted(p): p.read_text() for p in modules() if p.relative_to(ROOT).parts[0] in STAGES}
+
+
+def test_no_stage_imports_the_door_of_another() -> None:
+    sources = stage_sources()
+    assert sum(map(is_door, sources.values())) > 20
+    assert not (wrong := opened_doors(sources)), "\n".join(wrong)
+
+
+def test_no_file_and_no_room_imports_itself_in_a_circle() -> None:
+    found = arrows(stage_sources())
+    assert sum(map(len, found.values())) > 100
+    assert not (ring := circle(found)), " -> ".join(ring)
+    assert not (ring := circle(between_rooms(found))), " -> ".join(ring)
+
+
+DOOR = 'if __name__ == "__main__":\n    run()'
+PLANTED = {
+    "analysis.a.__main__": f"from analysis.a import work\n{DOOR}",
+    "analysis.a.work": "import analysis.b.more",
+    "analysis.b": "",
+    "analysis.b.more": "def f():\n    from analysis.shared.ground import x",
+    "analysis.shared.ground": "",
+    "analysis.c": f"from analysis.b.more import f\n{DOOR}",
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "door", "of_files", "of_rooms"),
+    [
+        ({}, False, False, False),
+        ({"analysis.b.more": "from analysis.a.__main__ import main"}, True, True, True),
+        ({"analysis.b.more": "from analysis import c"}, True, True, True),
+        ({"analysis.shared.ground": "def f():\n    import analysis.b.more"}, False, True, True),
+        ({"analysis.a.rest": "", "analysis.b.more": "from analysis.a.rest import x"}, False, False, True),
+    ],
+)
+def test_the_reader_of_rooms_can_fail(changed: dict[str, str], door: bool, of_files: bool, of_rooms: bool) -> None:
+    sources = {**PLANTED, **changed}
+    found = arrows(sources)
+    assert bool(opened_doors(sources)) == door
+    assert bool(circle(found)) == of_files
+    assert bool(circle(between_rooms(found))) == of_rooms
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -104,7 +212,7 @@ print(json.dumps({"heavy": found, "changed": [i for i, (a, b) in enumerate(zip(b
 
 def test_importing_does_nothing() -> None:
     """No heavy stack, no chdir, no warning filter, no seeding, no output: every module in one fresh process."""
-    names = [".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for p in modules()]
+    names = [dotted(p) for p in modules()]
     done = subprocess.run(
         [sys.executable, "-c", PROBE, json.dumps([names, HEAVY])], cwd=ROOT, capture_output=True, text=True
     )
@@ -117,7 +225,7 @@ def test_threads_of_every_stage_do_not_spin_while_they_wait() -> None:
     """Every stage starts from the shell; OpenMP, which reads its policy once, when torch is loaded, says it."""
     stages = [p for p in modules() if '__name__ == "__main__"' in p.read_text()]
     commands = [[s] for s in SCRIPTS]
-    commands += [["-m", ".".join(p.relative_to(ROOT).with_suffix("").parts)] for p in stages]
+    commands += [["-m", dotted(p).removesuffix(".__main__")] for p in stages]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
 
     def start(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -158,4 +266,4 @@ def test_every_module_says_what_it_is() -> None:
 
 
 def test_no_junk_drawers() -> None:
-    assert not [p for p in modules() if p.stem in ("utils", "util", "common", "helpers", "misc")]
+    assert not [p for p in modules() if p.stem in ("utils", "util", "common", "helpers", "misc", "stage")]

@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.clusters import rotated_rows, time_bins, time_eta2
-from analysis.life import choose, events_of
-from analysis.life_phase import (
-    LifePhaseConfig,
+from analysis.lives.phase_config import LifePhaseConfig
+from analysis.lives.phases import (
     Moments,
     analyse,
     ends,
@@ -22,7 +20,9 @@ from analysis.life_phase import (
     sum_p,
     words,
 )
-from analysis.lives import Clusters
+from analysis.lives.recorded import Clusters
+from analysis.lives.timeline import choose, events_of
+from analysis.shared.clusters import rotated_rows, time_bins, time_eta2
 from core.contracts import UserError
 from core.pages import NOISE, UNLABELLED
 

@@ -12,8 +12,8 @@ from core import artefacts
 from core.artefacts import new_run, read_manifest
 from core.contracts import UserError
 from tests.conftest import write_agent, write_evaluation, write_simulator, write_study
-from validation.commands import STAGES
-from validation.lineage import agents_in, choose, trace
+from validation.report.commands import STAGES
+from validation.report.lineage import agents_in, choose, trace
 
 
 def _run(path: Path, stage: str, inputs: dict[str, Path]) -> Path:

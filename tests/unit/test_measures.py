@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from validation.measures import (
+from validation.fidelity.measures import (
     average_precision,
     brier_terms,
     calibration,

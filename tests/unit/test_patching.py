@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from agents.policies import kl_per_part
-from analysis.patching import ALL, Directions, Steps, check_alignment, joined, patch, pca_directions, table_of
-from analysis.patching_figures import draw
+from analysis.patching.directions import Directions, joined, pca_directions
+from analysis.patching.figures import draw
+from analysis.patching.patch import Steps, check_alignment, patch
+from analysis.patching.table import ALL, table_of
 from core.artefacts import Result
 from core.contracts import EnvSpec, Field, UserError
 

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from analysis.probe_fits import (
+from analysis.probes.__main__ import summary
+from analysis.probes.config import ProbesConfig
+from analysis.probes.rows import Rows
+from analysis.probes.scores import kind_of, probe, verdict
+from analysis.shared.probe_fits import (
     MlpOptions,
     auroc,
     exchanged_units,
@@ -18,7 +22,7 @@ from analysis.probe_fits import (
     partial_out,
     polynomial,
 )
-from analysis.probes import ProbesConfig, Rows, choose_unit, kind_of, probe, summary, verdict
+from analysis.shared.units import choose_unit
 from core.contracts import UserError
 from core.stats import least_units
 

@@ -8,7 +8,7 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from analysis.probe_fits import PENALTIES, FoldedRidge, exchanged, linear_probe
+from analysis.shared.probe_fits import PENALTIES, FoldedRidge, exchanged, linear_probe
 from core.contracts import UserError
 
 EPISODES, STEPS = 30, 20

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.proc_eval_result import COLUMNS, ELO, EVALUATION, Lives, load, metrics, ratings, tables
+from agents.nmmo_evaluate import STAGE as EVALUATION
+from analysis.lives.evaluations import COLUMNS, ELO, Lives, load, metrics, ratings, tables
 from core import artefacts
 from core.contracts import UserError
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -11,11 +12,25 @@ import torch
 from torch import Tensor
 
 from agents.recurrent import AgentConfig, RecurrentAgent
-from analysis import attributions, saliency, saliency_figures
-from analysis.attributions import randomised, rank_correlation
-from analysis.gradients import TOLERANCE, agent_gradients, compare_copies, each_copy, gradients, saved_bytes, unroll
-from analysis.quantities import Quantity, Reading, find_quantities
-from analysis.saliency import SaliencyConfig, parse_sample_ids
+from analysis.saliency import checks, explain, figures, randomisation
+from analysis.saliency.__main__ import parse_sample_ids
+from analysis.saliency.attributions import deeplift, explainer, integrated, latent, occlusion
+from analysis.saliency.config import SaliencyConfig
+from analysis.saliency.frame import Frame
+from analysis.saliency.randomisation import rank_correlation
+from analysis.shared import bases, strips
+from analysis.shared.gradients import (
+    TOLERANCE,
+    Gradients,
+    agent_gradients,
+    compare_copies,
+    each_copy,
+    gradients,
+    saved_bytes,
+    unroll,
+)
+from analysis.shared.quantities import Quantity, Reading, find_quantities
+from analysis.shared.randomised import randomised, randomised_world
 from core.contracts import EnvSpec, UserError
 from core.directions import Basis
 from core.figures import NEGATIVE, POSITIVE, rgb
@@ -112,7 +127,7 @@ def test_an_unknown_quantity_lists_those_that_exist() -> None:
     with pytest.raises(UserError, match="twice"):
         find_quantities(["value", "value"], SPEC, no_basis)
     with pytest.raises(UserError, match="needs --hidden_states"):
-        find_quantities(["direction_0"], SPEC, saliency.bases_in(None, "", torch.device("cpu")))
+        find_quantities(["direction_0"], SPEC, bases.bases_in(None, "", torch.device("cpu")))
     with pytest.raises(UserError, match="direction 3 does not exist: the ica basis has 0 to 2"):
         find_quantities(["ica_3"], SPEC, lambda kind: some_basis(5))
 
@@ -181,15 +196,15 @@ def test_several_quantities_and_samples_from_one_pass(learned: RSSMSimulator) ->
 def test_a_gradient_that_is_no_number_is_refused(planted: PlantedSimulator) -> None:
     quantities = find_quantities(["value"], planted.spec, no_basis)
     z, config = latents(planted), SaliencyConfig(steps=3, target_step=2, copies=1, noise=0.0, integrated_steps=0)
-    assert np.isfinite(saliency.explain(planted, z, [4, 5, 9], quantities, config).arrays["grad_h_value"]).all()
+    assert np.isfinite(explain.explain(planted, z, [4, 5, 9], quantities, config).arrays["grad_h_value"]).all()
     z[1] = torch.nan
     with pytest.raises(UserError, match=r"is NaN or infinite at sample 5 \(1 of 3 samples\)"):
-        saliency.explain(planted, z, [4, 5, 9], quantities, config)
+        explain.explain(planted, z, [4, 5, 9], quantities, config)
 
 
 def test_copies_are_averaged_sample_by_sample(learned: RSSMSimulator) -> None:
     z, quantities = latents(learned), all_quantities(5, SPEC)
-    noised = saliency.noised(learned, z, [4, 5, 6], 3, 1e-2, 0)
+    noised = explain.noised(learned, z, [4, 5, 6], 3, 1e-2, 0)
     actions = chosen(learned, z).repeat_interleave(3)
     mean = each_copy(learned, noised, actions, quantities, TARGET, steps=STEPS, copies=3)
     each = each_copy(learned, noised, actions, quantities, TARGET, steps=STEPS)
@@ -199,7 +214,7 @@ def test_copies_are_averaged_sample_by_sample(learned: RSSMSimulator) -> None:
         torch.testing.assert_close(a.y, b.y.unflatten(0, (3, 3)).mean(1))
 
 
-def largest_miss(mine: list[saliency.Gradients], exact: list[saliency.Gradients]) -> float:
+def largest_miss(mine: list[Gradients], exact: list[Gradients]) -> float:
     """The largest difference of frames' gradients, relative to the largest entry of each."""
     return max(
         ((a.obs["frames"] - b.obs["frames"]).flatten(1).abs().amax(1) / b.obs["frames"].flatten(1).abs().amax(1)).max()
@@ -212,7 +227,7 @@ def test_the_short_way_over_copies_is_the_long_one(learned: RSSMSimulator, env_g
     """One backward pass a sample against one a copy, in float32, at the noise that is the default."""
     simulator = copy.deepcopy(learned).float()
     z = latents(learned, 8).float()
-    noised = saliency.noised(simulator, z, range(8), 9, 1.25e-4, 0)
+    noised = explain.noised(simulator, z, range(8), 9, 1.25e-4, 0)
     quantities = find_quantities(["value", "action", "leftwards"], SPEC, no_basis)
     actions = chosen(simulator, z).repeat_interleave(9)
     options = {"steps": STEPS, "copies": 9, "env_grads": env_grads}
@@ -242,10 +257,10 @@ def test_where_the_copies_differ_much_the_long_way_is_taken(
     learned: RSSMSimulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Much noise: the check must find that the short way misses."""
-    from analysis import gradients as module
+    from analysis.shared import gradients as module
 
     z, quantities = latents(learned), all_quantities(5, SPEC)
-    noised = saliency.noised(learned, z, [4, 5, 6], 9, 0.2, 0)
+    noised = explain.noised(learned, z, [4, 5, 6], 9, 0.2, 0)
     actions = chosen(learned, z).repeat_interleave(9)
     options = {"steps": STEPS, "copies": 9}
     long = each_copy(learned, noised, actions, quantities, TARGET, **options)
@@ -258,7 +273,7 @@ def test_where_the_copies_differ_much_the_long_way_is_taken(
 def test_quantities_that_are_alike_do_not_hide_a_miss(learned: RSSMSimulator) -> None:
     """The check looks at sums of quantities: the misses of two that are the same must not cancel in it."""
     z, (value,) = latents(learned), find_quantities(["value"], SPEC, no_basis)
-    noised = saliency.noised(learned, z, [4, 5, 6], 9, 0.2, 0)
+    noised = explain.noised(learned, z, [4, 5, 6], 9, 0.2, 0)
     options = {"steps": STEPS, "copies": 9}
     for other in (value, Quantity("less", "return", lambda r: -r.value_B)):
         what = noised, chosen(learned, z).repeat_interleave(9), [value, other], TARGET
@@ -270,7 +285,7 @@ def test_a_direction_of_the_world_alone_over_noised_copies(learned: RSSMSimulato
     """Frames have no part in it where the world is cut, so that the world state itself must be checked."""
     z, basis = latents(learned), replace(some_basis(12), kind="pca", space="d")
     quantities = find_quantities(["d_pca_1"], SPEC, lambda kind: basis)
-    noised, actions = saliency.noised(learned, z, [4, 5, 6], 9, 0.2, 0), chosen(learned, z).repeat_interleave(9)
+    noised, actions = explain.noised(learned, z, [4, 5, 6], 9, 0.2, 0), chosen(learned, z).repeat_interleave(9)
     options = {"steps": STEPS, "copies": 9, "env_grads": env_grads}
     (short,) = gradients(learned, noised, actions, quantities, TARGET, **options)
     (long,) = each_copy(learned, noised, actions, quantities, TARGET, **options)
@@ -282,11 +297,11 @@ def test_the_shares_of_open_relus_are_what_makes_the_short_way_right(
     learned: RSSMSimulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the check switched off: a ReLU that opens in some copies counts by their share, not whole or not at all."""
-    from analysis import gradients as module
+    from analysis.shared import gradients as module
 
     monkeypatch.setattr(module, "TOLERANCE", np.inf)
     z, quantities = latents(learned, 8), find_quantities(["value", "action"], SPEC, no_basis)
-    noised = saliency.noised(learned, z, range(8), 9, 5e-3, 0)
+    noised = explain.noised(learned, z, range(8), 9, 5e-3, 0)
     actions = chosen(learned, z).repeat_interleave(9)
     known = compare_copies(learned, noised, actions, TARGET, 9)
     assert any(((o > 0) & (o < 1)).any() for o in known.open)
@@ -310,14 +325,14 @@ def test_a_direction_of_the_world_is_no_quantity_of_the_agent(learned: RSSMSimul
         frame = frame_of(learned, z)
         frame.read(q)(*frame.inputs, *frame.fixed)
     with pytest.raises(UserError, match="needs --env_states"):
-        find_quantities(["d_pca_1"], SPEC, saliency.bases_in(None, "", torch.device("cpu")))
+        find_quantities(["d_pca_1"], SPEC, bases.bases_in(None, "", torch.device("cpu")))
 
 
 def test_a_samples_noise_does_not_depend_on_its_batch(learned: RSSMSimulator) -> None:
     z = latents(learned)
-    whole = saliency.noised(learned, z, [4, 5, 6], 2, 1e-3, 7)
-    assert torch.equal(whole[2:4], saliency.noised(learned, z[1:2], [5], 2, 1e-3, 7))
-    assert not torch.equal(whole[2:4], saliency.noised(learned, z[1:2], [5], 2, 1e-3, 8))
+    whole = explain.noised(learned, z, [4, 5, 6], 2, 1e-3, 7)
+    assert torch.equal(whole[2:4], explain.noised(learned, z[1:2], [5], 2, 1e-3, 7))
+    assert not torch.equal(whole[2:4], explain.noised(learned, z[1:2], [5], 2, 1e-3, 8))
     assert 5e-4 < (whole - z.repeat_interleave(2, 0)).std() < 2e-3
 
 
@@ -325,8 +340,8 @@ def test_batches_give_what_one_pass_gives(learned: RSSMSimulator) -> None:
     z, ids = latents(learned), [8, 3, 5]
     quantities = find_quantities(["value", "action"], SPEC, no_basis)
     options = {"steps": STEPS, "target_step": TARGET, "copies": 2, "integrated_steps": 4}
-    whole = saliency.compute(learned, z, ids, quantities, SaliencyConfig(batch_size=3, **options))
-    parts = saliency.compute(learned, z, ids, quantities, SaliencyConfig(batch_size=1, **options))
+    whole = explain.compute(learned, z, ids, quantities, SaliencyConfig(batch_size=3, **options))
+    parts = explain.compute(learned, z, ids, quantities, SaliencyConfig(batch_size=1, **options))
     assert set(whole.arrays) == set(parts.arrays)
     for name, array in whole.arrays.items():
         # Which samples are done copy by copy depends on the batch: 1e-5 of the largest gradient.
@@ -381,17 +396,15 @@ def test_directions_pull_back_to_their_own_coordinate(learned: RSSMSimulator) ->
 # Integrated gradients, randomised agents
 
 
-def frame_of(
-    simulator: RSSMSimulator | PlantedSimulator, z: Tensor, base: dict[str, Tensor] | None = None
-) -> attributions.Frame:
+def frame_of(simulator: RSSMSimulator | PlantedSimulator, z: Tensor, base: dict[str, Tensor] | None = None) -> Frame:
     states, outs = unroll(simulator, simulator.start(z), TARGET + 1)
     obs = dict(outs[TARGET].obs)
     black = {name: torch.zeros_like(x) for name, x in obs.items()}
     fixed = (states[TARGET].h_BH, outs[TARGET - 1].value_B, outs[TARGET].action_B)
-    return attributions.Frame(simulator.agent, obs, black if base is None else base, *fixed)
+    return Frame(simulator.agent, obs, black if base is None else base, *fixed)
 
 
-def change_of(frame: attributions.Frame, q: Quantity) -> Tensor:
+def change_of(frame: Frame, q: Quantity) -> Tensor:
     read = frame.read(q)
     return read(*frame.inputs, *frame.fixed) - read(*frame.baselines, *frame.fixed)
 
@@ -399,12 +412,12 @@ def change_of(frame: attributions.Frame, q: Quantity) -> Tensor:
 def test_integrated_gradients_are_complete(learned: RSSMSimulator) -> None:
     frame = frame_of(learned, latents(learned))
     for q in all_quantities(5, SPEC):
-        found, change = attributions.integrated(frame, q, 64), change_of(frame, q)
+        found, change = integrated(frame, q, 64), change_of(frame, q)
         total = found.maps["frames"].flatten(1).sum(1)
         assert found.delta is not None
         torch.testing.assert_close(total - change, found.delta, rtol=1e-6, atol=1e-9)
         assert (found.delta.abs() < 0.02 * change.abs().max()).all()
-        same = attributions.integrated(frame._replace(baseline=frame.obs), q, 4)
+        same = integrated(frame._replace(baseline=frame.obs), q, 4)
         assert (same.maps["frames"] == 0).all()
 
 
@@ -416,7 +429,7 @@ def test_deeplift_is_complete_through_gates_norms_and_residuals(learned: RSSMSim
         agent = RecurrentAgent(AgentConfig(encoder=encoder, embedding_size=8, hidden_size=5), SPEC)  # type: ignore[arg-type]
         frame = frame._replace(agent=agent.double().eval().requires_grad_(False))
     for q in all_quantities(5, SPEC):
-        found, change = attributions.deeplift(frame, q), change_of(frame, q)
+        found, change = deeplift(frame, q), change_of(frame, q)
         total = found.maps["frames"].flatten(1).sum(1)
         assert found.delta is not None and change.abs().max() > 1e-4
         torch.testing.assert_close(total - change, found.delta, rtol=1e-6, atol=1e-9)
@@ -435,9 +448,9 @@ def test_attributions_of_a_linear_agent_are_gradient_times_change(planted: Plant
         planted.agent, {field: frame.obs[field][:, None]}, frame.h_before_SH, frame.chosen_S, value
     )[field][:, 0]
     for found in (
-        attributions.integrated(frame, value, 4),
-        attributions.deeplift(frame, value),
-        attributions.occlusion(frame, value, 1, 1),
+        integrated(frame, value, 4),
+        deeplift(frame, value),
+        occlusion(frame, value, 1, 1),
     ):
         share = found.maps[field].double()  # captum's occlusion gives float32
         torch.testing.assert_close(share, slope * (frame.obs[field] - first[field]), rtol=1e-5, atol=1e-7)
@@ -448,7 +461,7 @@ def test_attributions_of_a_linear_agent_are_gradient_times_change(planted: Plant
 def test_occlusion_covers_squares_with_the_baseline(learned: RSSMSimulator) -> None:
     frame = frame_of(learned, latents(learned, 1))
     value = find_quantities(["value"], SPEC, no_basis)[0]
-    found = attributions.occlusion(frame, value, 16, 16).maps["frames"].double()
+    found = occlusion(frame, value, 16, 16).maps["frames"].double()
     covered = frame.obs["frames"].clone()
     covered[:, 16:32, 32:48] = 0
     read = frame.read(value)
@@ -462,7 +475,7 @@ def test_the_latent_of_a_linear_world_is_explained_whole(planted: PlantedSimulat
     z = latents(planted)
     value = find_quantities(["value"], planted.spec, no_basis)[0]
     # Without noise the actions are discrete: what they do to the value is in the delta, and the rest is complete.
-    maps, change, delta = attributions.latent(planted, z, chosen(planted, z), value, 0, 8, 4)
+    maps, change, delta = latent(planted, z, chosen(planted, z), value, 0, 8, 4)
     assert maps.shape == z.shape and change.abs().max() > 1e-3
     torch.testing.assert_close(maps.sum(1) - change, delta)
     assert delta.abs().max() < 1e-6
@@ -475,28 +488,26 @@ def test_a_true_picture_beats_its_controls_and_a_wrong_one_does_not(planted: Pla
     """Of a linear agent everything is known: gradient times change foretells every change."""
     frame = frame_of(planted, latents(planted, 24))
     value = find_quantities(["value"], planted.spec, no_basis)[0]
-    true = attributions.integrated(frame, value, 4).maps
+    true = integrated(frame, value, 4).maps
     wrong = {n: -x for n, x in true.items()}
-    fidelity = attributions.infidelity(frame, value, true, False, 32, 0)
+    fidelity = checks.infidelity(frame, value, true, False, 32, 0)
     assert fidelity[:, 0].max() < 1e-12 and np.median(fidelity[:, 1]) > 1e-4
-    insertion, deletion = (attributions.areas(frame, value, true, flag, 0) for flag in (True, False))
+    insertion, deletion = (checks.areas(frame, value, true, flag, 0) for flag in (True, False))
     assert (insertion[:, 0] - insertion[:, 1]).mean() > 0.05 and (deletion[:, 0] - deletion[:, 1]).mean() < -0.05
-    worse = attributions.areas(frame, value, wrong, True, 0)
+    worse = checks.areas(frame, value, wrong, True, 0)
     assert (worse[:, 0] - worse[:, 1]).mean() < -0.05
-    slope = attributions.explainer(frame, value, "gradient", 4, 1, 1)
-    assert (
-        attributions.sensitivity(frame, slope, 0.1, 4, 0).max() < 1e-12
-    )  # a linear agent's gradient is one everywhere
-    assert attributions.sensitivity(
-        frame, attributions.explainer(frame, value, "integrated", 4, 1, 1), 0.1, 4, 0
+    slope = explainer(frame, value, "gradient", 4, 1, 1)
+    assert checks.sensitivity(frame, slope, 0.1, 4, 0).max() < 1e-12  # a linear agent's gradient is one everywhere
+    assert checks.sensitivity(
+        frame, explainer(frame, value, "integrated", 4, 1, 1), 0.1, 4, 0
     ).min() > 0.001  # fmt: skip
 
 
 def test_curves_begin_and_end_where_they_must(learned: RSSMSimulator) -> None:
     frame = frame_of(learned, latents(learned))
     value = find_quantities(["value"], SPEC, no_basis)[0]
-    maps = attributions.integrated(frame, value, 4).maps
-    into, out = (attributions.curves(frame, value, maps, flag) for flag in (True, False))
+    maps = integrated(frame, value, 4).maps
+    into, out = (checks.curves(frame, value, maps, flag) for flag in (True, False))
     read = frame.read(value)
     full, none = read(*frame.inputs, *frame.fixed), read(*frame.baselines, *frame.fixed)
     for curve, first, last in ((into, none, full), (out, full, none)):
@@ -509,18 +520,18 @@ def test_randomised_agents_and_worlds_know_their_floor_and_ceiling(learned: RSSM
     path = learned.rollout(z, STEPS)
     seen, value = {"frames": path.obs["frames"][:, : TARGET + 1]}, all_quantities(5, SPEC)[:1]
     h, a = learned.start(z).h_BH, chosen(learned, z)
-    agent = attributions.agent_randomisation(learned.agent, seen, h, a, value[0], 0, 0.0, True)
+    agent = randomisation.agent_randomisation(learned.agent, seen, h, a, value[0], 0, 0.0, True)
     assert list(agent) == [
         "agent",
         *(f"agent, from the output to {x}" for x in ("critic", "policy", "cell", "encoder")),
     ]
     assert (agent["agent"][:, 2] == pytest.approx(1.0)) and (agent["agent"][:, 0] < 0.9).all()
     before = {k: v.clone() for k, v in learned.state_dict().items()}
-    (world,) = attributions.world_randomisation(learned, z, a, value, TARGET, 0, 0.0)
+    (world,) = randomisation.world_randomisation(learned, z, a, value, TARGET, 0, 0.0)
     assert set(world) == {"world, on frames", "world, on world states"}
     for values in world.values():
         assert values.shape == (3, 3) and values[:, 2] == pytest.approx(1.0) and (values[:, 0] < 0.9).all()
-    other = attributions.randomised_world(learned, 0)
+    other = randomised_world(learned, 0)
     for name, p in learned.state_dict().items():
         assert torch.equal(p, before[name])
         if name.startswith("agent."):
@@ -559,22 +570,34 @@ def test_saved_bytes_counts_what_a_backward_pass_needs() -> None:
     assert saved_bytes(lambda: x * w, [w]) == 0  # ... which is there anyway
 
 
+def test_saved_bytes_neither_counts_nor_keeps_what_the_result_does_not_depend_on() -> None:
+    x, made = torch.ones(1000, requires_grad=True), []
+
+    def forward() -> torch.Tensor:
+        for _ in range(5):
+            made.append(weakref.ref(x.exp()))
+        return x.exp()
+
+    assert saved_bytes(forward, []) == 4000
+    assert all(ref() is None for ref in made)
+
+
 # Pictures
 
 
 def test_positive_is_blue_and_negative_is_red() -> None:
     frame, signed = np.full((64, 64, 3), 100, np.uint8), np.zeros((64, 64))
     signed[:32], signed[32:, :32] = 1.0, -1.0
-    out = saliency_figures.overlay(frame, signed, 1.0).astype(int)
+    out = figures.overlay(frame, signed, 1.0).astype(int)
     assert (out[:32] == rgb(POSITIVE)).all() and (out[32:, :32] == rgb(NEGATIVE)).all()
     assert (out[32:, 32:] == out[63, 63]).all() and len(set(out[63, 63])) == 1
-    assert (saliency_figures.overlay(frame, signed, 0.0) == out[63, 63]).all()
+    assert (figures.overlay(frame, signed, 0.0) == out[63, 63]).all()
 
 
 def test_blur_and_colour_sum_change_the_picture_not_the_sum() -> None:
     grad = np.zeros((2, 64, 64, 3))
     grad[1, 30, 30] = [1.0, 2.0, -0.5]
-    out = saliency_figures.signed_map(grad)
+    out = figures.signed_map(grad)
     assert (out[0] == 0).all() and out[1].sum() == pytest.approx(2.5) and 0 < out[1, 30, 31] < out[1, 30, 30]
 
 
@@ -590,7 +613,7 @@ def test_blur_and_colour_sum_change_the_picture_not_the_sum() -> None:
     ],
 )
 def test_action_arrows(name: str, direction: tuple[int, int]) -> None:
-    assert saliency_figures.action_direction(name) == direction
+    assert strips.action_direction(name) == direction
 
 
 # Planted truth

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis import similarity
-from analysis.similarity import Layer, assemble, compare, covariance, linear_cka, predicted, short_names
+from analysis.similarity import cka, comparison
+from analysis.similarity.__main__ import short_names
+from analysis.similarity.cka import Layer, covariance, linear_cka
+from analysis.similarity.comparison import assemble, compare, predicted
 from core.contracts import UserError
 
 EPISODE_N = np.repeat(np.arange(20), 25)
@@ -68,7 +70,7 @@ def test_covariance_is_the_same_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     x, y = rng().standard_normal((len(EPISODE_N), 4)), np.random.default_rng(1).standard_normal((len(EPISODE_N), 7))
     a, b, weight = Layer.of(x, EPISODE_N), Layer.of(y, EPISODE_N), np.ones((1, 20))
     whole = covariance(a, b, weight)
-    monkeypatch.setattr(similarity, "BLOCK", 1)
+    monkeypatch.setattr(cka, "BLOCK", 1)
     np.testing.assert_allclose(covariance(a, b, weight), whole)
 
 
@@ -148,8 +150,8 @@ def test_pairs_that_share_a_part_are_between_the_same_and_the_unrelated() -> Non
     names = ["a", "b", "c"]
     each = {"a": shared, "b": shared + other[0], "c": other[1]}
     seen = {name: {"embedding": x, "h": x} for name, x in each.items()}
-    control = {f"{n}{similarity.SHUFFLED}": {"embedding": other[1], "h": other[1]} for n in names}
-    pairs = [("a", "b"), ("a", "c"), ("b", "c")] + [(n, n + similarity.SHUFFLED) for n in names]
+    control = {f"{n}{comparison.SHUFFLED}": {"embedding": other[1], "h": other[1]} for n in names}
+    pairs = [("a", "b"), ("a", "c"), ("b", "c")] + [(n, n + comparison.SHUFFLED) for n in names]
     rows = compare({**seen, **control}, pairs, EPISODE_N, exchanges=5, resamples=99, seed=0)
     of = {(r["a"], r["b"]): r for r in rows if r["layer"] == "h"}
     # Half of b's covariance is a's: |X'Y|^2 / (|X'X| |Y'Y|) = 1 / 2 but for sampling.

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis import states
-from analysis.directions import (
+from analysis.shared.directions import (
     SPACES,
     fit_ica,
     fit_nmf,
@@ -20,8 +19,11 @@ from analysis.directions import (
     state_rank,
     varying,
 )
-from analysis.state_figures import draw
-from analysis.states import FitOptions, States, fit, overlap
+from analysis.states import fit as states_fit, runs
+from analysis.states.figures import draw
+from analysis.states.fit import check, fit
+from analysis.states.overlap import _inside, overlap
+from analysis.states.pooled import FitOptions, States, join
 from core.contracts import UserError
 
 EPISODES, STEPS = 24, 30
@@ -80,8 +82,8 @@ def test_neighbours_of_the_same_episode_do_not_count() -> None:
     """Two far clumps, each an episode: with its own episode as neighbours a state would reach nowhere."""
     x = np.concatenate([np.random.default_rng(0).normal(c, 0.01, (20, 1)) for c in (0, 10)])
     unit = np.repeat([0, 1], 20)
-    assert states._inside(x, unit, np.arange(40), np.arange(40)) == 1
-    assert np.isnan(states._inside(x, np.zeros(40), np.arange(40), np.arange(40)))  # nobody else to be near to
+    assert _inside(x, unit, np.arange(40), np.arange(40)) == 1
+    assert np.isnan(_inside(x, np.zeros(40), np.arange(40), np.arange(40)))  # nobody else to be near to
 
 
 # Spaces
@@ -152,7 +154,7 @@ def few(rng: np.random.Generator, episodes: int, steps: int) -> States:
     index_N2 = np.stack([np.repeat(np.arange(episodes), steps), np.tile(np.arange(steps), episodes)], 1)
     zero = np.zeros(len(x))
     simulated = States(x, zero, zero.astype(int), zero, zero.astype(int), index_N2, zero + 1, index_N2[:, 0])
-    return states.join([real, simulated])
+    return join([real, simulated])
 
 
 @pytest.mark.parametrize(("episodes", "steps"), [(1, 1), (4, 5), (5, 6), (8, 3), (24, 1)])
@@ -160,7 +162,7 @@ def test_few_simulated_states_leave_empty_rows_with_their_reason(tmp_path: Path,
     """A simulator whose samples end soon: what a half of them cannot tell has no number, and the run is whole."""
     options = FitOptions(pca_size=4, ica_size=0, nmf_size=0, clusters=3, embedding=("pca",))
     result, bases = fit(few(np.random.default_rng(0), episodes, steps), "d", "sim", options, 0)
-    words = states.summary(result, bases, tmp_path)
+    words = runs.summary(result, bases, tmp_path)
     if "overlap" not in result.tables:
         assert "are too few" in result.notes["overlap"] and result.notes["overlap"] in words
         return
@@ -182,7 +184,7 @@ def test_states_of_one_direction_are_drawn(tmp_path: Path) -> None:
     result, bases = fit(pooled(x, np.zeros(len(x)), np.arange(len(x)) // STEPS), "d", "sim", options, 0)
     assert bases["pca"].size == 1 and result.arrays["map"].shape == (120, 2)
     draw(result, tmp_path)
-    assert "fitted pca (1)" in states.summary(result, bases, tmp_path)
+    assert "fitted pca (1)" in runs.summary(result, bases, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +208,7 @@ def test_what_the_states_cannot_give_is_refused_before_anything_is_fitted(
     x[:, [2, 5]] = 1.0
     few_states = pooled(x, np.zeros(len(x)), np.arange(len(x)) // STEPS)
     for name in ("fit_pca", "fit_ica", "fit_nmf", "neuron_basis", "k_means", "state_rank"):
-        monkeypatch.setattr(states, name, lambda *_, name=name, **__: pytest.fail(f"{name} was called"))
+        monkeypatch.setattr(states_fit, name, lambda *_, name=name, **__: pytest.fail(f"{name} was called"))
     options = FitOptions(ica_size=4, nmf_size=4, clusters=3, embedding=("pca",))
     with pytest.raises(UserError, match=said):
         fit(few_states, "h", "", replace(options, **changed), 0)
@@ -319,4 +321,4 @@ def test_figures_are_of_what_there_is(tmp_path: Path) -> None:
 )
 def test_settings_that_mean_nothing(flags: dict, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        states.check(FitOptions(**flags))
+        check(FitOptions(**flags))

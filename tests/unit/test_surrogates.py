@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.clusters import NOISE, cluster_stability, k_means, nearest_centre
-from analysis.surrogates import ONE_CLOUD, Comparison, compare, in_words, slowness, valley, walk
+from analysis.shared.clusters import NOISE, cluster_stability, k_means, nearest_centre
+from analysis.shared.surrogates import ONE_CLOUD, Comparison, compare, in_words, slowness, valley, walk
 from core.artefacts import Result
 
 EPISODES, STEPS = 30, 20

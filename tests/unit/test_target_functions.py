@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from analysis import target_functions as tf
-from analysis.target_functions import Population, TargetFunctionsConfig, find_targets
+from analysis.shared import strips
+from analysis.target_functions import __main__ as tf, figures, search
+from analysis.target_functions.config import TargetFunctionsConfig
+from analysis.target_functions.population import Population, Starts, random_starts
+from analysis.target_functions.targets import Target, find_targets, log_of_ending
 from core.contracts import Trajectory, UserError
 from core.directions import Basis
 from envs.planted import PlantedOptions, PlantedSimulator, matrices, spec_of
@@ -33,7 +36,7 @@ def planted() -> PlantedSimulator:
     return PlantedSimulator(PlantedOptions()).double().eval().requires_grad_(False)
 
 
-def targets(maximise: tuple[str, ...] = (), minimise: tuple[str, ...] = (), first: int = FIRST) -> list[tf.Target]:
+def targets(maximise: tuple[str, ...] = (), minimise: tuple[str, ...] = (), first: int = FIRST) -> list[Target]:
     known = truth(dtype=torch.float64)
     return find_targets(maximise, minimise, first, PLANTED, lambda kind: known.basis)
 
@@ -61,7 +64,7 @@ def slope_of_mean(read_K: np.ndarray, first: int = FIRST, steps: int = STEPS) ->
     return np.concatenate([on_x, on_c @ m.R_HK.T]) / (steps + 1 - first)
 
 
-def gradient(simulator: PlantedSimulator, target: tf.Target, z: Tensor, env_grads: bool = False) -> Tensor:
+def gradient(simulator: PlantedSimulator, target: Target, z: Tensor, env_grads: bool = False) -> Tensor:
     z = z.clone().requires_grad_()
     (g,) = torch.autograd.grad(target.read(simulator.rollout(z, STEPS, env_grads=env_grads)).sum(), z)
     return g
@@ -162,7 +165,7 @@ def test_an_unreadable_rollout_has_no_gradient_and_harms_no_other() -> None:
 
 def test_a_sure_ending_and_an_impossible_one_have_finite_gradients() -> None:
     p = torch.tensor([[1.0, 0.5], [0.0, 0.0], [0.0, 1e-9]], dtype=torch.float64, requires_grad=True)
-    y = tf.log_of_ending(p)
+    y = log_of_ending(p)
     (g,) = torch.autograd.grad(y.sum(), p)
     y = y.detach()
     assert y.isfinite().all() and g.isfinite().all() and y[0] == pytest.approx(0, abs=1e-5)
@@ -207,7 +210,7 @@ def test_free_of_charge_only_what_causes_the_target_moves(planted: PlantedSimula
     """The nuisance's stimulus, which a probe decodes from h as well as the cause's, stays where it was."""
     (target,) = targets(("value",))
     z, config = latents(planted, 6), replace(CONFIG, prior_weight=0.0)
-    found = tf.optimise(planted, target, z, round_population(planted), 1.0, config)
+    found = search.optimise(planted, target, z, round_population(planted), 1.0, config)
     moved = found.z_RZ - z
     assert moved[:, NUISANCE].abs().max() < 1e-12 and (moved[:, CAUSE] > 0.5).all()
     assert (found.y_IR[-1] > found.y_IR[0] + 0.5).all()
@@ -216,7 +219,7 @@ def test_free_of_charge_only_what_causes_the_target_moves(planted: PlantedSimula
 def test_up_and_down_are_opposite(planted: PlantedSimulator) -> None:
     z, population, free = latents(planted, 6), round_population(planted), replace(CONFIG, prior_weight=0.0)
     both = targets(("planted_0",), ("planted_0",))
-    up, down = (tf.optimise(planted, t, z, population, 1.0, free).y_IR for t in both)
+    up, down = (search.optimise(planted, t, z, population, 1.0, free).y_IR for t in both)
     assert (up[-1] > up[0] + 0.5).all() and (down[-1] < down[0] - 0.5).all()
     assert torch.equal(up[0], down[0])
 
@@ -227,7 +230,7 @@ def test_a_dear_prior_leads_along_the_steepest_direction(planted: PlantedSimulat
     population, slope = round_population(planted), torch.from_numpy(slope_of_mean(truth().value_K))
     z = latents(planted, 6)
     config = replace(CONFIG, iterations=400, learning_rate=0.2, prior_weight=30.0, env_grads=False)
-    found = tf.optimise(planted, target, z, population, 0.1, config)
+    found = search.optimise(planted, target, z, population, 0.1, config)
 
     def cosine(x: Tensor) -> Tensor:
         return torch.nn.functional.cosine_similarity(x, slope[None], dim=1)
@@ -240,7 +243,7 @@ def test_the_price_keeps_it_near(planted: PlantedSimulator) -> None:
     (target,) = targets(("value",))
     z, population = latents(planted, 6), round_population(planted)
     far = [
-        population.distance(tf.optimise(planted, target, z, population, 0.2, replace(CONFIG, prior_weight=w)).z_RZ)
+        population.distance(search.optimise(planted, target, z, population, 0.2, replace(CONFIG, prior_weight=w)).z_RZ)
         for w in (0.0, 1.0, 30.0)
     ]
     assert far[0].mean() > far[1].mean() > far[2].mean()
@@ -251,7 +254,7 @@ def test_the_best_on_the_way_is_kept(planted: PlantedSimulator) -> None:
     (target,) = targets(("value_drop",))
     z, population = latents(planted, 6), round_population(planted)
     config = replace(CONFIG, learning_rate=5.0, prior_weight=1.0)
-    found = tf.optimise(planted, target, z, population, 0.3, config)
+    found = search.optimise(planted, target, z, population, 0.3, config)
     price = population.excess(found.z_RZ) ** 2 / 2
     kept = target.read(planted.rollout(found.z_RZ, STEPS)) / 0.3 - price
     torch.testing.assert_close(kept, found.objective_R)
@@ -263,8 +266,8 @@ def test_the_best_on_the_way_is_kept(planted: PlantedSimulator) -> None:
 def test_rows_do_not_touch_each_other(planted: PlantedSimulator) -> None:
     (target,) = targets(("value",))
     z, population = latents(planted, 4), round_population(planted)
-    together = tf.optimise(planted, target, z, population, 1.0, CONFIG)
-    alone = tf.optimise(planted, target, z[2:3], population, 1.0, CONFIG)
+    together = search.optimise(planted, target, z, population, 1.0, CONFIG)
+    alone = search.optimise(planted, target, z[2:3], population, 1.0, CONFIG)
     torch.testing.assert_close(alone.z_RZ[0], together.z_RZ[2])
 
 
@@ -272,9 +275,9 @@ def test_restarts_never_do_worse(planted: PlantedSimulator) -> None:
     (target,) = targets(("value_drop",))
     population = round_population(planted)
     z = latents(planted, 4)
-    starts = tf.Starts(z, np.full((4, 2), -1), np.arange(4), population)
+    starts = Starts(z, np.full((4, 2), -1), np.arange(4), population)
     found = [
-        tf.optimise_all(planted, target, starts, 0.3, replace(CONFIG, iterations=5, restarts=r, memory_gb=m), print)
+        search.optimise_all(planted, target, starts, 0.3, replace(CONFIG, iterations=5, restarts=r, memory_gb=m), print)
         for r, m in ((1, 1.0), (4, 1.0), (4, 1e-9))
     ]
     assert found[0].z_RZ.shape == found[1].z_RZ.shape
@@ -314,7 +317,7 @@ def test_excess_is_paid_outside_only() -> None:
 
 def test_the_best_of_a_screen_is_the_start() -> None:
     z = torch.arange(6.0)[:, None]
-    starts = tf.Starts(z, np.stack([np.arange(6), np.zeros(6, int)], 1), np.arange(6), Population(z, z, z, z))
+    starts = Starts(z, np.stack([np.arange(6), np.zeros(6, int)], 1), np.arange(6), Population(z, z, z, z))
     best = starts.best(np.array([1.0, 3, 2, np.nan, -5, np.nan]), 3)
     assert best.z_SZ[:, 0].tolist() == [1, 4] and best.unit_S.tolist() == [1, 4]
     assert best.where_S2[:, 0].tolist() == [1, 4]
@@ -324,8 +327,8 @@ def test_against_the_best_of_as_many_untrained(planted: PlantedSimulator) -> Non
     """A linear target is climbed far past luck, and the record says so."""
     chosen = targets(("value", "planted_5"), ("value_drop",))
     config = replace(CONFIG, samples=8, iterations=100, screen=4)
-    starts = tf.random_starts(planted.float(), 8 * 4, 8 * 105, 0, torch.device("cpu"))
-    result = tf.compute(planted, chosen, starts, config)
+    starts = random_starts(planted.float(), 8 * 4, 8 * 105, 0, torch.device("cpu"))
+    result = search.compute(planted, chosen, starts, config)
     planted.double()
     assert result.arrays["y_value_up"].shape == (101, 8) and result.arrays["control_value_up"].shape == (8, 105)
     for row in result.tables["targets"]:
@@ -333,7 +336,7 @@ def test_against_the_best_of_as_many_untrained(planted: PlantedSimulator) -> Non
         assert row["noisy_gain"] > 0.5 * row["gain"]  # a linear world's noise changes no mean
     rows = [r for r in result.tables["samples"] if r["target"] == "value"]
     for target in chosen:  # each began from the best of its four
-        y = tf.read_all(planted.float(), [target], starts.z_SZ, STEPS, lambda n: None)[0].reshape(8, 4)
+        y = search.read_all(planted.float(), [target], starts.z_SZ, STEPS, lambda n: None)[0].reshape(8, 4)
         first = result.arrays[f"y_{target.label}"][0]
         np.testing.assert_allclose(first, y.max(1) if target.sign > 0 else y.min(1), atol=1e-4)
     planted.double()
@@ -348,22 +351,22 @@ def test_against_the_best_of_as_many_untrained(planted: PlantedSimulator) -> Non
 
 
 def test_nothing_to_optimise_is_said(planted: PlantedSimulator) -> None:
-    constant = tf.Target("constant", 1, "x", lambda out: 0 * out.value, lambda y, alive: y.sum(1))
-    starts = tf.random_starts(planted.float(), 2, 2 * 4, 0, torch.device("cpu"))
+    constant = Target("constant", 1, "x", lambda out: 0 * out.value, lambda y, alive: y.sum(1))
+    starts = random_starts(planted.float(), 2, 2 * 4, 0, torch.device("cpu"))
     rounding = replace(constant, trace=lambda out: 1 + 1e-9 * out.value)
     for nothing in (constant, rounding):
         with pytest.raises(UserError, match="constant is the same for every latent"):
-            tf.compute(planted, [nothing], starts, replace(CONFIG, samples=2, iterations=2))
+            search.compute(planted, [nothing], starts, replace(CONFIG, samples=2, iterations=2))
     planted.double()
 
 
-def ends_early(readable: int) -> tf.Target:
+def ends_early(readable: int) -> Target:
     """The mean value, of a world in which all but the first ``readable`` of the rollouts side by side end at once."""
 
     def total(y: Tensor, alive: Tensor) -> Tensor:
         return y.mean(1).masked_fill(torch.arange(len(y)) >= readable, torch.nan)
 
-    return tf.Target("fleeting", 1, "return", lambda out: out.value, total)
+    return Target("fleeting", 1, "return", lambda out: out.value, total)
 
 
 @pytest.mark.parametrize("readable", [0, 1, 3])
@@ -373,8 +376,8 @@ def test_a_target_that_cannot_be_read_is_an_empty_row_with_its_reason(
     """Beside one that can: no NaN in a table, no warning from a mean of nothing, figures of what there is."""
     config = replace(CONFIG, samples=4, iterations=2)
     targets_ = [ends_early(readable), *targets(("value",))]
-    starts = tf.random_starts(planted.float(), 4, 4 * 4, 0, torch.device("cpu"))
-    result = tf.compute(planted, targets_, starts, config)
+    starts = random_starts(planted.float(), 4, 4 * 4, 0, torch.device("cpu"))
+    result = search.compute(planted, targets_, starts, config)
     planted.double()
     fleeting, value = result.tables["targets"]
     assert value["reason"] == "" and value["n"] == 4 and tf.in_words(value, 4).startswith(f"{value['before']:.3g} -> ")
@@ -390,11 +393,11 @@ def test_a_target_that_cannot_be_read_is_an_empty_row_with_its_reason(
         rows = [r for r in result.tables["samples"] if r["target"] == "fleeting"]
         assert [r["over_control"] is None for r in rows] == [False, True, True, True]
         assert rows[3]["after"] is None and "the rollout before, the rollout after" in rows[3]["reason"]
-    tf.draw(result, tmp_path, ("left", "wait", "right"), 1, False)
+    figures.draw(result, tmp_path, ("left", "wait", "right"), 1, False)
     result.save(tmp_path)
     assert ",nan" not in (tmp_path / "targets.csv").read_text() + (tmp_path / "result.json").read_text()
     with pytest.raises(UserError, match="fleeting can be read in 0 of 16"):
-        tf.compute(planted.float(), [ends_early(0)], starts, config)
+        search.compute(planted.float(), [ends_early(0)], starts, config)
     planted.double()
 
 
@@ -415,11 +418,11 @@ def test_an_ended_step_is_drawn_blank() -> None:
     notes = {"field": "frames", "first_step": 1, "tries": 3, "targets": {
         "value_up": {"name": "value", "sign": 1, "unit": "return"}}}  # fmt: skip
     result = Result(arrays=arrays, tables={"samples": [row]}, notes=notes)
-    shown = tf.shown_of(result, 0, "value_up", "after", ("left",))
-    assert (shown.frames[:2] == 0).all() and (shown.frames[2:] == tf.ENDED).all()
+    shown = figures.shown_of(result, 0, "value_up", "after", ("left",))
+    assert (shown.frames[:2] == 0).all() and (shown.frames[2:] == figures.ENDED).all()
     assert (frames == 0).all()
-    strip = np.asarray(tf.draw_strip(result, 0, "value_up", ("left",)))
-    x = [tf.LABEL + t * (tf.TILE + tf.GAP) + 20 for t in range(4)]
-    assert (strip[28 + 30 + 20, x[1]] == 0).all() and (strip[28 + 30 + 20, x[2]] == tf.ENDED).all()
-    videos = tf.video_frames(result, 0, "value_up", ("left",))
+    strip = np.asarray(figures.draw_strip(result, 0, "value_up", ("left",)))
+    x = [strips.LABEL + t * (strips.TILE + strips.GAP) + 20 for t in range(4)]
+    assert (strip[28 + 30 + 20, x[1]] == 0).all() and (strip[28 + 30 + 20, x[2]] == figures.ENDED).all()
+    videos = figures.video_frames(result, 0, "value_up", ("left",))
     assert len(videos) == 4 and videos[0].shape == (320, 512, 3)

@@ -15,38 +15,16 @@ from core.interventions import AtSteps, Nullspace, Shift
 from core.stats import Estimate, band_of
 from envs.planted import PlantedOptions, PlantedSimulator, PlantedWorld
 from envs.planted_truth import truth
-from validation import verdicts
-from validation.agreement import agreement
-from validation.interventions import InterventionsConfig, StudyOptions, by_behaviour, check, study
-from validation.interventions_bench import Bench, effects_in
-from validation.interventions_controls import Family, Mocks, Pick, choose, contest, mocks_of
-from validation.interventions_hypotheses import (
-    Blocks,
-    Hypothesis,
-    KeepOnly,
-    Moves,
-    Redirect,
-    hypotheses_of,
-    mixed_frames,
-    own_frame,
-    parse_hypothesis,
-    random_units,
-    recorded_frames,
-    shift_of,
-)
-from validation.interventions_rollouts import (
-    Become,
-    Course,
-    Measures,
-    RealWorld,
-    SimulatedWorld,
-    collect_starts,
-    distinct_actions,
-    is_own,
-    is_share,
-    quantities,
-)
-from validation.interventions_statistics import (
+from validation.hypotheses.changes import Blocks, KeepOnly, Moves, Redirect
+from validation.hypotheses.frames import mixed_frames, own_frame, random_units, recorded_frames
+from validation.hypotheses.grammar import Hypothesis, hypotheses_of, parse_hypothesis, shift_of
+from validation.interventions import verdicts
+from validation.interventions.__main__ import InterventionsConfig, check
+from validation.interventions.agreement import agreement
+from validation.interventions.bench import Bench, effects_in
+from validation.interventions.controls import Family, Mocks, Pick, choose, contest, mocks_of
+from validation.interventions.options import StudyOptions
+from validation.interventions.statistics import (
     Controls,
     Effects,
     points_of,
@@ -57,6 +35,13 @@ from validation.interventions_statistics import (
     table_of,
     worst_p,
 )
+from validation.interventions.study import study
+from validation.interventions.tables import by_behaviour
+from validation.paired.course import Course, Measures, is_own, is_share, quantities
+from validation.paired.real import RealWorld
+from validation.paired.simulated import SimulatedWorld
+from validation.paired.starts import collect_starts, distinct_actions
+from validation.paired.tree import Become
 
 OPTIONS = PlantedOptions()
 ACTIONS = {"left": [0], "wait": [1], "right": [2]}
@@ -257,7 +242,7 @@ def test_a_study_without_snapshots_says_so(planted):
 
 def test_episodes_too_short_are_a_user_error(planted, monkeypatch):
     simulator, _ = planted
-    monkeypatch.setattr("validation.interventions_rollouts.GIVE_UP_STEPS", 50)
+    monkeypatch.setattr("validation.paired.starts.GIVE_UP_STEPS", 50)
     env = PlantedWorld(replace(OPTIONS, horizon=3), 4)
     with pytest.raises(UserError, match="--latest_start"):
         collect_starts(simulator.agent, env, 4, initial_frames=9, latest=20, seed=0)
@@ -932,7 +917,7 @@ def test_a_tree_that_grows_too_large_is_planted_again(planted, monkeypatch):
         whole = world.measure(groups)
         grown = sum(len(level.states) for level in world.tree())
         assert grown > 5 * 12
-        monkeypatch.setattr("validation.interventions_rollouts.MOST_NODES", 1)
+        monkeypatch.setattr("validation.paired.tree.MOST_NODES", 1)
         again = world.measure(groups)
         assert sum(len(level.states) for level in world.tree()) == 5 * 12
         monkeypatch.undo()

@@ -9,17 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-import validation.interventions_hypotheses as hypotheses
-import validation.planted as table
-import validation.planted_claims as claims
-import validation.planted_measures as measures
-import validation.planted_scores as scored
-from analysis import coupling
+from analysis.coupling import estimates, jacobian, tables
+from analysis.saliency import explain
+from analysis.shared import gradients
+from core import contracts, interventions
 from core.artefacts import Result, verify
 from core.contracts import UserError
+from envs import planted_truth
 from envs.planted import PlantedOptions, PlantedWorld
-from validation.planted import PlantedConfig
-from validation.planted_measures import ACCUSED, CHOICE, FALSE_ALARMS, FORETOLD, FORETOLD_WITHOUT, POWER, Key
+from validation.hypotheses import changes
+from validation.planted import __main__ as table, claims, measures, scene, scores
+from validation.planted.config import PlantedConfig
+from validation.planted.jobs import jobs_of
+from validation.planted.measures import ACCUSED, CHOICE, FALSE_ALARMS, FORETOLD, FORETOLD_WITHOUT, POWER, Key
+from validation.planted.table import over_bases, scores as scores_of, summary
 
 # What needs more runs than these.
 RATES = [
@@ -75,7 +78,7 @@ def test_the_run_is_whole_and_its_table_is_read_by_people(
 ) -> None:
     out, result = run
     assert verify(out) == [] and (out / "planted.png").stat().st_size > 50_000
-    text = table.summary(result, out)
+    text = summary(result, out)
     assert "broken: sign flipped" in text and "caught" in text and "0.03 to 0.07" in text
     assert f"of {result.scalars['targets_met']['n']} targets met" in text
     for row in result.tables["scores"]:  # every score can be computed again from what it is the mean of
@@ -85,9 +88,9 @@ def test_the_run_is_whole_and_its_table_is_read_by_people(
 
 
 def test_a_flipped_sign_turns_the_table_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = coupling.jacobians
-    monkeypatch.setattr(coupling, "jacobians", lambda *a, **k: {n: -x for n, x in right(*a, **k).items()})
-    found = scored.coupling_job("linear", 199, 0)
+    right = jacobian.jacobians
+    monkeypatch.setattr(estimates, "jacobians", lambda *a, **k: {n: -x for n, x in right(*a, **k).items()})
+    found = scores.coupling_job("linear", 199, 0)
     assert found[Key("linear", "Jacobian coupling", measures.SIGNS)] == [0.0]
     # The control runs the method with its sign flipped: flipped twice it is right, and is not caught.
     assert found[Key("linear", f"{measures.CONTROL}sign flipped", measures.SIGNS)] == [1.0]
@@ -95,40 +98,41 @@ def test_a_flipped_sign_turns_the_table_red(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_transposed_jacobian_turns_the_table_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = coupling.jacobians
+    right = jacobian.jacobians
 
     def transposed(*a: object, **k: object) -> dict[str, torch.Tensor]:
         return {n: x.transpose(-1, -2) if x.ndim == 4 else x for n, x in right(*a, **k).items()}
 
-    monkeypatch.setattr(coupling, "jacobians", transposed)
-    found = scored.coupling_job("delayed", 199, 0)
+    monkeypatch.setattr(estimates, "jacobians", transposed)
+    found = scores.coupling_job("delayed", 199, 0)
     assert found[Key("delayed", "Jacobian coupling", measures.EDGES)][0] < 0.6
 
 
 def test_a_direction_that_acts_would_be_accused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the nuisance a cause, every method would say so: their silence means something."""
-    right = scored.truth
+    right = planted_truth.truth
 
     def as_if(options: PlantedOptions, dtype: torch.dtype = torch.float32) -> object:
         known = right(options, dtype)
         return replace(known, causal=known.nuisance, nuisance=known.causal)
 
-    monkeypatch.setattr(scored, "truth", as_if)
-    found = scored.accusation_job(199, 0)
+    monkeypatch.setattr(scene, "truth", as_if)
+    found = scores.accusation_job(199, 0)
     for method in ("Jacobian coupling", "gradient", "paired interventions"):
         assert found[Key("confounded", method, ACCUSED)] == [1.0], method
 
 
 def test_a_method_that_finds_nothing_turns_the_table_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coupling, "benjamini_hochberg", np.ones_like)
-    right = scored.saliency.gradients
-    monkeypatch.setattr(scored.saliency, "gradients", lambda *a, **k: [g._replace(h=0 * g.h) for g in right(*a, **k)])
-    found = scored.accusation_job(199, 0)
+    monkeypatch.setattr(tables, "benjamini_hochberg", np.ones_like)
+    right = gradients.gradients
+    for module in (explain, gradients):
+        monkeypatch.setattr(module, "gradients", lambda *a, **k: [g._replace(h=0 * g.h) for g in right(*a, **k)])
+    found = scores.accusation_job(199, 0)
     for method in ("Jacobian coupling", "gradient"):
         assert (
             found[Key("confounded", method, ACCUSED)] == [0.0] == found[Key("confounded", method, measures.CAUSE_FOUND)]
         )
-    found = scored.coupling_job("linear", 1999, 0)
+    found = scores.coupling_job("linear", 1999, 0)
     assert found[Key("linear", "Jacobian coupling", measures.ARROWS)] == [0.0]
 
 
@@ -141,7 +145,7 @@ def special(seeds: int) -> float:
 
 
 def test_controls_that_do_nothing_turn_the_table_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hypotheses.Redirect, "__call__", lambda self, h_BH, t, mask_B: h_BH)
+    monkeypatch.setattr(changes.Redirect, "__call__", lambda self, h_BH, t, mask_B: h_BH)
     assert special(1) == 1.0
 
 
@@ -150,7 +154,7 @@ def test_the_largest_of_random_directions_is_seldom_special() -> None:
 
 
 def test_directions_drawn_at_random_are_what_they_are_called() -> None:
-    known = scored.truth(PlantedOptions())
+    known = planted_truth.truth(PlantedOptions())
     rng = np.random.default_rng(0)
     h_NH = torch.from_numpy(rng.standard_normal((200, 3)) * [3.0, 1.0, 0.1] @ rng.standard_normal((3, 8))).float()
     basis = replace(known.basis, lift_KH=known.basis.lift_KH * torch.arange(1.0, 9.0)[:, None])
@@ -200,23 +204,22 @@ def test_a_verdict_that_refutes_whatever_is_not_special_turns_the_table_red(monk
 
 
 def test_a_saliency_of_the_wrong_step_turns_the_pixels_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = scored.saliency.gradients
-    monkeypatch.setattr(
-        scored.saliency, "gradients", lambda *a, **k: right(*a[:-1], a[-1] - 1, **k)
-    )  # a reading of the step before
-    found = scored.saliency_job("pixels", 0)
+    right = gradients.gradients
+    for module in (explain, gradients):  # a reading of the step before
+        monkeypatch.setattr(module, "gradients", lambda *a, **k: right(*a[:-1], a[-1] - 1, **k))
+    found = scores.saliency_job("pixels", 0)
     for method in ("gradient", "gradient, agent alone"):
         assert found[Key("pixels", method, measures.MASS)][0] > 0.99  # it lies on the cause all the same
         assert found[Key("pixels", method, measures.CLOSED_FORM)][0] > 0.01
 
 
-@pytest.mark.parametrize("kind", [hypotheses.Nullspace, hypotheses.KeepOnly])
+@pytest.mark.parametrize("kind", [interventions.Nullspace, changes.KeepOnly])
 def test_a_change_of_the_wrong_size_turns_the_table_red(
-    kind: type[hypotheses.Intervention], monkeypatch: pytest.MonkeyPatch
+    kind: type[contracts.Intervention], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = kind.__call__
     monkeypatch.setattr(kind, "__call__", lambda self, h, t, mask: h + 3 * (right(self, h, t, mask) - h))
-    found = scored.interventions_job("linear", 0)
+    found = scores.interventions_job("linear", 0)
     assert found[Key("linear", "paired interventions", measures.CLOSED_FORM)][0] > 0.1
 
 
@@ -229,9 +232,9 @@ class NoSnapshots(PlantedWorld):
 
 
 def test_a_world_without_snapshots_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scored, "PlantedWorld", NoSnapshots)
+    monkeypatch.setattr(scores, "PlantedWorld", NoSnapshots)
     monkeypatch.setattr(claims, "PlantedWorld", NoSnapshots)
-    for job in (lambda: scored.interventions_job("linear", 0), lambda: scored.effect_job(2, 8, 19, 0.0, 0)):
+    for job in (lambda: scores.interventions_job("linear", 0), lambda: scores.effect_job(2, 8, 19, 0.0, 0)):
         with pytest.raises(UserError, match="planted/(linear|null) gives no snapshots: a counterfactual needs"):
             job()
 
@@ -253,21 +256,21 @@ def test_bad_settings_leave_nothing_on_disk(options: dict[str, object], said: st
 
 
 def test_only_the_worlds_asked_for_are_played() -> None:
-    jobs = table.jobs_of(PlantedConfig(worlds=("delayed",), repeats=2))
+    jobs = jobs_of(PlantedConfig(worlds=("delayed",), repeats=2))
     assert len(jobs) == 2 * 4 and {job[1][0] for job in jobs} == {"delayed"}
-    assert {job[0] for job in table.jobs_of(PlantedConfig())} >= {table.accusation_job, table.correlation_job}
+    assert {job[0] for job in jobs_of(PlantedConfig())} >= {scores.accusation_job, scores.correlation_job}
 
 
 def test_scores_are_means_over_worlds_with_their_interval() -> None:
     key = Key("linear", "ICA", measures.RECOVERY)
-    (row,) = table.scores({key: list(np.linspace(0.975, 0.995, 20))}, 0)
+    (row,) = scores_of({key: list(np.linspace(0.975, 0.995, 20))}, 0)
     assert row["value"] == pytest.approx(0.985) and row["low"] < 0.985 < row["high"] and row["n"] == 20 and row["met"]
-    (row,) = table.scores({key: [0.97] * 20}, 0)
+    (row,) = scores_of({key: [0.97] * 20}, 0)
     assert not row["met"] and row["target"] == ">= 0.98"
 
 
 def test_random_bases_of_all_kinds_are_counted_together() -> None:
     each = {Key("null", f"largest of 8, {how}", CHOICE): [float(i == 0)] for i, how in enumerate(claims.DRAWN)}
     control = {Key("null", f"{measures.CONTROL}the choice not repeated", CHOICE): [1.0]}
-    together = table.over_bases({**each, **control})
+    together = over_bases({**each, **control})
     assert together == {Key("null", "largest of 8 random directions", CHOICE): [1.0, 0.0, 0.0, 0.0], **control}

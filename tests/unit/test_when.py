@@ -14,7 +14,7 @@ from core.contracts import UserError
 from core.directions import Basis
 from core.episodes import StoreWriter
 from core.interventions import InterventionOptions, Shift, Tally, When, build, parse_when
-from core.when import fit, fit_rule
+from core.when import fit, load_rule
 from envs.planted import PlantedOptions, record_planted, spec_of
 
 OPTIONS = PlantedOptions(kind="mixture", dwell=8)
@@ -168,14 +168,14 @@ def test_more_refusals(labelled: tuple[Path, str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--when needs an intervention"):
         build(InterventionOptions(when=("behaviour=1",)), agent)
     with pytest.raises(UserError, match="behaviours of agent abc, not of other"):
-        fit_rule(root / "behaviours", "other")
+        load_rule(root / "behaviours", "other")
     with pytest.raises(UserError, match="a 'behaviours' directory is needed"):
-        fit_rule(root / "rollouts", agent)
+        load_rule(root / "rollouts", agent)
     import shutil
 
     shutil.copytree(root, tmp_path / "copy")
     with open(tmp_path / "copy" / "rollouts" / "manifest.json", "a") as file:
         file.write(" ")
     with pytest.raises(UserError, match="is gone or has changed; run behaviours again"):
-        fit_rule(tmp_path / "copy" / "behaviours", agent)
+        load_rule(tmp_path / "copy" / "behaviours", agent)
     assert parse_when(("behaviour=3",)) == (3,)

@@ -1,0 +1,1 @@
+"""Clusters of activations: the stage ``python -m analysis.activations`` and its machinery."""

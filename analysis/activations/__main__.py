@@ -1,0 +1,56 @@
+"""Map and cluster the activations of a policy, and ask what the clusters are:
+``python -m analysis.activations runs/activations --out runs/clusters``.
+
+Reads what analysis.extract_activations wrote: lives of agents, a row a tick.  Every tenth row of a life is kept,
+mapped by UMAP and clustered by HDBSCAN (or clustered in the space of principal components, --cluster-before-umap).
+Then come the questions of analysis.activations.verdicts: is a cluster behaviour, or only the time in the game, the
+place, or the agent? ``--metric-only`` asks nothing of clusters: principal components and features only.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from analysis.activations.config import ActivationsConfig, check
+from analysis.activations.described import analyse, summary
+from analysis.activations.figures import draw
+from analysis.activations.records import read
+from core import artefacts, config as cli
+from core.contracts import UserError
+
+STAGE = "activations"
+DENDROGRAM = "dendrogram_explorer.html"
+
+
+def main(config: ActivationsConfig) -> None:
+    from analysis.activations.dendrogram import page
+
+    began = time.time()
+    check(config)
+    if config.directory is None:
+        raise UserError(
+            "name the extraction: python -m analysis.activations DIR (analysis.extract_activations writes it)"
+        )
+    torch.set_num_threads(config.threads)
+    records = read(config.directory, config.subsample, config.rolling, config.first_tick)
+    with threadpool_limits(config.threads):
+        result = analyse(records, config)
+    inputs = {"activations": config.directory}
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+        run.started = began
+        result.save(run.path)
+        wanted = {"umap_pairs.png": config.umap_pairs, "feature_scatter.png": config.feature_scatter}
+        draw(result, run.path, without=[name for name, yes in wanted.items() if not yes])
+        if config.dendrogram_explorer and "label" in result.arrays:
+            artefacts.write_atomically(run.path / DENDROGRAM, page(result).encode())
+        facts = artefacts.read_manifest(config.directory)["facts"]
+        run.facts = {k: facts[k] for k in ("agent", "policy", "features") if k in facts}
+        run.metrics = dict(result.scalars)
+    print(summary(result, config.out))
+
+
+if __name__ == "__main__":
+    cli.run(ActivationsConfig, main, STAGE)

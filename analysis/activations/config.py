@@ -1,0 +1,80 @@
+"""The configuration of analysis.activations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from core import config as cli
+from core.contracts import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationsConfig:
+    """Map and cluster activations, and ask what the clusters are about."""
+
+    directory: tyro.conf.Positional[Path | None] = None
+    """the extraction: run directory of analysis.extract_activations"""
+    out: Path = Path("runs/clusters")
+    """run directory to write"""
+    subsample: int = 10
+    """keep every so many rows of a life, from its first on: neighbours are nearly the same"""
+    umap_neighbors: int = 15
+    """neighbours of a row on the map (UMAP)"""
+    min_dist: float = 0.1
+    """least distance of rows on the map, 0 to 1 (UMAP): smaller packs them tighter"""
+    hdbscan_min_cluster: int = 15
+    """rows of the smallest cluster (HDBSCAN)"""
+    cluster_before_umap: bool = False
+    """cluster the principal components instead of the map, which then only shows the clusters"""
+    pre_cluster_dims: int = 30
+    """how many principal components those are"""
+    metric_only: bool = False
+    """only principal components and features: no map, no clusters"""
+    umap_pairs: bool = True
+    """draw the pairs of dimensions of a map of more dimensions"""
+    umap_pairs_dims: int = 10
+    """how many dimensions that map has"""
+    feature_scatter: bool = True
+    """draw every feature against every other"""
+    dendrogram_explorer: bool = True
+    """write the page on which HDBSCAN's tree can be cut anywhere"""
+    first_tick: int = 0
+    """leave out the rows of a life before this one: a memory that starts from nothing makes a cluster of its own"""
+    rolling: int = 10
+    """ticks over which the features on the map are averaged, within a life"""
+    permutations: int = 999
+    """exchanges of labels among lives behind every p-value"""
+    resamples: int = 1000
+    """bootstraps of lives behind the intervals of effect sizes"""
+    smallest: float = 0.3
+    """smallest effect of interest (Cohen's d): noise is said only of clusters whose effects are all surely below it"""
+    refits: int = 20
+    """clusterings of bootstrapped lives that say how stable the clusters are"""
+    surrogates: int = 39
+    """data without clusters, of each of two kinds, that are mapped and clustered alike: stable means beyond 95 % of
+    them, which fewer than 39 cannot say; 0: none (on a map some seconds each)"""
+    seed: int = 0
+    """seed of map, bootstraps and permutations"""
+    threads: int = 2
+    """CPU threads; the map uses one, or its seed would not repeat it"""
+    overwrite: bool = False
+    """replace an earlier run in --out"""
+
+
+def check(config: ActivationsConfig) -> None:
+    """UserError for settings that mean nothing."""
+    cli.require(1, subsample=config.subsample, rolling=config.rolling, permutations=config.permutations)
+    cli.require(
+        2, umap_neighbors=config.umap_neighbors, pre_cluster_dims=config.pre_cluster_dims, resamples=config.resamples
+    )
+    cli.require(1, refits=config.refits)
+    cli.require(5, hdbscan_min_cluster=config.hdbscan_min_cluster)
+    cli.require(0, first_tick=config.first_tick, surrogates=config.surrogates)
+    cli.require(2, umap_pairs_dims=config.umap_pairs_dims)
+    if not config.smallest > 0:
+        raise UserError(f"--smallest must be above 0, not {config.smallest:g}")
+    if not 0 <= config.min_dist <= 1:
+        raise UserError(f"--min_dist must lie between 0 and 1, not {config.min_dist:g}")

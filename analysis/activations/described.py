@@ -1,0 +1,258 @@
+"""Activations mapped and clustered, and every cluster described."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.activations.components import relations
+from analysis.activations.config import ActivationsConfig, check
+from analysis.activations.maps import find, maps, principal, stability, transitions
+from analysis.activations.records import Records
+from analysis.activations.verdicts import (
+    NO_CLUSTERS,
+    Effects,
+    Lives,
+    Times,
+    effects,
+    missable,
+    overall,
+    rounded,
+    times,
+    told_by_time,
+    verdict,
+)
+from analysis.shared.clusters import NOISE, record_share_from_time
+from analysis.shared.surrogates import ONE_CLOUD, compare, in_words
+from core import config as cli
+from core.artefacts import Result
+from core.contracts import UserError
+from core.stats import few, share_of
+
+PLACE = ("row", "column", "from_centre")
+COMPONENTS = 10  # principal components that are kept, and what the metric figures show
+
+
+def analyse(records: Records, config: ActivationsConfig) -> Result:
+    """Everything but the figures.
+
+    Arrays, a row a record: ``index`` [N, 2] (episode, t), ``features`` and ``features_rolling`` [N, F], ``place`` [N,
+    3] if known, ``share`` (of the lifespan), ``life`` and ``agent`` (numbers), ``pca`` [N, <= 10]; unless
+    --metric-only also ``label`` int64 (-1 in no cluster, 0 the largest), ``probability``, ``umap`` [N, 2] and
+    ``umap_10`` [N, <= 10], and, a row an edge of HDBSCAN's condensed tree, ``tree_parent``, ``tree_child``,
+    ``tree_lambda`` and ``tree_size``.  Tables: ``pca_features``, ``pca_r2``, ``clusters`` (a verdict each) and
+    ``effects``.  Raises UserError for bad input.
+    """
+    check(config)
+    rng = np.random.default_rng(config.seed)
+    lives = records.lives
+    n_lives = len(lives.agent_E)
+    if not config.metric_only and len(records) < config.hdbscan_min_cluster:
+        raise UserError(
+            f"{len(records)} records are fewer than --hdbscan_min_cluster {config.hdbscan_min_cluster}: keep more "
+            f"(--subsample {config.subsample} now), extract more, or ask for --metric-only"
+        )
+    dims = COMPONENTS if config.metric_only else max(COMPONENTS, config.pre_cluster_dims)
+    pc_NK, explained_K = principal(records.h_NH, dims)
+    result = Result(
+        arrays={
+            "index": records.index_N2.astype(np.int64),
+            "features": records.features_NF.astype(np.float32),
+            "features_rolling": records.rolling_NF,
+            "share": lives.share_N.astype(np.float32),
+            "life": lives.life_N,
+            "agent": lives.agent_E[lives.life_N],
+            "pca": pc_NK[:, :COMPONENTS].astype(np.float32),
+            "pca_explained": explained_K[:COMPONENTS],
+        },
+        notes={
+            "features": list(records.names),
+            "settings": cli.to_json(config) | {"directory": None, "out": None},
+            "units": int(records.h_NH.shape[1]),
+            "agents_are": records.agents_are,
+            "unit": f"a life of an agent ({n_lives} lives in {records.worlds} worlds; lives of one world share its map "
+            "and its events, so that intervals over lives are too narrow for what differs between worlds); of effect "
+            f"sizes and verdicts: a {'world' if lives.by_world else 'life'}",
+        },
+    )
+    if records.place_N3 is not None:
+        result.arrays["place"] = records.place_N3.astype(np.float32)
+    result.scalar("records", len(records), "records", n_lives)
+    result.scalar("lives", n_lives, "lives")
+    result.scalar("pca_explained", float(explained_K[:COMPONENTS].sum()), f"share of variance, {COMPONENTS} components")
+    result.tables |= relations(
+        pc_NK[:, :COMPONENTS], records.features_NF, records.names, lives.life_N, rng=rng, resamples=config.resamples
+    )
+    if not config.metric_only:
+        _cluster(result, records, pc_NK, config, rng)
+    return result
+
+
+def _cluster(
+    result: Result, records: Records, pc_NK: np.ndarray, config: ActivationsConfig, rng: np.random.Generator
+) -> None:
+    """Map, clusters and what they are about, into the result."""
+    second = min(config.umap_pairs_dims, pc_NK.shape[1])
+    if second < 2:
+        raise UserError(f"the activations vary in {second} direction only, which makes no map; use --metric-only")
+    umap_N2, umap_N10 = maps(
+        records.h_NH, (2, second), neighbours=config.umap_neighbors, min_dist=config.min_dist, seed=config.seed
+    )
+    clustered_NX = pc_NK[:, : config.pre_cluster_dims] if config.cluster_before_umap else umap_N2
+    found = find(clustered_NX, config.hdbscan_min_cluster, config.threads)
+    result.arrays |= {
+        "umap": umap_N2, "umap_10": umap_N10, "label": found.label_N,
+        "probability": found.probability_N.astype(np.float32),
+        "tree_parent": found.tree_parent, "tree_child": found.tree_child, "tree_lambda": found.tree_lambda,
+        "tree_size": found.tree_size,
+    }  # fmt: skip
+    where = f"{clustered_NX.shape[1]} principal components" if config.cluster_before_umap else "the 2-D map"
+    result.notes["clustered"] = where
+    describe(result, records, clustered_NX, found.dbcv, config, rng)
+    if config.surrogates and found.label_N.max() >= 0 and len(records.lives.agent_E) >= 2:
+        _beside_surrogates(result, records, pc_NK, config)
+
+
+def _beside_surrogates(result: Result, records: Records, pc_NK: np.ndarray, config: ActivationsConfig) -> None:
+    """The clustering beside that of data without clusters; where it is no other, the verdict of the whole is that."""
+
+    def mapped(x_NK: np.ndarray) -> np.ndarray:
+        (umap_N2,) = maps(x_NK, (2,), neighbours=config.umap_neighbors, min_dist=config.min_dist, seed=config.seed)
+        return umap_N2.astype(np.float64)
+
+    life_N = records.lives.life_N
+    x_NK, place = (pc_NK[:, : config.pre_cluster_dims], None) if config.cluster_before_umap else (records.h_NH, mapped)
+    found = compare(
+        x_NK, life_N, life_N, method="hdbscan", clusters=0, min_cluster_size=config.hdbscan_min_cluster,
+        surrogates=config.surrogates, seed=config.seed, place=place,
+    )  # fmt: skip
+    found.record(result)
+    if found.says == ONE_CLOUD:
+        pieces = result.notes["said"]
+        result.notes |= {"verdict": NO_CLUSTERS, "said": f"{ONE_CLOUD}, no stabler and no further apart; {pieces}"}
+
+
+def describe(
+    result: Result, records: Records, clustered_NX: np.ndarray, dbcv: float, config: ActivationsConfig,
+    rng: np.random.Generator,
+) -> None:  # fmt: skip
+    """Numbers and verdicts of the clusters in ``result.arrays['label']``, into the result."""
+    lives, label_N = records.lives, result.arrays["label"]
+    clusters, n = int(label_N.max()) + 1, len(lives.agent_E)
+    noise = share_of(label_N == NOISE, lives.life_N)
+    result.scalar("noise_share", noise.value, "share of records in no cluster", noise.n, noise.interval)
+    result.scalar("clusters", clusters, "clusters")
+    result.tables |= {"clusters": [], "effects": [], "joint": []}
+    if not clusters:
+        result.notes |= {
+            "verdict": NO_CLUSTERS,
+            "verdicts": {},
+            "said": "HDBSCAN finds none: the records are one cloud",
+        }
+        return
+    if n >= 2:
+        ari, rows = stability(
+            clustered_NX, label_N, lives.life_N, min_cluster_size=config.hdbscan_min_cluster, seed=config.seed,
+            repeats=config.refits,
+        )  # fmt: skip
+        some = "" if rows == len(label_N) else f", on {rows:,} records"
+        result.scalar(
+            "stability", ari.value, f"adjusted Rand index over bootstraps of lives{some}", ari.n, ari.interval
+        )
+        record_share_from_time(result, "", label_N, lives.tick_N, lives.life_N, episodes=n, rng=rng)
+    result.scalar("dbcv", dbcv, "density-based validity, -1 to 1 (fast form)", len(label_N))
+    change, floor = transitions(label_N, lives.life_N, rng=rng)
+    unit = "changes of cluster a pair of consecutive records in clusters"
+    result.scalar("transition_rate", change.value, unit, change.n, change.interval)
+    if change.n:
+        result.scalar(
+            "transition_rate_floor", floor.mean(), f"{unit}, order within lives shuffled", change.n,
+            np.percentile(floor, [2.5, 97.5]),
+        )  # fmt: skip
+    columns = [records.features_NF, *([] if records.place_N3 is None else [records.place_N3])]
+    names = [*records.names, *([] if records.place_N3 is None else PLACE)]
+    e = effects(
+        np.concatenate(columns, 1), names, len(names) - len(records.names), label_N, lives, rng,
+        permutations=config.permutations, resamples=config.resamples,
+    )  # fmt: skip
+    t = times(label_N, lives, rng)
+    kinds, size_C = [], np.bincount(label_N[label_N >= 0])
+    for c in range(clusters):
+        kind, why = verdict(e, t, c, lives, config.smallest)
+        kinds.append(kind)
+        result.tables["clusters"].append(_row(c, label_N, lives, e, t) | {"verdict": kind, "why": why})
+    result.tables |= {"effects": e.table(), "joint": e.joint.rows()}
+    whole, shares = overall(kinds, size_C)
+    for kind, share in shares.items():
+        result.scalar(f"verdict_{kind}", share, "share of records in clusters", n)
+    for name, values_C in (("tick_eta2", t.tick_eta2), ("phase_eta2", t.phase_eta2), ("life_share", t.life_share)):
+        weights_C = size_C * (1 - size_C / len(label_N))  # of the variance of membership
+        unit = "share of the variance of membership, all clusters"
+        result.scalar(name, float(np.average(values_C, weights=weights_C)), unit, n)
+    timed = float(sum(size_C[c] for c in range(clusters) if told_by_time(t, c)) / size_C.sum())
+    result.scalar("told_by_time", timed, "share of records in clusters whose cluster time alone tells", n)
+    said = ", ".join(f"{share:.0%} {kind}" for kind, share in sorted(shares.items(), key=lambda kv: -kv[1]))
+    result.notes |= {
+        "verdict": whole,
+        "said": f"of the records in clusters: {said}; time alone tells the clusters of {timed:.0%}",
+        "verdicts": {
+            str(c): {"verdict": row["verdict"], "why": row["why"]} for c, row in enumerate(result.tables["clusters"])
+        },
+    }
+
+
+def _row(c: int, label_N: np.ndarray, lives: Lives, e: Effects, t: Times) -> dict[str, Any]:
+    """What the table of clusters says of one, but for the verdict."""
+    here = label_N == c
+    out: dict[str, Any] = {
+        "cluster": c,
+        "records": int(here.sum()),
+        "share": rounded(here.mean()),
+        "lives": len(np.unique(lives.life_N[here])),
+        "units": len(np.unique(lives.unit_E[lives.life_N[here]])),
+        "tick": rounded(np.median(lives.tick_N[here])),
+        "tick_low": rounded(np.quantile(lives.tick_N[here], 0.1)),
+        "tick_high": rounded(np.quantile(lives.tick_N[here], 0.9)),
+    }
+    for name in ("tick_eta2", "phase_eta2", "life_share", "in_and_out"):
+        out[name] = rounded(getattr(t, name)[c])
+    out["missable"] = rounded(missable(e, c))
+    out |= {f"neighbours_{k}": rounded(getattr(e.near, k)[c]) for k in ("share", "chance", "p", "q")}
+    out["eta2_floor"] = rounded(np.quantile(t.eta2_floor[:, c], 0.975))
+    for name in ("auc", "tick_entropy", "agent_entropy", "agents"):
+        floor = getattr(t, f"{name}_floor")[:, c]
+        out |= {name: rounded(getattr(t, name)[c]), f"{name}_floor": rounded(np.mean(floor))}
+        out |= {
+            f"{name}_floor_low": rounded(np.quantile(floor, 0.025)),
+            f"{name}_floor_high": rounded(np.quantile(floor, 0.975)),
+        }
+    return out
+
+
+def summary(result: Result, out: Path) -> str:
+    """What a person wants to know, in a few lines."""
+    s, notes = result.scalars, result.notes
+    records, lives, components = s["records"]["value"], s["lives"]["value"], len(result.arrays["pca_explained"])
+    lines = [
+        f"{records:,.0f} records of {lives:.0f} lives; {components} components hold {s['pca_explained']['value']:.0%} "
+        f"of the variance of {notes['units']} units"
+    ]
+    if "verdict" in notes:
+        noise = s["noise_share"]["value"]
+        lines.append(
+            f"{s['clusters']['value']:.0f} clusters in {notes['clustered']}; {noise:.0%} of records are in none"
+        )
+        if "stability" in s:
+            low, high = s["stability"]["interval"]
+            over = f"(ARI over lives{few(s['stability']['n'])})"
+            lines[-1] += f"; stability {s['stability']['value']:.2f} [{low:.2f}, {high:.2f}] {over}"
+        if "surrogates" in result.tables:
+            lines.append(in_words(result))
+        lines.append(f"verdict: {notes['verdict']} ({notes['said']})")
+        for row in result.tables["clusters"][:12]:
+            lines.append(f"  {row['cluster']:>3}  {row['records']:>6,} records  {row['verdict']:<10} {row['why']}")
+        if (more := len(result.tables["clusters"]) - 12) > 0:
+            lines.append(f"  and {more} smaller ones in clusters.csv")
+    return "\n".join([*lines, f"written: {out}"])

@@ -1,0 +1,171 @@
+"""Maps and density clusters of activations, and how far the clusters can be trusted.
+
+The map (UMAP) is made to be looked at and, by default, to be clustered: it pulls apart what hangs together only
+loosely, so that clusters of a map are no evidence by themselves.  Principal components can be clustered instead.
+
+N rows, H units of an activation.  (UMAP: McInnes, Healy and Melville 2018, arXiv:1802.03426.  HDBSCAN: Campello,
+Moulavi and Sander 2013.  DBCV: Moulavi and others 2014.)
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from analysis.shared.clusters import NOISE, cluster_stability
+from core.contracts import UserError
+from core.stats import Estimate, shares
+
+STABILITY_ROWS = 8000  # refitted in more dimensions than a map has, where HDBSCAN is slow; whole lives
+EXACT_ROWS = 50_000  # whose neighbours are looked up by brute force: half a minute, and no luck in it
+FEWEST_MAPPED = 50  # rows
+
+
+def principal(h_NH: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(scores float32 [N, K], share of the variance of each [K]) on the first K = min(size, rank) components.
+
+    Activations are centred, not scaled: their units are one layer's and comparable.  Raises UserError if they never
+    change.
+    """
+    from sklearn.decomposition import PCA
+
+    size = min(size, *h_NH.shape)
+    solver = "covariance_eigh" if h_NH.shape[1] <= 1024 else "randomized"
+    model = PCA(size, svd_solver=solver, random_state=0)
+    with np.errstate(invalid="ignore"):  # no variance at all
+        scores_NK = model.fit_transform(np.asarray(h_NH, np.float32))
+    kept = model.explained_variance_ > 1e-10 * max(float(model.explained_variance_[0]), 1e-12)
+    if not kept.any():
+        raise UserError("the activations never change, so there is nothing to find; extract from another policy")
+    return scores_NK[:, kept], model.explained_variance_ratio_[kept].astype(np.float64)
+
+
+def maps(
+    h_NH: np.ndarray, dimensions: Sequence[int], *, neighbours: int, min_dist: float, seed: int
+) -> list[np.ndarray]:
+    """UMAPs float32 [N, D] of the same rows, one for each D; the neighbours are looked up once.
+
+    Started from principal components.  Laid out on one thread, so that a seed gives the same map on the same machine
+    (another machine may differ: keep coordinates as data).  Raises UserError for too few rows.
+    """
+    least = max(FEWEST_MAPPED, neighbours + 1)
+    if len(h_NH) < least:
+        raise UserError(
+            f"{len(h_NH)} rows are too few for a map of {neighbours} neighbours (--umap-neighbors); at least {least} "
+            "are needed"
+        )
+    with warnings.catch_warnings():
+        # umap announces at import that its TensorFlow variant is not there; it is not used here.
+        warnings.filterwarnings("ignore", message="Tensorflow not installed", category=ImportWarning)
+        from umap import UMAP
+        from umap.umap_ import nearest_neighbors
+    h_NH = np.asarray(h_NH, np.float32)
+    if len(h_NH) <= EXACT_ROWS:
+        from sklearn.neighbors import NearestNeighbors
+
+        distance_Nk, near_Nk = NearestNeighbors(n_neighbors=neighbours, algorithm="brute").fit(h_NH).kneighbors(h_NH)
+    else:  # by descent, which draws its candidates a thread: more than one would not repeat
+        random = np.random.RandomState(seed)
+        near_Nk, distance_Nk, _ = nearest_neighbors(
+            h_NH, neighbours, "euclidean", {}, False, random, low_memory=False, n_jobs=1
+        )
+    out = []
+    for size in dimensions:
+        model = UMAP(
+            n_components=size, n_neighbors=neighbours, min_dist=min_dist, init="pca", random_state=seed, n_jobs=1,
+            precomputed_knn=(near_Nk, distance_Nk),
+        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="precomputed_knn.2. .knn_search_index. is not an NNDescent")
+            out.append(np.asarray(model.fit_transform(h_NH), np.float32))
+    return out
+
+
+class Clustering(NamedTuple):
+    """HDBSCAN's clusters, the largest 0, and its condensed tree, a row an edge.
+
+    ``tree_child`` below N is a row, else a branch; ``tree_lambda`` one over the distance at which it leaves
+    ``tree_parent``.
+    """
+
+    label_N: np.ndarray  # int64, NOISE in none
+    probability_N: np.ndarray  # float64, how deep in its cluster
+    tree_parent: np.ndarray
+    tree_child: np.ndarray
+    tree_lambda: np.ndarray
+    tree_size: np.ndarray
+    dbcv: float  # -1 to 1, NaN with fewer than two clusters
+
+
+def find(x_NF: np.ndarray, min_cluster_size: int, threads: int) -> Clustering:
+    """HDBSCAN of the rows; all NOISE where it finds no cluster.  ``dbcv`` is its fast form, from the spanning tree."""
+    from hdbscan import HDBSCAN
+
+    model = HDBSCAN(min_cluster_size=min_cluster_size, gen_min_span_tree=True, core_dist_n_jobs=threads)
+    model.fit(np.asarray(x_NF, np.float64))
+    label_N = np.asarray(model.labels_, np.int64)
+    count_C = np.bincount(label_N[label_N >= 0])
+    place_C = np.argsort(np.argsort(-count_C, kind="stable"))
+    tree = model.condensed_tree_.to_numpy()
+    return Clustering(
+        np.where(label_N >= 0, place_C[label_N] if len(count_C) else NOISE, NOISE),
+        np.asarray(model.probabilities_, np.float64),
+        tree["parent"].astype(np.int64),
+        tree["child"].astype(np.int64),
+        tree["lambda_val"].astype(np.float64),
+        tree["child_size"].astype(np.int64),
+        float(model.relative_validity_) if len(count_C) > 1 else np.nan,
+    )
+
+
+def stability(
+    x_NF: np.ndarray, label_N: np.ndarray, life_N: np.ndarray, *, min_cluster_size: int, seed: int, repeats: int
+) -> tuple[Estimate, int]:
+    """(``cluster_stability`` of HDBSCAN over bootstraps of lives, the rows it looked at).
+
+    The coordinates are held fixed.  In more than 3 dimensions only about STABILITY_ROWS rows of lives drawn at random.
+    """
+    rows = np.arange(len(x_NF))
+    if x_NF.shape[1] > 3 and len(rows) > STABILITY_ROWS:
+        order = np.random.default_rng(seed).permutation(int(life_N.max()) + 1)
+        kept = order[: max(2, int(np.searchsorted(np.cumsum(np.bincount(life_N)[order]), STABILITY_ROWS)))]
+        rows = np.flatnonzero(np.isin(life_N, kept))
+    least = max(5, round(min_cluster_size * len(rows) / len(x_NF)))
+    found = cluster_stability(
+        np.asarray(x_NF[rows], np.float64), label_N[rows], life_N[rows], clusters=0, seed=seed, repeats=repeats,
+        method="hdbscan", min_cluster_size=least,
+    )  # fmt: skip
+    return found, len(rows)
+
+
+def transitions(
+    label_N: np.ndarray, life_N: np.ndarray, *, rng: np.random.Generator, shuffles: int = 100
+) -> tuple[Estimate, np.ndarray]:
+    """(share of consecutive records of a life, both in a cluster, that are in different ones; the same [shuffles] where
+    every life's records are in random order).  NaN where there are no such records."""
+
+    def pairs(labels: np.ndarray) -> np.ndarray:
+        """(changes, pairs) of every life, [E, 2]."""
+        both = (life_N[1:] == life_N[:-1]) & (labels[1:] != NOISE) & (labels[:-1] != NOISE)
+        changed = both & (labels[1:] != labels[:-1])
+        return np.stack([np.bincount(life_N[1:], w, int(life_N.max()) + 1) for w in (changed, both)], 1)
+
+    def rate(pairs_E2: np.ndarray) -> float:
+        changed, both = pairs_E2.sum(0)
+        return float(changed / both) if both else np.nan
+
+    pairs_E2 = pairs(label_N)
+    value, low, high, lives = (x[0] for x in shares(pairs_E2[:, :1], pairs_E2[:, 1:]))
+    floor = [rate(pairs(label_N[np.lexsort((rng.random(len(label_N)), life_N))])) for _ in range(shuffles)]
+    return Estimate(float(value), float(low), float(high), int(lives)), np.array(floor)
+
+
+def rolling_mean(x_TF: np.ndarray, window: int) -> np.ndarray:
+    """Mean of each row and the ``window`` - 1 before it, of fewer at the beginning; float64 [T, F]."""
+    total_TF = np.cumsum(np.asarray(x_TF, np.float64), 0)
+    out: Any = total_TF.copy()
+    out[window:] -= total_TF[:-window]
+    return out / np.minimum(np.arange(1, len(out) + 1), window)[:, None]

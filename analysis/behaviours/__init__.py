@@ -1,0 +1,1 @@
+"""Behaviours: the stage ``python -m analysis.behaviours`` and its machinery."""

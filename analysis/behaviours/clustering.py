@@ -1,0 +1,287 @@
+"""Histories clustered into behaviours, and what each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.behaviours.histories import Steps, histories, reduce, weighted, z_scores
+from analysis.behaviours.mdp import NO_BEHAVIOUR, Visits, aggregate, transitions
+from analysis.shared.behaviours import NAMES, SOURCES
+from analysis.shared.clusters import (
+    NOISE,
+    Embedding,
+    Method,
+    cluster_stability,
+    embed,
+    find_clusters,
+    record_share_from_time,
+    time_eta2,
+)
+from analysis.shared.directions import names_left_out, say_left_out, varying
+from analysis.shared.sources import REAL
+from analysis.shared.surrogates import compare, in_words
+from core.artefacts import Result
+from core.contracts import UserError
+from core.stats import bootstrap_mean, cohens_d_interval, few, share_of, shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class BehaviourOptions:
+    """How steps become vectors and vectors become clusters."""
+
+    lags: tuple[int, ...] = (2, 4, 6)
+    """steps ahead whose change is part of the vector; the last of them are cut from every episode"""
+    world_size: int = 16
+    """principal components of the world state (with --simulator)"""
+    pca_size: int = 64
+    """principal components of the vectors that are clustered"""
+    embedding: Embedding = "pca"
+    """pca clusters those directly: fast, and distances stay what they were; umap and tsne embed them in 3-D first"""
+    method: Method = "k_means"
+    """k_means; ward (a tree of 4,000 steps, every step then in the nearest of its clusters); hdbscan (in the
+    embedding's 3-D, as density means little in 64: best with umap; finds how many there are, and leaves noise)"""
+    clusters: int = 32
+    """number of behaviours (k_means, ward)"""
+    min_cluster_size: int = 0
+    """steps of the smallest behaviour (hdbscan); 0: 1 % of all steps"""
+    surrogates: int = 39
+    """data without clusters, of each of two kinds, that are clustered alike: stable means beyond 95 % of them, which
+    fewer than 39 cannot say; 0: none (umap and tsne embed each of them: seconds to minutes)"""
+    first_step: int = 1
+    """earlier steps are left out: step 0 is all initial state"""
+    filmstrips: int = 4
+    """central samples in the filmstrip of every behaviour, each from another episode"""
+    videos: int = 9
+    """central samples in the video of every behaviour"""
+    video_steps: int = 16
+    """steps in that video, from each sample's central step on"""
+
+
+def check(options: BehaviourOptions) -> None:
+    """UserError for settings that mean nothing."""
+    if not options.lags or min(options.lags) < 1:
+        raise UserError(f"--lags {' '.join(map(str, options.lags))}: at least one lag, and none below 1")
+    for name, least in (
+        ("world_size", 1), ("pca_size", 1), ("first_step", 0), ("filmstrips", 0), ("videos", 0), ("video_steps", 2),
+        ("min_cluster_size", 0), ("surrogates", 0),
+    ):  # fmt: skip
+        if getattr(options, name) < least:
+            raise UserError(f"--{name} {getattr(options, name)}: at least {least}")
+
+
+def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int, action_names: Sequence[str]) -> Result:
+    """Behaviours of real and (if not None) simulated steps.
+
+    Arrays: ``labels_real`` (-1: in no behaviour), ``index_real`` [N, 2] of (episode, t), the same with ``_sim``;
+    ``map`` [M, 2 or 3] of all of them, real first; ``centre_index`` int64 [behaviours, samples, 3] of (source,
+    episode, t), real ones first and the most central first among them, -1 where a behaviour has no more episodes;
+    ``transitions`` int64 [S, S] counts of real steps t -> t+1, S the behaviours and, last, the steps that are in
+    none if there are any.  Tables ``behaviours``, ``mdp`` and ``transitions`` (analysis.behaviours.mdp).
+    Raises UserError for bad input.
+    """
+    check(options)
+    given = [(source, s) for source, s in enumerate(steps) if s is not None]
+    with_world = all(s.d_ND is not None for _, s in given)
+    h_NH = np.concatenate([s.h_NH for _, s in given])
+    live_L = varying(h_NH)
+    dead = names_left_out(live_L, h_NH.shape[1])
+    say_left_out(dead)
+    x_NF, world_share = z_scores(h_NH[:, live_L].astype(np.float64)), None
+    if with_world:
+        d_ND = np.concatenate([s.d_ND for _, s in given if s.d_ND is not None])
+        world_NK, world_share = reduce(d_ND, options.world_size)
+        x_NF = np.concatenate([x_NF, z_scores(world_NK.astype(np.float64))], 1)
+        if not world_NK.shape[1]:
+            with_world = False
+            dead.append("world states")
+            say_left_out(["the simulator's world states"])
+    # An episode number of its own for every (source, episode): the two stores' histories never mix.
+    index_N2 = np.concatenate([s.index_N2 * [2, 1] + [source, 0] for source, s in given])
+    vectors_MF, rows_M = histories(x_NF, index_N2, options.lags)
+    if not len(rows_M):
+        raise UserError(f"no episode has more than {max(options.lags)} steps, which the --lags need")
+    source_M, episode_M, t_M = index_N2[rows_M, 0] % 2, index_N2[rows_M, 0] // 2, index_N2[rows_M, 1]
+    value_M, action_M = (np.concatenate([getattr(s, n) for _, s in given])[rows_M] for n in ("value_N", "action_N"))
+    real_M = source_M == REAL
+    if not real_M.any():
+        raise UserError(f"no real episode has more than {max(options.lags)} steps, which the --lags need")
+    scores_MK, share = reduce(weighted(vectors_MF, len(options.lags)), options.pca_size)
+    if not scores_MK.shape[1]:
+        raise UserError("no step that has --lags steps after it differs from another; record more varied rollouts")
+    map_MK = embed(scores_MK, options.embedding, 3, seed)
+    points_MK = scores_MK if options.embedding == "pca" and options.method != "hdbscan" else map_MK
+    sizes = {"clusters": options.clusters, "min_cluster_size": options.min_cluster_size, "seed": seed}
+    label_M, distance_M = find_clusters(points_MK, options.method, **sizes)  # type: ignore[arg-type]
+    count = int(label_M.max()) + 1
+
+    result = Result(notes={"behaviours": count, "embedding": options.embedding, "method": options.method})
+    result.notes["vector"] = "h and world components" if with_world else "h only"
+    result.notes["left_out"] = dead
+    result.scalar("explained", share, "share of the vectors' variance in the components", len(rows_M))
+    if world_share is not None:
+        result.scalar("world_explained", world_share, "share of the world states' variance in their components")
+    arrays: dict[str, np.ndarray] = {"map": map_MK.astype(np.float32)}
+    for source, name in enumerate(SOURCES):
+        here = source_M == source
+        if any(s == source for s, _ in given):
+            arrays[f"labels_{name}"] = label_M[here].astype(np.int16)
+            arrays[f"index_{name}"] = np.stack([episode_M[here], t_M[here]], 1)
+    shown = max(options.filmstrips, options.videos)
+    arrays["centre_index"] = _centres(label_M, distance_M, source_M, episode_M, t_M, count, shown)
+    arrays["transitions"] = transitions(label_M[real_M], episode_M[real_M], t_M[real_M], count)
+    result.arrays = arrays
+    unit_M = _units(given, index_N2)[rows_M]
+    ari = cluster_stability(points_MK, label_M, unit_M, method=options.method, **sizes)  # type: ignore[arg-type]
+    result.scalar("stability", ari.value, "adjusted Rand index", ari.n, (ari.low, ari.high))
+    if options.embedding != "pca":
+        result.notes["stability"] = "the embedding is held fixed, so the stability is an upper bound"
+    if options.surrogates:
+        # Histories are as slow as their windows overlap: steps follow each other in an episode's order.
+        place = None if points_MK is scores_MK else lambda x_NK: embed(x_NK, options.embedding, 3, seed)
+        compare(
+            scores_MK, index_N2[rows_M, 0], unit_M, method=options.method, surrogates=options.surrogates, place=place,
+            **sizes,
+        ).record(result)  # fmt: skip
+    _describe(result, label_M[real_M], episode_M[real_M], t_M[real_M], seed)
+    result.tables["behaviours"] = _table(
+        label_M, source_M, episode_M, t_M, value_M, action_M, action_names, count, seed
+    )
+    logits_MA = np.concatenate([s.logits_NA for _, s in given])[rows_M]
+    columns = (label_M, episode_M, t_M, value_M, logits_MA)
+    states, result.tables["transitions"] = aggregate(Visits(*(c[real_M] for c in columns)), count, seed)
+    names = {int(r["behaviour"]): r["name"] for r in result.tables["behaviours"]} | {NOISE: NO_BEHAVIOUR}
+    result.tables["mdp"] = [row | {"name": names[row["behaviour"]]} for row in states]
+    return result
+
+
+def _units(given: Sequence[tuple[int, Steps]], index_N2: np.ndarray) -> np.ndarray:
+    """Of every step int64 [N]: equal for what is not independent.  index_N2: as pooled, episodes numbered anew."""
+    if any(s.unit_E is None for _, s in given):
+        return index_N2[:, 0]
+    return np.concatenate([s.unit_E[s.index_N2[:, 0]] for _, s in given if s.unit_E is not None])
+
+
+def _describe(result: Result, label_R: np.ndarray, episode_R: np.ndarray, t_R: np.ndarray, seed: int) -> None:
+    """Of real steps: how many are in no behaviour (hdbscan), and how much of a label is time."""
+    rng = np.random.default_rng(seed)
+    episodes = len(np.unique(episode_R))
+    if result.notes["method"] == "hdbscan":
+        noise = share_of(label_R == NOISE, episode_R)
+        result.scalar("noise_share", noise.value, "share of real steps in no behaviour", noise.n, noise.interval)
+    record_share_from_time(result, "", label_R, t_R, episode_R, episodes=episodes, rng=rng)
+
+
+def _centres(
+    label_M: np.ndarray,
+    distance_M: np.ndarray,
+    source_M: np.ndarray,
+    episode_M: np.ndarray,
+    t_M: np.ndarray,
+    clusters: int,
+    samples: int,
+) -> np.ndarray:
+    """Only of a behaviour's more central half: a step at its edge, alone in its episode, shows something else."""
+    out = np.full((clusters, samples, 3), -1, np.int64)
+    for b in range(clusters):
+        taken: set[tuple[int, int]] = set()
+        rows = np.flatnonzero(label_M == b)
+        typical = rows[distance_M[rows] <= np.median(distance_M[rows])] if len(rows) else rows
+        for row in sorted(typical, key=lambda r: (source_M[r], distance_M[r])):
+            episode = (int(source_M[row]), int(episode_M[row]))
+            if len(taken) == samples:
+                break
+            if episode not in taken:
+                out[b, len(taken)] = (*episode, t_M[row])
+                taken.add(episode)
+    return out
+
+
+def _table(
+    label_M: np.ndarray,
+    source_M: np.ndarray,
+    episode_M: np.ndarray,
+    t_M: np.ndarray,
+    value_M: np.ndarray,
+    action_M: np.ndarray,
+    action_names: Sequence[str],
+    clusters: int,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """One row a behaviour: shares, mean values and their Cohen's d with 95 % intervals over real episodes.
+
+    ``value_d``: by how many pooled standard deviations the agent's value in the behaviour's steps lies above that
+    in all other steps; None for a behaviour of fewer than 2 steps, its interval None for one of a single episode.
+    """
+    real = source_M == REAL
+    label_R, episode_R = label_M[real], episode_M[real]
+    units, unit_R = np.unique(episode_R, return_inverse=True)
+    counts_UB = np.zeros((len(units), clusters + 1))  # the last: steps in no behaviour
+    np.add.at(counts_UB, (unit_R, label_R), 1)
+    share, low, high, _ = shares(counts_UB, counts_UB.sum(1, keepdims=True))
+    out = []
+    for b in range(clusters):
+        here, name = label_R == b, ""
+        row: dict[str, Any] = {
+            "behaviour": b,
+            "n_steps": int(here.sum()),
+            "n_episodes": len(np.unique(episode_R[here])),
+            "share": float(share[b]),
+            "share_low": float(low[b]),
+            "share_high": float(high[b]),
+            "n_sim_steps": int((label_M[~real] == b).sum()),
+            "time_eta2": time_eta2(here, t_M[real]),
+            "value": None,
+            "value_low": None,
+            "value_high": None,
+            "value_d": None,
+            "value_d_low": None,
+            "value_d_high": None,
+            "actions": "",
+        }
+        if here.any():
+            rng = np.random.default_rng(seed)
+            value = bootstrap_mean(value_M[real][here], episode_R[here], rng=rng)
+            row |= {"value": value.value, "value_low": value.low, "value_high": value.high}
+            d = cohens_d_interval(value_M[real][:, None], here, episode_R, rng=rng)
+            for column, (number,) in zip(("value_d", "value_d_low", "value_d_high"), d, strict=True):
+                row[column] = float(number) if np.isfinite(number) else None
+            often = np.bincount(action_M[real][here], minlength=len(action_names))
+            top = [a for a in np.argsort(-often, kind="stable")[:3] if often[a]]
+            said = [f"{action_names[a]} {often[a] / here.sum():.0%}" for a in top]
+            row["actions"] = ", ".join(said)
+            mostly = 2 * often[top[0]] >= here.sum()  # half of the steps, or the name would mislead
+            name = f"mostly {action_names[top[0]]}" if mostly else ", ".join(said[:2])
+        row["name"] = f"behaviour {b}" + (f": {name}" if name else "")
+        out.append(row)
+    return out
+
+
+def summary(result: Result, out: Path) -> str:
+    """What a person wants to know, in a few lines."""
+    s = result.scalars
+    low, high = s["stability"]["interval"]
+    lines = [
+        f"{result.notes['behaviours']} behaviours from {result.notes['vector']}: "
+        f"stability {s['stability']['value']:.2f} [{low:.2f}, {high:.2f}] (ARI, {s['stability']['n']} episodes"
+        f"{few(s['stability']['n'])}); "
+        f"time gives away {s['share_from_time']['value']:.0%} of a label "
+        f"(floor {s['share_from_time_floor']['value']:.0%})"
+    ]
+    if "surrogates" in result.tables:
+        lines.append(f"  {in_words(result)}")
+    if "noise_share" in s:
+        noise = s["noise_share"]["value"]
+        lines.append(f"  {noise:.0%} of real steps are in none of them")
+        if noise > 0.5:
+            lines[-1] += ": most; try --embedding umap, a smaller --min_cluster_size, or another --method"
+    for row in result.tables["behaviours"][:12]:
+        lines.append(
+            f"  {row['behaviour']:>3}  {row['share']:5.1%} of real steps in {row['n_episodes']} episodes, "
+            f"{row['n_sim_steps']} simulated steps; {row['actions']}"
+        )
+    return "\n".join([*lines, f"  names to edit: {out / NAMES}"])

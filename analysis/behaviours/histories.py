@@ -1,0 +1,102 @@
+"""The vectors that behaviours are clusters of: a step's state and how it changes over the next ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from analysis.shared.directions import EXACT_SIZE, OVERSAMPLES
+from core.episodes import RolloutStore
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of one store: ``h_NH``, ``d_ND`` (None without a simulator), what happened, and (episode, t).
+
+    Steps of an episode are consecutive.  ``unit_E`` int64 [episodes]: equal for what is not independent, also across
+    stores (analysis.shared.units); None: every episode is a unit.
+    """
+
+    h_NH: np.ndarray
+    d_ND: np.ndarray | None
+    value_N: np.ndarray
+    action_N: np.ndarray
+    logits_NA: np.ndarray
+    index_N2: np.ndarray
+    unit_E: np.ndarray | None = None
+
+
+def read_steps(
+    store: RolloutStore, first_step: int, world: Sequence[np.ndarray] | str | None = None, lead: int = 0,
+    unit_E: np.ndarray | None = None,
+) -> Steps:  # fmt: skip
+    """Pooled steps t >= first_step.
+
+    world: per-episode states whose row i belongs to step ``lead + i``, or the name of a stored column.
+    """
+    first = max(first_step, lead)
+    names = ["h", "value", "action", "logits", *([world] if isinstance(world, str) else [])]
+    columns, index_N2 = store.pooled(*names, first=first)
+    d_ND = columns[world] if isinstance(world, str) else None
+    if world is not None and not isinstance(world, str):
+        ends = [int(min(store.steps[e], store.rows[e])) for e in range(len(store))]
+        d_ND = np.concatenate([world[e][first - lead : ends[e] - lead] for e in range(len(store)) if ends[e] > first])
+    return Steps(columns["h"], d_ND, columns["value"], columns["action"], columns["logits"], index_N2, unit_E)
+
+
+def in_effect(steps: Steps, actions: Mapping[str, Sequence[int]]) -> Steps:
+    """The steps with actions that do the same as one: of every name in ``actions`` (EnvSpec.distinct_actions), its
+    number among them, and the logit of doing any of them."""
+    of_A = np.zeros(sum(map(len, actions.values())), np.int64)
+    for number, ids in enumerate(actions.values()):
+        of_A[list(ids)] = number
+    logits_NA = np.stack([np.logaddexp.reduce(steps.logits_NA[:, list(ids)], axis=1) for ids in actions.values()], 1)
+    return replace(steps, action_N=of_A[steps.action_N], logits_NA=logits_NA)
+
+
+def histories(x_NF: np.ndarray, index_N2: np.ndarray, lags: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors [x_t, x_{t+k} - x_t for every lag] of all steps that have max(lags) more steps in their episode.
+
+    Returns float64 [M, F * (1 + lags)] and the row of each in x, int64 [M].
+    """
+    ahead = max(lags)
+    n = len(x_NF) - ahead
+    rows_M = np.flatnonzero(index_N2[ahead:, 0] == index_N2[: max(n, 0), 0]) if n > 0 else np.zeros(0, np.int64)
+    x = np.asarray(x_NF, np.float64)
+    return np.concatenate([x[rows_M]] + [x[rows_M + k] - x[rows_M] for k in lags], 1), rows_M
+
+
+def reduce(x_NF: np.ndarray, size: int) -> tuple[np.ndarray, float]:
+    """Scores [N, K] on the first K = min(size, rank) principal components, and their share of the variance; none, and
+    NaN, of what never changes.
+
+    Beyond EXACT_SIZE dimensions (world states) by the randomised solver: all components of 4,096 take minutes.
+    """
+    from sklearn.decomposition import PCA
+
+    if not np.ptp(x_NF, axis=0).any():
+        return np.zeros((len(x_NF), 0)), np.nan
+    size = min(size, *x_NF.shape)
+    solver = "randomized" if x_NF.shape[1] > EXACT_SIZE else "covariance_eigh"
+    model = PCA(size, svd_solver=solver, n_oversamples=OVERSAMPLES, random_state=0)
+    scores_NK = model.fit_transform(x_NF)
+    kept = model.explained_variance_ > 1e-10 * model.explained_variance_[0]
+    return scores_NK[:, kept], float(model.explained_variance_ratio_[kept].sum())
+
+
+def weighted(vectors_MF: np.ndarray, lags: int) -> np.ndarray:
+    """Histories of ``lags`` lags, z-scored, the changes of all lags together as heavy as the state alone.
+
+    With a weight of 1 each, changes outweigh the state by the number of lags.  They share what is new in a
+    step, so that where few units carry the behaviours, the first components are that and no behaviour is found.
+    """
+    out_MF = z_scores(vectors_MF)
+    out_MF[:, out_MF.shape[1] // (1 + lags) :] /= np.sqrt(lags)
+    return out_MF
+
+
+def z_scores(x_NF: np.ndarray) -> np.ndarray:
+    std_F = x_NF.std(0)
+    return (x_NF - x_NF.mean(0)) / np.where(std_F > 0, std_F, 1)

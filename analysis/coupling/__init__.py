@@ -1,0 +1,1 @@
+"""Coupling of directions: the stage ``python -m analysis.coupling`` and its machinery."""

@@ -1,0 +1,116 @@
+"""Coupling: which hidden-state directions go together over time, and which move each other.
+
+``python -m analysis.coupling --samples runs/demo/samples --behaviours runs/demo/behaviours``
+
+For every behaviour b and lag k, over steps T that belong to b:
+
+- correlation r[i, j] of coordinate i at T-k with coordinate j at T, centred and normalised over the
+  time pairs; its null pairs the sources of one episode with the targets of another;
+- Jacobian J[i, j] = mean of dc_j(T) / dc_i(T-k) in the simulator: direct, along the agent's memory with all its
+  actions held, and through the world, with the actions enumerated (discrete_paths.py: what every action at a
+  step leads to, times how i moves its probability); whole = direct + through the world.
+
+For comparison the whole is taken straight through the actions too, as autograd has it.  What a simulator does between
+two actions no training constrains, so that number may be anything; an effect of the enumerated actions counts as an
+edge only where its 95 % interval leaves 0 out and the straight-through number has its sign.
+
+Correlation without a Jacobian is a common cause; a Jacobian is an effect in the simulator, and a hypothesis about the
+world.  q-values (Benjamini-Hochberg) span all entries, lags and behaviours; episodes are the unit.
+Where both are significant, their signs and magnitudes are compared against the permuted episodes.
+A behaviour with so few episodes that no p-value of its could reach alpha is left out, and named.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import torch
+
+from analysis.coupling.config import CouplingConfig
+from analysis.coupling.correlation import MEAN
+from analysis.coupling.edges import PAGE, page, strongest_pairs
+from analysis.coupling.estimates import couple, plan
+from analysis.coupling.figures import draw
+from analysis.coupling.jacobian import Recorded
+from analysis.coupling.labels import labelled
+from analysis.coupling.tables import assemble
+from analysis.shared.behaviours import load_behaviours
+from analysis.shared.samples import open_samples
+from analysis.shared.sources import check_made_from
+from core import artefacts, config as cli
+from core.contracts import UserError
+from core.directions import fingerprint, load_basis
+from core.episodes import RolloutStore
+from core.stats import least_units, require_draws
+
+STAGE = "coupling"
+SHOWN = 5  # edges printed
+
+
+def main(config: CouplingConfig) -> None:
+    from generative.load import load_simulator
+
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    if not config.lags or min(config.lags) < 1 or len(set(config.lags)) < len(config.lags):
+        raise UserError("--lags takes different whole numbers of at least 1, as in 1 2 4")
+    if not 0 < config.alpha < 1:
+        raise UserError(f"--alpha {config.alpha:g} is not between 0 and 1")
+    cli.require(0, max_directions=config.max_directions, batch_size=config.batch_size, seed=config.seed)
+    if not 0 < config.memory_gb < np.inf:
+        raise UserError(f"--memory_gb {config.memory_gb:g} must be above 0")
+    cli.require(99, permutations=config.permutations, resamples=config.resamples)
+    require_draws(config.permutations, config.alpha)
+    if config.samples_per_behaviour < (need := least_units(config.alpha, MEAN)):
+        raise UserError(
+            f"--samples_per_behaviour {config.samples_per_behaviour}: a test at --alpha {config.alpha:g} needs at "
+            f"least {need}"
+        )
+    simulator = load_simulator(config.simulator, device)
+    agent = fingerprint(simulator.agent)
+    basis = load_basis(config.hidden_states, config.basis_kind, agent)
+    k = min(config.max_directions or basis.size, basis.size)
+    inputs = {"simulator": config.simulator, "samples": config.samples, "hidden_states": config.hidden_states}
+    behaviours = None
+    if config.behaviours is not None:
+        behaviours = load_behaviours(config.behaviours)
+        check_made_from(config.behaviours, "samples", config.samples)
+        inputs["behaviours"] = config.behaviours
+    with open_samples(config.samples, simulator) as store:
+        sampled, h = labelled(store, basis, k, behaviours, "sim")
+        z_EZ = torch.from_numpy(store.latents()).to(device)
+        ids = sorted({int(b) for b in np.unique(sampled.label_N) if b >= 0})
+        if not ids:
+            raise UserError(f"{config.behaviours} labels no step of {config.samples}; run analysis.behaviours on it")
+        planned = plan(simulator, z_EZ, sampled, h, ids, config, Recorded.of(store, simulator, device))
+    observed = sampled
+    if config.rollouts is not None:
+        if config.behaviours is not None:
+            check_made_from(config.behaviours, "rollouts", config.rollouts)
+        with RolloutStore(config.rollouts) as store:
+            facts = store.manifest["facts"]
+            if facts.get("source") != "real" or facts.get("agent") != agent:
+                raise UserError(f"{config.rollouts} does not hold real rollouts of this simulator's agent")
+            observed, _ = labelled(store, basis, k, behaviours, "real")
+        inputs["rollouts"] = config.rollouts
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+        run.facts = {"agent": agent, "simulator": fingerprint(simulator)}
+        coupling = couple(simulator, planned, observed, basis.to(device), ids, config)
+        result = assemble(coupling, ids, {} if behaviours is None else behaviours.names, config)
+        result.save(run.path)
+        (run.path / PAGE).write_text(page(result))
+        draw(result, run.path)
+        run.metrics |= result.scalars
+    for said in (*result.notes["left_out"], *result.notes["resolution"]):
+        print(f"note: {said}", file=sys.stderr)
+    print(f"coupling of {k} directions in {len(ids)} behaviours, {len(result.tables['edges'])} edges: {config.out}")
+    strongest = strongest_pairs(result.tables["edges"])
+    for row in strongest[:SHOWN]:
+        print(f"  {row['sentence']}")
+    if len(strongest) > SHOWN:
+        print(f"  ... and more, the strongest first: {config.out / PAGE}")
+
+
+if __name__ == "__main__":
+    cli.run(CouplingConfig, main, STAGE)

@@ -1,0 +1,51 @@
+"""The configuration of analysis.coupling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class CouplingConfig:
+    """Cross-correlation and Jacobian between directions, per behaviour and lag, and how far they agree."""
+
+    simulator: Path = Path("bundles/coinrun-demo/simulator")
+    """simulator run directory"""
+    samples: Path = Path("runs/demo/samples")
+    """simulated rollouts of that simulator; the Jacobians' starting points"""
+    hidden_states: Path = Path("runs/demo/hidden_states")
+    """hidden_states run directory with the directions"""
+    behaviours: Path | None = Path("runs/demo/behaviours")
+    """behaviours run directory that labels the steps of --samples; None: all steps are one behaviour"""
+    rollouts: Path | None = None
+    """real rollouts to take the correlations from (labelled by --behaviours too); None: --samples"""
+    out: Path = Path("runs/coupling")
+    """run directory to write"""
+    basis_kind: str = "ica"
+    """pca, ica, nmf, neurons"""
+    max_directions: int = 8
+    """at most so many directions, the first of the basis; 0: all"""
+    lags: tuple[int, ...] = (1, 2, 4)
+    """steps between source and target"""
+    samples_per_behaviour: int = 32
+    """Jacobians averaged per behaviour, from as many episodes as there are"""
+    alpha: float = 0.05
+    """false discovery rate at which an entry counts as significant; behaviours with too few episodes for it are
+    left out"""
+    permutations: int = 1999
+    """permutations of whole episodes; p-values are no finer than one over so many"""
+    resamples: int = 1000
+    """resamples of whole episodes behind the 95 % intervals of correlations"""
+    batch_size: int = 0
+    """samples a forward pass; 0: as many as --memory_gb holds"""
+    memory_gb: float = 1.0
+    """what one forward pass and its batched backward pass may hold, in GB"""
+    seed: int = 0
+    """seed of the choice of samples and of the permutations"""
+    threads: int = 2
+    """CPU threads"""
+    device: str = "cpu"
+    """cpu or cuda"""
+    overwrite: bool = False
+    """replace an earlier run in --out"""

@@ -1,0 +1,258 @@
+"""Figures of a coupling, drawn from its result: matrices, graphs of the surviving edges, and the paths compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from analysis.coupling.edges import COMPARED, PATHS, STRAIGHT, WORDS, drawn, label
+from core.artefacts import Result
+from core.figures import (
+    BAND,
+    BOTH,
+    DIVERGING,
+    HELD,
+    INK,
+    LINE,
+    MEMORY,
+    NEGATIVE,
+    NOT_TESTED,
+    POSITIVE,
+    WHOLE,
+    WORLD,
+    figure_of,
+)
+
+PATH_COLOURS = dict(zip(PATHS, (WHOLE, MEMORY, WORLD), strict=True))
+STRONGEST = 24  # edges of a graph's panel: more than that hide each other
+
+
+def draw(result: Result, path: Path) -> None:
+    """Every figure: matrix_B.png of every behaviour, graph_B.png of those with Jacobians, and paths.png."""
+    for b, behaviour in enumerate(result.arrays["behaviours"]):
+        draw_matrices(result, b).savefig(path / f"matrix_{behaviour}.png", dpi=90)
+        if np.isfinite(result.arrays["jacobian"][b]).any():
+            draw_graph(result, b).savefig(path / f"graph_{behaviour}.png", dpi=90)
+    draw_paths(result).savefig(path / "paths.png", dpi=110)
+
+
+def _title(result: Result, b: int) -> str:
+    a = result.arrays
+    behaviour = int(a["behaviours"][b])
+    counts = f"{a['samples'][b]} Jacobians from {a['sample_episodes'][b]} episodes"
+    return f"{label(result.notes['names'], behaviour)}: {counts}"
+
+
+def _before(lag: int) -> str:
+    return f"{lag} step{'' if lag == 1 else 's'} before"
+
+
+def _off(k: int) -> np.ndarray:
+    off: np.ndarray = ~np.eye(k, dtype=bool)
+    return off
+
+
+def _strongest(x: np.ndarray, off: bool = True) -> float:
+    """The largest |x|, between different directions; 1 if there is none."""
+    kept = np.abs(x[..., _off(x.shape[-1])] if off else x)
+    return float(np.nanmax(kept, initial=0)) or 1.0
+
+
+def draw_matrices(result: Result, b: int) -> Any:
+    """A matplotlib Figure for behaviour number ``b`` of the result: a row a lag; whole Jacobian, its two parts, the
+    straight-through number beside the second, and the correlation.  Dots mark what is drawn as an edge, of
+    correlations what is significant; colours of a Jacobian end at the strongest effect between different directions, so
+    that a direction's own past does not hide the rest.  What was not tested is grey, or it would look like no effect.
+    """
+    from matplotlib import colormaps
+
+    a, alpha = result.arrays, result.notes["alpha"]
+    k = a["jacobian"].shape[-1]
+    world = STRAIGHT["_through_world"]
+    columns = {**{f"jacobian{path}": WORDS[path] for path in PATHS}, world: COMPARED, "correlation": "correlation"}
+    marked = {f"jacobian{path}": drawn(result, path, alpha)[b] for path in PATHS}
+    marked |= {world: np.zeros_like(marked["jacobian"]), "correlation": a["q_correlation"][b] <= alpha}
+    whole = max(_strongest(a["jacobian"][b]), _strongest(a["jacobian_agent_only"][b]))
+    limits = (whole, whole, *[_strongest(a["jacobian_through_world"][b])] * 2, 1.0)
+    side = 3.4 if k <= 24 else 4.6
+    figure = figure_of(5.2 * side, side * len(a["lags"]))
+    axes = figure.subplots(len(a["lags"]), len(columns), squeeze=False)
+    colours = colormaps[DIVERGING].with_extremes(bad=NOT_TESTED)
+    figure.suptitle(
+        f"{_title(result, b)}\ndots: q ≤ {alpha:g}, of Jacobians also an interval beyond 0 and the straight-through "
+        "sign; grey: not tested; darkest Jacobian: the strongest between directions"
+    )
+    for at, lag in enumerate(a["lags"]):
+        for axis, (key, title), limit in zip(axes[at], columns.items(), limits, strict=True):
+            image = axis.imshow(a[key][b, at], cmap=colours, vmin=-limit, vmax=limit)
+            i, j = np.nonzero(marked[key][at])
+            axis.plot(j, i, ".", color="black", markersize=4 if k <= 16 else 40 / k)
+            axis.set_title(f"{title}, lag {lag}", fontsize=9)
+            axis.set(xlabel="direction now", ylabel=f"direction {_before(lag)}")
+            extend = "neither" if _strongest(a[key][b], off=False) <= limit else "both"
+            figure.colorbar(image, ax=axis, shrink=0.8, extend=extend)
+    return figure
+
+
+class Arrow(NamedTuple):
+    """An edge of a graph as it is drawn; ``style``: solid, where J and r agree, dashed, where they differ, dotted,
+    where r is not significant."""
+
+    source: int
+    target: int
+    J: float
+    style: str
+
+
+def arrows(result: Result, b: int, at: int, path: str) -> tuple[list[Arrow], int]:
+    """What a panel shows, the weakest first: the effects of a path that are ``drawn``, on a direction's own later
+    value, and the strongest STRONGEST between different ones; and how many of those there are."""
+    a, alpha = result.arrays, result.notes["alpha"]
+    J, r = a[f"jacobian{path}"][b, at], a["correlation"][b, at]
+    found = []
+    for i, j in np.argwhere(drawn(result, path, alpha)[b, at]):
+        agree = np.sign(J[i, j]) == np.sign(r[i, j])
+        style = ":" if not a["q_correlation"][b, at, i, j] <= alpha else "-" if agree else "--"
+        found.append(Arrow(int(i), int(j), float(J[i, j]), style))
+    found.sort(key=lambda arrow: abs(arrow.J))
+    between = [arrow for arrow in found if arrow.source != arrow.target]
+    return [arrow for arrow in found if arrow.source == arrow.target] + between[-STRONGEST:], len(between)
+
+
+def draw_graph(result: Result, b: int) -> Any:
+    """A matplotlib Figure for behaviour number ``b``: a row a path, a column a lag, time from left to right."""
+    a, alpha = result.arrays, result.notes["alpha"]
+    k, lags = a["jacobian"].shape[-1], a["lags"]
+    figure = figure_of(4.2 * max(2, len(lags)), len(PATHS) * (2.2 + 0.13 * k) + 0.9)
+    axes = figure.subplots(len(PATHS), len(lags), squeeze=False)
+    figure.suptitle(
+        f"{_title(result, b)}\nq ≤ {alpha:g}, interval beyond 0, straight-through sign agrees; at most the {STRONGEST} "
+        "strongest of a panel"
+    )
+    for path, row in zip(PATHS, axes, strict=True):
+        panels = [arrows(result, b, at, path) for at in range(len(lags))]
+        sizes = [abs(arrow.J) for shown, _ in panels for arrow in shown if arrow.source != arrow.target]
+        strongest = max(sizes, default=0.0)
+        for axis, lag, (shown, count) in zip(row, lags, panels, strict=True):
+            for arrow in shown:
+                _draw_arrow(axis, arrow, strongest)
+            names = [str(i) for i in range(k)]
+            for x in (0, 1):
+                axis.scatter(np.full(k, x), range(k), s=14, color=INK, zorder=5)
+            few = max(1, k // 32)
+            axis.set_yticks(range(0, k, few), names[::few], fontsize=8 if k <= 32 else 6)
+            axis.tick_params(length=0, labelleft=True, labelright=True)
+            axis.set_xticks([0, 1], [_before(lag), "now"], fontsize=9)
+            for text, side in zip(axis.get_xticklabels(), ("left", "right"), strict=True):
+                text.set_horizontalalignment(side)
+            axis.set(xlim=(-0.04, 1.04), ylim=(k - 0.5, -0.5))
+            axis.spines[:].set_visible(False)
+            drawn = sum(arrow.source != arrow.target for arrow in shown)
+            some = f"{drawn} of {count}" if drawn < count else f"{count}"
+            widest = f"\nwidest: size {strongest:.2g}" if count else "\n"
+            axis.set_title(f"{WORDS[path]}\nlag {lag}: {some} effect{'s' * (count != 1)}{widest}", fontsize=9)
+    figure.get_layout_engine().set(wspace=0.09)
+    _legend(figure)
+    return figure
+
+
+def _draw_arrow(axis: Any, arrow: Arrow, strongest: float) -> None:
+    colour = POSITIVE if arrow.J > 0 else NEGATIVE
+    if arrow.source == arrow.target:
+        axis.plot([0, 1], [arrow.source, arrow.target], color=colour, linewidth=1.0, alpha=0.22, zorder=1)
+        return
+    size = min(1.0, abs(arrow.J) / strongest)
+    axis.annotate(
+        "",
+        xy=(0.985, arrow.target),
+        xytext=(0.015, arrow.source),
+        zorder=2 + size,
+        arrowprops={
+            "arrowstyle": "-|>,head_width=0.22,head_length=0.45",
+            "color": colour,
+            "linewidth": 0.5 + 3 * size,
+            "linestyle": arrow.style,
+            "alpha": 0.3 + 0.7 * size,
+            "shrinkA": 0,
+            "shrinkB": 0,
+            "mutation_scale": 12,
+        },
+    )
+
+
+def _legend(figure: Any) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=POSITIVE, label="raises"),
+        Line2D([], [], color=NEGATIVE, label="lowers"),
+        Line2D([], [], color=INK, label="correlation has the same sign"),
+        Line2D([], [], color=INK, linestyle="--", label="the other sign"),
+        Line2D([], [], color=INK, linestyle=":", label="no significant correlation"),
+        Line2D([], [], color=INK, alpha=0.3, label="own past"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+
+
+def draw_paths(result: Result) -> Any:
+    """A matplotlib Figure: direct against through-world effects, and how far each path agrees with correlation."""
+    figure = figure_of(15, 4.6)
+    left, *right = figure.subplots(1, 3, width_ratios=(1.1, 1, 1))
+    _draw_parts(left, result)
+    measures = {
+        "sign_agreement": "share of entries with the same sign",
+        "magnitude_rank_correlation": "rank correlation of their sizes",
+    }
+    for axis, (measure, unit) in zip(right, measures.items(), strict=True):
+        _draw_agreement(axis, result, measure, unit)
+    right[0].set_title("Do Jacobian and correlation agree in sign? (grey: permuted episodes)", fontsize=10)
+    right[1].set_title("... and in size?", fontsize=10)
+    return figure
+
+
+def _draw_parts(axis: Any, result: Result) -> None:
+    """Every edge between different directions, by its two parts."""
+    a, alpha = result.arrays, result.notes["alpha"]
+    off = np.broadcast_to(_off(a["jacobian"].shape[-1]), a["jacobian"].shape)
+    whole, direct, world = (drawn(result, path, alpha) for path in PATHS)
+    there = whole & off
+    kinds = (
+        ("direct alone", there & direct & ~world, PATH_COLOURS["_agent_only"]),
+        ("both parts", there & direct & world, BOTH),
+        ("through world alone", there & ~direct & world, PATH_COLOURS["_through_world"]),
+        ("neither part alone", there & ~direct & ~world, HELD),
+    )
+    for name, mask, colour in kinds:
+        x, y = a["jacobian_agent_only"][mask], a["jacobian_through_world"][mask]
+        axis.plot(x, y, ".", color=colour, markersize=5, alpha=0.7, label=f"{name}: {mask.sum()}")
+    reach = 1.08 * max(_strongest(a[f"jacobian{path}"]) for path in PATHS[1:])
+    axis.axhline(0, color=LINE, linewidth=0.8, zorder=0)
+    axis.axvline(0, color=LINE, linewidth=0.8, zorder=0)
+    axis.plot([-reach, reach], [reach, -reach], color=LINE, linewidth=0.8, linestyle="--", zorder=0)
+    axis.text(reach * 0.97, -reach * 0.9, "cancel", color=HELD, fontsize=8, ha="right")
+    axis.set(
+        xlim=(-reach, reach), ylim=(-reach, reach), xlabel="Jacobian, direct (memory)",
+        ylabel="Jacobian, through the world",
+    )  # fmt: skip
+    axis.set_title(f"Edges between directions (q ≤ {alpha:g}), by the part that would be one by itself", fontsize=10)
+    axis.legend(fontsize=8)
+
+
+def _draw_agreement(axis: Any, result: Result, measure: str, unit: str) -> None:
+    """One measure for every path, against the band of permuted episodes."""
+    ticks = []
+    for x, path in enumerate(PATHS):
+        scalar, null = result.scalars[f"{measure}{path}"], result.scalars[f"{measure}{path}_null"]
+        ticks.append(f"{WORDS[path].replace(' (', chr(10) + '(')}\nn = {scalar['n']}")
+        if scalar["value"] is None or not np.isfinite(scalar["value"]):
+            axis.text(x, 0.5, "too few", ha="center", color=HELD, fontsize=8, transform=axis.get_xaxis_transform())
+            continue
+        low, high = null["interval"]
+        axis.fill_between([x - 0.32, x + 0.32], low, high, color=BAND)
+        p = result.scalars[f"{measure}{path}_p"]["value"]
+        axis.plot(x, scalar["value"], "o", color=PATH_COLOURS[path])
+        axis.annotate(f" p = {p:.2g}", (x, scalar["value"]), xytext=(6, 0), textcoords="offset points", fontsize=8)
+    axis.set_xticks(range(len(PATHS)), ticks, fontsize=9)
+    axis.set(xlim=(-0.6, len(PATHS) - 0.3), ylabel=unit)

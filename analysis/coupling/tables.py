@@ -1,0 +1,120 @@
+"""A coupling as a result: arrays, tables, scalars, and what could not be tested."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from analysis.coupling.agreement import MEASURES, Agreement, agreement
+from analysis.coupling.config import CouplingConfig
+from analysis.coupling.correlation import MEAN, PAIRING
+from analysis.coupling.edges import METHOD, PATHS, STRAIGHT, WORDS, beyond_zero, drawn, edges
+from analysis.coupling.estimates import Coupling
+from core import artefacts
+from core.stats import benjamini_hochberg, least_permutations, least_units, smallest_p
+
+
+def assemble(
+    coupling: Coupling, behaviours: Sequence[int], names: Mapping[int, str], config: CouplingConfig
+) -> artefacts.Result:
+    """q-values over the whole family, the table of surviving edges, and the consistency, as a Result."""
+    result = artefacts.Result()
+    a = result.arrays
+    a["behaviours"], a["lags"] = np.asarray(behaviours, np.int64), np.asarray(config.lags, np.int64)
+    a["correlation"], a["q_correlation"] = coupling.correlation, benjamini_hochberg(coupling.p_correlation)
+    a["correlation_low"], a["correlation_high"] = coupling.correlation_ends
+    for path in PATHS:
+        a[f"jacobian{path}"] = coupling.jacobian[path]
+        a[f"q_jacobian{path}"] = benjamini_hochberg(coupling.p_jacobian[path])
+        a[f"jacobian{path}_low"], a[f"jacobian{path}_high"] = coupling.jacobian_ends[path]
+    for path, name in STRAIGHT.items():
+        a[name] = coupling.straight_through[path]
+    for name in ("pairs", "pair_episodes", "samples", "sample_episodes"):
+        a[name] = getattr(coupling, name)
+    result.notes |= {
+        "alpha": config.alpha,
+        "basis_kind": config.basis_kind,
+        "names": {str(b): names.get(b, "") for b in behaviours},
+        "left_out": untested(coupling, behaviours, config),
+        "resolution": resolution(coupling, config),
+        "unit": "change of target coordinate per change of source coordinate",
+        "method": METHOD,
+        "actions": [list(names) for names in coupling.actions],
+    }
+    result.scalar(
+        "branches_ended", coupling.ended, "share of enumerated actions after which the simulated episode ends before T"
+    )
+    result.tables["edges"] = edges(result, config.alpha)
+    diagonal = np.eye(coupling.correlation.shape[-1], dtype=bool)
+    correlated = a["q_correlation"] <= config.alpha
+    for path in PATHS:
+        both = (a[f"q_jacobian{path}"] <= config.alpha) & correlated
+        for measure in MEASURES:
+            _put(result, f"{measure}{path}", agreement(coupling, both & ~diagonal, measure, path))
+    both = (a["q_jacobian"] <= config.alpha) & correlated
+    _put(result, "sign_agreement_with_diagonal", agreement(coupling, both, "sign_agreement"))
+    for name in (*(f"jacobian{path}" for path in PATHS), "correlation"):
+        q = a[f"q_{name}"]
+        tests = int(np.isfinite(q).sum())
+        share = float((q <= config.alpha).sum() / tests) if tests else float("nan")
+        result.scalar(f"significant_{name}", share, f"share of entries with q <= {config.alpha}", tests)
+    result.scalar("edges", len(result.tables["edges"]), "directed edges between different directions or own past")
+    for path in STRAIGHT:
+        there = beyond_zero(result, path, config.alpha)
+        same = drawn(result, path, config.alpha)[there]
+        agrees = float(same.mean()) if same.size else float("nan")
+        unit = f"share of effects, {WORDS[path]}, with q <= {config.alpha} and an interval beyond 0"
+        result.scalar(f"straight_through_agrees{path}", agrees, unit, int(same.size))
+    parts = (a["q_jacobian_agent_only"] <= config.alpha) | (a["q_jacobian_through_world"] <= config.alpha)
+    hidden = int((parts & ~(a["q_jacobian"] <= config.alpha)).sum())
+    result.scalar(
+        "parts_without_whole", hidden, "entries with a significant part whose whole is not: parts that cancel"
+    )
+    return result
+
+
+def untested(coupling: Coupling, behaviours: Sequence[int], config: CouplingConfig) -> list[str]:
+    """What was not tested for want of episodes, a sentence each that says how many are needed."""
+    need, pairing = least_units(config.alpha, MEAN), least_units(config.alpha, PAIRING)
+    said = []
+    for b, jacobians_of, pairs_of in zip(behaviours, coupling.sample_episodes, coupling.pair_episodes, strict=True):
+        if jacobians_of < need:
+            said.append(f"behaviour {b} has Jacobians from {jacobians_of} episodes, {need} are needed")
+        few = [f"{n} at lag {lag}" for lag, n in zip(config.lags, pairs_of, strict=True) if n < pairing]
+        if few:
+            said.append(f"behaviour {b} has time pairs from few episodes ({', '.join(few)}), {pairing} are needed")
+    return said
+
+
+def resolution(coupling: Coupling, config: CouplingConfig) -> list[str]:
+    """A sentence a family in which no entry could be significant by itself: its smallest possible p times the number
+    of tests is larger than alpha, so that Benjamini-Hochberg passes only many at once."""
+    families = (
+        ("Jacobians", MEAN, coupling.p_jacobian[""], coupling.sample_episodes),
+        ("correlations", PAIRING, coupling.p_correlation, coupling.pair_episodes),
+    )
+    said = []
+    for name, kind, p, episodes in families:
+        tests, most = int(np.isfinite(p).sum()), int(episodes.max())
+        least = max(smallest_p(most, kind), 1 / (1 + config.permutations))
+        if tests and least * tests > config.alpha:
+            alone = config.alpha / tests
+            need = [f"--permutations {least_permutations(alone)}"] if 1 / (1 + config.permutations) > alone else []
+            need += [f"{least_units(alone, kind)} episodes of a behaviour"] if smallest_p(most, kind) > alone else []
+            said.append(
+                f"{tests} {name} are tested together and p is never below {least:.2g}: at least "
+                f"{math.ceil(least * tests / config.alpha)} must reach that for one to count; one alone could with "
+                f"{' and '.join(need)}, or with fewer --lags or --max_directions"
+            )
+    return said
+
+
+def _put(result: artefacts.Result, name: str, found: Agreement) -> None:
+    unit = "share of entries" if name.startswith("sign") else "Spearman correlation of |J| and |r|"
+    result.scalar(name, found.value, unit, found.n)
+    result.scalar(
+        f"{name}_null", (found.null_low + found.null_high) / 2, unit, found.n, (found.null_low, found.null_high)
+    )
+    result.scalar(f"{name}_p", found.p, "permutation p")

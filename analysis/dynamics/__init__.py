@@ -1,0 +1,1 @@
+"""The memory as a dynamical system: the stage ``python -m analysis.dynamics`` and its machinery."""

@@ -1,0 +1,77 @@
+"""Fixed points of the memory under a still input: where h stays as it is, and where it settles."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from analysis.dynamics.recurrence import Recurrence
+
+FIXED = 1e-8  # speed below which a point counts as fixed, rms standard deviations a step (in float64)
+LOST = 10.0  # a search that leaves the recorded states by so many standard deviations is given up
+
+
+class Search(NamedTuple):
+    """Where searches for a fixed point ended, a row a start."""
+
+    h_BH: Tensor
+    speed_B: Tensor  # rms standard deviations a step
+    settled_B: Tensor  # bool: a local minimum of the speed (0 or not); false: out of iterations or lost
+
+
+def search(memory: Recurrence, e_BE: Tensor, h_BH: Tensor, std_H: Tensor, iterations: int) -> Search:
+    """Minimise the speed |F(h; e) - h| from every start by Levenberg-Marquardt, on z-scored states.
+
+    Finds repelling points as well as attracting ones.  Give float64: the gradient's floor decides what is fixed.
+    """
+    start, h = h_BH, h_BH.clone()
+    eye = torch.eye(h.shape[1], dtype=h.dtype, device=h.device)
+    damping = torch.full((len(h), 1, 1), 1e-2, dtype=h.dtype, device=h.device)
+    settled = torch.zeros(len(h), dtype=torch.bool, device=h.device)
+
+    def speed_of(after: Tensor, before: Tensor) -> Tensor:
+        return ((after - before) / std_H).square().mean(1).sqrt()
+
+    after, jacobian = memory.with_jacobian(e_BE, h)
+    speed = speed_of(after, h)
+    for _ in range(iterations):
+        residual = (after - h) / std_H
+        slope = (jacobian - eye) * std_H / std_H[:, None]
+        gradient = torch.einsum("bij,bi->bj", slope, residual)
+        # A local minimum that is no fixed point: the speed is far above what its slope could still take away.
+        settled = (speed < FIXED) | (gradient.square().mean(1).sqrt() < 1e-6 * speed)
+        lost = ((h - start) / std_H).abs().amax(1) > LOST
+        if (settled | lost).all():
+            break
+        normal = slope.transpose(1, 2) @ slope
+        move = torch.linalg.solve(normal + damping * eye, -gradient[..., None])[..., 0] * std_H
+        move = torch.where((settled | lost)[:, None], 0.0, move)
+        tried_after, tried_jacobian = memory.with_jacobian(e_BE, h + move)
+        tried = speed_of(tried_after, h + move)
+        better = tried < speed
+        damping = torch.where(better[:, None, None], damping * 0.2, damping * 5).clamp(1e-14, 1e8)
+        h = torch.where(better[:, None], h + move, h)
+        after = torch.where(better[:, None], tried_after, after)
+        jacobian = torch.where(better[:, None, None], tried_jacobian, jacobian)
+        speed = torch.where(better, tried, speed)
+    return Search(h, speed, settled & (((h - start) / std_H).abs().amax(1) <= LOST))
+
+
+def distinct(h_NH: Tensor, speed_N: Tensor, std_H: Tensor, merge: float) -> list[int]:
+    """Rows that differ by more than ``merge`` (rms standard deviations), the slowest of each neighbourhood."""
+    kept: list[int] = []
+    for n in torch.argsort(speed_N, stable=True).tolist():
+        gaps = [float(((h_NH[n] - h_NH[k]) / std_H).square().mean().sqrt()) for k in kept]
+        if not gaps or min(gaps) > merge:
+            kept.append(n)
+    return kept
+
+
+def settle(memory: Recurrence, e_BE: Tensor, h_BH: Tensor, steps: int) -> Tensor:
+    """The states after ``steps`` steps of a still input."""
+    with torch.no_grad():
+        for _ in range(steps):
+            h_BH = memory(e_BE, h_BH)
+    return h_BH

@@ -1,0 +1,79 @@
+"""What the memory is driven by: recorded episodes, and single frames of them held still."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis.dynamics.recurrence import Recurrence
+from analysis.shared.behaviours import load_behaviours
+from analysis.shared.clusters import STEPS_PER_CLUSTER, k_means
+from core.artefacts import Result
+from core.contracts import Agent, UserError
+from core.episodes import RolloutStore
+from core.trees import leaves
+
+FRAMES = 1024  # encoded at once
+
+
+class Still(NamedTuple):
+    """Inputs held still: a name, the (episode, t) of its frame (None: no frame), and the embedding."""
+
+    name: str
+    where: tuple[int, int] | None
+    e_E: Tensor
+
+
+class Recorded(NamedTuple):
+    """The agent's recorded steps, pooled: states, embeddings, and (episode, t)."""
+
+    h_NH: Tensor
+    e_NE: Tensor
+    index_N2: np.ndarray
+
+
+def read(memory: Recurrence, agent: Agent, store: RolloutStore) -> Recorded:
+    """Every recorded state and, by the agent's own encoder, everything that drove them; float64."""
+    names, column = list(store.spec.obs), "state" if "state" in store.column_names else "h"
+    columns, index_N2 = store.pooled(column, *(f"obs/{n}" for n in names))
+    device = next(leaves(agent.initial(1))).device
+    parts = []
+    with torch.no_grad():
+        for n in range(0, len(index_N2), FRAMES):
+            obs = {k: torch.from_numpy(columns[f"obs/{k}"][n : n + FRAMES]).to(device) for k in names}
+            parts.append(memory.inputs(agent, obs).double())
+    return Recorded(torch.from_numpy(columns[column]).to(device).double(), torch.cat(parts), index_N2)
+
+
+def typical(recorded: Recorded, count: int, seed: int) -> list[Still]:
+    """The mean input, and ``count`` recorded ones: the nearest to the centres of clusters of all inputs."""
+    out = [Still("mean input", None, recorded.e_NE.mean(0))]
+    if count == 0:
+        return out
+    if len(recorded.e_NE) < STEPS_PER_CLUSTER * count:
+        raise UserError(f"--inputs {count}: {len(recorded.e_NE)} recorded steps are too few; ask for fewer")
+    e_NE = recorded.e_NE.cpu().numpy()
+    centres = k_means(e_NE, count, seed) if count > 1 else e_NE.mean(0, keepdims=True)
+    for centre in centres:
+        n = int(((e_NE - centre) ** 2).sum(1).argmin())
+        e, t = (int(v) for v in recorded.index_N2[n])
+        out.append(Still(f"frame {e}:{t}", (e, t), recorded.e_NE[n]))
+    return out
+
+
+def of_behaviours(recorded: Recorded, path: Path) -> list[Still]:
+    """The mean input, and the most central real frame of every behaviour that has one."""
+    out = [Still("mean input", None, recorded.e_NE.mean(0))]
+    centre = Result.load(path).arrays["centre_index"]
+    row_of = {(int(e), int(t)): n for n, (e, t) in enumerate(recorded.index_N2)}
+    for b, name in load_behaviours(path).names.items():
+        real = [(int(e), int(t)) for source, e, t in centre[b] if source == 0] if centre.shape[1] else []
+        if real:
+            out.append(Still(name, real[0], recorded.e_NE[row_of[real[0]]]))
+    if len(out) == 1:
+        raise UserError(f"{path} shows no real frame of any behaviour; run it with --filmstrips 1 or more")
+    return out

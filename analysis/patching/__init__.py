@@ -1,0 +1,1 @@
+"""Patching: the stage ``python -m analysis.patching`` and its machinery."""

@@ -1,0 +1,1 @@
+"""Probes: the stage ``python -m analysis.probes`` and its machinery."""

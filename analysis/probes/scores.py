@@ -1,0 +1,270 @@
+"""How well every quantity is read from the states, beside its nulls and controls, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from analysis.probes.config import ProbesConfig
+from analysis.probes.rows import Rows
+from analysis.shared.probe_fits import (
+    ALPHA,
+    FoldedRidge,
+    auroc,
+    exchanged_units,
+    folds_of,
+    mlp_predict,
+    partial_out,
+    r2_of,
+    unit_sums,
+)
+from core.artefacts import Result, finite
+from core.contracts import UserError
+from core.progress import bar
+from core.stats import LOGIT, LOST, PLAIN, benjamini_hochberg, jackknifed, left_out, mean_p
+
+CONSTANTS = 20  # random targets of each control
+TIME_POWERS = 5
+TIME_ITSELF = 0.999  # R^2 of time alone from which on a quantity is time
+LEAST_VARYING = 6  # units in which a quantity must vary: with fewer no test can tell anything
+
+
+def null_of(probe: FoldedRidge, y_N: np.ndarray, donor_NS: np.ndarray) -> np.ndarray:
+    """R^2 [S] of the target exchanged in each of S ways; NaN where an exchange leaves it without spread."""
+    y_NS = y_N[donor_NS]
+    spread_S = y_NS.var(0) * len(y_N)
+    return 1 - np.divide(probe.errors(y_NS), spread_S, out=np.full(len(spread_S), np.nan), where=spread_S > 0)
+
+
+def p_of(value: float, null_S: np.ndarray) -> float:
+    """One-sided; an exchange whose R^2 is undefined counts as reached."""
+    return float((1 + (~(null_S < value)).sum()) / (1 + len(null_S)))
+
+
+class Scores:
+    """R^2 of several readings of the same targets, of all units and of all but each one."""
+
+    def __init__(self, unit_N: np.ndarray, resamples: int, rng: np.random.Generator) -> None:
+        self.of_N = np.unique(unit_N, return_inverse=True)[1]
+        self.n = int(self.of_N.max()) + 1
+        self.weight_GE, self.resamples, self.rng = left_out(self.n, rng), resamples, rng
+        self.error_EK: dict[str, np.ndarray] = {}
+        self.r2_GK: dict[str, np.ndarray] = {}
+
+    def add(self, name: str, predicted_NK: np.ndarray, y_NK: np.ndarray) -> None:
+        sums_E4K = unit_sums(predicted_NK, y_NK, self.of_N)
+        self.error_EK[name] = sums_E4K[:, 0]
+        self.r2_GK[name] = r2_of(np.tensordot(self.weight_GE, sums_E4K, 1))
+
+    def less(self, name: str, a: str, b: str) -> None:
+        """R^2 of reading a less that of b, as a reading of its own."""
+        self.r2_GK[name] = self.r2_GK[a] - self.r2_GK[b]
+
+    def interval(self, name: str, k: int, level: float = 0.95) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(value, low, high) of target k."""
+        link = LOST if name in self.error_EK else PLAIN  # a difference of two may be of either sign
+        return jackknifed(self.r2_GK[name][:, k], rng=self.rng, link=link, level=level, draws=self.resamples)
+
+    def cells(self, name: str, k: int) -> dict[str, Any]:
+        """``interval`` as table cells."""
+        value, low, high = self.interval(name, k)
+        return {
+            name: finite(value),
+            f"{name}_low": finite(low),
+            f"{name}_high": finite(high),
+        }
+
+
+def time_features(time_N: np.ndarray) -> np.ndarray:
+    """Powers of time [N, 5], scaled to [-1, 1]."""
+    scaled_N = 2 * (time_N - time_N.min()) / max(1, np.ptp(time_N)) - 1
+    return np.stack([scaled_N**p for p in range(1, TIME_POWERS + 1)], 1)
+
+
+def probe(rows: Rows, targets: Sequence[str], given: Sequence[str], unit: str, config: ProbesConfig) -> Result:
+    """Tables ``targets`` (one row each, also of those that never vary) and ``controls``; arrays of what was read."""
+    rng = np.random.default_rng(config.seed)
+    unit_N, life_N = rows.groups[unit], rows.groups["life"]
+    fold_N = folds_of(unit_N, config.folds, rng)
+    scores = Scores(unit_N, config.resamples, rng)
+    varying = [t for t in targets if np.ptp(rows.quantities[t]) > 0]
+    if not varying:
+        raise UserError(f"none of the {len(targets)} quantities ever changes, so there is nothing to read; record more")
+    y_NK = np.stack([rows.quantities[t] for t in varying], 1)
+    states = FoldedRidge(rows.x_NF, fold_N)
+    donor_NS = np.stack([exchanged_units(life_N, unit_N, rng) for _ in range(config.shuffles)], 1)
+    predicted = {"linear": states.predict(y_NK)}
+    null = {"linear": np.stack([null_of(states, y_N, donor_NS) for y_N in y_NK.T], 1)}
+    if config.mlp:
+        both_NK = np.concatenate([y_NK, y_NK[donor_NS[:, 0]]], 1)
+        read_NK = mlp_predict(rows.x_NF, both_NK, fold_N, unit_N, config.net, config.seed)
+        predicted["mlp"] = read_NK[:, : len(varying)]
+        scores.add("mlp_shuffled", read_NK[:, len(varying) :], both_NK[:, len(varying) :])
+    predicted["time"] = FoldedRidge(time_features(rows.time_N), fold_N).predict(y_NK)
+    if rows.observation_NF is not None:
+        predicted["observation"] = FoldedRidge(rows.observation_NF, fold_N).predict(y_NK)
+    for name, said_NK in predicted.items():
+        scores.add(name, said_NK, y_NK)
+        if name != "linear":
+            ends = ("mlp", "linear") if name == "mlp" else ("linear", name)
+            scores.less(f"{ends[0]}_minus_{ends[1]}", *ends)
+    mediated = mediate(rows, varying, given, fold_N, donor_NS, scores, rng) if given else None
+    if mediated is not None:
+        null["partial"] = mediated
+    about = {"given": list(given), "smallest": config.smallest, "unit": unit, "units": scores.n, "rows": len(unit_N)}
+    result = Result(notes=about)
+    world_N = rows.groups.get("world", life_N)
+    result.notes["worlds_shared"] = len(np.unique(world_N)) < len(np.unique(life_N))
+    result.tables["targets"] = _table(rows, targets, varying, given, predicted, null, scores, config.smallest)
+    result.tables["controls"] = _controls(states, rows, rng)
+    _directions(result, states, varying, y_NK)
+    result.arrays |= {f"null_{name}": null_SK for name, null_SK in null.items()} | {"fold": fold_N}
+    result.arrays["index"] = rows.index_N2
+    result.arrays |= {f"predicted_{name}": x_NK.astype(np.float32) for name, x_NK in predicted.items()}
+    return result
+
+
+def mediate(
+    rows: Rows, varying: Sequence[str], given: Sequence[str], fold_N: np.ndarray, donor_NS: np.ndarray, scores: Scores,
+    rng: np.random.Generator,
+) -> np.ndarray:  # fmt: skip
+    """Adds the readings ``given`` (R^2 of the confounders alone), ``partial`` (of what they leave of the target, from
+    what they leave of the states) and ``unique`` (what the states add, in R^2 of the whole target) to ``scores``.
+
+    A target that is itself a confounder is given the others.  Returns the exchanged ``partial`` [S, K].
+    """
+    y_NK = np.stack([rows.quantities[t] for t in varying], 1)
+    given_NK, partial_NK, left_NK = (np.full(y_NK.shape, np.nan) for _ in range(3))
+    null_SK = np.full((donor_NS.shape[1], len(varying)), np.nan)
+    sets: dict[tuple[str, ...], list[int]] = {}
+    for k, target in enumerate(varying):
+        sets.setdefault(tuple(g for g in given if g != target), []).append(k)
+    with bar("partialling out", len(sets), "sets") as progress:
+        for others, these in sets.items():
+            progress.advance()
+            if not others:
+                continue
+            z_NC = np.stack([rows.quantities[g] for g in others], 1)
+            x_NF, y_NS = partial_out(z_NC, fold_N, rng, rows.x_NF, y_NK[:, these])
+            states = FoldedRidge(x_NF, fold_N)
+            given_NK[:, these], left_NK[:, these] = y_NK[:, these] - y_NS, y_NS
+            partial_NK[:, these] = states.predict(y_NS)
+            null_SK[:, these] = np.stack([null_of(states, y_N, donor_NS) for y_N in y_NS.T], 1)
+    scores.add("given", given_NK, y_NK)
+    scores.add("partial", partial_NK, left_NK)
+    scores.add("both", given_NK + partial_NK, y_NK)
+    scores.less("unique", "both", "given")
+    return null_SK
+
+
+def _table(
+    rows: Rows, targets: Sequence[str], varying: Sequence[str], given: Sequence[str],
+    predicted: Mapping[str, np.ndarray], null: Mapping[str, np.ndarray], scores: Scores, smallest: float,
+) -> list[dict[str, Any]]:  # fmt: skip
+    p = {n: np.array([p_of(scores.r2_GK[n][0, k], null_SK[:, k]) if np.isfinite(scores.r2_GK[n][0, k]) else np.nan
+                      for k in range(len(varying))]) for n, null_SK in null.items()}  # fmt: skip
+    flips = np.random.default_rng(0)
+    for name, (a, b) in {n: n.split("_minus_") for n in scores.r2_GK if "_minus_" in n}.items():
+        p[name] = np.atleast_1d(mean_p(scores.error_EK[b] - scores.error_EK[a], rng=flips))
+    units_K = [varying_units(rows.quantities[t], scores.of_N) for t in varying]
+    enough_K = np.array(units_K) >= LEAST_VARYING
+    q = {n: benjamini_hochberg(np.where(enough_K, p_K, np.nan)) for n, p_K in p.items()}
+    out: list[dict[str, Any]] = []
+    for target in targets:
+        y_N = rows.quantities[target]
+        spread = {"mean": float(y_N.mean()), "std": float(y_N.std())}
+        row: dict[str, Any] = {"target": target, "kind": kind_of(y_N), **spread}
+        out.append(row)
+        if target not in varying:
+            row |= {"units_varying": 0, "verdict": "constant"}
+            continue
+        k = varying.index(target)
+        row["units_varying"] = units_K[k]
+        for name in scores.r2_GK:
+            if name == "mlp_shuffled":
+                row[name] = finite(scores.r2_GK[name][0, k])
+            elif name != "both":
+                row |= scores.cells(name, k)
+            if name in p:
+                row |= {f"{name}_p": finite(p[name][k]), f"{name}_q": finite(q[name][k])}
+        for name, null_SK in null.items():
+            if np.isfinite(null_SK[:, k]).any():
+                row |= {f"{name}_shuffled": float(np.nanmean(null_SK[:, k])),
+                        f"{name}_shuffled_high": float(np.nanquantile(null_SK[:, k], 0.95))}  # fmt: skip
+        if row["kind"] == "binary":
+            for name in ("linear", "mlp"):
+                if name in predicted:
+                    area_G = auroc(predicted[name][:, k], y_N == y_N.max(), scores.of_N, scores.weight_GE)
+                    area, low, high = jackknifed(area_G, rng=scores.rng, link=LOGIT, draws=scores.resamples)
+                    row |= {f"auroc_{name}": finite(area), f"auroc_{name}_low": finite(low),
+                            f"auroc_{name}_high": finite(high)}  # fmt: skip
+        if "partial" in scores.r2_GK:
+            _, low, high = scores.interval("partial", k, 0.9)
+            row |= {"partial_low_90": finite(low), "partial_high_90": finite(high)}
+        row |= {"verdict": verdict(row, bool(given), smallest), "n": scores.n, "rows": len(y_N)}
+    return out
+
+
+def kind_of(y_N: np.ndarray) -> str:
+    """constant, binary or number."""
+    return {1: "constant", 2: "binary"}.get(len(np.unique(y_N)), "number")
+
+
+def varying_units(y_N: np.ndarray, of_N: np.ndarray) -> int:
+    """In how many units the target is not what it is most often."""
+    values, counts = np.unique(y_N, return_counts=True)
+    return len(np.unique(of_N[y_N != values[counts.argmax()]]))
+
+
+def verdict(row: Mapping[str, Any], mediated: bool, smallest: float) -> str:
+    """What a row says, in words.
+
+    Beyond what is given (``partial``, R^2 of what the confounders leave): read where the 95 % interval lies above the
+    smallest size of interest and exchanged targets do not reach it; not read where the 90 % interval lies below that
+    size; else open.
+    """
+    if row["units_varying"] < LEAST_VARYING:
+        return "too rare to tell"
+    if row["linear_low"] is None or row["linear_low"] <= 0:
+        return "not read"
+    if row["time"] is not None and row["time"] > TIME_ITSELF:
+        return "read; it is time itself"
+    if row["linear_q"] is None or row["linear_q"] > ALPHA:
+        return "no more than time gives away"
+    if not mediated or row["partial"] is None:
+        return "read"
+    low, high = row["partial_low"], row["partial_high_90"]
+    if row["partial_q"] is not None and row["partial_q"] <= ALPHA and low is not None and low > smallest:
+        return "read beyond what is given"
+    if high is not None and high < smallest:
+        return "read; not beyond what is given"
+    return "read; open whether beyond what is given"
+
+
+def _controls(states: FoldedRidge, rows: Rows, rng: np.random.Generator) -> list[dict[str, Any]]:
+    """R^2 of random numbers that are constant within a life, a world or a map: above 0, the split leaks."""
+    out = []
+    for name, of_N in rows.groups.items():
+        number_N = np.unique(of_N, return_inverse=True)[1]
+        y_NS = rng.standard_normal((int(number_N.max()) + 1, CONSTANTS))[number_N]
+        spread_S = y_NS.var(0) * len(y_NS)
+        if (spread_S > 0).all():
+            r2_S = 1 - states.errors(y_NS) / spread_S
+            low, high = np.quantile(r2_S, [0.025, 0.975])
+            out.append({"constant_per": name, "r2": float(r2_S.mean()), "low": float(low), "high": float(high),
+                        "groups": int(number_N.max()) + 1, "draws": CONSTANTS})  # fmt: skip
+    return out
+
+
+def _directions(result: Result, states: FoldedRidge, varying: Sequence[str], y_NK: np.ndarray) -> None:
+    """Arrays ``direction_read`` and ``direction_move`` [K, F]: a change of state by ``move`` changes what the linear
+    probe (fitted on all rows) reads, ``read @ state``, by 1, and moves the z-scored state as little as can be."""
+    read_FK = states.whole(y_NK)
+    std_F = states.x_NF.std(0)
+    scaled_FK = read_FK * std_F[:, None]
+    norm_K = (scaled_FK**2).sum(0)
+    moved_FK = np.divide(scaled_FK, norm_K, out=np.zeros_like(scaled_FK), where=norm_K > 0) * std_F[:, None]
+    result.arrays |= {"direction_read": read_FK.T, "direction_move": moved_FK.T}
+    result.notes["directions"] = list(varying)

@@ -1,0 +1,1 @@
+"""Saliency: the stage ``python -m analysis.saliency`` and its machinery."""

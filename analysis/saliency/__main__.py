@@ -1,0 +1,125 @@
+"""Saliency: what in the frames, in the agent's memory and in the world made a quantity what it is.
+
+``python -m analysis.saliency --samples runs/demo/samples --sample_ids 0 to 8 --quantities action value``
+
+A simulated rollout is run again from its latent, without noise, and the gradient of a quantity at a
+target step is taken with respect to every frame, every hidden state h_t and every world state d_t.  With --noise and
+--copies every method is averaged over noised frames (SmoothGrad).  The gradient is taken twice:
+through agent and world, and with the path action -> world cut; the difference is the straight-through gradient by
+way of the agent's own actions.  Captum's methods explain the target frame alone, and checks
+say what the pictures are worth (attributions.py, checks.py, randomisation.py).
+
+Gradients through actions and through the world's categorical states are straight-through: those of probabilities, not
+of the discrete choice, by what the simulator does between two choices, which no training constrains.  A saliency
+through them is a hypothesis, which validation.interventions tests (analysis.coupling enumerates actions instead).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from analysis.saliency.config import SaliencyConfig
+from analysis.saliency.explain import compute
+from analysis.saliency.figures import draw
+from analysis.shared.bases import bases_in
+from analysis.shared.quantities import find_quantities
+from analysis.shared.samples import open_samples, source_episodes
+from core import artefacts, config as cli
+from core.contracts import UserError
+from core.directions import fingerprint
+from core.interventions import parse_ids
+from core.video import check_video
+
+STAGE = "saliency"
+
+
+def parse_sample_ids(words: Sequence[str], available: int) -> list[int]:
+    """``33 39 56`` and ``A to B`` (without B) -> ids in the order given.
+
+    Raises UserError: not a number, a range that is empty or lacks an end, an id that is not among
+    ``available`` samples, an id given twice.
+    """
+    words = list(words)
+    ids: list[int] = []
+    at = 0
+    while at < len(words):
+        if words[at + 1 : at + 2] == ["to"]:
+            ends = parse_ids([words[at], *words[at + 2 : at + 3]], "--sample_ids")
+            if len(ends) < 2 or ends[1] <= ends[0]:
+                raise UserError(f"--sample_ids {' '.join(words)}: A to B needs A < B; B itself is left out")
+            ids += range(*ends)
+            at += 3
+        else:
+            ids += parse_ids([words[at]], "--sample_ids")
+            at += 1
+    if not ids:
+        raise UserError("--sample_ids is empty; give ids, or a range such as 0 to 8")
+    for i in ids:
+        if not 0 <= i < available:
+            raise UserError(f"--sample_ids: no sample {i}; there are {available} (0 to {available - 1})")
+    if len(set(ids)) < len(ids):
+        raise UserError(f"--sample_ids names sample {next(i for i in ids if ids.count(i) > 1)} twice")
+    return ids
+
+
+def main(config: SaliencyConfig) -> None:
+    from generative.load import load_simulator
+
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    if not 0 <= config.target_step <= config.steps:
+        raise UserError(f"--target_step {config.target_step} is not between 0 and --steps {config.steps}")
+    cli.require(0, seed=config.seed)
+    if not 0 < config.memory_gb < np.inf:
+        raise UserError(f"--memory_gb {config.memory_gb:g} must be above 0")
+    if config.copies < 1 or not 0 <= config.noise < np.inf or config.integrated_steps < 0 or config.batch_size < 0:
+        raise UserError("--copies must be at least 1; --noise, --integrated_steps and --batch_size not negative")
+    if (config.copies > 1) != (config.noise > 0):
+        raise UserError(
+            "--copies and --noise go together, as in --copies 16 --noise 0.1; without both nothing is smoothed"
+        )
+    if not 1 <= config.stride <= config.window or config.draws < 1 or not 0 < config.radius < np.inf:
+        raise UserError("--stride must be from 1 to --window; --draws at least 1; --radius above 0")
+    if config.video:
+        check_video()
+    simulator = load_simulator(config.simulator, device)
+    agent, names = fingerprint(simulator.agent), simulator.world.spec.action_names
+    side = min(
+        (n for x in simulator.world.spec.obs.values() if len(x.shape) == 3 for n in x.shape[:2]), default=config.window
+    )
+    if config.window > side:
+        raise UserError(f"--window {config.window} does not fit into a frame of {side} pixels")
+    with open_samples(config.samples, simulator) as store:
+        ids = parse_sample_ids(config.sample_ids, len(store))
+        basis_of = bases_in(config.hidden_states, agent, device, config.env_states, fingerprint(simulator))
+        quantities = find_quantities(config.quantities, simulator.world.spec, basis_of, config.basis_kind)
+        basis = None if config.hidden_states is None else basis_of(config.basis_kind)
+        late = next((q for q in quantities if config.target_step < q.first_step), None)
+        if late is not None:
+            raise UserError(f"{late.name} needs --target_step {late.first_step} or later")
+        z_SZ, units = torch.from_numpy(store.latents(ids)).to(device), source_episodes(store, ids)
+    combined_ids = ids
+    if config.combine_samples_not_iterate:
+        z_SZ, ids = simulator.world.normalise(z_SZ.mean(0, keepdim=True)), [-1]
+        units = units[:1]
+    inputs = {"simulator": config.simulator, "samples": config.samples}
+    if config.hidden_states is not None:
+        inputs["hidden_states"] = config.hidden_states
+    if config.env_states is not None:
+        inputs["env_states"] = config.env_states
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+        run.facts = {"agent": agent, "simulator": fingerprint(simulator)}
+        result = compute(simulator, z_SZ, ids, quantities, config, units, basis)
+        if config.combine_samples_not_iterate:
+            result.notes["combined_ids"] = combined_ids
+        draw(result, run.path, names, config.video)
+        result.save(run.path)
+        run.metrics |= result.scalars
+    print(f"saliency of {len(ids)} rollout(s), {len(quantities)} quantities: {config.out}")
+
+
+if __name__ == "__main__":
+    cli.run(SaliencyConfig, main, STAGE)

@@ -1,0 +1,162 @@
+"""Pictures of saliency: strips of frames under signed maps, and their videos."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from analysis.shared.strips import GAP, GOLD, LABEL, TILE, arrow
+from core import artefacts
+from core.figures import NEGATIVE, POSITIVE, font_of, minus, rgb
+from core.progress import track
+from core.video import write_video
+
+CAPTION = 18
+TARGET_METHODS = {"integrated": "integrated gradients", "deeplift": "DeepLift", "occlusion": "occlusion"}
+
+
+def signed_map(grad: np.ndarray) -> np.ndarray:
+    """Gradient [..., 64, 64, 3] -> summed over colours and blurred by one pixel, for display only."""
+    from scipy.ndimage import gaussian_filter
+
+    flat = grad.sum(-1)
+    out: np.ndarray = gaussian_filter(flat, sigma=(0,) * (flat.ndim - 2) + (1, 1))
+    return out
+
+
+def overlay(frame: np.ndarray, signed: np.ndarray, scale: float) -> np.ndarray:
+    """uint8 frame [64, 64, 3] in grey under a signed map: blue where positive, red where negative; full
+    colour at ``scale``."""
+    grey = frame.astype(np.float64).mean(-1, keepdims=True) * 0.55
+    strength = np.clip(np.abs(signed) / scale, 0, 1)[..., None] if scale > 0 else np.zeros((*signed.shape, 1))
+    colour = np.where(signed[..., None] > 0, np.array(rgb(POSITIVE), np.float64), np.array(rgb(NEGATIVE), np.float64))
+    return (grey * (1 - strength) + colour * strength).astype(np.uint8)
+
+
+class Strip(NamedTuple):
+    """What is drawn of one sample and one quantity."""
+
+    frames: np.ndarray  # uint8 [T+1, 64, 64, 3]
+    maps: dict[str, np.ndarray]  # row label -> signed [T+1, 64, 64]
+    target_maps: dict[str, np.ndarray]  # method -> signed [64, 64], of the target frame, agent alone
+    actions: list[str]
+    value: np.ndarray
+    alive: np.ndarray
+    target: int
+    title: str
+
+
+def strip_of(result: artefacts.Result, s: int, quantity: str, field: str, action_names: Sequence[str]) -> Strip:
+    """The drawing data of row ``s`` of a result."""
+    a = result.arrays
+    smooth = "smoothed\n" if result.notes["copies"] > 1 else ""
+    parts = {f"{smooth}gradient": "", "agent only": "_agent_only", "through world,\nstraight-through": "_through_world"}
+    methods = [m for m in TARGET_METHODS if f"{m}_{field}_{quantity}" in a]
+    target = result.notes["target_step"]
+    name = "combined samples" if result.notes["combined"] else f"sample {result.arrays['sample_ids'][s]}"
+    actions = [action_names[i] for i in a["action"][s]]
+    chosen = f" ({actions[target]})" if quantity == "action" else ""
+    unit = result.notes["units"][quantity]
+    return Strip(
+        frames=a[field][s],
+        maps={label: signed_map(a[f"grad_{field}_{quantity}{part}"][s]) for label, part in parts.items()},
+        target_maps={TARGET_METHODS[m]: signed_map(a[f"{m}_{field}_{quantity}"][s]) for m in methods},
+        actions=actions,
+        value=a["value"][s],
+        alive=a["alive"][s],
+        target=target,
+        title=minus(
+            f"{name}: {quantity.replace('_', ' ')}{chosen} at step {target} = {a[f'y_{quantity}'][s]:.3f} {unit}"
+        ),
+    )
+
+
+def draw_strip(strip: Strip) -> Any:
+    """A PIL image: actions, frames, saliency with and without the world, values, and what explains the target frame."""
+    from PIL import Image, ImageDraw
+
+    font, small = font_of(13), font_of(11)
+    columns = len(strip.frames)
+    scale = display_scale(strip)
+    rows = ["frames", *strip.maps]
+    top, arrows = 28, 30
+    extra = bool(strip.target_maps)
+    bottom = top + arrows + len(rows) * (TILE + GAP) + 24
+    height = bottom + extra * (CAPTION + TILE + GAP)
+    image = Image.new("RGB", (LABEL + columns * (TILE + GAP), height), "white")
+    draw = ImageDraw.Draw(image)
+    full = f"blue: raises it, red: lowers it; full colour at {scale:.2g} per unit of brightness"
+    draw.text((6, 6), f"{strip.title}    [{full}]", fill="black", font=font)
+    draw.text((6, top + 8), "action", fill="black", font=small)
+    for t, name in enumerate(strip.actions):
+        arrow(draw, LABEL + t * (TILE + GAP) + TILE / 2, top + arrows / 2, name, 10, small)
+
+    def tile(pixels: np.ndarray, row: int, t: int) -> None:
+        big = Image.fromarray(pixels).resize((TILE, TILE), Image.Resampling.NEAREST)
+        image.paste(big, (LABEL + t * (TILE + GAP), top + arrows + row * (TILE + GAP)))
+
+    for row, label in enumerate(rows):
+        draw.text((6, top + arrows + row * (TILE + GAP) + TILE // 2), label, fill="black", font=small)
+        for t in range(columns):
+            frame = strip.frames[t]
+            tile(frame if row == 0 else overlay(frame, strip.maps[label][t], scale), row, t)
+    if extra:
+        y = bottom + CAPTION
+        words = f"step {strip.target} alone,\nagent only,\neach at its\nown scale"
+        draw.text((6, y + TILE // 2 - 30), words, fill="black", font=small)
+        for n, (name, signed) in enumerate(strip.target_maps.items()):
+            column = LABEL + n * (TILE + GAP)
+            draw.text((column + TILE / 2, bottom + CAPTION / 2), name, fill="black", anchor="mm", font=small)
+            largest = float(np.quantile(np.abs(signed), 0.995))
+            big = Image.fromarray(overlay(strip.frames[strip.target], signed, largest))
+            image.paste(big.resize((TILE, TILE), Image.Resampling.NEAREST), (column, y))
+    left = LABEL + strip.target * (TILE + GAP)
+    draw.rectangle((left - 3, top + arrows - 3, left + TILE + 2, bottom - 24), outline=GOLD, width=3)
+    for t in range(columns):
+        x = LABEL + t * (TILE + GAP) + TILE / 2
+        words = minus(f"step {t}, value {strip.value[t]:.2f}") if strip.alive[t] else f"step {t}, ended"
+        draw.text((x, bottom - 11), words, fill="black", anchor="mm", font=font_of(10))
+    return image
+
+
+def display_scale(strip: Strip) -> float:
+    """The gradient that is drawn in full colour: the 99.5 % quantile up to the target, one for all rows."""
+    return float(np.quantile(np.abs(next(iter(strip.maps.values()))[: strip.target + 1]), 0.995))
+
+
+def video_frames(strip: Strip) -> list[np.ndarray]:
+    """uint8 [304, 512, 3] a step: the frame and, beside it, the whole gradient's overlay."""
+    from PIL import Image, ImageDraw
+
+    font, side, scale = font_of(13), 256, display_scale(strip)
+    signed = next(iter(strip.maps.values()))
+    out = []
+    for t, frame in enumerate(strip.frames):
+        image = Image.new("RGB", (2 * side, side + 48), GOLD if t == strip.target else "white")
+        draw = ImageDraw.Draw(image)
+        draw.text((6, 4), strip.title, fill="black", font=font)
+        words = minus(f"step {t}, value {strip.value[t]:.2f}") if strip.alive[t] else f"step {t}, ended"
+        draw.text((6, 25), words + ("  (target)" if t == strip.target else ""), fill="black", font=font)
+        arrow(draw, side + 60, 34, strip.actions[t], 9, font)
+        for x, pixels in ((0, frame), (side, overlay(frame, signed[t], scale))):
+            image.paste(Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST), (x, 48))
+        out.append(np.asarray(image))
+    return out
+
+
+def draw(result: artefacts.Result, path: Path, action_names: Sequence[str], video: bool) -> None:
+    """A PNG strip (and an MP4) a sample and quantity; only for worlds whose observation is a picture."""
+    pictures = [f for f in result.notes["fields"] if result.arrays[f].dtype == np.uint8 and result.arrays[f].ndim == 5]
+    if not pictures:
+        result.notes["figures"] = "none: no observation field of this world is a picture"
+        return
+    jobs = [(s, q) for s in range(len(result.arrays["sample_ids"])) for q in result.notes["units"]]
+    for s, quantity in track(jobs, "drawing", unit="strips"):
+        strip = strip_of(result, s, quantity, pictures[0], action_names)
+        name = "combined" if result.notes["combined"] else str(result.arrays["sample_ids"][s])
+        draw_strip(strip).save(path / f"sample_{name}_{quantity}.png")
+        if video:
+            write_video(path / f"sample_{name}_{quantity}.mp4", video_frames(strip))

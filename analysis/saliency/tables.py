@@ -1,0 +1,115 @@
+"""Saliency in numbers: where a quantity's gradient lies, how exactly methods add up, and what their checks say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from analysis.shared.quantities import Quantity
+from core import artefacts
+from core.stats import Estimate, bootstrap_mean
+
+
+def summarise(
+    result: artefacts.Result, quantities: Sequence[Quantity], ids: Sequence[int], units: np.ndarray, seed: int,
+    checks: Mapping[tuple[str, str, str], np.ndarray] | None = None,
+) -> None:  # fmt: skip
+    """Put the table ``saliency`` (a row a sample and quantity), its means with intervals, and the table ``checks`` (a
+    row a quantity, check and what was checked) into a result.
+
+    Samples that ended before the target step are in the table, not in the means.  units: the independent
+    episode of each sample."""
+    checks = {} if checks is None else checks
+    a = result.arrays
+    target = result.notes["target_step"]
+    fields = result.notes["fields"]
+
+    def mean_of(values: np.ndarray) -> Estimate | None:
+        known = np.isfinite(values) & a["alive"][:, target]
+        if not known.any():
+            return None
+        return bootstrap_mean(np.asarray(values, np.float64)[known], units[known], rng=np.random.default_rng(seed))
+
+    rows: list[dict[str, Any]] = []
+    for q in quantities:
+        sizes = {
+            part: np.sqrt(
+                sum(
+                    (a[f"grad_{f}_{q.name}{part}"].reshape(len(ids), -1).astype(np.float64) ** 2).sum(1) for f in fields
+                )
+            )
+            for part in ("", "_agent_only", "_through_world")
+        }
+        correlation = a.get(f"randomised_correlation_{q.name}", np.full(len(ids), np.nan))
+        deltas = {m: a[f"{m}_delta_{q.name}"] for m in DELTAS if f"{m}_delta_{q.name}" in a}
+        for s, i in enumerate(ids):
+            row = {
+                "sample": "combined" if result.notes["combined"] else i,
+                "quantity": q.name,
+                "unit": q.unit,
+                "y": float(a[f"y_{q.name}"][s]),
+                "alive": bool(a["alive"][s, target]),
+                "gradient_norm": float(sizes[""][s]),
+                "gradient_norm_agent_only": float(sizes["_agent_only"][s]),
+                "gradient_norm_through_world": float(sizes["_through_world"][s]),
+                "randomised_correlation": float(correlation[s]),
+            }
+            for m in DELTAS:
+                change = a.get(f"latent_change_{q.name}" if m == "latent" else f"change_{q.name}")
+                if any(f"{m}_delta_{other.name}" in a for other in quantities):
+                    row[f"{m}_change"] = float(change[s]) if m in deltas and change is not None else np.nan
+                    row[f"{m}_delta"] = float(deltas[m][s]) if m in deltas else np.nan
+            rows.append(row)
+        ratio = sizes["_through_world"] / np.maximum(sizes[""], np.finfo(np.float64).tiny)
+        means = {"through_world": (ratio, "norm of the straight-through gradient by the world / norm of the whole")}
+        for name in ("randomised_correlation", "randomised_floor", "randomised_ceiling"):
+            if f"{name}_{q.name}" in a:
+                means[name] = (a[f"{name}_{q.name}"], "Spearman correlation of |gradient|")
+        for m, delta in deltas.items():
+            name = "completeness_delta" if m == "integrated" else f"completeness_delta_{m}"
+            means[name] = (np.abs(delta), q.unit)
+        for name, (values, unit) in means.items():
+            e = mean_of(values)
+            if e is not None:
+                result.scalar(f"{name}_{q.name}", e.value, unit, e.n, (e.low, e.high))
+    result.tables["saliency"] = rows
+    unit_of = {q.name: q.unit for q in quantities}
+    table: list[dict[str, Any]] = []
+    for (name, what, of), values in checks.items():
+        row = {"quantity": name, "check": what, "of": of, "unit": CHECKS[what].unit or unit_of[name], "n": 0}
+        parts = {"": values[:, 0]}
+        labels = CHECKS[what].controls
+        parts |= {f"_{label}": values[:, i + 1] for i, label in enumerate(labels)}
+        if labels:  # paired, so that the interval is that of the difference
+            parts["_minus_control"] = values[:, 0] - values[:, 1]
+        for part in ("", "_control", "_minus_control", "_ceiling"):
+            e = mean_of(parts[part]) if part in parts else None
+            at = part.removeprefix("_") or "value"
+            row |= {at: e.value if e else np.nan, f"{at}_low": e.low if e else np.nan}
+            row |= {f"{at}_high": e.high if e else np.nan}
+            row["n"] = e.n if e and not part else row["n"]
+        row["good"] = CHECKS[what].good
+        table.append(row)
+    if table:
+        result.tables["checks"] = table
+
+
+class Check(NamedTuple):
+    """How a check's numbers read."""
+
+    unit: str  # "": the quantity's own
+    controls: tuple[str, ...]
+    good: str
+
+
+CHECKS = {
+    "infidelity": Check("squared unit", ("control",), "below control: the same map, its pixels shuffled"),
+    "sensitivity": Check("relative change of the map", (), "small"),
+    "insertion": Check("", ("control",), "above control: random order"),
+    "deletion": Check("", ("control",), "below control: random order"),
+    "randomised": Check("Spearman correlation of |gradient|", ("control", "ceiling"),
+                        "not above control (two randomised ones), far below ceiling (two noises of the trained one)"),
+}  # fmt: skip
+DELTAS = ("integrated", "deeplift", "latent")  # methods that promise to add up

@@ -1,0 +1,1 @@
+"""What all stages stand on: quantities and gradients, clusters, directions, probes, sources and units."""

@@ -1,0 +1,32 @@
+"""Simulated rollouts of one simulator, and the real episodes that they start in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from core.contracts import UserError
+from core.directions import fingerprint
+from core.episodes import RolloutStore
+from core.roll import Simulator
+
+
+def open_samples(path: Path, simulator: Simulator[Any]) -> RolloutStore:
+    """Simulated rollouts of this very simulator; UserError otherwise."""
+    store = RolloutStore(path)
+    facts = store.manifest["facts"]
+    if facts.get("source") != "simulated":
+        raise UserError(f"{path} holds real rollouts; --samples needs simulated ones (generative.record_samples)")
+    if facts.get("simulator") != fingerprint(simulator):
+        raise UserError(f"{path} was recorded in another simulator; record samples in this one first")
+    return store
+
+
+def source_episodes(store: RolloutStore, episodes: Sequence[int]) -> np.ndarray:
+    """int64: which independent episode each rollout belongs to.  Simulated rollouts that start in the same real
+    episode are one; any other rollout is its own."""
+    starts = [store.meta(e).get("start") for e in episodes]
+    return np.array([-1 - e if s is None else int(s[0]) for e, s in zip(episodes, starts, strict=True)], np.int64)

@@ -1,0 +1,67 @@
+"""The independent unit: which episodes, lives or worlds belong together, and rows drawn from as many as there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+from core import artefacts
+from core.contracts import UserError
+from core.episodes import RolloutStore
+
+
+def spread_over_episodes(rows: np.ndarray, unit_N: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """``count`` of ``rows`` at random (all, if fewer), from as many episodes as there are."""
+    shuffled = rng.permutation(rows)
+    seen: dict[int, int] = {}
+    turn = np.empty(len(shuffled), np.int64)
+    for n, row in enumerate(shuffled):
+        e = int(unit_N[row])
+        turn[n] = seen[e] = seen.get(e, -1) + 1
+    chosen: np.ndarray = np.sort(shuffled[np.argsort(turn, kind="stable")[:count]])
+    return chosen
+
+
+def units(store: RolloutStore, real: RolloutStore | None) -> np.ndarray:
+    """int64 [episodes]: equal for what is not independent.
+
+    A real episode is a unit.  So are the samples that started in one: that episode's own, where the samples were
+    made from ``real``.  A sample from a random latent is a unit of its own.
+    """
+    if store is real or store.manifest["facts"]["source"] == "real":
+        return 3 * np.arange(len(store))
+    made_from = store.manifest["inputs"].get("rollouts", {}).get("manifest_sha256")
+    shared = real is not None and made_from == artefacts.sha256(real.path / artefacts.MANIFEST)
+    starts = [store.meta(e).get("start") for e in range(len(store))]
+    return np.array([3 * e + 2 if s is None else 3 * int(s[0]) + (not shared) for e, s in enumerate(starts)])
+
+
+ENOUGH_UNITS = 10  # two a fold
+Unit = Literal["auto", "map", "world", "life"]
+
+
+def groups_of(store: RolloutStore) -> dict[str, np.ndarray]:
+    """What lives share, a number an episode: the life itself and, where their meta says so, a run of a world, a map."""
+    metas = [store.meta(e) for e in range(len(store))]
+    out = {"life": np.arange(len(store))}
+    for name, keys in {"world": ("seed", "world", "map"), "map": ("map",)}.items():
+        if all(name in meta for meta in metas):
+            out[name] = np.unique([str([meta.get(k) for k in keys]) for meta in metas], return_inverse=True)[1]
+    return out
+
+
+def choose_unit(groups: Mapping[str, np.ndarray], asked: Unit, least: int) -> str:
+    """The name of the group that is held out and resampled whole; UserError if there are too few of it."""
+    sizes = {name: len(np.unique(of)) for name, of in groups.items()}
+    if asked == "auto":
+        asked = next((u for u in ("map", "world") if sizes.get(u, 0) >= ENOUGH_UNITS), "life")  # type: ignore[assignment]
+    if asked not in sizes:
+        raise UserError(f"--unit {asked}: the episodes' meta does not say it; use life")
+    if sizes[asked] < least:
+        raise UserError(
+            f"{sizes[asked]} units ({asked}) are too few; at least {least} are needed: record more, or use another "
+            "--unit or fewer --folds"
+        )
+    return asked

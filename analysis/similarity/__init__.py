@@ -1,0 +1,1 @@
+"""Similarity of agents: the stage ``python -m analysis.similarity`` and its machinery."""

@@ -1,0 +1,148 @@
+"""How alike agents see and remember: ``python -m analysis.similarity --agents runs/a runs/b --rollouts runs/rollouts``.
+
+Every agent is shown the same recorded frames and keeps its own memory of them; then pairs are compared by linear CKA
+(Kornblith et al. 2019, arXiv:1905.00414: 1 is the same up to rotation and scale; here without its bias, so that it is 0
+on average where nothing is alike) and by how much of one agent's states
+a linear map from the other's predicts on episodes it was not fitted on.  Both are high for agents that have learned
+nothing, since all see the same frames: read them beside the same agent with its weights shuffled, and beside episodes
+exchanged between the two, which leaves only time in the episode in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from agents.recurrent import RecurrentAgent, load_agent
+from analysis.shared.randomised import randomised
+from analysis.similarity.comparison import FOLDS, SHUFFLED, assemble, compare, states
+from analysis.similarity.figures import draw
+from core import artefacts, config as cli
+from core.contracts import Agent, UserError
+from core.directions import fingerprint
+from core.episodes import RolloutStore
+from core.stats import few
+
+STAGE = "similarity"
+PRINTED = 20  # pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilarityConfig:
+    """Compare agents, or the checkpoints of one, on the same frames."""
+
+    agents: tuple[Path, ...] = (Path("bundles/coinrun-demo/agent"),)
+    """agent run directories, of one game"""
+    checkpoints: bool = False
+    """compare all saved checkpoints of each agent too"""
+    rollouts: Path = Path("runs/demo/rollouts")
+    """real rollouts whose frames all are shown (of any agent)"""
+    out: Path = Path("runs/similarity")
+    """run directory to write"""
+    episodes: int = 64
+    """at most so many episodes, the first of --rollouts"""
+    first_step: int = 1
+    """earlier steps are left out: step 0 is all initial state"""
+    exchanges: int = 20
+    """exchanges of episodes for the floor"""
+    resamples: int = 200
+    """bootstrap resamples of whole episodes"""
+    seed: int = 0
+    """seed of shuffled weights, exchanges, folds and intervals"""
+    threads: int = 2
+    """CPU threads"""
+    device: str = "cpu"
+    """cpu or cuda"""
+    overwrite: bool = False
+    """replace an earlier run in --out"""
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The last part of each directory's path, or as many of the last parts as tell it from the others.
+
+    UserError for a directory that is given twice."""
+    parts = [Path(path).resolve().parts for path in paths]
+    for own in parts:
+        if parts.count(own) > 1:
+            raise UserError(f"--agents names {Path(*own)} twice")
+    out = []
+    for own in parts:
+        size = 1
+        while sum(other[-size:] == own[-size:] for other in parts) > 1:
+            size += 1
+        out.append("/".join(own[-size:]))
+    return out
+
+
+def load(paths: Sequence[Path], checkpoints: bool, device: torch.device) -> dict[str, RecurrentAgent]:
+    """Agents by a short name; UserError if one is given twice, or no checkpoint is there to compare."""
+    out: dict[str, RecurrentAgent] = {}
+    for path, name in zip(paths, short_names(paths), strict=True):
+        files = [artefacts.WEIGHTS]
+        if checkpoints:
+            files = artefacts.files_of(path, "checkpoint_*.safetensors") + files
+            if len(files) == 1:
+                raise UserError(f"{path} has no checkpoints; train with --checkpoints, or leave the flag away")
+        for file in files:
+            label = name
+            if file != artefacts.WEIGHTS:
+                label += f" @ {int(Path(file).stem.rpartition('_')[2]):,}"
+            out[label] = load_agent(path, device, file)
+    return out
+
+
+def main(config: SimilarityConfig) -> None:
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    cli.require(1, exchanges=config.exchanges, threads=config.threads)
+    cli.require(0, first_step=config.first_step, seed=config.seed)
+    cli.require(FOLDS, episodes=config.episodes)
+    cli.require(99, resamples=config.resamples)
+    agents = load(config.agents, config.checkpoints, device)
+    with RolloutStore(config.rollouts) as store:
+        if store.manifest["facts"].get("source") != "real":
+            raise UserError(f"{config.rollouts} are simulated; --rollouts takes real ones (record.py)")
+        for name, agent in agents.items():
+            if dict(agent.spec.obs) != dict(store.spec.obs):
+                raise UserError(f"{name} does not read the observations of {config.rollouts}")
+        usable = [e for e in range(len(store)) if min(store.steps[e], store.rows[e]) > config.first_step]
+        episodes = usable[: config.episodes]
+        if len(episodes) < FOLDS:
+            raise UserError(
+                f"{config.rollouts} has {len(episodes)} episodes of more than {config.first_step} steps; at least "
+                f"{FOLDS} are needed: record more"
+            )
+        _, index_N2 = store.pooled("value", episodes=episodes, first=config.first_step)
+        everyone: dict[str, Agent] = {**agents, **{n + SHUFFLED: randomised(a, config.seed) for n, a in agents.items()}}
+        seen = {n: states(a, store, episodes, config.first_step) for n, a in everyone.items()}
+    names = list(agents)
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]] + [(a, a + SHUFFLED) for a in names]
+    inputs = {"rollouts": config.rollouts, **{f"agent_{i}": path for i, path in enumerate(config.agents)}}
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+        with threadpool_limits(config.threads):
+            rows = compare(
+                seen, pairs, index_N2[:, 0],
+                exchanges=config.exchanges, resamples=config.resamples, seed=config.seed,
+            )  # fmt: skip
+        result = assemble(names, rows)
+        result.save(run.path)
+        draw(result).savefig(run.path / "similarity.png", dpi=110)
+        run.facts = {"agents": {n: fingerprint(a) for n, a in agents.items()}}
+    print(f"{len(agents)} agents on the same {len(index_N2):,} frames of {len(episodes)} episodes: {config.out}")
+    shown = [row for row in rows if row["layer"] == "h"]
+    for row in shown[:PRINTED]:
+        print(
+            f"  {row['a']} ~ {row['b']}: CKA {row['cka']:.2f} [{row['cka_low']:.2f}, {row['cka_high']:.2f}]"
+            f"{few(row['n'])} (episodes exchanged {row['exchanged']:.2f}); "
+            f"R2 {row['r2_b_from_a']:.2f} and {row['r2_a_from_b']:.2f}"
+        )
+    if len(shown) > PRINTED:
+        print(f"  ... {len(shown) - PRINTED} more in pairs.csv")
+
+
+if __name__ == "__main__":
+    cli.run(SimilarityConfig, main, STAGE)

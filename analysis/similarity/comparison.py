@@ -1,0 +1,109 @@
+"""Every pair of agents compared, layer by layer, on the same frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from analysis.similarity.cka import Layer, cka, covariance, floor
+from core.artefacts import Result
+from core.contracts import Agent
+from core.episodes import RolloutStore
+from core.progress import bar
+from core.roll import Recorded, roll
+from core.stats import LOST, Estimate, jackknife, jackknifed, left_out
+from core.trees import leaves
+
+LAYERS = ("embedding", "h")
+FOLDS = 5
+PENALTY = 1e-2  # ridge penalty, a row and a z-scored feature
+SHUFFLED = ", weights shuffled"
+
+
+def predicted(
+    x_NP: np.ndarray, y_NQ: np.ndarray, episode_N: np.ndarray, *, rng: np.random.Generator, resamples: int
+) -> Estimate:
+    """Share of y's variance (all dimensions together) that ridge regression on x predicts on episodes held out."""
+    from sklearn.linear_model import Ridge
+    from sklearn.model_selection import GroupKFold
+
+    units, of_N = np.unique(episode_N, return_inverse=True)
+    order = rng.permutation(len(units))[of_N]
+    squared_N, spread_N = np.zeros(len(x_NP)), np.zeros(len(x_NP))
+    for train, test in GroupKFold(FOLDS).split(x_NP, groups=order):
+        mean, std = x_NP[train].mean(0), x_NP[train].std(0)
+        train_x, test_x = ((x_NP[rows] - mean) / np.where(std > 0, std, 1) for rows in (train, test))
+        fitted = Ridge(PENALTY * len(train)).fit(train_x, y_NQ[train]).predict(test_x)
+        squared_N[test] = ((y_NQ[test] - fitted) ** 2).sum(1)
+        spread_N[test] = ((y_NQ[test] - y_NQ[train].mean(0)) ** 2).sum(1)
+    value, low, high = jackknife(
+        lambda rows: 1 - squared_N[rows].sum() / spread_N[rows].sum(), episode_N, rng=rng, link=LOST, draws=resamples
+    )
+    return Estimate(float(value), float(low), float(high), len(units))
+
+
+@torch.no_grad()
+def states(agent: Agent, store: RolloutStore, episodes: Sequence[int], first_step: int) -> dict[str, np.ndarray]:
+    """Embeddings and hidden states, float64 [N, ...], of every recorded frame t >= first_step as this agent sees and
+    remembers it, from its own initial state."""
+    device = next(leaves(agent.initial(1))).device
+    names = list(store.spec.obs)
+    rows: dict[str, list[np.ndarray]] = {}
+    for e in episodes:
+        columns, _ = store.pooled(*(f"obs/{n}" for n in names), episodes=[e])
+        frames = Recorded(agent.spec, {n: torch.from_numpy(columns[f"obs/{n}"])[None].to(device) for n in names})
+        last = len(columns[f"obs/{names[0]}"]) - 1
+        moments = list(roll(agent, frames, frames.begin(), steps=last))[first_step:]
+        for layer in LAYERS:
+            found = [agent.read(layer, m.acted.seen, m.acted.state) for m in moments]
+            rows.setdefault(layer, []).append(torch.cat(found).double().cpu().numpy())
+    return {layer: np.concatenate(parts) for layer, parts in rows.items()}
+
+
+def compare(
+    seen: Mapping[str, Mapping[str, np.ndarray]], pairs: Sequence[tuple[str, str]], episode_N: np.ndarray, *,
+    exchanges: int, resamples: int, seed: int,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A row a pair and layer.  seen: name -> layer -> states [N, ...] of the same steps."""
+    rows: list[dict[str, Any]] = []
+    n = len(np.unique(episode_N))
+    weight_GE = left_out(n, np.random.default_rng(seed))
+    layers = {(name, layer): Layer.of(x, episode_N) for name, of in seen.items() for layer, x in of.items()}
+    own = {key: covariance(a, a, weight_GE) for key, a in layers.items()}
+    with bar("pairs", len(pairs) * len(LAYERS), "pairs") as progress:
+        for a, b in pairs:
+            for layer in LAYERS:
+                rng = np.random.default_rng(seed)
+                first, second = layers[a, layer], layers[b, layer]
+                each_G = cka(covariance(first, second, weight_GE), own[a, layer], own[b, layer])
+                value, low, high = jackknifed(each_G, rng=rng, draws=resamples)
+                chance = floor(first, second, episode_N, rng=rng, exchanges=exchanges)
+                x, y = seen[a][layer], seen[b][layer]
+                forth, back = (predicted(p, q, episode_N, rng=rng, resamples=resamples) for p, q in ((x, y), (y, x)))
+                rows.append(
+                    {
+                        "a": a, "b": b, "layer": layer,
+                        "cka": float(value), "cka_low": float(low), "cka_high": float(high),
+                        "exchanged": float(chance.mean()), "exchanged_most": float(chance.max()),
+                        "r2_b_from_a": forth.value, "r2_b_from_a_low": forth.low, "r2_b_from_a_high": forth.high,
+                        "r2_a_from_b": back.value, "r2_a_from_b_low": back.low, "r2_a_from_b_high": back.high,
+                        "n": n, "steps": len(x),
+                    }
+                )  # fmt: skip
+                progress.advance()
+    return rows
+
+
+def assemble(names: Sequence[str], rows: list[dict[str, Any]]) -> Result:
+    """Table ``pairs``; arrays ``cka_LAYER`` [agents, agents] and ``control_LAYER`` [agents], with itself shuffled."""
+    result = Result(notes={"agents": list(names)}, tables={"pairs": rows})
+    for layer in LAYERS:
+        of = {(row["a"], row["b"]): row["cka"] for row in rows if row["layer"] == layer}
+        result.arrays[f"cka_{layer}"] = np.array(
+            [[1.0 if a == b else of.get((a, b), of.get((b, a))) for b in names] for a in names]
+        )
+        result.arrays[f"control_{layer}"] = np.array([of[a, a + SHUFFLED] for a in names])
+    return result

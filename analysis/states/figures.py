@@ -1,0 +1,346 @@
+"""Figures of fitted states (analysis.states.fit): drawn from a saved Result alone, the same for h, d and z."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.shared.directions import SPACES
+from analysis.shared.sources import REAL, SIMULATED
+from analysis.states.pooled import UNKNOWN_LEVEL
+from core.artefacts import Result
+from core.figures import (
+    DIVERGING,
+    INK,
+    LINE,
+    REAL as REAL_COLOUR,
+    SEQUENTIAL,
+    SIMULATED as SIMULATED_COLOUR,
+    TIME,
+    figure_of,
+)
+from core.pages import label_colours
+
+MAX_COURSES = 4  # episodes in the figure of courses
+MAX_PATHS = 3  # and of paths
+MAX_WEIGHTS = 16  # directions of a basis in the figure of the heads
+DOTS = 2500  # states in a scatter plot
+PLANES = ((0, 1), (2, 3), (4, 5))  # of principal components
+MAPS = {"umap": "UMAP", "tsne": "t-SNE", "pca": "PCA"}
+SOURCES = (("real", REAL_COLOUR), ("simulated", SIMULATED_COLOUR))
+MEASURES = {
+    "inside": "simulated states\namong real ones",
+    "covered": "real states\namong simulated",
+    "told_apart": "told apart by a\nlinear classifier",
+}
+HEADS = {"head_weights": "independent component", "head_weights_pca": "principal component",
+         "head_weights_nmf": "non-negative factor"}  # fmt: skip
+SMALL_REWARD = 0.02  # of the largest: a simulator never says exactly 0
+
+
+def draw(result: Result, path: Path) -> list[str]:
+    """Every figure the Result has the data for; the names of the files written."""
+    figures: dict[str, Callable[[Result], Any]] = {
+        "explained.png": _draw_explained,
+        "planes.png": _draw_planes,
+        "map.png": _draw_map,
+    }
+    if any(len(rows) > 1 for rows in _some_episodes(result)):  # latents of samples alone are one an episode
+        figures |= {"time_courses.png": _draw_time_courses, "paths.png": _draw_paths}
+    if any(k in result.arrays for k in HEADS):
+        figures["heads.png"] = _draw_heads
+    if "overlap" in result.tables:
+        figures["overlap.png"] = _draw_overlap
+    for name, function in figures.items():
+        function(result).savefig(path / name, dpi=90, metadata={"Software": None})
+    return list(figures)
+
+
+def _of(result: Result) -> str:
+    """'hidden states', 'world states' or 'latents'."""
+    return SPACES[result.notes["space"]].state + "s"
+
+
+def _fitted_source(result: Result) -> int:
+    return REAL if (result.arrays["source"] == REAL).any() else SIMULATED
+
+
+def _some_episodes(result: Result) -> list[np.ndarray]:
+    """Row slices of the first few episodes that are not among the shortest third."""
+    rows = np.flatnonzero(result.arrays["source"] == _fitted_source(result))
+    episode = result.arrays["index"][rows, 0]
+    ids, lengths = np.unique(episode, return_counts=True)
+    long = ids[lengths >= np.quantile(lengths, 1 / 3)][:MAX_COURSES]
+    return [rows[episode == e] for e in long]
+
+
+def _planes(result: Result) -> list[tuple[int, int]]:
+    """The planes that the components fill; the first is always there (with one component against itself)."""
+    size = result.arrays["c_pca"].shape[1]
+    return [p for p in PLANES if p[1] < size] or [(0, min(1, size - 1))]
+
+
+def _some_rows(result: Result) -> np.ndarray:
+    rows = np.arange(len(result.arrays["index"]))
+    return rows if len(rows) <= DOTS else np.sort(np.random.default_rng(0).permutation(rows)[:DOTS])
+
+
+# What a state is coloured by
+
+
+def _colourings(result: Result) -> list[str]:
+    """value, action, reward, step, level (where any is known) and cluster."""
+    levels = (result.arrays["level"] != UNKNOWN_LEVEL).any()
+    return ["value", "action", "reward", "step", *(["level"] if levels else []), "cluster"]
+
+
+def _paint(figure: Any, axis: Any, xy: np.ndarray, result: Result, rows: np.ndarray, what: str, key: bool) -> None:
+    """Scatter the states at xy [M, 2], coloured by one of ``_colourings``; key: with its colour bar or legend."""
+    dots = {"s": 4, "linewidths": 0}
+    if what in ("value", "step"):
+        number = result.arrays["value"][rows] if what == "value" else result.arrays["index"][rows, 1]
+        everything = result.arrays["value"] if what == "value" else result.arrays["index"][:, 1]
+        low, high = np.quantile(everything, (0.01, 0.99) if what == "value" else (0, 0.95))
+        cmap = SEQUENTIAL if what == "value" else TIME
+        drawn = axis.scatter(*xy.T, c=number, vmin=low, vmax=max(high, low + 1e-9), cmap=cmap, **dots)
+        if key:
+            figure.colorbar(drawn, ax=axis, extend="both" if what == "value" else "max")
+    elif what == "reward":
+        reward = result.arrays["reward"][rows]
+        limit = max(float(np.abs(reward).max()), 1e-9)
+        some = np.abs(reward) > SMALL_REWARD * limit
+        axis.scatter(*xy[~some].T, color="0.85", **dots)
+        # What is rare is drawn last and larger, or it would not be seen.
+        order = np.flatnonzero(some)[np.argsort(np.abs(reward[some]))]
+        drawn = axis.scatter(*xy[order].T, c=reward[order], cmap=DIVERGING, vmin=-limit, vmax=limit, s=14, linewidths=0)
+        if key:
+            figure.colorbar(drawn, ax=axis)
+    elif what == "level":
+        level = result.arrays["level"][rows]
+        known = level != UNKNOWN_LEVEL
+        axis.scatter(*xy[~known].T, color="0.9", **dots)
+        # Levels are many: colours repeat, so that equal colours nearby, not anywhere, mean one level.
+        _, number = np.unique(level[known], return_inverse=True)
+        of = label_colours(number)
+        axis.scatter(*xy[known].T, color=[of[n] for n in number], **dots)
+    else:
+        number = result.arrays[what][rows].astype(int)
+        count, of = int(result.arrays[what].max()) + 1, label_colours(result.arrays[what])
+        axis.scatter(*xy.T, color=[of[n] for n in number], **dots)
+        if key and what == "action":
+            names = result.notes.get("action_names") or [str(i) for i in range(count)]
+            often = np.argsort(-np.bincount(result.arrays[what].astype(int), minlength=count), kind="stable")[:6]
+            for i in often:
+                axis.scatter([], [], color=of.get(int(i)), s=12, label=names[i])
+            axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=7, handletextpad=0.1)
+
+
+TITLES = {
+    "value": "value", "action": "action (the 6 commonest named)",
+    "reward": f"reward that follows (grey: below {SMALL_REWARD:.0%})",
+    "step": "step of the episode", "level": "level (colours repeat; grey: unknown)", "cluster": "k-means cluster",
+}  # fmt: skip
+
+
+def _draw_map(result: Result) -> Any:
+    rows = result.arrays["map_row"]
+    kinds = result.notes["embeddings"]
+    colourings = _colourings(result)
+    per_line = 3
+    lines = -(-len(colourings) // per_line)
+    figure = figure_of(12.5, 3.7 * lines * len(kinds) + 0.4)
+    axes = figure.subplots(lines * len(kinds), per_line, squeeze=False)
+    for axis in axes.flat[:]:
+        axis.set_axis_off()
+    for k, kind in enumerate(kinds):
+        xy = result.arrays["map" if k == 0 else f"map_{kind}"]
+        for i, what in enumerate(colourings):
+            axis = axes[k * lines + i // per_line, i % per_line]
+            axis.set_axis_on()
+            _paint(figure, axis, xy, result, rows, what, key=True)
+            title = f"{MAPS[kind]}: {TITLES[what]}" if len(kinds) > 1 else TITLES[what]
+            axis.set(xticks=[], yticks=[])
+            axis.set_title(title, fontsize=10)
+    names = " and ".join(MAPS[k] for k in kinds)
+    figure.suptitle(f"{names} of {len(rows):,} {_of(result)}, coloured by")
+    return figure
+
+
+def _draw_planes(result: Result) -> Any:
+    rows, planes, colourings = _some_rows(result), _planes(result), _colourings(result)
+    c = result.arrays["c_pca"]
+    figure = figure_of(2.75 * len(colourings) + 1, 2.5 * len(planes) + 0.6)
+    axes = figure.subplots(len(planes), len(colourings), squeeze=False)
+    for number, (line, (a, b)) in enumerate(zip(axes, planes, strict=True)):
+        xy = c[rows][:, [a, b]]
+        low, high = np.quantile(c[:, [a, b]], (0.002, 0.998), axis=0)
+        for axis, what in zip(line, colourings, strict=True):
+            _paint(figure, axis, xy, result, rows, what, key=number == 0)
+            axis.set(xlim=(low[0], high[0] + 1e-6), ylim=(low[1], high[1] + 1e-6))
+            axis.tick_params(labelsize=7)
+            axis.set_xlabel(f"principal component {a}", fontsize=8)
+        line[0].set_ylabel(f"principal component {b}", fontsize=8)
+    for axis, what in zip(axes[0], colourings, strict=True):
+        axis.set_title(TITLES[what].split(" (")[0], fontsize=9)
+    figure.suptitle(f"Planes of principal components, in standard deviations: {len(rows):,} {_of(result)}", fontsize=11)
+    return figure
+
+
+# Variance, courses, paths
+
+
+def _draw_explained(result: Result) -> Any:
+    ica = result.tables.get("ica")
+    figure = figure_of(9 if ica else 5, 3.4)
+    axes = np.atleast_1d(figure.subplots(1, 2 if ica else 1))
+    table = result.tables["explained"]
+    k, share, low, high = (np.array([row[c] for row in table], float) for c in ("components", "share", "low", "high"))
+    axes[0].fill_between(k, low, high, color=INK, alpha=0.2, lw=0, label="95 % interval over episodes")
+    axes[0].plot(k, share, color=INK, marker=".", label="share explained")
+    of = "z-scored variance" if SPACES[result.notes["space"]].z_scored else "variance"
+    axes[0].set(xlabel="principal components", ylabel=f"share of {of}", ylim=(0, 1.02), title=f"PCA of {_of(result)}")
+    axes[0].legend(frameon=False, loc="lower right")
+    if ica:
+        axes[1].bar([row["direction"] for row in ica], [row["stability"] for row in ica], color=INK)
+        axes[1].set(
+            xlabel="independent component",
+            ylabel="stability (index Iq)",
+            ylim=(0, 1),
+            title="ICA: 1 stable, 0 arbitrary",
+        )
+    return figure
+
+
+def _draw_time_courses(result: Result) -> Any:
+    episodes = _some_episodes(result)
+    name, kind = ("c_ica", "Independent") if "c_ica" in result.arrays else ("c_pca", "Principal")
+    shown = min(8, result.arrays[name].shape[1])
+    figure = figure_of(3.2 * len(episodes), 1.0 * shown + 0.8)
+    axes = figure.subplots(shown, len(episodes), squeeze=False, sharex="col", sharey="row")
+    for column, rows in enumerate(episodes):
+        t = result.arrays["index"][rows, 1]
+        for i in range(shown):
+            axis = axes[i, column]
+            axis.axhline(0, color=LINE, linewidth=0.8)
+            axis.plot(t, result.arrays[name][rows, i], color=INK, linewidth=1)
+            if column == 0:
+                axis.set_ylabel(f"component {i}")
+        axes[0, column].set_title(f"episode {result.arrays['index'][rows[0], 0]}", fontsize=9)
+        axes[-1, column].set_xlabel("step")
+    figure.suptitle(f"{kind} components of {_of(result)} over time (standard deviations)")
+    return figure
+
+
+def _draw_paths(result: Result) -> Any:
+    """A row an episode, a column a plane; arrows from each step to the next, coloured by the step."""
+    from matplotlib import colormaps
+
+    planes, episodes = _planes(result), _some_episodes(result)[:MAX_PATHS]
+    figure = figure_of(4.1 * len(planes) + 0.6, 3.5 * len(episodes) + 0.4)
+    axes = figure.subplots(len(episodes), len(planes), squeeze=False)
+    c = result.arrays["c_pca"]
+    some = _some_rows(result)
+    some = some[result.arrays["source"][some] == _fitted_source(result)]
+    walked = c[np.concatenate(episodes)]
+    low, high = np.quantile(c, (0.002, 0.998), axis=0)
+    limits = np.stack([np.minimum(low, walked.min(0)) - 0.1, np.maximum(high, walked.max(0)) + 0.1], 1)
+    for line, rows in zip(axes, episodes, strict=True):
+        t = result.arrays["index"][rows, 1]
+        for axis, (a, b) in zip(line, planes, strict=True):
+            axis.scatter(*c[some][:, [a, b]].T, s=2, color="0.87", linewidths=0)
+            xy = c[rows][:, [a, b]]
+            arrows = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.005, "cmap": TIME}
+            drawn = axis.quiver(*xy[:-1].T, *np.diff(xy, axis=0).T, t[:-1], **arrows)
+            for row, marker in ((0, "o"), (-1, "s")):
+                colour = colormaps[TIME](0.0 if row == 0 else 1.0)
+                axis.plot(*xy[row], marker=marker, color=colour, markeredgecolor="k", markersize=7)
+            axis.set(xlim=limits[a], ylim=limits[b])
+            axis.set_xlabel(f"principal component {a}", fontsize=8)
+            axis.set_ylabel(f"principal component {b}", fontsize=8)
+        line[0].set_title(f"episode {result.arrays['index'][rows[0], 0]}", fontsize=9)
+        figure.colorbar(drawn, ax=line[-1], label="step")
+    of = _of(result)
+    figure.suptitle(
+        f"Paths of episodes through planes of principal components of {of}, in standard deviations "
+        f"(dot: start, square: end)"
+    )
+    return figure
+
+
+# Heads
+
+
+def _draw_heads(result: Result) -> Any:
+    """Weights in the independent, the first principal and the non-negative directions, one above another."""
+    names = [*result.notes["action_names"], "value"]
+    shown = {k: result.arrays[k][:, :MAX_WEIGHTS] for k in HEADS if k in result.arrays}
+    most = max(w.shape[1] for w in shown.values())
+    figure = figure_of(0.45 * most + 2.4, (0.2 * len(names) + 1.1) * len(shown))
+    ratios = [len(names) - 1, 1.5] * len(shown)
+    axes = figure.subplots(2 * len(shown), 1, height_ratios=ratios).reshape(len(shown), 2)
+    for (top, bottom), (kind, weights) in zip(axes, shown.items(), strict=True):
+        for axis, part, labels in ((top, weights[:-1], names[:-1]), (bottom, weights[-1:], names[-1:])):
+            limit = max(float(np.abs(part).max()), 1e-12)
+            image = axis.imshow(part, cmap=DIVERGING, vmin=-limit, vmax=limit, aspect="auto")
+            axis.set_yticks(range(len(labels)), labels, fontsize=7)
+            axis.set_xticks(range(weights.shape[1]), [] if axis is top else range(weights.shape[1]), fontsize=7)
+            figure.colorbar(image, ax=axis).ax.tick_params(labelsize=7)
+        of = result.arrays[kind].shape[1]
+        some = f" (the first {MAX_WEIGHTS} of {of})" if of > MAX_WEIGHTS else ""
+        bottom.set_xlabel(f"{HEADS[kind]}{some}", fontsize=9)
+    figure.suptitle("Change of logits and value per standard deviation", fontsize=11)
+    return figure
+
+
+# Real against simulated
+
+
+def _draw_overlap(result: Result) -> Any:
+    figure = figure_of(13.5, 4.4)
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 0.9))
+    rows = result.arrays["map_row"]
+    _two_sources(left, result.arrays["map"], result.arrays["source"][rows])
+    left.set(xticks=[], yticks=[], title=f"{MAPS[result.notes['embedding']]} of {_of(result)}")
+    some = _some_rows(result)
+    a, b = _planes(result)[0]
+    c = result.arrays["c_pca"][:, [a, b]]
+    _two_sources(middle, c[some], result.arrays["source"][some])
+    low, high = np.quantile(c, (0.002, 0.998), axis=0)
+    middle.set(
+        xlim=(low[0], high[0] + 1e-6), ylim=(low[1], high[1] + 1e-6), xlabel=f"principal component {a}",
+        ylabel=f"principal component {b}",
+        title="First two principal components",
+    )  # fmt: skip
+    table = {row["measure"]: row for row in result.tables["overlap"]}
+    for y, name in enumerate(MEASURES):
+        row = table[name]
+        for shift, prefix, colour in ((0.12, "", SIMULATED_COLOUR), (-0.12, "floor", REAL_COLOUR)):
+            value = row["floor" if prefix else "simulated"]
+            if value is None:  # the row's reason says why
+                continue
+            ends = [row["floor_low" if prefix else "low"], row["floor_high" if prefix else "high"]]
+            right.plot(value, y + shift, "o", color=colour)
+            if None not in ends:
+                right.plot(ends, [y + shift] * 2, color=colour)
+    right.axvline(0.5, ymin=0.68, color="0.6", linestyle=":", linewidth=1)
+    right.set_yticks(range(len(MEASURES)), list(MEASURES.values()), fontsize=8)
+    right.set(xlim=(-0.02, 1.02), ylim=(-0.5, len(MEASURES) - 0.5), xlabel="share of states", title="Overlap")
+    for colour, label in ((SIMULATED_COLOUR, "simulated against real"), (REAL_COLOUR, "real against real")):
+        right.plot([], [], "o-", color=colour, label=label)
+    right.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)
+    return figure
+
+
+def _two_sources(axis: Any, xy: np.ndarray, source: np.ndarray) -> None:
+    """Equally many dots of either source, in random order, so that neither hides the other."""
+    rng = np.random.default_rng(0)
+    count = min((source == s).sum() for s in (REAL, SIMULATED))
+    rows = np.concatenate([rng.permutation(np.flatnonzero(source == s))[:count] for s in (REAL, SIMULATED)])
+    rows = rng.permutation(rows)
+    axis.scatter(*xy[rows].T, c=[SOURCES[s][1] for s in source[rows]], s=5, linewidths=0, alpha=0.6)
+    for name, colour in SOURCES:
+        axis.scatter([], [], color=colour, s=14, label=name)
+    axis.legend(frameon=False, fontsize=8, loc="upper right")

@@ -1,0 +1,140 @@
+"""States of many episodes in one array, with what is known of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.shared.clusters import Embedding
+from analysis.shared.sources import REAL, SIMULATED
+from core.contracts import UserError
+from core.episodes import RolloutStore
+
+LEVEL = "truth/level"
+UNKNOWN_LEVEL = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """How many directions of which kind, and what counts as a state."""
+
+    pca_size: int = 0
+    """principal components; 0: as many as the states vary in"""
+    ica_size: int = 16
+    """independent components, of as many whitened principal ones; 0: none"""
+    ica_restarts: int = 20
+    """FastICA runs, each on a bootstrap of the episodes, that the stability index compares"""
+    nmf_size: int = 16
+    """non-negative factors; 0: none"""
+    nmf_states: int = 20_000
+    """states the factors are found on, drawn at random; 0: all"""
+    clusters: int = 32
+    """k-means clusters of the principal components"""
+    surrogates: int = 39
+    """data without clusters, of each of two kinds, that are clustered alike: stable means beyond 95 % of them, which
+    fewer than 39 cannot say; 0: none"""
+    first_step: int = 1
+    """states of earlier steps are left out: step 0 has seen one frame and is all initial state"""
+    most_states: int = 200_000
+    """at most about so many states of either source, of whole episodes drawn at random; 0: all"""
+    drop_outliers: bool = False
+    """fit without states whose median distance to their neighbours lies 2 standard deviations above the mean"""
+    outlier_neighbours: int = 20
+    """neighbours of --drop_outliers"""
+    embedding: tuple[Embedding, ...] = ("umap",)
+    """2-D maps of the states, saved as data: umap, tsne, or pca (none beside the components)"""
+    embedding_states: int = 3000
+    """states in a map, drawn at random"""
+
+
+@dataclass(frozen=True)
+class States:
+    """Pooled steps: the states ``x_NF`` and, row by row, what the agent thought and did and what followed.
+
+    ``index_N2`` (episode, t); ``source_N`` 0 real, 1 simulated; ``level_N`` -1 where it is not known; ``unit_N``:
+    rows of equal number are not independent (an episode, and the samples that started in it).  Steps of an
+    episode are consecutive.
+    """
+
+    x_NF: np.ndarray
+    value_N: np.ndarray
+    action_N: np.ndarray
+    reward_N: np.ndarray
+    level_N: np.ndarray
+    index_N2: np.ndarray
+    source_N: np.ndarray
+    unit_N: np.ndarray
+
+    @property
+    def fitted_N(self) -> np.ndarray:
+        """bool [N]: the real states; where there are none, the simulated ones."""
+        real_N = self.source_N == REAL
+        return real_N if real_N.any() else ~real_N
+
+
+def join(parts: Sequence[States]) -> States:
+    """The rows of all of them, in this order."""
+    if len(parts) == 1:
+        return parts[0]
+    return States(*(np.concatenate([getattr(p, name) for p in parts]) for name in States.__dataclass_fields__))
+
+
+def episodes_of(store: RolloutStore, first: int, most: int, seed: int) -> list[int]:
+    """Episodes that have a step >= first: all, or random ones with at most about ``most`` steps together (0: all)."""
+    steps_E = np.minimum(store.steps, store.rows) - first
+    ids = np.flatnonzero(steps_E > 0)
+    if not len(ids):
+        raise UserError(
+            f"{store.path}: no episode is longer than {first} steps; lower --first_step, or leave these states out"
+        )
+    if most and steps_E[ids].sum() > most:
+        drawn = np.random.default_rng(seed).permutation(ids)
+        ids = np.sort(drawn[: max(2, int(np.searchsorted(np.cumsum(steps_E[drawn]), most, side="right")))])
+    return [int(i) for i in ids]
+
+
+def pool(
+    store: RolloutStore, column: str | Sequence[np.ndarray], options: FitOptions, unit_E: np.ndarray, *, lead: int = 0,
+    seed: int = 0,
+) -> States:  # fmt: skip
+    """The states of a store's steps t >= first_step.
+
+    column: the name of a stored one; or per-episode states whose row i belongs to step ``lead + i``.  unit_E: a number
+    an episode, see ``units``.
+    """
+    first = max(options.first_step, lead)
+    episodes = episodes_of(store, first, options.most_states, seed)
+    known = [LEVEL] if LEVEL in store.column_names else []
+    stored = [column] if isinstance(column, str) else []
+    columns, index_N2 = store.pooled("value", "action", "reward", *known, *stored, episodes=episodes, first=first)
+    if isinstance(column, str):
+        x_NF = columns[column]
+    else:
+        ends = {e: int(min(store.steps[e], store.rows[e])) for e in episodes}
+        x_NF = np.concatenate([column[e][first - lead : ends[e] - lead] for e in episodes])
+    return _states(store, x_NF, columns, index_N2, unit_E)
+
+
+def pool_rows(
+    store: RolloutStore, x_NF: np.ndarray, index_N2: np.ndarray, unit_E: np.ndarray, episodes: Sequence[int]
+) -> States:
+    """States that belong to the steps ``index_N2`` (episode, t) of these (sorted) episodes, in order."""
+    known = [LEVEL] if LEVEL in store.column_names else []
+    columns, all_M2 = store.pooled("value", "action", "reward", *known, episodes=episodes)
+    row = {(int(e), int(t)): i for i, (e, t) in enumerate(all_M2)}
+    rows_N = np.array([row[int(e), int(t)] for e, t in index_N2])
+    return _states(store, x_NF, {k: v[rows_N] for k, v in columns.items()}, index_N2, unit_E)
+
+
+def _states(
+    store: RolloutStore, x_NF: np.ndarray, columns: Mapping[str, np.ndarray], index_N2: np.ndarray, unit_E: np.ndarray
+) -> States:
+    n = len(index_N2)
+    level_N = columns[LEVEL].reshape(n).astype(np.int64) if LEVEL in columns else np.full(n, UNKNOWN_LEVEL)
+    source = REAL if store.manifest["facts"]["source"] == "real" else SIMULATED
+    return States(
+        x_NF, columns["value"], columns["action"], columns["reward"], level_N, index_N2, np.full(n, source),
+        unit_E[index_N2[:, 0]],
+    )  # fmt: skip

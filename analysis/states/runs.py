@@ -1,0 +1,140 @@
+"""The run directories of hidden_states, env_states and latents: made, drawn again, summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from threadpoolctl import threadpool_limits
+
+from analysis.shared.surrogates import in_words
+from analysis.states.fit import fit
+from analysis.states.pooled import States, join
+from core import artefacts
+from core.artefacts import Result
+from core.contracts import UserError
+from core.directions import Basis
+from core.episodes import RolloutStore
+from core.stats import few
+
+
+class StateConfig(Protocol):
+    """What the three stages' configs share."""
+
+    @property
+    def out(self) -> Path: ...
+    @property
+    def overwrite(self) -> bool: ...
+
+
+def new_fit(
+    config: StateConfig, stage: str, inputs: Mapping[str, Path | None]
+) -> AbstractContextManager[artefacts.Run]:
+    """The run directory of a fit, opened before the work begins: one that is not free is refused then."""
+    given = {k: v for k, v in inputs.items() if v is not None}
+    return artefacts.new_run(config.out, stage, config, given, overwrite=config.overwrite)
+
+
+def fit_and_save(
+    config: Any, stage: str, space: str, parts: Callable[[], Sequence[States]], store: RolloutStore | None,
+    facts: dict[str, Any],
+) -> None:  # fmt: skip
+    """How env_states and latents go on: fit the states of a simulator's space, write the run, say what was found.
+
+    parts: makes the states; store: one of those they are of, for the names of its actions."""
+    assert store is not None
+    inputs = {"simulator": config.simulator, "rollouts": config.rollouts, "samples": config.samples}
+    with new_fit(config, stage, inputs) as run:
+        with threadpool_limits(config.threads):  # scikit-learn's own OpenMP does not hear torch.set_num_threads
+            result, bases = fit(join(parts()), space, facts["simulator"], config.fit, config.seed)
+        result.notes |= {**facts, "action_names": list(store.spec.action_names)}
+        save(run, result, bases, facts, config.action == "both")
+    print(summary(result, bases, config.out))
+
+
+def save(run: artefacts.Run, result: Result, bases: Mapping[str, Basis], facts: Mapping[str, Any], drawn: bool) -> None:
+    """Write what a fit found into its run directory, and its figures."""
+    from analysis.states.figures import draw
+
+    for basis in bases.values():
+        basis.save(run.path)
+    result.save(run.path)
+    if drawn:
+        draw(result, run.path)
+    sources = [name for i, name in enumerate(("real", "simulated")) if (result.arrays["source"] == i).any()]
+    left_out = {"left_out": result.notes["left_out"]} if result.notes["left_out"] else {}
+    run.facts = {**facts, "fitted_on": result.notes["fitted_on"], "sources": sources, **left_out}
+    run.metrics = dict(result.scalars)
+
+
+def load_drawn(source: Path | None, stage: str) -> Result:
+    """The Result that ``plot`` draws; UserError."""
+    if source is None:
+        raise UserError(f"plot needs --{stage} DIR, the run directory to draw")
+    artefacts.read_manifest(source, stage)
+    return Result.load(source)
+
+
+def plot(config: StateConfig, stage: str, result: Result, inputs: Mapping[str, Path | None]) -> None:
+    """Draw a saved Result into a run directory of its own."""
+    from analysis.states.figures import draw
+
+    given = {k: v for k, v in inputs.items() if v is not None}
+    with artefacts.new_run(config.out, f"{stage}_plot", config, given, overwrite=config.overwrite) as run:
+        names = draw(result, run.path)
+        run.facts = {k: result.notes[k] for k in ("agent", "simulator") if k in result.notes}
+    print(f"drew {', '.join(names)}: {config.out}")
+
+
+def refuse(stage: str, given: Path | None) -> None:
+    """UserError where ``--STAGE DIR``, which belongs to plot, is given to another action."""
+    if given is not None:
+        raise UserError(f"--{stage} belongs to plot; precompute and both read --rollouts")
+
+
+def summary(result: Result, bases: Mapping[str, Basis], out: Path) -> str:
+    """What a person wants to know, in a few lines."""
+    scalars = result.scalars
+    lines = [
+        f"fitted {', '.join(f'{k} ({b.size})' for k, b in bases.items())} on "
+        f"{int(result.arrays['kept'].sum()):,} {result.notes['fitted_on']} states of "
+        f"{result.notes['episodes_fitted']} episodes"
+    ]
+    for key, s in scalars.items():
+        if key.startswith("pca_explained"):
+            count = key.rpartition("_")[2]
+            lines.append(f"  first {count} components hold {s['value']:.0%}{_interval(s, '.0%')} of the variance")
+    if "ica" in bases:
+        lines.append(
+            f"  ICA stability Iq: median {scalars['ica_stability_median']['value']:.2f}, "
+            f"least {scalars['ica_stability_least']['value']:.2f}"
+        )
+    lines.append(
+        f"  clusters: stability {scalars['cluster_stability']['value']:.2f} (ARI), time gives away "
+        f"{scalars['cluster_share_from_time']['value']:.0%} of the label "
+        f"(floor {scalars['cluster_share_from_time_floor']['value']:.0%})"
+    )
+    if "cluster_surrogates" in result.tables:
+        lines.append(f"  {in_words(result, 'cluster_')}")
+    said = {
+        "inside": "simulated states lie among real ones", "covered": "real states lie among simulated ones",
+        "told_apart": "both are told apart by a linear classifier",
+    }  # fmt: skip
+    for row in result.tables.get("overlap", []):
+        name = row["measure"]
+        if name in said and row["reason"]:
+            lines.append(f"  how many {said[name]} is not known: {row['reason']}")
+        elif name in said:
+            share, floor = scalars[f"overlap_{name}"], scalars[f"overlap_{name}_floor"]["value"]
+            words = said[name]
+            lines.append(f"  {share['value']:.0%}{_interval(share, '.0%')} of {words} (real against real: {floor:.0%})")
+    if "overlap" in result.notes:
+        lines.append(f"  real against simulated: {result.notes['overlap']}")
+    return "\n".join([*lines, f"  {out}"])
+
+
+def _interval(scalar: Mapping[str, Any], spec: str) -> str:
+    low, high = scalar["interval"]
+    return "" if low is None or high is None else f" [{low:{spec}}, {high:{spec}}]{few(scalar['n'])}"

@@ -1,0 +1,1 @@
+"""Fidelity of a simulator: the stage ``python -m validation.fidelity`` and its machinery."""

@@ -1,0 +1,60 @@
+"""Whether rollouts belong to the simulator, are long enough, and are new to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from core import artefacts
+from core.contracts import EnvSpec, UserError
+from core.directions import fingerprint
+from core.episodes import RolloutStore
+from core.roll import Simulator
+from validation.fidelity.pairing import FEWEST_EPISODES
+
+LEVELS = ("start_level", "num_levels")  # options that choose levels of a world, not another world
+
+
+def check_store(store: RolloutStore, simulator: Simulator[Any]) -> None:
+    """UserError unless these are real rollouts of the simulator's agent in its world."""
+    facts: Mapping[str, Any] = store.manifest.get("facts", {})
+    if facts.get("source") != "real":
+        raise UserError(f"{store.path} holds {facts.get('source', 'unknown')} rollouts; fidelity needs real ones")
+    check_world(store.spec, simulator.world.spec, str(store.path))
+    own = fingerprint(simulator.agent)
+    if facts.get("agent") != own:
+        raise UserError(f"{store.path} was recorded with agent {facts.get('agent')}, the simulator holds {own}")
+    if facts.get("interventions"):
+        raise UserError(f"{store.path} was recorded under an intervention; fidelity needs unaltered rollouts")
+
+
+def check_world(spec: EnvSpec, own: EnvSpec, what: str) -> None:
+    """UserError unless ``what`` belongs to the simulator's world; which levels of it does not matter."""
+    if spec.env_id != own.env_id or spec.obs != own.obs or spec.action_names != own.action_names:
+        raise UserError(f"{what} is of {spec.env_id}, the simulator of {own.env_id}")
+    for name in sorted({*spec.options, *own.options} - {*LEVELS}):
+        theirs, ours = spec.options.get(name), own.options.get(name)
+        if theirs != ours:
+            raise UserError(f"{what} is of a world with {name} {theirs}, the simulator of one with {name} {ours}")
+
+
+def check_lengths(store: RolloutStore, initial: int, horizon: int) -> None:
+    """UserError unless a few episodes reach the horizon."""
+    need = initial + horizon
+    enough = int((store.rows >= need).sum())
+    if enough < FEWEST_EPISODES:
+        most = int(np.sort(store.rows)[-FEWEST_EPISODES]) - initial if len(store) >= FEWEST_EPISODES else 0
+        advice = f"--horizon {most} is the most that {FEWEST_EPISODES} episodes reach" if most > 0 else "record more"
+        raise UserError(
+            f"--horizon {horizon}: {enough} of {len(store)} episodes have the {need} observations that a whole window "
+            f"takes, {FEWEST_EPISODES} are needed; {advice}"
+        )
+
+
+def trained_on(simulator: Path, rollouts: Path) -> bool:
+    """Whether the simulator's manifest names these very rollouts as an input."""
+    own = artefacts.sha256(rollouts / artefacts.MANIFEST)
+    return any(known["manifest_sha256"] == own for known in artefacts.read_manifest(simulator)["inputs"].values())

@@ -1,0 +1,201 @@
+"""Real windows and the simulator's futures from the same beginnings, side by side.
+
+B windows, I initial frames, k horizon: row k of a simulation is k steps after its last initial frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from core.contracts import UserError
+from core.episodes import Episode, RolloutStore
+from core.progress import bar
+from core.roll import Simulator
+from generative.simulator import RSSMWorld, require_finite, teacher_forced
+from validation.fidelity.measures import as_float, ssim
+
+FEWEST_EPISODES = 4
+STRIPS = 4  # windows kept to look at
+
+
+class Side(NamedTuple):
+    """What one world shows along the windows; row k of ``reward`` and ``terminal`` is the transition k -> k+1."""
+
+    h: np.ndarray  # [B, K+1, H]
+    value: np.ndarray  # [B, K+1]
+    logits: np.ndarray  # [B, K+1, A]
+    action: np.ndarray  # int64 [B, K+1]
+    reward: np.ndarray  # [B, K]
+    terminal: np.ndarray  # [B, K], real: 0 or 1, simulated: probability
+
+
+@dataclass
+class Paired:
+    """Windows of real episodes and their simulations, row k being horizon k = 0 .. K.
+
+    ``seen``: the real observation exists; ``acted``: the transition after it does too.  ``error`` holds
+    mean squared differences of the observation from the real one, ``similarity`` its SSIM (empty where
+    observations are no images): of ``simulated``, ``forced`` (where the simulator can), ``copy``, ``mean``.
+    """
+
+    episode: np.ndarray  # int64 [B]
+    seen: np.ndarray  # bool [B, K+1]
+    acted: np.ndarray  # bool [B, K]
+    error: dict[str, np.ndarray]  # float [B, K+1]
+    similarity: dict[str, np.ndarray]  # float [B, K+1]
+    real: Side
+    free: Side  # given the recorded actions
+    forced: Side | None  # given the recorded frames too
+    dreamed: Side  # given neither: the agent samples its own actions, the world its own states
+    shown: np.ndarray  # int64 [S], a few windows kept to look at
+    strip: dict[str, np.ndarray]  # their observations [S, K+1, ...]
+
+    @property
+    def images(self) -> bool:
+        """Whether the observations are images in [0, 1]."""
+        return bool(self.similarity)
+
+    def modes(self) -> dict[str, Side]:
+        """The simulations that are paired with the recorded actions, by the suffix of their measures."""
+        return {"": self.free} | ({} if self.forced is None else {"_teacher_forced": self.forced})
+
+
+def choose_starts(
+    store: Sequence[Episode] | RolloutStore, least: int, count: int, rng: np.random.Generator
+) -> np.ndarray:
+    """``count`` starts int64 [count, 2] (episode, t), equally many an episode (+-1), whose first
+    ``least`` observations exist; fewer if the episodes have no more.  UserError if none has any."""
+    lengths = store.rows if isinstance(store, RolloutStore) else np.array([len(e.h) for e in store])
+    long = np.flatnonzero(lengths >= least)
+    if len(long) < FEWEST_EPISODES:
+        raise UserError(
+            f"only {len(long)} episodes have {least} observations and {FEWEST_EPISODES} are needed; record more"
+        )
+    order = rng.permutation(long)
+    taken: list[tuple[int, int]] = []
+    left = {int(e): list(rng.permutation(int(lengths[e]) - least + 1)) for e in order}
+    while len(taken) < count and any(left.values()):
+        for e in order:
+            if left[int(e)] and len(taken) < count:
+                taken.append((int(e), int(left[int(e)].pop())))
+    return np.array(sorted(taken), np.int64)
+
+
+def pad(array: np.ndarray, first: int, length: int) -> np.ndarray:
+    """``length`` rows from ``first``, zero past the end."""
+    part = array[first : first + length]
+    out = np.zeros((length, *array.shape[1:]), array.dtype)
+    out[: len(part)] = part
+    return out
+
+
+@torch.no_grad()
+def pair(
+    simulator: Simulator[Any],
+    store: Sequence[Episode] | RolloutStore,
+    starts: np.ndarray,
+    horizon: int,
+    *,
+    batch: int = 16,
+    device: torch.device | None = None,
+    seed: int = 0,
+) -> Paired:
+    """Simulate every window from the z of its first I observations.  ``seed``: of the dreams' noise.
+
+    UserError where the simulator makes no numbers."""
+    device = torch.device("cpu") if device is None else device
+    generator = torch.Generator(device).manual_seed(seed)
+    initial, name = simulator.world.initial_frames, next(iter(simulator.world.spec.obs))
+    length = initial - 1 + horizon + 1
+    episodes = {int(e): store.episode(int(e)) if isinstance(store, RolloutStore) else store[int(e)]
+                for e in np.unique(starts[:, 0])}  # fmt: skip
+    mean = np.mean([as_float(e.obs[name]).mean(0, dtype=np.float64) for e in episodes.values()], 0)
+    display = _to_show(starts, [len(episodes[int(e)].h) for e in starts[:, 0]], length)
+    parts: list[dict[str, Any]] = []
+    with bar("simulating", len(starts), "windows") as progress:
+        for first in range(0, len(starts), batch):
+            some = starts[first : first + batch]
+            rows = [_window(episodes[int(e)], int(t), name, initial, length, horizon) for e, t in some]
+            w = {k: np.stack([row[k] for row in rows]) for k in rows[0]}
+            obs = {name: torch.from_numpy(w["obs"]).to(device)}
+            action = torch.from_numpy(w["action"]).to(device)
+            z = simulator.world.normalise(simulator.world.infer({name: obs[name][:, :initial]})[0])
+            noise = [simulator.draw_noise(len(some), generator) for _ in range(horizon + 1)]
+            runs = {
+                "free": simulator.rollout(z, horizon, actions=action),
+                "dreamed": simulator.rollout(z, horizon, noise=noise),
+            }
+            if isinstance(simulator.world, RSSMWorld):
+                runs["forced"] = teacher_forced(simulator, obs, action, torch.from_numpy(w["seen"]).to(device))
+            for run in runs.values():
+                require_finite(run)
+            real = as_float(w["obs"][:, initial - 1 :])
+            guesses = {
+                "simulated": runs["free"].obs[name].cpu().numpy(),
+                "copy": np.broadcast_to(real[:, :1], real.shape),
+                "mean": np.broadcast_to(mean.astype(np.float32), real.shape),
+            }
+            if "forced" in runs:
+                guesses["forced"] = runs["forced"].obs[name].cpu().numpy()
+            over = tuple(range(2, real.ndim))
+            part: dict[str, Any] = {"seen": w["seen"], "acted": w["acted"][:, :horizon]}
+            part |= {f"error/{k}": ((v - real) ** 2).mean(over, dtype=np.float64) for k, v in guesses.items()}
+            if real.ndim == 5:
+                part |= {f"similarity/{k}": ssim(v, real) for k, v in guesses.items()}
+            part |= {f"real/{k}": w[k][:, :horizon] if k in ("reward", "terminal") else w[k] for k in Side._fields}
+            for kind, run in runs.items():
+                part |= {f"{kind}/{k}": getattr(run, k).cpu().numpy() for k in Side._fields}
+            shown = [i - first for i in display if first <= i < first + len(some)]
+            looked_at = {"real": real, **guesses, "action": w["action"]}
+            part["strip"] = {k: v[shown] for k, v in looked_at.items() if k not in ("copy", "mean")}
+            parts.append(part)
+            progress.advance(len(some))
+
+    def group(prefix: str) -> dict[str, np.ndarray]:
+        keys = [k for k in parts[0] if k.startswith(f"{prefix}/")]
+        return {k.partition("/")[2]: np.concatenate([p[k] for p in parts]) for k in keys}
+
+    sides: dict[str, Any] = {"forced": None, **{kind: Side(**group(kind)) for kind in ("real", *runs)}}
+    return Paired(
+        episode=starts[:, 0],
+        seen=np.concatenate([p["seen"] for p in parts]),
+        acted=np.concatenate([p["acted"] for p in parts]),
+        error=group("error"),
+        similarity=group("similarity"),
+        **sides,
+        shown=display,
+        strip={k: np.concatenate([p["strip"][k] for p in parts]) for k in parts[0]["strip"]},
+    )
+
+
+def _to_show(starts: np.ndarray, rows: Sequence[int], length: int) -> np.ndarray:
+    """A few windows, spread evenly over those that last to the horizon (all, if these are too few)."""
+    whole = np.flatnonzero(np.array(rows) - starts[:, 1] >= length)
+    among = whole if len(whole) >= STRIPS else np.arange(len(starts))
+    return np.unique(among[np.linspace(0, len(among) - 1, STRIPS).astype(int)])
+
+
+def _window(episode: Episode, t: int, name: str, initial: int, length: int, horizon: int) -> dict[str, np.ndarray]:
+    """One window: ``obs`` from its first frame, everything else from its last initial one."""
+    if episode.logits is None:
+        raise UserError("these episodes were recorded without the agent's logits; record them again")
+    now = t + initial - 1
+    terminal = np.zeros(episode.steps, bool)
+    terminal[-1:] = episode.terminated
+    count = horizon + 1
+    return {
+        "obs": pad(episode.obs[name], t, length),
+        "h": pad(episode.h, now, count),
+        "value": pad(episode.value, now, count),
+        "action": pad(episode.action.astype(np.int64), now, count),
+        "logits": pad(episode.logits, now, count),
+        "reward": pad(episode.reward, now, count),
+        "terminal": pad(terminal, now, count),
+        "seen": np.arange(now, now + count) < len(episode.h),
+        "acted": np.arange(now, now + count) < episode.steps,
+    }

@@ -1,0 +1,249 @@
+"""What a study changes: hypotheses in words, the interventions they are, and the random controls of each.
+
+    KIND DIRECTIONS [for N steps | always] [through memory | world] [when behaviour=ID ...]
+                    [necessary for EVENT | sufficient for EVENT] [on QUANTITY]
+
+    shift 5 by +2        add 2 to direction 5 (shift 5=2 -1 by ... for several: shift 5=2 9=-1)
+    collapse 5 9         set them to their mean (mean ablation)
+    keep_only 5          set everything but them to the mean: the orthogonal complement of collapsing them
+    swap 5 9             exchange them, pair by pair
+    resample 5           give them the values of another start (resample ablation; Chan et al. 2022)
+    patch 5 clean EVENT  the same between two classes of starts, those at which EVENT holds and the others: noising
+                         puts the others' values into the clean ones, denoising the reverse (Heimersheim & Nanda
+                         2024, arXiv:2404.15255)
+
+``all`` stands for every direction.  A change is made at the start (step 0) and, with ``for N steps`` or ``always``, at
+the following ones too.  ``through memory``: the world answers with the actions of the unaltered run, so that the
+change stays inside the agent.  ``through world``: the agent forgets the change once it has acted on it, so that only
+its action carries it on (path patching; Goldowsky-Dill et al. 2023, arXiv:2304.05969).
+
+N starts, H hidden, K directions, other axes as in core.contracts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from core.config import nearest
+from core.contracts import Intervention, UserError
+from core.directions import Basis
+from core.interventions import AtSteps, Nullspace, Resample, Shift, Swap, When, parse_ids, parse_when
+from core.when import Rule
+from validation.hypotheses.changes import KeepOnly, Redirect
+from validation.hypotheses.frames import own_frame
+
+KINDS = ("shift", "collapse", "keep_only", "swap", "resample", "patch")
+THROUGH = ("memory", "world")
+ROLES = ("necessary", "sufficient")
+SIDES = ("noising", "denoising")
+CLAUSES = ("for", "always", "through", "when", *ROLES, "clean", "on")
+QUANTITIES = ("value", "reward", "return", "ended", "prob:", "direction:", "rate:", "event:")
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One change of the hidden state, and what it is said to be needed for; see the head of this file."""
+
+    kind: str
+    ids: tuple[int, ...]
+    amounts: tuple[float, ...] = ()  # shift
+    steps: int | None = 1  # None: always
+    through: str = ""
+    behaviours: tuple[int, ...] = ()  # only inside them
+    role: str = ""  # necessary or sufficient ...
+    event: str = ""  # ... for this event
+    clean: str = ""  # patch: the event that tells the classes
+    side: str = ""  # patch: noising or denoising
+    everything: bool = False  # the directions are all there are
+    on: str = ""  # the late quantity, without its steps, that is claimed to change
+
+    @property
+    def name(self) -> str:
+        """In the words that it is parsed from."""
+        if self.kind == "shift":
+            what = " ".join(f"{i} by {a:+g}" for i, a in zip(self.ids, self.amounts, strict=True))
+        else:
+            what = "all" if self.everything else " ".join(map(str, self.ids))
+        words = [self.kind, what]
+        if self.kind == "patch":
+            words.append(f"clean {self.clean}{f' ({self.side})' if self.side else ''}")
+        if self.steps != 1:
+            words.append("always" if self.steps is None else f"for {self.steps} steps")
+        if self.through:
+            words.append(f"through {self.through}")
+        if self.behaviours:
+            words.append("when " + " ".join(f"behaviour={b}" for b in self.behaviours))
+        if self.on:
+            words.append(f"on {self.on}")
+        return " ".join(words)
+
+    @property
+    def direction(self) -> int | None:
+        """The one direction it changes, if it is one."""
+        return self.ids[0] if len(self.ids) == 1 else None
+
+    @property
+    def amount(self) -> float | None:
+        """By how much it shifts a single direction."""
+        return self.amounts[0] if len(self.amounts) == 1 else None
+
+    @property
+    def is_nothing(self) -> bool:
+        """A shift by 0."""
+        return self.kind == "shift" and not any(self.amounts)
+
+    @property
+    def control(self) -> Hypothesis | None:
+        """Whose redirected runs are its control: directions of either sign are as likely, so that +a and -a of one
+        direction share them, and claims do not matter.  None: no norm to match."""
+        if self.kind == "keep_only":
+            return None
+        amounts = tuple(abs(a) for a in self.amounts) if len(self.ids) == 1 else self.amounts
+        return replace(self, amounts=amounts, role="", event="", on="")
+
+    def build(
+        self, basis: Basis, donors_NH: Tensor | None = None, rule: Rule | None = None, other_IH: Tensor | None = None
+    ) -> Intervention:
+        """The intervention, at the steps it is made; ``other_IH``: redirected into that frame.
+
+        donors_NH: the states that resample and patch take their values from; rule: tells the behaviours of ``when``.
+        """
+        inner: Any
+        if self.kind == "shift":
+            inner = Shift(basis, self.ids, self.amounts)
+        elif self.kind == "collapse":
+            inner = Nullspace(basis, self.ids)
+        elif self.kind == "keep_only":
+            inner = KeepOnly(basis, self.ids)
+        elif self.kind == "swap":
+            inner = Swap(basis, tuple(zip(self.ids[::2], self.ids[1::2], strict=True)))
+        elif donors_NH is None:
+            raise ValueError(f"{self.kind} needs donors")
+        else:
+            inner = Resample(basis, self.ids, donors_NH)
+        if other_IH is not None:
+            inner = Redirect(inner, basis, own_frame(basis, self.ids), other_IH)
+        if self.behaviours:
+            if rule is None:
+                raise ValueError("a change inside a behaviour needs the rule that tells it")
+            inner = When((inner,), rule, self.behaviours)
+        return AtSteps(inner, 0, self.steps)
+
+
+def shift_of(direction: int, amount: float) -> Hypothesis:
+    """One direction by one amount, once."""
+    return Hypothesis("shift", (direction,), (amount,))
+
+
+def hypotheses_of(directions: Sequence[int], amounts: Sequence[float]) -> list[Hypothesis]:
+    """Every direction shifted by every amount, collapsed, and kept alone."""
+    shifts = [shift_of(i, a) for i in directions for a in amounts]
+    return shifts + [Hypothesis(kind, (i,)) for i in directions for kind in ("collapse", "keep_only")]
+
+
+def parse_hypothesis(text: str, basis: Basis) -> list[Hypothesis]:
+    """The hypotheses that a line of words is: one, or the two sides of a patch.
+
+    Raises UserError on what does not parse, an id outside the basis or named twice.
+    """
+    words = text.split()
+    where = f"hypothesis {text!r}"
+    if not words or words[0] not in KINDS:
+        hint = nearest(words[0], KINDS) if words else ""
+        raise UserError(f"{where}: begins with no known change{hint}; there are: {', '.join(KINDS)}")
+    kind, words = words[0], words[1:]
+    cut = next((i for i, w in enumerate(words) if w in CLAUSES), len(words))
+    ids, amounts = _targets(kind, words[:cut], where, basis.size)
+    if len(set(ids)) < len(ids):
+        raise UserError(f"{where}: names direction {next(i for i in ids if ids.count(i) > 1)} twice")
+    basis.check(ids)
+    found: dict[str, Any] = {}
+    rest = words[cut:]
+    while rest:
+        rest = _clause(rest, found, where)
+    if (kind == "patch") != ("clean" in found):
+        raise UserError(f"{where}: patch, and nothing else, needs 'clean EVENT', which tells the two classes of starts")
+    out = Hypothesis(kind, tuple(ids), tuple(amounts), everything=words[:cut] == ["all"], **found)
+    if out.role and out.on:
+        raise UserError(f"{where}: {out.role} for {out.event} is a claim by itself; say 'on {out.on}' in another one")
+    if out.through == "world" and out.steps != 1:
+        raise UserError(f"{where}: through world is for a change at one step, which the agent then forgets")
+    return [replace(out, side=side) for side in SIDES] if kind == "patch" else [out]
+
+
+def _targets(kind: str, words: Sequence[str], where: str, size: int) -> tuple[list[int], list[float]]:
+    """Ids and, for a shift, amounts."""
+    if kind != "shift":
+        ids = list(range(size)) if list(words) == ["all"] else parse_ids(words, where)
+        if not ids or (kind == "swap" and len(ids) % 2):
+            need = "an even number of directions, pair by pair" if kind == "swap" else "directions"
+            raise UserError(f"{where}: {kind} takes {need}")
+        return ids, []
+    found = re.findall(r"(\d+)(?:=| by )(\S+)", " ".join(words))
+    if not found or " ".join(words) not in (" ".join(f"{i}={a}" for i, a in found),
+                                            " ".join(f"{i} by {a}" for i, a in found)):  # fmt: skip
+        raise UserError(f"{where}: shift takes ID=AMOUNT, as in shift 5=2, or shift 5 by +2")
+    try:
+        amounts = [float(a) for _, a in found]
+    except ValueError:
+        raise UserError(f"{where}: an amount is not a number") from None
+    if not all(abs(a) < float("inf") for a in amounts):
+        raise UserError(f"{where}: an amount is not finite")
+    return [int(i) for i, _ in found], amounts
+
+
+def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
+    """Take one clause off the front of ``words``."""
+
+    def put(name: str, value: Any) -> None:
+        if name in found:
+            raise UserError(f"{where}: says {name!r} twice")
+        found[name] = value
+
+    head, rest = words[0], words[1:]
+    if head == "always":
+        put("steps", None)
+        return rest
+    if head == "for" and len(rest) >= 2 and re.fullmatch("[0-9]+", rest[0]) and rest[1] in ("step", "steps"):
+        if int(rest[0]) < 1:
+            raise UserError(f"{where}: for {rest[0]} steps: at least 1")
+        put("steps", int(rest[0]))
+        return rest[2:]
+    if head == "through" and rest and rest[0] in THROUGH:
+        put("through", rest[0])
+        return rest[1:]
+    if head == "on" and rest and any(rest[0] == q or (q.endswith(":") and rest[0].startswith(q)) for q in QUANTITIES):
+        put("on", rest[0])
+        return rest[1:]
+    if head == "clean" and rest:
+        put("clean", rest[0])
+        return rest[1:]
+    if head in ROLES and len(rest) >= 2 and rest[0] == "for":
+        put("role", head)
+        put("event", rest[1])
+        return rest[2:]
+    if head == "when":
+        stop = next((i for i, w in enumerate(rest) if w in CLAUSES), len(rest))
+        if stop:
+            put("behaviours", parse_when(rest[:stop]))
+            return rest[stop:]
+    raise UserError(
+        f"{where}: cannot read {' '.join(words)!r}; after the directions may come: for N steps, always, through "
+        "memory, through world, when behaviour=ID, necessary for EVENT, sufficient for EVENT, clean EVENT, on QUANTITY "
+        f"({', '.join(QUANTITIES)})"
+    )
+
+
+def check_events(hypotheses: Sequence[Hypothesis], names: Sequence[str]) -> None:
+    """UserError if a hypothesis speaks of an event that nobody defined."""
+    for h in hypotheses:
+        for event in filter(None, (h.event, h.clean)):
+            if event not in names:
+                raise UserError(
+                    f"hypothesis {h.name!r}: no event {event!r}{nearest(event, names)}; there are: {', '.join(names)}"
+                )

@@ -1,0 +1,1 @@
+"""Interventions: the stage ``python -m validation.interventions`` and its machinery."""

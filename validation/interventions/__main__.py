@@ -1,0 +1,207 @@
+"""Predict, intervene, compare: ``python -m validation.interventions --simulator DIR --hidden_states DIR``.
+
+A hypothesis is a change of the hidden state along some directions (validation.hypotheses has the words);
+a JSON file with hypotheses and events is a study of your own: ``--config docs/study.json``.
+Every start is run on twice, with the change and without, from the same state, the same h and the same action
+noise, in the simulator and in the real world.  The heads are linear, so what the change does *at*
+step 0 to logits and value follows from the agent's weights alone: it is no test.  The test is what
+comes later (quantities with an ``@``), which only a world answers.
+
+N starts (each of its own episode, so each an independent unit), G hypotheses, k horizon.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from analysis.shared.behaviours import load_behaviours
+from core import artefacts, config as cli
+from core.artefacts import Result
+from core.contracts import UserError, VecEnv
+from core.directions import fingerprint, load_basis
+from core.interventions import parse_ids
+from core.video import check_video
+from core.when import load_rule
+from envs.registry import held_out_pool, make
+from generative.load import load_simulator
+from validation.interventions.figures import draw_effects, draw_headline, draw_needs, short, write_videos
+from validation.interventions.options import StudyOptions, check_options, parse_study
+from validation.interventions.study import study
+from validation.interventions.tables import by_behaviour
+from validation.interventions.verdicts import SMALLEST
+
+STAGE = "interventions"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterventionsConfig:
+    """Change directions of the hidden state; compare the simulator's prediction with the real world."""
+
+    simulator: Path = Path("bundles/coinrun-demo/simulator")
+    """run directory of the simulator (with its agent)"""
+    hidden_states: Path = Path("runs/hidden_states")
+    """hidden-states run directory with the directions"""
+    behaviours: Path | None = None
+    """behaviours run directory: effects are also given for each behaviour that starts fall into"""
+    out: Path = Path("runs/interventions")
+    """run directory to write"""
+    basis_kind: str = "ica"
+    """which basis of --hidden_states: pca, ica, nmf, neurons"""
+    hypotheses: tuple[str, ...] = ()
+    """changes to test, instead of --directions and --amounts, each in quotes: 'shift 5 by +2', 'collapse 5 9 always
+    necessary for jump_started', 'swap 5 9', 'keep_only 5', 'resample 5 through memory', 'patch 5 clean scared', 'shift
+    5 by +2 for 4 steps through world when behaviour=3 sufficient for death'"""
+    events: tuple[str, ...] = ()
+    """events to measure, each in quotes: 'scared: value < 2 and action in (up, upleft, upright)' (default: death,
+    reward and, where the world knows jumps, jump_started)"""
+    directions: tuple[str, ...] = ("0", "1")
+    """ids of the directions to test, or largest N: the N whose late effect the simulator predicts to be largest
+    (chosen before the real world is asked)"""
+    amounts: tuple[float, ...] = (-2.0, -1.0, 0.0, 1.0, 2.0)
+    """changes to test, in units of the direction's coordinate (standard deviations for PCA and ICA)"""
+    starts: int = 64
+    """paired starts, each of another episode"""
+    horizon: int = 8
+    """steps after the change at which late effects are measured"""
+    controls: int = 50
+    """controls: directions that occur in the data, as long as the change, chosen as the claim was chosen; at least 39,
+    and at least 20 a named claim"""
+    smallest: tuple[float, ...] = SMALLEST
+    """smallest sizes of interest: of an effect in spreads of its quantity over the unaltered starts, and of a share of
+    events"""
+    first_order: bool = True
+    """also predict from the simulator's derivatives at the start (straight-through where an action is chosen)"""
+    latest_start: int = 32
+    """starts are taken at a random step of the episode up to this one"""
+    start_level: int = 700_000_000
+    """first level of the pool that claims are tested in (Procgen)"""
+    choosing_level: int = 600_000_000
+    """first level of the pool that the simulator chooses on (Procgen)"""
+    num_levels: int = 100_000
+    """size of either pool (Procgen)"""
+    greedy: bool = False
+    """the agent takes its most likely action; default: it samples, with the same noise on both sides"""
+    video: bool = True
+    """write MP4s of some starts with and without the change, in both worlds side by side"""
+    seed: int = 0
+    """seed of levels, starts, action noise and random directions"""
+    device: str = "cpu"
+    """cpu or cuda"""
+    threads: int = 2
+    """CPU threads"""
+    overwrite: bool = False
+    """replace an earlier study in --out"""
+
+
+def _two(smallest: Sequence[float]) -> tuple[float, float]:
+    if len(smallest) != 2:
+        raise UserError("--smallest takes two sizes: in spreads of a quantity, and as a share of events")
+    return smallest[0], smallest[1]
+
+
+def check(config: InterventionsConfig) -> StudyOptions:
+    """What the study needs of the configuration; UserError on anything it cannot run with."""
+    largest = 0
+    directions: tuple[int, ...] = ()
+    if config.hypotheses:
+        pass
+    elif config.directions[:1] == ("largest",):
+        counts = parse_ids(config.directions[1:], "--directions largest")
+        if len(counts) != 1 or counts[0] < 1:
+            raise UserError("--directions largest takes one number: how many directions to choose")
+        largest = counts[0]
+    else:
+        directions = tuple(parse_ids(config.directions, "--directions"))
+    options = StudyOptions(
+        directions=directions, largest=largest, amounts=config.amounts, starts=config.starts, horizon=config.horizon,
+        controls=config.controls, latest_start=config.latest_start, hypotheses=config.hypotheses, events=config.events,
+        greedy=config.greedy, seed=config.seed, video=config.video, first_order=config.first_order,
+        smallest=_two(config.smallest),
+    )  # fmt: skip
+    check_options(options)
+    return options
+
+
+def shared_levels(config: InterventionsConfig) -> list[str]:
+    """A sentence for each pool of starts that shares levels with what the directions were fitted to, and for the two
+    pools where they share any: what was chosen or fitted there is then not tested on anything new."""
+    pools = {"choosing": config.choosing_level, "testing": config.start_level}
+    spans = {name: range(first, first + config.num_levels) for name, first in pools.items()}
+    for _, stage, path in artefacts.chain(config.hidden_states):
+        levels = artefacts.read_manifest(path)["config"]
+        first, count = levels.get("start_level"), levels.get("num_levels")
+        if stage == "record" and first is not None and count:  # otherwise the agent's own pool, or all levels there are
+            spans[f"the directions ({path.name})"] = range(first, first + count)
+    return [
+        f"The levels of {a} and of {b} overlap, so the test is not on levels that chose nothing."
+        for a, b in itertools.combinations(spans, 2)
+        if max(spans[a].start, spans[b].start) < min(spans[a].stop, spans[b].stop)
+    ]
+
+
+def main(config: InterventionsConfig) -> None:
+    options = check(config)
+    if config.video:
+        check_video()
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    simulator = load_simulator(config.simulator, device)
+    name = fingerprint(simulator.agent)
+    basis = load_basis(config.hidden_states, config.basis_kind, name).to(device)
+    check_options(options, basis)
+    inputs = {"simulator": config.simulator, "hidden_states": config.hidden_states}
+    rule = None
+    if config.behaviours is not None:
+        inputs["behaviours"] = config.behaviours
+        names = load_behaviours(config.behaviours).names
+        rule = load_rule(config.behaviours, name).to(device)
+    parse_study(options, basis, simulator.world.spec.action_names, rule)
+
+    def pool(level: int) -> Callable[[int], VecEnv]:
+        levels = held_out_pool(simulator.world.spec, level, config.num_levels)
+        return lambda slots: make(simulator.world.spec, slots, threads=config.threads, **levels)
+
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+        result = study(simulator, pool(config.start_level), basis, options, device, rule, pool(config.choosing_level))
+        result.notes["warnings"] += shared_levels(config)
+        if rule is not None:
+            behaviour_N = rule(torch.from_numpy(result.arrays["h"]).to(device)).cpu().numpy()
+            result.arrays["behaviour"] = behaviour_N
+            result.tables["behaviours"] = by_behaviour(result, behaviour_N, names, np.random.default_rng(config.seed))
+            found = rule.facts
+            result.scalar("behaviour_labels_found", found["found"], "share of recorded labels that the present h tells",
+                          found["episodes"], found["found_interval"])  # fmt: skip
+        result.save(run.path)
+        draw_effects(result, run.path / "effects.png")
+        draw_headline(result, run.path / "predicted_vs_observed.png")
+        draw_needs(result, run.path / "needs.png")
+        write_videos(result, run.path)
+        run.metrics = dict(result.scalars)
+        run.facts = {"agent": name, "simulator": fingerprint(simulator)}
+    print_summary(result)
+    print(
+        f"{len(result.notes['hypotheses'])} changes of the hidden state on {config.starts} paired starts: {config.out}"
+    )
+
+
+def print_summary(result: Result) -> None:
+    """The headline in a few lines."""
+    for said in (result.notes.get("paired"), *result.notes["warnings"], result.notes["gate"]["text"]):
+        if said:
+            print(said)
+    for name in ("sign_agreement", "rank_correlation", "slope"):
+        if name in result.scalars:
+            print(f"{name.replace('_', ' ')}, simulated against observed: {short(result.scalars[name])}")
+    for claim in result.notes["claims"]:
+        if claim["headline"]:
+            print(claim["text"])
+
+
+if __name__ == "__main__":
+    cli.run(InterventionsConfig, main, STAGE)

@@ -1,0 +1,165 @@
+"""The worlds at the same starts, and what every hypothesis is there.
+
+N starts (independent units), C controls, I directions of a change, H hidden, S steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.contracts import Intervention, UserError
+from core.directions import Basis
+from core.when import Rule
+from validation.hypotheses.changes import Moves, Repeat
+from validation.hypotheses.events import Event
+from validation.hypotheses.frames import own_frame
+from validation.hypotheses.grammar import Hypothesis
+from validation.paired.course import rows_of
+from validation.paired.real import RealWorld
+from validation.paired.simulated import SimulatedWorld
+from validation.paired.starts import Starts
+from validation.paired.tree import Paired
+
+
+@dataclass
+class Bench:
+    """Paired starts with the simulator run on from them and, where claims are tested, the real world too."""
+
+    basis: Basis
+    starts: Starts
+    dreamed: SimulatedWorld
+    rule: Rule | None
+    real: RealWorld | None = None  # None: the real world is not asked here
+    held: SimulatedWorld | None = None
+    donors: dict[Hypothesis, np.ndarray] = field(default_factory=dict)  # the start that every start takes from [N]
+    rows: dict[Hypothesis, np.ndarray] = field(default_factory=dict)  # bool [N], the starts it is about
+    _jacobians: dict[str, dict[str, Tensor]] = field(init=False, default_factory=dict)
+    _slopes: dict[str, Tensor] = field(init=False, default_factory=dict)
+
+    def build(self, h: Hypothesis, other_IH: Tensor | None = None) -> Intervention:
+        """The intervention; ``other_IH``: redirected into that frame."""
+        donor = self.donors.get(h)
+        given = None if donor is None else self.starts.h_NH[torch.from_numpy(donor).to(self.starts.h_NH.device)]
+        return h.build(self.basis, given, self.rule, other_IH)
+
+    def redirected(self, world: Paired, h: Hypothesis, others: Sequence[Tensor]) -> list[Intervention]:
+        """The same change along other frames [I, H]: at every step as long as it is itself in this world."""
+        if h.steps == 1:
+            return [self.build(h, other) for other in others]
+        own = Moves(self.build(h), self.basis, own_frame(self.basis, h.ids))
+        world.run((own,), h.through)
+        return [Repeat(own.made, self.basis, other) for other in others]
+
+    def prepare(self, hypotheses: Sequence[Hypothesis], events: Sequence[Event], rng: np.random.Generator) -> None:
+        """Donors and starts of every hypothesis and its control.  Where a class of starts is to be told (patch), the
+        unaltered course tells it: the real world's, where it is asked."""
+        n = len(self.starts)
+        label_N = None if self.rule is None else self.rule(self.starts.h_NH).cpu().numpy()
+        now = {e.name: e for e in events}
+        course = (self.real or self.dreamed).run() if any(h.clean for h in hypotheses) else None
+        cycle = rng.permutation(n)
+        another_N = np.empty(n, np.int64)
+        another_N[cycle] = np.roll(cycle, 1)
+        across: dict[str, np.ndarray] = {}
+        for h in hypotheses:
+            key = h.control or h
+            on_N = np.ones(n, bool)
+            if h.behaviours:
+                assert label_N is not None
+                on_N = np.isin(label_N, h.behaviours)
+            if h.kind == "resample":
+                self.donors[h] = self.donors[key] = another_N
+            if h.kind == "patch":
+                assert course is not None
+                clean_N = now[h.clean](rows_of(course, self.basis)[:1])[:, 0].cpu().numpy() > 0.5
+                across.setdefault(h.clean, _across(clean_N, rng))
+                self.donors[h] = self.donors[key] = across[h.clean]
+                on_N = on_N & (clean_N if h.side == "noising" else ~clean_N)
+            self.rows[h] = self.rows[key] = on_N
+
+    def require(self, hypotheses: Sequence[Hypothesis], what: str, hint: str = "") -> None:
+        """UserError where a hypothesis is about fewer than two of the starts."""
+        for h in hypotheses:
+            if self.rows[h].sum() < 2:
+                raise UserError(
+                    f"hypothesis {h.name!r} is about {self.rows[h].sum()} of {len(self.starts)} {what}; at least 2 are "
+                    f"needed{hint}"
+                )
+
+    def first_order(self, hypotheses: Sequence[Hypothesis], others: Sequence[Tensor | None]) -> dict[str, np.ndarray]:
+        """{quantity: [G, N]}: derivatives times the changes that would be made along the unaltered run; exact to first
+        order in the strength of a change.  ``others``: the frame that each is redirected into, if any."""
+        steps_of = [
+            min(h.steps or self.dreamed.noise_NTA.shape[1], self.dreamed.noise_NTA.shape[1]) for h in hypotheses
+        ]
+        states = self.starts.h_NH[None]
+        if max(steps_of) > 1:
+            along = self.dreamed.run().h_RTH
+            assert along is not None
+            states = along.transpose(0, 1)
+        everywhere = torch.ones(len(self.starts), dtype=torch.bool, device=states.device)
+        out: dict[str, list[Tensor]] = {}
+        for h, steps, other in zip(hypotheses, steps_of, others, strict=True):
+            jacobian = self.jacobian(h.through, max(steps_of))
+            change = self.build(h, other)
+            when = [torch.full_like(everywhere, t, dtype=torch.int64) for t in range(steps)]
+            moved = torch.stack([change(states[t], now, everywhere) - states[t] for t, now in enumerate(when)])
+            for q, j in jacobian.items():
+                out.setdefault(q, []).append((j[:steps] * moved).sum((0, 2)))  # NaN where q has no derivative
+        return {q: torch.stack(v).detach().cpu().double().numpy() for q, v in out.items()}
+
+    def slopes(self, quantities: Collection[str], most: int) -> dict[str, Tensor]:
+        """{quantity: [H]}: mean derivatives with respect to h at the first ``most`` starts, made once."""
+        if not set(quantities) <= self._slopes.keys():
+            known = [q for q in self.dreamed.measure([None]) if q not in quantities]
+            found = self.dreamed.jacobian(known=known, most=most)
+            self._slopes = {q: j[0].mean(0) for q, j in found.items()}
+        return self._slopes
+
+    def jacobian(self, through: str = "", steps: int = 1) -> dict[str, Tensor]:
+        """Derivatives [S, N, H] with S at least ``steps``, made once."""
+        known = self._jacobians.get(through, {})
+        if known and len(next(iter(known.values()))) < steps:
+            known = {}
+        if not known or any(f"direction:{i}@" not in " ".join(known) for i in self.dreamed.measures.directions):
+            known = known | self.dreamed.jacobian(steps=steps, through=through, known=known)
+            self._jacobians[through] = known
+        return known
+
+
+def effects_in(
+    bench: Bench, world: Paired, hypotheses: Sequence[Hypothesis], path: str | None, label: str
+) -> dict[str, np.ndarray]:
+    """{quantity: [G, N]}: with minus without, of hypotheses along their own path (None) or all along another one; NaN
+    at starts that a hypothesis is not about, and where a change at several steps cannot take the path."""
+    unaltered: dict[str, Any] = {q: v[0] for q, v in world.measure([None]).items()}
+    out = {q: np.full((len(hypotheses), len(v)), np.nan) for q, v in unaltered.items()}
+    paths = [h.through if path is None else path for h in hypotheses]
+    for through in dict.fromkeys(paths):
+        mine = [
+            g for g, h in enumerate(hypotheses) if paths[g] == through and not (through == "world" and h.steps != 1)
+        ]
+        if mine:
+            got = world.measure([bench.build(hypotheses[g]) for g in mine], label, through)
+            for q, v in got.items():
+                out[q][mine] = v - unaltered[q]
+    for g, h in enumerate(hypotheses):
+        for v in out.values():
+            v[g, ~bench.rows[h]] = np.nan
+    return out
+
+
+def _across(clean_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """For every start one of the other class, each as seldom twice as can be, int64 [N]."""
+    out = np.zeros(len(clean_N), np.int64)
+    for mine, theirs in ((clean_N, ~clean_N), (~clean_N, clean_N)):
+        pool, need = np.flatnonzero(theirs), int(mine.sum())
+        if len(pool) and need:
+            out[mine] = np.concatenate([rng.permutation(pool) for _ in range(-(-need // len(pool)))])[:need]
+    return out

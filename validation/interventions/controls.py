@@ -1,0 +1,194 @@
+"""How a study chooses what it claims, and the directions that a claim is held against.
+
+The simulator chooses, on starts of their own levels: of a family of K directions those whose late effect it foretells
+to be largest, and of each the change (which sign, which amount, or the mean) and the quantity.  The largest of many is
+large by luck, too.  So the same choice is made in mock families whose directions mean nothing, each as long as the
+direction whose place it takes, drawn from two laws: *recorded*, differences between recorded states of different
+episodes, which have the states' covariance; and *mixed*, the basis itself turned at random.  A basis's own directions
+can be larger than recorded differences only because they lie where the states vary little, and larger than its mixtures
+only because each stands for something by itself; so a claim has to stand out among both, and the larger p counts.
+(Isotropic directions leave the states that occur; they stand beside and decide nothing.)  A claim that is made by name
+is a family of one direction.
+
+M mocks, R directions that are chosen, W ways of changing each, N starts, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.contracts import UserError
+from validation.hypotheses.frames import mixed_frames, recorded_frames
+from validation.hypotheses.grammar import Hypothesis
+from validation.interventions.bench import Bench
+from validation.interventions.statistics import Chosen, spread_of
+from validation.paired.course import family_of, is_late, is_own
+from validation.paired.tree import Paired
+
+RANKED = 64  # starts that directions are ranked on before the simulator is run with the largest
+FEWEST = 39  # controls: fewer cannot leave out 5 %
+TOGETHER = 8192  # rows that the agent is run on at once
+LAWS = ("recorded", "mixed")  # of mock families
+CLAIMED = ("value_and_actions", "outcomes")  # kinds of quantities that a choice is made among
+
+
+@dataclass(frozen=True)
+class Family:
+    """K directions, the W ways in which each may be changed (the same for all), and how many of them are chosen."""
+
+    ways: tuple[tuple[Hypothesis, ...], ...]
+    choose: int = 1
+    quantity: str = ""  # that is claimed; '': the simulator chooses one
+
+    @property
+    def through(self) -> str:
+        return self.ways[0][0].through
+
+
+class Pick(NamedTuple):
+    """What was chosen: direction (its place in the family), way (its number), late quantity."""
+
+    place: int
+    way: int
+    quantity: str
+
+
+Mock = tuple[Tensor, ...]  # K frames [I, H]: the directions in place of the family's own
+
+
+class Mocks(NamedTuple):
+    """Mock families, and the law that each was drawn from (its place in LAWS)."""
+
+    families: list[Mock]
+    law_M: np.ndarray
+
+
+def mocks_of(family: Family, bench: Bench, count: int, generator: torch.Generator) -> Mocks:
+    """``count`` mock families of every law, from the states at the bench's starts (each of another episode) and from
+    its basis.  Directions that are all of their basis have no mixtures but themselves."""
+    sizes = [len(ways[0].ids) for ways in family.ways]
+    recorded = [recorded_frames(bench.starts.h_NH, bench.basis, size, count, generator) for size in sizes]
+    families = [tuple(frames[m] for frames in recorded) for m in range(count)]
+    if max(sizes) < bench.basis.size:
+        families += [mixed_frames(bench.basis, sizes, generator) for _ in range(count)]
+    return Mocks(families, np.repeat(range(len(LAWS)), count)[: len(families)])
+
+
+def choose(family: Family, bench: Bench, mocks: Sequence[Mock | None]) -> list[list[Pick]]:
+    """What the simulator chooses of each mock (None: of the family itself), R picks each, the largest first."""
+    places = _places(family, bench, mocks)
+    single = len(family.ways[0]) == 1
+    if single and family.quantity:
+        return [[Pick(place, 0, family.quantity) for place in mine] for mine in places]
+    spread = _spreads(bench)
+    effect = run_ways(family, bench, bench.dreamed, mocks, places, "choosing")
+    asked = [q for q in spread if family.quantity in ("", q)]
+    out: list[list[Pick]] = []
+    for m, mine in enumerate(places):
+        picks = []
+        for r, place in enumerate(mine):
+            best = max(
+                (
+                    (abs(float(effect[q][m, r, w][bench.rows[way]].mean())) / spread[q], Pick(place, w, q))
+                    for w, way in enumerate(family.ways[place]) for q in asked if not is_own(q, way.ids)
+                ),
+                key=lambda found: found[0],
+            )  # fmt: skip
+            picks.append(best)
+        out.append([pick for _, pick in sorted(picks, key=lambda found: -found[0])])
+    return out
+
+
+def _spreads(bench: Bench) -> dict[str, float]:
+    """{late quantity that a claim may be about and that varies over the simulated starts: its spread}."""
+    spread = {q: spread_of(v[0]) for q, v in bench.dreamed.measure([None]).items()}
+    out = {q: x for q, x in spread.items() if is_late(q) and x > 0 and family_of(q) in CLAIMED}
+    if not out:
+        raise UserError("no late quantity varies over the starts in the simulator, so it has nothing to choose among")
+    return out
+
+
+def _places(family: Family, bench: Bench, mocks: Sequence[Mock | None]) -> list[list[int]]:
+    """The directions of each mock whose late effect is largest to first order: |mean derivative| along a unit of the
+    direction, in spreads, by its best quantity."""
+    if family.choose >= len(family.ways):
+        return [list(range(len(family.ways))) for _ in mocks]
+    spread = _spreads(bench)
+    slope = bench.slopes(spread, RANKED)
+    slope_QH = torch.stack([slope[q] * bench.basis.std_H / x for q, x in spread.items()])
+    own_KH = bench.basis.lift_KH[[ways[0].ids[0] for ways in family.ways]]
+    out = []
+    for mock in mocks:
+        move_KH = own_KH if mock is None else torch.cat(list(mock)) * own_KH.norm(dim=1, keepdim=True)
+        out.append((move_KH @ slope_QH.T).abs().amax(1).argsort(descending=True)[: family.choose].tolist())
+    return out
+
+
+def run_ways(
+    family: Family, bench: Bench, world: Paired, mocks: Sequence[Mock | None], places: Sequence[Sequence[int]],
+    label: str,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """{quantity: [M, R, W, N]}: effects of every way of changing the R directions at ``places`` of every mock."""
+    unaltered = {q: v[0] for q, v in world.measure([None]).items()}
+    changes = []
+    if len(family.ways) == len(family.ways[0]) == 1:  # the moves of a change at several steps are found once
+        (way,) = family.ways[0]
+        own = [mock for mock in mocks if mock is not None]
+        along = iter(bench.redirected(world, way, [mock[0] for mock in own]))
+        changes = [bench.build(way) if mock is None else next(along) for mock in mocks]
+    else:
+        for mock, mine in zip(mocks, places, strict=True):
+            for place in mine:
+                other = None if mock is None else mock[place]
+                changes += [bench.build(way, other) for way in family.ways[place]]
+    together = max(1, TOGETHER // len(bench.starts))
+    found = world.measure(changes, label, family.through, together)
+    shape = (len(mocks), len(places[0]), len(family.ways[0]), -1)
+    return {q: (v - unaltered[q]).reshape(shape) for q, v in found.items()}
+
+
+class Contest(NamedTuple):
+    """A family's own picks against what is picked of its mocks in the same way, in the real world."""
+
+    own: list[Pick]
+    places: list[list[int]]  # of the mocks' picks
+    effect: dict[str, np.ndarray]  # of the mocks [M, R, W, N]
+    largest: Chosen
+    law_M: np.ndarray  # that every mock was drawn from
+
+    def of(self, rank: int, way: int, rows_N: np.ndarray) -> dict[str, np.ndarray]:
+        """{quantity: [M, starts]}: the controls of one way of changing what was picked ``rank``-th."""
+        return {q: v[:, rank, way][:, rows_N] for q, v in self.effect.items()}
+
+
+def contest(family: Family, choosing: Bench, bench: Bench, own: list[Pick], mocks: Mocks, label: str) -> Contest:
+    """Choose among the mocks as ``own`` was chosen, and run in the real world what was picked."""
+    assert bench.real is not None
+    picks = choose(family, choosing, mocks.families)
+    places = [[pick.place for pick in mine] for mine in picks]
+    effect = run_ways(family, bench, bench.real, mocks.families, places, label)
+    mine = run_ways(family, bench, bench.real, [None], [[pick.place for pick in own]], label)
+
+    def means(some: dict[str, np.ndarray], chosen: Sequence[Sequence[Pick]], q: str) -> np.ndarray:
+        """[M, R]: mean effect on a quantity of what was picked."""
+        rows = [[bench.rows[family.ways[p.place][p.way]] for p in picked] for picked in chosen]
+        found = [
+            [some[q][m, r, p.way][rows[m][r]].mean() for r, p in enumerate(picked)] for m, picked in enumerate(chosen)
+        ]
+        return np.abs(np.array(found))
+
+    # By the quantity, over everything that was picked, the family's own included: so that it is one of its like.
+    mean = {q: means(effect, picks, q) for q in effect}
+    every = {q: np.concatenate([v.ravel(), means(mine, [own], q).ravel()]) for q, v in mean.items()}
+    scale = {q: float(np.sqrt(np.square(v).mean())) for q, v in every.items()}
+    largest = [
+        max(mean[p.quantity][m, r] / (scale[p.quantity] or 1.0) for r, p in enumerate(picked))
+        for m, picked in enumerate(picks)
+    ]
+    return Contest(own, places, effect, Chosen(np.array(largest), scale), mocks.law_M)

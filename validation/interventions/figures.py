@@ -1,0 +1,207 @@
+"""Pictures and videos of a study, drawn from its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+
+from core.artefacts import Result
+from core.figures import BAND, LINE, REAL, SIMULATED, figure_of
+from core.pages import label_colours
+from core.stats import FEW_UNITS, few
+from core.video import write_video
+from validation.interventions.verdicts import LEAST_STARTS
+from validation.paired.course import family_of, in_words, is_late
+
+SCALE = 2  # screen pixels a frame pixel
+PANELS = ("real", "real, changed", "simulated", "simulated, changed")
+FPS = 2
+MOST = 12  # rows of needs.png: those that stand out of the random changes most in the real world
+
+
+def draw_effects(result: Result, path: Path, top: int = 4) -> None:
+    """Dose-response of the late quantities that the simulator predicts to move most, a row a direction; no file where
+    no direction was shifted by itself."""
+    rows = [
+        r for r in result.tables["effects"]
+        if r["kind"] == "shift" and r["amount"] is not None and is_late(r["quantity"])
+        and r["hypothesis"] == f"shift {r['direction']} by {r['amount']:+g}"
+    ]  # fmt: skip
+    directions = sorted({r["direction"] for r in rows})
+    if not directions:
+        return
+    shifts = {str(i) for i in directions}
+    doses = [
+        d for d in result.tables["doses"]
+        if is_late(d["quantity"]) and d["spread"] > 0 and str(d["point"]) in shifts
+    ]  # fmt: skip
+    doses.sort(key=lambda d: -abs(d["predicted_simulated"]) / d["spread"])
+    chosen = {i: [d for d in doses if d["direction"] == i][:top] for i in directions}
+    columns = max(1, max((len(c) for c in chosen.values()), default=1))
+    figure = figure_of(3.2 * columns, 2.9 * max(1, len(directions)))
+    axes = figure.subplots(max(1, len(directions)), columns, squeeze=False)
+    for ax in axes.flat:
+        ax.set_axis_off()
+    for row, i in enumerate(directions):
+        for column, dose in enumerate(chosen[i]):
+            ax, q = axes[row][column], dose["quantity"]
+            ax.set_axis_on()
+            ax.axhline(0, color=LINE, lw=0.8)
+            for world, colour in (("real", REAL), ("simulator", SIMULATED)):
+                mine = sorted(
+                    (r for r in rows if r["direction"] == i and r["quantity"] == q and r["world"] == world),
+                    key=lambda r: r["amount"],
+                )
+                x = [r["amount"] for r in mine]
+                if world == "real":
+                    ax.fill_between(
+                        x, [r["random_low"] for r in mine], [r["random_high"] for r in mine], color=BAND,
+                        label="controls (95 %)",
+                    )  # fmt: skip
+                y = [r["observed"] for r in mine]
+                spread = [[r["observed"] - r["low"] for r in mine], [r["high"] - r["observed"] for r in mine]]
+                ax.errorbar(x, y, spread, color=colour, marker="o", ms=3, lw=1, capsize=2,
+                            label="real world" if world == "real" else "simulator")  # fmt: skip
+            ax.set_title(fill(f"direction {i}: {in_words(q)}", 44), fontsize=8)
+            ax.set_ylabel(f"change ({dose['unit'].partition(' per')[0]})", fontsize=8)
+            ax.set_xlabel("amount added (standard deviations)", fontsize=8)
+            ax.tick_params(labelsize=7)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+HEADLINE = (
+    ("predicted_jacobian", "simulator", "_jacobian_simulator", "Jacobian, against the simulator"),
+    ("predicted_jacobian", "real", "_jacobian", "Jacobian, against the real world"),
+    ("predicted_simulated", "real", "", "simulator, against the real world"),
+)
+
+
+def draw_headline(result: Result, path: Path) -> None:
+    """Predicted against observed, a point a (change, late quantity), in spreads of the quantity: the first order of the
+    simulator against what the simulator does, against what the real world does, and the two worlds."""
+    doses = [
+        d for d in result.tables["doses"]
+        if is_late(d["quantity"]) and d["spread"] > 0 and family_of(d["quantity"]) != "events"
+        and not d["own"]
+    ]  # fmt: skip
+    shown = [of for of in HEADLINE if f"sign_agreement{of[2]}" in result.scalars]
+    figure = figure_of(4.2 * max(1, len(shown)), 4.7)
+    axes = figure.subplots(1, max(1, len(shown)), squeeze=False)[0]
+    labels = list(dict.fromkeys(str(d["point"]) for d in doses))
+    colours = list(label_colours(range(len(labels))).values())
+    ends = [d[k] / d["spread"] for d in doses for k in ("predicted_simulated", "observed") if d[k] is not None]
+    reach = 1.08 * max((abs(x) for x in ends), default=1.0) or 1.0
+    for ax, (key, world, suffix, title) in zip(axes, shown, strict=False):
+        ax.axhline(0, color=LINE, lw=0.8)
+        ax.axvline(0, color=LINE, lw=0.8)
+        seen = (
+            ("observed", "low", "high")
+            if world == "real"
+            else ("predicted_simulated", "simulated_low", "simulated_high")
+        )
+        for label, colour in zip(labels, colours, strict=True):
+            mine = [d for d in doses if str(d["point"]) == label and d[key] is not None]
+            y, low, high = (np.array([_over(d[k], d["spread"]) for d in mine]) for k in seen)
+            x = [d[key] / d["spread"] for d in mine]
+            name = f"direction {label}" if label.isdigit() else label
+            ax.errorbar(x, y, [y - low, high - y], fmt="o", ms=3, lw=0.6, color=colour, alpha=0.8, label=name)
+        ax.axline((0, 0), slope=1, color=LINE, lw=0.8, ls="--")
+        ax.set_xlim(-reach, reach)
+        ax.set_ylim(-reach, reach)
+        ax.set_xlabel("predicted (spreads of the quantity)", fontsize=8)
+        ax.set_ylabel(f"observed in the {'real world' if world == 'real' else 'simulator'}", fontsize=8)
+        ax.tick_params(labelsize=7)
+        said = [title]
+        for word, name in (("sign", "sign_agreement"), ("rank", "rank_correlation"), ("slope", "slope")):
+            if name + suffix in result.scalars:
+                said.append(f"{word} {short(result.scalars[name + suffix])}")
+        ax.set_title("\n".join(said), fontsize=7.5)
+    if labels:
+        columns = min(8 if max(map(len, labels)) < 12 else 3, len(labels))
+        handles = axes[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=columns, fontsize=7, frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def _over(x: float | None, spread: float) -> float:
+    return float("nan") if x is None else x / spread
+
+
+def draw_needs(result: Result, path: Path) -> None:
+    """What each event needs: shares prevented or brought about in the real world, what the simulator foretold, and the
+    bands of controls; no file where no event could be prevented or brought about."""
+    rows = [r for r in result.tables["needs"] if r.get("random_high") is not None and r["n"] >= LEAST_STARTS]
+    rows = sorted(rows, key=lambda r: r["random_high"] - r["share"])[:MOST]
+    if not rows:
+        return
+    figure = figure_of(9, 0.9 + 0.34 * len(rows))
+    ax = figure.subplots()
+    for y, r in enumerate(rows):
+        known = y > 0  # the legend names each once
+        ax.barh(y, r["random_high"] - r["random_low"], 0.6, r["random_low"], color=BAND,
+                label=None if known else "controls (95 %)")  # fmt: skip
+        ax.errorbar(
+            r["share"], y - 0.12, xerr=[[r["share"] - r["low"]], [r["high"] - r["share"]]], fmt="o", ms=4,
+            color=REAL, lw=1, capsize=2, label=None if known else "real world",
+        )  # fmt: skip
+        ax.plot(r["foretold"], y + 0.14, "D", ms=4, color=SIMULATED, label=None if known else "simulator foretold")
+    words = {"necessary": "prevents", "sufficient": "brings about"}
+    ax.set_yticks(range(len(rows)), [f"{r['hypothesis']} {words[r['role']]} {r['event']}" for r in rows], fontsize=7)
+    ax.invert_yaxis()
+    ax.set_xlabel("share of the starts at which it could", fontsize=8)
+    ax.tick_params(axis="x", labelsize=7)
+    ax.set_xlim(left=0)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def short(scalar: Mapping[str, Any]) -> str:
+    """Such as 0.91 [0.86, 0.96]."""
+    middle, interval = scalar["value"], scalar.get("interval") or [None, None]
+    if middle is None:
+        return "undefined"
+    ends = ", ".join("?" if end is None else f"{end:.2f}" for end in interval)
+    return f"{middle:.2f} [{ends}]{few(scalar.get('n') or FEW_UNITS)}"
+
+
+def write_videos(result: Result, path: Path) -> None:
+    """``paired_NUMBER.mp4`` for every filmed claim: real and simulated, without and with the change, a row a start."""
+    for number, claim in enumerate(c for c in result.notes["claims"] if "filmed" in c):
+        film = result.arrays[f"film/{number}"]
+        effects = [shown["effect"] for shown in claim["filmed"]]
+        what = f"{claim['hypothesis']}: effect on {claim.get('quantity') or claim.get('event')}"
+        write_video(path / f"paired_{number}.mp4", list(_screens(film, what, effects)), FPS)
+
+
+def _screens(film: np.ndarray, what: str, effects: Sequence[float]) -> list[np.ndarray]:
+    """Frames uint8 for film [starts, 4, T, H, W, 3]; the first, which shows the changed start, is held for a while."""
+    from PIL import Image, ImageDraw
+
+    starts, panels, steps, height, width = film.shape[:5]
+    top, left, gap = 28, 64, 6
+    wide, high = left + panels * (width * SCALE + gap), top + starts * (height * SCALE + gap)
+    wide, high = -(-wide // 16) * 16, -(-high // 16) * 16
+    out = []
+    for t in range(steps):
+        page = Image.new("RGB", (wide, high), "white")
+        draw = ImageDraw.Draw(page)
+        draw.text((4, 1), f"step {t}   {what}", fill="black")
+        for p, name in enumerate(PANELS):
+            draw.text((left + p * (width * SCALE + gap), 14), name, fill="black")
+        for n in range(starts):
+            y = top + n * (height * SCALE + gap)
+            draw.text((4, y + 4), f"effect\n{effects[n]:+.3g}", fill="black")
+            for p in range(panels):
+                picture = Image.fromarray(film[n, p, t]).resize(
+                    (width * SCALE, height * SCALE), Image.Resampling.NEAREST
+                )
+                page.paste(picture, (left + p * (width * SCALE + gap), y))
+        out += [np.asarray(page)] * (3 if t == 0 else 1)
+    return out

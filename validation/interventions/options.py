@@ -1,0 +1,81 @@
+"""What a study is asked: its options, checked, and its hypotheses and events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from core import config as cli
+from core.contracts import UserError
+from core.directions import Basis
+from core.stats import require_permutations
+from core.when import Rule
+from validation.hypotheses.events import Event, parse_events
+from validation.hypotheses.grammar import Hypothesis, check_events, parse_hypothesis
+from validation.interventions.controls import FEWEST
+from validation.interventions.verdicts import ALPHA, SMALLEST
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyOptions:
+    """What ``study`` needs of the configuration."""
+
+    directions: tuple[int, ...] = ()  # () where ``largest`` are to be chosen, or hypotheses are given
+    amounts: tuple[float, ...] = ()
+    starts: int
+    horizon: int
+    controls: int
+    latest_start: int
+    hypotheses: tuple[str, ...] = ()
+    events: tuple[str, ...] = ()
+    greedy: bool = False
+    seed: int = 0
+    largest: int = 0  # where no directions are named: how many to choose
+    video: bool = False  # keep frames of some starts
+    smallest: tuple[float, float] = SMALLEST  # sizes of interest: spreads of a quantity, shares of events
+    first_order: bool = True
+
+
+def check_options(options: StudyOptions, basis: Basis | None = None) -> None:
+    """UserError on anything the study cannot run with; of the directions only where the basis is given."""
+    if not options.hypotheses:
+        if not (options.directions or options.largest > 0):
+            raise UserError("--directions names no direction")
+        if len(set(options.directions)) < len(options.directions):
+            raise UserError("--directions names a direction twice")
+        if not any(options.amounts) or not np.isfinite(options.amounts).all():
+            raise UserError("--amounts needs at least one finite amount other than 0")
+        if len(set(options.amounts)) < len(options.amounts):
+            raise UserError("--amounts names an amount twice")
+    cli.require(1, horizon=options.horizon)
+    cli.require(FEWEST, controls=options.controls)
+    if not 0 < min(options.smallest) < np.inf:
+        raise UserError("--smallest takes two sizes above 0: in spreads of a quantity, and as a share of events")
+    cli.require(0, seed=options.seed)
+    require_permutations(options.starts, ALPHA)
+    if basis is None:
+        return
+    basis.check(options.directions)
+    if options.largest > basis.size:
+        raise UserError(f"--directions largest {options.largest}: the {basis.kind} basis has {basis.size} directions")
+
+
+def parse_study(
+    options: StudyOptions, basis: Basis, action_names: Sequence[str], rule: Rule | None
+) -> tuple[list[Hypothesis], tuple[Event, ...]]:
+    """The hypotheses (none where --directions says what to test) and events of a study; UserError on what is wrong with
+    them."""
+    events = parse_events(options.events, action_names, basis.size)
+    hypotheses = [h for text in options.hypotheses for h in parse_hypothesis(text, basis)]
+    check_events(hypotheses, [e.name for e in events])
+    for name in (names := [h.name for h in hypotheses]):
+        if names.count(name) > 1:
+            raise UserError(f"hypothesis {name!r} is there twice")
+    for h in hypotheses:
+        if h.behaviours and rule is None:
+            raise UserError(f"hypothesis {h.name!r} speaks of a behaviour: give --behaviours")
+        if rule is not None:
+            rule.check(h.behaviours)
+    return hypotheses, events

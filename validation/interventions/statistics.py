@@ -1,0 +1,541 @@
+"""What paired runs say: effects with intervals, the statements of verdicts.py about every late one, what an
+event needs, how predictions fare.
+
+N starts (independent units), G hypotheses, C controls, P points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from core.artefacts import Result
+from core.stats import Estimate, band_of, bootstrap_means, few, ratios, share_interval
+from validation.hypotheses.grammar import Hypothesis
+from validation.interventions import verdicts
+from validation.interventions.agreement import agreement
+from validation.interventions.verdicts import ALPHA, SMALLEST
+from validation.paired.course import family_of, in_words, is_cut, is_late, is_own, is_share, unit_of
+
+ROUNDING = 1e-6  # of a quantity: what varies less does not vary
+NEEDS = (
+    "necessary: of the starts at which the event happens without the change, the share at which it does not happen "
+    "with it. sufficient: of those at which it does not, the share at which it does. Each start is its own "
+    "counterfactual, with the same action noise (probabilities of necessity and of sufficiency; Pearl 2009, chapter "
+    "9). Controls of the same size prevent and cause events too: special is said against them. The share seen is "
+    "compared with the share that the simulator foretold at the same starts."
+)
+
+
+class Effects(NamedTuple):
+    """Effects (with minus without) at the test starts, {quantity: [G, N]}; NaN at starts that a hypothesis is not
+    about, and where a path was not run."""
+
+    unaltered: dict[str, np.ndarray]  # [N], the quantity itself, in the real world
+    seen: dict[str, dict[str, np.ndarray]]  # by path: own, memory, world
+    foretold: dict[str, dict[str, np.ndarray]]  # the same, in the simulator
+    expected: dict[str, np.ndarray]  # [N], the quantity itself, in the simulator
+    rivals: dict[str, dict[str, np.ndarray]]  # predictions that need no world, by name
+    jacobian: dict[str, np.ndarray]  # first-order predictions
+    zero: tuple[float, float]  # largest |effect| of shifting by nothing in (real world, simulator); NaN: none is
+
+
+class Controls(NamedTuple):
+    """What a hypothesis' controls did in the real world, {quantity: [C, M]}, on the M starts that it is about."""
+
+    real: dict[str, np.ndarray]
+    law_C: np.ndarray  # that each was drawn from
+    isotropic: dict[str, np.ndarray]  # directions uniform over all, beside them; {} where none were run
+    chosen: Chosen | None = None  # where the hypothesis was chosen among others
+
+
+class Chosen(NamedTuple):
+    """The distribution of the largest effect among directions that were chosen in the same way."""
+
+    largest_M: np.ndarray  # of every mock choice: its largest |mean effect|, in ``scale`` of its quantity
+    scale: dict[str, float]  # {quantity: root mean square of the mean effects of all that was chosen}
+
+
+def about(effect_N: np.ndarray) -> np.ndarray:
+    """The starts that a hypothesis is about, int64 [M]."""
+    return np.flatnonzero(~np.isnan(effect_N))
+
+
+def mean_of(x: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Mean over the starts that there are; NaN where there are none."""
+    there = ~np.isnan(x)
+    total = np.where(there, x, 0).sum(axis)
+    out: np.ndarray = total / np.where(there.any(axis), there.sum(axis), np.nan)
+    return out
+
+
+def spread_of(x_N: np.ndarray) -> float:
+    """Standard deviation over the starts; 0, not a rounding error, where all are the same."""
+    spread = float(x_N.std())
+    return spread if spread > ROUNDING * float(np.abs(x_N).max(initial=0.0)) else 0.0
+
+
+class Sizes(NamedTuple):
+    """What a quantity's effects are measured in."""
+
+    unit: float  # its spread, or 1 for a share
+    smallest: float  # smallest size of interest, in units
+
+    @classmethod
+    def of(cls, quantity: str, spread: float, smallest: tuple[float, float] = SMALLEST) -> Sizes:
+        return cls(1.0, smallest[1]) if is_share(quantity) else cls(spread, smallest[0])
+
+
+def special_p(q: str, mean: float, controls: Controls) -> float:
+    """p that a direction like the controls, chosen as this one was, has as large a mean effect: (1 + those as large) /
+    (1 + all), the larger of the laws'.  NaN without controls."""
+    if controls.chosen is not None:
+        scale = controls.chosen.scale.get(q, 0.0)
+        if scale <= 0:
+            return 1.0  # nothing that was chosen moves it, this one included
+        return worst_p(abs(mean) / scale, controls.chosen.largest_M, controls.law_C)
+    if q not in controls.real:
+        return float("nan")
+    return worst_p(abs(mean), np.abs(controls.real[q].mean(1)), controls.law_C)
+
+
+def rank_p(value: float, null_C: np.ndarray) -> float:
+    """(1 + draws at least as large) / (1 + draws); a draw that repeats the value counts, whatever its rounding."""
+    return float((1 + (null_C >= value * (1 - 1e-9)).sum()) / (1 + len(null_C)))
+
+
+def worst_p(value: float, null_C: np.ndarray, law_C: np.ndarray) -> float:
+    """The largest ``rank_p`` of a value among the draws of every law."""
+    return max(rank_p(value, null_C[law_C == law]) for law in np.unique(law_C))
+
+
+class Judged(NamedTuple):
+    """The table of effects, and what the gate is made of."""
+
+    rows: list[dict[str, Any]]
+    errors: dict[str, np.ndarray]  # of every rival [N, R], in squared smallest sizes of interest
+
+
+def table_of(
+    effects: Effects, hypotheses: Sequence[Hypothesis], controls: Mapping[Hypothesis, Controls],
+    events: Sequence[Any], smallest: tuple[float, float], rng: np.random.Generator,
+) -> Judged:  # fmt: skip
+    """One row a (hypothesis, quantity, world).  Rows of the real world carry the five statements and a verdict where
+    the quantity is late, varies over the starts and is not what a changed direction is itself later."""
+    rows: list[dict[str, Any]] = []
+    errors: dict[str, list[np.ndarray]] = {name: [] for name in effects.rivals}
+    names = list(effects.seen["own"])
+    size = {q: Sizes.of(q, spread_of(effects.unaltered[q]), smallest) for q in names}
+    tests: list[tuple[dict[str, Any], verdicts.Tested, int]] = []
+    for g, h in enumerate(hypotheses):
+        if h.is_nothing:
+            continue
+        here = about(effects.seen["own"][names[0]][g])
+        judged = [q for q in names if is_late(q) and not is_own(q, h.ids) and size[q].unit > 0]
+        plain = [q for q in names if q not in judged]
+        sample = _sample(effects, g, h, here, judged, size, events) if judged else None
+        tested = verdicts.test(sample, rng) if sample is not None else None
+        if sample is not None:
+            for name, rival in sample.rivals.items():
+                worse = (sample.seen - sample.foretold) ** 2 - (sample.seen - rival) ** 2
+                whole = np.full((len(effects.unaltered[names[0]]), len(judged)), np.nan)
+                whole[here] = worse / np.array([size[q].smallest for q in judged]) ** 2
+                errors[name].append(whole)
+        of_plain = _means(effects.seen["own"], g, here, plain, rng)
+        dreamed = _means(effects.foretold["own"], g, here, names, rng)
+        mine = controls.get(h)
+        for i, q in enumerate(names):
+            known = {
+                "hypothesis": h.name, "kind": h.kind, "direction": h.direction, "amount": h.amount, "quantity": q,
+                "unit": unit_of(q), "path": h.through,
+                "predicted_jacobian": number_or_none(float(mean_of(effects.jacobian[q][g])))
+                if q in effects.jacobian else None,
+            }  # fmt: skip
+            f = dreamed[i]
+            rows.append({"world": "simulator", **known, "observed": f.value, "low": f.low, "high": f.high, "n": f.n})
+            row: dict[str, Any] = {"world": "real", **known, "foretold": f.value}
+            if q in judged:
+                assert tested is not None
+                j = judged.index(q)
+                seen, unit = tested.seen[j], size[q].unit
+                row |= {"observed": seen.value * unit, "low": seen.low * unit, "high": seen.high * unit, "n": seen.n}
+                row |= {"p": float(tested.p[j]), "spread": spread_of(effects.unaltered[q])}
+                row["smallest"] = size[q].smallest * unit
+                tests.append((row, tested, j))
+            else:
+                e = of_plain[plain.index(q)]
+                row |= {"observed": e.value, "low": e.low, "high": e.high, "n": e.n}
+            if mine is not None:
+                row |= _bands(q, mine)
+                row |= {"special_p": special_p(q, row["observed"], mine), "by_choice": mine.chosen is not None}
+            rows.append(row)
+    _judge(tests, size)
+    count = len(effects.unaltered[names[0]])
+    together = {k: np.concatenate(v, 1) if v else np.empty((count, 0)) for k, v in errors.items()}
+    return Judged(rows, together)
+
+
+def _sample(
+    effects: Effects, g: int, h: Hypothesis, here: np.ndarray, judged: Sequence[str], size: Mapping[str, Sizes],
+    events: Sequence[Any],
+) -> verdicts.Sample:  # fmt: skip
+    unit = np.array([size[q].unit for q in judged])
+
+    def of(some: Mapping[str, np.ndarray]) -> np.ndarray:
+        out: np.ndarray = np.stack([some[q][g][here] for q in judged], 1) / unit
+        return out
+
+    memory = of(effects.seen["memory"])
+    memory[:, [is_cut(q, events) for q in judged]] = np.nan
+    if h.through:
+        memory[:] = np.nan  # the change itself takes one path
+    step = np.array([step_of(q, effects.unaltered[q][here], effects.seen["own"][q][g][here]) for q in judged]) / unit
+    rivals = {k: of(v) for k, v in effects.rivals.items()}
+    return verdicts.Sample(of(effects.seen["own"]), of(effects.foretold["own"]), memory, rivals, step)
+
+
+def step_of(quantity: str, unaltered_N: np.ndarray, effect_N: np.ndarray) -> float:
+    """The distance of the two levels that a quantity has (an event: 1; a reward: its size), NaN where it has more.  Of
+    a share that no change alters, which is at most all of it, 1."""
+    if is_share(quantity) and not effect_N.any():
+        return 1.0
+    levels = np.unique(np.concatenate([unaltered_N, unaltered_N + effect_N]).round(9))
+    return float(levels[1] - levels[0]) if len(levels) == 2 else float("nan")
+
+
+def _means(
+    some: Mapping[str, np.ndarray], g: int, here: np.ndarray, names: Sequence[str], rng: np.random.Generator
+) -> list[Estimate]:
+    return bootstrap_means(np.stack([some[q][g][here] for q in names], 1), rng=rng) if names else []
+
+
+def _bands(q: str, controls: Controls) -> dict[str, Any]:
+    """Where 95 % of the controls' mean effects lie, and of isotropic directions'."""
+    out: dict[str, Any] = {}
+    for name, some in (("random", controls.real), ("isotropic", controls.isotropic)):
+        if q in some:
+            low, high = band_of(some[q].mean(1), ALPHA)
+            out |= {f"{name}_low": low, f"{name}_high": high, f"{name}_n": len(some[q])}
+    return out
+
+
+def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], size: Mapping[str, Sizes]) -> None:
+    """The five answers and the verdict of every tested row, into it; one family of tests for all."""
+    # The choice is in the p of what was chosen; everything else is one of as many as there are.
+    p = np.array([row.get("special_p", np.nan) for row, _, _ in tests])
+    by_choice = np.array([row.get("by_choice", False) for row, _, _ in tests], bool)
+    for (row, _, _), q in zip(
+        tests, np.where(by_choice, p, verdicts.adjusted(np.where(by_choice, np.nan, p))), strict=True
+    ):
+        row["special_q"] = float(q)
+    q_seen = verdicts.adjusted([row["p"] for row, _, _ in tests])
+    q_world = verdicts.adjusted([tested.world_p[j] for _, tested, j in tests])
+    for (row, t, j), q, qw in zip(tests, q_seen, q_world, strict=True):
+        unit, smallest = size[row["quantity"]].unit, size[row["quantity"]].smallest
+        foretold, world = t.foretold[j].value, t.world[j]
+        there = verdicts.exists(t.seen[j], t.seen_90[j], float(q), smallest)
+        how_much = verdicts.size(
+            t.seen[j], foretold, (t.half[j], t.half_90[j]), (t.twice[j], t.twice_90[j]), there, smallest
+        )
+        row["q"] = float(q)
+        row |= {"exists": there, "size": how_much}
+        row["special"] = verdicts.special(row.get("special_q"))
+        row |= {"memory": None, "world_effect": None, "world_low": None, "world_high": None, "world_q": None}
+        through = verdicts.BY_CONSTRUCTION
+        if np.isfinite(world.value):
+            row |= {"memory": (t.seen[j].value - world.value) * unit, "world_effect": world.value * unit}
+            row |= {"world_low": world.low * unit, "world_high": world.high * unit, "world_q": float(qw)}
+            through = verdicts.exists(world, t.world_90[j], float(qw), smallest)
+        # A change that the agent forgets reaches later quantities by way of the world or not at all.
+        row["through_world"] = there if row["path"] == "world" else through
+        worse = {name: some[j] for name, some in t.worse.items()}
+        row["needed"] = verdicts.needed(worse)
+        for name, e in worse.items():
+            row |= {f"error minus {name}": e.value, f"{name} low": e.low, f"{name} high": e.high}
+        row["verdict"] = verdicts.verdict(there, how_much, row["special"], foretold, smallest)
+
+
+def number_or_none(x: float) -> float | None:
+    """A number for a table, None where it is undefined."""
+    return float(x) if np.isfinite(x) else None
+
+
+# What an event needs
+
+
+def needs_of(
+    effects: Effects, hypotheses: Sequence[Hypothesis], controls: Mapping[Hypothesis, Controls], smallest: float,
+    rng: np.random.Generator,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One row a (hypothesis, event, role): how often the change prevents the event, and how often it causes it (see
+    NEEDS), beside what the simulator foretold at the same starts.  A hypothesis that makes a claim of its own is only
+    asked that."""
+    rows: list[dict[str, Any]] = []
+    shares: list[verdicts.Tested | None] = []
+    events = [q for q in effects.unaltered if q.startswith("event:")]
+    for g, h in enumerate(hypotheses):
+        for q in () if h.is_nothing else events:
+            name = q.removeprefix("event:").partition("@")[0]
+            for role in ("necessary", "sufficient"):
+                if not h.role or (h.role, h.event) == (role, name):
+                    row, tested = _need(effects, g, h, controls.get(h), q, name, role, smallest, rng)
+                    rows.append({**row, "claimed": bool(h.role)})
+                    shares.append(tested)
+    # What was claimed by name is one family of tests, everything else another.
+    claimed = np.array([row["claimed"] for row in rows], bool)
+    for name, to in (("p", "q"), ("special_p", "special_q")):
+        p = np.array([row[name] for row in rows], np.float64)
+        both = [verdicts.adjusted(np.where(some, p, np.nan)) for some in (claimed, ~claimed)]
+        for row, adjusted in zip(rows, np.where(claimed, *both), strict=True):
+            row[to] = float(adjusted)
+    for row, tested in zip(rows, shares, strict=True):
+        row["special"] = verdicts.special(row["special_q"])
+        row |= {"exists": verdicts.OPEN, "size": verdicts.OPEN, "verdict": verdicts.OPEN}
+        if tested is None:
+            continue
+        low, high = share_interval(row["prevented_or_caused"], row["n"], level=0.90)
+        wide = Estimate(row["share"], row["low"], row["high"], row["n"])
+        there = verdicts.exists(wide, Estimate(row["share"], low, high, row["n"]), row["q"], smallest)
+        how_much = verdicts.size(
+            wide, row["foretold"], (tested.half[0], tested.half_90[0]), (tested.twice[0], tested.twice_90[0]), there,
+            smallest,
+        )  # fmt: skip
+        row |= {"exists": there, "size": how_much}
+        row["verdict"] = verdicts.verdict(there, how_much, row["special"], row["foretold"], smallest)
+    return rows
+
+
+def changed_share(effect: np.ndarray, base_N: np.ndarray, role: str) -> tuple[np.ndarray, np.ndarray]:
+    """(whether the event was prevented or caused at each start at which it could be: 0 or 1 [..., M]; these starts)."""
+    could = base_N > 0.5 if role == "necessary" else base_N <= 0.5
+    return np.clip(-effect if role == "necessary" else effect, 0, 1)[..., could], np.flatnonzero(could)
+
+
+def _need(
+    effects: Effects, g: int, h: Hypothesis, controls: Controls | None, q: str, name: str, role: str,
+    smallest: float, rng: np.random.Generator,
+) -> tuple[dict[str, Any], verdicts.Tested | None]:  # fmt: skip
+    from scipy.special import bdtrc
+
+    here = about(effects.seen["own"][q][g])
+    base = effects.unaltered[q][here]
+    seen, asked = changed_share(effects.seen["own"][q][g][here], base, role)
+    row: dict[str, Any] = {
+        "hypothesis": h.name, "event": name, "role": role, "rate": number_or_none(float(mean_of(base))), "share": None,
+        "low": None, "high": None, "foretold": None, "n": len(asked), "p": float("nan"), "special_p": float("nan"),
+    }  # fmt: skip
+    if not len(asked):
+        return row, None
+    # What the simulator foretold there: by how much the change lowers (raises) the event's chance at the same start.
+    sign = -1 if role == "necessary" else 1
+    foretold = np.clip(sign * effects.foretold["own"][q][g][here][asked], 0, 1)
+    count = int(round(seen.sum()))
+    low, high = share_interval(count, len(asked))
+    row |= {"share": count / len(asked), "low": low, "high": high, "prevented_or_caused": count}
+    row["foretold"] = float(foretold.mean())
+    nothing = {"no change": np.zeros_like(seen)[:, None]}
+    sample = verdicts.Sample(seen[:, None], foretold[:, None], seen[:, None], nothing, np.ones(1))
+    tested = verdicts.test(sample, rng)
+    # Every start at which it was changed is a proof of one; the question is whether there are enough of them.
+    row["p"] = float(bdtrc(count - 1, len(asked), smallest)) if count else 1.0
+    if controls is not None and q in controls.real:
+        null = changed_share(controls.real[q], base, role)[0].mean(1)
+        row |= {"random_mean": float(null.mean()), "random_low": band_of(null, ALPHA)[0],
+                "random_high": band_of(null, ALPHA)[1], "random_n": len(null)}  # fmt: skip
+        row["special_p"] = worst_p(row["share"], null, controls.law_C)
+    return row, tested
+
+
+# Claims
+
+
+def restate(row: dict[str, Any], special_q: float) -> None:
+    """A row's verdict again, as one of the claims of a study: with their q of being special."""
+    row |= {"special_q": special_q, "special": verdicts.special(special_q)}
+    smallest, foretold = row["smallest"], row["foretold"]
+    row["verdict"] = verdicts.verdict(row["exists"], row["size"], row["special"], foretold, smallest)
+
+
+def claim_of(row: Mapping[str, Any], kind: str, how: str, headline: bool) -> dict[str, Any]:
+    """A claim in words from its row of the real world.  kind: of the basis; how: it was chosen."""
+    answers = {name: str(row[name]) for name in verdicts.NAMES}
+    subject = f"'{row['hypothesis']}' ({kind})"
+    if row["direction"] is not None and row["kind"] in ("shift", "collapse"):
+        way = "Setting it to its mean" if row["kind"] == "collapse" else f"Adding {row['amount']:+g}"
+        plain = len(row["hypothesis"].split()) == (2 if row["kind"] == "collapse" else 4)
+        subject = f"Direction {row['direction']} ({kind}). {way}" if plain else subject
+    said = verdicts.sentence(row["verdict"], answers)
+    q, unit = row["quantity"], row["unit"]
+    text = (
+        f"{subject} changes {in_words(q)}: foretold {row['foretold']:+.3g} {unit}, seen {row['observed']:+.3g} "
+        f"[{row['low']:+.3g}, {row['high']:+.3g}] in the real world (n = {row['n']} starts{few(row['n'])}): {said}."
+    )
+    return {**row, "headline": headline, "sentence": said, "text": text,
+            "parts": _parts(row, answers, how)}  # fmt: skip
+
+
+_WORLD = ("through_world", "needed")
+
+
+def _words(row: Mapping[str, Any]) -> dict[str, str]:
+    """The two statements about the world in numbers."""
+    unit = row["unit"]
+    errors = [
+        f"{name} {row[f'error minus {name}']:+.2g} [{row[f'{name} low']:+.2g}, {row[f'{name} high']:+.2g}]"
+        for name in verdicts.RIVALS
+    ]
+    through = "memory alone cannot change it, by construction, so there is nothing to compare"
+    if row["memory"] is not None:
+        through = (
+            f"memory alone gives {row['memory']:+.3g}; beyond it {row['world_effect']:+.3g} [{row['world_low']:+.3g}, "
+            f"{row['world_high']:+.3g}] {unit}"
+        )
+    scale = "" if is_share(row["quantity"]) else ", in squared spreads"
+    needed = f"squared error of the simulator minus that of each prediction without a world{scale}: "
+    return {"through_world": through, "needed": needed + "; ".join(errors)}
+
+
+def _parts(row: Mapping[str, Any], answers: Mapping[str, str], how: str) -> dict[str, dict[str, Any]]:
+    """The five statements, each with its answer and the numbers behind it in words."""
+    unit = row["unit"]
+    ratio = f"{row['observed'] / row['foretold']:.2g} times that" if row["foretold"] else "nothing"
+    words = {
+        "exists": f"the mean effect is {row['observed']:+.3g} [{row['low']:+.3g}, {row['high']:+.3g}] {unit}; the "
+        f"smallest of interest is {row['smallest']:.2g}; q = {row['q']:.2g}",
+        "size": f"foretold {row['foretold']:+.3g} {unit}, seen {row['observed']:+.3g}: {ratio}",
+        "special": "it has no controls",
+        **_words(row),
+    }
+    if row.get("random_n"):
+        p = "p" if row.get("by_choice") else "q"
+        words["special"] = (
+            f"against {row['random_n']} controls that occur in the data, chosen in the same way ({how}): {p} = "
+            f"{row['special_q']:.2g}; 95 % of them give {row['random_low']:+.3g} to {row['random_high']:+.3g}"
+        )
+    return {name: {"answer": answers[name], "words": words[name]} for name in verdicts.NAMES}
+
+
+def claim_of_need(row: Mapping[str, Any], effect: Mapping[str, Any], how: str) -> dict[str, Any]:
+    """The claim that a hypothesis makes of an event, from its row of needs; ``effect``: its row of the table of effects
+    on whether the event happens, which has the two statements about the world."""
+    did = "stops" if row["role"] == "necessary" else "brings about"
+    of = "where it happens anyway" if row["role"] == "necessary" else "where it does not happen by itself"
+    subject = f"'{row['hypothesis']}' is {row['role']} for '{row['event']}'"
+    answers = {"exists": row["exists"], "size": row["size"], "special": row["special"]}
+    answers |= {name: effect.get(name, verdicts.NOT_ASKED) for name in ("through_world", "needed")}
+    if row["share"] is None:
+        words = dict.fromkeys(answers, f"there is no start {of}")
+        said = verdicts.sentence(verdicts.OPEN, answers)
+        text = f"{subject}: there is no start {of}, so nothing can be said."
+        return {**row, "headline": True, "sentence": said, "text": text,
+                "parts": {k: {"answer": v, "words": words[k]} for k, v in answers.items()}}  # fmt: skip
+    said = verdicts.sentence(row["verdict"], answers)
+    words = {
+        "exists": f"{row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of the starts; q = {row['q']:.2g}",
+        "size": f"seen {row['share']:.0%}, foretold {row['foretold']:.0%}",
+        "special": "it has no controls" if row.get("random_n") is None else
+        f"{row['random_n']} controls that occur in the data ({how}) give {row['random_low']:.0%} to "
+        f"{row['random_high']:.0%}; q = {row['special_q']:.2g}",
+        **{name: _words(effect)[name] if "verdict" in effect else "the event never varies" for name in _WORLD},
+    }  # fmt: skip
+    text = (
+        f"{subject}: it {did} the event at {row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of the real starts "
+        f"{of} (n = {row['n']}{few(row['n'])}); the simulator foretold {row['foretold']:.0%}: {said}."
+    )
+    return {**row, "headline": True, "sentence": said, "text": text,
+            "parts": {k: {"answer": v, "words": words[k]} for k, v in answers.items()}}  # fmt: skip
+
+
+# Patching
+
+
+def recovered_of(
+    effects: Effects, hypotheses: Sequence[Hypothesis], donors: Mapping[int, np.ndarray], rng: np.random.Generator
+) -> list[dict[str, Any]]:
+    """One row a (world, patch, quantity): how much of the way from the receiving starts to the giving ones the patch
+    goes, 1 all of it.  It has no interval where the starts are not known to differ from their givers (the interval of
+    ``gap`` holds 0).  donors: {hypothesis: the start [N] that every start takes from}."""
+    rows = []
+    worlds = {
+        "real": (effects.seen["own"], effects.unaltered),
+        "simulator": (effects.foretold["own"], effects.expected),
+    }
+    for world, (effect, unaltered) in worlds.items():
+        for g, donor_N in donors.items():
+            for q, effect_GN in effect.items():
+                here = about(effect_GN[g])
+                moved = effect_GN[g][here]
+                gap = unaltered[q][donor_N[here]] - unaltered[q][here]
+                if len(here) < 2 or abs(gap.mean()) <= 1e-9 * (1 + np.abs(gap).mean()):
+                    continue
+                of_gap = bootstrap_means(gap[:, None], rng=rng)[0]
+                share = ratios(moved[:, None], gap[:, None], rng=rng).estimates()[0]
+                # Of no difference any part may have been gone.
+                ends = share.interval if max(of_gap.low, -of_gap.high) > 0 else (float("nan"), float("nan"))
+                low, high = (number_or_none(x) for x in ends)
+                rows.append({
+                    "world": world, "hypothesis": hypotheses[g].name, "side": hypotheses[g].side, "quantity": q,
+                    "recovered": share.value, "low": low, "high": high, "gap": float(gap.mean()),
+                    "unit": unit_of(q), "n": len(here),
+                })  # fmt: skip
+    return rows
+
+
+# How predictions fare
+
+
+class Point(NamedTuple):
+    """A change to predict, as a weighted sum of hypotheses: a slope over amounts, or one hypothesis."""
+
+    label: str
+    weights: dict[int, float]  # hypothesis: weight
+    unit: str
+    directions: tuple[int, ...]  # that the change is of
+
+    def of(self, effect_GN: np.ndarray) -> np.ndarray:
+        """For every start [N]."""
+        out: np.ndarray = sum((w * effect_GN[g] for g, w in self.weights.items()), np.zeros(effect_GN.shape[1:]))
+        return out
+
+
+def points_of(hypotheses: Sequence[Hypothesis], all_kinds: bool) -> list[Point]:
+    """One-off shifts of one direction as their least-squares slope through the origin (no shift, no effect), in the
+    order of their directions; with ``all_kinds`` every other hypothesis but keep_only as a point of its own."""
+    out: dict[str, Point] = {}
+    rest: list[Point] = []
+    for g, h in enumerate(hypotheses):
+        plain = h.kind == "shift" and h.direction is not None and (h.steps, h.through, h.behaviours) == (1, "", ())
+        if plain and not h.is_nothing:
+            point = out.setdefault(str(h.direction), Point(str(h.direction), {}, "per unit of the direction", h.ids))
+            point.weights[g] = h.amounts[0]
+        elif all_kinds and h.kind != "keep_only" and not h.is_nothing:
+            rest.append(Point(h.name, {g: 1.0}, "", h.ids))
+    slopes = []
+    for point in out.values():
+        power = sum(a * a for a in point.weights.values())
+        slopes.append(point._replace(weights={g: a / power for g, a in point.weights.items()}))
+    return slopes + rest
+
+
+def headline(
+    result: Result, name: str, predicted_PN: np.ndarray, observed_PN: np.ndarray, rng: np.random.Generator
+) -> None:
+    """Agreement of predictions with observations over P points, with intervals over the N starts, into ``result``.
+    Points that were not predicted (NaN) are left out."""
+    found = agreement(predicted_PN, observed_PN, rng=rng)
+    for what, unit, e in (
+        ("sign_agreement", "share of effect", found.sign), ("rank_correlation", "1", found.rank),
+        ("slope", "1", found.slope),
+    ):  # fmt: skip
+        result.scalar(f"{what}{name}", e.value, unit, e.n, e.interval)
+    result.notes[f"points{name}"] = found.points
+
+
+def families(late: Sequence[str]) -> dict[str, list[str]]:
+    """{family: its late quantities}, those that have any."""
+    out: dict[str, list[str]] = {}
+    for q in late:
+        out.setdefault(family_of(q), []).append(q)
+    return out

@@ -1,0 +1,255 @@
+"""A whole study: the simulator foretells, claims are chosen, the real world is asked.
+
+N starts (each of its own episode, so each an independent unit), G hypotheses, k horizon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.artefacts import Result
+from core.config import nearest
+from core.contracts import Agent, LearnedWorld, Shown, UserError, VecEnv
+from core.directions import Basis
+from core.interventions import parse_ids
+from core.roll import Recorded, Simulator
+from core.trees import Tree
+from core.when import Rule
+from validation.hypotheses.frames import random_frames
+from validation.hypotheses.grammar import THROUGH, Hypothesis, hypotheses_of, shift_of
+from validation.interventions.bench import Bench, effects_in
+from validation.interventions.controls import Family, Pick, choose, contest, mocks_of, run_ways
+from validation.interventions.film import film
+from validation.interventions.options import StudyOptions, check_options, parse_study
+from validation.interventions.statistics import Controls, Effects
+from validation.interventions.tables import Picked, report
+from validation.paired.course import Measures, is_late
+from validation.paired.real import RealWorld
+from validation.paired.simulated import SimulatedWorld, begun
+from validation.paired.starts import Starts, collect_starts, distinct_actions
+
+COLLECTORS = 256  # slots at most in which starts are looked for: few give many episodes each, which takes longer
+BRANCHES = 32  # slots of the real world that branch at once
+CHOOSING_SEED = 1_000_003  # added to the seed for the starts that the simulator chooses on
+
+
+def study(
+    simulator: Simulator[Any],
+    make_env: Callable[[int], VecEnv],
+    basis: Basis,
+    options: StudyOptions,
+    device: torch.device | None = None,
+    rule: Rule | None = None,
+    make_choosing: Callable[[int], VecEnv] | None = None,
+) -> Result:
+    """The whole comparison.  ``make_env(slots)`` makes the real world that claims are tested in, ``make_choosing`` the
+    one whose starts the simulator chooses on (None: the same, other episodes); ``rule`` tells behaviours.
+
+    Tables ``effects``, ``paths``, ``doses``, ``needs`` and ``recovered``; arrays of per-start effects; scalars of
+    agreement; ``notes["claims"]`` and ``notes["gate"]``.  Raises UserError for what ``check_options`` and
+    ``parse_study`` refuse.
+    """
+    check_options(options, basis)
+    hypotheses, events = parse_study(options, basis, simulator.world.spec.action_names, rule)
+    device = torch.device("cpu") if device is None else device
+    rng = np.random.default_rng(options.seed)
+    generator = torch.Generator().manual_seed(options.seed)
+    agent = simulator.agent
+    starts = find_starts(simulator, make_env, options, options.seed, device)
+    before = find_starts(simulator, make_choosing or make_env, options, options.seed + CHOOSING_SEED, device)
+    env = make_env(len(starts))
+    few = make_env(min(len(starts), BRANCHES))
+    try:
+        actions = distinct_actions(env, starts)
+        measures = Measures(actions, basis, options.directions, events)
+        dreams = [dreamed_from(simulator, some, measures, options, generator) for some in (before, starts)]
+        choosing, dreamed = Bench(basis, before, dreams[0], rule), dreams[1]
+        real = RealWorld(agent, starts.state, dreamed.noise_NTA, measures, env, starts, few)
+        held = held_still(agent, starts, dreamed.noise_NTA, measures)
+        bench = Bench(basis, starts, dreamed, rule, real, held)
+        explicit = bool(hypotheses)
+        plan = _plan(choosing, hypotheses, options, basis)
+        everything = [h for family in plan for ways in family.ways for h in ways]
+        choosing.prepare(everything, events, rng)
+        if any(len(f.ways) > 1 or len(f.ways[0]) > 1 or not f.quantity for f in plan):
+            choosing.require(
+                everything, "starts that the simulator chooses on", "; say 'on QUANTITY' to choose nothing"
+            )
+        chosen = [choose(family, choosing, [None])[0] for family in plan]
+        if not explicit:
+            picks = [family.ways[pick.place][0] for family, own in zip(plan, chosen, strict=True) for pick in own]
+            hypotheses = hypotheses_of([h.ids[0] for h in picks], options.amounts)
+        named = dict.fromkeys(i for h in hypotheses if not h.everything for i in h.ids)
+        for world in (real, dreamed, held):
+            world.measures = replace(measures, directions=tuple(named))
+        bench.prepare([*everything, *hypotheses], events, rng)
+        bench.require(hypotheses, "starts")
+        effects = effects_of(bench, hypotheses, options)
+        controls, picked = controls_of(choosing, bench, plan, chosen, options, generator)
+        result = report(bench, hypotheses, effects, controls, picked, explicit, options, rng)
+        result.notes["actions"] = {
+            name: [simulator.world.spec.action_names[i] for i in ids] for name, ids in actions.items()
+        }
+        if options.video and _is_picture(starts):
+            film(bench, result, hypotheses)
+    finally:
+        env.close()
+        few.close()
+    return result
+
+
+def find_starts(
+    simulator: Simulator[Any], make_env: Callable[[int], VecEnv], options: StudyOptions, seed: int, device: torch.device
+) -> Starts:
+    """Starts of their own episodes."""
+    collector = make_env(min(options.starts, COLLECTORS))
+    if not collector.spec.can_snapshot:
+        collector.close()
+        collector = make_env(options.starts)
+    try:
+        return collect_starts(
+            simulator.agent, collector, options.starts, initial_frames=simulator.world.initial_frames,
+            latest=options.latest_start, seed=seed, greedy=options.greedy, device=device,
+        )  # fmt: skip
+    finally:
+        collector.close()
+
+
+def dreamed_from(
+    simulator: Simulator[Any], starts: Starts, measures: Measures, options: StudyOptions, generator: torch.Generator
+) -> SimulatedWorld:
+    """The simulator run on from these starts, with action noise of its own."""
+    device = starts.h_NH.device
+    shape = (len(starts), options.horizon + 1, simulator.world.spec.n_actions)
+    exponential = torch.empty(shape).exponential_(generator=generator)
+    noise_NTA = (torch.zeros(shape) if options.greedy else -exponential.log()).to(device)
+    start = starts_in(simulator.world, starts, device)
+    return SimulatedWorld(simulator.agent, starts.state, noise_NTA, measures, simulator.world, start)
+
+
+@torch.no_grad()
+def starts_in(world: LearnedWorld, starts: Starts, device: torch.device) -> tuple[Tree, Shown]:
+    """What the world shows first at these starts, and its state: inferred from their frames."""
+    window = {k: torch.from_numpy(v).to(device) for k, v in starts.window.items()}
+    parts = [world.infer({k: v[i : i + 32] for k, v in window.items()})[0] for i in range(0, len(starts), 32)]
+    return begun(world, world.normalise(torch.cat(parts)))
+
+
+def held_still(agent: Agent, starts: Starts, noise_NTA: Tensor, measures: Measures) -> SimulatedWorld:
+    """No world: the agent sees the last frame of its start for ever, is given no reward and never ends."""
+    last = {k: torch.from_numpy(v[:, -1:]).to(noise_NTA.device) for k, v in starts.window.items()}
+    frame = Recorded(agent.spec, last)
+    return SimulatedWorld(agent, starts.state, noise_NTA, measures, frame, frame.begin())
+
+
+def _plan(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions, basis: Basis) -> list[Family]:
+    """The families that claims are chosen from: one of all directions; one a direction that was named; one a
+    hypothesis in words."""
+    if hypotheses:
+        k = bench.dreamed.noise_NTA.shape[1] - 1
+        known = list(bench.dreamed.measure([None]))
+
+        def claimed(h: Hypothesis) -> str:
+            if not (h.on or h.role):
+                return ""
+            on = f"event:{h.event}" if h.role else h.on
+            found = [q for q in known if q.startswith(f"{on}@")]
+            if on.startswith("direction:"):  # measured once the directions are known
+                basis.check(parse_ids([on.partition(":")[2]], f"on {on}"))
+                return f"{on}@{k}"
+            if not found:
+                late = list(dict.fromkeys(q.partition("@")[0] for q in known if is_late(q)))
+                raise UserError(
+                    f"hypothesis {h.name!r}: no quantity {on!r}{nearest(on, late)}; there are: {', '.join(late)}"
+                )
+            return found[0]
+
+        return [Family(((h,),), quantity=claimed(h)) for h in hypotheses if not h.is_nothing and h.control is not None]
+    if options.largest:
+        return [Family(tuple(ways_of(i, options) for i in range(basis.size)), choose=options.largest)]
+    return [Family((ways_of(i, options),)) for i in options.directions]
+
+
+def ways_of(direction: int, options: StudyOptions) -> tuple[Hypothesis, ...]:
+    """What may be done to a direction, and claimed: shifts, and the mean."""
+    return (*(shift_of(direction, a) for a in options.amounts if a), Hypothesis("collapse", (direction,)))
+
+
+def effects_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions) -> Effects:
+    """Both worlds along every path, and the predictions that need no world."""
+    assert bench.real is not None and bench.held is not None
+
+    def paths(world: RealWorld | SimulatedWorld, label: str) -> dict[str, dict[str, np.ndarray]]:
+        own = effects_in(bench, world, hypotheses, None, label)
+        return {"own": own} | {
+            path: effects_in(bench, world, hypotheses, path, f"{label}, through {path}") for path in THROUGH
+        }
+
+    seen, foretold = paths(bench.real, "real world"), paths(bench.dreamed, "simulator")
+    nothing = {q: np.where(np.isnan(v), np.nan, 0.0) for q, v in foretold["own"].items()}
+    # What only the action carries on does nothing where the world does not answer.
+    cut = np.array([h.through == "world" for h in hypotheses])[:, None]
+    frames = effects_in(bench, bench.dreamed, hypotheses, "frames", "simulator, unaltered frames")
+    rivals = {
+        "no change": nothing,
+        "held frame": effects_in(bench, bench.held, hypotheses, None, "held frame"),
+        "unaltered frames": {q: np.where(cut, nothing[q], v) for q, v in frames.items()},
+        "memory": {q: np.where(cut, nothing[q], v) for q, v in foretold["memory"].items()},
+    }
+    zero = [g for g, h in enumerate(hypotheses) if h.is_nothing]
+
+    def largest(some: Mapping[str, np.ndarray]) -> float:
+        return max(float(np.nanmax(np.abs(v[zero]))) for v in some.values()) if zero else float("nan")
+
+    jacobian = {}
+    if options.first_order:
+        jacobian = bench.first_order(hypotheses, [None] * len(hypotheses))
+        here = np.stack([bench.rows[h] for h in hypotheses])
+        jacobian = {q: np.where(here, v, np.nan) for q, v in jacobian.items()}
+    unaltered, expected = ({q: v[0] for q, v in w.measure([None]).items()} for w in (bench.real, bench.dreamed))
+    return Effects(
+        unaltered, seen, foretold, expected, rivals, jacobian, (largest(seen["own"]), largest(foretold["own"]))
+    )
+
+
+def controls_of(
+    choosing: Bench, bench: Bench, plan: Sequence[Family], chosen: Sequence[list[Pick]], options: StudyOptions,
+    generator: torch.Generator,
+) -> tuple[dict[Hypothesis, Controls], list[Picked]]:  # fmt: skip
+    """What mock families do, each chosen as the family's own directions were."""
+    assert bench.real is not None
+    # Enough that one of as many named claims could stand out among them.
+    count = options.controls if len(plan) == 1 else max(options.controls, 20 * len(plan) - 1)
+    controls: dict[Hypothesis, Controls] = {}
+    picked: list[Picked] = []
+    for family, own in zip(plan, chosen, strict=True):
+        label = "real world: controls of " + ", ".join(family.ways[pick.place][0].name for pick in own)
+        mocks = mocks_of(family, choosing, count, generator)
+        against = contest(family, choosing, bench, own, mocks, label)
+        for r, pick in enumerate(own):
+            for w, way in enumerate(family.ways[pick.place]):
+                beside = {}
+                if w == pick.way:
+                    frames = random_frames(bench.basis, len(way.ids), count, generator)
+                    alone, free = Family(((way,),)), [(frame,) for frame in frames]
+                    some = run_ways(alone, bench, bench.real, free, [[0]] * count, f"isotropic, beside {way.name}")
+                    beside = {q: v[:, 0, 0][:, bench.rows[way]] for q, v in some.items()}
+                chosen_by = None if family.quantity else against.largest
+                controls[way] = Controls(against.of(r, w, bench.rows[way]), mocks.law_M, beside, chosen_by)
+        of, ways = len(family.ways), len(family.ways[0])
+        words = f"the largest {family.choose} of {of} directions" if of > 1 else "one direction"
+        words += f", {ways} ways of changing it" if ways > 1 else ""
+        words += ", the quantity named" if family.quantity else ", the quantity foretold to change most"
+        claims = [(family.ways[pick.place][pick.way], pick.quantity) for pick in own]
+        picked.append(Picked(claims, words))
+    return controls, picked
+
+
+def _is_picture(starts: Starts) -> bool:
+    name = next(iter(starts.window))
+    return starts.window[name].ndim == 5 and starts.window[name].shape[-1] == 3

@@ -1,0 +1,230 @@
+"""What a study found: tables, claims, the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from core.artefacts import Result
+from core.stats import bootstrap_mean, bootstrap_means
+from validation.hypotheses.grammar import THROUGH, Hypothesis
+from validation.interventions import verdicts
+from validation.interventions.bench import Bench
+from validation.interventions.options import StudyOptions
+from validation.interventions.statistics import (
+    NEEDS,
+    Controls,
+    Effects,
+    Point,
+    claim_of,
+    claim_of_need,
+    families,
+    headline,
+    mean_of,
+    needs_of,
+    number_or_none,
+    points_of,
+    recovered_of,
+    restate,
+    spread_of,
+    table_of,
+)
+from validation.interventions.verdicts import CRITERIA
+from validation.paired.course import family_of, is_late, is_own, unit_of
+
+
+class Picked(NamedTuple):
+    """What was claimed of a family: the chosen hypotheses with their quantities, and how the choice was made."""
+
+    claims: list[tuple[Hypothesis, str]]
+    words: str
+
+
+def report(
+    bench: Bench, hypotheses: Sequence[Hypothesis], effects: Effects, controls: Mapping[Hypothesis, Controls],
+    picked: Sequence[Picked], explicit: bool, options: StudyOptions, rng: np.random.Generator,
+) -> Result:  # fmt: skip
+    """Everything that follows from the runs."""
+    starts, basis = bench.starts, bench.basis
+    assert bench.real is not None
+    events = bench.real.measures.events
+    judged = table_of(effects, hypotheses, controls, events, options.smallest, rng)
+    needs = needs_of(effects, hypotheses, controls, options.smallest[1], rng)
+    patched = {g: bench.donors[h] for g, h in enumerate(hypotheses) if h.kind == "patch"}
+    result = Result(tables={"effects": judged.rows, "paths": [], "doses": [], "needs": needs})
+    if patched:
+        result.tables["recovered"] = recovered_of(effects, hypotheses, patched, rng)
+    result.arrays = {"h": starts.h_NH.cpu().numpy(), "age": starts.age_N}
+    for q in effects.unaltered:
+        for name, some in (("observed", effects.seen), ("simulated", effects.foretold)):
+            result.arrays |= {f"{name}/{q}": some["own"][q]}
+            result.arrays |= {f"{name}, through {path}/{q}": some[path][q] for path in THROUGH}
+        result.arrays |= {f"{name}/{q}": some[q] for name, some in effects.rivals.items() if name != "no change"}
+        result.arrays[f"unaltered/{q}"] = effects.unaltered[q]
+        if q in effects.jacobian:
+            result.arrays[f"jacobian/{q}"] = effects.jacobian[q]
+    gate = verdicts.gate(judged.errors, rng)
+    result.notes |= {
+        "verdicts": 2,
+        "gate": {
+            "answer": gate.answer, "text": gate.text, "rows": gate.rows,
+            "against": {name: e._asdict() for name, e in gate.against.items()},
+        },
+        "warnings": [],
+        "hypotheses": [h.name for h in hypotheses],
+        "events": {e.name: e.text for e in events},
+        "paired_by": starts.paired_by,
+        "criteria": CRITERIA,
+        "needs": NEEDS,
+        "immediate": "Effects at step 0 follow from the agent's linear heads: both worlds give the same numbers and "
+        "the first-order prediction of logits and value is exact. They are no evidence about the world.",
+        "controls": f"{options.controls} or more directions that occur in the data (differences between recorded "
+        "states of different episodes) and as many mixtures of the basis's own directions, at every start and step as "
+        "long as the change, in units of each neuron's standard deviation; what was chosen is held against what is "
+        "chosen of each kind in the same way, and the larger p counts. 'keep_only' has no single length and so no "
+        "controls",
+        "chosen": [one.words for one in picked],
+    }  # fmt: skip
+    if starts.paired_by == "seed":
+        result.notes["paired"] = "The world has no snapshots: pairs replay the same seed and actions up to the start."
+    result.scalar("zero_change_real", effects.zero[0], "largest effect of amount 0")
+    result.scalar("zero_change_simulator", effects.zero[1], "largest effect of amount 0")
+
+    # Units for the headline: the spread of each quantity over the real, unaltered starts.
+    scale = {q: spread_of(v) for q, v in effects.unaltered.items()}
+    late = [q for q in effects.unaltered if is_late(q) and scale[q] > 0]
+    result.notes["without_spread"] = [q for q in effects.unaltered if is_late(q) and scale[q] == 0]
+    points = points_of(hypotheses, explicit)
+    sources = {"simulated": effects.foretold["own"], "observed": effects.seen["own"]}
+    if effects.jacobian:
+        sources["jacobian"] = effects.jacobian
+    for point in points:
+        result.tables["doses"] += _doses(point, sources, scale, rng)
+    _agreements(result, points, sources, late, scale, rng)
+    claims = _claims(result, hypotheses, picked, basis.kind, explicit)
+    result.tables["paths"] = [row for claim in claims for row in _paths(claim, effects, hypotheses, rng)]
+    result.notes["claims"] = claims
+    result.notes["claim"] = " ".join(claim["text"] for claim in claims if claim["headline"])
+    return result
+
+
+def _claims(
+    result: Result, hypotheses: Sequence[Hypothesis], picked: Sequence[Picked], kind: str, explicit: bool
+) -> list[dict[str, Any]]:
+    """What was claimed, the chosen dose first and then, each by itself, the other doses of the same direction."""
+    real = {(r["hypothesis"], r["quantity"]): r for r in result.tables["effects"] if r["world"] == "real"}
+    headlines = [(h, real.get((h.name, q)), one) for one in picked for h, q in one.claims if not h.role]
+    # One family's p holds for all that was chosen of it; several are a family of tests.
+    p = [row["special_p"] if row and "verdict" in row else np.nan for _, row, _ in headlines]
+    q_special = p if len(picked) == 1 else verdicts.adjusted(p)
+    claims: list[dict[str, Any]] = []
+    for (h, row, one), q in zip(headlines, q_special, strict=True):
+        if row is None or "verdict" not in row:
+            text = f"'{h.name}' ({kind}): what it is claimed to change does not vary, so there is no claim."
+            claims.append({"hypothesis": h.name, "direction": h.direction, "amount": h.amount, "verdict": verdicts.OPEN,
+                           "headline": True, "sentence": "open", "text": text, "parts": {}})  # fmt: skip
+            continue
+        restate(row, float(q))
+        claims.append(claim_of(row, kind, one.words, True))
+        if not explicit:
+            others = [o for o in hypotheses if o.ids == h.ids and o != h and (o.name, row["quantity"]) in real]
+            for other in others:
+                if "verdict" in (dose := real[other.name, row["quantity"]]) and other.kind != "keep_only":
+                    claims.append(claim_of(dose, kind, one.words, False))
+    words = {h.name: one.words for one in picked for h, _ in one.claims}
+    for row in result.tables["needs"]:
+        if row["claimed"]:
+            asked = (row["hypothesis"], f"event:{row['event']}")
+            effect = next((r for (name, q), r in real.items() if (name, q.partition("@")[0]) == asked), {})
+            claims.append(claim_of_need(row, effect, words.get(row["hypothesis"], "")))
+    return claims
+
+
+def _paths(
+    claim: Mapping[str, Any], effects: Effects, hypotheses: Sequence[Hypothesis], rng: np.random.Generator
+) -> list[dict[str, Any]]:
+    """A claim's effect whole, through memory alone and through the world alone, in both worlds.  The two parts need
+    not add up: paths may interact."""
+    if not claim["headline"] or "quantity" not in claim:
+        return []
+    g = next(i for i, h in enumerate(hypotheses) if h.name == claim["hypothesis"])
+    rows = []
+    for world, some in (("real", effects.seen), ("simulator", effects.foretold)):
+        for path, v in some.items():
+            effect_N = v[claim["quantity"]][g]
+            effect_N = effect_N[~np.isnan(effect_N)]
+            if len(effect_N):
+                (e,) = bootstrap_means(effect_N[:, None], rng=rng)
+                rows.append({"hypothesis": claim["hypothesis"], "quantity": claim["quantity"], "world": world,
+                             "path": "whole" if path == "own" else f"{path} alone", "unit": claim["unit"],
+                             "value": e.value, "low": e.low, "high": e.high, "n": e.n})  # fmt: skip
+    return rows
+
+
+def _doses(
+    point: Point, sources: Mapping[str, Mapping[str, np.ndarray]], scale: Mapping[str, float], rng: np.random.Generator
+) -> list[dict[str, Any]]:
+    """A point's rows, one a quantity: its predictions and what both worlds answered."""
+    of = {name: np.stack([point.of(effect[q]) for q in scale], 1) for name, effect in sources.items()}
+    here = ~np.isnan(of["observed"]).any(1)
+    seen, dream = (bootstrap_means(of[name][here], rng=rng) for name in ("observed", "simulated"))
+    first = mean_of(of["jacobian"][here].T) if "jacobian" in of else np.full(len(scale), np.nan)
+    return [
+        {
+            "point": point.label, "direction": point.directions[0] if len(point.directions) == 1 else None,
+            "own": is_own(q, point.directions), "quantity": q,
+            "unit": f"{unit_of(q)} {point.unit}".strip(), "predicted_jacobian": number_or_none(float(j)),
+            "predicted_simulated": d.value, "simulated_low": d.low, "simulated_high": d.high,
+            "observed": e.value, "low": e.low, "high": e.high, "n": e.n, "spread": scale[q],
+        }
+        for q, j, e, d in zip(scale, first, seen, dream, strict=True)
+    ]  # fmt: skip
+
+
+def _agreements(
+    result: Result, points: Sequence[Point], sources: Mapping[str, Mapping[str, np.ndarray]], late: Sequence[str],
+    scale: Mapping[str, float], rng: np.random.Generator,
+) -> None:  # fmt: skip
+    """Sign agreement, rank correlation and slope of predictions over points x quantities, and by their families."""
+    if not points or not late:
+        return
+
+    def stacked(name: str, some: Sequence[str]) -> np.ndarray:
+        found = [p.of(sources[name][q]) / scale[q] for p in points for q in some if not is_own(q, p.directions)]
+        return np.stack(found) if found else np.empty((0, sources["observed"][late[0]].shape[1]))
+
+    for family, some in families(late).items():
+        if len(seen_PN := stacked("observed", some)):  # what a direction is itself later is no point
+            headline(result, f"_{family}", stacked("simulated", some), seen_PN, rng)
+    # Events are counts of few, and most have no derivative: they stay apart.
+    late = [q for q in late if family_of(q) != "events"]
+    if not late:
+        return
+    headline(result, "", stacked("simulated", late), stacked("observed", late), rng)
+    if "jacobian" in sources:
+        headline(result, "_jacobian", stacked("jacobian", late), stacked("observed", late), rng)
+        headline(result, "_jacobian_simulator", stacked("jacobian", late), stacked("simulated", late), rng)
+
+
+def by_behaviour(
+    result: Result, behaviour_N: np.ndarray, names: Mapping[int, str], rng: np.random.Generator
+) -> list[dict[str, Any]]:
+    """Each claim's observed effect for every behaviour that at least 2 of the starts it is about are in."""
+    rows = []
+    for claim in result.notes["claims"]:
+        if "quantity" not in claim:
+            continue
+        g = result.notes["hypotheses"].index(claim["hypothesis"])
+        effect_N = result.arrays[f"observed/{claim['quantity']}"][g]
+        for b in np.unique(behaviour_N):
+            inside = np.flatnonzero((behaviour_N == b) & ~np.isnan(effect_N))
+            if len(inside) < 2:
+                continue
+            e = bootstrap_mean(effect_N[inside], inside, rng=rng)
+            rows.append({
+                "behaviour": int(b), "name": names.get(int(b), ""), "hypothesis": claim["hypothesis"],
+                "quantity": claim["quantity"], "observed": e.value, "low": e.low, "high": e.high, "n": e.n,
+            })  # fmt: skip
+    return rows

@@ -1,0 +1,263 @@
+"""What may be said of a claim: five statements, each tested by itself, on paired starts that chose nothing.
+
+Per claim and start: s, the effect seen in the real world; f, the effect that the simulator foretold there; m, the
+effect seen through the agent's memory alone (the real world answers with the actions of the unaltered run); g, each
+prediction that needs no world.  Sizes are in spreads of the quantity, its standard deviation over the unaltered real
+starts; shares of events are shares.  The smallest size of interest is 0.1 spread, and 0.05 for shares.
+
+exists          yes: the 95 % interval of the mean of s lies beyond the smallest size, and q <= .05.  no: its 90 %
+                interval lies inside (equivalence; Schuirmann 1987).  Else open.
+size            as foretold: the means of (s - f/2) sign f and of (2f - s) sign f have one-sided 95 % bounds above 0, so
+                that the effect is more than half and less than twice what was foretold.  wrong: one of them has its
+                95 % interval below 0, and the mean of s - f exceeds the smallest size.  Else open.  Where less than the
+                smallest size was foretold: as foretold if *exists* is no, wrong if it is yes.
+special         yes: p (of several named claims: q) <= .05 against directions that occur in the data, and against
+                mixtures of the basis's own, chosen as the claim was chosen (controls.py).  Else open.
+through_world   *exists*, asked of s - m.  Where m is 0 by construction (rewards, endings, events of the action) nothing
+                is tested.
+needed          yes: the mean of (s - f)^2 lies below that of (s - g)^2 for every g, the 95 % interval of the paired
+                difference below 0.  no: for some g it does not lie below in any part of the interval.  Else open.
+
+confirmed       exists, size as foretold, special.  "The simulator foretold it" needs through_world and needed, too;
+                where one of them is no, memory alone foretells it; else it is not shown that the world was needed.
+refuted         size wrong; or foretold at the smallest size or more, and *exists* is no.
+no effect       foretold below the smallest size, and *exists* is no: of this change alone, at this dose.
+open            anything else; the open statements are named.
+
+N starts (independent units), Q quantities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from core.stats import Estimate, benjamini_hochberg, few, means, paired_share
+
+ALPHA = 0.05
+DRAWS = 4999  # of the bootstrap: p-values go down to 2 / 5000, so that one in a large family can stand out
+SMALLEST = (0.1, 0.05)  # smallest sizes of interest: in spreads of a quantity; as a share of events
+LEAST_STARTS = 6  # fewer cannot say anything at level 0.05
+YES, NO, OPEN, FORETOLD, WRONG = "yes", "no", "open", "as foretold", "wrong"
+BY_CONSTRUCTION, NOT_ASKED = "by construction", "not asked"
+CONFIRMED, REFUTED, NO_EFFECT = "confirmed", "refuted", "no effect"
+CRITERIA = (
+    "Exists: the 95 % interval of the mean effect lies beyond the smallest size of interest, and q <= 0.05 (no: its"
+    " 90 % interval lies inside). Size as foretold: more than half and less than twice what the simulator foretold,"
+    " each with a one-sided 95 % bound. Special: further than directions that occur in the data, and than mixtures of "
+    "the basis's own, that were chosen in the same way, p (of several named claims: q) <= 0.05 against each. "
+    "Confirmed: these three. Refuted: the size is wrong, or an effect of interest was foretold and there is none. "
+    "Open: anything else. Through the world: the effect beyond what runs through the agent's memory alone. Needed: the "
+    "simulator's squared error is below that of every prediction that needs no world. Only with these two as well did "
+    "the simulator foretell it."
+)
+RIVALS = {
+    "no change": "nothing changes",
+    "held frame": "the agent sees its last frame for ever",
+    "unaltered frames": "the agent sees the frames of the simulator's unaltered run",
+    "memory": "the simulator's own run through memory alone",
+}
+
+
+class Sample(NamedTuple):
+    """Effects of one change at the N starts it is about, in sizes (spreads, or shares), all [N, Q]."""
+
+    seen: np.ndarray
+    foretold: np.ndarray
+    memory: np.ndarray  # NaN where it is 0 by construction
+    rivals: Mapping[str, np.ndarray]  # predictions that need no world
+    step: np.ndarray | None = None  # [Q]: between the two levels that a quantity has (an event: 1); NaN: it has more
+
+
+class Tested(NamedTuple):
+    """What the tests of one change gave, Q of each."""
+
+    seen: list[Estimate]
+    seen_90: list[Estimate]
+    p: np.ndarray
+    foretold: list[Estimate]
+    half: list[Estimate]  # (s - f/2) sign f, 95 %
+    half_90: list[Estimate]
+    twice: list[Estimate]  # (2f - s) sign f
+    twice_90: list[Estimate]
+    world: list[Estimate]  # s - m; NaN where m is 0 by construction
+    world_90: list[Estimate]
+    world_p: np.ndarray
+    worse: dict[str, list[Estimate]]  # (s - f)^2 - (s - g)^2
+
+
+def test(sample: Sample, rng: np.random.Generator) -> Tested:
+    """Means, intervals and p of everything the statements are made of.
+
+    Where a quantity has two levels, its mean effect is a change of a share, and the interval that of Tango: no start of
+    six that changes does not say that none would.
+    """
+    s, f = sample.seen, sample.foretold
+    sign = np.sign(f.mean(0))
+    world = s - sample.memory
+    parts = [s, f, (s - f / 2) * sign, (2 * f - s) * sign, np.nan_to_num(world)]
+    parts += [(s - f) ** 2 - (s - g) ** 2 for g in sample.rivals.values()]
+    count = s.shape[1]
+    flat = np.concatenate(parts, 1)
+    found = means(flat, rng=rng, draws=DRAWS)
+    wide, narrow, p = found.estimates(), found.estimates(0.90), found.p()
+
+    def of(estimates: list[Estimate], i: int) -> list[Estimate]:
+        return estimates[i * count : (i + 1) * count]
+
+    for j, step in enumerate([] if sample.step is None else sample.step.tolist()):
+        if np.isnan(step):
+            continue
+        for estimates, level in ((wide, 0.95), (narrow, 0.90)):
+            _as_share(estimates, (j, 4 * count + j), (s[:, j] / step, world[:, j] / step), step, level)
+            _no_nearer(estimates, j, count, float(f[:, j].mean()), float(sign[j]))
+    known = ~np.isnan(world).any(0)
+    nothing = Estimate(np.nan, np.nan, np.nan, len(s))
+    through, through_90 = (
+        [e if k else nothing for e, k in zip(of(some, 4), known, strict=True)] for some in (wide, narrow)
+    )
+    return Tested(
+        of(wide, 0), of(narrow, 0), p[:count], of(wide, 1), of(wide, 2), of(narrow, 2), of(wide, 3), of(narrow, 3),
+        through, through_90, np.where(known, p[4 * count : 5 * count], np.nan),
+        {name: of(wide, 5 + i) for i, name in enumerate(sample.rivals)},
+    )  # fmt: skip
+
+
+def _as_share(
+    estimates: list[Estimate], places: Sequence[int], changes: Sequence[np.ndarray], step: float, level: float
+) -> None:
+    """Estimates of changes by -1, 0 or 1 steps, in place."""
+    for place, change_N in zip(places, changes, strict=True):
+        whole_N = np.round(change_N)
+        if np.allclose(change_N, whole_N, atol=1e-6) and np.abs(whole_N).max(initial=0) <= 1:
+            e = paired_share(whole_N, level=level)
+            estimates[place] = Estimate(e.value * step, e.low * step, e.high * step, e.n)
+
+
+def _no_nearer(estimates: list[Estimate], j: int, count: int, foretold: float, sign: float) -> None:
+    """(s - f/2) sign f and (2f - s) sign f are no better known than s, in place."""
+    seen, f = estimates[j], sign * foretold
+    for place, factor, shift in ((2 * count + j, sign, -f / 2), (3 * count + j, -sign, 2 * f)):
+        e = estimates[place]
+        low, high = sorted((factor * seen.low + shift, factor * seen.high + shift))
+        estimates[place] = Estimate(e.value, min(e.low, low), max(e.high, high), e.n)
+
+
+def exists(mean: Estimate, mean_90: Estimate, q: float, smallest: float) -> str:
+    """yes, no or open: does an effect of interest exist?"""
+    if mean.n < LEAST_STARTS:
+        return OPEN
+    if max(mean.low, -mean.high) > smallest and q <= ALPHA:
+        return YES
+    return NO if max(-mean_90.low, mean_90.high) < smallest else OPEN
+
+
+def size(
+    seen: Estimate, foretold: float, half: tuple[Estimate, Estimate], twice: tuple[Estimate, Estimate],
+    there: str, smallest: float,
+) -> str:  # fmt: skip
+    """as foretold, wrong or open.  half, twice: their 95 % and 90 % intervals; there: the answer of ``exists``."""
+    if abs(foretold) < smallest:
+        return {NO: FORETOLD, YES: WRONG}.get(there, OPEN)
+    if seen.n < LEAST_STARTS:
+        return OPEN
+    if min(half[1].low, twice[1].low) > 0:
+        return FORETOLD
+    return WRONG if min(half[0].high, twice[0].high) < 0 and abs(seen.value - foretold) > smallest else OPEN
+
+
+def special(p: float | None) -> str:
+    """yes, open, or not asked where there are no controls (NaN)."""
+    if p is None or np.isnan(p):
+        return NOT_ASKED
+    return YES if p <= ALPHA else OPEN
+
+
+def needed(worse: Mapping[str, Estimate]) -> str:
+    """yes, no or open: does the simulator foretell better than every prediction that needs no world?"""
+    if any(e.n < LEAST_STARTS for e in worse.values()):
+        return OPEN
+    if all(e.high < 0 for e in worse.values()):
+        return YES
+    return NO if any(e.low >= 0 for e in worse.values()) else OPEN
+
+
+def verdict(there: str, how_much: str, special: str, foretold: float, smallest: float) -> str:
+    """confirmed, refuted, no effect or open."""
+    if there == YES and how_much == FORETOLD and special == YES:
+        return CONFIRMED
+    if how_much == WRONG or (there == NO and abs(foretold) >= smallest):
+        return REFUTED
+    return NO_EFFECT if there == NO else OPEN
+
+
+def sentence(said: str, parts: Mapping[str, str]) -> str:
+    """What a verdict means; ``parts``: the answers of the five statements."""
+    if said == CONFIRMED:
+        if parts["through_world"] == parts["needed"] == YES:
+            return "the simulator foretold it, and the real world confirmed it"
+        if NO in (parts["through_world"], parts["needed"]):
+            return "it holds in the real world; memory alone foretells it"
+        return "it holds in the real world; that a world was needed to foretell it is not shown"
+    if said == REFUTED:
+        return "the real world refutes it"
+    if said == NO_EFFECT:
+        return "no effect, alone, at this dose, and none was foretold"
+    return "open: " + ", ".join(
+        NAMES[name] for name in ("exists", "size", "special") if parts[name] in (OPEN, NO, NOT_ASKED)
+    )
+
+
+NAMES = {
+    "exists": "whether it exists", "size": "whether its size is as foretold", "special": "whether it is special",
+    "through_world": "whether it runs through the world", "needed": "whether the world was needed to foretell it",
+}  # fmt: skip
+
+
+def adjusted(p: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Benjamini-Hochberg q of a family; NaN stays NaN."""
+    return benjamini_hochberg(np.asarray(p, np.float64))
+
+
+class Gate(NamedTuple):
+    """Was the world needed to foretell a study's late effects?  ``against`` each rival: the mean difference of squared
+    errors, in squared smallest sizes of interest."""
+
+    answer: str
+    against: dict[str, Estimate]
+    rows: int
+
+    @property
+    def text(self) -> str:
+        """In a sentence."""
+        if not self.rows:
+            return "No late effect was measured, so nothing says whether the world was needed."
+        told = "; ".join(
+            f"{name} {e.value:+.3g} [{e.low:+.3g}, {e.high:+.3g}]" for name, e in self.against.items()
+        )  # fmt: skip
+        head = {
+            YES: "The simulated world was needed to foretell the late effects: its squared error is below that of "
+            "every prediction that needs no world",
+            NO: "The simulated world was not needed to foretell the late effects: a prediction that needs no world "
+            "does as well or better",
+            OPEN: "Whether the simulated world was needed to foretell the late effects is open",
+        }[self.answer]
+        n = next(iter(self.against.values())).n
+        return (
+            f"{head} (squared error of the simulator minus that of: {told}; in squared smallest sizes of interest, "
+            f"{self.rows} late effects, n = {n} starts{few(n)})."
+        )
+
+
+def gate(errors: Mapping[str, np.ndarray], rng: np.random.Generator) -> Gate:
+    """errors: of every rival [N, R], (s - f)^2 - (s - g)^2 of R late effects in squared smallest sizes; NaN at starts
+    that a change is not about."""
+    rows = next(iter(errors.values())).shape[1]
+    if not rows:
+        return Gate(OPEN, {}, 0)
+    about = ~np.isnan(next(iter(errors.values()))).all(1)  # some starts no change may be about
+    each = np.stack([np.nanmean(v[about], 1) for v in errors.values()], 1)
+    against = dict(zip(errors, means(each, rng=rng).estimates(), strict=True))
+    return Gate(needed(against), against, rows)

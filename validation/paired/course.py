@@ -1,0 +1,169 @@
+"""What is measured along a run, and the names of its quantities.
+
+N starts, R rows, G changes, k horizon, T = k + 1 steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.directions import Basis
+from core.roll import probabilities
+from validation.hypotheses.events import Event, Rows
+
+
+class Course(NamedTuple):
+    """What followed R starts.  ``weight``: 1 while the episode goes on (real) or the probability that it
+    does (simulated); row t of ``reward`` and ``ended`` is the transition t -> t+1."""
+
+    logits_RTA: Tensor
+    value_RT: Tensor
+    reward_RT: Tensor  # [R, T-1]
+    weight_RT: Tensor
+    h_RTH: Tensor | None = None
+    action_RTA: Tensor | None = None  # one-hot
+    ended_RT: Tensor | None = None  # [R, T-1], 0 or 1
+
+
+Actions = Mapping[str, Sequence[int]]  # name of a distinct action -> the ids that do it
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What is asked of a course besides what every study asks."""
+
+    actions: Actions
+    basis: Basis | None = None
+    directions: tuple[int, ...] = ()  # whose later coordinates are measured
+    events: tuple[Event, ...] = ()
+    parts: tuple[int, ...] = ()  # choices of each part of an action, where there are several
+
+
+def quantities(course: Course, measures: Measures) -> dict[str, Tensor]:
+    """Everything measured, each [R].
+
+    At once: ``value``, ``logit:ACTION`` (log-sum-exp where several ids do the same) and ``prob:ACTION``.
+    Up to the horizon k, where an ended episode counts as 0: ``value@k``; ``reward@k``, summed;
+    ``return@k``, their sum; ``ended@k``, 0 or 1 (simulated: probability); ``prob:ACTION@1..k``, mean
+    probability of the action over steps 1 to k; ``direction:ID@k``, its coordinate; ``rate:EVENT@k``, the share of
+    steps 0 to k-1 at which the event happens; ``event:EVENT@k``, whether it happens at one of them.
+    """
+    k = course.value_RT.shape[1] - 1
+    probs, weight = probabilities(course.logits_RTA, measures.parts), course.weight_RT
+    out = {"value": course.value_RT[:, 0]}
+    for name, ids in measures.actions.items():
+        out[f"logit:{name}"] = course.logits_RTA[:, 0, list(ids)].logsumexp(-1)
+    for name, ids in measures.actions.items():
+        out[f"prob:{name}"] = probs[:, 0, list(ids)].sum(-1)
+    out[f"value@{k}"] = weight[:, k] * course.value_RT[:, k]
+    out[f"reward@{k}"] = (weight[:, :-1] * course.reward_RT).sum(1)
+    out[f"return@{k}"] = out[f"value@{k}"] + out[f"reward@{k}"]
+    out[f"ended@{k}"] = 1 - weight[:, k]
+    for name, ids in measures.actions.items():
+        out[f"prob:{name}@1..{k}"] = (weight[:, 1:] * probs[:, 1:, list(ids)].sum(-1)).mean(1)
+    if measures.basis is None or course.h_RTH is None:
+        return out
+    if measures.directions:
+        c_RK = measures.basis.project(course.h_RTH[:, k])
+        for i in measures.directions:
+            out[f"direction:{i}@{k}"] = weight[:, k] * c_RK[:, i]
+    if measures.events:
+        rows = rows_of(course, measures.basis)
+        for event in measures.events:
+            out[f"rate:{event.name}@{k}"] = event.rate(rows, weight[:, :-1])
+        for event in measures.events:
+            out[f"event:{event.name}@{k}"] = event.happens(rows, weight[:, :-1])
+    return out
+
+
+def still_on(course: Course, rows: Tensor) -> np.ndarray:
+    """Where frames of some starts are of the episode they began in: uint8 [n, T, 1, 1, 1] of 1 and 0."""
+    if course.ended_RT is None:
+        raise ValueError("a course without endings")
+    before = (course.ended_RT[rows] > 0.5).cumsum(1) == 0
+    on = torch.cat([torch.ones_like(before[:, :1]), before], 1)
+    return on[..., None, None, None].to(torch.uint8).cpu().numpy()
+
+
+def rows_of(course: Course, basis: Basis) -> Rows:
+    """The steps of a course whose transition is known, for events."""
+    if course.h_RTH is None or course.action_RTA is None or course.ended_RT is None:
+        raise ValueError("events need a course with hidden states, actions and endings")
+    now = slice(0, course.reward_RT.shape[1])
+    return Rows(
+        course.value_RT[:, now], course.reward_RT, course.ended_RT, course.action_RTA[:, now],
+        course.logits_RTA[:, now], basis.project(course.h_RTH[:, now]),
+    )  # fmt: skip
+
+
+def unit_of(quantity: str) -> str:
+    """The unit a quantity is in."""
+    kind = quantity.partition("@")[0].partition(":")[0]
+    units = {"logit": "nats", "direction": "coordinate", "rate": "share of steps"}
+    return "probability" if kind in ("prob", "ended", "event") else units.get(kind, "return")
+
+
+def in_words(quantity: str) -> str:
+    """A quantity for a sentence."""
+    kind, _, when = quantity.partition("@")
+    kind, _, action = kind.partition(":")
+    if kind in ("direction", "rate", "event"):
+        said = {
+            "direction": f"direction {action} {when} steps later",
+            "rate": f"the share of the {when} steps after at which '{action}' happens",
+            "event": f"the chance that '{action}' happens within {when} steps",
+        }
+        return said[kind]
+    if kind in ("prob", "logit"):
+        what = {"prob": "the probability", "logit": "the logit"}[kind] + f" of '{action}'"
+        return f"{what} over steps {when.replace('..', ' to ')} after" if when else what
+    words = {
+        "value": "the agent's value", "reward": "the reward within", "return": "reward plus value after",
+        "ended": "the chance that the episode ends within",
+    }  # fmt: skip
+    if kind == "value":
+        return f"{words[kind]} {when} steps later" if when else words[kind]
+    return f"{words[kind]} {when} steps"
+
+
+def family_of(quantity: str) -> str:
+    """What a late quantity is about: value_and_actions, directions, outcomes (reward, return, ended) or events."""
+    kind = quantity.partition("@")[0].partition(":")[0]
+    names = {"value": "value_and_actions", "prob": "value_and_actions", "direction": "directions"}
+    return names.get(kind, "events" if kind in ("rate", "event") else "outcomes")
+
+
+def is_late(quantity: str) -> bool:
+    """Whether it is measured after step 0, so that a world has a say in it."""
+    return "@" in quantity
+
+
+def is_cut(quantity: str, events: Sequence[Event]) -> bool:
+    """Whether a late quantity cannot change through memory alone, by construction: there the actions are those of the
+    unaltered run, and so are rewards, endings and what is told by them."""
+    kind, _, name = quantity.partition("@")[0].partition(":")
+    told = {event.name for event in events if event.of_actions_alone}
+    return kind in ("reward", "ended") or (kind in ("rate", "event") and name in told)
+
+
+def is_share(quantity: str) -> bool:
+    """Whether it is a share of events, whose sizes of interest are shares and not spreads."""
+    return quantity.partition(":")[0].partition("@")[0] in ("rate", "event", "ended")
+
+
+def is_own(quantity: str, directions: Sequence[int]) -> bool:
+    """Whether it is what one of these directions is itself later: no claim to make of a change of it."""
+    return any(quantity.startswith(f"direction:{i}@") for i in directions)
+
+
+def course_of(logits: Tensor, value: Tensor, reward: Tensor, ends: Tensor, h: Tensor, one_hot: Tensor) -> Course:
+    """A course from what its steps gave; ``ends`` [R, T-1] are probabilities of ending (0 or 1 where it is known)."""
+    hard = (ends > 0.5).to(ends.dtype)
+    goes_on = torch.cat([torch.ones_like(value[:, :1]), 1 - ends], 1).cumprod(1)
+    return Course(logits, value, reward, goes_on, h, one_hot, hard + (ends - ends.detach()))

@@ -1,0 +1,106 @@
+"""Paired runs in the real world."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agents.play import tensors
+from core.contracts import Intervention, VecEnv
+from core.roll import choose, decide, one_hot
+from core.trees import where
+from validation.paired.course import Course, course_of
+from validation.paired.starts import Starts
+from validation.paired.tree import Paired, Places, together
+
+
+@dataclass
+class RealWorld(Paired):
+    """The agent in the real world, run on from the starts."""
+
+    env: VecEnv  # a slot a start
+    starts: Starts
+    few: VecEnv | None = None  # the same world with fewer slots, which branch faster; None: env itself
+    _taken: list[np.ndarray] = field(init=False, default_factory=list)
+
+    @torch.no_grad()
+    def begin(self) -> Places:
+        none = self.noise_NTA.new_zeros(len(self.starts))
+        last = {k: torch.from_numpy(v[:, -1]).to(none.device) for k, v in self.starts.window.items()}
+        return Places(list(self.starts.states), self.agent.encode(last), none, none)
+
+    def go(self, t: int, states: Sequence[Any], actions: Tensor) -> Places:
+        env, like = self.env if self.few is None else self.few, self.noise_NTA
+        slots, parts, done = env.spec.slots, [], actions.cpu().numpy()
+        for first in range(0, len(states), slots):
+            some, acts = list(states[first : first + slots]), done[first : first + slots]
+            count = len(some)
+            env.restore(some + some[:1] * (slots - count))
+            now = env.step(np.concatenate([acts, np.zeros_like(acts, shape=(slots - count, *acts.shape[1:]))]))
+            over = (now.terminated | now.truncated)[:count]
+            seen = {k: torch.from_numpy(v[:count]).to(like.device) for k, v in now.obs.items()}
+            reward, ends = (torch.from_numpy(x).to(like) for x in (now.reward[:count], over))
+            after = [None if end else state for state, end in zip(env.snapshot(), over, strict=False)]
+            parts.append(Places(after, self.agent.encode(seen), reward, ends))
+        return together(parts)
+
+    @property
+    def plays_whole_courses(self) -> bool:
+        return not self.starts.states
+
+    @torch.no_grad()
+    def course(
+        self, intervene: Sequence[Intervention] = (), through: str = "", watch: list[np.ndarray] | None = None
+    ) -> Course:
+        """``run``, every step of every start played: from snapshots, or by replaying the seed where there are none.
+
+        watch: is given the observations of every step [N, ...], from the first played on.
+        """
+        starts, device, parts = self.starts, self.noise_NTA.device, self.agent.spec.parts
+        if through == "memory" and not self._taken:
+            self.course()
+        n, steps, choices = self.noise_NTA.shape
+        offset_N, last = starts.offset_N, int(starts.offset_N.max()) + steps - 1
+        now = self.env.restore(starts.states) if starts.states else self.env.reset(starts.seed)
+        carried, rows, like = starts.state, torch.arange(n, device=device), self.noise_NTA
+        logits_NTA, value_NT = like.new_zeros(n, steps, choices), like.new_zeros(n, steps)
+        reward_NT, ended_NT = like.new_zeros(n, steps - 1), like.new_zeros(n, steps - 1)
+        h_NTH, action_NTA = like.new_zeros(n, steps, starts.h_NH.shape[1]), torch.zeros_like(logits_NTA)
+        taken: list[np.ndarray] = []
+        for m in range(last + 1):
+            t_N = m - torch.from_numpy(offset_N).to(device)
+            on_N = (t_N >= 0) & (t_N < steps)
+            at = t_N.clamp(0, steps - 1)
+            seen = self.agent.encode(tensors(now, device))
+            went_on = self.agent.advance(seen, carried, torch.from_numpy(now.is_first).to(device))
+            before = where(t_N > 0, went_on, starts.state)
+            acted = decide(self.agent, seen, before, t_N, intervene, on_N)
+            carried = before if through == "world" else acted.state
+            logits_NTA[rows[on_N], at[on_N]] = acted.logits_BA[on_N]
+            value_NT[rows[on_N], at[on_N]] = acted.value_B[on_N]
+            h_NTH[rows[on_N], at[on_N]] = acted.h_BH[on_N]
+            if watch is not None:
+                watch.append(next(iter(now.obs.values())))
+            chosen = choose(acted.logits_BA, parts, self.noise_NTA[rows, at])[0].cpu().numpy()
+            waits_N = (t_N < 0).cpu().numpy()
+            if m < len(starts.actions) and waits_N.any():
+                chosen[waits_N] = starts.actions[m][waits_N]
+            if through == "memory":
+                chosen = self._taken[m]
+            taken.append(chosen)
+            action_NTA[rows[on_N], at[on_N]] = one_hot(torch.from_numpy(chosen).to(device), parts, like)[on_N]
+            if m == last:
+                break
+            now = self.env.step(chosen)
+            counts_N = on_N & (t_N < steps - 1)
+            over_N = torch.from_numpy(now.terminated | now.truncated).to(ended_NT)
+            reward_NT[rows[counts_N], at[counts_N]] = torch.from_numpy(now.reward).to(reward_NT)[counts_N]
+            ended_NT[rows[counts_N], at[counts_N]] = over_N[counts_N]
+        if not intervene:
+            self._taken = taken
+        return course_of(logits_NTA, value_NT, reward_NT, ended_NT, h_NTH, action_NTA)

@@ -1,0 +1,138 @@
+"""The starts of paired runs: states of the real world, each of its own episode (N)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agents.play import Chooser, Exploration, play
+from core.contracts import Agent, UserError, VecEnv
+from core.progress import bar
+from core.trees import Tree, joined, rows_of
+
+GIVE_UP_STEPS = 20_000
+
+
+@dataclass(frozen=True)
+class Starts:
+    """N paired starts.  With snapshots, ``states`` restore them; without, ``seed`` and the recorded
+    ``actions`` [M, N] replay slot b up to its step ``offset_N[b]``."""
+
+    window: Mapping[str, np.ndarray]  # [N, I, ...], the last observation is the start's
+    state: Tree  # the agent's whole state after it, [N, ...]
+    h_NH: Tensor
+    age_N: np.ndarray  # step of the episode
+    states: tuple[bytes, ...]
+    offset_N: np.ndarray
+    actions: np.ndarray
+    seed: int
+
+    @property
+    def paired_by(self) -> str:
+        return "snapshot" if self.states else "seed"
+
+    def __len__(self) -> int:
+        return len(self.age_N)
+
+
+def collect_starts(
+    agent: Agent,
+    env: VecEnv,
+    count: int,
+    *,
+    initial_frames: int,
+    latest: int,
+    seed: int,
+    greedy: bool = False,
+    device: torch.device | None = None,
+) -> Starts:
+    """Run the agent and take ``count`` starts, at most one an episode, each at a step drawn uniformly
+    from [initial_frames - 1, latest]; an episode that ends earlier gives none and the next one tries
+    again.  Every slot gives equally many (some one more where it must be), so that fast episodes are not favoured.
+
+    Where the world has no snapshots, one start a slot, and ``count`` must be the number of slots.
+    Raises UserError if the episodes are too short.
+    """
+    device = torch.device("cpu") if device is None else device
+    slots, snapshots = env.spec.slots, env.spec.can_snapshot
+    if not snapshots and slots != count:
+        raise ValueError(f"a world without snapshots needs a slot a start: {slots} slots for {count} starts")
+    first = max(1, initial_frames - 1)
+    if latest < first:
+        raise UserError(f"--latest_start {latest} is too early: the simulator needs {initial_frames} frames")
+    rng = np.random.default_rng(seed)
+    chooser = Chooser(Exploration(greedy=greedy), slots, rng)
+    quota_B = np.full(slots, count // slots) + (np.arange(slots) < count % slots)
+    target_B = rng.integers(first, latest + 1, slots)
+    history: deque[dict[str, np.ndarray]] = deque(maxlen=initial_frames)
+    found: list[dict[str, Any]] = []
+    actions: list[np.ndarray] = []
+    states: tuple[bytes, ...] = ()
+    with bar("collecting starts", count, "starts") as progress:
+        for moment in play(agent, env, chooser, seed=seed, device=device):
+            history.append(moment.obs)
+            for b in np.flatnonzero((quota_B > 0) & (moment.age_B == target_B)):
+                window = {k: np.stack([obs[k][b] for obs in history]) for k in moment.obs}
+                state = (states[b],) if snapshots else ()
+                own = rows_of(moment.state, slice(b, b + 1))
+                start = {
+                    "slot": b,
+                    "window": window,
+                    "h": moment.h_BH[b],
+                    "agent": own,
+                    "age": moment.age_B[b],
+                    "state": state,
+                }
+                found.append({**start, "offset": len(actions)})
+                quota_B[b] -= 1
+                progress.advance()
+            if not quota_B.any():
+                break
+            if len(actions) >= GIVE_UP_STEPS:
+                raise UserError(
+                    f"only {len(found)} of {count} starts after {len(actions)} steps: episodes rarely reach their "
+                    f"drawn step; lower --latest_start ({latest})"
+                )
+            actions.append(moment.action_B)
+            done_B = moment.next.terminated | moment.next.truncated
+            target_B = np.where(done_B, rng.integers(first, latest + 1, slots), target_B)
+            age_B = np.where(done_B, 0, moment.age_B + 1)
+            if snapshots and ((quota_B > 0) & (age_B == target_B)).any():
+                states = env.snapshot()  # of what the next moment will show
+    if not snapshots:
+        found.sort(key=lambda start: int(start["slot"]))
+    return Starts(
+        window={k: np.stack([start["window"][k] for start in found]) for k in found[0]["window"]},
+        state=joined([start["agent"] for start in found]),
+        h_NH=torch.from_numpy(np.stack([start["h"] for start in found])).to(device),
+        age_N=np.array([start["age"] for start in found]),
+        states=tuple(state for start in found for state in start["state"]),
+        offset_N=np.array([0 if snapshots else start["offset"] for start in found]),
+        actions=np.array(actions, np.int64).reshape(-1, slots, *np.shape(actions)[2:]),
+        seed=seed,
+    )
+
+
+def distinct_actions(env: VecEnv, starts: Starts, hold: int = 8) -> dict[str, list[int]]:
+    """Ids that lead to the same observations and rewards from every start when held ``hold`` steps, under the
+    simplest of their names.  Measured, so it is about these starts.  A world without snapshots: every id by itself."""
+    names = env.spec.action_names
+    if not starts.states:
+        return {name: [i] for i, name in enumerate(names)}
+    groups: dict[bytes, list[int]] = {}
+    for i in range(len(names)):
+        env.restore(starts.states)
+        seen = b""
+        for _ in range(hold):
+            step = env.step(np.full(len(starts), i))
+            seen += step.reward.tobytes() + b"".join(step.obs[k].tobytes() for k in sorted(step.obs))
+        groups.setdefault(hashlib.sha256(seen).digest(), []).append(i)
+    simplest = {min(ids, key=lambda i: (names[i] != "none", len(names[i]), i)): ids for ids in groups.values()}
+    return {names[i]: ids for i, ids in simplest.items()}

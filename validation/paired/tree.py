@@ -1,0 +1,239 @@
+"""The agent run on from the same starts with and without a change of its hidden state, in one world.
+
+A paired run costs little: until an altered agent first acts otherwise than the unaltered one did, both see the same
+world.  So each world is kept as a tree of what was done: runs that act alike from the same start share its places, and
+most random changes part alike.  Only places where no run has been are played.
+
+N starts (each of its own episode, so each an independent unit), R rows, G changes, k horizon, T = k + 1 steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.contracts import Agent, EnvSpec, Intervention, Shown
+from core.progress import bar
+from core.roll import Noise, choose, decide, roll
+from core.trees import Tree, each, joined, rows_of
+from validation.hypotheses.changes import Blocks, nothing
+from validation.paired.course import Course, Measures, course_of, quantities
+
+MOST_NODES = 20_000  # of a world kept: 400 MB of the bundled simulator's, 740 MB of CoinRun's
+
+
+class Places(NamedTuple):
+    """Where B steps of a world led to."""
+
+    states: list[Any]  # to go on from; None: the episode is over
+    seen: Tree  # what the agent makes of what it sees there, [B, ...]
+    reward_B: Tensor  # of the transition that led there
+    terminal_B: Tensor  # probability that it ended the episode (real: 0 or 1)
+
+
+def together(parts: Sequence[Places]) -> Places:
+    """The places of all parts, in this order."""
+    states, *trees = zip(*parts, strict=True)
+    return Places([state for part in states for state in part], *map(joined, trees))
+
+
+@dataclass
+class Level:
+    """Every place of a world at one step that some run has come to: M nodes, of which the first N are those of the
+    unaltered runs.  A node is a start and what was done since."""
+
+    places: Places
+    action: Tensor  # what the unaltered agent does there, [N] or [N, parts]
+    child: dict[int, int]  # node * (all actions there are) + action: node of the next level
+
+    def add(self, more: Places) -> None:
+        """More nodes."""
+        self.places = together([self.places, more])
+
+
+@dataclass
+class Paired:
+    """The agent in a world that can be gone on with from any place in it: a tree of what was done.
+
+    Subclasses say where the starts are and where an action leads.
+    """
+
+    agent: Agent
+    state_N: Tree  # the agent's, at the starts, after it has seen their observations
+    noise_NTA: Tensor  # added to the logits before the argmax; zero: greedy
+    measures: Measures
+    _tree: list[Level] = field(init=False, default_factory=list)
+
+    def begin(self) -> Places:
+        """The N starts."""
+        raise NotImplementedError
+
+    def go(self, t: int, states: Sequence[Any], actions: Tensor) -> Places:
+        """Where these actions, int64 [B] or [B, parts], lead from these places: to step ``t``."""
+        raise NotImplementedError
+
+    def course(self, intervene: Sequence[Intervention] = (), through: str = "") -> Course:
+        """``run`` with every step played, nothing remembered."""
+        raise NotImplementedError
+
+    @property
+    def plays_whole_courses(self) -> bool:
+        """Whether it cannot be gone on with from any place, so that every run is a ``course``."""
+        return False
+
+    @property
+    def steps(self) -> int:
+        return self.noise_NTA.shape[1]
+
+    def _noise(self, of_R: Tensor) -> list[Noise]:
+        return [Noise(action_BA=noise_RA) for noise_RA in self.noise_NTA[of_R].unbind(1)]
+
+    @torch.no_grad()
+    def tree(self) -> list[Level]:
+        """What is known of the world, a level a step: at first, and again where it has grown too large, the unaltered
+        runs."""
+        if self._tree and sum(len(level.places.states) for level in self._tree) < MOST_NODES:
+            return self._tree
+        device, parts = self.noise_NTA.device, self.agent.spec.parts
+        of_N = torch.arange(len(self.noise_NTA), device=device)
+        state, places = self.state_N, self.begin()
+        self._tree, first, action = [], torch.zeros_like(of_N, dtype=torch.bool), of_N
+        for t, noise in enumerate(self._noise(of_N)):
+            if t:
+                places = self._go(t, places.states, action)
+                state = self.agent.advance(places.seen, state, first)
+            logits_BA = decide(self.agent, places.seen, state, torch.full_like(of_N, t)).logits_BA
+            action, _ = choose(logits_BA, parts, noise.action_BA)
+            child = {key: i for i, key in enumerate(self._key(of_N, action).tolist())}
+            self._tree.append(Level(Places(list(places.states), *places[1:]), action, child))
+        return self._tree
+
+    def _key(self, node_R: Tensor, action: Tensor) -> Tensor:
+        """A number for a node and what is done there."""
+        parts = self.agent.spec.parts
+        for choices, chosen in zip(parts, action.reshape(len(node_R), -1).unbind(1), strict=True):
+            node_R = node_R * choices + chosen
+        return node_R
+
+    def _go(self, t: int, states: Sequence[Any], action: Tensor) -> Places:
+        """``go``, where nothing follows an episode's end but more of it."""
+        on = [i for i, state in enumerate(states) if state is not None]
+        reached = self.go(t, [states[i] for i in on], action[on]) if on else None
+        if reached is not None and len(on) == len(states):
+            return reached
+        like = self._tree[t - 1].places if reached is None else reached
+        blank = each(lambda x: x.new_zeros(len(states), *x.shape[1:]), like[1:])
+        out = Places([None] * len(states), *blank)
+        out = out._replace(terminal_B=torch.ones_like(out.terminal_B))
+        if reached is None:
+            return out
+        for i, state in zip(on, reached.states, strict=True):
+            out.states[i] = state
+        rows = torch.tensor(on, device=out.reward_B.device)
+        return Places(out.states, *each(lambda whole, part: whole.index_copy(0, rows, part), out[1:], reached[1:]))
+
+    def grow(self, t: int, node_R: Tensor, action: Tensor) -> Tensor:
+        """The nodes of level ``t`` that these actions lead to from nodes of the level before."""
+        before, level = self._tree[t - 1], self._tree[t]
+        keys, back_R = torch.unique(self._key(node_R, action), return_inverse=True)
+        wanted = keys.tolist()
+        missing = [n for n, key in enumerate(wanted) if key not in before.child]
+        if missing:
+            some = torch.stack([(back_R == n).nonzero()[0, 0] for n in missing])  # a row of each
+            parents = [before.places.states[node] for node in node_R[some].tolist()]
+            before.child |= {wanted[n]: len(level.places.states) + i for i, n in enumerate(missing)}
+            level.add(self._go(t, parents, action[some]))
+        return torch.tensor([before.child[key] for key in wanted], device=node_R.device)[back_R]
+
+    @torch.no_grad()
+    def run(self, intervene: Sequence[Intervention] = (), through: str = "", copies: int = 1) -> Course:
+        """The course of all starts, ``copies`` times one below the other, R = copies * N rows; of the world only what
+        no run has come to yet is played.
+
+        through: as in validation.hypotheses ('': whichever way); 'frames': the agent sees what the unaltered run
+        shows, and its own actions count although nothing comes of them.
+        """
+        if self.plays_whole_courses:
+            if copies != 1:
+                raise ValueError("a world without snapshots plays one change at a time")
+            return self.course(intervene, through)
+        tree = self.tree()
+        of_R = torch.arange(len(self.noise_NTA), device=self.noise_NTA.device).repeat(copies)  # the start of every row
+        forced = None
+        if through in ("memory", "frames"):
+            forced = torch.stack([level.action[of_R] for level in tree], 1)
+        nodes, noise = Nodes(self), self._noise(of_R)
+        moments = roll(
+            Remembering(self), nodes, nodes.begin(of_R), state=rows_of(self.state_N, of_R), steps=len(tree) - 1,
+            actions=forced, noise=noise, intervene=intervene, forget=through == "world",
+        )  # fmt: skip
+        kept: list[tuple[Tensor, ...]] = []
+        for moment, draw in zip(moments, noise, strict=True):
+            said, action_BA = moment.acted, moment.action_BA
+            if through == "frames":
+                action_BA = choose(said.logits_BA, self.agent.spec.parts, draw.action_BA)[1]
+            kept.append((said.logits_BA, said.value_B, *moment.shown[1:3], said.h_BH, action_BA))
+        logits, value, reward, terminal, h, action_RTA = (torch.stack(x, 1) for x in zip(*kept, strict=True))
+        return course_of(logits, value, reward[:, 1:], terminal[:, 1:], h, action_RTA)
+
+    def measure(
+        self, groups: Sequence[Intervention | None], description: str = "", through: str = "", together: int = 1
+    ) -> dict[str, np.ndarray]:
+        """{quantity: [G, N]}; None is the unaltered run.
+
+        together: groups at once.  One at a time, a change of nothing changes no bit.
+        """
+        together = 1 if self.plays_whole_courses else together
+        found: dict[str, list[Tensor]] = {}
+        with bar(description, len(groups), "runs") as progress:
+            for first in range(0, len(groups), together):
+                some = tuple(nothing if g is None else g for g in groups[first : first + together])
+                course = self.run((Blocks(some),) if len(some) > 1 else some, through, len(some))
+                for q, v in quantities(course, self.measures).items():
+                    found.setdefault(q, []).append(v.unflatten(0, (len(some), -1)))
+                progress.advance(len(some))
+        return {q: torch.cat(v).cpu().double().numpy() for q, v in found.items()}
+
+
+class Nodes:
+    """The tree of a world as core.contracts.World: what it shows is where one is, and its state is that."""
+
+    def __init__(self, paired: Paired) -> None:
+        self.paired, self.spec = paired, paired.agent.spec
+
+    def begin(self, of_R: Tensor) -> tuple[Tensor, Shown]:
+        """The starts of some rows."""
+        return self._show(0, of_R)
+
+    def step(self, state: Tensor, action_BA: Tensor, noise: None = None) -> tuple[Tensor, Shown]:
+        """Where actions lead: what no run has come to yet is played."""
+        node_R, t = state[:, 0], int(state[0, 1]) + 1
+        indices = [part.argmax(1) for part in action_BA.split(list(self.spec.parts), 1)]
+        action = indices[0] if len(indices) == 1 else torch.stack(indices, 1)
+        return self._show(t, self.paired.grow(t, node_R, action))
+
+    def _show(self, t: int, node_R: Tensor) -> tuple[Tensor, Shown]:
+        state, places = torch.stack([node_R, torch.full_like(node_R, t)], 1), self.paired.tree()[t].places
+        reward = places.reward_B[node_R]
+        return state, Shown({"place": state}, reward, places.terminal_B[node_R], reward[:, None][:, :0])
+
+
+class Remembering:
+    """The agent as it finds its way in ``Nodes``: what it makes of a place is known there."""
+
+    def __init__(self, paired: Paired) -> None:
+        self.paired, agent = paired, paired.agent
+        self.spec: EnvSpec = agent.spec
+        self.points: Mapping[str, int] = agent.points
+        self.initial, self.advance, self.heads = agent.initial, agent.advance, agent.heads
+        self.read, self.replaced = agent.read, agent.replaced
+
+    def encode(self, obs: Mapping[str, Tensor]) -> Tree:
+        """What has been seen at these places, all of one step."""
+        state = obs["place"]
+        return rows_of(self.paired.tree()[int(state[0, 1])].places.seen, state[:, 0])

@@ -1,0 +1,1 @@
+"""One page about a chain of runs: the stage ``python -m validation.report`` and its machinery."""
