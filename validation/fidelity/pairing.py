@@ -16,7 +16,7 @@ from core.contracts import UserError
 from core.episodes import Episode, RolloutStore
 from core.progress import bar
 from core.roll import Simulator
-from generative.simulator import RSSMWorld, require_finite, teacher_forced
+from generative.simulator import require_finite, teacher_forced
 from validation.fidelity.measures import as_float, ssim
 
 FEWEST_EPISODES = 4
@@ -130,7 +130,7 @@ def pair(
                 "free": simulator.rollout(z, horizon, actions=action),
                 "dreamed": simulator.rollout(z, horizon, noise=noise),
             }
-            if isinstance(simulator.world, RSSMWorld):
+            if hasattr(simulator.world, "along"):
                 runs["forced"] = teacher_forced(simulator, obs, action, torch.from_numpy(w["seen"]).to(device))
             for run in runs.values():
                 require_finite(run)
