@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from agents.load import load_agent
 from agents.play import Chooser, Exploration, Moment, play
-from agents.recurrent import load_agent
 from core import artefacts, config as cli
 from core.contracts import Agent, Intervention, Step, UserError, VecEnv
 from core.directions import fingerprint
@@ -77,7 +77,7 @@ def record_episodes(
     """
     slots = env.spec.slots
     quota_B = np.full(slots, -(-episodes // slots))
-    chooser = Chooser(exploration or Exploration(), slots, np.random.default_rng(seed))
+    chooser = Chooser(exploration or Exploration(), slots, np.random.default_rng(seed), agent.spec.parts)
     running = [Running() for _ in range(slots)]
     more: bool | None = None  # the state is more than h, and recorded too
     for moment in play(agent, env, chooser, seed=seed, device=device, intervene=intervene):

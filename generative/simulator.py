@@ -312,7 +312,7 @@ def simulator_of(config: ModelConfig, agent: Agent) -> Simulator[RSSMWorld]:
     The memory of a RecurrentAgent, a state in (-1, 1), is bounded; any other's state is read from the latent linearly.
     """
     memory_size = flatten(agent.initial(1)).shape[1]
-    world = RSSMWorld(config, agent.spec, memory_size, bounded=isinstance(agent, RecurrentAgent))
+    world = RSSMWorld(config, agent.spec, memory_size, bounded=type(agent) is RecurrentAgent)
     return Simulator(agent, world, TrainedMemory(world, agent))
 
 
@@ -371,7 +371,7 @@ def save_simulator(
     """
     agent = simulator.agent
     about: dict[str, Any] = {"model": to_json(simulator.world.config), "spec": simulator.world.spec.to_json()}
-    if isinstance(agent, RecurrentAgent):
+    if type(agent) is RecurrentAgent:  # a class made of it is another agent
         about["net"] = to_json(agent.config)
     elif agent_run is None:
         raise ValueError(f"a simulator around a {type(agent).__name__} is saved with its agent's run directory")

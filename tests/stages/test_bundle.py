@@ -23,8 +23,9 @@ def test_a_bundle_holds_the_same_agent_and_a_rounded_simulator(pipeline: Path, t
     assert artefacts.verify(tmp_path / "b" / "simulator") == []
     whole, small = load_simulator(pipeline / "simulator"), load_simulator(tmp_path / "b" / "simulator")
     assert fingerprint(whole.agent) == fingerprint(small.agent) == fingerprint(load_agent(tmp_path / "b" / "agent"))
+    weights = as_module(small).state_dict()
     for name, tensor in as_module(whole).state_dict().items():
-        kept = as_module(small).state_dict()[name]
+        kept = weights[name]
         assert kept.dtype == torch.float32
         assert torch.equal(kept, tensor if name.startswith("agent.") else tensor.half().float()), name
     training = json.loads((tmp_path / "b" / "agent" / artefacts.MANIFEST).read_text())["facts"]["training"]

@@ -27,7 +27,7 @@ from core.contracts import UserError, VecEnv
 from core.directions import fingerprint, load_basis
 from core.interventions import parse_ids
 from core.video import check_video
-from core.when import fit_rule
+from core.when import load_rule
 from envs.registry import make
 from generative.simulator import load_simulator
 from validation.interventions.figures import draw_effects, draw_headline, draw_needs, short, write_videos
@@ -160,7 +160,7 @@ def main(config: InterventionsConfig) -> None:
     if config.behaviours is not None:
         inputs["behaviours"] = config.behaviours
         names = load_behaviours(config.behaviours).names
-        rule = fit_rule(config.behaviours, name).to(device)
+        rule = load_rule(config.behaviours, name).to(device)
     parse_study(options, basis, simulator.world.spec.action_names, rule)
 
     def pool(level: int) -> Callable[[int], VecEnv]:
