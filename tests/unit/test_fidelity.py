@@ -161,6 +161,28 @@ def test_teacher_forced_is_measured_where_the_simulator_can(exact):
     assert not rows_of(exact[1], "frame_mse_teacher_forced") and isinstance(paired, Paired)
 
 
+def test_a_simulator_is_shown_every_field_of_an_observation(exact):
+    class Two(PlantedModel):
+        def __init__(self, options):
+            super().__init__(options)
+            field = self.spec.obs["x"]
+            self.spec = replace(self.spec, obs={"x": field, "half": field})
+
+        def infer(self, obs):
+            return super().infer({"x": 2 * obs["half"]})
+
+        def show(self, x_BX):
+            shown = super().show(x_BX)["x"]
+            return {"x": shown, "half": shown / 2}
+
+    episodes = record_planted(STILL, episodes=16, steps=24)
+    both = [replace(e, obs={**e.obs, "half": e.obs["x"] / 2}) for e in episodes]
+    starts = choose_starts(episodes, 2, 40, rng())
+    paired = pair(planted_simulator(model=Two(STILL)), both, starts, HORIZON, batch=7)
+    for kind, error in exact[0].error.items():
+        np.testing.assert_array_equal(paired.error[kind], error)
+
+
 def test_the_learned_simulator_is_teacher_forced_step_by_step():
     """Row by row: frames of the filtered states, rewards of the transition that follows, the agent along the frames."""
     torch.manual_seed(0)
