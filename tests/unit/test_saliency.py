@@ -329,7 +329,7 @@ def test_smoothing_composes_with_every_method(learned: Simulator[RSSMWorld]) -> 
         each: list[Attribution] = [
             explained(frame._replace(obs={k: x + more[k][:, TARGET] for k, x in frame.obs.items()})) for more in noise
         ]
-        expected = mean([e.maps["frames"] for e in each])
+        expected = mean([e.maps["frames"].detach() for e in each])
         got = torch.from_numpy(smooth[f"{method}_frames_value"])
         torch.testing.assert_close(got.double(), expected.double(), rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
         before = torch.from_numpy(plain[f"{method}_frames_value"])
