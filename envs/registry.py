@@ -39,6 +39,7 @@ def spec_of(name: str, options: Mapping[str, Any]) -> EnvSpec:
         from envs.gymnasium_env import agreed_module
 
         name, options = agreed_module(Path(name), options)
+        kind = "module"
     elif kind not in KINDS:
         forms = ", ".join(KINDS.values())
         raise UserError(f"no world {name!r}{nearest(kind, KINDS)}; write {forms}, or the path of a .py file")
@@ -63,28 +64,41 @@ def spec_of(name: str, options: Mapping[str, Any]) -> EnvSpec:
     return spec
 
 
+def agents_a_world(spec: EnvSpec) -> int:
+    """Slots that share a world, one after the other: its agents."""
+    return int(spec.options["players"]) if spec.env_id == "nmmo" else 1
+
+
 def make(spec: EnvSpec, slots: int, *, threads: int = 2, **options: Any) -> VecEnv:
     """A fresh world like ``spec`` with ``slots`` slots; ``options`` override single settings
-    (``start_level=...`` for held-out levels)."""
+    (``start_level=...`` for held-out levels; ``split="held_out"`` of worlds that have splits)."""
     kind = spec.env_id.partition("/")[0]
     if kind == "procgen":
         from envs.procgen import ProcgenEnv, options_of
 
+        if options.pop("split", "train") != "train":
+            raise UserError(f"{spec.env_id} has levels instead of a split: choose them by --start_level, --num_levels")
         return ProcgenEnv(replace(options_of(spec), **options), slots, threads)
     if kind == "nmmo":
-        from envs.nmmo import MAPS, NmmoEnv, options_of as nmmo_options_of
+        from envs.nmmo import MAPS, NmmoEnv, held_out, options_of as nmmo_options_of
 
-        maps = options.pop("maps", MAPS)
-        world = replace(nmmo_options_of(spec), **options)
+        maps, split = options.pop("maps", MAPS), options.pop("split", "train")
+        if options:
+            raise UserError(f"{spec.env_id} has no {', '.join(options)}; its maps are those of a --split")
+        world = replace(nmmo_options_of(spec), **(held_out(spec.options) if split == "held_out" else {}))
         if slots % world.players:
             raise UserError(f"{slots} slots are not whole worlds of {world.players} agents")
         return NmmoEnv(world, slots // world.players, maps)
     if kind == "planted":
         from envs.planted import make_planted
 
+        options.pop("split", None)
         return make_planted(spec, slots)
     if kind in ("gymnasium", "module"):
         from envs.gymnasium_env import GymnasiumEnv, options_of as gymnasium_options_of
 
-        return GymnasiumEnv(spec.env_id, gymnasium_options_of(spec), slots, options.get("split", "train"))
+        split = options.pop("split", "train")
+        if options:
+            raise UserError(f"{spec.env_id} has no {', '.join(options)}; its starts are those of a split")
+        return GymnasiumEnv(spec.env_id, gymnasium_options_of(spec), slots, split)
     raise UserError(f"no adapter for the world {spec.env_id!r}")

@@ -68,7 +68,7 @@ def collect_starts(
     if latest < first:
         raise UserError(f"--latest_start {latest} is too early: the simulator needs {initial_frames} frames")
     rng = np.random.default_rng(seed)
-    chooser = Chooser(Exploration(greedy=greedy), slots, rng)
+    chooser = Chooser(Exploration(greedy=greedy), slots, rng, agent.spec.parts)
     quota_B = np.full(slots, count // slots) + (np.arange(slots) < count % slots)
     target_B = rng.integers(first, latest + 1, slots)
     history: deque[dict[str, np.ndarray]] = deque(maxlen=initial_frames)
