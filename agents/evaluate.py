@@ -88,7 +88,7 @@ def whole_episodes(
 ) -> Episodes:
     """``ceil(episodes / slots)`` whole episodes from every slot; states only with ``robustness``."""
     slots = env.spec.slots
-    chooser = Chooser(Exploration(greedy=greedy), slots, np.random.default_rng(seed))
+    chooser = Chooser(Exploration(greedy=greedy), slots, np.random.default_rng(seed), agent.spec.parts)
     each = -(-episodes // slots)
     quota_B = np.full(slots, each)
     score_B, length_B = np.zeros(slots), np.zeros(slots, np.int64)

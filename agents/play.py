@@ -134,6 +134,7 @@ class Moment:
     final_value_B: np.ndarray | None
     state: Tree  # the agent's whole state, on its device
     final_state: Tree | None
+    alive_B: np.ndarray  # bool, this slot's agent is there
 
 
 @torch.no_grad()
@@ -181,4 +182,5 @@ def play(
             final_value_B=None if final is None else final.value_B.cpu().numpy(),
             state=m.acted.state,
             final_state=None if final is None else final.state,
+            alive_B=np.ones(len(h), bool) if step.alive is None else step.alive,
         )

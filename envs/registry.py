@@ -65,6 +65,11 @@ def spec_of(name: str, options: Mapping[str, Any]) -> EnvSpec:
     return spec
 
 
+def agents_a_world(spec: EnvSpec) -> int:
+    """Slots that share a world, one after the other: its agents."""
+    return int(spec.options["players"]) if spec.env_id == "nmmo" else 1
+
+
 def held_out_pool(spec: EnvSpec, start_level: int, num_levels: int) -> dict[str, Any]:
     """Options of ``make`` for starts that no training sees: these levels where the world has levels (Procgen), else the
     split "held_out"."""
@@ -94,6 +99,9 @@ def make(spec: EnvSpec, slots: int, *, threads: int = 2, split: str = "train", *
         if away:
             options = {**held_out(spec.options), **options}
         maps = options.pop("maps", MAPS)
+        unknown = options.keys() - vars(nmmo_options_of(spec))
+        if unknown:
+            raise UserError(f"{spec.env_id} has no {', '.join(sorted(unknown))}; its starts are maps, by --split")
         world = replace(nmmo_options_of(spec), **options)
         if slots % world.players:
             raise UserError(f"{slots} slots are not whole worlds of {world.players} agents")
