@@ -77,7 +77,8 @@ class Bench:
                 self.donors[h] = self.donors[key] = another_N
             if h.kind == "patch":
                 assert course is not None
-                clean_N = now[h.clean](rows_of(course, self.basis)[:1])[:, 0].cpu().numpy() > 0.5
+                steps = rows_of(course, self.basis, self.dreamed.measures.parts)
+                clean_N = now[h.clean](steps[:1])[:, 0].cpu().numpy() > 0.5
                 across.setdefault(h.clean, _across(clean_N, rng))
                 self.donors[h] = self.donors[key] = across[h.clean]
                 on_N = on_N & (clean_N if h.side == "noising" else ~clean_N)
