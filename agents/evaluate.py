@@ -170,8 +170,8 @@ def main(config: EvaluateConfig) -> None:
         raise UserError(f"{config.agent} plays Neural MMO: python -m agents.evaluate DIR pve|pvp")
     trained = agent.spec.options
     low, high = trained.get("start_level", 0), trained.get("start_level", 0) + trained.get("num_levels", 0)
-    levels = {"start_level": config.start_level, "num_levels": config.num_levels}
-    levels = {k: v for k, v in levels.items() if v is not None}
+    given = {"start_level": config.start_level, "num_levels": config.num_levels}
+    levels = {k: v for k, v in given.items() if v is not None}
     pool = {**HELD_OUT, **levels}
     if trained.get("num_levels") and pool["start_level"] < high and pool["start_level"] + pool["num_levels"] > low:
         raise UserError(f"levels {pool['start_level']}... overlap the training levels {low} to {high - 1}")

@@ -542,7 +542,7 @@ make_agent = Agent
 def test_the_page_shows_the_examples_as_they_are() -> None:
     page = (EXAMPLES.parent / "bring-your-own.md").read_text()
     shown = re.findall(r"```python\n# docs/examples/(\w+)\.py\n(.*?)```", page, re.DOTALL)
-    assert {name for name, _ in shown} == {"cartpole", "corridor"}
+    assert {name for name, _ in shown} >= {"cartpole", "corridor"}
     assert all((EXAMPLES / f"{name}.py").read_text() == text for name, text in shown)
     assert all(f"examples/{path.name}" in page for path in EXAMPLES.glob("*.py"))
 
