@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents.evaluate import HELD_OUT_LEVEL
 from agents.recurrent import RecurrentAgent, load_agent
 from analysis.shared.directions import changing, fit_pca, state_rank
 from core import artefacts, config as cli
@@ -28,6 +27,7 @@ from core.directions import Basis, fingerprint
 from core.episodes import RolloutStore
 from core.roll import Simulator
 from core.video import check_video
+from envs.procgen import HELD_OUT_LEVEL
 from envs.registry import held_out_pool, make
 from generative.load import load_simulator
 from validation.fidelity import figures
