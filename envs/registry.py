@@ -25,6 +25,10 @@ def renewed(spec: EnvSpec) -> EnvSpec:
         from envs.procgen import ACTION_NAMES, GAMES, words_of
 
         return replace(spec, **words_of(name)) if name in GAMES and spec.action_names == ACTION_NAMES else spec
+    if kind == "nmmo":
+        from envs.nmmo import words_of as words_of_parts
+
+        return replace(spec, action_words=words_of_parts(spec.action_parts))
     return spec
 
 

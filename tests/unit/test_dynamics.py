@@ -230,7 +230,7 @@ def recorded_of(agent: Toy, noise: float = 0.3, episodes: int = 12, steps: int =
         h = agent.f(h) + e[:, t]
         states.append(h)
     index = np.stack(np.meshgrid(np.arange(episodes), np.arange(steps), indexing="ij"), 2).reshape(-1, 2)
-    return Recorded(torch.stack(states, 1).flatten(0, 1), e.flatten(0, 1), index, index[:, 0])
+    return Recorded(torch.stack(states, 1).flatten(0, 1), e.flatten(0, 1), index)
 
 
 def run(agent: Toy, noise: float = 0.3, **changes: object) -> Result:
