@@ -21,10 +21,10 @@ from core.progress import bar
 from core.roll import act
 from core.stats import Estimate, bootstrap_mean, in_text, share_of
 from core.trees import Tree, rows_of
+from envs.procgen import HELD_OUT_LEVEL
 from envs.registry import make
 
 STAGE = "evaluate"
-HELD_OUT_LEVEL = 500_000_000  # far from any training pool
 STATES_EVERY = 8  # steps between the states of an episode in which --robustness asks the agent again
 ALTERATIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "shift_horizontal": ({"right": 1}, {"right": -1}),

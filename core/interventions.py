@@ -18,7 +18,7 @@ from torch import Tensor
 from core.contracts import Intervention, UserError
 from core.directions import Basis, load_basis
 from core.roll import apply_interventions
-from core.when import Rule, fit_rule
+from core.when import Rule, load_rule
 
 
 def _masked(h_BH: Tensor, changed_BH: Tensor, mask_B: Tensor) -> Tensor:
@@ -267,5 +267,5 @@ def build(
         stop = steps[1] if len(steps) == 2 else None
         out = [AtSteps(inner, steps[0], stop) for inner in out]
     if behaviours:
-        out = [When(tuple(out), fit_rule(options.behaviours, agent).check(behaviours).to(device), behaviours)]
+        out = [When(tuple(out), load_rule(options.behaviours, agent).check(behaviours).to(device), behaviours)]
     return tuple(out)

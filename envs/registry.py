@@ -16,6 +16,7 @@ KINDS = {  # the first word of an env_id -> how a user writes it
     "nmmo": "nmmo",
     "gymnasium": "gymnasium/ID",
 }
+SPLITS = ("train", "held_out")
 
 
 def renewed(spec: EnvSpec) -> EnvSpec:
@@ -73,36 +74,51 @@ def agents_a_world(spec: EnvSpec) -> int:
     return int(spec.options["players"]) if spec.env_id == "nmmo" else 1
 
 
-def make(spec: EnvSpec, slots: int, *, threads: int = 2, **options: Any) -> VecEnv:
-    """A fresh world like ``spec`` with ``slots`` slots; ``options`` override single settings
-    (``start_level=...`` for held-out levels; ``split="held_out"`` of worlds that have splits)."""
-    kind = spec.env_id.partition("/")[0]
-    if kind == "procgen":
-        from envs.procgen import ProcgenEnv, options_of
+def held_out_pool(spec: EnvSpec, start_level: int, num_levels: int) -> dict[str, Any]:
+    """Options of ``make`` for starts that no training sees: these levels where the world has levels (Procgen), else the
+    split "held_out"."""
+    has_levels = spec.env_id.partition("/")[0] == "procgen"
+    return {"start_level": start_level, "num_levels": num_levels} if has_levels else {"split": "held_out"}
 
-        if options.pop("split", "train") != "train":
-            raise UserError(f"{spec.env_id} has levels instead of a split: choose them by --start_level, --num_levels")
+
+def make(spec: EnvSpec, slots: int, *, threads: int = 2, split: str = "train", **options: Any) -> VecEnv:
+    """A fresh world like ``spec`` with ``slots`` slots.
+
+    split: "train", the starts that ``spec`` describes, or "held_out", others that no training sees: another pool of
+    levels (Procgen) or maps (Neural MMO), odd seeds (Gymnasium); a planted world's are all drawn alike.
+    options: single settings in place of the spec's (``start_level=...``).
+    """
+    if split not in SPLITS:
+        raise UserError(f"no split {split!r}{nearest(split, SPLITS)}; there are: {', '.join(SPLITS)}")
+    kind, away = spec.env_id.partition("/")[0], split == "held_out"
+    if kind == "procgen":
+        from envs.procgen import HELD_OUT_LEVEL, ProcgenEnv, options_of
+
+        if away:
+            options = {"start_level": HELD_OUT_LEVEL, "num_levels": 100_000, **options}
         return ProcgenEnv(replace(options_of(spec), **options), slots, threads)
     if kind == "nmmo":
         from envs.nmmo import MAPS, NmmoEnv, held_out, options_of as nmmo_options_of
 
-        maps, split = options.pop("maps", MAPS), options.pop("split", "train")
-        if options:
-            raise UserError(f"{spec.env_id} has no {', '.join(options)}; its maps are those of a --split")
-        world = replace(nmmo_options_of(spec), **(held_out(spec.options) if split == "held_out" else {}))
+        odd = [name for name in options if name not in (*spec.options, "maps")]
+        if odd:
+            raise UserError(f"{spec.env_id} has no {', '.join(odd)}; its maps are those of a split")
+        if away:
+            options = {**held_out(spec.options), **options}
+        maps = options.pop("maps", MAPS)
+        world = replace(nmmo_options_of(spec), **options)
         if slots % world.players:
             raise UserError(f"{slots} slots are not whole worlds of {world.players} agents")
         return NmmoEnv(world, slots // world.players, maps)
     if kind == "planted":
         from envs.planted import make_planted
 
-        options.pop("split", None)
         return make_planted(spec, slots)
     if kind in ("gymnasium", "module"):
-        from envs.gymnasium_env import GymnasiumEnv, options_of as gymnasium_options_of
+        from envs.gymnasium_env import GymnasiumEnv, Split, options_of as gymnasium_options_of
 
-        split = options.pop("split", "train")
+        its: Split = "held_out" if away else "train"
         if options:
             raise UserError(f"{spec.env_id} has no {', '.join(options)}; its starts are those of a split")
-        return GymnasiumEnv(spec.env_id, gymnasium_options_of(spec), slots, split)
+        return GymnasiumEnv(spec.env_id, gymnasium_options_of(spec), slots, its)
     raise UserError(f"no adapter for the world {spec.env_id!r}")

@@ -24,12 +24,13 @@ from agents.record import keep_unaltered, repr_of
 from core import artefacts, config as cli
 from core.contracts import EnvSpec, Field, LearnedWorld, UserError
 from core.directions import fingerprint
-from core.episodes import Episode, RolloutStore, StoreWriter
+from core.episodes import Episode, RolloutStore, StoreWriter, state_column
 from core.interventions import InterventionOptions, Tally, build, nothing_altered
 from core.progress import bar
 from core.roll import Noise, Simulator, Trajectory
-from core.trees import joined
-from generative.simulator import load_simulator, require_finite
+from core.trees import joined, leaves
+from generative.load import load_simulator
+from generative.simulator import require_finite
 
 STAGE = "record_samples"
 RECORDED = "recorded"
@@ -181,6 +182,13 @@ def to_episodes(
         k: getattr(trajectory, k).detach().cpu().numpy()
         for k in ("d", "h", "state", "logits", "value", "action", "reward")
     }
+    # What a rollout can be gone on from anywhere, so that nobody has to simulate it again.
+    states = {
+        i: x
+        for i, x in enumerate(leaves(trajectory.world))
+        if not torch.equal(x.reshape(*x.shape[:2], -1), trajectory.d)
+    }
+    rest = {state_column(i).removeprefix("world/"): x.detach().cpu().numpy() for i, x in states.items()}
     whole_state = not np.array_equal(columns["state"], columns["h"], equal_nan=True)  # it is more than h
     alive = trajectory.alive.cpu().numpy()
     out = []
@@ -199,7 +207,7 @@ def to_episodes(
                 reward=columns["reward"][b, :steps],
                 terminated=ended,
                 truncated=not ended,
-                world={"d": columns["d"][b, :rows]},
+                world={"d": columns["d"][b, :rows], **{k: x[b, :rows] for k, x in rest.items()}},
                 latent=z_BZ[b].detach().cpu().numpy(),
                 meta=about,
             )

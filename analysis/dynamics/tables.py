@@ -22,6 +22,7 @@ from core.contracts import UserError
 from core.directions import Basis
 from core.progress import bar
 from core.stats import few, ratios, share_of
+from core.trees import flatten
 
 
 def analyse(
@@ -118,6 +119,7 @@ def point_row(
     }
 
 
+OUTSIDE = 1e-9  # part of a mode of length 1 that lies in h, below which it is rounding error
 MODES = 8  # rows of the table ``modes`` a point, at least as many as are slow or grow
 
 
@@ -149,13 +151,17 @@ def mode_rows(
 
 def hidden_part(memory: Recurrence, right_S: np.ndarray) -> np.ndarray:
     """The part of a (complex) mode that lies in h."""
-    parts = memory.hidden(torch.from_numpy(np.stack([right_S.real, right_S.imag])))
-    out: np.ndarray = (parts[0] + 1j * parts[1]).numpy()
+    parts_2S = torch.from_numpy(np.stack([right_S.real, right_S.imag])).to(flatten(memory.state))
+    parts_2H = memory.hidden(parts_2S).cpu().numpy()
+    out: np.ndarray = parts_2H[0] + 1j * parts_2H[1]
     return out
 
 
 def along(right_H: np.ndarray, basis: Basis, most: int = 3) -> str:
-    """The directions that a mode lies along, as in ``3 (0.81), 7 (0.35)``: |cosine| in z-scored states."""
+    """The directions that a mode lies along, as in ``3 (0.81), 7 (0.35)``: |cosine| in z-scored states; none of a mode
+    outside h."""
+    if np.linalg.norm(right_H) < OUTSIDE:
+        return ""
     std_H = basis.std_H.double().cpu().numpy()
     lift_KH = basis.lift_KH.double().cpu().numpy()
     z = right_H / std_H

@@ -104,8 +104,9 @@ def gradients(
 
 
 class Noised:
-    """A world whose observations are shown with noise on them: ``noise`` [B, T, ...] a field, added at steps 0 to T-1
-    (Smilkov et al. 2017, arXiv:1706.03825, for everything that an agent sees of a rollout)."""
+    """A world whose observations are shown with noise on them: ``noise`` [S, T, ...] a field, added at steps 0 to T-1
+    (Smilkov et al. 2017, arXiv:1706.03825, for everything that an agent sees of a rollout).  Row n of a rollout is of
+    sample n % S."""
 
     def __init__(self, world: World, noise: Mapping[str, Tensor]) -> None:
         self.world, self.noise, self.spec = world, noise, world.spec
@@ -122,7 +123,7 @@ class Noised:
 
     def _with_noise(self, state: Tree, shown: Shown, at_B: Tensor) -> tuple[Tree, Shown]:
         rows = torch.arange(len(at_B), device=at_B.device)
-        obs = {k: x + self.noise[k][rows, at_B] for k, x in shown.obs.items()}
+        obs = {k: x + self.noise[k][rows % len(self.noise[k]), at_B] for k, x in shown.obs.items()}
         return (state, at_B), shown._replace(obs=obs)
 
 

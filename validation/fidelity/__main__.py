@@ -28,8 +28,8 @@ from core.directions import Basis, fingerprint
 from core.episodes import RolloutStore
 from core.roll import Simulator
 from core.video import check_video
-from envs.registry import make
-from generative.simulator import load_simulator
+from envs.registry import held_out_pool, make
+from generative.load import load_simulator
 from validation.fidelity import figures
 from validation.fidelity.checks import check_lengths, check_store, check_world, trained_on
 from validation.fidelity.counterfactual import DIRECTIONS, require_snapshots, try_again
@@ -114,7 +114,7 @@ def main(config: FidelityConfig) -> None:
         check_video()
 
     def make_env(slots: int) -> VecEnv:
-        levels = {"start_level": config.start_level, "num_levels": config.num_levels}
+        levels = held_out_pool(simulator.world.spec, config.start_level, config.num_levels)
         return make(simulator.world.spec, slots, threads=config.threads, **levels)
 
     if config.counterfactual:

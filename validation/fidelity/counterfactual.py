@@ -371,8 +371,9 @@ def real_slopes(world: RealWorld, basis: Basis) -> Slopes:
         ends = {q: torch.stack([f[q] for f in found]).cpu().double().numpy() for q in found[0]}
         return {q: (v[0::2] - v[1::2]) / (2 * AMOUNT) for q, v in ends.items()}
 
-    unmoved = (world.course().logits_RTA + world.noise_NTA).argmax(-1)
-    certain = CERTAIN * torch.nn.functional.one_hot(unmoved, world.noise_NTA.shape[-1])
+    unmoved = world.course().action_RTA
+    assert unmoved is not None
+    certain = CERTAIN * unmoved
     whole, inside = slopes(world), slopes(replace(world, noise_NTA=certain))
     return Slopes(whole, {q: v - inside[q] for q, v in whole.items()})
 

@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -32,10 +32,10 @@ from core.contracts import EnvSpec, UserError, VecEnv
 from core.directions import Basis, fingerprint, load_basis
 from core.interventions import parse_ids
 from core.video import check_video
-from core.when import Rule, fit_rule
+from core.when import Rule, load_rule
 from envs.nmmo import MAPS
-from envs.registry import make
-from generative.simulator import load_simulator
+from envs.registry import held_out_pool, make
+from generative.load import load_simulator
 from validation.interventions.alone import alone
 from validation.interventions.figures import draw_effects, draw_headline, draw_needs, short, write_videos
 from validation.interventions.options import StudyOptions, check_options, parse_study
@@ -160,20 +160,16 @@ def shared_levels(config: InterventionsConfig) -> list[str]:
 
 
 def pool(spec: EnvSpec, config: InterventionsConfig, choosing: bool = False) -> Callable[[int], VecEnv]:
-    """Makes the world, with so many slots, in which claims are tested, or chosen: levels of their own, or the split
-    that no training uses and the one it does."""
-    where: dict[str, Any] = {"split": "train" if choosing else "held_out"}
-    if spec.env_id.startswith("procgen/"):
-        level = config.choosing_level if choosing else config.start_level
-        where = {"start_level": level, "num_levels": config.num_levels}
-    if spec.env_id == "nmmo":
-        where["maps"] = config.maps
+    """Makes the world, with so many slots, in which claims are tested, or chosen."""
+    where = held_out_pool(spec, config.choosing_level if choosing else config.start_level, config.num_levels)
+    if spec.env_id == "nmmo":  # of few maps: those of the training may choose
+        where = {"split": "train" if choosing else "held_out", "maps": config.maps}
     return lambda slots: make(spec, slots, threads=config.threads, **where)
 
 
 def rule_of(config: InterventionsConfig, agent: str, device: torch.device) -> Rule | None:
     """What tells the behaviours that hypotheses speak of, if they are given."""
-    return None if config.behaviours is None else fit_rule(config.behaviours, agent).to(device)
+    return None if config.behaviours is None else load_rule(config.behaviours, agent).to(device)
 
 
 def without_simulator(config: InterventionsConfig, policy: Path, options: StudyOptions) -> None:

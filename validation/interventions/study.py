@@ -66,7 +66,7 @@ def study(
     few = make_env(min(len(starts), BRANCHES))
     try:
         actions = distinct_actions(env, starts)
-        measures = Measures(actions, basis, options.directions, events)
+        measures = Measures(actions, basis, options.directions, events, simulator.world.spec.parts)
         dreams = [dreamed_from(simulator, some, measures, options, generator) for some in (before, starts)]
         choosing, dreamed = Bench(basis, before, dreams[0], rule), dreams[1]
         real = RealWorld(agent, starts.state, dreamed.noise_NTA, measures, env, starts, few)
