@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -141,13 +141,18 @@ class Moment:
 def play(
     agent: Agent,
     env: VecEnv,
-    chooser: Chooser,
+    chooser: Callable[[np.ndarray, np.ndarray], np.ndarray],
     *,
     seed: int,
     device: torch.device,
     intervene: Sequence[Intervention] = (),
+    forget: bool = False,
 ) -> Iterator[Moment]:
-    """Endless moments from a fresh reset."""
+    """Endless moments from a fresh reset.
+
+    chooser: (logits [B, A], is_first [B]) -> actions, int64 [B] or [B, P], such as a ``Chooser``.  forget: as in
+    core.roll.roll.
+    """
     world = LiveWorld(env, device)
 
     def choose_by(acted: Acted, shown: Shown) -> tuple[Tensor, Tensor]:
@@ -156,7 +161,7 @@ def play(
         index = torch.from_numpy(chosen).to(device)
         return index, one_hot(index, agent.spec.parts, acted.logits_BA)
 
-    for m in roll(agent, world, world.reset(seed), choose_by=choose_by, intervene=intervene):
+    for m in roll(agent, world, world.reset(seed), choose_by=choose_by, intervene=intervene, forget=forget):
         step = world.now
         world.step(m.world, m.action_BA)  # now, so that a moment knows what followed; the roll is shown the same
         after = world.now

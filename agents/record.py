@@ -46,7 +46,7 @@ class RecordConfig:
     slots: int = 64
     """environments side by side; of a world of many agents these, rounded up to whole worlds"""
     split: Literal["train", "held_out"] = "train"
-    """Neural MMO: the maps of the training, or those that no training uses; Gymnasium: the seeds"""
+    """train: the starts (levels, maps, seeds) of the agent's training; held_out: others"""
     maps: Path = MAPS
     """Neural MMO: where the generated maps lie (generated on first use)"""
     start_level: int | None = None

@@ -594,6 +594,21 @@ def features(
     return (np.stack([values[name] for name in FEATURES], 1) * here_B[:, None]).astype(np.float32)
 
 
+def words_of(parts: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+    """What an agent may do, in a word each (EnvSpec.action_words): its ways and styles, and to do anything at all of a
+    part that has a choice to do nothing."""
+    out: dict[str, tuple[str, ...]] = {}
+    for part, size in parts.items():
+        names = [f"{part} {_choice(part, i, size)}" for i in range(size)]
+        if part.endswith((".Direction", ".Style")):
+            out |= {name.partition(" ")[2]: (name,) for name in names}
+        elif names[-1].endswith(" nothing"):
+            atn, arg = part.split(".")
+            sole = sum(p.startswith(f"{atn}.") and not p.endswith((".Style", ".Price")) for p in parts) == 1
+            out[(atn if sole else f"{atn}_{arg}").lower()] = tuple(names[:-1])
+    return out
+
+
 LABELS = ("position", "visible", "progress", "ate", "drank", "unique_events")  # of the truth: what changes in a life
 
 

@@ -26,6 +26,10 @@ def renewed(spec: EnvSpec) -> EnvSpec:
         from envs.procgen import ACTION_NAMES, GAMES, words_of
 
         return replace(spec, **words_of(name)) if name in GAMES and spec.action_names == ACTION_NAMES else spec
+    if kind == "nmmo":
+        from envs.nmmo import words_of as words_of_parts
+
+        return replace(spec, action_words=words_of_parts(spec.action_parts))
     return spec
 
 
@@ -96,12 +100,12 @@ def make(spec: EnvSpec, slots: int, *, threads: int = 2, split: str = "train", *
     if kind == "nmmo":
         from envs.nmmo import MAPS, NmmoEnv, held_out, options_of as nmmo_options_of
 
+        odd = [name for name in options if name not in (*spec.options, "maps")]
+        if odd:
+            raise UserError(f"{spec.env_id} has no {', '.join(odd)}; its maps are those of a split")
         if away:
             options = {**held_out(spec.options), **options}
         maps = options.pop("maps", MAPS)
-        unknown = options.keys() - vars(nmmo_options_of(spec))
-        if unknown:
-            raise UserError(f"{spec.env_id} has no {', '.join(sorted(unknown))}; its starts are maps, by --split")
         world = replace(nmmo_options_of(spec), **options)
         if slots % world.players:
             raise UserError(f"{slots} slots are not whole worlds of {world.players} agents")

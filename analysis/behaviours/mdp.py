@@ -24,8 +24,8 @@ NO_BEHAVIOUR = "no behaviour (noise)"
 class Visits(NamedTuple):
     """Real steps in their order: label (-1: no behaviour), episode, step, and what the agent did and expected.
 
-    ``unit_R``: equal for what is not independent (None: the episode); ``parts``: choices of each part of an action, over
-    whose parts entropies are summed (they are independent given h); (): one part.
+    ``unit_R``: equal for what is not independent (None: the episode); ``parts``: choices of each part of an action,
+    over which entropies are summed (parts are independent given h); (): one part.
     """
 
     label_R: np.ndarray

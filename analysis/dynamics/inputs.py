@@ -30,12 +30,17 @@ class Still(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """The agent's recorded steps, pooled: states, embeddings, (episode, t), and a number for what is not independent."""
+    """The agent's recorded steps, pooled: states, embeddings, and (episode, t)."""
 
     h_NH: Tensor
     e_NE: Tensor
     index_N2: np.ndarray
-    unit_N: np.ndarray
+    unit_N: np.ndarray | None = None  # equal for what is not independent; None: the episode
+
+    @property
+    def units(self) -> np.ndarray:
+        """A number for what is not independent [N]."""
+        return self.index_N2[:, 0] if self.unit_N is None else self.unit_N
 
 
 def read(memory: Recurrence, agent: Agent, store: RolloutStore) -> Recorded:

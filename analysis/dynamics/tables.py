@@ -63,7 +63,7 @@ def analyse(
                 mode = modes(jacobian[0].cpu().numpy())
                 near = (gap_SP.argmin(1) == at) & (gap_SP[:, at] < config.merge)
                 row = point_row(memory, one, found.h_BH[k], float(found.speed_B[k]), mode, recorded, std_H, config)
-                share = share_of(near.cpu().numpy(), recorded.unit_N[chosen])
+                share = share_of(near.cpu().numpy(), recorded.units[chosen])
                 row |= {"settle_here": share.value, "settle_here_low": share.low, "settle_here_high": share.high}
                 result.tables["points"].append({"point": len(points), "input": number, "name": one.name, **row})
                 result.tables["modes"] += mode_rows(
@@ -86,7 +86,7 @@ def analyse(
     }
     driven(result, memory, recorded, config, rng)
     for number, (each, steps) in enumerate(still):
-        put_exponents(result, f"input {number}", each, steps, recorded.unit_N[chosen], rng)
+        put_exponents(result, f"input {number}", each, steps, recorded.units[chosen], rng)
     fixed = [row for row in result.tables["points"] if row["kind"] == "fixed"]
     result.scalar("fixed_points", len(fixed), f"points in {len(inputs)} still inputs")
     result.scalar("slow_points", len(points) - len(fixed), f"points in {len(inputs)} still inputs")
@@ -187,7 +187,7 @@ def driven(
     each, steps = lyapunov(memory, recorded.e_NE[rows], recorded.h_NH[first[use]], length, config.burn_in)
     result.arrays["lyapunov_driven"], result.arrays["lyapunov_steps"] = each, steps
     result.tables["lyapunov"] = []
-    put_exponents(result, "recorded", each, steps, recorded.unit_N[first[use]], rng)
+    put_exponents(result, "recorded", each, steps, recorded.units[first[use]], rng)
     top = result.tables["lyapunov"][0]
     result.scalar("lyapunov_driven", top["value"], "nats a step, largest", top["n"], (top["low"], top["high"]))
     lasts = [-1 / v if v < 0 else float("inf") for v in (top["value"], top["low"], top["high"])]

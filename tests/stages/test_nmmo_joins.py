@@ -1,5 +1,5 @@
-"""Neural MMO's policies through the stages that every agent goes through: record, bases, behaviours, dynamics, patching,
-interventions; at debug size, with an untrained policy."""
+"""Neural MMO's policies through the stages that every agent goes through: record, bases, behaviours, dynamics,
+patching, interventions; at debug size, with an untrained policy."""
 
 from __future__ import annotations
 
@@ -23,11 +23,15 @@ from core.artefacts import Result
 from core.contracts import UserError
 from core.directions import load_basis
 from core.episodes import RolloutStore
-from core.interventions import OnRows, Shift
+from core.interventions import AtSteps, OnRows, Shift
 from core.roll import heads_at
 from core.trees import flatten
 from envs.nmmo import FEATURES, NmmoEnv, NmmoOptions
-from envs.registry import agents_a_world, make
+from envs.registry import agents_a_world, make, renewed
+from validation.interventions import __main__ as interventions
+from validation.paired.course import Measures
+from validation.paired.shared import SharedWorld, shared_world
+from validation.report import __main__ as report
 
 WORLD = NmmoOptions(players=4, npcs=4, horizon=24, entities_seen=4, market_seen=4, map_pool=18, num_maps=2)
 GAMES = 6
@@ -191,3 +195,101 @@ WORLD_PARTS = (
     "Attack.Style", "Attack.Target", "Buy.MarketItem", "Destroy.InventoryItem", "Give.InventoryItem", "Give.Target",
     "GiveGold.Price", "GiveGold.Target", "Move.Direction", "Sell.InventoryItem", "Sell.Price", "Use.InventoryItem",
 )  # fmt: skip
+
+
+# Interventions in the real world alone
+
+
+def study(root: Path, out: Path, *argv: object) -> Result:
+    where = ("--policy", root / "policy", "--basis", root / "hidden_states", "--maps", root / "maps", "--out", out)
+    small = ("--starts", 6, "--horizon", 2, "--latest_start", 3, "--controls", 39, "--threads", 1)
+    stage(interventions, "InterventionsConfig", *where, *small, *argv)
+    return Result.load(out)
+
+
+def test_a_claim_about_a_policy_is_tested_without_a_simulator(house: Path, tmp_path: Path) -> None:
+    result = study(house, tmp_path / "i", "--hypotheses", "shift 0 by +3 on value", "shift 1 by +0 on value")
+    assert result.scalars["twin_difference"]["value"] == 0  # a seed says everything
+    assert result.scalars["zero_change_real"]["value"] == 0 and result.notes["warnings"] == []
+    assert result.notes["gate"]["answer"] == "not asked" and "No simulator" in result.notes["gate"]["text"]
+    (claim,) = result.notes["claims"]
+    assert claim["quantity"] == "value@2" and claim["verdict"] in ("found", "no effect", "open")
+    assert {claim[name] for name in ("size", "needed")} == {"not asked"}
+    assert claim["parts"]["size"]["words"] == "there is no simulator that foretold a size"
+    assert claim["n"] <= 6 and claim["random_n"] == 2 * 39
+    assert claim["special_p"] >= 1 / 40
+    quantities = {row["quantity"] for row in result.tables["effects"]}
+    assert {"prob:attack@1..2", "prob:north@1..2", "value@2"} <= quantities
+    assert all(row["world"] == "real" and "foretold" not in row for row in result.tables["effects"])
+    assert np.abs(result.arrays["observed/value"][0]).min() > 0  # h was changed at every start
+
+
+def test_all_agents_of_a_world_are_one_unit(house: Path, tmp_path: Path) -> None:
+    result = study(house, tmp_path / "i", "--hypotheses", "shift 0 by +3 on value", "--who", "all")
+    units_N = result.arrays["unit"]
+    assert len(np.unique(units_N)) <= 6 < len(units_N)
+    assert result.notes["claims"][0]["n"] == len(np.unique(units_N))
+
+
+def test_what_needs_a_simulator_is_refused_or_absent(house: Path, tmp_path: Path) -> None:
+    for argv, said in (
+        (("--directions", "largest", 2), "largest needs a simulator"),
+        (("--hypotheses", "shift 0 by 1 sufficient for reward"), "needs a simulator; say 'on event:reward'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            study(house, tmp_path / "i", *argv)
+        assert not (tmp_path / "i").exists()
+
+
+def shared(house: Path, env: NmmoEnv, who: str = "one") -> SharedWorld:
+    agent = load_agent(house / "policy")
+    basis = load_basis(house / "hidden_states", "pca")
+    measures = Measures({}, basis, (0,), (), agent.spec.parts)
+    return shared_world(agent, env, measures, horizon=3, latest=4, seed=5, who=who, greedy=False,
+                        device=torch.device("cpu"))  # fmt: skip
+
+
+def test_pairs_part_only_from_the_start_on_and_memory_keeps_the_actions(house: Path) -> None:
+    env = NmmoEnv(WORLD, 3, house / "maps")
+    world = shared(house, env)
+    basis = load_basis(house / "hidden_states", "pca")
+    plain, twin = world.course(), world.course()
+    for one, other in zip(plain, twin, strict=True):
+        assert torch.equal(one, other)
+    assert torch.allclose(plain.h_RTH[:, 0], world.starts.h_NH)  # type: ignore[index]
+    change = (AtSteps(Shift(basis, (0,), (4.0,)), 0, 1),)
+    moved, memory = world.course(change), world.course(change, "memory")
+    assert moved.h_RTH is not None and memory.action_RTA is not None and plain.action_RTA is not None
+    moves = basis.project(moved.h_RTH[:, 0]) - basis.project(world.starts.h_NH)
+    assert torch.allclose(moves[:, 0], torch.full((len(moves),), 4.0), atol=1e-3)
+    assert torch.equal(memory.action_RTA, plain.action_RTA) and torch.equal(memory.reward_RT, plain.reward_RT)
+    assert len(set(world.world_N.tolist())) == len(world.starts)  # one agent a world
+    many = shared(house, env, "all")
+    assert len(many.starts) > len(world.starts) and set(many.world_N.tolist()) == set(world.world_N.tolist())
+    env.close()
+
+
+def test_words_for_what_a_policy_may_do(house: Path) -> None:
+    spec = renewed(load_agent(house / "policy").spec)
+    assert spec.action_words["north"] == ("Move.Direction north",)
+    assert {"attack", "buy", "sell", "use", "destroy", "melee", "stay", "give_target"} <= spec.action_words.keys()
+    assert all(set(names) < set(spec.action_names) for names in spec.action_words.values())
+    assert not any("nothing" in name for names in spec.action_words.values() for name in names)
+
+
+def test_coinrun_without_its_simulator(pipeline: Path, tmp_path: Path) -> None:
+    sizes = ("--ica_size", 3, "--ica_restarts", 2, "--nmf_size", 0, "--clusters", 3, "--surrogates", 0)
+    stage(hidden_states, "HiddenStatesConfig", "--rollouts", pipeline / "rollouts", "--out", tmp_path / "hs", *sizes,
+          "--embedding", "pca", "--threads", 1)  # fmt: skip
+    where = ("--policy", pipeline / "agent", "--basis", tmp_path / "hs", "--out", tmp_path / "i", "--threads", 1)
+    small = ("--starts", 8, "--horizon", 2, "--latest_start", 4, "--controls", 39, "--amounts", 0, 2)
+    stage(interventions, "InterventionsConfig", *where, *small, "--directions", 0)
+    result = Result.load(tmp_path / "i")
+    assert result.scalars["twin_difference"]["value"] == 0 and result.notes["paired_by"] == "snapshot"
+    assert result.scalars["zero_change_real"]["value"] == 0
+    assert result.notes["claims"][0]["by_choice"] and result.notes["claims"][0]["needed"] == "not asked"
+    assert {row["verdict"] for row in result.tables["effects"]} <= {"found", "no effect", "open"}
+    # The page shows it, and says what was not asked.
+    stage(report, "ReportConfig", "--runs", tmp_path / "i", "--out", tmp_path / "page")
+    page = (tmp_path / "page" / "report.html").read_text()
+    assert "not asked" in page and "No simulator was given" in page

@@ -248,7 +248,7 @@ def recorded_of(memory: Recurrence, noise: float = 0.3, episodes: int = 12, step
         h = memory(e[:, t], h)
         states.append(h)
     index = np.stack(np.meshgrid(np.arange(episodes), np.arange(steps), indexing="ij"), 2).reshape(-1, 2)
-    return Recorded(torch.stack(states, 1).flatten(0, 1), e.flatten(0, 1), index, index[:, 0])
+    return Recorded(torch.stack(states, 1).flatten(0, 1), e.flatten(0, 1), index)
 
 
 def run(memory: Recurrence, noise: float = 0.3, **changes: object) -> Result:

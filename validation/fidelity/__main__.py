@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents.recurrent import RecurrentAgent, load_agent
+from agents.load import load_agent
 from analysis.shared.directions import changing, fit_pca, state_rank
 from core import artefacts, config as cli
-from core.contracts import UserError, VecEnv
+from core.contracts import Agent, UserError, VecEnv
 from core.directions import Basis, fingerprint
 from core.episodes import RolloutStore
 from core.roll import Simulator
@@ -81,7 +81,7 @@ class FidelityConfig:
     """replace an earlier comparison in --out"""
 
 
-def load_other(config: FidelityConfig, simulator: Simulator[Any], device: torch.device) -> RecurrentAgent | None:
+def load_other(config: FidelityConfig, simulator: Simulator[Any], device: torch.device) -> Agent | None:
     """The agent of --other_agent, or None; UserError unless it is another one of the same world."""
     if config.other_agent is None:
         return None
