@@ -220,7 +220,7 @@ def main(config: RecordConfig) -> None:
     returns, lengths, altered = [], [], 0
     with artefacts.new_run(out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         total = -(-config.episodes // env.spec.slots) * env.spec.slots
-        store = LIVES if agents > 1 else {}
+        store: dict[str, Any] = LIVES if agents > 1 else {}
         with StoreWriter(run.path, **store) as writer, bar("recording", total, "episodes") as progress:
             artefacts.write_json(run.path / "spec.json", env.spec.to_json())
             for episode in record_episodes(

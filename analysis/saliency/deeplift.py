@@ -57,12 +57,12 @@ def modules_of(step: Callable[..., Any], args: Sequence[Tensor]) -> nn.Module:
         if node.target not in kinds or (node.target is aten.mul.Tensor and len(node.all_input_nodes) < 2):
             continue
         graph.add_submodule(f"rule_{n}", kinds[node.target]())
-        args = node.args
-        if len(args) == 1:  # captum's hooks overwrite all of the gradient of a module's input, a residual's too
+        inputs: tuple[Any, ...] = node.args
+        if len(inputs) == 1:  # captum's hooks overwrite all of the gradient of a module's input, a residual's too
             with graph.graph.inserting_before(node):
-                args = (graph.graph.call_function(aten.clone.default, args),)
+                inputs = (graph.graph.call_function(aten.clone.default, inputs),)
         with graph.graph.inserting_after(node):
-            node.replace_all_uses_with(graph.graph.call_module(f"rule_{n}", args))
+            node.replace_all_uses_with(graph.graph.call_module(f"rule_{n}", inputs))
         graph.graph.erase_node(node)
     graph.graph.lint()
     graph.recompile()
