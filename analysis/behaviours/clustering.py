@@ -155,8 +155,8 @@ def cluster(
         label_M, source_M, episode_M, unit_M, t_M, value_M, action_M, action_names, count, seed
     )
     logits_MA = np.concatenate([s.logits_NA for _, s in given])[rows_M]
-    columns = (label_M, episode_M, t_M, value_M, logits_MA)
-    visits = Visits(*(c[real_M] for c in columns), unit_M[real_M], parts)
+    columns = [c[real_M] for c in (label_M, episode_M, t_M, value_M, logits_MA, unit_M)]
+    visits = Visits(*columns)._replace(parts=parts)
     states, result.tables["transitions"] = aggregate(visits, count, seed)
     names = {int(r["behaviour"]): r["name"] for r in result.tables["behaviours"]} | {NOISE: NO_BEHAVIOUR}
     result.tables["mdp"] = [row | {"name": names[row["behaviour"]]} for row in states]

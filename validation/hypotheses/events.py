@@ -24,6 +24,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ class Rows:
 
     def __getitem__(self, part: slice) -> Rows:
         """Some of the steps."""
-        cut = {name: x[:, part] for name, x in vars(self).items() if isinstance(x, Tensor)}
+        cut: dict[str, Any] = {name: x[:, part] for name, x in vars(self).items() if isinstance(x, Tensor)}
         return replace(self, **cut)
 
 
