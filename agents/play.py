@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -134,19 +134,25 @@ class Moment:
     final_value_B: np.ndarray | None
     state: Tree  # the agent's whole state, on its device
     final_state: Tree | None
+    alive_B: np.ndarray  # bool, this slot's agent is there
 
 
 @torch.no_grad()
 def play(
     agent: Agent,
     env: VecEnv,
-    chooser: Chooser,
+    chooser: Callable[[np.ndarray, np.ndarray], np.ndarray],
     *,
     seed: int,
     device: torch.device,
     intervene: Sequence[Intervention] = (),
+    forget: bool = False,
 ) -> Iterator[Moment]:
-    """Endless moments from a fresh reset."""
+    """Endless moments from a fresh reset.
+
+    chooser: (logits [B, A], is_first [B]) -> actions, int64 [B] or [B, P], such as a ``Chooser``.  forget: as in
+    core.roll.roll.
+    """
     world = LiveWorld(env, device)
 
     def choose_by(acted: Acted, shown: Shown) -> tuple[Tensor, Tensor]:
@@ -155,7 +161,7 @@ def play(
         index = torch.from_numpy(chosen).to(device)
         return index, one_hot(index, agent.spec.parts, acted.logits_BA)
 
-    for m in roll(agent, world, world.reset(seed), choose_by=choose_by, intervene=intervene):
+    for m in roll(agent, world, world.reset(seed), choose_by=choose_by, intervene=intervene, forget=forget):
         step = world.now
         world.step(m.world, m.action_BA)  # now, so that a moment knows what followed; the roll is shown the same
         after = world.now
@@ -181,4 +187,5 @@ def play(
             final_value_B=None if final is None else final.value_B.cpu().numpy(),
             state=m.acted.state,
             final_state=None if final is None else final.state,
+            alive_B=np.ones(len(h), bool) if step.alive is None else step.alive,
         )

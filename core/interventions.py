@@ -120,6 +120,17 @@ class When:
         return apply_interventions(self.inner, h_BH, t_B, mask_B & inside_B)
 
 
+@dataclass(frozen=True)
+class OnRows:
+    """Other interventions, only in some rows: of a world of many agents, those that are altered."""
+
+    inner: tuple[Intervention, ...]
+    rows_B: Tensor  # bool
+
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
+        return apply_interventions(self.inner, h_BH, t_B, mask_B & self.rows_B)
+
+
 @dataclass
 class Tally:
     """Other interventions, and where they changed anything: for recorders, which say what was done.

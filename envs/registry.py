@@ -26,6 +26,10 @@ def renewed(spec: EnvSpec) -> EnvSpec:
         from envs.procgen import ACTION_NAMES, GAMES, words_of
 
         return replace(spec, **words_of(name)) if name in GAMES and spec.action_names == ACTION_NAMES else spec
+    if kind == "nmmo":
+        from envs.nmmo import words_of as words_of_parts
+
+        return replace(spec, action_words=words_of_parts(spec.action_parts))
     return spec
 
 
@@ -65,6 +69,18 @@ def spec_of(name: str, options: Mapping[str, Any]) -> EnvSpec:
     return spec
 
 
+def agents_a_world(spec: EnvSpec) -> int:
+    """Slots that share a world, one after the other: its agents."""
+    return int(spec.options["players"]) if spec.env_id == "nmmo" else 1
+
+
+def held_out_pool(spec: EnvSpec, start_level: int, num_levels: int) -> dict[str, Any]:
+    """Options of ``make`` for starts that no training sees: these levels where the world has levels (Procgen), else the
+    split "held_out"."""
+    has_levels = spec.env_id.partition("/")[0] == "procgen"
+    return {"start_level": start_level, "num_levels": num_levels} if has_levels else {"split": "held_out"}
+
+
 def make(spec: EnvSpec, slots: int, *, threads: int = 2, split: str = "train", **options: Any) -> VecEnv:
     """A fresh world like ``spec`` with ``slots`` slots.
 
@@ -76,14 +92,17 @@ def make(spec: EnvSpec, slots: int, *, threads: int = 2, split: str = "train", *
         raise UserError(f"no split {split!r}{nearest(split, SPLITS)}; there are: {', '.join(SPLITS)}")
     kind, away = spec.env_id.partition("/")[0], split == "held_out"
     if kind == "procgen":
-        from envs.procgen import HELD_OUT_LEVEL, ProcgenEnv, options_of
+        from envs.procgen import HELD_OUT, ProcgenEnv, options_of
 
         if away:
-            options = {"start_level": HELD_OUT_LEVEL, "num_levels": 100_000, **options}
+            options = {**HELD_OUT, **options}
         return ProcgenEnv(replace(options_of(spec), **options), slots, threads)
     if kind == "nmmo":
         from envs.nmmo import MAPS, NmmoEnv, held_out, options_of as nmmo_options_of
 
+        odd = [name for name in options if name not in (*spec.options, "maps")]
+        if odd:
+            raise UserError(f"{spec.env_id} has no {', '.join(odd)}; its maps are those of a split")
         if away:
             options = {**held_out(spec.options), **options}
         maps = options.pop("maps", MAPS)

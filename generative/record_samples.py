@@ -29,7 +29,8 @@ from core.interventions import InterventionOptions, Tally, build, nothing_altere
 from core.progress import bar
 from core.roll import Noise, Simulator, Trajectory
 from core.trees import joined, leaves
-from generative.simulator import load_simulator, require_finite
+from generative.load import load_simulator
+from generative.simulator import require_finite
 
 STAGE = "record_samples"
 RECORDED = "recorded"

@@ -66,7 +66,7 @@ class BehavioursConfig:
 def _load_simulator(config: BehavioursConfig, agent: str, simulated: RolloutStore | None, device: torch.device) -> Any:
     if config.simulator is None:
         return None
-    from generative.simulator import load_simulator
+    from generative.load import load_simulator
 
     simulator = load_simulator(config.simulator, device)
     if fingerprint(simulator.agent) != agent:
@@ -131,7 +131,8 @@ def main(config: BehavioursConfig) -> None:
         if spec.same_actions:
             steps = [None if s is None else in_effect(s, spec.distinct_actions()) for s in steps]
         with threadpool_limits(config.threads):
-            result = cluster(steps, config.fit, config.seed, list(spec.distinct_actions()))
+            parts = spec.parts if spec.action_parts else ()
+            result = cluster(steps, config.fit, config.seed, list(spec.distinct_actions()), parts)
         result.arrays["sample_labels"] = (
             np.zeros(0, np.int64)
             if simulated is None

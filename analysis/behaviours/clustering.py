@@ -74,8 +74,11 @@ def check(options: BehaviourOptions) -> None:
             raise UserError(f"--{name} {getattr(options, name)}: at least {least}")
 
 
-def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int, action_names: Sequence[str]) -> Result:
-    """Behaviours of real and (if not None) simulated steps.
+def cluster(
+    steps: Sequence[Steps | None], options: BehaviourOptions, seed: int, action_names: Sequence[str],
+    parts: tuple[int, ...] = (),
+) -> Result:  # fmt: skip
+    """Behaviours of real and (if not None) simulated steps.  parts: choices of each part of an action; (): one part.
 
     Arrays: ``labels_real`` (-1: in no behaviour), ``index_real`` [N, 2] of (episode, t), the same with ``_sim``;
     ``map`` [M, 2 or 3] of all of them, real first; ``centre_index`` int64 [behaviours, samples, 3] of (source,
@@ -147,13 +150,14 @@ def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int,
             scores_MK, index_N2[rows_M, 0], unit_M, method=options.method, surrogates=options.surrogates, place=place,
             **sizes,
         ).record(result)  # fmt: skip
-    _describe(result, label_M[real_M], episode_M[real_M], t_M[real_M], seed)
+    _describe(result, label_M[real_M], unit_M[real_M], t_M[real_M], seed)
     result.tables["behaviours"] = _table(
-        label_M, source_M, episode_M, t_M, value_M, action_M, action_names, count, seed
+        label_M, source_M, episode_M, unit_M, t_M, value_M, action_M, action_names, count, seed
     )
     logits_MA = np.concatenate([s.logits_NA for _, s in given])[rows_M]
     columns = (label_M, episode_M, t_M, value_M, logits_MA)
-    states, result.tables["transitions"] = aggregate(Visits(*(c[real_M] for c in columns)), count, seed)
+    visits = Visits(*(c[real_M] for c in columns), unit_M[real_M], parts)
+    states, result.tables["transitions"] = aggregate(visits, count, seed)
     names = {int(r["behaviour"]): r["name"] for r in result.tables["behaviours"]} | {NOISE: NO_BEHAVIOUR}
     result.tables["mdp"] = [row | {"name": names[row["behaviour"]]} for row in states]
     return result
@@ -166,14 +170,14 @@ def _units(given: Sequence[tuple[int, Steps]], index_N2: np.ndarray) -> np.ndarr
     return np.concatenate([s.unit_E[s.index_N2[:, 0]] for _, s in given if s.unit_E is not None])
 
 
-def _describe(result: Result, label_R: np.ndarray, episode_R: np.ndarray, t_R: np.ndarray, seed: int) -> None:
+def _describe(result: Result, label_R: np.ndarray, unit_R: np.ndarray, t_R: np.ndarray, seed: int) -> None:
     """Of real steps: how many are in no behaviour (hdbscan), and how much of a label is time."""
     rng = np.random.default_rng(seed)
-    episodes = len(np.unique(episode_R))
+    units = len(np.unique(unit_R))
     if result.notes["method"] == "hdbscan":
-        noise = share_of(label_R == NOISE, episode_R)
+        noise = share_of(label_R == NOISE, unit_R)
         result.scalar("noise_share", noise.value, "share of real steps in no behaviour", noise.n, noise.interval)
-    record_share_from_time(result, "", label_R, t_R, episode_R, episodes=episodes, rng=rng)
+    record_share_from_time(result, "", label_R, t_R, unit_R, episodes=units, rng=rng)
 
 
 def _centres(
@@ -205,6 +209,7 @@ def _table(
     label_M: np.ndarray,
     source_M: np.ndarray,
     episode_M: np.ndarray,
+    unit_M: np.ndarray,
     t_M: np.ndarray,
     value_M: np.ndarray,
     action_M: np.ndarray,
@@ -212,14 +217,15 @@ def _table(
     clusters: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """One row a behaviour: shares, mean values and their Cohen's d with 95 % intervals over real episodes.
+    """One row a behaviour: shares, mean values and their Cohen's d with 95 % intervals over real units.
 
     ``value_d``: by how many pooled standard deviations the agent's value in the behaviour's steps lies above that
     in all other steps; None for a behaviour of fewer than 2 steps, its interval None for one of a single episode.
     """
     real = source_M == REAL
-    label_R, episode_R = label_M[real], episode_M[real]
-    units, unit_R = np.unique(episode_R, return_inverse=True)
+    label_R, episode_R, several = label_M[real], episode_M[real], action_M.ndim > 1
+    units, unit_R = np.unique(unit_M[real], return_inverse=True)
+    overall_A = np.bincount(action_M[real].ravel(), minlength=len(action_names)) / max(real.sum(), 1)
     counts_UB = np.zeros((len(units), clusters + 1))  # the last: steps in no behaviour
     np.add.at(counts_UB, (unit_R, label_R), 1)
     share, low, high, _ = shares(counts_UB, counts_UB.sum(1, keepdims=True))
@@ -245,13 +251,15 @@ def _table(
         }
         if here.any():
             rng = np.random.default_rng(seed)
-            value = bootstrap_mean(value_M[real][here], episode_R[here], rng=rng)
+            value = bootstrap_mean(value_M[real][here], unit_R[here], rng=rng)
             row |= {"value": value.value, "value_low": value.low, "value_high": value.high}
-            d = cohens_d_interval(value_M[real][:, None], here, episode_R, rng=rng)
+            d = cohens_d_interval(value_M[real][:, None], here, unit_R, rng=rng)
             for column, (number,) in zip(("value_d", "value_d_low", "value_d_high"), d, strict=True):
                 row[column] = float(number) if np.isfinite(number) else None
-            often = np.bincount(action_M[real][here], minlength=len(action_names))
-            top = [a for a in np.argsort(-often, kind="stable")[:3] if often[a]]
+            often = np.bincount(action_M[real][here].ravel(), minlength=len(action_names))
+            # Of several parts most do nothing nearly always: what is done here more than elsewhere says something.
+            by = often / here.sum() - overall_A if several else often
+            top = [a for a in np.argsort(-by, kind="stable")[:3] if often[a]]
             said = [f"{action_names[a]} {often[a] / here.sum():.0%}" for a in top]
             row["actions"] = ", ".join(said)
             mostly = 2 * often[top[0]] >= here.sum()  # half of the steps, or the name would mislead

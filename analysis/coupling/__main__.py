@@ -49,7 +49,7 @@ SHOWN = 5  # edges printed
 
 
 def main(config: CouplingConfig) -> None:
-    from generative.simulator import load_simulator
+    from generative.load import load_simulator
 
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)

@@ -1,4 +1,4 @@
-"""Simulators of vector worlds, learned by the scripts: that they learn, and that any agent's can be kept and made again."""
+"""Simulators of vector worlds, learned by the scripts: they learn, and any agent's is kept and can be made again."""
 
 from __future__ import annotations
 

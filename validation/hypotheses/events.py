@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,7 +52,8 @@ class Rows:
 
     def __getitem__(self, part: slice) -> Rows:
         """Some of the steps."""
-        return Rows(*(x[:, part] for x in vars(self).values() if isinstance(x, Tensor)), parts=self.parts)
+        cut = {name: x[:, part] for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **cut)
 
 
 @dataclass(frozen=True)
