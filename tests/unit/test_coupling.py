@@ -377,7 +377,7 @@ def test_samples_are_spread_over_episodes() -> None:
 
 
 def test_memory_bounds_the_batch(learned: Simulator[RSSMWorld]) -> None:
-    state = jacobian.replay(learned, torch.zeros(1, 6, dtype=torch.float64), 3).places[1]
+    state = jacobian.replay(learned, torch.zeros(1, 6, dtype=torch.float64), 3).after[1]
     sizes = [jacobian.rows_that_fit(learned, state, 4, size) for size in (1e12, 1e8, 1e7, 1.0)]
     assert jacobian.MOST_ROWS == sizes[0] > sizes[1] > sizes[2] > sizes[3] == 1
     assert jacobian.rows_that_fit(learned, state, 8, 1e8) < sizes[1]
