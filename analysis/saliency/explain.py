@@ -144,8 +144,8 @@ def explain(
             slope = {name: cut.of(name)[:, target] for name in obs}
             checks |= of_frame(frame, at_target, q, slope, seen, memory, config, found)
     if config.checks and isinstance(simulator.world, torch.nn.Module):
-        worlds = randomisation.world_randomisation(simulator, z_SZ, chosen_S, quantities, target, config.seed)
-        for q, alike in zip(quantities, worlds, strict=True):
+        of_worlds = randomisation.world_randomisation(simulator, z_SZ, chosen_S, quantities, target, config.seed)
+        for q, alike in zip(quantities, of_worlds, strict=True):
             checks |= {(q.name, "randomised", of_what): values for of_what, values in alike.items()}
     return Explained(
         obs={name: x.cpu().numpy() for name, x in obs.items()},
