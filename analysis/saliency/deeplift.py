@@ -36,7 +36,7 @@ class OneFrame(nn.Module):
 
 
 def modules_of(step: Callable[..., Any], like: Sequence[Tensor]) -> nn.Module:
-    """``step`` as a graph, for arguments of the shapes of ``like``, in which every nonlinearity is a module of its own."""
+    """``step`` as a graph, for arguments like these, in which every nonlinearity is a module of its own."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with torch.no_grad():
