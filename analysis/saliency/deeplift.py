@@ -35,12 +35,12 @@ class OneFrame(nn.Module):
         return out
 
 
-def modules_of(step: Callable[..., Any], args: Sequence[Tensor]) -> nn.Module:
-    """``step`` as a graph, for arguments of these shapes, in which every nonlinearity is a module of its own."""
+def modules_of(step: Callable[..., Any], like: Sequence[Tensor]) -> nn.Module:
+    """``step`` as a graph, for arguments like these, in which every nonlinearity is a module of its own."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with torch.no_grad():
-        graph = make_fx(step)(*args)
+        graph = make_fx(step)(*like)
     aten = torch.ops.aten
     kinds: dict[Any, Callable[..., nn.Module]] = {
         aten.relu.default: nn.ReLU, aten.sigmoid.default: nn.Sigmoid, aten.tanh.default: nn.Tanh,
