@@ -29,7 +29,7 @@ STAGE = "record"
 class RecordConfig:
     """Record whole episodes of an agent in its world into a rollout store."""
 
-    agent: Path
+    agent: Path = Path("runs/agent")
     """run directory of the agent"""
     out: Path = Path("runs/rollouts")
     """run directory to write (also --data_save_dir)"""

@@ -43,7 +43,7 @@ STAGE = "interventions"
 class InterventionsConfig:
     """Change directions of the hidden state; compare the simulator's prediction with the real world."""
 
-    simulator: Path = Path("bundles/coinrun-demo/simulator")
+    simulator: Path = Path("runs/simulator")
     """run directory of the simulator (with its agent)"""
     hidden_states: Path = Path("runs/hidden_states")
     """hidden-states run directory with the directions"""
