@@ -40,7 +40,7 @@ class EvaluateConfig:
     Policies of Neural MMO: ``python -m agents.evaluate DIR pve|pvp --help``.
     """
 
-    agent: Path
+    agent: Path = Path("runs/agent")
     """run directory of the agent"""
     out: Path = Path("runs/evaluation")
     """run directory to write"""

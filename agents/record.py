@@ -35,7 +35,7 @@ LIVES = {"shard_steps": 4096, "chunk_steps": 512, "level": 6}  # most of what an
 class RecordConfig:
     """Record whole episodes of an agent in its world into a rollout store."""
 
-    agent: Path
+    agent: Path = Path("runs/agent")
     """run directory of the agent"""
     out: Path = Path("runs/rollouts")
     """run directory to write (also --data_save_dir)"""

@@ -43,7 +43,7 @@ class RecordSamplesConfig:
     Unaltered samples are never overwritten by altered ones: those go to a directory of their own.
     """
 
-    simulator: Path = Path("bundles/coinrun-demo/simulator")
+    simulator: Path = Path("runs/simulator")
     """run directory of the simulator"""
     agent: Path | None = None
     """run directory of another agent to put into that world; it begins without a memory (default: the

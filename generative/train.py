@@ -91,9 +91,9 @@ class OptimConfig:
 class GenTrainConfig:
     """Train a differentiable simulator around a frozen agent from its recorded rollouts."""
 
-    agent: Path
+    agent: Path = Path("runs/agent")
     """run directory of the agent"""
-    rollouts: Path
+    rollouts: Path = Path("runs/rollouts")
     """rollout store recorded with that agent"""
     out: Path = Path("runs/simulator")
     """run directory to write"""

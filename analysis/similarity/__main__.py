@@ -35,11 +35,11 @@ PRINTED = 20  # pairs
 class SimilarityConfig:
     """Compare agents, or the checkpoints of one, on the same frames."""
 
-    agents: tuple[Path, ...] = (Path("bundles/coinrun-demo/agent"),)
+    agents: tuple[Path, ...] = (Path("runs/agent"),)
     """agent run directories, of one game"""
     checkpoints: bool = False
     """compare all saved checkpoints of each agent too"""
-    rollouts: Path = Path("runs/demo/rollouts")
+    rollouts: Path = Path("runs/rollouts")
     """real rollouts whose frames all are shown (of any agent)"""
     out: Path = Path("runs/similarity")
     """run directory to write"""

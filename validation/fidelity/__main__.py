@@ -44,9 +44,9 @@ STAGE = "fidelity"
 class FidelityConfig:
     """Compare a simulator with held-out real rollouts, step by step."""
 
-    simulator: Path
+    simulator: Path = Path("runs/simulator")
     """run directory of the simulator (with its agent)"""
-    rollouts: Path
+    rollouts: Path = Path("runs/rollouts")
     """real rollouts of the same agent, on levels that the simulator was not trained on"""
     out: Path = Path("runs/fidelity")
     """run directory to write"""
