@@ -40,19 +40,17 @@ def main() -> None:
     simulator = load_simulator(BUNDLE)
     agent = simulator.agent
 
-    def world(slots: int) -> object:
+    def real_world(slots: int) -> VecEnv:
         return make(simulator.world.spec, slots, threads=1, start_level=HELD_OUT_LEVEL, num_levels=100_000)
 
-    env, few = world(STARTS), world(32)
-    starts = collect_starts(agent, env, STARTS, initial_frames=simulator.world.initial_frames, latest=32, seed=0)  # type: ignore[arg-type]
-    measures = Measures(distinct_actions(env, starts))  # type: ignore[arg-type]
-    noise = torch.from_numpy(np.random.default_rng(0).gumbel(size=(STARTS, HORIZON + 1, agent.spec.n_actions))).float()
+    env, few, world = real_world(STARTS), real_world(32), simulator.world
+    starts = collect_starts(agent, env, STARTS, initial_frames=world.initial_frames, latest=32, seed=0)
+    measures = Measures(distinct_actions(env, starts))
+    noise = torch.from_numpy(np.random.default_rng(0).gumbel(size=(STARTS, HORIZON + 1, world.spec.n_actions))).float()
     with torch.no_grad():
-        z = simulator.world.normalise(
-            simulator.world.infer({k: torch.from_numpy(v) for k, v in starts.window.items()})[0]
-        )
-    real = RealWorld(agent, starts.state, noise, measures, env, starts, few)  # type: ignore[arg-type]
-    dreamed = SimulatedWorld(agent, starts.state, noise, measures, simulator.world, begun(simulator.world, z))
+        z = world.normalise(world.infer({k: torch.from_numpy(v) for k, v in starts.window.items()})[0])
+    real = RealWorld(agent, starts.state, noise, measures, env, starts, few)
+    dreamed = SimulatedWorld(agent, starts.state, noise, measures, world, begun(world, z))
     generator = torch.Generator().manual_seed(0)
     units = torch.nn.functional.normalize(torch.randn(CHANGES, agent.points["h"], generator=generator), dim=-1)
     size = float(starts.h_NH.std(0).norm())
