@@ -11,12 +11,11 @@ from typing import Any
 
 from agents.load import load_agent
 from core import artefacts, config as cli
-from core.contracts import UserError
+from core.contracts import EnvSpec, UserError
 from core.directions import fingerprint
 from generative.load import load_simulator
 
 COMPARED = ("other_agent",)  # inputs that a stage names to compare with: it is not about them
-LEVELS = ("start_level", "num_levels")  # options that choose levels of a world: others of them are the same world
 AGENT, SIMULATOR = "agent.json", "simulator.json"  # what a directory holds, and which world it is of
 DESCRIPTIONS = (AGENT, SIMULATOR, "spec.json")
 MODELS = ("train", "train_gen_model")  # stages that others are made with
@@ -83,9 +82,9 @@ def _world(path: Path, manifest: Mapping[str, Any]) -> str | None:
     if file is None:
         return None
     said = artefacts.load_json(path, file)
-    spec = said.get("spec", said)
-    options = {k: v for k, v in spec["options"].items() if k not in LEVELS}
-    return json.dumps([spec["env_id"], options, spec["obs"], spec["action_names"]], sort_keys=True)
+    spec = EnvSpec.from_json(said.get("spec", said))
+    obs = {name: [list(field.shape), field.dtype] for name, field in spec.obs.items()}
+    return json.dumps([spec.env_id, spec.settings, obs, spec.action_names], sort_keys=True)
 
 
 def shown(path: Path) -> str:
