@@ -37,7 +37,7 @@ from envs.nmmo import MAPS
 from envs.registry import held_out_pool, make
 from generative.load import load_simulator
 from validation.interventions.alone import alone
-from validation.interventions.figures import draw_effects, draw_headline, draw_needs, short, write_videos
+from validation.interventions.figures import draw_claims, draw_effects, draw_headline, draw_needs, short, write_videos
 from validation.interventions.options import StudyOptions, check_options, parse_study
 from validation.interventions.study import study
 from validation.interventions.tables import by_behaviour
@@ -190,6 +190,7 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
         result = alone(agent, pools, basis, options, device, rule, config.who)
         result.notes["warnings"] += shared_levels(config) if agent.spec.env_id.startswith("procgen/") else []
         result.save(run.path)
+        draw_claims(result, run.path / "claims.png")
         run.metrics = dict(result.scalars)
         run.facts = {"agent": name}
     print_summary(result)
