@@ -35,7 +35,7 @@ LIVES = {"shard_steps": 4096, "chunk_steps": 512, "level": 6}  # most of what an
 class RecordConfig:
     """Record whole episodes of an agent in its world into a rollout store."""
 
-    agent: Path
+    agent: Path = Path("runs/agent")
     """run directory of the agent"""
     out: Path = Path("runs/rollouts")
     """run directory to write (also --data_save_dir)"""
@@ -220,7 +220,7 @@ def main(config: RecordConfig) -> None:
     returns, lengths, altered = [], [], 0
     with artefacts.new_run(out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         total = -(-config.episodes // env.spec.slots) * env.spec.slots
-        store = LIVES if agents > 1 else {}
+        store: dict[str, Any] = LIVES if agents > 1 else {}
         with StoreWriter(run.path, **store) as writer, bar("recording", total, "episodes") as progress:
             artefacts.write_json(run.path / "spec.json", env.spec.to_json())
             for episode in record_episodes(

@@ -193,12 +193,12 @@ def main(config: TrainConfig) -> None:
 
 
 def choose(argv: list[str]) -> None:
-    """``nmmo ...`` trains (or films) policies of Neural MMO, agents/nmmo_train.py; anything else a Procgen agent."""
+    """``nmmo ...`` trains (or films) policies of Neural MMO, agents/nmmo_train.py; anything else a Procgen agent.
+
+    --debug is a run of debug size in either, whatever other presets say."""
     if argv[:1] == ["nmmo"]:
         from agents import nmmo_train
 
-        # The earlier system's --debug: a run that ends in seconds.  It also shows where an error came from.
-        small = ["--preset", "debug"] if "--debug" in argv else []
-        cli.run(nmmo_train.NmmoTrainConfig, nmmo_train.main, nmmo_train.STAGE, [*small, *argv[1:]])
+        cli.run(nmmo_train.NmmoTrainConfig, nmmo_train.main, nmmo_train.STAGE, argv[1:], small_debug=True)
     else:
-        cli.run(TrainConfig, main, STAGE, argv)
+        cli.run(TrainConfig, main, STAGE, argv, small_debug=True)

@@ -36,7 +36,7 @@ class ActivationJsonConfig:
     """the JSON file (a list of records, or a record a line)"""
     directory: tyro.conf.Positional[Path] = Path("runs/activations")
     """the extraction's run directory"""
-    policy: str = ""
+    policy: str | None = None
     """import: the name of the policy that was recorded"""
     overwrite: bool = False
     """replace what is there"""
@@ -64,7 +64,7 @@ def read(config: ActivationJsonConfig) -> None:
                 who = rows[0]["env_id"], rows[0]["agent_id"]
                 part = games[who] = games.get(who, -1) + 1
                 try:
-                    writer.add(life_of(rows, spec, {"policy": config.policy, "part": part}, again))
+                    writer.add(life_of(rows, spec, {"policy": config.policy or "", "part": part}, again))
                 except (KeyError, TypeError, ValueError) as error:
                     raise UserError(
                         f"{config.file}: the records of agent {who[1]} in world {who[0]} are not of one layout "
@@ -74,7 +74,7 @@ def read(config: ActivationJsonConfig) -> None:
                 progress.advance()
         if not lives:
             raise UserError(f"{config.file}: every record is of a dead agent (no own row in its Entity table)")
-        run.facts = {"policy": config.policy, "mode": "imported", "features": list(FEATURES)}
+        run.facts = {"policy": config.policy or "", "mode": "imported", "features": list(FEATURES)}
         run.record("lives", lives, "lives")
         run.record("steps", steps, "steps")
     print(f"{lives:,} lives, {steps:,} steps from {config.file}: {config.directory}")

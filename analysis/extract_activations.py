@@ -34,7 +34,7 @@ class ExtractConfig:
 
     mode: tyro.conf.Positional[Literal["pve", "pvp"]] = "pve"
     """pve: all agents are this policy; pvp: it shares the worlds with all others in --policies; only it is recorded"""
-    policy: Annotated[str, tyro.conf.arg(aliases=["-p"])] = ""
+    policy: Annotated[str | None, tyro.conf.arg(aliases=["-p"])] = None
     """name of a policy in --policies, or its run directory"""
     policies: Path = Path("runs/policies")
     """directory of policies' run directories"""

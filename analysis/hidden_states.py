@@ -35,7 +35,7 @@ class HiddenStatesConfig:
 
     action: tyro.conf.Positional[Literal["both", "precompute", "plot"]] = "both"
     """precompute writes bases and arrays, plot draws those of --hidden_states into --out, both does both at once"""
-    rollouts: Path | None = None
+    rollouts: Path | None = Path("runs/rollouts")
     """real rollouts to fit on (precompute, both)"""
     samples: Path | None = None
     """simulated rollouts to project too"""

@@ -6,6 +6,7 @@ The unit is the world: agents of one world compete and share its map, so their l
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ class ProcEvalResultConfig:
     policies: tyro.conf.Positional[Path] = Path("runs/policies")
     """the directory whose evaluations (eval_pve, eval_pvp) are read, or one evaluation's run directory"""
     out: Path | None = None
-    """run directory to write (default: metrics_MODE beside each evaluation)"""
+    """run directory to write; where both evaluations are read, metrics_MODE in it (default: beside each evaluation)"""
     resamples: int = 2000
     """bootstrap resamples of worlds"""
     seed: int = 0
@@ -38,22 +39,27 @@ class ProcEvalResultConfig:
 
 def main(config: ProcEvalResultConfig) -> None:
     cli.require(1, resamples=config.resamples)
+    found = []
     for directory in evaluations(config.policies):
-        manifest = artefacts.read_manifest(directory, EVALUATION)
-        mode = manifest["facts"]["mode"]
-        lives = load(directory)
-        out = config.out or directory.with_name(f"metrics_{mode}")
-        with artefacts.new_run(out, STAGE, config, {"evaluation": directory}, overwrite=config.overwrite) as run:
+        mode = artefacts.read_manifest(directory, EVALUATION)["facts"]["mode"]
+        found.append((directory, mode, load(directory)))
+    with ExitStack() as all_runs:
+        runs = []  # all are opened before the first is written
+        for directory, mode, _ in found:
+            own = config.out if config.out and len(found) == 1 else (config.out or directory.parent) / f"metrics_{mode}"
+            opened = artefacts.new_run(own, STAGE, config, {"evaluation": directory}, overwrite=config.overwrite)
+            runs.append(all_runs.enter_context(opened))
+        for run, (_, mode, lives) in zip(runs, found, strict=True):
             result = tables(lives, mode=mode, seed=config.seed, resamples=config.resamples)
             result.save(run.path)
             draw(result, run.path)
             run.metrics = dict(result.scalars)
-        print(f"{mode}: {out}")
-        for row in result.tables["metrics"]:
-            if row["metric"] in ("length", "weighted_score"):
-                print(_line(row, row["metric"], row["value"]))
-        for row in result.tables.get("ratings", ()):
-            print(_line(row, "rating", row["rating"]))
+            print(f"{mode}: {run.path}")
+            for row in result.tables["metrics"]:
+                if row["metric"] in ("length", "weighted_score"):
+                    print(_line(row, row["metric"], row["value"]))
+            for row in result.tables.get("ratings", ()):
+                print(_line(row, "rating", row["rating"]))
 
 
 def _line(row: Mapping[str, Any], what: str, value: float) -> str:

@@ -13,10 +13,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from agents.evaluate import HELD_OUT_LEVEL
 from core import config as cli
 from core.contracts import Intervention, VecEnv
 from core.interventions import AddVector, AtSteps
+from envs.procgen import HELD_OUT_LEVEL
 from envs.registry import make
 from generative.simulator import load_simulator
 from validation.paired.course import Measures, quantities

@@ -32,6 +32,7 @@ import torch
 
 from core.config import ROOT, parse_json, read_json, to_json
 from core.contracts import UserError
+from core.stages import writer
 
 MANIFEST = "manifest.json"
 SCHEMA = 2
@@ -290,7 +291,7 @@ def read_manifest(path: Path, stage: str | None = None) -> dict[str, Any]:
     """The manifest of a whole run directory (of ``stage`` if given); UserError says what is missing."""
     path = Path(path)
     if not path.is_dir():
-        raise UserError(f"{path}: no such run directory")
+        raise UserError(f"{path}: no such run directory{writer(path)}")
     if not (path / MANIFEST).exists():
         raise UserError(f"{path} is half-written (it has no {MANIFEST}); run the stage that writes it again")
     manifest: dict[str, Any] = read_json(path / MANIFEST)

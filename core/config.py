@@ -25,13 +25,15 @@ import threading
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from core import stages
 from core.contracts import UserError
 
 C = TypeVar("C")
@@ -90,6 +92,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, (list, tuple)):
             raise UserError(f"{where}: expected a list, got {value!r}")
         return tuple(_convert(args[0], v, where) for v in value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)  # JSON's 5e6
     if origin is typing.Literal:
         if value not in args:
             raise UserError(f"{where}: {value!r} is not one of {', '.join(map(str, args))}")
@@ -150,8 +154,8 @@ def preset(stage: str, name: str) -> dict[str, Any]:
     return dict(sections.get(stage, {}))
 
 
-def parse(cls: type[C], argv: list[str], stage: str) -> C:
-    """The resolved config of a stage from its command line."""
+def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where an error came from") -> C:
+    """The resolved config of a stage from its command line; debug: what --help says that flag does."""
     import tyro
 
     base: dict[str, Any] = {}
@@ -174,15 +178,18 @@ def parse(cls: type[C], argv: list[str], stage: str) -> C:
             base = merge(base, layer)
         else:
             rest.append(word)
-    complete = merge(to_json_defaults(cls), base)
+    asked_for_help = "-h" in rest or "--help" in rest
+    given = {_flag_name(word) for word in rest if word.startswith("--")}
+    named = {flag[2:] for flag in given} | set(_keys(base))
+    defaults, note = _defaults(cls, named)
+    complete = merge(defaults, base)
     required = {f.name: tyro.MISSING for f in dataclasses.fields(cls) if f.name not in complete}  # type: ignore[arg-type]
     default = from_json(cls, complete, stage, missing=required)
     description = (cls.__doc__ or "") + (
         "\n\n--preset NAME starts from configs/NAME.json, --config FILE from an earlier run's config.json; "
-        "flags override both.  --debug shows where an error came from."
+        f"flags override both.  --debug {debug}."
     )
-    given = {_flag_name(word) for word in rest if word.startswith("--")}
-    if not given & {"--help"} and "-h" not in rest:
+    if not asked_for_help:
         flags = _flags(cls)
         for name in sorted(given - set(flags)):
             raise UserError(f"unknown flag {name}{nearest(name, flags)}; see --help")
@@ -191,7 +198,7 @@ def parse(cls: type[C], argv: list[str], stage: str) -> C:
                 raise UserError(f"--{name} is required; see --help")
     said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(said), _words():
             config = tyro.cli(
                 cls,
                 args=rest,
@@ -204,9 +211,81 @@ def parse(cls: type[C], argv: list[str], stage: str) -> C:
         if end.code in (None, 0):  # --help
             raise
         raise UserError(_said_in_box(said.getvalue())) from None
+    if note:
+        print(note, file=sys.stderr)
     if getattr(config, "threads", 1) < 1:
         raise UserError(f"--threads {getattr(config, 'threads')}: at least 1")  # noqa: B009  (not every stage has it)
     return config
+
+
+def whole_number(word: str) -> int:
+    """``5000000``, ``5_000_000`` or ``5e6``; ValueError where that is no whole number."""
+    with contextlib.suppress(ValueError):
+        return int(word)
+    try:
+        number = Decimal(word)
+    except InvalidOperation:
+        number = Decimal("nan")
+    if not number.is_finite() or number.adjusted() > 18 or number != number.to_integral_value():
+        raise ValueError(f"{word!r} is not a whole number")
+    return int(number)
+
+
+@contextlib.contextmanager
+def _words() -> Iterator[None]:
+    """How tyro reads and shows values: whole numbers also as 5e6, and ``none`` for nothing."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+    rules, inside = ConstructorRegistry(), False
+
+    @rules.primitive_rule
+    def whole(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+        if info.type is not int:
+            return None
+        return PrimitiveConstructorSpec(
+            1, "INT", lambda words: whole_number(words[0]), lambda x: type(x) is int, lambda x: [str(x)]
+        )
+
+    @rules.primitive_rule
+    def nothing(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[None] | None:
+        if info.type is not type(None):
+            return None
+        spelled = ("none", "None")
+        return PrimitiveConstructorSpec(1, "none", lambda words: None, lambda x: x is None, lambda x: ["none"], spelled)
+
+    @rules.primitive_rule
+    def several(info: PrimitiveTypeInfo) -> Any:
+        nonlocal inside
+        if info.type_origin is not tuple or inside:
+            return None
+        inside = True
+        try:
+            spec: Any = ConstructorRegistry.get_primitive_spec(info)
+        finally:
+            inside = False
+        return dataclasses.replace(
+            spec,
+            instance_from_str=lambda words: () if words == ["none"] else spec.instance_from_str(words),
+            str_from_instance=lambda values: spec.str_from_instance(values) or ["none"],
+        )
+
+    with rules:
+        yield
+
+
+def _defaults(cls: type, given: Collection[str]) -> tuple[dict[str, Any], str]:
+    """The defaults of a stage as JSON.  An input that was not given and is not there is the demo's, where that has
+    been made, which the second says ('' where nothing is)."""
+    out = to_json_defaults(cls)
+    demo: dict[str, str] = {}
+    # Options that stand together name an input only where one of them is used.
+    for place in [out, *(x for x in out.values() if isinstance(x, dict) and not set(given).isdisjoint(x))]:
+        for flag, path in stages.of_the_demo(place, given).items():
+            demo[flag] = path
+            place[flag] = [path] if isinstance(place[flag], list) else path
+    missing = ", ".join(str(stages.written(flag)) for flag in demo)
+    named = " ".join(f"--{flag} {path}" for flag, path in demo.items())
+    return out, f"note: there is no {missing}; from the demo: {named}" if demo else ""
 
 
 def _saved(path: Path) -> Any:
@@ -219,14 +298,17 @@ def _saved(path: Path) -> Any:
 
 
 def _said_in_box(text: str) -> str:
-    """The first paragraph of tyro's boxed message as one line."""
+    """The first paragraph of tyro's boxed message as one line; a terminal without Unicode gets dashes and a heading."""
     lines = [line.strip("│ ") for line in text.splitlines()]
-    first = itertools.takewhile(lambda line: not line.startswith("─"), itertools.dropwhile(_is_frame, lines))
+    below = itertools.dropwhile(lambda line: not _is_frame(line), lines)
+    first = itertools.takewhile(
+        lambda line: not _is_frame(line), itertools.dropwhile(lambda line: not line or _is_frame(line), below)
+    )
     return f"{' '.join(first).rstrip('.')}; see --help"
 
 
 def _is_frame(line: str) -> bool:
-    return not line or line.startswith(("╭", "─"))
+    return line.startswith(("╭", "─", "---"))
 
 
 def to_json_defaults(cls: type) -> dict[str, Any]:
@@ -238,6 +320,12 @@ def to_json_defaults(cls: type) -> dict[str, Any]:
         elif f.default_factory is not dataclasses.MISSING:
             out[f.name] = to_json(f.default_factory())
     return out
+
+
+def _keys(config: Mapping[str, Any]) -> Iterator[str]:
+    """The flags that a JSON configuration sets, nested ones too."""
+    for key, value in config.items():
+        yield from _keys(value) if isinstance(value, Mapping) else [key]
 
 
 def _flag_name(word: str) -> str:
@@ -318,18 +406,25 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def run(cls: type[C], main: Callable[[C], Any], stage: str, argv: list[str] | None = None) -> None:
+def run(
+    cls: type[C], main: Callable[[C], Any], stage: str, argv: list[str] | None = None, *, small_debug: bool = False
+) -> None:
     """The body of every script: parse, set the machine up, call main, turn a UserError into one line.
 
+    small_debug: --debug is the preset debug too, over other presets and --config; single flags override it.
     Exit codes: 0, 2 after a user's mistake, 130 after Ctrl-C, 143 after SIGTERM.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
     argv = [word for word in argv if word != "--debug"]
+    says = {}
+    if small_debug:
+        argv += ["--preset", "debug"] * debug
+        says = {"debug": "is --preset debug, after all others, and shows where an error came from"}
     tune_allocator()
     try:
         with terminable():
-            main(parse(cls, argv, stage))
+            main(parse(cls, argv, stage, **says))
     except UserError as error:
         if debug:
             traceback.print_exc()

@@ -151,8 +151,8 @@ class Tally:
 class InterventionOptions:
     """What to do to the agent's hidden state while recording."""
 
-    basis: Path = Path("runs/demo/hidden_states")
-    """hidden-states run directory with the directions (default: make demo's)"""
+    basis: Path = Path("runs/hidden_states")
+    """hidden-states run directory with the directions"""
     basis_kind: str = "ica"
     """which basis of it: pca, ica, nmf, neurons"""
     swap_directions_from: tuple[str, ...] = ()
@@ -166,8 +166,8 @@ class InterventionOptions:
     when: tuple[str, ...] = ()
     """behaviour=ID: only at steps that are told, from the hidden state alone, to be in that behaviour (several: in any
     of them)"""
-    behaviours: Path = Path("runs/demo/behaviours")
-    """behaviours run directory that --when speaks of (default: make demo's)"""
+    behaviours: Path = Path("runs/behaviours")
+    """behaviours run directory that --when speaks of"""
 
     @property
     def inputs(self) -> dict[str, Path]:

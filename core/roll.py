@@ -404,7 +404,7 @@ class Simulator(Generic[WorldT]):
     def with_agent(self, agent: Agent) -> Simulator[WorldT]:
         """The same world with another agent in it, which begins with its initial state: a latent tells only what the
         world's own agent remembered.  UserError for an agent of another game or with other observations or actions."""
-        for what in ("env_id", "obs", "action_names", "action_parts"):
-            if getattr(agent.spec, what) != getattr(self.world.spec, what):
+        for what in agent.spec.differences(self.world.spec):
+            if what != "options":
                 raise UserError(f"the agent does not fit this world: its {what} are another's ({agent.spec.env_id})")
         return replace(self, agent=agent, memory=None)

@@ -92,10 +92,10 @@ def make(spec: EnvSpec, slots: int, *, threads: int = 2, split: str = "train", *
         raise UserError(f"no split {split!r}{nearest(split, SPLITS)}; there are: {', '.join(SPLITS)}")
     kind, away = spec.env_id.partition("/")[0], split == "held_out"
     if kind == "procgen":
-        from envs.procgen import HELD_OUT_LEVEL, ProcgenEnv, options_of
+        from envs.procgen import HELD_OUT, ProcgenEnv, options_of
 
         if away:
-            options = {"start_level": HELD_OUT_LEVEL, "num_levels": 100_000, **options}
+            options = {**HELD_OUT, **options}
         return ProcgenEnv(replace(options_of(spec), **options), slots, threads)
     if kind == "nmmo":
         from envs.nmmo import MAPS, NmmoEnv, held_out, options_of as nmmo_options_of

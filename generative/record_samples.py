@@ -43,7 +43,7 @@ class RecordSamplesConfig:
     Unaltered samples are never overwritten by altered ones: those go to a directory of their own.
     """
 
-    simulator: Path = Path("bundles/coinrun-demo/simulator")
+    simulator: Path = Path("runs/simulator")
     """run directory of the simulator"""
     agent: Path | None = None
     """run directory of another agent to put into that world; it begins without a memory (default: the
@@ -168,7 +168,7 @@ def as_recorded(field: Field, shown: Tensor) -> np.ndarray:
     """What a simulator shows of a field as a real recording has it: images uint8, zeros and ones of the field's dtype,
     real numbers float32."""
     if field.means == "image":
-        return (shown * 255).round().to(torch.uint8).cpu().numpy()
+        return (shown.detach() * 255).round().to(torch.uint8).cpu().numpy()
     return shown.detach().float().cpu().numpy().astype("float32" if field.means == "real" else field.dtype)
 
 
@@ -215,6 +215,36 @@ def to_episodes(
     return out
 
 
+def starts_of(
+    config: RecordSamplesConfig, simulator: Simulator[Any], device: torch.device
+) -> tuple[Tensor, list[dict[str, Any]], Tensor | None]:
+    """(latents [N, Z], what is kept about each rollout, forced actions [N, steps+1] or None).  Raises UserError."""
+    world, repeats = simulator.world, config.actions == (RECORDED,)
+    forced: Tensor | None = None
+    if repeats and config.rollouts is None:
+        raise UserError("--actions recorded needs --rollouts, whose actions they are")
+    if config.actions and not repeats:
+        plan = parse_actions(config.actions, world.spec, config.steps).to(device)
+        forced = plan.expand(config.samples, *plan.shape)
+    if config.rollouts is None:
+        z = random_latents(world, config.samples, torch.Generator(device).manual_seed(config.seed))
+        return z, [{"start": None} for _ in range(config.samples)], forced
+    store = open_rollouts(config.rollouts, simulator)
+    lead, rng = world.initial_frames - 1, np.random.default_rng(config.seed)
+    starts = store.window_starts(world.initial_frames)
+    if repeats:
+        starts = starts[starts[:, 1] + lead + config.steps <= store.steps[starts[:, 0]]]
+        if not len(starts):
+            raise UserError(
+                f"{config.rollouts}: no episode has {lead + config.steps} recorded actions for --steps "
+                f"{config.steps} (the longest has {store.steps.max()})"
+            )
+    starts = starts[rng.choice(len(starts), config.samples, replace=len(starts) < config.samples)]
+    if repeats:
+        forced = recorded_actions(store, starts, lead, config.steps).to(device)
+    return informed_latents(world, store, starts, device), [{"start": [int(e), int(t)]} for e, t in starts], forced
+
+
 def main(config: RecordSamplesConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
@@ -229,37 +259,11 @@ def main(config: RecordSamplesConfig) -> None:
     intervene = build(config.intervention, name, device=device)
     altered = [repr_of(i) for i in intervene]
     inputs |= config.intervention.inputs
-    repeats = config.actions == (RECORDED,)
-    forced: Tensor | None = None
-    if repeats:
-        if config.rollouts is None:
-            raise UserError("--actions recorded needs --rollouts, whose actions they are")
-    elif config.actions:
-        plan = parse_actions(config.actions, simulator.world.spec, config.steps).to(device)
-        forced = plan.expand(config.samples, *plan.shape)
     if config.actions:
         altered.append({"kind": "ForcedActions", "actions": list(config.actions)})
-    meta: list[dict[str, Any]]
-    if config.rollouts is None:
-        z = random_latents(simulator.world, config.samples, torch.Generator(device).manual_seed(config.seed))
-        meta = [{"start": None} for _ in range(config.samples)]
-    else:
+    if config.rollouts is not None:
         inputs["rollouts"] = config.rollouts
-        store = open_rollouts(config.rollouts, simulator)
-        lead, rng = simulator.world.initial_frames - 1, np.random.default_rng(config.seed)
-        starts = store.window_starts(simulator.world.initial_frames)
-        if repeats:
-            starts = starts[starts[:, 1] + lead + config.steps <= store.steps[starts[:, 0]]]
-            if not len(starts):
-                raise UserError(
-                    f"{config.rollouts}: no episode has {lead + config.steps} recorded actions for --steps "
-                    f"{config.steps} (the longest has {store.steps.max()})"
-                )
-        starts = starts[rng.choice(len(starts), config.samples, replace=len(starts) < config.samples)]
-        if repeats:
-            forced = recorded_actions(store, starts, lead, config.steps).to(device)
-        z = informed_latents(simulator.world, store, starts, device)
-        meta = [{"start": [int(e), int(t)]} for e, t in starts]
+    z, meta, forced = starts_of(config, simulator, device)
     if config.stochastic:
         meta = [{**about, "noise": [config.seed, i]} for i, about in enumerate(meta)]
     out = config.data_save_dir or config.out

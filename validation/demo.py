@@ -14,8 +14,8 @@ from typing import Any
 
 from core import artefacts, config as cli
 from core.contracts import UserError
+from core.stages import OF_AN_AGENT as STAGES
 from validation.report import contents
-from validation.report.commands import STAGES
 from validation.report.lineage import choose
 
 STAGE = "demo"
@@ -39,53 +39,39 @@ class DemoConfig:
     """replace an earlier demo, whole or half-written, in --out"""
 
 
-@dataclass(frozen=True)
-class Part:
-    """One stage of the demo."""
-
-    name: str  # directory below --out, and section of configs/NAME.json
-    stage: str
-    does: str
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Flags that name a directory."""
-        return (*STAGES[self.stage].needs, *STAGES[self.stage].takes)
+# {directory below --out, and section of configs/NAME.json: stage}, in order.
+PARTS = {
+    Path(STAGES[stage].out).name: stage
+    for stage in ("record", "record_samples", "fidelity", "hidden_states", "behaviours", "dynamics", "saliency",
+                  "coupling", "interventions")
+}  # fmt: skip
 
 
-PARTS = (
-    Part("rollouts", "record", "record the agent in the real world"),
-    Part("samples", "record_samples", "let the simulator dream"),
-    Part("fidelity", "fidelity", "how true is the simulator"),
-    Part("hidden_states", "hidden_states", "fit directions in the hidden state"),
-    Part("behaviours", "behaviours", "cluster what the agent does"),
-    Part("dynamics", "dynamics", "how long the memory keeps what"),
-    Part("saliency", "saliency", "what in the frames and in the past drives the agent"),
-    Part("coupling", "coupling", "which direction drives which: cross-correlation against Jacobian"),
-    Part("interventions", "interventions", "change two directions, in the simulator and in the real world"),
-)
+def reads(stage: str) -> tuple[str, ...]:
+    """Flags that name a directory."""
+    return (*STAGES[stage].needs, *STAGES[stage].takes)
 
 
-def plan(config: DemoConfig) -> dict[str, tuple[Part, Any, Any]]:
-    """{name: (part, module, resolved config)} of every stage; raises UserError before anything runs."""
+def plan(config: DemoConfig) -> dict[str, Any]:
+    """{name: resolved config} of every stage; raises UserError before anything runs."""
     known: dict[str, Path] = {name: config.bundle / name for name in ("agent", "simulator")}
-    stages: dict[str, tuple[Part, Any, Any]] = {}
-    for part in PARTS:
-        module, cls = STAGES[part.stage].door, STAGES[part.stage].cls
-        known[part.name] = config.out / part.name
-        paths = {**{flag: known[flag] for flag in part.reads}, "out": known[part.name]}
-        own = {**paths, "seed": config.seed, "threads": config.threads}
-        layer = cli.merge(cli.to_json_defaults(cls), sizes(part, config.sizes))
-        stages[part.name] = (part, module, cli.from_json(cls, cli.merge(layer, cli.to_json(own)), module.STAGE))
-    return stages
+    out: dict[str, Any] = {}
+    for name, stage in PARTS.items():
+        cls = STAGES[stage].cls
+        known[name] = config.out / name
+        own: dict[str, Any] = {**{flag: known[flag] for flag in reads(stage)}, "out": known[name]}
+        own |= {"seed": config.seed, "threads": config.threads}
+        layer = cli.merge(cli.to_json_defaults(cls), sizes(name, config.sizes))
+        out[name] = cli.from_json(cls, cli.merge(layer, cli.to_json(own)), stage)
+    return out
 
 
-def sizes(part: Part, name: str) -> dict[str, Any]:
-    """The part's section of the preset, which may not name directories: those are the demo's."""
-    section = cli.preset(part.name, name)
-    for key in (*part.reads, "out"):
+def sizes(name: str, preset: str) -> dict[str, Any]:
+    """A part's section of the preset, which may not name directories: those are the demo's."""
+    section = cli.preset(name, preset)
+    for key in (*reads(PARTS[name]), "out"):
         if key in section:
-            raise UserError(f"configs/{name}.json: {part.name}.{key} is set; the demo chooses directories itself")
+            raise UserError(f"configs/{preset}.json: {name}.{key} is set; the demo chooses directories itself")
     return section
 
 
@@ -96,11 +82,12 @@ def main(config: DemoConfig) -> None:
     stages = plan(config)
     count, began = len(stages) + 1, time.time()
     with artefacts.new_run(config.out, STAGE, config, models, overwrite=config.overwrite) as run:
-        for number, (name, (part, module, stage_config)) in enumerate(stages.items(), 1):
-            say(f"[{number}/{count}] {name}: {part.does}")
+        for number, (name, stage_config) in enumerate(stages.items(), 1):
+            stage = STAGES[PARTS[name]]
+            say(f"[{number}/{count}] {name}: {stage.does}")
             stage_began = time.time()
             try:
-                module.main(stage_config)
+                stage.door.main(stage_config)
             except UserError as error:
                 raise UserError(f"stage {name}: {error}") from error
             run.inputs[name] = config.out / name

@@ -19,7 +19,6 @@ from analysis.activations.described import analyse, summary
 from analysis.activations.figures import draw
 from analysis.activations.records import read
 from core import artefacts, config as cli
-from core.contracts import UserError
 
 STAGE = "activations"
 DENDROGRAM = "dendrogram_explorer.html"
@@ -30,10 +29,6 @@ def main(config: ActivationsConfig) -> None:
 
     began = time.time()
     check(config)
-    if config.directory is None:
-        raise UserError(
-            "name the extraction: python -m analysis.activations DIR (analysis.extract_activations writes it)"
-        )
     torch.set_num_threads(config.threads)
     records = read(config.directory, config.subsample, config.rolling, config.first_tick)
     with threadpool_limits(config.threads):

@@ -15,7 +15,7 @@ from core.contracts import UserError
 class ActivationsConfig:
     """Map and cluster activations, and ask what the clusters are about."""
 
-    directory: tyro.conf.Positional[Path | None] = None
+    directory: tyro.conf.Positional[Path] = Path("runs/activations")
     """the extraction: run directory of analysis.extract_activations"""
     out: Path = Path("runs/clusters")
     """run directory to write"""

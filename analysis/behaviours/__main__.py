@@ -40,7 +40,7 @@ class BehavioursConfig:
 
     action: tyro.conf.Positional[Literal["both", "precompute", "plot"]] = "both"
     """precompute writes labels and tables, plot draws those of --behaviours with the names in it, both does both"""
-    rollouts: Path | None = None
+    rollouts: Path | None = Path("runs/rollouts")
     """real rollouts (precompute, both)"""
     samples: Path | None = None
     """simulated rollouts to cluster and label too"""

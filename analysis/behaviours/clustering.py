@@ -89,20 +89,8 @@ def cluster(
     """
     check(options)
     given = [(source, s) for source, s in enumerate(steps) if s is not None]
-    with_world = all(s.d_ND is not None for _, s in given)
-    h_NH = np.concatenate([s.h_NH for _, s in given])
-    live_L = varying(h_NH)
-    dead = names_left_out(live_L, h_NH.shape[1])
-    say_left_out(dead)
-    x_NF, world_share = z_scores(h_NH[:, live_L].astype(np.float64)), None
-    if with_world:
-        d_ND = np.concatenate([s.d_ND for _, s in given if s.d_ND is not None])
-        world_NK, world_share = reduce(d_ND, options.world_size)
-        x_NF = np.concatenate([x_NF, z_scores(world_NK.astype(np.float64))], 1)
-        if not world_NK.shape[1]:
-            with_world = False
-            dead.append("world states")
-            say_left_out(["the simulator's world states"])
+    result = Result()
+    x_NF = _vectors(given, options.world_size, result)
     # An episode number of its own for every (source, episode): the two stores' histories never mix.
     index_N2 = np.concatenate([s.index_N2 * [2, 1] + [source, 0] for source, s in given])
     vectors_MF, rows_M = histories(x_NF, index_N2, options.lags)
@@ -122,12 +110,8 @@ def cluster(
     label_M, distance_M = find_clusters(points_MK, options.method, **sizes)  # type: ignore[arg-type]
     count = int(label_M.max()) + 1
 
-    result = Result(notes={"behaviours": count, "embedding": options.embedding, "method": options.method})
-    result.notes["vector"] = "h and world components" if with_world else "h only"
-    result.notes["left_out"] = dead
+    result.notes |= {"behaviours": count, "embedding": options.embedding, "method": options.method}
     result.scalar("explained", share, "share of the vectors' variance in the components", len(rows_M))
-    if world_share is not None:
-        result.scalar("world_explained", world_share, "share of the world states' variance in their components")
     arrays: dict[str, np.ndarray] = {"map": map_MK.astype(np.float32)}
     for source, name in enumerate(SOURCES):
         here = source_M == source
@@ -155,12 +139,34 @@ def cluster(
         label_M, source_M, episode_M, unit_M, t_M, value_M, action_M, action_names, count, seed
     )
     logits_MA = np.concatenate([s.logits_NA for _, s in given])[rows_M]
-    columns = (label_M, episode_M, t_M, value_M, logits_MA)
-    visits = Visits(*(c[real_M] for c in columns), unit_M[real_M], parts)
+    columns = [c[real_M] for c in (label_M, episode_M, t_M, value_M, logits_MA, unit_M)]
+    visits = Visits(*columns)._replace(parts=parts)
     states, result.tables["transitions"] = aggregate(visits, count, seed)
     names = {int(r["behaviour"]): r["name"] for r in result.tables["behaviours"]} | {NOISE: NO_BEHAVIOUR}
     result.tables["mdp"] = [row | {"name": names[row["behaviour"]]} for row in states]
     return result
+
+
+def _vectors(given: Sequence[tuple[int, Steps]], world_size: int, result: Result) -> np.ndarray:
+    """What the steps of all sources are, z-scored, float64 [N, F]: h and, where all have them, components of the world
+    states; how much these hold, and what was left out, into the result."""
+    h_NH = np.concatenate([s.h_NH for _, s in given])
+    live_L = varying(h_NH)
+    dead = names_left_out(live_L, h_NH.shape[1])
+    say_left_out(dead)
+    x_NF = z_scores(h_NH[:, live_L].astype(np.float64))
+    with_world = all(s.d_ND is not None for _, s in given)
+    if with_world:
+        d_ND = np.concatenate([s.d_ND for _, s in given if s.d_ND is not None])
+        world_NK, share = reduce(d_ND, world_size)
+        x_NF = np.concatenate([x_NF, z_scores(world_NK.astype(np.float64))], 1)
+        result.scalar("world_explained", share, "share of the world states' variance in their components")
+        if not world_NK.shape[1]:
+            with_world = False
+            dead.append("world states")
+            say_left_out(["the simulator's world states"])
+    result.notes |= {"vector": "h and world components" if with_world else "h only", "left_out": dead}
+    return x_NF
 
 
 def _units(given: Sequence[tuple[int, Steps]], index_N2: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Coupling: which hidden-state directions go together over time, and which move each other.
 
-``python -m analysis.coupling --samples runs/demo/samples --behaviours runs/demo/behaviours``
+``python -m analysis.coupling --samples runs/samples --behaviours runs/behaviours``
 
 For every behaviour b and lag k, over steps T that belong to b:
 

@@ -10,13 +10,13 @@ from pathlib import Path
 class CouplingConfig:
     """Cross-correlation and Jacobian between directions, per behaviour and lag, and how far they agree."""
 
-    simulator: Path = Path("bundles/coinrun-demo/simulator")
+    simulator: Path = Path("runs/simulator")
     """simulator run directory"""
-    samples: Path = Path("runs/demo/samples")
+    samples: Path = Path("runs/samples")
     """simulated rollouts of that simulator; the Jacobians' starting points"""
-    hidden_states: Path = Path("runs/demo/hidden_states")
+    hidden_states: Path = Path("runs/hidden_states")
     """hidden_states run directory with the directions"""
-    behaviours: Path | None = Path("runs/demo/behaviours")
+    behaviours: Path | None = Path("runs/behaviours")
     """behaviours run directory that labels the steps of --samples; None: all steps are one behaviour"""
     rollouts: Path | None = None
     """real rollouts to take the correlations from (labelled by --behaviours too); None: --samples"""

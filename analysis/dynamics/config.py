@@ -10,9 +10,9 @@ from pathlib import Path
 class DynamicsConfig:
     """Fixed points, time constants and Lyapunov exponents of an agent's recurrence."""
 
-    agent: Path = Path("bundles/coinrun-demo/agent")
+    agent: Path = Path("runs/agent")
     """agent run directory"""
-    rollouts: Path = Path("runs/demo/rollouts")
+    rollouts: Path = Path("runs/rollouts")
     """real rollouts of that agent: where searches start, what is held still, what drives the exponents"""
     behaviours: Path | None = None
     """behaviours run directory: hold the central frame of every behaviour still, instead of typical frames"""

@@ -15,7 +15,7 @@ class LifePhaseConfig:
 
     extraction: tyro.conf.Positional[Path] = Path("runs/activations")
     """run directory of analysis.extract_activations"""
-    cluster_dir: Path
+    cluster_dir: Path = Path("runs/clusters")
     """run directory of analysis.activations of the same extraction"""
     n_bins: int = 20
     """equal parts that a life is cut into"""

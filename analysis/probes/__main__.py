@@ -68,13 +68,13 @@ def main(config: ProbesConfig) -> None:
         if not targets:
             raise UserError(f"{config.extraction} has no ground truth to read; record a world that tells it")
         names = list(dict.fromkeys([*targets, *config.given]))
-        rows = read(store, config.states, names, observation=config.observation, first_step=config.first_step,
+        rows = read(store, config.states, names, observation=config.observation or "", first_step=config.first_step,
                     max_rows=config.max_rows)  # fmt: skip
         unit = choose_unit(rows.groups, config.unit, max(config.folds, least_units(ALPHA, "permutation")))
         agent = store.manifest["facts"].get("agent", "")
     with threadpool_limits(config.threads):
         result = probe(rows, targets, config.given, unit, config)
-    result.notes |= {"agent": agent, "states": config.states, "observation": config.observation}
+    result.notes |= {"agent": agent, "states": config.states, "observation": config.observation or ""}
     inputs = {"extraction": config.extraction}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         for row in result.tables["targets"]:

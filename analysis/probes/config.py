@@ -27,7 +27,7 @@ class ProbesConfig:
     """confounders that are partialled out of states and quantities; step is time in the episode; none: no mediation"""
     smallest: float = 0.02
     """smallest R^2 of interest beyond --given: more is surely read, or surely not, or it stays open"""
-    observation: str = ""
+    observation: str | None = None
     """an observation column as a baseline of its own, such as obs/Entity:0 (its row 0: the agent itself)"""
     unit: Unit = "auto"
     """what is held out and resampled whole: map, world (one run of it) or life; auto: the largest with at least 10"""

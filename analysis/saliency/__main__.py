@@ -1,6 +1,6 @@
 """Saliency: what in the frames, in the agent's memory and in the world made a quantity what it is.
 
-``python -m analysis.saliency --samples runs/demo/samples --sample_ids 0 to 8 --quantities action value``
+``python -m analysis.saliency --sample_ids 0 to 8 --quantities action value``
 
 A simulated rollout is run again from its latent, without noise, and the gradient of a quantity at a
 target step is taken with respect to every frame, every hidden state h_t and every world state d_t.  With --noise and

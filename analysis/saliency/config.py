@@ -14,9 +14,9 @@ class SaliencyConfig:
     """Gradients of quantities at a target step with respect to frames, hidden states and world states; straight-through
     where they pass an action of the agent or a categorical state of the world."""
 
-    simulator: Path = Path("bundles/coinrun-demo/simulator")
+    simulator: Path = Path("runs/simulator")
     """simulator run directory"""
-    samples: Path = Path("runs/demo/samples")
+    samples: Path = Path("runs/samples")
     """simulated rollouts of that simulator (generative.record_samples)"""
     out: Path = Path("runs/saliency")
     """run directory to write"""

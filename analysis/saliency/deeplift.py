@@ -35,12 +35,12 @@ class OneFrame(nn.Module):
         return out
 
 
-def modules_of(step: Callable[..., Any], args: Sequence[Tensor]) -> nn.Module:
-    """``step`` as a graph, for arguments of these shapes, in which every nonlinearity is a module of its own."""
+def modules_of(step: Callable[..., Any], like: Sequence[Tensor]) -> nn.Module:
+    """``step`` as a graph, for arguments like these, in which every nonlinearity is a module of its own."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with torch.no_grad():
-        graph = make_fx(step)(*args)
+        graph = make_fx(step)(*like)
     aten = torch.ops.aten
     kinds: dict[Any, Callable[..., nn.Module]] = {
         aten.relu.default: nn.ReLU, aten.sigmoid.default: nn.Sigmoid, aten.tanh.default: nn.Tanh,
@@ -57,12 +57,12 @@ def modules_of(step: Callable[..., Any], args: Sequence[Tensor]) -> nn.Module:
         if node.target not in kinds or (node.target is aten.mul.Tensor and len(node.all_input_nodes) < 2):
             continue
         graph.add_submodule(f"rule_{n}", kinds[node.target]())
-        args = node.args
-        if len(args) == 1:  # captum's hooks overwrite all of the gradient of a module's input, a residual's too
+        inputs: tuple[Any, ...] = node.args
+        if len(inputs) == 1:  # captum's hooks overwrite all of the gradient of a module's input, a residual's too
             with graph.graph.inserting_before(node):
-                args = (graph.graph.call_function(aten.clone.default, args),)
+                inputs = (graph.graph.call_function(aten.clone.default, inputs),)
         with graph.graph.inserting_after(node):
-            node.replace_all_uses_with(graph.graph.call_module(f"rule_{n}", args))
+            node.replace_all_uses_with(graph.graph.call_module(f"rule_{n}", inputs))
         graph.graph.erase_node(node)
     graph.graph.lint()
     graph.recompile()

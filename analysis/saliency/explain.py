@@ -14,7 +14,7 @@ from analysis.saliency import randomisation
 from analysis.saliency.attributions import deeplift, explainer, integrated, latent, occlusion
 from analysis.saliency.checks import areas, infidelity, sensitivity
 from analysis.saliency.config import SaliencyConfig
-from analysis.saliency.frame import ROWS, Attribution, Frame, smoothed
+from analysis.saliency.frame import ROWS, Attribution, Frame, noised, smoothed
 from analysis.saliency.tables import summarise
 from analysis.shared.gradients import Gradients, Noised, gradients, mean_of, reading_at, samples_that_fit
 from analysis.shared.quantities import Quantity
@@ -144,8 +144,8 @@ def explain(
             slope = {name: cut.of(name)[:, target] for name in obs}
             checks |= of_frame(frame, at_target, q, slope, seen, memory, config, found)
     if config.checks and isinstance(simulator.world, torch.nn.Module):
-        worlds = randomisation.world_randomisation(simulator, z_SZ, chosen_S, quantities, target, config.seed)
-        for q, alike in zip(quantities, worlds, strict=True):
+        shuffled = randomisation.world_randomisation(simulator, z_SZ, chosen_S, quantities, target, config.seed)
+        for q, alike in zip(quantities, shuffled, strict=True):
             checks |= {(q.name, "randomised", of_what): values for of_what, values in alike.items()}
     return Explained(
         obs={name: x.cpu().numpy() for name, x in obs.items()},
@@ -183,12 +183,14 @@ def of_frame(
         "occlusion": lambda f: occlusion(f, quantity, config.window, config.stride),
     }
     asked = [m for m in methods if m in config.methods and (m != "integrated" or config.integrated_steps)]
-    maps = {m: smoothed(frame, methods[m], noise) for m in asked}
+    frames = noised(frame, noise)
+    maps = {m: smoothed(frames, methods[m]) for m in asked}
     if maps:
         with torch.no_grad():
             read = frame.read(quantity)
-            change = read(*frame.inputs, *frame.fixed) - read(*frame.baselines, *frame.fixed)
-        found.put(f"change_{quantity.name}", change)
+            shown = torch.stack([read(*f.inputs, *f.fixed) for f in frames]).mean(0)
+            change = shown - read(*frame.baselines, *frame.fixed)
+        found.put(f"change_{quantity.name}", change)  # what the maps of a method that is complete add up to
     for method, attribution in maps.items():
         for name, x in attribution.maps.items():
             found.put(f"{method}_{name}_{quantity.name}", x)

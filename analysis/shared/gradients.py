@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -39,13 +40,34 @@ def unchanged(h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
     return h_BH
 
 
+class Apart:
+    """A world that shows tensors of their own, where its state may be the very numbers that it shows: a gradient with
+    respect to what an agent sees does not take the way by the world's state."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.spec = world, world.spec
+
+    def start(self, z_BZ: Tensor, noise: Tree | None = None) -> tuple[Tree, Shown]:
+        return self._apart(*self.world.start(z_BZ, noise))
+
+    def step(self, state: Tree, action_BA: Tensor, noise: Tree | None = None) -> tuple[Tree, Shown]:
+        return self._apart(*self.world.step(state, action_BA, noise))
+
+    def draw_noise(self, batch: int, generator: torch.Generator) -> Tree:
+        return self.world.draw_noise(batch, generator)
+
+    def _apart(self, state: Tree, shown: Shown) -> tuple[Tree, Shown]:
+        return state, shown._replace(obs={k: x.view_as(x) for k, x in shown.obs.items()})
+
+
 def unroll(simulator: Simulator[Any], z_BZ: Tensor, steps: int, **options: Any) -> list[Moment]:
     """Moments 0 to ``steps`` from latents, every one open to gradients; options as in core.roll.roll.
 
     Frames, h and features are the very tensors that the rest was computed from.  Gradients through an action, or
     through a category of the world, are straight-through (core.roll).
     """
-    return list(simulator.roll(z_BZ, steps=steps, intervene=(unchanged,), **options))
+    apart = replace(simulator, world=Apart(simulator.world))
+    return list(apart.roll(z_BZ, steps=steps, intervene=(unchanged,), **options))
 
 
 def reading_at(moments: Sequence[Moment], target: int, chosen_B: Tensor) -> Reading:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from threadpoolctl import threadpool_limits
 
-from agents.recurrent import RecurrentAgent, load_agent
+from agents.load import load_agent
 from analysis.shared.randomised import randomised
 from analysis.similarity.comparison import FOLDS, SHUFFLED, assemble, compare, states
 from analysis.similarity.figures import draw
@@ -35,11 +35,11 @@ PRINTED = 20  # pairs
 class SimilarityConfig:
     """Compare agents, or the checkpoints of one, on the same frames."""
 
-    agents: tuple[Path, ...] = (Path("bundles/coinrun-demo/agent"),)
+    agents: tuple[Path, ...] = (Path("runs/agent"),)
     """agent run directories, of one game"""
     checkpoints: bool = False
     """compare all saved checkpoints of each agent too"""
-    rollouts: Path = Path("runs/demo/rollouts")
+    rollouts: Path = Path("runs/rollouts")
     """real rollouts whose frames all are shown (of any agent)"""
     out: Path = Path("runs/similarity")
     """run directory to write"""
@@ -78,9 +78,9 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return out
 
 
-def load(paths: Sequence[Path], checkpoints: bool, device: torch.device) -> dict[str, RecurrentAgent]:
+def load(paths: Sequence[Path], checkpoints: bool, device: torch.device) -> dict[str, Agent]:
     """Agents by a short name; UserError if one is given twice, or no checkpoint is there to compare."""
-    out: dict[str, RecurrentAgent] = {}
+    out: dict[str, Agent] = {}
     for path, name in zip(paths, short_names(paths), strict=True):
         files = [artefacts.WEIGHTS]
         if checkpoints:

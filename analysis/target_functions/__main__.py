@@ -1,6 +1,6 @@
 """Target functions: latents whose dreams show a thing.
 
-``python -m analysis.target_functions --rollouts runs/demo/rollouts --maximise value_drop leftwards``
+``python -m analysis.target_functions --rollouts runs/rollouts --maximise value_drop leftwards``
 
 The latent z that a modal rollout starts from is moved by Adam along the gradient of a number of the whole
 rollout, through agent and world, until the rollout shows a large drop of value, walking backwards, an

@@ -10,7 +10,7 @@ from pathlib import Path
 class TargetFunctionsConfig:
     """Find latents whose simulated rollout shows a target: a value drop, walking backwards, a direction up or down."""
 
-    simulator: Path = Path("bundles/coinrun-demo/simulator")
+    simulator: Path = Path("runs/simulator")
     """simulator run directory"""
     rollouts: Path | None = None
     """real rollouts of that world, from which starts and controls are inferred; none: random latents"""

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from agents import import_rollouts
 from agents.adopt import BATCHES, ROWS, STAGE, AdoptConfig, check, main, observations
 from agents.adopted import build, fill, read_weights
+from agents.evaluate import EvaluateConfig, main as evaluate
 from agents.import_rollouts import ImportConfig, read_rollouts, replayed
 from agents.load import load_agent
 from agents.play import Chooser, Exploration, play
@@ -443,6 +444,10 @@ def test_examples_from_adoption_to_a_recording_and_an_intervention(
     assert artefacts.verify(tmp_path / "rollouts") == []
     store = RolloutStore(tmp_path / "rollouts")
     assert store.spec.differences(agent.spec) == [] and len(store) == 2
+    evaluate(EvaluateConfig(agent=tmp_path / "agent", out=tmp_path / "evaluation", episodes=2, slots=2, threads=1))
+    assert artefacts.read_manifest(tmp_path / "evaluation")["metrics"]["return_mean"]["n"] == 2
+    with pytest.raises(UserError, match="has no start_level; its starts are those of a split"):
+        evaluate(EvaluateConfig(agent=tmp_path / "agent", out=tmp_path / "none", start_level=3))
     own = read_back(agent, [store.episode(i) for i in range(2)])
     for mine, theirs in zip(own, store, strict=True):
         np.testing.assert_allclose(mine.h, theirs.h, atol=1e-5)
@@ -537,7 +542,7 @@ make_agent = Agent
 def test_the_page_shows_the_examples_as_they_are() -> None:
     page = (EXAMPLES.parent / "bring-your-own.md").read_text()
     shown = re.findall(r"```python\n# docs/examples/(\w+)\.py\n(.*?)```", page, re.DOTALL)
-    assert {name for name, _ in shown} == {"cartpole", "corridor"}
+    assert {name for name, _ in shown} == {"cartpole", "corridor", "cartpole_world"}
     assert all((EXAMPLES / f"{name}.py").read_text() == text for name, text in shown)
     assert all(f"examples/{path.name}" in page for path in EXAMPLES.glob("*.py"))
 

@@ -183,7 +183,6 @@ def test_metrics_only(extraction: Path, tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("kind", "flags", "says"),
     [
-        ("none", (), "name the extraction: python -m analysis.activations DIR"),
         ("missing", (), "no such run directory"),
         ("another stage", (), "written by stage 'train'; a 'extract_activations' directory is needed"),
         ("nan", (), "episode 5 has NaN or infinite values in 'h'"),

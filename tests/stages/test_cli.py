@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -22,50 +19,17 @@ import tyro
 
 from agents.record import RecordConfig, main as record
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
-from core import artefacts, config as cli
+from core import artefacts, config as cli, stages
 from core.contracts import EnvSpec, Field
 from envs.procgen import ACTION_NAMES, ProcgenOptions
 
 ROOT = Path(cli.__file__).resolve().parent.parent
-STAGES = {
-    "agents.train": "TrainConfig",
-    "agents.evaluate": "EvaluateConfig",
-    "agents.nmmo_train": "NmmoTrainConfig",
-    "agents.nmmo_evaluate": "NmmoEvaluateConfig",
-    "agents.record": "RecordConfig",
-    "generative.train": "GenTrainConfig",
-    "generative.record_samples": "RecordSamplesConfig",
-    "analysis.hidden_states": "HiddenStatesConfig",
-    "analysis.env_states": "EnvStatesConfig",
-    "analysis.latents": "LatentsConfig",
-    "analysis.behaviours": "BehavioursConfig",
-    "analysis.saliency": "SaliencyConfig",
-    "analysis.coupling": "CouplingConfig",
-    "analysis.target_functions": "TargetFunctionsConfig",
-    "analysis.dynamics": "DynamicsConfig",
-    "analysis.similarity": "SimilarityConfig",
-    "analysis.extract_activations": "ExtractConfig",
-    "analysis.activation_json": "ActivationJsonConfig",
-    "analysis.proc_eval_result": "ProcEvalResultConfig",
-    "analysis.life": "LifeConfig",
-    "analysis.life_phase": "LifePhaseConfig",
-    "analysis.replay": "ReplayConfig",
-    "analysis.probes": "ProbesConfig",
-    "analysis.patching": "PatchingConfig",
-    "analysis.activations": "ActivationsConfig",
-    "validation.fidelity": "FidelityConfig",
-    "validation.interventions": "InterventionsConfig",
-    "validation.planted": "PlantedConfig",
-    "validation.demo": "DemoConfig",
-    "validation.report": "ReportConfig",
-}
+STAGES = {known.module: known for known in stages.STAGES.values()}
 
 
 def stage(module: str) -> tuple[Any, Any, str]:
-    loaded = importlib.import_module(module)
-    if hasattr(loaded, "__path__"):  # a folder, whose door is its __main__
-        loaded = importlib.import_module(f"{module}.__main__")
-    return getattr(loaded, STAGES[module]), loaded.main, loaded.STAGE
+    known = STAGES[module]
+    return known.cls, known.door.main, known.door.STAGE
 
 
 def fails(capsys: pytest.CaptureFixture[str], module: str, argv: Sequence[object]) -> str:
@@ -158,31 +122,6 @@ def test_a_mistake_from_the_shell_is_one_line_without_traceback(tmp_path: Path) 
     assert "Traceback" in debug.stderr
 
 
-SCRIPTS = {"train.py": "agents.train", "record.py": "agents.record", "train_gen_model.py": "generative.train"}
-
-
-def readme_commands() -> list[list[str]]:
-    """The words of every 'python ...' command in the README, once each."""
-    text = (ROOT / "README.md").read_text()
-    found = re.findall(r"^(python .*)$", text, re.MULTILINE) + re.findall(r"`(python [^`]*)`", text)
-    return [shlex.split(command)[1:] for command in dict.fromkeys(found)]
-
-
-def called(words: list[str]) -> tuple[str, list[str]]:
-    """The module that a command runs, and its arguments; two of them choose by the first word."""
-    module, argv = (SCRIPTS[words[0]], words[1:]) if words[0] in SCRIPTS else (words[1], words[2:])
-    if module == "agents.train" and argv[:1] == ["nmmo"]:
-        return "agents.nmmo_train", argv[1:]
-    if module == "agents.evaluate" and not argv[0].startswith("-"):
-        return "agents.nmmo_evaluate", argv
-    return module, argv
-
-
-def test_the_readme_has_a_command_a_stage() -> None:
-    named = {called(words)[0] for words in readme_commands()}
-    assert set(STAGES) - named <= {"validation.demo"}  # that one is make demo
-
-
 @pytest.mark.parametrize("module", STAGES)
 def test_unknown_flag_names_the_nearest(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = fails(capsys, module, ["--overwrit"])
@@ -193,7 +132,7 @@ def test_unknown_flag_names_the_nearest(module: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--seed", "abc"], "--seed: invalid literal for int() with base 10: 'abc'"),
+        (["--seed", "abc"], "--seed: 'abc' is not a whole number"),
         (["--episodes"], "Missing value for argument '--episodes'"),
         (["--agent", "x", "y"], "y"),
     ],

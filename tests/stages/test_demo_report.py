@@ -20,11 +20,12 @@ from PIL import Image
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
+from core.stages import OF_AN_AGENT as STAGES, Stage
 from tests.conftest import write_agent, write_evaluation, write_simulator, write_study
 from tests.stages.test_golden import check, numbers
 from validation import demo
 from validation.report import __main__ as report, contents, page
-from validation.report.commands import STAGES, Stage, repeat
+from validation.report.commands import repeat
 from validation.report.lineage import Chosen, choose, trace
 
 
@@ -70,7 +71,7 @@ def read(html: str) -> Reader:
 
 def test_every_stage_left_a_whole_directory_and_the_leftovers_are_gone(run: Path) -> None:
     for part in demo.PARTS:
-        assert artefacts.read_manifest(run / part.name)["wall_s"] > 0
+        assert artefacts.read_manifest(run / part)["wall_s"] > 0
     assert not (run / "rollouts" / "half.h5").exists()
 
 
@@ -116,7 +117,7 @@ def test_the_page_says_what_the_results_say(run: Path) -> None:
     for row in (r for r in rows if r["horizon"] in (1, rows[-1]["horizon"])):  # in the table, in the summary
         assert page.number(row["simulated"]) in text
     for part in demo.PARTS:
-        assert artefacts.sha256(run / part.name / artefacts.MANIFEST)[:12] in text
+        assert artefacts.sha256(run / part / artefacts.MANIFEST)[:12] in text
 
 
 def chosen_of(bundle: Path, run: Path) -> Chosen:
@@ -131,8 +132,8 @@ def without(run: Path, root: Path, *stages: str) -> Path:
     """The demo's directories but some, seen from another directory."""
     root.mkdir()
     for part in demo.PARTS:
-        if part.name not in stages:
-            (root / part.name).symlink_to(run / part.name)
+        if part not in stages:
+            (root / part).symlink_to(run / part)
     return root
 
 
@@ -148,8 +149,9 @@ def type_in(line: str, *more: str) -> None:
     if words[1:4] == ["-m", "core.artefacts", "verify"]:
         assert artefacts.main(words[3:]) == 0
         return
-    script, *flags = words[2:] if words[1] == "-m" else words[1:]
-    stage = next(known for known in STAGES.values() if (known.module, known.script)[words[1] != "-m"] == script)
+    length = 2 if words[1] == "-m" else 1
+    program, flags = " ".join(words[1 : 1 + length]), words[1 + length :]
+    stage = next(known for known in STAGES.values() if known.command == program)
     stage.door.main(cli.parse(stage.cls, flags, stage_of(stage)))
 
 
@@ -165,7 +167,7 @@ def test_every_printed_command_works(run: Path, tmp_path: Path, monkeypatch: pyt
         type_in(line, *FEWER * ("agents.evaluate" in line))
     made = {path.name for path in (tmp_path / contents.AGAIN).iterdir() if artefacts.read_manifest(path)}
     # The simulator learned from rollouts of its own.
-    assert made == {"agent", "simulator", "rollouts_2", *(part.name for part in demo.PARTS)}
+    assert made == {"agent", "simulator", "rollouts_2", *demo.PARTS}
     assert artefacts.read_manifest(tmp_path / "runs" / "evaluate")["stage"] == "evaluate"
 
 
@@ -201,7 +203,7 @@ def test_a_stage_that_was_not_run_is_named_with_a_command_that_makes_it(
 def test_the_report_alone_is_a_run_directory(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report.main(report.ReportConfig(runs=run, out=tmp_path / "report"))
     assert artefacts.verify(tmp_path / "report") == []
-    assert set(artefacts.read_manifest(tmp_path / "report")["inputs"]) >= {p.name for p in demo.PARTS}
+    assert set(artefacts.read_manifest(tmp_path / "report")["inputs"]) >= set(demo.PARTS)
     assert str(tmp_path / "report" / contents.PAGE) in capsys.readouterr().out.splitlines()[-1]
 
 

@@ -331,7 +331,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
     out = tmp_path / "out"
     states, labels = states_argv(world, out), behaviours_argv(world, out)
     cases: list[tuple[Callable[..., None], list[str], str]] = [
-        (run_states, ["--out", str(out)], "--rollouts DIR is needed"),
+        (run_states, ["--rollouts", "None", "--out", str(out)], "--rollouts DIR is needed"),
         (run_states, ["plot", "--out", str(out)], "plot needs --hidden_states"),
         (
             run_states,

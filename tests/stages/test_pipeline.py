@@ -27,6 +27,7 @@ from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.roll import act
 from core.training import STATE, load_state
+from envs.procgen import HELD_OUT_LEVEL
 from envs.registry import make
 from generative import record_samples, train as train_gen
 from generative.simulator import load_simulator
@@ -315,7 +316,7 @@ def test_robustness_is_the_share_of_states_in_which_the_choice_stays(
         assert said["interval"][0] <= said["value"] <= said["interval"][1]
     # The frame alone is another, seen from the recorded state; unaltered, the choice stays.
     agent = load_agent(pipeline / "agent")
-    env = make(agent.spec, 4, start_level=evaluate.HELD_OUT_LEVEL, num_levels=1000)
+    env = make(agent.spec, 4, start_level=HELD_OUT_LEVEL, num_levels=1000)
     chooser = Chooser(Exploration(), 4, np.random.default_rng(0))
     device = torch.device("cpu")
 

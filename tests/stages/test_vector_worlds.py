@@ -270,7 +270,7 @@ def test_a_simulator_keeps_its_agent_whatever_its_kind(
     )
     with RolloutStore(tmp_path / "s") as store, RolloutStore(corridor / "rollouts") as real:
         assert store.episode(0).action.tolist() == [[2, 1], [1, 0], [1, 1], [1, 1]]
-        assert set(store.column_names) == {*real.column_names, "world/d"}  # the LSTM's whole state among them
+        assert set(store.column_names) > {*real.column_names, "state", "world/d"}  # the LSTM's whole state among them
         lit = np.stack([store.episode(i).obs["lit"][:, 0] for i in range(8)])
         assert lit.dtype == np.int8 and (lit[:, 1:] == [1, 0, 1, 1]).mean() > 0.9
     stage(

@@ -9,9 +9,9 @@ import pytest
 
 from core import artefacts
 from core.artefacts import Result
+from core.stages import OF_AN_AGENT as STAGES
 from tests.conftest import write_agent, write_simulator, write_study
 from validation.report import claims, contents
-from validation.report.commands import STAGES
 from validation.report.lineage import choose, trace
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 
@@ -12,18 +11,18 @@ from agents.record import RecordConfig
 from agents.train import TrainConfig
 from core import config as cli
 from core.artefacts import new_run
+from core.stages import OF_AN_AGENT as STAGES
 from tests.conftest import write_agent, write_evaluation, write_simulator
-from validation.report.commands import STAGES, make, repeat
+from validation.report.commands import make, repeat
 
 
 def _parsed(line: str, stage: str) -> object:
     """What the stage's own parser makes of a printed line."""
     words = shlex.split(line)
     known = STAGES[stage]
-    assert words[: 1 + len((known.script or f"-m {known.module}").split())] == [
-        "python", *(known.script or f"-m {known.module}").split(),
-    ]  # fmt: skip
-    return cli.parse(known.cls, words[2 if known.script else 3 :], stage)
+    program = ["python", *known.command.split()]
+    assert words[: len(program)] == program
+    return cli.parse(known.cls, words[len(program) :], stage)
 
 
 def test_a_run_is_repeated_from_its_configuration_into_a_new_directory(tmp_path: Path) -> None:
@@ -99,10 +98,3 @@ def test_what_a_missing_stage_needs_comes_first(tmp_path: Path) -> None:
     (tmp_path / "runs" / "saliency").mkdir(parents=True)
     known = {"simulator": tmp_path / "simulator", "samples": tmp_path / "samples"}
     assert make("saliency", known, tmp_path / "runs").line.endswith("runs/saliency_2")
-
-
-def test_every_stage_of_the_readme_that_is_about_an_agent_can_be_repeated() -> None:
-    readme = (cli.ROOT / "README.md").read_text().split("## Neural MMO")[0]  # that study has no report page
-    named = set(re.findall(r"`python ((?:-m )?[\w.]+)", readme))
-    named -= {"-m core.artefacts", "-m validation.report", "-m validation.planted"}
-    assert named <= {known.script or f"-m {known.module}" for known in STAGES.values()}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import signal
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from agents import nmmo_train, train
 from agents.train import STAGE, TrainConfig
 from core import artefacts
 from core.config import device_of, from_json, merge, nearest, parse, preset, run, to_json
@@ -219,6 +222,77 @@ def test_user_errors_of_main_too_and_a_traceback_only_with_debug(capsys: pytest.
         err = capsys.readouterr().err
         assert err.splitlines()[-1] == "error: the bundle is of another env; pass another one"
         assert ("Traceback" in err) == (argv == ["--debug"])
+
+
+@pytest.mark.parametrize("argv", [[], ["--preset", "paper"], ["--config", "large.json"]])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_training_with_debug_is_of_debug_size(
+    argv: list[str], first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[TrainConfig] = []
+    (tmp_path / "large.json").write_text('{"ppo": {"total_steps": 200000000}}')
+    argv = [str(tmp_path / word) if word.endswith(".json") else word for word in argv]
+    run(TrainConfig, made.append, STAGE, ["--debug", *argv] if first else [*argv, "--debug"], small_debug=True)
+    assert made[0].ppo == parse(TrainConfig, ["--preset", "debug"], STAGE).ppo and made[0].ppo.total_steps < 1e4
+    run(TrainConfig, made.append, STAGE, [*argv, "--debug", "--total_steps", "5e3"], small_debug=True)
+    assert made[1].ppo.total_steps == 5000
+
+
+def test_the_script_trains_at_debug_size_with_debug_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(train, "main", made.append)
+    monkeypatch.setattr(nmmo_train, "main", made.append)
+    for argv in (["--debug"], ["nmmo", "--debug"]):
+        train.choose(argv)
+        assert made[-1].ppo.total_steps < 1e4
+        with pytest.raises(SystemExit):
+            train.choose([*argv[:-1], "--help"])
+        assert "--debug is --preset debug" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("word", "number"), [("5e6", 5_000_000), ("1_000_000", 1_000_000), ("1.5e1", 15), ("-2", -2), ("3.0", 3)]
+)
+def test_whole_numbers_may_be_written_with_an_exponent(word: str, number: int, tmp_path: Path) -> None:
+    assert parse(Outer, ["--depth", word, "--start", word], "outer").start == number
+    assert parse(Outer, ["--depth", word], "outer").inner.depth == number
+    (tmp_path / "c.json").write_text(f'{{"start": {word.replace("_", "")}}}')
+    found = parse(Outer, ["--config", str(tmp_path / "c.json")], "outer").start
+    assert found == number and type(found) is int
+
+
+@pytest.mark.parametrize("word", ["1.5", "5e-1", "nan", "inf", "1e999999999", "abc", "", "0x10", "1e", "True"])
+def test_what_is_no_whole_number_is_one_line(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--depth", "--start"):
+        with pytest.raises(SystemExit) as ended:
+            run(Outer, lambda config: None, "outer", [flag, word])
+        said = capsys.readouterr().err
+        assert ended.value.code == 2 and said.count("\n") == 1 and repr(word) in said
+
+
+def test_a_mistake_is_one_sentence_without_unicode_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for encoding in ("ascii", "utf-8"):
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+        with pytest.raises(UserError, match="^Error parsing --depth: 'abc' is not a whole number; see --help$"):
+            parse(Outer, ["--depth", "abc"], "outer")
+
+
+def test_json_numbers_that_are_not_whole_are_refused() -> None:
+    for value in (1.5, float("nan"), float("inf"), True, "5e6"):
+        with pytest.raises(UserError, match="expected int"):
+            from_json(Outer, {"start": value})
+
+
+def test_an_empty_default_says_none_which_may_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(Outer, ["--help"], "outer")
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "perhaps a number (default: none)" in said and "words (default: none)" in said and "None" not in said
+    assert parse(Outer, ["--ids", "none", "--start", "none"], "outer") == Outer()
+    assert parse(Outer, ["--ids", "none", "b"], "outer").ids == ("none", "b")
+    assert parse(Outer, ["--amounts", "none", "--start", "None"], "outer") == Outer(amounts=())
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ def test_effects_through_the_world_are_the_closed_form_of_enumerated_actions(pla
     known = truth(dtype=torch.float64)
     z, step = planted_latents(6), 5
     played = jacobian.replay(planted, z, 6)
-    state = jacobian.gather_places(played.places, np.arange(6), np.full(6, step - max(LAGS) - 1))
+    state = played.places(np.arange(6), np.full(6, step - max(LAGS) - 1))
     got = jacobians(planted, state, known.basis, LAGS, 8)
     path = planted.rollout(z, step)
     c = known.basis.project(path.h).numpy()
@@ -289,7 +289,7 @@ def test_jacobian_is_the_closed_form_of_the_planted_world(planted: Simulator[Pla
     known = truth(dtype=torch.float64)
     z, step = planted_latents(6), 5
     played = jacobian.replay(planted, z, 6)
-    state = jacobian.gather_places(played.places, np.arange(6), np.full(6, step - max(LAGS) - 1))
+    state = played.places(np.arange(6), np.full(6, step - max(LAGS) - 1))
     got = jacobians(planted, state, known.basis, LAGS, 8)["straight_through" if env_grads else "direct"]
     p = planted.rollout(z, step).logits.softmax(-1).numpy()
     for b in range(6):
@@ -313,7 +313,7 @@ def test_jacobian_is_the_finite_difference(
     else:
         forced = planted.rollout(z, step).action
     played = jacobian.replay(planted, z, 6)
-    state = jacobian.gather_places(played.places, np.arange(3), np.full(3, step - max(LAGS) - 1))
+    state = played.places(np.arange(3), np.full(3, step - max(LAGS) - 1))
     got = jacobians(planted, state, basis, LAGS, 4)["straight_through" if env_grads else "direct"]
     for at, lag in enumerate(LAGS):
         for i in range(4):
@@ -333,7 +333,7 @@ def test_jacobian_of_the_agent_alone_is_the_product_of_its_cells(learned: Simula
     z, basis, step = torch.randn(3, 6, generator=g, dtype=torch.float64), basis_of(5, 3), 5
     path = learned.rollout(z, step)
     played = jacobian.replay(learned, z, step + 1)
-    state = jacobian.gather_places(played.places, np.arange(3), np.full(3, step - max(LAGS) - 1))
+    state = played.places(np.arange(3), np.full(3, step - max(LAGS) - 1))
     found = jacobians(learned, state, basis, LAGS, 3)
     agent: Any = learned.agent
     got = found["direct"]
@@ -359,7 +359,7 @@ def test_gathered_states_go_on_as_their_rollouts_did(learned: Simulator[RSSMWorl
     played = jacobian.replay(learned, z, 8)
     torch.testing.assert_close(played.h_ETH, learned.rollout(z, 7).h)
     episode, step = np.array([3, 0, 2, 2]), np.array([1, 4, 2, 5])
-    place = jacobian.gather_places(played.places, episode, step - 1)
+    place = played.places(episode, step - 1)
     moments = list(go_on(learned.agent, learned.world, place, steps=2))
     for n in range(4):
         for k in range(3):
@@ -377,7 +377,7 @@ def test_samples_are_spread_over_episodes() -> None:
 
 
 def test_memory_bounds_the_batch(learned: Simulator[RSSMWorld]) -> None:
-    state = jacobian.replay(learned, torch.zeros(1, 6, dtype=torch.float64), 3).places[1]
+    state = jacobian.replay(learned, torch.zeros(1, 6, dtype=torch.float64), 3).after[1]
     sizes = [jacobian.rows_that_fit(learned, state, 4, size) for size in (1e12, 1e8, 1e7, 1.0)]
     assert jacobian.MOST_ROWS == sizes[0] > sizes[1] > sizes[2] > sizes[3] == 1
     assert jacobian.rows_that_fit(learned, state, 8, 1e8) < sizes[1]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from analysis.coupling.jacobian import gather_places, jacobians, replay, rows_that_fit
+from analysis.coupling.jacobian import jacobians, replay, rows_that_fit
 from analysis.dynamics.config import DynamicsConfig
 from analysis.dynamics.inputs import Recorded, Still
 from analysis.dynamics.recurrence import Recurrence
@@ -211,19 +211,19 @@ def test_jacobians_are_those_of_torch_func(foreign: Simulator[Any], path: str) -
     """Of the same rollout from where the source step left it, with c, and for the direct part all actions, held."""
     lags, known = [1, 2, 3], basis()
     played = replay(foreign, latents(), 6)
-    place = gather_places(played.places, np.arange(B), np.array([0, 1, 0]))
+    place = played.places(np.arange(B), np.array([0, 1, 0]))
     got = jacobians(foreign, place, known, lags, H)[path]
     longest = max(lags)
     for b in range(B):
         begun = [0, 1, 0][b]
         for at, lag in enumerate(lags):
             source = begun + 1 + longest - lag
-            here = played.places[source]
+            here = played.after[source]
             h, c = (x[b : b + 1] for x in here.state)
 
             def last(changed: Tensor, b: int = b, source: int = source, c: Tensor = c, lag: int = lag) -> Tensor:
                 state, nowhere = (changed[None], c), torch.zeros(1, dtype=torch.bool)
-                world_state = played.places[source].world[b : b + 1]
+                world_state = played.after[source].world[b : b + 1]
                 action = choose(foreign.agent.heads((), state)[0], SPEC.parts)[1]
                 for _ in range(lag):
                     given = action if path == "straight_through" else action.detach()
@@ -243,7 +243,7 @@ def test_coupling_tries_every_action(foreign: Simulator[Any]) -> None:
     found = jacobians(foreign, latents(), basis(), [1, 2], H)
     assert found["through_world"].shape == (B, 2, H, H) and found["through_world"][:, 1].abs().max() > 1e-4
     assert (found["ended"] == 0).all()
-    place = gather_places(replay(foreign, latents(), 2).places, np.arange(B), np.zeros(B, int))
+    place = replay(foreign, latents(), 2).places(np.arange(B), np.zeros(B, int))
     assert rows_that_fit(foreign, place, 3, 1e9) > rows_that_fit(foreign, place, 3, 1.0) == 1
 
 

@@ -11,8 +11,8 @@ import pytest
 from core import artefacts
 from core.artefacts import new_run, read_manifest
 from core.contracts import UserError
+from core.stages import OF_AN_AGENT as STAGES
 from tests.conftest import write_agent, write_evaluation, write_simulator, write_study
-from validation.report.commands import STAGES
 from validation.report.lineage import agents_in, choose, trace
 
 

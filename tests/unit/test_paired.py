@@ -242,7 +242,8 @@ def test_places_of_two_actions_are_never_taken_for_one() -> None:
     node, pairs = torch.arange(N).repeat_interleave(9), torch.cartesian_prod(torch.arange(3), torch.arange(3))
     action = pairs.repeat(N, 1)
     assert len(real._key(node, action).unique()) == 9 * N
-    reached = tree[1].places.seen[real.grow(1, node, action)]
+    there = real.grow(1, node, action)
+    reached = tree[1].places.seen[there]
     start = np.stack([np.frombuffer(s, np.float64)[:3] for s in real.starts.states])
     pushes = PUSH_AX[:3][action[:, 0]] + PUSH_AX[3:][action[:, 1]]
     want = KEPT * start.repeat(9, 0) + pushes

@@ -10,6 +10,7 @@ import pytest
 
 from agents.nmmo_evaluate import STAGE as EVALUATION
 from analysis.lives.evaluations import COLUMNS, ELO, Lives, load, metrics, ratings, tables
+from analysis.proc_eval_result import ProcEvalResultConfig, main
 from core import artefacts
 from core.contracts import UserError
 
@@ -111,3 +112,37 @@ def test_a_pair_differs_only_where_there_is_a_difference() -> None:
     top, low = (result.tables["ratings"][i] for i in (0, 1))
     assert top["rating"] > low["rating"] and top["low"] > low["high"]
     assert top["rating"] + low["rating"] == pytest.approx(0, abs=1e-6)
+
+
+def evaluation(path: Path, mode: str) -> Path:
+    """A small evaluation of two policies."""
+    rng = np.random.default_rng(0)
+    world = [0, 0, 1, 1, 2, 2, 3, 3]
+
+    def one() -> dict[str, Any]:
+        numbers = {name: rng.uniform(1, 9, len(world)).round(3).tolist() for name in ("length", "ate", "drank")}
+        words = {"task": ["eat"] * len(world), "category": ["survival"] * len(world)}
+        return {"world": world, **words, **numbers, "progress": rng.uniform(size=len(world)).tolist()}
+
+    with artefacts.new_run(path / f"eval_{mode}", EVALUATION, {}) as run:
+        artefacts.write_json(run.path / "result_000.json", {"a": one(), "b": one()})
+        run.facts = {"mode": mode}
+    return path / f"eval_{mode}"
+
+
+def test_two_evaluations_fit_into_one_out(tmp_path: Path) -> None:
+    alone = evaluation(tmp_path, "pve")
+    main(ProcEvalResultConfig(policies=tmp_path, out=tmp_path / "one", resamples=20))
+    assert artefacts.verify(tmp_path / "one") == []
+    evaluation(tmp_path, "pvp")
+    main(ProcEvalResultConfig(policies=tmp_path, out=tmp_path / "both", resamples=20))
+    assert {p.name for p in (tmp_path / "both").iterdir()} == {"metrics_pve", "metrics_pvp"}
+    main(ProcEvalResultConfig(policies=alone, resamples=20))
+    with pytest.raises(UserError, match="metrics_pve already holds data"):
+        main(ProcEvalResultConfig(policies=tmp_path, resamples=20))
+    (tmp_path / "metrics_pvp").mkdir()
+    (tmp_path / "metrics_pve").rename(tmp_path / "metrics_pvp" / "kept")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="metrics_pvp already holds data"):
+        main(ProcEvalResultConfig(policies=tmp_path, resamples=20))
+    assert sorted(tmp_path.rglob("*")) == before  # the first is not begun either

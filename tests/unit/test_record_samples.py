@@ -163,6 +163,7 @@ def test_an_ended_sample_is_cut_where_it_ended() -> None:
         terminal=torch.zeros(3, 4),
         alive=alive,
         state=t.expand(3, 5)[..., None],
+        world=t.expand(3, 5)[..., None],
     )
     goes_on, third, first = to_episodes(trajectory, torch.zeros(3, 2), SPEC, [{}, {}, {}])
     assert goes_on.steps == 4 and goes_on.truncated and not goes_on.terminated and goes_on.final_known

@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents.evaluate import HELD_OUT_LEVEL
-from agents.recurrent import RecurrentAgent, load_agent
+from agents.load import load_agent
 from analysis.shared.directions import changing, fit_pca, state_rank
 from core import artefacts, config as cli
-from core.contracts import UserError, VecEnv
+from core.contracts import Agent, UserError, VecEnv
 from core.directions import Basis, fingerprint
 from core.episodes import RolloutStore
 from core.roll import Simulator
 from core.video import check_video
+from envs.procgen import HELD_OUT_LEVEL
 from envs.registry import held_out_pool, make
 from generative.load import load_simulator
 from validation.fidelity import figures
@@ -44,9 +44,9 @@ STAGE = "fidelity"
 class FidelityConfig:
     """Compare a simulator with held-out real rollouts, step by step."""
 
-    simulator: Path
+    simulator: Path = Path("runs/simulator")
     """run directory of the simulator (with its agent)"""
-    rollouts: Path
+    rollouts: Path = Path("runs/rollouts")
     """real rollouts of the same agent, on levels that the simulator was not trained on"""
     out: Path = Path("runs/fidelity")
     """run directory to write"""
@@ -81,7 +81,7 @@ class FidelityConfig:
     """replace an earlier comparison in --out"""
 
 
-def load_other(config: FidelityConfig, simulator: Simulator[Any], device: torch.device) -> RecurrentAgent | None:
+def load_other(config: FidelityConfig, simulator: Simulator[Any], device: torch.device) -> Agent | None:
     """The agent of --other_agent, or None; UserError unless it is another one of the same world."""
     if config.other_agent is None:
         return None

@@ -285,12 +285,13 @@ def other_policy(shots: Snapshots, other: Agent | None, steps: int, found: Found
     what holding the last frame would make: ``policy_dependence`` is the ratio of the two shares.
     """
     own, device = shots.starts.state, shots.starts.h_NH.device
-    chooser = Chooser(RANDOM if other is None else Exploration(), len(shots), rng)
+    parts = shots.simulator.agent.spec.parts
+    chooser = Chooser(RANDOM if other is None else Exploration(), len(shots), rng, parts)
     strange = (shots.simulator.agent, own) if other is None else (other, warmed_up(other, shots.starts, device))
     errors, copies, seen = [], [], []
     with bar("another policy", 2, "policies") as progress:
         for (agent, state), choose in (
-            ((shots.simulator.agent, own), Chooser(Exploration(), len(shots), rng)), (strange, chooser),
+            ((shots.simulator.agent, own), Chooser(Exploration(), len(shots), rng, parts)), (strange, chooser),
         ):  # fmt: skip
             obs, exists, action = follow(shots, agent, state, choose, steps)
             over = tuple(range(2, obs.ndim))

@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +53,8 @@ class Rows:
 
     def __getitem__(self, part: slice) -> Rows:
         """Some of the steps."""
-        return Rows(*(x[:, part] for x in vars(self).values() if isinstance(x, Tensor)), parts=self.parts)
+        cut: dict[str, Any] = {name: x[:, part] for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **cut)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ STAGE = "interventions"
 class InterventionsConfig:
     """Change directions of the hidden state; compare the simulator's prediction with the real world."""
 
-    simulator: Path = Path("bundles/coinrun-demo/simulator")
+    simulator: Path = Path("runs/simulator")
     """run directory of the simulator (with its agent)"""
     policy: Path | None = None
     """run directory of an agent, in place of a simulator: only the real world is asked, and what a simulator would have

@@ -144,7 +144,9 @@ class Paired:
         wanted = keys.tolist()
         missing = [n for n, key in enumerate(wanted) if key not in before.child]
         if missing:
-            some = torch.stack([(back_R == n).nonzero()[0, 0] for n in missing])  # a row of each
+            row_of = torch.empty_like(keys)
+            row_of[back_R] = torch.arange(len(back_R), device=keys.device)  # whichever: all rows of a key are alike
+            some = row_of[missing]
             parents = [before.places.states[node] for node in node_R[some].tolist()]
             before.child |= {wanted[n]: len(level.places.states) + i for i, n in enumerate(missing)}
             level.add(self._go(t, parents, action[some]))

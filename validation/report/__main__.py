@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core import artefacts, config as cli
-from validation.report.commands import STAGES
+from core.stages import OF_AN_AGENT
 from validation.report.contents import PAGE, build
 from validation.report.lineage import choose, shown
 
@@ -39,7 +39,7 @@ class ReportConfig:
 
 
 def main(config: ReportConfig) -> None:
-    chosen = choose(config.runs, STAGES, config.agent, config.simulator)
+    chosen = choose(config.runs, OF_AN_AGENT, config.agent, config.simulator)
     page = build(chosen, config.out)
     inputs: dict[str, Path] = {}
     for run in chosen.runs:

@@ -3,63 +3,16 @@ missing.  Each is tried on the stage's own parser before it is printed."""
 
 from __future__ import annotations
 
-import importlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from core import artefacts, config as cli
 from core.contracts import UserError
+from core.stages import MADE_BY, OF_AN_AGENT as STAGES, Stage
 from validation.report.lineage import shown
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage whose runs a page knows: where its code is, and the flags that name what it is made from."""
-
-    module: str
-    config: str  # the class of its configuration there
-    needs: tuple[str, ...] = ()
-    takes: tuple[str, ...] = ()  # can do without
-    script: str = ""  # in the root, where it is not run as a module
-
-    @property
-    def door(self) -> ModuleType:
-        """The module with the configuration and main: what ``python -m`` runs."""
-        found = importlib.import_module(self.module)
-        return importlib.import_module(f"{self.module}.__main__") if hasattr(found, "__path__") else found
-
-    @property
-    def cls(self) -> type:
-        found: type = getattr(self.door, self.config)
-        return found
-
-
-STAGES = {
-    "train": Stage("agents.train", "TrainConfig", script="train.py"),
-    "evaluate": Stage("agents.evaluate", "EvaluateConfig", ("agent",)),
-    "record": Stage("agents.record", "RecordConfig", ("agent",), script="record.py"),
-    "train_gen_model": Stage("generative.train", "GenTrainConfig", ("agent", "rollouts"), script="train_gen_model.py"),
-    "record_samples": Stage("generative.record_samples", "RecordSamplesConfig", ("simulator",), ("rollouts",)),
-    "fidelity": Stage("validation.fidelity", "FidelityConfig", ("simulator", "rollouts")),
-    "hidden_states": Stage("analysis.hidden_states", "HiddenStatesConfig", ("agent", "rollouts"), ("samples",)),
-    "env_states": Stage("analysis.env_states", "EnvStatesConfig", ("simulator", "rollouts"), ("samples",)),
-    "latents": Stage("analysis.latents", "LatentsConfig", ("simulator", "rollouts"), ("samples",)),
-    "behaviours": Stage("analysis.behaviours", "BehavioursConfig", ("simulator", "rollouts"), ("samples",)),
-    "dynamics": Stage("analysis.dynamics", "DynamicsConfig", ("agent", "rollouts"), ("hidden_states", "behaviours")),
-    "saliency": Stage("analysis.saliency", "SaliencyConfig", ("simulator", "samples")),
-    "coupling": Stage("analysis.coupling", "CouplingConfig", ("simulator", "samples", "hidden_states"),
-                      ("behaviours",)),
-    "similarity": Stage("analysis.similarity", "SimilarityConfig", ("agents", "rollouts")),
-    "target_functions": Stage("analysis.target_functions", "TargetFunctionsConfig", ("simulator",),
-                              ("rollouts", "hidden_states")),
-    "interventions": Stage("validation.interventions", "InterventionsConfig", ("simulator", "hidden_states"),
-                           ("behaviours",)),
-}  # fmt: skip
-MADE_BY = {"agent": "train", "simulator": "train_gen_model", "rollouts": "record", "samples": "record_samples"}
 
 
 @dataclass(frozen=True)
@@ -116,7 +69,7 @@ def verify(path: Path) -> Command:
 
 
 def _line(stage: Stage, words: Sequence[str]) -> str:
-    return f"python {stage.script or f'-m {stage.module}'} {shlex.join(words)}"
+    return f"python {stage.command} {shlex.join(words)}"
 
 
 def _flags(given: Mapping[str, Sequence[Path]]) -> list[str]:

@@ -25,10 +25,11 @@ from core import artefacts
 from core.artefacts import Result
 from core.episodes import RolloutStore
 from core.figures import REAL, figure_of
+from core.stages import OF_AN_AGENT
 from core.stats import FEW_UNITS
 from validation.fidelity.summary import to_show
 from validation.report import claims
-from validation.report.commands import STAGES, make, repeat, verify
+from validation.report.commands import make, repeat, verify
 from validation.report.lineage import AGENT, Chosen, Traced, agents_in, shown, simulators_in, trace
 from validation.report.page import (
     around,
@@ -676,7 +677,7 @@ def provenance(chosen: Chosen, out: Path) -> Section:
                 "manifest SHA-256": artefacts.sha256(path / artefacts.MANIFEST)[:12],
             }
         )
-        if manifest["stage"] in STAGES:
+        if manifest["stage"] in OF_AN_AGENT:
             name = next(n for n in (path.name, *(f"{path.name}_{i}" for i in range(2, 999))) if n not in taken)
             taken.add(name)
             how = repeat(path, out.parent / AGAIN / name)

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from agents.recurrent import load_agent
+from agents.load import load_agent
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint

@@ -1,0 +1,6 @@
+"""``python -m validation``: the commands that there are."""
+
+from core.stages import listed
+
+if __name__ == "__main__":
+    print(listed("validation"))
