@@ -28,7 +28,11 @@ from core.roll import heads_at
 from core.trees import flatten
 from envs.nmmo import FEATURES, NmmoEnv, NmmoOptions
 from envs.registry import agents_a_world, make, renewed
+from validation.hypotheses.grammar import Hypothesis
 from validation.interventions import __main__ as interventions
+from validation.interventions.alone import asked_in, table_of
+from validation.interventions.bench import Bench, effects_in
+from validation.interventions.options import StudyOptions
 from validation.paired.course import Measures
 from validation.paired.shared import SharedWorld, shared_world
 from validation.report import __main__ as report
@@ -224,11 +228,25 @@ def test_a_claim_about_a_policy_is_tested_without_a_simulator(house: Path, tmp_p
     assert np.abs(result.arrays["observed/value"][0]).min() > 0  # h was changed at every start
 
 
-def test_all_agents_of_a_world_are_one_unit(house: Path, tmp_path: Path) -> None:
-    result = study(house, tmp_path / "i", "--hypotheses", "shift 0 by +3 on value", "--who", "all")
-    units_N = result.arrays["unit"]
-    assert len(np.unique(units_N)) <= 6 < len(units_N)
-    assert result.notes["claims"][0]["n"] == len(np.unique(units_N))
+def test_all_agents_of_a_world_are_one_unit(house: Path) -> None:
+    agent, basis = load_agent(house / "policy"), load_basis(house / "hidden_states", "pca")
+    env = NmmoEnv(WORLD, 6, house / "maps")
+    options = StudyOptions(starts=6, horizon=2, controls=39, latest_start=2)
+    asked = asked_in(
+        agent, lambda slots: env, basis, (), options, 0, torch.Generator(), "all", torch.device("cpu")
+    )  # fmt: skip
+    change = Hypothesis("shift", (0,), (3.0,))
+    bench = Bench(basis, asked.starts, asked.world, None, asked.world)
+    bench.prepare([change], (), np.random.default_rng(0))
+    own = effects_in(bench, asked.world, [change], None, "")
+    unaltered = {q: v[0] for q, v in asked.world.measure([None]).items()}
+    nothing = {q: np.zeros(len(asked.starts)) for q in unaltered}
+    assert len(asked.starts) > 6 and len(np.unique(asked.unit_N)) == 6
+    rows = table_of(
+        [change], unaltered, own, own, nothing, asked.unit_N, {}, (), options, np.random.default_rng(0)
+    )  # fmt: skip
+    assert rows and {row["n"] for row in rows} == {6}
+    env.close()
 
 
 def test_what_needs_a_simulator_is_refused_or_absent(house: Path, tmp_path: Path) -> None:

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-import tyro
 
 from agents.load import load_agent
 from analysis.shared.behaviours import load_behaviours
@@ -37,7 +36,7 @@ from envs.nmmo import MAPS
 from envs.registry import held_out_pool, make
 from generative.load import load_simulator
 from validation.interventions.alone import alone
-from validation.interventions.figures import draw_effects, draw_headline, draw_needs, short, write_videos
+from validation.interventions.figures import draw_claims, draw_effects, draw_headline, draw_needs, short, write_videos
 from validation.interventions.options import StudyOptions, check_options, parse_study
 from validation.interventions.study import study
 from validation.interventions.tables import by_behaviour
@@ -55,8 +54,10 @@ class InterventionsConfig:
     policy: Path | None = None
     """run directory of an agent, in place of a simulator: only the real world is asked, and what a simulator would have
     foretold is not"""
-    hidden_states: Annotated[Path, tyro.conf.arg(aliases=["--basis"])] = Path("runs/hidden_states")
+    hidden_states: Path = Path("runs/hidden_states")
     """hidden-states run directory with the directions"""
+    basis: Path | None = None
+    """same as --hidden_states, under the name that the stages of policies know"""
     behaviours: Path | None = None
     """behaviours run directory: effects are also given for each behaviour that starts fall into"""
     out: Path = Path("runs/interventions")
@@ -190,6 +191,7 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
         result = alone(agent, pools, basis, options, device, rule, config.who)
         result.notes["warnings"] += shared_levels(config) if agent.spec.env_id.startswith("procgen/") else []
         result.save(run.path)
+        draw_claims(result, run.path / "claims.png")
         run.metrics = dict(result.scalars)
         run.facts = {"agent": name}
     print_summary(result)
@@ -197,6 +199,8 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
 
 
 def main(config: InterventionsConfig) -> None:
+    if config.basis is not None:
+        config = replace(config, hidden_states=config.basis, basis=None)
     options = check(config)
     torch.set_num_threads(config.threads)
     if config.policy is not None:

@@ -151,8 +151,9 @@ def asked_in(
     """Starts in a world that is made anew, and the agent that can be run on from them."""
     agents, spec = agents_a_world(agent.spec), renewed(agent.spec)
     parts = spec.parts if spec.action_parts else ()
-    words = {word: [spec.action_names.index(name) for name in names] for word, names in spec.action_words.items()}
-    measures = Measures(words, basis, options.directions, events, parts)
+    words = spec.action_words or {name: (name,) for name in spec.action_names}
+    actions = {word: [spec.action_names.index(name) for name in names] for word, names in words.items()}
+    measures = Measures(actions, basis, options.directions, events, parts)
     if agents > 1:
         env = make(options.starts * agents)
         shared = shared_world(

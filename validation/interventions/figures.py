@@ -162,6 +162,31 @@ def draw_needs(result: Result, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def draw_claims(result: Result, path: Path) -> None:
+    """Claims of a study without a simulator: the effect seen and the bands of its controls, in spreads of the quantity;
+    no file where there is none."""
+    rows = [c for c in result.notes["claims"] if c.get("spread")]
+    if not rows:
+        return
+    figure = figure_of(9, 1.1 + 0.34 * len(rows))
+    ax = figure.subplots()
+    ax.axvline(0, color=LINE, lw=0.8)
+    for y, r in enumerate(rows):
+        if r.get("random_n"):
+            low, high = r["random_low"] / r["spread"], r["random_high"] / r["spread"]
+            ax.barh(y, high - low, 0.6, low, color=BAND, label=None if y else "controls (95 %)")
+        at, ends = r["observed"] / r["spread"], (r["low"] / r["spread"], r["high"] / r["spread"])
+        ax.errorbar(at, y, xerr=[[at - ends[0]], [ends[1] - at]], fmt="o", ms=4, color=REAL, lw=1, capsize=2,
+                    label=None if y else "real world")  # fmt: skip
+    names = [fill(f"{r['hypothesis']}: {in_words(r['quantity'])} ({r['verdict']})", 60) for r in rows]
+    ax.set_yticks(range(len(rows)), names, fontsize=7)
+    ax.invert_yaxis()
+    ax.set_xlabel("effect (spreads of the quantity over the unaltered starts)", fontsize=8)
+    ax.tick_params(axis="x", labelsize=7)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    figure.savefig(path, dpi=120)
+
+
 def short(scalar: Mapping[str, Any]) -> str:
     """Such as 0.91 [0.86, 0.96]."""
     middle, interval = scalar["value"], scalar.get("interval") or [None, None]

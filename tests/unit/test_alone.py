@@ -1,0 +1,63 @@
+"""What may be said of a change without a simulator: statements about the real world, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from validation.hypotheses.grammar import Hypothesis
+from validation.interventions.alone import CRITERIA, by_unit, claims_of, table_of
+from validation.interventions.options import StudyOptions
+from validation.interventions.statistics import Controls
+from validation.interventions.tables import Picked
+
+CHANGE = Hypothesis("shift", (0,), (2.0,))
+OPTIONS = StudyOptions(starts=40, horizon=4, controls=39, latest_start=8)
+
+
+def judged(effect: float, *, twins: float = 0.0, null: float = 0.2, memory: float = 0.0) -> dict[str, Any]:
+    """The row of an effect on value@4, in spreads, whose controls have ``null`` and unaltered twins differ."""
+    rng = np.random.default_rng(0)
+    unaltered = rng.standard_normal(40)
+    unaltered /= unaltered.std()
+    own = (effect + 0.1 * rng.standard_normal(40))[None]
+    controls = Controls({"value@4": null * rng.standard_normal((78, 40))}, np.repeat([0, 1], 39), {})
+    (row,) = table_of(
+        [CHANGE], {"value@4": unaltered}, {"value@4": own}, {"value@4": np.full((1, 40), memory)},
+        {"value@4": np.full(40, twins)}, np.arange(40), {CHANGE: controls}, (), OPTIONS, rng,
+    )  # fmt: skip
+    return row
+
+
+@pytest.mark.parametrize(
+    ("case", "exists", "special", "verdict"),
+    [
+        ({"effect": 1.0}, "yes", "yes", "found"),
+        ({"effect": 1.0, "null": 20.0}, "yes", "open", "open"),  # directions that occur do as much
+        ({"effect": 0.0}, "no", "open", "no effect"),
+        ({"effect": 1.0, "twins": 2.0}, "no", "yes", "no effect"),  # unaltered runs differ by more
+    ],
+)
+def test_a_claim_exists_and_is_special_or_not(case: dict[str, float], exists: str, special: str, verdict: str) -> None:
+    row = judged(**case)
+    assert (row["exists"], row["special"], row["verdict"]) == (exists, special, verdict)
+    assert row["size"] == row["needed"] == "not asked" and "foretold" not in row
+
+
+def test_what_runs_through_memory_is_no_effect_through_the_world() -> None:
+    assert judged(1.0, memory=1.0)["through_world"] == "no" and judged(1.0)["through_world"] == "yes"
+
+
+def test_a_claim_says_what_was_not_asked() -> None:
+    row = judged(1.0)
+    (claim,) = claims_of([row], [Picked([(CHANGE, "value@4")], "one direction")], "ica", True)
+    assert claim["parts"]["needed"] == {"answer": "not asked", "words": "there is no simulator to compare with"}
+    assert "nothing was foretold" in claim["text"] and "confirmed" not in claim["text"] and "Not asked" in CRITERIA
+    (none,) = claims_of([], [Picked([(CHANGE, "value@4")], "one direction")], "ica", True)
+    assert none["verdict"] == "open" and "no claim" in none["text"]
+
+
+def test_starts_of_a_unit_count_as_one() -> None:
+    assert by_unit(np.array([[1.0], [3.0], [5.0]]), np.array([7, 7, 2])).tolist() == [[5.0], [2.0]]
