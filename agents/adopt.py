@@ -79,7 +79,9 @@ class Checked:
         except Exception as error:  # whatever a user's code raises
             what = f"{type(error).__name__}: {' '.join(str(error).split())}"
             seen = f" (fields: {_described(inputs[0])})" if name == "encode" else ""
-            raise broken("calls", f"{name} fails on an observation of {self.agent.spec.env_id}{seen}: {what}") from error
+            raise broken(
+                "calls", f"{name} fails on an observation of {self.agent.spec.env_id}{seen}: {what}"
+            ) from error
         for x, was in zip(inputs, before, strict=True):
             if not _equal(x, was):
                 raise broken("purity", f"{name} changes its input in place")
@@ -222,7 +224,9 @@ def _check_frames(call: Checked, obs: Batch) -> None:
     """Simulators show frames as float32 in [0, 1]."""
     scaled = _floats(obs)
     if not all(_close(x, y) for x, y in zip(leaves(call("encode", obs)), leaves(call("encode", scaled)), strict=True)):
-        raise broken("frames", "uint8 frames and the same as float32 in [0, 1] are encoded differently; divide by dtype")
+        raise broken(
+            "frames", "uint8 frames and the same as float32 in [0, 1] are encoded differently; divide by dtype"
+        )
 
 
 def _check_replacing(call: Checked, obs: Batch, state: Tree, none: Tensor) -> None:

@@ -1,8 +1,8 @@
 """Agents of users' own: a module with ``make_agent``, and weights from wherever they were trained.
 
 A user's module has one function, ``make_agent(spec) -> torch.nn.Module``; what it returns keeps core.contracts.Agent
-(``spec`` is set here).  It may have another, ``rename(name) -> str | None``: the module's name of a tensor of the weights
-file, or None to leave that tensor out.  docs/bring-your-own.md has complete ones.
+(``spec`` is set here).  It may have another, ``rename(name) -> str | None``: the module's name of a tensor of the
+weights file, or None to leave that tensor out.  docs/bring-your-own.md has complete ones.
 
 Weights are read without unpickling anything: safetensors, state dicts that ``torch.save`` wrote (``weights_only=True``;
 of nested dicts the names are joined with dots), and ``policy.pth`` out of a zip of Stable-Baselines3.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -85,14 +86,18 @@ def _unpacked(path: Path, data: bytes) -> Any:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 if POLICY in archive.namelist():
                     data = archive.read(POLICY)
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # of a file that is then refused, or read
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(
             f"{path} holds pickled objects, which are never loaded; save the state dict alone: "
             "torch.save(agent.state_dict(), ...)"
         ) from None
     except (RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is no safetensors file, no state dict and no zip of Stable-Baselines3: {error}") from None
+        raise UserError(
+            f"{path} is no safetensors file, no state dict and no zip of Stable-Baselines3: {error}"
+        ) from None
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from agents.consistency import alter
+from agents.load import load_agent
 from agents.play import Chooser, Exploration, Moment, play, tensors
-from agents.recurrent import load_agent
 from core import artefacts, config as cli
 from core.contracts import Agent, UserError, VecEnv
 from core.directions import fingerprint
@@ -21,10 +21,10 @@ from core.progress import bar
 from core.roll import act
 from core.stats import Estimate, bootstrap_mean, in_text, share_of
 from core.trees import Tree, rows_of
+from envs.procgen import HELD_OUT
 from envs.registry import make
 
 STAGE = "evaluate"
-HELD_OUT_LEVEL = 500_000_000  # far from any training pool
 STATES_EVERY = 8  # steps between the states of an episode in which --robustness asks the agent again
 ALTERATIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "shift_horizontal": ({"right": 1}, {"right": -1}),
@@ -48,10 +48,11 @@ class EvaluateConfig:
     """whole episodes; every slot gives the same number"""
     slots: int = 64
     """environments side by side"""
-    start_level: int = HELD_OUT_LEVEL
-    """first level of the evaluation pool"""
-    num_levels: int = 100_000
-    """size of the evaluation pool"""
+    start_level: int | None = None
+    """first level of the evaluation pool (default: the world's held-out starts; Procgen's are levels from 500,000,000
+    on)"""
+    num_levels: int | None = None
+    """size of the evaluation pool (default: 100,000)"""
     greedy: bool = False
     """take the most likely action instead of sampling"""
     robustness: bool = False
@@ -88,7 +89,7 @@ def whole_episodes(
 ) -> Episodes:
     """``ceil(episodes / slots)`` whole episodes from every slot; states only with ``robustness``."""
     slots = env.spec.slots
-    chooser = Chooser(Exploration(greedy=greedy), slots, np.random.default_rng(seed))
+    chooser = Chooser(Exploration(greedy=greedy), slots, np.random.default_rng(seed), agent.spec.parts)
     each = -(-episodes // slots)
     quota_B = np.full(slots, each)
     score_B, length_B = np.zeros(slots), np.zeros(slots, np.int64)
@@ -165,15 +166,18 @@ def main(config: EvaluateConfig) -> None:
     cli.require(1, episodes=config.episodes, slots=config.slots)
     cli.require(0, seed=config.seed)
     agent = load_agent(config.agent, device)
+    if agent.spec.env_id == "nmmo":
+        raise UserError(f"{config.agent} plays Neural MMO: python -m agents.evaluate DIR pve|pvp")
     trained = agent.spec.options
     low, high = trained.get("start_level", 0), trained.get("start_level", 0) + trained.get("num_levels", 0)
-    if trained.get("num_levels") and config.start_level < high and config.start_level + config.num_levels > low:
-        raise UserError(f"levels {config.start_level}... overlap the training levels {low} to {high - 1}")
+    given = {"start_level": config.start_level, "num_levels": config.num_levels}
+    levels = {k: v for k, v in given.items() if v is not None}
+    pool = {**HELD_OUT, **levels}
+    if trained.get("num_levels") and pool["start_level"] < high and pool["start_level"] + pool["num_levels"] > low:
+        raise UserError(f"levels {pool['start_level']}... overlap the training levels {low} to {high - 1}")
     if config.robustness and any(len(field.shape) != 3 for field in agent.spec.obs.values()):
         raise UserError("--robustness alters frames; this agent sees none")
-    env = make(
-        agent.spec, config.slots, threads=config.threads, start_level=config.start_level, num_levels=config.num_levels
-    )
+    env = make(agent.spec, config.slots, threads=config.threads, split="held_out", **levels)
     with artefacts.new_run(config.out, STAGE, config, {"agent": config.agent}, overwrite=config.overwrite) as run:
         found = whole_episodes(
             agent, env, config.episodes, seed=config.seed, device=device,

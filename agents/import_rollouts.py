@@ -261,8 +261,8 @@ def main(config: ImportConfig) -> None:
         run.record("steps", sum(len(e.action) for e in recorded), "steps")
         run.record("surprise_mean", float(np.mean(surprises)), "nats above the policy's entropy", n)
     print(
-        f"imported {n} episodes, {sum(len(e.action) for e in recorded):,} steps: {config.out}; the recorded actions are "
-        f"{np.mean(surprises):+.2f} nats more surprising to the agent than its own draws (0: it was this agent)"
+        f"imported {n} episodes, {sum(len(e.action) for e in recorded):,} steps: {config.out}; the recorded actions "
+        f"are {np.mean(surprises):+.2f} nats more surprising to the agent than its own draws (0: it was this agent)"
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import lzma
-import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,14 +26,14 @@ from agents.policies import (
     sample,
     save_policy,
 )
-from agents.ppo import PPOConfig, RewardScale, Rollout, encode, objective, update
+from agents.ppo import PPOConfig, RewardScale, Rollout, encode, objective
+from agents.trainer import Trainer
 from core import artefacts, config as cli
 from core.contracts import Step, UserError
 from core.directions import fingerprint
-from core.progress import bar
 from core.replay import Replay, page
 from core.roll import Acted, act
-from core.training import STATE, Log, Stop, load_state, open_run, rng_states, save_state, set_rng_states
+from core.training import STATE, Stop, load_state, open_run
 from core.trees import detached, joined, on, rows_of, with_rows
 from envs.nmmo import FEATURES, HELD_OUT_MAPS, MAPS, NmmoEnv, NmmoOptions, features, held_out, options_of
 from envs.nmmo_tasks import tasks_of
@@ -131,32 +130,34 @@ class Collector:
 
     def __init__(self, agent: PolicyAgent, env: NmmoEnv, reward: Any, config: NmmoTrainConfig, device: torch.device):
         self.agent, self.env, self.reward, self.config, self.device = agent, env, reward, config.ppo, device
+        self.seed = config.seed
         self.current: Step = env.reset(config.seed)
         slots = env.spec.slots
-        self.state = on(detached(agent.initial(slots)), device)
+        self.memory = on(detached(agent.initial(slots)), device)
         self.scale = RewardScale(config.ppo.gamma, np.zeros(slots), np.ones(slots))
         self.tally = {k: np.zeros(slots) for k in ("length", "ate", "drank")}
         self.lives: deque[dict[str, float]] = deque(maxlen=256)
-        self.lived = 0
+        self.collected = 0  # steps of live agents in the last rollout
 
     def _act(self, obs: dict[str, Tensor], step: Step) -> tuple[Tensor, Acted]:
         """The slots whose agent is there (int64 [R]), and what these make of it; the others are not looked at."""
         rows = torch.from_numpy(np.flatnonzero(_alive(step))).to(self.device)
         is_first = torch.from_numpy(step.is_first).to(self.device)[rows]
         t = torch.zeros_like(rows)  # nothing asks for the age of a life: there are no interventions
-        return rows, act(self.agent, {k: v[rows] for k, v in obs.items()}, rows_of(self.state, rows), is_first, t)
+        return rows, act(self.agent, {k: v[rows] for k, v in obs.items()}, rows_of(self.memory, rows), is_first, t)
 
     @torch.no_grad()
     def collect(self) -> Rollout:
+        self.collected = 0
         rows: dict[str, list[Tensor]] = {}
         kept_obs: list[dict[str, Tensor]] = []
-        state_first = self.state
+        state_first = self.memory
         parts = len(self.env.spec.action_parts)
         for _ in range(self.config.rollout_steps):
             step, slots = self.current, self.env.spec.slots
             obs = tensors(step, self.device)
             there, acted = self._act(obs, step)
-            self.state = with_rows(self.state, there, acted.state)
+            self.memory = with_rows(self.memory, there, acted.state)
             chosen = sample(acted.logits_BA, self.env.spec)
             logp = torch.zeros(slots, device=self.device)
             value, action = torch.zeros_like(logp), torch.zeros(slots, parts, dtype=torch.int64, device=self.device)
@@ -184,7 +185,7 @@ class Collector:
     def _count(self, before: Step, after: Step, done: np.ndarray) -> None:
         assert after.final_truth is not None
         alive = _alive(before)
-        self.lived += int(alive.sum())
+        self.collected += int(alive.sum())
         self.tally["length"] += alive
         for name in ("ate", "drank"):
             self.tally[name] += np.where(alive, after.final_truth[name], 0)
@@ -198,6 +199,14 @@ class Collector:
         """Of the last lives that ended."""
         names = ("length", "ate", "drank", "progress")
         return {f"{k}_mean": float(np.mean([life[k] for life in self.lives])) if self.lives else np.nan for k in names}
+
+    def state(self) -> dict[str, Any]:
+        """What --resume goes on from: other lives than those already learnt from."""
+        return {"scale": [float(v) for v in (self.scale.mean, self.scale.var, self.scale.count)]}
+
+    def restore(self, state: dict[str, Any], step: int) -> None:
+        self.scale.mean, self.scale.var, self.scale.count = state["scale"]
+        self.current = self.env.reset(self.seed + step)
 
 
 def reward_of(module: PolicyModule) -> RewardWrapper:
@@ -225,17 +234,11 @@ def _alive(step: Step) -> np.ndarray:
     return step.alive
 
 
-def main(config: NmmoTrainConfig) -> None:
-    device = cli.device_of(config.device)
-    torch.set_num_threads(config.threads)
-    cli.require(0, seed=config.seed)
-    stop = Stop(config.stop_after)
-    if config.mode == "replay":
-        film(config, device)
-        return
+def check(config: NmmoTrainConfig) -> None:
+    """UserError for settings that do not go together."""
+    ppo = config.ppo
     if config.policies is not None:
         raise UserError("-p (--policies) belongs to -m replay; a training starts anew, or goes on with --resume")
-    ppo = config.ppo
     cli.require(1, envs=ppo.envs, minibatches=ppo.minibatches, rollout_steps=ppo.rollout_steps, epochs=ppo.epochs,
                 total_steps=ppo.total_steps, size=config.size)  # fmt: skip
     slots = ppo.envs * config.env.players
@@ -244,90 +247,54 @@ def main(config: NmmoTrainConfig) -> None:
     if config.env.first_map + config.env.num_maps - 1 > config.env.map_pool - HELD_OUT_MAPS:
         most = config.env.map_pool - HELD_OUT_MAPS
         raise UserError(f"training on the held-out maps: --num_maps may reach {most} at most")
+
+
+def main(config: NmmoTrainConfig) -> None:
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    cli.require(0, seed=config.seed)
+    stop, ppo = Stop(config.stop_after), config.ppo
+    if config.mode == "replay":
+        film(config, device)
+        return
+    check(config)
     cli.seed_everything(config.seed)
     rng = np.random.default_rng(config.seed)
     module = load_module(config.architecture)
     curriculum = _Syllabus(config) if config.syllabus else None
     env = NmmoEnv(config.env, ppo.envs, config.maps, draw_tasks=None if curriculum is None else curriculum.draw)
     agent = PolicyAgent(module, env.spec, config.size).to(device)
-    optimiser = torch.optim.Adam(agent.parameters(), lr=ppo.learning_rate, eps=1e-5)
     collector = Collector(agent, env, reward_of(module), config, device)
     check_reward(module, collector.reward, collector.current)
     config = replace(config, out=config.out or Path("runs/policies") / module.name)
     assert config.out is not None
-    state_file, state = config.out / STATE, {}
-    if config.resume and state_file.exists():
-        state = load_state(state_file, "agent", "optimiser", "scale", "torch_rng", "numpy_rng", "step", "wall_s")
+    if config.resume and (config.out / STATE).exists():
+        state = load_state(config.out / STATE, "collector")
         if state.get("source_sha256", module.sha256) != module.sha256:
             raise UserError(f"--resume: {config.architecture} was changed since; start another run for that")
     run = open_run(config, STAGE, {}, ("env", "architecture", "size", "seed", "ppo.envs", "ppo.rollout_steps"))
-    step, wall_before = 0, 0.0
-    if config.resume:
-        agent.load_state_dict(state["agent"])
-        optimiser.load_state_dict(state["optimiser"])
-        collector.scale.mean, collector.scale.var, collector.scale.count = state["scale"]
-        set_rng_states(state["torch_rng"])
-        rng.bit_generator.state = state["numpy_rng"]
-        step, wall_before = state["step"], state["wall_s"]
-        collector.current = env.reset(config.seed + step)  # other lives than those already learnt from
-    log = Log(run.path, config, config.track, keep=step if config.resume else None)
-    began = saved = time.time()
-    spacing = max(1, ppo.total_steps // max(1, config.checkpoints))
-
-    def wall() -> float:
-        return wall_before + time.time() - began
-
-    def keep_state() -> None:
-        log.save()
-        scale = [float(v) for v in (collector.scale.mean, collector.scale.var, collector.scale.count)]
-        save_state(
-            state_file, agent=agent.state_dict(), optimiser=optimiser.state_dict(), scale=scale,
-            torch_rng=rng_states(device), numpy_rng=rng.bit_generator.state, step=step, wall_s=wall(),
-            source_sha256=module.sha256,
-        )  # fmt: skip
-
-    with bar("training", total=ppo.total_steps, unit="steps") as progress, stop:
-        progress.advance(step)
-        while step < ppo.total_steps:
-            left = 1 - step / ppo.total_steps
-            optimiser.param_groups[0]["lr"] = ppo.learning_rate * (left if ppo.anneal else 1.0)
-            entropy_coef = ppo.entropy_coef * (left if ppo.anneal_entropy else 1.0)
-            collector.lived = 0
-            rollout = collector.collect()
-            try:
-                logs = update(agent, optimiser, rollout, ppo, rng, entropy_coef, loss_of)
-            except FloatingPointError as error:
-                raise UserError(
-                    f"training stopped at step {step}: {error}; --resume goes on from the last save"
-                ) from None
-            before, step = step, step + collector.lived
-            means = collector.means()
-            log.add(step, **means, wall_s=wall(), **logs)
-            progress.advance(collector.lived)
-            progress.note(f"life {means['length_mean']:.0f} ticks")
-            if step // spacing > before // spacing:
-                artefacts.save_weights(agent, run.path / f"checkpoint_{step:09d}.safetensors")
-            if time.time() - saved > 60 * config.save_minutes:
-                keep_state()
-                saved = time.time()
-            if step < ppo.total_steps and stop.due():
-                break
-    keep_state()
-    if stop.reason:
-        env.close()
-        stop.say(config, f"{step:,} of {ppo.total_steps:,} steps")
+    trainer = Trainer(
+        config, agent, collector, loss_of, run, rng, device, total=ppo.total_steps,
+        spacing=max(1, ppo.total_steps // max(1, config.checkpoints)),
+        note=lambda means: f"life {means['length_mean']:.0f} ticks", more={"source_sha256": module.sha256},
+    )  # fmt: skip
+    stopped = trainer.train(stop)
+    env.close()
+    if stopped:
         return
     save_policy(agent, run.path)
     described = agent.describe()
     run.facts = {"agent": fingerprint(agent), "architecture": config.architecture, **described}
     run.record("parameters", artefacts.parameter_count(agent), "count")
-    run.record("steps", step, "live agents' steps")
-    run.record("training_wall", wall(), "s")
+    run.record("steps", trainer.step, "live agents' steps")
+    run.record("training_wall", trainer.wall(), "s")
     for name, value in collector.means().items():
         run.record(f"training_{name}", value, "a life", len(collector.lives))
     run.finish()
-    env.close()
-    print(f"trained {step:,} steps in {wall() / 60:.1f} min; recurrence: {described['recurrence']}: {run.path}")
+    print(
+        f"trained {trainer.step:,} steps in {trainer.wall() / 60:.1f} min; recurrence: {described['recurrence']}: "
+        f"{run.path}"
+    )
 
 
 class _Syllabus:

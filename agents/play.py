@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,31 +32,39 @@ class Exploration:
 
 @dataclass
 class Chooser:
-    """Draws actions; all its randomness comes from ``rng``."""
+    """Draws actions, int64 [B], or [B, P] where they have several parts; all its randomness comes from ``rng``."""
 
     exploration: Exploration
     slots: int
     rng: np.random.Generator
+    parts: tuple[int, ...] = ()  # choices of each part; (): one part
     explores_B: np.ndarray = field(init=False)
-    _previous_B: np.ndarray | None = field(init=False, default=None)
+    _previous_BP: np.ndarray | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         count = round(self.exploration.explore_share * self.slots)
         self.explores_B = np.arange(self.slots) < count
 
     def __call__(self, logits_BA: np.ndarray, is_first_B: np.ndarray) -> np.ndarray:
-        x = self.exploration
+        x, parts = self.exploration, self.parts or (logits_BA.shape[1],)
+
+        def largest(scores_BA: np.ndarray) -> np.ndarray:
+            of_parts = np.split(scores_BA, np.cumsum(parts)[:-1], -1)
+            return np.stack([scores.argmax(-1) for scores in of_parts], -1).astype(np.int64)
+
         if x.greedy:
-            return logits_BA.argmax(-1).astype(np.int64)
+            action_BP = largest(logits_BA)
+            return action_BP if len(parts) > 1 else action_BP[:, 0]
         temperature_B = np.where(self.explores_B, x.temperature, 1.0)
-        action_B = (logits_BA / temperature_B[:, None] + self.rng.gumbel(size=logits_BA.shape)).argmax(-1)
-        uniform_B = self.rng.integers(logits_BA.shape[1], size=self.slots)
-        action_B = np.where(self.explores_B & (self.rng.random(self.slots) < x.random), uniform_B, action_B)
-        if self._previous_B is not None:
+        action_BP = largest(logits_BA / temperature_B[:, None] + self.rng.gumbel(size=logits_BA.shape))
+        uniform_BP = np.stack([self.rng.integers(n, size=self.slots) for n in parts], -1)
+        random_B = self.explores_B & (self.rng.random(self.slots) < x.random)
+        action_BP = np.where(random_B[:, None], uniform_BP, action_BP)
+        if self._previous_BP is not None:
             sticks_B = self.explores_B & ~is_first_B & (self.rng.random(self.slots) < x.sticky)
-            action_B = np.where(sticks_B, self._previous_B, action_B)
-        self._previous_B = action_B.astype(np.int64)
-        return self._previous_B
+            action_BP = np.where(sticks_B[:, None], self._previous_BP, action_BP)
+        self._previous_BP = action_BP
+        return action_BP if len(parts) > 1 else action_BP[:, 0]
 
 
 def tensors(obs: Obs | Step, device: torch.device) -> dict[str, Tensor]:
@@ -126,19 +134,25 @@ class Moment:
     final_value_B: np.ndarray | None
     state: Tree  # the agent's whole state, on its device
     final_state: Tree | None
+    alive_B: np.ndarray  # bool, this slot's agent is there
 
 
 @torch.no_grad()
 def play(
     agent: Agent,
     env: VecEnv,
-    chooser: Chooser,
+    chooser: Callable[[np.ndarray, np.ndarray], np.ndarray],
     *,
     seed: int,
     device: torch.device,
     intervene: Sequence[Intervention] = (),
+    forget: bool = False,
 ) -> Iterator[Moment]:
-    """Endless moments from a fresh reset."""
+    """Endless moments from a fresh reset.
+
+    chooser: (logits [B, A], is_first [B]) -> actions, int64 [B] or [B, P], such as a ``Chooser``.  forget: as in
+    core.roll.roll.
+    """
     world = LiveWorld(env, device)
 
     def choose_by(acted: Acted, shown: Shown) -> tuple[Tensor, Tensor]:
@@ -147,7 +161,7 @@ def play(
         index = torch.from_numpy(chosen).to(device)
         return index, one_hot(index, agent.spec.parts, acted.logits_BA)
 
-    for m in roll(agent, world, world.reset(seed), choose_by=choose_by, intervene=intervene):
+    for m in roll(agent, world, world.reset(seed), choose_by=choose_by, intervene=intervene, forget=forget):
         step = world.now
         world.step(m.world, m.action_BA)  # now, so that a moment knows what followed; the roll is shown the same
         after = world.now
@@ -173,4 +187,5 @@ def play(
             final_value_B=None if final is None else final.value_B.cpu().numpy(),
             state=m.acted.state,
             final_state=None if final is None else final.state,
+            alive_B=np.ones(len(h), bool) if step.alive is None else step.alive,
         )

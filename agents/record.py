@@ -1,4 +1,8 @@
-"""Record real rollouts: ``python record.py --agent runs/agent --out runs/rollouts``."""
+"""Record real rollouts: ``python record.py --agent runs/agent --out runs/rollouts``.
+
+Where a world has many agents (Neural MMO), an episode is one agent's life, and lives of a world are not independent: a
+life's ``meta`` says which playing of which world it was part of.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,25 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from agents.load import load_agent
 from agents.play import Chooser, Exploration, Moment, play
-from agents.recurrent import load_agent
 from core import artefacts, config as cli
-from core.contracts import Agent, Intervention, Step, UserError, VecEnv
+from core.contracts import Agent, EnvSpec, Intervention, Step, UserError, VecEnv
 from core.directions import fingerprint
 from core.episodes import Episode, StoreWriter
-from core.interventions import InterventionOptions, build, nothing_altered
+from core.interventions import InterventionOptions, OnRows, build, nothing_altered
 from core.progress import bar
 from core.trees import flatten
-from envs.registry import make
+from envs.nmmo import FEATURES, MAPS, NmmoEnv, labels, life_of
+from envs.registry import agents_a_world, make
 
 STAGE = "record"
+LIVES = {"shard_steps": 4096, "chunk_steps": 512, "level": 6}  # most of what an agent of many sees is as it was before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +42,21 @@ class RecordConfig:
     data_save_dir: Path | None = None
     """same as --out, under the name its earlier users know"""
     episodes: int = 256
-    """whole episodes; every slot gives the same number, so that short ones are not favoured"""
+    """whole episodes (of many agents: lives); every slot gives the same number, so that short ones are not favoured"""
     slots: int = 64
-    """environments side by side"""
+    """environments side by side; of a world of many agents these, rounded up to whole worlds"""
+    split: Literal["train", "held_out"] = "train"
+    """train: the starts (levels, maps, seeds) of the agent's training; held_out: others"""
+    maps: Path = MAPS
+    """Neural MMO: where the generated maps lie (generated on first use)"""
     start_level: int | None = None
     """first level (default: the agent's training levels); another one gives held-out levels"""
     num_levels: int | None = None
     """size of the level pool (default: the agent's)"""
     exploration: Exploration = field(default_factory=Exploration)
     intervention: InterventionOptions = field(default_factory=InterventionOptions)
+    who: Literal["one", "all"] = "one"
+    """agents that an intervention alters where a world has many: one a world, drawn by --seed, or all"""
     seed: int = 0
     """seed of levels and of the action noise"""
     device: str = "cpu"
@@ -53,6 +65,19 @@ class RecordConfig:
     """CPU threads"""
     overwrite: bool = False
     """replace an earlier recording in --out"""
+
+
+def place_of(spec: EnvSpec, split: str, maps: Path) -> dict[str, Any]:
+    """The world's options that say where it is played, beside its levels."""
+    return {"split": split} | ({"maps": maps} if spec.env_id == "nmmo" else {})
+
+
+def who_is_altered(spec: EnvSpec, who: str, seed: int) -> np.ndarray:
+    """bool [slots]: all, or one agent of every world."""
+    agents = agents_a_world(spec)
+    one_W = np.random.default_rng(seed).integers(agents, size=spec.slots // agents)
+    out: np.ndarray = (one_W[:, None] == np.arange(agents)).ravel()
+    return out if who == "one" else np.ones_like(out)
 
 
 def level_options(start_level: int | None, num_levels: int | None) -> dict[str, Any]:
@@ -71,27 +96,33 @@ def record_episodes(
     exploration: Exploration | None = None,
     intervene: Sequence[Intervention] = (),
 ) -> Iterator[Episode]:
-    """``ceil(episodes / slots)`` whole episodes from every slot, in the order they end.
+    """``ceil(episodes / slots)`` whole episodes from every slot, in the order they end; meta ``world``, where a world
+    has many agents, numbers its playings.
 
     What is kept until then is the rows of the running episodes; of slots that have given theirs, nothing.
     """
-    slots = env.spec.slots
-    quota_B = np.full(slots, -(-episodes // slots))
-    chooser = Chooser(exploration or Exploration(), slots, np.random.default_rng(seed))
+    slots, agents = env.spec.slots, agents_a_world(env.spec)
+    quota = -(-episodes // slots)
+    quota_B = np.full(slots, quota)
+    chooser = Chooser(exploration or Exploration(), slots, np.random.default_rng(seed), agent.spec.parts)
     running = [Running() for _ in range(slots)]
     more: bool | None = None  # the state is more than h, and recorded too
     for moment in play(agent, env, chooser, seed=seed, device=device, intervene=intervene):
         if more is None:
             state = flatten(moment.state).cpu().numpy()
             more = not np.array_equal(state, moment.h_BH, equal_nan=True)
-        shown, final = columns_of(moment, more)
+        shown, final = columns_of(moment, more, env.spec)
         done_B = moment.next.terminated | moment.next.truncated
-        for b in np.flatnonzero(quota_B > 0):
+        for b in np.flatnonzero((quota_B > 0) & moment.alive_B):
             running[b].add(shown, b)
             if done_B[b]:
                 meta: dict[str, Any] = {"seed": seed, "slot": int(b), "explores": bool(chooser.explores_B[b])}
                 if intervene:
                     meta["altered"] = running[b].altered
+                if agents > 1:
+                    game = int(quota - quota_B[b])
+                    meta |= {"world": game * (slots // agents) + int(b) // agents, **life_of(moment.truth, b, env.spec)}
+                    meta["ended"] = "died" if moment.next.terminated[b] else "time was up"
                 yield running[b].episode(final, b, moment.next, meta)
                 running[b] = Running()
                 quota_B[b] -= 1
@@ -102,14 +133,16 @@ def record_episodes(
 Columns = dict[str, np.ndarray]
 
 
-def columns_of(moment: Moment, whole_state: bool) -> tuple[Columns, Columns | None]:
+def columns_of(moment: Moment, whole_state: bool, spec: EnvSpec) -> tuple[Columns, Columns | None]:
     """A row a slot of every column of an episode, and of those of the observation after the last transition, where the
     world shows it."""
     after = moment.next
     now = {"h": moment.h_BH, "value": moment.value_B, "action": moment.action_B, "logits": moment.logits_BA}
     now |= {"reward": after.reward, "altered": moment.altered_B}
     now |= {"state": flatten(moment.state).cpu().numpy()} if whole_state else {}
-    now |= {f"obs/{k}": v for k, v in moment.obs.items()} | {f"truth/{k}": v for k, v in moment.truth.items()}
+    many = agents_a_world(spec) > 1
+    truth = labels(moment.obs, moment.truth, moment.action_B, spec) if many else moment.truth
+    now |= {f"obs/{k}": v for k, v in moment.obs.items()} | {f"truth/{k}": v for k, v in truth.items()}
     if moment.final_h_BH is None or moment.final_value_B is None or after.final_obs is None:
         return now, None
     final = {"h": moment.final_h_BH, "value": moment.final_value_B}
@@ -175,14 +208,20 @@ def main(config: RecordConfig) -> None:
     agent = load_agent(config.agent, device)
     name = fingerprint(agent)
     intervene = build(config.intervention, name, device=device)
-    env = make(agent.spec, config.slots, threads=config.threads, **level_options(config.start_level, config.num_levels))
+    agents = agents_a_world(agent.spec)
+    where = place_of(agent.spec, config.split, config.maps) | level_options(config.start_level, config.num_levels)
+    env = make(agent.spec, -(-config.slots // agents) * agents, threads=config.threads, **where)
+    if intervene and agents > 1:
+        altered_B = torch.from_numpy(who_is_altered(env.spec, config.who, config.seed)).to(device)
+        intervene = (OnRows(intervene, altered_B),)
     out = config.data_save_dir or config.out
     keep_unaltered(out, bool(intervene))
     inputs = {"agent": config.agent, **config.intervention.inputs}
     returns, lengths, altered = [], [], 0
     with artefacts.new_run(out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        total = -(-config.episodes // config.slots) * config.slots
-        with StoreWriter(run.path) as writer, bar("recording", total, "episodes") as progress:
+        total = -(-config.episodes // env.spec.slots) * env.spec.slots
+        store: dict[str, Any] = LIVES if agents > 1 else {}
+        with StoreWriter(run.path, **store) as writer, bar("recording", total, "episodes") as progress:
             artefacts.write_json(run.path / "spec.json", env.spec.to_json())
             for episode in record_episodes(
                 agent, env, config.episodes, seed=config.seed, device=device,
@@ -194,6 +233,9 @@ def main(config: RecordConfig) -> None:
                 altered += len(episode.meta.get("altered", ()))
                 progress.advance()
         run.facts = {"agent": name, "source": "real", "interventions": [repr_of(i) for i in intervene]}
+        if isinstance(env, NmmoEnv):
+            run.facts |= {"features": list(FEATURES), "worlds": len(returns) // agents}
+            run.facts |= {"who": config.who} if intervene else {}
         run.record("return_mean", float(np.mean(returns)), "return", len(returns))
         run.record("length_mean", float(np.mean(lengths)), "steps", len(lengths))
         run.record("steps", sum(lengths), "steps")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +11,13 @@ import numpy as np
 import torch
 
 from agents.consistency import ConsistencyOptions, consistent_loss_of
-from agents.ppo import PPOConfig, RewardScale, Rollout, encode, loss_of, update
+from agents.ppo import PPOConfig, RewardScale, Rollout, encode, loss_of
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
+from agents.trainer import Trainer
 from core import artefacts, config as cli
 from core.contracts import Step, UserError, VecEnv
 from core.directions import fingerprint
-from core.progress import bar
-from core.training import Log, Stop, load_state, open_run, rng_states, save_state, set_rng_states
+from core.training import Stop, open_run
 from envs.procgen import ProcgenEnv, ProcgenOptions
 
 STAGE = "train"
@@ -116,6 +115,17 @@ class Collector:
         self.score[done] = 0
         self.length[done] = 0
 
+    @property
+    def collected(self) -> int:
+        """Steps of a rollout."""
+        return self.config.envs * self.config.rollout_steps
+
+    def means(self) -> dict[str, float]:
+        """Of the last episodes that ended."""
+        if not self.returns:
+            return {"return_mean": np.nan, "length_mean": np.nan}
+        return {"return_mean": float(np.mean(self.returns)), "length_mean": float(np.mean(self.lengths))}
+
     def state(self) -> dict[str, Any]:
         """Everything but the agent, as tensors and numbers."""
         snapshots = [torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in self.env.snapshot()]
@@ -135,7 +145,7 @@ class Collector:
             "lengths": list(self.lengths),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any], step: int) -> None:
         self.current = self.env.restore([s.numpy().tobytes() for s in state["snapshots"]])
         self.h_BH = state["h_BH"].to(self.device)
         arrays = {k: v.numpy() for k, v in state["arrays"].items()}
@@ -159,80 +169,27 @@ def main(config: TrainConfig) -> None:
     env = ProcgenEnv(config.env, ppo.envs, config.threads)
     agent = RecurrentAgent(config.net, env.spec).to(device)
     config.drac.check(agent)
-    loss = consistent_loss_of(config.drac, rng) if config.drac.consistency else loss_of
-    optimiser = torch.optim.Adam(agent.parameters(), lr=ppo.learning_rate, eps=1e-5)
     run = open_run(config, STAGE, {}, ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps"))
     collector = Collector(agent, env, config, device)
-    state_file = run.path / "training_state" / "state.pt"
-    step, wall_before = 0, 0.0
-    if config.resume:
-        state = load_state(state_file)
-        agent.load_state_dict(state["agent"])
-        optimiser.load_state_dict(state["optimiser"])
-        collector.restore(state["collector"])
-        set_rng_states(state["torch_rng"])
-        rng.bit_generator.state = state["numpy_rng"]
-        step, wall_before = state["step"], state["wall_s"]
-    log = Log(run.path, config, config.track, keep=step if config.resume else None)
-    per_update = ppo.envs * ppo.rollout_steps
-    updates = max(1, ppo.total_steps // per_update)
-    spacing = max(1, updates // max(1, config.checkpoints))
-    began, saved = time.time(), time.time()
-
-    def keep_state() -> None:
-        log.save()
-        save_state(
-            state_file,
-            agent=agent.state_dict(),
-            optimiser=optimiser.state_dict(),
-            collector=collector.state(),
-            torch_rng=rng_states(device),
-            numpy_rng=rng.bit_generator.state,
-            step=step,
-            wall_s=wall_before + time.time() - began,
-        )
-
-    with bar("training", total=updates * per_update, unit="steps") as progress, stop:
-        progress.advance(step)
-        for number in range(step // per_update, updates):
-            left = 1 - number / updates
-            optimiser.param_groups[0]["lr"] = ppo.learning_rate * (left if ppo.anneal else 1.0)
-            entropy_coef = ppo.entropy_coef * (left if ppo.anneal_entropy else 1.0)
-            rollout = collector.collect()
-            try:
-                logs = update(agent, optimiser, rollout, ppo, rng, entropy_coef, loss)
-            except FloatingPointError as error:
-                raise UserError(
-                    f"training stopped at step {step}: {error}; --resume goes on from the last save"
-                ) from None
-            step += per_update
-            wall = wall_before + time.time() - began
-            mean_return = float(np.mean(collector.returns)) if collector.returns else float("nan")
-            mean_length = float(np.mean(collector.lengths)) if collector.lengths else float("nan")
-            log.add(step, return_mean=mean_return, length_mean=mean_length, wall_s=wall, **logs)
-            progress.advance(per_update)
-            progress.note(f"return {mean_return:.2f}")
-            if (number + 1) % spacing == 0:
-                artefacts.save_weights(agent, run.path / f"checkpoint_{step:09d}.safetensors")
-            if time.time() - saved > 60 * config.save_minutes:
-                keep_state()
-                saved = time.time()
-            if number + 1 < updates and stop.due():
-                break
-    keep_state()
-    if stop.reason:
-        env.close()
-        stop.say(config, f"{step:,} of {updates * per_update:,} steps")
+    updates = max(1, ppo.total_steps // collector.collected)
+    trainer = Trainer(
+        config, agent, collector, consistent_loss_of(config.drac, rng) if config.drac.consistency else loss_of, run,
+        rng, device, total=updates * collector.collected,
+        spacing=max(1, updates // max(1, config.checkpoints)) * collector.collected,
+        note=lambda means: f"return {means['return_mean']:.2f}",
+    )  # fmt: skip
+    stopped = trainer.train(stop)
+    env.close()
+    if stopped:
         return
     save_agent(agent, run.path)
     run.facts = {"agent": fingerprint(agent)}
     run.record("parameters", artefacts.parameter_count(agent), "count")
-    run.record("steps", step, "environment steps")
-    run.record("training_wall", wall_before + time.time() - began, "s")
+    run.record("steps", trainer.step, "environment steps")
+    run.record("training_wall", trainer.wall(), "s")
     run.record("training_return", float(np.mean(collector.returns or [np.nan])), "return", len(collector.returns))
     run.finish()
-    env.close()
-    print(f"trained {step:,} steps in {(wall_before + time.time() - began) / 60:.1f} min: {run.path}")
+    print(f"trained {trainer.step:,} steps in {trainer.wall() / 60:.1f} min: {run.path}")
 
 
 def choose(argv: list[str]) -> None:

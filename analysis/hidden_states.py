@@ -15,6 +15,7 @@ import torch
 import tyro
 from threadpoolctl import threadpool_limits
 
+from agents.load import load_agent
 from analysis.shared import sources, units
 from analysis.states import fit as states_fit, runs
 from analysis.states.fit import check
@@ -54,8 +55,6 @@ class HiddenStatesConfig:
 
 
 def _load_agent(path: Path | None, agent: str, where: Path) -> Any:
-    from agents.recurrent import load_agent
-
     if path is None:
         return None
     loaded = load_agent(path)

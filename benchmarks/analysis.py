@@ -1,4 +1,4 @@
-"""The analyses beside their naive ways: ``python benchmarks/analysis.py``, after ``make demo``, whose samples it reads.
+"""The analyses beside their naive ways: ``python benchmarks/analysis.py``.
 
 One part after the other, each in a process of its own: saliency, jacobian, states.
 What the numbers were here: docs/performance.md.

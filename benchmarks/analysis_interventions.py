@@ -13,15 +13,15 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from agents.evaluate import HELD_OUT_LEVEL
 from core import config as cli
-from core.contracts import Intervention
+from core.contracts import Intervention, VecEnv
 from core.interventions import AddVector, AtSteps
+from envs.procgen import HELD_OUT_LEVEL
 from envs.registry import make
 from generative.simulator import load_simulator
 from validation.paired.course import Measures, quantities
 from validation.paired.real import RealWorld
-from validation.paired.simulated import SimulatedWorld
+from validation.paired.simulated import SimulatedWorld, begun
 from validation.paired.starts import collect_starts, distinct_actions
 
 BUNDLE = cli.ROOT / "bundles" / "coinrun-demo" / "simulator"
@@ -40,19 +40,19 @@ def main() -> None:
     simulator = load_simulator(BUNDLE)
     agent = simulator.agent
 
-    def world(slots: int) -> object:
-        return make(simulator.spec, slots, threads=1, start_level=HELD_OUT_LEVEL, num_levels=100_000)
+    def real_world(slots: int) -> VecEnv:
+        return make(simulator.world.spec, slots, threads=1, start_level=HELD_OUT_LEVEL, num_levels=100_000)
 
-    env, few = world(STARTS), world(32)
-    starts = collect_starts(agent, env, STARTS, initial_frames=simulator.initial_frames, latest=32, seed=0)  # type: ignore[arg-type]
-    measures = Measures(distinct_actions(env, starts))  # type: ignore[arg-type]
-    noise = torch.from_numpy(np.random.default_rng(0).gumbel(size=(STARTS, HORIZON + 1, agent.n_actions))).float()
+    env, few, world = real_world(STARTS), real_world(32), simulator.world
+    starts = collect_starts(agent, env, STARTS, initial_frames=world.initial_frames, latest=32, seed=0)
+    measures = Measures(distinct_actions(env, starts))
+    noise = torch.from_numpy(np.random.default_rng(0).gumbel(size=(STARTS, HORIZON + 1, world.spec.n_actions))).float()
     with torch.no_grad():
-        z = simulator.normalise(simulator.infer({k: torch.from_numpy(v) for k, v in starts.window.items()})[0])
-    real = RealWorld(agent, starts.h_NH, noise, measures, env, starts, few)  # type: ignore[arg-type]
-    dreamed = SimulatedWorld(agent, starts.h_NH, noise, measures, simulator, z)
+        z = world.normalise(world.infer({k: torch.from_numpy(v) for k, v in starts.window.items()})[0])
+    real = RealWorld(agent, starts.state, noise, measures, env, starts, few)
+    dreamed = SimulatedWorld(agent, starts.state, noise, measures, world, begun(world, z))
     generator = torch.Generator().manual_seed(0)
-    units = torch.nn.functional.normalize(torch.randn(CHANGES, agent.hidden_size, generator=generator), dim=-1)
+    units = torch.nn.functional.normalize(torch.randn(CHANGES, agent.points["h"], generator=generator), dim=-1)
     size = float(starts.h_NH.std(0).norm())
     changes: list[Intervention] = [AtSteps(AddVector(size * u), 0, 1) for u in units]
     every = torch.arange(STARTS)
@@ -66,7 +66,7 @@ def main() -> None:
     print(f"{'world':<12} {'naive':>8} {'tree':>8} {'times':>7} {'largest difference':>20}")
     for name, plain, tree in (
         ("real", lambda: naive(lambda g: real.course((g,))), lambda: real.measure(changes, together=CHANGES)),
-        ("simulator", lambda: naive(lambda g: dreamed.course(every, (g,))),
+        ("simulator", lambda: naive(lambda g: dreamed.course_from(every, (g,))),
          lambda: dreamed.measure(changes, together=CHANGES)),
     ):  # fmt: skip
         tree_found, fast = timed(tree)

@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -31,40 +31,39 @@ sys.path.insert(0, str(ROOT))
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from core.contracts import SimState
     from core.directions import Basis
-    from generative.simulator import RSSMSimulator
+    from core.roll import Place, Simulator
 
 DIRECTIONS, LAGS = 16, tuple(range(1, 11))
 
 
-def one_by_one(sim: RSSMSimulator, state: SimState, basis: Basis, env_grads: bool = True) -> Tensor:
+def one_by_one(sim: Simulator[Any], place: Place, basis: Basis, env_grads: bool = True) -> Tensor:
     """The naive way, a forward and a backward pass a sample and target: dc_j(T) / dc_i(T-lag) [B, lags, i, j]."""
     import torch
 
-    from analysis.shared.gradients import rows_of
+    from core.trees import rows_of
 
     rows = []
-    for b in range(len(state.h_BH)):
-        one = rows_of(state, slice(b, b + 1))
+    for b in range(len(place.alive_B)):
+        one = rows_of(place, slice(b, b + 1))
         columns = [a_direction(sim, one, basis, [j], env_grads) for j in range(DIRECTIONS)]
         rows.append(torch.cat(columns, -1))
     return torch.cat(rows)
 
 
-def a_direction(
-    sim: RSSMSimulator, state: SimState, basis: Basis, targets: list[int], env_grads: bool = True
-) -> Tensor:
+def a_direction(sim: Simulator[Any], place: Place, basis: Basis, targets: list[int], env_grads: bool = True) -> Tensor:
     """One forward pass over all samples, then a backward pass a target: float [B, lags, i, targets]."""
     import torch
 
-    from analysis.shared.gradients import rows_of, unroll
+    from analysis.shared.gradients import unchanged
+    from core.roll import go_on
+    from core.trees import each
 
-    state = rows_of(state, slice(None), lambda x: x.detach())
-    state = state._replace(h_BH=state.h_BH.requires_grad_())
-    _, outs = unroll(sim, state, max(LAGS) + 1, env_grads)
-    c_BK = basis.project(outs[-1].h_BH)
-    sources = [outs[-1 - lag].h_BH for lag in LAGS]
+    place = place._replace(state=each(lambda x: x.detach().requires_grad_(), place.state))
+    options: dict[str, Any] = {"steps": max(LAGS), "env_grads": env_grads, "intervene": (unchanged,)}
+    moments = list(go_on(sim.agent, sim.world, place, **options))
+    c_BK = basis.project(moments[-1].h_BH)
+    sources = [moments[-1 - lag].h_BH for lag in LAGS]
     columns = []
     for n, j in enumerate(targets, 1):
         grads = torch.autograd.grad(c_BK[:, j].sum(), sources, retain_graph=n < len(targets))
@@ -72,25 +71,26 @@ def a_direction(
     return torch.stack(columns, -1)
 
 
-def chunked(work: Callable[[SimState], Tensor], state: SimState, size: int, dim: int = 0) -> Tensor:
+def chunked(work: Callable[[Place], Tensor], place: Place, size: int, dim: int = 0) -> Tensor:
     """Work on ``size`` samples at a time."""
     import torch
 
-    from analysis.shared.gradients import rows_of
+    from core.trees import rows_of
 
-    count = len(state.h_BH)
-    return torch.cat([work(rows_of(state, slice(n, n + size))) for n in range(0, count, size)], dim)
+    count = len(place.alive_B)
+    return torch.cat([work(rows_of(place, slice(n, n + size))) for n in range(0, count, size)], dim)
 
 
-def states(sim: RSSMSimulator, count: int) -> SimState:
-    """States three steps after random latents."""
+def places(sim: Simulator[Any], count: int) -> Place:
+    """Where rollouts from random latents are after three steps."""
     import torch
 
+    from core.roll import after
+    from generative.record_samples import random_latents
+
     with torch.no_grad():
-        state = sim.start(torch.randn(count, sim.latent_size, generator=torch.Generator().manual_seed(0)))
-        for _ in range(3):
-            state, _ = sim.step(state)
-    return state
+        z = random_latents(sim.world, count, torch.Generator().manual_seed(0))
+        return after(list(sim.roll(z, steps=2))[-1])
 
 
 def main() -> None:
@@ -111,22 +111,22 @@ def main() -> None:
 
     from analysis.coupling.jacobian import jacobians, rows_that_fit
     from analysis.shared.directions import neuron_basis, random_basis
-    from analysis.shared.gradients import rows_of
+    from core.trees import rows_of
     from generative.simulator import load_simulator
 
     threads, clock = (1, time.process_time) if args.busy else (args.threads, time.perf_counter)
     torch.set_num_threads(threads)
     sim = load_simulator(args.simulator)
-    with torch.no_grad():
-        state = states(sim, args.samples)
-    neurons = neuron_basis(np.random.default_rng(0).standard_normal((256, sim.agent.hidden_size)).astype(np.float32))
+    place = places(sim, args.samples)
+    neurons = neuron_basis(np.random.default_rng(0).standard_normal((256, sim.agent.points["h"])).astype(np.float32))
     basis = random_basis(neurons, DIRECTIONS, np.random.default_rng(0))
-    size = min(args.samples, rows_that_fit(sim, state, max(LAGS), args.memory_gb * 1e9))
-    few = rows_of(state, slice(args.naive_samples))
+    size = min(args.samples, rows_that_fit(sim, place, max(LAGS), args.memory_gb * 1e9))
+    few = rows_of(place, slice(args.naive_samples))
     every = list(range(DIRECTIONS))
-    every_action = list(range(sim.agent.n_actions))
+    every_action = list(range(sim.agent.spec.n_actions))
+    distinct = list(sim.world.spec.distinct_actions().values())
 
-    def both_parts(some: SimState, groups: list[list[int]]) -> Tensor:
+    def both_parts(some: Place, groups: list[list[int]]) -> Tensor:
         parts = jacobians(sim, some, basis, LAGS, DIRECTIONS, groups)
         return torch.stack([parts["straight_through"], parts["direct"]])
 
@@ -134,10 +134,10 @@ def main() -> None:
         "naive": (args.naive_samples, lambda: one_by_one(sim, few, basis)),
         "naive, agent only": (args.naive_samples, lambda: one_by_one(sim, few, basis, False)),
         "one pass a direction": (
-            args.samples, lambda: chunked(lambda s: a_direction(sim, s, basis, every), state, size)
+            args.samples, lambda: chunked(lambda s: a_direction(sim, s, basis, every), place, size)
         ),
-        "ours": (args.samples, lambda: chunked(lambda s: both_parts(s, [every_action]), state, size, 1)),
-        "actions enumerated": (args.naive_samples, lambda: both_parts(few, list(sim.spec.distinct_actions().values()))),
+        "ours": (args.samples, lambda: chunked(lambda s: both_parts(s, [every_action]), place, size, 1)),
+        "actions enumerated": (args.naive_samples, lambda: both_parts(few, distinct)),
     }  # fmt: skip
     found: dict[str, Tensor] = {}
     times: dict[str, list[float]] = {name: [] for name in variants}

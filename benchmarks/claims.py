@@ -122,7 +122,7 @@ def bundle(studies: int, hidden_states: Path, starts: int, seed: int) -> None:
     basis = load_basis(hidden_states, "ica", None)
 
     def pool(level: int) -> Callable[[int], VecEnv]:
-        return lambda slots: make(simulator.spec, slots, threads=1, start_level=level, num_levels=100_000)
+        return lambda slots: make(simulator.world.spec, slots, threads=1, start_level=level, num_levels=100_000)
 
     options = StudyOptions(
         amounts=AMOUNTS, starts=starts, horizon=8, controls=MOCKS, latest_start=32, largest=CHOSEN, seed=seed

@@ -58,7 +58,7 @@ def random_batch(sim: Simulator[RSSMWorld], size: int, generator: torch.Generato
     shape = (size, sim.world.initial_frames - 1 + STEPS, 64, 64, 3)
     every = torch.ones(size, STEPS, dtype=torch.bool)
     return Batch(
-        frames=torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
+        obs={"frames": torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)},
         seen=every,
         happened=every,
         reward=torch.zeros(size, STEPS),
@@ -160,12 +160,12 @@ def loading(rollouts: Path, batch: int, preload: bool, clock: Callable[[], float
     import torch
 
     from core.episodes import RolloutStore
-    from generative.train import COLUMNS, to_batch
+    from generative.train import columns_of, to_batch
 
     with RolloutStore(rollouts) as store:
         if preload:
-            store.preload(*COLUMNS)
-        windows = store.windows(COLUMNS, 2 + STEPS, batch, np.random.default_rng(0), at_least=4)
+            store.preload(*columns_of(store))
+        windows = store.windows(columns_of(store), 2 + STEPS, batch, np.random.default_rng(0), at_least=4)
         return best(lambda: to_batch(next(windows), 3, torch.device("cpu")), 20, batch * STEPS, clock)
 
 

@@ -117,10 +117,20 @@ class EnvSpec:
         """Choices of each part of an action; one part where the world names none."""
         return tuple(self.action_parts.values()) or (self.n_actions,)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options that make it this world; which pool of levels its starts are drawn from is not among them."""
+        return {k: v for k, v in self.options.items() if k not in ("start_level", "num_levels")}
+
     def differences(self, other: EnvSpec) -> list[str]:
-        """What makes the other one another world: names among env_id, options, obs, action_names, action_parts."""
-        same = ("env_id", "options", "obs", "action_names", "action_parts")
-        return [what for what in same if getattr(self, what) != getattr(other, what)]
+        """What makes the other one another world: some of env_id, obs, action_names, action_parts, options."""
+        same = ("env_id", "obs", "action_names", "action_parts")
+        found = [what for what in same if getattr(self, what) != getattr(other, what)]
+        return found + (["options"] if self.settings != other.settings else [])
+
+    def same_world(self, other: EnvSpec) -> bool:
+        """Whether the two are of one world, whatever the pool of levels that their starts are drawn from."""
+        return not self.differences(other)
 
     def distinct_actions(self) -> dict[str, list[int]]:
         """Ids by the name of what they do: those of ``same_actions`` together, every other one by itself."""

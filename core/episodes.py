@@ -87,6 +87,12 @@ class Episode:
         return out
 
 
+def state_column(leaf: int) -> str:
+    """The column of a tensor of the world's state, by its place in the tree (core.trees.leaves); one that is the very
+    features of the world is not stored twice and has none."""
+    return f"world/state_{leaf}"
+
+
 def is_transition(name: str) -> bool:
     """Whether a stored column has one row a transition (else one an observation)."""
     return name in TRANSITION

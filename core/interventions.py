@@ -18,7 +18,7 @@ from torch import Tensor
 from core.contracts import Intervention, UserError
 from core.directions import Basis, direction_ids, direction_of, load_basis
 from core.roll import apply_interventions
-from core.when import Rule, fit_rule
+from core.when import Rule, load_rule
 
 
 def _masked(h_BH: Tensor, changed_BH: Tensor, mask_B: Tensor) -> Tensor:
@@ -118,6 +118,17 @@ class When:
     def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
         inside_B = torch.isin(self.rule(h_BH), torch.tensor(self.behaviours, device=h_BH.device))
         return apply_interventions(self.inner, h_BH, t_B, mask_B & inside_B)
+
+
+@dataclass(frozen=True)
+class OnRows:
+    """Other interventions, only in some rows: of a world of many agents, those that are altered."""
+
+    inner: tuple[Intervention, ...]
+    rows_B: Tensor  # bool
+
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
+        return apply_interventions(self.inner, h_BH, t_B, mask_B & self.rows_B)
 
 
 @dataclass
@@ -257,5 +268,5 @@ def build(
         stop = steps[1] if len(steps) == 2 else None
         out = [AtSteps(inner, steps[0], stop) for inner in out]
     if behaviours:
-        out = [When(tuple(out), fit_rule(options.behaviours, agent).check(behaviours).to(device), behaviours)]
+        out = [When(tuple(out), load_rule(options.behaviours, agent).check(behaviours).to(device), behaviours)]
     return tuple(out)

@@ -1,8 +1,8 @@
 """Users' modules: one .py file each, known by its SHA-256, run only where its user agreed to exactly these bytes.
 
-Agreement is given by content and on one machine: ``agree`` keeps a copy of the file in a folder of this user, named by
-its hash, and ``Source.run`` runs nothing that is not there.  So a run directory that came from elsewhere, with a copy of
-a module in it, runs no code until its user agrees to that hash (``python -m agents.adopt FILE --trust HASH``).
+Agreement is given by content and on one machine: ``agree`` keeps a copy of the file in a folder of this user, named
+by its hash, and ``Source.run`` runs nothing that is not there.  So a run directory that came from elsewhere, with a
+copy of a module in it, runs no code until its user agrees to that hash (``python -m agents.adopt FILE --trust HASH``).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from core.contracts import Agent, EnvSpec, Intervention, LearnedWorld, Memory, Shown, UserError, World
-from core.trees import Tree, flatten, leaves, rows_of
+from core.trees import Tree, each, flatten, leaves, rows_of
 
 # The agent's step
 
@@ -307,6 +307,7 @@ class Trajectory(NamedTuple):
     terminal: Tensor  # [B, T]
     alive: Tensor  # [B, T+1] bool
     state: Tensor  # [B, T+1, S], the agent's whole state, flat
+    world: Tree  # the world's state, [B, T+1, ...] each
 
 
 def trajectory_of(moments: Sequence[Moment]) -> Trajectory:
@@ -328,6 +329,7 @@ def trajectory_of(moments: Sequence[Moment]) -> Trajectory:
         terminal=stack(lambda m: m.shown.ending_B, 1),
         alive=stack(lambda m: m.alive_B),
         state=stack(lambda m: flatten(m.acted.state)),
+        world=each(lambda *x: torch.stack(x, 1), *(m.world for m in moments)),
     )
 
 
@@ -402,7 +404,7 @@ class Simulator(Generic[WorldT]):
     def with_agent(self, agent: Agent) -> Simulator[WorldT]:
         """The same world with another agent in it, which begins with its initial state: a latent tells only what the
         world's own agent remembered.  UserError for an agent of another game or with other observations or actions."""
-        for what in ("env_id", "obs", "action_names", "action_parts"):
-            if getattr(agent.spec, what) != getattr(self.world.spec, what):
+        for what in agent.spec.differences(self.world.spec):
+            if what != "options":
                 raise UserError(f"the agent does not fit this world: its {what} are another's ({agent.spec.env_id})")
         return replace(self, agent=agent, memory=None)

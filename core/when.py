@@ -56,26 +56,39 @@ class Rule:
         return found | {"of_behaviour": {str(b): self.facts["of_behaviour"][str(b)] for b in behaviours}}
 
 
-def fit_rule(path: Path, agent: str | None = None, seed: int = 0) -> Rule:
+def put_rule(result: Result, h_NH: np.ndarray, label_N: np.ndarray, episode_N: np.ndarray) -> None:
+    """Fit the rule and put it into the result of the behaviours; nothing where there are fewer than two of them."""
+    if len(np.unique(label_N)) < 2:
+        return
+    rule = fit(h_NH, label_N, episode_N)
+    arrays = {"rule_weight": rule.weight_HC, "rule_bias": rule.bias_C, "rule_names": rule.names_C}
+    result.arrays |= {name: x.numpy() for name, x in arrays.items()}
+    result.notes["rule"] = rule.facts
+
+
+def load_rule(path: Path, agent: str | None = None) -> Rule:
     """The rule of a behaviours run directory, fitted to its real steps.
 
-    agent: fingerprint of the agent they must be of.  Raises UserError, too if the rollouts that were labelled are no
-    longer where they were or are others.
+    agent: fingerprint of the agent they must be of.  Raises UserError.  A run of an earlier version holds no rule: it
+    is fitted again, for which the rollouts that were labelled must be where they were, and the same.
     """
     path = Path(path)
     manifest = read_manifest(path, "behaviours")
     if agent is not None and manifest["facts"]["agent"] != agent:
         raise UserError(f"{path}: behaviours of agent {manifest['facts']['agent']}, not of {agent}")
+    result = Result.load(path)
+    if "rule" in result.notes:
+        weight, bias, names = (torch.from_numpy(result.arrays[f"rule_{n}"]) for n in ("weight", "bias", "names"))
+        return Rule(weight, bias, names, result.notes["rule"])
     source = manifest["inputs"]["rollouts"]
     rollouts = path / source["path"]
     if not (rollouts / MANIFEST).exists() or sha256(rollouts / MANIFEST) != source["manifest_sha256"]:
         raise UserError(f"{path} was made from {rollouts}, which is gone or has changed; run behaviours again")
-    result = Result.load(path)
     with RolloutStore(rollouts) as store:
         columns, index_N2 = store.pooled("h")
     where = {(int(e), int(t)): i for i, (e, t) in enumerate(index_N2)}
     rows = np.array([where[int(e), int(t)] for e, t in result.arrays["index_real"]])
-    return fit(columns["h"][rows], result.arrays["labels_real"].astype(np.int64), index_N2[rows, 0], seed)
+    return fit(columns["h"][rows], result.arrays["labels_real"].astype(np.int64), index_N2[rows, 0])
 
 
 def fit(h_NH: np.ndarray, label_N: np.ndarray, episode_N: np.ndarray, seed: int = 0) -> Rule:

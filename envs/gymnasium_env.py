@@ -1,9 +1,10 @@
 """Any Gymnasium environment behind the VecEnv contract: an id, or a user's module with ``make_env``.
 
-Supported are one discrete action (``Discrete``) or several (``MultiDiscrete``, ``MultiBinary``); observations that are
-a vector (one-dimensional ``Box`` of any numeric dtype, ``MultiBinary``), a category (``Discrete``), an image (``Box`` of
-uint8 [height, width, channels], any size), or a flat ``Dict`` of these.  Vectors come out as float32, a category as
-float32 one-hot.  The one field of an environment without names is ``frames`` (an image) or ``x`` (all else).
+Supported are one discrete action (``Discrete``) or several (``MultiDiscrete``, ``MultiBinary``); observations that
+are a vector (one-dimensional ``Box`` of any numeric dtype, ``MultiBinary``), a category (``Discrete``), an image
+(``Box`` of uint8 [height, width, channels], any size), or a flat ``Dict`` of these.  Vectors come out as float32, a
+category as float32 one-hot.  The one field of an environment without names is ``frames`` (an image) or ``x`` (all
+else).
 
 Environments are stepped one after the other and reset on the same step, so the last observation of an episode is always
 known.  Every episode begins with a reset to a seed of its own: even ones belong to the split "train", odd ones to
@@ -14,27 +15,26 @@ both; the option ``held_out`` gives it other arguments there.)
 from __future__ import annotations
 
 import copy
-import importlib
+import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
-from core.config import nearest
+from core.config import from_json, nearest
 from core.contracts import EnvSpec, Field, Step, UserError
-from core.plugins import Source, agreed_source, read_source
+from core.plugins import agreed_source, read_source
 
 Split = Literal["train", "held_out"]
-SPLITS: tuple[Split, ...] = get_args(Split)
 PACKAGES = {"MiniGrid": "minigrid", "BabyAI": "minigrid", "ALE": "ale_py"}  # an id's first word -> what registers it
 SUPPORTED = (
     "supported are vectors (one-dimensional Box, MultiBinary), categories (Discrete), images (Box of uint8 "
     "[height, width, channels]) and flat Dicts of these"
 )
-TRIED_STEPS = 4  # of a copy against its original, to see whether it goes on alike
+TRIED_STEPS = 5  # of a copy against its original, to see whether it goes on alike
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,9 @@ def _registered(name: str, kwargs: Mapping[str, Any]) -> Any:
         try:
             registers = importlib.import_module(package)
         except ImportError as error:
-            raise UserError(f"{name} needs the package {package!r}, which does not import ({error}); install it") from None
+            raise UserError(
+                f"{name} needs the package {package!r}, which does not import ({error}); install it"
+            ) from None
         assert registers is not None  # imported for what it registers
     if plain not in gymnasium.registry:
         hint = nearest(plain, gymnasium.registry)
@@ -201,6 +203,8 @@ def _checked(env: Any, env_id: str) -> Any:
 
 def maker_of(env_id: str, options: GymnasiumOptions) -> Callable[[Split], Any]:
     """A function that makes one environment of a split.  Raises UserError."""
+    if importlib.util.find_spec("gymnasium") is None:
+        raise UserError(f"{env_id} needs the package gymnasium: pip install 'gymnasium>=0.29'")
     kind, _, name = env_id.partition("/")
     make: Callable[..., Any]
     if kind == "module":
@@ -231,12 +235,12 @@ class GymnasiumEnv:
     """
 
     def __init__(self, env_id: str, options: GymnasiumOptions, slots: int, split: Split = "train") -> None:
-        if split not in SPLITS:
-            raise UserError(f"no split {split!r}{nearest(split, SPLITS)}; there are: {', '.join(SPLITS)}")
         for name, kind in (("kwargs", dict), ("wrappers", list), ("action_names", list), ("held_out", dict)):
             if not isinstance(getattr(options, name), kind):
-                raise UserError(f"the option {name!r} of {env_id} must be a JSON {'object' if kind is dict else 'list'}")
-        self.split_name, self.options = split, options
+                raise UserError(
+                    f"the option {name!r} of {env_id} must be a JSON {'object' if kind is dict else 'list'}"
+                )
+        self._odd = split == "held_out"
         make = maker_of(env_id, options)
         self._envs = [make(split) for _ in range(slots)]
         first = self._envs[0]
@@ -259,19 +263,9 @@ class GymnasiumEnv:
         self._age = np.zeros(slots, np.int64)
         self._row: list[dict[str, np.ndarray]] = []  # observation of every slot
 
-    def split(self, name: Split) -> GymnasiumEnv:
-        """A fresh one of the same world, with the starts of a split."""
-        return GymnasiumEnv(self.spec.env_id, self.options, self.spec.slots, name)
-
-    # One environment
-
     def _copies_go_on_alike(self, env: Any) -> bool:
         """Whether a deep copy, stepped first, leaves the original alone, which then does the same."""
         self._begin(env, 0)
-        try:
-            twin = copy.deepcopy(env)
-        except Exception:  # whatever a foreign __deepcopy__ or __reduce__ raises
-            return False
         rng = np.random.default_rng(0)
         sizes, start = _sizes_of(env.action_space, "")
         actions = [start + rng.integers(sizes) for _ in range(TRIED_STEPS)]
@@ -285,12 +279,18 @@ class GymnasiumEnv:
                     break
             return seen
 
-        return _same(outcome(twin), outcome(env))
+        try:
+            ahead = outcome(copy.deepcopy(env))
+        except Exception:  # whatever a foreign copy raises, made or stepped (EzPickle's is a new one, not yet reset)
+            return False
+        return _same(ahead, outcome(env))
 
     def _begin(self, env: Any, seed: int) -> dict[str, np.ndarray]:
         shown = env.reset(seed=seed)
         if not (isinstance(shown, tuple) and len(shown) == 2):
-            raise UserError("reset gives an observation alone, as old gym's does; Gymnasium's gives (observation, info)")
+            raise UserError(
+                "reset gives an observation alone, as old gym's does; Gymnasium's gives (observation, info)"
+            )
         return self._fields(shown[0])
 
     def _fields(self, obs: Any) -> dict[str, np.ndarray]:
@@ -307,8 +307,10 @@ class GymnasiumEnv:
             space = self._spaces[name]
             if isinstance(space, spaces.Discrete) and value.shape == ():
                 value = (np.arange(space.n) == int(value) - int(space.start)).astype(np.float32)
-            if value.shape != about.shape or value.dtype.kind not in "biuf" or (
-                about.dtype == "uint8" and value.dtype != np.uint8
+            if (
+                value.shape != about.shape
+                or value.dtype.kind not in "biuf"
+                or (about.dtype == "uint8" and value.dtype != np.uint8)
             ):
                 raise UserError(
                     f"the observation field {name!r} is {value.dtype} {list(value.shape)}; its space says "
@@ -329,7 +331,7 @@ class GymnasiumEnv:
         return self._show_unmoved()
 
     def _begin_episode(self, b: int) -> None:
-        self._seed[b] = 2 * self._rngs[b].integers(2**30) + SPLITS.index(self.split_name)
+        self._seed[b] = 2 * self._rngs[b].integers(2**30) + self._odd
         self._row[b] = self._begin(self._envs[b], int(self._seed[b]))
         self._age[b] = 0
 
@@ -379,7 +381,7 @@ class GymnasiumEnv:
         """Works before a reset too.  A restored slot goes on with the restored generator; states stay as they are."""
         if len(states) != self.spec.slots:
             raise ValueError(f"{len(states)} states for {self.spec.slots} slots")
-        envs, rngs, seeds, ages, rows = zip(*copy.deepcopy(list(states)), strict=True)
+        envs, rngs, seeds, ages, rows = zip(*(copy.deepcopy(s) for s in states), strict=True)
         self._envs, self._rngs, self._row = list(envs), list(rngs), list(rows)
         self._seed, self._age = np.array(seeds, np.int64), np.array(ages, np.int64)
         return self._show_unmoved()
@@ -425,13 +427,11 @@ def _stored(options: GymnasiumOptions) -> dict[str, Any]:
 
 def options_of(spec: EnvSpec) -> GymnasiumOptions:
     """The options that make the world of a spec again."""
-    from core.config import from_json
-
     return from_json(GymnasiumOptions, dict(spec.options), "options")
 
 
-def agreed_module(path: Path, options: Mapping[str, Any]) -> tuple[str, dict[str, Any], Source]:
-    """The user gives a module of his own to be run: (its env_id, its options with the hash, its source)."""
+def agreed_module(path: Path, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The user gives a module of his own to be run: (its env_id, the world's options with its hash)."""
     source = read_source(path)
     source.agree()
-    return f"module/{source.name}", {**options, "sha256": source.sha256}, source
+    return f"module/{source.name}", {**options, "sha256": source.sha256}

@@ -594,6 +594,38 @@ def features(
     return (np.stack([values[name] for name in FEATURES], 1) * here_B[:, None]).astype(np.float32)
 
 
+def words_of(parts: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+    """What an agent may do, in a word each (EnvSpec.action_words): its ways and styles, and to do anything at all of a
+    part that has a choice to do nothing."""
+    out: dict[str, tuple[str, ...]] = {}
+    for part, size in parts.items():
+        names = [f"{part} {_choice(part, i, size)}" for i in range(size)]
+        if part.endswith((".Direction", ".Style")):
+            out |= {name.partition(" ")[2]: (name,) for name in names}
+        elif names[-1].endswith(" nothing"):
+            atn, arg = part.split(".")
+            sole = sum(p.startswith(f"{atn}.") and not p.endswith((".Style", ".Price")) for p in parts) == 1
+            out[(atn if sole else f"{atn}_{arg}").lower()] = tuple(names[:-1])
+    return out
+
+
+LABELS = ("position", "visible", "progress", "ate", "drank", "unique_events")  # of the truth: what changes in a life
+
+
+def labels(
+    obs: Mapping[str, np.ndarray], truth: Mapping[str, np.ndarray], action_BP: np.ndarray, spec: EnvSpec
+) -> dict[str, np.ndarray]:
+    """What a recording keeps of a tick beside the observations: LABELS and the ``features``, [B, ...]."""
+    return {"features": features(obs, truth, action_BP, spec), **{name: truth[name] for name in LABELS}}
+
+
+def life_of(truth: Mapping[str, np.ndarray], b: int, spec: EnvSpec) -> dict[str, Any]:
+    """Whose life runs in slot ``b``: map, agent and the name of its task."""
+    options = options_of(spec)
+    task = tasks_of(options.horizon, options.systems)[int(truth["task"][b])].name
+    return {"map": int(truth["map"][b]), "agent": int(truth["agent"][b]), "task": task}
+
+
 def options_of(spec: EnvSpec) -> NmmoOptions:
     """The options that make the world of a spec again."""
     if spec.env_id != "nmmo":

@@ -26,6 +26,8 @@ GAMES = (
 )  # fmt: skip
 TIMEOUT_STEPS = {"bigfish": 6000, "bossfight": 4000, "plunder": 4000, "leaper": 500, "maze": 500}
 DEFAULT_TIMEOUT_STEPS = 1000
+HELD_OUT_LEVEL = 500_000_000  # far from any training pool
+HELD_OUT = {"start_level": HELD_OUT_LEVEL, "num_levels": 100_000}
 MEMORY_GAMES = ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner")
 ACTION_NAMES = (
     "downleft", "left", "upleft", "down", "none", "up", "downright", "right", "upright",

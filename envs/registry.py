@@ -16,6 +16,7 @@ KINDS = {  # the first word of an env_id -> how a user writes it
     "nmmo": "nmmo",
     "gymnasium": "gymnasium/ID",
 }
+SPLITS = ("train", "held_out")
 
 
 def renewed(spec: EnvSpec) -> EnvSpec:
@@ -25,6 +26,10 @@ def renewed(spec: EnvSpec) -> EnvSpec:
         from envs.procgen import ACTION_NAMES, GAMES, words_of
 
         return replace(spec, **words_of(name)) if name in GAMES and spec.action_names == ACTION_NAMES else spec
+    if kind == "nmmo":
+        from envs.nmmo import words_of as words_of_parts
+
+        return replace(spec, action_words=words_of_parts(spec.action_parts))
     return spec
 
 
@@ -39,6 +44,7 @@ def spec_of(name: str, options: Mapping[str, Any]) -> EnvSpec:
         from envs.gymnasium_env import agreed_module
 
         name, options = agreed_module(Path(name), options)
+        kind = "module"
     elif kind not in KINDS:
         forms = ", ".join(KINDS.values())
         raise UserError(f"no world {name!r}{nearest(kind, KINDS)}; write {forms}, or the path of a .py file")
@@ -63,17 +69,42 @@ def spec_of(name: str, options: Mapping[str, Any]) -> EnvSpec:
     return spec
 
 
-def make(spec: EnvSpec, slots: int, *, threads: int = 2, **options: Any) -> VecEnv:
-    """A fresh world like ``spec`` with ``slots`` slots; ``options`` override single settings
-    (``start_level=...`` for held-out levels)."""
-    kind = spec.env_id.partition("/")[0]
-    if kind == "procgen":
-        from envs.procgen import ProcgenEnv, options_of
+def agents_a_world(spec: EnvSpec) -> int:
+    """Slots that share a world, one after the other: its agents."""
+    return int(spec.options["players"]) if spec.env_id == "nmmo" else 1
 
+
+def held_out_pool(spec: EnvSpec, start_level: int, num_levels: int) -> dict[str, Any]:
+    """Options of ``make`` for starts that no training sees: these levels where the world has levels (Procgen), else the
+    split "held_out"."""
+    has_levels = spec.env_id.partition("/")[0] == "procgen"
+    return {"start_level": start_level, "num_levels": num_levels} if has_levels else {"split": "held_out"}
+
+
+def make(spec: EnvSpec, slots: int, *, threads: int = 2, split: str = "train", **options: Any) -> VecEnv:
+    """A fresh world like ``spec`` with ``slots`` slots.
+
+    split: "train", the starts that ``spec`` describes, or "held_out", others that no training sees: another pool of
+    levels (Procgen) or maps (Neural MMO), odd seeds (Gymnasium); a planted world's are all drawn alike.
+    options: single settings in place of the spec's (``start_level=...``).
+    """
+    if split not in SPLITS:
+        raise UserError(f"no split {split!r}{nearest(split, SPLITS)}; there are: {', '.join(SPLITS)}")
+    kind, away = spec.env_id.partition("/")[0], split == "held_out"
+    if kind == "procgen":
+        from envs.procgen import HELD_OUT, ProcgenEnv, options_of
+
+        if away:
+            options = {**HELD_OUT, **options}
         return ProcgenEnv(replace(options_of(spec), **options), slots, threads)
     if kind == "nmmo":
-        from envs.nmmo import MAPS, NmmoEnv, options_of as nmmo_options_of
+        from envs.nmmo import MAPS, NmmoEnv, held_out, options_of as nmmo_options_of
 
+        odd = [name for name in options if name not in (*spec.options, "maps")]
+        if odd:
+            raise UserError(f"{spec.env_id} has no {', '.join(odd)}; its maps are those of a split")
+        if away:
+            options = {**held_out(spec.options), **options}
         maps = options.pop("maps", MAPS)
         world = replace(nmmo_options_of(spec), **options)
         if slots % world.players:
@@ -84,7 +115,10 @@ def make(spec: EnvSpec, slots: int, *, threads: int = 2, **options: Any) -> VecE
 
         return make_planted(spec, slots)
     if kind in ("gymnasium", "module"):
-        from envs.gymnasium_env import GymnasiumEnv, options_of as gymnasium_options_of
+        from envs.gymnasium_env import GymnasiumEnv, Split, options_of as gymnasium_options_of
 
-        return GymnasiumEnv(spec.env_id, gymnasium_options_of(spec), slots, options.get("split", "train"))
+        its: Split = "held_out" if away else "train"
+        if options:
+            raise UserError(f"{spec.env_id} has no {', '.join(options)}; its starts are those of a split")
+        return GymnasiumEnv(spec.env_id, gymnasium_options_of(spec), slots, its)
     raise UserError(f"no adapter for the world {spec.env_id!r}")

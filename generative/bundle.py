@@ -54,7 +54,7 @@ def round_to_half(simulator: torch.nn.Module) -> None:
 def keep_agent(agent: Agent, source: Path, target: Path) -> None:
     """Write an agent, of whatever kind, as its run directory ``source`` has it; without checkpoints."""
     names = [name for name in artefacts.files_of(source) if "/" not in name and name != "config.json"]
-    if isinstance(agent, RecurrentAgent):
+    if type(agent) is RecurrentAgent:
         save_agent(agent, target)
         names = ["curve.csv"]
     for name in names:

@@ -24,12 +24,13 @@ from agents.record import keep_unaltered, repr_of
 from core import artefacts, config as cli
 from core.contracts import EnvSpec, Field, LearnedWorld, UserError
 from core.directions import fingerprint
-from core.episodes import Episode, RolloutStore, StoreWriter
+from core.episodes import Episode, RolloutStore, StoreWriter, state_column
 from core.interventions import InterventionOptions, Tally, build, nothing_altered
 from core.progress import bar
 from core.roll import Noise, Simulator, Trajectory
-from core.trees import joined
-from generative.simulator import load_simulator, require_finite
+from core.trees import joined, leaves
+from generative.load import load_simulator
+from generative.simulator import require_finite
 
 STAGE = "record_samples"
 RECORDED = "recorded"
@@ -167,7 +168,7 @@ def as_recorded(field: Field, shown: Tensor) -> np.ndarray:
     """What a simulator shows of a field as a real recording has it: images uint8, zeros and ones of the field's dtype,
     real numbers float32."""
     if field.means == "image":
-        return (shown * 255).round().to(torch.uint8).cpu().numpy()
+        return (shown.detach() * 255).round().to(torch.uint8).cpu().numpy()
     return shown.detach().float().cpu().numpy().astype("float32" if field.means == "real" else field.dtype)
 
 
@@ -181,6 +182,13 @@ def to_episodes(
         k: getattr(trajectory, k).detach().cpu().numpy()
         for k in ("d", "h", "state", "logits", "value", "action", "reward")
     }
+    # What a rollout can be gone on from anywhere, so that nobody has to simulate it again.
+    states = {
+        i: x
+        for i, x in enumerate(leaves(trajectory.world))
+        if not torch.equal(x.reshape(*x.shape[:2], -1), trajectory.d)
+    }
+    rest = {state_column(i).removeprefix("world/"): x.detach().cpu().numpy() for i, x in states.items()}
     whole_state = not np.array_equal(columns["state"], columns["h"], equal_nan=True)  # it is more than h
     alive = trajectory.alive.cpu().numpy()
     out = []
@@ -199,12 +207,42 @@ def to_episodes(
                 reward=columns["reward"][b, :steps],
                 terminated=ended,
                 truncated=not ended,
-                world={"d": columns["d"][b, :rows]},
+                world={"d": columns["d"][b, :rows], **{k: x[b, :rows] for k, x in rest.items()}},
                 latent=z_BZ[b].detach().cpu().numpy(),
                 meta=about,
             )
         )
     return out
+
+
+def starts_of(
+    config: RecordSamplesConfig, simulator: Simulator[Any], device: torch.device
+) -> tuple[Tensor, list[dict[str, Any]], Tensor | None]:
+    """(latents [N, Z], what is kept about each rollout, forced actions [N, steps+1] or None).  Raises UserError."""
+    world, repeats = simulator.world, config.actions == (RECORDED,)
+    forced: Tensor | None = None
+    if repeats and config.rollouts is None:
+        raise UserError("--actions recorded needs --rollouts, whose actions they are")
+    if config.actions and not repeats:
+        plan = parse_actions(config.actions, world.spec, config.steps).to(device)
+        forced = plan.expand(config.samples, *plan.shape)
+    if config.rollouts is None:
+        z = random_latents(world, config.samples, torch.Generator(device).manual_seed(config.seed))
+        return z, [{"start": None} for _ in range(config.samples)], forced
+    store = open_rollouts(config.rollouts, simulator)
+    lead, rng = world.initial_frames - 1, np.random.default_rng(config.seed)
+    starts = store.window_starts(world.initial_frames)
+    if repeats:
+        starts = starts[starts[:, 1] + lead + config.steps <= store.steps[starts[:, 0]]]
+        if not len(starts):
+            raise UserError(
+                f"{config.rollouts}: no episode has {lead + config.steps} recorded actions for --steps "
+                f"{config.steps} (the longest has {store.steps.max()})"
+            )
+    starts = starts[rng.choice(len(starts), config.samples, replace=len(starts) < config.samples)]
+    if repeats:
+        forced = recorded_actions(store, starts, lead, config.steps).to(device)
+    return informed_latents(world, store, starts, device), [{"start": [int(e), int(t)]} for e, t in starts], forced
 
 
 def main(config: RecordSamplesConfig) -> None:
@@ -221,37 +259,11 @@ def main(config: RecordSamplesConfig) -> None:
     intervene = build(config.intervention, name, device=device)
     altered = [repr_of(i) for i in intervene]
     inputs |= config.intervention.inputs
-    repeats = config.actions == (RECORDED,)
-    forced: Tensor | None = None
-    if repeats:
-        if config.rollouts is None:
-            raise UserError("--actions recorded needs --rollouts, whose actions they are")
-    elif config.actions:
-        plan = parse_actions(config.actions, simulator.world.spec, config.steps).to(device)
-        forced = plan.expand(config.samples, *plan.shape)
     if config.actions:
         altered.append({"kind": "ForcedActions", "actions": list(config.actions)})
-    meta: list[dict[str, Any]]
-    if config.rollouts is None:
-        z = random_latents(simulator.world, config.samples, torch.Generator(device).manual_seed(config.seed))
-        meta = [{"start": None} for _ in range(config.samples)]
-    else:
+    if config.rollouts is not None:
         inputs["rollouts"] = config.rollouts
-        store = open_rollouts(config.rollouts, simulator)
-        lead, rng = simulator.world.initial_frames - 1, np.random.default_rng(config.seed)
-        starts = store.window_starts(simulator.world.initial_frames)
-        if repeats:
-            starts = starts[starts[:, 1] + lead + config.steps <= store.steps[starts[:, 0]]]
-            if not len(starts):
-                raise UserError(
-                    f"{config.rollouts}: no episode has {lead + config.steps} recorded actions for --steps "
-                    f"{config.steps} (the longest has {store.steps.max()})"
-                )
-        starts = starts[rng.choice(len(starts), config.samples, replace=len(starts) < config.samples)]
-        if repeats:
-            forced = recorded_actions(store, starts, lead, config.steps).to(device)
-        z = informed_latents(simulator.world, store, starts, device)
-        meta = [{"start": [int(e), int(t)]} for e, t in starts]
+    z, meta, forced = starts_of(config, simulator, device)
     if config.stochastic:
         meta = [{**about, "noise": [config.seed, i]} for i, about in enumerate(meta)]
     out = config.data_save_dir or config.out

@@ -25,7 +25,8 @@ class ModelConfig:
     layout: Literal["vector", "grid"] = "vector"
     """vector: states of arXiv:2010.02193, mixed by dense layers; grid: states, embeddings and latents are
     8 x 8 maps, mixed by convolutions and one global vector, so that what a frame shows stays where it is.
-    On a grid D, groups and Z count all 64 cells, hidden_size is channels, and head_layers has no effect"""
+    On a grid D, groups and Z count all 64 cells, hidden_size is channels, and head_layers has no effect; it is for
+    worlds that show one image of 64 x 64 pixels"""
     deterministic_size: int = 512
     """D, the GRU's state"""
     hidden_size: int = 1000
@@ -35,15 +36,15 @@ class ModelConfig:
     classes: int = 32
     """classes of each"""
     depth: int = 48
-    """channels of the first convolution; the last has 8 times as many"""
+    """channels of the first convolution of an image; the last has up to 8 times as many"""
     head_layers: int = 4
-    """hidden layers of the reward and terminal heads"""
+    """hidden layers of the heads of reward, ending and vector fields"""
     latent_size: int = 128
     """Z, the latent a rollout starts from"""
     latent: Literal["gaussian", "hypersphere"] = "gaussian"
     """gaussian: a VAE's; hypersphere: unit vectors kept apart by a uniformity term"""
     initial_frames: int = 3
-    """frames the latent is inferred from; the last of them is the first simulated one"""
+    """observations the latent is inferred from; the last of them is the first simulated one"""
 
     def __post_init__(self) -> None:
         for name in ("deterministic_size", "groups", "latent_size"):

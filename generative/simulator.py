@@ -277,6 +277,17 @@ class RSSMWorld(nn.Module):
         """Posterior deterministic states d_BLD along recorded frames (see ``path``)."""
         return self.path(obs, action_BL, seen_BL).d_BLD
 
+    def along(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> list[Shown]:
+        """What it shows at every step where it is shown every recorded frame (see ``path``): frames decoded from states
+        that have seen them, reward and ending foretold from the frames before."""
+        path = self.path(obs, action_BL, seen_BL)
+        d, frames = path.d_BLD, self.reconstruct(path)
+        reward, ending = self.reward_head(d)[..., 0], torch.sigmoid(self.terminal_head(d)[..., 0])
+        return [
+            Shown({k: x[:, i] for k, x in frames.items()}, reward[:, i], ending[:, i], d[:, i])
+            for i in range(d.shape[1])
+        ]
+
     def reconstruct(self, path: WorldPath) -> dict[str, Tensor]:
         """Observations [B, L, *shape] of the states along a path, by field."""
         shown = self.show(self.foretell(path.d_BLD.flatten(0, 1), path.s_BLS.flatten(0, 1)))
@@ -301,29 +312,21 @@ def simulator_of(config: ModelConfig, agent: Agent) -> Simulator[RSSMWorld]:
     The memory of a RecurrentAgent, a state in (-1, 1), is bounded; any other's state is read from the latent linearly.
     """
     memory_size = flatten(agent.initial(1)).shape[1]
-    world = RSSMWorld(config, agent.spec, memory_size, bounded=isinstance(agent, RecurrentAgent))
+    world = RSSMWorld(config, agent.spec, memory_size, bounded=type(agent) is RecurrentAgent)
     return Simulator(agent, world, TrainedMemory(world, agent))
 
 
 def teacher_forced(
-    simulator: Simulator[RSSMWorld], obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor
+    simulator: Simulator[Any], obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor
 ) -> Trajectory:
-    """A simulation that is shown every recorded frame (see ``RSSMWorld.path``); row i is simulated step i.
-
-    Frames are decoded from states that have seen them; reward and terminal are foretold from the frames
-    before; the agent follows the decoded frames.
+    """A simulation that is shown every recorded frame, of a world that can be (its ``along``; see ``RSSMWorld``); row i
+    is simulated step i.  The agent follows what the world shows.
     """
     agent, world = simulator.agent, simulator.world
-    path = world.path(obs, action_BL, seen_BL)
-    frames = world.reconstruct(path)
     z, _ = world.infer({k: v[:, : world.initial_frames] for k, v in obs.items()})
     state, not_first = simulator.remembered(z), torch.zeros_like(seen_BL[:, 0])
-    d = path.d_BLD
-    reward, ending = world.reward_head(d)[..., 0], torch.sigmoid(world.terminal_head(d)[..., 0])
     moments = []
-    for i in range(seen_BL.shape[1]):
-        obs_i = {k: x[:, i] for k, x in frames.items()}
-        shown = Shown(obs_i, reward[:, i], ending[:, i], d[:, i])
+    for i, shown in enumerate(world.along(obs, action_BL, seen_BL)):
         t_B = torch.full_like(seen_BL[:, i], i, dtype=torch.int64)
         acted = act(agent, shown.obs, state, not_first, t_B)
         state, action = acted.state, action_BL[:, i]
@@ -368,7 +371,7 @@ def save_simulator(
     """
     agent = simulator.agent
     about: dict[str, Any] = {"model": to_json(simulator.world.config), "spec": simulator.world.spec.to_json()}
-    if isinstance(agent, RecurrentAgent):
+    if type(agent) is RecurrentAgent:  # a class made of it is another agent
         about["net"] = to_json(agent.config)
     elif agent_run is None:
         raise ValueError(f"a simulator around a {type(agent).__name__} is saved with its agent's run directory")

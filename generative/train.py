@@ -293,16 +293,6 @@ def reconstructions(simulator: Simulator[RSSMWorld], batch: Batch, seed: int) ->
     return out
 
 
-def same_world(a: EnvSpec, b: EnvSpec) -> bool:
-    """Whether two specs are of one world, whatever its pool of levels."""
-
-    def world(spec: EnvSpec) -> tuple[object, ...]:
-        options = {k: v for k, v in spec.options.items() if k not in ("num_levels", "start_level")}
-        return spec.env_id, dict(spec.obs), spec.action_names, options
-
-    return world(a) == world(b)
-
-
 def check(config: GenTrainConfig, store: RolloutStore, agent_name: str, agent_spec: EnvSpec) -> None:
     """Refuse rollouts that this agent did not make in its own world, and windows that cannot be cut from them."""
     facts = store.manifest["facts"]
@@ -312,7 +302,7 @@ def check(config: GenTrainConfig, store: RolloutStore, agent_name: str, agent_sp
         raise UserError(
             f"{config.rollouts} was recorded with agent {facts.get('agent')}, {config.agent} is agent {agent_name}"
         )
-    if not same_world(store.spec, agent_spec):
+    if not store.spec.same_world(agent_spec):
         raise UserError(
             f"{config.rollouts} is of another world ({store.spec.env_id}) than the agent's ({agent_spec.env_id}), "
             "or of another variant of it; record.py without changed options makes the right ones"

@@ -59,7 +59,7 @@ def plan(config: DemoConfig) -> dict[str, Any]:
     for name, stage in PARTS.items():
         cls = STAGES[stage].cls
         known[name] = config.out / name
-        own = {**{flag: known[flag] for flag in reads(stage)}, "out": known[name]}
+        own: dict[str, Any] = {**{flag: known[flag] for flag in reads(stage)}, "out": known[name]}
         own |= {"seed": config.seed, "threads": config.threads}
         layer = cli.merge(cli.to_json_defaults(cls), sizes(name, config.sizes))
         out[name] = cli.from_json(cls, cli.merge(layer, cli.to_json(own)), stage)

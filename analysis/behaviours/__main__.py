@@ -30,6 +30,7 @@ from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.video import check_video
+from core.when import put_rule
 from envs.registry import renewed
 
 
@@ -65,7 +66,7 @@ class BehavioursConfig:
 def _load_simulator(config: BehavioursConfig, agent: str, simulated: RolloutStore | None, device: torch.device) -> Any:
     if config.simulator is None:
         return None
-    from generative.simulator import load_simulator
+    from generative.load import load_simulator
 
     simulator = load_simulator(config.simulator, device)
     if fingerprint(simulator.agent) != agent:
@@ -124,17 +125,20 @@ def main(config: BehavioursConfig) -> None:
             column = None if simulator is None else "world/d"
             steps[1] = read_steps(simulated, first, column, unit_E=units(simulated, real))
         world = None if simulator is None else world_states(simulator.world, real, device)
-        steps[0] = read_steps(real, first, world, lead, units(real, real))
+        lived = read_steps(real, first, world, lead, units(real, real))
+        steps[0] = lived
         spec = renewed(real.spec)
         if spec.same_actions:
             steps = [None if s is None else in_effect(s, spec.distinct_actions()) for s in steps]
         with threadpool_limits(config.threads):
-            result = cluster(steps, config.fit, config.seed, list(spec.distinct_actions()))
+            parts = spec.parts if spec.action_parts else ()
+            result = cluster(steps, config.fit, config.seed, list(spec.distinct_actions()), parts)
         result.arrays["sample_labels"] = (
             np.zeros(0, np.int64)
             if simulated is None
             else sample_labels(result.arrays["labels_sim"], result.arrays["index_sim"], len(simulated))
         )
+        _put_rule(result, lived)
         names = {int(row["behaviour"]): str(row["name"]) for row in result.tables["behaviours"]}
         if run.replaced is not None:
             names = _kept_names(run.replaced, result, names)
@@ -147,6 +151,14 @@ def main(config: BehavioursConfig) -> None:
             run.facts["simulator"] = fingerprint(simulator)
         run.metrics = dict(result.scalars)
     print(summary(result, config.out))
+
+
+def _put_rule(result: Result, real: Steps) -> None:
+    """How the behaviours are told while the agent acts, beside them: --when and interventions read it from here."""
+    where = {(int(e), int(t)): i for i, (e, t) in enumerate(real.index_N2)}
+    index_N2 = result.arrays["index_real"]
+    rows = np.array([where[int(e), int(t)] for e, t in index_N2])
+    put_rule(result, real.h_NH[rows], result.arrays["labels_real"].astype(np.int64), index_N2[:, 0])
 
 
 def _kept_names(replaced: Path, result: Result, names: dict[int, str]) -> dict[int, str]:

@@ -74,8 +74,11 @@ def check(options: BehaviourOptions) -> None:
             raise UserError(f"--{name} {getattr(options, name)}: at least {least}")
 
 
-def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int, action_names: Sequence[str]) -> Result:
-    """Behaviours of real and (if not None) simulated steps.
+def cluster(
+    steps: Sequence[Steps | None], options: BehaviourOptions, seed: int, action_names: Sequence[str],
+    parts: tuple[int, ...] = (),
+) -> Result:  # fmt: skip
+    """Behaviours of real and (if not None) simulated steps.  parts: choices of each part of an action; (): one part.
 
     Arrays: ``labels_real`` (-1: in no behaviour), ``index_real`` [N, 2] of (episode, t), the same with ``_sim``;
     ``map`` [M, 2 or 3] of all of them, real first; ``centre_index`` int64 [behaviours, samples, 3] of (source,
@@ -86,20 +89,8 @@ def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int,
     """
     check(options)
     given = [(source, s) for source, s in enumerate(steps) if s is not None]
-    with_world = all(s.d_ND is not None for _, s in given)
-    h_NH = np.concatenate([s.h_NH for _, s in given])
-    live_L = varying(h_NH)
-    dead = names_left_out(live_L, h_NH.shape[1])
-    say_left_out(dead)
-    x_NF, world_share = z_scores(h_NH[:, live_L].astype(np.float64)), None
-    if with_world:
-        d_ND = np.concatenate([s.d_ND for _, s in given if s.d_ND is not None])
-        world_NK, world_share = reduce(d_ND, options.world_size)
-        x_NF = np.concatenate([x_NF, z_scores(world_NK.astype(np.float64))], 1)
-        if not world_NK.shape[1]:
-            with_world = False
-            dead.append("world states")
-            say_left_out(["the simulator's world states"])
+    result = Result()
+    x_NF = _vectors(given, options.world_size, result)
     # An episode number of its own for every (source, episode): the two stores' histories never mix.
     index_N2 = np.concatenate([s.index_N2 * [2, 1] + [source, 0] for source, s in given])
     vectors_MF, rows_M = histories(x_NF, index_N2, options.lags)
@@ -119,12 +110,8 @@ def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int,
     label_M, distance_M = find_clusters(points_MK, options.method, **sizes)  # type: ignore[arg-type]
     count = int(label_M.max()) + 1
 
-    result = Result(notes={"behaviours": count, "embedding": options.embedding, "method": options.method})
-    result.notes["vector"] = "h and world components" if with_world else "h only"
-    result.notes["left_out"] = dead
+    result.notes |= {"behaviours": count, "embedding": options.embedding, "method": options.method}
     result.scalar("explained", share, "share of the vectors' variance in the components", len(rows_M))
-    if world_share is not None:
-        result.scalar("world_explained", world_share, "share of the world states' variance in their components")
     arrays: dict[str, np.ndarray] = {"map": map_MK.astype(np.float32)}
     for source, name in enumerate(SOURCES):
         here = source_M == source
@@ -147,16 +134,39 @@ def cluster(steps: Sequence[Steps | None], options: BehaviourOptions, seed: int,
             scores_MK, index_N2[rows_M, 0], unit_M, method=options.method, surrogates=options.surrogates, place=place,
             **sizes,
         ).record(result)  # fmt: skip
-    _describe(result, label_M[real_M], episode_M[real_M], t_M[real_M], seed)
+    _describe(result, label_M[real_M], unit_M[real_M], t_M[real_M], seed)
     result.tables["behaviours"] = _table(
-        label_M, source_M, episode_M, t_M, value_M, action_M, action_names, count, seed
+        label_M, source_M, episode_M, unit_M, t_M, value_M, action_M, action_names, count, seed
     )
     logits_MA = np.concatenate([s.logits_NA for _, s in given])[rows_M]
-    columns = (label_M, episode_M, t_M, value_M, logits_MA)
-    states, result.tables["transitions"] = aggregate(Visits(*(c[real_M] for c in columns)), count, seed)
+    columns = [c[real_M] for c in (label_M, episode_M, t_M, value_M, logits_MA, unit_M)]
+    visits = Visits(*columns)._replace(parts=parts)
+    states, result.tables["transitions"] = aggregate(visits, count, seed)
     names = {int(r["behaviour"]): r["name"] for r in result.tables["behaviours"]} | {NOISE: NO_BEHAVIOUR}
     result.tables["mdp"] = [row | {"name": names[row["behaviour"]]} for row in states]
     return result
+
+
+def _vectors(given: Sequence[tuple[int, Steps]], world_size: int, result: Result) -> np.ndarray:
+    """What the steps of all sources are, z-scored, float64 [N, F]: h and, where all have them, components of the world
+    states; how much these hold, and what was left out, into the result."""
+    h_NH = np.concatenate([s.h_NH for _, s in given])
+    live_L = varying(h_NH)
+    dead = names_left_out(live_L, h_NH.shape[1])
+    say_left_out(dead)
+    x_NF = z_scores(h_NH[:, live_L].astype(np.float64))
+    with_world = all(s.d_ND is not None for _, s in given)
+    if with_world:
+        d_ND = np.concatenate([s.d_ND for _, s in given if s.d_ND is not None])
+        world_NK, share = reduce(d_ND, world_size)
+        x_NF = np.concatenate([x_NF, z_scores(world_NK.astype(np.float64))], 1)
+        result.scalar("world_explained", share, "share of the world states' variance in their components")
+        if not world_NK.shape[1]:
+            with_world = False
+            dead.append("world states")
+            say_left_out(["the simulator's world states"])
+    result.notes |= {"vector": "h and world components" if with_world else "h only", "left_out": dead}
+    return x_NF
 
 
 def _units(given: Sequence[tuple[int, Steps]], index_N2: np.ndarray) -> np.ndarray:
@@ -166,14 +176,14 @@ def _units(given: Sequence[tuple[int, Steps]], index_N2: np.ndarray) -> np.ndarr
     return np.concatenate([s.unit_E[s.index_N2[:, 0]] for _, s in given if s.unit_E is not None])
 
 
-def _describe(result: Result, label_R: np.ndarray, episode_R: np.ndarray, t_R: np.ndarray, seed: int) -> None:
+def _describe(result: Result, label_R: np.ndarray, unit_R: np.ndarray, t_R: np.ndarray, seed: int) -> None:
     """Of real steps: how many are in no behaviour (hdbscan), and how much of a label is time."""
     rng = np.random.default_rng(seed)
-    episodes = len(np.unique(episode_R))
+    units = len(np.unique(unit_R))
     if result.notes["method"] == "hdbscan":
-        noise = share_of(label_R == NOISE, episode_R)
+        noise = share_of(label_R == NOISE, unit_R)
         result.scalar("noise_share", noise.value, "share of real steps in no behaviour", noise.n, noise.interval)
-    record_share_from_time(result, "", label_R, t_R, episode_R, episodes=episodes, rng=rng)
+    record_share_from_time(result, "", label_R, t_R, unit_R, episodes=units, rng=rng)
 
 
 def _centres(
@@ -205,6 +215,7 @@ def _table(
     label_M: np.ndarray,
     source_M: np.ndarray,
     episode_M: np.ndarray,
+    unit_M: np.ndarray,
     t_M: np.ndarray,
     value_M: np.ndarray,
     action_M: np.ndarray,
@@ -212,14 +223,15 @@ def _table(
     clusters: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """One row a behaviour: shares, mean values and their Cohen's d with 95 % intervals over real episodes.
+    """One row a behaviour: shares, mean values and their Cohen's d with 95 % intervals over real units.
 
     ``value_d``: by how many pooled standard deviations the agent's value in the behaviour's steps lies above that
     in all other steps; None for a behaviour of fewer than 2 steps, its interval None for one of a single episode.
     """
     real = source_M == REAL
-    label_R, episode_R = label_M[real], episode_M[real]
-    units, unit_R = np.unique(episode_R, return_inverse=True)
+    label_R, episode_R, several = label_M[real], episode_M[real], action_M.ndim > 1
+    units, unit_R = np.unique(unit_M[real], return_inverse=True)
+    overall_A = np.bincount(action_M[real].ravel(), minlength=len(action_names)) / max(real.sum(), 1)
     counts_UB = np.zeros((len(units), clusters + 1))  # the last: steps in no behaviour
     np.add.at(counts_UB, (unit_R, label_R), 1)
     share, low, high, _ = shares(counts_UB, counts_UB.sum(1, keepdims=True))
@@ -245,13 +257,15 @@ def _table(
         }
         if here.any():
             rng = np.random.default_rng(seed)
-            value = bootstrap_mean(value_M[real][here], episode_R[here], rng=rng)
+            value = bootstrap_mean(value_M[real][here], unit_R[here], rng=rng)
             row |= {"value": value.value, "value_low": value.low, "value_high": value.high}
-            d = cohens_d_interval(value_M[real][:, None], here, episode_R, rng=rng)
+            d = cohens_d_interval(value_M[real][:, None], here, unit_R, rng=rng)
             for column, (number,) in zip(("value_d", "value_d_low", "value_d_high"), d, strict=True):
                 row[column] = float(number) if np.isfinite(number) else None
-            often = np.bincount(action_M[real][here], minlength=len(action_names))
-            top = [a for a in np.argsort(-often, kind="stable")[:3] if often[a]]
+            often = np.bincount(action_M[real][here].ravel(), minlength=len(action_names))
+            # Of several parts most do nothing nearly always: what is done here more than elsewhere says something.
+            by = often / here.sum() - overall_A if several else often
+            top = [a for a in np.argsort(-by, kind="stable")[:3] if often[a]]
             said = [f"{action_names[a]} {often[a] / here.sum():.0%}" for a in top]
             row["actions"] = ", ".join(said)
             mostly = 2 * often[top[0]] >= here.sum()  # half of the steps, or the name would mislead

@@ -15,7 +15,8 @@ from core.episodes import RolloutStore
 class Steps:
     """Steps of one store: ``h_NH``, ``d_ND`` (None without a simulator), what happened, and (episode, t).
 
-    Steps of an episode are consecutive.  ``unit_E`` int64 [episodes]: equal for what is not independent, also across
+    Steps of an episode are consecutive.  ``action_N`` numbers all choices there are, [N], or [N, P] of an action of
+    several parts.  ``unit_E`` int64 [episodes]: equal for what is not independent, also across
     stores (analysis.shared.units); None: every episode is a unit.
     """
 
@@ -43,7 +44,10 @@ def read_steps(
     if world is not None and not isinstance(world, str):
         ends = [int(min(store.steps[e], store.rows[e])) for e in range(len(store))]
         d_ND = np.concatenate([world[e][first - lead : ends[e] - lead] for e in range(len(store)) if ends[e] > first])
-    return Steps(columns["h"], d_ND, columns["value"], columns["action"], columns["logits"], index_N2, unit_E)
+    action_N = columns["action"]
+    if store.spec.action_parts:
+        action_N = action_N + np.cumsum([0, *store.spec.parts[:-1]])
+    return Steps(columns["h"], d_ND, columns["value"], action_N, columns["logits"], index_N2, unit_E)
 
 
 def in_effect(steps: Steps, actions: Mapping[str, Sequence[int]]) -> Steps:

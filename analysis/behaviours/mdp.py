@@ -22,13 +22,19 @@ NO_BEHAVIOUR = "no behaviour (noise)"
 
 
 class Visits(NamedTuple):
-    """Real steps in their order: label (-1: no behaviour), episode, step, and what the agent did and expected."""
+    """Real steps in their order: label (-1: no behaviour), episode, step, and what the agent did and expected.
+
+    ``unit_R``: equal for what is not independent (None: the episode); ``parts``: choices of each part of an action,
+    over which entropies are summed (parts are independent given h); (): one part.
+    """
 
     label_R: np.ndarray
     episode_R: np.ndarray
     t_R: np.ndarray
     value_R: np.ndarray
     logits_RA: np.ndarray
+    unit_R: np.ndarray | None = None
+    parts: tuple[int, ...] = ()
 
 
 def transitions(label_N: np.ndarray, episode_N: np.ndarray, t_N: np.ndarray, clusters: int) -> np.ndarray:
@@ -62,14 +68,13 @@ def aggregate(visits: Visits, clusters: int, seed: int) -> tuple[list[dict[str, 
     v, rng = visits, np.random.default_rng(seed)
     states = clusters + bool((v.label_R < 0).any())
     state_R = np.where(v.label_R < 0, clusters, v.label_R)
-    _, unit_R = np.unique(v.episode_R, return_inverse=True)
+    _, unit_R = np.unique(v.episode_R if v.unit_R is None else v.unit_R, return_inverse=True)
     episodes = int(unit_R.max()) + 1
 
     def per_episode(state_N: np.ndarray, unit_N: np.ndarray, x_N: np.ndarray | None = None) -> np.ndarray:
         return np.bincount(unit_N * states + state_N, x_N, episodes * states).reshape(episodes, states)
 
-    shifted_RA = v.logits_RA - v.logits_RA.max(1, keepdims=True).astype(np.float64)
-    policy_RA = np.exp(shifted_RA) / np.exp(shifted_RA).sum(1, keepdims=True)
+    policy_RA = np.concatenate([_softmax(x) for x in np.split(v.logits_RA, np.cumsum(v.parts)[:-1], 1)], 1)
     steps_ES, value_ES, entropy_ES = (
         per_episode(state_R, unit_R, x_R) for x_R in (None, v.value_R, _bits(policy_RA).sum(1))
     )
@@ -118,6 +123,12 @@ def aggregate(visits: Visits, clusters: int, seed: int) -> tuple[list[dict[str, 
             elsewhere = [np.nan if to == s else x[p] for x in exits[:3]]
             in_pairs.append(pair | _cells("exit_probability", *elsewhere))
     return rows, in_pairs
+
+
+def _softmax(logits_RA: np.ndarray) -> np.ndarray:
+    shifted_RA = logits_RA - logits_RA.max(1, keepdims=True).astype(np.float64)
+    out: np.ndarray = np.exp(shifted_RA) / np.exp(shifted_RA).sum(1, keepdims=True)
+    return out
 
 
 def _entropy(share_GP: np.ndarray) -> np.ndarray:

@@ -32,6 +32,7 @@ from analysis.coupling.correlation import MEAN
 from analysis.coupling.edges import PAGE, page, strongest_pairs
 from analysis.coupling.estimates import couple, plan
 from analysis.coupling.figures import draw
+from analysis.coupling.jacobian import Recorded
 from analysis.coupling.labels import labelled
 from analysis.coupling.tables import assemble
 from analysis.shared.behaviours import load_behaviours
@@ -48,7 +49,7 @@ SHOWN = 5  # edges printed
 
 
 def main(config: CouplingConfig) -> None:
-    from generative.simulator import load_simulator
+    from generative.load import load_simulator
 
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
@@ -79,6 +80,10 @@ def main(config: CouplingConfig) -> None:
     with open_samples(config.samples, simulator) as store:
         sampled, h = labelled(store, basis, k, behaviours, "sim")
         z_EZ = torch.from_numpy(store.latents()).to(device)
+        ids = sorted({int(b) for b in np.unique(sampled.label_N) if b >= 0})
+        if not ids:
+            raise UserError(f"{config.behaviours} labels no step of {config.samples}; run analysis.behaviours on it")
+        planned = plan(simulator, z_EZ, sampled, h, ids, config, Recorded.of(store, simulator, device))
     observed = sampled
     if config.rollouts is not None:
         if config.behaviours is not None:
@@ -89,10 +94,6 @@ def main(config: CouplingConfig) -> None:
                 raise UserError(f"{config.rollouts} does not hold real rollouts of this simulator's agent")
             observed, _ = labelled(store, basis, k, behaviours, "real")
         inputs["rollouts"] = config.rollouts
-    ids = sorted({int(b) for b in np.unique(sampled.label_N) if b >= 0})
-    if not ids:
-        raise UserError(f"{config.behaviours} labels no step of {config.samples}; run analysis.behaviours on it")
-    planned = plan(simulator, z_EZ, sampled, h, ids, config)
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         run.facts = {"agent": agent, "simulator": fingerprint(simulator)}
         coupling = couple(simulator, planned, observed, basis.to(device), ids, config)

@@ -12,7 +12,7 @@ from torch import Tensor
 from analysis.coupling.config import CouplingConfig
 from analysis.coupling.correlation import MEAN, MORE, Labelled, correlate
 from analysis.coupling.edges import PATHS
-from analysis.coupling.jacobian import gather_places, jacobians, replay, rows_that_fit
+from analysis.coupling.jacobian import Recorded, Replay, jacobians, replay, rows_that_fit
 from analysis.shared.units import spread_over_episodes
 from core.contracts import UserError
 from core.directions import Basis
@@ -92,9 +92,12 @@ def plan(
     h_sampled_NH: np.ndarray,
     behaviours: Sequence[int],
     config: CouplingConfig,
+    recorded: Recorded | None = None,
 ) -> Plan:
     """Choose steps of ``sampled`` (with hidden states h_sampled), the modal rollouts from the latents z_EZ
-    (episode e starts from row e), and run up to them.
+    (episode e starts from row e).
+
+    recorded: the rollouts with all that is needed to go on from them; None: they are simulated again.
 
     Raises UserError if the rollouts are too short, if most steps do not come out again, or if no behaviour
     has enough episodes for a test at alpha.
@@ -103,9 +106,13 @@ def plan(
     usable_N = sampled.index_N2[:, 1] > longest
     if not usable_N.any():
         raise UserError(f"--lags {longest}: the samples are too short; record longer ones or use shorter lags")
-    played = replay(simulator, z_EZ, int(sampled.index_N2[:, 1].max()) + 1)
-    h_played = played.h_ETH[sampled.index_N2[:, 0], sampled.index_N2[:, 1]].cpu().numpy()
-    same_N = np.abs(h_played - h_sampled_NH).max(1) < REPLAY_TOLERANCE
+    played: Recorded | Replay
+    if recorded is None:
+        played = replay(simulator, z_EZ, int(sampled.index_N2[:, 1].max()) + 1)
+        h_played = played.h_ETH[sampled.index_N2[:, 0], sampled.index_N2[:, 1]].cpu().numpy()
+        same_N = np.abs(h_played - h_sampled_NH).max(1) < REPLAY_TOLERANCE
+    else:
+        played, same_N = recorded, np.ones(len(h_sampled_NH), bool)
     if same_N[usable_N].mean() < 0.5:
         raise UserError(
             f"only {same_N[usable_N].mean():.0%} of the sampled steps come out again from their latents; "
@@ -123,7 +130,7 @@ def plan(
             f"{config.alpha:g} needs {need}; {MORE}"
         )
     episode_M, step_M = sampled.index_N2[rows].T
-    place = gather_places(played.places, episode_M, step_M - longest - 1)
+    place = played.places(episode_M, step_M - longest - 1)
     return Plan(place, sampled.unit_N[rows], np.cumsum([0, *(len(c) for c in chosen)]))
 
 

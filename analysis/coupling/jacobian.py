@@ -12,8 +12,9 @@ from torch import Tensor
 from analysis.coupling.discrete_paths import along_memory, forced_changes, policy_slopes, through_world
 from analysis.shared.gradients import parameters_of, row_gradients, saved_bytes, unchanged
 from core.directions import Basis
-from core.roll import Moment, Place, Simulator, after, go_on
-from core.trees import detached, each, joined, rows_of
+from core.episodes import RolloutStore, state_column
+from core.roll import Moment, Place, Simulator, after, go_on, one_hot
+from core.trees import detached, each, joined, leaves, rows_of, unflatten
 
 MOST_ROWS, HELD_STEPS = 256, 2  # samples of one backward pass; steps whose gradients are alive at once
 
@@ -92,10 +93,16 @@ def _columns(h_TBH: Sequence[Tensor], basis: Basis, lags: Sequence[int], directi
 
 
 class Replay(NamedTuple):
-    """Modal rollouts run again from latents [E, Z]."""
+    """Modal rollouts run again from latents [E, Z]: of samples of an earlier version, or that are not modal."""
 
-    places: list[Place]  # after step 0, 1 ...
+    after: list[Place]  # after step 0, 1 ...
     h_ETH: Tensor
+
+    def places(self, episode_M: np.ndarray, step_M: np.ndarray) -> Place:
+        """Where these steps left world and agent, as one batch."""
+        pairs = zip(episode_M.tolist(), step_M.tolist(), strict=True)
+        found: Place = joined([rows_of(self.after[t], slice(e, e + 1)) for e, t in pairs])
+        return found
 
 
 @torch.no_grad()
@@ -108,11 +115,37 @@ def replay(simulator: Simulator[Any], z_EZ: Tensor, steps: int) -> Replay:
     return Replay(places, torch.stack(h, 1))
 
 
-def gather_places(places: Sequence[Place], episode_B: np.ndarray, step_B: np.ndarray) -> Place:
-    """Where step ``step_B[n]`` of row ``episode_B[n]`` left world and agent, as one batch."""
-    pairs = zip(episode_B.tolist(), step_B.tolist(), strict=True)
-    found: Place = joined([rows_of(places[t], slice(e, e + 1)) for e, t in pairs])
-    return found
+class Recorded(NamedTuple):
+    """Modal rollouts as they were recorded, with all that is needed to go on from any step."""
+
+    store: RolloutStore
+    simulator: Simulator[Any]
+    columns: list[str]  # of each tensor of the world's state
+    device: torch.device
+
+    @classmethod
+    def of(cls, store: RolloutStore, simulator: Simulator[Any], device: torch.device) -> Recorded | None:
+        """None where the store, of an earlier version, holds too little, or its rollouts are not modal."""
+        facts, known = store.manifest["facts"], set(store.column_names)
+        like = simulator.world.start(torch.from_numpy(store.latents([0])).to(device))[0]
+        columns = [state_column(i) if state_column(i) in known else "world/d" for i in range(len(list(leaves(like))))]
+        whole = set(columns) <= known and len(set(columns)) == len(columns)
+        modal = not facts.get("stochastic") and not facts.get("interventions")
+        return cls(store, simulator, columns, device) if whole and modal else None
+
+    def places(self, episode_M: np.ndarray, step_M: np.ndarray) -> Place:
+        """Where these steps left world and agent, as one batch."""
+        agent, world = self.simulator.agent, self.simulator.world
+        own = "state" if "state" in self.store.column_names else "h"
+        starts = np.stack([episode_M, step_M], 1)
+        window = self.store.read_windows([*self.columns, own, "action"], starts, 1)
+        read = {name: torch.from_numpy(window[name][:, 0]).to(self.device) for name in (*self.columns, own, "action")}
+        like = world.start(torch.from_numpy(self.store.latents([0])).to(self.device))[0]
+        parts = iter(read[name] for name in self.columns)
+        state = each(lambda x: next(parts).reshape(len(starts), *x.shape[1:]).to(x.dtype), like)
+        alive = torch.ones(len(starts), dtype=torch.bool, device=self.device)
+        memory = unflatten(read[own], agent.initial(1))
+        return Place(state, one_hot(read["action"], agent.spec.parts, read[own]), memory, alive)
 
 
 def rows_that_fit(simulator: Simulator[Any], place: Place, longest: int, memory_bytes: float) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from analysis.dynamics.recurrence import Recurrence
 from analysis.shared.behaviours import load_behaviours
 from analysis.shared.clusters import STEPS_PER_CLUSTER, k_means
+from analysis.shared.units import units
 from core.artefacts import Result
 from core.contracts import Agent, UserError
 from core.episodes import RolloutStore
@@ -34,6 +35,12 @@ class Recorded(NamedTuple):
     h_NH: Tensor
     e_NE: Tensor
     index_N2: np.ndarray
+    unit_N: np.ndarray | None = None  # equal for what is not independent; None: the episode
+
+    @property
+    def units(self) -> np.ndarray:
+        """A number for what is not independent [N]."""
+        return self.index_N2[:, 0] if self.unit_N is None else self.unit_N
 
 
 def read(memory: Recurrence, agent: Agent, store: RolloutStore) -> Recorded:
@@ -46,7 +53,8 @@ def read(memory: Recurrence, agent: Agent, store: RolloutStore) -> Recorded:
         for n in range(0, len(index_N2), FRAMES):
             obs = {k: torch.from_numpy(columns[f"obs/{k}"][n : n + FRAMES]).to(device) for k in names}
             parts.append(memory.inputs(agent, obs).double())
-    return Recorded(torch.from_numpy(columns[column]).to(device).double(), torch.cat(parts), index_N2)
+    state_NS = torch.from_numpy(columns[column]).to(device).double()
+    return Recorded(state_NS, torch.cat(parts), index_N2, units(store, store)[index_N2[:, 0]])
 
 
 def typical(recorded: Recorded, count: int, seed: int) -> list[Still]:

@@ -22,6 +22,7 @@ from core.contracts import UserError
 from core.directions import Basis
 from core.progress import bar
 from core.stats import few, ratios, share_of
+from core.trees import flatten
 
 
 def analyse(
@@ -62,7 +63,7 @@ def analyse(
                 mode = modes(jacobian[0].cpu().numpy())
                 near = (gap_SP.argmin(1) == at) & (gap_SP[:, at] < config.merge)
                 row = point_row(memory, one, found.h_BH[k], float(found.speed_B[k]), mode, recorded, std_H, config)
-                share = share_of(near.cpu().numpy(), episode_N[chosen])
+                share = share_of(near.cpu().numpy(), recorded.units[chosen])
                 row |= {"settle_here": share.value, "settle_here_low": share.low, "settle_here_high": share.high}
                 result.tables["points"].append({"point": len(points), "input": number, "name": one.name, **row})
                 result.tables["modes"] += mode_rows(
@@ -85,7 +86,7 @@ def analyse(
     }
     driven(result, memory, recorded, config, rng)
     for number, (each, steps) in enumerate(still):
-        put_exponents(result, f"input {number}", each, steps, episode_N[chosen], rng)
+        put_exponents(result, f"input {number}", each, steps, recorded.units[chosen], rng)
     fixed = [row for row in result.tables["points"] if row["kind"] == "fixed"]
     result.scalar("fixed_points", len(fixed), f"points in {len(inputs)} still inputs")
     result.scalar("slow_points", len(points) - len(fixed), f"points in {len(inputs)} still inputs")
@@ -113,11 +114,12 @@ def point_row(
         "time_constant": time_constant(slowest),
         "period": period(slowest),
         "nearest_state": nearest,
-        "action": int(logits[0].argmax()),
+        "action": [int(part.argmax()) for part in logits[0].split(list(memory.agent.spec.parts))],
         "value": float(value[0]),
     }
 
 
+OUTSIDE = 1e-9  # part of a mode of length 1 that lies in h, below which it is rounding error
 MODES = 8  # rows of the table ``modes`` a point, at least as many as are slow or grow
 
 
@@ -149,13 +151,17 @@ def mode_rows(
 
 def hidden_part(memory: Recurrence, right_S: np.ndarray) -> np.ndarray:
     """The part of a (complex) mode that lies in h."""
-    parts = memory.hidden(torch.from_numpy(np.stack([right_S.real, right_S.imag])))
-    out: np.ndarray = (parts[0] + 1j * parts[1]).numpy()
+    parts_2S = torch.from_numpy(np.stack([right_S.real, right_S.imag])).to(flatten(memory.state))
+    parts_2H = memory.hidden(parts_2S).cpu().numpy()
+    out: np.ndarray = parts_2H[0] + 1j * parts_2H[1]
     return out
 
 
 def along(right_H: np.ndarray, basis: Basis, most: int = 3) -> str:
-    """The directions that a mode lies along, as in ``3 (0.81), 7 (0.35)``: |cosine| in z-scored states."""
+    """The directions that a mode lies along, as in ``3 (0.81), 7 (0.35)``: |cosine| in z-scored states; none of a mode
+    outside h."""
+    if np.linalg.norm(right_H) < OUTSIDE:
+        return ""
     std_H = basis.std_H.double().cpu().numpy()
     lift_KH = basis.lift_KH.double().cpu().numpy()
     z = right_H / std_H
@@ -181,7 +187,7 @@ def driven(
     each, steps = lyapunov(memory, recorded.e_NE[rows], recorded.h_NH[first[use]], length, config.burn_in)
     result.arrays["lyapunov_driven"], result.arrays["lyapunov_steps"] = each, steps
     result.tables["lyapunov"] = []
-    put_exponents(result, "recorded", each, steps, ids[use], rng)
+    put_exponents(result, "recorded", each, steps, recorded.units[first[use]], rng)
     top = result.tables["lyapunov"][0]
     result.scalar("lyapunov_driven", top["value"], "nats a step, largest", top["n"], (top["low"], top["high"]))
     lasts = [-1 / v if v < 0 else float("inf") for v in (top["value"], top["low"], top["high"])]

@@ -66,7 +66,7 @@ def main(config: PatchingConfig) -> None:
         if missing:
             raise UserError(
                 f"{config.extraction} has no observations ({', '.join(missing)}), and the policy decides with them; "
-                "extract the activations with analysis.extract_activations"
+                "record it with record.py or analysis.extract_activations"
             )
         groups_E = groups_of(store)
         unit = choose_unit(groups_E, config.unit, least_units(ALPHA))

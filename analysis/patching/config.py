@@ -16,7 +16,7 @@ class PatchingConfig:
     """Replace one coordinate of recorded states and see which heads of the policy notice."""
 
     extraction: tyro.conf.Positional[Path] = Path("runs/activations")
-    """recorded states with observations (analysis.extract_activations)"""
+    """recorded states with observations (record.py of a policy, or analysis.extract_activations)"""
     policy: Path
     """run directory of the policy that was recorded"""
     out: Path = Path("runs/patching")

@@ -66,7 +66,7 @@ def parse_sample_ids(words: Sequence[str], available: int) -> list[int]:
 
 
 def main(config: SaliencyConfig) -> None:
-    from generative.simulator import load_simulator
+    from generative.load import load_simulator
 
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)

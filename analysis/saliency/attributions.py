@@ -58,11 +58,14 @@ def deeplift(frame: Frame, quantity: Quantity) -> Attribution:
 def _deeplift(frame: Frame, quantity: Quantity) -> Callable[..., Any]:
     from captum.attr import DeepLift
 
-    module = OneFrame(frame, quantity)
+    traced: dict[int, OneFrame] = {}
 
     def explain(inputs: Any, **options: Any) -> Any:
+        rows = 2 * len(inputs[0])  # frames and baselines
+        if rows not in traced:
+            traced[rows] = OneFrame(frame, quantity, rows)
         with quietly():
-            return DeepLift(module).attribute(inputs, **options)
+            return DeepLift(traced[rows]).attribute(inputs, **options)
 
     return explain
 

@@ -5,7 +5,6 @@ DeepLift runs frames and baselines as one batch, frames first.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 from analysis.saliency.frame import Frame
 from analysis.shared.quantities import Quantity
-from core.contracts import Agent
 
 
 class OneFrame(nn.Module):
@@ -22,30 +20,27 @@ class OneFrame(nn.Module):
 
     DeepLift hooks modules of ReLU, sigmoid and tanh that run once and whose input nothing else reads; torch.relu, the
     gates inside a GRU cell and the skip of a residual block would go wrong without a word.  So the agent's step is
-    traced to single operations.
+    traced to single operations, for the ``rows`` frames and baselines that captum runs as one batch; any other
+    number of rows, which captum hooks nothing of, is the step itself.
     """
 
-    def __init__(self, frame: Frame, quantity: Quantity) -> None:
+    def __init__(self, frame: Frame, quantity: Quantity, rows: int) -> None:
         super().__init__()
-        self.step = modules_of(frame.read(quantity), (*frame.inputs, *frame.fixed), frame.agent)
+        self.plain, self.rows = frame.read(quantity), rows
+        inputs = (*frame.inputs, *frame.fixed)
+        self.step = modules_of(self.plain, [torch.cat([x[:1]] * rows) for x in inputs])
 
     def forward(self, *args: Tensor) -> Tensor:
-        out: Tensor = self.step(*args)
+        out: Tensor = self.step(*args) if len(args[0]) == self.rows else self.plain(*args)
         return out
 
 
-def modules_of(step: Callable[..., Any], rows: Sequence[Tensor], agent: Agent) -> nn.Module:
-    """``step`` as a graph, for any number of rows, in which every nonlinearity is a module of its own."""
+def modules_of(step: Callable[..., Any], like: Sequence[Tensor]) -> nn.Module:
+    """``step`` as a graph, for arguments like these, in which every nonlinearity is a module of its own."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    # Tracing takes numbers that are equal for the same number, and 1 for a constant.
-    parameters = list(agent.parameters()) if isinstance(agent, nn.Module) else []
-    taken = {size for x in (*rows, *parameters) for size in x.shape}
-    batch = next(n for n in itertools.count(2) if n not in taken)
     with torch.no_grad():
-        graph = make_fx(step, tracing_mode="symbolic", _allow_non_fake_inputs=True)(
-            *(torch.cat([x[:1]] * batch) for x in rows)
-        )
+        graph = make_fx(step)(*like)
     aten = torch.ops.aten
     kinds: dict[Any, Callable[..., nn.Module]] = {
         aten.relu.default: nn.ReLU, aten.sigmoid.default: nn.Sigmoid, aten.tanh.default: nn.Tanh,
@@ -62,12 +57,12 @@ def modules_of(step: Callable[..., Any], rows: Sequence[Tensor], agent: Agent) -
         if node.target not in kinds or (node.target is aten.mul.Tensor and len(node.all_input_nodes) < 2):
             continue
         graph.add_submodule(f"rule_{n}", kinds[node.target]())
-        args = node.args
-        if len(args) == 1:  # captum's hooks overwrite all of the gradient of a module's input, a residual's too
+        inputs: tuple[Any, ...] = node.args
+        if len(inputs) == 1:  # captum's hooks overwrite all of the gradient of a module's input, a residual's too
             with graph.graph.inserting_before(node):
-                args = (graph.graph.call_function(aten.clone.default, args),)
+                inputs = (graph.graph.call_function(aten.clone.default, inputs),)
         with graph.graph.inserting_after(node):
-            node.replace_all_uses_with(graph.graph.call_module(f"rule_{n}", args))
+            node.replace_all_uses_with(graph.graph.call_module(f"rule_{n}", inputs))
         graph.graph.erase_node(node)
     graph.graph.lint()
     graph.recompile()

@@ -14,7 +14,7 @@ from analysis.saliency import randomisation
 from analysis.saliency.attributions import deeplift, explainer, integrated, latent, occlusion
 from analysis.saliency.checks import areas, infidelity, sensitivity
 from analysis.saliency.config import SaliencyConfig
-from analysis.saliency.frame import ROWS, Attribution, Frame, smoothed
+from analysis.saliency.frame import ROWS, Attribution, Frame, noised, smoothed
 from analysis.saliency.tables import summarise
 from analysis.shared.gradients import Gradients, Noised, gradients, mean_of, reading_at, samples_that_fit
 from analysis.shared.quantities import Quantity
@@ -57,21 +57,16 @@ def frame_noise(obs: Mapping[str, Tensor], ids: Sequence[int], config: SaliencyC
 
 
 def of_rollouts(
-    simulator: Simulator[Any],
+    worlds: Sequence[Simulator[Any]],
     z_SZ: Tensor,
     chosen_S: Tensor,
     quantities: Sequence[Quantity],
     config: SaliencyConfig,
-    noise: Sequence[Mapping[str, Tensor]],
 ) -> list[list[Gradients]]:
-    """[whole, with the path action -> world cut] of every quantity; means over noised copies where there are any."""
-
-    def once(used: Simulator[Any]) -> list[list[Gradients]]:
-        return gradients(used, z_SZ, chosen_S, quantities, config.target_step, steps=config.steps)
-
-    if not noise:
-        return once(simulator)
-    copies = [once(replace(simulator, world=Noised(simulator.world, more))) for more in noise]
+    """[whole, with the path action -> world cut] of every quantity; means over noised worlds where there are any."""
+    copies = [gradients(w, z_SZ, chosen_S, quantities, config.target_step, steps=config.steps) for w in worlds]
+    if len(copies) == 1:
+        return copies[0]
     return [[mean_of([copy[n][path] for copy in copies]) for path in range(2)] for n in range(len(quantities))]
 
 
@@ -115,7 +110,8 @@ def explain(
     obs = {name: torch.stack([m.shown.obs[name] for m in moments], 1) for name in moments[0].shown.obs}
     noise = frame_noise(obs, ids, config)
     found = Kept(ids, {})
-    of_rollout = of_rollouts(simulator, z_SZ, chosen_S, quantities, config, noise)
+    worlds = [replace(simulator, world=Noised(simulator.world, more)) for more in noise] or [simulator]
+    of_rollout = of_rollouts(worlds, z_SZ, chosen_S, quantities, config)
     plain = None
     if "plain" in config.methods:
         plain = gradients(simulator, z_SZ, chosen_S, quantities, target, steps=config.steps, paths=(True,))
@@ -141,15 +137,15 @@ def explain(
         if basis is not None:
             found.put(f"grad_{basis.kind}_{q.name}", basis.pullback(whole.h))
         if "latent" in config.methods and config.integrated_steps:
-            parts = latent(simulator, z_SZ, chosen_S, q, target, config.integrated_steps, ROWS)
-            for part, x in zip(("", "_change", "_delta"), parts, strict=True):
-                found.put(f"latent{part}_{q.name}", x)
+            each = [latent(w, z_SZ, chosen_S, q, target, config.integrated_steps, ROWS) for w in worlds]
+            for part, copies in zip(("", "_change", "_delta"), zip(*each, strict=True), strict=True):
+                found.put(f"latent{part}_{q.name}", torch.stack(copies).mean(0))
         if not q.of_world:  # the agent alone knows nothing of it
             slope = {name: cut.of(name)[:, target] for name in obs}
             checks |= of_frame(frame, at_target, q, slope, seen, memory, config, found)
     if config.checks and isinstance(simulator.world, torch.nn.Module):
-        worlds = randomisation.world_randomisation(simulator, z_SZ, chosen_S, quantities, target, config.seed)
-        for q, alike in zip(quantities, worlds, strict=True):
+        shuffled = randomisation.world_randomisation(simulator, z_SZ, chosen_S, quantities, target, config.seed)
+        for q, alike in zip(quantities, shuffled, strict=True):
             checks |= {(q.name, "randomised", of_what): values for of_what, values in alike.items()}
     return Explained(
         obs={name: x.cpu().numpy() for name, x in obs.items()},
@@ -174,23 +170,27 @@ def of_frame(
 ) -> dict[tuple[str, str, str], np.ndarray]:
     """Captum's methods of the target frame, put into ``found``; and the checks of all pictures of it, by (quantity,
     check, of what).  slope: the gradient there; seen, memory: all frames up to it, and the state before the first."""
-    alike = randomisation.agent_randomisation(
-        frame.agent, seen, memory, frame.chosen_S, quantity, config.seed, config.radius / 10, config.checks
-    )
-    for i, name in enumerate(("correlation", "floor", "ceiling")):
-        found.arrays[f"randomised_{name}_{quantity.name}"] = alike["agent"][:, i]
+    alike: dict[str, np.ndarray] = {}
+    if isinstance(frame.agent, torch.nn.Module):  # of any other the weights are unknown
+        alike = randomisation.agent_randomisation(
+            frame.agent, seen, memory, frame.chosen_S, quantity, config.seed, config.radius / 10, config.checks
+        )
+        for i, name in enumerate(("correlation", "floor", "ceiling")):
+            found.arrays[f"randomised_{name}_{quantity.name}"] = alike["agent"][:, i]
     methods: dict[str, Callable[[Frame], Attribution]] = {
         "integrated": lambda f: integrated(f, quantity, config.integrated_steps),
         "deeplift": lambda f: deeplift(f, quantity),
         "occlusion": lambda f: occlusion(f, quantity, config.window, config.stride),
     }
     asked = [m for m in methods if m in config.methods and (m != "integrated" or config.integrated_steps)]
-    maps = {m: smoothed(frame, methods[m], noise) for m in asked}
+    frames = noised(frame, noise)
+    maps = {m: smoothed(frames, methods[m]) for m in asked}
     if maps:
         with torch.no_grad():
             read = frame.read(quantity)
-            change = read(*frame.inputs, *frame.fixed) - read(*frame.baselines, *frame.fixed)
-        found.put(f"change_{quantity.name}", change)
+            shown = torch.stack([read(*f.inputs, *f.fixed) for f in frames]).mean(0)
+            change = shown - read(*frame.baselines, *frame.fixed)
+        found.put(f"change_{quantity.name}", change)  # what the maps of a method that is complete add up to
     for method, attribution in maps.items():
         for name, x in attribution.maps.items():
             found.put(f"{method}_{name}_{quantity.name}", x)

@@ -68,16 +68,17 @@ class Attribution(NamedTuple):
     delta: Tensor | None
 
 
-def smoothed(
-    frame: Frame, attribute: Callable[[Frame], Attribution], noise: Sequence[Mapping[str, Tensor]]
-) -> Attribution:
-    """The mean of a method over noised copies of the frame (SmoothGrad, Smilkov et al. 2017, arXiv:1706.03825, for any
-    method); without copies the method itself.  noise: for every copy {field: [S, ...]}."""
-    if not noise:
-        return attribute(frame)
-    found = [attribute(frame._replace(obs={k: x + more[k] for k, x in frame.obs.items()})) for more in noise]
+def noised(frame: Frame, noise: Sequence[Mapping[str, Tensor]]) -> list[Frame]:
+    """Copies of the frame, each with its own noise {field: [S, ...]}; without noise the frame itself."""
+    return [frame._replace(obs={k: x + more[k] for k, x in frame.obs.items()}) for more in noise] or [frame]
+
+
+def smoothed(frames: Sequence[Frame], attribute: Callable[[Frame], Attribution]) -> Attribution:
+    """The mean of a method over noised copies of a frame (SmoothGrad, Smilkov et al. 2017, arXiv:1706.03825, for any
+    method)."""
+    found = [attribute(frame) for frame in frames]
     deltas = [f.delta for f in found if f.delta is not None]
-    maps = {k: torch.stack([f.maps[k] for f in found]).mean(0) for k in frame.obs}
+    maps = {k: torch.stack([f.maps[k] for f in found]).mean(0) for k in frames[0].obs}
     return Attribution(maps, torch.stack(deltas).mean(0) if deltas else None)
 
 

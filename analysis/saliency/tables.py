@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +21,7 @@ def summarise(
 
     Samples that ended before the target step are in the table, not in the means.  units: the independent
     episode of each sample."""
-    checks = {} if checks is None else checks
-    a = result.arrays
-    target = result.notes["target_step"]
-    fields = result.notes["fields"]
+    a, target = result.arrays, result.notes["target_step"]
 
     def mean_of(values: np.ndarray) -> Estimate | None:
         known = np.isfinite(values) & a["alive"][:, target]
@@ -32,50 +29,72 @@ def summarise(
             return None
         return bootstrap_mean(np.asarray(values, np.float64)[known], units[known], rng=np.random.default_rng(seed))
 
+    promised = [m for m in DELTAS if any(f"{m}_delta_{q.name}" in a for q in quantities)]
     rows: list[dict[str, Any]] = []
     for q in quantities:
-        sizes = {
-            part: np.sqrt(
-                sum(
-                    (a[f"grad_{f}_{q.name}{part}"].reshape(len(ids), -1).astype(np.float64) ** 2).sum(1) for f in fields
-                )
-            )
-            for part in ("", "_agent_only", "_through_world")
-        }
-        correlation = a.get(f"randomised_correlation_{q.name}", np.full(len(ids), np.nan))
-        deltas = {m: a[f"{m}_delta_{q.name}"] for m in DELTAS if f"{m}_delta_{q.name}" in a}
-        for s, i in enumerate(ids):
-            row = {
-                "sample": "combined" if result.notes["combined"] else i,
-                "quantity": q.name,
-                "unit": q.unit,
-                "y": float(a[f"y_{q.name}"][s]),
-                "alive": bool(a["alive"][s, target]),
-                "gradient_norm": float(sizes[""][s]),
-                "gradient_norm_agent_only": float(sizes["_agent_only"][s]),
-                "gradient_norm_through_world": float(sizes["_through_world"][s]),
-                "randomised_correlation": float(correlation[s]),
-            }
-            for m in DELTAS:
-                change = a.get(f"latent_change_{q.name}" if m == "latent" else f"change_{q.name}")
-                if any(f"{m}_delta_{other.name}" in a for other in quantities):
-                    row[f"{m}_change"] = float(change[s]) if m in deltas and change is not None else np.nan
-                    row[f"{m}_delta"] = float(deltas[m][s]) if m in deltas else np.nan
-            rows.append(row)
+        sizes = {part: gradient_norm(result, q, part) for part in ("", "_agent_only", "_through_world")}
+        rows += sample_rows(result, q, ids, sizes, promised)
         ratio = sizes["_through_world"] / np.maximum(sizes[""], np.finfo(np.float64).tiny)
         means = {"through_world": (ratio, "norm of the straight-through gradient by the world / norm of the whole")}
         for name in ("randomised_correlation", "randomised_floor", "randomised_ceiling"):
             if f"{name}_{q.name}" in a:
                 means[name] = (a[f"{name}_{q.name}"], "Spearman correlation of |gradient|")
-        for m, delta in deltas.items():
-            name = "completeness_delta" if m == "integrated" else f"completeness_delta_{m}"
-            means[name] = (np.abs(delta), q.unit)
+        for m in promised:
+            if f"{m}_delta_{q.name}" in a:
+                name = "completeness_delta" if m == "integrated" else f"completeness_delta_{m}"
+                means[name] = (np.abs(a[f"{m}_delta_{q.name}"]), q.unit)
         for name, (values, unit) in means.items():
             e = mean_of(values)
             if e is not None:
                 result.scalar(f"{name}_{q.name}", e.value, unit, e.n, (e.low, e.high))
     result.tables["saliency"] = rows
-    unit_of = {q.name: q.unit for q in quantities}
+    if checks:
+        result.tables["checks"] = check_rows(checks, {q.name: q.unit for q in quantities}, mean_of)
+
+
+def gradient_norm(result: artefacts.Result, q: Quantity, part: str) -> np.ndarray:
+    """Norm of a quantity's gradient over all frames, float64 [S]."""
+    squares = (
+        (result.arrays[f"grad_{field}_{q.name}{part}"].astype(np.float64) ** 2) for field in result.notes["fields"]
+    )
+    return np.sqrt(sum(x.reshape(len(x), -1).sum(1) for x in squares))
+
+
+def sample_rows(
+    result: artefacts.Result, q: Quantity, ids: Sequence[int], sizes: Mapping[str, np.ndarray], promised: Sequence[str]
+) -> list[dict[str, Any]]:
+    """A quantity's rows of the table ``saliency``.  promised: methods whose parts should add up to the change."""
+    a, target = result.arrays, result.notes["target_step"]
+    nothing = np.full(len(ids), np.nan)
+    correlation = a.get(f"randomised_correlation_{q.name}", nothing)
+    rows = []
+    for s, i in enumerate(ids):
+        row = {
+            "sample": "combined" if result.notes["combined"] else i,
+            "quantity": q.name,
+            "unit": q.unit,
+            "y": float(a[f"y_{q.name}"][s]),
+            "alive": bool(a["alive"][s, target]),
+            "gradient_norm": float(sizes[""][s]),
+            "gradient_norm_agent_only": float(sizes["_agent_only"][s]),
+            "gradient_norm_through_world": float(sizes["_through_world"][s]),
+            "randomised_correlation": float(correlation[s]),
+        }
+        for m in promised:
+            delta = a.get(f"{m}_delta_{q.name}", nothing)
+            change = a.get(f"latent_change_{q.name}" if m == "latent" else f"change_{q.name}", nothing)
+            row[f"{m}_change"] = float(change[s]) if f"{m}_delta_{q.name}" in a else np.nan
+            row[f"{m}_delta"] = float(delta[s])
+        rows.append(row)
+    return rows
+
+
+def check_rows(
+    checks: Mapping[tuple[str, str, str], np.ndarray],
+    unit_of: Mapping[str, str],
+    mean_of: Callable[[np.ndarray], Estimate | None],
+) -> list[dict[str, Any]]:
+    """The table ``checks``: means of values and controls, with intervals."""
     table: list[dict[str, Any]] = []
     for (name, what, of), values in checks.items():
         row = {"quantity": name, "check": what, "of": of, "unit": CHECKS[what].unit or unit_of[name], "n": 0}
@@ -92,8 +111,7 @@ def summarise(
             row["n"] = e.n if e and not part else row["n"]
         row["good"] = CHECKS[what].good
         table.append(row)
-    if table:
-        result.tables["checks"] = table
+    return table
 
 
 class Check(NamedTuple):

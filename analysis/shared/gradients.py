@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -39,13 +40,34 @@ def unchanged(h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
     return h_BH
 
 
+class Apart:
+    """A world that shows tensors of their own, where its state may be the very numbers that it shows: a gradient with
+    respect to what an agent sees does not take the way by the world's state."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.spec = world, world.spec
+
+    def start(self, z_BZ: Tensor, noise: Tree | None = None) -> tuple[Tree, Shown]:
+        return self._apart(*self.world.start(z_BZ, noise))
+
+    def step(self, state: Tree, action_BA: Tensor, noise: Tree | None = None) -> tuple[Tree, Shown]:
+        return self._apart(*self.world.step(state, action_BA, noise))
+
+    def draw_noise(self, batch: int, generator: torch.Generator) -> Tree:
+        return self.world.draw_noise(batch, generator)
+
+    def _apart(self, state: Tree, shown: Shown) -> tuple[Tree, Shown]:
+        return state, shown._replace(obs={k: x.view_as(x) for k, x in shown.obs.items()})
+
+
 def unroll(simulator: Simulator[Any], z_BZ: Tensor, steps: int, **options: Any) -> list[Moment]:
     """Moments 0 to ``steps`` from latents, every one open to gradients; options as in core.roll.roll.
 
     Frames, h and features are the very tensors that the rest was computed from.  Gradients through an action, or
     through a category of the world, are straight-through (core.roll).
     """
-    return list(simulator.roll(z_BZ, steps=steps, intervene=(unchanged,), **options))
+    apart = replace(simulator, world=Apart(simulator.world))
+    return list(apart.roll(z_BZ, steps=steps, intervene=(unchanged,), **options))
 
 
 def reading_at(moments: Sequence[Moment], target: int, chosen_B: Tensor) -> Reading:
@@ -104,8 +126,9 @@ def gradients(
 
 
 class Noised:
-    """A world whose observations are shown with noise on them: ``noise`` [B, T, ...] a field, added at steps 0 to T-1
-    (Smilkov et al. 2017, arXiv:1706.03825, for everything that an agent sees of a rollout)."""
+    """A world whose observations are shown with noise on them: ``noise`` [S, T, ...] a field, added at steps 0 to T-1
+    (Smilkov et al. 2017, arXiv:1706.03825, for everything that an agent sees of a rollout).  Row n of a rollout is of
+    sample n % S."""
 
     def __init__(self, world: World, noise: Mapping[str, Tensor]) -> None:
         self.world, self.noise, self.spec = world, noise, world.spec
@@ -122,7 +145,7 @@ class Noised:
 
     def _with_noise(self, state: Tree, shown: Shown, at_B: Tensor) -> tuple[Tree, Shown]:
         rows = torch.arange(len(at_B), device=at_B.device)
-        obs = {k: x + self.noise[k][rows, at_B] for k, x in shown.obs.items()}
+        obs = {k: x + self.noise[k][rows % len(self.noise[k]), at_B] for k, x in shown.obs.items()}
         return (state, at_B), shown._replace(obs=obs)
 
 

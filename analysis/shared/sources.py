@@ -62,7 +62,7 @@ def open_sources(
     the simulator's.  Real rollouts need it; samples must be its own.  Raises UserError.
     """
     from core.directions import fingerprint
-    from generative.simulator import load_simulator
+    from generative.load import load_simulator
 
     if rollouts is None and samples is None:
         raise UserError("--rollouts DIR or --samples DIR is needed (real rollouts, simulated ones, or both)")

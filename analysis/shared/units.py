@@ -27,11 +27,13 @@ def spread_over_episodes(rows: np.ndarray, unit_N: np.ndarray, count: int, rng: 
 def units(store: RolloutStore, real: RolloutStore | None) -> np.ndarray:
     """int64 [episodes]: equal for what is not independent.
 
-    A real episode is a unit.  So are the samples that started in one: that episode's own, where the samples were
-    made from ``real``.  A sample from a random latent is a unit of its own.
+    A real episode is a unit; where a world has many agents, a playing of the world with all its lives.  So are the
+    samples that started in one: that episode's own, where the samples were made from ``real``.  A sample from a random
+    latent is a unit of its own.
     """
     if store is real or store.manifest["facts"]["source"] == "real":
-        return 3 * np.arange(len(store))
+        groups = groups_of(store)
+        return 3 * groups.get("world", groups["life"])
     made_from = store.manifest["inputs"].get("rollouts", {}).get("manifest_sha256")
     shared = real is not None and made_from == artefacts.sha256(real.path / artefacts.MANIFEST)
     starts = [store.meta(e).get("start") for e in range(len(store))]

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from threadpoolctl import threadpool_limits
 
-from agents.recurrent import RecurrentAgent, load_agent
+from agents.load import load_agent
 from analysis.shared.randomised import randomised
 from analysis.similarity.comparison import FOLDS, SHUFFLED, assemble, compare, states
 from analysis.similarity.figures import draw
@@ -78,9 +78,9 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return out
 
 
-def load(paths: Sequence[Path], checkpoints: bool, device: torch.device) -> dict[str, RecurrentAgent]:
+def load(paths: Sequence[Path], checkpoints: bool, device: torch.device) -> dict[str, Agent]:
     """Agents by a short name; UserError if one is given twice, or no checkpoint is there to compare."""
-    out: dict[str, RecurrentAgent] = {}
+    out: dict[str, Agent] = {}
     for path, name in zip(paths, short_names(paths), strict=True):
         files = [artefacts.WEIGHTS]
         if checkpoints:

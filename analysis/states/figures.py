@@ -27,6 +27,7 @@ from core.pages import label_colours
 MAX_COURSES = 4  # episodes in the figure of courses
 MAX_PATHS = 3  # and of paths
 MAX_WEIGHTS = 16  # directions of a basis in the figure of the heads
+MAX_ACTIONS = 40  # and actions: those with the largest weights
 DOTS = 2500  # states in a scatter plot
 PLANES = ((0, 1), (2, 3), (4, 5))  # of principal components
 MAPS = {"umap": "UMAP", "tsne": "t-SNE", "pca": "PCA"}
@@ -92,9 +93,10 @@ def _some_rows(result: Result) -> np.ndarray:
 
 
 def _colourings(result: Result) -> list[str]:
-    """value, action, reward, step, level (where any is known) and cluster."""
+    """value, action (where it has one part), reward, step, level (where any is known) and cluster."""
     levels = (result.arrays["level"] != UNKNOWN_LEVEL).any()
-    return ["value", "action", "reward", "step", *(["level"] if levels else []), "cluster"]
+    action = ["action"] if result.arrays["action"].ndim == 1 else []
+    return ["value", *action, "reward", "step", *(["level"] if levels else []), "cluster"]
 
 
 def _paint(figure: Any, axis: Any, xy: np.ndarray, result: Result, rows: np.ndarray, what: str, key: bool) -> None:
@@ -275,8 +277,11 @@ def _draw_paths(result: Result) -> Any:
 
 def _draw_heads(result: Result) -> Any:
     """Weights in the independent, the first principal and the non-negative directions, one above another."""
-    names = [*result.notes["action_names"], "value"]
-    shown = {k: result.arrays[k][:, :MAX_WEIGHTS] for k in HEADS if k in result.arrays}
+    whole = {k: result.arrays[k][:, :MAX_WEIGHTS] for k in HEADS if k in result.arrays}
+    largest_A = np.max([np.abs(w[:-1]).max(1) / max(np.abs(w[:-1]).max(), 1e-12) for w in whole.values()], 0)
+    rows = np.sort(np.argsort(-largest_A, kind="stable")[:MAX_ACTIONS])
+    names = [*(result.notes["action_names"][a] for a in rows), "value"]
+    shown = {k: w[[*rows, -1]] for k, w in whole.items()}
     most = max(w.shape[1] for w in shown.values())
     figure = figure_of(0.45 * most + 2.4, (0.2 * len(names) + 1.1) * len(shown))
     ratios = [len(names) - 1, 1.5] * len(shown)

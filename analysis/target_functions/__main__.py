@@ -54,7 +54,7 @@ def check(config: TargetFunctionsConfig) -> None:
 
 
 def main(config: TargetFunctionsConfig) -> None:
-    from generative.simulator import load_simulator
+    from generative.load import load_simulator
 
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)

@@ -185,7 +185,7 @@ def recorded(
 ) -> dict[str, np.ndarray]:
     """Arrays of a target's modal rollouts ``before`` or ``after``: what they show, step by step."""
     out = simulator.rollout(z_SZ, config.steps)
-    (name,) = out.obs
+    name = next(iter(out.obs))
     x = out.obs[name].cpu().numpy()
     picture = x.ndim == 5 and x.shape[-1] == 3
     arrays = {"z": z_SZ, "action": out.action, "value": out.value, "alive": out.alive, "trace": target.trace(out)}

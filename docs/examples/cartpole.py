@@ -12,9 +12,7 @@ SIZE = 64
 
 
 def network(inputs, outputs):
-    return nn.Sequential(
-        nn.Linear(inputs, SIZE), nn.Tanh(), nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Linear(SIZE, outputs)
-    )
+    return nn.Sequential(nn.Linear(inputs, SIZE), nn.Tanh(), nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Linear(SIZE, outputs))
 
 
 class Agent(nn.Module):

@@ -65,7 +65,5 @@ def make_agent(spec):
 
 
 def rename(name):
-    """The file's name of a tensor -> the module's; None leaves it out."""
-    if "features_extractor" in name:  # of an image policy, and its aliases
-        return None
+    """The file's name of a tensor -> the module's."""
     return name.replace("_l0", "")  # lstm_actor.weight_ih_l0: the first layer of a fused LSTM

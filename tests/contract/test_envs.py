@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from core.contracts import EnvSpec, Step, UserError, VecEnv
+from envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
 from envs.planted import KINDS, PlantedOptions, PlantedWorld
-from envs.procgen import GAMES, ProcgenEnv, ProcgenOptions, options_of
+from envs.procgen import GAMES, HELD_OUT_LEVEL, ProcgenEnv, ProcgenOptions, options_of
 from envs.registry import make, renewed
 
 COINRUN = ProcgenOptions(game="coinrun", use_backgrounds=False, restrict_themes=True)
+CARTPOLE = GymnasiumOptions(action_names=["left", "right"])
 # A world, and how many steps show episodes ending.
 WORLDS: dict[str, tuple[Callable[[int], VecEnv], int]] = {
     **{
@@ -24,6 +26,7 @@ WORLDS: dict[str, tuple[Callable[[int], VecEnv], int]] = {
     "planted_rotated": (lambda slots: PlantedWorld(PlantedOptions(horizon=7, hazard=0.0, rho=-0.3, seed=5), slots), 20),
     "procgen_coinrun": (lambda slots: ProcgenEnv(COINRUN, slots), 150),
     "procgen_bigfish": (lambda slots: ProcgenEnv(ProcgenOptions(game="bigfish", num_levels=0), slots), 120),
+    "gymnasium": (partial(GymnasiumEnv, "gymnasium/CartPole-v1", CARTPOLE), 120),
 }
 SLOTS = 4
 
@@ -244,6 +247,22 @@ def test_held_out_levels_are_other_levels() -> None:
     finally:
         env.close()
         held_out.close()
+
+
+def test_the_split_held_out_of_any_world() -> None:
+    """Other levels than those of the spec, unless a setting says which; worlds without levels are the same world."""
+    env = ProcgenEnv(replace(COINRUN, num_levels=3, start_level=0), 8)
+    away, chosen = make(env.spec, 8, split="held_out"), make(env.spec, 8, split="held_out", start_level=9, num_levels=1)
+    try:
+        assert min(away.reset(0).truth["level"]) >= HELD_OUT_LEVEL
+        assert set(chosen.reset(0).truth["level"]) == {9}
+    finally:
+        away.close()
+        chosen.close()
+    planted = PlantedWorld(PlantedOptions(), 2)
+    assert make(planted.spec, 2, split="held_out").spec == planted.spec
+    with pytest.raises(UserError, match=r"no split 'heldout' \(did you mean held_out\?\); there are: train, held_out"):
+        make(planted.spec, 2, split="heldout")
 
 
 @pytest.mark.parametrize("game", GAMES)

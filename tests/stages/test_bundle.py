@@ -12,7 +12,7 @@ from agents.recurrent import load_agent
 from core import artefacts, config as cli
 from core.directions import fingerprint
 from generative import bundle
-from generative.simulator import load_simulator
+from generative.simulator import as_module, load_simulator
 
 SHIPPED = Path(__file__).resolve().parents[2] / "bundles" / "coinrun-demo"
 
@@ -23,8 +23,9 @@ def test_a_bundle_holds_the_same_agent_and_a_rounded_simulator(pipeline: Path, t
     assert artefacts.verify(tmp_path / "b" / "simulator") == []
     whole, small = load_simulator(pipeline / "simulator"), load_simulator(tmp_path / "b" / "simulator")
     assert fingerprint(whole.agent) == fingerprint(small.agent) == fingerprint(load_agent(tmp_path / "b" / "agent"))
-    for name, tensor in whole.state_dict().items():
-        kept = small.state_dict()[name]
+    weights = as_module(small).state_dict()
+    for name, tensor in as_module(whole).state_dict().items():
+        kept = weights[name]
         assert kept.dtype == torch.float32
         assert torch.equal(kept, tensor if name.startswith("agent.") else tensor.half().float()), name
     training = json.loads((tmp_path / "b" / "agent" / artefacts.MANIFEST).read_text())["facts"]["training"]

@@ -65,10 +65,10 @@ def test_env_states_are_the_posterior_of_real_and_the_own_of_simulated(pipeline:
     for column in ("value", "action", "reward"):
         assert result.arrays[column][row] == getattr(episode, column)[t]
     assert result.arrays["level"][row] == pooled.UNKNOWN_LEVEL
-    real, lead = RolloutStore(pipeline / "rollouts"), simulator.initial_frames - 1
+    real, lead = RolloutStore(pipeline / "rollouts"), simulator.world.initial_frames - 1
     row = int(np.flatnonzero(result.arrays["source"] == sources.REAL)[7])
     e, t = result.arrays["index"][row]
-    seen = world_states(simulator, real, CPU)[e][t - lead]
+    seen = world_states(simulator.world, real, CPU)[e][t - lead]
     np.testing.assert_allclose(
         basis.project(torch.from_numpy(seen)).numpy(), result.arrays["c_pca"][row], atol=1e-4, rtol=1e-4
     )
@@ -87,7 +87,7 @@ def test_latents_belong_to_the_last_frame_of_their_window(pipeline: Path, starts
     row = int(np.flatnonzero(result.arrays["source"] == sources.REAL)[5])
     e, t = result.arrays["index"][row]
     assert t % 2 == 0  # --every 2, from the last initial frame on
-    z = informed_latents(simulator, real, np.array([[e, t - simulator.initial_frames + 1]]), CPU)
+    z = informed_latents(simulator.world, real, np.array([[e, t - simulator.world.initial_frames + 1]]), CPU)
     np.testing.assert_allclose(basis.project(z)[0].detach().numpy(), result.arrays["c_pca"][row], atol=2e-3)
     assert result.arrays["value"][row] == real.episode(int(e)).value[t]
     samples = RolloutStore(pipeline / "samples")

@@ -50,7 +50,7 @@ def test_any_game_and_any_agent(game: str, recurrence: str, tmp_path: Path) -> N
     if recurrence == "none":  # what a hidden state says is said by its own frame
         episode = real.episode(0)
         e = sim.agent.encode({"frames": torch.from_numpy(episode.obs["frames"])})
-        h = sim.agent.advance(e, torch.ones(len(e), sim.agent.hidden_size), torch.zeros(len(e), dtype=torch.bool))
+        h = sim.agent.advance(e, torch.ones(len(e), sim.agent.points["h"]), torch.zeros(len(e), dtype=torch.bool))
         np.testing.assert_allclose(h, episode.h, atol=1e-5)
 
 
@@ -60,7 +60,7 @@ def test_analyses_of_an_agent_without_memory(tmp_path: Path) -> None:
     from core.contracts import EnvSpec, Field
     from envs.procgen import ACTION_NAMES
     from generative.rssm import ModelConfig
-    from generative.simulator import RSSMSimulator, save_simulator
+    from generative.simulator import save_simulator, simulator_of
 
     frames = {"frames": Field(shape=(64, 64, 3), dtype="uint8")}
     spec = EnvSpec(env_id="procgen/bigfish", obs=frames, action_names=ACTION_NAMES, slots=1)
@@ -68,9 +68,9 @@ def test_analyses_of_an_agent_without_memory(tmp_path: Path) -> None:
     agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=6, recurrence="none"), spec)
     torch.nn.init.normal_(agent.policy.weight, std=2.0)
     sizes = {"deterministic_size": 12, "hidden_size": 16, "groups": 3, "classes": 4, "depth": 2, "latent_size": 6}
-    simulator = RSSMSimulator(ModelConfig(head_layers=1, **sizes), agent)
-    torch.nn.init.normal_(simulator.decoder.first.weight, std=1.0)
-    torch.nn.init.constant_(simulator.terminal_head[-1].bias, -3.0)
+    simulator = simulator_of(ModelConfig(head_layers=1, **sizes), agent)
+    torch.nn.init.normal_(simulator.world.decoder.first.weight, std=1.0)
+    torch.nn.init.constant_(simulator.world.terminal_head[-1].bias, -3.0)
     sim, samples, hidden = (tmp_path / n for n in ("simulator", "samples", "hidden_states"))
     with artefacts.new_run(sim, "train_gen_model", {}) as run:
         save_simulator(simulator, run.path)

@@ -24,7 +24,7 @@ from core.contracts import EnvSpec, Field, UserError
 from core.directions import fingerprint, load_basis
 from core.episodes import Episode, RolloutStore, StoreWriter
 from generative.rssm import ModelConfig
-from generative.simulator import RSSMSimulator, save_simulator
+from generative.simulator import save_simulator, simulator_of
 
 H = 12
 SPEC = EnvSpec(
@@ -84,7 +84,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = ModelConfig(
         deterministic_size=6, hidden_size=8, groups=2, classes=3, depth=2, head_layers=1, latent_size=4
     )
-    simulator = RSSMSimulator(config, agent)
+    simulator = simulator_of(config, agent)
     with artefacts.new_run(root / "agent", "train", {"seed": 0}) as run:
         save_agent(agent, run.path)
     with artefacts.new_run(root / "simulator", "train_gen_model", {"seed": 0}) as run:
@@ -179,10 +179,11 @@ def test_umap_keeps_the_modes_apart(states: Path) -> None:
 
 def test_head_weights_are_the_finite_differences(world: Path, states: Path) -> None:
     from agents.recurrent import load_agent
+    from core.roll import heads_at
 
     agent, basis = load_agent(world / "agent"), load_basis(states, "ica")
     c = torch.tensor([[0.5, -1, 2, 0]])
-    shifted = [torch.cat([logits[0], value]) for logits, value in (agent.heads(basis.lift(x)) for x in (c, c * 0))]
+    shifted = [torch.cat([logits[0], value]) for logits, value in (heads_at(agent, basis.lift(x)) for x in (c, c * 0))]
     torch.testing.assert_close(
         torch.from_numpy(head_weights(agent, basis)) @ c[0], shifted[0] - shifted[1], atol=1e-5, rtol=1e-4
     )

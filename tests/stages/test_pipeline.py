@@ -27,6 +27,7 @@ from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.roll import act
 from core.training import STATE, load_state
+from envs.procgen import HELD_OUT_LEVEL
 from envs.registry import make
 from generative import record_samples, train as train_gen
 from generative.simulator import load_simulator
@@ -315,7 +316,7 @@ def test_robustness_is_the_share_of_states_in_which_the_choice_stays(
         assert said["interval"][0] <= said["value"] <= said["interval"][1]
     # The frame alone is another, seen from the recorded state; unaltered, the choice stays.
     agent = load_agent(pipeline / "agent")
-    env = make(agent.spec, 4, start_level=evaluate.HELD_OUT_LEVEL, num_levels=1000)
+    env = make(agent.spec, 4, start_level=HELD_OUT_LEVEL, num_levels=1000)
     chooser = Chooser(Exploration(), 4, np.random.default_rng(0))
     device = torch.device("cpu")
 
@@ -411,7 +412,7 @@ def altered(pipeline: Path, told: Path, which: str, out: Path, *more: str) -> Ro
 def test_both_recorders_alter_inside_a_behaviour_only_and_say_what_they_did(
     pipeline: Path, told: Path, tmp_path: Path, which: str
 ) -> None:
-    from core.when import fit_rule
+    from core.when import load_rule
 
     b = {"real": 1, "simulated": 0}[which]  # one that some of its steps are in
     words = ["--shift", "3=5", "--at_steps", "2", "9", "--when", f"behaviour={b}"]
@@ -427,7 +428,7 @@ def test_both_recorders_alter_inside_a_behaviour_only_and_say_what_they_did(
     assert store.manifest["metrics"]["altered_steps"]["value"] == sum(map(len, steps)) > 0
     assert all(2 <= t < 9 for ts in steps for t in ts)
     # Exactly there, and by exactly this: the agent once more, along what was recorded.
-    agent, rule = load_agent(pipeline / "agent"), fit_rule(told / "behaviours")
+    agent, rule = load_agent(pipeline / "agent"), load_rule(told / "behaviours")
     some = max(range(len(store)), key=lambda e: len(steps[e]))
     episode = store.episode(some)
     for t in range(1, min(12, episode.steps)):

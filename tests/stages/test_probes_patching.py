@@ -95,8 +95,9 @@ def extract(path: Path, agent: PolicyAgent, *, late: int = 0, known: bool = True
                 mask[:, 9:11] = 0
                 obs = {"Entity": entity, "Mask": mask}
                 with torch.no_grad():
-                    h, seen = agent.encode({k: torch.from_numpy(v) for k, v in obs.items()})
-                    logits, value = agent.heads(h, seen)
+                    seen = agent.encode({k: torch.from_numpy(v) for k, v in obs.items()})
+                    state = agent.advance(seen, agent.initial(n), torch.zeros(n, dtype=torch.bool))
+                    h, (logits, value) = agent.read("h", seen, state), agent.heads(seen, state)
                 players = 3 * np.exp(-t / 10) + 0.3 * rng.standard_normal(n)  # falls with time; in no observation
                 truth = {
                     "features": np.stack([t, fight, players, np.zeros(n)], 1).astype(np.float32),

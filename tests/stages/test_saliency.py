@@ -22,7 +22,7 @@ from core.directions import Basis, fingerprint
 from envs.procgen import ACTION_NAMES
 from generative import record_samples
 from generative.rssm import ModelConfig
-from generative.simulator import RSSMSimulator, load_simulator, save_simulator
+from generative.simulator import load_simulator, save_simulator, simulator_of
 
 SPEC = EnvSpec(
     env_id="procgen/coinrun",
@@ -41,9 +41,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=6), SPEC)
     torch.nn.init.normal_(agent.policy.weight, std=2.0)
     sizes = {"deterministic_size": 12, "hidden_size": 16, "groups": 3, "classes": 4, "depth": 2, "latent_size": 6}
-    simulator = RSSMSimulator(ModelConfig(head_layers=1, latent="hypersphere", **sizes), agent)
-    torch.nn.init.normal_(simulator.decoder.first.weight, std=1.0)
-    torch.nn.init.constant_(simulator.terminal_head[-1].bias, -3.0)  # the untrained world goes on
+    simulator = simulator_of(ModelConfig(head_layers=1, latent="hypersphere", **sizes), agent)
+    torch.nn.init.normal_(simulator.world.decoder.first.weight, std=1.0)  # type: ignore[arg-type,union-attr]
+    torch.nn.init.constant_(simulator.world.terminal_head[-1].bias, -3.0)  # the untrained world goes on
     with artefacts.new_run(root / "simulator", "train_gen_model", {}) as run:
         save_simulator(simulator, run.path)
     record_samples.main(
@@ -70,7 +70,9 @@ def argv(runs: Path, out: Path, *more: object) -> list[str]:
 
 
 def explain(runs: Path, out: Path, *more: object) -> Result:
-    words = argv(runs, out, "--steps", 5, "--target_step", 2, "--copies", 2, "--integrated_steps", 4, *more)
+    words = argv(
+        runs, out, "--steps", 5, "--target_step", 2, "--copies", 2, "--noise", 0.1, "--integrated_steps", 4, *more
+    )
     cli.run(saliency.SaliencyConfig, saliency.main, saliency.STAGE, words)
     return Result.load(out)
 
@@ -161,7 +163,7 @@ def test_a_range_leaves_its_end_out_and_samples_combine(runs: Path, tmp_path: Pa
     assert (out / "sample_combined_value.png").exists()
     simulator = load_simulator(runs / "simulator")
     with samples.open_samples(runs / "samples", simulator) as store:
-        z = simulator.normalise(torch.from_numpy(store.latents([3, 4])).mean(0, keepdim=True))
+        z = simulator.world.normalise(torch.from_numpy(store.latents([3, 4])).mean(0, keepdim=True))
     assert torch.linalg.norm(z).item() == pytest.approx(1.0)
     with torch.no_grad():
         expected = simulator.rollout(z, 5).value.numpy()
@@ -193,6 +195,8 @@ def test_the_video_can_be_played(runs: Path, tmp_path: Path) -> None:
         (["--quantities", "value_delta", "--target_step", "0"], "--target_step 1 or later"),
         (["--target_step", "11"], "--target_step 11"),
         (["--copies", "0"], "--copies"),
+        (["--copies", "4"], "--copies and --noise go together, as in --copies 16 --noise 0.1"),
+        (["--noise", "0.1"], "--copies and --noise go together"),
         (["--quantities", "d_pca_0"], "needs --env_states"),
         (["--methods", "grad"], "methods"),
         (["--stride", "9"], "--stride"),

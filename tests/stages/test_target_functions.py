@@ -25,7 +25,7 @@ SAMPLES, STEPS, ITERATIONS, SCREEN = 3, 4, 3, 2
 def neurons(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A hidden_states run directory with the neuron basis alone."""
     simulator = load_simulator(pipeline / "simulator")
-    eye, size = torch.eye(simulator.agent.hidden_size), simulator.agent.hidden_size
+    eye, size = torch.eye(simulator.agent.points["h"]), simulator.agent.points["h"]
     agent = fingerprint(simulator.agent)
     out = tmp_path_factory.mktemp("basis") / "hidden_states"
     with artefacts.new_run(out, "hidden_states", {}) as run:
@@ -84,7 +84,7 @@ def test_targets_of_real_starts(
     with RolloutStore(pipeline / "rollouts") as store:  # a start is a draw from what its window tells
         for s, r in enumerate(rows):
             window = store.read_windows(["obs/frames"], np.array([[r["episode"], r["step"]]]), 3)
-            mean, log_std = simulator.infer({"frames": torch.from_numpy(window["obs/frames"])})
+            mean, log_std = simulator.world.infer({"frames": torch.from_numpy(window["obs/frames"])})
             assert (abs(a["z_before_neurons_1_up"][s] - mean[0].numpy()) < 6 * log_std[0].exp().numpy()).all()
     with open(out / "targets.csv") as file:
         summary = list(csv.DictReader(file))

@@ -155,7 +155,7 @@ def still_windows(pipeline: Path, before: int, after: int) -> tuple[Simulator[RS
     frames[0, first + 2 :] = 0
     h = torch.zeros(4, steps, simulator.agent.points["h"])
     return simulator, train.Batch(
-        frames=frames, seen=seen, happened=seen, reward=zero, terminal=zero, action=zero.long(), h=h,
+        obs={"frames": frames}, seen=seen, happened=seen, reward=zero, terminal=zero, action=zero.long(), h=h,
         state_before=h[:, 0], action_before=zero[:, 0].long(),
     )  # fmt: skip
 
@@ -225,9 +225,9 @@ def test_reconstructions_show_what_they_say(pipeline: Path, tmp_path: Path) -> N
         column = slice(64 * b, 64 * (b + 1))
         for name in ("true_true", "simulated_true", "simulated_simulated"):
             for i in range(steps):
-                true = batch.frames[b, first + i].numpy() * bool(batch.seen[b, i])
+                true = batch.obs["frames"][b, first + i].numpy() * bool(batch.seen[b, i])
                 assert np.array_equal(shown[name][i, :64, column], true)
-        z, _ = sim.world.infer({"frames": batch.frames[b : b + 1, : first + 1]})
+        z, _ = sim.world.infer({"frames": batch.obs["frames"][b : b + 1, : first + 1]})
         forced = sim.rollout(z, steps - 1, actions=batch.action[b : b + 1]).obs["frames"][0]
         np.testing.assert_allclose(shown["simulated_true"][:, 64:, column] / 255, forced, atol=0.01)
     assert not np.array_equal(shown["random"], train.reconstructions(sim, batch, seed=1)["random"])

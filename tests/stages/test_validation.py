@@ -23,7 +23,7 @@ from core.directions import fingerprint
 from core.episodes import RolloutStore
 from envs.procgen import ProcgenEnv, ProcgenOptions
 from generative.rssm import ModelConfig
-from generative.simulator import RSSMSimulator, save_simulator
+from generative.simulator import save_simulator, simulator_of
 from validation.fidelity.__main__ import FidelityConfig, main as fidelity
 from validation.interventions.__main__ import InterventionsConfig, main as interventions
 
@@ -44,7 +44,7 @@ def dirs(tmp_path_factory):
     with artefacts.new_run(root / "agent", "train", {}) as run:
         save_agent(agent, run.path)
     with artefacts.new_run(root / "simulator", "train_gen_model", {}, {"agent": root / "agent"}) as run:
-        save_simulator(RSSMSimulator(SMALL, agent), run.path)
+        save_simulator(simulator_of(SMALL, agent), run.path)
     record(RecordConfig(agent=root / "agent", out=root / "rollouts", episodes=8, slots=8, threads=1))
     with RolloutStore(root / "rollouts") as store:
         columns, index = store.pooled("h")
@@ -216,7 +216,7 @@ def other_agent(dirs):
     with artefacts.new_run(dirs / "agent2", "train", {}) as run:
         save_agent(agent, run.path)
     with artefacts.new_run(dirs / "simulator2", "train_gen_model", {}) as run:
-        save_simulator(RSSMSimulator(SMALL, agent), run.path)
+        save_simulator(simulator_of(SMALL, agent), run.path)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from core import artefacts
 from core.contracts import EnvSpec, Field, UserError
 from core.episodes import Episode, RolloutStore, StoreWriter
 from generative.rssm import ModelConfig
-from generative.simulator import RSSMSimulator
+from generative.simulator import RSSMWorld, simulator_of
 
 ACTIONS = ("left", "right", "none")
 OPTIONS = BehaviourOptions(clusters=3, lags=(2, 4), pca_size=8, filmstrips=2, videos=0, surrogates=0)
@@ -545,7 +545,7 @@ def test_bad_settings() -> None:
 
 
 @pytest.fixture(scope="module")
-def simulator() -> RSSMSimulator:
+def learned() -> RSSMWorld:
     torch.manual_seed(0)
     spec = EnvSpec(
         env_id="procgen/coinrun", obs={"frames": Field(shape=(64, 64, 3), dtype="uint8")}, action_names=ACTIONS, slots=1
@@ -554,16 +554,16 @@ def simulator() -> RSSMSimulator:
     config = ModelConfig(
         deterministic_size=6, hidden_size=8, groups=2, classes=3, depth=2, head_layers=1, latent_size=4
     )
-    return RSSMSimulator(config, agent).eval().requires_grad_(False)
+    return simulator_of(config, agent).world.eval().requires_grad_(False)
 
 
-def test_world_states_belong_to_their_step(tmp_path: Path, simulator: RSSMSimulator) -> None:
+def test_world_states_belong_to_their_step(tmp_path: Path, learned: RSSMWorld) -> None:
     """Batched and padded over episodes of unlike length == each alone; row i is step initial_frames - 1 + i."""
     rng = np.random.default_rng(0)
     path = tmp_path / "rollouts"
     lengths = (9, 2, 5, 3, 7)
     with artefacts.new_run(path, "record", {"seed": 0}) as run, StoreWriter(run.path) as writer:
-        artefacts.write_json(run.path / "spec.json", simulator.spec.to_json())
+        artefacts.write_json(run.path / "spec.json", learned.spec.to_json())
         for length in lengths:
             writer.add(
                 Episode(
@@ -578,15 +578,15 @@ def test_world_states_belong_to_their_step(tmp_path: Path, simulator: RSSMSimula
                 )
             )
     store = RolloutStore(path)
-    lead = simulator.initial_frames - 1
-    world = world_states(simulator, store, torch.device("cpu"))
+    lead = learned.initial_frames - 1
+    world = world_states(learned, store, torch.device("cpu"))
     assert [len(w) for w in world] == [max(0, n - lead) for n in lengths]
     for e, length in enumerate(lengths):
         if length > lead:
             episode = store.episode(e)
             obs = {"frames": torch.from_numpy(episode.obs["frames"])[None]}
             action = torch.from_numpy(episode.action)[None, lead:]
-            alone = simulator.observe(obs, action, torch.ones_like(action, dtype=torch.bool))[0].numpy()
+            alone = learned.observe(obs, action, torch.ones_like(action, dtype=torch.bool))[0].numpy()
             np.testing.assert_allclose(world[e], alone, atol=1e-5)
     steps = read_steps(store, 1, world, lead)
     assert steps.d_ND is not None

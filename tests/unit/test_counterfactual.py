@@ -11,12 +11,19 @@ import torch
 from analysis.shared.directions import fit_pca
 from core.contracts import Step, UserError
 from core.directions import Basis
-from envs.planted import PlantedAgent, PlantedOptions, PlantedSimulator, PlantedWorld, record_planted
+from core.roll import Recorded, roll
+from envs.planted import (
+    PlantedAgent,
+    PlantedModel,
+    PlantedOptions,
+    PlantedWorld,
+    planted_simulator,
+    record_planted,
+)
 from validation.fidelity.counterfactual import (
     FORESIGHT,
     HELD,
     Recorder,
-    StillWorld,
     follow,
     hold,
     require_snapshots,
@@ -36,7 +43,7 @@ def rng() -> np.random.Generator:
 
 
 def tried(simulator, other=None, starts=24):
-    options = simulator.options
+    options = simulator.world.options
     h_NH = np.concatenate([e.h for e in record_planted(options, episodes=16, steps=24)])
     return try_again(
         simulator, lambda slots: PlantedWorld(options, slots), fit_pca(h_NH, 8), rng(),
@@ -48,14 +55,14 @@ def rows_of(found, measure):
     return {r["horizon"]: r for r in found.rows if r["measure"] == measure}
 
 
-class Mirrored(PlantedSimulator):
+class Mirrored(PlantedModel):
     """Takes left for right."""
 
     def _transition(self, x_BX, action_BA, normal_BX=None):
         return super()._transition(x_BX, action_BA.flip(-1), normal_BX)
 
 
-class Deaf(PlantedSimulator):
+class Deaf(PlantedModel):
     """Its world takes no notice of actions."""
 
     def _transition(self, x_BX, action_BA, normal_BX=None):
@@ -64,12 +71,12 @@ class Deaf(PlantedSimulator):
 
 @pytest.fixture(scope="module")
 def exact():
-    return tried(PlantedSimulator(STILL))
+    return tried(planted_simulator(STILL))
 
 
 @pytest.fixture(scope="module")
 def mirrored():
-    return tried(Mirrored(STILL))
+    return tried(planted_simulator(model=Mirrored(STILL)))
 
 
 # Counterfactual actions
@@ -91,14 +98,14 @@ def test_one_that_mirrors_actions_knows_only_waiting(mirrored):
 
 
 def test_one_that_is_deaf_is_at_chance():
-    found = tried(Deaf(STILL))
+    found = tried(planted_simulator(model=Deaf(STILL)))
     top = rows_of(found, "counterfactual_top1")
     assert [r["simulated"] for r in top.values()] == pytest.approx([r["baseline_mean"] for r in top.values()], abs=1e-6)
     assert min(t["q"] for t in found.tests if t["measure"] == "counterfactual_top1") > 0.05
 
 
 def test_in_a_noisy_world_it_is_between_chance_and_one():
-    found = tried(PlantedSimulator(PlantedOptions(hazard=0.0)), starts=48)
+    found = tried(planted_simulator(PlantedOptions(hazard=0.0)), starts=48)
     [last] = [r for r in found.rows if r["measure"] == "counterfactual_top1" and r["horizon"] == max(HELD)]
     assert last["baseline_mean"] < last["low"] and last["simulated"] < last["floor"] == 1
 
@@ -115,7 +122,7 @@ def test_equally_near_frames_share_the_credit():
 
 def test_real_futures_are_those_of_the_snapshot_and_stop_at_an_end():
     options = replace(STILL, hazard=0.9)
-    simulator = PlantedSimulator(options)
+    simulator = planted_simulator(options)
     shots = take(simulator, lambda slots: PlantedWorld(options, slots), 8, latest=2, seed=0)
     obs, seen = hold(shots, 2, 4)
     np.testing.assert_array_equal(obs[:, 0], shots.starts.window["x"][:, -1])
@@ -168,7 +175,7 @@ def test_a_mirrored_world_turns_only_what_goes_through_it(exact, mirrored):
 
 def test_a_deaf_world_lets_nothing_through():
     """Zero derivatives have no sign, so they agree with none."""
-    found = tried(Deaf(STILL))
+    found = tried(planted_simulator(model=Deaf(STILL)))
     assert {r["simulated"] for r in found.rows if r["measure"].endswith("_through_world")} == {0.0}
 
 
@@ -180,12 +187,12 @@ def test_signs_are_compared_only_where_something_happens():
 def test_the_still_world_is_the_agent_shown_one_frame_over_and_over():
     agent = PlantedAgent()
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
-    state, h = StillWorld(agent).start(agent.encode({"x": x})), agent.initial(3)
-    for _ in range(3):
-        state, out = StillWorld(agent).step(state)
-        h = agent.advance(agent.encode({"x": x}), h, torch.zeros(3, dtype=torch.bool))
-        assert torch.equal(out.h_BH, h) and torch.equal(out.value_B, agent.heads(h)[1])
-        assert not out.reward_B.any() and not out.terminal_B.any()
+    still, h = Recorded(agent.spec, {"x": x[:, None]}), agent.initial(3)
+    for moment in roll(agent, still, still.begin(), steps=2):
+        seen = agent.encode({"x": x})
+        h = agent.advance(seen, h, torch.zeros(3, dtype=torch.bool))
+        assert torch.equal(moment.h_BH, h) and torch.equal(moment.acted.value_B, agent.heads(seen, h)[1])
+        assert not moment.shown.reward_B.any() and not moment.shown.ending_B.any()
 
 
 # Other policies
@@ -194,12 +201,12 @@ def test_the_still_world_is_the_agent_shown_one_frame_over_and_over():
 class Waits(PlantedAgent):
     """Always waits."""
 
-    def heads(self, h_BH):
-        logits, value = super().heads(h_BH)
+    def heads(self, seen, state):
+        logits, value = super().heads(seen, state)
         return logits * 0 + torch.tensor([0.0, 100.0, 0.0]), value
 
 
-class Spoilt(PlantedSimulator):
+class Spoilt(PlantedModel):
     """Knows nothing of waiting."""
 
     def _transition(self, x_BX, action_BA, normal_BX=None):
@@ -207,7 +214,7 @@ class Spoilt(PlantedSimulator):
 
 
 def test_error_of_the_true_simulator_does_not_depend_on_whose_actions_it_is_given():
-    found = tried(PlantedSimulator(PlantedOptions(hazard=0.0)), starts=64)
+    found = tried(planted_simulator(PlantedOptions(hazard=0.0)), starts=64)
     for r in rows_of(found, "policy_dependence").values():
         assert r["low"] < 1.05 and r["high"] > 0.95, r
     assert sorted(rows_of(found, "frame_mse_other_policy")) == list(range(1, HORIZON + 1))
@@ -215,7 +222,7 @@ def test_error_of_the_true_simulator_does_not_depend_on_whose_actions_it_is_give
 
 
 def test_one_that_knows_only_its_own_agents_ways_is_found_out():
-    found = tried(Spoilt(PlantedOptions(hazard=0.0)), other=Waits())
+    found = tried(planted_simulator(model=Spoilt(PlantedOptions(hazard=0.0))), other=Waits())
     assert rows_of(found, "policy_dependence")[HORIZON]["low"] > 1.5
     assert found.notes["other_policy"] == "the agent of --other_agent"
 
@@ -225,17 +232,17 @@ def test_a_policy_that_is_followed_acts_on_what_it_sees():
     from agents.play import Chooser, Exploration
 
     options = replace(STILL, hazard=0.0)
-    simulator = PlantedSimulator(options)
+    simulator = planted_simulator(options)
     shots = take(simulator, lambda slots: PlantedWorld(options, slots), 6, latest=4, seed=0)
     chooser = Chooser(Exploration(greedy=True), 6, rng())
-    obs, seen, action = follow(shots, simulator.agent, shots.starts.h_NH, chooser, 4)
+    obs, seen, action = follow(shots, simulator.agent, shots.starts.state, chooser, 4)
     assert seen.all() and obs.shape == (6, 5, 8) and action.shape == (6, 5)
     h = shots.starts.h_NH
     for t in range(5):
         if t:
             e = simulator.agent.encode({"x": torch.from_numpy(obs[:, t])})
             h = simulator.agent.advance(e, h, torch.zeros(6, dtype=torch.bool))
-        np.testing.assert_array_equal(simulator.agent.heads(h)[0].argmax(-1).numpy(), action[:, t])
+        np.testing.assert_array_equal(simulator.agent.heads((), h)[0].argmax(-1).numpy(), action[:, t])
 
 
 # Mistakes
@@ -257,7 +264,7 @@ def test_a_world_without_snapshots_is_refused_with_the_way_out():
         require_snapshots(NoSnapshots(STILL, 1))
     with pytest.raises(UserError, match="no snapshots"):
         try_again(
-            PlantedSimulator(STILL), lambda slots: NoSnapshots(STILL, slots), fit_pca(rng().random((50, 8)), 2), rng(),
+            planted_simulator(STILL), lambda slots: NoSnapshots(STILL, slots), fit_pca(rng().random((50, 8)), 2), rng(),
             starts=4, latest=4, horizon=2,
         )  # fmt: skip
 
@@ -268,7 +275,7 @@ def test_a_world_in_which_all_actions_do_the_same_leaves_empty_rows_with_their_r
             return super().step(np.ones_like(action))
 
     found = try_again(
-        PlantedSimulator(STILL), lambda slots: Numb(STILL, slots), fit_pca(rng().random((50, 8)), 2), rng(),
+        planted_simulator(STILL), lambda slots: Numb(STILL, slots), fit_pca(rng().random((50, 8)), 2), rng(),
         starts=4, latest=4, horizon=2,
     )  # fmt: skip
     empty = [r for r in found.rows if r["simulated"] is None]
@@ -281,7 +288,7 @@ def test_an_agent_whose_state_never_changes_has_no_gradients_and_says_so():
     eye = torch.zeros(8, 0)
     none = Basis("pca", torch.zeros(8), torch.ones(8), eye, eye.T)
     found = try_again(
-        PlantedSimulator(STILL), lambda slots: PlantedWorld(STILL, slots), none, rng(), starts=4, latest=4, horizon=2
+        planted_simulator(STILL), lambda slots: PlantedWorld(STILL, slots), none, rng(), starts=4, latest=4, horizon=2
     )
     rows = [r for r in found.rows if r["measure"].startswith("gradient")]
     assert len(rows) == 16 and all(r["simulated"] is None and "all the same" in r["reason"] for r in rows)

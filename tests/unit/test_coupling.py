@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,17 +24,19 @@ from analysis.coupling.config import CouplingConfig
 from analysis.coupling.correlation import Labelled
 from analysis.coupling.edges import PATHS
 from analysis.coupling.jacobian import jacobians
-from analysis.shared import gradients, units
+from analysis.shared import units
 from analysis.shared.behaviours import Behaviours
 from core.contracts import EnvSpec, Field, UserError
 from core.directions import Basis
 from core.interventions import AddVector, AtSteps
+from core.roll import Simulator, go_on
 from core.stats import benjamini_hochberg
-from envs.planted import PlantedOptions, PlantedSimulator, TwinSimulator, matrices, record_planted
+from core.trees import rows_of
+from envs.planted import PlantedModel, PlantedOptions, TwinModel, matrices, planted_simulator, record_planted
 from envs.planted_truth import truth
 from envs.procgen import ACTION_NAMES
 from generative.rssm import ModelConfig
-from generative.simulator import RSSMSimulator
+from generative.simulator import RSSMWorld, simulator_of
 
 SPEC = EnvSpec(
     env_id="procgen/coinrun",
@@ -46,19 +49,21 @@ LAGS = [1, 2, 4]
 
 
 @pytest.fixture(scope="module")
-def planted() -> PlantedSimulator:
-    return PlantedSimulator().double().eval().requires_grad_(False)
+def planted() -> Simulator[PlantedModel]:
+    return planted_simulator(dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
-def learned() -> RSSMSimulator:
+def learned() -> Simulator[RSSMWorld]:
     torch.manual_seed(0)
     agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=5), SPEC)
     torch.nn.init.normal_(agent.policy.weight, std=2.0)
     sizes = {"deterministic_size": 12, "hidden_size": 16, "groups": 3, "classes": 4, "depth": 2, "latent_size": 6}
-    simulator = RSSMSimulator(ModelConfig(head_layers=1, **sizes), agent)
-    torch.nn.init.normal_(simulator.decoder.first.weight, std=1.0)
-    return simulator.double().eval().requires_grad_(False)
+    simulator = simulator_of(ModelConfig(head_layers=1, **sizes), agent)
+    torch.nn.init.normal_(simulator.world.decoder.first.weight, std=1.0)  # type: ignore[arg-type,union-attr]
+    for part in (agent, simulator.world):
+        part.double().eval().requires_grad_(False)
+    return simulator
 
 
 def basis_of(size: int, k: int) -> Basis:
@@ -70,7 +75,7 @@ def basis_of(size: int, k: int) -> Basis:
 
 def planted_latents(episodes: int, seed: int = 1) -> Tensor:
     """First states as the world draws them, so that nuisance and cause are correlated, and no memory."""
-    x = np.random.default_rng(seed).normal(size=(episodes, 8)) @ matrices(PlantedSimulator().options).first_XX.T
+    x = np.random.default_rng(seed).normal(size=(episodes, 8)) @ matrices(PlantedOptions()).first_XX.T
     return torch.from_numpy(np.concatenate([x, np.zeros_like(x)], 1))
 
 
@@ -234,11 +239,11 @@ def test_a_behaviour_of_few_episodes_is_left_out() -> None:
 # Jacobian
 
 
-def test_effects_through_the_world_are_the_closed_form_of_enumerated_actions(planted: PlantedSimulator) -> None:
+def test_effects_through_the_world_are_the_closed_form_of_enumerated_actions(planted: Simulator[PlantedModel]) -> None:
     known = truth(dtype=torch.float64)
     z, step = planted_latents(6), 5
     played = jacobian.replay(planted, z, 6)
-    state = jacobian.gather_states(played.states, np.arange(6), np.full(6, step - max(LAGS)))
+    state = played.places(np.arange(6), np.full(6, step - max(LAGS) - 1))
     got = jacobians(planted, state, known.basis, LAGS, 8)
     path = planted.rollout(z, step)
     c = known.basis.project(path.h).numpy()
@@ -257,7 +262,7 @@ def test_a_simulator_s_answer_between_actions_moves_only_the_straight_through_nu
     """Two simulators that are the same at every action: no rollout tells them apart, autograd gives opposite signs."""
     options, known = PlantedOptions(kind="mediated"), truth(PlantedOptions(kind="mediated"), torch.float64)
     z = planted_latents(16)
-    one, two = (s.double().requires_grad_(False) for s in (PlantedSimulator(options), TwinSimulator(options)))
+    one, two = (planted_simulator(dtype=torch.float64, model=m) for m in (PlantedModel(options), TwinModel(options)))
     torch.testing.assert_close(one.rollout(z, 8).h, two.rollout(z, 8).h, rtol=0, atol=0)
     h = one.rollout(z, 8).h
     steps = steps_of(known.basis.project(h.flatten(0, 1)).numpy(), np.full(16, 9))
@@ -280,11 +285,11 @@ def test_a_simulator_s_answer_between_actions_moves_only_the_straight_through_nu
 
 
 @pytest.mark.parametrize("env_grads", [True, False])
-def test_jacobian_is_the_closed_form_of_the_planted_world(planted: PlantedSimulator, env_grads: bool) -> None:
+def test_jacobian_is_the_closed_form_of_the_planted_world(planted: Simulator[PlantedModel], env_grads: bool) -> None:
     known = truth(dtype=torch.float64)
     z, step = planted_latents(6), 5
     played = jacobian.replay(planted, z, 6)
-    state = jacobian.gather_states(played.states, np.arange(6), np.full(6, step - max(LAGS)))
+    state = played.places(np.arange(6), np.full(6, step - max(LAGS) - 1))
     got = jacobians(planted, state, known.basis, LAGS, 8)["straight_through" if env_grads else "direct"]
     p = planted.rollout(z, step).logits.softmax(-1).numpy()
     for b in range(6):
@@ -299,16 +304,16 @@ def test_jacobian_is_the_closed_form_of_the_planted_world(planted: PlantedSimula
 
 @pytest.mark.parametrize("env_grads", [True, False])
 def test_jacobian_is_the_finite_difference(
-    planted: PlantedSimulator, env_grads: bool, monkeypatch: pytest.MonkeyPatch
+    planted: Simulator[PlantedModel], env_grads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     z, step, basis, small = planted_latents(3), 5, basis_of(8, 4), 1e-5
     forced = None
     if env_grads:  # what straight-through's gradient pretends: the action is a mixture
-        monkeypatch.setattr("envs.planted.straight_through", lambda x, noise=None: (x.argmax(-1), x.softmax(-1)))
+        monkeypatch.setattr("core.roll.straight_through", lambda x, noise=None: (x.argmax(-1), x.softmax(-1)))
     else:
         forced = planted.rollout(z, step).action
     played = jacobian.replay(planted, z, 6)
-    state = jacobian.gather_states(played.states, np.arange(3), np.full(3, step - max(LAGS)))
+    state = played.places(np.arange(3), np.full(3, step - max(LAGS) - 1))
     got = jacobians(planted, state, basis, LAGS, 4)["straight_through" if env_grads else "direct"]
     for at, lag in enumerate(LAGS):
         for i in range(4):
@@ -323,40 +328,42 @@ def test_jacobian_is_the_finite_difference(
             torch.testing.assert_close(slope, got[:, at, i], rtol=1e-6, atol=1e-9)
 
 
-def test_jacobian_of_the_agent_alone_is_the_product_of_its_cells(learned: RSSMSimulator) -> None:
+def test_jacobian_of_the_agent_alone_is_the_product_of_its_cells(learned: Simulator[RSSMWorld]) -> None:
     g = torch.Generator().manual_seed(1)
     z, basis, step = torch.randn(3, 6, generator=g, dtype=torch.float64), basis_of(5, 3), 5
     path = learned.rollout(z, step)
     played = jacobian.replay(learned, z, step + 1)
-    state = jacobian.gather_states(played.states, np.arange(3), np.full(3, step - max(LAGS)))
+    state = played.places(np.arange(3), np.full(3, step - max(LAGS) - 1))
     found = jacobians(learned, state, basis, LAGS, 3)
+    agent: Any = learned.agent
     got = found["direct"]
     for b in range(3):
         for at, lag in enumerate(LAGS):
             whole = torch.eye(5, dtype=torch.float64)
             for t in range(step - lag + 1, step + 1):
-                e = learned.agent.encode({"frames": path.obs["frames"][b : b + 1, t]})
-                cell = torch.func.jacrev(lambda h, e=e: learned.agent.cell(e, h[None])[0])(path.h[b, t - 1])
+                e = agent.encode({"frames": path.obs["frames"][b : b + 1, t]})
+                cell = torch.func.jacrev(lambda h, e=e: agent.cell(e, h[None])[0])(path.h[b, t - 1])
                 whole = cell @ whole
             # dh(T)/dh(T-k) between the lifted direction i and coordinate j
             expected = (basis.lift_change(torch.eye(3, dtype=torch.float64)) @ whole.T / basis.std_H) @ basis.project_HK
             torch.testing.assert_close(got[b, at], expected, rtol=1e-8, atol=1e-12)
     assert not torch.allclose(found["straight_through"][:, 1:], got[:, 1:], rtol=1e-6, atol=0)
-    one = jacobians(learned, gradients.rows_of(state, slice(1, 2)), basis, LAGS, 3)
+    one = jacobians(learned, rows_of(state, slice(1, 2)), basis, LAGS, 3)
     for name, x in found.items():
         torch.testing.assert_close(one[name][0], x[1], rtol=1e-8, atol=1e-12)
 
 
-def test_gathered_states_go_on_as_their_rollouts_did(learned: RSSMSimulator) -> None:
+def test_gathered_states_go_on_as_their_rollouts_did(learned: Simulator[RSSMWorld]) -> None:
     g = torch.Generator().manual_seed(1)
     z = torch.randn(4, 6, generator=g, dtype=torch.float64)
     played = jacobian.replay(learned, z, 8)
     torch.testing.assert_close(played.h_ETH, learned.rollout(z, 7).h)
     episode, step = np.array([3, 0, 2, 2]), np.array([1, 4, 2, 5])
-    _, outs = gradients.unroll(learned, jacobian.gather_states(played.states, episode, step), 3)
+    place = played.places(episode, step - 1)
+    moments = list(go_on(learned.agent, learned.world, place, steps=2))
     for n in range(4):
         for k in range(3):
-            torch.testing.assert_close(outs[k].h_BH[n], played.h_ETH[episode[n], step[n] + k])
+            torch.testing.assert_close(moments[k].h_BH[n], played.h_ETH[episode[n], step[n] + k])
 
 
 def test_samples_are_spread_over_episodes() -> None:
@@ -369,8 +376,8 @@ def test_samples_are_spread_over_episodes() -> None:
     assert set(units.spread_over_episodes(np.array([1, 5]), unit, 1, rng)) <= {1, 5}
 
 
-def test_memory_bounds_the_batch(learned: RSSMSimulator) -> None:
-    state = jacobian.replay(learned, torch.zeros(1, 6, dtype=torch.float64), 3).states[2]
+def test_memory_bounds_the_batch(learned: Simulator[RSSMWorld]) -> None:
+    state = jacobian.replay(learned, torch.zeros(1, 6, dtype=torch.float64), 3).after[1]
     sizes = [jacobian.rows_that_fit(learned, state, 4, size) for size in (1e12, 1e8, 1e7, 1.0)]
     assert jacobian.MOST_ROWS == sizes[0] > sizes[1] > sizes[2] > sizes[3] == 1
     assert jacobian.rows_that_fit(learned, state, 8, 1e8) < sizes[1]
@@ -434,7 +441,7 @@ def config(permutations: int = 499, **options: object) -> CouplingConfig:
 
 
 @pytest.fixture(scope="module")
-def planted_coupling(planted: PlantedSimulator) -> estimates.Coupling:
+def planted_coupling(planted: Simulator[PlantedModel]) -> estimates.Coupling:
     known, z = truth(dtype=torch.float64), planted_latents(24)
     h = planted.rollout(z, 12).h.flatten(0, 1).numpy()
     sampled = steps_of(known.basis.project(torch.from_numpy(h)).numpy(), np.full(24, 13))
@@ -480,7 +487,7 @@ def test_all_three_paths_are_compared_with_the_correlation(planted_coupling: est
     assert result.scalars["parts_without_whole"]["value"] == (parts & (a["q_jacobian"] > 0.05)).sum()
 
 
-def test_gradients_that_explode_are_refused(planted: PlantedSimulator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_that_explode_are_refused(planted: Simulator[PlantedModel], monkeypatch: pytest.MonkeyPatch) -> None:
     steps, h, z = small_study(planted, 12, 0)
     planned = estimates.plan(planted, z, steps, h, [0], config())
     right = jacobian.jacobians
@@ -508,7 +515,7 @@ def test_edges_read_as_sentences(planted_coupling: estimates.Coupling) -> None:
     assert edge["agree"] and edge["n"] == edge["episodes"] == 24 and edge["J_direct"] == pytest.approx(0.25)
 
 
-def test_a_replay_that_differs_is_refused(planted: PlantedSimulator) -> None:
+def test_a_replay_that_differs_is_refused(planted: Simulator[PlantedModel]) -> None:
     z, basis = planted_latents(6), truth(dtype=torch.float64).basis
     h = planted.rollout(z, 6).h.flatten(0, 1).numpy()
     steps = steps_of(basis.project(torch.from_numpy(h)).numpy(), np.full(6, 7))
@@ -518,7 +525,9 @@ def test_a_replay_that_differs_is_refused(planted: PlantedSimulator) -> None:
         estimates.plan(planted, z, steps, h, [0], CouplingConfig(lags=(9,)))
 
 
-def small_study(planted: PlantedSimulator, episodes: int, behaviour_1: int) -> tuple[Labelled, np.ndarray, Tensor]:
+def small_study(
+    planted: Simulator[PlantedModel], episodes: int, behaviour_1: int
+) -> tuple[Labelled, np.ndarray, Tensor]:
     """Modal rollouts; the first ``behaviour_1`` episodes are behaviour 1, the others 0."""
     z = planted_latents(episodes)
     h = planted.rollout(z, 6).h.flatten(0, 1).numpy()
@@ -527,7 +536,7 @@ def small_study(planted: PlantedSimulator, episodes: int, behaviour_1: int) -> t
     return steps._replace(label_N=(steps.unit_N < behaviour_1).astype(np.int64)), h, z
 
 
-def test_behaviours_of_too_few_episodes_are_named_with_what_they_need(planted: PlantedSimulator) -> None:
+def test_behaviours_of_too_few_episodes_are_named_with_what_they_need(planted: Simulator[PlantedModel]) -> None:
     basis = truth(dtype=torch.float64).basis
     steps, h, z = small_study(planted, 13, 5)
     planned = estimates.plan(planted, z, steps, h, [0, 1], config())
@@ -547,7 +556,7 @@ def test_behaviours_of_too_few_episodes_are_named_with_what_they_need(planted: P
     )
 
 
-def test_too_few_episodes_or_permutations_for_any_test_are_refused(planted: PlantedSimulator) -> None:
+def test_too_few_episodes_or_permutations_for_any_test_are_refused(planted: Simulator[PlantedModel]) -> None:
     steps, h, z = small_study(planted, 8, 3)
     with pytest.raises(UserError, match=r"enough episodes for its Jacobians: at most 5, .* --alpha 0.05 needs 6"):
         estimates.plan(planted, z, steps, h, [0, 1], config())

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 from analysis.dynamics.config import DynamicsConfig
 from analysis.dynamics.figures import draw_eigenvalues
-from analysis.dynamics.fixed_points import distinct, search, settle, step_and_jacobian
+from analysis.dynamics.fixed_points import distinct, search, settle
 from analysis.dynamics.inputs import Recorded, Still
 from analysis.dynamics.lyapunov import lyapunov
 from analysis.dynamics.modes import attractor, modes, period, persistence, stability, time_constant
+from analysis.dynamics.recurrence import Recurrence
 from analysis.dynamics.tables import along, analyse, put_exponents
 from analysis.shared.directions import neuron_basis
 from core.artefacts import Result
-from core.contracts import UserError
+from core.contracts import EnvSpec, Field, UserError
 
 
 class Toy(nn.Module):
@@ -27,24 +28,37 @@ class Toy(nn.Module):
 
     def __init__(self, f: Callable[[Tensor], Tensor], size: int) -> None:
         super().__init__()
-        self.f, self.hidden_size, self.n_actions = f, size, 2
+        self.f, self.size, self.points = f, size, {"h": size, "embedding": size}
+        obs = {"x": Field(shape=(size,), dtype="float64")}
+        self.spec = EnvSpec(env_id="toy", obs=obs, action_names=("up", "down"), slots=1)
 
     def initial(self, batch: int) -> Tensor:
-        return torch.zeros(batch, self.hidden_size, dtype=torch.float64)
+        return torch.zeros(batch, self.size, dtype=torch.float64)
 
     def encode(self, obs: Mapping[str, Tensor]) -> Tensor:
         return obs["x"]
 
-    def advance(self, e_BE: Tensor, h_BH: Tensor, is_first_B: Tensor) -> Tensor:
-        return self.f(torch.where(is_first_B[:, None], self.initial(len(h_BH)), h_BH)) + e_BE
+    def advance(self, seen: Tensor, state: Tensor, is_first_B: Tensor) -> Tensor:
+        return self.f(torch.where(is_first_B[:, None], self.initial(len(state)), state)) + seen
 
-    def heads(self, h_BH: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.stack([h_BH[:, 0], -h_BH[:, 0]], 1), h_BH[:, 0]
+    def heads(self, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.stack([state[:, 0], -state[:, 0]], 1), state[:, 0]
+
+    def read(self, point: str, seen: Tensor, state: Tensor) -> Tensor:
+        return {"h": state, "embedding": seen}[point]
+
+    def replaced(self, point: str, x_BN: Tensor, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return {"h": (seen, x_BN), "embedding": (x_BN, state)}[point]
 
 
-def found(agent: Toy, starts: list[list[float]], std: float = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def toy(f: Callable[[Tensor], Tensor], size: int) -> Recurrence:
+    """The map h -> f(h) + e as the memory of an agent."""
+    return Recurrence.of(Toy(f, size))
+
+
+def found(memory: Recurrence, starts: list[list[float]], std: float = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     h = torch.tensor(starts, dtype=torch.float64)
-    out = search(agent, torch.zeros_like(h), h, torch.full((h.shape[1],), std, dtype=torch.float64), 300)
+    out = search(memory, torch.zeros_like(h), h, torch.full((h.shape[1],), std, dtype=torch.float64), 300)
     return out.h_BH.numpy(), out.speed_B.numpy(), out.settled_B.numpy()
 
 
@@ -53,7 +67,7 @@ def henon(h: Tensor) -> Tensor:
 
 
 def test_search_finds_attracting_and_repelling_points() -> None:
-    h, speed, settled = found(Toy(lambda h: torch.tanh(2 * h), 1), [[-2.0], [-0.4], [0.05], [0.4], [2.0]])
+    h, speed, settled = found(toy(lambda h: torch.tanh(2 * h), 1), [[-2.0], [-0.4], [0.05], [0.4], [2.0]])
     root = 0.9575040240772687  # tanh(2 x) = x, by bisection
     assert settled.all()
     assert (speed < 1e-8).all()
@@ -61,39 +75,43 @@ def test_search_finds_attracting_and_repelling_points() -> None:
 
 
 def test_search_finds_the_saddles_of_the_henon_map() -> None:
-    h, speed, settled = found(Toy(henon, 2), [[0.5, 0.2], [-1.0, -0.3]])
+    h, speed, settled = found(toy(henon, 2), [[0.5, 0.2], [-1.0, -0.3]])
     roots = np.sort((-0.7 + np.array([-1, 1]) * np.sqrt(0.49 + 5.6)) / 2.8)[::-1]
     assert settled.all()
     assert h[:, 0] == pytest.approx(roots, abs=1e-8)
     for x, point in zip(roots, h, strict=True):
         value = modes(np.array([[-2.8 * x, 1], [0.3, 0]])).value_M
-        _, jacobian = step_and_jacobian(Toy(henon, 2), torch.zeros(1, 2).double(), torch.from_numpy(point)[None])
+        _, jacobian = toy(henon, 2).with_jacobian(torch.zeros(1, 2).double(), torch.from_numpy(point)[None])
         assert modes(jacobian[0].numpy()).value_M == pytest.approx(value, abs=1e-7)
         assert stability(value) == "saddle"
 
 
 def test_a_ghost_of_a_saddle_node_is_slow_and_not_fixed() -> None:
-    h, speed, settled = found(Toy(lambda h: h + 0.001 + h**2, 1), [[-0.3], [0.2]])
+    h, speed, settled = found(toy(lambda h: h + 0.001 + h**2, 1), [[-0.3], [0.2]])
     assert settled.all()
     assert h[:, 0] == pytest.approx([0, 0], abs=1e-3)
     assert speed == pytest.approx([0.001, 0.001], rel=1e-3)
 
 
 def test_search_that_runs_away_is_not_settled() -> None:
-    _, _, settled = found(Toy(lambda h: h + torch.exp(-h), 1), [[0.0]])
+    _, _, settled = found(toy(lambda h: h + torch.exp(-h), 1), [[0.0]])
     assert not settled.any()
 
 
 def test_jacobian_is_exact_and_rows_do_not_touch() -> None:
     torch.manual_seed(0)
     cell = nn.GRUCell(3, 5).double()
-    agent = Toy(lambda h: cell(torch.zeros(len(h), 3).double(), h), 5)
+
+    def f(h: Tensor) -> Tensor:
+        return cell(torch.zeros(len(h), 3).double(), h)  # type: ignore[no-any-return]
+
+    memory = toy(f, 5)
     h = torch.randn(4, 5).double()
-    after, jacobian = step_and_jacobian(agent, torch.zeros(4, 5).double(), h)
+    after, jacobian = memory.with_jacobian(torch.zeros(4, 5).double(), h)
     for b in range(4):
-        one = torch.func.jacrev(lambda x: agent.f(x[None])[0])(h[b])
+        one = torch.func.jacrev(lambda x: f(x[None])[0])(h[b])
         assert torch.allclose(jacobian[b], one, atol=1e-12)
-    assert torch.allclose(after, agent.f(h))
+    assert torch.allclose(after, f(h))
 
 
 def test_modes_are_ordered_and_dual() -> None:
@@ -135,20 +153,20 @@ def test_what_is_left_of_a_displacement() -> None:
     """A linear mode leaves its eigenvalue ** steps, a line attractor all, a saturating one less than its slope says."""
     recorded, e = torch.randn(500, 2, generator=torch.Generator().manual_seed(0)).double(), torch.zeros(2).double()
     slope = torch.tensor([1.0, 0.9]).double()
-    linear = Toy(lambda h: h * slope, 2)
+    linear = toy(lambda h: h * slope, 2)
     mode = modes(np.diag([1.0, 0.9]))
     assert persistence(linear, e, e, mode, 0, recorded, 20) == pytest.approx(1)
     assert persistence(linear, e, e, mode, 1, recorded, 20) == pytest.approx(0.9**20)
-    bends = Toy(lambda h: torch.tanh(h), 2)
+    bends = toy(lambda h: torch.tanh(h), 2)
     assert persistence(bends, e, e, modes(np.eye(2)), 0, recorded, 20) < 0.35
 
 
 def test_lyapunov_exponents_of_the_henon_map() -> None:
     """0.4192 (Sprott 2003); their sum is ln 0.3 at every step, whatever the orbit."""
-    agent = Toy(henon, 2)
-    start = settle(agent, torch.zeros(8, 2).double(), 0.1 * torch.rand(8, 2).double(), 100)
+    memory = toy(henon, 2)
+    start = settle(memory, torch.zeros(8, 2).double(), 0.1 * torch.rand(8, 2).double(), 100)
     steps = 1500
-    each, counted = lyapunov(agent, torch.zeros(8, steps, 2).double(), start, np.full(8, steps), 10)
+    each, counted = lyapunov(memory, torch.zeros(8, steps, 2).double(), start, np.full(8, steps), 10)
     assert (counted == steps - 10).all()
     assert each.sum(1) == pytest.approx(np.log(0.3), abs=1e-9)
     assert each[:, 0].mean() == pytest.approx(0.4192, abs=0.015)
@@ -158,12 +176,12 @@ def test_lyapunov_exponents_of_a_normal_map_are_its_rates_and_stop_at_the_episod
     turn, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))
     rates = np.array([-0.1, -0.5, -2.0])
     matrix = torch.from_numpy(turn @ np.diag(np.exp(rates)) @ turn.T)
-    agent = Toy(lambda h: h @ matrix.T, 3)
+    memory = toy(lambda h: h @ matrix.T, 3)
     e = torch.zeros(2, 60, 3).double()
-    each, steps = lyapunov(agent, e, torch.ones(2, 3).double(), np.array([60, 30]), 15)
+    each, steps = lyapunov(memory, e, torch.ones(2, 3).double(), np.array([60, 30]), 15)
     assert steps.tolist() == [45, 15]
     assert each == pytest.approx(np.stack([rates, rates]), abs=2e-2)
-    again, _ = lyapunov(agent, e[1:, :30], torch.ones(1, 3).double(), np.array([30]), 15)
+    again, _ = lyapunov(memory, e[1:, :30], torch.ones(1, 3).double(), np.array([30]), 15)
     assert again[0] == pytest.approx(each[1])
 
 
@@ -172,23 +190,23 @@ def noise_of(episodes: int, steps: int, seed: int) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def driven_net() -> tuple[Toy, float]:
+def driven_net() -> tuple[Recurrence, float]:
     """A network that noise drives, and its largest exponent: over 200,000 steps (standard error 0.001)."""
     turn, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))
-    agent = Toy(lambda h: 0.4 * torch.sin(3 * h) @ torch.from_numpy(turn), 3)
-    each, _ = lyapunov(agent, noise_of(400, 550, 1), torch.zeros(400, 3).double(), np.full(400, 550), 50)
-    return agent, float(each[:, 0].mean())
+    memory = toy(lambda h: 0.4 * torch.sin(3 * h) @ torch.from_numpy(turn), 3)
+    each, _ = lyapunov(memory, noise_of(400, 550, 1), torch.zeros(400, 3).double(), np.full(400, 550), 50)
+    return memory, float(each[:, 0].mean())
 
 
 @pytest.mark.parametrize("n", [24, pytest.param(8, marks=pytest.mark.slow), pytest.param(128, marks=pytest.mark.slow)])
 def test_the_largest_exponent_of_short_episodes_has_no_bias_and_its_interval_covers(
-    driven_net: tuple[Toy, float], n: int, record_property: Callable[[str, object], None]
+    driven_net: tuple[Recurrence, float], n: int, record_property: Callable[[str, object], None]
 ) -> None:
     """Were exponents sorted an episode at a time, the mean of the largest would be too large."""
-    agent, truth = driven_net
+    memory, truth = driven_net
     runs, burn_in, rng = 200 if n == 24 else 1000, 8, np.random.default_rng(n)
     length = rng.integers(burn_in + 4, burn_in + 15, size=n * runs)
-    each, steps = lyapunov(agent, noise_of(n * runs, 22, n), torch.zeros(n * runs, 3).double(), length, burn_in)
+    each, steps = lyapunov(memory, noise_of(n * runs, 22, n), torch.zeros(n * runs, 3).double(), length, burn_in)
     found = []
     for r in range(runs):
         mine, result = slice(r * n, (r + 1) * n), Result(tables={"lyapunov": []})
@@ -209,9 +227,9 @@ def test_the_default_burn_in_turns_the_frame_to_the_slowest_direction() -> None:
     matrix = torch.from_numpy(turn @ np.diag(np.exp(rates)) @ turn.T)
     config = DynamicsConfig()
     e, length = torch.zeros(1, config.lyapunov_steps, 64).double(), np.array([config.lyapunov_steps])
-    each, _ = lyapunov(Toy(lambda h: h @ matrix.T, 64), e, torch.ones(1, 64).double(), length, config.burn_in)
+    each, _ = lyapunov(toy(lambda h: h @ matrix.T, 64), e, torch.ones(1, 64).double(), length, config.burn_in)
     assert each[0, 0] == pytest.approx(-0.02, rel=0.1)
-    hasty, _ = lyapunov(Toy(lambda h: h @ matrix.T, 64), e, torch.ones(1, 64).double(), length, 5)
+    hasty, _ = lyapunov(toy(lambda h: h @ matrix.T, 64), e, torch.ones(1, 64).double(), length, 5)
     assert hasty[0, 0] < -0.03
 
 
@@ -220,28 +238,28 @@ def test_points_that_are_the_same_are_one_and_the_slowest_stays() -> None:
     assert distinct(h, torch.tensor([3.0, 1.0, 2.0, 4.0]).double(), torch.ones(1).double(), 0.1) == [1, 2]
 
 
-def recorded_of(agent: Toy, noise: float = 0.3, episodes: int = 12, steps: int = 30) -> Recorded:
+def recorded_of(memory: Recurrence, noise: float = 0.3, episodes: int = 12, steps: int = 30) -> Recorded:
     generator = torch.Generator().manual_seed(1)
-    size = agent.hidden_size
+    size = memory.state.shape[1]
     e = noise * torch.randn(episodes, steps, size, generator=generator).double()
     h = torch.randn(episodes, size, generator=generator).double()
     states = []
     for t in range(steps):
-        h = agent.f(h) + e[:, t]
+        h = memory(e[:, t], h)
         states.append(h)
     index = np.stack(np.meshgrid(np.arange(episodes), np.arange(steps), indexing="ij"), 2).reshape(-1, 2)
     return Recorded(torch.stack(states, 1).flatten(0, 1), e.flatten(0, 1), index)
 
 
-def run(agent: Toy, noise: float = 0.3, **changes: object) -> Result:
-    recorded = recorded_of(agent, noise)
-    still = [Still("nothing", None, torch.zeros(agent.hidden_size).double())]
-    return analyse(agent, recorded, still, DynamicsConfig(**{"starts": 48, "settle": 60, "burn_in": 5, **changes}))  # type: ignore[arg-type]
+def run(memory: Recurrence, noise: float = 0.3, **changes: object) -> Result:
+    recorded = recorded_of(memory, noise)
+    still = [Still("nothing", None, torch.zeros(memory.state.shape[1]).double())]
+    return analyse(memory, recorded, still, DynamicsConfig(**{"starts": 48, "settle": 60, "burn_in": 5, **changes}))  # type: ignore[arg-type]
 
 
 def test_the_whole_analysis_of_two_attractors_and_the_saddle_between() -> None:
-    agent = Toy(lambda h: torch.stack([torch.tanh(2 * h[:, 0]), 0.5 * h[:, 1]], 1), 2)
-    result = run(agent)
+    memory = toy(lambda h: torch.stack([torch.tanh(2 * h[:, 0]), 0.5 * h[:, 1]], 1), 2)
+    result = run(memory)
     points = sorted(zip(result.arrays["points"][:, 0], result.tables["points"], strict=True), key=lambda p: p[0])
     assert [round(x, 4) for x, _ in points] == [-0.9575, 0, 0.9575]
     assert [row["stability"] for _, row in points] == ["stable", "saddle", "stable"]
@@ -262,29 +280,29 @@ def test_the_whole_analysis_of_two_attractors_and_the_saddle_between() -> None:
 
 def test_a_unit_that_never_changes_does_not_hide_the_fixed_point() -> None:
     """Recorded as float32, as everything is, and 0.3 is none."""
-    agent = Toy(lambda h: torch.stack([0.5 * h[:, 0], 0 * h[:, 1] + 0.3], 1), 2)
-    recorded = recorded_of(agent)
+    memory = toy(lambda h: torch.stack([0.5 * h[:, 0], 0 * h[:, 1] + 0.3], 1), 2)
+    recorded = recorded_of(memory)
     recorded.e_NE[:, 1], recorded.h_NH[:, 1] = 0, float(np.float32(0.3))
     still = [Still("nothing", None, torch.zeros(2).double())]
     config = DynamicsConfig(starts=48, settle=60, burn_in=5)
-    result = analyse(agent, recorded, still, config)
+    result = analyse(memory, recorded, still, config)
     assert result.arrays["points"] == pytest.approx(np.array([[0, 0.3]]), abs=1e-8)
     assert result.scalars["searches_in_vain"]["value"] == 0
     recorded.h_NH[:] = 1
     with pytest.raises(UserError, match="never change"):
-        analyse(agent, recorded, still, config)
+        analyse(memory, recorded, still, config)
 
 
 def test_searches_that_find_nothing_are_counted_and_drawn() -> None:
-    agent = Toy(lambda h: h + 1, 1)
-    result = run(agent)
+    memory = toy(lambda h: h + 1, 1)
+    result = run(memory)
     assert result.tables["points"] == []
     assert result.scalars["searches_in_vain"]["value"] == 48
     draw_eigenvalues(result, 20.0).savefig(io.BytesIO())
 
 
 def test_a_line_attractor_is_called_a_line() -> None:
-    result = run(Toy(lambda h: h * torch.tensor([1.0, 0.3]).double(), 2))
+    result = run(toy(lambda h: h * torch.tensor([1.0, 0.3]).double(), 2))
     assert len(result.tables["points"]) > 3
     assert {row["attractor"] for row in result.tables["points"]} == {"line"}
     assert {row["stability"] for row in result.tables["points"]} == {"marginal"}
@@ -293,8 +311,8 @@ def test_a_line_attractor_is_called_a_line() -> None:
 
 def test_a_chaotic_agent_has_no_place_to_settle_and_a_positive_exponent() -> None:
     """Two logistic maps, x -> 1 - 1.9 x^2, exponents about 0.55 nats."""
-    agent = Toy(lambda h: 1 - 1.9 * h.clamp(-1, 1) ** 2, 2)
-    result = run(agent, noise=0.0)
+    memory = toy(lambda h: 1 - 1.9 * h.clamp(-1, 1) ** 2, 2)
+    result = run(memory, noise=0.0)
     assert result.scalars["lyapunov_driven"]["interval"][0] > 0.4
     assert sum(row["settle_here"] for row in result.tables["points"]) < 0.2
     assert {row["stability"] for row in result.tables["points"]} <= {"unstable", "saddle"}
@@ -306,8 +324,8 @@ def test_directions_of_a_mode() -> None:
 
 
 def test_episodes_that_are_too_short_are_refused() -> None:
-    agent = Toy(lambda h: 0.5 * h, 2)
-    short = recorded_of(agent, steps=6)
+    memory = toy(lambda h: 0.5 * h, 2)
+    short = recorded_of(memory, steps=6)
     still = [Still("nothing", None, torch.zeros(2).double())]
     with pytest.raises(UserError, match="no episode has 9 steps"):
-        analyse(agent, short, still, DynamicsConfig(starts=8, burn_in=5))
+        analyse(memory, short, still, DynamicsConfig(starts=8, burn_in=5))

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from agents.recurrent import AgentConfig, RecurrentAgent
-from core.contracts import UserError
-from envs.planted import PlantedOptions, PlantedSimulator, record_planted
+from core.contracts import Shown, UserError
+from envs.planted import PlantedAgent, PlantedModel, PlantedOptions, planted_simulator, record_planted
 from envs.procgen import ProcgenEnv, ProcgenOptions
 from generative.rssm import ModelConfig
-from generative.simulator import RSSMSimulator
+from generative.simulator import simulator_of, teacher_forced
 from validation.fidelity import figures
 from validation.fidelity.__main__ import directions_of
 from validation.fidelity.checks import check_world
@@ -39,13 +39,13 @@ def compared(simulator, options, seed=0):
 
 @pytest.fixture(scope="module")
 def exact():
-    return compared(PlantedSimulator(STILL), STILL)
+    return compared(planted_simulator(STILL), STILL)
 
 
 @pytest.fixture(scope="module")
 def noisy():
     options = PlantedOptions()
-    return compared(PlantedSimulator(options), options)
+    return compared(planted_simulator(options), options)
 
 
 def rows_of(result, measure):
@@ -67,17 +67,16 @@ def test_the_true_simulator_of_a_noiseless_world_makes_no_error(exact):
 
 
 def test_a_wrong_simulator_of_it_does(exact):
-    wrong, _ = compared(Shifted(STILL), STILL)
+    wrong, _ = compared(planted_simulator(model=Shifted(STILL)), STILL)
     paired, _ = exact
     assert wrong.error["simulated"][wrong.seen].mean() > 0.1 > paired.error["simulated"][paired.seen].mean()
 
 
-class Shifted(PlantedSimulator):
-    """Shows everything moved by one, and moves the agent's state too."""
+class Shifted(PlantedModel):
+    """Shows everything moved by one, and so moves the agent's state too."""
 
-    def step(self, state, action=None, noise=None, intervene=(), env_grads=True):
-        state, out = super().step(state, action, noise, intervene, env_grads)
-        return state, out._replace(obs={"x": out.obs["x"] + 1}, h_BH=out.h_BH + 1)
+    def show(self, x_BX):
+        return {"x": super().show(x_BX)["x"] + 1}
 
 
 def test_in_a_noisy_world_error_grows_and_stays_below_the_held_frame(noisy):
@@ -100,7 +99,7 @@ def test_paired_difference_is_the_difference(noisy):
 
 def test_hidden_distribution_of_the_simulator_lies_between_floor_and_a_wrong_one(noisy):
     _, result = noisy
-    _, wrong = compared(Shifted(PlantedOptions()), PlantedOptions())
+    _, wrong = compared(planted_simulator(model=Shifted()), PlantedOptions())
     for name in ("h_frechet", "h_mmd", "h_classifier"):
         right, bad = rows_of(result, name)[None], rows_of(wrong, name)[None]
         assert bad["simulated"] > right["simulated"], name
@@ -117,7 +116,7 @@ def test_what_an_episode_does_not_have_is_not_compared():
     options = replace(PlantedOptions(), hazard=1.0)
     episodes = record_planted(options, episodes=12, steps=30)
     starts = choose_starts(episodes, 2, 24, rng())
-    paired = pair(PlantedSimulator(options), episodes, starts, HORIZON)
+    paired = pair(planted_simulator(options), episodes, starts, HORIZON)
     for (e, t), seen, acted, terminal in zip(starts, paired.seen, paired.acted, paired.real.terminal, strict=True):
         left = episodes[e].steps - t
         assert seen.sum() == min(left + 1, HORIZON + 1) and acted.sum() == min(left, HORIZON)
@@ -146,13 +145,13 @@ def test_psnr_and_stretches():
 
 
 def test_teacher_forced_is_measured_where_the_simulator_can(exact):
-    class Forced(PlantedSimulator):
-        def teacher_forced(self, obs, action, seen):
-            free = self.rollout(self.infer({"x": obs["x"][:, :1]})[0], seen.shape[1] - 1, actions=action)
-            return free._replace(obs={"x": self.observe(obs, action, seen) @ self.C_XX.T})
+    class Forced(PlantedModel):
+        def along(self, obs, action_BL, seen_BL):
+            states = self.observe(obs, action_BL, seen_BL).unbind(1)
+            return [Shown(self.show(x), x @ self.reward_X, self._ends(x), x) for x in states]
 
     options = PlantedOptions()
-    paired, result = compared(Forced(options), options)
+    paired, result = compared(planted_simulator(model=Forced(options)), options)
     forced = rows_of(result, "frame_mse_teacher_forced")
     assert sorted(forced) == list(range(HORIZON + 1)) and max(r["simulated"] for r in forced.values()) < 1e-8
     assert {"value_error_teacher_forced", "terminal_brier_teacher_forced", "h_error_teacher_forced"} <= {
@@ -162,28 +161,52 @@ def test_teacher_forced_is_measured_where_the_simulator_can(exact):
     assert not rows_of(exact[1], "frame_mse_teacher_forced") and isinstance(paired, Paired)
 
 
+def test_a_simulator_is_shown_every_field_of_an_observation(exact):
+    class Two(PlantedModel):
+        def __init__(self, options):
+            super().__init__(options)
+            field = self.spec.obs["x"]
+            self.spec = replace(self.spec, obs={"x": field, "half": field})
+
+        def infer(self, obs):
+            return super().infer({"x": 2 * obs["half"]})
+
+        def show(self, x_BX):
+            shown = super().show(x_BX)["x"]
+            return {"x": shown, "half": shown / 2}
+
+    episodes = record_planted(STILL, episodes=16, steps=24)
+    both = [replace(e, obs={**e.obs, "half": e.obs["x"] / 2}) for e in episodes]
+    starts = choose_starts(episodes, 2, 40, rng())
+    paired = pair(planted_simulator(model=Two(STILL)), both, starts, HORIZON, batch=7)
+    for kind, error in exact[0].error.items():
+        np.testing.assert_array_equal(paired.error[kind], error)
+
+
 def test_the_learned_simulator_is_teacher_forced_step_by_step():
     """Row by row: frames of the filtered states, rewards of the transition that follows, the agent along the frames."""
     torch.manual_seed(0)
     spec = ProcgenEnv(ProcgenOptions(game="coinrun"), 1).spec
     agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=5), spec)
-    simulator = RSSMSimulator(SMALL, agent).eval().requires_grad_(False)
+    simulator = simulator_of(SMALL, agent)
+    world = simulator.world.eval().requires_grad_(False)
     frames = torch.from_numpy(rng().integers(0, 256, (2, 2 + 4, 64, 64, 3), dtype=np.uint8))
     action, seen = torch.from_numpy(rng().integers(0, 15, (2, 4))), torch.tensor([[True] * 4, [True] * 3 + [False]])
     out, w = (
-        simulator.teacher_forced({"frames": frames}, action, seen),
-        simulator.world({"frames": frames}, action, seen),
+        teacher_forced(simulator, {"frames": frames}, action, seen),
+        world.path({"frames": frames}, action, seen),
     )
-    h = simulator.start(simulator.infer({"frames": frames[:, :3]})[0]).h_BH
+    h = simulator.remembered(world.infer({"frames": frames[:, :3]})[0])
     for i in range(4):
-        shown = simulator.decode(w.d_BLD[:, i], w.s_BLS[:, i])
-        torch.testing.assert_close(out.obs["frames"][:, i], shown)
-        h = agent.advance(agent.encode({"frames": shown}), h, torch.zeros(2, dtype=torch.bool))
+        shown = world.show(world.foretell(w.d_BLD[:, i], w.s_BLS[:, i]))
+        torch.testing.assert_close(out.obs["frames"][:, i], shown["frames"])
+        e = agent.encode(shown)
+        h = agent.advance(e, h, torch.zeros(2, dtype=torch.bool))
         torch.testing.assert_close(out.h[:, i], h)
-        torch.testing.assert_close(out.value[:, i], agent.heads(h)[1])
+        torch.testing.assert_close(out.value[:, i], agent.heads(e, h)[1])
         if i:
-            torch.testing.assert_close(out.reward[:, i - 1], simulator.reward_head(w.d_BLD[:, i])[:, 0])
-            torch.testing.assert_close(out.terminal[:, i - 1], simulator.terminal_head(w.d_BLD[:, i])[:, 0].sigmoid())
+            torch.testing.assert_close(out.reward[:, i - 1], world.reward_head(w.d_BLD[:, i])[:, 0])
+            torch.testing.assert_close(out.terminal[:, i - 1], world.terminal_head(w.d_BLD[:, i])[:, 0].sigmoid())
     assert out.reward.shape == (2, 3) and torch.equal(out.alive, seen) and torch.equal(out.action, action)
 
 
@@ -198,7 +221,7 @@ def test_hidden_states_values_and_actions_are_those_of_the_same_step():
     """From an episode's first observation the planted simulator knows the agent's state too, so all must agree."""
     options = replace(STILL, hazard=0.0)
     episodes = record_planted(options, episodes=6, steps=10)
-    paired = pair(PlantedSimulator(options), episodes, np.array([(e, 0) for e in range(6)]), HORIZON)
+    paired = pair(planted_simulator(options), episodes, np.array([(e, 0) for e in range(6)]), HORIZON)
     assert paired.seen.all()
     for name in ("h", "value"):
         np.testing.assert_allclose(getattr(paired.real, name), getattr(paired.free, name), atol=1e-4)
@@ -212,8 +235,9 @@ def test_hidden_states_values_and_actions_are_those_of_the_same_step():
 def test_dreams_of_the_true_world_are_at_the_floor_and_those_of_a_wrong_one_are_not():
     """Returns, lengths, actions and transitions, where the agent samples its own actions."""
     options = replace(PlantedOptions(), hazard=0.2)
-    _, right = compared(PlantedSimulator(options), options, seed=3)
-    _, wrong = compared(Rigid(options), options, seed=3)
+    _, right = compared(planted_simulator(options), options, seed=3)
+    rigid = replace(planted_simulator(model=Rigid(options)), agent=GoesRight(options))
+    _, wrong = compared(rigid, options, seed=3)
     for name in ("return_distance", "length_distance", "action_distance", "transition_distance"):
         good, bad = rows_of(right, name)[None], rows_of(wrong, name)[None]
         assert good["floor"] == pytest.approx(bad["floor"]) and good["low"] < 1.7 * good["floor"], name
@@ -221,21 +245,27 @@ def test_dreams_of_the_true_world_are_at_the_floor_and_those_of_a_wrong_one_are_
     assert rows_of(right, "length_difference")[None]["low"] < 0 < rows_of(right, "length_difference")[None]["high"]
 
 
-class Rigid(PlantedSimulator):
-    """Never ends, pays too much, and its agent always wants to go right."""
+class Rigid(PlantedModel):
+    """Never ends and pays too much."""
 
-    def step(self, state, action=None, noise=None, intervene=(), env_grads=True):
-        right = torch.full((len(state.d_BD),), 2)
-        state, out = super().step(state, right if action is None else action, noise, intervene, env_grads)
-        return state, out._replace(terminal_B=out.terminal_B * 0, reward_B=out.reward_B + 1)
+    def step(self, state, action_BA, noise=None):
+        state, shown = super().step(state, action_BA, noise)
+        return state, shown._replace(ending_B=shown.ending_B * 0, reward_B=shown.reward_B + 1)
 
 
-class EndsAtOnce(PlantedSimulator):
+class GoesRight(PlantedAgent):
+    """Always wants to go right."""
+
+    def heads(self, seen, state):
+        logits, value = super().heads(seen, state)
+        return logits + torch.tensor([0.0, 0.0, 1000.0]), value
+
+
+class EndsAtOnce(PlantedModel):
     """Every transition is the last."""
 
-    def step(self, state, action=None, noise=None, intervene=(), env_grads=True):
-        state, out = super().step(state, action, noise, intervene, env_grads)
-        return state, out._replace(terminal_B=torch.ones_like(out.terminal_B))
+    def _ends(self, x_BX):
+        return torch.ones_like(x_BX[:, 0])
 
 
 def undefined(result):
@@ -246,7 +276,7 @@ def undefined(result):
 
 
 def test_a_simulator_whose_dreams_end_at_once_leaves_an_empty_row(tmp_path):
-    _, result = compared(EndsAtOnce(PlantedOptions()), PlantedOptions())
+    _, result = compared(planted_simulator(model=EndsAtOnce()), PlantedOptions())
     said = undefined(result)["transition_distance"]
     assert said == "dreams end so soon that a half of the episodes has no transition of them"
     assert rows_of(result, "action_distance")[None]["simulated"] is not None
@@ -283,15 +313,34 @@ def test_a_neuron_that_never_changes_in_the_real_world_is_not_a_measure_of_the_s
     assert [r["simulated"] for r in a.values()] == pytest.approx([r["simulated"] for r in b.values()], rel=1e-6)
 
 
-@pytest.mark.parametrize("part", ["terminal_B", "value_B", "d_BD"])
+@pytest.mark.parametrize("part", ["ending_B", "reward_B", "features_BD"])
 def test_a_simulator_that_makes_no_numbers_is_refused(part):
-    class Broken(PlantedSimulator):
-        def step(self, state, action=None, noise=None, intervene=(), env_grads=True):
-            state, out = super().step(state, action, noise, intervene, env_grads)
-            return state, out._replace(**{part: getattr(out, part) * (torch.nan if state.t > 3 else 1)})
+    class Broken(PlantedModel):
+        def step(self, state, action_BA, noise=None):
+            state, shown = super().step(state, action_BA, noise)
+            late_B = torch.where(state[1] > 3, torch.nan, 1.0)
+            whole = getattr(shown, part)
+            return state, shown._replace(**{part: whole * late_B.reshape(-1, *[1] * (whole.ndim - 1))})
 
     with pytest.raises(UserError, match="makes NaN or infinite values"):
-        compared(Broken(PlantedOptions()), PlantedOptions())
+        compared(planted_simulator(model=Broken()), PlantedOptions())
+
+
+def test_an_agent_that_makes_no_numbers_in_a_simulator_is_refused():
+    class Broken(PlantedAgent):
+        def advance(self, seen, state, is_first_B):
+            after = super().advance(seen, state, is_first_B)
+            return torch.where((after > 0.5).any(-1, keepdim=True), torch.nan, after)
+
+        def heads(self, seen, state):
+            logits, value = super().heads(seen, state.nan_to_num())
+            return logits, value + 0 * state[:, 0]
+
+        def read(self, point, seen, state):
+            return super().read(point, seen, state).nan_to_num()
+
+    with pytest.raises(UserError, match="makes NaN or infinite values .values."):
+        compared(replace(planted_simulator(), agent=Broken().eval()), PlantedOptions())
 
 
 def test_actions_that_do_the_same_count_as_one(noisy):
@@ -312,7 +361,7 @@ def test_a_life_is_counted_to_its_last_transition():
     options = replace(PlantedOptions(), hazard=1.0)
     episodes = record_planted(options, episodes=12, steps=30)
     starts = choose_starts(episodes, 2, 12, rng())
-    paired = pair(PlantedSimulator(options), episodes, starts, HORIZON)
+    paired = pair(planted_simulator(options), episodes, starts, HORIZON)
     x = lives(paired, rng())
     for (e, t), length, total in zip(starts, x.total(0)["length"], x.total(0)["return"], strict=True):
         assert length == min(episodes[e].steps - t, HORIZON)

@@ -267,3 +267,13 @@ def test_every_module_says_what_it_is() -> None:
 
 def test_no_junk_drawers() -> None:
     assert not [p for p in modules() if p.stem in ("utils", "util", "common", "helpers", "misc", "stage")]
+
+
+def test_no_function_is_longer_than_80_lines() -> None:
+    long = [
+        f"{path.relative_to(ROOT).as_posix()}:{node.lineno}: {node.name} has {node.end_lineno - node.lineno + 1} lines"
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.end_lineno is not None and node.end_lineno - node.lineno >= 80
+    ]
+    assert not long, "\n".join(long)

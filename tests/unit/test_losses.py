@@ -16,7 +16,7 @@ from envs.procgen import ACTION_NAMES
 from generative.losses import Batch, LossConfig, draw, loss_of
 from generative.rssm import ModelConfig
 from generative.simulator import simulator_of
-from generative.train import COLUMNS, to_batch
+from generative.train import columns_of, to_batch
 
 T, INITIAL, L = 12, 3, 6
 SPEC = EnvSpec(
@@ -46,7 +46,8 @@ def batch_at(path: Path, start: int, terminated: bool) -> Batch:
         write_json(run.path / "spec.json", SPEC.to_json())
         with StoreWriter(run.path) as writer:
             writer.add(episode)
-    window = RolloutStore(path).read_windows(COLUMNS, np.array([[0, start]]), INITIAL - 1 + L)
+    store = RolloutStore(path)
+    window = store.read_windows(columns_of(store), np.array([[0, start]]), INITIAL - 1 + L)
     return to_batch(window, INITIAL, torch.device("cpu"))
 
 
@@ -59,7 +60,7 @@ def test_rows_of_a_window_that_ends_with_the_episode(tmp_path: Path) -> None:
     assert b.reward[0, :4].tolist() == [8, 9, 10, 11]  # reward[t-1] leads into obs[t]
     assert b.action[0, :3].tolist() == [9, 10, 11]  # taken at obs[t]
     assert b.h[0, :3, 0].tolist() == [9, 10, 11]
-    assert b.frames[0, INITIAL - 1 : INITIAL + 2, 0, 0, 0].tolist() == [9, 10, 11]
+    assert b.obs["frames"][0, INITIAL - 1 : INITIAL + 2, 0, 0, 0].tolist() == [9, 10, 11]
     assert b.state_before[0, 0] == 8 and b.action_before[0] == 8
 
 
@@ -85,9 +86,9 @@ def test_what_did_not_happen_does_not_count(tmp_path: Path) -> None:
         return float(loss_of(sim, batch, LossConfig(), draws)[0].detach())
 
     def changed(name: str, step: int, value: float) -> Batch:
-        tensor = getattr(b, name).clone()
+        tensor = (b.obs["frames"] if name == "frames" else getattr(b, name)).clone()
         tensor[:, step] = value
-        return replace(b, **{name: tensor})
+        return replace(b, **({"obs": {"frames": tensor}} if name == "frames" else {name: tensor}))
 
     first = INITIAL - 1
     for name, step in (("frames", first + 3), ("frames", first + 5), ("h", 3), ("reward", 4), ("terminal", 5)):

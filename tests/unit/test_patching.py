@@ -29,7 +29,7 @@ MOVE, ATTACK, NUISANCE = 0, 1, 2  # neurons: the first two are read by one head 
 class Linear:
     """Move reads neuron 0, and a little 3, Attack 1, and a little 4; Gift never has a choice."""
 
-    spec = SPEC
+    spec, points = SPEC, {"h": H}
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -39,11 +39,23 @@ class Linear:
             self.weights_HA[list(read), columns] = torch.randn(size, generator=generator) * torch.tensor([[1.5], [0.3]])
         self.weights_HA[:, 9:] = torch.randn(H, 3, generator=generator)
 
-    def encode(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
-        return obs["Mask"].float(), obs["Mask"] > 0
+    def initial(self, batch: int) -> Tensor:
+        return torch.zeros(batch, H)
 
-    def heads(self, h_BH: Tensor, seen: Any) -> tuple[Tensor, Tensor]:
-        return (h_BH @ self.weights_HA).masked_fill(~seen, -1e9), h_BH[:, 0]
+    def encode(self, obs: Mapping[str, Tensor]) -> Tensor:
+        return obs["Mask"] > 0
+
+    def advance(self, seen: Tensor, state: Tensor, is_first_B: Tensor) -> Tensor:
+        return state
+
+    def heads(self, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return (state @ self.weights_HA).masked_fill(~seen, -1e9), state[:, 0]
+
+    def read(self, point: str, seen: Tensor, state: Tensor) -> Tensor:
+        return {"h": state}[point]
+
+    def replaced(self, point: str, x_BN: Tensor, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return {"h": (seen, x_BN)}[point]
 
 
 def planted(n: int = 200, seed: int = 0) -> Steps:
@@ -119,7 +131,7 @@ def test_kl_is_that_of_the_heads_with_one_neuron_replaced() -> None:
     agent, moved = Linear(), steps.h_NH.copy()
     moved[:, MOVE] = steps.donor_NH[:, MOVE]
     seen = torch.from_numpy(steps.obs["Mask"]) > 0
-    before, after, swapped = (agent.heads(torch.from_numpy(h), seen)[0] for h in (steps.h_NH, moved, steps.donor_NH))
+    before, after, swapped = (agent.heads(seen, torch.from_numpy(h))[0] for h in (steps.h_NH, moved, steps.donor_NH))
     np.testing.assert_allclose(patched.dose_XDNP[2, 0], kl_per_part(before, after, SPEC).numpy(), atol=1e-5)
     np.testing.assert_allclose(patched.swap_NP, kl_per_part(before, swapped, SPEC).numpy(), atol=1e-5)
 
@@ -138,9 +150,9 @@ def test_random_directions_move_as_far_as_the_patch() -> None:
     lengths: list[np.ndarray] = []
 
     class Spy(Linear):
-        def heads(self, h_BH: Tensor, seen: Any) -> tuple[Tensor, Tensor]:
-            lengths.append(np.linalg.norm((h_BH.numpy() - steps.h_NH) / std, axis=1))
-            return super().heads(h_BH, seen)
+        def heads(self, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            lengths.append(np.linalg.norm((state.numpy() - steps.h_NH) / std, axis=1))
+            return super().heads(seen, state)
 
     patch(Spy(), steps, neurons(MOVE), std, doses=[1.0], controls=50, batch=1000, seed=0)
     _, swap, identity, dose, towards, *random = lengths

@@ -163,8 +163,9 @@ def test_an_ended_sample_is_cut_where_it_ended() -> None:
         terminal=torch.zeros(3, 4),
         alive=alive,
         state=t.expand(3, 5)[..., None],
+        world=t.expand(3, 5)[..., None],
     )
-    goes_on, third, first = to_episodes(trajectory, torch.zeros(3, 2), "frames", [{}, {}, {}])
+    goes_on, third, first = to_episodes(trajectory, torch.zeros(3, 2), SPEC, [{}, {}, {}])
     assert goes_on.steps == 4 and goes_on.truncated and not goes_on.terminated and goes_on.final_known
     assert third.terminated and not third.truncated and third.steps == 3 and not third.final_known
     assert third.value.tolist() == [0, 1, 2] and third.action.tolist() == [0, 1, 2]
@@ -246,13 +247,13 @@ def test_planted_latents_come_from_the_first_observation(tmp_path: Path) -> None
 
 
 def test_actions_by_name_or_number() -> None:
-    assert parse_actions(["right", "3", "up"], ACTION_NAMES, 5) == [7, 3, 5, 5, 5, 5]
+    assert parse_actions(["right", "3", "up"], SPEC, 5).tolist() == [7, 3, 5, 5, 5, 5]
     with pytest.raises(UserError, match=r"no action 'rihgt' \(did you mean right\?\)"):
-        parse_actions(["rihgt"], ACTION_NAMES, 5)
+        parse_actions(["rihgt"], SPEC, 5)
     with pytest.raises(UserError, match="no action '15'"):
-        parse_actions(["15"], ACTION_NAMES, 5)
+        parse_actions(["15"], SPEC, 5)
     with pytest.raises(UserError, match="names 3 actions for --steps 2"):
-        parse_actions(["up", "up", "up"], ACTION_NAMES, 2)
+        parse_actions(["up", "up", "up"], SPEC, 2)
 
 
 def test_forced_actions_are_done_and_said(runs: Path, tmp_path: Path) -> None:

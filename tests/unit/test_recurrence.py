@@ -70,7 +70,7 @@ def a_batch(sim: Simulator[RSSMWorld], generator: torch.Generator) -> Batch:
     terminal = torch.zeros(B, L)
     terminal[0, 3] = 1
     return Batch(
-        frames=torch.randint(0, 256, (B, first + L, 64, 64, 3), dtype=torch.uint8, generator=generator),
+        obs={"frames": torch.randint(0, 256, (B, first + L, 64, 64, 3), dtype=torch.uint8, generator=generator)},
         seen=seen,
         happened=happened,
         reward=torch.randn(B, L, generator=generator),

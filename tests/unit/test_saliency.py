@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,30 +17,23 @@ from analysis.saliency import checks, explain, figures, randomisation
 from analysis.saliency.__main__ import parse_sample_ids
 from analysis.saliency.attributions import deeplift, explainer, integrated, latent, occlusion
 from analysis.saliency.config import SaliencyConfig
-from analysis.saliency.frame import Frame
+from analysis.saliency.frame import Attribution, Frame
 from analysis.saliency.randomisation import rank_correlation
 from analysis.shared import bases, strips
-from analysis.shared.gradients import (
-    TOLERANCE,
-    Gradients,
-    agent_gradients,
-    compare_copies,
-    each_copy,
-    gradients,
-    saved_bytes,
-    unroll,
-)
+from analysis.shared.gradients import Gradients, agent_gradients, gradients, saved_bytes, unroll
 from analysis.shared.quantities import Quantity, Reading, find_quantities
 from analysis.shared.randomised import randomised, randomised_world
 from core.contracts import EnvSpec, UserError
 from core.directions import Basis
 from core.figures import NEGATIVE, POSITIVE, rgb
 from core.interventions import AddVector, AtSteps
-from envs.planted import PlantedSimulator, record_planted
+from core.roll import Simulator, act, choose
+from core.trees import flatten
+from envs.planted import PlantedModel, planted_simulator, record_planted
 from envs.planted_truth import truth
 from envs.procgen import ACTION_NAMES, ProcgenEnv, ProcgenOptions
 from generative.rssm import ModelConfig
-from generative.simulator import RSSMSimulator
+from generative.simulator import RSSMWorld, as_module, simulator_of
 
 SPEC = ProcgenEnv(ProcgenOptions(), 1).spec
 OTHER = replace(SPEC, env_id="other/world", action_names=("stay", "go"), same_actions=(), action_words={})
@@ -57,28 +51,30 @@ def some_basis(size: int, k: int = 3) -> Basis:
 
 
 @pytest.fixture(scope="module")
-def learned() -> RSSMSimulator:
+def learned() -> Simulator[RSSMWorld]:
     """An untrained simulator, with actions and worlds that differ from step to step."""
     torch.manual_seed(0)
     agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=5), SPEC)
     torch.nn.init.normal_(agent.policy.weight, std=2.0)
     sizes = {"deterministic_size": 12, "hidden_size": 16, "groups": 3, "classes": 4, "depth": 2, "latent_size": 6}
-    simulator = RSSMSimulator(ModelConfig(head_layers=1, **sizes), agent)
-    torch.nn.init.normal_(simulator.decoder.first.weight, std=1.0)
-    return simulator.double().eval().requires_grad_(False)
+    simulator = simulator_of(ModelConfig(head_layers=1, **sizes), agent)
+    torch.nn.init.normal_(simulator.world.decoder.first.weight, std=1.0)  # type: ignore[arg-type,union-attr]
+    for part in (agent, simulator.world):
+        part.double().eval().requires_grad_(False)
+    return simulator
 
 
 @pytest.fixture(scope="module")
-def planted() -> PlantedSimulator:
-    return PlantedSimulator().double().eval().requires_grad_(False)
+def planted() -> Simulator[PlantedModel]:
+    return planted_simulator(dtype=torch.float64)
 
 
-def latents(simulator: RSSMSimulator | PlantedSimulator, batch: int = 3) -> Tensor:
+def latents(simulator: Simulator[Any], batch: int = 3) -> Tensor:
     g = torch.Generator().manual_seed(1)
-    return simulator.normalise(torch.randn(batch, simulator.latent_size, generator=g, dtype=torch.float64))
+    return simulator.world.normalise(torch.randn(batch, simulator.world.latent_size, generator=g, dtype=torch.float64))
 
 
-def chosen(simulator: RSSMSimulator | PlantedSimulator, z: Tensor, target: int = TARGET) -> Tensor:
+def chosen(simulator: Simulator[Any], z: Tensor, target: int = TARGET) -> Tensor:
     return simulator.rollout(z, STEPS).action[:, target]
 
 
@@ -165,19 +161,26 @@ def test_action_quantities_are_log_probabilities() -> None:
 # Gradients
 
 
+def of_path(
+    simulator: Simulator[Any], z: Tensor, actions: Tensor, quantities: Sequence[Quantity], path: bool = True
+) -> list[Gradients]:
+    """Gradients of every quantity at the target step, by agent and world or with the path between them cut."""
+    found = gradients(simulator, z, actions, quantities, TARGET, steps=STEPS, paths=(path,))
+    return [g for (g,) in found]
+
+
 def all_quantities(hidden: int, spec: EnvSpec) -> list[Quantity]:
     return find_quantities(["value", "value_delta", "action", "ica_1"], spec, lambda kind: some_basis(hidden))
 
 
-def test_without_the_world_the_gradient_is_the_agents_own(learned: RSSMSimulator) -> None:
+def test_without_the_world_the_gradient_is_the_agents_own(learned: Simulator[RSSMWorld]) -> None:
     z = latents(learned)
     path = learned.rollout(z, STEPS)
     frames = {"frames": path.obs["frames"][:, : TARGET + 1]}
     quantities = all_quantities(5, SPEC)
-    cut = gradients(learned, z, chosen(learned, z), quantities, TARGET, steps=STEPS, env_grads=False)
-    whole = gradients(learned, z, chosen(learned, z), quantities, TARGET, steps=STEPS)
-    for q, a, b in zip(quantities, cut, whole, strict=True):
-        own = agent_gradients(learned.agent, frames, learned.start(z).h_BH, chosen(learned, z), q)["frames"]
+    both = gradients(learned, z, chosen(learned, z), quantities, TARGET, steps=STEPS)
+    for q, (b, a) in zip(quantities, both, strict=True):
+        own = agent_gradients(learned.agent, frames, learned.remembered(z), chosen(learned, z), q)["frames"]
         torch.testing.assert_close(a.obs["frames"][:, : TARGET + 1], own, rtol=1e-9, atol=1e-15)
         assert (a.obs["frames"][:, TARGET + 1 :] == 0).all() and (a.h[:, TARGET + 1 :] == 0).all()
         assert a.obs["frames"].shape == (3, STEPS + 1, 64, 64, 3)
@@ -187,20 +190,20 @@ def test_without_the_world_the_gradient_is_the_agents_own(learned: RSSMSimulator
         assert not torch.allclose(a.h[:, 0], b.h[:, 0], rtol=1e-6, atol=0)
 
 
-def test_several_quantities_and_samples_from_one_pass(learned: RSSMSimulator) -> None:
+def test_several_quantities_and_samples_from_one_pass(learned: Simulator[RSSMWorld]) -> None:
     z, quantities = latents(learned), all_quantities(5, SPEC)
-    together = gradients(learned, z, chosen(learned, z), quantities, TARGET, steps=STEPS)
+    together = of_path(learned, z, chosen(learned, z), quantities)
     for n, q in enumerate(quantities):
         for s in range(3):
             one = z[s : s + 1]
-            alone = gradients(learned, one, chosen(learned, one), [q], TARGET, steps=STEPS)[0]
+            (alone,) = of_path(learned, one, chosen(learned, one), [q])
             for a, b in ((alone.y, together[n].y), (alone.h, together[n].h), (alone.d, together[n].d)):
                 torch.testing.assert_close(a[0], b[s], rtol=1e-8, atol=1e-12)
             torch.testing.assert_close(alone.obs["frames"][0], together[n].obs["frames"][s], rtol=1e-8, atol=1e-12)
 
 
-def test_a_gradient_that_is_no_number_is_refused(planted: PlantedSimulator) -> None:
-    quantities = find_quantities(["value"], planted.spec, no_basis)
+def test_a_gradient_that_is_no_number_is_refused(planted: Simulator[PlantedModel]) -> None:
+    quantities = find_quantities(["value"], planted.world.spec, no_basis)
     z, config = latents(planted), SaliencyConfig(steps=3, target_step=2, copies=1, noise=0.0, integrated_steps=0)
     assert np.isfinite(explain.explain(planted, z, [4, 5, 9], quantities, config).arrays["grad_h_value"]).all()
     z[1] = torch.nan
@@ -208,122 +211,175 @@ def test_a_gradient_that_is_no_number_is_refused(planted: PlantedSimulator) -> N
         explain.explain(planted, z, [4, 5, 9], quantities, config)
 
 
-def test_copies_are_averaged_sample_by_sample(learned: RSSMSimulator) -> None:
+def test_both_paths_are_those_that_were_asked_for_alone(learned: Simulator[RSSMWorld]) -> None:
     z, quantities = latents(learned), all_quantities(5, SPEC)
-    noised = explain.noised(learned, z, [4, 5, 6], 3, 1e-2, 0)
-    actions = chosen(learned, z).repeat_interleave(3)
-    mean = each_copy(learned, noised, actions, quantities, TARGET, steps=STEPS, copies=3)
-    each = each_copy(learned, noised, actions, quantities, TARGET, steps=STEPS)
-    for a, b in zip(mean, each, strict=True):
-        assert b.h.unflatten(0, (3, 3)).std(1).max() > 0
-        torch.testing.assert_close(a.h, b.h.unflatten(0, (3, 3)).mean(1))
-        torch.testing.assert_close(a.y, b.y.unflatten(0, (3, 3)).mean(1))
+    both = gradients(learned, z, chosen(learned, z), quantities, TARGET, steps=STEPS)
+    for n, path in enumerate((True, False)):
+        for alone, found in zip(of_path(learned, z, chosen(learned, z), quantities, path), both, strict=True):
+            for what in ("frames", "h", "d"):
+                assert torch.equal(alone.of(what), found[n].of(what))
 
 
-def largest_miss(mine: list[Gradients], exact: list[Gradients]) -> float:
-    """The largest difference of frames' gradients, relative to the largest entry of each."""
-    return max(
-        ((a.obs["frames"] - b.obs["frames"]).flatten(1).abs().amax(1) / b.obs["frames"].flatten(1).abs().amax(1)).max()
-        for a, b in zip(mine, exact, strict=True)
-    ).item()
+# Smoothing
 
 
-@pytest.mark.parametrize("env_grads", [True, False])
-def test_the_short_way_over_copies_is_the_long_one(learned: RSSMSimulator, env_grads: bool) -> None:
-    """One backward pass a sample against one a copy, in float32, at the noise that is the default."""
-    simulator = copy.deepcopy(learned).float()
-    z = latents(learned, 8).float()
-    noised = explain.noised(simulator, z, range(8), 9, 1.25e-4, 0)
-    quantities = find_quantities(["value", "action", "leftwards"], SPEC, no_basis)
-    actions = chosen(simulator, z).repeat_interleave(9)
-    options = {"steps": STEPS, "copies": 9, "env_grads": env_grads}
-    short = gradients(simulator, noised, actions, quantities, TARGET, **options)
-    long = each_copy(simulator, noised, actions, quantities, TARGET, **options)
-    assert largest_miss(short, long) < TOLERANCE
-    for a, b in zip(short, long, strict=True):
-        torch.testing.assert_close(a.h, b.h, rtol=1e-5, atol=1e-5 * b.h.abs().max().item())
-        torch.testing.assert_close(a.d, b.d, rtol=1e-5, atol=1e-5 * b.d.abs().max().item())
-        torch.testing.assert_close(a.y, b.y)
+SMOOTH = {"steps": STEPS, "target_step": TARGET, "integrated_steps": 4, "window": 32, "stride": 32}
 
 
-def test_copies_that_choose_otherwise_are_groups_of_their_own(learned: RSSMSimulator) -> None:
-    z, quantities = latents(learned), all_quantities(5, SPEC)
-    far = latents(learned, 9)[3:]  # whole other rollouts, which the mean of all would misrepresent
-    mixed = torch.stack([torch.stack([z[s], z[s], far[s]]) for s in range(3)]).flatten(0, 1)
-    actions = chosen(learned, z).repeat_interleave(3)
-    known = compare_copies(learned, mixed, actions, TARGET, 3)
-    assert len(known.sample_R) > 3
-    assert torch.bincount(known.sample_R, known.weight_R.double()).tolist() == pytest.approx([1.0] * 3)
-    short = gradients(learned, mixed, actions, quantities, TARGET, steps=STEPS, copies=3)
-    long = each_copy(learned, mixed, actions, quantities, TARGET, steps=STEPS, copies=3)
-    assert largest_miss(short, long) < 1e-9
+def observations(simulator: Simulator[Any], z: Tensor) -> dict[str, Tensor]:
+    return dict(simulator.rollout(z, STEPS).obs)
 
 
-def test_where_the_copies_differ_much_the_long_way_is_taken(
-    learned: RSSMSimulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Much noise: the check must find that the short way misses."""
-    from analysis.shared import gradients as module
-
-    z, quantities = latents(learned), all_quantities(5, SPEC)
-    noised = explain.noised(learned, z, [4, 5, 6], 9, 0.2, 0)
-    actions = chosen(learned, z).repeat_interleave(9)
-    options = {"steps": STEPS, "copies": 9}
-    long = each_copy(learned, noised, actions, quantities, TARGET, **options)
-    short = gradients(learned, noised, actions, quantities, TARGET, **options)
-    assert largest_miss(short, long) < 1e-4
-    monkeypatch.setattr(module, "TOLERANCE", np.inf)
-    assert largest_miss(gradients(learned, noised, actions, quantities, TARGET, **options), long) > 1e-3
-
-
-def test_quantities_that_are_alike_do_not_hide_a_miss(learned: RSSMSimulator) -> None:
-    """The check looks at sums of quantities: the misses of two that are the same must not cancel in it."""
-    z, (value,) = latents(learned), find_quantities(["value"], SPEC, no_basis)
-    noised = explain.noised(learned, z, [4, 5, 6], 9, 0.2, 0)
-    options = {"steps": STEPS, "copies": 9}
-    for other in (value, Quantity("less", "return", lambda r: -r.value_B)):
-        what = noised, chosen(learned, z).repeat_interleave(9), [value, other], TARGET
-        assert largest_miss(gradients(learned, *what, **options), each_copy(learned, *what, **options)) < 1e-4
+def noised_by_hand(
+    simulator: Simulator[Any], z: Tensor, noise: Mapping[str, Tensor], q: Quantity, path: bool
+) -> Gradients:
+    """Gradients of a rollout whose agent sees noise on every frame, step by step."""
+    world_state, shown = simulator.world.start(z.clone().requires_grad_())
+    state, nowhere = simulator.remembered(z), torch.zeros(len(z), dtype=torch.bool)
+    frames, hidden, features, values = [], [], [], []
+    for t in range(TARGET + 1):
+        obs = {k: x + noise[k][:, t] for k, x in shown.obs.items()}
+        acted = act(simulator.agent, obs, state, nowhere, torch.full((len(z),), t))
+        state, (index, one_hot) = acted.state, choose(acted.logits_BA, simulator.world.spec.parts)
+        frames, hidden, features = [*frames, obs["frames"]], [*hidden, acted.h_BH], [*features, shown.features_BD]
+        values.append(acted.value_B)
+        if t < TARGET:
+            world_state, shown = simulator.world.step(world_state, one_hot if path else one_hot.detach())
+    assert torch.equal(index, acted.logits_BA.argmax(-1))
+    said = Reading(acted.h_BH, acted.logits_BA, values[-1], values[-2], chosen(simulator, z))
+    y = q.read(said)
+    grads = torch.autograd.grad(y.sum(), [*frames, *hidden, *features], materialize_grads=True)
+    n = TARGET + 1
+    f, h, d = (torch.stack(grads[i * n : (i + 1) * n], 1) for i in range(3))
+    return Gradients(y.detach(), {"frames": f}, h, d)
 
 
-@pytest.mark.parametrize("env_grads", [True, False])
-def test_a_direction_of_the_world_alone_over_noised_copies(learned: RSSMSimulator, env_grads: bool) -> None:
-    """Frames have no part in it where the world is cut, so that the world state itself must be checked."""
-    z, basis = latents(learned), replace(some_basis(12), kind="pca", space="d")
-    quantities = find_quantities(["d_pca_1"], SPEC, lambda kind: basis)
-    noised, actions = explain.noised(learned, z, [4, 5, 6], 9, 0.2, 0), chosen(learned, z).repeat_interleave(9)
-    options = {"steps": STEPS, "copies": 9, "env_grads": env_grads}
-    (short,) = gradients(learned, noised, actions, quantities, TARGET, **options)
-    (long,) = each_copy(learned, noised, actions, quantities, TARGET, **options)
-    torch.testing.assert_close(short.d, long.d, rtol=0, atol=1e-4 * long.d.abs().max().item())
-    assert env_grads or not short.obs["frames"].any()
+def test_smoothed_gradients_are_the_mean_of_noised_rollouts(learned: Simulator[RSSMWorld]) -> None:
+    z, ids, quantities = latents(learned), [4, 5, 6], all_quantities(5, SPEC)
+    config = SaliencyConfig(copies=3, noise=0.1, **SMOOTH)  # type: ignore[arg-type]
+    noise = explain.frame_noise(observations(learned, z), ids, config)
+    found = explain.explain(learned, z, ids, quantities, config).arrays
+    assert len(noise) == 3
+    for q in quantities:
+        for path, part in ((True, ""), (False, "_agent_only")):
+            each = [noised_by_hand(learned, z, more, q, path) for more in noise]
+            for what in ("frames", "h", "d"):
+                copies = torch.stack([g.of(what) for g in each])
+                assert what == "d" or copies.std(0).max() > 1e-3 * copies.abs().max()
+                got = torch.from_numpy(found[f"grad_{what}_{q.name}{part}"])
+                most = float(copies.abs().max())
+                torch.testing.assert_close(
+                    got[:, : TARGET + 1].double(), copies.mean(0), rtol=1e-5, atol=1e-6 * most + 1e-30
+                )
+                assert not got[:, TARGET + 1 :].any()
 
 
-def test_the_shares_of_open_relus_are_what_makes_the_short_way_right(
-    learned: RSSMSimulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the check switched off: a ReLU that opens in some copies counts by their share, not whole or not at all."""
-    from analysis.shared import gradients as module
-
-    monkeypatch.setattr(module, "TOLERANCE", np.inf)
-    z, quantities = latents(learned, 8), find_quantities(["value", "action"], SPEC, no_basis)
-    noised = explain.noised(learned, z, range(8), 9, 5e-3, 0)
-    actions = chosen(learned, z).repeat_interleave(9)
-    known = compare_copies(learned, noised, actions, TARGET, 9)
-    assert any(((o > 0) & (o < 1)).any() for o in known.open)
-    long = each_copy(learned, noised, actions, quantities, TARGET, steps=STEPS, copies=9)
-    short = gradients(learned, noised, actions, quantities, TARGET, steps=STEPS, copies=9)
-    whole = gradients(
-        learned, noised, actions, quantities, TARGET, steps=STEPS, copies=9,
-        compared=known._replace(open=[(o > 0).to(o.dtype) for o in known.open]),
-    )  # fmt: skip
-    assert largest_miss(short, long) < 1e-4 and largest_miss(whole, long) > 1e-2
+def test_noise_is_a_share_of_the_range_and_depends_on_seed_and_id_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    obs = {
+        "frames": torch.rand(3, 6, 8, 8, 3, generator=generator),
+        "x": 7 * torch.rand(3, 6, 500, generator=generator),
+    }
+    config = SaliencyConfig(copies=2, noise=0.1, seed=7)
+    whole = explain.frame_noise(obs, [4, 5, 6], config)
+    (one, two) = explain.frame_noise({k: x[1:2] for k, x in obs.items()}, [5], config)
+    other = explain.frame_noise({k: x[1:2] for k, x in obs.items()}, [5], replace(config, seed=8))
+    for name, span in (("frames", 1.0), ("x", 7.0)):
+        assert torch.equal(whole[0][name][1:2], one[name]) and torch.equal(whole[1][name][1:2], two[name])
+        assert not torch.equal(one[name], two[name]) and not torch.equal(one[name], other[0][name])
+        assert whole[0][name].std() == pytest.approx(0.1 * span, rel=0.05)
+        assert not torch.equal(whole[0][name][0], whole[0][name][1])
+    assert explain.frame_noise(obs, [4, 5, 6], SaliencyConfig()) == []
 
 
-def test_a_direction_of_the_world_is_no_quantity_of_the_agent(learned: RSSMSimulator) -> None:
+def test_without_noise_the_gradient_is_the_plain_one(learned: Simulator[RSSMWorld]) -> None:
+    z, quantities, methods = latents(learned), all_quantities(5, SPEC), ("plain", "integrated")
+    plain = explain.explain(learned, z, [4, 5, 6], quantities, SaliencyConfig(methods=methods, **SMOOTH)).arrays  # type: ignore[arg-type]
+    still = explain.explain(
+        learned,
+        z,
+        [4, 5, 6],
+        quantities,
+        SaliencyConfig(methods=methods, copies=3, noise=0.0, **SMOOTH),  # type: ignore[arg-type]
+    ).arrays
+    for q in quantities:
+        for what in ("frames", "h", "d"):
+            assert np.array_equal(plain[f"grad_{what}_{q.name}"], plain[f"plain_{what}_{q.name}"])
+            assert np.abs(plain[f"grad_{what}_{q.name}"]).max() > 0
+    for name, x in plain.items():
+        np.testing.assert_allclose(still[name], x, rtol=1e-5, atol=1e-6 * np.abs(x).max(), err_msg=name)
+
+
+def test_smoothing_composes_with_every_method(learned: Simulator[RSSMWorld]) -> None:
+    """A method's smoothed picture is the mean of its pictures of noised frames; of the latent's method, of latents in
+    noised worlds."""
+    z, ids, (value,) = latents(learned), [4, 5, 6], all_quantities(5, SPEC)[:1]
+    methods = ("plain", "integrated", "deeplift", "occlusion", "latent")
+    options = {**SMOOTH, "methods": methods}
+    config = SaliencyConfig(copies=3, noise=0.1, **options)  # type: ignore[arg-type]
+    noise = explain.frame_noise(observations(learned, z), ids, config)
+    smooth, plain = (
+        explain.explain(learned, z, ids, [value], c).arrays
+        for c in (config, SaliencyConfig(**options))  # type: ignore[arg-type]
+    )
+    frame = frame_of(learned, z)
+
+    def mean(x: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(x)).mean(0)
+
+    for method, explained in (
+        ("integrated", lambda f: integrated(f, value, 4)),
+        ("deeplift", lambda f: deeplift(f, value)),
+        ("occlusion", lambda f: occlusion(f, value, 32, 32)),
+    ):
+        each: list[Attribution] = [
+            explained(frame._replace(obs={k: x + more[k][:, TARGET] for k, x in frame.obs.items()})) for more in noise
+        ]
+        expected = mean([e.maps["frames"].detach() for e in each])
+        got = torch.from_numpy(smooth[f"{method}_frames_value"])
+        torch.testing.assert_close(got.double(), expected.double(), rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+        before = torch.from_numpy(plain[f"{method}_frames_value"])
+        assert (got - before).abs().max() > 1e-3 * before.abs().max(), method
+        if each[0].delta is not None:
+            delta = mean([e.delta for e in each if e.delta is not None])
+            torch.testing.assert_close(
+                torch.from_numpy(smooth[f"{method}_delta_value"]).double(), delta, rtol=1e-3, atol=1e-6
+            )
+    np.testing.assert_array_equal(smooth["plain_frames_value"], plain["plain_frames_value"])
+
+    def of_latent(s: int, more: Mapping[str, Tensor]) -> Tensor:
+        """Integrated gradients of one sample's latent, a point of the path at a time, as captum's rule places them."""
+        noised = {k: x[s : s + 1] for k, x in more.items()}
+        points, weights = (torch.from_numpy(x) for x in np.polynomial.legendre.leggauss(4))
+        total = torch.zeros_like(z[s])
+        for point, weight in zip((1 + points) / 2, weights / 2, strict=True):
+            at = (point * z[s : s + 1]).requires_grad_()
+            y = noised_value(learned, at, noised)
+            total += weight * torch.autograd.grad(y.sum(), at)[0][0]
+        return total * z[s]
+
+    expected = mean([torch.stack([of_latent(s, more) for s in range(3)]) for more in noise])
+    got = torch.from_numpy(smooth["latent_value"]).double()
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    assert np.abs(smooth["latent_value"] - plain["latent_value"]).max() > 1e-3 * np.abs(plain["latent_value"]).max()
+
+
+def noised_value(simulator: Simulator[Any], z: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+    """The value at the target step of a rollout whose agent sees noise on every frame."""
+    world_state, shown = simulator.world.start(z)
+    state, nowhere = simulator.remembered(z), torch.zeros(len(z), dtype=torch.bool)
+    for t in range(TARGET + 1):
+        obs = {k: x + noise[k][:, t] for k, x in shown.obs.items()}
+        acted = act(simulator.agent, obs, state, nowhere, torch.full((len(z),), t))
+        state, (_, one_hot) = acted.state, choose(acted.logits_BA, simulator.world.spec.parts)
+        world_state, shown = simulator.world.step(world_state, one_hot)
+    return acted.value_B
+
+
+def test_a_direction_of_the_world_is_no_quantity_of_the_agent(learned: Simulator[RSSMWorld]) -> None:
     z, basis = latents(learned), replace(some_basis(12), kind="pca", space="d")
     (q,) = find_quantities(["d_pca_1"], SPEC, lambda kind: basis)
-    (g,) = gradients(learned, z, chosen(learned, z), [q], TARGET, steps=STEPS)
+    (g,) = of_path(learned, z, chosen(learned, z), [q])
     unit = torch.eye(3, dtype=torch.float64)[1].expand(3, -1)
     torch.testing.assert_close(basis.pullback(g.d[:, TARGET]), unit, rtol=1e-9, atol=1e-9)
     assert (g.h[:, TARGET] == 0).all() and g.d[:, 0].abs().max() > 0
@@ -334,23 +390,14 @@ def test_a_direction_of_the_world_is_no_quantity_of_the_agent(learned: RSSMSimul
         find_quantities(["d_pca_1"], SPEC, bases.bases_in(None, "", torch.device("cpu")))
 
 
-def test_a_samples_noise_does_not_depend_on_its_batch(learned: RSSMSimulator) -> None:
-    z = latents(learned)
-    whole = explain.noised(learned, z, [4, 5, 6], 2, 1e-3, 7)
-    assert torch.equal(whole[2:4], explain.noised(learned, z[1:2], [5], 2, 1e-3, 7))
-    assert not torch.equal(whole[2:4], explain.noised(learned, z[1:2], [5], 2, 1e-3, 8))
-    assert 5e-4 < (whole - z.repeat_interleave(2, 0)).std() < 2e-3
-
-
-def test_batches_give_what_one_pass_gives(learned: RSSMSimulator) -> None:
+def test_batches_give_what_one_pass_gives(learned: Simulator[RSSMWorld]) -> None:
     z, ids = latents(learned), [8, 3, 5]
     quantities = find_quantities(["value", "action"], SPEC, no_basis)
-    options = {"steps": STEPS, "target_step": TARGET, "copies": 2, "integrated_steps": 4}
+    options = {"steps": STEPS, "target_step": TARGET, "copies": 2, "noise": 0.1, "integrated_steps": 4}
     whole = explain.compute(learned, z, ids, quantities, SaliencyConfig(batch_size=3, **options))
     parts = explain.compute(learned, z, ids, quantities, SaliencyConfig(batch_size=1, **options))
     assert set(whole.arrays) == set(parts.arrays)
     for name, array in whole.arrays.items():
-        # Which samples are done copy by copy depends on the batch: 1e-5 of the largest gradient.
         most = 2e-5 * float(np.abs(array).max())
         np.testing.assert_allclose(parts.arrays[name], array, rtol=1e-4, atol=1e-9 + most, err_msg=name)
     a = whole.arrays
@@ -368,19 +415,19 @@ def soft(logits_BA: Tensor, noise_BA: Tensor | None = None) -> tuple[Tensor, Ten
 
 @pytest.mark.parametrize("env_grads", [True, False])
 def test_gradient_of_h_is_the_finite_difference(
-    planted: PlantedSimulator, env_grads: bool, monkeypatch: pytest.MonkeyPatch
+    planted: Simulator[PlantedModel], env_grads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     z, step = latents(planted), 1e-5
     forced = None
     if env_grads:
-        monkeypatch.setattr("envs.planted.straight_through", soft)
+        monkeypatch.setattr("core.roll.straight_through", soft)
     else:  # the same actions whatever the agent feels: what is left acts inside the agent
         forced = planted.rollout(z, TARGET).action
-    value = find_quantities(["value"], planted.spec, no_basis)
-    got = gradients(planted, z, chosen(planted, z), value, TARGET, steps=STEPS, env_grads=env_grads)[0].h
+    value = find_quantities(["value"], planted.world.spec, no_basis)
+    got = of_path(planted, z, chosen(planted, z), value, env_grads)[0].h
     for t in range(TARGET + 1):
-        for i in range(planted.agent.hidden_size):
-            push = torch.zeros(planted.agent.hidden_size, dtype=torch.float64)
+        for i in range(planted.agent.points["h"]):
+            push = torch.zeros(planted.agent.points["h"], dtype=torch.float64)
             push[i] = step
             ends = [
                 planted.rollout(z, TARGET, actions=forced, intervene=(AtSteps(AddVector(s * push), t, t + 1),)).value
@@ -390,11 +437,11 @@ def test_gradient_of_h_is_the_finite_difference(
             torch.testing.assert_close(slope, got[:, t, i], rtol=1e-6, atol=1e-9)
 
 
-def test_directions_pull_back_to_their_own_coordinate(learned: RSSMSimulator) -> None:
+def test_directions_pull_back_to_their_own_coordinate(learned: Simulator[RSSMWorld]) -> None:
     """At the target step the gradient of coordinate i, in coordinates, is the i-th unit vector."""
     basis, z = some_basis(5), latents(learned)
     quantities = find_quantities(["ica_0", "ica_2"], SPEC, lambda kind: basis)
-    for g, i in zip(gradients(learned, z, chosen(learned, z), quantities, TARGET, steps=STEPS), (0, 2), strict=True):
+    for g, i in zip(of_path(learned, z, chosen(learned, z), quantities), (0, 2), strict=True):
         unit = torch.eye(3, dtype=torch.float64)[i].expand(3, -1)
         torch.testing.assert_close(basis.pullback(g.h[:, TARGET]), unit, rtol=1e-9, atol=1e-9)
 
@@ -402,11 +449,12 @@ def test_directions_pull_back_to_their_own_coordinate(learned: RSSMSimulator) ->
 # Integrated gradients, randomised agents
 
 
-def frame_of(simulator: RSSMSimulator | PlantedSimulator, z: Tensor, base: dict[str, Tensor] | None = None) -> Frame:
-    states, outs = unroll(simulator, simulator.start(z), TARGET + 1)
-    obs = dict(outs[TARGET].obs)
+def frame_of(simulator: Simulator[Any], z: Tensor, base: dict[str, Tensor] | None = None) -> Frame:
+    moments = unroll(simulator, z, TARGET)
+    obs = dict(moments[TARGET].shown.obs)
     black = {name: torch.zeros_like(x) for name, x in obs.items()}
-    fixed = (states[TARGET].h_BH, outs[TARGET - 1].value_B, outs[TARGET].action_B)
+    before = moments[TARGET - 1].acted
+    fixed = (flatten(before.state), before.value_B, moments[TARGET].action)
     return Frame(simulator.agent, obs, black if base is None else base, *fixed)
 
 
@@ -415,7 +463,7 @@ def change_of(frame: Frame, q: Quantity) -> Tensor:
     return read(*frame.inputs, *frame.fixed) - read(*frame.baselines, *frame.fixed)
 
 
-def test_integrated_gradients_are_complete(learned: RSSMSimulator) -> None:
+def test_integrated_gradients_are_complete(learned: Simulator[RSSMWorld]) -> None:
     frame = frame_of(learned, latents(learned))
     for q in all_quantities(5, SPEC):
         found, change = integrated(frame, q, 64), change_of(frame, q)
@@ -428,7 +476,7 @@ def test_integrated_gradients_are_complete(learned: RSSMSimulator) -> None:
 
 
 @pytest.mark.parametrize("encoder", ["strided", "strided_blur", "impala"])
-def test_deeplift_is_complete_through_gates_norms_and_residuals(learned: RSSMSimulator, encoder: str) -> None:
+def test_deeplift_is_complete_through_gates_norms_and_residuals(learned: Simulator[RSSMWorld], encoder: str) -> None:
     frame = frame_of(learned, latents(learned))
     if encoder != "strided":
         torch.manual_seed(1)
@@ -444,15 +492,15 @@ def test_deeplift_is_complete_through_gates_norms_and_residuals(learned: RSSMSim
     assert all(not m._forward_hooks for m in frame.agent.modules())  # type: ignore[attr-defined]
 
 
-def test_attributions_of_a_linear_agent_are_gradient_times_change(planted: PlantedSimulator) -> None:
+def test_attributions_of_a_linear_agent_are_gradient_times_change(planted: Simulator[PlantedModel]) -> None:
     z = latents(planted)
-    first = dict(unroll(planted, planted.start(z), 1)[1][0].obs)
+    first = dict(unroll(planted, z, 0)[0].shown.obs)
     frame = frame_of(planted, z, first)
     (field,) = frame.obs
-    value = find_quantities(["value"], planted.spec, no_basis)[0]
-    slope = agent_gradients(
-        planted.agent, {field: frame.obs[field][:, None]}, frame.h_before_SH, frame.chosen_S, value
-    )[field][:, 0]
+    value = find_quantities(["value"], planted.world.spec, no_basis)[0]
+    slope = agent_gradients(planted.agent, {field: frame.obs[field][:, None]}, frame.before_SM, frame.chosen_S, value)[
+        field
+    ][:, 0]
     for found in (
         integrated(frame, value, 4),
         deeplift(frame, value),
@@ -464,7 +512,7 @@ def test_attributions_of_a_linear_agent_are_gradient_times_change(planted: Plant
         assert found.delta is None or found.delta.abs().max() < 1e-10
 
 
-def test_occlusion_covers_squares_with_the_baseline(learned: RSSMSimulator) -> None:
+def test_occlusion_covers_squares_with_the_baseline(learned: Simulator[RSSMWorld]) -> None:
     frame = frame_of(learned, latents(learned, 1))
     value = find_quantities(["value"], SPEC, no_basis)[0]
     found = occlusion(frame, value, 16, 16).maps["frames"].double()
@@ -477,9 +525,9 @@ def test_occlusion_covers_squares_with_the_baseline(learned: RSSMSimulator) -> N
     )
 
 
-def test_the_latent_of_a_linear_world_is_explained_whole(planted: PlantedSimulator) -> None:
+def test_the_latent_of_a_linear_world_is_explained_whole(planted: Simulator[PlantedModel]) -> None:
     z = latents(planted)
-    value = find_quantities(["value"], planted.spec, no_basis)[0]
+    value = find_quantities(["value"], planted.world.spec, no_basis)[0]
     # Without noise the actions are discrete: what they do to the value is in the delta, and the rest is complete.
     maps, change, delta = latent(planted, z, chosen(planted, z), value, 0, 8, 4)
     assert maps.shape == z.shape and change.abs().max() > 1e-3
@@ -490,10 +538,10 @@ def test_the_latent_of_a_linear_world_is_explained_whole(planted: PlantedSimulat
 # Checks
 
 
-def test_a_true_picture_beats_its_controls_and_a_wrong_one_does_not(planted: PlantedSimulator) -> None:
+def test_a_true_picture_beats_its_controls_and_a_wrong_one_does_not(planted: Simulator[PlantedModel]) -> None:
     """Of a linear agent everything is known: gradient times change foretells every change."""
     frame = frame_of(planted, latents(planted, 24))
-    value = find_quantities(["value"], planted.spec, no_basis)[0]
+    value = find_quantities(["value"], planted.world.spec, no_basis)[0]
     true = integrated(frame, value, 4).maps
     wrong = {n: -x for n, x in true.items()}
     fidelity = checks.infidelity(frame, value, true, False, 32, 0)
@@ -509,7 +557,7 @@ def test_a_true_picture_beats_its_controls_and_a_wrong_one_does_not(planted: Pla
     ).min() > 0.001  # fmt: skip
 
 
-def test_curves_begin_and_end_where_they_must(learned: RSSMSimulator) -> None:
+def test_curves_begin_and_end_where_they_must(learned: Simulator[RSSMWorld]) -> None:
     frame = frame_of(learned, latents(learned))
     value = find_quantities(["value"], SPEC, no_basis)[0]
     maps = integrated(frame, value, 4).maps
@@ -521,31 +569,34 @@ def test_curves_begin_and_end_where_they_must(learned: RSSMSimulator) -> None:
         torch.testing.assert_close(curve[:, -1], last)
 
 
-def test_randomised_agents_and_worlds_know_their_floor_and_ceiling(learned: RSSMSimulator) -> None:
+def test_randomised_agents_and_worlds_know_their_floor_and_ceiling(
+    learned: Simulator[RSSMWorld], monkeypatch: pytest.MonkeyPatch
+) -> None:
     z = latents(learned)
     path = learned.rollout(z, STEPS)
     seen, value = {"frames": path.obs["frames"][:, : TARGET + 1]}, all_quantities(5, SPEC)[:1]
-    h, a = learned.start(z).h_BH, chosen(learned, z)
+    h, a = learned.remembered(z), chosen(learned, z)
     agent = randomisation.agent_randomisation(learned.agent, seen, h, a, value[0], 0, 0.0, True)
     assert list(agent) == [
         "agent",
         *(f"agent, from the output to {x}" for x in ("critic", "policy", "cell", "encoder")),
     ]
     assert (agent["agent"][:, 2] == pytest.approx(1.0)) and (agent["agent"][:, 0] < 0.9).all()
-    before = {k: v.clone() for k, v in learned.state_dict().items()}
-    (world,) = randomisation.world_randomisation(learned, z, a, value, TARGET, 0, 0.0)
+    before = {k: v.clone() for k, v in as_module(learned).state_dict().items()}
+    monkeypatch.setattr(randomisation, "LATENT_NOISE", 0.0)
+    (world,) = randomisation.world_randomisation(learned, z, a, value, TARGET, 0)
     assert set(world) == {"world, on frames", "world, on world states"}
     for values in world.values():
         assert values.shape == (3, 3) and values[:, 2] == pytest.approx(1.0) and (values[:, 0] < 0.9).all()
     other = randomised_world(learned, 0)
-    for name, p in learned.state_dict().items():
+    for name, p in as_module(learned).state_dict().items():
         assert torch.equal(p, before[name])
         if name.startswith("agent."):
-            assert torch.equal(p, other.state_dict()[name])
-    assert not torch.equal(other.decoder.first.weight, learned.decoder.first.weight)  # type: ignore[attr-defined]
+            assert torch.equal(p, as_module(other).state_dict()[name])
+    assert not torch.equal(other.world.decoder.first.weight, learned.world.decoder.first.weight)  # type: ignore[union-attr]
 
 
-def test_a_randomised_agent_keeps_the_scales_and_nothing_else(learned: RSSMSimulator) -> None:
+def test_a_randomised_agent_keeps_the_scales_and_nothing_else(learned: Simulator[RSSMWorld]) -> None:
     agent = learned.agent
     before = {k: v.clone() for k, v in agent.state_dict().items()}
     other = randomised(agent, 3)
@@ -633,7 +684,7 @@ def probe_r2(h_NH: np.ndarray, y_N: np.ndarray, train_N: np.ndarray) -> float:
     return float(1 - missed.var() / y_N[~train_N].var())
 
 
-def test_gradient_names_the_causal_direction_and_clears_the_nuisance(planted: PlantedSimulator) -> None:
+def test_gradient_names_the_causal_direction_and_clears_the_nuisance(planted: Simulator[PlantedModel]) -> None:
     """A probe decodes both from h; only the one that acts has a gradient."""
     known = truth(dtype=torch.float64)
     episodes = record_planted(episodes=40, steps=30, seed=3)
@@ -643,12 +694,12 @@ def test_gradient_names_the_causal_direction_and_clears_the_nuisance(planted: Pl
     for direction in (known.causal, known.nuisance):
         assert probe_r2(h, stimulus[:, direction], train) > 0.7
 
-    z, names = latents(planted, 16), planted.spec.action_names
-    quantities = find_quantities(["value", *names], planted.spec, no_basis)
-    for g in gradients(planted, z, chosen(planted, z), quantities, TARGET, steps=STEPS):
+    z, names = latents(planted, 16), planted.world.spec.action_names
+    quantities = find_quantities(["value", *names], planted.world.spec, no_basis)
+    for g in of_path(planted, z, chosen(planted, z), quantities):
         c = known.basis.pullback(g.h[:, : TARGET + 1])
         assert c[:, :, known.nuisance].abs().max() < 1e-15  # softmax leaves rounding, nothing else
         assert (c[:, :, known.causal].abs().amax(0) > 1e-3).all()
-    value = gradients(planted, z, chosen(planted, z), quantities[:1], TARGET, steps=STEPS)[0]
+    (value,) = of_path(planted, z, chosen(planted, z), quantities[:1])
     expected = torch.from_numpy(known.value_K.copy()).expand(16, -1)
     torch.testing.assert_close(known.basis.pullback(value.h[:, TARGET]), expected)

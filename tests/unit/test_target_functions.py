@@ -15,9 +15,10 @@ from analysis.target_functions import __main__ as tf, figures, search
 from analysis.target_functions.config import TargetFunctionsConfig
 from analysis.target_functions.population import Population, Starts, random_starts
 from analysis.target_functions.targets import Target, find_targets, log_of_ending
-from core.contracts import Trajectory, UserError
+from core.contracts import UserError
 from core.directions import Basis
-from envs.planted import PlantedOptions, PlantedSimulator, matrices, spec_of
+from core.roll import Simulator, Trajectory
+from envs.planted import PlantedModel, PlantedOptions, matrices, planted_simulator, spec_of
 from envs.planted_truth import truth
 from envs.procgen import ProcgenEnv, ProcgenOptions
 
@@ -32,8 +33,13 @@ def no_basis(kind: str) -> Basis:
 
 
 @pytest.fixture(scope="module")
-def planted() -> PlantedSimulator:
-    return PlantedSimulator(PlantedOptions()).double().eval().requires_grad_(False)
+def planted_32() -> Simulator[PlantedModel]:
+    return planted_simulator()
+
+
+@pytest.fixture(scope="module")
+def planted() -> Simulator[PlantedModel]:
+    return planted_simulator(dtype=torch.float64)
 
 
 def targets(maximise: tuple[str, ...] = (), minimise: tuple[str, ...] = (), first: int = FIRST) -> list[Target]:
@@ -41,14 +47,14 @@ def targets(maximise: tuple[str, ...] = (), minimise: tuple[str, ...] = (), firs
     return find_targets(maximise, minimise, first, PLANTED, lambda kind: known.basis)
 
 
-def latents(simulator: PlantedSimulator, count: int, seed: int = 0) -> Tensor:
+def latents(simulator: Simulator[PlantedModel], count: int, seed: int = 0) -> Tensor:
     g = torch.Generator().manual_seed(seed)
-    return torch.randn(count, simulator.latent_size, generator=g, dtype=torch.float64)
+    return torch.randn(count, simulator.world.latent_size, generator=g, dtype=torch.float64)
 
 
-def round_population(simulator: PlantedSimulator, count: int = 400) -> Population:
+def round_population(simulator: Simulator[PlantedModel], count: int = 400) -> Population:
     """The prior itself: mean 0, covariance exactly 1."""
-    z, eye = latents(simulator, count, seed=7), torch.eye(simulator.latent_size, dtype=torch.float64)
+    z, eye = latents(simulator, count, seed=7), torch.eye(simulator.world.latent_size, dtype=torch.float64)
     return Population(z, torch.zeros_like(eye[0]), eye, z.square().mean(1))
 
 
@@ -64,7 +70,7 @@ def slope_of_mean(read_K: np.ndarray, first: int = FIRST, steps: int = STEPS) ->
     return np.concatenate([on_x, on_c @ m.R_HK.T]) / (steps + 1 - first)
 
 
-def gradient(simulator: PlantedSimulator, target: Target, z: Tensor, env_grads: bool = False) -> Tensor:
+def gradient(simulator: Simulator[PlantedModel], target: Target, z: Tensor, env_grads: bool = False) -> Tensor:
     z = z.clone().requires_grad_()
     (g,) = torch.autograd.grad(target.read(simulator.rollout(z, STEPS, env_grads=env_grads)).sum(), z)
     return g
@@ -118,7 +124,10 @@ def some_trajectory(batch: int = 3) -> Trajectory:
     alive[2, 1:] = False
     action = torch.randint(0, 3, (batch, 5), generator=g)
     p = draw(4).sigmoid()
-    return Trajectory({"x": draw(5, 8)}, draw(5, 8), draw(5, 8), draw(5, 3), draw(5), action, draw(4), p, alive)
+    out = Trajectory(
+        {"x": draw(5, 8)}, draw(5, 8), draw(5, 8), draw(5, 3), draw(5), action, draw(4), p, alive, draw(5, 0)
+    )
+    return out._replace(state=out.h)
 
 
 def test_steps_that_do_not_exist_count_for_nothing() -> None:
@@ -176,7 +185,7 @@ def test_a_sure_ending_and_an_impossible_one_have_finite_gradients() -> None:
 
 
 @pytest.mark.parametrize("name", ["value", "planted_0", "planted_3"])
-def test_the_gradient_is_the_closed_form(planted: PlantedSimulator, name: str) -> None:
+def test_the_gradient_is_the_closed_form(planted: Simulator[PlantedModel], name: str) -> None:
     known = truth(dtype=torch.float64)
     read = known.value_K if name == "value" else np.eye(8)[int(name[-1])]
     expected = torch.from_numpy(slope_of_mean(read))
@@ -190,13 +199,13 @@ def test_the_gradient_is_the_closed_form(planted: PlantedSimulator, name: str) -
     torch.testing.assert_close(target.read(now) - target.read(was), step @ expected, rtol=1e-6, atol=1e-12)
 
 
-def test_env_grads_adds_the_way_through_the_actions(planted: PlantedSimulator) -> None:
+def test_env_grads_adds_the_way_through_the_actions(planted: Simulator[PlantedModel]) -> None:
     (target,) = targets(("value",))
     z = latents(planted, 5)
     assert (gradient(planted, target, z, True) - gradient(planted, target, z, False)).abs().max() > 1e-3
 
 
-def test_a_drop_of_value_is_the_slope_at_its_ends(planted: PlantedSimulator) -> None:
+def test_a_drop_of_value_is_the_slope_at_its_ends(planted: Simulator[PlantedModel]) -> None:
     (target,) = targets(("value_drop",))
     known = truth()
     expected = slope_of_mean(known.value_K, FIRST, FIRST) - slope_of_mean(known.value_K, STEPS, STEPS)
@@ -206,7 +215,7 @@ def test_a_drop_of_value_is_the_slope_at_its_ends(planted: PlantedSimulator) -> 
 # Optimisation
 
 
-def test_free_of_charge_only_what_causes_the_target_moves(planted: PlantedSimulator) -> None:
+def test_free_of_charge_only_what_causes_the_target_moves(planted: Simulator[PlantedModel]) -> None:
     """The nuisance's stimulus, which a probe decodes from h as well as the cause's, stays where it was."""
     (target,) = targets(("value",))
     z, config = latents(planted, 6), replace(CONFIG, prior_weight=0.0)
@@ -216,7 +225,7 @@ def test_free_of_charge_only_what_causes_the_target_moves(planted: PlantedSimula
     assert (found.y_IR[-1] > found.y_IR[0] + 0.5).all()
 
 
-def test_up_and_down_are_opposite(planted: PlantedSimulator) -> None:
+def test_up_and_down_are_opposite(planted: Simulator[PlantedModel]) -> None:
     z, population, free = latents(planted, 6), round_population(planted), replace(CONFIG, prior_weight=0.0)
     both = targets(("planted_0",), ("planted_0",))
     up, down = (search.optimise(planted, t, z, population, 1.0, free).y_IR for t in both)
@@ -224,7 +233,7 @@ def test_up_and_down_are_opposite(planted: PlantedSimulator) -> None:
     assert torch.equal(up[0], down[0])
 
 
-def test_a_dear_prior_leads_along_the_steepest_direction(planted: PlantedSimulator) -> None:
+def test_a_dear_prior_leads_along_the_steepest_direction(planted: Simulator[PlantedModel]) -> None:
     """On a sphere the best place of a linear target is its gradient's direction."""
     (target,) = targets(("value",))
     population, slope = round_population(planted), torch.from_numpy(slope_of_mean(truth().value_K))
@@ -239,7 +248,7 @@ def test_a_dear_prior_leads_along_the_steepest_direction(planted: PlantedSimulat
     assert population.excess(found.z_RZ).max() < 1
 
 
-def test_the_price_keeps_it_near(planted: PlantedSimulator) -> None:
+def test_the_price_keeps_it_near(planted: Simulator[PlantedModel]) -> None:
     (target,) = targets(("value",))
     z, population = latents(planted, 6), round_population(planted)
     far = [
@@ -249,7 +258,7 @@ def test_the_price_keeps_it_near(planted: PlantedSimulator) -> None:
     assert far[0].mean() > far[1].mean() > far[2].mean()
 
 
-def test_the_best_on_the_way_is_kept(planted: PlantedSimulator) -> None:
+def test_the_best_on_the_way_is_kept(planted: Simulator[PlantedModel]) -> None:
     """A step size that overshoots makes the last worse than the best."""
     (target,) = targets(("value_drop",))
     z, population = latents(planted, 6), round_population(planted)
@@ -263,7 +272,7 @@ def test_the_best_on_the_way_is_kept(planted: PlantedSimulator) -> None:
     assert (found.objective_R < last).sum() < 6
 
 
-def test_rows_do_not_touch_each_other(planted: PlantedSimulator) -> None:
+def test_rows_do_not_touch_each_other(planted: Simulator[PlantedModel]) -> None:
     (target,) = targets(("value",))
     z, population = latents(planted, 4), round_population(planted)
     together = search.optimise(planted, target, z, population, 1.0, CONFIG)
@@ -271,7 +280,7 @@ def test_rows_do_not_touch_each_other(planted: PlantedSimulator) -> None:
     torch.testing.assert_close(alone.z_RZ[0], together.z_RZ[2])
 
 
-def test_restarts_never_do_worse(planted: PlantedSimulator) -> None:
+def test_restarts_never_do_worse(planted: Simulator[PlantedModel]) -> None:
     (target,) = targets(("value_drop",))
     population = round_population(planted)
     z = latents(planted, 4)
@@ -323,23 +332,21 @@ def test_the_best_of_a_screen_is_the_start() -> None:
     assert best.where_S2[:, 0].tolist() == [1, 4]
 
 
-def test_against_the_best_of_as_many_untrained(planted: PlantedSimulator) -> None:
+def test_against_the_best_of_as_many_untrained(planted_32: Simulator[PlantedModel]) -> None:
     """A linear target is climbed far past luck, and the record says so."""
     chosen = targets(("value", "planted_5"), ("value_drop",))
     config = replace(CONFIG, samples=8, iterations=100, screen=4)
-    starts = random_starts(planted.float(), 8 * 4, 8 * 105, 0, torch.device("cpu"))
-    result = search.compute(planted, chosen, starts, config)
-    planted.double()
+    starts = random_starts(planted_32, 8 * 4, 8 * 105, 0, torch.device("cpu"))
+    result = search.compute(planted_32, chosen, starts, config)
     assert result.arrays["y_value_up"].shape == (101, 8) and result.arrays["control_value_up"].shape == (8, 105)
     for row in result.tables["targets"]:
         assert row["n"] == 8 and row["over_control_low"] > 0 and row["q"] < 0.05, row["target"]
         assert row["noisy_gain"] > 0.5 * row["gain"]  # a linear world's noise changes no mean
     rows = [r for r in result.tables["samples"] if r["target"] == "value"]
     for target in chosen:  # each began from the best of its four
-        y = search.read_all(planted.float(), [target], starts.z_SZ, STEPS, lambda n: None)[0].reshape(8, 4)
+        y = search.read_all(planted_32, [target], starts.z_SZ, STEPS, lambda n: None)[0].reshape(8, 4)
         first = result.arrays[f"y_{target.label}"][0]
         np.testing.assert_allclose(first, y.max(1) if target.sign > 0 else y.min(1), atol=1e-4)
-    planted.double()
     for s, r in enumerate(rows):
         assert r["before"] == pytest.approx(float(result.arrays["y_value_up"][0, s]), abs=1e-4)
         assert r["after"] <= result.arrays["y_value_up"][:, s].max() + 1e-4
@@ -350,14 +357,13 @@ def test_against_the_best_of_as_many_untrained(planted: PlantedSimulator) -> Non
     assert all(r["control"] == result.arrays["control_value_drop_down"][s].min() for s, r in enumerate(down))
 
 
-def test_nothing_to_optimise_is_said(planted: PlantedSimulator) -> None:
+def test_nothing_to_optimise_is_said(planted_32: Simulator[PlantedModel]) -> None:
     constant = Target("constant", 1, "x", lambda out: 0 * out.value, lambda y, alive: y.sum(1))
-    starts = random_starts(planted.float(), 2, 2 * 4, 0, torch.device("cpu"))
+    starts = random_starts(planted_32, 2, 2 * 4, 0, torch.device("cpu"))
     rounding = replace(constant, trace=lambda out: 1 + 1e-9 * out.value)
     for nothing in (constant, rounding):
         with pytest.raises(UserError, match="constant is the same for every latent"):
-            search.compute(planted, [nothing], starts, replace(CONFIG, samples=2, iterations=2))
-    planted.double()
+            search.compute(planted_32, [nothing], starts, replace(CONFIG, samples=2, iterations=2))
 
 
 def ends_early(readable: int) -> Target:
@@ -371,14 +377,13 @@ def ends_early(readable: int) -> Target:
 
 @pytest.mark.parametrize("readable", [0, 1, 3])
 def test_a_target_that_cannot_be_read_is_an_empty_row_with_its_reason(
-    planted: PlantedSimulator, tmp_path: Path, readable: int
+    planted_32: Simulator[PlantedModel], tmp_path: Path, readable: int
 ) -> None:
     """Beside one that can: no NaN in a table, no warning from a mean of nothing, figures of what there is."""
     config = replace(CONFIG, samples=4, iterations=2)
     targets_ = [ends_early(readable), *targets(("value",))]
-    starts = random_starts(planted.float(), 4, 4 * 4, 0, torch.device("cpu"))
-    result = search.compute(planted, targets_, starts, config)
-    planted.double()
+    starts = random_starts(planted_32, 4, 4 * 4, 0, torch.device("cpu"))
+    result = search.compute(planted_32, targets_, starts, config)
     fleeting, value = result.tables["targets"]
     assert value["reason"] == "" and value["n"] == 4 and tf.in_words(value, 4).startswith(f"{value['before']:.3g} -> ")
     if readable < 2:
@@ -397,8 +402,7 @@ def test_a_target_that_cannot_be_read_is_an_empty_row_with_its_reason(
     result.save(tmp_path)
     assert ",nan" not in (tmp_path / "targets.csv").read_text() + (tmp_path / "result.json").read_text()
     with pytest.raises(UserError, match="fleeting can be read in 0 of 16"):
-        search.compute(planted.float(), [ends_early(0)], starts, config)
-    planted.double()
+        search.compute(planted_32, [ends_early(0)], starts, config)
 
 
 def test_a_population_of_one_latent_is_refused() -> None:

@@ -13,9 +13,9 @@ from core.artefacts import Result
 from core.contracts import EnvSpec, Step, UserError
 from core.interventions import AtSteps, Nullspace, Shift
 from core.stats import Estimate, band_of
-from envs.planted import PlantedOptions, PlantedSimulator, PlantedWorld
+from envs.planted import PlantedModel, PlantedOptions, PlantedWorld, planted_simulator
 from envs.planted_truth import truth
-from validation.hypotheses.changes import Blocks, KeepOnly, Moves, Redirect
+from validation.hypotheses.changes import AddSteps, Blocks, KeepOnly, Moves, Redirect, Repeat
 from validation.hypotheses.frames import mixed_frames, own_frame, random_units, recorded_frames
 from validation.hypotheses.grammar import Hypothesis, hypotheses_of, parse_hypothesis, shift_of
 from validation.interventions import verdicts
@@ -39,9 +39,8 @@ from validation.interventions.study import study
 from validation.interventions.tables import by_behaviour
 from validation.paired.course import Course, Measures, is_own, is_share, quantities
 from validation.paired.real import RealWorld
-from validation.paired.simulated import SimulatedWorld
+from validation.paired.simulated import SimulatedWorld, begun
 from validation.paired.starts import collect_starts, distinct_actions
-from validation.paired.tree import Become
 
 OPTIONS = PlantedOptions()
 ACTIONS = {"left": [0], "wait": [1], "right": [2]}
@@ -50,7 +49,7 @@ STUDY = StudyOptions(directions=(0, 1), amounts=(-2.0, 0.0, 2.0), starts=48, hor
 
 @pytest.fixture(scope="module")
 def planted():
-    return PlantedSimulator(OPTIONS), truth(OPTIONS)
+    return planted_simulator(OPTIONS), truth(OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +63,11 @@ def worlds(simulator, count=12, horizon=3, seed=0, world=None):
     env = PlantedWorld(OPTIONS, count) if world is None else world
     starts = collect_starts(simulator.agent, env, count, initial_frames=1, latest=8, seed=seed)
     noise = torch.from_numpy(np.random.default_rng(seed).gumbel(size=(count, horizon + 1, 3)).astype(np.float32))
-    z, _ = simulator.infer({k: torch.from_numpy(v) for k, v in starts.window.items()})
-    real = RealWorld(simulator.agent, starts.h_NH, noise, Measures(ACTIONS), env, starts)
-    return real, SimulatedWorld(simulator.agent, starts.h_NH, noise, Measures(ACTIONS), simulator, z)
+    z, _ = simulator.world.infer({k: torch.from_numpy(v) for k, v in starts.window.items()})
+    real = RealWorld(simulator.agent, starts.state, noise, Measures(ACTIONS), env, starts)
+    return real, SimulatedWorld(
+        simulator.agent, starts.state, noise, Measures(ACTIONS), simulator.world, begun(simulator.world, z)
+    )
 
 
 # The truth is found
@@ -128,7 +129,7 @@ def test_predictions_agree_with_the_real_world(result):
 def test_the_most_promising_direction_is_the_cause_and_never_the_nuisance():
     options = PlantedOptions()
     found = study(
-        PlantedSimulator(options), lambda slots: PlantedWorld(options, slots), truth(options).basis,
+        planted_simulator(options), lambda slots: PlantedWorld(options, slots), truth(options).basis,
         replace(STUDY, directions=(), largest=3, controls=39, starts=12),
     )  # fmt: skip
     chosen = list(headlines(found))
@@ -139,7 +140,7 @@ def test_the_most_promising_direction_is_the_cause_and_never_the_nuisance():
 def test_nothing_is_confirmed_in_a_world_without_the_cause():
     options = PlantedOptions(effect=0.0)
     found = study(
-        PlantedSimulator(options), lambda slots: PlantedWorld(options, slots), truth(options).basis,
+        planted_simulator(options), lambda slots: PlantedWorld(options, slots), truth(options).basis,
         replace(STUDY, directions=(1, 5), controls=39, starts=24),
     )  # fmt: skip
     assert {c["verdict"] for c in found.notes["claims"]} == {"no effect"}
@@ -156,7 +157,7 @@ def test_a_shift_by_nothing_changes_no_bit_in_either_world(planted, result):
     for one, other in zip(real.course(), real.course(nothing), strict=True):
         assert torch.equal(one, other)
     rows = torch.arange(12)
-    for one, other in zip(dreamed.course(rows), dreamed.course(rows, nothing), strict=True):
+    for one, other in zip(dreamed.course_from(rows), dreamed.course_from(rows, nothing), strict=True):
         assert torch.equal(one, other)
 
 
@@ -172,8 +173,8 @@ def test_starts_are_states_of_the_recorded_episode(planted):
 
 
 def test_one_start_an_episode():
-    simulator = PlantedSimulator(replace(OPTIONS, horizon=6, hazard=0.0))
-    env = PlantedWorld(simulator.options, 3)
+    simulator = planted_simulator(replace(OPTIONS, horizon=6, hazard=0.0))
+    env = PlantedWorld(simulator.world.options, 3)
     starts = collect_starts(simulator.agent, env, 9, initial_frames=1, latest=3, seed=0)
     firsts = {tuple(np.round(x.ravel(), 4)) for x in starts.window["x"]}
     assert len(firsts) == 9
@@ -190,10 +191,9 @@ def test_real_course_repeats_the_unaltered_episode(planted):
     alive = torch.ones(6, dtype=torch.bool)
     for t in range(5):
         if t:
-            h = simulator.agent.advance(
-                simulator.agent.encode(tensors(step, h.device)), h, torch.from_numpy(step.is_first)
-            )
-        logits, value = simulator.agent.heads(h)
+            seen = simulator.agent.encode(tensors(step, h.device))
+            h = simulator.agent.advance(seen, h, torch.from_numpy(step.is_first))
+        logits, value = simulator.agent.heads((), h)
         assert torch.equal(course.weight_RT[:, t].bool(), alive)
         assert torch.equal(course.value_RT[alive, t], value[alive])
         step = real.env.step((logits + real.noise_NTA[:, t]).argmax(-1).numpy())
@@ -292,10 +292,10 @@ def test_jacobian_reaches_later_value_through_the_agents_memory(planted):
     simulator, planted_truth = planted
     _, dreamed = worlds(simulator, count=6, horizon=2)
     grad = planted_truth.basis.pullback(dreamed.jacobian()["value@2"][0])
-    alone = PlantedSimulator(replace(OPTIONS, effect=1.0))
+    alone = planted_simulator(replace(OPTIONS, effect=1.0))
     assert torch.allclose(grad[:, 1], torch.zeros(6), atol=1e-6), "the nuisance reaches nothing"
     # Agent alone: cause .5^2, memory .25 * (.75^2 - .5^2) / (.75 - .5) * .25; the world adds its part through actions.
-    assert (grad[:, 0] > 0.2).all() and alone.agent.hidden_size == 8
+    assert (grad[:, 0] > 0.2).all() and alone.agent.points["h"] == 8
 
 
 def test_batching_controls_changes_no_number(planted):
@@ -337,7 +337,12 @@ def test_an_arbitrary_direction_leaves_the_band_in_one_case_of_twenty(planted):
 
 def moved(intervention, h):
     """What an intervention adds to h."""
-    return intervention(h, 0, torch.ones(len(h), dtype=torch.bool)) - h
+    return intervention(h, at_first(h), torch.ones(len(h), dtype=torch.bool)) - h
+
+
+def at_first(h):
+    """Step 0 of every row."""
+    return torch.zeros(len(h), dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
@@ -407,7 +412,7 @@ def test_collapse_and_keep_only_are_complements(planted):
     _, planted_truth = planted
     basis = planted_truth.basis
     h, mask = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)), torch.ones(4, dtype=torch.bool)
-    collapsed, kept = Nullspace(basis, (1,))(h, 0, mask), KeepOnly(basis, (1,))(h, 0, mask)
+    collapsed, kept = Nullspace(basis, (1,))(h, at_first(h), mask), KeepOnly(basis, (1,))(h, at_first(h), mask)
     torch.testing.assert_close(collapsed + kept, h + basis.mean_H)
     torch.testing.assert_close(basis.project(kept)[:, 1], basis.project(h)[:, 1])
 
@@ -418,12 +423,14 @@ def test_rows_outside_the_mask_stay(planted):
     h, mask = torch.randn(4, 8), torch.tensor([True, False, True, False])
     shift = Shift(basis, (0,), (1.0,))
     for one in (
-        Become(torch.zeros(4, 8)),
+        AddSteps(torch.ones(2, 4, 8)),
+        Moves(shift, basis, own_frame(basis, (0,))),
+        Repeat({0: torch.ones(4, 1)}, basis, torch.ones(1, 8)),
         KeepOnly(basis, (0,)),
         Redirect(shift, basis, own_frame(basis, (0,)), torch.ones(1, 8)),
         Blocks((shift, shift)),
     ):
-        out = one(h, 0, mask)
+        out = one(h, at_first(h), mask)
         assert torch.equal(out[~mask], h[~mask]) and not torch.equal(out[mask], h[mask])
 
 
@@ -556,7 +563,7 @@ def test_p_of_being_special_counts_itself():
 def choosing_and_testing(kind="confounded", count=40, seed=0):
     """Two benches with starts of their own."""
     options = PlantedOptions(kind=kind, seed=seed)
-    simulator, basis = PlantedSimulator(options), truth(options).basis
+    simulator, basis = planted_simulator(options), truth(options).basis
     benches = []
     for number in (seed, seed + 1000):
         real, dreamed = worlds(simulator, count, seed=number, world=PlantedWorld(options, count))
@@ -639,10 +646,10 @@ def test_a_simulator_that_holds_its_frame_foretells_nothing_that_memory_does_not
     """The world does not answer: the study's sentence never says that the simulator foretold anything."""
 
     def held(options):
-        simulator = PlantedSimulator(options)
-        simulator.A_XX.copy_(torch.eye(len(simulator.A_XX)))
-        simulator.B_XA.zero_()
-        return simulator
+        world = PlantedModel(options)
+        world.A_XX.copy_(torch.eye(len(world.A_XX)))
+        world.B_XA.zero_()
+        return planted_simulator(model=world)
 
     for kind in ("confounded", "mediated"):
         options = PlantedOptions(kind=kind)
@@ -765,7 +772,7 @@ def test_no_claim_is_made_of_what_several_directions_are_themselves_later(plante
 def test_videos_show_nothing_of_the_next_episode():
     options = PlantedOptions(kind="pixels", hazard=1.0, horizon=12)
     found = study(
-        PlantedSimulator(options), lambda slots: PlantedWorld(options, slots), truth(options).basis,
+        planted_simulator(options), lambda slots: PlantedWorld(options, slots), truth(options).basis,
         replace(STUDY, directions=(), starts=12, horizon=6, latest_start=4, controls=39, video=True,
                 hypotheses=("shift 0 by +2",)),
     )  # fmt: skip
@@ -904,10 +911,10 @@ def test_hypotheses_that_cannot_be_read(planted, text, said):
 @pytest.mark.parametrize("kind", ["confounded", "mediated"])
 def test_a_lazy_run_is_the_whole_run(kind, through):
     options = PlantedOptions(kind=kind, noise=0.5, hazard=0.2)
-    simulator, known = PlantedSimulator(options), truth(options)
+    simulator, known = planted_simulator(options), truth(options)
     real, dreamed = worlds(simulator, count=40, horizon=5, world=PlantedWorld(options, 40))
     change = (shift_of(known.causal, 3.0).build(known.basis),)
-    lazy, whole = dreamed.run(change, through), dreamed.course(torch.arange(40), change, through)
+    lazy, whole = dreamed.run(change, through), dreamed.course_from(torch.arange(40), change, through)
     assert not torch.equal(lazy.action_RTA, dreamed.run(()).action_RTA), "no run parted, so nothing was tested"
     for one, other in zip(lazy, whole, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
@@ -927,11 +934,11 @@ def test_a_tree_that_grows_too_large_is_planted_again(planted, monkeypatch):
     for world in worlds(simulator, count=12, horizon=4):
         groups = [shift_of(0, a).build(planted_truth.basis) for a in (-3.0, 3.0, 2.0)]
         whole = world.measure(groups)
-        grown = sum(len(level.states) for level in world.tree())
+        grown = sum(len(level.places.states) for level in world.tree())
         assert grown > 5 * 12
         monkeypatch.setattr("validation.paired.tree.MOST_NODES", 1)
         again = world.measure(groups)
-        assert sum(len(level.states) for level in world.tree()) == 5 * 12
+        assert sum(len(level.places.states) for level in world.tree()) == 5 * 12
         monkeypatch.undo()
         for q in whole:
             np.testing.assert_allclose(whole[q], again[q], atol=1e-6, err_msg=q)
@@ -941,7 +948,7 @@ def test_a_tree_that_grows_too_large_is_planted_again(planted, monkeypatch):
 
 
 def double(starts):
-    return replace(starts, h_NH=starts.h_NH.double())
+    return replace(starts, state=starts.state.double(), h_NH=starts.h_NH.double())
 
 
 @pytest.mark.parametrize(
@@ -954,14 +961,15 @@ def test_the_linear_world_to_one_in_a_million(text):
     directions are v W^t dc and W^t dc, in both worlds, and the first order is the whole."""
     options = PlantedOptions(kind="linear")
     known = truth(options, dtype=torch.float64)
-    simulator = PlantedSimulator(options).double()
+    simulator = planted_simulator(options, torch.float64)
     env, horizon, count = PlantedWorld(options, 12), 3, 12
-    starts = double(collect_starts(PlantedSimulator(options).agent, env, count, initial_frames=1, latest=8, seed=0))
+    starts = double(collect_starts(planted_simulator(options).agent, env, count, initial_frames=1, latest=8, seed=0))
     noise = torch.from_numpy(np.random.default_rng(0).gumbel(size=(count, horizon + 1, 3)))
     measures = Measures(ACTIONS, known.basis, (0, 1, 2, 3))
-    z = simulator.infer({k: torch.from_numpy(v).double() for k, v in starts.window.items()})[0]
-    real = RealWorld(simulator.agent, starts.h_NH, noise, measures, env, starts)
-    dreamed = SimulatedWorld(simulator.agent, starts.h_NH, noise, measures, simulator, z)
+    world = simulator.world
+    z = world.infer({k: torch.from_numpy(v).double() for k, v in starts.window.items()})[0]
+    real = RealWorld(simulator.agent, starts.state, noise, measures, env, starts)
+    dreamed = SimulatedWorld(simulator.agent, starts.state, noise, measures, world, begun(world, z))
     bench = Bench(known.basis, starts, dreamed, None, real)
     (h,) = parse_hypothesis(text, known.basis)
     bench.prepare([h], (), np.random.default_rng(0))
@@ -978,7 +986,7 @@ def test_the_linear_world_to_one_in_a_million(text):
             if t:
                 c = known.basis.project(course.h_RTH[:, t])
                 moved_c = c + gap @ W.T
-            moved_c = known.basis.project(change(known.basis.lift(moved_c), t, everywhere))
+            moved_c = known.basis.project(change(known.basis.lift(moved_c), torch.full((count,), t), everywhere))
             gap = moved_c - c
             at_once = gap if t == 0 else at_once
         alive = course.weight_RT[:, horizon]
@@ -999,7 +1007,7 @@ def test_the_linear_world_to_one_in_a_million(text):
 def test_what_acts_by_way_of_the_action_alone_does_nothing_through_memory():
     """The driver of the mediated world acts on the pushed direction by the action alone."""
     options = PlantedOptions(kind="mediated", hazard=0.0)
-    simulator, known = PlantedSimulator(options), truth(options)
+    simulator, known = planted_simulator(options), truth(options)
     found = study(
         simulator, lambda slots: PlantedWorld(options, slots), known.basis,
         replace(STUDY, directions=(), horizon=4, controls=39, starts=64, hypotheses=(
@@ -1017,7 +1025,7 @@ def test_what_acts_by_way_of_the_action_alone_does_nothing_through_memory():
 
 def test_what_acts_inside_the_agent_does_nothing_through_the_world():
     options = PlantedOptions(kind="linear", hazard=0.0)
-    simulator, known = PlantedSimulator(options), truth(options)
+    simulator, known = planted_simulator(options), truth(options)
     found = study(
         simulator, lambda slots: PlantedWorld(options, slots), known.basis,
         replace(STUDY, directions=(), horizon=3, controls=39, starts=12, hypotheses=(
@@ -1038,7 +1046,7 @@ def test_needs_of_an_event_that_one_direction_makes():
     options = PlantedOptions(hazard=0.0)
     known = truth(options)
     found = study(
-        PlantedSimulator(options), lambda slots: PlantedWorld(options, slots), known.basis,
+        planted_simulator(options), lambda slots: PlantedWorld(options, slots), known.basis,
         replace(STUDY, directions=(), starts=96, horizon=3, events=("right: action == right",), hypotheses=(
             "shift 0 by +2 sufficient for right", "shift 0 by -2 necessary for right",
             "shift 1 by +2 sufficient for right", "shift 1 by -2 necessary for right")),
@@ -1066,7 +1074,7 @@ def test_patching_everything_recovers_everything_at_once_and_the_nuisance_nothin
     options = PlantedOptions(hazard=0.0)
     known = truth(options)
     found = study(
-        PlantedSimulator(options), lambda slots: PlantedWorld(options, slots), known.basis,
+        planted_simulator(options), lambda slots: PlantedWorld(options, slots), known.basis,
         replace(STUDY, directions=(), starts=48, horizon=2, events=("high: value > 0",), hypotheses=(
             "patch all clean high", "patch 1 clean high", "resample all", "resample 1")),
     )  # fmt: skip
@@ -1093,7 +1101,7 @@ def test_the_nuisance_lies_inside_the_random_band_in_99_of_100_worlds():
     inside = []
     for seed in range(100):
         options = PlantedOptions(seed=seed)
-        simulator, known = PlantedSimulator(options), truth(options)
+        simulator, known = planted_simulator(options), truth(options)
         dreamed = dream_of(simulator, options, seed)
         units = random_units(known.basis, 50, torch.Generator().manual_seed(seed))
         nuisance = shift_of(known.nuisance, 2.0)
@@ -1107,8 +1115,8 @@ def test_the_nuisance_lies_inside_the_random_band_in_99_of_100_worlds():
 
 def dream_of(simulator, options, seed, count=12, horizon=3):
     """A simulated world of starts at an episode's first step, without asking the real one."""
-    world = PlantedWorld(options, count).reset(seed)
-    z = simulator.infer({"x": torch.from_numpy(world.obs["x"])[:, None]})[0]
-    h = simulator.agent.encode({"x": torch.from_numpy(world.obs["x"])})
+    shown = PlantedWorld(options, count).reset(seed)
+    start = begun(simulator.world, simulator.world.infer({"x": torch.from_numpy(shown.obs["x"])[:, None]})[0])
+    h = simulator.agent.encode({"x": torch.from_numpy(shown.obs["x"])})
     noise = torch.from_numpy(np.random.default_rng(seed).gumbel(size=(count, horizon + 1, 3)).astype(np.float32))
-    return SimulatedWorld(simulator.agent, h, noise, Measures(ACTIONS), simulator, z)
+    return SimulatedWorld(simulator.agent, h, noise, Measures(ACTIONS), simulator.world, start)

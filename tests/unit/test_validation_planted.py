@@ -126,7 +126,9 @@ def test_a_method_that_finds_nothing_turns_the_table_red(monkeypatch: pytest.Mon
     monkeypatch.setattr(tables, "benjamini_hochberg", np.ones_like)
     right = gradients.gradients
     for module in (explain, gradients):
-        monkeypatch.setattr(module, "gradients", lambda *a, **k: [g._replace(h=0 * g.h) for g in right(*a, **k)])
+        monkeypatch.setattr(
+            module, "gradients", lambda *a, **k: [[g._replace(h=0 * g.h) for g in paths] for paths in right(*a, **k)]
+        )
     found = scores.accusation_job(199, 0)
     for method in ("Jacobian coupling", "gradient"):
         assert (

@@ -14,8 +14,8 @@ from core.contracts import UserError
 from core.directions import Basis
 from core.episodes import StoreWriter
 from core.interventions import InterventionOptions, Shift, Tally, When, build, parse_when
-from core.when import fit, fit_rule
-from envs.planted import PlantedOptions, PlantedSimulator, record_planted
+from core.when import fit, load_rule
+from envs.planted import PlantedOptions, record_planted, spec_of
 
 OPTIONS = PlantedOptions(kind="mixture", dwell=8)
 ALL = torch.ones(4, dtype=torch.bool)
@@ -79,15 +79,15 @@ def test_only_inside_the_behaviour() -> None:
     eye = torch.eye(8)
     shift = Shift(Basis("neurons", torch.zeros(8), torch.ones(8), eye, eye), (0,), (5.0,))
     states = torch.from_numpy(h[:200])
-    everywhere = torch.ones(200, dtype=torch.bool)
+    everywhere, t = torch.ones(200, dtype=torch.bool), torch.zeros(200, dtype=torch.int64)
     told = rule(states)
-    out = When((shift, shift), rule, (1, 3))(states, 0, everywhere)
+    out = When((shift, shift), rule, (1, 3))(states, t, everywhere)
     inside = (told == 1) | (told == 3)
     assert 20 < int(inside.sum()) < 180
     assert torch.equal(out[~inside], states[~inside])
     # Told once, before anything is changed: the second one acts where the first one did.
     torch.testing.assert_close(out[inside, 0], states[inside, 0] + 10)
-    assert torch.equal(When((shift,), rule, (1,))(states, 0, ~everywhere), states)
+    assert torch.equal(When((shift,), rule, (1,))(states, t, ~everywhere), states)
 
 
 def test_a_tally_changes_nothing_and_remembers_where_something_was_changed() -> None:
@@ -95,8 +95,8 @@ def test_a_tally_changes_nothing_and_remembers_where_something_was_changed() -> 
     eye = torch.eye(8)
     shift = Shift(Basis("neurons", torch.zeros(8), torch.ones(8), eye, eye), (0,), (1.0,))
     tally = Tally((shift,))
-    mask = torch.tensor([True, False, True, False])
-    assert torch.equal(tally(h, 0, mask), shift(h, 0, mask)) and torch.equal(tally.altered[0], mask)
+    mask, t = torch.tensor([True, False, True, False]), torch.zeros(4, dtype=torch.int64)
+    assert torch.equal(tally(h, t, mask), shift(h, t, mask)) and torch.equal(tally.altered[0], mask)
 
 
 # From a run directory
@@ -108,7 +108,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     root = tmp_path_factory.mktemp("when")
     episodes = record_planted(OPTIONS, episodes=12, steps=30)
     with artefacts.new_run(root / "rollouts", "record", {}) as run, StoreWriter(run.path) as writer:
-        artefacts.write_json(run.path / "spec.json", PlantedSimulator(OPTIONS).spec.to_json())
+        artefacts.write_json(run.path / "spec.json", spec_of(OPTIONS, 1).to_json())
         for e in episodes:
             writer.add(e)
         run.facts = {"agent": "abc", "source": "real"}
@@ -141,7 +141,7 @@ def test_build_wraps_everything_in_one_rule(labelled: tuple[Path, str]) -> None:
     (when,) = build(options(root, "behaviour=1", "behaviour=2", at_steps=("3", "5")), agent)
     assert isinstance(when, When) and when.behaviours == (1, 2) and when.rule.facts["found"] > 0.9
     h = torch.randn(4, 8) * 3
-    assert torch.equal(when(h, 2, ALL), h)  # not at step 2
+    assert torch.equal(when(h, torch.full((4,), 2), ALL), h)  # not at step 2
     given = options(root, "behaviour=1").inputs
     assert given == {"hidden_states": root / "hidden_states", "behaviours": root / "behaviours"}
     assert options(root).inputs == {"hidden_states": root / "hidden_states"}
@@ -168,14 +168,14 @@ def test_more_refusals(labelled: tuple[Path, str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--when needs an intervention"):
         build(InterventionOptions(when=("behaviour=1",)), agent)
     with pytest.raises(UserError, match="behaviours of agent abc, not of other"):
-        fit_rule(root / "behaviours", "other")
+        load_rule(root / "behaviours", "other")
     with pytest.raises(UserError, match="a 'behaviours' directory is needed"):
-        fit_rule(root / "rollouts", agent)
+        load_rule(root / "rollouts", agent)
     import shutil
 
     shutil.copytree(root, tmp_path / "copy")
     with open(tmp_path / "copy" / "rollouts" / "manifest.json", "a") as file:
         file.write(" ")
     with pytest.raises(UserError, match="is gone or has changed; run behaviours again"):
-        fit_rule(tmp_path / "copy" / "behaviours", agent)
+        load_rule(tmp_path / "copy" / "behaviours", agent)
     assert parse_when(("behaviour=3",)) == (3,)

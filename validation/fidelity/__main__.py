@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents.evaluate import HELD_OUT_LEVEL
-from agents.recurrent import RecurrentAgent, load_agent
+from agents.load import load_agent
 from analysis.shared.directions import changing, fit_pca, state_rank
 from core import artefacts, config as cli
-from core.contracts import UserError, VecEnv
+from core.contracts import Agent, UserError, VecEnv
 from core.directions import Basis, fingerprint
 from core.episodes import RolloutStore
 from core.roll import Simulator
 from core.video import check_video
-from envs.registry import make
-from generative.simulator import load_simulator
+from envs.procgen import HELD_OUT_LEVEL
+from envs.registry import held_out_pool, make
+from generative.load import load_simulator
 from validation.fidelity import figures
 from validation.fidelity.checks import check_lengths, check_store, check_world, trained_on
 from validation.fidelity.counterfactual import DIRECTIONS, require_snapshots, try_again
@@ -81,7 +81,7 @@ class FidelityConfig:
     """replace an earlier comparison in --out"""
 
 
-def load_other(config: FidelityConfig, simulator: Simulator[Any], device: torch.device) -> RecurrentAgent | None:
+def load_other(config: FidelityConfig, simulator: Simulator[Any], device: torch.device) -> Agent | None:
     """The agent of --other_agent, or None; UserError unless it is another one of the same world."""
     if config.other_agent is None:
         return None
@@ -114,7 +114,7 @@ def main(config: FidelityConfig) -> None:
         check_video()
 
     def make_env(slots: int) -> VecEnv:
-        levels = {"start_level": config.start_level, "num_levels": config.num_levels}
+        levels = held_out_pool(simulator.world.spec, config.start_level, config.num_levels)
         return make(simulator.world.spec, slots, threads=config.threads, **levels)
 
     if config.counterfactual:

@@ -33,9 +33,9 @@ def check_store(store: RolloutStore, simulator: Simulator[Any]) -> None:
 
 def check_world(spec: EnvSpec, own: EnvSpec, what: str) -> None:
     """UserError unless ``what`` belongs to the simulator's world; which levels of it does not matter."""
-    if spec.env_id != own.env_id or spec.obs != own.obs or spec.action_names != own.action_names:
+    if set(spec.differences(own)) - {"options"}:
         raise UserError(f"{what} is of {spec.env_id}, the simulator of {own.env_id}")
-    for name in sorted({*spec.options, *own.options} - {*LEVELS}):
+    for name in sorted({*spec.settings, *own.settings}):
         theirs, ours = spec.options.get(name), own.options.get(name)
         if theirs != ours:
             raise UserError(f"{what} is of a world with {name} {theirs}, the simulator of one with {name} {ours}")

@@ -285,12 +285,13 @@ def other_policy(shots: Snapshots, other: Agent | None, steps: int, found: Found
     what holding the last frame would make: ``policy_dependence`` is the ratio of the two shares.
     """
     own, device = shots.starts.state, shots.starts.h_NH.device
-    chooser = Chooser(RANDOM if other is None else Exploration(), len(shots), rng)
+    parts = shots.simulator.agent.spec.parts
+    chooser = Chooser(RANDOM if other is None else Exploration(), len(shots), rng, parts)
     strange = (shots.simulator.agent, own) if other is None else (other, warmed_up(other, shots.starts, device))
     errors, copies, seen = [], [], []
     with bar("another policy", 2, "policies") as progress:
         for (agent, state), choose in (
-            ((shots.simulator.agent, own), Chooser(Exploration(), len(shots), rng)), (strange, chooser),
+            ((shots.simulator.agent, own), Chooser(Exploration(), len(shots), rng, parts)), (strange, chooser),
         ):  # fmt: skip
             obs, exists, action = follow(shots, agent, state, choose, steps)
             over = tuple(range(2, obs.ndim))
@@ -371,8 +372,9 @@ def real_slopes(world: RealWorld, basis: Basis) -> Slopes:
         ends = {q: torch.stack([f[q] for f in found]).cpu().double().numpy() for q in found[0]}
         return {q: (v[0::2] - v[1::2]) / (2 * AMOUNT) for q, v in ends.items()}
 
-    unmoved = (world.course().logits_RTA + world.noise_NTA).argmax(-1)
-    certain = CERTAIN * torch.nn.functional.one_hot(unmoved, world.noise_NTA.shape[-1])
+    unmoved = world.course().action_RTA
+    assert unmoved is not None
+    certain = CERTAIN * unmoved
     whole, inside = slopes(world), slopes(replace(world, noise_NTA=certain))
     return Slopes(whole, {q: v - inside[q] for q, v in whole.items()})
 

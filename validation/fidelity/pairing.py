@@ -16,7 +16,7 @@ from core.contracts import UserError
 from core.episodes import Episode, RolloutStore
 from core.progress import bar
 from core.roll import Simulator
-from generative.simulator import RSSMWorld, require_finite, teacher_forced
+from generative.simulator import require_finite, teacher_forced
 from validation.fidelity.measures import as_float, ssim
 
 FEWEST_EPISODES = 4
@@ -39,8 +39,9 @@ class Paired:
     """Windows of real episodes and their simulations, row k being horizon k = 0 .. K.
 
     ``seen``: the real observation exists; ``acted``: the transition after it does too.  ``error`` holds
-    mean squared differences of the observation from the real one, ``similarity`` its SSIM (empty where
-    observations are no images): of ``simulated``, ``forced`` (where the simulator can), ``copy``, ``mean``.
+    mean squared differences of the observation (its first field, where it has several) from the real one,
+    ``similarity`` its SSIM (empty where that is no image): of ``simulated``, ``forced`` (where the simulator can),
+    ``copy``, ``mean``.
     """
 
     episode: np.ndarray  # int64 [B]
@@ -110,7 +111,8 @@ def pair(
     UserError where the simulator makes no numbers."""
     device = torch.device("cpu") if device is None else device
     generator = torch.Generator(device).manual_seed(seed)
-    initial, name = simulator.world.initial_frames, next(iter(simulator.world.spec.obs))
+    initial, fields = simulator.world.initial_frames, list(simulator.world.spec.obs)
+    name = fields[0]  # the one that is compared
     length = initial - 1 + horizon + 1
     episodes = {int(e): store.episode(int(e)) if isinstance(store, RolloutStore) else store[int(e)]
                 for e in np.unique(starts[:, 0])}  # fmt: skip
@@ -120,21 +122,21 @@ def pair(
     with bar("simulating", len(starts), "windows") as progress:
         for first in range(0, len(starts), batch):
             some = starts[first : first + batch]
-            rows = [_window(episodes[int(e)], int(t), name, initial, length, horizon) for e, t in some]
+            rows = [_window(episodes[int(e)], int(t), fields, initial, length, horizon) for e, t in some]
             w = {k: np.stack([row[k] for row in rows]) for k in rows[0]}
-            obs = {name: torch.from_numpy(w["obs"]).to(device)}
+            obs = {k: torch.from_numpy(w[f"obs/{k}"]).to(device) for k in fields}
             action = torch.from_numpy(w["action"]).to(device)
-            z = simulator.world.normalise(simulator.world.infer({name: obs[name][:, :initial]})[0])
+            z = simulator.world.normalise(simulator.world.infer({k: x[:, :initial] for k, x in obs.items()})[0])
             noise = [simulator.draw_noise(len(some), generator) for _ in range(horizon + 1)]
             runs = {
                 "free": simulator.rollout(z, horizon, actions=action),
                 "dreamed": simulator.rollout(z, horizon, noise=noise),
             }
-            if isinstance(simulator.world, RSSMWorld):
+            if hasattr(simulator.world, "along"):
                 runs["forced"] = teacher_forced(simulator, obs, action, torch.from_numpy(w["seen"]).to(device))
             for run in runs.values():
                 require_finite(run)
-            real = as_float(w["obs"][:, initial - 1 :])
+            real = as_float(w[f"obs/{name}"][:, initial - 1 :])
             guesses = {
                 "simulated": runs["free"].obs[name].cpu().numpy(),
                 "copy": np.broadcast_to(real[:, :1], real.shape),
@@ -180,8 +182,10 @@ def _to_show(starts: np.ndarray, rows: Sequence[int], length: int) -> np.ndarray
     return np.unique(among[np.linspace(0, len(among) - 1, STRIPS).astype(int)])
 
 
-def _window(episode: Episode, t: int, name: str, initial: int, length: int, horizon: int) -> dict[str, np.ndarray]:
-    """One window: ``obs`` from its first frame, everything else from its last initial one."""
+def _window(
+    episode: Episode, t: int, fields: Sequence[str], initial: int, length: int, horizon: int
+) -> dict[str, np.ndarray]:
+    """One window: ``obs/FIELD`` from its first frame, everything else from its last initial one."""
     if episode.logits is None:
         raise UserError("these episodes were recorded without the agent's logits; record them again")
     now = t + initial - 1
@@ -189,7 +193,7 @@ def _window(episode: Episode, t: int, name: str, initial: int, length: int, hori
     terminal[-1:] = episode.terminated
     count = horizon + 1
     return {
-        "obs": pad(episode.obs[name], t, length),
+        **{f"obs/{k}": pad(episode.obs[k], t, length) for k in fields},
         "h": pad(episode.h, now, count),
         "value": pad(episode.value, now, count),
         "action": pad(episode.action.astype(np.int64), now, count),

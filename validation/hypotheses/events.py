@@ -23,13 +23,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from core.config import nearest
 from core.contracts import UserError
+from core.roll import probabilities
 
 COLUMNS = ("value", "reward", "ended", "step", "action")
 FUNCTIONS = ("prob", "logit", "direction", "previous")
@@ -47,10 +49,12 @@ class Rows:
     action_RTA: Tensor  # one-hot
     logits_RTA: Tensor
     c_RTK: Tensor
+    parts: tuple[int, ...] = ()  # choices of each part of an action, where there are several
 
     def __getitem__(self, part: slice) -> Rows:
         """Some of the steps."""
-        return Rows(*(x[:, part] for x in vars(self).values()))
+        cut: dict[str, Any] = {name: x[:, part] for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **cut)
 
 
 @dataclass(frozen=True)
@@ -235,7 +239,7 @@ class _Reader:
             return lambda rows: rows.c_RTK[..., i]
         ids = self._action(argument)
         if name == "prob":
-            return lambda rows: rows.logits_RTA.softmax(-1)[..., ids].sum(-1)
+            return lambda rows: probabilities(rows.logits_RTA, rows.parts)[..., ids].sum(-1)
         return lambda rows: rows.logits_RTA[..., ids].logsumexp(-1)
 
     def _argument(self, node: ast.expr) -> ast.expr:

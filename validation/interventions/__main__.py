@@ -1,5 +1,7 @@
 """Predict, intervene, compare: ``python -m validation.interventions --simulator DIR --hidden_states DIR``.
 
+Without a simulator (``--policy DIR --basis DIR``) only the real world is asked (validation/interventions/alone.py).
+
 A hypothesis is a change of the hidden state along some directions (validation.hypotheses has the words);
 a JSON file with hypotheses and events is a study of your own: ``--config docs/study.json``.
 Every start is run on twice, with the change and without, from the same state, the same h and the same action
@@ -16,20 +18,25 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+import tyro
 
+from agents.load import load_agent
 from analysis.shared.behaviours import load_behaviours
 from core import artefacts, config as cli
 from core.artefacts import Result
-from core.contracts import UserError, VecEnv
-from core.directions import direction_ids, fingerprint, load_basis
+from core.contracts import EnvSpec, UserError, VecEnv
+from core.directions import Basis, direction_ids, fingerprint, load_basis
 from core.interventions import parse_ids
 from core.video import check_video
-from core.when import fit_rule
-from envs.registry import make
-from generative.simulator import load_simulator
+from core.when import Rule, load_rule
+from envs.nmmo import MAPS
+from envs.registry import held_out_pool, make
+from generative.load import load_simulator
+from validation.interventions.alone import alone
 from validation.interventions.figures import draw_effects, draw_headline, draw_needs, short, write_videos
 from validation.interventions.options import StudyOptions, check_options, parse_study
 from validation.interventions.study import study
@@ -45,7 +52,10 @@ class InterventionsConfig:
 
     simulator: Path = Path("runs/simulator")
     """run directory of the simulator (with its agent)"""
-    hidden_states: Path = Path("runs/hidden_states")
+    policy: Path | None = None
+    """run directory of an agent, in place of a simulator: only the real world is asked, and what a simulator would have
+    foretold is not"""
+    hidden_states: Annotated[Path, tyro.conf.arg(aliases=["--basis"])] = Path("runs/hidden_states")
     """hidden-states run directory with the directions"""
     behaviours: Path | None = None
     """behaviours run directory: effects are also given for each behaviour that starts fall into"""
@@ -66,7 +76,11 @@ class InterventionsConfig:
     amounts: tuple[float, ...] = (-2.0, -1.0, 0.0, 1.0, 2.0)
     """changes to test, in units of the direction's coordinate (standard deviations for PCA and ICA)"""
     starts: int = 64
-    """paired starts, each of another episode"""
+    """paired starts, each of another episode (of a world of many agents: of another world)"""
+    who: Literal["one", "all"] = "one"
+    """agents that are altered where a world has many: one a world, or all"""
+    maps: Path = MAPS
+    """Neural MMO: where the generated maps lie (generated on first use)"""
     horizon: int = 8
     """steps after the change at which late effects are measured"""
     controls: int = 50
@@ -145,30 +159,68 @@ def shared_levels(config: InterventionsConfig) -> list[str]:
     ]
 
 
+def pool(spec: EnvSpec, config: InterventionsConfig, choosing: bool = False) -> Callable[[int], VecEnv]:
+    """Makes the world, with so many slots, in which claims are tested, or chosen."""
+    where = held_out_pool(spec, config.choosing_level if choosing else config.start_level, config.num_levels)
+    if spec.env_id == "nmmo":  # of few maps: those of the training may choose
+        where = {"split": "train" if choosing else "held_out", "maps": config.maps}
+    return lambda slots: make(spec, slots, threads=config.threads, **where)
+
+
+def rule_of(config: InterventionsConfig, agent: str, device: torch.device) -> Rule | None:
+    """What tells the behaviours that hypotheses speak of, if they are given."""
+    return None if config.behaviours is None else load_rule(config.behaviours, agent).to(device)
+
+
+def without_simulator(config: InterventionsConfig, policy: Path, options: StudyOptions) -> None:
+    """The study with the real world alone."""
+    if options.largest:
+        raise UserError("--directions largest needs a simulator, which ranks them; name directions or --hypotheses")
+    device = cli.device_of(config.device)
+    agent = load_agent(policy, device)
+    name = fingerprint(agent)
+    basis: Basis = load_basis(config.hidden_states, config.basis_kind, name).to(device)
+    check_options(options, basis)
+    rule = rule_of(config, name, device)
+    parse_study(options, basis, agent.spec.action_names, rule)
+    given = {"policy": policy, "hidden_states": config.hidden_states, "behaviours": config.behaviours}
+    inputs = {k: v for k, v in given.items() if v is not None}
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+        pools = pool(agent.spec, config), pool(agent.spec, config, choosing=True)
+        result = alone(agent, pools, basis, options, device, rule, config.who)
+        result.notes["warnings"] += shared_levels(config) if agent.spec.env_id.startswith("procgen/") else []
+        result.save(run.path)
+        run.metrics = dict(result.scalars)
+        run.facts = {"agent": name}
+    print_summary(result)
+    print(f"{len(result.notes['hypotheses'])} changes of the hidden state, real world alone: {config.out}")
+
+
 def main(config: InterventionsConfig) -> None:
     options = check(config)
+    torch.set_num_threads(config.threads)
+    if config.policy is not None:
+        without_simulator(config, config.policy, options)
+        return
     if config.video:
         check_video()
     device = cli.device_of(config.device)
-    torch.set_num_threads(config.threads)
     simulator = load_simulator(config.simulator, device)
     name = fingerprint(simulator.agent)
     basis = load_basis(config.hidden_states, config.basis_kind, name).to(device)
     check_options(options, basis)
     inputs = {"simulator": config.simulator, "hidden_states": config.hidden_states}
-    rule = None
+    rule: Rule | None = None
     if config.behaviours is not None:
         inputs["behaviours"] = config.behaviours
         names = load_behaviours(config.behaviours).names
-        rule = fit_rule(config.behaviours, name).to(device)
+        rule = rule_of(config, name, device)
     parse_study(options, basis, simulator.world.spec.action_names, rule)
-
-    def pool(level: int) -> Callable[[int], VecEnv]:
-        levels = {"start_level": level, "num_levels": config.num_levels}
-        return lambda slots: make(simulator.world.spec, slots, threads=config.threads, **levels)
-
+    spec = simulator.world.spec
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        result = study(simulator, pool(config.start_level), basis, options, device, rule, pool(config.choosing_level))
+        result = study(
+            simulator, pool(spec, config), basis, options, device, rule, pool(spec, config, choosing=True)
+        )  # fmt: skip
         result.notes["warnings"] += shared_levels(config)
         if rule is not None:
             behaviour_N = rule(torch.from_numpy(result.arrays["h"]).to(device)).cpu().numpy()

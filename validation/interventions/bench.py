@@ -21,7 +21,6 @@ from validation.hypotheses.events import Event
 from validation.hypotheses.frames import own_frame
 from validation.hypotheses.grammar import Hypothesis
 from validation.paired.course import rows_of
-from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld
 from validation.paired.starts import Starts
 from validation.paired.tree import Paired
@@ -33,9 +32,9 @@ class Bench:
 
     basis: Basis
     starts: Starts
-    dreamed: SimulatedWorld
+    dreamed: Any  # SimulatedWorld, which foretells; without a simulator the real world at these starts, which chooses
     rule: Rule | None
-    real: RealWorld | None = None  # None: the real world is not asked here
+    real: Any = None  # RealWorld or SharedWorld; None: the real world is not asked here
     held: SimulatedWorld | None = None
     donors: dict[Hypothesis, np.ndarray] = field(default_factory=dict)  # the start that every start takes from [N]
     rows: dict[Hypothesis, np.ndarray] = field(default_factory=dict)  # bool [N], the starts it is about
@@ -77,7 +76,8 @@ class Bench:
                 self.donors[h] = self.donors[key] = another_N
             if h.kind == "patch":
                 assert course is not None
-                clean_N = now[h.clean](rows_of(course, self.basis)[:1])[:, 0].cpu().numpy() > 0.5
+                steps = rows_of(course, self.basis, self.dreamed.measures.parts)
+                clean_N = now[h.clean](steps[:1])[:, 0].cpu().numpy() > 0.5
                 across.setdefault(h.clean, _across(clean_N, rng))
                 self.donors[h] = self.donors[key] = across[h.clean]
                 on_N = on_N & (clean_N if h.side == "noising" else ~clean_N)

@@ -65,14 +65,14 @@ def study(
     few = make_env(min(len(starts), BRANCHES))
     try:
         actions = distinct_actions(env, starts)
-        measures = Measures(actions, basis, options.directions, events)
+        measures = Measures(actions, basis, options.directions, events, simulator.world.spec.parts)
         dreams = [dreamed_from(simulator, some, measures, options, generator) for some in (before, starts)]
         choosing, dreamed = Bench(basis, before, dreams[0], rule), dreams[1]
         real = RealWorld(agent, starts.state, dreamed.noise_NTA, measures, env, starts, few)
         held = held_still(agent, starts, dreamed.noise_NTA, measures)
         bench = Bench(basis, starts, dreamed, rule, real, held)
         explicit = bool(hypotheses)
-        plan = _plan(choosing, hypotheses, options, basis)
+        plan = plan_of(choosing, hypotheses, options, basis)
         everything = [h for family in plan for ways in family.ways for h in ways]
         choosing.prepare(everything, events, rng)
         if any(len(f.ways) > 1 or len(f.ways[0]) > 1 or not f.quantity for f in plan):
@@ -146,7 +146,7 @@ def held_still(agent: Agent, starts: Starts, noise_NTA: Tensor, measures: Measur
     return SimulatedWorld(agent, starts.state, noise_NTA, measures, frame, frame.begin())
 
 
-def _plan(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions, basis: Basis) -> list[Family]:
+def plan_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions, basis: Basis) -> list[Family]:
     """The families that claims are chosen from: one of all directions; one a direction that was named; one a
     hypothesis in words."""
     if hypotheses:
@@ -218,9 +218,10 @@ def effects_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOpt
 
 def controls_of(
     choosing: Bench, bench: Bench, plan: Sequence[Family], chosen: Sequence[list[Pick]], options: StudyOptions,
-    generator: torch.Generator,
+    generator: torch.Generator, isotropic: bool = True,
 ) -> tuple[dict[Hypothesis, Controls], list[Picked]]:  # fmt: skip
-    """What mock families do, each chosen as the family's own directions were."""
+    """What mock families do, each chosen as the family's own directions were; isotropic: and directions uniform over
+    all, which decide nothing."""
     assert bench.real is not None
     # Enough that one of as many named claims could stand out among them.
     count = options.controls if len(plan) == 1 else max(options.controls, 20 * len(plan) - 1)
@@ -233,7 +234,7 @@ def controls_of(
         for r, pick in enumerate(own):
             for w, way in enumerate(family.ways[pick.place]):
                 beside = {}
-                if w == pick.way:
+                if w == pick.way and isotropic:
                     frames = random_frames(bench.basis, len(way.ids), count, generator)
                     alone, free = Family(((way,),)), [(frame,) for frame in frames]
                     some = run_ways(alone, bench, bench.real, free, [[0]] * count, f"isotropic, beside {way.name}")

@@ -74,7 +74,7 @@ def quantities(course: Course, measures: Measures) -> dict[str, Tensor]:
         for i in measures.directions:
             out[f"direction:{i}@{k}"] = weight[:, k] * c_RK[:, i]
     if measures.events:
-        rows = rows_of(course, measures.basis)
+        rows = rows_of(course, measures.basis, measures.parts)
         for event in measures.events:
             out[f"rate:{event.name}@{k}"] = event.rate(rows, weight[:, :-1])
         for event in measures.events:
@@ -91,14 +91,14 @@ def still_on(course: Course, rows: Tensor) -> np.ndarray:
     return on[..., None, None, None].to(torch.uint8).cpu().numpy()
 
 
-def rows_of(course: Course, basis: Basis) -> Rows:
+def rows_of(course: Course, basis: Basis, parts: tuple[int, ...] = ()) -> Rows:
     """The steps of a course whose transition is known, for events."""
     if course.h_RTH is None or course.action_RTA is None or course.ended_RT is None:
         raise ValueError("events need a course with hidden states, actions and endings")
     now = slice(0, course.reward_RT.shape[1])
     return Rows(
         course.value_RT[:, now], course.reward_RT, course.ended_RT, course.action_RTA[:, now],
-        course.logits_RTA[:, now], basis.project(course.h_RTH[:, now]),
+        course.logits_RTA[:, now], basis.project(course.h_RTH[:, now]), parts,
     )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def collect_starts(
     if latest < first:
         raise UserError(f"--latest_start {latest} is too early: the simulator needs {initial_frames} frames")
     rng = np.random.default_rng(seed)
-    chooser = Chooser(Exploration(greedy=greedy), slots, rng)
+    chooser = Chooser(Exploration(greedy=greedy), slots, rng, agent.spec.parts)
     quota_B = np.full(slots, count // slots) + (np.arange(slots) < count % slots)
     target_B = rng.integers(first, latest + 1, slots)
     history: deque[dict[str, np.ndarray]] = deque(maxlen=initial_frames)
@@ -122,17 +122,22 @@ def collect_starts(
 
 def distinct_actions(env: VecEnv, starts: Starts, hold: int = 8) -> dict[str, list[int]]:
     """Ids that lead to the same observations and rewards from every start when held ``hold`` steps, under the
-    simplest of their names.  Measured, so it is about these starts.  A world without snapshots: every id by itself."""
-    names = env.spec.action_names
+    simplest of their names.  Measured, so it is about these starts.  A world without snapshots: every id by itself.
+
+    Where an action has several parts, choices of one part are compared, the first of every other part beside them.
+    """
+    names, parts = env.spec.action_names, env.spec.parts
     if not starts.states:
         return {name: [i] for i, name in enumerate(names)}
-    groups: dict[bytes, list[int]] = {}
-    for i in range(len(names)):
+    groups: dict[tuple[int, bytes], list[int]] = {}
+    for i, (part, choice) in enumerate((p, c) for p, count in enumerate(parts) for c in range(count)):
+        action = np.zeros((len(starts), len(parts)), np.int64)
+        action[:, part] = choice
         env.restore(starts.states)
         seen = b""
         for _ in range(hold):
-            step = env.step(np.full(len(starts), i))
+            step = env.step(action if env.spec.action_parts else action[:, 0])
             seen += step.reward.tobytes() + b"".join(step.obs[k].tobytes() for k in sorted(step.obs))
-        groups.setdefault(hashlib.sha256(seen).digest(), []).append(i)
+        groups.setdefault((part, hashlib.sha256(seen).digest()), []).append(i)
     simplest = {min(ids, key=lambda i: (names[i] != "none", len(names[i]), i)): ids for ids in groups.values()}
     return {names[i]: ids for i, ids in simplest.items()}

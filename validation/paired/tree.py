@@ -144,7 +144,9 @@ class Paired:
         wanted = keys.tolist()
         missing = [n for n, key in enumerate(wanted) if key not in before.child]
         if missing:
-            some = torch.stack([(back_R == n).nonzero()[0, 0] for n in missing])  # a row of each
+            row_of = torch.empty_like(keys)
+            row_of[back_R] = torch.arange(len(back_R), device=keys.device)  # whichever: all rows of a key are alike
+            some = row_of[missing]
             parents = [before.places.states[node] for node in node_R[some].tolist()]
             before.child |= {wanted[n]: len(level.places.states) + i for i, n in enumerate(missing)}
             level.add(self._go(t, parents, action[some]))
@@ -167,10 +169,10 @@ class Paired:
         forced = None
         if through in ("memory", "frames"):
             forced = torch.stack([level.action[of_R] for level in tree], 1)
-        nodes, noise = Nodes(self), self._noise(of_R)
+        nodes, noise = Nodes(self, tree), self._noise(of_R)
         moments = roll(
-            Remembering(self), nodes, nodes.begin(of_R), state=rows_of(self.state_N, of_R), steps=len(tree) - 1,
-            actions=forced, noise=noise, intervene=intervene, forget=through == "world",
+            Remembering(self.agent, tree), nodes, nodes.begin(of_R), state=rows_of(self.state_N, of_R),
+            steps=len(tree) - 1, actions=forced, noise=noise, intervene=intervene, forget=through == "world",
         )  # fmt: skip
         kept: list[tuple[Tensor, ...]] = []
         for moment, draw in zip(moments, noise, strict=True):
@@ -201,10 +203,13 @@ class Paired:
 
 
 class Nodes:
-    """The tree of a world as core.contracts.World: what it shows is where one is, and its state is that."""
+    """The tree of a world as core.contracts.World: what it shows is where one is, and its state is that.
 
-    def __init__(self, paired: Paired) -> None:
-        self.paired, self.spec = paired, paired.agent.spec
+    The tree is that of one run, which grows as it goes: a world is planted again only between runs.
+    """
+
+    def __init__(self, paired: Paired, tree: Sequence[Level]) -> None:
+        self.paired, self.levels, self.spec = paired, tree, paired.agent.spec
 
     def begin(self, of_R: Tensor) -> tuple[Tensor, Shown]:
         """The starts of some rows."""
@@ -218,7 +223,7 @@ class Nodes:
         return self._show(t, self.paired.grow(t, node_R, action))
 
     def _show(self, t: int, node_R: Tensor) -> tuple[Tensor, Shown]:
-        state, places = torch.stack([node_R, torch.full_like(node_R, t)], 1), self.paired.tree()[t].places
+        state, places = torch.stack([node_R, torch.full_like(node_R, t)], 1), self.levels[t].places
         reward = places.reward_B[node_R]
         return state, Shown({"place": state}, reward, places.terminal_B[node_R], reward[:, None][:, :0])
 
@@ -226,8 +231,8 @@ class Nodes:
 class Remembering:
     """The agent as it finds its way in ``Nodes``: what it makes of a place is known there."""
 
-    def __init__(self, paired: Paired) -> None:
-        self.paired, agent = paired, paired.agent
+    def __init__(self, agent: Agent, tree: Sequence[Level]) -> None:
+        self.levels = tree
         self.spec: EnvSpec = agent.spec
         self.points: Mapping[str, int] = agent.points
         self.initial, self.advance, self.heads = agent.initial, agent.advance, agent.heads
@@ -236,4 +241,4 @@ class Remembering:
     def encode(self, obs: Mapping[str, Tensor]) -> Tree:
         """What has been seen at these places, all of one step."""
         state = obs["place"]
-        return rows_of(self.paired.tree()[int(state[0, 1])].places.seen, state[:, 0])
+        return rows_of(self.levels[int(state[0, 1])].places.seen, state[:, 0])

@@ -121,7 +121,7 @@ def benches_of(
     require_snapshots(env)
     starts = find_starts(simulator, make_env, options, options.seed, device)
     before = find_starts(simulator, make_choosing or make_env, options, options.seed + CHOOSING_SEED, device)
-    measures = Measures(distinct_actions(env, starts), basis)
+    measures = Measures(distinct_actions(env, starts), basis, parts=env.spec.parts)
     chosen_on, dreamed = (dreamed_from(simulator, some, measures, options, generator) for some in (before, starts))
     few = make_env(min(len(starts), BRANCHES))
     real = RealWorld(simulator.agent, starts.state, dreamed.noise_NTA, measures, env, starts, few)

@@ -9,11 +9,11 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from agents.recurrent import load_agent
+from agents.load import load_agent
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
-from generative.simulator import load_simulator
+from generative.load import load_simulator
 
 COMPARED = ("other_agent",)  # inputs that a stage names to compare with: it is not about them
 LEVELS = ("start_level", "num_levels")  # options that choose levels of a world: others of them are the same world

@@ -1,0 +1,215 @@
+"""Bring a world model of your own:
+``python -m generative.adopt my_world.py --weights w.pt --agent runs/mine --out runs/simulator``.
+
+The module is checked against core.contracts.World and Inference on observations of the agent's world; what fails is one
+line that names the rule.  The run directory is a simulator that every stage takes.  Adopting a module is the agreement
+to run it on this machine (agents.adopt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor
+
+from agents.adopt import ROWS, observations
+from agents.adopted import fill, read_weights
+from agents.load import load_agent
+from core import artefacts, config as cli
+from core.contracts import EnvSpec, Shown, UserError
+from core.directions import fingerprint
+from core.plugins import read_source
+from core.roll import Simulator, one_hot
+from core.trees import Tree, leaves, rows_of
+from generative.adopted import build, save_adopted, simulator_in
+
+STAGE = "adopt_world"
+STEPS = 3  # of the rolls that are compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdoptWorldConfig:
+    """Check a world model of your own and make it a simulator that every stage takes (docs/bring-your-own.md)."""
+
+    module: tyro.conf.Positional[Path] = Path("my_world.py")
+    """.py file with make_world(spec)"""
+    weights: Path
+    """.safetensors or a state dict (.pt, .pth)"""
+    agent: Path
+    """run directory of the agent that is studied in it"""
+    out: Path = Path("runs/simulator")
+    """run directory to write"""
+    seed: int = 0
+    """seed of the observations that it is checked on"""
+    threads: int = 2
+    """CPU threads"""
+    overwrite: bool = False
+    """replace an earlier run in --out"""
+
+
+def broken(rule: str, what: str) -> UserError:
+    """One line that names the rule."""
+    return UserError(f"{rule}: {what} (docs/bring-your-own.md, A simulator)")
+
+
+def called(what: str, run: Callable[[], Any]) -> Any:
+    """What a user's function gives.  Raises UserError."""
+    try:
+        return run()
+    except Exception as error:  # whatever a user's code raises
+        raise broken("calls", f"{what} fails: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def check(simulator: Simulator[Any], window: Mapping[str, Tensor]) -> None:
+    """UserError, one line that names the rule, unless the world keeps core.contracts.World and Inference.
+
+    window: observations [ROWS, I, ...] of its world.  In eval mode, on the CPU.
+    """
+    world = simulator.world
+    mean, log_std = called("infer", lambda: world.infer(window))
+    for name, x in (("infer's mean", mean), ("infer's log_std", log_std)):
+        _shape(name, x, (ROWS, world.latent_size))
+    z = called("normalise", lambda: world.normalise(mean)).detach()
+    if not torch.allclose(world.normalise(z), z, atol=1e-5):
+        raise broken("latents", "normalise is not idempotent")
+    state, shown = _shown(world, "start", called("start", lambda: world.start(z, None)))
+    action = one_hot(_actions(world.spec), world.spec.parts, z)
+    after, then = _shown(world, "step", called("step", lambda: world.step(state, action, None)))
+    forms = [[(x.shape, x.dtype) for x in leaves(tree)] for tree in (state, after)]
+    if forms[0] != forms[1]:
+        raise broken("trees", "step gives a state of another form than start")
+    _check_determinism(world, z, state, action, (after, then))
+    _check_rows(world, z, state, action, then)
+    _check_gradients(world, z)
+    _shape("observe", called("observe", lambda: _observed(world, window)), (ROWS, 1, shown.features_BD.shape[1]))
+    memory = called("memory", lambda: simulator.remembered(z))
+    like = simulator.agent.initial(ROWS)
+    try:
+        same = all(x.shape == y.shape for x, y in zip(leaves(memory), leaves(like), strict=True))
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        raise broken("memory", "memory(z) does not give a state of this agent")
+
+
+def _actions(spec: EnvSpec) -> Tensor:
+    rows = [torch.arange(ROWS) % n for n in spec.parts]
+    return rows[0] if len(rows) == 1 else torch.stack(rows, 1)
+
+
+def _observed(world: Any, window: Mapping[str, Tensor]) -> Tensor:
+    action = _actions(world.spec)[:, None]
+    out: Tensor = world.observe(window, action, torch.ones(ROWS, 1, dtype=torch.bool))
+    return out
+
+
+def _shape(name: str, x: Any, shape: tuple[int, ...]) -> None:
+    if not isinstance(x, Tensor) or x.shape != shape or x.dtype != torch.float32:
+        got = f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise broken("shapes", f"{name} is {got}; it must be float32 {list(shape)}")
+    if not x.isfinite().all():
+        raise broken("finite numbers", f"{name} has NaN or infinite values")
+
+
+def _shown(world: Any, name: str, out: Any, rows: int = ROWS) -> tuple[Tree, Shown]:
+    if not isinstance(out, tuple) or len(out) != 2 or not isinstance(out[1], Shown):
+        raise broken("shapes", f"{name} must give (state, core.contracts.Shown)")
+    state, shown = out
+    try:
+        if any(x.ndim == 0 or len(x) != rows for x in leaves(state)):
+            raise broken("trees", f"the state of {name} has tensors whose first axis is not the batch")
+    except TypeError as error:
+        raise broken("trees", f"the state of {name} must be nested tuples of tensors ({error})") from None
+    if set(shown.obs) != set(world.spec.obs):
+        raise broken("shapes", f"{name} shows {sorted(shown.obs)}; the world has {sorted(world.spec.obs)}")
+    for field, about in world.spec.obs.items():
+        _shape(f"what {name} shows of {field}", shown.obs[field], (rows, *about.shape))
+    _shape(f"{name}'s reward", shown.reward_B, (rows,))
+    _shape(f"{name}'s ending", shown.ending_B, (rows,))
+    if ((shown.ending_B < 0) | (shown.ending_B > 1)).any():
+        raise broken("shapes", f"{name}'s ending must be a probability")
+    _shape(f"{name}'s features", shown.features_BD, (rows, shown.features_BD.shape[-1]))
+    return state, shown
+
+
+def _numbers(out: tuple[Tree, Shown]) -> list[Tensor]:
+    return [*leaves(out[0]), *out[1].obs.values(), out[1].reward_B, out[1].ending_B, out[1].features_BD]
+
+
+def _check_determinism(world: Any, z: Tensor, state: Tree, action: Tensor, first: tuple[Tree, Shown]) -> None:
+    def noise() -> Tree:
+        return called("draw_noise", lambda: world.draw_noise(ROWS, torch.Generator().manual_seed(0)))
+
+    for name, runs in (
+        ("without noise", [first, world.step(state, action, None)]),
+        ("with the same noise", [world.step(state, action, noise()) for _ in range(2)]),
+    ):
+        if not all(torch.equal(a, b) for a, b in zip(*map(_numbers, runs), strict=True)):
+            raise broken("purity", f"the same step {name} gives another result the second time")
+
+
+def _check_rows(world: Any, z: Tensor, state: Tree, action: Tensor, whole: Shown) -> None:
+    for b in range(ROWS):
+        row = slice(b, b + 1)
+        _, alone = _shown(world, "step", world.step(rows_of(state, row), action[row], None), rows=1)
+        for name, x in alone.obs.items():
+            if not torch.allclose(x, whole.obs[name][row], rtol=1e-3, atol=1e-4):
+                raise broken("rows", "a row alone gives other numbers than in a batch: rows must not touch each other")
+
+
+def _check_gradients(world: Any, z: Tensor) -> None:
+    z = z.clone().requires_grad_()
+    action = one_hot(_actions(world.spec), world.spec.parts, z).requires_grad_()
+    state, shown = world.start(z, None)
+    first = sum(x.square().sum() for x in shown.obs.values())
+    later: Any = 0.0
+    for _ in range(STEPS):
+        state, shown = world.step(state, action, None)
+        later = later + sum(x.square().sum() for x in shown.obs.values()) + shown.reward_B.sum()
+    for out, source, what in ((first, z, "observations to the latent"), (later, action, "observations to the action")):
+        grads = torch.autograd.grad(out, source, retain_graph=True, allow_unused=True) if _open(out) else (None,)
+        if grads[0] is None or not grads[0].any():
+            raise broken("gradients", f"none from {what} (a no_grad or detach on the way?)")
+        if not grads[0].isfinite().all():
+            raise broken("gradients", f"those from {what} are NaN or infinite")
+
+
+def _open(out: Any) -> bool:
+    return isinstance(out, Tensor) and out.requires_grad
+
+
+def windows(spec: EnvSpec, frames: int, seed: int) -> dict[str, Tensor]:
+    """Observations [ROWS, frames, ...] of the world, actions drawn at random (steps apart: for a check)."""
+    some = observations(spec, seed)
+    order = np.arange(frames) % len(some)
+    return {k: torch.stack([some[i][k] for i in order], 1) for k in some[0]}
+
+
+def main(config: AdoptWorldConfig) -> None:
+    torch.set_num_threads(config.threads)
+    cli.require(0, seed=config.seed)
+    agent = load_agent(config.agent)
+    source, tensors = read_source(config.module), read_weights(config.weights)
+    source.agree()
+    module = source.run(("make_world",))
+    world = build(module, source.file, agent.spec)
+    fill(world, tensors, getattr(module, "rename", None), config.weights)
+    simulator = simulator_in(world, agent)
+    check(simulator, windows(agent.spec, int(world.initial_frames), config.seed))
+    inputs = {"agent": config.agent}
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+        save_adopted(world, source, run.path, config.agent)
+        run.facts = {"agent": fingerprint(agent), "simulator": fingerprint(simulator)}
+        run.record("parameters", artefacts.parameter_count(world), "parameters")
+    said = "with a memory of the agent's" if simulator.memory is not None else "the agent begins without a memory"
+    print(f"adopted {config.module} for {agent.spec.env_id} ({said}; SHA-256 {source.sha256[:16]}): {config.out}")
+
+
+if __name__ == "__main__":
+    cli.run(AdoptWorldConfig, main, STAGE)

@@ -1,0 +1,204 @@
+"""An agent and a world model of one's own, one file each, from adoption through every stage that takes a simulator; and
+what is wrong with a world model is one line that names the rule."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from agents import adopt as adopt_agent, record
+from agents.load import load_agent
+from analysis.coupling import __main__ as coupling
+from analysis.saliency import __main__ as saliency
+from analysis.target_functions import __main__ as target_functions
+from core import artefacts, config as cli
+from core.contracts import UserError
+from core.episodes import RolloutStore
+from envs.registry import spec_of
+from generative import adopt, record_samples
+from generative.adopt import AdoptWorldConfig, check, windows
+from generative.adopted import simulator_in
+from generative.load import load_simulator
+from validation.fidelity import __main__ as fidelity
+from validation.interventions import __main__ as interventions
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+STAGES = {  # what takes a simulator, and its flags
+    "saliency": (saliency, "SaliencyConfig", "--samples samples --steps 4 --target_step 2 --sample_ids 0 1 --no-video"),
+    "coupling": (
+        coupling,
+        "CouplingConfig",
+        "--samples samples --hidden_states states --behaviours None --preset debug",
+    ),
+    "targets": (target_functions, "TargetFunctionsConfig", "--rollouts rollouts --maximise value_drop --preset debug"),
+    "fidelity": (fidelity, "FidelityConfig", "--rollouts others --preset debug"),
+    "interventions": (interventions, "InterventionsConfig", "--hidden_states states --preset debug"),
+}
+
+
+def module(name: str) -> Any:
+    found = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert found is not None and found.loader is not None
+    loaded = importlib.util.module_from_spec(found)
+    found.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """CartPole's agent and world model, untrained: adopted, recorded, simulated."""
+    root, spec = tmp_path_factory.mktemp("own"), spec_of("gymnasium/CartPole-v1", {})
+    torch.manual_seed(0)
+    for name, made in (("cartpole", "make_agent"), ("cartpole_world", "make_world")):
+        torch.save(getattr(module(name), made)(spec).state_dict(), root / f"{name}.pt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(root / "data"))
+        words = [EXAMPLES / "cartpole.py", "--weights", root / "cartpole.pt", "--env", "gymnasium/CartPole-v1"]
+        run(adopt_agent, "AdoptConfig", *words, "--out", root / "agent")
+        words = [EXAMPLES / "cartpole_world.py", "--weights", root / "cartpole_world.pt", "--agent", root / "agent"]
+        run(adopt, "AdoptWorldConfig", *words, "--out", root / "simulator")
+        for name, seed in (("rollouts", 0), ("others", 5)):
+            words = ["--agent", root / "agent", "--episodes", 24, "--slots", 8, "--seed", seed, "--out", root / name]
+            run(record, "RecordConfig", *words)
+        words = ["--simulator", root / "simulator", "--rollouts", root / "rollouts", "--samples", 16, "--steps", 8]
+        run(record_samples, "RecordSamplesConfig", *words, "--out", root / "samples")
+        from analysis import hidden_states
+
+        words = ["--rollouts", root / "rollouts", "--samples", root / "samples", "--preset", "debug"]
+        run(hidden_states, "HiddenStatesConfig", *words, "--out", root / "states")
+        yield root
+
+
+def run(stage: Any, config: str, *words: object) -> None:
+    """A stage as it is typed."""
+    stage.main(cli.parse(getattr(stage, config), [str(w) for w in (*words, "--threads", 1)], stage.STAGE))
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_stage_takes_it(house: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
+    stage, config, flags = STAGES[name]
+    made = ("samples", "states", "rollouts", "others")
+    words = [house / word if word in made else word for word in flags.split()]
+    run(stage, config, *words, "--simulator", house / "simulator", "--out", tmp_path / "out")
+    manifest = artefacts.read_manifest(tmp_path / "out")
+    assert manifest["facts"]["agent"] == artefacts.read_manifest(house / "agent")["facts"]["agent"]
+    assert artefacts.verify(tmp_path / "out") == []
+
+
+def test_its_samples_are_what_the_world_shows(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
+    simulator = load_simulator(house / "simulator")
+    with RolloutStore(house / "samples") as store, torch.no_grad():
+        out = simulator.rollout(torch.from_numpy(store.latents([3])), 8)
+        np.testing.assert_allclose(store.episode(3).obs["x"], out.obs["x"][0, : store.rows[3]].numpy(), atol=1e-5)
+
+
+def test_nothing_runs_where_nobody_agreed(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "nobody"))
+    with pytest.raises(UserError, match="code that nobody agreed to run on this machine"):
+        load_simulator(house / "simulator")
+
+
+def test_a_changed_module_is_not_run(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
+    shutil.copytree(house / "simulator", tmp_path / "changed")
+    with open(tmp_path / "changed" / "world_model_module.py", "a") as file:
+        file.write("\n")
+    with pytest.raises(UserError):
+        load_simulator(tmp_path / "changed")
+
+
+class Broken:
+    """CartPole's world model with one fault."""
+
+    @staticmethod
+    def wide(x: Tensor) -> Tensor:
+        return torch.cat([x, x], 1)
+
+
+def broken(fault: str) -> Any:
+    example = module("cartpole_world")
+    example_world, Shown = example.World, example.Shown
+
+    class World(example_world):  # type: ignore[misc, valid-type]
+        calls = 0
+
+        def infer(self, obs: Any) -> Any:
+            mean, log_std = super().infer(obs)
+            return (Broken.wide(mean), log_std) if fault == "latent" else (mean, log_std)
+
+        def normalise(self, z: Tensor) -> Tensor:
+            return z / 2 if fault == "normalise" else z
+
+        def step(self, state: Tensor, action: Tensor, noise: Any = None) -> Any:
+            x, shown = super().step(state, action, noise)
+            self.calls += 1
+            if fault == "memory between calls":
+                x = x + self.calls
+            if fault == "nan":
+                shown = shown._replace(reward_B=shown.reward_B / 0)
+            if fault == "field":
+                shown = shown._replace(obs={"y": x})
+            if fault == "ending":
+                shown = shown._replace(ending_B=shown.ending_B + 1)
+            if fault == "rows":
+                x = x + x.mean()
+            if fault == "cut":
+                x = x.detach()
+            if fault in ("rows", "memory between calls", "cut"):
+                shown = shown._replace(obs={"x": x})
+            return ((x, x) if fault == "form" else x), shown
+
+        def memory(self, z: Tensor) -> Tensor:
+            return z if fault == "state" else z.new_zeros(len(z), 128)
+
+    del Shown
+    world = World(2).eval().requires_grad_(False)
+    world.spec = spec_of("gymnasium/CartPole-v1", {})
+    return world
+
+
+@pytest.mark.parametrize(
+    ("fault", "rule"),
+    [
+        ("latent", r"shapes: infer's mean is float32 \[4, 8\]; it must be float32 \[4, 4\]"),
+        ("normalise", "latents: normalise is not idempotent"),
+        ("memory between calls", "purity: the same step without noise gives another result the second time"),
+        ("nan", "finite numbers: step's reward"),
+        ("field", r"shapes: step shows \['y'\]; the world has \['x'\]"),
+        ("ending", "shapes: step's ending must be a probability"),
+        ("rows", "rows: a row alone gives other numbers than in a batch"),
+        ("cut", "gradients: none from observations to the action"),
+        ("form", "trees: step gives a state of another form than start"),
+        ("state", r"memory: memory\(z\) does not give a state of this agent"),
+    ],
+)
+def test_a_broken_world_is_named(house: Path, fault: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
+    agent = load_agent(house / "agent")
+    window = windows(agent.spec, 1, 0)
+    check(simulator_in(broken("none"), agent), window)
+    with pytest.raises(UserError, match=rule):
+        check(simulator_in(broken(fault), agent), window)
+
+
+def test_weights_that_do_not_fit(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
+    with pytest.raises(UserError, match="no tensor"):
+        adopt.main(
+            AdoptWorldConfig(
+                module=EXAMPLES / "cartpole_world.py", weights=house / "cartpole.pt", agent=house / "agent",
+                out=tmp_path / "out",
+            )
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()

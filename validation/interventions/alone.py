@@ -1,0 +1,319 @@
+"""A study without a simulator: the real world alone is asked what a change of the hidden state does.
+
+Nothing is foretold, so that three of the statements of verdicts.py are about the real world only and are tested as
+there: *exists*, *special*, and *through_world*, the effect beyond what runs through the agent's memory.  *size* and
+*needed* compare with a simulator's prediction; they are "not asked", and no claim is confirmed or refuted.  What a
+simulator would choose (which amount, which quantity) the real world chooses, on starts of their own.
+
+Pairs are by snapshot, or by the seed where a world has none.  So the unaltered run is played twice: where its twin is
+not the same, effects have to be larger by what the twins differ (the floor).
+
+N starts, U units (worlds of many agents; else the starts themselves), G hypotheses, Q quantities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from core.artefacts import Result
+from core.contracts import Agent, UserError, VecEnv
+from core.directions import Basis
+from core.roll import gumbel
+from core.stats import few
+from core.when import Rule
+from envs.registry import agents_a_world, renewed
+from validation.hypotheses.events import Event
+from validation.hypotheses.grammar import Hypothesis, hypotheses_of
+from validation.interventions import verdicts
+from validation.interventions.bench import Bench, effects_in
+from validation.interventions.controls import choose
+from validation.interventions.options import StudyOptions, check_options, parse_study
+from validation.interventions.statistics import Controls, Sizes, special_p, spread_of, step_of
+from validation.interventions.study import BRANCHES, CHOOSING_SEED, COLLECTORS, controls_of, plan_of
+from validation.interventions.tables import Picked
+from validation.interventions.verdicts import NOT_ASKED, OPEN, YES
+from validation.paired.course import Measures, in_words, is_cut, is_late, is_own, quantities, unit_of
+from validation.paired.real import RealWorld
+from validation.paired.shared import SharedWorld, shared_world
+from validation.paired.starts import Starts, collect_starts, distinct_actions
+
+FOUND = "found"  # it exists and is special; without a simulator nothing more is asked
+CRITERIA = (
+    "Without a simulator nothing was foretold. Exists: the 95 % interval of the mean effect lies beyond the smallest "
+    "size of interest and what unaltered twins differ by, and q <= 0.05 (no: its 90 % interval lies inside). Special: "
+    "further than directions that occur in the data, and than mixtures of the basis's own, chosen in the same way. "
+    "Found: these two. Through the world: the effect beyond what runs through the agent's memory alone, with the "
+    "actions of the unaltered run. Not asked: whether its size is as foretold, and whether a world was needed to "
+    "foretell it."
+)
+NOT_FORETOLD = {"size": "there is no simulator that foretold a size", "needed": "there is no simulator to compare with"}
+Pool = Callable[[int], VecEnv]  # slots -> a world with so many
+
+
+@dataclass
+class Asked:
+    """Real starts with the agent run on from them."""
+
+    world: RealWorld | SharedWorld
+    starts: Starts
+    unit_N: np.ndarray
+    envs: tuple[VecEnv, ...]
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+def alone(
+    agent: Agent, pools: tuple[Pool, Pool], basis: Basis, options: StudyOptions, device: torch.device,
+    rule: Rule | None = None, who: str = "one",
+) -> Result:  # fmt: skip
+    """The whole study.  pools: make the world that claims are tested in, and the one whose starts choose; who: the
+    agents that are altered where a world has many, one a world or all.
+
+    Table ``effects``, a row a (hypothesis, quantity); arrays of per-start effects; ``notes["claims"]``.  Raises
+    UserError for what ``check_options`` and ``parse_study`` refuse, and for claims of events, which need a foretelling.
+    """
+    check_options(options, basis)
+    hypotheses, events = parse_study(options, basis, agent.spec.action_names, rule)
+    for h in hypotheses:
+        if h.role:
+            raise UserError(f"hypothesis {h.name!r}: '{h.role} for' needs a simulator; say 'on event:{h.event}'")
+    rng = np.random.default_rng(options.seed)
+    generator = torch.Generator().manual_seed(options.seed)
+    made: list[Asked] = []
+    try:
+        for make, seed in zip(pools, (options.seed, options.seed + CHOOSING_SEED), strict=True):
+            made.append(asked_in(agent, make, basis, events, options, seed, generator, who, device))
+        asked, before = made
+        choosing = Bench(basis, before.starts, before.world, rule)
+        bench = Bench(basis, asked.starts, asked.world, rule, asked.world)
+        explicit = bool(hypotheses)
+        plan = plan_of(choosing, hypotheses, options, basis)
+        everything = [h for family in plan for ways in family.ways for h in ways]
+        choosing.prepare(everything, events, rng)
+        if any(len(f.ways) > 1 or len(f.ways[0]) > 1 or not f.quantity for f in plan):
+            choosing.require(everything, "starts that choose", "; say 'on QUANTITY' to choose nothing")
+        chosen = [choose(family, choosing, [None])[0] for family in plan]
+        if not explicit:
+            picks = [family.ways[pick.place][0] for family, own in zip(plan, chosen, strict=True) for pick in own]
+            hypotheses = hypotheses_of([h.ids[0] for h in picks], options.amounts)
+        named = tuple(dict.fromkeys(i for h in hypotheses if not h.everything for i in h.ids))
+        asked.world.measures = replace(asked.world.measures, directions=named)
+        bench.prepare([*everything, *hypotheses], events, rng)
+        bench.require(hypotheses, "starts")
+        floor = twin_floor(asked.world)
+        unaltered = {q: v[0] for q, v in asked.world.measure([None]).items()}
+        own = effects_in(bench, asked.world, hypotheses, None, "real world")
+        memory = effects_in(bench, asked.world, hypotheses, "memory", "real world, through memory")
+        controls, picked = controls_of(choosing, bench, plan, chosen, options, generator, isotropic=False)
+    finally:
+        for one in made:
+            one.close()
+    rows = table_of(hypotheses, unaltered, own, memory, floor, asked.unit_N, controls, events, options, rng)
+    result = Result(tables={"effects": rows, "paths": [], "doses": [], "needs": []})
+    result.arrays = {"h": asked.starts.h_NH.cpu().numpy(), "age": asked.starts.age_N, "unit": asked.unit_N}
+    result.arrays |= {f"observed/{q}": v for q, v in own.items()}
+    result.arrays |= {f"observed, through memory/{q}": v for q, v in memory.items()}
+    result.arrays |= {f"unaltered/{q}": v for q, v in unaltered.items()}
+    said = "No simulator was given, so that nothing was foretold, and whether a world was needed was not asked."
+    result.notes = {
+        "verdicts": 2, "gate": {"answer": NOT_ASKED, "text": said, "rows": 0, "against": {}}, "warnings": [],
+        "hypotheses": [h.name for h in hypotheses], "events": {e.name: e.text for e in events},
+        "paired_by": asked.starts.paired_by, "criteria": CRITERIA, "chosen": [one.words for one in picked], "who": who,
+        "claims": claims_of(rows, picked, basis.kind, explicit),
+    }  # fmt: skip
+    result.notes["claim"] = " ".join(c["text"] for c in result.notes["claims"] if c["headline"])
+    if asked.starts.paired_by == "seed":
+        result.notes["paired"] = "The world has no snapshots: pairs replay the same seed and actions up to the start."
+    most = max(float(v.max()) for v in floor.values())
+    result.scalar("twin_difference", most, "largest difference of two unaltered runs", len(asked.starts))
+    if most:
+        result.notes["warnings"].append(
+            f"Two unaltered runs from the same starts differ, by up to {most:.3g}; effects count only beyond that."
+        )
+    zero = [g for g, h in enumerate(hypotheses) if h.is_nothing]
+    if zero:
+        result.scalar("zero_change_real", max(float(np.nanmax(np.abs(v[zero]))) for v in own.values()),
+                      "largest effect of amount 0")  # fmt: skip
+    return result
+
+
+def asked_in(
+    agent: Agent, make: Pool, basis: Basis, events: tuple[Event, ...], options: StudyOptions, seed: int,
+    generator: torch.Generator, who: str, device: torch.device,
+) -> Asked:  # fmt: skip
+    """Starts in a world that is made anew, and the agent that can be run on from them."""
+    agents, spec = agents_a_world(agent.spec), renewed(agent.spec)
+    parts = spec.parts if spec.action_parts else ()
+    words = {word: [spec.action_names.index(name) for name in names] for word, names in spec.action_words.items()}
+    measures = Measures(words, basis, options.directions, events, parts)
+    if agents > 1:
+        env = make(options.starts * agents)
+        shared = shared_world(
+            agent, env, measures, horizon=options.horizon, latest=options.latest_start, seed=seed, who=who,
+            greedy=options.greedy, device=device,
+        )  # fmt: skip
+        return Asked(shared, shared.starts, shared.world_N, (env,))
+    snapshots = agent.spec.can_snapshot
+    collector = make(min(options.starts, COLLECTORS) if snapshots else options.starts)
+    try:
+        starts = collect_starts(agent, collector, options.starts, initial_frames=1, latest=options.latest_start,
+                                seed=seed, greedy=options.greedy, device=device)  # fmt: skip
+    finally:
+        collector.close()
+    env, branching = make(len(starts)), make(min(len(starts), BRANCHES))
+    if not parts:
+        measures = replace(measures, actions=distinct_actions(env, starts))
+    shape = (len(starts), options.horizon + 1, agent.spec.n_actions)
+    noise_NTA = torch.zeros(shape) if options.greedy else gumbel(shape, generator, torch.zeros(()))
+    real = RealWorld(agent, starts.state, noise_NTA.to(device), measures, env, starts, branching)
+    return Asked(real, starts, np.arange(len(starts)), (env, branching))
+
+
+@torch.no_grad()
+def twin_floor(world: RealWorld | SharedWorld) -> dict[str, np.ndarray]:
+    """{quantity: [N]}: by how much two unaltered runs from the same starts differ; 0 where a seed or a snapshot says
+    everything."""
+    one, other = (quantities(world.course(), world.measures) for _ in range(2))
+    return {q: (one[q] - other[q]).abs().cpu().double().numpy() for q in one}
+
+
+def by_unit(x_N: np.ndarray, unit_N: np.ndarray) -> np.ndarray:
+    """Means of the starts of every unit that has any, [U] (or [U, Q] of [N, Q])."""
+    return np.stack([x_N[unit_N == u].mean(0) for u in np.unique(unit_N)])
+
+
+def table_of(
+    hypotheses: Sequence[Hypothesis], unaltered: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray],
+    memory: Mapping[str, np.ndarray], floor: Mapping[str, np.ndarray], unit_N: np.ndarray,
+    controls: Mapping[Hypothesis, Controls], events: Sequence[Event], options: StudyOptions, rng: np.random.Generator,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One row a (hypothesis, late quantity that varies and is not what a changed direction is itself later), with what
+    may be said without a simulator."""
+    rows: list[dict[str, Any]] = []
+    tests: list[tuple[dict[str, Any], verdicts.Tested, int]] = []
+    size = {q: Sizes.of(q, spread_of(v), options.smallest) for q, v in unaltered.items()}
+    for g, h in enumerate(hypotheses):
+        judged = [q for q in own if is_late(q) and not is_own(q, h.ids) and size[q].unit > 0]
+        if h.is_nothing or not judged:
+            continue
+        here = np.flatnonzero(~np.isnan(own[judged[0]][g]))
+
+        def of(some: Mapping[str, np.ndarray], g: int = g, here: np.ndarray = here, qs: Any = judged) -> np.ndarray:
+            return by_unit(np.stack([some[q][g][here] / size[q].unit for q in qs], 1), unit_N[here])
+
+        seen, through = of(own), of(memory)
+        # There it is 0 by construction, or the change itself takes one path.
+        through[:, [bool(h.through) or is_cut(q, events) for q in judged]] = np.nan
+        step = np.array([step_of(q, unaltered[q][here], own[q][g][here]) / size[q].unit for q in judged])
+        tested = verdicts.test(verdicts.Sample(seen, np.zeros_like(seen), through, {}, step), rng)
+        for j, q in enumerate(judged):
+            unit, e, world = size[q].unit, tested.seen[j], tested.world[j]
+            least = size[q].smallest * unit + float(floor[q][here].mean())
+            row: dict[str, Any] = {
+                "world": "real", "hypothesis": h.name, "kind": h.kind, "direction": h.direction, "amount": h.amount,
+                "quantity": q, "unit": unit_of(q), "path": h.through, "observed": e.value * unit, "low": e.low * unit,
+                "high": e.high * unit, "n": e.n, "p": float(tested.p[j]), "spread": spread_of(unaltered[q]),
+                "smallest": least, "twin_difference": float(floor[q][here].mean()),
+                "special_p": float("nan"), "by_choice": False,
+            }  # fmt: skip
+            if np.isfinite(world.value):
+                row |= {"memory": (e.value - world.value) * unit, "world_effect": world.value * unit}
+                row |= {"world_low": world.low * unit, "world_high": world.high * unit}
+            if (mine := controls.get(h)) is not None:
+                mean = float(own[q][g][here].mean())
+                row |= {"special_p": special_p(q, mean, mine), "by_choice": mine.chosen is not None}
+                if q in mine.real:
+                    low, high = np.quantile(mine.real[q].mean(1), [0.025, 0.975])
+                    row |= {"random_low": float(low), "random_high": float(high), "random_n": len(mine.real[q])}
+            rows.append(row)
+            tests.append((row, tested, j))
+    judge(tests, size)
+    return rows
+
+
+def judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], size: Mapping[str, Sizes]) -> None:
+    """The answers of every row, into it; one family of tests for all."""
+    q_seen = verdicts.adjusted([row["p"] for row, _, _ in tests])
+    q_world = verdicts.adjusted([tested.world_p[j] for _, tested, j in tests])
+    p = np.array([row["special_p"] for row, _, _ in tests])
+    by_choice = np.array([row["by_choice"] for row, _, _ in tests], bool)
+    q_special = np.where(by_choice, p, verdicts.adjusted(np.where(by_choice, np.nan, p)))
+    for (row, tested, j), q, qw, qs in zip(tests, q_seen, q_world, q_special, strict=True):
+        unit = size[row["quantity"]].unit
+        smallest = row["smallest"] / unit
+        there = verdicts.exists(tested.seen[j], tested.seen_90[j], float(q), smallest)
+        through = verdicts.BY_CONSTRUCTION
+        if "world_effect" in row:
+            through = verdicts.exists(tested.world[j], tested.world_90[j], float(qw), smallest)
+        row |= {"q": float(q), "special_q": float(qs), "exists": there, "special": verdicts.special(float(qs))}
+        row |= {"through_world": there if row["path"] == "world" else through, "size": NOT_ASKED, "needed": NOT_ASKED}
+        row["verdict"] = verdict(there, row["special"])
+
+
+def verdict(there: str, special: str) -> str:
+    """found, no effect or open."""
+    if there == YES and special == YES:
+        return FOUND
+    return verdicts.NO_EFFECT if there == verdicts.NO else OPEN
+
+
+def claims_of(
+    rows: Sequence[dict[str, Any]], picked: Sequence[Picked], kind: str, explicit: bool
+) -> list[dict[str, Any]]:
+    """What was claimed, the chosen dose first; then, where directions were named, their other doses."""
+    of = {(row["hypothesis"], row["quantity"]): row for row in rows}
+    headlines = [(h, of.get((h.name, q)), one.words) for one in picked for h, q in one.claims]
+    # One family's p holds for all that was chosen of it; several are a family of tests.
+    p = [np.nan if row is None else row["special_p"] for _, row, _ in headlines]
+    q_special = p if len(picked) == 1 else verdicts.adjusted(p)
+    out: list[dict[str, Any]] = []
+    for (h, row, how), q in zip(headlines, q_special, strict=True):
+        if row is None:
+            text = f"'{h.name}' ({kind}): what it is claimed to change does not vary, so there is no claim."
+            out.append({"hypothesis": h.name, "direction": h.direction, "amount": h.amount, "verdict": OPEN,
+                        "headline": True, "sentence": "open", "text": text, "parts": {}})  # fmt: skip
+            continue
+        row |= {"special_q": float(q), "special": verdicts.special(float(q))}
+        row["verdict"] = verdict(row["exists"], row["special"])
+        out.append(claim_of(row, kind, how, True))
+        if not explicit:
+            doses = [r for r in rows if (r["direction"], r["quantity"]) == (h.direction, row["quantity"])]
+            out += [claim_of(r, kind, how, False) for r in doses if r is not row and r["kind"] != "keep_only"]
+    return out
+
+
+def claim_of(row: Mapping[str, Any], kind: str, how: str, headline: bool) -> dict[str, Any]:
+    """A claim in words from its row."""
+    unit = row["unit"]
+    undecided = [verdicts.NAMES[name] for name in ("exists", "special") if row[name] != YES]
+    said = {
+        FOUND: "it exists and is special; nothing was foretold",
+        verdicts.NO_EFFECT: "no effect, alone, at this dose; nothing was foretold",
+    }.get(row["verdict"], "open: " + ", ".join(undecided))
+    text = (
+        f"'{row['hypothesis']}' ({kind}) changes {in_words(row['quantity'])}: seen {row['observed']:+.3g} "
+        f"[{row['low']:+.3g}, {row['high']:+.3g}] {unit} in the real world (n = {row['n']}{few(row['n'])}): {said}."
+    )
+    through = "memory alone cannot change it, by construction, so there is nothing to compare"
+    if "world_effect" in row:
+        through = (
+            f"memory alone gives {row['memory']:+.3g}; beyond it {row['world_effect']:+.3g} [{row['world_low']:+.3g}, "
+            f"{row['world_high']:+.3g}] {unit}"
+        )
+    words = {
+        "exists": f"the smallest of interest is {row['smallest']:.2g}, of which unaltered twins differ by "
+        f"{row['twin_difference']:.2g}; q = {row['q']:.2g}",
+        "special": "it has no controls" if row.get("random_n") is None else
+        f"against {row['random_n']} controls that occur in the data ({how}): q = {row['special_q']:.2g}; 95 % of them "
+        f"give {row['random_low']:+.3g} to {row['random_high']:+.3g}",
+        "through_world": through, **NOT_FORETOLD,
+    }  # fmt: skip
+    parts = {name: {"answer": row[name], "words": words[name]} for name in verdicts.NAMES}
+    return {**row, "headline": headline, "sentence": said, "text": text, "parts": parts}
