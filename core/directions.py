@@ -6,6 +6,7 @@ analysis.shared.directions' work; this is what recorder, simulator and intervent
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,27 @@ from core.artefacts import files_of, fingerprint_of, load_json, load_tensors, wr
 from core.config import nearest
 from core.contracts import UserError
 from core.roll import Simulator
+
+NAME = r"(?:((?:d_)?[a-z]+)[:_])?(-?[0-9]+)"  # ica:5; also ica_5, direction_5 and 5
+
+
+def direction_of(word: str, kind: str) -> tuple[str, int] | None:
+    """(kind of basis, id) of a direction's name, ``ica:5``; None if it is none.  Understood too: ``ica_5``, and, of the
+    basis ``kind``, ``direction_5`` and ``5``."""
+    found = re.fullmatch(NAME, word)
+    return found and (kind if found[1] in (None, "direction") else found[1], int(found[2]))
+
+
+def direction_ids(words: Sequence[str], kind: str, what: str) -> list[int]:
+    """The ids of directions of one basis, by their names (``direction_of``).  what: names the words in a UserError."""
+    ids = []
+    for word in words:
+        if (found := direction_of(word, kind)) is None:
+            raise UserError(f"{what}: {word!r} is not a whole number, nor a direction such as {kind}:5")
+        if found[0] != kind:
+            raise UserError(f"{what}: {word!r} is of another basis than {kind}; choose it with --basis_kind {found[0]}")
+        ids.append(found[1])
+    return ids
 
 
 def fingerprint(of: Any) -> str:

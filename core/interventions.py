@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from core.contracts import Intervention, UserError
-from core.directions import Basis, load_basis
+from core.directions import Basis, direction_ids, direction_of, load_basis
 from core.roll import apply_interventions
 from core.when import Rule, load_rule
 
@@ -156,11 +156,11 @@ class InterventionOptions:
     basis_kind: str = "ica"
     """which basis of it: pca, ica, nmf, neurons"""
     swap_directions_from: tuple[str, ...] = ()
-    """direction ids to swap ..."""
+    """directions to swap, as ica:10 or 10 ..."""
     swap_directions_to: tuple[str, ...] = ()
     """... with these, pair by pair; None collapses the direction to its mean"""
     shift: tuple[str, ...] = ()
-    """ID=AMOUNT: add AMOUNT standard deviations to direction ID"""
+    """ID=AMOUNT, as in ica:9=-2 or 9=-2: add AMOUNT standard deviations to direction ID"""
     at_steps: tuple[str, ...] = ()
     """FIRST STOP: only at steps FIRST <= t < STOP of the recording (default: all)"""
     when: tuple[str, ...] = ()
@@ -228,8 +228,8 @@ def build(
         raise UserError(f"--swap_directions_from has {len(sources)} ids, --swap_directions_to has {len(targets)}")
     if basis is None:
         basis = load_basis(options.basis, options.basis_kind, agent)
-    i_from = parse_ids(sources, "--swap_directions_from")
-    i_to = [None if t == "None" else parse_ids([t], "--swap_directions_to")[0] for t in targets]
+    i_from = direction_ids(sources, basis.kind, "--swap_directions_from")
+    i_to = [None if t == "None" else direction_ids([t], basis.kind, "--swap_directions_to")[0] for t in targets]
     pairs = [(i, j) for i, j in zip(i_from, i_to, strict=True) if j is not None]
     collapse = [i for i, j in zip(i_from, i_to, strict=True) if j is None]
     shifts: dict[int, float] = {}
@@ -239,11 +239,12 @@ def build(
             value = float(amount)
         except ValueError:
             value = math.nan
-        if not re.fullmatch(r"[0-9]+", name) or not math.isfinite(value):
-            raise UserError(f"--shift {word!r}: expected ID=AMOUNT, as in 3=1.5")
-        if int(name) in shifts:
-            raise UserError(f"--shift names direction {name} twice")
-        shifts[int(name)] = value
+        if direction_of(name, basis.kind) is None or not math.isfinite(value):
+            raise UserError(f"--shift {word!r}: expected ID=AMOUNT, as in {basis.kind}:3=1.5 or 3=1.5")
+        (i,) = direction_ids([name], basis.kind, "--shift")
+        if i in shifts:
+            raise UserError(f"--shift names direction {i} twice")
+        shifts[i] = value
     named = [i for pair in pairs for i in pair] + collapse
     twice = sorted({i for i in named if named.count(i) > 1})
     if twice:

@@ -28,13 +28,14 @@ class SaliencyConfig:
     quantities: tuple[str, ...] = ("action", "value")
     """what to explain: value, value_delta (change since the step before), action (log-probability of the chosen
     one), any action by its name, the game's words for several (CoinRun: leftwards, rightwards, jumping_up ...),
-    direction_ID (of --basis_kind) or ica_ID, pca_ID ... (with --hidden_states), d_pca_ID ... (with --env_states)"""
+    or a direction: ica:ID, pca:ID ... (with --hidden_states; ID alone: of --basis_kind),
+    d_pca:ID ... (with --env_states)"""
     hidden_states: Path | None = None
     """hidden_states run directory, for quantities that are directions, and for gradients in their coordinates"""
     env_states: Path | None = None
-    """run directory with a basis of world states, for the quantities d_pca_ID ..."""
+    """run directory with a basis of world states, for the quantities d_pca:ID ..."""
     basis_kind: str = "ica"
-    """the basis that direction_ID means, and gradients are given in: pca, ica, nmf, neurons"""
+    """the basis that ID alone means, and gradients are given in: pca, ica, nmf, neurons"""
     methods: tuple[Method, ...] = ("integrated",)
     """besides the gradients: plain (gradients without noise), integrated (captum's integrated gradients of the
     target frame), deeplift and occlusion (captum's, of the target frame), latent (captum's integrated gradients of

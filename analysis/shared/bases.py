@@ -24,7 +24,7 @@ def bases_in(
             of_world = kind.startswith("d_")
             where, flag = (env_states, "--env_states") if of_world else (path, "--hidden_states")
             if where is None:
-                raise UserError(f"the quantity {kind}_ID is a direction and needs {flag} DIR")
+                raise UserError(f"{kind}:ID is a direction and needs {flag} DIR")
             basis = load_basis(where, kind.removeprefix("d_"), simulator if of_world else agent).to(device)
             if (basis.space == "d") != of_world:
                 raise UserError(f"{where}: its {basis.kind} basis is one of {basis.space}; it does not go with {flag}")

@@ -6,7 +6,6 @@ direction of a basis of hidden or world states.  Actions that do the same are on
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from core import config as cli
 from core.contracts import EnvSpec, UserError
-from core.directions import Basis
+from core.directions import Basis, direction_of
 
 
 class Reading(NamedTuple):
@@ -101,23 +100,24 @@ def find_quantities(
     stands_for = {spec.action_names[i]: name for name, ids in spec.distinct_actions().items() for i in ids}
     out: list[Quantity] = []
     for name in names:
-        direction = re.fullmatch(r"((?:d_)?[a-z]+)_(\d+)", name)
+        direction = direction_of(name, basis_kind)
         if name in known:
             out.append(known[name])
-        elif direction:
-            kind = basis_kind if direction[1] == "direction" else direction[1]
-            basis, i = basis_of(kind), int(direction[2])
-            basis.check([i])
-            out.append(_of_direction(name, basis, i))
         elif name in stands_for:
             raise UserError(f"{name!r} does the same as {stands_for[name]!r} in this world: ask for {stands_for[name]}")
+        elif direction:
+            kind, i = direction
+            basis = basis_of(kind)
+            basis.check([i])
+            out.append(_of_direction(f"direction_{i}" if name.isdigit() else name.replace(":", "_"), basis, i))
         else:
             raise UserError(
                 f"no quantity {name!r}{cli.nearest(name, known)}; this world has: {', '.join(known)}, "
-                "and direction_ID, ica_ID, pca_ID ... with --hidden_states, d_pca_ID ... with --env_states"
+                "and ica:ID, pca:ID ... with --hidden_states, d_pca:ID ... with --env_states"
             )
     if not out:
         raise UserError("--quantities is empty; name at least one, such as value")
-    if len(set(names)) < len(names):
-        raise UserError(f"--quantities names {next(n for n in names if list(names).count(n) > 1)!r} twice")
+    labels = [quantity.name for quantity in out]
+    if len(set(labels)) < len(labels):
+        raise UserError(f"--quantities names {next(n for n in labels if labels.count(n) > 1)!r} twice")
     return out

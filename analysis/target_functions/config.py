@@ -20,13 +20,13 @@ class TargetFunctionsConfig:
     """targets to raise, one optimisation each: value_drop, value_rise (from --first_step to the end), reward
     (predicted, summed), terminal (log-probability of ending), or the mean over steps of any quantity of
     analysis.saliency (of rollouts that live through half of them): value, any action by its name, the game's words for
-    several (CoinRun: leftwards, jumping_up ...), ica_ID, neurons_ID ..."""
+    several (CoinRun: leftwards, jumping_up ...), ica:ID, neurons:ID ..."""
     minimise: tuple[str, ...] = ()
     """targets to lower, of the same names"""
     hidden_states: Path | None = None
     """hidden_states run directory, for targets that are directions"""
     basis_kind: str = "ica"
-    """the basis that direction_ID means: pca, ica, nmf, neurons"""
+    """the basis that ID alone means: pca, ica, nmf, neurons"""
     samples: int = 16
     """latents to find for each target, each from a start of its own"""
     screen: int = 16

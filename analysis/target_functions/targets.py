@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 from analysis.shared.quantities import Quantity, Reading, find_quantities, known_quantities
 from core import config as cli
 from core.contracts import EnvSpec, UserError
-from core.directions import Basis
+from core.directions import Basis, direction_of
 from core.roll import Trajectory
 
 
@@ -117,11 +116,11 @@ def find_targets(
             if name in own:
                 out.append(Target(name, sign, *own[name]))
                 continue
-            if name not in {*known, *spec.action_names} and not re.fullmatch(r"[a-z]+_\d+", name):
+            if name not in {*known, *spec.action_names} and direction_of(name, basis_kind) is None:
                 everything = [*own, *known]
                 raise UserError(
                     f"{flag}: no target {name!r}{cli.nearest(name, everything)}; this world has: "
-                    f"{', '.join(everything)}, and direction_ID, ica_ID, neurons_ID ... with --hidden_states"
+                    f"{', '.join(everything)}, and ica:ID, neurons:ID ... with --hidden_states"
                 )
             (quantity,) = find_quantities([name], spec, basis_of, basis_kind)
             if first < quantity.first_step:

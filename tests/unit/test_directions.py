@@ -11,7 +11,7 @@ from torch import Tensor
 
 from core.artefacts import new_run
 from core.contracts import UserError
-from core.directions import Basis, fingerprint, load_basis
+from core.directions import Basis, direction_ids, direction_of, fingerprint, load_basis
 
 H = 6
 
@@ -22,6 +22,26 @@ def basis(k: int, seed: int = 0) -> Basis:
     mean, project = (torch.randn(*size, generator=generator, dtype=torch.float64) for size in ((H,), (H, k)))
     std = 0.5 + torch.rand(H, generator=generator, dtype=torch.float64)
     return Basis("oblique", mean, std, project, torch.linalg.pinv(project), agent="abc", facts={"seed": seed})
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("ica:5", ("ica", 5)), ("ica_5", ("ica", 5)), ("5", ("pca", 5)), ("direction_5", ("pca", 5)),
+        ("direction:5", ("pca", 5)), ("d_pca:12", ("d_pca", 12)), ("d_pca_12", ("d_pca", 12)), ("-1", ("pca", -1)),
+        ("value", None), ("ica:", None), ("ica:x", None), ("²", None), ("", None), ("5.0", None), ("ica 5", None),
+    ],
+)  # fmt: skip
+def test_a_direction_has_a_name_and_older_spellings(word: str, found: tuple[str, int] | None) -> None:
+    assert direction_of(word, "pca") == found
+
+
+def test_directions_of_another_basis_or_none_are_refused() -> None:
+    assert direction_ids(["ica:5", "ica_4", "3", "direction_2"], "ica", "--shift") == [5, 4, 3, 2]
+    with pytest.raises(UserError, match="--shift: 'pca:5' is of another basis than ica; .*--basis_kind pca"):
+        direction_ids(["1", "pca:5"], "ica", "--shift")
+    with pytest.raises(UserError, match="--shift: 'x' is not a whole number, nor a direction such as ica:5"):
+        direction_ids(["x"], "ica", "--shift")
 
 
 def states(*shape: int) -> Tensor:

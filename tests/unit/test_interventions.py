@@ -203,6 +203,11 @@ def test_build_makes_what_the_words_say() -> None:
     got = build(options(swap_directions_from="1 0", swap_directions_to="2 None", shift="3=-1.5 2=0.5"), "abc", BASIS)
     assert got == (Swap(BASIS, ((1, 2),)), Nullspace(BASIS, (0,)), Shift(BASIS, (3, 2), (-1.5, 0.5)))
     assert build(options(), None) == ()
+    named = options(swap_directions_from="oblique:1 2", swap_directions_to="oblique_0 None", shift="oblique:3=-2")
+    numbers = options(swap_directions_from="1 2", swap_directions_to="0 None", shift="3=-2")
+    assert build(named, "abc", BASIS) == build(numbers, "abc", BASIS)
+    with pytest.raises(UserError, match="of another basis than oblique"):
+        build(options(shift="ica:0=1"), "abc", BASIS)
     timed = build(options(shift="0=1", at_steps="3 5"), "abc", BASIS)
     assert timed == (AtSteps(Shift(BASIS, (0,), (1.0,)), 3, 5),)
     assert build(options(shift="0=1", at_steps="3"), "abc", BASIS) == (AtSteps(Shift(BASIS, (0,), (1.0,)), 3, None),)

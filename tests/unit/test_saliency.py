@@ -114,7 +114,7 @@ def test_sample_ids_that_do_not_exist(words: list[str], message: str) -> None:
 
 
 def test_an_unknown_quantity_lists_those_that_exist() -> None:
-    with pytest.raises(UserError, match=r"no quantity 'valu' \(did you mean value\?\).*jumping_left.*upright.*ica_ID"):
+    with pytest.raises(UserError, match=r"no quantity 'valu' \(did you mean value\?\).*jumping_left.*upright.*ica:ID"):
         find_quantities(["valu"], SPEC, no_basis)
     with pytest.raises(UserError, match="no quantity 'leftwards'"):
         find_quantities(["leftwards"], OTHER, no_basis)
@@ -122,6 +122,12 @@ def test_an_unknown_quantity_lists_those_that_exist() -> None:
         find_quantities(["key_e"], SPEC, no_basis)
     with pytest.raises(UserError, match="twice"):
         find_quantities(["value", "value"], SPEC, no_basis)
+    basis = some_basis(8, 5)
+    words = ["ica:1", "ica_2", "direction_3", "direction:0", "4"]
+    names = [q.name for q in find_quantities(words, SPEC, lambda kind: basis)]
+    assert names == ["ica_1", "ica_2", "direction_3", "direction_0", "direction_4"]  # arrays and files keep theirs
+    with pytest.raises(UserError, match="twice"):
+        find_quantities(["ica:1", "ica_1"], SPEC, lambda kind: basis)
     with pytest.raises(UserError, match="needs --hidden_states"):
         find_quantities(["direction_0"], SPEC, bases.bases_in(None, "", torch.device("cpu")))
     with pytest.raises(UserError, match="direction 3 does not exist: the ica basis has 0 to 2"):

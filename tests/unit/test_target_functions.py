@@ -93,7 +93,7 @@ def test_names_signs_and_units() -> None:
             ("value_dorp",),
             (),
             1,
-            r"--maximise: no target 'value_dorp' \(did you mean value_drop\?\).*leftwards.*ica_ID",
+            r"--maximise: no target 'value_dorp' \(did you mean value_drop\?\).*leftwards.*ica:ID",
         ),
         ((), ("leftward",), 1, r"--minimise: no target 'leftward' \(did you mean leftwards\?\)"),
         (("value", "value"), (), 1, "'value_up' is named twice"),

@@ -853,6 +853,18 @@ def test_hypotheses_in_words_and_back(planted, text, said):
     assert again == [replace(said, role="", event="")]
 
 
+def test_hypotheses_name_directions_as_everything_does(planted):
+    basis = basis_of(planted)
+    for words, numbers in (
+        ("shift {0}:5=2 {0}_4=1 on {0}:3", "shift 5=2 4=1 on direction:3"),
+        ("shift {0}:5 by +2 always", "shift 5 by +2 always"),
+        ("swap {0}:0 {0}:1", "swap 0 1"),
+    ):
+        assert parse_hypothesis(words.format(basis.kind), basis) == parse_hypothesis(numbers, basis)
+    with pytest.raises(UserError, match="of another basis"):
+        parse_hypothesis("collapse other:1", basis)
+
+
 def test_a_patch_has_two_sides(planted):
     noising, denoising = parse_hypothesis("patch 0 1 clean scared", basis_of(planted))
     assert (noising.side, denoising.side) == ("noising", "denoising") and noising.clean == "scared"

@@ -31,8 +31,8 @@ from torch import Tensor
 
 from core.config import nearest
 from core.contracts import Intervention, UserError
-from core.directions import Basis
-from core.interventions import AtSteps, Nullspace, Resample, Shift, Swap, When, parse_ids, parse_when
+from core.directions import Basis, direction_ids, direction_of
+from core.interventions import AtSteps, Nullspace, Resample, Shift, Swap, When, parse_when
 from core.when import Rule
 from validation.hypotheses.changes import KeepOnly, Redirect
 from validation.hypotheses.frames import own_frame
@@ -158,7 +158,7 @@ def parse_hypothesis(text: str, basis: Basis) -> list[Hypothesis]:
         raise UserError(f"{where}: begins with no known change{hint}; there are: {', '.join(KINDS)}")
     kind, words = words[0], words[1:]
     cut = next((i for i, w in enumerate(words) if w in CLAUSES), len(words))
-    ids, amounts = _targets(kind, words[:cut], where, basis.size)
+    ids, amounts = _targets(kind, words[:cut], where, basis)
     if len(set(ids)) < len(ids):
         raise UserError(f"{where}: names direction {next(i for i in ids if ids.count(i) > 1)} twice")
     basis.check(ids)
@@ -168,6 +168,8 @@ def parse_hypothesis(text: str, basis: Basis) -> list[Hypothesis]:
         rest = _clause(rest, found, where)
     if (kind == "patch") != ("clean" in found):
         raise UserError(f"{where}: patch, and nothing else, needs 'clean EVENT', which tells the two classes of starts")
+    if direction_of(found.get("on", ""), basis.kind):
+        found["on"] = f"direction:{direction_ids([found['on']], basis.kind, where)[0]}"
     out = Hypothesis(kind, tuple(ids), tuple(amounts), everything=words[:cut] == ["all"], **found)
     if out.role and out.on:
         raise UserError(f"{where}: {out.role} for {out.event} is a claim by itself; say 'on {out.on}' in another one")
@@ -176,15 +178,15 @@ def parse_hypothesis(text: str, basis: Basis) -> list[Hypothesis]:
     return [replace(out, side=side) for side in SIDES] if kind == "patch" else [out]
 
 
-def _targets(kind: str, words: Sequence[str], where: str, size: int) -> tuple[list[int], list[float]]:
+def _targets(kind: str, words: Sequence[str], where: str, basis: Basis) -> tuple[list[int], list[float]]:
     """Ids and, for a shift, amounts."""
     if kind != "shift":
-        ids = list(range(size)) if list(words) == ["all"] else parse_ids(words, where)
+        ids = list(range(basis.size)) if list(words) == ["all"] else direction_ids(words, basis.kind, where)
         if not ids or (kind == "swap" and len(ids) % 2):
             need = "an even number of directions, pair by pair" if kind == "swap" else "directions"
             raise UserError(f"{where}: {kind} takes {need}")
         return ids, []
-    found = re.findall(r"(\d+)(?:=| by )(\S+)", " ".join(words))
+    found = re.findall(r"(\w*:?\d+)(?:=| by )(\S+)", " ".join(words))
     if not found or " ".join(words) not in (" ".join(f"{i}={a}" for i, a in found),
                                             " ".join(f"{i} by {a}" for i, a in found)):  # fmt: skip
         raise UserError(f"{where}: shift takes ID=AMOUNT, as in shift 5=2, or shift 5 by +2")
@@ -194,7 +196,7 @@ def _targets(kind: str, words: Sequence[str], where: str, size: int) -> tuple[li
         raise UserError(f"{where}: an amount is not a number") from None
     if not all(abs(a) < float("inf") for a in amounts):
         raise UserError(f"{where}: an amount is not finite")
-    return [int(i) for i, _ in found], amounts
+    return direction_ids([i for i, _ in found], basis.kind, where), amounts
 
 
 def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
@@ -217,7 +219,8 @@ def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
     if head == "through" and rest and rest[0] in THROUGH:
         put("through", rest[0])
         return rest[1:]
-    if head == "on" and rest and any(rest[0] == q or (q.endswith(":") and rest[0].startswith(q)) for q in QUANTITIES):
+    known = (q for q in QUANTITIES if rest and (rest[0] == q or (q.endswith(":") and rest[0].startswith(q))))
+    if head == "on" and rest and (any(known) or direction_of(rest[0], "")):
         put("on", rest[0])
         return rest[1:]
     if head == "clean" and rest:

@@ -28,7 +28,7 @@ from analysis.shared.behaviours import load_behaviours
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import EnvSpec, UserError, VecEnv
-from core.directions import Basis, fingerprint, load_basis
+from core.directions import Basis, direction_ids, fingerprint, load_basis
 from core.interventions import parse_ids
 from core.video import check_video
 from core.when import Rule, load_rule
@@ -72,7 +72,7 @@ class InterventionsConfig:
     """events to measure, each in quotes: 'scared: value < 2 and action in (up, upleft, upright)' (default: death,
     reward and, where the world knows jumps, jump_started)"""
     directions: tuple[str, ...] = ("0", "1")
-    """ids of the directions to test, or largest N: the N whose late effect the simulator predicts to be largest
+    """the directions to test, as ica:0 or 0, or largest N: the N whose late effect the simulator predicts to be largest
     (chosen before the real world is asked)"""
     amounts: tuple[float, ...] = (-2.0, -1.0, 0.0, 1.0, 2.0)
     """changes to test, in units of the direction's coordinate (standard deviations for PCA and ICA)"""
@@ -132,7 +132,7 @@ def check(config: InterventionsConfig) -> StudyOptions:
             raise UserError("--directions largest takes one number: how many directions to choose")
         largest = counts[0]
     else:
-        directions = tuple(parse_ids(config.directions, "--directions"))
+        directions = tuple(direction_ids(config.directions, config.basis_kind, "--directions"))
     options = StudyOptions(
         directions=directions, largest=largest, amounts=config.amounts, starts=config.starts, horizon=config.horizon,
         controls=config.controls, latest_start=config.latest_start, hypotheses=config.hypotheses, events=config.events,

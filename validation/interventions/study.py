@@ -15,8 +15,7 @@ from torch import Tensor
 from core.artefacts import Result
 from core.config import nearest
 from core.contracts import Agent, LearnedWorld, Shown, UserError, VecEnv
-from core.directions import Basis
-from core.interventions import parse_ids
+from core.directions import Basis, direction_ids
 from core.roll import Recorded, Simulator
 from core.trees import Tree
 from core.when import Rule
@@ -160,7 +159,7 @@ def plan_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOption
             on = f"event:{h.event}" if h.role else h.on
             found = [q for q in known if q.startswith(f"{on}@")]
             if on.startswith("direction:"):  # measured once the directions are known
-                basis.check(parse_ids([on.partition(":")[2]], f"on {on}"))
+                basis.check(direction_ids([on.partition(":")[2]], basis.kind, f"on {on}"))
                 return f"{on}@{k}"
             if not found:
                 late = list(dict.fromkeys(q.partition("@")[0] for q in known if is_late(q)))
