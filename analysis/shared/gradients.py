@@ -116,12 +116,12 @@ def gradients(
     found: list[list[Gradients]] = [[] for _ in quantities]
     for n, path in enumerate(paths):
         gate.open = path
-        of_path = row_gradients(numbers, sources, keep=n + 1 < len(paths))
-        for of_quantity, y_S, grads in zip(found, numbers, of_path, strict=True):
+        for q, y_S in enumerate(numbers):  # one at a time, so that what a pass allocates serves the next one
+            (grads,) = row_gradients([y_S], sources, keep=n + 1 < len(paths) or q + 1 < len(numbers))
             per = len(moments)
             series = [_series(grads[g * per : (g + 1) * per], steps) for g in range(len(groups))]
             obs = dict(zip(fields, series, strict=False))
-            of_quantity.append(Gradients(y_S.detach(), obs, series[-2], series[-1]))
+            found[q].append(Gradients(y_S.detach(), obs, series[-2], series[-1]))
     return found
 
 
