@@ -127,6 +127,8 @@ OF_POLICIES = {  # of Neural MMO
 
 OF_ALL = {
     "adopt": Stage("-m agents.adopt", "AdoptConfig", "bring an agent of your own", "runs/agent"),
+    "adopt_world": Stage(
+        "-m generative.adopt", "AdoptWorldConfig", "bring a world model of your own", "runs/simulator", ("agent",)),
     "import_rollouts": Stage(
         "-m agents.import_rollouts", "ImportConfig", "bring rollouts of your own", "runs/rollouts", ("agent",)),
     "bundle": Stage(
