@@ -584,6 +584,18 @@ def _d_of_sums(n_R2: np.ndarray, x_R2F: np.ndarray, xx_R2F: np.ndarray) -> np.nd
         return np.where(defined_RF, (mean_R2F[:, 0] - mean_R2F[:, 1]) / pooled_RF, np.nan)
 
 
+def eta_squared(counts_CB: np.ndarray, all_B: np.ndarray) -> np.ndarray:
+    """Share of the variance of membership in C clusters that lies between B groups of rows, float64 [C], 0 to 1.
+
+    counts_CB: members of every cluster in every group; all_B: rows of every group.  NaN for a cluster with no row, or
+    with all of them.  (Fisher 1925, "Statistical methods for research workers", correlation ratio.)
+    """
+    share_C = counts_CB.sum(-1) / all_B.sum()
+    between_C = (all_B * (counts_CB / np.maximum(all_B, 1) - share_C[:, None]) ** 2).sum(-1) / all_B.sum()
+    total_C = share_C * (1 - share_C)
+    return np.divide(between_C, total_C, out=np.full(len(share_C), np.nan), where=total_C > 0)
+
+
 def permutation_p(observed: float | np.ndarray, null_P: np.ndarray) -> float | np.ndarray:
     """Two-sided (1 + #{|null| >= |observed|}) / (1 + P), entry by entry.
 

@@ -58,7 +58,7 @@ import numpy as np
 
 from analysis.shared.clusters import TIME_BINS, rotated_rows, time_bins
 from core.progress import track
-from core.stats import benjamini_hochberg, jackknifed, left_out, permutation_p
+from core.stats import benjamini_hochberg, eta_squared, jackknifed, left_out, permutation_p
 
 LEAST_WORLDS = 10  # fewer exchange their labels in too few ways
 LEAST_LIVES = 10  # fewer exchange their labels in too few ways, and two halves of them say nothing of time
@@ -394,14 +394,6 @@ def counts(label_N: np.ndarray, bin_N: np.ndarray, clusters: int) -> np.ndarray:
     return flat.reshape(clusters, TIME_BINS).astype(np.float64)
 
 
-def eta2(counts_CB: np.ndarray, all_B: np.ndarray) -> np.ndarray:
-    """Share [C] of the variance of membership that lies between bins (clusters.time_eta2, from counts)."""
-    share_C = counts_CB.sum(-1) / all_B.sum()
-    between_C = (counts_CB**2 / np.maximum(all_B, 1)).sum(-1) / all_B.sum() - share_C**2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return between_C / (share_C * (1 - share_C))
-
-
 def held_out_auc(
     label_N: np.ndarray, bin_N: np.ndarray, clusters: int, life_N: np.ndarray, half_E: np.ndarray
 ) -> np.ndarray:
@@ -634,7 +626,7 @@ def times(label_N: np.ndarray, lives: Lives, rng: np.random.Generator) -> Times:
     def said(labels: np.ndarray, splits: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """eta^2 of both, the better area under the curve, and the entropy of ticks."""
         counts_2CB = [counts(labels, b, clusters) for b in bins]
-        both = np.stack([eta2(c, a) for c, a in zip(counts_2CB, all_2B, strict=True)])
+        both = np.stack([eta_squared(c, a) for c, a in zip(counts_2CB, all_2B, strict=True)])
         auc = [np.mean([held_out_auc(labels, b, clusters, lives.life_N, h) for h in splits], 0) for b in bins]
         return both, np.maximum(*auc), entropy(counts_2CB[0]) / np.log(max(2, (all_2B[0] > 0).sum()))
 

@@ -17,7 +17,7 @@ from core.artefacts import Result
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.pages import label_name
-from core.stats import benjamini_hochberg, bootstrap_mean, few, share_of, shares
+from core.stats import benjamini_hochberg, bootstrap_mean, eta_squared, few, share_of, shares
 
 LEAST_LIVES = 2
 
@@ -107,14 +107,10 @@ def together(m: Moments) -> np.ndarray | None:
 
 
 def eta2_of(of_N: np.ndarray, bin_N: np.ndarray, labels: int) -> np.ndarray:
-    """``clusters.time_eta2`` of every label's membership at once, float64 [labels]; 0 for one that all rows have."""
+    """``core.stats.eta_squared`` of every label, float64 [labels]; 0 for one that all rows have."""
     bins = int(bin_N.max()) + 1
     count_LB = np.bincount(of_N * bins + bin_N, minlength=labels * bins).reshape(labels, bins)
-    rows_B = np.maximum(count_LB.sum(0), 1)
-    mean_L = count_LB.sum(1) / len(of_N)
-    between_L = (rows_B * (count_LB / rows_B - mean_L[:, None]) ** 2).sum(1) / len(of_N)
-    total_L = mean_L * (1 - mean_L)
-    return np.divide(between_L, total_L, out=np.zeros(labels), where=total_L > 0)
+    return np.nan_to_num(eta_squared(count_LB, count_LB.sum(0)))
 
 
 def ends(m: Moments, died_E: np.ndarray, labels: np.ndarray) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import numpy as np
 from core.artefacts import Result
 from core.contracts import UserError
 from core.progress import track
-from core.stats import Estimate
+from core.stats import Estimate, eta_squared
 
 Embedding = Literal["pca", "umap", "tsne"]
 Method = Literal["k_means", "ward", "hdbscan"]
@@ -271,13 +271,10 @@ def record_share_from_time(
 
 
 def time_eta2(member_N: np.ndarray, t_N: np.ndarray) -> float:
-    """Share of the variance of membership (bool [N]) that lies between time bins (eta squared, 0 to 1)."""
-    member_N = member_N.astype(np.float64)
+    """``core.stats.eta_squared`` of membership (bool [N]) over time bins; 0 where all, or none, are members."""
     bin_N = time_bins(t_N)
-    counts = np.bincount(bin_N, minlength=TIME_BINS)
-    means = np.bincount(bin_N, member_N, minlength=TIME_BINS) / np.maximum(counts, 1)
-    total = member_N.var()
-    return float((counts * (means - member_N.mean()) ** 2).sum() / len(t_N) / total) if total > 0 else 0.0
+    count_1B, all_B = (np.bincount(b, minlength=TIME_BINS) for b in (bin_N[np.asarray(member_N, bool)], bin_N))
+    return float(np.nan_to_num(eta_squared(count_1B[None], all_B))[0])
 
 
 def check_mappable(points: int, kind: Embedding) -> None:

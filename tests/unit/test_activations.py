@@ -18,7 +18,7 @@ from analysis.activations.records import Records
 from analysis.activations.verdicts import Lives
 from analysis.shared.clusters import NOISE, TIME_BINS, time_bins, time_eta2
 from core.artefacts import Result
-from core.stats import cohens_d, cohens_d_interval
+from core.stats import cohens_d, cohens_d_interval, eta_squared
 
 LIVES, ROWS, UNITS, EVERY = 30, 48, 12, 10
 NAMES = ("food", "fighting", "level", "tick", "gold")
@@ -500,7 +500,7 @@ def test_shares_of_time_and_life_are_those_of_their_definitions() -> None:
     member = rng.random(len(life)) < 0.2 + 0.6 * (share > 0.5)
     bins = time_bins(lives.tick_N)
     counts = verdicts.counts(np.where(member, 0, NOISE), bins, 1)
-    assert verdicts.eta2(counts, np.bincount(bins, minlength=TIME_BINS))[0] == pytest.approx(
+    assert eta_squared(counts, np.bincount(bins, minlength=TIME_BINS))[0] == pytest.approx(
         time_eta2(member, lives.tick_N)
     )
     blind = rng.integers(4, size=len(life))

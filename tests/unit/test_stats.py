@@ -29,6 +29,7 @@ from core.stats import (
     bootstrap_means,
     cohens_d,
     cohens_d_interval,
+    eta_squared,
     few,
     in_text,
     jackknife,
@@ -565,6 +566,17 @@ def test_benjamini_hochberg_of_nothing() -> None:
 
 
 # Effect sizes
+
+
+def test_eta_squared_is_between_over_total_sum_of_squares() -> None:
+    rng = np.random.default_rng(0)
+    group, member = rng.integers(4, size=300), rng.random(300) < 0.3
+    all_B, count_B = np.bincount(group, minlength=5), np.bincount(group[member], minlength=5)  # the last has no row
+    means = [member[group == b].mean() for b in range(4)]
+    between = sum((group == b).sum() * (m - member.mean()) ** 2 for b, m in enumerate(means))
+    never, always = np.zeros(5, int), all_B
+    found = eta_squared(np.stack([count_B, all_B * (np.arange(5) == 1), never, always]), all_B)
+    np.testing.assert_allclose(found, [between / (300 * member.var()), 1, np.nan, np.nan])
 
 
 def textbook_d(a: np.ndarray, b: np.ndarray) -> float:
