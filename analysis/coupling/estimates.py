@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,9 +141,11 @@ def couple(
     basis: Basis,
     behaviours: Sequence[int],
     config: CouplingConfig,
+    jacobians: Callable[..., dict[str, Tensor]] = jacobians,
 ) -> Coupling:
     """Correlations of ``observed`` and Jacobians from the planned states; NaN for a behaviour with too few episodes.
 
+    jacobians: what gives them (another one in controls of this method itself).
     UserError if that is every behaviour, or if there are too few permutations for any p <= alpha.
     """
     require_draws(config.permutations, config.alpha)

@@ -45,9 +45,11 @@ def study(
     device: torch.device | None = None,
     rule: Rule | None = None,
     make_choosing: Callable[[int], VecEnv] | None = None,
+    simulated: type[SimulatedWorld] = SimulatedWorld,
 ) -> Result:
     """The whole comparison.  ``make_env(slots)`` makes the real world that claims are tested in, ``make_choosing`` the
-    one whose starts the simulator chooses on (None: the same, other episodes); ``rule`` tells behaviours.
+    one whose starts the simulator chooses on (None: the same, other episodes); ``rule`` tells behaviours; ``simulated``
+    foretells (another class in controls of this method itself).
 
     Tables ``effects``, ``paths``, ``doses``, ``needs`` and ``recovered``; arrays of per-start effects; scalars of
     agreement; ``notes["claims"]`` and ``notes["gate"]``.  Raises UserError for what ``check_options`` and
@@ -66,10 +68,10 @@ def study(
     try:
         actions = distinct_actions(env, starts)
         measures = Measures(actions, basis, options.directions, events, simulator.world.spec.parts)
-        dreams = [dreamed_from(simulator, some, measures, options, generator) for some in (before, starts)]
+        dreams = [dreamed_from(simulator, some, measures, options, generator, simulated) for some in (before, starts)]
         choosing, dreamed = Bench(basis, before, dreams[0], rule), dreams[1]
         real = RealWorld(agent, starts.state, dreamed.noise_NTA, measures, env, starts, few)
-        held = held_still(agent, starts, dreamed.noise_NTA, measures)
+        held = held_still(agent, starts, dreamed.noise_NTA, measures, simulated)
         bench = Bench(basis, starts, dreamed, rule, real, held)
         explicit = bool(hypotheses)
         plan = plan_of(choosing, hypotheses, options, basis)
@@ -120,15 +122,16 @@ def find_starts(
 
 
 def dreamed_from(
-    simulator: Simulator[Any], starts: Starts, measures: Measures, options: StudyOptions, generator: torch.Generator
-) -> SimulatedWorld:
+    simulator: Simulator[Any], starts: Starts, measures: Measures, options: StudyOptions, generator: torch.Generator,
+    simulated: type[SimulatedWorld] = SimulatedWorld,
+) -> SimulatedWorld:  # fmt: skip
     """The simulator run on from these starts, with action noise of its own."""
     device = starts.h_NH.device
     shape = (len(starts), options.horizon + 1, simulator.world.spec.n_actions)
     exponential = torch.empty(shape).exponential_(generator=generator)
     noise_NTA = (torch.zeros(shape) if options.greedy else -exponential.log()).to(device)
     start = starts_in(simulator.world, starts, device)
-    return SimulatedWorld(simulator.agent, starts.state, noise_NTA, measures, simulator.world, start)
+    return simulated(simulator.agent, starts.state, noise_NTA, measures, simulator.world, start)
 
 
 @torch.no_grad()
@@ -139,11 +142,14 @@ def starts_in(world: LearnedWorld, starts: Starts, device: torch.device) -> tupl
     return begun(world, world.normalise(torch.cat(parts)))
 
 
-def held_still(agent: Agent, starts: Starts, noise_NTA: Tensor, measures: Measures) -> SimulatedWorld:
+def held_still(
+    agent: Agent, starts: Starts, noise_NTA: Tensor, measures: Measures,
+    simulated: type[SimulatedWorld] = SimulatedWorld,
+) -> SimulatedWorld:  # fmt: skip
     """No world: the agent sees the last frame of its start for ever, is given no reward and never ends."""
     last = {k: torch.from_numpy(v[:, -1:]).to(noise_NTA.device) for k, v in starts.window.items()}
     frame = Recorded(agent.spec, last)
-    return SimulatedWorld(agent, starts.state, noise_NTA, measures, frame, frame.begin())
+    return simulated(agent, starts.state, noise_NTA, measures, frame, frame.begin())
 
 
 def plan_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions, basis: Basis) -> list[Family]:

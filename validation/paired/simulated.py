@@ -82,7 +82,7 @@ class SimulatedWorld(Paired):
         parts = []
         for first in range(0, len(states), BATCH):
             some = joined(states[first : first + BATCH])
-            done = one_hot(actions[first : first + BATCH], self.agent.spec.parts, self.noise_NTA)
+            done = one_hot(actions[first : first + BATCH], self.agent.spec.parts, self.start_N[1].reward_B)
             parts.append(self._places(*self.world.step(some, done)))
         return together(parts)
 

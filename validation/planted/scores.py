@@ -8,11 +8,12 @@ E episodes, X stimuli; other axes as in core.contracts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from analysis.behaviours.clustering import BehaviourOptions, cluster
 from analysis.behaviours.histories import Steps, reduce
@@ -111,7 +112,10 @@ class Coupled(NamedTuple):
         return drawn(self.result, "", ALPHA)
 
 
-def couple(scene: Scene, seed: int, permutations: int, basis: Basis | None = None) -> Coupled:
+def couple(
+    scene: Scene, seed: int, permutations: int, basis: Basis | None = None, *,
+    jacobians: Callable[..., dict[str, Tensor]] = jacobian.jacobians,
+) -> Coupled:  # fmt: skip
     """analysis.coupling, whole: correlations of the real episodes, Jacobians of simulated ones."""
     known, simulator = scene.known, scene.simulator
     basis = known.basis if basis is None else basis
@@ -130,7 +134,7 @@ def couple(scene: Scene, seed: int, permutations: int, basis: Basis | None = Non
     observed = correlation.Labelled(scene.index_N2, scene.episode_N, real_label_N, c_NK)
     behaviours = list(range(known.behaviours))
     planned = estimates.plan(simulator, scene.z_EZ, sampled, h_NH.numpy(), behaviours, config)
-    found = estimates.couple(simulator, planned, observed, basis, behaviours, config)
+    found = estimates.couple(simulator, planned, observed, basis, behaviours, config, jacobians)
     effects = np.stack([known.effects(LAGS, behaviour=b) for b in behaviours])
     judged = ~np.eye(SIZE, dtype=bool) & ~(known.through_world_KK & (effects == 0))
     return Coupled(tables.assemble(found, behaviours, {}, config), effects, judged, planned)
@@ -170,8 +174,11 @@ def coupling_job(kind: Kind, permutations: int, seed: int) -> Found:
     a, effects, judged = coupled.result.arrays, coupled.effects, coupled.judged
     there = effects != 0
     J, r, found = a["jacobian"], a["correlation"], coupled.found()
-    with negated(estimates, "jacobians"):
-        wrong = couple(scene, seed, least_permutations(ALPHA)).result.arrays["jacobian"]
+    flipped = couple(
+        scene, seed, least_permutations(ALPHA),
+        jacobians=lambda *given: negated(jacobian.jacobians(*given)),
+    )  # fmt: skip
+    wrong = flipped.result.arrays["jacobian"]
     out: Found = {
         Key(kind, "Jacobian coupling", EDGES): [auroc(there[judged], np.abs(J)[judged])],
         Key(kind, "Jacobian coupling", SIGNS): [share(np.sign(J) == np.sign(effects), there & judged)],
@@ -262,7 +269,17 @@ def saliency_job(kind: Kind, seed: int) -> Found:
     }
 
 
-def intervene(scene: Scene, directions: Sequence[int], starts: int, horizon: int, seed: int) -> Result:
+class Flipped(SimulatedWorld):
+    """Derivatives of the wrong sign."""
+
+    def jacobian(self, *given: Any, **named: Any) -> dict[str, Tensor]:
+        return negated(super().jacobian(*given, **named))
+
+
+def intervene(
+    scene: Scene, directions: Sequence[int], starts: int, horizon: int, seed: int,
+    simulated: type[SimulatedWorld] = SimulatedWorld,
+) -> Result:  # fmt: skip
     """validation.interventions' study of a drawn world."""
 
     def make_env(slots: int) -> PlantedWorld:
@@ -279,7 +296,7 @@ def intervene(scene: Scene, directions: Sequence[int], starts: int, horizon: int
         latest_start=8,
         seed=seed,
     )
-    return study(scene.simulator, make_env, scene.known.basis, options)
+    return study(scene.simulator, make_env, scene.known.basis, options, simulated=simulated)
 
 
 def closed_form(scene: Scene, result: Result, horizon: int) -> np.ndarray:
@@ -332,8 +349,7 @@ def interventions_job(kind: Kind, seed: int) -> Found:
         out[Key(kind, method, ACCUSED)] = [float(accused(result.tables["effects"], scene.known.nuisance))]
     if kind in ("linear", "delayed"):
         value = f"value@{horizon}"
-        with negated(SimulatedWorld, "jacobian"):
-            broken = intervene(scene, (causal,), 32, horizon, seed)
+        broken = intervene(scene, (causal,), 32, horizon, seed, Flipped)
         for name, study_of in ((method, result), (f"{CONTROL}sign flipped", broken)):
             first, seen = (study_of.arrays[f"{source}/{value}"] for source in ("jacobian", "observed"))
             out[Key(kind, name, FIRST_ORDER)] = [float(np.abs(first - seen).max())]
