@@ -127,6 +127,8 @@ OF_POLICIES = {  # of Neural MMO
 
 OF_ALL = {
     "adopt": Stage("-m agents.adopt", "AdoptConfig", "bring an agent of your own", "runs/agent"),
+    "adopt_world": Stage(
+        "-m generative.adopt", "AdoptWorldConfig", "bring a world model of your own", "runs/simulator", ("agent",)),
     "import_rollouts": Stage(
         "-m agents.import_rollouts", "ImportConfig", "bring rollouts of your own", "runs/rollouts", ("agent",)),
     "bundle": Stage(
@@ -156,6 +158,8 @@ OF_THE_DEMO = {
     "behaviours": "runs/demo/behaviours",
 }  # fmt: skip
 
+INSTEAD = {"simulator": "policy"}  # {flag: the one that is given in its place}
+
 
 def written(flag: str) -> str | None:
     """What a flag names by default: the directory that the stage before writes by default."""
@@ -168,7 +172,12 @@ def of_the_demo(defaults: Mapping[str, Any], given: Collection[str]) -> dict[str
     found = {}
     for flag, default in defaults.items():
         there = OF_THE_DEMO.get(MADE_BY.get(flag, flag))
-        if flag in given or there is None or default not in (written(flag), [written(flag)]):
+        if (
+            flag in given
+            or INSTEAD.get(flag) in given
+            or there is None
+            or default not in (written(flag), [written(flag)])
+        ):
             continue
         if not Path(str(written(flag))).exists() and Path(there).exists():
             found[flag] = there

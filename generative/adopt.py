@@ -41,7 +41,7 @@ class AdoptWorldConfig:
     """.py file with make_world(spec)"""
     weights: Path
     """.safetensors or a state dict (.pt, .pth)"""
-    agent: Path
+    agent: Path = Path("runs/agent")
     """run directory of the agent that is studied in it"""
     out: Path = Path("runs/simulator")
     """run directory to write"""

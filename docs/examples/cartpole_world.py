@@ -1,4 +1,4 @@
-"""A world model for ``python -m generative.adopt``: CartPole's next observation by a small network.
+"""A world model to adopt (generative.adopt): CartPole's next observation by a small network.
 
 The latent is the observation itself; nothing is hidden, and no noise is needed.
 """

@@ -56,6 +56,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (root / path.name).symlink_to(path)
     for name in ("agent", "demo"):
         write_agent(root / "runs" / name)
+    for name in ("simulator", "rollouts", "samples", "hidden_states", "behaviours"):  # else a note says there are none
+        (root / "runs" / name).mkdir()
     return root
 
 

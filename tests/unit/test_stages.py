@@ -95,6 +95,8 @@ def test_without_runs_of_ones_own_a_stage_reads_the_demo_s(
     said = capsys.readouterr().err
     assert found.samples == Path("runs/samples") and "--samples" not in said  # type: ignore[attr-defined]
     assert found.behaviours == Path("runs/behaviours") and "--behaviours" not in said  # type: ignore[attr-defined]
+    cli.parse(STAGES["interventions"].cls, ["--policy", "p", "--hidden_states", "h"], "interventions")
+    assert capsys.readouterr().err == ""  # a policy stands for the simulator
     record = STAGES["record"].cls
     for argv, basis in (([], "runs/hidden_states"), (["--shift", "9=-2"], "runs/demo/hidden_states")):
         found = cli.parse(record, ["--agent", "a", *argv], "record")
