@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from analysis.coupling import estimates, jacobian, tables
+from analysis.coupling import jacobian, tables
 from analysis.saliency import explain
 from analysis.shared import gradients
 from core import contracts, interventions
@@ -87,24 +88,19 @@ def test_the_run_is_whole_and_its_table_is_read_by_people(
         assert len(values) == row["n"] and values.mean() == pytest.approx(row["value"])
 
 
-def test_a_flipped_sign_turns_the_table_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = jacobian.jacobians
-    monkeypatch.setattr(estimates, "jacobians", lambda *a, **k: {n: -x for n, x in right(*a, **k).items()})
-    found = scores.coupling_job("linear", 199, 0)
+def test_a_flipped_sign_turns_the_table_red() -> None:
+    found = scores.coupling_job("linear", 199, 0, lambda *a: scene.negated(jacobian.jacobians(*a)))
     assert found[Key("linear", "Jacobian coupling", measures.SIGNS)] == [0.0]
     # The control runs the method with its sign flipped: flipped twice it is right, and is not caught.
     assert found[Key("linear", f"{measures.CONTROL}sign flipped", measures.SIGNS)] == [1.0]
     assert found[Key("linear", "Jacobian coupling", measures.CLOSED_FORM)][0] > 1
 
 
-def test_a_transposed_jacobian_turns_the_table_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = jacobian.jacobians
+def test_a_transposed_jacobian_turns_the_table_red() -> None:
+    def transposed(*a: Any) -> dict[str, torch.Tensor]:
+        return {n: x.transpose(-1, -2) if x.ndim == 4 else x for n, x in jacobian.jacobians(*a).items()}
 
-    def transposed(*a: object, **k: object) -> dict[str, torch.Tensor]:
-        return {n: x.transpose(-1, -2) if x.ndim == 4 else x for n, x in right(*a, **k).items()}
-
-    monkeypatch.setattr(estimates, "jacobians", transposed)
-    found = scores.coupling_job("delayed", 199, 0)
+    found = scores.coupling_job("delayed", 199, 0, transposed)
     assert found[Key("delayed", "Jacobian coupling", measures.EDGES)][0] < 0.6
 
 

@@ -112,9 +112,12 @@ class Coupled(NamedTuple):
         return drawn(self.result, "", ALPHA)
 
 
+Jacobians = Callable[..., dict[str, Tensor]]  # as analysis.coupling.jacobian.jacobians
+
+
 def couple(
     scene: Scene, seed: int, permutations: int, basis: Basis | None = None, *,
-    jacobians: Callable[..., dict[str, Tensor]] = jacobian.jacobians,
+    jacobians: Jacobians = jacobian.jacobians,
 ) -> Coupled:  # fmt: skip
     """analysis.coupling, whole: correlations of the real episodes, Jacobians of simulated ones."""
     known, simulator = scene.known, scene.simulator
@@ -167,17 +170,14 @@ def share(of: np.ndarray, where: np.ndarray) -> float:
     return float(of[where].mean()) if where.any() else 0.0
 
 
-def coupling_job(kind: Kind, permutations: int, seed: int) -> Found:
+def coupling_job(kind: Kind, permutations: int, seed: int, jacobians: Jacobians = jacobian.jacobians) -> Found:
     """Are the arrows found, with their signs, and no others?"""
     scene = draw(kind, seed)
-    coupled = couple(scene, seed, permutations)
+    coupled = couple(scene, seed, permutations, jacobians=jacobians)
     a, effects, judged = coupled.result.arrays, coupled.effects, coupled.judged
     there = effects != 0
     J, r, found = a["jacobian"], a["correlation"], coupled.found()
-    flipped = couple(
-        scene, seed, least_permutations(ALPHA),
-        jacobians=lambda *given: negated(jacobian.jacobians(*given)),
-    )  # fmt: skip
+    flipped = couple(scene, seed, least_permutations(ALPHA), jacobians=lambda *given: negated(jacobians(*given)))
     wrong = flipped.result.arrays["jacobian"]
     out: Found = {
         Key(kind, "Jacobian coupling", EDGES): [auroc(there[judged], np.abs(J)[judged])],
@@ -196,7 +196,7 @@ def coupling_job(kind: Kind, permutations: int, seed: int) -> Found:
         out[Key(kind, "Jacobian through the world", EDGES)] = [auroc(there[judged], world[judged])]
         out[Key(kind, "Jacobian of the agent alone", CUT)] = [float(left)]
         twin = scene._replace(simulator=planted_simulator(dtype=torch.float64, model=TwinModel(scene.options)))
-        b = couple(twin, seed, least_permutations(ALPHA)).result.arrays
+        b = couple(twin, seed, least_permutations(ALPHA), jacobians=jacobians).result.arrays
         for method, name in (("actions enumerated", "jacobian_through_world"),
                              (f"{CONTROL}straight-through", "straight_through_world")):  # fmt: skip
             out[Key(kind, method, TWINS)] = [float(np.abs(a[name] - b[name]).max() / np.abs(a[name]).max())]
@@ -206,9 +206,8 @@ def coupling_job(kind: Kind, permutations: int, seed: int) -> Found:
     if kind == "linear":
         ica = fitted_ica(kind, seed)
         order, cosine = match(scene.known.basis, ica)
-        J_ica = couple(scene, seed, least_permutations(ALPHA), ica).result.arrays["jacobian"][
-            ..., order[:, None], order
-        ]
+        of_ica = couple(scene, seed, least_permutations(ALPHA), ica, jacobians=jacobians)
+        J_ica = of_ica.result.arrays["jacobian"][..., order[:, None], order]
         J_ica = J_ica * np.sign(cosine)[:, None] * np.sign(cosine)
         out[Key(kind, "coupling of fitted ICA", EDGES)] = [auroc(there[judged], np.abs(J_ica)[judged])]
         out[Key(kind, "coupling of fitted ICA", SIGNS)] = [share(np.sign(J_ica) == np.sign(effects), there & judged)]
