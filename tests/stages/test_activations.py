@@ -206,14 +206,12 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    source: list[Path] = [tmp_path / "in"]
-    if kind == "none":
-        source = []
-    elif kind == "another stage":
+    source = tmp_path / "in"
+    if kind == "another stage":
         with artefacts.new_run(tmp_path / "in", "train", {}):
             pass
     elif kind == "few":
-        source = [extraction]
+        source = extraction
     elif kind == "nan":
         write_extraction(tmp_path / "in", nan=True)
     elif kind == "features":
@@ -222,7 +220,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(
         facts = about["facts"] | {"features": list(FEATURES)}
         artefacts.Run(path=tmp_path / "in", stage=about["stage"], config={}, facts=facts).finish()
     with pytest.raises(SystemExit) as ended:
-        run(*source, "--out", tmp_path / "out", *flags, *SMALL)
+        run(source, "--out", tmp_path / "out", *flags, *SMALL)
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert says in line
