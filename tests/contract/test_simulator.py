@@ -108,7 +108,8 @@ def parts_of(simulator: Simulator[Any]) -> dict[str, Tensor]:
 
 def columns(t: Trajectory) -> dict[str, Tensor]:
     """Everything a rollout says, by name."""
-    return {**t.obs, **{k: getattr(t, k) for k in t._fields if k != "obs"}}
+    world = {f"world {i}": x for i, x in enumerate(leaves(t.world))}
+    return {**t.obs, **world, **{k: getattr(t, k) for k in t._fields if k not in ("obs", "world")}}
 
 
 def remembers(simulator: Simulator[Any]) -> bool:

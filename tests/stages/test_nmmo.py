@@ -15,6 +15,7 @@ import torch
 
 from agents import evaluate, nmmo_evaluate, nmmo_train, train as train_script
 from agents.nmmo_play import RandomPolicy, load_policies, play, policies_in
+from agents.ppo import update
 from agents.policies import load_policy, log_probs
 from analysis import activation_json, extract_activations, proc_eval_result
 from analysis.activations import __main__ as activations
@@ -142,7 +143,7 @@ def test_learning_rises_where_one_action_pays(house: Path) -> None:
         rollout = collector.collect()
         assert rollout.alive is not None
         shares.append(float((rollout.action[..., way] == 4)[rollout.alive].float().mean()))
-        nmmo_train.update(agent, optimiser, rollout, config.ppo, np.random.default_rng(0), 0.0, nmmo_train.loss_of)
+        update(agent, optimiser, rollout, config.ppo, np.random.default_rng(0), 0.0, nmmo_train.loss_of)
     env.close()
     assert shares[0] < 0.5 and np.mean(shares[-3:]) > shares[0] + 0.25
 

@@ -142,7 +142,7 @@ def test_held_out_maps_and_whole_worlds(house: Path) -> None:
     env.close()
     with pytest.raises(UserError, match="not whole worlds of 4 agents"):
         make(spec, 6, maps=house / "maps")
-    with pytest.raises(UserError, match="has no start_level; its maps are those of a --split"):
+    with pytest.raises(UserError, match="has no start_level; its maps are those of a split"):
         make(spec, 8, maps=house / "maps", start_level=3)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from agents import evaluate, record, train as train_agent
+from agents import evaluate, record, train as train_agent, trainer
 from agents.consistency import alter
 from agents.play import Chooser, Exploration, Moment, play
 from agents.recurrent import load_agent
@@ -103,7 +103,7 @@ def test_a_killed_agent_training_resumes_to_the_same_weights(
     pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     argv = [*DEBUG, "--out", f"{tmp_path}/agent", "--save_minutes", "0"]
-    real, calls = train_agent.update, []
+    real, calls = trainer.update, []
 
     def dies_later(*args: object) -> dict[str, float]:
         if len(calls) == 2:
@@ -111,12 +111,12 @@ def test_a_killed_agent_training_resumes_to_the_same_weights(
         calls.append(1)
         return real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(train_agent, "update", dies_later)
+    monkeypatch.setattr(trainer, "update", dies_later)
     with pytest.raises(Killed):
         train_agent.main(cli.parse(train_agent.TrainConfig, argv, train_agent.STAGE))
     with pytest.raises(UserError, match="half-written"):
         load_agent(tmp_path / "agent")
-    monkeypatch.setattr(train_agent, "update", real)
+    monkeypatch.setattr(trainer, "update", real)
     train_agent.main(cli.parse(train_agent.TrainConfig, [*argv, "--resume"], train_agent.STAGE))
     whole, resumed = load_agent(pipeline / "agent"), load_agent(tmp_path / "agent")
     assert fingerprint(whole) == fingerprint(resumed)
@@ -168,7 +168,7 @@ def test_a_training_with_augmented_frames_resumes_to_the_same_curve(
         with open(tmp_path / out / "curve.csv", newline="") as file:
             return [{k: v for k, v in row.items() if k != "wall_s"} for row in csv.DictReader(file)]
 
-    real, calls = train_agent.update, []
+    real, calls = trainer.update, []
 
     def dies_later(*args: object) -> dict[str, float]:
         if len(calls) == 2:
@@ -177,7 +177,7 @@ def test_a_training_with_augmented_frames_resumes_to_the_same_curve(
         return real(*args)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_agent, "update", dies_later)
+        patch.setattr(trainer, "update", dies_later)
         with pytest.raises(Killed):
             train_agent.main(config("agent"))
     train_agent.main(config("agent", "--resume"))

@@ -757,7 +757,7 @@ def test_plot_and_precompute_say_what_they_need(recorded: Path, drawn: Path, tmp
     with open(tmp_path / recorded.name / "manifest.json", "a") as file:
         file.write("\n")
     for config, said in (
-        (BehavioursConfig(out=out), "--rollouts DIR is needed"),
+        (BehavioursConfig(rollouts=None, out=out), "--rollouts DIR is needed"),
         (BehavioursConfig(action="plot", out=out), "plot needs --behaviours DIR"),
         (BehavioursConfig(action="plot", behaviours=recorded, out=out), "a 'behaviours' directory is needed"),
         (BehavioursConfig(action="plot", behaviours=changed, out=out), "is not what .* was made from any more"),

@@ -240,6 +240,9 @@ def test_threads_of_every_stage_do_not_spin_while_they_wait() -> None:
     for command, done in zip(commands, ends, strict=True):
         assert done.returncode == 0 or command[-1] == "core.artefacts", (command, done.stderr)
         policies = [line for line in done.stderr.splitlines() if "OMP_WAIT_POLICY" in line]
+        if command in (["-m", "analysis"], ["-m", "validation"]):  # they list commands, and load no torch
+            assert not policies
+            continue
         assert policies and all("PASSIVE" in line for line in policies), (command, done.stderr)
 
 
