@@ -145,8 +145,8 @@ def couple(
 ) -> Coupling:
     """Correlations of ``observed`` and Jacobians from the planned states; NaN for a behaviour with too few episodes.
 
-    jacobians: what gives them (another one in controls of this method itself).
-    UserError if that is every behaviour, or if there are too few permutations for any p <= alpha.
+    jacobians: what gives them (another one in controls of this method itself).  UserError if that is every behaviour,
+    or if there are too few permutations for any p <= alpha.
     """
     require_draws(config.permutations, config.alpha)
     rng = np.random.default_rng([config.seed, 1])
