@@ -150,28 +150,12 @@ def couple(
     """
     require_draws(config.permutations, config.alpha)
     rng = np.random.default_rng([config.seed, 1])
-    lags, longest, k = list(config.lags), max(config.lags), observed.c_NK.shape[1]
+    lags, k = list(config.lags), observed.c_NK.shape[1]
     shape = (len(behaviours), len(lags), k, k)
     r = correlate(observed, behaviours, lags, config.permutations, config.resamples, rng, config.alpha)
     place, unit_M, stops = planned
     groups = list(simulator.world.spec.distinct_actions().values())
-    size = config.batch_size or rows_that_fit(simulator, place, longest, config.memory_gb * 1e9)
-    found = []
-    with bar("Jacobians", total=len(unit_M), unit="samples") as progress:
-        for n in range(0, len(unit_M), size):
-            part: Place = rows_of(place, slice(n, n + size))
-            found.append(jacobians(simulator, part, basis, lags, k, groups))
-            progress.advance(len(part.alive_B))
-    direct, world, straight, ended = (
-        torch.cat([f[name] for f in found]).cpu().numpy().astype(np.float64)
-        for name in ("direct", "through_world", "straight_through", "ended")
-    )
-    broken = ~np.isfinite(np.stack([direct, world, straight])).all((0, 2, 3, 4))
-    if broken.any():
-        raise UserError(
-            f"{broken.sum()} of {len(broken)} Jacobians are NaN or infinite: gradients through this simulator explode; "
-            "use shorter --lags, or train it longer"
-        )
+    direct, world, straight, ended = _planned_jacobians(simulator, place, basis, lags, k, groups, config, jacobians)
     # What is only rounding has a constant sign too, and must not pass for an effect.
     least = ROUNDING * np.abs(direct + world).max()
     per_sample, compared = (
@@ -215,3 +199,26 @@ def couple(
         ended=float(ended.mean()),
         actions=[[simulator.world.spec.action_names[i] for i in ids] for ids in groups],
     )
+
+
+def _planned_jacobians(
+    simulator: Simulator[Any], place: Place, basis: Basis, lags: Sequence[int], k: int, groups: list[list[int]],
+    config: CouplingConfig, jacobians: Callable[..., dict[str, Tensor]],
+) -> list[np.ndarray]:  # fmt: skip
+    """direct, through_world, straight_through [M, L, K, K] and ended [M], batch by batch, all of them finite."""
+    size = config.batch_size or rows_that_fit(simulator, place, max(lags), config.memory_gb * 1e9)
+    found = []
+    with bar("Jacobians", total=len(place.alive_B), unit="samples") as progress:
+        for n in range(0, len(place.alive_B), size):
+            part: Place = rows_of(place, slice(n, n + size))
+            found.append(jacobians(simulator, part, basis, lags, k, groups))
+            progress.advance(len(part.alive_B))
+    names = ("direct", "through_world", "straight_through", "ended")
+    out = [torch.cat([f[name] for f in found]).cpu().numpy().astype(np.float64) for name in names]
+    broken = ~np.isfinite(np.stack(out[:3])).all((0, 2, 3, 4))
+    if broken.any():
+        raise UserError(
+            f"{broken.sum()} of {len(broken)} Jacobians are NaN or infinite: gradients through this simulator explode; "
+            "use shorter --lags, or train it longer"
+        )
+    return out

@@ -15,8 +15,8 @@ import torch
 
 from agents import evaluate, nmmo_evaluate, nmmo_train, train as train_script
 from agents.nmmo_play import RandomPolicy, load_policies, play, policies_in
-from agents.ppo import update
 from agents.policies import load_policy, log_probs
+from agents.ppo import update
 from analysis import activation_json, extract_activations, proc_eval_result
 from analysis.activations import __main__ as activations
 from analysis.lives import earlier_format

@@ -223,7 +223,7 @@ def test_a_claim_about_a_policy_is_tested_without_a_simulator(house: Path, tmp_p
     assert claim["n"] <= 6 and claim["random_n"] == 2 * 39
     assert claim["special_p"] >= 1 / 40
     quantities = {row["quantity"] for row in result.tables["effects"]}
-    assert {"prob:attack@1..2", "prob:north@1..2", "value@2"} <= quantities
+    assert {"prob:melee@1..2", "prob:north@1..2", "value@2"} <= quantities
     assert all(row["world"] == "real" and "foretold" not in row for row in result.tables["effects"])
     assert np.abs(result.arrays["observed/value"][0]).min() > 0  # h was changed at every start
 
@@ -308,6 +308,6 @@ def test_coinrun_without_its_simulator(pipeline: Path, tmp_path: Path) -> None:
     assert result.notes["claims"][0]["by_choice"] and result.notes["claims"][0]["needed"] == "not asked"
     assert {row["verdict"] for row in result.tables["effects"]} <= {"found", "no effect", "open"}
     # The page shows it, and says what was not asked.
-    stage(report, "ReportConfig", "--runs", tmp_path / "i", "--out", tmp_path / "page")
+    stage(report, "ReportConfig", "--runs", tmp_path, "--out", tmp_path / "page")
     page = (tmp_path / "page" / "report.html").read_text()
     assert "not asked" in page and "No simulator was given" in page
