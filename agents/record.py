@@ -25,6 +25,7 @@ from core.interventions import InterventionOptions, OnRows, build, nothing_alter
 from core.progress import bar
 from core.trees import flatten
 from envs.nmmo import FEATURES, MAPS, NmmoEnv, labels, life_of
+from envs.procgen_truth import WithTruth, parse_truth
 from envs.registry import agents_a_world, make
 
 STAGE = "record"
@@ -53,6 +54,9 @@ class RecordConfig:
     """first level (default: the agent's training levels); another one gives held-out levels"""
     num_levels: int | None = None
     """size of the level pool (default: the agent's)"""
+    truth: tuple[str, ...] = ()
+    """Procgen: labels read off the game's state into columns truth/NAME (docs/truth.md): all, positions, or one of these
+    and every N (steps), as in "all every 4"; none by default"""
     exploration: Exploration = field(default_factory=Exploration)
     intervention: InterventionOptions = field(default_factory=InterventionOptions)
     who: Literal["one", "all"] = "one"
@@ -206,11 +210,18 @@ def main(config: RecordConfig) -> None:
     if x.temperature <= 0 or not all(0 <= share <= 1 for share in (x.explore_share, x.sticky, x.random)):
         raise UserError("--temperature must be above 0; --explore_share, --sticky and --random lie between 0 and 1")
     agent = load_agent(config.agent, device)
+    truth = parse_truth(config.truth)
+    if truth is not None and not agent.spec.env_id.startswith("procgen/"):
+        raise UserError(
+            f"--truth is read off a Procgen game's state; recordings of {agent.spec.env_id} hold all its labels"
+        )
     name = fingerprint(agent)
     intervene = build(config.intervention, name, device=device)
     agents = agents_a_world(agent.spec)
     where = place_of(agent.spec, config.split, config.maps) | level_options(config.start_level, config.num_levels)
     env = make(agent.spec, -(-config.slots // agents) * agents, threads=config.threads, **where)
+    if truth is not None:
+        env = WithTruth(env, *truth)  # type: ignore[arg-type]
     if intervene and agents > 1:
         altered_B = torch.from_numpy(who_is_altered(env.spec, config.who, config.seed)).to(device)
         intervene = (OnRows(intervene, altered_B),)
@@ -233,6 +244,8 @@ def main(config: RecordConfig) -> None:
                 altered += len(episode.meta.get("altered", ()))
                 progress.advance()
         run.facts = {"agent": name, "source": "real", "interventions": [repr_of(i) for i in intervene]}
+        if isinstance(env, WithTruth):
+            run.facts["truth"] = {"read": env.read, "every": env.every}
         if isinstance(env, NmmoEnv):
             run.facts |= {"features": list(FEATURES), "worlds": len(returns) // agents}
             run.facts |= {"who": config.who} if intervene else {}

@@ -120,6 +120,8 @@ class ProcgenEnv:
             raise UserError(f"{options.game} has no mode 'exploration'; only coinrun, leaper and maze do")
         if options.distribution_mode == "memory" and options.game not in MEMORY_GAMES:
             raise UserError(f"{options.game} has no mode 'memory'; these do: {', '.join(MEMORY_GAMES)}")
+        if options.distribution_mode == "exploration" and (options.num_levels, options.start_level) != (1, 0):
+            raise UserError("the mode 'exploration' has one level of its own: say --num_levels 1, and no --start_level")
         self.options = options
         self.spec = EnvSpec(
             env_id=f"procgen/{options.game}",
@@ -128,7 +130,7 @@ class ProcgenEnv:
             slots=slots,
             options={k: v for k, v in asdict(options).items() if k != "game"},
             gives_final_obs=False,
-            can_snapshot=True,
+            can_snapshot=not options.use_generated_assets,  # the game does not save those
             **words_of(options.game),
         )
         self._threads = threads
@@ -152,6 +154,8 @@ class ProcgenEnv:
         except ImportError as error:
             raise UserError(f"Procgen does not import ({error}); install the lock file (make venv)") from None
         settings = {k: v for k, v in asdict(self.options).items() if k != "game"}
+        if self.options.distribution_mode == "exploration":  # Procgen chooses the level itself
+            del settings["num_levels"], settings["start_level"]
         return ProcgenGym3Env(
             num=self.spec.slots,
             env_name=self.options.game,

@@ -1,0 +1,418 @@
+"""Procgen's state: parsed, edited and put back in all 16 games, in the real environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from core.contracts import Step, UserError
+from envs.procgen import GAMES, MEMORY_GAMES, ProcgenEnv, ProcgenOptions
+from envs.procgen_edits import Edit, parse_edit, supported
+from envs.procgen_state import (
+    AGE,
+    CELLS,
+    NEEDED,
+    PICTURES,
+    PLAYER,
+    REDRAWN,
+    SPACE,
+    TAILS,
+    THINGS,
+    State,
+    snapshot_of,
+    state_of,
+)  # fmt: skip
+from envs.procgen_truth import AHEAD, WithTruth, columns_of, parse_truth, truth_of
+
+EXTREME = ("chaser", "dodgeball", "leaper", "starpilot")
+MODES = [(game, mode) for game in GAMES for mode in ("easy", "hard")]
+MODES += [(game, "memory") for game in MEMORY_GAMES] + [(game, "extreme") for game in EXTREME]
+Made = Callable[..., ProcgenEnv]
+
+
+@pytest.fixture
+def made() -> Iterator[Made]:
+    """Makes worlds that are closed afterwards."""
+    worlds: list[ProcgenEnv] = []
+
+    def make(game: str = "coinrun", slots: int = 4, seed: int = 0, mode: str = "hard", **options: object) -> ProcgenEnv:
+        env = ProcgenEnv(ProcgenOptions(game=game, distribution_mode=mode, **options), slots)  # type: ignore[arg-type]
+        worlds.append(env)
+        env.reset(seed)
+        return env
+
+    yield make
+    for env in worlds:
+        env.close()
+
+
+def random_actions(env: ProcgenEnv, steps: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    out = rng.integers(15, size=(steps, env.spec.slots))
+    return np.where(rng.random(out.shape) < 0.5, 7, out)  # half to the right, where games go on
+
+
+def edited(env: ProcgenEnv, text: str) -> Step:
+    """Every slot with one edit."""
+    edit = parse_edit(text, env.options.game)
+    return env.restore([snapshot_of(edit.apply(state_of(s)), s) for s in env.snapshot()])
+
+
+def played(env: ProcgenEnv, states: list[bytes], action_TB: np.ndarray) -> list[Step]:
+    return [env.restore(states), *(env.step(a) for a in action_TB)]
+
+
+# Layout
+
+
+@pytest.mark.parametrize(("game", "mode"), MODES)
+def test_a_round_trip_gives_the_same_bytes_and_every_state_is_legal(made: Made, game: str, mode: str) -> None:
+    env = made(game, slots=8, mode=mode, seed=3)
+    for t, action in enumerate(random_actions(env, 160)):
+        env.step(action)
+        for snapshot in env.snapshot() if t % 32 == 0 else ():
+            state = state_of(snapshot)
+            assert state.to_bytes() == snapshot[AGE:] and state.game == game
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("game", "mode"), MODES)
+def test_three_hundred_states_of_every_mode_make_the_round_trip(made: Made, game: str, mode: str) -> None:
+    env, states = made(game, slots=30, mode=mode, seed=5), 0
+    for t, action in enumerate(random_actions(env, 600, 1)):
+        env.step(action)
+        for snapshot in env.snapshot() if t % 60 == 0 else ():
+            assert state_of(snapshot).to_bytes() == snapshot[AGE:]
+            states += 1
+    assert states == 300
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_an_unedited_twin_stays_the_same(made: Made, game: str) -> None:
+    one, other = made(game, slots=3, seed=1), made(game, slots=3, seed=2)
+    for action in random_actions(one, 20):
+        one.step(action)
+    states = [state_of(s).to_bytes() for s in one.snapshot()]
+    action_TB = random_actions(one, 400, 7)
+    snapshots = [s[:AGE] + state for s, state in zip(one.snapshot(), states, strict=True)]
+    order = [2, 0, 1]  # in other slots of another world
+    a = played(one, snapshots, action_TB)
+    b = played(other, [snapshots[i] for i in order], action_TB[:, order])
+    for x, y in zip(a, b, strict=True):
+        assert np.array_equal(x.obs["frames"][order], y.obs["frames"])
+        assert np.array_equal(x.reward[order], y.reward) and np.array_equal(x.is_first[order], y.is_first)
+
+
+def test_names_stand_for_what_the_world_does(made: Made) -> None:
+    env = made(slots=1, mode="easy")
+    before = state_of(env.snapshot()[0])
+    assert before.options["level_seed_high"] - before.options["level_seed_low"] == env.options.num_levels
+    assert before.episode["current_level_seed"] == env.reset(0).truth["level"][0]
+    for action in (4, 4, 7, 7, 7):
+        env.step(np.array([action]))
+    now = state_of(env.snapshot()[0])
+    assert now.episode["cur_time"] == 5 and now.episode["timeout"] == 1000
+    assert now.agent["x"] > before.agent["x"] and now.agent["vx"] > 0 and now.own["facing_right"]
+    env.step(np.array([5]))
+    assert state_of(env.snapshot()[0]).agent["vy"] > 0
+    assert now.view["visibility"] == 13 and now.cells.shape == (64, 64)
+    assert len(now.cells_of("coin")) == 1 and len(now.cells_of("wall")) > 100
+
+
+def test_pictures_are_only_of_what_is_named() -> None:
+    assert set(TAILS) == set(THINGS) == set(PICTURES) == set(CELLS) == set(GAMES)
+    for game, things in THINGS.items():
+        assert {v for thing in things.values() for v in thing.cells} <= set(CELLS[game])
+        assert set(NEEDED.get(game, ())) <= set(things)
+
+
+# What would kill the game is refused
+
+
+def broken(change: Callable[[State], object], game: str = "coinrun", made: Made | None = None) -> str:
+    assert made is not None
+    state = state_of(made(game, slots=1).snapshot()[0])
+    change(state)
+    with pytest.raises(UserError) as caught:
+        state.to_bytes()
+    return str(caught.value)
+
+
+def test_states_that_would_kill_the_game_are_refused(made: Made) -> None:
+    def without(kind: int) -> Callable[[State], object]:
+        return lambda s: setattr(s, "entities", s.entities[s.entities["type"] != kind])
+
+    assert "without an agent" in broken(without(PLAYER), made=made)
+    assert "needs its boss" in broken(without(2), "bossfight", made)
+    assert "needs its shields" in broken(without(3), "bossfight", made)
+    assert "needs its goal" in broken(without(1), "jumper", made)
+    assert "no cells 77" in broken(lambda s: s.cells.__setitem__((5, 5), 77), made=made)
+    assert "no cells 1002" in broken(lambda s: s.cells.__setitem__((5, 5), 1002), made=made)
+    assert "theme 5 of pictures of type 0" in broken(lambda s: s.agent.__setitem__("image_theme", 5), made=made)
+    assert "no wall theme 6" in broken(lambda s: s.own.__setitem__("wall_theme", 6), made=made)
+    assert "no background 62" in broken(lambda s: s.motion.__setitem__("background_index", 62), made=made)
+    assert "not finite" in broken(lambda s: s.agent.__setitem__("x", np.nan), made=made)
+    assert "outside of a world" in broken(lambda s: s.agent.__setitem__("x", 70), made=made)
+    assert "generated assets" in broken(lambda s: s.options.__setitem__("use_generated_assets", 1), made=made)
+    many = broken(lambda s: setattr(s, "entities", np.repeat(s.entities[:1], 9000)), made=made)
+    assert "room for 1,048,576" in many
+
+
+def test_bytes_that_are_no_state_are_refused(made: Made) -> None:
+    good = made(slots=1).snapshot()[0][AGE:]
+    for bad, said in (
+        (good[:-4], "end mark"), (good[:300], "not a whole"), (b"", "not a whole"),
+        (b"\x01" + good[1:], "another version"), (good.replace(b"coinrun", b"coinbun"), "none of Procgen's games"),
+        (good.replace(b"coinrun", b"climber"), "."),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            State.parse(bad).to_bytes()
+    other = made("climber", slots=1).snapshot()[0]
+    with pytest.raises(UserError, match="a state of coinrun where one of climber"):
+        snapshot_of(State.parse(good), other)
+
+
+def test_generated_assets_have_no_snapshots(made: Made) -> None:
+    env = ProcgenEnv(ProcgenOptions(use_generated_assets=True), 1)
+    assert not env.spec.can_snapshot
+    with pytest.raises(UserError, match="generated assets"):
+        WithTruth(env)
+
+
+# Traps
+
+
+def test_what_is_worked_out_when_drawing_means_nothing_before(made: Made) -> None:
+    env = made(slots=1)
+    a = state_of(env.snapshot()[0])
+    for record, names in REDRAWN.items():
+        for name in names:
+            getattr(a, record)[name] = 0
+    drawn = env.step(np.array([4])).obs["frames"]
+    env.reset(0)
+    env.restore([snapshot_of(a, env.snapshot()[0])])
+    assert np.array_equal(env.step(np.array([4])).obs["frames"], drawn)
+
+
+def test_the_agent_is_the_last_of_its_type(made: Made) -> None:
+    env = made(slots=1)
+    state = state_of(env.snapshot()[0])
+    double = state.entities[state.entities["type"] == PLAYER].copy()
+    double["x"] += 1
+    state.entities = np.concatenate([double, state.entities])
+    assert state.agent["x"] == double["x"][0] - 1
+    env.restore([snapshot_of(state, env.snapshot()[0])])
+    env.step(np.array([7]))
+    after = state_of(env.snapshot()[0])
+    assert after.agent["x"] > state.agent["x"] and after.entities[0]["x"] == double["x"][0]
+
+
+def test_an_edit_lasts_until_its_level_ends_and_leaves_the_next_ones_alone(made: Made) -> None:
+    env, twin = made(slots=2, mode="easy"), made(slots=2, mode="easy")
+    edited(env, "remove coin")
+    for _ in range(1000):
+        step = env.step(np.array([4, 4]))
+        if step.is_first.all():
+            break
+        assert not step.is_first.any()
+        assert not len(state_of(env.snapshot()[0]).cells_of("coin"))
+    assert step.truncated.all()
+    assert len(state_of(env.snapshot()[0]).cells_of("coin")) == 1
+    for _ in range(1000):
+        other = twin.step(np.array([4, 4]))
+    assert np.array_equal(step.truth["level"], other.truth["level"])
+
+
+def test_the_random_generators_are_left_alone(made: Made) -> None:
+    env = made("starpilot", slots=1)
+    before = state_of(env.snapshot()[0])
+    Edit("set", "velocity", values=(0.1, 0.1)).apply(before)
+    assert bytes(before.before) == bytes(state_of(env.snapshot()[0]).before)
+
+
+# Edits
+
+
+def test_what_is_removed_is_gone_from_the_picture_and_from_play(made: Made) -> None:
+    env = made(slots=16, seed=4)
+    for action in random_actions(env, 30):
+        env.step(action)
+    snapshots = env.snapshot()
+    rows = [i for i, s in enumerate(snapshots) if len(state_of(s).places("crate"))]
+    before = env.restore(snapshots).obs["frames"]
+    new = [snapshot_of(parse_edit("remove crate", "coinrun").apply(state_of(s)), s) if i in rows else s
+           for i, s in enumerate(snapshots)]  # fmt: skip
+    after = env.restore(new).obs["frames"]
+    truth = truth_of([state_of(s) for s in snapshots])
+    changed = (before != after).any((1, 2, 3))
+    assert (changed == (truth["crate_in_view"] > 0)).all() and changed.any()
+    assert not any(len(state_of(s).places("crate")) for s in env.snapshot())
+
+
+def test_a_moved_coin_ends_the_level_where_it_is_put(made: Made) -> None:
+    env = made(slots=1, mode="easy")
+    for _ in range(3):
+        env.step(np.array([4]))
+    agent = state_of(env.snapshot()[0]).agent
+    edited(env, f"move coin to {np.floor(agent['x']) + 2.5:g} {np.floor(agent['y'] - agent['ry'] + 0.02) + 0.5:g}")
+    rewards = [env.step(np.array([7])).reward[0] for _ in range(12)]
+    assert 10 in rewards
+
+
+def test_a_wall_ahead_stops_the_agent(made: Made) -> None:
+    env = made(slots=1, mode="easy")
+    for _ in range(3):
+        env.step(np.array([4]))
+    free = played(env, list(env.snapshot()), np.full((12, 1), 7))
+    assert not free[-1].is_first.any()
+    far = state_of(env.snapshot()[0]).agent["x"]
+    env.reset(0)
+    for _ in range(3):
+        env.step(np.array([4]))
+    edited(env, "add wall at ahead 2")
+    truth = truth_of([state_of(s) for s in env.snapshot()])
+    assert 0 < truth["wall_ahead"][0] < 2 and truth["wall_ahead_height"][0] == 1
+    for _ in range(12):
+        env.step(np.array([7]))
+    stopped = state_of(env.snapshot()[0]).agent["x"]
+    assert stopped < far - 1
+
+
+def test_an_agent_that_is_moved_stands_where_it_stood(made: Made) -> None:
+    env = made(slots=1, mode="easy")
+    for _ in range(3):
+        env.step(np.array([4]))
+    state = state_of(env.snapshot()[0])
+    x, y = float(state.agent["x"]), float(state.agent["y"])
+    edited(env, "move agent by 0 2")
+    now = state_of(env.snapshot()[0])
+    assert now.agent["y"] == pytest.approx(y + 2) and not now.own["has_support"] and now.own["last_agent_y"] > y
+    for _ in range(30):
+        env.step(np.array([4]))
+    down = state_of(env.snapshot()[0])
+    assert (down.agent["x"], down.agent["y"]) == pytest.approx((x, y), abs=0.05) and supported(down)
+
+
+def test_an_edit_keeps_its_object_and_its_place(made: Made) -> None:
+    env = made(slots=1, seed=11)
+    while True:  # until there are two crates
+        state = state_of(env.snapshot()[0])
+        apart = np.unique(state.places("crate"), axis=0)  # a level may hold two crates in one place
+        if len(apart) == len(state.of("crate")) > 1 and len(state.of("monster")):
+            break
+        env.reset(int(np.random.default_rng(len(env.snapshot()[0])).integers(1000)))
+    fixed = parse_edit("remove crate nearest", "coinrun").fixed(state)
+    assert fixed.which == "at" and parse_edit(fixed.words, "coinrun").words == fixed.words
+    count = len(state.of("crate"))
+    fixed.apply(state)
+    assert len(state.of("crate")) == count - 1
+    gone = fixed.followed(state)
+    assert gone is None or gone.at != fixed.at  # there is nothing at its place
+    monster = parse_edit("remove monster nearest", "coinrun").fixed(state)
+    for _ in range(12):
+        env.step(np.array([4]))
+        later = monster.followed(state_of(env.snapshot()[0]))
+        assert later is not None
+        monster = later
+    wall = parse_edit("add wall ahead 3", "coinrun").fixed(state)
+    assert wall.ahead is None and wall.followed(state_of(env.snapshot()[0])) == wall
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("delete saw", "begins with no known edit"), ("remove", "remove what"), ("remove saaw", "did you mean saw"),
+        ("remove coin now", "too much"), ("move coin", "'by DX DY'"), ("move coin by 3", "'by DX DY'"),
+        ("move coin by 3 x", "not numbers"), ("move coin by inf 0", "finite"), ("add wall", "'at X Y' or 'ahead N"),
+        ("add wall at ahead 0", "N at least 1"), ("set gravity 1", "can be set"), ("set velocity 1", "takes 2"),
+        ("set background -1", "whole number"), ("set background 1.5", "whole number"), ("", "begins with no known"),
+        ("add agent at 3 3", "no 'agent'"), ("remove agent", "no 'agent'"),
+    ],
+)  # fmt: skip
+def test_edits_that_do_not_parse_are_refused(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        parse_edit(text, "coinrun")
+
+
+@pytest.mark.parametrize(
+    ("game", "text", "said"),
+    [
+        ("coinrun", "remove lava", "no lava in this level"), ("coinrun", "move coin by 0.5 0", "whole cells"),
+        ("coinrun", "move coin by 900 0", "outside of a world"), ("coinrun", "move agent by 0 -1", "is taken"),
+        ("coinrun", "add coin at 0 0", "is taken"), ("coinrun", "set agent_theme 9", "no theme 9"),
+        ("coinrun", "set wall_theme 6", "no wall theme 6"), ("coinrun", "set background 62", "no background 62"),
+        ("coinrun", "set velocity 9 0", "velocities lie between"), ("coinrun", "remove coin at 1 1", "the nearest is"),
+        ("jumper", "remove goal", "cannot go on without"), ("bossfight", "remove boss", "cannot go on without"),
+        ("maze", "set wall_theme 1", "no themes of walls"), ("maze", "add wall at ahead 1", "seen from the side"),
+        ("chaser", "remove wall", "walls of chaser cannot be edited"), ("maze", "move agent by 0.5 0", "whole cells"),
+    ],
+)  # fmt: skip
+def test_edits_that_the_world_has_no_place_for_are_refused(made: Made, game: str, text: str, said: str) -> None:
+    snapshot = made(game, slots=1, mode="easy").snapshot()[0]
+    with pytest.raises(UserError, match=said):
+        snapshot_of(parse_edit(text, game).apply(state_of(snapshot)), snapshot)
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_no_edit_that_is_accepted_kills_the_game(game: str) -> None:
+    words = [sys.executable, "-m", "benchmarks.procgen_edits", "--games", game, "--edits", "32"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0 and "0 crashes" in done.stdout, done.stdout + done.stderr
+
+
+# Truth
+
+
+def test_truth_of_a_scene_by_hand(made: Made) -> None:
+    env = made(slots=1, mode="easy")
+    for _ in range(4):
+        env.step(np.array([4]))
+    state = state_of(env.snapshot()[0])
+    state.entities = state.entities[state.entities["type"] == PLAYER]
+    state.cells[1:, 1:30] = SPACE
+    state.cells[0, :] = 15
+    state.cells[state.cells == 1] = SPACE
+    agent = state.agent
+    agent["x"], agent["y"] = 5.5, 1 + agent["ry"]
+    state.cells[3, 8] = 1  # a coin
+    state.cells[1:4, 11] = 15  # a wall of three
+    for text in ("add saw at 2.5 1.5", "add saw at 9.5 1.5"):
+        parse_edit(text, "coinrun").apply(state)
+    truth = {name: float(x[0]) for name, x in truth_of([state]).items()}
+    assert truth["wall_ahead"] == pytest.approx(5.5) and truth["wall_ahead_height"] == 3
+    assert np.isnan(truth["drop_ahead"]) and truth["saw_count"] == 2 and truth["saw_dx"] == pytest.approx(-3)
+    assert (truth["coin_dx"], truth["coin_dy"]) == pytest.approx((3, 3.5 - 1 - agent["ry"]))
+    assert truth["coin_bearing"] == pytest.approx(np.arctan2(truth["coin_dy"], truth["coin_dx"]))
+    assert truth["time_left"] == 1000 - truth["time"] == 996
+    state.cells[0, 8:10] = SPACE  # a pit two wide
+    assert truth_of([state])["drop_ahead"][0] == pytest.approx(2.5)
+    state.own["facing_right"] = 0
+    left = truth_of([state])
+    assert left["wall_ahead"][0] == pytest.approx(4.5) and AHEAD > 5  # the border
+    assert left["saw_in_view"][0] == 2
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_truth_has_the_columns_that_are_promised(made: Made, game: str) -> None:
+    env = WithTruth(made(game, slots=3), "all", 3)
+    step = env.reset(0)
+    names = columns_of(game, "all")
+    assert set(step.truth) == {"level", *names}
+    for t in range(1, 7):
+        step = env.step(np.full(3, 7))
+        assert all(step.truth[n].dtype == np.float32 and step.truth[n].shape == (3,) for n in names)
+        assert np.isnan(step.truth["agent_x"]).all() == bool(t % 3)
+    alone = WithTruth(made(game, slots=3), "positions").reset(0).truth
+    assert set(alone) == {"level", "agent_x", "agent_y", "agent_vx", "agent_vy"}
+
+
+def test_words_of_truth() -> None:
+    assert parse_truth([]) is None and parse_truth(["all"]) == ("all", 1)
+    assert parse_truth(["every", "4"]) == ("all", 4) and parse_truth(["positions", "every", "2"]) == ("positions", 2)
+    for bad in (["al"], ["every"], ["every", "0"], ["every", "x"], ["all", "positions"]):
+        with pytest.raises(UserError, match="--truth"):
+            parse_truth(bad)
