@@ -21,7 +21,7 @@ import numpy as np
 
 from core.config import nearest
 from core.contracts import UserError
-from envs.procgen_state import ENTITY, NEEDED, SPACE, THINGS, State
+from envs.procgen_state import ENTITY, NEEDED, PLAYER, SPACE, THINGS, State
 
 VERBS = ("remove", "move", "add", "set")
 SETTINGS = {"velocity": 2, "agent_theme": 1, "wall_theme": 1, "background": 1}
@@ -207,6 +207,51 @@ class Edit:
             state.own["wall_theme"] = int(self.values[0])
         else:
             raise UserError(f"{self.words}: {state.game} has no themes of walls")
+
+
+PICTURELESS = ("velocity",)  # settings that nothing shows
+
+
+def undone(before: State, after: State, shown: State) -> State:
+    """``shown``, a later state of the edited world, with what an edit of ``before`` made into ``after`` taken back: as
+    the world would look, had it not been edited there.  Changed in place.
+
+    Removed things come back where they were, moved ones go back by as much, added ones go; cells only where the world
+    has not changed them since.  A removed thing that moved by itself is shown where it was removed.
+    """
+    y, x = np.nonzero(before.cells != after.cells)
+    same = shown.cells[y, x] == after.cells[y, x]
+    shown.cells[y[same], x[same]] = before.cells[y[same], x[same]]
+    if len(before.entities) > len(after.entities):
+        kept = {row.tobytes() for row in after.entities}
+        gone = [i for i, row in enumerate(before.entities) if row.tobytes() not in kept]
+        shown.entities = np.append(before.entities[gone], shown.entities)  # the agent stays the last of its type
+    elif len(before.entities) < len(after.entities):
+        new = after.entities[-1]
+        like = np.flatnonzero(shown.entities["type"] == new["type"])
+        if len(like):
+            far = np.hypot(shown.entities["x"][like] - new["x"], shown.entities["y"][like] - new["y"])
+            shown.entities = np.delete(shown.entities, like[far.argmin()])
+    else:
+        for old, new in zip(before.entities, after.entities, strict=True):
+            if (old["x"], old["y"]) == (new["x"], new["y"]):
+                continue
+            like = np.flatnonzero(shown.entities["type"] == new["type"])
+            far = np.hypot(shown.entities["x"][like] - new["x"], shown.entities["y"][like] - new["y"])
+            if new["type"] == PLAYER or (len(like) and far.min() < REACH):
+                one = (
+                    np.flatnonzero(shown.entities["type"] == PLAYER)[-1]
+                    if new["type"] == PLAYER
+                    else like[far.argmin()]
+                )
+                shown.entities["x"][one] += old["x"] - new["x"]
+                shown.entities["y"][one] += old["y"] - new["y"]
+        for name in ("image_theme",):
+            shown.agent[name] = before.agent[name]
+    if "wall_theme" in shown.has:
+        shown.own["wall_theme"] = before.own["wall_theme"]
+    shown.motion["background_index"] = before.motion["background_index"]
+    return shown
 
 
 def parse_edit(text: str, game: str) -> Edit:

@@ -198,3 +198,12 @@ def parse_truth(words: Sequence[str]) -> tuple[Read, int] | None:
         hint = nearest(left[0], ("all", "positions", "every"))
         raise UserError(f"--truth {' '.join(words)}: write all, positions, or one of them and every N (N from 1){hint}")
     return read, int(left[1])
+
+
+def in_view(state: State, name: str, at: tuple[float, float] | None = None) -> bool:
+    """Whether a thing of this name (at: the one there) has its middle in the picture."""
+    reach, (x, y) = float(state.view["visibility"]) / 2, _centre(state)
+    places = state.places(name)
+    if at is not None:
+        places = places[np.hypot(*(places - at).T).argmin()][None]
+    return bool((abs(places - (x, y)).max(1, initial=0) < reach).any())

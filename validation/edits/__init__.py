@@ -1,0 +1,1 @@
+"""Edits of the real world as interventions: what follows when an object is removed, moved or added (Procgen)."""

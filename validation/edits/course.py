@@ -1,0 +1,200 @@
+"""What follows an edit in the real game, beside its unedited twin with the same action noise.
+
+Three ways (``THROUGH``): whole (the edited world plays on and is seen), pixels (the world runs unedited, and every
+picture that the agent is shown is drawn from a copy of it with the edit made), world (the world runs edited, and every
+picture is drawn from a copy with the edit taken back).  And two pasts (``SINCE``): the edit is made at the start, whose
+agent has seen the world unedited until then; or at the episode's first step, from where the recorded actions are
+repeated up to the start, so that the agent has never seen it unedited.
+
+N starts, T = horizon + 1 steps, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.contracts import Agent, UserError
+from core.roll import act, choose
+from core.trees import Tree, rows_of, with_rows
+from envs.procgen import ProcgenEnv
+from envs.procgen_edits import PICTURELESS, Edit, undone
+from envs.procgen_state import State, snapshot_of, state_of
+from validation.edits.starts import EditStarts
+from validation.paired.course import Course, course_of
+
+THROUGH = ("whole", "pixels", "world")
+SINCE = ("start", "episode")
+Frames = dict[str, np.ndarray]
+
+
+class Run(NamedTuple):
+    """A course of some starts, and the frames that were shown."""
+
+    course: Course
+    frames: np.ndarray  # uint8 [N, T, ...], black where the episode has ended
+    rows_N: np.ndarray  # bool: the starts that it is about
+    apart_N: np.ndarray  # bool: the agent is elsewhere at the start than unedited (since the episode)
+
+
+@dataclass
+class EditedWorld:
+    """The agent in the real game, run on from starts that are edited.  ``env`` has a slot a start, ``drawer`` another
+    such world, in which copies are drawn."""
+
+    agent: Agent
+    env: ProcgenEnv
+    drawer: ProcgenEnv
+    starts: EditStarts
+    noise_NTA: Tensor  # added to the logits before the argmax; zero: greedy
+
+    def course(self, edits: Sequence[Edit | None], through: str = "whole", since: str = "start") -> Run:
+        """edits: one a start, with their places fixed; None: this start is left as it is, and is not what the run is
+        about.  A whole run with None everywhere is the unedited twin."""
+        rows_N = np.array([edit is not None for edit in edits])
+        if since == "episode" and through != "whole":
+            raise ValueError("edits since the episode's start have one way, whole")
+        if through == "pixels" and any(e is not None and e.verb == "set" and e.thing in PICTURELESS for e in edits):
+            raise UserError("an edit that nothing shows has no way through the pixels")
+        states, before = list(self.starts.states), self.starts.before
+        apart_N = np.zeros(len(edits), bool)
+        if since == "episode" and rows_N.any():
+            states, before, rows_N, apart_N = self._replayed(edits, rows_N)
+        unedited = [state_of(s) for s in states]
+        changed = list(states)
+        made: dict[int, State] = {}
+        for n in np.flatnonzero(rows_N) if since == "start" else ():
+            edit = edits[n]
+            assert edit is not None
+            made[n] = edit.apply(state_of(states[n]))
+            changed[n] = snapshot_of(made[n], states[n])
+        now = self.env.restore(states if through == "pixels" else changed)
+        follow = {n: edits[n] for n in made}
+        kept: list[tuple[Tensor, ...]] = []
+        frames: list[np.ndarray] = []
+        device = self.noise_NTA.device
+        on_N = np.ones(len(states), bool)
+        state: Tree = before
+        first = torch.zeros(len(states), dtype=torch.bool, device=device)
+        for t in range(self.noise_NTA.shape[1]):
+            obs: Frames = dict(now.obs)
+            if through == "pixels":
+                obs = self._drawn(follow, on_N)
+            elif through == "world" and made:
+                obs = self._drawn_back(made, unedited, on_N)
+            tensors = {k: torch.from_numpy(v).to(device) for k, v in obs.items()}
+            with torch.no_grad():
+                acted = act(self.agent, tensors, state, first, torch.full_like(first, t, dtype=torch.int64))
+            state = acted.state
+            index, hot = choose(acted.logits_BA, self.agent.spec.parts, self.noise_NTA[:, t])
+            frames.append(obs["frames"] * on_N[:, None, None, None])
+            now = self.env.step(index.cpu().numpy())
+            over = now.terminated | now.truncated
+            reward = torch.from_numpy(np.where(on_N, now.reward, 0)).to(device)
+            ends = torch.from_numpy((over & on_N).astype(np.float32)).to(device)
+            on_N &= ~over
+            kept.append((acted.logits_BA, acted.value_B, reward, ends, acted.h_BH, hot))
+        logits, value, reward, ends, h, one_hot = (torch.stack(x, 1) for x in zip(*kept, strict=True))
+        course = course_of(logits, value, reward[:, :-1], ends[:, :-1], h, one_hot)
+        return Run(course, np.stack(frames, 1), rows_N, apart_N)
+
+    def _drawn(self, follow: dict[int, Edit | None], on_N: np.ndarray) -> Frames:
+        """The pictures of copies in which the edits are made."""
+        copies = list(self.env.snapshot())
+        for n, edit in follow.items():
+            if edit is None or not on_N[n]:
+                continue
+            here = state_of(copies[n])
+            follow[n] = now = edit.followed(here)
+            if now is not None:
+                try:
+                    copies[n] = snapshot_of(now.apply(here), copies[n])
+                except UserError:  # its place is taken now: the agent stands there
+                    continue
+        return dict(self.drawer.restore(copies).obs)
+
+    def _drawn_back(self, made: dict[int, State], unedited: Sequence[State], on_N: np.ndarray) -> Frames:
+        """The pictures of copies in which the edits are taken back."""
+        copies = list(self.env.snapshot())
+        for n, after in made.items():
+            if on_N[n]:
+                copies[n] = snapshot_of(undone(unedited[n], after, state_of(copies[n])), copies[n])
+        return dict(self.drawer.restore(copies).obs)
+
+    @torch.no_grad()
+    def _replayed(self, edits: Sequence[Edit | None], rows_N: np.ndarray) -> tuple[Any, Tree, np.ndarray, np.ndarray]:
+        """States and the agent's states before them, after the recorded actions of episodes that began edited.  Rows in
+        which the edit cannot be made there, or whose episode then ends earlier, are no longer about it."""
+        starts, device = self.starts, self.noise_NTA.device
+        rows_N = rows_N.copy()
+        begin = list(starts.begin)
+        for n in np.flatnonzero(rows_N):
+            edit = edits[n]
+            assert edit is not None
+            try:
+                begin[n] = snapshot_of(edit.apply(state_of(begin[n])), begin[n])
+            except UserError:
+                rows_N[n] = False
+        states, before = list(starts.states), starts.before
+        now = self.env.restore(begin)
+        state: Tree = self.agent.initial(len(starts))
+        previous = state
+        none = torch.zeros(len(starts), dtype=torch.bool, device=device)
+        ended_N = np.zeros(len(starts), bool)
+        apart_N = np.zeros(len(starts), bool)
+        for t in range(int(starts.age_N.max()) + 1):
+            at = rows_N & (starts.age_N == t) & ~ended_N
+            if at.any():
+                snapshots = self.env.snapshot()
+                for n in np.flatnonzero(at):
+                    here, there = state_of(snapshots[n]).agent, state_of(states[n]).agent
+                    apart_N[n] = abs(here["x"] - there["x"]) + abs(here["y"] - there["y"]) > 1e-3
+                    states[n] = snapshots[n]
+                rows = torch.from_numpy(np.flatnonzero(at)).to(device)
+                before = with_rows(before, rows, rows_of(previous, rows))
+            tensors = {k: torch.from_numpy(v).to(device) for k, v in now.obs.items()}
+            acted = act(self.agent, tensors, state, none, torch.full_like(none, t, dtype=torch.int64))
+            state = acted.state
+            previous = state
+            taken = np.array([a[t] if t < len(a) else 4 for a in starts.actions])
+            now = self.env.step(taken)
+            ended_N |= (now.terminated | now.truncated) & (t < starts.age_N)
+        rows_N &= ~ended_N
+        return states, before, rows_N, apart_N
+
+
+def shown_with(
+    starts: EditStarts, edits: Sequence[Edit | None], drawer: ProcgenEnv
+) -> tuple[Frames, np.ndarray]:  # fmt: skip
+    """The starts' frames [N, I, ...] as they would have been with the edits made in each of them, and at which starts
+    that can be drawn (bool [N])."""
+    out = {k: v.copy() for k, v in starts.frames.items()}
+    fine_N = np.array([edit is not None for edit in edits])
+    for i in range(next(iter(out.values())).shape[1]):
+        copies = [past[i] for past in starts.past]
+        for n in np.flatnonzero(fine_N):
+            edit = edits[n]
+            assert edit is not None
+            here = state_of(copies[n])
+            now = edit.followed(here)
+            try:
+                if now is None:
+                    raise UserError("it is not there yet")
+                copies[n] = snapshot_of(now.apply(here), copies[n])
+            except UserError:
+                fine_N[n] = False
+        drawn = drawer.restore(copies).obs
+        for k, v in out.items():
+            v[:, i] = drawn[k]
+    return out, fine_N
+
+
+def differs(one: Run, other: Run) -> float:
+    """The largest difference of two runs' values and logits."""
+    return max(float((a - b).abs().max()) for a, b in ((one.course.value_RT, other.course.value_RT),
+                                                      (one.course.logits_RTA, other.course.logits_RTA)))  # fmt: skip

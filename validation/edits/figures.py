@@ -1,0 +1,74 @@
+"""Pictures of a study of edits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from core.artefacts import Result
+from core.figures import LINE, MEMORY, REAL, SIMULATED, USUAL, WORLD, figure_of
+
+WAYS = {"whole": REAL, "pixels": MEMORY, "world": WORLD, "since the episode": USUAL}
+MOST = 12  # quantities in a figure
+
+
+def draw(result: Result, path: Path) -> None:
+    """effects.png: late effects in spreads, by way, beside what was foretold; frames.png: two starts of every edit,
+    unedited and edited."""
+    rows = [row for row in result.tables["effects"] if row["late"]]
+    edits = list(dict.fromkeys(row["edit"] for row in rows))
+    _effects(rows, edits, path / "effects.png")
+    _frames(result, edits, path / "frames.png")
+
+
+def _effects(rows: list[dict[str, object]], edits: list[str], path: Path) -> None:
+    """Dots with 95 % intervals."""
+    names = list(dict.fromkeys(str(row["quantity"]) for row in rows))
+    largest = {q: max(abs(float(r["effect"]) / float(r["spread"])) for r in rows if r["quantity"] == q) for q in names}  # type: ignore[arg-type]
+    shown = sorted(sorted(names, key=lambda q: -largest[q])[:MOST], key=names.index)
+    figure = figure_of(3 + 3.2 * len(edits), 1.5 + 0.42 * len(shown))
+    axes = figure.subplots(1, len(edits), sharey=True, squeeze=False)[0]
+    for axis, edit in zip(axes, edits, strict=True):
+        axis.axvline(0, color=LINE, lw=1)
+        for k, (way, colour) in enumerate(WAYS.items()):
+            mine = {str(r["quantity"]): r for r in rows if r["edit"] == edit and r["way"] == way}
+            for y, q in enumerate(shown):
+                if q not in mine:
+                    continue
+                unit = float(mine[q]["spread"])  # type: ignore[arg-type]
+                value, low, high = (float(mine[q][n]) / unit for n in ("effect", "low", "high"))  # type: ignore[arg-type]
+                place = y + 0.16 * (k - 1.5)
+                axis.plot([low, high], [place, place], color=colour, lw=1.2)
+                axis.plot(value, place, "o", color=colour, ms=4, label=way if y == 0 else None)
+                if way == "whole" and "foretold" in mine[q]:
+                    told = float(mine[q]["foretold"]) / unit  # type: ignore[arg-type]
+                    axis.plot(told, y - 0.4, "D", color=SIMULATED, ms=4, label="foretold" if y == 0 else None)
+        axis.set_title(f"{edit}", fontsize=9)
+        axis.set_xlabel("effect, in spreads of the quantity (95 % interval)", fontsize=8)
+        axis.tick_params(labelsize=8)
+    axes[0].set_yticks(range(len(shown)), shown)
+    axes[0].invert_yaxis()
+    axes[-1].legend(fontsize=7, loc="best")
+    figure.savefig(path, dpi=110)
+
+
+def _frames(result: Result, edits: list[str], path: Path) -> None:
+    """Start and last step of two starts of every edit, unedited above edited."""
+    figure = figure_of(8.4, 2.3 * len(edits) + 0.3)
+    axes = figure.subplots(2 * len(edits), 8, squeeze=False)
+    for axis in axes.ravel():
+        axis.axis("off")
+    for e, edit in enumerate(edits):
+        frames = result.arrays[f"frames/{edit}"]  # [starts, 2, T, ...]
+        steps = np.linspace(0, frames.shape[2] - 1, 4).round().astype(int)
+        for n in range(min(2, len(frames))):
+            for side in range(2):
+                for j, t in enumerate(steps):
+                    axis = axes[2 * e + side, 4 * n + j]
+                    axis.imshow(frames[n, side, t])
+                    if side == 0:
+                        axis.set_title(f"step {t}", fontsize=7)
+                    if n == 0 and j == 0:
+                        axis.set_title(f"{'unedited' if side == 0 else edit}, step {t}", fontsize=7, loc="left")
+    figure.savefig(path, dpi=110)

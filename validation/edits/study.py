@@ -1,0 +1,292 @@
+"""A study of edits: what they do in the real game, by which way, and whether a simulator foretold it.
+
+Every statement is that of validation.interventions.verdicts, tested on starts of episodes of their own; ``special`` is
+not asked, since an edit was not chosen among many.  ``through_world`` is asked of what the whole edit does beyond what
+it does through the pixels alone.  N starts, E edits, Q quantities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from core.artefacts import Result
+from core.contracts import Agent, UserError
+from core.directions import Basis
+from core.progress import bar
+from core.roll import Recorded, Simulator, act, gumbel
+from core.stats import few
+from envs.procgen import ProcgenEnv
+from envs.procgen_edits import PICTURELESS, Edit
+from envs.procgen_state import state_of
+from validation.edits.course import EditedWorld, Frames, Run, differs, shown_with
+from validation.edits.starts import collect, fits
+from validation.interventions import verdicts
+from validation.interventions.statistics import Sizes, spread_of, step_of
+from validation.interventions.verdicts import SMALLEST, YES
+from validation.paired.course import Course, Measures, in_words, is_late, quantities, unit_of
+from validation.paired.simulated import SimulatedWorld, begun
+
+COLLECTORS = 64
+WAYS = ("whole", "pixels", "world", "since the episode")
+CRITERIA = (
+    "Exists: the 95 % interval of the mean effect lies beyond the smallest size of interest, and q <= 0.05 over all "
+    "rows of the table (no: its 90 % interval lies inside). Size as foretold: more than half and less than twice what "
+    "the simulator foretold, each with a one-sided 95 % bound. Through the world: the effect of the whole edit beyond "
+    "its effect through the pixels alone. Needed: the simulator's squared error is below that of no change and of a "
+    "held frame. Special is not asked: an edit is not chosen among directions."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditOptions:
+    """What ``study`` is asked."""
+
+    edits: tuple[Edit, ...]
+    starts: int
+    horizon: int
+    latest: int
+    seed: int
+    greedy: bool
+    directions: tuple[int, ...] = ()
+    smallest: tuple[float, float] = SMALLEST
+
+
+def study(
+    agent: Agent, make: Callable[[int], ProcgenEnv], options: EditOptions, *, simulator: Simulator[Any] | None = None,
+    basis: Basis | None = None, device: torch.device,
+) -> Result:  # fmt: skip
+    """make: the real game with so many slots.  Tables ``effects`` (a row an edit, way and quantity) and ``edits``;
+    arrays ``effect/EDIT/WAY/QUANTITY`` [N] (NaN where an edit is not about a start), ``foretold/EDIT/QUANTITY``;
+    frames of some starts.  Raises UserError where an edit fits too few starts."""
+    generator = torch.Generator().manual_seed(options.seed)
+    spec = agent.spec
+    frames = 1 if simulator is None else simulator.world.initial_frames
+    collector = make(min(options.starts, COLLECTORS))
+    env = drawer = None
+    try:
+        starts = collect(
+            agent, collector, options.edits, options.starts, initial_frames=frames, latest=options.latest,
+            seed=options.seed, greedy=options.greedy, device=device,
+        )  # fmt: skip
+        env, drawer = make(len(starts)), make(len(starts))
+        shape = (len(starts), options.horizon + 1, spec.n_actions)
+        noise = torch.zeros(shape) if options.greedy else gumbel(shape, generator, torch.zeros(()))
+        world = EditedWorld(agent, env, drawer, starts, noise.to(device))
+        measures = Measures(spec.distinct_actions(), basis, options.directions, (), ())
+        return _asked(world, measures, options, simulator)
+    finally:
+        for one in (collector, env, drawer):
+            if one is not None:
+                one.close()
+
+
+def _asked(world: EditedWorld, measures: Measures, options: EditOptions, simulator: Simulator[Any] | None) -> Result:
+    """The study on these starts."""
+    starts, rng = world.starts, np.random.default_rng(options.seed)
+    fixed = [[fits(edit, state_of(s)) for s in starts.states] for edit in options.edits]
+    for edit, of in zip(options.edits, fixed, strict=True):
+        if (n := sum(e is not None for e in of)) < verdicts.LEAST_STARTS:
+            raise UserError(
+                f"edit {edit.words!r} can be made at {n} of {len(of)} starts, and at least {verdicts.LEAST_STARTS} are "
+                "needed; ask for more (--starts), later ones (--latest_start) or another edit"
+            )
+    nobody: list[Edit | None] = [None] * len(starts)
+    unedited = world.course(nobody)
+    twin = differs(unedited, world.course(nobody))
+    plain = _measured(unedited.course, measures)
+    held = _foretellers(world, measures, simulator)
+    result = Result(tables={"effects": [], "edits": []})
+    tests: list[tuple[dict[str, Any], verdicts.Tested, int]] = []
+    with bar("edits", len(options.edits), "edits") as progress:
+        for edit, of in zip(options.edits, fixed, strict=True):
+            seen, runs = _ways(world, of, measures, plain)
+            foretold = {name: foretell(of) for name, foretell in held.items()}
+            rows = _rows(edit, seen, foretold, runs, plain, options, rng, tests)
+            result.tables["effects"] += rows
+            result.tables["edits"].append(_told(edit, runs, len(starts)))
+            for way, effects in seen.items():
+                result.arrays |= {f"effect/{edit.words}/{way}/{q}": v for q, v in effects.items()}
+            for q, v in foretold.get("simulator", {}).items():
+                result.arrays[f"foretold/{edit.words}/{q}"] = v
+            some = np.flatnonzero(runs["whole"].rows_N)[:2]
+            result.arrays[f"frames/{edit.words}"] = np.stack([unedited.frames[some], runs["whole"].frames[some]], 1)
+            progress.advance()
+    _judge(tests, options)
+    k = options.horizon
+    claims = [row for row in result.tables["effects"] if row["quantity"] == f"value@{k}" and row["way"] == "whole"]
+    result.arrays |= {f"unaltered/{q}": v for q, v in plain.items()} | {"age": starts.age_N}
+    result.scalar("twin_difference", twin, "largest difference of two unedited runs", len(starts))
+    result.notes = {
+        "criteria": CRITERIA, "claims": [{"headline": True, "text": text_of(row), **row} for row in claims],
+        "simulator": simulator is not None, "horizon": k,
+    }  # fmt: skip
+    return result
+
+
+def _ways(
+    world: EditedWorld, of: Sequence[Edit | None], measures: Measures, plain: Mapping[str, np.ndarray]
+) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Run]]:
+    """Effects by every way, {way: {quantity: [N]}}, NaN at starts that a way is not about."""
+    edit = next(e for e in of if e is not None)
+    picture = not (edit.verb == "set" and edit.thing in PICTURELESS)
+    runs = {"whole": world.course(of)}
+    if picture:
+        runs |= {"pixels": world.course(of, "pixels"), "world": world.course(of, "world")}
+    runs["since the episode"] = world.course(of, "whole", "episode")
+    seen = {}
+    for way, run in runs.items():
+        got = _measured(run.course, measures)
+        seen[way] = {q: np.where(run.rows_N, v - plain[q], np.nan) for q, v in got.items()}
+    return seen, runs
+
+
+def _measured(course: Course, measures: Measures) -> dict[str, np.ndarray]:
+    return {q: v.cpu().double().numpy() for q, v in quantities(course, measures).items()}
+
+
+Foreteller = Callable[[Sequence[Edit | None]], dict[str, np.ndarray]]
+
+
+def _foretellers(world: EditedWorld, measures: Measures, simulator: Simulator[Any] | None) -> dict[str, Foreteller]:
+    """What foretells an edit's effects from the edited frames alone: the simulator, and a held frame."""
+    starts, device = world.starts, world.noise_NTA.device
+
+    def run_from(frames: Frames, made: Callable[[Frames, Any], SimulatedWorld]) -> dict[str, np.ndarray]:
+        last = {k: torch.from_numpy(v[:, -1]).to(device) for k, v in frames.items()}
+        none = torch.zeros(len(starts), dtype=torch.bool, device=device)
+        with torch.no_grad():
+            state = act(world.agent, last, starts.before, none, torch.zeros_like(none, dtype=torch.int64)).state
+        return {q: v[0] for q, v in made(frames, state).measure([None]).items()}
+
+    def dreamed(frames: Frames, state: Any) -> SimulatedWorld:
+        assert simulator is not None
+        window = {k: torch.from_numpy(v).to(device) for k, v in frames.items()}
+        with torch.no_grad():
+            parts = [simulator.world.infer({k: v[i : i + 32] for k, v in window.items()})[0]
+                     for i in range(0, len(starts), 32)]  # fmt: skip
+            begin = begun(simulator.world, simulator.world.normalise(torch.cat(parts)))
+        return SimulatedWorld(world.agent, state, world.noise_NTA, measures, simulator.world, begin)
+
+    def still(frames: Frames, state: Any) -> SimulatedWorld:
+        frame = Recorded(world.agent.spec, {k: torch.from_numpy(v[:, -1:]).to(device) for k, v in frames.items()})
+        return SimulatedWorld(world.agent, state, world.noise_NTA, measures, frame, frame.begin())
+
+    def of(made: Callable[[Frames, Any], SimulatedWorld]) -> Foreteller:
+        plain = run_from(dict(starts.frames), made)
+
+        def foretell(edits: Sequence[Edit | None]) -> dict[str, np.ndarray]:
+            frames, fine_N = shown_with(starts, edits, world.drawer)
+            got = run_from(frames, made)
+            return {q: np.where(fine_N, v - plain[q], np.nan) for q, v in got.items()}
+
+        return foretell
+
+    return {} if simulator is None else {"simulator": of(dreamed), "held frame": of(still)}
+
+
+def _rows(
+    edit: Edit, seen: Mapping[str, Mapping[str, np.ndarray]], foretold: Mapping[str, Mapping[str, np.ndarray]],
+    runs: Mapping[str, Run], plain: Mapping[str, np.ndarray], options: EditOptions, rng: np.random.Generator,
+    tests: list[tuple[dict[str, Any], verdicts.Tested, int]],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One row a way and quantity that varies; what is to be judged goes to ``tests``."""
+    size = {q: Sizes.of(q, spread_of(v), options.smallest) for q, v in plain.items()}
+    names = [q for q in plain if size[q].unit > 0]
+    rows: list[dict[str, Any]] = []
+    for way, effects in seen.items():
+        here = runs[way].rows_N & ~np.isnan(effects[names[0]])
+        told = foretold.get("simulator", {}) if way == "whole" else {}
+        if told:
+            here &= ~np.isnan(told[names[0]])
+        if here.sum() < 2:
+            continue
+
+        def of(some: Mapping[str, np.ndarray], here: np.ndarray = here) -> np.ndarray:
+            return np.stack([some[q][here] / size[q].unit for q in names], 1)
+
+        s = of(effects)
+        m = of(seen["pixels"]) if way == "whole" and "pixels" in seen else np.full_like(s, np.nan)
+        rivals = {"no change": np.zeros_like(s), "held frame": of(foretold["held frame"])} if told else {}
+        step = np.array([step_of(q, plain[q][here], effects[q][here]) / size[q].unit for q in names])
+        tested = verdicts.test(verdicts.Sample(s, of(told) if told else np.zeros_like(s), m, rivals, step), rng)
+        for j, q in enumerate(names):
+            unit, e = size[q].unit, tested.seen[j]
+            row: dict[str, Any] = {
+                "edit": edit.words, "way": way, "quantity": q, "late": is_late(q), "unit": unit_of(q),
+                "effect": e.value * unit, "low": e.low * unit, "high": e.high * unit, "n": e.n, "p": float(tested.p[j]),
+                "spread": unit, "smallest": size[q].smallest * unit,
+            }  # fmt: skip
+            if told:
+                row |= {"foretold": tested.foretold[j].value * unit, "foretold_low": tested.foretold[j].low * unit,
+                        "foretold_high": tested.foretold[j].high * unit}  # fmt: skip
+            if np.isfinite(tested.world[j].value):
+                w = tested.world[j]
+                row |= {"beyond_pixels": w.value * unit, "beyond_low": w.low * unit, "beyond_high": w.high * unit}
+            rows.append(row)
+            tests.append((row, tested, j))
+    return rows
+
+
+def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], options: EditOptions) -> None:
+    """The answers of every row, into it; one family of tests for all edits, ways and quantities."""
+    q_seen = verdicts.adjusted([row["p"] for row, _, _ in tests])
+    q_world = verdicts.adjusted([tested.world_p[j] for _, tested, j in tests])
+    for (row, tested, j), q, qw in zip(tests, q_seen, q_world, strict=True):
+        smallest = row["smallest"] / row["spread"]
+        there = verdicts.exists(tested.seen[j], tested.seen_90[j], float(q), smallest)
+        row |= {"q": float(q), "exists": there, "through_world": verdicts.NOT_ASKED}
+        if "beyond_pixels" in row:
+            row["through_world"] = verdicts.exists(tested.world[j], tested.world_90[j], float(qw), smallest)
+        row |= {"size": verdicts.NOT_ASKED, "needed": verdicts.NOT_ASKED, "verdict": _seen_alone(there)}
+        if "foretold" not in row or not row["late"]:
+            continue
+        foretold = tested.foretold[j].value
+        row["size"] = verdicts.size(
+            tested.seen[j], foretold, (tested.half[j], tested.half_90[j]), (tested.twice[j], tested.twice_90[j]), there,
+            smallest,
+        )  # fmt: skip
+        row["needed"] = verdicts.needed({name: worse[j] for name, worse in tested.worse.items()})
+        row["verdict"] = verdicts.verdict(there, row["size"], YES, foretold, smallest)
+
+
+def _seen_alone(there: str) -> str:
+    return {YES: "seen", verdicts.NO: verdicts.NO_EFFECT}.get(there, verdicts.OPEN)
+
+
+def _told(edit: Edit, runs: Mapping[str, Run], starts: int) -> dict[str, Any]:
+    """What an edit was about."""
+    out: dict[str, Any] = {"edit": edit.words, "starts": starts, "fits": int(runs["whole"].rows_N.sum())}
+    since = runs["since the episode"]
+    out |= {"since_the_episode": int(since.rows_N.sum()), "apart": int((since.apart_N & since.rows_N).sum())}
+    return out
+
+
+def text_of(row: Mapping[str, Any]) -> str:
+    """A row in a sentence."""
+    head = (
+        f"'{row['edit']}' changes {in_words(row['quantity'])}: {row['effect']:+.3g} [{row['low']:+.3g}, "
+        f"{row['high']:+.3g}] {row['unit']} in the real game (n = {row['n']}{few(row['n'])})"
+    )
+    if "foretold" in row:
+        head += f", foretold {row['foretold']:+.3g} [{row['foretold_low']:+.3g}, {row['foretold_high']:+.3g}]"
+    if row["verdict"] in (verdicts.CONFIRMED, verdicts.REFUTED, verdicts.NO_EFFECT) and "foretold" in row:
+        said = verdicts.sentence(row["verdict"], {**row, "special": verdicts.NOT_ASKED})
+    elif row["verdict"] == "seen":
+        said = "it exists; nothing foretold it"
+    elif row["verdict"] == verdicts.NO_EFFECT:
+        said = "no effect of interest"
+    else:
+        asked = {"exists": "whether it exists"} | (
+            {"size": "whether its size is as foretold"} if "foretold" in row else {}
+        )
+        said = "open: " + ", ".join(words for name, words in asked.items() if row[name] in (verdicts.OPEN, verdicts.NO))
+    if "beyond_pixels" in row:
+        said += (
+            f"; beyond what is seen {row['beyond_pixels']:+.3g} [{row['beyond_low']:+.3g}, {row['beyond_high']:+.3g}]"
+        )
+    return f"{head}: {said}."
