@@ -131,6 +131,9 @@ OF_ALL = {
         "-m generative.adopt", "AdoptWorldConfig", "bring a world model of your own", "runs/simulator", ("agent",)),
     "import_rollouts": Stage(
         "-m agents.import_rollouts", "ImportConfig", "bring rollouts of your own", "runs/rollouts", ("agent",)),
+    "edits": Stage(
+        "-m validation.edits", "EditsConfig", "remove, move or add objects in the real game", "runs/edits",
+        ("agent",), ("simulator", "basis")),
     "bundle": Stage(
         "-m generative.bundle", "BundleConfig", "copy an agent and a simulator for shipping", "",
         ("agent", "simulator")),

@@ -199,6 +199,10 @@ class Edit:
             if max(abs(v) for v in self.values) > most:
                 raise UserError(f"{self.words}: {state.game}'s velocities lie between -{most:g} and {most:g}")
             state.agent["vx"], state.agent["vy"] = self.values
+        elif self.thing.endswith("theme") and state.options["restrict_themes"]:
+            raise UserError(f"{self.words}: in a world of restrict_themes all themes look the same")
+        elif self.thing == "background" and not state.options["use_backgrounds"]:
+            raise UserError(f"{self.words}: this world shows no backgrounds (use_backgrounds)")
         elif self.thing == "agent_theme":
             state.agent["image_theme"] = int(self.values[0])
         elif self.thing == "background":

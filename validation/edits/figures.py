@@ -67,8 +67,6 @@ def _frames(result: Result, edits: list[str], path: Path) -> None:
                 for j, t in enumerate(steps):
                     axis = axes[2 * e + side, 4 * n + j]
                     axis.imshow(frames[n, side, t])
-                    if side == 0:
-                        axis.set_title(f"step {t}", fontsize=7)
-                    if n == 0 and j == 0:
-                        axis.set_title(f"{'unedited' if side == 0 else edit}, step {t}", fontsize=7, loc="left")
+                    words = ("unedited" if side == 0 else edit) if n + j == 0 else f"step {t}" if side == 0 else ""
+                    axis.set_title(words, fontsize=7, loc="left")
     figure.savefig(path, dpi=110)

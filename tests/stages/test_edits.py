@@ -1,0 +1,166 @@
+"""Edits of the real game: the stage at debug size, its ways and its past, in the real environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agents.load import load_agent
+from core import config as cli
+from core.artefacts import Result, read_manifest
+from core.contracts import UserError
+from envs.procgen import ProcgenEnv, ProcgenOptions
+from envs.procgen_edits import Edit, parse_edit, undone
+from envs.procgen_state import State, snapshot_of, state_of
+from validation.edits import __main__ as edits
+from validation.edits.course import EditedWorld, differs
+from validation.edits.starts import EditStarts, collect, fits
+
+AGENT = Path("bundles/coinrun-demo/agent")
+CPU = torch.device("cpu")
+SLOTS, HORIZON = 6, 4
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[EditedWorld]:
+    """The bundled agent at starts with a crate or a coin in the picture."""
+    agent = load_agent(AGENT)
+    shown = {"restrict_themes": False, "use_backgrounds": True, "start_level": 700_000_000}
+    made = [ProcgenEnv(ProcgenOptions(**{**agent.spec.options, **shown}), SLOTS) for _ in range(3)]
+    edit = parse_edit("remove crate", "coinrun")
+    starts = collect(agent, made[0], [edit], SLOTS, initial_frames=3, latest=12, seed=1, greedy=False, device=CPU)
+    noise = torch.zeros(SLOTS, HORIZON + 1, agent.spec.n_actions)
+    yield EditedWorld(agent, made[1], made[2], starts, noise)
+    for env in made:
+        env.close()
+
+
+def fixed(world: EditedWorld, text: str) -> list[Edit | None]:
+    edit = parse_edit(text, "coinrun")
+    return [fits(edit, state_of(s)) for s in world.starts.states]
+
+
+def nobody(world: EditedWorld) -> list[Edit | None]:
+    return [None] * len(world.starts)
+
+
+def test_starts_hold_all_that_another_past_needs(world: EditedWorld) -> None:
+    starts: EditStarts = world.starts
+    assert len(starts) == SLOTS and starts.frames["frames"].shape[:2] == (SLOTS, 3)
+    assert [len(a) for a in starts.actions] == starts.age_N.tolist()
+    # The recorded actions lead from the episode's first state to the start, bit by bit.
+    now = world.env.restore(starts.begin)
+    for t in range(int(starts.age_N.max()) + 1):
+        here = world.env.snapshot()
+        for n in np.flatnonzero(starts.age_N == t):
+            assert here[n] == starts.states[n]
+            assert np.array_equal(now.obs["frames"][n], starts.frames["frames"][n, -1])
+        now = world.env.step(np.array([a[t] if t < len(a) else 4 for a in starts.actions]))
+
+
+def test_an_unedited_twin_is_the_same_and_an_edit_is_seen(world: EditedWorld) -> None:
+    plain = world.course(nobody(world))
+    assert differs(plain, world.course(nobody(world))) == 0
+    whole = world.course(fixed(world, "remove crate"))
+    assert whole.rows_N.all() and (plain.frames[:, 0] != whole.frames[:, 0]).any((1, 2, 3)).all()
+    assert (plain.course.logits_RTA[:, 0] != whole.course.logits_RTA[:, 0]).any(1).all()
+
+
+def test_what_only_the_picture_shows_goes_through_the_pixels_alone(world: EditedWorld) -> None:
+    plain = world.course(nobody(world))
+    for text in ("set wall_theme 3", "set background 5", "set agent_theme 2"):
+        edit = fixed(world, text)
+        whole, pixels, physics = (world.course(edit, way) for way in ("whole", "pixels", "world"))
+        assert np.array_equal(whole.frames, pixels.frames) and differs(whole, pixels) == 0
+        assert (plain.frames[:, 0] != whole.frames[:, 0]).any()
+        assert np.array_equal(physics.frames, plain.frames) and differs(physics, plain) == 0
+
+
+def test_what_the_picture_does_not_show_has_no_way_through_it(world: EditedWorld) -> None:
+    still = fixed(world, "set velocity 0.3 0")
+    with pytest.raises(UserError, match="no way through the pixels"):
+        world.course(still, "pixels")
+    assert differs(world.course(still), world.course(nobody(world))) > 0
+
+
+def test_a_removed_thing_is_still_shown_where_only_the_world_is_edited(world: EditedWorld) -> None:
+    plain = world.course(nobody(world))
+    physics = world.course(fixed(world, "remove crate"), "world")
+    assert np.array_equal(physics.frames[:, 0], plain.frames[:, 0])
+    assert torch.equal(physics.course.logits_RTA[:, 0], plain.course.logits_RTA[:, 0])
+
+
+def test_since_the_episode_the_agent_has_never_seen_it(world: EditedWorld) -> None:
+    edit = fixed(world, "remove crate")
+    since = world.course(edit, "whole", "episode")
+    whole = world.course(edit)
+    rows = since.rows_N & ~since.apart_N
+    assert rows.any()
+    same = (since.frames[rows, 0] == whole.frames[rows, 0]).all()
+    h_since, h_whole = since.course.h_RTH, whole.course.h_RTH
+    assert same and h_since is not None and h_whole is not None
+    seen_before = world.starts.age_N[rows] > 0
+    assert (h_since[rows, 0] != h_whole[rows, 0]).any(1)[seen_before].any()
+
+
+@pytest.mark.parametrize("text", ["remove crate nearest", "remove coin", "move coin by -1 0", "add saw ahead 2",
+                                  "set wall_theme 2", "move crate nearest by 0 3", "add wall ahead 3 up 1"])  # fmt: skip
+def test_an_edit_that_is_taken_back_shows_what_was_there(world: EditedWorld, text: str) -> None:
+    before = list(world.starts.states)
+    plain = world.drawer.restore(before).obs["frames"].copy()
+    tried = 0
+    for n, snapshot in enumerate(before):
+        old = state_of(snapshot)
+        try:
+            new = parse_edit(text, "coinrun").fixed(old).apply(state_of(snapshot))
+        except UserError:
+            continue
+        tried += 1
+        edited = State.parse(new.to_bytes())
+        before[n] = snapshot_of(undone(old, new, edited), snapshot)
+    assert tried and np.array_equal(world.drawer.restore(before).obs["frames"], plain)
+
+
+def run(out: Path, *argv: object) -> Result:
+    words = ["--out", str(out), "--starts", "8", "--horizon", "2", "--latest_start", "8", "--threads", "1"]
+    edits.main(cli.parse(edits.EditsConfig, [*words, *map(str, argv)], edits.STAGE))
+    return Result.load(out)
+
+
+def test_the_stage_says_what_was_seen_and_foretold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two = ("--edits", "remove crate", "set velocity 0.2 0")
+    result = run(tmp_path / "e", "--simulator", "bundles/coinrun-demo/simulator", *two)
+    rows = result.tables["effects"]
+    assert {row["way"] for row in rows if row["edit"] == "remove crate"} >= {"whole", "pixels", "world"}
+    assert {row["way"] for row in rows if row["edit"] != "remove crate"} <= {"whole", "since the episode"}
+    assert result.scalars["twin_difference"]["value"] == 0
+    late = [row for row in rows if row["way"] == "whole" and row["late"]]
+    assert all(row["verdict"] in ("confirmed", "refuted", "no effect", "open") for row in late)
+    assert all("foretold" in row for row in late)
+    said = capsys.readouterr().out
+    assert "'remove crate' changes the agent's value 2 steps later" in said and "foretold" in said
+    for name in ("effects.png", "frames.png", "effects.csv"):
+        assert (tmp_path / "e" / name).stat().st_size > 0
+    assert set(read_manifest(tmp_path / "e")["inputs"]) == {"simulator"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("--edits", "remove lava"), "can be made at|of 8 starts after"), (("--edits", "remove dragon"), "no 'dragon'"),
+        (("--edits", "remove coin", "remove coin"), "there twice"), (("--directions", "0"), "give --basis"),
+        (("--edits", "set wall_theme 2"), "of 8 starts after"),
+        (("--agent", "bundles/nmmo-demo/policies/forager"), "Procgen's states"), (("--starts", "2"), "--starts must be"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(
+    tmp_path: Path, argv: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("validation.edits.starts.GIVE_UP_STEPS", 40)
+    agent = () if "--agent" in argv else ("--agent", AGENT)
+    with pytest.raises(UserError, match=said):
+        run(tmp_path / "e", *agent, *argv)
