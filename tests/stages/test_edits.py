@@ -108,7 +108,7 @@ def test_since_the_episode_the_agent_has_never_seen_it(world: EditedWorld) -> No
 
 
 @pytest.mark.parametrize("text", ["remove crate nearest", "remove coin", "move coin by -1 0", "add saw ahead 2",
-                                  "set wall_theme 2", "move crate nearest by 0 3", "add wall ahead 3 up 1"])  # fmt: skip
+                                  "set wall_theme 2", "move crate nearest by 0 3", "add wall ahead 3"])  # fmt: skip
 def test_an_edit_that_is_taken_back_shows_what_was_there(world: EditedWorld, text: str) -> None:
     before = list(world.starts.states)
     plain = world.drawer.restore(before).obs["frames"].copy()
