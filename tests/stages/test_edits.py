@@ -154,7 +154,8 @@ def test_the_stage_says_what_was_seen_and_foretold(tmp_path: Path, capsys: pytes
         (("--edits", "remove lava"), "can be made at|of 8 starts after"), (("--edits", "remove dragon"), "no 'dragon'"),
         (("--edits", "remove coin", "remove coin"), "there twice"), (("--directions", "0"), "give --basis"),
         (("--edits", "set wall_theme 2"), "of 8 starts after"),
-        (("--agent", "bundles/nmmo-demo/policies/forager"), "Procgen's states"), (("--starts", "2"), "--starts must be"),
+        (("--agent", "bundles/nmmo-demo/policies/forager"), "Procgen's states"),
+        (("--starts", "2"), "--starts must be"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(
