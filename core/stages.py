@@ -161,7 +161,7 @@ OF_THE_DEMO = {
     "behaviours": "runs/demo/behaviours",
 }  # fmt: skip
 
-INSTEAD = {"simulator": "policy"}  # {flag: the one that is given in its place}
+INSTEAD = {"simulator": "policy", "agent": "simulator"}  # {flag: the one that is given in its place}
 
 
 def written(flag: str) -> str | None:
