@@ -114,7 +114,7 @@ def main(config: EditsConfig) -> None:
             run.facts["simulator"] = fingerprint(simulator)
         draw(result, run.path)
         for row in result.tables["effects"]:
-            if row["quantity"] == f"value@{config.horizon}" and math.isfinite(row["effect"]):
+            if row["quantity"] == f"return@{config.horizon}" and math.isfinite(row["effect"]):
                 run.record(f"{row['edit']}, {row['way']}".replace(" ", "_"), row["effect"], row["unit"], row["n"])
     for claim in result.notes["claims"]:
         print(claim["text"])

@@ -118,7 +118,7 @@ def _asked(world: EditedWorld, measures: Measures, options: EditOptions, simulat
             progress.advance()
     _judge(tests, options)
     k = options.horizon
-    claims = [row for row in result.tables["effects"] if row["quantity"] == f"value@{k}" and row["way"] == "whole"]
+    claims = [row for row in result.tables["effects"] if row["quantity"] == f"return@{k}" and row["way"] == "whole"]
     result.arrays |= {f"unaltered/{q}": v for q, v in plain.items()} | {"age": starts.age_N}
     result.scalar("twin_difference", twin, "largest difference of two unedited runs", len(starts))
     result.notes = {
@@ -137,7 +137,8 @@ def _ways(
     runs = {"whole": world.course(of)}
     if picture:
         runs |= {"pixels": world.course(of, "pixels"), "world": world.course(of, "world")}
-    runs["since the episode"] = world.course(of, "whole", "episode")
+    if not (edit.thing == "agent" or edit.thing in PICTURELESS):  # what the agent does next is not of its past
+        runs["since the episode"] = world.course(of, "whole", "episode")
     seen = {}
     for way, run in runs.items():
         got = _measured(run.course, measures)
@@ -261,8 +262,9 @@ def _seen_alone(there: str) -> str:
 def _told(edit: Edit, runs: Mapping[str, Run], starts: int) -> dict[str, Any]:
     """What an edit was about."""
     out: dict[str, Any] = {"edit": edit.words, "starts": starts, "fits": int(runs["whole"].rows_N.sum())}
-    since = runs["since the episode"]
-    out |= {"since_the_episode": int(since.rows_N.sum()), "apart": int((since.apart_N & since.rows_N).sum())}
+    since = runs.get("since the episode")
+    if since is not None:
+        out |= {"since_the_episode": int(since.rows_N.sum()), "apart": int((since.apart_N & since.rows_N).sum())}
     return out
 
 
