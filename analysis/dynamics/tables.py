@@ -158,15 +158,15 @@ def hidden_part(memory: Recurrence, right_S: np.ndarray) -> np.ndarray:
 
 
 def along(right_H: np.ndarray, basis: Basis, most: int = 3) -> str:
-    """The directions that a mode lies along, as in ``3 (0.81), 7 (0.35)``: |cosine| in z-scored states; none of a mode
-    outside h."""
+    """The directions that a mode lies along, as in ``ica:3 (0.81), ica:7 (0.35)``: |cosine| in z-scored states;
+    none of a mode outside h."""
     if np.linalg.norm(right_H) < OUTSIDE:
         return ""
     std_H = basis.std_H.double().cpu().numpy()
     lift_KH = basis.lift_KH.double().cpu().numpy()
     z = right_H / std_H
     cosine_K = np.abs(lift_KH @ z) / (np.linalg.norm(lift_KH, axis=1) * np.linalg.norm(z))
-    return ", ".join(f"{i} ({cosine_K[i]:.2f})" for i in np.argsort(-cosine_K)[:most])
+    return ", ".join(f"{basis.names[i]} ({cosine_K[i]:.2f})" for i in np.argsort(-cosine_K)[:most])
 
 
 def driven(

@@ -31,8 +31,8 @@ class PatchingConfig:
     """a run with a fitted basis of these states (analysis.hidden_states)"""
     basis_kind: str = "ica"
     """which basis of --basis"""
-    direction_ids: tuple[int, ...] = ()
-    """of --basis, only these; none: every one"""
+    direction_ids: tuple[str, ...] = ()
+    """of --basis, only these, such as ica:0 ica:2; none: every one"""
     donor: Literal["life", "any"] = "life"
     """where the other value comes from: another time of the same life, or any time of another unit"""
     doses: tuple[float, ...] = (0.25, 0.5, 1.0)

@@ -157,6 +157,7 @@ def draw(result: artefacts.Result, path: Path, action_names: Sequence[str], vide
     for s, quantity in track(jobs, "drawing", unit="strips"):
         strip = strip_of(result, s, quantity, pictures[0], action_names)
         name = "combined" if result.notes["combined"] else str(result.arrays["sample_ids"][s])
-        draw_strip(strip).save(path / f"sample_{name}_{quantity}.png")
+        file = f"sample_{name}_{quantity.replace(':', '_')}"  # ica:1: not every file system has colons
+        draw_strip(strip).save(path / f"{file}.png")
         if video:
-            write_video(path / f"sample_{name}_{quantity}.mp4", video_frames(strip))
+            write_video(path / f"{file}.mp4", video_frames(strip))

@@ -154,7 +154,8 @@ def draw(result: artefacts.Result, path: Path, names: Sequence[str], drawn: int,
     jobs = [(label, s) for label in result.notes["targets"] for s in range(min(drawn, len(frames)))]
     with bar("drawing", len(jobs), "strips") as progress:
         for label, s in jobs:
-            draw_strip(result, s, label, names).save(path / f"{label}_{s}.png")
+            file = f"{label.replace(':', '_')}_{s}"  # ica:1: not every file system has colons
+            draw_strip(result, s, label, names).save(path / f"{file}.png")
             if video:
-                write_video(path / f"{label}_{s}.mp4", video_frames(result, s, label, names))
+                write_video(path / f"{file}.mp4", video_frames(result, s, label, names))
             progress.advance()

@@ -207,7 +207,7 @@ def test_patching_finds_the_wiring(world: Path, tmp_path: Path, capsys: pytest.C
     assert said["tick", "Attack.Style"]["kl"] < 0.01 * said["tick", "Move.Direction"]["kl"]
     assert said["row", table.ALL]["verdict"] != more and said["row", table.ALL]["kl"] < 1e-3
     assert said["tick", "Buy.MarketItem"]["verdict"] == "never had a choice"
-    assert {d for d, _ in said} == {"pca_0", "pca_1", "tick", "in_combat", "row"}
+    assert {d for d, _ in said} == {"pca:0", "pca:1", "tick", "in_combat", "row"}
     assert result.notes["identity"] == 0 and result.notes["unit"] == "map"
     e, t = result.arrays["index"].T, result.arrays["donor_index"]
     assert (e[0] == t[:, 0]).all() and (e[1] != t[:, 1]).all()
@@ -221,7 +221,7 @@ def test_patching_finds_the_wiring(world: Path, tmp_path: Path, capsys: pytest.C
         patching, world / "extraction", "--out", tmp_path / "any", *common, *own_basis, "--donor", "any", "--doses", 1
     )
     again = {(row["direction"], row["head"]): row for row in any_life.tables["patching"]}
-    assert {d for d, _ in again} == {"pca_0", "pca_3"} and len(any_life.tables["doses"]) == 6
+    assert {d for d, _ in again} == {"pca:0", "pca:3"} and len(any_life.tables["doses"]) == 6
     np.testing.assert_allclose(any_life.arrays["direction_read"][0], result.arrays["direction_read"][0], atol=1e-5)
     with RolloutStore(world / "extraction") as store:
         maps = np.array([store.meta(e)["map"] for e in range(len(store))])

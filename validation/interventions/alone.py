@@ -102,7 +102,7 @@ def alone(
         chosen = [choose(family, choosing, [None])[0] for family in plan]
         if not explicit:
             picks = [family.ways[pick.place][0] for family, own in zip(plan, chosen, strict=True) for pick in own]
-            hypotheses = hypotheses_of([h.ids[0] for h in picks], options.amounts)
+            hypotheses = hypotheses_of(basis.kind, [h.ids[0] for h in picks], options.amounts)
         named = tuple(dict.fromkeys(i for h in hypotheses if not h.everything for i in h.ids))
         asked.world.measures = replace(asked.world.measures, directions=named)
         bench.prepare([*everything, *hypotheses], events, rng)
@@ -126,7 +126,7 @@ def alone(
         "verdicts": 2, "gate": {"answer": NOT_ASKED, "text": said, "rows": 0, "against": {}}, "warnings": [],
         "hypotheses": [h.name for h in hypotheses], "events": {e.name: e.text for e in events},
         "paired_by": asked.starts.paired_by, "criteria": CRITERIA, "chosen": [one.words for one in picked], "who": who,
-        "claims": claims_of(rows, picked, basis.kind, explicit),
+        "claims": claims_of(rows, picked, explicit),
     }  # fmt: skip
     result.notes["claim"] = " ".join(c["text"] for c in result.notes["claims"] if c["headline"])
     if asked.starts.paired_by == "seed":
@@ -265,9 +265,7 @@ def verdict(there: str, special: str) -> str:
     return verdicts.NO_EFFECT if there == verdicts.NO else OPEN
 
 
-def claims_of(
-    rows: Sequence[dict[str, Any]], picked: Sequence[Picked], kind: str, explicit: bool
-) -> list[dict[str, Any]]:
+def claims_of(rows: Sequence[dict[str, Any]], picked: Sequence[Picked], explicit: bool) -> list[dict[str, Any]]:
     """What was claimed, the chosen dose first; then, where directions were named, their other doses."""
     of = {(row["hypothesis"], row["quantity"]): row for row in rows}
     headlines = [(h, of.get((h.name, q)), one.words) for one in picked for h, q in one.claims]
@@ -277,20 +275,20 @@ def claims_of(
     out: list[dict[str, Any]] = []
     for (h, row, how), q in zip(headlines, q_special, strict=True):
         if row is None:
-            text = f"'{h.name}' ({kind}): what it is claimed to change does not vary, so there is no claim."
+            text = f"'{h.name}': what it is claimed to change does not vary, so there is no claim."
             out.append({"hypothesis": h.name, "direction": h.direction, "amount": h.amount, "verdict": OPEN,
                         "headline": True, "sentence": "open", "text": text, "parts": {}})  # fmt: skip
             continue
         row |= {"special_q": float(q), "special": verdicts.special(float(q))}
         row["verdict"] = verdict(row["exists"], row["special"])
-        out.append(claim_of(row, kind, how, True))
+        out.append(claim_of(row, how, True))
         if not explicit:
             doses = [r for r in rows if (r["direction"], r["quantity"]) == (h.direction, row["quantity"])]
-            out += [claim_of(r, kind, how, False) for r in doses if r is not row and r["kind"] != "keep_only"]
+            out += [claim_of(r, how, False) for r in doses if r is not row and r["kind"] != "keep_only"]
     return out
 
 
-def claim_of(row: Mapping[str, Any], kind: str, how: str, headline: bool) -> dict[str, Any]:
+def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]:
     """A claim in words from its row."""
     unit = row["unit"]
     undecided = [verdicts.NAMES[name] for name in ("exists", "special") if row[name] != YES]
@@ -299,7 +297,7 @@ def claim_of(row: Mapping[str, Any], kind: str, how: str, headline: bool) -> dic
         verdicts.NO_EFFECT: "no effect, alone, at this dose; nothing was foretold",
     }.get(row["verdict"], "open: " + ", ".join(undecided))
     text = (
-        f"'{row['hypothesis']}' ({kind}) changes {in_words(row['quantity'])}: seen {row['observed']:+.3g} "
+        f"'{row['hypothesis']}' changes {in_words(row['quantity'])}: seen {row['observed']:+.3g} "
         f"[{row['low']:+.3g}, {row['high']:+.3g}] {unit} in the real world (n = {row['n']}{few(row['n'])}): {said}."
     )
     through = "memory alone cannot change it, by construction, so there is nothing to compare"

@@ -15,7 +15,7 @@ from torch import Tensor
 from core.artefacts import Result
 from core.config import nearest
 from core.contracts import Agent, LearnedWorld, Shown, UserError, VecEnv
-from core.directions import Basis, direction_ids
+from core.directions import Basis, direction_of
 from core.roll import Recorded, Simulator
 from core.trees import Tree
 from core.when import Rule
@@ -84,7 +84,7 @@ def study(
         chosen = [choose(family, choosing, [None])[0] for family in plan]
         if not explicit:
             picks = [family.ways[pick.place][0] for family, own in zip(plan, chosen, strict=True) for pick in own]
-            hypotheses = hypotheses_of([h.ids[0] for h in picks], options.amounts)
+            hypotheses = hypotheses_of(basis.kind, [h.ids[0] for h in picks], options.amounts)
         named = dict.fromkeys(i for h in hypotheses if not h.everything for i in h.ids)
         for world in (real, dreamed, held):
             world.measures = replace(measures, directions=tuple(named))
@@ -164,8 +164,7 @@ def plan_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOption
                 return ""
             on = f"event:{h.event}" if h.role else h.on
             found = [q for q in known if q.startswith(f"{on}@")]
-            if on.startswith("direction:"):  # measured once the directions are known
-                basis.check(direction_ids([on.partition(":")[2]], basis.kind, f"on {on}"))
+            if direction_of(on, basis.kind):  # measured once the directions are known
                 return f"{on}@{k}"
             if not found:
                 late = list(dict.fromkeys(q.partition("@")[0] for q in known if is_late(q)))
@@ -176,13 +175,13 @@ def plan_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOption
 
         return [Family(((h,),), quantity=claimed(h)) for h in hypotheses if not h.is_nothing and h.control is not None]
     if options.largest:
-        return [Family(tuple(ways_of(i, options) for i in range(basis.size)), choose=options.largest)]
-    return [Family((ways_of(i, options),)) for i in options.directions]
+        return [Family(tuple(ways_of(basis.kind, i, options) for i in range(basis.size)), choose=options.largest)]
+    return [Family((ways_of(basis.kind, i, options),)) for i in options.directions]
 
 
-def ways_of(direction: int, options: StudyOptions) -> tuple[Hypothesis, ...]:
+def ways_of(basis: str, direction: int, options: StudyOptions) -> tuple[Hypothesis, ...]:
     """What may be done to a direction, and claimed: shifts, and the mean."""
-    return (*(shift_of(direction, a) for a in options.amounts if a), Hypothesis("collapse", (direction,)))
+    return (*(shift_of(basis, direction, a) for a in options.amounts if a), Hypothesis("collapse", basis, (direction,)))
 
 
 def effects_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions) -> Effects:

@@ -425,8 +425,9 @@ def saliency(run: Traced) -> Section:
     path, result = run.path, Result.load(run.path)
     by_quantity: dict[str, list[Path]] = {}
     for file in _natural(path.glob("sample_*.png")):
-        if match := re.fullmatch(r"sample_([^_]+)_(.+)", file.stem):
-            by_quantity.setdefault(match[2], []).append(file)
+        for quantity in result.notes["units"]:
+            if re.fullmatch(rf"sample_[^_]+_{re.escape(quantity.replace(':', '_'))}", file.stem):
+                by_quantity.setdefault(quantity, []).append(file)
     html = [
         paragraph(
             "Gradients of a quantity at a target step (framed) with respect to every frame before: whole, through the "
