@@ -127,7 +127,7 @@ def main() -> None:
     distinct = list(sim.world.spec.distinct_actions().values())
 
     def both_parts(some: Place, groups: list[list[int]]) -> Tensor:
-        parts = jacobians(sim, some, basis, LAGS, DIRECTIONS, groups)
+        parts = jacobians(sim, some, basis, LAGS, groups)
         return torch.stack([parts["straight_through"], parts["direct"]])
 
     variants: dict[str, tuple[int, Callable[[], Tensor]]] = {

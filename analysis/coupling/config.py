@@ -24,8 +24,10 @@ class CouplingConfig:
     """run directory to write"""
     basis_kind: str = "ica"
     """pca, ica, nmf, neurons"""
+    directions: tuple[str, ...] = ()
+    """the directions, such as ica:0 ica:5; none: the first --max_directions of the basis"""
     max_directions: int = 8
-    """at most so many directions, the first of the basis; 0: all"""
+    """at most so many directions where --directions names none; 0: all"""
     lags: tuple[int, ...] = (1, 2, 4)
     """steps between source and target"""
     samples_per_behaviour: int = 32
