@@ -168,8 +168,9 @@ class FoldedRidge:
     as scikit-learn's StandardScaler and Ridge(penalty * N).
     """
 
-    def __init__(self, x_NF: np.ndarray, fold_N: np.ndarray) -> None:
-        """x_NF: float [N, F]; fold_N: int [N], 0 .. G-1, at least 3 of them."""
+    def __init__(self, x_NF: np.ndarray, fold_N: np.ndarray, penalties: np.ndarray = PENALTIES) -> None:
+        """x_NF: float [N, F]; fold_N: int [N], 0 .. G-1, at least 3 of them; penalties: a row and feature."""
+        self.penalties = penalties
         x_NF = np.asarray(x_NF, np.float64)
         self.centre_F = x_NF.mean(0)
         self.x_NF = x_NF - self.centre_F
@@ -219,7 +220,7 @@ class FoldedRidge:
 
     def _fits(self, sums: _Sums) -> list[tuple[np.ndarray, np.ndarray]]:
         folds = range(len(self.rows_G))
-        error_GPS = np.zeros((len(folds), len(PENALTIES), len(sums.mean_S)))
+        error_GPS = np.zeros((len(folds), len(self.penalties), len(sums.mean_S)))
         for f in folds:
             for g in range(f):
                 fit = self._solve(tuple(i for i in folds if i not in (f, g)), sums)
@@ -236,7 +237,7 @@ class FoldedRidge:
         mean_S = sums.sum_GS[these].sum(0) / system.n
         covariance_FS = sums.cross_GFS[these].sum(0) / system.n - system.mean_F[:, None] * mean_S
         turned_FS = system.unscale_FF.T @ covariance_FS
-        w_PFS = np.stack([system.unscale_FF @ (turned_FS / (system.variance_F + p)[:, None]) for p in PENALTIES])
+        w_PFS = np.stack([system.unscale_FF @ (turned_FS / (system.variance_F + p)[:, None]) for p in self.penalties])
         return w_PFS, mean_S - system.mean_F @ w_PFS
 
     def _error(self, g: int, sums: _Sums, w_XFS: np.ndarray, a_XS: np.ndarray) -> np.ndarray:

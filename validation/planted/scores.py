@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from analysis.behaviours.clustering import BehaviourOptions, cluster
-from analysis.behaviours.histories import Steps, reduce
+from analysis.behaviours.histories import Steps
 from analysis.coupling import (
     agreement as coupling_agreement,
     correlation,
@@ -29,7 +29,7 @@ from analysis.coupling.edges import drawn
 from analysis.saliency import explain
 from analysis.saliency.config import SaliencyConfig
 from analysis.shared import clusters, gradients
-from analysis.shared.directions import fit_pca
+from analysis.shared.directions import fit_pca, principal_scores
 from analysis.shared.gradients import agent_gradients
 from analysis.shared.probe_fits import linear_probe
 from analysis.shared.quantities import find_quantities, known_quantities
@@ -420,7 +420,7 @@ def behaviours_job(seed: int) -> Found:
             truth_N = behaviour_of(scene.options, scene.x_NX)[first]
             # Density means little in eight dimensions: as in the stage, HDBSCAN gets three.
             others: tuple[tuple[str, clusters.Method, np.ndarray], ...] = (
-                ("Ward", "ward", z_NH), ("HDBSCAN", "hdbscan", reduce(z_NH, 3)[0]),
+                ("Ward", "ward", z_NH), ("HDBSCAN", "hdbscan", principal_scores(z_NH, 3)[0]),
             )  # fmt: skip
             for title, method, points in others:
                 other_N, _ = clusters.find_clusters(points, method, clusters=scene.known.behaviours, seed=seed)
