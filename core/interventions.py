@@ -162,7 +162,7 @@ class InterventionOptions:
     shift: tuple[str, ...] = ()
     """DIRECTION=AMOUNT, such as ica:9=-2: add AMOUNT standard deviations to the direction's coordinate"""
     at_steps: tuple[str, ...] = ()
-    """FIRST STOP: only at steps FIRST <= t < STOP of the recording (default: all)"""
+    """FIRST STOP: only at steps FIRST <= t < STOP of the recording; none: at all"""
     when: tuple[str, ...] = ()
     """behaviour=ID: only at steps that are told, from the hidden state alone, to be in that behaviour (several: in any
     of them)"""

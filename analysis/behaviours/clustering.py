@@ -284,8 +284,8 @@ def summary(result: Result, out: Path) -> str:
         f"{result.notes['behaviours']} behaviours from {result.notes['vector']}: "
         f"stability {s['stability']['value']:.2f} [{low:.2f}, {high:.2f}] (ARI, {s['stability']['n']} episodes"
         f"{few(s['stability']['n'])}); "
-        f"time gives away {s['share_from_time']['value']:.0%} of a label "
-        f"(floor {s['share_from_time_floor']['value']:.0%})"
+        f"normalised mutual information of label and step {s['share_from_time']['value']:.2f} "
+        f"(of rotated labels {s['share_from_time_floor']['value']:.2f})"
     ]
     if "surrogates" in result.tables:
         lines.append(f"  {in_words(result)}")

@@ -17,9 +17,9 @@ class CouplingConfig:
     hidden_states: Path = Path("runs/hidden_states")
     """hidden_states run directory with the directions"""
     behaviours: Path | None = Path("runs/behaviours")
-    """behaviours run directory that labels the steps of --samples; None: all steps are one behaviour"""
+    """behaviours run directory that labels the steps of --samples; none: all steps are one behaviour"""
     rollouts: Path | None = None
-    """real rollouts to take the correlations from (labelled by --behaviours too); None: --samples"""
+    """real rollouts to take the correlations from (labelled by --behaviours too); none: --samples"""
     out: Path = Path("runs/coupling")
     """run directory to write"""
     basis_kind: str = "ica"

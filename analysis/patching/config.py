@@ -13,7 +13,7 @@ from analysis.shared.units import Unit
 
 @dataclass(frozen=True, kw_only=True)
 class PatchingConfig:
-    """Replace one coordinate of recorded states and see which heads of the policy notice."""
+    """Activation patching: replace one coordinate of recorded states and measure the change of every policy head."""
 
     extraction: tyro.conf.Positional[Path] = Path("runs/activations")
     """recorded states with observations (record.py of a policy, or analysis.extract_activations)"""

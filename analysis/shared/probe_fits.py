@@ -34,7 +34,7 @@ class Probe:
     ``r2``: 1 minus squared error over squared distance from the mean, at most 1; 0 is no better than the mean,
     below it is worse.  Its interval is over the episodes read, with the fits held as they are: somewhat too narrow.
     ``shuffled``: the same with the targets of other episodes (interval: the central 95 % over shuffles), so what
-    time in the episode alone gives away.  ``p``: one-sided, that ``r2`` is one of the shuffled.
+    time in the episode alone predicts.  ``p``: one-sided, that ``r2`` is one of the shuffled.
     """
 
     r2: Estimate
@@ -133,7 +133,7 @@ def exchanged_units(life_N: np.ndarray, unit_N: np.ndarray, rng: np.random.Gener
     """The row whose target every row gets, int64 [N], where whole units (of one or more lives) are exchanged at random.
 
     A life gets the targets of a life of the donor unit, step t those of step t; where that life has ended, those of
-    the next one that has not, so that what time alone gives away survives though lives differ in length.  Steps that
+    the next one that has not, so that what time alone predicts survives though lives differ in length.  Steps that
     no other life reaches begin again.  Rows of a life are consecutive and in order of time, with equal steps between.
     """
     starts = np.flatnonzero(np.r_[True, life_N[1:] != life_N[:-1]])

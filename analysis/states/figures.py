@@ -36,7 +36,7 @@ SOURCES = (("real", REAL_COLOUR), ("simulated", SIMULATED_COLOUR))
 MEASURES = {
     "inside": "simulated states\namong real ones",
     "covered": "real states\namong simulated",
-    "told_apart": "told apart by a\nlinear classifier",
+    "told_apart": "classifier two-\nsample test",
 }
 HEADS = {"head_weights": "independent component", "head_weights_pca": "principal component",
          "head_weights_nmf": "non-negative factor"}  # fmt: skip
