@@ -43,11 +43,6 @@ class Probe:
     predicted_N: np.ndarray  # float64, out-of-fold
     fold_N: np.ndarray  # int64, the fold in which a row was held out
 
-    @property
-    def selectivity(self) -> float:
-        """R^2 minus that of the control (Hewitt & Liang 2019, arXiv:1909.03368)."""
-        return self.r2.value - self.shuffled.value
-
 
 def linear_probe(
     x_NF: np.ndarray,

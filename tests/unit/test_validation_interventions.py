@@ -16,7 +16,7 @@ from core.stats import Estimate, band_of
 from envs.planted import PlantedModel, PlantedOptions, PlantedWorld, planted_simulator
 from envs.planted_truth import truth
 from validation.hypotheses.changes import AddSteps, Blocks, KeepOnly, Moves, Redirect, Repeat
-from validation.hypotheses.frames import mixed_frames, own_frame, random_units, recorded_frames
+from validation.hypotheses.frames import mixed_frames, own_frame, random_frames, recorded_frames
 from validation.hypotheses.grammar import Hypothesis, hypotheses_of, parse_hypothesis, shift_of
 from validation.interventions import verdicts
 from validation.interventions.__main__ import InterventionsConfig, check
@@ -314,7 +314,7 @@ def test_batching_controls_changes_no_number(planted):
 def test_random_directions_are_arbitrary_and_of_equal_size(planted):
     _, planted_truth = planted
     basis = replace_std(planted_truth.basis, torch.linspace(0.5, 2, 8))
-    units = random_units(basis, 2000, torch.Generator().manual_seed(0))
+    units = random_frames(basis, 1, 2000, torch.Generator().manual_seed(0))[:, 0]
     h = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
     for inner in (Shift(basis, (2,), (-1.5,)), Nullspace(basis, (2,))):
         own = moved(inner, h) / basis.std_H
@@ -330,7 +330,7 @@ def test_random_directions_are_arbitrary_and_of_equal_size(planted):
 def test_an_arbitrary_direction_leaves_the_band_in_one_case_of_twenty(planted):
     """Linear effects of directions drawn alike; with controls at right angles to the tested it was one of ten."""
     basis, generator = planted[1].basis, torch.Generator().manual_seed(0)
-    effects = random_units(basis, 51 * 2000, generator)[:, 0].reshape(2000, 51).numpy()
+    effects = random_frames(basis, 1, 51 * 2000, generator)[:, 0, 0].reshape(2000, 51).numpy()
     bands = np.array([band_of(row[1:], 0.05) for row in effects])
     outside = (effects[:, 0] < bands[:, 0]) | (effects[:, 0] > bands[:, 1])
     assert outside.mean() == pytest.approx(0.05, abs=0.013)  # standard error 0.005
@@ -1112,7 +1112,7 @@ def test_the_nuisance_lies_inside_the_random_band_in_99_of_100_worlds():
         options = PlantedOptions(seed=seed)
         simulator, known = planted_simulator(options), truth(options)
         dreamed = dream_of(simulator, options, seed)
-        units = random_units(known.basis, 50, torch.Generator().manual_seed(seed))
+        units = random_frames(known.basis, 1, 50, torch.Generator().manual_seed(seed))[:, 0]
         nuisance = shift_of("planted", known.nuisance, 2.0)
         groups = [None, nuisance.build(known.basis), *(nuisance.build(known.basis, other_IH=u[None]) for u in units)]
         got = dreamed.measure(groups, together=len(groups))

@@ -24,18 +24,13 @@ def orthonormal(columns_HI: Tensor) -> tuple[Tensor, Tensor]:
     return (q * torch.where(new_I < 0, -1.0, 1.0)[..., None, :]).transpose(-2, -1), new_I.abs()
 
 
-def random_units(basis: Basis, count: int, generator: torch.Generator) -> Tensor:
-    """Unit vectors [count, H] of the z-scored state space, uniform over all.
+def random_frames(basis: Basis, size: int, count: int, generator: torch.Generator) -> Tensor:
+    """Orthonormal frames [count, size, H] of the z-scored state space, uniform over all.  UserError where the hidden
+    state has too few dimensions for random ones to differ.
 
     Not only over those orthogonal to the tested direction: an arbitrary direction would not be one of their like and
     lie outside their band too often (8 dimensions: in 10 % of cases, not 5 %).
     """
-    return random_frames(basis, 1, count, generator)[:, 0]
-
-
-def random_frames(basis: Basis, size: int, count: int, generator: torch.Generator) -> Tensor:
-    """Orthonormal frames [count, size, H] of the z-scored state space, uniform over all.  UserError where the hidden
-    state has too few dimensions for random ones to differ."""
     like = basis.lift_KH
     if like.shape[1] < 2:
         raise UserError("random directions need a hidden state of at least 2 dimensions")

@@ -28,13 +28,12 @@ from core.stats import few
 from core.when import Rule
 from envs.registry import agents_a_world, renewed
 from validation.hypotheses.events import Event
-from validation.hypotheses.grammar import Hypothesis, hypotheses_of
+from validation.hypotheses.grammar import Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.bench import Bench, effects_in
-from validation.interventions.controls import choose
 from validation.interventions.options import StudyOptions, check_options, parse_study
 from validation.interventions.statistics import Controls, Sizes, special_p, spread_of, step_of
-from validation.interventions.study import BRANCHES, CHOOSING_SEED, COLLECTORS, controls_of, plan_of
+from validation.interventions.study import BRANCHES, CHOOSING_SEED, COLLECTORS, controls_of, decide
 from validation.interventions.tables import Picked
 from validation.interventions.verdicts import NOT_ASKED, OPEN, YES
 from validation.paired.course import Measures, in_words, is_cut, is_late, is_own, quantities, unit_of
@@ -94,19 +93,7 @@ def alone(
         choosing = Bench(basis, before.starts, before.world, rule)
         bench = Bench(basis, asked.starts, asked.world, rule, asked.world)
         explicit = bool(hypotheses)
-        plan = plan_of(choosing, hypotheses, options, basis)
-        everything = [h for family in plan for ways in family.ways for h in ways]
-        choosing.prepare(everything, events, rng)
-        if any(len(f.ways) > 1 or len(f.ways[0]) > 1 or not f.quantity for f in plan):
-            choosing.require(everything, "starts that choose", "; say 'on QUANTITY' to choose nothing")
-        chosen = [choose(family, choosing, [None])[0] for family in plan]
-        if not explicit:
-            picks = [family.ways[pick.place][0] for family, own in zip(plan, chosen, strict=True) for pick in own]
-            hypotheses = hypotheses_of(basis.kind, [h.ids[0] for h in picks], options.amounts)
-        named = tuple(dict.fromkeys(i for h in hypotheses if not h.everything for i in h.ids))
-        asked.world.measures = replace(asked.world.measures, directions=named)
-        bench.prepare([*everything, *hypotheses], events, rng)
-        bench.require(hypotheses, "starts")
+        plan, chosen, hypotheses = decide(choosing, bench, hypotheses, options, events, rng)
         floor = twin_floor(asked.world)
         unaltered = {q: v[0] for q, v in asked.world.measure([None]).items()}
         own = effects_in(bench, asked.world, hypotheses, None, "real world")

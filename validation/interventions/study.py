@@ -19,6 +19,7 @@ from core.directions import Basis, direction_of
 from core.roll import Recorded, Simulator
 from core.trees import Tree
 from core.when import Rule
+from validation.hypotheses.events import Event
 from validation.hypotheses.frames import random_frames
 from validation.hypotheses.grammar import THROUGH, Hypothesis, hypotheses_of, shift_of
 from validation.interventions.bench import Bench, effects_in
@@ -74,22 +75,7 @@ def study(
         held = held_still(agent, starts, dreamed.noise_NTA, measures, simulated)
         bench = Bench(basis, starts, dreamed, rule, real, held)
         explicit = bool(hypotheses)
-        plan = plan_of(choosing, hypotheses, options, basis)
-        everything = [h for family in plan for ways in family.ways for h in ways]
-        choosing.prepare(everything, events, rng)
-        if any(len(f.ways) > 1 or len(f.ways[0]) > 1 or not f.quantity for f in plan):
-            choosing.require(
-                everything, "starts that the simulator chooses on", "; say 'on QUANTITY' to choose nothing"
-            )
-        chosen = [choose(family, choosing, [None])[0] for family in plan]
-        if not explicit:
-            picks = [family.ways[pick.place][0] for family, own in zip(plan, chosen, strict=True) for pick in own]
-            hypotheses = hypotheses_of(basis.kind, [h.ids[0] for h in picks], options.amounts)
-        named = dict.fromkeys(i for h in hypotheses if not h.everything for i in h.ids)
-        for world in (real, dreamed, held):
-            world.measures = replace(measures, directions=tuple(named))
-        bench.prepare([*everything, *hypotheses], events, rng)
-        bench.require(hypotheses, "starts")
+        plan, chosen, hypotheses = decide(choosing, bench, hypotheses, options, events, rng)
         effects = effects_of(bench, hypotheses, options)
         controls, picked = controls_of(choosing, bench, plan, chosen, options, generator)
         result = report(bench, hypotheses, effects, controls, picked, explicit, options, rng)
@@ -150,6 +136,30 @@ def held_still(
     last = {k: torch.from_numpy(v[:, -1:]).to(noise_NTA.device) for k, v in starts.window.items()}
     frame = Recorded(agent.spec, last)
     return simulated(agent, starts.state, noise_NTA, measures, frame, frame.begin())
+
+
+def decide(
+    choosing: Bench, bench: Bench, hypotheses: list[Hypothesis], options: StudyOptions, events: Sequence[Event],
+    rng: np.random.Generator,
+) -> tuple[list[Family], list[list[Pick]], list[Hypothesis]]:  # fmt: skip
+    """(the families, what is chosen of each on starts of their own, the hypotheses: those in words, or all ways of the
+    directions that were chosen); the worlds of ``bench`` measure their directions from here on."""
+    basis = bench.basis
+    plan = plan_of(choosing, hypotheses, options, basis)
+    everything = [h for family in plan for ways in family.ways for h in ways]
+    choosing.prepare(everything, events, rng)
+    if any(len(f.ways) > 1 or len(f.ways[0]) > 1 or not f.quantity for f in plan):
+        choosing.require(everything, "starts that choose", "; say 'on QUANTITY' to choose nothing")
+    chosen = [choose(family, choosing, [None])[0] for family in plan]
+    if not hypotheses:
+        picks = [family.ways[pick.place][0] for family, own in zip(plan, chosen, strict=True) for pick in own]
+        hypotheses = hypotheses_of(basis.kind, [h.ids[0] for h in picks], options.amounts)
+    named = tuple(dict.fromkeys(i for h in hypotheses if not h.everything for i in h.ids))
+    for world in filter(None, (bench.real, bench.dreamed, bench.held)):
+        world.measures = replace(world.measures, directions=named)
+    bench.prepare([*everything, *hypotheses], events, rng)
+    bench.require(hypotheses, "starts")
+    return plan, chosen, hypotheses
 
 
 def plan_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions, basis: Basis) -> list[Family]:
