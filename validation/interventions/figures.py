@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from core.artefacts import Result
-from core.figures import BAND, LINE, REAL, SIMULATED, figure_of
+from core.figures import BAND, LINE, REAL, SIMULATED, enlarged, figure_of
 from core.pages import label_colours
 from core.stats import FEW_UNITS, few
 from core.video import write_video
@@ -222,9 +222,7 @@ def _screens(film: np.ndarray, what: str, effects: Sequence[float]) -> list[np.n
             y = top + n * (height * SCALE + gap)
             draw.text((4, y + 4), f"effect\n{effects[n]:+.3g}", fill="black")
             for p in range(panels):
-                picture = Image.fromarray(film[n, p, t]).resize(
-                    (width * SCALE, height * SCALE), Image.Resampling.NEAREST
-                )
+                picture = enlarged(film[n, p, t], width * SCALE, height * SCALE)
                 page.paste(picture, (left + p * (width * SCALE + gap), y))
         out += [np.asarray(page)] * (3 if t == 0 else 1)
     return out

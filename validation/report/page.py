@@ -18,7 +18,21 @@ import numpy as np
 
 from core import pages
 from core.artefacts import load_bytes
-from core.figures import BAD, BAND, GOOD, HELD, MEMORY, NEGATIVE, OPEN, POSITIVE, REAL, SIMULATED, WORLD, minus
+from core.figures import (
+    BAD,
+    BAND,
+    GOOD,
+    HELD,
+    MEMORY,
+    NEGATIVE,
+    OPEN,
+    POSITIVE,
+    REAL,
+    SIMULATED,
+    WORLD,
+    enlarged,
+    minus,
+)
 from core.stats import FEW_UNITS
 
 DASH = "–"
@@ -244,15 +258,13 @@ def details(summary: str, body: str) -> str:
 
 def strip_png(frames_N: Sequence[np.ndarray], gap: int = 2, scale: int = 2) -> bytes:
     """Frames uint8 [H, W, 3] side by side on white, as PNG bytes."""
-    from PIL import Image
 
     height, width = frames_N[0].shape[:2]
     sheet = np.full((height, len(frames_N) * (width + gap) - gap, 3), 255, np.uint8)
     for i, frame in enumerate(frames_N):
         sheet[:, i * (width + gap) : i * (width + gap) + width] = frame
-    image = Image.fromarray(sheet)
     out = io.BytesIO()
-    image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST).save(out, "PNG", optimize=True)
+    enlarged(sheet, sheet.shape[1] * scale, sheet.shape[0] * scale).save(out, "PNG", optimize=True)
     return out.getvalue()
 
 
