@@ -235,7 +235,7 @@ def test_all_agents_of_a_world_are_one_unit(house: Path) -> None:
     asked = asked_in(
         agent, lambda slots: env, basis, (), options, 0, torch.Generator(), "all", torch.device("cpu")
     )  # fmt: skip
-    change = Hypothesis("shift", "ica", (0,), (3.0,))
+    change = Hypothesis("shift", "pca", (0,), (3.0,))
     bench = Bench(basis, asked.starts, asked.world, None, asked.world)
     bench.prepare([change], (), np.random.default_rng(0))
     own = effects_in(bench, asked.world, [change], None, "")

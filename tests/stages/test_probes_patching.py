@@ -216,7 +216,7 @@ def test_patching_finds_the_wiring(world: Path, tmp_path: Path, capsys: pytest.C
     assert "tick -> Move.Direction" in out and "changes 0 nats" in out
     with RolloutStore(world / "extraction") as store, artefacts.new_run(tmp_path / "basis", "hidden_states", {}) as own:
         fit_pca(store.pooled("h")[0]["h"], 4, store.manifest["facts"]["agent"]).save(own.path)
-    own_basis = ("--basis", tmp_path / "basis", "--basis_kind", "pca", "--direction_ids", 0, 3, "--pca_size", 0)
+    own_basis = ("--basis", tmp_path / "basis", "--basis_kind", "pca", "--direction_ids", "pca:0", 3, "--pca_size", 0)
     any_life = run(
         patching, world / "extraction", "--out", tmp_path / "any", *common, *own_basis, "--donor", "any", "--doses", 1
     )
