@@ -258,8 +258,9 @@ class _Scaled:
         project_HK[self.live_L], lift_KH[:, self.live_L] = project_LK, lift_KL
         if dead := names_left_out(self.live_L, size, self.space):
             facts = {**facts, "left_out": dead}
-        tensors = (torch.from_numpy(np.array(a, np.float32)) for a in (self.mean_H, self.std_H, project_HK, lift_KH))
-        return Basis(kind, *tensors, agent=agent, space=self.space, facts=facts)
+        arrays = (self.mean_H, self.std_H, project_HK, lift_KH)
+        mean, std, project, lift = (torch.from_numpy(np.array(a, np.float32)) for a in arrays)
+        return Basis(kind, mean, std, project, lift, agent=agent, space=self.space, facts=facts)
 
 
 def _scale(h_NH: np.ndarray, k: int, samples: int, space: str) -> _Scaled:
