@@ -75,7 +75,7 @@ def test_interventions_stage(dirs):
     assert verify(out) == []
     assert {"effects.png", "predicted_vs_observed.png", "effects.csv"} <= {p.name for p in out.iterdir()}
     rows = result.tables["effects"]
-    assert {r["world"] for r in rows} == {"real", "simulator"} and {r["direction"] for r in rows} == {0, 2}
+    assert {r["world"] for r in rows} == {"real", "simulator"} and {r["direction"] for r in rows} == {"pca:0", "pca:2"}
     assert {r["n"] for r in rows} == {6} and {r["random_n"] for r in rows} == {78, None}
     assert result.scalars["zero_change_real"]["value"] == 0 == result.scalars["zero_change_simulator"]["value"]
     # At step 0 both worlds are the same agent in the same state.

@@ -325,7 +325,7 @@ def test_the_fixed_point_of_a_linear_memory_of_two_parts_is_the_closed_form() ->
     assert point["period"] == pytest.approx(4 * np.pi) and point["time_constant"] == pytest.approx(-1 / np.log(0.9))
     assert result.scalars["lyapunov_driven"]["value"] == pytest.approx(np.log(0.9), abs=1e-6)
     inside = [row["directions"] for row in result.tables["modes"]]
-    assert inside[0].startswith(("0 (0.71), 1 (0.71)", "1 (0.71), 0 (0.71)"))
+    assert inside[0].startswith(("neurons:0 (0.71), neurons:1 (0.71)", "neurons:1 (0.71), neurons:0 (0.71)"))
     assert "" in inside[1:]  # c is forgotten at once: no direction of h
 
 

@@ -676,7 +676,7 @@ def test_agreement_of_exact_effects_and_slopes_by_hand():
     hypotheses = hypotheses_of("planted", (4, 5), (-1.0, 2.0))
     effect = np.array([[-3.0], [6.0], [0.0], [0.0], [9.0], [9.0], [9.0], [9.0]])
     slopes = {p.label: p.of(effect) for p in points_of(hypotheses, all_kinds=False)}
-    assert slopes == {"4": pytest.approx([3.0]), "5": pytest.approx([0.0])}
+    assert slopes == {"planted:4": pytest.approx([3.0]), "planted:5": pytest.approx([0.0])}
     assert spread_of(np.full(48, 0.1)) == 0 < np.full(48, 0.1).std()
     assert spread_of(1 + 1e-8 * np.arange(48)) == 0 < spread_of(1 + 1e-4 * np.arange(48))  # rounding of float32
     assert spread_of(1e-8 * np.arange(48)) > 0  # small, but it varies
@@ -1091,15 +1091,16 @@ def test_patching_everything_recovers_everything_at_once_and_the_nuisance_nothin
     clean = found.arrays["unaltered/value"] > 0
     for side, here in (("noising", clean), ("denoising", ~clean)):
         for world in ("real", "simulator"):
-            whole = rows[f"patch all clean high ({side})", world, "value"]
+            whole = rows[f"patch planted:all clean high ({side})", world, "value"]
             assert whole["recovered"] == pytest.approx(1, abs=1e-5) and whole["n"] == int(here.sum())
             assert (whole["gap"] < 0) == (side == "noising")
-            nothing = rows[f"patch 1 clean high ({side})", world, "value"]
+            nothing = rows[f"patch planted:1 clean high ({side})", world, "value"]
             assert nothing["recovered"] == pytest.approx(0, abs=1e-5)
-        g = found.notes["hypotheses"].index(f"patch all clean high ({side})")
+        g = found.notes["hypotheses"].index(f"patch planted:all clean high ({side})")
         assert np.array_equal(np.isnan(found.arrays["observed/value"][g]), ~here)
     whole, one = (
-        found.arrays["observed/value"][found.notes["hypotheses"].index(x)] for x in ("resample all", "resample 1")
+        found.arrays["observed/value"][found.notes["hypotheses"].index(x)]
+        for x in ("resample planted:all", "resample planted:1")
     )
     assert abs(whole.sum()) < 1e-3 < 0.5 < np.abs(whole).mean()  # every start gives once and takes once
     assert np.abs(one).max() < 1e-5
