@@ -84,7 +84,7 @@ def test_interventions_stage(dirs):
         if world == "real":
             assert value == pytest.approx(now["simulator", hypothesis, quantity], abs=1e-6)
     assert len(result.arrays["behaviour"]) == 6 and 0 < result.scalars["behaviour_labels_found"]["value"] <= 1
-    assert result.notes["claim"].count("Direction") == 2 and result.notes["gate"]["rows"] > 50
+    assert result.notes["claim"].count("pca:") == 2 and result.notes["gate"]["rows"] > 50
     assert {"paths.csv"} <= {p.name for p in out.iterdir()}
     for claim in result.notes["claims"]:
         assert set(claim["parts"]) == {"exists", "size", "special", "through_world", "needed"}
