@@ -121,7 +121,7 @@ OF_POLICIES = {  # of Neural MMO
         "-m analysis.probes", "ProbesConfig", "read quantities of the world from states", "runs/probes",
         ("extraction",)),
     "patching": Stage(
-        "-m analysis.patching", "PatchingConfig", "change one direction and see which heads of the policy notice",
+        "-m analysis.patching", "PatchingConfig", "patch one direction, measure the change of every policy head",
         "runs/patching", ("extraction", "policy"), ("probes",)),
 }  # fmt: skip
 
