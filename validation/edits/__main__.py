@@ -45,7 +45,8 @@ class EditsConfig:
     basis_kind: str = "ica"
     """which basis of --basis: pca, ica, nmf, neurons"""
     directions: tuple[str, ...] = ()
-    """directions whose coordinate after the horizon is measured, as ica:0 or 0; none by default"""
+    """directions, as ica:0 or 0, said to carry the object: what the edit does to their coordinates, and what is left of
+    its effects when they are set back to what they were, or everything but they is; none: no directions"""
     out: Path = Path("runs/edits")
     """run directory to write"""
     starts: int = 128

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from core.artefacts import Result
-from core.figures import LINE, MEMORY, REAL, SIMULATED, USUAL, WORLD, figure_of
+from core.figures import BOTH, LINE, MEMORY, MEMORY_PALE, REAL, SIMULATED, USUAL, WORLD, figure_of
 
-WAYS = {"whole": REAL, "pixels": MEMORY, "world": WORLD, "since the episode": USUAL}
+WAYS = {"whole": REAL, "pixels": MEMORY, "world": WORLD, "since the episode": USUAL, "set back": BOTH,
+        "all else set back": MEMORY_PALE}  # fmt: skip
 MOST = 12  # quantities in a figure
 ABREAST = 4  # edits beside each other
 
@@ -45,7 +46,7 @@ def _effects(rows: list[dict[str, object]], edits: list[str], path: Path) -> Non
                     continue
                 unit = float(mine[q]["spread"])  # type: ignore[arg-type]
                 value, low, high = (float(mine[q][n]) / unit for n in ("effect", "low", "high"))  # type: ignore[arg-type]
-                place = y + 0.16 * (k - 1.5)
+                place = y + 0.13 * (k - 1.5)
                 axis.plot([low, high], [place, place], color=colour, lw=1.2)
                 axis.plot(value, place, "o", color=colour, ms=4)
                 if way == "whole" and "foretold" in mine[q]:
@@ -56,7 +57,9 @@ def _effects(rows: list[dict[str, object]], edits: list[str], path: Path) -> Non
         axis.tick_params(labelsize=8)
     axes[0].set_yticks(range(len(shown)), shown)
     axes[0].invert_yaxis()
-    marks = [Line2D([], [], color=colour, marker="o", lw=1.2, ms=4, label=way) for way, colour in WAYS.items()]
+    there = {row["way"] for row in rows}
+    ways = {way: colour for way, colour in WAYS.items() if way in there}
+    marks = [Line2D([], [], color=colour, marker="o", lw=1.2, ms=4, label=way) for way, colour in ways.items()]
     marks.append(Line2D([], [], color=SIMULATED, marker="D", lw=0, ms=4, label="foretold (whole)"))
     figure.legend(handles=marks, loc="outside upper center", ncols=len(marks), fontsize=8)
     figure.savefig(path, dpi=110)
