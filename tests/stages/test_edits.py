@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from agents.load import load_agent
+from analysis.shared.edit_starts import EditStarts, collect, fits
 from core import config as cli
 from core.artefacts import Result, read_manifest
 from core.contracts import UserError
@@ -18,7 +19,6 @@ from envs.procgen_edits import Edit, parse_edit, undone
 from envs.procgen_state import State, snapshot_of, state_of
 from validation.edits import __main__ as edits
 from validation.edits.course import EditedWorld, differs
-from validation.edits.starts import EditStarts, collect, fits
 
 AGENT = Path("bundles/coinrun-demo/agent")
 CPU = torch.device("cpu")
@@ -160,7 +160,7 @@ def test_the_stage_says_what_was_seen_and_foretold(tmp_path: Path, capsys: pytes
 def test_mistakes_are_one_line(
     tmp_path: Path, argv: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("validation.edits.starts.GIVE_UP_STEPS", 40)
+    monkeypatch.setattr("analysis.shared.edit_starts.GIVE_UP_STEPS", 40)
     agent = () if "--agent" in argv else ("--agent", AGENT)
     with pytest.raises(UserError, match=said):
         run(tmp_path / "e", *agent, *argv)
