@@ -65,8 +65,8 @@ class CausalDirectionsConfig:
     num_levels: int = 100_000
     """size of the pool"""
     draws: int = 20
-    """random subspaces of each rank"""
-    steps: int = 400
+    """random subspaces of each rank (5 of them are played on)"""
+    steps: int = 300
     """gradient steps of a fit"""
     greedy: bool = False
     """the agent takes its most likely action; default: it samples, with the same noise on all sides"""

@@ -148,18 +148,19 @@ def span_of(x_NH: Tensor, share: float, least: int = 1) -> Tensor:
 
 @dataclass(frozen=True)
 class FitOptions:
-    steps: int = 400  # of Adam
+    steps: int = 300  # of Adam
     rate: float = 0.03
-    restarts: int = 3
+    restarts: int = 3  # at least 2, see ``fit``
     seed: int = 0
 
 
 def fit(pairs: Exchange, level_N: np.ndarray, rank: int, options: FitOptions) -> Tensor:
     """The subspace W [H, R] that carries the difference of the pairs.
 
-    Restarts: the differences' own largest directions, and random ones.  Of all that was passed, what did best on a
-    quarter of the levels, which the gradient does not see, is taken.  W's columns are the principal directions of the
-    differences within it, so turned that the edit raises their coordinates on average.
+    Begun from the differences' largest directions, from what the heads read of them most, and at random: where a large
+    and steady difference goes with the one that acts, the gradient alone stays with the large one.  Of all that was
+    passed, what did best on a quarter of the levels, which the gradient does not see, is taken.  W's columns are the
+    principal directions of the differences within it, so turned that the edit raises their coordinates on average.
     """
     span_HS = span_of(pairs.difference_NH, DIFFERENCES, rank)
     if span_HS.shape[1] < rank:
@@ -174,9 +175,12 @@ def fit(pairs: Exchange, level_N: np.ndarray, rank: int, options: FitOptions) ->
     generator = torch.Generator().manual_seed(options.seed)
     size = span_HS.shape[1]
     best, found = float("inf"), span_HS[:, :rank]
-    for restart in range(options.restarts):
-        begin_SR = torch.randn(size, rank, generator=generator).to(span_HS) if restart else torch.eye(size, rank)
-        a_SR = begin_SR.to(span_HS).requires_grad_()
+    read_GS = (gradients(pairs.at_base, pairs.base_NH) @ span_HS).double()
+    _, _, read_SS = torch.linalg.svd(read_GS.T @ read_GS)
+    begins = [torch.eye(size, rank), read_SS[:rank].T]
+    begins += [torch.randn(size, rank, generator=generator) for _ in range(options.restarts - len(begins))]
+    for begin_SR in begins:
+        a_SR = begin_SR.to(span_HS).contiguous().requires_grad_()
         adam = torch.optim.Adam([a_SR], lr=options.rate)
         for step in range(options.steps + 1):
             w_HR = span_HS @ torch.linalg.qr(a_SR)[0]
@@ -275,14 +279,15 @@ def guard(w_HR: Tensor, states_MH: Tensor, read_HS: Tensor) -> Guard:
 def read_by(at: Readout, h_NH: Tensor) -> Tensor:
     """Orthonormal [H, S]: the directions in which a small change of these states changes a log-probability or the
     value.  Linear heads: the row space of their weights, as far as actions differ."""
+    _, s, v_SH = torch.linalg.svd(gradients(at, h_NH).double(), full_matrices=False)
+    return v_SH[s > UNREAD * s[0]].T.to(h_NH.dtype)
+
+
+def gradients(at: Readout, h_NH: Tensor) -> Tensor:
+    """Of every log-probability and of the value, with respect to h: [(D + 1) * N, H]."""
     h = h_NH.detach().clone().requires_grad_()
     logp, value = at(h)
-    grads = []
-    for column in (*logp.unbind(1), value):
-        (grad,) = torch.autograd.grad(column.sum(), h, retain_graph=True)
-        grads.append(grad)
-    _, s, v_SH = torch.linalg.svd(torch.cat(grads).double(), full_matrices=False)
-    return v_SH[s > UNREAD * s[0]].T.to(h_NH.dtype)
+    return torch.cat([torch.autograd.grad(x.sum(), h, retain_graph=True)[0] for x in (*logp.unbind(1), value)])
 
 
 def as_basis(w_HR: Tensor, states_MH: Tensor, agent: str, facts: dict[str, object]) -> Basis:
