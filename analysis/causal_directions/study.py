@@ -120,7 +120,7 @@ def seek(
     bases: Mapping[str, Basis], draws: int,
 ) -> Found:  # fmt: skip
     """Fit every rank on these pairs, and everything that it is held against.  states: recorded ones."""
-    loss = subspaces.Loss(pairs)
+    loss = subspaces.loss_of(pairs)
     generator = torch.Generator().manual_seed(options.seed)
     size, most = pairs.base_NH.shape[1], max(ranks)
     order = {kind: subspaces.chosen(basis, loss, most) for kind, basis in bases.items()}

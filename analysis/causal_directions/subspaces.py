@@ -90,8 +90,8 @@ def divergence(of_ND: Tensor, other_ND: Tensor) -> Tensor:
 class Loss:
     """How far patched states are from acting as they should, both ways; 1: as far as unpatched ones.
 
-    Half of KL(source || patched) and half of the squared error of the value, each as a share of what it is unpatched.
-    UserError where the pairs differ in neither.
+    Half of KL(source || patched) and half of the squared error of the value, each as a share of what it is unpatched;
+    one of them alone where the pairs do not differ in the other.
     """
 
     def __init__(self, pairs: Exchange) -> None:
@@ -101,8 +101,7 @@ class Loss:
             one = torch.ones((), device=pairs.base_NH.device)
             self.scales = [one, one]
             self.scales = [part.clone() for part in self._parts(lambda d: torch.zeros_like(d))]
-        if max(float(scale) for scale in self.scales) < NONE:
-            raise UserError("the edit changes neither the agent's actions nor its value; there is nothing to carry")
+        self.asks = [float(scale) >= NONE for scale in self.scales]
 
     def _parts(self, change: Change) -> list[Tensor]:
         ways = ((self.source, self.pairs.forth(change)), (self.base, self.pairs.back(change)))
@@ -111,8 +110,15 @@ class Loss:
         return [part / scale for part, scale in zip((kl, error), self.scales, strict=True)]  # type: ignore[operator]
 
     def __call__(self, change: Change) -> Tensor:
-        there = [part for part, scale in zip(self._parts(change), self.scales, strict=True) if float(scale) >= NONE]
-        return torch.stack(there).mean()
+        return torch.stack([part for part, asked in zip(self._parts(change), self.asks, strict=True) if asked]).mean()
+
+
+def loss_of(pairs: Exchange) -> Loss:
+    """UserError where the pairs differ in neither actions nor value."""
+    loss = Loss(pairs)
+    if not any(loss.asks):
+        raise UserError("the edit changes neither the agent's actions nor its value; there is nothing to carry")
+    return loss
 
 
 def along(w_HR: Tensor) -> Change:
@@ -170,8 +176,9 @@ def fit(pairs: Exchange, level_N: np.ndarray, rank: int, options: FitOptions) ->
     looked = rng.permutation(levels)[: len(levels) // STOPPING]
     stop = np.isin(level_N, looked)
     learn = _tensor_of(np.flatnonzero(~stop), pairs)
-    loss = Loss(pairs.rows(learn))
+    loss = loss_of(pairs.rows(learn))
     judge = Loss(pairs.rows(_tensor_of(np.flatnonzero(stop), pairs))) if stop.any() else loss
+    judge = judge if any(judge.asks) else loss
     generator = torch.Generator().manual_seed(options.seed)
     size = span_HS.shape[1]
     best, found = float("inf"), span_HS[:, :rank]

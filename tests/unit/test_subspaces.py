@@ -171,6 +171,6 @@ def test_mistakes_are_one_line() -> None:
         subspaces.fit(pairs, levels, 3, OPTIONS)
     same = Exchange(pairs.base_NH, pairs.base_NH, pairs.at_base, pairs.at_source)
     with pytest.raises(UserError, match="neither the agent's actions nor its value"):
-        subspaces.Loss(same)
+        subspaces.loss_of(same)
     with pytest.raises(UserError, match="pairs of 5 levels, and at least 12"):
         halves(np.arange(5), 0)
