@@ -69,8 +69,9 @@ def test_the_direction_that_acts_is_found_and_the_one_that_only_tells_is_not(oth
     probe = subspaces.probe(pairs, 1)
     assert cosine(probe, r_HK[:, NUISANCE]) >= 0.95  # the probe finds what tells
     done = at_once(pairs, along(w)), at_once(pairs, along(probe))
-    assert np.nanmean(done[0][ACCURACY]) == 1 and np.nanmean(done[1][ACCURACY]) < 0.2
-    assert done[0][KL].mean() < 1e-3 * at_once(pairs, subspaces.zero)[KL].mean()
+    plain = at_once(pairs, subspaces.zero)[KL].mean()
+    assert np.nanmean(done[0][ACCURACY]) == 1 and done[0][KL].mean() < 1e-3 * plain
+    assert np.nanmean(done[1][ACCURACY]) < 0.9 and done[1][KL].mean() > 0.25 * plain  # it moves the cause by its mean
 
 
 def test_what_is_patched_back_undoes_it() -> None:
