@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 
 from agents.load import load_agent
+from analysis.shared.edit_starts import collect, fits
 from envs.procgen import ProcgenEnv, ProcgenOptions
 from envs.procgen_edits import parse_edit
 from envs.procgen_state import state_of
 from validation.edits.course import EditedWorld
-from validation.edits.starts import collect, fits
 
 EDITS = ("remove coin", "remove saw", "remove crate", "move coin by -3 0", "add wall ahead 2", "add saw ahead 3",
          "set velocity 0 0", "move agent by 0 1")  # fmt: skip

@@ -134,6 +134,9 @@ OF_ALL = {
     "edits": Stage(
         "-m validation.edits", "EditsConfig", "remove, move or add objects in the real game", "runs/edits",
         ("agent",), ("simulator", "basis")),
+    "causal_directions": Stage(
+        "-m analysis.causal_directions", "CausalDirectionsConfig", "find directions that carry what an edit changes",
+        "runs/causal_directions", ("agent",), ("basis",)),
     "bundle": Stage(
         "-m generative.bundle", "BundleConfig", "copy an agent and a simulator for shipping", "",
         ("agent", "simulator")),

@@ -11,6 +11,7 @@ import torch
 
 from agents.load import load_agent
 from analysis.shared.directions import neuron_basis
+from analysis.shared.edit_starts import EditStarts, collect, fits
 from core import config as cli
 from core.artefacts import Result, read_manifest
 from core.contracts import UserError
@@ -20,7 +21,6 @@ from envs.procgen_edits import Edit, parse_edit, undone
 from envs.procgen_state import State, snapshot_of, state_of
 from validation.edits import __main__ as edits
 from validation.edits.course import AllElse, EditedWorld, differs
-from validation.edits.starts import EditStarts, collect, fits
 from validation.edits.study import _measured, _ways
 from validation.paired.course import Measures
 
@@ -187,7 +187,7 @@ def test_directions_are_set_back_in_the_edited_world(world: EditedWorld) -> None
 def test_mistakes_are_one_line(
     tmp_path: Path, argv: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("validation.edits.starts.GIVE_UP_STEPS", 40)
+    monkeypatch.setattr("analysis.shared.edit_starts.GIVE_UP_STEPS", 40)
     agent = () if "--agent" in argv else ("--agent", AGENT)
     with pytest.raises(UserError, match=said):
         run(tmp_path / "e", *agent, *argv)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.shared.edit_starts import EditStarts
 from core.contracts import Agent, Intervention, UserError
 from core.directions import Basis
 from core.interventions import Resample
@@ -27,7 +28,6 @@ from core.trees import Tree, rows_of, with_rows
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import PICTURELESS, Edit, undone
 from envs.procgen_state import State, snapshot_of, state_of
-from validation.edits.starts import EditStarts
 from validation.paired.course import Course, course_of
 
 THROUGH = ("whole", "pixels", "world")

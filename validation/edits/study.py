@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from analysis.shared.edit_starts import collect, fits
 from core.artefacts import Result
 from core.contracts import Agent, UserError
 from core.directions import Basis
@@ -25,7 +26,6 @@ from envs.procgen import ProcgenEnv
 from envs.procgen_edits import PICTURELESS, Edit
 from envs.procgen_state import state_of
 from validation.edits.course import AllElse, EditedWorld, Frames, Run, differs, shown_with
-from validation.edits.starts import collect, fits
 from validation.interventions import verdicts
 from validation.interventions.statistics import Sizes, spread_of, step_of
 from validation.interventions.verdicts import SMALLEST, YES

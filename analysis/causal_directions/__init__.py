@@ -1,0 +1,1 @@
+"""Directions that carry a variable: sought by exchanging them between a world and its edited twin."""
