@@ -94,7 +94,7 @@ def summarise(result: artefacts.Result, out: Path) -> None:
     for row in headline(result):
         said = in_text(estimate_of(row, "rank"), ".2f")
         if row["kind"] == "method":
-            rest = f"  {row['why']}" if row["finds"] != "yes" else ""
+            rest = f" ({row['why']})" if row["why"] else ""
             print(f"  {row['quantity']}, {row['label']}: rank {said}; finds what matters: {row['finds']}{rest}")
         elif np.isfinite(row["rank"]):
             print(f"  {row['quantity']}, {row['label']} ({row['kind']}): rank {said}")

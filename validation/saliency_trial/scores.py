@@ -127,14 +127,8 @@ def score_rows(
             places.append(place)
         first = sum(map(len, stacked))
         stacked += [x[None] for x in baselines.values()]
-        if q in ceiling:
-            stacked.append(np.abs(ceiling[q][1])[None])
         found = scored(np.concatenate(stacked), true_O, of_O)
-        known = {
-            "quantity": q,
-            "n": len(found.starts_E),
-            "chance": float(found.chance_E.mean()) if len(found.starts_E) else None,
-        }
+        known = {"quantity": q, "n": len(found.starts_E), "chance": mean_or_none(found.chance_E)}
         columns: list[np.ndarray] = []
         put = partial(_put, columns)
         of_row: list[dict[str, int]] = []
@@ -151,17 +145,10 @@ def score_rows(
             if c.change is not None:
                 at["sign"] = put(signs(c.change, true_O, of_O, found.starts_E))
             of_row.append(at)
-        others = []
-        for b, name in enumerate(baselines):
-            others.append(
-                (
-                    name,
-                    {"rank": put(found.rank_EM[:, first + b]), "hit": put(found.hit_EM[:, first + b] - found.chance_E)},
-                )
-            )
-        if q in ceiling:
-            half = scored(np.abs(ceiling[q][1])[None], ceiling[q][0], of_O)
-            about = means(np.concatenate([half.rank_EM, half.hit_EM - half.chance_E[:, None]], 1), rng=rng)
+        others = [
+            (name, {"rank": put(found.rank_EM[:, first + b]), "hit": put(found.hit_EM[:, first + b] - found.chance_E)})
+            for b, name in enumerate(baselines)
+        ]
         m = means(np.stack(columns, 1), rng=rng, draws=DRAWS) if len(found.starts_E) > 1 else None
         wide, narrow, p = (m.estimates(), m.estimates(0.90), m.p()) if m is not None else ([], [], np.zeros(0))
         p_half = m.p(0.5) if m is not None else p
@@ -177,11 +164,17 @@ def score_rows(
         for name, at in others:
             rows.append({"method": name, "world": "", "kind": "baseline", **known, **_told(at, wide)})
         if q in ceiling:
-            half_known = {**known, "n": len(half.starts_E)}
-            rows.append({"method": "the same, other action noise", "world": "", "kind": "ceiling", **half_known,
-                         **_told({"rank": 0, "hit": 1}, about.estimates())})  # fmt: skip
+            half = scored(np.abs(ceiling[q][1])[None], ceiling[q][0], of_O)
+            about = means(np.concatenate([half.rank_EM, half.hit_EM - half.chance_E[:, None]], 1), rng=rng)
+            known = {"quantity": q, "n": len(half.starts_E), "chance": mean_or_none(half.chance_E)}
+            told = _told({"rank": 0, "hit": 1}, about.estimates())
+            rows.append({"method": "the same, other action noise", "world": "", "kind": "ceiling", **known, **told})
     judge([r for r in rows if r["kind"] == "method"], tests, smallest)
     return rows
+
+
+def mean_or_none(x_E: np.ndarray) -> float | None:
+    return float(x_E.mean()) if len(x_E) else None
 
 
 def _put(columns: list[np.ndarray], values_E: np.ndarray) -> int:
@@ -196,7 +189,10 @@ def _told(at: Mapping[str, int], estimates: Sequence[Estimate]) -> dict[str, Any
         return {}
     out: dict[str, float] = {}
     for name, i in at.items():
-        out |= {name: estimates[i].value, f"{name} low": estimates[i].low, f"{name} high": estimates[i].high}
+        value, low, high, _ = estimates[i]
+        if name.startswith("rank"):  # a correlation; the bootstrapped ends know no bounds
+            low, high = max(low, -1.0), min(high, 1.0)
+        out |= {name: value, f"{name} low": low, f"{name} high": high}
     return out
 
 
@@ -236,4 +232,4 @@ def verdict(answers: Mapping[str, str]) -> tuple[str, str]:
     if NO in answers.values():
         return NO, "; ".join(NO_WHY[part] for part, said in answers.items() if said == NO)
     left = [WHY[part] for part, said in answers.items() if said != YES]
-    return (OPEN, "open: " + ", ".join(left)) if left else (YES, "")
+    return (OPEN, "not shown: " + ", ".join(left)) if left else (YES, "")
