@@ -213,7 +213,7 @@ def test_what_stands_for_a_late_quantity() -> None:
 
 # Boxes against the game's own pixels
 
-TOUCHED = 0.85  # share of the pixels that change which lie in the box, one pixel of margin left
+INSIDE = 0.98  # share of the pixels that change which lie in the box (measured: 1 in 13 games, the least .988)
 
 
 @pytest.mark.parametrize("game", GAMES)
@@ -244,16 +244,15 @@ def test_the_pixels_that_change_lie_in_the_object_s_box(game: str) -> None:
                         continue
                     x0, y0, x1, y1 = box_of(states[b], its[nth], 64)
                     assert 0 <= x0 < x1 <= 64 and 0 <= y0 < y1 <= 64
-                    near = differs[b, max(0, y0 - 1) : y1 + 1, max(0, x0 - 1) : x1 + 1].sum()
-                    inside, changed = inside + near, changed + differs[b].sum()
+                    inside, changed = inside + differs[b, y0:y1, x0:x1].sum(), changed + differs[b].sum()
                     boxed += (x1 - x0) * (y1 - y0) if differs[b].any() else 0
                     known, shown = known + 1, shown + bool(differs[b].any())
     finally:
         env.close()
         spare.close()
     assert known >= 10 and shown >= 0.5 * known, (known, shown)
-    assert inside >= TOUCHED * changed, f"{inside} of {changed}"
-    assert changed >= 0.2 * boxed, f"boxes of {boxed} pixels for {changed}"
+    assert inside >= INSIDE * changed, f"{inside} of {changed}"
+    assert changed >= 0.15 * boxed, f"boxes of {boxed} pixels for {changed}"
 
 
 @pytest.mark.parametrize("game", GAMES)

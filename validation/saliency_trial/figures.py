@@ -91,7 +91,9 @@ def draw_examples(result: Result) -> Any:
         cells = []
         for number, o in enumerate(rows):
             x0, y0, x1, y1 = a["boxes"][o]
-            picture.plot([x0, x1, x1, x0, x0], np.array([y0, y0, y1, y1, y0]) - 0.5, color="w", linewidth=1)
+            picture.plot(
+                np.array([x0, x1, x1, x0, x0]) - 0.5, np.array([y0, y0, y1, y1, y0]) - 0.5, color="w", linewidth=1
+            )
             picture.text(x0, y0 - 1, str(number + 1), color="w", fontsize=7)
             cells.append([f"{number + 1} {kinds[o]}", *(_brief(a[name][o]) for _, name in columns)])
         table = text.table(

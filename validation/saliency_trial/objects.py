@@ -63,16 +63,23 @@ def items_of(state: State) -> list[Item]:
 
 
 def box_of(state: State, item: Item, side: int) -> tuple[int, int, int, int]:
-    """The pixels of an object in the picture that was last drawn, ``side`` pixels wide: those that its rectangle
-    touches."""
+    """The pixels of an object in the picture that was last drawn, ``side`` pixels wide: those whose middles lie in its
+    rectangle, and at least one each way."""
     view = float(state.view["view_dim"])
     unit = side / view
-    left = unit * (item.x - float(state.motion["center_x"]) + view / 2)
-    top = unit * (view / 2 + float(state.motion["center_y"]) - item.y)
-    w, h = unit * item.rx, unit * item.ry
-    ends = (math.floor(left - w), math.floor(top - h), math.ceil(left + w), math.ceil(top + h))
-    x0, y0, x1, y1 = (min(max(v, 0), side) for v in ends)
+    x = unit * (item.x - float(state.motion["center_x"]) + view / 2)
+    y = unit * (view / 2 + float(state.motion["center_y"]) - item.y)
+    (x0, x1), (y0, y1) = (_covered(at, unit * half, side) for at, half in ((x, item.rx), (y, item.ry)))
     return x0, y0, x1, y1
+
+
+def _covered(at: float, half: float, side: int) -> tuple[int, int]:
+    """The pixels, first and one after the last, whose middles are at most ``half`` from ``at``."""
+    first, last = (min(max(math.floor(at + way * half + 0.5), 0), side) for way in (-1, 1))
+    if first == last:
+        first = min(max(math.floor(at), 0), side - 1)
+        last = first + 1
+    return first, last
 
 
 def without(snapshot: bytes, item: Item) -> bytes:
