@@ -13,7 +13,8 @@ are all equal say nothing of the objects: rank 0, a hit by chance.
 finds     yes: the mean rank correlation lies beyond the smallest size of interest (95 % interval, q <= .05), so does
           what it exceeds that of random boxes by and that of the randomised agent, and hits exceed chance by more than
           their smallest size.  no: one of the four lies below it (90 % interval).  Else open.  q is that of Benjamini
-          and Hochberg over all methods and quantities, for each of the four.
+          and Hochberg over all methods and quantities, for each of the four.  By construction: at once, occlusion by
+          what is behind the object shows the agent what the edited game does; it tests the boxes, not the method.
 """
 
 from __future__ import annotations
@@ -26,7 +27,17 @@ import numpy as np
 from scipy.stats import rankdata
 
 from core.stats import Estimate, benjamini_hochberg, means
-from validation.interventions.verdicts import ALPHA, DRAWS, LEAST_STARTS, NO, NOT_ASKED, OPEN, SMALLEST, YES
+from validation.interventions.verdicts import (
+    ALPHA,
+    BY_CONSTRUCTION,
+    DRAWS,
+    LEAST_STARTS,
+    NO,
+    NOT_ASKED,
+    OPEN,
+    SMALLEST,
+    YES,
+)
 from validation.saliency_trial.removal import ROUNDING
 
 PARTS = ("rank", "boxes", "randomised", "hit")  # what a verdict is made of
@@ -52,6 +63,7 @@ class Claim(NamedTuple):
     change: np.ndarray | None  # [O], with sign
     boxes: np.ndarray | None  # [R, O], the same of random boxes
     randomised: np.ndarray | None  # [P, O], the same by agents of shuffled weights
+    given: bool = False  # it was told the true change, so that nothing is tested
 
 
 def ranks_in(size_MO: np.ndarray, true_O: np.ndarray) -> np.ndarray:
@@ -155,11 +167,12 @@ def score_rows(
         for c, at in zip(mine, of_row, strict=True):
             row: dict[str, Any] = {"method": c.method, "world": c.world, "kind": "method", **known}
             row |= _told(at, wide)
+            row["given"] = c.given
             if "sign" in at and m is not None:
                 row["sign_p"] = float(p_half[at["sign"]])
             rows.append(row)
             for part in PARTS:
-                i = at.get(part)
+                i = None if c.given else at.get(part)
                 tests[part].append(Tested(wide[i], narrow[i], float(p[i])) if i is not None and wide else None)
         for name, at in others:
             rows.append({"method": name, "world": "", "kind": "baseline", **known, **_told(at, wide)})
@@ -225,6 +238,8 @@ def judge(rows: Sequence[dict[str, Any]], tests: Mapping[str, Sequence[Tested | 
         row["sign_q"] = float(of)
     for row in rows:
         row["finds"], row["why"] = verdict({part: row[f"{part}_answer"] for part in PARTS})
+        if row["given"]:
+            row["finds"], row["why"] = BY_CONSTRUCTION, "it is shown the game without the object"
 
 
 def verdict(answers: Mapping[str, str]) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from core.roll import Simulator
 from core.stats import bootstrap_mean
 from core.trees import Tree, leaves
 from envs.procgen_state import state_of
-from validation.paired.course import Actions, unit_of
+from validation.paired.course import Actions, is_late, unit_of
 from validation.saliency_trial import methods
 from validation.saliency_trial.config import SaliencyTrialConfig
 from validation.saliency_trial.methods import BEHIND, DEEPLIFT, MEAN, Boxes, Said, as_floats
@@ -172,6 +172,7 @@ def claims_of(
                     method, world, q, sizes[source][0], change,
                     sizes[source][1:] if len(sizes[source]) > 1 else None,
                     np.stack([c[source][0] for c in controls]) if controls else None,
+                    given=(method, world) == (BEHIND, ALONE) and not is_late(q),
                 ))  # fmt: skip
     return claims
 
