@@ -169,22 +169,22 @@ def by_occlusion(
 ) -> Said:  # fmt: skip
     """What changes when a box is filled.  frames: uint8 [N, H, W, C]; layers: of boxes that are tried."""
     pairs = [(layer, o) for layer in range(layers) for o in range(len(boxes.of_O))]
-    found: dict[str, list[np.ndarray]] = {}
+    parts: list[dict[str, Tensor]] = []
+    for rows in torch.arange(len(frames)).split(batch):
+        parts.append(read(agent, rows.to(device), as_floats(frames[rows.numpy()], device)))
+    now = {q: torch.cat([part[q] for part in parts]).double().cpu().numpy() for q in parts[0]}
+    found: dict[str, list[np.ndarray]] = {q: [] for q in now}
     with bar(label, len(pairs), "boxes") as progress:
         for first in range(0, len(pairs), batch):
             some = pairs[first : first + batch]
             of = boxes.of_O[[o for _, o in some]]
-            shown = np.stack(
-                [*(fill(layer, o, frames[n]) for (layer, o), n in zip(some, of, strict=True)), *frames[of]]
-            )
-            rows = torch.from_numpy(np.concatenate([of, of])).to(device)
-            said = read(agent, rows, as_floats(shown, device))
-            for q, both in said.items():
-                after, now = both.double().cpu().numpy().reshape(2, -1)
-                found.setdefault(q, []).append(np.where(np.abs(after - now) < ROUNDING, 0, after - now))
+            shown = np.stack([fill(layer, o, frames[n]) for (layer, o), n in zip(some, of, strict=True)])
+            for q, value in read(agent, torch.from_numpy(of).to(device), as_floats(shown, device)).items():
+                change = value.double().cpu().numpy() - now[q][of]
+                found[q].append(np.where(np.abs(change) < ROUNDING, 0, change))
             progress.advance(len(some))
-    change = {q: np.concatenate(parts).reshape(layers, -1) for q, parts in found.items()}
-    return Said({q: np.abs(x) for q, x in change.items()}, change)
+    changes = {q: np.concatenate(some).reshape(layers, -1) for q, some in found.items()}
+    return Said({q: np.abs(x) for q, x in changes.items()}, changes)
 
 
 def as_floats(frames: np.ndarray, device: torch.device) -> Tensor:
