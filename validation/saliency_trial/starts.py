@@ -17,8 +17,9 @@ from envs.procgen_state import state_of
 from validation.paired.starts import GIVE_UP_STEPS
 from validation.saliency_trial.objects import Item, items_of
 
-LOOKED = 300  # states after which it is known whether such starts are too rare
-RARE = 0.01  # share of states below which looking on would take for ever
+CENSUS = 16  # steps between two looks at all slots
+LOOKED = 300  # states so looked at, after which it is known whether such starts are too rare
+RARE = 0.01  # share of states below which it would take for ever
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,14 @@ def collect(
     kept: list[tuple[bytes, tuple[Item, ...], int]] = []
     states: tuple[bytes, ...] = ()
     memory: Tree = None
-    looked = 0
+    looked = enough = 0
     with bar("collecting starts", count, "starts") as progress:
         for step, moment in enumerate(play(agent, env, chooser, seed=seed, device=device)):
             history.append(moment.obs)
+            if step and step % CENSUS == 0:
+                looked += slots
+                enough += sum(len(items_of(state_of(s))) >= objects for s in states)
             for b in np.flatnonzero((quota_B > 0) & (moment.age_B == target_B)) if states else ():
-                looked += 1
                 items = tuple(items_of(state_of(states[b])))
                 if len(items) < objects:
                     continue
@@ -72,16 +75,17 @@ def collect(
                 progress.advance()
             if not quota_B.any():
                 break
-            if (looked >= LOOKED and len(kept) < RARE * looked) or step >= GIVE_UP_STEPS:
+            if (looked >= LOOKED and enough < RARE * looked) or step >= GIVE_UP_STEPS:
                 raise UserError(
-                    f"only {len(kept)} of {looked} states of {env.spec.env_id} have {objects} objects in the picture; "
+                    f"only {enough} of {looked} states of {env.spec.env_id} have {objects} objects in the picture; "
                     f"lower --objects, or change --latest_start ({latest})"
                 )
             done_B = moment.next.terminated | moment.next.truncated
             target_B = np.where(done_B, rng.integers(first, latest + 1, slots), target_B)
             age_B = np.where(done_B, 0, moment.age_B + 1)
             memory = moment.state
-            states = env.snapshot() if ((quota_B > 0) & (age_B == target_B)).any() else ()  # of the next moment
+            wanted = ((quota_B > 0) & (age_B == target_B)).any() or (step + 1) % CENSUS == 0
+            states = env.snapshot() if wanted else ()  # of the next moment
     return Scenes(
         window={k: np.stack([w[k] for w in window]) for k in window[0]},
         before=joined(before),
