@@ -271,10 +271,10 @@ def test_crates_that_share_a_place_are_one() -> None:
     for snapshot in env.snapshot():
         state = state_of(snapshot)
         for item in items_of(state):
-            if item.count > 1:
+            if item.number > 1:
                 together += 1
                 left = state_of(without(snapshot, item))
-                assert len(left.entities) == len(state.entities) - item.count
+                assert len(left.entities) == len(state.entities) - item.number
                 assert (item.x, item.y) not in {(float(e["x"]), float(e["y"])) for e in left.entities[left.of("crate")]}
     env.close()
     assert together

@@ -25,7 +25,7 @@ class Item(NamedTuple):
     y: float
     rx: float  # half of its size, as it is drawn
     ry: float
-    count: int  # entities or cells in that place
+    number: int  # entities or cells in that place
 
 
 def kinds_of(game: str) -> tuple[str, ...]:
@@ -85,6 +85,6 @@ def _covered(at: float, half: float, side: int) -> tuple[int, int]:
 def without(snapshot: bytes, item: Item) -> bytes:
     """The same state without the object."""
     state = state_of(snapshot)
-    for _ in range(item.count):
+    for _ in range(item.number):
         Edit("remove", item.kind, "at", (item.x, item.y)).apply(state)
     return snapshot_of(state, snapshot)
