@@ -92,6 +92,11 @@ class LiveWorld:
         self._went = None
         return self._said(self.env.reset(seed))
 
+    def restore(self, states: Sequence[bytes]) -> tuple[Tensor, Shown]:
+        """What these snapshots show, one a slot."""
+        self._went = None
+        return self._said(self.env.restore(states))
+
     def step(self, state: Tensor, action_BA: Tensor, noise: None = None) -> tuple[Tensor, Shown]:
         """One step of every slot."""
         step = int(state[0])

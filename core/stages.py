@@ -90,6 +90,9 @@ OF_AN_AGENT = {
     "interventions": Stage(
         "-m validation.interventions", "InterventionsConfig", "change directions, in simulator and real world",
         "runs/interventions", ("simulator", "hidden_states"), ("behaviours",)),
+    "saliency_trial": Stage(
+        "-m validation.saliency_trial", "SaliencyTrialConfig",
+        "remove objects from the real game, and try saliency on it", "runs/saliency_trial", ("agent",), ("simulator",)),
 }  # fmt: skip
 
 OF_POLICIES = {  # of Neural MMO

@@ -151,7 +151,8 @@ def shared_levels(config: InterventionsConfig) -> list[str]:
     for _, stage, path in artefacts.chain(config.hidden_states):
         levels = artefacts.read_manifest(path)["config"]
         first, count = levels.get("start_level"), levels.get("num_levels")
-        if stage in ("record", "causal_directions") and first is not None and count:  # otherwise the agent's own pool, or all levels there are
+        # Otherwise they are the agent's own pool, or all levels that there are.
+        if stage in ("record", "causal_directions") and first is not None and count:
             spans[f"the directions ({path.name})"] = range(first, first + count)
     return [
         f"The levels of {a} and of {b} overlap, so the test is not on levels that chose nothing."
