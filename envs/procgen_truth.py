@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 
 from core.config import nearest
-from core.contracts import Step, UserError
+from core.contracts import EnvSpec, Step, UserError
 from envs.procgen import ProcgenEnv
 from envs.procgen_state import ENTITY, PLAYER, THINGS, State, state_of
 
@@ -37,6 +37,27 @@ AHEAD = 16  # cells before the agent that are looked at
 FLAGS = {"has_support": "support", "facing_right": "facing_right", "is_on_crate": "on_crate"}
 _FIELDS = ENTITY.names or ()
 TERRAIN = ("wall", "dirt", "road", "water")  # what there are fields of: neither counts nor the nearest say much
+
+
+DEATH = "ended and reward <= 0 and truth(time_left) > 1"
+# The step that kills is not shown: what touches the agent there is what its speed takes it to.
+TOUCHES = "-1.3 < truth({0}_dx) - truth(agent_vx) < 1.3 and -1.5 < truth({0}_dy) - truth(agent_vy) < 1.5"
+TRUTH_EVENTS = {  # by game, in the language of analysis.shared.events
+    "coinrun": {
+        "jumps_on_crate": "truth(on_crate) and not previous(truth(on_crate))",
+        "dies_by_saw": f"{DEATH} and {TOUCHES.format('saw')}",
+        "dies_by_monster": f"{DEATH} and {TOUCHES.format('monster')}",
+        "dies_in_lava": f"{DEATH} and {TOUCHES.format('lava')}",
+        "falls_into_pit": f"{DEATH} and truth(pit_depth) >= 2 and not truth(support)",
+        "time_is_up": "ended and reward <= 0 and truth(time_left) <= 1",
+    },
+}  # fmt: skip
+
+
+def truth_events(spec: EnvSpec) -> dict[str, str]:
+    """Events of a world that its truth columns tell, by name."""
+    kind, _, game = spec.env_id.partition("/")
+    return TRUTH_EVENTS.get(game, {}) if kind == "procgen" else {}
 
 
 def columns_of(game: str, read: Read) -> tuple[str, ...]:
@@ -194,7 +215,7 @@ def _around(
             stops_GY = ~wall_GY & (y_Y >= foot_G[:, None])
             height_G = np.where(stops_GY.any(1), stops_GY.argmax(1), h) - foot_G
             is_wall_G = at_foot_GK.any(1)
-            height[side] = np.where(is_wall_G, height_G, 0)
+            height[side] = np.where(is_wall_G & stops_GY.any(1), height_G, 0)  # the border's wall is no edge
             gone_GK = ~wall_GYX[g[:, None], foot_G[:, None] - 1, column_GK]
             gone_GK &= ~np.logical_or.accumulate(at_foot_GK, 1)  # a drop behind a wall is not ahead
             drop_G = gone_GK.argmax(1)

@@ -7,7 +7,7 @@ import torch
 
 from core.contracts import UserError
 from envs.procgen import GAMES, ProcgenEnv, ProcgenOptions
-from validation.hypotheses.events import GENERIC, LONGEST, Rows, parse_event, parse_events
+from analysis.shared.events import GENERIC, LONGEST, Rows, parse_event, parse_events
 
 ACTIONS = ("left", "none", "up", "upleft", "upright")
 JUMP = "action in (up, upleft, upright)"

@@ -16,7 +16,7 @@ from core.interventions import AddVector, AtSteps
 from core.roll import Simulator, act
 from core.trees import Tree
 from envs.planted import PlantedModel, PlantedOptions, PlantedWorld, spec_of
-from validation.hypotheses.events import parse_event
+from analysis.shared.events import parse_event
 from validation.interventions.options import StudyOptions
 from validation.interventions.study import study
 from validation.paired.course import Course, Measures

@@ -27,7 +27,7 @@ from core.roll import gumbel
 from core.stats import few
 from core.when import Rule
 from envs.registry import agents_a_world, renewed
-from validation.hypotheses.events import Event
+from analysis.shared.events import Event
 from validation.hypotheses.grammar import Hypothesis, hypotheses_of
 from validation.interventions import verdicts
 from validation.interventions.bench import Bench, effects_in

@@ -17,7 +17,7 @@ from core.contracts import Intervention, UserError
 from core.directions import Basis
 from core.when import Rule
 from validation.hypotheses.changes import Moves, Repeat
-from validation.hypotheses.events import Event
+from analysis.shared.events import Event
 from validation.hypotheses.frames import own_frame
 from validation.hypotheses.grammar import Hypothesis
 from validation.paired.course import rows_of

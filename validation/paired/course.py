@@ -15,7 +15,7 @@ from torch import Tensor
 
 from core.directions import Basis
 from core.roll import probabilities
-from validation.hypotheses.events import Event, Rows
+from analysis.shared.events import Event, Rows
 
 
 class Course(NamedTuple):
