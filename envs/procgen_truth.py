@@ -192,9 +192,7 @@ def _by_shape(states: Sequence[State]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _around(
-    game: str, entities: _Entities, agent_B: np.ndarray, grids: Grids, out: dict[str, np.ndarray]
-) -> None:
+def _around(game: str, entities: _Entities, agent_B: np.ndarray, grids: Grids, out: dict[str, np.ndarray]) -> None:
     """Walls, drops and pits about agents that stand on walls; outside of the grid there is what is at its border."""
     names = ("wall_ahead", "wall_ahead_height", "drop_ahead", "drop_depth", "pit_depth")
     out |= {name: np.full(len(agent_B), np.nan) for name in names}

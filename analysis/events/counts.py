@@ -179,9 +179,7 @@ def verdict(value: float, q: float | None) -> str:
     return "more often" if value > 0 else "less often"
 
 
-def assemble(
-    events: Sequence[Event], one: Counts, other: Counts | None, seed: int, names: Mapping[str, str]
-) -> Result:
+def assemble(events: Sequence[Event], one: Counts, other: Counts | None, seed: int, names: Mapping[str, str]) -> Result:
     """Table ``events``, a row each; arrays of counts an episode.  names: of the recordings, for pages."""
     rng = np.random.default_rng(seed)
     result = Result(notes={"unit": one.unit, "names": dict(names)})

@@ -141,9 +141,7 @@ def joined(frame_NF: np.ndarray, action_NA: np.ndarray, time_N: np.ndarray) -> d
     return {"frame": frame_NF, "action": action, "all": np.concatenate([action, time_features(time_N)], 1)}
 
 
-def states_of(
-    agents: Mapping[str, Agent], store: RolloutStore, index_N2: np.ndarray
-) -> dict[str, np.ndarray]:
+def states_of(agents: Mapping[str, Agent], store: RolloutStore, index_N2: np.ndarray) -> dict[str, np.ndarray]:
     """The states of other agents, or of checkpoints, along the same recorded observations."""
     return {name: seen_by(agent, store, index_N2, name).h_NH for name, agent in agents.items()}
 

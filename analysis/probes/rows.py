@@ -136,9 +136,7 @@ def read(
     return Rows(whole["x"], quantities, whole.get("observation"), whole["index"], whole["time"], groups, left_out=left)
 
 
-def _has_values(
-    truth: Mapping[str, np.ndarray], needed: Sequence[str], any_of: Sequence[str], size: int
-) -> np.ndarray:
+def _has_values(truth: Mapping[str, np.ndarray], needed: Sequence[str], any_of: Sequence[str], size: int) -> np.ndarray:
     """Steps at which all needed and one of any_of have a value, bool [T]."""
     on = np.ones(size, bool)
     for name in needed:
