@@ -447,7 +447,7 @@ def test_who_is_said_to_have_killed_did() -> None:
     rng, step = np.random.default_rng(0), env.reset(0)
     things = {"dies_by_saw": "saw", "dies_by_monster": "monster", "dies_in_lava": "lava"}
     killed, spared, deaths = dict.fromkeys(things, 0), dict.fromkeys(things, 0), 0
-    for _ in range(90):
+    while deaths < 30:
         before, action = env.snapshot(), rng.choice([7, 8, 8, 5, 1], size=48)
         truth, step = step.truth, env.step(action)
         lost = step.terminated & (step.reward <= 0)
@@ -469,11 +469,11 @@ def test_who_is_said_to_have_killed_did() -> None:
             for b in np.flatnonzero(mine):
                 at = states[b]
                 at.entities = at.entities[~np.isin(at.entities["type"], at.thing(thing).entities)]
-                at.cells[np.isin(at.cells, at.thing(thing).cells)] = SPACE if at.thing(thing).cells else 0
+                at.cells[np.isin(at.cells, at.thing(thing).cells)] = SPACE
             env.restore([snapshot_of(s, one) for s, one in zip(states, before, strict=True)])
             again = env.step(action)
             killed[name] += int(mine.sum())
             spared[name] += int((mine & ~again.terminated).sum())
         step = env.restore(after)
-    assert deaths > 30 and killed["dies_by_saw"] > 15
+    assert killed["dies_by_saw"] > 15
     assert sum(spared.values()) >= 0.9 * sum(killed.values()), (killed, spared)
