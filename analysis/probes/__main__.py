@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from analysis.probes.baselines import baselines_of, names_in, recorded_agent, states_of
 from analysis.probes.config import ProbesConfig
 from analysis.probes.rows import STEP, bent, read
-from analysis.probes.scores import probe
+from analysis.probes.scores import LEAST_VARYING, probe
 from analysis.shared.agents import load
 from analysis.shared.events import parse_condition
 from analysis.shared.probe_fits import ALPHA, LEAST_FOLDS
@@ -49,6 +49,8 @@ def check(config: ProbesConfig) -> None:
     cli.require(99, resamples=config.resamples)
     cli.require(0, first_step=config.first_step, max_rows=config.max_rows, seed=config.seed)
     cli.require(1, previous=config.previous)
+    if config.last_step is not None:
+        cli.require(config.first_step, last_step=config.last_step)
     if config.checkpoints and not config.agents:
         raise UserError("--checkpoints belongs to --agents")
     if not 0 < config.smallest < 1:
@@ -85,8 +87,9 @@ def main(config: ProbesConfig) -> None:
         recorded = recorded_agent(store, config.agent)
         others = load(config.agents, config.checkpoints, torch.device("cpu")) if config.agents else {}
         rows = read(store, config.states, list(dict.fromkeys([*targets, *given])), where=config.where,
-                    observation=config.observation or "", first_step=config.first_step, max_rows=config.max_rows,
-                    needed=[name for name in given if name != STEP], any_of=targets)  # fmt: skip
+                    observation=config.observation or "", first_step=config.first_step, last_step=config.last_step,
+                    max_rows=config.max_rows, needed=[name for name in given if name != STEP],
+                    any_of=targets)  # fmt: skip
         unit = choose_unit(rows.groups, config.unit, max(config.folds, least_units(ALPHA, "permutation")))
         if recorded is not None:
             found = baselines_of(recorded[0], store, rows.index_N2, rows.time_N, config.previous, config.seed)
@@ -145,6 +148,11 @@ def summary(result: Result, out: Path) -> str:
         lines.append(f"  beyond what is given: more than R2 {notes['smallest']:g}, the smallest size of interest")
     if notes["unit"] == "life" and notes["worlds_shared"]:
         lines.append("  lives of one world share it, so these intervals are too narrow: record at least 10 worlds")
+    if (last := notes["last_reached"]) is not None:
+        lines.append(
+            f"  fewer than {LEAST_VARYING} units have steps after {last}, so that time is not known there, and a few "
+            f"long ones may sway what is said: --last_step {last} leaves these out"
+        )
     for row in result.tables["controls"]:
         lines.append(f"  control: a random constant per {row['constant_per']}: R2 {row['r2']:.2f}")
     for row in result.tables.get("agents", ()):

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from agents.load import load_agent
-from analysis.shared.probe_fits import ranks
 from analysis.shared.randomised import randomised
 from core.artefacts import MANIFEST
 from core.contracts import Agent, UserError
@@ -30,7 +29,7 @@ from core.progress import bar
 from core.trees import leaves
 
 TOGETHER = 64  # episodes shown to an agent at once
-POWERS = 5  # of time's rank
+POWERS = 5  # of time
 
 
 class Seen(NamedTuple):
@@ -117,11 +116,9 @@ def previous_actions(store: RolloutStore, index_N2: np.ndarray, count: int) -> n
 
 
 def time_features(time_N: np.ndarray) -> np.ndarray:
-    """Time and powers of its rank [N, 6], scaled to [-1, 1].  Not powers of time: where few lives are long, a fit
-    without them would be led astray by the fifth power of times that it has not seen."""
+    """Powers of time [N, 5], scaled to [-1, 1]."""
     scaled_N = 2 * (time_N - time_N.min()) / max(1, np.ptp(time_N)) - 1
-    rank_N = ranks(time_N[:, None])[:, 0]
-    return np.stack([scaled_N, *(rank_N**p for p in range(1, POWERS + 1))], 1)
+    return np.stack([scaled_N**p for p in range(1, POWERS + 1)], 1)
 
 
 def baselines_of(

@@ -49,6 +49,8 @@ class ProbesConfig:
     """parts, each held out once"""
     first_step: int = 0
     """states of earlier steps are left out"""
+    last_step: int | None = None
+    """states of later steps are left out; none: no states"""
     max_rows: int = 30_000
     """at most about so many states: every n-th of each life; 0: all"""
     shuffles: int = 199

@@ -62,9 +62,11 @@ def unbent(name: str) -> tuple[str, str]:
 
 def read(
     store: RolloutStore, states: str, names: Sequence[str], *, observation: str = "", first_step: int = 0,
-    max_rows: int = 0, where: str = "", needed: Sequence[str] = (), any_of: Sequence[str] = (),
+    last_step: int | None = None, max_rows: int = 0, where: str = "", needed: Sequence[str] = (),
+    any_of: Sequence[str] = (),
 ) -> Rows:  # fmt: skip
-    """The states of every n-th step t >= first_step of each life, so that at most about max_rows are read (0: all).
+    """The states of every n-th step from first_step to last_step (None: the end) of each life, so that at most about
+    max_rows are read (0: all).
 
     names: quantities.  where: a condition on the truth (analysis.shared.events.parse_condition).  Steps at which one of
     ``needed``, or all of ``any_of``, have no value are left out.
@@ -84,6 +86,7 @@ def read(
     told = list(dict.fromkeys(n for n in map(lambda n: unbent(n)[0], names) if n != STEP))
     words = [n for n in known if re.search(rf"\b{re.escape(n)}\b", where)]
     ends = np.minimum(store.steps, store.rows)
+    stop = int(ends.max()) if last_step is None else last_step + 1
     kept: dict[int, np.ndarray] = {}
     values: dict[int, dict[str, np.ndarray]] = {}
     left = {"nothing to read": 0, "not where": 0}
@@ -92,7 +95,8 @@ def read(
         here = truth | {STEP: np.arange(ends[e], dtype=np.float64)}
         on = _has_values(here, needed, any_of, int(ends[e]))
         on[:first_step] = False
-        left["nothing to read"] += int(ends[e] - first_step - on.sum())
+        on[stop:] = False
+        left["nothing to read"] += int(min(ends[e], stop) - first_step - on.sum())
         if holds is not None:
             true_1T = holds({n: torch.from_numpy(here[n])[None] for n in words or [STEP]})
             before = int(on.sum())

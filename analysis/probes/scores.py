@@ -90,7 +90,8 @@ def probe(rows: Rows, targets: Sequence[str], given: Sequence[str], unit: str, c
         sets.setdefault(np.isfinite(rows.quantities[t]).tobytes(), []).append(t)
     about = {"given": list(given), "smallest": config.smallest, "unit": unit, "rows": len(rows.x_NF),
              "units": len(np.unique(rows.groups[unit])), "left_out": dict(rows.left_out),
-             "baselines": list(rows.baselines), "previous": config.previous}  # fmt: skip
+             "baselines": list(rows.baselines), "previous": config.previous,
+             "last_reached": last_reached(rows.index_N2[:, 1], rows.groups[unit])}  # fmt: skip
     result = Result(notes=about)
     life_N = rows.groups["life"]
     result.notes["worlds_shared"] = len(np.unique(rows.groups.get("world", life_N))) < len(np.unique(life_N))
@@ -103,6 +104,15 @@ def probe(rows: Rows, targets: Sequence[str], given: Sequence[str], unit: str, c
         parts.append(_Part(names, on_N, varying, _scored(rows.of(on_N), names, varying, given, unit, config)))
     _assemble(result, parts, targets, rows, config)
     return result
+
+
+def last_reached(step_N: np.ndarray, unit_N: np.ndarray) -> int | None:
+    """The last step that LEAST_VARYING units have, where fewer have later ones and these are more than twice as late;
+    else None."""
+    last_U = np.sort([step_N[unit_N == unit].max() for unit in np.unique(unit_N)])
+    if len(last_U) < LEAST_VARYING or last_U[-1] <= 2 * last_U[-LEAST_VARYING]:
+        return None
+    return int(last_U[-LEAST_VARYING])
 
 
 def _varies(y_N: np.ndarray) -> bool:

@@ -10,10 +10,10 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from analysis.probes.__main__ import given_of, summary
-from analysis.probes.baselines import joined, time_features
+from analysis.probes.baselines import joined
 from analysis.probes.config import ProbesConfig
 from analysis.probes.rows import Rows, bent, unbent
-from analysis.probes.scores import BEYOND, kind_of, memory_verdict, probe, verdict
+from analysis.probes.scores import BEYOND, kind_of, last_reached, memory_verdict, probe, verdict
 from analysis.shared.probe_fits import (
     MlpOptions,
     auroc,
@@ -377,12 +377,17 @@ def test_angles_are_read_on_a_circle() -> None:
     assert unbent("sin(coin_bearing)") == ("coin_bearing", "sin") and unbent("coin_dx") == ("coin_dx", "")
 
 
-def test_long_lives_do_not_lead_time_astray() -> None:
-    """One life of a thousand steps among short ones: what depends on time at first is still read from time."""
-    time = np.concatenate([np.arange(60)] * 20 + [np.arange(1000)])
-    x = time_features(time)
-    assert np.abs(x).max() <= 1 and len(np.unique(x[:, 1])) == 1000
-    assert np.ptp(x[time < 60, 1]) > 0.5  # the short lives' steps are spread out
+def test_a_few_long_lives_are_told() -> None:
+    """One life of a thousand steps among short ones: time is not known where nobody else lives."""
+    step, unit = np.concatenate([np.arange(60)] * 20 + [np.arange(1000)]), np.repeat(np.arange(21), [60] * 20 + [1000])
+    assert last_reached(step, unit) == 59
+    assert last_reached(step[step < 100], unit[step < 100]) is None  # hardly longer than the others
+    assert last_reached(np.arange(90), np.arange(90) // 30) is None
+    rows = planted(9)
+    late = rows.index_N2[:, 1] + 200 * (rows.groups["life"] == 3)
+    rows = rows._replace(index_N2=np.stack([rows.index_N2[:, 0], late], 1))
+    said = summary(probe(rows, ["own"], (), "world", ProbesConfig(shuffles=19, resamples=99, mlp=False)), Path())
+    assert "fewer than 6 units have steps after 39" in said and "--last_step 39" in said
 
 
 def test_given_fits_what_is_recorded() -> None:
