@@ -137,9 +137,11 @@ def _things(
     size, columns = len(states), columns_of(game, "all")
     names = [name for name in THINGS[game] if f"{name}_dx" in columns]
     reach_B = np.array([s.view["visibility"] for s in states]) / 2
-    centre_B2 = np.array([_centre(s) for s in states])
     x_M, y_M = (entities.number(name).astype(np.float64) for name in "xy")
     xy_B2 = np.stack([x_M[agent_B], y_M[agent_B]], 1)
+    follows_B = np.array([s.options["center_agent"] for s in states], bool)  # the picture is centred on the agent
+    middle_B2 = np.array([(s.view["main_width"], s.view["main_height"]) for s in states]) / 2
+    centre_B2 = np.where(follows_B[:, None], xy_B2, middle_B2)
     cells = [_cells_of([v for name in names for v in THINGS[game][name].cells], *grid) for grid in grids]
     value_C, slot_C, x_C, y_C = (np.concatenate(parts) for parts in zip(*cells, strict=True))
     for name in names:
@@ -175,14 +177,6 @@ def _is_any(cells: np.ndarray, values: Sequence[int]) -> np.ndarray:
     for value in values:
         out |= cells == value
     return out
-
-
-def _centre(state: State) -> tuple[float, float]:
-    """What the picture is centred on."""
-    if state.options["center_agent"]:
-        agent = state.agent
-        return float(agent["x"]), float(agent["y"])
-    return state.view["main_width"] / 2, state.view["main_height"] / 2
 
 
 def _by_shape(states: Sequence[State]) -> list[list[int]]:

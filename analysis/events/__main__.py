@@ -92,7 +92,8 @@ def sentence(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
     if "difference" not in row:
         return said
     shared = f", {row['paired']} of them in both" if row["paired"] else ""
-    said += f"; in {names['altered']} {_numbers(row, 'altered_rate')}: {_numbers(row, 'difference', '+.3f')} more, "
+    said += f"; in {names['altered']} {_numbers(row, 'altered_rate')}: "
+    said += f"difference {_numbers(row, 'difference', '+.3f')}, "
     q = "" if row["q"] is None else f"q = {row['q']:.2g}, "
     return f"{said}{q}n = {row['units']}{shared}: {row['verdict']}"
 

@@ -9,6 +9,8 @@ import numpy as np
 from core.artefacts import Result
 from core.figures import INK, LINE, MEMORY, REAL, figure_of
 
+LINEAR = 0.1  # times an episode up to which axes are linear; beyond, logarithmic
+
 
 def draw(result: Result) -> Any:
     """Times an episode of every event with 95 % intervals; of two recordings both, and the difference beside them."""
@@ -30,6 +32,7 @@ def draw(result: Result) -> Any:
         axes[1].set_xlabel(f"{names['altered']} less {names['rollouts']} (95 % interval)", fontsize=8)
         figure.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
     for axis in axes:
+        axis.set_xscale("symlog", linthresh=LINEAR)  # jumps are many, deaths few
         axis.grid(axis="x", color=LINE)
         axis.set_axisbelow(True)
     return figure
