@@ -24,6 +24,7 @@ def draw(result: Result) -> Any:
     shown += [("altered_rate", names["altered"], MEMORY, -0.12)] if two else []
     for column, label, colour, off in shown:
         _dots(axes[0], rows, column, place + off, colour, label)
+    axes[0].set_xlim(left=-LINEAR / 5)
     axes[0].set_xlabel("times an episode (95 % interval)", fontsize=8)
     axes[0].set_yticks(place, [row["event"].replace("_", " ") for row in rows], fontsize=8)
     if two:

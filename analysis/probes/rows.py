@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ STEP = "step"  # a name for time in the episode that every store has
 
 
 ANGLE = "_bearing"  # how the name of an angle ends
-BENT = {"sin": np.sin, "cos": np.cos}  # what is read of an angle
+BENT: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {"sin": np.sin, "cos": np.cos}  # what is read of an angle
 
 
 class Rows(NamedTuple):
