@@ -55,8 +55,8 @@ class RecordConfig:
     num_levels: int | None = None
     """size of the level pool (default: the agent's)"""
     truth: tuple[str, ...] = ()
-    """Procgen: labels read off the game's state into columns truth/NAME (docs/truth.md): all, positions, or one of these
-    and every N (steps), as in "all every 4"; none by default"""
+    """Procgen: labels read off the game's state into columns truth/NAME (docs/truth.md): all, positions, or one of
+    these and every N (steps), as in "all every 4"; none by default"""
     exploration: Exploration = field(default_factory=Exploration)
     intervention: InterventionOptions = field(default_factory=InterventionOptions)
     who: Literal["one", "all"] = "one"

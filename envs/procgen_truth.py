@@ -228,7 +228,7 @@ class WithTruth:
     """A Procgen world as core.contracts.VecEnv that tells the columns beside the level; read at every ``every``-th step
     (``reset`` and ``restore`` too), and NaN between.
 
-    Reading costs about as much as the world itself: docs/truth.md.
+    Reading costs about four steps of the world, most of it the game's own writing of its state: docs/truth.md.
     """
 
     def __init__(self, env: ProcgenEnv, read: Read = "all", every: int = 1) -> None:

@@ -165,7 +165,7 @@ def _assemble(
                 whole_NK = np.full((len(rows.x_NF), len(varying)), np.nan, np.float32)
                 for part in done:
                     columns = [varying.index(t) for t in part.varying]
-                    whole_NK[np.ix_(part.on_N, columns)] = part.found.arrays[name]
+                    whole_NK[np.ix_(part.on_N, np.array(columns))] = part.found.arrays[name]
                 result.arrays[name] = whole_NK
             elif name.startswith("null_"):
                 result.arrays[name] = np.concatenate([part.found.arrays[name] for part in done], 1)
