@@ -93,7 +93,7 @@ class EnvSpec:
     The last three are words of this world, which no stage knows by itself; a world need not have any.
     ``same_actions``: names of actions that do the same in every state, group by group, the first of which stands for
     all.  ``action_words``: a word for each of some sets of actions ("leftwards").  ``events``: what is worth counting,
-    in the language of validation.hypotheses.events, by name.
+    in the language of analysis.shared.events, by name.
     """
 
     env_id: str

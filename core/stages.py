@@ -143,6 +143,9 @@ OF_ALL = {
     "bundle": Stage(
         "-m generative.bundle", "BundleConfig", "copy an agent and a simulator for shipping", "",
         ("agent", "simulator")),
+    "events": Stage(
+        "-m analysis.events", "EventsConfig", "count what happens in a recording, or in two and compare", "runs/events",
+        ("rollouts",), ("altered",)),
     "planted": Stage(
         "-m validation.planted", "PlantedConfig", "try every method on worlds whose causes are known", "runs/planted"),
     "demo": Stage(

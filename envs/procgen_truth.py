@@ -11,29 +11,53 @@ is no such thing.  Columns of every game:
 
 and of games with walls that one stands on (SUPPORTING): support, facing_right, on_crate (CoinRun), wall_ahead and
 wall_ahead_height (the nearest wall at foot level before the agent, up to AHEAD cells away, and how high it is),
-drop_ahead and drop_depth (the same of the ground that ends).  ``support`` is what the game last worked out, before it
+drop_ahead and drop_depth (the same of the ground that ends), pit_depth (how far the feet are below the lower of the
+nearest walls on both sides; 0: in no pit).  ``support`` is what the game last worked out, before it
 moved the agent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
 from core.config import nearest
-from core.contracts import Step, UserError
+from core.contracts import EnvSpec, Step, UserError
 from envs.procgen import ProcgenEnv
-from envs.procgen_state import THINGS, State, state_of
+from envs.procgen_state import ENTITY, PLAYER, THINGS, State, state_of
 
 Read = Literal["all", "positions"]
 POSITIONS = ("agent_x", "agent_y", "agent_vx", "agent_vy")
 SUPPORTING = ("climber", "coinrun", "jumper", "ninja")
 AHEAD = 16  # cells before the agent that are looked at
 FLAGS = {"has_support": "support", "facing_right": "facing_right", "is_on_crate": "on_crate"}
+_FIELDS = ENTITY.names or ()
 TERRAIN = ("wall", "dirt", "road", "water")  # what there are fields of: neither counts nor the nearest say much
+
+
+DEATH = "ended and reward <= 0 and truth(time_left) > 1"
+# The step that kills is not shown: what touches the agent there is what its speed takes it to.
+TOUCHES = "-1.3 < truth({0}_dx) - truth(agent_vx) < 1.3 and -1.5 < truth({0}_dy) - truth(agent_vy) < 1.5"
+TRUTH_EVENTS = {  # by game, in the language of analysis.shared.events
+    "coinrun": {
+        "jumps_on_crate": "truth(on_crate) and not previous(truth(on_crate))",
+        "dies_by_saw": f"{DEATH} and {TOUCHES.format('saw')}",
+        "dies_by_monster": f"{DEATH} and {TOUCHES.format('monster')}",
+        "dies_in_lava": f"{DEATH} and {TOUCHES.format('lava')}",
+        "falls_into_pit": f"{DEATH} and truth(pit_depth) >= 2 and not truth(support)",
+        "time_is_up": "ended and reward <= 0 and truth(time_left) <= 1",
+    },
+}  # fmt: skip
+
+
+def truth_events(spec: EnvSpec) -> dict[str, str]:
+    """Events of a world that its truth columns tell, by name."""
+    kind, _, game = spec.env_id.partition("/")
+    return TRUTH_EVENTS.get(game, {}) if kind == "procgen" else {}
 
 
 def columns_of(game: str, read: Read) -> tuple[str, ...]:
@@ -46,7 +70,7 @@ def columns_of(game: str, read: Read) -> tuple[str, ...]:
             out += [f"{name}_{what}" for what in ("count", "in_view", "dx", "dy", "distance", "bearing")]
     if game in SUPPORTING:
         out += [word for word in FLAGS.values() if word != "on_crate" or game == "coinrun"]
-        out += ["wall_ahead", "wall_ahead_height", "drop_ahead", "drop_depth"]
+        out += ["wall_ahead", "wall_ahead_height", "drop_ahead", "drop_depth", "pit_depth"]
     return tuple(out)
 
 
@@ -54,40 +78,79 @@ def truth_of(states: Sequence[State], read: Read = "all") -> dict[str, np.ndarra
     """The columns of a batch of states of one game, each float32 [B]."""
     if len(games := {state.game for state in states}) != 1:
         raise UserError(f"states of several games: {', '.join(sorted(games))}")
-    agents = np.stack([state.agent for state in states])
-    out = {name: agents[name.removeprefix("agent_")] for name in POSITIONS}
+    (game,) = games
+    entities = _Entities.of(states)
+    agent_B = entities.agents(states)
+    out = {name: entities.number(name.removeprefix("agent_"))[agent_B] for name in POSITIONS}
     if read == "all":
-        (game,) = games
         out["time"] = np.array([s.episode["cur_time"] for s in states], np.float32)
         out["time_left"] = np.array([s.episode["timeout"] for s in states], np.float32) - out["time"]
-        _things(game, states, agents, out)
+        grids = [(np.array(rows), np.stack([states[b].cells for b in rows])) for rows in _by_shape(states)]
+        _things(game, states, entities, agent_B, grids, out)
         if game in SUPPORTING:
             for name, word in FLAGS.items():
                 if name in states[0].has:
                     out[word] = np.array([s.own[name] for s in states])
-            _ahead(states, agents, out)
-    return {name: np.asarray(out[name], np.float32) for name in columns_of(states[0].game, read)}
+            _around(game, entities, agent_B, grids, out)
+    return {name: np.asarray(out[name], np.float32) for name in columns_of(game, read)}
 
 
-def _things(game: str, states: Sequence[State], agents: np.ndarray, out: dict[str, np.ndarray]) -> None:
+@dataclass(frozen=True)
+class _Entities:
+    """All entities of B states, state after state: a plain array, as records of many fields are slow to join."""
+
+    float_MF: np.ndarray  # float32, a column a field of ENTITY; those of integers hold their bits
+    slot_M: np.ndarray
+
+    @classmethod
+    def of(cls, states: Sequence[State]) -> _Entities:
+        parts = [np.ascontiguousarray(s.entities).view(np.float32).reshape(len(s.entities), -1) for s in states]
+        return cls(np.concatenate(parts), np.repeat(np.arange(len(states)), [len(part) for part in parts]))
+
+    def number(self, name: str) -> np.ndarray:
+        """float32 [M]."""
+        return self.float_MF[:, _FIELDS.index(name)]
+
+    @cached_property
+    def type_M(self) -> np.ndarray:
+        """int32 [M]."""
+        return self.float_MF[:, _FIELDS.index("type")].view(np.int32)
+
+    def agents(self, states: Sequence[State]) -> np.ndarray:
+        """Row of every state's agent, its last entity of that type: int64 [B].  UserError where there is none."""
+        out = np.full(len(states), -1)
+        players = np.flatnonzero(self.type_M == PLAYER)
+        out[self.slot_M[players]] = players
+        for b in np.flatnonzero(out < 0)[:1]:
+            _ = states[b].agent  # raises, and says of what game
+        return out
+
+
+Grids = list[tuple[np.ndarray, np.ndarray]]  # states whose grids are of one size (rows [G], cells [G, height, width])
+
+
+def _things(
+    game: str, states: Sequence[State], entities: _Entities, agent_B: np.ndarray, grids: Grids,
+    out: dict[str, np.ndarray],
+) -> None:  # fmt: skip
     """Counts and nearest of every kind of object."""
-    size = len(states)
-    entities = np.concatenate([s.entities for s in states])
-    slot_M = np.repeat(np.arange(size), [len(s.entities) for s in states])
+    size, columns = len(states), columns_of(game, "all")
+    names = [name for name in THINGS[game] if f"{name}_dx" in columns]
     reach_B = np.array([s.view["visibility"] for s in states]) / 2
-    centre_B2 = np.array([_centre(s) for s in states])
-    grids = [(np.array(rows), np.stack([states[b].cells for b in rows])) for rows in _by_shape(states)]
-    xy_B2 = np.stack([agents["x"], agents["y"]], 1).astype(np.float64)
-    for name, thing in THINGS[game].items():
-        if f"{name}_dx" not in columns_of(game, "all"):
-            continue
-        mine = np.isin(entities["type"], thing.entities)
-        found = [(slot_M[mine], entities["x"][mine].astype(np.float64), entities["y"][mine].astype(np.float64))]
-        for value in thing.cells:
-            for rows, cells in grids:
-                b, y, x = np.nonzero(cells == value)
-                found.append((rows[b], x + 0.5, y + 0.5))
-        slot_N, x_N, y_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    x_M, y_M = (entities.number(name).astype(np.float64) for name in "xy")
+    xy_B2 = np.stack([x_M[agent_B], y_M[agent_B]], 1)
+    follows_B = np.array([s.options["center_agent"] for s in states], bool)  # the picture is centred on the agent
+    middle_B2 = np.array([(s.view["main_width"], s.view["main_height"]) for s in states]) / 2
+    centre_B2 = np.where(follows_B[:, None], xy_B2, middle_B2)
+    cells = [_cells_of([v for name in names for v in THINGS[game][name].cells], *grid) for grid in grids]
+    value_C, slot_C, x_C, y_C = (np.concatenate(parts) for parts in zip(*cells, strict=True))
+    for name in names:
+        mine = np.isin(entities.type_M, THINGS[game][name].entities)
+        too = np.isin(value_C, THINGS[game][name].cells)
+        slot_N, x_N, y_N = (
+            np.concatenate([of_M[mine], of_C[too]])
+            for of_M, of_C in ((entities.slot_M, slot_C), (x_M, x_C), (y_M, y_C))
+        )
         far_N = np.maximum(abs(x_N - centre_B2[slot_N, 0]), abs(y_N - centre_B2[slot_N, 1]))
         out[f"{name}_count"] = np.bincount(slot_N, minlength=size)
         out[f"{name}_in_view"] = np.bincount(slot_N[far_N < reach_B[slot_N]], minlength=size)
@@ -101,11 +164,19 @@ def _things(game: str, states: Sequence[State], agents: np.ndarray, out: dict[st
         out[f"{name}_bearing"] = np.arctan2(dy_B, dx_B)
 
 
-def _centre(state: State) -> tuple[float, float]:
-    """What the picture is centred on."""
-    if state.options["center_agent"]:
-        return float(state.agent["x"]), float(state.agent["y"])
-    return state.view["main_width"] / 2, state.view["main_height"] / 2
+def _cells_of(values: Sequence[int], rows: np.ndarray, cells_GYX: np.ndarray) -> tuple[np.ndarray, ...]:
+    """(value, state, x, y) of the centre of every cell of these values, each [C]."""
+    _, h, w = cells_GYX.shape
+    at = np.flatnonzero(_is_any(cells_GYX, values))
+    return cells_GYX.ravel()[at], rows[at // (h * w)], at % w + 0.5, at // w % h + 0.5
+
+
+def _is_any(cells: np.ndarray, values: Sequence[int]) -> np.ndarray:
+    """``np.isin`` of few values."""
+    out = np.zeros(cells.shape, bool)
+    for value in values:
+        out |= cells == value
+    return out
 
 
 def _by_shape(states: Sequence[State]) -> list[list[int]]:
@@ -115,39 +186,49 @@ def _by_shape(states: Sequence[State]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _ahead(states: Sequence[State], agents: np.ndarray, out: dict[str, np.ndarray]) -> None:
-    """Walls and drops before agents that stand on walls; outside of the grid there is wall."""
-    for name in ("wall_ahead", "wall_ahead_height", "drop_ahead", "drop_depth"):
-        out[name] = np.full(len(states), np.nan)
-    walls = THINGS[states[0].game]["wall"].cells
-    k = np.arange(1, AHEAD)
-    for b, (state, agent) in enumerate(zip(states, agents, strict=True)):
-        h, w = state.cells.shape
-        foot = int(np.clip(np.floor(agent["y"] - agent["ry"] + 0.02), 1, h - 1))
-        right = bool(state.own["facing_right"])
-        here = int(np.floor(agent["x"]))
-        edge = here + 1 - agent["x"] if right else agent["x"] - here
-        column_K = np.clip(here + (k if right else -k), 0, w - 1)
-        wall_YK = np.isin(state.cells[:, column_K], walls)
-        at_foot_K, gone_K = wall_YK[foot], ~wall_YK[foot - 1]
-        gone_K &= ~np.logical_or.accumulate(at_foot_K)  # a drop behind a wall is not ahead
-        if at_foot_K.any():
-            n = int(at_foot_K.argmax())
-            above = ~wall_YK[foot:, n]
-            out["wall_ahead"][b] = n + edge
-            out["wall_ahead_height"][b] = above.argmax() if above.any() else len(above)
-        if gone_K.any():
-            n = int(gone_K.argmax())
-            below = wall_YK[:foot, n][::-1]
-            out["drop_ahead"][b] = n + edge
-            out["drop_depth"][b] = below.argmax() if below.any() else foot
+def _around(game: str, entities: _Entities, agent_B: np.ndarray, grids: Grids, out: dict[str, np.ndarray]) -> None:
+    """Walls, drops and pits about agents that stand on walls; outside of the grid there is what is at its border."""
+    names = ("wall_ahead", "wall_ahead_height", "drop_ahead", "drop_depth", "pit_depth")
+    out |= {name: np.full(len(agent_B), np.nan) for name in names}
+    x_B, y_B, ry_B = (entities.number(name)[agent_B].astype(np.float64) for name in ("x", "y", "ry"))
+    for rows, cells_GYX in grids:
+        _, h, w = cells_GYX.shape
+        g, here_G = np.arange(len(rows)), np.floor(x_B[rows]).astype(int)
+        foot_G = np.clip(np.floor(y_B[rows] - ry_B[rows] + 0.02), 1, h - 1).astype(int)
+        right_G = out["facing_right"][rows] > 0
+        wall_GYX = _is_any(cells_GYX, THINGS[game]["wall"].cells)
+        y_Y = np.arange(h)
+        height, ahead = {}, {}
+        for side in (1, -1):
+            column_GK = np.clip(here_G[:, None] + side * np.arange(1, AHEAD), 0, w - 1)
+            at_foot_GK = wall_GYX[g[:, None], foot_G[:, None], column_GK]
+            first_G = at_foot_GK.argmax(1)
+            wall_GY = wall_GYX[g, :, column_GK[g, first_G]]
+            stops_GY = ~wall_GY & (y_Y >= foot_G[:, None])
+            height_G = np.where(stops_GY.any(1), stops_GY.argmax(1), h) - foot_G
+            is_wall_G = at_foot_GK.any(1)
+            height[side] = np.where(is_wall_G & stops_GY.any(1), height_G, 0)  # the border's wall is no edge
+            gone_GK = ~wall_GYX[g[:, None], foot_G[:, None] - 1, column_GK]
+            gone_GK &= ~np.logical_or.accumulate(at_foot_GK, 1)  # a drop behind a wall is not ahead
+            drop_G = gone_GK.argmax(1)
+            below_GY = wall_GYX[g, :, column_GK[g, drop_G]] & (y_Y < foot_G[:, None])
+            floor_G = np.where(below_GY.any(1), h - 1 - below_GY[:, ::-1].argmax(1), -1)
+            edge_G = here_G + 1 - x_B[rows] if side > 0 else x_B[rows] - here_G
+            is_drop_G = gone_GK.any(1)
+            ahead[side] = (
+                np.where(is_wall_G, first_G + edge_G, np.nan), np.where(is_wall_G, height_G, np.nan),
+                np.where(is_drop_G, drop_G + edge_G, np.nan), np.where(is_drop_G, foot_G - 1 - floor_G, np.nan),
+            )  # fmt: skip
+        for name, to_right, to_left in zip(names, ahead[1], ahead[-1], strict=False):
+            out[name][rows] = np.where(right_G, to_right, to_left)
+        out["pit_depth"][rows] = np.minimum(height[1], height[-1])
 
 
 class WithTruth:
     """A Procgen world as core.contracts.VecEnv that tells the columns beside the level; read at every ``every``-th step
     (``reset`` and ``restore`` too), and NaN between.
 
-    Reading costs about as much as the world itself: docs/truth.md.
+    Reading costs about four steps of the world, most of it the game's own writing of its state: docs/truth.md.
     """
 
     def __init__(self, env: ProcgenEnv, read: Read = "all", every: int = 1) -> None:
@@ -202,7 +283,9 @@ def parse_truth(words: Sequence[str]) -> tuple[Read, int] | None:
 
 def in_view(state: State, name: str, at: tuple[float, float] | None = None) -> bool:
     """Whether a thing of this name (at: the one there) has its middle in the picture."""
-    reach, (x, y) = float(state.view["visibility"]) / 2, _centre(state)
+    reach, (x, y) = float(state.view["visibility"]) / 2, (state.agent["x"], state.agent["y"])
+    if not state.options["center_agent"]:
+        x, y = state.view["main_width"] / 2, state.view["main_height"] / 2
     places = state.places(name)
     if at is not None:
         places = places[np.hypot(*(places - at).T).argmin()][None]

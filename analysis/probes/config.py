@@ -22,20 +22,36 @@ class ProbesConfig:
     states: str = "h"
     """stored column that is read: h, or world/NAME"""
     targets: tuple[str, ...] = ()
-    """quantities to read (NMMO: the 14 features, row, col); none: every number of the ground truth"""
-    given: tuple[str, ...] = ("tick", "row", "col", "in_combat")
-    """confounders that are partialled out of states and quantities; step is time in the episode; none: no mediation"""
+    """quantities to read (NMMO: the 14 features, row, col; Procgen: docs/truth.md), of angles (NAME_bearing) the sine
+    and the cosine; none: every number of the ground truth"""
+    given: tuple[str, ...] = ("auto",)
+    """confounders that are partialled out of states and quantities; step is time in the episode; auto: those of tick,
+    row, col and in_combat that are recorded, else step; none: no mediation"""
+    where: str = ""
+    """only steps of which this is true, a condition over the ground truth such as "coin_in_view == 0 and support" """
+    agent: Path | None = None
+    """the agent that was recorded, for what the frame alone, the previous actions and the agent with its weights
+    shuffled say; none: the one that the recording names, where it is still there"""
+    previous: int = 4
+    """previous actions that are compared with, beside the frame"""
+    agents: tuple[Path, ...] = ()
+    """run directories of further agents, shown the same recorded observations: a table by agent"""
+    checkpoints: bool = False
+    """also all saved checkpoints of each of --agents"""
     smallest: float = 0.02
     """smallest partial R^2 of interest beyond --given: an interval above it counts as read, one below it as not read,
     any other as open"""
     observation: str | None = None
     """an observation column as a baseline of its own, such as obs/Entity:0 (its row 0: the agent itself)"""
     unit: Unit = "auto"
-    """what is held out and resampled whole: map, world (one run of it) or life; auto: the largest with at least 10"""
+    """what is held out and resampled whole: map, level, world (one run of it) or life (an episode); auto: the largest
+    with at least 10"""
     folds: int = 5
     """parts, each held out once"""
     first_step: int = 0
     """states of earlier steps are left out"""
+    last_step: int | None = None
+    """states of later steps are left out; none: no states"""
     max_rows: int = 30_000
     """at most about so many states: every n-th of each life; 0: all"""
     shuffles: int = 199

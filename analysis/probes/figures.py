@@ -8,13 +8,33 @@ from typing import Any
 import numpy as np
 
 from core.artefacts import Result
-from core.figures import INK, LINE, MEMORY, MEMORY_DEEP, MEMORY_PALE, USUAL, WORLD, figure_of, minus
+from core.figures import (
+    BAND,
+    BOTH,
+    HELD,
+    INK,
+    LINE,
+    MEMORY,
+    MEMORY_DEEP,
+    MEMORY_PALE,
+    REAL,
+    USUAL,
+    WORLD,
+    figure_of,
+    minus,
+)
+from core.pages import label_colours
 
 READINGS = (  # column, what it is called, colour
     ("linear", "linear probe", MEMORY),
     ("mlp", "network", MEMORY_PALE),
     ("partial", "linear probe, confounders partialled out", MEMORY_DEEP),
     ("observation", "own observation alone (linear)", WORLD),
+    ("everything", "state, frame, time and previous actions", REAL),
+    ("all", "frame, time and previous actions", BOTH),
+    ("action", "frame and previous actions", HELD),
+    ("frame", "the frame alone", WORLD),
+    ("random", "the agent with its weights shuffled", BAND),
     ("time", "time alone", USUAL),
 )
 LOWEST = -0.25  # what lies below is drawn there
@@ -25,7 +45,31 @@ def draw(result: Result) -> dict[str, Any]:
     figures = {"probes.png": draw_readings(result)}
     if any(row.get("partial") is not None for row in result.tables["targets"]):
         figures["mediation.png"] = draw_mediation(result)
+    if "agents" in result.tables:
+        figures["agents.png"] = draw_agents(result)
     return figures
+
+
+def draw_agents(result: Result) -> Any:
+    """R^2 of every target, agent by agent (checkpoints in their order), with 95 % intervals."""
+    table = result.tables["agents"]
+    agents = list(dict.fromkeys(row["agent"] for row in table))
+    targets = list(dict.fromkeys(row["target"] for row in table))
+    figure = figure_of(2.5 + 0.9 * max(4, len(agents)), 4.2)
+    axis = figure.subplots()
+    colours = label_colours(np.arange(len(targets)))
+    for k, target in enumerate(targets):
+        rows = [row for row in table if row["target"] == target]
+        value, low, high = _columns(rows, "r2")
+        x = np.array([agents.index(row["agent"]) for row in rows]) + 0.3 * (k / max(1, len(targets) - 1) - 0.5)
+        axis.plot(x, value.clip(LOWEST), "o-", color=colours[k], markersize=4, linewidth=1, label=target)
+        axis.vlines(x, low.clip(LOWEST), high.clip(LOWEST), color=colours[k], linewidth=1)
+    axis.axhline(0, color=INK, linewidth=0.6)
+    axis.set_xticks(range(len(agents)), agents, rotation=30, ha="right", fontsize=8)
+    axis.set_ylabel(f"variance explained (R²) on {_many(result)} held out", fontsize=8)
+    axis.grid(axis="y", color=LINE)
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    return figure
 
 
 def _rows(result: Result) -> list[dict[str, Any]]:

@@ -2,98 +2,149 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
+from analysis.shared.events import parse_condition
+from analysis.shared.truths import levels_of, names_of, numbers_of
 from analysis.shared.units import groups_of
 from core import config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
 
-MOST_NUMBERS = 64  # of a truth column; larger ones are maps and pictures
 STEP = "step"  # a name for time in the episode that every store has
 
 
+ANGLE = "_bearing"  # how the name of an angle ends
+BENT: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {"sin": np.sin, "cos": np.cos}  # what is read of an angle
+
+
 class Rows(NamedTuple):
-    """N states with what was true of them; rows of a life are consecutive and equally far apart in time."""
+    """N states with what was true of them; rows of a life are consecutive and in order of time."""
 
     x_NF: np.ndarray  # float32
-    quantities: dict[str, np.ndarray]  # float64 [N] each
+    quantities: dict[str, np.ndarray]  # float64 [N] each; NaN where there is no such thing
     observation_NF: np.ndarray | None
     index_N2: np.ndarray  # (episode, t)
     time_N: np.ndarray  # steps since the world began
-    groups: dict[str, np.ndarray]  # life, and where known world and map: a number a row
+    groups: dict[str, np.ndarray]  # life, and where known world, level and map: a number a row
+    baselines: Mapping[str, np.ndarray] = MappingProxyType({})  # what else quantities are read from, [N, .] each
+    agents: Mapping[str, np.ndarray] = MappingProxyType({})  # states of other agents along the same steps, [N, .]
+    left_out: Mapping[str, int] = MappingProxyType({})  # rows left out, by why
+
+    def of(self, some: np.ndarray) -> Rows:
+        """Some of the rows; some: bool [N]."""
+        if some.all():
+            return self
+        cut = {name: {k: v[some] for k, v in getattr(self, name).items()}
+               for name in ("quantities", "groups", "baselines", "agents")}  # fmt: skip
+        seen = None if self.observation_NF is None else self.observation_NF[some]
+        return self._replace(
+            x_NF=self.x_NF[some], observation_NF=seen, index_N2=self.index_N2[some], time_N=self.time_N[some], **cut
+        )
 
 
-def names_of(store: RolloutStore) -> dict[str, tuple[str, int]]:
-    """Every number of a store's ground truth by name: (column, which of its numbers).
+def bent(names: Sequence[str]) -> list[str]:
+    """Targets with an angle's sine and cosine in its place: it is read on a circle."""
+    return [part for n in names for part in ([f"{f}({n})" for f in BENT] if n.endswith(ANGLE) else [n])]
 
-    The manifest's facts may name the numbers of a column; those of ``position`` are row and col, others are counted.
-    """
-    columns = sorted((n for n in store.column_names if n.startswith("truth/")), key=lambda n: n != "truth/features")
-    some, _ = store.pooled(*columns, episodes=[int(np.argmax(np.minimum(store.steps, store.rows)))])
-    out: dict[str, tuple[str, int]] = {}
-    for column, values in some.items():
-        name, shape = column.partition("/")[2], values.shape[1:]
-        size = int(np.prod(shape))
-        if size > MOST_NUMBERS or values.dtype.kind not in "fiub":
-            continue
-        given = store.manifest["facts"].get(name)
-        if isinstance(given, list) and len(given) == size:
-            parts = [str(part) for part in given]
-        elif name == "position" and size == 2:
-            parts = ["row", "col"]
-        else:
-            parts = [name] if not shape else [f"{name}_{i}" for i in range(size)]
-        for i, part in enumerate(parts):
-            out.setdefault(part, (column, i))
-    return out
+
+def unbent(name: str) -> tuple[str, str]:
+    """(the column's name, sin, cos or nothing)."""
+    found = re.fullmatch(rf"({'|'.join(BENT)})\((\w+)\)", name)
+    return (found[2], found[1]) if found else (name, "")
 
 
 def read(
     store: RolloutStore, states: str, names: Sequence[str], *, observation: str = "", first_step: int = 0,
-    max_rows: int = 0,
+    last_step: int | None = None, max_rows: int = 0, where: str = "", needed: Sequence[str] = (),
+    any_of: Sequence[str] = (),
 ) -> Rows:  # fmt: skip
-    """The states of every n-th step t >= first_step of each life, so that at most about max_rows are read (0: all)."""
+    """The states of every n-th step from first_step to last_step (None: the end) of each life, so that at most about
+    max_rows are read (0: all).
+
+    names: quantities.  where: a condition on the truth (analysis.shared.events.parse_condition).  Steps at which one of
+    ``needed``, or all of ``any_of``, have no value are left out.
+    """
     known = names_of(store)
     for name in names:
-        if name != STEP and name not in known:
-            raise UserError(f"{store.path} has no quantity {name!r}{cli.nearest(name, known)}; it has: "
+        if (column := unbent(name)[0]) != STEP and column not in known:
+            raise UserError(f"{store.path} has no quantity {column!r}{cli.nearest(column, known)}; it has: "
                             f"{', '.join([*known, STEP])}")  # fmt: skip
+    holds = parse_condition("--where", where, list(known)) if where else None
     column, _, row = observation.partition(":")
     for wanted in filter(None, (states, column)):
         if wanted not in store.column_names:
             raise UserError(f"{store.path}: no column {wanted!r}; there are: {', '.join(store.column_names)}")
     if row and not row.isdigit():
         raise UserError(f"--observation {observation}: after the colon comes the number of a row, such as obs/Entity:0")
-    wanted_columns = dict.fromkeys(filter(None, (states, column, *(known[n][0] for n in names if n != STEP))))
+    told = list(dict.fromkeys(n for n in map(lambda n: unbent(n)[0], names) if n != STEP))
+    words = [n for n in known if re.search(rf"\b{re.escape(n)}\b", where)]
     ends = np.minimum(store.steps, store.rows)
-    every = -(-int((ends - first_step).clip(0).sum()) // max_rows) if max_rows else 1
-    first = first_step + max(1, every) // 2
+    stop = int(ends.max()) if last_step is None else last_step + 1
+    kept: dict[int, np.ndarray] = {}
+    values: dict[int, dict[str, np.ndarray]] = {}
+    left = {"nothing to read": 0, "not where": 0}
+    for e in np.flatnonzero(ends > first_step).tolist():
+        truth = numbers_of(store, e, [*told, *words], known)
+        here = truth | {STEP: np.arange(ends[e], dtype=np.float64)}
+        on = _has_values(here, needed, any_of, int(ends[e]))
+        on[:first_step] = False
+        on[stop:] = False
+        left["nothing to read"] += int(min(ends[e], stop) - first_step - on.sum())
+        if holds is not None:
+            true_1T = holds({n: torch.from_numpy(here[n])[None] for n in words or [STEP]})
+            before = int(on.sum())
+            on &= true_1T[0].numpy()
+            left["not where"] += before - int(on.sum())
+        kept[e], values[e] = np.flatnonzero(on), truth
+    every = -(-sum(map(len, kept.values())) // max_rows) if max_rows else 1
     parts: list[dict[str, np.ndarray]] = []
-    for e in np.flatnonzero(ends > first):
-        columns, index_N2 = store.pooled(*wanted_columns, episodes=[int(e)], first=first)
-        part: dict[str, np.ndarray] = {"index": index_N2, "x": columns[states].reshape(len(index_N2), -1)}
-        part["time"] = index_N2[:, 1] + int(store.meta(int(e)).get("first_tick", 0))
+    for e, step in kept.items():
+        if not len(step := step[max(1, every) // 2 :: max(1, every)]):
+            continue
+        columns, index_N2 = store.pooled(*dict.fromkeys(filter(None, (states, column))), episodes=[e])
+        part: dict[str, np.ndarray] = {"index": index_N2[step], "x": columns[states].reshape(len(index_N2), -1)[step]}
+        part["time"] = step + int(store.meta(e).get("first_tick", 0))
         if column:
             seen = columns[column]
             if row and (seen.ndim < 3 or int(row) >= seen.shape[1]):
                 have = "no rows" if seen.ndim < 3 else f"rows 0 to {seen.shape[1] - 1}"
                 raise UserError(f"--observation {observation}: {column} has {have}")
-            part["observation"] = (seen[:, int(row)] if row else seen).reshape(len(seen), -1).astype(np.float32)
-        for name in names:
-            if name != STEP:
-                at, i = known[name]
-                part[f"of {name}"] = columns[at].reshape(len(index_N2), -1)[:, i].astype(np.float64)
-        parts.append({k: v[::every] for k, v in part.items()})
+            part["observation"] = (seen[:, int(row)] if row else seen).reshape(len(seen), -1)[step].astype(np.float32)
+        for name in told:
+            part[f"of {name}"] = values[e][name][step]
+        parts.append(part)
     if not parts:
-        raise UserError(f"{store.path}: no episode is longer than {first} steps; lower --first_step")
+        if not kept:
+            raise UserError(f"{store.path}: no episode is longer than {first_step} steps; lower --first_step")
+        said = f", and of which it is true that {where}" if where else ""
+        raise UserError(f"{store.path}: no step at which a quantity has a value{said}; record more")
     whole = {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
-    quantities = {n: whole["time"].astype(np.float64) if n == STEP else whole[f"of {n}"] for n in names}
-    for name, values in (("states", whole["x"]), *quantities.items()):
-        if not np.isfinite(values).all():
+    quantities = {}
+    for name in names:
+        at, bend = unbent(name)
+        value_N = whole["time"].astype(np.float64) if at == STEP else whole[f"of {at}"]
+        quantities[name] = BENT[bend](value_N) if bend else value_N
+    for name, value_N in (("states", whole["x"]), *quantities.items()):
+        if not (np.isfinite(value_N) if name == "states" else ~np.isinf(value_N)).all():
             raise UserError(f"{store.path}: {name} have NaN or infinite values; record again, or leave it out")
-    groups = {name: of[whole["index"][:, 0]] for name, of in groups_of(store).items()}
-    return Rows(whole["x"], quantities, whole.get("observation"), whole["index"], whole["time"], groups)
+    of_episodes, level_E = groups_of(store), levels_of(store)
+    of_episodes |= {} if level_E is None else {"level": level_E}
+    groups = {name: of[whole["index"][:, 0]] for name, of in of_episodes.items()}
+    return Rows(whole["x"], quantities, whole.get("observation"), whole["index"], whole["time"], groups, left_out=left)
+
+
+def _has_values(truth: Mapping[str, np.ndarray], needed: Sequence[str], any_of: Sequence[str], size: int) -> np.ndarray:
+    """Steps at which all needed and one of any_of have a value, bool [T]."""
+    on = np.ones(size, bool)
+    for name in needed:
+        on &= ~np.isnan(truth[unbent(name)[0]])
+    if any_of:
+        on &= np.any([~np.isnan(truth[unbent(name)[0]]) for name in any_of], 0)
+    return on

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from analysis.probes.baselines import time_features
 from analysis.probes.config import ProbesConfig
 from analysis.probes.rows import Rows
 from analysis.shared.probe_fits import (
@@ -23,10 +24,9 @@ from analysis.shared.probe_fits import (
 from core.artefacts import Result, finite
 from core.contracts import UserError
 from core.progress import bar
-from core.stats import LOGIT, LOST, PLAIN, benjamini_hochberg, jackknifed, left_out, mean_p
+from core.stats import LOGIT, LOST, PLAIN, benjamini_hochberg, jackknifed, least_units, left_out, mean_p
 
 CONSTANTS = 20  # random targets of each control
-TIME_POWERS = 5
 TIME_ITSELF = 0.999  # R^2 of time alone from which on a quantity is time
 LEAST_VARYING = 6  # units in which a quantity must vary: with fewer no test can tell anything
 
@@ -77,24 +77,120 @@ class Scores:
         }
 
 
-def time_features(time_N: np.ndarray) -> np.ndarray:
-    """Powers of time [N, 5], scaled to [-1, 1]."""
-    scaled_N = 2 * (time_N - time_N.min()) / max(1, np.ptp(time_N)) - 1
-    return np.stack([scaled_N**p for p in range(1, TIME_POWERS + 1)], 1)
-
-
 def probe(rows: Rows, targets: Sequence[str], given: Sequence[str], unit: str, config: ProbesConfig) -> Result:
-    """Tables ``targets`` (one row each, also of those that never vary) and ``controls``; arrays of what was read."""
+    """Tables ``targets`` (one row each, also of those that never vary), ``controls`` and, where there are other agents,
+    ``agents``; arrays of what was read.
+
+    Targets that have a value at the same rows are scored together, each on those rows alone.
+    """
+    if not any(_varies(rows.quantities[t]) for t in targets):
+        raise UserError(f"none of the {len(targets)} quantities ever changes, so there is nothing to read; record more")
+    sets: dict[bytes, list[str]] = {}
+    for t in targets:
+        sets.setdefault(np.isfinite(rows.quantities[t]).tobytes(), []).append(t)
+    about = {"given": list(given), "smallest": config.smallest, "unit": unit, "rows": len(rows.x_NF),
+             "units": len(np.unique(rows.groups[unit])), "left_out": dict(rows.left_out),
+             "baselines": list(rows.baselines), "previous": config.previous,
+             "last_reached": last_reached(rows.index_N2[:, 1], rows.groups[unit])}  # fmt: skip
+    result = Result(notes=about)
+    life_N = rows.groups["life"]
+    result.notes["worlds_shared"] = len(np.unique(rows.groups.get("world", life_N))) < len(np.unique(life_N))
+    parts = []
+    for names in sets.values():
+        on_N = np.isfinite(rows.quantities[names[0]])
+        least = max(config.folds, least_units(ALPHA, "permutation"))
+        enough = len(np.unique(rows.groups[unit][on_N])) >= least
+        varying = [t for t in names if enough and _varies(rows.quantities[t])]
+        parts.append(_Part(names, on_N, varying, _scored(rows.of(on_N), names, varying, given, unit, config)))
+    _assemble(result, parts, targets, rows, config)
+    return result
+
+
+def last_reached(step_N: np.ndarray, unit_N: np.ndarray) -> int | None:
+    """The last step that LEAST_VARYING units have, where fewer have later ones and these are more than twice as late;
+    else None."""
+    last_U = np.sort([step_N[unit_N == unit].max() for unit in np.unique(unit_N)])
+    if len(last_U) < LEAST_VARYING or last_U[-1] <= 2 * last_U[-LEAST_VARYING]:
+        return None
+    return int(last_U[-LEAST_VARYING])
+
+
+def _varies(y_N: np.ndarray) -> bool:
+    known_N = y_N[np.isfinite(y_N)]
+    return len(known_N) > 0 and bool(np.ptp(known_N) > 0)
+
+
+class _Part(NamedTuple):
+    """Targets that are known at the same rows, and what was found of them there."""
+
+    names: Sequence[str]
+    on_N: np.ndarray
+    varying: Sequence[str]
+    found: Result
+
+
+def _assemble(
+    result: Result, parts: Sequence[_Part], targets: Sequence[str], rows: Rows, config: ProbesConfig
+) -> None:  # fmt: skip
+    """The tables of all parts in one, with q-values and verdicts over all; arrays a column a varying target."""
+    by_target = {row["target"]: row for part in parts for row in part.found.tables["targets"]}
+    table = [by_target[t] for t in targets]
+    agents = [row for part in parts for row in part.found.tables.get("agents", ())]
+    for some in (table, agents):
+        for name in {key.removesuffix("_p") for row in some for key in row if key.endswith("_p")}:
+            at = [row for row in some if f"{name}_p" in row]
+            enough = [row.get("units_varying", LEAST_VARYING) >= LEAST_VARYING for row in at]
+            p = [row[f"{name}_p"] if yes and row[f"{name}_p"] is not None else np.nan
+                 for row, yes in zip(at, enough, strict=True)]  # fmt: skip
+            for row, q in zip(at, benjamini_hochberg(np.array(p, np.float64)), strict=True):
+                row[f"{name}_q"] = finite(q)
+    for row in table:
+        if row["verdict"] == "":
+            row["verdict"] = verdict(row, bool(result.notes["given"]), config.smallest)
+            if "everything" in row:
+                row["memory"] = memory_verdict(row, config.smallest)
+    result.tables["targets"] = table
+    if agents:
+        result.tables["agents"] = agents
+    largest = max((part for part in parts if part.varying), key=lambda part: int(part.on_N.sum()))
+    result.tables["controls"] = largest.found.tables["controls"]
+    varying = [t for part in parts for t in part.varying]
+    if len(parts) == 1:
+        result.arrays |= parts[0].found.arrays
+        result.notes["directions"] = varying
+    else:
+        done = [part for part in parts if part.varying]
+        for name in done[0].found.arrays:
+            if name.startswith("predicted_"):
+                whole_NK = np.full((len(rows.x_NF), len(varying)), np.nan, np.float32)
+                for part in done:
+                    columns = [varying.index(t) for t in part.varying]
+                    whole_NK[np.ix_(part.on_N, np.array(columns))] = part.found.arrays[name]
+                result.arrays[name] = whole_NK
+            elif name.startswith("null_"):
+                result.arrays[name] = np.concatenate([part.found.arrays[name] for part in done], 1)
+            elif name.startswith("direction_"):
+                result.arrays[name] = np.concatenate([part.found.arrays[name] for part in done])
+        result.notes["directions"] = varying
+    result.arrays["index"] = rows.index_N2
+
+
+def _scored(
+    rows: Rows, targets: Sequence[str], varying: Sequence[str], given: Sequence[str], unit: str, config: ProbesConfig
+) -> Result:  # fmt: skip
+    """Of targets that have a value at every row, all but q-values and verdicts."""
+    result = Result()
+    if not varying:
+        result.tables["targets"] = [_unvaried(t, rows.quantities[t]) for t in targets]
+        return result
     rng = np.random.default_rng(config.seed)
     unit_N, life_N = rows.groups[unit], rows.groups["life"]
     fold_N = folds_of(unit_N, config.folds, rng)
     scores = Scores(unit_N, config.resamples, rng)
-    varying = [t for t in targets if np.ptp(rows.quantities[t]) > 0]
-    if not varying:
-        raise UserError(f"none of the {len(targets)} quantities ever changes, so there is nothing to read; record more")
     y_NK = np.stack([rows.quantities[t] for t in varying], 1)
     states = FoldedRidge(rows.x_NF, fold_N)
-    donor_NS = np.stack([exchanged_units(life_N, unit_N, rng) for _ in range(config.shuffles)], 1)
+    step_N = rows.index_N2[:, 1]
+    donor_NS = np.stack([exchanged_units(life_N, unit_N, rng, step_N) for _ in range(config.shuffles)], 1)
     predicted = {"linear": states.predict(y_NK)}
     null = {"linear": np.stack([null_of(states, y_N, donor_NS) for y_N in y_NK.T], 1)}
     if config.mlp:
@@ -105,25 +201,56 @@ def probe(rows: Rows, targets: Sequence[str], given: Sequence[str], unit: str, c
     predicted["time"] = FoldedRidge(time_features(rows.time_N), fold_N).predict(y_NK)
     if rows.observation_NF is not None:
         predicted["observation"] = FoldedRidge(rows.observation_NF, fold_N).predict(y_NK)
+    for name, baseline_NF in rows.baselines.items():
+        predicted[name] = FoldedRidge(baseline_NF, fold_N).predict(y_NK)
     for name, said_NK in predicted.items():
         scores.add(name, said_NK, y_NK)
         if name != "linear":
             ends = ("mlp", "linear") if name == "mlp" else ("linear", name)
             scores.less(f"{ends[0]}_minus_{ends[1]}", *ends)
+    if "all" in rows.baselines:
+        together_NF = np.concatenate([rows.x_NF, rows.baselines["all"]], 1)
+        predicted["everything"] = FoldedRidge(together_NF, fold_N).predict(y_NK)
+        scores.add("everything", predicted["everything"], y_NK)
+        scores.less("everything_minus_all", "everything", "all")
     mediated = mediate(rows, varying, given, fold_N, donor_NS, scores, rng) if given else None
     if mediated is not None:
         null["partial"] = mediated
-    about = {"given": list(given), "smallest": config.smallest, "unit": unit, "units": scores.n, "rows": len(unit_N)}
-    result = Result(notes=about)
-    world_N = rows.groups.get("world", life_N)
-    result.notes["worlds_shared"] = len(np.unique(world_N)) < len(np.unique(life_N))
-    result.tables["targets"] = _table(rows, targets, varying, given, predicted, null, scores, config.smallest)
+    result.tables["targets"] = _table(rows, targets, varying, predicted, null, scores)
     result.tables["controls"] = _controls(states, rows, rng)
-    _directions(result, states, varying, y_NK)
+    if rows.agents:
+        result.tables["agents"] = _agents(rows, varying, y_NK, predicted["linear"], fold_N, unit_N, config)
+    _directions(result, states, y_NK)
     result.arrays |= {f"null_{name}": null_SK for name, null_SK in null.items()} | {"fold": fold_N}
-    result.arrays["index"] = rows.index_N2
     result.arrays |= {f"predicted_{name}": x_NK.astype(np.float32) for name, x_NK in predicted.items()}
     return result
+
+
+def _agents(
+    rows: Rows, varying: Sequence[str], y_NK: np.ndarray, recorded_NK: np.ndarray, fold_N: np.ndarray,
+    unit_N: np.ndarray, config: ProbesConfig,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """R^2 of every target from the states of other agents along the same steps, and what the recorded one has more."""
+    scores = Scores(unit_N, config.resamples, np.random.default_rng(config.seed))
+    scores.add("recorded", recorded_NK, y_NK)
+    out, flips = [], np.random.default_rng(0)
+    for name, h_NH in rows.agents.items():
+        scores.add("r2", FoldedRidge(h_NH, fold_N).predict(y_NK), y_NK)
+        scores.less("recorded_minus_this", "recorded", "r2")
+        p_K = np.atleast_1d(mean_p(scores.error_EK["r2"] - scores.error_EK["recorded"], rng=flips))
+        for k, target in enumerate(varying):
+            units = varying_units(y_NK[:, k], scores.of_N)
+            row = {"agent": name, "target": target, "units_varying": units, **scores.cells("r2", k)}
+            row |= {**scores.cells("recorded_minus_this", k), "recorded_minus_this_p": finite(p_K[k])}
+            out.append({**row, "recorded_minus_this_q": None, "n": scores.n, "rows": len(y_NK)})
+    return out
+
+
+def _unvaried(target: str, y_N: np.ndarray) -> dict[str, Any]:
+    """The row of a target that never varies, or has too few units with a value to be read."""
+    spread = {"mean": finite(y_N.mean()), "std": finite(y_N.std())} if len(y_N) else {"mean": None, "std": None}
+    says = "never there" if not len(y_N) else "constant" if np.ptp(y_N) == 0 else "too rare to tell"
+    return {"target": target, "kind": kind_of(y_N), **spread, "units_varying": 0, "verdict": says, "rows": len(y_N)}
 
 
 def mediate(
@@ -160,50 +287,64 @@ def mediate(
 
 
 def _table(
-    rows: Rows, targets: Sequence[str], varying: Sequence[str], given: Sequence[str],
-    predicted: Mapping[str, np.ndarray], null: Mapping[str, np.ndarray], scores: Scores, smallest: float,
+    rows: Rows, targets: Sequence[str], varying: Sequence[str], predicted: Mapping[str, np.ndarray],
+    null: Mapping[str, np.ndarray], scores: Scores,
 ) -> list[dict[str, Any]]:  # fmt: skip
+    """A row a target; q-values and verdicts are left for ``_assemble``."""
     p = {n: np.array([p_of(scores.r2_GK[n][0, k], null_SK[:, k]) if np.isfinite(scores.r2_GK[n][0, k]) else np.nan
                       for k in range(len(varying))]) for n, null_SK in null.items()}  # fmt: skip
     flips = np.random.default_rng(0)
     for name, (a, b) in {n: n.split("_minus_") for n in scores.r2_GK if "_minus_" in n}.items():
         p[name] = np.atleast_1d(mean_p(scores.error_EK[b] - scores.error_EK[a], rng=flips))
-    units_K = [varying_units(rows.quantities[t], scores.of_N) for t in varying]
-    enough_K = np.array(units_K) >= LEAST_VARYING
-    q = {n: benjamini_hochberg(np.where(enough_K, p_K, np.nan)) for n, p_K in p.items()}
     out: list[dict[str, Any]] = []
     for target in targets:
         y_N = rows.quantities[target]
-        spread = {"mean": float(y_N.mean()), "std": float(y_N.std())}
-        row: dict[str, Any] = {"target": target, "kind": kind_of(y_N), **spread}
-        out.append(row)
         if target not in varying:
-            row |= {"units_varying": 0, "verdict": "constant"}
+            out.append(_unvaried(target, y_N))
             continue
+        row: dict[str, Any] = {"target": target, "kind": kind_of(y_N)}
+        row |= {"mean": float(y_N.mean()), "std": float(y_N.std())}
+        out.append(row)
         k = varying.index(target)
-        row["units_varying"] = units_K[k]
+        row["units_varying"] = varying_units(y_N, scores.of_N)
         for name in scores.r2_GK:
             if name == "mlp_shuffled":
                 row[name] = finite(scores.r2_GK[name][0, k])
             elif name != "both":
                 row |= scores.cells(name, k)
             if name in p:
-                row |= {f"{name}_p": finite(p[name][k]), f"{name}_q": finite(q[name][k])}
+                row |= {f"{name}_p": finite(p[name][k]), f"{name}_q": None}
         for name, null_SK in null.items():
             if np.isfinite(null_SK[:, k]).any():
                 row |= {f"{name}_shuffled": float(np.nanmean(null_SK[:, k])),
                         f"{name}_shuffled_high": float(np.nanquantile(null_SK[:, k], 0.95))}  # fmt: skip
         if row["kind"] == "binary":
-            for name in ("linear", "mlp"):
-                if name in predicted:
-                    area_G = auroc(predicted[name][:, k], y_N == y_N.max(), scores.of_N, scores.weight_GE)
-                    area, low, high = jackknifed(area_G, rng=scores.rng, link=LOGIT, draws=scores.resamples)
-                    row |= {f"auroc_{name}": finite(area), f"auroc_{name}_low": finite(low),
-                            f"auroc_{name}_high": finite(high)}  # fmt: skip
-        if "partial" in scores.r2_GK:
-            _, low, high = scores.interval("partial", k, 0.9)
-            row |= {"partial_low_90": finite(low), "partial_high_90": finite(high)}
-        row |= {"verdict": verdict(row, bool(given), smallest), "n": scores.n, "rows": len(y_N)}
+            row |= _areas(predicted, k, y_N == y_N.max(), scores, bool(rows.baselines))
+        for name in ("partial", "everything_minus_all"):
+            if name in scores.r2_GK:
+                _, low, high = scores.interval(name, k, 0.9)
+                row |= {f"{name}_low_90": finite(low), f"{name}_high_90": finite(high)}
+        row |= {"verdict": "", "n": scores.n, "rows": len(y_N)}
+    return out
+
+
+def _areas(
+    predicted: Mapping[str, np.ndarray], k: int, positive_N: np.ndarray, scores: Scores, against: bool
+) -> dict[str, Any]:
+    """Areas under the ROC curve of a 0/1 target; against: also of the baselines, and how much the states' is larger."""
+    out: dict[str, Any] = {}
+    linear_G = None
+    for name in predicted if against else ("linear", "mlp"):
+        if name not in predicted:
+            continue
+        area_G = auroc(predicted[name][:, k], positive_N, scores.of_N, scores.weight_GE)
+        linear_G = area_G if name == "linear" else linear_G
+        readings = [(f"auroc_{name}", area_G, LOGIT)]
+        if against and name not in ("linear", "mlp") and linear_G is not None:
+            readings.append((f"auroc_linear_minus_{name}", linear_G - area_G, PLAIN))
+        for cell, value_G, link in readings:
+            area, low, high = jackknifed(value_G, rng=scores.rng, link=link, draws=scores.resamples)
+            out |= {cell: finite(area), f"{cell}_low": finite(low), f"{cell}_high": finite(high)}
     return out
 
 
@@ -243,6 +384,20 @@ def verdict(row: Mapping[str, Any], mediated: bool, smallest: float) -> str:
     return "read; open whether beyond what is given"
 
 
+BEYOND = "beyond the frame, time and previous actions"
+
+
+def memory_verdict(row: Mapping[str, Any], smallest: float) -> str:
+    """Whether the states say more of a target than the frame, time and previous actions together, in words: what adding
+    the states to these adds in R^2, judged as in ``verdict``."""
+    if row["units_varying"] < LEAST_VARYING:
+        return "too rare to tell"
+    low, high, q = (row[f"everything_minus_all_{end}"] for end in ("low", "high_90", "q"))
+    if low is not None and low > smallest and q is not None and q <= ALPHA:
+        return BEYOND
+    return f"not {BEYOND}" if high is not None and high < smallest else f"open whether {BEYOND}"
+
+
 def _controls(states: FoldedRidge, rows: Rows, rng: np.random.Generator) -> list[dict[str, Any]]:
     """R^2 of random numbers that are constant within a life, a world or a map: above 0, the split leaks."""
     out = []
@@ -258,7 +413,7 @@ def _controls(states: FoldedRidge, rows: Rows, rng: np.random.Generator) -> list
     return out
 
 
-def _directions(result: Result, states: FoldedRidge, varying: Sequence[str], y_NK: np.ndarray) -> None:
+def _directions(result: Result, states: FoldedRidge, y_NK: np.ndarray) -> None:
     """Arrays ``direction_read`` and ``direction_move`` [K, F]: a change of state by ``move`` changes what the linear
     probe (fitted on all rows) reads, ``read @ state``, by 1, and moves the z-scored state as little as can be."""
     read_FK = states.whole(y_NK)
@@ -267,4 +422,3 @@ def _directions(result: Result, states: FoldedRidge, varying: Sequence[str], y_N
     norm_K = (scaled_FK**2).sum(0)
     moved_FK = np.divide(scaled_FK, norm_K, out=np.zeros_like(scaled_FK), where=norm_K > 0) * std_F[:, None]
     result.arrays |= {"direction_read": read_FK.T, "direction_move": moved_FK.T}
-    result.notes["directions"] = list(varying)

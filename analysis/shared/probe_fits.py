@@ -124,15 +124,19 @@ def exchanged(of_N: np.ndarray, donor_E: np.ndarray) -> np.ndarray:
     return out
 
 
-def exchanged_units(life_N: np.ndarray, unit_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def exchanged_units(
+    life_N: np.ndarray, unit_N: np.ndarray, rng: np.random.Generator, step_N: np.ndarray | None = None
+) -> np.ndarray:
     """The row whose target every row gets, int64 [N], where whole units (of one or more lives) are exchanged at random.
 
-    A life gets the targets of a life of the donor unit, step t those of step t; where that life has ended, those of
-    the next one that has not, so that what time alone predicts survives though lives differ in length.  Steps that
-    no other life reaches begin again.  Rows of a life are consecutive and in order of time, with equal steps between.
+    A life gets the targets of a life of the donor unit, step t those of step t (where that was left out, of the nearest
+    one); where that life has ended, those of the next one that has not, so that what time alone predicts survives
+    though lives differ in length.  Steps that no other life reaches begin again.  Rows of a life are consecutive and in
+    order of time; step_N: their steps, where these are not 0, 1, 2, ...
     """
     starts = np.flatnonzero(np.r_[True, life_N[1:] != life_N[:-1]])
     length_L = np.diff(np.append(starts, len(life_N)))
+    step_L = [np.arange(n) if step_N is None else step_N[a : a + n] for a, n in zip(starts, length_L, strict=True)]
     unit_L = unit_N[starts]
     lives_E = [np.flatnonzero(unit_L == unit) for unit in rng.permutation(np.unique(unit_L))]
     out = np.empty(len(life_N), np.int64)
@@ -141,14 +145,24 @@ def exchanged_units(life_N: np.ndarray, unit_N: np.ndarray, rng: np.random.Gener
         for rank, life in enumerate(mine):
             filled, donor = 0, int(others[0][0])
             for donor in (int(d) for lives in others for d in np.roll(lives, -rank)):
-                stop = min(length_L[life], length_L[donor])
+                stop = int(np.searchsorted(step_L[life], step_L[donor][-1], "right"))
                 if stop > filled:
-                    out[starts[life] + filled : starts[life] + stop] = starts[donor] + np.arange(filled, stop)
+                    out[starts[life] + filled : starts[life] + stop] = starts[donor] + _nearest(
+                        step_L[donor], step_L[life][filled:stop]
+                    )
                     filled = stop
                 if filled == length_L[life]:
                     break
             rest = np.arange(filled, length_L[life])
             out[starts[life] + rest] = starts[donor] + rest % length_L[donor]
+    return out
+
+
+def _nearest(sorted_M: np.ndarray, x_N: np.ndarray) -> np.ndarray:
+    """Index of the nearest of some increasing numbers, the later of two."""
+    after_N = np.searchsorted(sorted_M, x_N).clip(0, len(sorted_M) - 1)
+    before_N = (after_N - 1).clip(0)
+    out: np.ndarray = np.where(x_N - sorted_M[before_N] < sorted_M[after_N] - x_N, before_N, after_N)
     return out
 
 

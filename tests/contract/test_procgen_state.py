@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+import torch
 
+from analysis.shared.events import Rows, parse_event
 from core.contracts import Step, UserError
 from envs.procgen import GAMES, MEMORY_GAMES, ProcgenEnv, ProcgenOptions
 from envs.procgen_edits import Edit, parse_edit, supported
@@ -26,7 +28,7 @@ from envs.procgen_state import (
     snapshot_of,
     state_of,
 )  # fmt: skip
-from envs.procgen_truth import AHEAD, WithTruth, columns_of, parse_truth, truth_of
+from envs.procgen_truth import AHEAD, TRUTH_EVENTS, WithTruth, columns_of, parse_truth, truth_of
 
 EXTREME = ("chaser", "dodgeball", "leaper", "starpilot")
 MODES = [(game, mode) for game in GAMES for mode in ("easy", "hard")]
@@ -416,3 +418,62 @@ def test_words_of_truth() -> None:
     for bad in (["al"], ["every"], ["every", "0"], ["every", "x"], ["all", "positions"]):
         with pytest.raises(UserError, match="--truth"):
             parse_truth(bad)
+
+
+def test_pits_are_between_edges_and_no_borders(made: Made) -> None:
+    env = made(slots=1, mode="easy")
+    state = state_of(env.snapshot()[0])
+    state.entities = state.entities[state.entities["type"] == PLAYER]
+    state.cells[1:-1, 1:-1] = SPACE
+    state.cells[0, :] = state.cells[:, 0] = 15
+    agent = state.agent
+    agent["x"], agent["y"] = 5.5, 1 + agent["ry"]
+    assert truth_of([state])["pit_depth"][0] == 0  # flat ground by the border
+    state.cells[1:4, 8:12] = 15
+    assert truth_of([state])["pit_depth"][0] == 0  # an edge on one side alone
+    state.cells[1:6, 1:4] = 15
+    assert truth_of([state])["pit_depth"][0] == 3  # the lower of the two
+    agent["y"] = 4 + agent["ry"]
+    assert truth_of([state])["pit_depth"][0] == 0  # as high as the lower one
+    for right in (0, 1):
+        state.own["facing_right"] = right
+        agent["y"] = 2 + agent["ry"]
+        assert truth_of([state])["pit_depth"][0] == 2
+
+
+def test_who_is_said_to_have_killed_did() -> None:
+    """A world goes on without what the event's words say it ended by: taken away one step before."""
+    env = WithTruth(ProcgenEnv(ProcgenOptions(game="coinrun", num_levels=0), 48, threads=1))
+    rng, step = np.random.default_rng(0), env.reset(0)
+    things = {"dies_by_saw": "saw", "dies_by_monster": "monster", "dies_in_lava": "lava"}
+    killed, spared, deaths = dict.fromkeys(things, 0), dict.fromkeys(things, 0), 0
+    while deaths < 30:
+        before, action = env.snapshot(), rng.choice([7, 8, 8, 5, 1], size=48)
+        truth, step = step.truth, env.step(action)
+        lost = step.terminated & (step.reward <= 0)
+        if not lost.any():
+            continue
+        deaths += int(lost.sum())
+        columns = {name: torch.from_numpy(x)[:, None].double() for name, x in truth.items()}
+        reward, ended = (torch.from_numpy(x)[:, None].double() for x in (step.reward, lost))
+        zero = torch.zeros_like(reward)
+        rows = Rows(zero, reward, ended, *[zero[..., None]] * 3, truth=columns)
+        by = {name: parse_event(name, TRUTH_EVENTS["coinrun"][name], (), 0, (), tuple(columns))(rows)[:, 0] > 0
+              for name in things}  # fmt: skip
+        assert (sum(x.numpy().astype(int) for x in by.values())[lost] > 0).mean() > 0.9
+        after = env.snapshot()
+        for name, thing in things.items():
+            if not (mine := by[name].numpy() & lost).any():
+                continue
+            states = [state_of(one) for one in before]
+            for b in np.flatnonzero(mine):
+                at = states[b]
+                at.entities = at.entities[~np.isin(at.entities["type"], at.thing(thing).entities)]
+                at.cells[np.isin(at.cells, at.thing(thing).cells)] = SPACE
+            env.restore([snapshot_of(s, one) for s, one in zip(states, before, strict=True)])
+            again = env.step(action)
+            killed[name] += int(mine.sum())
+            spared[name] += int((mine & ~again.terminated).sum())
+        step = env.restore(after)
+    assert killed["dies_by_saw"] > 15
+    assert sum(spared.values()) >= 0.9 * sum(killed.values()), (killed, spared)

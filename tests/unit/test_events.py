@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from analysis.shared.events import GENERIC, LONGEST, Rows, parse_condition, parse_event, parse_events
 from core.contracts import UserError
 from envs.procgen import GAMES, ProcgenEnv, ProcgenOptions
-from validation.hypotheses.events import GENERIC, LONGEST, Rows, parse_event, parse_events
 
 ACTIONS = ("left", "none", "up", "upleft", "upright")
 JUMP = "action in (up, upleft, upright)"
@@ -150,3 +152,53 @@ def test_an_event_of_the_action_keeps_its_gradient_and_a_threshold_has_none() ->
     (grad,) = torch.autograd.grad(event.sum(), logits)
     assert grad[0, :2].abs().max() == 0 < grad[0, 2, 2] and grad[0, 2, 0] < 0
     assert not parse_event("it", "value > 1", ACTIONS, 2)(now).requires_grad
+
+
+# Truth
+
+CRATE = torch.tensor([[0.0, 1, 1, 0]])
+SAW = torch.tensor([[torch.nan, 3.0, 1.0, torch.nan]])
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("truth(on_crate)", [0, 1, 1, 0]),
+        ("truth(on_crate) and not previous(truth(on_crate))", [0, 1, 0, 0]),
+        ("truth('saw') < 2", [0, 0, 1, 0]),
+        ("not truth(saw) < 2", [1, 1, 0, 1]),
+        ("truth(saw)", [0, 1, 1, 0]),
+        ("truth(saw) != 3", [1, 0, 1, 1]),
+        ("previous(truth(saw)) - truth(saw) == 2", [0, 0, 1, 0]),
+        ("action == up and truth(on_crate)", [0, 1, 0, 0]),
+    ],
+)
+def test_events_read_the_truth(text: str, holds: list[int]) -> None:
+    event = parse_event("it", text, ACTIONS, 2, (), ("on_crate", "saw"))
+    told = replace(rows(), truth={"on_crate": CRATE, "saw": SAW})
+    assert event(told)[0].tolist() == holds and not event.of_actions_alone
+    assert event(told[1:])[0].tolist()[-2:] == holds[-2:]
+
+
+def test_truth_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError, match=r"no truth column 'on_crat' \(did you mean on_crate\?\)"):
+        parse_event("it", "truth(on_crat)", ACTIONS, 2, (), ("on_crate",))
+    with pytest.raises(UserError, match="this has none"):
+        parse_event("it", "truth(on_crate)", ACTIONS, 2)
+
+
+def test_a_condition_is_over_the_truth_alone() -> None:
+    names = ("on_crate", "saw")
+    columns = {"on_crate": CRATE, "saw": SAW}
+    for text, holds in (
+        ("saw < 2", [0, 0, 1, 0]), ("on_crate and step > 1", [0, 0, 1, 0]),
+        ("not on_crate or saw == 3", [1, 1, 0, 1]), ("previous(on_crate) == 1", [0, 0, 1, 1]),
+    ):  # fmt: skip
+        assert parse_condition("--where", text, names)(columns)[0].tolist() == [bool(h) for h in holds]
+    for text, said in (
+        ("sow < 2", r"no column 'sow' \(did you mean saw\?\)"), ("value < 2", "no column 'value'"),
+        ("truth(saw) < 2", "no function 'truth'"), ("action == up", "no action"), ("ended", "not a condition"),
+        ("saw <", "cannot read"), ("__import__('os')", "not a condition"), ("saw" + " " * 500, "too long"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=f"^--where: .*{said}"):
+            parse_condition("--where", text, names)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from analysis.shared.events import parse_event
 from core.contracts import EnvSpec, Field, Shown, Step
 from core.directions import Basis
 from core.interventions import AddVector, AtSteps
 from core.roll import Simulator, act
 from core.trees import Tree
 from envs.planted import PlantedModel, PlantedOptions, PlantedWorld, spec_of
-from validation.hypotheses.events import parse_event
 from validation.interventions.options import StudyOptions
 from validation.interventions.study import study
 from validation.paired.course import Course, Measures

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from analysis.probes.__main__ import summary
+from analysis.probes.__main__ import given_of, summary
+from analysis.probes.baselines import joined
 from analysis.probes.config import ProbesConfig
-from analysis.probes.rows import Rows
-from analysis.probes.scores import kind_of, probe, verdict
+from analysis.probes.rows import Rows, bent, unbent
+from analysis.probes.scores import BEYOND, kind_of, last_reached, memory_verdict, probe, verdict
 from analysis.shared.probe_fits import (
     MlpOptions,
     auroc,
@@ -260,3 +261,137 @@ def test_nothing_that_varies_is_refused() -> None:
     rows = planted(7)
     with pytest.raises(UserError, match="none of the 1 quantities ever changes"):
         probe(rows, ["still"], (), "world", ProbesConfig(shuffles=19, resamples=99))
+
+
+# Baselines: the frame, time, previous actions
+
+
+def remembering(seed: int, *, units: int = 30, steps: int = 60) -> Rows:
+    """A state that holds a bent frame, the previous action, the step, and an average of earlier frames.
+
+    ``kept`` is that average, ``shown`` is in the frame, ``bent`` is a bend of the frame that the frame's features hold
+    as the state does, ``acted`` is the previous action and ``late`` the step; ``flag`` is whether ``kept`` is positive.
+    """
+    rng = np.random.default_rng(seed)
+    parts: dict[str, list[np.ndarray]] = {}
+    for unit in range(units):
+        n = int(rng.integers(steps // 2, steps + 1))
+        frame, action = rng.standard_normal((n, 3)), rng.integers(3, size=n)
+        kept = np.zeros(n)
+        for t in range(1, n):
+            kept[t] = 0.8 * kept[t - 1] + frame[t - 1, 0]
+        bend = np.abs(frame[:, 1])
+        before = np.eye(3)[np.r_[0, action[:-1]]] * (np.arange(n) > 0)[:, None]
+        state = np.column_stack([frame, bend, before, np.arange(n) / steps, kept])
+        found = {
+            "x": state + 0.02 * rng.standard_normal(state.shape), "frame": np.column_stack([frame, bend]),
+            "action": before, "kept": kept, "shown": frame[:, 2] + 0.2 * rng.standard_normal(n),
+            "bent": bend + 0.2 * rng.standard_normal(n), "acted": (before[:, 1] > 0).astype(float),
+            "late": np.arange(n).astype(float), "flag": (kept > 0).astype(float),
+            "unit": np.full(n, unit), "t": np.arange(n),
+        }  # fmt: skip
+        for name, values in found.items():
+            parts.setdefault(name, []).append(values)
+    whole = {name: np.concatenate(p) for name, p in parts.items()}
+    quantities = {name: whole[name] for name in ("kept", "shown", "bent", "acted", "late", "flag")}
+    baselines = joined(whole["frame"], whole["action"], whole["t"])
+    baselines["random"] = rng.standard_normal((len(whole["x"]), 4))
+    index, groups = np.stack([whole["unit"], whole["t"]], 1), {"life": whole["unit"]}
+    return Rows(whole["x"].astype(np.float32), quantities, None, index, whole["t"], groups, baselines)
+
+
+def test_memory_is_credited_with_what_only_it_knows() -> None:
+    rows = remembering(0)
+    config = ProbesConfig(shuffles=39, resamples=199, mlp=False)
+    found = by_target(probe(rows, list(rows.quantities), (), "life", config))
+    assert {name for name, row in found.items() if row["memory"] == BEYOND} == {"kept", "flag"}
+    assert all(found[name]["memory"] == f"not {BEYOND}" for name in ("shown", "bent", "acted", "late"))
+    kept, acted, late = found["kept"], found["acted"], found["late"]
+    assert kept["linear"] > 0.95 > 0.1 > kept["all"] and kept["linear_minus_frame_low"] > 0.8
+    assert kept["everything_minus_all_low"] > 0.8 and kept["everything_minus_all_q"] <= 0.05
+    assert acted["linear_minus_frame_low"] > 0.8 and acted["action"] > 0.99  # the frame lacks it, the action has it
+    assert late["action"] < 0.1 and late["time"] > 0.99 and late["all"] > 0.99
+    assert found["bent"]["frame"] > 0.8 and kept["linear_minus_random_low"] > 0.8
+    flag = found["flag"]
+    assert flag["auroc_linear"] > 0.95 > 0.65 > flag["auroc_frame"]
+    assert flag["auroc_linear_minus_all_low"] > 0.2 and "auroc_linear_minus_all" not in kept
+
+
+@pytest.mark.parametrize(
+    ("low", "high_90", "q", "says"),
+    [
+        (0.03, 0.09, 0.01, BEYOND),
+        (0.03, 0.09, 0.2, f"open whether {BEYOND}"),
+        (0.01, 0.05, 0.01, f"open whether {BEYOND}"),
+        (-0.02, 0.015, 0.5, f"not {BEYOND}"),
+        (None, None, None, f"open whether {BEYOND}"),
+    ],
+)
+def test_what_a_state_adds_has_a_smallest_size(low: float, high_90: float, q: float, says: str) -> None:
+    row = {"units_varying": 16, "everything_minus_all_low": low, "everything_minus_all_high_90": high_90}
+    assert memory_verdict(row | {"everything_minus_all_q": q}, 0.02) == says
+    assert memory_verdict(row | {"everything_minus_all_q": q, "units_varying": 2}, 0.02) == "too rare to tell"
+
+
+def test_a_quantity_is_read_where_it_has_a_value() -> None:
+    rows = planted(8, units=16, lives=3)
+    there = np.random.default_rng(0).random(len(rows.x_NF)) < 0.4
+    few = np.isin(rows.groups["world"], (0, 1))
+    quantities = rows.quantities | {
+        "some": np.where(there, rows.quantities["own"], np.nan),
+        "in two worlds": np.where(few, rows.quantities["own"], np.nan),
+        "nowhere": np.full(len(there), np.nan),
+        "still there": np.where(there, 3.0, np.nan),
+    }
+    rows = rows._replace(quantities=quantities)
+    config = ProbesConfig(shuffles=99, resamples=99, mlp=False)
+    names = ["own", "some", "in two worlds", "nowhere", "still there", "flag"]
+    result = probe(rows, names, (), "world", config)
+    found = by_target(result)
+    assert [row["target"] for row in result.tables["targets"]] == names
+    assert found["own"]["rows"] == len(there) and found["some"]["rows"] == there.sum()
+    assert found["some"]["verdict"] == "read" and found["some"]["linear"] == pytest.approx(0.8, abs=0.06)
+    alone = probe(rows.of(there), ["some"], (), "world", config).tables["targets"][0]
+    assert found["some"]["linear"] == alone["linear"]
+    assert found["in two worlds"]["verdict"] == "too rare to tell" and found["in two worlds"]["rows"] == few.sum()
+    assert found["nowhere"]["verdict"] == "never there" and found["still there"]["verdict"] == "constant"
+    assert result.notes["directions"] == ["own", "flag", "some"] and len(result.arrays["direction_read"]) == 3
+    read = result.arrays["predicted_linear"]
+    assert np.isnan(read[~there, 2]).all() and np.isfinite(read[there]).all()
+    said = summary(result, Path())
+    assert f"some                 R2 {found['some']['linear']:.2f}" in said and f"at {there.sum():,} steps" in said
+
+
+def test_targets_of_other_steps_are_exchanged_by_time() -> None:
+    rng = np.random.default_rng(0)
+    step = np.concatenate([np.flatnonzero(rng.random(60) < 0.5) for _ in range(8)])
+    life = np.cumsum(np.r_[0, np.diff(step) < 0])
+    donor = exchanged_units(life, life, rng, step)
+    assert (life[donor] != life).all()
+    reached = step <= 50
+    assert np.abs(step[donor] - step)[reached].mean() < 1.5 and np.abs(step[donor] - step)[reached].max() <= 8
+
+
+def test_angles_are_read_on_a_circle() -> None:
+    assert bent(["coin_dx", "coin_bearing"]) == ["coin_dx", "sin(coin_bearing)", "cos(coin_bearing)"]
+    assert unbent("sin(coin_bearing)") == ("coin_bearing", "sin") and unbent("coin_dx") == ("coin_dx", "")
+
+
+def test_a_few_long_lives_are_told() -> None:
+    """One life of a thousand steps among short ones: time is not known where nobody else lives."""
+    step, unit = np.concatenate([np.arange(60)] * 20 + [np.arange(1000)]), np.repeat(np.arange(21), [60] * 20 + [1000])
+    assert last_reached(step, unit) == 59
+    assert last_reached(step[step < 100], unit[step < 100]) is None  # hardly longer than the others
+    assert last_reached(np.arange(90), np.arange(90) // 30) is None
+    rows = planted(9)
+    late = rows.index_N2[:, 1] + 200 * (rows.groups["life"] == 3)
+    rows = rows._replace(index_N2=np.stack([rows.index_N2[:, 0], late], 1))
+    said = summary(probe(rows, ["own"], (), "world", ProbesConfig(shuffles=19, resamples=99, mlp=False)), Path())
+    last = last_reached(late, rows.groups["world"])
+    assert last is not None and f"fewer than 6 units have steps after {last}" in said and f"--last_step {last}" in said
+
+
+def test_given_fits_what_is_recorded() -> None:
+    config = ProbesConfig()
+    assert given_of(config, ["tick", "self_gold", "in_combat"]) == ("tick", "in_combat")
+    assert given_of(config, ["agent_x"]) == ("step",) and given_of(ProbesConfig(given=()), ["tick"]) == ()

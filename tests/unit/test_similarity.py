@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analysis.shared.agents import short_names
 from analysis.shared.probe_fits import folds_of
 from analysis.similarity import cka, comparison
-from analysis.similarity.__main__ import short_names
 from analysis.similarity.cka import Layer, covariance, linear_cka
 from analysis.similarity.comparison import FOLDS, PENALTY, assemble, compare, predicted
 from core.contracts import UserError

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from analysis.shared.events import Event
 from core.artefacts import Result
 from core.contracts import Agent, UserError, VecEnv
 from core.directions import Basis
@@ -27,7 +28,6 @@ from core.roll import gumbel
 from core.stats import few
 from core.when import Rule
 from envs.registry import agents_a_world, renewed
-from validation.hypotheses.events import Event
 from validation.hypotheses.grammar import Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.bench import Bench, effects_in

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.shared.events import Event
 from core.contracts import Intervention, UserError
 from core.directions import Basis
 from core.when import Rule
 from validation.hypotheses.changes import Moves, Repeat
-from validation.hypotheses.events import Event
 from validation.hypotheses.frames import own_frame
 from validation.hypotheses.grammar import Hypothesis
 from validation.paired.course import rows_of

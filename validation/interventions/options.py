@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.shared.events import Event, parse_events
 from core import config as cli
 from core.contracts import UserError
 from core.directions import Basis
 from core.stats import require_permutations
 from core.when import Rule
-from validation.hypotheses.events import Event, parse_events
 from validation.hypotheses.grammar import Hypothesis, check_events, parse_hypothesis
 from validation.interventions.controls import FEWEST
 from validation.interventions.verdicts import ALPHA, SMALLEST

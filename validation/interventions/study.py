@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.shared.events import Event
 from core.artefacts import Result
 from core.config import nearest
 from core.contracts import Agent, LearnedWorld, Shown, UserError, VecEnv
@@ -19,7 +20,6 @@ from core.directions import Basis, direction_of
 from core.roll import Recorded, Simulator
 from core.trees import Tree
 from core.when import Rule
-from validation.hypotheses.events import Event
 from validation.hypotheses.frames import random_frames
 from validation.hypotheses.grammar import THROUGH, Hypothesis, hypotheses_of, shift_of
 from validation.interventions.bench import Bench, effects_in

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.shared.events import Event, Rows
 from core.directions import Basis
 from core.roll import probabilities
-from validation.hypotheses.events import Event, Rows
 
 
 class Course(NamedTuple):

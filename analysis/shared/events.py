@@ -9,12 +9,16 @@ Columns     value, reward (of the transition after the step), ended (that transi
             is likelier than not to), step (0 at the change), action
 Functions   prob(ACTION), logit(ACTION), direction(ID), previous(EXPRESSION): what it was a step earlier; at step 0,
             which has no earlier one, what it is now, so that nothing begins there
+            truth(NAME): what was so in the world, of recordings that tell it (record.py --truth); as a condition: it
+            is not 0.  Where there is no such thing (NaN), neither it nor a comparison with it holds, != apart
 Operators   and or not, < <= > >= == != in, not in, + - *, numbers
 
 Names of actions that do the same in the world (EnvSpec.same_actions) mean all of them.
 
 At step 0, that of the change, value, logits, directions and action follow from the agent's weights alone, in both
 worlds alike: an event that asks the world says ``step > 0 and ...``.  (Reward and endings of step 0 are the world's.)
+
+A condition (``parse_condition``) is such an expression over names of truth columns alone, without ``truth()``.
 
 R rows (starts), T steps.
 """
@@ -23,7 +27,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,7 +38,7 @@ from core.contracts import UserError
 from core.roll import probabilities
 
 COLUMNS = ("value", "reward", "ended", "step", "action")
-FUNCTIONS = ("prob", "logit", "direction", "previous")
+FUNCTIONS = ("prob", "logit", "direction", "previous", "truth")
 LONGEST = 400  # characters: deep enough for any event, too few to nest the parser to death
 GENERIC = {"ending": "ended", "reward": "reward > 0"}  # of a world that has no events of its own (EnvSpec.events)
 
@@ -50,11 +54,15 @@ class Rows:
     logits_RTA: Tensor
     c_RTK: Tensor
     parts: tuple[int, ...] = ()  # choices of each part of an action, where there are several
+    truth: Mapping[str, Tensor] = field(default_factory=dict)  # [R, T] each, NaN where there is no such thing
 
     def __getitem__(self, part: slice) -> Rows:
         """Some of the steps."""
         cut: dict[str, Any] = {name: x[:, part] for name, x in vars(self).items() if isinstance(x, Tensor)}
-        return replace(self, **cut)
+        return replace(self, **cut, truth={name: x[:, part] for name, x in self.truth.items()})
+
+
+Read = Callable[[Rows], Tensor]
 
 
 @dataclass(frozen=True)
@@ -86,38 +94,62 @@ class Event:
 
 
 def parse_event(
-    name: str, text: str, actions: Sequence[str], directions: int, same_actions: Sequence[Sequence[str]] = ()
-) -> Event:
+    name: str, text: str, actions: Sequence[str], directions: int, same_actions: Sequence[Sequence[str]] = (),
+    truth: Sequence[str] = (),
+) -> Event:  # fmt: skip
     """An event; UserError where the expression does not parse or names what is not there.
 
     actions: the world's action names; directions: how many there are; same_actions: groups of actions that do the
-    same, each of which means all of its group.
+    same, each of which means all of its group; truth: columns that truth() can name.
     """
     if not name.isidentifier():
         raise UserError(f"event {name!r}: its name must be one word of letters, digits and _")
-    columns = f"columns: {', '.join(COLUMNS)}; functions: {', '.join(FUNCTIONS)}; actions: {', '.join(actions)}"
-    if len(text) > LONGEST:
-        raise UserError(f"event {name!r}: {len(text)} characters are too long an expression; {LONGEST} at most")
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise UserError(f"event {name!r}: cannot read {text!r}; there are {columns}") from None
-    try:
-        holds = _Reader(tuple(actions), directions, tuple(map(tuple, same_actions))).truth(tree)
-    except _Unreadable as error:
-        raise UserError(f"event {name!r}: {error}; there are {columns}") from None
+    there = f"columns: {', '.join(COLUMNS)}; functions: {', '.join(FUNCTIONS)}; actions: {', '.join(actions)}"
+    reader = _Reader(tuple(actions), directions, tuple(map(tuple, same_actions)), tuple(truth))
+    tree, holds = _parsed(f"event {name!r}", text, reader, there)
     found = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} & {*COLUMNS, *FUNCTIONS} - {"previous"}
     return Event(name, text, holds, frozenset(found))
 
 
+def parse_condition(what: str, text: str, names: Sequence[str]) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    """A condition on columns: it takes {name: [R, T]} and gives its truth, bool [R, T].  UserError.
+
+    what: where the words stand, such as --where."""
+    reader = _Reader((), 0, (), tuple(names), columns=("step",), functions=("previous",), bare=True)
+    tree, holds = _parsed(what, text, reader, f"names: {', '.join([*names, 'step'])}; functions: previous")
+    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+
+    def of(columns: Mapping[str, Tensor]) -> Tensor:
+        like = torch.zeros_like(next(iter(columns.values())))
+        nothing = like[..., None]
+        told = {name: x for name, x in columns.items() if name in read}
+        return holds(Rows(like, like, like, nothing, nothing, nothing, truth=told)) > 0
+
+    return of
+
+
+def _parsed(what: str, text: str, reader: _Reader, there: str) -> tuple[ast.expr, Read]:
+    """The tree and what works it out; UserError that begins with ``what`` and ends with what is ``there``."""
+    if len(text) > LONGEST:
+        raise UserError(f"{what}: {len(text)} characters are too long an expression; {LONGEST} at most")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise UserError(f"{what}: cannot read {text!r}; there are {there}") from None
+    try:
+        return tree, reader.truth(tree)
+    except _Unreadable as error:
+        raise UserError(f"{what}: {error}; there are {there}") from None
+
+
 def parse_events(
     words: Sequence[str], actions: Sequence[str], directions: int, same_actions: Sequence[Sequence[str]] = (),
-    own: Mapping[str, str] | None = None,
+    own: Mapping[str, str] | None = None, truth: Sequence[str] = (),
 ) -> tuple[Event, ...]:  # fmt: skip
     """Events from ``NAME: EXPRESSION`` words; none given: the world's ``own`` (EnvSpec.events), or GENERIC where it has
     none."""
     if not words:
-        return tuple(parse_event(n, t, actions, directions, same_actions) for n, t in (own or GENERIC).items())
+        return tuple(parse_event(n, t, actions, directions, same_actions, truth) for n, t in (own or GENERIC).items())
     out: dict[str, Event] = {}
     for word in words:
         name, colon, text = word.partition(":")
@@ -125,7 +157,7 @@ def parse_events(
             raise UserError(f"--events {word!r}: expected NAME: EXPRESSION, as in 'scared: value < 2'")
         if name.strip() in out:
             raise UserError(f"--events names {name.strip()!r} twice")
-        out[name.strip()] = parse_event(name.strip(), text, actions, directions, same_actions)
+        out[name.strip()] = parse_event(name.strip(), text, actions, directions, same_actions, truth)
     return tuple(out.values())
 
 
@@ -133,7 +165,6 @@ class _Unreadable(Exception):
     """What is wrong with an expression, in words."""
 
 
-Read = Callable[[Rows], Tensor]
 COMPARE: Mapping[type, Callable[[Tensor, Tensor], Tensor]] = {
     ast.Lt: torch.lt, ast.LtE: torch.le, ast.Gt: torch.gt, ast.GtE: torch.ge, ast.Eq: torch.eq, ast.NotEq: torch.ne,
 }  # fmt: skip
@@ -149,6 +180,10 @@ class _Reader:
     actions: tuple[str, ...]
     directions: int
     same_actions: tuple[tuple[str, ...], ...]
+    truths: tuple[str, ...] = ()
+    columns: tuple[str, ...] = COLUMNS
+    functions: tuple[str, ...] = FUNCTIONS
+    bare: bool = False  # the truths are named without truth()
 
     def truth(self, node: ast.expr) -> Read:
         if isinstance(node, ast.BoolOp):
@@ -159,8 +194,11 @@ class _Reader:
             return _not(self.truth(node.operand))
         if isinstance(node, ast.Compare):
             return self._compare(node)
-        if isinstance(node, ast.Name) and node.id == "ended":
+        if isinstance(node, ast.Name) and node.id == "ended" and "ended" in self.columns:
             return lambda rows: rows.ended_RT
+        if self._calls(node, "truth") or (isinstance(node, ast.Name) and self.bare and node.id in self.truths):
+            told = self.number(node)
+            return lambda rows: ((told(rows) != 0) & ~told(rows).isnan()).to(rows.value_RT.dtype)
         if self._calls(node, "previous"):
             return _before(self.truth(self._argument(node)))
         if isinstance(node, ast.Constant) and isinstance(node.value, bool):
@@ -217,18 +255,21 @@ class _Reader:
         raise _Unreadable(f"{_words(node)} is not a number")
 
     def _column(self, name: str) -> Read:
-        if name == "action" or name in self.actions:
+        if self.actions and name in ("action", *self.actions):
             raise _Unreadable(f"{name!r} is an action, not a number: write action == {self.actions[0]}, or prob(...)")
-        if name not in COLUMNS:
-            raise _Unreadable(f"no column {name!r}{nearest(name, COLUMNS)}")
+        if self.bare and name in self.truths:
+            return lambda rows: rows.truth[name]
+        if name not in self.columns:
+            there = (*self.columns, *self.truths) if self.bare else self.columns
+            raise _Unreadable(f"no column {name!r}{nearest(name, there)}")
         if name == "step":
             return lambda rows: torch.arange(rows.value_RT.shape[1]).to(rows.value_RT).expand_as(rows.value_RT)
         return lambda rows: getattr(rows, f"{name}_RT")  # type: ignore[no-any-return]
 
     def _function(self, node: ast.Call) -> Read:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name not in FUNCTIONS:
-            raise _Unreadable(f"no function {name or _words(node.func)!r}{nearest(name, FUNCTIONS)}")
+        if name not in self.functions:
+            raise _Unreadable(f"no function {name or _words(node.func)!r}{nearest(name, self.functions)}")
         argument = self._argument(node)
         if name == "previous":
             return _before(self.number(argument))
@@ -237,6 +278,9 @@ class _Reader:
             if type(i) is not int or not 0 <= i < self.directions:
                 raise _Unreadable(f"direction({_words(argument)}): the directions are 0 to {self.directions - 1}")
             return lambda rows: rows.c_RTK[..., i]
+        if name == "truth":
+            column = self._truth(argument)
+            return lambda rows: rows.truth[column]
         ids = self._action(argument)
         if name == "prob":
             return lambda rows: probabilities(rows.logits_RTA, rows.parts)[..., ids].sum(-1)
@@ -247,6 +291,15 @@ class _Reader:
         if len(node.args) != 1 or node.keywords or isinstance(node.args[0], ast.Starred):
             raise _Unreadable(f"{_words(node)}: functions take one argument")
         return node.args[0]
+
+    def _truth(self, node: ast.expr) -> str:
+        """The name of a truth column."""
+        name = node.id if isinstance(node, ast.Name) else node.value if isinstance(node, ast.Constant) else None
+        if name not in self.truths:
+            has = f"it has {', '.join(self.truths)}" if self.truths else "this has none (record.py --truth all)"
+            hint = nearest(name, self.truths) if isinstance(name, str) else ""
+            raise _Unreadable(f"no truth column {_words(node)!r}{hint}, {has}")
+        return str(name)
 
     def _action(self, node: ast.expr) -> list[int]:
         """The ids of an action and of those that do the same."""

@@ -1,0 +1,1 @@
+"""Events in recordings: the stage ``python -m analysis.events`` and its machinery."""

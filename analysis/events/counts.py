@@ -1,0 +1,193 @@
+"""How often events happen in recorded episodes, and how much more often in one recording than in another.
+
+E episodes, U independent units, X events, T steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from analysis.shared.events import GENERIC, Event, Rows, parse_event
+from analysis.shared.truths import every_of, levels_of, names_of
+from analysis.shared.units import units
+from core.artefacts import Result, finite
+from core.contracts import EnvSpec, UserError
+from core.episodes import RolloutStore
+from core.roll import one_hot
+from core.stats import benjamini_hochberg, means, ratios, shares
+from envs.procgen_truth import truth_events
+from envs.registry import renewed
+
+ALPHA = 0.05
+
+
+class Counts(NamedTuple):
+    """How often every event happens in each episode."""
+
+    times_EX: np.ndarray  # int64, steps at which it holds
+    unit_E: np.ndarray  # equal for what is not independent
+    unit: str  # what a unit is
+    steps: int
+
+
+def known_events(spec: EnvSpec, truth: bool) -> dict[str, str]:
+    """The events that a world has words for; truth: also those that are told by truth columns."""
+    return {**(spec.events or GENERIC), **(truth_events(spec) if truth else {})}
+
+
+def chosen_events(words: Sequence[str], store: RolloutStore, other: RolloutStore | None = None) -> tuple[Event, ...]:
+    """Events from names that the world knows and ``NAME: EXPRESSION``; none given: all that it knows and the recordings
+    can tell.  UserError."""
+    spec = renewed(store.spec)
+    truth = [name for name in names_of(store) if other is None or name in names_of(other)]
+    often = max(every_of(s) for s in (store, other) if s is not None)
+    can = set(truth) if often == 1 else set()
+    known = {
+        name: text for name, text in known_events(spec, True).items()
+        if name in known_events(spec, False) or (can and _told(text) <= can)
+    }  # fmt: skip
+    texts: dict[str, str] = {}
+    for word in words or known:
+        name, colon, text = word.partition(":")
+        name = name.strip()
+        if not colon and name not in known:
+            there = ", ".join(known)
+            if name in known_events(spec, True):
+                raise UserError(f"--events {name} needs what record.py --truth all records; known here: {there}")
+            raise UserError(f"--events {name!r}: no such event; known here: {there}; or write NAME: EXPRESSION")
+        if name in texts:
+            raise UserError(f"--events names {name!r} twice")
+        texts[name] = text.strip() if colon else known[name]
+    events = tuple(
+        parse_event(name, text, spec.action_names, 0, spec.same_actions, truth) for name, text in texts.items()
+    )
+    for event in events:
+        if often > 1 and "truth" in event.reads:
+            raise UserError(
+                f"event {event.name!r}: the truth was read at every {often} steps only; record with --truth all"
+            )
+        if event.reads & {"prob", "logit"}:
+            for s in filter(None, (store, other)):
+                if "logits" not in s.column_names:
+                    raise UserError(f"event {event.name!r}: {s.path} has no logits")
+    return events
+
+
+def _told(text: str) -> set[str]:
+    """Names that an expression's truth() reads."""
+    return {part.partition(")")[0].strip(" '\"") for part in text.split("truth(")[1:]}
+
+
+def count(events: Sequence[Event], store: RolloutStore) -> Counts:
+    """Counts of every whole episode."""
+    spec, known = store.spec, names_of(store)
+    truth = {name: known[name] for name in known if any(name in _told(event.text) for event in events)}
+    columns = ["value", "reward", "action", *dict.fromkeys(column for column, _ in truth.values())]
+    logits = any(event.reads & {"prob", "logit"} for event in events)
+    columns += ["logits"] if logits else []
+    episodes = np.flatnonzero(np.minimum(store.steps, store.rows) > 0)
+    times_EX = np.zeros((len(episodes), len(events)), np.int64)
+    for i, e in enumerate(episodes.tolist()):
+        found = {name: torch.from_numpy(np.asarray(x)) for name, x in store.pooled(*columns, episodes=[e])[0].items()}
+        value_1T = found["value"].double()[None]
+        action_1TA = one_hot(found["action"].long(), spec.parts, value_1T)[None]
+        ended_1T = torch.zeros_like(value_1T)
+        if len(ended_1T[0]) == store.steps[e]:
+            ended_1T[0, -1] = float(store.terminated[e] or store.truncated[e])
+        told = {name: found[column].reshape(len(value_1T[0]), -1)[:, k].double()[None]
+                for name, (column, k) in truth.items()}  # fmt: skip
+        logits_1TA = found["logits"].double()[None] if logits else torch.zeros_like(action_1TA)
+        rows = Rows(
+            value_1T, found["reward"].double()[None], ended_1T, action_1TA, logits_1TA, value_1T[..., None][..., :0],
+            spec.parts if len(spec.parts) > 1 else (), told,
+        )  # fmt: skip
+        times_EX[i] = [int(round(float(event(rows).sum()))) for event in events]
+    level_E = levels_of(store)
+    unit_E = units(store, store) if level_E is None else level_E
+    unit = "level" if level_E is not None else "life" if len(np.unique(unit_E)) == len(store) else "world"
+    return Counts(times_EX, unit_E[episodes], unit, int(store.steps[episodes].sum()))
+
+
+def _by_unit(counts: Counts, unit_U: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(times, episodes with it, episodes) of every unit: [U, X], [U, X], [U, 1]."""
+    at_E = np.searchsorted(unit_U, counts.unit_E)
+    out = []
+    for value_EX in (counts.times_EX, counts.times_EX > 0, np.ones((len(at_E), 1))):
+        sum_UX = np.zeros((len(unit_U), value_EX.shape[1]))
+        np.add.at(sum_UX, at_E, value_EX)
+        out.append(sum_UX)
+    return out[0], out[1], out[2]
+
+
+def rates(counts: Counts, rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Of every event: times an episode and the share of episodes in which it happens, with 95 % intervals over whole
+    units."""
+    times_UX, with_UX, n_U1 = _by_unit(counts, np.unique(counts.unit_E))
+    mean = ratios(times_UX, n_U1, rng=rng)
+    low_X, high_X = mean.interval()
+    share_X, share_low_X, share_high_X, _ = shares(with_UX, n_U1)
+    once_X = (counts.times_EX <= 1).all(0)  # then the rate is the share, whose interval is exact
+    low_X, high_X = np.where(once_X, share_low_X, low_X), np.where(once_X, share_high_X, high_X)
+    return [
+        {
+            "times": int(counts.times_EX[:, x].sum()), "rate": finite(mean.value_Q[x]), "rate_low": finite(low_X[x]),
+            "rate_high": finite(high_X[x]), "share": finite(share_X[x]), "share_low": finite(share_low_X[x]),
+            "share_high": finite(share_high_X[x]), "episodes": len(counts.times_EX), "n": len(n_U1),
+        }
+        for x in range(counts.times_EX.shape[1])
+    ]  # fmt: skip
+
+
+def differences(one: Counts, other: Counts, rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Of every event: how many times more an episode of ``other`` has it, with interval, p, and q over all events.
+
+    Units that are in both (the same levels) are paired: a difference of two ratios of sums over units is linearised, so
+    that with an episode a unit in each it is the mean of the paired differences.
+    """
+    unit_U = np.union1d(one.unit_E, other.unit_E)
+    value_X, away_UX = np.zeros(one.times_EX.shape[1]), np.zeros((len(unit_U), one.times_EX.shape[1]))
+    for counts, sign in ((one, -1.0), (other, 1.0)):
+        times_UX, _, n_U1 = _by_unit(counts, unit_U)
+        rate_X = times_UX.sum(0) / n_U1.sum()
+        value_X += sign * rate_X
+        away_UX += sign * (times_UX - rate_X * n_U1) / n_U1.mean()
+    found = means(value_X + away_UX, rng=rng)
+    low_X, high_X = found.interval()
+    p_X = np.where((one.times_EX.sum(0) + other.times_EX.sum(0)) > 0, found.p(), np.nan)  # never: nothing to test
+    q_X = benjamini_hochberg(p_X)
+    paired = len(np.intersect1d(one.unit_E, other.unit_E))
+    return [
+        {
+            "difference": finite(value_X[x]), "difference_low": finite(low_X[x]), "difference_high": finite(high_X[x]),
+            "p": finite(p_X[x]), "q": finite(q_X[x]), "units": len(unit_U), "paired": paired,
+            "verdict": verdict(float(value_X[x]), finite(q_X[x])),
+        }
+        for x in range(len(value_X))
+    ]  # fmt: skip
+
+
+def verdict(value: float, q: float | None) -> str:
+    """What a difference says, in words."""
+    if q is None:
+        return "never happens"
+    if q > ALPHA:
+        return "no difference found"
+    return "more often" if value > 0 else "less often"
+
+
+def assemble(events: Sequence[Event], one: Counts, other: Counts | None, seed: int, names: Mapping[str, str]) -> Result:
+    """Table ``events``, a row each; arrays of counts an episode.  names: of the recordings, for pages."""
+    rng = np.random.default_rng(seed)
+    result = Result(notes={"unit": one.unit, "names": dict(names)})
+    rows = [{"event": e.name, "expression": e.text} | r for e, r in zip(events, rates(one, rng), strict=True)]
+    result.arrays |= {"times": one.times_EX, "unit": one.unit_E}
+    if other is not None:
+        both = zip(rows, rates(other, rng), differences(one, other, rng), strict=True)
+        rows = [row | {f"altered_{k}": v for k, v in again.items()} | more for row, again, more in both]
+        result.arrays |= {"altered_times": other.times_EX, "altered_unit": other.unit_E}
+    result.tables["events"] = rows
+    return result

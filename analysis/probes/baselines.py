@@ -1,0 +1,153 @@
+"""What a state is compared with: the frame alone, time, previous actions, and agents that learned nothing or other.
+
+*The frame* is what the agent's own weights make of it without a past: its embedding, where it has that point, and the
+state that follows from this frame and an empty memory.  So it has passed through the same layers as the state has, and
+a quantity that the state says better is known from earlier frames (or actions), not from more work on this one.  The
+pixels themselves (their principal components, say) would be too weak a baseline: what is bent in them would be booked
+as memory.
+
+N rows, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agents.load import load_agent
+from analysis.shared.randomised import randomised
+from core.artefacts import MANIFEST
+from core.contracts import Agent, UserError
+from core.directions import fingerprint
+from core.episodes import RolloutStore
+from core.progress import bar
+from core.trees import leaves
+
+TOGETHER = 64  # episodes shown to an agent at once
+POWERS = 5  # of time
+
+
+class Seen(NamedTuple):
+    """What an agent makes of recorded observations."""
+
+    h_NH: np.ndarray  # with its memory of the episode
+    alone_NF: np.ndarray  # of each observation alone: the embedding, and h after an empty memory
+
+
+def recorded_agent(store: RolloutStore, given: Path | None) -> tuple[Agent, Path] | None:
+    """The agent of a recording: ``given``, else the one that the recording names, where that is still there and the
+    same.  UserError where ``given`` is another."""
+    path, known = given, store.manifest["facts"].get("agent", "")
+    if path is None:
+        named = store.manifest["inputs"].get("agent")
+        path = None if named is None else store.path / named["path"]
+        if path is None or not (path / MANIFEST).exists():
+            return None
+    agent = load_agent(path)
+    if fingerprint(agent) != known:
+        if given is None:
+            return None
+        raise UserError(f"{store.path} was recorded with agent {known}; {path} is {fingerprint(agent)}")
+    return agent, path
+
+
+@torch.no_grad()
+def seen_by(agent: Agent, store: RolloutStore, index_N2: np.ndarray, name: str = "agent") -> Seen:
+    """The agent's states along whole recorded episodes, at the rows (episode, t) of ``index_N2`` (an episode's in a
+    row).  UserError where it does not read these observations."""
+    fields = list(agent.spec.obs)
+    if dict(agent.spec.obs) != dict(store.spec.obs) or any(f"obs/{f}" not in store.column_names for f in fields):
+        raise UserError(f"{name} does not read the observations of {store.path}")
+    device = next(leaves(agent.initial(1))).device
+    episodes, first, counts = np.unique(index_N2[:, 0], return_index=True, return_counts=True)
+    last = index_N2[first + counts - 1, 1]
+    order = np.argsort(last, kind="stable")
+    h: list[Tensor] = [torch.empty(0)] * len(episodes)
+    alone = list(h)
+    with bar(f"showing the episodes to {name}", len(episodes), "episodes") as progress:
+        for some in np.array_split(order, max(1, -(-len(order) // TOGETHER))):
+            obs = [store.pooled(*(f"obs/{f}" for f in fields), episodes=[int(episodes[i])])[0] for i in some]
+            state, found = agent.initial(len(some)), []
+            for t in range(int(last[some].max()) + 1):
+                now = {
+                    f: torch.from_numpy(np.stack([o[f"obs/{f}"][min(t, len(o[f"obs/{f}"]) - 1)] for o in obs]))
+                    for f in fields
+                }
+                first_B = torch.full((len(some),), t == 0, device=device)
+                seen = agent.encode({f: x.to(device) for f, x in now.items()})
+                state = agent.advance(seen, state, first_B)
+                empty = agent.advance(seen, agent.initial(len(some)), torch.ones_like(first_B))
+                points = [agent.read("h", seen, empty)]
+                if "embedding" in agent.points:
+                    points.insert(0, agent.read("embedding", seen, empty))
+                found.append((agent.read("h", seen, state).cpu(), torch.cat(points, 1).cpu()))
+            h_BTH, alone_BTF = (torch.stack(part, 1) for part in zip(*found, strict=True))
+            for b, i in enumerate(some):
+                t_M = index_N2[first[i] : first[i] + counts[i], 1]
+                h[i], alone[i] = h_BTH[b, t_M], alone_BTF[b, t_M]
+                progress.advance()
+    return Seen(torch.cat(h).numpy(), torch.cat(alone).numpy())
+
+
+def previous_actions(store: RolloutStore, index_N2: np.ndarray, count: int) -> np.ndarray:
+    """The ``count`` actions before each row, one-hot, float32 [N, count * A]; zeros where the episode had not begun.
+    Actions that do the same in the world are one."""
+    spec = store.spec
+    of_A = np.zeros(spec.n_actions, np.int64)
+    for i, ids in enumerate(spec.distinct_actions().values()):
+        of_A[ids] = i
+    offset_P = np.cumsum([0, *spec.parts[:-1]])
+    size = int(of_A.max()) + 1
+    out = np.zeros((len(index_N2), count, size), np.float32)
+    for e in np.unique(index_N2[:, 0]):
+        rows = np.flatnonzero(index_N2[:, 0] == e)
+        action_TP = store.pooled("action", episodes=[int(e)])[0]["action"].reshape(-1, len(spec.parts))
+        hot_TA = np.zeros((len(action_TP), size), np.float32)
+        np.put_along_axis(hot_TA, of_A[action_TP + offset_P], 1, 1)
+        for k in range(count):
+            before = index_N2[rows, 1] - 1 - k
+            out[rows[before >= 0], k] = hot_TA[before[before >= 0]]
+    return out.reshape(len(out), -1)
+
+
+def time_features(time_N: np.ndarray) -> np.ndarray:
+    """Powers of time [N, 5], scaled to [-1, 1]."""
+    scaled_N = 2 * (time_N - time_N.min()) / max(1, np.ptp(time_N)) - 1
+    return np.stack([scaled_N**p for p in range(1, POWERS + 1)], 1)
+
+
+def baselines_of(
+    agent: Agent, store: RolloutStore, index_N2: np.ndarray, time_N: np.ndarray, previous: int, seed: int
+) -> dict[str, np.ndarray]:
+    """{name: features [N, .]}: ``frame``; ``action``, the frame and the previous actions; ``all``, these and time;
+    ``random``, the state of the same agent with its weights shuffled."""
+    frame_NF = seen_by(agent, store, index_N2).alone_NF
+    action_NA = previous_actions(store, index_N2, previous)
+    random_NH = seen_by(randomised(agent, seed), store, index_N2, "the randomised agent").h_NH
+    return joined(frame_NF, action_NA, time_N) | {"random": random_NH}
+
+
+def joined(frame_NF: np.ndarray, action_NA: np.ndarray, time_N: np.ndarray) -> dict[str, np.ndarray]:
+    """The baselines that the frame is part of."""
+    action = np.concatenate([frame_NF, action_NA], 1)
+    return {"frame": frame_NF, "action": action, "all": np.concatenate([action, time_features(time_N)], 1)}
+
+
+def states_of(agents: Mapping[str, Agent], store: RolloutStore, index_N2: np.ndarray) -> dict[str, np.ndarray]:
+    """The states of other agents, or of checkpoints, along the same recorded observations."""
+    return {name: seen_by(agent, store, index_N2, name).h_NH for name, agent in agents.items()}
+
+
+def names_in(baselines: Sequence[str], previous: int) -> dict[str, str]:
+    """What a baseline is called in words."""
+    actions = "the previous action" if previous == 1 else f"the {previous} previous actions"
+    words = {
+        "frame": "the frame alone", "time": "time", "action": f"the frame and {actions}",
+        "all": f"the frame, time and {actions}", "random": "a randomised agent",
+    }  # fmt: skip
+    return {name: words[name] for name in ("frame", "time", "action", "all", "random") if name in (*baselines, "time")}

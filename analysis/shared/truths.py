@@ -1,0 +1,67 @@
+"""The ground truth of a recording, number by number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from core.episodes import RolloutStore
+
+MOST_NUMBERS = 64  # of a truth column; larger ones are maps and pictures
+
+
+def names_of(store: RolloutStore) -> dict[str, tuple[str, int]]:
+    """Every number of a store's ground truth by name: (column, which of its numbers).
+
+    The manifest's facts may name the numbers of a column; those of ``position`` are row and col, others are counted.
+    """
+    columns = sorted((n for n in store.column_names if n.startswith("truth/")), key=lambda n: n != "truth/features")
+    some, _ = store.pooled(*columns, episodes=[int(np.argmax(np.minimum(store.steps, store.rows)))])
+    out: dict[str, tuple[str, int]] = {}
+    for column, values in some.items():
+        name, shape = column.partition("/")[2], values.shape[1:]
+        size = int(np.prod(shape))
+        if size > MOST_NUMBERS or values.dtype.kind not in "fiub":
+            continue
+        given = store.manifest["facts"].get(name)
+        if isinstance(given, list) and len(given) == size:
+            parts = [str(part) for part in given]
+        elif name == "position" and size == 2:
+            parts = ["row", "col"]
+        else:
+            parts = [name] if not shape else [f"{name}_{i}" for i in range(size)]
+        for i, part in enumerate(parts):
+            out.setdefault(part, (column, i))
+    return out
+
+
+def every_of(store: RolloutStore) -> int:
+    """At every how many steps the truth was read; between them it is NaN."""
+    told = store.manifest["facts"].get("truth")
+    return int(told["every"]) if isinstance(told, dict) else 1
+
+
+def numbers_of(
+    store: RolloutStore, episode: int, names: Sequence[str], known: Mapping[str, tuple[str, int]]
+) -> dict[str, np.ndarray]:
+    """Some numbers of the truth along an episode, float64 [T] each."""
+    if not names:
+        return {}
+    columns, index_N2 = store.pooled(*dict.fromkeys(known[n][0] for n in names), episodes=[episode])
+    flat = {name: values.reshape(len(index_N2), -1) for name, values in columns.items()}
+    return {n: flat[known[n][0]][:, known[n][1]].astype(np.float64) for n in names}
+
+
+def levels_of(store: RolloutStore) -> np.ndarray | None:
+    """The number of the level of every episode, int64 [E]; None where the truth does not say it, or one has several."""
+    known = names_of(store)
+    if "level" not in known:
+        return None
+    level_E = np.full(len(store), -1, np.int64)
+    for e in np.flatnonzero(np.minimum(store.steps, store.rows) > 0).tolist():
+        level_T = numbers_of(store, e, ["level"], known)["level"]
+        if not len(level_T) or np.ptp(level_T) > 0:
+            return None
+        level_E[e] = int(level_T[0])
+    return level_E

@@ -1,0 +1,56 @@
+"""How often events happen, and more often: paired where units are shared, whole units throughout."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analysis.events.counts import Counts, differences, rates, verdict
+from core.stats import means
+
+
+def counts(times: np.ndarray, unit: np.ndarray) -> Counts:
+    return Counts(times.reshape(len(unit), -1), unit, "level", 0)
+
+
+def test_a_difference_of_the_same_levels_is_paired() -> None:
+    rng = np.random.default_rng(0)
+    hard = 20 * rng.random(60)  # levels differ far more than the recordings
+    one = rng.poisson(hard)
+    other = one + rng.binomial(1, 0.5, 60)
+    order = rng.permutation(60)  # episodes end in another order
+    row = differences(counts(one, np.arange(60)), counts(other[order], np.arange(60)[order]), rng)[0]
+    want = means((other - one)[:, None].astype(float), rng=np.random.default_rng(1))
+    assert row["difference"] == pytest.approx((other - one).mean())
+    assert row["difference_low"] == pytest.approx(float(want.interval()[0][0]), abs=0.02)
+    assert row["q"] <= 0.05 and row["verdict"] == "more often" and row["paired"] == 60
+    apart = differences(counts(one, np.arange(60)), counts(other, 100 + np.arange(60)), rng)[0]
+    assert apart["difference"] == pytest.approx(row["difference"]) and apart["paired"] == 0
+    assert apart["difference_high"] - apart["difference_low"] > 5 * (row["difference_high"] - row["difference_low"])
+    assert apart["verdict"] == "no difference found"
+
+
+def test_unpaired_differences_keep_their_level() -> None:
+    """Recordings of other levels, of one rate: about one in twenty is called different."""
+    rng = np.random.default_rng(0)
+    one, other = (counts(rng.poisson(1.5, (40, 400)), np.arange(40) + 40 * k) for k in (0, 1))
+    p = np.array([row["p"] for row in differences(one, other, rng)])
+    assert 0.01 <= (p <= 0.05).mean() <= 0.09  # binomial, 400 at 0.05: P(more) < 1e-3
+
+
+def test_episodes_of_a_level_are_one_unit() -> None:
+    rng = np.random.default_rng(0)
+    per_level = rng.integers(5, size=20)
+    once, thrice = (counts(np.repeat(per_level, k), np.repeat(np.arange(20), k)) for k in (1, 3))
+    a, b = rates(once, rng)[0], rates(thrice, rng)[0]
+    assert a["rate"] == b["rate"] and a["n"] == b["n"] == 20 and b["episodes"] == 60
+    assert b["rate_high"] - b["rate_low"] == pytest.approx(a["rate_high"] - a["rate_low"], rel=0.1)
+
+
+def test_what_happens_at_most_once_has_an_exact_interval() -> None:
+    rng = np.random.default_rng(0)
+    row = rates(counts(np.zeros(30, int), np.arange(30)), rng)[0]
+    assert row["rate_low"] == row["rate"] == 0 and row["rate_high"] == pytest.approx(1 - 0.025 ** (1 / 30))
+    nothing = differences(counts(np.zeros(30, int), np.arange(30)), counts(np.zeros(30, int), np.arange(30)), rng)[0]
+    assert nothing["p"] is None and nothing["verdict"] == "never happens"
+    assert verdict(-0.1, 0.01) == "less often" and verdict(0.1, 0.2) == "no difference found"
