@@ -134,6 +134,9 @@ OF_ALL = {
     "edits": Stage(
         "-m validation.edits", "EditsConfig", "remove, move or add objects in the real game", "runs/edits",
         ("agent",), ("simulator", "basis")),
+    "scenes": Stage(
+        "-m validation.scenes", "ScenesConfig", "measure a choice against one variable of the world", "runs/scenes",
+        ("agent",), ("simulator", "basis")),
     "bundle": Stage(
         "-m generative.bundle", "BundleConfig", "copy an agent and a simulator for shipping", "",
         ("agent", "simulator")),
