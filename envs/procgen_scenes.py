@@ -10,8 +10,8 @@ docs/scenes.json:
 
 base: a level's number; "levels", each level of a pool in turn as it begins; or "flat", CoinRun alone: each level of a
 pool with its themes and its background, and plain ground in place of all else.  How thick that ground is and how far
-the agent stands from the left end is drawn by the level's number, so that no two pictures need be alike; ``ground``
-fixes the thickness.
+the agent stands from the left end is drawn by the level's number; ``ground`` fixes the thickness.  Where a world shows
+one theme and no backgrounds, flat bases look alike but for that.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def _check(config: ScenesConfig, values: tuple[float, ...]) -> None:
         raise UserError(f"--fit {config.fit!r} is none of {', '.join(FITS)}")
     if not 0 <= config.jitter <= MOST_JITTER:
         raise UserError(
-            f"--jitter {config.jitter:g}: between 0 and {MOST_JITTER} cells, so that no one else's cell is entered"
+            f"--jitter {config.jitter:g}: between 0 and {MOST_JITTER} cells, so that the agent stays in its cell"
         )
     if not config.velocities or not all(map(math.isfinite, config.velocities)):
         raise UserError("--velocities: give one finite number or more")

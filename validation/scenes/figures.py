@@ -17,13 +17,16 @@ OF_OUTCOMES = {"passed": WORLD, "died": SIMULATED, "stuck": USUAL}
 
 
 def draw(result: Result, path: Path) -> None:
-    """curves.png: choice, value and outcome against the variable, above the scene at every value."""
+    """curves.png: choice (at once, and taken within the horizon), value and outcome against the variable, above the
+    scene at every value."""
     notes, frames = result.notes, result.arrays["frames"]
     values, name, k = notes["values"], notes["placeholder"], notes["horizon"]
-    figure = figure_of(11, 5.4)
-    grid = figure.add_gridspec(2, 3, height_ratios=[3, 1.2])
-    choice, value, outcome = (figure.add_subplot(grid[0, i]) for i in range(3))
-    for axis, quantity, label in ((choice, f"prob:{notes['choice']}", f"probability of '{notes['choice']}'"),
+    figure = figure_of(13, 5.4)
+    grid = figure.add_gridspec(2, 4, height_ratios=[3, 1.2])
+    choice, taken, value, outcome = (figure.add_subplot(grid[0, i]) for i in range(4))
+    word = notes["choice"]
+    for axis, quantity, label in ((choice, f"prob:{word}", f"probability of '{word}'"),
+                                  (taken, f"chosen:{word}@{k}", f"share that takes '{word}' within {k} steps"),
                                   (value, "value", "value (return)")):  # fmt: skip
         for variant, colour in COLOURS.items():
             for settle, style in zip(notes["settles"], STYLES, strict=False):
@@ -36,11 +39,11 @@ def draw(result: Result, path: Path) -> None:
             _line(outcome, estimates_of(result, PLAIN, settle, f"{name_of}@{k}"), colour, style,
                   name_of if style == "-" else "")  # fmt: skip
     outcome.set_ylabel(f"share of starts within {k} steps")
-    for axis in (choice, value, outcome):
+    for axis in (choice, taken, value, outcome):
         axis.set_xlabel(name)
         axis.set_xticks(values)
         axis.legend(fontsize=7)
-    for axis in (choice, outcome):
+    for axis in (choice, taken, outcome):
         axis.set_ylim(-0.03, 1.03)
     below = grid[1, :].subgridspec(1, max(len(values), 4))
     for j, (v, frame) in enumerate(zip(values, frames, strict=True)):

@@ -99,11 +99,12 @@ def study(
                 result.arrays |= {f"{variant}/{settle}/{q}": x for q, x in found[variant].items()}
             result.arrays |= {f"foretold/{settle}/{q}": x for q, x in foretold.items()}
             _tell(result, starts, settle, found, foretold, options, rng)
+    claims = [{"headline": True, "text": text} for text in sentences(result, starts, options)]
     result.notes = {
         "scene": starts.scene.name, "says": starts.scene.says, "placeholder": starts.scene.placeholder,
         "choice": options.choice, "horizon": options.horizon, "settles": list(options.settles),
         "values": list(starts.values), "bases": len(starts.levels), "left_out": starts.left_out,
-        "rows": len(starts), "claims": [{"headline": True, "text": text} for text in sentences(result, starts, options)],
+        "rows": len(starts), "claims": claims,
     }  # fmt: skip
     return result
 
@@ -174,7 +175,8 @@ def _tell(
                 if moved is not None:
                     row |= {"change": moved[v].value, "change_low": moved[v].low, "change_high": moved[v].high}
                 result.tables["curves"].append(row)
-            if q in (f"prob:{options.choice}", f"passed@{k}") and options.fit != "none" and len(x_V) > 2:
+            asked = (f"prob:{options.choice}", f"chosen:{options.choice}@{k}", f"passed@{k}")
+            if q in asked and options.fit != "none" and len(x_V) > 2:
                 result.tables["fits"] += _fits(variant, settle, q, x_V, x, of_values, options, rng)
 
 
@@ -205,11 +207,12 @@ def sentences(result: Result, starts: SceneStarts, options: SceneOptions) -> lis
         seen = "at first sight" if settle == 0 else f"after {settle} steps of standing"
         for variant in dict.fromkeys(row["variant"] for row in result.tables["curves"]):
             for q, words in ((f"prob:{options.choice}", f"the probability of '{options.choice}' {seen}"),
+                             (f"chosen:{options.choice}@{k}", f"the share that takes it within {k} steps, {seen},"),
                              (f"passed@{k}", f"the share that passes within {k} steps, {seen},")):  # fmt: skip
                 rows = {row["at"]: row for row in result.tables["curves"]
                         if (row["variant"], row["settle"], row["quantity"]) == (variant, settle, q)}  # fmt: skip
-                ends = [in_text(Estimate(rows[v]["mean"], rows[v]["low"], rows[v]["high"], rows[v]["n"]), ".2f", "bases")
-                        + f" at {name} = {v:g}" for v in (values[0], values[-1])]  # fmt: skip
+                ends = [in_text(_estimate(rows[v]), ".2f", "bases") + f" at {name} = {v:g}"
+                        for v in (values[0], values[-1])]  # fmt: skip
                 text = f"{starts.scene.name}, {variant}: {words} is {ends[0]}" + f", {ends[1]}" * (len(values) > 1)
                 out.append(text + _middle_in_words(result, variant, settle, q, name) + ".")
     return out
@@ -227,10 +230,14 @@ def _middle_in_words(result: Result, variant: str, settle: int, quantity: str, n
     return ""
 
 
+def _estimate(row: Mapping[str, Any]) -> Estimate:
+    return Estimate(row["mean"], row["low"], row["high"], row["n"])
+
+
 def estimates_of(result: Result, variant: str, settle: int, quantity: str) -> dict[float, Estimate]:
     """{value: estimate} of one curve."""
     return {
-        cast(float, row["at"]): Estimate(row["mean"], row["low"], row["high"], row["n"])
+        cast(float, row["at"]): _estimate(row)
         for row in result.tables["curves"]
         if (row["variant"], row["settle"], row["quantity"]) == (variant, settle, quantity)
     }
