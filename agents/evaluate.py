@@ -49,10 +49,9 @@ class EvaluateConfig:
     slots: int = 64
     """environments side by side"""
     start_level: int | None = None
-    """first level of the evaluation pool (default: the world's held-out starts; Procgen's are levels from 500,000,000
-    on)"""
+    """first level of the evaluation pool; none: the world's held-out starts (Procgen: from 500,000,000 on)"""
     num_levels: int | None = None
-    """size of the evaluation pool (default: 100,000)"""
+    """size of the evaluation pool; none: 100,000"""
     greedy: bool = False
     """take the most likely action instead of sampling"""
     robustness: bool = False

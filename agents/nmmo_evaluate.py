@@ -27,14 +27,14 @@ STAGE = "evaluate_nmmo"
 
 @dataclass(frozen=True, kw_only=True)
 class NmmoEvaluateConfig:
-    """Let policies of Neural MMO live on held-out maps; write what every life came to, as result_NNN.json."""
+    """Evaluate policies of Neural MMO on held-out maps; write the outcome of every life, as result_NNN.json."""
 
     policies: tyro.conf.Positional[Path] = Path("runs/policies")
     """a directory of policies' run directories, or one of them"""
     mode: tyro.conf.Positional[Literal["pve", "pvp"]] = "pve"
     """pve: each policy alone; pvp: all in the same worlds, in equal groups"""
     out: Path | None = None
-    """run directory to write (default: eval_MODE inside the directory of policies)"""
+    """run directory to write; none: eval_MODE inside the directory of policies"""
     repeats: Annotated[int, tyro.conf.arg(aliases=["-r"])] = 1
     """result files"""
     episodes: int = 200

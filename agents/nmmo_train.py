@@ -57,7 +57,7 @@ class NmmoTrainConfig:
     policies: Annotated[Path | None, _alias("-p")] = None
     """replay: a policy's run directory, or a directory of several, which then share the world"""
     out: Path | None = None
-    """run directory to write (default: runs/policies/NAME of the architecture; replay: runs/replay_nmmo)"""
+    """run directory to write; none: runs/policies/NAME of the architecture (replay: runs/replay_nmmo)"""
     env: NmmoOptions = field(default_factory=NmmoOptions)
     maps: Path = MAPS
     """where the generated maps lie (generated on first use)"""

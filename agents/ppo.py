@@ -19,7 +19,7 @@ from core.trees import Tree, each, floats, joined, rows_of, unstacked
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
-    """Knobs of the optimisation."""
+    """Settings of the optimisation (PPO; Schulman et al. 2017, arXiv:1707.06347)."""
 
     total_steps: int = 200_000_000
     """environment steps in all"""

@@ -51,12 +51,12 @@ class RecordConfig:
     maps: Path = MAPS
     """Neural MMO: where the generated maps lie (generated on first use)"""
     start_level: int | None = None
-    """first level (default: the agent's training levels); another one gives held-out levels"""
+    """first level; none: the agent's training levels; another one gives held-out levels"""
     num_levels: int | None = None
-    """size of the level pool (default: the agent's)"""
+    """size of the level pool; none: the agent's"""
     truth: tuple[str, ...] = ()
-    """Procgen: labels read off the game's state into columns truth/NAME (docs/truth.md): all, positions, or one of these
-    and every N (steps), as in "all every 4"; none by default"""
+    """Procgen: labels read off the game's state into columns truth/NAME (docs/truth.md): all, positions, or one of
+    these and every N (steps), as in "all every 4"; none: only the level"""
     exploration: Exploration = field(default_factory=Exploration)
     intervention: InterventionOptions = field(default_factory=InterventionOptions)
     who: Literal["one", "all"] = "one"

@@ -28,7 +28,7 @@ class ProcEvalResultConfig:
     policies: tyro.conf.Positional[Path] = Path("runs/policies")
     """the directory whose evaluations (eval_pve, eval_pvp) are read, or one evaluation's run directory"""
     out: Path | None = None
-    """run directory to write; where both evaluations are read, metrics_MODE in it (default: beside each evaluation)"""
+    """run directory to write; where both evaluations are read, metrics_MODE in it; none: beside each evaluation"""
     resamples: int = 2000
     """bootstrap resamples of worlds"""
     seed: int = 0

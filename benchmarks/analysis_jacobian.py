@@ -22,6 +22,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +111,7 @@ def main() -> None:
     import torch
 
     from analysis.coupling.jacobian import jacobians, rows_that_fit
-    from analysis.shared.directions import neuron_basis, random_basis
+    from analysis.shared.directions import neuron_basis
     from core.trees import rows_of
     from generative.simulator import load_simulator
 
@@ -119,7 +120,8 @@ def main() -> None:
     sim = load_simulator(args.simulator)
     place = places(sim, args.samples)
     neurons = neuron_basis(np.random.default_rng(0).standard_normal((256, sim.agent.points["h"])).astype(np.float32))
-    basis = random_basis(neurons, DIRECTIONS, np.random.default_rng(0))
+    some = slice(DIRECTIONS)
+    basis = replace(neurons, project_HK=neurons.project_HK[:, some], lift_KH=neurons.lift_KH[some])
     size = min(args.samples, rows_that_fit(sim, place, max(LAGS), args.memory_gb * 1e9))
     few = rows_of(place, slice(args.naive_samples))
     every = list(range(DIRECTIONS))
@@ -127,7 +129,7 @@ def main() -> None:
     distinct = list(sim.world.spec.distinct_actions().values())
 
     def both_parts(some: Place, groups: list[list[int]]) -> Tensor:
-        parts = jacobians(sim, some, basis, LAGS, DIRECTIONS, groups)
+        parts = jacobians(sim, some, basis, LAGS, groups)
         return torch.stack([parts["straight_through"], parts["direct"]])
 
     variants: dict[str, tuple[int, Callable[[], Tensor]]] = {

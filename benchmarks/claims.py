@@ -129,7 +129,7 @@ def bundle(studies: int, hidden_states: Path, starts: int, seed: int) -> None:
     )
     choosing, test = benches_of(simulator, pool(700_000_000), basis, options, pool(600_000_000))
     assert test.real is not None
-    family = Family(tuple(tuple(shift_of(i, a) for a in AMOUNTS) for i in range(basis.size)), choose=CHOSEN)
+    family = Family(tuple(tuple(shift_of(basis.kind, i, a) for a in AMOUNTS) for i in range(basis.size)), choose=CHOSEN)
     for bench in (choosing, test):
         bench.prepare([way for ways in family.ways for way in ways], (), np.random.default_rng(0))
     # A shift moves as far along whatever direction it is given, so that a random basis is run as mocks are.

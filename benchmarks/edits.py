@@ -54,7 +54,8 @@ def main() -> None:
             of = [fits(edit, state_of(s)) for s in starts.states]
             made += world.course(of, way).rows_N.sum()
         spent = time.perf_counter() - begun
-        print(f"{way}: {made:,} edits of {args.horizon} steps, {spent:.1f} s; a run {spent / len(edits) / twin:.1f} twins")
+        each = spent / len(edits) / twin
+        print(f"{way}: {made:,} edits of {args.horizon} steps, {spent:.1f} s; a run costs {each:.1f} twins")
         if way == "whole":
             total, count = total + spent, made
     print(f"{count:,} paired edits of {args.horizon} steps in {total:.1f} s: 2,000 in {2000 * total / count:.0f} s")

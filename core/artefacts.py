@@ -354,7 +354,7 @@ def poor_simulator(*metrics: Mapping[str, Any]) -> str | None:
     between = "" if low is None or high is None else f" [{low:+.3g}, {high:+.3g}]"
     return (
         f"the simulator is {'no' if value is None or value >= 0 else 'not shown to be'} better than a held frame: the "
-        f"squared error of its free-running frames less that of the last frame seen, held still, is {off}{between} "
+        f"squared error of its free-running frames less that of the last frame seen, repeated, is {off}{between} "
         f"(n = {n} validation episodes)"
     )
 

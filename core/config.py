@@ -91,7 +91,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise UserError(f"{where}: expected a list, got {value!r}")
-        return tuple(_convert(args[0], v, where) for v in value)
+        words = args[0] is str  # some are whole numbers in the files of earlier versions: ids of directions
+        return tuple(str(v) if words and type(v) is int else _convert(args[0], v, where) for v in value)
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)  # JSON's 5e6
     if origin is typing.Literal:

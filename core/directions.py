@@ -20,7 +20,13 @@ from core.config import nearest
 from core.contracts import UserError
 from core.roll import Simulator
 
-NAME = r"(?:((?:d_)?[a-z]+)[:_])?(-?[0-9]+)"  # ica:5; also ica_5, direction_5 and 5
+NAME = r"(?:((?:d_)?[a-z]+)[:_])?(-?[0-9]+)"  # ica:5; also ica_5, direction_5 and 5, as earlier versions wrote it
+
+
+def name_of(kind: str, i: int, space: str = "h") -> str:
+    """A direction's name as it is printed, written into tables and asked for: ``ica:5``; of a world's states
+    ``d_ica:5``."""
+    return f"{kind}:{i}" if space == "h" else f"{space}_{kind}:{i}"
 
 
 def direction_of(word: str, kind: str) -> tuple[str, int] | None:
@@ -35,7 +41,7 @@ def direction_ids(words: Sequence[str], kind: str, what: str) -> list[int]:
     ids = []
     for word in words:
         if (found := direction_of(word, kind)) is None:
-            raise UserError(f"{what}: {word!r} is not a whole number, nor a direction such as {kind}:5")
+            raise UserError(f"{what}: {word!r} is no direction: neither a name such as {name_of(kind, 5)} nor a number")
         if found[0] != kind:
             raise UserError(f"{what}: {word!r} is of another basis than {kind}; choose it with --basis_kind {found[0]}")
         ids.append(found[1])
@@ -74,6 +80,11 @@ class Basis:
         """K, the number of directions."""
         return int(self.project_HK.shape[1])
 
+    @property
+    def names(self) -> list[str]:
+        """Of every direction, ``ica:0``, ``ica:1`` ..."""
+        return [name_of(self.kind, i, self.space) for i in range(self.size)]
+
     def project(self, h: Tensor) -> Tensor:
         """States [..., H] -> coordinates [..., K]."""
         return ((h - self.mean_H) / self.std_H) @ self.project_HK
@@ -101,12 +112,12 @@ class Basis:
     def check(self, ids: Sequence[int]) -> None:
         """UserError unless every direction id exists and moves something (a neuron that never changed does not)."""
         for i in ids:
+            name = name_of(self.kind, i, self.space)
             if not 0 <= i < self.size:
-                raise UserError(f"direction {i} does not exist: the {self.kind} basis has 0 to {self.size - 1}")
+                raise UserError(f"direction {name} does not exist: the {self.kind} basis has 0 to {self.size - 1}")
             if not self.lift_KH[i].any():
                 raise UserError(
-                    f"direction {i} of the {self.kind} basis never changed in the states that it was fitted on; "
-                    "choose another"
+                    f"direction {name} never changed in the states that the basis was fitted on; choose another"
                 )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Basis:

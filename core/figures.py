@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
+
 # Whose number it is.  Real against real, the floor, is the real world's, in another line style.
 REAL, SIMULATED, FORCED = "#26323e", "#e8820c", "#f4bd72"  # FORCED: the simulator, shown every real frame
 HELD, USUAL = "#6f6f6f", "#a3a3a3"  # predictions without a world: the last frame held; the mean, or chance
@@ -44,6 +46,13 @@ def font_of(size: int) -> Any:
     from PIL import ImageFont
 
     return ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
+
+
+def enlarged(frame: np.ndarray, width: int, height: int) -> Any:
+    """A frame uint8 [h, w, 3] as a PIL image of that size whose pixels stay sharp."""
+    from PIL import Image
+
+    return Image.fromarray(frame).resize((width, height), Image.Resampling.NEAREST)
 
 
 def rgb(colour: str) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from core.contracts import Intervention, UserError
-from core.directions import Basis, direction_ids, direction_of, load_basis
+from core.directions import Basis, direction_ids, direction_of, load_basis, name_of
 from core.roll import apply_interventions
 from core.when import Rule, load_rule
 
@@ -156,13 +156,13 @@ class InterventionOptions:
     basis_kind: str = "ica"
     """which basis of it: pca, ica, nmf, neurons"""
     swap_directions_from: tuple[str, ...] = ()
-    """directions to swap, as ica:10 or 10 ..."""
+    """directions to swap, such as ica:10 ..."""
     swap_directions_to: tuple[str, ...] = ()
     """... with these, pair by pair; None collapses the direction to its mean"""
     shift: tuple[str, ...] = ()
-    """ID=AMOUNT, as in ica:9=-2 or 9=-2: add AMOUNT standard deviations to direction ID"""
+    """DIRECTION=AMOUNT, such as ica:9=-2: add AMOUNT standard deviations to the direction's coordinate"""
     at_steps: tuple[str, ...] = ()
-    """FIRST STOP: only at steps FIRST <= t < STOP of the recording (default: all)"""
+    """FIRST STOP: only at steps FIRST <= t < STOP of the recording; none: at all"""
     when: tuple[str, ...] = ()
     """behaviour=ID: only at steps that are told, from the hidden state alone, to be in that behaviour (several: in any
     of them)"""
@@ -240,19 +240,19 @@ def build(
         except ValueError:
             value = math.nan
         if direction_of(name, basis.kind) is None or not math.isfinite(value):
-            raise UserError(f"--shift {word!r}: expected ID=AMOUNT, as in {basis.kind}:3=1.5 or 3=1.5")
+            raise UserError(f"--shift {word!r}: expected DIRECTION=AMOUNT, as in {name_of(basis.kind, 3)}=1.5")
         (i,) = direction_ids([name], basis.kind, "--shift")
         if i in shifts:
-            raise UserError(f"--shift names direction {i} twice")
+            raise UserError(f"--shift names direction {name_of(basis.kind, i)} twice")
         shifts[i] = value
     named = [i for pair in pairs for i in pair] + collapse
     twice = sorted({i for i in named if named.count(i) > 1})
     if twice:
-        raise UserError(f"direction {twice[0]} is named twice in --swap_directions_from/_to")
+        raise UserError(f"direction {name_of(basis.kind, twice[0])} is named twice in --swap_directions_from/_to")
     basis.check([*named, *shifts])
     for shifted, by in shifts.items():
         if not basis.lift_change(torch.eye(basis.size)[shifted].to(basis.lift_KH) * by).isfinite().all():
-            raise UserError(f"--shift {shifted}={by:g} is more than the hidden state can hold")
+            raise UserError(f"--shift {name_of(basis.kind, shifted)}={by:g} is more than the hidden state can hold")
     basis = basis.to(device)
     out: list[Intervention] = []
     if pairs:

@@ -23,10 +23,16 @@ DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "float32", "float64")  # 
 # What the page may load: nothing from anywhere, so that it also works offline and tells nobody that it was opened.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
-STYLE = """
+BASE = """
 :root { --ink: #1d2329; --soft: #5b6570; --paper: #fbfaf7; --card: #ffffff; --line: #dcd9d0; --accent: #1f5f8b; }
 * { box-sizing: border-box; }
-body { margin: 0; padding: .9rem 1.2rem 1.2rem; background: var(--paper); color: var(--ink);
+body { margin: 0; background: var(--paper); color: var(--ink); }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+td.n, th.n { text-align: right; }
+"""  # of every page
+
+STYLE = """
+body { padding: .9rem 1.2rem 1.2rem;
   font: 14px/1.45 system-ui, "Segoe UI", "Helvetica Neue", "DejaVu Sans", sans-serif;
   font-variant-numeric: tabular-nums; }
 h1 { font-size: 1.2rem; line-height: 1.3; margin: 0 0 .1rem; }
@@ -38,9 +44,9 @@ select, button { font: inherit; color: inherit; background: var(--card); border:
   padding: .15rem .5rem; }
 button { cursor: pointer; min-width: 2.3rem; }
 canvas { display: block; background: var(--card); border: 1px solid var(--line); border-radius: 5px; }
-table { border-collapse: collapse; font-size: .88rem; width: 100%; }
+table { font-size: .88rem; width: 100%; }
 td, th { padding: .1rem .5rem .1rem 0; text-align: left; font-weight: normal; border-bottom: 1px solid var(--line); }
-td.n, th.n { text-align: right; padding-right: 0; }
+td.n, th.n { padding-right: 0; }
 .swatch { display: inline-block; width: .85rem; height: .85rem; border-radius: 3px; margin-right: .4rem;
   vertical-align: -.1rem; border: 1px solid #0003; }
 noscript { color: #a3341f; }
@@ -78,17 +84,24 @@ def packed(array: np.ndarray) -> dict[str, Any]:
 
 
 def document(title: str, body: str, data: Mapping[str, Any], script: Path, style: str = "") -> str:
-    """The whole page.  body: HTML; data: JSON values and what ``packed`` returns, ``page`` in the script; style:
-    CSS."""
+    """A whole interactive page.  body: HTML; data: JSON values and what ``packed`` returns, ``page`` in the script;
+    style: CSS."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")  # so that no tag ends here
+    return html(
+        title,
+        STYLE + style,
+        f"<noscript>This page needs JavaScript; it loads nothing from anywhere.</noscript>{body}"
+        f'<script type="application/json" id="data">{text}</script><script>{UNPACK}{script.read_text()}</script>',
+    )
+
+
+def html(title: str, style: str, body: str) -> str:
+    """A page that loads nothing from anywhere: the skeleton of every one.  style: CSS after ``BASE``."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head><body>"
-        f"<noscript>This page needs JavaScript; it loads nothing from anywhere.</noscript>{body}"
-        f'<script type="application/json" id="data">{text}</script>'
-        f"<script>{UNPACK}{script.read_text()}</script></body></html>\n"
+        f"<title>{escape(title)}</title><style>{BASE}{style}</style></head><body>{body}</body></html>\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""The one loop: an agent in a world, be it real, learned, recorded or held still.
+"""The one loop: an agent in a world, be it real, learned, recorded or a frame repeated.
 
 ``act`` is an agent's step and is written nowhere else; ``roll`` lets world and agent take turns.
 """

@@ -121,7 +121,7 @@ OF_POLICIES = {  # of Neural MMO
         "-m analysis.probes", "ProbesConfig", "read quantities of the world from states", "runs/probes",
         ("extraction",)),
     "patching": Stage(
-        "-m analysis.patching", "PatchingConfig", "change one direction and see which heads of the policy notice",
+        "-m analysis.patching", "PatchingConfig", "patch one direction, measure the change of every policy head",
         "runs/patching", ("extraction", "policy"), ("probes",)),
 }  # fmt: skip
 
@@ -164,7 +164,7 @@ OF_THE_DEMO = {
     "behaviours": "runs/demo/behaviours",
 }  # fmt: skip
 
-INSTEAD = {"simulator": "policy"}  # {flag: the one that is given in its place}
+INSTEAD = {"simulator": "policy", "agent": "simulator"}  # {flag: the one that is given in its place}
 
 
 def written(flag: str) -> str | None:

@@ -532,7 +532,7 @@ def cohens_d(x_NF: np.ndarray, member_N: np.ndarray) -> np.ndarray:
     has a spread (less than 1e-6 of the distance between them).  (Cohen 1988, "Statistical power analysis", 2.2.)
     """
     n_2, x_2F, xx_2F = _group_sums(x_NF, member_N, np.zeros(len(x_NF), np.int64))
-    return _d_of_sums(n_2, x_2F, xx_2F)[0]
+    return d_of_sums(n_2, x_2F, xx_2F)[0]
 
 
 def cohens_d_interval(
@@ -554,13 +554,13 @@ def cohens_d_interval(
         raise ValueError(f"{len(x_NF)} rows, {len(of_N)} episode numbers")
     sums = _group_sums(x_NF, member_N, of_N)
     weight_GE = left_out(len(sums[0]), rng)
-    value_GF = _d_of_sums(*(np.tensordot(weight_GE, s, 1) for s in sums))
+    value_GF = d_of_sums(*(np.tensordot(weight_GE, s, 1) for s in sums))
     _, low, high = jackknifed(value_GF, rng=rng, units=int((sums[0] > 0).sum(0).min()), level=level)
     return cohens_d(x_NF, member_N), low, high
 
 
 def _group_sums(x_NF: np.ndarray, member_N: np.ndarray, of_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Counts [E, 2], sums and sums of squares [E, 2, F] about the overall mean; groups are (members, rest)."""
+    """Counts [E, 2] and sums [E, 2, F] of (members, rest) about the overall mean; sums of squares [E, F] of both."""
     x_NF, member_N = np.asarray(x_NF, np.float64), np.asarray(member_N, bool)
     if x_NF.ndim != 2 or member_N.shape != x_NF.shape[:1]:
         raise ValueError(f"features {x_NF.shape} and members {member_N.shape} are not [N, F] and [N]")
@@ -571,16 +571,17 @@ def _group_sums(x_NF: np.ndarray, member_N: np.ndarray, of_N: np.ndarray) -> tup
     size = 2 * (int(of_N.max()) + 1)
     sums_2FG = np.array([[np.bincount(group_N, x_N**k, size) for x_N in x_NF.T] for k in (1, 2)])
     x_E2F, xx_E2F = np.moveaxis(sums_2FG.reshape(2, x_NF.shape[1], -1, 2), 1, -1)
-    return np.bincount(group_N, minlength=size).reshape(-1, 2).astype(np.float64), x_E2F, xx_E2F
+    return np.bincount(group_N, minlength=size).reshape(-1, 2).astype(np.float64), x_E2F, xx_E2F.sum(1)
 
 
-def _d_of_sums(n_R2: np.ndarray, x_R2F: np.ndarray, xx_R2F: np.ndarray) -> np.ndarray:
-    """Cohen's d [R, F] from each row's counts, sums and sums of squares."""
+def d_of_sums(n_R2: np.ndarray, x_R2F: np.ndarray, xx_RF: np.ndarray) -> np.ndarray:
+    """Cohen's d [R, F] (``cohens_d``) from counts [R, 2] and sums [R, 2, F] of members and rest, and sums of squares of
+    both [R, F] or [F], about a mean that is near that of all (else digits are lost)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         mean_R2F = x_R2F / n_R2[..., None]
-        within_RF = (xx_R2F - n_R2[..., None] * mean_R2F**2).sum(1)
+        within_RF = xx_RF - (n_R2[..., None] * mean_R2F**2).sum(1)
         pooled_RF = np.sqrt(np.maximum(within_RF, 0) / (n_R2.sum(1) - 2)[:, None])
-        defined_RF = (n_R2.min(1) >= 2)[:, None] & (within_RF > TIE * xx_R2F.sum(1))
+        defined_RF = (n_R2.min(1) >= 2)[:, None] & (within_RF > TIE * xx_RF)
         return np.where(defined_RF, (mean_R2F[:, 0] - mean_R2F[:, 1]) / pooled_RF, np.nan)
 
 

@@ -49,8 +49,8 @@ class LossConfig:
     start_weight: float = 1.0
     """the agent's state and last action, read from the (detached) latent"""
     open_loop_share: float = 0.5
-    """share of windows whose frames are hidden from the posterior after a random step, so that the
-    prior itself learns to foretell them"""
+    """share of windows whose frames are hidden from the posterior after a random step, so that the prior itself learns
+    to predict them"""
 
 
 @dataclass(frozen=True)

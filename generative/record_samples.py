@@ -46,8 +46,7 @@ class RecordSamplesConfig:
     simulator: Path = Path("runs/simulator")
     """run directory of the simulator"""
     agent: Path | None = None
-    """run directory of another agent to put into that world; it begins without a memory (default: the
-    simulator's own)"""
+    """run directory of another agent to put into that world; it begins without a memory; none: the simulator's own"""
     rollouts: Path | None = None
     """real rollouts to start from: random windows of their first frames; none: random latents"""
     out: Path = Path("runs/samples")

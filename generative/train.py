@@ -64,7 +64,7 @@ STATE = (
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """Knobs of the optimisation."""
+    """Settings of the optimisation."""
 
     updates: int = 300_000
     """gradient steps in all"""
@@ -178,7 +178,7 @@ def split_episodes(episodes: int, share: float, seed: int) -> tuple[list[int], l
 @torch.no_grad()
 def free_running_errors(simulator: Simulator[RSSMWorld], batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Errors [B, L] of every field, in ``ERROR_UNITS``: of modal rollouts from the initial frames with the recorded
-    actions, and of the last initial frame held still, which is right at step 0.  Meaningless where ``batch.seen`` is
+    actions, and of the last initial frame repeated, which is right at step 0.  Meaningless where ``batch.seen`` is
     false."""
     world = simulator.world
     first = world.initial_frames
@@ -231,7 +231,7 @@ def mean_seen(error_BL: Tensor, batch: Batch) -> Tensor:
 def against_held_frame(
     simulator: Simulator[RSSMWorld], batch: Batch, episode_B: np.ndarray, seed: int
 ) -> dict[str, Estimate]:
-    """How the simulator's free-running frames compare with the last initial frame held still.
+    """How the simulator's free-running frames compare with the last initial frame repeated.
 
     ``held_frame_mse`` and, as core.artefacts.LESS_THAN_HELD, the simulator's squared error less that, over all steps
     from 1 on; the difference also at the first and the last of them (``..._1`` and so on).  Intervals over the episodes

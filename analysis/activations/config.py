@@ -46,11 +46,11 @@ class ActivationsConfig:
     rolling: int = 10
     """ticks over which the features on the map are averaged, within a life"""
     permutations: int = 999
-    """exchanges of labels among lives behind every p-value"""
+    """permutations of labels among lives behind every p-value"""
     resamples: int = 1000
     """bootstraps of lives behind the intervals of effect sizes"""
     smallest: float = 0.3
-    """smallest effect of interest (Cohen's d): noise is said only of clusters whose effects are all surely below it"""
+    """smallest effect of interest (Cohen's d): a cluster is called noise only if all its effects are surely below it"""
     refits: int = 20
     """clusterings of bootstrapped lives that say how stable the clusters are"""
     surrogates: int = 39

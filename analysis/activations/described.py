@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.activations.components import relations
 from analysis.activations.config import ActivationsConfig, check
-from analysis.activations.maps import find, maps, principal, stability, transitions
+from analysis.activations.maps import find, maps, stability, transitions
 from analysis.activations.records import Records
 from analysis.activations.verdicts import (
     NO_CLUSTERS,
@@ -25,6 +25,7 @@ from analysis.activations.verdicts import (
     verdict,
 )
 from analysis.shared.clusters import NOISE, record_share_from_time
+from analysis.shared.directions import principal_scores
 from analysis.shared.surrogates import ONE_CLOUD, compare, in_words
 from core import config as cli
 from core.artefacts import Result
@@ -55,7 +56,9 @@ def analyse(records: Records, config: ActivationsConfig) -> Result:
             f"(--subsample {config.subsample} now), extract more, or ask for --metric-only"
         )
     dims = COMPONENTS if config.metric_only else max(COMPONENTS, config.pre_cluster_dims)
-    pc_NK, explained_K = principal(records.h_NH, dims)
+    pc_NK, explained_K = principal_scores(np.asarray(records.h_NH, np.float32), dims)
+    if not len(explained_K):
+        raise UserError("the activations never change, so there is nothing to find; extract from another policy")
     result = Result(
         arrays={
             "index": records.index_N2.astype(np.int64),

@@ -24,25 +24,6 @@ EXACT_ROWS = 50_000  # whose neighbours are looked up by brute force: half a min
 FEWEST_MAPPED = 50  # rows
 
 
-def principal(h_NH: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(scores float32 [N, K], share of the variance of each [K]) on the first K = min(size, rank) components.
-
-    Activations are centred, not scaled: their units are one layer's and comparable.  Raises UserError if they never
-    change.
-    """
-    from sklearn.decomposition import PCA
-
-    size = min(size, *h_NH.shape)
-    solver = "covariance_eigh" if h_NH.shape[1] <= 1024 else "randomized"
-    model = PCA(size, svd_solver=solver, random_state=0)
-    with np.errstate(invalid="ignore"):  # no variance at all
-        scores_NK = model.fit_transform(np.asarray(h_NH, np.float32))
-    kept = model.explained_variance_ > 1e-10 * max(float(model.explained_variance_[0]), 1e-12)
-    if not kept.any():
-        raise UserError("the activations never change, so there is nothing to find; extract from another policy")
-    return scores_NK[:, kept], model.explained_variance_ratio_[kept].astype(np.float64)
-
-
 def maps(
     h_NH: np.ndarray, dimensions: Sequence[int], *, neighbours: int, min_dist: float, seed: int
 ) -> list[np.ndarray]:

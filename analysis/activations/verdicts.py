@@ -58,7 +58,7 @@ import numpy as np
 
 from analysis.shared.clusters import TIME_BINS, rotated_rows, time_bins
 from core.progress import track
-from core.stats import benjamini_hochberg, eta_squared, jackknifed, left_out, permutation_p
+from core.stats import benjamini_hochberg, d_of_sums, eta_squared, jackknifed, left_out, permutation_p
 
 LEAST_WORLDS = 10  # fewer exchange their labels in too few ways
 LEAST_LIVES = 10  # fewer exchange their labels in too few ways, and two halves of them say nothing of time
@@ -153,26 +153,19 @@ def dealt_rows(lives: Lives, rng: np.random.Generator, *, rotate: bool) -> np.nd
 def group_d(x_NF: np.ndarray, label_N: np.ndarray, clusters: int) -> np.ndarray:
     """Cohen's d of every cluster's rows against all others, float64 [C, F]: core.stats.cohens_d for all at once.
 
-    x_NF must be centred.  NaN where a group has fewer than 2 rows or neither has a spread.
+    x_NF must be centred.
     """
     from scipy.sparse import csr_matrix
 
     inside = np.flatnonzero(label_N >= 0)
-    n = len(label_N)
-    member_CN = csr_matrix((np.ones(len(inside)), (label_N[inside], inside)), (clusters, n))
-    n_C = np.bincount(label_N[inside], minlength=clusters)
-    return _d(n_C, member_CN @ x_NF, n, x_NF.sum(0), (x_NF**2).sum(0))
+    member_CN = csr_matrix((np.ones(len(inside)), (label_N[inside], inside)), (clusters, len(label_N)))
+    n_C, x_CF = np.bincount(label_N[inside], minlength=clusters).astype(np.float64), member_CN @ x_NF
+    return d_of_sums(*_and_rest(n_C, x_CF, len(label_N), x_NF.sum(0)), (x_NF**2).sum(0))
 
 
-def _d(n_C: Any, x_CF: np.ndarray, n: Any, x_F: np.ndarray, xx_F: np.ndarray) -> np.ndarray:
-    """Cohen's d from the members' counts and sums, and counts, sums and sums of squares of all."""
-    n_C, n = np.asarray(n_C, np.float64)[..., None], np.asarray(n, np.float64)[..., None]
-    rest_C = n - n_C
-    with np.errstate(divide="ignore", invalid="ignore"):
-        inside_CF, outside_CF = x_CF / n_C, (x_F - x_CF) / rest_C
-        within_CF = xx_F - n_C * inside_CF**2 - rest_C * outside_CF**2
-        defined_CF = (n_C >= 2) & (rest_C >= 2) & (within_CF > 1e-12 * xx_F)
-        return np.where(defined_CF, (inside_CF - outside_CF) / np.sqrt(within_CF / (n - 2)), np.nan)
+def _and_rest(n_R: np.ndarray, x_RF: np.ndarray, n: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Counts [R, 2] and sums [R, 2, F] of members and of the others, from the members' and those of all."""
+    return np.stack([n_R, n - n_R], 1), np.stack([x_RF, x - x_RF], 1)
 
 
 def d_interval(
@@ -194,7 +187,8 @@ def d_interval(
         n_cE = np.bincount(life_N[rows], minlength=lives)
         some = np.flatnonzero(n_cE)
         x_sF = np.stack([np.bincount(life_N[rows], column, lives)[some] for column in x_NF[rows].T], 1)
-        d_GF = _d(weight_GE[:, some] @ n_cE[some], weight_GE[:, some] @ x_sF, n_G, x_GF, xx_GF)
+        members = weight_GE[:, some] @ n_cE[some], weight_GE[:, some] @ x_sF
+        d_GF = d_of_sums(*_and_rest(*members, n_G, x_GF), xx_GF)
         units = min(len(some), int((n_E > n_cE).sum()))
         _, low[c], high[c] = jackknifed(d_GF, rng=rng, units=units, draws=resamples)
         _, *ends = jackknifed(d_GF, rng=rng, units=units, level=0.9, draws=resamples)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.behaviours.histories import Steps, histories, reduce, weighted, z_scores
+from analysis.behaviours.histories import Steps, histories, weighted, z_scores
 from analysis.behaviours.mdp import NO_BEHAVIOUR, Visits, aggregate, transitions
 from analysis.shared.behaviours import NAMES, SOURCES
 from analysis.shared.clusters import (
@@ -22,7 +22,7 @@ from analysis.shared.clusters import (
     record_share_from_time,
     time_eta2,
 )
-from analysis.shared.directions import names_left_out, say_left_out, varying
+from analysis.shared.directions import names_left_out, principal_scores, say_left_out, varying
 from analysis.shared.sources import REAL
 from analysis.shared.surrogates import compare, in_words
 from core.artefacts import Result
@@ -101,7 +101,7 @@ def cluster(
     real_M = source_M == REAL
     if not real_M.any():
         raise UserError(f"no real episode has more than {max(options.lags)} steps, which the --lags need")
-    scores_MK, share = reduce(weighted(vectors_MF, len(options.lags)), options.pca_size)
+    scores_MK, share_K = principal_scores(weighted(vectors_MF, len(options.lags)), options.pca_size)
     if not scores_MK.shape[1]:
         raise UserError("no step that has --lags steps after it differs from another; record more varied rollouts")
     map_MK = embed(scores_MK, options.embedding, 3, seed)
@@ -111,7 +111,7 @@ def cluster(
     count = int(label_M.max()) + 1
 
     result.notes |= {"behaviours": count, "embedding": options.embedding, "method": options.method}
-    result.scalar("explained", share, "share of the vectors' variance in the components", len(rows_M))
+    result.scalar("explained", float(share_K.sum()), "share of the vectors' variance in the components", len(rows_M))
     arrays: dict[str, np.ndarray] = {"map": map_MK.astype(np.float32)}
     for source, name in enumerate(SOURCES):
         here = source_M == source
@@ -158,8 +158,9 @@ def _vectors(given: Sequence[tuple[int, Steps]], world_size: int, result: Result
     with_world = all(s.d_ND is not None for _, s in given)
     if with_world:
         d_ND = np.concatenate([s.d_ND for _, s in given if s.d_ND is not None])
-        world_NK, share = reduce(d_ND, world_size)
+        world_NK, share_K = principal_scores(d_ND, world_size)
         x_NF = np.concatenate([x_NF, z_scores(world_NK.astype(np.float64))], 1)
+        share = float(share_K.sum()) if len(share_K) else np.nan
         result.scalar("world_explained", share, "share of the world states' variance in their components")
         if not world_NK.shape[1]:
             with_world = False
@@ -283,8 +284,8 @@ def summary(result: Result, out: Path) -> str:
         f"{result.notes['behaviours']} behaviours from {result.notes['vector']}: "
         f"stability {s['stability']['value']:.2f} [{low:.2f}, {high:.2f}] (ARI, {s['stability']['n']} episodes"
         f"{few(s['stability']['n'])}); "
-        f"time gives away {s['share_from_time']['value']:.0%} of a label "
-        f"(floor {s['share_from_time_floor']['value']:.0%})"
+        f"normalised mutual information of label and step {s['share_from_time']['value']:.2f} "
+        f"(of rotated labels {s['share_from_time_floor']['value']:.2f})"
     ]
     if "surrogates" in result.tables:
         lines.append(f"  {in_words(result)}")

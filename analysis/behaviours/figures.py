@@ -340,7 +340,7 @@ def _draw_time(result: Result, names: Mapping[int, str]) -> Any:
     own, floor = result.scalars["share_from_time"]["value"], result.scalars["share_from_time_floor"]["value"]
     axis.set(
         xlabel="step of the episode", ylabel="share of real steps", ylim=(0, 1),
-        title=f"Behaviours over time: time gives away {own:.0%} of the label (floor {floor:.0%})",
+        title=f"Behaviours over time: normalised mutual information {own:.2f} (of rotated labels {floor:.2f})",
     )  # fmt: skip
     axis.margins(x=0)
     _legend(axis, handles, names, bool((label < 0).any()), reverse=True)

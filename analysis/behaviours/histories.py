@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.shared.directions import EXACT_SIZE, OVERSAMPLES
 from core.episodes import RolloutStore
 
 
@@ -70,24 +69,6 @@ def histories(x_NF: np.ndarray, index_N2: np.ndarray, lags: Sequence[int]) -> tu
     rows_M = np.flatnonzero(index_N2[ahead:, 0] == index_N2[: max(n, 0), 0]) if n > 0 else np.zeros(0, np.int64)
     x = np.asarray(x_NF, np.float64)
     return np.concatenate([x[rows_M]] + [x[rows_M + k] - x[rows_M] for k in lags], 1), rows_M
-
-
-def reduce(x_NF: np.ndarray, size: int) -> tuple[np.ndarray, float]:
-    """Scores [N, K] on the first K = min(size, rank) principal components, and their share of the variance; none, and
-    NaN, of what never changes.
-
-    Beyond EXACT_SIZE dimensions (world states) by the randomised solver: all components of 4,096 take minutes.
-    """
-    from sklearn.decomposition import PCA
-
-    if not np.ptp(x_NF, axis=0).any():
-        return np.zeros((len(x_NF), 0)), np.nan
-    size = min(size, *x_NF.shape)
-    solver = "randomized" if x_NF.shape[1] > EXACT_SIZE else "covariance_eigh"
-    model = PCA(size, svd_solver=solver, n_oversamples=OVERSAMPLES, random_state=0)
-    scores_NK = model.fit_transform(x_NF)
-    kept = model.explained_variance_ > 1e-10 * model.explained_variance_[0]
-    return scores_NK[:, kept], float(model.explained_variance_ratio_[kept].sum())
 
 
 def weighted(vectors_MF: np.ndarray, lags: int) -> np.ndarray:

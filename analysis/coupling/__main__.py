@@ -23,6 +23,7 @@ A behaviour with so few episodes that no p-value of its could reach alpha is lef
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ from analysis.shared.samples import open_samples
 from analysis.shared.sources import check_made_from
 from core import artefacts, config as cli
 from core.contracts import UserError
-from core.directions import fingerprint, load_basis
+from core.directions import direction_ids, fingerprint, load_basis
 from core.episodes import RolloutStore
 from core.stats import least_units, require_draws
 
@@ -70,7 +71,13 @@ def main(config: CouplingConfig) -> None:
     simulator = load_simulator(config.simulator, device)
     agent = fingerprint(simulator.agent)
     basis = load_basis(config.hidden_states, config.basis_kind, agent)
-    k = min(config.max_directions or basis.size, basis.size)
+    ids = direction_ids(config.directions, config.basis_kind, "--directions")
+    basis.check(ids)
+    if twice := [name for name, i in zip(config.directions, ids, strict=True) if ids.count(i) > 1]:
+        raise UserError(f"--directions names {twice[0]} twice")
+    ids = ids or list(range(min(config.max_directions or basis.size, basis.size)))
+    directions = [basis.names[i] for i in ids]
+    basis = replace(basis, project_HK=basis.project_HK[:, ids], lift_KH=basis.lift_KH[ids])
     inputs = {"simulator": config.simulator, "samples": config.samples, "hidden_states": config.hidden_states}
     behaviours = None
     if config.behaviours is not None:
@@ -78,12 +85,12 @@ def main(config: CouplingConfig) -> None:
         check_made_from(config.behaviours, "samples", config.samples)
         inputs["behaviours"] = config.behaviours
     with open_samples(config.samples, simulator) as store:
-        sampled, h = labelled(store, basis, k, behaviours, "sim")
+        sampled, h = labelled(store, basis, behaviours, "sim")
         z_EZ = torch.from_numpy(store.latents()).to(device)
-        ids = sorted({int(b) for b in np.unique(sampled.label_N) if b >= 0})
-        if not ids:
+        labels = sorted({int(b) for b in np.unique(sampled.label_N) if b >= 0})
+        if not labels:
             raise UserError(f"{config.behaviours} labels no step of {config.samples}; run analysis.behaviours on it")
-        planned = plan(simulator, z_EZ, sampled, h, ids, config, Recorded.of(store, simulator, device))
+        planned = plan(simulator, z_EZ, sampled, h, labels, config, Recorded.of(store, simulator, device))
     observed = sampled
     if config.rollouts is not None:
         if config.behaviours is not None:
@@ -92,19 +99,21 @@ def main(config: CouplingConfig) -> None:
             facts = store.manifest["facts"]
             if facts.get("source") != "real" or facts.get("agent") != agent:
                 raise UserError(f"{config.rollouts} does not hold real rollouts of this simulator's agent")
-            observed, _ = labelled(store, basis, k, behaviours, "real")
+            observed, _ = labelled(store, basis, behaviours, "real")
         inputs["rollouts"] = config.rollouts
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         run.facts = {"agent": agent, "simulator": fingerprint(simulator)}
-        coupling = couple(simulator, planned, observed, basis.to(device), ids, config)
-        result = assemble(coupling, ids, {} if behaviours is None else behaviours.names, config)
+        coupling = couple(simulator, planned, observed, basis.to(device), labels, config)
+        names = {} if behaviours is None else behaviours.names
+        result = assemble(coupling, labels, names, directions, config)
         result.save(run.path)
         (run.path / PAGE).write_text(page(result))
         draw(result, run.path)
         run.metrics |= result.scalars
     for said in (*result.notes["left_out"], *result.notes["resolution"]):
         print(f"note: {said}", file=sys.stderr)
-    print(f"coupling of {k} directions in {len(ids)} behaviours, {len(result.tables['edges'])} edges: {config.out}")
+    edges = len(result.tables["edges"])
+    print(f"coupling of {len(directions)} directions in {len(labels)} behaviours, {edges} edges: {config.out}")
     strongest = strongest_pairs(result.tables["edges"])
     for row in strongest[:SHOWN]:
         print(f"  {row['sentence']}")

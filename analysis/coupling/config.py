@@ -17,15 +17,17 @@ class CouplingConfig:
     hidden_states: Path = Path("runs/hidden_states")
     """hidden_states run directory with the directions"""
     behaviours: Path | None = Path("runs/behaviours")
-    """behaviours run directory that labels the steps of --samples; None: all steps are one behaviour"""
+    """behaviours run directory that labels the steps of --samples; none: all steps are one behaviour"""
     rollouts: Path | None = None
-    """real rollouts to take the correlations from (labelled by --behaviours too); None: --samples"""
+    """real rollouts to take the correlations from (labelled by --behaviours too); none: --samples"""
     out: Path = Path("runs/coupling")
     """run directory to write"""
     basis_kind: str = "ica"
     """pca, ica, nmf, neurons"""
+    directions: tuple[str, ...] = ()
+    """the directions, such as ica:0 ica:5; none: the first --max_directions of the basis"""
     max_directions: int = 8
-    """at most so many directions, the first of the basis; 0: all"""
+    """at most so many directions where --directions names none; 0: all"""
     lags: tuple[int, ...] = (1, 2, 4)
     """steps between source and target"""
     samples_per_behaviour: int = 32

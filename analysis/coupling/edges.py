@@ -62,7 +62,7 @@ def edges(result: Result, alpha: float) -> list[dict[str, Any]]:
     ``agree``: whether Jacobian and correlation have the same sign, None where the correlation is not significant.
     """
     a = result.arrays
-    parts = {path: drawn(result, path, alpha) for path in PATHS}
+    parts, directions = {path: drawn(result, path, alpha) for path in PATHS}, result.notes["directions"]
     rows = []
     for b, at, i, j in np.argwhere(parts[""]):
         here = (b, at, i, j)
@@ -71,8 +71,8 @@ def edges(result: Result, alpha: float) -> list[dict[str, Any]]:
             "behaviour": behaviour,
             "name": label(result.notes["names"], behaviour),
             "lag": int(a["lags"][at]),
-            "source": int(i),
-            "target": int(j),
+            "source": directions[i],
+            "target": directions[j],
         }
         for path, column in zip(PATHS, ("J", "J_direct", "J_through_world"), strict=True):
             row[column] = float(a[f"jacobian{path}"][here])
@@ -102,10 +102,10 @@ def _path(direct: bool, world: bool) -> str:
 def sentence(row: Mapping[str, Any]) -> str:
     """An edge in words."""
     verb = "raises" if row["J"] > 0 else "lowers"
-    target = "itself" if row["source"] == row["target"] else f"direction {row['target']}"
+    target = "itself" if row["source"] == row["target"] else row["target"]
     r = "not defined" if math.isnan(row["r"]) else f"{row['r']:.2f}"
     return (
-        f"direction {row['source']} at t-{row['lag']} {verb} {target} in {row['name']}: J = {row['J']:.3g}, "
+        f"{row['source']} at t-{row['lag']} {verb} {target} in {row['name']}: J = {row['J']:.3g}, "
         f"r = {r}, q = {row['q']:.2g}; {WORDS['_agent_only']} {row['J_direct']:.3g} (q = {row['q_direct']:.2g}), "
         f"{WORDS['_through_world']} {row['J_through_world']:.3g} (q = {row['q_through_world']:.2g}); "
         f"{COMPARED}: whole {row['J_straight_through']:.3g}, through the world "
@@ -116,7 +116,7 @@ def sentence(row: Mapping[str, Any]) -> str:
 def strongest_pairs(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Of rows sorted by strength the first of every pair of different directions: its own past is no news, and one
     pair is found at many lags and in many behaviours."""
-    found: dict[tuple[int, int], Mapping[str, Any]] = {}
+    found: dict[tuple[str, str], Mapping[str, Any]] = {}
     for row in rows:
         if row["source"] != row["target"]:
             found.setdefault((row["source"], row["target"]), row)

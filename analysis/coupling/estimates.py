@@ -155,7 +155,7 @@ def couple(
     r = correlate(observed, behaviours, lags, config.permutations, config.resamples, rng, config.alpha)
     place, unit_M, stops = planned
     groups = list(simulator.world.spec.distinct_actions().values())
-    direct, world, straight, ended = _planned_jacobians(simulator, place, basis, lags, k, groups, config, jacobians)
+    direct, world, straight, ended = _planned_jacobians(simulator, place, basis, lags, groups, config, jacobians)
     # What is only rounding has a constant sign too, and must not pass for an effect.
     least = ROUNDING * np.abs(direct + world).max()
     per_sample, compared = (
@@ -202,7 +202,7 @@ def couple(
 
 
 def _planned_jacobians(
-    simulator: Simulator[Any], place: Place, basis: Basis, lags: Sequence[int], k: int, groups: list[list[int]],
+    simulator: Simulator[Any], place: Place, basis: Basis, lags: Sequence[int], groups: list[list[int]],
     config: CouplingConfig, jacobians: Callable[..., dict[str, Tensor]],
 ) -> list[np.ndarray]:  # fmt: skip
     """direct, through_world, straight_through [M, L, K, K] and ended [M], batch by batch, all of them finite."""
@@ -211,7 +211,7 @@ def _planned_jacobians(
     with bar("Jacobians", total=len(place.alive_B), unit="samples") as progress:
         for n in range(0, len(place.alive_B), size):
             part: Place = rows_of(place, slice(n, n + size))
-            found.append(jacobians(simulator, part, basis, lags, k, groups))
+            found.append(jacobians(simulator, part, basis, lags, groups))
             progress.advance(len(part.alive_B))
     names = ("direct", "through_world", "straight_through", "ended")
     out = [torch.cat([f[name] for f in found]).cpu().numpy().astype(np.float64) for name in names]

@@ -54,6 +54,13 @@ def _off(k: int) -> np.ndarray:
     return off
 
 
+def _ticks(result: Result) -> dict[str, Any]:
+    """Names of the directions at their places, of many only some."""
+    names = result.notes["directions"]
+    few = max(1, len(names) // 32)
+    return {"ticks": range(0, len(names), few), "labels": names[::few]}
+
+
 def _strongest(x: np.ndarray, off: bool = True) -> float:
     """The largest |x|, between different directions; 1 if there is none."""
     kept = np.abs(x[..., _off(x.shape[-1])] if off else x)
@@ -90,6 +97,8 @@ def draw_matrices(result: Result, b: int) -> Any:
             i, j = np.nonzero(marked[key][at])
             axis.plot(j, i, ".", color="black", markersize=4 if k <= 16 else 40 / k)
             axis.set_title(f"{title}, lag {lag}", fontsize=9)
+            for of in (axis.xaxis, axis.yaxis):
+                of.set_ticks(**_ticks(result), fontsize=6, rotation=45)
             axis.set(xlabel="direction now", ylabel=f"direction {_before(lag)}")
             extend = "neither" if _strongest(a[key][b], off=False) <= limit else "both"
             figure.colorbar(image, ax=axis, shrink=0.8, extend=extend)
@@ -138,11 +147,9 @@ def draw_graph(result: Result, b: int) -> Any:
         for axis, lag, (shown, count) in zip(row, lags, panels, strict=True):
             for arrow in shown:
                 _draw_arrow(axis, arrow, strongest)
-            names = [str(i) for i in range(k)]
             for x in (0, 1):
                 axis.scatter(np.full(k, x), range(k), s=14, color=INK, zorder=5)
-            few = max(1, k // 32)
-            axis.set_yticks(range(0, k, few), names[::few], fontsize=8 if k <= 32 else 6)
+            axis.set_yticks(**_ticks(result), fontsize=8 if k <= 32 else 6)
             axis.tick_params(length=0, labelleft=True, labelright=True)
             axis.set_xticks([0, 1], [_before(lag), "now"], fontsize=9)
             for text, side in zip(axis.get_xticklabels(), ("left", "right"), strict=True):

@@ -24,7 +24,6 @@ def jacobians(
     begin: Place | Tensor,
     basis: Basis,
     lags: Sequence[int],
-    directions: int,
     groups: Sequence[Sequence[int]] | None = None,
 ) -> dict[str, Tensor]:
     """dc_j(T) / dc_i(T-lag) of modal rollouts, float [B, lags, i, j], in three numbers.
@@ -38,8 +37,8 @@ def jacobians(
     And ``ended`` [B]: the share of tried actions after which the simulated episode ends before T; the branch goes on,
     as rollouts do.
 
-    begin: where step T - max(lags) - 1 left world and agent, or latents [B, Z], with T = max(lags).  c are the first
-    ``directions`` coordinates of the basis; a source moves h along its lifted direction.  groups: ids of actions that
+    begin: where step T - max(lags) - 1 left world and agent, or latents [B, Z], with T = max(lags).  c are the
+    coordinates of the basis; a source moves h along its lifted direction.  groups: ids of actions that
     do the same; None: every one by itself.
 
     One forward pass serves all three.  Backward, a pass a target over all samples at once: a pass batched over the
@@ -49,20 +48,20 @@ def jacobians(
     groups = [[i] for i in range(simulator.agent.spec.n_actions)] if groups is None else groups
     longest = max(lags)
     moments = unrolled(simulator, begin, longest)
-    straight = _columns([m.h_BH for m in moments], basis, lags, directions)
+    straight = _columns([m.h_BH for m in moments], basis, lags)
     moments = [_detached(m) for m in moments]
     acted = along_memory(simulator.agent, moments)
     slope = basis.pullback(policy_slopes(acted[:-1], [longest - lag for lag in lags], groups))
-    direct = _columns([a.h_BH for a in acted], basis, lags, directions)
+    direct = _columns([a.h_BH for a in acted], basis, lags)
 
     def read(moment: Moment) -> Tensor:
         h_BH = moment.h_BH
-        return torch.cat([basis.project(h_BH)[:, :directions], moment.alive_B[:, None].to(h_BH.dtype)], 1)
+        return torch.cat([basis.project(h_BH), moment.alive_B[:, None].to(h_BH.dtype)], 1)
 
     # A branch keeps nothing for a backward pass, so that more of them fit than rollouts.
     rows = min(MOST_ROWS, len(moments[0].alive_B) * (longest + 1))
     change = forced_changes(simulator, moments, read, groups, rows=rows)[:, :, :, -1:]
-    world = through_world(slope[..., :directions], change[..., :directions])[:, :, 0]
+    world = through_world(slope, change[..., :-1])[:, :, 0]
     ended = change[..., 0, -1].abs().sum((1, 2)) / (longest * max(1, len(groups) - 1))
     return {"direct": direct, "through_world": world, "straight_through": straight, "ended": ended}
 
@@ -85,11 +84,11 @@ def _detached(moment: Moment) -> Moment:
     return moment._replace(world=detached(moment.world), acted=acted, action_BA=moment.action_BA.detach())
 
 
-def _columns(h_TBH: Sequence[Tensor], basis: Basis, lags: Sequence[int], directions: int) -> Tensor:
+def _columns(h_TBH: Sequence[Tensor], basis: Basis, lags: Sequence[int]) -> Tensor:
     """Jacobian [B, lags, i, j] of the last hidden state's coordinates by those ``lag`` steps before."""
-    c_BK = basis.project(h_TBH[-1])[:, :directions]
+    c_BK = basis.project(h_TBH[-1])
     columns = row_gradients(c_BK.unbind(1), [h_TBH[-1 - lag] for lag in lags])
-    return torch.stack([basis.pullback(torch.stack(grads, 1))[..., :directions] for grads in columns], -1)
+    return torch.stack([basis.pullback(torch.stack(grads, 1)) for grads in columns], -1)
 
 
 class Replay(NamedTuple):

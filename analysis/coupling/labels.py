@@ -30,10 +30,10 @@ def _labels(behaviours: Behaviours, source: str) -> tuple[np.ndarray, np.ndarray
 
 
 def labelled(
-    store: RolloutStore, basis: Basis, directions: int, behaviours: Behaviours | None, source: str
+    store: RolloutStore, basis: Basis, behaviours: Behaviours | None, source: str
 ) -> tuple[Labelled, np.ndarray]:
     """Every step of a store with its coordinates and behaviour, and its h."""
     columns, index = store.pooled("h")
-    c = basis.project(torch.from_numpy(columns["h"])).numpy()[:, :directions].astype(np.float64)
+    c = basis.project(torch.from_numpy(columns["h"])).numpy().astype(np.float64)
     unit = source_episodes(store, range(len(store)))[index[:, 0]]
     return Labelled(index, unit, behaviour_labels(index, behaviours, source), c), columns["h"]

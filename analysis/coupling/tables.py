@@ -17,9 +17,11 @@ from core.stats import benjamini_hochberg, least_permutations, least_units, smal
 
 
 def assemble(
-    coupling: Coupling, behaviours: Sequence[int], names: Mapping[int, str], config: CouplingConfig
-) -> artefacts.Result:
-    """q-values over the whole family, the table of surviving edges, and the consistency, as a Result."""
+    coupling: Coupling, behaviours: Sequence[int], names: Mapping[int, str], directions: Sequence[str],
+    config: CouplingConfig,
+) -> artefacts.Result:  # fmt: skip
+    """q-values over the whole family, the table of surviving edges, and the consistency, as a Result.  names: of the
+    behaviours; directions: names of the axes i and j."""
     result = artefacts.Result()
     a = result.arrays
     a["behaviours"], a["lags"] = np.asarray(behaviours, np.int64), np.asarray(config.lags, np.int64)
@@ -36,6 +38,7 @@ def assemble(
     result.notes |= {
         "alpha": config.alpha,
         "basis_kind": config.basis_kind,
+        "directions": list(directions),
         "names": {str(b): names.get(b, "") for b in behaviours},
         "left_out": untested(coupling, behaviours, config),
         "resolution": resolution(coupling, config),
@@ -106,7 +109,7 @@ def resolution(coupling: Coupling, config: CouplingConfig) -> list[str]:
             said.append(
                 f"{tests} {name} are tested together and p is never below {least:.2g}: at least "
                 f"{math.ceil(least * tests / config.alpha)} must reach that for one to count; one alone could with "
-                f"{' and '.join(need)}, or with fewer --lags or --max_directions"
+                f"{' and '.join(need)}, or with fewer --lags or --directions"
             )
     return said
 

@@ -1,9 +1,9 @@
 """The agent's memory as a dynamical system: ``python -m analysis.dynamics --rollouts runs/rollouts``.
 
-With its input held still, an agent's recurrence is a map h -> F(h; e).  This finds its fixed points from recorded
+Under a constant input e, an agent's recurrence is a map h -> F(h; e).  This finds its fixed points from recorded
 states (Sussillo & Barak 2013, "Opening the black box", Neural Computation 25), linearises there (eigenvalues, time
 constants, line attractors), and measures how fast neighbouring states part or join (Lyapunov exponents; Benettin et al.
-1980), under still inputs and along recorded episodes.
+1980), under constant inputs and along recorded episodes.
 
 A fixed point says what the memory would settle to if the world stood still, which it does not: how long a mode lasts
 beside how long an episode is, and the exponents along recorded episodes, say how much that matters.

@@ -48,7 +48,7 @@ def draw_points(result: Result, frames: Sequence[np.ndarray | None]) -> Any:
     axes[0].plot([], [], "s", color=INK, markerfacecolor="none", label="slow, not fixed")
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=8)
     figure.suptitle(
-        "Fixed points of the memory under still inputs (grey: recorded states; plane: two principal components)",
+        "Fixed points of the memory under constant inputs (grey: recorded states; plane: two principal components)",
         fontsize=10,
     )
     return figure
@@ -80,7 +80,7 @@ def draw_eigenvalues(result: Result, slow_steps: float) -> Any:
 
 
 def draw_exponents(result: Result) -> Any:
-    """The Lyapunov spectrum along recorded episodes and under every still input."""
+    """The Lyapunov spectrum along recorded episodes and under every constant input."""
     figure = figure_of(7, 4)
     axis = figure.subplots()
     axis.axhline(0, color=LINE, linewidth=0.8)
@@ -91,7 +91,7 @@ def draw_exponents(result: Result) -> Any:
             axis.plot(x + 1, value, color=REAL, linewidth=2, label=f"recorded episodes ({rows[0]['n']})", zorder=3)
             axis.fill_between(x + 1, low, high, color=REAL, alpha=0.3, linewidth=0)
         else:
-            label = "still inputs" if name == "input 0" else None
+            label = "constant inputs" if name == "input 0" else None
             axis.plot(x + 1, value, color=HELD, linewidth=0.8, label=label)
     axis.set(
         xlabel="exponent, the largest first",

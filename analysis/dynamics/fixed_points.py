@@ -1,4 +1,4 @@
-"""Fixed points of the memory under a still input: where h stays as it is, and where it settles."""
+"""Fixed points of the memory under a constant input: where h stays as it is, and where it settles."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def distinct(h_NH: Tensor, speed_N: Tensor, std_H: Tensor, merge: float) -> list
 
 
 def settle(memory: Recurrence, e_BE: Tensor, h_BH: Tensor, steps: int) -> Tensor:
-    """The states after ``steps`` steps of a still input."""
+    """The states after ``steps`` steps of a constant input."""
     with torch.no_grad():
         for _ in range(steps):
             h_BH = memory(e_BE, h_BH)

@@ -1,4 +1,4 @@
-"""What the memory is driven by: recorded episodes, and single frames of them held still."""
+"""What the memory is driven by: recorded episodes, and single frames of them as a constant input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FRAMES = 1024  # encoded at once
 
 
 class Still(NamedTuple):
-    """Inputs held still: a name, the (episode, t) of its frame (None: no frame), and the embedding."""
+    """Constant inputs: a name, the (episode, t) of its frame (None: no frame), and the embedding."""
 
     name: str
     where: tuple[int, int] | None

@@ -28,7 +28,7 @@ from core.trees import flatten
 def analyse(
     memory: Recurrence, recorded: Recorded, inputs: Sequence[Still], config: DynamicsConfig, basis: Basis | None = None
 ) -> Result:
-    """Fixed points and their modes under every still input, and the exponents.
+    """Fixed points and their modes under every constant input, and the exponents.
 
     Arrays: ``points`` [P, H], ``eigenvalues`` complex [P, H], ``states`` [M, H] (recorded, for drawing), ``std``;
     ``lyapunov_driven`` [E, H] an episode each, ``lyapunov_still`` [inputs, starts, H].  Tables ``points`` (a row a
@@ -88,8 +88,8 @@ def analyse(
     for number, (each, steps) in enumerate(still):
         put_exponents(result, f"input {number}", each, steps, recorded.units[chosen], rng)
     fixed = [row for row in result.tables["points"] if row["kind"] == "fixed"]
-    result.scalar("fixed_points", len(fixed), f"points in {len(inputs)} still inputs")
-    result.scalar("slow_points", len(points) - len(fixed), f"points in {len(inputs)} still inputs")
+    result.scalar("fixed_points", len(fixed), f"points in {len(inputs)} constant inputs")
+    result.scalar("slow_points", len(points) - len(fixed), f"points in {len(inputs)} constant inputs")
     result.scalar("searches_in_vain", in_vain, f"of {len(inputs) * len(h_SH)} searches, that came to no point")
     return result
 
@@ -158,15 +158,15 @@ def hidden_part(memory: Recurrence, right_S: np.ndarray) -> np.ndarray:
 
 
 def along(right_H: np.ndarray, basis: Basis, most: int = 3) -> str:
-    """The directions that a mode lies along, as in ``3 (0.81), 7 (0.35)``: |cosine| in z-scored states; none of a mode
-    outside h."""
+    """The directions that a mode lies along, as in ``ica:3 (0.81), ica:7 (0.35)``: |cosine| in z-scored states;
+    none of a mode outside h."""
     if np.linalg.norm(right_H) < OUTSIDE:
         return ""
     std_H = basis.std_H.double().cpu().numpy()
     lift_KH = basis.lift_KH.double().cpu().numpy()
     z = right_H / std_H
     cosine_K = np.abs(lift_KH @ z) / (np.linalg.norm(lift_KH, axis=1) * np.linalg.norm(z))
-    return ", ".join(f"{i} ({cosine_K[i]:.2f})" for i in np.argsort(-cosine_K)[:most])
+    return ", ".join(f"{basis.names[i]} ({cosine_K[i]:.2f})" for i in np.argsort(-cosine_K)[:most])
 
 
 def driven(
@@ -215,7 +215,7 @@ def summary(result: Result, settle_steps: int, out: Path) -> str:
     """What a person wants to know, in a few lines."""
     s, points = result.scalars, result.tables["points"]
     lines = [
-        f"{len(result.notes['inputs'])} still inputs: {s['fixed_points']['value']:.0f} fixed points, "
+        f"{len(result.notes['inputs'])} constant inputs: {s['fixed_points']['value']:.0f} fixed points, "
         f"{s['slow_points']['value']:.0f} slow ones"
     ]
     for number, one in enumerate(result.notes["inputs"]):

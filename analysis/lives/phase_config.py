@@ -11,7 +11,7 @@ import tyro
 
 @dataclass(frozen=True, kw_only=True)
 class LifePhaseConfig:
-    """Share of the clusters in every phase of life, how much phase explains, and what lives end in."""
+    """Share of the clusters in every phase of life, their mutual information, and the clusters that lives end in."""
 
     extraction: tyro.conf.Positional[Path] = Path("runs/activations")
     """run directory of analysis.extract_activations"""
@@ -27,7 +27,7 @@ class LifePhaseConfig:
     resamples: int = 1000
     """bootstrap resamples of whole lives or worlds, for a mean"""
     rotations: int = 999
-    """rotations of the labels within their lives, for the floor"""
+    """rotations of the labels within their lives, for the null distribution"""
     out: Path = Path("runs/life_phase")
     """run directory to write"""
     seed: int = 0

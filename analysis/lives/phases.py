@@ -176,7 +176,8 @@ def sum_p(total: int, chances: Sequence[np.ndarray]) -> float:
 
 def analyse(m: Moments, steps_E: np.ndarray, died_E: np.ndarray, config: LifePhaseConfig) -> Result:
     """Arrays ``label`` [L], ``share, share_low, share_high`` [L, B], ``rows`` [B]; tables ``clusters``, ``ends`` and
-    ``phases`` (the arrays as rows); scalars of the lives and of what phase and tick give away."""
+    ``phases`` (the arrays as rows); scalars of the lives and of the normalised mutual information of label
+    and phase, and of label and tick."""
     rng = np.random.default_rng(config.seed)
     lives = np.unique(m.episode_N)
     labels, share_LB, low_LB, high_LB, rows_B = shares_by_phase(m, config.n_bins)
@@ -226,8 +227,9 @@ def words(result: Result) -> list[str]:
     out = [
         f"{notes['lives']} lives of at least {notes['min_lifespan']} ticks ({notes['lives_too_short']} shorter ones "
         f"left out), {notes['rows']:,} clustered rows; {s['died']['value']:.0%} of the lives ended in death",
-        f"phase of life gives away {phase['value']:.1%} of the labels' entropy (rotated labels: {floor['value']:.1%}, "
-        f"95 % of them {floor['interval'][0]:.1%} to {floor['interval'][1]:.1%}); the tick alone {tick['value']:.1%}",
+        f"normalised mutual information of label and phase of life: {phase['value']:.3f} (of rotated labels "
+        f"{floor['value']:.3f}, 95 % of them {floor['interval'][0]:.3f} to {floor['interval'][1]:.3f}); of label and "
+        f"tick: {tick['value']:.3f}",
         f"{len(above)} of {len(result.tables['clusters'])} labels follow phase more than their rotations do "
         "(q ≤ 0.05): " + (", ".join(map(label_name, above)) or "none"),
     ]

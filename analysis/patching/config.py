@@ -13,7 +13,7 @@ from analysis.shared.units import Unit
 
 @dataclass(frozen=True, kw_only=True)
 class PatchingConfig:
-    """Replace one coordinate of recorded states and see which heads of the policy notice."""
+    """Activation patching: replace one coordinate of recorded states and measure the change of every policy head."""
 
     extraction: tyro.conf.Positional[Path] = Path("runs/activations")
     """recorded states with observations (record.py of a policy, or analysis.extract_activations)"""
@@ -31,8 +31,8 @@ class PatchingConfig:
     """a run with a fitted basis of these states (analysis.hidden_states)"""
     basis_kind: str = "ica"
     """which basis of --basis"""
-    direction_ids: tuple[int, ...] = ()
-    """of --basis, only these; none: every one"""
+    direction_ids: tuple[str, ...] = ()
+    """of --basis, only these, such as ica:0 ica:2; none: every one"""
     donor: Literal["life", "any"] = "life"
     """where the other value comes from: another time of the same life, or any time of another unit"""
     doses: tuple[float, ...] = (0.25, 0.5, 1.0)

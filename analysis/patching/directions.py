@@ -12,7 +12,7 @@ from analysis.shared.directions import fit_pca
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
-from core.directions import load_basis
+from core.directions import direction_ids, load_basis
 
 
 class Directions(NamedTuple):
@@ -28,7 +28,7 @@ def pca_directions(h_NH: np.ndarray, k: int) -> Directions:
     basis = fit_pca(h_NH, k)
     read_DH = (basis.project_HK / basis.std_H[:, None]).double().numpy().T
     move_DH = (basis.std_H * basis.lift_KH).double().numpy()
-    return Directions([f"pca_{i}" for i in range(k)], read_DH, move_DH)
+    return Directions(basis.names, read_DH, move_DH)
 
 
 def probe_directions(path: Path, features: Sequence[str], agent: str) -> Directions:
@@ -48,15 +48,16 @@ def probe_directions(path: Path, features: Sequence[str], agent: str) -> Directi
     return Directions([names[i] for i in ids], read_DH, move_DH)
 
 
-def basis_directions(path: Path, kind: str, ids: Sequence[int], agent: str) -> Directions:
-    """Directions of a fitted basis of h.  Raises UserError."""
+def basis_directions(path: Path, kind: str, names: Sequence[str], agent: str) -> Directions:
+    """Directions of a fitted basis of h: those named, or all.  Raises UserError."""
     basis = load_basis(path, kind, agent)
     if basis.space != "h":
         raise UserError(f"{path}: the {kind} basis is of {basis.space}; a basis of h is needed")
-    basis.check(ids)
-    chosen = list(ids or range(basis.size))
+    basis.check(ids := direction_ids(names, kind, "--direction_ids"))
+    chosen = ids or list(range(basis.size))
     read_DH = (basis.project_HK / basis.std_H[:, None]).double().numpy().T[chosen]
-    return Directions([f"{kind}_{i}" for i in chosen], read_DH, (basis.std_H * basis.lift_KH).double().numpy()[chosen])
+    move_DH = (basis.std_H * basis.lift_KH).double().numpy()[chosen]
+    return Directions([basis.names[i] for i in chosen], read_DH, move_DH)
 
 
 def joined(parts: Sequence[Directions]) -> Directions:

@@ -26,7 +26,8 @@ class ProbesConfig:
     given: tuple[str, ...] = ("tick", "row", "col", "in_combat")
     """confounders that are partialled out of states and quantities; step is time in the episode; none: no mediation"""
     smallest: float = 0.02
-    """smallest R^2 of interest beyond --given: more is surely read, or surely not, or it stays open"""
+    """smallest partial R^2 of interest beyond --given: an interval above it counts as read, one below it as not read,
+    any other as open"""
     observation: str | None = None
     """an observation column as a baseline of its own, such as obs/Entity:0 (its row 0: the agent itself)"""
     unit: Unit = "auto"

@@ -232,7 +232,7 @@ def verdict(row: Mapping[str, Any], mediated: bool, smallest: float) -> str:
     if row["time"] is not None and row["time"] > TIME_ITSELF:
         return "read; it is time itself"
     if row["linear_q"] is None or row["linear_q"] > ALPHA:
-        return "no more than time gives away"
+        return "no more than time alone predicts"
     if not mediated or row["partial"] is None:
         return "read"
     low, high = row["partial_low"], row["partial_high_90"]

@@ -19,8 +19,6 @@ from analysis.shared.gradients import reading_at, unroll
 from analysis.shared.quantities import Quantity
 from core.roll import Simulator
 
-FRAME_METHODS = ("integrated", "deeplift", "occlusion")
-
 
 def integrated(frame: Frame, quantity: Quantity, steps: int) -> Attribution:
     """Captum's integrated gradients (Sundararajan et al. 2017, arXiv:1703.01365), ``steps`` points of the path."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis.shared.strips import GAP, GOLD, LABEL, TILE, arrow
 from core import artefacts
-from core.figures import NEGATIVE, POSITIVE, font_of, minus, rgb
+from core.figures import NEGATIVE, POSITIVE, enlarged, font_of, minus, rgb
 from core.progress import track
 from core.video import write_video
 
@@ -95,8 +95,7 @@ def draw_strip(strip: Strip) -> Any:
         arrow(draw, LABEL + t * (TILE + GAP) + TILE / 2, top + arrows / 2, name, 10, small)
 
     def tile(pixels: np.ndarray, row: int, t: int) -> None:
-        big = Image.fromarray(pixels).resize((TILE, TILE), Image.Resampling.NEAREST)
-        image.paste(big, (LABEL + t * (TILE + GAP), top + arrows + row * (TILE + GAP)))
+        image.paste(enlarged(pixels, TILE, TILE), (LABEL + t * (TILE + GAP), top + arrows + row * (TILE + GAP)))
 
     for row, label in enumerate(rows):
         draw.text((6, top + arrows + row * (TILE + GAP) + TILE // 2), label, fill="black", font=small)
@@ -111,8 +110,7 @@ def draw_strip(strip: Strip) -> Any:
             column = LABEL + n * (TILE + GAP)
             draw.text((column + TILE / 2, bottom + CAPTION / 2), name, fill="black", anchor="mm", font=small)
             largest = float(np.quantile(np.abs(signed), 0.995))
-            big = Image.fromarray(overlay(strip.frames[strip.target], signed, largest))
-            image.paste(big.resize((TILE, TILE), Image.Resampling.NEAREST), (column, y))
+            image.paste(enlarged(overlay(strip.frames[strip.target], signed, largest), TILE, TILE), (column, y))
     left = LABEL + strip.target * (TILE + GAP)
     draw.rectangle((left - 3, top + arrows - 3, left + TILE + 2, bottom - 24), outline=GOLD, width=3)
     for t in range(columns):
@@ -142,7 +140,7 @@ def video_frames(strip: Strip) -> list[np.ndarray]:
         draw.text((6, 25), words + ("  (target)" if t == strip.target else ""), fill="black", font=font)
         arrow(draw, side + 60, 34, strip.actions[t], 9, font)
         for x, pixels in ((0, frame), (side, overlay(frame, signed[t], scale))):
-            image.paste(Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST), (x, 48))
+            image.paste(enlarged(pixels, side, side), (x, 48))
         out.append(np.asarray(image))
     return out
 
@@ -157,6 +155,7 @@ def draw(result: artefacts.Result, path: Path, action_names: Sequence[str], vide
     for s, quantity in track(jobs, "drawing", unit="strips"):
         strip = strip_of(result, s, quantity, pictures[0], action_names)
         name = "combined" if result.notes["combined"] else str(result.arrays["sample_ids"][s])
-        draw_strip(strip).save(path / f"sample_{name}_{quantity}.png")
+        file = f"sample_{name}_{quantity.replace(':', '_')}"  # ica:1: not every file system has colons
+        draw_strip(strip).save(path / f"{file}.png")
         if video:
-            write_video(path / f"sample_{name}_{quantity}.mp4", video_frames(strip))
+            write_video(path / f"{file}.mp4", video_frames(strip))

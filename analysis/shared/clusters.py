@@ -206,7 +206,8 @@ def time_bins(t_N: np.ndarray) -> np.ndarray:
 
 
 def share_from_time(label_N: np.ndarray, t_N: np.ndarray) -> float:
-    """Share of the labels' entropy that the (binned) step number gives away: I(label; time) / H(label), 0 to 1.
+    """Mutual information of label and (binned) step number, normalised by the labels' entropy: I(label; time) /
+    H(label), 0 to 1.
 
     NOISE is a label like others.
     """
@@ -264,7 +265,7 @@ def record_share_from_time(
 ) -> None:
     """Put ``PREFIXshare_from_time`` and its floor, with the rotations' 95 % range, into a result."""
     floor = share_from_time_floor(label_N, t_N, unit_N, rng=rng, together_N=together_N)
-    name, unit = f"{prefix}share_from_time", "share of the labels' entropy"
+    name, unit = f"{prefix}share_from_time", "I(label; time) / H(label)"
     result.scalar(name, share_from_time(label_N, t_N), unit, episodes)
     rotated = f"{unit}, labels rotated within episodes"
     result.scalar(f"{name}_floor", float(floor.mean()), rotated, episodes, np.percentile(floor, [2.5, 97.5]))

@@ -45,6 +45,23 @@ SPACES = {
 }
 
 
+def principal_scores(x_NF: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(scores [N, K] on the first K = min(size, rank) principal components, share of the variance of each, float64
+    [K]); K is 0 where nothing changes.
+
+    Centred, not scaled: for columns of comparable units.  Beyond EXACT_SIZE dimensions by the randomised solver.
+    """
+    from sklearn.decomposition import PCA
+
+    if not np.ptp(x_NF, axis=0).any():
+        return np.zeros((len(x_NF), 0), x_NF.dtype), np.zeros(0)
+    solver = "randomized" if x_NF.shape[1] > EXACT_SIZE else "covariance_eigh"
+    model = PCA(min(size, *x_NF.shape), svd_solver=solver, n_oversamples=OVERSAMPLES, random_state=0)
+    scores_NK = model.fit_transform(x_NF)
+    kept = model.explained_variance_ > 1e-10 * model.explained_variance_[0]
+    return scores_NK[:, kept], model.explained_variance_ratio_[kept].astype(np.float64)
+
+
 def fit_pca(h_NH: np.ndarray, k: int, agent: str = "", *, space: str = "h", seed: int = 0) -> Basis:
     """Principal components of z-scored states, largest variance first, signs by skewness.
 
@@ -193,28 +210,6 @@ def neuron_basis(h_NH: np.ndarray, agent: str = "") -> Basis:
     return scaled.basis("neurons", live_HL.T, live_HL, agent, {"n": len(scaled.x_NL)})
 
 
-def random_basis(basis: Basis, k: int, rng: np.random.Generator) -> Basis:
-    """k random orthogonal directions of the z-scored state space, norm-matched to ``basis``.
-
-    Direction j's change of the z-scored state has the norm of ``basis.lift_KH[j % basis.size]``, so an
-    equal amount moves the state equally far.  A control: direction i of a k-direction draw is matched
-    to direction i.  For many controls in a small space draw often with small k.  Raises UserError for
-    k > H.
-    """
-    size = len(basis.mean_H)
-    if not 1 <= k <= size:
-        raise UserError(f"{k} orthogonal random directions do not fit into {size} dimensions; draw several bases")
-    directions_HK, r_KK = np.linalg.qr(rng.standard_normal((size, k)))
-    directions_HK = directions_HK * np.sign(np.diag(r_KK))  # uniform over orthogonal frames (Mezzadri 2007)
-    norm_K = basis.lift_KH.double().norm(dim=1).cpu().numpy()[np.arange(k) % basis.size]
-    # Matched to a direction that moves nothing: one that moves nothing.
-    per_norm_K = np.divide(1, norm_K, out=np.zeros_like(norm_K), where=norm_K > 0)
-    mean_H, std_H = basis.mean_H.double().cpu().numpy(), basis.std_H.double().cpu().numpy()
-    project_HK, lift_KH = directions_HK * per_norm_K, (directions_HK * norm_K).T
-    out = _basis("random", mean_H, std_H, project_HK, lift_KH, basis.agent, {"matched": basis.kind}, basis.space)
-    return out.to(device=basis.mean_H.device, dtype=basis.mean_H.dtype)
-
-
 def icasso(estimates_MK: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Cluster unit-norm component estimates [M, K] of white data by |correlation|.
 
@@ -263,7 +258,9 @@ class _Scaled:
         project_HK[self.live_L], lift_KH[:, self.live_L] = project_LK, lift_KL
         if dead := names_left_out(self.live_L, size, self.space):
             facts = {**facts, "left_out": dead}
-        return _basis(kind, self.mean_H, self.std_H, project_HK, lift_KH, agent, facts, self.space)
+        arrays = (self.mean_H, self.std_H, project_HK, lift_KH)
+        mean, std, project, lift = (torch.from_numpy(np.array(a, np.float32)) for a in arrays)
+        return Basis(kind, mean, std, project, lift, agent=agent, space=self.space, facts=facts)
 
 
 def _scale(h_NH: np.ndarray, k: int, samples: int, space: str) -> _Scaled:
@@ -444,17 +441,3 @@ def _caught(category: type[Warning], call: Any) -> bool:
         if other not in found:
             warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
     return bool(found)
-
-
-def _basis(
-    kind: str,
-    mean_H: np.ndarray,
-    std_H: np.ndarray,
-    project_HK: np.ndarray,
-    lift_KH: np.ndarray,
-    agent: str,
-    facts: dict[str, Any],
-    space: str = "h",
-) -> Basis:
-    mean, std, project, lift = (torch.from_numpy(np.array(a, np.float32)) for a in (mean_H, std_H, project_HK, lift_KH))
-    return Basis(kind, mean, std, project, lift, agent=agent, space=space, facts=facts)

@@ -34,7 +34,7 @@ class Probe:
     ``r2``: 1 minus squared error over squared distance from the mean, at most 1; 0 is no better than the mean,
     below it is worse.  Its interval is over the episodes read, with the fits held as they are: somewhat too narrow.
     ``shuffled``: the same with the targets of other episodes (interval: the central 95 % over shuffles), so what
-    time in the episode alone gives away.  ``p``: one-sided, that ``r2`` is one of the shuffled.
+    time in the episode alone predicts.  ``p``: one-sided, that ``r2`` is one of the shuffled.
     """
 
     r2: Estimate
@@ -42,11 +42,6 @@ class Probe:
     p: float
     predicted_N: np.ndarray  # float64, out-of-fold
     fold_N: np.ndarray  # int64, the fold in which a row was held out
-
-    @property
-    def selectivity(self) -> float:
-        """R^2 minus that of the control (Hewitt & Liang 2019, arXiv:1909.03368)."""
-        return self.r2.value - self.shuffled.value
 
 
 def linear_probe(
@@ -133,7 +128,7 @@ def exchanged_units(life_N: np.ndarray, unit_N: np.ndarray, rng: np.random.Gener
     """The row whose target every row gets, int64 [N], where whole units (of one or more lives) are exchanged at random.
 
     A life gets the targets of a life of the donor unit, step t those of step t; where that life has ended, those of
-    the next one that has not, so that what time alone gives away survives though lives differ in length.  Steps that
+    the next one that has not, so that what time alone predicts survives though lives differ in length.  Steps that
     no other life reaches begin again.  Rows of a life are consecutive and in order of time, with equal steps between.
     """
     starts = np.flatnonzero(np.r_[True, life_N[1:] != life_N[:-1]])
@@ -168,8 +163,9 @@ class FoldedRidge:
     as scikit-learn's StandardScaler and Ridge(penalty * N).
     """
 
-    def __init__(self, x_NF: np.ndarray, fold_N: np.ndarray) -> None:
-        """x_NF: float [N, F]; fold_N: int [N], 0 .. G-1, at least 3 of them."""
+    def __init__(self, x_NF: np.ndarray, fold_N: np.ndarray, penalties: np.ndarray = PENALTIES) -> None:
+        """x_NF: float [N, F]; fold_N: int [N], 0 .. G-1, at least 3 of them; penalties: a row and feature."""
+        self.penalties = penalties
         x_NF = np.asarray(x_NF, np.float64)
         self.centre_F = x_NF.mean(0)
         self.x_NF = x_NF - self.centre_F
@@ -219,7 +215,7 @@ class FoldedRidge:
 
     def _fits(self, sums: _Sums) -> list[tuple[np.ndarray, np.ndarray]]:
         folds = range(len(self.rows_G))
-        error_GPS = np.zeros((len(folds), len(PENALTIES), len(sums.mean_S)))
+        error_GPS = np.zeros((len(folds), len(self.penalties), len(sums.mean_S)))
         for f in folds:
             for g in range(f):
                 fit = self._solve(tuple(i for i in folds if i not in (f, g)), sums)
@@ -236,7 +232,7 @@ class FoldedRidge:
         mean_S = sums.sum_GS[these].sum(0) / system.n
         covariance_FS = sums.cross_GFS[these].sum(0) / system.n - system.mean_F[:, None] * mean_S
         turned_FS = system.unscale_FF.T @ covariance_FS
-        w_PFS = np.stack([system.unscale_FF @ (turned_FS / (system.variance_F + p)[:, None]) for p in PENALTIES])
+        w_PFS = np.stack([system.unscale_FF @ (turned_FS / (system.variance_F + p)[:, None]) for p in self.penalties])
         return w_PFS, mean_S - system.mean_F @ w_PFS
 
     def _error(self, g: int, sums: _Sums, w_XFS: np.ndarray, a_XS: np.ndarray) -> np.ndarray:

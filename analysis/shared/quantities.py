@@ -15,7 +15,7 @@ from torch import Tensor
 
 from core import config as cli
 from core.contracts import EnvSpec, UserError
-from core.directions import Basis, direction_of
+from core.directions import Basis, direction_of, name_of
 
 
 class Reading(NamedTuple):
@@ -106,10 +106,9 @@ def find_quantities(
         elif name in stands_for:
             raise UserError(f"{name!r} does the same as {stands_for[name]!r} in this world: ask for {stands_for[name]}")
         elif direction:
-            kind, i = direction
-            basis = basis_of(kind)
-            basis.check([i])
-            out.append(_of_direction(f"direction_{i}" if name.isdigit() else name.replace(":", "_"), basis, i))
+            basis = basis_of(direction[0])
+            basis.check([direction[1]])
+            out.append(_of_direction(name_of(*direction), basis, direction[1]))
         else:
             raise UserError(
                 f"no quantity {name!r}{cli.nearest(name, known)}; this world has: {', '.join(known)}, "

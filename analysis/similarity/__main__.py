@@ -48,7 +48,7 @@ class SimilarityConfig:
     first_step: int = 1
     """earlier steps are left out: step 0 is all initial state"""
     exchanges: int = 20
-    """exchanges of episodes for the floor"""
+    """permutations of episodes, for the null distribution"""
     resamples: int = 200
     """bootstrap resamples of whole episodes"""
     seed: int = 0

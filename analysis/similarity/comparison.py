@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from analysis.shared.probe_fits import FoldedRidge, folds_of
 from analysis.similarity.cka import Layer, cka, covariance, floor
 from core.artefacts import Result
 from core.contracts import Agent
@@ -27,22 +28,14 @@ def predicted(
     x_NP: np.ndarray, y_NQ: np.ndarray, episode_N: np.ndarray, *, rng: np.random.Generator, resamples: int
 ) -> Estimate:
     """Share of y's variance (all dimensions together) that ridge regression on x predicts on episodes held out."""
-    from sklearn.linear_model import Ridge
-    from sklearn.model_selection import GroupKFold
-
-    units, of_N = np.unique(episode_N, return_inverse=True)
-    order = rng.permutation(len(units))[of_N]
-    squared_N, spread_N = np.zeros(len(x_NP)), np.zeros(len(x_NP))
-    for train, test in GroupKFold(FOLDS).split(x_NP, groups=order):
-        mean, std = x_NP[train].mean(0), x_NP[train].std(0)
-        train_x, test_x = ((x_NP[rows] - mean) / np.where(std > 0, std, 1) for rows in (train, test))
-        fitted = Ridge(PENALTY * len(train)).fit(train_x, y_NQ[train]).predict(test_x)
-        squared_N[test] = ((y_NQ[test] - fitted) ** 2).sum(1)
-        spread_N[test] = ((y_NQ[test] - y_NQ[train].mean(0)) ** 2).sum(1)
+    fold_N = folds_of(episode_N, FOLDS, rng)
+    fitted_NQ = FoldedRidge(x_NP, fold_N, np.array([PENALTY])).predict(y_NQ)
+    usual_NQ = np.stack([y_NQ[fold_N != g].mean(0) for g in range(FOLDS)])[fold_N]
+    squared_N, spread_N = (((y_NQ - guess_NQ) ** 2).sum(1) for guess_NQ in (fitted_NQ, usual_NQ))
     value, low, high = jackknife(
         lambda rows: 1 - squared_N[rows].sum() / spread_N[rows].sum(), episode_N, rng=rng, link=LOST, draws=resamples
     )
-    return Estimate(float(value), float(low), float(high), len(units))
+    return Estimate(float(value), float(low), float(high), len(np.unique(episode_N)))
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from analysis.shared.directions import SPACES
 from analysis.shared.sources import REAL, SIMULATED
 from analysis.states.pooled import UNKNOWN_LEVEL
 from core.artefacts import Result
+from core.directions import name_of
 from core.figures import (
     DIVERGING,
     INK,
@@ -35,7 +36,7 @@ SOURCES = (("real", REAL_COLOUR), ("simulated", SIMULATED_COLOUR))
 MEASURES = {
     "inside": "simulated states\namong real ones",
     "covered": "real states\namong simulated",
-    "told_apart": "told apart by a\nlinear classifier",
+    "told_apart": "classifier two-\nsample test",
 }
 HEADS = {"head_weights": "independent component", "head_weights_pca": "principal component",
          "head_weights_nmf": "non-negative factor"}  # fmt: skip
@@ -183,8 +184,8 @@ def _draw_planes(result: Result) -> Any:
             _paint(figure, axis, xy, result, rows, what, key=number == 0)
             axis.set(xlim=(low[0], high[0] + 1e-6), ylim=(low[1], high[1] + 1e-6))
             axis.tick_params(labelsize=7)
-            axis.set_xlabel(f"principal component {a}", fontsize=8)
-        line[0].set_ylabel(f"principal component {b}", fontsize=8)
+            axis.set_xlabel(_name(result, "pca", a), fontsize=8)
+        line[0].set_ylabel(_name(result, "pca", b), fontsize=8)
     for axis, what in zip(axes[0], colourings, strict=True):
         axis.set_title(TITLES[what].split(" (")[0], fontsize=9)
     figure.suptitle(f"Planes of principal components, in standard deviations: {len(rows):,} {_of(result)}", fontsize=11)
@@ -206,9 +207,9 @@ def _draw_explained(result: Result) -> Any:
     axes[0].set(xlabel="principal components", ylabel=f"share of {of}", ylim=(0, 1.02), title=f"PCA of {_of(result)}")
     axes[0].legend(frameon=False, loc="lower right")
     if ica:
-        axes[1].bar([row["direction"] for row in ica], [row["stability"] for row in ica], color=INK)
+        axes[1].bar(range(len(ica)), [row["stability"] for row in ica], color=INK)
         axes[1].set(
-            xlabel="independent component",
+            xlabel=f"independent component, from {_name(result, 'ica', 0)} on",
             ylabel="stability (index Iq)",
             ylim=(0, 1),
             title="ICA: 1 stable, 0 arbitrary",
@@ -216,9 +217,15 @@ def _draw_explained(result: Result) -> Any:
     return figure
 
 
+def _name(result: Result, kind: str, i: int) -> str:
+    """Of direction ``i`` of the basis ``kind``."""
+    return name_of(kind, i, result.notes["space"])
+
+
 def _draw_time_courses(result: Result) -> Any:
     episodes = _some_episodes(result)
-    name, kind = ("c_ica", "Independent") if "c_ica" in result.arrays else ("c_pca", "Principal")
+    of, kind = ("ica", "Independent") if "c_ica" in result.arrays else ("pca", "Principal")
+    name = f"c_{of}"
     shown = min(8, result.arrays[name].shape[1])
     figure = figure_of(3.2 * len(episodes), 1.0 * shown + 0.8)
     axes = figure.subplots(shown, len(episodes), squeeze=False, sharex="col", sharey="row")
@@ -229,7 +236,7 @@ def _draw_time_courses(result: Result) -> Any:
             axis.axhline(0, color=LINE, linewidth=0.8)
             axis.plot(t, result.arrays[name][rows, i], color=INK, linewidth=1)
             if column == 0:
-                axis.set_ylabel(f"component {i}")
+                axis.set_ylabel(_name(result, of, i))
         axes[0, column].set_title(f"episode {result.arrays['index'][rows[0], 0]}", fontsize=9)
         axes[-1, column].set_xlabel("step")
     figure.suptitle(f"{kind} components of {_of(result)} over time (standard deviations)")
@@ -260,8 +267,8 @@ def _draw_paths(result: Result) -> Any:
                 colour = colormaps[TIME](0.0 if row == 0 else 1.0)
                 axis.plot(*xy[row], marker=marker, color=colour, markeredgecolor="k", markersize=7)
             axis.set(xlim=limits[a], ylim=limits[b])
-            axis.set_xlabel(f"principal component {a}", fontsize=8)
-            axis.set_ylabel(f"principal component {b}", fontsize=8)
+            axis.set_xlabel(_name(result, "pca", a), fontsize=8)
+            axis.set_ylabel(_name(result, "pca", b), fontsize=8)
         line[0].set_title(f"episode {result.arrays['index'][rows[0], 0]}", fontsize=9)
         figure.colorbar(drawn, ax=line[-1], label="step")
     of = _of(result)
@@ -295,7 +302,8 @@ def _draw_heads(result: Result) -> Any:
             figure.colorbar(image, ax=axis).ax.tick_params(labelsize=7)
         of = result.arrays[kind].shape[1]
         some = f" (the first {MAX_WEIGHTS} of {of})" if of > MAX_WEIGHTS else ""
-        bottom.set_xlabel(f"{HEADS[kind]}{some}", fontsize=9)
+        first = _name(result, kind.removeprefix("head_weights").lstrip("_") or "ica", 0)
+        bottom.set_xlabel(f"{HEADS[kind]}, from {first} on{some}", fontsize=9)
     figure.suptitle("Change of logits and value per standard deviation", fontsize=11)
     return figure
 
@@ -315,8 +323,8 @@ def _draw_overlap(result: Result) -> Any:
     _two_sources(middle, c[some], result.arrays["source"][some])
     low, high = np.quantile(c, (0.002, 0.998), axis=0)
     middle.set(
-        xlim=(low[0], high[0] + 1e-6), ylim=(low[1], high[1] + 1e-6), xlabel=f"principal component {a}",
-        ylabel=f"principal component {b}",
+        xlim=(low[0], high[0] + 1e-6), ylim=(low[1], high[1] + 1e-6), xlabel=_name(result, "pca", a),
+        ylabel=_name(result, "pca", b),
         title="First two principal components",
     )  # fmt: skip
     table = {row["measure"]: row for row in result.tables["overlap"]}

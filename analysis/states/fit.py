@@ -220,7 +220,8 @@ def _describe(
         ica = bases["ica"].facts
         rows = zip(ica["stability"], ica["match"], ica["explained"], strict=True)
         result.tables["ica"] = [
-            {"direction": i, "stability": s, "match": m, "explained": e} for i, (s, m, e) in enumerate(rows)
+            {"direction": name, "stability": s, "match": m, "explained": e}
+            for name, (s, m, e) in zip(bases["ica"].names, rows, strict=True)
         ]
         stability = np.array(ica["stability"])
         result.scalar("ica_stability_median", float(np.median(stability)), "Iq, 1 is stable", episodes)

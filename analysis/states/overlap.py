@@ -56,7 +56,7 @@ def overlap(x_NK: np.ndarray, c_NK: np.ndarray, real_N: np.ndarray, unit_N: np.n
         ("inside", *measured(lambda a, b: _inside(x_NK, unit_N, a, b)), "share of simulated states"),
         ("covered", *measured(lambda a, b: _inside(x_NK, unit_N, b, a)), "share of real states"),
         ("frechet", *measured(lambda a, b: frechet(x_NK[a], x_NK[b]) / variance), "of the real states' variance"),
-        ("told_apart", apart["simulated"], apart["floor"], "share told apart, 0.5 is chance"),
+        ("told_apart", apart["simulated"], apart["floor"], "accuracy of a linear classifier, 0.5 is chance"),
     ]  # fmt: skip
     rows = []
     for name, value, floor, unit in found:

@@ -112,24 +112,24 @@ def summary(result: Result, bases: Mapping[str, Basis], out: Path) -> str:
             f"least {scalars['ica_stability_least']['value']:.2f}"
         )
     lines.append(
-        f"  clusters: stability {scalars['cluster_stability']['value']:.2f} (ARI), time gives away "
-        f"{scalars['cluster_share_from_time']['value']:.0%} of the label "
-        f"(floor {scalars['cluster_share_from_time_floor']['value']:.0%})"
+        f"  clusters: stability {scalars['cluster_stability']['value']:.2f} (ARI); normalised mutual information of "
+        f"label and step {scalars['cluster_share_from_time']['value']:.2f} "
+        f"(of rotated labels {scalars['cluster_share_from_time_floor']['value']:.2f})"
     )
     if "cluster_surrogates" in result.tables:
         lines.append(f"  {in_words(result, 'cluster_')}")
     said = {
-        "inside": "simulated states lie among real ones", "covered": "real states lie among simulated ones",
-        "told_apart": "both are told apart by a linear classifier",
+        "inside": "simulated states among real ones", "covered": "real states among simulated ones",
+        "told_apart": "classifier two-sample test, accuracy (0.5 is chance)",
     }  # fmt: skip
     for row in result.tables.get("overlap", []):
         name = row["measure"]
         if name in said and row["reason"]:
-            lines.append(f"  how many {said[name]} is not known: {row['reason']}")
+            lines.append(f"  {said[name]}: not known: {row['reason']}")
         elif name in said:
             share, floor = scalars[f"overlap_{name}"], scalars[f"overlap_{name}_floor"]["value"]
-            words = said[name]
-            lines.append(f"  {share['value']:.0%}{_interval(share, '.0%')} of {words} (real against real: {floor:.0%})")
+            found = f"{share['value']:.2f}{_interval(share, '.2f')}"
+            lines.append(f"  {said[name]}: {found} (real against real: {floor:.2f})")
     if "overlap" in result.notes:
         lines.append(f"  real against simulated: {result.notes['overlap']}")
     return "\n".join([*lines, f"  {out}"])

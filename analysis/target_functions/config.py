@@ -42,15 +42,16 @@ class TargetFunctionsConfig:
     learning_rate: float = 0.1
     """of Adam at the start, in standard deviations of the population; it falls linearly to 0"""
     prior_weight: float = 1.0
-    """price of leaving the population: standard deviations of the target (over the population) for being one
-    standard deviation further out than its mean, and four times that for two; 0: nothing is paid"""
+    """penalty for leaving the population, in standard deviations of the target over the population: what a latent costs
+    whose distance from the population's centre is one standard deviation above the mean; at two it costs four times
+    that; 0: no penalty"""
     env_grads: bool = True
     """let the gradient pass straight through the agent's actions to their consequences; the world's categorical states
     are passed straight through either way"""
     noisy: int = 8
     """noisy rollouts a start, before and after, which say whether the effect outlives the world's noise"""
     drawn: int = 8
-    """starts drawn a target: the first ones, whatever came of them"""
+    """starts that are drawn of each target, the first ones"""
     video: bool = True
     """write an MP4 beside every PNG"""
     memory_gb: float = 1.0

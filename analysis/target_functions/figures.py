@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis.shared.strips import GAP, GOLD, LABEL, TILE, arrow
 from core import artefacts
-from core.figures import BAND, INK, SIMULATED, figure_of, font_of, minus
+from core.figures import BAND, INK, SIMULATED, enlarged, figure_of, font_of, minus
 from core.progress import bar
 from core.video import write_video
 
@@ -72,8 +72,7 @@ def draw_strip(result: artefacts.Result, s: int, label: str, names: Sequence[str
         pen.line((left, y + arrows - 3, image.width - GAP, y + arrows - 3), fill=GOLD, width=3)
         for t in range(columns):
             left, middle = LABEL + t * (TILE + GAP), LABEL + t * (TILE + GAP) + TILE / 2
-            tile = Image.fromarray(x.frames[t]).resize((TILE, TILE), Image.Resampling.NEAREST)
-            image.paste(tile, (left, y + arrows))
+            image.paste(enlarged(x.frames[t], TILE, TILE), (left, y + arrows))
             if x.alive[t]:
                 arrow(pen, middle, y + arrows / 2 - 2, x.actions[t], 10, small)
             said = minus(f"step {t}, value {x.value[t]:.2f}") if x.alive[t] else f"step {t}, ended"
@@ -107,8 +106,7 @@ def video_frames(result: artefacts.Result, s: int, label: str, names: Sequence[s
             pen.text((left + 6, 32), minus(said), fill="black", font=font)
             if x.alive[t]:
                 arrow(pen, left + side - 40, 44, x.actions[t], 9, font)
-            tile = Image.fromarray(x.frames[t]).resize((side, side), Image.Resampling.NEAREST)
-            image.paste(tile, (left, 64))
+            image.paste(enlarged(x.frames[t], side, side), (left, 64))
         out.append(np.asarray(image))
     return out
 
@@ -154,7 +152,8 @@ def draw(result: artefacts.Result, path: Path, names: Sequence[str], drawn: int,
     jobs = [(label, s) for label in result.notes["targets"] for s in range(min(drawn, len(frames)))]
     with bar("drawing", len(jobs), "strips") as progress:
         for label, s in jobs:
-            draw_strip(result, s, label, names).save(path / f"{label}_{s}.png")
+            file = f"{label.replace(':', '_')}_{s}"  # ica:1: not every file system has colons
+            draw_strip(result, s, label, names).save(path / f"{file}.png")
             if video:
-                write_video(path / f"{label}_{s}.mp4", video_frames(result, s, label, names))
+                write_video(path / f"{file}.mp4", video_frames(result, s, label, names))
             progress.advance()

@@ -10,15 +10,19 @@ import pytest
 import torch
 
 from agents.load import load_agent
+from analysis.shared.directions import neuron_basis
 from core import config as cli
 from core.artefacts import Result, read_manifest
 from core.contracts import UserError
+from core.interventions import AtSteps, Resample
 from envs.procgen import ProcgenEnv, ProcgenOptions
 from envs.procgen_edits import Edit, parse_edit, undone
 from envs.procgen_state import State, snapshot_of, state_of
 from validation.edits import __main__ as edits
-from validation.edits.course import EditedWorld, differs
+from validation.edits.course import AllElse, EditedWorld, differs
 from validation.edits.starts import EditStarts, collect, fits
+from validation.edits.study import _measured, _ways
+from validation.paired.course import Measures
 
 AGENT = Path("bundles/coinrun-demo/agent")
 CPU = torch.device("cpu")
@@ -136,16 +140,39 @@ def test_the_stage_says_what_was_seen_and_foretold(tmp_path: Path, capsys: pytes
     result = run(tmp_path / "e", "--simulator", "bundles/coinrun-demo/simulator", *two)
     rows = result.tables["effects"]
     assert {row["way"] for row in rows if row["edit"] == "remove crate"} >= {"whole", "pixels", "world"}
-    assert {row["way"] for row in rows if row["edit"] != "remove crate"} <= {"whole", "since the episode"}
+    assert {row["way"] for row in rows if row["edit"] != "remove crate"} == {"whole"}
     assert result.scalars["twin_difference"]["value"] == 0
     late = [row for row in rows if row["way"] == "whole" and row["late"]]
     assert all(row["verdict"] in ("confirmed", "refuted", "no effect", "open") for row in late)
     assert all("foretold" in row for row in late)
     said = capsys.readouterr().out
-    assert "'remove crate' changes the agent's value 2 steps later" in said and "foretold" in said
+    assert "'remove crate' changes reward plus value after 2 steps" in said and "foretold" in said
     for name in ("effects.png", "frames.png", "effects.csv"):
         assert (tmp_path / "e" / name).stat().st_size > 0
     assert set(read_manifest(tmp_path / "e")["inputs"]) == {"simulator"}
+
+
+def test_directions_are_set_back_in_the_edited_world(world: EditedWorld) -> None:
+    edit, plain = fixed(world, "remove crate"), world.course(nobody(world))
+    h_NH = plain.course.h_RTH[:, 0]  # type: ignore[index]
+    size = h_NH.shape[1]
+    basis = neuron_basis(h_NH.numpy() + np.random.default_rng(0).normal(size=h_NH.shape))
+    every = tuple(range(basis.size))
+    assert basis.size == size
+    whole = world.course(edit)
+    # Everything set back: at once it acts as if nothing had been edited.  Nothing but the directions: as edited.
+    back = world.course(edit, intervene=(AtSteps(Resample(basis, every, h_NH), 0, 1),))
+    rest = world.course(edit, intervene=(AtSteps(AllElse(basis, every, h_NH), 0, 1),))
+    none = world.course(edit, intervene=(AtSteps(AllElse(basis, (), h_NH), 0, 1),))
+    for one, other in ((back, plain), (rest, whole), (none, plain)):
+        assert torch.allclose(one.course.logits_RTA[:, 0], other.course.logits_RTA[:, 0], atol=1e-4)
+    assert not torch.allclose(whole.course.logits_RTA[:, 0], plain.course.logits_RTA[:, 0], atol=1e-3)
+    measures = Measures(world.agent.spec.distinct_actions(), basis, (0, 3))
+    seen, _ = _ways(world, edit, measures, _measured(plain.course, measures), plain)
+    assert set(seen) == {"whole", "pixels", "world", "since the episode", "set back", "all else set back"}
+    moved = (whole.course.h_RTH[:, 0] - h_NH)[:, 3].double().numpy()  # type: ignore[index]
+    scale = seen["whole"][basis.names[3]] / np.where(moved == 0, np.nan, moved)
+    assert np.nanstd(scale) < 1e-3 * abs(np.nanmean(scale)) and basis.names[3] not in seen["set back"]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +181,8 @@ def test_the_stage_says_what_was_seen_and_foretold(tmp_path: Path, capsys: pytes
         (("--edits", "remove lava"), "can be made at|of 8 starts after"), (("--edits", "remove dragon"), "no 'dragon'"),
         (("--edits", "remove coin", "remove coin"), "there twice"), (("--directions", "0"), "give --basis"),
         (("--edits", "set wall_theme 2"), "of 8 starts after"),
-        (("--agent", "bundles/nmmo-demo/policies/forager"), "Procgen's states"), (("--starts", "2"), "--starts must be"),
+        (("--agent", "bundles/nmmo-demo/policies/forager"), "Procgen's states"),
+        (("--starts", "2"), "--starts must be"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(

@@ -165,7 +165,7 @@ def test_patching_takes_a_basis_of_the_same_recording(house: Path, tmp_path: Pat
     stage(patching, "PatchingConfig", house / "rollouts", "--policy", house / "policy", *basis, "--out", tmp_path / "p",
           *small)  # fmt: skip
     result = Result.load(tmp_path / "p")
-    assert result.notes["directions"] == ["ica_0", "ica_2"] and result.notes["identity"] == 0
+    assert result.notes["directions"] == ["ica:0", "ica:2"] and result.notes["identity"] == 0
     assert result.arrays["kl"].max() > 0 and result.notes["value_off"] < 1e-3
 
 
@@ -235,7 +235,7 @@ def test_all_agents_of_a_world_are_one_unit(house: Path) -> None:
     asked = asked_in(
         agent, lambda slots: env, basis, (), options, 0, torch.Generator(), "all", torch.device("cpu")
     )  # fmt: skip
-    change = Hypothesis("shift", (0,), (3.0,))
+    change = Hypothesis("shift", "pca", (0,), (3.0,))
     bench = Bench(basis, asked.starts, asked.world, None, asked.world)
     bench.prepare([change], (), np.random.default_rng(0))
     own = effects_in(bench, asked.world, [change], None, "")

@@ -145,7 +145,7 @@ def test_probes_read_what_is_there_and_name_what_is_not(world: Path, capsys: pyt
     assert said["self_gold"]["verdict"] == "constant" and said["self_gold"]["linear"] is None
     assert said["row"]["verdict"] == "read beyond what is given" and said["row"]["observation"] > 0.99
     assert said["tick"]["verdict"] == "read; it is time itself"
-    assert said["n_visible_players"]["verdict"] == "no more than time gives away"
+    assert said["n_visible_players"]["verdict"] == "no more than time alone predicts"
     assert said["n_visible_players"]["linear"] > 0.5 and abs(said["n_visible_players"]["partial"]) < 0.05
     assert said["in_combat"]["kind"] == "binary" and said["in_combat"]["auroc_mlp"] > 0.95
     assert {c["constant_per"] for c in result.tables["controls"]} == {"life", "world", "map"}
@@ -207,7 +207,7 @@ def test_patching_finds_the_wiring(world: Path, tmp_path: Path, capsys: pytest.C
     assert said["tick", "Attack.Style"]["kl"] < 0.01 * said["tick", "Move.Direction"]["kl"]
     assert said["row", table.ALL]["verdict"] != more and said["row", table.ALL]["kl"] < 1e-3
     assert said["tick", "Buy.MarketItem"]["verdict"] == "never had a choice"
-    assert {d for d, _ in said} == {"pca_0", "pca_1", "tick", "in_combat", "row"}
+    assert {d for d, _ in said} == {"pca:0", "pca:1", "tick", "in_combat", "row"}
     assert result.notes["identity"] == 0 and result.notes["unit"] == "map"
     e, t = result.arrays["index"].T, result.arrays["donor_index"]
     assert (e[0] == t[:, 0]).all() and (e[1] != t[:, 1]).all()
@@ -216,12 +216,12 @@ def test_patching_finds_the_wiring(world: Path, tmp_path: Path, capsys: pytest.C
     assert "tick -> Move.Direction" in out and "changes 0 nats" in out
     with RolloutStore(world / "extraction") as store, artefacts.new_run(tmp_path / "basis", "hidden_states", {}) as own:
         fit_pca(store.pooled("h")[0]["h"], 4, store.manifest["facts"]["agent"]).save(own.path)
-    own_basis = ("--basis", tmp_path / "basis", "--basis_kind", "pca", "--direction_ids", 0, 3, "--pca_size", 0)
+    own_basis = ("--basis", tmp_path / "basis", "--basis_kind", "pca", "--direction_ids", "pca:0", 3, "--pca_size", 0)
     any_life = run(
         patching, world / "extraction", "--out", tmp_path / "any", *common, *own_basis, "--donor", "any", "--doses", 1
     )
     again = {(row["direction"], row["head"]): row for row in any_life.tables["patching"]}
-    assert {d for d, _ in again} == {"pca_0", "pca_3"} and len(any_life.tables["doses"]) == 6
+    assert {d for d, _ in again} == {"pca:0", "pca:3"} and len(any_life.tables["doses"]) == 6
     np.testing.assert_allclose(any_life.arrays["direction_read"][0], result.arrays["direction_read"][0], atol=1e-5)
     with RolloutStore(world / "extraction") as store:
         maps = np.array([store.meta(e)["map"] for e in range(len(store))])

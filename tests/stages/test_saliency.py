@@ -81,7 +81,7 @@ def test_samples_quantities_and_pictures(runs: Path, tmp_path: Path) -> None:
     from PIL import Image
 
     out = tmp_path / "saliency"
-    quantities = ["action", "value_delta", "jumping_right", "direction_3", "ica_0"]
+    quantities = ["action", "value_delta", "jumping_right", "ica:3", "ica:0"]
     result = explain(
         runs,
         out,
@@ -89,7 +89,9 @@ def test_samples_quantities_and_pictures(runs: Path, tmp_path: Path) -> None:
         7,
         2,
         "--quantities",
-        *quantities,
+        *quantities[:3],
+        "direction_3",  # as earlier versions wrote it
+        "ica:0",
         "--hidden_states",
         runs / "hidden_states",
         "--no-video",
@@ -104,7 +106,7 @@ def test_samples_quantities_and_pictures(runs: Path, tmp_path: Path) -> None:
         assert np.abs(result.arrays[f"grad_frames_{q}"]).max() > 0
         assert result.scalars[f"completeness_delta_{q}"]["n"] == 2
         for i in (7, 2):
-            with Image.open(out / f"sample_{i}_{q}.png") as image:
+            with Image.open(out / f"sample_{i}_{q.replace(':', '_')}.png") as image:
                 assert image.size[0] > 6 * strips.TILE
     np.testing.assert_allclose(
         result.arrays["grad_h_action"] - result.arrays["grad_h_action_agent_only"],
@@ -132,7 +134,7 @@ def test_every_method_and_check(runs: Path, tmp_path: Path) -> None:
         "--methods", "plain", "integrated", "deeplift", "occlusion", "latent", "--window", 32, "--stride", 32,
     )  # fmt: skip
     a = result.arrays
-    for q in ("action", "ica_1"):
+    for q in ("action", "ica:1"):
         for method in ("integrated", "deeplift", "occlusion"):
             assert a[f"{method}_frames_{q}"].shape == (2, 64, 64, 3) and np.isfinite(a[f"{method}_frames_{q}"]).all()
         change = a[f"change_{q}"]
@@ -142,7 +144,7 @@ def test_every_method_and_check(runs: Path, tmp_path: Path) -> None:
         assert a[f"grad_ica_{q}"].shape == (2, 6, 4)
         assert result.scalars[f"completeness_delta_deeplift_{q}"]["n"] == 2
     # A direction of the world: the agent alone has nothing to say of it, the rollout has.
-    assert "deeplift_frames_d_pca_0" not in a and np.abs(a["grad_d_d_pca_0"]).max() > 0
+    assert "deeplift_frames_d_pca:0" not in a and np.abs(a["grad_d_d_pca:0"]).max() > 0
     assert result.tables["checks"] and (out / "checks.csv").exists()
     kinds = {(row["check"], row["of"]) for row in result.tables["checks"] if row["quantity"] == "action"}
     for method in ("gradient", "integrated", "deeplift", "occlusion"):
@@ -190,7 +192,7 @@ def test_the_video_can_be_played(runs: Path, tmp_path: Path) -> None:
         (["--sample_ids", "0", "to", "13"], "no sample 12"),
         (["--quantities", "jumping"], "no quantity 'jumping'"),
         (["--quantities", "ica_0"], "--hidden_states"),
-        (["--quantities", "ica_4", "--hidden_states", "HIDDEN"], "direction 4 does not exist"),
+        (["--quantities", "ica_4", "--hidden_states", "HIDDEN"], "direction ica:4 does not exist"),
         (["--quantities", "pca_0", "--hidden_states", "HIDDEN"], "no 'pca' basis"),
         (["--quantities", "value_delta", "--target_step", "0"], "--target_step 1 or later"),
         (["--target_step", "11"], "--target_step 11"),
@@ -242,6 +244,17 @@ def test_coupling_of_samples(runs: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "directions in 1 behaviours" in said.out
     assert said.err.count("note: 18 Jacobians are tested together and p is never below 0.005") == 1
     assert len(result.notes["resolution"]) == 2 and result.notes["left_out"] == []
+    assert result.notes["directions"] == ["ica:0", "ica:1", "ica:2"]
+    # Those that are named, in that order: the same numbers.
+    two = tmp_path / "two"
+    couple(
+        runs, two, "--lags", 1, 3, "--directions", "ica:2", "0", "--samples_per_behaviour", 10,
+        "--permutations", 199, "--resamples", 99,
+    )  # fmt: skip
+    named = Result.load(two)
+    assert named.notes["directions"] == ["ica:2", "ica:0"]
+    for name in ("jacobian", "correlation", "straight_through"):
+        np.testing.assert_allclose(named.arrays[name], result.arrays[name][..., [2, 0], :][..., [2, 0]], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -257,6 +270,9 @@ def test_coupling_of_samples(runs: Path, tmp_path: Path, capsys: pytest.CaptureF
         (["--alpha", "0"], "--alpha 0 is not between 0 and 1"),
         (["--permutations", "9"], "--permutations must be at least 99"),
         (["--max_directions", "-1"], "--max_directions must be at least 0"),
+        (["--directions", "ica:9"], "direction ica:9 does not exist"),
+        (["--directions", "pca:0"], "is of another basis than ica"),
+        (["--directions", "ica:1", "1"], "--directions names ica:1 twice"),
         (["--seed", "-1"], "--seed must be at least 0"),
         (["--memory_gb", "nan"], "--memory_gb"),
         (["--rollouts", "SAMPLES"], "does not hold real rollouts"),

@@ -58,9 +58,9 @@ def test_targets_of_real_starts(
     out = tmp_path / "targets"
     result = find(
         pipeline, out, "--rollouts", pipeline / "rollouts", "--hidden_states", neurons,
-        "--maximise", "value_drop", "neurons_1", "--minimise", "neurons_1", "terminal", "--no-video",
+        "--maximise", "value_drop", "neurons:1", "--minimise", "neurons_1", "terminal", "--no-video",
     )  # fmt: skip
-    labels = ["value_drop_up", "neurons_1_up", "neurons_1_down", "terminal_down"]
+    labels = ["value_drop_up", "neurons:1_up", "neurons:1_down", "terminal_down"]
     assert list(result.notes["targets"]) == labels
     simulator = load_simulator(pipeline / "simulator")
     a = result.arrays
@@ -73,22 +73,22 @@ def test_targets_of_real_starts(
         np.testing.assert_allclose(shown.value, a[f"value_after_{label}"], atol=1e-4)
         assert np.array_equal(shown.action, a[f"action_after_{label}"])
         for s in range(2):
-            with Image.open(out / f"{label}_{s}.png") as image:
+            with Image.open(out / f"{label.replace(':', '_')}_{s}.png") as image:
                 assert image.size == (strips.LABEL + (STEPS + 1) * 132, 28 + 2 * 198)
         assert not (out / f"{label}_2.png").exists()
-    shown = simulator.rollout(torch.from_numpy(a["z_after_neurons_1_up"]), STEPS)
+    shown = simulator.rollout(torch.from_numpy(a["z_after_neurons:1_up"]), STEPS)
     lived = shown.alive[:, 1:]  # the debug world ends now and then
     h = (shown.h[:, 1:, 1] * lived).sum(1) / lived.sum(1)
-    rows = [r for r in result.tables["samples"] if (r["target"], r["sense"]) == ("neurons_1", "up")]
+    rows = [r for r in result.tables["samples"] if (r["target"], r["sense"]) == ("neurons:1", "up")]
     np.testing.assert_allclose(h, np.array([r["after"] for r in rows], float), atol=1e-5, equal_nan=True)
     with RolloutStore(pipeline / "rollouts") as store:  # a start is a draw from what its window tells
         for s, r in enumerate(rows):
             window = store.read_windows(["obs/frames"], np.array([[r["episode"], r["step"]]]), 3)
             mean, log_std = simulator.world.infer({"frames": torch.from_numpy(window["obs/frames"])})
-            assert (abs(a["z_before_neurons_1_up"][s] - mean[0].numpy()) < 6 * log_std[0].exp().numpy()).all()
+            assert (abs(a["z_before_neurons:1_up"][s] - mean[0].numpy()) < 6 * log_std[0].exp().numpy()).all()
     with open(out / "targets.csv") as file:
         summary = list(csv.DictReader(file))
-    assert [row["target"] for row in summary] == ["value_drop", "neurons_1", "neurons_1", "terminal"]
+    assert [row["target"] for row in summary] == ["value_drop", "neurons:1", "neurons:1", "terminal"]
     for row in summary:
         mine = [r for r in result.tables["samples"] if (r["target"], r["sense"]) == (row["target"], row["sense"])]
         read = sum(r["over_control"] is not None for r in mine)
@@ -126,7 +126,7 @@ def test_the_video_can_be_played(pipeline: Path, tmp_path: Path) -> None:
         ([], "name a target"),
         (["--maximise", "valeu"], "no target 'valeu' (did you mean value?)"),
         (["--maximise", "ica_0"], "--hidden_states"),
-        (["--maximise", "neurons_16", "--hidden_states", "NEURONS"], "direction 16 does not exist"),
+        (["--maximise", "neurons_16", "--hidden_states", "NEURONS"], "direction neurons:16 does not exist"),
         (["--maximise", "value", "--first_step", "5"], "--first_step 5 is not between 0 and --steps 4"),
         (["--maximise", "value_delta", "--first_step", "0"], "--first_step 1 or later"),
         (["--maximise", "value", "--samples", "1"], "--samples must be at least 2"),

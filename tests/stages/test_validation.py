@@ -75,7 +75,7 @@ def test_interventions_stage(dirs):
     assert verify(out) == []
     assert {"effects.png", "predicted_vs_observed.png", "effects.csv"} <= {p.name for p in out.iterdir()}
     rows = result.tables["effects"]
-    assert {r["world"] for r in rows} == {"real", "simulator"} and {r["direction"] for r in rows} == {0, 2}
+    assert {r["world"] for r in rows} == {"real", "simulator"} and {r["direction"] for r in rows} == {"pca:0", "pca:2"}
     assert {r["n"] for r in rows} == {6} and {r["random_n"] for r in rows} == {78, None}
     assert result.scalars["zero_change_real"]["value"] == 0 == result.scalars["zero_change_simulator"]["value"]
     # At step 0 both worlds are the same agent in the same state.
@@ -84,7 +84,7 @@ def test_interventions_stage(dirs):
         if world == "real":
             assert value == pytest.approx(now["simulator", hypothesis, quantity], abs=1e-6)
     assert len(result.arrays["behaviour"]) == 6 and 0 < result.scalars["behaviour_labels_found"]["value"] <= 1
-    assert result.notes["claim"].count("Direction") == 2 and result.notes["gate"]["rows"] > 50
+    assert result.notes["claim"].count("pca:") == 2 and result.notes["gate"]["rows"] > 50
     assert {"paths.csv"} <= {p.name for p in out.iterdir()}
     for claim in result.notes["claims"]:
         assert set(claim["parts"]) == {"exists", "size", "special", "through_world", "needed"}
@@ -115,21 +115,21 @@ def test_a_study_file_is_a_study_and_says_what_it_was(dirs):
         "events": ["calm: action in (none, left, right) or value < 100"], "starts": 8, "video": False,
     }  # fmt: skip
     file.write_text(json.dumps(said | {"events": ["calm: value < prob(up) * 1e9 and step < 99"]}))
-    with pytest.raises(UserError, match=r"patch all clean calm \(denoising\)' is about 0 of 8 starts"):
+    with pytest.raises(UserError, match=r"patch pca:all clean calm \(denoising\)' is about 0 of 8 starts"):
         interventions(study_of(dirs, file, out))
     said["hypotheses"].remove("patch all clean calm")
     file.write_text(json.dumps(said))
     interventions(study_of(dirs, file, out))
     result = Result.load(out)
     assert verify(out) == [] and not list(out.glob("*.mp4"))
-    assert result.notes["hypotheses"][1] == "collapse 2" and {r["n"] for r in result.tables["effects"]} == {8}
+    assert result.notes["hypotheses"][1] == "collapse pca:2" and {r["n"] for r in result.tables["effects"]} == {8}
     resolved = artefacts.read_manifest(out)["config"]
     assert resolved["starts"] == 8 and resolved["hypotheses"] == said["hypotheses"]
     assert [c.get("role") for c in result.notes["claims"]] == [None, None, None, None, "necessary"]
     # Enough controls that one of five named claims could stand out.
     assert {r["random_n"] for r in result.tables["effects"]} == {198, None}
     # Through memory the real world stays what it was: nothing but the agent can have changed.
-    memory = result.notes["hypotheses"].index("shift 1 by +2 through memory")
+    memory = result.notes["hypotheses"].index("shift pca:1 by +2 through memory")
     for q in ("reward@2", "ended@2"):
         assert np.abs(result.arrays[f"observed/{q}"][memory]).max() == 0
 
@@ -138,7 +138,7 @@ def test_a_study_file_is_a_study_and_says_what_it_was(dirs):
     ("said", "reason"),
     [
         ({"hypothesis": ["shift 0 by 1"]}, "unknown key 'hypothesis' (did you mean hypotheses?)"),
-        ({"hypotheses": ["shift 9 by 1"]}, "direction 9 does not exist"),
+        ({"hypotheses": ["shift 9 by 1"]}, "direction pca:9 does not exist"),
         ({"hypotheses": ["shift 1=1 when behaviour=0"]}, "speaks of a behaviour: give --behaviours"),
         ({"hypotheses": ["collapse 1 necessary for jmup"], "events": ["jump: action == up"]}, "did you mean jump?"),
         ({"hypotheses": ["shift 1=1 on valeu"]}, "cannot read 'on valeu'"),
@@ -241,7 +241,7 @@ def test_mistakes_of_fidelity_leave_nothing_on_disk(dirs, changed, said):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"directions": ("9",)}, "direction 9 does not exist"),
+        ({"directions": ("9",)}, "direction pca:9 does not exist"),
         ({"basis_kind": "icaa"}, "no 'icaa' basis"),
         ({"hidden_states": "rollouts"}, "basis"),
         ({"simulator": "agent"}, "holds no simulator"),

@@ -13,10 +13,11 @@ from analysis.activations.components import relations
 from analysis.activations.config import ActivationsConfig
 from analysis.activations.described import analyse, describe
 from analysis.activations.figures import draw
-from analysis.activations.maps import find, principal, rolling_mean, transitions
+from analysis.activations.maps import find, rolling_mean, transitions
 from analysis.activations.records import Records
 from analysis.activations.verdicts import Lives
 from analysis.shared.clusters import NOISE, TIME_BINS, time_bins, time_eta2
+from analysis.shared.directions import principal_scores
 from core.artefacts import Result
 from core.stats import cohens_d, cohens_d_interval, eta_squared
 
@@ -90,7 +91,7 @@ def planted(kind: str, seed: int, lives: int = LIVES, rows: int = ROWS) -> tuple
 
 def judged(records: Records, label: np.ndarray | None = None, config: ActivationsConfig = CONFIG) -> Result:
     """Numbers and verdicts of HDBSCAN's clusters in the space of components, or of the given ones."""
-    x, _ = principal(records.h_NH, config.pre_cluster_dims)
+    x, _ = principal_scores(records.h_NH, config.pre_cluster_dims)
     result = Result()
     result.arrays["label"] = find(x, config.hdbscan_min_cluster, 1).label_N if label is None else label
     describe(result, records, x, 0.0, config, np.random.default_rng(config.seed))

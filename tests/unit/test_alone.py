@@ -13,7 +13,7 @@ from validation.interventions.options import StudyOptions
 from validation.interventions.statistics import Controls
 from validation.interventions.tables import Picked
 
-CHANGE = Hypothesis("shift", (0,), (2.0,))
+CHANGE = Hypothesis("shift", "ica", (0,), (2.0,))
 OPTIONS = StudyOptions(starts=40, horizon=4, controls=39, latest_start=8)
 
 
@@ -52,10 +52,10 @@ def test_what_runs_through_memory_is_no_effect_through_the_world() -> None:
 
 def test_a_claim_says_what_was_not_asked() -> None:
     row = judged(1.0)
-    (claim,) = claims_of([row], [Picked([(CHANGE, "value@4")], "one direction")], "ica", True)
+    (claim,) = claims_of([row], [Picked([(CHANGE, "value@4")], "one direction")], True)
     assert claim["parts"]["needed"] == {"answer": "not asked", "words": "there is no simulator to compare with"}
     assert "nothing was foretold" in claim["text"] and "confirmed" not in claim["text"] and "Not asked" in CRITERIA
-    (none,) = claims_of([], [Picked([(CHANGE, "value@4")], "one direction")], "ica", True)
+    (none,) = claims_of([], [Picked([(CHANGE, "value@4")], "one direction")], True)
     assert none["verdict"] == "open" and "no claim" in none["text"]
 
 

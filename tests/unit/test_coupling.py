@@ -45,6 +45,7 @@ SPEC = EnvSpec(
     slots=1,
 )
 CAUSE, NUISANCE, CONTROLLED, MEMORY = range(4)  # directions of the planted world
+NAMES = [f"planted:{i}" for i in range(8)]
 LAGS = [1, 2, 4]
 
 
@@ -244,7 +245,7 @@ def test_effects_through_the_world_are_the_closed_form_of_enumerated_actions(pla
     z, step = planted_latents(6), 5
     played = jacobian.replay(planted, z, 6)
     state = played.places(np.arange(6), np.full(6, step - max(LAGS) - 1))
-    got = jacobians(planted, state, known.basis, LAGS, 8)
+    got = jacobians(planted, state, known.basis, LAGS)
     path = planted.rollout(z, step)
     c = known.basis.project(path.h).numpy()
     for b in range(6):
@@ -270,7 +271,7 @@ def test_a_simulator_s_answer_between_actions_moves_only_the_straight_through_nu
     for simulator in (one, two):
         planned = estimates.plan(simulator, z, steps, h.flatten(0, 1).numpy(), [0], exact)
         found = estimates.couple(simulator, planned, steps, known.basis, [0], exact)
-        results.append(tables.assemble(found, [0], {}, exact))
+        results.append(tables.assemble(found, [0], {}, NAMES, exact))
     a, b = (r.arrays for r in results)
     world = a["jacobian_through_world"]
     assert world[0, 0, 0, 1] > 0.05 and a["q_jacobian_through_world"][0, 0, 0, 1] <= 0.05  # driver -> pushed
@@ -279,7 +280,7 @@ def test_a_simulator_s_answer_between_actions_moves_only_the_straight_through_nu
     np.testing.assert_allclose(a["straight_through_world"], -b["straight_through_world"], atol=1e-15)
     # What rests on the actions is an edge only where both numbers have one sign.
     pairs = [{(e["source"], e["target"]) for e in r.tables["edges"] if e["path"] != "direct"} for r in results]
-    assert pairs == [{(0, 1), (2, 1)}, set()]
+    assert pairs == [{("planted:0", "planted:1"), ("planted:2", "planted:1")}, set()]
     agree = [r.scalars["straight_through_agrees_through_world"] for r in results]
     assert [x["value"] for x in agree] == [1.0, 0.0] and agree[0]["n"] == agree[1]["n"] == 4
 
@@ -290,7 +291,7 @@ def test_jacobian_is_the_closed_form_of_the_planted_world(planted: Simulator[Pla
     z, step = planted_latents(6), 5
     played = jacobian.replay(planted, z, 6)
     state = played.places(np.arange(6), np.full(6, step - max(LAGS) - 1))
-    got = jacobians(planted, state, known.basis, LAGS, 8)["straight_through" if env_grads else "direct"]
+    got = jacobians(planted, state, known.basis, LAGS)["straight_through" if env_grads else "direct"]
     p = planted.rollout(z, step).logits.softmax(-1).numpy()
     for b in range(6):
         for at, lag in enumerate(LAGS):
@@ -314,7 +315,7 @@ def test_jacobian_is_the_finite_difference(
         forced = planted.rollout(z, step).action
     played = jacobian.replay(planted, z, 6)
     state = played.places(np.arange(3), np.full(3, step - max(LAGS) - 1))
-    got = jacobians(planted, state, basis, LAGS, 4)["straight_through" if env_grads else "direct"]
+    got = jacobians(planted, state, basis, LAGS)["straight_through" if env_grads else "direct"]
     for at, lag in enumerate(LAGS):
         for i in range(4):
             change = basis.lift_change(torch.eye(4, dtype=torch.float64)[i] * small)
@@ -334,7 +335,7 @@ def test_jacobian_of_the_agent_alone_is_the_product_of_its_cells(learned: Simula
     path = learned.rollout(z, step)
     played = jacobian.replay(learned, z, step + 1)
     state = played.places(np.arange(3), np.full(3, step - max(LAGS) - 1))
-    found = jacobians(learned, state, basis, LAGS, 3)
+    found = jacobians(learned, state, basis, LAGS)
     agent: Any = learned.agent
     got = found["direct"]
     for b in range(3):
@@ -348,7 +349,7 @@ def test_jacobian_of_the_agent_alone_is_the_product_of_its_cells(learned: Simula
             expected = (basis.lift_change(torch.eye(3, dtype=torch.float64)) @ whole.T / basis.std_H) @ basis.project_HK
             torch.testing.assert_close(got[b, at], expected, rtol=1e-8, atol=1e-12)
     assert not torch.allclose(found["straight_through"][:, 1:], got[:, 1:], rtol=1e-6, atol=0)
-    one = jacobians(learned, rows_of(state, slice(1, 2)), basis, LAGS, 3)
+    one = jacobians(learned, rows_of(state, slice(1, 2)), basis, LAGS)
     for name, x in found.items():
         torch.testing.assert_close(one[name][0], x[1], rtol=1e-8, atol=1e-12)
 
@@ -456,7 +457,7 @@ def planted_coupling(planted: Simulator[PlantedModel]) -> estimates.Coupling:
 def test_the_jacobian_clears_what_correlation_accuses(planted_coupling: estimates.Coupling) -> None:
     """Nuisance and memory share a cause: correlated beyond doubt, and the Jacobian is none."""
     known = truth()
-    result = tables.assemble(planted_coupling, [0], {0: "all"}, config())
+    result = tables.assemble(planted_coupling, [0], {0: "all"}, NAMES, config())
     a = result.arrays
     assert a["q_correlation"][0, 0, NUISANCE, MEMORY] < 0.05
     assert a["jacobian"][0, 0, NUISANCE, MEMORY] == 0 and a["q_jacobian"][0, 0, NUISANCE, MEMORY] == 1
@@ -472,7 +473,7 @@ def test_the_jacobian_clears_what_correlation_accuses(planted_coupling: estimate
 
 
 def test_all_three_paths_are_compared_with_the_correlation(planted_coupling: estimates.Coupling) -> None:
-    result = tables.assemble(planted_coupling, [0], {}, config())
+    result = tables.assemble(planted_coupling, [0], {}, NAMES, config())
     a = result.arrays
     np.testing.assert_allclose(a["jacobian"], a["jacobian_agent_only"] + a["jacobian_through_world"], atol=1e-12)
     off = ~np.eye(8, dtype=bool)
@@ -502,15 +503,15 @@ def test_gradients_that_explode_are_refused(planted: Simulator[PlantedModel]) ->
 
 
 def test_edges_read_as_sentences(planted_coupling: estimates.Coupling) -> None:
-    result = tables.assemble(planted_coupling, [0], {}, config())
+    result = tables.assemble(planted_coupling, [0], {}, NAMES, config())
     edges = result.tables["edges"]
     a = result.arrays
     shown = (a["q_jacobian"] <= 0.05) & ((a["jacobian_low"] > 0) | (a["jacobian_high"] < 0))
     shown &= np.sign(a["jacobian"]) == np.sign(a["straight_through"])
     assert len(edges) == shown.sum() == result.scalars["edges"]["value"]
     assert all(abs(a["J"]) >= abs(b["J"]) for a, b in zip(edges, edges[1:], strict=False))
-    (edge,) = [e for e in edges if (e["lag"], e["source"], e["target"]) == (1, CAUSE, MEMORY)]
-    assert edge["sentence"].startswith(f"direction {CAUSE} at t-1 raises direction {MEMORY} in behaviour 0: J = 0.25")
+    (edge,) = [e for e in edges if (e["lag"], e["source"], e["target"]) == (1, NAMES[CAUSE], NAMES[MEMORY])]
+    assert edge["sentence"].startswith(f"{NAMES[CAUSE]} at t-1 raises {NAMES[MEMORY]} in behaviour 0: J = 0.25")
     assert edge["agree"] and edge["n"] == edge["episodes"] == 24 and edge["J_direct"] == pytest.approx(0.25)
 
 
@@ -530,7 +531,7 @@ def small_study(
     """Modal rollouts; the first ``behaviour_1`` episodes are behaviour 1, the others 0."""
     z = planted_latents(episodes)
     h = planted.rollout(z, 6).h.flatten(0, 1).numpy()
-    c = truth(dtype=torch.float64).basis.project(torch.from_numpy(h)).numpy()[:, :3]
+    c = truth(dtype=torch.float64).basis.project(torch.from_numpy(h)).numpy()
     steps = steps_of(c, np.full(episodes, 7))
     return steps._replace(label_N=(steps.unit_N < behaviour_1).astype(np.int64)), h, z
 
@@ -544,7 +545,7 @@ def test_behaviours_of_too_few_episodes_are_named_with_what_they_need(planted: S
     # 5 episodes have 2^4 patterns: no p below 0.0625, so no number at all; 5! pairings do for the correlation.
     assert np.isfinite(found.p_jacobian[""][0]).all() and np.isnan(found.p_jacobian[""][1]).all()
     assert np.isnan(found.jacobian[""][1]).all() and np.isfinite(found.p_correlation).all()
-    result = tables.assemble(found, [0, 1], {}, config())
+    result = tables.assemble(found, [0, 1], {}, NAMES, config())
     assert result.notes["left_out"] == ["behaviour 1 has Jacobians from 5 episodes, 6 are needed"]
     assert {row["behaviour"] for row in result.tables["edges"]} <= {0}
     strict = config(alpha=0.01)
@@ -622,7 +623,7 @@ def test_labels_go_to_their_steps() -> None:
 
 
 def test_matrices_are_drawn_with_their_significance(planted_coupling: estimates.Coupling) -> None:
-    result = tables.assemble(planted_coupling, [0], {0: "walking"}, config())
+    result = tables.assemble(planted_coupling, [0], {0: "walking"}, NAMES, config())
     figure = coupling_figures.draw_matrices(result, 0)
     assert "walking" in figure.get_suptitle()
     axes = [axis for axis in figure.axes if axis.get_title()]
@@ -631,6 +632,6 @@ def test_matrices_are_drawn_with_their_significance(planted_coupling: estimates.
         "straight-through, for comparison, lag 1", "correlation, lag 1",
     ]  # fmt: skip
     dots = [{(int(y), int(x)) for x, y in axis.lines[0].get_xydata()} for axis in axes[:5]]
-    edges = {(e["source"], e["target"]) for e in result.tables["edges"] if e["lag"] == 1}
+    edges = {(NAMES.index(e["source"]), NAMES.index(e["target"])) for e in result.tables["edges"] if e["lag"] == 1}
     assert dots[0] == edges and dots[3] == set()
     assert dots[4] == set(zip(*np.nonzero(result.arrays["q_correlation"][0, 0] <= 0.05), strict=True))

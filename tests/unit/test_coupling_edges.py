@@ -51,7 +51,8 @@ def made_by_hand(k: int = K) -> Result:
             result.scalar(f"{measure}{path}_null", 0.5, "share", 5, (0.3, 0.7))
             result.scalar(f"{measure}{path}_p", 0.01, "permutation p")
     result.notes |= {
-        "alpha": ALPHA, "basis_kind": "ica", "names": {"3": "behaviour 3", "5": "behaviour 5: jumps | pits"},
+        "alpha": ALPHA, "basis_kind": "ica", "directions": [f"ica:{i}" for i in range(k)],
+        "names": {"3": "behaviour 3", "5": "behaviour 5: jumps | pits"},
         "left_out": ["behaviour 7 has no episodes"], "resolution": [], "actions": [["left"], ["none", "key_d"]],
     }  # fmt: skip
     result.scalar("branches_ended", 0.0123, "share")
@@ -81,11 +82,11 @@ def test_edges_say_which_part_they_have() -> None:
     assert [row["agree"] for row in (own, direct, world)] == [None, True, False]
     assert (world["J_straight_through"], world["J_through_world_straight_through"]) == (pytest.approx(-0.18), -0.2)
     assert direct["sentence"] == (
-        "direction 0 at t-2 raises direction 1 in behaviour 5 (jumps | pits): J = 0.51, r = 0.40, q = 0.003; "
+        "ica:0 at t-2 raises ica:1 in behaviour 5 (jumps | pits): J = 0.51, r = 0.40, q = 0.003; "
         "direct (memory) 0.5 (q = 0.001), through the world (actions enumerated) 0.01 (q = 0.6); "
         "straight-through, for comparison: whole 0.505, through the world 0.005"
     )
-    assert "lowers direction 2" in world["sentence"] and "raises itself" in own["sentence"]
+    assert "lowers ica:2" in world["sentence"] and "raises itself" in own["sentence"]
 
 
 def test_an_edge_needs_its_interval_beyond_0_and_the_straight_through_sign() -> None:
@@ -108,8 +109,8 @@ def test_both_parts_or_neither_may_be_significant() -> None:
     a = result.arrays
     a["q_jacobian"][1, 1, 2, 0], a["jacobian"][1, 1, 2, 0], a["jacobian_low"][1, 1, 2, 0] = 0.04, 0.001, 0.0005
     a["q_jacobian_agent_only"][1, 1, 0, 1] = 0.2
-    paths = {(row["source"], row["target"]): row["path"] for row in edges(result, ALPHA)}
-    assert paths == {(0, 1): "neither alone", (0, 2): "through world", (1, 1): "direct", (2, 0): "both"}
+    paths = {(row["source"][-1] + row["target"][-1]): row["path"] for row in edges(result, ALPHA)}
+    assert paths == {"01": "neither alone", "02": "through world", "11": "direct", "20": "both"}
 
 
 def test_the_strongest_of_every_pair_is_told_once() -> None:
@@ -122,10 +123,10 @@ def test_the_page_reads_by_strength_and_keeps_a_name_in_its_cell() -> None:
     text = page(result)
     between, own = text.split("## ")[1:]
     rows = [line for line in between.splitlines() if " at t-2 " in line]
-    assert [row.split(" | ")[0] for row in rows] == ["| 0 at t-2 raises 1", "| 0 at t-2 lowers 2"]
+    assert [row.split(" | ")[0] for row in rows] == ["| ica:0 at t-2 raises ica:1", "| ica:0 at t-2 lowers ica:2"]
     assert "behaviour 5 (jumps \\| pits)" in rows[0] and "0.51 [0.41, 0.61] | 0.505 | 0.5* | 0.01 | 0.005 |" in rows[0]
     assert "2 different actions were tried (none = key_d); after 1.2 % of them the simulated episode ends" in text
-    assert rows[0].count("agree") == 1 and rows[1].count("differ") == 1 and "1 at t-2 raises 1" in own
+    assert rows[0].count("agree") == 1 and rows[1].count("differ") == 1 and "ica:1 at t-2 raises ica:1" in own
     assert "Note: behaviour 7 has no episodes." in text
     result.tables["edges"] *= MOST
     assert f"{MOST} weaker ones are in edges.csv" in page(result)
@@ -193,6 +194,7 @@ def of_size(k: int) -> Result:
     for name, x in result.arrays.items():
         if x.ndim == 4:
             result.arrays[name] = x[..., :k, :k]
+    result.notes["directions"] = result.notes["directions"][:k]
     result.arrays["jacobian"][0] = np.nan  # too few episodes
     result.tables["edges"] = edges(result, ALPHA)
     return result

@@ -40,7 +40,7 @@ def test_directions_of_another_basis_or_none_are_refused() -> None:
     assert direction_ids(["ica:5", "ica_4", "3", "direction_2"], "ica", "--shift") == [5, 4, 3, 2]
     with pytest.raises(UserError, match="--shift: 'pca:5' is of another basis than ica; .*--basis_kind pca"):
         direction_ids(["1", "pca:5"], "ica", "--shift")
-    with pytest.raises(UserError, match="--shift: 'x' is not a whole number, nor a direction such as ica:5"):
+    with pytest.raises(UserError, match="--shift: 'x' is no direction: neither a name such as ica:5"):
         direction_ids(["x"], "ica", "--shift")
 
 

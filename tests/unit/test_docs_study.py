@@ -21,7 +21,8 @@ def test_the_study_in_docs_is_read_and_flags_override_it():
     basis = Basis("ica", torch.zeros(16), torch.ones(16), eye, eye)
     config = cli.parse(InterventionsConfig, [f"--config={STUDY}"], "interventions")
     hypotheses, events = parse_study(check(config), basis, ACTIONS, None)
-    assert [h.name for h in hypotheses[:2]] == ["shift 14 by +3", "shift 14 by +3 always"] and config.starts >= 200
+    assert [h.name for h in hypotheses[:2]] == ["shift ica:14 by +3", "shift ica:14 by +3 always"]
+    assert config.starts >= 200
     assert [h.event for h in hypotheses] == ["presses", "presses", ""]
     assert hypotheses[2].on == "prob:downright"
     assert {h.event for h in hypotheses if h.role} <= {e.name for e in events}

@@ -320,7 +320,7 @@ def test_a_chaotic_agent_has_no_place_to_settle_and_a_positive_exponent() -> Non
 
 def test_directions_of_a_mode() -> None:
     h = np.random.default_rng(0).standard_normal((100, 3)) * [1, 5, 2]
-    assert along(np.array([0.0, 1.0, 0.0], complex), neuron_basis(h)).startswith("1 (1.00)")
+    assert along(np.array([0.0, 1.0, 0.0], complex), neuron_basis(h)).startswith("neurons:1 (1.00)")
 
 
 def test_episodes_that_are_too_short_are_refused() -> None:

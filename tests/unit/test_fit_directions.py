@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from analysis.shared import directions
-from analysis.shared.directions import fit_ica, fit_nmf, fit_pca, icasso, neuron_basis, random_basis, state_rank
+from analysis.shared.directions import fit_ica, fit_nmf, fit_pca, icasso, neuron_basis, principal_scores, state_rank
 from core.contracts import UserError
 from core.directions import Basis
 
@@ -35,8 +35,6 @@ def ica(sources: np.ndarray) -> Basis:
 
 
 def fitted(kind: str, h_NH: np.ndarray) -> Basis:
-    if kind == "random":
-        return random_basis(fit_pca(h_NH, K), K, np.random.default_rng(1))
     return {
         "pca": lambda: fit_pca(h_NH, K),
         "ica": lambda: fit_ica(h_NH, K, restarts=2),
@@ -45,7 +43,7 @@ def fitted(kind: str, h_NH: np.ndarray) -> Basis:
     }[kind]()
 
 
-@pytest.mark.parametrize("kind", ["pca", "ica", "nmf", "neurons", "random"])
+@pytest.mark.parametrize("kind", ["pca", "ica", "nmf", "neurons"])
 def test_every_basis_is_one(kind: str, sources: np.ndarray) -> None:
     h_NH = mixture(sources)
     basis = fitted(kind, h_NH)
@@ -54,8 +52,7 @@ def test_every_basis_is_one(kind: str, sources: np.ndarray) -> None:
     torch.testing.assert_close(basis.project(basis.lift(c)), c, atol=1e-4, rtol=1e-4)
     fitted_c = basis.project(torch.from_numpy(h_NH).float())
     torch.testing.assert_close(fitted_c.mean(0), torch.zeros(basis.size), atol=1e-4, rtol=0)
-    if kind != "random":
-        torch.testing.assert_close(fitted_c.std(0, correction=0), torch.ones(basis.size), atol=1e-3, rtol=0)
+    torch.testing.assert_close(fitted_c.std(0, correction=0), torch.ones(basis.size), atol=1e-3, rtol=0)
 
 
 def test_pca_is_the_known_answer() -> None:
@@ -160,24 +157,6 @@ def test_nmf_factors_are_non_negative_and_find_parts() -> None:
     assert basis.facts["relative_error"] < 0.1
 
 
-def test_random_directions_match_norms_and_differ(ica: Basis) -> None:
-    rng = np.random.default_rng(0)
-    one, two = random_basis(ica, K, rng), random_basis(ica, K, rng)
-    torch.testing.assert_close(one.lift_KH.norm(dim=1), ica.lift_KH.norm(dim=1))
-    assert not torch.allclose(one.lift_KH, two.lift_KH)
-    assert one.agent == ica.agent
-    with pytest.raises(UserError, match="do not fit into 10 dimensions"):
-        random_basis(ica, H + 1, rng)
-
-
-def test_random_directions_are_isotropic(ica: Basis) -> None:
-    rng = np.random.default_rng(0)
-    units = torch.stack([random_basis(ica, 1, rng).lift_KH[0] for _ in range(2000)]).double()
-    units = units / units.norm(dim=1, keepdim=True)
-    np.testing.assert_allclose(units.mean(0).numpy(), 0, atol=4 / (H * 2000) ** 0.5)
-    np.testing.assert_allclose((units.T @ units / 2000).numpy(), np.eye(H) / H, atol=0.015)
-
-
 @pytest.mark.parametrize("fit", [fit_pca, fit_ica, fit_nmf])
 def test_bad_states_are_refused(fit: object, sources: np.ndarray) -> None:
     h_NH = mixture(sources[:200])
@@ -221,3 +200,16 @@ def test_saved_and_loaded(tmp_path: object, ica: Basis) -> None:
     assert torch.equal(back.project_HK, ica.project_HK) and back.facts == ica.facts
     with pytest.raises(UserError, match="fitted on agent"):
         load_basis(out, "ica", agent="another")
+
+
+def test_principal_scores_are_centred_ordered_and_no_more_than_there_are(sources: np.ndarray) -> None:
+    x_NF = sources @ np.random.default_rng(0).standard_normal((K, 7)) + 5  # of rank K
+    scores_NK, share_K = principal_scores(x_NF, 99)
+    assert scores_NK.shape == (len(x_NF), K) and share_K.sum() == pytest.approx(1)
+    np.testing.assert_allclose(scores_NK.mean(0), 0, atol=1e-9)
+    np.testing.assert_allclose(scores_NK.var(0) / x_NF.var(0).sum(), share_K, rtol=1e-6)
+    first_NK, share = principal_scores(x_NF, 2)
+    np.testing.assert_allclose(np.abs(first_NK), np.abs(scores_NK[:, :2]), atol=1e-6)
+    assert share[0] > share[1]
+    nothing_NK, none = principal_scores(np.ones((5, 3)), 2)
+    assert nothing_NK.shape == (5, 0) and not len(none)

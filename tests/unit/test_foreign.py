@@ -176,7 +176,7 @@ def test_a_smoothed_saliency_of_vectors_scales_with_their_range(foreign: Simulat
     config = SaliencyConfig(steps=STEPS, target_step=TARGET, copies=4, noise=0.2, integrated_steps=8)
     smooth = explain.explain(foreign, z, ids, quantities(), config).arrays
     plain = explain.explain(foreign, z, ids, quantities(), SaliencyConfig(steps=STEPS, target_step=TARGET)).arrays
-    for name in ("grad_x_value", "grad_extra_action", "grad_h_ica_1", "integrated_x_value"):
+    for name in ("grad_x_value", "grad_extra_action", "grad_h_ica:1", "integrated_x_value"):
         assert np.isfinite(smooth[name]).all() and not np.allclose(smooth[name], plain[name], rtol=1e-3)
     alone = explain.explain(foreign, z[1:2], [1], quantities(), config).arrays
     for name, x in alone.items():
@@ -212,7 +212,7 @@ def test_jacobians_are_those_of_torch_func(foreign: Simulator[Any], path: str) -
     lags, known = [1, 2, 3], basis()
     played = replay(foreign, latents(), 6)
     place = played.places(np.arange(B), np.array([0, 1, 0]))
-    got = jacobians(foreign, place, known, lags, H)[path]
+    got = jacobians(foreign, place, known, lags)[path]
     longest = max(lags)
     for b in range(B):
         begun = [0, 1, 0][b]
@@ -240,7 +240,7 @@ def test_jacobians_are_those_of_torch_func(foreign: Simulator[Any], path: str) -
 
 
 def test_coupling_tries_every_action(foreign: Simulator[Any]) -> None:
-    found = jacobians(foreign, latents(), basis(), [1, 2], H)
+    found = jacobians(foreign, latents(), basis(), [1, 2])
     assert found["through_world"].shape == (B, 2, H, H) and found["through_world"][:, 1].abs().max() > 1e-4
     assert (found["ended"] == 0).all()
     place = replay(foreign, latents(), 2).places(np.arange(B), np.zeros(B, int))
@@ -325,7 +325,7 @@ def test_the_fixed_point_of_a_linear_memory_of_two_parts_is_the_closed_form() ->
     assert point["period"] == pytest.approx(4 * np.pi) and point["time_constant"] == pytest.approx(-1 / np.log(0.9))
     assert result.scalars["lyapunov_driven"]["value"] == pytest.approx(np.log(0.9), abs=1e-6)
     inside = [row["directions"] for row in result.tables["modes"]]
-    assert inside[0].startswith(("0 (0.71), 1 (0.71)", "1 (0.71), 0 (0.71)"))
+    assert inside[0].startswith(("neurons:0 (0.71), neurons:1 (0.71)", "neurons:1 (0.71), neurons:0 (0.71)"))
     assert "" in inside[1:]  # c is forgotten at once: no direction of h
 
 

@@ -229,20 +229,20 @@ def test_build_loads_the_basis_of_the_agent(tmp_path: Path) -> None:
     [
         ({"swap_directions_from": "1 2", "swap_directions_to": "3"}, "from has 2 ids, --swap_directions_to has 1"),
         ({"swap_directions_to": "3"}, "from has 0 ids"),
-        ({"swap_directions_from": "1", "swap_directions_to": "4"}, "direction 4 does not exist"),
-        ({"swap_directions_from": "-1", "swap_directions_to": "0"}, "direction -1 does not exist"),
-        ({"swap_directions_from": "x", "swap_directions_to": "0"}, "--swap_directions_from: 'x' is not a whole number"),
-        ({"swap_directions_from": "1", "swap_directions_to": "none"}, "--swap_directions_to: 'none' is not a whole"),
-        ({"swap_directions_from": "1 1", "swap_directions_to": "2 None"}, "direction 1 is named twice"),
-        ({"swap_directions_from": "1", "swap_directions_to": "1"}, "direction 1 is named twice"),
-        ({"shift": "2"}, "--shift '2': expected ID=AMOUNT"),
-        ({"shift": "2=far"}, "--shift '2=far': expected ID=AMOUNT"),
-        ({"shift": "2=nan"}, "--shift '2=nan': expected ID=AMOUNT"),
-        ({"shift": "2=inf"}, "--shift '2=inf': expected ID=AMOUNT"),
-        ({"shift": "a=1"}, "--shift 'a=1': expected ID=AMOUNT"),
-        ({"shift": "²=1"}, "--shift '²=1': expected ID=AMOUNT"),
-        ({"shift": "1=1 1=2"}, "--shift names direction 1 twice"),
-        ({"shift": "9=1"}, "direction 9 does not exist"),
+        ({"swap_directions_from": "1", "swap_directions_to": "4"}, "direction oblique:4 does not exist"),
+        ({"swap_directions_from": "-1", "swap_directions_to": "0"}, "direction oblique:-1 does not exist"),
+        ({"swap_directions_from": "x", "swap_directions_to": "0"}, "--swap_directions_from: 'x' is no direction"),
+        ({"swap_directions_from": "1", "swap_directions_to": "none"}, "--swap_directions_to: 'none' is no direction"),
+        ({"swap_directions_from": "1 1", "swap_directions_to": "2 None"}, "direction oblique:1 is named twice"),
+        ({"swap_directions_from": "1", "swap_directions_to": "1"}, "direction oblique:1 is named twice"),
+        ({"shift": "2"}, "--shift '2': expected DIRECTION=AMOUNT"),
+        ({"shift": "2=far"}, "--shift '2=far': expected DIRECTION=AMOUNT"),
+        ({"shift": "2=nan"}, "--shift '2=nan': expected DIRECTION=AMOUNT"),
+        ({"shift": "2=inf"}, "--shift '2=inf': expected DIRECTION=AMOUNT"),
+        ({"shift": "a=1"}, "--shift 'a=1': expected DIRECTION=AMOUNT"),
+        ({"shift": "²=1"}, "--shift '²=1': expected DIRECTION=AMOUNT"),
+        ({"shift": "1=1 1=2"}, "--shift names direction oblique:1 twice"),
+        ({"shift": "9=1"}, "direction oblique:9 does not exist"),
         ({"shift": "1=1", "at_steps": "3 3"}, "0 <= FIRST < STOP"),
         ({"shift": "1=1", "at_steps": "-1"}, "0 <= FIRST < STOP"),
         ({"shift": "1=1", "at_steps": "1 2 3"}, "0 <= FIRST < STOP"),
@@ -260,7 +260,7 @@ def test_a_shift_that_overflows_is_refused() -> None:
     eye = torch.eye(4)
     basis = Basis("neurons", torch.zeros(4), torch.ones(4), eye, eye, agent="abc")  # float32, as all that are stored
     assert len(build(options(shift="2=1e30"), "abc", basis)) == 1
-    with pytest.raises(UserError, match="--shift 2=1e\\+39 is more than the hidden state can hold"):
+    with pytest.raises(UserError, match="--shift neurons:2=1e\\+39 is more than the hidden state can hold"):
         build(options(shift="2=1e39"), "abc", basis)
 
 

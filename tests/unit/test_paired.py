@@ -290,7 +290,7 @@ def test_a_study_of_somebodys_agent(of) -> None:
     for q in late:
         np.testing.assert_allclose(found.arrays[f"simulated/{q}"], found.arrays[f"observed/{q}"], atol=1e-4, err_msg=q)
     # The change of h at step 0 reaches later steps, through the cell's gates and through the world.
-    shift = found.notes["hypotheses"].index("shift 0 by +1.5")
+    shift = found.notes["hypotheses"].index("shift pca:0 by +1.5")
     assert np.abs(found.arrays["observed/value@3"][shift]).mean() > 0.01
     assert {c["size"] for c in found.notes["claims"]} <= {"as foretold", "open"}
     assert not [c for c in found.notes["claims"] if c["verdict"] == "refuted"]

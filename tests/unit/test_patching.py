@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from agents.policies import kl_per_part
+from analysis.patching.config import PatchingConfig
 from analysis.patching.directions import Directions, joined, pca_directions
 from analysis.patching.figures import draw
 from analysis.patching.patch import Steps, check_alignment, patch
 from analysis.patching.table import ALL, table_of
+from core import config as cli
 from core.artefacts import Result
 from core.contracts import EnvSpec, Field, UserError
+from validation.interventions.__main__ import InterventionsConfig
 
 H, PARTS = 12, {"Move": 5, "Attack": 4, "Gift": 3}
 SPEC = EnvSpec(
@@ -200,3 +203,9 @@ def test_directions_are_there_and_have_names_of_their_own() -> None:
     with pytest.raises(UserError, match="two directions are called 'neuron_1'"):
         joined([neurons(0, 1), neurons(1)])
     assert joined([neurons(0), neurons(1)]).names == ["neuron_0", "neuron_1"]
+
+
+def test_directions_of_earlier_versions_are_numbers_in_their_config() -> None:
+    earlier = {"policy": "runs/policy", "basis": "runs/basis", "direction_ids": [0, 2]}
+    assert cli.from_json(PatchingConfig, earlier, "config").direction_ids == ("0", "2")
+    assert cli.from_json(InterventionsConfig, {"directions": [1]}, "config").directions == ("1",)

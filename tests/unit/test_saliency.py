@@ -125,12 +125,12 @@ def test_an_unknown_quantity_lists_those_that_exist() -> None:
     basis = some_basis(8, 5)
     words = ["ica:1", "ica_2", "direction_3", "direction:0", "4"]
     names = [q.name for q in find_quantities(words, SPEC, lambda kind: basis)]
-    assert names == ["ica_1", "ica_2", "direction_3", "direction_0", "direction_4"]  # arrays and files keep theirs
+    assert names == ["ica:1", "ica:2", "ica:3", "ica:0", "ica:4"]
     with pytest.raises(UserError, match="twice"):
         find_quantities(["ica:1", "ica_1"], SPEC, lambda kind: basis)
     with pytest.raises(UserError, match="needs --hidden_states"):
         find_quantities(["direction_0"], SPEC, bases.bases_in(None, "", torch.device("cpu")))
-    with pytest.raises(UserError, match="direction 3 does not exist: the ica basis has 0 to 2"):
+    with pytest.raises(UserError, match="direction ica:3 does not exist: the ica basis has 0 to 2"):
         find_quantities(["ica_3"], SPEC, lambda kind: some_basis(5))
 
 

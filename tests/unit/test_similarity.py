@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analysis.shared.probe_fits import folds_of
 from analysis.similarity import cka, comparison
 from analysis.similarity.__main__ import short_names
 from analysis.similarity.cka import Layer, covariance, linear_cka
-from analysis.similarity.comparison import assemble, compare, predicted
+from analysis.similarity.comparison import FOLDS, PENALTY, assemble, compare, predicted
 from core.contracts import UserError
 
 EPISODE_N = np.repeat(np.arange(20), 25)
@@ -142,6 +143,23 @@ def test_prediction_is_out_of_fold() -> None:
     noise = predicted(x, np.random.default_rng(5).standard_normal((len(x), 3)), EPISODE_N, rng=rng(), resamples=99)
     assert noise.value < 0.01
     assert noise.n == 20
+
+
+def test_prediction_is_scikit_learns_ridge_of_z_scored_features() -> None:
+    from sklearn.linear_model import Ridge
+
+    x = rng().standard_normal((len(EPISODE_N), 5)) * [1, 10, 0.1, 3, 0] + 7
+    y = x[:, :2] @ rng().standard_normal((2, 3)) + rng().standard_normal((len(x), 3))
+    found = predicted(x, y, EPISODE_N, rng=rng(), resamples=99)
+    fold, squared, spread = folds_of(EPISODE_N, FOLDS, rng()), 0.0, 0.0
+    for g in range(FOLDS):
+        train, test = fold != g, fold == g
+        std = np.where(x[train].std(0) > 0, x[train].std(0), 1)
+        z = (x - x[train].mean(0)) / std
+        fitted = Ridge(PENALTY * train.sum()).fit(z[train], y[train]).predict(z[test])
+        squared += float(((y[test] - fitted) ** 2).sum())
+        spread += float(((y[test] - y[train].mean(0)) ** 2).sum())
+    assert found.value == pytest.approx(1 - squared / spread, rel=1e-6)
 
 
 def test_pairs_that_share_a_part_are_between_the_same_and_the_unrelated() -> None:

@@ -81,7 +81,7 @@ def gradient(simulator: Simulator[PlantedModel], target: Target, z: Tensor, env_
 
 def test_names_signs_and_units() -> None:
     found = targets(("value_drop", "planted_3", "right"), ("value", "terminal"))
-    assert [t.label for t in found] == ["value_drop_up", "planted_3_up", "right_up", "value_down", "terminal_down"]
+    assert [t.label for t in found] == ["value_drop_up", "planted:3_up", "right_up", "value_down", "terminal_down"]
     assert [t.unit for t in found] == ["return", "coordinate", "nats", "return", "nats"]
 
 

@@ -16,7 +16,7 @@ from core.stats import Estimate, band_of
 from envs.planted import PlantedModel, PlantedOptions, PlantedWorld, planted_simulator
 from envs.planted_truth import truth
 from validation.hypotheses.changes import AddSteps, Blocks, KeepOnly, Moves, Redirect, Repeat
-from validation.hypotheses.frames import mixed_frames, own_frame, random_units, recorded_frames
+from validation.hypotheses.frames import mixed_frames, own_frame, random_frames, recorded_frames
 from validation.hypotheses.grammar import Hypothesis, hypotheses_of, parse_hypothesis, shift_of
 from validation.interventions import verdicts
 from validation.interventions.__main__ import InterventionsConfig, check
@@ -37,7 +37,7 @@ from validation.interventions.statistics import (
 )
 from validation.interventions.study import study
 from validation.interventions.tables import by_behaviour
-from validation.paired.course import Course, Measures, is_own, is_share, quantities
+from validation.paired.course import Course, Measures, family_of, in_words, is_own, is_share, quantities, unit_of
 from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld, begun
 from validation.paired.starts import collect_starts, distinct_actions
@@ -74,7 +74,8 @@ def worlds(simulator, count=12, horizon=3, seed=0, world=None):
 
 
 def headlines(result):
-    return {claim["direction"]: claim for claim in result.notes["claims"] if claim["headline"]}
+    claims = (claim for claim in result.notes["claims"] if claim["headline"])
+    return {int(claim["direction"].removeprefix("planted:")): claim for claim in claims}
 
 
 def test_the_cause_acts_as_foretold_and_the_nuisance_does_nothing_though_a_probe_decodes_both(planted, result):
@@ -93,7 +94,7 @@ def test_no_effect_of_the_nuisance_exists_and_all_are_zero(result):
     mine = [
         r
         for r in result.tables["effects"]
-        if r["direction"] == 1 and r["kind"] in ("shift", "collapse") and not is_own(r["quantity"], (1,))
+        if r["direction"] == "planted:1" and r["kind"] in ("shift", "collapse") and not is_own(r["quantity"], (1,))
     ]
     assert len(mine) > 20
     judged = [r for r in mine if "verdict" in r]
@@ -114,7 +115,7 @@ def test_value_effect_of_the_cause_is_the_closed_form(result):
         [now] = [
             r
             for r in result.tables["effects"]
-            if (r["world"], r["hypothesis"], r["quantity"]) == (world, "shift 0 by +2", "value")
+            if (r["world"], r["hypothesis"], r["quantity"]) == (world, "shift planted:0 by +2", "value")
         ]  # noqa: E501
         assert now["observed"] == pytest.approx(2.0, abs=1e-5) == now["predicted_jacobian"]
         assert "verdict" not in now  # it follows from the heads
@@ -221,7 +222,7 @@ def test_without_snapshots_pairs_replay_the_seed_and_give_the_same(planted):
     with_snapshots, _ = worlds(simulator, count=8, seed=5)
     by_seed, _ = worlds(simulator, count=8, seed=5, world=NoSnapshots(OPTIONS, 8))
     assert by_seed.starts.paired_by == "seed" and len(set(by_seed.starts.offset_N)) > 1
-    shift = shift_of(0, 2.0).build(planted_truth.basis)
+    shift = shift_of("planted", 0, 2.0).build(planted_truth.basis)
     # The same starts in another order: slots keep their place only when each gives exactly one.
     order = np.argsort([tuple(x.ravel()) for x in with_snapshots.starts.window["x"]], 0)[:, 0]
     other = np.argsort([tuple(x.ravel()) for x in by_seed.starts.window["x"]], 0)[:, 0]
@@ -251,8 +252,8 @@ def test_episodes_too_short_are_a_user_error(planted, monkeypatch):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"directions": (0, 8)}, "direction 8 does not exist: the planted basis has 0 to 7"),
-        ({"directions": (-1,)}, "direction -1 does not exist"),
+        ({"directions": (0, 8)}, "direction planted:8 does not exist: the planted basis has 0 to 7"),
+        ({"directions": (-1,)}, "direction planted:-1 does not exist"),
         ({"directions": (), "largest": 9}, "largest 9: the planted basis has 8 directions"),
         ({"directions": ()}, "names no direction"),
         ({"starts": 5}, "5 independent units .* use at least 6"),
@@ -301,7 +302,7 @@ def test_jacobian_reaches_later_value_through_the_agents_memory(planted):
 def test_batching_controls_changes_no_number(planted):
     simulator, planted_truth = planted
     _, dreamed = worlds(simulator)
-    groups = [shift_of(i, 1.0).build(planted_truth.basis) for i in range(5)]
+    groups = [shift_of("planted", i, 1.0).build(planted_truth.basis) for i in range(5)]
     one, many = dreamed.measure(groups), dreamed.measure(groups, together=2)
     for q in one:
         np.testing.assert_allclose(one[q], many[q], atol=1e-5, err_msg=q)
@@ -313,7 +314,7 @@ def test_batching_controls_changes_no_number(planted):
 def test_random_directions_are_arbitrary_and_of_equal_size(planted):
     _, planted_truth = planted
     basis = replace_std(planted_truth.basis, torch.linspace(0.5, 2, 8))
-    units = random_units(basis, 2000, torch.Generator().manual_seed(0))
+    units = random_frames(basis, 1, 2000, torch.Generator().manual_seed(0))[:, 0]
     h = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
     for inner in (Shift(basis, (2,), (-1.5,)), Nullspace(basis, (2,))):
         own = moved(inner, h) / basis.std_H
@@ -329,7 +330,7 @@ def test_random_directions_are_arbitrary_and_of_equal_size(planted):
 def test_an_arbitrary_direction_leaves_the_band_in_one_case_of_twenty(planted):
     """Linear effects of directions drawn alike; with controls at right angles to the tested it was one of ten."""
     basis, generator = planted[1].basis, torch.Generator().manual_seed(0)
-    effects = random_units(basis, 51 * 2000, generator)[:, 0].reshape(2000, 51).numpy()
+    effects = random_frames(basis, 1, 51 * 2000, generator)[:, 0, 0].reshape(2000, 51).numpy()
     bands = np.array([band_of(row[1:], 0.05) for row in effects])
     outside = (effects[:, 0] < bands[:, 0]) | (effects[:, 0] > bands[:, 1])
     assert outside.mean() == pytest.approx(0.05, abs=0.013)  # standard error 0.005
@@ -572,7 +573,7 @@ def choosing_and_testing(kind="confounded", count=40, seed=0):
 
 
 def family_of_all(amounts=(-2.0, 2.0), choose_=1):
-    return Family(tuple(tuple(shift_of(i, a) for a in amounts) for i in range(8)), choose=choose_)
+    return Family(tuple(tuple(shift_of("planted", i, a) for a in amounts) for i in range(8)), choose=choose_)
 
 
 def test_mocks_are_chosen_as_the_claim_is_and_the_largest_of_many_is_no_surprise():
@@ -625,7 +626,7 @@ def test_a_claim_stands_out_of_recorded_and_of_mixed_directions():
     generator = torch.Generator().manual_seed(0)
     mocks = mocks_of(family_of_all(), choosing, 40, generator)
     assert np.bincount(mocks.law_M).tolist() == [40, 40] and len(mocks.families) == 80
-    everything = Family(((Hypothesis("collapse", tuple(range(8)), everything=True),),))
+    everything = Family(((Hypothesis("collapse", "planted", tuple(range(8)), everything=True),),))
     assert set(mocks_of(everything, choosing, 40, generator).law_M) == {0}  # its mixtures are itself
     null, law = np.r_[np.zeros(39), np.linspace(0, 2, 39)], np.repeat([0, 1], 39)
     assert worst_p(1.0, null, law) == pytest.approx(0.525, abs=0.03) and worst_p(1.0, null[:39], law[:39]) == 1 / 40
@@ -672,10 +673,10 @@ def test_agreement_of_exact_effects_and_slopes_by_hand():
         )
         assert found.slope.value == pytest.approx(factor, rel=1e-3)
         assert all(e.low <= e.value <= e.high for e in found[:3]) and found.points == 4
-    hypotheses = hypotheses_of((4, 5), (-1.0, 2.0))
+    hypotheses = hypotheses_of("planted", (4, 5), (-1.0, 2.0))
     effect = np.array([[-3.0], [6.0], [0.0], [0.0], [9.0], [9.0], [9.0], [9.0]])
     slopes = {p.label: p.of(effect) for p in points_of(hypotheses, all_kinds=False)}
-    assert slopes == {"4": pytest.approx([3.0]), "5": pytest.approx([0.0])}
+    assert slopes == {"planted:4": pytest.approx([3.0]), "planted:5": pytest.approx([0.0])}
     assert spread_of(np.full(48, 0.1)) == 0 < np.full(48, 0.1).std()
     assert spread_of(1 + 1e-8 * np.arange(48)) == 0 < spread_of(1 + 1e-4 * np.arange(48))  # rounding of float32
     assert spread_of(1e-8 * np.arange(48)) > 0  # small, but it varies
@@ -703,9 +704,9 @@ def effects_like(seen, foretold=None, unaltered=None):
 
 def test_what_is_certain_lends_no_other_effect_its_small_p():
     rng = np.random.default_rng(0)
-    effect = {q: np.ones((1, 40)) for q in ("value", "logit:left", "prob:left", "direction:0@3")}
+    effect = {q: np.ones((1, 40)) for q in ("value", "logit:left", "prob:left", "planted:0@3")}
     effect |= {q: rng.normal(0.3, 1, (1, 40)) for q in ("value@3", "reward@3")}
-    rows, _ = table_of(effects_like(effect), [shift_of(0, 1.0)], {}, (), (0.1, 0.05), rng)
+    rows, _ = table_of(effects_like(effect), [shift_of("planted", 0, 1.0)], {}, (), (0.1, 0.05), rng)
     judged_rows = [r for r in rows if "verdict" in r]
     assert [r["quantity"] for r in judged_rows] == ["value@3", "reward@3"]
     assert [r["through_world"] for r in judged_rows][1] == "by construction"
@@ -715,7 +716,7 @@ def test_what_is_certain_lends_no_other_effect_its_small_p():
 
 @pytest.mark.parametrize(("starts", "said"), [(5, "open"), (6, "refuted")])
 def test_a_handful_of_starts_refutes_nothing(starts, said):
-    h, rng = shift_of(0, 1.0), np.random.default_rng(0)
+    h, rng = shift_of("planted", 0, 1.0), np.random.default_rng(0)
     effect = {"value@3": np.zeros((1, starts))}
     controls = {h: Controls({"value@3": np.full((50, starts), np.linspace(-1, 1, 50)[:, None])}, np.zeros(50), {})}
     effects = effects_like(effect, {"value@3": np.ones((1, starts))})
@@ -727,7 +728,7 @@ def test_a_handful_of_starts_refutes_nothing(starts, said):
 @pytest.mark.parametrize(("starts", "said"), [(6, "open"), (400, "refuted")])
 def test_an_event_that_changes_at_no_start_of_six_refutes_nothing(starts, said):
     """Of six starts none of which changes up to 0.39 may: Tango's interval, also for the size and for a reward."""
-    h, rng, levels = shift_of(0, 1.0), np.random.default_rng(0), np.arange(starts) % 2
+    h, rng, levels = shift_of("planted", 0, 1.0), np.random.default_rng(0), np.arange(starts) % 2
     effect = {q: np.zeros((1, starts)) for q in ("event:jump@3", "reward@3")}
     foretold = {"event:jump@3": np.full((1, starts), 0.3), "reward@3": np.full((1, starts), 3.0)}
     unaltered = {"event:jump@3": levels, "reward@3": 10.0 * levels}
@@ -746,7 +747,7 @@ def test_a_patch_between_starts_that_hardly_differ_has_no_interval():
         moved = 0.5 * (unaltered["value@3"][donor_N] - unaltered["value@3"])
         moved[24:] = np.nan
         effects = effects_like({"value@3": moved[None]}, unaltered=unaltered)
-        row = recovered_of(effects, [shift_of(0, 1.0)], {0: donor_N}, rng)[0]
+        row = recovered_of(effects, [shift_of("planted", 0, 1.0)], {0: donor_N}, rng)[0]
         assert row["recovered"] == pytest.approx(0.5) and (row["low"] is not None) == known
 
 
@@ -764,8 +765,8 @@ def test_no_claim_is_made_of_what_several_directions_are_themselves_later(plante
     options = replace(STUDY, directions=(), starts=12, controls=39, horizon=1, hypotheses=("shift 1=2 5=2", "swap 1 5"))
     found = study(simulator, lambda slots: PlantedWorld(OPTIONS, slots), planted_truth.basis, options)
     claimed = [c["quantity"] for c in found.notes["claims"] if "quantity" in c]
-    assert claimed and not [q for q in claimed if q.startswith("direction:")]
-    assert {d["quantity"] for d in found.tables["doses"] if d["own"]} == {"direction:1@1", "direction:5@1"}
+    assert claimed and not [q for q in claimed if q.startswith("planted:")]
+    assert {d["quantity"] for d in found.tables["doses"] if d["own"]} == {"planted:1@1", "planted:5@1"}
     assert "sign_agreement_directions" not in found.scalars
 
 
@@ -807,7 +808,7 @@ def test_every_slot_gives_equally_many_starts(planted, seed):
     ("flags", "said"),
     [
         ({"directions": ("1", "1")}, "twice"),
-        ({"directions": ("a",)}, "whole number"),
+        ({"directions": ("a",)}, "is no direction"),
         ({"directions": ()}, "no direction"),
         ({"directions": ("largest",)}, "takes one number"),
         ({"directions": ("largest", "0")}, "takes one number"),
@@ -835,16 +836,16 @@ def basis_of(planted):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("shift 5 by +2", Hypothesis("shift", (5,), (2.0,))),
-        ("shift 5=2 1=-0.5", Hypothesis("shift", (5, 1), (2.0, -0.5))),
+        ("shift 5 by +2", Hypothesis("shift", "planted", (5,), (2.0,))),
+        ("shift 5=2 1=-0.5", Hypothesis("shift", "planted", (5, 1), (2.0, -0.5))),
         ("collapse 5 2 always necessary for jump",
-         Hypothesis("collapse", (5, 2), steps=None, role="necessary", event="jump")),
-        ("keep_only 3 for 4 steps", Hypothesis("keep_only", (3,), steps=4)),
-        ("swap 0 1 through memory", Hypothesis("swap", (0, 1), through="memory")),
-        ("resample all", Hypothesis("resample", tuple(range(8)), everything=True)),
+         Hypothesis("collapse", "planted", (5, 2), steps=None, role="necessary", event="jump")),
+        ("keep_only 3 for 4 steps", Hypothesis("keep_only", "planted", (3,), steps=4)),
+        ("swap 0 1 through memory", Hypothesis("swap", "planted", (0, 1), through="memory")),
+        ("resample all", Hypothesis("resample", "planted", tuple(range(8)), everything=True)),
         ("collapse 1 when behaviour=2 behaviour=3 sufficient for x",
-         Hypothesis("collapse", (1,), behaviours=(2, 3), role="sufficient", event="x")),
-        ("shift 5 by +2 always on prob:left", Hypothesis("shift", (5,), (2.0,), steps=None, on="prob:left")),
+         Hypothesis("collapse", "planted", (1,), behaviours=(2, 3), role="sufficient", event="x")),
+        ("shift 5 by +2 always on prob:left", Hypothesis("shift", "planted", (5,), (2.0,), steps=None, on="prob:left")),
     ],
 )  # fmt: skip
 def test_hypotheses_in_words_and_back(planted, text, said):
@@ -859,8 +860,14 @@ def test_hypotheses_name_directions_as_everything_does(planted):
         ("shift {0}:5=2 {0}_4=1 on {0}:3", "shift 5=2 4=1 on direction:3"),
         ("shift {0}:5 by +2 always", "shift 5 by +2 always"),
         ("swap {0}:0 {0}:1", "swap 0 1"),
+        ("collapse {0}:all", "collapse all"),
     ):
         assert parse_hypothesis(words.format(basis.kind), basis) == parse_hypothesis(numbers, basis)
+    (named,) = parse_hypothesis("shift 5=2 4=-1 on 3", basis)
+    assert named.name == "shift planted:5 by +2 planted:4 by -1 on planted:3" and named.direction is None
+    assert [(unit_of(q), family_of(q)) for q in ("planted:3@8", "direction:3@8")] == [("coordinate", "directions")] * 2
+    assert in_words("planted:3@8") == "planted:3 8 steps later" and is_own("planted:3@8", (3,))
+    assert not is_own("planted:13@8", (3,)) and not is_own("prob:3@8", (3,))
     with pytest.raises(UserError, match="of another basis"):
         parse_hypothesis("collapse other:1", basis)
 
@@ -875,16 +882,18 @@ def test_a_patch_has_two_sides(planted):
     [
         ("", "begins with no known change"),
         ("shfit 5=1", "did you mean shift?"),
-        ("shift 5", "shift takes ID=AMOUNT"),
-        ("shift 5=1 6", "shift takes ID=AMOUNT"),
+        ("shift 5", "shift takes DIRECTION=AMOUNT, as in shift planted:5=2"),
+        ("shift 5=1 6", "shift takes DIRECTION=AMOUNT"),
+        ("shift all", "shift takes DIRECTION=AMOUNT"),
         ("shift 5=far", "not a number"),
         ("shift 5=nan", "not finite"),
-        ("shift 5=1 5=2", "names direction 5 twice"),
+        ("shift 5=1 5=2", "names direction planted:5 twice"),
         ("swap 1 2 3", "an even number of directions"),
-        ("swap 1 1", "names direction 1 twice"),
+        ("swap 1 1", "names direction planted:1 twice"),
         ("collapse", "collapse takes directions"),
-        ("collapse 8", "direction 8 does not exist"),
-        ("collapse x", "not a whole number"),
+        ("collapse 8", "direction planted:8 does not exist"),
+        ("collapse 1 on 8", "direction planted:8 does not exist"),
+        ("collapse x", "'x' is no direction"),
         ("collapse 1 for two steps", "cannot read 'for two steps'"),
         ("collapse 1 for 0 steps", "at least 1"),
         ("collapse 1 always always", "says 'steps' twice"),
@@ -913,7 +922,7 @@ def test_a_lazy_run_is_the_whole_run(kind, through):
     options = PlantedOptions(kind=kind, noise=0.5, hazard=0.2)
     simulator, known = planted_simulator(options), truth(options)
     real, dreamed = worlds(simulator, count=40, horizon=5, world=PlantedWorld(options, 40))
-    change = (shift_of(known.causal, 3.0).build(known.basis),)
+    change = (shift_of("planted", known.causal, 3.0).build(known.basis),)
     lazy, whole = dreamed.run(change, through), dreamed.course_from(torch.arange(40), change, through)
     assert not torch.equal(lazy.action_RTA, dreamed.run(()).action_RTA), "no run parted, so nothing was tested"
     for one, other in zip(lazy, whole, strict=True):
@@ -932,7 +941,7 @@ def test_a_lazy_run_is_the_whole_run(kind, through):
 def test_a_tree_that_grows_too_large_is_planted_again(planted, monkeypatch):
     simulator, planted_truth = planted
     for world in worlds(simulator, count=12, horizon=4):
-        groups = [shift_of(0, a).build(planted_truth.basis) for a in (-3.0, 3.0, 2.0)]
+        groups = [shift_of("planted", 0, a).build(planted_truth.basis) for a in (-3.0, 3.0, 2.0)]
         whole = world.measure(groups)
         grown = sum(len(level.places.states) for level in world.tree())
         assert grown > 5 * 12
@@ -990,7 +999,7 @@ def test_the_linear_world_to_one_in_a_million(text):
             gap = moved_c - c
             at_once = gap if t == 0 else at_once
         alive = course.weight_RT[:, horizon]
-        closed = {f"direction:{i}@3": gap[:, i] * alive for i in range(4)}
+        closed = {f"planted:{i}@3": gap[:, i] * alive for i in range(4)}
         closed |= {"value@3": gap @ value_K * alive,
                    "value": at_once @ value_K}  # fmt: skip
         for q, want in closed.items():
@@ -1051,10 +1060,10 @@ def test_needs_of_an_event_that_one_direction_makes():
             "shift 0 by +2 sufficient for right", "shift 0 by -2 necessary for right",
             "shift 1 by +2 sufficient for right", "shift 1 by -2 necessary for right")),
     )  # fmt: skip
-    rows = {(r["hypothesis"][:7], r["role"]): r for r in found.tables["needs"]}
+    rows = {(r["hypothesis"].partition(" by ")[0], r["role"]): r for r in found.tables["needs"]}
     assert len(rows) == 4, "a hypothesis that claims something is asked that alone"
     for role in ("sufficient", "necessary"):
-        of_cause, of_nuisance = rows["shift 0", role], rows["shift 1", role]
+        of_cause, of_nuisance = rows["shift planted:0", role], rows["shift planted:1", role]
         assert of_cause["exists"] == "yes" and of_cause["share"] > of_cause["random_high"], role
         assert of_cause["size"] == "as foretold" and of_cause["verdict"] == "confirmed", role
         # None of a few starts is no proof of none: 0 of 58 still fits with more than one in twenty.
@@ -1066,7 +1075,7 @@ def test_needs_of_an_event_that_one_direction_makes():
     assert all(c["parts"]["through_world"]["answer"] == "by construction" for c in found.notes["claims"])
     # By hand, from the stored events.
     base, effect = found.arrays["unaltered/event:right@3"], found.arrays["observed/event:right@3"][1]
-    row = rows["shift 0", "necessary"]
+    row = rows["shift planted:0", "necessary"]
     assert row["n"] == int(base.sum()) and row["share"] == pytest.approx(float(-effect[base == 1].mean()))
 
 
@@ -1082,15 +1091,16 @@ def test_patching_everything_recovers_everything_at_once_and_the_nuisance_nothin
     clean = found.arrays["unaltered/value"] > 0
     for side, here in (("noising", clean), ("denoising", ~clean)):
         for world in ("real", "simulator"):
-            whole = rows[f"patch all clean high ({side})", world, "value"]
+            whole = rows[f"patch planted:all clean high ({side})", world, "value"]
             assert whole["recovered"] == pytest.approx(1, abs=1e-5) and whole["n"] == int(here.sum())
             assert (whole["gap"] < 0) == (side == "noising")
-            nothing = rows[f"patch 1 clean high ({side})", world, "value"]
+            nothing = rows[f"patch planted:1 clean high ({side})", world, "value"]
             assert nothing["recovered"] == pytest.approx(0, abs=1e-5)
-        g = found.notes["hypotheses"].index(f"patch all clean high ({side})")
+        g = found.notes["hypotheses"].index(f"patch planted:all clean high ({side})")
         assert np.array_equal(np.isnan(found.arrays["observed/value"][g]), ~here)
     whole, one = (
-        found.arrays["observed/value"][found.notes["hypotheses"].index(x)] for x in ("resample all", "resample 1")
+        found.arrays["observed/value"][found.notes["hypotheses"].index(x)]
+        for x in ("resample planted:all", "resample planted:1")
     )
     assert abs(whole.sum()) < 1e-3 < 0.5 < np.abs(whole).mean()  # every start gives once and takes once
     assert np.abs(one).max() < 1e-5
@@ -1103,8 +1113,8 @@ def test_the_nuisance_lies_inside_the_random_band_in_99_of_100_worlds():
         options = PlantedOptions(seed=seed)
         simulator, known = planted_simulator(options), truth(options)
         dreamed = dream_of(simulator, options, seed)
-        units = random_units(known.basis, 50, torch.Generator().manual_seed(seed))
-        nuisance = shift_of(known.nuisance, 2.0)
+        units = random_frames(known.basis, 1, 50, torch.Generator().manual_seed(seed))[:, 0]
+        nuisance = shift_of("planted", known.nuisance, 2.0)
         groups = [None, nuisance.build(known.basis), *(nuisance.build(known.basis, other_IH=u[None]) for u in units)]
         got = dreamed.measure(groups, together=len(groups))
         effect = {q: (v[1:] - v[0]).mean(1) for q, v in got.items() if q in ("value@3", "prob:right@1..3", "return@3")}

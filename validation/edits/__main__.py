@@ -45,7 +45,8 @@ class EditsConfig:
     basis_kind: str = "ica"
     """which basis of --basis: pca, ica, nmf, neurons"""
     directions: tuple[str, ...] = ()
-    """directions whose coordinate after the horizon is measured, as ica:0 or 0; none by default"""
+    """directions, as ica:0 or 0, said to carry the object: what the edit does to their coordinates, and what is left of
+    its effects when they are set back to what they were, or everything but they is; none: no directions"""
     out: Path = Path("runs/edits")
     """run directory to write"""
     starts: int = 128
@@ -114,7 +115,7 @@ def main(config: EditsConfig) -> None:
             run.facts["simulator"] = fingerprint(simulator)
         draw(result, run.path)
         for row in result.tables["effects"]:
-            if row["quantity"] == f"value@{config.horizon}" and math.isfinite(row["effect"]):
+            if row["quantity"] == f"return@{config.horizon}" and math.isfinite(row["effect"]):
                 run.record(f"{row['edit']}, {row['way']}".replace(" ", "_"), row["effect"], row["unit"], row["n"])
     for claim in result.notes["claims"]:
         print(claim["text"])

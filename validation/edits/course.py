@@ -19,7 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.contracts import Agent, UserError
+from core.contracts import Agent, Intervention, UserError
+from core.directions import Basis
+from core.interventions import Resample
 from core.roll import act, choose
 from core.trees import Tree, rows_of, with_rows
 from envs.procgen import ProcgenEnv
@@ -31,6 +33,19 @@ from validation.paired.course import Course, course_of
 THROUGH = ("whole", "pixels", "world")
 SINCE = ("start", "episode")
 Frames = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class AllElse:
+    """Give h the values of ``donors`` [B, H] in everything but some directions' coordinates."""
+
+    basis: Basis
+    ids: tuple[int, ...]
+    donors: Tensor
+
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
+        kept = Resample(self.basis, self.ids, h_BH)(self.donors, t_B, torch.ones_like(mask_B))
+        return torch.where(mask_B[:, None], kept, h_BH)
 
 
 class Run(NamedTuple):
@@ -53,9 +68,12 @@ class EditedWorld:
     starts: EditStarts
     noise_NTA: Tensor  # added to the logits before the argmax; zero: greedy
 
-    def course(self, edits: Sequence[Edit | None], through: str = "whole", since: str = "start") -> Run:
+    def course(
+        self, edits: Sequence[Edit | None], through: str = "whole", since: str = "start",
+        intervene: Sequence[Intervention] = (),
+    ) -> Run:  # fmt: skip
         """edits: one a start, with their places fixed; None: this start is left as it is, and is not what the run is
-        about.  A whole run with None everywhere is the unedited twin."""
+        about.  A whole run with None everywhere is the unedited twin.  intervene: changes of h."""
         rows_N = np.array([edit is not None for edit in edits])
         if since == "episode" and through != "whole":
             raise ValueError("edits since the episode's start have one way, whole")
@@ -89,7 +107,7 @@ class EditedWorld:
                 obs = self._drawn_back(made, unedited, on_N)
             tensors = {k: torch.from_numpy(v).to(device) for k, v in obs.items()}
             with torch.no_grad():
-                acted = act(self.agent, tensors, state, first, torch.full_like(first, t, dtype=torch.int64))
+                acted = act(self.agent, tensors, state, first, torch.full_like(first, t, dtype=torch.int64), intervene)
             state = acted.state
             index, hot = choose(acted.logits_BA, self.agent.spec.parts, self.noise_NTA[:, t])
             frames.append(obs["frames"] * on_N[:, None, None, None])

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from core.artefacts import Result
-from core.figures import LINE, MEMORY, REAL, SIMULATED, USUAL, WORLD, figure_of
+from core.figures import BOTH, LINE, MEMORY, MEMORY_PALE, REAL, SIMULATED, USUAL, WORLD, figure_of
 
-WAYS = {"whole": REAL, "pixels": MEMORY, "world": WORLD, "since the episode": USUAL}
+WAYS = {"whole": REAL, "pixels": MEMORY, "world": WORLD, "since the episode": USUAL, "set back": BOTH,
+        "all else set back": MEMORY_PALE}  # fmt: skip
 MOST = 12  # quantities in a figure
+ABREAST = 4  # edits beside each other
 
 
 def draw(result: Result, path: Path) -> None:
@@ -24,12 +26,18 @@ def draw(result: Result, path: Path) -> None:
 
 def _effects(rows: list[dict[str, object]], edits: list[str], path: Path) -> None:
     """Dots with 95 % intervals."""
+    from matplotlib.lines import Line2D
+
     names = list(dict.fromkeys(str(row["quantity"]) for row in rows))
     largest = {q: max(abs(float(r["effect"]) / float(r["spread"])) for r in rows if r["quantity"] == q) for q in names}  # type: ignore[arg-type]
     shown = sorted(sorted(names, key=lambda q: -largest[q])[:MOST], key=names.index)
-    figure = figure_of(3 + 3.2 * len(edits), 1.5 + 0.42 * len(shown))
-    axes = figure.subplots(1, len(edits), sharey=True, squeeze=False)[0]
-    for axis, edit in zip(axes, edits, strict=True):
+    rows_of_axes = -(-len(edits) // ABREAST)
+    wide = min(ABREAST, len(edits))
+    figure = figure_of(2 + 3.2 * wide, (1.2 + 0.42 * len(shown)) * rows_of_axes + 0.5)
+    axes = figure.subplots(rows_of_axes, wide, sharey=True, squeeze=False).ravel()
+    for axis in axes[len(edits) :]:
+        axis.axis("off")
+    for axis, edit in zip(axes, edits, strict=False):
         axis.axvline(0, color=LINE, lw=1)
         for k, (way, colour) in enumerate(WAYS.items()):
             mine = {str(r["quantity"]): r for r in rows if r["edit"] == edit and r["way"] == way}
@@ -38,18 +46,22 @@ def _effects(rows: list[dict[str, object]], edits: list[str], path: Path) -> Non
                     continue
                 unit = float(mine[q]["spread"])  # type: ignore[arg-type]
                 value, low, high = (float(mine[q][n]) / unit for n in ("effect", "low", "high"))  # type: ignore[arg-type]
-                place = y + 0.16 * (k - 1.5)
+                place = y + 0.13 * (k - 1.5)
                 axis.plot([low, high], [place, place], color=colour, lw=1.2)
-                axis.plot(value, place, "o", color=colour, ms=4, label=way if y == 0 else None)
+                axis.plot(value, place, "o", color=colour, ms=4)
                 if way == "whole" and "foretold" in mine[q]:
                     told = float(mine[q]["foretold"]) / unit  # type: ignore[arg-type]
-                    axis.plot(told, y - 0.4, "D", color=SIMULATED, ms=4, label="foretold" if y == 0 else None)
+                    axis.plot(told, y - 0.4, "D", color=SIMULATED, ms=4)
         axis.set_title(f"{edit}", fontsize=9)
         axis.set_xlabel("effect, in spreads of the quantity (95 % interval)", fontsize=8)
         axis.tick_params(labelsize=8)
     axes[0].set_yticks(range(len(shown)), shown)
     axes[0].invert_yaxis()
-    axes[-1].legend(fontsize=7, loc="best")
+    there = {row["way"] for row in rows}
+    ways = {way: colour for way, colour in WAYS.items() if way in there}
+    marks = [Line2D([], [], color=colour, marker="o", lw=1.2, ms=4, label=way) for way, colour in ways.items()]
+    marks.append(Line2D([], [], color=SIMULATED, marker="D", lw=0, ms=4, label="foretold (whole)"))
+    figure.legend(handles=marks, loc="outside upper center", ncols=len(marks), fontsize=8)
     figure.savefig(path, dpi=110)
 
 

@@ -17,13 +17,14 @@ import torch
 from core.artefacts import Result
 from core.contracts import Agent, UserError
 from core.directions import Basis
+from core.interventions import AtSteps, Resample
 from core.progress import bar
 from core.roll import Recorded, Simulator, act, gumbel
 from core.stats import few
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import PICTURELESS, Edit
 from envs.procgen_state import state_of
-from validation.edits.course import EditedWorld, Frames, Run, differs, shown_with
+from validation.edits.course import AllElse, EditedWorld, Frames, Run, differs, shown_with
 from validation.edits.starts import collect, fits
 from validation.interventions import verdicts
 from validation.interventions.statistics import Sizes, spread_of, step_of
@@ -32,7 +33,7 @@ from validation.paired.course import Course, Measures, in_words, is_late, quanti
 from validation.paired.simulated import SimulatedWorld, begun
 
 COLLECTORS = 64
-WAYS = ("whole", "pixels", "world", "since the episode")
+SET_BACK, ALL_ELSE = "set back", "all else set back"  # of the hidden state at the start, in the edited world
 CRITERIA = (
     "Exists: the 95 % interval of the mean effect lies beyond the smallest size of interest, and q <= 0.05 over all "
     "rows of the table (no: its 90 % interval lies inside). Size as foretold: more than half and less than twice what "
@@ -104,7 +105,7 @@ def _asked(world: EditedWorld, measures: Measures, options: EditOptions, simulat
     tests: list[tuple[dict[str, Any], verdicts.Tested, int]] = []
     with bar("edits", len(options.edits), "edits") as progress:
         for edit, of in zip(options.edits, fixed, strict=True):
-            seen, runs = _ways(world, of, measures, plain)
+            seen, runs = _ways(world, of, measures, plain, unedited)
             foretold = {name: foretell(of) for name, foretell in held.items()}
             rows = _rows(edit, seen, foretold, runs, plain, options, rng, tests)
             result.tables["effects"] += rows
@@ -118,7 +119,7 @@ def _asked(world: EditedWorld, measures: Measures, options: EditOptions, simulat
             progress.advance()
     _judge(tests, options)
     k = options.horizon
-    claims = [row for row in result.tables["effects"] if row["quantity"] == f"value@{k}" and row["way"] == "whole"]
+    claims = [row for row in result.tables["effects"] if row["quantity"] == f"return@{k}" and row["way"] == "whole"]
     result.arrays |= {f"unaltered/{q}": v for q, v in plain.items()} | {"age": starts.age_N}
     result.scalar("twin_difference", twin, "largest difference of two unedited runs", len(starts))
     result.notes = {
@@ -129,7 +130,7 @@ def _asked(world: EditedWorld, measures: Measures, options: EditOptions, simulat
 
 
 def _ways(
-    world: EditedWorld, of: Sequence[Edit | None], measures: Measures, plain: Mapping[str, np.ndarray]
+    world: EditedWorld, of: Sequence[Edit | None], measures: Measures, plain: Mapping[str, np.ndarray], unedited: Run
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Run]]:
     """Effects by every way, {way: {quantity: [N]}}, NaN at starts that a way is not about."""
     edit = next(e for e in of if e is not None)
@@ -137,16 +138,32 @@ def _ways(
     runs = {"whole": world.course(of)}
     if picture:
         runs |= {"pixels": world.course(of, "pixels"), "world": world.course(of, "world")}
-    runs["since the episode"] = world.course(of, "whole", "episode")
+    if not (edit.thing == "agent" or edit.thing in PICTURELESS):  # what the agent does next is not of its past
+        runs["since the episode"] = world.course(of, "whole", "episode")
+    if measures.directions:
+        # Object -> direction -> action: does what the edit does to these directions carry what it does to the action?
+        basis, h = measures.basis, unedited.course.h_RTH
+        assert basis is not None and h is not None
+        for way, change in ((SET_BACK, Resample), (ALL_ELSE, AllElse)):
+            back = AtSteps(change(basis, measures.directions, h[:, 0]), 0, 1)
+            runs[way] = world.course(of, intervene=(back,))
     seen = {}
     for way, run in runs.items():
         got = _measured(run.course, measures)
+        if way in (SET_BACK, ALL_ELSE):  # there their own coordinates are what they were made to be
+            got = {q: v for q, v in got.items() if q not in measures.names}
         seen[way] = {q: np.where(run.rows_N, v - plain[q], np.nan) for q, v in got.items()}
     return seen, runs
 
 
 def _measured(course: Course, measures: Measures) -> dict[str, np.ndarray]:
-    return {q: v.cpu().double().numpy() for q, v in quantities(course, measures).items()}
+    """``quantities``, and the directions' coordinates at once."""
+    out = {q: v.cpu().double().numpy() for q, v in quantities(course, measures).items()}
+    if measures.directions:
+        assert measures.basis is not None and course.h_RTH is not None
+        c_NK = measures.basis.project(course.h_RTH[:, 0]).cpu().double().numpy()
+        out |= {name: c_NK[:, i] for i, name in zip(measures.directions, measures.names, strict=True)}
+    return out
 
 
 Foreteller = Callable[[Sequence[Edit | None]], dict[str, np.ndarray]]
@@ -161,7 +178,13 @@ def _foretellers(world: EditedWorld, measures: Measures, simulator: Simulator[An
         none = torch.zeros(len(starts), dtype=torch.bool, device=device)
         with torch.no_grad():
             state = act(world.agent, last, starts.before, none, torch.zeros_like(none, dtype=torch.int64)).state
-        return {q: v[0] for q, v in made(frames, state).measure([None]).items()}
+        out = {q: v[0] for q, v in made(frames, state).measure([None]).items()}
+        if measures.directions:
+            assert measures.basis is not None
+            h_NH = world.agent.read("h", world.agent.encode(last), state)
+            c_NK = measures.basis.project(h_NH).cpu().double().numpy()
+            out |= {name: c_NK[:, i] for i, name in zip(measures.directions, measures.names, strict=True)}
+        return out
 
     def dreamed(frames: Frames, state: Any) -> SimulatedWorld:
         assert simulator is not None
@@ -196,17 +219,17 @@ def _rows(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One row a way and quantity that varies; what is to be judged goes to ``tests``."""
     size = {q: Sizes.of(q, spread_of(v), options.smallest) for q, v in plain.items()}
-    names = [q for q in plain if size[q].unit > 0]
     rows: list[dict[str, Any]] = []
     for way, effects in seen.items():
-        here = runs[way].rows_N & ~np.isnan(effects[names[0]])
         told = foretold.get("simulator", {}) if way == "whole" else {}
+        names = [q for q in effects if size[q].unit > 0 and (q in told or not told)]
+        here = runs[way].rows_N & ~np.isnan(effects[names[0]])
         if told:
             here &= ~np.isnan(told[names[0]])
         if here.sum() < 2:
             continue
 
-        def of(some: Mapping[str, np.ndarray], here: np.ndarray = here) -> np.ndarray:
+        def of(some: Mapping[str, np.ndarray], here: np.ndarray = here, names: Any = names) -> np.ndarray:
             return np.stack([some[q][here] / size[q].unit for q in names], 1)
 
         s = of(effects)
@@ -261,8 +284,9 @@ def _seen_alone(there: str) -> str:
 def _told(edit: Edit, runs: Mapping[str, Run], starts: int) -> dict[str, Any]:
     """What an edit was about."""
     out: dict[str, Any] = {"edit": edit.words, "starts": starts, "fits": int(runs["whole"].rows_N.sum())}
-    since = runs["since the episode"]
-    out |= {"since_the_episode": int(since.rows_N.sum()), "apart": int((since.apart_N & since.rows_N).sum())}
+    since = runs.get("since the episode")
+    if since is not None:
+        out |= {"since_the_episode": int(since.rows_N.sum()), "apart": int((since.apart_N & since.rows_N).sum())}
     return out
 
 

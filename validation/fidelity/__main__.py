@@ -63,8 +63,7 @@ class FidelityConfig:
     latest_start: int = 32
     """they are taken at a random step of the episode up to this one"""
     other_agent: Path | None = None
-    """run directory of another agent of the same world, whose actions the simulator is given too (default:
-    random actions)"""
+    """run directory of another agent of the same world, whose actions the simulator is given too; none: random ones"""
     start_level: int = HELD_OUT_LEVEL
     """first level of the pool the real world draws from (Procgen)"""
     num_levels: int = 100_000

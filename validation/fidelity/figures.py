@@ -16,6 +16,7 @@ from core.figures import (
     SEQUENTIAL,
     SIMULATED,
     USUAL,
+    enlarged,
     figure_of,
     font_of,
 )
@@ -273,7 +274,7 @@ def grid(title: str, heads: Sequence[str], lines: Sequence[tuple[str, np.ndarray
         for column, (frame, there) in enumerate(zip(frames, exists, strict=True)):
             x = MARGIN + column * (TILE + GAP)
             if there:
-                image.paste(Image.fromarray(frame).resize((TILE, TILE), Image.Resampling.NEAREST), (x, y))
+                image.paste(enlarged(frame, TILE, TILE), (x, y))
             else:
                 draw.rectangle((x, y, x + TILE - 1, y + TILE - 1), fill="#dddddd")
                 draw.text((x + TILE / 2, y + TILE / 2), "ended", fill="black", font=small, anchor="mm")

@@ -293,7 +293,7 @@ def hidden_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
             why = few if count < FEWEST_EPISODES else STILL_STATES
             for name in ("h_frechet", "h_mmd"):
                 yield unknown(name, upto, "squared, z-scored", count, why)
-            yield unknown("h_classifier", upto, "share told apart", count, why)
+            yield unknown("h_classifier", upto, "accuracy of a linear classifier", count, why)
             continue
         mean, std = h0[:, live].mean(0), h0[:, live].std(0)
         _, size, axes = np.linalg.svd((h0[:, live] - mean) / std, full_matrices=False)
@@ -320,7 +320,7 @@ def hidden_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
         apart, apart_copy = (
             told_apart(np.concatenate([real, other]), side, both, rng) for other in (simulated, copied)
         )
-        yield row("h_classifier", upto, apart, "share told apart", mean=0.5, copy=apart_copy.value,
+        yield row("h_classifier", upto, apart, "accuracy of a linear classifier", mean=0.5, copy=apart_copy.value,
                   floor=told_apart(real, half, episode, rng).value)  # fmt: skip
 
 
@@ -357,7 +357,7 @@ def compare(
         "distributions, one half of the episodes against the other; for calibration, forecasts that are right; for "
         "counterfactual actions, real frames looked up among real frames; for gradient signs, the same finite "
         "differences under other action noise",
-        "baseline_copy": "the last initial observation (or what the agent made of it) held still; dreams: a world "
+        "baseline_copy": "the last initial observation (or what the agent made of it), repeated; dreams: a world "
         "without reward or end, the first action for ever",
         "baseline_mean": "the mean over these very episodes, or the most frequent action or event rate: a baseline "
         "that has seen the answers; counterfactual actions and gradient signs: chance",

@@ -13,30 +13,29 @@ from core.directions import Basis
 
 def own_frame(basis: Basis, ids: Sequence[int]) -> Tensor:
     """Orthonormal rows [I, H] that span what changes of these directions move, the first along the first one."""
-    q, r = torch.linalg.qr(basis.lift_KH[list(ids)].T)
-    frame: Tensor = (q * torch.where(r.diagonal() < 0, -1.0, 1.0)).T.contiguous()
-    return frame
+    return orthonormal(basis.lift_KH[list(ids)].T)[0].contiguous()
 
 
-def random_units(basis: Basis, count: int, generator: torch.Generator) -> Tensor:
-    """Unit vectors [count, H] of the z-scored state space, uniform over all.
-
-    Not only over those orthogonal to the tested direction: an arbitrary direction would not be one of their like and
-    lie outside their band too often (8 dimensions: in 10 % of cases, not 5 %).
-    """
-    return random_frames(basis, 1, count, generator)[:, 0]
+def orthonormal(columns_HI: Tensor) -> tuple[Tensor, Tensor]:
+    """(orthonormal rows [..., I, H] that span the columns [..., H, I], the first along the first one; how much of each
+    column is new [..., I]).  Of normal columns they are uniform over all frames (Mezzadri 2007)."""
+    q, r = torch.linalg.qr(columns_HI)
+    new_I = torch.diagonal(r, dim1=-2, dim2=-1)
+    return (q * torch.where(new_I < 0, -1.0, 1.0)[..., None, :]).transpose(-2, -1), new_I.abs()
 
 
 def random_frames(basis: Basis, size: int, count: int, generator: torch.Generator) -> Tensor:
     """Orthonormal frames [count, size, H] of the z-scored state space, uniform over all.  UserError where the hidden
-    state has too few dimensions for random ones to differ."""
+    state has too few dimensions for random ones to differ.
+
+    Not only over those orthogonal to the tested direction: an arbitrary direction would not be one of their like and
+    lie outside their band too often (8 dimensions: in 10 % of cases, not 5 %).
+    """
     like = basis.lift_KH
     if like.shape[1] < 2:
         raise UserError("random directions need a hidden state of at least 2 dimensions")
     draws = torch.randn(count, like.shape[1], size, generator=generator, dtype=like.dtype)
-    q, r = torch.linalg.qr(draws)
-    sign = torch.where(torch.diagonal(r, dim1=1, dim2=2) < 0, -1.0, 1.0)
-    return (q * sign[:, None]).transpose(1, 2).contiguous().to(like.device)
+    return orthonormal(draws)[0].contiguous().to(like.device)
 
 
 def recorded_frames(h_NH: Tensor, basis: Basis, size: int, count: int, generator: torch.Generator) -> Tensor:
@@ -53,10 +52,8 @@ def recorded_frames(h_NH: Tensor, basis: Basis, size: int, count: int, generator
     while len(missing):  # states that are alike, or on one line, span nothing: drawn again
         first = torch.randint(n, (len(missing), size), generator=generator)
         other = (first + torch.randint(1, n, first.shape, generator=generator)) % n
-        q, r = torch.linalg.qr((z_NH[first] - z_NH[other]).transpose(1, 2))  # [., H, size]
-        size_of = torch.diagonal(r, dim1=1, dim2=2)
-        frames[missing] = (q * size_of.sign()[:, None]).transpose(1, 2)
-        missing = missing[(size_of.abs() <= 1e-5).any(1)]
+        frames[missing], new = orthonormal((z_NH[first] - z_NH[other]).transpose(1, 2))
+        missing = missing[(new <= 1e-5).any(1)]
     return frames.to(h_NH.device)
 
 
@@ -64,10 +61,5 @@ def mixed_frames(basis: Basis, sizes: Sequence[int], generator: torch.Generator)
     """Orthonormal frames [size, H] of the z-scored state space, one per entry of ``sizes`` (together at most K): the
     basis turned at random (Haar), so that every direction is an equal mixture of its own."""
     size = basis.lift_KH.shape[0]
-    turn, r = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
-    turn_KK = (turn * torch.diagonal(r).sign()).to(basis.lift_KH)
-    frames = []
-    for rows_IH in (turn_KK[: sum(sizes)] @ basis.lift_KH).split(list(sizes)):
-        q, r = torch.linalg.qr(rows_IH.T)
-        frames.append((q * torch.diagonal(r).sign()).T)
-    return tuple(frames)
+    turn_KK = orthonormal(torch.randn(size, size, generator=generator, dtype=torch.float64))[0].T.to(basis.lift_KH)
+    return tuple(orthonormal(rows.T)[0] for rows in (turn_KK[: sum(sizes)] @ basis.lift_KH).split(list(sizes)))

@@ -3,19 +3,20 @@
     KIND DIRECTIONS [for N steps | always] [through memory | world] [when behaviour=ID ...]
                     [necessary for EVENT | sufficient for EVENT] [on QUANTITY]
 
-    shift 5 by +2        add 2 to direction 5 (shift 5=2 -1 by ... for several: shift 5=2 9=-1)
-    collapse 5 9         set them to their mean (mean ablation)
-    keep_only 5          set everything but them to the mean: the orthogonal complement of collapsing them
-    swap 5 9             exchange them, pair by pair
-    resample 5           give them the values of another start (resample ablation; Chan et al. 2022)
-    patch 5 clean EVENT  the same between two classes of starts, those at which EVENT holds and the others: noising
-                         puts the others' values into the clean ones, denoising the reverse (Heimersheim & Nanda
-                         2024, arXiv:2404.15255)
+    shift ica:5 by +2        add 2 to direction ica:5 (several: shift ica:5=2 ica:9=-1)
+    collapse ica:5 ica:9     set them to their mean (mean ablation)
+    keep_only ica:5          set everything but them to the mean: the orthogonal complement of collapsing them
+    swap ica:5 ica:9         exchange them, pair by pair
+    resample ica:5           give them the values of another start (resample ablation; Chan et al. 2022)
+    patch ica:5 clean EVENT  the same between two classes of starts, those at which EVENT holds and the others: noising
+                             puts the others' values into the clean ones, denoising the reverse (Heimersheim & Nanda
+                             2024, arXiv:2404.15255)
 
-``all`` stands for every direction.  A change is made at the start (step 0) and, with ``for N steps`` or ``always``, at
-the following ones too.  ``through memory``: the world answers with the actions of the unaltered run, so that the
-change stays inside the agent.  ``through world``: the agent forgets the change once it has acted on it, so that only
-its action carries it on (path patching; Goldowsky-Dill et al. 2023, arXiv:2304.05969).
+``ica:all``, or ``all``, stands for every direction, and a number for that direction of the basis that was given.  A
+change is made at the start (step 0) and, with ``for N steps`` or ``always``, at the following ones too.  ``through
+memory``: the world answers with the actions of the unaltered run, so that the change stays inside the agent.  ``through
+world``: the agent forgets the change once it has acted on it, so that only its action carries it on (path patching;
+Goldowsky-Dill et al. 2023, arXiv:2304.05969).
 
 N starts, H hidden, K directions, other axes as in core.contracts.
 """
@@ -31,7 +32,7 @@ from torch import Tensor
 
 from core.config import nearest
 from core.contracts import Intervention, UserError
-from core.directions import Basis, direction_ids, direction_of
+from core.directions import Basis, direction_ids, direction_of, name_of
 from core.interventions import AtSteps, Nullspace, Resample, Shift, Swap, When, parse_when
 from core.when import Rule
 from validation.hypotheses.changes import KeepOnly, Redirect
@@ -42,7 +43,7 @@ THROUGH = ("memory", "world")
 ROLES = ("necessary", "sufficient")
 SIDES = ("noising", "denoising")
 CLAUSES = ("for", "always", "through", "when", *ROLES, "clean", "on")
-QUANTITIES = ("value", "reward", "return", "ended", "prob:", "direction:", "rate:", "event:")
+QUANTITIES = ("value", "reward", "return", "ended", "prob:", "rate:", "event:")  # and directions
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Hypothesis:
     """One change of the hidden state, and what it is said to be needed for; see the head of this file."""
 
     kind: str
+    basis: str  # the kind of basis that the directions are of
     ids: tuple[int, ...]
     amounts: tuple[float, ...] = ()  # shift
     steps: int | None = 1  # None: always
@@ -66,9 +68,9 @@ class Hypothesis:
     def name(self) -> str:
         """In the words that it is parsed from."""
         if self.kind == "shift":
-            what = " ".join(f"{i} by {a:+g}" for i, a in zip(self.ids, self.amounts, strict=True))
+            what = " ".join(f"{d} by {a:+g}" for d, a in zip(self.directions, self.amounts, strict=True))
         else:
-            what = "all" if self.everything else " ".join(map(str, self.ids))
+            what = f"{self.basis}:all" if self.everything else " ".join(self.directions)
         words = [self.kind, what]
         if self.kind == "patch":
             words.append(f"clean {self.clean}{f' ({self.side})' if self.side else ''}")
@@ -83,9 +85,14 @@ class Hypothesis:
         return " ".join(words)
 
     @property
-    def direction(self) -> int | None:
+    def directions(self) -> list[str]:
+        """The directions it changes, by their names."""
+        return [name_of(self.basis, i) for i in self.ids]
+
+    @property
+    def direction(self) -> str | None:
         """The one direction it changes, if it is one."""
-        return self.ids[0] if len(self.ids) == 1 else None
+        return self.directions[0] if len(self.ids) == 1 else None
 
     @property
     def amount(self) -> float | None:
@@ -135,15 +142,15 @@ class Hypothesis:
         return AtSteps(inner, 0, self.steps)
 
 
-def shift_of(direction: int, amount: float) -> Hypothesis:
-    """One direction by one amount, once."""
-    return Hypothesis("shift", (direction,), (amount,))
+def shift_of(basis: str, direction: int, amount: float) -> Hypothesis:
+    """One direction of a basis of that kind by one amount, once."""
+    return Hypothesis("shift", basis, (direction,), (amount,))
 
 
-def hypotheses_of(directions: Sequence[int], amounts: Sequence[float]) -> list[Hypothesis]:
+def hypotheses_of(basis: str, directions: Sequence[int], amounts: Sequence[float]) -> list[Hypothesis]:
     """Every direction shifted by every amount, collapsed, and kept alone."""
-    shifts = [shift_of(i, a) for i in directions for a in amounts]
-    return shifts + [Hypothesis(kind, (i,)) for i in directions for kind in ("collapse", "keep_only")]
+    shifts = [shift_of(basis, i, a) for i in directions for a in amounts]
+    return shifts + [Hypothesis(kind, basis, (i,)) for i in directions for kind in ("collapse", "keep_only")]
 
 
 def parse_hypothesis(text: str, basis: Basis) -> list[Hypothesis]:
@@ -158,9 +165,10 @@ def parse_hypothesis(text: str, basis: Basis) -> list[Hypothesis]:
         raise UserError(f"{where}: begins with no known change{hint}; there are: {', '.join(KINDS)}")
     kind, words = words[0], words[1:]
     cut = next((i for i, w in enumerate(words) if w in CLAUSES), len(words))
-    ids, amounts = _targets(kind, words[:cut], where, basis)
-    if len(set(ids)) < len(ids):
-        raise UserError(f"{where}: names direction {next(i for i in ids if ids.count(i) > 1)} twice")
+    everything = words[:cut] in (["all"], [f"{basis.kind}:all"])
+    ids, amounts = _targets(kind, words[:cut], where, basis, everything)
+    if twice := [name_of(basis.kind, i) for i in ids if ids.count(i) > 1]:
+        raise UserError(f"{where}: names direction {twice[0]} twice")
     basis.check(ids)
     found: dict[str, Any] = {}
     rest = words[cut:]
@@ -169,8 +177,10 @@ def parse_hypothesis(text: str, basis: Basis) -> list[Hypothesis]:
     if (kind == "patch") != ("clean" in found):
         raise UserError(f"{where}: patch, and nothing else, needs 'clean EVENT', which tells the two classes of starts")
     if direction_of(found.get("on", ""), basis.kind):
-        found["on"] = f"direction:{direction_ids([found['on']], basis.kind, where)[0]}"
-    out = Hypothesis(kind, tuple(ids), tuple(amounts), everything=words[:cut] == ["all"], **found)
+        (on,) = direction_ids([found["on"]], basis.kind, where)
+        basis.check([on])
+        found["on"] = name_of(basis.kind, on)
+    out = Hypothesis(kind, basis.kind, tuple(ids), tuple(amounts), everything=everything, **found)
     if out.role and out.on:
         raise UserError(f"{where}: {out.role} for {out.event} is a claim by itself; say 'on {out.on}' in another one")
     if out.through == "world" and out.steps != 1:
@@ -178,10 +188,12 @@ def parse_hypothesis(text: str, basis: Basis) -> list[Hypothesis]:
     return [replace(out, side=side) for side in SIDES] if kind == "patch" else [out]
 
 
-def _targets(kind: str, words: Sequence[str], where: str, basis: Basis) -> tuple[list[int], list[float]]:
+def _targets(
+    kind: str, words: Sequence[str], where: str, basis: Basis, everything: bool
+) -> tuple[list[int], list[float]]:
     """Ids and, for a shift, amounts."""
     if kind != "shift":
-        ids = list(range(basis.size)) if list(words) == ["all"] else direction_ids(words, basis.kind, where)
+        ids = list(range(basis.size)) if everything else direction_ids(words, basis.kind, where)
         if not ids or (kind == "swap" and len(ids) % 2):
             need = "an even number of directions, pair by pair" if kind == "swap" else "directions"
             raise UserError(f"{where}: {kind} takes {need}")
@@ -189,7 +201,8 @@ def _targets(kind: str, words: Sequence[str], where: str, basis: Basis) -> tuple
     found = re.findall(r"(\w*:?\d+)(?:=| by )(\S+)", " ".join(words))
     if not found or " ".join(words) not in (" ".join(f"{i}={a}" for i, a in found),
                                             " ".join(f"{i} by {a}" for i, a in found)):  # fmt: skip
-        raise UserError(f"{where}: shift takes ID=AMOUNT, as in shift 5=2, or shift 5 by +2")
+        name = name_of(basis.kind, 5)
+        raise UserError(f"{where}: shift takes DIRECTION=AMOUNT, as in shift {name}=2, or shift {name} by +2")
     try:
         amounts = [float(a) for _, a in found]
     except ValueError:
@@ -238,7 +251,7 @@ def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
     raise UserError(
         f"{where}: cannot read {' '.join(words)!r}; after the directions may come: for N steps, always, through "
         "memory, through world, when behaviour=ID, necessary for EVENT, sufficient for EVENT, clean EVENT, on QUANTITY "
-        f"({', '.join(QUANTITIES)})"
+        f"({', '.join(QUANTITIES)}, or a direction)"
     )
 
 

@@ -52,28 +52,28 @@ class InterventionsConfig:
     simulator: Path = Path("runs/simulator")
     """run directory of the simulator (with its agent)"""
     policy: Path | None = None
-    """run directory of an agent, in place of a simulator: only the real world is asked, and what a simulator would have
-    foretold is not"""
+    """run directory of an agent, in place of a simulator: the change is made in the real world alone, and nothing is
+    predicted"""
     hidden_states: Path = Path("runs/hidden_states")
     """hidden-states run directory with the directions"""
     basis: Path | None = None
     """same as --hidden_states, under the name that the stages of policies know"""
     behaviours: Path | None = None
-    """behaviours run directory: effects are also given for each behaviour that starts fall into"""
+    """behaviours run directory: effects are also given for each behaviour that starts are in"""
     out: Path = Path("runs/interventions")
     """run directory to write"""
     basis_kind: str = "ica"
     """which basis of --hidden_states: pca, ica, nmf, neurons"""
     hypotheses: tuple[str, ...] = ()
-    """changes to test, instead of --directions and --amounts, each in quotes: 'shift 5 by +2', 'collapse 5 9 always
-    necessary for jump_started', 'swap 5 9', 'keep_only 5', 'resample 5 through memory', 'patch 5 clean scared', 'shift
-    5 by +2 for 4 steps through world when behaviour=3 sufficient for death'"""
+    """changes to test, instead of --directions and --amounts, each in quotes: 'shift ica:5 by +2', 'collapse ica:5
+    ica:9 always necessary for jump_started', 'swap ica:5 ica:9', 'keep_only ica:5', 'resample ica:5 through memory',
+    'patch ica:5 clean scared', 'shift ica:5 by +2 for 4 steps through world when behaviour=3 sufficient for death'"""
     events: tuple[str, ...] = ()
-    """events to measure, each in quotes: 'scared: value < 2 and action in (up, upleft, upright)' (default: death,
-    reward and, where the world knows jumps, jump_started)"""
+    """events to measure, each in quotes: 'scared: value < 2 and action in (up, upleft, upright)'; none: death, reward
+    and, where the world knows jumps, jump_started"""
     directions: tuple[str, ...] = ("0", "1")
-    """the directions to test, as ica:0 or 0, or largest N: the N whose late effect the simulator predicts to be largest
-    (chosen before the real world is asked)"""
+    """the directions to test, such as ica:0 ica:1, or largest N: the N whose late effect the simulator predicts
+    to be largest (chosen before the real world is asked)"""
     amounts: tuple[float, ...] = (-2.0, -1.0, 0.0, 1.0, 2.0)
     """changes to test, in units of the direction's coordinate (standard deviations for PCA and ICA)"""
     starts: int = 64

@@ -28,13 +28,12 @@ from core.stats import few
 from core.when import Rule
 from envs.registry import agents_a_world, renewed
 from validation.hypotheses.events import Event
-from validation.hypotheses.grammar import Hypothesis, hypotheses_of
+from validation.hypotheses.grammar import Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.bench import Bench, effects_in
-from validation.interventions.controls import choose
 from validation.interventions.options import StudyOptions, check_options, parse_study
 from validation.interventions.statistics import Controls, Sizes, special_p, spread_of, step_of
-from validation.interventions.study import BRANCHES, CHOOSING_SEED, COLLECTORS, controls_of, plan_of
+from validation.interventions.study import BRANCHES, CHOOSING_SEED, COLLECTORS, controls_of, decide
 from validation.interventions.tables import Picked
 from validation.interventions.verdicts import NOT_ASKED, OPEN, YES
 from validation.paired.course import Measures, in_words, is_cut, is_late, is_own, quantities, unit_of
@@ -94,19 +93,7 @@ def alone(
         choosing = Bench(basis, before.starts, before.world, rule)
         bench = Bench(basis, asked.starts, asked.world, rule, asked.world)
         explicit = bool(hypotheses)
-        plan = plan_of(choosing, hypotheses, options, basis)
-        everything = [h for family in plan for ways in family.ways for h in ways]
-        choosing.prepare(everything, events, rng)
-        if any(len(f.ways) > 1 or len(f.ways[0]) > 1 or not f.quantity for f in plan):
-            choosing.require(everything, "starts that choose", "; say 'on QUANTITY' to choose nothing")
-        chosen = [choose(family, choosing, [None])[0] for family in plan]
-        if not explicit:
-            picks = [family.ways[pick.place][0] for family, own in zip(plan, chosen, strict=True) for pick in own]
-            hypotheses = hypotheses_of([h.ids[0] for h in picks], options.amounts)
-        named = tuple(dict.fromkeys(i for h in hypotheses if not h.everything for i in h.ids))
-        asked.world.measures = replace(asked.world.measures, directions=named)
-        bench.prepare([*everything, *hypotheses], events, rng)
-        bench.require(hypotheses, "starts")
+        plan, chosen, hypotheses = decide(choosing, bench, hypotheses, options, events, rng)
         floor = twin_floor(asked.world)
         unaltered = {q: v[0] for q, v in asked.world.measure([None]).items()}
         own = effects_in(bench, asked.world, hypotheses, None, "real world")
@@ -126,7 +113,7 @@ def alone(
         "verdicts": 2, "gate": {"answer": NOT_ASKED, "text": said, "rows": 0, "against": {}}, "warnings": [],
         "hypotheses": [h.name for h in hypotheses], "events": {e.name: e.text for e in events},
         "paired_by": asked.starts.paired_by, "criteria": CRITERIA, "chosen": [one.words for one in picked], "who": who,
-        "claims": claims_of(rows, picked, basis.kind, explicit),
+        "claims": claims_of(rows, picked, explicit),
     }  # fmt: skip
     result.notes["claim"] = " ".join(c["text"] for c in result.notes["claims"] if c["headline"])
     if asked.starts.paired_by == "seed":
@@ -265,9 +252,7 @@ def verdict(there: str, special: str) -> str:
     return verdicts.NO_EFFECT if there == verdicts.NO else OPEN
 
 
-def claims_of(
-    rows: Sequence[dict[str, Any]], picked: Sequence[Picked], kind: str, explicit: bool
-) -> list[dict[str, Any]]:
+def claims_of(rows: Sequence[dict[str, Any]], picked: Sequence[Picked], explicit: bool) -> list[dict[str, Any]]:
     """What was claimed, the chosen dose first; then, where directions were named, their other doses."""
     of = {(row["hypothesis"], row["quantity"]): row for row in rows}
     headlines = [(h, of.get((h.name, q)), one.words) for one in picked for h, q in one.claims]
@@ -277,20 +262,20 @@ def claims_of(
     out: list[dict[str, Any]] = []
     for (h, row, how), q in zip(headlines, q_special, strict=True):
         if row is None:
-            text = f"'{h.name}' ({kind}): what it is claimed to change does not vary, so there is no claim."
+            text = f"'{h.name}': what it is claimed to change does not vary, so there is no claim."
             out.append({"hypothesis": h.name, "direction": h.direction, "amount": h.amount, "verdict": OPEN,
                         "headline": True, "sentence": "open", "text": text, "parts": {}})  # fmt: skip
             continue
         row |= {"special_q": float(q), "special": verdicts.special(float(q))}
         row["verdict"] = verdict(row["exists"], row["special"])
-        out.append(claim_of(row, kind, how, True))
+        out.append(claim_of(row, how, True))
         if not explicit:
             doses = [r for r in rows if (r["direction"], r["quantity"]) == (h.direction, row["quantity"])]
-            out += [claim_of(r, kind, how, False) for r in doses if r is not row and r["kind"] != "keep_only"]
+            out += [claim_of(r, how, False) for r in doses if r is not row and r["kind"] != "keep_only"]
     return out
 
 
-def claim_of(row: Mapping[str, Any], kind: str, how: str, headline: bool) -> dict[str, Any]:
+def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]:
     """A claim in words from its row."""
     unit = row["unit"]
     undecided = [verdicts.NAMES[name] for name in ("exists", "special") if row[name] != YES]
@@ -299,7 +284,7 @@ def claim_of(row: Mapping[str, Any], kind: str, how: str, headline: bool) -> dic
         verdicts.NO_EFFECT: "no effect, alone, at this dose; nothing was foretold",
     }.get(row["verdict"], "open: " + ", ".join(undecided))
     text = (
-        f"'{row['hypothesis']}' ({kind}) changes {in_words(row['quantity'])}: seen {row['observed']:+.3g} "
+        f"'{row['hypothesis']}' changes {in_words(row['quantity'])}: seen {row['observed']:+.3g} "
         f"[{row['low']:+.3g}, {row['high']:+.3g}] {unit} in the real world (n = {row['n']}{few(row['n'])}): {said}."
     )
     through = "memory alone cannot change it, by construction, so there is nothing to compare"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from core.artefacts import Result
-from core.figures import BAND, LINE, REAL, SIMULATED, figure_of
+from core.figures import BAND, LINE, REAL, SIMULATED, enlarged, figure_of
 from core.pages import label_colours
 from core.stats import FEW_UNITS, few
 from core.video import write_video
@@ -31,13 +31,12 @@ def draw_effects(result: Result, path: Path, top: int = 4) -> None:
         if r["kind"] == "shift" and r["amount"] is not None and is_late(r["quantity"])
         and r["hypothesis"] == f"shift {r['direction']} by {r['amount']:+g}"
     ]  # fmt: skip
-    directions = sorted({r["direction"] for r in rows})
+    directions = list(dict.fromkeys(r["direction"] for r in rows))
     if not directions:
         return
-    shifts = {str(i) for i in directions}
     doses = [
         d for d in result.tables["doses"]
-        if is_late(d["quantity"]) and d["spread"] > 0 and str(d["point"]) in shifts
+        if is_late(d["quantity"]) and d["spread"] > 0 and d["point"] in directions
     ]  # fmt: skip
     doses.sort(key=lambda d: -abs(d["predicted_simulated"]) / d["spread"])
     chosen = {i: [d for d in doses if d["direction"] == i][:top] for i in directions}
@@ -66,7 +65,7 @@ def draw_effects(result: Result, path: Path, top: int = 4) -> None:
                 spread = [[r["observed"] - r["low"] for r in mine], [r["high"] - r["observed"] for r in mine]]
                 ax.errorbar(x, y, spread, color=colour, marker="o", ms=3, lw=1, capsize=2,
                             label="real world" if world == "real" else "simulator")  # fmt: skip
-            ax.set_title(fill(f"direction {i}: {in_words(q)}", 44), fontsize=8)
+            ax.set_title(fill(f"{i}: {in_words(q)}", 44), fontsize=8)
             ax.set_ylabel(f"change ({dose['unit'].partition(' per')[0]})", fontsize=8)
             ax.set_xlabel("amount added (standard deviations)", fontsize=8)
             ax.tick_params(labelsize=7)
@@ -110,8 +109,7 @@ def draw_headline(result: Result, path: Path) -> None:
             mine = [d for d in doses if str(d["point"]) == label and d[key] is not None]
             y, low, high = (np.array([_over(d[k], d["spread"]) for d in mine]) for k in seen)
             x = [d[key] / d["spread"] for d in mine]
-            name = f"direction {label}" if label.isdigit() else label
-            ax.errorbar(x, y, [y - low, high - y], fmt="o", ms=3, lw=0.6, color=colour, alpha=0.8, label=name)
+            ax.errorbar(x, y, [y - low, high - y], fmt="o", ms=3, lw=0.6, color=colour, alpha=0.8, label=label)
         ax.axline((0, 0), slope=1, color=LINE, lw=0.8, ls="--")
         ax.set_xlim(-reach, reach)
         ax.set_ylim(-reach, reach)
@@ -224,9 +222,7 @@ def _screens(film: np.ndarray, what: str, effects: Sequence[float]) -> list[np.n
             y = top + n * (height * SCALE + gap)
             draw.text((4, y + 4), f"effect\n{effects[n]:+.3g}", fill="black")
             for p in range(panels):
-                picture = Image.fromarray(film[n, p, t]).resize(
-                    (width * SCALE, height * SCALE), Image.Resampling.NEAREST
-                )
+                picture = enlarged(film[n, p, t], width * SCALE, height * SCALE)
                 page.paste(picture, (left + p * (width * SCALE + gap), y))
         out += [np.asarray(page)] * (3 if t == 0 else 1)
     return out

@@ -358,14 +358,15 @@ def restate(row: dict[str, Any], special_q: float) -> None:
     row["verdict"] = verdicts.verdict(row["exists"], row["size"], row["special"], foretold, smallest)
 
 
-def claim_of(row: Mapping[str, Any], kind: str, how: str, headline: bool) -> dict[str, Any]:
-    """A claim in words from its row of the real world.  kind: of the basis; how: it was chosen."""
+def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]:
+    """A claim in words from its row of the real world.  how: it was chosen."""
     answers = {name: str(row[name]) for name in verdicts.NAMES}
-    subject = f"'{row['hypothesis']}' ({kind})"
+    subject = f"'{row['hypothesis']}'"
     if row["direction"] is not None and row["kind"] in ("shift", "collapse"):
-        way = "Setting it to its mean" if row["kind"] == "collapse" else f"Adding {row['amount']:+g}"
+        to = f"Setting {row['direction']} to its mean"
+        way = to if row["kind"] == "collapse" else f"Adding {row['amount']:+g} to {row['direction']}"
         plain = len(row["hypothesis"].split()) == (2 if row["kind"] == "collapse" else 4)
-        subject = f"Direction {row['direction']} ({kind}). {way}" if plain else subject
+        subject = way if plain else subject
     said = verdicts.sentence(row["verdict"], answers)
     q, unit = row["quantity"], row["unit"]
     text = (
@@ -492,7 +493,8 @@ class Point(NamedTuple):
     label: str
     weights: dict[int, float]  # hypothesis: weight
     unit: str
-    directions: tuple[int, ...]  # that the change is of
+    ids: tuple[int, ...]  # of the directions that the change is of
+    of_one: str | None  # the name of the direction, if it is one
 
     def of(self, effect_GN: np.ndarray) -> np.ndarray:
         """For every start [N]."""
@@ -508,10 +510,11 @@ def points_of(hypotheses: Sequence[Hypothesis], all_kinds: bool) -> list[Point]:
     for g, h in enumerate(hypotheses):
         plain = h.kind == "shift" and h.direction is not None and (h.steps, h.through, h.behaviours) == (1, "", ())
         if plain and not h.is_nothing:
-            point = out.setdefault(str(h.direction), Point(str(h.direction), {}, "per unit of the direction", h.ids))
+            name = h.directions[0]
+            point = out.setdefault(name, Point(name, {}, "per unit of the direction", h.ids, name))
             point.weights[g] = h.amounts[0]
         elif all_kinds and h.kind != "keep_only" and not h.is_nothing:
-            rest.append(Point(h.name, {g: 1.0}, "", h.ids))
+            rest.append(Point(h.name, {g: 1.0}, "", h.ids, h.direction))
     slopes = []
     for point in out.values():
         power = sum(a * a for a in point.weights.values())

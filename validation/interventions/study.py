@@ -15,10 +15,11 @@ from torch import Tensor
 from core.artefacts import Result
 from core.config import nearest
 from core.contracts import Agent, LearnedWorld, Shown, UserError, VecEnv
-from core.directions import Basis, direction_ids
+from core.directions import Basis, direction_of
 from core.roll import Recorded, Simulator
 from core.trees import Tree
 from core.when import Rule
+from validation.hypotheses.events import Event
 from validation.hypotheses.frames import random_frames
 from validation.hypotheses.grammar import THROUGH, Hypothesis, hypotheses_of, shift_of
 from validation.interventions.bench import Bench, effects_in
@@ -74,22 +75,7 @@ def study(
         held = held_still(agent, starts, dreamed.noise_NTA, measures, simulated)
         bench = Bench(basis, starts, dreamed, rule, real, held)
         explicit = bool(hypotheses)
-        plan = plan_of(choosing, hypotheses, options, basis)
-        everything = [h for family in plan for ways in family.ways for h in ways]
-        choosing.prepare(everything, events, rng)
-        if any(len(f.ways) > 1 or len(f.ways[0]) > 1 or not f.quantity for f in plan):
-            choosing.require(
-                everything, "starts that the simulator chooses on", "; say 'on QUANTITY' to choose nothing"
-            )
-        chosen = [choose(family, choosing, [None])[0] for family in plan]
-        if not explicit:
-            picks = [family.ways[pick.place][0] for family, own in zip(plan, chosen, strict=True) for pick in own]
-            hypotheses = hypotheses_of([h.ids[0] for h in picks], options.amounts)
-        named = dict.fromkeys(i for h in hypotheses if not h.everything for i in h.ids)
-        for world in (real, dreamed, held):
-            world.measures = replace(measures, directions=tuple(named))
-        bench.prepare([*everything, *hypotheses], events, rng)
-        bench.require(hypotheses, "starts")
+        plan, chosen, hypotheses = decide(choosing, bench, hypotheses, options, events, rng)
         effects = effects_of(bench, hypotheses, options)
         controls, picked = controls_of(choosing, bench, plan, chosen, options, generator)
         result = report(bench, hypotheses, effects, controls, picked, explicit, options, rng)
@@ -152,6 +138,30 @@ def held_still(
     return simulated(agent, starts.state, noise_NTA, measures, frame, frame.begin())
 
 
+def decide(
+    choosing: Bench, bench: Bench, hypotheses: list[Hypothesis], options: StudyOptions, events: Sequence[Event],
+    rng: np.random.Generator,
+) -> tuple[list[Family], list[list[Pick]], list[Hypothesis]]:  # fmt: skip
+    """(the families, what is chosen of each on starts of their own, the hypotheses: those in words, or all ways of the
+    directions that were chosen); the worlds of ``bench`` measure their directions from here on."""
+    basis = bench.basis
+    plan = plan_of(choosing, hypotheses, options, basis)
+    everything = [h for family in plan for ways in family.ways for h in ways]
+    choosing.prepare(everything, events, rng)
+    if any(len(f.ways) > 1 or len(f.ways[0]) > 1 or not f.quantity for f in plan):
+        choosing.require(everything, "starts that choose", "; say 'on QUANTITY' to choose nothing")
+    chosen = [choose(family, choosing, [None])[0] for family in plan]
+    if not hypotheses:
+        picks = [family.ways[pick.place][0] for family, own in zip(plan, chosen, strict=True) for pick in own]
+        hypotheses = hypotheses_of(basis.kind, [h.ids[0] for h in picks], options.amounts)
+    named = tuple(dict.fromkeys(i for h in hypotheses if not h.everything for i in h.ids))
+    for world in filter(None, (bench.real, bench.dreamed, bench.held)):
+        world.measures = replace(world.measures, directions=named)
+    bench.prepare([*everything, *hypotheses], events, rng)
+    bench.require(hypotheses, "starts")
+    return plan, chosen, hypotheses
+
+
 def plan_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions, basis: Basis) -> list[Family]:
     """The families that claims are chosen from: one of all directions; one a direction that was named; one a
     hypothesis in words."""
@@ -164,8 +174,7 @@ def plan_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOption
                 return ""
             on = f"event:{h.event}" if h.role else h.on
             found = [q for q in known if q.startswith(f"{on}@")]
-            if on.startswith("direction:"):  # measured once the directions are known
-                basis.check(direction_ids([on.partition(":")[2]], basis.kind, f"on {on}"))
+            if direction_of(on, basis.kind):  # measured once the directions are known
                 return f"{on}@{k}"
             if not found:
                 late = list(dict.fromkeys(q.partition("@")[0] for q in known if is_late(q)))
@@ -176,13 +185,13 @@ def plan_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOption
 
         return [Family(((h,),), quantity=claimed(h)) for h in hypotheses if not h.is_nothing and h.control is not None]
     if options.largest:
-        return [Family(tuple(ways_of(i, options) for i in range(basis.size)), choose=options.largest)]
-    return [Family((ways_of(i, options),)) for i in options.directions]
+        return [Family(tuple(ways_of(basis.kind, i, options) for i in range(basis.size)), choose=options.largest)]
+    return [Family((ways_of(basis.kind, i, options),)) for i in options.directions]
 
 
-def ways_of(direction: int, options: StudyOptions) -> tuple[Hypothesis, ...]:
+def ways_of(basis: str, direction: int, options: StudyOptions) -> tuple[Hypothesis, ...]:
     """What may be done to a direction, and claimed: shifts, and the mean."""
-    return (*(shift_of(direction, a) for a in options.amounts if a), Hypothesis("collapse", (direction,)))
+    return (*(shift_of(basis, direction, a) for a in options.amounts if a), Hypothesis("collapse", basis, (direction,)))
 
 
 def effects_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions) -> Effects:

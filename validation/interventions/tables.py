@@ -47,7 +47,7 @@ def report(
     picked: Sequence[Picked], explicit: bool, options: StudyOptions, rng: np.random.Generator,
 ) -> Result:  # fmt: skip
     """Everything that follows from the runs."""
-    starts, basis = bench.starts, bench.basis
+    starts = bench.starts
     assert bench.real is not None
     events = bench.real.measures.events
     judged = table_of(effects, hypotheses, controls, events, options.smallest, rng)
@@ -103,7 +103,7 @@ def report(
     for point in points:
         result.tables["doses"] += _doses(point, sources, scale, rng)
     _agreements(result, points, sources, late, scale, rng)
-    claims = _claims(result, hypotheses, picked, basis.kind, explicit)
+    claims = _claims(result, hypotheses, picked, explicit)
     result.tables["paths"] = [row for claim in claims for row in _paths(claim, effects, hypotheses, rng)]
     result.notes["claims"] = claims
     result.notes["claim"] = " ".join(claim["text"] for claim in claims if claim["headline"])
@@ -111,7 +111,7 @@ def report(
 
 
 def _claims(
-    result: Result, hypotheses: Sequence[Hypothesis], picked: Sequence[Picked], kind: str, explicit: bool
+    result: Result, hypotheses: Sequence[Hypothesis], picked: Sequence[Picked], explicit: bool
 ) -> list[dict[str, Any]]:
     """What was claimed, the chosen dose first and then, each by itself, the other doses of the same direction."""
     real = {(r["hypothesis"], r["quantity"]): r for r in result.tables["effects"] if r["world"] == "real"}
@@ -122,17 +122,17 @@ def _claims(
     claims: list[dict[str, Any]] = []
     for (h, row, one), q in zip(headlines, q_special, strict=True):
         if row is None or "verdict" not in row:
-            text = f"'{h.name}' ({kind}): what it is claimed to change does not vary, so there is no claim."
+            text = f"'{h.name}': what it is claimed to change does not vary, so there is no claim."
             claims.append({"hypothesis": h.name, "direction": h.direction, "amount": h.amount, "verdict": verdicts.OPEN,
                            "headline": True, "sentence": "open", "text": text, "parts": {}})  # fmt: skip
             continue
         restate(row, float(q))
-        claims.append(claim_of(row, kind, one.words, True))
+        claims.append(claim_of(row, one.words, True))
         if not explicit:
             others = [o for o in hypotheses if o.ids == h.ids and o != h and (o.name, row["quantity"]) in real]
             for other in others:
                 if "verdict" in (dose := real[other.name, row["quantity"]]) and other.kind != "keep_only":
-                    claims.append(claim_of(dose, kind, one.words, False))
+                    claims.append(claim_of(dose, one.words, False))
     words = {h.name: one.words for one in picked for h, _ in one.claims}
     for row in result.tables["needs"]:
         if row["claimed"]:
@@ -173,8 +173,7 @@ def _doses(
     first = mean_of(of["jacobian"][here].T) if "jacobian" in of else np.full(len(scale), np.nan)
     return [
         {
-            "point": point.label, "direction": point.directions[0] if len(point.directions) == 1 else None,
-            "own": is_own(q, point.directions), "quantity": q,
+            "point": point.label, "direction": point.of_one, "own": is_own(q, point.ids), "quantity": q,
             "unit": f"{unit_of(q)} {point.unit}".strip(), "predicted_jacobian": number_or_none(float(j)),
             "predicted_simulated": d.value, "simulated_low": d.low, "simulated_high": d.high,
             "observed": e.value, "low": e.low, "high": e.high, "n": e.n, "spread": scale[q],
@@ -192,7 +191,7 @@ def _agreements(
         return
 
     def stacked(name: str, some: Sequence[str]) -> np.ndarray:
-        found = [p.of(sources[name][q]) / scale[q] for p in points for q in some if not is_own(q, p.directions)]
+        found = [p.of(sources[name][q]) / scale[q] for p in points for q in some if not is_own(q, p.ids)]
         return np.stack(found) if found else np.empty((0, sources["observed"][late[0]].shape[1]))
 
     for family, some in families(late).items():

@@ -44,6 +44,11 @@ class Measures:
     events: tuple[Event, ...] = ()
     parts: tuple[int, ...] = ()  # choices of each part of an action, where there are several
 
+    @property
+    def names(self) -> list[str]:
+        """Of ``directions``."""
+        return [] if self.basis is None else [self.basis.names[i] for i in self.directions]
+
 
 def quantities(course: Course, measures: Measures) -> dict[str, Tensor]:
     """Everything measured, each [R].
@@ -51,8 +56,8 @@ def quantities(course: Course, measures: Measures) -> dict[str, Tensor]:
     At once: ``value``, ``logit:ACTION`` (log-sum-exp where several ids do the same) and ``prob:ACTION``.
     Up to the horizon k, where an ended episode counts as 0: ``value@k``; ``reward@k``, summed;
     ``return@k``, their sum; ``ended@k``, 0 or 1 (simulated: probability); ``prob:ACTION@1..k``, mean
-    probability of the action over steps 1 to k; ``direction:ID@k``, its coordinate; ``rate:EVENT@k``, the share of
-    steps 0 to k-1 at which the event happens; ``event:EVENT@k``, whether it happens at one of them.
+    probability of the action over steps 1 to k; of a direction ``ica:5@k``, its coordinate; ``rate:EVENT@k``, the share
+    of steps 0 to k-1 at which the event happens; ``event:EVENT@k``, whether it happens at one of them.
     """
     k = course.value_RT.shape[1] - 1
     probs, weight = probabilities(course.logits_RTA, measures.parts), course.weight_RT
@@ -71,8 +76,8 @@ def quantities(course: Course, measures: Measures) -> dict[str, Tensor]:
         return out
     if measures.directions:
         c_RK = measures.basis.project(course.h_RTH[:, k])
-        for i in measures.directions:
-            out[f"direction:{i}@{k}"] = weight[:, k] * c_RK[:, i]
+        for i, name in zip(measures.directions, measures.names, strict=True):
+            out[f"{name}@{k}"] = weight[:, k] * c_RK[:, i]
     if measures.events:
         rows = rows_of(course, measures.basis, measures.parts)
         for event in measures.events:
@@ -102,20 +107,26 @@ def rows_of(course: Course, basis: Basis, parts: tuple[int, ...] = ()) -> Rows:
     )  # fmt: skip
 
 
+def _kind(quantity: str) -> str:
+    """``direction`` of the later coordinate of one, ``ica:5@8``; else the word that the quantity begins with."""
+    kind, named, _ = quantity.partition("@")[0].partition(":")
+    return "direction" if named and kind not in ("logit", "prob", "rate", "event") else kind
+
+
 def unit_of(quantity: str) -> str:
     """The unit a quantity is in."""
-    kind = quantity.partition("@")[0].partition(":")[0]
+    kind = _kind(quantity)
     units = {"logit": "nats", "direction": "coordinate", "rate": "share of steps"}
     return "probability" if kind in ("prob", "ended", "event") else units.get(kind, "return")
 
 
 def in_words(quantity: str) -> str:
     """A quantity for a sentence."""
-    kind, _, when = quantity.partition("@")
-    kind, _, action = kind.partition(":")
+    name, _, when = quantity.partition("@")
+    kind, action = _kind(quantity), name.partition(":")[2]
     if kind in ("direction", "rate", "event"):
         said = {
-            "direction": f"direction {action} {when} steps later",
+            "direction": f"{name} {when} steps later",
             "rate": f"the share of the {when} steps after at which '{action}' happens",
             "event": f"the chance that '{action}' happens within {when} steps",
         }
@@ -134,7 +145,7 @@ def in_words(quantity: str) -> str:
 
 def family_of(quantity: str) -> str:
     """What a late quantity is about: value_and_actions, directions, outcomes (reward, return, ended) or events."""
-    kind = quantity.partition("@")[0].partition(":")[0]
+    kind = _kind(quantity)
     names = {"value": "value_and_actions", "prob": "value_and_actions", "direction": "directions"}
     return names.get(kind, "events" if kind in ("rate", "event") else "outcomes")
 
@@ -154,12 +165,13 @@ def is_cut(quantity: str, events: Sequence[Event]) -> bool:
 
 def is_share(quantity: str) -> bool:
     """Whether it is a share of events, whose sizes of interest are shares and not spreads."""
-    return quantity.partition(":")[0].partition("@")[0] in ("rate", "event", "ended")
+    return _kind(quantity) in ("rate", "event", "ended")
 
 
 def is_own(quantity: str, directions: Sequence[int]) -> bool:
     """Whether it is what one of these directions is itself later: no claim to make of a change of it."""
-    return any(quantity.startswith(f"direction:{i}@") for i in directions)
+    name = quantity.partition("@")[0]
+    return _kind(quantity) == "direction" and int(name.partition(":")[2]) in directions
 
 
 def course_of(logits: Tensor, value: Tensor, reward: Tensor, ends: Tensor, h: Tensor, one_hot: Tensor) -> Course:

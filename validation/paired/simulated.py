@@ -1,4 +1,4 @@
-"""Paired runs in the simulator, or with the last frame held still (core.roll.Recorded of that frame)."""
+"""Paired runs in the simulator, or with the last frame repeated (core.roll.Recorded of that frame)."""
 
 from __future__ import annotations
 

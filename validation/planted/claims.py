@@ -169,7 +169,7 @@ def chance_of(benches: Benches, basis: Basis, options: StudyOptions, generator: 
     """The choice of one direction of a basis, and how special it is, as in a study."""
     choosing, test = (replace(bench, basis=basis) for bench in benches)
     choosing._jacobians = benches.choosing._jacobians  # of the simulator, not of the basis
-    family = Family(tuple(ways_of(i, options) for i in range(basis.size)))
+    family = Family(tuple(ways_of(basis.kind, i, options) for i in range(basis.size)))
     Benches(choosing, test).prepare([way for ways in family.ways for way in ways])
     (own,) = choose(family, choosing, [None])
     mocks = mocks_of(family, choosing, MOCKS, generator)
@@ -287,7 +287,7 @@ def power_job(runs: int, starts: int, seed: int) -> Found:
     recorded = record_planted(options, 4000, LATEST + 1, seed)
     value = np.concatenate([episode.value[2:] for episode in recorded])  # a step after a start
     amount = mean * float(value.std()) / (options.lean * KEPT)
-    method, found = f"exact simulator, {starts} starts", Hypothesis("shift", (0,), (amount,))
+    method, found = f"exact simulator, {starts} starts", shift_of("planted", 0, amount)
     known, simulator = truth(options, torch.float64).basis, planted_simulator(options, torch.float64)
     rows = list(many_claims(simulator, options, known, found, "value@1", starts, runs, seed, whole=True))
     return {
@@ -301,7 +301,7 @@ def tail_job(runs: int, starts: int, lean: float, seed: int) -> Found:
     average, and skewed."""
     options = PlantedOptions(kind="null", seed=seed, hazard=0.0, fickle=1.0, tail=1.0, lean=lean)
     known, simulator = truth(options, torch.float64).basis, planted_simulator(options, torch.float64)
-    found = Hypothesis("shift", (0,), (2.0,))
+    found = shift_of("planted", 0, 2.0)
     rows = list(many_claims(simulator, options, known, found, "value@1", starts, runs, seed))
     world, method = "null, heavy tails", f"claims, {starts} starts"
     there = [float(r["exists"] == verdicts.YES) for r in rows]
@@ -435,7 +435,7 @@ def told_by(simulator: Simulator[PlantedModel], exact: Benches, family: Family, 
     row = next(r for r in rows if (r["hypothesis"], r["quantity"]) == (hypothesis.name, quantity))
     if "verdict" not in row:
         return None
-    claim = claim_of(row, "planted", "the largest of 8 directions", True)
+    claim = claim_of(row, "the largest of 8 directions", True)
     runs = exact.test.dreamed.measure([None, exact.test.build(hypothesis)])[quantity]
     true, foretold, smallest = float((runs[1] - runs[0]).mean()), claim["foretold"], claim["smallest"]
     right = abs(true) < smallest and abs(foretold) < smallest
@@ -454,9 +454,9 @@ def foretelling_job(kind: Kind, wrongs: Sequence[Wrong | None], seed: int) -> Fo
     )  # fmt: skip
     right = planted_simulator(chosen)
     exact = benches_of(right, lambda slots: PlantedWorld(chosen, slots), truth(chosen).basis, options)
-    families = {"": Family(tuple(ways_of(i, options) for i in range(exact.test.basis.size)))}
+    families = {"": Family(tuple(ways_of("planted", i, options) for i in range(exact.test.basis.size)))}
     if kind == "mediated":  # its causes reach the value by way of the action alone
-        families[", of the value"] = Family(((shift_of(0, 2.0),),), quantity="value@4")
+        families[", of the value"] = Family(((shift_of("planted", 0, 2.0),),), quantity="value@4")
     out: Found = {}
     for wrong, (what, family) in itertools.product(wrongs, families.items()):
         told = told_by(

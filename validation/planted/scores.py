@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from analysis.behaviours.clustering import BehaviourOptions, cluster
-from analysis.behaviours.histories import Steps, reduce
+from analysis.behaviours.histories import Steps
 from analysis.coupling import (
     agreement as coupling_agreement,
     correlation,
@@ -29,13 +29,13 @@ from analysis.coupling.edges import drawn
 from analysis.saliency import explain
 from analysis.saliency.config import SaliencyConfig
 from analysis.shared import clusters, gradients
-from analysis.shared.directions import fit_pca
+from analysis.shared.directions import fit_pca, principal_scores
 from analysis.shared.gradients import agent_gradients
 from analysis.shared.probe_fits import linear_probe
 from analysis.shared.quantities import find_quantities, known_quantities
 from analysis.shared.randomised import randomised
 from core.artefacts import Result
-from core.directions import Basis
+from core.directions import Basis, name_of
 from core.stats import cohens_d_interval, jackknife, least_permutations
 from envs.planted import DELAY, SIZE, Kind, PlantedWorld, TwinModel, behaviour_of, planted_simulator, scene as scene_of
 from envs.planted_truth import PlantedTruth
@@ -140,7 +140,7 @@ def couple(
     found = estimates.couple(simulator, planned, observed, basis, behaviours, config, jacobians)
     effects = np.stack([known.effects(LAGS, behaviour=b) for b in behaviours])
     judged = ~np.eye(SIZE, dtype=bool) & ~(known.through_world_KK & (effects == 0))
-    return Coupled(tables.assemble(found, behaviours, {}, config), effects, judged, planned)
+    return Coupled(tables.assemble(found, behaviours, {}, basis.names, config), effects, judged, planned)
 
 
 def exact_effects(scene: Scene, planned: estimates.Plan, basis: Basis) -> np.ndarray:
@@ -305,7 +305,7 @@ def closed_form(scene: Scene, result: Result, horizon: int) -> np.ndarray:
     rows = []
     for name in result.notes["hypotheses"]:
         kind, direction = name.split()[:2]
-        own = np.arange(SIZE) == int(direction)
+        own = np.arange(SIZE) == int(direction.partition(":")[2])
         if kind == "shift":
             rows.append(np.full(len(c_NK), 2 * per_unit[own][0]))
         else:
@@ -316,7 +316,7 @@ def closed_form(scene: Scene, result: Result, horizon: int) -> np.ndarray:
 def shift_effect(result: Result, direction: int, quantity: str, source: str = "observed") -> np.ndarray:
     """Effect of shifting a direction on a quantity, for every start [N]."""
     effect: np.ndarray = result.arrays[f"{source}/{quantity}"][
-        result.notes["hypotheses"].index(f"shift {direction} by +2")
+        result.notes["hypotheses"].index(f"shift {name_of('planted', direction)} by +2")
     ]
     return effect
 
@@ -324,7 +324,8 @@ def shift_effect(result: Result, direction: int, quantity: str, source: str = "o
 def accused(rows: Sequence[Mapping[str, Any]], direction: int) -> bool:
     """Whether an effect of a direction is said to exist in the real world, or confirmed, but that on what it is itself
     later; not of keeping it alone, which changes everything else."""
-    said = [r for r in rows if r["direction"] == direction and r["kind"] != "keep_only" and "verdict" in r]
+    name = name_of("planted", direction)
+    said = [r for r in rows if r["direction"] == name and r["kind"] != "keep_only" and "verdict" in r]
     return any(
         r["exists"] == verdicts.YES or r["verdict"] == verdicts.CONFIRMED
         for r in said
@@ -335,13 +336,13 @@ def accused(rows: Sequence[Mapping[str, Any]], direction: int) -> bool:
 def interventions_job(kind: Kind, seed: int) -> Found:
     """Is the effect of a change what was predicted, and only where and when it should be?"""
     scene, method = draw(kind, seed), "paired interventions"
-    causal = scene.known.causal
+    causal, cause = scene.known.causal, scene.known.basis.names[scene.known.causal]
     horizon = 3 if kind == "linear" else DELAY  # the length of its chain
     result = intervene(scene, (causal, scene.known.nuisance), 32, horizon, seed)
     late = [q for q in (f"value@{horizon}", f"reward@{horizon}") if q not in result.notes["without_spread"]]
     errors = []
     for dose in result.tables["doses"]:
-        if dose["quantity"] in late and dose["direction"] == causal:  # the nuisance's are 0 on both sides
+        if dose["quantity"] in late and dose["direction"] == cause:  # the nuisance's are 0 on both sides
             errors.append(abs(dose["predicted_simulated"] - dose["observed"]) / dose["spread"])
     out: Found = {Key(kind, method, EFFECT_ERROR): [float(np.mean(errors))]}
     if kind != "confounded":  # accusation_job asks it there, of more worlds
@@ -419,7 +420,7 @@ def behaviours_job(seed: int) -> Found:
             truth_N = behaviour_of(scene.options, scene.x_NX)[first]
             # Density means little in eight dimensions: as in the stage, HDBSCAN gets three.
             others: tuple[tuple[str, clusters.Method, np.ndarray], ...] = (
-                ("Ward", "ward", z_NH), ("HDBSCAN", "hdbscan", reduce(z_NH, 3)[0]),
+                ("Ward", "ward", z_NH), ("HDBSCAN", "hdbscan", principal_scores(z_NH, 3)[0]),
             )  # fmt: skip
             for title, method, points in others:
                 other_N, _ = clusters.find_clusters(points, method, clusters=scene.known.behaviours, seed=seed)
@@ -452,7 +453,7 @@ def accusation_job(permutations: int, seed: int) -> Found:
         amounts=(2.0,), starts=32, horizon=3, controls=FEWEST, latest_start=8, seed=seed, first_order=False
     )
     benches = benches_of(simulator, lambda slots: PlantedWorld(scene.options, slots), known.basis, options)
-    plan = [Family((ways_of(i, options),)) for i in (cause, nuisance)]
+    plan = [Family((ways_of(known.basis.kind, i, options),)) for i in (cause, nuisance)]
     ((claimed, quantity), _), rows = judged_claims(benches, plan, options)
     row = next(r for r in rows if (r["hypothesis"], r["quantity"]) == (claimed.name, quantity))
     rng = np.random.default_rng(seed)
@@ -577,7 +578,7 @@ def effect_job(runs: int, episodes: int, permutations: int, lean: float, seed: i
     simulator, known = scene.simulator, scene.known
     world = f"null, lean {lean:g}" if lean else "null"
     rate, size = (POWER, f", {episodes} episodes") if lean else (FALSE_ALARMS, "")
-    parts = jacobian.jacobians(simulator, scene.z_EZ, known.basis, lags, SIZE)
+    parts = jacobian.jacobians(simulator, scene.z_EZ, known.basis, lags)
     found = (parts["direct"] + parts["through_world"]).numpy()
     off = ~np.eye(SIZE, dtype=bool)
     acts = off & (np.abs(found).max((0, 1)) > 0) if not lean else known.in_agent_KK
@@ -594,7 +595,8 @@ def effect_job(runs: int, episodes: int, permutations: int, lean: float, seed: i
             low, high = over.ends_2X
             note("mean Jacobian", MISSES, float(((low > 0) | (high < 0)).mean()))
 
-    rows = many_claims(simulator, scene.options, known.basis, shift_of(0, 1.0), "value@1", episodes, runs, seed)
+    change = shift_of(known.basis.kind, 0, 1.0)
+    rows = many_claims(simulator, scene.options, known.basis, change, "value@1", episodes, runs, seed)
     for row in rows:
         note(f"paired interventions{size}", rate, float(significant(np.array(row["p"]))))
         if not lean:

@@ -25,9 +25,9 @@ class ReportConfig:
     runs: Path = Path("runs/demo")
     """directory that holds the stages' run directories (rollouts, samples, fidelity, hidden_states, ...)"""
     agent: Path | None = None
-    """run directory of the agent that the page is about (default: the one that all runs share)"""
+    """run directory of the agent that the page is about; none: the one that all runs share"""
     simulator: Path | None = None
-    """run directory of its simulator (default: the one that all runs share)"""
+    """run directory of its simulator; none: the one that all runs share"""
     out: Path = Path("runs/report")
     """run directory to write; the page is report.html in it"""
     seed: int = 0

@@ -392,13 +392,13 @@ def dynamics(run: Traced) -> Section:
     slowest = [row["time_constant"] for row in points]
     frames = "the central frame of each behaviour" if "behaviours" in run.manifest["inputs"] else "typical frames"
     words = (
-        f"With its input held still (the mean input, and {frames}), the memory has "
+        f"Under constant input (the mean input, and {frames}), the memory has "
         f"{number(int(scalars['fixed_points']['value']))} fixed points, {stable} of them stable"
     )
     if slowest:
         words += f"; their slowest modes last {number(min(slowest))} to {number(max(slowest))} steps"
     titles = {
-        "name": "input held still", "kind": "point", "stability": "stability", "slow_modes": "slow modes",
+        "name": "constant input", "kind": "point", "stability": "stability", "slow_modes": "slow modes",
         "time_constant": "slowest mode (steps)", "settle_here": "states that get there [95 %]",
         "nearest_state": "nearest recorded state (rms sd)", "action": "action there", "value": "value there",
     }  # fmt: skip
@@ -409,9 +409,9 @@ def dynamics(run: Traced) -> Section:
             "is what the memory would settle to if the world stood still, which it does not."
         ),
         paragraph(words + "."),
-        _pictures(path, "points.png", "Fixed points of the memory under still inputs", wide=True),
+        _pictures(path, "points.png", "Fixed points of the memory under constant inputs", wide=True),
         _pictures(path, "eigenvalues.png", "Eigenvalues at the fixed points, and the time constants they mean"),
-        _pictures(path, "lyapunov.png", "Lyapunov exponents along recorded episodes and under still inputs"),
+        _pictures(path, "lyapunov.png", "Lyapunov exponents along recorded episodes and under constant inputs"),
         table(told, "Fixed and slow points", titles, most=40),
     ]
     return Section("What the memory does by itself", "".join(html), (found,))
@@ -425,8 +425,9 @@ def saliency(run: Traced) -> Section:
     path, result = run.path, Result.load(run.path)
     by_quantity: dict[str, list[Path]] = {}
     for file in _natural(path.glob("sample_*.png")):
-        if match := re.fullmatch(r"sample_([^_]+)_(.+)", file.stem):
-            by_quantity.setdefault(match[2], []).append(file)
+        for quantity in result.notes["units"]:
+            if re.fullmatch(rf"sample_[^_]+_{re.escape(quantity.replace(':', '_'))}", file.stem):
+                by_quantity.setdefault(quantity, []).append(file)
     html = [
         paragraph(
             "Gradients of a quantity at a target step (framed) with respect to every frame before: whole, through the "

@@ -16,8 +16,23 @@ from typing import Any
 
 import numpy as np
 
+from core import pages
 from core.artefacts import load_bytes
-from core.figures import BAD, BAND, GOOD, HELD, MEMORY, NEGATIVE, OPEN, POSITIVE, REAL, SIMULATED, WORLD, minus
+from core.figures import (
+    BAD,
+    BAND,
+    GOOD,
+    HELD,
+    MEMORY,
+    NEGATIVE,
+    OPEN,
+    POSITIVE,
+    REAL,
+    SIMULATED,
+    WORLD,
+    enlarged,
+    minus,
+)
 from core.stats import FEW_UNITS
 
 DASH = "–"
@@ -32,16 +47,13 @@ KEY = {
 
 STYLE = (
     f"""
-:root {{ color-scheme: light dark; --ink: #1d2329; --soft: #5b6570; --paper: #fbfaf7; --card: #ffffff;
-  --line: #dcd9d0; --accent: #1f5f8b; --good: {GOOD}; --bad: {BAD}; --open: {OPEN}; }}
+:root {{ color-scheme: light dark; --good: {GOOD}; --bad: {BAD}; --open: {OPEN}; }}
 @media (prefers-color-scheme: dark) {{ :root {{ --ink: #e6e4de; --soft: #a3a9b0; --paper: #15181b; --card: #1d2125;
   --line: #363c42; --accent: #86bde6; --good: #7fd0a3; --bad: #f0917d; --open: #e0c069; }} }}
 """
     + """
-* { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 17px/1.6 Charter, "Bitstream Charter", "Iowan Old Style", Georgia, "DejaVu Serif", serif; }
+body { font: 17px/1.6 Charter, "Bitstream Charter", "Iowan Old Style", Georgia, "DejaVu Serif", serif; }
 main { max-width: 60rem; margin: 0 auto; padding: 2.5rem 1.25rem 5rem; }
 h1, h2, h3, h4, table, nav, figcaption, summary, .key, .tag {
   font-family: system-ui, "Segoe UI", "Helvetica Neue", "DejaVu Sans", sans-serif; }
@@ -69,13 +81,13 @@ nav { font-size: .88rem; margin: 1.2rem 0 0; display: flex; flex-wrap: wrap; gap
 .scroll { overflow-x: auto; margin: 1rem 0; scrollbar-width: thin; scrollbar-color: var(--soft) var(--line); }
 .broad { width: max-content; min-width: 100%; max-width: min(100vw - 3rem, 76rem); position: relative; left: 50%;
   transform: translateX(-50%); }
-table { border-collapse: collapse; font-size: .84rem; line-height: 1.4; font-variant-numeric: tabular-nums; }
+table { font-size: .84rem; line-height: 1.4; }
 .broad table { font-size: .76rem; line-height: 1.35; } .broad td, .broad th { padding: .28rem .35rem; }
 .broad td.long { min-width: 10rem; }
 caption { caption-side: top; text-align: left; color: var(--soft); padding-bottom: .45rem; }
 th, td { padding: .32rem .6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 th { font-weight: 600; border-bottom-width: 2px; vertical-align: bottom; }
-td.n, th.n { text-align: right; } td.n { white-space: nowrap; }
+td.n { white-space: nowrap; }
 td.long { min-width: 14rem; }
 figure { margin: 1.3rem 0; }
 figure .scroll { margin: 0; background: #fff; border: 1px solid var(--line); border-radius: 6px; padding: .5rem; }
@@ -246,15 +258,13 @@ def details(summary: str, body: str) -> str:
 
 def strip_png(frames_N: Sequence[np.ndarray], gap: int = 2, scale: int = 2) -> bytes:
     """Frames uint8 [H, W, 3] side by side on white, as PNG bytes."""
-    from PIL import Image
 
     height, width = frames_N[0].shape[:2]
     sheet = np.full((height, len(frames_N) * (width + gap) - gap, 3), 255, np.uint8)
     for i, frame in enumerate(frames_N):
         sheet[:, i * (width + gap) : i * (width + gap) + width] = frame
-    image = Image.fromarray(sheet)
     out = io.BytesIO()
-    image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST).save(out, "PNG", optimize=True)
+    enlarged(sheet, sheet.shape[1] * scale, sheet.shape[0] * scale).save(out, "PNG", optimize=True)
     return out.getvalue()
 
 
@@ -281,10 +291,9 @@ def document(title: str, top: str, findings: Sequence[str], sections: Sequence[t
         f'<section id="{i}"><h2>{text_of(h)}</h2>{html}</section>' for i, (h, html) in zip(ids, sections, strict=True)
     )
     found = f"<h2>What was found</h2><ul>{''.join(f'<li>{item}</li>' for item in findings)}</ul>"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><title>{text_of(title)}</title><style>{STYLE}</style></head><body><main>'
-        f"<header><h1>{text_of(title)}</h1></header>{top}{box(found)}"
-        f'<nav aria-label="Contents">{links}</nav>{key()}{body}</main></body></html>\n'
+    return pages.html(
+        minus(title),
+        STYLE,
+        f"<main><header><h1>{text_of(title)}</h1></header>{top}{box(found)}"
+        f'<nav aria-label="Contents">{links}</nav>{key()}{body}</main>',
     )
