@@ -222,7 +222,8 @@ def flattened(state: State, ground: int = 0) -> State:
 
 @dataclass(frozen=True)
 class Stance:
-    """How the agent stands at a scene's beginning: cells to the side of where its base has it, and its velocity."""
+    """How the agent stands at a scene's beginning: cells to the side of where its base has it (to the other side where
+    a wall is in the way), and its velocity."""
 
     dx: float = 0.0
     vx: float = 0.0
@@ -235,11 +236,25 @@ def built(scene: Scene, value: float, base: bytes, stance: Stance) -> bytes:
         raise UserError(f"scene {scene.name!r} is of {scene.game}, the world of {state.game}")
     if scene.base == "flat":
         flattened(state, scene.ground)
-    words = [f"move agent by {stance.dx:g} 0"] * bool(stance.dx) + [f"set velocity {stance.vx:g} 0"] * bool(stance.vx)
     try:
-        for edit in (*scene.at(value), *(parse_edit(text, scene.game) for text in words)):
+        for edit in scene.at(value):
             edit.apply(state)
+        _stand(state, stance)
         return snapshot_of(state, base)
     except UserError as error:
         said = f"scene {scene.name!r} cannot be built with {scene.placeholder} = {value:g}"
         raise UserError(str(error) if said in str(error) else f"{said}: {error}") from None
+
+
+def _stand(state: State, stance: Stance) -> None:
+    """Put the agent where it stands, on the other side of its cell's middle where a wall is in the way."""
+    moves = [parse_edit(f"move agent by {dx:g} 0", state.game) for dx in (stance.dx, -stance.dx) if dx]
+    for n, move in enumerate(moves):
+        try:
+            move.apply(state)  # refused before anything is changed
+            break
+        except UserError:
+            if n + 1 == len(moves):
+                raise
+    if stance.vx:
+        parse_edit(f"set velocity {stance.vx:g} 0", state.game).apply(state)

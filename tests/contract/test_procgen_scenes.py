@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,16 @@ def test_other_files_are_refused_and_a_scene_is_found_by_name(tmp_path: Path) ->
     assert isinstance(scene_of("s", file), Scene) and scene_of("s", file).base == 4
     with pytest.raises(UserError, match="did you mean wall_height"):
         scene_of("wall_hight")
+
+
+def test_a_wall_beside_the_agent_sends_it_to_the_other_side(made: Made) -> None:
+    base = made().snapshot()[0]
+    scene = scene_of("wall_at_the_start")
+    x = float(state_of(base).agent["x"])  # a level begins at its left end
+    for dx in (-0.3, 0.3):
+        assert state_of(built(scene, 0, base, Stance(dx))).agent["x"] == pytest.approx(x + 0.3)
+    with pytest.raises(UserError, match="is taken"):
+        built(replace(scene, edits=("add wall ahead 1 high {h}",)), 1, base, Stance(0.3))
 
 
 def test_a_scene_of_another_game_or_that_has_no_room_is_refused(made: Made) -> None:
