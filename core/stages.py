@@ -134,18 +134,21 @@ OF_ALL = {
         "-m generative.adopt", "AdoptWorldConfig", "bring a world model of your own", "runs/simulator", ("agent",)),
     "import_rollouts": Stage(
         "-m agents.import_rollouts", "ImportConfig", "bring rollouts of your own", "runs/rollouts", ("agent",)),
+    "events": Stage(
+        "-m analysis.events", "EventsConfig", "count what happens in a recording, or in two and compare", "runs/events",
+        ("rollouts",), ("altered",)),
     "edits": Stage(
         "-m validation.edits", "EditsConfig", "remove, move or add objects in the real game", "runs/edits",
         ("agent",), ("simulator", "basis")),
     "causal_directions": Stage(
         "-m analysis.causal_directions", "CausalDirectionsConfig", "find directions that carry what an edit changes",
         "runs/causal_directions", ("agent",), ("basis",)),
+    "scenes": Stage(
+        "-m validation.scenes", "ScenesConfig", "measure a choice against one variable of the world", "runs/scenes",
+        ("agent",), ("simulator", "basis")),
     "bundle": Stage(
         "-m generative.bundle", "BundleConfig", "copy an agent and a simulator for shipping", "",
         ("agent", "simulator")),
-    "events": Stage(
-        "-m analysis.events", "EventsConfig", "count what happens in a recording, or in two and compare", "runs/events",
-        ("rollouts",), ("altered",)),
     "planted": Stage(
         "-m validation.planted", "PlantedConfig", "try every method on worlds whose causes are known", "runs/planted"),
     "demo": Stage(

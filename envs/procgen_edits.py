@@ -3,6 +3,9 @@
     remove THING [WHICH]                     saw, coin, wall ...: the names of procgen_state.THINGS
     move THING [WHICH] by DX DY | to X Y     the agent too
     add THING at X Y | ahead N [up M]        N cells before the agent (the way it faces), M above the one it stands in
+    add | remove THING ahead N [up M] [wide W] [high H]    a block of cells that begins there: W away from the agent, H
+                                             upwards, 1 each where it is not said; 0 changes nothing
+    add | remove THING at X Y wide W high H  the same to the right of and above the cell at X Y
     set velocity VX VY                       the agent's, cells a step
     set agent_theme | wall_theme | background N
 
@@ -28,6 +31,7 @@ SETTINGS = {"velocity": 2, "agent_theme": 1, "wall_theme": 1, "background": 1}
 SIDEWAYS = ("coinrun", "climber", "jumper", "ninja")  # games in which 'ahead' is to the right or to the left
 WALLS = {"caveflyer": 8, "climber": 15, "coinrun": 15, "heist": 51, "jumper": 6, "maze": 51, "ninja": 20}
 TOPS = {"climber": 16, "coinrun": 16, "jumper": 7}  # a wall with nothing above it
+LAVA, LAVA_TOP = 17, 18  # CoinRun's
 SOLID = {  # cells that hold the agent up, besides 51
     "caveflyer": (8,), "chaser": (5,), "climber": (15, 16), "coinrun": (15, 16), "dodgeball": (10,), "fruitbot": (2,),
     "jumper": (6, 7), "miner": (1, 3, 10), "ninja": (20,),
@@ -44,24 +48,26 @@ class Edit:
 
     verb: str
     thing: str  # or the setting
-    which: str = ""  # '', nearest or at
+    which: str = ""  # '', nearest, at or block
     at: tuple[float, float] = (0.0, 0.0)  # of 'at X Y', or where something is added
     by: tuple[float, float] | None = None  # of a move
     to: tuple[float, float] | None = None
-    ahead: tuple[float, float] | None = None  # (N, M) of an addition
+    ahead: tuple[float, float] | None = None  # (N, M) of an addition or a block
+    size: tuple[int, int] | None = None  # (W, H) of a block
     values: tuple[float, ...] = ()  # of a setting
 
     @property
     def words(self) -> str:
         out = [self.verb, self.thing]
-        if self.verb == "add" and self.ahead is not None:
+        if self.ahead is not None:
             out += [f"ahead {self.ahead[0]:g}"] + [f"up {self.ahead[1]:g}"] * bool(self.ahead[1])
-        elif self.which == "at" or self.verb == "add":
+        elif self.which in ("at", "block") or self.verb == "add":
             out.append(f"at {self.at[0]:g} {self.at[1]:g}")
         elif self.which:
             out.append(self.which)
         for word, pair in (("by", self.by), ("to", self.to)):
             out += [] if pair is None else [f"{word} {pair[0]:g} {pair[1]:g}"]
+        out += [] if self.size is None else [f"wide {self.size[0]} high {self.size[1]}"]
         return " ".join([*out, *(f"{v:g}" for v in self.values)])
 
     def apply(self, state: State) -> State:
@@ -73,8 +79,8 @@ class Edit:
     def fixed(self, state: State) -> Edit:
         """The same edit with the place where it is made here: 'nearest' and 'ahead' become 'at X Y', so that it means
         the same thing and the same place in later states (``followed``)."""
-        if self.verb == "add" and self.ahead is not None:
-            return replace(self, ahead=None, at=_ahead(state, *self.ahead))
+        if self.ahead is not None:
+            return replace(self, ahead=None, at=self._corner(state))
         if self.which == "nearest":
             index, cells = self._chosen(state)
             place = [state.entities[i] for i in index]
@@ -90,6 +96,8 @@ class Edit:
         places = state.places(self.thing)
         if not len(places):
             return None
+        if self.which == "block":
+            return self if any(map(len, self._inside(state))) else None
         if self.which != "at":
             return self
         far = np.hypot(*(places - self.at).T)
@@ -103,6 +111,11 @@ class Edit:
             raise UserError(f"{self.words}: there is no {self.thing} in this level")
         if not self.which:
             return index, cells
+        if self.which == "block":
+            index, cells = self._inside(state)
+            if 0 not in (self.size or (1, 1)) and not len(index) + len(cells):
+                raise UserError(f"{self.words}: there is no {self.thing} in it")
+            return index, cells
         agent = state.agent
         at = (agent["x"], agent["y"]) if self.which == "nearest" else self.at
         far = np.hypot(*(state.places(self.thing) - at).T)
@@ -110,6 +123,23 @@ class Edit:
         if self.which == "at" and far[n] >= REACH:
             raise UserError(f"{self.words}: there is no {self.thing} there; the nearest is {far[n]:.3g} cells away")
         return (index[n : n + 1], cells[:0]) if n < len(index) else (index[:0], cells[n - len(index) :][:1])
+
+    def _corner(self, state: State) -> tuple[float, float]:
+        """The middle of the lowest cell on the left of what is added, or of the block."""
+        if self.ahead is None:
+            return self.at
+        x, y = _ahead(state, *self.ahead)
+        return (x if state.own["facing_right"] else x - max((self.size or (1, 1))[0] - 1, 0)), y
+
+    def _inside(self, state: State) -> tuple[np.ndarray, np.ndarray]:
+        """``_chosen`` of a block: what has its middle in it."""
+        x, y = (math.floor(v) for v in self._corner(state))
+        low, high = np.array((x, y)), np.array((x, y)) + (self.size or (1, 1))
+        index, cells = state.of(self.thing), state.cells_of(self.thing)
+        found = state.entities[index]
+        places = np.stack([found["x"], found["y"]], 1)
+        inside = [((p >= low) & (p < high)).all(1) for p in (places, cells)]
+        return index[inside[0]], cells[inside[1]]
 
     def _remove(self, state: State) -> None:
         if self.thing in NEEDED.get(state.game, ()):
@@ -119,6 +149,8 @@ class Edit:
             _no_walls(state, self.words)
         state.entities = np.delete(state.entities, index)
         state.cells[cells[:, 1], cells[:, 0]] = SPACE
+        if self.thing == "wall" and self.which:
+            _redraw(state, cells)
         _recount(state)
 
     def _move(self, state: State) -> None:
@@ -171,27 +203,27 @@ class Edit:
             state.own["has_support"] = supported(state)
 
     def _add(self, state: State) -> None:
-        thing = state.thing(self.thing)
-        x, y = self.at if self.ahead is None else _ahead(state, *self.ahead)
-        _free(state, x, y, self.words, solid=not thing.cells)
-        if thing.cells:
-            if self.thing == "wall":
-                _no_walls(state, self.words)
-            value = WALLS[state.game] if self.thing == "wall" else thing.cells[0]
-            i, j = int(x), int(y)
-            if (
-                self.thing == "wall"
-                and state.game in TOPS
-                and (j + 1 == len(state.cells) or state.cells[j + 1, i] == SPACE)
-            ):
-                value = TOPS[state.game]
-            agent = state.agent
-            if abs(i + 0.5 - agent["x"]) < 0.5 + agent["rx"] and abs(j + 0.5 - agent["y"]) < 0.5 + agent["ry"]:
-                raise UserError(f"{self.words}: the agent is there")
-            state.cells[j, i] = value
-        else:
-            state.entities = np.append(state.entities, _copy(state, self.thing, x, y, self.words))
+        x, y = self._corner(state)
+        wide, high = self.size or (1, 1)
+        for up in range(high):
+            for right in range(wide):
+                self._add_one(state, x + right, y + up)
         _recount(state)
+
+    def _add_one(self, state: State, x: float, y: float) -> None:
+        thing = state.thing(self.thing)
+        _free(state, x, y, self.words, solid=not thing.cells)
+        if not thing.cells:
+            state.entities = np.append(state.entities, _copy(state, self.thing, x, y, self.words))
+            return
+        if self.thing == "wall":
+            _no_walls(state, self.words)
+        i, j, agent = int(x), int(y), state.agent
+        if abs(i + 0.5 - agent["x"]) < 0.5 + agent["rx"] and abs(j + 0.5 - agent["y"]) < 0.5 + agent["ry"]:
+            raise UserError(f"{self.words}: the agent is there")
+        state.cells[j, i] = WALLS[state.game] if self.thing == "wall" else thing.cells[0]
+        if self.thing in ("wall", "lava"):
+            _redraw(state, np.array([[i, j]]))
 
     def _set(self, state: State) -> None:
         if self.thing == "velocity":
@@ -231,11 +263,11 @@ def undone(before: State, after: State, shown: State) -> State:
         gone = [i for i, row in enumerate(before.entities) if row.tobytes() not in kept]
         shown.entities = np.append(before.entities[gone], shown.entities)  # the agent stays the last of its type
     elif len(before.entities) < len(after.entities):
-        new = after.entities[-1]
-        like = np.flatnonzero(shown.entities["type"] == new["type"])
-        if len(like):
-            far = np.hypot(shown.entities["x"][like] - new["x"], shown.entities["y"][like] - new["y"])
-            shown.entities = np.delete(shown.entities, like[far.argmin()])
+        for new in after.entities[len(before.entities) :]:
+            like = np.flatnonzero(shown.entities["type"] == new["type"])
+            if len(like):
+                far = np.hypot(shown.entities["x"][like] - new["x"], shown.entities["y"][like] - new["y"])
+                shown.entities = np.delete(shown.entities, like[far.argmin()])
     else:
         for old, new in zip(before.entities, after.entities, strict=True):
             if (old["x"], old["y"]) == (new["x"], new["y"]):
@@ -278,8 +310,8 @@ def parse_edit(text: str, game: str) -> Edit:
     things = THINGS[game]
     if thing not in things and not (thing == "agent" and verb == "move"):
         raise UserError(f"{where}: {game} has no {thing!r}{nearest(thing, things)}; it has: {', '.join(things)}")
-    if verb == "add":
-        return _parse_add(thing, rest, where)
+    if verb == "add" or (verb == "remove" and {"ahead", "wide", "high"} & set(rest)):
+        return _parse_placed(verb, thing, rest, where)
     which, at = "", (0.0, 0.0)
     if rest[:1] == ["nearest"]:
         which, rest = "nearest", rest[1:]
@@ -297,18 +329,29 @@ def parse_edit(text: str, game: str) -> Edit:
     return Edit(verb, thing, which, at, **{rest[0]: pair})  # type: ignore[arg-type]
 
 
-def _parse_add(thing: str, rest: list[str], where: str) -> Edit:
-    if rest[:1] == ["at"] and rest[1:2] == ["ahead"]:
+def _parse_placed(verb: str, thing: str, rest: list[str], where: str) -> Edit:
+    """What is added, or removed from a block: a place, and how much."""
+    forms = "'at X Y' or 'ahead N [up M]', each with [wide W] [high H] after it"
+    if rest[:2] == ["at", "ahead"]:
         rest = rest[1:]  # 'at ahead N'
-    if rest[:1] == ["ahead"] and len(rest) in (2, 4) and rest[2:3] in ([], ["up"]):
-        (n,) = _numbers(rest[1:2], 1, where)
-        (up,) = _numbers(rest[3:], 1, where) if len(rest) == 4 else (0.0,)
-        if n < 1 or n % 1 or up % 1:
-            raise UserError(f"{where}: ahead N up M are whole cells, N at least 1")
-        return Edit("add", thing, ahead=(n, up))
-    if rest[:1] != ["at"] or len(rest) != 3:
-        raise UserError(f"{where}: add {thing} 'at X Y' or 'ahead N [up M]'")
-    return Edit("add", thing, at=_pair(rest[1:], where))
+    count = {"at": 2, "ahead": 1}.get(rest[0] if rest else "", 0)
+    more = rest[1 + count :]
+    said = dict(zip(more[::2], more[1::2], strict=False))
+    known = ("up", "wide", "high") if count == 1 else ("wide", "high")
+    if not count or len(rest) < 1 + count or 2 * len(said) != len(more) or not set(said) <= set(known):
+        raise UserError(f"{where}: {verb} {thing} {forms}")
+    place = _numbers(rest[1 : 1 + count], count, where)
+    whole = {word: _numbers([number], 1, where)[0] for word, number in said.items()}
+    if (count == 1 and (place[0] < 1 or place[0] % 1)) or any(v % 1 for v in whole.values()):
+        raise UserError(f"{where}: ahead N up M wide W high H are whole cells, N at least 1")
+    if min(whole.get("wide", 0), whole.get("high", 0)) < 0:
+        raise UserError(f"{where}: a block is not {min(whole.values()):g} cells wide or high")
+    sized = {"wide", "high"} & set(whole)
+    size = (int(whole.get("wide", 1)), int(whole.get("high", 1))) if sized or verb == "remove" else None
+    which = "block" if verb == "remove" else ""
+    if count == 1:
+        return Edit(verb, thing, which, ahead=(place[0], whole.get("up", 0.0)), size=size)
+    return Edit(verb, thing, which, at=(place[0], place[1]), size=size)
 
 
 def _numbers(words: list[str], count: int, where: str) -> tuple[float, ...]:
@@ -348,6 +391,19 @@ def _free(state: State, x: float, y: float, words: str, solid: bool = False) -> 
     value = _cell(state, x, y)
     if value in (51, *SOLID.get(state.game, ())) if solid else value not in (SPACE, UNSEEN):
         raise UserError(f"{words}: the cell at ({int(x)}, {int(y)}) is taken")
+
+
+def _redraw(state: State, cells: np.ndarray) -> None:
+    """Draw walls and lava in and right below these cells, (x, y) int64 [n, 2], as what they are now: with more of
+    their kind above, or uppermost."""
+    kinds = [(WALLS[state.game], TOPS[state.game])] if state.game in TOPS else []
+    kinds += [(LAVA, LAVA_TOP)] if state.game == "coinrun" else []
+    for i, j in cells:
+        for k in (j - 1, j):
+            above = state.cells[k + 1, i] if k + 1 < len(state.cells) else SPACE
+            for kind in kinds:
+                if k >= 0 and state.cells[k, i] in kind and above in (*kind, SPACE):
+                    state.cells[k, i] = kind[int(above == SPACE)]
 
 
 def _no_walls(state: State, words: str) -> None:

@@ -278,6 +278,12 @@ class State:
         return _view(self.tail, kind, len(self.tail) - kind.itemsize if LISTS.get(self.game) == "before" else 0)
 
     @property
+    def level_generator(self) -> slice:
+        """Where in ``before`` the generator of the next levels is stored; its text is not always as long."""
+        at = 8 + len(self.game) + OPTIONS.itemsize
+        return slice(at, _text(self.before, at + 4)[1])
+
+    @property
     def has(self) -> tuple[str, ...]:
         """Names of the game's own record."""
         return TAILS[self.game].names or ()
@@ -368,7 +374,7 @@ def _view(buffer: bytearray, kind: np.dtype[Any], at: int) -> np.void:
     return np.frombuffer(buffer, kind, 1, at)[0]  # type: ignore[no-any-return]
 
 
-def _text(data: bytes, at: int) -> tuple[str, int]:
+def _text(data: bytes | bytearray, at: int) -> tuple[str, int]:
     """The string at ``at`` where it is short (else ''), and where it ends."""
     (n,) = struct.unpack_from("<i", data, at)
     if n < 0 or at + 4 + n > len(data):

@@ -52,7 +52,7 @@ def fits(edit: Edit, state: State) -> Edit | None:
     if (
         edit.verb in ("remove", "move")
         and edit.thing != "agent"
-        and not in_view(state, edit.thing, fixed.at if fixed.which == "at" else None)
+        and not in_view(state, edit.thing, fixed.at if fixed.which in ("at", "block") else None)
     ):
         return None
     return fixed

@@ -24,7 +24,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import rankdata
 
 from core.stats import Estimate, benjamini_hochberg, means
 from validation.interventions.verdicts import (
@@ -68,6 +67,8 @@ class Claim(NamedTuple):
 
 def ranks_in(size_MO: np.ndarray, true_O: np.ndarray) -> np.ndarray:
     """Spearman's correlation [M] of sizes and true changes of one start's objects; 0 where sizes are all equal."""
+    from scipy.stats import rankdata
+
     said, true = rankdata(size_MO, axis=1), rankdata(true_O)
     said, true = said - said.mean(1, keepdims=True), true - true.mean()
     norm = np.sqrt((said**2).sum(1) * (true**2).sum())
