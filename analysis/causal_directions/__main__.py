@@ -57,7 +57,7 @@ class CausalDirectionsConfig:
     """steps after the patch over which runs are compared"""
     lag: int | None = None
     """steps after the edit, with the same actions in both worlds, at which hidden states are exchanged; default: 0, and
-    2 for settings that no picture shows (velocity)"""
+    2 for what a picture hardly shows (velocity)"""
     latest_start: int = 64
     """starts are taken at a random step of the episode up to this one, or at the first later one that fits"""
     start_level: int = 800_000_000

@@ -41,6 +41,7 @@ def draw(result: Result, path: Path, edit: str) -> None:
         axis.tick_params(labelsize=8)
         low = min([row["low"] for row in rows if row["measure"] == name and row["method"] in COLOURS], default=0)
         axis.set_ylim(max(-1.5, min(-0.1, low)), 1.1)
-    axes[0].legend(fontsize=7, loc="best")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=7, loc="outside right center")
     figure.suptitle(f"{edit}: held-out levels, 95 % intervals", fontsize=9)
     figure.savefig(path / "subspaces.png", dpi=110)

@@ -23,7 +23,7 @@ from envs.procgen import ProcgenEnv
 from envs.procgen_edits import PICTURELESS, Edit
 from envs.procgen_state import snapshot_of, state_of
 
-LAG = 2  # steps after which a setting that no picture shows has shown
+LAG = 2  # steps after which a velocity has shown; at once, at most the agent's pose does
 
 
 def lag_of(edit: Edit) -> int:
