@@ -19,7 +19,7 @@ from core.directions import fingerprint
 from core.stats import in_text, require_permutations
 from envs.registry import held_out_pool, make
 from generative.load import load_simulator
-from validation.interventions.verdicts import ALPHA
+from validation.interventions.verdicts import ALPHA, NO, OPEN, YES
 from validation.saliency_trial.config import SaliencyTrialConfig
 from validation.saliency_trial.figures import draw_examples, draw_scores, estimate_of, headline
 from validation.saliency_trial.trial import trial
@@ -91,13 +91,12 @@ def summarise(result: artefacts.Result, out: Path) -> None:
     notes = result.notes
     print(f"{notes['objects']} objects of {notes['starts']} starts removed, one by one; an unedited twin differs by at "
           f"most {notes['twin']:.2g}: {out}")  # fmt: skip
-    for row in headline(result):
-        said = in_text(estimate_of(row, "rank"), ".2f")
-        if row["kind"] == "method":
-            rest = f" ({row['why']})" if row["why"] else ""
-            print(f"  {row['quantity']}, {row['label']}: rank {said}; finds what matters: {row['finds']}{rest}")
-        elif np.isfinite(row["rank"]):
-            print(f"  {row['quantity']}, {row['label']} ({row['kind']}): rank {said}")
+    rows = headline(result)
+    for q in dict.fromkeys(row["quantity"] for row in rows):
+        mine = [row for row in rows if row["quantity"] == q and np.isfinite(row["rank"])]
+        by = {said: [r for r in mine if r.get("finds") == said] for said in (YES, NO, OPEN)}
+        found = "; ".join(f"{r['label']}, rank {in_text(estimate_of(r, 'rank'), '.2f')}" for r in by[YES])
+        print(f"  {q}: found by {found or 'no method'} (no: {len(by[NO])}, open: {len(by[OPEN])})")
 
 
 if __name__ == "__main__":
