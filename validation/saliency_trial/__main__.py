@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from agents.load import load_agent
@@ -77,7 +76,8 @@ def main(config: SaliencyTrialConfig) -> None:
         for row in headline(result):
             if row["kind"] == "method":
                 label = f"rank_{row['quantity']}_{row['label']}".replace(" ", "_").replace(",", "")
-                result.scalar(label, row["rank"], "rank correlation", row["n"], (row["rank low"], row["rank high"]))
+                e = estimate_of(row, "rank")
+                result.scalar(label, e.value, "rank correlation", e.n, e.interval)
         result.save(run.path)
         for file, figure in (("scores.png", draw_scores(result)), ("examples.png", draw_examples(result))):
             figure.savefig(run.path / file, dpi=110, metadata={"Software": None})
@@ -93,7 +93,7 @@ def summarise(result: artefacts.Result, out: Path) -> None:
           f"most {notes['twin']:.2g}: {out}")  # fmt: skip
     rows = headline(result)
     for q in dict.fromkeys(row["quantity"] for row in rows):
-        mine = [row for row in rows if row["quantity"] == q and np.isfinite(row["rank"])]
+        mine = [row for row in rows if row["quantity"] == q]
         by = {said: [r for r in mine if r.get("finds") == said] for said in (YES, NO, OPEN)}
         found = "; ".join(f"{r['label']}, rank {in_text(estimate_of(r, 'rank'), '.2f')}" for r in by[YES])
         print(f"  {q}: found by {found or 'no method'} (no: {len(by[NO])}, open: {len(by[OPEN])})")
