@@ -60,7 +60,9 @@ def test_figures_and_the_same_again(run: Path, pipeline: Path, tmp_path: Path) -
     given = ["--agent", f"{pipeline}/agent", "--simulator", f"{pipeline}/simulator", "--out", f"{tmp_path}/again"]
     run_stage(stage, "SaliencyTrialConfig", [*given, *SMALL])
     again = Result.load(tmp_path / "again")
-    assert again.tables == result.tables and all(np.array_equal(v, again.arrays[k]) for k, v in result.arrays.items())
+    assert all(np.array_equal(v, again.arrays[k]) for k, v in result.arrays.items())
+    for table in ("scores.csv", "objects.csv"):
+        assert (tmp_path / "again" / table).read_bytes() == (run / table).read_bytes()
 
 
 def test_mistakes_are_one_line_and_leave_nothing(pipeline: Path, tmp_path: Path) -> None:

@@ -23,11 +23,12 @@ from envs.procgen_state import NEEDED, THINGS, state_of
 from validation.interventions.verdicts import BY_CONSTRUCTION, NO, OPEN, YES
 from validation.saliency_trial import methods
 from validation.saliency_trial.config import SaliencyTrialConfig
+from validation.saliency_trial.figures import estimate_of
 from validation.saliency_trial.methods import BEHIND, DEEPLIFT, GRADIENT, INTEGRATED, MEAN, TIMES_INPUT, Boxes
 from validation.saliency_trial.objects import box_of, items_of, kinds_of, without
 from validation.saliency_trial.readings import AtOnce
 from validation.saliency_trial.removal import Changes, chunks, source_of, with_policy
-from validation.saliency_trial.scores import above, hits_in, ranks_in, score_rows, signs, verdict
+from validation.saliency_trial.scores import Claim, above, hits_in, ranks_in, score_rows, signs, verdict
 from validation.saliency_trial.trial import tried
 
 SIDE, N, EACH = 24, 40, 4
@@ -189,6 +190,14 @@ def test_a_start_at_which_nothing_changes_says_nothing() -> None:
     true[of == 0] = 1e-9
     rows = score_rows([], {"size": np.arange(30.0)}, {"value": true}, of, {}, 0.1, np.random.default_rng(0))
     assert rows[0]["n"] == 9 and rows[0]["rank"] == pytest.approx(1) and rows[0]["chance"] == pytest.approx(1 / 3)
+
+
+def test_a_quantity_that_no_removal_changes_is_left_open() -> None:
+    of, size = np.repeat(np.arange(10), 3), np.arange(30.0)
+    claim = Claim(GRADIENT, "", "value", size, None, size[None], size[None])
+    rows = score_rows([claim], {"size": size}, {"value": np.zeros(30)}, of, {}, 0.1, np.random.default_rng(0))
+    assert [row["n"] for row in rows] == [0, 0] and rows[0]["finds"] == OPEN and np.isnan(rows[0]["rank_q"])
+    assert np.isnan(estimate_of(rows[0], "rank").value)
 
 
 def test_verdicts() -> None:

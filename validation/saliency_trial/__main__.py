@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from agents.load import load_agent
@@ -19,7 +18,7 @@ from core.directions import fingerprint
 from core.stats import in_text, require_permutations
 from envs.registry import held_out_pool, make
 from generative.load import load_simulator
-from validation.interventions.verdicts import ALPHA
+from validation.interventions.verdicts import ALPHA, NO, OPEN, YES
 from validation.saliency_trial.config import SaliencyTrialConfig
 from validation.saliency_trial.figures import draw_examples, draw_scores, estimate_of, headline
 from validation.saliency_trial.trial import trial
@@ -77,7 +76,8 @@ def main(config: SaliencyTrialConfig) -> None:
         for row in headline(result):
             if row["kind"] == "method":
                 label = f"rank_{row['quantity']}_{row['label']}".replace(" ", "_").replace(",", "")
-                result.scalar(label, row["rank"], "rank correlation", row["n"], (row["rank low"], row["rank high"]))
+                e = estimate_of(row, "rank")
+                result.scalar(label, e.value, "rank correlation", e.n, e.interval)
         result.save(run.path)
         for file, figure in (("scores.png", draw_scores(result)), ("examples.png", draw_examples(result))):
             figure.savefig(run.path / file, dpi=110, metadata={"Software": None})
@@ -91,13 +91,12 @@ def summarise(result: artefacts.Result, out: Path) -> None:
     notes = result.notes
     print(f"{notes['objects']} objects of {notes['starts']} starts removed, one by one; an unedited twin differs by at "
           f"most {notes['twin']:.2g}: {out}")  # fmt: skip
-    for row in headline(result):
-        said = in_text(estimate_of(row, "rank"), ".2f")
-        if row["kind"] == "method":
-            rest = f" ({row['why']})" if row["why"] else ""
-            print(f"  {row['quantity']}, {row['label']}: rank {said}; finds what matters: {row['finds']}{rest}")
-        elif np.isfinite(row["rank"]):
-            print(f"  {row['quantity']}, {row['label']} ({row['kind']}): rank {said}")
+    rows = headline(result)
+    for q in dict.fromkeys(row["quantity"] for row in rows):
+        mine = [row for row in rows if row["quantity"] == q]
+        by = {said: [r for r in mine if r.get("finds") == said] for said in (YES, NO, OPEN)}
+        found = "; ".join(f"{r['label']}, rank {in_text(estimate_of(r, 'rank'), '.2f')}" for r in by[YES])
+        print(f"  {q}: found by {found or 'no method'} (no: {len(by[NO])}, open: {len(by[OPEN])})")
 
 
 if __name__ == "__main__":
