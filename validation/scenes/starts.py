@@ -57,8 +57,8 @@ def build_starts(
     like = env.snapshot()[0]
     stances = stances_of(bases, positions, jitter, velocities, seed)
     each = len(stances) // bases
-    tried, found, left_out = 0, [], 0
-    why = ""
+    found: list[tuple[int, list[list[bytes]]]] = []
+    tried, left_out, why = 0, 0, ""
     while len(found) < bases and tried < TRIES * bases:
         some = [int(scene.base)] if number else list(range(start_level + tried, start_level + tried + bases))
         tried += len(some)
