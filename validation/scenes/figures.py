@@ -51,7 +51,7 @@ def draw(result: Result, path: Path) -> None:
         axis.imshow(frame)
         axis.set_title(f"{name} = {v:g}", fontsize=8)
         axis.axis("off")
-    figure.suptitle(f"{notes["scene"]}: {notes["says"]} (95 % intervals over {notes['bases']} bases)", fontsize=10)
+    figure.suptitle(f"{notes['scene']}: {notes['says']} (95 % intervals over {notes['bases']} bases)", fontsize=10)
     figure.savefig(path / "curves.png", dpi=110)
 
 
