@@ -203,7 +203,8 @@ def colours(agent: Agent, options: ProcgenOptions, starts: int, seed: int, basis
         agent, collector, [remove], starts, initial_frames=1, latest=64, seed=seed, greedy=False, device=CPU
     )
     without = drawer.restore([snapshot_of(remove.apply(state_of(s)), s) for s in found.states]).obs["frames"]
-    collector.close(), drawer.close()
+    collector.close()
+    drawer.close()
     frames = found.frames["frames"][:, -1]
     coin = (frames != without).any(-1, keepdims=True)
     shown = {"removed": without} | {name: np.where(coin, paint(frames), frames) for name, paint in COLOURS.items()}

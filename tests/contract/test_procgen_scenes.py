@@ -114,8 +114,8 @@ def test_flat_ground_is_plain_and_carries_the_agent(made: Made) -> None:
         assert (s.entities["type"] == PLAYER).all() and len(s.entities) == 1 and not len(s.cells_of("coin"))
     for _ in range(5):
         env.step(np.full(4, 4))
-    for s, then in zip(env.snapshot(), before, strict=True):
-        assert (state_of(s).agent["x"], state_of(s).agent["y"]) == (then.agent["x"], then.agent["y"])
+    for now, then in zip(map(state_of, env.snapshot()), before, strict=True):
+        assert (now.agent["x"], now.agent["y"]) == (then.agent["x"], then.agent["y"])
     for _ in range(20):
         assert not env.step(np.full(4, 7)).terminated.any()
     moved = [state_of(s).agent["x"] - then.agent["x"] for s, then in zip(env.snapshot(), before, strict=True)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -58,9 +57,8 @@ def build_starts(
     like = env.snapshot()[0]
     stances = stances_of(bases, positions, jitter, velocities, seed)
     each = len(stances) // bases
-    tried, left_out = 0, 0
-    found: list[Any] = []
-    why = ""
+    found: list[tuple[int, list[list[bytes]]]] = []
+    tried, left_out, why = 0, 0, ""
     while len(found) < bases and tried < TRIES * bases:
         some = [int(scene.base)] if number else list(range(start_level + tried, start_level + tried + bases))
         tried += len(some)
