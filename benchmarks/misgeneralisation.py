@@ -32,6 +32,7 @@ from validation.edits.starts import collect
 ENDS = ("time up", "coin", "end without it", "died")
 START_LEVEL = 700_000_000
 NEAR = 1.5  # cells from the coin's original column that count as its place
+VALLEY = 6  # cells within which a wall on each side makes a pit
 LOOK = 4  # steps between two looks at where the agent is
 LEDGE = 3  # cells above the ground: within a jump
 CPU = torch.device("cpu")
@@ -47,7 +48,8 @@ def ground(state: State, x: int) -> int:
 
 
 def halfway(state: State) -> tuple[int, int]:
-    """A cell with ground beneath, and no hazard beside it, as near as can be to the middle between agent and coin."""
+    """A cell with ground beneath, no hazard beside it and no walls on both sides (a pit, over which one jumps), as near
+    as can be to the middle between agent and coin."""
     (coin_x, _), start = state.cells_of("coin")[0], int(state.agent["x"])
     hazards = np.concatenate([state.places(name)[:, 0] for name in ("saw", "monster", "crate")])
     columns = np.arange(start + 3, coin_x - 2)
@@ -55,9 +57,12 @@ def halfway(state: State) -> tuple[int, int]:
         if len(hazards) and abs(hazards - x - 0.5).min() < 2:
             continue
         try:
-            return int(x), ground(state, int(x))
+            y = ground(state, int(x))
         except UserError:
             continue
+        walls = np.flatnonzero(np.isin(state.cells[y], state.thing("wall").cells)) - x
+        if not (((walls < 0) & (walls >= -VALLEY)).any() and ((walls > 0) & (walls <= VALLEY)).any()):
+            return int(x), y
     raise UserError("no free ground between agent and coin")
 
 
