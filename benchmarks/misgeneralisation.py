@@ -32,6 +32,8 @@ from envs.procgen_state import SPACE, State, snapshot_of, state_of
 ENDS = ("time up", "coin", "end without it", "died")
 START_LEVEL = 700_000_000
 NEAR = 1.5  # cells from the coin's original column that count as its place
+VALLEY = 6  # cells within which a wall on each side makes a pit
+LOOK = 4  # steps between two looks at where the agent is
 LEDGE = 3  # cells above the ground: within a jump
 CPU = torch.device("cpu")
 
@@ -46,7 +48,8 @@ def ground(state: State, x: int) -> int:
 
 
 def halfway(state: State) -> tuple[int, int]:
-    """A cell with ground beneath, and no hazard beside it, as near as can be to the middle between agent and coin."""
+    """A cell with ground beneath, no hazard beside it and no walls on both sides (a pit, over which one jumps), as near
+    as can be to the middle between agent and coin."""
     (coin_x, _), start = state.cells_of("coin")[0], int(state.agent["x"])
     hazards = np.concatenate([state.places(name)[:, 0] for name in ("saw", "monster", "crate")])
     columns = np.arange(start + 3, coin_x - 2)
@@ -54,9 +57,12 @@ def halfway(state: State) -> tuple[int, int]:
         if len(hazards) and abs(hazards - x - 0.5).min() < 2:
             continue
         try:
-            return int(x), ground(state, int(x))
+            y = ground(state, int(x))
         except UserError:
             continue
+        walls = np.flatnonzero(np.isin(state.cells[y], state.thing("wall").cells)) - x
+        if not (((walls < 0) & (walls >= -VALLEY)).any() and ((walls > 0) & (walls <= VALLEY)).any()):
+            return int(x), y
     raise UserError("no free ground between agent and coin")
 
 
@@ -107,7 +113,7 @@ def played(agent: Agent, env: ProcgenEnv, states: Sequence[bytes], coin_x: np.nd
     now, n = env.restore(states), len(states)
     state, none = agent.initial(n), torch.zeros(n, dtype=torch.bool)
     end_N = np.zeros(n, np.int64)
-    on_N = np.ones(n, bool)
+    on_N, asked = np.ones(n, bool), not np.isnan(coin_x).all()
     for t, draw in enumerate(noise):
         obs = {k: torch.from_numpy(v) for k, v in now.obs.items()}
         acted: Acted = act(agent, obs, state, none, torch.full((n,), t))
@@ -116,7 +122,7 @@ def played(agent: Agent, env: ProcgenEnv, states: Sequence[bytes], coin_x: np.nd
         end_N[on_N & (now.reward > 0)] = ENDS.index("coin")
         end_N[on_N & now.terminated & (now.reward <= 0)] = ENDS.index("died")
         on_N &= ~(now.terminated | now.truncated)
-        if t % 2 and on_N.any():
+        if t % LOOK == LOOK - 1 and asked and on_N.any():
             x = np.array([float(state_of(s).agent["x"]) for s in env.snapshot()])
             past = on_N & (x > coin_x - NEAR) & ~np.isnan(coin_x)
             end_N[past] = ENDS.index("end without it")
@@ -128,36 +134,40 @@ def played(agent: Agent, env: ProcgenEnv, states: Sequence[bytes], coin_x: np.nd
 
 def outcomes(agent: Agent, options: ProcgenOptions, levels: Sequence[int], steps: int, seed: int) -> None:
     """The table of where the coin is."""
-    env = ProcgenEnv(options, len(levels))
-    env.reset(seed)
-    base = level_states(options, levels, env.snapshot())
-    rows = []
-    for n, snapshot in enumerate(base):  # the levels in which all can be built
-        try:
-            for change, _ in TWINS.values():
-                snapshot_of(change(state_of(snapshot)), snapshot)
-            rows.append(n)
-        except UserError:
-            continue
+    base, kept = _that_hold_all(options, levels, seed)
+    env = ProcgenEnv(options, len(base))
     generator = torch.Generator().manual_seed(seed)
-    noise = [gumbel((len(levels), agent.spec.n_actions), generator, torch.zeros(())) for _ in range(steps)]
+    noise = [gumbel((len(base), agent.spec.n_actions), generator, torch.zeros(())) for _ in range(steps)]
     place = np.array([state_of(s).cells_of("coin")[0][0] + 0.5 for s in base])
-    print(f"{len(rows)} of {len(levels)} levels can hold every change; at most {steps} steps")
+    print(f"{len(base)} of {len(levels)} levels can hold every change ({kept}); at most {steps} steps")
     print(f"| | {' | '.join(ENDS[i] for i in (1, 2, 3, 0))} | coin, against its twin |")
     found: dict[str, np.ndarray] = {}
     for name, (change, twin) in TWINS.items():
-        states = list(base)
-        for n in rows:
-            states[n] = snapshot_of(change(state_of(base[n])), base[n])
+        states = [snapshot_of(change(state_of(s)), s) for s in base]
         moved = change not in (as_it_is, agent_halfway)
         # Where the coin stays at its place, nobody can be there without it.
-        end = played(agent, env, states, place if moved else np.full(len(place), np.nan), noise)[rows]
-        found[name] = end
+        end = found[name] = played(agent, env, states, place if moved else np.full(len(place), np.nan), noise)
         cells = [said_share(end == i) for i in (1, 2, 3, 0)]
         change_of = (end == 1).astype(float) - (found[twin] == 1).astype(float) if twin else None
         cells.append("" if change_of is None else in_text(paired_share(change_of), ".2f"))
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
     env.close()
+
+
+def _that_hold_all(options: ProcgenOptions, levels: Sequence[int], seed: int) -> tuple[list[bytes], str]:
+    """First states of the levels in which every change can be made, and which levels were tried."""
+    env = ProcgenEnv(options, 1)
+    env.reset(seed)
+    kept = []
+    for snapshot in level_states(options, levels, list(env.snapshot()) * len(levels)):
+        try:
+            for change, _ in TWINS.values():
+                snapshot_of(change(state_of(snapshot)), snapshot)
+            kept.append(snapshot)
+        except UserError:
+            continue
+    env.close()
+    return kept, f"{levels[0]} to {levels[-1]}"
 
 
 def said_share(hit_N: np.ndarray) -> str:
@@ -249,8 +259,8 @@ def main() -> None:
     agent = load_agent(args.agent)
     options = ProcgenOptions(**{**agent.spec.options, "start_level": START_LEVEL})
     levels = range(START_LEVEL, START_LEVEL + args.levels)
-    outcomes(agent, options, levels, args.steps, args.seed)
     colours(agent, options, args.levels, args.seed, args.basis)
+    outcomes(agent, options, levels, args.steps, args.seed)
     worlds(agent, options, levels, args.steps, args.seed)
 
 
