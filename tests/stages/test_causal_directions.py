@@ -122,7 +122,7 @@ def test_the_stage_writes_a_basis_that_other_stages_take(tmp_path: Path, capsys:
              "--horizon", "1", "--latest_start", "8", "--threads", "1", "--basis", str(out), "--basis_kind", "causal",
              "--directions", "causal:0"]  # fmt: skip
     edits.main(cli.parse(edits.EditsConfig, words, edits.STAGE))
-    assert any(row["quantity"] == "direction:0@1" for row in Result.load(tmp_path / "e").tables["effects"])
+    assert any(row["quantity"] == "causal:0@1" for row in Result.load(tmp_path / "e").tables["effects"])
 
 
 @pytest.mark.parametrize(

@@ -559,6 +559,7 @@ MAY = {
     ("generative/simulator.py", "read_bytes"): "a manifest, which has a seal",
     ("analysis/lives/earlier_format.py", "open"): "a user's own JSON file",
     ("analysis/extract_activations.py", "read_json"): "progress.json, which has a seal",
+    ("envs/procgen_scenes.py", "read_json"): "a user's scenes",
     ("envs/nmmo.py", "load"): "maps, generated on first use",
     ("validation/report/page.py", "open"): "a picture in memory",
 }

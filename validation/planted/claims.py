@@ -31,7 +31,7 @@ from envs.planted import (
     record_planted,
 )
 from envs.planted_truth import truth
-from validation.hypotheses.grammar import Hypothesis, shift_of
+from validation.hypotheses.grammar import Hypothesis, parse_hypothesis, shift_of
 from validation.interventions import verdicts
 from validation.interventions.bench import Bench
 from validation.interventions.controls import Family, choose, contest, mocks_of, run_ways
@@ -370,13 +370,14 @@ def claims_job(world: str, starts: int, seed: int) -> Found:
         planted_simulator(chosen), lambda slots: PlantedWorld(chosen, slots), known.basis, options, rule=rule
     )
     claims = {claim["hypothesis"]: claim for claim in result.notes["claims"]}
+    name_of = {c.hypothesis: parse_hypothesis(c.hypothesis, known.basis)[0].name for c in CLAIMED[world]}
     out: Found = {}
 
     def note(method: str, measure: Measure, value: bool) -> None:
         out.setdefault(Key(world, method, measure), []).append(float(value))
 
     for claimed in CLAIMED[world]:
-        claim = claims[claimed.hypothesis]
+        claim = claims[name_of[claimed.hypothesis]]
         there, how_much = claim["exists"] == verdicts.YES, claim["size"] == verdicts.FORETOLD
         if claimed.acts:
             note("claims", FOUND, there and how_much)
@@ -386,7 +387,7 @@ def claims_job(world: str, starts: int, seed: int) -> Found:
         note("claims", REFUTED, claim["verdict"] == verdicts.REFUTED)
 
     def effect(hypothesis: str) -> np.ndarray:
-        effect_N: np.ndarray = result.arrays["observed/value@2"][result.notes["hypotheses"].index(hypothesis)]
+        effect_N: np.ndarray = result.arrays["observed/value@2"][result.notes["hypotheses"].index(name_of[hypothesis])]
         return effect_N
 
     def beyond(effect_N: np.ndarray) -> bool:
