@@ -32,6 +32,7 @@ from envs.procgen_state import ENTITY, PLAYER, THINGS, State, state_of
 
 Read = Literal["all", "positions"]
 POSITIONS = ("agent_x", "agent_y", "agent_vx", "agent_vy")
+UPWARDS = ("climber", "fruitbot")  # their picture is as wide as the world and ahead of the agent: as it was last drawn
 SUPPORTING = ("climber", "coinrun", "jumper", "ninja")
 AHEAD = 16  # cells before the agent that are looked at
 FLAGS = {"has_support": "support", "facing_right": "facing_right", "is_on_crate": "on_crate"}
@@ -142,6 +143,8 @@ def _things(
     follows_B = np.array([s.options["center_agent"] for s in states], bool)  # the picture is centred on the agent
     middle_B2 = np.array([(s.view["main_width"], s.view["main_height"]) for s in states]) / 2
     centre_B2 = np.where(follows_B[:, None], xy_B2, middle_B2)
+    if game in UPWARDS:
+        centre_B2 = np.array([(s.motion["center_x"], s.motion["center_y"]) for s in states], np.float64)
     cells = [_cells_of([v for name in names for v in THINGS[game][name].cells], *grid) for grid in grids]
     value_C, slot_C, x_C, y_C = (np.concatenate(parts) for parts in zip(*cells, strict=True))
     for name in names:
@@ -284,7 +287,9 @@ def parse_truth(words: Sequence[str]) -> tuple[Read, int] | None:
 def in_view(state: State, name: str, at: tuple[float, float] | None = None) -> bool:
     """Whether a thing of this name (at: the one there) has its middle in the picture."""
     reach, (x, y) = float(state.view["visibility"]) / 2, (state.agent["x"], state.agent["y"])
-    if not state.options["center_agent"]:
+    if state.game in UPWARDS:
+        x, y = state.motion["center_x"], state.motion["center_y"]
+    elif not state.options["center_agent"]:
         x, y = state.view["main_width"] / 2, state.view["main_height"] / 2
     places = state.places(name)
     if at is not None:

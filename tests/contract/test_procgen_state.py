@@ -255,6 +255,27 @@ def test_what_is_removed_is_gone_from_the_picture_and_from_play(made: Made) -> N
     assert not any(len(state_of(s).places("crate")) for s in env.snapshot())
 
 
+@pytest.mark.parametrize(
+    ("game", "thing"), [("climber", "coin"), ("fruitbot", "good"), ("maze", "cheese"), ("heist", "gem")]
+)
+def test_what_is_in_view_is_in_the_picture(made: Made, game: str, thing: str) -> None:
+    env = made(game, slots=12, mode="easy", seed=4)
+    for action in random_actions(env, 12):
+        env.step(action)
+    snapshots = env.snapshot()
+    before = env.restore(snapshots).obs["frames"]
+    truth = truth_of([state_of(s) for s in env.snapshot()])
+    rows = np.flatnonzero(truth[f"{thing}_in_view"] > 0)
+    edit = parse_edit(f"remove {thing}", game)
+    new = [snapshot_of(edit.apply(state_of(s)), s) if i in rows else s for i, s in enumerate(snapshots)]
+    after = env.restore(new).obs["frames"]
+    assert len(rows) and (before[rows] != after[rows]).any((1, 2, 3)).all()
+    gone = np.flatnonzero((truth[f"{thing}_in_view"] == 0) & (truth[f"{thing}_count"] > 0))
+    new = [snapshot_of(edit.apply(state_of(s)), s) if i in gone else s for i, s in enumerate(snapshots)]
+    hidden = env.restore(new).obs["frames"]
+    assert (before[gone] != hidden[gone]).any((1, 2, 3)).sum() <= len(gone) // 4  # at most an edge of some shows
+
+
 def test_a_moved_coin_ends_the_level_where_it_is_put(made: Made) -> None:
     env = made(slots=1, mode="easy")
     for _ in range(3):
