@@ -245,6 +245,15 @@ class Edit:
             raise UserError(f"{self.words}: {state.game} has no themes of walls")
 
 
+def _nearest(state: State, entity: np.void, within: float = math.inf) -> np.ndarray:
+    """Indices of the entities of this one's type nearer to it than ``within``, the nearest first."""
+    like = np.flatnonzero(state.entities["type"] == entity["type"])
+    far = np.hypot(state.entities["x"][like] - entity["x"], state.entities["y"][like] - entity["y"])
+    order = np.argsort(far, kind="stable")
+    nearest_first: np.ndarray = like[order[far[order] < within]]
+    return nearest_first
+
+
 PICTURELESS = ("velocity",)  # settings that nothing shows
 
 
@@ -264,26 +273,19 @@ def undone(before: State, after: State, shown: State) -> State:
         shown.entities = np.append(before.entities[gone], shown.entities)  # the agent stays the last of its type
     elif len(before.entities) < len(after.entities):
         for new in after.entities[len(before.entities) :]:
-            like = np.flatnonzero(shown.entities["type"] == new["type"])
-            if len(like):
-                far = np.hypot(shown.entities["x"][like] - new["x"], shown.entities["y"][like] - new["y"])
-                shown.entities = np.delete(shown.entities, like[far.argmin()])
+            if len(like := _nearest(shown, new)):
+                shown.entities = np.delete(shown.entities, like[0])
     else:
         for old, new in zip(before.entities, after.entities, strict=True):
             if (old["x"], old["y"]) == (new["x"], new["y"]):
                 continue
-            like = np.flatnonzero(shown.entities["type"] == new["type"])
-            far = np.hypot(shown.entities["x"][like] - new["x"], shown.entities["y"][like] - new["y"])
-            if new["type"] == PLAYER or (len(like) and far.min() < REACH):
-                one = (
-                    np.flatnonzero(shown.entities["type"] == PLAYER)[-1]
-                    if new["type"] == PLAYER
-                    else like[far.argmin()]
-                )
-                shown.entities["x"][one] += old["x"] - new["x"]
-                shown.entities["y"][one] += old["y"] - new["y"]
-        for name in ("image_theme",):
-            shown.agent[name] = before.agent[name]
+            moved = shown.agent if new["type"] == PLAYER else None
+            if moved is None and len(like := _nearest(shown, new, REACH)):
+                moved = shown.entities[like[0]]
+            if moved is not None:
+                moved["x"] += old["x"] - new["x"]
+                moved["y"] += old["y"] - new["y"]
+        shown.agent["image_theme"] = before.agent["image_theme"]
     if "wall_theme" in shown.has:
         shown.own["wall_theme"] = before.own["wall_theme"]
     shown.motion["background_index"] = before.motion["background_index"]

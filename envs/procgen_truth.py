@@ -140,11 +140,7 @@ def _things(
     reach_B = np.array([s.view["visibility"] for s in states]) / 2
     x_M, y_M = (entities.number(name).astype(np.float64) for name in "xy")
     xy_B2 = np.stack([x_M[agent_B], y_M[agent_B]], 1)
-    follows_B = np.array([s.options["center_agent"] for s in states], bool)  # the picture is centred on the agent
-    middle_B2 = np.array([(s.view["main_width"], s.view["main_height"]) for s in states]) / 2
-    centre_B2 = np.where(follows_B[:, None], xy_B2, middle_B2)
-    if game in UPWARDS:
-        centre_B2 = np.array([(s.motion["center_x"], s.motion["center_y"]) for s in states], np.float64)
+    centre_B2 = np.array([_centre(s, xy_2) for s, xy_2 in zip(states, xy_B2, strict=True)], np.float64)
     cells = [_cells_of([v for name in names for v in THINGS[game][name].cells], *grid) for grid in grids]
     value_C, slot_C, x_C, y_C = (np.concatenate(parts) for parts in zip(*cells, strict=True))
     for name in names:
@@ -284,14 +280,18 @@ def parse_truth(words: Sequence[str]) -> tuple[Read, int] | None:
     return read, int(left[1])
 
 
+def _centre(state: State, agent_2: Sequence[float] | np.ndarray) -> Sequence[float] | np.ndarray:
+    """(x, y) that the picture is centred on; agent: where that is."""
+    if state.game in UPWARDS:
+        return state.motion["center_x"], state.motion["center_y"]
+    return agent_2 if state.options["center_agent"] else (state.view["main_width"] / 2, state.view["main_height"] / 2)
+
+
 def in_view(state: State, name: str, at: tuple[float, float] | None = None) -> bool:
     """Whether a thing of this name (at: the one there) has its middle in the picture."""
-    reach, (x, y) = float(state.view["visibility"]) / 2, (state.agent["x"], state.agent["y"])
-    if state.game in UPWARDS:
-        x, y = state.motion["center_x"], state.motion["center_y"]
-    elif not state.options["center_agent"]:
-        x, y = state.view["main_width"] / 2, state.view["main_height"] / 2
+    reach, agent = float(state.view["visibility"]) / 2, state.agent
+    centre_2 = _centre(state, (agent["x"], agent["y"]))
     places = state.places(name)
     if at is not None:
         places = places[np.hypot(*(places - at).T).argmin()][None]
-    return bool((abs(places - (x, y)).max(1, initial=0) < reach).any())
+    return bool((abs(places - centre_2).max(1, initial=0) < reach).any())

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.play import tensors
 from analysis.shared.edit_starts import EditStarts
 from core.contracts import Agent, Intervention, UserError
 from core.directions import Basis
@@ -105,9 +106,9 @@ class EditedWorld:
                 obs = self._drawn(follow, on_N)
             elif through == "world" and made:
                 obs = self._drawn_back(made, unedited, on_N)
-            tensors = {k: torch.from_numpy(v).to(device) for k, v in obs.items()}
+            t_N = torch.full_like(first, t, dtype=torch.int64)
             with torch.no_grad():
-                acted = act(self.agent, tensors, state, first, torch.full_like(first, t, dtype=torch.int64), intervene)
+                acted = act(self.agent, tensors(obs, device), state, first, t_N, intervene)
             state = acted.state
             index, hot = choose(acted.logits_BA, self.agent.spec.parts, self.noise_NTA[:, t])
             frames.append(obs["frames"] * on_N[:, None, None, None])
@@ -175,8 +176,7 @@ class EditedWorld:
                     states[n] = snapshots[n]
                 rows = torch.from_numpy(np.flatnonzero(at)).to(device)
                 before = with_rows(before, rows, rows_of(previous, rows))
-            tensors = {k: torch.from_numpy(v).to(device) for k, v in now.obs.items()}
-            acted = act(self.agent, tensors, state, none, torch.full_like(none, t, dtype=torch.int64))
+            acted = act(self.agent, tensors(now, device), state, none, torch.full_like(none, t, dtype=torch.int64))
             state = acted.state
             previous = state
             taken = np.array([a[t] if t < len(a) else 4 for a in starts.actions])

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from analysis.shared.edit_starts import collect, fits
 from core.artefacts import Result
@@ -160,10 +161,16 @@ def _measured(course: Course, measures: Measures) -> dict[str, np.ndarray]:
     """``quantities``, and the directions' coordinates at once."""
     out = {q: v.cpu().double().numpy() for q, v in quantities(course, measures).items()}
     if measures.directions:
-        assert measures.basis is not None and course.h_RTH is not None
-        c_NK = measures.basis.project(course.h_RTH[:, 0]).cpu().double().numpy()
-        out |= {name: c_NK[:, i] for i, name in zip(measures.directions, measures.names, strict=True)}
+        assert course.h_RTH is not None
+        out |= _coordinates(course.h_RTH[:, 0], measures)
     return out
+
+
+def _coordinates(h_NH: Tensor, measures: Measures) -> dict[str, np.ndarray]:
+    """Of the directions that are measured, by name."""
+    assert measures.basis is not None
+    c_NK = measures.basis.project(h_NH).cpu().double().numpy()
+    return {name: c_NK[:, i] for i, name in zip(measures.directions, measures.names, strict=True)}
 
 
 Foreteller = Callable[[Sequence[Edit | None]], dict[str, np.ndarray]]
@@ -180,10 +187,7 @@ def _foretellers(world: EditedWorld, measures: Measures, simulator: Simulator[An
             state = act(world.agent, last, starts.before, none, torch.zeros_like(none, dtype=torch.int64)).state
         out = {q: v[0] for q, v in made(frames, state).measure([None]).items()}
         if measures.directions:
-            assert measures.basis is not None
-            h_NH = world.agent.read("h", world.agent.encode(last), state)
-            c_NK = measures.basis.project(h_NH).cpu().double().numpy()
-            out |= {name: c_NK[:, i] for i, name in zip(measures.directions, measures.names, strict=True)}
+            out |= _coordinates(world.agent.read("h", world.agent.encode(last), state), measures)
         return out
 
     def dreamed(frames: Frames, state: Any) -> SimulatedWorld:

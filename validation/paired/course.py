@@ -15,7 +15,7 @@ from torch import Tensor
 
 from analysis.shared.events import Event, Rows
 from core.directions import Basis
-from core.roll import probabilities
+from core.roll import Moment, probabilities
 
 
 class Course(NamedTuple):
@@ -179,3 +179,16 @@ def course_of(logits: Tensor, value: Tensor, reward: Tensor, ends: Tensor, h: Te
     hard = (ends > 0.5).to(ends.dtype)
     goes_on = torch.cat([torch.ones_like(value[:, :1]), 1 - ends], 1).cumprod(1)
     return Course(logits, value, reward, goes_on, h, one_hot, hard + (ends - ends.detach()))
+
+
+def course_along(moments: Sequence[Moment]) -> Course:
+    """What the T moments of a roll say, open to gradients."""
+
+    def stack(parts: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(parts), 1)
+
+    return course_of(
+        stack([m.acted.logits_BA for m in moments]), stack([m.acted.value_B for m in moments]),
+        stack([m.shown.reward_B for m in moments[1:]]), stack([m.shown.ending_B for m in moments[1:]]),
+        stack([m.h_BH for m in moments]), stack([m.action_BA for m in moments]),
+    )  # fmt: skip

@@ -16,7 +16,7 @@ from core.progress import bar
 from core.roll import Moment, one_hot, roll
 from core.trees import Tree, joined, rows_of
 from validation.hypotheses.changes import AddSteps
-from validation.paired.course import Course, course_of, is_late, quantities, still_on
+from validation.paired.course import Course, course_along, is_late, quantities, still_on
 from validation.paired.tree import Paired, Places, together
 
 BATCH = 128  # rows simulated at once
@@ -63,16 +63,7 @@ class SimulatedWorld(Paired):
         through: 'memory' cuts the gradient from action to world (and only it: where actions change, use ``measure``);
         'world' lets the agent forget what was done to it.
         """
-        found = self.moments(rows, intervene, through)
-
-        def stack(parts: Sequence[Tensor]) -> Tensor:
-            return torch.stack(list(parts), 1)
-
-        return course_of(
-            stack([m.acted.logits_BA for m in found]), stack([m.acted.value_B for m in found]),
-            stack([m.shown.reward_B for m in found[1:]]), stack([m.shown.ending_B for m in found[1:]]),
-            stack([m.h_BH for m in found]), stack([m.action_BA for m in found]),
-        )  # fmt: skip
+        return course_along(self.moments(rows, intervene, through))
 
     @torch.no_grad()
     def begin(self) -> Places:

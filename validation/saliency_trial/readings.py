@@ -16,8 +16,8 @@ from torch import Tensor
 from core.contracts import Agent, LearnedWorld
 from core.roll import Noise, act, probabilities, roll
 from core.trees import Tree, rows_of
-from validation.paired.course import Actions, Measures, quantities
-from validation.saliency_trial.removal import asked, course_from
+from validation.paired.course import Actions, Measures, course_along, quantities
+from validation.saliency_trial.removal import asked
 
 
 class Reading(Protocol):
@@ -70,6 +70,6 @@ class InWorld:
                 agent, self.world, (state, shown._replace(obs={field: frames})), memory=rows_of(self.before, rows),
                 steps=horizon, noise=[Noise(action_BA=x) for x in noise_NTA[rows].unbind(1)],
             ))  # fmt: skip
-            found = quantities(course_from(moments), Measures(self.actions, parts=agent.spec.parts))
+            found = quantities(course_along(moments), Measures(self.actions, parts=agent.spec.parts))
             draws.append({q: found[q] for q in late})
         return {q: torch.stack([draw[q] for draw in draws]).mean(0) for q in late}

@@ -15,10 +15,10 @@ from torch import Tensor
 from agents.play import LiveWorld
 from core.contracts import Agent, VecEnv
 from core.progress import bar
-from core.roll import Moment, Noise, roll
+from core.roll import Noise, roll
 from core.trees import rows_of
 from envs.procgen_state import snapshot_of, state_of
-from validation.paired.course import Actions, Course, Measures, course_of, is_late, quantities
+from validation.paired.course import Actions, Measures, course_along, is_late, quantities
 from validation.saliency_trial.objects import without
 from validation.saliency_trial.starts import Scenes
 
@@ -64,19 +64,6 @@ def with_policy(change: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return out
 
 
-def course_from(moments: Sequence[Moment]) -> Course:
-    """What T moments say, open to gradients."""
-
-    def stack(parts: Sequence[Tensor]) -> Tensor:
-        return torch.stack(list(parts), 1)
-
-    return course_of(
-        stack([m.acted.logits_BA for m in moments]), stack([m.acted.value_B for m in moments]),
-        stack([m.shown.reward_B for m in moments[1:]]), stack([m.shown.ending_B for m in moments[1:]]),
-        stack([m.h_BH for m in moments]), stack([m.action_BA for m in moments]),
-    )  # fmt: skip
-
-
 @torch.no_grad()
 def removed(agent: Agent, env: VecEnv, scenes: Scenes, noise_DNTA: Tensor, actions: Actions) -> Changes:
     """Play every start on as it is, as an unedited twin, and without each of its objects, with the same action noise.
@@ -109,7 +96,7 @@ def removed(agent: Agent, env: VecEnv, scenes: Scenes, noise_DNTA: Tensor, actio
                 if d == 0:
                     seen = moments[0].shown.obs[field][: len(of)].cpu().numpy()
                     frames.append(seen[nth > 1])
-                measured = quantities(course_from(moments), measures)
+                measured = quantities(course_along(moments), measures)
                 for q in found:
                     value = measured[q][: len(of)].double().cpu().numpy()
                     change = value - value[base]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.play import tensors
 from core.contracts import Agent, Intervention
 from core.roll import act, choose
 from core.trees import Tree
@@ -66,8 +67,9 @@ class SceneWorld:
         for t in range(settle + self.noise_NTA.shape[1]):
             if t <= settle:
                 window = [*(window or [now.obs] * (self.frames - 1)), now.obs][-self.frames :]
-            obs = {k: torch.from_numpy(v).to(device) for k, v in now.obs.items()}
-            acted = act(self.agent, obs, state, none, torch.full_like(none, t, dtype=torch.int64), intervene)
+            acted = act(
+                self.agent, tensors(now, device), state, none, torch.full_like(none, t, dtype=torch.int64), intervene
+            )
             state = acted.state
             if t < settle:
                 now = self.env.step(np.full(n, STANDING))
