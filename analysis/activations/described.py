@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.activations.components import relations
 from analysis.activations.config import ActivationsConfig, check
-from analysis.activations.maps import find, maps, stability, transitions
+from analysis.activations.density import find, stability, transitions
 from analysis.activations.records import Records
 from analysis.activations.verdicts import (
     NO_CLUSTERS,
@@ -26,6 +26,7 @@ from analysis.activations.verdicts import (
 )
 from analysis.shared.clusters import NOISE, record_share_from_time
 from analysis.shared.directions import principal_scores
+from analysis.shared.maps import umaps
 from analysis.shared.surrogates import ONE_CLOUD, compare, in_words
 from core import config as cli
 from core.artefacts import Result
@@ -100,7 +101,7 @@ def _cluster(
     second = min(config.umap_pairs_dims, pc_NK.shape[1])
     if second < 2:
         raise UserError(f"the activations vary in {second} direction only, which makes no map; use --metric-only")
-    umap_N2, umap_N10 = maps(
+    umap_N2, umap_N10 = umaps(
         records.h_NH, (2, second), neighbours=config.umap_neighbors, min_dist=config.min_dist, seed=config.seed
     )
     clustered_NX = pc_NK[:, : config.pre_cluster_dims] if config.cluster_before_umap else umap_N2
@@ -122,7 +123,7 @@ def _beside_surrogates(result: Result, records: Records, pc_NK: np.ndarray, conf
     """The clustering beside that of data without clusters; where it is no other, the verdict of the whole is that."""
 
     def mapped(x_NK: np.ndarray) -> np.ndarray:
-        (umap_N2,) = maps(x_NK, (2,), neighbours=config.umap_neighbors, min_dist=config.min_dist, seed=config.seed)
+        (umap_N2,) = umaps(x_NK, (2,), neighbours=config.umap_neighbors, min_dist=config.min_dist, seed=config.seed)
         return umap_N2.astype(np.float64)
 
     life_N = records.lives.life_N

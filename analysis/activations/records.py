@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.activations.maps import rolling_mean
+from analysis.activations.density import rolling_mean
 from analysis.activations.verdicts import Lives
 from analysis.lives.recorded import FEATURES, POSITION, worlds_of
 from core import artefacts

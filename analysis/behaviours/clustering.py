@@ -14,15 +14,14 @@ from analysis.behaviours.mdp import NO_BEHAVIOUR, Visits, aggregate, transitions
 from analysis.shared.behaviours import NAMES, SOURCES
 from analysis.shared.clusters import (
     NOISE,
-    Embedding,
     Method,
     cluster_stability,
-    embed,
     find_clusters,
     record_share_from_time,
     time_eta2,
 )
 from analysis.shared.directions import names_left_out, principal_scores, say_left_out, varying
+from analysis.shared.maps import Embedding, embed
 from analysis.shared.sources import REAL
 from analysis.shared.surrogates import compare, in_words
 from core.artefacts import Result

@@ -83,25 +83,29 @@ def draw_matrices(result: Result, b: int) -> Any:
     marked |= {world: np.zeros_like(marked["jacobian"]), "correlation": a["q_correlation"][b] <= alpha}
     whole = max(_strongest(a["jacobian"][b]), _strongest(a["jacobian_agent_only"][b]))
     limits = (whole, whole, *[_strongest(a["jacobian_through_world"][b])] * 2, 1.0)
-    side = 3.4 if k <= 24 else 4.6
-    figure = figure_of(5.2 * side, side * len(a["lags"]))
-    axes = figure.subplots(len(a["lags"]), len(columns), squeeze=False)
+    side = 3.0 if k <= 24 else 4.2
+    figure = figure_of(5 * side + 1, side * len(a["lags"]) + 1.4)
+    axes = figure.subplots(len(a["lags"]), len(columns), sharex=True, sharey=True, squeeze=False)
     colours = colormaps[DIVERGING].with_extremes(bad=NOT_TESTED)
     figure.suptitle(
         f"{_title(result, b)}\ndots: q ≤ {alpha:g}, of Jacobians also an interval beyond 0 and the straight-through "
         "sign; grey: not tested; darkest Jacobian: the strongest between directions"
     )
-    for at, lag in enumerate(a["lags"]):
-        for axis, (key, title), limit in zip(axes[at], columns.items(), limits, strict=True):
+    for column, (key, title), limit in zip(axes.T, columns.items(), limits, strict=True):
+        for at, axis in enumerate(column):
             image = axis.imshow(a[key][b, at], cmap=colours, vmin=-limit, vmax=limit)
             i, j = np.nonzero(marked[key][at])
             axis.plot(j, i, ".", color="black", markersize=4 if k <= 16 else 40 / k)
-            axis.set_title(f"{title}, lag {lag}", fontsize=9)
-            for of in (axis.xaxis, axis.yaxis):
-                of.set_ticks(**_ticks(result), fontsize=6, rotation=45)
-            axis.set(xlabel="direction now", ylabel=f"direction {_before(lag)}")
-            extend = "neither" if _strongest(a[key][b], off=False) <= limit else "both"
-            figure.colorbar(image, ax=axis, shrink=0.8, extend=extend)
+        column[0].set_title(title, fontsize=9)
+        column[-1].set_xlabel("direction now")
+        extend = "neither" if _strongest(a[key][b], off=False) <= limit else "both"
+        figure.colorbar(image, ax=list(column), location="bottom", shrink=0.8, pad=0.02, extend=extend)
+    for of in (axes[0, 0].xaxis, axes[0, 0].yaxis):  # all panels share them
+        of.set_ticks(**_ticks(result))
+    for axis in axes.flat:
+        axis.tick_params(labelsize=6, labelrotation=45)
+    for axis, lag in zip(axes[:, 0], a["lags"], strict=True):
+        axis.set_ylabel(f"direction {_before(lag)}")
     return figure
 
 
@@ -144,13 +148,13 @@ def draw_graph(result: Result, b: int) -> Any:
         panels = [arrows(result, b, at, path) for at in range(len(lags))]
         sizes = [abs(arrow.J) for shown, _ in panels for arrow in shown if arrow.source != arrow.target]
         strongest = max(sizes, default=0.0)
-        for axis, lag, (shown, count) in zip(row, lags, panels, strict=True):
+        for at, (axis, lag, (shown, count)) in enumerate(zip(row, lags, panels, strict=True)):
             for arrow in shown:
                 _draw_arrow(axis, arrow, strongest)
             for x in (0, 1):
                 axis.scatter(np.full(k, x), range(k), s=14, color=INK, zorder=5)
             axis.set_yticks(**_ticks(result), fontsize=8 if k <= 32 else 6)
-            axis.tick_params(length=0, labelleft=True, labelright=True)
+            axis.tick_params(length=0, labelleft=at == 0, labelright=at == len(lags) - 1)
             axis.set_xticks([0, 1], [_before(lag), "now"], fontsize=9)
             for text, side in zip(axis.get_xticklabels(), ("left", "right"), strict=True):
                 text.set_horizontalalignment(side)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from analysis.shared.gradients import row_gradients
+from analysis.shared.gradients import row_jacobians
 from core.contracts import Agent
 from core.roll import blank
 from core.trees import Tree, each, flatten, unflatten
@@ -80,8 +80,7 @@ class Recurrence:
         s = s_BS.detach().requires_grad_()
         with torch.enable_grad():
             after = self(e_BE, s)
-            rows = row_gradients(after.unbind(1), [s])
-        return after.detach(), torch.stack([grads[0] for grads in rows], 1)
+            return after.detach(), row_jacobians(after, s)
 
     def hidden(self, s_BS: Tensor) -> Tensor:
         """The hidden states h [B, H] of flat states."""

@@ -1,4 +1,4 @@
-"""Clusters and maps of steps: three methods, their stability over episodes, and how much of them is just time.
+"""Clusters of steps: three methods, their stability over episodes, and how much of them is just time.
 
 Shared by hidden_states (clusters of h) and behaviours (clusters of short histories).
 """
@@ -16,14 +16,12 @@ from core.contracts import UserError
 from core.progress import track
 from core.stats import Estimate, eta_squared
 
-Embedding = Literal["pca", "umap", "tsne"]
 Method = Literal["k_means", "ward", "hdbscan"]
 NOISE = -1  # the label of what HDBSCAN leaves in no cluster
 STEPS_PER_CLUSTER = 5  # fewer and a centre is a handful of neighbouring frames
 STARTS = 4  # of k-means
 WARD_POINTS = 4000  # of a Ward tree: its memory grows with their square (64 MB here)
 TIME_BINS = 20
-LEAST_MAPPED = 100  # points, of a umap or t-SNE
 
 
 def k_means(x_NF: np.ndarray, clusters: int, seed: int) -> np.ndarray:
@@ -276,36 +274,3 @@ def time_eta2(member_N: np.ndarray, t_N: np.ndarray) -> float:
     bin_N = time_bins(t_N)
     count_1B, all_B = (np.bincount(b, minlength=TIME_BINS) for b in (bin_N[np.asarray(member_N, bool)], bin_N))
     return float(np.nan_to_num(eta_squared(count_1B[None], all_B))[0])
-
-
-def check_mappable(points: int, kind: Embedding) -> None:
-    """UserError if there are too few points for a map of this kind."""
-    if kind != "pca" and points < LEAST_MAPPED:
-        raise UserError(f"{points} points are too few for {kind}; at least {LEAST_MAPPED} are needed (or use pca)")
-
-
-def embed(x_NF: np.ndarray, kind: Embedding, dimensions: int, seed: int) -> np.ndarray:
-    """A map of the points, float64 [N, dimensions].
-
-    pca: the first coordinates themselves (x must be ordered by variance).  umap, tsne: non-linear, on
-    one thread so that a seed gives the same map on the same machine (another machine may differ: keep
-    coordinates as data).  Raises UserError if there are too few points.
-    """
-    check_mappable(len(x_NF), kind)
-    if x_NF.shape[1] < dimensions:  # what varies in one direction only is drawn on a line
-        x_NF = np.pad(x_NF, ((0, 0), (0, dimensions - x_NF.shape[1])))
-    if kind == "pca":
-        return np.asarray(x_NF[:, :dimensions], np.float64)
-    if kind == "tsne":
-        from sklearn.manifold import TSNE
-
-        model = TSNE(dimensions, init="pca", perplexity=30, random_state=seed, n_jobs=1)
-        return np.asarray(model.fit_transform(np.asarray(x_NF, np.float32)), np.float64)
-    with warnings.catch_warnings():
-        # umap announces at import that its TensorFlow variant is not there; it is not used here.
-        warnings.filterwarnings("ignore", message="Tensorflow not installed", category=ImportWarning)
-        from umap import UMAP
-    # The spectral start, umap's own, fails on many states and then falls back to a random one; that of PCA is as good
-    # (Kobak and Linderman 2021).
-    model = UMAP(n_components=dimensions, n_neighbors=15, init="pca", random_state=seed, n_jobs=1)
-    return np.asarray(model.fit_transform(np.asarray(x_NF, np.float32)), np.float64)

@@ -34,6 +34,17 @@ def row_gradients(numbers: Sequence[Tensor], sources: Sequence[Tensor], keep: bo
     return found
 
 
+def row_jacobians(y_BN: Tensor, x_BM: Tensor) -> Tensor:
+    """dy_i / dx_j of every row [B, N, M], in one backward pass over a batch of N: for small functions, since it holds N
+    times what a pass for one number does."""
+    batch, size = y_BN.shape
+    if not y_BN.requires_grad:
+        return torch.zeros(batch, size, x_BM.shape[1], dtype=y_BN.dtype, device=y_BN.device)
+    chosen_NBN = torch.eye(size, dtype=y_BN.dtype, device=y_BN.device)[:, None].expand(size, batch, size)
+    (grad_NBM,) = torch.autograd.grad(y_BN, x_BM, chosen_NBN, is_grads_batched=True, materialize_grads=True)
+    return grad_NBM.transpose(0, 1)
+
+
 def unchanged(h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
     """The intervention that changes nothing: with it a moment's h is what all that follows is computed from, whatever
     the agent's state is made of."""

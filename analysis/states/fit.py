@@ -14,9 +14,7 @@ import torch
 
 from analysis.shared.clusters import (
     check_enough,
-    check_mappable,
     cluster_stability,
-    embed,
     k_means,
     nearest_centre,
     record_share_from_time,
@@ -36,6 +34,7 @@ from analysis.shared.directions import (
     state_rank,
     varying,
 )
+from analysis.shared.maps import check_mappable, embed
 from analysis.shared.sources import REAL
 from analysis.shared.surrogates import compare
 from analysis.states.overlap import FEWEST_COMPARED, overlap

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.shared.clusters import Embedding
+from analysis.shared.maps import Embedding
 from analysis.shared.sources import REAL, SIMULATED
 from core.contracts import UserError
 from core.episodes import RolloutStore

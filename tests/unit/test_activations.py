@@ -11,9 +11,9 @@ import pytest
 from analysis.activations import verdicts
 from analysis.activations.components import relations
 from analysis.activations.config import ActivationsConfig
+from analysis.activations.density import find, rolling_mean, transitions
 from analysis.activations.described import analyse, describe
 from analysis.activations.figures import draw
-from analysis.activations.maps import find, rolling_mean, transitions
 from analysis.activations.records import Records
 from analysis.activations.verdicts import Lives
 from analysis.shared.clusters import NOISE, TIME_BINS, time_bins, time_eta2

@@ -27,7 +27,6 @@ from analysis.shared.clusters import (
     NOISE,
     Method,
     cluster_stability,
-    embed,
     find_clusters,
     k_means,
     nearest_centre,
@@ -35,6 +34,7 @@ from analysis.shared.clusters import (
     share_from_time_floor,
     time_eta2,
 )
+from analysis.shared.maps import embed
 from analysis.shared.world_states import world_states
 from core import artefacts
 from core.contracts import EnvSpec, Field, UserError

@@ -1,68 +1,21 @@
-"""Maps and density clusters of activations, and how far the clusters can be trusted.
+"""Density clusters of activations, and how far they can be trusted.
 
-The map (UMAP) is made to be looked at and, by default, to be clustered: it pulls apart what hangs together only
-loosely, so that clusters of a map are no evidence by themselves.  Principal components can be clustered instead.
+What is clustered, by default, is a map (UMAP), which pulls apart what hangs together only loosely: clusters of a map
+are no evidence by themselves.  Principal components can be clustered instead.
 
-N rows, H units of an activation.  (UMAP: McInnes, Healy and Melville 2018, arXiv:1802.03426.  HDBSCAN: Campello,
-Moulavi and Sander 2013.  DBCV: Moulavi and others 2014.)
+N rows, H units of an activation.  (HDBSCAN: Campello, Moulavi and Sander 2013.  DBCV: Moulavi and others 2014.)
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from analysis.shared.clusters import NOISE, cluster_stability
-from core.contracts import UserError
 from core.stats import Estimate, shares
 
 STABILITY_ROWS = 8000  # refitted in more dimensions than a map has, where HDBSCAN is slow; whole lives
-EXACT_ROWS = 50_000  # whose neighbours are looked up by brute force: half a minute, and no luck in it
-FEWEST_MAPPED = 50  # rows
-
-
-def maps(
-    h_NH: np.ndarray, dimensions: Sequence[int], *, neighbours: int, min_dist: float, seed: int
-) -> list[np.ndarray]:
-    """UMAPs float32 [N, D] of the same rows, one for each D; the neighbours are looked up once.
-
-    Started from principal components.  Laid out on one thread, so that a seed gives the same map on the same machine
-    (another machine may differ: keep coordinates as data).  Raises UserError for too few rows.
-    """
-    least = max(FEWEST_MAPPED, neighbours + 1)
-    if len(h_NH) < least:
-        raise UserError(
-            f"{len(h_NH)} rows are too few for a map of {neighbours} neighbours (--umap-neighbors); at least {least} "
-            "are needed"
-        )
-    with warnings.catch_warnings():
-        # umap announces at import that its TensorFlow variant is not there; it is not used here.
-        warnings.filterwarnings("ignore", message="Tensorflow not installed", category=ImportWarning)
-        from umap import UMAP
-        from umap.umap_ import nearest_neighbors
-    h_NH = np.asarray(h_NH, np.float32)
-    if len(h_NH) <= EXACT_ROWS:
-        from sklearn.neighbors import NearestNeighbors
-
-        distance_Nk, near_Nk = NearestNeighbors(n_neighbors=neighbours, algorithm="brute").fit(h_NH).kneighbors(h_NH)
-    else:  # by descent, which draws its candidates a thread: more than one would not repeat
-        random = np.random.RandomState(seed)
-        near_Nk, distance_Nk, _ = nearest_neighbors(
-            h_NH, neighbours, "euclidean", {}, False, random, low_memory=False, n_jobs=1
-        )
-    out = []
-    for size in dimensions:
-        model = UMAP(
-            n_components=size, n_neighbors=neighbours, min_dist=min_dist, init="pca", random_state=seed, n_jobs=1,
-            precomputed_knn=(near_Nk, distance_Nk),
-        )  # fmt: skip
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="precomputed_knn.2. .knn_search_index. is not an NNDescent")
-            out.append(np.asarray(model.fit_transform(h_NH), np.float32))
-    return out
 
 
 class Clustering(NamedTuple):

@@ -1,0 +1,87 @@
+"""Two- and few-dimensional maps of points: principal components, UMAP, t-SNE.
+
+(UMAP: McInnes, Healy and Melville 2018, arXiv:1802.03426.  t-SNE: van der Maaten and Hinton 2008.)
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from core.contracts import UserError
+
+Embedding = Literal["pca", "umap", "tsne"]
+LEAST_MAPPED = 100  # points, of a umap or t-SNE
+EXACT_ROWS = 50_000  # whose neighbours are looked up by brute force: half a minute, and no luck in it
+FEWEST_MAPPED = 50  # rows of a umap by itself
+
+
+def check_mappable(points: int, kind: Embedding) -> None:
+    """UserError if there are too few points for a map of this kind."""
+    if kind != "pca" and points < LEAST_MAPPED:
+        raise UserError(f"{points} points are too few for {kind}; at least {LEAST_MAPPED} are needed (or use pca)")
+
+
+def embed(x_NF: np.ndarray, kind: Embedding, dimensions: int, seed: int) -> np.ndarray:
+    """A map of the points, float64 [N, dimensions].
+
+    pca: the first coordinates themselves (x must be ordered by variance).  umap, tsne: non-linear, on
+    one thread so that a seed gives the same map on the same machine (another machine may differ: keep
+    coordinates as data).  Raises UserError if there are too few points.
+    """
+    check_mappable(len(x_NF), kind)
+    if x_NF.shape[1] < dimensions:  # what varies in one direction only is drawn on a line
+        x_NF = np.pad(x_NF, ((0, 0), (0, dimensions - x_NF.shape[1])))
+    if kind == "pca":
+        return np.asarray(x_NF[:, :dimensions], np.float64)
+    if kind == "tsne":
+        from sklearn.manifold import TSNE
+
+        model = TSNE(dimensions, init="pca", perplexity=30, random_state=seed, n_jobs=1)
+        return np.asarray(model.fit_transform(np.asarray(x_NF, np.float32)), np.float64)
+    (map_ND,) = umaps(x_NF, (dimensions,), neighbours=15, min_dist=0.1, seed=seed)
+    return map_ND.astype(np.float64)
+
+
+def umaps(
+    h_NH: np.ndarray, dimensions: Sequence[int], *, neighbours: int, min_dist: float, seed: int
+) -> list[np.ndarray]:
+    """UMAPs float32 [N, D] of the same rows, one for each D; the neighbours are looked up once.
+
+    Started from principal components.  Laid out on one thread, so that a seed gives the same map on the same machine
+    (another machine may differ: keep coordinates as data).  Raises UserError for too few rows.
+    """
+    least = max(FEWEST_MAPPED, neighbours + 1)
+    if len(h_NH) < least:
+        raise UserError(
+            f"{len(h_NH)} rows are too few for a map of {neighbours} neighbours (--umap-neighbors); at least {least} "
+            "are needed"
+        )
+    with warnings.catch_warnings():
+        # umap announces at import that its TensorFlow variant is not there; it is not used here.
+        warnings.filterwarnings("ignore", message="Tensorflow not installed", category=ImportWarning)
+        from umap import UMAP
+        from umap.umap_ import nearest_neighbors
+    h_NH = np.asarray(h_NH, np.float32)
+    if len(h_NH) <= EXACT_ROWS:
+        from sklearn.neighbors import NearestNeighbors
+
+        distance_Nk, near_Nk = NearestNeighbors(n_neighbors=neighbours, algorithm="brute").fit(h_NH).kneighbors(h_NH)
+    else:  # by descent, which draws its candidates a thread: more than one would not repeat
+        random = np.random.RandomState(seed)
+        near_Nk, distance_Nk, _ = nearest_neighbors(
+            h_NH, neighbours, "euclidean", {}, False, random, low_memory=False, n_jobs=1
+        )
+    out = []
+    for size in dimensions:
+        model = UMAP(
+            n_components=size, n_neighbors=neighbours, min_dist=min_dist, init="pca", random_state=seed, n_jobs=1,
+            precomputed_knn=(near_Nk, distance_Nk),
+        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="precomputed_knn.2. .knn_search_index. is not an NNDescent")
+            out.append(np.asarray(model.fit_transform(h_NH), np.float32))
+    return out
