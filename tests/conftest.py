@@ -3,9 +3,10 @@ it, for the stages that read them; made-up agents, simulators and studies for wh
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,25 @@ import core  # noqa: F401  (sets the OpenMP wait policy before torch is loaded)
 from core.artefacts import Result, new_run, write_json
 from core.contracts import EnvSpec, Field
 from core.episodes import Episode, RolloutStore, StoreWriter
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """The directory that ``make`` fills, in whichever process of the session asks first; the others wait for it.
+
+    It is everybody's: who changes something copies it first.
+    """
+    base = factory.getbasetemp()
+    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    whole = path.with_suffix(".whole")
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not whole.exists():
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir()
+            make(path)
+            whole.touch()
+    return path
+
 
 FEATURES = (
     "n_visible_entities", "n_visible_npcs", "n_visible_players", "self_health", "self_food", "self_water", "self_gold",

@@ -7,8 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -221,29 +220,87 @@ def test_importing_does_nothing() -> None:
     assert json.loads(done.stdout) == {"heavy": {}, "changed": []}
 
 
-def test_threads_of_every_stage_do_not_spin_while_they_wait() -> None:
-    """Every stage starts from the shell; OpenMP, which reads its policy once, when torch is loaded, says it."""
-    stages = [p for p in modules() if '__name__ == "__main__"' in p.read_text()]
-    commands = [[s] for s in SCRIPTS]
-    commands += [["-m", dotted(p).removesuffix(".__main__")] for p in stages]
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
+FORKS = """
+import importlib, json, os, runpy, sys
+directory, loaded, commands = json.loads(sys.argv[1])
+for name in loaded:
+    importlib.import_module(name)
 
-    def start(command: list[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *command, "--help"], cwd=ROOT, capture_output=True, text=True,
-            env={**clean, "OMP_DISPLAY_ENV": "TRUE"},
-        )  # fmt: skip
+class AtTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            with open("/proc/self/maps") as maps:
+                known = "libgomp" in maps.read()
+            print("AT TORCH", os.environ.get("OMP_WAIT_POLICY"), known, flush=True)
+            os._exit(0)
 
-    with ThreadPoolExecutor(2) as pool:
-        ends = list(pool.map(start, commands))
-    assert len(ends) > 20
-    for command, done in zip(commands, ends, strict=True):
-        assert done.returncode == 0 or command[-1] == "core.artefacts", (command, done.stderr)
-        policies = [line for line in done.stderr.splitlines() if "OMP_WAIT_POLICY" in line]
+sys.meta_path.insert(0, AtTorch())
+ends = []
+for i, (first, *words) in enumerate(commands):
+    child = os.fork()
+    if not child:
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{directory}/{i}.{name}", os.O_CREAT | os.O_WRONLY), number)
+        if first == "-m":
+            sys.argv = words
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = [first, *words]
+            runpy.run_path(first, run_name="__main__")
+        sys.exit()
+    ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(ends))
+"""
+
+
+def commands() -> list[list[str]]:
+    """What is typed after ``python`` to start every script and every module that can be run."""
+    doors = [dotted(p).removesuffix(".__main__") for p in modules() if '__name__ == "__main__"' in p.read_text()]
+    return [[s] for s in SCRIPTS] + [["-m", name] for name in doors]
+
+
+def without_openmp() -> dict[str, str]:
+    """This environment without the settings of OpenMP."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
+
+
+def helped(directory: Path, loaded: Sequence[str], env: Mapping[str, str]) -> list[tuple[list[str], int, str, str]]:
+    """(command, exit code, output, errors) of ``--help``, each command in a fork of one process that has loaded these
+    modules of others and none of ours.  Who asks for torch, where it was not loaded, says the wait policy and ends."""
+    typed = [[*command, "--help"] for command in commands()]
+    words = json.dumps([str(directory), loaded, typed])
+    done = subprocess.run([sys.executable, "-c", FORKS, words], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = [((directory / f"{i}.out").read_text(), (directory / f"{i}.err").read_text()) for i in range(len(typed))]
+    return [(c, code, *texts) for c, code, texts in zip(commands(), json.loads(done.stdout), said, strict=True)]
+
+
+def test_every_command_starts(tmp_path: Path) -> None:
+    found = helped(tmp_path, ("torch", "tyro", "h5py"), {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
+    assert len(found) > 20
+    for command, code, out, error in found:
+        if command[-1] == "core.artefacts":
+            assert code == 2 and error.startswith("usage: "), (code, error)
+        else:
+            assert (code, error) == (0, "") and len(out) > 100, (command, code, out, error)
+
+
+def test_threads_of_every_stage_do_not_spin_while_they_wait(tmp_path: Path) -> None:
+    """OpenMP reads its policy once, when torch loads it: by then every command has set it, and loaded no OpenMP."""
+    for command, code, out, error in helped(tmp_path, ("numpy", "tyro", "h5py"), without_openmp()):
+        assert (code, error) == (0, ""), (command, error)
         if command in (["-m", "analysis"], ["-m", "validation"]):  # they list commands, and load no torch
-            assert not policies
-            continue
-        assert policies and all("PASSIVE" in line for line in policies), (command, done.stderr)
+            assert "AT TORCH" not in out and len(out) > 100
+        else:
+            assert out == "AT TORCH PASSIVE False\n", (command, out)
+
+
+@pytest.mark.parametrize("command", [["train.py"], ["-m", "validation.interventions"]], ids=lambda words: words[-1])
+def test_openmp_itself_says_that_its_threads_do_not_spin(command: list[str]) -> None:
+    env = {**without_openmp(), "OMP_DISPLAY_ENV": "TRUE"}
+    done = subprocess.run([sys.executable, *command, "--help"], cwd=ROOT, capture_output=True, text=True, env=env)
+    policies = [line for line in done.stderr.splitlines() if "OMP_WAIT_POLICY" in line]
+    assert done.returncode == 0 and policies and all("PASSIVE" in line for line in policies), done.stderr
 
 
 def test_a_policy_that_is_set_stays_and_a_torch_that_was_there_first_is_said() -> None:
