@@ -75,6 +75,9 @@ def main() -> None:
     parser.add_argument("--edits", type=int, default=640, help="of each game")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    env = ProcgenEnv(ProcgenOptions(), 1, threads=1)
+    env.reset(0)  # which loads the pictures, once for all
+    env.close()
     crashes = 0
     for game in args.games:
         own = multiprocessing.get_context("fork").Process(

@@ -18,6 +18,17 @@ from core.artefacts import Result, new_run, write_json
 from core.contracts import EnvSpec, Field
 from core.episodes import Episode, RolloutStore, StoreWriter
 
+# Files of minutes.  They begin, so that no process is left alone with one when the others have ended.
+LONGEST = (
+    "test_demo_report", "test_validation_planted", "test_pipeline", "test_training", "test_nmmo_joins",
+    "test_validation_interventions", "test_nmmo", "test_validation", "test_hidden_states", "test_activations",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first; else the order stays."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """The directory that ``make`` fills, in whichever process of the session asks first; the others wait for it.

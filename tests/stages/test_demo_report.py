@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import shlex
 import shutil
@@ -175,7 +176,7 @@ FEWER = ["--episodes", "4", "--slots", "2"]  # no preset has sizes for an evalua
 
 
 def test_what_a_shell_makes_of_a_printed_command(bundle: Path, run: Path, tmp_path: Path) -> None:
-    line = repeat(run / "rollouts", tmp_path / "again").line
+    line = repeat(run / "samples", tmp_path / "again").line
     words = line.replace("python", shlex.quote(sys.executable), 1)
     subprocess.run(words, shell=True, cwd=cli.ROOT, check=True, capture_output=True)
     assert artefacts.verify(tmp_path / "again") == []
@@ -253,28 +254,28 @@ def test_one_agent_is_said_as_long_as_it_is_so(tmp_path: Path) -> None:
     assert "Two agents, two training seeds, one simulator" in said and "agent_1 is only compared with" in said
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1280, 400])
-def test_the_page_fits_the_window(browser: Any, run: Path, tmp_path: Path, width: int, dark: bool) -> None:
+def test_the_page_fits_the_window(browser: Any, run: Path, tmp_path: Path) -> None:
     """No sideways scrolling of the page; what is wider has a scroll bar of its own, and at these widths no table."""
-    agent = run.parent / "fits"
-    if not agent.exists():
-        without(run, agent, "interventions")
-        write_study(agent / "study", artefacts_input(run, "simulator"))
-        report.main(report.ReportConfig(runs=agent, out=agent / "report"))
-    scheme = {"color_scheme": "dark" if dark else "light"}
-    tab = browser.new_page(viewport={"width": width, "height": 900}, **scheme)
+    agent = without(run, tmp_path / "fits", "interventions")
+    write_study(agent / "study", artefacts_input(run, "simulator"))
+    report.main(report.ReportConfig(runs=agent, out=agent / "report"))
+    tab = browser.new_page(viewport={"width": 1280, "height": 900})
     tab.goto((agent / "report" / contents.PAGE).as_uri())
     tab.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-    assert tab.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
-    wide = tab.evaluate(
-        "Array.from(document.querySelectorAll('.scroll:has(table)')).filter(d => d.scrollWidth > d.clientWidth)"
-        ".map(d => d.querySelector('caption').innerText)"
-    )
-    assert wide == []
-    cells = tab.evaluate("getComputedStyle(document.querySelector('td'), '::before').content")
-    assert (cells != "none") == (width == 400)  # stacked: every cell says what it is
-    tab.screenshot(path=tmp_path / "page.png", full_page=True)
+    for width, scheme in itertools.product((1280, 400), ("light", "dark")):
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.emulate_media(color_scheme=scheme)
+        assert tab.evaluate("innerWidth") == width and tab.evaluate(
+            f"matchMedia('(prefers-color-scheme: {scheme})').matches"
+        )
+        assert tab.evaluate("document.scrollingElement.scrollWidth <= innerWidth"), (width, scheme)
+        wide = tab.evaluate(
+            "Array.from(document.querySelectorAll('.scroll:has(table)')).filter(d => d.scrollWidth > d.clientWidth)"
+            ".map(d => d.querySelector('caption').innerText)"
+        )
+        assert wide == [], (width, scheme)
+        cells = tab.evaluate("getComputedStyle(document.querySelector('td'), '::before').content")
+        assert (cells != "none") == (width == 400)  # stacked: every cell says what it is
     tab.close()
 
 

@@ -26,8 +26,11 @@ def analysed(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """hidden_states/ and behaviours/ of the pipeline's rollouts."""
     root = tmp_path_factory.mktemp("dynamics")
     real = [*DEBUG, "--rollouts", str(pipeline / "rollouts")]
-    for module, name in ((hidden_states, "HiddenStatesConfig"), (behaviours, "BehavioursConfig")):
-        argv = [*real, "--out", str(root / module.STAGE)]
+    for module, name, *action in (
+        (hidden_states, "HiddenStatesConfig", "precompute"),
+        (behaviours, "BehavioursConfig"),
+    ):
+        argv = [*action, *real, "--out", str(root / module.STAGE)]
         module.main(cli.parse(getattr(module, name), argv, module.STAGE))
     return root
 
