@@ -109,7 +109,7 @@ def test_an_agents_states_are_those_that_were_recorded(pipeline: Path) -> None:
 def test_the_stage_compares_checkpoints(pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = similarity.SimilarityConfig(
         agents=(pipeline / "agent",), checkpoints=True, rollouts=pipeline / "rollouts",
-        out=tmp_path / "out", exchanges=2, resamples=99, threads=1,
+        out=tmp_path / "out", episodes=5, exchanges=2, resamples=99, threads=1,
     )  # fmt: skip
     similarity.main(config)
     result = Result.load(tmp_path / "out")
