@@ -23,10 +23,16 @@ HEAVY = (
 )  # fmt: skip
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """The tree of a file, which many tests walk."""
+    return ast.parse(source)
+
+
 def imports_of(source: str) -> list[tuple[int, str]]:
     """(line, module) of every import statement, also of those inside functions."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -86,7 +92,7 @@ def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """{module: modules among these that it imports anywhere}."""
     out: dict[str, set[str]] = {name: set() for name in sources}
     for name, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.Import):
                 asked = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -101,7 +107,7 @@ def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
 @cache
 def is_door(source: str) -> bool:
     """Whether ``python -m`` runs it."""
-    return any(isinstance(n, ast.If) and "__name__" in ast.unparse(n.test) for n in ast.parse(source).body)
+    return any(isinstance(n, ast.If) and "__name__" in ast.unparse(n.test) for n in parsed(source).body)
 
 
 def opened_doors(sources: Mapping[str, str]) -> list[str]:
@@ -184,7 +190,7 @@ def test_the_reader_of_rooms_can_fail(changed: dict[str, str], door: bool, of_fi
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_only_parse_and_call_main(script: str) -> None:
-    tree = ast.parse((ROOT / script).read_text())
+    tree = parsed((ROOT / script).read_text())
     assert len(tree.body) <= 5 and not any(isinstance(n, (ast.FunctionDef, ast.ClassDef)) for n in ast.walk(tree))
     names = {a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
     if script == "train.py":
@@ -331,7 +337,7 @@ def test_a_policy_that_is_set_stays_and_a_torch_that_was_there_first_is_said() -
 
 def test_every_module_says_what_it_is() -> None:
     for path in modules():
-        tree = ast.parse(path.read_text())
+        tree = parsed(path.read_text())
         assert ast.get_docstring(tree), f"{path}: no module docstring"
         if path.name != "__init__.py":
             assert "from __future__ import annotations" in path.read_text(), path
@@ -345,7 +351,7 @@ def test_no_function_is_longer_than_80_lines() -> None:
     long = [
         f"{path.relative_to(ROOT).as_posix()}:{node.lineno}: {node.name} has {node.end_lineno - node.lineno + 1} lines"
         for path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path.read_text()))
         if isinstance(node, ast.FunctionDef) and node.end_lineno is not None and node.end_lineno - node.lineno >= 80
     ]
     assert not long, "\n".join(long)
