@@ -7,7 +7,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RIGHT_VERSION := import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
-PARALLEL := -n auto --maxprocesses 4 --dist loadfile  # a process a core; the tests of a file share what they make
+# A process a core; the tests of a file share what they make; the longest files begin (tests/conftest.py has the order).
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# More threads than cores wait for each other, and OpenBLAS's burn a core while they do.
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # The first of these that starts and has the right version; override with `make PYTHON=/path/to/python`.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	if "$$p" -c '$(RIGHT_VERSION)' 2>/dev/null; then echo "$$p"; break; fi; done)
@@ -56,10 +59,10 @@ browser:
 	fi
 
 test: lint browser
-	$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
 
 test-all: lint browser
-	$(BIN)/python -m pytest -q $(PARALLEL)
+	$(ONE_THREAD) $(BIN)/python -m pytest -q $(PARALLEL)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

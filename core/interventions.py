@@ -100,10 +100,10 @@ class AtSteps:
     stop: int | None = None
 
     def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
-        now_B = t_B >= self.first
+        now_B = mask_B & (t_B >= self.first)
         if self.stop is not None:
             now_B = now_B & (t_B < self.stop)
-        return self.inner(h_BH, t_B, mask_B & now_B)
+        return self.inner(h_BH, t_B, now_B) if now_B.any() else h_BH
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sized
-from typing import TypeVar
+from typing import Any, TypeVar
 
 X = TypeVar("X")
 
@@ -23,6 +23,10 @@ class bar:
     """``with bar("training", total, "frames") as b: b.advance(n); b.note("loss 1.2")``."""
 
     def __init__(self, description: str, total: int | None = None, unit: str = "", show: bool = True) -> None:
+        self._unit = unit
+        self._progress: Any = None
+        if not (show and sys.stderr.isatty()):
+            return
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -35,22 +39,23 @@ class bar:
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
             console=Console(stderr=True),
-            disable=not (show and sys.stderr.isatty()),
         )
-        self._unit = unit
         self._task = self._progress.add_task(description, total=total, rate="", note="")
 
     def __enter__(self) -> bar:
-        self._progress.start()
+        if self._progress is not None:
+            self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if self._progress is not None:
+            self._progress.stop()
 
     def advance(self, amount: float = 1) -> None:
-        task = self._progress.tasks[0]
-        rate = f"{task.speed:,.0f} {self._unit}/s" if task.speed else ""
-        self._progress.update(self._task, advance=amount, rate=rate)
+        if self._progress is not None:
+            speed = self._progress.tasks[0].speed
+            self._progress.update(self._task, advance=amount, rate=f"{speed:,.0f} {self._unit}/s" if speed else "")
 
     def note(self, text: str) -> None:
-        self._progress.update(self._task, note=text)
+        if self._progress is not None:
+            self._progress.update(self._task, note=text)

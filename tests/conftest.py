@@ -3,9 +3,10 @@ it, for the stages that read them; made-up agents, simulators and studies for wh
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,36 @@ import core  # noqa: F401  (sets the OpenMP wait policy before torch is loaded)
 from core.artefacts import Result, new_run, write_json
 from core.contracts import EnvSpec, Field
 from core.episodes import Episode, RolloutStore, StoreWriter
+
+# Files of minutes.  They begin, so that no process is left alone with one when the others have ended.
+LONGEST = (
+    "test_demo_report", "test_validation_planted", "test_pipeline", "test_training", "test_nmmo_joins",
+    "test_validation_interventions", "test_nmmo", "test_validation", "test_hidden_states", "test_activations",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first; else the order stays."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """The directory that ``make`` fills, in whichever process of the session asks first; the others wait for it.
+
+    It is everybody's: who changes something copies it first.
+    """
+    base = factory.getbasetemp()
+    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    whole = path.with_suffix(".whole")
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not whole.exists():
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir()
+            make(path)
+            whole.touch()
+    return path
+
 
 FEATURES = (
     "n_visible_entities", "n_visible_npcs", "n_visible_players", "self_health", "self_food", "self_water", "self_gold",

@@ -20,6 +20,7 @@ from core.trees import leaves
 
 LAYERS = ("embedding", "h")
 FOLDS = 5
+SHOWN = 8  # episodes side by side, whose frames are held at once
 PENALTY = 1e-2  # ridge penalty, a row and a z-scored feature
 SHUFFLED = ", weights shuffled"
 
@@ -43,17 +44,25 @@ def states(agent: Agent, store: RolloutStore, episodes: Sequence[int], first_ste
     """Embeddings and hidden states, float64 [N, ...], of every recorded frame t >= first_step as this agent sees and
     remembers it, from its own initial state."""
     device = next(leaves(agent.initial(1))).device
-    names = list(store.spec.obs)
-    rows: dict[str, list[np.ndarray]] = {}
-    for e in episodes:
-        columns, _ = store.pooled(*(f"obs/{n}" for n in names), episodes=[e])
-        frames = Recorded(agent.spec, {n: torch.from_numpy(columns[f"obs/{n}"])[None].to(device) for n in names})
-        last = len(columns[f"obs/{names[0]}"]) - 1
-        moments = list(roll(agent, frames, frames.begin(), steps=last))[first_step:]
-        for layer in LAYERS:
-            found = [agent.read(layer, m.acted.seen, m.acted.state) for m in moments]
-            rows.setdefault(layer, []).append(torch.cat(found).double().cpu().numpy())
-    return {layer: np.concatenate(parts) for layer, parts in rows.items()}
+    names = [f"obs/{n}" for n in store.spec.obs]
+    found: dict[int, dict[str, np.ndarray]] = {}
+    by_length = sorted(episodes, key=lambda e: int(store.steps[e]))
+    for together in (by_length[i : i + SHOWN] for i in range(0, len(by_length), SHOWN)):
+        shown = [store.pooled(*names, episodes=[e])[0] for e in together]
+        lengths = [len(columns[names[0]]) for columns in shown]
+        at_BT = [np.arange(max(lengths)).clip(max=length - 1) for length in lengths]  # then its last frame, not kept
+        obs = {
+            name.removeprefix("obs/"): np.stack([c[name][at_T] for c, at_T in zip(shown, at_BT, strict=True)])
+            for name in names
+        }
+        frames = Recorded(agent.spec, {n: torch.from_numpy(x).to(device) for n, x in obs.items()})
+        read: dict[str, list[np.ndarray]] = {layer: [] for layer in LAYERS}
+        for m in roll(agent, frames, frames.begin(), steps=max(lengths) - 1):
+            for layer, rows in read.items():
+                rows.append(agent.read(layer, m.acted.seen, m.acted.state).double().cpu().numpy())
+        for b, (e, length) in enumerate(zip(together, lengths, strict=True)):
+            found[e] = {layer: np.stack([x[b] for x in rows[first_step:length]]) for layer, rows in read.items()}
+    return {layer: np.concatenate([found[e][layer] for e in episodes]) for layer in LAYERS}
 
 
 def compare(

@@ -43,8 +43,8 @@ HEADS = {"head_weights": "independent component", "head_weights_pca": "principal
 SMALL_REWARD = 0.02  # of the largest: a simulator never says exactly 0
 
 
-def draw(result: Result, path: Path) -> list[str]:
-    """Every figure the Result has the data for; the names of the files written."""
+def figures_of(result: Result) -> dict[str, Callable[[Result], Any]]:
+    """{file: what draws it} of every figure that the Result has the data for."""
     figures: dict[str, Callable[[Result], Any]] = {
         "explained.png": _draw_explained,
         "planes.png": _draw_planes,
@@ -56,6 +56,12 @@ def draw(result: Result, path: Path) -> list[str]:
         figures["heads.png"] = _draw_heads
     if "overlap" in result.tables:
         figures["overlap.png"] = _draw_overlap
+    return figures
+
+
+def draw(result: Result, path: Path) -> list[str]:
+    """Every figure the Result has the data for; the names of the files written."""
+    figures = figures_of(result)
     for name, function in figures.items():
         function(result).savefig(path / name, dpi=90, metadata={"Software": None})
     return list(figures)

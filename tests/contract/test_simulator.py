@@ -355,14 +355,14 @@ def test_noise_decides_when_a_simulation_ends() -> None:
     with torch.no_grad():
         simulator.world.terminal_head[-1].weight.zero_()
         simulator.world.terminal_head[-1].bias.fill_(-1.0)
-    z, generator = latents(simulator, 1).expand(600, -1), torch.Generator().manual_seed(0)
-    draws = [simulator.draw_noise(600, generator) for _ in range(3)]
+    z, generator = latents(simulator, 1).expand(200, -1), torch.Generator().manual_seed(0)
+    draws = [simulator.draw_noise(200, generator) for _ in range(3)]
     out = simulator.rollout(z, 2, noise=draws)
     p = out.terminal[0, 0].item()
     assert p == pytest.approx(1 / (1 + np.e))
     for t, lives in ((0, 1.0), (1, 1 - p), (2, (1 - p) ** 2)):
         rate = out.alive[:, t].double().mean().item()
-        assert abs(rate - lives) <= 4 * np.sqrt(lives * (1 - lives) / 600), t
+        assert abs(rate - lives) <= 4 * np.sqrt(lives * (1 - lives) / 200), t
     assert not (out.alive[:, 2] & ~out.alive[:, 1]).any()  # and never comes back
     assert simulator.rollout(z[:2], 2).alive.all()  # the modal one goes on
     silent = [draw._replace(ending_B=None) for draw in draws]

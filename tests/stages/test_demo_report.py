@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import shlex
 import shutil
@@ -143,8 +144,9 @@ def codes(html: str) -> list[str]:
 
 
 def type_in(line: str, *more: str) -> None:
-    """Run a printed line as the script would."""
-    words = [*shlex.split(line), *more]
+    """Run a printed line as the script would, with more words at its end.  As it stands, a line that repeats a run says
+    all of that run's settings but where its inputs and its outputs are."""
+    words = shlex.split(line)
     assert words[0] == "python"
     if words[1:4] == ["-m", "core.artefacts", "verify"]:
         assert artefacts.main(words[3:]) == 0
@@ -152,7 +154,12 @@ def type_in(line: str, *more: str) -> None:
     length = 2 if words[1] == "-m" else 1
     program, flags = " ".join(words[1 : 1 + length]), words[1 + length :]
     stage = next(known for known in STAGES.values() if known.command == program)
-    stage.door.main(cli.parse(stage.cls, flags, stage_of(stage)))
+    if flags[0] == "--config":
+        said = cli.to_json(cli.parse(stage.cls, flags, stage_of(stage)))
+        saved = artefacts.load_json(Path(flags[1]).parent, "config.json")["config"]
+        places = {*stage.needs, *stage.takes, "out", "data_save_dir"}
+        assert {k: v for k, v in said.items() if k not in places} == {k: v for k, v in saved.items() if k not in places}
+    stage.door.main(cli.parse(stage.cls, [*flags, *more], stage_of(stage)))
 
 
 def stage_of(stage: Stage) -> str:
@@ -164,7 +171,7 @@ def test_every_printed_command_works(run: Path, tmp_path: Path, monkeypatch: pyt
     report.main(report.ReportConfig(runs=without(run, tmp_path / "runs"), out=tmp_path / "report"))
     monkeypatch.chdir(cli.ROOT)
     for line in dict.fromkeys(codes((tmp_path / "report" / contents.PAGE).read_text())):
-        type_in(line, *FEWER * ("agents.evaluate" in line))
+        type_in(line, *next((words for program, words in SMALLER.items() if program in line), ()))
     made = {path.name for path in (tmp_path / contents.AGAIN).iterdir() if artefacts.read_manifest(path)}
     # The simulator learned from rollouts of its own.
     assert made == {"agent", "simulator", "rollouts_2", *demo.PARTS}
@@ -172,10 +179,19 @@ def test_every_printed_command_works(run: Path, tmp_path: Path, monkeypatch: pyt
 
 
 FEWER = ["--episodes", "4", "--slots", "2"]  # no preset has sizes for an evaluation
+# What is printed says the demo's own sizes, at which everything ran before; that it runs again is seen at these.
+SMALLER = {
+    "agents.evaluate": FEWER,
+    "python record.py": ["--episodes", "2", "--slots", "2"],
+    "validation.fidelity": ["--windows", "4", "--horizon", "2", "--no-video"],
+    "analysis.hidden_states": ["--ica_restarts", "2", "--surrogates", "0", "precompute"],
+    "analysis.behaviours": ["--surrogates", "0", "--videos", "0"],
+    "analysis.dynamics": ["--starts", "4", "--inputs", "1"],
+}
 
 
 def test_what_a_shell_makes_of_a_printed_command(bundle: Path, run: Path, tmp_path: Path) -> None:
-    line = repeat(run / "rollouts", tmp_path / "again").line
+    line = repeat(run / "samples", tmp_path / "again").line
     words = line.replace("python", shlex.quote(sys.executable), 1)
     subprocess.run(words, shell=True, cwd=cli.ROOT, check=True, capture_output=True)
     assert artefacts.verify(tmp_path / "again") == []
@@ -253,28 +269,28 @@ def test_one_agent_is_said_as_long_as_it_is_so(tmp_path: Path) -> None:
     assert "Two agents, two training seeds, one simulator" in said and "agent_1 is only compared with" in said
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1280, 400])
-def test_the_page_fits_the_window(browser: Any, run: Path, tmp_path: Path, width: int, dark: bool) -> None:
+def test_the_page_fits_the_window(browser: Any, run: Path, tmp_path: Path) -> None:
     """No sideways scrolling of the page; what is wider has a scroll bar of its own, and at these widths no table."""
-    agent = run.parent / "fits"
-    if not agent.exists():
-        without(run, agent, "interventions")
-        write_study(agent / "study", artefacts_input(run, "simulator"))
-        report.main(report.ReportConfig(runs=agent, out=agent / "report"))
-    scheme = {"color_scheme": "dark" if dark else "light"}
-    tab = browser.new_page(viewport={"width": width, "height": 900}, **scheme)
+    agent = without(run, tmp_path / "fits", "interventions")
+    write_study(agent / "study", artefacts_input(run, "simulator"))
+    report.main(report.ReportConfig(runs=agent, out=agent / "report"))
+    tab = browser.new_page(viewport={"width": 1280, "height": 900})
     tab.goto((agent / "report" / contents.PAGE).as_uri())
     tab.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-    assert tab.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
-    wide = tab.evaluate(
-        "Array.from(document.querySelectorAll('.scroll:has(table)')).filter(d => d.scrollWidth > d.clientWidth)"
-        ".map(d => d.querySelector('caption').innerText)"
-    )
-    assert wide == []
-    cells = tab.evaluate("getComputedStyle(document.querySelector('td'), '::before').content")
-    assert (cells != "none") == (width == 400)  # stacked: every cell says what it is
-    tab.screenshot(path=tmp_path / "page.png", full_page=True)
+    for width, scheme in itertools.product((1280, 400), ("light", "dark")):
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.emulate_media(color_scheme=scheme)
+        assert tab.evaluate("innerWidth") == width and tab.evaluate(
+            f"matchMedia('(prefers-color-scheme: {scheme})').matches"
+        )
+        assert tab.evaluate("document.scrollingElement.scrollWidth <= innerWidth"), (width, scheme)
+        wide = tab.evaluate(
+            "Array.from(document.querySelectorAll('.scroll:has(table)')).filter(d => d.scrollWidth > d.clientWidth)"
+            ".map(d => d.querySelector('caption').innerText)"
+        )
+        assert wide == [], (width, scheme)
+        cells = tab.evaluate("getComputedStyle(document.querySelector('td'), '::before').content")
+        assert (cells != "none") == (width == 400)  # stacked: every cell says what it is
     tab.close()
 
 

@@ -26,8 +26,11 @@ def analysed(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """hidden_states/ and behaviours/ of the pipeline's rollouts."""
     root = tmp_path_factory.mktemp("dynamics")
     real = [*DEBUG, "--rollouts", str(pipeline / "rollouts")]
-    for module, name in ((hidden_states, "HiddenStatesConfig"), (behaviours, "BehavioursConfig")):
-        argv = [*real, "--out", str(root / module.STAGE)]
+    for module, name, *action in (
+        (hidden_states, "HiddenStatesConfig", "precompute"),
+        (behaviours, "BehavioursConfig"),
+    ):
+        argv = [*action, *real, "--out", str(root / module.STAGE)]
         module.main(cli.parse(getattr(module, name), argv, module.STAGE))
     return root
 
@@ -106,7 +109,7 @@ def test_an_agents_states_are_those_that_were_recorded(pipeline: Path) -> None:
 def test_the_stage_compares_checkpoints(pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = similarity.SimilarityConfig(
         agents=(pipeline / "agent",), checkpoints=True, rollouts=pipeline / "rollouts",
-        out=tmp_path / "out", exchanges=2, resamples=99, threads=1,
+        out=tmp_path / "out", episodes=5, exchanges=2, resamples=99, threads=1,
     )  # fmt: skip
     similarity.main(config)
     result = Result.load(tmp_path / "out")

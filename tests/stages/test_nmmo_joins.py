@@ -297,8 +297,8 @@ def test_words_for_what_a_policy_may_do(house: Path) -> None:
 
 def test_coinrun_without_its_simulator(pipeline: Path, tmp_path: Path) -> None:
     sizes = ("--ica_size", 3, "--ica_restarts", 2, "--nmf_size", 0, "--clusters", 3, "--surrogates", 0)
-    stage(hidden_states, "HiddenStatesConfig", "--rollouts", pipeline / "rollouts", "--out", tmp_path / "hs", *sizes,
-          "--embedding", "pca", "--threads", 1)  # fmt: skip
+    stage(hidden_states, "HiddenStatesConfig", "precompute", "--rollouts", pipeline / "rollouts",
+          "--out", tmp_path / "hs", *sizes, "--embedding", "pca", "--threads", 1)  # fmt: skip
     where = ("--policy", pipeline / "agent", "--basis", tmp_path / "hs", "--out", tmp_path / "i", "--threads", 1)
     small = ("--starts", 8, "--horizon", 2, "--latest_start", 4, "--controls", 39, "--amounts", 0, 2)
     stage(interventions, "InterventionsConfig", *where, *small, "--directions", 0)

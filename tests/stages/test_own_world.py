@@ -72,7 +72,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         from analysis import hidden_states
 
         words = ["--rollouts", root / "rollouts", "--samples", root / "samples", "--preset", "debug"]
-        run(hidden_states, "HiddenStatesConfig", *words, "--out", root / "states")
+        run(hidden_states, "HiddenStatesConfig", "precompute", *words, "--out", root / "states")
         yield root
 
 

@@ -78,6 +78,17 @@ def curve(path: Path) -> list[dict[str, float]]:
         return [{k: float(v) for k, v in row.items() if k not in timed} for row in csv.DictReader(file)]
 
 
+LONG = ("--updates", "60", "--validate_every", "7", "--video_every", "0")  # long enough to be met in the middle
+
+
+@pytest.fixture(scope="module")
+def long_curve(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    """The curve of such a training that nothing stopped."""
+    out = tmp_path_factory.mktemp("whole") / "s"
+    train.main(config_of(pipeline, out, *LONG))
+    return curve(out)
+
+
 class Killed(Exception):
     """Stands for kill -9 at a chosen moment."""
 
@@ -271,10 +282,11 @@ def test_the_learning_rate_rises_and_falls(schedule: str, middle: float) -> None
 # What goes wrong
 
 
-def test_a_training_killed_at_any_moment_resumes_to_the_same_curve(pipeline: Path, tmp_path: Path) -> None:
+def test_a_training_killed_at_any_moment_resumes_to_the_same_curve(
+    pipeline: Path, long_curve: list[dict[str, float]], tmp_path: Path
+) -> None:
     """SIGKILL, wherever it falls: what is lost is at most what came after the last state."""
-    more = ("--updates", "60", "--validate_every", "7", "--save_minutes", "0", "--video_every", "0")
-    words = argv_of(pipeline, tmp_path / "s", *more)
+    words = argv_of(pipeline, tmp_path / "s", *LONG, "--save_minutes", "0")
     with subprocess.Popen([sys.executable, "train_gen_model.py", *words], cwd=ROOT) as process:
         state = tmp_path / "s" / "training_state" / "state.pt"
         while not state.exists():
@@ -287,17 +299,15 @@ def test_a_training_killed_at_any_moment_resumes_to_the_same_curve(pipeline: Pat
     (tmp_path / "s" / ".model.safetensors.1.tmp").write_bytes(b"half")
     train.main(cli.parse(train.GenTrainConfig, [*words, "--resume"], train.STAGE))
     assert not list((tmp_path / "s").rglob(".*.tmp"))
-    train.main(config_of(pipeline, tmp_path / "whole", *more))
-    assert curve(tmp_path / "s") == curve(tmp_path / "whole")
+    assert curve(tmp_path / "s") == long_curve
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_names_the_command_that_goes_on(
-    number: signal.Signals, code: int, pipeline: Path, tmp_path: Path
+    number: signal.Signals, code: int, pipeline: Path, long_curve: list[dict[str, float]], tmp_path: Path
 ) -> None:
     """The command that is printed is run as it stands, and ends as the training would have ended."""
-    more = ("--updates", "120", "--validate_every", "7", "--video_every", "0")
-    words = [*argv_of(pipeline, tmp_path / "s", *more), "--overwrite"]
+    words = [*argv_of(pipeline, tmp_path / "s", *LONG), "--overwrite"]
     with subprocess.Popen(
         [sys.executable, "train_gen_model.py", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -309,12 +319,14 @@ def test_a_signal_saves_and_names_the_command_that_goes_on(
     assert process.returncode == code, said
     assert not (tmp_path / "s" / artefacts.MANIFEST).exists()
     step = load_state(tmp_path / "s" / "training_state" / "state.pt", *train.STATE)["step"]
-    assert said[-1].startswith(f"{number.name}: not finished, saved after {step} of 120 updates; go on with: python ")
+    assert said[-1].startswith(f"{number.name}: not finished, saved after {step} of 60 updates; go on with: python ")
     command = said[-1].partition("go on with: ")[2]
     assert command == shlex.join(["python", "train_gen_model.py", *words[:-1], "--resume"])
-    subprocess.run(command.replace("python", sys.executable, 1), shell=True, cwd=ROOT, check=True)
-    train.main(config_of(pipeline, tmp_path / "whole", *more))
-    assert curve(tmp_path / "s") == curve(tmp_path / "whole")
+    if number is signal.SIGINT:
+        subprocess.run(command.replace("python", sys.executable, 1), shell=True, cwd=ROOT, check=True)
+    else:
+        train.main(cli.parse(train.GenTrainConfig, shlex.split(command)[2:], train.STAGE))
+    assert curve(tmp_path / "s") == long_curve
 
 
 def test_a_signal_to_torchrun_saves_once_for_all_processes(pipeline: Path, tmp_path: Path) -> None:

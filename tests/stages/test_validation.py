@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +24,6 @@ from generative.simulator import save_simulator, simulator_of
 from validation.fidelity.__main__ import FidelityConfig, main as fidelity
 from validation.interventions.__main__ import InterventionsConfig, main as interventions
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = ModelConfig(
     deterministic_size=16, hidden_size=16, groups=4, classes=4, depth=4, head_layers=1, latent_size=8
 )  # fmt: skip
@@ -271,9 +267,13 @@ def test_a_basis_of_another_agent_is_refused(dirs):
         )
 
 
-@pytest.mark.parametrize("module", ["validation.interventions", "validation.fidelity"])
-def test_the_command_line_says_what_is_wrong_in_one_line(dirs, module):
-    word = "--hidden_states" if module.endswith("interventions") else "--rollouts"
-    argv = [sys.executable, "-m", module, "--simulator", str(dirs / "nowhere"), word, str(dirs / "nowhere")]
-    done = subprocess.run([*argv, "--out", str(dirs / "no")], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+@pytest.mark.parametrize(
+    ("config", "main", "word"), [(InterventionsConfig, interventions, "--hidden_states"),
+                                 (FidelityConfig, fidelity, "--rollouts")]
+)  # fmt: skip
+def test_the_command_line_says_what_is_wrong_in_one_line(dirs, config, main, word, capsys):
+    nowhere = str(dirs / "nowhere")
+    with pytest.raises(SystemExit) as ended:
+        cli.run(config, main, "a stage", ["--simulator", nowhere, word, nowhere, "--out", str(dirs / "no")])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1

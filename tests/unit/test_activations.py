@@ -105,7 +105,7 @@ def kinds(result: Result) -> list[str]:
 # What clusters are called
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 20))])
 def test_clusters_that_are_only_time_are_called_phase(seed: int) -> None:
     """Although most features follow time too, and differ between lives."""
     records, _ = planted("phase", seed)

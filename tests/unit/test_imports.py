@@ -7,8 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,10 +23,16 @@ HEAVY = (
 )  # fmt: skip
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """The tree of a file, which many tests walk."""
+    return ast.parse(source)
+
+
 def imports_of(source: str) -> list[tuple[int, str]]:
     """(line, module) of every import statement, also of those inside functions."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -86,7 +92,7 @@ def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """{module: modules among these that it imports anywhere}."""
     out: dict[str, set[str]] = {name: set() for name in sources}
     for name, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.Import):
                 asked = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -98,9 +104,10 @@ def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
     return out
 
 
+@cache
 def is_door(source: str) -> bool:
     """Whether ``python -m`` runs it."""
-    return any(isinstance(n, ast.If) and "__name__" in ast.unparse(n.test) for n in ast.parse(source).body)
+    return any(isinstance(n, ast.If) and "__name__" in ast.unparse(n.test) for n in parsed(source).body)
 
 
 def opened_doors(sources: Mapping[str, str]) -> list[str]:
@@ -183,7 +190,7 @@ def test_the_reader_of_rooms_can_fail(changed: dict[str, str], door: bool, of_fi
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_only_parse_and_call_main(script: str) -> None:
-    tree = ast.parse((ROOT / script).read_text())
+    tree = parsed((ROOT / script).read_text())
     assert len(tree.body) <= 5 and not any(isinstance(n, (ast.FunctionDef, ast.ClassDef)) for n in ast.walk(tree))
     names = {a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
     if script == "train.py":
@@ -221,29 +228,97 @@ def test_importing_does_nothing() -> None:
     assert json.loads(done.stdout) == {"heavy": {}, "changed": []}
 
 
-def test_threads_of_every_stage_do_not_spin_while_they_wait() -> None:
-    """Every stage starts from the shell; OpenMP, which reads its policy once, when torch is loaded, says it."""
-    stages = [p for p in modules() if '__name__ == "__main__"' in p.read_text()]
-    commands = [[s] for s in SCRIPTS]
-    commands += [["-m", dotted(p).removesuffix(".__main__")] for p in stages]
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
+FORKS = """
+import importlib, json, os, runpy, sys, traceback
+directory, loaded, commands = json.loads(sys.argv[1])
+for name in loaded:
+    importlib.import_module(name)
 
-    def start(command: list[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *command, "--help"], cwd=ROOT, capture_output=True, text=True,
-            env={**clean, "OMP_DISPLAY_ENV": "TRUE"},
-        )  # fmt: skip
+class AtTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            with open("/proc/self/maps") as maps:
+                known = "libgomp" in maps.read()
+            print("AT TORCH", os.environ.get("OMP_WAIT_POLICY"), known, flush=True)
+            os._exit(0)
 
-    with ThreadPoolExecutor(2) as pool:
-        ends = list(pool.map(start, commands))
-    assert len(ends) > 20
-    for command, done in zip(commands, ends, strict=True):
-        assert done.returncode == 0 or command[-1] == "core.artefacts", (command, done.stderr)
-        policies = [line for line in done.stderr.splitlines() if "OMP_WAIT_POLICY" in line]
+sys.meta_path.insert(0, AtTorch())
+ends = []
+for i, (first, *words) in enumerate(commands):
+    child = os.fork()
+    if not child:
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{directory}/{i}.{name}", os.O_CREAT | os.O_WRONLY), number)
+        code = 0
+        try:
+            if first == "-m":
+                sys.argv = words
+                runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+            else:
+                sys.argv = [first, *words]
+                runpy.run_path(first, run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        os._exit(code)  # at once: to take torch apart takes longer than the command
+    ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(ends))
+"""
+
+
+def commands() -> list[list[str]]:
+    """What is typed after ``python`` to start every script and every module that can be run."""
+    doors = [dotted(p).removesuffix(".__main__") for p in modules() if '__name__ == "__main__"' in p.read_text()]
+    return [[s] for s in SCRIPTS] + [["-m", name] for name in doors]
+
+
+def without_openmp() -> dict[str, str]:
+    """This environment without the settings of OpenMP."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
+
+
+def helped(directory: Path, loaded: Sequence[str], env: Mapping[str, str]) -> list[tuple[list[str], int, str, str]]:
+    """(command, exit code, output, errors) of ``--help``, each command in a fork of one process that has loaded these
+    modules.  Who asks for torch, where it was not loaded, says the wait policy and ends."""
+    typed = [[*command, "--help"] for command in commands()]
+    words = json.dumps([str(directory), loaded, typed])
+    done = subprocess.run([sys.executable, "-c", FORKS, words], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = [((directory / f"{i}.out").read_text(), (directory / f"{i}.err").read_text()) for i in range(len(typed))]
+    return [(c, code, *texts) for c, code, texts in zip(commands(), json.loads(done.stdout), said, strict=True)]
+
+
+def test_every_command_starts(tmp_path: Path) -> None:
+    behind = [dotted(p) for p in modules() if not is_door(p.read_text())]
+    found = helped(tmp_path, ["torch", *behind], {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
+    assert len(found) > 20
+    for command, code, out, error in found:
+        if command[-1] == "core.artefacts":
+            assert code == 2 and "usage: " in error, error
+        else:
+            said = [line for line in error.splitlines() if "found in sys.modules after import" not in line]
+            assert (code, said) == (0, []) and len(out) > 100, (command, code, out, error)
+
+
+def test_threads_of_every_stage_do_not_spin_while_they_wait(tmp_path: Path) -> None:
+    """OpenMP reads its policy once, when torch loads it: by then every command has set it, and loaded no OpenMP."""
+    for command, code, out, error in helped(tmp_path, ("numpy", "tyro", "h5py"), without_openmp()):
+        assert (code, error) == (0, ""), (command, error)
         if command in (["-m", "analysis"], ["-m", "validation"]):  # they list commands, and load no torch
-            assert not policies
-            continue
-        assert policies and all("PASSIVE" in line for line in policies), (command, done.stderr)
+            assert "AT TORCH" not in out and len(out) > 100
+        else:
+            assert out == "AT TORCH PASSIVE False\n", (command, out)
+
+
+@pytest.mark.parametrize("command", [["train.py"], ["-m", "validation.interventions"]], ids=lambda words: words[-1])
+def test_openmp_itself_says_that_its_threads_do_not_spin(command: list[str]) -> None:
+    env = {**without_openmp(), "OMP_DISPLAY_ENV": "TRUE"}
+    done = subprocess.run([sys.executable, *command, "--help"], cwd=ROOT, capture_output=True, text=True, env=env)
+    policies = [line for line in done.stderr.splitlines() if "OMP_WAIT_POLICY" in line]
+    assert done.returncode == 0 and policies and all("PASSIVE" in line for line in policies), done.stderr
 
 
 def test_a_policy_that_is_set_stays_and_a_torch_that_was_there_first_is_said() -> None:
@@ -262,7 +337,7 @@ def test_a_policy_that_is_set_stays_and_a_torch_that_was_there_first_is_said() -
 
 def test_every_module_says_what_it_is() -> None:
     for path in modules():
-        tree = ast.parse(path.read_text())
+        tree = parsed(path.read_text())
         assert ast.get_docstring(tree), f"{path}: no module docstring"
         if path.name != "__init__.py":
             assert "from __future__ import annotations" in path.read_text(), path
@@ -276,7 +351,7 @@ def test_no_function_is_longer_than_80_lines() -> None:
     long = [
         f"{path.relative_to(ROOT).as_posix()}:{node.lineno}: {node.name} has {node.end_lineno - node.lineno + 1} lines"
         for path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path.read_text()))
         if isinstance(node, ast.FunctionDef) and node.end_lineno is not None and node.end_lineno - node.lineno >= 80
     ]
     assert not long, "\n".join(long)

@@ -581,7 +581,7 @@ def test_mocks_are_chosen_as_the_claim_is_and_the_largest_of_many_is_no_surprise
     held against what is chosen of as many it does not."""
     alone = honest = 0
     generator = torch.Generator().manual_seed(3)
-    for seed in range(6):
+    for seed in range(3):
         choosing, testing = choosing_and_testing(seed=seed)
         family = family_of_all()
         ways = [w for some in family.ways for w in some]
@@ -602,7 +602,7 @@ def test_mocks_are_chosen_as_the_claim_is_and_the_largest_of_many_is_no_surprise
             base = testing.real.measure([None])[q]
             alone += rank_p(size, np.abs((one[q] - base).mean(1))) <= 0.05
             assert len(single) == 58
-    assert honest <= 8 < alone  # of 60: 3 expected; the curse gives many times more
+    assert honest <= 4 < alone  # of 30: 1.5 expected; the curse gives many times more
 
 
 def test_mixtures_of_a_basis_span_what_it_spans(planted):
