@@ -46,7 +46,7 @@ def test_intervals_of_agreement_hold_what_it_is_without_noise(
     starts: int, record_property: Callable[[str, object], None]
 ) -> None:
     rng, holds, values, plain = np.random.default_rng(starts), [], [], []
-    for _ in range(80 if starts == 24 else 1000):
+    for _ in range(200 if starts == 24 else 1000):
         m_P1, seen_PN, want = drawn(rng, starts)
         found = agreement(m_P1, seen_PN, rng=rng)[:3]
         assert all(e.low <= e.value <= e.high for e in found if np.isfinite(e.low))
