@@ -289,9 +289,14 @@ def _centre(state: State, agent_2: Sequence[float] | np.ndarray) -> Sequence[flo
 
 def in_view(state: State, name: str, at: tuple[float, float] | None = None) -> bool:
     """Whether a thing of this name (at: the one there) has its middle in the picture."""
-    reach, agent = float(state.view["visibility"]) / 2, state.agent
-    centre_2 = _centre(state, (agent["x"], agent["y"]))
     places = state.places(name)
-    if at is not None:
+    if at is not None and len(places):
         places = places[np.hypot(*(places - at).T).argmin()][None]
-    return bool((abs(places - centre_2).max(1, initial=0) < reach).any())
+    return bool(shown(state, places).any())
+
+
+def shown(state: State, places_N2: np.ndarray) -> np.ndarray:
+    """Which places lie in the picture, bool [N]."""
+    agent, reach = state.agent, float(state.view["visibility"]) / 2
+    far_N2: np.ndarray = abs(places_N2 - _centre(state, (agent["x"], agent["y"])))
+    return far_N2.max(1, initial=0) < reach

@@ -16,7 +16,7 @@ from core.progress import bar
 from core.trees import Tree, each, joined, rows_of, where
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import Edit
-from envs.procgen_state import State, state_of
+from envs.procgen_state import state_of
 from envs.procgen_truth import in_view
 
 GIVE_UP_STEPS = 20_000
@@ -42,18 +42,16 @@ class EditStarts:
         return tuple(past[-1] for past in self.past)
 
 
-def fits(edit: Edit, state: State) -> Edit | None:
+def fits(edit: Edit, snapshot: bytes) -> Edit | None:
     """The edit with its place fixed, where it can be made in this state and its object is in the picture; else None."""
+    state = state_of(snapshot)
     try:
         fixed = edit.fixed(state)
-        fixed.apply(State.parse(state.to_bytes())).check()
+        about = edit.verb in ("remove", "move") and edit.thing != "agent"
+        if about and not in_view(state, edit.thing, fixed.at if fixed.which in ("at", "block") else None):
+            return None
+        fixed.apply(state).check()
     except UserError:
-        return None
-    if (
-        edit.verb in ("remove", "move")
-        and edit.thing != "agent"
-        and not in_view(state, edit.thing, fixed.at if fixed.which in ("at", "block") else None)
-    ):
         return None
     return fixed
 
@@ -85,7 +83,7 @@ def collect(
             before = where(fresh, agent.initial(slots), state)
             state = moment.state
             for b in np.flatnonzero((target_B >= 0) & (moment.age_B >= target_B)):
-                if len(found) == count or all(fits(edit, state_of(now[b])) is None for edit in edits):
+                if len(found) == count or all(fits(edit, now[b]) is None for edit in edits):
                     continue
                 found.append({
                     "frames": {k: np.stack([obs[k][b] for obs in frames]) for k in moment.obs},

@@ -45,7 +45,7 @@ def world() -> Iterator[EditedWorld]:
 
 def fixed(world: EditedWorld, text: str) -> list[Edit | None]:
     edit = parse_edit(text, "coinrun")
-    return [fits(edit, state_of(s)) for s in world.starts.states]
+    return [fits(edit, s) for s in world.starts.states]
 
 
 def nobody(world: EditedWorld) -> list[Edit | None]:

@@ -11,17 +11,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from agents.load import load_agent
+from analysis.shared.live import LiveConfig
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import direction_ids, fingerprint, load_basis
-from envs.procgen import ProcgenEnv
 from envs.procgen_edits import parse_edit
-from envs.registry import held_out_pool, make
 from generative.load import load_simulator
 from validation.edits.figures import draw
 from validation.edits.study import EditOptions, study
@@ -31,11 +30,9 @@ STAGE = "edits"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EditsConfig:
+class EditsConfig(LiveConfig):
     """Remove, move or add objects in the real game (Procgen), and compare with what was foretold."""
 
-    agent: Path = Path("runs/agent")
-    """run directory of the agent"""
     simulator: Path | None = None
     """run directory of a simulator: it foretells from the edited frames (its agent is then the one that is studied)"""
     edits: tuple[str, ...] = ("remove coin",)
@@ -55,20 +52,6 @@ class EditsConfig:
     """steps after the start at which late effects are measured"""
     latest_start: int = 64
     """starts are taken at a random step of the episode up to this one, or at the first later one that fits"""
-    start_level: int = 700_000_000
-    """first level of the pool"""
-    num_levels: int = 100_000
-    """size of the pool"""
-    greedy: bool = False
-    """the agent takes its most likely action; default: it samples, with the same noise on both sides"""
-    seed: int = 0
-    """seed of levels, starts and action noise"""
-    device: str = "cpu"
-    """cpu or cuda"""
-    threads: int = 2
-    """CPU threads"""
-    overwrite: bool = False
-    """replace an earlier study in --out"""
 
 
 def main(config: EditsConfig) -> None:
@@ -79,9 +62,8 @@ def main(config: EditsConfig) -> None:
     cli.require(0, seed=config.seed, latest_start=config.latest_start)
     simulator = None if config.simulator is None else load_simulator(config.simulator, device)
     agent = load_agent(config.agent, device) if simulator is None else simulator.agent
-    kind, _, game = agent.spec.env_id.partition("/")
-    if kind != "procgen":
-        raise UserError(f"edits are of Procgen's states; this agent's world is {agent.spec.env_id}")
+    made = config.worlds(agent.spec)
+    game = agent.spec.env_id.partition("/")[2]
     edits = tuple(parse_edit(text, game) for text in config.edits)
     if not edits:
         raise UserError("--edits names none")
@@ -96,11 +78,6 @@ def main(config: EditsConfig) -> None:
         basis.check(directions)
     elif config.directions:
         raise UserError("--directions are those of a basis: give --basis")
-    pool = held_out_pool(agent.spec, config.start_level, config.num_levels)
-
-    def made(slots: int) -> ProcgenEnv:
-        return cast(ProcgenEnv, make(agent.spec, slots, threads=config.threads, **pool))
-
     options = EditOptions(
         edits=edits, starts=config.starts, horizon=config.horizon, latest=config.latest_start, seed=config.seed,
         greedy=config.greedy, directions=directions,

@@ -25,7 +25,6 @@ from core.roll import Recorded, Simulator, act, gumbel
 from core.stats import few
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import PICTURELESS, Edit
-from envs.procgen_state import state_of
 from validation.edits.course import AllElse, EditedWorld, Frames, Run, differs, shown_with
 from validation.interventions import verdicts
 from validation.interventions.statistics import Sizes, spread_of, step_of
@@ -90,7 +89,7 @@ def study(
 def _asked(world: EditedWorld, measures: Measures, options: EditOptions, simulator: Simulator[Any] | None) -> Result:
     """The study on these starts."""
     starts, rng = world.starts, np.random.default_rng(options.seed)
-    fixed = [[fits(edit, state_of(s)) for s in starts.states] for edit in options.edits]
+    fixed = [[fits(edit, s) for s in starts.states] for edit in options.edits]
     for edit, of in zip(options.edits, fixed, strict=True):
         if (n := sum(e is not None for e in of)) < verdicts.LEAST_STARTS:
             raise UserError(

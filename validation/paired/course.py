@@ -87,7 +87,7 @@ def quantities(course: Course, measures: Measures) -> dict[str, Tensor]:
     return out
 
 
-def still_on(course: Course, rows: Tensor) -> np.ndarray:
+def still_on(course: Course, rows: Tensor | slice = slice(None)) -> np.ndarray:
     """Where frames of some starts are of the episode they began in: uint8 [n, T, 1, 1, 1] of 1 and 0."""
     if course.ended_RT is None:
         raise ValueError("a course without endings")

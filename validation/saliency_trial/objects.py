@@ -12,7 +12,7 @@ import numpy as np
 
 from envs.procgen_edits import Edit
 from envs.procgen_state import NEEDED, THINGS, State, snapshot_of, state_of
-from envs.procgen_truth import TERRAIN
+from envs.procgen_truth import TERRAIN, shown
 
 FIELDS = (*TERRAIN, "lava", "fire")  # what there are fields of: no single one matters
 
@@ -38,10 +38,8 @@ def kinds_of(game: str) -> tuple[str, ...]:
 
 
 def items_of(state: State) -> list[Item]:
-    """The objects whose centres are in the picture that was last drawn of this state."""
+    """The objects whose centres are in the picture of this state."""
     found: list[Item] = []
-    reach = float(state.view["view_dim"]) / 2
-    cx, cy = float(state.motion["center_x"]), float(state.motion["center_y"])
     for kind in kinds_of(state.game):
         entities = state.entities[state.of(kind)]
         entities = entities[entities["use_abs_coords"] == 0]  # others stand on the screen, not in the world
@@ -53,8 +51,8 @@ def items_of(state: State) -> list[Item]:
         rows = [(float(e["x"]), float(e["y"]), w, h) for e, w, h in zip(entities, wide, high, strict=True)]
         rows += [(x + 0.5, y + 0.5, 0.5, 0.5) for x, y in state.cells_of(kind).tolist()]
         places: dict[tuple[float, float], list[tuple[float, float]]] = {}
-        for x, y, w, h in rows:
-            if max(abs(x - cx), abs(y - cy)) < reach:
+        for (x, y, w, h), here in zip(rows, shown(state, np.array(rows).reshape(-1, 4)[:, :2]), strict=True):
+            if here:
                 places.setdefault((x, y), []).append((w, h))
         for (x, y), sizes in places.items():
             w, h = (float(max(size)) for size in zip(*sizes, strict=True))
