@@ -16,15 +16,19 @@ from typing import Any
 import torch
 
 from agents.load import load_agent
+from analysis.shared.events import Event, parse_events
 from analysis.shared.live import LiveConfig
 from core import artefacts, config as cli
-from core.contracts import UserError
-from core.directions import direction_ids, fingerprint, load_basis
-from envs.procgen_edits import parse_edit
+from core.contracts import EnvSpec, UserError
+from core.directions import Basis, direction_ids, fingerprint, load_basis
+from core.when import Rule, load_rule
 from generative.load import load_simulator
 from validation.edits.figures import draw
 from validation.edits.study import EditOptions, study
+from validation.hypotheses.grammar import EditHypothesis, check_events, parse_edit_hypothesis
+from validation.interventions.options import claimed
 from validation.interventions.verdicts import LEAST_STARTS
+from validation.paired.course import choices_of
 
 STAGE = "edits"
 
@@ -36,7 +40,17 @@ class EditsConfig(LiveConfig):
     simulator: Path | None = None
     """run directory of a simulator: it foretells from the edited frames (its agent is then the one that is studied)"""
     edits: tuple[str, ...] = ("remove coin",)
-    """edits, each in quotes: 'remove saw nearest', 'move coin by 3 0', 'add wall ahead 2', 'set velocity 0 0'"""
+    """edits, each in quotes, in the grammar of hypotheses: 'remove saw nearest when behaviour=6 on value', 'move coin
+    by 3 0 on prob:right', 'remove coin through pixels since episode', 'add wall ahead 2 sufficient for jump_started',
+    'set velocity 0 0'; without 'on' the claim is of the return"""
+    events: tuple[str, ...] = ()
+    """events that edits speak of, each in quotes: 'scared: value < 2 and action in (up, upleft, upright)'; none: those
+    of the game (death, reward and, where one jumps, jump_started)"""
+    behaviours: Path | None = None
+    """behaviours run directory, for 'when behaviour=ID'"""
+    controls: int = 8
+    """others in the same picture that the same edit is made to at every start, which tell whether what is claimed is
+    special; 0: it is not asked"""
     basis: Path | None = None
     """hidden-states run directory, for --directions"""
     basis_kind: str = "ica"
@@ -54,38 +68,65 @@ class EditsConfig(LiveConfig):
     """starts are taken at a random step of the episode up to this one, or at the first later one that fits"""
 
 
+def parsed(
+    config: EditsConfig, spec: EnvSpec, basis: Basis | None, rule: Rule | None
+) -> tuple[tuple[EditHypothesis, ...], tuple[Event, ...]]:
+    """The hypotheses, and the events that they speak of or that are asked for; UserError on what is wrong with them."""
+    game = spec.env_id.partition("/")[2]
+    hypotheses = tuple(parse_edit_hypothesis(text, game, basis) for text in config.edits)
+    if not hypotheses:
+        raise UserError("--edits names none")
+    for h in hypotheses:
+        if hypotheses.count(h) > 1:
+            raise UserError(f"edit {h.name!r} is there twice")
+        if h.behaviours and rule is None:
+            raise UserError(f"edit {h.name!r} speaks of a behaviour: give --behaviours")
+        if rule is not None:
+            rule.check(h.behaviours)
+        if h.role and config.simulator is None:
+            raise UserError(f"edit {h.name!r}: '{h.role} for' needs a simulator; say 'on event:{h.event}'")
+    events: tuple[Event, ...] = ()
+    if config.events or any(h.role or h.on.startswith(("event:", "rate:")) for h in hypotheses):
+        events = parse_events(config.events, spec.action_names, 0 if basis is None else basis.size, spec.same_actions,
+                              spec.events)  # fmt: skip
+    check_events(hypotheses, [e.name for e in events])
+    known = ["value", "reward", "return", "ended", *(f"prob:{a}" for a in choices_of(spec))]
+    known += [f"{kind}:{e.name}" for kind in ("rate", "event") for e in events]
+    for h in hypotheses:
+        claimed(h, [f"{q}@" for q in known], "" if basis is None else basis.kind, config.horizon)
+    return hypotheses, events
+
+
 def main(config: EditsConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     cli.require(1, horizon=config.horizon)
     cli.require(LEAST_STARTS, starts=config.starts)
-    cli.require(0, seed=config.seed, latest_start=config.latest_start)
+    cli.require(0, seed=config.seed, latest_start=config.latest_start, controls=config.controls)
     simulator = None if config.simulator is None else load_simulator(config.simulator, device)
     agent = load_agent(config.agent, device) if simulator is None else simulator.agent
     made = config.worlds(agent.spec)
-    game = agent.spec.env_id.partition("/")[2]
-    edits = tuple(parse_edit(text, game) for text in config.edits)
-    if not edits:
-        raise UserError("--edits names none")
-    for words in (names := [edit.words for edit in edits]):
-        if names.count(words) > 1:
-            raise UserError(f"edit {words!r} is there twice")
+    inputs: dict[str, Any] = {"agent": config.agent} if config.simulator is None else {"simulator": config.simulator}
     basis = None
-    directions: tuple[int, ...] = ()
     if config.basis is not None:
         basis = load_basis(config.basis, config.basis_kind, agent=fingerprint(agent))
-        directions = tuple(direction_ids(config.directions, config.basis_kind, "--directions"))
-        basis.check(directions)
+        inputs |= {"basis": config.basis}
     elif config.directions:
         raise UserError("--directions are those of a basis: give --basis")
+    directions: tuple[int, ...] = ()
+    if basis is not None:
+        basis = basis.to(device)
+        directions = tuple(direction_ids(config.directions, basis.kind, "--directions"))
+        basis.check(directions)
+    rule = None if config.behaviours is None else load_rule(config.behaviours, fingerprint(agent)).to(device)
+    hypotheses, events = parsed(config, agent.spec, basis, rule)
     options = EditOptions(
-        edits=edits, starts=config.starts, horizon=config.horizon, latest=config.latest_start, seed=config.seed,
-        greedy=config.greedy, directions=directions,
+        hypotheses=hypotheses, starts=config.starts, horizon=config.horizon, latest=config.latest_start,
+        seed=config.seed, greedy=config.greedy, events=events, directions=directions, controls=config.controls,
     )  # fmt: skip
-    inputs: dict[str, Any] = {"agent": config.agent} if config.simulator is None else {"simulator": config.simulator}
-    inputs |= {} if config.basis is None else {"basis": config.basis}
+    inputs |= {} if config.behaviours is None else {"behaviours": config.behaviours}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        result = study(agent, made, options, simulator=simulator, basis=basis, device=device)
+        result = study(agent, made, options, simulator=simulator, basis=basis, rule=rule, device=device)
         result.save(run.path)
         run.facts = {"agent": fingerprint(agent)}
         if simulator is not None:
@@ -97,7 +138,7 @@ def main(config: EditsConfig) -> None:
     for claim in result.notes["claims"]:
         print(claim["text"])
     seen = sum(row["exists"] == "yes" for row in result.tables["effects"])
-    print(f"{len(edits)} edits, {seen} of {len(result.tables['effects'])} effects exist: {config.out}")
+    print(f"{len(result.tables['edits'])} edits, {seen} of {len(result.tables['effects'])} effects exist: {config.out}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Three ways (``THROUGH``): whole (the edited world plays on and is seen), pixels 
 picture that the agent is shown is drawn from a copy of it with the edit made), world (the world runs edited, and every
 picture is drawn from a copy with the edit taken back).  And two pasts (``SINCE``): the edit is made at the start, whose
 agent has seen the world unedited until then; or at the episode's first step, from where the recorded actions are
-repeated up to the start, so that the agent has never seen it unedited.
+repeated up to the start, so that the agent has never seen it unedited (whole, or through the pixels alone).
 
 N starts, T = horizon + 1 steps, A actions.
 """
@@ -98,18 +98,18 @@ class EditedWorld:
         """edits: one a start, with their places fixed; None: this start is left as it is, and is not what the run is
         about.  A whole run with None everywhere is the unedited twin.  intervene: changes of h."""
         rows_N = np.array([edit is not None for edit in edits])
-        if since == "episode" and through != "whole":
-            raise ValueError("edits since the episode's start have one way, whole")
+        if since == "episode" and through == "world":
+            raise ValueError("edits since the episode's start go the whole way, or through the pixels")
         if through == "pixels" and any(e is not None and e.verb == "set" and e.thing in PICTURELESS for e in edits):
             raise UserError("an edit that nothing shows has no way through the pixels")
         states, before = list(self.starts.states), self.starts.before
         apart_N = np.zeros(len(edits), bool)
         if since == "episode" and rows_N.any():
-            states, before, rows_N, apart_N = self._replayed(edits, rows_N)
+            states, before, rows_N, apart_N = self._replayed(edits, rows_N, through)
         unedited = [state_of(s) for s in states]
         changed = list(states)
         made: dict[int, State] = {}
-        for n in np.flatnonzero(rows_N) if since == "start" else ():
+        for n in np.flatnonzero(rows_N) if since == "start" or through == "pixels" else ():
             edit = edits[n]
             assert edit is not None
             made[n] = edit.apply(state_of(states[n]))
@@ -130,9 +130,12 @@ class EditedWorld:
         return Run(course, frames * still_on(course), rows_N, apart_N)
 
     @torch.no_grad()
-    def _replayed(self, edits: Sequence[Edit | None], rows_N: np.ndarray) -> tuple[Any, Tree, np.ndarray, np.ndarray]:
-        """States and the agent's states before them, after the recorded actions of episodes that began edited.  Rows in
-        which the edit cannot be made there, or whose episode then ends earlier, are no longer about it."""
+    def _replayed(
+        self, edits: Sequence[Edit | None], rows_N: np.ndarray, through: str
+    ) -> tuple[Any, Tree, np.ndarray, np.ndarray]:
+        """States and the agent's states before them, after the recorded actions of episodes that began edited (through
+        the pixels: that were shown edited).  Rows in which the edit cannot be made there, or whose episode then ends
+        earlier, are no longer about it."""
         starts, device = self.starts, self.noise_NTA.device
         rows_N = rows_N.copy()
         begin = list(starts.begin)
@@ -140,14 +143,19 @@ class EditedWorld:
             edit = edits[n]
             assert edit is not None
             try:
-                begin[n] = snapshot_of(edit.apply(state_of(begin[n])), begin[n])
+                edited = snapshot_of(edit.apply(state_of(begin[n])), begin[n])
             except UserError:
                 rows_N[n] = False
+                continue
+            begin[n] = begin[n] if through == "pixels" else edited
         states, before = list(starts.states), starts.before
         apart_N = np.zeros(len(starts), bool)
         last = int(starts.age_N.max())
         taken = [np.pad(a, (0, last + 1 - len(a)), constant_values=STANDING) for a in starts.actions]
         world, previous = LiveWorld(self.env, device), self.agent.initial(len(starts))
+        if through == "pixels":
+            shown = following({n: edits[n] for n in np.flatnonzero(rows_N)})
+            world = DrawnWorld(self.env, self.drawer, shown, device)
         moments = roll(self.agent, world, world.restore(begin), steps=last, actions=torch.tensor(np.array(taken)))
         for t, moment in enumerate(moments):
             assert world.now is not None

@@ -11,10 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.procgen_edits import Edit
-from envs.procgen_state import NEEDED, THINGS, State, snapshot_of, state_of
-from envs.procgen_truth import TERRAIN, shown
-
-FIELDS = (*TERRAIN, "lava", "fire")  # what there are fields of: no single one matters
+from envs.procgen_state import State, snapshot_of, state_of
+from envs.procgen_truth import kinds_of, shown
 
 
 class Item(NamedTuple):
@@ -26,15 +24,6 @@ class Item(NamedTuple):
     rx: float  # half of its size, as it is drawn
     ry: float
     number: int  # entities or cells in that place
-
-
-def kinds_of(game: str) -> tuple[str, ...]:
-    """Kinds of objects that can be removed from a game, one by one."""
-    return tuple(
-        name
-        for name, thing in THINGS[game].items()
-        if name not in (*FIELDS, *NEEDED.get(game, ())) and not (name == "barrier" and thing.cells)
-    )
 
 
 def items_of(state: State) -> list[Item]:
