@@ -11,11 +11,14 @@ import pytest
 import torch
 
 from agents.load import load_agent
+from analysis.coupling.config import CouplingConfig
+from analysis.hidden_states import HiddenStatesConfig
 from analysis.shared.directions import neuron_basis
 from analysis.shared.edit_starts import EditStarts, collect, fits
 from core import config as cli
-from core.artefacts import Result, read_manifest
+from core.artefacts import Result, new_run, read_manifest
 from core.contracts import UserError
+from core.directions import Basis, fingerprint
 from core.interventions import AtSteps, Resample
 from core.when import Rule
 from envs.procgen import ProcgenEnv, ProcgenOptions
@@ -23,6 +26,7 @@ from envs.procgen_edits import Edit, parse_edit, undone
 from envs.procgen_state import State, snapshot_of, state_of
 from validation.edits import __main__ as edits
 from validation.edits.controls import another, choices, others
+from validation.edits.coupled import Edge, tried
 from validation.edits.course import AllElse, EditedWorld, differs
 from validation.edits.study import EditOptions, _measured, _ways, study
 from validation.hypotheses.grammar import parse_edit_hypothesis
@@ -256,7 +260,9 @@ def test_directions_are_set_back_in_the_edited_world(world: EditedWorld) -> None
     assert np.nanstd(scale) < 1e-3 * abs(np.nanmean(scale)) and basis.names[3] not in seen["set back"]
 
 
-def test_an_edit_inside_a_behaviour_is_about_starts_inside_it(world: EditedWorld) -> None:
+def test_an_edit_inside_a_behaviour_is_about_starts_inside_it(
+    world: EditedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agent, size = world.agent, world.agent.points["h"]
     weight = torch.zeros(size, 2)
     weight[0, 1] = 1.0
@@ -267,9 +273,66 @@ def test_an_edit_inside_a_behaviour_is_about_starts_inside_it(world: EditedWorld
     made = lambda slots: ProcgenEnv(ProcgenOptions(**spec.options), slots)  # noqa: E731
     result = study(agent, made, options, rule=rule, device=CPU)
     assert result.tables["edits"] == [{"edit": "set velocity 0 0 when behaviour=1", "starts": 8, "fits": 8}]
+    monkeypatch.setattr("analysis.shared.edit_starts.GIVE_UP_STEPS", 40)
     with pytest.raises(UserError, match="of 8 starts after"):
         never = replace(rule, bias_C=torch.tensor([1e9, 0.0]))
         study(agent, made, options, rule=never, device=CPU)
+
+
+@pytest.fixture(scope="module")
+def coupling(world: EditedWorld, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A coupling run that drew two effects of neuron 3."""
+    root = tmp_path_factory.mktemp("coupling")
+    h_NH = world.course(nobody(world)).course.h_RTH
+    assert h_NH is not None
+    states = h_NH.flatten(0, 1).numpy()
+    basis = neuron_basis(states + np.random.default_rng(0).normal(size=states.shape))
+    agent = fingerprint(world.agent)
+    with new_run(root / "states", "hidden_states", HiddenStatesConfig()) as run:
+        replace(basis, agent=agent).save(run.path)
+    own = {"source": basis.names[3], "target": basis.names[3], "lag": 1, "name": "behaviour 0", "J": 0.9}
+    edges = [own, {**own, "target": basis.names[5], "J": 0.5}, {**own, "target": basis.names[7], "lag": 2, "J": -0.4}]
+    with new_run(root / "coupling", "coupling", CouplingConfig(), {"hidden_states": root / "states"}) as run:
+        Result(tables={"edges": edges}, notes={"basis_kind": basis.kind}).save(run.path)
+        run.facts = {"agent": agent}
+    return root / "coupling"
+
+
+def test_what_coupling_drew_is_tried(coupling: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(tmp_path / "e", "--agent", AGENT, "--edits", "remove crate", "--coupling", coupling, "--controls", 0)
+    rows = result.tables["coupling"]
+    names = [row["quantity"] for row in rows]
+    assert {"policy", "policy@1..2", "value", "value@2"} < set(names)
+    assert {row["source"] for row in rows} == {"neurons:3"}
+    assert sorted(q for q in names if q.startswith("neurons")) == ["neurons:5@1", "neurons:7@2"]
+    for row in rows:
+        assert row["random_n"] == 39 and row["random_low"] <= row["random_high"] and row["low"] <= row["high"]
+        answers = (row["moves"], row["restores"], row["special"])
+        assert row["carries"] == ("yes" if set(answers) == {"yes"} else "no" if "no" in answers else "open")
+    assert set(read_manifest(tmp_path / "e")["inputs"]) == {"agent", "coupling", "basis"}
+    assert "neurons:3 set back" in capsys.readouterr().out
+
+
+def test_setting_back_all_that_an_edit_moved_restores_the_action(world: EditedWorld) -> None:
+    """A direction that is all of the edit carries the action; one that is none of it does not."""
+    edit, plain = fixed(world, "remove crate"), world.course(nobody(world))
+    whole = world.course(edit)
+    h_plain, h_whole = plain.course.h_RTH, whole.course.h_RTH
+    assert h_plain is not None and h_whole is not None
+    for n in np.flatnonzero(whole.rows_N)[:2]:
+        one = [e if i == n else None for i, e in enumerate(edit)]
+        moved = (h_whole - h_plain)[n, 0]
+        other = torch.randn(len(moved), generator=torch.Generator().manual_seed(0))
+        other -= (other @ moved) / (moved @ moved) * moved
+        lift = torch.stack([moved / moved.norm(), other / other.norm()])
+        basis = Basis("own", torch.zeros(len(moved)), torch.ones(len(moved)), lift.T.contiguous(), lift)
+        edges = [Edge(0, 1, 1, "", 1.0), Edge(1, 0, 1, "", 1.0)]
+        rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+        found = {(t.row["source"], t.row["quantity"]): t for t in tried(
+            world, "one", one, plain, world.course(one), basis, edges, 3, 0.1, rng, generator)}  # fmt: skip
+        own, none = (found[name, "policy"] for name in basis.names)
+        assert own.restored[0].value == pytest.approx(own.row["moved_by_edit"], abs=1e-5) and own.row["n"] == 1
+        assert none.restored[0].value == pytest.approx(0, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -280,6 +343,8 @@ def test_an_edit_inside_a_behaviour_is_about_starts_inside_it(world: EditedWorld
         (("--edits", "remove coin sufficient for death"), "needs a simulator; say 'on event:death'"),
         (("--edits", "remove coin on event:deth"), "no quantity 'event:deth' .did you mean event:death"),
         (("--edits", "remove coin on prob:jmup"), "no quantity 'prob:jmup' .did you mean prob:jump"),
+        (("--edits", "remove crate", "--coupling", "bundles/coinrun-demo/agent"), "coupling"),
+        (("--random_directions", "5"), "--random_directions must be"),
         (("--edits", "remove lava"), "can be made at|of 8 starts after"), (("--edits", "remove dragon"), "no 'dragon'"),
         (("--edits", "remove coin", "remove coin"), "there twice"), (("--directions", "0"), "give --basis"),
         (("--edits", "set wall_theme 2"), "of 8 starts after"),

@@ -23,9 +23,11 @@ from core.contracts import EnvSpec, UserError
 from core.directions import Basis, direction_ids, fingerprint, load_basis
 from core.when import Rule, load_rule
 from generative.load import load_simulator
+from validation.edits.coupled import Edge, load_edges
 from validation.edits.figures import draw
 from validation.edits.study import EditOptions, study
 from validation.hypotheses.grammar import EditHypothesis, check_events, parse_edit_hypothesis
+from validation.interventions.controls import FEWEST
 from validation.interventions.options import claimed
 from validation.interventions.verdicts import LEAST_STARTS
 from validation.paired.course import choices_of
@@ -58,6 +60,13 @@ class EditsConfig(LiveConfig):
     directions: tuple[str, ...] = ()
     """directions, as ica:0 or 0, said to carry the object: what the edit does to their coordinates, and what is left of
     its effects when they are set back to what they were, or everything but they is; none: no directions"""
+    coupling: Path | None = None
+    """coupling run directory, whose drawn edges are tried: does the edit move the source, the target and the action,
+    and is that restored where the source is set back? (with the basis that it was made from)"""
+    edges: int = 4
+    """how many of them, the strongest between different directions"""
+    random_directions: int = 39
+    """random directions that each source is held against"""
     out: Path = Path("runs/edits")
     """run directory to write"""
     starts: int = 128
@@ -100,7 +109,8 @@ def parsed(
 def main(config: EditsConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
-    cli.require(1, horizon=config.horizon)
+    cli.require(1, horizon=config.horizon, edges=config.edges)
+    cli.require(FEWEST, random_directions=config.random_directions)
     cli.require(LEAST_STARTS, starts=config.starts)
     cli.require(0, seed=config.seed, latest_start=config.latest_start, controls=config.controls)
     simulator = None if config.simulator is None else load_simulator(config.simulator, device)
@@ -108,7 +118,13 @@ def main(config: EditsConfig) -> None:
     made = config.worlds(agent.spec)
     inputs: dict[str, Any] = {"agent": config.agent} if config.simulator is None else {"simulator": config.simulator}
     basis = None
-    if config.basis is not None:
+    edges: tuple[Edge, ...] = ()
+    if config.coupling is not None:
+        where, basis, edges = load_edges(config.coupling, config.basis, config.edges, fingerprint(agent))
+        inputs |= {"coupling": config.coupling, "basis": where}
+        if (longest := max(edge.lag for edge in edges)) > config.horizon:
+            raise UserError(f"an edge of {config.coupling} is {longest} steps long: give --horizon {longest} or more")
+    elif config.basis is not None:
         basis = load_basis(config.basis, config.basis_kind, agent=fingerprint(agent))
         inputs |= {"basis": config.basis}
     elif config.directions:
@@ -123,6 +139,7 @@ def main(config: EditsConfig) -> None:
     options = EditOptions(
         hypotheses=hypotheses, starts=config.starts, horizon=config.horizon, latest=config.latest_start,
         seed=config.seed, greedy=config.greedy, events=events, directions=directions, controls=config.controls,
+        edges=edges, random=config.random_directions,
     )  # fmt: skip
     inputs |= {} if config.behaviours is None else {"behaviours": config.behaviours}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
@@ -137,6 +154,9 @@ def main(config: EditsConfig) -> None:
                 run.record(f"{row['edit']}, {row['way']}".replace(" ", "_"), row["effect"], row["unit"], row["n"])
     for claim in result.notes["claims"]:
         print(claim["text"])
+    for row in result.tables.get("coupling", []):
+        if row["quantity"] == "policy":
+            print(row["sentence"])
     seen = sum(row["exists"] == "yes" for row in result.tables["effects"])
     print(f"{len(result.tables['edits'])} edits, {seen} of {len(result.tables['effects'])} effects exist: {config.out}")
 

@@ -28,6 +28,7 @@ from envs.procgen import ProcgenEnv
 from envs.procgen_edits import PICTURELESS, Edit
 from validation.edits.claims import Against, Judged, claims_of, verdict_of, way_of
 from validation.edits.controls import choices, others
+from validation.edits.coupled import Edge, Tried, judged as judged_edges, tried
 from validation.edits.course import AllElse, EditedWorld, Frames, Run, differs, shown_with
 from validation.hypotheses.grammar import EditHypothesis
 from validation.interventions import verdicts
@@ -63,6 +64,8 @@ class EditOptions:
     greedy: bool
     events: tuple[Event, ...] = ()
     directions: tuple[int, ...] = ()  # that are set back
+    edges: tuple[Edge, ...] = ()  # of a coupling run, to be tried
+    random: int = 39  # directions that each of their sources is held against
     controls: int = 0  # others that the same edit is made to at every start, for *special*; 0: it is not asked
     smallest: tuple[float, float] = SMALLEST
 
@@ -73,7 +76,7 @@ def study(
 ) -> Result:  # fmt: skip
     """make: the real game with so many slots; rule: tells the behaviours that hypotheses speak of.
 
-    Tables ``effects`` (a row an edit, way and quantity), ``edits`` and ``needs`` (of events);
+    Tables ``effects`` (a row an edit, way and quantity), ``edits``, ``needs`` (of events) and ``coupling`` (of edges);
     arrays ``effect/EDIT/WAY/QUANTITY`` [N] (NaN where an edit is not about a start), ``foretold/EDIT/QUANTITY``; frames
     of some starts.  Raises UserError where an edit fits too few starts, or a quantity is not measured."""
     generator = torch.Generator().manual_seed(options.seed)
@@ -143,6 +146,7 @@ def _asked(
     held = _foretellers(world, measures, simulator)
     result = Result(tables={"effects": [], "edits": []})
     tests: list[tuple[dict[str, Any], verdicts.Tested, int]] = []
+    edges: list[Tried] = []
     judged = Judged({}, {}, {}, plain, world.agent.spec.env_id.partition("/")[2])
     with bar("edits", len(fixed), "edits") as progress:
         for change, of in fixed.items():
@@ -157,12 +161,19 @@ def _asked(
                 result.arrays[f"foretold/{change}/{q}"] = v
             some = np.flatnonzero(runs["whole"].rows_N)[:2]
             result.arrays[f"frames/{change}"] = np.stack([unedited.frames[some], runs["whole"].frames[some]], 1)
+            if options.edges:
+                assert measures.basis is not None
+                rng_edges, draws = np.random.default_rng([options.seed, 2]), torch.Generator().manual_seed(options.seed)
+                edges += tried(world, change, of, unedited, runs["whole"], measures.basis, options.edges,
+                               options.random, options.smallest[0], rng_edges, draws)  # fmt: skip
             judged.seen[change], judged.foretold[change] = seen, foretold.get("simulator", {})
             claims_here = [(h, q) for h, q in asked if h.change == change]
             told = judged.foretold[change]
             judged.against.update(_against(world, claims_here, of, (seen, told), plain, measures, options))
             progress.advance()
     _judge(tests, options)
+    if edges:
+        result.tables["coupling"] = judged_edges(edges, options.smallest[0])
     result.arrays |= {f"unaltered/{q}": v for q, v in plain.items()} | {"age": starts.age_N}
     result.scalar("twin_difference", twin, "largest difference of two unedited runs", len(starts))
     claims = claims_of(result, asked, judged, options.smallest[1], rng)

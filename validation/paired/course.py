@@ -99,6 +99,15 @@ def quantities(course: Course, measures: Measures) -> dict[str, Tensor]:
     return out
 
 
+def policy_of(measured: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The probabilities of all actions together, at once (``policy``) and later (``policy@1..k``), each [N, A]."""
+    found: dict[str, list[np.ndarray]] = {}
+    for q, x in measured.items():
+        if q.startswith("prob:"):
+            found.setdefault("policy" + q[q.index("@") :] if is_late(q) else "policy", []).append(x)
+    return {q: np.stack(parts, -1) for q, parts in found.items()}
+
+
 def still_on(course: Course, rows: Tensor | slice = slice(None)) -> np.ndarray:
     """Where frames of some starts are of the episode they began in: uint8 [n, T, 1, 1, 1] of 1 and 0."""
     if course.ended_RT is None:
