@@ -17,7 +17,6 @@ from agents.load import load_agent
 from analysis.shared.edit_starts import collect, fits
 from envs.procgen import ProcgenEnv, ProcgenOptions
 from envs.procgen_edits import parse_edit
-from envs.procgen_state import state_of
 from validation.edits.course import EditedWorld
 
 EDITS = ("remove coin", "remove saw", "remove crate", "move coin by -3 0", "add wall ahead 2", "add saw ahead 3",
@@ -51,7 +50,7 @@ def main() -> None:
         for edit in edits:
             if way == "pixels" and edit.verb == "set":
                 continue
-            of = [fits(edit, state_of(s)) for s in starts.states]
+            of = [fits(edit, s) for s in starts.states]
             made += world.course(of, way).rows_N.sum()
         spent = time.perf_counter() - begun
         each = spent / len(edits) / twin

@@ -139,7 +139,7 @@ OF_ALL = {
         ("rollouts",), ("altered",)),
     "edits": Stage(
         "-m validation.edits", "EditsConfig", "remove, move or add objects in the real game", "runs/edits",
-        ("agent",), ("simulator", "basis")),
+        ("agent",), ("simulator", "basis", "behaviours", "coupling")),
     "causal_directions": Stage(
         "-m analysis.causal_directions", "CausalDirectionsConfig", "find directions that carry what an edit changes",
         "runs/causal_directions", ("agent",), ("basis",)),

@@ -33,6 +33,7 @@ ACTION_NAMES = (
     "downleft", "left", "upleft", "down", "none", "up", "downright", "right", "upright",
     "key_d", "key_a", "key_w", "key_s", "key_q", "key_e",
 )  # fmt: skip
+STANDING = ACTION_NAMES.index("none")
 # What the games do with an action: ids 9 to 14 are keys, and at a key that a game does not read it stands still.
 # Measured in all 16 (tests/contract/test_envs.py), as the sources have it (src/basic-abstract-game.cpp, src/games/).
 KEYS = ("key_d", "key_a", "key_w", "key_s", "key_q", "key_e")

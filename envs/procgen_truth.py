@@ -28,7 +28,7 @@ import numpy as np
 from core.config import nearest
 from core.contracts import EnvSpec, Step, UserError
 from envs.procgen import ProcgenEnv
-from envs.procgen_state import ENTITY, PLAYER, THINGS, State, state_of
+from envs.procgen_state import ENTITY, NEEDED, PLAYER, THINGS, State, state_of
 
 Read = Literal["all", "positions"]
 POSITIONS = ("agent_x", "agent_y", "agent_vx", "agent_vy")
@@ -38,6 +38,7 @@ AHEAD = 16  # cells before the agent that are looked at
 FLAGS = {"has_support": "support", "facing_right": "facing_right", "is_on_crate": "on_crate"}
 _FIELDS = ENTITY.names or ()
 TERRAIN = ("wall", "dirt", "road", "water")  # what there are fields of: neither counts nor the nearest say much
+HARMFUL = ("lava", "fire")  # more of it
 
 
 DEATH = "ended and reward <= 0 and truth(time_left) > 1"
@@ -287,11 +288,25 @@ def _centre(state: State, agent_2: Sequence[float] | np.ndarray) -> Sequence[flo
     return agent_2 if state.options["center_agent"] else (state.view["main_width"] / 2, state.view["main_height"] / 2)
 
 
+def kinds_of(game: str) -> tuple[str, ...]:
+    """Kinds of objects that can be removed from a game, one by one."""
+    return tuple(
+        name
+        for name, thing in THINGS[game].items()
+        if name not in (*TERRAIN, *HARMFUL, *NEEDED.get(game, ())) and not (name == "barrier" and thing.cells)
+    )
+
+
 def in_view(state: State, name: str, at: tuple[float, float] | None = None) -> bool:
     """Whether a thing of this name (at: the one there) has its middle in the picture."""
-    reach, agent = float(state.view["visibility"]) / 2, state.agent
-    centre_2 = _centre(state, (agent["x"], agent["y"]))
     places = state.places(name)
-    if at is not None:
+    if at is not None and len(places):
         places = places[np.hypot(*(places - at).T).argmin()][None]
-    return bool((abs(places - centre_2).max(1, initial=0) < reach).any())
+    return bool(shown(state, places).any())
+
+
+def shown(state: State, places_N2: np.ndarray) -> np.ndarray:
+    """Which places lie in the picture, bool [N]."""
+    agent, reach = state.agent, float(state.view["visibility"]) / 2
+    far_N2: np.ndarray = abs(places_N2 - _centre(state, (agent["x"], agent["y"])))
+    return far_N2.max(1, initial=0) < reach

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -21,14 +20,12 @@ from analysis.causal_directions.figures import draw
 from analysis.causal_directions.pairs import Pairs, lag_of, pairs_of
 from analysis.causal_directions.study import LEAST_LEVELS, Asked, study
 from analysis.shared.edit_starts import collect, fits
+from analysis.shared.live import LiveConfig
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import Basis, bases_of, fingerprint, load_basis
 from core.roll import gumbel
-from envs.procgen import ProcgenEnv
 from envs.procgen_edits import parse_edit
-from envs.procgen_state import state_of
-from envs.registry import held_out_pool, make
 
 STAGE = "causal_directions"
 COLLECTORS = 64
@@ -36,11 +33,9 @@ BESIDE = ("pca", "ica")  # bases that subspaces are held against
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalDirectionsConfig:
+class CausalDirectionsConfig(LiveConfig):
     """Find directions of the hidden state that carry what an edit changes (Procgen)."""
 
-    agent: Path = Path("runs/agent")
-    """run directory of the agent"""
     edit: str = "remove coin"
     """the edit in which base and source differ, as 'remove saw nearest', 'add wall ahead 3', 'set velocity 0 0'"""
     transfer: tuple[str, ...] = ()
@@ -62,22 +57,10 @@ class CausalDirectionsConfig:
     """starts are taken at a random step of the episode up to this one, or at the first later one that fits"""
     start_level: int = 800_000_000
     """first level of the pool"""
-    num_levels: int = 100_000
-    """size of the pool"""
     draws: int = 20
     """random subspaces of each rank (5 of them are played on)"""
     steps: int = 300
     """gradient steps of a fit"""
-    greedy: bool = False
-    """the agent takes its most likely action; default: it samples, with the same noise on all sides"""
-    seed: int = 0
-    """seed of levels, starts, halves, fits and action noise"""
-    device: str = "cpu"
-    """cpu or cuda"""
-    threads: int = 2
-    """CPU threads"""
-    overwrite: bool = False
-    """replace an earlier run in --out"""
 
 
 def main(config: CausalDirectionsConfig) -> None:
@@ -87,9 +70,8 @@ def main(config: CausalDirectionsConfig) -> None:
     cli.require(2 * LEAST_LEVELS, starts=config.starts)
     cli.require(0, seed=config.seed, latest_start=config.latest_start)
     agent = load_agent(config.agent, device)
-    kind, _, game = agent.spec.env_id.partition("/")
-    if kind != "procgen":
-        raise UserError(f"edits are of Procgen's states; this agent's world is {agent.spec.env_id}")
+    made = config.worlds(agent.spec)
+    game = agent.spec.env_id.partition("/")[2]
     edit, transfer = parse_edit(config.edit, game), [parse_edit(text, game) for text in config.transfer]
     names = [one.words for one in (edit, *transfer)]
     for words in names:
@@ -107,11 +89,6 @@ def main(config: CausalDirectionsConfig) -> None:
         if not there:
             raise UserError(f"{config.basis} has neither a pca nor an ica basis to hold subspaces against")
         bases = {kind: load_basis(config.basis, kind, fingerprint(agent)).to(device) for kind in there}
-    pool = held_out_pool(agent.spec, config.start_level, config.num_levels)
-
-    def made(slots: int) -> ProcgenEnv:
-        return cast(ProcgenEnv, make(agent.spec, slots, threads=config.threads, **pool))
-
     inputs = {"agent": config.agent} | ({} if config.basis is None else {"basis": config.basis})
     options = subspaces.FitOptions(steps=config.steps, seed=config.seed)
     asked = Asked(edit.words, ranks, config.horizon, config.draws, config.seed)
@@ -131,7 +108,7 @@ def main(config: CausalDirectionsConfig) -> None:
         world = made(len(starts))
         try:
             for one in (edit, *transfer):
-                here = [fits(one, state_of(s)) for s in starts.states]
+                here = [fits(one, s) for s in starts.states]
                 twins[one.words] = pairs_of(agent, world, starts, here, lag, noise.to(device))
         finally:
             world.close()

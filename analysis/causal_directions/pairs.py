@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.play import tensors
+from agents.play import LiveWorld
 from analysis.causal_directions.subspaces import Exchange, Readout
 from analysis.shared.edit_starts import EditStarts
 from core.contracts import Agent
-from core.roll import act, choose, decide
+from core.interventions import AtSteps
+from core.roll import Noise, roll
 from core.trees import Tree, rows_of
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import PICTURELESS, Edit
@@ -83,7 +84,7 @@ def pairs_of(
         edit = edits[n]
         assert edit is not None
         edited[n] = snapshot_of(edit.apply(state_of(edited[n])), edited[n])
-    base, actions, on_N = _lead(agent, env, starts, starts.states, lag, noise_NLTA, None)
+    base, actions, on_N = _lead(agent, env, starts, starts.states, lag, noise_NLTA)
     source, _, also_N = _lead(agent, env, starts, edited, lag, noise_NLTA, actions)
     groups = tuple(tuple(ids) for ids in agent.spec.distinct_actions().values())
     sides = [Readout(agent, side.seen, side.state, groups) for side in (base, source)]
@@ -95,23 +96,16 @@ def pairs_of(
 @torch.no_grad()
 def _lead(
     agent: Agent, env: ProcgenEnv, starts: EditStarts, states: Sequence[bytes], lag: int, noise_NLTA: Tensor,
-    actions: Sequence[Tensor] | None,
-) -> tuple[Side, list[Tensor], np.ndarray]:  # fmt: skip
+    actions: Tensor | None = None,
+) -> tuple[Side, Tensor, np.ndarray]:  # fmt: skip
     """(where ``lag`` steps lead, the actions taken, which rows are still on); actions None: the agent's own."""
-    device = noise_NLTA.device
-    now = env.restore(states)
-    state, on_N = starts.before, np.ones(len(states), bool)
-    none = torch.zeros(len(states), dtype=torch.bool, device=device)
-    taken: list[Tensor] = []
-    for t in range(lag + 1):
-        acted = act(agent, tensors(now, device), state, none, torch.full_like(none, t, dtype=torch.int64))
-        state = acted.state
-        if t < lag:
-            own, _ = choose(acted.logits_BA, agent.spec.parts, noise_NLTA[:, t])
-            taken.append(own if actions is None else actions[t])
-            now = env.step(taken[t].cpu().numpy())
-            on_N &= ~(now.terminated | now.truncated)
-    return Side(acted.seen, acted.state, env.snapshot()), taken, on_N
+    world = LiveWorld(env, noise_NLTA.device)
+    moments = list(roll(agent, world, world.restore(states), memory=starts.before, steps=lag, actions=actions,
+                        noise=[Noise(action_BA=x) for x in noise_NLTA.unbind(1)]))  # fmt: skip
+    over = torch.stack([m.shown.ending_B > 0 for m in moments], 1).any(1)
+    acted = moments[-1].acted
+    taken = torch.stack([m.action for m in moments], 1)
+    return Side(acted.seen, acted.state, env.snapshot()), taken, ~over.cpu().numpy()
 
 
 class Run(NamedTuple):
@@ -139,21 +133,10 @@ def go_on(
 
 
 def _go_on(agent: Agent, env: ProcgenEnv, side: Side, noise_NTA: Tensor, told: Readout, h_NH: Tensor | None) -> Run:
-    device, slots = noise_NTA.device, len(side.snapshots)
-    none = torch.zeros(slots, dtype=torch.bool, device=device)
-    t_B = torch.zeros(slots, dtype=torch.int64, device=device)
-    patch = () if h_NH is None else (lambda h, t, mask: torch.where(mask[:, None], h_NH, h),)
-    now = env.restore(side.snapshots)
-    acted = decide(agent, side.seen, side.state, t_B, patch)
-    on_N = torch.ones_like(none)
-    kept = []
-    steps = noise_NTA.shape[1]
-    for t in range(steps):
-        if t:
-            acted = act(agent, tensors(now, device), acted.state, none, t_B + t)
-        kept.append((told.told(acted.logits_BA), acted.value_B, acted.h_BH, on_N))
-        if t < steps - 1:
-            index, _ = choose(acted.logits_BA, agent.spec.parts, noise_NTA[:, t])
-            now = env.step(index.cpu().numpy())
-            on_N = on_N & ~torch.from_numpy(now.terminated | now.truncated).to(device)
-    return Run(*(torch.stack(x, 1) for x in zip(*kept, strict=True)))
+    patch = () if h_NH is None else (AtSteps(lambda h, t, mask: torch.where(mask[:, None], h_NH, h), 0, 1),)
+    world = LiveWorld(env, noise_NTA.device)
+    moments = list(roll(agent, world, world.restore(side.snapshots), state=side.state, steps=noise_NTA.shape[1] - 1,
+                        noise=[Noise(action_BA=x) for x in noise_NTA.unbind(1)], intervene=patch))  # fmt: skip
+    on_NT = torch.stack([m.shown.ending_B == 0 for m in moments], 1).cumprod(1).bool()
+    logp, value, h = zip(*((told.told(m.acted.logits_BA), m.acted.value_B, m.h_BH) for m in moments), strict=True)
+    return Run(torch.stack(logp, 1), torch.stack(value, 1), torch.stack(h, 1), on_NT)

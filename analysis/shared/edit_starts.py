@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from core.progress import bar
 from core.trees import Tree, each, joined, rows_of, where
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import Edit
-from envs.procgen_state import State, state_of
+from envs.procgen_state import state_of
 from envs.procgen_truth import in_view
 
 GIVE_UP_STEPS = 20_000
@@ -42,28 +43,29 @@ class EditStarts:
         return tuple(past[-1] for past in self.past)
 
 
-def fits(edit: Edit, state: State) -> Edit | None:
+def fits(edit: Edit, snapshot: bytes) -> Edit | None:
     """The edit with its place fixed, where it can be made in this state and its object is in the picture; else None."""
+    state = state_of(snapshot)
     try:
         fixed = edit.fixed(state)
-        fixed.apply(State.parse(state.to_bytes())).check()
+        about = edit.verb in ("remove", "move") and edit.thing != "agent"
+        if about and not in_view(state, edit.thing, fixed.at if fixed.which in ("at", "block") else None):
+            return None
+        fixed.apply(state).check()
     except UserError:
-        return None
-    if (
-        edit.verb in ("remove", "move")
-        and edit.thing != "agent"
-        and not in_view(state, edit.thing, fixed.at if fixed.which in ("at", "block") else None)
-    ):
         return None
     return fixed
 
 
 def collect(
     agent: Agent, env: ProcgenEnv, edits: Sequence[Edit], count: int, *, initial_frames: int, latest: int, seed: int,
-    greedy: bool, device: torch.device,
+    greedy: bool, device: torch.device, about: Callable[[np.ndarray], Sequence[bool]] | None = None,
 ) -> EditStarts:  # fmt: skip
     """Let the agent play, and take at most one start an episode: at a step drawn uniformly up to ``latest``, or at the
     first one after it at which some edit can be made.  UserError where too few episodes have one.
+
+    about: of a hidden state [H], which of the edits are about starts with it (None: all).  (``collect_starts`` of
+    validation/paired draws anew where a step does not fit; edits of rare things need the first later one.)
     """
     slots = env.spec.slots
     rng = np.random.default_rng(seed)
@@ -85,7 +87,8 @@ def collect(
             before = where(fresh, agent.initial(slots), state)
             state = moment.state
             for b in np.flatnonzero((target_B >= 0) & (moment.age_B >= target_B)):
-                if len(found) == count or all(fits(edit, state_of(now[b])) is None for edit in edits):
+                asked = edits if about is None else compress(edits, about(moment.h_BH[b]))
+                if len(found) == count or all(fits(edit, now[b]) is None for edit in asked):
                     continue
                 found.append({
                     "frames": {k: np.stack([obs[k][b] for obs in frames]) for k in moment.obs},

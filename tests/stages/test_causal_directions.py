@@ -20,7 +20,6 @@ from core.directions import fingerprint, load_basis
 from core.roll import gumbel
 from envs.procgen import ProcgenEnv, ProcgenOptions
 from envs.procgen_edits import parse_edit
-from envs.procgen_state import state_of
 from validation.edits import __main__ as edits
 
 AGENT = Path("bundles/coinrun-demo/agent")
@@ -43,7 +42,7 @@ class Desk:
 
     def pairs(self, text: str, lag: int) -> Pairs:
         edit = parse_edit(text, "coinrun")
-        here = [fits(edit, state_of(s)) for s in self.starts.states]
+        here = [fits(edit, s) for s in self.starts.states]
         return pairs_of(self.agent, self.envs[1], self.starts, here, lag, self.noise[:, : lag + HORIZON + 1])
 
 

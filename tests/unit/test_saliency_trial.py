@@ -20,12 +20,13 @@ from core.stats import Estimate
 from core.trees import Tree
 from envs.procgen import GAMES, ProcgenEnv, ProcgenOptions
 from envs.procgen_state import NEEDED, THINGS, state_of
+from envs.procgen_truth import kinds_of
 from validation.interventions.verdicts import BY_CONSTRUCTION, NO, OPEN, YES
 from validation.saliency_trial import methods
 from validation.saliency_trial.config import SaliencyTrialConfig
 from validation.saliency_trial.figures import estimate_of
 from validation.saliency_trial.methods import BEHIND, DEEPLIFT, GRADIENT, INTEGRATED, MEAN, TIMES_INPUT, Boxes
-from validation.saliency_trial.objects import box_of, items_of, kinds_of, without
+from validation.saliency_trial.objects import box_of, items_of, without
 from validation.saliency_trial.readings import AtOnce
 from validation.saliency_trial.removal import Changes, chunks, source_of, with_policy
 from validation.saliency_trial.scores import Claim, above, hits_in, ranks_in, score_rows, signs, verdict

@@ -15,9 +15,17 @@ from core.interventions import AtSteps, Nullspace, Shift
 from core.stats import Estimate, band_of
 from envs.planted import PlantedModel, PlantedOptions, PlantedWorld, planted_simulator
 from envs.planted_truth import truth
+from envs.procgen_edits import Edit
 from validation.hypotheses.changes import AddSteps, Blocks, KeepOnly, Moves, Redirect, Repeat
 from validation.hypotheses.frames import mixed_frames, own_frame, random_frames, recorded_frames
-from validation.hypotheses.grammar import Hypothesis, hypotheses_of, parse_hypothesis, shift_of
+from validation.hypotheses.grammar import (
+    EditHypothesis,
+    Hypothesis,
+    hypotheses_of,
+    parse_edit_hypothesis,
+    parse_hypothesis,
+    shift_of,
+)
 from validation.interventions import verdicts
 from validation.interventions.__main__ import InterventionsConfig, check
 from validation.interventions.agreement import agreement
@@ -870,6 +878,62 @@ def test_hypotheses_name_directions_as_everything_does(planted):
     assert not is_own("planted:13@8", (3,)) and not is_own("prob:3@8", (3,))
     with pytest.raises(UserError, match="of another basis"):
         parse_hypothesis("collapse other:1", basis)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("remove saw nearest when behaviour=6 on value",
+         EditHypothesis(Edit("remove", "saw", "nearest"), behaviours=(6,), on="value")),
+        ("move coin by 3 0 on prob:jump", EditHypothesis(Edit("move", "coin", by=(3.0, 0.0)), on="prob:jump")),
+        ("add wall ahead 2 sufficient for jumps",
+         EditHypothesis(Edit("add", "wall", ahead=(2.0, 0.0)), role="sufficient", event="jumps")),
+        ("remove coin through pixels since episode on planted:3",
+         EditHypothesis(Edit("remove", "coin"), through="pixels", since="episode", on="planted:3")),
+        ("set velocity 0 0", EditHypothesis(Edit("set", "velocity", values=(0.0, 0.0)))),
+    ],
+)  # fmt: skip
+def test_edits_are_lines_of_the_same_grammar(planted, text, said):
+    basis = basis_of(planted)
+    assert parse_edit_hypothesis(text, "coinrun", basis) == said
+    assert parse_edit_hypothesis(said.name, "coinrun", basis) == replace(said, role="", event="")
+    assert said.change == " ".join(w for w in (said.edit.words, "when behaviour=6" * bool(said.behaviours)) if w)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "begins with no known change"), ("remvoe coin", "did you mean remove?"),
+        ("remove dragon on value", "coinrun has no 'dragon'"), ("remove coin on valeu", "cannot read 'on valeu'"),
+        ("collapse 5", "python -m validation.interventions --hypotheses"),
+        ("remove coin for 3 steps", "lasts until its level ends"), ("remove coin always", "lasts until its level ends"),
+        ("remove coin through memory", "not made in the agent's memory"),
+        ("set velocity 1 0 through pixels", "no picture shows the velocity"),
+        ("move agent by 1 0 since episode", "not for edits of the agent"),
+        ("remove coin through world since episode", "not for edits through the world alone"),
+        ("remove coin clean scared", "say 'when behaviour=ID'"),
+        ("remove coin necessary for death through pixels", "say 'on event:death'"),
+        ("remove coin necessary for death on value", "is a claim by itself"),
+        ("remove coin on ica:5", "give --basis"), ("remove coin on value on reward", "says 'on' twice"),
+    ],
+)  # fmt: skip
+def test_edits_that_make_no_sense_are_refused_in_one_line(text, said):
+    with pytest.raises(UserError, match=said) as error:
+        parse_edit_hypothesis(text, "coinrun")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("remove saw nearest", "python -m validation.edits --edits"),
+        ("shift 5=1 since episode", "is for edits of the real game"),
+        ("shift 5=1 through pixels", "is for edits of the real game"),
+    ],
+)  # fmt: skip
+def test_what_is_of_the_world_is_pointed_to_its_stage(planted, text, said):
+    with pytest.raises(UserError, match=said):
+        parse_hypothesis(text, basis_of(planted))
 
 
 def test_a_patch_has_two_sides(planted):

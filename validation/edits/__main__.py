@@ -11,35 +11,48 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from agents.load import load_agent
+from analysis.shared.events import Event, parse_events
+from analysis.shared.live import LiveConfig
 from core import artefacts, config as cli
-from core.contracts import UserError
-from core.directions import direction_ids, fingerprint, load_basis
-from envs.procgen import ProcgenEnv
-from envs.procgen_edits import parse_edit
-from envs.registry import held_out_pool, make
+from core.contracts import EnvSpec, UserError
+from core.directions import Basis, direction_ids, fingerprint, load_basis
+from core.when import Rule, load_rule
 from generative.load import load_simulator
+from validation.edits.coupled import Edge, load_edges
 from validation.edits.figures import draw
 from validation.edits.study import EditOptions, study
+from validation.hypotheses.grammar import EditHypothesis, check_events, parse_edit_hypothesis
+from validation.interventions.controls import FEWEST
+from validation.interventions.options import claimed
 from validation.interventions.verdicts import LEAST_STARTS
+from validation.paired.course import choices_of
 
 STAGE = "edits"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EditsConfig:
+class EditsConfig(LiveConfig):
     """Remove, move or add objects in the real game (Procgen), and compare with what was foretold."""
 
-    agent: Path = Path("runs/agent")
-    """run directory of the agent"""
     simulator: Path | None = None
     """run directory of a simulator: it foretells from the edited frames (its agent is then the one that is studied)"""
     edits: tuple[str, ...] = ("remove coin",)
-    """edits, each in quotes: 'remove saw nearest', 'move coin by 3 0', 'add wall ahead 2', 'set velocity 0 0'"""
+    """edits, each in quotes, in the grammar of hypotheses: 'remove saw nearest when behaviour=6 on value', 'move coin
+    by 3 0 on prob:right', 'remove coin through pixels since episode', 'add wall ahead 2 sufficient for jump_started',
+    'set velocity 0 0'; without 'on' the claim is of the return"""
+    events: tuple[str, ...] = ()
+    """events that edits speak of, each in quotes: 'scared: value < 2 and action in (up, upleft, upright)'; none: those
+    of the game (death, reward and, where one jumps, jump_started)"""
+    behaviours: Path | None = None
+    """behaviours run directory, for 'when behaviour=ID'"""
+    controls: int = 8
+    """others in the same picture that the same edit is made to at every start, which tell whether what is claimed is
+    special; 0: it is not asked"""
     basis: Path | None = None
     """hidden-states run directory, for --directions"""
     basis_kind: str = "ica"
@@ -47,6 +60,13 @@ class EditsConfig:
     directions: tuple[str, ...] = ()
     """directions, as ica:0 or 0, said to carry the object: what the edit does to their coordinates, and what is left of
     its effects when they are set back to what they were, or everything but they is; none: no directions"""
+    coupling: Path | None = None
+    """coupling run directory, whose drawn edges are tried: does the edit move the source, the target and the action,
+    and is that restored where the source is set back? (with the basis that it was made from)"""
+    edges: int = 4
+    """how many of them, the strongest between different directions"""
+    random_directions: int = 39
+    """random directions that each source is held against"""
     out: Path = Path("runs/edits")
     """run directory to write"""
     starts: int = 128
@@ -55,60 +75,75 @@ class EditsConfig:
     """steps after the start at which late effects are measured"""
     latest_start: int = 64
     """starts are taken at a random step of the episode up to this one, or at the first later one that fits"""
-    start_level: int = 700_000_000
-    """first level of the pool"""
-    num_levels: int = 100_000
-    """size of the pool"""
-    greedy: bool = False
-    """the agent takes its most likely action; default: it samples, with the same noise on both sides"""
-    seed: int = 0
-    """seed of levels, starts and action noise"""
-    device: str = "cpu"
-    """cpu or cuda"""
-    threads: int = 2
-    """CPU threads"""
-    overwrite: bool = False
-    """replace an earlier study in --out"""
+
+
+def parsed(
+    config: EditsConfig, spec: EnvSpec, basis: Basis | None, rule: Rule | None
+) -> tuple[tuple[EditHypothesis, ...], tuple[Event, ...]]:
+    """The hypotheses, and the events that they speak of or that are asked for; UserError on what is wrong with them."""
+    game = spec.env_id.partition("/")[2]
+    hypotheses = tuple(parse_edit_hypothesis(text, game, basis) for text in config.edits)
+    if not hypotheses:
+        raise UserError("--edits names none")
+    for h in hypotheses:
+        if hypotheses.count(h) > 1:
+            raise UserError(f"edit {h.name!r} is there twice")
+        if h.behaviours and rule is None:
+            raise UserError(f"edit {h.name!r} speaks of a behaviour: give --behaviours")
+        if rule is not None:
+            rule.check(h.behaviours)
+        if h.role and config.simulator is None:
+            raise UserError(f"edit {h.name!r}: '{h.role} for' needs a simulator; say 'on event:{h.event}'")
+    events: tuple[Event, ...] = ()
+    if config.events or any(h.role or h.on.startswith(("event:", "rate:")) for h in hypotheses):
+        events = parse_events(config.events, spec.action_names, 0 if basis is None else basis.size, spec.same_actions,
+                              spec.events)  # fmt: skip
+    check_events(hypotheses, [e.name for e in events])
+    known = ["value", "reward", "return", "ended", *(f"prob:{a}" for a in choices_of(spec))]
+    known += [f"{kind}:{e.name}" for kind in ("rate", "event") for e in events]
+    for h in hypotheses:
+        claimed(h, [f"{q}@" for q in known], "" if basis is None else basis.kind, config.horizon)
+    return hypotheses, events
 
 
 def main(config: EditsConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
-    cli.require(1, horizon=config.horizon)
+    cli.require(1, horizon=config.horizon, edges=config.edges)
+    cli.require(FEWEST, random_directions=config.random_directions)
     cli.require(LEAST_STARTS, starts=config.starts)
-    cli.require(0, seed=config.seed, latest_start=config.latest_start)
+    cli.require(0, seed=config.seed, latest_start=config.latest_start, controls=config.controls)
     simulator = None if config.simulator is None else load_simulator(config.simulator, device)
     agent = load_agent(config.agent, device) if simulator is None else simulator.agent
-    kind, _, game = agent.spec.env_id.partition("/")
-    if kind != "procgen":
-        raise UserError(f"edits are of Procgen's states; this agent's world is {agent.spec.env_id}")
-    edits = tuple(parse_edit(text, game) for text in config.edits)
-    if not edits:
-        raise UserError("--edits names none")
-    for words in (names := [edit.words for edit in edits]):
-        if names.count(words) > 1:
-            raise UserError(f"edit {words!r} is there twice")
+    made = config.worlds(agent.spec)
+    inputs: dict[str, Any] = {"agent": config.agent} if config.simulator is None else {"simulator": config.simulator}
     basis = None
-    directions: tuple[int, ...] = ()
-    if config.basis is not None:
+    edges: tuple[Edge, ...] = ()
+    if config.coupling is not None:
+        where, basis, edges = load_edges(config.coupling, config.basis, config.edges, fingerprint(agent))
+        inputs |= {"coupling": config.coupling, "basis": where}
+        if (longest := max(edge.lag for edge in edges)) > config.horizon:
+            raise UserError(f"an edge of {config.coupling} is {longest} steps long: give --horizon {longest} or more")
+    elif config.basis is not None:
         basis = load_basis(config.basis, config.basis_kind, agent=fingerprint(agent))
-        directions = tuple(direction_ids(config.directions, config.basis_kind, "--directions"))
-        basis.check(directions)
+        inputs |= {"basis": config.basis}
     elif config.directions:
         raise UserError("--directions are those of a basis: give --basis")
-    pool = held_out_pool(agent.spec, config.start_level, config.num_levels)
-
-    def made(slots: int) -> ProcgenEnv:
-        return cast(ProcgenEnv, make(agent.spec, slots, threads=config.threads, **pool))
-
+    directions: tuple[int, ...] = ()
+    if basis is not None:
+        basis = basis.to(device)
+        directions = tuple(direction_ids(config.directions, basis.kind, "--directions"))
+        basis.check(directions)
+    rule = None if config.behaviours is None else load_rule(config.behaviours, fingerprint(agent)).to(device)
+    hypotheses, events = parsed(config, agent.spec, basis, rule)
     options = EditOptions(
-        edits=edits, starts=config.starts, horizon=config.horizon, latest=config.latest_start, seed=config.seed,
-        greedy=config.greedy, directions=directions,
+        hypotheses=hypotheses, starts=config.starts, horizon=config.horizon, latest=config.latest_start,
+        seed=config.seed, greedy=config.greedy, events=events, directions=directions, controls=config.controls,
+        edges=edges, random=config.random_directions,
     )  # fmt: skip
-    inputs: dict[str, Any] = {"agent": config.agent} if config.simulator is None else {"simulator": config.simulator}
-    inputs |= {} if config.basis is None else {"basis": config.basis}
+    inputs |= {} if config.behaviours is None else {"behaviours": config.behaviours}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        result = study(agent, made, options, simulator=simulator, basis=basis, device=device)
+        result = study(agent, made, options, simulator=simulator, basis=basis, rule=rule, device=device)
         result.save(run.path)
         run.facts = {"agent": fingerprint(agent)}
         if simulator is not None:
@@ -119,8 +154,11 @@ def main(config: EditsConfig) -> None:
                 run.record(f"{row['edit']}, {row['way']}".replace(" ", "_"), row["effect"], row["unit"], row["n"])
     for claim in result.notes["claims"]:
         print(claim["text"])
+    for row in result.tables.get("coupling", []):
+        if row["quantity"] == "policy":
+            print(row["sentence"])
     seen = sum(row["exists"] == "yes" for row in result.tables["effects"])
-    print(f"{len(edits)} edits, {seen} of {len(result.tables['effects'])} effects exist: {config.out}")
+    print(f"{len(result.tables['edits'])} edits, {seen} of {len(result.tables['effects'])} effects exist: {config.out}")
 
 
 if __name__ == "__main__":

@@ -4,32 +4,32 @@ Three ways (``THROUGH``): whole (the edited world plays on and is seen), pixels 
 picture that the agent is shown is drawn from a copy of it with the edit made), world (the world runs edited, and every
 picture is drawn from a copy with the edit taken back).  And two pasts (``SINCE``): the edit is made at the start, whose
 agent has seen the world unedited until then; or at the episode's first step, from where the recorded actions are
-repeated up to the start, so that the agent has never seen it unedited.
+repeated up to the start, so that the agent has never seen it unedited (whole, or through the pixels alone).
 
 N starts, T = horizon + 1 steps, A actions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from agents.play import tensors
+from agents.play import LiveWorld
 from analysis.shared.edit_starts import EditStarts
-from core.contracts import Agent, Intervention, UserError
+from core.contracts import Agent, Intervention, Shown, Step, UserError
 from core.directions import Basis
 from core.interventions import Resample
-from core.roll import act, choose
+from core.roll import Noise, roll
 from core.trees import Tree, rows_of, with_rows
-from envs.procgen import ProcgenEnv
+from envs.procgen import STANDING, ProcgenEnv
 from envs.procgen_edits import PICTURELESS, Edit, undone
 from envs.procgen_state import State, snapshot_of, state_of
-from validation.paired.course import Course, course_of
+from validation.paired.course import Course, course_along, still_on
 
 THROUGH = ("whole", "pixels", "world")
 SINCE = ("start", "episode")
@@ -58,6 +58,27 @@ class Run(NamedTuple):
     apart_N: np.ndarray  # bool: the agent is elsewhere at the start than unedited (since the episode)
 
 
+Copies = list[bytes]
+
+
+class DrawnWorld(LiveWorld):
+    """The real game with pictures that are drawn of copies of its states, in another such world, ``drawer``.  alter:
+    changes these copies in place, given which slots [N] are still in the episode that they began in."""
+
+    def __init__(
+        self, env: ProcgenEnv, drawer: ProcgenEnv, alter: Callable[[Copies, np.ndarray], None], device: torch.device
+    ) -> None:
+        super().__init__(env, device)
+        self.drawer, self.alter = drawer, alter
+        self.on_N = np.ones(env.spec.slots, bool)
+
+    def _said(self, step: Step) -> tuple[Tensor, Shown]:
+        self.on_N &= ~(step.terminated | step.truncated)
+        copies = list(self.env.snapshot())
+        self.alter(copies, self.on_N)
+        return super()._said(replace(step, obs=self.drawer.restore(copies).obs))
+
+
 @dataclass
 class EditedWorld:
     """The agent in the real game, run on from starts that are edited.  ``env`` has a slot a start, ``drawer`` another
@@ -69,6 +90,7 @@ class EditedWorld:
     starts: EditStarts
     noise_NTA: Tensor  # added to the logits before the argmax; zero: greedy
 
+    @torch.no_grad()
     def course(
         self, edits: Sequence[Edit | None], through: str = "whole", since: str = "start",
         intervene: Sequence[Intervention] = (),
@@ -76,55 +98,87 @@ class EditedWorld:
         """edits: one a start, with their places fixed; None: this start is left as it is, and is not what the run is
         about.  A whole run with None everywhere is the unedited twin.  intervene: changes of h."""
         rows_N = np.array([edit is not None for edit in edits])
-        if since == "episode" and through != "whole":
-            raise ValueError("edits since the episode's start have one way, whole")
+        if since == "episode" and through == "world":
+            raise ValueError("edits since the episode's start go the whole way, or through the pixels")
         if through == "pixels" and any(e is not None and e.verb == "set" and e.thing in PICTURELESS for e in edits):
             raise UserError("an edit that nothing shows has no way through the pixels")
         states, before = list(self.starts.states), self.starts.before
         apart_N = np.zeros(len(edits), bool)
         if since == "episode" and rows_N.any():
-            states, before, rows_N, apart_N = self._replayed(edits, rows_N)
+            states, before, rows_N, apart_N = self._replayed(edits, rows_N, through)
         unedited = [state_of(s) for s in states]
         changed = list(states)
         made: dict[int, State] = {}
-        for n in np.flatnonzero(rows_N) if since == "start" else ():
+        for n in np.flatnonzero(rows_N) if since == "start" or through == "pixels" else ():
             edit = edits[n]
             assert edit is not None
             made[n] = edit.apply(state_of(states[n]))
             changed[n] = snapshot_of(made[n], states[n])
-        now = self.env.restore(states if through == "pixels" else changed)
-        follow = {n: edits[n] for n in made}
-        kept: list[tuple[Tensor, ...]] = []
-        frames: list[np.ndarray] = []
         device = self.noise_NTA.device
-        on_N = np.ones(len(states), bool)
-        state: Tree = before
-        first = torch.zeros(len(states), dtype=torch.bool, device=device)
-        for t in range(self.noise_NTA.shape[1]):
-            obs: Frames = dict(now.obs)
-            if through == "pixels":
-                obs = self._drawn(follow, on_N)
-            elif through == "world" and made:
-                obs = self._drawn_back(made, unedited, on_N)
-            t_N = torch.full_like(first, t, dtype=torch.int64)
-            with torch.no_grad():
-                acted = act(self.agent, tensors(obs, device), state, first, t_N, intervene)
-            state = acted.state
-            index, hot = choose(acted.logits_BA, self.agent.spec.parts, self.noise_NTA[:, t])
-            frames.append(obs["frames"] * on_N[:, None, None, None])
-            now = self.env.step(index.cpu().numpy())
-            over = now.terminated | now.truncated
-            reward = torch.from_numpy(np.where(on_N, now.reward, 0)).to(device)
-            ends = torch.from_numpy((over & on_N).astype(np.float32)).to(device)
-            on_N &= ~over
-            kept.append((acted.logits_BA, acted.value_B, reward, ends, acted.h_BH, hot))
-        logits, value, reward, ends, h, one_hot = (torch.stack(x, 1) for x in zip(*kept, strict=True))
-        course = course_of(logits, value, reward[:, :-1], ends[:, :-1], h, one_hot)
-        return Run(course, np.stack(frames, 1), rows_N, apart_N)
+        world = LiveWorld(self.env, device)
+        if through == "pixels":
+            world = DrawnWorld(self.env, self.drawer, following({n: edits[n] for n in made}), device)
+        elif through == "world" and made:
+            world = DrawnWorld(self.env, self.drawer, taking_back(made, unedited), device)
+        moments = list(roll(
+            self.agent, world, world.restore(states if through == "pixels" else changed), memory=before,
+            steps=self.noise_NTA.shape[1] - 1, noise=[Noise(action_BA=x) for x in self.noise_NTA.unbind(1)],
+            intervene=intervene,
+        ))  # fmt: skip
+        course = course_along(moments)
+        frames = np.stack([m.shown.obs["frames"].cpu().numpy() for m in moments], 1)
+        return Run(course, frames * still_on(course), rows_N, apart_N)
 
-    def _drawn(self, follow: dict[int, Edit | None], on_N: np.ndarray) -> Frames:
-        """The pictures of copies in which the edits are made."""
-        copies = list(self.env.snapshot())
+    @torch.no_grad()
+    def _replayed(
+        self, edits: Sequence[Edit | None], rows_N: np.ndarray, through: str
+    ) -> tuple[Any, Tree, np.ndarray, np.ndarray]:
+        """States and the agent's states before them, after the recorded actions of episodes that began edited (through
+        the pixels: that were shown edited).  Rows in which the edit cannot be made there, or whose episode then ends
+        earlier, are no longer about it."""
+        starts, device = self.starts, self.noise_NTA.device
+        rows_N = rows_N.copy()
+        begin = list(starts.begin)
+        for n in np.flatnonzero(rows_N):
+            edit = edits[n]
+            assert edit is not None
+            try:
+                edited = snapshot_of(edit.apply(state_of(begin[n])), begin[n])
+            except UserError:
+                rows_N[n] = False
+                continue
+            begin[n] = begin[n] if through == "pixels" else edited
+        states, before = list(starts.states), starts.before
+        apart_N = np.zeros(len(starts), bool)
+        last = int(starts.age_N.max())
+        taken = [np.pad(a, (0, last + 1 - len(a)), constant_values=STANDING) for a in starts.actions]
+        world, previous = LiveWorld(self.env, device), self.agent.initial(len(starts))
+        if through == "pixels":
+            shown = following({n: edits[n] for n in np.flatnonzero(rows_N)})
+            world = DrawnWorld(self.env, self.drawer, shown, device)
+        moments = roll(self.agent, world, world.restore(begin), steps=last, actions=torch.tensor(np.array(taken)))
+        for t, moment in enumerate(moments):
+            assert world.now is not None
+            over_N = world.now.terminated | world.now.truncated
+            rows_N &= ~(over_N & (t <= starts.age_N))
+            at = rows_N & (starts.age_N == t)
+            if at.any():
+                snapshots = self.env.snapshot()
+                for n in np.flatnonzero(at):
+                    here, there = state_of(snapshots[n]).agent, state_of(states[n]).agent
+                    apart_N[n] = abs(here["x"] - there["x"]) + abs(here["y"] - there["y"]) > 1e-3
+                    states[n] = snapshots[n]
+                rows = torch.from_numpy(np.flatnonzero(at)).to(device)
+                before = with_rows(before, rows, rows_of(previous, rows))
+            previous = moment.acted.state
+        return states, before, rows_N, apart_N
+
+
+def following(edits: Mapping[int, Edit | None]) -> Callable[[Copies, np.ndarray], None]:
+    """Makes the edits, by slot, in copies of ever later states: each goes where its thing has gone."""
+    follow = dict(edits)
+
+    def alter(copies: Copies, on_N: np.ndarray) -> None:
         for n, edit in follow.items():
             if edit is None or not on_N[n]:
                 continue
@@ -135,55 +189,19 @@ class EditedWorld:
                     copies[n] = snapshot_of(now.apply(here), copies[n])
                 except UserError:  # its place is taken now: the agent stands there
                     continue
-        return dict(self.drawer.restore(copies).obs)
 
-    def _drawn_back(self, made: dict[int, State], unedited: Sequence[State], on_N: np.ndarray) -> Frames:
-        """The pictures of copies in which the edits are taken back."""
-        copies = list(self.env.snapshot())
+    return alter
+
+
+def taking_back(made: Mapping[int, State], unedited: Sequence[State]) -> Callable[[Copies, np.ndarray], None]:
+    """Takes the edits, by slot, back in copies of later states."""
+
+    def alter(copies: Copies, on_N: np.ndarray) -> None:
         for n, after in made.items():
             if on_N[n]:
                 copies[n] = snapshot_of(undone(unedited[n], after, state_of(copies[n])), copies[n])
-        return dict(self.drawer.restore(copies).obs)
 
-    @torch.no_grad()
-    def _replayed(self, edits: Sequence[Edit | None], rows_N: np.ndarray) -> tuple[Any, Tree, np.ndarray, np.ndarray]:
-        """States and the agent's states before them, after the recorded actions of episodes that began edited.  Rows in
-        which the edit cannot be made there, or whose episode then ends earlier, are no longer about it."""
-        starts, device = self.starts, self.noise_NTA.device
-        rows_N = rows_N.copy()
-        begin = list(starts.begin)
-        for n in np.flatnonzero(rows_N):
-            edit = edits[n]
-            assert edit is not None
-            try:
-                begin[n] = snapshot_of(edit.apply(state_of(begin[n])), begin[n])
-            except UserError:
-                rows_N[n] = False
-        states, before = list(starts.states), starts.before
-        now = self.env.restore(begin)
-        state: Tree = self.agent.initial(len(starts))
-        previous = state
-        none = torch.zeros(len(starts), dtype=torch.bool, device=device)
-        ended_N = np.zeros(len(starts), bool)
-        apart_N = np.zeros(len(starts), bool)
-        for t in range(int(starts.age_N.max()) + 1):
-            at = rows_N & (starts.age_N == t) & ~ended_N
-            if at.any():
-                snapshots = self.env.snapshot()
-                for n in np.flatnonzero(at):
-                    here, there = state_of(snapshots[n]).agent, state_of(states[n]).agent
-                    apart_N[n] = abs(here["x"] - there["x"]) + abs(here["y"] - there["y"]) > 1e-3
-                    states[n] = snapshots[n]
-                rows = torch.from_numpy(np.flatnonzero(at)).to(device)
-                before = with_rows(before, rows, rows_of(previous, rows))
-            acted = act(self.agent, tensors(now, device), state, none, torch.full_like(none, t, dtype=torch.int64))
-            state = acted.state
-            previous = state
-            taken = np.array([a[t] if t < len(a) else 4 for a in starts.actions])
-            now = self.env.step(taken)
-            ended_N |= (now.terminated | now.truncated) & (t < starts.age_N)
-        rows_N &= ~ended_N
-        return states, before, rows_N, apart_N
+    return alter
 
 
 def shown_with(

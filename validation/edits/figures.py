@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from core.artefacts import Result
-from core.figures import BOTH, LINE, MEMORY, MEMORY_PALE, REAL, SIMULATED, USUAL, WORLD, figure_of
+from core.figures import BOTH, LINE, MEMORY, MEMORY_PALE, NEGATIVE, REAL, SIMULATED, USUAL, WORLD, figure_of
 
-WAYS = {"whole": REAL, "pixels": MEMORY, "world": WORLD, "since the episode": USUAL, "set back": BOTH,
-        "all else set back": MEMORY_PALE}  # fmt: skip
+WAYS = {"whole": REAL, "pixels": MEMORY, "world": WORLD, "since the episode": USUAL,
+        "pixels, since the episode": NEGATIVE, "set back": BOTH, "all else set back": MEMORY_PALE}  # fmt: skip
 MOST = 12  # quantities in a figure
 ABREAST = 4  # edits beside each other
 

@@ -1,8 +1,8 @@
 """A study of edits: what they do in the real game, by which way, and whether a simulator foretold it.
 
-Every statement is that of validation.interventions.verdicts, tested on starts of episodes of their own; ``special`` is
-not asked, since an edit was not chosen among many.  ``through_world`` is asked of what the whole edit does beyond what
-it does through the pixels alone.  N starts, E edits, Q quantities.
+Every statement is that of validation.interventions.verdicts, tested on starts of episodes of their own.  ``special`` is
+asked of what is claimed, against the same edit of other things (controls.py).  ``through_world`` is asked of what the
+whole edit does beyond what it does through the pixels alone.  N starts, Q quantities.
 """
 
 from __future__ import annotations
@@ -16,31 +16,39 @@ import torch
 from torch import Tensor
 
 from analysis.shared.edit_starts import collect, fits
+from analysis.shared.events import Event
 from core.artefacts import Result
 from core.contracts import Agent, UserError
 from core.directions import Basis
 from core.interventions import AtSteps, Resample
 from core.progress import bar
 from core.roll import Recorded, Simulator, act, gumbel
-from core.stats import few
+from core.when import Rule
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import PICTURELESS, Edit
-from envs.procgen_state import state_of
+from validation.edits.claims import Against, Judged, claims_of, verdict_of, way_of
+from validation.edits.controls import choices, others
+from validation.edits.coupled import Edge, Tried, judged as judged_edges, tried
 from validation.edits.course import AllElse, EditedWorld, Frames, Run, differs, shown_with
+from validation.hypotheses.grammar import EditHypothesis
 from validation.interventions import verdicts
+from validation.interventions.options import claimed
 from validation.interventions.statistics import Sizes, spread_of, step_of
-from validation.interventions.verdicts import SMALLEST, YES
-from validation.paired.course import Course, Measures, in_words, is_late, quantities, unit_of
+from validation.interventions.verdicts import SMALLEST
+from validation.paired.course import Course, Measures, choices_of, is_late, quantities, unit_of
 from validation.paired.simulated import SimulatedWorld, begun
 
 COLLECTORS = 64
+CONTROLS_SEED = 1  # so that what is asked of controls moves no other number
 SET_BACK, ALL_ELSE = "set back", "all else set back"  # of the hidden state at the start, in the edited world
 CRITERIA = (
     "Exists: the 95 % interval of the mean effect lies beyond the smallest size of interest, and q <= 0.05 over all "
     "rows of the table (no: its 90 % interval lies inside). Size as foretold: more than half and less than twice what "
     "the simulator foretold, each with a one-sided 95 % bound. Through the world: the effect of the whole edit beyond "
     "its effect through the pixels alone. Needed: the simulator's squared error is below that of no change and of a "
-    "held frame. Special is not asked: an edit is not chosen among directions."
+    "held frame. Special: of what is claimed, further than the same edit of other things in the same pictures, or at "
+    "other places of it, chosen at random (p; of several claims: q <= 0.05); where there is nothing of the kind it is "
+    "not asked, and a claim is confirmed without."
 )
 
 
@@ -48,105 +56,181 @@ CRITERIA = (
 class EditOptions:
     """What ``study`` is asked."""
 
-    edits: tuple[Edit, ...]
+    hypotheses: tuple[EditHypothesis, ...]
     starts: int
     horizon: int
     latest: int
     seed: int
     greedy: bool
-    directions: tuple[int, ...] = ()
+    events: tuple[Event, ...] = ()
+    directions: tuple[int, ...] = ()  # that are set back
+    edges: tuple[Edge, ...] = ()  # of a coupling run, to be tried
+    random: int = 39  # directions that each of their sources is held against
+    controls: int = 0  # others that the same edit is made to at every start, for *special*; 0: it is not asked
     smallest: tuple[float, float] = SMALLEST
 
 
 def study(
     agent: Agent, make: Callable[[int], ProcgenEnv], options: EditOptions, *, simulator: Simulator[Any] | None = None,
-    basis: Basis | None = None, device: torch.device,
+    basis: Basis | None = None, rule: Rule | None = None, device: torch.device,
 ) -> Result:  # fmt: skip
-    """make: the real game with so many slots.  Tables ``effects`` (a row an edit, way and quantity) and ``edits``;
-    arrays ``effect/EDIT/WAY/QUANTITY`` [N] (NaN where an edit is not about a start), ``foretold/EDIT/QUANTITY``;
-    frames of some starts.  Raises UserError where an edit fits too few starts."""
+    """make: the real game with so many slots; rule: tells the behaviours that hypotheses speak of.
+
+    Tables ``effects`` (a row an edit, way and quantity), ``edits``, ``needs`` (of events) and ``coupling`` (of edges);
+    arrays ``effect/EDIT/WAY/QUANTITY`` [N] (NaN where an edit is not about a start), ``foretold/EDIT/QUANTITY``; frames
+    of some starts.  Raises UserError where an edit fits too few starts, or a quantity is not measured."""
     generator = torch.Generator().manual_seed(options.seed)
     spec = agent.spec
     frames = 1 if simulator is None else simulator.world.initial_frames
     collector = make(min(options.starts, COLLECTORS))
     env = drawer = None
+
+    def about(h_H: np.ndarray) -> list[bool]:
+        return [_inside(h, torch.from_numpy(h_H)[None].to(device), rule)[0] for h in options.hypotheses]
+
     try:
         starts = collect(
-            agent, collector, options.edits, options.starts, initial_frames=frames, latest=options.latest,
-            seed=options.seed, greedy=options.greedy, device=device,
+            agent, collector, [h.edit for h in options.hypotheses], options.starts, initial_frames=frames,
+            latest=options.latest, seed=options.seed, greedy=options.greedy, device=device,
+            about=about if any(h.behaviours for h in options.hypotheses) else None,
         )  # fmt: skip
         env, drawer = make(len(starts)), make(len(starts))
         shape = (len(starts), options.horizon + 1, spec.n_actions)
         noise = torch.zeros(shape) if options.greedy else gumbel(shape, generator, torch.zeros(()))
         world = EditedWorld(agent, env, drawer, starts, noise.to(device))
-        measures = Measures(spec.distinct_actions(), basis, options.directions, (), ())
-        return _asked(world, measures, options, simulator)
+        named = [] if basis is None else [i for h in options.hypotheses if h.on in basis.names
+                                          for i in [basis.names.index(h.on)]]  # fmt: skip
+        directions = tuple(dict.fromkeys([*options.directions, *named]))
+        words = {h.on.removeprefix("prob:") for h in options.hypotheses if h.on.startswith("prob:")}
+        actions = {**spec.distinct_actions(), **{w: ids for w, ids in choices_of(spec).items() if w in words}}
+        measures = Measures(actions, basis, directions, options.events)
+        return _asked(world, measures, options, simulator, rule)
     finally:
         for one in (collector, env, drawer):
             if one is not None:
                 one.close()
 
 
-def _asked(world: EditedWorld, measures: Measures, options: EditOptions, simulator: Simulator[Any] | None) -> Result:
+def _inside(h: EditHypothesis, h_NH: Tensor, rule: Rule | None) -> list[bool]:
+    """Which of these hidden states are in the behaviours that a hypothesis is about."""
+    if not h.behaviours or rule is None:
+        return [True] * len(h_NH)
+    return [b in h.behaviours for b in rule(h_NH).tolist()]
+
+
+def _asked(
+    world: EditedWorld, measures: Measures, options: EditOptions, simulator: Simulator[Any] | None, rule: Rule | None
+) -> Result:
     """The study on these starts."""
     starts, rng = world.starts, np.random.default_rng(options.seed)
-    fixed = [[fits(edit, state_of(s)) for s in starts.states] for edit in options.edits]
-    for edit, of in zip(options.edits, fixed, strict=True):
-        if (n := sum(e is not None for e in of)) < verdicts.LEAST_STARTS:
-            raise UserError(
-                f"edit {edit.words!r} can be made at {n} of {len(of)} starts, and at least {verdicts.LEAST_STARTS} are "
-                "needed; ask for more (--starts), later ones (--latest_start) or another edit"
-            )
     nobody: list[Edit | None] = [None] * len(starts)
     unedited = world.course(nobody)
-    twin = differs(unedited, world.course(nobody))
+    assert unedited.course.h_RTH is not None
+    h_NH = unedited.course.h_RTH[:, 0]
+    fixed: dict[str, list[Edit | None]] = {}  # by what is changed, which several claims may be of
+    for h in options.hypotheses:
+        if h.change in fixed:
+            continue
+        here = _inside(h, h_NH, rule)
+        of = fixed[h.change] = [fits(h.edit, s) if on else None for s, on in zip(starts.states, here, strict=True)]
+        if (n := sum(e is not None for e in of)) < verdicts.LEAST_STARTS:
+            raise UserError(
+                f"edit {h.change!r} can be made at {n} of {len(of)} starts, and at least {verdicts.LEAST_STARTS} are "
+                "needed; ask for more (--starts), later ones (--latest_start) or another edit"
+            )
     plain = _measured(unedited.course, measures)
+    late = [q for q in plain if is_late(q)]
+    kind = "" if measures.basis is None else measures.basis.kind
+    asked = [(h, claimed(h, late, kind, options.horizon) or f"return@{options.horizon}") for h in options.hypotheses]
+    twin = differs(unedited, world.course(nobody))
     held = _foretellers(world, measures, simulator)
     result = Result(tables={"effects": [], "edits": []})
     tests: list[tuple[dict[str, Any], verdicts.Tested, int]] = []
-    with bar("edits", len(options.edits), "edits") as progress:
-        for edit, of in zip(options.edits, fixed, strict=True):
-            seen, runs = _ways(world, of, measures, plain, unedited)
+    edges: list[Tried] = []
+    judged = Judged({}, {}, {}, plain, world.agent.spec.env_id.partition("/")[2])
+    with bar("edits", len(fixed), "edits") as progress:
+        for change, of in fixed.items():
+            seen, runs = _ways(world, of, measures, plain, unedited, options.directions)
             foretold = {name: foretell(of) for name, foretell in held.items()}
-            rows = _rows(edit, seen, foretold, runs, plain, options, rng, tests)
+            rows = _rows(change, seen, foretold, runs, plain, options, rng, tests)
             result.tables["effects"] += rows
-            result.tables["edits"].append(_told(edit, runs, len(starts)))
+            result.tables["edits"].append(_told(change, runs, len(starts)))
             for way, effects in seen.items():
-                result.arrays |= {f"effect/{edit.words}/{way}/{q}": v for q, v in effects.items()}
+                result.arrays |= {f"effect/{change}/{way}/{q}": v for q, v in effects.items()}
             for q, v in foretold.get("simulator", {}).items():
-                result.arrays[f"foretold/{edit.words}/{q}"] = v
+                result.arrays[f"foretold/{change}/{q}"] = v
             some = np.flatnonzero(runs["whole"].rows_N)[:2]
-            result.arrays[f"frames/{edit.words}"] = np.stack([unedited.frames[some], runs["whole"].frames[some]], 1)
+            result.arrays[f"frames/{change}"] = np.stack([unedited.frames[some], runs["whole"].frames[some]], 1)
+            if options.edges:
+                assert measures.basis is not None
+                rng_edges, draws = np.random.default_rng([options.seed, 2]), torch.Generator().manual_seed(options.seed)
+                edges += tried(world, change, of, unedited, runs["whole"], measures.basis, options.edges,
+                               options.random, options.smallest[0], rng_edges, draws)  # fmt: skip
+            judged.seen[change], judged.foretold[change] = seen, foretold.get("simulator", {})
+            claims_here = [(h, q) for h, q in asked if h.change == change]
+            told = judged.foretold[change]
+            judged.against.update(_against(world, claims_here, of, (seen, told), plain, measures, options))
             progress.advance()
     _judge(tests, options)
-    k = options.horizon
-    claims = [row for row in result.tables["effects"] if row["quantity"] == f"return@{k}" and row["way"] == "whole"]
+    if edges:
+        result.tables["coupling"] = judged_edges(edges, options.smallest[0])
     result.arrays |= {f"unaltered/{q}": v for q, v in plain.items()} | {"age": starts.age_N}
     result.scalar("twin_difference", twin, "largest difference of two unedited runs", len(starts))
+    claims = claims_of(result, asked, judged, options.smallest[1], rng)
     result.notes = {
-        "criteria": CRITERIA, "claims": [{"headline": True, "text": text_of(row), **row} for row in claims],
-        "simulator": simulator is not None, "horizon": k,
+        "criteria": CRITERIA, "claims": claims, "simulator": simulator is not None, "horizon": options.horizon,
+        "events": {e.name: e.text for e in options.events},
     }  # fmt: skip
     return result
 
 
+def _against(
+    world: EditedWorld, asked: Sequence[tuple[EditHypothesis, str]], of: Sequence[Edit | None],
+    effects: tuple[Mapping[str, Mapping[str, np.ndarray]], Mapping[str, np.ndarray]], plain: Mapping[str, np.ndarray],
+    measures: Measures, options: EditOptions,
+) -> dict[EditHypothesis, Against]:  # fmt: skip
+    """What the claims of one change are held against: the same edit of other things, the same way; nothing for claims
+    of which there is nothing else in any picture.  effects: seen, by way, and foretold."""
+    seen, told = effects
+    states, rng = world.starts.states, np.random.default_rng([options.seed, CONTROLS_SEED])
+    more = [[] if e is None else others(e, s, options.controls, rng) for e, s in zip(of, states, strict=True)]
+    found: dict[str, list[dict[str, np.ndarray]]] = {}
+    out = {}
+    for h, q in asked:
+        own = seen.get(way := way_of(h), {}).get(q)
+        if own is None or not any(more):
+            continue
+        if way == "whole" and q in told:  # a claim is of the starts of which something was foretold
+            own = np.where(np.isnan(told[q]), np.nan, own)
+        if way not in found:
+            found[way] = []
+            for k in range(max(map(len, more))):
+                run = world.course([m[k] if k < len(m) else None for m in more], h.through or "whole", h.since)
+                got = _measured(run.course, measures)
+                found[way].append({name: np.where(run.rows_N, v - plain[name], np.nan) for name, v in got.items()})
+        out[h] = Against(choices(q, own, np.stack([row[q] for row in found[way]]), rng), sum(map(bool, more)))
+    return out
+
+
 def _ways(
-    world: EditedWorld, of: Sequence[Edit | None], measures: Measures, plain: Mapping[str, np.ndarray], unedited: Run
-) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Run]]:
-    """Effects by every way, {way: {quantity: [N]}}, NaN at starts that a way is not about."""
+    world: EditedWorld, of: Sequence[Edit | None], measures: Measures, plain: Mapping[str, np.ndarray], unedited: Run,
+    directions: tuple[int, ...] = (),
+) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Run]]:  # fmt: skip
+    """Effects by every way, {way: {quantity: [N]}}, NaN at starts that a way is not about.  directions: set back."""
     edit = next(e for e in of if e is not None)
-    picture = not (edit.verb == "set" and edit.thing in PICTURELESS)
+    picture = edit.thing not in PICTURELESS
     runs = {"whole": world.course(of)}
     if picture:
         runs |= {"pixels": world.course(of, "pixels"), "world": world.course(of, "world")}
     if not (edit.thing == "agent" or edit.thing in PICTURELESS):  # what the agent does next is not of its past
         runs["since the episode"] = world.course(of, "whole", "episode")
-    if measures.directions:
+        runs["pixels, since the episode"] = world.course(of, "pixels", "episode")
+    if directions:
         # Object -> direction -> action: does what the edit does to these directions carry what it does to the action?
         basis, h = measures.basis, unedited.course.h_RTH
         assert basis is not None and h is not None
         for way, change in ((SET_BACK, Resample), (ALL_ELSE, AllElse)):
-            back = AtSteps(change(basis, measures.directions, h[:, 0]), 0, 1)
+            back = AtSteps(change(basis, directions, h[:, 0]), 0, 1)
             runs[way] = world.course(of, intervene=(back,))
     seen = {}
     for way, run in runs.items():
@@ -217,7 +301,7 @@ def _foretellers(world: EditedWorld, measures: Measures, simulator: Simulator[An
 
 
 def _rows(
-    edit: Edit, seen: Mapping[str, Mapping[str, np.ndarray]], foretold: Mapping[str, Mapping[str, np.ndarray]],
+    edit: str, seen: Mapping[str, Mapping[str, np.ndarray]], foretold: Mapping[str, Mapping[str, np.ndarray]],
     runs: Mapping[str, Run], plain: Mapping[str, np.ndarray], options: EditOptions, rng: np.random.Generator,
     tests: list[tuple[dict[str, Any], verdicts.Tested, int]],
 ) -> list[dict[str, Any]]:  # fmt: skip
@@ -244,13 +328,16 @@ def _rows(
         for j, q in enumerate(names):
             unit, e = size[q].unit, tested.seen[j]
             row: dict[str, Any] = {
-                "edit": edit.words, "way": way, "quantity": q, "late": is_late(q), "unit": unit_of(q),
+                "edit": edit, "way": way, "quantity": q, "late": is_late(q), "unit": unit_of(q),
                 "effect": e.value * unit, "low": e.low * unit, "high": e.high * unit, "n": e.n, "p": float(tested.p[j]),
                 "spread": unit, "smallest": size[q].smallest * unit,
             }  # fmt: skip
             if told:
                 row |= {"foretold": tested.foretold[j].value * unit, "foretold_low": tested.foretold[j].low * unit,
                         "foretold_high": tested.foretold[j].high * unit}  # fmt: skip
+                for name, worse in tested.worse.items():
+                    row |= {f"error minus {name}": worse[j].value, f"{name} low": worse[j].low,
+                            f"{name} high": worse[j].high}  # fmt: skip
             if np.isfinite(tested.world[j].value):
                 w = tested.world[j]
                 row |= {"beyond_pixels": w.value * unit, "beyond_low": w.low * unit, "beyond_high": w.high * unit}
@@ -269,52 +356,21 @@ def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], options
         row |= {"q": float(q), "exists": there, "through_world": verdicts.NOT_ASKED}
         if "beyond_pixels" in row:
             row["through_world"] = verdicts.exists(tested.world[j], tested.world_90[j], float(qw), smallest)
-        row |= {"size": verdicts.NOT_ASKED, "needed": verdicts.NOT_ASKED, "verdict": _seen_alone(there)}
-        if "foretold" not in row or not row["late"]:
-            continue
-        foretold = tested.foretold[j].value
-        row["size"] = verdicts.size(
-            tested.seen[j], foretold, (tested.half[j], tested.half_90[j]), (tested.twice[j], tested.twice_90[j]), there,
-            smallest,
-        )  # fmt: skip
-        row["needed"] = verdicts.needed({name: worse[j] for name, worse in tested.worse.items()})
-        row["verdict"] = verdicts.verdict(there, row["size"], YES, foretold, smallest)
+        row |= {"size": verdicts.NOT_ASKED, "special": verdicts.NOT_ASKED, "needed": verdicts.NOT_ASKED}
+        if "foretold" in row and row["late"]:
+            foretold = tested.foretold[j].value
+            row["size"] = verdicts.size(
+                tested.seen[j], foretold, (tested.half[j], tested.half_90[j]), (tested.twice[j], tested.twice_90[j]),
+                there, smallest,
+            )  # fmt: skip
+            row["needed"] = verdicts.needed({name: worse[j] for name, worse in tested.worse.items()})
+        row["verdict"] = verdict_of(row)
 
 
-def _seen_alone(there: str) -> str:
-    return {YES: "seen", verdicts.NO: verdicts.NO_EFFECT}.get(there, verdicts.OPEN)
-
-
-def _told(edit: Edit, runs: Mapping[str, Run], starts: int) -> dict[str, Any]:
+def _told(edit: str, runs: Mapping[str, Run], starts: int) -> dict[str, Any]:
     """What an edit was about."""
-    out: dict[str, Any] = {"edit": edit.words, "starts": starts, "fits": int(runs["whole"].rows_N.sum())}
+    out: dict[str, Any] = {"edit": edit, "starts": starts, "fits": int(runs["whole"].rows_N.sum())}
     since = runs.get("since the episode")
     if since is not None:
         out |= {"since_the_episode": int(since.rows_N.sum()), "apart": int((since.apart_N & since.rows_N).sum())}
     return out
-
-
-def text_of(row: Mapping[str, Any]) -> str:
-    """A row in a sentence."""
-    head = (
-        f"'{row['edit']}' changes {in_words(row['quantity'])}: {row['effect']:+.3g} [{row['low']:+.3g}, "
-        f"{row['high']:+.3g}] {row['unit']} in the real game (n = {row['n']}{few(row['n'])})"
-    )
-    if "foretold" in row:
-        head += f", foretold {row['foretold']:+.3g} [{row['foretold_low']:+.3g}, {row['foretold_high']:+.3g}]"
-    if row["verdict"] in (verdicts.CONFIRMED, verdicts.REFUTED, verdicts.NO_EFFECT) and "foretold" in row:
-        said = verdicts.sentence(row["verdict"], {**row, "special": verdicts.NOT_ASKED})
-    elif row["verdict"] == "seen":
-        said = "it exists; nothing foretold it"
-    elif row["verdict"] == verdicts.NO_EFFECT:
-        said = "no effect of interest"
-    else:
-        asked = {"exists": "whether it exists"} | (
-            {"size": "whether its size is as foretold"} if "foretold" in row else {}
-        )
-        said = "open: " + ", ".join(words for name, words in asked.items() if row[name] in (verdicts.OPEN, verdicts.NO))
-    if "beyond_pixels" in row:
-        said += (
-            f"; beyond what is seen {row['beyond_pixels']:+.3g} [{row['beyond_low']:+.3g}, {row['beyond_high']:+.3g}]"
-        )
-    return f"{head}: {said}."

@@ -18,15 +18,26 @@ memory``: the world answers with the actions of the unaltered run, so that the c
 world``: the agent forgets the change once it has acted on it, so that only its action carries it on (path patching;
 Goldowsky-Dill et al. 2023, arXiv:2304.05969).
 
+An edit of the real game is a line of the same grammar, in the words of envs/procgen_edits.py:
+
+    EDIT [through pixels | world] [since episode] [when behaviour=ID ...]
+         [necessary for EVENT | sufficient for EVENT] [on QUANTITY]
+
+    remove saw nearest when behaviour=6 on value        move coin by 3 0 on prob:right        add wall ahead 2
+
+It is made at the start and lasts until its level ends.  ``through pixels``: it is seen and nothing else; ``through
+world``: it is there and not seen; else both.  ``since episode``: it is made at the first step of the episode, so that
+the agent has never seen the world without it.
+
 N starts, H hidden, K directions, other axes as in core.contracts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -35,15 +46,39 @@ from core.contracts import Intervention, UserError
 from core.directions import Basis, direction_ids, direction_of, name_of
 from core.interventions import AtSteps, Nullspace, Resample, Shift, Swap, When, parse_when
 from core.when import Rule
+from envs.procgen_edits import PICTURELESS, VERBS, Edit, parse_edit
 from validation.hypotheses.changes import KeepOnly, Redirect
 from validation.hypotheses.frames import own_frame
 
 KINDS = ("shift", "collapse", "keep_only", "swap", "resample", "patch")
 THROUGH = ("memory", "world")
+WAYS = ("pixels", "world")  # of an edit
 ROLES = ("necessary", "sufficient")
 SIDES = ("noising", "denoising")
-CLAUSES = ("for", "always", "through", "when", *ROLES, "clean", "on")
+CLAUSES = ("for", "always", "through", "since", "when", *ROLES, "clean", "on")
 QUANTITIES = ("value", "reward", "return", "ended", "prob:", "rate:", "event:")  # and directions
+
+
+class Claim(Protocol):
+    """What every hypothesis says of itself, whatever it changes."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_nothing(self) -> bool: ...
+
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def event(self) -> str: ...
+
+    @property
+    def on(self) -> str: ...
+
+    @property
+    def clean(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -78,8 +113,7 @@ class Hypothesis:
             words.append("always" if self.steps is None else f"for {self.steps} steps")
         if self.through:
             words.append(f"through {self.through}")
-        if self.behaviours:
-            words.append("when " + " ".join(f"behaviour={b}" for b in self.behaviours))
+        words += _when(self.behaviours)
         if self.on:
             words.append(f"on {self.on}")
         return " ".join(words)
@@ -153,39 +187,129 @@ def hypotheses_of(basis: str, directions: Sequence[int], amounts: Sequence[float
     return shifts + [Hypothesis(kind, basis, (i,)) for i in directions for kind in ("collapse", "keep_only")]
 
 
+@dataclass(frozen=True)
+class EditHypothesis:
+    """One edit of the real game, and what it is said to do; see the head of this file."""
+
+    edit: Edit
+    through: str = ""  # pixels or world
+    since: str = "start"  # or episode
+    behaviours: tuple[int, ...] = ()  # only at starts inside them
+    role: str = ""
+    event: str = ""
+    on: str = ""
+
+    is_nothing = False
+    clean = ""
+
+    @property
+    def change(self) -> str:
+        """The edit and the starts that it is about, in words."""
+        return " ".join([self.edit.words, *_when(self.behaviours)])
+
+    @property
+    def name(self) -> str:
+        """In the words that it is parsed from."""
+        words = [self.edit.words]
+        words += [f"through {self.through}"] if self.through else []
+        words += ["since episode"] if self.since == "episode" else []
+        words += _when(self.behaviours)
+        return " ".join([*words, f"on {self.on}"] if self.on else words)
+
+
+def _when(behaviours: Sequence[int]) -> list[str]:
+    return ["when " + " ".join(f"behaviour={b}" for b in behaviours)] if behaviours else []
+
+
+class _Said(NamedTuple):
+    """A line of words taken apart."""
+
+    where: str  # for errors
+    kind: str
+    what: list[str]  # is changed
+    clauses: dict[str, Any]
+
+
+def _read(text: str, kinds: Sequence[str], elsewhere: Mapping[str, str]) -> _Said:
+    """A line that begins with one of ``kinds``.  ``elsewhere``: what to say of lines that begin with other words."""
+    words = text.split()
+    where = f"hypothesis {text!r}"
+    if not words or words[0] not in kinds:
+        if words and words[0] in elsewhere:
+            raise UserError(f"{where}: {elsewhere[words[0]]}")
+        hint = nearest(words[0], kinds) if words else ""
+        raise UserError(f"{where}: begins with no known change{hint}; there are: {', '.join(kinds)}")
+    cut = next((i for i, w in enumerate(words) if w in CLAUSES), len(words))
+    found: dict[str, Any] = {}
+    rest = words[cut:]
+    while rest:
+        rest = _clause(rest, found, where)
+    if "role" in found and "on" in found:
+        raise UserError(
+            f"{where}: {found['role']} for {found['event']} is a claim by itself; say 'on {found['on']}' in another one"
+        )
+    return _Said(where, words[0], words[1:cut], found)
+
+
 def parse_hypothesis(text: str, basis: Basis) -> list[Hypothesis]:
     """The hypotheses that a line of words is: one, or the two sides of a patch.
 
     Raises UserError on what does not parse, an id outside the basis or named twice.
     """
-    words = text.split()
-    where = f"hypothesis {text!r}"
-    if not words or words[0] not in KINDS:
-        hint = nearest(words[0], KINDS) if words else ""
-        raise UserError(f"{where}: begins with no known change{hint}; there are: {', '.join(KINDS)}")
-    kind, words = words[0], words[1:]
-    cut = next((i for i, w in enumerate(words) if w in CLAUSES), len(words))
-    everything = words[:cut] in (["all"], [f"{basis.kind}:all"])
-    ids, amounts = _targets(kind, words[:cut], where, basis, everything)
+    edits = "an edit of the real game is tried by python -m validation.edits --edits"
+    where, kind, what, found = _read(text, KINDS, dict.fromkeys(VERBS, edits))
+    everything = what in (["all"], [f"{basis.kind}:all"])
+    ids, amounts = _targets(kind, what, where, basis, everything)
     if twice := [name_of(basis.kind, i) for i in ids if ids.count(i) > 1]:
         raise UserError(f"{where}: names direction {twice[0]} twice")
     basis.check(ids)
-    found: dict[str, Any] = {}
-    rest = words[cut:]
-    while rest:
-        rest = _clause(rest, found, where)
     if (kind == "patch") != ("clean" in found):
         raise UserError(f"{where}: patch, and nothing else, needs 'clean EVENT', which tells the two classes of starts")
-    if direction_of(found.get("on", ""), basis.kind):
-        (on,) = direction_ids([found["on"]], basis.kind, where)
-        basis.check([on])
-        found["on"] = name_of(basis.kind, on)
+    for word, bad in (("since episode", "since" in found), ("through pixels", found.get("through") == "pixels")):
+        if bad:
+            raise UserError(f"{where}: {word} is for edits of the real game (python -m validation.edits)")
+    _name_direction(found, basis, where)
     out = Hypothesis(kind, basis.kind, tuple(ids), tuple(amounts), everything=everything, **found)
-    if out.role and out.on:
-        raise UserError(f"{where}: {out.role} for {out.event} is a claim by itself; say 'on {out.on}' in another one")
     if out.through == "world" and out.steps != 1:
         raise UserError(f"{where}: through world is for a change at one step, which the agent then forgets")
     return [replace(out, side=side) for side in SIDES] if kind == "patch" else [out]
+
+
+def parse_edit_hypothesis(text: str, game: str, basis: Basis | None = None) -> EditHypothesis:
+    """The edit that a line of words is.  basis: of directions that may be claimed to change.
+
+    Raises UserError on what does not parse, or names what the game does not have."""
+    hidden = "a change of the hidden state is tried by python -m validation.interventions --hypotheses"
+    where, kind, what, found = _read(text, VERBS, dict.fromkeys(KINDS, hidden))
+    edit = parse_edit(" ".join([kind, *what]), game)
+    if "steps" in found:
+        raise UserError(f"{where}: an edit lasts until its level ends; leave out 'for N steps' and 'always'")
+    if "clean" in found:
+        raise UserError(f"{where}: 'clean EVENT' is for patches of the hidden state; say 'when behaviour=ID', which "
+                        "tells the starts that an edit is about")  # fmt: skip
+    through = found.get("through", "")
+    if through not in ("", *WAYS):
+        raise UserError(f"{where}: an edit is not made in the agent's {through}; through pixels, or through world")
+    if through and edit.thing in PICTURELESS:
+        raise UserError(f"{where}: no picture shows the {edit.thing}; leave out 'through {through}'")
+    if "since" in found and (through == "world" or edit.thing == "agent" or edit.thing in PICTURELESS):
+        about = "through the world alone" if through == "world" else f"of the {edit.thing}"
+        raise UserError(f"{where}: since episode is not for edits {about}")
+    if "role" in found and (through or "since" in found):
+        raise UserError(f"{where}: '{found['role']} for' is compared with what was foretold, the whole edit at the "
+                        f"start; say 'on event:{found['event']}'")  # fmt: skip
+    _name_direction(found, basis, where)
+    return EditHypothesis(edit, **found)
+
+
+def _name_direction(found: dict[str, Any], basis: Basis | None, where: str) -> None:
+    """The direction that is claimed to change, if it is one, by its whole name."""
+    if direction_of(found.get("on", ""), "" if basis is None else basis.kind):
+        if basis is None:
+            raise UserError(f"{where}: {found['on']} is a direction of a basis: give --basis")
+        (on,) = direction_ids([found["on"]], basis.kind, where)
+        basis.check([on])
+        found["on"] = name_of(basis.kind, on)
 
 
 def _targets(
@@ -229,8 +353,11 @@ def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
             raise UserError(f"{where}: for {rest[0]} steps: at least 1")
         put("steps", int(rest[0]))
         return rest[2:]
-    if head == "through" and rest and rest[0] in THROUGH:
+    if head == "through" and rest and rest[0] in (*THROUGH, *WAYS):
         put("through", rest[0])
+        return rest[1:]
+    if head == "since" and rest[:1] == ["episode"]:
+        put("since", "episode")
         return rest[1:]
     known = (q for q in QUANTITIES if rest and (rest[0] == q or (q.endswith(":") and rest[0].startswith(q))))
     if head == "on" and rest and (any(known) or direction_of(rest[0], "")):
@@ -249,13 +376,13 @@ def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
             put("behaviours", parse_when(rest[:stop]))
             return rest[stop:]
     raise UserError(
-        f"{where}: cannot read {' '.join(words)!r}; after the directions may come: for N steps, always, through "
-        "memory, through world, when behaviour=ID, necessary for EVENT, sufficient for EVENT, clean EVENT, on QUANTITY "
-        f"({', '.join(QUANTITIES)}, or a direction)"
+        f"{where}: cannot read {' '.join(words)!r}; after the change may come: for N steps, always, through memory, "
+        "through world, (of edits) through pixels, since episode, when behaviour=ID, necessary for EVENT, sufficient "
+        f"for EVENT, clean EVENT, on QUANTITY ({', '.join(QUANTITIES)}, or a direction)"
     )
 
 
-def check_events(hypotheses: Sequence[Hypothesis], names: Sequence[str]) -> None:
+def check_events(hypotheses: Sequence[Claim], names: Sequence[str]) -> None:
     """UserError if a hypothesis speaks of an event that nobody defined."""
     for h in hypotheses:
         for event in filter(None, (h.event, h.clean)):

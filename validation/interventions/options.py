@@ -9,13 +9,15 @@ import numpy as np
 
 from analysis.shared.events import Event, parse_events
 from core import config as cli
+from core.config import nearest
 from core.contracts import UserError
-from core.directions import Basis
+from core.directions import Basis, direction_of
 from core.stats import require_permutations
 from core.when import Rule
-from validation.hypotheses.grammar import Hypothesis, check_events, parse_hypothesis
+from validation.hypotheses.grammar import Claim, Hypothesis, check_events, parse_hypothesis
 from validation.interventions.controls import FEWEST
 from validation.interventions.verdicts import ALPHA, SMALLEST
+from validation.paired.course import is_late
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,21 @@ def check_options(options: StudyOptions, basis: Basis | None = None) -> None:
     basis.check(options.directions)
     if options.largest > basis.size:
         raise UserError(f"--directions largest {options.largest}: the {basis.kind} basis has {basis.size} directions")
+
+
+def claimed(h: Claim, known: Sequence[str], kind: str, horizon: int) -> str:
+    """The late quantity that a hypothesis names, '' where it names none.  known: what is measured; kind: of the basis
+    whose directions may be named.  UserError."""
+    if not (h.on or h.role):
+        return ""
+    on = f"event:{h.event}" if h.role else h.on
+    if direction_of(on, kind):  # measured once the directions are known
+        return f"{on}@{horizon}"
+    found = [q for q in known if q.startswith(f"{on}@")]
+    if not found:
+        late = list(dict.fromkeys(q.partition("@")[0] for q in known if is_late(q)))
+        raise UserError(f"hypothesis {h.name!r}: no quantity {on!r}{nearest(on, late)}; there are: {', '.join(late)}")
+    return found[0]
 
 
 def parse_study(

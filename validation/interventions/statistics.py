@@ -7,18 +7,19 @@ N starts (independent units), G hypotheses, C controls, P points.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from core.artefacts import Result
 from core.stats import Estimate, band_of, bootstrap_means, few, ratios, share_interval
-from validation.hypotheses.grammar import Hypothesis
+from validation.hypotheses.grammar import Claim, Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.agreement import agreement
 from validation.interventions.verdicts import ALPHA, SMALLEST
 from validation.paired.course import family_of, in_words, is_cut, is_late, is_own, is_share, unit_of
 
+H = TypeVar("H", bound=Claim)
 ROUNDING = 1e-6  # of a quantity: what varies less does not vary
 NEEDS = (
     "necessary: of the starts at which the event happens without the change, the share at which it does not happen "
@@ -266,7 +267,7 @@ def number_or_none(x: float) -> float | None:
 
 
 def needs_of(
-    effects: Effects, hypotheses: Sequence[Hypothesis], controls: Mapping[Hypothesis, Controls], smallest: float,
+    effects: Effects, hypotheses: Sequence[H], controls: Mapping[H, Controls], smallest: float,
     rng: np.random.Generator,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One row a (hypothesis, event, role): how often the change prevents the event, and how often it causes it (see
@@ -314,7 +315,7 @@ def changed_share(effect: np.ndarray, base_N: np.ndarray, role: str) -> tuple[np
 
 
 def _need(
-    effects: Effects, g: int, h: Hypothesis, controls: Controls | None, q: str, name: str, role: str,
+    effects: Effects, g: int, h: Claim, controls: Controls | None, q: str, name: str, role: str,
     smallest: float, rng: np.random.Generator,
 ) -> tuple[dict[str, Any], verdicts.Tested | None]:  # fmt: skip
     from scipy.special import bdtrc

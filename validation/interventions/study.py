@@ -14,9 +14,8 @@ from torch import Tensor
 
 from analysis.shared.events import Event
 from core.artefacts import Result
-from core.config import nearest
-from core.contracts import Agent, LearnedWorld, Shown, UserError, VecEnv
-from core.directions import Basis, direction_of
+from core.contracts import Agent, LearnedWorld, Shown, VecEnv
+from core.directions import Basis
 from core.roll import Recorded, Simulator
 from core.trees import Tree
 from core.when import Rule
@@ -25,10 +24,10 @@ from validation.hypotheses.grammar import THROUGH, Hypothesis, hypotheses_of, sh
 from validation.interventions.bench import Bench, effects_in
 from validation.interventions.controls import Family, Pick, choose, contest, mocks_of, run_ways
 from validation.interventions.film import film
-from validation.interventions.options import StudyOptions, check_options, parse_study
+from validation.interventions.options import StudyOptions, check_options, claimed, parse_study
 from validation.interventions.statistics import Controls, Effects
 from validation.interventions.tables import Picked, report
-from validation.paired.course import Measures, is_late
+from validation.paired.course import Measures
 from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld, begun
 from validation.paired.starts import Starts, collect_starts, distinct_actions
@@ -169,21 +168,10 @@ def plan_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOption
         k = bench.dreamed.noise_NTA.shape[1] - 1
         known = list(bench.dreamed.measure([None]))
 
-        def claimed(h: Hypothesis) -> str:
-            if not (h.on or h.role):
-                return ""
-            on = f"event:{h.event}" if h.role else h.on
-            found = [q for q in known if q.startswith(f"{on}@")]
-            if direction_of(on, basis.kind):  # measured once the directions are known
-                return f"{on}@{k}"
-            if not found:
-                late = list(dict.fromkeys(q.partition("@")[0] for q in known if is_late(q)))
-                raise UserError(
-                    f"hypothesis {h.name!r}: no quantity {on!r}{nearest(on, late)}; there are: {', '.join(late)}"
-                )
-            return found[0]
-
-        return [Family(((h,),), quantity=claimed(h)) for h in hypotheses if not h.is_nothing and h.control is not None]
+        return [
+            Family(((h,),), quantity=claimed(h, known, basis.kind, k))
+            for h in hypotheses if not h.is_nothing and h.control is not None
+        ]  # fmt: skip
     if options.largest:
         return [Family(tuple(ways_of(basis.kind, i, options) for i in range(basis.size)), choose=options.largest)]
     return [Family((ways_of(basis.kind, i, options),)) for i in options.directions]

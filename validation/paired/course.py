@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from analysis.shared.events import Event, Rows
+from core.contracts import EnvSpec
 from core.directions import Basis
 from core.roll import Moment, probabilities
+from envs.procgen import ACTION_NAMES, JUMPING
 
 
 class Course(NamedTuple):
@@ -31,7 +33,17 @@ class Course(NamedTuple):
     ended_RT: Tensor | None = None  # [R, T-1], 0 or 1
 
 
+JUMPS = ("up", "upleft", "upright")
 Actions = Mapping[str, Sequence[int]]  # name of a distinct action -> the ids that do it
+
+
+def choices_of(spec: EnvSpec) -> dict[str, list[int]]:
+    """Ids of what can be asked about: every distinct action, the world's words for sets of actions, and ``jump`` in the
+    games in which one does."""
+    words = {word: [spec.action_names.index(a) for a in names] for word, names in spec.action_words.items()}
+    if spec.env_id.partition("/")[2] in JUMPING:
+        words["jump"] = [ACTION_NAMES.index(a) for a in JUMPS]
+    return {**spec.distinct_actions(), **words}
 
 
 @dataclass(frozen=True)
@@ -72,9 +84,9 @@ def quantities(course: Course, measures: Measures) -> dict[str, Tensor]:
     out[f"ended@{k}"] = 1 - weight[:, k]
     for name, ids in measures.actions.items():
         out[f"prob:{name}@1..{k}"] = (weight[:, 1:] * probs[:, 1:, list(ids)].sum(-1)).mean(1)
-    if measures.basis is None or course.h_RTH is None:
+    if course.h_RTH is None:
         return out
-    if measures.directions:
+    if measures.basis is not None and measures.directions:
         c_RK = measures.basis.project(course.h_RTH[:, k])
         for i, name in zip(measures.directions, measures.names, strict=True):
             out[f"{name}@{k}"] = weight[:, k] * c_RK[:, i]
@@ -87,7 +99,16 @@ def quantities(course: Course, measures: Measures) -> dict[str, Tensor]:
     return out
 
 
-def still_on(course: Course, rows: Tensor) -> np.ndarray:
+def policy_of(measured: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The probabilities of all actions together, at once (``policy``) and later (``policy@1..k``), each [N, A]."""
+    found: dict[str, list[np.ndarray]] = {}
+    for q, x in measured.items():
+        if q.startswith("prob:"):
+            found.setdefault("policy" + q[q.index("@") :] if is_late(q) else "policy", []).append(x)
+    return {q: np.stack(parts, -1) for q, parts in found.items()}
+
+
+def still_on(course: Course, rows: Tensor | slice = slice(None)) -> np.ndarray:
     """Where frames of some starts are of the episode they began in: uint8 [n, T, 1, 1, 1] of 1 and 0."""
     if course.ended_RT is None:
         raise ValueError("a course without endings")
@@ -96,14 +117,15 @@ def still_on(course: Course, rows: Tensor) -> np.ndarray:
     return on[..., None, None, None].to(torch.uint8).cpu().numpy()
 
 
-def rows_of(course: Course, basis: Basis, parts: tuple[int, ...] = ()) -> Rows:
-    """The steps of a course whose transition is known, for events."""
+def rows_of(course: Course, basis: Basis | None, parts: tuple[int, ...] = ()) -> Rows:
+    """The steps of a course whose transition is known, for events; without a basis, for those of no direction."""
     if course.h_RTH is None or course.action_RTA is None or course.ended_RT is None:
         raise ValueError("events need a course with hidden states, actions and endings")
     now = slice(0, course.reward_RT.shape[1])
     return Rows(
         course.value_RT[:, now], course.reward_RT, course.ended_RT, course.action_RTA[:, now],
-        course.logits_RTA[:, now], basis.project(course.h_RTH[:, now]), parts,
+        course.logits_RTA[:, now], (course.h_RTH[..., :0] if basis is None else basis.project(course.h_RTH))[:, now],
+        parts,
     )  # fmt: skip
 
 

@@ -140,7 +140,7 @@ def shared_world(
     order = np.argsort(slots, kind="stable")
     found, slots = [found[i] for i in order], slots[order]
     starts = Starts(
-        window={},
+        window={}, before=None,
         state=joined([rows_of(moment.state, slice(b, b + 1)) for b, _, moment in found]),
         h_NH=torch.from_numpy(np.stack([moment.h_BH[b] for b, _, moment in found])).to(device),
         age_N=np.array([m for _, m, _ in found]), states=(), offset_N=np.array([m for _, m, _ in found]),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,16 @@ from core.progress import bar
 from core.trees import Tree, joined, rows_of
 
 GIVE_UP_STEPS = 20_000
+CENSUS = 16  # steps between two looks at all slots, where not every state is kept
+LOOKED = 300  # states so looked at, after which it is known whether those that are kept are too rare
+RARE = 0.01  # share of states below which it would take for ever
+
+
+class Keep(NamedTuple):
+    """Which states may be starts."""
+
+    holds: Callable[[bytes], bool]  # of a snapshot
+    words: str  # what is so in them, and what to do where it rarely is
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,8 @@ class Starts:
     ``actions`` [M, N] replay slot b up to its step ``offset_N[b]``."""
 
     window: Mapping[str, np.ndarray]  # [N, I, ...], the last observation is the start's
-    state: Tree  # the agent's whole state after it, [N, ...]
+    before: Tree  # the agent's whole state before it saw that, [N, ...]
+    state: Tree  # and after
     h_NH: Tensor
     age_N: np.ndarray  # step of the episode
     states: tuple[bytes, ...]
@@ -43,22 +54,16 @@ class Starts:
 
 
 def collect_starts(
-    agent: Agent,
-    env: VecEnv,
-    count: int,
-    *,
-    initial_frames: int,
-    latest: int,
-    seed: int,
-    greedy: bool = False,
-    device: torch.device | None = None,
-) -> Starts:
+    agent: Agent, env: VecEnv, count: int, *, initial_frames: int, latest: int, seed: int, greedy: bool = False,
+    device: torch.device | None = None, keep: Keep | None = None,
+) -> Starts:  # fmt: skip
     """Run the agent and take ``count`` starts, at most one an episode, each at a step drawn uniformly
     from [initial_frames - 1, latest]; an episode that ends earlier gives none and the next one tries
-    again.  Every slot gives equally many (some one more where it must be), so that fast episodes are not favoured.
+    again, and so does one whose state there is not among those to ``keep`` (of worlds with snapshots; None: all).
+    Every slot gives equally many (some one more where it must be), so that fast episodes are not favoured.
 
     Where the world has no snapshots, one start a slot, and ``count`` must be the number of slots.
-    Raises UserError if the episodes are too short.
+    Raises UserError if the episodes are too short, or states to keep are rare.
     """
     device = torch.device("cpu") if device is None else device
     slots, snapshots = env.spec.slots, env.spec.can_snapshot
@@ -75,26 +80,29 @@ def collect_starts(
     found: list[dict[str, Any]] = []
     actions: list[np.ndarray] = []
     states: tuple[bytes, ...] = ()
+    memory: Tree = agent.initial(slots)
+    looked = enough = 0
     with bar("collecting starts", count, "starts") as progress:
-        for moment in play(agent, env, chooser, seed=seed, device=device):
+        for step, moment in enumerate(play(agent, env, chooser, seed=seed, device=device)):
             history.append(moment.obs)
+            if keep is not None and step and step % CENSUS == 0:
+                looked, enough = looked + slots, enough + sum(map(keep.holds, states))
             for b in np.flatnonzero((quota_B > 0) & (moment.age_B == target_B)):
-                window = {k: np.stack([obs[k][b] for obs in history]) for k in moment.obs}
-                state = (states[b],) if snapshots else ()
-                own = rows_of(moment.state, slice(b, b + 1))
-                start = {
-                    "slot": b,
-                    "window": window,
-                    "h": moment.h_BH[b],
-                    "agent": own,
-                    "age": moment.age_B[b],
-                    "state": state,
-                }
-                found.append({**start, "offset": len(actions)})
+                if keep is not None and not keep.holds(states[b]):
+                    continue
+                before, own = (rows_of(some, slice(b, b + 1)) for some in (memory, moment.state))
+                found.append({
+                    "slot": b, "window": {k: np.stack([obs[k][b] for obs in history]) for k in moment.obs},
+                    "h": moment.h_BH[b], "before": before, "agent": own, "age": moment.age_B[b],
+                    "state": (states[b],) if snapshots else (), "offset": len(actions),
+                })  # fmt: skip
                 quota_B[b] -= 1
                 progress.advance()
             if not quota_B.any():
                 break
+            if keep is not None and ((looked >= LOOKED and enough < RARE * looked) or step >= GIVE_UP_STEPS):
+                raise UserError(f"only {enough} of {looked} states of {env.spec.env_id} have {keep.words}, or change "
+                                f"--latest_start ({latest})")  # fmt: skip
             if len(actions) >= GIVE_UP_STEPS:
                 raise UserError(
                     f"only {len(found)} of {count} starts after {len(actions)} steps: episodes rarely reach their "
@@ -104,12 +112,15 @@ def collect_starts(
             done_B = moment.next.terminated | moment.next.truncated
             target_B = np.where(done_B, rng.integers(first, latest + 1, slots), target_B)
             age_B = np.where(done_B, 0, moment.age_B + 1)
-            if snapshots and ((quota_B > 0) & (age_B == target_B)).any():
+            memory = moment.state
+            counts = keep is not None and (step + 1) % CENSUS == 0
+            if snapshots and (counts or ((quota_B > 0) & (age_B == target_B)).any()):
                 states = env.snapshot()  # of what the next moment will show
     if not snapshots:
         found.sort(key=lambda start: int(start["slot"]))
     return Starts(
         window={k: np.stack([start["window"][k] for start in found]) for k in found[0]["window"]},
+        before=joined([start["before"] for start in found]),
         state=joined([start["agent"] for start in found]),
         h_NH=torch.from_numpy(np.stack([start["h"] for start in found])).to(device),
         age_N=np.array([start["age"] for start in found]),

@@ -11,10 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.procgen_edits import Edit
-from envs.procgen_state import NEEDED, THINGS, State, snapshot_of, state_of
-from envs.procgen_truth import TERRAIN
-
-FIELDS = (*TERRAIN, "lava", "fire")  # what there are fields of: no single one matters
+from envs.procgen_state import State, snapshot_of, state_of
+from envs.procgen_truth import kinds_of, shown
 
 
 class Item(NamedTuple):
@@ -28,20 +26,9 @@ class Item(NamedTuple):
     number: int  # entities or cells in that place
 
 
-def kinds_of(game: str) -> tuple[str, ...]:
-    """Kinds of objects that can be removed from a game, one by one."""
-    return tuple(
-        name
-        for name, thing in THINGS[game].items()
-        if name not in (*FIELDS, *NEEDED.get(game, ())) and not (name == "barrier" and thing.cells)
-    )
-
-
 def items_of(state: State) -> list[Item]:
-    """The objects whose centres are in the picture that was last drawn of this state."""
+    """The objects whose centres are in the picture of this state."""
     found: list[Item] = []
-    reach = float(state.view["view_dim"]) / 2
-    cx, cy = float(state.motion["center_x"]), float(state.motion["center_y"])
     for kind in kinds_of(state.game):
         entities = state.entities[state.of(kind)]
         entities = entities[entities["use_abs_coords"] == 0]  # others stand on the screen, not in the world
@@ -53,8 +40,8 @@ def items_of(state: State) -> list[Item]:
         rows = [(float(e["x"]), float(e["y"]), w, h) for e, w, h in zip(entities, wide, high, strict=True)]
         rows += [(x + 0.5, y + 0.5, 0.5, 0.5) for x, y in state.cells_of(kind).tolist()]
         places: dict[tuple[float, float], list[tuple[float, float]]] = {}
-        for x, y, w, h in rows:
-            if max(abs(x - cx), abs(y - cy)) < reach:
+        for (x, y, w, h), here in zip(rows, shown(state, np.array(rows).reshape(-1, 4)[:, :2]), strict=True):
+            if here:
                 places.setdefault((x, y), []).append((w, h))
         for (x, y), sizes in places.items():
             w, h = (float(max(size)) for size in zip(*sizes, strict=True))

@@ -75,12 +75,12 @@ def removed(agent: Agent, env: VecEnv, scenes: Scenes, noise_DNTA: Tensor, actio
     once, late = asked(actions, horizon)
     measures = Measures(actions, parts=agent.spec.parts)
     versions = [[s, snapshot_of(state_of(s), s), *(without(s, item) for item in items)]
-                for s, items in zip(scenes.states, scenes.items, strict=True)]  # fmt: skip
-    field = next(iter(scenes.window))
+                for s, items in zip(scenes.starts.states, scenes.items, strict=True)]  # fmt: skip
+    field = next(iter(scenes.starts.window))
     frames: list[np.ndarray] = []
     found: dict[str, list[list[np.ndarray]]] = {q: [[] for _ in noise_DNTA] for q in (*once, *late)}
     twin = 0.0
-    with bar("real world, without each object", len(scenes) * len(noise_DNTA), "starts") as progress:
+    with bar("real world, without each object", len(scenes.starts) * len(noise_DNTA), "starts") as progress:
         for some in chunks([len(v) for v in versions], env.spec.slots):
             states = [state for n in some for state in versions[n]]
             of = np.repeat(some, [len(versions[n]) for n in some])
@@ -90,7 +90,7 @@ def removed(agent: Agent, env: VecEnv, scenes: Scenes, noise_DNTA: Tensor, actio
             nth = np.arange(len(of)) - base
             for d, noise_NTA in enumerate(noise_DNTA):
                 moments = list(roll(
-                    agent, world, world.restore(states + states[:1] * fill), memory=rows_of(scenes.before, rows),
+                    agent, world, world.restore(states + states[:1] * fill), memory=rows_of(scenes.starts.before, rows),
                     steps=horizon, noise=[Noise(action_BA=x) for x in noise_NTA[rows].unbind(1)],
                 ))  # fmt: skip
                 if d == 0:

@@ -49,26 +49,26 @@ def trial(
         env.close()
     actions = agent.spec.distinct_actions()
     generator = torch.Generator().manual_seed(config.seed)
-    shape = (config.draws, len(scenes), config.horizon + 1, agent.spec.n_actions)
+    shape = (config.draws, len(scenes.starts), config.horizon + 1, agent.spec.n_actions)
     noise_DNTA = -torch.empty(shape).exponential_(generator=generator).log().to(device)  # Gumbel
     most = 2 + max(map(len, scenes.items))
-    env = make_env(max(most, min(SLOTS, most * len(scenes))))
+    env = make_env(max(most, min(SLOTS, most * len(scenes.starts))))
     try:
         changes = removed(agent, env, scenes, noise_DNTA, actions)
     finally:
         env.close()
-    frames = next(iter(scenes.window.values()))[:, -1]
-    of_O = np.repeat(np.arange(len(scenes)), [len(items) for items in scenes.items])
-    states = [state_of(s) for s in scenes.states]
+    frames = next(iter(scenes.starts.window.values()))[:, -1]
+    of_O = np.repeat(np.arange(len(scenes.starts)), [len(items) for items in scenes.items])
+    states = [state_of(s) for s in scenes.starts.states]
     own = [box_of(states[n], item, frames.shape[1]) for n, items in enumerate(scenes.items) for item in items]
-    readings: dict[str, Reading] = {ALONE: AtOnce(scenes.before, actions)}
+    readings: dict[str, Reading] = {ALONE: AtOnce(scenes.starts.before, actions)}
     if simulator is not None:
-        window = {k: as_floats(v, device) for k, v in scenes.window.items()}
+        window = {k: as_floats(v, device) for k, v in scenes.starts.window.items()}
         some = noise_DNTA[: config.world_draws]
         for name, inferred in ((HELD, False), (INFERRED, True)):
-            readings[name] = InWorld(simulator.world, window, scenes.before, actions, some, inferred)
+            readings[name] = InWorld(simulator.world, window, scenes.starts.before, actions, some, inferred)
     result = tried(
-        agent, readings, scenes.before, frames, np.array(own), of_O, changes, nearness(scenes), actions, config
+        agent, readings, scenes.starts.before, frames, np.array(own), of_O, changes, nearness(scenes), actions, config
     )
     about(result, scenes, changes)
     return result
@@ -77,7 +77,7 @@ def trial(
 def nearness(scenes: Scenes) -> np.ndarray:
     """Minus the distance from the agent's centre to that of each object, in cells, [O]."""
     out = []
-    for snapshot, items in zip(scenes.states, scenes.items, strict=True):
+    for snapshot, items in zip(scenes.starts.states, scenes.items, strict=True):
         agent = state_of(snapshot).agent
         out += [-float(np.hypot(item.x - agent["x"], item.y - agent["y"])) for item in items]
     return np.array(out)
@@ -182,7 +182,7 @@ def about(result: Result, scenes: Scenes, changes: Changes) -> None:
     kinds = np.array([item.kind for items in scenes.items for item in items])
     of_O = result.arrays["of"]
     result.notes["kinds"] = kinds.tolist()
-    result.notes["ages"] = scenes.age_N.tolist()
+    result.notes["ages"] = scenes.starts.age_N.tolist()
     shown = (changes.frames != result.arrays["frames"][of_O]).any(-1).reshape(len(of_O), -1).sum(1)
     rows = []
     for kind in dict.fromkeys(kinds.tolist()):

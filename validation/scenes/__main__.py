@@ -9,18 +9,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from agents.load import load_agent
+from analysis.shared.live import LiveConfig
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
 from core.interventions import InterventionOptions, build
-from envs.procgen import ProcgenEnv
 from envs.procgen_scenes import LAST_LEVEL, SCENES, scene_of
-from envs.registry import held_out_pool, make
 from generative.load import load_simulator
 from validation.scenes.figures import draw
 from validation.scenes.starts import build_starts
@@ -31,11 +30,9 @@ FEWEST, MOST_JITTER = 2, 0.45  # bases; cells
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScenesConfig:
+class ScenesConfig(LiveConfig):
     """Measure an agent's choice, its value and what becomes of it against one variable of a scene (Procgen)."""
 
-    agent: Path = Path("runs/agent")
-    """run directory of the agent"""
     simulator: Path | None = None
     """run directory of a simulator: it foretells what follows (its agent is then the one that is studied)"""
     scene: str = "wall_height"
@@ -64,20 +61,6 @@ class ScenesConfig:
     intervention: InterventionOptions = field(default_factory=InterventionOptions)
     out: Path = Path("runs/scenes")
     """run directory to write"""
-    start_level: int = 700_000_000
-    """first level of the bases"""
-    num_levels: int = 100_000
-    """size of the pool"""
-    greedy: bool = False
-    """the agent takes its most likely action; default: it samples, with the same noise at every value"""
-    seed: int = 0
-    """seed of positions and action noise"""
-    device: str = "cpu"
-    """cpu or cuda"""
-    threads: int = 2
-    """CPU threads"""
-    overwrite: bool = False
-    """replace an earlier study in --out"""
 
 
 def main(config: ScenesConfig) -> None:
@@ -98,14 +81,13 @@ def main(config: ScenesConfig) -> None:
     intervene = build(config.intervention, fingerprint(agent), device=device)
     bases = 1 if isinstance(scene.base, int) else config.bases
     rows = bases * config.positions * len(config.velocities)
-    pool = held_out_pool(agent.spec, config.start_level, config.num_levels)
     inputs: dict[str, Any] = {"agent": config.agent} if config.simulator is None else {"simulator": config.simulator}
     inputs |= config.intervention.inputs
     options = SceneOptions(
         choice=choice, settles=config.settle, horizon=config.horizon, fit=config.fit, seed=config.seed,
         greedy=config.greedy, intervene=intervene,
     )  # fmt: skip
-    env = cast(ProcgenEnv, make(agent.spec, rows, threads=config.threads, **pool))
+    env = config.worlds(agent.spec)(rows)
     try:
         starts = build_starts(
             scene, values, env, bases=bases, positions=config.positions, jitter=config.jitter,

@@ -13,16 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.play import tensors
-from core.contracts import Agent, Intervention
-from core.roll import act, choose
+from agents.play import LiveWorld
+from core.contracts import Agent, Intervention, Shown
+from core.roll import Acted, Moment, choose, one_hot, roll
 from core.trees import Tree
-from envs.procgen import ACTION_NAMES, ProcgenEnv
-from validation.paired.course import Course, course_of
+from envs.procgen import STANDING, ProcgenEnv
+from validation.paired.course import Course, course_along
 from validation.scenes.starts import places_of, sides_of
 
 OUTCOMES = ("stuck", "passed", "died")
-STANDING = ACTION_NAMES.index("none")
 
 
 class Played(NamedTuple):
@@ -54,45 +53,39 @@ class SceneWorld:
         """settle: steps for which the agent is made to stand first; beyond: cells from its first one's middle to that
         of the last one of the scene (None: it passes only by a reward).  The agent's memory begins with the scene."""
         device, n = self.noise_NTA.device, len(states)
-        now = self.env.restore(states)
         side_N = sides_of(states)
         middle_N = np.floor(places_of(states)) + 0.5
-        state: Tree = self.agent.initial(n)
-        none = torch.zeros(n, dtype=torch.bool, device=device)
+        parts, draws = self.agent.spec.parts, iter(self.noise_NTA.unbind(1))
+        standing = torch.full((n,), STANDING, device=device)
+        last = settle + self.noise_NTA.shape[1] - 1
+        waits = iter(range(last + 1))
+
+        def choose_by(acted: Acted, shown: Shown) -> tuple[Tensor, Tensor]:
+            if next(waits) < settle:
+                return standing, one_hot(standing, parts, acted.logits_BA)
+            return choose(acted.logits_BA, parts, next(draws))
+
         lost_N, on_N = np.zeros(n, bool), np.ones(n, bool)
         took_N, outcome_N = np.zeros(n, bool), np.zeros(n, np.int64)
-        window: list[Mapping[str, np.ndarray]] = []
-        kept: list[tuple[Tensor, ...]] = []
-        after: Tree = state
-        for t in range(settle + self.noise_NTA.shape[1]):
+        world = LiveWorld(self.env, device)
+        moments: list[Moment] = []
+        for moment in roll(self.agent, world, world.restore(states), steps=last, choose_by=choose_by,
+                           intervene=intervene):  # fmt: skip
+            t, now = len(moments), world.now
+            assert now is not None
+            moments.append(moment)
+            over_N = now.terminated | now.truncated
             if t <= settle:
-                window = [*(window or [now.obs] * (self.frames - 1)), now.obs][-self.frames :]
-            acted = act(
-                self.agent, tensors(now, device), state, none, torch.full_like(none, t, dtype=torch.int64), intervene
-            )
-            state = acted.state
-            if t < settle:
-                now = self.env.step(np.full(n, STANDING))
-                lost_N |= now.terminated | now.truncated
-                continue
-            after = state if t == settle else after
-            index, hot = choose(acted.logits_BA, self.agent.spec.parts, self.noise_NTA[:, t - settle])
-            taken = index.cpu().numpy()
-            last = t == settle + self.noise_NTA.shape[1] - 1  # its transition is not of the course
-            took_N |= on_N & (outcome_N == 0) & np.isin(taken, self.asked) & (not last)
-            now = self.env.step(taken)
-            over = now.terminated | now.truncated
-            reward = np.where(on_N, now.reward, 0)
-            ends = (over & on_N).astype(np.float32)
-            if not last:
+                lost_N |= over_N
+            else:
                 self._judge(outcome_N, on_N, now.reward, now.terminated, (middle_N, side_N, beyond))
-            on_N = on_N & ~over
-            kept.append((acted.logits_BA, acted.value_B, torch.from_numpy(reward).to(device),
-                         torch.from_numpy(ends).to(device), acted.h_BH, hot))  # fmt: skip
-        logits, value, reward_NT, ends_NT, h, one_hot = (torch.stack(x, 1) for x in zip(*kept, strict=True))
-        course = course_of(logits, value, reward_NT[:, :-1], ends_NT[:, :-1], h, one_hot)
-        shown = {k: np.stack([obs[k] for obs in window], 1) for k in window[0]}
-        return Played(course, outcome_N, took_N, lost_N, shown, after)
+                on_N &= ~over_N
+            if settle <= t < last:
+                took_N |= on_N & (outcome_N == 0) & np.isin(moment.action.cpu().numpy(), self.asked)
+        seen = [m.shown.obs for m in [*moments[:1] * (self.frames - 1), *moments[: settle + 1]][-self.frames :]]
+        shown = {k: torch.stack([obs[k] for obs in seen], 1).cpu().numpy() for k in seen[0]}
+        course = course_along(moments[settle:])
+        return Played(course, outcome_N, took_N, lost_N, shown, moments[settle].acted.state)
 
     def _judge(
         self, outcome_N: np.ndarray, on_N: np.ndarray, reward_N: np.ndarray, ended_N: np.ndarray,

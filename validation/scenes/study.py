@@ -19,8 +19,8 @@ from core.contracts import Agent, EnvSpec, Intervention, UserError
 from core.progress import bar
 from core.roll import Simulator, gumbel
 from core.stats import Estimate, in_text
-from envs.procgen import ACTION_NAMES, JUMPING, ProcgenEnv
-from validation.paired.course import Measures, is_share, quantities, unit_of
+from envs.procgen import ProcgenEnv
+from validation.paired.course import Measures, choices_of, is_share, quantities, unit_of
 from validation.paired.simulated import SimulatedWorld, begun
 from validation.scenes.course import OUTCOMES, Played, SceneWorld
 from validation.scenes.curves import Logistic, curve, difference, fit_isotonic, fit_logistic
@@ -28,7 +28,6 @@ from validation.scenes.starts import SceneStarts
 
 PLAIN, SHIFTED = "as it is", "shifted"
 FITS = ("none", "isotonic", "logistic")
-JUMPS = ("up", "upleft", "upright")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +41,6 @@ class SceneOptions:
     seed: int
     greedy: bool
     intervene: tuple[Intervention, ...] = ()
-
-
-def choices_of(spec: EnvSpec) -> dict[str, list[int]]:
-    """Ids of what can be asked about: every distinct action, the world's words for sets of actions, and ``jump`` in the
-    games in which one does."""
-    words = {word: [spec.action_names.index(a) for a in names] for word, names in spec.action_words.items()}
-    if spec.env_id.partition("/")[2] in JUMPING:
-        words["jump"] = [ACTION_NAMES.index(a) for a in JUMPS]
-    return {**spec.distinct_actions(), **words}
 
 
 def check_choice(choice: str, spec: EnvSpec) -> str:

@@ -1,0 +1,184 @@
+"""What is claimed of edits, in the five statements of validation.interventions.verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from core.artefacts import Result
+from core.stats import band_of, few
+from validation.edits.controls import another
+from validation.hypotheses.grammar import EditHypothesis
+from validation.interventions import verdicts
+from validation.interventions.statistics import Controls, Effects, claim_of_need, needs_of, special_p
+from validation.interventions.verdicts import ALPHA, NOT_ASKED, OPEN, YES
+from validation.paired.course import in_words
+
+SEEN = "seen"  # it exists; nothing foretold it
+ASKED = ("exists", "size", "special")
+RIVALS = ("no change", "held frame")
+
+
+class Against(NamedTuple):
+    """What a claim is held against."""
+
+    controls: Controls
+    starts: int  # at which there is something else to make the edit to
+
+
+class Judged(NamedTuple):
+    """What the runs of a study gave, by what was changed: {quantity: [N]}, NaN at starts that it is not about."""
+
+    seen: dict[str, dict[str, dict[str, np.ndarray]]]  # by way
+    foretold: dict[str, dict[str, np.ndarray]]  # {} without a simulator
+    against: dict[EditHypothesis, Against]
+    unaltered: Mapping[str, np.ndarray]  # the quantities themselves
+    game: str
+
+
+def way_of(h: EditHypothesis) -> str:
+    """The way that a hypothesis is about, as the table names it."""
+    if h.since == "episode":
+        return "pixels, since the episode" if h.through else "since the episode"
+    return h.through or "whole"
+
+
+def verdict_of(row: Mapping[str, Any]) -> str:
+    """confirmed, refuted, no effect or open; seen, where nothing was foretold.  What has nothing to be special among is
+    judged without that."""
+    there, special = row["exists"], YES if row["special"] == NOT_ASKED else row["special"]
+    if row["size"] != NOT_ASKED:
+        smallest = row["smallest"] / row["spread"]
+        return verdicts.verdict(there, row["size"], special, row["foretold"] / row["spread"], smallest)
+    if there == YES and special == YES:
+        return SEEN
+    return verdicts.NO_EFFECT if there == verdicts.NO else OPEN
+
+
+def claims_of(
+    result: Result, asked: Sequence[tuple[EditHypothesis, str]], judged: Judged, smallest: float,
+    rng: np.random.Generator,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A claim a hypothesis and its quantity; the rows of ``needs`` go into the result.  smallest: share of events."""
+    rows = {(row["edit"], row["way"], row["quantity"]): row for row in result.tables["effects"]}
+    found = [(h, q, rows.get((h.change, way_of(h), q))) for h, q in asked]
+    needs = _needs([h for h, _ in asked if h.role], judged, smallest, rng)
+    result.tables["needs"] = list(needs.values())
+    # What is claimed by name is a family of tests.
+    p = [np.nan if row is None or h.role else _special_p(h, q, row, judged) for h, q, row in found]
+    out: list[dict[str, Any]] = []
+    for (h, _, row), special_q in zip(found, verdicts.adjusted(p), strict=True):
+        if h.role:
+            out.append(_claim_of_need(h, needs[h], row, judged))
+        elif row is None:
+            text = f"'{h.name}': what it is claimed to change does not vary, so there is no claim."
+            out.append({"headline": True, "hypothesis": h.name, "verdict": OPEN, "sentence": "open", "text": text,
+                        "parts": {}})  # fmt: skip
+        else:
+            out.append(_claim(h, {**row, "special_q": float(special_q)}, judged))
+    return out
+
+
+def _special_p(h: EditHypothesis, quantity: str, row: Mapping[str, Any], judged: Judged) -> float:
+    """p that another choice of what is edited does as much; NaN without others."""
+    if h not in judged.against:
+        return float("nan")
+    return special_p(quantity, row["effect"], judged.against[h].controls)
+
+
+def _claim(h: EditHypothesis, row: dict[str, Any], judged: Judged) -> dict[str, Any]:
+    """A claim in words from its row."""
+    row |= {"special": verdicts.special(row["special_q"])}
+    row |= {"verdict": verdict_of(row)}
+    unit = row["unit"]
+    seen = f"{row['effect']:+.3g} [{row['low']:+.3g}, {row['high']:+.3g}] {unit}"
+    text = f"'{h.name}' changes {in_words(row['quantity'])}: {seen} in the real game (n = {row['n']}{few(row['n'])})"
+    told = "foretold" in row
+    if told:
+        text += f", foretold {row['foretold']:+.3g} [{row['foretold_low']:+.3g}, {row['foretold_high']:+.3g}]"
+    if row["verdict"] == SEEN:
+        said = "it exists; nothing foretold it"
+    elif row["verdict"] == verdicts.NO_EFFECT and not told:
+        said = "no effect of interest"
+    elif row["verdict"] == OPEN:
+        undecided = [row[name] in (OPEN, verdicts.NO) for name in ASKED]
+        said = "open: " + ", ".join(verdicts.NAMES[name] for name, open_ in zip(ASKED, undecided, strict=True) if open_)
+    else:
+        said = verdicts.sentence(row["verdict"], row)
+    beyond = ""
+    if "beyond_pixels" in row:
+        beyond = f"{row['beyond_pixels']:+.3g} [{row['beyond_low']:+.3g}, {row['beyond_high']:+.3g}]"
+    words = {
+        "exists": f"{seen}; the smallest of interest is {row['smallest']:.2g}; q = {row['q']:.2g}",
+        "size": f"foretold {row['foretold']:+.3g} {unit}, seen {row['effect']:+.3g}" if told else "nothing foretold it",
+        "special": _against(h, row, judged),
+        "through_world": f"beyond what is seen of it {beyond} {unit}" if beyond else "there is one way alone",
+        "needed": _errors(row) if told else "nothing foretold it",
+    }  # fmt: skip
+    text += f": {said}{f'; beyond what is seen {beyond}' if beyond else ''}."
+    return {"headline": True, "hypothesis": h.name, **row, "sentence": said, "text": text, "parts": _parts(row, words)}
+
+
+def _parts(row: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    return {name: {"answer": str(row[name]), "words": words[name]} for name in verdicts.NAMES}
+
+
+def _errors(row: Mapping[str, Any]) -> str:
+    """What the simulator's squared error is below, or is not."""
+    errors = [f"{name} {row[f'error minus {name}']:+.2g} [{row[f'{name} low']:+.2g}, {row[f'{name} high']:+.2g}]"
+              for name in RIVALS]  # fmt: skip
+    return "squared error of the simulator minus that of each prediction without a world: " + "; ".join(errors)
+
+
+def _against(h: EditHypothesis, row: Mapping[str, Any], judged: Judged) -> str:
+    """What *special* was asked against, in words."""
+    if not (what := another(h.edit, judged.game)):
+        return "there is nothing of its kind to make the same edit to"
+    if h not in judged.against:
+        return f"it was not asked, or no picture allows the same edit {what}"
+    against = judged.against[h]
+    (draws,) = against.controls.real.values()
+    low, high = band_of(draws.mean(1), ALPHA)
+    return (
+        f"against the same edit {what}, or it itself, chosen at random ({against.starts} of {draws.shape[1]} starts "
+        f"have another): q = {row['special_q']:.2g}; 95 % of such choices give {low:+.3g} to {high:+.3g}"
+    )
+
+
+# What an event needs
+
+
+def _needs(
+    hypotheses: Sequence[EditHypothesis], judged: Judged, smallest: float, rng: np.random.Generator
+) -> dict[EditHypothesis, dict[str, Any]]:
+    """The row of ``needs_of`` of every hypothesis of an event."""
+    if not hypotheses:
+        return {}
+    events = [q for q in judged.unaltered if q.startswith("event:")]
+    told = {q: np.stack([judged.foretold[h.change][q] for h in hypotheses]) for q in events}
+    own = {q: np.stack([judged.seen[h.change]["whole"][q] for h in hypotheses]) for q in events}
+    own = {q: np.where(np.isnan(told[q]), np.nan, v) for q, v in own.items()}
+    nothing = (float("nan"), float("nan"))
+    effects = Effects(dict(judged.unaltered), {"own": own}, {"own": told}, {}, {}, {}, nothing)
+    controls = {h: judged.against[h].controls for h in hypotheses if h in judged.against}
+    rows = needs_of(effects, hypotheses, controls, smallest, rng)
+    for row in rows:
+        if row["special"] == NOT_ASKED and row["share"] is not None:
+            row["verdict"] = verdicts.verdict(row["exists"], row["size"], YES, row["foretold"], smallest)
+    return dict(zip(hypotheses, rows, strict=True))
+
+
+def _claim_of_need(
+    h: EditHypothesis, row: Mapping[str, Any], effect: Mapping[str, Any] | None, judged: Judged
+) -> dict[str, Any]:
+    """The claim that an edit makes of an event; effect: its row of the table of effects, if the event varies."""
+    about_world = {name: effect[name] for name in ("through_world", "needed")} if effect else {}
+    claim = claim_of_need(row, about_world, "")
+    if row["share"] is not None:
+        claim["parts"]["special"]["words"] = _against(h, row, judged)
+    if effect and row["share"] is not None:
+        claim["parts"]["needed"]["words"] = _errors(effect)
+        claim["parts"]["through_world"]["words"] = f"beyond what is seen of it {effect.get('beyond_pixels', 0.0):+.3g}"
+    return claim
