@@ -185,8 +185,9 @@ def test_fidelity_stage(dirs, capsys):
 def fidelity_of(dirs, **changed):
     """What every comparison here is told."""
     told = {"simulator": "simulator", "rollouts": "rollouts", **changed}
-    paths = {k: dirs / v if isinstance(v, str) else v for k, v in told.items()}
-    return {"starts": 6, "latest_start": 8, "threads": 1, **paths}
+    paths = {k: dirs / v if isinstance(v, str) and k not in ("rungs", "start_from") else v for k, v in told.items()}
+    paths["simulator"] = tuple(dirs / name for name in told["simulator"].split())
+    return {"rungs": "quick", "starts": 6, "latest_start": 8, "threads": 1, **paths}
 
 
 def test_the_counterfactual_part_is_left_out_only_aloud(dirs, capsys):

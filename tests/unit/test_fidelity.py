@@ -17,9 +17,9 @@ from generative.simulator import simulator_of, teacher_forced
 from validation.fidelity import figures
 from validation.fidelity.__main__ import directions_of
 from validation.fidelity.checks import check_world
-from validation.fidelity.measures import psnr, ssim, total_variation, wasserstein
+from validation.fidelity.measures import in_effect, psnr, softmax, ssim, total_variation, wasserstein
 from validation.fidelity.pairing import Paired, choose_starts, pair
-from validation.fidelity.tables import compare, forecasts, in_effect, lives, softmax, stretches
+from validation.fidelity.tables import compare, forecasts, lives, stretches
 
 STILL = PlantedOptions(noise=0.0, hazard=0.05)  # the world without noise is the modal simulator itself
 HORIZON = 6
