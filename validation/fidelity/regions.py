@@ -10,7 +10,7 @@ known      in view then, and explained by it: a pixel of the first frame, at mos
 moving     in view then, but of another colour now: what moves by itself, changes, or was hidden.
 
 Nothing of this is told by the game, so it holds for every world of images; where the view stands still nothing is
-revealed.  In CoinRun the offsets are within a pixel of those of the agent's recorded position (tests).
+revealed.  In CoinRun 95 % of the offsets are within a pixel of what the agent's recorded position says (tests).
 
 N films, T frames, C channels, offsets (dy, dx): pixel (y, x) of a frame is pixel (y + dy, x + dx) of the first.
 """
@@ -18,7 +18,7 @@ N films, T frames, C channels, offsets (dy, dx): pixel (y, x) of a frame is pixe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -35,57 +35,40 @@ SURE = 1e-6  # by how much an offset must be better than a nearer one
 REGIONS = ("known", "revealed", "moving")
 HORIZONS = (1, 2, 4, 8, 16, 24, 32)
 
-Offsets = tuple[tuple[int, int], ...]
 
-
-def around(reach: int) -> Offsets:
+def around(reach: int) -> tuple[tuple[int, int], ...]:
     """Offsets up to ``reach`` either way, the nearest first."""
     both = [(dy, dx) for dy in range(-reach, reach + 1) for dx in range(-reach, reach + 1)]
     return tuple(sorted(both, key=lambda o: (o[0] ** 2 + o[1] ** 2, o)))
 
 
-def best_offset(first_NHW: Tensor, frame_NHW: Tensor, base_N2: Tensor, offsets: Offsets) -> Tensor:
-    """Of ``base`` plus each offset the one that lays the frame on the first best, int64 [N, 2]; the nearest to the base
-    where others are no better."""
+def best_offset(first_NHW: Tensor, frame_NHW: Tensor, base_N2: Tensor, reach: int) -> Tensor:
+    """Of the offsets up to ``reach`` from ``base`` the one that lays the frame on the first best, int64 [N, 2]; the
+    nearest to the base where others are no better."""
     n, height, width = frame_NHW.shape
-    rows, columns = torch.arange(height), torch.arange(width)
-    least_N = torch.full((n,), torch.inf)
-    found_N2 = base_N2.clone()
-    for offset in offsets:
-        at_N2 = base_N2 + torch.tensor(offset)
-        same = (at_N2 == at_N2[:1]).all()
-        if same:  # one shift for all: cut, which is many times as fast as picking
-            dy, dx = (int(v) for v in at_N2[0])
-            into, of = _cut(height, dy), _cut(height, -dy)
-            across, of_across = _cut(width, dx), _cut(width, -dx)
-            area = (into.stop - into.start) * (across.stop - across.start)
-            if area < OVERLAP * height * width:
-                continue
-            apart = (first_NHW[:, of, of_across] - frame_NHW[:, into, across]).abs_()
-            cost_N = apart.sum((1, 2)) / area
-        else:
-            y_NH, x_NW = rows + at_N2[:, :1], columns + at_N2[:, 1:]
-            in_NHW = ((y_NH >= 0) & (y_NH < height))[:, :, None] & ((x_NW >= 0) & (x_NW < width))[:, None]
-            moved = _picked(first_NHW, y_NH, x_NW)
-            area_N = in_NHW.sum((1, 2))
-            cost_N = ((moved - frame_NHW).abs_() * in_NHW).sum((1, 2)) / area_N.clamp(min=1)
-            cost_N = torch.where(area_N < OVERLAP * height * width, torch.inf, cost_N)
-        better_N = cost_N < least_N - SURE
+    moved, there = laid_on(first_NHW, base_N2, reach)
+    least_N, best_N2 = torch.full((n,), torch.inf), torch.zeros_like(base_N2)
+    for dy, dx in around(reach):
+        part = slice(reach + dy, reach + dy + height), slice(reach + dx, reach + dx + width)
+        on = there[:, *part]
+        area_N = on.sum((1, 2))
+        cost_N = (moved[:, *part] - frame_NHW).abs_().mul_(on).sum((1, 2)) / area_N.clamp(min=1)
+        better_N = (area_N >= OVERLAP * height * width) & (cost_N < least_N - SURE)
         least_N = torch.where(better_N, cost_N, least_N)
-        found_N2 = torch.where(better_N[:, None], at_N2, found_N2)
-    return found_N2
+        best_N2[better_N] = torch.tensor((dy, dx))
+    return base_N2 + best_N2
 
 
-def _cut(size: int, shift: int) -> slice:
-    """Rows y of ``size`` for which y + shift is a row too."""
-    return slice(max(0, -shift), max(0, min(size, size - shift)))
-
-
-def _picked(x_NHW: Tensor, y_NH: Tensor, x_NW: Tensor) -> Tensor:
-    """[N, H, W (, C)]: the pixels at these rows and columns, the border's beyond it."""
-    n = torch.arange(len(x_NHW))[:, None, None]
-    height, width = x_NHW.shape[1:3]
-    return x_NHW[n, y_NH.clamp(0, height - 1)[:, :, None], x_NW.clamp(0, width - 1)[:, None]]
+def laid_on(first_NHW: Tensor, offset_N2: Tensor, margin: int) -> tuple[Tensor, Tensor]:
+    """Pixels of the first frames [N, H + 2 margin, W + 2 margin (, C)] where the offset leads, the border's beyond it,
+    and where there are any (bool, without C)."""
+    height, width = first_NHW.shape[1:3]
+    y_NH = torch.arange(-margin, height + margin) + offset_N2[:, :1]
+    x_NW = torch.arange(-margin, width + margin) + offset_N2[:, 1:]
+    rows = torch.arange(len(first_NHW))[:, None, None]
+    moved = first_NHW[rows, y_NH.clamp(0, height - 1)[:, :, None], x_NW.clamp(0, width - 1)[:, None]]
+    there = ((y_NH >= 0) & (y_NH < height))[:, :, None] & ((x_NW >= 0) & (x_NW < width))[:, None]
+    return moved, there
 
 
 def followed(films_NTHWC: np.ndarray) -> np.ndarray:
@@ -94,11 +77,11 @@ def followed(films_NTHWC: np.ndarray) -> np.ndarray:
     n, frames = grey.shape[:2]
     before, after = grey[:, :-1].flatten(0, 1), grey[:, 1:].flatten(0, 1)
     small, smaller = (torch.nn.functional.avg_pool2d(x[:, None], 2)[:, 0] for x in (before, after))
-    rough = best_offset(small, smaller, torch.zeros(len(before), 2, dtype=torch.int64), around(REACH // 2))
-    step = best_offset(before, after, 2 * rough, around(1)).unflatten(0, (n, frames - 1))
+    rough = best_offset(small, smaller, torch.zeros(len(before), 2, dtype=torch.int64), REACH // 2)
+    step = best_offset(before, after, 2 * rough, 1).unflatten(0, (n, frames - 1))
     out = [torch.zeros(n, 2, dtype=torch.int64)]
     for t in range(1, frames):
-        out.append(best_offset(grey[:, 0], grey[:, t], out[-1] + step[:, t - 1], around(1)))
+        out.append(best_offset(grey[:, 0], grey[:, t], out[-1] + step[:, t - 1], 1))
     found: np.ndarray = torch.stack(out, 1).numpy()
     return found
 
@@ -109,22 +92,25 @@ def in_view(offset_N2: np.ndarray, height: int, width: int) -> tuple[np.ndarray,
     return (y_NH >= 0) & (y_NH < height), (x_NW >= 0) & (x_NW < width)
 
 
-def regions_of(films_NTHWC: np.ndarray) -> dict[str, np.ndarray]:
-    """The three regions of every frame, bool [N, T, H, W] each; of the first all is known."""
+def regions_of(films_NTHWC: np.ndarray, at: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+    """The three regions of the frames ``at`` (None: of all), bool [N, T, H, W] each; of the first all is known."""
     n, frames, height, width = films_NTHWC.shape[:4]
-    offset_M2 = followed(films_NTHWC).reshape(-1, 2)
+    shown = list(range(frames)) if at is None else list(at)
+    offset_M2 = followed(films_NTHWC)[:, shown].reshape(-1, 2)
     rows_MH, columns_MW = in_view(offset_M2, height, width)
     seen = rows_MH[:, :, None] & columns_MW[:, None]
     film = torch.from_numpy(np.ascontiguousarray(films_NTHWC, np.float32))
-    first, frame = film[:, :1].expand_as(film).flatten(0, 1), film.flatten(0, 1)
+    frame = film[:, shown].flatten(0, 1)
+    first = film[:, :1].expand(-1, len(shown), -1, -1, -1).flatten(0, 1)
     offset = torch.from_numpy(offset_M2)
+    moved, _ = laid_on(first, offset, 1)
     explained = torch.zeros(len(frame), height, width, dtype=torch.bool)
     for dy, dx in around(1):
-        y_MH, x_MW = torch.arange(height) + offset[:, :1] + dy, torch.arange(width) + offset[:, 1:] + dx
-        explained |= ((_picked(first, y_MH, x_MW) - frame).abs_().amax(-1)) <= LIKE
+        beside = moved[:, 1 + dy : 1 + dy + height, 1 + dx : 1 + dx + width]
+        explained |= (beside - frame).abs_().amax(-1) <= LIKE
     known = seen & explained.numpy()
     parts = {"known": known, "revealed": ~seen, "moving": seen & ~known}
-    return {k: v.reshape(n, frames, height, width) for k, v in parts.items()}
+    return {k: v.reshape(n, len(shown), height, width) for k, v in parts.items()}
 
 
 def edge_filled(films_NTHWC: np.ndarray, revealed_NTHW: np.ndarray) -> np.ndarray:
@@ -153,15 +139,15 @@ class Regions:
         if batch.real.ndim != 5:
             return {}
         shown = [k for k in HORIZONS if k < batch.real.shape[1]]
-        areas = regions_of(batch.real)
+        areas = regions_of(batch.real, shown)
         out: dict[str, np.ndarray] = {}
         for name, area in areas.items():
-            out[f"area/{name}"] = area[:, shown].sum((2, 3))
+            out[f"area/{name}"] = area.sum((2, 3))
         for kind in ("simulated", "copy"):
             off = ((batch.guesses[kind][:, shown] - batch.real[:, shown]) ** 2).mean(-1)
             for name, area in areas.items():
-                out[f"missed/{name}/{kind}"] = (off * area[:, shown]).sum((2, 3), dtype=np.float64)
-        filled = edge_filled(batch.real[:, shown], areas["revealed"][:, shown])
+                out[f"missed/{name}/{kind}"] = (off * area).sum((2, 3), dtype=np.float64)
+        filled = edge_filled(batch.real[:, shown], areas["revealed"])
         out["error/edge_filled"] = ((filled - batch.real[:, shown]) ** 2).mean((2, 3, 4), dtype=np.float64)
         return out
 
