@@ -29,7 +29,6 @@ from core.directions import Basis
 from core.progress import bar
 from core.roll import Noise, roll
 from core.stats import Estimate, share_of
-from core.trees import rows_of
 from validation.fidelity.counterfactual import CERTAIN, FORESIGHT, Found, Snapshots, foreseen, same_sign
 from validation.fidelity.measures import row
 from validation.paired.course import Measures
@@ -51,9 +50,12 @@ def enumerated(world: Paired, basis: Basis) -> Effects:
     tree, n, steps = world.tree(), len(world.noise_NTA), world.steps - 1
     of_N = torch.arange(n, device=world.noise_NTA.device)
     nodes, noise = Nodes(world, tree), [Noise(action_BA=x) for x in world.noise_NTA.unbind(1)]
-    moments = list(
-        roll(Remembering(world.agent, tree), nodes, nodes.begin(of_N), state=world.state_N, steps=steps, noise=noise)
-    )
+    with torch.no_grad():
+        moments = list(
+            roll(
+                Remembering(world.agent, tree), nodes, nodes.begin(of_N), state=world.state_N, steps=steps, noise=noise
+            )
+        )
     groups = [list(ids) for ids in world.measures.actions.values()]
     slope_NTAH = policy_slopes(along_memory(world.agent, moments)[:-1], [0], groups)[:, 0]
     slope_NTAD = basis.pullback(slope_NTAH).double()
@@ -124,13 +126,8 @@ def effects(
         return by_parts(world, len(shots), basis, "real effects")
 
     def simulated(rows: Tensor) -> Paired:
-        state, shown = shots.beginning.world
-        begun = rows_of(state, rows), shown._replace(
-            obs={k: x[rows] for k, x in shown.obs.items()}, reward_B=shown.reward_B[rows],
-            ending_B=shown.ending_B[rows], features_BD=shown.features_BD[rows],
-        )  # fmt: skip
-        some = starts.some(rows.tolist())
-        return SimulatedWorld(agent, some.state, now[rows], measures, simulator.world, begun)
+        state, begun = starts.some(rows.tolist()).state, shots.beginning.some(rows).world
+        return SimulatedWorld(agent, state, now[rows], measures, simulator.world, begun)
 
     observed, redrawn = real(now), real(again)
     foretold = by_parts(simulated, len(shots), basis, "simulated effects")
