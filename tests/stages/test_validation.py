@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from agents.load import load_agent
 from agents.record import RecordConfig, main as record
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from analysis.behaviours.__main__ import BehavioursConfig, main as behaviours
@@ -23,6 +24,8 @@ from generative.rssm import ModelConfig
 from generative.simulator import save_simulator, simulator_of
 from validation.fidelity.__main__ import FidelityConfig, main as fidelity
 from validation.interventions.__main__ import InterventionsConfig, main as interventions
+from validation.report.commands import repeat
+from validation.report.lineage import trace
 
 SMALL = ModelConfig(
     deterministic_size=16, hidden_size=16, groups=4, classes=4, depth=4, head_layers=1, latent_size=8
@@ -178,11 +181,39 @@ def test_fidelity_stage(dirs, capsys):
     assert "frame_psnr" in capsys.readouterr().out
 
 
+def test_every_rung_of_fidelity_at_once(dirs):
+    """With a judge, a further policy, an ensemble of two, and the agent's recorded state to begin from."""
+    other_agent(dirs)
+    torch.manual_seed(2)
+    with artefacts.new_run(dirs / "twin", "train_gen_model", {}, {"agent": dirs / "agent"}) as run:
+        save_simulator(simulator_of(SMALL, load_agent(dirs / "agent")), run.path)
+    out = dirs / "fidelity_all"
+    told = fidelity_of(dirs, simulator="simulator twin", judge="agent2", rungs="all", start_from="recorded")
+    fidelity(FidelityConfig(out=out, horizon=4, windows=6, ranking_steps=3, video=False,
+                            policies=(dirs / "agent2",), **told))  # fmt: skip
+    result = Result.load(out)
+    rows = {(r["measure"], r["horizon"]): r for r in result.tables["fidelity"]}
+    assert verify(out) == []
+    for measure in ("frame_psnr_known", "delta_psnr", "policy_kl", "judge_agreement", "effect_sign_action",
+                    "effect_sign_action_straight_through", "dreams_alive", "ensemble_coverage_frame",
+                    "ensemble_rank_value"):  # fmt: skip
+        assert (measure, 1) in rows, measure
+    assert {("ranking_spearman", 3), ("ranking_regret", 3), ("there_and_back_psnr", 8)} <= rows.keys()
+    assert len(result.tables["policies"]) == 13 and result.notes["start_from"] == "recorded"
+    # From the recorded state and the real frame, the first step is the real agent's own.
+    assert rows["action_agreement", 0]["simulated"] == 1 and rows["frame_mse", 0]["simulated"] == 0
+    inputs = artefacts.read_manifest(out)["inputs"]
+    assert {"simulator", "other_simulator_2", "other_judge", "other_policy_1"} <= inputs.keys()
+    assert trace(out).simulators.keys() == trace(dirs / "simulator").simulators.keys(), "others are compared with only"
+    assert repeat(out, dirs / "again").line.split()[3::2] == ["--config", "--out"], "no directory has moved"
+
+
 def fidelity_of(dirs, **changed):
     """What every comparison here is told."""
     told = {"simulator": "simulator", "rollouts": "rollouts", **changed}
-    paths = {k: dirs / v if isinstance(v, str) else v for k, v in told.items()}
-    return {"starts": 6, "latest_start": 8, "threads": 1, **paths}
+    paths = {k: dirs / v if isinstance(v, str) and k not in ("rungs", "start_from") else v for k, v in told.items()}
+    paths["simulator"] = tuple(dirs / name for name in told["simulator"].split())
+    return {"rungs": "quick", "starts": 6, "latest_start": 8, "threads": 1, **paths}
 
 
 def test_the_counterfactual_part_is_left_out_only_aloud(dirs, capsys):
@@ -224,6 +255,10 @@ def other_agent(dirs):
         ({"other_agent": "agent"}, "is the simulator's own agent"),
         ({"other_agent": "agent2", "counterfactual": False}, "leave --no-counterfactual out"),
         ({"other_agent": "simulator"}, "holds no agent"),
+        ({"judge": "agent", "rungs": "all"}, "--judge .* is the simulator's own agent"),
+        ({"judge": "agent2"}, "--judge is measured with --rungs all, not with --rungs quick"),
+        ({"simulator": "simulator simulator2", "rungs": "all"}, "the members of an ensemble are of one agent"),
+        ({"simulator": "simulator simulator", "rungs": "all"}, "is the same as"),
         ({"starts": 1}, "--starts must be at least 2"),
     ],
 )

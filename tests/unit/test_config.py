@@ -88,6 +88,17 @@ def test_a_whole_number_is_a_float_where_one_is_due() -> None:
     assert isinstance(from_json(Inner, {"scale": 3}).scale, float)
 
 
+def test_one_directory_stands_for_a_list_of_one() -> None:
+    """So that files of versions that took a single one can be read."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Several:
+        simulator: tuple[Path, ...] = ()
+
+    assert from_json(Several, {"simulator": "a/b"}).simulator == (Path("a/b"),)
+    assert from_json(Several, {"simulator": ["a", "b"]}).simulator == (Path("a"), Path("b"))
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [

@@ -31,8 +31,8 @@ from validation.fidelity.counterfactual import (
     same_sign,
     simulate,
     take,
-    try_again,
 )
+from validation.fidelity.snapshots import try_again
 
 STILL = PlantedOptions(noise=0.0, hazard=0.02)  # the world without noise is the modal simulator itself
 HORIZON = 5

@@ -17,9 +17,9 @@ from generative.simulator import simulator_of, teacher_forced
 from validation.fidelity import figures
 from validation.fidelity.__main__ import directions_of
 from validation.fidelity.checks import check_world
-from validation.fidelity.measures import psnr, ssim, total_variation, wasserstein
+from validation.fidelity.measures import in_effect, psnr, softmax, ssim, total_variation, wasserstein
 from validation.fidelity.pairing import Paired, choose_starts, pair
-from validation.fidelity.tables import compare, forecasts, in_effect, lives, softmax, stretches
+from validation.fidelity.tables import compare, forecasts, lives, stretches
 
 STILL = PlantedOptions(noise=0.0, hazard=0.05)  # the world without noise is the modal simulator itself
 HORIZON = 6
@@ -64,6 +64,12 @@ def test_the_true_simulator_of_a_noiseless_world_makes_no_error(exact):
         rows_of(result, "reward_mse")[None]["simulated"] < 1e-8 < rows_of(result, "reward_mse")[None]["baseline_mean"]
     )
     assert rows_of(result, "reward_average_precision")[None]["simulated"] == pytest.approx(1)
+
+
+def test_the_scorecard_has_the_measures_in_words_at_a_few_horizons(exact):
+    card = exact[1].tables["scorecard"]
+    assert {"same action", "hidden-state error", "endings foretold, average precision"} <= {r["what"] for r in card}
+    assert [r["horizon"] for r in card if r["measure"] == "value_error"] == [1, 4, HORIZON]
 
 
 def test_a_wrong_simulator_of_it_does(exact):

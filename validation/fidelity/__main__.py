@@ -7,14 +7,19 @@ as it likes).  Then, from snapshots of the real world, what recordings cannot te
 seen, the mean), and beside the real-vs-real floor.  The measures are in measures.py, the figures in
 figures.py.
 
+``--rungs all`` adds what is dearer, each in a file of its own: frames by region (regions.py), what right actions are
+worth, a judge and ensembles (along.py), effects through enumerated actions (effects.py), places that come back into
+view (there_and_back.py), the ranking of policies (ranking.py).
+
 B windows, I initial frames, k horizon: row k of a simulation is k steps after its last initial frame.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,9 +36,13 @@ from envs.procgen import HELD_OUT_LEVEL
 from envs.registry import held_out_pool, make
 from generative.load import load_simulator
 from validation.fidelity import figures
+from validation.fidelity.along import Ensemble, Judge, RandomActions
+from validation.fidelity.beginnings import StartFrom, recorded_state
 from validation.fidelity.checks import check_lengths, check_store, check_world, trained_on
-from validation.fidelity.counterfactual import DIRECTIONS, require_snapshots, try_again
-from validation.fidelity.pairing import Paired, choose_starts, pair
+from validation.fidelity.counterfactual import DIRECTIONS, require_snapshots
+from validation.fidelity.pairing import Paired, Rung, choose_starts, pair
+from validation.fidelity.regions import Regions
+from validation.fidelity.snapshots import try_again
 from validation.fidelity.summary import print_table
 from validation.fidelity.tables import compare
 
@@ -44,8 +53,9 @@ STAGE = "fidelity"
 class FidelityConfig:
     """Compare a simulator with held-out real rollouts, step by step."""
 
-    simulator: Path = Path("runs/simulator")
-    """run directory of the simulator (with its agent)"""
+    simulator: tuple[Path, ...] = (Path("runs/simulator"),)
+    """run directory of the simulator (with its agent); of several, the first is compared, and all together are an
+    ensemble: do their differences tell how wrong they are?"""
     rollouts: Path = Path("runs/rollouts")
     """real rollouts of the same agent, on levels that the simulator was not trained on"""
     out: Path = Path("runs/fidelity")
@@ -56,6 +66,18 @@ class FidelityConfig:
     """starts, spread evenly over the episodes; those of one episode count as one independent unit"""
     batch: int = 16
     """windows simulated at once"""
+    start_from: StartFrom = "inferred"
+    """inferred: simulations begin as the simulator reads it off the frames; recorded: with the agent's recorded state
+    and the real frame"""
+    rungs: Literal["quick", "all"] = "all"
+    """all: regions of frames, worth of right actions, survival, effects through enumerated actions, places that come
+    back into view and the ranking of policies, too"""
+    judge: Path | None = None
+    """run directory of another agent of the same world: does it do in simulated frames what it does in real ones?"""
+    policies: tuple[Path, ...] = ()
+    """run directories of further agents of the same world, ranked beside the twelve made of the simulator's own"""
+    ranking_steps: int = 64
+    """steps within which the rewards of ranked policies count"""
     counterfactual: bool = True
     """also try actions, gradients and another policy in the real world, which must take snapshots"""
     starts: int = 64
@@ -80,17 +102,35 @@ class FidelityConfig:
     """replace an earlier comparison in --out"""
 
 
-def load_other(config: FidelityConfig, simulator: Simulator[Any], device: torch.device) -> Agent | None:
-    """The agent of --other_agent, or None; UserError unless it is another one of the same world."""
-    if config.other_agent is None:
-        return None
-    if not config.counterfactual:
-        raise UserError("--other_agent acts in the real world: leave --no-counterfactual out")
-    other = load_agent(config.other_agent, device)
-    check_world(other.spec, simulator.world.spec, str(config.other_agent))
+def load_other(path: Path, flag: str, simulator: Simulator[Any], device: torch.device) -> Agent:
+    """Another agent of the simulator's world; UserError unless it is one."""
+    other = load_agent(path, device)
+    check_world(other.spec, simulator.world.spec, str(path))
     if fingerprint(other) == fingerprint(simulator.agent):
-        raise UserError(f"--other_agent {config.other_agent} is the simulator's own agent")
+        raise UserError(f"{flag} {path} is the simulator's own agent")
     return other
+
+
+def load_ensemble(paths: Sequence[Path], device: torch.device) -> list[Simulator[Any]]:
+    """Simulators of one agent and world; UserError where one is of another, or is there twice."""
+    loaded: dict[str, Path] = {}
+    found: list[Simulator[Any]] = []
+    for path in paths:
+        simulator = load_simulator(path, device)
+        own = fingerprint(simulator)
+        if own in loaded:
+            raise UserError(f"--simulator {path} is the same as {loaded[own]}; the members of an ensemble differ")
+        if found:
+            check_world(simulator.world.spec, found[0].world.spec, str(path))
+            ours, theirs = fingerprint(found[0].agent), fingerprint(simulator.agent)
+            if ours != theirs:
+                raise UserError(
+                    f"--simulator {path} is around agent {theirs}, {paths[0]} around {ours}; the members of an "
+                    "ensemble are of one agent"
+                )
+        loaded[own] = path
+        found.append(simulator)
+    return found
 
 
 def directions_of(p: Paired, agent: str) -> Basis:
@@ -106,9 +146,26 @@ def main(config: FidelityConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     cli.require(1, horizon=config.horizon, windows=config.windows, batch=config.batch)
+    cli.require(1, ranking_steps=config.ranking_steps)
     cli.require(2, starts=config.starts)
-    simulator = load_simulator(config.simulator, device)
-    other = load_other(config, simulator, device)
+    if not config.simulator:
+        raise UserError("--simulator names no directory")
+    members = load_ensemble(config.simulator, device)
+    simulator, asked = members[0], config.rungs == "all"
+    acts: dict[str, Any] = {"--other_agent": config.other_agent, "--policies": config.policies}
+    for flag, given in acts.items():
+        if given and not config.counterfactual:
+            raise UserError(f"{flag} acts in the real world: leave --no-counterfactual out")
+    more: dict[str, Any] = {"--judge": config.judge, "--policies": config.policies, "an ensemble": members[1:]}
+    for what, given in more.items():
+        if given and not asked:
+            raise UserError(f"{what} is measured with --rungs all, not with --rungs quick")
+    other = judge = None
+    if config.other_agent is not None:
+        other = load_other(config.other_agent, "--other_agent", simulator, device)
+    if config.judge is not None:
+        judge = load_other(config.judge, "--judge", simulator, device)
+    policies = {str(path): load_other(path, "--policies", simulator, device) for path in config.policies}
     if config.video:
         check_video()
 
@@ -119,24 +176,40 @@ def main(config: FidelityConfig) -> None:
     if config.counterfactual:
         require_snapshots(make_env(1))
     rng = np.random.default_rng(config.seed)
-    inputs = {"simulator": config.simulator, "rollouts": config.rollouts}
-    if config.other_agent is not None:
-        inputs["other_agent"] = config.other_agent
+    inputs = {"simulator": config.simulator[0], "rollouts": config.rollouts}
+    compared = {f"other_simulator_{i}": path for i, path in enumerate(config.simulator[1:], 2)}
+    compared |= {f"other_policy_{i}": path for i, path in enumerate(config.policies, 1)}
+    compared |= {} if config.judge is None else {"other_judge": config.judge}
+    compared |= {} if config.other_agent is None else {"other_agent": config.other_agent}
+    inputs |= compared
+    distinct = simulator.world.spec.distinct_actions()
+    rungs: list[Rung] = []
+    if asked:
+        rungs = [Regions(), RandomActions(simulator, distinct, np.random.default_rng([config.seed, 1]))]
+        rungs += [] if judge is None else [Judge(judge, distinct)]
+        rungs += [Ensemble(members[1:])] if len(members) > 1 else []
     with RolloutStore(config.rollouts) as store:
         check_store(store, simulator)
         check_lengths(store, simulator.world.initial_frames, config.horizon)
         starts = choose_starts(store, simulator.world.initial_frames + 1, config.windows, rng)
+        if config.start_from == "recorded":
+            recorded_state(simulator.agent, store.episode(int(starts[0, 0])))
         with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-            paired = pair(simulator, store, starts, config.horizon, batch=config.batch, device=device, seed=config.seed)
+            paired = pair(
+                simulator, store, starts, config.horizon, batch=config.batch, device=device, seed=config.seed,
+                start_from=config.start_from, rungs=rungs,
+            )  # fmt: skip
             found = None
             if config.counterfactual:
                 basis = directions_of(paired, fingerprint(simulator.agent)).to(device)
                 found = try_again(
                     simulator, make_env, basis, rng, starts=config.starts, latest=config.latest_start,
-                    horizon=config.horizon, seed=config.seed, other=other, device=device,
+                    horizon=config.horizon, seed=config.seed, other=other, device=device, start_from=config.start_from,
+                    further=asked, policies=policies, ranking_steps=config.ranking_steps,
                 )  # fmt: skip
-            result = compare(paired, rng, found, simulator.world.spec.distinct_actions())
-            result.notes["held_out"] = not trained_on(config.simulator, config.rollouts)
+            result = compare(paired, rng, found, distinct, rungs if asked else None)
+            result.notes["held_out"] = not trained_on(config.simulator[0], config.rollouts)
+            result.notes["start_from"] = config.start_from
             result.save(run.path)
             figures.draw(result, run.path, simulator.world.spec.action_names, config.video)
             run.metrics = dict(result.scalars)

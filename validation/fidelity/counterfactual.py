@@ -28,15 +28,16 @@ from core.contracts import Agent, UserError, VecEnv
 from core.directions import Basis
 from core.interventions import AtSteps, Shift
 from core.progress import bar
-from core.roll import Recorded, Simulator, decide, roll
-from core.stats import LOG, Estimate, benjamini_hochberg, bootstrap_mean, jackknife, mean_p, share_of
-from core.trees import Tree
+from core.roll import Recorded, Simulator, decide
+from core.stats import LOG, Estimate, bootstrap_mean, jackknife, mean_p, share_of
+from core.trees import Tree, rows_of
 from generative.simulator import require_finite
+from validation.fidelity.beginnings import Beginning, StartFrom, begin, rollout, together, warmed_up
 from validation.fidelity.measures import Row, as_float, row
 from validation.hypotheses.changes import AddSteps
 from validation.paired.course import Actions, Course, Measures, is_late, quantities
 from validation.paired.real import RealWorld
-from validation.paired.simulated import SimulatedWorld, begun
+from validation.paired.simulated import SimulatedWorld
 from validation.paired.starts import Starts, collect_starts, distinct_actions
 
 HELD = (1, 2, 4, 8)  # steps that an action is held
@@ -74,7 +75,7 @@ class Snapshots:
     simulator: Simulator[Any]
     env: VecEnv  # a slot a start
     starts: Starts
-    z_NZ: Tensor
+    beginning: Beginning  # of the simulator
     actions: Actions
 
     @property
@@ -84,6 +85,11 @@ class Snapshots:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+
+def window_of(starts: Starts, device: torch.device) -> dict[str, Tensor]:
+    """The initial observations [N, I, ...]."""
+    return {k: torch.from_numpy(v).to(device) for k, v in starts.window.items()}
 
 
 def require_snapshots(env: VecEnv) -> None:
@@ -98,7 +104,7 @@ def require_snapshots(env: VecEnv) -> None:
 @torch.no_grad()
 def take(
     simulator: Simulator[Any], make_env: Callable[[int], VecEnv], count: int, *, latest: int, seed: int,
-    device: torch.device | None = None,
+    device: torch.device | None = None, start_from: StartFrom = "inferred",
 ) -> Snapshots:  # fmt: skip
     """``count`` snapshots along the agent's way, each of another episode.  The caller closes ``env``."""
     collector = make_env(count)
@@ -111,9 +117,12 @@ def take(
     finally:
         collector.close()
     env = make_env(count)
-    window = {k: torch.from_numpy(v).to(starts.h_NH.device) for k, v in starts.window.items()}
-    z = [simulator.world.infer({k: v[i : i + BATCH] for k, v in window.items()})[0] for i in range(0, count, BATCH)]
-    return Snapshots(simulator, env, starts, simulator.world.normalise(torch.cat(z)), distinct_actions(env, starts))
+    window, parts = window_of(starts, starts.h_NH.device), []
+    for i in range(0, count, BATCH):
+        some = slice(i, i + BATCH)
+        state = rows_of(starts.state, some) if start_from == "recorded" else None
+        parts.append(begin(simulator, {k: v[some] for k, v in window.items()}, state))
+    return Snapshots(simulator, env, starts, together(parts), distinct_actions(env, starts))
 
 
 # Futures
@@ -155,10 +164,10 @@ def hold(shots: Snapshots, action: int, steps: int) -> tuple[np.ndarray, np.ndar
 @torch.no_grad()
 def simulate(shots: Snapshots, action_NK: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
     """The simulator under forced actions int64 [N, K+1]: observations [n, K+1, ...], a block of starts at a time."""
-    actions = torch.from_numpy(action_NK).to(shots.z_NZ.device)
+    actions = torch.from_numpy(action_NK).to(shots.starts.h_NH.device)
     for first in range(0, len(shots), BATCH):
         part = slice(first, first + BATCH)
-        out = shots.simulator.rollout(shots.z_NZ[part], actions.shape[1] - 1, actions=actions[part])
+        out = rollout(shots.simulator, shots.beginning.some(part), actions.shape[1] - 1, actions=actions[part])
         require_finite(out)
         yield part, out.obs[shots.name].cpu().numpy()
 
@@ -270,14 +279,6 @@ def follow(
     return np.stack(record.obs, 1), np.stack(record.seen, 1), np.stack(actions, 1)
 
 
-@torch.no_grad()
-def warmed_up(agent: Agent, starts: Starts, device: torch.device) -> Tree:
-    """An agent's state after it has seen the snapshots' initial observations."""
-    window = Recorded(agent.spec, {k: torch.from_numpy(v).to(device) for k, v in starts.window.items()})
-    last = next(iter(window.obs.values())).shape[1] - 1
-    return list(roll(agent, window, window.begin(), steps=last))[-1].acted.state
-
-
 def other_policy(shots: Snapshots, other: Agent | None, steps: int, found: Found, rng: np.random.Generator) -> None:
     """Error under another policy's actions, and its ratio to the error under the agent's own.
 
@@ -287,7 +288,9 @@ def other_policy(shots: Snapshots, other: Agent | None, steps: int, found: Found
     own, device = shots.starts.state, shots.starts.h_NH.device
     parts = shots.simulator.agent.spec.parts
     chooser = Chooser(RANDOM if other is None else Exploration(), len(shots), rng, parts)
-    strange = (shots.simulator.agent, own) if other is None else (other, warmed_up(other, shots.starts, device))
+    strange = (shots.simulator.agent, own)
+    if other is not None:
+        strange = other, warmed_up(other, window_of(shots.starts, device))
     errors, copies, seen = [], [], []
     with bar("another policy", 2, "policies") as progress:
         for (agent, state), choose in (
@@ -404,22 +407,26 @@ def same_sign(predicted_PN: np.ndarray, observed_PN: np.ndarray) -> np.ndarray:
     return np.where(observed_PN == 0, np.nan, np.sign(predicted_PN) == np.sign(observed_PN))
 
 
-def gradients(shots: Snapshots, basis: Basis, found: Found, rng: np.random.Generator) -> None:
-    """Directional derivatives against finite differences, for every k of FORESIGHT."""
+def gradients(
+    shots: Snapshots, basis: Basis, found: Found, rng: np.random.Generator
+) -> tuple[Slopes, Tensor] | None:  # fmt: skip
+    """Directional derivatives against finite differences, for every k of FORESIGHT.
+
+    The simulator's, and the action noise [N, T, A] that they were taken under; None where there is no direction."""
     agent, starts, device = shots.simulator.agent, shots.starts, shots.starts.h_NH.device
     if not basis.size:
         still = Estimate(np.nan, np.nan, np.nan, len(shots))
         why = "the recorded hidden states are all the same: there is no direction to move them along"
         for suffix, family, k in itertools.product(("", "_through_world"), ("value", "action"), FORESIGHT):
             found.rows.append(row(f"gradient_sign_{family}{suffix}", k, still, "share", reason=why))
-        return
+        return None
     shape = (2, len(shots), max(FORESIGHT) + 1, agent.spec.n_actions)
     noise = torch.from_numpy(rng.gumbel(size=shape).astype(np.float32)).to(device)
     last = Recorded(agent.spec, {k: torch.from_numpy(v[:, -1:]).to(device) for k, v in starts.window.items()})
     now, again = noise
     real = RealWorld(agent, starts.state, now, Measures(shots.actions), shots.env, starts)
     observed, redrawn = real_slopes(real, basis), real_slopes(replace(real, noise_NTA=again), basis)
-    world, start = shots.simulator.world, begun(shots.simulator.world, shots.z_NZ)
+    world, start = shots.simulator.world, shots.beginning.world
     dreamed = SimulatedWorld(agent, starts.state, now, Measures(shots.actions), world, start)
     foretold = simulated_slopes(dreamed, basis)
     held = simulated_slopes(replace(dreamed, world=last, start_N=last.begin()), basis)
@@ -452,39 +459,4 @@ def gradients(shots: Snapshots, basis: Basis, found: Found, rng: np.random.Gener
         "under another draw of the action noise. baseline_copy: derivatives of an agent that is shown its last "
         "frame over and over: its memory without any world"
     )
-
-
-# All of it
-
-
-def try_again(
-    simulator: Simulator[Any],
-    make_env: Callable[[int], VecEnv],
-    basis: Basis,
-    rng: np.random.Generator,
-    *,
-    starts: int,
-    latest: int,
-    horizon: int,
-    seed: int = 0,
-    other: Agent | None = None,
-    device: torch.device | None = None,
-) -> Found:
-    """Everything above from one set of snapshots.
-
-    ``basis``: directions of the hidden state to move it along; ``other``: another agent of the same world
-    (none: random actions).  Raises UserError where the world takes no snapshots or episodes are too short.
-    """
-    shots = take(simulator, make_env, starts, latest=latest, seed=seed, device=device)
-    found = Found()
-    try:
-        counterfactual(shots, found, rng)
-        other_policy(shots, other, horizon, found, rng)
-        gradients(shots, basis, found, rng)
-    finally:
-        shots.env.close()
-    for line, q in zip(found.tests, benjamini_hochberg(np.array([t["p"] for t in found.tests])), strict=True):
-        line["q"] = float(q)
-    found.tables["tests"] = found.tests
-    found.notes["snapshots"] = len(shots)
-    return found
+    return foretold, now

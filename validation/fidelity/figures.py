@@ -53,6 +53,8 @@ PANELS = (
     Panel("Gradients have the real sign", "higher", "share of signs", (("gradient_sign_action", SIMULATED),)),
     Panel("... through the world (straight-through)", "higher", "share of signs",
           (("gradient_sign_action_through_world", SIMULATED),)),
+    Panel("Effects through the world (enumerated)", "higher", "share of signs", (("effect_sign_action", SIMULATED),)),
+    Panel("Frames better under the right actions", "higher", "dB", (("delta_psnr", SIMULATED),)),
     Panel("Error under another policy's actions", "1 is best", "ratio to the agent's own",
           (("policy_dependence", SIMULATED),)),
 )  # fmt: skip

@@ -5,6 +5,7 @@ N samples, K columns; a ``Row`` is one line of the fidelity table.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,27 @@ def wasserstein(a_N: np.ndarray, b_M: np.ndarray) -> float:
     from scipy.stats import wasserstein_distance
 
     return float(wasserstein_distance(a_N, b_M))
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities, float64, over the last axis."""
+    e = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+    out: np.ndarray = e / e.sum(-1, keepdims=True)
+    return out
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Logarithms of the probabilities, float64, over the last axis."""
+    from scipy.special import log_softmax as of_scipy
+
+    out: np.ndarray = of_scipy(logits.astype(np.float64), axis=-1)
+    return out
+
+
+def in_effect(probability: np.ndarray, actions: Mapping[str, Sequence[int]]) -> np.ndarray:
+    """The likeliest of the distinct actions, where ids that do the same add up: int64 [...]."""
+    out: np.ndarray = np.stack([probability[..., list(ids)].sum(-1) for ids in actions.values()], -1).argmax(-1)
+    return out
 
 
 def known(value: float | None) -> float | None:

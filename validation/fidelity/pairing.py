@@ -5,19 +5,22 @@ B windows, I initial frames, k horizon: row k of a simulation is k steps after i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from core.contracts import UserError
 from core.episodes import Episode, RolloutStore
 from core.progress import bar
-from core.roll import Simulator
+from core.roll import Simulator, Trajectory
+from core.trees import Tree, unflatten
 from generative.simulator import require_finite, teacher_forced
-from validation.fidelity.measures import as_float, ssim
+from validation.fidelity.beginnings import Beginning, StartFrom, begin, recorded_state, rollout
+from validation.fidelity.measures import Row, as_float, ssim
 
 FEWEST_EPISODES = 4
 STRIPS = 4  # windows kept to look at
@@ -32,6 +35,42 @@ class Side(NamedTuple):
     action: np.ndarray  # int64 [B, K+1]
     reward: np.ndarray  # [B, K]
     terminal: np.ndarray  # [B, K], real: 0 or 1, simulated: probability
+
+
+class Batch(NamedTuple):
+    """Some windows, as a ``Rung`` is given them while they are simulated."""
+
+    obs: Mapping[str, Tensor]  # recorded, [B, I+K, ...]
+    initial: int  # I
+    action: Tensor  # int64 [B, K+1]
+    seen: np.ndarray  # bool [B, K+1]
+    state: Tree | None  # the agent's, recorded after the last initial observation; None: starts are inferred
+    beginning: Beginning
+    free: Trajectory
+    real: np.ndarray  # the compared field, [B, K+1, ...], float
+    guesses: Mapping[str, np.ndarray]  # what stands for it: ``simulated``, ``copy`` ..., [B, K+1, ...]
+
+    @property
+    def window(self) -> dict[str, Tensor]:
+        """The I initial observations."""
+        return {k: x[:, : self.initial] for k, x in self.obs.items()}
+
+    @property
+    def later(self) -> dict[str, Tensor]:
+        """The last initial observation and all after it, [B, K+1, ...]."""
+        return {k: x[:, self.initial - 1 :] for k, x in self.obs.items()}
+
+
+class Rung(Protocol):
+    """One more comparison along the same windows."""
+
+    def along(self, batch: Batch) -> dict[str, np.ndarray]:
+        """What it keeps of some windows, each [B, ...], under names of its own."""
+        ...
+
+    def rows(self, p: Paired, rng: np.random.Generator) -> Iterator[Row]:
+        """Lines of the table, from what it kept of all (``Paired.kept``)."""
+        ...
 
 
 @dataclass
@@ -55,6 +94,7 @@ class Paired:
     dreamed: Side  # given neither: the agent samples its own actions, the world its own states
     shown: np.ndarray  # int64 [S], a few windows kept to look at
     strip: dict[str, np.ndarray]  # their observations [S, K+1, ...]
+    kept: dict[str, np.ndarray] = field(default_factory=dict)  # of every ``Rung``, [B, ...]
 
     @property
     def images(self) -> bool:
@@ -105,10 +145,12 @@ def pair(
     batch: int = 16,
     device: torch.device | None = None,
     seed: int = 0,
+    start_from: StartFrom = "inferred",
+    rungs: Sequence[Rung] = (),
 ) -> Paired:
-    """Simulate every window from the z of its first I observations.  ``seed``: of the dreams' noise.
+    """Simulate every window from its first I observations (``beginnings.begin``).  ``seed``: of the dreams' noise.
 
-    UserError where the simulator makes no numbers."""
+    UserError where the simulator makes no numbers, and for recorded starts where the agent's state is not there."""
     device = torch.device("cpu") if device is None else device
     generator = torch.Generator(device).manual_seed(seed)
     initial, fields = simulator.world.initial_frames, list(simulator.world.spec.obs)
@@ -126,11 +168,15 @@ def pair(
             w = {k: np.stack([row[k] for row in rows]) for k in rows[0]}
             obs = {k: torch.from_numpy(w[f"obs/{k}"]).to(device) for k in fields}
             action = torch.from_numpy(w["action"]).to(device)
-            z = simulator.world.normalise(simulator.world.infer({k: x[:, :initial] for k, x in obs.items()})[0])
+            state, window = None, {k: x[:, :initial] for k, x in obs.items()}
+            if start_from == "recorded":
+                now = [recorded_state(simulator.agent, episodes[int(e)])[t + initial - 1] for e, t in some]
+                state = unflatten(torch.from_numpy(np.stack(now)).to(device), simulator.agent.initial(1))
+            beginning = begin(simulator, window, state)
             noise = [simulator.draw_noise(len(some), generator) for _ in range(horizon + 1)]
             runs = {
-                "free": simulator.rollout(z, horizon, actions=action),
-                "dreamed": simulator.rollout(z, horizon, noise=noise),
+                "free": rollout(simulator, beginning, horizon, actions=action),
+                "dreamed": rollout(simulator, begin(simulator, window, state, noise[0].world), horizon, noise=noise),
             }
             if hasattr(simulator.world, "along"):
                 runs["forced"] = teacher_forced(simulator, obs, action, torch.from_numpy(w["seen"]).to(device))
@@ -153,6 +199,9 @@ def pair(
             for kind, run in runs.items():
                 part |= {f"{kind}/{k}": getattr(run, k).cpu().numpy() for k in Side._fields}
             shown = [i - first for i in display if first <= i < first + len(some)]
+            batch_of = Batch(obs, initial, action, w["seen"], state, beginning, runs["free"], real, guesses)
+            for rung in rungs:
+                part |= {f"kept/{k}": v for k, v in rung.along(batch_of).items()}
             looked_at = {"real": real, **guesses, "action": w["action"]}
             part["strip"] = {k: v[shown] for k, v in looked_at.items() if k not in ("copy", "mean")}
             parts.append(part)
@@ -172,6 +221,7 @@ def pair(
         **sides,
         shown=display,
         strip={k: np.concatenate([p["strip"][k] for p in parts]) for k in parts[0]["strip"]},
+        kept=group("kept"),
     )
 
 

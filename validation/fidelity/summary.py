@@ -13,15 +13,73 @@ from validation.fidelity.figures import SHOWN
 
 HEADLINES = (
     "frame_psnr", "frame_mse", "frame_ssim", "action_agreement", "action_agreement_in_effect", "value_error",
-    "value_difference", "counterfactual_top1", "policy_dependence",
+    "value_difference", "counterfactual_top1", "policy_dependence", "delta_psnr", "judge_agreement", "dreams_alive",
+    "policy_kl",
 )  # fmt: skip
 
 
+AT = (1, 4, 8, 32)  # horizons of the scorecard
+SCORECARD = {  # measure: in words
+    "frame_psnr": "PSNR of frames",
+    "frame_ssim": "SSIM of frames",
+    "frame_psnr_known": "PSNR, what was in view",
+    "frame_psnr_revealed": "PSNR, what comes into view",
+    "frame_psnr_moving": "PSNR, what moves by itself",
+    "frame_psnr_edge_filled": "PSNR if all but the new were right",
+    "delta_psnr": "PSNR gained by the right actions",
+    "action_agreement": "same action",
+    "action_agreement_in_effect": "same action, by what it does",
+    "policy_distance": "policy, total variation",
+    "policy_kl": "policy, Kullback-Leibler",
+    "judge_agreement": "same action of the judge",
+    "h_error": "hidden-state error",
+    "value_error": "value error",
+    "counterfactual_top1": "held actions recognised",
+    "effect_sign_action": "sign of effects through the world, on actions",
+    "effect_sign_action_straight_through": "the same, straight-through",
+    "effect_sign_value": "sign of effects through the world, on the value",
+    "effect_sign_value_straight_through": "the same, straight-through",
+    "gradient_sign_action_through_world": "sign, straight-through against finite differences",
+    "reward_average_precision": "rewards foretold, average precision",
+    "terminal_average_precision": "endings foretold, average precision",
+    "reward_calibration_error": "rewards foretold, calibration",
+    "terminal_calibration_error": "endings foretold, calibration",
+    "dreams_alive": "dreams still alive",
+    "dreams_alive_difference": "dreams alive, less real episodes",
+    "policy_dependence": "error ratio under other actions",
+    "h_classifier": "real and simulated states told apart",
+    "h_classifier_dreamed": "real and dreamed states told apart",
+    "there_and_back_psnr": "PSNR of a place that comes back into view",
+    "there_and_back_share": "share of places that come back",
+    "ranking_spearman": "ranking of policies",
+    "ranking_regret": "regret of the policy ranked first",
+    "ensemble_coverage_frame": "ensemble, pixels within 90 % bands",
+    "ensemble_coverage_value": "ensemble, values within 90 % bands",
+    "ensemble_rank_frame": "ensemble, spread against error of frames",
+    "ensemble_rank_value": "ensemble, spread against error of values",
+}
+
+
+def scorecard(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of the measures above, in that order: at the horizons of AT, or at all of the few a measure has; what is
+    pooled over stretches, pooled."""
+    out: list[Mapping[str, Any]] = []
+    for measure in SCORECARD:
+        mine = [r for r in rows if r["measure"] == measure]
+        pooled = [r for r in mine if r["horizon"] is None]
+        last = mine[-1]["horizon"] if mine else None
+        at = [r for r in mine if r["horizon"] in (*AT, last)]
+        out += pooled or (mine if len(mine) <= len(AT) else at)
+    return out
+
+
 def summarise(result: Result) -> Result:
-    """Scalars for the manifest and the model card."""
+    """Scalars for the manifest and the model card, and the scorecard."""
     rows = result.tables["fidelity"]
+    result.tables["scorecard"] = [{"what": SCORECARD[r["measure"]], **r} for r in scorecard(rows)]
     for r in rows:
-        keep = r["measure"].startswith("gradient") or (r["measure"] in HEADLINES and r["horizon"] in SHOWN)
+        keep = r["measure"].startswith(("gradient", "effect", "ranking", "there_and_back"))
+        keep = keep or (r["measure"] in HEADLINES and r["horizon"] in SHOWN)
         if (keep or r["horizon"] is None) and r["simulated"] is not None:
             name = r["measure"] if r["horizon"] is None else f"{r['measure']}@{r['horizon']}"
             result.scalar(name, r["simulated"], r["unit"], r["n"], (r["low"], r["high"]))
@@ -60,18 +118,18 @@ def to_show(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def print_table(result: Result) -> None:
-    """The rows at a few horizons, on standard output."""
+    """The scorecard, on standard output; every row is in the result."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title="simulated against real, held-out episodes")
-    for name in ("measure", "horizon", "simulated", "95 %", "floor", "last held", "mean", "unit", "n"):
+    for name in ("measure", "horizon", "simulated", "95 %", "real vs real", "last held", "mean", "unit", "n"):
         table.add_column(name, justify="left" if name in ("measure", "unit") else "right", no_wrap=name == "measure")
 
     def cell(value: Any) -> str:
         return "" if value is None else f"{value:.3g}"
 
-    for r in to_show(result.tables["fidelity"]):
+    for r in result.tables["scorecard"]:
         interval = f"{cell(r['low'])} to {cell(r['high'])}" if r["low"] is not None else ""
         table.add_row(
             r["measure"], "all" if r["horizon"] is None else str(r["horizon"]), cell(r["simulated"]), interval,

@@ -21,14 +21,18 @@ from validation.fidelity.measures import (
     Row,
     brier_terms,
     calibration,
+    in_effect,
+    log_softmax,
     precision_estimate,
     psnr,
     reliability,
     row,
+    softmax,
     total_variation,
     wasserstein,
 )
-from validation.fidelity.pairing import FEWEST_EPISODES, Paired, Side
+from validation.fidelity.pairing import FEWEST_EPISODES, Paired, Rung, Side
+from validation.fidelity.regions import HORIZONS
 from validation.fidelity.summary import summarise
 
 COMPONENTS = 16  # principal components the hidden states are compared in
@@ -113,19 +117,6 @@ def agent_rows(p: Paired, rng: np.random.Generator, actions: Mapping[str, Sequen
 def unknown(measure: str, horizon: int | None, unit: str, n: int, reason: str) -> Row:
     """A line that has no numbers, and says why."""
     return row(measure, horizon, Estimate(np.nan, np.nan, np.nan, n), unit, reason=reason)
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities, float64, over the last axis."""
-    e = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
-    out: np.ndarray = e / e.sum(-1, keepdims=True)
-    return out
-
-
-def in_effect(probability: np.ndarray, actions: Mapping[str, Sequence[int]]) -> np.ndarray:
-    """The likeliest of the distinct actions, where ids that do the same add up: int64 [...]."""
-    out: np.ndarray = np.stack([probability[..., list(ids)].sum(-1) for ids in actions.values()], -1).argmax(-1)
-    return out
 
 
 def stretches(horizon: int) -> list[tuple[int | None, int, int]]:
@@ -324,13 +315,81 @@ def hidden_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
                   floor=told_apart(real, half, episode, rng).value)  # fmt: skip
 
 
+def policy_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
+    """Kullback-Leibler divergence of the agent's policy in simulated frames from that in the real ones."""
+    log0, log1 = (log_softmax(side.logits) for side in (p.real, p.free))
+    pi0 = np.exp(log0)
+    for k in HORIZONS:
+        if k >= p.acted.shape[1] or not p.acted[:, k].any():
+            return
+        on = p.acted[:, k]
+        typical = np.log(pi0[on, k].mean(0).clip(np.finfo(float).tiny))
+        lost = {
+            name: (pi0[on, k] * (log0[on, k] - other)).sum(-1)
+            for name, other in (("simulated", log1[on, k]), ("copy", log0[on, 0]), ("mean", typical))
+        }
+        e = bootstrap_mean(lost["simulated"], p.episode[on], rng=rng)
+        trivial: dict[str, Any] = {kind: float(lost[kind].mean()) for kind in ("copy", "mean")}
+        yield row("policy_kl", k, e, "nats", floor=0.0, **trivial)
+
+
+def survival_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
+    """Dreams that outlive k steps, by their foretold chances of ending, beside the real episodes (floor); windows that
+    a time limit cuts are left out.  ``baseline_copy``: a world that stands still never ends."""
+    ended = p.real.terminal.astype(bool) & p.acted
+    whole = p.acted.all(1) | ended.any(1)
+    at = p.episode[whole]
+    real = np.cumprod(1.0 - ended[whole], 1)
+    dreamed = np.cumprod(1.0 - p.dreamed.terminal[whole].astype(np.float64), 1)
+    for k in HORIZONS:
+        if k > real.shape[1]:
+            return
+        if len(np.unique(at)) < 2:
+            few = "fewer than two episodes have windows that end or last to the horizon"
+            yield unknown("dreams_alive", k, "share", len(np.unique(at)), few)
+            yield unknown("dreams_alive_difference", k, "share", len(np.unique(at)), few)
+            continue
+        lives_on = float(real[:, k - 1].mean())
+        yield row("dreams_alive", k, bootstrap_mean(dreamed[:, k - 1], at, rng=rng), "share", floor=lives_on, copy=1.0)
+        less = bootstrap_mean(dreamed[:, k - 1] - real[:, k - 1], at, rng=rng)
+        yield row("dreams_alive_difference", k, less, "share", floor=0.0, copy=1.0 - lives_on)
+
+
+def dream_state_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
+    """Hidden states of dreams, while they last, told apart from the real ones, as ``hidden_rows`` does it with those
+    under the recorded actions."""
+    ends = rng.random(p.dreamed.terminal.shape) < p.dreamed.terminal
+    seen, goes_on = p.seen[:, 1:], ~np.logical_or.accumulate(ends, 1)
+    h0 = p.real.h[:, 1:][seen].astype(np.float64)
+    live = changing(h0) if len(h0) else np.zeros(h0.shape[1], bool)
+    unit = "accuracy of a linear classifier"
+    units = np.unique(p.episode)
+    if not live.any() or not goes_on.any():
+        why = "every dream ends at once" if live.any() else STILL_STATES
+        yield unknown("h_classifier_dreamed", None, unit, len(units), why)
+        return
+    mean, std = h0[:, live].mean(0), h0[:, live].std(0)
+    _, size, axes = np.linalg.svd((h0[:, live] - mean) / std, full_matrices=False)
+    keep = min(COMPONENTS, int((size > 1e-6 * size[0]).sum()))
+    h1 = p.dreamed.h[:, 1:][goes_on].astype(np.float64)
+    real, dreamed = (((h[:, live] - mean) / std) @ axes[:keep].T for h in (h0, h1))
+    at, other_at = (np.broadcast_to(p.episode[:, None], on.shape)[on] for on in (seen, goes_on))
+    label = np.repeat([0, 1], [len(real), len(dreamed)])
+    apart = told_apart(np.concatenate([real, dreamed]), label, np.concatenate([at, other_at]), rng)
+    half = np.isin(at, rng.permutation(units)[: len(units) // 2]).astype(int)
+    yield row("h_classifier_dreamed", None, apart, unit, mean=0.5, floor=told_apart(real, half, at, rng).value,
+              reason="one episode has all the states")  # fmt: skip
+
+
 def compare(
-    p: Paired, rng: np.random.Generator, found: Found | None = None, actions: Mapping[str, Sequence[int]] | None = None
-) -> Result:
+    p: Paired, rng: np.random.Generator, found: Found | None = None,
+    actions: Mapping[str, Sequence[int]] | None = None, rungs: Sequence[Rung] | None = None,
+) -> Result:  # fmt: skip
     """The whole table as a Result.
 
     found: what the snapshots told; actions: ids that do the same, which count as one, by the name of what they do
-    (EnvSpec.distinct_actions); None: every id by itself."""
+    (EnvSpec.distinct_actions); None: every id by itself.  rungs: those that ``p`` was made with, whose lines and the
+    further ones of policy and dreams are added; None: none of them."""
     found = Found() if found is None else found
     actions = actions if actions and any(len(ids) > 1 for ids in actions.values()) else {}
     x = lives(p, rng)
@@ -340,6 +399,10 @@ def compare(
         *frame_rows(p, rng), *agent_rows(p, rng, actions or found.notes.get("action_ids", {})),
         *event_rows(p, rng), *hidden_rows(p, rng), *life_rows(x, rng), *found.rows,
     ]  # fmt: skip
+    if rungs is not None:
+        rows += [*policy_rows(p, rng), *survival_rows(p, rng), *dream_state_rows(p, rng)]
+        for rung in rungs:
+            rows += rung.rows(p, rng)
     result = Result(tables={"fidelity": rows, "calibration": list(calibration_rows(p)), **found.tables})
     result.arrays = {
         "episode": p.episode, "seen": p.seen, "strip_row": p.shown,

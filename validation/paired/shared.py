@@ -64,10 +64,13 @@ class SharedWorld(Paired):
     def plays_whole_courses(self) -> bool:
         return True
 
-    def run(self, intervene: Sequence[Intervention] = (), through: str = "", copies: int = 1) -> Course:
+    def run(
+        self, intervene: Sequence[Intervention] = (), through: str = "", copies: int = 1,
+        noise_RTA: Tensor | None = None,
+    ) -> Course:  # fmt: skip
         """As in Paired; the unaltered run is played once."""
-        if through or any(change is not nothing for change in intervene):
-            return super().run(intervene, through, copies)
+        if through or noise_RTA is not None or any(change is not nothing for change in intervene):
+            return super().run(intervene, through, copies, noise_RTA)
         if self._unaltered is None:
             self._unaltered = self.course()
         return self._unaltered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -51,6 +51,18 @@ class Starts:
 
     def __len__(self) -> int:
         return len(self.age_N)
+
+    def some(self, rows: Sequence[int]) -> Starts:
+        """Some of them; only those that have snapshots can be taken apart."""
+        if not self.states:
+            raise ValueError("starts that are replayed belong to the slots that they were found in")
+        at = np.asarray(rows, np.int64)
+        taken = torch.from_numpy(at).to(self.h_NH.device)
+        return Starts(
+            window={k: x[at] for k, x in self.window.items()}, state=rows_of(self.state, taken),
+            h_NH=self.h_NH[taken], age_N=self.age_N[at], states=tuple(self.states[i] for i in at),
+            offset_N=self.offset_N[at], actions=self.actions[:, :0], seed=self.seed,
+        )  # fmt: skip
 
 
 def collect_starts(

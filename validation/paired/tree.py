@@ -153,23 +153,29 @@ class Paired:
         return torch.tensor([before.child[key] for key in wanted], device=node_R.device)[back_R]
 
     @torch.no_grad()
-    def run(self, intervene: Sequence[Intervention] = (), through: str = "", copies: int = 1) -> Course:
+    def run(
+        self, intervene: Sequence[Intervention] = (), through: str = "", copies: int = 1,
+        noise_RTA: Tensor | None = None,
+    ) -> Course:  # fmt: skip
         """The course of all starts, ``copies`` times one below the other, R = copies * N rows; of the world only what
         no run has come to yet is played.
+
+        noise: other action noise than the world's, a row each (a large number forces an action).
 
         through: as in validation.hypotheses ('': whichever way); 'frames': the agent sees what the unaltered run
         shows, and its own actions count although nothing comes of them.
         """
         if self.plays_whole_courses:
-            if copies != 1:
-                raise ValueError("a world without snapshots plays one change at a time")
+            if copies != 1 or noise_RTA is not None:
+                raise ValueError("a world without snapshots plays one change at a time, under its own noise")
             return self.course(intervene, through)
         tree = self.tree()
         of_R = torch.arange(len(self.noise_NTA), device=self.noise_NTA.device).repeat(copies)  # the start of every row
         forced = None
         if through in ("memory", "frames"):
             forced = torch.stack([level.action[of_R] for level in tree], 1)
-        nodes, noise = Nodes(self, tree), self._noise(of_R)
+        nodes = Nodes(self, tree)
+        noise = self._noise(of_R) if noise_RTA is None else [Noise(action_BA=x) for x in noise_RTA.unbind(1)]
         moments = roll(
             Remembering(self.agent, tree), nodes, nodes.begin(of_R), state=rows_of(self.state_N, of_R),
             steps=len(tree) - 1, actions=forced, noise=noise, intervene=intervene, forget=through == "world",

@@ -14,6 +14,9 @@ from core.contracts import UserError
 from core.stages import MADE_BY, OF_AN_AGENT as STAGES, Stage
 from validation.report.lineage import shown
 
+# Inputs whose names do not say by which flag they are given, by how these begin.
+FLAG_OF = {"agent_": "agents", "other_simulator_": "simulator", "other_policy_": "policies", "other_judge": "judge"}
+
 
 @dataclass(frozen=True)
 class Command:
@@ -80,7 +83,7 @@ def _inputs(path: Path, manifest: Mapping[str, Any]) -> dict[str, list[Path]]:
     """{flag: directories} of what a run was made from."""
     out: dict[str, list[Path]] = {}
     for name, known in manifest["inputs"].items():
-        flag = "agents" if name.startswith("agent_") else name
+        flag = next((flag for start, flag in FLAG_OF.items() if name.startswith(start)), name)
         if name == "hidden_states" and manifest["stage"] in ("record", "record_samples"):
             flag = "basis"
         out.setdefault(flag, []).append((path / known["path"]).resolve())

@@ -15,7 +15,7 @@ from core.contracts import EnvSpec, UserError
 from core.directions import fingerprint
 from generative.load import load_simulator
 
-COMPARED = ("other_agent",)  # inputs that a stage names to compare with: it is not about them
+COMPARED = "other_"  # inputs so named are what a stage compares with: it is not about them
 AGENT, SIMULATOR = "agent.json", "simulator.json"  # what a directory holds, and which world it is of
 DESCRIPTIONS = (AGENT, SIMULATOR, "spec.json")
 MODELS = ("train", "train_gen_model")  # stages that others are made with
@@ -109,7 +109,7 @@ def trace(path: Path) -> Traced:
                 raise UserError(f"its input {name!r} is gone from {shown(source)}")
             if _known(source) != known["manifest_sha256"]:
                 raise UserError(f"its input {name!r}, {shown(source)}, is no longer the one that it was made from")
-            walk(source, compared if name in COMPARED else found)
+            walk(source, compared if name.startswith(COMPARED) else found)
         found[directory] = manifest
 
     walk(path.resolve(), chain)

@@ -1,0 +1,176 @@
+"""Does the simulator rank policies as the real world does?  Many policies from the same starts, dreamed and real.
+
+From random to best: the simulator's own agent, diluted with random actions, flattened and sharpened, and any further
+agents of the same world.  A return is the reward within some steps of a start.  Simulated, it is weighed by the
+foretold probability that the episode still goes on, so that no ending has to be drawn.
+
+Starts are split into two halves: the dreamed means of one half rank the policies, the real means of the other are what
+they are held against.  So dreamed and real never share a start, and the bound is the same for two real halves.
+
+N snapshots, P policies, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agents.play import LiveWorld
+from core.contracts import Agent, Shown
+from core.progress import bar
+from core.roll import Acted, Moment, Noise, choose, draw_noise, gumbel, roll
+from core.stats import means
+from core.trees import Tree, rows_of
+from core.two_sample import halves
+from validation.fidelity.beginnings import warmed_up
+from validation.fidelity.counterfactual import BATCH, Found, Snapshots, window_of
+from validation.fidelity.measures import known, row
+
+STEPS = 64  # within which rewards count
+GREEDY = 1e-4  # a temperature at which the likeliest action is all but certain
+FORBIDDEN = -1e8  # logits below are of actions that are not allowed
+
+
+@dataclass(frozen=True)
+class Policy:
+    """An agent whose logits are divided by ``temperature``, and which does anything at all with chance ``random``."""
+
+    name: str
+    agent: Agent
+    random: float = 0.0
+    temperature: float = 1.0
+
+
+def policies_of(agent: Agent, others: Mapping[str, Agent]) -> list[Policy]:
+    """Twelve made of the agent, from random to sharp, and the others as they are."""
+    mixed = [Policy(f"random {share:g}", agent, share) for share in (1.0, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1)]
+    warm = [Policy(f"temperature {t:g}", agent, 0.0, t) for t in (3.0, 1.0, 0.5)]
+    own = [*mixed, *warm, Policy("greedy", agent, 0.0, GREEDY)]
+    return own + [Policy(name, other) for name, other in others.items()]
+
+
+class Chance:
+    """What the policies do with the same draws: every policy meets the same luck at the same start and step."""
+
+    def __init__(self, policy: Policy, rows: int, seed: Sequence[int], like: Tensor) -> None:
+        self.policy, self.rows = policy, rows
+        self.generator = torch.Generator(like.device).manual_seed(int(np.random.default_rng(seed).integers(2**62)))
+
+    def __call__(self, acted: Acted, shown: Shown) -> tuple[Tensor, Tensor]:
+        logits_BA = acted.logits_BA
+        anything = torch.where(logits_BA > FORBIDDEN, 0.0, logits_BA)
+        luck_B = torch.rand(self.rows, generator=self.generator, device=logits_BA.device)
+        noise_BA = gumbel(logits_BA.shape, self.generator, logits_BA)
+        mine = torch.where(luck_B[:, None] < self.policy.random, anything, logits_BA / self.policy.temperature)
+        return choose(mine, self.policy.agent.spec.parts, noise_BA)
+
+
+def returns(moments: Sequence[Moment]) -> Tensor:
+    """The reward of each row, weighed by the chance that its episode still goes on: float [B]."""
+    total_B, on_B = torch.zeros_like(moments[0].shown.reward_B), torch.ones_like(moments[0].shown.reward_B)
+    for moment in moments[1:]:
+        total_B = total_B + on_B * moment.shown.reward_B
+        on_B = on_B * (1 - moment.shown.ending_B)
+    return total_B
+
+
+@torch.no_grad()
+def play_all(shots: Snapshots, policies: Sequence[Policy], steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(real, dreamed) returns float64 [N, P]."""
+    starts, simulator, device = shots.starts, shots.simulator, shots.starts.h_NH.device
+    n, window = len(shots), window_of(shots.starts, shots.starts.h_NH.device)
+    like = shots.beginning.world[1].reward_B
+    real, dreamed = np.empty((n, len(policies))), np.empty((n, len(policies)))
+    with bar("policies", 2 * len(policies), "policies") as progress:
+        for p, policy in enumerate(policies):
+            own = policy.agent is simulator.agent
+            state: Tree = starts.state if own else warmed_up(policy.agent, window)
+            world = LiveWorld(shots.env, device)
+            chance = Chance(policy, n, (seed, n), like)
+            moments = _slim(roll(policy.agent, world, world.restore(starts.states), state=state, steps=steps,
+                                 choose_by=chance))  # fmt: skip
+            real[:, p] = returns(moments).double().cpu().numpy()
+            progress.advance()
+            for first in range(0, n, BATCH):
+                some = slice(first, min(n, first + BATCH))
+                count, generator = some.stop - first, torch.Generator(device).manual_seed(seed + first)
+                noise = [
+                    Noise(world=draw_noise(simulator.world, count, generator, like).world) for _ in range(steps + 1)
+                ]
+                moments = _slim(
+                    roll(policy.agent, simulator.world, shots.beginning.some(some).world, state=rows_of(state, some),
+                         steps=steps, noise=noise, choose_by=Chance(policy, count, (seed, first), like))
+                )  # fmt: skip
+                dreamed[some, p] = returns(moments).double().cpu().numpy()
+            progress.advance()
+    return real, dreamed
+
+
+def _slim(moments: Iterator[Moment]) -> list[Moment]:
+    """The moments without what the worlds are and show: frames of all steps would fill the memory."""
+    return [m._replace(world=(), shown=m.shown._replace(obs={})) for m in moments]
+
+
+def order_of(mean_P: np.ndarray) -> np.ndarray:
+    """Ranks, ties shared; ``scipy.stats.rankdata``."""
+    from scipy.stats import rankdata
+
+    out: np.ndarray = rankdata(mean_P)
+    return out
+
+
+def spearman(a_NP: np.ndarray, b_MP: np.ndarray) -> float:
+    """Rank correlation of the policies' means; NaN where those of one side are all the same."""
+    a_P, b_P = order_of(a_NP.mean(0)), order_of(b_MP.mean(0))
+    if not np.ptp(a_P) or not np.ptp(b_P):
+        return float("nan")
+    return float(np.corrcoef(a_P, b_P)[0, 1])
+
+
+def regret(real_NP: np.ndarray, chosen_by_MP: np.ndarray) -> float:
+    """By how much the policies that the other side likes best fall short of the real best, mean over ties."""
+    real_P, other_P = real_NP.mean(0), chosen_by_MP.mean(0)
+    return float(real_P.max() - real_P[other_P == other_P.max()].mean())
+
+
+def ranking(
+    shots: Snapshots, policies: Sequence[Policy], found: Found, rng: np.random.Generator, *, steps: int = STEPS,
+    seed: int = 0,
+) -> None:  # fmt: skip
+    """Spearman and regret of the dreamed order, and every policy's returns."""
+    real_NP, dreamed_NP = play_all(shots, policies, steps, seed)
+    score(real_NP, dreamed_NP, [p.name for p in policies], steps, found, rng)
+
+
+def score(
+    real_NP: np.ndarray, dreamed_NP: np.ndarray, names: Sequence[str], steps: int, found: Found,
+    rng: np.random.Generator,
+) -> None:  # fmt: skip
+    """Lines of the table, and the table ``policies``, from the returns of every start."""
+    unit_N = np.arange(len(real_NP))
+    measures: tuple[tuple[str, Callable[[np.ndarray, np.ndarray], float], str], ...] = (
+        ("ranking_spearman", spearman, "rank correlation"), ("ranking_regret", regret, "return"),
+    )  # fmt: skip
+    for measure, of, unit in measures:
+        against, floor = halves(real_NP, dreamed_NP, unit_N, of, np.random.default_rng(int(rng.integers(2**31))))
+        real_P = real_NP.mean(0)
+        blind = float(real_P.max() - real_P.mean()) if measure == "ranking_regret" else 0.0
+        copy = blind if measure == "ranking_regret" else None  # a held frame pays nothing, whoever plays
+        found.rows.append(row(measure, steps, against, unit, floor=floor.value, copy=copy, mean=blind,
+                              reason="the policies' returns are all the same"))  # fmt: skip
+    both = [means(x, rng=rng).estimates() for x in (real_NP, dreamed_NP)]
+    found.tables["policies"] = [
+        {"policy": name, "real": a.value, "real_low": known(a.low), "real_high": known(a.high), "dreamed": b.value,
+         "dreamed_low": known(b.low), "dreamed_high": known(b.high), "n": a.n}
+        for name, a, b in zip(names, *both, strict=True)
+    ]  # fmt: skip
+    found.arrays |= {"policy_return_real": real_NP, "policy_return_dreamed": dreamed_NP}
+    found.notes["ranking"] = (
+        f"{len(names)} policies, returns within {steps} steps from {len(unit_N)} snapshots; the dreamed means of one "
+        "half of the starts against the real means of the other, 40 random halves; floor: two real halves; regret: "
+        "by how much the policy that is best in the dreamed half falls short of the best in the real half"
+    )

@@ -1,0 +1,76 @@
+"""All that is asked of the real world from one set of snapshots of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from core.contracts import Agent, VecEnv
+from core.directions import Basis
+from core.roll import Simulator
+from core.stats import benjamini_hochberg
+from validation.fidelity.beginnings import StartFrom
+from validation.fidelity.counterfactual import Found, Snapshots, counterfactual, gradients, other_policy, take
+from validation.fidelity.effects import effects
+from validation.fidelity.ranking import policies_of, ranking
+from validation.fidelity.there_and_back import there_and_back
+
+GRADIENT_STARTS = 64  # at most: finite differences and derivatives are dear, and are about these alone
+
+
+def try_again(
+    simulator: Simulator[Any],
+    make_env: Callable[[int], VecEnv],
+    basis: Basis,
+    rng: np.random.Generator,
+    *,
+    starts: int,
+    latest: int,
+    horizon: int,
+    seed: int = 0,
+    other: Agent | None = None,
+    device: torch.device | None = None,
+    start_from: StartFrom = "inferred",
+    further: bool = False,
+    policies: Mapping[str, Agent] | None = None,
+    ranking_steps: int = 64,
+) -> Found:
+    """``basis``: directions of the hidden state to move it along; ``other``: another agent of the same world
+    (none: random actions).  further: effects through enumerated actions, there and back, and the ranking of policies
+    (``policies``: more of them by name), too.  Raises UserError where the world takes no snapshots or episodes are too
+    short.
+    """
+    shots = take(simulator, make_env, starts, latest=latest, seed=seed, device=device, start_from=start_from)
+    found, few = Found(), shots
+    try:
+        counterfactual(shots, found, rng)
+        other_policy(shots, other, horizon, found, rng)
+        if len(shots) > GRADIENT_STARTS:
+            few = first(shots, GRADIENT_STARTS, make_env)
+        slopes = gradients(few, basis, found, rng)
+        if further:
+            (own,) = rng.spawn(1)  # so that the rows of the rest do not depend on these
+            straight, noise = (None, None) if slopes is None else (slopes[0].through_world, slopes[1])
+            effects(shots, basis, found, own, straight, noise)
+            there_and_back(shots, found, own)
+            ranking(shots, policies_of(simulator.agent, policies or {}), found, own, steps=ranking_steps, seed=seed)
+    finally:
+        shots.env.close()
+        if few is not shots:
+            few.env.close()
+    for line, q in zip(found.tests, benjamini_hochberg(np.array([t["p"] for t in found.tests])), strict=True):
+        line["q"] = float(q)
+    found.tables["tests"] = found.tests
+    found.notes["snapshots"] = len(shots)
+    return found
+
+
+def first(shots: Snapshots, count: int, make_env: Callable[[int], VecEnv]) -> Snapshots:
+    """The first of them, in a real world of as many slots, which the caller closes."""
+    return replace(
+        shots, env=make_env(count), starts=shots.starts.some(range(count)), beginning=shots.beginning.some(slice(count))
+    )
