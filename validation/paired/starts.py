@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,10 +58,10 @@ class Starts:
             raise ValueError("starts that are replayed belong to the slots that they were found in")
         at = np.asarray(rows, np.int64)
         taken = torch.from_numpy(at).to(self.h_NH.device)
-        return Starts(
-            window={k: x[at] for k, x in self.window.items()}, state=rows_of(self.state, taken),
-            h_NH=self.h_NH[taken], age_N=self.age_N[at], states=tuple(self.states[i] for i in at),
-            offset_N=self.offset_N[at], actions=self.actions[:, :0], seed=self.seed,
+        return replace(
+            self, window={k: x[at] for k, x in self.window.items()}, before=rows_of(self.before, taken),
+            state=rows_of(self.state, taken), h_NH=self.h_NH[taken], age_N=self.age_N[at],
+            states=tuple(self.states[i] for i in at), offset_N=self.offset_N[at],
         )  # fmt: skip
 
 
