@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from core.roll import Simulator
     from generative.losses import Batch
-    from generative.simulator import RSSMWorld
+    from generative.recurrent_world import RSSMWorld
 
 STEPS = 32
 VARIANTS = ("oracle float32", "ours float32", "oracle bf16", "ours bf16")
@@ -85,7 +85,7 @@ class Bench:
         from benchmarks.stepwise import loss_stepwise
         from core.training import Processes
         from generative.losses import LossConfig, draw
-        from generative.simulator import Precision
+        from generative.recurrent_world import Precision
         from generative.train import backward
 
         implementation, precision = variant.split()
@@ -125,7 +125,7 @@ class Bench:
         """Frames per second of a modal rollout without gradients."""
         import torch
 
-        from generative.simulator import Precision
+        from generative.recurrent_world import Precision
 
         self.sim.world.precision = Precision()
         world = self.sim.world

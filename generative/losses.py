@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from core.roll import Simulator, gumbel, one_hot
 from core.trees import Tree, each, flatten, rows_of, unflatten
 from generative.fields import as_read, error_of_field, loss_of_field
+from generative.recurrent_world import RSSMWorld
 from generative.rssm import kl
-from generative.simulator import RSSMWorld
 
 
 @dataclass(frozen=True, kw_only=True)

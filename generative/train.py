@@ -40,8 +40,9 @@ from core.training import (
 )
 from generative.fields import ERROR_UNITS, as_read
 from generative.losses import Batch, Draws, LossConfig, draw, loss_of
+from generative.recurrent_world import Precision, RSSMWorld
 from generative.rssm import ModelConfig
-from generative.simulator import Precision, RSSMWorld, as_module, save_simulator, simulator_of
+from generative.simulator import as_module, save_simulator, simulator_of
 
 STAGE = "train_gen_model"
 LAST = "last.safetensors"

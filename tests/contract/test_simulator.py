@@ -21,8 +21,9 @@ from core.roll import Moment, Noise, Simulator, Trajectory, roll
 from core.trees import flatten, leaves, rows_of
 from envs.planted import KINDS, Kind, PlantedOptions, planted_simulator
 from envs.procgen import ACTION_NAMES
+from generative.recurrent_world import RSSMWorld
 from generative.rssm import ModelConfig
-from generative.simulator import RSSMWorld, simulator_of
+from generative.simulator import simulator_of
 
 SPEC = EnvSpec(
     env_id="procgen/coinrun",
