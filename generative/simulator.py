@@ -32,12 +32,18 @@ from core.contracts import Agent, EnvSpec, UserError
 from core.roll import Moment, Simulator, Trajectory, act, trajectory_of
 from core.trees import Tree, flatten, unflatten
 from envs.registry import renewed
+from generative.context import ContextWorld
 from generative.grid import GridWorld
 from generative.recurrent_world import RSSMWorld
 from generative.rssm import ModelConfig
 from generative.vector import VectorWorld
 
-KINDS: Mapping[str, type[RSSMWorld]] = {"vector": VectorWorld, "grid": GridWorld}  # by ModelConfig.layout
+TrainedWorld = RSSMWorld | ContextWorld
+KINDS: Mapping[str, type[VectorWorld] | type[GridWorld] | type[ContextWorld]] = {
+    "vector": VectorWorld,
+    "grid": GridWorld,
+    "context": ContextWorld,
+}  # by ModelConfig.layout
 AGENT = "agent"  # folder of a simulator's run directory with that of its agent, where this is not a RecurrentAgent
 
 
@@ -45,14 +51,14 @@ AGENT = "agent"  # folder of a simulator's run directory with that of its agent,
 class TrainedMemory:
     """What a trained world remembers of its own agent's state, to core.contracts.Memory."""
 
-    world: RSSMWorld
+    world: TrainedWorld
     agent: Agent
 
     def __call__(self, z_BZ: Tensor) -> Tree:
         return unflatten(self.world.memory(z_BZ), self.agent.initial(1))
 
 
-def simulator_of(config: ModelConfig, agent: Agent) -> Simulator[RSSMWorld]:
+def simulator_of(config: ModelConfig, agent: Agent) -> Simulator[TrainedWorld]:
     """A new simulator around an agent of any kind; its parameters are the world's.  UserError for an observation that
     cannot be simulated.
 
@@ -105,7 +111,7 @@ def _while_alive(out: Trajectory) -> dict[str, Tensor]:
 
 
 def save_simulator(
-    simulator: Simulator[RSSMWorld],
+    simulator: Simulator[TrainedWorld],
     path: Path,
     name: str = WEIGHTS,
     half: bool = False,
@@ -141,7 +147,7 @@ def copy_run(source: Path, target: Path) -> str:
     return known
 
 
-def as_module(simulator: Simulator[RSSMWorld]) -> nn.Module:
+def as_module(simulator: Simulator[TrainedWorld]) -> nn.Module:
     """World and agent as one module, whose names the weights on disk have: the agent's begin with ``agent.``."""
     both = nn.Module()
     agent: Any = simulator.agent
@@ -151,7 +157,7 @@ def as_module(simulator: Simulator[RSSMWorld]) -> nn.Module:
     return both
 
 
-def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = WEIGHTS) -> Simulator[RSSMWorld]:
+def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = WEIGHTS) -> Simulator[TrainedWorld]:
     """The simulator of a run directory, frozen, in eval mode.  UserError if half-written or misfitting."""
     path = Path(path)
     manifest = read_manifest(path)

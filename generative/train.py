@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,11 +39,13 @@ from core.training import (
     save_state,
     together,
 )
+from generative.context_loss import ContextLossConfig
+from generative.courses import COURSES, Course
 from generative.fields import ERROR_UNITS, as_read
-from generative.losses import Batch, Draws, LossConfig, draw, loss_of
-from generative.recurrent_world import Precision, RSSMWorld
+from generative.losses import Batch, LossConfig
+from generative.recurrent_world import Precision
 from generative.rssm import ModelConfig
-from generative.simulator import as_module, save_simulator, simulator_of
+from generative.simulator import TrainedWorld, as_module, save_simulator, simulator_of
 
 STAGE = "train_gen_model"
 LAST = "last.safetensors"
@@ -100,6 +103,7 @@ class GenTrainConfig:
     """run directory to write"""
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    context: ContextLossConfig = field(default_factory=ContextLossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     validation_share: float = 0.05
     """share of the episodes kept from training"""
@@ -177,19 +181,19 @@ def split_episodes(episodes: int, share: float, seed: int) -> tuple[list[int], l
 
 
 @torch.no_grad()
-def free_running_errors(simulator: Simulator[RSSMWorld], batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def free_running_errors(
+    simulator: Simulator[TrainedWorld], batch: Batch, course: Course
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Errors [B, L] of every field, in ``ERROR_UNITS``: of modal rollouts from the initial frames with the recorded
     actions, and of the last initial frame repeated, which is right at step 0.  Meaningless where ``batch.seen`` is
     false."""
     world = simulator.world
-    first = world.initial_frames
-    z, _ = world.infer({k: x[:, :first] for k, x in batch.obs.items()})
-    out = simulator.rollout(z, batch.seen.shape[1] - 1, actions=batch.action)
-    target = as_shown(world, batch, first - 1)
+    out = course.run(simulator, batch, batch.action)
+    target = as_shown(world, batch, world.initial_frames - 1)
     return world.errors(out.obs, target), world.errors({k: x[:, :1] for k, x in target.items()}, target)
 
 
-def as_shown(world: RSSMWorld, batch: Batch, first: int) -> dict[str, Tensor]:
+def as_shown(world: TrainedWorld, batch: Batch, first: int) -> dict[str, Tensor]:
     """Observations from row ``first`` on as a simulator shows them: images float in [0, 1]."""
     later = {k: batch.obs[k][:, first:] for k in world.fields}
     return {
@@ -198,7 +202,7 @@ def as_shown(world: RSSMWorld, batch: Batch, first: int) -> dict[str, Tensor]:
     }
 
 
-def whole_error(world: RSSMWorld, errors: Mapping[str, Tensor], batch: Batch) -> Tensor:
+def whole_error(world: TrainedWorld, errors: Mapping[str, Tensor], batch: Batch) -> Tensor:
     """One error [B, L] for all fields: that of the only one, or the mean of several.
 
     Beside others an image's is in units of its pixels' variance from frame to frame, so that every field's is about 1
@@ -216,7 +220,7 @@ def whole_error(world: RSSMWorld, errors: Mapping[str, Tensor], batch: Batch) ->
     return torch.stack(scaled).mean(0)
 
 
-def error_unit(world: RSSMWorld) -> str:
+def error_unit(world: TrainedWorld) -> str:
     """The unit of ``whole_error``."""
     if len(world.fields) == 1:
         return ERROR_UNITS[next(iter(world.fields.values())).means]
@@ -230,7 +234,7 @@ def mean_seen(error_BL: Tensor, batch: Batch) -> Tensor:
 
 
 def against_held_frame(
-    simulator: Simulator[RSSMWorld], batch: Batch, episode_B: np.ndarray, seed: int
+    simulator: Simulator[TrainedWorld], batch: Batch, episode_B: np.ndarray, seed: int, course: Course
 ) -> dict[str, Estimate]:
     """How the simulator's free-running frames compare with the last initial frame repeated.
 
@@ -238,7 +242,7 @@ def against_held_frame(
     from 1 on; the difference also at the first and the last of them (``..._1`` and so on).  Intervals over the episodes
     that the windows are of; a simulator whose difference is not surely below 0 is no better than a held frame.
     """
-    errors = (whole_error(simulator.world, x, batch) for x in free_running_errors(simulator, batch))
+    errors = (whole_error(simulator.world, x, batch) for x in free_running_errors(simulator, batch, course))
     error_BL, held_BL = (x.cpu().double().numpy() for x in errors)
     seen_BL, rng = batch.seen.cpu().numpy(), np.random.default_rng(seed)
     last = seen_BL.shape[1] - 1
@@ -255,7 +259,9 @@ def against_held_frame(
 
 
 @torch.no_grad()
-def reconstructions(simulator: Simulator[RSSMWorld], batch: Batch, seed: int) -> dict[str, np.ndarray]:
+def reconstructions(
+    simulator: Simulator[TrainedWorld], batch: Batch, seed: int, course: Course
+) -> dict[str, np.ndarray]:
     """The four videos of a simulator's quality, uint8 [L, height, width, 3]; a column a window.  Of every image field
     there is (the names begin with it if there are several), so of a world of vectors none.
 
@@ -267,16 +273,17 @@ def reconstructions(simulator: Simulator[RSSMWorld], batch: Batch, seed: int) ->
     images = [k for k, field in world.fields.items() if field.means == "image"]
     if not images:
         return {}
-    batch, first = batch.part(slice(SHOWN)), world.initial_frames
-    steps = batch.seen.shape[1] - 1
-    z, _ = world.infer({k: x[:, :first] for k, x in batch.obs.items()})
-    generator = torch.Generator(z.device).manual_seed(seed)
-    random = world.normalise(torch.randn(z.shape, generator=generator, device=z.device))
-    true = as_shown(world, batch, first - 1)
+    batch = batch.part(slice(SHOWN))
+    count, steps = len(batch.seen), batch.seen.shape[1] - 1
+    generator = torch.Generator(batch.seen.device).manual_seed(seed)
+    random = torch.randn(count, world.latent_size, generator=generator, device=generator.device)
+    random = world.normalise(random)
+    true = as_shown(world, batch, world.initial_frames - 1)
+    forced = [shown.obs for shown in world.along(batch.obs, batch.action, batch.seen)]
     shown: dict[str, Mapping[str, Tensor]] = {
-        "true_true": world.reconstruct(world.path(batch.obs, batch.action, batch.seen)),
-        "simulated_true": simulator.rollout(z, steps, actions=batch.action).obs,
-        "simulated_simulated": simulator.rollout(z, steps).obs,
+        "true_true": {k: torch.stack([obs[k] for obs in forced], 1) for k in forced[0]},
+        "simulated_true": course.run(simulator, batch, batch.action).obs,
+        "simulated_simulated": course.run(simulator, batch).obs,
         "random": simulator.rollout(random, steps).obs,
     }
 
@@ -341,13 +348,13 @@ def long_enough(store: RolloutStore, initial_frames: int) -> list[int]:
 
 
 def backward(
-    simulator: Simulator[RSSMWorld], batch: Batch, draws: Draws, config: LossConfig, processes: Processes
+    simulator: Simulator[TrainedWorld], batch: Batch, draws: Any, course: Course, processes: Processes
 ) -> dict[str, Tensor]:
     """Gradients of the loss, and the loss and its parts, all averaged over the processes."""
     parameters = list(simulator.world.parameters())
     for p in parameters:
         p.grad = None
-    loss, parts = loss_of(simulator, batch, config, draws)
+    loss, parts = course.loss_of(simulator, batch, draws)
     loss.backward()  # type: ignore[no-untyped-call]
     named = {**parts, "loss": loss.detach()}
     values = processes.average(parameters, torch.stack([v.float() for v in named.values()]))
@@ -360,13 +367,14 @@ class Trainer:
     def __init__(
         self,
         config: GenTrainConfig,
-        simulator: Simulator[RSSMWorld],
+        simulator: Simulator[TrainedWorld],
         store: RolloutStore,
         processes: Processes,
         run: artefacts.Run,
     ) -> None:
         optim = config.optim
         self.config, self.simulator, self.processes, self.run = config, simulator, processes, run
+        self.course: Course = COURSES[config.model.layout](config.loss, config.context)
         self.parameters = list(simulator.world.parameters())
         self.device = self.parameters[0].device
         self.store, initial = store, config.model.initial_frames
@@ -429,10 +437,11 @@ class Trainer:
         batch = to_batch(window, self.config.model.initial_frames, self.device)
         self.waited += time.perf_counter() - began
         # Every process draws for the whole batch, so that the result does not depend on how many they are.
-        draws = draw(self.simulator.world, optim.batch, optim.steps, self.config.loss, self.generator).part(part)
+        progress = self.step / optim.updates
+        draws = self.course.draw(self.simulator.world, optim.batch, optim.steps, self.generator, progress).part(part)
         rate = learning_rate(self.step, optim.updates, optim.learning_rate, optim.warm_up, optim.schedule)
         self.optimiser.param_groups[0]["lr"] = rate
-        values = backward(self.simulator, batch, draws, self.config.loss, self.processes)
+        values = backward(self.simulator, batch, draws, self.course, self.processes)
         grads = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads)
         if not (torch.isfinite(values["loss"]) and torch.isfinite(norm)):
@@ -474,14 +483,13 @@ class Trainer:
     def held_out(self) -> dict[str, float]:
         """The loss's parts, teacher-forced, over the validation windows; the same draws every time."""
         size, length = self.validation.seen.shape
-        draws = draw(
-            self.kept.world, size, length, self.config.loss, torch.Generator(self.device).manual_seed(self.config.seed)
-        )
+        generator = torch.Generator(self.device).manual_seed(self.config.seed)
+        draws = self.course.draw(self.kept.world, size, length, generator, 0.0)
         sums: dict[str, float] = {}
         for i in range(0, size, self.config.optim.batch):
             rows = slice(i, i + self.config.optim.batch)
             batch = self.validation.part(rows)
-            loss, parts = loss_of(self.kept, batch, self.config.loss, draws.part(rows))
+            loss, parts = self.course.loss_of(self.kept, batch, draws.part(rows))
             for k, v in {**parts, "loss": loss}.items():
                 sums[k] = sums.get(k, 0.0) + float(v) * len(batch.action) / size
         return sums
@@ -489,7 +497,7 @@ class Trainer:
     def validate(self) -> None:
         """A row of the curve; the best simulator is saved."""
         self.sync()
-        errors, _ = free_running_errors(self.kept, self.validation)
+        errors, _ = free_running_errors(self.kept, self.validation, self.course)
         mse = mean_seen(whole_error(self.kept.world, errors, self.validation), self.validation)
         score = float(mse.nanmean())
         apart = errors if len(errors) > 1 else {}
@@ -508,7 +516,7 @@ class Trainer:
         )
         every = self.config.video_every * self.config.validate_every
         if every and (self.step % every == 0 or self.step == self.config.optim.updates):
-            for name, frames in reconstructions(self.kept, self.validation, self.config.seed).items():
+            for name, frames in reconstructions(self.kept, self.validation, self.config.seed, self.course).items():
                 self.log.add_video(self.step, f"reconstruction/{name}", frames)
         self.log.save()
         self.sums, self.since = {}, 0
@@ -605,7 +613,9 @@ def main(config: GenTrainConfig) -> None:
     unit = error_unit(trainer.kept.world)
     run.record("free_running_mse", trainer.best, unit, windows)
     artefacts.load_unsealed(as_module(trainer.kept), run)  # the best, not the last
-    against = against_held_frame(trainer.kept, trainer.validation, trainer.validation_episode, config.seed)
+    against = against_held_frame(
+        trainer.kept, trainer.validation, trainer.validation_episode, config.seed, trainer.course
+    )
     for name, e in against.items():
         run.record(name, e.value, unit, e.n, e.interval)
     if (said := artefacts.poor_simulator(run.metrics)) is not None:

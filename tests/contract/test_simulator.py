@@ -66,6 +66,10 @@ def grid() -> Simulator[RSSMWorld]:
     return learned(deterministic_size=128, groups=64, classes=3, latent_size=128, layout="grid")
 
 
+def context() -> Simulator[Any]:
+    return learned(deterministic_size=128, groups=64, classes=3, latent_size=128, layout="context", trunk_blocks=2)
+
+
 def planted(kind: Kind) -> Simulator[Any]:
     return planted_simulator(PlantedOptions(kind=kind, fickle=0.5), torch.float64)
 
@@ -73,6 +77,7 @@ def planted(kind: Kind) -> Simulator[Any]:
 SIMULATORS = {
     "learned": learned,
     "grid": grid,
+    "context": context,
     "hypersphere": sphere,
     **{f"planted_{k}": partial(planted, k) for k in KINDS},
     "feed-forward agent": feed_forward,
