@@ -199,6 +199,8 @@ class ContextWorld(nn.Module):
     UserError for a world that shows anything but one image of 64 x 64 pixels.
     """
 
+    informed = "recorded"  # generative.starts
+
     def __init__(self, config: ModelConfig, spec: EnvSpec, memory_size: int, bounded: bool = True) -> None:
         super().__init__()
         self.config, self.spec, self.memory_size, self.bounded = config, spec, memory_size, bounded

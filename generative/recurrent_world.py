@@ -67,6 +67,7 @@ class RSSMWorld(nn.Module):
     Raises UserError for an observation that it cannot foretell.
     """
 
+    informed = "inferred"  # generative.starts
     encoder: nn.Module
     embed: nn.Module
     rssm: RSSM
@@ -138,6 +139,16 @@ class RSSMWorld(nn.Module):
     def normalise(self, z_BZ: Tensor) -> Tensor:
         """The nearest legal latent: a unit vector on the hypersphere, anything for a Gaussian."""
         return nn.functional.normalize(z_BZ, dim=-1) if self.config.latent == "hypersphere" else z_BZ
+
+    def begin_at(self, obs: Mapping[str, Tensor]) -> tuple[WorldState, Shown]:
+        """The start that shows the last of some observations [B, I, ...] unchanged; s is told of it (posterior)."""
+        e = self.embed_obs(obs)
+        begun = self.begin(self.normalise(self.infer_from(e)[0]))
+        d = self.rssm.transition(begun.state.s_BS, begun.action_BA, begun.state.d_BD)
+        s = choose(self.rssm.posterior(d, e[:, -1]), None)
+        last = {k: as_read(field, obs[k][:, -1], d.dtype) for k, field in self.fields.items()}
+        ending = torch.sigmoid(self.terminal_head(d)[:, 0])
+        return WorldState(d, s), Shown(last, self.reward_head(d)[:, 0], ending, d)
 
     # From a latent to a rollout
 
