@@ -84,6 +84,8 @@ class Bench:
     def gradients(self, variant: str, batch: Batch) -> None:
         from benchmarks.stepwise import loss_stepwise
         from core.training import Processes
+        from generative.context_loss import ContextLossConfig
+        from generative.courses import RecurrentCourse
         from generative.losses import LossConfig, draw
         from generative.recurrent_world import Precision
         from generative.train import backward
@@ -93,7 +95,7 @@ class Bench:
         size, length = batch.action.shape
         draws = draw(self.sim.world, size, length, LossConfig(), self.generator)
         if implementation == "ours":
-            backward(self.sim, batch, draws, LossConfig(), Processes())
+            backward(self.sim, batch, draws, RecurrentCourse(LossConfig(), ContextLossConfig()), Processes())
         else:
             self.optimiser.zero_grad(set_to_none=True)
             loss_stepwise(self.sim, batch, LossConfig(), draws).backward()

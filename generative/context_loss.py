@@ -131,7 +131,8 @@ def foretell(
     hidden = of_steps(draws.hidden_BL, places)
     d = s = far.new_zeros(0)
     parts: list[Foretold] = []
-    for j in range(draws.feedback):
+    longest = min(draws.feedback, length - 1)
+    for j in range(longest):
         steps = places + 1 + j
         steps = steps[steps < length]
         n = len(steps) * size
@@ -148,7 +149,7 @@ def foretell(
         sketch = world.sketch(look.near, last, d, action)
         frame = world.paint(sketch, s)
         own = clamp_straight_through(frame)
-        look = world.look(own, last) if j + 1 < draws.feedback else Seen(look.near[:0], look.far_NE[:0])
+        look = world.look(own, last) if j + 1 < longest else Seen(look.near[:0], look.far_NE[:0])
         at = (steps[:, None] * size + rows).flatten()
         parts.append(Foretold(at, frame, sketch.shifts, *world.outcome_parts(sketch.trunk, d), look.far_NE))
         last = own

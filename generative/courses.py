@@ -1,4 +1,4 @@
-"""How each kind of world is trained: the chance in its loss, the loss, and how it is let run for a validation."""
+"""How each kind of world is trained: the chance in its loss, and the loss."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from core.roll import Simulator, Trajectory, roll, trajectory_of
-from core.trees import unflatten
+from core.roll import Simulator
 from generative.context import ContextWorld
 from generative.context_loss import ContextDraws, ContextLossConfig, context_loss_of, draw_context
 from generative.losses import Batch, Draws, LossConfig, draw, loss_of
@@ -29,10 +28,6 @@ class Course(Protocol):
         """The loss (a scalar) and its parts (detached)."""
         ...
 
-    def run(self, simulator: Simulator[Any], batch: Batch, actions: Tensor | None = None) -> Trajectory:
-        """The simulator let go from the first observations of windows, for their length."""
-        ...
-
 
 @dataclass(frozen=True)
 class RecurrentCourse:
@@ -48,10 +43,6 @@ class RecurrentCourse:
         self, simulator: Simulator[RSSMWorld], batch: Batch, draws: Draws
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         return loss_of(simulator, batch, self.loss, draws)
-
-    def run(self, simulator: Simulator[RSSMWorld], batch: Batch, actions: Tensor | None = None) -> Trajectory:
-        z, _ = simulator.world.infer({k: x[:, : simulator.world.initial_frames] for k, x in batch.obs.items()})
-        return simulator.rollout(z, batch.seen.shape[1] - 1, actions=actions)
 
 
 @dataclass(frozen=True)
@@ -70,13 +61,6 @@ class ContextCourse:
         self, simulator: Simulator[ContextWorld], batch: Batch, draws: ContextDraws
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         return context_loss_of(simulator, batch, self.loss, self.context, draws)
-
-    def run(self, simulator: Simulator[ContextWorld], batch: Batch, actions: Tensor | None = None) -> Trajectory:
-        world, agent = simulator.world, simulator.agent
-        begin = world.begin_at({k: x[:, : world.initial_frames] for k, x in batch.obs.items()})
-        memory = unflatten(batch.state_before, agent.initial(1))
-        moments = roll(agent, world, begin, memory=memory, steps=batch.seen.shape[1] - 1, actions=actions)
-        return trajectory_of(list(moments))
 
 
 COURSES: Mapping[str, type[RecurrentCourse] | type[ContextCourse]] = {
