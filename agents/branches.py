@@ -44,8 +44,8 @@ def record_branches(
     aside: the same world with as many slots, in which the actions are tried.  Meta: ``snapshot`` (its number),
     ``action``, and seed, slot and age (steps of its episode) of the snapshot.
     """
-    rng = np.random.default_rng(seed)
-    chooser = Chooser(exploration, env.spec.slots, rng, agent.spec.parts)
+    rng = np.random.default_rng([seed, 1])  # of its own, so that the way is that of a recording without branches
+    chooser = Chooser(exploration, env.spec.slots, np.random.default_rng(seed), agent.spec.parts)
     tried = [ids[0] for ids in env.spec.distinct_actions().values()]
     history: deque[Moment] = deque(maxlen=LEAD + 1)
     states: tuple[bytes, ...] = ()

@@ -101,7 +101,7 @@ class PairEncoder(nn.Module):
 
     def __init__(self, width: int, features: int) -> None:
         super().__init__()
-        self.first = conv(2 * FRAME[2] * PATCH**2, width)
+        self.first = nn.Conv2d(2 * FRAME[2] * PATCH**2, width, 1)
         self.place = nn.Parameter(torch.zeros(width, BLOCKS, BLOCKS))  # the player stands in the middle
         self.near = ResidualCell(width)
         self.down = nn.Conv2d(width, features, 2, stride=2)
@@ -153,11 +153,11 @@ class Painter(nn.Module):
         self.motion = PooledCell(width)
         self.shift_here = nn.Conv2d(width, sum(self.sizes), 1)
         self.shift_all = map_head(config.deterministic_size, 2 * width, sum(self.sizes))
-        self.enter = conv(width + FRAME[2] * PATCH**2, width)
+        self.enter = nn.Conv2d(width + FRAME[2] * PATCH**2, width, 1)
         kinds = [PooledCell if i % 2 == 0 else ResidualCell for i in range(config.trunk_blocks)]
         self.trunk = nn.Sequential(*(kind(width) for kind in kinds), ChannelNorm(width), nn.SiLU())
         self.masks = nn.Conv2d(width, PATCH**2 * CANDIDATES, 1)
-        self.unknown = conv(width + stochastic // CELLS, width)
+        self.unknown = nn.Conv2d(width + stochastic // CELLS, width, 1)
         self.residual = nn.Conv2d(width, FRAME[2] * PATCH**2, 1)
         with torch.no_grad():
             self.masks.weight.mul_(0.1)
