@@ -110,6 +110,21 @@ def shift_costs(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
     return torch.stack(costs, -1).unflatten(-1, (2 * reach[0] + 1, 2 * reach[1] + 1))
 
 
+def coarse_costs(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
+    """``shift_costs`` at half the resolution, of every second shift: maps [N, K, 16, 16].  Where parts of a frame came
+    from is hard to read off two frames by small convolutions, and plain here."""
+    last, now = (F.avg_pool2d(x.mean(1, keepdim=True), 2)[:, 0] for x in (last, now))
+    rows, columns = reach[0] // 2, reach[1] // 2
+    padded = F.pad(last[:, None], (columns, columns, rows, rows), mode="replicate")[:, 0]
+    moved = padded.unfold(1, SIDE // 2, 1).unfold(2, SIDE // 2, 1)  # [N, 2 * rows + 1, 2 * columns + 1, 32, 32]
+    return F.avg_pool2d((moved - now[:, None, None]).abs().flatten(1, 2), PATCH // 2)
+
+
+def coarse_shifts(reach: tuple[int, int]) -> int:
+    """How many shifts ``coarse_costs`` knows."""
+    return (2 * (reach[0] // 2) + 1) * (2 * (reach[1] // 2) + 1)
+
+
 def expected_cost(costs: Tensor, shifts: Shifts) -> Tensor:
     """What the shifts cost in expectation, [N, 16, 16], beyond the cheapest of each block."""
     y, x = shifts.rows.softmax(-1), shifts.columns.softmax(-1)

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from core.contracts import EnvSpec, Shown
 from core.roll import gumbel, one_hot
-from generative.alignment import BLOCKS, SIDE, Shifts, align, to_blocks, to_planes
+from generative.alignment import BLOCKS, SIDE, Shifts, align, coarse_costs, coarse_shifts, to_blocks, to_planes
 from generative.fields import Scale, as_read, error_of_field, one_frame
 from generative.nets import (
     CELLS,
@@ -45,6 +45,7 @@ from generative.rssm import GridRSSM, ModelConfig, choose
 
 NEAR = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))  # pixels by which masks can correct where a part was moved to
 CANDIDATES = len(NEAR) + 2  # of a pixel; besides: the unmoved frame, the generated one
+COST_SCALE = 5.0  # mean absolute differences are small numbers
 COPIED = 3.0  # how much likelier, in nats, an untrained world finds the moved frame than any other candidate
 
 
@@ -97,11 +98,12 @@ class PooledCell(nn.Module):
 
 
 class PairEncoder(nn.Module):
-    """Two frames -> ``Seen``."""
+    """Two frames -> ``Seen``: their pixels, and how well each part of the later one is found in the earlier."""
 
-    def __init__(self, width: int, features: int) -> None:
+    def __init__(self, width: int, features: int, reach: tuple[int, int]) -> None:
         super().__init__()
-        self.first = nn.Conv2d(2 * FRAME[2] * PATCH**2, width, 1)
+        self.reach = reach
+        self.first = nn.Conv2d(2 * FRAME[2] * PATCH**2 + coarse_shifts(reach), width, 1)
         self.place = nn.Parameter(torch.zeros(width, BLOCKS, BLOCKS))  # the player stands in the middle
         self.near = ResidualCell(width)
         self.down = nn.Conv2d(width, features, 2, stride=2)
@@ -110,7 +112,8 @@ class PairEncoder(nn.Module):
 
     def forward(self, last: Tensor, before: Tensor) -> Seen:
         both = to_blocks(torch.cat([last - 0.5, last - before], 1))
-        x = self.first(both)
+        found = coarse_costs(before, last, self.reach) * COST_SCALE
+        x = self.first(torch.cat([both, found], 1))
         near = self.near(F.silu(x + self.place.to(x.dtype)))
         return Seen(near, from_map(self.far(self.down(F.silu(near)))))
 
@@ -208,7 +211,7 @@ class ContextWorld(nn.Module):
         ((self.name, self.field),) = self.fields.items()
         self.latent_size, self.initial_frames = config.latent_size, config.initial_frames
         a, d, z, width = spec.n_actions, config.deterministic_size, config.latent_size, config.hidden_size
-        self.encoder = PairEncoder(2 * config.depth, width)
+        self.encoder = PairEncoder(2 * config.depth, width, (config.reach_rows, config.reach_columns))
         self.rssm = ContextRSSM(config, a, self.encoder.size)
         s = self.rssm.stochastic_size
         self.painter = Painter(config, a, s)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from core.roll import Simulator, gumbel, one_hot
 from generative.alignment import SIDE, Shifts, expected_cost, shift_costs
 from generative.context import ContextWorld, Seen
-from generative.losses import Batch, LossConfig, uniformity
+from generative.losses import Batch, LossConfig, agent_loss, uniformity
 from generative.nets import FRAME, clamp_straight_through
 from generative.recurrent_world import WorldPath
 from generative.rssm import choose, kl
@@ -43,6 +43,10 @@ class ContextLossConfig:
     by it (the logits that are trained are shifted by its logarithm)"""
     noise_std: float = 0.05
     """standard deviation, at its highest, of the noise on the frames that a world is shown in training"""
+    agent_from: float = 1.0
+    """share of the updates after which the agent's terms (--hidden_weight, --feature_weight) count; 1: never"""
+    agent_cap: float = 0.1
+    """how large they may become together, as a share of the image's; beyond, they are scaled down to it"""
     feedback: tuple[int, ...] = (1, 2, 4, 8)
     """steps that a world is shown its own frames, 1: none; each of these in turn in the course of the training"""
     feedback_shares: tuple[float, ...] = (0.4, 0.2, 0.2, 0.2)
@@ -58,10 +62,11 @@ class ContextDraws(NamedTuple):
     noise: Tensor  # [B, L+1, 3, 64, 64], what is added to the frames that are shown
     costed_BL: Tensor  # bool, what the shifts that lead to a step cost is computed
     feedback: int
+    by_agent: bool  # the agent's terms count
 
     def part(self, rows: slice) -> ContextDraws:
         """Those of some of the windows."""
-        return ContextDraws(*(x[rows] for x in self[:-1]), self.feedback)
+        return ContextDraws(*(x[rows] for x in self[:-2]), *self[-2:])  # type: ignore[has-type]
 
 
 def feedback_at(progress: float, config: ContextLossConfig, chance: float) -> int:
@@ -94,7 +99,8 @@ def draw_context(
     std = config.noise_std * uniform(size, 1, 1, 1, 1).square()
     noise = std * torch.randn(size, length + 1, FRAME[2], SIDE, SIDE, generator=generator, device=device)
     costed = uniform(size, length) < config.motion_share
-    return ContextDraws(latent, hidden, state, noise, costed, feedback_at(progress, config, float(uniform(1))))
+    feedback = feedback_at(progress, config, float(uniform(1)))
+    return ContextDraws(latent, hidden, state, noise, costed, feedback, progress >= config.agent_from)
 
 
 class Foretold(NamedTuple):
@@ -216,8 +222,27 @@ def context_loss_of(
     }
     weights = {**vars(loss), **vars(config), "image_weight": 1.0, "drawn_weight": 1.0}
     total = torch.stack([weights[f"{k}_weight"] * v for k, v in parts.items()]).sum()
+    if draws.by_agent:
+        more = agent_terms(simulator, told, frames, batch, loss)
+        wanted = loss.hidden_weight * more["hidden"] + loss.feature_weight * more["feature"]
+        most = config.agent_cap * parts["image"].detach()
+        total = total + wanted * (most / wanted.detach().clamp_min(1e-12)).clamp_max(1.0)
+        parts |= more
     mse = error.detach().sum() / (target[0].numel() * seen.sum().clamp_min(1))
     return total, {**{k: v.detach() for k, v in parts.items()}, "frame_mse": mse}
+
+
+def agent_terms(
+    simulator: Simulator[ContextWorld], told: Foretold, frames: Tensor, batch: Batch, loss: LossConfig
+) -> dict[str, Tensor]:
+    """Half the squared distances, a window, of the agent's hidden state and of what its encoder makes of the frames,
+    along what is foretold (from a recorded frame at step 0 on) from those along the recorded frames [B, L+1, ...]."""
+    world, (size, length) = simulator.world, batch.seen.shape
+    own = clamp_straight_through(told.frame)[told.at.argsort()].unflatten(0, (length - 1, size)).transpose(0, 1)
+    ways = (torch.cat([frames[:, 1:2], own], 1), frames[:, 1:])
+    decoded, target = (world.as_shown(x.flatten(0, 1)) for x in ways)
+    hidden, feature = agent_loss(simulator, decoded, target, batch.state_before, batch, loss)
+    return {"hidden": hidden.sum(1).mean(), "feature": feature.sum(1).mean()}
 
 
 def start_losses(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -205,7 +205,7 @@ def loss_of(
 
 
 def agent_loss(
-    simulator: Simulator[RSSMWorld],
+    simulator: Simulator[Any],
     decoded: Mapping[str, Tensor],
     target: Mapping[str, Tensor],
     start_BS: Tensor,

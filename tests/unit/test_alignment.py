@@ -10,6 +10,8 @@ from generative.alignment import (
     BLOCKS,
     Shifts,
     align,
+    coarse_costs,
+    coarse_shifts,
     expected,
     expected_cost,
     moved,
@@ -96,3 +98,12 @@ def test_the_cheapest_shift_is_the_true_one(shift: tuple[int, int]) -> None:
     assert float(expected_cost(costs, sure_of(*shift))[0, 2:14, 2:14].max()) < 1e-9
     wrong = expected_cost(costs, sure_of(1, 1))
     torch.testing.assert_close(wrong, costs[..., 1 + REACH[0], 1 + REACH[1]] - costs.amin((-2, -1)))
+
+
+def test_coarse_costs_are_of_every_second_shift() -> None:
+    last = frames(1)
+    now = moved(last, *(torch.full((1, BLOCKS, BLOCKS), s) for s in (-4, 2)))
+    costs = coarse_costs(last, now, (8, 4))
+    assert costs.shape == (1, coarse_shifts((8, 4)), BLOCKS, BLOCKS) == (1, 9 * 5, BLOCKS, BLOCKS)
+    middle = costs[0, :, 3:13, 3:13]
+    assert bool((middle.argmin(0) == (-2 + 4) * 5 + 1 + 2).all()) and float(middle.amin(0).max()) < 1e-12

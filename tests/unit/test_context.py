@@ -14,6 +14,7 @@ from core.roll import Simulator, one_hot
 from envs.procgen import ACTION_NAMES
 from generative.context import ContextState, ContextWorld
 from generative.context_loss import (
+    ContextDraws,
     ContextLossConfig,
     context_loss_of,
     draw_context,
@@ -68,6 +69,11 @@ def a_batch(dtype: torch.dtype = torch.float64) -> Batch:
     )  # fmt: skip
 
 
+def in_double(draws: ContextDraws) -> ContextDraws:
+    names = ("latent_BZ", "state_BLS", "noise")
+    return draws._replace(**{k: x.double() for k, x in draws._asdict().items() if k in names})
+
+
 def test_a_start_shows_the_recorded_frame_and_passes_gradients_to_it() -> None:
     world = context().world.requires_grad_(False).eval()
     frames = torch.randint(0, 256, (2, 3, 64, 64, 3), dtype=torch.uint8)
@@ -111,7 +117,7 @@ def test_what_is_foretold_is_what_the_world_does_step_by_step(feedback: int) -> 
     simulator, batch, config = context(), a_batch(), ContextLossConfig(feedback=(feedback,), feedback_shares=(1.0,))
     world = simulator.world.eval()
     draws = draw_context(world, B, L, LossConfig(), config, torch.Generator().manual_seed(0), 0.0)
-    draws = draws._replace(**{k: x.double() for k, x in draws._asdict().items() if k in ("state_BLS", "noise")})
+    draws = in_double(draws)
     assert draws.hidden_BL.any() and not draws.hidden_BL.all()
     frames = world.planes_of(batch.obs, 1)
     told, path, far = foretell(world, batch, frames, draws)
@@ -144,7 +150,7 @@ def test_what_nobody_saw_does_not_count() -> None:
     simulator, batch = context(), a_batch()
     config, losses = ContextLossConfig(motion_share=1.0), LossConfig()
     draws = draw_context(simulator.world, B, L, losses, config, torch.Generator().manual_seed(0), 1.0)
-    draws = type(draws)(*(x.double() if x.is_floating_point() else x for x in draws[:-1]), 2)
+    draws = in_double(draws)._replace(feedback=2)
     loss, parts = context_loss_of(simulator, batch, losses, config, draws)
     assert set(parts) >= {"image", "kl", "motion", "reward", "terminal", "inverse", "drawn", "latent", "start"}
     other = batch.obs["frames"].clone()
@@ -156,6 +162,26 @@ def test_what_nobody_saw_does_not_count() -> None:
     loss.backward()
     without = [name for name, p in simulator.world.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
     assert not without
+
+
+def test_the_agents_terms_come_late_and_stay_small() -> None:
+    """They are what the agent makes of the frames that the world foretells; however heavy, a share of the image's."""
+    simulator, batch = context(), a_batch()
+    losses = LossConfig(hidden_weight=1e9, feature_weight=1e9)
+    config = ContextLossConfig(agent_from=0.5, agent_cap=0.2, feedback=(2,), feedback_shares=(1.0,))
+    early, late = (
+        in_double(draw_context(simulator.world, B, L, losses, config, torch.Generator().manual_seed(0), p))
+        for p in (0.4, 0.5)
+    )
+    plain, parts = context_loss_of(simulator, batch, losses, config, early)
+    heavy, more = context_loss_of(simulator, batch, losses, config, late)
+    assert set(more) - set(parts) == {"hidden", "feature"}
+    torch.testing.assert_close(heavy - plain, 0.2 * parts["image"])
+    light = replace(losses, hidden_weight=1e-6, feature_weight=2e-6)
+    weighed = context_loss_of(simulator, batch, light, config, late)[0]
+    torch.testing.assert_close(weighed - plain, 1e-6 * more["hidden"] + 2e-6 * more["feature"], rtol=1e-3, atol=1e-7)
+    again = torch.autograd.grad(heavy - plain, simulator.world.painter.residual.weight)[0]
+    assert bool((again != 0).any())
 
 
 def test_the_weight_of_what_happens_leaves_its_probability() -> None:
