@@ -116,8 +116,9 @@ def coarse_costs(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
     last, now = (F.avg_pool2d(x.mean(1, keepdim=True), 2)[:, 0] for x in (last, now))
     rows, columns = reach[0] // 2, reach[1] // 2
     padded = F.pad(last[:, None], (columns, columns, rows, rows), mode="replicate")[:, 0]
-    moved = padded.unfold(1, SIDE // 2, 1).unfold(2, SIDE // 2, 1)  # [N, 2 * rows + 1, 2 * columns + 1, 32, 32]
-    return F.avg_pool2d((moved - now[:, None, None]).abs().flatten(1, 2), PATCH // 2)
+    shifts = [(y, x) for y in range(2 * rows + 1) for x in range(2 * columns + 1)]
+    gaps = [(padded[:, y : y + SIDE // 2, x : x + SIDE // 2] - now).abs() for y, x in shifts]
+    return F.avg_pool2d(torch.stack(gaps, 1), PATCH // 2)
 
 
 def coarse_shifts(reach: tuple[int, int]) -> int:

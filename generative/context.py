@@ -46,7 +46,7 @@ from generative.rssm import GridRSSM, ModelConfig, choose
 NEAR = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))  # pixels by which masks can correct where a part was moved to
 CANDIDATES = len(NEAR) + 2  # of a pixel; besides: the unmoved frame, the generated one
 COST_SCALE = 5.0  # mean absolute differences are small numbers
-COPIED = 3.0  # how much likelier, in nats, an untrained world finds the moved frame than any other candidate
+COPIED = 3.0  # how much likelier, in nats, an untrained world finds no shift, and the moved frame, than any other
 
 
 class ContextState(NamedTuple):
@@ -59,7 +59,8 @@ class ContextState(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What two frames show: maps [N, C, 16, 16] and flattened maps [N, E]."""
+    """What two frames show: maps [N, 16, 16, C] and flattened maps [N, E]; cell by cell, so that rows can be cut and
+    joined without another order in memory, which makes convolutions slow."""
 
     near: Tensor
     far_NE: Tensor
@@ -80,20 +81,35 @@ def doubled(x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=2.0, mode="nearest")
 
 
-class PooledCell(nn.Module):
-    """``ResidualCell`` that also hears the mean over all cells."""
+class PlainCell(nn.Module):
+    """x + conv1(relu(conv3(relu(x)))), begun near the identity.
+
+    Without a norm, and with ReLU: on a CPU norms and SiLUs took as long as the convolutions.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.norm = ChannelNorm(channels)
         self.first = conv(channels, channels)
-        self.whole = nn.Linear(channels, channels)
         self.second = nn.Conv2d(channels, channels, 1)
+        with torch.no_grad():
+            self.second.weight.mul_(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.silu(self.norm(x))
+        out: Tensor = x + self.second(F.relu(self.first(F.relu(x))))
+        return out
+
+
+class PooledCell(PlainCell):
+    """``PlainCell`` that also hears the mean over all cells."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.whole = nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(x)
         whole = self.whole(y.mean((2, 3)))
-        out: Tensor = x + self.second(F.silu(self.first(y) + whole[:, :, None, None]))
+        out: Tensor = x + self.second(F.relu(self.first(y) + whole[:, :, None, None]))
         return out
 
 
@@ -105,17 +121,17 @@ class PairEncoder(nn.Module):
         self.reach = reach
         self.first = nn.Conv2d(2 * FRAME[2] * PATCH**2 + coarse_shifts(reach), width, 1)
         self.place = nn.Parameter(torch.zeros(width, BLOCKS, BLOCKS))  # the player stands in the middle
-        self.near = ResidualCell(width)
+        self.near = PlainCell(width)
         self.down = nn.Conv2d(width, features, 2, stride=2)
-        self.far = nn.Sequential(ResidualCell(features), ChannelNorm(features))
+        self.far = nn.Sequential(PlainCell(features), ChannelNorm(features))
         self.size = CELLS * features
 
     def forward(self, last: Tensor, before: Tensor) -> Seen:
         both = to_blocks(torch.cat([last - 0.5, last - before], 1))
         found = coarse_costs(before, last, self.reach) * COST_SCALE
         x = self.first(torch.cat([both, found], 1))
-        near = self.near(F.silu(x + self.place.to(x.dtype)))
-        return Seen(near, from_map(self.far(self.down(F.silu(near)))))
+        near = self.near(F.relu(x + self.place.to(x.dtype)))
+        return Seen(near.permute(0, 2, 3, 1), from_map(self.far(self.down(F.relu(near)))))
 
 
 class ContextRSSM(GridRSSM):
@@ -157,8 +173,8 @@ class Painter(nn.Module):
         self.shift_here = nn.Conv2d(width, sum(self.sizes), 1)
         self.shift_all = map_head(config.deterministic_size, 2 * width, sum(self.sizes))
         self.enter = nn.Conv2d(width + FRAME[2] * PATCH**2, width, 1)
-        kinds = [PooledCell if i % 2 == 0 else ResidualCell for i in range(config.trunk_blocks)]
-        self.trunk = nn.Sequential(*(kind(width) for kind in kinds), ChannelNorm(width), nn.SiLU())
+        kinds = [PooledCell if i % 2 == 0 else PlainCell for i in range(config.trunk_blocks)]
+        self.trunk = nn.Sequential(*(kind(width) for kind in kinds), ChannelNorm(width), nn.ReLU())
         self.masks = nn.Conv2d(width, PATCH**2 * CANDIDATES, 1)
         self.unknown = nn.Conv2d(width + stochastic // CELLS, width, 1)
         self.residual = nn.Conv2d(width, FRAME[2] * PATCH**2, 1)
@@ -166,10 +182,12 @@ class Painter(nn.Module):
             self.masks.weight.mul_(0.1)
             assert self.masks.bias is not None
             self.masks.bias.zero_()[: PATCH**2] = COPIED
+            assert self.shift_here.bias is not None
+            self.shift_here.bias.zero_()[[self.reach[0], self.sizes[0] + self.reach[1]]] = COPIED  # no shift
 
     def sketch(self, near: Tensor, last: Tensor, d_ND: Tensor, action_NA: Tensor) -> Sketch:
         """What is known of the next frame before s."""
-        x = near + doubled(self.remembered(to_map(d_ND))) + self.acted(action_NA)[:, :, None, None]
+        x = near.permute(0, 3, 1, 2) + doubled(self.remembered(to_map(d_ND))) + self.acted(action_NA)[:, :, None, None]
         x = self.motion(x)
         logits = self.shift_here(x).permute(0, 2, 3, 1).to(last.dtype) + self.shift_all(d_ND)[:, None, None]
         shifts = Shifts(*logits.split(self.sizes, -1))
@@ -184,7 +202,7 @@ class Painter(nn.Module):
         dtype, aligned = sketch.aligned.dtype, sketch.aligned
         weight = to_planes(self.masks(sketch.trunk), dtype).softmax(1)
         s = doubled(to_map(s_NS).to(sketch.trunk.dtype))
-        unknown = F.silu(self.unknown(torch.cat([sketch.trunk, s], 1)))
+        unknown = F.relu(self.unknown(torch.cat([sketch.trunk, s], 1)))
         generated = aligned + to_planes(self.residual(unknown), dtype)
         around = F.pad(aligned, (1, 1, 1, 1), mode="replicate")
         near = [around[..., 1 + y : 1 + y + SIDE, 1 + x : 1 + x + SIDE] for y, x in NEAR]
@@ -368,7 +386,7 @@ class ContextWorld(nn.Module):
             return WorldPath(*unroll(self.rssm, begun, inputs))
 
     def look_along(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """What every frame but the first, with the one before it, shows: near [B, L, C, 16, 16], far [B, L, E]."""
+        """What every frame but the first, with the one before it, shows: near [B, L, 16, 16, C], far [B, L, E]."""
         size = (frames.shape[0], frames.shape[1] - 1)
         near, far = self.look(frames[:, 1:].flatten(0, 1), frames[:, :-1].flatten(0, 1))
         return near.unflatten(0, size), far.unflatten(0, size)
