@@ -63,6 +63,7 @@ class Seen(NamedTuple):
     joined without another order in memory, which makes convolutions slow."""
 
     near: Tensor
+    found: Tensor  # maps [N, 16, 16, K], ``coarse_costs``
     far_NE: Tensor
 
 
@@ -129,9 +130,11 @@ class PairEncoder(nn.Module):
     def forward(self, last: Tensor, before: Tensor) -> Seen:
         both = to_blocks(torch.cat([last - 0.5, last - before], 1))
         found = coarse_costs(before, last, self.reach) * COST_SCALE
+        found = found.to(both.dtype, memory_format=torch.channels_last)
         x = self.first(torch.cat([both, found], 1))
         near = self.near(F.relu(x + self.place.to(x.dtype)))
-        return Seen(near.permute(0, 2, 3, 1), from_map(self.far(self.down(F.relu(near)))))
+        cells = (x.permute(0, 2, 3, 1) for x in (near, found))
+        return Seen(*cells, from_map(self.far(self.down(F.relu(near)))))
 
 
 class ContextRSSM(GridRSSM):
@@ -169,8 +172,10 @@ class Painter(nn.Module):
         self.sizes = [2 * r + 1 for r in self.reach]
         self.remembered = nn.Conv2d(d, width, 1)
         self.acted = nn.Linear(actions, width)
+        self.moves = nn.Conv2d(width + coarse_shifts(self.reach), width, 1)
         self.motion = PooledCell(width)
         self.shift_here = nn.Conv2d(width, sum(self.sizes), 1)
+        self.shift_whole = nn.Linear(width, sum(self.sizes))
         self.shift_all = map_head(config.deterministic_size, 2 * width, sum(self.sizes))
         self.enter = nn.Conv2d(width + FRAME[2] * PATCH**2, width, 1)
         kinds = [PooledCell if i % 2 == 0 else PlainCell for i in range(config.trunk_blocks)]
@@ -185,11 +190,13 @@ class Painter(nn.Module):
             assert self.shift_here.bias is not None
             self.shift_here.bias.zero_()[[self.reach[0], self.sizes[0] + self.reach[1]]] = COPIED  # no shift
 
-    def sketch(self, near: Tensor, last: Tensor, d_ND: Tensor, action_NA: Tensor) -> Sketch:
+    def sketch(self, seen: Seen, last: Tensor, d_ND: Tensor, action_NA: Tensor) -> Sketch:
         """What is known of the next frame before s."""
-        x = near.permute(0, 3, 1, 2) + doubled(self.remembered(to_map(d_ND))) + self.acted(action_NA)[:, :, None, None]
-        x = self.motion(x)
-        logits = self.shift_here(x).permute(0, 2, 3, 1).to(last.dtype) + self.shift_all(d_ND)[:, None, None]
+        near, found = (x.permute(0, 3, 1, 2) for x in seen[:2])
+        x = near + doubled(self.remembered(to_map(d_ND))) + self.acted(action_NA)[:, :, None, None]
+        moves = F.relu(self.motion(self.moves(torch.cat([x, found.to(x.dtype)], 1))))
+        everywhere = self.shift_all(d_ND) + self.shift_whole(moves.mean((2, 3)))
+        logits = self.shift_here(moves).permute(0, 2, 3, 1).to(last.dtype) + everywhere.to(last.dtype)[:, None, None]
         shifts = Shifts(*logits.split(self.sizes, -1))
         # In training the shifts learn from what each of them would cost (generative.context_loss), near and far; the
         # picture would tell them of their neighbours only.
@@ -267,8 +274,8 @@ class ContextWorld(nn.Module):
     def look(self, last: Tensor, before: Tensor) -> Seen:
         """What two frames, planes [N, 3, 64, 64], show."""
         with self.precision.cast(last.device):
-            near, far = self.encoder(last, before)
-        return Seen(near, far.to(last.dtype))
+            seen: Seen = self.encoder(last, before)
+        return seen._replace(far_NE=seen.far_NE.to(last.dtype))
 
     def begin(self, far_BE: Tensor) -> tuple[Tensor, Tensor]:
         """(d, s) of a world that is shown two frames and remembers nothing."""
@@ -325,7 +332,7 @@ class ContextWorld(nn.Module):
         seen = self.look(state.last, state.before)
         d = self.recall(state.s_BS, action_BA, state.d_BD, seen.far_NE)
         s = choose(self.rssm.prior(d), noise)
-        sketch = self.sketch(seen.near, state.last, d, action_BA)
+        sketch = self.sketch(seen, state.last, d, action_BA)
         frame = clamp_straight_through(self.paint(sketch, s))
         reward, ended = self.outcome(sketch.trunk, d)
         shown = Shown(self.as_shown(frame), reward, torch.sigmoid(ended), d)
@@ -345,10 +352,10 @@ class ContextWorld(nn.Module):
         with self.precision.cast(d_BD.device):
             return self.rssm.prior(d_BD), self.rssm.posterior(d_BD, e_BE)
 
-    def sketch(self, near: Tensor, last: Tensor, d_ND: Tensor, action_NA: Tensor) -> Sketch:
+    def sketch(self, seen: Seen, last: Tensor, d_ND: Tensor, action_NA: Tensor) -> Sketch:
         """``Painter.sketch`` in the precision of the training."""
         with self.precision.cast(last.device):
-            return self.painter.sketch(near, last, d_ND, action_NA)  # type: ignore[no-any-return]
+            return self.painter.sketch(seen, last, d_ND, action_NA)  # type: ignore[no-any-return]
 
     def paint(self, sketch: Sketch, s_NS: Tensor) -> Tensor:
         """``Painter.paint`` in the precision of the training."""
@@ -385,14 +392,15 @@ class ContextWorld(nn.Module):
         with self.precision.cast(far_BLE.device):
             return WorldPath(*unroll(self.rssm, begun, inputs))
 
-    def look_along(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """What every frame but the first, with the one before it, shows: near [B, L, 16, 16, C], far [B, L, E]."""
+    def look_along(self, frames: Tensor) -> Seen:
+        """What every frame but the first, with the one before it, shows; frames [B, L+1, 3, 64, 64], of the rest
+        [B, L, ...]."""
         size = (frames.shape[0], frames.shape[1] - 1)
-        near, far = self.look(frames[:, 1:].flatten(0, 1), frames[:, :-1].flatten(0, 1))
-        return near.unflatten(0, size), far.unflatten(0, size)
+        seen = self.look(frames[:, 1:].flatten(0, 1), frames[:, :-1].flatten(0, 1))
+        return Seen(*(x.unflatten(0, size) for x in seen))
 
     def observe(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> Tensor:
-        _, far = self.look_along(self.planes_of(obs, self.initial_frames - 2))
+        far = self.look_along(self.planes_of(obs, self.initial_frames - 2)).far_NE
         begun = self.begin(far[:, 0])
         path = self.unroll(begun, far, action_BL, seen_BL, None)
         return torch.cat([begun[0][:, None], path.d_BLD], 1)
@@ -400,14 +408,17 @@ class ContextWorld(nn.Module):
     def along(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> list[Shown]:
         """What it shows at every step where it is shown every recorded frame before, and s is told of the new one."""
         frames = self.planes_of(obs, self.initial_frames - 2)
-        near, far = self.look_along(frames)
+        seen = self.look_along(frames)
+        far = seen.far_NE
         d, s = self.begin(far[:, 0])
         path = self.unroll((d, s), far, action_BL, seen_BL, None)
         none = d.new_zeros(len(d))
         out = [Shown(self.as_shown(frames[:, 1]), none, none, d)]
         for i in range(1, far.shape[1]):
             last, d = frames[:, i], path.d_BLD[:, i - 1]
-            sketch = self.sketch(near[:, i - 1], last, d, one_hot(action_BL[:, i - 1], self.spec.parts, d))
+            sketch = self.sketch(
+                Seen(*(x[:, i - 1] for x in seen)), last, d, one_hot(action_BL[:, i - 1], self.spec.parts, d)
+            )
             frame = clamp_straight_through(self.paint(sketch, path.s_BLS[:, i - 1]))
             reward, ended = self.outcome(sketch.trunk, d)
             out.append(Shown(self.as_shown(frame), reward, torch.sigmoid(ended), d))

@@ -31,7 +31,7 @@ class ContextLossConfig:
 
     free_nats: float = 1.0
     """KL of a frame below which it is not lowered further, in nats"""
-    motion_weight: float = 20.0
+    motion_weight: float = 100.0
     """what the shifts of the frame's parts cost in expectation: mean absolute difference of a block of 4 x 4 pixels
     from where it is said to come from, summed over the blocks"""
     motion_share: float = 0.125
@@ -128,12 +128,13 @@ def foretell(
     shown: the frames [B, L+1, 3, 64, 64] that the world sees, of steps -1 to L-1.
     """
     size, length = batch.seen.shape
-    near, far = world.look_along(shown)
+    seen = world.look_along(shown)
+    far = seen.far_NE
     path = world.unroll(world.begin(far[:, 0]), far, batch.action, batch.seen, draws.state_BLS)
     acted = one_hot(batch.action, world.spec.parts, far)
     places = torch.arange(0, length - 1, draws.feedback, device=far.device)
     rows = torch.arange(size, device=far.device)
-    last, look = of_steps(shown[:, 1:], places), Seen(of_steps(near, places), of_steps(far, places))
+    last, look = of_steps(shown[:, 1:], places), Seen(*(of_steps(x, places) for x in seen))
     hidden = of_steps(draws.hidden_BL, places)
     d = s = far.new_zeros(0)
     parts: list[Foretold] = []
@@ -152,10 +153,10 @@ def foretell(
         told = of_steps(batch.seen, steps) & ~hidden
         noise = of_steps(draws.state_BLS, steps - 1)
         s = choose(torch.where(told[:, None, None], posterior, prior), noise * told[:, None])
-        sketch = world.sketch(look.near, last, d, action)
+        sketch = world.sketch(look, last, d, action)
         frame = world.paint(sketch, s)
         own = clamp_straight_through(frame)
-        look = world.look(own, last) if j + 1 < longest else Seen(look.near[:0], look.far_NE[:0])
+        look = world.look(own, last) if j + 1 < longest else Seen(*(x[:0] for x in look))
         at = (steps[:, None] * size + rows).flatten()
         parts.append(Foretold(at, frame, sketch.shifts, *world.outcome_parts(sketch.trunk, d), look.far_NE))
         last = own

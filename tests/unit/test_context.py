@@ -92,7 +92,7 @@ def test_s_changes_what_is_generated_and_no_copy() -> None:
     world = context().world.eval()
     state, _ = world.begin_at({"frames": torch.randint(0, 256, (2, 3, 64, 64, 3), dtype=torch.uint8)})
     seen = world.look(state.last, state.before)
-    sketch = world.sketch(seen.near, state.last, state.d_BD, torch.eye(15, dtype=torch.float64)[[1, 2]])
+    sketch = world.sketch(seen, state.last, state.d_BD, torch.eye(15, dtype=torch.float64)[[1, 2]])
     one, two = (choose(x.log_softmax(-1), None) for x in torch.randn(2, 2, 64, 3, dtype=torch.float64))
     assert not torch.equal(world.paint(sketch, one), world.paint(sketch, two))
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_what_is_foretold_is_what_the_world_does_step_by_step(feedback: int) -> 
                 hidden = bool(draws.hidden_BL[b, place]) or not bool(batch.seen[b, step])
                 noise = None if hidden else draws.state_BLS[b : b + 1, step - 1]
                 s = choose(prior if hidden else posterior, noise)
-                sketch = world.sketch(look.near, state.last, d, acted[b : b + 1, step - 1])
+                sketch = world.sketch(look, state.last, d, acted[b : b + 1, step - 1])
                 frame = world.paint(sketch, s)
                 torch.testing.assert_close(found[step * B + b], frame[0])
                 if hidden:  # on its own it is what a rollout shows
