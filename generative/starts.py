@@ -36,7 +36,7 @@ def begin_at(world: Any, obs: Mapping[str, Tensor]) -> tuple[Tree, Shown]:
     if own is not None:
         state, shown = own(obs)
         return state, shown
-    state, shown = world.start(world.normalise(world.infer(obs)[0]))
+    state, shown = started(world, obs, "inferred")
     like = shown.reward_B.dtype
     return state, shown._replace(obs={k: as_read(field, obs[k][:, -1], like) for k, field in world.spec.obs.items()})
 
@@ -45,6 +45,14 @@ def informed_by(world: Any, asked: Informed | None) -> Informed:
     """How starts are taken from recorded frames: as asked, or as the world's kind was trained to."""
     own: Informed = getattr(world, "informed", "inferred")
     return asked or own
+
+
+def started(world: Any, obs: Mapping[str, Tensor], asked: Informed | None = None) -> tuple[Tree, Shown]:
+    """The start of windows of initial observations [B, I, ...]: as asked, or as the world's kind was trained to."""
+    if informed_by(world, asked) == "recorded":
+        return begin_at(world, obs)
+    state, shown = world.start(world.normalise(world.infer(obs)[0]))
+    return state, shown
 
 
 class KnownStarts(nn.Module):
