@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from agents import record
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
@@ -65,6 +67,24 @@ def test_a_preset_that_wants_branches_says_so(pipeline: Path, tmp_path: Path) ->
     with pytest.raises(UserError, match="holds no branches, of which --branch_share 0.3 is asked"):
         train.main(train_config(pipeline, tmp_path / "s", "--branch_share", "0.3"))
     assert not (tmp_path / "s").exists()
+
+
+def test_branches_are_trained_on(pipeline: Path, tmp_path: Path) -> None:
+    argv = ["--preset", "debug", "--agent", f"{pipeline}/agent", "--out", f"{tmp_path}/r", "--threads", "1"]
+    record.main(cli.parse(record.RecordConfig, [*argv, "--branches", "3"], record.STAGE))
+    config = train_config(pipeline, tmp_path / "s", "--rollouts", f"{tmp_path}/r", "--branch_share", "0.9")
+    windows = train.branches_of(config)
+    assert (windows.batch, windows.steps, len(windows.starts)) == (2 * 5 // 4, 5, 27)
+    batch = train.to_batch(
+        windows.store.read_windows(train.columns_of(windows.store), windows.starts, 7), 3, torch.device("cpu")
+    )
+    tried = torch.tensor([windows.store.meta(e)["action"] for e in range(27)])
+    assert torch.equal(batch.action[:, 0], tried) and bool(batch.seen[:, 0].all())
+    assert torch.equal(batch.obs["frames"][:9, 2], batch.obs["frames"][:1, 2].expand(9, -1, -1, -1))
+    train.main(config)
+    assert artefacts.verify(tmp_path / "s") == []
+    with pytest.raises(UserError, match="so --initial_frames can be 3 at most, not 4"):
+        train.branches_of(replace(config, model=replace(config.model, initial_frames=4)))
 
 
 def test_the_trained_precision_does_not_change_what_is_loaded(trained: Path) -> None:
