@@ -69,6 +69,10 @@ class KnownStarts(nn.Module):
         self.sizes = [self.initial_frames * field.size for field in self.spec.obs.values()]
         self.latent_size = sum(self.sizes) + state_size
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The world's: by its weights it is the same."""
+        return self.world.state_dict(*args, **kwargs)
+
     def pack(self, obs: Mapping[str, Tensor], state_BS: Tensor) -> Tensor:
         """Initial observations [B, I, ...], and the agent's state before the last of them, as latents [B, Z]."""
         parts = []
@@ -101,7 +105,7 @@ class KnownStarts(nn.Module):
     def infer(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The observations themselves, with an agent that remembers nothing yet: what it does is not in them."""
         count = len(next(iter(obs.values())))
-        like = next(x for x in self.parameters())
+        like = next(self.parameters(), torch.zeros(()))
         z = self.pack(obs, like.new_zeros(count, self.state_size))
         return z, torch.full_like(z, LOG_STD)
 

@@ -92,6 +92,7 @@ def test_a_known_start_is_the_recorded_frame_and_state(layout: str, store: Rollo
         assert torch.equal(out.obs["frames"][b, 0], torch.from_numpy(episode.obs["frames"][t + 2]) / 255)
         torch.testing.assert_close(out.h[b, 0], torch.from_numpy(episode.h[t + 2]))
     assert not torch.equal(out.obs["frames"][:, 1], out.obs["frames"][:, 0])
+    assert fingerprint(from_known(known)) == fingerprint(known)
     z.requires_grad_()
     from_known(known).rollout(z, 2).value[:, 2].sum().backward()
     frames, state = from_known(known).world.unpack(z.grad)
