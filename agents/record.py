@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from agents.branches import FOLDER, LEAD, STEPS, record_branches, require_branches
 from agents.load import load_agent
 from agents.play import Chooser, Exploration, Moment, play
 from core import artefacts, config as cli
@@ -57,6 +58,9 @@ class RecordConfig:
     truth: tuple[str, ...] = ()
     """Procgen: labels read off the game's state into columns truth/NAME (docs/truth.md): all, positions, or one of
     these and every N (steps), as in "all every 4"; none: only the level"""
+    branches: int = 0
+    """snapshots along the agent's way from each of which every action is tried and held for 4 steps, beside the
+    episodes (of worlds that take snapshots): they teach a simulator what an action causes"""
     exploration: Exploration = field(default_factory=Exploration)
     intervention: InterventionOptions = field(default_factory=InterventionOptions)
     who: Literal["one", "all"] = "one"
@@ -205,7 +209,7 @@ def main(config: RecordConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     cli.require(1, episodes=config.episodes, slots=config.slots)
-    cli.require(0, seed=config.seed)
+    cli.require(0, seed=config.seed, branches=config.branches)
     x = config.exploration
     if x.temperature <= 0 or not all(0 <= share <= 1 for share in (x.explore_share, x.sticky, x.random)):
         raise UserError("--temperature must be above 0; --explore_share, --sticky and --random lie between 0 and 1")
@@ -220,6 +224,10 @@ def main(config: RecordConfig) -> None:
     agents = agents_a_world(agent.spec)
     where = place_of(agent.spec, config.split, config.maps) | level_options(config.start_level, config.num_levels)
     env = make(agent.spec, -(-config.slots // agents) * agents, threads=config.threads, **where)
+    if config.branches:
+        require_branches(env)
+        if intervene:
+            raise UserError("--branches are of the unaltered agent; record them without an intervention")
     if truth is not None:
         env = WithTruth(env, *truth)  # type: ignore[arg-type]
     if intervene and agents > 1:
@@ -244,6 +252,10 @@ def main(config: RecordConfig) -> None:
                 altered += len(episode.meta.get("altered", ()))
                 progress.advance()
         run.facts = {"agent": name, "source": "real", "interventions": [repr_of(i) for i in intervene]}
+        if config.branches:
+            run.facts["branches"] = {"snapshots": config.branches, "before": LEAD, "held": STEPS}
+            tried = write_branches(agent, config, where, run.path / FOLDER, device)
+            run.record("branches", tried, "tried actions", config.branches)
         if isinstance(env, WithTruth):
             run.facts["truth"] = {"read": env.read, "every": env.every}
         if isinstance(env, NmmoEnv):
@@ -260,6 +272,23 @@ def main(config: RecordConfig) -> None:
     env.close()
     did = f", {altered:,} of them altered" if intervene else ""
     print(f"recorded {len(returns)} episodes, {sum(lengths):,} steps{did}, mean return {np.mean(returns):.2f}: {out}")
+
+
+def write_branches(agent: Agent, config: RecordConfig, where: dict[str, Any], path: Path, device: torch.device) -> int:
+    """Record ``--branches`` snapshots into a store of their own; how many actions were tried."""
+    count = 0
+    path.mkdir()
+    env, aside = (make(agent.spec, config.slots, threads=config.threads, **where) for _ in range(2))
+    with StoreWriter(path) as writer, bar("trying actions", config.branches, "snapshots") as progress:
+        for episode in record_branches(
+            agent, env, aside, config.branches, seed=config.seed + 1, device=device, exploration=config.exploration
+        ):
+            writer.add(episode)
+            count += 1
+            progress.advance(0 if episode.meta["action"] else 1)
+    env.close()
+    aside.close()
+    return count
 
 
 def repr_of(intervention: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from core.roll import Simulator
     from generative.losses import Batch
-    from generative.simulator import RSSMWorld
+    from generative.recurrent_world import RSSMWorld
 
 STEPS = 32
 VARIANTS = ("oracle float32", "ours float32", "oracle bf16", "ours bf16")
@@ -84,8 +84,10 @@ class Bench:
     def gradients(self, variant: str, batch: Batch) -> None:
         from benchmarks.stepwise import loss_stepwise
         from core.training import Processes
+        from generative.context_loss import ContextLossConfig
+        from generative.courses import RecurrentCourse
         from generative.losses import LossConfig, draw
-        from generative.simulator import Precision
+        from generative.recurrent_world import Precision
         from generative.train import backward
 
         implementation, precision = variant.split()
@@ -93,7 +95,7 @@ class Bench:
         size, length = batch.action.shape
         draws = draw(self.sim.world, size, length, LossConfig(), self.generator)
         if implementation == "ours":
-            backward(self.sim, batch, draws, LossConfig(), Processes())
+            backward(self.sim, batch, draws, RecurrentCourse(LossConfig(), ContextLossConfig()), Processes())
         else:
             self.optimiser.zero_grad(set_to_none=True)
             loss_stepwise(self.sim, batch, LossConfig(), draws).backward()
@@ -125,7 +127,7 @@ class Bench:
         """Frames per second of a modal rollout without gradients."""
         import torch
 
-        from generative.simulator import Precision
+        from generative.recurrent_world import Precision
 
         self.sim.world.precision = Precision()
         world = self.sim.world

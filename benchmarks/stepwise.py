@@ -15,8 +15,8 @@ from core.roll import Simulator, one_hot
 from core.trees import detached, each, flatten, unflatten
 from generative.fields import loss_of_field
 from generative.losses import Batch, Draws, LossConfig, uniformity
+from generative.recurrent_world import RSSMWorld
 from generative.rssm import choose, kl
-from generative.simulator import RSSMWorld
 
 
 def loss_stepwise(simulator: Simulator[RSSMWorld], batch: Batch, config: LossConfig, draws: Draws) -> Tensor:

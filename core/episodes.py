@@ -203,7 +203,8 @@ class RolloutStore:
     part is read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, part: str = "") -> None:
+        """part: a folder of the run directory that holds a store of its own, such as a recording's ``branches``."""
         self.path = Path(path)
         self.manifest = read_manifest(self.path)
         if "spec.json" not in self.manifest["files"]:
@@ -215,7 +216,8 @@ class RolloutStore:
         self._checked: set[str] = set()
         self._loaded: dict[str, list[np.ndarray]] = {}
         self._pid = os.getpid()
-        self._shards = sorted(name for name in self.manifest["files"] if name.endswith(".h5"))
+        shards = (name.rpartition("/") for name in self.manifest["files"] if name.endswith(".h5"))
+        self._shards = sorted(folder + slash + name for folder, slash, name in shards if folder == part)
         parts = []
         for shard in range(len(self._shards)):
             with self._reading(shard) as file:
@@ -227,7 +229,7 @@ class RolloutStore:
                 )
             )  # fmt: skip
         if not parts:
-            raise UserError(f"{self.path} holds no shards")
+            raise UserError(f"{self.path} holds no {part or 'shards'}")
         table = np.concatenate(parts).astype(np.int64)
         self._shard, self._row, self._step0, self.steps, self._obs0, self.rows = table.T[:6]
         self.terminated, self.truncated = table.T[6].astype(bool), table.T[7].astype(bool)

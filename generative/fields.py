@@ -23,17 +23,13 @@ from torch.nn import functional as F
 from agents.networks import images
 from core.contracts import EnvSpec, Field, UserError
 from core.roll import choose
-from generative.nets import FRAME, ConvDecoder, ConvEncoder, MapDecoder, MapEncoder, clamp_straight_through, mlp
-from generative.rssm import ModelConfig
+from generative.nets import FRAME, clamp_straight_through, mlp
 
 VECTORS = ("real", "binary", "one_hot")
 
 
-def fields_of(config: ModelConfig, spec: EnvSpec) -> dict[str, Field]:
-    """The fields of a world's observation that a model of this configuration foretells, sorted by name.
-
-    UserError for a field of no supported kind, and for one that a grid cannot hold.
-    """
+def fields_of(spec: EnvSpec) -> dict[str, Field]:
+    """The fields of a world's observation, sorted by name; UserError for one of no supported kind."""
     for name, field in spec.obs.items():
         is_image = field.means == "image" and field.dtype == "uint8" and len(field.shape) == 3
         if not (is_image or (field.means in VECTORS and len(field.shape) == 1)):
@@ -42,12 +38,19 @@ def fields_of(config: ModelConfig, spec: EnvSpec) -> dict[str, Field]:
                 "cannot be simulated; supported are images (uint8 [height, width, channels]) and vectors of real "
                 "numbers, of 0 and 1 (binary) or one-hot (Field.kind)"
             )
-        if config.layout == "grid" and (field.shape != FRAME or not is_image or len(spec.obs) > 1):
+    return {name: spec.obs[name] for name in sorted(spec.obs)}
+
+
+def one_frame(spec: EnvSpec, layout: str) -> dict[str, Field]:
+    """The only field of a world that shows one image of 64 x 64 pixels and nothing else; UserError for any other."""
+    fields = fields_of(spec)
+    for field in fields.values():
+        if field.shape != FRAME or field.means != "image" or len(fields) > 1:
             raise UserError(
-                f"--layout grid is for worlds that show one image of 64 x 64 x 3 alone; {spec.env_id} shows "
+                f"--layout {layout} is for worlds that show one image of 64 x 64 x 3 alone; {spec.env_id} shows "
                 f"{', '.join(f'{k!r} {list(f.shape)}' for k, f in spec.obs.items())}: use --layout vector"
             )
-    return {name: spec.obs[name] for name in sorted(spec.obs)}
+    return fields
 
 
 # Networks
@@ -91,22 +94,6 @@ class VectorEncoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layers(x if self.scale is None else self.scale(x))
         return out
-
-
-def encoder_of(field: Field, config: ModelConfig) -> nn.Module:
-    """The network that reads a field; ``size`` is the number of its features."""
-    if field.means != "image":
-        return VectorEncoder(field, config.hidden_size)
-    return MapEncoder(config.depth) if config.layout == "grid" else ConvEncoder(config.depth, field.shape)
-
-
-def decoder_of(field: Field, config: ModelConfig, inputs: int) -> nn.Module:
-    """The network that foretells a field from the world's state."""
-    if field.means != "image":
-        return mlp(inputs, config.hidden_size, field.size, config.head_layers)
-    if config.layout == "grid":
-        return MapDecoder(inputs, config.depth)
-    return ConvDecoder(inputs, config.depth, field.shape)
 
 
 def together(networks: list[nn.Module]) -> nn.Module:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from core.roll import Simulator, gumbel, one_hot
 from core.trees import Tree, each, flatten, rows_of, unflatten
 from generative.fields import as_read, error_of_field, loss_of_field
+from generative.recurrent_world import RSSMWorld
 from generative.rssm import kl
-from generative.simulator import RSSMWorld
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +205,7 @@ def loss_of(
 
 
 def agent_loss(
-    simulator: Simulator[RSSMWorld],
+    simulator: Simulator[Any],
     decoded: Mapping[str, Tensor],
     target: Mapping[str, Tensor],
     start_BS: Tensor,

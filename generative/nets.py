@@ -142,9 +142,9 @@ class MapEncoder(nn.Module):
 
 
 class MapDecoder(nn.Module):
-    """Flattened maps [N, inputs] -> frames float [N, 64, 64, 3], not clamped."""
+    """Flattened maps [N, inputs] -> frames float [N, 64, 64, channels], not clamped."""
 
-    def __init__(self, inputs: int, depth: int) -> None:
+    def __init__(self, inputs: int, depth: int, channels: int = FRAME[2]) -> None:
         super().__init__()
         width = 4 * depth
         self.first = nn.Sequential(conv(inputs // CELLS, width), ChannelNorm(width), ResidualCell(width))
@@ -154,7 +154,7 @@ class MapDecoder(nn.Module):
             nn.PixelShuffle(2),
             ResidualCell(2 * depth),
             nn.SiLU(),
-            conv(2 * depth, FRAME[2] * PATCH**2),
+            conv(2 * depth, channels * PATCH**2),
             nn.PixelShuffle(PATCH),
         )
 

@@ -31,6 +31,7 @@ from core.roll import Noise, Simulator, Trajectory
 from core.trees import joined, leaves
 from generative.load import load_simulator
 from generative.simulator import require_finite
+from generative.starts import Informed, from_known, informed_by, known_latents
 
 STAGE = "record_samples"
 RECORDED = "recorded"
@@ -49,6 +50,9 @@ class RecordSamplesConfig:
     """run directory of another agent to put into that world; it begins without a memory; none: the simulator's own"""
     rollouts: Path | None = None
     """real rollouts to start from: random windows of their first frames; none: random latents"""
+    start: Informed | None = None
+    """how they start there: recorded: with the real frame shown unchanged and what the agent remembered; inferred: from
+    the latent and the memory that the simulator makes of the frames; none: as its kind was trained to"""
     out: Path = Path("runs/samples")
     """run directory to write"""
     data_save_dir: Path | None = None
@@ -217,7 +221,8 @@ def to_episodes(
 def starts_of(
     config: RecordSamplesConfig, simulator: Simulator[Any], device: torch.device
 ) -> tuple[Tensor, list[dict[str, Any]], Tensor | None]:
-    """(latents [N, Z], what is kept about each rollout, forced actions [N, steps+1] or None).  Raises UserError."""
+    """(latents [N, Z], what is kept about each rollout, forced actions [N, steps+1] or None); the latents of known
+    starts are those of generative.starts.  Raises UserError."""
     world, repeats = simulator.world, config.actions == (RECORDED,)
     forced: Tensor | None = None
     if repeats and config.rollouts is None:
@@ -241,7 +246,10 @@ def starts_of(
     starts = starts[rng.choice(len(starts), config.samples, replace=len(starts) < config.samples)]
     if repeats:
         forced = recorded_actions(store, starts, lead, config.steps).to(device)
-    return informed_latents(world, store, starts, device), [{"start": [int(e), int(t)]} for e, t in starts], forced
+    meta = [{"start": [int(e), int(t)]} for e, t in starts]
+    if informed_by(world, config.start) == "recorded":
+        return known_latents(simulator, store, starts, device), meta, forced
+    return informed_latents(world, store, starts, device), meta, forced
 
 
 def main(config: RecordSamplesConfig) -> None:
@@ -262,7 +270,12 @@ def main(config: RecordSamplesConfig) -> None:
         altered.append({"kind": "ForcedActions", "actions": list(config.actions)})
     if config.rollouts is not None:
         inputs["rollouts"] = config.rollouts
+    if config.start is not None and config.rollouts is None:
+        raise UserError("--start needs --rollouts to start from; random latents have their own first frames")
     z, meta, forced = starts_of(config, simulator, device)
+    start = "random" if config.rollouts is None else informed_by(simulator.world, config.start)
+    world_name = fingerprint(simulator)
+    simulator = from_known(simulator) if start == "recorded" else simulator
     if config.stochastic:
         meta = [{**about, "noise": [config.seed, i]} for i, about in enumerate(meta)]
     out = config.data_save_dir or config.out
@@ -295,7 +308,8 @@ def main(config: RecordSamplesConfig) -> None:
         run.facts = {
             "agent": name,
             "source": "simulated",
-            "simulator": fingerprint(simulator),
+            "simulator": world_name,
+            "start": start,
             "stochastic": config.stochastic,
             "interventions": altered,
         }

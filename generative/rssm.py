@@ -22,11 +22,12 @@ UNIFORM_SHARE = 0.01  # of each categorical, so that no log-probability is infin
 class ModelConfig:
     """Sizes of the world model."""
 
-    layout: Literal["vector", "grid"] = "vector"
+    layout: Literal["vector", "grid", "context"] = "vector"
     """vector: states of arXiv:2010.02193, mixed by dense layers; grid: states, embeddings and latents are
-    8 x 8 maps, mixed by convolutions and one global vector, so that what a frame shows stays where it is.
-    On a grid D, groups and Z count all 64 cells, hidden_size is channels, and head_layers has no effect; it is for
-    worlds that show one image of 64 x 64 pixels"""
+    8 x 8 maps, mixed by convolutions and one global vector, so that what a frame shows stays where it is; context: a
+    grid whose state also holds the last two frames, from which it paints the next.
+    On a grid and with a context D, groups and Z count all 64 cells, hidden_size is channels, and head_layers has no
+    effect; they are for worlds that show one image of 64 x 64 pixels"""
     deterministic_size: int = 512
     """D, the GRU's state"""
     hidden_size: int = 1000
@@ -45,11 +46,17 @@ class ModelConfig:
     """gaussian: a VAE's; hypersphere: unit vectors kept apart by a uniformity term"""
     initial_frames: int = 3
     """observations the latent is inferred from; the last of them is the first simulated one"""
+    reach_rows: int = 8
+    """context: pixels up or down that a part of a frame can move within a step"""
+    reach_columns: int = 4
+    """context: pixels left or right"""
+    trunk_blocks: int = 4
+    """context: residual blocks of the network that paints a frame; every other one hears the mean over all cells"""
 
     def __post_init__(self) -> None:
         for name in ("deterministic_size", "groups", "latent_size"):
-            if self.layout == "grid" and getattr(self, name) % CELLS:
-                raise UserError(f"--{name} must be a multiple of {CELLS} on a grid, not {getattr(self, name)}")
+            if self.layout != "vector" and getattr(self, name) % CELLS:
+                raise UserError(f"--{name} must be a multiple of {CELLS} on a {self.layout}, not {getattr(self, name)}")
 
 
 class LayerNormGRU(nn.Module):
@@ -122,16 +129,17 @@ class GridRSSM(RSSM):
     """The same on an 8 x 8 map: a convolutional GRU (arXiv:1511.06432) that also hears one global vector,
     read from the whole map and the action, by which a jump at the centre moves every cell."""
 
-    def __init__(self, config: ModelConfig, actions: int, embedding: int) -> None:
+    def __init__(self, config: ModelConfig, actions: int, embedding: int, heard: int = 0) -> None:
+        """heard: numbers that ``mixed`` is given beside d and s."""
         nn.Module.__init__(self)
         self.groups, self.classes = config.groups, config.classes
         size = config.groups * config.classes
         self.stochastic_size = size
-        d, s, e = (n // CELLS for n in (config.deterministic_size, size, embedding))
+        d, s, e, more = (n // CELLS for n in (config.deterministic_size, size, embedding, heard))
         width, few = config.hidden_size, 8
-        self.summary = nn.Conv2d(d + s, few, 1)
+        self.summary = nn.Conv2d(d + s + more, few, 1)
         self.whole = mlp(CELLS * few + actions, 2 * width, width, 1)
-        self.enter = conv(d + s, width)
+        self.enter = conv(d + s + more, width)
         self.enter_norm = ChannelNorm(width)
         self.gates = nn.Conv2d(width + d, 3 * d, 3, padding=1, bias=False)
         self.gates_norm = ChannelNorm(3 * d)
@@ -140,7 +148,10 @@ class GridRSSM(RSSM):
 
     def transition(self, s_BS: Tensor, action_BA: Tensor, d_BD: Tensor) -> Tensor:
         d = to_map(d_BD)
-        both = torch.cat([to_map(s_BS), d], 1)
+        return self.mixed(torch.cat([to_map(s_BS), d], 1), action_BA, d)
+
+    def mixed(self, both: Tensor, action_BA: Tensor, d: Tensor) -> Tensor:
+        """The next d from all maps, d's among them, and the action."""
         # In training no gradient goes back in time by this path: all cells pull together on the few numbers that all
         # cells hear, a gain above 1 a step, and the training diverged.  Analyses (eval mode) have the whole gradient.
         heard = both.detach() if self.training else both

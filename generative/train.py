@@ -13,18 +13,20 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from agents.branches import FOLDER as BRANCHES
 from agents.load import load_agent
 from core import artefacts, config as cli
 from core.contracts import EnvSpec, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore, Window
 from core.progress import bar
-from core.roll import Simulator
+from core.roll import Simulator, Trajectory, roll, trajectory_of
 from core.stats import Estimate, bootstrap_mean
 from core.training import (
     Log,
@@ -38,10 +40,15 @@ from core.training import (
     save_state,
     together,
 )
+from core.trees import unflatten
+from generative.context_loss import ContextLossConfig
+from generative.courses import COURSES, Course
 from generative.fields import ERROR_UNITS, as_read
-from generative.losses import Batch, Draws, LossConfig, draw, loss_of
+from generative.losses import Batch, LossConfig
+from generative.recurrent_world import Precision
 from generative.rssm import ModelConfig
-from generative.simulator import Precision, RSSMWorld, as_module, save_simulator, simulator_of
+from generative.simulator import TrainedWorld, as_module, save_simulator, simulator_of
+from generative.starts import begin_at, informed_by
 
 STAGE = "train_gen_model"
 LAST = "last.safetensors"
@@ -99,7 +106,10 @@ class GenTrainConfig:
     """run directory to write"""
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    context: ContextLossConfig = field(default_factory=ContextLossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    branch_share: float = 0.0
+    """share of the updates on branches, in which every action was tried (record.py --branches)"""
     validation_share: float = 0.05
     """share of the episodes kept from training"""
     validation_windows: int = 64
@@ -175,20 +185,31 @@ def split_episodes(episodes: int, share: float, seed: int) -> tuple[list[int], l
     return sorted(order[held:].tolist()), sorted(order[:held].tolist())
 
 
+def let_run(simulator: Simulator[TrainedWorld], batch: Batch, actions: Tensor | None = None) -> Trajectory:
+    """The simulator let go from the first observations of windows, for their length, as its kind starts from frames."""
+    world, steps = simulator.world, batch.seen.shape[1] - 1
+    window = {k: x[:, : world.initial_frames] for k, x in batch.obs.items()}
+    if informed_by(world, None) == "inferred":
+        return simulator.rollout(world.infer(window)[0], steps, actions=actions)
+    memory = unflatten(batch.state_before, simulator.agent.initial(1))
+    moments = roll(simulator.agent, world, begin_at(world, window), memory=memory, steps=steps, actions=actions)
+    return trajectory_of(list(moments))
+
+
 @torch.no_grad()
-def free_running_errors(simulator: Simulator[RSSMWorld], batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def free_running_errors(
+    simulator: Simulator[TrainedWorld], batch: Batch
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Errors [B, L] of every field, in ``ERROR_UNITS``: of modal rollouts from the initial frames with the recorded
     actions, and of the last initial frame repeated, which is right at step 0.  Meaningless where ``batch.seen`` is
     false."""
     world = simulator.world
-    first = world.initial_frames
-    z, _ = world.infer({k: x[:, :first] for k, x in batch.obs.items()})
-    out = simulator.rollout(z, batch.seen.shape[1] - 1, actions=batch.action)
-    target = as_shown(world, batch, first - 1)
+    out = let_run(simulator, batch, batch.action)
+    target = as_shown(world, batch, world.initial_frames - 1)
     return world.errors(out.obs, target), world.errors({k: x[:, :1] for k, x in target.items()}, target)
 
 
-def as_shown(world: RSSMWorld, batch: Batch, first: int) -> dict[str, Tensor]:
+def as_shown(world: TrainedWorld, batch: Batch, first: int) -> dict[str, Tensor]:
     """Observations from row ``first`` on as a simulator shows them: images float in [0, 1]."""
     later = {k: batch.obs[k][:, first:] for k in world.fields}
     return {
@@ -197,7 +218,7 @@ def as_shown(world: RSSMWorld, batch: Batch, first: int) -> dict[str, Tensor]:
     }
 
 
-def whole_error(world: RSSMWorld, errors: Mapping[str, Tensor], batch: Batch) -> Tensor:
+def whole_error(world: TrainedWorld, errors: Mapping[str, Tensor], batch: Batch) -> Tensor:
     """One error [B, L] for all fields: that of the only one, or the mean of several.
 
     Beside others an image's is in units of its pixels' variance from frame to frame, so that every field's is about 1
@@ -215,7 +236,7 @@ def whole_error(world: RSSMWorld, errors: Mapping[str, Tensor], batch: Batch) ->
     return torch.stack(scaled).mean(0)
 
 
-def error_unit(world: RSSMWorld) -> str:
+def error_unit(world: TrainedWorld) -> str:
     """The unit of ``whole_error``."""
     if len(world.fields) == 1:
         return ERROR_UNITS[next(iter(world.fields.values())).means]
@@ -229,7 +250,7 @@ def mean_seen(error_BL: Tensor, batch: Batch) -> Tensor:
 
 
 def against_held_frame(
-    simulator: Simulator[RSSMWorld], batch: Batch, episode_B: np.ndarray, seed: int
+    simulator: Simulator[TrainedWorld], batch: Batch, episode_B: np.ndarray, seed: int
 ) -> dict[str, Estimate]:
     """How the simulator's free-running frames compare with the last initial frame repeated.
 
@@ -254,7 +275,7 @@ def against_held_frame(
 
 
 @torch.no_grad()
-def reconstructions(simulator: Simulator[RSSMWorld], batch: Batch, seed: int) -> dict[str, np.ndarray]:
+def reconstructions(simulator: Simulator[TrainedWorld], batch: Batch, seed: int) -> dict[str, np.ndarray]:
     """The four videos of a simulator's quality, uint8 [L, height, width, 3]; a column a window.  Of every image field
     there is (the names begin with it if there are several), so of a world of vectors none.
 
@@ -266,16 +287,17 @@ def reconstructions(simulator: Simulator[RSSMWorld], batch: Batch, seed: int) ->
     images = [k for k, field in world.fields.items() if field.means == "image"]
     if not images:
         return {}
-    batch, first = batch.part(slice(SHOWN)), world.initial_frames
-    steps = batch.seen.shape[1] - 1
-    z, _ = world.infer({k: x[:, :first] for k, x in batch.obs.items()})
-    generator = torch.Generator(z.device).manual_seed(seed)
-    random = world.normalise(torch.randn(z.shape, generator=generator, device=z.device))
-    true = as_shown(world, batch, first - 1)
+    batch = batch.part(slice(SHOWN))
+    count, steps = len(batch.seen), batch.seen.shape[1] - 1
+    generator = torch.Generator(batch.seen.device).manual_seed(seed)
+    random = torch.randn(count, world.latent_size, generator=generator, device=generator.device)
+    random = world.normalise(random)
+    true = as_shown(world, batch, world.initial_frames - 1)
+    forced = [shown.obs for shown in world.along(batch.obs, batch.action, batch.seen)]
     shown: dict[str, Mapping[str, Tensor]] = {
-        "true_true": world.reconstruct(world.path(batch.obs, batch.action, batch.seen)),
-        "simulated_true": simulator.rollout(z, steps, actions=batch.action).obs,
-        "simulated_simulated": simulator.rollout(z, steps).obs,
+        "true_true": {k: torch.stack([obs[k] for obs in forced], 1) for k in forced[0]},
+        "simulated_true": let_run(simulator, batch, batch.action).obs,
+        "simulated_simulated": let_run(simulator, batch).obs,
         "random": simulator.rollout(random, steps).obs,
     }
 
@@ -314,6 +336,13 @@ def check(config: GenTrainConfig, store: RolloutStore, agent_name: str, agent_sp
     cli.require(1, batch=optim.batch, updates=optim.updates, threads=config.threads,
             validate_every=config.validate_every, validation_windows=config.validation_windows)  # fmt: skip
     cli.require(0, seed=config.seed, warm_up=optim.warm_up, video_every=config.video_every)
+    if not 0 <= config.branch_share < 1:
+        raise UserError(f"--branch_share must be at least 0 and below 1, not {config.branch_share}")
+    if config.branch_share and not facts.get("branches"):
+        raise UserError(
+            f"{config.rollouts} holds no branches, of which --branch_share {config.branch_share} is asked: record it "
+            "with --branches 5000, or train with --branch_share 0"
+        )
     if not 0 < config.validation_share < 1:
         raise UserError(f"--validation_share must lie between 0 and 1, not {config.validation_share}")
     if not 0 <= optim.average < 1:
@@ -340,17 +369,46 @@ def long_enough(store: RolloutStore, initial_frames: int) -> list[int]:
 
 
 def backward(
-    simulator: Simulator[RSSMWorld], batch: Batch, draws: Draws, config: LossConfig, processes: Processes
+    simulator: Simulator[TrainedWorld],
+    batch: Batch,
+    draws: Any,
+    course: Course,
+    processes: Processes,
+    scale: float = 1.0,
 ) -> dict[str, Tensor]:
-    """Gradients of the loss, and the loss and its parts, all averaged over the processes."""
+    """Gradients of the loss, times ``scale``; the loss and its parts; all averaged over the processes."""
     parameters = list(simulator.world.parameters())
     for p in parameters:
         p.grad = None
-    loss, parts = loss_of(simulator, batch, config, draws)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss, parts = course.loss_of(simulator, batch, draws)
+    (scale * loss).backward()  # type: ignore[no-untyped-call]
     named = {**parts, "loss": loss.detach()}
     values = processes.average(parameters, torch.stack([v.float() for v in named.values()]))
     return dict(zip(named, values, strict=True))
+
+
+class Windows(NamedTuple):
+    """What an update reads: ``batch`` windows of ``steps`` simulated steps of a store, from some of ``starts``."""
+
+    store: RolloutStore
+    starts: np.ndarray  # int64 [M, 2]
+    batch: int
+    steps: int
+
+
+def branches_of(config: GenTrainConfig) -> Windows:
+    """The branches of a recording, as windows that begin at a snapshot; as many steps an update as of rollouts.
+    UserError where too little was recorded before a snapshot."""
+    store, initial, optim = RolloutStore(config.rollouts, BRANCHES), config.model.initial_frames, config.optim
+    facts = store.manifest["facts"]["branches"]
+    if initial - 1 > facts["before"]:
+        raise UserError(
+            f"{config.rollouts}: branches begin {facts['before']} steps before their snapshot, so --initial_frames can "
+            f"be {facts['before'] + 1} at most, not {initial}"
+        )
+    first = facts["before"] - initial + 1
+    starts = np.stack([np.arange(len(store)), np.full(len(store), first)], 1)
+    return Windows(store, starts, max(1, optim.batch * (optim.steps - 1) // facts["held"]), facts["held"] + 1)
 
 
 class Trainer:
@@ -359,18 +417,20 @@ class Trainer:
     def __init__(
         self,
         config: GenTrainConfig,
-        simulator: Simulator[RSSMWorld],
+        simulator: Simulator[TrainedWorld],
         store: RolloutStore,
         processes: Processes,
         run: artefacts.Run,
     ) -> None:
         optim = config.optim
         self.config, self.simulator, self.processes, self.run = config, simulator, processes, run
+        self.course: Course = COURSES[config.model.layout](config.loss, config.context)
         self.parameters = list(simulator.world.parameters())
         self.device = self.parameters[0].device
         self.store, initial = store, config.model.initial_frames
         self.columns = columns_of(store)
         self.length = initial - 1 + optim.steps
+        self.branches = branches_of(config) if config.branch_share else None
         usable = long_enough(store, initial)
         train, held_out = split_episodes(len(usable), config.validation_share, config.seed)
         for name, scale in simulator.world.scales.items():
@@ -422,16 +482,22 @@ class Trainer:
     def update(self) -> None:
         """One gradient step; UserError, before any weight changes, if it is not finite."""
         optim, began = self.config.optim, time.perf_counter()
-        starts = self.starts[self.rng.integers(len(self.starts), size=optim.batch)]
-        part = self.processes.part(optim.batch)
-        window = self.store.read_windows(self.columns, starts[part], self.length)
-        batch = to_batch(window, self.config.model.initial_frames, self.device)
+        source = Windows(self.store, self.starts, optim.batch, optim.steps)
+        if self.branches is not None and self.rng.random() < self.config.branch_share:
+            source = self.branches
+        starts = source.starts[self.rng.integers(len(source.starts), size=source.batch)]
+        part = self.processes.part(source.batch)
+        initial = self.config.model.initial_frames
+        window = source.store.read_windows(self.columns, starts[part], initial - 1 + source.steps)
+        batch = to_batch(window, initial, self.device)
         self.waited += time.perf_counter() - began
         # Every process draws for the whole batch, so that the result does not depend on how many they are.
-        draws = draw(self.simulator.world, optim.batch, optim.steps, self.config.loss, self.generator).part(part)
+        progress = self.step / optim.updates
+        draws = self.course.draw(self.simulator.world, source.batch, source.steps, self.generator, progress).part(part)
         rate = learning_rate(self.step, optim.updates, optim.learning_rate, optim.warm_up, optim.schedule)
         self.optimiser.param_groups[0]["lr"] = rate
-        values = backward(self.simulator, batch, draws, self.config.loss, self.processes)
+        scale = (optim.steps - 1) / (source.steps - 1)  # so that every transition weighs alike
+        values = backward(self.simulator, batch, draws, self.course, self.processes, scale)
         grads = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads)
         if not (torch.isfinite(values["loss"]) and torch.isfinite(norm)):
@@ -473,14 +539,13 @@ class Trainer:
     def held_out(self) -> dict[str, float]:
         """The loss's parts, teacher-forced, over the validation windows; the same draws every time."""
         size, length = self.validation.seen.shape
-        draws = draw(
-            self.kept.world, size, length, self.config.loss, torch.Generator(self.device).manual_seed(self.config.seed)
-        )
+        generator = torch.Generator(self.device).manual_seed(self.config.seed)
+        draws = self.course.draw(self.kept.world, size, length, generator, 0.0)
         sums: dict[str, float] = {}
         for i in range(0, size, self.config.optim.batch):
             rows = slice(i, i + self.config.optim.batch)
             batch = self.validation.part(rows)
-            loss, parts = loss_of(self.kept, batch, self.config.loss, draws.part(rows))
+            loss, parts = self.course.loss_of(self.kept, batch, draws.part(rows))
             for k, v in {**parts, "loss": loss}.items():
                 sums[k] = sums.get(k, 0.0) + float(v) * len(batch.action) / size
         return sums

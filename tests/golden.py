@@ -50,6 +50,7 @@ CHANGED = {
     "*:sentence": "so too",
     "*:claim": "so too",
     "*:quantity": "so too",
+    "*samples*:facts:start": "samples say how they start",
 }
 
 

@@ -51,6 +51,7 @@ SHOWN = 5  # edges printed
 
 def main(config: CouplingConfig) -> None:
     from generative.load import load_simulator
+    from generative.starts import as_started
 
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
@@ -90,6 +91,7 @@ def main(config: CouplingConfig) -> None:
         labels = sorted({int(b) for b in np.unique(sampled.label_N) if b >= 0})
         if not labels:
             raise UserError(f"{config.behaviours} labels no step of {config.samples}; run analysis.behaviours on it")
+        simulator = as_started(simulator, store)
         planned = plan(simulator, z_EZ, sampled, h, labels, config, Recorded.of(store, simulator, device))
     observed = sampled
     if config.rollouts is not None:

@@ -67,6 +67,7 @@ def parse_sample_ids(words: Sequence[str], available: int) -> list[int]:
 
 def main(config: SaliencyConfig) -> None:
     from generative.load import load_simulator
+    from generative.starts import as_started
 
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
@@ -101,6 +102,7 @@ def main(config: SaliencyConfig) -> None:
         if late is not None:
             raise UserError(f"{late.name} needs --target_step {late.first_step} or later")
         z_SZ, units = torch.from_numpy(store.latents(ids)).to(device), source_episodes(store, ids)
+        simulator = as_started(simulator, store)
     combined_ids = ids
     if config.combine_samples_not_iterate:
         z_SZ, ids = simulator.world.normalise(z_SZ.mean(0, keepdim=True)), [-1]

@@ -21,8 +21,9 @@ from core.roll import Moment, Noise, Simulator, Trajectory, roll
 from core.trees import flatten, leaves, rows_of
 from envs.planted import KINDS, Kind, PlantedOptions, planted_simulator
 from envs.procgen import ACTION_NAMES
+from generative.recurrent_world import RSSMWorld
 from generative.rssm import ModelConfig
-from generative.simulator import RSSMWorld, simulator_of
+from generative.simulator import simulator_of
 
 SPEC = EnvSpec(
     env_id="procgen/coinrun",
@@ -65,6 +66,10 @@ def grid() -> Simulator[RSSMWorld]:
     return learned(deterministic_size=128, groups=64, classes=3, latent_size=128, layout="grid")
 
 
+def context() -> Simulator[Any]:
+    return learned(deterministic_size=128, groups=64, classes=3, latent_size=128, layout="context", trunk_blocks=2)
+
+
 def planted(kind: Kind) -> Simulator[Any]:
     return planted_simulator(PlantedOptions(kind=kind, fickle=0.5), torch.float64)
 
@@ -72,6 +77,7 @@ def planted(kind: Kind) -> Simulator[Any]:
 SIMULATORS = {
     "learned": learned,
     "grid": grid,
+    "context": context,
     "hypersphere": sphere,
     **{f"planted_{k}": partial(planted, k) for k in KINDS},
     "feed-forward agent": feed_forward,

@@ -28,7 +28,8 @@ from core.episodes import RolloutStore
 from core.roll import Simulator
 from core.training import Processes, from_torchrun, learning_rate, load_state, together
 from generative import train
-from generative.simulator import RSSMWorld, as_module, load_simulator, simulator_of
+from generative.recurrent_world import RSSMWorld
+from generative.simulator import as_module, load_simulator, simulator_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

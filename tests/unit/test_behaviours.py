@@ -39,8 +39,9 @@ from analysis.shared.world_states import world_states
 from core import artefacts
 from core.contracts import EnvSpec, Field, UserError
 from core.episodes import Episode, RolloutStore, StoreWriter
+from generative.recurrent_world import RSSMWorld
 from generative.rssm import ModelConfig
-from generative.simulator import RSSMWorld, simulator_of
+from generative.simulator import simulator_of
 
 ACTIONS = ("left", "right", "none")
 OPTIONS = BehaviourOptions(clusters=3, lags=(2, 4), pca_size=8, filmstrips=2, videos=0, surrogates=0)

@@ -35,8 +35,9 @@ from core.trees import rows_of
 from envs.planted import PlantedModel, PlantedOptions, TwinModel, matrices, planted_simulator, record_planted
 from envs.planted_truth import truth
 from envs.procgen import ACTION_NAMES
+from generative.recurrent_world import RSSMWorld
 from generative.rssm import ModelConfig
-from generative.simulator import RSSMWorld, simulator_of
+from generative.simulator import simulator_of
 
 SPEC = EnvSpec(
     env_id="procgen/coinrun",

@@ -18,8 +18,9 @@ from core.roll import Acted, Moment, Noise, Simulator, one_hot
 from core.trees import Tree
 from envs.planted import PlantedModel, PlantedOptions, TwinModel, planted_simulator
 from envs.planted_truth import truth
+from generative.recurrent_world import RSSMWorld
 from generative.rssm import ModelConfig
-from generative.simulator import RSSMWorld, simulator_of
+from generative.simulator import simulator_of
 
 STEPS, NAMES = 3, ("left", "none", "up", "right")
 SINGLE = [[0], [1], [2]]

@@ -14,8 +14,9 @@ from core.trees import Tree, flatten, leaves, where
 from envs.procgen import ACTION_NAMES
 from generative.losses import Batch, LossConfig, draw, loss_of
 from generative.recurrence import unroll
+from generative.recurrent_world import RSSMWorld
 from generative.rssm import ModelConfig
-from generative.simulator import RSSMWorld, simulator_of
+from generative.simulator import simulator_of
 
 B, L = 3, 5
 

@@ -32,8 +32,9 @@ from core.trees import flatten
 from envs.planted import PlantedModel, planted_simulator, record_planted
 from envs.planted_truth import truth
 from envs.procgen import ACTION_NAMES, ProcgenEnv, ProcgenOptions
+from generative.recurrent_world import RSSMWorld
 from generative.rssm import ModelConfig
-from generative.simulator import RSSMWorld, as_module, simulator_of
+from generative.simulator import as_module, simulator_of
 
 SPEC = ProcgenEnv(ProcgenOptions(), 1).spec
 OTHER = replace(SPEC, env_id="other/world", action_names=("stay", "go"), same_actions=(), action_words={})

@@ -26,8 +26,9 @@ from generative.fields import Scale, error_of_field, loss_of_field, noise_size, 
 from generative.losses import Batch, LossConfig, draw, loss_of
 from generative.nets import ConvDecoder, ConvEncoder, halvings
 from generative.record_samples import noise_of, parse_actions, to_episodes
+from generative.recurrent_world import RSSMWorld
 from generative.rssm import ModelConfig
-from generative.simulator import RSSMWorld, as_module, simulator_of, teacher_forced
+from generative.simulator import as_module, simulator_of, teacher_forced
 from generative.train import columns_of, free_running_errors, reconstructions, statistics, to_batch, whole_error
 
 REAL = Field(shape=(3,), dtype="float32")

@@ -36,7 +36,7 @@ from validation.interventions.options import claimed
 from validation.interventions.statistics import Sizes, spread_of, step_of
 from validation.interventions.verdicts import SMALLEST
 from validation.paired.course import Course, Measures, choices_of, is_late, quantities, unit_of
-from validation.paired.simulated import SimulatedWorld, begun
+from validation.paired.simulated import SimulatedWorld, begun_at
 
 COLLECTORS = 64
 CONTROLS_SEED = 1  # so that what is asked of controls moves no other number
@@ -276,11 +276,7 @@ def _foretellers(world: EditedWorld, measures: Measures, simulator: Simulator[An
 
     def dreamed(frames: Frames, state: Any) -> SimulatedWorld:
         assert simulator is not None
-        window = {k: torch.from_numpy(v).to(device) for k, v in frames.items()}
-        with torch.no_grad():
-            parts = [simulator.world.infer({k: v[i : i + 32] for k, v in window.items()})[0]
-                     for i in range(0, len(starts), 32)]  # fmt: skip
-            begin = begun(simulator.world, simulator.world.normalise(torch.cat(parts)))
+        begin = begun_at(simulator.world, {k: torch.from_numpy(v).to(device) for k, v in frames.items()})
         return SimulatedWorld(world.agent, state, world.noise_NTA, measures, simulator.world, begin)
 
     def still(frames: Frames, state: Any) -> SimulatedWorld:

@@ -29,7 +29,7 @@ from validation.interventions.statistics import Controls, Effects
 from validation.interventions.tables import Picked, report
 from validation.paired.course import Measures
 from validation.paired.real import RealWorld
-from validation.paired.simulated import SimulatedWorld, begun
+from validation.paired.simulated import SimulatedWorld, begun_at
 from validation.paired.starts import Starts, collect_starts, distinct_actions
 
 COLLECTORS = 256  # slots at most in which starts are looked for: few give many episodes each, which takes longer
@@ -121,10 +121,8 @@ def dreamed_from(
 
 @torch.no_grad()
 def starts_in(world: LearnedWorld, starts: Starts, device: torch.device) -> tuple[Tree, Shown]:
-    """What the world shows first at these starts, and its state: inferred from their frames."""
-    window = {k: torch.from_numpy(v).to(device) for k, v in starts.window.items()}
-    parts = [world.infer({k: v[i : i + 32] for k, v in window.items()})[0] for i in range(0, len(starts), 32)]
-    return begun(world, world.normalise(torch.cat(parts)))
+    """What the world shows first at these starts, and its state, from their frames."""
+    return begun_at(world, {k: torch.from_numpy(v).to(device) for k, v in starts.window.items()})
 
 
 def held_still(

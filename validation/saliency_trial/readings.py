@@ -16,6 +16,7 @@ from torch import Tensor
 from core.contracts import Agent, LearnedWorld
 from core.roll import Noise, act, probabilities, roll
 from core.trees import Tree, rows_of
+from generative.starts import started
 from validation.paired.course import Actions, Measures, course_along, quantities
 from validation.saliency_trial.removal import asked
 
@@ -60,12 +61,11 @@ class InWorld:
         window = self.window[field][rows]
         if self.inferred:
             window = torch.cat([window[:, :-1], frames[:, None]], 1)
-        z = self.world.normalise(self.world.infer({field: window})[0])
+        state, shown = started(self.world, {field: window})
         horizon = self.noise_GNTA.shape[2] - 1
         late = asked(self.actions, horizon)[1]
         draws: list[dict[str, Tensor]] = []
         for noise_NTA in self.noise_GNTA:
-            state, shown = self.world.start(z)
             moments = list(roll(
                 agent, self.world, (state, shown._replace(obs={field: frames})), memory=rows_of(self.before, rows),
                 steps=horizon, noise=[Noise(action_BA=x) for x in noise_NTA[rows].unbind(1)],

@@ -1,0 +1,425 @@
+"""A world that sees what it showed: its state holds the last two frames beside what it remembers.
+
+The next frame is painted from the last one.  Its blocks are moved by whole pixels (generative.alignment); per pixel,
+masks choose between the moved frame, the same a pixel further up, down, left or right, the unmoved one and a generated
+one, which is the moved frame and a residual.  The stochastic state s enters the picture by the residual alone, so that
+what can be copied is never put into it.  The memory d, a map of 8 x 8 cells, keeps what has left the view.
+
+In order, within a step: what the last two frames show (near: 16 x 16 cells, far: 8 x 8), d_t from d, s, the action and
+far; s_t by its prior, from d_t; the picture from near, d_t, the action and s_t; reward and ending from the picture's
+trunk and d_t, all of which are known before the new frame.  In training s_t comes from its posterior, which is shown
+what the new frame and the last one show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from core.contracts import EnvSpec, Shown
+from core.roll import gumbel, one_hot
+from generative.alignment import BLOCKS, SIDE, Shifts, align, coarse_costs, coarse_shifts, to_blocks, to_planes
+from generative.fields import Scale, as_read, error_of_field, one_frame
+from generative.nets import (
+    CELLS,
+    FRAME,
+    PATCH,
+    ChannelNorm,
+    Flat,
+    MapDecoder,
+    ResidualCell,
+    clamp_straight_through,
+    conv,
+    from_map,
+    map_head,
+    mlp,
+    to_map,
+)
+from generative.recurrence import unroll
+from generative.recurrent_world import MAX_LOG_STD, Precision, WorldPath
+from generative.rssm import GridRSSM, ModelConfig, choose
+
+NEAR = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))  # pixels by which masks can correct where a part was moved to
+CANDIDATES = len(NEAR) + 2  # of a pixel; besides: the unmoved frame, the generated one
+COST_SCALE = 5.0  # mean absolute differences are small numbers
+COPIED = 3.0  # how much likelier, in nats, an untrained world finds no shift, and the moved frame, than any other
+
+
+class ContextState(NamedTuple):
+    """The frames shown last and before that, planes [B, 3, 64, 64] in [0, 1], and what is remembered."""
+
+    last: Tensor
+    before: Tensor
+    d_BD: Tensor
+    s_BS: Tensor
+
+
+class Seen(NamedTuple):
+    """What two frames show: maps [N, 16, 16, C] and flattened maps [N, E]; cell by cell, so that rows can be cut and
+    joined without another order in memory, which makes convolutions slow."""
+
+    near: Tensor
+    found: Tensor  # maps [N, 16, 16, K], ``coarse_costs``
+    far_NE: Tensor
+
+
+class Sketch(NamedTuple):
+    """A next frame as far as it is known before s: the trunk's features [N, C, 16, 16], how its parts move, the last
+    frame and the moved one."""
+
+    trunk: Tensor
+    shifts: Shifts
+    last: Tensor
+    aligned: Tensor
+
+
+def doubled(x: Tensor) -> Tensor:
+    """Maps [N, C, 8, 8] -> [N, C, 16, 16], every cell four times."""
+    return F.interpolate(x, scale_factor=2.0, mode="nearest")
+
+
+class PlainCell(nn.Module):
+    """x + conv1(relu(conv3(relu(x)))), begun near the identity.
+
+    Without a norm, and with ReLU: on a CPU norms and SiLUs took as long as the convolutions.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = conv(channels, channels)
+        self.second = nn.Conv2d(channels, channels, 1)
+        with torch.no_grad():
+            self.second.weight.mul_(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.second(F.relu(self.first(F.relu(x))))
+        return out
+
+
+class PooledCell(PlainCell):
+    """``PlainCell`` that also hears the mean over all cells."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.whole = nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(x)
+        whole = self.whole(y.mean((2, 3)))
+        out: Tensor = x + self.second(F.relu(self.first(y) + whole[:, :, None, None]))
+        return out
+
+
+class PairEncoder(nn.Module):
+    """Two frames -> ``Seen``: their pixels, and how well each part of the later one is found in the earlier."""
+
+    def __init__(self, width: int, features: int, reach: tuple[int, int]) -> None:
+        super().__init__()
+        self.reach = reach
+        self.first = nn.Conv2d(2 * FRAME[2] * PATCH**2 + coarse_shifts(reach), width, 1)
+        self.place = nn.Parameter(torch.zeros(width, BLOCKS, BLOCKS))  # the player stands in the middle
+        self.near = PlainCell(width)
+        self.down = nn.Conv2d(width, features, 2, stride=2)
+        self.far = nn.Sequential(PlainCell(features), ChannelNorm(features))
+        self.size = CELLS * features
+
+    def forward(self, last: Tensor, before: Tensor) -> Seen:
+        both = to_blocks(torch.cat([last - 0.5, last - before], 1))
+        found = coarse_costs(before, last, self.reach) * COST_SCALE
+        found = found.to(both.dtype, memory_format=torch.channels_last)
+        x = self.first(torch.cat([both, found], 1))
+        near = self.near(F.relu(x + self.place.to(x.dtype)))
+        cells = (x.permute(0, 2, 3, 1) for x in (near, found))
+        return Seen(*cells, from_map(self.far(self.down(F.relu(near)))))
+
+
+class ContextRSSM(GridRSSM):
+    """``GridRSSM`` whose transition also hears what the last two frames show."""
+
+    def __init__(self, config: ModelConfig, actions: int, embedding: int) -> None:
+        super().__init__(config, actions, embedding, heard=embedding)
+
+    def forward(  # type: ignore[override]
+        self, d_BD: Tensor, s_BS: Tensor, last_BA: Tensor, far_BE: Tensor, e_BE: Tensor, seen_B: Tensor,
+        noise_BS: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """One recorded step: next d and s, and the log-probabilities of prior and posterior; far: what was shown before
+        it, e: what is shown after it.  s is the posterior's where the frame is seen (drawn where noise is given), the
+        prior's mode where not."""
+        d = self.hear(s_BS, last_BA, d_BD, far_BE)
+        prior, posterior = self.prior(d), self.posterior(d, e_BE)
+        known = torch.where(seen_B[:, None, None], posterior, prior)
+        s = choose(known, None if noise_BS is None else noise_BS * seen_B[:, None])
+        return d, s, prior, posterior
+
+    def hear(self, s_BS: Tensor, action_BA: Tensor, d_BD: Tensor, far_BE: Tensor) -> Tensor:
+        """d_t from s_{t-1}, a_{t-1}, d_{t-1} and what the frames show."""
+        d = to_map(d_BD)
+        return self.mixed(torch.cat([to_map(s_BS), to_map(far_BE), d], 1), action_BA, d)
+
+
+class Painter(nn.Module):
+    """The next frame from the last one."""
+
+    def __init__(self, config: ModelConfig, actions: int, stochastic: int) -> None:
+        super().__init__()
+        width, d = 2 * config.depth, config.deterministic_size // CELLS
+        self.reach = (config.reach_rows, config.reach_columns)
+        self.sizes = [2 * r + 1 for r in self.reach]
+        self.remembered = nn.Conv2d(d, width, 1)
+        self.acted = nn.Linear(actions, width)
+        self.moves = nn.Conv2d(width + coarse_shifts(self.reach), width, 1)
+        self.motion = PooledCell(width)
+        self.shift_here = nn.Conv2d(width, sum(self.sizes), 1)
+        self.shift_whole = nn.Linear(width, sum(self.sizes))
+        self.shift_all = map_head(config.deterministic_size, 2 * width, sum(self.sizes))
+        self.enter = nn.Conv2d(width + FRAME[2] * PATCH**2, width, 1)
+        kinds = [PooledCell if i % 2 == 0 else PlainCell for i in range(config.trunk_blocks)]
+        self.trunk = nn.Sequential(*(kind(width) for kind in kinds), ChannelNorm(width), nn.ReLU())
+        self.masks = nn.Conv2d(width, PATCH**2 * CANDIDATES, 1)
+        self.unknown = nn.Conv2d(width + stochastic // CELLS, width, 1)
+        self.residual = nn.Conv2d(width, FRAME[2] * PATCH**2, 1)
+        with torch.no_grad():
+            self.masks.weight.mul_(0.1)
+            assert self.masks.bias is not None
+            self.masks.bias.zero_()[: PATCH**2] = COPIED
+            assert self.shift_here.bias is not None
+            self.shift_here.bias.zero_()[[self.reach[0], self.sizes[0] + self.reach[1]]] = COPIED  # no shift
+
+    def sketch(self, seen: Seen, last: Tensor, d_ND: Tensor, action_NA: Tensor) -> Sketch:
+        """What is known of the next frame before s."""
+        near, found = (x.permute(0, 3, 1, 2) for x in seen[:2])
+        x = near + doubled(self.remembered(to_map(d_ND))) + self.acted(action_NA)[:, :, None, None]
+        moves = F.relu(self.motion(self.moves(torch.cat([x, found.to(x.dtype)], 1))))
+        everywhere = self.shift_all(d_ND) + self.shift_whole(moves.mean((2, 3)))
+        logits = self.shift_here(moves).permute(0, 2, 3, 1).to(last.dtype) + everywhere.to(last.dtype)[:, None, None]
+        shifts = Shifts(*logits.split(self.sizes, -1))
+        # In training the shifts learn from what each of them would cost (generative.context_loss), near and far; the
+        # picture would tell them of their neighbours only.
+        aligned = align(last, Shifts(*(y.detach() for y in shifts)) if self.training else shifts)
+        x = x + self.enter(torch.cat([x, to_blocks(aligned - 0.5, x.dtype)], 1))
+        return Sketch(self.trunk(x), shifts, last, aligned)
+
+    def paint(self, sketch: Sketch, s_NS: Tensor) -> Tensor:
+        """The frame as planes, some of it outside [0, 1]."""
+        dtype, aligned = sketch.aligned.dtype, sketch.aligned
+        weight = to_planes(self.masks(sketch.trunk), dtype).softmax(1)
+        s = doubled(to_map(s_NS).to(sketch.trunk.dtype))
+        unknown = F.relu(self.unknown(torch.cat([sketch.trunk, s], 1)))
+        generated = aligned + to_planes(self.residual(unknown), dtype)
+        around = F.pad(aligned, (1, 1, 1, 1), mode="replicate")
+        near = [around[..., 1 + y : 1 + y + SIDE, 1 + x : 1 + x + SIDE] for y, x in NEAR]
+        out = torch.zeros_like(aligned)
+        for share, candidate in zip(weight.split(1, 1), [*near, sketch.last, generated], strict=True):
+            out = torch.addcmul(out, share, candidate)
+        return out
+
+
+class ContextWorld(nn.Module):
+    """A world of frames that sees the last two it showed, to core.contracts.World and Inference.
+
+    A latent stands for two frames, which a decoder draws; it is read from the last two of the initial ones.
+    memory_size: numbers of the agent's state, which is read from the latent, too; bounded: they lie in (-1, 1).
+    UserError for a world that shows anything but one image of 64 x 64 pixels.
+    """
+
+    informed = "recorded"  # generative.starts
+
+    def __init__(self, config: ModelConfig, spec: EnvSpec, memory_size: int, bounded: bool = True) -> None:
+        super().__init__()
+        self.config, self.spec, self.memory_size, self.bounded = config, spec, memory_size, bounded
+        self.fields = one_frame(spec, "context")
+        ((self.name, self.field),) = self.fields.items()
+        self.latent_size, self.initial_frames = config.latent_size, config.initial_frames
+        a, d, z, width = spec.n_actions, config.deterministic_size, config.latent_size, config.hidden_size
+        self.encoder = PairEncoder(2 * config.depth, width, (config.reach_rows, config.reach_columns))
+        self.rssm = ContextRSSM(config, a, self.encoder.size)
+        s = self.rssm.stochastic_size
+        self.painter = Painter(config, a, s)
+        self.outcome_head = nn.Sequential(
+            Flat(conv(d // CELLS + 2 * config.depth, 32), nn.SiLU(), nn.Conv2d(32, 8, 1), nn.SiLU()),
+            mlp(CELLS * 8, width, 3, 1),
+        )
+        self.acts_head = map_head(self.encoder.size, width, a)
+        self.start_world = Flat(conv(width, width), nn.SiLU(), conv(width, d // CELLS), ChannelNorm(d // CELLS))
+        self.infer_head = Flat(
+            conv(width, width), ChannelNorm(width), ResidualCell(width), nn.SiLU(), conv(width, 2 * z // CELLS)
+        )
+        self.decoder = MapDecoder(z, config.depth, 2 * FRAME[2])
+        self.start_agent = map_head(z, width, memory_size)
+        self.precision = Precision()
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    @property
+    def scales(self) -> dict[str, Scale | None]:
+        """None of an image."""
+        return {self.name: None}
+
+    # From frames to a state
+
+    def planes_of(self, obs: Mapping[str, Tensor], first: int) -> Tensor:
+        """The frames of observations [B, I, ...] from the ``first`` on, as planes [B, ..., 3, 64, 64] in [0, 1]."""
+        x, like = obs[self.name][:, first:], next(self.parameters())
+        frames = as_read(self.field, x.flatten(0, 1), like.dtype)
+        return frames.permute(0, 3, 1, 2).contiguous().unflatten(0, x.shape[:2])
+
+    def as_shown(self, planes: Tensor) -> dict[str, Tensor]:
+        """Planes [N, 3, 64, 64] as an observation."""
+        return {self.name: planes.permute(0, 2, 3, 1).contiguous()}
+
+    def look(self, last: Tensor, before: Tensor) -> Seen:
+        """What two frames, planes [N, 3, 64, 64], show."""
+        with self.precision.cast(last.device):
+            seen: Seen = self.encoder(last, before)
+        return seen._replace(far_NE=seen.far_NE.to(last.dtype))
+
+    def begin(self, far_BE: Tensor) -> tuple[Tensor, Tensor]:
+        """(d, s) of a world that is shown two frames and remembers nothing."""
+        d = torch.tanh(self.start_world(far_BE))
+        return d, choose(self.rssm.posterior(d, far_BE), None)
+
+    def begin_at(self, obs: Mapping[str, Tensor]) -> tuple[ContextState, Shown]:
+        """The start that shows the last of some observations [B, I, ...] unchanged; it sees the last two."""
+        planes = self.planes_of(obs, -2)
+        return self.started(planes[:, -1], planes[:, -2])
+
+    def started(self, last: Tensor, before: Tensor) -> tuple[ContextState, Shown]:
+        """The start that shows a frame, where another one went before it."""
+        d, s = self.begin(self.look(last, before).far_NE)
+        none = d.new_zeros(len(d))
+        return ContextState(last, before, d, s), Shown(self.as_shown(last), none, none, d)
+
+    def infer(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        if obs[self.name].shape[1] != self.initial_frames:
+            raise ValueError(f"infer takes {self.initial_frames} frames, got {obs[self.name].shape[1]}")
+        planes = self.planes_of(obs, -2)
+        return self.infer_from(self.look(planes[:, -1], planes[:, -2]).far_NE)
+
+    def infer_from(self, far_BE: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-standard-deviation of z."""
+        mean, log_std = (from_map(part) for part in to_map(self.infer_head(far_BE)).chunk(2, 1))
+        if self.config.latent == "hypersphere":
+            return self.normalise(mean), torch.full_like(log_std, -MAX_LOG_STD)
+        return mean, log_std.clamp(-MAX_LOG_STD, MAX_LOG_STD)
+
+    def normalise(self, z_BZ: Tensor) -> Tensor:
+        """The nearest legal latent: a unit vector on the hypersphere, anything for a Gaussian."""
+        return F.normalize(z_BZ, dim=-1) if self.config.latent == "hypersphere" else z_BZ
+
+    # From a latent to a rollout
+
+    def drawn(self, z_BZ: Tensor) -> tuple[Tensor, Tensor]:
+        """The frames that a latent stands for, planes of the last and the one before, not clamped."""
+        with self.precision.cast(z_BZ.device):
+            both = self.decoder(z_BZ).to(z_BZ.dtype).permute(0, 3, 1, 2).contiguous()
+        last, before = both.split(FRAME[2], 1)
+        return last, before
+
+    def memory(self, z_BZ: Tensor) -> Tensor:
+        """The agent's flat state before the first frame, [B, memory_size]."""
+        memory = self.start_agent(z_BZ)
+        return torch.tanh(memory) if self.bounded else memory
+
+    def start(self, z_BZ: Tensor, noise: Tensor | None = None) -> tuple[ContextState, Shown]:
+        last, before = (clamp_straight_through(x) for x in self.drawn(z_BZ))
+        return self.started(last, before)
+
+    def step(self, state: ContextState, action_BA: Tensor, noise: Tensor | None = None) -> tuple[ContextState, Shown]:
+        seen = self.look(state.last, state.before)
+        d = self.recall(state.s_BS, action_BA, state.d_BD, seen.far_NE)
+        s = choose(self.rssm.prior(d), noise)
+        sketch = self.sketch(seen, state.last, d, action_BA)
+        frame = clamp_straight_through(self.paint(sketch, s))
+        reward, ended = self.outcome(sketch.trunk, d)
+        shown = Shown(self.as_shown(frame), reward, torch.sigmoid(ended), d)
+        return ContextState(frame, state.last, d, s), shown
+
+    def draw_noise(self, batch: int, generator: torch.Generator) -> Tensor:
+        """Standard Gumbel draws [B, S]."""
+        return gumbel((batch, self.rssm.stochastic_size), generator, next(self.parameters()))
+
+    def recall(self, s_BS: Tensor, action_BA: Tensor, d_BD: Tensor, far_BE: Tensor) -> Tensor:
+        """d_t."""
+        with self.precision.cast(d_BD.device):
+            return self.rssm.hear(s_BS, action_BA, d_BD, far_BE).to(d_BD.dtype)
+
+    def guesses(self, d_BD: Tensor, e_BE: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of s by prior and posterior, [B, groups, classes]."""
+        with self.precision.cast(d_BD.device):
+            return self.rssm.prior(d_BD), self.rssm.posterior(d_BD, e_BE)
+
+    def sketch(self, seen: Seen, last: Tensor, d_ND: Tensor, action_NA: Tensor) -> Sketch:
+        """``Painter.sketch`` in the precision of the training."""
+        with self.precision.cast(last.device):
+            return self.painter.sketch(seen, last, d_ND, action_NA)  # type: ignore[no-any-return]
+
+    def paint(self, sketch: Sketch, s_NS: Tensor) -> Tensor:
+        """``Painter.paint`` in the precision of the training."""
+        with self.precision.cast(s_NS.device):
+            return self.painter.paint(sketch, s_NS)  # type: ignore[no-any-return]
+
+    def outcome(self, trunk: Tensor, d_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """(reward [N], logit [N] that the transition ended the episode)."""
+        size, paid, ended = self.outcome_parts(trunk, d_ND)
+        return size * torch.sigmoid(paid), ended
+
+    def outcome_parts(self, trunk: Tensor, d_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(size of a reward where there is one, logit that there is, logit of an ending), [N] each."""
+        with self.precision.cast(d_ND.device):
+            both = torch.cat([F.avg_pool2d(trunk, 2), to_map(d_ND).to(trunk.dtype)], 1)
+            size, paid, ended = self.outcome_head(from_map(both)).to(d_ND.dtype).unbind(-1)
+        return size, paid, ended
+
+    def errors(self, shown: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """How far [...] frames are from what they should be, squared pixels."""
+        return {self.name: error_of_field(self.field, shown[self.name], target[self.name], None)}
+
+    # Along recorded frames
+
+    def unroll(
+        self, begun: tuple[Tensor, Tensor], far_BLE: Tensor, action_BL: Tensor, seen_BL: Tensor,
+        noise_BLS: Tensor | None,
+    ) -> WorldPath:  # fmt: skip
+        """World states after the transitions 0 -> 1, ..., L-2 -> L-1 of a window, L-1 of each, from the state at step
+        0: the posterior's s where the new frame is seen, the prior's mode where not."""
+        acted = one_hot(action_BL[:, :-1], self.spec.parts, far_BLE)
+        inputs = [acted, far_BLE[:, :-1], far_BLE[:, 1:], seen_BL[:, 1:]]
+        inputs += [] if noise_BLS is None else [noise_BLS]
+        with self.precision.cast(far_BLE.device):
+            return WorldPath(*unroll(self.rssm, begun, inputs))
+
+    def look_along(self, frames: Tensor) -> Seen:
+        """What every frame but the first, with the one before it, shows; frames [B, L+1, 3, 64, 64], of the rest
+        [B, L, ...]."""
+        size = (frames.shape[0], frames.shape[1] - 1)
+        seen = self.look(frames[:, 1:].flatten(0, 1), frames[:, :-1].flatten(0, 1))
+        return Seen(*(x.unflatten(0, size) for x in seen))
+
+    def observe(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> Tensor:
+        far = self.look_along(self.planes_of(obs, self.initial_frames - 2)).far_NE
+        begun = self.begin(far[:, 0])
+        path = self.unroll(begun, far, action_BL, seen_BL, None)
+        return torch.cat([begun[0][:, None], path.d_BLD], 1)
+
+    def along(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> list[Shown]:
+        """What it shows at every step where it is shown every recorded frame before, and s is told of the new one."""
+        frames = self.planes_of(obs, self.initial_frames - 2)
+        seen = self.look_along(frames)
+        far = seen.far_NE
+        d, s = self.begin(far[:, 0])
+        path = self.unroll((d, s), far, action_BL, seen_BL, None)
+        none = d.new_zeros(len(d))
+        out = [Shown(self.as_shown(frames[:, 1]), none, none, d)]
+        for i in range(1, far.shape[1]):
+            last, d = frames[:, i], path.d_BLD[:, i - 1]
+            sketch = self.sketch(
+                Seen(*(x[:, i - 1] for x in seen)), last, d, one_hot(action_BL[:, i - 1], self.spec.parts, d)
+            )
+            frame = clamp_straight_through(self.paint(sketch, path.s_BLS[:, i - 1]))
+            reward, ended = self.outcome(sketch.trunk, d)
+            out.append(Shown(self.as_shown(frame), reward, torch.sigmoid(ended), d))
+        return out

@@ -1,0 +1,263 @@
+"""The training loss of a world that sees what it showed (generative.context), on a batch of windows.
+
+World states along a window follow the recorded frames.  From some of them, ``feedback`` steps apart, the world goes on
+by itself: its own frames are shown to it again, until the next of these places.  With a feedback of 1 every frame is
+foretold from recorded ones (teacher forcing), all at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from core.roll import Simulator, gumbel, one_hot
+from generative.alignment import SIDE, Shifts, expected_cost, shift_costs
+from generative.context import ContextWorld, Seen
+from generative.losses import Batch, LossConfig, agent_loss, uniformity
+from generative.nets import FRAME, clamp_straight_through
+from generative.recurrent_world import WorldPath
+from generative.rssm import choose, kl
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextLossConfig:
+    """What the loss of a context world has beside the terms of every world."""
+
+    free_nats: float = 1.0
+    """KL of a frame below which it is not lowered further, in nats"""
+    motion_weight: float = 100.0
+    """what the shifts of the frame's parts cost in expectation: mean absolute difference of a block of 4 x 4 pixels
+    from where it is said to come from, summed over the blocks"""
+    motion_share: float = 0.125
+    """share of the frames on which that is computed"""
+    inverse_weight: float = 1.0
+    """cross-entropy of the action, read from the frames before and after it, recorded and own"""
+    positive_weight: float = 20.0
+    """how many times a transition with a reward, or one that ends the episode, counts; the probabilities are not moved
+    by it (the logits that are trained are shifted by its logarithm)"""
+    noise_std: float = 0.05
+    """standard deviation, at its highest, of the noise on the frames that a world is shown in training"""
+    agent_from: float = 1.0
+    """share of the updates after which the agent's terms (--hidden_weight, --feature_weight) count; 1: never"""
+    agent_cap: float = 0.1
+    """how large they may become together, as a share of the image's; beyond, they are scaled down to it"""
+    feedback: tuple[int, ...] = (1, 2, 4, 8)
+    """steps that a world is shown its own frames, 1: none; each of these in turn in the course of the training"""
+    feedback_shares: tuple[float, ...] = (0.4, 0.2, 0.2, 0.2)
+    """share of the updates in which each of these is the longest"""
+
+
+class ContextDraws(NamedTuple):
+    """All the chance in the loss of B windows of L steps."""
+
+    latent_BZ: Tensor  # standard normal
+    hidden_BL: Tensor  # bool, s is the prior's mode in what begins at a step
+    state_BLS: Tensor  # standard Gumbel, of the L-1 steps after the first
+    noise: Tensor  # [B, L+1, 3, 64, 64], what is added to the frames that are shown
+    costed_BL: Tensor  # bool, what the shifts that lead to a step cost is computed
+    feedback: int
+    by_agent: bool  # the agent's terms count
+
+    def part(self, rows: slice) -> ContextDraws:
+        """Those of some of the windows."""
+        return ContextDraws(*(x[rows] for x in self[:-2]), *self[-2:])  # type: ignore[has-type]
+
+
+def feedback_at(progress: float, config: ContextLossConfig, chance: float) -> int:
+    """Steps of feedback of an update; progress: share of the updates that are done; chance: uniform in [0, 1).
+
+    Half of the updates have the longest that is reached, the others any of the shorter ones.
+    """
+    reached, until = 0, config.feedback_shares[0]
+    while progress >= until and reached + 1 < len(config.feedback):
+        reached += 1
+        until += config.feedback_shares[reached]
+    if not reached or chance < 0.5:
+        return config.feedback[reached]
+    return config.feedback[min(reached - 1, int((chance - 0.5) * 2 * reached))]
+
+
+def draw_context(
+    world: ContextWorld, size: int, length: int, loss: LossConfig, config: ContextLossConfig,
+    generator: torch.Generator, progress: float,
+) -> ContextDraws:  # fmt: skip
+    """Draws for ``size`` windows of ``length`` steps, on the generator's device."""
+    device = generator.device
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, device=device)
+
+    latent = torch.randn(size, world.latent_size, generator=generator, device=device)
+    hidden = uniform(size, length) < loss.open_loop_share
+    state = gumbel((size, length - 1, world.rssm.stochastic_size), generator, latent)
+    std = config.noise_std * uniform(size, 1, 1, 1, 1).square()
+    noise = std * torch.randn(size, length + 1, FRAME[2], SIDE, SIDE, generator=generator, device=device)
+    costed = uniform(size, length) < config.motion_share
+    feedback = feedback_at(progress, config, float(uniform(1)))
+    return ContextDraws(latent, hidden, state, noise, costed, feedback, progress >= config.agent_from)
+
+
+class Foretold(NamedTuple):
+    """What is foretold of steps 1 to L-1 of B windows; N = (L-1) * B rows in the order of ``at``."""
+
+    at: Tensor  # int64 [N], step i of window b is i * B + b
+    frame: Tensor  # planes [N, 3, 64, 64], not clamped
+    shifts: Shifts
+    size: Tensor  # of a reward, [N]
+    paid: Tensor  # logit that there is one
+    ended: Tensor  # logit
+    looked: Tensor  # what the first of the frames, shown to the world again, shows of them, [M, E], M < N
+
+
+def of_steps(x_BL: Tensor, steps: Tensor) -> Tensor:
+    """[B, L, ...] -> [steps * B, ...], the windows of a step beside each other."""
+    return x_BL[:, steps].transpose(0, 1).flatten(0, 1)
+
+
+def foretell(
+    world: ContextWorld, batch: Batch, shown: Tensor, draws: ContextDraws
+) -> tuple[Foretold, WorldPath, Tensor]:
+    """What the world foretells, the states along the recorded frames, and what these show, far [B, L, E].
+
+    shown: the frames [B, L+1, 3, 64, 64] that the world sees, of steps -1 to L-1.
+    """
+    size, length = batch.seen.shape
+    seen = world.look_along(shown)
+    far = seen.far_NE
+    path = world.unroll(world.begin(far[:, 0]), far, batch.action, batch.seen, draws.state_BLS)
+    acted = one_hot(batch.action, world.spec.parts, far)
+    places = torch.arange(0, length - 1, draws.feedback, device=far.device)
+    rows = torch.arange(size, device=far.device)
+    last, look = of_steps(shown[:, 1:], places), Seen(*(of_steps(x, places) for x in seen))
+    hidden = of_steps(draws.hidden_BL, places)
+    d = s = far.new_zeros(0)
+    parts: list[Foretold] = []
+    longest = min(draws.feedback, length - 1)
+    for j in range(longest):
+        steps = places + 1 + j
+        steps = steps[steps < length]
+        n = len(steps) * size
+        last, look, hidden = last[:n], Seen(*(x[:n] for x in look)), hidden[:n]
+        action = of_steps(acted, steps - 1)
+        if j == 0:
+            d, prior, posterior = (of_steps(x, steps - 1) for x in (path.d_BLD, path.prior, path.posterior))
+        else:
+            d = world.recall(s[:n], action, d[:n], look.far_NE)
+            prior, posterior = world.guesses(d, of_steps(far, steps))
+        told = of_steps(batch.seen, steps) & ~hidden
+        noise = of_steps(draws.state_BLS, steps - 1)
+        s = choose(torch.where(told[:, None, None], posterior, prior), noise * told[:, None])
+        sketch = world.sketch(look, last, d, action)
+        frame = world.paint(sketch, s)
+        own = clamp_straight_through(frame)
+        look = world.look(own, last) if j + 1 < longest else Seen(*(x[:0] for x in look))
+        at = (steps[:, None] * size + rows).flatten()
+        parts.append(Foretold(at, frame, sketch.shifts, *world.outcome_parts(sketch.trunk, d), look.far_NE))
+        last = own
+    columns = [[part[k] for part in parts] for k in range(len(Foretold._fields))]
+    shifts = Shifts(*(torch.cat(x) for x in zip(*columns.pop(2), strict=True)))
+    joined = [torch.cat(x) for x in columns]
+    return Foretold(*joined[:2], shifts, *joined[2:]), path, far
+
+
+def weighted(logit: Tensor, happens: Tensor, weight: float) -> Tensor:
+    """Cross-entropy [N] where what happens counts ``weight`` times.  The logit is shifted by the logarithm of it: its
+    own sigmoid then is the probability (prior correction; King & Zeng 2001)."""
+    shifted = logit + math.log(weight)
+    return F.binary_cross_entropy_with_logits(shifted, happens, pos_weight=logit.new_tensor(weight), reduction="none")
+
+
+def inverse_loss(world: ContextWorld, far_NE: Tensor, action: Tensor) -> Tensor:
+    """Cross-entropy [N] of the actions int64 [N] (or [N, parts]) between two frames, from what these show."""
+    with world.precision.cast(far_NE.device):
+        logits = world.acts_head(far_NE).to(far_NE.dtype).split(list(world.spec.parts), -1)
+    taken = action.unsqueeze(-1).flatten(1).unbind(-1)
+    return torch.stack([F.cross_entropy(x, a, reduction="none") for x, a in zip(logits, taken, strict=True)]).sum(0)
+
+
+def context_loss_of(
+    simulator: Simulator[ContextWorld], batch: Batch, loss: LossConfig, config: ContextLossConfig, draws: ContextDraws
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The loss (a scalar) and its parts (detached; nats or squared units a window)."""
+    world = simulator.world
+    size, length = batch.seen.shape
+    frames = world.planes_of(batch.obs, world.initial_frames - 2)  # of steps -1 to L-1
+    told, path, far = foretell(world, batch, (frames + draws.noise).clamp(0, 1), draws)
+
+    def of(x_BL: Tensor) -> Tensor:
+        return x_BL.transpose(0, 1).flatten(0, 1)[told.at]
+
+    seen, happened = of(batch.seen), of(batch.happened)
+    target, reward = of(frames[:, 1:]), of(batch.reward)
+    error = (told.frame - target).square().sum((1, 2, 3)) * seen
+    costed = (of(draws.costed_BL) & seen).nonzero()[:, 0]
+    with torch.no_grad():
+        costs = shift_costs(of(frames[:, :-1])[costed], target[costed], world.painter.reach)
+    motion = expected_cost(costs, Shifts(*(x[costed] for x in told.shifts))).sum() / config.motion_share
+    paid = weighted(told.paid, (reward != 0).to(reward.dtype), config.positive_weight)
+    sized = 0.5 * (told.size - reward).square() * (reward != 0)
+    ended = weighted(told.ended, of(batch.terminal), config.positive_weight)
+    later = batch.seen[:, 1:]
+    inverse = inverse_loss(world, far[:, 1:].flatten(0, 1), batch.action[:, :-1].flatten(0, 1)) * later.flatten()
+    m = len(told.looked)
+    before = torch.cat([batch.action[:, :1], batch.action[:, :-1]], 1)  # that led to a step
+    own = inverse_loss(world, told.looked, of(before)[:m]) * seen[:m]
+    forward = kl(path.posterior.detach(), path.prior).clamp_min(config.free_nats)
+    backward = kl(path.posterior, path.prior.detach()).clamp_min(config.free_nats)
+    divergence = (loss.kl_balance * forward + (1 - loss.kl_balance) * backward) * later
+
+    parts = {
+        "image": error.sum() / (2 * loss.image_std**2 * size),
+        "kl": divergence.sum() / size,
+        "motion": motion / size,
+        "reward": ((paid + sized) * happened).sum() / size,
+        "terminal": (ended * happened).sum() / size,
+        "inverse": (inverse.sum() + own.sum()) / size,
+        **start_losses(world, far[:, 0].detach(), frames[:, :2], batch.state_before, loss, draws),
+    }
+    weights = {**vars(loss), **vars(config), "image_weight": 1.0, "drawn_weight": 1.0}
+    total = torch.stack([weights[f"{k}_weight"] * v for k, v in parts.items()]).sum()
+    if draws.by_agent:
+        more = agent_terms(simulator, told, frames, batch, loss)
+        wanted = loss.hidden_weight * more["hidden"] + loss.feature_weight * more["feature"]
+        most = config.agent_cap * parts["image"].detach()
+        total = total + wanted * (most / wanted.detach().clamp_min(1e-12)).clamp_max(1.0)
+        parts |= more
+    mse = error.detach().sum() / (target[0].numel() * seen.sum().clamp_min(1))
+    return total, {**{k: v.detach() for k, v in parts.items()}, "frame_mse": mse}
+
+
+def agent_terms(
+    simulator: Simulator[ContextWorld], told: Foretold, frames: Tensor, batch: Batch, loss: LossConfig
+) -> dict[str, Tensor]:
+    """Half the squared distances, a window, of the agent's hidden state and of what its encoder makes of the frames,
+    along what is foretold (from a recorded frame at step 0 on) from those along the recorded frames [B, L+1, ...]."""
+    world, (size, length) = simulator.world, batch.seen.shape
+    own = clamp_straight_through(told.frame)[told.at.argsort()].unflatten(0, (length - 1, size)).transpose(0, 1)
+    ways = (torch.cat([frames[:, 1:2], own], 1), frames[:, 1:])
+    decoded, target = (world.as_shown(x.flatten(0, 1)) for x in ways)
+    hidden, feature = agent_loss(simulator, decoded, target, batch.state_before, batch, loss)
+    return {"hidden": hidden.sum(1).mean(), "feature": feature.sum(1).mean()}
+
+
+def start_losses(
+    world: ContextWorld, far_BE: Tensor, frames: Tensor, state_before: Tensor, loss: LossConfig, draws: ContextDraws
+) -> dict[str, Tensor]:
+    """What random latents need: the frames [B, 2, 3, 64, 64] that they stand for, and the agent's memory.  No gradient
+    reaches what the world does afterwards."""
+    mean, log_std = world.infer_from(far_BE)
+    if world.config.latent == "gaussian":
+        z = mean + log_std.exp() * draws.latent_BZ
+        latent = (0.5 * (mean**2 + (2 * log_std).exp() - 1) - log_std).sum(-1).mean()
+    else:
+        z, latent = mean, uniformity(mean)
+    last, before = world.drawn(z)
+    drawn = (last - frames[:, 1]).square().sum() + (before - frames[:, 0]).square().sum()
+    start = 0.5 * (world.memory(z.detach()) - state_before).square().sum(-1).mean()
+    return {"drawn": drawn / (2 * loss.image_std**2 * len(frames)), "latent": latent, "start": start}

@@ -1,0 +1,174 @@
+"""Where a simulated rollout starts: from a random latent, from one that is inferred from frames, or from what is known.
+
+A recording knows the first frames of a start and what the agent remembered.  A *known start* shows the last of these
+frames unchanged, with that memory; an inferred one shows what the world makes of them, and a memory that it makes up.
+Known starts are kept as latents of a world of their own (``KnownStarts``): the initial frames and the agent's state,
+flat.  So whatever is done from latents can be done from them, and gradients pass to frames and state alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from core.contracts import Agent, Shown, UserError
+from core.directions import fingerprint
+from core.episodes import RolloutStore
+from core.roll import Simulator
+from core.trees import Tree, flatten, unflatten
+from generative.fields import as_read
+
+Informed = Literal["recorded", "inferred"]
+LOG_STD = -5.0  # of a latent that is known
+
+
+def begin_at(world: Any, obs: Mapping[str, Tensor]) -> tuple[Tree, Shown]:
+    """The start that shows the last of some observations [B, I, ...] unchanged, as ``World.start`` gives one.
+
+    A world that has no way of its own (``begin_at``) starts from the latent that it infers, but for what it shows.
+    """
+    own = getattr(world, "begin_at", None)
+    if own is not None:
+        state, shown = own(obs)
+        return state, shown
+    state, shown = started(world, obs, "inferred")
+    like = shown.reward_B.dtype
+    return state, shown._replace(obs={k: as_read(field, obs[k][:, -1], like) for k, field in world.spec.obs.items()})
+
+
+def informed_by(world: Any, asked: Informed | None) -> Informed:
+    """How starts are taken from recorded frames: as asked, or as the world's kind was trained to."""
+    own: Informed = getattr(world, "informed", "inferred")
+    return asked or own
+
+
+def started(world: Any, obs: Mapping[str, Tensor], asked: Informed | None = None) -> tuple[Tree, Shown]:
+    """The start of windows of initial observations [B, I, ...]: as asked, or as the world's kind was trained to."""
+    if informed_by(world, asked) == "recorded":
+        return begin_at(world, obs)
+    state, shown = world.start(world.normalise(world.infer(obs)[0]))
+    return state, shown
+
+
+class KnownStarts(nn.Module):
+    """A world whose latents are known starts; in all else the world that it is made of."""
+
+    def __init__(self, world: Any, state_size: int) -> None:
+        super().__init__()
+        self.world, self.spec, self.initial_frames, self.state_size = (
+            world,
+            world.spec,
+            world.initial_frames,
+            state_size,
+        )
+        self.sizes = [self.initial_frames * field.size for field in self.spec.obs.values()]
+        self.latent_size = sum(self.sizes) + state_size
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The world's: by its weights it is the same."""
+        return self.world.state_dict(*args, **kwargs)
+
+    def pack(self, obs: Mapping[str, Tensor], state_BS: Tensor) -> Tensor:
+        """Initial observations [B, I, ...], and the agent's state before the last of them, as latents [B, Z]."""
+        parts = []
+        for k, field in self.spec.obs.items():
+            read = as_read(field, obs[k].flatten(0, 1), state_BS.dtype)
+            parts.append(read.reshape(len(state_BS), -1))
+        return torch.cat([*parts, state_BS], 1)
+
+    def unpack(self, z_BZ: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """``pack`` undone; images float in [0, 1]."""
+        *flat, state = z_BZ.split([*self.sizes, self.state_size], 1)
+        shapes = [(len(z_BZ), self.initial_frames, *field.shape) for field in self.spec.obs.values()]
+        return {k: x.reshape(shape) for k, x, shape in zip(self.spec.obs, flat, shapes, strict=True)}, state
+
+    def start(self, z_BZ: Tensor, noise: Tree | None = None) -> tuple[Tree, Shown]:
+        return begin_at(self.world, self.unpack(z_BZ)[0])
+
+    def step(self, state: Tree, action_BA: Tensor, noise: Tree | None = None) -> tuple[Tree, Shown]:
+        out: tuple[Tree, Shown] = self.world.step(state, action_BA, noise)
+        return out
+
+    def draw_noise(self, batch: int, generator: torch.Generator) -> Tree:
+        out: Tree = self.world.draw_noise(batch, generator)
+        return out
+
+    def normalise(self, z_BZ: Tensor) -> Tensor:
+        """Every latent is legal."""
+        return z_BZ
+
+    def infer(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The observations themselves, with an agent that remembers nothing yet: what it does is not in them."""
+        count = len(next(iter(obs.values())))
+        like = next(self.parameters(), torch.zeros(()))
+        z = self.pack(obs, like.new_zeros(count, self.state_size))
+        return z, torch.full_like(z, LOG_STD)
+
+    def observe(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> Tensor:
+        out: Tensor = self.world.observe(obs, action_BL, seen_BL)
+        return out
+
+
+@dataclass(frozen=True)
+class KnownMemory:
+    """The agent's state in a known start, to core.contracts.Memory."""
+
+    world: KnownStarts
+    agent: Agent
+
+    def __call__(self, z_BZ: Tensor) -> Tree:
+        return unflatten(self.world.unpack(z_BZ)[1], self.agent.initial(1))
+
+
+def from_known(simulator: Simulator[Any]) -> Simulator[Any]:
+    """The simulator whose latents are known starts."""
+    world = KnownStarts(simulator.world, flatten(simulator.agent.initial(1)).shape[1])
+    return Simulator(simulator.agent, world, KnownMemory(world, simulator.agent))
+
+
+def as_started(simulator: Simulator[Any], store: RolloutStore) -> Simulator[Any]:
+    """The simulator whose latents are those of simulated rollouts."""
+    return from_known(simulator) if store.manifest["facts"].get("start") == "recorded" else simulator
+
+
+@torch.no_grad()
+def known_latents(simulator: Simulator[Any], store: RolloutStore, starts: np.ndarray, device: torch.device) -> Tensor:
+    """Latents [N, Z] of ``from_known(simulator)`` of the windows of initial observations at ``starts`` int64 [N, 2].
+
+    UserError where the recording does not know what this agent remembered.
+    """
+    known = from_known(simulator).world
+    column = state_column_of(simulator.agent, store)
+    lead = known.initial_frames - 2  # the row whose state is the one before the last initial observation
+    names = list(known.spec.obs)
+    window = store.read_windows([f"obs/{name}" for name in names], starts, known.initial_frames)
+    before = np.maximum(starts + [0, lead], 0)
+    read = torch.from_numpy(store.read_windows([column], before, 1)[column][:, 0]).to(device)
+    first = torch.from_numpy(starts[:, 1] + lead < 0).to(device)  # nothing was seen before
+    state = torch.where(first[:, None], flatten(simulator.agent.initial(len(starts))), read)
+    return known.pack({name: torch.from_numpy(window[f"obs/{name}"]).to(device) for name in names}, state)  # type: ignore[no-any-return]
+
+
+def state_column_of(agent: Agent, store: RolloutStore) -> str:
+    """The column of a recording that holds the agent's whole state; UserError if there is none, or it is another
+    agent's."""
+    recorded, own = store.manifest["facts"].get("agent"), fingerprint(agent)
+    if recorded != own:
+        raise UserError(
+            f"{store.path} was recorded with agent {recorded}, so what agent {own} remembered there is not known: "
+            "record rollouts with this agent, or start with --start inferred"
+        )
+    size, columns = flatten(agent.initial(1)).shape[1], store.column_names
+    if "state" in columns:
+        return "state"
+    if size != agent.points["h"]:
+        raise UserError(
+            f"{store.path} holds no whole state of the agent (h is {agent.points['h']} of its {size} numbers): "
+            "record it again, or start with --start inferred"
+        )
+    return "h"

@@ -1,0 +1,94 @@
+"""A world that sees what it showed, trained and recorded from by the scripts themselves."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agents import record
+from core import artefacts, config as cli
+from core.contracts import UserError
+from core.episodes import RolloutStore
+from generative import record_samples, train
+from generative.context import ContextWorld
+from generative.load import load_simulator
+
+SIZES = {"deterministic_size": 64, "hidden_size": 8, "groups": 64, "classes": 2, "depth": 2, "latent_size": 64}
+SMALL = ["--preset", "debug", "--layout", "context", "--trunk_blocks", "1", "--threads", "1", "--video_every", "1"]
+SMALL += [word for k, v in SIZES.items() for word in (f"--{k}", str(v))]
+
+
+def train_config(pipeline: Path, out: Path, *more: str) -> train.GenTrainConfig:
+    argv = [*SMALL, "--agent", f"{pipeline}/agent", "--rollouts", f"{pipeline}/rollouts", "--out", f"{out}", *more]
+    return cli.parse(train.GenTrainConfig, argv, train.STAGE)
+
+
+@pytest.fixture(scope="module")
+def trained(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("context") / "simulator"
+    train.main(train_config(pipeline, out, "--feedback", "1", "2", "--feedback_shares", "0.5", "0.5"))
+    return out
+
+
+def test_it_is_trained_and_read_again(trained: Path) -> None:
+    assert artefacts.verify(trained) == []
+    with open(trained / "curve.csv") as file:
+        last = list(csv.DictReader(file))[-1]
+    parts = ("image", "kl", "motion", "reward", "terminal", "inverse", "drawn")
+    assert all(np.isfinite(float(last[f"train/{k}"])) for k in parts)
+    assert isinstance(load_simulator(trained).world, ContextWorld)
+
+
+def test_samples_start_from_what_is_known(pipeline: Path, trained: Path, tmp_path: Path) -> None:
+    base = ["--preset", "debug", "--simulator", f"{trained}", "--threads", "1"]
+    real, first = RolloutStore(pipeline / "rollouts"), {}
+    for start in ("recorded", "inferred"):
+        more = [] if start == "recorded" else ["--start", start]
+        argv = [*base, "--rollouts", f"{pipeline}/rollouts", "--out", f"{tmp_path}/{start}", *more]
+        record_samples.main(cli.parse(record_samples.RecordSamplesConfig, argv, record_samples.STAGE))
+        store = RolloutStore(tmp_path / start)
+        assert store.manifest["facts"]["start"] == start
+        first[start] = store.episode(0)
+        e, t = store.meta(0)["start"]
+        shown, h = real.episode(e).obs["frames"][t + 2], real.episode(e).h[t + 2]
+        assert np.array_equal(first[start].obs["frames"][0], shown) is (start == "recorded")
+        assert np.allclose(first[start].h[0], h, atol=1e-4) is (start == "recorded")
+    with pytest.raises(UserError, match="--start needs --rollouts"):
+        argv = [*base, "--out", f"{tmp_path}/none", "--start", "recorded"]
+        record_samples.main(cli.parse(record_samples.RecordSamplesConfig, argv, record_samples.STAGE))
+
+
+def test_a_preset_that_wants_branches_says_so(pipeline: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no branches, of which --branch_share 0.3 is asked"):
+        train.main(train_config(pipeline, tmp_path / "s", "--branch_share", "0.3"))
+    assert not (tmp_path / "s").exists()
+
+
+def test_branches_are_trained_on(pipeline: Path, tmp_path: Path) -> None:
+    argv = ["--preset", "debug", "--agent", f"{pipeline}/agent", "--out", f"{tmp_path}/r", "--threads", "1"]
+    record.main(cli.parse(record.RecordConfig, [*argv, "--branches", "3"], record.STAGE))
+    config = train_config(pipeline, tmp_path / "s", "--rollouts", f"{tmp_path}/r", "--branch_share", "0.9")
+    windows = train.branches_of(config)
+    assert (windows.batch, windows.steps, len(windows.starts)) == (2 * 5 // 4, 5, 27)
+    batch = train.to_batch(
+        windows.store.read_windows(train.columns_of(windows.store), windows.starts, 7), 3, torch.device("cpu")
+    )
+    tried = torch.tensor([windows.store.meta(e)["action"] for e in range(27)])
+    assert torch.equal(batch.action[:, 0], tried) and bool(batch.seen[:, 0].all())
+    assert torch.equal(batch.obs["frames"][:9, 2], batch.obs["frames"][:1, 2].expand(9, -1, -1, -1))
+    train.main(config)
+    assert artefacts.verify(tmp_path / "s") == []
+    with pytest.raises(UserError, match="so --initial_frames can be 3 at most, not 4"):
+        train.branches_of(replace(config, model=replace(config.model, initial_frames=4)))
+
+
+def test_the_trained_precision_does_not_change_what_is_loaded(trained: Path) -> None:
+    """bfloat16 is of the training alone; a loaded world computes in float32."""
+    world = load_simulator(trained).world
+    z = torch.zeros(1, world.latent_size)
+    assert world.start(z)[1].obs["frames"].dtype == torch.float32 and not world.precision.bf16
