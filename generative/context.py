@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from core.contracts import EnvSpec, Shown
+from core.contracts import EnvSpec, Shown, UserError
 from core.roll import gumbel, one_hot
 from generative.alignment import BLOCKS, SIDE, Shifts, align, coarse_costs, coarse_shifts, to_blocks, to_planes
 from generative.fields import Scale, as_read, error_of_field, one_frame
@@ -133,8 +133,8 @@ class PairEncoder(nn.Module):
         found = found.to(both.dtype, memory_format=torch.channels_last)
         x = self.first(torch.cat([both, found], 1))
         near = self.near(F.relu(x + self.place.to(x.dtype)))
-        cells = (x.permute(0, 2, 3, 1) for x in (near, found))
-        return Seen(*cells, from_map(self.far(self.down(F.relu(near)))))
+        far = from_map(self.far(self.down(F.relu(near))))
+        return Seen(near.permute(0, 2, 3, 1), found.permute(0, 2, 3, 1), far)
 
 
 class ContextRSSM(GridRSSM):
@@ -235,6 +235,10 @@ class ContextWorld(nn.Module):
         self.fields = one_frame(spec, "context")
         ((self.name, self.field),) = self.fields.items()
         self.latent_size, self.initial_frames = config.latent_size, config.initial_frames
+        if self.initial_frames < 2:
+            raise UserError(
+                f"--layout context starts from 2 frames at least, not --initial_frames {self.initial_frames}"
+            )
         a, d, z, width = spec.n_actions, config.deterministic_size, config.latent_size, config.hidden_size
         self.encoder = PairEncoder(2 * config.depth, width, (config.reach_rows, config.reach_columns))
         self.rssm = ContextRSSM(config, a, self.encoder.size)

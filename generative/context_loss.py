@@ -8,7 +8,7 @@ foretold from recorded ones (teacher forcing), all at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,7 +66,8 @@ class ContextDraws(NamedTuple):
 
     def part(self, rows: slice) -> ContextDraws:
         """Those of some of the windows."""
-        return ContextDraws(*(x[rows] for x in self[:-2]), *self[-2:])  # type: ignore[has-type]
+        by_row = {k: x[rows] for k, x in self._asdict().items() if isinstance(x, Tensor)}
+        return self._replace(**by_row)
 
 
 def feedback_at(progress: float, config: ContextLossConfig, chance: float) -> int:
@@ -160,10 +161,14 @@ def foretell(
         at = (steps[:, None] * size + rows).flatten()
         parts.append(Foretold(at, frame, sketch.shifts, *world.outcome_parts(sketch.trunk, d), look.far_NE))
         last = own
-    columns = [[part[k] for part in parts] for k in range(len(Foretold._fields))]
-    shifts = Shifts(*(torch.cat(x) for x in zip(*columns.pop(2), strict=True)))
-    joined = [torch.cat(x) for x in columns]
-    return Foretold(*joined[:2], shifts, *joined[2:]), path, far
+    return joined(parts), path, far
+
+
+def joined(parts: Sequence[Foretold]) -> Foretold:
+    """The rows of several, one after the other."""
+    shifts = Shifts(*(torch.cat(x) for x in zip(*(part.shifts for part in parts), strict=True)))
+    rest = {k: torch.cat([getattr(part, k) for part in parts]) for k in Foretold._fields if k != "shifts"}
+    return Foretold(shifts=shifts, **rest)
 
 
 def weighted(logit: Tensor, happens: Tensor, weight: float) -> Tensor:

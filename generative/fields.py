@@ -16,6 +16,8 @@ Losses are negative log-likelihoods in nats, summed over a field's numbers.  One
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -96,7 +98,7 @@ class VectorEncoder(nn.Module):
         return out
 
 
-def together(networks: list[nn.Module]) -> nn.Module:
+def together(networks: Sequence[nn.Module]) -> nn.Module:
     """The networks of all fields, in order, as one module; of a single field its own, so that its weights have the
     names that they had when every world had one."""
     return networks[0] if len(networks) == 1 else nn.ModuleList(networks)
