@@ -53,8 +53,9 @@ def main() -> None:
     from hdbscan import HDBSCAN
     from sklearn.decomposition import PCA, FastICA
 
-    from analysis.shared.clusters import embed, k_means
+    from analysis.shared.clusters import k_means
     from analysis.shared.directions import fit_ica, fit_pca
+    from analysis.shared.maps import embed
     from analysis.states.fit import project, spread
     from core.config import tune_allocator
 

@@ -367,7 +367,8 @@ def test_neighbours_are_of_other_worlds() -> None:
     unlike = x + 1e6 * lives.life_N[:, None]  # what life gives exactly is taken out
     label = lives.life_N % 2
     near = verdicts.neighbours(unlike, label, 2, lives, np.random.default_rng(0), 49)
-    assert near.share == pytest.approx(0.5, abs=0.05) and near.q.min() > 0.05
+    # Nothing but time is left, in which many rows tie: which of them are nearest is a matter of rounding.
+    assert near.share == pytest.approx(0.5, abs=0.1) and near.q.min() > 0.05
     high = (verdicts.beyond_time_and_life(x[:, :1], lives)[:, 0] > 0).astype(int)  # of its own life and time
     own = verdicts.neighbours(x, high, 2, lives, np.random.default_rng(0), 49)
     assert (own.share > own.chance + 0.05).all() and own.q.max() < 0.01

@@ -207,11 +207,19 @@ def pair(
             parts.append(part)
             progress.advance(len(some))
 
+    return _together(parts, starts, display, ("real", *runs))
+
+
+def _together(
+    parts: Sequence[Mapping[str, Any]], starts: np.ndarray, display: np.ndarray, kinds: Sequence[str]
+) -> Paired:
+    """The batches' windows, one after the other."""
+
     def group(prefix: str) -> dict[str, np.ndarray]:
         keys = [k for k in parts[0] if k.startswith(f"{prefix}/")]
         return {k.partition("/")[2]: np.concatenate([p[k] for p in parts]) for k in keys}
 
-    sides: dict[str, Any] = {"forced": None, **{kind: Side(**group(kind)) for kind in ("real", *runs)}}
+    sides: dict[str, Any] = {"forced": None, **{kind: Side(**group(kind)) for kind in kinds}}
     return Paired(
         episode=starts[:, 0],
         seen=np.concatenate([p["seen"] for p in parts]),
