@@ -23,6 +23,7 @@ from core.trees import Tree, where
 from envs.planted import PlantedAgent, PlantedOptions, spec_of
 from generative.bundle import round_to_half
 from generative.fields import Scale, error_of_field, loss_of_field, noise_size, shown_as
+from generative.grid import GridWorld
 from generative.losses import Batch, LossConfig, draw, loss_of
 from generative.nets import ConvDecoder, ConvEncoder, halvings
 from generative.record_samples import noise_of, parse_actions, to_episodes
@@ -30,6 +31,7 @@ from generative.recurrent_world import RSSMWorld
 from generative.rssm import ModelConfig
 from generative.simulator import as_module, simulator_of, teacher_forced
 from generative.train import columns_of, free_running_errors, reconstructions, statistics, to_batch, whole_error
+from generative.vector import VectorWorld
 
 REAL = Field(shape=(3,), dtype="float32")
 BINARY = Field(shape=(4,), dtype="int8", kind="binary")
@@ -183,7 +185,7 @@ def test_what_no_field_can_be(said: str, more: dict[str, Any]) -> None:
 def test_unsupported_fields_are_named(field: Field) -> None:
     spec = replace(SPEC, obs={"speed": REAL, "odd": field})
     with pytest.raises(UserError, match="observation field 'odd' .* supported are"):
-        RSSMWorld(TINY, spec, 4)
+        VectorWorld(TINY, spec, 4)
 
 
 @pytest.mark.parametrize("obs", [{"x": REAL}, {"a": IMAGE}, {"a": Field(shape=(64, 64, 3), dtype="uint8"), "x": REAL}])
@@ -191,7 +193,7 @@ def test_a_grid_holds_one_image_of_its_size(obs: dict[str, Field]) -> None:
     sizes = {"deterministic_size": 64, "groups": 64, "latent_size": 64}
     config = ModelConfig(layout="grid", hidden_size=4, depth=2, **sizes)
     with pytest.raises(UserError, match="--layout grid is for worlds that show one image"):
-        RSSMWorld(config, replace(SPEC, obs=obs), 4)
+        GridWorld(config, replace(SPEC, obs=obs), 4)
 
 
 @pytest.mark.parametrize(
