@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,8 +66,8 @@ class ContextDraws(NamedTuple):
 
     def part(self, rows: slice) -> ContextDraws:
         """Those of some of the windows."""
-        by_row = {k: x[rows] for k, x in self._asdict().items() if isinstance(x, Tensor)}
-        return self._replace(**by_row)
+        fields: dict[str, Any] = {k: x[rows] if isinstance(x, Tensor) else x for k, x in self._asdict().items()}
+        return ContextDraws(**fields)
 
 
 def feedback_at(progress: float, config: ContextLossConfig, chance: float) -> int:
