@@ -29,7 +29,7 @@ from core.roll import act
 from core.training import STATE, load_state
 from envs.procgen import HELD_OUT_LEVEL
 from envs.registry import make
-from generative import record_samples, train as train_gen
+from generative import courses, record_samples, train as train_gen
 from generative.simulator import load_simulator
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -205,7 +205,7 @@ def test_a_killed_simulator_training_resumes_to_the_same_curve(
 ) -> None:
     models = ["--agent", f"{pipeline}/agent", "--rollouts", f"{pipeline}/rollouts"]
     argv = [*DEBUG, *models, "--out", f"{tmp_path}/simulator", "--save_minutes", "0"]
-    real, calls = train_gen.loss_of, []
+    real, calls = courses.loss_of, []
 
     def dies_later(*args: object) -> object:
         if len(calls) == 4:
@@ -213,10 +213,10 @@ def test_a_killed_simulator_training_resumes_to_the_same_curve(
         calls.append(1)
         return real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(train_gen, "loss_of", dies_later)
+    monkeypatch.setattr(courses, "loss_of", dies_later)
     with pytest.raises(Killed):
         train_gen.main(cli.parse(train_gen.GenTrainConfig, argv, train_gen.STAGE))
-    monkeypatch.setattr(train_gen, "loss_of", real)
+    monkeypatch.setattr(courses, "loss_of", real)
     train_gen.main(cli.parse(train_gen.GenTrainConfig, [*argv, "--resume"], train_gen.STAGE))
     whole, resumed = load_simulator(pipeline / "simulator"), load_simulator(tmp_path / "simulator")
     assert fingerprint(whole) == fingerprint(resumed)
@@ -233,14 +233,14 @@ def test_a_nan_loss_stops_the_simulator_and_says_where(
 ) -> None:
     models = ["--agent", f"{pipeline}/agent", "--rollouts", f"{pipeline}/rollouts"]
     argv = [*DEBUG, *models, "--out", f"{tmp_path}/simulator"]
-    real, calls = train_gen.loss_of, []
+    real, calls = courses.loss_of, []
 
     def breaks(*args: object) -> object:
         calls.extend([1] * torch.is_grad_enabled())  # not the validations
         loss, parts = real(*args)  # type: ignore[arg-type]
         return (loss * float("nan") if len(calls) == 5 else loss), parts
 
-    monkeypatch.setattr(train_gen, "loss_of", breaks)
+    monkeypatch.setattr(courses, "loss_of", breaks)
     with pytest.raises(UserError, match="loss is nan.*at update 4"):
         train_gen.main(cli.parse(train_gen.GenTrainConfig, argv, train_gen.STAGE))
     assert (tmp_path / "simulator" / "model.safetensors").exists()  # validated at update 3
