@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from core.contracts import Agent, EnvSpec, Intervention, LearnedWorld, Memory, Shown, UserError, World
-from core.trees import Tree, each, flatten, leaves, rows_of
+from core.trees import Tree, each, flatten, joined, leaves, rows_of
 
 # The agent's step
 
@@ -331,6 +331,20 @@ def trajectory_of(moments: Sequence[Moment]) -> Trajectory:
         state=stack(lambda m: flatten(m.acted.state)),
         world=each(lambda *x: torch.stack(x, 1), *(m.world for m in moments)),
     )
+
+
+def starts_at(start: tuple[Tree, Shown], rows: Any) -> tuple[Tree, Shown]:
+    """Some rows of a start, as ``World.start`` gives one: a slice, or int64 [R]."""
+    state, shown = start
+    obs = {k: x[rows] for k, x in shown.obs.items()}
+    return rows_of(state, rows), Shown(obs, *(x[rows] for x in shown[1:4]))
+
+
+def joined_starts(parts: Sequence[tuple[Tree, Shown]]) -> tuple[Tree, Shown]:
+    """The rows of all parts, in this order."""
+    states, shown = zip(*parts, strict=True)
+    obs = {k: torch.cat([s.obs[k] for s in shown]) for k in shown[0].obs}
+    return joined(states), Shown(obs, *(torch.cat(x) for x in zip(*(s[1:4] for s in shown), strict=True)))
 
 
 class Recorded:

@@ -175,11 +175,6 @@ BACKGROUNDS = {
     "starpilot": 13,
 }  # fmt: skip
 NEEDED = {"bossfight": ("boss", "shields"), "jumper": ("goal",)}  # without them the game ends the process
-GOALS = {  # what an episode's end is for, where there is one
-    "caveflyer": "goal", "climber": "coin", "coinrun": "coin", "dodgeball": "door", "fruitbot": "present",
-    "heist": "gem", "jumper": "goal", "leaper": "finish", "maze": "cheese", "miner": "exit", "ninja": "goal",
-    "starpilot": "finish",
-}  # fmt: skip
 
 
 @dataclass

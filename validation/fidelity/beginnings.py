@@ -14,7 +14,7 @@ from torch import Tensor
 
 from core.contracts import Agent, Shown, UserError
 from core.episodes import Episode
-from core.roll import Recorded, Simulator, Trajectory, roll, trajectory_of
+from core.roll import Recorded, Simulator, Trajectory, joined_starts, roll, starts_at, trajectory_of
 from core.trees import Tree, flatten, joined, rows_of
 
 StartFrom = Literal["inferred", "recorded"]
@@ -29,20 +29,14 @@ class Beginning(NamedTuple):
 
     def some(self, rows: Any) -> Beginning:
         """Some rows: a slice, or int64 [R]."""
-        state, shown = self.world
-        obs = {k: x[rows] for k, x in shown.obs.items()}
-        part = Shown(obs, *(x[rows] for x in shown[1:4] if x is not None))
         memory, own = (None if tree is None else rows_of(tree, rows) for tree in self[1:])
-        return Beginning((rows_of(state, rows), part), memory, own)
+        return Beginning(starts_at(self.world, rows), memory, own)
 
 
 def together(parts: Sequence[Beginning]) -> Beginning:
     """The rows of all parts, in this order."""
-    states, shown = zip(*(part.world for part in parts), strict=True)
-    obs = {k: torch.cat([s.obs[k] for s in shown]) for k in shown[0].obs}
-    first = Shown(obs, *(torch.cat(x) for x in zip(*(s[1:4] for s in shown), strict=True)))
     memory, own = (None if trees[0] is None else joined(trees) for trees in zip(*(p[1:] for p in parts), strict=True))
-    return Beginning((joined(states), first), memory, own)
+    return Beginning(joined_starts([part.world for part in parts]), memory, own)
 
 
 def begin(

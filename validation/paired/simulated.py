@@ -13,7 +13,7 @@ from torch import Tensor
 from analysis.shared.gradients import row_gradients
 from core.contracts import Intervention, Shown, World
 from core.progress import bar
-from core.roll import Moment, one_hot, roll
+from core.roll import Moment, joined_starts, one_hot, roll, starts_at
 from core.trees import Tree, joined, rows_of
 from generative.starts import Informed, begin_at, informed_by
 from validation.hypotheses.changes import AddSteps
@@ -27,7 +27,7 @@ INFERRED = 32  # windows looked at at once
 @torch.no_grad()
 def begun(world: World, z_NZ: Tensor) -> tuple[Tree, Shown]:
     """``World.start`` of many latents."""
-    return _joined([world.start(z) for z in z_NZ.split(BATCH)])
+    return joined_starts([world.start(z) for z in z_NZ.split(BATCH)])
 
 
 @torch.no_grad()
@@ -38,13 +38,7 @@ def begun_at(world: Any, window: Mapping[str, Tensor], asked: Informed | None = 
     parts = [{k: v[i : i + INFERRED] for k, v in window.items()} for i in rows]
     if informed_by(world, asked) == "inferred":
         return begun(world, world.normalise(torch.cat([world.infer(part)[0] for part in parts])))
-    return _joined([begin_at(world, part) for part in parts])
-
-
-def _joined(parts: Sequence[tuple[Tree, Shown]]) -> tuple[Tree, Shown]:
-    states, shown = zip(*parts, strict=True)
-    obs = {k: torch.cat([s.obs[k] for s in shown]) for k in shown[0].obs}
-    return joined(states), Shown(obs, *(torch.cat(x) for x in zip(*(s[1:4] for s in shown), strict=True)))
+    return joined_starts([begin_at(world, part) for part in parts])
 
 
 @dataclass
@@ -58,9 +52,7 @@ class SimulatedWorld(Paired):
     start_N: tuple[Tree, Shown]  # the N starts, as ``World.start`` gives them
 
     def _start(self, rows: Tensor) -> tuple[Tree, Shown]:
-        state, shown = self.start_N
-        obs = {k: x[rows] for k, x in shown.obs.items()}
-        return rows_of(state, rows), Shown(obs, *(x[rows] for x in shown[1:4] if x is not None))
+        return starts_at(self.start_N, rows)
 
     def moments(
         self, rows: Tensor, intervene: Sequence[Intervention] = (), through: str = "", actions: Tensor | None = None

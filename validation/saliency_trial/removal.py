@@ -48,10 +48,6 @@ def source_of(quantity: str) -> str:
     return "value" if name == "return" else name
 
 
-def policy_name(horizon: int) -> str:
-    return f"{POLICY}@1..{horizon}"
-
-
 def with_policy(change: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Changes, or sizes of them, and half the sum of those of the probabilities, at once and later: the total
     variation, where they are changes."""
