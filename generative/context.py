@@ -23,7 +23,17 @@ from torch.nn import functional as F
 
 from core.contracts import EnvSpec, Shown, UserError
 from core.roll import gumbel, one_hot
-from generative.alignment import BLOCKS, SIDE, Shifts, align, coarse_costs, coarse_shifts, to_blocks, to_planes, whole_odds
+from generative.alignment import (
+    BLOCKS,
+    SIDE,
+    Shifts,
+    align,
+    coarse_costs,
+    coarse_shifts,
+    to_blocks,
+    to_planes,
+    whole_odds,
+)
 from generative.fields import Scale, as_read, error_of_field, one_frame
 from generative.nets import (
     CELLS,
