@@ -131,6 +131,26 @@ def coarse_costs(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
     return pooled(torch.stack(gaps, 1), PATCH // 2)
 
 
+def whole_odds(last: Tensor, now: Tensor, reach: tuple[int, int], scale: Tensor) -> Tensor:
+    """How the frames ``now`` as wholes have moved from ``last``: the logarithms of the shares of all shifts, then of
+    those of rows and of columns, [N, rows * columns + rows + columns].
+
+    The shares are a softmax of the mean absolute differences at every shift, of every second pixel of every second row
+    (all of the earlier frame), of the mean over channels; scale: how many nats a difference of 1 is worth.
+    """
+    last, now = last.mean(1), now.mean(1)[:, ::2, ::2]
+    padded = F.pad(last[:, None], (reach[1], reach[1], reach[0], reach[0]), mode="replicate")[:, 0]
+    rows, columns = (2 * r + 1 for r in reach)
+    gaps = [
+        (padded[:, y : y + SIDE : 2, x : x + SIDE : 2] - now).abs().mean((1, 2))
+        for y in range(rows)
+        for x in range(columns)
+    ]
+    odds = (-scale * torch.stack(gaps, -1)).log_softmax(-1)
+    each = odds.unflatten(-1, (rows, columns))
+    return torch.cat([odds, each.logsumexp(2), each.logsumexp(1)], -1)
+
+
 def coarse_shifts(reach: tuple[int, int]) -> int:
     """How many shifts ``coarse_costs`` knows."""
     return (2 * (reach[0] // 2) + 1) * (2 * (reach[1] // 2) + 1)

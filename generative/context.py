@@ -13,6 +13,7 @@ what the new frame and the last one show.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -22,7 +23,17 @@ from torch.nn import functional as F
 
 from core.contracts import EnvSpec, Shown, UserError
 from core.roll import gumbel, one_hot
-from generative.alignment import BLOCKS, SIDE, Shifts, align, coarse_costs, coarse_shifts, to_blocks, to_planes
+from generative.alignment import (
+    BLOCKS,
+    SIDE,
+    Shifts,
+    align,
+    coarse_costs,
+    coarse_shifts,
+    to_blocks,
+    to_planes,
+    whole_odds,
+)
 from generative.fields import Scale, as_read, error_of_field, one_frame
 from generative.nets import (
     CELLS,
@@ -46,7 +57,9 @@ from generative.rssm import GridRSSM, ModelConfig, choose
 NEAR = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))  # pixels by which masks can correct where a part was moved to
 CANDIDATES = len(NEAR) + 2  # of a pixel; besides: the unmoved frame, the generated one
 COST_SCALE = 5.0  # mean absolute differences are small numbers
-COPIED = 3.0  # how much likelier, in nats, an untrained world finds no shift, and the moved frame, than any other
+SHARPNESS = 250.0  # nats by which a shift is less likely whose mean absolute difference is larger by 1, untrained
+COPIED = 3.0  # how much likelier, in nats, an untrained world finds the moved frame than any other candidate
+FEW = 16  # channels of a cell of what the shift of the whole frame is read from
 
 
 class ContextState(NamedTuple):
@@ -64,6 +77,7 @@ class Seen(NamedTuple):
 
     near: Tensor
     found: Tensor  # maps [N, 16, 16, K], ``coarse_costs``
+    moved: Tensor  # [N, M], ``whole_odds``
     far_NE: Tensor
 
 
@@ -122,6 +136,7 @@ class PairEncoder(nn.Module):
         self.reach = reach
         self.first = nn.Conv2d(2 * FRAME[2] * PATCH**2 + coarse_shifts(reach), width, 1)
         self.place = nn.Parameter(torch.zeros(width, BLOCKS, BLOCKS))  # the player stands in the middle
+        self.sharpness = nn.Parameter(torch.tensor(SHARPNESS).log())
         self.near = PlainCell(width)
         self.down = nn.Conv2d(width, features, 2, stride=2)
         self.far = nn.Sequential(PlainCell(features), ChannelNorm(features))
@@ -134,7 +149,8 @@ class PairEncoder(nn.Module):
         x = self.first(torch.cat([both, found], 1))
         near = self.near(F.relu(x + self.place.to(x.dtype)))
         far = from_map(self.far(self.down(F.relu(near))))
-        return Seen(near.permute(0, 2, 3, 1), found.permute(0, 2, 3, 1), far)
+        moved = whole_odds(before, last, self.reach, self.sharpness.exp())
+        return Seen(near.permute(0, 2, 3, 1), found.permute(0, 2, 3, 1), moved, far)
 
 
 class ContextRSSM(GridRSSM):
@@ -175,8 +191,10 @@ class Painter(nn.Module):
         self.moves = nn.Conv2d(width + coarse_shifts(self.reach), width, 1)
         self.motion = PooledCell(width)
         self.shift_here = nn.Conv2d(width, sum(self.sizes), 1)
-        self.shift_whole = nn.Linear(width, sum(self.sizes))
-        self.shift_all = map_head(config.deterministic_size, 2 * width, sum(self.sizes))
+        moved = math.prod(self.sizes) + sum(self.sizes)
+        self.shift_few = nn.Conv2d(width, FEW, 1)
+        self.shift_whole = mlp(CELLS * FEW + moved + actions, 2 * width, sum(self.sizes), 2)
+        self.again = nn.Parameter(torch.ones(()))  # how much the frame goes on as it went
         self.enter = nn.Conv2d(width + FRAME[2] * PATCH**2, width, 1)
         kinds = [PooledCell if i % 2 == 0 else PlainCell for i in range(config.trunk_blocks)]
         self.trunk = nn.Sequential(*(kind(width) for kind in kinds), ChannelNorm(width), nn.ReLU())
@@ -187,16 +205,16 @@ class Painter(nn.Module):
             self.masks.weight.mul_(0.1)
             assert self.masks.bias is not None
             self.masks.bias.zero_()[: PATCH**2] = COPIED
-            assert self.shift_here.bias is not None
-            self.shift_here.bias.zero_()[[self.reach[0], self.sizes[0] + self.reach[1]]] = COPIED  # no shift
 
     def sketch(self, seen: Seen, last: Tensor, d_ND: Tensor, action_NA: Tensor) -> Sketch:
         """What is known of the next frame before s."""
-        near, found = (x.permute(0, 3, 1, 2) for x in seen[:2])
+        near, found = (x.permute(0, 3, 1, 2) for x in (seen.near, seen.found))
         x = near + doubled(self.remembered(to_map(d_ND))) + self.acted(action_NA)[:, :, None, None]
         moves = F.relu(self.motion(self.moves(torch.cat([x, found.to(x.dtype)], 1))))
-        everywhere = self.shift_all(d_ND) + self.shift_whole(moves.mean((2, 3)))
-        logits = self.shift_here(moves).permute(0, 2, 3, 1).to(last.dtype) + everywhere.to(last.dtype)[:, None, None]
+        few = from_map(F.relu(self.shift_few(F.avg_pool2d(moves, 2))))
+        everywhere = self.shift_whole(torch.cat([few, seen.moved.exp().to(few.dtype), action_NA.to(few.dtype)], -1))
+        everywhere = everywhere.to(last.dtype) + self.again * seen.moved[:, -sum(self.sizes) :]
+        logits = self.shift_here(moves).permute(0, 2, 3, 1).to(last.dtype) + everywhere[:, None, None]
         shifts = Shifts(*logits.split(self.sizes, -1))
         # In training the shifts learn from what each of them would cost (generative.context_loss), near and far; the
         # picture would tell them of their neighbours only.

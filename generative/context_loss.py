@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from core.roll import Simulator, gumbel, one_hot
+from core.trees import each, unflatten
 from generative.alignment import SIDE, Shifts, expected_cost, shift_costs
 from generative.context import ContextWorld, Seen
-from generative.losses import Batch, LossConfig, agent_loss, uniformity
+from generative.losses import Batch, LossConfig, agent_loss, states_before, uniformity
 from generative.nets import FRAME, clamp_straight_through
 from generative.recurrent_world import WorldPath
 from generative.rssm import choose, kl
@@ -43,6 +44,9 @@ class ContextLossConfig:
     by it (the logits that are trained are shifted by its logarithm)"""
     noise_std: float = 0.05
     """standard deviation, at its highest, of the noise on the frames that a world is shown in training"""
+    decisive_share: float = 0.5
+    """share of the image's weight that goes by the agent's saliency on the recorded frames (how far its policy and its
+    value depend on a pixel), smoothed over 5 x 5 pixels; the rest is the same for all pixels"""
     agent_from: float = 1.0
     """share of the updates after which the agent's terms (--hidden_weight, --feature_weight) count; 1: never"""
     agent_cap: float = 0.1
@@ -200,7 +204,11 @@ def context_loss_of(
 
     seen, happened = of(batch.seen), of(batch.happened)
     target, reward = of(frames[:, 1:]), of(batch.reward)
-    error = (told.frame - target).square().sum((1, 2, 3)) * seen
+    error = (told.frame - target).square() * seen[:, None, None, None]
+    image = error
+    if config.decisive_share:
+        decisive = of(decisive_pixels(simulator, frames[:, 1:], batch))
+        image = error * (1 + config.decisive_share * (decisive[:, None] - 1))
     costed = (of(draws.costed_BL) & seen).nonzero()[:, 0]
     with torch.no_grad():
         costs = shift_costs(of(frames[:, :-1])[costed], target[costed], world.painter.reach)
@@ -218,7 +226,7 @@ def context_loss_of(
     divergence = (loss.kl_balance * forward + (1 - loss.kl_balance) * backward) * later
 
     parts = {
-        "image": error.sum() / (2 * loss.image_std**2 * size),
+        "image": image.sum() / (2 * loss.image_std**2 * size),
         "kl": divergence.sum() / size,
         "motion": motion / size,
         "reward": ((paid + sized) * happened).sum() / size,
@@ -236,6 +244,33 @@ def context_loss_of(
         parts |= more
     mse = error.detach().sum() / (target[0].numel() * seen.sum().clamp_min(1))
     return total, {**{k: v.detach() for k, v in parts.items()}, "frame_mse": mse}
+
+
+def decisive_pixels(simulator: Simulator[ContextWorld], frames: Tensor, batch: Batch) -> Tensor:
+    """How far the agent's policy and value depend on each pixel of recorded frames [B, L, 3, 64, 64]: [B, L, 64, 64], of
+    mean 1 a frame.
+
+    The mean of two saliencies: absolute gradients of the likeliest action's log-probability and of the value with
+    respect to the frame (the state before it as it was), summed over channels, over 5 x 5 pixels, each by its mean.
+    """
+    world, agent = simulator.world, simulator.agent
+    size, length = batch.seen.shape
+    with torch.enable_grad():
+        planes = frames.flatten(0, 1).detach().requires_grad_()
+        with world.precision.cast(planes.device):
+            seen = agent.encode(world.as_shown(planes))
+        seen = each(lambda x: x.float() if x.dtype == torch.bfloat16 else x, seen)
+        before = unflatten(states_before(agent, seen, batch.state_before, length), agent.initial(size))
+        goes_on = torch.zeros(size * length, dtype=torch.bool, device=planes.device)
+        logits, value = agent.heads(seen, agent.advance(seen, before, goes_on))
+        chosen = sum(x.log_softmax(-1).amax(-1).sum() for x in logits.split(list(agent.spec.parts), -1))
+        depends = [torch.autograd.grad(y, planes, retain_graph=True)[0] for y in (chosen, value.sum())]
+    out = torch.zeros_like(planes[:, 0])
+    for gradient in depends:
+        smooth = F.avg_pool2d(gradient.abs().sum(1, keepdim=True), 5, 1, 2, count_include_pad=False)[:, 0]
+        mean = smooth.mean((1, 2), keepdim=True)
+        out += torch.where(mean > 0, smooth / mean.clamp_min(1e-30), 1.0) / len(depends)
+    return out.unflatten(0, (size, length))
 
 
 def agent_terms(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from core.contracts import Agent
 from core.roll import Simulator, gumbel, one_hot
 from core.trees import Tree, each, flatten, rows_of, unflatten
 from generative.fields import as_read, error_of_field, loss_of_field
@@ -204,6 +205,20 @@ def loss_of(
     return torch.stack(weighted).sum(), {**{k: v.detach() for k, v in parts.items()}, **errors}
 
 
+def states_before(agent: Agent, seen: Tree, start_BS: Tensor, length: int) -> Tensor:
+    """The agent's flat states [B * L, S] before each observation of windows, of which ``seen`` [B * L] is what it makes;
+    from the start on, to which alone a gradient passes."""
+    size = len(start_BS)
+    along = each(lambda x: x.detach().unflatten(0, (size, length)), seen)
+    states, goes_on = [start_BS], torch.zeros(size, dtype=torch.bool, device=start_BS.device)
+    state = unflatten(start_BS.detach(), agent.initial(size))
+    with torch.no_grad():
+        for i in range(length - 1):
+            state = agent.advance(rows_of(along, (slice(None), i)), state, goes_on)
+            states.append(flatten(state))
+    return torch.stack(states, 1).flatten(0, 1)
+
+
 def agent_loss(
     simulator: Simulator[Any],
     decoded: Mapping[str, Tensor],
@@ -226,15 +241,9 @@ def agent_loss(
     agent_seen = seen_by_agent(decoded)
     # A frame answers for its own step only, which keeps the gradient of the agent's recurrence short;
     # so the states before can be found without a graph, and the steps with one all at once.
-    goes_on = torch.zeros(size, dtype=torch.bool, device=seen.device)
-    like = agent.initial(size)
-    with torch.no_grad():
-        along = each(lambda x: x.unflatten(0, (size, length)), agent_seen)
-        before = [unflatten(start_BS.detach(), like)]
-        for i in range(length - 1):
-            before.append(agent.advance(rows_of(along, (slice(None), i)), before[-1], goes_on))
-    flat = torch.stack([start_BS, *map(flatten, before[1:])], 1).flatten(0, 1)
-    state = agent.advance(agent_seen, unflatten(flat, like), goes_on.repeat_interleave(length))
+    like, goes_on = agent.initial(size), torch.zeros(size * length, dtype=torch.bool, device=seen.device)
+    flat = states_before(agent, agent_seen, start_BS, length)
+    state = agent.advance(agent_seen, unflatten(flat, like), goes_on)
     h = agent.read("h", agent_seen, state).unflatten(0, (size, length))
     agent_h = 0.5 * (h - batch.h).square().sum(-1) * seen
     feature = torch.zeros_like(seen)

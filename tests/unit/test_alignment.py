@@ -18,6 +18,7 @@ from generative.alignment import (
     shift_costs,
     to_blocks,
     to_planes,
+    whole_odds,
 )
 
 REACH = (3, 2)
@@ -107,3 +108,14 @@ def test_coarse_costs_are_of_every_second_shift() -> None:
     assert costs.shape == (1, coarse_shifts((8, 4)), BLOCKS, BLOCKS) == (1, 9 * 5, BLOCKS, BLOCKS)
     middle = costs[0, :, 3:13, 3:13]
     assert bool((middle.argmin(0) == (-2 + 4) * 5 + 1 + 2).all()) and float(middle.amin(0).max()) < 1e-12
+
+
+@pytest.mark.parametrize("shift", [(0, 0), (-5, 3), (7, -4)])
+def test_how_a_whole_frame_has_moved_is_found_to_the_pixel(shift: tuple[int, int]) -> None:
+    last, reach = frames(2), (8, 4)
+    now = moved(last, *(torch.full((2, BLOCKS, BLOCKS), s) for s in shift))
+    odds, rows, columns = whole_odds(last, now, reach, torch.tensor(100.0)).split([17 * 9, 17, 9], -1)
+    assert odds.argmax(-1).tolist() == 2 * [(shift[0] + 8) * 9 + shift[1] + 4]
+    assert rows.argmax(-1).tolist() == 2 * [shift[0] + 8] and columns.argmax(-1).tolist() == 2 * [shift[1] + 4]
+    for part in (odds, rows, columns):
+        torch.testing.assert_close(part.exp().sum(-1), torch.ones(2, dtype=part.dtype))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from agents.recurrent import AgentConfig, RecurrentAgent
 from core.contracts import EnvSpec, Field, UserError
@@ -17,6 +17,7 @@ from generative.context_loss import (
     ContextDraws,
     ContextLossConfig,
     context_loss_of,
+    decisive_pixels,
     draw_context,
     feedback_at,
     foretell,
@@ -213,3 +214,39 @@ def test_a_world_of_other_observations_is_refused() -> None:
     spec = replace(SPEC, obs={"frames": Field(shape=(48, 48, 3), dtype="uint8")})
     with pytest.raises(UserError, match="--layout context is for worlds that show one image of 64 x 64"):
         ContextWorld(TINY, spec, 4)
+
+
+def test_decisive_pixels_are_those_that_move_policy_and_value() -> None:
+    """An agent that looks at one corner alone: all the weight is there, and a mean of 1 a frame."""
+    simulator, batch = context(), a_batch()
+    agent = simulator.agent
+    frames = simulator.world.planes_of(batch.obs, 1)
+    first = next(m for m in agent.modules() if isinstance(m, nn.Conv2d))
+    everywhere = decisive_pixels(simulator, frames[:, 1:], batch)
+    torch.testing.assert_close(everywhere.mean((2, 3)), torch.ones(B, L, dtype=torch.float64))
+    assert bool((everywhere > 0).float().mean() > 0.5)
+
+    def only_a_corner(module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+        corner = torch.zeros_like(given[0])
+        corner[..., :16, :16] = given[0][..., :16, :16]
+        return (corner,)
+
+    hook = first.register_forward_pre_hook(only_a_corner)
+    corner = decisive_pixels(simulator, frames[:, 1:], batch)
+    hook.remove()
+    assert float(corner[..., 18:, :].max()) == 0 == float(corner[..., 18:].max())
+    torch.testing.assert_close(corner.mean((2, 3)), torch.ones(B, L, dtype=torch.float64))
+    assert not any(p.grad is not None for p in agent.parameters())
+
+
+def test_decisive_pixels_weigh_the_image_and_leave_its_error() -> None:
+    simulator, batch = context(), a_batch()
+    parts = []
+    for share in (0.0, 0.5):
+        config = ContextLossConfig(decisive_share=share, noise_std=0.0)
+        draws = in_double(
+            draw_context(simulator.world, B, L, LossConfig(), config, torch.Generator().manual_seed(0), 0)
+        )
+        parts.append(context_loss_of(simulator, batch, LossConfig(), config, draws)[1])
+    assert float(parts[0]["frame_mse"]) == float(parts[1]["frame_mse"])
+    assert float(parts[0]["image"]) != float(parts[1]["image"])
