@@ -134,6 +134,8 @@ OF_ALL = {
         "-m generative.adopt", "AdoptWorldConfig", "bring a world model of your own", "runs/simulator", ("agent",)),
     "import_rollouts": Stage(
         "-m agents.import_rollouts", "ImportConfig", "bring rollouts of your own", "runs/rollouts", ("agent",)),
+    "film": Stage(
+        "-m agents.film", "FilmConfig", "film recorded episodes", "runs/film", ("rollouts",), ("basis",)),
     "events": Stage(
         "-m analysis.events", "EventsConfig", "count what happens in a recording, or in two and compare", "runs/events",
         ("rollouts",), ("altered",)),

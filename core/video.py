@@ -1,4 +1,4 @@
-"""Videos: uint8 frames to MP4."""
+"""Videos: which frames, and how they are written."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any
 import numpy as np
 
 from core.contracts import UserError
+from core.episodes import RolloutStore
 
 
-def check_video() -> None:
-    """UserError if MP4s cannot be written here."""
+def check_video(instead: str = "--no-video") -> None:
+    """UserError if MP4s cannot be written here; instead: the flag that does without."""
     try:
         import imageio_ffmpeg  # type: ignore[import-untyped]
     except ImportError as error:
         raise UserError(
-            f"MP4s need imageio-ffmpeg, which does not import ({error}); install the lock file, or pass --no-video"
+            f"MP4s need imageio-ffmpeg, which does not import ({error}); install the lock file, or pass {instead}"
         ) from None
     imageio_ffmpeg.get_ffmpeg_exe()
 
 
-def write_video(path: Path, frames: Sequence[np.ndarray], fps: int = 3) -> None:
+def write_video(path: Path, frames: Sequence[np.ndarray], fps: float = 3) -> None:
     """MP4 (H.264) of uint8 frames; sides a multiple of 16."""
     import imageio.v2 as imageio
 
@@ -30,3 +31,18 @@ def write_video(path: Path, frames: Sequence[np.ndarray], fps: int = 3) -> None:
     with writer:
         for frame in frames:
             writer.append_data(frame)
+
+
+def write_gif(path: Path, frames: Sequence[np.ndarray], fps: float = 3) -> None:
+    """A GIF of uint8 frames, played over and over; of 128 colours a frame, in whole hundredths of a second."""
+    from PIL import Image
+
+    first, *rest = (Image.fromarray(x).quantize(128) for x in frames)
+    first.save(path, format="GIF", save_all=True, append_images=rest, duration=1000 / fps, loop=0)
+
+
+def image_field(store: RolloutStore) -> str | None:
+    """The observation that is a picture (uint8 [.., .., 3]), if there is one."""
+    return next(
+        (n for n, f in store.spec.obs.items() if len(f.shape) == 3 and f.shape[-1] == 3 and f.dtype == "uint8"), None
+    )

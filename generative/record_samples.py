@@ -310,6 +310,7 @@ def main(config: RecordSamplesConfig) -> None:
             "source": "simulated",
             "simulator": world_name,
             "start": start,
+            "first_shown": None if config.rollouts is None else simulator.world.initial_frames - 1,
             "stochastic": config.stochastic,
             "interventions": altered,
         }

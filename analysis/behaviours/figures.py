@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from analysis.behaviours.clustering import BehaviourOptions
-from analysis.shared.strips import image_field
 from core.artefacts import Result
 from core.episodes import RolloutStore
 from core.figures import SEQUENTIAL, figure_of, font_of
 from core.pages import NOISE, label_colours
 from core.progress import track
-from core.video import write_video
+from core.video import image_field, write_video
 
 SOURCES = ("real", "sim")
 LEGEND_ENTRIES = 20

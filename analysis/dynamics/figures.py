@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from analysis.dynamics.modes import time_constant
-from analysis.shared.strips import image_field
 from core.artefacts import Result
 from core.episodes import RolloutStore
 from core.figures import BAND, HELD, INK, LINE, MEMORY, MEMORY_PALE, REAL, USUAL, figure_of
+from core.video import image_field
 
 COLOURS = {"stable": MEMORY, "saddle": MEMORY_PALE, "unstable": INK, "marginal": USUAL}
 

@@ -1,4 +1,4 @@
-"""What strips of frames share: measures, a colour, the arrow of an action, which field of an observation is drawn."""
+"""What strips of frames share: measures, a colour, the arrow of an action."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 from typing import Any
 
 import numpy as np
-
-from core.episodes import RolloutStore
 
 GOLD = (255, 190, 0)  # the target's frame
 TILE, GAP, LABEL = 128, 4, 118
@@ -33,10 +31,3 @@ def arrow(draw: Any, x: float, y: float, name: str, size: float, font: Any) -> N
     draw.line([tail, tip], fill="black", width=3)
     wings = [(tip[0] - size * (0.8 * ux + s * 0.5 * uy), tip[1] - size * (0.8 * uy - s * 0.5 * ux)) for s in (-1, 1)]
     draw.polygon([(tip[0] + 2 * ux, tip[1] + 2 * uy), *wings], fill="black")
-
-
-def image_field(store: RolloutStore) -> str | None:
-    """The observation that is a picture (uint8 [.., .., 3]), if there is one."""
-    return next(
-        (n for n, f in store.spec.obs.items() if len(f.shape) == 3 and f.shape[-1] == 3 and f.dtype == "uint8"), None
-    )

@@ -19,7 +19,6 @@ import numpy as np
 from agents.recurrent import AgentConfig
 from analysis.coupling.edges import COMPARED, WORDS, label as behaviour_label
 from analysis.shared.behaviours import load_behaviours
-from analysis.shared.strips import image_field
 from analysis.shared.surrogates import in_words
 from core import artefacts
 from core.artefacts import Result
@@ -27,6 +26,7 @@ from core.episodes import RolloutStore
 from core.figures import REAL, figure_of
 from core.stages import OF_AN_AGENT
 from core.stats import FEW_UNITS
+from core.video import image_field
 from validation.fidelity.summary import to_show
 from validation.report import claims
 from validation.report.commands import make, repeat, verify
