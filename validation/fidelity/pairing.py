@@ -21,7 +21,7 @@ from core.trees import Tree, unflatten
 from generative.simulator import require_finite, teacher_forced
 from generative.starts import Informed, state_column_of
 from validation.fidelity.beginnings import Beginning, begin, rollout
-from validation.fidelity.measures import Row, as_float, ssim
+from validation.fidelity.measures import Row, as_float, ssim_to
 
 FEWEST_EPISODES = 4
 STRIPS = 4  # windows kept to look at
@@ -196,7 +196,8 @@ def pair(
             part: dict[str, Any] = {"seen": w["seen"], "acted": w["acted"][:, :horizon]}
             part |= {f"error/{k}": ((v - real) ** 2).mean(over, dtype=np.float64) for k, v in guesses.items()}
             if real.ndim == 5:
-                part |= {f"similarity/{k}": ssim(v, real) for k, v in guesses.items()}
+                similar, still = ssim_to(real), {"copy": real[:, :1], "mean": mean.astype(np.float32)}
+                part |= {f"similarity/{k}": similar(still.get(k, v)) for k, v in guesses.items()}
             part |= {f"real/{k}": w[k][:, :horizon] if k in ("reward", "terminal") else w[k] for k in Side._fields}
             for kind, run in runs.items():
                 part |= {f"{kind}/{k}": getattr(run, k).cpu().numpy() for k in Side._fields}
