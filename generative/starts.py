@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from core.contracts import Agent, Shown, UserError
 from core.directions import fingerprint
-from core.episodes import RolloutStore
-from core.roll import Simulator
+from core.episodes import Episode, RolloutStore
+from core.roll import Simulator, joined_starts
 from core.trees import Tree, flatten, unflatten
 from generative.fields import as_read
 
 Informed = Literal["recorded", "inferred"]
 LOG_STD = -5.0  # of a latent that is known
+AT_ONCE = 32  # windows looked at at once
 
 
 def begin_at(world: Any, obs: Mapping[str, Tensor]) -> tuple[Tree, Shown]:
@@ -36,7 +37,7 @@ def begin_at(world: Any, obs: Mapping[str, Tensor]) -> tuple[Tree, Shown]:
     if own is not None:
         state, shown = own(obs)
         return state, shown
-    state, shown = started(world, obs, "inferred")
+    state, shown = _begin_inferred(world, obs)
     like = shown.reward_B.dtype
     return state, shown._replace(obs={k: as_read(field, obs[k][:, -1], like) for k, field in world.spec.obs.items()})
 
@@ -48,9 +49,14 @@ def informed_by(world: Any, asked: Informed | None) -> Informed:
 
 
 def started(world: Any, obs: Mapping[str, Tensor], asked: Informed | None = None) -> tuple[Tree, Shown]:
-    """The start of windows of initial observations [B, I, ...]: as asked, or as the world's kind was trained to."""
-    if informed_by(world, asked) == "recorded":
-        return begin_at(world, obs)
+    """The starts of windows of initial observations [N, I, ...], shown unchanged or inferred: as asked, or as the
+    world's kind was trained to."""
+    begin = begin_at if informed_by(world, asked) == "recorded" else _begin_inferred
+    rows = range(0, len(next(iter(obs.values()))), AT_ONCE)
+    return joined_starts([begin(world, {k: x[i : i + AT_ONCE] for k, x in obs.items()}) for i in rows])
+
+
+def _begin_inferred(world: Any, obs: Mapping[str, Tensor]) -> tuple[Tree, Shown]:
     state, shown = world.start(world.normalise(world.infer(obs)[0]))
     return state, shown
 
@@ -142,8 +148,14 @@ def known_latents(simulator: Simulator[Any], store: RolloutStore, starts: np.nda
 
     UserError where the recording does not know what this agent remembered.
     """
+    recorded, own = store.manifest["facts"].get("agent"), fingerprint(simulator.agent)
+    if recorded != own:
+        raise UserError(
+            f"{store.path} was recorded with agent {recorded}, so what agent {own} remembered there is not known: "
+            "record rollouts with this agent, or start with --start inferred"
+        )
     known = from_known(simulator).world
-    column = state_column_of(simulator.agent, store)
+    column = state_column_of(simulator.agent, store.episode(int(starts[0, 0])))
     lead = known.initial_frames - 2  # the row whose state is the one before the last initial observation
     names = list(known.spec.obs)
     window = store.read_windows([f"obs/{name}" for name in names], starts, known.initial_frames)
@@ -154,21 +166,14 @@ def known_latents(simulator: Simulator[Any], store: RolloutStore, starts: np.nda
     return known.pack({name: torch.from_numpy(window[f"obs/{name}"]).to(device) for name in names}, state)  # type: ignore[no-any-return]
 
 
-def state_column_of(agent: Agent, store: RolloutStore) -> str:
-    """The column of a recording that holds the agent's whole state; UserError if there is none, or it is another
-    agent's."""
-    recorded, own = store.manifest["facts"].get("agent"), fingerprint(agent)
-    if recorded != own:
+def state_column_of(agent: Agent, episode: Episode) -> Literal["state", "h"]:
+    """The column that holds the agent's whole state along an episode, flat, float32 [T(+1), S]: the one kept beside h,
+    or h itself where that is all of it.  UserError where it is neither."""
+    column: Literal["state", "h"] = "h" if episode.state is None else "state"
+    kept, size = getattr(episode, column).shape[1], flatten(agent.initial(1)).shape[1]
+    if kept != size:
         raise UserError(
-            f"{store.path} was recorded with agent {recorded}, so what agent {own} remembered there is not known: "
-            "record rollouts with this agent, or start with --start inferred"
+            f"these episodes hold {kept} of the {size} numbers of the agent's state, so none can begin from it; record "
+            "them again, or let starts be inferred (--start inferred; of validation.fidelity --start_from inferred)"
         )
-    size, columns = flatten(agent.initial(1)).shape[1], store.column_names
-    if "state" in columns:
-        return "state"
-    if size != agent.points["h"]:
-        raise UserError(
-            f"{store.path} holds no whole state of the agent (h is {agent.points['h']} of its {size} numbers): "
-            "record it again, or start with --start inferred"
-        )
-    return "h"
+    return column

@@ -12,26 +12,40 @@ import torch
 from torch import Tensor, nn
 
 from analysis.saliency.frame import Frame
-from analysis.shared.quantities import Quantity
+from analysis.shared.quantities import Quantity, Reading
 
 
 class OneFrame(nn.Module):
     """A frame's quantity with a module of its own for every nonlinearity, which captum's DeepLift needs.
 
     DeepLift hooks modules of ReLU, sigmoid and tanh that run once and whose input nothing else reads; torch.relu, the
-    gates inside a GRU cell and the skip of a residual block would go wrong without a word.  So the agent's step is
-    traced to single operations, for the ``rows`` frames and baselines that captum runs as one batch; any other
-    number of rows, which captum hooks nothing of, is the step itself.
+    gates inside a GRU cell and the skip of a residual block would go wrong without a word.  So the agent's step and the
+    quantity are traced to single operations, for the ``rows`` frames and baselines that captum runs as one batch; any
+    other number of rows, which captum hooks nothing of, is the step itself.
+
+    steps: traced steps by rows, of one agent and kind of frame; what is not there is put there.
     """
 
-    def __init__(self, frame: Frame, quantity: Quantity, rows: int) -> None:
+    def __init__(self, frame: Frame, quantity: Quantity, rows: int, steps: dict[int, nn.Module]) -> None:
         super().__init__()
         self.plain, self.rows = frame.read(quantity), rows
-        inputs = (*frame.inputs, *frame.fixed)
-        self.step = modules_of(self.plain, [torch.cat([x[:1]] * rows) for x in inputs])
+        *inputs, before, chosen = (torch.cat([x[:1]] * rows) for x in (*frame.inputs, *frame.fixed))
+        if rows not in steps:
+            steps[rows] = modules_of(frame.step, inputs)
+        with torch.no_grad():
+            acted = frame.step(*inputs)
+
+        def read(*args: Tensor) -> Tensor:
+            *acted, before, chosen = args
+            return quantity.read(Reading(*acted, before, chosen))
+
+        self.step, self.quantity = steps[rows], modules_of(read, (*acted, before, chosen))
 
     def forward(self, *args: Tensor) -> Tensor:
-        out: Tensor = self.step(*args) if len(args[0]) == self.rows else self.plain(*args)
+        *inputs, before, chosen = args
+        if len(inputs[0]) != self.rows:
+            return self.plain(*args)
+        out: Tensor = self.quantity(*self.step(*inputs), before, chosen)
         return out
 
 

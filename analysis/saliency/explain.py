@@ -177,9 +177,10 @@ def of_frame(
         )
         for i, name in enumerate(("correlation", "floor", "ceiling")):
             found.arrays[f"randomised_{name}_{quantity.name}"] = alike["agent"][:, i]
+    steps: dict[int, torch.nn.Module] = {}
     methods: dict[str, Callable[[Frame], Attribution]] = {
         "integrated": lambda f: integrated(f, quantity, config.integrated_steps),
-        "deeplift": lambda f: deeplift(f, quantity),
+        "deeplift": lambda f: deeplift(f, quantity, steps),
         "occlusion": lambda f: occlusion(f, quantity, config.window, config.stride),
     }
     asked = [m for m in methods if m in config.methods and (m != "integrated" or config.integrated_steps)]

@@ -17,7 +17,7 @@ from generative.simulator import simulator_of, teacher_forced
 from validation.fidelity import figures
 from validation.fidelity.__main__ import directions_of
 from validation.fidelity.checks import check_world
-from validation.fidelity.measures import in_effect, psnr, softmax, ssim, total_variation, wasserstein
+from validation.fidelity.measures import in_effect, psnr, softmax, ssim, ssim_to, total_variation, wasserstein
 from validation.fidelity.pairing import Paired, choose_starts, pair
 from validation.fidelity.tables import compare, forecasts, lives, stretches
 
@@ -415,6 +415,8 @@ def test_ssim_of_equal_flat_and_random_frames():
     flat = np.ones((1, 16, 16, 3), np.float32)
     a, b, c1 = 0.2, 0.7, 0.01**2
     assert ssim(flat * a, flat * b)[0] == pytest.approx((2 * a * b + c1) / (a * a + b * b + c1), rel=1e-4)
+    still = np.broadcast_to(frames[:1], frames.shape)
+    np.testing.assert_allclose(ssim_to(frames)(frames[:1]), ssim(still, frames), atol=1e-6)
     assert ssim(frames, 1 - frames).max() < 0 < ssim(frames, frames * 0.5 + 0.25).min() < 0.95
     with pytest.raises(ValueError, match="11 pixels"):
         ssim(flat[:, :8], flat[:, :8])

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from agents.recurrent import AgentConfig, RecurrentAgent
 from analysis.coupling.discrete_paths import along_memory, forced_changes, policy_slopes, through_world
 from analysis.shared.directions import fit_pca
-from core.contracts import UserError
+from core.contracts import EnvSpec, Field, UserError
 from core.roll import Noise
+from core.trees import flatten
 from envs.planted import (
     PlantedAgent,
     PlantedModel,
@@ -21,8 +23,11 @@ from envs.planted import (
     planted_simulator,
     record_planted,
 )
+from generative.rssm import ModelConfig
+from generative.simulator import simulator_of as simulator_of_agent
+from generative.starts import begin_at, state_column_of
 from validation.fidelity.along import BAND, Ensemble, Judge, RandomActions, half_width
-from validation.fidelity.beginnings import begin, recorded_state, rollout
+from validation.fidelity.beginnings import begin, rollout
 from validation.fidelity.counterfactual import FORESIGHT, Found, foreseen, take
 from validation.fidelity.effects import effects, enumerated
 from validation.fidelity.pairing import choose_starts, pair
@@ -79,7 +84,8 @@ def test_a_start_shows_the_recorded_frame_as_the_simulator_would():
     [episode] = record_planted(options, episodes=1, steps=3)
     simulator = planted_simulator(model=WrongModel(options, "garbage frames"))
     window = {"frames": torch.from_numpy(episode.obs["frames"][None, :1])}
-    state = torch.from_numpy(recorded_state(simulator.agent, episode)[:1])
+    assert state_column_of(simulator.agent, episode) == "h"
+    state = torch.from_numpy(episode.h[:1])
     out = rollout(simulator, begin(simulator, window, state), 1, actions=torch.ones(1, 2, dtype=torch.int64))
     np.testing.assert_array_equal((out.obs["frames"][0, 0] * 255).round().numpy(), episode.obs["frames"][0])
     torch.testing.assert_close(out.h[0, 0], state[0])
@@ -91,7 +97,32 @@ def test_a_start_whose_recorded_state_is_missing_is_one_line(episodes):
             return super().initial(batch), super().initial(batch)
 
     with pytest.raises(UserError, match="hold 8 of the 16 numbers .* --start_from inferred"):
-        recorded_state(TwoStates(STILL), episodes[0])
+        state_column_of(TwoStates(STILL), episodes[0])
+    whole = replace(episodes[0], state=np.repeat(episodes[0].h, 2, 1))
+    assert state_column_of(TwoStates(STILL), whole) == "state"
+
+
+@pytest.mark.parametrize("layout", ["vector", "context"])
+def test_a_recorded_start_is_the_worlds_own(layout):
+    """Of the frames before, and told of the last one: not that of a latent, with another picture laid over it."""
+    spec = EnvSpec(
+        env_id="x", obs={"frames": Field(shape=(64, 64, 3), dtype="uint8")}, action_names=("a", "b"), slots=1
+    )
+    torch.manual_seed(0)
+    agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=5), spec).eval()
+    sizes = ModelConfig(
+        layout=layout, deterministic_size=64, hidden_size=8, groups=64, classes=2, depth=2, latent_size=64,
+        trunk_blocks=1,
+    )  # fmt: skip
+    simulator = simulator_of_agent(sizes, agent.requires_grad_(False))
+    simulator.world.requires_grad_(False)
+    obs = {"frames": torch.randint(0, 256, (2, simulator.world.initial_frames, 64, 64, 3), dtype=torch.uint8)}
+    noise = simulator.world.draw_noise(2, torch.Generator().manual_seed(0))
+    told = begin(simulator, obs, agent.initial(2), noise)
+    own, guessed = begin_at(simulator.world, obs), begin(simulator, obs)
+    assert torch.equal(flatten(told.world[0]), flatten(own[0])) and torch.equal(told.state, agent.initial(2))
+    assert torch.equal(told.world[1].obs["frames"], obs["frames"][:, -1] / 255)
+    assert not torch.equal(flatten(told.world[0]), flatten(guessed.world[0]))
 
 
 # Along recorded windows

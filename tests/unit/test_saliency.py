@@ -483,8 +483,9 @@ def test_deeplift_is_complete_through_gates_norms_and_residuals(learned: Simulat
         torch.manual_seed(1)
         agent = RecurrentAgent(AgentConfig(encoder=encoder, embedding_size=8, hidden_size=5), SPEC)  # type: ignore[arg-type]
         frame = frame._replace(agent=agent.double().eval().requires_grad_(False))
+    steps: dict[int, torch.nn.Module] = {}
     for q in all_quantities(5, SPEC):
-        found, change = deeplift(frame, q), change_of(frame, q)
+        found, change = deeplift(frame, q, steps), change_of(frame, q)
         total = found.maps["frames"].flatten(1).sum(1)
         assert found.delta is not None and change.abs().max() > 1e-4
         torch.testing.assert_close(total - change, found.delta, rtol=1e-6, atol=1e-9)

@@ -16,11 +16,12 @@ from core.contracts import EnvSpec, Field, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore, StoreWriter
 from core.roll import Simulator
+from core.trees import flatten
 from envs.planted import PlantedOptions, planted_simulator
 from generative.record_samples import RecordSamplesConfig
 from generative.rssm import ModelConfig
 from generative.simulator import simulator_of
-from generative.starts import as_started, begin_at, from_known, informed_by, known_latents
+from generative.starts import AT_ONCE, as_started, begin_at, from_known, informed_by, known_latents, started
 
 SPEC = EnvSpec(
     env_id="procgen/coinrun", obs={"frames": Field(shape=(64, 64, 3), dtype="uint8")}, action_names=("left", "right"),
@@ -128,7 +129,7 @@ def test_a_missing_state_is_one_line(store: RolloutStore) -> None:
     agent = agent_of()
     wide = Wide(agent.config, SPEC)
     wide.load_state_dict(agent.state_dict())
-    with pytest.raises(UserError, match=r"holds no whole state of the agent \(h is 5 of its 10 numbers\)"):
+    with pytest.raises(UserError, match=r"hold 5 of the 10 numbers of the agent's state.*--start inferred"):
         known_latents(replace(simulator("vector"), agent=wide), store, np.array([[0, 0]]), torch.device("cpu"))
 
 
@@ -139,3 +140,15 @@ def test_each_kind_starts_as_it_was_trained_to(store: RolloutStore) -> None:
     assert informed_by(simulator("vector").world, "recorded") == "recorded"
     plain = simulator("vector")
     assert as_started(plain, store) is plain
+
+
+@pytest.mark.parametrize(("layout", "asked"), [("vector", "recorded"), ("vector", None), ("context", None)])
+def test_many_windows_start_as_each_alone(layout: str, asked: Any) -> None:
+    world = simulator(layout).world
+    frames = torch.randint(0, 256, (AT_ONCE + 2, world.initial_frames, 64, 64, 3), dtype=torch.uint8)
+    state, shown = started(world, {"frames": frames}, asked)
+    alone, last = started(world, {"frames": frames[-1:]}, asked)
+    torch.testing.assert_close(flatten(state)[-1:], flatten(alone))
+    torch.testing.assert_close(shown.obs["frames"][-1:], last.obs["frames"])
+    told = asked == "recorded" or layout == "context"
+    assert torch.equal(shown.obs["frames"], frames[:, -1] / 255) == told

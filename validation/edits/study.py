@@ -26,6 +26,7 @@ from core.roll import Recorded, Simulator, act, gumbel
 from core.when import Rule
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import PICTURELESS, Edit
+from generative.starts import started
 from validation.edits.claims import Against, Judged, claims_of, verdict_of, way_of
 from validation.edits.controls import choices, others
 from validation.edits.coupled import Edge, Tried, judged as judged_edges, tried
@@ -36,7 +37,7 @@ from validation.interventions.options import claimed
 from validation.interventions.statistics import Sizes, spread_of, step_of
 from validation.interventions.verdicts import SMALLEST
 from validation.paired.course import Course, Measures, choices_of, is_late, quantities, unit_of
-from validation.paired.simulated import SimulatedWorld, begun_at
+from validation.paired.simulated import SimulatedWorld
 
 COLLECTORS = 64
 CONTROLS_SEED = 1  # so that what is asked of controls moves no other number
@@ -276,7 +277,7 @@ def _foretellers(world: EditedWorld, measures: Measures, simulator: Simulator[An
 
     def dreamed(frames: Frames, state: Any) -> SimulatedWorld:
         assert simulator is not None
-        begin = begun_at(simulator.world, {k: torch.from_numpy(v).to(device) for k, v in frames.items()})
+        begin = started(simulator.world, {k: torch.from_numpy(v).to(device) for k, v in frames.items()})
         return SimulatedWorld(world.agent, state, world.noise_NTA, measures, simulator.world, begin)
 
     def still(frames: Frames, state: Any) -> SimulatedWorld:

@@ -35,9 +35,9 @@ from core.video import check_video
 from envs.procgen import HELD_OUT_LEVEL
 from envs.registry import held_out_pool, make
 from generative.load import load_simulator
+from generative.starts import Informed, informed_by, state_column_of
 from validation.fidelity import figures
 from validation.fidelity.along import Ensemble, Judge, RandomActions
-from validation.fidelity.beginnings import StartFrom, recorded_state
 from validation.fidelity.checks import check_lengths, check_store, check_world, trained_on
 from validation.fidelity.counterfactual import DIRECTIONS, require_snapshots
 from validation.fidelity.pairing import Paired, Rung, choose_starts, pair
@@ -66,9 +66,9 @@ class FidelityConfig:
     """starts, spread evenly over the episodes; those of one episode count as one independent unit"""
     batch: int = 16
     """windows simulated at once"""
-    start_from: StartFrom = "inferred"
-    """inferred: simulations begin as the simulator reads it off the frames; recorded: with the agent's recorded state
-    and the real frame"""
+    start_from: Informed | None = None
+    """recorded: simulations begin with the real frame shown unchanged and the agent's recorded state; inferred: as the
+    simulator reads both off the frames; none: as its kind was trained to"""
     rungs: Literal["quick", "all"] = "all"
     """all: regions of frames, worth of right actions, survival, effects through enumerated actions, places that come
     back into view and the ranking of policies, too"""
@@ -192,24 +192,25 @@ def main(config: FidelityConfig) -> None:
         check_store(store, simulator)
         check_lengths(store, simulator.world.initial_frames, config.horizon)
         starts = choose_starts(store, simulator.world.initial_frames + 1, config.windows, rng)
-        if config.start_from == "recorded":
-            recorded_state(simulator.agent, store.episode(int(starts[0, 0])))
+        start_from = informed_by(simulator.world, config.start_from)
+        if start_from == "recorded":
+            state_column_of(simulator.agent, store.episode(int(starts[0, 0])))
         with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
             paired = pair(
                 simulator, store, starts, config.horizon, batch=config.batch, device=device, seed=config.seed,
-                start_from=config.start_from, rungs=rungs,
+                start_from=start_from, rungs=rungs,
             )  # fmt: skip
             found = None
             if config.counterfactual:
                 basis = directions_of(paired, fingerprint(simulator.agent)).to(device)
                 found = try_again(
                     simulator, make_env, basis, rng, starts=config.starts, latest=config.latest_start,
-                    horizon=config.horizon, seed=config.seed, other=other, device=device, start_from=config.start_from,
+                    horizon=config.horizon, seed=config.seed, other=other, device=device, start_from=start_from,
                     further=asked, policies=policies, ranking_steps=config.ranking_steps,
                 )  # fmt: skip
             result = compare(paired, rng, found, distinct, rungs if asked else None)
             result.notes["held_out"] = not trained_on(config.simulator[0], config.rollouts)
-            result.notes["start_from"] = config.start_from
+            result.notes["start_from"] = start_from
             result.save(run.path)
             figures.draw(result, run.path, simulator.world.spec.action_names, config.video)
             run.metrics = dict(result.scalars)

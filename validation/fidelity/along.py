@@ -16,8 +16,9 @@ from torch import Tensor
 from core.contracts import Agent
 from core.roll import Recorded, Simulator, one_hot, roll
 from core.stats import ATANH, LOG, Estimate, bootstrap_mean, jackknife, share_of, student
+from generative.fields import as_read
 from generative.simulator import require_finite
-from validation.fidelity.beginnings import as_shown, begin, rollout, warmed_up
+from validation.fidelity.beginnings import begin, rollout, warmed_up
 from validation.fidelity.measures import Row, in_effect, psnr, row, softmax
 from validation.fidelity.pairing import Batch, Paired
 from validation.fidelity.regions import HORIZONS
@@ -91,7 +92,9 @@ class Judge:
         steps = batch.seen.shape[1] - 1
         first = {k: x[:, :1] for k, x in real.items()}
         later = {k: x[:, 1:] for k, x in batch.free.obs.items()}
-        joint = {k: torch.cat([x, later[k]], 1) for k, x in as_shown(first, later).items()}
+        fields = self.agent.spec.obs
+        begun = {k: as_read(fields[k], x[:, 0], later[k].dtype)[:, None] for k, x in first.items()}
+        joint = {k: torch.cat([x, later[k]], 1) for k, x in begun.items()}
         shown = {"real": real, "simulated": joint, "held": first}
         return {f"judge/{kind}": self._logits(obs, state, steps) for kind, obs in shown.items()}
 

@@ -1,4 +1,4 @@
-"""Where simulations begin: the one place that says what the simulator is told of a real moment.
+"""Where simulations begin: what the simulator is told of a real moment (generative.starts), and who remembers what.
 
 B windows, I initial observations; other axes as in core.contracts.
 """
@@ -6,18 +6,15 @@ B windows, I initial observations; other axes as in core.contracts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from core.contracts import Agent, Shown, UserError
-from core.episodes import Episode
+from core.contracts import Agent, Shown
 from core.roll import Recorded, Simulator, Trajectory, joined_starts, roll, starts_at, trajectory_of
-from core.trees import Tree, flatten, joined, rows_of
-
-StartFrom = Literal["inferred", "recorded"]
+from core.trees import Tree, joined, rows_of
+from generative.starts import begin_at
 
 
 class Beginning(NamedTuple):
@@ -42,29 +39,16 @@ def together(parts: Sequence[Beginning]) -> Beginning:
 def begin(
     simulator: Simulator[Any], obs: Mapping[str, Tensor], state: Tree | None = None, noise: Tree | None = None
 ) -> Beginning:
-    """From the I initial observations [B, I, ...]; noise: one ``draw_noise`` of the world.
+    """From the I initial observations [B, I, ...].
 
     state: None: inferred, the agent remembers what the latent tells and sees the last initial observation as the
-    simulator shows it.  Given: the agent's recorded state after the last initial observation, which is shown as it was.
+    simulator shows it, under ``noise``, one ``draw_noise`` of the world.  Given: the agent's recorded state after the
+    last initial observation, which is shown as it was (``generative.starts.begin_at``); nothing is drawn.
     """
+    if state is not None:
+        return Beginning(begin_at(simulator.world, obs), state=state)
     latent = simulator.world.normalise(simulator.world.infer(obs)[0])
-    world, shown = simulator.world.start(latent, noise)
-    if state is None:
-        return Beginning((world, shown), memory=simulator.remembered(latent))
-    return Beginning((world, shown._replace(obs=as_shown(last_of(obs), shown.obs))), state=state)
-
-
-def last_of(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The last of the initial observations."""
-    return {k: x[:, -1] for k, x in obs.items()}
-
-
-def as_shown(obs: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Recorded observations in the numbers that a simulator shows: bytes of an image become [0, 1]."""
-    return {
-        k: x.to(like[k].dtype) / 255 if x.dtype == torch.uint8 and x.ndim >= 4 else x.to(like[k].dtype)
-        for k, x in obs.items()
-    }
+    return Beginning(simulator.world.start(latent, noise), memory=simulator.remembered(latent))
 
 
 def rollout(simulator: Simulator[Any], beginning: Beginning, steps: int, **options: Any) -> Trajectory:
@@ -72,19 +56,6 @@ def rollout(simulator: Simulator[Any], beginning: Beginning, steps: int, **optio
     world, memory, state = beginning
     moments = roll(simulator.agent, simulator.world, world, memory=memory, state=state, steps=steps, **options)
     return trajectory_of(list(moments))
-
-
-def recorded_state(agent: Agent, episode: Episode) -> np.ndarray:
-    """The agent's whole state along an episode, flat, float32 [T(+1), S]: the one kept beside h, or h itself where that
-    is all of it.  UserError where it is neither."""
-    kept = episode.h if episode.state is None else episode.state
-    size = flatten(agent.initial(1)).shape[1]
-    if kept.shape[1] != size:
-        raise UserError(
-            f"these episodes hold {kept.shape[1]} of the {size} numbers of the agent's state, so none can begin from "
-            "it; record them again, or use --start_from inferred"
-        )
-    return kept
 
 
 @torch.no_grad()

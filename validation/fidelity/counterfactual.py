@@ -32,7 +32,8 @@ from core.roll import Recorded, Simulator, decide
 from core.stats import LOG, Estimate, bootstrap_mean, jackknife, mean_p, share_of
 from core.trees import Tree, rows_of
 from generative.simulator import require_finite
-from validation.fidelity.beginnings import Beginning, StartFrom, begin, rollout, together, warmed_up
+from generative.starts import Informed
+from validation.fidelity.beginnings import Beginning, begin, rollout, together, warmed_up
 from validation.fidelity.measures import Row, as_float, row
 from validation.hypotheses.changes import AddSteps
 from validation.paired.course import Actions, Course, Measures, is_late, quantities
@@ -104,7 +105,7 @@ def require_snapshots(env: VecEnv) -> None:
 @torch.no_grad()
 def take(
     simulator: Simulator[Any], make_env: Callable[[int], VecEnv], count: int, *, latest: int, seed: int,
-    device: torch.device | None = None, start_from: StartFrom = "inferred",
+    device: torch.device | None = None, start_from: Informed = "inferred",
 ) -> Snapshots:  # fmt: skip
     """``count`` snapshots along the agent's way, each of another episode.  The caller closes ``env``."""
     collector = make_env(count)

@@ -5,7 +5,7 @@ N samples, K columns; a ``Row`` is one line of the fidelity table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,24 +57,38 @@ def ssim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     population moments, K1 = 0.01, K2 = 0.03 (Wang, Bovik, Sheikh and Simoncelli 2004, DOI 10.1109/TIP.2003.819861).
     Own code: scikit-image, which has it, is not among the dependencies.
     """
+    return ssim_to(b)(a)
+
+
+def ssim_to(b: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """``ssim`` of anything that broadcasts to these frames, whose own moments are taken once."""
     import torch
 
-    if min(a.shape[-3:-1]) < WINDOW:
-        raise ValueError(f"SSIM needs frames of at least {WINDOW} pixels a side, not {a.shape[-3:-1]}")
-    x, y = (torch.from_numpy(np.ascontiguousarray(v, np.float32)).movedim(-1, -3) for v in (a, b))
-    rows, columns = (_blur(n) for n in x.shape[-2:])
+    if min(b.shape[-3:-1]) < WINDOW:
+        raise ValueError(f"SSIM needs frames of at least {WINDOW} pixels a side, not {b.shape[-3:-1]}")
+    rows, columns = (_blur(n) for n in b.shape[-3:-1])
+
+    def planes(v: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(v, np.float32)).movedim(-1, -3)
 
     def smooth(v: torch.Tensor) -> torch.Tensor:
         return rows @ v @ columns.T
 
-    mean_x, mean_y = smooth(x), smooth(y)
-    square = mean_x**2 + mean_y**2
-    spread = smooth(x**2 + y**2) - square
-    together = smooth(x * y) - mean_x * mean_y
-    c1, c2 = 0.01**2, 0.03**2
-    similarity = (2 * mean_x * mean_y + c1) * (2 * together + c2) / ((square + c1) * (spread + c2))
-    out: np.ndarray = similarity.mean((-3, -2, -1)).double().numpy()
-    return out
+    y = planes(b)
+    mean_y, square_y = smooth(y), smooth(y**2)
+
+    def of(a: np.ndarray) -> np.ndarray:
+        x = planes(a)
+        mean_x = smooth(x)
+        square = mean_x**2 + mean_y**2
+        spread = smooth(x**2) + square_y - square
+        together = smooth(x * y) - mean_x * mean_y
+        c1, c2 = 0.01**2, 0.03**2
+        similarity = (2 * mean_x * mean_y + c1) * (2 * together + c2) / ((square + c1) * (spread + c2))
+        out: np.ndarray = similarity.mean((-3, -2, -1)).double().numpy()
+        return out
+
+    return of
 
 
 def _blur(size: int) -> Any:

@@ -19,8 +19,9 @@ from core.progress import bar
 from core.roll import Simulator, Trajectory
 from core.trees import Tree, unflatten
 from generative.simulator import require_finite, teacher_forced
-from validation.fidelity.beginnings import Beginning, StartFrom, begin, recorded_state, rollout
-from validation.fidelity.measures import Row, as_float, ssim
+from generative.starts import Informed, state_column_of
+from validation.fidelity.beginnings import Beginning, begin, rollout
+from validation.fidelity.measures import Row, as_float, ssim_to
 
 FEWEST_EPISODES = 4
 STRIPS = 4  # windows kept to look at
@@ -145,7 +146,7 @@ def pair(
     batch: int = 16,
     device: torch.device | None = None,
     seed: int = 0,
-    start_from: StartFrom = "inferred",
+    start_from: Informed = "inferred",
     rungs: Sequence[Rung] = (),
 ) -> Paired:
     """Simulate every window from its first I observations (``beginnings.begin``).  ``seed``: of the dreams' noise.
@@ -170,7 +171,8 @@ def pair(
             action = torch.from_numpy(w["action"]).to(device)
             state, window = None, {k: x[:, :initial] for k, x in obs.items()}
             if start_from == "recorded":
-                now = [recorded_state(simulator.agent, episodes[int(e)])[t + initial - 1] for e, t in some]
+                column = state_column_of(simulator.agent, episodes[int(some[0, 0])])
+                now = [getattr(episodes[int(e)], column)[t + initial - 1] for e, t in some]
                 state = unflatten(torch.from_numpy(np.stack(now)).to(device), simulator.agent.initial(1))
             beginning = begin(simulator, window, state)
             noise = [simulator.draw_noise(len(some), generator) for _ in range(horizon + 1)]
@@ -194,7 +196,8 @@ def pair(
             part: dict[str, Any] = {"seen": w["seen"], "acted": w["acted"][:, :horizon]}
             part |= {f"error/{k}": ((v - real) ** 2).mean(over, dtype=np.float64) for k, v in guesses.items()}
             if real.ndim == 5:
-                part |= {f"similarity/{k}": ssim(v, real) for k, v in guesses.items()}
+                similar, still = ssim_to(real), {"copy": real[:, :1], "mean": mean.astype(np.float32)}
+                part |= {f"similarity/{k}": similar(still.get(k, v)) for k, v in guesses.items()}
             part |= {f"real/{k}": w[k][:, :horizon] if k in ("reward", "terminal") else w[k] for k in Side._fields}
             for kind, run in runs.items():
                 part |= {f"{kind}/{k}": getattr(run, k).cpu().numpy() for k in Side._fields}

@@ -13,7 +13,7 @@ from core.contracts import Agent, VecEnv
 from core.directions import Basis
 from core.roll import Simulator
 from core.stats import benjamini_hochberg
-from validation.fidelity.beginnings import StartFrom
+from generative.starts import Informed
 from validation.fidelity.counterfactual import Found, Snapshots, counterfactual, gradients, other_policy, take
 from validation.fidelity.effects import effects
 from validation.fidelity.ranking import policies_of, ranking
@@ -34,7 +34,7 @@ def try_again(
     seed: int = 0,
     other: Agent | None = None,
     device: torch.device | None = None,
-    start_from: StartFrom = "inferred",
+    start_from: Informed = "inferred",
     further: bool = False,
     policies: Mapping[str, Agent] | None = None,
     ranking_steps: int = 64,

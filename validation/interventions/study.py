@@ -19,6 +19,7 @@ from core.directions import Basis
 from core.roll import Recorded, Simulator
 from core.trees import Tree
 from core.when import Rule
+from generative.starts import started
 from validation.hypotheses.frames import random_frames
 from validation.hypotheses.grammar import THROUGH, Hypothesis, hypotheses_of, shift_of
 from validation.interventions.bench import Bench, effects_in
@@ -29,7 +30,7 @@ from validation.interventions.statistics import Controls, Effects
 from validation.interventions.tables import Picked, report
 from validation.paired.course import Measures
 from validation.paired.real import RealWorld
-from validation.paired.simulated import SimulatedWorld, begun_at
+from validation.paired.simulated import SimulatedWorld
 from validation.paired.starts import Starts, collect_starts, distinct_actions
 
 COLLECTORS = 256  # slots at most in which starts are looked for: few give many episodes each, which takes longer
@@ -122,7 +123,7 @@ def dreamed_from(
 @torch.no_grad()
 def starts_in(world: LearnedWorld, starts: Starts, device: torch.device) -> tuple[Tree, Shown]:
     """What the world shows first at these starts, and its state, from their frames."""
-    return begun_at(world, {k: torch.from_numpy(v).to(device) for k, v in starts.window.items()})
+    return started(world, {k: torch.from_numpy(v).to(device) for k, v in starts.window.items()})
 
 
 def held_still(

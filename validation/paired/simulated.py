@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,30 +15,17 @@ from core.contracts import Intervention, Shown, World
 from core.progress import bar
 from core.roll import Moment, joined_starts, one_hot, roll, starts_at
 from core.trees import Tree, joined, rows_of
-from generative.starts import Informed, begin_at, informed_by
 from validation.hypotheses.changes import AddSteps
 from validation.paired.course import Course, course_along, is_late, quantities, still_on
 from validation.paired.tree import Paired, Places, together
 
 BATCH = 128  # rows simulated at once
-INFERRED = 32  # windows looked at at once
 
 
 @torch.no_grad()
 def begun(world: World, z_NZ: Tensor) -> tuple[Tree, Shown]:
     """``World.start`` of many latents."""
     return joined_starts([world.start(z) for z in z_NZ.split(BATCH)])
-
-
-@torch.no_grad()
-def begun_at(world: Any, window: Mapping[str, Tensor], asked: Informed | None = None) -> tuple[Tree, Shown]:
-    """The starts of many windows of initial observations [N, I, ...], shown unchanged or inferred: as asked, or as the
-    world's kind was trained to (generative.starts)."""
-    rows = range(0, len(next(iter(window.values()))), INFERRED)
-    parts = [{k: v[i : i + INFERRED] for k, v in window.items()} for i in rows]
-    if informed_by(world, asked) == "inferred":
-        return begun(world, world.normalise(torch.cat([world.infer(part)[0] for part in parts])))
-    return joined_starts([begin_at(world, part) for part in parts])
 
 
 @dataclass

@@ -124,8 +124,9 @@ def by_deeplift(
     frame = Frame(agent, {field: frames_N}, {field: torch.zeros_like(frames_N)}, flatten(before), nothing, chosen)
     size: dict[str, np.ndarray] = {}
     change: dict[str, np.ndarray] = {}
+    steps: dict[int, torch.nn.Module] = {}
     for q in ("value", *(f"prob:{a}" for a in actions)):
-        whole = deeplift(frame, known[q.partition(":")[2] or q]).maps[field].detach()
+        whole = deeplift(frame, known[q.partition(":")[2] or q], steps).maps[field].detach()
         scale = now[q][boxes.of_O] if q != "value" else 1.0
         size[q] = scale * box_sums(whole.abs().sum(-1).cpu().numpy(), *boxes)
         change[q] = -scale * box_sums(whole.sum(-1).cpu().numpy(), *boxes)

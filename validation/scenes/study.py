@@ -20,8 +20,9 @@ from core.progress import bar
 from core.roll import Simulator, gumbel
 from core.stats import Estimate, in_text
 from envs.procgen import ProcgenEnv
+from generative.starts import started
 from validation.paired.course import Measures, choices_of, is_share, quantities, unit_of
-from validation.paired.simulated import SimulatedWorld, begun_at
+from validation.paired.simulated import SimulatedWorld
 from validation.scenes.course import OUTCOMES, Played, SceneWorld
 from validation.scenes.curves import Logistic, curve, difference, fit_isotonic, fit_logistic
 from validation.scenes.starts import SceneStarts
@@ -124,7 +125,7 @@ def _foretold(
     """What the simulator says of the same starts, from the frames up to the choice."""
     device = world.noise_NTA.device
     window = {k: torch.from_numpy(v).to(device) for k, v in played.window.items()}
-    begin = begun_at(simulator.world, window)
+    begin = started(simulator.world, window)
     dreamed = SimulatedWorld(world.agent, played.state, world.noise_NTA, measures, simulator.world, begin)
     return {q: x[0] for q, x in dreamed.measure([None]).items()}
 
