@@ -169,27 +169,93 @@ def _nearest(sorted_M: np.ndarray, x_N: np.ndarray) -> np.ndarray:
 # Fits
 
 
-class FoldedRidge:
-    """Ridge regressions of any targets on the same features, each row predicted by a fit that has not seen its fold.
+class FoldSums:
+    """Ridge regressions of any targets on the same features, worked out from sums over folds alone: no row is kept.
 
     The penalty of a fold and target is the one with the least squared error when each of the other folds is held out
-    in turn.  Everything follows from sums over folds, so that thousands of (shuffled) targets cost little.  The same
-    as scikit-learn's StandardScaler and Ridge(penalty * N).
+    in turn.  The same as scikit-learn's StandardScaler and Ridge(penalty * N).
+    """
+
+    def __init__(
+        self, n_G: np.ndarray, sum_GF: np.ndarray, gram_GFF: np.ndarray, penalties: np.ndarray = PENALTIES,
+        least: float = 1e-12,
+    ) -> None:  # fmt: skip
+        """Of the rows of each fold: their number, and the sums and products of their features, about any point near the
+        features' means.  penalties: a row and feature; least: the share of a feature's square that must be spread for
+        it to count (larger for sums of less precision)."""
+        if len(n_G) < LEAST_FOLDS:
+            raise ValueError(f"{len(n_G)} folds; at least {LEAST_FOLDS} are needed")
+        self.n_G, self.sum_GF, self.gram_GFF = n_G, sum_GF, gram_GFF
+        self.penalties, self.least = penalties, least
+        self._systems: dict[tuple[int, ...], _System] = {}
+
+    def fits_of(self, sums: Sums) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each fold, coefficients [F, S] and intercepts [S] (of the targets less ``sums.mean_S``) of the fit
+        without it."""
+        folds = range(len(self.n_G))
+        error_GPS = np.zeros((len(folds), len(self.penalties), len(sums.mean_S)))
+        for f in folds:
+            for g in range(f):
+                fit = self._solve(tuple(i for i in folds if i not in (f, g)), sums)
+                error_GPS[f] += self._error(g, sums, *fit)
+                error_GPS[g] += self._error(f, sums, *fit)
+        return [_chosen(self._solve(tuple(i for i in folds if i != g), sums), error_GPS[g].argmin(0)) for g in folds]
+
+    def easy_fits_of(self, sums: Sums) -> list[tuple[np.ndarray, np.ndarray]]:
+        """``fits_of`` with the penalty that is best on the very folds held out, a third of the work: for controls that
+        show how much too well something reads."""
+        folds = range(len(self.n_G))
+        error_PS = sum(self._error(g, sums, *self._solve(self._without(g), sums)) for g in folds)
+        best_S = np.argmin(error_PS, 0)
+        return [_chosen(self._solve(self._without(g), sums), best_S) for g in folds]
+
+    def whole_of(self, sums: Sums) -> np.ndarray:
+        """Coefficients [F, S] (a feature's own units) of the fits on all rows; penalties by the folds held out."""
+        every = tuple(range(len(self.n_G)))
+        error_PS = sum(self._error(g, sums, *self._solve(self._without(g), sums)) for g in every)
+        return _chosen(self._solve(every, sums), np.argmin(error_PS, 0))[0]
+
+    def _without(self, g: int) -> tuple[int, ...]:
+        return tuple(i for i in range(len(self.n_G)) if i != g)
+
+    def _solve(self, train: tuple[int, ...], sums: Sums) -> tuple[np.ndarray, np.ndarray]:
+        """Coefficients [P, F, S] and intercepts [P, S] of the fits on these folds, for every penalty."""
+        these = list(train)
+        if train not in self._systems:
+            parts = (part[these].sum(0) for part in (self.n_G, self.sum_GF, self.gram_GFF))
+            self._systems[train] = _System.of(*parts, least=self.least)
+        system = self._systems[train]
+        mean_S = sums.sum_GS[these].sum(0) / system.n
+        covariance_FS = sums.cross_GFS[these].sum(0) / system.n - system.mean_F[:, None] * mean_S
+        turned_FS = system.unscale_FF.T @ covariance_FS
+        w_PFS = np.stack([system.unscale_FF @ (turned_FS / (system.variance_F + p)[:, None]) for p in self.penalties])
+        return w_PFS, mean_S - system.mean_F @ w_PFS
+
+    def _error(self, g: int, sums: Sums, w_XFS: np.ndarray, a_XS: np.ndarray) -> np.ndarray:
+        """Squared error on fold g, [..., S]."""
+        explained = ((self.gram_GFF[g] @ w_XFS - 2 * sums.cross_GFS[g]) * w_XFS).sum(-2)
+        left = sums.sum_GS[g] - np.einsum("f,...fs->...s", self.sum_GF[g], w_XFS)
+        out: np.ndarray = sums.square_GS[g] + explained - 2 * a_XS * left + self.n_G[g] * a_XS**2
+        return out
+
+
+class FoldedRidge(FoldSums):
+    """``FoldSums`` of features in memory, each row predicted by a fit that has not seen its fold.
+
+    Everything follows from sums over folds, so that thousands of (shuffled) targets cost little.
     """
 
     def __init__(self, x_NF: np.ndarray, fold_N: np.ndarray, penalties: np.ndarray = PENALTIES) -> None:
         """x_NF: float [N, F]; fold_N: int [N], 0 .. G-1, at least 3 of them; penalties: a row and feature."""
-        self.penalties = penalties
         x_NF = np.asarray(x_NF, np.float64)
         self.centre_F = x_NF.mean(0)
         self.x_NF = x_NF - self.centre_F
         self.rows_G = [np.flatnonzero(fold_N == g) for g in range(int(fold_N.max()) + 1)]
-        if len(self.rows_G) < LEAST_FOLDS:
-            raise ValueError(f"{len(self.rows_G)} folds; at least {LEAST_FOLDS} are needed")
-        self.n_G = np.array([len(rows) for rows in self.rows_G], np.float64)
-        self.sum_GF = np.stack([self.x_NF[rows].sum(0) for rows in self.rows_G])
-        self.gram_GFF = np.stack([self.x_NF[rows].T @ self.x_NF[rows] for rows in self.rows_G])
-        self._systems: dict[tuple[int, ...], _System] = {}
+        super().__init__(
+            np.array([len(rows) for rows in self.rows_G], np.float64),
+            np.stack([self.x_NF[rows].sum(0) for rows in self.rows_G]),
+            np.stack([self.x_NF[rows].T @ self.x_NF[rows] for rows in self.rows_G]), penalties,
+        )  # fmt: skip
 
     def predict(self, y_NS: np.ndarray) -> np.ndarray:
         """Out-of-fold predictions, float64 [N, S]."""
@@ -202,63 +268,32 @@ class FoldedRidge:
     def errors(self, y_NS: np.ndarray) -> np.ndarray:
         """Squared error of the out-of-fold predictions, summed over all rows: [S]."""
         sums = self._sums(y_NS)
-        fits = self._fits(sums)
+        fits = self.fits_of(sums)
         out: np.ndarray = sum(self._error(g, sums, *fit) for g, fit in enumerate(fits))  # type: ignore[assignment]
         return out
 
     def fits(self, y_NS: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each fold, coefficients [F, S] and intercepts [S] (on centred features) of the fit without it."""
         sums = self._sums(y_NS)
-        return [(w_FS, a_S + sums.mean_S) for w_FS, a_S in self._fits(sums)]
+        return [(w_FS, a_S + sums.mean_S) for w_FS, a_S in self.fits_of(sums)]
 
     def whole(self, y_NS: np.ndarray) -> np.ndarray:
         """Coefficients [F, S] (a feature's own units) of the fits on all rows; penalties by the folds held out."""
-        sums, every = self._sums(y_NS), tuple(range(len(self.rows_G)))
-        error_PS = sum(self._error(g, sums, *self._solve(tuple(i for i in every if i != g), sums)) for g in every)
-        return _chosen(self._solve(every, sums), np.argmin(error_PS, 0))[0]
+        return self.whole_of(self._sums(y_NS))
 
-    def _sums(self, y_NS: np.ndarray) -> _Sums:
+    def _sums(self, y_NS: np.ndarray) -> Sums:
         mean_S = y_NS.mean(0)
         parts = [y_NS[rows] - mean_S for rows in self.rows_G]
-        return _Sums(
+        return Sums(
             mean_S,
             np.stack([y.sum(0) for y in parts]),
             np.stack([self.x_NF[rows].T @ y for rows, y in zip(self.rows_G, parts, strict=True)]),
             np.stack([(y**2).sum(0) for y in parts]),
         )
 
-    def _fits(self, sums: _Sums) -> list[tuple[np.ndarray, np.ndarray]]:
-        folds = range(len(self.rows_G))
-        error_GPS = np.zeros((len(folds), len(self.penalties), len(sums.mean_S)))
-        for f in folds:
-            for g in range(f):
-                fit = self._solve(tuple(i for i in folds if i not in (f, g)), sums)
-                error_GPS[f] += self._error(g, sums, *fit)
-                error_GPS[g] += self._error(f, sums, *fit)
-        return [_chosen(self._solve(tuple(i for i in folds if i != g), sums), error_GPS[g].argmin(0)) for g in folds]
-
-    def _solve(self, train: tuple[int, ...], sums: _Sums) -> tuple[np.ndarray, np.ndarray]:
-        """Coefficients [P, F, S] and intercepts [P, S] of the fits on these folds, for every penalty."""
-        if train not in self._systems:
-            self._systems[train] = _System.of(*(part[list(train)].sum(0) for part in (self.n_G, self.sum_GF,
-                                                                                      self.gram_GFF)))  # fmt: skip
-        system, these = self._systems[train], list(train)
-        mean_S = sums.sum_GS[these].sum(0) / system.n
-        covariance_FS = sums.cross_GFS[these].sum(0) / system.n - system.mean_F[:, None] * mean_S
-        turned_FS = system.unscale_FF.T @ covariance_FS
-        w_PFS = np.stack([system.unscale_FF @ (turned_FS / (system.variance_F + p)[:, None]) for p in self.penalties])
-        return w_PFS, mean_S - system.mean_F @ w_PFS
-
-    def _error(self, g: int, sums: _Sums, w_XFS: np.ndarray, a_XS: np.ndarray) -> np.ndarray:
-        """Squared error on fold g, [..., S]."""
-        explained = ((self.gram_GFF[g] @ w_XFS - 2 * sums.cross_GFS[g]) * w_XFS).sum(-2)
-        left = sums.sum_GS[g] - np.einsum("f,...fs->...s", self.sum_GF[g], w_XFS)
-        out: np.ndarray = sums.square_GS[g] + explained - 2 * a_XS * left + self.n_G[g] * a_XS**2
-        return out
-
 
 @dataclass(frozen=True)
-class _Sums:
+class Sums:
     """Of the targets, centred, over the rows of each fold."""
 
     mean_S: np.ndarray
@@ -277,12 +312,12 @@ class _System:
     unscale_FF: np.ndarray  # eigenvectors as weights of the features in their own units
 
     @classmethod
-    def of(cls, n: float, sum_F: np.ndarray, gram_FF: np.ndarray) -> _System:
+    def of(cls, n: float, sum_F: np.ndarray, gram_FF: np.ndarray, least: float = 1e-12) -> _System:
         mean_F = sum_F / n
         covariance_FF = gram_FF / n - np.outer(mean_F, mean_F)
         square_F = np.diag(gram_FF) / n
         # A feature that is constant here says nothing.
-        live_F = np.diag(covariance_FF) > 1e-12 * np.maximum(square_F, 1e-300)
+        live_F = np.diag(covariance_FF) > least * np.maximum(square_F, 1e-300)
         std_F = np.sqrt(np.where(live_F, np.diag(covariance_FF), 1.0))
         variance_F, vectors_FF = np.linalg.eigh(np.where(np.outer(live_F, live_F), covariance_FF, 0)
                                                 / np.outer(std_F, std_F))  # fmt: skip
@@ -441,6 +476,13 @@ def partial_out(
 
 
 # Scores
+
+
+def spread_of(y_NS: np.ndarray) -> np.ndarray:
+    """Squared distance from the mean, summed over all rows, [S]; exactly 0 of what never changes (whose variance is
+    1e-30 or so where its mean is rounded)."""
+    out: np.ndarray = np.where(np.ptp(y_NS, 0) > 0, y_NS.var(0) * len(y_NS), 0.0)
+    return out
 
 
 def unit_sums(predicted_NS: np.ndarray, y_NS: np.ndarray, of_N: np.ndarray) -> np.ndarray:
