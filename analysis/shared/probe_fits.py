@@ -222,8 +222,8 @@ class FoldSums:
         """Coefficients [P, F, S] and intercepts [P, S] of the fits on these folds, for every penalty."""
         these = list(train)
         if train not in self._systems:
-            parts = (part[these].sum(0) for part in (self.n_G, self.sum_GF, self.gram_GFF))
-            self._systems[train] = _System.of(*parts, least=self.least)
+            n, sum_F, gram_FF = (part[these].sum(0) for part in (self.n_G, self.sum_GF, self.gram_GFF))
+            self._systems[train] = _System.of(float(n), sum_F, gram_FF, self.least)
         system = self._systems[train]
         mean_S = sums.sum_GS[these].sum(0) / system.n
         covariance_FS = sums.cross_GFS[these].sum(0) / system.n - system.mean_F[:, None] * mean_S
@@ -336,6 +336,8 @@ class MlpOptions:
 
     hidden: int = 32
     """hidden units a target"""
+    shared: int = 128
+    """hidden units of the one network for all targets that --inputs are read by"""
     epochs: int = 30
     """most passes over the training rows; each target keeps its best"""
     patience: int = 5
@@ -349,9 +351,11 @@ class MlpOptions:
 
 
 def mlp_predict(
-    x_NF: np.ndarray, y_NK: np.ndarray, fold_N: np.ndarray, unit_N: np.ndarray, options: MlpOptions, seed: int = 0
-) -> np.ndarray:
-    """Out-of-fold predictions [N, K] of networks with one hidden layer, one network a target.
+    x_NF: np.ndarray, y_NK: np.ndarray, fold_N: np.ndarray, unit_N: np.ndarray, options: MlpOptions, seed: int = 0,
+    shared: bool = False,
+) -> np.ndarray:  # fmt: skip
+    """Out-of-fold predictions [N, K] of networks with one hidden layer, one network a target, or (``shared``) one of
+    ``options.shared`` hidden units for all.
 
     Each has a linear path beside the hidden layer, which begins as the ridge regression on its training rows, and
     keeps the epoch (that beginning among them) at which units held out of its training are read best, each target for
@@ -370,7 +374,7 @@ def mlp_predict(
         scale_K = _or_one(y_NK[fit].std(0))
         z_NK = ((y_NK - mean_K) / scale_K).astype(np.float32)
         linear_FK = _best_ridge(z_NF, z_NK, fit, stop)
-        out[test] = mean_K + scale_K * _train_mlp(z_NF, z_NK, linear_FK, fit, stop, test, options, (seed, g))
+        out[test] = mean_K + scale_K * _train_mlp(z_NF, z_NK, linear_FK, fit, stop, test, options, (seed, g), shared)
     return out
 
 
@@ -390,14 +394,16 @@ def _or_one(scale: np.ndarray) -> np.ndarray:
 
 def _train_mlp(
     x_NF: np.ndarray, y_NK: np.ndarray, linear_FK: np.ndarray, fit: np.ndarray, stop: np.ndarray, test: np.ndarray,
-    options: MlpOptions, seed: tuple[int, int],
+    options: MlpOptions, seed: tuple[int, int], shared: bool,
 ) -> np.ndarray:  # fmt: skip
-    """What K networks, trained side by side, say of the rows ``test`` at the epoch best on ``stop``: [M, K]."""
-    k, hidden, features = y_NK.shape[1], options.hidden, x_NF.shape[1]
+    """What K networks, trained side by side, or one for all say of the rows ``test`` at the epoch best on ``stop``:
+    [M, K]."""
+    k, features = y_NK.shape[1], x_NF.shape[1]
+    hidden, own = options.shared if shared else options.hidden, 1 if shared else k  # units, and sets of them
     generator = torch.Generator().manual_seed(1009 * seed[0] + seed[1])
-    first_FU = torch.randn(hidden, features, generator=generator).T.repeat(1, k) * (2 / features) ** 0.5
+    first_FU = torch.randn(hidden, features, generator=generator).T.repeat(1, own) * (2 / features) ** 0.5
     linear = torch.from_numpy(linear_FK.astype(np.float32))
-    weights = [first_FU.clone(), torch.zeros(k * hidden), torch.zeros(k, hidden), linear, torch.zeros(k)]
+    weights = [first_FU.clone(), torch.zeros(own * hidden), torch.zeros(k, hidden), linear, torch.zeros(k)]
     for w in weights:
         w.requires_grad_()
     optimiser = torch.optim.AdamW(weights, lr=options.rate, weight_decay=options.decay)
@@ -405,7 +411,8 @@ def _train_mlp(
 
     def say(rows: torch.Tensor) -> torch.Tensor:
         hidden_BU = torch.relu(torch.addmm(weights[1], x[rows], weights[0]))
-        return (hidden_BU.view(-1, k, hidden) * weights[2]).sum(-1) + torch.addmm(weights[4], x[rows], weights[3])
+        read_BK = hidden_BU @ weights[2].T if shared else (hidden_BU.view(-1, k, hidden) * weights[2]).sum(-1)
+        return read_BK + torch.addmm(weights[4], x[rows], weights[3])
 
     stop_, test_, fit_ = torch.from_numpy(stop), torch.from_numpy(test), torch.from_numpy(fit)
     with torch.no_grad():
