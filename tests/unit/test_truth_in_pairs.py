@@ -118,10 +118,9 @@ def rows_of_actions(hot_RTA: torch.Tensor):
 def test_one_change_may_be_necessary_and_sufficient() -> None:
     both = options("collapse neurons:0 necessary for ending", "collapse neurons:0 sufficient for ending")
     hypotheses, _ = parse_study(both, neurons(), SPEC, None)
-    assert [h.name for h in hypotheses] == [
-        "collapse neurons:0 necessary for ending", "collapse neurons:0 sufficient for ending",
+    assert [(h.name, h.role) for h in hypotheses] == [
+        ("collapse neurons:0", "necessary"), ("collapse neurons:0", "sufficient"),
     ]  # fmt: skip
-    assert [parse_hypothesis(h.name, neurons()) for h in hypotheses] == [[h] for h in hypotheses]
     with pytest.raises(UserError, match="is there twice"):
         parse_study(options("collapse neurons:0", "collapse neurons:0"), neurons(), SPEC, None)
 

@@ -103,7 +103,8 @@ class Hypothesis:
 
     @property
     def name(self) -> str:
-        """In the words that it is parsed from."""
+        """In the words that it is parsed from, but for what it is necessary or sufficient for: of one change there may
+        be several claims."""
         if self.kind == "shift":
             what = " ".join(f"{d} by {a:+g}" for d, a in zip(self.directions, self.amounts, strict=True))
         else:
@@ -117,8 +118,6 @@ class Hypothesis:
             words.append(f"through {self.through}")
         words += _when(self.behaviours)
         words += ["matched", *self.matched] if self.matched else []
-        if self.role:
-            words.append(f"{self.role} for {self.event}")
         if self.on:
             words.append(f"on {self.on}")
         return " ".join(words)

@@ -92,9 +92,9 @@ def parse_study(
     events = parse_events(options.events, spec.action_names, basis.size, spec.same_actions, spec.events, truth, told)
     hypotheses = [h for text in options.hypotheses for h in parse_hypothesis(text, basis)]
     check_events(hypotheses, [e.name for e in events])
-    for name in (names := [h.name for h in hypotheses]):
-        if names.count(name) > 1:
-            raise UserError(f"hypothesis {name!r} is there twice")
+    for h in hypotheses:
+        if hypotheses.count(h) > 1:
+            raise UserError(f"hypothesis {h.name!r} is there twice")
     for h in hypotheses:
         for name in h.matched:
             if name not in (AGE, *truth):
