@@ -25,7 +25,7 @@ from agents.play import tensors
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from analysis.probes.__main__ import main as probes
 from analysis.probes.config import ProbesConfig
-from analysis.probes.inputs import kept
+from analysis.probes.inputs import Input, kept
 from analysis.probes.matrix import CONTROL, NO, YES, Rows, advantage_rows, input_rows, score_inputs
 from core import artefacts
 from core.artefacts import write_json
@@ -103,7 +103,7 @@ def speed(path: Path, threads: int, mlp: bool) -> None:
           f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")  # fmt: skip
 
 
-def planted_rows(seed: int, episodes: int = 40) -> tuple[Rows, list]:
+def planted_rows(seed: int, episodes: int = 40) -> tuple[Rows, list[Input]]:
     """``kept`` is in the state and not in the observation, ``shown`` in both, ``neither`` in none, all slow; the state
     also holds slow features of its own; ``flag`` and ``kind`` are made of ``kept``, ``blind`` of ``neither``."""
     rng = np.random.default_rng(seed)
