@@ -85,7 +85,7 @@ def _told(text: str) -> set[str]:
 def count(events: Sequence[Event], store: RolloutStore) -> Counts:
     """Counts of every whole episode."""
     spec, known = store.spec, names_of(store)
-    truth = {name: known[name] for name in known if any(name in _told(event.text) for event in events)}
+    truth = {name: known[name] for name in known if any(name in event.truths for event in events)}
     columns = ["value", "reward", "action", *dict.fromkeys(column for column, _ in truth.values())]
     logits = any(event.reads & {"prob", "logit"} for event in events)
     columns += ["logits"] if logits else []

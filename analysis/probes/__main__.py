@@ -13,7 +13,8 @@ Quantities that have no value at some steps (the nearest saw, where there is non
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,43 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from analysis.probes.alignment import check_labels, check_states
 from analysis.probes.baselines import baselines_of, names_in, recorded_agent, states_of
 from analysis.probes.config import ProbesConfig
-from analysis.probes.rows import STEP, bent, read
+from analysis.probes.directions import basis_of
+from analysis.probes.inputs import (
+    Input,
+    block_words,
+    check_words,
+    column_for,
+    elsewhere,
+    inputs_of,
+    is_elsewhere,
+)
+from analysis.probes.matrix import (
+    CONTROL,
+    Rows as InputRows,
+    advantage_rows,
+    apart,
+    emergence_rows,
+    input_rows,
+    latex,
+    markdown,
+    paper,
+    score_inputs,
+    subjects,
+)
+from analysis.probes.rows import STEP, Rows, bent, choose, groups_along, read, unbent, value_of
 from analysis.probes.scores import LEAST_VARYING, probe
-from analysis.shared.agents import load
+from analysis.shared.agents import load, short_names
 from analysis.shared.events import parse_condition
 from analysis.shared.probe_fits import ALPHA, LEAST_FOLDS
 from analysis.shared.truths import every_of, names_of
 from analysis.shared.units import choose_unit
 from core import artefacts, config as cli
 from core.artefacts import Result
-from core.contracts import UserError
+from core.contracts import Agent, UserError
+from core.directions import Basis
 from core.episodes import RolloutStore
 from core.stats import few, least_permutations, least_units
 
@@ -49,6 +75,7 @@ def check(config: ProbesConfig) -> None:
     cli.require(99, resamples=config.resamples)
     cli.require(0, first_step=config.first_step, max_rows=config.max_rows, seed=config.seed)
     cli.require(1, previous=config.previous)
+    cli.require(0, exchanges=config.exchanges, input_rows=config.input_rows)
     if config.last_step is not None:
         cli.require(config.first_step, last_step=config.last_step)
     if config.checkpoints and not config.agents:
@@ -56,10 +83,10 @@ def check(config: ProbesConfig) -> None:
     if not 0 < config.smallest < 1:
         raise UserError(f"--smallest must lie between 0 and 1, not {config.smallest:g}")
     net = config.net
-    cli.require(1, hidden=net.hidden, epochs=net.epochs, batch=net.batch, patience=net.patience)
+    cli.require(1, hidden=net.hidden, shared=net.shared, epochs=net.epochs, batch=net.batch, patience=net.patience)
     if net.rate <= 0 or net.decay < 0:
         raise UserError("--rate must be above 0 and --decay not below")
-    for name in ("targets", "given"):
+    for name in ("targets", "given", "inputs", "directions"):
         values = getattr(config, name)
         if len(set(values)) < len(values):
             raise UserError(f"--{name} names {next(v for v in values if values.count(v) > 1)!r} twice")
@@ -70,38 +97,59 @@ def main(config: ProbesConfig) -> None:
 
     check(config)
     torch.set_num_threads(config.threads)
-    with RolloutStore(config.extraction) as store:
+    paths = recordings_of(config)
+    with threadpool_limits(config.threads), RolloutStore(paths[-1]) as store:
         every = names_of(store)
         given = given_of(config, every)
         for name in given:
             if name != STEP and name not in every:
                 raise UserError(
-                    f"{config.extraction} has no quantity {name!r}{cli.nearest(name, every)}; leave it out of --given "
+                    f"{store.path} has no quantity {name!r}{cli.nearest(name, every)}; leave it out of --given "
                     f"(now {' '.join(given)})"
                 )
         targets = bent(list(config.targets) or [name for name in every if name not in NOT_TARGETS])
         if not targets:
-            raise UserError(f"{config.extraction} has no ground truth to read; record a world that tells it")
+            raise UserError(f"{store.path} has no ground truth to read; record a world that tells it")
         if config.where:
             parse_condition("--where", config.where, list(every))
+        for name in config.directions:
+            if name not in targets:
+                raise UserError(f"--directions {name}: no target{cli.nearest(name, targets)}")
         recorded = recorded_agent(store, config.agent)
+        agent = None if recorded is None else recorded[0]
+        words = words_of(config, store, agent)
         others = load(config.agents, config.checkpoints, torch.device("cpu")) if config.agents else {}
         rows = read(store, config.states, list(dict.fromkeys([*targets, *given])), where=config.where,
                     observation=config.observation or "", first_step=config.first_step, last_step=config.last_step,
                     max_rows=config.max_rows, needed=[name for name in given if name != STEP],
                     any_of=targets)  # fmt: skip
-        unit = choose_unit(rows.groups, config.unit, max(config.folds, least_units(ALPHA, "permutation")))
-        if recorded is not None:
-            found = baselines_of(recorded[0], store, rows.index_N2, rows.time_N, config.previous, config.seed)
+        require_change(rows.quantities, config.targets, store)
+        unit = choose_unit(rows.groups, config.unit, max(2 * config.folds, least_units(ALPHA, "permutation")))
+        if agent is not None:
+            check_states(agent, store)
+            found = baselines_of(agent, store, rows.index_N2, rows.time_N, config.previous, config.seed)
             rows = rows._replace(baselines=found)
+        if words:
+            check_labels(store, list(dict.fromkeys(unbent(t)[0] for t in targets)))
         rows = rows._replace(agents=states_of(others, store, rows.index_N2))
-        agent = store.manifest["facts"].get("agent", "")
+        name = store.manifest["facts"].get("agent", "")
         read_every = every_of(store)
-    with threadpool_limits(config.threads):
         result = probe(rows, targets, given, unit, config)
-    result.notes |= {"agent": agent, "states": config.states, "observation": config.observation or ""}
-    result.notes |= {"where": config.where, "truth_every": read_every}
-    inputs = {"extraction": config.extraction}
+        tables = tables_of(paths, words, targets, config) if words else {}
+    result.notes |= {"agent": name, "states": config.states, "observation": config.observation or ""}
+    result.notes |= {"where": config.where, "truth_every": read_every, "inputs": words}
+    basis = probe_basis(rows, result, config, name)
+    if basis is not None:
+        result.notes["basis"] = basis.facts
+    own = tables.get(paths[-1], {})
+    result.tables |= own
+    if len(tables) > 1:
+        labels = short_names(paths)
+        result.tables["emergence"] = emergence_rows(
+            {n: tables[p]["inputs"] for n, p in zip(labels, paths, strict=True)}
+        )
+    inputs = {"extraction": paths[-1]} | {f"recording_{i}": path for i, path in enumerate(paths[:-1])}
+    inputs |= {f"input_{n}": path for n, path in (elsewhere(w) for w in words if is_elsewhere(w))}
     if recorded is not None:
         inputs["agent"] = recorded[1]
     inputs |= {f"agent_{i}": path for i, path in enumerate(config.agents)}
@@ -110,12 +158,143 @@ def main(config: ProbesConfig) -> None:
             if row.get("linear") is not None:
                 ends = [np.nan if row[f"linear_{end}"] is None else row[f"linear_{end}"] for end in ("low", "high")]
                 result.scalar(f"r2_{row['target']}", row["linear"], "R^2", row["n"], ends)
+        if own:
+            result.tables["paper"] = [dict(row) for row in paper(own["inputs"], own["advantages"])]
+            artefacts.write_atomically(run.path / "paper.md", markdown(result.tables["paper"]).encode())
+            artefacts.write_atomically(run.path / "paper.tex", latex(result.tables["paper"]).encode())
         result.save(run.path)
-        for name, figure in draw(result).items():
-            figure.savefig(run.path / name, dpi=100, metadata={"Software": None})
-        run.facts = {"agent": agent}
+        if basis is not None:
+            basis.save(run.path)
+        for file, figure in draw(result).items():
+            figure.savefig(run.path / file, dpi=100, metadata={"Software": None})
+        run.facts = {"agent": name}
         run.metrics = result.scalars
     print(summary(result, config.out))
+
+
+def recordings_of(config: ProbesConfig) -> list[Path]:
+    """The recordings, that of the last checkpoint last."""
+    if config.run_dir is None:
+        if config.all_ckpts or config.ckpt != "last":
+            raise UserError("--ckpt and --all_ckpts belong to --run_dir")
+        return [*config.recordings, config.extraction]
+    if config.recordings:
+        raise UserError("--run_dir finds the recordings itself: leave out --recordings")
+    root = config.run_dir
+    found = sorted({path.parent for path in root.glob("**/spec.json") if (path.parent / artefacts.MANIFEST).exists()},
+                   key=lambda path: [int(n) for n in re.findall("[0-9]+", str(path.relative_to(root)))])  # fmt: skip
+    if not found:
+        raise UserError(f"{root} holds no recording; make some: record.py --agent {root}")
+    if config.all_ckpts:
+        return found
+    if config.ckpt == "last":
+        return found[-1:]
+    named = [p for p in found if config.ckpt.isdigit() and int(config.ckpt) in map(int, re.findall("[0-9]+", p.name))]
+    if len(named) != 1:
+        raise UserError(f"--ckpt {config.ckpt}: {root} holds {', '.join(p.name for p in found)}")
+    return named
+
+
+def words_of(config: ProbesConfig, store: RolloutStore, agent: Agent | None) -> list[str]:
+    """The words of --inputs, or those that --block stands for; UserError for what is not there."""
+    words = list(config.inputs)
+    if config.block is not None:
+        first = block_words(config.block, store, agent)
+        if not words:
+            has = ["obs"] if any(c.startswith("obs/") for c in store.column_names) else []
+            has += ["embedding"] if column_for("embedding", store.column_names) or (
+                agent is not None and "embedding" in agent.points
+            ) else []  # fmt: skip
+            words = [*has, "time", "actions", *(["random"] if agent is not None else [])]
+        words = [*first, *(w for w in words if w not in first)]
+    elif (config.recordings or config.all_ckpts) and not words:
+        raise UserError("several recordings are compared by what is read from --inputs (or --block): name some")
+    if words:
+        check_words(words, store, agent)
+        if not any(is_elsewhere(w) or not Input(w, 0, _nothing).is_baseline for w in words):
+            raise UserError("--inputs names baselines only; begin with a state, such as h")
+    return words
+
+
+def _nothing(episode: int, rows: slice) -> np.ndarray:
+    raise ValueError("an input of which only the name is known")
+
+
+def require_change(quantities: Mapping[str, np.ndarray], named: Sequence[str], store: RolloutStore) -> None:
+    """UserError where a target that was asked for by name never changes."""
+    for name in bent(list(named)):
+        known_N = quantities[name][~np.isnan(quantities[name])]
+        if len(known_N) and np.ptp(known_N) == 0:
+            raise UserError(f"{store.path}: {name} is {known_N[0]:g} at every step, so there is nothing to read; "
+                            "leave it out of --targets")  # fmt: skip
+
+
+def tables_of(
+    paths: Sequence[Path], words: Sequence[str], targets: Sequence[str], config: ProbesConfig
+) -> dict[Path, dict[str, list[dict[str, Any]]]]:
+    """Tables ``inputs`` and ``advantages`` of every recording."""
+    here = [w for w in words if not is_elsewhere(w)]
+    out: dict[Path, dict[str, list[dict[str, Any]]]] = {}
+    width: dict[str, int] = {}
+    for path in paths:
+        inputs, table, advantages = one_table(path, here, targets, config, config.agent if path == paths[-1] else None)
+        for given in inputs:
+            if width.setdefault(given.name, given.width) != given.width:
+                raise UserError(
+                    f"{path}: {given.name} is {given.width} numbers wide, {width[given.name]} in {paths[0]}: only "
+                    "checkpoints of one agent, of the same cell and blocks, can be compared"
+                )
+        out[path] = {"inputs": table, "advantages": advantages}
+    for name, path in (elsewhere(w) for w in words if is_elsewhere(w)):
+        _, others, _ = one_table(path, ["h"], targets, config, None)
+        for row in others:
+            row["input"] = name
+        last = out[paths[-1]]
+        states, _ = subjects([x for x in inputs])
+        of = {row["target"]: row for row in others}
+        last["advantages"] += [
+            apart(row, of[row["target"]], config.smallest)
+            for row in last["inputs"] if row["input"] in states and row["target"] in of and row["kind"] != "control"
+        ]  # fmt: skip
+        last["inputs"] += others
+    return out
+
+
+def one_table(
+    path: Path, words: Sequence[str], targets: Sequence[str], config: ProbesConfig, given: Path | None
+) -> tuple[list[Input], list[dict[str, Any]], list[dict[str, Any]]]:
+    """(inputs, table, advantages) of one recording."""
+    with RolloutStore(path) as store:
+        recorded = recorded_agent(store, given)
+        agent = None if recorded is None else recorded[0]
+        check_words(words, store, agent)
+        store.preload(*dict.fromkeys(column for column, _ in names_of(store).values()))
+        chosen = choose(store, targets, first_step=config.first_step, last_step=config.last_step, where=config.where,
+                        max_rows=config.input_rows, any_of=targets)  # fmt: skip
+        index_N2 = chosen.index_N2
+        first_E = {e: int(store.meta(e).get("first_tick", 0)) for e in chosen.step_E}
+        time_N = np.concatenate([t + first_E[e] for e, t in chosen.step_E.items()])
+        quantities = {t: value_of(chosen, t, time_N) for t in targets}
+        require_change(quantities, config.targets, store)
+        groups = groups_along(store, index_N2)
+        unit = choose_unit(groups, config.unit, max(2 * config.folds, least_units(ALPHA, "permutation")))
+        unit_N = np.unique(groups[unit], return_inverse=True)[1]
+        inputs = inputs_of(words, store, agent, chosen.step_E, time_N, config.seed)
+        names = [*config.classes, *store.manifest["facts"].get("classes", ())]
+        scored = score_inputs(InputRows(chosen.step_E, quantities, unit_N), inputs, names, config)
+        if not scored:
+            raise UserError(f"{path}: no quantity varies in {2 * config.folds} units ({unit}) or more; record more")
+        return inputs, input_rows(scored, config), advantage_rows(scored, inputs, config)
+
+
+def probe_basis(rows: Rows, result: Result, config: ProbesConfig, agent: str) -> Basis | None:
+    """The linear probes of h as directions; None of other states."""
+    names = list(result.notes["directions"])
+    if config.states != "h" or not names:
+        return None
+    order = [n for n in config.directions if n in names] or names
+    read_KF = np.stack([result.arrays["direction_read"][names.index(n)] for n in order])
+    return basis_of(rows.x_NF, read_KF, order, agent)
 
 
 def given_of(config: ProbesConfig, every: Collection[str]) -> tuple[str, ...]:
@@ -155,6 +334,16 @@ def summary(result: Result, out: Path) -> str:
         )
     for row in result.tables["controls"]:
         lines.append(f"  control: a random constant per {row['constant_per']}: R2 {row['r2']:.2f}")
+    for row in result.tables.get("advantages", ()):
+        if row["probe"] == "linear" and row["over"] in ("obs", "embedding"):
+            lines.append(f"  {row['input']} - {row['over']}: {row['target']} {_signed(row)}: {row['verdict']}")
+    for row in result.tables.get("inputs", ()):
+        if row["target"] == CONTROL:
+            lines.append(f"  control: {CONTROL} from {row['input']}: R2 {_two(row['score'])}, split by step "
+                         f"{_two(row['by_step'])}")  # fmt: skip
+    if "basis" in notes:
+        named = ", ".join(f"{d} {t}" for d, t in notes["basis"]["targets"].items())
+        lines.append(f"  basis_probe (--basis {out} --basis_kind probe): {named}")
     for row in result.tables.get("agents", ()):
         lines.append(f"  {row['agent']}: {row['target']} R2 {_in_words(row, 'r2')}")
     return "\n".join(lines)
@@ -185,6 +374,13 @@ def _sentence(row: Mapping[str, Any], notes: Mapping[str, Any]) -> str:
 
 def _two(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def _signed(row: Mapping[str, Any]) -> str:
+    value, low, high = (row.get(f"advantage{end}") for end in ("", "_low", "_high"))
+    if value is None:
+        return "-"
+    return f"{value:+.2f}" + ("" if low is None or high is None else f" [{low:+.2f}, {high:+.2f}]")
 
 
 def _in_words(row: Mapping[str, Any], name: str) -> str:

@@ -12,16 +12,16 @@ N rows, A actions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from agents.load import load_agent
 from analysis.shared.randomised import randomised
-from core.artefacts import MANIFEST
+from core.artefacts import MANIFEST, WEIGHTS, read_manifest
 from core.contracts import Agent, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
@@ -35,8 +35,12 @@ POWERS = 5  # of time
 class Seen(NamedTuple):
     """What an agent makes of recorded observations."""
 
-    h_NH: np.ndarray  # with its memory of the episode
+    points: dict[str, np.ndarray]  # name of a point -> [N, width], with its memory of the episode
     alone_NF: np.ndarray  # of each observation alone: the embedding, and h after an empty memory
+
+    @property
+    def h_NH(self) -> np.ndarray:
+        return self.points["h"]
 
 
 def recorded_agent(store: RolloutStore, given: Path | None) -> tuple[Agent, Path] | None:
@@ -48,18 +52,26 @@ def recorded_agent(store: RolloutStore, given: Path | None) -> tuple[Agent, Path
         path = None if named is None else store.path / named["path"]
         if path is None or not (path / MANIFEST).exists():
             return None
-    agent = load_agent(path)
-    if fingerprint(agent) != known:
-        if given is None:
-            return None
-        raise UserError(f"{store.path} was recorded with agent {known}; {path} is {fingerprint(agent)}")
-    return agent, path
+    kept = [name for name in read_manifest(path)["files"] if fnmatch(name, "checkpoint_*.safetensors")]
+    for file in (WEIGHTS, *kept):
+        agent = load_agent(path, name=file)
+        if fingerprint(agent) == known:
+            return agent, path
+    if given is None:
+        return None
+    raise UserError(
+        f"{store.path} was recorded with agent {known}; {path} is {fingerprint(load_agent(path))}"
+        f"{', and none of its checkpoints is that one' if kept else ''}"
+    )
 
 
 @torch.no_grad()
-def seen_by(agent: Agent, store: RolloutStore, index_N2: np.ndarray, name: str = "agent") -> Seen:
+def seen_by(
+    agent: Agent, store: RolloutStore, index_N2: np.ndarray, name: str = "agent", points: Sequence[str] = ("h",),
+    alone: bool = True,
+) -> Seen:  # fmt: skip
     """The agent's states along whole recorded episodes, at the rows (episode, t) of ``index_N2`` (an episode's in a
-    row).  UserError where it does not read these observations."""
+    row).  alone: also what it makes of each observation alone.  UserError where it does not read these observations."""
     fields = list(agent.spec.obs)
     if dict(agent.spec.obs) != dict(store.spec.obs) or any(f"obs/{f}" not in store.column_names for f in fields):
         raise UserError(f"{name} does not read the observations of {store.path}")
@@ -67,12 +79,14 @@ def seen_by(agent: Agent, store: RolloutStore, index_N2: np.ndarray, name: str =
     episodes, first, counts = np.unique(index_N2[:, 0], return_index=True, return_counts=True)
     last = index_N2[first + counts - 1, 1]
     order = np.argsort(last, kind="stable")
-    h: list[Tensor] = [torch.empty(0)] * len(episodes)
-    alone = list(h)
+    of_frame = [p for p in ("embedding", "h") if p in agent.points] if alone else []
+    out = {p: np.empty((len(index_N2), agent.points[p]), np.float32) for p in points}
+    alone_NF = np.empty((len(index_N2), sum(agent.points[p] for p in of_frame)), np.float32)
     with bar(f"showing the episodes to {name}", len(episodes), "episodes") as progress:
         for some in np.array_split(order, max(1, -(-len(order) // TOGETHER))):
             obs = [store.pooled(*(f"obs/{f}" for f in fields), episodes=[int(episodes[i])])[0] for i in some]
-            state, found = agent.initial(len(some)), []
+            wanted = [index_N2[first[i] : first[i] + counts[i], 1] for i in some]
+            state = agent.initial(len(some))
             for t in range(int(last[some].max()) + 1):
                 now = {
                     f: torch.from_numpy(np.stack([o[f"obs/{f}"][min(t, len(o[f"obs/{f}"]) - 1)] for o in obs]))
@@ -81,17 +95,19 @@ def seen_by(agent: Agent, store: RolloutStore, index_N2: np.ndarray, name: str =
                 first_B = torch.full((len(some),), t == 0, device=device)
                 seen = agent.encode({f: x.to(device) for f, x in now.items()})
                 state = agent.advance(seen, state, first_B)
-                empty = agent.advance(seen, agent.initial(len(some)), torch.ones_like(first_B))
-                points = [agent.read("h", seen, empty)]
-                if "embedding" in agent.points:
-                    points.insert(0, agent.read("embedding", seen, empty))
-                found.append((agent.read("h", seen, state).cpu(), torch.cat(points, 1).cpu()))
-            h_BTH, alone_BTF = (torch.stack(part, 1) for part in zip(*found, strict=True))
-            for b, i in enumerate(some):
-                t_M = index_N2[first[i] : first[i] + counts[i], 1]
-                h[i], alone[i] = h_BTH[b, t_M], alone_BTF[b, t_M]
-                progress.advance()
-    return Seen(torch.cat(h).numpy(), torch.cat(alone).numpy())
+                at = [(b, int(np.searchsorted(t_M, t))) for b, t_M in enumerate(wanted)]
+                at = [(b, k) for b, k in at if k < len(wanted[b]) and wanted[b][k] == t]
+                if not at:
+                    continue
+                here_B, row_B = np.array([b for b, _ in at]), np.array([first[some[b]] + k for b, k in at])
+                for p, of_p in out.items():
+                    of_p[row_B] = agent.read(p, seen, state).cpu().numpy()[here_B]
+                if of_frame:
+                    empty = agent.advance(seen, agent.initial(len(some)), torch.ones_like(first_B))
+                    found = torch.cat([agent.read(p, seen, empty) for p in of_frame], 1)
+                    alone_NF[row_B] = found.cpu().numpy()[here_B]
+            progress.advance(len(some))
+    return Seen(out, alone_NF)
 
 
 def previous_actions(store: RolloutStore, index_N2: np.ndarray, count: int) -> np.ndarray:

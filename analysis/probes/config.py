@@ -17,6 +17,18 @@ class ProbesConfig:
 
     extraction: tyro.conf.Positional[Path] = Path("runs/activations")
     """episodes with states and ground truth (analysis.extract_activations)"""
+    recordings: tuple[Path, ...] = ()
+    """further recordings of the same world, such as of other checkpoints, in their order: the table of --inputs for
+    each of them (how what is read comes about in training)"""
+    run_dir: Path | None = None
+    """folder that holds recordings, such as one a checkpoint (in place of the first argument and --recordings)"""
+    ckpt: str = "last"
+    """which recording of --run_dir: last, or a number in its name"""
+    all_ckpts: bool = False
+    """all recordings of --run_dir, in the order of the numbers in their names"""
+    block: str | None = None
+    """whose state is read first, where the agent has several recurrent layers: last, all, or its number; stands for
+    --inputs of these and obs, embedding, time, actions and random as far as they are at hand"""
     out: Path = Path("runs/probes")
     """run directory to write"""
     states: str = "h"
@@ -43,11 +55,25 @@ class ProbesConfig:
     any other as open"""
     observation: str | None = None
     """an observation column as a baseline of its own, such as obs/Entity:0 (its row 0: the agent itself)"""
+    inputs: tuple[str, ...] = ()
+    """what quantities are read from for the table of quantities by inputs, on all steps: h, block_0, embedding (columns
+    of the recording, or points of its agent), obs, obs:4 (the last 4), time, actions (how often each so far), episode,
+    frame, random (the agent with its weights shuffled), several joined (obs+time), or NAME=DIR, the states of another
+    agent's recording; none: no such table"""
+    classes: tuple[str, ...] = ()
+    """quantities that are names and not numbers (a direction, a type), beside those that the recording says are"""
+    exchanges: int = 3
+    """exchanges of whole units whose scores are the table's chance"""
+    input_rows: int = 0
+    """at most about so many steps for that table; 0: all"""
     unit: Unit = "auto"
     """what is held out and resampled whole: map, level, world (one run of it) or life (an episode); auto: the largest
     with at least 10"""
     folds: int = 5
     """parts, each held out once"""
+    directions: tuple[str, ...] = ()
+    """targets whose probes are the directions of basis_probe (of --states h), those in front first; none: all that
+    vary"""
     first_step: int = 0
     """states of earlier steps are left out"""
     last_step: int | None = None

@@ -18,6 +18,7 @@ from core.figures import (
     MEMORY_DEEP,
     MEMORY_PALE,
     REAL,
+    SEQUENTIAL,
     USUAL,
     WORLD,
     figure_of,
@@ -45,9 +46,66 @@ def draw(result: Result) -> dict[str, Any]:
     figures = {"probes.png": draw_readings(result)}
     if any(row.get("partial") is not None for row in result.tables["targets"]):
         figures["mediation.png"] = draw_mediation(result)
+    if "inputs" in result.tables:
+        figures["inputs.png"] = draw_inputs(result)
+    if "emergence" in result.tables:
+        figures["emergence.png"] = draw_emergence(result)
     if "agents" in result.tables:
         figures["agents.png"] = draw_agents(result)
     return figures
+
+
+def draw_inputs(result: Result) -> Any:
+    """Heat map, a row a target and a column an input: the score above what says nothing, as a share of what is
+    left to 1."""
+    table = result.tables["inputs"]
+    targets = list(dict.fromkeys(row["target"] for row in table))
+    inputs = list(dict.fromkeys(row["input"] for row in table))
+    score_KI = np.full((len(targets), len(inputs)), np.nan)
+    for row in table:
+        if row["score"] is not None:
+            chance = row.get("chance") or 0.0
+            at = targets.index(row["target"]), inputs.index(row["input"])
+            score_KI[at] = (row["score"] - chance) / (1 - chance)
+    figure = figure_of(3.2 + 0.75 * len(inputs), 1.6 + 0.22 * len(targets))
+    axis = figure.subplots()
+    image = axis.imshow(score_KI.clip(0, 1), cmap=SEQUENTIAL, vmin=0, vmax=1, aspect="auto")
+    for (k, i), value in np.ndenumerate(score_KI):
+        if np.isfinite(value):
+            axis.text(i, k, minus(f"{value:.2f}"), ha="center", va="center", fontsize=7,
+                      color="w" if value < 0.6 else INK)  # fmt: skip
+    axis.set_xticks(range(len(inputs)), inputs, rotation=30, ha="right", fontsize=8)
+    axis.set_yticks(range(len(targets)), [t.replace("_", " ") for t in targets], fontsize=8)
+    bar = figure.colorbar(image, ax=axis, shrink=0.6)
+    bar.set_label("R², or balanced accuracy above chance, as a share of what is left to 1", fontsize=8)
+    axis.set_xlabel(f"linear probes, {_many(result)} held out", fontsize=8)
+    return figure
+
+
+def draw_emergence(result: Result) -> Any:
+    """Score of every target from recording to recording (checkpoints in their order), a panel an input."""
+    table = [row for row in result.tables["emergence"] if row["kind"] != "control"]
+    inputs = list(dict.fromkeys(row["input"] for row in table))
+    names = list(dict.fromkeys(row["recording"] for row in table))
+    targets = list(dict.fromkeys(row["target"] for row in table))
+    colours = label_colours(np.arange(len(targets)))
+    figure = figure_of(2.5 + 2.6 * len(inputs), 4.2)
+    panels = figure.subplots(1, len(inputs), sharey=True, squeeze=False)[0]
+    for axis, given in zip(panels, inputs, strict=True):
+        for k, target in enumerate(targets):
+            rows = [row for row in table if (row["input"], row["target"]) == (given, target)]
+            value, low, high = _columns(rows, "score")
+            x = np.array([names.index(row["recording"]) for row in rows]) + 0.2 * (k / max(1, len(targets) - 1) - 0.5)
+            axis.plot(x, value.clip(LOWEST), "o-", color=colours[k], markersize=3, linewidth=1, label=target)
+            axis.vlines(x, low.clip(LOWEST), high.clip(LOWEST), color=colours[k], linewidth=0.8)
+        axis.set_title(given, fontsize=9)
+        axis.axhline(0, color=INK, linewidth=0.6)
+        axis.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=8)
+        axis.grid(axis="y", color=LINE)
+    panels[0].set_ylabel("R², or balanced accuracy", fontsize=8)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=7, frameon=False)
+    return figure
 
 
 def draw_agents(result: Result) -> Any:

@@ -60,13 +60,29 @@ def unbent(name: str) -> tuple[str, str]:
     return (found[2], found[1]) if found else (name, "")
 
 
-def read(
-    store: RolloutStore, states: str, names: Sequence[str], *, observation: str = "", first_step: int = 0,
-    last_step: int | None = None, max_rows: int = 0, where: str = "", needed: Sequence[str] = (),
-    any_of: Sequence[str] = (),
-) -> Rows:  # fmt: skip
-    """The states of every n-th step from first_step to last_step (None: the end) of each life, so that at most about
-    max_rows are read (0: all).
+class Chosen(NamedTuple):
+    """The steps of a store that are read, and the truth at them."""
+
+    step_E: dict[int, np.ndarray]  # episode -> its steps, in order
+    value_E: dict[int, dict[str, np.ndarray]]  # episode -> name -> float64 [steps]
+    left_out: dict[str, int]  # steps left out, by why
+
+    @property
+    def index_N2(self) -> np.ndarray:
+        """(episode, t) of every row."""
+        return np.concatenate([np.stack([np.full(len(t), e), t], 1) for e, t in self.step_E.items()])
+
+    def of(self, name: str) -> np.ndarray:
+        """A number of the truth (or the step) at every row, float64 [N]."""
+        return np.concatenate([self.value_E[e][name] for e in self.step_E])
+
+
+def choose(
+    store: RolloutStore, names: Sequence[str], *, first_step: int = 0, last_step: int | None = None, max_rows: int = 0,
+    where: str = "", needed: Sequence[str] = (), any_of: Sequence[str] = (),
+) -> Chosen:  # fmt: skip
+    """Every n-th of the steps from first_step to last_step (None: the end) of each life, so that at most about max_rows
+    are read (0: all).
 
     names: quantities.  where: a condition on the truth (analysis.shared.events.parse_condition).  Steps at which one of
     ``needed``, or all of ``any_of``, have no value are left out.
@@ -77,12 +93,6 @@ def read(
             raise UserError(f"{store.path} has no quantity {column!r}{cli.nearest(column, known)}; it has: "
                             f"{', '.join([*known, STEP])}")  # fmt: skip
     holds = parse_condition("--where", where, list(known)) if where else None
-    column, _, row = observation.partition(":")
-    for wanted in filter(None, (states, column)):
-        if wanted not in store.column_names:
-            raise UserError(f"{store.path}: no column {wanted!r}; there are: {', '.join(store.column_names)}")
-    if row and not row.isdigit():
-        raise UserError(f"--observation {observation}: after the colon comes the number of a row, such as obs/Entity:0")
     told = list(dict.fromkeys(n for n in map(lambda n: unbent(n)[0], names) if n != STEP))
     words = [n for n in known if re.search(rf"\b{re.escape(n)}\b", where)]
     ends = np.minimum(store.steps, store.rows)
@@ -103,11 +113,40 @@ def read(
             on &= true_1T[0].numpy()
             left["not where"] += before - int(on.sum())
         kept[e], values[e] = np.flatnonzero(on), truth
-    every = -(-sum(map(len, kept.values())) // max_rows) if max_rows else 1
+    every = max(1, -(-sum(map(len, kept.values())) // max_rows)) if max_rows else 1
+    if not kept:
+        raise UserError(f"{store.path}: no episode is longer than {first_step} steps; lower --first_step")
+    step_E = {e: step[every // 2 :: every] for e, step in kept.items() if len(step) > every // 2}
+    if not step_E:
+        said = f", and of which it is true that {where}" if where else ""
+        raise UserError(f"{store.path}: no step at which a quantity has a value{said}; record more")
+    at = {e: {n: x[step] for n, x in values[e].items()} | {STEP: step.astype(np.float64)} for e, step in step_E.items()}
+    return Chosen(step_E, at, left)
+
+
+def read(
+    store: RolloutStore, states: str, names: Sequence[str], *, observation: str = "", first_step: int = 0,
+    last_step: int | None = None, max_rows: int = 0, where: str = "", needed: Sequence[str] = (),
+    any_of: Sequence[str] = (),
+) -> Rows:  # fmt: skip
+    """The states of every n-th step from first_step to last_step (None: the end) of each life, so that at most about
+    max_rows are read (0: all).
+
+    names: quantities.  where: a condition on the truth (analysis.shared.events.parse_condition).  Steps at which one of
+    ``needed``, or all of ``any_of``, have no value are left out.
+    """
+    chosen = choose(
+        store, names, first_step=first_step, last_step=last_step, max_rows=max_rows, where=where, needed=needed,
+        any_of=any_of,
+    )  # fmt: skip
+    column, _, row = observation.partition(":")
+    for wanted in filter(None, (states, column)):
+        if wanted not in store.column_names:
+            raise UserError(f"{store.path}: no column {wanted!r}; there are: {', '.join(store.column_names)}")
+    if row and not row.isdigit():
+        raise UserError(f"--observation {observation}: after the colon comes the number of a row, such as obs/Entity:0")
     parts: list[dict[str, np.ndarray]] = []
-    for e, step in kept.items():
-        if not len(step := step[max(1, every) // 2 :: max(1, every)]):
-            continue
+    for e, step in chosen.step_E.items():
         columns, index_N2 = store.pooled(*dict.fromkeys(filter(None, (states, column))), episodes=[e])
         part: dict[str, np.ndarray] = {"index": index_N2[step], "x": columns[states].reshape(len(index_N2), -1)[step]}
         part["time"] = step + int(store.meta(e).get("first_tick", 0))
@@ -117,27 +156,24 @@ def read(
                 have = "no rows" if seen.ndim < 3 else f"rows 0 to {seen.shape[1] - 1}"
                 raise UserError(f"--observation {observation}: {column} has {have}")
             part["observation"] = (seen[:, int(row)] if row else seen).reshape(len(seen), -1)[step].astype(np.float32)
-        for name in told:
-            part[f"of {name}"] = values[e][name][step]
         parts.append(part)
-    if not parts:
-        if not kept:
-            raise UserError(f"{store.path}: no episode is longer than {first_step} steps; lower --first_step")
-        said = f", and of which it is true that {where}" if where else ""
-        raise UserError(f"{store.path}: no step at which a quantity has a value{said}; record more")
     whole = {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
     quantities = {}
     for name in names:
-        at, bend = unbent(name)
-        value_N = whole["time"].astype(np.float64) if at == STEP else whole[f"of {at}"]
-        quantities[name] = BENT[bend](value_N) if bend else value_N
+        quantities[name] = value_of(chosen, name, whole["time"])
     for name, value_N in (("states", whole["x"]), *quantities.items()):
         if not (np.isfinite(value_N) if name == "states" else ~np.isinf(value_N)).all():
             raise UserError(f"{store.path}: {name} have NaN or infinite values; record again, or leave it out")
-    of_episodes, level_E = groups_of(store), levels_of(store)
-    of_episodes |= {} if level_E is None else {"level": level_E}
-    groups = {name: of[whole["index"][:, 0]] for name, of in of_episodes.items()}
-    return Rows(whole["x"], quantities, whole.get("observation"), whole["index"], whole["time"], groups, left_out=left)
+    groups = groups_along(store, whole["index"])
+    return Rows(
+        whole["x"],
+        quantities,
+        whole.get("observation"),
+        whole["index"],
+        whole["time"],
+        groups,
+        left_out=chosen.left_out,
+    )
 
 
 def _has_values(truth: Mapping[str, np.ndarray], needed: Sequence[str], any_of: Sequence[str], size: int) -> np.ndarray:
@@ -148,3 +184,17 @@ def _has_values(truth: Mapping[str, np.ndarray], needed: Sequence[str], any_of: 
     if any_of:
         on &= np.any([~np.isnan(truth[unbent(name)[0]]) for name in any_of], 0)
     return on
+
+
+def value_of(chosen: Chosen, name: str, time_N: np.ndarray) -> np.ndarray:
+    """A quantity at every row: a number of the truth, the sine or cosine of an angle, or the time."""
+    at, bend = unbent(name)
+    value_N = time_N.astype(np.float64) if at == STEP else chosen.of(at)
+    return BENT[bend](value_N) if bend else value_N
+
+
+def groups_along(store: RolloutStore, index_N2: np.ndarray) -> dict[str, np.ndarray]:
+    """What the lives of some rows share, a number a row."""
+    of_episodes, level_E = groups_of(store), levels_of(store)
+    of_episodes |= {} if level_E is None else {"level": level_E}
+    return {name: of[index_N2[:, 0]] for name, of in of_episodes.items()}

@@ -19,6 +19,7 @@ from analysis.shared.probe_fits import (
     mlp_predict,
     partial_out,
     r2_of,
+    spread_of,
     unit_sums,
 )
 from core.artefacts import Result, finite
@@ -34,7 +35,7 @@ LEAST_VARYING = 6  # units in which a quantity must vary: with fewer no test can
 def null_of(probe: FoldedRidge, y_N: np.ndarray, donor_NS: np.ndarray) -> np.ndarray:
     """R^2 [S] of the target exchanged in each of S ways; NaN where an exchange leaves it without spread."""
     y_NS = y_N[donor_NS]
-    spread_S = y_NS.var(0) * len(y_N)
+    spread_S = spread_of(y_NS)
     return 1 - np.divide(probe.errors(y_NS), spread_S, out=np.full(len(spread_S), np.nan), where=spread_S > 0)
 
 
@@ -404,8 +405,8 @@ def _controls(states: FoldedRidge, rows: Rows, rng: np.random.Generator) -> list
     for name, of_N in rows.groups.items():
         number_N = np.unique(of_N, return_inverse=True)[1]
         y_NS = rng.standard_normal((int(number_N.max()) + 1, CONSTANTS))[number_N]
-        spread_S = y_NS.var(0) * len(y_NS)
-        if (spread_S > 0).all():
+        spread_S = spread_of(y_NS)
+        if (spread_S > 0).all():  # there are at least two of them
             r2_S = 1 - states.errors(y_NS) / spread_S
             low, high = np.quantile(r2_S, [0.025, 0.975])
             out.append({"constant_per": name, "r2": float(r2_S.mean()), "low": float(low), "high": float(high),

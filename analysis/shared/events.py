@@ -9,8 +9,11 @@ Columns     value, reward (of the transition after the step), ended (that transi
             is likelier than not to), step (0 at the change), action
 Functions   prob(ACTION), logit(ACTION), direction(ID), previous(EXPRESSION): what it was a step earlier; at step 0,
             which has no earlier one, what it is now, so that nothing begins there
-            truth(NAME): what was so in the world, of recordings that tell it (record.py --truth); as a condition: it
-            is not 0.  Where there is no such thing (NaN), neither it nor a comparison with it holds, != apart
+            truth(NAME), or NAME alone where it means nothing else: what was so in the world, where that is told (of
+            recordings: record.py --truth); as a condition: it is not 0.  Where there is no such thing (NaN), neither it
+            nor a comparison with it holds, != apart
+            rises(NUMBER), falls(NUMBER): it is more, or less, than a step earlier; crosses(NUMBER, LEVEL): it is on the
+            other side of the level than a step earlier.  Not at step 0, and not where either is NaN
 Operators   and or not, < <= > >= == != in, not in, + - *, numbers
 
 Names of actions that do the same in the world (EnvSpec.same_actions) mean all of them.
@@ -38,7 +41,8 @@ from core.contracts import UserError
 from core.roll import probabilities
 
 COLUMNS = ("value", "reward", "ended", "step", "action")
-FUNCTIONS = ("prob", "logit", "direction", "previous", "truth")
+CHANGES = ("rises", "falls", "crosses")
+FUNCTIONS = ("prob", "logit", "direction", "previous", "truth", *CHANGES)
 LONGEST = 400  # characters: deep enough for any event, too few to nest the parser to death
 GENERIC = {"ending": "ended", "reward": "reward > 0"}  # of a world that has no events of its own (EnvSpec.events)
 
@@ -73,6 +77,7 @@ class Event:
     text: str
     holds: Callable[[Rows], Tensor]
     reads: frozenset[str] = frozenset()  # the columns and functions in it
+    truths: frozenset[str] = frozenset()  # the truth columns in it
 
     @property
     def of_actions_alone(self) -> bool:
@@ -105,18 +110,23 @@ def parse_event(
     if not name.isidentifier():
         raise UserError(f"event {name!r}: its name must be one word of letters, digits and _")
     there = f"columns: {', '.join(COLUMNS)}; functions: {', '.join(FUNCTIONS)}; actions: {', '.join(actions)}"
-    reader = _Reader(tuple(actions), directions, tuple(map(tuple, same_actions)), tuple(truth))
+    reader = _Reader(tuple(actions), directions, tuple(map(tuple, same_actions)), tuple(truth), bare=True)
     tree, holds = _parsed(f"event {name!r}", text, reader, there)
-    found = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} & {*COLUMNS, *FUNCTIONS} - {"previous"}
-    return Event(name, text, holds, frozenset(found))
+    names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    asked = {ast.unparse(n.args[0]).strip("'") for n in ast.walk(tree) if isinstance(n, ast.Call)
+             and reader.calls(n, "truth")}  # fmt: skip
+    truths = (names & set(truth) - {*COLUMNS, *actions}) | asked
+    found = names & {*COLUMNS, *FUNCTIONS} - {"previous", *CHANGES} | ({"truth"} if truths else set())
+    return Event(name, text, holds, frozenset(found), frozenset(truths))
 
 
 def parse_condition(what: str, text: str, names: Sequence[str]) -> Callable[[Mapping[str, Tensor]], Tensor]:
     """A condition on columns: it takes {name: [R, T]} and gives its truth, bool [R, T].  UserError.
 
     what: where the words stand, such as --where."""
-    reader = _Reader((), 0, (), tuple(names), columns=("step",), functions=("previous",), bare=True)
-    tree, holds = _parsed(what, text, reader, f"names: {', '.join([*names, 'step'])}; functions: previous")
+    reader = _Reader((), 0, (), tuple(names), columns=("step",), functions=("previous", *CHANGES), bare=True)
+    tree, holds = _parsed(what, text, reader, f"names: {', '.join([*names, 'step'])}; functions: previous, "
+                          f"{', '.join(CHANGES)}")  # fmt: skip
     read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
 
     def of(columns: Mapping[str, Tensor]) -> Tensor:
@@ -144,17 +154,22 @@ def _parsed(what: str, text: str, reader: _Reader, there: str) -> tuple[ast.expr
 
 def parse_events(
     words: Sequence[str], actions: Sequence[str], directions: int, same_actions: Sequence[Sequence[str]] = (),
-    own: Mapping[str, str] | None = None, truth: Sequence[str] = (),
+    own: Mapping[str, str] | None = None, truth: Sequence[str] = (), told: Mapping[str, str] | None = None,
 ) -> tuple[Event, ...]:  # fmt: skip
-    """Events from ``NAME: EXPRESSION`` words; none given: the world's ``own`` (EnvSpec.events), or GENERIC where it has
-    none."""
+    """Events from ``NAME: EXPRESSION`` words, or names that the world has; none given: the world's ``own``
+    (EnvSpec.events), or GENERIC where it has none.  told: further events that the world has, which truth columns tell.
+    """
     if not words:
         return tuple(parse_event(n, t, actions, directions, same_actions, truth) for n, t in (own or GENERIC).items())
+    known = {**(own or GENERIC), **(told or {})}
     out: dict[str, Event] = {}
     for word in words:
         name, colon, text = word.partition(":")
-        if not colon:
-            raise UserError(f"--events {word!r}: expected NAME: EXPRESSION, as in 'scared: value < 2'")
+        if not colon and name.strip() in known:
+            text = known[name.strip()]
+        elif not colon:
+            raise UserError(f"--events {word!r}: expected NAME: EXPRESSION, as in 'scared: value < 2', or one of "
+                            f"{', '.join(known)}")  # fmt: skip
         if name.strip() in out:
             raise UserError(f"--events names {name.strip()!r} twice")
         out[name.strip()] = parse_event(name.strip(), text, actions, directions, same_actions, truth)
@@ -196,11 +211,13 @@ class _Reader:
             return self._compare(node)
         if isinstance(node, ast.Name) and node.id == "ended" and "ended" in self.columns:
             return lambda rows: rows.ended_RT
-        if self._calls(node, "truth") or (isinstance(node, ast.Name) and self.bare and node.id in self.truths):
+        if self.calls(node, "truth") or (isinstance(node, ast.Name) and self._is_truth(node.id)):
             told = self.number(node)
             return lambda rows: ((told(rows) != 0) & ~told(rows).isnan()).to(rows.value_RT.dtype)
-        if self._calls(node, "previous"):
+        if self.calls(node, "previous"):
             return _before(self.truth(self._argument(node)))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CHANGES:
+            return self._change(node, node.func.id)
         if isinstance(node, ast.Constant) and isinstance(node.value, bool):
             said = float(node.value)
             return lambda rows: torch.full_like(rows.value_RT, said)
@@ -235,6 +252,25 @@ class _Reader:
         a, b, holds = self.number(left), self.number(right), COMPARE[type(op)]
         return lambda rows: holds(a(rows), b(rows)).to(rows.value_RT.dtype)
 
+    def _change(self, node: ast.Call, name: str) -> Read:
+        """Whether a number rises, falls, or crosses a level."""
+        if name not in self.functions:
+            raise _Unreadable(f"no function {name!r}")
+        if name != "crosses":
+            now = self.number(self._argument(node))
+            before, holds = _before(now), torch.gt if name == "rises" else torch.lt
+            return lambda rows: holds(now(rows), before(rows)).to(rows.value_RT.dtype)
+        if len(node.args) != 2 or node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
+            raise _Unreadable(f"{_words(node)}: crosses takes a number and a level, as in crosses(value, 3)")
+        number, level = (self.number(a) for a in node.args)
+
+        def crosses(rows: Rows) -> Tensor:
+            away = number(rows) - level(rows)
+            earlier = torch.cat([away[:, :1], away[:, :-1]], 1)
+            return (((away < 0) != (earlier < 0)) & ~away.isnan() & ~earlier.isnan()).to(rows.value_RT.dtype)
+
+        return crosses
+
     def number(self, node: ast.expr) -> Read:
         if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and type(node.value) is not bool:
             try:
@@ -257,7 +293,7 @@ class _Reader:
     def _column(self, name: str) -> Read:
         if self.actions and name in ("action", *self.actions):
             raise _Unreadable(f"{name!r} is an action, not a number: write action == {self.actions[0]}, or prob(...)")
-        if self.bare and name in self.truths:
+        if self._is_truth(name):
             return lambda rows: rows.truth[name]
         if name not in self.columns:
             there = (*self.columns, *self.truths) if self.bare else self.columns
@@ -270,6 +306,8 @@ class _Reader:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name not in self.functions:
             raise _Unreadable(f"no function {name or _words(node.func)!r}{nearest(name, self.functions)}")
+        if name in CHANGES:
+            raise _Unreadable(f"{_words(node)} is a condition, not a number")
         argument = self._argument(node)
         if name == "previous":
             return _before(self.number(argument))
@@ -310,7 +348,11 @@ class _Reader:
         group = next((group for group in self.same_actions if name in group), (name,))
         return [self.actions.index(member) for member in group]
 
-    def _calls(self, node: ast.expr, name: str) -> bool:
+    def _is_truth(self, name: str) -> bool:
+        """Whether a name stands for a truth column; the columns of every recording come first."""
+        return self.bare and name in self.truths and name not in (*self.columns, *self.actions)
+
+    def calls(self, node: ast.expr, name: str) -> bool:
         return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
 
 

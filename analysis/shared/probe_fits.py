@@ -169,27 +169,93 @@ def _nearest(sorted_M: np.ndarray, x_N: np.ndarray) -> np.ndarray:
 # Fits
 
 
-class FoldedRidge:
-    """Ridge regressions of any targets on the same features, each row predicted by a fit that has not seen its fold.
+class FoldSums:
+    """Ridge regressions of any targets on the same features, worked out from sums over folds alone: no row is kept.
 
     The penalty of a fold and target is the one with the least squared error when each of the other folds is held out
-    in turn.  Everything follows from sums over folds, so that thousands of (shuffled) targets cost little.  The same
-    as scikit-learn's StandardScaler and Ridge(penalty * N).
+    in turn.  The same as scikit-learn's StandardScaler and Ridge(penalty * N).
+    """
+
+    def __init__(
+        self, n_G: np.ndarray, sum_GF: np.ndarray, gram_GFF: np.ndarray, penalties: np.ndarray = PENALTIES,
+        least: float = 1e-12,
+    ) -> None:  # fmt: skip
+        """Of the rows of each fold: their number, and the sums and products of their features, about any point near the
+        features' means.  penalties: a row and feature; least: the share of a feature's square that must be spread for
+        it to count (larger for sums of less precision)."""
+        if len(n_G) < LEAST_FOLDS:
+            raise ValueError(f"{len(n_G)} folds; at least {LEAST_FOLDS} are needed")
+        self.n_G, self.sum_GF, self.gram_GFF = n_G, sum_GF, gram_GFF
+        self.penalties, self.least = penalties, least
+        self._systems: dict[tuple[int, ...], _System] = {}
+
+    def fits_of(self, sums: Sums) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each fold, coefficients [F, S] and intercepts [S] (of the targets less ``sums.mean_S``) of the fit
+        without it."""
+        folds = range(len(self.n_G))
+        error_GPS = np.zeros((len(folds), len(self.penalties), len(sums.mean_S)))
+        for f in folds:
+            for g in range(f):
+                fit = self._solve(tuple(i for i in folds if i not in (f, g)), sums)
+                error_GPS[f] += self._error(g, sums, *fit)
+                error_GPS[g] += self._error(f, sums, *fit)
+        return [_chosen(self._solve(tuple(i for i in folds if i != g), sums), error_GPS[g].argmin(0)) for g in folds]
+
+    def easy_fits_of(self, sums: Sums) -> list[tuple[np.ndarray, np.ndarray]]:
+        """``fits_of`` with the penalty that is best on the very folds held out, a third of the work: for controls that
+        show how much too well something reads."""
+        folds = range(len(self.n_G))
+        error_PS = sum(self._error(g, sums, *self._solve(self._without(g), sums)) for g in folds)
+        best_S = np.argmin(error_PS, 0)
+        return [_chosen(self._solve(self._without(g), sums), best_S) for g in folds]
+
+    def whole_of(self, sums: Sums) -> np.ndarray:
+        """Coefficients [F, S] (a feature's own units) of the fits on all rows; penalties by the folds held out."""
+        every = tuple(range(len(self.n_G)))
+        error_PS = sum(self._error(g, sums, *self._solve(self._without(g), sums)) for g in every)
+        return _chosen(self._solve(every, sums), np.argmin(error_PS, 0))[0]
+
+    def _without(self, g: int) -> tuple[int, ...]:
+        return tuple(i for i in range(len(self.n_G)) if i != g)
+
+    def _solve(self, train: tuple[int, ...], sums: Sums) -> tuple[np.ndarray, np.ndarray]:
+        """Coefficients [P, F, S] and intercepts [P, S] of the fits on these folds, for every penalty."""
+        these = list(train)
+        if train not in self._systems:
+            n, sum_F, gram_FF = (part[these].sum(0) for part in (self.n_G, self.sum_GF, self.gram_GFF))
+            self._systems[train] = _System.of(float(n), sum_F, gram_FF, self.least)
+        system = self._systems[train]
+        mean_S = sums.sum_GS[these].sum(0) / system.n
+        covariance_FS = sums.cross_GFS[these].sum(0) / system.n - system.mean_F[:, None] * mean_S
+        turned_FS = system.unscale_FF.T @ covariance_FS
+        w_PFS = np.stack([system.unscale_FF @ (turned_FS / (system.variance_F + p)[:, None]) for p in self.penalties])
+        return w_PFS, mean_S - system.mean_F @ w_PFS
+
+    def _error(self, g: int, sums: Sums, w_XFS: np.ndarray, a_XS: np.ndarray) -> np.ndarray:
+        """Squared error on fold g, [..., S]."""
+        explained = ((self.gram_GFF[g] @ w_XFS - 2 * sums.cross_GFS[g]) * w_XFS).sum(-2)
+        left = sums.sum_GS[g] - np.einsum("f,...fs->...s", self.sum_GF[g], w_XFS)
+        out: np.ndarray = sums.square_GS[g] + explained - 2 * a_XS * left + self.n_G[g] * a_XS**2
+        return out
+
+
+class FoldedRidge(FoldSums):
+    """``FoldSums`` of features in memory, each row predicted by a fit that has not seen its fold.
+
+    Everything follows from sums over folds, so that thousands of (shuffled) targets cost little.
     """
 
     def __init__(self, x_NF: np.ndarray, fold_N: np.ndarray, penalties: np.ndarray = PENALTIES) -> None:
         """x_NF: float [N, F]; fold_N: int [N], 0 .. G-1, at least 3 of them; penalties: a row and feature."""
-        self.penalties = penalties
         x_NF = np.asarray(x_NF, np.float64)
         self.centre_F = x_NF.mean(0)
         self.x_NF = x_NF - self.centre_F
         self.rows_G = [np.flatnonzero(fold_N == g) for g in range(int(fold_N.max()) + 1)]
-        if len(self.rows_G) < LEAST_FOLDS:
-            raise ValueError(f"{len(self.rows_G)} folds; at least {LEAST_FOLDS} are needed")
-        self.n_G = np.array([len(rows) for rows in self.rows_G], np.float64)
-        self.sum_GF = np.stack([self.x_NF[rows].sum(0) for rows in self.rows_G])
-        self.gram_GFF = np.stack([self.x_NF[rows].T @ self.x_NF[rows] for rows in self.rows_G])
-        self._systems: dict[tuple[int, ...], _System] = {}
+        super().__init__(
+            np.array([len(rows) for rows in self.rows_G], np.float64),
+            np.stack([self.x_NF[rows].sum(0) for rows in self.rows_G]),
+            np.stack([self.x_NF[rows].T @ self.x_NF[rows] for rows in self.rows_G]), penalties,
+        )  # fmt: skip
 
     def predict(self, y_NS: np.ndarray) -> np.ndarray:
         """Out-of-fold predictions, float64 [N, S]."""
@@ -202,63 +268,32 @@ class FoldedRidge:
     def errors(self, y_NS: np.ndarray) -> np.ndarray:
         """Squared error of the out-of-fold predictions, summed over all rows: [S]."""
         sums = self._sums(y_NS)
-        fits = self._fits(sums)
+        fits = self.fits_of(sums)
         out: np.ndarray = sum(self._error(g, sums, *fit) for g, fit in enumerate(fits))  # type: ignore[assignment]
         return out
 
     def fits(self, y_NS: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each fold, coefficients [F, S] and intercepts [S] (on centred features) of the fit without it."""
         sums = self._sums(y_NS)
-        return [(w_FS, a_S + sums.mean_S) for w_FS, a_S in self._fits(sums)]
+        return [(w_FS, a_S + sums.mean_S) for w_FS, a_S in self.fits_of(sums)]
 
     def whole(self, y_NS: np.ndarray) -> np.ndarray:
         """Coefficients [F, S] (a feature's own units) of the fits on all rows; penalties by the folds held out."""
-        sums, every = self._sums(y_NS), tuple(range(len(self.rows_G)))
-        error_PS = sum(self._error(g, sums, *self._solve(tuple(i for i in every if i != g), sums)) for g in every)
-        return _chosen(self._solve(every, sums), np.argmin(error_PS, 0))[0]
+        return self.whole_of(self._sums(y_NS))
 
-    def _sums(self, y_NS: np.ndarray) -> _Sums:
+    def _sums(self, y_NS: np.ndarray) -> Sums:
         mean_S = y_NS.mean(0)
         parts = [y_NS[rows] - mean_S for rows in self.rows_G]
-        return _Sums(
+        return Sums(
             mean_S,
             np.stack([y.sum(0) for y in parts]),
             np.stack([self.x_NF[rows].T @ y for rows, y in zip(self.rows_G, parts, strict=True)]),
             np.stack([(y**2).sum(0) for y in parts]),
         )
 
-    def _fits(self, sums: _Sums) -> list[tuple[np.ndarray, np.ndarray]]:
-        folds = range(len(self.rows_G))
-        error_GPS = np.zeros((len(folds), len(self.penalties), len(sums.mean_S)))
-        for f in folds:
-            for g in range(f):
-                fit = self._solve(tuple(i for i in folds if i not in (f, g)), sums)
-                error_GPS[f] += self._error(g, sums, *fit)
-                error_GPS[g] += self._error(f, sums, *fit)
-        return [_chosen(self._solve(tuple(i for i in folds if i != g), sums), error_GPS[g].argmin(0)) for g in folds]
-
-    def _solve(self, train: tuple[int, ...], sums: _Sums) -> tuple[np.ndarray, np.ndarray]:
-        """Coefficients [P, F, S] and intercepts [P, S] of the fits on these folds, for every penalty."""
-        if train not in self._systems:
-            self._systems[train] = _System.of(*(part[list(train)].sum(0) for part in (self.n_G, self.sum_GF,
-                                                                                      self.gram_GFF)))  # fmt: skip
-        system, these = self._systems[train], list(train)
-        mean_S = sums.sum_GS[these].sum(0) / system.n
-        covariance_FS = sums.cross_GFS[these].sum(0) / system.n - system.mean_F[:, None] * mean_S
-        turned_FS = system.unscale_FF.T @ covariance_FS
-        w_PFS = np.stack([system.unscale_FF @ (turned_FS / (system.variance_F + p)[:, None]) for p in self.penalties])
-        return w_PFS, mean_S - system.mean_F @ w_PFS
-
-    def _error(self, g: int, sums: _Sums, w_XFS: np.ndarray, a_XS: np.ndarray) -> np.ndarray:
-        """Squared error on fold g, [..., S]."""
-        explained = ((self.gram_GFF[g] @ w_XFS - 2 * sums.cross_GFS[g]) * w_XFS).sum(-2)
-        left = sums.sum_GS[g] - np.einsum("f,...fs->...s", self.sum_GF[g], w_XFS)
-        out: np.ndarray = sums.square_GS[g] + explained - 2 * a_XS * left + self.n_G[g] * a_XS**2
-        return out
-
 
 @dataclass(frozen=True)
-class _Sums:
+class Sums:
     """Of the targets, centred, over the rows of each fold."""
 
     mean_S: np.ndarray
@@ -277,12 +312,12 @@ class _System:
     unscale_FF: np.ndarray  # eigenvectors as weights of the features in their own units
 
     @classmethod
-    def of(cls, n: float, sum_F: np.ndarray, gram_FF: np.ndarray) -> _System:
+    def of(cls, n: float, sum_F: np.ndarray, gram_FF: np.ndarray, least: float = 1e-12) -> _System:
         mean_F = sum_F / n
         covariance_FF = gram_FF / n - np.outer(mean_F, mean_F)
         square_F = np.diag(gram_FF) / n
         # A feature that is constant here says nothing.
-        live_F = np.diag(covariance_FF) > 1e-12 * np.maximum(square_F, 1e-300)
+        live_F = np.diag(covariance_FF) > least * np.maximum(square_F, 1e-300)
         std_F = np.sqrt(np.where(live_F, np.diag(covariance_FF), 1.0))
         variance_F, vectors_FF = np.linalg.eigh(np.where(np.outer(live_F, live_F), covariance_FF, 0)
                                                 / np.outer(std_F, std_F))  # fmt: skip
@@ -301,6 +336,8 @@ class MlpOptions:
 
     hidden: int = 32
     """hidden units a target"""
+    shared: int = 128
+    """hidden units of the one network for all targets that --inputs are read by"""
     epochs: int = 30
     """most passes over the training rows; each target keeps its best"""
     patience: int = 5
@@ -314,9 +351,11 @@ class MlpOptions:
 
 
 def mlp_predict(
-    x_NF: np.ndarray, y_NK: np.ndarray, fold_N: np.ndarray, unit_N: np.ndarray, options: MlpOptions, seed: int = 0
-) -> np.ndarray:
-    """Out-of-fold predictions [N, K] of networks with one hidden layer, one network a target.
+    x_NF: np.ndarray, y_NK: np.ndarray, fold_N: np.ndarray, unit_N: np.ndarray, options: MlpOptions, seed: int = 0,
+    shared: bool = False,
+) -> np.ndarray:  # fmt: skip
+    """Out-of-fold predictions [N, K] of networks with one hidden layer, one network a target, or (``shared``) one of
+    ``options.shared`` hidden units for all.
 
     Each has a linear path beside the hidden layer, which begins as the ridge regression on its training rows, and
     keeps the epoch (that beginning among them) at which units held out of its training are read best, each target for
@@ -335,7 +374,7 @@ def mlp_predict(
         scale_K = _or_one(y_NK[fit].std(0))
         z_NK = ((y_NK - mean_K) / scale_K).astype(np.float32)
         linear_FK = _best_ridge(z_NF, z_NK, fit, stop)
-        out[test] = mean_K + scale_K * _train_mlp(z_NF, z_NK, linear_FK, fit, stop, test, options, (seed, g))
+        out[test] = mean_K + scale_K * _train_mlp(z_NF, z_NK, linear_FK, fit, stop, test, options, (seed, g), shared)
     return out
 
 
@@ -355,14 +394,16 @@ def _or_one(scale: np.ndarray) -> np.ndarray:
 
 def _train_mlp(
     x_NF: np.ndarray, y_NK: np.ndarray, linear_FK: np.ndarray, fit: np.ndarray, stop: np.ndarray, test: np.ndarray,
-    options: MlpOptions, seed: tuple[int, int],
+    options: MlpOptions, seed: tuple[int, int], shared: bool,
 ) -> np.ndarray:  # fmt: skip
-    """What K networks, trained side by side, say of the rows ``test`` at the epoch best on ``stop``: [M, K]."""
-    k, hidden, features = y_NK.shape[1], options.hidden, x_NF.shape[1]
+    """What K networks, trained side by side, or one for all say of the rows ``test`` at the epoch best on ``stop``:
+    [M, K]."""
+    k, features = y_NK.shape[1], x_NF.shape[1]
+    hidden, own = options.shared if shared else options.hidden, 1 if shared else k  # units, and sets of them
     generator = torch.Generator().manual_seed(1009 * seed[0] + seed[1])
-    first_FU = torch.randn(hidden, features, generator=generator).T.repeat(1, k) * (2 / features) ** 0.5
+    first_FU = torch.randn(hidden, features, generator=generator).T.repeat(1, own) * (2 / features) ** 0.5
     linear = torch.from_numpy(linear_FK.astype(np.float32))
-    weights = [first_FU.clone(), torch.zeros(k * hidden), torch.zeros(k, hidden), linear, torch.zeros(k)]
+    weights = [first_FU.clone(), torch.zeros(own * hidden), torch.zeros(k, hidden), linear, torch.zeros(k)]
     for w in weights:
         w.requires_grad_()
     optimiser = torch.optim.AdamW(weights, lr=options.rate, weight_decay=options.decay)
@@ -370,7 +411,8 @@ def _train_mlp(
 
     def say(rows: torch.Tensor) -> torch.Tensor:
         hidden_BU = torch.relu(torch.addmm(weights[1], x[rows], weights[0]))
-        return (hidden_BU.view(-1, k, hidden) * weights[2]).sum(-1) + torch.addmm(weights[4], x[rows], weights[3])
+        read_BK = hidden_BU @ weights[2].T if shared else (hidden_BU.view(-1, k, hidden) * weights[2]).sum(-1)
+        return read_BK + torch.addmm(weights[4], x[rows], weights[3])
 
     stop_, test_, fit_ = torch.from_numpy(stop), torch.from_numpy(test), torch.from_numpy(fit)
     with torch.no_grad():
@@ -441,6 +483,13 @@ def partial_out(
 
 
 # Scores
+
+
+def spread_of(y_NS: np.ndarray) -> np.ndarray:
+    """Squared distance from the mean, summed over all rows, [S]; exactly 0 of what never changes (whose variance is
+    1e-30 or so where its mean is rounded)."""
+    out: np.ndarray = np.where(np.ptp(y_NS, 0) > 0, y_NS.var(0) * len(y_NS), 0.0)
+    return out
 
 
 def unit_sums(predicted_NS: np.ndarray, y_NS: np.ndarray, of_N: np.ndarray) -> np.ndarray:

@@ -27,12 +27,30 @@ def names_of(store: RolloutStore) -> dict[str, tuple[str, int]]:
         given = store.manifest["facts"].get(name)
         if isinstance(given, list) and len(given) == size:
             parts = [str(part) for part in given]
-        elif name == "position" and size == 2:
-            parts = ["row", "col"]
         else:
-            parts = [name] if not shape else [f"{name}_{i}" for i in range(size)]
+            parts = parts_of(name, shape)
         for i, part in enumerate(parts):
             out.setdefault(part, (column, i))
+    return out
+
+
+def parts_of(name: str, shape: tuple[int, ...]) -> list[str]:
+    """The names of the numbers of a truth column of that shape that nobody named."""
+    size = int(np.prod(shape))
+    if name == "position" and size == 2:
+        return ["row", "col"]
+    return [name] if not shape else [f"{name}_{i}" for i in range(size)]
+
+
+def told_by(truth: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every number of what a world says of itself at one step (core.contracts.Step.truth) by name, float32 [B] each."""
+    out: dict[str, np.ndarray] = {}
+    for name, values in truth.items():
+        shape = values.shape[1:]
+        if int(np.prod(shape)) <= MOST_NUMBERS and values.dtype.kind in "fiub":
+            flat = values.reshape(len(values), -1).astype(np.float32)
+            for i, part in enumerate(parts_of(name, shape)):
+                out.setdefault(part, flat[:, i])
     return out
 
 

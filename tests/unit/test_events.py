@@ -78,6 +78,11 @@ def test_what_expressions_mean(text: str, holds: list[int]) -> None:
         ("print(value) > 1", "no function 'print'"),
         ("prob(up, left) > 1", "functions take one argument"),
         ("prob(*action) > 1", "functions take one argument"),
+        ("rises(value) > 0", "is a condition, not a number"),
+        ("rises(action)", "'action' is an action, not a number"),
+        ("rises(value, 2)", "functions take one argument"),
+        ("crosses(value)", "takes a number and a level"),
+        ("crosses(*value)", "takes a number and a level"),
         ("previous() > 1", "functions take one argument"),
         ("previous(action, k=2) == up", "functions take one argument"),
         ("value < 1" + "0" * 350, "a number is too large"),
@@ -171,12 +176,27 @@ SAW = torch.tensor([[torch.nan, 3.0, 1.0, torch.nan]])
         ("truth(saw) != 3", [1, 0, 1, 1]),
         ("previous(truth(saw)) - truth(saw) == 2", [0, 0, 1, 0]),
         ("action == up and truth(on_crate)", [0, 1, 0, 0]),
+        ("on_crate and action == up", [0, 1, 0, 0]),  # a name that means nothing else
+        ("saw < 2", [0, 0, 1, 0]),
+        ("value < 2", [1, 1, 0, 0]),  # the agent's, not the truth column of that name
+        ("truth(value) == 5", [1, 1, 1, 1]),
+        ("rises(on_crate)", [0, 1, 0, 0]),
+        ("falls(truth(on_crate)) or falls(saw)", [0, 0, 1, 1]),
+        ("rises(saw)", [0, 0, 0, 0]),  # from nothing is no rise
+        ("crosses(saw, 2)", [0, 0, 1, 0]),
+        ("crosses(on_crate, 0.5) and not rises(on_crate)", [0, 0, 0, 1]),
+        ("crosses(truth(value), value + 3.5)", [0, 0, 1, 0]),
+        ("previous(rises(on_crate))", [0, 0, 1, 0]),
     ],
 )
 def test_events_read_the_truth(text: str, holds: list[int]) -> None:
-    event = parse_event("it", text, ACTIONS, 2, (), ("on_crate", "saw"))
-    told = replace(rows(), truth={"on_crate": CRATE, "saw": SAW})
+    event = parse_event("it", text, ACTIONS, 2, (), ("on_crate", "saw", "value"))
+    told = replace(rows(), truth={"on_crate": CRATE, "saw": SAW, "value": torch.full((1, 4), 5.0)})
     assert event(told)[0].tolist() == holds and not event.of_actions_alone
+    read = {name for name in told.truth if f"{name}" in text and (name != "value" or "truth(value)" in text)}
+    assert event.truths == read and ("truth" in event.reads) == bool(read)
+    if "previous" in text or "(" in text.replace("truth(", ""):
+        return  # what was a step earlier is not among some of the steps
     assert event(told[1:])[0].tolist()[-2:] == holds[-2:]
 
 

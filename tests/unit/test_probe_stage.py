@@ -13,8 +13,9 @@ from analysis.probes.__main__ import given_of, summary
 from analysis.probes.baselines import joined
 from analysis.probes.config import ProbesConfig
 from analysis.probes.rows import Rows, bent, unbent
-from analysis.probes.scores import BEYOND, kind_of, last_reached, memory_verdict, probe, verdict
+from analysis.probes.scores import BEYOND, kind_of, last_reached, memory_verdict, null_of, probe, verdict
 from analysis.shared.probe_fits import (
+    FoldedRidge,
     MlpOptions,
     auroc,
     exchanged_units,
@@ -174,6 +175,23 @@ def test_a_constant_of_a_world_is_read_where_the_split_lets_lives_of_it_apart() 
     assert r2["world"]["life"] < 0.05 and r2["world"]["world"] < 0.05
     said = {unit: summary(probe(rows, ["own"], (), unit, config), Path()) for unit in ("life", "world")}
     assert "intervals are too narrow" in said["life"] and "intervals are too narrow" not in said["world"]
+
+
+def test_a_constant_of_the_only_world_is_no_control() -> None:
+    """A number that never changes has a variance of 1e-30 or so by rounding, and R^2 1 of it says nothing."""
+    rows = planted(3)
+    rows = rows._replace(groups={**rows.groups, "world": np.zeros(len(rows.x_NF), np.int64)})
+    config = ProbesConfig(shuffles=19, resamples=99, mlp=False)
+    controls = probe(rows, ["own"], (), "life", config).tables["controls"]
+    assert [c["constant_per"] for c in controls] == ["life"]
+
+
+def test_an_exchange_that_leaves_no_spread_is_undefined() -> None:
+    rng = np.random.default_rng(0)
+    y, fold = np.where(np.arange(300) < 10, 1.0, 0.1), np.arange(300) % 3
+    donors = np.stack([np.full(300, 50), np.roll(np.arange(300), 5)], 1)  # always 0.1; as it was
+    null = null_of(FoldedRidge(rng.standard_normal((300, 4)), fold), y, donors)
+    assert np.isnan(null[0]) and np.isfinite(null[1])
 
 
 def test_a_confounder_is_given_the_others() -> None:

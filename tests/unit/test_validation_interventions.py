@@ -1122,10 +1122,13 @@ def test_needs_of_an_event_that_one_direction_makes():
         planted_simulator(options), lambda slots: PlantedWorld(options, slots), known.basis,
         replace(STUDY, directions=(), starts=96, horizon=3, events=("right: action == right",), hypotheses=(
             "shift 0 by +2 sufficient for right", "shift 0 by -2 necessary for right",
-            "shift 1 by +2 sufficient for right", "shift 1 by -2 necessary for right")),
+            "shift 1 by +2 sufficient for right", "shift 1 by -2 necessary for right",
+            "shift 1 by -2 sufficient for right")),
     )  # fmt: skip
-    rows = {(r["hypothesis"].partition(" by ")[0], r["role"]): r for r in found.tables["needs"]}
-    assert len(rows) == 4, "a hypothesis that claims something is asked that alone"
+    assert len(found.tables["needs"]) == 5, "a hypothesis that claims something is asked that alone"
+    keys = [(r["world"], r["hypothesis"], r["quantity"]) for r in found.tables["effects"]]
+    assert len(set(keys)) == len(keys), "one change of two claims is measured once"
+    rows = {(r["hypothesis"].partition(" by ")[0], r["role"]): r for r in found.tables["needs"][:4]}
     for role in ("sufficient", "necessary"):
         of_cause, of_nuisance = rows["shift planted:0", role], rows["shift planted:1", role]
         assert of_cause["exists"] == "yes" and of_cause["share"] > of_cause["random_high"], role

@@ -1,7 +1,7 @@
 """What a study changes: hypotheses in words, the interventions they are, and the random controls of each.
 
     KIND DIRECTIONS [for N steps | always] [through memory | world] [when behaviour=ID ...]
-                    [necessary for EVENT | sufficient for EVENT] [on QUANTITY]
+                    [matched NAME ...] [necessary for EVENT | sufficient for EVENT] [on QUANTITY]
 
     shift ica:5 by +2        add 2 to direction ica:5 (several: shift ica:5=2 ica:9=-1)
     collapse ica:5 ica:9     set them to their mean (mean ablation)
@@ -10,7 +10,8 @@
     resample ica:5           give them the values of another start (resample ablation; Chan et al. 2022)
     patch ica:5 clean EVENT  the same between two classes of starts, those at which EVENT holds and the others: noising
                              puts the others' values into the clean ones, denoising the reverse (Heimersheim & Nanda
-                             2024, arXiv:2404.15255)
+                             2024, arXiv:2404.15255); with ``matched age row col`` each takes the values of the start
+                             that is nearest in these: its step of the episode, and truth columns
 
 ``ica:all``, or ``all``, stands for every direction, and a number for that direction of the basis that was given.  A
 change is made at the start (step 0) and, with ``for N steps`` or ``always``, at the following ones too.  ``through
@@ -55,7 +56,7 @@ THROUGH = ("memory", "world")
 WAYS = ("pixels", "world")  # of an edit
 ROLES = ("necessary", "sufficient")
 SIDES = ("noising", "denoising")
-CLAUSES = ("for", "always", "through", "since", "when", *ROLES, "clean", "on")
+CLAUSES = ("for", "always", "through", "since", "when", *ROLES, "clean", "matched", "on")
 QUANTITIES = ("value", "reward", "return", "ended", "prob:", "rate:", "event:")  # and directions
 
 
@@ -98,10 +99,12 @@ class Hypothesis:
     side: str = ""  # patch: noising or denoising
     everything: bool = False  # the directions are all there are
     on: str = ""  # the late quantity, without its steps, that is claimed to change
+    matched: tuple[str, ...] = ()  # patch: what donors are near in
 
     @property
     def name(self) -> str:
-        """In the words that it is parsed from."""
+        """In the words that it is parsed from, but for what it is necessary or sufficient for: of one change there may
+        be several claims."""
         if self.kind == "shift":
             what = " ".join(f"{d} by {a:+g}" for d, a in zip(self.directions, self.amounts, strict=True))
         else:
@@ -114,6 +117,7 @@ class Hypothesis:
         if self.through:
             words.append(f"through {self.through}")
         words += _when(self.behaviours)
+        words += ["matched", *self.matched] if self.matched else []
         if self.on:
             words.append(f"on {self.on}")
         return " ".join(words)
@@ -268,6 +272,8 @@ def parse_hypothesis(text: str, basis: Basis) -> list[Hypothesis]:
     for word, bad in (("since episode", "since" in found), ("through pixels", found.get("through") == "pixels")):
         if bad:
             raise UserError(f"{where}: {word} is for edits of the real game (python -m validation.edits)")
+    if kind != "patch" and "matched" in found:
+        raise UserError(f"{where}: matched is for patch, which takes the values of other starts")
     _name_direction(found, basis, where)
     out = Hypothesis(kind, basis.kind, tuple(ids), tuple(amounts), everything=everything, **found)
     if out.through == "world" and out.steps != 1:
@@ -284,7 +290,7 @@ def parse_edit_hypothesis(text: str, game: str, basis: Basis | None = None) -> E
     edit = parse_edit(" ".join([kind, *what]), game)
     if "steps" in found:
         raise UserError(f"{where}: an edit lasts until its level ends; leave out 'for N steps' and 'always'")
-    if "clean" in found:
+    if "clean" in found or "matched" in found:
         raise UserError(f"{where}: 'clean EVENT' is for patches of the hidden state; say 'when behaviour=ID', which "
                         "tells the starts that an edit is about")  # fmt: skip
     through = found.get("through", "")
@@ -363,6 +369,11 @@ def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
     if head == "on" and rest and (any(known) or direction_of(rest[0], "")):
         put("on", rest[0])
         return rest[1:]
+    if head == "matched":
+        stop = next((i for i, w in enumerate(rest) if w in CLAUSES), len(rest))
+        if stop:
+            put("matched", tuple(rest[:stop]))
+            return rest[stop:]
     if head == "clean" and rest:
         put("clean", rest[0])
         return rest[1:]
@@ -378,7 +389,7 @@ def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
     raise UserError(
         f"{where}: cannot read {' '.join(words)!r}; after the change may come: for N steps, always, through memory, "
         "through world, (of edits) through pixels, since episode, when behaviour=ID, necessary for EVENT, sufficient "
-        f"for EVENT, clean EVENT, on QUANTITY ({', '.join(QUANTITIES)}, or a direction)"
+        f"for EVENT, clean EVENT, matched NAME, on QUANTITY ({', '.join(QUANTITIES)}, or a direction)"
     )
 
 

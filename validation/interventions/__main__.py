@@ -33,9 +33,11 @@ from core.interventions import parse_ids
 from core.video import check_video
 from core.when import Rule, load_rule
 from envs.nmmo import MAPS
+from envs.procgen import ProcgenEnv
+from envs.procgen_truth import WithTruth
 from envs.registry import held_out_pool, make
 from generative.load import load_simulator
-from validation.interventions.alone import alone
+from validation.interventions.alone import alone, matched_in, names_told
 from validation.interventions.figures import draw_claims, draw_effects, draw_headline, draw_needs, short, write_videos
 from validation.interventions.options import StudyOptions, check_options, parse_study
 from validation.interventions.study import study
@@ -67,10 +69,12 @@ class InterventionsConfig:
     hypotheses: tuple[str, ...] = ()
     """changes to test, instead of --directions and --amounts, each in quotes: 'shift ica:5 by +2', 'collapse ica:5
     ica:9 always necessary for jump_started', 'swap ica:5 ica:9', 'keep_only ica:5', 'resample ica:5 through memory',
-    'patch ica:5 clean scared', 'shift ica:5 by +2 for 4 steps through world when behaviour=3 sufficient for death'"""
+    'patch ica:5 clean scared', 'patch ica:all clean hungry matched age row col',
+    'shift ica:5 by +2 for 4 steps through world when behaviour=3 sufficient for death'"""
     events: tuple[str, ...] = ()
-    """events to measure, each in quotes: 'scared: value < 2 and action in (up, upleft, upright)'; none: death, reward
-    and, where the world knows jumps, jump_started"""
+    """events to measure: names that the world has (death, jump_started ...), or in quotes 'scared: value < 2 and
+    action in (up, upleft, upright)'; without a simulator also of what is so in the world: 'eats: rises(food)'; none:
+    those that the world has"""
     directions: tuple[str, ...] = ("0", "1")
     """the directions to test, such as ica:0 ica:1, or largest N: the N whose late effect the simulator predicts
     to be largest (chosen before the real world is asked)"""
@@ -161,12 +165,27 @@ def shared_levels(config: InterventionsConfig) -> list[str]:
     ]
 
 
-def pool(spec: EnvSpec, config: InterventionsConfig, choosing: bool = False) -> Callable[[int], VecEnv]:
-    """Makes the world, with so many slots, in which claims are tested, or chosen."""
+def asks_truth(options: StudyOptions) -> bool:
+    """Whether events or donors may ask what is so in the world."""
+    return bool(options.events) or any(word in text for text in options.hypotheses for word in (" matched ", " clean "))
+
+
+def pool(
+    spec: EnvSpec, config: InterventionsConfig, choosing: bool = False, told: bool = False
+) -> Callable[[int], VecEnv]:
+    """Makes the world, with so many slots, in which claims are tested, or chosen.  told: with all that it can tell of
+    itself (Procgen, of which it must be read off the state; other worlds always tell it)."""
     where = held_out_pool(spec, config.choosing_level if choosing else config.start_level, config.num_levels)
     if spec.env_id == "nmmo":  # of few maps: those of the training may choose
         where = {"split": "train" if choosing else "held_out", "maps": config.maps}
-    return lambda slots: make(spec, slots, threads=config.threads, **where)
+
+    def made(slots: int) -> VecEnv:
+        env = make(spec, slots, threads=config.threads, **where)
+        if told and isinstance(env, ProcgenEnv):
+            return WithTruth(env)  # type: ignore[return-value]
+        return env
+
+    return made
 
 
 def rule_of(config: InterventionsConfig, agent: str, device: torch.device) -> Rule | None:
@@ -184,12 +203,14 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
     basis: Basis = load_basis(config.hidden_states, config.basis_kind, name).to(device)
     check_options(options, basis)
     rule = rule_of(config, name, device)
-    parse_study(options, basis, agent.spec.action_names, rule)
+    truth = names_told(pool(agent.spec, config, told=True), agent.spec) if asks_truth(options) else ()
+    hypotheses, events = parse_study(options, basis, agent.spec, rule, truth)
+    told = bool(matched_in(hypotheses)) or any(event.truths for event in events)
     given = {"policy": policy, "hidden_states": config.hidden_states, "behaviours": config.behaviours}
     inputs = {k: v for k, v in given.items() if v is not None}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        pools = pool(agent.spec, config), pool(agent.spec, config, choosing=True)
-        result = alone(agent, pools, basis, options, device, rule, config.who)
+        pools = pool(agent.spec, config, told=told), pool(agent.spec, config, choosing=True, told=told)
+        result = alone(agent, pools, basis, options, device, rule, config.who, truth)
         result.notes["warnings"] += shared_levels(config) if agent.spec.env_id.startswith("procgen/") else []
         result.save(run.path)
         draw_claims(result, run.path / "claims.png")
@@ -220,7 +241,7 @@ def main(config: InterventionsConfig) -> None:
         inputs["behaviours"] = config.behaviours
         names = load_behaviours(config.behaviours).names
         rule = rule_of(config, name, device)
-    parse_study(options, basis, simulator.world.spec.action_names, rule)
+    parse_study(options, basis, simulator.world.spec, rule)
     spec = simulator.world.spec
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         result = study(

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 
 from analysis.shared.events import Event
+from analysis.shared.truths import told_by
 from core.artefacts import Result
-from core.contracts import Agent, UserError, VecEnv
+from core.contracts import Agent, EnvSpec, UserError, VecEnv
 from core.directions import Basis
 from core.roll import gumbel
 from core.stats import few
@@ -30,7 +31,7 @@ from core.when import Rule
 from envs.registry import agents_a_world, renewed
 from validation.hypotheses.grammar import Hypothesis
 from validation.interventions import verdicts
-from validation.interventions.bench import Bench, effects_in
+from validation.interventions.bench import AGE, Bench, effects_in
 from validation.interventions.options import StudyOptions, check_options, parse_study
 from validation.interventions.statistics import Controls, Sizes, special_p, spread_of, step_of
 from validation.interventions.study import BRANCHES, CHOOSING_SEED, COLLECTORS, controls_of, decide
@@ -70,16 +71,17 @@ class Asked:
 
 def alone(
     agent: Agent, pools: tuple[Pool, Pool], basis: Basis, options: StudyOptions, device: torch.device,
-    rule: Rule | None = None, who: str = "one",
+    rule: Rule | None = None, who: str = "one", truth: Sequence[str] = (),
 ) -> Result:  # fmt: skip
     """The whole study.  pools: make the world that claims are tested in, and the one whose starts choose; who: the
-    agents that are altered where a world has many, one a world or all.
+    agents that are altered where a world has many, one a world or all; truth: the columns that this world tells of
+    itself (``names_told``), for events and donors.
 
     Table ``effects``, a row a (hypothesis, quantity); arrays of per-start effects; ``notes["claims"]``.  Raises
     UserError for what ``check_options`` and ``parse_study`` refuse, and for claims of events, which need a foretelling.
     """
     check_options(options, basis)
-    hypotheses, events = parse_study(options, basis, agent.spec.action_names, rule)
+    hypotheses, events = parse_study(options, basis, agent.spec, rule, truth)
     for h in hypotheses:
         if h.role:
             raise UserError(f"hypothesis {h.name!r}: '{h.role} for' needs a simulator; say 'on event:{h.event}'")
@@ -88,7 +90,8 @@ def alone(
     made: list[Asked] = []
     try:
         for make, seed in zip(pools, (options.seed, options.seed + CHOOSING_SEED), strict=True):
-            made.append(asked_in(agent, make, basis, events, options, seed, generator, who, device))
+            matched = matched_in(hypotheses)
+            made.append(asked_in(agent, make, basis, events, options, seed, generator, who, device, matched))
         asked, before = made
         choosing = Bench(basis, before.starts, before.world, rule)
         bench = Bench(basis, asked.starts, asked.world, rule, asked.world)
@@ -131,16 +134,30 @@ def alone(
     return result
 
 
+def names_told(make: Pool, spec: EnvSpec) -> tuple[str, ...]:
+    """The truth columns that a world tells of itself as it goes."""
+    env = make(agents_a_world(spec))
+    try:
+        return tuple(told_by(env.reset(0).truth))
+    finally:
+        env.close()
+
+
+def matched_in(hypotheses: Sequence[Hypothesis]) -> tuple[str, ...]:
+    """The truth columns by which donors are matched."""
+    return tuple(dict.fromkeys(name for h in hypotheses for name in h.matched if name != AGE))
+
+
 def asked_in(
     agent: Agent, make: Pool, basis: Basis, events: tuple[Event, ...], options: StudyOptions, seed: int,
-    generator: torch.Generator, who: str, device: torch.device,
+    generator: torch.Generator, who: str, device: torch.device, matched: tuple[str, ...] = (),
 ) -> Asked:  # fmt: skip
     """Starts in a world that is made anew, and the agent that can be run on from them."""
     agents, spec = agents_a_world(agent.spec), renewed(agent.spec)
     parts = spec.parts if spec.action_parts else ()
     words = spec.action_words or {name: (name,) for name in spec.action_names}
     actions = {word: [spec.action_names.index(name) for name in names] for word, names in words.items()}
-    measures = Measures(actions, basis, options.directions, events, parts)
+    measures = Measures(actions, basis, options.directions, events, parts, matched)
     if agents > 1:
         env = make(options.starts * agents)
         shared = shared_world(

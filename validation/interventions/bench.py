@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.shared.events import Event
+from analysis.shared.events import Event, Rows
 from core.contracts import Intervention, UserError
 from core.directions import Basis
 from core.when import Rule
@@ -24,6 +24,8 @@ from validation.paired.course import rows_of
 from validation.paired.simulated import SimulatedWorld
 from validation.paired.starts import Starts
 from validation.paired.tree import Paired
+
+AGE = "age"  # of ``matched``: the step of the episode
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Bench:
         cycle = rng.permutation(n)
         another_N = np.empty(n, np.int64)
         another_N[cycle] = np.roll(cycle, 1)
-        across: dict[str, np.ndarray] = {}
+        across: dict[tuple[str, tuple[str, ...]], np.ndarray] = {}
         for h in hypotheses:
             key = h.control or h
             on_N = np.ones(n, bool)
@@ -76,12 +78,21 @@ class Bench:
                 self.donors[h] = self.donors[key] = another_N
             if h.kind == "patch":
                 assert course is not None
-                steps = rows_of(course, self.basis, self.dreamed.measures.parts)
+                steps = rows_of(course, (self.real or self.dreamed).measures)
                 clean_N = now[h.clean](steps[:1])[:, 0].cpu().numpy() > 0.5
-                across.setdefault(h.clean, _across(clean_N, rng))
-                self.donors[h] = self.donors[key] = across[h.clean]
+                if (h.clean, h.matched) not in across:
+                    near_NM = self._near(steps, h.matched) if h.matched else None
+                    across[h.clean, h.matched] = _across(clean_N, rng, near_NM)
+                self.donors[h] = self.donors[key] = across[h.clean, h.matched]
                 on_N = on_N & (clean_N if h.side == "noising" else ~clean_N)
             self.rows[h] = self.rows[key] = on_N
+
+    def _near(self, steps: Rows, names: Sequence[str]) -> np.ndarray:
+        """What starts are near in, in standard deviations [N, M]; NaN of the truth is like no other."""
+        columns = [self.starts.age_N if n == AGE else steps.truth[n][:, 0].cpu().numpy() for n in names]
+        x_NM = np.stack(columns, 1).astype(np.float64)
+        spread_M = np.nanstd(x_NM, 0)
+        return x_NM / np.where(spread_M > 0, spread_M, 1.0)
 
     def require(self, hypotheses: Sequence[Hypothesis], what: str, hint: str = "") -> None:
         """UserError where a hypothesis is about fewer than two of the starts."""
@@ -156,11 +167,15 @@ def effects_in(
     return out
 
 
-def _across(clean_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """For every start one of the other class, each as seldom twice as can be, int64 [N]."""
+def _across(clean_N: np.ndarray, rng: np.random.Generator, near_NM: np.ndarray | None = None) -> np.ndarray:
+    """For every start one of the other class, int64 [N]: each as seldom twice as can be, or the nearest in ``near``."""
     out = np.zeros(len(clean_N), np.int64)
     for mine, theirs in ((clean_N, ~clean_N), (~clean_N, clean_N)):
         pool, need = np.flatnonzero(theirs), int(mine.sum())
+        if near_NM is not None and len(pool) and need:
+            away_IJM = np.abs(near_NM[mine][:, None] - near_NM[pool])
+            out[mine] = pool[np.where(np.isnan(away_IJM), np.inf, away_IJM).sum(-1).argmin(1)]
+            continue
         if len(pool) and need:
             out[mine] = np.concatenate([rng.permutation(pool) for _ in range(-(-need // len(pool)))])[:need]
     return out

@@ -10,11 +10,14 @@ import numpy as np
 from analysis.shared.events import Event, parse_events
 from core import config as cli
 from core.config import nearest
-from core.contracts import UserError
+from core.contracts import EnvSpec, UserError
 from core.directions import Basis, direction_of
 from core.stats import require_permutations
 from core.when import Rule
+from envs.procgen_truth import truth_events
+from envs.registry import renewed
 from validation.hypotheses.grammar import Claim, Hypothesis, check_events, parse_hypothesis
+from validation.interventions.bench import AGE
 from validation.interventions.controls import FEWEST
 from validation.interventions.verdicts import ALPHA, SMALLEST
 from validation.paired.course import is_late
@@ -80,17 +83,23 @@ def claimed(h: Claim, known: Sequence[str], kind: str, horizon: int) -> str:
 
 
 def parse_study(
-    options: StudyOptions, basis: Basis, action_names: Sequence[str], rule: Rule | None
+    options: StudyOptions, basis: Basis, spec: EnvSpec, rule: Rule | None, truth: Sequence[str] = ()
 ) -> tuple[list[Hypothesis], tuple[Event, ...]]:
     """The hypotheses (none where --directions says what to test) and events of a study; UserError on what is wrong with
-    them."""
-    events = parse_events(options.events, action_names, basis.size)
+    them.  truth: the columns that the real world tells of itself."""
+    spec = renewed(spec)
+    told = {name: text for name, text in truth_events(spec).items() if truth}
+    events = parse_events(options.events, spec.action_names, basis.size, spec.same_actions, spec.events, truth, told)
     hypotheses = [h for text in options.hypotheses for h in parse_hypothesis(text, basis)]
     check_events(hypotheses, [e.name for e in events])
-    for name in (names := [h.name for h in hypotheses]):
-        if names.count(name) > 1:
-            raise UserError(f"hypothesis {name!r} is there twice")
     for h in hypotheses:
+        if hypotheses.count(h) > 1:
+            raise UserError(f"hypothesis {h.name!r} is there twice")
+    for h in hypotheses:
+        for name in h.matched:
+            if name not in (AGE, *truth):
+                raise UserError(f"hypothesis {h.name!r}: matched {name}: no such column{nearest(name, [AGE, *truth])}; "
+                                f"there are: {', '.join([AGE, *truth])}")  # fmt: skip
         if h.behaviours and rule is None:
             raise UserError(f"hypothesis {h.name!r} speaks of a behaviour: give --behaviours")
         if rule is not None:

@@ -131,7 +131,7 @@ def table_of(
     size = {q: Sizes.of(q, spread_of(effects.unaltered[q]), smallest) for q in names}
     tests: list[tuple[dict[str, Any], verdicts.Tested, int]] = []
     for g, h in enumerate(hypotheses):
-        if h.is_nothing:
+        if h.is_nothing or h.name in {o.name for o in hypotheses[:g]}:  # of one change there may be several claims
             continue
         here = about(effects.seen["own"][names[0]][g])
         judged = [q for q in names if is_late(q) and not is_own(q, h.ids) and size[q].unit > 0]

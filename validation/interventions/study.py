@@ -57,7 +57,7 @@ def study(
     ``parse_study`` refuse.
     """
     check_options(options, basis)
-    hypotheses, events = parse_study(options, basis, simulator.world.spec.action_names, rule)
+    hypotheses, events = parse_study(options, basis, simulator.world.spec, rule)
     device = torch.device("cpu") if device is None else device
     rng = np.random.default_rng(options.seed)
     generator = torch.Generator().manual_seed(options.seed)

@@ -31,6 +31,7 @@ class Course(NamedTuple):
     h_RTH: Tensor | None = None
     action_RTA: Tensor | None = None  # one-hot
     ended_RT: Tensor | None = None  # [R, T-1], 0 or 1
+    told_RTM: Tensor | None = None  # the truth columns that events read (``Measures.truths``), where a world tells them
 
 
 JUMPS = ("up", "upleft", "upright")
@@ -55,6 +56,12 @@ class Measures:
     directions: tuple[int, ...] = ()  # whose later coordinates are measured
     events: tuple[Event, ...] = ()
     parts: tuple[int, ...] = ()  # choices of each part of an action, where there are several
+    matched: tuple[str, ...] = ()  # truth columns by which donors are matched
+
+    @property
+    def truths(self) -> tuple[str, ...]:
+        """The truth columns that are asked for."""
+        return tuple(sorted({*self.matched, *(name for event in self.events for name in event.truths)}))
 
     @property
     def names(self) -> list[str]:
@@ -91,7 +98,7 @@ def quantities(course: Course, measures: Measures) -> dict[str, Tensor]:
         for i, name in zip(measures.directions, measures.names, strict=True):
             out[f"{name}@{k}"] = weight[:, k] * c_RK[:, i]
     if measures.events:
-        rows = rows_of(course, measures.basis, measures.parts)
+        rows = rows_of(course, measures)
         for event in measures.events:
             out[f"rate:{event.name}@{k}"] = event.rate(rows, weight[:, :-1])
         for event in measures.events:
@@ -117,15 +124,17 @@ def still_on(course: Course, rows: Tensor | slice = slice(None)) -> np.ndarray:
     return on[..., None, None, None].to(torch.uint8).cpu().numpy()
 
 
-def rows_of(course: Course, basis: Basis | None, parts: tuple[int, ...] = ()) -> Rows:
+def rows_of(course: Course, measures: Measures) -> Rows:
     """The steps of a course whose transition is known, for events; without a basis, for those of no direction."""
+    basis, told = measures.basis, course.told_RTM
     if course.h_RTH is None or course.action_RTA is None or course.ended_RT is None:
         raise ValueError("events need a course with hidden states, actions and endings")
     now = slice(0, course.reward_RT.shape[1])
+    truth = {} if told is None else {name: told[:, now, m] for m, name in enumerate(measures.truths)}
     return Rows(
         course.value_RT[:, now], course.reward_RT, course.ended_RT, course.action_RTA[:, now],
         course.logits_RTA[:, now], (course.h_RTH[..., :0] if basis is None else basis.project(course.h_RTH))[:, now],
-        parts,
+        measures.parts, truth,
     )  # fmt: skip
 
 
@@ -196,11 +205,13 @@ def is_own(quantity: str, directions: Sequence[int]) -> bool:
     return _kind(quantity) == "direction" and int(name.partition(":")[2]) in directions
 
 
-def course_of(logits: Tensor, value: Tensor, reward: Tensor, ends: Tensor, h: Tensor, one_hot: Tensor) -> Course:
+def course_of(
+    logits: Tensor, value: Tensor, reward: Tensor, ends: Tensor, h: Tensor, one_hot: Tensor, told: Tensor | None = None
+) -> Course:
     """A course from what its steps gave; ``ends`` [R, T-1] are probabilities of ending (0 or 1 where it is known)."""
     hard = (ends > 0.5).to(ends.dtype)
     goes_on = torch.cat([torch.ones_like(value[:, :1]), 1 - ends], 1).cumprod(1)
-    return Course(logits, value, reward, goes_on, h, one_hot, hard + (ends - ends.detach()))
+    return Course(logits, value, reward, goes_on, h, one_hot, hard + (ends - ends.detach()), told)
 
 
 def course_along(moments: Sequence[Moment]) -> Course:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from agents.play import tensors
-from core.contracts import Intervention, VecEnv
+from analysis.shared.truths import told_by
+from core.contracts import Intervention, Step, VecEnv
 from core.roll import choose, decide, one_hot
 from core.trees import where
 from validation.paired.course import Course, course_of
@@ -32,7 +33,16 @@ class RealWorld(Paired):
     def begin(self) -> Places:
         none = self.noise_NTA.new_zeros(len(self.starts))
         last = {k: torch.from_numpy(v[:, -1]).to(none.device) for k, v in self.starts.window.items()}
-        return Places(list(self.starts.states), self.agent.encode(last), none, none)
+        told = none[:, None][:, :0]
+        if self.measures.truths:
+            told = self.told(self.env.restore(self.starts.states))
+        return Places(list(self.starts.states), self.agent.encode(last), none, none, told)
+
+    def told(self, step: Step) -> Tensor:
+        """The truth columns that are asked for, [B, M]."""
+        known, names, like = told_by(step.truth), self.measures.truths, self.noise_NTA
+        out = np.stack([known[name] for name in names], 1) if names else np.zeros((len(step.reward), 0))
+        return torch.from_numpy(out).to(like)
 
     def go(self, t: int, states: Sequence[Any], actions: Tensor) -> Places:
         env, like = self.env if self.few is None else self.few, self.noise_NTA
@@ -46,7 +56,7 @@ class RealWorld(Paired):
             seen = {k: torch.from_numpy(v[:count]).to(like.device) for k, v in now.obs.items()}
             reward, ends = (torch.from_numpy(x).to(like) for x in (now.reward[:count], over))
             after = [None if end else state for state, end in zip(env.snapshot(), over, strict=False)]
-            parts.append(Places(after, self.agent.encode(seen), reward, ends))
+            parts.append(Places(after, self.agent.encode(seen), reward, ends, self.told(now)[:count]))
         return together(parts)
 
     @property
@@ -71,6 +81,7 @@ class RealWorld(Paired):
         logits_NTA, value_NT = like.new_zeros(n, steps, choices), like.new_zeros(n, steps)
         reward_NT, ended_NT = like.new_zeros(n, steps - 1), like.new_zeros(n, steps - 1)
         h_NTH, action_NTA = like.new_zeros(n, steps, starts.h_NH.shape[1]), torch.zeros_like(logits_NTA)
+        told_NTM = like.new_zeros(n, steps, len(self.measures.truths))
         taken: list[np.ndarray] = []
         for m in range(last + 1):
             t_N = m - torch.from_numpy(offset_N).to(device)
@@ -84,6 +95,7 @@ class RealWorld(Paired):
             logits_NTA[rows[on_N], at[on_N]] = acted.logits_BA[on_N]
             value_NT[rows[on_N], at[on_N]] = acted.value_B[on_N]
             h_NTH[rows[on_N], at[on_N]] = acted.h_BH[on_N]
+            told_NTM[rows[on_N], at[on_N]] = self.told(now)[on_N]
             if watch is not None:
                 watch.append(next(iter(now.obs.values())))
             chosen = choose(acted.logits_BA, parts, self.noise_NTA[rows, at])[0].cpu().numpy()
@@ -103,4 +115,4 @@ class RealWorld(Paired):
             ended_NT[rows[counts_N], at[counts_N]] = over_N[counts_N]
         if not intervene:
             self._taken = taken
-        return course_of(logits_NTA, value_NT, reward_NT, ended_NT, h_NTH, action_NTA)
+        return course_of(logits_NTA, value_NT, reward_NT, ended_NT, h_NTH, action_NTA, told_NTM)

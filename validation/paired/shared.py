@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from agents.play import Chooser, Exploration, Moment, play
+from analysis.shared.truths import told_by
 from core.contracts import Agent, Intervention, UserError, VecEnv
 from core.roll import apply_interventions, one_hot
 from core.trees import joined, rows_of
@@ -90,6 +91,8 @@ class SharedWorld(Paired):
         logits, value = like.new_zeros(n, steps, self.agent.spec.n_actions), like.new_zeros(n, steps)
         reward, ended = like.new_zeros(n, steps - 1), like.new_zeros(n, steps - 1)
         h, action = like.new_zeros(n, steps, like.shape[1]), torch.zeros_like(logits)
+        names = self.measures.truths
+        told = like.new_zeros(n, steps, len(names))
         taken: list[np.ndarray] = []
         moments = play(self.agent, self.env, choose, seed=self.starts.seed, device=device, intervene=moved,
                        forget=through == "world")  # fmt: skip
@@ -102,13 +105,16 @@ class SharedWorld(Paired):
             value[on, at] = torch.from_numpy(moment.value_B[slots]).to(like)
             h[on, at] = torch.from_numpy(moment.h_BH[slots]).to(like)
             action[on, at] = one_hot(torch.from_numpy(moment.action_B[slots]).to(device), parts, like)
+            if names:
+                known = told_by(moment.truth)
+                told[on, at] = torch.from_numpy(np.stack([known[name][slots] for name in names], 1)).to(like)
             on = on[t_N[on] < steps - 1]
             at, slots, after = t_N[on], self.slot_N[on], moment.next
             reward[on, at] = torch.from_numpy(after.reward[slots]).to(like)
             ended[on, at] = torch.from_numpy(after.terminated[slots] | after.truncated[slots]).to(like)
         if not intervene:
             self._taken = taken
-        return course_of(logits, value, reward, ended, h, action)
+        return course_of(logits, value, reward, ended, h, action, told)
 
 
 def noise_of(agent: Agent, env: VecEnv, seed: int, greedy: bool) -> Chooser:

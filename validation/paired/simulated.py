@@ -79,7 +79,7 @@ class SimulatedWorld(Paired):
              for i in range(0, len(shown.reward_B), BATCH)]
         )  # fmt: skip
         rows = [rows_of(state, slice(i, i + 1)) for i in range(len(shown.reward_B))]
-        return Places(rows, seen, shown.reward_B, shown.ending_B)
+        return Places(rows, seen, shown.reward_B, shown.ending_B, shown.reward_B[:, None][:, :0])
 
     def jacobian(
         self, block: int = 64, steps: int = 1, through: str = "", known: Collection[str] = (), most: int | None = None

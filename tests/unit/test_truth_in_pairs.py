@@ -1,0 +1,144 @@
+"""Paired runs of the real world that tell what is so in it: events over truth columns, donors matched in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.shared.events import parse_event
+from analysis.shared.truths import told_by
+from core.contracts import UserError
+from core.directions import Basis
+from envs.planted import SIZE, PlantedAgent, PlantedOptions, PlantedWorld, spec_of
+from validation.hypotheses.grammar import parse_hypothesis
+from validation.interventions.alone import alone, names_told
+from validation.interventions.bench import _across
+from validation.interventions.options import StudyOptions, parse_study
+from validation.paired.course import Measures, quantities, rows_of
+from validation.paired.real import RealWorld
+from validation.paired.starts import collect_starts
+
+OPTIONS = PlantedOptions()
+SPEC = spec_of(OPTIONS, 1)
+NAMES = tuple(f"stimulus_{i}" for i in range(SIZE))
+N, K = 24, 4
+
+
+def neurons(agent: str = "") -> Basis:
+    eye = torch.eye(SIZE)
+    return Basis("neurons", torch.zeros(SIZE), torch.ones(SIZE), eye, eye, agent=agent)
+
+
+def event(text: str):
+    return parse_event("it", text, SPEC.action_names, SIZE, (), NAMES)
+
+
+@pytest.fixture(scope="module")
+def real() -> RealWorld:
+    agent, env = PlantedAgent(OPTIONS), PlantedWorld(OPTIONS, N)
+    starts = collect_starts(agent, env, N, initial_frames=1, latest=6, seed=0)
+    noise = torch.from_numpy(np.random.default_rng(0).gumbel(size=(N, K + 1, 3))).float()
+    events = event("stimulus_2 > 0"), event("rises(stimulus_0)")
+    measures = Measures({"left": [0]}, events=events, matched=("stimulus_5",))
+    return RealWorld(agent, starts.state, noise, measures, env, starts, PlantedWorld(OPTIONS, 5))
+
+
+def test_a_world_tells_its_numbers_by_the_names_of_recordings() -> None:
+    assert names_told(lambda slots: PlantedWorld(OPTIONS, slots), SPEC) == NAMES
+    told = told_by({"position": np.array([[3, 4]]), "map": np.zeros((1, 65)), "word": np.array(["a"]),
+                    "fed": np.ones(1, bool)})  # fmt: skip
+    assert {k: v.tolist() for k, v in told.items()} == {"row": [3.0], "col": [4.0], "fed": [1.0]}
+
+
+def test_a_run_tells_the_truth_of_each_step(real: RealWorld) -> None:
+    """As it is seen by hand, whichever way the run is played."""
+    assert real.measures.truths == ("stimulus_0", "stimulus_2", "stimulus_5")
+    course = real.run()
+    now, on = real.env.restore(real.starts.states), torch.ones(N, dtype=torch.bool)
+    for t in range(K + 1):
+        want = torch.from_numpy(now.truth["stimulus"][:, [0, 2, 5]])
+        assert torch.equal(course.told_RTM[on, t], want[on])
+        action = course.action_RTA[:, t].argmax(1).numpy()
+        now = real.env.step(action)
+        on &= ~torch.from_numpy(now.terminated | now.truncated)
+    whole = real.course()
+    still = course.weight_RT > 0.5
+    assert torch.equal(whole.told_RTM[still], course.told_RTM[still])
+    rows = rows_of(course, real.measures)
+    assert torch.equal(rows.truth["stimulus_2"], course.told_RTM[:, :-1, 1])
+    rate = quantities(course, real.measures)[f"rate:it@{K}"]
+    assert 0.1 < float(rate.mean()) < 0.9
+
+
+def test_donors_are_the_nearest_of_the_other_class() -> None:
+    clean = np.array([True, True, False, False, False])
+    near = np.array([[0.0], [5.0], [4.0], [1.0], [np.nan]])
+    assert _across(clean, np.random.default_rng(0), near).tolist()[:4] == [3, 2, 1, 0]
+    assert set(_across(clean, np.random.default_rng(0))[:2]) < {2, 3, 4}
+
+
+def options(*hypotheses: str, events: tuple[str, ...] = ()) -> StudyOptions:
+    return StudyOptions(hypotheses=hypotheses, events=events, starts=N, horizon=K, controls=39, latest_start=6)
+
+
+def test_a_study_knows_the_worlds_own_events_and_the_truth() -> None:
+    spec = replace(SPEC, events={"death": "ended and reward <= 0"}, same_actions=(("left", "wait"),))
+    _, events = parse_study(options("collapse neurons:0"), neurons(), spec, None)
+    assert [e.name for e in events] == ["death"]
+    named = options("collapse neurons:0", events=("death", "go: action == left"))
+    _, events = parse_study(named, neurons(), spec, None)
+    assert [e.text.strip() for e in events] == ["ended and reward <= 0", "action == left"]
+    hot = torch.eye(3)[None]
+    rows = rows_of_actions(hot)
+    assert events[1](rows)[0].tolist() == [1, 1, 0]  # left and wait do the same
+    asked = options("patch neurons:all clean far matched age stimulus_5", events=("far: stimulus_0 > 1",))
+    (noising, denoising), (far,) = parse_study(asked, neurons(), SPEC, None, NAMES)
+    assert noising.matched == ("age", "stimulus_5") and far.truths == {"stimulus_0"}
+    assert "matched age stimulus_5" in denoising.name
+    with pytest.raises(UserError, match="no column 'stimulus_0'"):
+        parse_study(asked, neurons(), SPEC, None)
+    with pytest.raises(UserError, match=r"matched place: no such column.*there are: age, stimulus_0"):
+        parse_study(options("patch 1 clean ending matched place"), neurons(), SPEC, None, NAMES)
+    with pytest.raises(UserError, match="matched is for patch"):
+        parse_hypothesis("collapse 1 matched age", neurons())
+    with pytest.raises(UserError, match="or one of ending, reward"):
+        parse_study(options("collapse 1", events=("deth",)), neurons(), SPEC, None)
+
+
+def rows_of_actions(hot_RTA: torch.Tensor):
+    from analysis.shared.events import Rows
+
+    value = hot_RTA[..., 0]
+    return Rows(value, value, value, hot_RTA, hot_RTA, value[..., None][..., :0])
+
+
+def test_one_change_may_be_necessary_and_sufficient() -> None:
+    both = options("collapse neurons:0 necessary for ending", "collapse neurons:0 sufficient for ending")
+    hypotheses, _ = parse_study(both, neurons(), SPEC, None)
+    assert [(h.name, h.role) for h in hypotheses] == [
+        ("collapse neurons:0", "necessary"), ("collapse neurons:0", "sufficient"),
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="is there twice"):
+        parse_study(options("collapse neurons:0", "collapse neurons:0"), neurons(), SPEC, None)
+
+
+def test_a_study_of_donors_matched_in_the_truth() -> None:
+    """Whole states of starts at which the cause is low, put into those at which it is high, and the reverse."""
+    agent = PlantedAgent(OPTIONS)
+    pools = (lambda slots: PlantedWorld(OPTIONS, slots),) * 2
+    asked = options("patch neurons:all clean high matched age stimulus_5 on value", "collapse neurons:1 on event:gains",
+                    events=("high: stimulus_0 > 0", "gains: rises(stimulus_2)"))  # fmt: skip
+    result = alone(agent, pools, neurons(), asked, torch.device("cpu"), truth=NAMES)
+    rows = {(r["hypothesis"], r["quantity"]): r for r in result.tables["effects"]}
+    name = "patch neurons:all clean high (noising) matched age stimulus_5"
+    assert rows[name + " on value", f"value@{K}"]["observed"] < 0 < rows[
+        name.replace("noising", "denoising") + " on value", f"value@{K}"]["observed"]  # fmt: skip
+    assert any(q == f"event:gains@{K}" for _, q in rows)
+    assert {k: v.strip() for k, v in result.notes["events"].items()} == {
+        "high": "stimulus_0 > 0",
+        "gains": "rises(stimulus_2)",
+    }
+    assert result.scalars["twin_difference"]["value"] == 0
