@@ -233,7 +233,7 @@ class Running:
         """What ended with the step ``after`` (None: was cut); ``final``: a row a slot of what was seen last, if it
         was."""
         flat: dict[str, Any] = {}
-        groups: dict[str, Columns] = {"obs": {}, "truth": {}, "points": {}}
+        groups: dict[str, Any] = {"obs": {}, "truth": {}, "points": {}}
         for name, rows in self._rows.items():
             last = [final[name][b]] if final is not None and name in final else []
             group, _, rest = name.partition("/")

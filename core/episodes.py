@@ -354,7 +354,7 @@ class RolloutStore:
     def episode(self, i: int) -> Episode:
         if not 0 <= i < len(self):
             raise UserError(f"{self.path}: episode {i} is out of range; it holds {len(self)} (0 to {len(self) - 1})")
-        groups: dict[str, dict[str, np.ndarray]] = {group: {} for group in GROUPS}
+        groups: dict[str, Any] = {group: {} for group in GROUPS}
         flat: dict[str, Any] = {}
         for name in self.column_names:
             group, _, rest = name.partition("/")

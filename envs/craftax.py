@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from core.config import nearest
+from core.config import from_json, nearest
 from core.contracts import EnvSpec, Field, Step, UserError
 
 MOST_WORLDS = 16  # generated together
@@ -165,18 +165,21 @@ def spec_of(options: CraftaxOptions, slots: int) -> EnvSpec:
         slots=slots,
         options={k: v for k, v in asdict(options).items() if k != "env_name"},
         can_snapshot=True,
-        action_words={
-            "moving": DIRECTIONS,
-            "placing": tuple(a for a in game.actions if a.startswith("place_")),
-            "making": tuple(a for a in game.actions if a.startswith("make_")),
-        },
-        events={"death": "ended and reward <= 0", "reward": "reward > 0"},
+        **words_of(name),
     )
+
+
+def words_of(name: str) -> dict[str, Any]:
+    """What an EnvSpec says of a game's actions and events."""
+    words = {"placing": "place_", "making": "make_"}
+    starting = {word: tuple(a for a in GAMES[name].actions if a.startswith(first)) for word, first in words.items()}
+    events = {"death": "ended and reward <= 0", "reward": "reward > 0"}
+    return {"action_words": {"moving": DIRECTIONS, **starting}, "events": events}
 
 
 def options_of(spec: EnvSpec) -> CraftaxOptions:
     """The options that make the world of a spec again."""
-    return CraftaxOptions(env_name=spec.env_id.partition("/")[2], **spec.options)
+    return from_json(CraftaxOptions, {**spec.options, "env_name": spec.env_id.partition("/")[2]}, "options")
 
 
 # What JAX compiles
@@ -377,10 +380,12 @@ class CraftaxEnv:
         self._ready = np.zeros(slots, bool)  # where it is one
 
     def reset(self, seed: int) -> Step:
-        keys = [np.random.SeedSequence([seed, b]).generate_state(2, np.uint32) for b in range(self.spec.slots)]
+        slots = self.spec.slots
+        keys = np.stack([np.random.SeedSequence([seed, b]).generate_state(2, np.uint32) for b in range(slots)])
+        keys[:, 0] = keys[:, 0] // 2 * 2 + self._odd
         self._ready[:] = False
-        self._fill(np.stack(keys) & ~np.uint32([1, 0]) | np.uint32([self._odd, 0]), np.arange(self.spec.slots))
-        self._carry = self._program.swap(self._blank(), self._spare, np.ones(self.spec.slots, bool))
+        self._fill(keys, np.arange(slots))
+        self._carry = self._program.swap(self._blank(), self._spare, np.ones(slots, bool))
         self._ready[:] = False
         return self._show_unmoved()
 
@@ -397,11 +402,11 @@ class CraftaxEnv:
         if done.any():
             carry, shown = self._begun(carry, last, done)
         self._carry = carry
-        coefs = (self.options.reward_hp_coef, self.options.reward_ach_coef, self.options.reward_needs_coef)
+        coefs = [self.options.reward_hp_coef, self.options.reward_ach_coef, self.options.reward_needs_coef]
         obs, truth = self._named(shown)
         final_obs, final_truth = self._named(last)
         return Step(
-            obs=obs, reward=np.array(changes) @ np.float32(coefs), terminated=terminated.copy(),
+            obs=obs, reward=(np.array(changes) * np.array(coefs, np.float32)).sum(1), terminated=terminated.copy(),
             truncated=truncated.copy(), is_first=truth["timestep"] == 0, final_obs=final_obs, truth=truth,
             final_truth=final_truth,
         )  # fmt: skip

@@ -27,6 +27,10 @@ def renewed(spec: EnvSpec) -> EnvSpec:
         from envs.procgen import ACTION_NAMES, GAMES, words_of
 
         return replace(spec, **words_of(name)) if name in GAMES and spec.action_names == ACTION_NAMES else spec
+    if kind == "craftax":
+        from envs.craftax import GAMES as CRAFTAX, words_of as words_of_craftax
+
+        return replace(spec, **words_of_craftax(name)) if name in CRAFTAX else spec
     if kind == "nmmo":
         from envs.nmmo import words_of as words_of_parts
 
