@@ -94,11 +94,12 @@ def consistent_loss_of(
     ) -> tuple[Tensor, dict[str, Tensor]]:
         n = len(columns)
         few = columns[: max(1, round(options.consistency_share * n))]
-        frames = r.obs[agent.obs_name]
+        (name,) = agent.spec.obs
+        frames = r.obs[name]
         with torch.no_grad():
             augmented = augment(frames.index_select(1, few), options, rng)
         views = (frames.index_select(1, columns), augmented)
-        seen = (encode_sequences(agent, {agent.obs_name: x}, config.bf16) for x in views)
+        seen = (encode_sequences(agent, {name: x}, config.bf16) for x in views)
         both = torch.cat([columns, few])
         together = each(lambda *x: torch.cat(x, 1), *seen)
         logits, value = unroll(agent, together, rows_of(r.state_first, both), r.is_first[:, both])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -91,6 +92,23 @@ def strided_blur(size: int) -> nn.Sequential:
         nn.Linear(32 * 64, size),
         *_bounded(size),
     )
+
+
+class EMACell(nn.Module):
+    """Running means: h = a h + (1 - a) W x, with a learnt a in (0, 1) for each unit.
+
+    At first the units' memories, 1 / (1 - a), are spread evenly in logarithm from 2 to 200 steps.
+    """
+
+    def __init__(self, inputs: int, size: int) -> None:
+        super().__init__()
+        self.input = nn.Linear(inputs, size, bias=False)
+        forgets = torch.logspace(math.log10(1 / 2), math.log10(1 / 200), size)
+        self.keeps = nn.Parameter(torch.logit(1 - forgets))
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        a = torch.sigmoid(self.keeps)
+        return a * h + (1 - a) * self.input(x)
 
 
 def mlp(inputs: int, size: int) -> nn.Sequential:

@@ -137,7 +137,9 @@ class Moment:
     next: Step
     final_h_BH: np.ndarray | None  # after next.final_obs, where the world shows one
     final_value_B: np.ndarray | None
+    seen: Tree  # what the agent makes of the observation, on its device
     state: Tree  # the agent's whole state, on its device
+    final_seen: Tree | None
     final_state: Tree | None
     alive_B: np.ndarray  # bool, this slot's agent is there
 
@@ -190,7 +192,9 @@ def play(
             next=after,
             final_h_BH=None if final is None else final.h_BH.cpu().numpy(),
             final_value_B=None if final is None else final.value_B.cpu().numpy(),
+            seen=m.acted.seen,
             state=m.acted.state,
+            final_seen=None if final is None else final.seen,
             final_state=None if final is None else final.state,
             alive_B=np.ones(len(h), bool) if step.alive is None else step.alive,
         )

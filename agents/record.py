@@ -6,6 +6,8 @@ life's ``meta`` says which playing of which world it was part of.
 
 from __future__ import annotations
 
+import io
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +21,15 @@ from agents.branches import FOLDER, LEAD, STEPS, record_branches, require_branch
 from agents.load import load_agent
 from agents.play import Chooser, Exploration, Moment, play
 from core import artefacts, config as cli
+from core.artefacts import WEIGHTS
+from core.config import nearest
 from core.contracts import Agent, EnvSpec, Intervention, Step, UserError, VecEnv
 from core.directions import fingerprint
-from core.episodes import Episode, StoreWriter
+from core.episodes import Episode, RolloutStore, StoreWriter
 from core.interventions import InterventionOptions, OnRows, build, nothing_altered
 from core.progress import bar
-from core.trees import flatten
+from core.trees import Tree, flatten
+from envs.craftax import CLASSES
 from envs.nmmo import FEATURES, MAPS, NmmoEnv, labels, life_of
 from envs.procgen_truth import WithTruth, parse_truth
 from envs.registry import agents_a_world, make
@@ -35,8 +40,12 @@ LIVES = {"shard_steps": 4096, "chunk_steps": 512, "level": 6}  # most of what an
 
 @dataclass(frozen=True, kw_only=True)
 class RecordConfig:
-    """Record whole episodes of an agent in its world into a rollout store."""
+    """Record whole episodes of an agent in its world, or a number of steps, into a rollout store.
 
+    Also by the names that its earlier users know: --data_save_dir (--out), --run_dir (--agent), --num_envs (--slots).
+    """
+
+    aliases = {"run_dir": "agent", "num_envs": "slots"}
     agent: Path = Path("runs/agent")
     """run directory of the agent"""
     out: Path = Path("runs/rollouts")
@@ -45,6 +54,18 @@ class RecordConfig:
     """same as --out, under the name its earlier users know"""
     episodes: int = 256
     """whole episodes (of many agents: lives); every slot gives the same number, so that short ones are not favoured"""
+    num_steps: int | None = None
+    """steps of every slot, in place of whole episodes: an episode that is not over then is cut, says so (truncated, and
+    cut in its meta) and has no last observation"""
+    ckpt: str = "last"
+    """weights of the agent: last, those it ended its training with, or a checkpoint by its number of steps"""
+    all_ckpts: bool = False
+    """one recording for each checkpoint and the last weights, in OUT/checkpoint_STEPS"""
+    points: tuple[str, ...] = ()
+    """vectors of the agent recorded beside h, as columns points/NAME: embedding, block_0 (the first of its recurrent
+    layers) and so on; all: every one, of several layers the last too (which is h)"""
+    npz: bool = False
+    """also write OUT.npz: every column of all steps, one episode below the other, and index (episode, step)"""
     slots: int = 64
     """environments side by side; of a world of many agents these, rounded up to whole worlds"""
     split: Literal["train", "held_out"] = "train"
@@ -103,51 +124,81 @@ def record_episodes(
     device: torch.device,
     exploration: Exploration | None = None,
     intervene: Sequence[Intervention] = (),
+    steps: int | None = None,
+    points: Sequence[str] = (),
 ) -> Iterator[Episode]:
     """``ceil(episodes / slots)`` whole episodes from every slot, in the order they end; meta ``world``, where a world
-    has many agents, numbers its playings.
+    has many agents, numbers its playings.  points: columns of ``points_of``.
+
+    steps: so many of every slot in place of whole episodes; then the episodes that are not over come last, cut.
 
     What is kept until then is the rows of the running episodes; of slots that have given theirs, nothing.
     """
     slots, agents = env.spec.slots, agents_a_world(env.spec)
     quota = -(-episodes // slots)
-    quota_B = np.full(slots, quota)
+    quota_B = np.full(slots, quota if steps is None else steps)
     chooser = Chooser(exploration or Exploration(), slots, np.random.default_rng(seed), agent.spec.parts)
     running = [Running() for _ in range(slots)]
+
+    def meta_of(rows: Running, b: int) -> dict[str, Any]:
+        meta = {"seed": seed, "slot": b, "explores": bool(chooser.explores_B[b])}
+        return {**meta, "altered": rows.altered} if intervene else meta
+
     more: bool | None = None  # the state is more than h, and recorded too
-    for moment in play(agent, env, chooser, seed=seed, device=device, intervene=intervene):
+    for t, moment in enumerate(play(agent, env, chooser, seed=seed, device=device, intervene=intervene), 1):
         if more is None:
             state = flatten(moment.state).cpu().numpy()
             more = not np.array_equal(state, moment.h_BH, equal_nan=True)
-        shown, final = columns_of(moment, more, env.spec)
+        shown, final = columns_of(moment, more, env.spec, agent, points)
         done_B = moment.next.terminated | moment.next.truncated
         for b in np.flatnonzero((quota_B > 0) & moment.alive_B):
             running[b].add(shown, b)
             if done_B[b]:
-                meta: dict[str, Any] = {"seed": seed, "slot": int(b), "explores": bool(chooser.explores_B[b])}
-                if intervene:
-                    meta["altered"] = running[b].altered
+                meta = meta_of(running[b], int(b))
                 if agents > 1:
                     game = int(quota - quota_B[b])
                     meta |= {"world": game * (slots // agents) + int(b) // agents, **life_of(moment.truth, b, env.spec)}
                     meta["ended"] = "died" if moment.next.terminated[b] else "time was up"
                 yield running[b].episode(final, b, moment.next, meta)
                 running[b] = Running()
-                quota_B[b] -= 1
-        if not quota_B.any():
+                quota_B[b] -= 1 if steps is None else 0
+        if t == steps:
+            for b in np.flatnonzero([len(rows) > 0 for rows in running]):
+                yield running[b].episode(None, b, None, {**meta_of(running[b], int(b)), "cut": True})
+        if not quota_B.any() or t == steps:
             return
 
 
 Columns = dict[str, np.ndarray]
 
 
-def columns_of(moment: Moment, whole_state: bool, spec: EnvSpec) -> tuple[Columns, Columns | None]:
+def points_of(agent: Agent, asked: Sequence[str]) -> tuple[str, ...]:
+    """The columns points/NAME that ``--points`` asks for; UserError for one that the agent has not."""
+    below = sorted((p for p in agent.points if p.startswith("block_")), key=lambda p: int(p[6:]))
+    last = [f"block_{len(below)}"] if below else []  # which is h
+    there = [*(p for p in agent.points if p not in ("h", *below)), *below, *last]
+    for point in asked:
+        if point not in (*there, "all"):
+            raise UserError(f"--points {point}: the agent has no such vector{nearest(point, there)}; it has "
+                            f"{', '.join(there) or 'h alone'}, or all of them: all")  # fmt: skip
+    return tuple(there if "all" in asked else dict.fromkeys(asked))
+
+
+def columns_of(
+    moment: Moment, whole_state: bool, spec: EnvSpec, agent: Agent, points: Sequence[str] = ()
+) -> tuple[Columns, Columns | None]:
     """A row a slot of every column of an episode, and of those of the observation after the last transition, where the
     world shows it."""
+
+    def read(seen: Tree, state: Tree) -> Columns:
+        named = {p: p if p in agent.points else "h" for p in points}
+        return {f"points/{p}": agent.read(n, seen, state).cpu().numpy() for p, n in named.items()}
+
     after = moment.next
     now = {"h": moment.h_BH, "value": moment.value_B, "action": moment.action_B, "logits": moment.logits_BA}
     now |= {"reward": after.reward, "altered": moment.altered_B}
     now |= {"state": flatten(moment.state).cpu().numpy()} if whole_state else {}
+    now |= read(moment.seen, moment.state)
     many = agents_a_world(spec) > 1
     truth = labels(moment.obs, moment.truth, moment.action_B, spec) if many else moment.truth
     now |= {f"obs/{k}": v for k, v in moment.obs.items()} | {f"truth/{k}": v for k, v in truth.items()}
@@ -155,6 +206,7 @@ def columns_of(moment: Moment, whole_state: bool, spec: EnvSpec) -> tuple[Column
         return now, None
     final = {"h": moment.final_h_BH, "value": moment.final_value_B}
     final |= {"state": flatten(moment.final_state).cpu().numpy()} if whole_state else {}
+    final |= read(moment.final_seen, moment.final_state)
     final |= {f"obs/{k}": v for k, v in after.final_obs.items()}
     return now, final | {f"truth/{k}": v for k, v in (after.final_truth or {}).items()}
 
@@ -177,10 +229,11 @@ class Running:
         """Steps at which an intervention changed h."""
         return np.flatnonzero(self._rows["altered"]).tolist()
 
-    def episode(self, final: Columns | None, b: int, after: Step, meta: dict[str, Any]) -> Episode:
-        """What ended with the step ``after``; ``final``: a row a slot of what was seen last, if it was."""
+    def episode(self, final: Columns | None, b: int, after: Step | None, meta: dict[str, Any]) -> Episode:
+        """What ended with the step ``after`` (None: was cut); ``final``: a row a slot of what was seen last, if it
+        was."""
         flat: dict[str, Any] = {}
-        groups: dict[str, Columns] = {"obs": {}, "truth": {}}
+        groups: dict[str, Any] = {"obs": {}, "truth": {}, "points": {}}
         for name, rows in self._rows.items():
             last = [final[name][b]] if final is not None and name in final else []
             group, _, rest = name.partition("/")
@@ -188,10 +241,9 @@ class Running:
         del flat["altered"]
         return Episode(
             **flat,
-            obs=groups["obs"],
-            truth=groups["truth"],
-            terminated=bool(after.terminated[b]),
-            truncated=bool(after.truncated[b]),
+            **groups,
+            terminated=after is not None and bool(after.terminated[b]),
+            truncated=after is None or bool(after.truncated[b]),
             meta=meta,
         )
 
@@ -205,23 +257,62 @@ def keep_unaltered(out: Path, altered: bool) -> None:
             raise UserError(f"{place} holds unaltered data; record with interventions into another directory")
 
 
+def checkpoints_of(path: Path) -> dict[int, str]:
+    """{steps: weights file} of an agent's run directory, the last weights among them."""
+    manifest = artefacts.read_manifest(path)
+    found = {
+        int(m[1]): m[0] for name in manifest["files"] if (m := re.fullmatch(r"checkpoint_(\d+)\.safetensors", name))
+    }
+    steps = manifest["metrics"].get("steps", {}).get("value")
+    return dict(sorted({**found, **({} if steps is None else {int(steps): WEIGHTS})}.items()))
+
+
+def chosen(config: RecordConfig, out: Path) -> dict[Path, str]:
+    """{directory to write: weights file of the agent}.  Raises UserError."""
+    if config.ckpt == "last" and not config.all_ckpts:
+        return {out: WEIGHTS}
+    found = checkpoints_of(config.agent)
+    if config.all_ckpts:
+        if config.ckpt != "last":
+            raise UserError("--ckpt chooses one and --all_ckpts records all: choose one of the two")
+        if not found:
+            raise UserError(f"{config.agent} holds no checkpoints")
+        return {out / f"checkpoint_{steps:09d}": file for steps, file in found.items()}
+    try:
+        return {out: found[cli.whole_number(config.ckpt)]}
+    except (ValueError, KeyError):
+        there = ", ".join(map(str, found)) or "no checkpoints"
+        raise UserError(f"--ckpt {config.ckpt}: {config.agent} holds {there}, and last") from None
+
+
 def main(config: RecordConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     cli.require(1, episodes=config.episodes, slots=config.slots)
+    if config.num_steps is not None:
+        cli.require(1, num_steps=config.num_steps)
     cli.require(0, seed=config.seed, branches=config.branches)
     x = config.exploration
     if x.temperature <= 0 or not all(0 <= share <= 1 for share in (x.explore_share, x.sticky, x.random)):
         raise UserError("--temperature must be above 0; --explore_share, --sticky and --random lie between 0 and 1")
-    agent = load_agent(config.agent, device)
+    for out, weights in chosen(config, config.data_save_dir or config.out).items():
+        record_one(config, out, weights, device)
+
+
+def record_one(config: RecordConfig, out: Path, weights: str, device: torch.device) -> None:
+    """One recording, of the agent with these weights."""
+    agent = load_agent(config.agent, device, weights)
     truth = parse_truth(config.truth)
     if truth is not None and not agent.spec.env_id.startswith("procgen/"):
         raise UserError(
             f"--truth is read off a Procgen game's state; recordings of {agent.spec.env_id} hold all its labels"
         )
     name = fingerprint(agent)
+    points = points_of(agent, config.points)
     intervene = build(config.intervention, name, device=device)
     agents = agents_a_world(agent.spec)
+    if config.num_steps is not None and agents > 1:
+        raise UserError(f"--num_steps: record whole lives of {agent.spec.env_id}, by --episodes")
     where = place_of(agent.spec, config.split, config.maps) | level_options(config.start_level, config.num_levels)
     env = make(agent.spec, -(-config.slots // agents) * agents, threads=config.threads, **where)
     if config.branches:
@@ -233,25 +324,13 @@ def main(config: RecordConfig) -> None:
     if intervene and agents > 1:
         altered_B = torch.from_numpy(who_is_altered(env.spec, config.who, config.seed)).to(device)
         intervene = (OnRows(intervene, altered_B),)
-    out = config.data_save_dir or config.out
     keep_unaltered(out, bool(intervene))
     inputs = {"agent": config.agent, **config.intervention.inputs}
-    returns, lengths, altered = [], [], 0
     with artefacts.new_run(out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        total = -(-config.episodes // env.spec.slots) * env.spec.slots
-        store: dict[str, Any] = LIVES if agents > 1 else {}
-        with StoreWriter(run.path, **store) as writer, bar("recording", total, "episodes") as progress:
-            artefacts.write_json(run.path / "spec.json", env.spec.to_json())
-            for episode in record_episodes(
-                agent, env, config.episodes, seed=config.seed, device=device,
-                exploration=config.exploration, intervene=intervene,
-            ):  # fmt: skip
-                writer.add(episode)
-                returns.append(float(episode.reward.sum()))
-                lengths.append(episode.steps)
-                altered += len(episode.meta.get("altered", ()))
-                progress.advance()
+        kept = write_episodes(agent, env, config, run.path, intervene=intervene, points=points, device=device)
         run.facts = {"agent": name, "source": "real", "interventions": [repr_of(i) for i in intervene]}
+        run.facts |= {} if weights == WEIGHTS else {"weights": weights}
+        run.facts |= {"classes": list(CLASSES)} if agent.spec.env_id.startswith("craftax/") else {}
         if config.branches:
             run.facts["branches"] = {"snapshots": config.branches, "before": LEAD, "held": STEPS}
             tried = write_branches(agent, config, where, run.path / FOLDER, device)
@@ -259,19 +338,92 @@ def main(config: RecordConfig) -> None:
         if isinstance(env, WithTruth):
             run.facts["truth"] = {"read": env.read, "every": env.every}
         if isinstance(env, NmmoEnv):
-            run.facts |= {"features": list(FEATURES), "worlds": len(returns) // agents}
+            run.facts |= {"features": list(FEATURES), "worlds": len(kept.returns) // agents}
             run.facts |= {"who": config.who} if intervene else {}
-        run.record("return_mean", float(np.mean(returns)), "return", len(returns))
-        run.record("length_mean", float(np.mean(lengths)), "steps", len(lengths))
-        run.record("steps", sum(lengths), "steps")
+        kept.say(run)
         if intervene:
-            run.record("altered_steps", altered, "steps")
-        if intervene and not altered:
+            run.record("altered_steps", kept.altered, "steps")
+        if intervene and not kept.altered:
             run.facts["intervention_warning"] = said = nothing_altered(config.intervention)
             print(f"warning: {said}", file=sys.stderr)
     env.close()
-    did = f", {altered:,} of them altered" if intervene else ""
-    print(f"recorded {len(returns)} episodes, {sum(lengths):,} steps{did}, mean return {np.mean(returns):.2f}: {out}")
+    if config.npz:
+        write_npz(out)
+    print(f"recorded {kept.in_words(bool(intervene))}: {out}")
+
+
+@dataclass
+class Kept:
+    """What a recording holds: returns and lengths of whole episodes, and what else was counted."""
+
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    altered: int = 0
+    cut: int = 0
+    cut_steps: int = 0
+
+    def add(self, episode: Episode) -> None:
+        self.altered += len(episode.meta.get("altered", ()))
+        if episode.meta.get("cut"):
+            self.cut, self.cut_steps = self.cut + 1, self.cut_steps + episode.steps
+        else:
+            self.returns.append(float(episode.reward.sum()))
+            self.lengths.append(episode.steps)
+
+    @property
+    def steps(self) -> int:
+        return sum(self.lengths) + self.cut_steps
+
+    def say(self, run: artefacts.Run) -> None:
+        """Into the manifest.  Means are of whole episodes, of which a recording of few steps may have none."""
+        if self.returns:
+            run.record("return_mean", float(np.mean(self.returns)), "return", len(self.returns))
+            run.record("length_mean", float(np.mean(self.lengths)), "steps", len(self.lengths))
+        run.record("steps", self.steps, "steps")
+        if self.cut:
+            run.record("cut", self.cut, "episodes")
+
+    def in_words(self, intervened: bool) -> str:
+        did = f", {self.altered:,} of them altered" if intervened else ""
+        cut = f" and {self.cut} that were cut" if self.cut else ""
+        mean = f", mean return {np.mean(self.returns):.2f}" if self.returns else ""
+        return f"{len(self.returns)} episodes{cut}, {self.steps:,} steps{did}{mean}"
+
+
+def write_episodes(
+    agent: Agent,
+    env: VecEnv,
+    config: RecordConfig,
+    path: Path,
+    *,
+    intervene: Sequence[Intervention],
+    points: Sequence[str],
+    device: torch.device,
+) -> Kept:
+    """Record the episodes, or the steps, into a store."""
+    slots, kept = env.spec.slots, Kept()
+    store: dict[str, Any] = LIVES if agents_a_world(env.spec) > 1 else {}
+    whole = config.num_steps is None
+    total = -(-config.episodes // slots) * slots if config.num_steps is None else config.num_steps * slots
+    with StoreWriter(path, **store) as writer, bar("recording", total, "episodes" if whole else "steps") as progress:
+        artefacts.write_json(path / "spec.json", env.spec.to_json())
+        for episode in record_episodes(
+            agent, env, config.episodes, seed=config.seed, device=device, exploration=config.exploration,
+            intervene=intervene, steps=config.num_steps, points=points,
+        ):  # fmt: skip
+            writer.add(episode)
+            kept.add(episode)
+            progress.advance(1 if whole else episode.steps)
+    return kept
+
+
+def write_npz(path: Path) -> None:
+    """A recording's columns as one file beside it, PATH.npz: its steps [N, ...] by name, and ``index`` int64 [N, 2]."""
+    with RolloutStore(path) as store:
+        columns, index = store.pooled(*store.column_names)
+    data = io.BytesIO()
+    np.savez_compressed(data, index=index, **columns)
+    artefacts.write_atomically(path.parent / f"{path.name}.npz", data.getvalue())
 
 
 def write_branches(agent: Agent, config: RecordConfig, where: dict[str, Any], path: Path, device: torch.device) -> int:

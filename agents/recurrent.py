@@ -1,8 +1,11 @@
-"""The agent: encoder -> GRU cell (or none) -> logits and value, a pure function in named parts."""
+"""The agent: encoder -> memory blocks (GRU, running mean or none) -> logits and value, a pure function in named parts.
+
+A block is one recurrent layer; each reads the one below it, and the heads read the last one, which is h.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,10 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from agents.networks import EncoderKind, images, impala, mlp, orthogonal, strided, strided_blur
+from agents.networks import EMACell, EncoderKind, images, impala, mlp, orthogonal, strided, strided_blur
 from core.artefacts import WEIGHTS, load_json, load_weights, read_manifest, save_weights, write_json
 from core.config import from_json, to_json
 from core.contracts import EnvSpec, UserError
+from core.trees import Tree
 from envs.registry import renewed
 
 
@@ -22,41 +26,39 @@ class AgentConfig:
     """Sizes of the agent's network."""
 
     encoder: EncoderKind = "impala"
-    """impala (a GPU's), strided (light), strided_blur (light, less shaken by shifts), mlp (vector observations)"""
+    """impala (a GPU's), strided (light), strided_blur (light, less shaken by shifts), mlp (vector observations, side by
+    side)"""
     embedding_size: int = 64
     """features the encoder gives"""
     hidden_size: int = 64
-    """size of the state h"""
-    recurrence: Literal["gru", "none"] = "gru"
-    """gru: remembers; none: feed-forward, h is a layer of its own observation alone"""
+    """size of the state h, and of every other block's"""
+    recurrence: Literal["gru", "ema", "none"] = "gru"
+    """gru: remembers; ema: remembers running means, h = a h + (1 - a) W x with a learnt a in (0, 1) for each unit;
+    none: feed-forward, h is a layer of its own observation alone"""
+    blocks: int = 1
+    """recurrent layers, one upon the other"""
 
 
 class RecurrentAgent(nn.Module):
-    """Keeps core.contracts.Agent: ``seen`` is the embedding, the state is h.
+    """Keeps core.contracts.Agent: ``seen`` is the embedding; the state is h, or with several blocks a tuple of theirs,
+    of which the last is h and the others are the points block_0, block_1, ...
 
     A GRU *cell*, not a fused RNN: cuDNN's refuses backward in eval mode.
     """
 
     def __init__(self, config: AgentConfig, spec: EnvSpec) -> None:
         super().__init__()
-        if len(spec.obs) != 1:
-            raise UserError(f"{spec.env_id} has {len(spec.obs)} observation fields; this agent reads exactly one")
-        (self.obs_name, field), *_ = spec.obs.items()
         self.config, self.spec = config, spec
-        self.points = {"h": config.hidden_size, "embedding": config.embedding_size}
-        if (config.encoder == "mlp") != (len(field.shape) == 1):
-            raise UserError(f"encoder {config.encoder!r} does not read {self.obs_name} of shape {field.shape}")
+        self.encoder = _encoder(config, spec)
         size = config.embedding_size
-        if config.encoder == "mlp":
-            self.encoder = mlp(field.shape[0], size)
-        elif field.shape != (64, 64, 3):
-            raise UserError(f"encoder {config.encoder!r} reads frames of shape (64, 64, 3), not {field.shape}")
-        else:
-            towers = {"impala": impala, "strided": strided, "strided_blur": strided_blur}
-            self.encoder = towers[config.encoder](size)
-        recurs = config.recurrence == "gru"
-        self.cell = nn.GRUCell(size, config.hidden_size) if recurs else nn.Linear(size, config.hidden_size)
+        self.points = {"h": config.hidden_size, "embedding": size}
+        self.points |= {f"block_{i}": config.hidden_size for i in range(config.blocks - 1)}
+        cells = {"gru": nn.GRUCell, "ema": EMACell, "none": nn.Linear}
+        cell: Callable[[int, int], nn.Module] = cells[config.recurrence]
+        self.cell = cell(size, config.hidden_size)
+        self.cells_above = nn.ModuleList(cell(config.hidden_size, config.hidden_size) for _ in range(config.blocks - 1))
         self.h_initial = nn.Parameter(torch.zeros(config.hidden_size))
+        self.h_initial_above = nn.ParameterList(torch.zeros(config.hidden_size) for _ in self.cells_above)
         self.policy = nn.Linear(config.hidden_size, spec.n_actions)
         self.critic = nn.Linear(config.hidden_size, 1)
         orthogonal(self.encoder)
@@ -64,30 +66,71 @@ class RecurrentAgent(nn.Module):
         orthogonal(self.critic, 1.0)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def initial(self, batch: int) -> Tensor:
-        return self.h_initial.expand(batch, -1)
+    def initial(self, batch: int) -> Tree:
+        each = tuple(h.expand(batch, -1) for h in (self.h_initial, *self.h_initial_above))
+        return each if self.cells_above else each[0]
 
     def encode(self, obs: Mapping[str, Tensor]) -> Tensor:
-        x = obs[self.obs_name]
-        e_BE: Tensor = self.encoder(x if self.config.encoder == "mlp" else images(x))
+        fields = [obs[name] for name in self.spec.obs]
+        if self.config.encoder != "mlp":
+            x = images(fields[0])
+        else:
+            x = torch.cat([field.to(self.h_initial.dtype) for field in fields], -1)
+        e_BE: Tensor = self.encoder(x)
         return e_BE
 
-    def advance(self, seen: Tensor, state: Tensor, is_first_B: Tensor) -> Tensor:
-        previous = torch.where(is_first_B[:, None], self.initial(state.shape[0]), state)
-        if self.config.recurrence == "none":
-            # With weight 0, so that the gradient with respect to what came before is 0 and not an error.
-            return torch.tanh(self.cell(seen)) + 0 * previous
-        out: Tensor = self.cell(seen, previous)
-        return out
+    def advance(self, seen: Tensor, state: Tree, is_first_B: Tensor) -> Tree:
+        states = state if self.cells_above else (state,)
+        initial = self.initial(len(is_first_B)) if self.cells_above else (self.initial(len(is_first_B)),)
+        out, x = [], seen
+        for cell, h, first in zip((self.cell, *self.cells_above), states, initial, strict=True):
+            previous = torch.where(is_first_B[:, None], first, h)
+            # Without recurrence with weight 0, so that the gradient with respect to what came before is 0 and no error.
+            x = torch.tanh(cell(x)) + 0 * previous if self.config.recurrence == "none" else cell(x, previous)
+            out.append(x)
+        return tuple(out) if self.cells_above else x
 
-    def heads(self, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        return self.policy(state), self.critic(state)[:, 0]
+    def heads(self, seen: Tensor, state: Tree) -> tuple[Tensor, Tensor]:
+        h = state[-1] if self.cells_above else state
+        return self.policy(h), self.critic(h)[:, 0]
 
-    def read(self, point: str, seen: Tensor, state: Tensor) -> Tensor:
-        return {"h": state, "embedding": seen}[point]
+    def read(self, point: str, seen: Tensor, state: Tree) -> Tensor:
+        if point == "embedding":
+            return seen
+        at = self._block(point)
+        h: Tensor = state[at] if self.cells_above else state
+        return h
 
-    def replaced(self, point: str, x_BN: Tensor, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        return {"h": (seen, x_BN), "embedding": (x_BN, state)}[point]
+    def replaced(self, point: str, x_BN: Tensor, seen: Tensor, state: Tree) -> tuple[Tensor, Tree]:
+        if point == "embedding":
+            return x_BN, state
+        at = self._block(point)
+        return seen, tuple(x_BN if i == at else h for i, h in enumerate(state)) if self.cells_above else x_BN
+
+    def _block(self, point: str) -> int:
+        """The block that a point is the state of."""
+        last = self.config.blocks - 1
+        return {"h": last, **{f"block_{i}": i for i in range(last)}}[point]
+
+
+def _encoder(config: AgentConfig, spec: EnvSpec) -> nn.Sequential:
+    """The encoder of a world's observations; UserError if it does not read them."""
+    if config.blocks < 1:
+        raise UserError(f"--blocks must be at least 1, not {config.blocks}")
+    shapes, size = {name: field.shape for name, field in spec.obs.items()}, config.embedding_size
+    if config.encoder == "mlp":
+        for name, shape in shapes.items():
+            if len(shape) != 1:
+                raise UserError(f"encoder 'mlp' does not read {name} of shape {shape}")
+        return mlp(sum(shape[0] for shape in shapes.values()), size)
+    if len(shapes) != 1:
+        raise UserError(f"{spec.env_id} has {len(shapes)} observation fields; encoder {config.encoder!r} reads one")
+    ((name, shape),) = shapes.items()
+    if len(shape) == 1:
+        raise UserError(f"encoder {config.encoder!r} does not read {name} of shape {shape}")
+    if shape != (64, 64, 3):
+        raise UserError(f"encoder {config.encoder!r} reads frames of shape (64, 64, 3), not {shape}")
+    return {"impala": impala, "strided": strided, "strided_blur": strided_blur}[config.encoder](size)
 
 
 def save_agent(agent: RecurrentAgent, path: Path, name: str = WEIGHTS) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from core import artefacts, config as cli
 from core.contracts import Step, UserError, VecEnv
 from core.directions import fingerprint
 from core.training import Stop, open_run
+from core.trees import Tree, detached, on
 from envs.procgen import ProcgenEnv, ProcgenOptions
 
 STAGE = "train"
@@ -25,7 +27,8 @@ STAGE = "train"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Train a recurrent PPO agent on a Procgen game and save it as a run directory (Neural MMO: train.py nmmo)."""
+    """Train a recurrent PPO agent on a Procgen game and save it as a run directory (Neural MMO: train.py nmmo; Craftax:
+    train.py craftax)."""
 
     out: Path = Path("runs/agent")
     """run directory to write"""
@@ -56,13 +59,13 @@ class TrainConfig:
 class Collector:
     """Steps the environments with the agent and keeps what goes on between rollouts."""
 
-    def __init__(self, agent: RecurrentAgent, env: VecEnv, config: TrainConfig, device: torch.device) -> None:
-        self.agent, self.env, self.config, self.device = agent, env, config.ppo, device
-        self.current: Step = env.reset(config.seed)
-        self.h_BH = agent.initial(config.ppo.envs).detach().clone()  # this agent's whole state
-        self.scale = RewardScale(config.ppo.gamma, np.zeros(config.ppo.envs), np.ones(config.ppo.envs))
-        self.score = np.zeros(config.ppo.envs)
-        self.length = np.zeros(config.ppo.envs, np.int64)
+    def __init__(self, agent: RecurrentAgent, env: VecEnv, ppo: PPOConfig, seed: int, device: torch.device) -> None:
+        self.agent, self.env, self.config, self.device = agent, env, ppo, device
+        self.current: Step = env.reset(seed)
+        self.memory: Tree = detached(agent.initial(ppo.envs))
+        self.scale = RewardScale(ppo.gamma, np.zeros(ppo.envs), np.ones(ppo.envs))
+        self.score = np.zeros(ppo.envs)
+        self.length = np.zeros(ppo.envs, np.int64)
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[int] = deque(maxlen=100)
 
@@ -72,13 +75,13 @@ class Collector:
     @torch.no_grad()
     def collect(self) -> Rollout:
         rows: dict[str, list[Any]] = {k: [] for k in ("obs", "is_first", "action", "logp", "value", "reward", "done")}
-        state_first = self.h_BH
+        state_first = self.memory
         for _ in range(self.config.rollout_steps):
             obs = self._obs(self.current)
             is_first = torch.from_numpy(self.current.is_first).to(self.device)
             seen = encode(self.agent, obs, self.config.bf16)
-            self.h_BH = self.agent.advance(seen, self.h_BH, is_first)
-            logits, value = self.agent.heads(seen, self.h_BH)
+            self.memory = self.agent.advance(seen, self.memory, is_first)
+            logits, value = self.agent.heads(seen, self.memory)
             policy = torch.distributions.Categorical(logits=logits, validate_args=False)
             action = policy.sample()
             step = self.env.step(action.cpu().numpy())
@@ -90,7 +93,7 @@ class Collector:
                 last = self._obs(Step(step.final_obs, step.reward, done, done, done))
                 cut = torch.from_numpy(step.truncated & ~step.terminated).to(self.device)
                 seen = encode(self.agent, last, self.config.bf16)
-                _, after = self.agent.heads(seen, self.agent.advance(seen, self.h_BH, torch.zeros_like(cut)))
+                _, after = self.agent.heads(seen, self.agent.advance(seen, self.memory, torch.zeros_like(cut)))
                 reward = reward + self.config.gamma * after * cut
             for k, v in (("obs", obs), ("is_first", is_first), ("action", action), ("value", value)):
                 rows[k].append(v)
@@ -101,7 +104,7 @@ class Collector:
             self.current = step
         is_first = torch.from_numpy(self.current.is_first).to(self.device)
         seen = encode(self.agent, self._obs(self.current), self.config.bf16)
-        _, next_value = self.agent.heads(seen, self.agent.advance(seen, self.h_BH, is_first))
+        _, next_value = self.agent.heads(seen, self.agent.advance(seen, self.memory, is_first))
         obs_T = {k: torch.stack([o[k] for o in rows["obs"]]) for k in rows["obs"][0]}
         stacked = {k: torch.stack(v) for k, v in rows.items() if k != "obs"}
         return Rollout(obs=obs_T, state_first=state_first, next_value=next_value, **stacked)
@@ -138,7 +141,7 @@ class Collector:
         }
         return {
             "snapshots": snapshots,
-            "h_BH": self.h_BH,
+            "h_BH": self.memory,
             "scale": numbers,
             "arrays": {k: torch.from_numpy(v.copy()) for k, v in arrays.items()},
             "returns": list(self.returns),
@@ -147,7 +150,7 @@ class Collector:
 
     def restore(self, state: dict[str, Any], step: int) -> None:
         self.current = self.env.restore([s.numpy().tobytes() for s in state["snapshots"]])
-        self.h_BH = state["h_BH"].to(self.device)
+        self.memory = on(state["h_BH"], self.device)
         arrays = {k: v.numpy() for k, v in state["arrays"].items()}
         self.scale = RewardScale(self.config.gamma, arrays["returns_B"], arrays["discount_B"], **state["scale"])
         self.score, self.length = arrays["score"], arrays["length"]
@@ -156,6 +159,20 @@ class Collector:
 
 
 def main(config: TrainConfig) -> None:
+    train_agent(config, STAGE, lambda: ProcgenEnv(config.env, config.ppo.envs, config.threads), config.drac)
+
+
+def train_agent(
+    config: Any,
+    stage: str,
+    make: Callable[[], VecEnv],
+    drac: ConsistencyOptions,
+    collector_of: Callable[..., Collector] = Collector,
+) -> None:
+    """Train an agent in the world that ``make`` gives and save it as a run directory.
+
+    config: with the fields of a TrainConfig but env's own, and drac.
+    """
     stop, ppo = Stop(config.stop_after), config.ppo
     cli.require(1, envs=ppo.envs, minibatches=ppo.minibatches, rollout_steps=ppo.rollout_steps, epochs=ppo.epochs,
             total_steps=ppo.total_steps, threads=config.threads)  # fmt: skip
@@ -166,14 +183,14 @@ def main(config: TrainConfig) -> None:
     torch.set_num_threads(config.threads)
     cli.seed_everything(config.seed)
     rng = np.random.default_rng(config.seed)
-    env = ProcgenEnv(config.env, ppo.envs, config.threads)
+    env = make()
     agent = RecurrentAgent(config.net, env.spec).to(device)
-    config.drac.check(agent)
-    run = open_run(config, STAGE, {}, ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps"))
-    collector = Collector(agent, env, config, device)
+    drac.check(agent)
+    run = open_run(config, stage, {}, ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps"))
+    collector = collector_of(agent, env, ppo, config.seed, device)
     updates = max(1, ppo.total_steps // collector.collected)
     trainer = Trainer(
-        config, agent, collector, consistent_loss_of(config.drac, rng) if config.drac.consistency else loss_of, run,
+        config, agent, collector, consistent_loss_of(drac, rng) if drac.consistency else loss_of, run,
         rng, device, total=updates * collector.collected,
         spacing=max(1, updates // max(1, config.checkpoints)) * collector.collected,
         note=lambda means: f"return {means['return_mean']:.2f}",
@@ -193,12 +210,17 @@ def main(config: TrainConfig) -> None:
 
 
 def choose(argv: list[str]) -> None:
-    """``nmmo ...`` trains (or films) policies of Neural MMO, agents/nmmo_train.py; anything else a Procgen agent.
+    """``nmmo ...`` trains (or films) policies of Neural MMO, agents/nmmo_train.py; ``craftax ...`` an agent in Craftax,
+    agents/craftax_train.py; anything else a Procgen agent.
 
-    --debug is a run of debug size in either, whatever other presets say."""
+    --debug is a run of debug size in each, whatever other presets say."""
     if argv[:1] == ["nmmo"]:
         from agents import nmmo_train
 
         cli.run(nmmo_train.NmmoTrainConfig, nmmo_train.main, nmmo_train.STAGE, argv[1:], small_debug=True)
+    elif argv[:1] == ["craftax"]:
+        from agents import craftax_train
+
+        cli.run(craftax_train.CraftaxTrainConfig, craftax_train.main, craftax_train.STAGE, argv[1:], small_debug=True)
     else:
         cli.run(TrainConfig, main, STAGE, argv, small_debug=True)

@@ -158,7 +158,10 @@ def preset(stage: str, name: str) -> dict[str, Any]:
 
 
 def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where an error came from") -> C:
-    """The resolved config of a stage from its command line; debug: what --help says that flag does."""
+    """The resolved config of a stage from its command line; debug: what --help says that flag does.
+
+    cls may have ``aliases``, {other name of a flag: its name}.
+    """
     import tyro
 
     base: dict[str, Any] = {}
@@ -180,7 +183,7 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
                 raise UserError(f"{value} holds no configuration: expected an object of flags and values")
             base = merge(base, layer)
         else:
-            rest.append(word)
+            rest.append(_by_its_name(word, getattr(cls, "aliases", {})))
     asked_for_help = "-h" in rest or "--help" in rest
     given = {_flag_name(word) for word in rest if word.startswith("--")}
     named = {flag[2:] for flag in given} | set(_keys(base))
@@ -329,6 +332,13 @@ def _keys(config: Mapping[str, Any]) -> Iterator[str]:
     """The flags that a JSON configuration sets, nested ones too."""
     for key, value in config.items():
         yield from _keys(value) if isinstance(value, Mapping) else [key]
+
+
+def _by_its_name(word: str, aliases: Mapping[str, str]) -> str:
+    """A word of the command line; a flag by another name ({other name: name}) as it is called here."""
+    flag, equals, value = word.partition("=")
+    name = aliases.get(flag[2:].replace("-", "_")) if flag.startswith("--") else None
+    return word if name is None else f"--{name}{equals}{value}"
 
 
 def _flag_name(word: str) -> str:

@@ -28,6 +28,7 @@ from core.contracts import EnvSpec, UserError
 
 CHUNK_STEPS = 32
 SHARD_STEPS = 16_384
+GROUPS = ("obs", "truth", "world", "points")  # columns of an episode that have a name in a group
 TRANSITION = ("action", "logits", "reward")  # one row a transition, T; all others one row an observation
 
 
@@ -35,7 +36,7 @@ TRANSITION = ("action", "logits", "reward")  # one row a transition, T; all othe
 class Episode:
     """One episode of T transitions, aligned as core.contracts says.
 
-    Observation-like arrays (``obs, h, state, value, truth``, ``world``) have T+1 rows, or T where the
+    Observation-like arrays (``obs, h, state, value, truth``, ``points``, ``world``) have T+1 rows, or T where the
     world never showed the last observation (``final_known`` false: Procgen after a terminal step);
     the last frame is never invented.  ``truncated`` without ``terminated`` means cut: by a time
     limit, or because the recorder stopped.
@@ -51,6 +52,7 @@ class Episode:
     logits: np.ndarray | None = None  # float32 [T, A], the agent's own, before any exploration; None: not kept
     truth: Mapping[str, np.ndarray] = field(default_factory=dict)  # labels of the world, a row an observation
     world: Mapping[str, np.ndarray] = field(default_factory=dict)  # simulator's state, a row an observation
+    points: Mapping[str, np.ndarray] = field(default_factory=dict)  # other vectors of the agent, a row an observation
     latent: np.ndarray | None = None  # float32 [Z], what a simulated episode started from
     state: np.ndarray | None = None  # float32 [T(+1), S], the agent's whole state, flat, where it is more than h
     meta: Mapping[str, Any] = field(default_factory=dict)
@@ -60,7 +62,9 @@ class Episode:
         if rows not in (steps, steps + 1):
             raise ValueError(f"h has {rows} rows for {steps} transitions; expected {steps} or {steps + 1}")
         own = {"value": self.value} | ({} if self.state is None else {"state": self.state})
-        for name, array in (*self.obs.items(), *self.truth.items(), *self.world.items(), *own.items()):
+        for name, array in (
+            *self.obs.items(), *self.truth.items(), *self.world.items(), *self.points.items(), *own.items()
+        ):  # fmt: skip
             if len(array) != rows:
                 raise ValueError(f"{name} has {len(array)} rows, h has {rows}")
         for name in TRANSITION:
@@ -82,7 +86,7 @@ class Episode:
         """All per-step arrays by their stored names."""
         out = {"h": self.h, "value": self.value, "action": self.action, "reward": self.reward}
         out |= {k: v for k in ("logits", "state") if (v := getattr(self, k)) is not None}
-        for group in ("obs", "truth", "world"):
+        for group in GROUPS:
             out |= {f"{group}/{k}": v for k, v in getattr(self, group).items()}
         return out
 
@@ -350,16 +354,14 @@ class RolloutStore:
     def episode(self, i: int) -> Episode:
         if not 0 <= i < len(self):
             raise UserError(f"{self.path}: episode {i} is out of range; it holds {len(self)} (0 to {len(self) - 1})")
-        groups: dict[str, dict[str, np.ndarray]] = {"obs": {}, "truth": {}, "world": {}}
+        groups: dict[str, Any] = {group: {} for group in GROUPS}
         flat: dict[str, Any] = {}
         for name in self.column_names:
             group, _, rest = name.partition("/")
             (groups[group] if rest else flat)[rest or name] = self._read(name, i)
         return Episode(
             **flat,
-            obs=groups["obs"],
-            truth=groups["truth"],
-            world=groups["world"],
+            **groups,
             latent=self._latent(i),
             terminated=bool(self.terminated[i]),
             truncated=bool(self.truncated[i]),

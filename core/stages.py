@@ -129,6 +129,9 @@ OF_POLICIES = {  # of Neural MMO
 }  # fmt: skip
 
 OF_ALL = {
+    "train_craftax": Stage(
+        "train.py craftax", "CraftaxTrainConfig", "train an agent in Craftax", "runs/craftax",
+        door_at="agents.craftax_train"),
     "adopt": Stage("-m agents.adopt", "AdoptConfig", "bring an agent of your own", "runs/agent"),
     "adopt_world": Stage(
         "-m generative.adopt", "AdoptWorldConfig", "bring a world model of your own", "runs/simulator", ("agent",)),

@@ -14,6 +14,7 @@ KINDS = {  # the first word of an env_id -> how a user writes it
     "procgen": "procgen/GAME",
     "planted": "planted/KIND",
     "nmmo": "nmmo",
+    "craftax": "craftax/NAME",
     "gymnasium": "gymnasium/ID",
 }
 SPLITS = ("train", "held_out")
@@ -26,6 +27,10 @@ def renewed(spec: EnvSpec) -> EnvSpec:
         from envs.procgen import ACTION_NAMES, GAMES, words_of
 
         return replace(spec, **words_of(name)) if name in GAMES and spec.action_names == ACTION_NAMES else spec
+    if kind == "craftax":
+        from envs.craftax import GAMES as CRAFTAX, words_of as words_of_craftax
+
+        return replace(spec, **words_of_craftax(name)) if name in CRAFTAX else spec
     if kind == "nmmo":
         from envs.nmmo import words_of as words_of_parts
 
@@ -56,6 +61,10 @@ def spec_of(name: str, options: Mapping[str, Any]) -> EnvSpec:
         from envs.planted import PlantedOptions, spec_of as planted_spec_of
 
         return planted_spec_of(from_json(PlantedOptions, {**options, "kind": rest}, name), 1)
+    if kind == "craftax":
+        from envs.craftax import CraftaxOptions, spec_of as craftax_spec_of
+
+        return craftax_spec_of(from_json(CraftaxOptions, {**options, "env_name": rest}, name), 1)
     if kind == "nmmo":
         from envs.nmmo import NmmoEnv, NmmoOptions
 
@@ -114,11 +123,15 @@ def make(spec: EnvSpec, slots: int, *, threads: int = 2, split: str = "train", *
         from envs.planted import make_planted
 
         return make_planted(spec, slots)
+    if options:
+        raise UserError(f"{spec.env_id} has no {', '.join(options)}; its starts are those of a split")
+    if kind == "craftax":
+        from envs.craftax import CraftaxEnv, options_of as craftax_options_of
+
+        return CraftaxEnv(craftax_options_of(spec), slots, "held_out" if away else "train")
     if kind in ("gymnasium", "module"):
         from envs.gymnasium_env import GymnasiumEnv, Split, options_of as gymnasium_options_of
 
         its: Split = "held_out" if away else "train"
-        if options:
-            raise UserError(f"{spec.env_id} has no {', '.join(options)}; its starts are those of a split")
         return GymnasiumEnv(spec.env_id, gymnasium_options_of(spec), slots, its)
     raise UserError(f"no adapter for the world {spec.env_id!r}")

@@ -30,6 +30,12 @@ FRAMES = EnvSpec(
     slots=1,
 )
 VECTOR = spec_of(PlantedOptions(), 1)
+FIELDS = EnvSpec(
+    env_id="craftax/made-up",
+    obs={"map": Field(shape=(6,), dtype="bool", kind="binary"), "needs": Field(shape=(3,), dtype="float32")},
+    action_names=tuple("abc"),
+    slots=1,
+)
 PARTS = {"Attack.Style": 4, "Attack.Target": 7, "Move.Direction": 5}
 MANY = EnvSpec(
     env_id="nmmo",
@@ -44,13 +50,14 @@ MANY = EnvSpec(
 B = 5
 
 
-def recurrent(encoder: str, spec: EnvSpec, recurrence: str = "gru") -> RecurrentAgent:
+def recurrent(encoder: str, spec: EnvSpec, recurrence: str = "gru", blocks: int = 1) -> RecurrentAgent:
     """With weights large enough for every part to matter (the policy starts near 0, the state at 0)."""
     torch.manual_seed(0)
-    config = AgentConfig(encoder=encoder, embedding_size=12, hidden_size=10, recurrence=recurrence)  # type: ignore[arg-type]
-    agent = RecurrentAgent(config, spec).eval()
+    sizes = {"embedding_size": 12, "hidden_size": 10, "blocks": blocks}
+    agent = RecurrentAgent(AgentConfig(encoder=encoder, recurrence=recurrence, **sizes), spec).eval()  # type: ignore[arg-type]
     with torch.no_grad():
-        agent.h_initial.normal_()
+        for h in (agent.h_initial, *agent.h_initial_above):
+            h.normal_()
         agent.policy.weight.mul_(100)
     return agent.requires_grad_(False)
 
@@ -126,6 +133,9 @@ AGENTS: dict[str, Callable[[], nn.Module]] = {
     "strided_blur": lambda: recurrent("strided_blur", FRAMES),
     "impala": lambda: recurrent("impala", FRAMES),
     "mlp": lambda: recurrent("mlp", VECTOR),
+    "ema": lambda: recurrent("mlp", VECTOR, "ema"),
+    "two blocks": lambda: recurrent("mlp", FIELDS, blocks=2),
+    "three blocks of ema": lambda: recurrent("strided", FRAMES, "ema", blocks=3),
     "feed-forward": lambda: recurrent("strided", FRAMES, "none"),
     "feed-forward mlp": lambda: recurrent("mlp", VECTOR, "none"),
     "planted": partial(PlantedAgent, PlantedOptions()),
@@ -315,7 +325,8 @@ def test_the_heads_read_a_replaced_h(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "point", "remembers"),
     [
-        ("strided", "h", True), ("foreign", "h", True), ("foreign", "cell", True), ("hybrid", "h", True),
+        ("strided", "h", True), ("ema", "h", True), ("two blocks", "h", True), ("two blocks", "block_0", True),
+        ("two blocks", "embedding", False), ("foreign", "h", True), ("foreign", "cell", True), ("hybrid", "h", True),
         ("hybrid", "cell", True), ("yaofeng", "h", True), ("yaofeng", "cell", True), ("takeru", "h", False),
         ("feed-forward", "h", False), ("unplaced", "h", False),
     ],

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from agents.craftax_train import CraftaxCollector
+from agents.load import load_agent
+from agents.ppo import PPOConfig
+from agents.record import RecordConfig, main as record_main
+from agents.train import choose
+from core import config as cli
 from core.contracts import EnvSpec, Step, UserError, VecEnv
+from core.directions import fingerprint
+from core.episodes import RolloutStore
+from envs import craftax
+from envs.craftax import CraftaxEnv, CraftaxOptions
 from envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
 from envs.planted import KINDS, PlantedOptions, PlantedWorld
 from envs.procgen import GAMES, HELD_OUT_LEVEL, ProcgenEnv, ProcgenOptions, options_of
@@ -26,6 +39,7 @@ WORLDS: dict[str, tuple[Callable[[int], VecEnv], int]] = {
     "planted_rotated": (lambda slots: PlantedWorld(PlantedOptions(horizon=7, hazard=0.0, rho=-0.3, seed=5), slots), 20),
     "procgen_coinrun": (lambda slots: ProcgenEnv(COINRUN, slots), 150),
     "procgen_bigfish": (lambda slots: ProcgenEnv(ProcgenOptions(game="bigfish", num_levels=0), slots), 120),
+    "craftax": (partial(CraftaxEnv, CraftaxOptions()), 250),
     "gymnasium": (partial(GymnasiumEnv, "gymnasium/CartPole-v1", CARTPOLE), 120),
 }
 SLOTS = 4
@@ -109,7 +123,7 @@ def test_same_seed_same_world_and_another_seed_another(world: tuple[Callable[[in
             identical(x, y)
         b.close()
         b = factory(SLOTS)
-    (name,) = a.spec.obs
+    name = next(iter(a.spec.obs))
     first = a.reset(3).obs[name]
     assert not np.array_equal(first, a.reset(4).obs[name])
     assert not all(np.array_equal(first[0], row) for row in first[1:])  # slots differ among themselves
@@ -119,7 +133,7 @@ def test_same_seed_same_world_and_another_seed_another(world: tuple[Callable[[in
 def test_autoreset_is_on_the_same_step(world: tuple[Callable[[int], VecEnv], int]) -> None:
     factory, steps = world
     env = factory(SLOTS)
-    (name,) = env.spec.obs
+    name = next(iter(env.spec.obs))
     previous = env.reset(0)
     ended = 0
     for action in actions(env.spec, steps):
@@ -339,3 +353,289 @@ def test_words_of_a_world_are_about_its_own_actions_and_may_be_missing() -> None
     other = replace(stored, env_id="procgen/starpilot", action_names=("stay", "go"))
     assert renewed(other) == other  # not this version's actions: nothing is known of them
     assert renewed(replace(stored, env_id="else/where")).events == {}
+
+
+# Craftax.  Its functions take half a minute to compile for a number of slots, once a process: here, with four.
+
+ALL_SEEN = CraftaxOptions(mask_intrinsics=False, previous_action=True)
+
+
+def record(argv: list[str]) -> None:
+    record_main(cli.parse(RecordConfig, argv, "record"))
+
+
+def last_of(step: Step) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Observation and labels of the state that a step led to, before a new episode."""
+    assert step.final_obs is not None and step.final_truth is not None
+    return dict(step.final_obs), dict(step.final_truth)
+
+
+def test_what_craftax_shows_is_its_own_observation_without_what_is_masked() -> None:
+    env = CraftaxEnv(ALL_SEEN, SLOTS)
+    env.reset(0)
+    action = actions(env.spec, 12)
+    shown = run(env, action)[-1]
+    rules = craftax.Rules(ALL_SEEN.env_name, 1)
+    assert env._carry is not None
+    obs, own = shown.obs, rules.jax.jit(rules.env.get_obs)
+    for b in range(SLOTS):
+        state = rules.jax.tree.map(lambda x, b=b: x[b], env._carry.state)
+        cells = np.concatenate([obs["blocks"][b].reshape(63, 17), obs["mobs"][b].reshape(63, 4)], 1)
+        rest = [obs[k][b] for k in ("inventory", "intrinsics", "direction", "light", "sleeping")]
+        np.testing.assert_array_equal(np.concatenate([cells.ravel(), *rest]), np.asarray(own(state)))
+        assert shown.truth["health"][b] == state.player_health and shown.truth["thirst"][b] == state.player_thirst
+        assert [shown.truth["row"][b], shown.truth["col"][b]] == state.player_position.tolist()
+        assert shown.truth["achieved_collect_wood"][b] == state.achievements[0]
+        assert shown.truth["cows"][b] == int(state.cows.mask.sum()) and shown.truth["timestep"][b] == 12
+    np.testing.assert_array_equal(obs["previous_action"].argmax(1), action[-1])
+    assert (obs["previous_action"].sum(1) == 1).all()
+
+
+def test_labels_of_craftax_are_of_the_observation_beside_them_and_rewards_of_their_changes() -> None:
+    """At every step and at the last one of every episode, under a policy that does all there is to do."""
+    coefs = {"reward_hp_coef": 2.0, "reward_ach_coef": 3.0, "reward_needs_coef": 0.5}
+    env = CraftaxEnv(replace(ALL_SEEN, **coefs), SLOTS)
+    step, ended, achieved = env.reset(1), 0, 0.0
+    inventory = [k for k in step.truth if k.startswith("inventory_")]
+    for action in actions(env.spec, 200, seed=5):
+        before = step.truth
+        step = env.step(action)
+        obs, truth = last_of(step)
+        for seen, so in ((step.obs, step.truth), (obs, truth)):
+            needs = np.stack([so[k] for k in craftax.INTRINSICS], 1)
+            np.testing.assert_array_equal((10 * seen["intrinsics"]).round(), needs)
+            np.testing.assert_array_equal(seen["direction"].argmax(1), so["direction"])
+            np.testing.assert_array_equal(seen["light"][:, 0], so["light_level"])
+            np.testing.assert_array_equal(seen["sleeping"][:, 0], so["is_sleeping"])
+            in_order = [f"inventory_{k}" for k in ("wood", "stone", "coal", "iron", "diamond", "sapling")]
+            np.testing.assert_array_equal(
+                (10 * seen["inventory"][:, :6]).round(), np.stack([so[k] for k in in_order], 1)
+            )
+        new = sum(truth[k].astype(int) - before[k] for k in truth if k.startswith("achieved_"))
+        needs = sum(truth[k] - before[k] for k in ("food", "drink", "energy"))
+        np.testing.assert_allclose(step.reward, 2 * (truth["health"] - before["health"]) + 3 * new + 0.5 * needs)
+        done = step.terminated | step.truncated
+        assert (truth["health"][done] <= 0).all() and (truth["timestep"] == before["timestep"] + 1).all()
+        assert (step.truth["timestep"][done] == 0).all() and (step.truth["health"][done] == 9).all()
+        ended, achieved = ended + int(done.sum()), achieved + float(new.sum())
+    assert ended >= 3 and achieved >= 3 and len(inventory) == 12
+
+
+def test_what_is_masked_in_craftax() -> None:
+    def size(**options: object) -> int:
+        spec = craftax.spec_of(CraftaxOptions(**options), 1)  # type: ignore[arg-type]
+        return sum(field.size for field in spec.obs.values())
+
+    assert (size(), size(mask_intrinsics=False), size(mask_sleeping=True)) == (1341, 1345, 1340)
+    assert size(previous_action=True) == 1341 + 17
+    full = {"env_name": "Craftax-Symbolic-v1"}
+    assert (size(**full), size(**full, mask_intrinsics=False)) == (8264, 8268)
+    spec = craftax.spec_of(CraftaxOptions(), 1)
+    assert "intrinsics" not in spec.obs and spec.obs["blocks"].categories == (17,) * 63
+    assert spec.same_world(CraftaxEnv(CraftaxOptions(), SLOTS).spec)
+    assert not spec.same_world(craftax.spec_of(ALL_SEEN, 1))
+
+
+def edited(env: CraftaxEnv, state: bytes, **numbers: float) -> bytes:
+    """A snapshot with other values of attributes of its EnvState."""
+    import jax
+
+    paths = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(env._program.tree, env._program.leaves))[0]
+    names = [jax.tree_util.keystr(path).rpartition(".")[2] for path, _ in paths]
+    record = np.frombuffer(state, env._program.record).copy()
+    for name, value in numbers.items():
+        record[f"leaf_{names.index(name)}"] = value
+    return record.tobytes()
+
+
+def test_the_end_of_a_craftax_episode_is_a_death_or_its_time_is_up() -> None:
+    env = CraftaxEnv(CraftaxOptions(), SLOTS)
+    env.reset(2)
+    states = list(env.snapshot())
+    states[0] = edited(env, states[0], timestep=9_999)
+    states[1] = edited(env, states[1], player_health=1, player_food=0, player_recover=-15.0)
+    states[2] = edited(env, states[2], timestep=9_999, player_health=1, player_food=0, player_recover=-15.0)
+    step = (env.restore(states), env.step(np.zeros(SLOTS, int)))[1]
+    assert step.truncated.tolist() == [True, False, False, False]
+    assert step.terminated.tolist() == [False, True, True, False]
+    np.testing.assert_allclose(step.reward, [0, -0.1, -0.1, 0], atol=1e-6)
+    with pytest.raises(ValueError, match="these are of another world"):
+        env.restore([b"short"] * SLOTS)
+    with pytest.raises(ValueError, match="numbers from 0 to 16"):
+        env.step(np.full(SLOTS, 17))
+
+
+def test_held_out_worlds_of_craftax_are_others_and_stay_so() -> None:
+    """The lowest bit of an episode's key is the split's, of every episode that follows too."""
+    trained, held_out = (
+        CraftaxEnv(CraftaxOptions(), SLOTS),
+        make(craftax.spec_of(CraftaxOptions(), 1), SLOTS, split="held_out"),
+    )
+    assert isinstance(held_out, CraftaxEnv)
+    assert not np.array_equal(trained.reset(0).obs["blocks"], held_out.reset(0).obs["blocks"])
+    dying = [edited(held_out, s, player_health=1, player_food=0, player_recover=-15.0) for s in held_out.snapshot()]
+    for _ in range(3):
+        for env, bit in ((trained, 0), (held_out, 1)):
+            assert env._carry is not None and (np.asarray(env._carry.key)[:, 0] % 2 == bit).all()
+        keys = np.asarray(held_out._carry.key).copy()
+        held_out.restore(dying)
+        assert held_out.step(np.zeros(SLOTS, int)).is_first.all()
+        dying = [edited(held_out, s, player_health=1, player_food=0, player_recover=-15.0) for s in held_out.snapshot()]
+        assert (np.asarray(held_out._carry.key) != keys).any(1).all()
+
+
+@pytest.mark.parametrize("scarcity", [1, 3])
+def test_needs_grow_so_many_times_as_fast_where_craftax_is_scarce(scarcity: int) -> None:
+    rules = craftax.Rules(ALL_SEEN.env_name, scarcity)
+    jax, update = rules.jax, rules.step.__globals__["update_player_intrinsics"]
+    program = craftax.program_of(ALL_SEEN.env_name, 1)
+    state = jax.tree.unflatten(program.tree, [rules.jnp.zeros(x.shape, x.dtype) for x in program.leaves]).state
+    state = state.replace(player_health=9, player_food=9, player_drink=9, player_energy=5, is_sleeping=False)
+    update, noop, sleep, seen = jax.jit(update), 0, 6, []
+    for action in (*[noop] * 30, *[sleep] * 4):
+        state = update(state, action)
+        seen.append([float(getattr(state, f"player_{x}")) for x in ("hunger", "thirst", "fatigue", "food")])
+    steps = np.arange(1, 31)
+    last, more = 25 // scarcity, np.array([0.5, 0.5]) * scarcity
+    np.testing.assert_array_equal(np.array(seen)[:last, 0], scarcity * steps[:last])
+    assert seen[last][0] == 0 and seen[last][3] == 8 and seen[last - 1][3] == 9  # above 25 a point of food goes
+    np.testing.assert_array_equal(np.array(seen)[: 20 // scarcity, 1], scarcity * steps[: 20 // scarcity])
+    np.testing.assert_array_equal(np.array(seen)[: 30 // scarcity, 2], scarcity * steps[: 30 // scarcity])
+    np.testing.assert_array_equal(np.array(seen[31])[:2] - np.array(seen[30])[:2], more)  # asleep half as fast,
+    assert seen[31][2] == seen[30][2] - 1  # and rest is rest
+    assert rules.params.spawn_cow_chance == pytest.approx(0.1 / scarcity)
+    if scarcity == 1:
+        return
+    full = craftax.Rules("Craftax-Symbolic-v1", scarcity).step.__globals__["spawn_mobs"].__globals__
+    chances = np.asarray(full["FLOOR_MOB_SPAWN_CHANCE"])
+    np.testing.assert_allclose(
+        chances[:2], [[0.1 / scarcity, 0.02, 0.05, 0.1], [0.1 / scarcity, 0.06, 0.05, 0]], rtol=1e-6
+    )
+
+
+def test_what_is_no_craftax_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        UserError, match=r"no Craftax world 'Craftax-Clasic-Symbolic-v1' \(did you mean Craftax-Classic"
+    ):
+        CraftaxEnv(CraftaxOptions(env_name="Craftax-Clasic-Symbolic-v1"), 1)
+    with pytest.raises(UserError, match="--scarcity must be at least 1, not 0"):
+        CraftaxEnv(CraftaxOptions(scarcity=0), 1)
+    with pytest.raises(UserError, match="has no start_level"):
+        make(craftax.spec_of(CraftaxOptions(), 1), 1, start_level=3)
+    monkeypatch.setitem(sys.modules, "craftax.craftax_env", None)
+    with pytest.raises(UserError, match="Craftax needs the packages craftax, jax and flax .*requirements.lock"):
+        craftax.program_of("Craftax-Symbolic-v1", 7)
+
+
+@pytest.fixture(scope="module")
+def craftax_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An agent of two blocks, trained by the flags that earlier users know."""
+    out = tmp_path_factory.mktemp("craftax") / "agent"
+    flags = (
+        "--env_name Craftax-Classic-Symbolic-v1 --total_timesteps 128 --num_envs 4 --num_steps 16 --num_checkpoints 2"
+    )
+    choose(["craftax", "--debug", *flags.split(), "--cell", "ema", "--blocks", "2", "--out_dir", str(out)])
+    return out
+
+
+def test_train_craftax_takes_the_flags_of_its_earlier_users(craftax_run: Path) -> None:
+    names = sorted(p.name for p in craftax_run.glob("*.safetensors"))
+    assert names == [*(f"checkpoint_{n:09d}.safetensors" for n in (64, 128)), "model.safetensors"]
+    agent = load_agent(craftax_run)
+    assert agent.config.recurrence == "ema" and agent.config.blocks == 2  # type: ignore[attr-defined]
+    assert agent.spec.env_id == "craftax/Craftax-Classic-Symbolic-v1" and "intrinsics" not in agent.spec.obs
+    curve = (craftax_run / "curve.csv").read_text().splitlines()
+    assert len(curve) == 3 and "achievements_mean" in curve[0]
+
+
+def test_a_training_in_craftax_goes_on_where_it_was(craftax_run: Path) -> None:
+    agent, ppo = load_agent(craftax_run), PPOConfig(envs=SLOTS, rollout_steps=20)
+    one, other = (
+        CraftaxCollector(agent, CraftaxEnv(CraftaxOptions(), SLOTS), ppo, s, torch.device("cpu")) for s in (3, 4)
+    )
+    one.collect()
+    other.restore(one.state(), 80)
+    rollouts = []
+    for collector in (one, other):
+        torch.manual_seed(0)
+        rollouts.append(collector.collect())
+    a, b = rollouts
+    for name in ("action", "reward", "is_first", "value", "done"):
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
+    assert all(torch.equal(a.obs[k], b.obs[k]) for k in a.obs) and one.means() == pytest.approx(
+        other.means(), nan_ok=True
+    )
+
+
+def test_steps_of_every_checkpoint_are_recorded_with_all_that_probes_read(craftax_run: Path, tmp_path: Path) -> None:
+    out, names = tmp_path / "all", ("checkpoint_000000064", "checkpoint_000000128")
+    flags = [*f"--run_dir {craftax_run} --num_envs 4 --points all --threads 1".split()]
+    record([*flags, "--num_steps", "130", "--all_ckpts", "--npz", "--out", str(out)])
+    assert sorted(p.name for p in out.iterdir()) == sorted([*names, *(f"{name}.npz" for name in names)])
+    agent = load_agent(craftax_run, name=f"{names[0]}.safetensors")
+    with RolloutStore(out / names[0]) as store:
+        facts, episodes = store.manifest["facts"], list(store)
+    assert facts["agent"] == fingerprint(agent) and facts["classes"] == ["direction"]
+    assert sum("cut" in e.meta for e in episodes) == 4 < len(episodes)
+    for e in episodes:
+        assert e.truth["timestep"].tolist() == list(range(len(e.h)))
+        assert e.truncated == ("cut" in e.meta) != e.terminated == e.final_known
+        seen = agent.encode({k: torch.from_numpy(x) for k, x in e.obs.items()})
+        np.testing.assert_allclose(e.points["embedding"], seen.numpy(), atol=1e-5)
+        np.testing.assert_array_equal(e.points["block_1"], e.h)
+        assert e.state is not None
+        np.testing.assert_array_equal(e.state, np.concatenate([e.points["block_0"], e.h], 1))
+    with np.load(out / f"{names[0]}.npz") as saved:
+        assert saved["index"].shape == (4 * 130, 2) and saved["points/block_0"].shape == (4 * 130, 12)
+        health = np.concatenate([e.truth["health"][: e.steps] for e in episodes])
+        np.testing.assert_array_equal(saved["truth/health"], health)
+    record([*flags, "--num_steps", "5", "--ckpt", "64", "--out", str(tmp_path / "one")])
+    with RolloutStore(tmp_path / "one") as store:
+        assert store.manifest["facts"]["weights"] == f"{names[0]}.safetensors" and store.steps.tolist() == [5] * 4
+        starts = {e.meta["slot"]: e for e in reversed(episodes)}  # the first of every slot
+        assert all(np.array_equal(e.h, starts[e.meta["slot"]].h[:5]) for e in store)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--ckpt", "65"], "--ckpt 65: .* holds 64, 128, and last"),
+        (["--ckpt", "first"], "--ckpt first: .* holds 64, 128, and last"),
+        (["--ckpt", "64", "--all_ckpts"], "choose one of the two"),
+        (["--points", "embeding"], r"no such vector \(did you mean embedding\?\); it has embedding, block_0, block_1"),
+        (["--num_steps", "0"], "--num_steps must be at least 1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_recorded_leaves_nothing(craftax_run: Path, tmp_path: Path, flags: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        record(["--run_dir", str(craftax_run), "--out", str(tmp_path / "x"), *flags])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow  # two minutes of compiling
+def test_the_full_game_shows_its_own_observation() -> None:
+    options = CraftaxOptions(env_name="Craftax-Symbolic-v1", mask_intrinsics=False)
+    env = CraftaxEnv(options, 2)
+    env.reset(0)
+    shown, rules = run(env, actions(env.spec, 20))[-1], craftax.Rules(options.env_name, 1)
+    assert env._carry is not None
+    for b in range(2):
+        state = rules.jax.tree.map(lambda x, b=b: x[b], env._carry.state)
+        sizes = {"blocks": 37, "items": 5, "mobs": 40, "lit": 1}
+        cells = np.concatenate([shown.obs[k][b].reshape(99, n) for k, n in sizes.items()], 1)
+        rest = [
+            shown.obs[k][b]
+            for k in ("inventory", "potions", "intrinsics", "attributes", "direction", "armour", "light")
+        ]
+        rest += [shown.obs[k][b] for k in ("sleeping", "status")]
+        np.testing.assert_allclose(
+            np.concatenate([cells.ravel(), *rest]), np.asarray(rules.env.get_obs(state)), rtol=1e-6
+        )
+        assert shown.truth["mana"][b] == state.player_mana and shown.truth["floor"][b] == state.player_level
+        assert shown.truth["spell_1"][b] == state.learned_spells[1]
+        assert shown.truth["inventory_potions_3"][b] == state.inventory.potions[3]
+    states, action = env.snapshot(), actions(env.spec, 5, seed=3)
+    future = run(env, action)
+    env.restore(states)
+    for x, y in zip(future, run(env, action), strict=True):
+        identical(x, y)

@@ -18,8 +18,8 @@ ROOMS = ("core", "envs", "agents", "generative", "analysis", "validation")  # ea
 SCRIPTS = ("train.py", "record.py", "train_gen_model.py")
 # Optional or slow stacks; they are imported inside the function that needs them.
 HEAVY = (
-    "captum", "gym", "gym3", "hdbscan", "imageio", "imageio_ffmpeg", "matplotlib", "numba", "pandas", "plotly",
-    "procgen", "sklearn", "tensorboard", "umap", "wandb",
+    "captum", "craftax", "flax", "gym", "gym3", "hdbscan", "imageio", "imageio_ffmpeg", "jax", "matplotlib", "numba",
+    "pandas", "plotly", "procgen", "sklearn", "tensorboard", "umap", "wandb",
 )  # fmt: skip
 
 

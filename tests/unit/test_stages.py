@@ -124,8 +124,8 @@ def stage_of(words: list[str]) -> str:
     """The stage that a command runs; two scripts choose by their first word."""
     program = " ".join(words[: 2 if words[0] == "-m" else 1])
     rest = words[len(program.split()) :]
-    if program == "train.py" and rest[:1] == ["nmmo"]:
-        return "train_nmmo"
+    if program == "train.py" and rest[:1] in (["nmmo"], ["craftax"]):
+        return f"train_{rest[0]}"
     if program == "-m agents.evaluate" and not rest[0].startswith("-"):
         return "evaluate_nmmo"
     return next(name for name, stage in STAGES.items() if stage.command == program)

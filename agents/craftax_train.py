@@ -1,0 +1,99 @@
+"""Train an agent in Craftax: ``python train.py craftax --preset demo --out runs/craftax``."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.consistency import ConsistencyOptions
+from agents.ppo import PPOConfig
+from agents.recurrent import AgentConfig
+from agents.train import Collector, train_agent
+from core.contracts import Step
+from envs.craftax import CraftaxEnv, CraftaxOptions
+
+STAGE = "train_craftax"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CraftaxTrainConfig:
+    """Train a recurrent PPO agent in Craftax and save it as a run directory.
+
+    Also by the names that its earlier users know: --total_timesteps, --num_envs, --num_steps (of a rollout),
+    --num_checkpoints, --cell, --out_dir.
+    """
+
+    aliases = {
+        "total_timesteps": "total_steps",
+        "num_envs": "envs",
+        "num_steps": "rollout_steps",
+        "num_checkpoints": "checkpoints",
+        "cell": "recurrence",
+        "out_dir": "out",
+    }
+    out: Path = Path("runs/craftax")
+    """run directory to write (also --out_dir)"""
+    env: CraftaxOptions = field(default_factory=CraftaxOptions)
+    net: AgentConfig = field(default_factory=lambda: AgentConfig(encoder="mlp", embedding_size=256, hidden_size=256))
+    ppo: PPOConfig = field(
+        default_factory=lambda: PPOConfig(
+            total_steps=5_000_000,
+            envs=128,
+            rollout_steps=64,
+            epochs=4,
+            minibatches=8,
+            learning_rate=3e-4,
+            gamma=0.99,
+        )
+    )
+    seed: int = 1
+    """seed of weights, environments and minibatches"""
+    checkpoints: int = 5
+    """evenly spaced checkpoints kept (checkpoint_STEPS.safetensors; also --num_checkpoints)"""
+    save_minutes: float = 5.0
+    """minutes between saves of the state that --resume goes on from"""
+    stop_after: str | None = None
+    """end in an orderly way after this wall time (90s, 30m, 2h, 1.5h), not finished; --resume goes on"""
+    resume: bool = False
+    """go on from the training state in --out"""
+    overwrite: bool = False
+    """replace an earlier run in --out"""
+    device: str = "cpu"
+    """cpu or cuda"""
+    threads: int = 1
+    """CPU threads for torch (those of the environment are JAX's: two kinds that wait for each other are slow)"""
+    track: bool = False
+    """log to Weights & Biases too (needs the wandb package and an account)"""
+
+
+class CraftaxCollector(Collector):
+    """Counts achievements too."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.achievements: deque[int] = deque(maxlen=100)
+
+    def _count(self, step: Step, done: np.ndarray) -> None:
+        super()._count(step, done)
+        if done.any() and step.final_truth is not None:
+            achieved = [x for name, x in step.final_truth.items() if name.startswith("achieved_")]
+            self.achievements.extend(np.sum(achieved, 0)[done].tolist())
+
+    def means(self) -> dict[str, float]:
+        mean = float(np.mean(self.achievements)) if self.achievements else np.nan
+        return {**super().means(), "achievements_mean": mean}
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "achievements": list(self.achievements)}
+
+    def restore(self, state: dict[str, Any], step: int) -> None:
+        super().restore(state, step)
+        self.achievements.extend(state["achievements"])
+
+
+def main(config: CraftaxTrainConfig) -> None:
+    train_agent(config, STAGE, lambda: CraftaxEnv(config.env, config.ppo.envs), ConsistencyOptions(), CraftaxCollector)
