@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,8 +27,11 @@ class AgentConfig:
     """features the encoder gives"""
     hidden_size: int = 64
     """size of the state h"""
-    recurrence: Literal["gru", "none"] = "gru"
-    """gru: remembers; none: feed-forward, h is a layer of its own observation alone"""
+    recurrence: Literal["gru", "none", "features"] = "gru"
+    """gru: remembers; none: feed-forward, h is a layer of its own observation alone; features: feed-forward, h is the
+    encoder's features themselves (embedding_size and hidden_size are then the same)"""
+    norm: bool = True
+    """layer norm before the encoder's last ReLU (a GRU needs it; Procgen's own IMPALA has none)"""
 
 
 class RecurrentAgent(nn.Module):
@@ -53,9 +56,15 @@ class RecurrentAgent(nn.Module):
             raise UserError(f"encoder {config.encoder!r} reads frames of shape (64, 64, 3), not {field.shape}")
         else:
             towers = {"impala": impala, "strided": strided, "strided_blur": strided_blur}
-            self.encoder = towers[config.encoder](size)
-        recurs = config.recurrence == "gru"
-        self.cell = nn.GRUCell(size, config.hidden_size) if recurs else nn.Linear(size, config.hidden_size)
+            self.encoder = towers[config.encoder](size, config.norm)
+        if config.recurrence == "features" and size != config.hidden_size:
+            raise UserError(
+                f"--recurrence features: h is the features, so that --embedding_size {size} and --hidden_size "
+                f"{config.hidden_size} must be the same"
+            )
+        cells: dict[str, Callable[..., nn.Module]]
+        cells = {"gru": nn.GRUCell, "none": nn.Linear, "features": nn.Identity}
+        self.cell = cells[config.recurrence](size, config.hidden_size)
         self.h_initial = nn.Parameter(torch.zeros(config.hidden_size))
         self.policy = nn.Linear(config.hidden_size, spec.n_actions)
         self.critic = nn.Linear(config.hidden_size, 1)
@@ -63,6 +72,11 @@ class RecurrentAgent(nn.Module):
         orthogonal(self.policy, 0.01)
         orthogonal(self.critic, 1.0)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    @property
+    def remembers(self) -> bool:
+        """Whether h holds anything of earlier observations."""
+        return self.config.recurrence == "gru"
 
     def initial(self, batch: int) -> Tensor:
         return self.h_initial.expand(batch, -1)
@@ -74,9 +88,10 @@ class RecurrentAgent(nn.Module):
 
     def advance(self, seen: Tensor, state: Tensor, is_first_B: Tensor) -> Tensor:
         previous = torch.where(is_first_B[:, None], self.initial(state.shape[0]), state)
-        if self.config.recurrence == "none":
+        if not self.remembers:
+            h_BH = seen if self.config.recurrence == "features" else torch.tanh(self.cell(seen))
             # With weight 0, so that the gradient with respect to what came before is 0 and not an error.
-            return torch.tanh(self.cell(seen)) + 0 * previous
+            return h_BH + 0 * previous
         out: Tensor = self.cell(seen, previous)
         return out
 

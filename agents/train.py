@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from agents.consistency import ConsistencyOptions, consistent_loss_of
 from agents.ppo import PPOConfig, RewardScale, Rollout, encode, loss_of
+from agents.progress import progress_rows, write_progress
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
+from agents.semantic import Controller, SemanticAgent, SemanticOptions, save_semantic, semantic_loss_of
 from agents.trainer import Trainer
 from core import artefacts, config as cli
-from core.contracts import Step, UserError, VecEnv
+from core.contracts import EnvSpec, Step, UserError, VecEnv
 from core.directions import fingerprint
 from core.training import Stop, open_run
 from envs.procgen import ProcgenEnv, ProcgenOptions
@@ -29,10 +32,13 @@ class TrainConfig:
 
     out: Path = Path("runs/agent")
     """run directory to write"""
+    policy: Literal["plain", "semantic"] = "plain"
+    """semantic: the policy clusters its own states while it learns (docs/semantics.md); plain: the same without"""
     env: ProcgenOptions = field(default_factory=ProcgenOptions)
     net: AgentConfig = field(default_factory=AgentConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     drac: ConsistencyOptions = field(default_factory=ConsistencyOptions)
+    semantic: SemanticOptions = field(default_factory=SemanticOptions)
     seed: int = 1
     """seed of weights, environments, minibatches and augmentations"""
     checkpoints: int = 10
@@ -56,8 +62,16 @@ class TrainConfig:
 class Collector:
     """Steps the environments with the agent and keeps what goes on between rollouts."""
 
-    def __init__(self, agent: RecurrentAgent, env: VecEnv, config: TrainConfig, device: torch.device) -> None:
+    def __init__(
+        self,
+        agent: RecurrentAgent,
+        env: VecEnv,
+        config: TrainConfig,
+        device: torch.device,
+        controller: Controller | None = None,
+    ) -> None:
         self.agent, self.env, self.config, self.device = agent, env, config.ppo, device
+        self.controller = controller  # is told of every rollout
         self.current: Step = env.reset(config.seed)
         self.h_BH = agent.initial(config.ppo.envs).detach().clone()  # this agent's whole state
         self.scale = RewardScale(config.ppo.gamma, np.zeros(config.ppo.envs), np.ones(config.ppo.envs))
@@ -102,6 +116,8 @@ class Collector:
         is_first = torch.from_numpy(self.current.is_first).to(self.device)
         seen = encode(self.agent, self._obs(self.current), self.config.bf16)
         _, next_value = self.agent.heads(seen, self.agent.advance(seen, self.h_BH, is_first))
+        if self.controller is not None:
+            self.controller.collected(self.returns)
         obs_T = {k: torch.stack([o[k] for o in rows["obs"]]) for k in rows["obs"][0]}
         stacked = {k: torch.stack(v) for k, v in rows.items() if k != "obs"}
         return Rollout(obs=obs_T, state_first=state_first, next_value=next_value, **stacked)
@@ -136,7 +152,9 @@ class Collector:
             "score": self.score,
             "length": self.length,
         }
+        controller = {} if self.controller is None else {k: getattr(self.controller, k) for k in ("updates", "weight")}
         return {
+            "controller": controller,
             "snapshots": snapshots,
             "h_BH": self.h_BH,
             "scale": numbers,
@@ -153,6 +171,39 @@ class Collector:
         self.score, self.length = arrays["score"], arrays["length"]
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
+        if self.controller is not None:
+            self.controller.updates = state["controller"]["updates"]
+            self.controller.weight = state["controller"]["weight"]
+
+
+def check_minibatches(config: TrainConfig) -> None:
+    """UserError unless minibatches can be drawn as they are asked for."""
+    ppo, steps = config.ppo, config.ppo.envs * config.ppo.rollout_steps
+    if ppo.minibatch_of == "environments" and ppo.envs % ppo.minibatches:
+        raise UserError(f"--minibatches {ppo.minibatches} does not divide --envs {ppo.envs}")
+    if ppo.minibatch_of == "steps" and config.net.recurrence == "gru":
+        raise UserError("--minibatch_of steps is for agents without a memory: say --recurrence none, or features")
+    if ppo.minibatch_of == "steps" and steps % ppo.minibatches:
+        raise UserError(f"--minibatches {ppo.minibatches} does not divide --envs x --rollout_steps, {steps}")
+    if config.policy == "semantic":
+        if config.drac.consistency:
+            raise UserError("--policy semantic and --consistency have a loss each; choose one of them")
+        config.semantic.check(config.net, ppo)
+
+
+def agent_of(config: TrainConfig, spec: EnvSpec, device: torch.device) -> tuple[RecurrentAgent, Controller | None]:
+    """A new agent, and what weighs the losses of its clusters (None: it has none)."""
+    if config.policy == "plain":
+        return RecurrentAgent(config.net, spec).to(device), None
+    controller = Controller.of(config.semantic, config.env.game, config.env.distribution_mode)
+    return SemanticAgent(config.net, spec, config.semantic).to(device), controller
+
+
+def loss_for(config: TrainConfig, rng: np.random.Generator, controller: Controller | None) -> Callable[..., Any]:
+    """The loss of this kind of training."""
+    if controller is not None:
+        return semantic_loss_of(config.semantic, controller)
+    return consistent_loss_of(config.drac, rng) if config.drac.consistency else loss_of
 
 
 def main(config: TrainConfig) -> None:
@@ -160,29 +211,33 @@ def main(config: TrainConfig) -> None:
     cli.require(1, envs=ppo.envs, minibatches=ppo.minibatches, rollout_steps=ppo.rollout_steps, epochs=ppo.epochs,
             total_steps=ppo.total_steps, threads=config.threads)  # fmt: skip
     cli.require(0, seed=config.seed)
-    if ppo.envs % ppo.minibatches:
-        raise UserError(f"--minibatches {ppo.minibatches} does not divide --envs {ppo.envs}")
+    check_minibatches(config)
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     cli.seed_everything(config.seed)
     rng = np.random.default_rng(config.seed)
     env = ProcgenEnv(config.env, ppo.envs, config.threads)
-    agent = RecurrentAgent(config.net, env.spec).to(device)
+    agent, controller = agent_of(config, env.spec, device)
     config.drac.check(agent)
-    run = open_run(config, STAGE, {}, ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps"))
-    collector = Collector(agent, env, config, device)
+    fixed = ("env", "net", "seed", "policy", "ppo.envs", "ppo.rollout_steps")
+    run = open_run(config, STAGE, {}, fixed if controller is None else (*fixed, "semantic"))
+    collector = Collector(agent, env, config, device, controller)
     updates = max(1, ppo.total_steps // collector.collected)
+    total, weights = updates * collector.collected, (config.semantic.fdr_weight, config.semantic.vq_weight)
     trainer = Trainer(
-        config, agent, collector, consistent_loss_of(config.drac, rng) if config.drac.consistency else loss_of, run,
-        rng, device, total=updates * collector.collected,
+        config, agent, collector, loss_for(config, rng, controller), run, rng, device, total=total,
         spacing=max(1, updates // max(1, config.checkpoints)) * collector.collected,
         note=lambda means: f"return {means['return_mean']:.2f}",
+        beside=lambda rows: write_progress(run.path, progress_rows(rows, ppo, total, *weights)),
     )  # fmt: skip
     stopped = trainer.train(stop)
     env.close()
     if stopped:
         return
-    save_agent(agent, run.path)
+    if isinstance(agent, SemanticAgent):
+        save_semantic(agent, run.path)
+    else:
+        save_agent(agent, run.path)
     run.facts = {"agent": fingerprint(agent)}
     run.record("parameters", artefacts.parameter_count(agent), "count")
     run.record("steps", trainer.step, "environment steps")
@@ -190,6 +245,23 @@ def main(config: TrainConfig) -> None:
     run.record("training_return", float(np.mean(collector.returns or [np.nan])), "return", len(collector.returns))
     run.finish()
     print(f"trained {trainer.step:,} steps in {trainer.wall() / 60:.1f} min: {run.path}")
+
+
+# The names that flags had in train_ppo and train_sppo.
+EARLIER = {
+    "env_name": "game", "timesteps_per_proc": "total_steps", "rand_seed": "seed", "num_envs": "envs",
+    "num_embeddings": "codes",
+}  # fmt: skip
+
+
+def in_present_words(argv: list[str]) -> list[str]:
+    """The same command line with today's names of its flags."""
+    out = []
+    for word in argv:
+        name, equals, value = word.partition("=")
+        now = EARLIER.get(name[2:].replace("-", "_")) if name.startswith("--") else None
+        out.append(word if now is None else f"--{now}{equals}{value}")
+    return out
 
 
 def choose(argv: list[str]) -> None:
@@ -201,4 +273,4 @@ def choose(argv: list[str]) -> None:
 
         cli.run(nmmo_train.NmmoTrainConfig, nmmo_train.main, nmmo_train.STAGE, argv[1:], small_debug=True)
     else:
-        cli.run(TrainConfig, main, STAGE, argv, small_debug=True)
+        cli.run(TrainConfig, main, STAGE, in_present_words(argv), small_debug=True)
