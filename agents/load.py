@@ -11,10 +11,12 @@ import torch
 from agents.adopted import DESCRIPTION as ADOPTED, load_adopted
 from agents.policies import DESCRIPTION as POLICY, load_policy
 from agents.recurrent import load_agent as load_recurrent
+from agents.semantic import DESCRIPTION as SEMANTIC, load_semantic
 from core.artefacts import WEIGHTS, read_manifest
 from core.contracts import Agent, UserError
 
 LOADERS: dict[str, Callable[..., Any]] = {
+    SEMANTIC: load_semantic,  # which has an agent.json too
     "agent.json": load_recurrent,
     POLICY: load_policy,
     ADOPTED: load_adopted,

@@ -23,23 +23,23 @@ class Residual(nn.Module):
         return x + self.second(torch.relu(self.first(torch.relu(x))))
 
 
-def _bounded(size: int) -> tuple[nn.Module, nn.Module]:
+def _bounded(size: int, norm: bool) -> list[nn.Module]:
     """Layer norm before the last ReLU: features of free scale drive the GRU's tanh into saturation
     (three quarters of |h| above 0.97), and learning stalls."""
-    return nn.LayerNorm(size), nn.ReLU()
+    return [nn.LayerNorm(size), nn.ReLU()] if norm else [nn.ReLU()]
 
 
-def impala(size: int, channels: tuple[int, ...] = (16, 32, 32)) -> nn.Sequential:
+def impala(size: int, norm: bool = True, channels: tuple[int, ...] = (16, 32, 32)) -> nn.Sequential:
     """IMPALA's residual tower (Espeholt et al. 2018, arXiv:1802.01561): 64 x 64 x 3 -> ``size``."""
     layers: list[nn.Module] = []
     before = 3
     for c in channels:
         layers += [nn.Conv2d(before, c, 3, padding=1), nn.MaxPool2d(3, 2, 1), Residual(c), Residual(c)]
         before = c
-    return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(channels[-1] * 64, size), *_bounded(size))
+    return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(channels[-1] * 64, size), *_bounded(size, norm))
 
 
-def strided(size: int) -> nn.Sequential:
+def strided(size: int, norm: bool = True) -> nn.Sequential:
     """A light tower for machines without a GPU: strided convolutions and one residual block at
     8 x 8, about four times faster than ``impala`` (benchmarks/encoders.py)."""
     return nn.Sequential(
@@ -50,7 +50,7 @@ def strided(size: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(64 * 64, size),
-        *_bounded(size),
+        *_bounded(size, norm),
     )
 
 
@@ -74,7 +74,7 @@ class BlurPool(nn.Module):
         return nn.functional.conv2d(x, self.kernel, stride=2, padding=1)
 
 
-def strided_blur(size: int) -> nn.Sequential:
+def strided_blur(size: int, norm: bool = True) -> nn.Sequential:
     """A light tower with an anti-aliased stem: after the first convolution both steps, from 32 x 32 to 8 x 8, blur what
     the ReLU left before they subsample it.  IMPALA's 32 channels and two residual blocks at 8 x 8, about a third faster
     than ``strided`` (benchmarks/encoders.py)."""
@@ -90,7 +90,7 @@ def strided_blur(size: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(32 * 64, size),
-        *_bounded(size),
+        *_bounded(size, norm),
     )
 
 

@@ -241,6 +241,8 @@ def check(config: NmmoTrainConfig) -> None:
         raise UserError("-p (--policies) belongs to -m replay; a training starts anew, or goes on with --resume")
     cli.require(1, envs=ppo.envs, minibatches=ppo.minibatches, rollout_steps=ppo.rollout_steps, epochs=ppo.epochs,
                 total_steps=ppo.total_steps, size=config.size)  # fmt: skip
+    if ppo.minibatch_of == "steps":
+        raise UserError("--minibatch_of steps is for Procgen's agents without a memory")
     slots = ppo.envs * config.env.players
     if slots % ppo.minibatches:
         raise UserError(f"--minibatches {ppo.minibatches} does not divide the {slots} agents")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -30,7 +31,10 @@ class PPOConfig:
     epochs: int = 3
     """passes over a rollout"""
     minibatches: int = 8
-    """minibatches a pass; must divide envs"""
+    """minibatches a pass; must divide envs (with --minibatch_of steps: envs x rollout_steps)"""
+    minibatch_of: Literal["environments", "steps"] = "environments"
+    """what a minibatch is drawn from: whole environments, whose recurrence is unrolled, or single steps (agents without
+    a memory alone)"""
     learning_rate: float = 5e-4
     """Adam's, at the start"""
     anneal: bool = True
@@ -119,6 +123,23 @@ def encode(agent: Agent, obs: Mapping[str, Tensor], bf16: bool) -> Tree:
         return floats(agent.encode(obs))
 
 
+def single_steps(r: Rollout) -> Rollout:
+    """Every step of a rollout as an environment of its own, [1, T * B, ...]: for agents without a memory, whose state
+    before a step says nothing."""
+    steps = r.reward.shape[0]
+
+    def row(x: Tensor) -> Tensor:
+        return x.flatten(0, 1)[None]
+
+    columns = ("is_first", "action", "logp", "value", "reward", "done")
+    more = {name: row(getattr(r, name)) for name in columns}
+    state = each(lambda x: x.repeat(steps, *[1] * (x.ndim - 1)), r.state_first)
+    alive = None if r.alive is None else row(r.alive)
+    return Rollout(
+        obs={k: row(v) for k, v in r.obs.items()}, state_first=state, next_value=r.next_value, alive=alive, **more
+    )
+
+
 def minibatches(envs: int, parts: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
     """A random partition of the environments."""
     yield from np.split(rng.permutation(envs), parts)
@@ -148,11 +169,16 @@ def encode_sequences(agent: Agent, obs: Mapping[str, Tensor], bf16: bool) -> Tre
 
 def unroll(agent: Agent, seen: Tree, state: Tree, is_first_TB: Tensor) -> tuple[Tensor, Tensor]:
     """Logits [T * B, A] and values [T * B] of sequences seen [T, B, ...] that begin in ``state``."""
+    return agent.heads(*unrolled(agent, seen, state, is_first_TB))
+
+
+def unrolled(agent: Agent, seen: Tree, state: Tree, is_first_TB: Tensor) -> tuple[Tree, Tree]:
+    """What was seen and the states, [T * B, ...] each, of sequences seen [T, B, ...] that begin in ``state``."""
     states = []
     for seen_B, is_first_B in zip(unstacked(seen), is_first_TB, strict=True):
         state = agent.advance(seen_B, state, is_first_B)
         states.append(state)
-    return agent.heads(each(lambda x: x.flatten(0, 1), seen), joined(states))
+    return each(lambda x: x.flatten(0, 1), seen), joined(states)
 
 
 def clipped_loss(
@@ -219,6 +245,8 @@ def update(
     ``loss_of``: the loss of another kind of agent, with the arguments of this module's.
     """
     advantage = gae(r.reward, r.value, r.done, r.next_value, config.gamma, config.gae_lambda)
+    if config.minibatch_of == "steps":
+        r, advantage = single_steps(r), advantage.reshape(1, -1)
     logs: dict[str, list[float]] = {}
     for _ in range(config.epochs):
         for part in minibatches(r.reward.shape[1], config.minibatches, rng):

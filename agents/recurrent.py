@@ -32,11 +32,14 @@ class AgentConfig:
     """features the encoder gives"""
     hidden_size: int = 64
     """size of the state h, and of every other block's"""
-    recurrence: Literal["gru", "ema", "none"] = "gru"
+    recurrence: Literal["gru", "ema", "none", "features"] = "gru"
     """gru: remembers; ema: remembers running means, h = a h + (1 - a) W x with a learnt a in (0, 1) for each unit;
-    none: feed-forward, h is a layer of its own observation alone"""
+    none: feed-forward, h is a layer of its own observation alone; features: feed-forward, h is the encoder's features
+    themselves (embedding_size and hidden_size are then the same)"""
     blocks: int = 1
     """recurrent layers, one upon the other"""
+    norm: bool = True
+    """layer norm before the encoder's last ReLU (a GRU needs it; Procgen's own IMPALA has none)"""
 
 
 class RecurrentAgent(nn.Module):
@@ -51,9 +54,14 @@ class RecurrentAgent(nn.Module):
         self.config, self.spec = config, spec
         self.encoder = _encoder(config, spec)
         size = config.embedding_size
+        if config.recurrence == "features" and size != config.hidden_size:
+            raise UserError(
+                f"--recurrence features: h is the features, so that --embedding_size {size} and --hidden_size "
+                f"{config.hidden_size} must be the same"
+            )
         self.points = {"h": config.hidden_size, "embedding": size}
         self.points |= {f"block_{i}": config.hidden_size for i in range(config.blocks - 1)}
-        cells = {"gru": nn.GRUCell, "ema": EMACell, "none": nn.Linear}
+        cells = {"gru": nn.GRUCell, "ema": EMACell, "none": nn.Linear, "features": nn.Identity}
         cell: Callable[[int, int], nn.Module] = cells[config.recurrence]
         self.cell = cell(size, config.hidden_size)
         self.cells_above = nn.ModuleList(cell(config.hidden_size, config.hidden_size) for _ in range(config.blocks - 1))
@@ -65,6 +73,11 @@ class RecurrentAgent(nn.Module):
         orthogonal(self.policy, 0.01)
         orthogonal(self.critic, 1.0)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    @property
+    def remembers(self) -> bool:
+        """Whether h holds anything of earlier observations."""
+        return self.config.recurrence in ("gru", "ema")
 
     def initial(self, batch: int) -> Tree:
         each = tuple(h.expand(batch, -1) for h in (self.h_initial, *self.h_initial_above))
@@ -85,8 +98,11 @@ class RecurrentAgent(nn.Module):
         out, x = [], seen
         for cell, h, first in zip((self.cell, *self.cells_above), states, initial, strict=True):
             previous = torch.where(is_first_B[:, None], first, h)
-            # Without recurrence with weight 0, so that the gradient with respect to what came before is 0 and no error.
-            x = torch.tanh(cell(x)) + 0 * previous if self.config.recurrence == "none" else cell(x, previous)
+            if self.remembers:
+                x = cell(x, previous)
+            else:
+                # What came before with weight 0, so that the gradient with respect to it is 0 and no error.
+                x = (x if self.config.recurrence == "features" else torch.tanh(cell(x))) + 0 * previous
             out.append(x)
         return tuple(out) if self.cells_above else x
 
@@ -130,7 +146,7 @@ def _encoder(config: AgentConfig, spec: EnvSpec) -> nn.Sequential:
         raise UserError(f"encoder {config.encoder!r} does not read {name} of shape {shape}")
     if shape != (64, 64, 3):
         raise UserError(f"encoder {config.encoder!r} reads frames of shape (64, 64, 3), not {shape}")
-    return {"impala": impala, "strided": strided, "strided_blur": strided_blur}[config.encoder](size)
+    return {"impala": impala, "strided": strided, "strided_blur": strided_blur}[config.encoder](size, config.norm)
 
 
 def save_agent(agent: RecurrentAgent, path: Path, name: str = WEIGHTS) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from agents.consistency import ConsistencyOptions, consistent_loss_of
 from agents.ppo import PPOConfig, RewardScale, Rollout, encode, loss_of
+from agents.progress import progress_rows, write_progress
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
+from agents.semantic import Controller, SemanticAgent, SemanticOptions, save_semantic, semantic_loss_of
 from agents.trainer import Trainer
 from core import artefacts, config as cli
 from core.contracts import Step, UserError, VecEnv
@@ -23,6 +26,7 @@ from core.trees import Tree, detached, on
 from envs.procgen import ProcgenEnv, ProcgenOptions
 
 STAGE = "train"
+FIXED = ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps")  # what --resume may not change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +34,22 @@ class TrainConfig:
     """Train a recurrent PPO agent on a Procgen game and save it as a run directory (Neural MMO: train.py nmmo; Craftax:
     train.py craftax)."""
 
+    aliases = {
+        "env_name": "game",
+        "timesteps_per_proc": "total_steps",
+        "rand_seed": "seed",
+        "num_envs": "envs",
+        "num_embeddings": "codes",
+    }
     out: Path = Path("runs/agent")
     """run directory to write"""
+    policy: Literal["plain", "semantic"] = "plain"
+    """semantic: the policy clusters its own states while it learns (docs/semantics.md); plain: the same without"""
     env: ProcgenOptions = field(default_factory=ProcgenOptions)
     net: AgentConfig = field(default_factory=AgentConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     drac: ConsistencyOptions = field(default_factory=ConsistencyOptions)
+    semantic: SemanticOptions = field(default_factory=SemanticOptions)
     seed: int = 1
     """seed of weights, environments, minibatches and augmentations"""
     checkpoints: int = 10
@@ -59,8 +73,17 @@ class TrainConfig:
 class Collector:
     """Steps the environments with the agent and keeps what goes on between rollouts."""
 
-    def __init__(self, agent: RecurrentAgent, env: VecEnv, ppo: PPOConfig, seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        agent: RecurrentAgent,
+        env: VecEnv,
+        ppo: PPOConfig,
+        seed: int,
+        device: torch.device,
+        controller: Controller | None = None,
+    ) -> None:
         self.agent, self.env, self.config, self.device = agent, env, ppo, device
+        self.controller = controller  # is told of every rollout
         self.current: Step = env.reset(seed)
         self.memory: Tree = detached(agent.initial(ppo.envs))
         self.scale = RewardScale(ppo.gamma, np.zeros(ppo.envs), np.ones(ppo.envs))
@@ -105,6 +128,8 @@ class Collector:
         is_first = torch.from_numpy(self.current.is_first).to(self.device)
         seen = encode(self.agent, self._obs(self.current), self.config.bf16)
         _, next_value = self.agent.heads(seen, self.agent.advance(seen, self.memory, is_first))
+        if self.controller is not None:
+            self.controller.collected(self.returns)
         obs_T = {k: torch.stack([o[k] for o in rows["obs"]]) for k in rows["obs"][0]}
         stacked = {k: torch.stack(v) for k, v in rows.items() if k != "obs"}
         return Rollout(obs=obs_T, state_first=state_first, next_value=next_value, **stacked)
@@ -139,7 +164,9 @@ class Collector:
             "score": self.score,
             "length": self.length,
         }
+        controller = {} if self.controller is None else {k: getattr(self.controller, k) for k in ("updates", "weight")}
         return {
+            "controller": controller,
             "snapshots": snapshots,
             "h_BH": self.memory,
             "scale": numbers,
@@ -156,10 +183,39 @@ class Collector:
         self.score, self.length = arrays["score"], arrays["length"]
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
+        if self.controller is not None:
+            self.controller.updates = state["controller"]["updates"]
+            self.controller.weight = state["controller"]["weight"]
+
+
+def check_minibatches(net: AgentConfig, ppo: PPOConfig) -> None:
+    """UserError unless minibatches can be drawn as they are asked for."""
+    steps = ppo.envs * ppo.rollout_steps
+    if ppo.minibatch_of == "environments" and ppo.envs % ppo.minibatches:
+        raise UserError(f"--minibatches {ppo.minibatches} does not divide --envs {ppo.envs}")
+    if ppo.minibatch_of == "steps" and net.recurrence in ("gru", "ema"):
+        raise UserError("--minibatch_of steps is for agents without a memory: say --recurrence none, or features")
+    if ppo.minibatch_of == "steps" and steps % ppo.minibatches:
+        raise UserError(f"--minibatches {ppo.minibatches} does not divide --envs x --rollout_steps, {steps}")
+
+
+class Semantic(NamedTuple):
+    """A training whose policy clusters its own states."""
+
+    options: SemanticOptions
+    controller: Controller
 
 
 def main(config: TrainConfig) -> None:
-    train_agent(config, STAGE, lambda: ProcgenEnv(config.env, config.ppo.envs, config.threads), config.drac)
+    semantic, fixed = None, (*FIXED, "policy")
+    if config.policy == "semantic":
+        if config.drac.consistency:
+            raise UserError("--policy semantic and --consistency have a loss each; choose one of them")
+        config.semantic.check(config.net, config.ppo)
+        controller = Controller.of(config.semantic, config.env.game, config.env.distribution_mode)
+        semantic, fixed = Semantic(config.semantic, controller), (*fixed, "semantic")
+    make = partial(ProcgenEnv, config.env, config.ppo.envs, config.threads)
+    train_agent(config, STAGE, make, config.drac, semantic=semantic, fixed=fixed)
 
 
 def train_agent(
@@ -168,38 +224,53 @@ def train_agent(
     make: Callable[[], VecEnv],
     drac: ConsistencyOptions,
     collector_of: Callable[..., Collector] = Collector,
+    semantic: Semantic | None = None,
+    fixed: tuple[str, ...] = FIXED,
 ) -> None:
     """Train an agent in the world that ``make`` gives and save it as a run directory.
 
-    config: with the fields of a TrainConfig but env's own, and drac.
+    config: with the fields of a TrainConfig but policy, env's own, drac and semantic; fixed: those that a resumed
+    training may not change.
     """
     stop, ppo = Stop(config.stop_after), config.ppo
     cli.require(1, envs=ppo.envs, minibatches=ppo.minibatches, rollout_steps=ppo.rollout_steps, epochs=ppo.epochs,
             total_steps=ppo.total_steps, threads=config.threads)  # fmt: skip
     cli.require(0, seed=config.seed)
-    if ppo.envs % ppo.minibatches:
-        raise UserError(f"--minibatches {ppo.minibatches} does not divide --envs {ppo.envs}")
+    check_minibatches(config.net, ppo)
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     cli.seed_everything(config.seed)
     rng = np.random.default_rng(config.seed)
     env = make()
-    agent = RecurrentAgent(config.net, env.spec).to(device)
+    agent = (
+        RecurrentAgent(config.net, env.spec)
+        if semantic is None
+        else SemanticAgent(config.net, env.spec, semantic.options)
+    )
+    agent.to(device)
     drac.check(agent)
-    run = open_run(config, stage, {}, ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps"))
-    collector = collector_of(agent, env, ppo, config.seed, device)
+    run = open_run(config, stage, {}, fixed)
+    collector = collector_of(agent, env, ppo, config.seed, device, None if semantic is None else semantic.controller)
     updates = max(1, ppo.total_steps // collector.collected)
+    total = updates * collector.collected
+    weights = () if semantic is None else (semantic.options.fdr_weight, semantic.options.vq_weight)
+    loss: Callable[..., Any] = consistent_loss_of(drac, rng) if drac.consistency else loss_of
+    if semantic is not None:
+        loss = semantic_loss_of(*semantic)
     trainer = Trainer(
-        config, agent, collector, consistent_loss_of(drac, rng) if drac.consistency else loss_of, run,
-        rng, device, total=updates * collector.collected,
+        config, agent, collector, loss, run, rng, device, total=total,
         spacing=max(1, updates // max(1, config.checkpoints)) * collector.collected,
         note=lambda means: f"return {means['return_mean']:.2f}",
+        beside=lambda rows: write_progress(run.path, progress_rows(rows, ppo, total, *weights)),
     )  # fmt: skip
     stopped = trainer.train(stop)
     env.close()
     if stopped:
         return
-    save_agent(agent, run.path)
+    if isinstance(agent, SemanticAgent):
+        save_semantic(agent, run.path)
+    else:
+        save_agent(agent, run.path)
     run.facts = {"agent": fingerprint(agent)}
     run.record("parameters", artefacts.parameter_count(agent), "count")
     run.record("steps", trainer.step, "environment steps")

@@ -53,6 +53,7 @@ class Trainer:
     spacing: int
     note: Callable[[dict[str, float]], str]  # beside the bar
     more: dict[str, Any] = field(default_factory=dict)  # goes into the training state as it is
+    beside: Callable[[list[dict[str, Any]]], None] | None = None  # writes the curve's rows in another form too
     step: int = field(init=False, default=0)
     _before: float = field(init=False, default=0.0)
 
@@ -82,6 +83,8 @@ class Trainer:
     def save(self) -> None:
         """What --resume goes on from."""
         self.log.save()
+        if self.beside is not None:
+            self.beside(self.log.rows)
         save_state(
             self._file, agent=self.agent.state_dict(), optimiser=self.optimiser.state_dict(),
             collector=self.collector.state(), torch_rng=rng_states(self.device),

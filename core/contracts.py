@@ -213,7 +213,8 @@ class Agent(Protocol):
     """A policy as a pure function in named parts: it keeps nothing between calls and changes nothing in place.
 
     ``points``: name -> width of every vector that can be read and replaced; ``h`` always, others such as ``cell``,
-    ``embedding``, ``block_0``.  A feed-forward agent's state is its last layer.
+    ``embedding``, ``block_0``.  A feed-forward agent's state is its last layer.  A point may be a view of another one
+    (a plane that h is projected onto): what is put there moves that one.
     """
 
     @property

@@ -261,8 +261,9 @@ def open_run(
     if saved.get("stage") != stage:
         raise UserError(f"{config.out} is a {saved.get('stage')!r} run, this is {stage!r}")
     now = cli.to_json(config)
+    before = cli.merge(cli.to_json_defaults(type(config)), saved["config"])  # what an earlier version did not know
     for key in fixed:
-        was, is_ = saved["config"], now
+        was, is_ = before, now
         for part in key.split("."):
             was, is_ = was.get(part), is_[part]
         if was != is_:

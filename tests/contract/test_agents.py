@@ -15,6 +15,7 @@ from agents.networks import BlurPool
 from agents.nmmo_play import RandomPolicy
 from agents.policies import ZOO, PolicyAgent, PolicyModule, example, load_module
 from agents.recurrent import AgentConfig, RecurrentAgent, load_agent, save_agent
+from agents.semantic import SemanticAgent, SemanticOptions
 from core.artefacts import new_run
 from core.contracts import Agent, EnvSpec, Field, UserError
 from core.directions import fingerprint
@@ -50,14 +51,26 @@ MANY = EnvSpec(
 B = 5
 
 
-def recurrent(encoder: str, spec: EnvSpec, recurrence: str = "gru", blocks: int = 1) -> RecurrentAgent:
+def recurrent(
+    encoder: str, spec: EnvSpec, recurrence: str = "gru", hidden_size: int = 10, blocks: int = 1
+) -> RecurrentAgent:
     """With weights large enough for every part to matter (the policy starts near 0, the state at 0)."""
     torch.manual_seed(0)
-    sizes = {"embedding_size": 12, "hidden_size": 10, "blocks": blocks}
+    sizes = {"embedding_size": 12, "hidden_size": hidden_size, "blocks": blocks}
     agent = RecurrentAgent(AgentConfig(encoder=encoder, recurrence=recurrence, **sizes), spec).eval()  # type: ignore[arg-type]
     with torch.no_grad():
         for h in (agent.h_initial, *agent.h_initial_above):
             h.normal_()
+        agent.policy.weight.mul_(100)
+    return agent.requires_grad_(False)
+
+
+def semantic(recurrence: str, **options: bool) -> SemanticAgent:
+    torch.manual_seed(0)
+    net = AgentConfig(encoder="mlp", embedding_size=10, hidden_size=10, recurrence=recurrence)  # type: ignore[arg-type]
+    agent = SemanticAgent(net, VECTOR, SemanticOptions(**options)).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        agent.h_initial.normal_()
         agent.policy.weight.mul_(100)
     return agent.requires_grad_(False)
 
@@ -138,6 +151,9 @@ AGENTS: dict[str, Callable[[], nn.Module]] = {
     "three blocks of ema": lambda: recurrent("strided", FRAMES, "ema", blocks=3),
     "feed-forward": lambda: recurrent("strided", FRAMES, "none"),
     "feed-forward mlp": lambda: recurrent("mlp", VECTOR, "none"),
+    "features": lambda: recurrent("mlp", VECTOR, "features", 12),
+    "semantic": lambda: semantic("gru"),
+    "semantic features": lambda: semantic("features", ordinal=True),
     "planted": partial(PlantedAgent, PlantedOptions()),
     "planted_products": partial(PlantedAgent, PlantedOptions(kind="gated")),
     "planted_pixels": partial(PlantedAgent, PlantedOptions(kind="pixels")),
@@ -145,7 +161,8 @@ AGENTS: dict[str, Callable[[], nn.Module]] = {
     "unplaced": unplaced,
     "foreign": foreign,
 }
-FORGET = ("feed-forward", "feed-forward mlp", "takeru")
+FORGET = ("feed-forward", "feed-forward mlp", "features", "semantic features", "takeru")
+VIEWS = ("plane", "code")  # points of h itself: what is put there moves h (tests/unit/test_semantic.py)
 every = pytest.mark.parametrize("name", AGENTS)
 with_memory = pytest.mark.parametrize("name", [name for name in AGENTS if name not in FORGET])
 without_memory = pytest.mark.parametrize("name", FORGET)
@@ -300,12 +317,15 @@ def test_what_is_put_at_a_point_is_read_there_and_nowhere_else(name: str) -> Non
     agent = AGENTS[name]()
     acted = forward(agent, observations(agent), hidden(agent), NOT_FIRST)
     seen, state = acted.seen, acted.state
-    before = {point: agent.read(point, seen, state) for point in agent.points}
+    before = {point: agent.read(point, seen, state) for point in agent.points if point not in VIEWS}
     for point, width in agent.points.items():
+        if point in VIEWS:
+            assert torch.equal(agent.replaced(point, agent.read(point, seen, state), seen, state)[1], state)
+            continue
         x = torch.randn(B, width, generator=torch.Generator().manual_seed(3))
         after = agent.replaced(point, x, seen, state)
         assert torch.equal(agent.read(point, *after), x)
-        assert all(torch.equal(agent.read(other, *after), before[other]) for other in agent.points if other != point)
+        assert all(torch.equal(agent.read(other, *after), before[other]) for other in before if other != point)
         # Its own vector put back changes no bit of anything.
         for a, b in zip(leaves(agent.replaced(point, before[point], seen, state)), leaves((seen, state)), strict=True):
             assert torch.equal(a, b)

@@ -116,6 +116,8 @@ def described(net: Mapping[str, Any]) -> str:
     memory = f"a memory of {number(units)} units ({kind.upper()})"
     if kind == "none":
         memory = f"no memory (feed-forward; its hidden state is a layer of {number(units)} units)"
+    if kind == "features":
+        memory = f"no memory (feed-forward; its hidden state is the encoder's {number(units)} features)"
     return f"An agent with {memory} and the encoder {net['encoder']!r}"
 
 
