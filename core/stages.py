@@ -158,6 +158,8 @@ OF_ALL = {
         "-m validation.planted", "PlantedConfig", "try every method on worlds whose causes are known", "runs/planted"),
     "demo": Stage(
         "-m validation.demo", "DemoConfig", "go the whole way with the bundled models (make demo)", "runs/demo"),
+    "panel": Stage(
+        "-m validation.panel", "PanelConfig", "look at the runs of one agent, filter and ask", "runs/panel", ("runs",)),
     "report": Stage(
         "-m validation.report", "ReportConfig", "put the runs of one agent on one page", "runs/report", ("runs",)),
 }  # fmt: skip

@@ -24,6 +24,7 @@ import torch
 from analysis.saliency.config import SaliencyConfig
 from analysis.saliency.explain import compute
 from analysis.saliency.figures import draw
+from analysis.saliency.maps import MapsWriter
 from analysis.shared.bases import bases_in
 from analysis.shared.quantities import find_quantities
 from analysis.shared.samples import open_samples, source_episodes
@@ -93,6 +94,9 @@ def main(config: SaliencyConfig) -> None:
     )
     if config.window > side:
         raise UserError(f"--window {config.window} does not fit into a frame of {side} pixels")
+    picture = next((x for x in simulator.world.spec.obs.values() if len(x.shape) == 3), None)
+    if config.quantised and picture is None:
+        raise UserError("--quantised is for pictures; this world's observations are none")
     with open_samples(config.samples, simulator) as store:
         ids = parse_sample_ids(config.sample_ids, len(store))
         basis_of = bases_in(config.hidden_states, agent, device, config.env_states, fingerprint(simulator))
@@ -114,10 +118,17 @@ def main(config: SaliencyConfig) -> None:
         inputs["env_states"] = config.env_states
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         run.facts = {"agent": agent, "simulator": fingerprint(simulator)}
-        result = compute(simulator, z_SZ, ids, quantities, config, units, basis)
+        if config.quantised:
+            assert picture is not None
+            shape = (config.steps + 1, picture.shape[0], picture.shape[1])
+            with MapsWriter(run.path, [q.name for q in quantities], len(ids), shape) as maps:
+                result = compute(simulator, z_SZ, ids, quantities, config, units, basis, maps)
+            result.notes["figures"] = "none: --quantised"
+        else:
+            result = compute(simulator, z_SZ, ids, quantities, config, units, basis)
+            draw(result, run.path, names, config.video)
         if config.combine_samples_not_iterate:
             result.notes["combined_ids"] = combined_ids
-        draw(result, run.path, names, config.video)
         result.save(run.path)
         run.metrics |= result.scalars
     print(f"saliency of {len(ids)} rollout(s), {len(quantities)} quantities: {config.out}")

@@ -69,6 +69,9 @@ class SaliencyConfig:
     """samples a forward pass; 0: as many as --memory_gb holds"""
     memory_gb: float = 1.0
     """what one batch may keep for its backward passes, in GB"""
+    quantised: bool = False
+    """for many samples: keep of the gradients by frames only one signed number a pixel in eight bits (maps.h5), written
+    batch by batch, and no gradients by world states; no strips are drawn.  What validation.panel shows"""
     video: bool = True
     """write an MP4 beside every PNG"""
     seed: int = 0

@@ -15,6 +15,7 @@ from analysis.saliency.attributions import deeplift, explainer, integrated, late
 from analysis.saliency.checks import areas, infidelity, sensitivity
 from analysis.saliency.config import SaliencyConfig
 from analysis.saliency.frame import ROWS, Attribution, Frame, noised, smoothed
+from analysis.saliency.maps import AGENT_ONLY, WHOLE, MapsWriter, has_path, of_pixels
 from analysis.saliency.tables import summarise
 from analysis.shared.gradients import Gradients, Noised, gradients, mean_of, reading_at, samples_that_fit
 from analysis.shared.quantities import Quantity
@@ -223,6 +224,30 @@ def check(
     return out
 
 
+def as_bytes(x: np.ndarray) -> np.ndarray:
+    """Frames as they are kept: pictures of numbers from 0 to 1 as uint8, all else as it is."""
+    picture = x.ndim == 5 and x.shape[-1] == 3 and x.dtype != np.uint8
+    return (x * 255).round().clip(0, 255).astype(np.uint8) if picture else x
+
+
+def written(part: Explained, quantities: Sequence[Quantity], maps: MapsWriter) -> Explained:
+    """A chunk without its gradients by frames and world states, which are written as maps; their norms stay."""
+    field = next(name for name, x in part.obs.items() if x.ndim == 5)
+    arrays = {}
+    for name, x in part.arrays.items():
+        if not name.startswith(tuple(f"{kind}_{of}_" for kind in ("grad", "plain") for of in (*part.obs, "d"))):
+            arrays[name] = x
+    for q in quantities:
+        for path in ("", "_agent_only", "_through_world"):
+            squares = [part.arrays[f"grad_{of}_{q.name}{path}"].astype(np.float64) ** 2 for of in part.obs]
+            arrays[f"norm_{q.name}{path}"] = np.sqrt(sum(x.reshape(len(x), -1).sum(1) for x in squares))
+        maps.put(WHOLE, q.name, of_pixels(part.arrays[f"grad_{field}_{q.name}"]))
+        if has_path(q.name):
+            maps.put(AGENT_ONLY, q.name, of_pixels(part.arrays[f"grad_{field}_{q.name}_agent_only"]))
+    maps.advance(len(part.action))
+    return part._replace(obs={name: as_bytes(x) for name, x in part.obs.items()}, arrays=arrays)
+
+
 def compute(
     simulator: Simulator[Any],
     z_SZ: Tensor,
@@ -231,17 +256,19 @@ def compute(
     config: SaliencyConfig,
     units: np.ndarray | None = None,
     basis: Basis | None = None,
+    maps: MapsWriter | None = None,
 ) -> artefacts.Result:
     """``explain`` in chunks that fit into memory, as a Result.
 
-    ids of combined samples: [-1].  units: the independent episode of each sample (default: its own).
+    ids of combined samples: [-1].  units: the independent episode of each sample (default: its own).  maps: is given
+    every chunk's gradients by frames, which are then no arrays of the result.
     """
     size = config.batch_size or samples_that_fit(simulator, z_SZ, config.target_step + 1, config.memory_gb * 1e9)
     chunks = [slice(i, i + size) for i in range(0, len(ids), size)]
-    parts = [
-        explain(simulator, z_SZ[c], ids[c], quantities, config, basis)
-        for c in track(chunks, "saliency", unit="batches")
-    ]
+    parts = []
+    for c in track(chunks, "saliency", unit="batches"):
+        part = explain(simulator, z_SZ[c], ids[c], quantities, config, basis)
+        parts.append(part if maps is None else written(part, quantities, maps))
 
     def joined(rows: list[np.ndarray]) -> np.ndarray:
         return np.concatenate(rows)
@@ -250,8 +277,7 @@ def compute(
     fields = list(parts[0].obs)
     for name in fields:
         x = joined([p.obs[name] for p in parts])
-        picture = x.ndim == 5 and x.shape[-1] == 3
-        result.arrays[name] = (x * 255).round().clip(0, 255).astype(np.uint8) if picture else x
+        result.arrays[name] = as_bytes(x)
     for name in ("action", "value", "alive"):
         result.arrays[name] = joined([getattr(p, name) for p in parts])
     for name in parts[0].arrays:

@@ -54,6 +54,9 @@ def summarise(
 
 def gradient_norm(result: artefacts.Result, q: Quantity, part: str) -> np.ndarray:
     """Norm of a quantity's gradient over all frames, float64 [S]."""
+    kept: np.ndarray | None = result.arrays.get(f"norm_{q.name}{part}")
+    if kept is not None:
+        return kept
     squares = (
         (result.arrays[f"grad_{field}_{q.name}{part}"].astype(np.float64) ** 2) for field in result.notes["fields"]
     )

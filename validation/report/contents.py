@@ -29,7 +29,7 @@ from core.stats import FEW_UNITS
 from core.video import image_field
 from validation.fidelity.summary import to_show
 from validation.report import claims
-from validation.report.commands import make, repeat, verify
+from validation.report.commands import Command, make, repeat, verify
 from validation.report.lineage import AGENT, Chosen, Traced, agents_in, shown, simulators_in, trace
 from validation.report.page import (
     around,
@@ -64,11 +64,12 @@ class Page:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page.  findings: plain sentences for the summary."""
+    """A part of the page.  findings: plain sentences for the summary; run: the directory that it tells of."""
 
     heading: str
     html: str
     findings: tuple[str, ...] = ()
+    run: Path | None = None
 
 
 # ---------------------------------------------------------------------------- agent and world
@@ -94,7 +95,7 @@ def agent_and_world(chosen: Chosen) -> Section:
         html += map(paragraph, evaluations)
     else:
         evaluations = ["How well it does in episodes kept apart was not evaluated."]
-        html.append(_to_make("evaluate", chosen, evaluations[0]))
+        html.append(to_make("evaluate", chosen, evaluations[0]))
     recordings = {p: m for p, m in chosen.every.items() if m["stage"] == "record"}
     for path, recorded in recordings.items():
         if (metric := recorded["metrics"].get("return_mean")) is not None:
@@ -552,17 +553,22 @@ def coupling(run: Traced) -> Section:
     return Section("What drives what", "".join(html), (found,))
 
 
-def _to_make(name: str, chosen: Chosen, words: str) -> str:
+def to_make(name: str, chosen: Chosen, words: str) -> str:
     """That a stage is missing, and what to type."""
+    how = made_by(name, chosen)
+    note = f" {how.note}" if how.note else " To make it:"
+    return f"<p>{text_of(words + note)} {command(how.line)}</p>"
+
+
+def made_by(name: str, chosen: Chosen) -> Command:
+    """What makes a stage that is missing."""
     known = {"agent": chosen.agent} | ({"simulator": chosen.simulator} if chosen.simulator else {})
     flags = {"record": "rollouts", "record_samples": "samples"}
     learnt = trace(chosen.simulator).chain if chosen.simulator else {}
     for path, manifest in sorted(chosen.every.items(), key=lambda of: of[0] not in learnt):
         if not manifest["facts"].get("interventions"):  # altered recordings are no data of the agent's own
             known[flags.get(str(manifest["stage"]), str(manifest["stage"]))] = path
-    how = make(name, known, chosen.root)
-    note = f" {how.note}" if how.note else " To make it:"
-    return f"<p>{text_of(words + note)} {command(how.line)}</p>"
+    return make(name, known, chosen.root)
 
 
 # ---------------------------------------------------------------------------- interventions
@@ -594,8 +600,8 @@ STUDY_FIGURES = {
 # ---------------------------------------------------------------------------- what is said everywhere
 
 
-def top(chosen: Chosen, again: Path) -> tuple[str, list[str]]:
-    """What was asked and what came out, as HTML and as plain sentences; the gate first."""
+def _top(chosen: Chosen, again: Path) -> tuple[str, str, str, list[str]]:
+    """(gate, warnings, what was asked and what came out), as HTML, and all as plain sentences."""
     runs = chosen.of("interventions")
     results = [Result.load(run.path) for run in runs]
     warnings = _warnings(chosen)
@@ -603,11 +609,11 @@ def top(chosen: Chosen, again: Path) -> tuple[str, list[str]]:
         warnings += [str(w) for w in result.notes.get("warnings", ()) if w not in warnings]
     if not runs:
         words = "What was asked: nothing yet. No claim about this agent was tested in the real world."
-        return box(_to_make("interventions", chosen, words)) + _warned(warnings), [words]
+        return box(to_make("interventions", chosen, words)), _warned(warnings), "", [words]
     where = [f" ({shown(run.path)})" * (len(runs) > 1) for run in runs]
     said = [claims.answers(run, at, again) for run, at in zip(runs, where, strict=True)]
     gates = [claims.gate(result, at) for result, at in zip(results, where, strict=True)]
-    return "".join([*gates, _warned(warnings), *(html for html, _ in said)]), [t for _, told in said for t in told]
+    return "".join(gates), _warned(warnings), "".join(html for html, _ in said), [t for _, told in said for t in told]
 
 
 def _warnings(chosen: Chosen) -> list[str]:
@@ -712,8 +718,31 @@ SECTIONS: dict[str, tuple[str, Callable[[Traced], Section]]] = {
 }  # the agent stands before them, the claims after
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What is said about some runs, before it is put on a page.  gate, warnings, answers: HTML."""
+
+    title: str
+    gate: str
+    warnings: str
+    answers: str  # what was asked and what came out
+    left_out: str
+    told: tuple[str, ...]  # the same in plain sentences
+    findings: tuple[str, ...]
+    sections: tuple[Section, ...]
+
+
 def build(chosen: Chosen, out: Path) -> Page:
     """The page about these runs; a stage that was not run is named with what to type.  ``out``: where it will lie."""
+    parts = parts_of(chosen, out)
+    top = parts.gate + parts.warnings + parts.answers + parts.left_out
+    sections = [(s.heading, s.html) for s in parts.sections]
+    html = document(parts.title, top, [_mark(f) for f in parts.findings], sections)
+    return Page(html, (*parts.told, *parts.findings, *chosen.left_out))
+
+
+def parts_of(chosen: Chosen, out: Path) -> Parts:
+    """What is said about these runs."""
     again = out.parent / AGAIN
     shows = {**SECTIONS, "interventions": ("The tested claims", lambda run: interventions(run, again))}
     sections, not_run = [agent_and_world(chosen)], []
@@ -722,23 +751,20 @@ def build(chosen: Chosen, out: Path) -> Page:
         for run in runs:
             made, at = show(run), f": {shown(run.path)}" * (len(runs) > 1)
             warned = _warned(_warnings(chosen)) if run.simulators else ""
-            sections.append(Section(made.heading + at, warned + made.html, made.findings))
+            sections.append(Section(made.heading + at, warned + made.html, made.findings, run.path))
         if not runs:
-            missing = _to_make(stage, chosen, "This stage was not run.")
+            missing = to_make(stage, chosen, "This stage was not run.")
             sections.append(Section(heading, missing))
             not_run.append(heading)
     sections += [limits(chosen), provenance(chosen, out)]
-    answers, told = top(chosen, again)
+    gate, warnings, answers, told = _top(chosen, again)
     findings = [f for s in sections for f in s.findings]
     findings += [f"Not run: {', '.join(not_run)}."] * bool(not_run)
     world = artefacts.load_json(chosen.agent, AGENT)["spec"]["env_id"]
-    html = document(
-        f"Why does the agent act as it does in {world}?",
-        answers + _warned(chosen.left_out, "Not on this page"),
-        [_mark(f) for f in findings],
-        [(s.heading, s.html) for s in sections],
-    )
-    return Page(html, (*told, *findings, *chosen.left_out))
+    return Parts(
+        f"Why does the agent act as it does in {world}?", gate, warnings, answers,
+        _warned(chosen.left_out, "Not on this page"), tuple(told), tuple(findings), tuple(sections),
+    )  # fmt: skip
 
 
 def _mark(finding: str) -> str:

@@ -149,17 +149,23 @@ class Chosen:
 
 
 def choose(
-    root: Path, stages: Collection[str], agent: Path | None = None, simulator: Path | None = None
+    root: Path, stages: Collection[str], agent: Path | None = None, simulator: Path | None = None,
+    more: Sequence[Path] = (),
 ) -> Chosen:  # fmt: skip
-    """The runs in ``root`` of these stages that belong together: to ``agent`` and ``simulator`` if given, else to the
-    ones that all share.  Evaluations of that very agent count where they lie beside it, too.
+    """The runs in ``root`` (and in ``more``; or that such a directory is itself) of these stages that belong together:
+    to ``agent`` and ``simulator`` if given, else to the ones that all share.  Evaluations of that very agent count
+    where they lie beside it, too.
 
     UserError where there is nothing to show, or where several agents, worlds or simulators are there and none was
     chosen.
     """
-    if not root.is_dir():
-        raise UserError(f"{root}: no such directory")
-    runs, left_out = _traced(root, stages)
+    runs, left_out = [], []
+    for directory in (root, *more):
+        if not directory.is_dir():
+            raise UserError(f"{directory}: no such directory")
+        found, broken = _traced(directory, stages)
+        runs += [run for run in found if run.path.resolve() not in {r.path.resolve() for r in runs}]
+        left_out += broken
     anchors = {"agents": agent or simulator, "worlds": agent or simulator, "simulators": simulator}
     ours: dict[str, str] = {}
     for kind, anchor in anchors.items():
@@ -193,9 +199,9 @@ def _known(path: Path) -> str:
 
 
 def _traced(root: Path, stages: Collection[str]) -> tuple[list[Traced], list[str]]:
-    """The whole runs of some stages in a directory, and a sentence for each whose chain does not hold."""
+    """The whole runs of some stages among a directory and those in it, and a sentence for each broken chain."""
     runs, broken = [], []
-    for path in sorted(root.iterdir()):
+    for path in (root, *sorted(root.iterdir())):
         try:
             if (path / artefacts.MANIFEST).exists() and artefacts.read_manifest(path)["stage"] in stages:
                 runs.append(trace(path))

@@ -1,0 +1,199 @@
+"""The panel's page as a file: what it holds is what the runs hold, nothing in it asks anybody for anything, and a
+mistake leaves nothing behind."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from analysis.saliency import maps
+from analysis.saliency.__main__ import SaliencyConfig, main as saliency
+from core import config as cli
+from core.artefacts import Result
+from core.contracts import UserError
+from core.directions import load_basis
+from core.episodes import RolloutStore
+from tests.conftest import once
+from tests.panel_runs import NAMES, SAMPLES, STEPS, K, make_runs
+from validation.panel.__main__ import STAGE, PanelConfig, main
+from validation.panel.first import sentences
+from validation.panel.page import PAGE
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return once(tmp_path_factory, "panel_runs", make_runs)
+
+
+@pytest.fixture(scope="module")
+def built(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("panel") / "single"
+    main(cli.parse(PanelConfig, ["build", str(runs), "--single_file", "--out", str(out), "--threads", "1"], STAGE))
+    return out / PAGE
+
+
+def facts_in(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="facts">(.*?)</script>', page, re.S)
+    assert found
+    return dict(json.loads(found[1]))
+
+
+def block(page: str, name: str, packed: bool = True) -> bytes:
+    found = re.search(rf'<script type="text/plain" id="b:{re.escape(name)}">(.*?)</script>', page)
+    assert found, name
+    data = base64.b64decode(found[1])
+    return zlib.decompress(data) if packed else data
+
+
+def test_courses_are_those_of_the_samples(built: Path, runs: Path) -> None:
+    page = built.read_text()
+    facts = facts_in(page)
+    with RolloutStore(runs / "samples") as store:
+        episodes = [store.episode(i) for i in range(SAMPLES)]
+    value = np.frombuffer(block(page, "samples:value"), "<f4").reshape(SAMPLES, STEPS + 1)
+    action = np.frombuffer(block(page, "samples:action"), "<i2").reshape(SAMPLES, STEPS + 1)
+    c = np.frombuffer(block(page, "samples:c"), "<i2").reshape(SAMPLES, STEPS + 1, K)
+    basis = load_basis(runs / "hidden_states", "ica")
+    for n, episode in enumerate(episodes):
+        assert np.array_equal(value[n], episode.value)
+        assert np.array_equal(action[n], [*episode.action, -1])  # nothing was done after the last frame
+        import torch
+
+        for k, (low, step) in enumerate(facts["samples"]["c_scale"]):
+            said = low + (c[n, :, k].astype(float) + 32767) * step
+            assert np.allclose(said, basis.project(torch.from_numpy(episode.h))[:, k].numpy(), atol=0.51 * step + 1e-6)
+    label = np.frombuffer(block(page, "samples:label"), "<i2").reshape(SAMPLES, STEPS + 1)
+    assert (label[:, :4] == 0).all() and (label[:, 4:STEPS] == 1).all() and (label[:, STEPS] == -1).all()
+
+
+def test_frames_are_those_of_the_sample_and_of_its_real_episode(built: Path, runs: Path) -> None:
+    page = built.read_text()
+    facts = facts_in(page)
+    with RolloutStore(runs / "samples") as store, RolloutStore(runs / "rollouts") as real:
+        frames = store.episode(1).obs["frames"]
+        episode, first = facts["real"]["start"][1]
+        beside = real.episode(episode).obs["frames"][first:]
+        start = store.meta(1)["start"]
+    assert episode == start[0] and first >= start[1]
+    for name, want in (("frames:1", frames), ("real:1", beside)):
+        with Image.open(io.BytesIO(block(page, name, packed=False))) as image:
+            sheet = np.asarray(image.convert("RGB")).astype(float)
+        for t in range(min(3, len(want))):
+            assert np.abs(sheet[:64, t * 64 : t * 64 + 64] - want[t]).mean() < 12, (name, t)  # WebP is not exact
+
+
+def test_maps_are_the_gradients_in_shades(built: Path, runs: Path, tmp_path: Path) -> None:
+    """What the page holds in eight bits against the gradients of the same stage in full."""
+    page = built.read_text()
+    told = facts_in(page)["saliency"]
+    saliency(SaliencyConfig(
+        simulator=runs / "simulator", samples=runs / "samples", out=tmp_path / "full", sample_ids=("0", "to", "4"),
+        quantities=("action", "value"), methods=(), steps=STEPS, video=False, threads=1,
+    ))  # fmt: skip
+    full = Result.load(tmp_path / "full").arrays
+    size = len(told["parts"]), told["steps"], 64, 64
+    assert told["parts"] == ["whole/action", "whole/value", *(f"whole/ica:{k}" for k in range(K)),
+                             "agent_only/action", "agent_only/value"]  # fmt: skip
+    for s, i in enumerate(told["ids"]):
+        shades = np.frombuffer(block(page, f"maps:{i}"), np.int8).reshape(size)
+        for part, suffix in (("whole", ""), ("agent_only", "_agent_only")):
+            for q in ("action", "value"):
+                grad = full[f"grad_frames_{q}{suffix}"][s].sum(-1)[: told["steps"]]
+                scale = told["scale"][f"{part}/{q}"][s]
+                said = shades[told["parts"].index(f"{part}/{q}")] * scale
+                assert np.abs(said - grad).max() <= 0.56 * scale + 1e-12
+    assert told["gradients"] is not None
+
+
+def test_eight_bits_are_right_to_half_a_step() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 2, 5, 4)).astype(np.float32)
+    x[2] = 0
+    levels, step = maps.quantised(x)
+    assert levels.dtype == np.int8 and step[2] == 0 and not levels[2].any()
+    assert (np.abs(levels * step[:, None, None, None] - x) <= step[:, None, None, None] / 2 + 1e-7).all()
+    assert (np.abs(levels[:2]).reshape(2, -1).max(1) == maps.LEVELS).all()
+
+
+def test_nothing_is_asked_of_anybody_and_only_this_script_runs(built: Path) -> None:
+    page = built.read_text()
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy
+    rules = dict(rule.strip().partition(" ")[::2] for rule in policy[1].replace("&#x27;", "'").split(";"))
+    assert rules["default-src"] == "'none'" and "connect-src" not in rules
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.S)
+    assert len(scripts) == 1
+    digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
+    assert rules["script-src"] == f"'sha256-{digest}' 'self'"
+    assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
+
+
+def test_text_of_files_is_no_markup(built: Path) -> None:
+    page = built.read_text()
+    assert NAMES[0] not in page  # <b> is escaped wherever it stands
+    assert any(b["name"] == NAMES[0] for b in facts_in(page)["behaviours"])
+
+
+def test_parts_beside_the_page_hold_what_the_single_file_holds(built: Path, runs: Path, tmp_path: Path) -> None:
+    main(cli.parse(PanelConfig, ["build", str(runs), "--out", str(tmp_path / "parts"), "--threads", "1"], STAGE))
+    page = (tmp_path / "parts" / PAGE).read_text()
+    assert 'id="b:frames:1"' not in page and 'id="b:samples:c"' in page
+    part = (tmp_path / "parts" / "data" / "maps_1.js").read_text()
+    assert base64.b64decode(part.split('"')[3]) == zlib.compress(block(built.read_text(), "maps:1"), 9)
+
+
+def test_a_figure_holds_its_samples_and_nothing_else(runs: Path, tmp_path: Path) -> None:
+    argv = ["build", str(runs), "--only", "3", "1", "--view", "film", "--out", str(tmp_path / "figure")]
+    main(cli.parse(PanelConfig, argv, STAGE))
+    page = (tmp_path / "figure" / PAGE).read_text()
+    assert facts_in(page)["samples"]["ids"] == [3, 1] and 'id="b:frames:2"' not in page
+    assert len(page) < 2_000_000 and "What was asked" not in page
+
+
+def test_without_a_stage_the_page_says_what_makes_it(runs: Path, tmp_path: Path) -> None:
+    main(cli.parse(PanelConfig, ["build", str(runs / "samples"), "--out", str(tmp_path / "few")], STAGE))
+    missing = facts_in((tmp_path / "few" / PAGE).read_text())["missing"]
+    assert {"saliency", "directions", "behaviours"} <= set(missing)
+    assert missing["saliency"]["line"].startswith("python -m analysis.saliency --simulator")
+
+
+def test_two_sentences_a_study_with_the_gate() -> None:
+    told = ["The gate: was the world needed? no. Because.", "What was asked: this?", "What came out: 2 open.", "more"]
+    assert sentences(told) == ["What was asked: this?", "What came out: 2 open; the gate: was the world needed? no."]
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--only", "99"], "no sample 99; there are 6"),
+        (["--view", "film"], "--view says what --only SAMPLES shows"),
+        (["--only", "1", "1"], "names a sample twice"),
+        (["--samples", "0"], "--samples must be at least 1"),
+    ],
+)
+def test_a_mistake_leaves_nothing_behind(argv: list[str], says: str, runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=says):
+        main(cli.parse(PanelConfig, ["build", str(runs), "--out", str(tmp_path / "out"), *argv], STAGE))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_flipped_byte_in_the_maps_is_found(runs: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(runs, tmp_path / "runs")
+    file = tmp_path / "runs" / "saliency" / maps.FILE
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(UserError, match=r"maps\.h5: content differs"):
+        main(cli.parse(PanelConfig, ["build", str(tmp_path / "runs"), "--out", str(tmp_path / "out")], STAGE))

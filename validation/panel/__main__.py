@@ -1,0 +1,121 @@
+"""The panel: pages to look at an agent's runs, and to ask.
+
+``python -m validation.panel build RUN...`` writes pages that open from disk.  ``python -m validation.panel serve
+RUN...`` shows the same on this machine, where interventions and edits can be tried at once.  A RUN is a run directory,
+or one that holds some.  What the page holds is contents.py's, how it is written page.py's, what it says first is the
+report's (validation/report).
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from tyro.conf import Positional
+
+from core import artefacts, config as cli
+from core.contracts import UserError
+from core.stages import OF_AN_AGENT
+from validation.panel.contents import Options, contents
+from validation.panel.first import films, first_page, sections, views_of
+from validation.panel.page import PAGE, write
+from validation.report.contents import parts_of
+from validation.report.lineage import Chosen, choose
+
+STAGE = "panel"
+VIEWS = ("all", "film", "saliency", "path", "courses", "bars")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PanelConfig:
+    """Write the panel's page about the runs of one agent, world and simulator (build), or show it (serve)."""
+
+    task: Positional[Literal["build", "serve"]] = "build"
+    """build: write a page that opens from disk; serve: show it on this machine, with live interventions"""
+    runs: Positional[tuple[Path, ...]] = (Path("runs/demo"),)
+    """run directories, or directories that hold some"""
+    agent: Path | None = None
+    """run directory of the agent that the panel is about; none: the one that all runs share"""
+    simulator: Path | None = None
+    """run directory of its simulator; none: the one that all runs share"""
+    single_file: bool = False
+    """everything in panel.html; default: pictures and maps lie beside it, and are read when they are shown"""
+    only: tuple[int, ...] = ()
+    """ids of samples: a small page of one file with these alone, a figure for a paper"""
+    view: Literal["all", "film", "saliency", "path", "courses", "bars"] = "all"
+    """what --only shows of each"""
+    samples: int = 200
+    """samples that are shown with frames: those with saliency first"""
+    most: int = 4000
+    """samples that filters look through"""
+    steps: int = 32
+    """transitions of a sample that are shown"""
+    basis_kind: str = "ica"
+    """basis of the directions: pca, ica, nmf, neurons"""
+    starts: int = 12
+    """serve: starts in the real game (0: none, and nothing is live)"""
+    port: int = 0
+    """serve: port on 127.0.0.1; 0: any that is free"""
+    out: Path = Path("runs/panel")
+    """build: run directory to write; the page is panel.html in it"""
+    seed: int = 0
+    """serve: seed of the starts and of the action noise"""
+    threads: int = 2
+    """CPU threads"""
+    overwrite: bool = False
+    """replace an earlier panel in --out"""
+
+
+def check(config: PanelConfig) -> Options:
+    """What is shown; UserError on what cannot be."""
+    cli.require(1, samples=config.samples, most=config.most, steps=config.steps)
+    cli.require(0, starts=config.starts, port=config.port)
+    if not config.runs:
+        raise UserError("name the runs to show, as in: python -m validation.panel build runs/demo")
+    if config.view != "all" and not config.only:
+        raise UserError("--view says what --only SAMPLES shows; give both")
+    if len(set(config.only)) < len(config.only):
+        raise UserError("--only names a sample twice")
+    return Options(
+        samples=config.samples, most=config.most, steps=config.steps, only=config.only, view=config.view,
+        basis_kind=config.basis_kind,
+    )  # fmt: skip
+
+
+def write_panel(path: Path, chosen: Chosen, config: PanelConfig, options: Options, made: Path, served: bool) -> int:
+    """Write the page into ``path``, as it will lie in ``made``; the bytes written."""
+    there = contents(chosen, options, made)
+    there.facts["made"] = f"python -m validation.panel {' '.join(sys.argv[1:])}".strip()
+    if config.only:
+        title = f"Samples {', '.join(map(str, config.only))} in {there.facts['world']}"
+        return write(path, title, views_of(figure=True), there.facts, there.blocks, True)
+    parts = parts_of(chosen, made)
+    there.facts["films"], shown = films(chosen)
+    views = [first_page(parts, chosen), *views_of(served), *sections(parts, chosen, made)]
+    return write(path, parts.title, views, there.facts, (*shown, *there.blocks), config.single_file, served)
+
+
+def main(config: PanelConfig) -> None:
+    options = check(config)
+    torch.set_num_threads(config.threads)
+    chosen = choose(config.runs[0], OF_AN_AGENT, config.agent, config.simulator, config.runs[1:])
+    if config.task == "serve":
+        from validation.panel.server import serve
+
+        serve(config, options, chosen, lambda path: write_panel(path, chosen, config, options, path, True))
+        return
+    inputs: dict[str, Path] = {}
+    for run in chosen.runs:
+        name = run.path.resolve().name
+        inputs[name if name not in inputs else f"{name}_{len(inputs)}"] = run.path
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as made:
+        size = write_panel(made.path, chosen, config, options, config.out, False)
+        made.record("size", size / 1e6, "MB")
+    print(f"panel: {config.out / PAGE} ({size / 1e6:.1f} MB)")
+
+
+if __name__ == "__main__":
+    cli.run(PanelConfig, main, STAGE)

@@ -1,0 +1,273 @@
+"""What the panel holds: facts as JSON values, and arrays and pictures as blocks that are made one by one.
+
+N samples, T steps, K directions, S samples with saliency, Q quantities.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from analysis.shared.behaviours import Behaviours, load_behaviours
+from core import pages
+from core.artefacts import Result
+from core.contracts import UserError
+from core.directions import Basis, bases_of, load_basis
+from core.episodes import RolloutStore
+from core.figures import NEGATIVE, POSITIVE, REAL, SIMULATED
+from core.replay import quantised
+from generative.load import load_simulator
+from validation.panel import samples as read
+from validation.panel.saliency import Saliency, open_saliency
+from validation.report.commands import repeat
+from validation.report.contents import AGAIN, made_by
+from validation.report.lineage import Chosen, Traced
+
+COLUMNS = 16  # frames beside each other in a sheet
+QUALITY = 90  # of the WebP pictures of frames
+SHADES = 10  # of either sign that maps are shown in: a number is right to within a twentieth of the largest of its map
+BASE = 3000  # points of the scatter
+NEEDED = {
+    "samples": "record_samples", "real": "record", "saliency": "saliency", "directions": "hidden_states",
+    "behaviours": "behaviours",
+}  # fmt: skip
+
+
+class Block(NamedTuple):
+    """Data of the page under a name."""
+
+    name: str
+    data: bytes
+    packed: bool = True  # whether it is compressed on its way into the page (pictures are already)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What of the runs is shown."""
+
+    samples: int = 200
+    most: int = 4000
+    steps: int = 32
+    only: tuple[int, ...] = ()
+    view: str = ""
+    basis_kind: str = "ica"
+
+
+@dataclass
+class Contents:
+    """What a page is told first, and what it unpacks when it is asked for."""
+
+    facts: dict[str, Any]
+    blocks: Iterator[Block]
+    directories: dict[str, Path] = field(default_factory=dict)  # what it was read from
+
+
+def contents(chosen: Chosen, options: Options, out: Path) -> Contents:
+    """What the runs hold.  Raises UserError before anything is written."""
+    runs = {name: last(chosen, stage) for name, stage in NEEDED.items()}
+    facts: dict[str, Any] = {
+        "missing": {
+            name: {"stage": stage, "line": how.line, "note": how.note}
+            for name, stage in NEEDED.items()
+            if runs[name] is None
+            for how in [made_by(stage, chosen)]
+        },
+        "commands": {name: repeat(run, out.parent / AGAIN / name).line for name, run in runs.items() if run},
+        "colours": {"real": REAL, "simulated": SIMULATED, "raises": POSITIVE, "lowers": NEGATIVE},
+        "only": list(options.only), "view": options.view,
+    }  # fmt: skip
+    there = {name: run for name, run in runs.items() if run is not None}
+    if "samples" not in there:
+        if options.only:
+            raise UserError("--only names samples, and there are none; python -m generative.record_samples makes them")
+        return Contents(facts, iter(()), there)
+    known = _known(there, options)
+    blocks = _of_samples(chosen, there, known, facts, options)
+    return Contents(facts, blocks, there)
+
+
+def last(chosen: Chosen, stage: str) -> Path | None:
+    """The run of a stage: the last of those shown; else one that these were made from."""
+    shown = [run.path for run in chosen.of(stage) if _is_plain(run)]
+    behind = [path for path, manifest in chosen.every.items()
+              if manifest["stage"] == stage and not manifest["facts"].get("interventions")]  # fmt: skip
+    return (shown or behind or [None])[-1]
+
+
+def _is_plain(run: Traced) -> bool:
+    """Whether it is of the agent as it is: an altered recording is none."""
+    return not run.manifest["facts"].get("interventions")
+
+
+class _Known(NamedTuple):
+    basis: Basis | None
+    behaviours: Behaviours | None
+
+
+def _known(runs: Mapping[str, Path], options: Options) -> _Known:
+    basis = None
+    if "directions" in runs:
+        kinds = bases_of(runs["directions"])
+        kind = options.basis_kind if options.basis_kind in kinds else kinds[0]
+        basis = load_basis(runs["directions"], kind)
+    return _Known(basis, load_behaviours(runs["behaviours"]) if "behaviours" in runs else None)
+
+
+def _of_samples(
+    chosen: Chosen, runs: Mapping[str, Path], known: _Known, facts: dict[str, Any], options: Options
+) -> Iterator[Block]:
+    """The facts of the samples, put into ``facts``; and all blocks."""
+    store = RolloutStore(runs["samples"])
+    steps = min(options.steps + 1, int(store.rows.max()))
+    ids = list(options.only) or list(range(min(len(store), options.most)))
+    for i in ids:
+        if not 0 <= i < len(store):
+            raise UserError(f"--only: no sample {i}; there are {len(store)} (0 to {len(store) - 1})")
+    starts = np.stack([ids, np.zeros(len(ids), np.int64)], 1)
+    course = read.read(store, starts, steps, known.basis, known.behaviours, "sim")
+    facts["samples"] = {"ids": ids, **_facts_of(course)}
+    facts["world"] = store.spec.env_id
+    facts["behaviours"] = _behaviours(course, known.behaviours)
+    blocks = _arrays("samples", course, facts["samples"])
+    real = _real(chosen, runs, store, ids)
+    if real is not None:
+        along = read.read(real[0], real[1].clip(0), steps, known.basis, known.behaviours, "real")
+        along.steps_N[real[1][:, 0] < 0] = 0
+        facts["real"] = {"start": real[1].tolist(), **_facts_of(along)}
+        blocks += _arrays("real", along, facts["real"])
+    if known.basis is not None:
+        facts["directions"] = {"names": known.basis.names, "kind": known.basis.kind}
+        blocks += _base(runs["directions"], known, facts)
+    told = open_saliency(runs["saliency"], options.basis_kind) if "saliency" in runs else None
+    if told is not None:
+        facts["saliency"] = told.facts(SHADES)
+        if (slopes := told.gradients()) is not None:
+            facts["saliency"]["gradients"] = slopes[1]
+            blocks.append(Block("gradients", little(slopes[0])))
+    picture = read.frames_of(store, starts[:1], 1)
+    height, width = (0, 0) if picture is None else picture.shape[2:4]
+    framed = [] if picture is None else _framed(ids, told, options)
+    facts["frames"] = {"ids": framed, "columns": COLUMNS, "height": height, "width": width}
+    return _stream(blocks, store, real, framed, ids, steps, told)
+
+
+def _behaviours(course: read.Courses, known: Behaviours | None) -> list[dict[str, Any]]:
+    """Every behaviour that has a name or a step: its number, name and colour."""
+    names = {} if known is None else known.names
+    labels = sorted({int(b) for b in np.unique(course.label_NT) if b >= 0} | set(names))
+    colours = pages.label_colours(labels)
+    return [{"id": b, "name": names.get(b, f"behaviour {b}"), "colour": colours[b]} for b in labels]
+
+
+def _facts_of(course: read.Courses) -> dict[str, Any]:
+    return {
+        "steps": course.steps_N.tolist(), "T": course.value_NT.shape[1], "actions": list(course.actions),
+        "choices": list(course.choices), "events": list(course.events),
+        "return": [round(float(x), 4) for x in np.nansum(course.reward_NT, 1)],
+    }  # fmt: skip
+
+
+def _framed(ids: Sequence[int], told: Saliency | None, options: Options) -> list[int]:
+    """The samples that are shown with frames: those that have saliency first."""
+    first = [i for i in (told.ids if told is not None else ()) if i in set(ids)]
+    rest = [i for i in ids if i not in set(first)]
+    return sorted((first + rest)[: max(options.samples, len(options.only))])
+
+
+def _real(
+    chosen: Chosen, runs: Mapping[str, Path], store: RolloutStore, ids: Sequence[int]
+) -> tuple[RolloutStore, np.ndarray] | None:
+    """The recording that samples start in, and where; None where they do not, or it is gone."""
+    known = store.manifest["inputs"].get("rollouts")
+    if known is None or chosen.simulator is None:
+        return None
+    frames = load_simulator(chosen.simulator).world.initial_frames
+    rows = read.real_starts(store, ids, frames)
+    return RolloutStore((runs["samples"] / known["path"]).resolve()), rows
+
+
+def levels(x: np.ndarray) -> tuple[np.ndarray, list[list[float]]]:
+    """int16 of the last axis' columns, each by itself, and [lowest, step] of each (see core.replay.quantised)."""
+    parts = [quantised(x[..., k]) for k in range(x.shape[-1])]
+    stored = np.stack([p[0] for p in parts], -1) if parts else np.zeros(x.shape, np.int16)
+    return stored, [[p[1], p[2]] for p in parts]
+
+
+def _arrays(name: str, course: read.Courses, facts: dict[str, Any]) -> list[Block]:
+    """A recording's arrays; their scales are put into ``facts``."""
+    c, facts["c_scale"] = levels(course.c_NTK)
+    prob = np.where(np.isnan(course.prob_NTA), 255, np.rint(course.prob_NTA * 250)).astype(np.uint8)
+    arrays = {
+        "value": course.value_NT, "reward": course.reward_NT, "action": course.action_NT, "label": course.label_NT,
+        "event": course.event_NTE, "prob": prob, "c": c,
+    }  # fmt: skip
+    return [Block(f"{name}:{key}", little(x)) for key, x in arrays.items()]
+
+
+def little(x: np.ndarray) -> bytes:
+    """Its bytes, little-endian."""
+    return np.ascontiguousarray(x).astype(x.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _base(path: Path, known: _Known, facts: dict[str, Any]) -> list[Block]:
+    """Points of the scatter: some of the steps that the directions were fitted on."""
+    arrays = Result.load(path).arrays
+    assert known.basis is not None
+    if (all_c := arrays.get(f"c_{known.basis.kind}")) is None:
+        return []
+    at = np.flatnonzero(arrays["source"] == 0) if "source" in arrays else np.arange(len(all_c))
+    at = at[np.linspace(0, len(at) - 1, min(BASE, len(at))).astype(int)]
+    label = np.full(len(at), read.NOWHERE, np.int16)
+    if known.behaviours is not None and "real" in known.behaviours.labels:
+        of = {tuple(i): b for i, b in zip(known.behaviours.index["real"].tolist(),
+                                          known.behaviours.labels["real"].tolist(), strict=True)}  # fmt: skip
+        label = np.array([of.get(tuple(i), read.NOWHERE) for i in arrays["index"][at].tolist()], np.int16)
+    stored, scale = levels(all_c[at])
+    facts["base"] = {"n": len(at), "c_scale": scale}
+    return [Block("base:c", little(stored)), Block("base:label", little(label))]
+
+
+def _stream(
+    blocks: Sequence[Block], store: RolloutStore, real: tuple[RolloutStore, np.ndarray] | None, framed: Sequence[int],
+    ids: Sequence[int], steps: int, told: Saliency | None,
+) -> Iterator[Block]:  # fmt: skip
+    """All blocks: arrays, then sample by sample its frames, its real ones and its maps.  Closes what it reads."""
+    try:
+        yield from blocks
+        row_of = {i: n for n, i in enumerate(ids)}
+        for i in framed:
+            frames = read.frames_of(store, np.array([[i, 0]]), steps)
+            assert frames is not None
+            yield Block(f"frames:{i}", sheet(frames[0]), False)
+            if real is not None and real[1][row_of[i], 0] >= 0:
+                beside = read.frames_of(real[0], real[1][[row_of[i]]], steps)
+                if beside is not None:
+                    yield Block(f"real:{i}", sheet(beside[0]), False)
+            if told is not None and i in told.ids:
+                yield Block(f"maps:{i}", told.maps_of(i, SHADES))
+    finally:
+        store.close()
+        if real is not None:
+            real[0].close()
+        if told is not None:
+            told.close()
+
+
+def sheet(frames_THWC: np.ndarray) -> bytes:
+    """Frames uint8 [T, H, W, 3] as one WebP picture, COLUMNS beside each other."""
+    from PIL import Image
+
+    count, height, width, _ = frames_THWC.shape
+    columns = min(COLUMNS, count)
+    rows = -(-count // columns)
+    whole = np.zeros((rows * columns, height, width, 3), np.uint8)
+    whole[:count] = frames_THWC
+    flat = whole.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(rows * height, columns * width, 3)
+    out = io.BytesIO()
+    Image.fromarray(flat).save(out, "WEBP", quality=QUALITY, method=4)
+    return out.getvalue()

@@ -1,0 +1,146 @@
+"""What the report says, as views of the panel: the answer first, with its evidence as links; then its sections."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from core.artefacts import Result
+from validation.panel.contents import Block, sheet
+from validation.panel.page import View
+from validation.report import claims
+from validation.report.commands import repeat
+from validation.report.contents import AGAIN, Parts
+from validation.report.lineage import Chosen
+from validation.report.page import box, details, key, number, paragraph, tag, text_of
+
+FILMED = ("real world, unaltered", "real world, changed", "simulator, unaltered", "simulator, changed")
+SHORT = {
+    "How true the simulator is": "Fidelity", "Directions in the hidden state": "Hidden states",
+    "What the memory does by itself": "Memory", "What drives what": "Coupling", "The tested claims": "Claims",
+    "The agent and its world": "World", "What this does not show": "Limits", "Where it comes from": "Provenance",
+}  # fmt: skip
+
+
+def first_page(parts: Parts, chosen: Chosen) -> View:
+    """What was asked and what came out in two sentences, with the gate; then the evidence, each a link."""
+    evidence = "".join(_evidence(claim, i) for i, claim in enumerate(_claims(chosen)))
+    links = f"<h2>The evidence</h2>{evidence}" if evidence else ""
+    found = "".join(f"<li>{text_of(words)}</li>" for words in parts.findings)
+    told = f'<div class="lead">{"".join(paragraph(words) for words in sentences(parts.told))}</div>'
+    return View(
+        "answer", "Answer",
+        f'<div class="read">{told}{parts.gate}{parts.warnings}{links}'
+        f'{details("What was asked and what came out", parts.answers) if parts.answers else ""}'
+        f'{box(f"<h2>What was found</h2><ul>{found}</ul>")}{parts.left_out}</div>',
+    )  # fmt: skip
+
+
+def sentences(told: Sequence[str]) -> list[str]:
+    """What was asked, and what came out with the gate's answer: two sentences a study."""
+    out: list[str] = []
+    gate = ""
+    for words in told:
+        if words.startswith("The gate"):
+            gate = "T" + words.partition(". ")[0][1:]
+        elif words.startswith("What was asked"):
+            out.append(words)
+        elif words.startswith("What came out"):
+            out.append(f"{words.removesuffix('.')}; {gate[0].lower()}{gate[1:]}." if gate else words)
+            gate = ""
+    return out
+
+
+def _claims(chosen: Chosen) -> list[dict[str, Any]]:
+    """The headline claims of the studies that are shown."""
+    found: list[dict[str, Any]] = []
+    for run in chosen.of("interventions"):
+        result = Result.load(run.path)
+        found += [c for c in result.notes["claims"] if c.get("headline", True)]
+    return found
+
+
+def direction_of(claim: dict[str, Any]) -> int | None:
+    """The number of the direction that a claim is about, whichever way it is told."""
+    known = re.search(r"(\d+)$", str(claim.get("direction", "")))
+    return int(known[1]) if known else None
+
+
+def _evidence(claim: dict[str, Any], number_of: int) -> str:
+    """A claim and the links to what it rests on."""
+    verdict = str(claim.get("verdict", ""))
+    links = []
+    if (k := direction_of(claim)) is not None:
+        links += [
+            f'<a href="#view=directions&amp;k={k}&amp;end=high">frames at which direction {k} is high</a>',
+            f'<a href="#view=directions&amp;k={k}&amp;end=low">and low</a>',
+            '<a href="#view=hidden_states">the heads it feeds</a>',
+        ]  # fmt: skip
+    links += [
+        f'<a href="#view=films&amp;film={number_of}">the paired film</a>' if "filmed" in claim else "",
+        '<a href="#view=interventions">the split by path</a>',
+    ]  # fmt: skip
+    said = text_of(str(claim.get("text", claim.get("hypothesis", ""))))
+    tip = ""
+    if claim.get("observed") is not None:
+        what = f"{claim.get('hypothesis', '')}: {number(claim['observed'])} {claim.get('unit', '')}"
+        between = f"95 % interval {number(claim.get('low'))} to {number(claim.get('high'))}"
+        count = number(claim.get("n"))
+        tip = f' data-tip="{text_of(f"{what}, {between}, n = {count}")}"'
+    return box(
+        f'<p tabindex="0"{tip}>{said} {tag(verdict, claims.KINDS.get(verdict, "none"))}</p>'
+        f'<p class="links">{" · ".join(link for link in links if link)}</p>',
+        claims.KINDS.get(verdict, "none"),
+    )  # fmt: skip
+
+
+def views_of(served: bool = False, figure: bool = False) -> list[View]:
+    """The views that the scripts fill."""
+    if figure:
+        return [View("figure", "Figure")]
+    views = [View("samples", "Samples"), View("directions", "Directions"), View("gallery", "Behaviours"),
+             View("films", "Interventions"), View("bookmarks", "Bookmarks")]  # fmt: skip
+    return [*views, View("live", "Live")] if served else views
+
+
+def sections(parts: Parts, chosen: Chosen, made: Path) -> list[View]:
+    """The report's sections, each with the command that repeats what it tells of."""
+    views, taken = [], set()
+    for i, section in enumerate(parts.sections):
+        stage = next((run.stage for run in chosen.runs if section.run is not None and run.path == section.run), f"s{i}")
+        name = stage if stage not in taken else f"{stage}_{i}"
+        taken.add(name)
+        line = "" if section.run is None else repeat(section.run, made.parent / AGAIN / section.run.name).line
+        heading = SHORT.get(section.heading.partition(":")[0], section.heading)
+        if heading == "Behaviours":
+            heading = "Behaviours in numbers"
+        html = f'<div class="read"><h2>{text_of(section.heading)}</h2>{key()}{section.html}</div>'
+        views.append(View(name, heading, html, line))
+    return views
+
+
+TOLD = ("text", "hypothesis", "quantity", "unit", "verdict", "n", "observed", "low", "high", "foretold", "filmed")
+
+
+def films(chosen: Chosen) -> tuple[list[dict[str, Any]], list[Block]]:
+    """(facts, pictures) of the films of every claim: the starts below each other, without and with the change, in both
+    worlds."""
+    facts: list[dict[str, Any]] = []
+    blocks: list[Block] = []
+    for run in chosen.of("interventions"):
+        result = Result.load(run.path)
+        filmed = 0
+        for claim in (c for c in result.notes["claims"] if c.get("headline", True)):
+            fact: dict[str, Any] = {k: claim.get(k) for k in TOLD}
+            fact["parts"] = {name: part.get("answer") for name, part in (claim.get("parts") or {}).items()}
+            frames = result.arrays.get(f"film/{filmed}") if fact["filmed"] else None
+            filmed += bool(fact["filmed"])
+            if frames is not None and frames.ndim == 6 and frames.shape[-1] == 3:
+                starts, worlds, steps, height, width, _ = frames.shape
+                blocks.append(Block(f"film:{len(facts)}", sheet(frames.reshape(-1, height, width, 3)), False))
+                fact |= {"block": blocks[-1].name, "starts": starts, "worlds": FILMED[:worlds], "steps": steps,
+                         "height": height, "width": width}  # fmt: skip
+            facts.append(fact)
+    return facts, blocks

@@ -1,0 +1,2 @@
+async function openLive() { byId("view-live").append(element("p", {}, "not served")); }
+const live = {};
