@@ -26,7 +26,7 @@ from core.trees import Tree, detached, on
 from envs.procgen import ProcgenEnv, ProcgenOptions
 
 STAGE = "train"
-FIXED = ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps")  # what --resume may not change
+FIXED: tuple[str, ...] = ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps")  # what --resume may not change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,13 +207,14 @@ class Semantic(NamedTuple):
 
 
 def main(config: TrainConfig) -> None:
-    semantic, fixed = None, (*FIXED, "policy")
+    semantic: Semantic | None = None
+    fixed: tuple[str, ...] = (*FIXED, "policy")
     if config.policy == "semantic":
         if config.drac.consistency:
             raise UserError("--policy semantic and --consistency have a loss each; choose one of them")
         config.semantic.check(config.net, config.ppo)
         controller = Controller.of(config.semantic, config.env.game, config.env.distribution_mode)
-        semantic, fixed = Semantic(config.semantic, controller), (*fixed, "semantic")
+        semantic, fixed = Semantic(config.semantic, controller), (*FIXED, "policy", "semantic")
     make = partial(ProcgenEnv, config.env, config.ppo.envs, config.threads)
     train_agent(config, STAGE, make, config.drac, semantic=semantic, fixed=fixed)
 

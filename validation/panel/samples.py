@@ -13,11 +13,11 @@ import torch
 
 from analysis.shared.behaviours import Behaviours
 from analysis.shared.events import Rows, parse_events
-from analysis.shared.strips import image_field
 from core.contracts import EnvSpec
 from core.directions import Basis
 from core.episodes import RolloutStore
 from core.roll import one_hot, probabilities
+from core.video import image_field
 
 NOWHERE = -1  # an action or a label where there is none
 
