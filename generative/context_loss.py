@@ -247,8 +247,8 @@ def context_loss_of(
 
 
 def decisive_pixels(simulator: Simulator[ContextWorld], frames: Tensor, batch: Batch) -> Tensor:
-    """How far the agent's policy and value depend on each pixel of recorded frames [B, L, 3, 64, 64]: [B, L, 64, 64], of
-    mean 1 a frame.
+    """How far the agent's policy and value depend on each pixel of recorded frames [B, L, 3, 64, 64]: [B, L, 64, 64],
+    of mean 1 a frame.
 
     The mean of two saliencies: absolute gradients of the likeliest action's log-probability and of the value with
     respect to the frame (the state before it as it was), summed over channels, over 5 x 5 pixels, each by its mean.

@@ -206,8 +206,8 @@ def loss_of(
 
 
 def states_before(agent: Agent, seen: Tree, start_BS: Tensor, length: int) -> Tensor:
-    """The agent's flat states [B * L, S] before each observation of windows, of which ``seen`` [B * L] is what it makes;
-    from the start on, to which alone a gradient passes."""
+    """The agent's flat states [B * L, S] before each observation of windows, of which ``seen`` [B * L] is what it
+    makes; from the start on, to which alone a gradient passes."""
     size = len(start_BS)
     along = each(lambda x: x.detach().unflatten(0, (size, length)), seen)
     states, goes_on = [start_BS], torch.zeros(size, dtype=torch.bool, device=start_BS.device)
