@@ -472,9 +472,9 @@ def test_save_and_load_is_the_same_agent(name: str, tmp_path: Path) -> None:
 
 
 def test_misfits_are_user_errors(tmp_path: Path) -> None:
-    two = EnvSpec(env_id="x", obs=dict.fromkeys("ab", FRAMES.obs["frames"]), action_names=("a",), slots=1)
+    two = EnvSpec(env_id="x", obs={k: Field(shape=(3,), dtype="float32") for k in "ab"}, action_names=("a",), slots=1)
     with pytest.raises(UserError, match="has 2 observation fields"):
-        RecurrentAgent(AgentConfig(encoder="strided"), two)
+        RecurrentAgent(AgentConfig(encoder="mlp"), two)
     with pytest.raises(UserError, match="encoder 'impala' does not read x of shape"):
         RecurrentAgent(AgentConfig(encoder="impala"), VECTOR)
     with pytest.raises(UserError, match="encoder 'mlp' does not read frames"):
