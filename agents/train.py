@@ -206,15 +206,20 @@ class Semantic(NamedTuple):
     controller: Controller
 
 
+def semantic_of(config: TrainConfig) -> Semantic | None:
+    """What --policy asks for; UserError where it does not fit the rest."""
+    if config.policy == "plain":
+        return None
+    if config.drac.consistency:
+        raise UserError("--policy semantic and --consistency have a loss each; choose one of them")
+    config.semantic.check(config.net, config.ppo)
+    game, mode = config.env.game, config.env.distribution_mode
+    return Semantic(config.semantic, Controller.of(config.semantic, game, mode))
+
+
 def main(config: TrainConfig) -> None:
-    semantic: Semantic | None = None
-    fixed: tuple[str, ...] = (*FIXED, "policy")
-    if config.policy == "semantic":
-        if config.drac.consistency:
-            raise UserError("--policy semantic and --consistency have a loss each; choose one of them")
-        config.semantic.check(config.net, config.ppo)
-        controller = Controller.of(config.semantic, config.env.game, config.env.distribution_mode)
-        semantic, fixed = Semantic(config.semantic, controller), (*FIXED, "policy", "semantic")
+    semantic = semantic_of(config)
+    fixed = (*FIXED, "policy") if semantic is None else (*FIXED, "policy", "semantic")
     make = partial(ProcgenEnv, config.env, config.ppo.envs, config.threads)
     train_agent(config, STAGE, make, config.drac, semantic=semantic, fixed=fixed)
 

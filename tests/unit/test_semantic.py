@@ -343,9 +343,10 @@ def test_a_training_that_cannot_be_is_refused_before_anything_is_written(
 def test_the_presets_are_of_the_size_that_the_losses_are_weighted_for() -> None:
     for name in ("semantic", "semantic-paper"):
         config = cli.parse(train.TrainConfig, ["--preset", name], train.STAGE)
-        train.check_minibatches(config)
-        assert config.policy == "semantic" and config.semantic.semantic_minibatch == 2048
-        train.check_minibatches(cli.parse(train.TrainConfig, ["--preset", name, "--policy", "plain"], train.STAGE))
+        train.check_minibatches(config.net, config.ppo)
+        assert train.semantic_of(config) is not None and config.semantic.semantic_minibatch == 2048
+        plain = cli.parse(train.TrainConfig, ["--preset", name, "--policy", "plain"], train.STAGE)
+        assert train.semantic_of(plain) is None and plain.ppo == config.ppo
 
 
 # Run directories
