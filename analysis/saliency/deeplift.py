@@ -36,8 +36,8 @@ class OneFrame(nn.Module):
             acted = frame.step(*inputs)
 
         def read(*args: Tensor) -> Tensor:
-            *acted, before, chosen = args
-            return quantity.read(Reading(*acted, before, chosen))
+            h, logits, value, before, chosen = args
+            return quantity.read(Reading(h, logits, value, before, chosen))
 
         self.step, self.quantity = steps[rows], modules_of(read, (*acted, before, chosen))
 

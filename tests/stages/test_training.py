@@ -307,7 +307,8 @@ def test_a_training_killed_at_any_moment_resumes_to_the_same_curve(
 def test_a_signal_saves_and_names_the_command_that_goes_on(
     number: signal.Signals, code: int, pipeline: Path, long_curve: list[dict[str, float]], tmp_path: Path
 ) -> None:
-    """The command that is printed is run as it stands, and ends as the training would have ended."""
+    """The command that is printed ends as the training would have ended (what a shell makes of one:
+    test_demo_report)."""
     words = [*argv_of(pipeline, tmp_path / "s", *LONG), "--overwrite"]
     with subprocess.Popen(
         [sys.executable, "train_gen_model.py", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True
@@ -323,10 +324,7 @@ def test_a_signal_saves_and_names_the_command_that_goes_on(
     assert said[-1].startswith(f"{number.name}: not finished, saved after {step} of 60 updates; go on with: python ")
     command = said[-1].partition("go on with: ")[2]
     assert command == shlex.join(["python", "train_gen_model.py", *words[:-1], "--resume"])
-    if number is signal.SIGINT:
-        subprocess.run(command.replace("python", sys.executable, 1), shell=True, cwd=ROOT, check=True)
-    else:
-        train.main(cli.parse(train.GenTrainConfig, shlex.split(command)[2:], train.STAGE))
+    train.main(cli.parse(train.GenTrainConfig, shlex.split(command)[2:], train.STAGE))
     assert curve(tmp_path / "s") == long_curve
 
 
