@@ -55,7 +55,8 @@ def stepping(slots: int, steps: int) -> None:
     whole, inside = time.perf_counter() - began, sum(spent.values())
     parts = ", ".join(f"{name} {1e3 * s / steps:.2f}" for name, s in spent.items())
     print(
-        f"environment: {slots * steps / whole:,.0f} steps/s ({slots} slots; {slots * steps / cpu:,.0f} a second of CPU); ms a step: {parts}"
+        f"environment: {slots * steps / whole:,.0f} steps/s ({slots} slots; {slots * steps / cpu:,.0f} a second of CPU); "
+        f"ms a step: {parts}"
     )
     print(f"adapter overhead: {100 * (whole / inside - 1):.1f} % of the functions' time")
 
