@@ -55,7 +55,7 @@ def stepping(slots: int, steps: int) -> None:
     whole, inside = time.perf_counter() - began, sum(spent.values())
     parts = ", ".join(f"{name} {1e3 * s / steps:.2f}" for name, s in spent.items())
     print(
-        f"environment: {slots * steps / whole:,.0f} steps/s ({slots} slots; {slots * steps / cpu:,.0f} a second of CPU); "
+        f"environment: {slots * steps / whole:,.0f} steps/s ({slots} slots; {slots * steps / cpu:,.0f} a CPU second); "
         f"ms a step: {parts}"
     )
     print(f"adapter overhead: {100 * (whole / inside - 1):.1f} % of the functions' time")
@@ -83,7 +83,7 @@ def training(slots: int, updates: int) -> None:
     n = updates * collector.collected
     print(
         f"training: {n / (collecting + updating):,.0f} steps/s ({slots} slots, {ppo.rollout_steps} steps, "
-        f"{ppo.epochs} epochs; {n / burnt:,.0f} a second of CPU); {100 * updating / (collecting + updating):.0f} % of "
+        f"{ppo.epochs} epochs; {n / burnt:,.0f} a CPU second); {100 * updating / (collecting + updating):.0f} % of "
         "the time the update"
     )
 
