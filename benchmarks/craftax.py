@@ -48,12 +48,16 @@ def stepping(slots: int, steps: int) -> None:
     for _ in range(150):  # compiled, and episodes end at all ages
         env.step(rng.integers(env.spec.n_actions, size=slots))
     env._program = timed(program_of(env.options.env_name, env.options.scarcity), spent)
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     for _ in range(steps):
         env.step(rng.integers(env.spec.n_actions, size=slots))
+    cpu = time.process_time() - cpu
     whole, inside = time.perf_counter() - began, sum(spent.values())
     parts = ", ".join(f"{name} {1e3 * s / steps:.2f}" for name, s in spent.items())
-    print(f"environment: {slots * steps / whole:,.0f} steps/s ({slots} slots); ms a step: {parts}")
+    print(
+        f"environment: {slots * steps / whole:,.0f} steps/s ({slots} slots; {slots * steps / cpu:,.0f} a CPU second); "
+        f"ms a step: {parts}"
+    )
     print(f"adapter overhead: {100 * (whole / inside - 1):.1f} % of the functions' time")
 
 
@@ -67,17 +71,20 @@ def training(slots: int, updates: int) -> None:
     agent = RecurrentAgent(config.net, env.spec)
     collector = CraftaxCollector(agent, env, ppo, 0, torch.device("cpu"))
     optimiser, rng, collecting, updating = torch.optim.Adam(agent.parameters()), np.random.default_rng(0), 0.0, 0.0
+    burnt = 0.0
     for i in range(updates + 1):
-        began = time.perf_counter()
+        began, before = time.perf_counter(), time.process_time()
         rollout = collector.collect()
         between = time.perf_counter()
         update(agent, optimiser, rollout, ppo, rng, ppo.entropy_coef)
         if i:  # the first compiles
             collecting, updating = collecting + between - began, updating + time.perf_counter() - between
+            burnt += time.process_time() - before
     n = updates * collector.collected
     print(
         f"training: {n / (collecting + updating):,.0f} steps/s ({slots} slots, {ppo.rollout_steps} steps, "
-        f"{ppo.epochs} epochs); {100 * updating / (collecting + updating):.0f} % of it the update"
+        f"{ppo.epochs} epochs; {n / burnt:,.0f} a CPU second); {100 * updating / (collecting + updating):.0f} % of "
+        "the time the update"
     )
 
 

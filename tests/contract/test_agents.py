@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agents.networks import BlurPool
+from agents.networks import BlurPool, EMACell
 from agents.nmmo_play import RandomPolicy
 from agents.policies import ZOO, PolicyAgent, PolicyModule, example, load_module
 from agents.recurrent import AgentConfig, RecurrentAgent, load_agent, save_agent
@@ -457,7 +457,26 @@ def test_double_is_close_to_float(name: str) -> None:
         torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["strided", "strided_blur", "mlp", "feed-forward"])
+def test_an_ema_is_the_running_mean_of_its_inputs() -> None:
+    """h = a h + (1 - a) W x, in closed form over six steps; a lies in (0, 1)."""
+    cell = EMACell(3, 4).double()
+    a = torch.sigmoid(cell.keeps).detach()
+    x, h = (
+        torch.randn(6, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+        torch.zeros(2, 4).double(),
+    )
+    for x_BX in x:
+        h = cell(x_BX, h)
+    weight = torch.stack([(1 - a) * a ** (5 - t) for t in range(6)])  # [T, H]
+    torch.testing.assert_close(h, torch.einsum("th,tbx,hx->bh", weight, x, cell.input.weight))
+    assert (
+        ((a > 0) & (a < 1)).all() and a[0].item() == pytest.approx(0.5) and a[-1].item() == pytest.approx(1 - 1 / 200)
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["strided", "strided_blur", "mlp", "feed-forward", "two blocks", "three blocks of ema"]
+)
 def test_save_and_load_is_the_same_agent(name: str, tmp_path: Path) -> None:
     agent = AGENTS[name]()
     assert isinstance(agent, RecurrentAgent)
@@ -472,9 +491,11 @@ def test_save_and_load_is_the_same_agent(name: str, tmp_path: Path) -> None:
 
 
 def test_misfits_are_user_errors(tmp_path: Path) -> None:
-    two = EnvSpec(env_id="x", obs={k: Field(shape=(3,), dtype="float32") for k in "ab"}, action_names=("a",), slots=1)
-    with pytest.raises(UserError, match="has 2 observation fields"):
-        RecurrentAgent(AgentConfig(encoder="mlp"), two)
+    frames = {k: Field(shape=(64, 64, 3), dtype="uint8") for k in "ab"}
+    with pytest.raises(UserError, match="has 2 observation fields; encoder 'strided' reads one"):
+        RecurrentAgent(AgentConfig(encoder="strided"), EnvSpec(env_id="x", obs=frames, action_names=("a",), slots=1))
+    with pytest.raises(UserError, match="--blocks must be at least 1, not 0"):
+        RecurrentAgent(AgentConfig(encoder="mlp", blocks=0), VECTOR)
     with pytest.raises(UserError, match="encoder 'impala' does not read x of shape"):
         RecurrentAgent(AgentConfig(encoder="impala"), VECTOR)
     with pytest.raises(UserError, match="encoder 'mlp' does not read frames"):

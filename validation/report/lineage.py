@@ -18,7 +18,7 @@ from generative.load import load_simulator
 COMPARED = "other_"  # inputs so named are what a stage compares with: it is not about them
 AGENT, SIMULATOR = "agent.json", "simulator.json"  # what a directory holds, and which world it is of
 DESCRIPTIONS = (AGENT, SIMULATOR, "spec.json")
-MODELS = ("train", "train_gen_model")  # stages that others are made with
+MODELS = ("train", "train_craftax", "train_gen_model")  # stages that others are made with
 
 Manifests = dict[Path, Mapping[str, Any]]  # {resolved directory: manifest}
 
