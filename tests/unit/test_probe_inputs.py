@@ -95,10 +95,10 @@ def test_sums_over_folds_say_what_the_rows_say() -> None:
 
 
 def test_networks_have_a_column_and_an_advantage_of_their_own() -> None:
-    rows, inputs = planted_rows(2)
+    rows, inputs = planted_rows(2, episodes=24)
     product = np.sign(rows.quantities["kept"]) * np.sign(rows.quantities["shown"])
     only = rows._replace(quantities={"product": product, "kept": rows.quantities["kept"]})
-    net = MlpOptions(epochs=60, patience=20, batch=128, rate=5e-3, decay=0.1, shared=48)
+    net = MlpOptions(epochs=25, patience=25, batch=128, rate=5e-3, decay=0.1, shared=48)
     config = ProbesConfig(exchanges=0, resamples=99, folds=3, net=net)
     scored = score_inputs(only, inputs, (), config)
     table = {(row["target"], row["input"]): row for row in input_rows(scored, config)}
