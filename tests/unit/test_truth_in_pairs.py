@@ -127,8 +127,8 @@ def test_one_change_may_be_necessary_and_sufficient() -> None:
 
 
 def test_what_an_agent_cannot_see_does_nothing_at_once() -> None:
-    """The nuisance moves nothing ever; the cause is seen and acted on at once; a number of which the agent is blind does
-    nothing at once and all that it does later is the world's."""
+    """The nuisance moves nothing ever; what is seen is acted on at once; of what a blind agent cannot see
+    nothing comes at once, and all that comes later is the world's."""
     agent = PlantedAgent(OPTIONS)
     with torch.no_grad():
         agent.U_HX.zero_()  # blind to everything
