@@ -209,6 +209,16 @@ class VecEnv(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class Editable(Protocol):
+    """A VecEnv in whose snapshots a number of its truth can be set."""
+
+    def edited(self, states: Sequence[bytes], name: str, value: float) -> tuple[bytes, ...]:
+        """The states with the number ``name`` (as analysis.shared.truths.told_by calls it) at ``value``, all else as it
+        was; UserError for one that cannot be set."""
+        ...
+
+
 class Agent(Protocol):
     """A policy as a pure function in named parts: it keeps nothing between calls and changes nothing in place.
 

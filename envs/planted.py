@@ -527,6 +527,13 @@ class PlantedWorld:
         self._ready = True
         return self._show_unmoved()
 
+    def edited(self, states: Sequence[bytes], name: str, value: float) -> tuple[bytes, ...]:
+        """Snapshots with a stimulus set (core.contracts.Editable)."""
+        at = {f"stimulus_{i}": 8 + 8 * i for i in range(SIZE)}.get(name)
+        if at is None:
+            raise UserError(f"{self.spec.env_id}: {name} cannot be set; what can: stimulus_0 to stimulus_{SIZE - 1}")
+        return tuple(s[:at] + struct.pack("<d", value) + s[at + 8 :] for s in states)
+
     def close(self) -> None:
         """There is nothing to release."""
 

@@ -70,16 +70,21 @@ def column_for(word: str, columns: Sequence[str]) -> str | None:
 
 
 def blocks_of(store: RolloutStore, agent: Agent | None) -> list[str]:
-    """The states of the agent's recurrent layers, first to last: ``block_0`` ...; [] where it names none."""
-    names = {c.rpartition("/")[2] for c in store.column_names} | set(agent.points if agent else ())
-    return sorted((n for n in names if re.fullmatch("block_[0-9]+", n)), key=lambda n: int(n[6:]))
+    """The states of the agent's recurrent layers, first to last: ``block_0`` ...; ``h`` where it names none.
+
+    Of the layers that an agent names as points, h is the one above."""
+    named = ({c.rpartition("/")[2] for c in store.column_names}, set(agent.points if agent else ()))
+    stored, below = (
+        sorted((n for n in names if re.fullmatch("block_[0-9]+", n)), key=lambda n: int(n[6:])) for names in named
+    )
+    return stored if len(stored) > len(below) else [*below, "h"]
 
 
 def block_words(asked: str, store: RolloutStore, agent: Agent | None) -> list[str]:
     """The inputs that ``--block last|all|K`` means."""
     if not re.fullmatch("last|all|[0-9]+", asked):
         raise UserError(f"--block {asked}: last, all, or the number of a block")
-    blocks = blocks_of(store, agent) or ["h"]
+    blocks = blocks_of(store, agent)
     if asked.isdigit() and int(asked) >= len(blocks):
         raise UserError(
             f"--block {asked}: the agent of {store.path} has {len(blocks)} block(s), 0 to {len(blocks) - 1}"

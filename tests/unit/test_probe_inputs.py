@@ -95,10 +95,10 @@ def test_sums_over_folds_say_what_the_rows_say() -> None:
 
 
 def test_networks_have_a_column_and_an_advantage_of_their_own() -> None:
-    rows, inputs = planted_rows(2)
+    rows, inputs = planted_rows(2, episodes=24)
     product = np.sign(rows.quantities["kept"]) * np.sign(rows.quantities["shown"])
     only = rows._replace(quantities={"product": product, "kept": rows.quantities["kept"]})
-    net = MlpOptions(epochs=60, patience=20, batch=128, rate=5e-3, decay=0.1, shared=48)
+    net = MlpOptions(epochs=25, patience=25, batch=128, rate=5e-3, decay=0.1, shared=48)
     config = ProbesConfig(exchanges=0, resamples=99, folds=3, net=net)
     scored = score_inputs(only, inputs, (), config)
     table = {(row["target"], row["input"]): row for row in input_rows(scored, config)}
@@ -257,6 +257,14 @@ def test_labels_and_states_that_are_out_of_line_are_found(tmp_path: Path) -> Non
     assert aside({-1: clock, 0: clock, 1: clock}) is None  # what is so for long says nothing
 
 
+class Layers(PlantedAgent):
+    """An agent of four recurrent layers, by name."""
+
+    def __init__(self) -> None:
+        super().__init__(OPTIONS)
+        self.points = {"h": 8, "block_0": 8, "block_1": 8, "block_2": 8}
+
+
 def test_inputs_are_what_they_are_called(tmp_path: Path) -> None:
     agent = PlantedAgent(OPTIONS)
     with RolloutStore(record(tmp_path / "good", blocks={"a": 4, "b": 8})) as store:
@@ -277,7 +285,10 @@ def test_inputs_are_what_they_are_called(tmp_path: Path) -> None:
         assert np.abs(inputs["random"].of(2, rows) - columns["h"][1:9:2]).max() > 0.1
         counts = inputs["time+actions"].of(2, rows)[:, 5:]
         np.testing.assert_array_equal(counts, [np.bincount(columns["action"][:t], minlength=3) for t in (1, 3, 5, 7)])
-        assert block_words("last", store, agent) == ["block_1"] and block_words("0", store, None) == ["block_0"]
+        assert block_words("last", store, agent) == ["block_1"] and block_words("all", store, Layers()) == [
+            "block_0", "block_1", "block_2", "h"
+        ]  # fmt: skip
+        assert block_words("last", store, None) == ["block_1"] and block_words("0", store, None) == ["block_0"]
         assert all(x.width == x.of(2, rows).shape[1] and x.of(2, rows).dtype == np.float32 for x in inputs.values())
 
 

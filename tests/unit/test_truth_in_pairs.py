@@ -17,6 +17,7 @@ from validation.hypotheses.grammar import parse_hypothesis
 from validation.interventions.alone import alone, names_told
 from validation.interventions.bench import _across
 from validation.interventions.options import StudyOptions, parse_study
+from validation.interventions.world_edits import parse_world_edits, world_edit_rows
 from validation.paired.course import Measures, quantities, rows_of
 from validation.paired.real import RealWorld
 from validation.paired.starts import collect_starts
@@ -125,13 +126,45 @@ def test_one_change_may_be_necessary_and_sufficient() -> None:
         parse_study(options("collapse neurons:0", "collapse neurons:0"), neurons(), SPEC, None)
 
 
+def test_what_an_agent_cannot_see_does_nothing_at_once() -> None:
+    """The nuisance moves nothing ever; what is seen is acted on at once; of what a blind agent cannot see
+    nothing comes at once, and all that comes later is the world's."""
+    agent = PlantedAgent(OPTIONS)
+    with torch.no_grad():
+        agent.U_HX.zero_()  # blind to everything
+    env = PlantedWorld(OPTIONS, N)
+    noise = torch.zeros(N, K + 1, 3)
+    measures = Measures({"left": [0]}, events=(event("stimulus_2 > 0"),))
+    edits = parse_world_edits(("stimulus_2 = 4", "stimulus_1=-2"), NAMES)
+    assert [e.name for e in edits] == ["stimulus_2 = 4", "stimulus_1 = -2"]
+    found = {}
+    for who, name in ((agent, "blind"), (PlantedAgent(OPTIONS), "sees")):
+        starts = collect_starts(who, env, N, initial_frames=1, latest=6, seed=0)
+        world = RealWorld(who, starts.state, noise, measures, env, starts)
+        rows = world_edit_rows(world, edits, np.random.default_rng(0))
+        found |= {(name, r["edit"], r["quantity"]): r for r in rows}
+    blind = found["blind", "stimulus_2 = 4", f"rate:it@{K}"]
+    assert blind["at_once"] == 0 and blind["low"] > 0.2 and blind["n"] == N
+    assert found["sees", "stimulus_2 = 4", f"rate:it@{K}"]["at_once"] > 0.1
+    assert found["sees", "stimulus_1 = -2", f"value@{K}"]["effect"] == pytest.approx(
+        0, abs=1e-6
+    )  # nothing reads the nuisance
+    with pytest.raises(UserError, match="expected NAME = VALUE"):
+        parse_world_edits(("health 2",), NAMES)
+    with pytest.raises(UserError, match=r"tells no stimulus_9 \(did you mean stimulus_"):
+        parse_world_edits(("stimulus_9 = 2",), NAMES)
+    with pytest.raises(UserError, match="side cannot be set"):
+        env.edited(starts.states, "side", 1.0)
+
+
 def test_a_study_of_donors_matched_in_the_truth() -> None:
     """Whole states of starts at which the cause is low, put into those at which it is high, and the reverse."""
     agent = PlantedAgent(OPTIONS)
     pools = (lambda slots: PlantedWorld(OPTIONS, slots),) * 2
+    edits = parse_world_edits(("stimulus_0 = -2",), NAMES)
     asked = options("patch neurons:all clean high matched age stimulus_5 on value", "collapse neurons:1 on event:gains",
                     events=("high: stimulus_0 > 0", "gains: rises(stimulus_2)"))  # fmt: skip
-    result = alone(agent, pools, neurons(), asked, torch.device("cpu"), truth=NAMES)
+    result = alone(agent, pools, neurons(), asked, torch.device("cpu"), truth=NAMES, edits=edits)
     rows = {(r["hypothesis"], r["quantity"]): r for r in result.tables["effects"]}
     name = "patch neurons:all clean high (noising) matched age stimulus_5"
     assert rows[name + " on value", f"value@{K}"]["observed"] < 0 < rows[
@@ -142,3 +175,4 @@ def test_a_study_of_donors_matched_in_the_truth() -> None:
         "gains": "rises(stimulus_2)",
     }
     assert result.scalars["twin_difference"]["value"] == 0
+    assert {row["edit"] for row in result.tables["world_edits"]} == {"stimulus_0 = -2"}

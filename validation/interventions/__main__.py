@@ -43,6 +43,8 @@ from validation.interventions.options import StudyOptions, check_options, parse_
 from validation.interventions.study import study
 from validation.interventions.tables import by_behaviour
 from validation.interventions.verdicts import SMALLEST
+from validation.interventions.world_edits import parse_world_edits
+from validation.paired.course import in_words
 
 STAGE = "interventions"
 
@@ -75,6 +77,9 @@ class InterventionsConfig:
     """events to measure: names that the world has (death, jump_started ...), or in quotes 'scared: value < 2 and
     action in (up, upleft, upright)'; without a simulator also of what is so in the world: 'eats: rises(food)'; none:
     those that the world has"""
+    world_edits: tuple[str, ...] = ()
+    """numbers of the world itself to set at the starts, each in quotes: 'health = 2'; without a simulator, in worlds
+    that can.  The control of what the agent cannot see: at once it must do nothing"""
     directions: tuple[str, ...] = ("0", "1")
     """the directions to test, such as ica:0 ica:1, or largest N: the N whose late effect the simulator predicts
     to be largest (chosen before the real world is asked)"""
@@ -203,20 +208,28 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
     basis: Basis = load_basis(config.hidden_states, config.basis_kind, name).to(device)
     check_options(options, basis)
     rule = rule_of(config, name, device)
-    truth = names_told(pool(agent.spec, config, told=True), agent.spec) if asks_truth(options) else ()
+    asks = asks_truth(options) or bool(config.world_edits)
+    truth = names_told(pool(agent.spec, config, told=True), agent.spec) if asks else ()
+    edits = parse_world_edits(config.world_edits, truth)
     hypotheses, events = parse_study(options, basis, agent.spec, rule, truth)
     told = bool(matched_in(hypotheses)) or any(event.truths for event in events)
     given = {"policy": policy, "hidden_states": config.hidden_states, "behaviours": config.behaviours}
     inputs = {k: v for k, v in given.items() if v is not None}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         pools = pool(agent.spec, config, told=told), pool(agent.spec, config, choosing=True, told=told)
-        result = alone(agent, pools, basis, options, device, rule, config.who, truth)
+        result = alone(agent, pools, basis, options, device, rule, config.who, truth, edits)
         result.notes["warnings"] += shared_levels(config) if agent.spec.env_id.startswith("procgen/") else []
         result.save(run.path)
         draw_claims(result, run.path / "claims.png")
         run.metrics = dict(result.scalars)
         run.facts = {"agent": name}
     print_summary(result)
+    for edit in dict.fromkeys(row["edit"] for row in result.tables.get("world_edits", ())):
+        own = [row for row in result.tables["world_edits"] if row["edit"] == edit]
+        said = "nothing" if own[0]["at_once"] == 0 else f"changes of up to {own[0]['at_once']:.3g}: the agent sees it"
+        most = min(own, key=lambda row: row["p"])
+        print(f"the world's own {edit}: at once {said}; later most clearly {in_words(most['quantity'])} "
+              f"{most['effect']:+.3g} [{most['low']:+.3g}, {most['high']:+.3g}] {most['unit']}")  # fmt: skip
     print(f"{len(result.notes['hypotheses'])} changes of the hidden state, real world alone: {config.out}")
 
 
@@ -225,6 +238,8 @@ def main(config: InterventionsConfig) -> None:
         config = replace(config, hidden_states=config.basis, basis=None)
     options = check(config)
     torch.set_num_threads(config.threads)
+    if config.world_edits and config.policy is None:
+        raise UserError("--world_edits are of the real world: give --policy in place of a simulator")
     if config.policy is not None:
         without_simulator(config, config.policy, options)
         return

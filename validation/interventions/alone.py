@@ -37,6 +37,7 @@ from validation.interventions.statistics import Controls, Sizes, special_p, spre
 from validation.interventions.study import BRANCHES, CHOOSING_SEED, COLLECTORS, controls_of, decide
 from validation.interventions.tables import Picked
 from validation.interventions.verdicts import NOT_ASKED, OPEN, YES
+from validation.interventions.world_edits import WorldEdit, world_edit_rows
 from validation.paired.course import Measures, in_words, is_cut, is_late, is_own, quantities, unit_of
 from validation.paired.real import RealWorld
 from validation.paired.shared import SharedWorld, shared_world
@@ -71,11 +72,12 @@ class Asked:
 
 def alone(
     agent: Agent, pools: tuple[Pool, Pool], basis: Basis, options: StudyOptions, device: torch.device,
-    rule: Rule | None = None, who: str = "one", truth: Sequence[str] = (),
+    rule: Rule | None = None, who: str = "one", truth: Sequence[str] = (), edits: Sequence[WorldEdit] = (),
 ) -> Result:  # fmt: skip
     """The whole study.  pools: make the world that claims are tested in, and the one whose starts choose; who: the
     agents that are altered where a world has many, one a world or all; truth: the columns that this world tells of
-    itself (``names_told``), for events and donors.
+    itself (``names_told``), for events and donors; edits: of numbers of the world itself,
+    whose effects are table ``world_edits``.
 
     Table ``effects``, a row a (hypothesis, quantity); arrays of per-start effects; ``notes["claims"]``.  Raises
     UserError for what ``check_options`` and ``parse_study`` refuse, and for claims of events, which need a foretelling.
@@ -102,11 +104,18 @@ def alone(
         own = effects_in(bench, asked.world, hypotheses, None, "real world")
         memory = effects_in(bench, asked.world, hypotheses, "memory", "real world, through memory")
         controls, picked = controls_of(choosing, bench, plan, chosen, options, generator, isotropic=False)
+        set_rows: list[dict[str, Any]] = []
+        if edits:
+            if isinstance(asked.world, SharedWorld):
+                raise UserError("--world_edits are for worlds of one agent, which have snapshots")
+            set_rows = world_edit_rows(asked.world, edits, rng)
     finally:
         for one in made:
             one.close()
     rows = table_of(hypotheses, unaltered, own, memory, floor, asked.unit_N, controls, events, options, rng)
     result = Result(tables={"effects": rows, "paths": [], "doses": [], "needs": []})
+    if set_rows:
+        result.tables["world_edits"] = set_rows
     result.arrays = {"h": asked.starts.h_NH.cpu().numpy(), "age": asked.starts.age_N, "unit": asked.unit_N}
     result.arrays |= {f"observed/{q}": v for q, v in own.items()}
     result.arrays |= {f"observed, through memory/{q}": v for q, v in memory.items()}
