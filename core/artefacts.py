@@ -47,7 +47,7 @@ PACKAGES = (
 STATES = "training_state/"  # rewritten on resume, read by no other stage; has checksums of its own (core.training)
 # Names that users edit: the manifest marks them "editable" and has the hash of what the stage wrote, so that an edit
 # is seen and said, but is no fault.
-EDITABLE = ("behaviours.json",)
+EDITABLE = ("behaviours.json", "names.json")
 SIMULATOR_WARNING = "simulator_warning"  # fact of a manifest, see ``simulator_warning``
 LESS_THAN_HELD = "free_running_mse_less_held_frame"  # metric of a simulator (generative.train)
 

@@ -142,6 +142,9 @@ OF_ALL = {
     "events": Stage(
         "-m analysis.events", "EventsConfig", "count what happens in a recording, or in two and compare", "runs/events",
         ("rollouts",), ("altered",)),
+    "semantics": Stage(
+        "-m analysis.semantics", "SemanticsConfig", "see what the clusters inside a policy are, and how good",
+        "runs/semantics", ("agent", "rollouts"), ("behaviours",)),
     "edits": Stage(
         "-m validation.edits", "EditsConfig", "remove, move or add objects in the real game", "runs/edits",
         ("agent",), ("simulator", "basis", "behaviours", "coupling")),

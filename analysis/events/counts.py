@@ -5,7 +5,7 @@ E episodes, U independent units, X events, T steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,16 +82,14 @@ def _told(text: str) -> set[str]:
     return {part.partition(")")[0].strip(" '\"") for part in text.split("truth(")[1:]}
 
 
-def count(events: Sequence[Event], store: RolloutStore) -> Counts:
-    """Counts of every whole episode."""
+def happening(events: Sequence[Event], store: RolloutStore) -> Iterator[tuple[int, np.ndarray]]:
+    """Every episode that has steps, and which events hold at each of them, bool [T, X]."""
     spec, known = store.spec, names_of(store)
     truth = {name: known[name] for name in known if any(name in event.truths for event in events)}
     columns = ["value", "reward", "action", *dict.fromkeys(column for column, _ in truth.values())]
     logits = any(event.reads & {"prob", "logit"} for event in events)
     columns += ["logits"] if logits else []
-    episodes = np.flatnonzero(np.minimum(store.steps, store.rows) > 0)
-    times_EX = np.zeros((len(episodes), len(events)), np.int64)
-    for i, e in enumerate(episodes.tolist()):
+    for e in np.flatnonzero(np.minimum(store.steps, store.rows) > 0).tolist():
         found = {name: torch.from_numpy(np.asarray(x)) for name, x in store.pooled(*columns, episodes=[e])[0].items()}
         value_1T = found["value"].double()[None]
         action_1TA = one_hot(found["action"].long(), spec.parts, value_1T)[None]
@@ -105,7 +103,16 @@ def count(events: Sequence[Event], store: RolloutStore) -> Counts:
             value_1T, found["reward"].double()[None], ended_1T, action_1TA, logits_1TA, value_1T[..., None][..., :0],
             spec.parts if len(spec.parts) > 1 else (), told,
         )  # fmt: skip
-        times_EX[i] = [int(round(float(event(rows).sum()))) for event in events]
+        on_TX = torch.stack([event(rows)[0] for event in events], 1) if events else torch.zeros(len(value_1T[0]), 0)
+        yield e, on_TX.round().bool().numpy()
+
+
+def count(events: Sequence[Event], store: RolloutStore) -> Counts:
+    """Counts of every whole episode."""
+    episodes = np.flatnonzero(np.minimum(store.steps, store.rows) > 0)
+    times_EX = np.zeros((len(episodes), len(events)), np.int64)
+    for i, (_, on_TX) in enumerate(happening(events, store)):
+        times_EX[i] = on_TX.sum(0)
     level_E = levels_of(store)
     unit_E = units(store, store) if level_E is None else level_E
     unit = "level" if level_E is not None else "life" if len(np.unique(unit_E)) == len(store) else "world"

@@ -1,0 +1,1 @@
+"""A policy's own clusters: the stage ``python -m analysis.semantics`` and its machinery."""

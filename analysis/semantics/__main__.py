@@ -1,0 +1,317 @@
+"""What a policy's own clusters are, and how good: ``python -m analysis.semantics --agent DIR --rollouts DIR``.
+
+The agent is one of ``train.py --policy semantic``; the rollouts are record.py's of it, with ``--truth all`` where the
+clusters are to be compared with the world.  Words before the flags say what to make (docs/semantics.md)::
+
+    embeddings   t-SNE of the features and the plane by code, the plane by value
+    quality      the clusters in numbers, and what each of them does
+    videos       an MP4 a code
+    hover        an offline page, the frame of every state under the pointer
+    names        names.json, in which the user names codes; --names FILE puts them into every picture
+    curves       learning curves of several trainings (--curves), with or without an agent
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import tyro
+from threadpoolctl import threadpool_limits
+
+from agents.load import load_agent
+from agents.semantic import SemanticAgent
+from analysis.events.counts import chosen_events, happening
+from analysis.semantics import causes, quality
+from analysis.semantics.curves import bands_of, read_curve
+from analysis.semantics.figures import draw_curves, draw_effects, draw_embeddings
+from analysis.semantics.films import FilmOptions, write_films
+from analysis.semantics.hover import chosen_rows, page
+from analysis.semantics.states import NAMES, States, open_policy, placed, read_names, read_states
+from analysis.shared.agents import short_names
+from analysis.shared.behaviours import load_behaviours
+from analysis.shared.clusters import k_means, nearest_centre
+from analysis.shared.maps import check_mappable, embed
+from analysis.shared.strips import image_field
+from analysis.shared.truths import levels_of, names_of, numbers_of
+from analysis.similarity.comparison import states as states_of_another
+from core import artefacts, config as cli
+from core.artefacts import Result
+from core.contracts import UserError
+from core.directions import fingerprint
+from core.episodes import RolloutStore
+from core.video import check_video
+from envs.registry import renewed
+
+STAGE = "semantics"
+Part = Literal["embeddings", "quality", "videos", "hover", "names", "curves"]
+OF_STATES = ("embeddings", "quality", "videos", "hover", "names")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveOptions:
+    """Learning curves."""
+
+    curves: tuple[str, ...] = ()
+    """runs to draw: directories of trainings and of their evaluations, or METHOD/GAME/SEED=progress.csv (with /test
+    after the seed: held-out levels)"""
+    normalise: bool = False
+    """returns as shares of the game's range, and the mean of all games (also --normalize_and_reduce)"""
+    smoothing: float = 0.9
+    """weight of the past in the moving average"""
+    drop: int = 10
+    """first updates that are left out"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SemanticsConfig:
+    """See what the clusters inside a policy are, and how good."""
+
+    make: tyro.conf.Positional[tuple[Part, ...]] = ()
+    """what to make: embeddings, quality, videos, hover, names, curves; none: all but curves"""
+    agent: Path = Path("runs/agent")
+    """run directory of the policy (train.py --policy semantic)"""
+    rollouts: Path = Path("runs/rollouts")
+    """rollouts of it"""
+    behaviours: Path | None = None
+    """behaviours run directory of the same rollouts, to compare with"""
+    plain: Path | None = None
+    """run directory of the plain agent: k-means of its features, on the same frames, to compare with"""
+    others: tuple[Path, ...] = ()
+    """run directories of the same policy from other seeds, whose codes of the same frames are compared"""
+    names: Path | None = None
+    """JSON file with the user's names of codes: {"0": "a name", ...}; every picture uses them"""
+    out: Path = Path("runs/semantics")
+    """run directory to write"""
+    embedding_states: int = 5000
+    """states of the t-SNE (as published: 25,600)"""
+    hover_states: int = 5000
+    """states of the page"""
+    surrogates: int = 39
+    """VAR(1) surrogates of the features that run lengths are compared with; 39 or more, or 0: none"""
+    film: FilmOptions = field(default_factory=FilmOptions)
+    curve: CurveOptions = field(default_factory=CurveOptions)
+    seed: int = 0
+    """seed of the states that are drawn, of clusters and maps"""
+    device: str = "cpu"
+    """cpu or cuda"""
+    threads: int = 2
+    """CPU threads"""
+    overwrite: bool = False
+    """replace an earlier run in --out"""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The policy and its recorded states."""
+
+    agent: SemanticAgent
+    store: RolloutStore
+    states: States
+    names: dict[int, str]
+
+
+def parts_of(config: SemanticsConfig) -> tuple[str, ...]:
+    """What to make, checked."""
+    made = tuple(dict.fromkeys(config.make)) or (*OF_STATES, *(["curves"] if config.curve.curves else []))
+    if "curves" in made and not config.curve.curves:
+        raise UserError("curves needs --curves: directories of trainings, or METHOD/GAME/SEED=progress.csv")
+    cli.require(0, surrogates=config.surrogates, drop=config.curve.drop, seed=config.seed)
+    cli.require(1, embedding_states=config.embedding_states, hover_states=config.hover_states)
+    if not 0 <= config.curve.smoothing < 1:
+        raise UserError(f"--smoothing {config.curve.smoothing:g} must be at least 0 and below 1")
+    config.film.check()
+    return made
+
+
+def truths_of(store: RolloutStore) -> dict[str, np.ndarray]:
+    """Every number of the world's truth along the recording, float64 [N]."""
+    known = {name: where for name, where in names_of(store).items() if name != "level"}
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in known}
+    for e in np.flatnonzero(np.minimum(store.steps, store.rows) > 0).tolist():
+        for name, x_T in numbers_of(store, e, list(known), known).items():
+            parts[name].append(x_T)
+    return {name: np.concatenate(x) for name, x in parts.items()}
+
+
+def features_of(store: RolloutStore, states: States, truths: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """{name: (kind, float [N])}: actions, the world's words for some, events, the agent's value, the world's truth."""
+    spec = renewed(store.spec)
+    names = list(spec.action_names)
+    out: dict[str, tuple[str, np.ndarray]] = {}
+    if not spec.action_parts:
+        groups = {**spec.distinct_actions(), **{w: [names.index(a) for a in of] for w, of in spec.action_words.items()}}
+        out |= {name: ("action", np.isin(states.action_N, ids).astype(float)) for name, ids in groups.items()}
+    events = chosen_events((), store)
+    on_NX = np.concatenate([on_TX for _, on_TX in happening(events, store)])
+    out |= {event.name: ("event", on_NX[:, i].astype(float)) for i, event in enumerate(events)}
+    out["value"] = ("agent", states.value_N.astype(float))
+    return out | {name: ("truth", x_N) for name, x_N in truths.items()}
+
+
+def compared(config: SemanticsConfig, subject: Subject, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(other labels of the same steps; labels with the features that they were made of)."""
+    store, states = subject.store, subject.states
+    labels: dict[str, np.ndarray] = {}
+    own: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    if config.behaviours is not None:
+        found = load_behaviours(config.behaviours)
+        if found.agent != fingerprint(subject.agent):
+            raise UserError(f"{config.behaviours} is of agent {found.agent}, this is {fingerprint(subject.agent)}")
+        row_of = {(int(e), int(t)): i for i, (e, t) in enumerate(states.index_N2)}
+        label_N = np.full(len(states), -1)
+        for label, (e, t) in zip(found.labels["real"], found.index["real"], strict=True):
+            label_N[row_of[int(e), int(t)]] = label
+        labels["behaviours"] = label_N
+    episodes = np.unique(states.index_N2[:, 0]).tolist()
+    if config.plain is not None:
+        h_NH = states_of_another(load_agent(config.plain, device), store, episodes, 0)["h"]
+        label_N = nearest_centre(h_NH, k_means(h_NH, states.codes - len(states.dead), config.seed))[0]
+        labels["k-means of the plain agent"], own["k-means of the plain agent"] = label_N, (h_NH, label_N)
+    for path, name in zip(config.others, short_names(config.others), strict=True):
+        other = open_policy(path, device)
+        h_NH = states_of_another(other, store, episodes, 0)["h"]
+        labels[f"codes of {name}"] = placed(other, h_NH.astype(np.float32))[1]
+    return labels, own
+
+
+def main(config: SemanticsConfig) -> None:
+    made = parts_of(config)
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    if "videos" in made:
+        check_video()
+    curves = [read_curve(word) for word in config.curve.curves] if "curves" in made else []
+    drawn = None
+    if curves:
+        drawn = bands_of(curves, smoothing=config.curve.smoothing, drop=config.curve.drop,
+                         normalise=config.curve.normalise)  # fmt: skip
+    subject, inputs = None, {}
+    if set(made) & set(OF_STATES):
+        agent = open_policy(config.agent, device)
+        names = read_names(config.names, agent.semantic.codes)
+        subject = Subject(agent, *read_states(agent, config.rollouts), names)
+        inputs = {"agent": config.agent, "rollouts": config.rollouts}
+        given = {"behaviours": config.behaviours, "other_plain": config.plain}
+        inputs |= {name: path for name, path in given.items() if path is not None}
+        inputs |= {f"other_{i}": path for i, path in enumerate(config.others)}
+        field_name = check_states(config, made, subject)
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+        result = Result()
+        if subject is not None:
+            with threadpool_limits(config.threads):
+                make(config, made, subject, result, run.path, device, field_name)
+            run.facts = {"agent": fingerprint(subject.agent)}
+        if drawn is not None:
+            bands, rows = drawn
+            draw_curves(bands, config.curve.normalise).savefig(run.path / "curves.png", dpi=140)
+            result.tables["curves"] = rows
+            result.tables["curve_ends"] = [
+                {"method": b.method, "game": b.game, "split": b.split, "seeds": b.seeds, "return": float(b.mean_T[-1]),
+                 "low": float(b.low_T[-1]), "high": float(b.high_T[-1]), "steps": float(b.step_T[-1])} for b in bands
+            ]  # fmt: skip
+        result.save(run.path)
+        run.metrics = dict(result.scalars)
+    for line in [] if subject is None else summary(result, subject, made):
+        print(line)
+    print(f"{', '.join(made)}: {config.out}")
+
+
+def check_states(config: SemanticsConfig, made: Sequence[str], subject: Subject) -> str:
+    """The observation that is a picture ('' where none is needed); UserError where there are too few states, or no
+    pictures."""
+    rng = np.random.default_rng(config.seed)
+    for part, count, flag in (
+        ("embeddings", config.embedding_states, "embedding_states"), ("hover", config.hover_states, "hover_states"),
+    ):  # fmt: skip
+        if part in made:
+            subject.states.drawn(count, flag, rng)
+            check_mappable(count, "tsne" if part == "embeddings" else "pca")
+    if not {"videos", "hover"} & set(made):
+        return ""
+    if (found := image_field(subject.store)) is None:
+        raise UserError(f"{config.rollouts}: videos and hover need an observation that is a picture")
+    return found
+
+
+def make(
+    config: SemanticsConfig, made: Sequence[str], subject: Subject, result: Result, path: Path, device: torch.device,
+    field_name: str,
+) -> None:  # fmt: skip
+    """Everything that is about the states, into the result and the run directory."""
+    store, states, names = subject.store, subject.states, subject.names
+    rng = np.random.default_rng(config.seed)
+    codebook_C2 = subject.agent.codebook_C2.detach().cpu().numpy()
+    result.notes |= {"names": {str(c): name for c, name in names.items()}, "dead": states.dead, "states": len(states)}
+    if "quality" in made:
+        truths = truths_of(store)
+        labels, own = compared(config, subject, device)
+        found = quality.measure(states, labels, own, truths, surrogates=config.surrogates, seed=config.seed)
+        result.tables |= found.tables
+        result.scalars |= found.scalars
+        result.notes |= found.notes
+        said = quality.effects(states, features_of(store, states, truths), seed=config.seed)
+        result.tables["effects"] = [{"name": names[row["code"]]} | row for row in said]
+        if said:
+            draw_effects(said, names).savefig(path / "effects.png", dpi=140)
+        causes.plane_basis(subject.agent, states).save(path)
+        words = causes.hypotheses(states, said, renewed(store.spec))
+        artefacts.write_json(path / causes.CONFIG, causes.configuration(config.agent, config.out, words))
+    if "embeddings" in made:
+        rows = states.drawn(config.embedding_states, "embedding_states", rng)
+        tsne_N2 = embed(states.h_NH[rows], "tsne", 2, config.seed)
+        result.arrays |= {
+            "tsne": tsne_N2.astype(np.float32), "tsne_index": states.index_N2[rows], "plane": states.plane_N2[rows],
+            "code": states.code_N[rows], "codebook": codebook_C2,
+        }  # fmt: skip
+        figure = draw_embeddings(
+            tsne_N2, states.plane_N2[rows], states.code_N[rows], states.value_N[rows], codebook_C2, names
+        )
+        figure.savefig(path / "embeddings.png", dpi=140)
+    if "videos" in made:
+        result.tables["videos"] = write_films(store, states, names, path, config.film, rng)
+    if "hover" in made:
+        rows = chosen_rows(states, config.hover_states, rng)
+        maps = {"plane (FDR)": states.plane_N2[rows]}
+        scores = np.linalg.svd(states.h_NH[rows] - states.h_NH[rows].mean(0), full_matrices=False)
+        maps["features, principal components"] = (scores[0] * scores[1])[:, :2]
+        title = f"States of {config.agent.name}"
+        text = page(store, states, rows, maps, levels_of(store), field_name, names, title)
+        artefacts.write_atomically(path / "hover.html", text.encode())
+    artefacts.write_json(path / NAMES, {str(c): name for c, name in names.items()})
+
+
+def summary(result: Result, subject: Subject, made: Sequence[str]) -> list[str]:
+    """The headline in a few lines."""
+    states, names = subject.states, subject.names
+    dead = f"; dead: {', '.join(names[c] for c in states.dead)}" if states.dead else ""
+    lines = [f"{states.codes - len(states.dead)} of {states.codes} codes have states{dead}"]
+    if "quality" in made:
+        one = {name: value["value"] for name, value in result.scalars.items()}
+        lines.append(
+            f"perplexity {one['perplexity']:.2f}, silhouette {one['silhouette']:.2f}, trustworthiness "
+            f"{one['trustworthiness']:.2f}, continuity {one['continuity']:.2f}; runs of {one['run_length']:.1f} steps, "
+            f"{result.notes['runs_are']}"
+        )
+        for c, name in names.items():
+            if sure := quality.surest(result.tables["effects"], c):
+                lines.append(f"{name}: " + ", ".join(f"{row['what']} {row['d']:+.2f} d" for row in sure))
+    return lines
+
+
+EARLIER = {"normalize_and_reduce": "normalise"}
+
+
+def in_present_words(argv: Sequence[str]) -> list[str]:
+    """The command line with today's names of its flags."""
+    return [f"--{EARLIER.get(w[2:].replace('-', '_'), w[2:])}" if w.startswith("--") else w for w in argv]
+
+
+if __name__ == "__main__":
+    import sys
+
+    cli.run(SemanticsConfig, main, STAGE, in_present_words(sys.argv[1:]))

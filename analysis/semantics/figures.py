@@ -1,0 +1,82 @@
+"""Figures of analysis.semantics: where states lie, what codes do, and learning curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from analysis.semantics.curves import Band
+from core.figures import INK, SEQUENTIAL, figure_of, minus
+from core.pages import label_colours
+
+
+def draw_embeddings(
+    tsne_N2: np.ndarray, plane_N2: np.ndarray, code_N: np.ndarray, value_N: np.ndarray, codebook_C2: np.ndarray,
+    names: Mapping[int, str],
+) -> Any:  # fmt: skip
+    """The features' t-SNE and the plane, both coloured by code, and the plane by value."""
+    figure = figure_of(16, 5.2)
+    axes = figure.subplots(1, 3)
+    colours = label_colours(range(len(names)))
+    for axis, xy_N2, title in ((axes[0], tsne_N2, "features, t-SNE"), (axes[1], plane_N2, "plane (FDR)")):
+        for c, name in names.items():
+            mine = code_N == c
+            dead = "" if mine.any() else " (dead)"
+            axis.scatter(*xy_N2[mine].T, s=3, linewidths=0, color=colours[c], label=f"{name}{dead}")
+        axis.set(title=title, xticks=[], yticks=[])
+    axes[1].scatter(*codebook_C2.T, marker="x", color=INK, s=24, linewidths=1)
+    legend = axes[1].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=7, markerscale=3)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    points = axes[2].scatter(*plane_N2.T, c=value_N, cmap=SEQUENTIAL, s=3, linewidths=0)
+    axes[2].set(title="plane, by value", xticks=[], yticks=[])
+    figure.colorbar(points, ax=axes[2], label="the agent's value (return)")
+    return figure
+
+
+def draw_effects(rows: Sequence[Mapping[str, Any]], names: Mapping[int, str], most: int = 6) -> Any:
+    """The surest effects of every code that has states, a panel each."""
+    codes = sorted({row["code"] for row in rows})
+    figure = figure_of(4.6 * min(len(codes), 4), 2.4 * -(-len(codes) // 4) + 0.4)
+    axes = np.atleast_1d(figure.subplots(-(-len(codes) // 4), min(len(codes), 4))).ravel()
+    colours = label_colours(range(len(names)))
+    for axis in axes[len(codes) :]:
+        axis.set_axis_off()
+    for axis, c in zip(axes, codes, strict=False):
+        mine = [row for row in rows if row["code"] == c][:most][::-1]
+        place = np.arange(len(mine))
+        d = np.array([row["d"] for row in mine])
+        error = np.abs(np.array([[row["low"], row["high"]] for row in mine]) - d[:, None]).T
+        axis.barh(place, d, color=colours[c], xerr=np.nan_to_num(error), error_kw={"ecolor": INK, "elinewidth": 0.8})
+        axis.set_yticks(place, [row["what"] for row in mine], fontsize=7)
+        axis.axvline(0, color=INK, linewidth=0.6)
+        axis.set_title(names[c], fontsize=9, parse_math=False)
+        axis.tick_params(axis="x", labelsize=7)
+    return figure
+
+
+def draw_curves(bands: Sequence[Band], normalised: bool) -> Any:
+    """A panel a game; a line a method and split, with its interval over seeds."""
+    games = list(dict.fromkeys(band.game for band in bands))
+    methods = list(dict.fromkeys(band.method for band in bands))
+    colours = label_colours(range(len(methods)))
+    figure = figure_of(5.2 * min(len(games), 4), 3.6 * -(-len(games) // 4))
+    axes = np.atleast_1d(figure.subplots(-(-len(games) // 4), min(len(games), 4))).ravel()
+    for axis in axes[len(games) :]:
+        axis.set_axis_off()
+    for axis, game in zip(axes, games, strict=False):
+        for band in (b for b in bands if b.game == game):
+            colour = colours[methods.index(band.method)]
+            name = f"{band.method}, {band.split}, {band.seeds} seed{'s' * (band.seeds > 1)}"
+            axis.plot(band.step_T, band.mean_T, color=colour, linestyle="--" if band.split == "test" else "-",
+                      marker="" if len(band.step_T) > 1 else "o", label=name)  # fmt: skip
+            if len(band.step_T) > 1:
+                axis.fill_between(band.step_T, band.low_T, band.high_T, color=colour, alpha=0.2, linewidth=0)
+            else:
+                error = np.abs(np.array([band.low_T - band.mean_T, band.high_T - band.mean_T]))
+                axis.errorbar(band.step_T, band.mean_T, yerr=np.nan_to_num(error), color=colour, capsize=3)
+        axis.set(title=game, xlabel="environment steps", ylabel=minus("normalised return" if normalised else "return"))
+        axis.legend(frameon=False, fontsize=7)
+    return figure

@@ -1,0 +1,230 @@
+"""The clusters inside a policy, as a stage: what it makes of a recording, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agents import record, train
+from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
+from agents.semantic import SemanticAgent, load_semantic, save_semantic
+from analysis.semantics import __main__ as semantics, curves
+from analysis.semantics.quality import agree
+from analysis.semantics.states import read_states, require_clusters, runs_of
+from core import artefacts, config as cli
+from core.artefacts import Result, new_run
+from core.contracts import UserError
+from core.directions import fingerprint, load_basis
+from core.episodes import RolloutStore
+from envs.procgen import ProcgenEnv, ProcgenOptions
+from tests.conftest import once
+
+GAME = ProcgenOptions(game="coinrun", use_backgrounds=False, restrict_themes=True)
+
+
+def make_run(root: Path) -> None:
+    """A short training; its agent with a codebook spread over its states; a recording of that one with the truth."""
+    debug = ["--preset", "debug", "--threads", "1"]
+    words = ["--policy", "semantic", "--out", f"{root}/trained"]
+    train.main(cli.parse(train.TrainConfig, [*debug, *words], train.STAGE))
+    agent = load_semantic(root / "trained")
+    env = ProcgenEnv(GAME, 32, 1)
+    frames = {k: torch.from_numpy(v) for k, v in env.reset(3).obs.items()}
+    env.close()
+    h = agent.advance(agent.encode(frames), agent.initial(32), torch.ones(32, dtype=torch.bool))
+    with torch.no_grad():
+        agent.codebook_C2.copy_(agent.plane(h)[:8])
+        agent.codebook_C2[7] = 1e3  # a dead one
+    save(root / "agent", agent)
+    argv = [*debug, "--agent", f"{root}/agent", "--out", f"{root}/rollouts", "--truth", "all", "--episodes", "4"]
+    record.main(cli.parse(record.RecordConfig, argv, record.STAGE))
+
+
+def save(path: Path, agent: SemanticAgent) -> Path:
+    with new_run(path, "train", {"policy": "semantic"}) as run:
+        save_semantic(agent, run.path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return once(tmp_path_factory, "semantics", make_run)
+
+
+def config_of(made: Path, out: Path, *more: str) -> semantics.SemanticsConfig:
+    places = ["--agent", f"{made}/agent", "--rollouts", f"{made}/rollouts", "--out", f"{out}", "--threads", "1"]
+    small = ["--embedding_states", "150", "--hover_states", "200", "--surrogates", "2", "--video_frames", "40"]
+    argv = semantics.in_present_words([*places, *small, *more])
+    return cli.parse(semantics.SemanticsConfig, argv, semantics.STAGE)
+
+
+@pytest.fixture(scope="module")
+def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything, compared with another seed's policy, with a name of the user's."""
+    root = tmp_path_factory.mktemp("whole")
+    (root / "names.json").write_text(json.dumps({"2": "walks <on>"}))
+    more = ["--names", f"{root}/names.json", "--others", f"{made}/trained", "--plain", f"{made}/trained"]
+    semantics.main(config_of(made, root / "out", *more, "--run_least", "1"))
+    return root / "out"
+
+
+def test_everything_is_made_and_the_names_are_in_it(made: Path, whole: Path) -> None:
+    assert artefacts.verify(whole) == []
+    have = set(artefacts.files_of(whole))
+    assert {"embeddings.png", "effects.png", "hover.html", "names.json", "causes.json", "basis_plane.json"} <= have
+    assert json.loads((whole / "names.json").read_text())["2"] == "walks <on>"
+    text = (whole / "hover.html").read_text()
+    assert "walks \\u003con>" in text and "walks <on>" not in text and "http" not in text.replace("http-equiv", "")
+    films = {row["code"]: row for row in Result.load(whole).tables["videos"]}
+    assert len(films) == 8 and films[7]["why_none"] == "dead: no state has it" and films[7]["frames"] == 0
+    assert all((f"code_{c}.mp4" in have) == (row["frames"] > 0) for c, row in films.items())
+    assert any(0 < row["frames"] <= 40 for row in films.values())
+
+
+def test_the_numbers_are_those_of_their_definitions(made: Path, whole: Path) -> None:
+    result, agent = Result.load(whole), load_semantic(made / "agent")
+    store = RolloutStore(made / "rollouts")
+    columns, index_N2 = store.pooled("h", "action")
+    with torch.no_grad():
+        code_N = agent.code(agent.plane(torch.from_numpy(columns["h"]))).numpy()
+    counts = np.bincount(code_N, minlength=8)
+    use = {row["code"]: row for row in result.tables["use"]}
+    assert [use[c]["states"] for c in range(8)] == counts.tolist() and 7 in result.notes["dead"]
+    share = counts[counts > 0] / len(code_N)
+    assert result.scalars["perplexity"]["value"] == pytest.approx(np.exp(-(share * np.log(share)).sum()))
+    assert result.scalars["codes_alive"]["value"] == (counts > 0).sum()
+    runs = runs_of(code_N, index_N2[:, 0])
+    assert runs[:, 1].sum() == len(code_N) and result.scalars["run_length"]["value"] == pytest.approx(runs[:, 1].mean())
+    against = {row["with"]: row for row in result.tables["agreement"]}
+    assert {"codes of trained", "k-means of the features", "step of the episode", "agent_x"} <= against.keys()
+    assert all(-1 <= row["ari"] <= 1 and 0 <= row["nmi"] <= 1 for row in against.values())
+    said = result.tables["effects"]
+    right = next(row for row in said if (row["what"], row["code"]) == ("right", int(counts.argmax())))
+    ids = [i for i, n in enumerate(store.spec.action_names) if n == "right"]
+    assert right["inside"] == pytest.approx(np.isin(columns["action"], ids)[code_N == counts.argmax()].mean())
+    assert {"action", "event", "truth", "agent"} <= {row["kind"] for row in said}
+    spaces = {(row["labels"], row["space"]) for row in result.tables["silhouettes"]}
+    assert {("codes", "features"), ("k-means of the plain agent", "its own")} <= spaces
+    assert result.notes["runs_are"].startswith("not compared")
+
+
+def test_the_plane_is_a_basis_whose_codes_are_the_agents(made: Path, whole: Path) -> None:
+    agent = load_semantic(made / "agent")
+    basis = load_basis(whole, "plane", fingerprint(agent))
+    h = torch.from_numpy(RolloutStore(made / "rollouts").pooled("h")[0]["h"])
+    c = basis.project(h)
+    torch.testing.assert_close(basis.project(basis.lift(c)), c, rtol=1e-3, atol=1e-3)
+    near = (c[:, None] - torch.tensor(basis.facts["codes"])).square().sum(-1).argmin(1)
+    with torch.no_grad():
+        assert (near == agent.code(agent.plane(h))).float().mean() > 0.99  # but for rounding at the borders
+        torch.testing.assert_close(
+            agent.plane(h + basis.lift_change(torch.tensor([1.0, 0.0]))) - agent.plane(h),
+            torch.tensor([basis.facts["unit"], 0.0]).expand(len(h), -1), rtol=1e-3, atol=1e-3,
+        )  # fmt: skip
+
+
+def test_words_choose_what_is_made_and_published_bounds_can_be_asked_for(made: Path, tmp_path: Path) -> None:
+    semantics.main(config_of(made, tmp_path / "a", "names", "videos", "--select_returns"))
+    have = artefacts.files_of(tmp_path / "a")
+    assert "hover.html" not in have and "embeddings.png" not in have and "names.json" in have
+    rows = Result.load(tmp_path / "a").tables["videos"]
+    assert all(row["frames"] == 0 and row["why_none"] for row in rows)  # nobody has returns like that
+
+
+def test_what_cannot_be_is_refused_before_anything_is_written(made: Path, tmp_path: Path) -> None:
+    def refused(said: str, *more: str) -> None:
+        with pytest.raises(UserError, match=said):
+            semantics.main(config_of(made, tmp_path / "out", *more))
+        assert not (tmp_path / "out").exists()
+
+    refused("states, --hover_states asks for 9,999,999", "hover", "--hover_states", "9999999")
+    refused("states, --embedding_states asks for", "embeddings", "--embedding_states", "9999999")
+    refused("curves needs --curves", "curves")
+    refused("--run_most 3 is less than --run_least 5", "videos", "--run_most", "3")
+    with new_run(tmp_path / "plain", "train", {}) as run:
+        agent = load_semantic(made / "agent")
+        save_agent(RecurrentAgent(AgentConfig(**{**vars(agent.config)}), agent.spec), run.path)
+    refused("holds no policy with semantic clusters", "--agent", f"{tmp_path}/plain")
+    refused("was recorded with agent", "--agent", f"{made}/trained")
+    for text, said in (("[]", "must name codes"), ('{"9": "x"}', "there is no code '9'"), ('{"1": ""}', "one line")):
+        (tmp_path / "names.json").write_text(text)
+        refused(said, "names", "--names", f"{tmp_path}/names.json")
+
+
+def test_all_codes_dead_but_one_is_said(made: Path) -> None:
+    agent = load_semantic(made / "agent")
+    _, states = read_states(agent, made / "rollouts")
+    with pytest.raises(UserError, match="states have code 3: the other 7 codes are dead"):
+        require_clusters(replace(states, code_N=np.full_like(states.code_N, 3)))
+
+
+def test_agreement_is_scikit_learns() -> None:
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
+    rng = np.random.default_rng(0)
+    for kinds in ((4, 6), (1, 3), (2, 2)):
+        a, b = (rng.integers(k, size=60) for k in kinds)
+        for x, y in ((a, b), (a, a), (b, a)):
+            want = adjusted_rand_score(x, y), normalized_mutual_info_score(x, y)
+            assert agree(x, y) == pytest.approx(want, abs=1e-9)
+
+
+# Curves
+
+
+def progress(path: Path, returns: list[float], column: str = "eprewmean") -> Path:
+    rows = [f"{i * 100},{r}" for i, r in enumerate(returns, 1)]
+    path.write_text("\n".join([f"misc/total_timesteps,{column}", *rows]) + "\n")
+    return path
+
+
+def test_curves_are_means_over_seeds_normalised_with_intervals(made: Path, tmp_path: Path) -> None:
+    words = []
+    for method, base in (("sppo", 8.0), ("ppo", 7.0)):
+        for seed in (1, 2, 3):
+            for game in ("coinrun", "ninja"):
+                file = progress(tmp_path / f"{method}{seed}{game}.csv", [0.0] * 10 + [base + seed] * 60)
+                words.append(f"{method}/{game}/{seed}={file}")
+    words += [f"sppo/coinrun/1/test={progress(tmp_path / 't.csv', [5.0] * 20)}", str(made / "trained")]
+    out = ["--curves", *words, "--normalize-and-reduce", "--drop", "2"]
+    argv = semantics.in_present_words(["curves", *out, "--out", f"{tmp_path}/out"])
+    semantics.main(cli.parse(semantics.SemanticsConfig, argv, semantics.STAGE))
+    assert artefacts.verify(tmp_path / "out") == []
+    with open(tmp_path / "out" / "curve_ends.csv", newline="") as file:
+        ends = {(r["method"], r["game"], r["split"]): r for r in csv.DictReader(file)}
+    band = ends["sppo", "coinrun", "train"]
+    assert band["seeds"] == "3" and float(band["return"]) == pytest.approx((10 - 5) / 5, abs=0.02)
+    assert float(band["low"]) < float(band["return"]) < float(band["high"])
+    whole = float(ends["sppo", curves.ALL_GAMES, "train"]["return"])
+    assert whole == pytest.approx(((10 - 5) / 5 + (10 - 3.5) / 6.5) / 2, abs=0.02)
+    assert (
+        float(ends["sppo", "coinrun", "test"]["return"]) == 0 and ends["semantic", "coinrun", "train"]["seeds"] == "1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda p: f"a/coinrun/1={progress(p / 'x.csv', [1.0], 'reward')}", "no column eprewmean"),
+        (lambda p: f"a/coinrun/1={progress(p / 'x.csv', [])}", "no rows"),
+        (lambda p: f"a/coinrun/1={p / 'none.csv'}", "cannot read"),
+        (lambda p: f"a/coinrun={p / 'none.csv'}", "expected METHOD/GAME/SEED=FILE"),
+        (lambda p: f"a/coinrun/1={progress(p / 'x.csv', [1.0, 2.0])}", "of which the first 10 are dropped"),
+        (lambda p: str(p), "no such run directory|manifest"),
+    ],
+)
+def test_curves_that_cannot_be_read_are_user_errors(make: object, said: str, tmp_path: Path) -> None:
+    argv = ["curves", "--curves", make(tmp_path), "--out", f"{tmp_path}/out"]  # type: ignore[operator]
+    with pytest.raises(UserError, match=said):
+        semantics.main(cli.parse(semantics.SemanticsConfig, argv, semantics.STAGE))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_moving_average_begins_where_the_curve_does() -> None:
+    assert curves.smoothed(np.array([4.0, 0.0, 0.0]), 0.5).tolist() == [4.0, 2.0, 1.0]
