@@ -44,7 +44,7 @@ def make_runs(root: Path) -> None:
         save_agent(agent, run.path)
     agent = load_agent(root / "agent")
     write_world(root / "simulator", agent)
-    record(RecordConfig(agent=root / "agent", out=root / "rollouts", episodes=4, slots=2, threads=1))
+    record(RecordConfig(agent=root / "agent", out=root / "rollouts", episodes=2, slots=2, threads=1))
     record_samples(RecordSamplesConfig(
         simulator=root / "simulator", rollouts=root / "rollouts", out=root / "samples", samples=SAMPLES, steps=STEPS,
         threads=1,

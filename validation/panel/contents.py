@@ -96,7 +96,7 @@ def last(chosen: Chosen, stage: str) -> Path | None:
     shown = [run.path for run in chosen.of(stage) if _is_plain(run)]
     behind = [path for path, manifest in chosen.every.items()
               if manifest["stage"] == stage and not manifest["facts"].get("interventions")]  # fmt: skip
-    return (shown or behind or [None])[-1]
+    return next(reversed(shown or behind), None)
 
 
 def _is_plain(run: Traced) -> bool:

@@ -45,8 +45,12 @@ async function showView() {
   if (needs && !opened.has(needs)) opened.set(needs, openSamples());
   if (needs) await opened.get(needs);
   if (openers[known] && !opened.has(known)) { const opening = Promise.resolve(openers[known]()); opened.set(known, opening); await opening; }
-  else if (section.redraw) section.redraw();
-  else if (known === "samples" && data) { await opened.get("samples"); syncControls(); refilter(); }
+  else {
+    await opened.get(known);  // it may still be opening
+    if (state.view !== known) return;
+    if (section.redraw) section.redraw();
+    else if (known === "samples" && data) { syncControls(); refilter(); }
+  }
   document.documentElement.dataset.ready = known;
 }
 

@@ -195,5 +195,6 @@ async function openFigure() {
         drawScatter(byId(`path-${n}`), points, Array.from({ length: data.steps[n] }, (_, i) => [data.c[(n * data.T + i) * K + x], data.c[(n * data.T + i) * K + y]]), t, [names[x], names[y]], new Map(facts.behaviours.map(b => [b.id, b.colour]))); }
       if (byId(`bars-${n}`)) { const keep = state.fq; state.fq = q; const read = slopesOf(); state.fq = keep; drawBars(byId(`bars-${n}`), names.map((_, k) => data.c[(n * data.T + t) * data.K + k]), names.map((_, k) => read(n, t, k)), all, names); } }); };
   view.append(element("div", { class: "controls" }, button, scrub, step), element("div", { class: "cards" }, ...panels));
+  view.redraw = draw;
   draw();
 }

@@ -159,7 +159,8 @@ def choose(
     UserError where there is nothing to show, or where several agents, worlds or simulators are there and none was
     chosen.
     """
-    runs, left_out = [], []
+    runs: list[Traced] = []
+    left_out: list[str] = []
     for directory in (root, *more):
         if not directory.is_dir():
             raise UserError(f"{directory}: no such directory")

@@ -1,0 +1,351 @@
+"""What is asked live: the agent run on from a start, with and without a change of its hidden state or of the world, in
+the simulator and in the real game with the same action noise; and what drives a quantity there.
+
+A start is of the real world (N = 1 row of validation.paired's).  T = horizon + 1 steps, A actions, K directions.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis.saliency.maps import of_pixels, quantised
+from analysis.shared import edit_starts
+from analysis.shared.edit_starts import EditStarts
+from analysis.shared.gradients import gradients, reading_at, unroll
+from analysis.shared.quantities import find_quantities
+from core import config as cli
+from core.contracts import Intervention, Shown, UserError, VecEnv
+from core.directions import Basis
+from core.roll import Simulator, gumbel, probabilities
+from core.trees import Tree, flatten, rows_of
+from envs.procgen import ProcgenEnv
+from envs.procgen_edits import parse_edit
+from envs.registry import held_out_pool, make
+from generative.starts import from_known
+from validation.edits.course import EditedWorld, shown_with
+from validation.hypotheses.grammar import parse_edit_hypothesis, parse_hypothesis
+from validation.paired.course import Course, Measures, course_along
+from validation.paired.real import RealWorld
+from validation.paired.simulated import SimulatedWorld, begun_at
+from validation.paired.starts import Starts, collect_starts
+from validation.panel.contents import sheet
+from validation.panel.work import Job
+
+LONGEST = 64  # steps that may be asked
+LONGEST_TEXT = 300  # characters of a change in words
+FORCED = 1e6  # noise that makes an action the agent's
+FIELDS = {"start": int, "change": str, "edit": str, "horizon": int, "donor": int, "actions": list, "quantity": str,
+          "target": int}  # fmt: skip
+ANYTHING = "set velocity 0 0"  # an edit that can be made at any start
+LATEST = 32  # step of its episode up to which a start is taken
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, checked."""
+
+    start: int
+    change: str = ""
+    edit: str = ""
+    horizon: int = 16
+    donor: int = -1
+    actions: tuple[str, ...] = ()  # forced from the start on
+    quantity: str = ""
+    target: int = 4
+
+
+def asked_of(values: Mapping[str, Any], starts: int) -> Asked:
+    """A question from JSON; UserError on anything it must not be."""
+    for name, value in values.items():
+        if name not in FIELDS:
+            raise UserError(f"nothing called {name!r} can be asked; there are: {', '.join(FIELDS)}")
+        if not isinstance(value, FIELDS[name]) or isinstance(value, bool):
+            raise UserError(f"{name} must be {FIELDS[name].__name__}")
+        if isinstance(value, str) and len(value) > LONGEST_TEXT:
+            raise UserError(f"{name} has more than {LONGEST_TEXT} characters")
+    actions = values.get("actions", [])
+    if len(actions) > LONGEST or not all(isinstance(a, str) for a in actions):
+        raise UserError(f"actions must be at most {LONGEST} names")
+    asked = Asked(**{**values, "actions": tuple(actions)}) if "start" in values else None
+    if asked is None or not 0 <= asked.start < starts:
+        raise UserError(f"start must be a number from 0 to {starts - 1}")
+    if not -1 <= asked.donor < starts:
+        raise UserError(f"donor must be another start, from 0 to {starts - 1}")
+    if not 1 <= asked.horizon <= LONGEST or not 0 <= asked.target <= asked.horizon:
+        raise UserError(f"horizon must be from 1 to {LONGEST}, and target from 0 to it")
+    if asked.change and asked.edit:
+        raise UserError("a change of the hidden state and an edit of the world: ask for one at a time")
+    return asked
+
+
+@dataclass(frozen=True)
+class Ticking:
+    """The intervention that changes nothing, counts the steps of a job, and ends it where it was given up."""
+
+    job: Job
+
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
+        self.job.step()
+        return h_BH
+
+
+@dataclass
+class Live:
+    """The agent, its simulator and the real world, at some starts."""
+
+    simulator: Simulator[Any]
+    basis: Basis | None
+    starts: Starts
+    worlds: Callable[[], VecEnv]  # makes the real world with one slot
+    seed: int
+    editable: EditStarts | None = None  # the same starts, where the world can be edited
+    _known: dict[str, VecEnv] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def game(self) -> str:
+        return self.simulator.world.spec.env_id.partition("/")[2]
+
+    def facts(self) -> dict[str, Any]:
+        """What the page is told: the starts' pictures, and what can be asked."""
+        frames = next(iter(self.starts.window.values()))[:, -1]
+        spec = self.simulator.world.spec
+        picture = frames.ndim == 4 and frames.shape[-1] == 3
+        return {
+            "starts": len(self.starts), "age": self.starts.age_N.tolist(), "actions": list(spec.action_names),
+            "choices": list(spec.distinct_actions()), "directions": [] if self.basis is None else self.basis.names,
+            "edits": self.editable is not None, "by_hand": not spec.action_parts, "longest": LONGEST,
+            "picture": base64.b64encode(sheet(frames)).decode() if picture else "",
+            "height": frames.shape[1] if picture else 0, "width": frames.shape[2] if picture else 0,
+        }  # fmt: skip
+
+    def world(self, name: str) -> VecEnv:
+        """A real world with one slot, made once: ``env`` plays, ``drawer`` draws."""
+        if name not in self._known:
+            self._known[name] = self.worlds()
+        return self._known[name]
+
+    def close(self) -> None:
+        for env in self._known.values():
+            cast(Any, env).close()
+        self._known = {}
+
+    def answer(self, values: Mapping[str, Any], job: Job) -> dict[str, Any]:
+        """Runs without and with the change, in both worlds, as JSON.  UserError on what cannot be asked."""
+        asked = asked_of(values, len(self.starts))
+        change = self._change(asked)
+        here = self.starts.some([asked.start])
+        noise = self._noise(asked)
+        job.total = (2 + 2 * bool(asked.change or asked.edit)) * (asked.horizon + 1)
+        runs: dict[str, Any] = {}
+        with torch.no_grad():
+            runs["simulator"] = self._dreamed(here, noise, (), "", job)
+            runs["real"] = self._real(here, noise, (), "", job)
+            if change is not None:
+                runs["simulator, changed"] = self._dreamed(here, noise, (change[0],), change[1], job)
+                runs["real, changed"] = self._real(here, noise, (change[0],), change[1], job)
+            edited = self._edited(asked, here, noise, job) if asked.edit else None
+            if edited is not None:
+                runs |= edited
+        out: dict[str, Any] = {"asked": dict(values), "runs": runs}
+        if asked.quantity:
+            out["saliency"] = self._saliency(asked, here)
+        return out
+
+    def _change(self, asked: Asked) -> tuple[Intervention, str] | None:
+        """The intervention on one row, and the path that it takes."""
+        if not asked.change:
+            return None
+        if self.basis is None:
+            raise UserError("no directions were fitted, so nothing can be changed along one; see the view Directions")
+        (hypothesis, *more) = parse_hypothesis(asked.change, self.basis)
+        if more or hypothesis.behaviours:
+            raise UserError("say 'resample' with another start in place of 'patch'; 'when' is for studies")
+        donors = None
+        if hypothesis.kind == "resample":
+            if asked.donor < 0:
+                raise UserError("resample takes its values from another start: choose it")
+            donors = self.starts.h_NH[asked.donor : asked.donor + 1]
+        return hypothesis.build(self.basis, donors), hypothesis.through
+
+    def _noise(self, asked: Asked) -> Tensor:
+        """[1, T, A]: the start's own, and the actions that are taken by hand."""
+        spec = self.simulator.world.spec
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + asked.start)
+        noise = gumbel((1, LONGEST + 1, spec.n_actions), generator, torch.zeros(()))[:, : asked.horizon + 1].clone()
+        for t, name in enumerate(asked.actions[: asked.horizon + 1]):
+            if not name:
+                continue
+            if spec.action_parts or name not in spec.action_names:
+                raise UserError(f"no action is called {name!r}{cli.nearest(name, spec.action_names)}")
+            noise[0, t, spec.action_names.index(name)] = FORCED
+        return noise.to(self.starts.h_NH.device)
+
+    def _measures(self) -> Measures:
+        return Measures(self.simulator.world.spec.distinct_actions(), self.basis)
+
+    def _dreamed(
+        self, here: Starts, noise: Tensor, change: Sequence[Intervention], through: str, job: Job,
+        window: Mapping[str, np.ndarray] | None = None, state: Tree | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """In the simulator, from the start's frames (or others)."""
+        shown: dict[str, Tensor] = {k: torch.from_numpy(v) for k, v in (window or here.window).items()}
+        begun: tuple[Tree, Shown] = begun_at(self.simulator.world, shown)
+        world = SimulatedWorld(
+            self.simulator.agent, here.state if state is None else state, noise, self._measures(),
+            world=self.simulator.world, start_N=begun,
+        )  # fmt: skip
+        row, actions = torch.zeros(1, dtype=torch.int64), None
+        if through == "memory":
+            plain = course_along(world.moments(row))
+            assert plain.action_RTA is not None
+            actions = plain.action_RTA.argmax(-1)
+        moments = world.moments(row, (Ticking(job), *change), through, actions)
+        frames = [next(iter(m.shown.obs.values()))[0] for m in moments]
+        course = course_along(moments)
+        return self._told(course, [(x.clamp(0, 1) * 255).byte().cpu().numpy() for x in frames])
+
+    def _real(
+        self, here: Starts, noise: Tensor, change: Sequence[Intervention], through: str, job: Job
+    ) -> dict[str, Any]:
+        """In the real world."""
+        world = RealWorld(self.simulator.agent, here.state, noise, self._measures(), self.world("env"), here)
+        seen: list[np.ndarray] = []
+        course = world.course((Ticking(job), *change), through, seen)
+        return self._told(course, [x[0] for x in seen[: noise.shape[1]]])
+
+    def _edited(self, asked: Asked, here: Starts, noise: Tensor, job: Job) -> dict[str, Any]:
+        """The real game with an edit, and what the simulator foretells from the frames that show it."""
+        if self.editable is None:
+            raise UserError(f"edits are of Procgen's states; this agent's world is {self.simulator.world.spec.env_id}")
+        hypothesis = parse_edit_hypothesis(asked.edit, self.game)
+        if hypothesis.since == "episode" or hypothesis.behaviours:
+            raise UserError("'since episode' and 'when' are for studies: python -m validation.edits")
+        start = _one(self.editable, asked.start)
+        fixed = edit_starts.fits(hypothesis.edit, start.states[0])
+        if fixed is None:
+            raise UserError(f"{hypothesis.edit.words!r} cannot be made at this start, or to nothing in its picture")
+        env, drawer = (cast(ProcgenEnv, self.world(name)) for name in ("env", "drawer"))
+        world = EditedWorld(self.simulator.agent, env, drawer, start, noise)
+        run = world.course([fixed], hypothesis.through or "whole", intervene=(Ticking(job),))
+        runs = {"real, changed": self._told(run.course, list(run.frames[0]))}
+        window, fine_N = shown_with(start, [fixed], drawer)
+        if fine_N[0]:
+            agent = self.simulator.agent
+            seen = agent.encode({k: torch.from_numpy(v[:, -1]) for k, v in window.items()})
+            state = agent.advance(seen, start.before, torch.zeros(1, dtype=torch.bool))
+            runs["simulator, changed"] = self._dreamed(here, noise, (), "", job, window, state)
+        return runs
+
+    def _told(self, course: Course, frames: Sequence[np.ndarray]) -> dict[str, Any]:
+        """A course of one row as JSON."""
+        spec = self.simulator.world.spec
+        assert course.action_RTA is not None and course.h_RTH is not None and course.ended_RT is not None
+        probs = probabilities(course.logits_RTA, spec.parts)[0]
+        choices = spec.distinct_actions()
+        offset, named = 0, []
+        for part in course.action_RTA[0].split(list(spec.parts), -1):
+            named.append([spec.action_names[offset + int(i)] for i in part.argmax(-1)])
+            offset += part.shape[-1]
+        over = (course.ended_RT[0] > 0.5).cumsum(0)
+        length = 1 + int((over == 0).sum())
+        picture = frames[0].ndim == 3 and frames[0].shape[-1] == 3
+        return {
+            "steps": length, "value": _rounded(course.value_RT[0]), "reward": _rounded(course.reward_RT[0]),
+            "prob": _rounded(torch.stack([probs[:, ids].sum(-1) for ids in choices.values()], -1)),
+            "action": [" + ".join(words) for words in zip(*named, strict=True)],
+            "c": [] if self.basis is None else _rounded(self.basis.project(course.h_RTH[0])),
+            "frames": base64.b64encode(sheet(np.stack(frames[:length]))).decode() if picture else "",
+        }  # fmt: skip
+
+    def _saliency(self, asked: Asked, here: Starts) -> dict[str, Any]:
+        """Maps of a quantity at the target step, without the change, from this very start: whole and agent only."""
+        basis = self.basis
+
+        def basis_of(kind: str) -> Basis:
+            if basis is None or kind != basis.kind:
+                raise UserError(f"no {kind} directions are shown here")
+            return basis
+
+        spec = self.simulator.world.spec
+        (quantity,) = find_quantities((asked.quantity,), spec, basis_of, basis.kind if basis is not None else "ica")
+        if asked.target < quantity.first_step:
+            raise UserError(f"{quantity.name} needs a target step of at least {quantity.first_step}")
+        known = from_known(self.simulator)
+        window = {k: torch.from_numpy(v) for k, v in here.window.items()}
+        z = known.world.pack(window, flatten(here.before))
+        with torch.no_grad():
+            moments = unroll(known, z, asked.target)
+            chosen = moments[asked.target].action
+            y = float(quantity.read(reading_at(moments, asked.target, chosen))[0])
+        (found,) = gradients(known, z, chosen, [quantity], asked.target, steps=asked.target)
+        name = next((k for k, f in spec.obs.items() if len(f.shape) == 3), None)
+        if name is None:
+            raise UserError("saliency is shown on pictures; this world's observations are none")
+        out: dict[str, Any] = {"quantity": quantity.name, "unit": quantity.unit, "target": asked.target, "y": y}
+        for part, grad in zip(("whole", "agent"), found, strict=True):
+            levels, step = quantised(of_pixels(grad.of(name).detach().cpu().numpy()))
+            out |= {part: base64.b64encode(levels.tobytes()).decode(), f"{part}_step": float(step[0])}
+        return out
+
+
+def _one(starts: EditStarts, row: int) -> EditStarts:
+    """One of the starts."""
+    return EditStarts(
+        frames={k: v[row : row + 1] for k, v in starts.frames.items()},
+        before=rows_of(starts.before, slice(row, row + 1)), past=starts.past[row : row + 1],
+        begin=starts.begin[row : row + 1], actions=starts.actions[row : row + 1], age_N=starts.age_N[row : row + 1],
+    )  # fmt: skip
+
+
+def _rounded(x: Tensor) -> Any:
+    return np.round(x.detach().cpu().double().numpy(), 5).tolist()
+
+
+def live_of(
+    simulator: Simulator[Any], basis: Basis | None, count: int, seed: int, threads: int
+) -> Live:  # fmt: skip
+    """Starts in the agent's world, of levels that nothing was trained on.  UserError where the world cannot be put
+    back to a state."""
+    spec = simulator.world.spec
+    if not spec.can_snapshot:
+        raise UserError(f"{spec.env_id} cannot be put back to a state, so nothing is live in it; give --starts 0")
+    pool = held_out_pool(spec, 700_000_000, 100_000)
+    device = torch.device("cpu")
+    agent, frames = simulator.agent, simulator.world.initial_frames
+    env = make(spec, min(count, 8), threads=threads, **pool)
+    editable = None
+    try:
+        if isinstance(env, ProcgenEnv):
+            editable = edit_starts.collect(
+                agent, env, [parse_edit(ANYTHING, spec.env_id.partition("/")[2])], count, initial_frames=frames,
+                latest=LATEST, seed=seed, greedy=False, device=device,
+            )  # fmt: skip
+            starts = _as_starts(simulator, editable, seed)
+        else:
+            starts = collect_starts(agent, env, count, initial_frames=frames, latest=LATEST, seed=seed, device=device)
+    finally:
+        cast(Any, env).close()
+    return Live(simulator, basis, starts, lambda: make(spec, 1, threads=1, **pool), seed, editable)
+
+
+@torch.no_grad()
+def _as_starts(simulator: Simulator[Any], found: EditStarts, seed: int) -> Starts:
+    """Starts that can be edited, as those of paired runs."""
+    agent = simulator.agent
+    seen = agent.encode({k: torch.from_numpy(v[:, -1]) for k, v in found.frames.items()})
+    first = torch.from_numpy(found.age_N == 0)
+    state = agent.advance(seen, found.before, first)
+    return Starts(
+        window=found.frames, before=found.before, state=state, h_NH=agent.read("h", seen, state), age_N=found.age_N,
+        states=found.states, offset_N=np.zeros(len(found), np.int64), actions=np.zeros((0, len(found)), np.int64),
+        seed=seed,
+    )  # fmt: skip

@@ -1,0 +1,192 @@
+"""The panel on this machine: its page over HTTP on 127.0.0.1, and what can be asked live.
+
+Only who has the address may ask: it has a random token in it.  Requests that name another host, or come from another
+page, are refused; bodies are small; what is served are the files that were written for it, by their names, and nothing
+is looked up on the disk by what a request says.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core import artefacts
+from core.contracts import UserError
+from core.directions import bases_of, fingerprint, load_basis
+from generative.load import load_simulator
+from validation.panel.contents import NEEDED, Options, last
+from validation.panel.live import Live, live_of
+from validation.panel.page import DATA, PAGE
+from validation.panel.work import Full, Worker
+from validation.report.lineage import Chosen
+
+HOST = "127.0.0.1"
+LARGEST = 16_384  # bytes of a request's body
+HEADERS = {
+    "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin", "Cache-Control": "no-store",
+}  # fmt: skip
+
+
+@dataclass
+class Served:
+    """What the panel serves: files by their names, and the live worker."""
+
+    files: Mapping[str, Path]
+    token: str
+    port: int
+    live: Live | None = None
+    worker: Worker | None = None
+    names: Path | None = None  # the behaviours run whose names may be edited
+
+
+def files_in(directory: Path) -> dict[str, Path]:
+    """The page and its parts, by the names under which they are asked for."""
+    out = {"": directory / PAGE, PAGE: directory / PAGE}
+    return out | {f"{DATA}/{p.name}": p for p in (directory / DATA).iterdir() if p.is_file() and not p.is_symlink()}
+
+
+def refusal(host: str, origin: str, path: str, served: Served) -> int:
+    """0, or the status with which a request is refused.  origin: '' where it names none."""
+    hosts = {f"{HOST}:{served.port}", f"localhost:{served.port}"}
+    if host not in hosts:
+        return 421
+    if origin and origin not in {f"http://{h}" for h in hosts}:
+        return 403
+    return 0 if hmac.compare_digest(path.strip("/").partition("/")[0].encode(), served.token.encode()) else 404
+
+
+def app_of(served: Served) -> Any:
+    """The application."""
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import FileResponse, JSONResponse, Response
+
+    async def body_of(request: Request) -> Any:
+        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+            raise UserError("send JSON")
+        data = b""
+        async for part in request.stream():
+            data += part
+            if len(data) > LARGEST:
+                raise UserError(f"more than {LARGEST} bytes")
+        try:
+            values = json.loads(data)
+        except ValueError:
+            raise UserError("not JSON") from None
+        if not isinstance(values, dict):
+            raise UserError("send an object")
+        return values
+
+    async def reply(request: Request) -> Response:
+        name = request.url.path.strip("/").partition("/")[2]
+        if request.method == "GET" and name in served.files:
+            kind = "text/javascript" if name.endswith(".js") else "text/html"
+            return FileResponse(served.files[name], media_type=kind)
+        if request.method == "POST" and name == "names" and served.names is not None:
+            return JSONResponse(put_names(served.names, await body_of(request)))
+        if served.live is None or served.worker is None:
+            return JSONResponse({"error": "nothing is live here"}, 404)
+        if request.method == "GET" and name == "live":
+            return JSONResponse(served.live.facts())
+        if request.method == "POST" and name == "live":
+            values = await body_of(request)
+            return JSONResponse(served.worker.ask(values).told(), 202)
+        _, _, number = name.partition("live/")
+        if number.isascii() and number.isdigit() and len(number) < 10 and name == f"live/{number}":
+            find = {"GET": served.worker.job, "DELETE": served.worker.cancel}.get(request.method)
+            job = find(int(number)) if find else None
+            if job is not None:
+                return JSONResponse(job.told())
+        return JSONResponse({"error": "no such thing"}, 404)
+
+    async def guarded(request: Request) -> Response:
+        heads = request.headers
+        status = refusal(heads.get("host", ""), heads.get("origin", ""), request.url.path, served)
+        if status:
+            return Response("", status)
+        try:
+            answer = await reply(request)
+        except Full:
+            answer = JSONResponse({"error": "too much is waiting; try again"}, 429)
+        except UserError as error:
+            answer = JSONResponse({"error": str(error)}, 400)
+        answer.headers.update(HEADERS)
+        return answer
+
+    app = Starlette()
+    handler: Callable[[Request], Awaitable[Response]] = guarded
+    app.add_route("/{path:path}", handler, methods=["GET", "POST", "DELETE"])
+    return app
+
+
+def put_names(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a behaviours run's names; UserError where they are not one line of text for every behaviour."""
+    names = values.get("names")
+    count = int(artefacts.load_json(path, "result.json")["notes"]["behaviours"])
+    if not isinstance(names, dict) or sorted(names) != sorted(str(b) for b in range(count)):
+        raise UserError(f"name each of the behaviours 0 to {count - 1}")
+    for key, name in names.items():
+        if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > 200:
+            raise UserError(f"the name of behaviour {key} must be one line of text")
+    artefacts.write_json(path / "behaviours.json", names)
+    return {"saved": True}
+
+
+def serve(config: Any, options: Options, chosen: Chosen, write_panel: Callable[[Path], int]) -> None:
+    """Write the page into a directory that goes when this ends, and show it until Ctrl-C."""
+    with tempfile.TemporaryDirectory(prefix="dreamlens-panel-") as name:
+        write_panel(Path(name))
+        live = None
+        if config.starts and chosen.simulator is not None:
+            live = live_from(chosen, options, config.starts, config.seed, config.threads)
+        with listening(config.port) as sock:
+            served = Served(
+                files_in(Path(name)), secrets.token_urlsafe(24), sock.getsockname()[1], live,
+                None if live is None else Worker(live.answer), last(chosen, NEEDED["behaviours"]),
+            )  # fmt: skip
+            print(f"panel: http://{HOST}:{served.port}/{served.token}/  (Ctrl-C ends it)", flush=True)
+            server_of(served).run(sockets=[sock])
+        if live is not None:
+            live.close()
+
+
+def live_from(chosen: Chosen, options: Options, starts: int, seed: int, threads: int) -> Live:
+    """What is live of these runs."""
+    assert chosen.simulator is not None
+    simulator = load_simulator(chosen.simulator)
+    basis, fitted = None, last(chosen, NEEDED["directions"])
+    if fitted is not None:
+        kinds = bases_of(fitted)
+        kind = options.basis_kind if options.basis_kind in kinds else kinds[0]
+        basis = load_basis(fitted, kind, fingerprint(simulator.agent))
+    return live_of(simulator, basis, starts, seed, threads)
+
+
+def listening(port: int) -> socket.socket:
+    """A socket on 127.0.0.1; UserError where the port is taken."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((HOST, port))
+    except (OSError, OverflowError) as error:
+        sock.close()
+        raise UserError(f"--port {port}: cannot be taken ({error}); give another, or 0 for any") from None
+    return sock
+
+
+def server_of(served: Served) -> Any:
+    """The server, to be run on a socket."""
+    import uvicorn
+
+    return uvicorn.Server(uvicorn.Config(
+        app_of(served), log_level="warning", access_log=False, server_header=False, limit_concurrency=32,
+        timeout_keep_alive=5, lifespan="off", ws="none",
+    ))  # fmt: skip
