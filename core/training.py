@@ -263,7 +263,8 @@ def open_run(
     now = cli.to_json(config)
     before = cli.merge(cli.to_json_defaults(type(config)), saved["config"])  # what an earlier version did not know
     for key in fixed:
-        was, is_ = before, now
+        was: Any = before
+        is_: Any = now
         for part in key.split("."):
             was, is_ = was.get(part), is_[part]
         if was != is_:

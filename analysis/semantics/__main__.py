@@ -36,7 +36,6 @@ from analysis.shared.agents import short_names
 from analysis.shared.behaviours import load_behaviours
 from analysis.shared.clusters import k_means, nearest_centre
 from analysis.shared.maps import check_mappable, embed
-from analysis.shared.strips import image_field
 from analysis.shared.truths import levels_of, names_of, numbers_of
 from analysis.similarity.comparison import states as states_of_another
 from core import artefacts, config as cli
@@ -44,12 +43,12 @@ from core.artefacts import Result
 from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
-from core.video import check_video
+from core.video import check_video, image_field
 from envs.registry import renewed
 
 STAGE = "semantics"
 Part = Literal["embeddings", "quality", "videos", "hover", "names", "curves"]
-OF_STATES = ("embeddings", "quality", "videos", "hover", "names")
+OF_STATES: tuple[Part, ...] = ("embeddings", "quality", "videos", "hover", "names")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +114,10 @@ class Subject:
     names: dict[int, str]
 
 
-def parts_of(config: SemanticsConfig) -> tuple[str, ...]:
+def parts_of(config: SemanticsConfig) -> tuple[Part, ...]:
     """What to make, checked."""
-    made = tuple(dict.fromkeys(config.make)) or (*OF_STATES, *(["curves"] if config.curve.curves else []))
+    curves: tuple[Part, ...] = ("curves",) if config.curve.curves else ()
+    made = tuple(dict.fromkeys(config.make)) or OF_STATES + curves
     if "curves" in made and not config.curve.curves:
         raise UserError("curves needs --curves: directories of trainings, or METHOD/GAME/SEED=progress.csv")
     cli.require(0, surrogates=config.surrogates, drop=config.curve.drop, seed=config.seed)

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from analysis.semantics.states import States, runs_of
-from analysis.shared.strips import image_field
 from core import config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.figures import enlarged, font_of
-from core.video import write_video
+from core.video import image_field, write_video
 from envs.procgen_returns import returns_of
 
 SIDE = 256  # pixels

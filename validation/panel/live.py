@@ -29,12 +29,12 @@ from core.trees import Tree, flatten, rows_of
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import parse_edit
 from envs.registry import held_out_pool, make
-from generative.starts import from_known
+from generative.starts import from_known, started
 from validation.edits.course import EditedWorld, shown_with
 from validation.hypotheses.grammar import parse_edit_hypothesis, parse_hypothesis
 from validation.paired.course import Course, Measures, course_along
 from validation.paired.real import RealWorld
-from validation.paired.simulated import SimulatedWorld, begun_at
+from validation.paired.simulated import SimulatedWorld
 from validation.paired.starts import Starts, collect_starts
 from validation.panel.contents import sheet
 from validation.panel.work import Job
@@ -198,7 +198,7 @@ class Live:
     ) -> dict[str, Any]:  # fmt: skip
         """In the simulator, from the start's frames (or others)."""
         shown: dict[str, Tensor] = {k: torch.from_numpy(v) for k, v in (window or here.window).items()}
-        begun: tuple[Tree, Shown] = begun_at(self.simulator.world, shown)
+        begun: tuple[Tree, Shown] = started(self.simulator.world, shown)
         world = SimulatedWorld(
             self.simulator.agent, here.state if state is None else state, noise, self._measures(),
             world=self.simulator.world, start_N=begun,
