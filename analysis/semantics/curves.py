@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from agents.progress import FILE
-from core.artefacts import MANIFEST, Result, read_manifest
+from core.artefacts import MANIFEST, Result, load_bytes, load_json, read_manifest
 from core.config import read_json
 from core.contracts import UserError
 from core.stats import student
@@ -71,14 +71,18 @@ def read_curve(word: str) -> Curve:
         manifest = read_manifest(directory)
         stage, inputs = manifest["stage"], manifest["inputs"]
     if stage == "train":
-        step_U, return_U = read_progress(directory / FILE)
-        return _curve_of(read_json(directory / "config.json")["config"], "train", step_U, return_U)
+        if (directory / MANIFEST).exists():
+            load_bytes(directory, FILE)  # compares it with the manifest
+            config = load_json(directory, "config.json")
+        else:
+            config = read_json(directory / "config.json")
+        return _curve_of(config["config"], "train", *read_progress(directory / FILE))
     if stage != "evaluate" or "agent" not in inputs:
         raise UserError(f"--curves {word}: neither a training nor an evaluation (stage {stage!r} wrote it)")
     agent = (directory / inputs["agent"]["path"]).resolve()
     steps = read_manifest(agent)["metrics"].get("steps", {}).get("value", 0)
     value = Result.load(directory).scalars["return_mean"]["value"]
-    return _curve_of(read_json(agent / "config.json")["config"], "test", np.array([float(steps)]), np.array([value]))
+    return _curve_of(load_json(agent, "config.json")["config"], "test", np.array([float(steps)]), np.array([value]))
 
 
 def _curve_of(config: dict[str, Any], split: str, step_U: np.ndarray, return_U: np.ndarray) -> Curve:
