@@ -261,7 +261,7 @@ def open_run(
     if saved.get("stage") != stage:
         raise UserError(f"{config.out} is a {saved.get('stage')!r} run, this is {stage!r}")
     now = cli.to_json(config)
-    before = cli.merge(cli.to_json_defaults(type(config)), saved["config"])  # what an earlier version did not know
+    before: Any = cli.merge(cli.to_json_defaults(type(config)), saved["config"])  # an earlier version lacks keys
     for key in fixed:
         was: Any = before
         is_: Any = now

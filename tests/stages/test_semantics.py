@@ -24,6 +24,7 @@ from core.directions import fingerprint, load_basis
 from core.episodes import RolloutStore
 from envs.procgen import ProcgenEnv, ProcgenOptions
 from tests.conftest import once
+from validation.interventions import __main__ as interventions
 
 GAME = ProcgenOptions(game="coinrun", use_backgrounds=False, restrict_themes=True)
 
@@ -127,6 +128,20 @@ def test_the_plane_is_a_basis_whose_codes_are_the_agents(made: Path, whole: Path
             agent.plane(h + basis.lift_change(torch.tensor([1.0, 0.0]))) - agent.plane(h),
             torch.tensor([basis.facts["unit"], 0.0]).expand(len(h), -1), rtol=1e-3, atol=1e-3,
         )  # fmt: skip
+
+
+def test_codes_are_tried_as_causes_in_the_real_game(made: Path, whole: Path, tmp_path: Path) -> None:
+    """By the configuration that the stage wrote, with the hypotheses of one code; random codes and pushes beside it."""
+    written = json.loads((whole / "causes.json").read_text())
+    (words,) = [w for w in written["hypotheses"] if w.startswith("hold code:0 ")]
+    small = ["--starts", "8", "--horizon", "2", "--controls", "39", "--latest_start", "6", "--no-video"]
+    argv = ["--config", f"{whole}/causes.json", "--hypotheses", words, "--out", f"{tmp_path}/out", *small]
+    interventions.main(cli.parse(interventions.InterventionsConfig, [*argv, "--threads", "1"], interventions.STAGE))
+    result = Result.load(tmp_path / "out")
+    (claim,) = result.notes["claims"]
+    assert claim["hypothesis"] == words and claim["verdict"] in ("confirmed", "refuted", "no effect", "open")
+    assert claim["random_n"] == 2 * 39 and claim["size"] in ("as foretold", "wrong", "open")
+    assert artefacts.verify(tmp_path / "out") == []
 
 
 def test_words_choose_what_is_made_and_published_bounds_can_be_asked_for(made: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ CHANGE = Hypothesis("shift", "ica", (0,), (2.0,))
 OPTIONS = StudyOptions(starts=40, horizon=4, controls=39, latest_start=8)
 
 
-def judged(effect: float, *, twins: float = 0.0, null: float = 0.2, memory: float = 0.0) -> dict[str, Any]:
+def judged(
+    effect: float, *, twins: float = 0.0, null: float = 0.2, memory: float = 0.0, change: Hypothesis = CHANGE
+) -> dict[str, Any]:
     """The row of an effect on value@4, in spreads, whose controls have ``null`` and unaltered twins differ."""
     rng = np.random.default_rng(0)
     unaltered = rng.standard_normal(40)
@@ -25,8 +28,8 @@ def judged(effect: float, *, twins: float = 0.0, null: float = 0.2, memory: floa
     own = (effect + 0.1 * rng.standard_normal(40))[None]
     controls = Controls({"value@4": null * rng.standard_normal((78, 40))}, np.repeat([0, 1], 39), {})
     (row,) = table_of(
-        [CHANGE], {"value@4": unaltered}, {"value@4": own}, {"value@4": np.full((1, 40), memory)},
-        {"value@4": np.full(40, twins)}, np.arange(40), {CHANGE: controls}, (), OPTIONS, rng,
+        [change], {"value@4": unaltered}, {"value@4": own}, {"value@4": np.full((1, 40), memory)},
+        {"value@4": np.full(40, twins)}, np.arange(40), {change: controls}, (), OPTIONS, rng,
     )  # fmt: skip
     return row
 
@@ -61,3 +64,35 @@ def test_a_claim_says_what_was_not_asked() -> None:
 
 def test_starts_of_a_unit_count_as_one() -> None:
     assert by_unit(np.array([[1.0], [3.0], [5.0]]), np.array([7, 7, 2])).tolist() == [[5.0], [2.0]]
+
+
+@pytest.mark.parametrize(
+    ("effect", "says", "size", "verdict"),
+    [
+        (1.0, 1.1, "as foretold", "confirmed"),
+        (1.0, 4.0, "wrong", "refuted"),  # a quarter of what was said
+        (1.0, -1.0, "wrong", "refuted"),  # the other way
+        (0.0, 1.0, "wrong", "refuted"),
+        (0.0, 0.0, "as foretold", "no effect"),
+    ],
+)
+def test_a_claim_that_says_what_its_quantity_becomes_is_held_to_it(
+    effect: float, says: float, size: str, verdict: str
+) -> None:
+    """What is foretold at a start is that number less what the quantity is there unaltered."""
+    change = replace(CHANGE, on="value", says=says)
+    rng = np.random.default_rng(0)
+    unaltered = rng.standard_normal(40)
+    unaltered *= 0.05 / unaltered.std()  # hardly varies, so that its spread is made large by two starts
+    unaltered[:2] = [4.0, -4.0]
+    unaltered /= unaltered.std()
+    own = (effect + 0.1 * rng.standard_normal(40))[None]
+    controls = Controls({"value@4": 0.2 * rng.standard_normal((78, 40))}, np.repeat([0, 1], 39), {})
+    (row,) = table_of(
+        [change], {"value@4": unaltered}, {"value@4": own}, {"value@4": np.zeros((1, 40))}, {"value@4": np.zeros(40)},
+        np.arange(40), {change: controls}, (), OPTIONS, rng,
+    )  # fmt: skip
+    assert row["foretold"] == pytest.approx(float((says - unaltered).mean()))
+    (claim,) = claims_of([row], [Picked([(change, "value@4")], "one direction")], True)
+    assert (claim["size"], claim["verdict"]) == (size, verdict)
+    assert claim["needed"] == "not asked" and "said" in claim["text"]

@@ -26,6 +26,24 @@ class KeepOnly:
 
 
 @dataclass(frozen=True)
+class PutCode:
+    """Put other codes in place: a state whose nearest code is c goes to the point of code ``to_C[c]`` by the shortest
+    change; one that has that code already stays (agents.semantic's point ``code``).  ``codes_CK``: the codes in the
+    basis's coordinates."""
+
+    basis: Basis
+    codes_CK: Tensor
+    to_C: Tensor  # int64
+
+    def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
+        c_BK = self.basis.project(h_BH)
+        now_B = (c_BK[:, None] - self.codes_CK).square().sum(-1).argmin(1)
+        put_B = self.to_C[now_B]
+        moved = h_BH + self.basis.lift_change(self.codes_CK[put_B] - c_BK)
+        return torch.where((mask_B & (put_B != now_B))[:, None], moved, h_BH)
+
+
+@dataclass(frozen=True)
 class Redirect:
     """The control of ``inner``, which moves h within the span of ``own_IH`` (orthonormal, in units of every neuron's
     standard deviation): the same move within the span of ``other_IH``, so of the same length."""

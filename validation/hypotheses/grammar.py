@@ -1,7 +1,7 @@
 """What a study changes: hypotheses in words, the interventions they are, and the random controls of each.
 
     KIND DIRECTIONS [for N steps | always] [through memory | world] [when behaviour=ID ...]
-                    [matched NAME ...] [necessary for EVENT | sufficient for EVENT] [on QUANTITY]
+                    [matched NAME ...] [necessary for EVENT | sufficient for EVENT] [on QUANTITY [as NUMBER]]
 
     shift ica:5 by +2        add 2 to direction ica:5 (several: shift ica:5=2 ica:9=-1)
     collapse ica:5 ica:9     set them to their mean (mean ablation)
@@ -13,6 +13,11 @@
                              2024, arXiv:2404.15255); with ``matched age row col`` each takes the values of the start
                              that is nearest in these: its step of the episode, and truth columns
 
+    hold code:3              of a policy's own clusters (analysis.semantics, --basis_kind plane): move the state to code
+                             3, if it has another
+    swap code:3 code:5       states of code 3 to code 5, and the reverse
+
+``as NUMBER``: what the quantity is said to become, so that without a simulator, too, a size is foretold.
 ``ica:all``, or ``all``, stands for every direction, and a number for that direction of the basis that was given.  A
 change is made at the start (step 0) and, with ``for N steps`` or ``always``, at the following ones too.  ``through
 memory``: the world answers with the actions of the unaltered run, so that the change stays inside the agent.  ``through
@@ -35,11 +40,13 @@ N starts, H hidden, K directions, other axes as in core.contracts.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from core.config import nearest
@@ -48,15 +55,15 @@ from core.directions import Basis, direction_ids, direction_of, name_of
 from core.interventions import AtSteps, Nullspace, Resample, Shift, Swap, When, parse_when
 from core.when import Rule
 from envs.procgen_edits import PICTURELESS, VERBS, Edit, parse_edit
-from validation.hypotheses.changes import KeepOnly, Redirect
+from validation.hypotheses.changes import KeepOnly, PutCode, Redirect
 from validation.hypotheses.frames import own_frame
 
-KINDS = ("shift", "collapse", "keep_only", "swap", "resample", "patch")
+KINDS = ("shift", "collapse", "keep_only", "swap", "resample", "patch", "hold")
 THROUGH = ("memory", "world")
 WAYS = ("pixels", "world")  # of an edit
 ROLES = ("necessary", "sufficient")
 SIDES = ("noising", "denoising")
-CLAUSES = ("for", "always", "through", "since", "when", *ROLES, "clean", "matched", "on")
+CLAUSES = ("for", "always", "through", "since", "when", *ROLES, "clean", "matched", "on", "as")
 QUANTITIES = ("value", "reward", "return", "ended", "prob:", "rate:", "event:")  # and directions
 
 
@@ -100,12 +107,16 @@ class Hypothesis:
     everything: bool = False  # the directions are all there are
     on: str = ""  # the late quantity, without its steps, that is claimed to change
     matched: tuple[str, ...] = ()  # patch: what donors are near in
+    says: float | None = None  # what that quantity is said to become
+    codes: tuple[int, ...] = ()  # hold, swap: of a policy's own clusters; the directions are then all of its plane
 
     @property
     def name(self) -> str:
         """In the words that it is parsed from, but for what it is necessary or sufficient for: of one change there may
         be several claims."""
-        if self.kind == "shift":
+        if self.codes:
+            what = " ".join(f"code:{c}" for c in self.codes)
+        elif self.kind == "shift":
             what = " ".join(f"{d} by {a:+g}" for d, a in zip(self.directions, self.amounts, strict=True))
         else:
             what = f"{self.basis}:all" if self.everything else " ".join(self.directions)
@@ -120,6 +131,8 @@ class Hypothesis:
         words += ["matched", *self.matched] if self.matched else []
         if self.on:
             words.append(f"on {self.on}")
+        if self.says is not None:
+            words.append(f"as {self.says:g}")
         return " ".join(words)
 
     @property
@@ -149,7 +162,7 @@ class Hypothesis:
         if self.kind == "keep_only":
             return None
         amounts = tuple(abs(a) for a in self.amounts) if len(self.ids) == 1 else self.amounts
-        return replace(self, amounts=amounts, role="", event="", on="")
+        return replace(self, amounts=amounts, role="", event="", on="", says=None)
 
     def build(
         self, basis: Basis, donors_NH: Tensor | None = None, rule: Rule | None = None, other_IH: Tensor | None = None
@@ -159,7 +172,15 @@ class Hypothesis:
         donors_NH: the states that resample and patch take their values from; rule: tells the behaviours of ``when``.
         """
         inner: Any
-        if self.kind == "shift":
+        if self.codes:
+            codes_CK = basis.lift_KH.new_tensor(basis.facts["codes"])
+            to_C = torch.arange(len(codes_CK), device=codes_CK.device)
+            if self.kind == "hold":
+                to_C = torch.full_like(to_C, self.codes[0])
+            else:
+                to_C[list(self.codes)] = to_C[list(self.codes[::-1])]
+            inner = PutCode(basis, codes_CK, to_C)
+        elif self.kind == "shift":
             inner = Shift(basis, self.ids, self.amounts)
         elif self.kind == "collapse":
             inner = Nullspace(basis, self.ids)
@@ -262,8 +283,9 @@ def parse_hypothesis(text: str, basis: Basis) -> list[Hypothesis]:
     """
     edits = "an edit of the real game is tried by python -m validation.edits --edits"
     where, kind, what, found = _read(text, KINDS, dict.fromkeys(VERBS, edits))
+    codes = _codes(kind, what, where, basis)
     everything = what in (["all"], [f"{basis.kind}:all"])
-    ids, amounts = _targets(kind, what, where, basis, everything)
+    ids, amounts = _targets(kind, what, where, basis, everything or bool(codes))
     if twice := [name_of(basis.kind, i) for i in ids if ids.count(i) > 1]:
         raise UserError(f"{where}: names direction {twice[0]} twice")
     basis.check(ids)
@@ -275,10 +297,33 @@ def parse_hypothesis(text: str, basis: Basis) -> list[Hypothesis]:
     if kind != "patch" and "matched" in found:
         raise UserError(f"{where}: matched is for patch, which takes the values of other starts")
     _name_direction(found, basis, where)
-    out = Hypothesis(kind, basis.kind, tuple(ids), tuple(amounts), everything=everything, **found)
+    if "says" in found and "on" not in found:
+        raise UserError(f"{where}: 'as {found['says']:g}' says what a quantity becomes; name it: on QUANTITY as NUMBER")
+    out = Hypothesis(kind, basis.kind, tuple(ids), tuple(amounts), everything=everything, codes=codes, **found)
     if out.through == "world" and out.steps != 1:
         raise UserError(f"{where}: through world is for a change at one step, which the agent then forgets")
     return [replace(out, side=side) for side in SIDES] if kind == "patch" else [out]
+
+
+def _codes(kind: str, words: Sequence[str], where: str, basis: Basis) -> tuple[int, ...]:
+    """The codes that a line is about: of every hold, and of a swap that names any.  Raises UserError."""
+    if kind != "hold" and not (kind == "swap" and any(word.startswith("code") for word in words)):
+        return ()
+    need = 1 if kind == "hold" else 2
+    found = [re.fullmatch("code:([0-9]+)", word) for word in words]
+    codes = tuple(int(match[1]) for match in found if match)
+    if len(words) != need or len(codes) != need:
+        such = " ".join([kind, "code:3", "code:5"][: need + 1])
+        raise UserError(f"{where}: {kind} takes {'a code' if need == 1 else 'two codes'}, as in {such}")
+    there = basis.facts.get("codes")
+    if there is None:
+        raise UserError(f"{where}: the {basis.kind} basis has no codes; give --basis_kind plane of analysis.semantics")
+    for c in codes:
+        if c >= len(there):
+            raise UserError(f"{where}: there is no code {c}; there are 0 to {len(there) - 1}")
+    if len(set(codes)) < len(codes):
+        raise UserError(f"{where}: names code {codes[0]} twice")
+    return codes
 
 
 def parse_edit_hypothesis(text: str, game: str, basis: Basis | None = None) -> EditHypothesis:
@@ -288,6 +333,8 @@ def parse_edit_hypothesis(text: str, game: str, basis: Basis | None = None) -> E
     hidden = "a change of the hidden state is tried by python -m validation.interventions --hypotheses"
     where, kind, what, found = _read(text, VERBS, dict.fromkeys(KINDS, hidden))
     edit = parse_edit(" ".join([kind, *what]), game)
+    if "says" in found:
+        raise UserError(f"{where}: 'as NUMBER' is for changes of the hidden state (python -m validation.interventions)")
     if "steps" in found:
         raise UserError(f"{where}: an edit lasts until its level ends; leave out 'for N steps' and 'always'")
     if "clean" in found or "matched" in found:
@@ -376,6 +423,15 @@ def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
             return rest[stop:]
     if head == "clean" and rest:
         put("clean", rest[0])
+        return rest[1:]
+    if head == "as" and rest:
+        try:
+            number = float(rest[0])
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise UserError(f"{where}: as {rest[0]}: not a number")
+        put("says", number)
         return rest[1:]
     if head in ROLES and len(rest) >= 2 and rest[0] == "for":
         put("role", head)

@@ -1,9 +1,10 @@
 """A study without a simulator: the real world alone is asked what a change of the hidden state does.
 
-Nothing is foretold, so that three of the statements of verdicts.py are about the real world only and are tested as
-there: *exists*, *special*, and *through_world*, the effect beyond what runs through the agent's memory.  *size* and
-*needed* compare with a simulator's prediction; they are "not asked", and no claim is confirmed or refuted.  What a
-simulator would choose (which amount, which quantity) the real world chooses, on starts of their own.
+No world foretells, so that three of the statements of verdicts.py are about the real world only and are tested as
+there: *exists*, *special*, and *through_world*, the effect beyond what runs through the agent's memory.  *needed* is
+"not asked".  *size* is asked only of a claim that says what its quantity becomes ("on prob:right as 0.4": foretold at a
+start is that less what it is there unaltered), which is then confirmed or refuted as elsewhere; no other claim is.
+What a simulator would choose (which amount, which quantity) the real world chooses, on starts of their own.
 
 Pairs are by snapshot, or by the seed where a world has none.  So the unaltered run is played twice: where its twin is
 not the same, effects have to be larger by what the twins differ (the floor).
@@ -45,11 +46,13 @@ from validation.paired.starts import Starts, collect_starts, distinct_actions
 
 FOUND = "found"  # it exists and is special; without a simulator nothing more is asked
 CRITERIA = (
-    "Without a simulator nothing was foretold. Exists: the 95 % interval of the mean effect lies beyond the smallest "
-    "size of interest and what unaltered twins differ by, and q <= 0.05 (no: its 90 % interval lies inside). Special: "
-    "further than directions that occur in the data, and than mixtures of the basis's own, chosen in the same way. "
-    "Found: these two. Through the world: the effect beyond what runs through the agent's memory alone, with the "
-    "actions of the unaltered run. Not asked: whether its size is as foretold, and whether a world was needed to "
+    "Without a simulator nothing was foretold but what a claim says itself ('as NUMBER'). Exists: the 95 % interval of "
+    "the mean effect lies beyond the smallest size of interest and what unaltered twins differ by, and q <= 0.05 (no: "
+    "its 90 % interval lies inside). Special: further than directions that occur in the data, and than mixtures of the "
+    "basis's own, chosen in the same way. Found: these two. Of a claim that says what its quantity becomes, size: more "
+    "than half and less than twice the change that is said, each with a one-sided 95 % bound; confirmed: all three. "
+    "Through the world: the effect beyond what runs through the agent's memory alone, with the actions of the "
+    "unaltered run. Not asked: whether the size of any other claim is as foretold, and whether a world was needed to "
     "foretell it."
 )
 NOT_FORETOLD = {"size": "there is no simulator that foretold a size", "needed": "there is no simulator to compare with"}
@@ -226,7 +229,12 @@ def table_of(
         # There it is 0 by construction, or the change itself takes one path.
         through[:, [bool(h.through) or is_cut(q, events) for q in judged]] = np.nan
         step = np.array([step_of(q, unaltered[q][here], own[q][g][here]) / size[q].unit for q in judged])
-        tested = verdicts.test(verdicts.Sample(seen, np.zeros_like(seen), through, {}, step), rng)
+        foretold = np.zeros_like(seen)
+        told = [h.says is not None and q.partition("@")[0] == h.on for q in judged]
+        for j in np.flatnonzero(told).tolist():
+            unit = size[judged[j]].unit
+            foretold[:, j] = by_unit((h.says - unaltered[judged[j]][here]) / unit, unit_N[here])
+        tested = verdicts.test(verdicts.Sample(seen, foretold, through, {}, step), rng)
         for j, q in enumerate(judged):
             unit, e, world = size[q].unit, tested.seen[j], tested.world[j]
             least = size[q].smallest * unit + float(floor[q][here].mean())
@@ -237,6 +245,8 @@ def table_of(
                 "smallest": least, "twin_difference": float(floor[q][here].mean()),
                 "special_p": float("nan"), "by_choice": False,
             }  # fmt: skip
+            if told[j]:
+                row |= {"foretold": float(foretold[:, j].mean()) * unit}
             if np.isfinite(world.value):
                 row |= {"memory": (e.value - world.value) * unit, "world_effect": world.value * unit}
                 row |= {"world_low": world.low * unit, "world_high": world.high * unit}
@@ -268,11 +278,19 @@ def judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], size: Ma
             through = verdicts.exists(tested.world[j], tested.world_90[j], float(qw), smallest)
         row |= {"q": float(q), "special_q": float(qs), "exists": there, "special": verdicts.special(float(qs))}
         row |= {"through_world": there if row["path"] == "world" else through, "size": NOT_ASKED, "needed": NOT_ASKED}
-        row["verdict"] = verdict(there, row["special"])
+        if "foretold" in row:
+            row["size"] = verdicts.size(
+                tested.seen[j], row["foretold"] / unit, (tested.half[j], tested.half_90[j]),
+                (tested.twice[j], tested.twice_90[j]), there, smallest,
+            )  # fmt: skip
+        row["verdict"] = verdict_of(row)
 
 
-def verdict(there: str, special: str) -> str:
-    """found, no effect or open."""
+def verdict_of(row: Mapping[str, Any]) -> str:
+    """found, no effect or open; where the claim says a size, confirmed, refuted, no effect or open."""
+    there, special = row["exists"], row["special"]
+    if "foretold" in row:
+        return verdicts.verdict(there, row["size"], special, row["foretold"], row["smallest"])
     if there == YES and special == YES:
         return FOUND
     return verdicts.NO_EFFECT if there == verdicts.NO else OPEN
@@ -293,7 +311,7 @@ def claims_of(rows: Sequence[dict[str, Any]], picked: Sequence[Picked], explicit
                         "headline": True, "sentence": "open", "text": text, "parts": {}})  # fmt: skip
             continue
         row |= {"special_q": float(q), "special": verdicts.special(float(q))}
-        row["verdict"] = verdict(row["exists"], row["special"])
+        row["verdict"] = verdict_of(row)
         out.append(claim_of(row, how, True))
         if not explicit:
             doses = [r for r in rows if (r["direction"], r["quantity"]) == (h.direction, row["quantity"])]
@@ -304,13 +322,18 @@ def claims_of(rows: Sequence[dict[str, Any]], picked: Sequence[Picked], explicit
 def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]:
     """A claim in words from its row."""
     unit = row["unit"]
-    undecided = [verdicts.NAMES[name] for name in ("exists", "special") if row[name] != YES]
+    asked = ("exists", "size", "special") if "foretold" in row else ("exists", "special")
+    undecided = [verdicts.NAMES[name] for name in asked if row[name] not in (YES, verdicts.FORETOLD)]
     said = {
         FOUND: "it exists and is special; nothing was foretold",
-        verdicts.NO_EFFECT: "no effect, alone, at this dose; nothing was foretold",
+        verdicts.CONFIRMED: "it exists, is special, and is as large as was said",
+        verdicts.REFUTED: "the real world refutes it",
+        verdicts.NO_EFFECT: "no effect, alone, at this dose"
+        + (", and none was said" if "foretold" in row else "; nothing was foretold"),
     }.get(row["verdict"], "open: " + ", ".join(undecided))
+    foretold = f"said {row['foretold']:+.3g}, " if "foretold" in row else ""
     text = (
-        f"'{row['hypothesis']}' changes {in_words(row['quantity'])}: seen {row['observed']:+.3g} "
+        f"'{row['hypothesis']}' changes {in_words(row['quantity'])}: {foretold}seen {row['observed']:+.3g} "
         f"[{row['low']:+.3g}, {row['high']:+.3g}] {unit} in the real world (n = {row['n']}{few(row['n'])}): {said}."
     )
     through = "memory alone cannot change it, by construction, so there is nothing to compare"
@@ -327,5 +350,7 @@ def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]
         f"give {row['random_low']:+.3g} to {row['random_high']:+.3g}",
         "through_world": through, **NOT_FORETOLD,
     }  # fmt: skip
+    if "foretold" in row:
+        words["size"] = f"the claim says {row['foretold']:+.3g} {unit} on the mean"
     parts = {name: {"answer": row[name], "words": words[name]} for name in verdicts.NAMES}
     return {**row, "headline": headline, "sentence": said, "text": text, "parts": parts}

@@ -71,11 +71,13 @@ class Mocks(NamedTuple):
 
 def mocks_of(family: Family, bench: Bench, count: int, generator: torch.Generator) -> Mocks:
     """``count`` mock families of every law, from the states at the bench's starts (each of another episode) and from
-    its basis.  Directions that are all of their basis have no mixtures but themselves."""
+    its basis.  Directions that are all of their basis have no mixtures but themselves, except where a move leads to a
+    place among them (codes)."""
     sizes = [len(ways[0].ids) for ways in family.ways]
     recorded = [recorded_frames(bench.starts.h_NH, bench.basis, size, count, generator) for size in sizes]
     families = [tuple(frames[m] for frames in recorded) for m in range(count)]
-    if max(sizes) < bench.basis.size:
+    # Of codes in a plane they are: the same moves, turned at random in it, lead to random codes.
+    if max(sizes) < bench.basis.size or all(way.codes for ways in family.ways for way in ways):
         families += [mixed_frames(bench.basis, sizes, generator) for _ in range(count)]
     return Mocks(families, np.repeat(range(len(LAWS)), count)[: len(families)])
 

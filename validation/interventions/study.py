@@ -14,7 +14,7 @@ from torch import Tensor
 
 from analysis.shared.events import Event
 from core.artefacts import Result
-from core.contracts import Agent, LearnedWorld, Shown, VecEnv
+from core.contracts import Agent, LearnedWorld, Shown, UserError, VecEnv
 from core.directions import Basis
 from core.roll import Recorded, Simulator
 from core.trees import Tree
@@ -58,6 +58,9 @@ def study(
     """
     check_options(options, basis)
     hypotheses, events = parse_study(options, basis, simulator.world.spec, rule)
+    for h in hypotheses:
+        if h.says is not None:
+            raise UserError(f"hypothesis {h.name!r}: the simulator foretells the size; leave out 'as {h.says:g}'")
     device = torch.device("cpu") if device is None else device
     rng = np.random.default_rng(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
