@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def samples(browser: Any, page: Path, tmp_path: Path) -> Iterator[Panel]:
 
 
 def settled(panel: Panel) -> None:
-    panel.tab.wait_for_timeout(120)
+    panel.until("drawing === drawn")
 
 
 def test_the_first_page_answers_and_links_to_the_evidence(browser: Any, page: Path, tmp_path: Path) -> None:
@@ -215,11 +216,148 @@ def test_it_fits_a_phone(browser: Any, page: Path, view: str, tmp_path: Path) ->
 def test_a_figure_for_a_paper(browser: Any, runs: Path, tmp_path: Path) -> None:
     argv = ["build", str(runs), "--only", "2", "0", "--out", str(tmp_path / "figure"), "--threads", "1"]
     main(cli.parse(PanelConfig, argv, STAGE))
-    opened = Panel(browser, tmp_path / "figure" / PAGE, "view=figure&t=4")
-    settled(opened)
+    opened = Panel(browser, tmp_path / "figure" / PAGE, "view=figure&t=0")
     first = opened.pixels("film-0")
-    assert first != opened.pixels("film-1") and opened.tab.locator("article").count() == 2
-    opened.slide("scrub", 6)
-    settled(opened)
+    assert opened.tab.locator("article").count() == 2
+    opened.go("view=figure&t=1")
     assert opened.pixels("film-0") != first
     opened.close()
+
+
+# Served
+
+
+@pytest.fixture(scope="module")
+def served(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The panel's address, with two starts of the real game behind it."""
+    from core.stages import OF_AN_AGENT
+    from validation.panel.__main__ import check, write_panel
+    from validation.panel.server import HOST, Served, files_in, listening, live_from, server_of
+    from validation.panel.work import Worker
+    from validation.report.lineage import choose
+
+    directory = tmp_path_factory.mktemp("served")
+    config = PanelConfig(task="serve", runs=(runs,), starts=2, threads=1)
+    options, chosen = check(config), choose(runs, OF_AN_AGENT)
+    write_panel(directory, chosen, config, options, directory, True)
+    live = live_from(chosen, options, 2, 0, 1)
+    with listening(0) as sock:
+        port = sock.getsockname()[1]
+        server = server_of(Served(files_in(directory), "token", port, live, Worker(live.answer)))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+        thread.start()
+        yield f"http://{HOST}:{port}/token/"
+        server.should_exit = True
+        thread.join(10)
+    live.close()
+
+
+class Address:
+    """What ``Opened`` takes for a file."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def as_uri(self) -> str:
+        return self.url
+
+
+class LivePanel(Panel):
+    """The served panel; it may ask its own server, and nobody else."""
+
+    def ask(self) -> None:
+        self.tab.evaluate("delete live.result")
+        self.tab.click("#live-go")
+        self.until("live.job === null && !document.getElementById('live-go').disabled")
+
+    def close(self) -> None:
+        own = self.url
+        self.requests = [url for url in self.requests if not url.startswith(own)] + [own]
+        super().close()
+
+
+@pytest.fixture
+def live(browser: Any, served: str, tmp_path: Path) -> Iterator[LivePanel]:
+    opened = LivePanel(browser, Address(served), "view=live")  # type: ignore[arg-type]
+    yield opened
+    opened.tab.screenshot(path=tmp_path / "live.png", full_page=True)
+    opened.close()
+
+
+def test_a_change_is_made_in_both_worlds(live: LivePanel) -> None:
+    live.tab.fill("#live-horizon", "6")
+    live.tab.fill("#live-change", "shift ica:0 by +0")
+    live.ask()
+    told = live.tab.evaluate("live.result.runs")
+    assert set(told) == {"simulator", "simulator, changed", "real", "real, changed"}
+    for world in ("simulator", "real"):  # a change of nothing changes nothing
+        assert told[world]["value"] == told[f"{world}, changed"]["value"] and len(told[world]["value"]) == 7
+        assert told[world]["action"] == told[f"{world}, changed"]["action"]
+    assert told["simulator"]["c"][0] == told["real"]["c"][0]  # one start, one hidden state
+    live.tab.fill("#live-change", "shift ica:0 by +2")
+    live.tab.select_option("#live-quantity", "value")
+    live.ask()
+    told = live.tab.evaluate("live.result.runs")
+    for world in ("simulator", "real"):
+        moved = told[f"{world}, changed"]["c"][0][0] - told[world]["c"][0][0]
+        assert moved == pytest.approx(2, abs=1e-3)
+    assert live.tab.locator("#live-out canvas").count() == 6 and live.tab.locator("#live-map").count() == 1
+    before = live.pixels("live-2")
+    live.slide("live-scrub", 5)
+    assert live.pixels("live-2") != before
+
+
+def test_the_world_is_edited_and_played_by_hand(live: LivePanel) -> None:
+    live.tab.fill("#live-horizon", "4")
+    live.tab.fill("#live-edit", "move agent by 0 2")
+    live.ask()
+    told = live.tab.evaluate("live.result.runs")
+    assert told["real"]["frames"] != told["real, changed"]["frames"] and "simulator, changed" in told
+    live.tab.fill("#live-edit", "")
+    live.tab.fill("#live-change", "")
+    for _ in range(2):
+        live.tab.locator(".keys button", has_text="right").nth(1).click()
+        live.until("live.job === null && !document.getElementById('live-go').disabled")
+    told = live.tab.evaluate("live.result.runs")
+    chosen = live.tab.locator(".keys button").nth(7).inner_text().split()[-1]
+    assert told["real"]["action"][:2] == told["simulator"]["action"][:2] and chosen in ("right", "upright", "downright")
+
+
+def test_mistakes_are_told_and_work_is_cancelled(live: LivePanel) -> None:
+    live.tab.fill("#live-change", "shift ica:99 by +1")
+    live.tab.click("#live-go")
+    live.until("document.getElementById('live-said').textContent.includes('ica:99 does not exist')")
+    live.tab.fill("#live-change", "")
+    live.tab.fill("#live-edit", "remove dragon")
+    live.tab.click("#live-go")
+    live.until("document.getElementById('live-said').textContent.includes('dragon')")
+    live.tab.fill("#live-edit", "")
+    live.tab.fill("#live-horizon", "64")
+    live.tab.fill("#live-change", "shift ica:0 by +1 always")
+    live.tab.click("#live-go")
+    live.until("live.job !== null")
+    live.tab.click("#live-cancel")
+    live.until("['cancelled', ''].includes(document.getElementById('live-said').textContent) && live.job === null")
+
+
+def test_strangers_get_nothing(served: str) -> None:
+    import http.client
+
+    host = served.split("/")[2]
+
+    def status(path: str, method: str = "GET", **heads: str) -> int:
+        there = http.client.HTTPConnection(host, timeout=10)
+        there.request(method, path, headers=heads)
+        answer = there.getresponse()
+        answer.read()
+        there.close()
+        return answer.status
+
+    assert status("/token/") == 200
+    assert status("/") == 404 and status("/other/") == 404
+    for path in ("/token/../panel.html", "/token/data/../../manifest.json", "/token/data/%2e%2e/secret", "/token/data"):
+        assert status(path) == 404, path
+    assert status("/token/", Host="evil.example") == 421
+    assert status("/token/live", Origin="http://evil.example") == 403
+    assert status("/token/live", "POST") == 400  # not JSON
+    assert status("/token/live", "PUT") == 405

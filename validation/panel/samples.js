@@ -205,7 +205,7 @@ function tick(now) {  // 4 steps a second, a pause at the end, looped
   requestAnimationFrame(tick);
 }
 
-let drawing = 0;
+let drawing = 0, drawn = 0;  // how often drawing began, and which of these is on the screen
 async function drawSample() {
   if (!byId("frame")) return;
   const mine = ++drawing, n = state.s = Math.max(0, Math.min(data.ids.length - 1, state.s)), id = data.ids[n], steps = data.steps[n];
@@ -229,6 +229,7 @@ async function drawSample() {
   if (known && t < real.steps[n]) drawFrame(byId("real"), beside, t); else drawNothing(byId("real"), known ? "episode over" : "no real episode");
   byId("frame").setAttribute("aria-label", `Simulated frame of sample ${id} at step ${t}`);
   if (byId("map")) drawSaliency(image, maps, id, t);
+  drawn = mine;
 }
 
 function drawNothing(on, words) { const [context, w, h] = sharp(on); context.fillStyle = "#111"; context.fillRect(0, 0, w, h); written(context, words, w / 2, h / 2); }

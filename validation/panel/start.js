@@ -48,7 +48,7 @@ async function showView() {
   else {
     await opened.get(known);  // it may still be opening
     if (state.view !== known) return;
-    if (section.redraw) section.redraw();
+    if (section.redraw) await section.redraw();
     else if (known === "samples" && data) { syncControls(); refilter(); }
   }
   document.documentElement.dataset.ready = known;

@@ -186,15 +186,15 @@ async function openFigure() {
   const scrub = element("input", { type: "range", id: "scrub", min: "0", max: String(last), "aria-label": "Step", oninput: e => { state.t = +e.target.value; draw(); } }), step = element("strong", { id: "where" });
   const button = element("button", { type: "button", id: "go-play", "aria-label": "Play", onclick: () => { filming = !filming; button.textContent = filming ? "⏸" : "▶"; let before = 0; const on = now => { if (!filming) return; if (now - before > 250) { before = now; state.t = (state.t + 1) % (last + 1); draw(); } requestAnimationFrame(on); }; requestAnimationFrame(on); } }, "▶");
   const draw = () => { state.t = Math.min(state.t, last); writeState(); scrub.value = String(state.t); step.textContent = `step ${state.t} of ${last}`;
-    data.ids.forEach(async (id, n) => { const t = Math.min(state.t, data.steps[n] - 1), image = await picture(`frames:${id}`);
+    return Promise.all(data.ids.map(async (id, n) => { const t = Math.min(state.t, data.steps[n] - 1), image = await picture(`frames:${id}`);
       if (byId(`film-${n}`)) drawFrame(byId(`film-${n}`), image, t);
       if (byId(`saliency-${n}`)) { const maps = await loadMaps(id), found = maps ? mapAt(maps, id, t, q, state.path) : null; drawMap(byId(`saliency-${n}`), image, t, found && found.map, ...facts.saliency.shape, found ? found.most : 1); }
       if (byId(`courses-${n}`)) drawCourses(byId(`courses-${n}`), [{ values: Array.from({ length: data.steps[n] }, (_, i) => data.value[n * data.T + i]), colour: colour("simulated") }], t, data.T, "value (return)");
       if (byId(`path-${n}`)) { const K = data.K, x = Math.min(K - 1, state.x), y = Math.min(K - 1, state.y), points = { x: [], y: [], label: base ? base.label : [] };
         if (base) for (let i = 0; i < base.n; i++) { points.x.push(base.c[i * K + x]); points.y.push(base.c[i * K + y]); }
         drawScatter(byId(`path-${n}`), points, Array.from({ length: data.steps[n] }, (_, i) => [data.c[(n * data.T + i) * K + x], data.c[(n * data.T + i) * K + y]]), t, [names[x], names[y]], new Map(facts.behaviours.map(b => [b.id, b.colour]))); }
-      if (byId(`bars-${n}`)) { const keep = state.fq; state.fq = q; const read = slopesOf(); state.fq = keep; drawBars(byId(`bars-${n}`), names.map((_, k) => data.c[(n * data.T + t) * data.K + k]), names.map((_, k) => read(n, t, k)), all, names); } }); };
+      if (byId(`bars-${n}`)) { const keep = state.fq; state.fq = q; const read = slopesOf(); state.fq = keep; drawBars(byId(`bars-${n}`), names.map((_, k) => data.c[(n * data.T + t) * data.K + k]), names.map((_, k) => read(n, t, k)), all, names); } })); };
   view.append(element("div", { class: "controls" }, button, scrub, step), element("div", { class: "cards" }, ...panels));
   view.redraw = draw;
-  draw();
+  await draw();
 }
