@@ -307,6 +307,7 @@ class Program:
     swap: Callable[..., Carry]  # (carry, other carry, mask [B]) -> carry
     leaves: tuple[Any, ...]  # shape and type of every array of one slot's Carry
     tree: Any
+    places: Mapping[tuple[str, ...], int]  # which of them, by the names that lead to it
     labels: tuple[tuple[str, ...], ...]  # names of the flags, whole and broken numbers of Packed
 
     @property
@@ -329,6 +330,7 @@ def program_of(env_name: str, scarcity: int) -> Program:
 
     first = jax.eval_shape(rules.begin, jax.ShapeDtypeStruct((2,), jnp.uint32))
     leaves, tree = jax.tree.flatten(first)
+    paths, _ = jax.tree_util.tree_flatten_with_path(first)
     about = jax.eval_shape(rules.labels, first.state)
     return Program(
         begin=jax.jit(jax.vmap(rules.begin)),
@@ -338,6 +340,7 @@ def program_of(env_name: str, scarcity: int) -> Program:
         swap=jax.jit(swap, donate_argnums=0),
         leaves=tuple(leaves),
         tree=tree,
+        places={tuple(key.name for key in path): i for i, (path, _) in enumerate(paths)},
         labels=tuple(tuple(name for name, x in about.items() if x.dtype.kind == kind) for kind in "bif"),
     )
 
@@ -488,6 +491,26 @@ class CraftaxEnv:
         self._carry = jax.tree.unflatten(self._program.tree, jax.device_put(leaves))
         self._ready[:] = False
         return self._show_unmoved()
+
+    def edited(self, states: Sequence[bytes], name: str, value: float) -> tuple[bytes, ...]:
+        """Snapshots in which a need, a counter, another number of the player or a number of things it carries is
+        another (core.contracts.Editable)."""
+        game, places = GAMES[self.options.env_name], self._program.places
+        own = {label: ("state", attribute) for label, attribute in game.labels.items()}
+        carried = {f"inventory_{path[-1]}": path for path in places if path[:2] == ("state", "inventory")}
+        can = {k: path for k, path in (own | carried).items() if path in places}
+        can = {k: path for k, path in can.items() if self._program.leaves[places[path]].shape == ()}
+        if name not in can:
+            raise UserError(f"{self.spec.env_id}: {name} cannot be set; what can: {', '.join(sorted(can))}")
+        leaf = places[can[name]]
+        kind = self._program.leaves[leaf].dtype.kind
+        if kind == "b" and value not in (0, 1):
+            raise UserError(f"{self.spec.env_id}: {name} is 0 or 1, not {value:g}")
+        if kind in "iu" and value != int(value):
+            raise UserError(f"{self.spec.env_id}: {name} is a whole number, not {value:g}")
+        records = np.frombuffer(b"".join(states), self._program.record).copy()
+        records[f"leaf_{leaf}"] = value
+        return tuple(row.tobytes() for row in records)
 
     def close(self) -> None:
         self._carry = self._spare = self._spare_shown = None

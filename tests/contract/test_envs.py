@@ -437,15 +437,35 @@ def test_what_is_masked_in_craftax() -> None:
 
 
 def edited(env: CraftaxEnv, state: bytes, **numbers: float) -> bytes:
-    """A snapshot with other values of attributes of its EnvState."""
-    import jax
-
-    paths = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(env._program.tree, env._program.leaves))[0]
-    names = [jax.tree_util.keystr(path).rpartition(".")[2] for path, _ in paths]
-    record = np.frombuffer(state, env._program.record).copy()
+    """A snapshot with other numbers."""
     for name, value in numbers.items():
-        record[f"leaf_{names.index(name)}"] = value
-    return record.tobytes()
+        (state,) = env.edited([state], name, value)
+    return state
+
+
+def test_a_number_of_craftax_can_be_set_and_all_else_stays() -> None:
+    masked, seen = CraftaxEnv(CraftaxOptions(), SLOTS), CraftaxEnv(ALL_SEEN, SLOTS)
+    masked.reset(3)
+    states = masked.snapshot()
+    before = masked.restore(states)
+    for name, value in (("health", 2), ("thirst", 7.5), ("inventory_wood", 4), ("is_sleeping", 1)):
+        changed = masked.edited(states, name, value)
+        step = masked.restore(changed)
+        assert step.truth is not None and before.truth is not None
+        assert (step.truth[name] == value).all()
+        assert all(np.array_equal(step.truth[k], before.truth[k]) for k in before.truth if k != name)
+        same = {k for k in before.obs if np.array_equal(step.obs[k], before.obs[k])}
+        assert before.obs.keys() - same == {"inventory_wood": {"inventory"}, "is_sleeping": {"sleeping"}}.get(
+            name, set()
+        )
+    unlike = seen.restore(masked.edited(states, "health", 2)).obs["intrinsics"]
+    assert (unlike != seen.restore(states).obs["intrinsics"]).any(1).all()
+    with pytest.raises(UserError, match="row cannot be set; what can: .*health"):
+        masked.edited(states, "row", 3)
+    with pytest.raises(UserError, match="health is a whole number, not 2.5"):
+        masked.edited(states, "health", 2.5)
+    with pytest.raises(UserError, match="is_sleeping is 0 or 1, not 2"):
+        masked.edited(states, "is_sleeping", 2)
 
 
 def test_the_end_of_a_craftax_episode_is_a_death_or_its_time_is_up() -> None:
@@ -453,8 +473,8 @@ def test_the_end_of_a_craftax_episode_is_a_death_or_its_time_is_up() -> None:
     env.reset(2)
     states = list(env.snapshot())
     states[0] = edited(env, states[0], timestep=9_999)
-    states[1] = edited(env, states[1], player_health=1, player_food=0, player_recover=-15.0)
-    states[2] = edited(env, states[2], timestep=9_999, player_health=1, player_food=0, player_recover=-15.0)
+    states[1] = edited(env, states[1], health=1, food=0, recover=-15.0)
+    states[2] = edited(env, states[2], timestep=9_999, health=1, food=0, recover=-15.0)
     step = (env.restore(states), env.step(np.zeros(SLOTS, int)))[1]
     assert step.truncated.tolist() == [True, False, False, False]
     assert step.terminated.tolist() == [False, True, True, False]
@@ -473,14 +493,14 @@ def test_held_out_worlds_of_craftax_are_others_and_stay_so() -> None:
     )
     assert isinstance(held_out, CraftaxEnv)
     assert not np.array_equal(trained.reset(0).obs["blocks"], held_out.reset(0).obs["blocks"])
-    dying = [edited(held_out, s, player_health=1, player_food=0, player_recover=-15.0) for s in held_out.snapshot()]
+    dying = [edited(held_out, s, health=1, food=0, recover=-15.0) for s in held_out.snapshot()]
     for _ in range(3):
         for env, bit in ((trained, 0), (held_out, 1)):
             assert env._carry is not None and (np.asarray(env._carry.key)[:, 0] % 2 == bit).all()
         keys = np.asarray(held_out._carry.key).copy()
         held_out.restore(dying)
         assert held_out.step(np.zeros(SLOTS, int)).is_first.all()
-        dying = [edited(held_out, s, player_health=1, player_food=0, player_recover=-15.0) for s in held_out.snapshot()]
+        dying = [edited(held_out, s, health=1, food=0, recover=-15.0) for s in held_out.snapshot()]
         assert (np.asarray(held_out._carry.key) != keys).any(1).all()
 
 
