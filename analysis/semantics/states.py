@@ -136,7 +136,7 @@ def runs_of(label_N: np.ndarray, episode_N: np.ndarray) -> np.ndarray:
 def episodes_for(index_N2: np.ndarray, rows: int) -> np.ndarray:
     """Rows of the first whole episodes that have together at least ``rows`` rows."""
     ends = np.flatnonzero(np.r_[index_N2[1:, 0] != index_N2[:-1, 0], True]) + 1
-    stop = int(ends[min(np.searchsorted(ends, rows), len(ends) - 1)])
+    stop = int(ends[min(int(np.searchsorted(ends, rows)), len(ends) - 1)])
     return np.arange(stop)
 
 
