@@ -30,7 +30,7 @@ from analysis.semantics import causes, quality
 from analysis.semantics.curves import bands_of, read_curve
 from analysis.semantics.figures import draw_curves, draw_effects, draw_embeddings
 from analysis.semantics.films import FilmOptions, write_films
-from analysis.semantics.hover import chosen_rows, page
+from analysis.semantics.hover import chosen_rows, frames_of, page
 from analysis.semantics.states import NAMES, States, open_policy, placed, read_names, read_states
 from analysis.shared.agents import short_names
 from analysis.shared.behaviours import load_behaviours
@@ -280,7 +280,8 @@ def make(
         scores = np.linalg.svd(states.h_NH[rows] - states.h_NH[rows].mean(0), full_matrices=False)
         maps["features, principal components"] = (scores[0] * scores[1])[:, :2]
         title = f"States of {config.agent.name}"
-        text = page(store, states, rows, maps, levels_of(store), field_name, names, title)
+        frames = frames_of(store, states.index_N2[rows], field_name)
+        text = page(frames, states, rows, maps, levels_of(store), names, title)
         artefacts.write_atomically(path / "hover.html", text.encode())
     artefacts.write_json(path / NAMES, {str(c): name for c, name in names.items()})
 

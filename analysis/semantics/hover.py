@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from analysis.semantics.states import States
-from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.pages import document, label_colours, packed
 
@@ -46,25 +45,29 @@ def sheets_of(frames_NHWC: np.ndarray) -> list[str]:
     return out
 
 
-def page(
-    store: RolloutStore, states: States, rows_M: np.ndarray, maps: Mapping[str, np.ndarray], level_E: np.ndarray | None,
-    field: str, names: Mapping[int, str], title: str,
-) -> str:  # fmt: skip
-    """The page.  maps: {what it is: places of the rows, [M, 2]}; level_E: the level of every episode, where known."""
-    index_M2 = states.index_N2[rows_M]
-    frames = np.concatenate([
+def frames_of(store: RolloutStore, index_M2: np.ndarray, field: str) -> np.ndarray:
+    """The frames of some steps, uint8 [M, height, width, 3]."""
+    parts = [
         store.read_windows([f"obs/{field}"], index_M2[i : i + 256], 1)[f"obs/{field}"][:, 0]
         for i in range(0, len(index_M2), 256)
-    ])  # fmt: skip
-    if frames.ndim != 4:
-        raise UserError(f"{store.path}: the page needs an observation that is a picture")
+    ]
+    return np.concatenate(parts)
+
+
+def page(
+    frames_MHWC: np.ndarray, states: States, rows_M: np.ndarray, maps: Mapping[str, np.ndarray],
+    level_E: np.ndarray | None, names: Mapping[int, str], title: str,
+) -> str:  # fmt: skip
+    """The page of some rows, with their frames.  maps: {what it is: places of the rows, [M, 2]}; level_E: the level of
+    every episode, where known."""
+    index_M2 = states.index_N2[rows_M]
     level_M = index_M2[:, 0] if level_E is None else level_E[index_M2[:, 0]]
     data = {
         "maps": {name: packed(np.asarray(xy, np.float32)) for name, xy in maps.items()},
         "code": packed(states.code_N[rows_M].astype(np.uint8)), "level": packed(level_M.astype(np.int32)),
         "step": packed(index_M2[:, 1].astype(np.int32)), "value": packed(states.value_N[rows_M].astype(np.float32)),
         "names": list(names.values()), "colours": list(label_colours(range(states.codes)).values()),
-        "sheets": sheets_of(frames), "sheet": SHEET, "frame": [frames.shape[2], frames.shape[1]],
+        "sheets": sheets_of(frames_MHWC), "sheet": SHEET, "frame": [frames_MHWC.shape[2], frames_MHWC.shape[1]],
         "levels": "level" if level_E is not None else "episode",
     }  # fmt: skip
     body = (

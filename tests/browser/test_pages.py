@@ -16,8 +16,10 @@ from PIL import Image
 
 from analysis import replay
 from analysis.activations import dendrogram
+from analysis.semantics import hover
+from analysis.semantics.states import States
 from core.artefacts import Result
-from core.pages import NOISE, UNLABELLED
+from core.pages import NOISE, UNLABELLED, label_colours
 from core.replay import NOWHERE, Replay, page as replay_page
 
 
@@ -299,3 +301,56 @@ def test_it_fits_a_narrow_screen(browser: Any, clustered: Result, tmp_path: Path
     assert opened.tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     opened.tab.screenshot(path=tmp_path / "narrow.png", full_page=True)
     opened.close()
+
+
+# States of a policy's own clusters
+
+
+@pytest.fixture
+def hovered(browser: Any, tmp_path: Path) -> Iterator[Opened]:
+    """500 states of 5 episodes on a grid; each frame is of one colour, which tells its row; code 3 is dead."""
+    n = 500
+    grid = np.stack([np.arange(n) % 25, np.arange(n) // 25], 1).astype(np.float32)
+    index = np.stack([np.arange(n) // 100, np.arange(n) % 100], 1)
+    code = np.arange(n) % 3
+    states = States(grid, grid, code, np.linspace(0, 1, n), code, index, index[:, 0], 4)
+    frames = np.zeros((n, 64, 64, 3), np.uint8)
+    frames[..., 0], frames[..., 1] = (np.arange(n) % 256)[:, None, None], (np.arange(n) // 256 * 100)[:, None, None]
+    names = {0: "walks <on>", 1: "jumps", 2: "falls", 3: "code 3"}
+    maps = {"plane": grid, "turned": grid[:, ::-1]}
+    text = hover.page(frames, states, np.arange(n), maps, np.array([7, 8, 9, 10, 11]), names, "States & <codes>")
+    (tmp_path / "hover.html").write_text(text)
+    opened = Opened(browser, tmp_path / "hover.html")
+    yield opened
+    opened.tab.screenshot(path=tmp_path / "hover.png")
+    opened.close()
+
+
+def test_a_state_under_the_pointer_shows_its_frame_and_what_it_is(hovered: Opened) -> None:
+    box = hovered.tab.locator("#map").bounding_box()
+    hovered.tab.mouse.move(box["x"] + box["width"] - 8, box["y"] + 8)  # the last one: right, and highest
+    assert hovered.text("about") == "jumps; level 11, step 99; value 1.00"  # 499 % 3 = 1
+    hovered.until("sheets.every((sheet) => sheet.complete)")
+    assert hovered.has_colour("frame", f"#{499 % 256:02x}{100:02x}00") > 200**2
+
+
+def test_states_are_found_by_level_and_step(hovered: Opened) -> None:
+    hovered.tab.fill("#level", "9")
+    assert hovered.text("found") == "100 of 500 states match"
+    hovered.tab.fill("#step", "4")
+    assert hovered.text("found") == "1 of 500 states match"
+    assert hovered.text("about") == "walks <on>; level 9, step 4; value 0.41"  # 204 % 3 = 0
+    hovered.tab.fill("#level", "12")
+    assert hovered.text("found") == "0 of 500 states match"
+
+
+def test_codes_are_hidden_and_dead_ones_named(hovered: Opened) -> None:
+    colour = label_colours(range(4))[1]
+    assert hovered.has_colour("map", colour) > 0 and "code 3 (dead)" in hovered.text("legend")
+    before = hovered.pixels("map")
+    hovered.tab.uncheck("#code1")
+    assert hovered.has_colour("map", colour) == 0
+    hovered.tab.check("#code1")
+    assert hovered.pixels("map") == before
+    hovered.tab.select_option("#which", "turned")
+    assert hovered.pixels("map") != before

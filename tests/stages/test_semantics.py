@@ -199,14 +199,23 @@ def progress(path: Path, returns: list[float], column: str = "eprewmean") -> Pat
     return path
 
 
-def test_curves_are_means_over_seeds_normalised_with_intervals(made: Path, tmp_path: Path) -> None:
+def test_curves_are_means_over_seeds_normalised_with_intervals(tmp_path: Path) -> None:
     words = []
     for method, base in (("sppo", 8.0), ("ppo", 7.0)):
         for seed in (1, 2, 3):
             for game in ("coinrun", "ninja"):
                 file = progress(tmp_path / f"{method}{seed}{game}.csv", [0.0] * 10 + [base + seed] * 60)
                 words.append(f"{method}/{game}/{seed}={file}")
-    words += [f"sppo/coinrun/1/test={progress(tmp_path / 't.csv', [5.0] * 20)}", str(made / "trained")]
+    words += [f"sppo/coinrun/1/test={progress(tmp_path / 't.csv', [5.0] * 20)}"]
+    config = cli.parse(train.TrainConfig, ["--preset", "semantic", "--seed", "9"], train.STAGE)
+    with new_run(tmp_path / "run", "train", config) as run:
+        progress(run.path / "progress.csv", [6.0] * 20)
+        run.record("steps", 2000, "environment steps")
+    with new_run(tmp_path / "evaluation", "evaluate", {}, {"agent": tmp_path / "run"}) as run:
+        result = Result()
+        result.scalar("return_mean", 10.0, "return", 5)
+        result.save(run.path)
+    words += [f"{tmp_path}/run", f"{tmp_path}/evaluation"]
     out = ["--curves", *words, "--normalize-and-reduce", "--drop", "2"]
     argv = semantics.in_present_words(["curves", *out, "--out", f"{tmp_path}/out"])
     semantics.main(cli.parse(semantics.SemanticsConfig, argv, semantics.STAGE))
@@ -218,9 +227,10 @@ def test_curves_are_means_over_seeds_normalised_with_intervals(made: Path, tmp_p
     assert float(band["low"]) < float(band["return"]) < float(band["high"])
     whole = float(ends["sppo", curves.ALL_GAMES, "train"]["return"])
     assert whole == pytest.approx(((10 - 5) / 5 + (10 - 3.5) / 6.5) / 2, abs=0.02)
-    assert (
-        float(ends["sppo", "coinrun", "test"]["return"]) == 0 and ends["semantic", "coinrun", "train"]["seeds"] == "1"
-    )
+    assert float(ends["sppo", "coinrun", "test"]["return"]) == 0
+    own, point = (ends["semantic", "coinrun", split] for split in ("train", "test"))
+    assert own["seeds"] == "1" and float(own["return"]) == pytest.approx(0.2) and own["low"] in ("", "nan")
+    assert float(point["return"]) == 1 and float(point["steps"]) == 2000
 
 
 @pytest.mark.parametrize(
