@@ -237,13 +237,20 @@ def _stream(
     ids: Sequence[int], steps: int, told: Saliency | None,
 ) -> Iterator[Block]:  # fmt: skip
     """All blocks: arrays, then sample by sample its frames, its real ones and its maps.  Closes what it reads."""
+
+    def shown(i: int) -> Block:
+        frames = read.frames_of(store, np.array([[i, 0]]), steps)
+        assert frames is not None
+        return Block(f"frames:{i}", sheet(frames[0]), False)
+
     try:
+        if framed:  # the first picture stands first, so that it is drawn while the rest is being read
+            yield shown(framed[0])
         yield from blocks
         row_of = {i: n for n, i in enumerate(ids)}
         for i in framed:
-            frames = read.frames_of(store, np.array([[i, 0]]), steps)
-            assert frames is not None
-            yield Block(f"frames:{i}", sheet(frames[0]), False)
+            if i != framed[0]:
+                yield shown(i)
             if real is not None and real[1][row_of[i], 0] >= 0:
                 beside = read.frames_of(real[0], real[1][[row_of[i]]], steps)
                 if beside is not None:

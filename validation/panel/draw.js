@@ -1,5 +1,10 @@
 // Drawing on canvases.  Colours are those of the page, dark or light.
-function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim(); }
+const colours = new Map();  // until dark or light is changed
+function colour(name) {
+  if (!colours.has(name)) colours.set(name, getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim());
+  return colours.get(name);
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => colours.clear());
 
 function sharp(canvas) {  // give a canvas the pixels of the screen; returns its 2d context in CSS pixels
   const ratio = window.devicePixelRatio || 1, box = canvas.getBoundingClientRect();
@@ -91,13 +96,20 @@ function drawScatter(canvas, base, path, t, names, labelColours) {
   const xs = range([...base.x, ...path.map(p => p[0])]), ys = range([...base.y, ...path.map(p => p[1])]);
   const at = ([x, y]) => [box[0] + (x - xs[0]) / (xs[1] - xs[0]) * (box[2] - box[0]), box[3] - (y - ys[0]) / (ys[1] - ys[0]) * (box[3] - box[1])];
   axes(context, box, xs, ys, names[0], names[1]);
-  const plain = colour("line");
-  for (let i = 0; i < base.x.length; i++) {
-    const [x, y] = at([base.x[i], base.y[i]]);
-    context.fillStyle = labelColours.get(base.label[i]) || plain;
-    context.globalAlpha = .45; context.fillRect(x - 1, y - 1, 2, 2);
+  const key = [names, xs, ys, width, height, canvas.width, colour("line")].join();
+  if (canvas.cloudOf !== key) {  // the cloud stays while the sample does
+    const cloud = canvas.cloud = document.createElement("canvas"), small = (cloud.width = canvas.width, cloud.height = canvas.height, cloud.getContext("2d"));
+    small.setTransform(context.getTransform());
+    small.globalAlpha = .45;
+    for (let i = 0; i < base.x.length; i++) {
+      const [x, y] = at([base.x[i], base.y[i]]);
+      small.fillStyle = labelColours.get(base.label[i]) || colour("line");
+      small.fillRect(x - 1, y - 1, 2, 2);
+    }
+    canvas.cloudOf = key;
   }
-  context.globalAlpha = 1; context.strokeStyle = colour("ink"); context.lineWidth = 1.4; context.beginPath();
+  context.drawImage(canvas.cloud, 0, 0, width, height);
+  context.strokeStyle = colour("ink"); context.lineWidth = 1.4; context.beginPath();
   path.forEach((p, i) => { const [x, y] = at(p); i ? context.lineTo(x, y) : context.moveTo(x, y); });
   context.stroke();
   path.forEach((p, i) => { const [x, y] = at(p); context.fillStyle = colour("ink"); context.beginPath(); context.arc(x, y, 2.2, 0, 7); context.fill(); });

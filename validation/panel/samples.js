@@ -31,7 +31,7 @@ async function openSamples() {
   const view = byId("view-samples");
   if (!facts.samples) { view.append(missing("samples", "There are no simulated rollouts to look at.")); return; }
   view.append(element("p", { class: "soft", id: "loading" }, "unpacking …"));
-  const image = showFirst();
+  await showFirst();
   data = await courses("samples");
   real = await courses("real");
   if (facts.saliency && facts.saliency.gradients) {
@@ -43,7 +43,6 @@ async function openSamples() {
     const c = decodedLevels(await array("base:c", "i2"), facts.base.c_scale, data.K);
     base = { c, label: await array("base:label", "i2"), n: facts.base.n };
   }
-  await image;
   byId("loading").remove();
   buildSamples(view);
   refilter();
@@ -55,7 +54,7 @@ async function showFirst() {  // the first picture, before anything else is unpa
   const first = canvas("first", "first frame");
   view.append(first);
   drawFrame(first, await picture(`frames:${id}`), Math.min(state.t, facts.samples.steps[n] - 1));
-  first.dataset.drawn = String(performance.now());
+  document.documentElement.dataset.first = String(performance.now());
 }
 
 function buildSamples(view) {
@@ -138,7 +137,7 @@ function buildFilters(names, told) {
 function slopesOf() {  // (n, t, k) -> gradient of the filter's quantity
   if (!grads) return () => NaN;
   const q = Math.max(0, grads.names.indexOf(state.fq)), { S, T, levels } = grads, K = data.K, [low, step] = facts.saliency.gradients[q];
-  const rows = data.ids.map(id => grads.row.get(id));
+  const rows = grads.rows = grads.rows || data.ids.map(id => grads.row.get(id));
   const read = (n, t, k) => { const s = rows[n]; return s === undefined || t >= T ? NaN : low + (levels[((q * S + s) * T + t) * K + k] + 32767) * step; };
   read.known = n => rows[n] !== undefined;
   return read;
@@ -276,10 +275,20 @@ function drawSaliency(image, maps, id, t) {
 function drawPlane(n, t, steps) {
   if (!byId("plane")) return;
   const K = data.K, names = facts.directions.names, x = Math.min(K - 1, state.x), y = Math.min(K - 1, state.y);
-  const points = { x: [], y: [], label: base ? base.label : [] };
-  if (base) for (let i = 0; i < base.n; i++) { points.x.push(base.c[i * K + x]); points.y.push(base.c[i * K + y]); }
+  const points = cloudOf(x, y);
   const path = Array.from({ length: steps }, (_, i) => [data.c[(n * data.T + i) * K + x], data.c[(n * data.T + i) * K + y]]);
   byId("plane").spots = drawScatter(byId("plane"), points, path, t, [`${names[x]} (sd)`, `${names[y]} (sd)`], new Map(facts.behaviours.map(b => [b.id, b.colour])));
+}
+
+const clouds = new Map();
+function cloudOf(x, y) {  // the base points in the plane of two directions
+  const key = `${x} ${y}`;
+  if (!clouds.has(key)) {
+    const points = { x: [], y: [], label: base ? base.label : [] };
+    if (base) for (let i = 0; i < base.n; i++) { points.x.push(base.c[i * data.K + x]); points.y.push(base.c[i * data.K + y]); }
+    clouds.set(key, points);
+  }
+  return clouds.get(key);
 }
 
 let barsRange = null;

@@ -28,6 +28,7 @@ document.addEventListener("focusin", e => { const found = tipOf(e.target); if (f
 document.addEventListener("keydown", e => { if (e.key === "Escape") hideTip(); keys(e); });
 
 function setTheme() {
+  colours.clear();
   if (state.theme) document.documentElement.dataset.theme = state.theme; else delete document.documentElement.dataset.theme;
 }
 

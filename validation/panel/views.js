@@ -190,8 +190,7 @@ async function openFigure() {
       if (byId(`film-${n}`)) drawFrame(byId(`film-${n}`), image, t);
       if (byId(`saliency-${n}`)) { const maps = await loadMaps(id), found = maps ? mapAt(maps, id, t, q, state.path) : null; drawMap(byId(`saliency-${n}`), image, t, found && found.map, ...facts.saliency.shape, found ? found.most : 1); }
       if (byId(`courses-${n}`)) drawCourses(byId(`courses-${n}`), [{ values: Array.from({ length: data.steps[n] }, (_, i) => data.value[n * data.T + i]), colour: colour("simulated") }], t, data.T, "value (return)");
-      if (byId(`path-${n}`)) { const K = data.K, x = Math.min(K - 1, state.x), y = Math.min(K - 1, state.y), points = { x: [], y: [], label: base ? base.label : [] };
-        if (base) for (let i = 0; i < base.n; i++) { points.x.push(base.c[i * K + x]); points.y.push(base.c[i * K + y]); }
+      if (byId(`path-${n}`)) { const K = data.K, x = Math.min(K - 1, state.x), y = Math.min(K - 1, state.y), points = cloudOf(x, y);
         drawScatter(byId(`path-${n}`), points, Array.from({ length: data.steps[n] }, (_, i) => [data.c[(n * data.T + i) * K + x], data.c[(n * data.T + i) * K + y]]), t, [names[x], names[y]], new Map(facts.behaviours.map(b => [b.id, b.colour]))); }
       if (byId(`bars-${n}`)) { const keep = state.fq; state.fq = q; const read = slopesOf(); state.fq = keep; drawBars(byId(`bars-${n}`), names.map((_, k) => data.c[(n * data.T + t) * data.K + k]), names.map((_, k) => read(n, t, k)), all, names); } })); };
   view.append(element("div", { class: "controls" }, button, scrub, step), element("div", { class: "cards" }, ...panels));
