@@ -108,7 +108,7 @@ function drawScatter(canvas, base, path, t, names, labelColours) {
     }
     canvas.cloudOf = key;
   }
-  context.drawImage(canvas.cloud, 0, 0, width, height);
+  if (canvas.cloud.width && canvas.cloud.height) context.drawImage(canvas.cloud, 0, 0, width, height);  // not of a hidden view
   context.strokeStyle = colour("ink"); context.lineWidth = 1.4; context.beginPath();
   path.forEach((p, i) => { const [x, y] = at(p); i ? context.lineTo(x, y) : context.moveTo(x, y); });
   context.stroke();
