@@ -19,7 +19,7 @@ from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from agents.semantic import Controller, SemanticAgent, SemanticOptions, save_semantic, semantic_loss_of
 from agents.trainer import Trainer
 from core import artefacts, config as cli
-from core.contracts import Step, UserError, VecEnv
+from core.contracts import EnvSpec, Step, UserError, VecEnv
 from core.directions import fingerprint
 from core.training import Stop, open_run
 from core.trees import Tree, detached, on
@@ -217,6 +217,18 @@ def semantic_of(config: TrainConfig) -> Semantic | None:
     return Semantic(config.semantic, Controller.of(config.semantic, game, mode))
 
 
+def agent_of(net: AgentConfig, spec: EnvSpec, semantic: Semantic | None) -> RecurrentAgent:
+    """A new agent."""
+    return RecurrentAgent(net, spec) if semantic is None else SemanticAgent(net, spec, semantic.options)
+
+
+def loss_for(drac: ConsistencyOptions, rng: np.random.Generator, semantic: Semantic | None) -> Callable[..., Any]:
+    """The loss of this kind of training."""
+    if semantic is not None:
+        return semantic_loss_of(*semantic)
+    return consistent_loss_of(drac, rng) if drac.consistency else loss_of
+
+
 def main(config: TrainConfig) -> None:
     semantic = semantic_of(config)
     fixed = (*FIXED, "policy") if semantic is None else (*FIXED, "policy", "semantic")
@@ -248,23 +260,15 @@ def train_agent(
     cli.seed_everything(config.seed)
     rng = np.random.default_rng(config.seed)
     env = make()
-    agent = (
-        RecurrentAgent(config.net, env.spec)
-        if semantic is None
-        else SemanticAgent(config.net, env.spec, semantic.options)
-    )
-    agent.to(device)
+    agent = agent_of(config.net, env.spec, semantic).to(device)
     drac.check(agent)
     run = open_run(config, stage, {}, fixed)
     collector = collector_of(agent, env, ppo, config.seed, device, None if semantic is None else semantic.controller)
     updates = max(1, ppo.total_steps // collector.collected)
     total = updates * collector.collected
     weights = () if semantic is None else (semantic.options.fdr_weight, semantic.options.vq_weight)
-    loss: Callable[..., Any] = consistent_loss_of(drac, rng) if drac.consistency else loss_of
-    if semantic is not None:
-        loss = semantic_loss_of(*semantic)
     trainer = Trainer(
-        config, agent, collector, loss, run, rng, device, total=total,
+        config, agent, collector, loss_for(drac, rng, semantic), run, rng, device, total=total,
         spacing=max(1, updates // max(1, config.checkpoints)) * collector.collected,
         note=lambda means: f"return {means['return_mean']:.2f}",
         beside=lambda rows: write_progress(run.path, progress_rows(rows, ppo, total, *weights)),

@@ -28,7 +28,7 @@ def main(argv: list[str]) -> None:
     import torch
 
     from agents.ppo import update
-    from agents.train import STAGE, Collector, TrainConfig, agent_of, loss_for
+    from agents.train import STAGE, Collector, TrainConfig, agent_of, loss_for, semantic_of
     from core.config import parse
     from envs.procgen import ProcgenEnv
 
@@ -43,13 +43,15 @@ def main(argv: list[str]) -> None:
             config = parse(TrainConfig, flags, STAGE)
             torch.manual_seed(1)
             env = ProcgenEnv(config.env, config.ppo.envs, 1)
-            agent, controller = agent_of(config, env.spec, torch.device("cpu"))
+            semantic = semantic_of(config)
+            controller = None if semantic is None else semantic.controller
+            agent = agent_of(config.net, env.spec, semantic)
             if controller is not None:
                 controller.weight, controller.refresh = 1.0, 10**9
-            collector = Collector(agent, env, config, torch.device("cpu"), controller)
+            collector = Collector(agent, env, config.ppo, config.seed, torch.device("cpu"), controller)
             adam = torch.optim.Adam(agent.parameters(), lr=5e-4, eps=1e-5)
             rng = np.random.default_rng(0)
-            sides[policy] = (agent, adam, collector, config.ppo, rng, loss_for(config, rng, controller))
+            sides[policy] = (agent, adam, collector, config.ppo, rng, loss_for(config.drac, rng, semantic))
         best = dict.fromkeys(sides, float("inf"))
         for turn in range(rounds + 1):
             for policy, (agent, adam, collector, ppo, rng, loss) in sides.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,31 +10,6 @@ import pytest
 from core import config as cli
 from core.artefacts import verify
 from tests.conftest import once
-
-LAID_OUT: list[bool] = []  # whether figures make room for their labels here, all the same
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_room_for_labels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """To make room for labels takes a fifth to a third of a stage's time at debug size.  Everyday tests do it for the
-    figures of one demo (``laid_out``) and else do without; where slow ones run too, it is always done."""
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    make_room = ConstrainedLayoutEngine.execute
-    with pytest.MonkeyPatch.context() as patch:
-        if request.config.getoption("markexpr") == "not slow":
-            patch.setattr(ConstrainedLayoutEngine, "execute", lambda *a: make_room(*a) if LAID_OUT else None)
-        yield
-
-
-@contextmanager
-def laid_out() -> Iterator[None]:
-    """Figures with room for their labels."""
-    LAID_OUT.append(True)
-    try:
-        yield
-    finally:
-        LAID_OUT.pop()
 
 
 def run_stage(module: object, config_name: str, argv: list[str]) -> None:

@@ -23,7 +23,6 @@ from core.artefacts import Result
 from core.contracts import UserError
 from core.stages import OF_AN_AGENT as STAGES, Stage
 from tests.conftest import write_agent, write_evaluation, write_simulator, write_study
-from tests.stages.conftest import laid_out
 from tests.stages.test_golden import check, numbers
 from validation import demo
 from validation.report import __main__ as report, contents, page
@@ -46,8 +45,7 @@ def run(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (out / "rollouts").mkdir()
         (out / "rollouts" / "half.h5").write_bytes(b"half")
         raise KeyboardInterrupt
-    with laid_out():
-        demo.main(config)
+    demo.main(config)
     return out
 
 

@@ -30,7 +30,7 @@ def read_all(path: Path) -> object:
 
 def reader_of(run: str, name: str) -> Callable[[Path], object]:
     """What stages read this file with."""
-    if name in ("config.json", "curve.csv"):
+    if name in ("config.json", "curve.csv", "progress.csv"):
         return lambda path: artefacts.load_bytes(path, name)
     if run == "agent":
         return lambda path: load_agent(path, name=name if name.endswith(".safetensors") else artefacts.WEIGHTS)

@@ -58,6 +58,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_agent(root / "runs" / name)
     for name in ("simulator", "rollouts", "samples", "hidden_states", "behaviours"):  # else a note says there are none
         (root / "runs" / name).mkdir()
+    (root / "runs" / "semantics").mkdir(exist_ok=True)
+    (root / "runs" / "semantics" / "causes.json").write_text("{}")  # a configuration that a stage writes
     return root
 
 
