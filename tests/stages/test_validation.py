@@ -94,7 +94,7 @@ def test_interventions_stage(dirs):
     # The same start, so the same first frame with and without; the simulated one is the simulator's picture of it.
     film = result.arrays["film/0"]
     assert np.array_equal(film[:, 0, 0], film[:, 1, 0]) and np.array_equal(film[:, 2, 0], film[:, 3, 0])
-    assert {r["event"] for r in result.tables["needs"]} == {"ending", "reward"}  # the planted world has no own
+    assert {r["event"] for r in result.tables["needs"]} == {"death", "jump_started", "reward"}  # the game's own
 
 
 def study_of(dirs, file, out):
