@@ -211,7 +211,8 @@ def course_of(
     """A course from what its steps gave; ``ends`` [R, T-1] are probabilities of ending (0 or 1 where it is known)."""
     hard = (ends > 0.5).to(ends.dtype)
     goes_on = torch.cat([torch.ones_like(value[:, :1]), 1 - ends], 1).cumprod(1)
-    return Course(logits, value, reward, goes_on, h, one_hot, hard + (ends - ends.detach()), told if told is None or told.shape[-1] else None)
+    asked = None if told is None or not told.shape[-1] else told
+    return Course(logits, value, reward, goes_on, h, one_hot, hard + (ends - ends.detach()), asked)
 
 
 def course_along(moments: Sequence[Moment]) -> Course:
