@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from agents.recurrent import load_agent
 from core import artefacts, config as cli
 from core.directions import fingerprint
+from envs.registry import make
 from generative import bundle
 from generative.simulator import as_module, load_simulator
+from generative.starts import begin_at
 
-SHIPPED = Path(__file__).resolve().parents[2] / "bundles" / "coinrun-demo"
+BUNDLES = Path(__file__).resolve().parents[2] / "bundles"
+SHIPPED = [BUNDLES / "coinrun-demo", BUNDLES / "coinrun-context"]
 
 
 def test_a_bundle_holds_the_same_agent_and_a_rounded_simulator(pipeline: Path, tmp_path: Path) -> None:
@@ -33,12 +37,29 @@ def test_a_bundle_holds_the_same_agent_and_a_rounded_simulator(pipeline: Path, t
     assert str(pipeline) not in json.dumps(training)
 
 
-@pytest.mark.parametrize("part", ["agent", "simulator"])
-def test_the_shipped_bundle_is_whole(part: str) -> None:
-    assert artefacts.verify(SHIPPED / part) == []
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.name)
+def test_a_shipped_bundle_is_whole_around_its_agent_and_within_its_size(shipped: Path) -> None:
+    assert artefacts.verify(shipped / "agent") == [] == artefacts.verify(shipped / "simulator")
+    simulator, agent = load_simulator(shipped / "simulator"), load_agent(shipped / "agent")
+    assert fingerprint(simulator.agent) == fingerprint(agent) == fingerprint(load_agent(SHIPPED[0] / "agent"))
+    assert sum(p.stat().st_size for p in shipped.rglob("*") if p.is_file()) <= 25e6
 
 
-def test_the_shipped_simulator_is_around_the_shipped_agent_and_within_its_size() -> None:
-    simulator, agent = load_simulator(SHIPPED / "simulator"), load_agent(SHIPPED / "agent")
-    assert fingerprint(simulator.agent) == fingerprint(agent)
-    assert sum(p.stat().st_size for p in SHIPPED.rglob("*") if p.is_file()) <= 25e6
+def test_the_context_world_that_is_shipped_foretells_a_step_of_the_real_game_better_than_a_held_frame() -> None:
+    simulator = load_simulator(SHIPPED[1] / "simulator")
+    world, rng = simulator.world, np.random.default_rng(0)
+    env = make(simulator.agent.spec, 16, threads=1, split="held_out")
+    shown = [env.reset(0).obs["frames"]]
+    for _ in range(8):  # by random actions, as in half of the slots that it was trained on
+        action = rng.integers(9, size=16)
+        step = env.step(action)
+        shown.append(step.obs["frames"])
+    env.close()
+    goes_on = ~step.is_first
+    window = torch.from_numpy(np.stack(shown[-4:-1], 1)[goes_on])
+    with torch.no_grad():
+        state, begun = begin_at(world, {"frames": window})
+        foretold = world.step(state, torch.eye(15)[action[goes_on]])[1].obs["frames"]
+    real = torch.from_numpy(shown[-1][goes_on]) / 255
+    error = [float((x - real).square().mean()) for x in (foretold, begun.obs["frames"])]
+    assert goes_on.sum() >= 8 and error[0] < 0.5 * error[1]
