@@ -57,7 +57,8 @@ def _figure_class() -> Any:
             engine = self.get_layout_engine()
             if self.laying and engine is not None:
                 self.laying = False
-                engine.execute(self)
+                if self.axes:
+                    engine.execute(self)
             else:
                 super().draw(renderer)
 

@@ -130,7 +130,9 @@ def rows_of(course: Course, measures: Measures) -> Rows:
     if course.h_RTH is None or course.action_RTA is None or course.ended_RT is None:
         raise ValueError("events need a course with hidden states, actions and endings")
     now = slice(0, course.reward_RT.shape[1])
-    truth = {} if told is None else {name: told[:, now, m] for m, name in enumerate(measures.truths)}
+    truth = {}
+    if told is not None and told.shape[-1]:  # a simulator tells none
+        truth = {name: told[:, now, m] for m, name in enumerate(measures.truths)}
     return Rows(
         course.value_RT[:, now], course.reward_RT, course.ended_RT, course.action_RTA[:, now],
         course.logits_RTA[:, now], (course.h_RTH[..., :0] if basis is None else basis.project(course.h_RTH))[:, now],
@@ -211,8 +213,8 @@ def course_of(
     """A course from what its steps gave; ``ends`` [R, T-1] are probabilities of ending (0 or 1 where it is known)."""
     hard = (ends > 0.5).to(ends.dtype)
     goes_on = torch.cat([torch.ones_like(value[:, :1]), 1 - ends], 1).cumprod(1)
-    asked = None if told is None or not told.shape[-1] else told
-    return Course(logits, value, reward, goes_on, h, one_hot, hard + (ends - ends.detach()), asked)
+    told = logits[..., :0] if told is None else told
+    return Course(logits, value, reward, goes_on, h, one_hot, hard + (ends - ends.detach()), told)
 
 
 def course_along(moments: Sequence[Moment]) -> Course:
