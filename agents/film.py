@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 import tyro
 
 from core import artefacts, config as cli
-from core.contracts import UserError
-from core.directions import direction_ids, load_basis
+from core.contracts import EnvSpec, UserError
+from core.directions import Basis, direction_ids, load_basis
 from core.episodes import RolloutStore
 from core.figures import enlarged, font_of, minus, rgb
 from core.progress import bar
@@ -79,14 +80,18 @@ class Part(NamedTuple):
 
 
 class Direction(NamedTuple):
-    """A direction of the hidden state: how far [T] states [T, H] lie along it."""
+    """One direction of a basis of hidden states."""
 
-    name: str
-    mean_H: np.ndarray
-    weight_H: np.ndarray
+    basis: Basis
+    number: int
+
+    @property
+    def name(self) -> str:
+        return self.basis.names[self.number]
 
     def along(self, h_TH: np.ndarray) -> np.ndarray:
-        out: np.ndarray = (h_TH - self.mean_H) @ self.weight_H
+        """How far states [T, H] lie along it, [T]."""
+        out: np.ndarray = self.basis.project(torch.from_numpy(h_TH))[:, self.number].numpy()
         return out
 
 
@@ -164,22 +169,15 @@ def directions_of(config: FilmConfig, agent: str | None) -> list[Direction]:
         basis = load_basis(config.basis, kind, agent)
         (i,) = direction_ids([word], kind, "--directions")
         basis.check([i])
-        weight = (basis.project_HK[:, i] / basis.std_H).double().numpy()
-        found.append(Direction(basis.names[i], basis.mean_H.double().numpy(), weight))
+        found.append(Direction(basis, i))
     return found
-
-
-def action_text(action: np.ndarray, names: Sequence[str], parts: Sequence[int]) -> str:
-    """An action int [] or [parts] in words."""
-    starts = np.cumsum([0, *parts])[:-1]
-    return ", ".join(names[int(s + a)] for s, a in zip(starts, np.atleast_1d(action), strict=True))
 
 
 class Camera:
     """Draws the film's frames; the axes of a course are the same in every column and row."""
 
-    def __init__(self, rows: Sequence[Sequence[Reel]], names: Sequence[str], parts: Sequence[int]) -> None:
-        self.rows, self.names, self.parts = rows, names, parts
+    def __init__(self, rows: Sequence[Sequence[Reel]], spec: EnvSpec) -> None:
+        self.rows, self.spec, self.parts = rows, spec, spec.parts
         reels = [reel for row in rows for reel in row]
         self.steps = max(len(reel.frames) for reel in reels)
         height, width = reels[0].frames.shape[1:3]
@@ -225,7 +223,7 @@ class Camera:
         if over:
             draw.text((x + 6, top + 4), f"over after step {len(reel.action)}", fill=PALE, font=self.font)
         elif now < len(reel.action):
-            text = action_text(reel.action[now], self.names, self.parts)
+            text = self.spec.in_words(reel.action[now].tolist())
             draw.text((x + 6, top + 4), f"step {now}: {text}", fill=INK, font=self.font)
         else:
             draw.text((x + 6, top + 4), f"step {now}", fill=INK, font=self.font)
@@ -278,7 +276,7 @@ def main(config: FilmConfig) -> None:
     rows = [
         [reel_of(part, field, directions, config.steps) for part in row] for row in parts_of(config, store, episodes)
     ]
-    camera = Camera(rows, store.spec.action_names, store.spec.parts)
+    camera = Camera(rows, store.spec)
     inputs = {"rollouts": config.rollouts} | {f"beside_{i}": path for i, path in enumerate(config.beside)}
     inputs |= {} if config.basis is None else {"basis": config.basis}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:

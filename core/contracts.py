@@ -117,6 +117,12 @@ class EnvSpec:
         """Choices of each part of an action; one part where the world names none."""
         return tuple(self.action_parts.values()) or (self.n_actions,)
 
+    def in_words(self, action: int | Sequence[int]) -> str:
+        """An action by its name, one a part."""
+        numbers = action if isinstance(action, Sequence) else [action]
+        first = [sum(self.parts[:i]) for i in range(len(self.parts))]
+        return ", ".join(self.action_names[at + i] for at, i in zip(first, numbers, strict=True))
+
     @property
     def settings(self) -> dict[str, Any]:
         """The options that make it this world; which pool of levels its starts are drawn from is not among them."""

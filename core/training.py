@@ -263,8 +263,7 @@ def open_run(
     now = cli.to_json(config)
     before: Any = cli.merge(cli.to_json_defaults(type(config)), saved["config"])  # an earlier version lacks keys
     for key in fixed:
-        was: Any = before
-        is_: Any = now
+        was, is_ = before, now
         for part in key.split("."):
             was, is_ = was.get(part), is_[part]
         if was != is_:

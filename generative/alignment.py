@@ -9,6 +9,7 @@ Frames are planes here, [N, C, 64, 64]; a block is 4 x 4 pixels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -107,28 +108,31 @@ def pooled(x: Tensor, size: int) -> Tensor:
     return averaging(x.shape[-2]) @ (x @ averaging(x.shape[-1]).T)
 
 
+def gaps_at_shifts(last: Tensor, now: Tensor, reach: tuple[int, int], every: int = 1) -> Iterator[Tensor]:
+    """Absolute differences [N, H, W] of ``now`` [N, H, W] from ``last`` at every shift, row by row of shifts.
+
+    Beyond its edge the pixels of ``last`` are repeated.  every: pixels of ``last`` from one of ``now`` to the next.
+    """
+    height, width = last.shape[1:]
+    padded = F.pad(last[:, None], (reach[1], reach[1], reach[0], reach[0]), mode="replicate")[:, 0]
+    for y in range(2 * reach[0] + 1):
+        for x in range(2 * reach[1] + 1):
+            yield (padded[:, y : y + height : every, x : x + width : every] - now).abs()
+
+
 def shift_costs(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
     """Mean absolute differences [N, 16, 16, rows, columns] of every block of the frames ``now`` from ``last`` at every
     shift; of the mean over their channels."""
-    last, now = last.mean(1), now.mean(1)
-    padded = F.pad(last[:, None], (reach[1], reach[1], reach[0], reach[0]), mode="replicate")[:, 0]
-    costs = []
-    for y in range(2 * reach[0] + 1):
-        for x in range(2 * reach[1] + 1):
-            gap = (padded[:, y : y + SIDE, x : x + SIDE] - now).abs()
-            costs.append(pooled(gap, PATCH))
-    return torch.stack(costs, -1).unflatten(-1, (2 * reach[0] + 1, 2 * reach[1] + 1))
+    gaps = gaps_at_shifts(last.mean(1), now.mean(1), reach)
+    return torch.stack([pooled(gap, PATCH) for gap in gaps], -1).unflatten(-1, (2 * reach[0] + 1, 2 * reach[1] + 1))
 
 
 def coarse_costs(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
     """``shift_costs`` at half the resolution, of every second shift: maps [N, K, 16, 16].  Where parts of a frame came
     from is hard to read off two frames by small convolutions, and plain here."""
     last, now = (pooled(x.mean(1), 2) for x in (last, now))
-    rows, columns = reach[0] // 2, reach[1] // 2
-    padded = F.pad(last[:, None], (columns, columns, rows, rows), mode="replicate")[:, 0]
-    shifts = [(y, x) for y in range(2 * rows + 1) for x in range(2 * columns + 1)]
-    gaps = [(padded[:, y : y + SIDE // 2, x : x + SIDE // 2] - now).abs() for y, x in shifts]
-    return pooled(torch.stack(gaps, 1), PATCH // 2)
+    gaps = gaps_at_shifts(last, now, (reach[0] // 2, reach[1] // 2))
+    return pooled(torch.stack(list(gaps), 1), PATCH // 2)
 
 
 def whole_odds(last: Tensor, now: Tensor, reach: tuple[int, int], scale: Tensor) -> Tensor:
@@ -138,16 +142,9 @@ def whole_odds(last: Tensor, now: Tensor, reach: tuple[int, int], scale: Tensor)
     The shares are a softmax of the mean absolute differences at every shift, of every second pixel of every second row
     (all of the earlier frame), of the mean over channels; scale: how many nats a difference of 1 is worth.
     """
-    last, now = last.mean(1), now.mean(1)[:, ::2, ::2]
-    padded = F.pad(last[:, None], (reach[1], reach[1], reach[0], reach[0]), mode="replicate")[:, 0]
-    rows, columns = (2 * r + 1 for r in reach)
-    gaps = [
-        (padded[:, y : y + SIDE : 2, x : x + SIDE : 2] - now).abs().mean((1, 2))
-        for y in range(rows)
-        for x in range(columns)
-    ]
-    odds = (-scale * torch.stack(gaps, -1)).log_softmax(-1)
-    each = odds.unflatten(-1, (rows, columns))
+    gaps = gaps_at_shifts(last.mean(1), now.mean(1)[:, ::2, ::2], reach, every=2)
+    odds = (-scale * torch.stack([gap.mean((1, 2)) for gap in gaps], -1)).log_softmax(-1)
+    each = odds.unflatten(-1, (2 * reach[0] + 1, 2 * reach[1] + 1))
     return torch.cat([odds, each.logsumexp(2), each.logsumexp(1)], -1)
 
 

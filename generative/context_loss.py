@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from core.roll import Simulator, gumbel, one_hot
-from core.trees import each, unflatten
+from core.trees import unflatten
 from generative.alignment import SIDE, Shifts, expected_cost, shift_costs
 from generative.context import ContextWorld, Seen
-from generative.losses import Batch, LossConfig, agent_loss, states_before, uniformity
+from generative.losses import Batch, LossConfig, agent_loss, seen_by_agent, states_before, uniformity
 from generative.nets import FRAME, clamp_straight_through
 from generative.recurrent_world import WorldPath
 from generative.rssm import choose, kl
@@ -257,9 +257,7 @@ def decisive_pixels(simulator: Simulator[ContextWorld], frames: Tensor, batch: B
     size, length = batch.seen.shape
     with torch.enable_grad():
         planes = frames.flatten(0, 1).detach().requires_grad_()
-        with world.precision.cast(planes.device):
-            seen = agent.encode(world.as_shown(planes))
-        seen = each(lambda x: x.float() if x.dtype == torch.bfloat16 else x, seen)
+        seen = seen_by_agent(simulator, world.as_shown(planes))
         before = unflatten(states_before(agent, seen, batch.state_before, length), agent.initial(size))
         goes_on = torch.zeros(size * length, dtype=torch.bool, device=planes.device)
         logits, value = agent.heads(seen, agent.advance(seen, before, goes_on))

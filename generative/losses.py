@@ -219,6 +219,13 @@ def states_before(agent: Agent, seen: Tree, start_BS: Tensor, length: int) -> Te
     return torch.stack(states, 1).flatten(0, 1)
 
 
+def seen_by_agent(simulator: Simulator[Any], obs: Mapping[str, Tensor]) -> Tree:
+    """What the agent makes of observations, encoded in the precision of the training, given in full precision."""
+    with simulator.world.precision.cast(next(iter(obs.values())).device):
+        out = simulator.agent.encode(obs)
+    return each(lambda x: x.float() if x.dtype == torch.bfloat16 else x, out)
+
+
 def agent_loss(
     simulator: Simulator[Any],
     decoded: Mapping[str, Tensor],
@@ -229,16 +236,10 @@ def agent_loss(
 ) -> tuple[Tensor, Tensor]:
     """Half the squared distances [B, L] of the agent's hidden state along decoded frames [B * L] from the recorded one,
     and of what its encoder makes of them from what it makes of the real ones."""
-    sim, agent = simulator.world, simulator.agent
+    agent = simulator.agent
     size, length = batch.seen.shape
     seen = batch.seen.float()
-
-    def seen_by_agent(obs: Mapping[str, Tensor]) -> Tree:
-        with sim.precision.cast(seen.device):
-            out = agent.encode(obs)
-        return each(lambda x: x.float() if x.dtype == torch.bfloat16 else x, out)
-
-    agent_seen = seen_by_agent(decoded)
+    agent_seen = seen_by_agent(simulator, decoded)
     # A frame answers for its own step only, which keeps the gradient of the agent's recurrence short;
     # so the states before can be found without a graph, and the steps with one all at once.
     like, goes_on = agent.initial(size), torch.zeros(size * length, dtype=torch.bool, device=seen.device)
@@ -249,7 +250,7 @@ def agent_loss(
     feature = torch.zeros_like(seen)
     if config.feature_weight:
         with torch.no_grad():
-            real = seen_by_agent(target)
+            real = seen_by_agent(simulator, target)
         gap = flatten(agent_seen) - flatten(real)
         feature = 0.5 * gap.unflatten(0, (size, length)).square().sum(-1) * seen
     return agent_h, feature

@@ -11,9 +11,6 @@ beside how long an episode is, and the exponents along recorded episodes, say ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
 
 from agents.load import load_agent
@@ -24,16 +21,10 @@ from analysis.dynamics.recurrence import Recurrence
 from analysis.dynamics.tables import analyse, summary
 from analysis.shared.sources import check_made_from, open_stores
 from core import artefacts, config as cli
-from core.contracts import EnvSpec, UserError
+from core.contracts import UserError
 from core.directions import fingerprint, load_basis
 
 STAGE = "dynamics"
-
-
-def in_words(choices: Sequence[int], spec: EnvSpec) -> str:
-    """An action by its name, one a part."""
-    first = np.cumsum([0, *spec.parts[:-1]])
-    return ", ".join(spec.action_names[i] for i in first + np.array(choices))
 
 
 def main(config: DynamicsConfig) -> None:
@@ -71,7 +62,7 @@ def main(config: DynamicsConfig) -> None:
         with artefacts.new_run(config.out, STAGE, config, used, overwrite=config.overwrite) as run:
             result = analyse(memory, recorded, inputs, config, basis)
             for row in result.tables["points"]:
-                row["action"] = in_words(row["action"], agent.spec)
+                row["action"] = agent.spec.in_words(row["action"])
             result.save(run.path)
             draw(result, store, run.path, config.slow_steps)
             run.facts = {"agent": name}

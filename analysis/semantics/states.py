@@ -5,7 +5,6 @@ N steps, C codes, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from analysis.shared.sources import open_stores
 from analysis.shared.truths import levels_of
 from analysis.shared.units import spread_over_episodes, units
 from core.artefacts import load_json
+from core.config import read_json
 from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
@@ -108,7 +108,7 @@ def read_names(path: Path | None, codes: int) -> dict[int, str]:
     out = {c: f"code {c}" for c in range(codes)}
     if path is None:
         return out
-    data = load_json(path.parent, path.name) if (path.parent / "manifest.json").exists() else _bare(path)
+    data = load_json(path.parent, path.name) if (path.parent / "manifest.json").exists() else read_json(path)
     if not isinstance(data, dict):
         raise UserError(f"{path} must name codes, as {{'0': 'a name', ...}}")
     for key, name in data.items():
@@ -118,12 +118,6 @@ def read_names(path: Path | None, codes: int) -> dict[int, str]:
             raise UserError(f"{path}: the name of code {key} must be one line of text, not {name!r}")
         out[int(key)] = name.strip()
     return out
-
-
-def _bare(path: Path) -> object:
-    from core.config import read_json
-
-    return read_json(path)
 
 
 def runs_of(label_N: np.ndarray, episode_N: np.ndarray) -> np.ndarray:
@@ -138,8 +132,3 @@ def episodes_for(index_N2: np.ndarray, rows: int) -> np.ndarray:
     ends = np.flatnonzero(np.r_[index_N2[1:, 0] != index_N2[:-1, 0], True]) + 1
     stop = int(ends[min(int(np.searchsorted(ends, rows)), len(ends) - 1)])
     return np.arange(stop)
-
-
-def words_of(codes: Sequence[int], names: dict[int, str]) -> str:
-    """Codes by name, for a sentence."""
-    return ", ".join(names[c] for c in codes)

@@ -11,7 +11,7 @@ import torch
 
 from agents import film
 from analysis import hidden_states
-from core.contracts import UserError
+from core.contracts import EnvSpec, UserError
 from core.directions import load_basis
 from core.episodes import RolloutStore
 from tests.stages.conftest import run_stage
@@ -94,5 +94,8 @@ def test_mistakes_are_one_line(pipeline: Path, tmp_path: Path, argv: list[str], 
 
 
 def test_an_action_of_several_parts_is_named_part_by_part() -> None:
-    assert film.action_text(np.array(2), ["a", "b", "c"], (3,)) == "c"
-    assert film.action_text(np.array([1, 0]), ["n", "s", "hold", "hit"], (2, 2)) == "s, hold"
+    one = EnvSpec(env_id="x", obs={}, action_names=("a", "b", "c"), slots=1)
+    assert one.in_words(2) == "c"
+    names = ("n", "s", "hold", "hit")
+    two = EnvSpec(env_id="x", obs={}, action_names=names, action_parts={"move": 2, "do": 2}, slots=1)
+    assert two.in_words([1, 0]) == "s, hold"
