@@ -1,4 +1,4 @@
-"""The table of stages: complete, true of the configurations, and what README and the packages' lists are made from."""
+"""The table of stages: complete, true of the configurations, and what docs/stages.md and the packages' lists are made from."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def test_a_default_that_is_not_there_names_the_command_that_writes_it(
 
 
 def rows() -> list[tuple[str, list[str]]]:
-    """(what it is for, words of the command) of README's tables of stages."""
-    text = (ROOT / "README.md").read_text()
+    """(what it is for, words of the command) of the tables of stages."""
+    text = (ROOT / "docs" / "stages.md").read_text()
     return [(does, shlex.split(line)) for does, line in re.findall(r"^\| ([^|]+) \| `python ([^`]+)` \|", text, re.M)]
 
 
@@ -131,9 +131,16 @@ def stage_of(words: list[str]) -> str:
     return next(name for name, stage in STAGES.items() if stage.command == program)
 
 
-def test_readme_lists_the_stages_of_the_table_in_its_order() -> None:
+def test_docs_list_the_stages_of_the_table_in_its_order() -> None:
     listed = [name for does, words in rows() if (name := stage_of(words)) and does == STAGES[name].does]
     assert listed == [name for name in (*OF_AN_AGENT, *OF_ALL, *OF_POLICIES) if name not in ("bundle", "demo")]
+
+
+def test_docs_say_of_stages_what_they_ask_and_how_they_can_mislead() -> None:
+    """By the names that the table of stages gives them."""
+    text = (ROOT / "docs" / "stages.md").read_text().partition("| stage | asks |")[2]
+    said = re.findall(r"^\| ([^|]+) \| [^|]+\? \| [^|]+ \| [^|]+ \|$", text, re.M)
+    assert len(said) == len(set(said)) > 20 and set(said) <= {stage.does for stage in STAGES.values()}
 
 
 @pytest.mark.parametrize("package", ["analysis", "validation"])
