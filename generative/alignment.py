@@ -1,8 +1,6 @@
-"""A frame's blocks moved by whole pixels, with a gradient for how far.
+"""A frame's blocks moved, with a gradient for how far.
 
-What a game shows next is mostly what it shows now, somewhere else.  A gather of whole pixels copies it without blur,
-but has no gradient with respect to the shift.  It is given that of the expectation over the shift that was taken and
-its neighbours, under the probabilities of the shifts (straight-through; Bengio et al. 2013, arXiv:1308.3432).
+What a game shows next is mostly what it shows now, somewhere else, and rarely a whole number of pixels away.
 
 Frames are planes here, [N, C, 64, 64]; a block is 4 x 4 pixels.
 """
@@ -20,6 +18,9 @@ from generative.nets import FRAME, PATCH
 
 SIDE = FRAME[0]
 BLOCKS = SIDE // PATCH  # along a side
+FINE = 2  # pixels around the best coarse shift of a whole frame
+LEVEL = 1e-4  # mean absolute difference from a neighbour below which a shift's cost is level
+ELSEWHERE = 0.02  # probability that a part does not move as the whole
 
 
 class Shifts(NamedTuple):
@@ -52,21 +53,6 @@ def to_planes(blocks: Tensor, dtype: torch.dtype) -> Tensor:
     return apart.to(dtype, memory_format=torch.contiguous_format).reshape(n, channels, SIDE, SIDE)
 
 
-def moved(planes: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Every block at its shift, int64 [N, 16, 16] each; beyond the frame's edge its pixels are repeated."""
-    n = len(planes)
-    at = torch.arange(SIDE, device=planes.device)
-
-    def source(shift: Tensor, own: Tensor) -> Tensor:
-        whole = shift[:, :, None, :, None] + own
-        return whole.clamp(0, SIDE - 1)
-
-    y = source(row, at.reshape(BLOCKS, PATCH, 1, 1))
-    x = source(column, at.reshape(BLOCKS, PATCH))
-    index = (y * SIDE + x).reshape(n, 1, -1).expand(-1, planes.shape[1], -1)
-    return planes.flatten(2).gather(2, index).unflatten(2, (SIDE, SIDE))
-
-
 def share_of_neighbours(logits: Tensor, shift: Tensor) -> Tensor:
     """Probabilities [N, 16, 16, 3] of a shift and of the ones before and after it, among these; 0 beyond the reach."""
     last = logits.shape[-1] - 1
@@ -75,27 +61,29 @@ def share_of_neighbours(logits: Tensor, shift: Tensor) -> Tensor:
     return near.masked_fill((at < 0) | (at > last), -torch.inf).softmax(-1)
 
 
-def expected(planes: Tensor, shifts: Shifts, row: Tensor, column: Tensor) -> Tensor:
-    """The expectation of every block over the 3 x 3 shifts around one: the soft form, by whose gradient the logits are
-    moved."""
-    y, x = share_of_neighbours(shifts.rows, row), share_of_neighbours(shifts.columns, column)
-    out = torch.zeros_like(planes)
-    for i in range(3):
-        for j in range(3):
-            share = (y[..., i] * x[..., j]).repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)
-            out = out + share[:, None] * moved(planes, row + i - 1, column + j - 1)
-    return out
+def around(planes: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """Every block at its shift, int64 [N, 16, 16] each, and the pixels next to it: [N, C, 16, 16, 6, 6]; beyond the
+    frame's edge its pixels are repeated."""
+    n, channels = planes.shape[:2]
+    first = PATCH * torch.arange(BLOCKS, device=planes.device)
+    own = torch.arange(-1, PATCH + 1, device=planes.device)
+    y = (first[:, None, None] + row[..., None] + own).clamp(0, SIDE - 1)
+    x = (first[:, None] + column[..., None] + own).clamp(0, SIDE - 1)
+    index = (y[..., :, None] * SIDE + x[..., None, :]).reshape(n, 1, -1).expand(-1, channels, -1)
+    return planes.flatten(2).gather(2, index).unflatten(2, (BLOCKS, BLOCKS, PATCH + 2, PATCH + 2))
 
 
 def align(planes: Tensor, shifts: Shifts) -> Tensor:
-    """Every block at its likeliest shift.  Backward, a gradient passes to the frame as through this copy, and to the
-    logits as through ``expected``."""
+    """Every block from where its likeliest shift says: the expectation over this shift and the ones next to it, 3 x 3,
+    under the probabilities of the shifts.  A part that moves by a fraction of a pixel is interpolated so, and how far
+    it moves has a gradient, exact as long as another shift does not become the likeliest."""
     row, column = shifts.likeliest
-    copy = moved(planes, row, column)
-    if torch.is_grad_enabled() and (shifts.rows.requires_grad or shifts.columns.requires_grad):
-        soft = expected(planes.detach(), shifts, row, column)
-        copy = copy + (soft - soft.detach())
-    return copy
+    out = around(planes, row, column)
+    y, x = (share_of_neighbours(*both)[:, None] for both in ((shifts.rows, row), (shifts.columns, column)))
+    for share, axis in ((y, -2), (x, -1)):
+        parts = (out.narrow(axis, i, PATCH) * share[..., i, None, None] for i in range(3))
+        out = sum(parts, start=next(parts))
+    return out.transpose(3, 4).reshape(planes.shape)
 
 
 def pooled(x: Tensor, size: int) -> Tensor:
@@ -135,17 +123,47 @@ def coarse_costs(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
     return pooled(torch.stack(list(gaps), 1), PATCH // 2)
 
 
-def whole_odds(last: Tensor, now: Tensor, reach: tuple[int, int], scale: Tensor) -> Tensor:
-    """How the frames ``now`` as wholes have moved from ``last``: the logarithms of the shares of all shifts, then of
-    those of rows and of columns, [N, rows * columns + rows + columns].
+def whole_shift(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
+    """How far the frames ``now`` as wholes have moved from ``last``, in fractions of pixels, (down, right) [N, 2]; of
+    the means over channels.
 
-    The shares are a softmax of the mean absolute differences at every shift, of every second pixel of every second row
-    (all of the earlier frame), of the mean over channels; scale: how many nats a difference of 1 is worth.
+    The shift of the least mean absolute difference, first among all within the reach, of every fourth pixel of every
+    fourth row, then among 5 x 5 around that one, of all pixels; then where two lines of equal slope through its cost
+    and those of its neighbours meet (equiangular fit; Shimizu & Okutomi 2005).
     """
-    gaps = gaps_at_shifts(last.mean(1), now.mean(1)[:, ::2, ::2], reach, every=2)
-    odds = (-scale * torch.stack([gap.mean((1, 2)) for gap in gaps], -1)).log_softmax(-1)
-    each = odds.unflatten(-1, (2 * reach[0] + 1, 2 * reach[1] + 1))
-    return torch.cat([odds, each.logsumexp(2), each.logsumexp(1)], -1)
+    last, now = last.mean(1), now.mean(1)
+    count, (height, width) = len(now), now.shape[1:]
+    with torch.no_grad():
+        coarse = torch.stack([g.mean((1, 2)) for g in gaps_at_shifts(last, now[:, ::4, ::4], reach, every=4)], -1)
+        best = coarse.argmin(-1)
+    columns = 2 * reach[1] + 1
+    corner = torch.stack([best // columns, best % columns], -1)  # of the window within the padded frame
+    sides = (reach[1] + FINE, reach[1] + FINE, reach[0] + FINE, reach[0] + FINE)
+    padded = F.pad(last[:, None], sides, mode="replicate")[:, 0]
+    rows, along = (
+        corner[:, i, None] + torch.arange(n + 2 * FINE, device=now.device) for i, n in enumerate((height, width))
+    )
+    window = padded[torch.arange(count, device=now.device)[:, None, None], rows[:, :, None], along[:, None, :]]
+    near = range(2 * FINE + 1)
+    gaps = [(window[:, y : y + height, x : x + width] - now).abs().mean((1, 2)) for y in near for x in near]
+    costs = torch.stack(gaps, -1).unflatten(-1, (2 * FINE + 1, 2 * FINE + 1))
+    least = costs.flatten(1).argmin(-1)
+    at = torch.stack([least // len(near), least % len(near)], -1).clamp(1, 2 * FINE - 1)
+    index = torch.arange(count, device=now.device)
+    (y, x), middle = at.unbind(-1), costs[index, at[:, 0], at[:, 1]]
+    before = torch.stack([costs[index, y - 1, x], costs[index, y, x - 1]], -1)
+    after = torch.stack([costs[index, y + 1, x], costs[index, y, x + 1]], -1)
+    slope = (torch.maximum(before, after) - middle[:, None]).clamp_min(LEVEL)
+    part = ((before - after) / (2 * slope)).clamp(-0.5, 0.5)
+    return (corner + at - FINE - torch.tensor(reach, device=now.device)).to(part.dtype) + part
+
+
+def around_shift(shift: Tensor, spread: Tensor, reach: int) -> Tensor:
+    """Log-probabilities [N, 2 * reach + 1] of whole shifts along an axis where the true one is about ``shift`` [N]:
+    normal of a standard deviation of ``spread`` pixels, and a little of all."""
+    whole = torch.arange(-reach, reach + 1, device=shift.device, dtype=shift.dtype)
+    near = (-0.5 * ((whole - shift[:, None]) / spread).square()).softmax(-1)
+    return ((1 - ELSEWHERE) * near + ELSEWHERE / len(whole)).log()
 
 
 def coarse_shifts(reach: tuple[int, int]) -> int:

@@ -1,9 +1,9 @@
 """A world that sees what it showed: its state holds the last two frames beside what it remembers.
 
-The next frame is painted from the last one.  Its blocks are moved by whole pixels (generative.alignment); per pixel,
-masks choose between the moved frame, the same a pixel further up, down, left or right, the unmoved one and a generated
-one, which is the moved frame and a residual.  The stochastic state s enters the picture by the residual alone, so that
-what can be copied is never put into it.  The memory d, a map of 8 x 8 cells, keeps what has left the view.
+The next frame is painted from the last one.  Its blocks are moved (generative.alignment); per pixel, masks choose
+between the moved frame, the same a pixel further up, down, left or right, the unmoved one and a generated one, which is
+the moved frame and a residual.  The stochastic state s enters the picture by the residual alone, so that what can be
+copied is never put into it.  The memory d, a map of 8 x 8 cells, keeps what has left the view.
 
 In order, within a step: what the last two frames show (near: 16 x 16 cells, far: 8 x 8), d_t from d, s, the action and
 far; s_t by its prior, from d_t; the picture from near, d_t, the action and s_t; reward and ending from the picture's
@@ -28,11 +28,12 @@ from generative.alignment import (
     SIDE,
     Shifts,
     align,
+    around_shift,
     coarse_costs,
     coarse_shifts,
     to_blocks,
     to_planes,
-    whole_odds,
+    whole_shift,
 )
 from generative.fields import Scale, as_read, error_of_field, one_frame
 from generative.nets import (
@@ -57,7 +58,7 @@ from generative.rssm import GridRSSM, ModelConfig, choose
 NEAR = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))  # pixels by which masks can correct where a part was moved to
 CANDIDATES = len(NEAR) + 2  # of a pixel; besides: the unmoved frame, the generated one
 COST_SCALE = 5.0  # mean absolute differences are small numbers
-SHARPNESS = 250.0  # nats by which a shift is less likely whose mean absolute difference is larger by 1, untrained
+SPREAD = 0.4  # pixels, an untrained world's about how far a frame moves
 COPIED = 3.0  # how much likelier, in nats, an untrained world finds the moved frame than any other candidate
 FEW = 16  # channels of a cell of what the shift of the whole frame is read from
 
@@ -77,16 +78,17 @@ class Seen(NamedTuple):
 
     near: Tensor
     found: Tensor  # maps [N, 16, 16, K], ``coarse_costs``
-    moved: Tensor  # [N, M], ``whole_odds``
+    moved: Tensor  # [N, 2], ``whole_shift``
     far_NE: Tensor
 
 
 class Sketch(NamedTuple):
-    """A next frame as far as it is known before s: the trunk's features [N, C, 16, 16], how its parts move, the last
-    frame and the moved one."""
+    """A next frame as far as it is known before s: the trunk's features [N, C, 16, 16], how its parts and the
+    whole move, the last frame and the moved one."""
 
     trunk: Tensor
     shifts: Shifts
+    moved: Tensor  # pixels down and right by which the frame as a whole is said to move, [N, 2]
     last: Tensor
     aligned: Tensor
 
@@ -136,7 +138,6 @@ class PairEncoder(nn.Module):
         self.reach = reach
         self.first = nn.Conv2d(2 * FRAME[2] * PATCH**2 + coarse_shifts(reach), width, 1)
         self.place = nn.Parameter(torch.zeros(width, BLOCKS, BLOCKS))  # the player stands in the middle
-        self.sharpness = nn.Parameter(torch.tensor(SHARPNESS).log())
         self.near = PlainCell(width)
         self.down = nn.Conv2d(width, features, 2, stride=2)
         self.far = nn.Sequential(PlainCell(features), ChannelNorm(features))
@@ -149,7 +150,9 @@ class PairEncoder(nn.Module):
         x = self.first(torch.cat([both, found], 1))
         near = self.near(F.relu(x + self.place.to(x.dtype)))
         far = from_map(self.far(self.down(F.relu(near))))
-        moved = whole_odds(before, last, self.reach, self.sharpness.exp())
+        moved = whole_shift(before, last, self.reach)
+        # In training no gradient goes back in time by it: it is a quotient of small differences.
+        moved = moved.detach() if self.training else moved
         return Seen(near.permute(0, 2, 3, 1), found.permute(0, 2, 3, 1), moved, far)
 
 
@@ -191,10 +194,9 @@ class Painter(nn.Module):
         self.moves = nn.Conv2d(width + coarse_shifts(self.reach), width, 1)
         self.motion = PooledCell(width)
         self.shift_here = nn.Conv2d(width, sum(self.sizes), 1)
-        moved = math.prod(self.sizes) + sum(self.sizes)
         self.shift_few = nn.Conv2d(width, FEW, 1)
-        self.shift_whole = mlp(CELLS * FEW + moved + actions, 2 * width, sum(self.sizes), 2)
-        self.again = nn.Parameter(torch.ones(()))  # how much the frame goes on as it went
+        self.shift_whole = mlp(CELLS * FEW + 2 + actions, 2 * width, 2, 2)
+        self.spread = nn.Parameter(torch.full((2,), math.log(SPREAD)))
         self.enter = nn.Conv2d(width + FRAME[2] * PATCH**2, width, 1)
         kinds = [PooledCell if i % 2 == 0 else PlainCell for i in range(config.trunk_blocks)]
         self.trunk = nn.Sequential(*(kind(width) for kind in kinds), ChannelNorm(width), nn.ReLU())
@@ -212,15 +214,15 @@ class Painter(nn.Module):
         x = near + doubled(self.remembered(to_map(d_ND))) + self.acted(action_NA)[:, :, None, None]
         moves = F.relu(self.motion(self.moves(torch.cat([x, found.to(x.dtype)], 1))))
         few = from_map(F.relu(self.shift_few(F.avg_pool2d(moves, 2))))
-        everywhere = self.shift_whole(torch.cat([few, seen.moved.exp().to(few.dtype), action_NA.to(few.dtype)], -1))
-        everywhere = everywhere.to(last.dtype) + self.again * seen.moved[:, -sum(self.sizes) :]
+        faster = self.shift_whole(torch.cat([few, seen.moved.to(few.dtype), action_NA.to(few.dtype)], -1))
+        moved = seen.moved + faster.to(last.dtype)  # else it goes on as it went
+        spread = self.spread.exp().to(last.dtype)
+        everywhere = torch.cat([around_shift(moved[:, i], spread[i], r) for i, r in enumerate(self.reach)], -1)
         logits = self.shift_here(moves).permute(0, 2, 3, 1).to(last.dtype) + everywhere[:, None, None]
         shifts = Shifts(*logits.split(self.sizes, -1))
-        # In training the shifts learn from what each of them would cost (generative.context_loss), near and far; the
-        # picture would tell them of their neighbours only.
-        aligned = align(last, Shifts(*(y.detach() for y in shifts)) if self.training else shifts)
+        aligned = align(last, shifts)  # from the picture they learn of their neighbours, from motion's cost of all
         x = x + self.enter(torch.cat([x, to_blocks(aligned - 0.5, x.dtype)], 1))
-        return Sketch(self.trunk(x), shifts, last, aligned)
+        return Sketch(self.trunk(x), shifts, moved, last, aligned)
 
     def paint(self, sketch: Sketch, s_NS: Tensor) -> Tensor:
         """The frame as planes, some of it outside [0, 1]."""
@@ -412,6 +414,8 @@ class ContextWorld(nn.Module):
         inputs = [acted, far_BLE[:, :-1], far_BLE[:, 1:], seen_BL[:, 1:]]
         inputs += [] if noise_BLS is None else [noise_BLS]
         with self.precision.cast(far_BLE.device):
+            if acted.shape[1] == 1:
+                return WorldPath(*(x[:, None] for x in self.rssm(*begun, *(x[:, 0] for x in inputs))))
             return WorldPath(*unroll(self.rssm, begun, inputs))
 
     def look_along(self, frames: Tensor) -> Seen:

@@ -2,7 +2,8 @@
 
 World states along a window follow the recorded frames.  From some of them, ``feedback`` steps apart, the world goes on
 by itself: its own frames are shown to it again, until the next of these places.  With a feedback of 1 every frame is
-foretold from recorded ones (teacher forcing), all at once.
+foretold from recorded ones (teacher forcing), all at once.  Windows are as long as the longest feedback that a training
+has reached: it begins with many single steps, and ends with few long windows.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from core.roll import Simulator, gumbel, one_hot
-from core.trees import unflatten
+from core.trees import each, unflatten
 from generative.alignment import SIDE, Shifts, expected_cost, shift_costs
 from generative.context import ContextWorld, Seen
 from generative.losses import Batch, LossConfig, agent_loss, seen_by_agent, states_before, uniformity
 from generative.nets import FRAME, clamp_straight_through
 from generative.recurrent_world import WorldPath
 from generative.rssm import choose, kl
+
+PIXEL_PART = 0.1  # of a pixel, within which a frame's shift is seen
+STARTS = 8  # transitions to one start whose frames are drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,8 @@ class ContextLossConfig:
     from where it is said to come from, summed over the blocks"""
     motion_share: float = 0.125
     """share of the frames on which that is computed"""
+    whole_weight: float = 100.0
+    """distance, in pixels, of how far the frame as a whole is said to move from how far it is seen to (Huber's loss)"""
     inverse_weight: float = 1.0
     """cross-entropy of the action, read from the frames before and after it, recorded and own"""
     positive_weight: float = 20.0
@@ -52,7 +58,8 @@ class ContextLossConfig:
     agent_cap: float = 0.1
     """how large they may become together, as a share of the image's; beyond, they are scaled down to it"""
     feedback: tuple[int, ...] = (1, 2, 4, 8)
-    """steps that a world is shown its own frames, 1: none; each of these in turn in the course of the training"""
+    """steps that a world is shown its own frames, 1: none; each of these in turn in the course of the training, in
+    windows of one step more (of --steps at most), as many transitions an update always"""
     feedback_shares: tuple[float, ...] = (0.4, 0.2, 0.2, 0.2)
     """share of the updates in which each of these is the longest"""
 
@@ -74,18 +81,28 @@ class ContextDraws(NamedTuple):
         return ContextDraws(**fields)
 
 
-def feedback_at(progress: float, config: ContextLossConfig, chance: float) -> int:
-    """Steps of feedback of an update; progress: share of the updates that are done; chance: uniform in [0, 1).
-
-    Half of the updates have the longest that is reached, the others any of the shorter ones.
-    """
+def reached_at(progress: float, config: ContextLossConfig) -> int:
+    """Which of the feedbacks is the longest that is reached; progress: share of the updates that are done."""
     reached, until = 0, config.feedback_shares[0]
     while progress >= until and reached + 1 < len(config.feedback):
         reached += 1
         until += config.feedback_shares[reached]
+    return reached
+
+
+def feedback_at(progress: float, config: ContextLossConfig, chance: float) -> int:
+    """Steps of feedback of an update; chance: uniform in [0, 1).  Half of the updates have the longest that is reached,
+    the others any of the shorter ones."""
+    reached = reached_at(progress, config)
     if not reached or chance < 0.5:
         return config.feedback[reached]
     return config.feedback[min(reached - 1, int((chance - 0.5) * 2 * reached))]
+
+
+def windows_at(progress: float, config: ContextLossConfig, batch: int, steps: int) -> tuple[int, int]:
+    """(windows, their steps) of an update, of as many transitions as ``batch`` windows of ``steps`` have."""
+    length = min(steps, config.feedback[reached_at(progress, config)] + 1)
+    return max(1, batch * (steps - 1) // (length - 1)), length
 
 
 def draw_context(
@@ -102,7 +119,8 @@ def draw_context(
     hidden = uniform(size, length) < loss.open_loop_share
     state = gumbel((size, length - 1, world.rssm.stochastic_size), generator, latent)
     std = config.noise_std * uniform(size, 1, 1, 1, 1).square()
-    noise = std * torch.randn(size, length + 1, FRAME[2], SIDE, SIDE, generator=generator, device=device)
+    # Uniform, which is drawn several times as fast as normal noise.
+    noise = std * math.sqrt(12) * (uniform(size, length + 1, FRAME[2], SIDE, SIDE) - 0.5)
     costed = uniform(size, length) < config.motion_share
     feedback = feedback_at(progress, config, float(uniform(1)))
     return ContextDraws(latent, hidden, state, noise, costed, feedback, progress >= config.agent_from)
@@ -114,9 +132,12 @@ class Foretold(NamedTuple):
     at: Tensor  # int64 [N], step i of window b is i * B + b
     frame: Tensor  # planes [N, 3, 64, 64], not clamped
     shifts: Shifts
+    moved: Tensor  # pixels, [N, 2]
     size: Tensor  # of a reward, [N]
     paid: Tensor  # logit that there is one
     ended: Tensor  # logit
+    prior: Tensor  # log-probabilities of s, [N, groups, classes]
+    posterior: Tensor
     looked: Tensor  # what the first of the frames, shown to the world again, shows of them, [M, E], M < N
 
 
@@ -125,19 +146,20 @@ def of_steps(x_BL: Tensor, steps: Tensor) -> Tensor:
     return x_BL[:, steps].transpose(0, 1).flatten(0, 1)
 
 
-def foretell(
-    world: ContextWorld, batch: Batch, shown: Tensor, draws: ContextDraws
-) -> tuple[Foretold, WorldPath, Tensor]:
-    """What the world foretells, the states along the recorded frames, and what these show, far [B, L, E].
+def foretell(world: ContextWorld, batch: Batch, shown: Tensor, draws: ContextDraws) -> tuple[Foretold, WorldPath, Seen]:
+    """What the world foretells, the states along the recorded frames as far as it is put back on them, and what the
+    recorded frames show, [B, L, ...].
 
     shown: the frames [B, L+1, 3, 64, 64] that the world sees, of steps -1 to L-1.
     """
     size, length = batch.seen.shape
     seen = world.look_along(shown)
     far = seen.far_NE
-    path = world.unroll(world.begin(far[:, 0]), far, batch.action, batch.seen, draws.state_BLS)
-    acted = one_hot(batch.action, world.spec.parts, far)
     places = torch.arange(0, length - 1, draws.feedback, device=far.device)
+    known = int(places[-1]) + 2  # steps
+    followed = (x[:, :known] for x in (far, batch.action, batch.seen, draws.state_BLS[:, : known - 1]))
+    path = world.unroll(world.begin(far[:, 0]), *followed)
+    acted = one_hot(batch.action, world.spec.parts, far)
     rows = torch.arange(size, device=far.device)
     last, look = of_steps(shown[:, 1:], places), Seen(*(of_steps(x, places) for x in seen))
     hidden = of_steps(draws.hidden_BL, places)
@@ -163,9 +185,10 @@ def foretell(
         own = clamp_straight_through(frame)
         look = world.look(own, last) if j + 1 < longest else Seen(*(x[:0] for x in look))
         at = (steps[:, None] * size + rows).flatten()
-        parts.append(Foretold(at, frame, sketch.shifts, *world.outcome_parts(sketch.trunk, d), look.far_NE))
+        outcome = world.outcome_parts(sketch.trunk, d)
+        parts.append(Foretold(at, frame, sketch.shifts, sketch.moved, *outcome, prior, posterior, look.far_NE))
         last = own
-    return joined(parts), path, far
+    return joined(parts), path, seen
 
 
 def joined(parts: Sequence[Foretold]) -> Foretold:
@@ -197,7 +220,9 @@ def context_loss_of(
     world = simulator.world
     size, length = batch.seen.shape
     frames = world.planes_of(batch.obs, world.initial_frames - 2)  # of steps -1 to L-1
-    told, path, far = foretell(world, batch, (frames + draws.noise).clamp(0, 1), draws)
+    told, _, looked = foretell(world, batch, (frames + draws.noise).clamp(0, 1), draws)
+
+    far = looked.far_NE
 
     def of(x_BL: Tensor) -> Tensor:
         return x_BL.transpose(0, 1).flatten(0, 1)[told.at]
@@ -207,12 +232,15 @@ def context_loss_of(
     error = (told.frame - target).square() * seen[:, None, None, None]
     image = error
     if config.decisive_share:
-        decisive = of(decisive_pixels(simulator, frames[:, 1:], batch))
+        decisive = told.frame.new_ones(size, length, SIDE, SIDE)
+        decisive[:, 1:] = decisive_pixels(simulator, frames[:, 1:], batch)
+        decisive = of(decisive)
         image = error * (1 + config.decisive_share * (decisive[:, None] - 1))
     costed = (of(draws.costed_BL) & seen).nonzero()[:, 0]
     with torch.no_grad():
         costs = shift_costs(of(frames[:, :-1])[costed], target[costed], world.painter.reach)
     motion = expected_cost(costs, Shifts(*(x[costed] for x in told.shifts))).sum() / config.motion_share
+    whole = F.smooth_l1_loss(told.moved, of(looked.moved), beta=PIXEL_PART, reduction="none").sum(-1) * seen
     paid = weighted(told.paid, (reward != 0).to(reward.dtype), config.positive_weight)
     sized = 0.5 * (told.size - reward).square() * (reward != 0)
     ended = weighted(told.ended, of(batch.terminal), config.positive_weight)
@@ -221,18 +249,19 @@ def context_loss_of(
     m = len(told.looked)
     before = torch.cat([batch.action[:, :1], batch.action[:, :-1]], 1)  # that led to a step
     own = inverse_loss(world, told.looked, of(before)[:m]) * seen[:m]
-    forward = kl(path.posterior.detach(), path.prior).clamp_min(config.free_nats)
-    backward = kl(path.posterior, path.prior.detach()).clamp_min(config.free_nats)
-    divergence = (loss.kl_balance * forward + (1 - loss.kl_balance) * backward) * later
+    forward = kl(told.posterior.detach(), told.prior).clamp_min(config.free_nats)
+    backward = kl(told.posterior, told.prior.detach()).clamp_min(config.free_nats)
+    divergence = (loss.kl_balance * forward + (1 - loss.kl_balance) * backward) * seen
 
     parts = {
         "image": image.sum() / (2 * loss.image_std**2 * size),
         "kl": divergence.sum() / size,
         "motion": motion / size,
+        "whole": whole.sum() / size,
         "reward": ((paid + sized) * happened).sum() / size,
         "terminal": (ended * happened).sum() / size,
         "inverse": (inverse.sum() + own.sum()) / size,
-        **start_losses(world, far[:, 0].detach(), frames[:, :2], batch.state_before, loss, draws),
+        **start_losses(world, far[:, 0].detach(), frames[:, :2], batch.state_before, loss, draws.latent_BZ, length),
     }
     weights = {**vars(loss), **vars(config), "image_weight": 1.0, "drawn_weight": 1.0}
     total = torch.stack([weights[f"{k}_weight"] * v for k, v in parts.items()]).sum()
@@ -247,19 +276,27 @@ def context_loss_of(
 
 
 def decisive_pixels(simulator: Simulator[ContextWorld], frames: Tensor, batch: Batch) -> Tensor:
-    """How far the agent's policy and value depend on each pixel of recorded frames [B, L, 3, 64, 64]: [B, L, 64, 64],
-    of mean 1 a frame.
+    """How far the agent's policy and value depend on each pixel of recorded frames [B, L, 3, 64, 64] from step 1 on:
+    [B, L-1, 64, 64], of mean 1 a frame.
 
     The mean of two saliencies: absolute gradients of the likeliest action's log-probability and of the value with
     respect to the frame (the state before it as it was), summed over channels, over 5 x 5 pixels, each by its mean.
     """
     world, agent = simulator.world, simulator.agent
     size, length = batch.seen.shape
+    with torch.no_grad():
+        first = seen_by_agent(simulator, world.as_shown(frames[:, 0]))
     with torch.enable_grad():
-        planes = frames.flatten(0, 1).detach().requires_grad_()
+        planes = frames[:, 1:].flatten(0, 1).detach().requires_grad_()
         seen = seen_by_agent(simulator, world.as_shown(planes))
-        before = unflatten(states_before(agent, seen, batch.state_before, length), agent.initial(size))
-        goes_on = torch.zeros(size * length, dtype=torch.bool, device=planes.device)
+
+        def from_first(x: Tensor, later: Tensor) -> Tensor:
+            return torch.cat([x[:, None], later.detach().unflatten(0, (size, length - 1))], 1).flatten(0, 1)
+
+        along = each(from_first, first, seen)
+        state_BLS = states_before(agent, along, batch.state_before, length).unflatten(0, (size, length))
+        before = unflatten(state_BLS[:, 1:].flatten(0, 1), agent.initial(size))
+        goes_on = torch.zeros(size * (length - 1), dtype=torch.bool, device=planes.device)
         logits, value = agent.heads(seen, agent.advance(seen, before, goes_on))
         chosen = sum(x.log_softmax(-1).amax(-1).sum() for x in logits.split(list(agent.spec.parts), -1))
         depends = [torch.autograd.grad(y, planes, retain_graph=True)[0] for y in (chosen, value.sum())]
@@ -268,7 +305,7 @@ def decisive_pixels(simulator: Simulator[ContextWorld], frames: Tensor, batch: B
         smooth = F.avg_pool2d(gradient.abs().sum(1, keepdim=True), 5, 1, 2, count_include_pad=False)[:, 0]
         mean = smooth.mean((1, 2), keepdim=True)
         out += torch.where(mean > 0, smooth / mean.clamp_min(1e-30), 1.0) / len(depends)
-    return out.unflatten(0, (size, length))
+    return out.unflatten(0, (size, length - 1))
 
 
 def agent_terms(
@@ -285,13 +322,16 @@ def agent_terms(
 
 
 def start_losses(
-    world: ContextWorld, far_BE: Tensor, frames: Tensor, state_before: Tensor, loss: LossConfig, draws: ContextDraws
-) -> dict[str, Tensor]:
+    world: ContextWorld, far_BE: Tensor, frames: Tensor, state_before: Tensor, loss: LossConfig, noise_BZ: Tensor,
+    length: int,
+) -> dict[str, Tensor]:  # fmt: skip
     """What random latents need: the frames [B, 2, 3, 64, 64] that they stand for, and the agent's memory.  No gradient
-    reaches what the world does afterwards."""
+    reaches what the world does afterwards.  Of some of the windows, of ``length`` steps, where these are many."""
+    some = slice(max(2, len(frames) * (length - 1) // STARTS))
+    far_BE, frames, state_before, noise_BZ = far_BE[some], frames[some], state_before[some], noise_BZ[some]
     mean, log_std = world.infer_from(far_BE)
     if world.config.latent == "gaussian":
-        z = mean + log_std.exp() * draws.latent_BZ
+        z = mean + log_std.exp() * noise_BZ
         latent = (0.5 * (mean**2 + (2 * log_std).exp() - 1) - log_std).sum(-1).mean()
     else:
         z, latent = mean, uniformity(mean)

@@ -11,17 +11,21 @@ from torch import Tensor
 
 from core.roll import Simulator
 from generative.context import ContextWorld
-from generative.context_loss import ContextDraws, ContextLossConfig, context_loss_of, draw_context
+from generative.context_loss import ContextDraws, ContextLossConfig, context_loss_of, draw_context, windows_at
 from generative.losses import Batch, Draws, LossConfig, draw, loss_of
 from generative.recurrent_world import RSSMWorld
 
 
 class Course(Protocol):
-    """The training of a kind of world; ``part`` of what is drawn is that of some of the windows."""
+    """The training of a kind of world; ``part`` of what is drawn is that of some of the windows; progress: share of the
+    updates that are done."""
+
+    def windows(self, batch: int, steps: int, progress: float) -> tuple[int, int]:
+        """(windows, their steps) of an update, where ``batch`` of ``steps`` are asked."""
+        ...
 
     def draw(self, world: Any, size: int, length: int, generator: torch.Generator, progress: float) -> Any:
-        """The chance in the loss of ``size`` windows of ``length`` steps; progress: share of the updates that are
-        done."""
+        """The chance in the loss of ``size`` windows of ``length`` steps."""
         ...
 
     def loss_of(self, simulator: Simulator[Any], batch: Batch, draws: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -35,6 +39,9 @@ class RecurrentCourse:
 
     loss: LossConfig
     context: ContextLossConfig
+
+    def windows(self, batch: int, steps: int, progress: float) -> tuple[int, int]:
+        return batch, steps
 
     def draw(self, world: RSSMWorld, size: int, length: int, generator: torch.Generator, progress: float) -> Draws:
         return draw(world, size, length, self.loss, generator)
@@ -51,6 +58,9 @@ class ContextCourse:
 
     loss: LossConfig
     context: ContextLossConfig
+
+    def windows(self, batch: int, steps: int, progress: float) -> tuple[int, int]:
+        return windows_at(progress, self.context, batch, steps)
 
     def draw(
         self, world: ContextWorld, size: int, length: int, generator: torch.Generator, progress: float

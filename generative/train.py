@@ -442,7 +442,9 @@ class Trainer:
         self.optimiser = torch.optim.Adam(self.parameters, lr=optim.learning_rate, fused=True)
         self.generator = torch.Generator(self.device).manual_seed(config.seed)
         self.rng = np.random.default_rng(config.seed)
+        # Windows begin where two steps are seen, those of two steps also at an episode's last transition alone.
         self.starts = store.window_starts(initial + 1, [usable[i] for i in train])
+        self.any_starts = store.window_starts(initial, [usable[i] for i in train])
         starts = store.window_starts(initial + 1, [usable[i] for i in held_out])
         fixed = np.random.default_rng(config.seed)
         chosen = starts[fixed.choice(len(starts), min(len(starts), config.validation_windows), replace=False)]
@@ -482,7 +484,9 @@ class Trainer:
     def update(self) -> None:
         """One gradient step; UserError, before any weight changes, if it is not finite."""
         optim, began = self.config.optim, time.perf_counter()
-        source = Windows(self.store, self.starts, optim.batch, optim.steps)
+        progress = self.step / optim.updates
+        size, steps = self.course.windows(optim.batch, optim.steps, progress)
+        source = Windows(self.store, self.any_starts if steps == 2 else self.starts, size, steps)
         if self.branches is not None and self.rng.random() < self.config.branch_share:
             source = self.branches
         starts = source.starts[self.rng.integers(len(source.starts), size=source.batch)]
@@ -492,7 +496,6 @@ class Trainer:
         batch = to_batch(window, initial, self.device)
         self.waited += time.perf_counter() - began
         # Every process draws for the whole batch, so that the result does not depend on how many they are.
-        progress = self.step / optim.updates
         draws = self.course.draw(self.simulator.world, source.batch, source.steps, self.generator, progress).part(part)
         rate = learning_rate(self.step, optim.updates, optim.learning_rate, optim.warm_up, optim.schedule)
         self.optimiser.param_groups[0]["lr"] = rate

@@ -22,6 +22,7 @@ from generative.context_loss import (
     feedback_at,
     foretell,
     weighted,
+    windows_at,
 )
 from generative.losses import Batch, LossConfig
 from generative.rssm import ModelConfig, choose
@@ -121,7 +122,8 @@ def test_what_is_foretold_is_what_the_world_does_step_by_step(feedback: int) -> 
     draws = in_double(draws)
     assert draws.hidden_BL.any() and not draws.hidden_BL.all()
     frames = world.planes_of(batch.obs, 1)
-    told, path, far = foretell(world, batch, frames, draws)
+    told, path, seen = foretell(world, batch, frames, draws)
+    far = seen.far_NE
     found = torch.zeros(L * B, 3, 64, 64, dtype=torch.float64).index_copy(0, told.at, told.frame.detach())
     assert sorted(told.at.tolist()) == list(range(B, L * B))
     acted = one_hot(batch.action, world.spec.parts, far)
@@ -153,7 +155,7 @@ def test_what_nobody_saw_does_not_count() -> None:
     draws = draw_context(simulator.world, B, L, losses, config, torch.Generator().manual_seed(0), 1.0)
     draws = in_double(draws)._replace(feedback=2)
     loss, parts = context_loss_of(simulator, batch, losses, config, draws)
-    assert set(parts) >= {"image", "kl", "motion", "reward", "terminal", "inverse", "drawn", "latent", "start"}
+    assert set(parts) >= {"image", "kl", "motion", "whole", "reward", "terminal", "inverse", "drawn", "latent", "start"}
     other = batch.obs["frames"].clone()
     other[0, 5:], other[1, 4:] = 7, 7  # rows from step 3, and 2, on
     action, reward = batch.action.clone(), batch.reward.clone()
@@ -210,6 +212,13 @@ def test_feedback_grows_with_the_training() -> None:
     assert set(late) == {1, 2, 4, 8} and late.count(8) == 50
 
 
+def test_windows_are_as_long_as_the_feedback_reached() -> None:
+    """Of as many transitions always: 8 windows of 9 steps have 64."""
+    config = ContextLossConfig(feedback=(1, 2, 4, 8), feedback_shares=(0.4, 0.2, 0.2, 0.2))
+    assert [windows_at(p, config, 8, 9) for p in (0, 0.5, 0.7, 1)] == [(64, 2), (32, 3), (16, 5), (8, 9)]
+    assert windows_at(1, config, 8, 6) == (8, 6)
+
+
 def test_a_world_of_other_observations_is_refused() -> None:
     spec = replace(SPEC, obs={"frames": Field(shape=(48, 48, 3), dtype="uint8")})
     with pytest.raises(UserError, match="--layout context is for worlds that show one image of 64 x 64"):
@@ -223,7 +232,7 @@ def test_decisive_pixels_are_those_that_move_policy_and_value() -> None:
     frames = simulator.world.planes_of(batch.obs, 1)
     first = next(m for m in agent.modules() if isinstance(m, nn.Conv2d))
     everywhere = decisive_pixels(simulator, frames[:, 1:], batch)
-    torch.testing.assert_close(everywhere.mean((2, 3)), torch.ones(B, L, dtype=torch.float64))
+    torch.testing.assert_close(everywhere.mean((2, 3)), torch.ones(B, L - 1, dtype=torch.float64))
     assert bool((everywhere > 0).float().mean() > 0.5)
 
     def only_a_corner(module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
@@ -235,7 +244,7 @@ def test_decisive_pixels_are_those_that_move_policy_and_value() -> None:
     corner = decisive_pixels(simulator, frames[:, 1:], batch)
     hook.remove()
     assert float(corner[..., 18:, :].max()) == 0 == float(corner[..., 18:].max())
-    torch.testing.assert_close(corner.mean((2, 3)), torch.ones(B, L, dtype=torch.float64))
+    torch.testing.assert_close(corner.mean((2, 3)), torch.ones(B, L - 1, dtype=torch.float64))
     assert not any(p.grad is not None for p in agent.parameters())
 
 
