@@ -145,6 +145,7 @@ def test_hidden_states_writes_bases_arrays_and_figures(world: Path, states: Path
         "explained.png", "time_courses.png", "paths.png", "planes.png", "map.png", "heads.png", "overlap.png"
     }  # fmt: skip
     assert all(p.stat().st_size > 5000 for p in states.glob("*.png"))
+    assert (states / "turning.html").stat().st_size > 20_000
     manifest = artefacts.read_manifest(states)
     assert set(manifest["inputs"]) == {"rollouts", "samples", "agent"}
     assert manifest["metrics"]["cluster_stability"]["value"] > 0.9
@@ -201,7 +202,8 @@ def test_head_weights_are_the_finite_differences(world: Path, states: Path) -> N
 def test_plot_draws_the_same_figures_into_another_directory(states: Path, world: Path, tmp_path: Path) -> None:
     before = artefacts.sha256(states / artefacts.MANIFEST)
     run_states("plot", "--hidden_states", str(states), "--out", str(tmp_path / "figures"))
-    for name in ("explained.png", "time_courses.png", "paths.png", "planes.png", "map.png", "heads.png", "overlap.png"):
+    for name in ("explained.png", "time_courses.png", "paths.png", "planes.png", "map.png", "heads.png", "overlap.png",
+                 "turning.html"):  # fmt: skip
         assert (tmp_path / "figures" / name).read_bytes() == (states / name).read_bytes()
     assert artefacts.sha256(states / artefacts.MANIFEST) == before
     assert artefacts.verify(tmp_path / "figures") == []
