@@ -22,10 +22,9 @@ from analysis.states import fit as states_fit, runs
 from analysis.states.figures import colourings, draw, figures_of, label_of, number_of
 from analysis.states.fit import check, fit
 from analysis.states.overlap import _inside, overlap
-from analysis.states.pooled import FitOptions, States, join, pool
+from analysis.states.pooled import FitOptions, States, join
 from analysis.states.turning import page
 from core.contracts import UserError
-from core.episodes import RolloutStore
 
 EPISODES, STEPS = 24, 30
 
@@ -313,25 +312,6 @@ def test_figures_are_of_what_there_is(tmp_path: Path) -> None:
     figures_of(result)["heads.png"](result).savefig(tmp_path / "heads.png")
     result.arrays["index"] = np.stack([np.arange(len(x)), np.zeros(len(x), int)], 1)
     assert not {"paths.png", "time_courses.png"} & set(draw(result, tmp_path))
-
-
-def test_states_know_their_episode_and_the_policy_s_doubt(pipeline: Path) -> None:
-    """Share, best reward and entropy of stored rollouts, recomputed episode by episode; kept where sources join."""
-    with RolloutStore(pipeline / "rollouts") as store:
-        ids = np.arange(len(store))
-        states = pool(store, "h", FitOptions(), ids)
-        for row in (0, len(states.x_NF) // 2, -1):
-            e, t = states.index_N2[row]
-            episode = store.episode(int(e))
-            assert states.more["share"][row] == pytest.approx(t / (min(episode.steps, len(episode.h)) - 1))
-            assert states.more["best_reward"][row] == episode.reward.max()
-            assert episode.logits is not None
-            p = np.exp(episode.logits[t] - np.logaddexp.reduce(episode.logits[t]))
-            assert states.more["entropy"][row] == pytest.approx(-(p * np.log(p)).sum(), rel=1e-4)
-    without = replace(states, more={"share": states.more["share"]})
-    both = join([states, without])
-    assert np.isnan(both.more["entropy"][len(ids) :][-len(states.x_NF) :]).all()
-    assert (both.more["share"][-len(states.x_NF) :] == states.more["share"]).all()
 
 
 def test_states_are_coloured_by_what_is_known_of_them(tmp_path: Path) -> None:
