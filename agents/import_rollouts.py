@@ -7,6 +7,7 @@ is written.
 
 from __future__ import annotations
 
+import io
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ import tyro
 from agents.load import load_agent
 from core import artefacts, config as cli
 from core.config import nearest
-from core.contracts import Agent, EnvSpec, UserError
+from core.contracts import Agent, EnvSpec, Field, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, StoreWriter
 from core.progress import bar
@@ -135,12 +136,28 @@ def _read_minari(path: Path, spec: EnvSpec) -> list[Recorded]:
                     if name not in named:
                         raise UserError(f"{where} has no observation field {name!r}; it has: {', '.join(named)}")
                 part = {ours: group[theirs][:] for ours, theirs in MINARI.items()}
-                out.append(_recorded({k: named[k][:] for k in spec.obs}, part, spec, where))
+                obs = {k: _frames(named[k], spec.obs[k], f"{where}: {k}") for k in spec.obs}
+                out.append(_recorded(obs, part, spec, where))
     except (OSError, KeyError) as error:
         raise UserError(f"{found[0]} is not of Minari's HDF5 layout ({error})") from None
     if not out:
         raise UserError(f"{found[0]} holds no episodes")
     return out
+
+
+def _frames(data: Any, field: Field, where: str) -> np.ndarray:
+    """A field's rows; frames that Minari keeps encoded (its own as JPEG, which loses some; core.export's as PNG) are
+    decoded."""
+    from PIL import Image, UnidentifiedImageError
+
+    rows: np.ndarray = data[:]
+    if rows.dtype != object and not (rows.ndim == 2 and rows.dtype == np.uint8 and len(field.shape) > 1):
+        return rows
+    try:
+        frames = np.stack([np.asarray(Image.open(io.BytesIO(row.tobytes()))) for row in rows])
+    except (UnidentifiedImageError, OSError) as error:
+        raise UserError(f"{where} is encoded, but not as pictures that can be read ({error})") from None
+    return frames[..., None] if frames.ndim == 3 and field.shape[-1:] == (1,) else frames
 
 
 def _recorded(obs: Mapping[str, np.ndarray], part: Mapping[str, np.ndarray], spec: EnvSpec, where: str) -> Recorded:

@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from core import stages
+from core import figures, stages
 from core.contracts import UserError
 
 C = TypeVar("C")
@@ -193,7 +193,7 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
     default = from_json(cls, complete, stage, missing=required)
     description = (cls.__doc__ or "") + (
         "\n\n--preset NAME starts from configs/NAME.json, --config FILE from an earlier run's config.json; "
-        f"flags override both.  --debug {debug}."
+        f"flags override both.  --figures pdf svg writes every figure in these formats too.  --debug {debug}."
     )
     if not asked_for_help:
         flags = _flags(cls)
@@ -431,11 +431,14 @@ def run(
     debug = "--debug" in argv
     argv = [word for word in argv if word != "--debug"]
     says = {}
+    before = figures.also.set(())
     if small_debug:
         argv += ["--preset", "debug"] * debug
         says = {"debug": "is --preset debug, after all others, and shows where an error came from"}
     tune_allocator()
     try:
+        argv, formats = _figure_formats(argv)
+        figures.also.set(formats)
         with terminable():
             main(parse(cls, argv, stage, **says))
     except UserError as error:
@@ -449,3 +452,26 @@ def run(
     except Terminated:
         print("terminated", file=sys.stderr)
         sys.exit(143)
+    finally:
+        figures.also.reset(before)
+
+
+def _figure_formats(argv: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """(the other words, what follows ``--figures``); UserError for a format that is none of core.figures.ALSO."""
+    rest, found, taking = [], [], False
+    for word in argv:
+        name, equals, value = word.partition("=")
+        if name == "--figures":
+            taking = not equals
+            found += value.split(",") if equals else []
+        elif taking and not word.startswith("-"):
+            found.append(word)
+        else:
+            taking = False
+            rest.append(word)
+    asked = any(word.partition("=")[0] == "--figures" for word in argv)
+    if asked and not (found and set(found) <= set(figures.ALSO)):
+        raise UserError(
+            f"--figures takes {' and '.join(figures.ALSO)}, besides PNG; not {' '.join(found) or 'nothing'}"
+        )
+    return rest, tuple(dict.fromkeys(found))

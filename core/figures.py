@@ -8,7 +8,9 @@ A colour below has the one meaning that its name says.  What has none here (a cl
 from __future__ import annotations
 
 import re
+from contextvars import ContextVar
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,10 @@ NOT_TESTED = "#e9e6df"  # no number at all
 LINE, INK = "#cfcfcf", "#1d2329"  # axes through 0; text and intervals on coloured bars
 
 
+ALSO = ("pdf", "svg")  # vector formats that a command writes its figures in too (--figures)
+also: ContextVar[tuple[str, ...]] = ContextVar("also", default=())
+
+
 def figure_of(width: float, height: float) -> Any:
     """An empty Figure (inches) that makes room for its labels."""
     return _figure_class()(figsize=(width, height), layout="constrained")
@@ -49,9 +55,13 @@ def _figure_class() -> Any:
 
         laying = False
 
-        def savefig(self, *args: Any, **options: Any) -> None:
+        def savefig(self, file: Any, **options: Any) -> None:
             self.laying = True
-            super().savefig(*args, **options)
+            super().savefig(file, **options)
+            for kind in also.get() if isinstance(file, (str, Path)) else ():
+                self.laying = True
+                dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]  # the same figure, the same file
+                super().savefig(Path(file).with_suffix(f".{kind}"), **options | {"metadata": dates})
 
         def draw(self, renderer: Any) -> None:
             engine = self.get_layout_engine()

@@ -137,6 +137,9 @@ OF_ALL = {
         "-m generative.adopt", "AdoptWorldConfig", "bring a world model of your own", "runs/simulator", ("agent",)),
     "import_rollouts": Stage(
         "-m agents.import_rollouts", "ImportConfig", "bring rollouts of your own", "runs/rollouts", ("agent",)),
+    "export": Stage(
+        "-m core.export", "ExportConfig", "write a result as CSV or Parquet, rollouts as a Minari dataset",
+        "runs/export"),
     "film": Stage(
         "-m agents.film", "FilmConfig", "film recorded episodes", "runs/film", ("rollouts",), ("basis",)),
     "events": Stage(

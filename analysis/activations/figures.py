@@ -175,10 +175,9 @@ def _triangle(
     x_ND: np.ndarray, names: Sequence[str], rows: np.ndarray, colours: Any, title: str, panel: float = 1.35
 ) -> Any:
     """Every pair of columns as a scatter plot, in a triangle; limits leave the most extreme 0.4 % out."""
-    from matplotlib.figure import Figure
-
     d = len(names) - 1  # panels a side
-    figure = Figure(figsize=(panel * d + 1.2, panel * d + 1.1))
+    figure = figure_of(panel * d + 1.2, panel * d + 1.1)
+    figure.set_layout_engine("none")  # a hundred panels have their places
     grid = figure.add_gridspec(d, d, left=0.9 / (panel * d + 1.2), right=0.99, bottom=0.75 / (panel * d + 1.1),
                                top=1 - 0.4 / (panel * d + 1.1), wspace=0.06, hspace=0.06)  # fmt: skip
     limits, slanted = _limits(x_ND), max(map(len, names)) > 14

@@ -55,8 +55,10 @@ def main(config: CouplingConfig) -> None:
 
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
-    if not config.lags or min(config.lags) < 1 or len(set(config.lags)) < len(config.lags):
-        raise UserError("--lags takes different whole numbers of at least 1, as in 1 2 4")
+    if min(config.lags, default=-1) < 0 or len(set(config.lags)) < len(config.lags) or not any(config.lags):
+        raise UserError("--lags takes different whole numbers, one at least above 0, as in 0 1 2 4")
+    if not 0 <= config.extremes < 0.5:
+        raise UserError(f"--extremes {config.extremes:g} is not a share of steps from 0 to below 0.5, such as 0.02")
     if not 0 < config.alpha < 1:
         raise UserError(f"--alpha {config.alpha:g} is not between 0 and 1")
     cli.require(0, max_directions=config.max_directions, batch_size=config.batch_size, seed=config.seed)

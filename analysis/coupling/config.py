@@ -29,7 +29,10 @@ class CouplingConfig:
     max_directions: int = 8
     """at most so many directions where --directions names none; 0: all"""
     lags: tuple[int, ...] = (1, 2, 4)
-    """steps between source and target"""
+    """steps between source and target; 0 is the same step, of which there is a correlation but no Jacobian"""
+    extremes: float = 0.0
+    """share of steps at either end of a direction (0.02: its upper and lower 2 %) given which later means and Jacobians
+    of the others are taken too, up to --samples_per_behaviour an end, direction and lag; 0: none"""
     samples_per_behaviour: int = 32
     """Jacobians averaged per behaviour, from as many episodes as there are"""
     alpha: float = 0.05

@@ -96,6 +96,20 @@ def sum_variance(x_EMK: np.ndarray, y_EMK: np.ndarray, count_E: np.ndarray) -> n
     return np.maximum(both_MKK.cumsum(0).cumsum(0), 1.0)
 
 
+def by_episode(value_VNK: np.ndarray, unit_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows beside each other by episode: (float32 [V, E, M, K], zero after an episode's last row; rows [E]).
+
+    unit: the episode of each row; rows of an episode are in order of time.
+    """
+    _, e_N, count_E = np.unique(unit_N, return_inverse=True, return_counts=True)
+    order = np.argsort(e_N, kind="stable")
+    slot_N = np.empty(len(e_N), np.int64)
+    slot_N[order] = np.arange(len(e_N)) - np.repeat(np.cumsum(count_E) - count_E, count_E)
+    padded = np.zeros((len(value_VNK), len(count_E), int(count_E.max()), value_VNK.shape[2]), np.float32)
+    padded[:, e_N, slot_N] = value_VNK
+    return padded, count_E
+
+
 def permuted_correlations(
     x_NK: np.ndarray, y_NK: np.ndarray, unit_N: np.ndarray, units: int, permutations: int, seed: int
 ) -> np.ndarray:
@@ -120,16 +134,8 @@ def permuted_correlations(
     sd_x, sd_y = x_NK.std(0), y_NK.std(0)
     with np.errstate(divide="ignore", invalid="ignore"):
         x, y = ((v - v.mean(0)) / s for v, s in ((x_NK, sd_x), (y_NK, sd_y)))
-    place = np.full(units, -1)
-    place[present] = np.arange(len(present))
-    e_N = place[unit_N]
-    count_E = np.bincount(e_N, minlength=len(present))
-    order = np.argsort(e_N, kind="stable")
-    slot_N = np.empty(len(e_N), np.int64)
-    slot_N[order] = np.arange(len(e_N)) - np.repeat(np.cumsum(count_E) - count_E, count_E)
+    padded, count_E = by_episode(np.stack([x, y]), unit_N)
     n, k = len(present), x.shape[1]
-    padded = np.zeros((2, n, int(count_E.max()), k), np.float32)
-    padded[0, e_N, slot_N], padded[1, e_N, slot_N] = x, y
     shortest_EE = np.minimum.outer(count_E, count_E)
     equal = count_E.min() == count_E.max()
     variance_MKK = sum_variance(padded[0], padded[1], count_E)
@@ -175,8 +181,8 @@ def correlate(
 ) -> dict[str, np.ndarray]:
     """Correlation, p, null, interval's ends and counts for all behaviours (of the target step) and lags.
 
-    NaN where there are too few episodes for a p <= alpha; UserError if there are everywhere.  Intervals: jackknife of
-    Fisher's z over episodes.
+    NaN where there are too few episodes for a p <= alpha (UserError if there are everywhere), and of a direction with
+    itself at lag 0.  Intervals: jackknife of Fisher's z over episodes.
     """
     units, unit_N = np.unique(steps.unit_N, return_inverse=True)
     k = steps.c_NK.shape[1]
@@ -205,6 +211,9 @@ def correlate(
             out["ends"][:, b, at] = ends
             null = permuted_correlations(x, y, unit, len(units), permutations, seed)
             out["null"][:, b, at] = null
+            if lag == 0:  # of a direction with itself, 1
+                np.fill_diagonal(out["correlation"][b, at], np.nan)
+                out["ends"][:, b, at, np.arange(k), np.arange(k)] = np.nan
             out["p"][b, at] = np.where(
                 np.isnan(out["correlation"][b, at]), np.nan, permutation_p(out["correlation"][b, at], null)
             )

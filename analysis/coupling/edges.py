@@ -158,7 +158,56 @@ def page(result: Result) -> str:
         ]
         if len(some) > MOST:
             lines += ["", f"{len(some) - MOST} weaker ones are in edges.csv."]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_of_kinds(result), *_of_extremes(result)]) + "\n"
+
+
+def _of_kinds(result: Result) -> list[str]:
+    """The behaviours that work alike, a line a group."""
+    a = result.arrays
+    if "kind" not in a or len(a["kind"]) < 2 or a["kind"].max() < 0:
+        return []
+    lines = [
+        "", "## Behaviours by what moves what", "",
+        "Groups of behaviours by their Jacobians (all lags and directions, whole effects); no two of a group were told "
+        "apart (exchanged episodes, q over the pairs), which does not show that they are the same.", "",
+    ]  # fmt: skip
+    for kind in range(int(a["kind"].max()) + 1):
+        members = [label(result.notes["names"], int(b)) for b in a["behaviours"][a["kind"] == kind]]
+        lines.append(f"- kind {kind}: {'; '.join(members)}")
+    missed = [str(int(b)) for b in a["behaviours"][a["kind"] < 0]]
+    return [*lines, *(["", f"Not compared, for want of episodes: {', '.join(missed)}."] if missed else [])]
+
+
+def _of_extremes(result: Result) -> list[str]:
+    """What goes with, and follows, an extreme of a direction."""
+    if "extremes" not in result.tables:
+        return []
+    share, rows = result.notes["extremes"], result.tables["extremes"]
+    lines = [
+        "", f"## Where a direction is extreme: its upper and lower {100 * share:.3g} %", "",
+        "Over all behaviours. Mean: the target's, that many steps later, in its standard deviations from its mean "
+        "(null: the sources of one episode with the targets of another). J: the mean Jacobian there, of the whole "
+        "effect. In italics what is not significant, or whose interval holds 0.", "",
+    ]  # fmt: skip
+    if not rows:
+        return [*lines, "None is significant."]
+    lines += [
+        "| source | target | lag | mean (SD) | q | J | q | steps | episodes |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+
+    def cell(row: Mapping[str, Any], value: str, low: str, high: str, q: str) -> str:
+        text = f"{row[value]:.3g} [{row[low]:.3g}, {row[high]:.3g}]"
+        return text if row[q] <= result.notes["alpha"] and (row[low] > 0 or row[high] < 0) else f"*{text}*"
+
+    for row in rows[:MOST]:
+        mean = cell(row, "mean_sd", "mean_low", "mean_high", "q_mean")
+        slope = cell(row, "J", "J_low", "J_high", "q_J")
+        lines.append(
+            f"| {row['source']} {row['end']} | {row['target']} | {row['lag']} | {mean} | {row['q_mean']:.2g} | {slope} "
+            f"| {row['q_J']:.2g} | {row['steps']} | {row['episodes']}{few(row['episodes'])} |"
+        )
+    return lines if len(rows) <= MOST else [*lines, "", f"{len(rows) - MOST} weaker ones are in extremes.csv."]
 
 
 def _distinct(result: Result) -> str:

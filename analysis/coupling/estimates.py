@@ -12,7 +12,9 @@ from torch import Tensor
 from analysis.coupling.config import CouplingConfig
 from analysis.coupling.correlation import MEAN, MORE, Labelled, correlate
 from analysis.coupling.edges import PATHS
+from analysis.coupling.extremes import TAILS, Extremes, means_given, sources_at_ends
 from analysis.coupling.jacobian import Recorded, Replay, jacobians, replay, rows_that_fit
+from analysis.coupling.kinds import Kinds, kinds
 from analysis.shared.units import spread_over_episodes
 from core.contracts import UserError
 from core.directions import Basis
@@ -43,6 +45,8 @@ class Coupling(NamedTuple):
     sample_episodes: np.ndarray
     ended: float  # share of tried actions after which the simulated episode ends before T
     actions: Sequence[Sequence[str]]  # what was enumerated: the names of those that do the same, together
+    kinds: Kinds | None = None  # of the behaviours, by their whole Jacobians
+    extremes: Extremes | None = None  # None: not asked for
 
 
 class Effect(NamedTuple):
@@ -78,11 +82,12 @@ def mean_over_episodes(effect_NX: np.ndarray, unit_N: np.ndarray) -> np.ndarray:
 
 
 class Plan(NamedTuple):
-    """Where Jacobians are taken: M rows, behaviour after behaviour."""
+    """Where Jacobians are taken: M rows, behaviour after behaviour, then extreme after extreme."""
 
     place: Place  # after step T - max(lags) - 1
     unit_M: np.ndarray
-    ends: np.ndarray  # [behaviours + 1]: rows ends[b] to ends[b + 1] are those of behaviour number b
+    ends: np.ndarray  # [behaviours + extremes + 1]: rows ends[b] to ends[b + 1] are those of behaviour number b
+    extremes: Sequence[tuple[int, int, int]] = ()  # tail, place of the lag, source
 
 
 def plan(
@@ -118,12 +123,15 @@ def plan(
             f"only {same_N[usable_N].mean():.0%} of the sampled steps come out again from their latents; "
             "Jacobians need samples recorded without noise, exploration and interventions"
         )
-    eligible = [np.flatnonzero((sampled.label_N == b) & usable_N & same_N) for b in behaviours]
+    groups = [sampled.label_N == b for b in behaviours]
+    ends = sources_at_ends(sampled, config.lags, config.extremes) if config.extremes else {}
+    eligible = [np.flatnonzero(group & usable_N & same_N) for group in (*groups, *ends.values())]
     chosen = [spread_over_episodes(rows, sampled.unit_N, config.samples_per_behaviour, rng) for rows in eligible]
     rows = np.concatenate(chosen)
-    if not len(rows):
+    if not len(np.concatenate(chosen[: len(groups)])):
         raise UserError(f"no behaviour has a step later than {longest} in --samples; record more or use shorter lags")
-    most, need = max(len(np.unique(sampled.unit_N[c])) for c in chosen), least_units(config.alpha, MEAN)
+    most = max(len(np.unique(sampled.unit_N[c])) for c in chosen[: len(groups)])
+    need = least_units(config.alpha, MEAN)
     if most < need:
         raise UserError(
             f"no behaviour has enough episodes for its Jacobians: at most {most}, and {TESTS[MEAN]} at --alpha "
@@ -131,7 +139,7 @@ def plan(
         )
     episode_M, step_M = sampled.index_N2[rows].T
     place = played.places(episode_M, step_M - longest - 1)
-    return Plan(place, sampled.unit_N[rows], np.cumsum([0, *(len(c) for c in chosen)]))
+    return Plan(place, sampled.unit_N[rows], np.cumsum([0, *(len(c) for c in chosen)]), tuple(ends))
 
 
 def couple(
@@ -153,9 +161,11 @@ def couple(
     lags, k = list(config.lags), observed.c_NK.shape[1]
     shape = (len(behaviours), len(lags), k, k)
     r = correlate(observed, behaviours, lags, config.permutations, config.resamples, rng, config.alpha)
-    place, unit_M, stops = planned
+    place, unit_M, stops, extreme = planned
     groups = list(simulator.world.spec.distinct_actions().values())
-    direct, world, straight, ended = _planned_jacobians(simulator, place, basis, lags, groups, config, jacobians)
+    later = [at for at, lag in enumerate(lags) if lag]  # at the same step a Jacobian is the basis's, no effect
+    lagged = [lags[at] for at in later]
+    direct, world, straight, ended = _planned_jacobians(simulator, place, basis, lagged, groups, config, jacobians)
     # What is only rounding has a constant sign too, and must not pass for an effect.
     least = ROUNDING * np.abs(direct + world).max()
     per_sample, compared = (
@@ -170,19 +180,36 @@ def couple(
     p = {path: np.full(shape, np.nan) for path in PATHS}
     ends = {path: np.full((2, *shape), np.nan) for path in PATHS}
     episodes = np.zeros(len(behaviours), np.int64)
+    of_units: list[np.ndarray | None] = []
+    units = []
+    part = (len(later), k, k)
     for b in range(len(behaviours)):
         mine = slice(stops[b], stops[b + 1])
         episodes[b] = len(np.unique(unit_M[mine]))
+        units.append(np.unique(unit_M[mine]))
+        of_units.append(None)
         if episodes[b] < least_units(config.alpha, MEAN):
             continue
         for path in PATHS:
             effect = per_sample[path][mine].reshape(stops[b + 1] - stops[b], -1)
             over = mean_effect(effect, unit_M[mine], config.permutations, rng)
-            mean[path][b], p[path][b] = over.mean_X.reshape(shape[1:]), over.p_X.reshape(shape[1:])
-            ends[path][:, b] = over.ends_2X.reshape(2, *shape[1:])
+            mean[path][b, later], p[path][b, later] = over.mean_X.reshape(part), over.p_X.reshape(part)
+            ends[path][:, b, later] = over.ends_2X.reshape(2, *part)
+        of_units[b] = mean_over_episodes(per_sample[""][mine].reshape(stops[b + 1] - stops[b], -1), unit_M[mine])
         for path, x in compared.items():
             effect = x[mine].reshape(stops[b + 1] - stops[b], -1)
-            straight_through[path][b] = mean_over_episodes(effect, unit_M[mine]).mean(0).reshape(shape[1:])
+            straight_through[path][b, later] = mean_over_episodes(effect, unit_M[mine]).mean(0).reshape(part)
+    others = np.random.default_rng([config.seed, 2])  # what was computed before these stays as it was
+    alike = kinds(of_units, units, config.alpha, config.permutations, others)
+    ends_of = None
+    if config.extremes:
+        of_extreme = _given_extremes(
+            per_sample[""], unit_M, stops[len(behaviours) :], extreme, later, shape[1:], config, others
+        )
+        found = means_given(
+            observed, lags, config.extremes, config.permutations, config.resamples, others, config.alpha
+        )
+        ends_of = Extremes(found["mean"], found["p"], found["ends"], found["steps"], found["episodes"], *of_extreme)
     return Coupling(
         correlation=r["correlation"],
         p_correlation=r["p"],
@@ -194,11 +221,32 @@ def couple(
         jacobian_ends=ends,
         pairs=r["pairs"],
         pair_episodes=r["episodes"],
-        samples=np.diff(stops),
+        samples=np.diff(stops[: len(behaviours) + 1]),
         sample_episodes=episodes,
         ended=float(ended.mean()),
         actions=[[simulator.world.spec.action_names[i] for i in ids] for ids in groups],
+        kinds=alike,
+        extremes=ends_of,
     )
+
+
+def _given_extremes(
+    effect_MLKK: np.ndarray, unit_M: np.ndarray, stops: np.ndarray, groups: Sequence[tuple[int, int, int]],
+    later: Sequence[int], shape: tuple[int, ...], config: CouplingConfig, rng: np.random.Generator,
+) -> tuple[np.ndarray, ...]:  # fmt: skip
+    """jacobian, p and ends [tails, *shape], and samples and episodes, as ``Extremes`` has them: of every group its own
+    source and lag."""
+    mean, p = np.full((2, len(TAILS), *shape), np.nan)
+    ends = np.full((2, len(TAILS), *shape), np.nan)
+    samples, episodes = np.zeros((2, len(TAILS), *shape[:2]), np.int64)
+    for (tail, at, i), first, last in zip(groups, stops[:-1], stops[1:], strict=True):
+        unit = unit_M[first:last]
+        samples[tail, at, i], episodes[tail, at, i] = len(unit), len(np.unique(unit))
+        if episodes[tail, at, i] < least_units(config.alpha, MEAN):
+            continue
+        over = mean_effect(effect_MLKK[first:last, later.index(at), i], unit, config.permutations, rng)
+        mean[tail, at, i], p[tail, at, i], ends[:, tail, at, i] = over.mean_X, over.p_X, over.ends_2X
+    return mean, p, ends, samples, episodes
 
 
 def _planned_jacobians(

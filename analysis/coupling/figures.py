@@ -20,6 +20,7 @@ from core.figures import (
     NEGATIVE,
     NOT_TESTED,
     POSITIVE,
+    SEQUENTIAL,
     WHOLE,
     WORLD,
     figure_of,
@@ -30,12 +31,17 @@ STRONGEST = 24  # edges of a graph's panel: more than that hide each other
 
 
 def draw(result: Result, path: Path) -> None:
-    """Every figure: matrix_B.png of every behaviour, graph_B.png of those with Jacobians, and paths.png."""
+    """Every figure: matrix_B.png of every behaviour, graph_B.png of those with Jacobians, and paths.png; kinds.png of
+    two behaviours or more, extremes.png where these were asked for."""
     for b, behaviour in enumerate(result.arrays["behaviours"]):
         draw_matrices(result, b).savefig(path / f"matrix_{behaviour}.png", dpi=90)
         if np.isfinite(result.arrays["jacobian"][b]).any():
             draw_graph(result, b).savefig(path / f"graph_{behaviour}.png", dpi=90)
     draw_paths(result).savefig(path / "paths.png", dpi=110)
+    if "kind" in result.arrays and (result.arrays["kind"] >= 0).sum() > 1:
+        draw_kinds(result).savefig(path / "kinds.png", dpi=110)
+    if "extreme_mean" in result.arrays:
+        draw_extremes(result).savefig(path / "extremes.png", dpi=90)
 
 
 def _title(result: Result, b: int) -> str:
@@ -46,6 +52,8 @@ def _title(result: Result, b: int) -> str:
 
 
 def _before(lag: int) -> str:
+    if lag == 0:
+        return "at the same step"
     return f"{lag} step{'' if lag == 1 else 's'} before"
 
 
@@ -137,7 +145,8 @@ def arrows(result: Result, b: int, at: int, path: str) -> tuple[list[Arrow], int
 def draw_graph(result: Result, b: int) -> Any:
     """A matplotlib Figure for behaviour number ``b``: a row a path, a column a lag, time from left to right."""
     a, alpha = result.arrays, result.notes["alpha"]
-    k, lags = a["jacobian"].shape[-1], a["lags"]
+    k, later = a["jacobian"].shape[-1], np.flatnonzero(a["lags"])  # lag 0 has no effects
+    lags = a["lags"][later]
     figure = figure_of(4.2 * max(2, len(lags)), len(PATHS) * (2.2 + 0.13 * k) + 0.9)
     axes = figure.subplots(len(PATHS), len(lags), squeeze=False)
     figure.suptitle(
@@ -145,7 +154,7 @@ def draw_graph(result: Result, b: int) -> Any:
         "strongest of a panel"
     )
     for path, row in zip(PATHS, axes, strict=True):
-        panels = [arrows(result, b, at, path) for at in range(len(lags))]
+        panels = [arrows(result, b, int(at), path) for at in later]
         sizes = [abs(arrow.J) for shown, _ in panels for arrow in shown if arrow.source != arrow.target]
         strongest = max(sizes, default=0.0)
         for at, (axis, lag, (shown, count)) in enumerate(zip(row, lags, panels, strict=True)):
@@ -267,3 +276,77 @@ def _draw_agreement(axis: Any, result: Result, measure: str, unit: str) -> None:
         axis.annotate(f" p = {p:.2g}", (x, scalar["value"]), xytext=(6, 0), textcoords="offset points", fontsize=8)
     axis.set_xticks(range(len(PATHS)), ticks, fontsize=9)
     axis.set(xlim=(-0.6, len(PATHS) - 0.3), ylabel=unit)
+
+
+def draw_kinds(result: Result) -> Any:
+    """A matplotlib Figure: how far the Jacobians of behaviours differ, sorted by kind; dots where they are told apart,
+    frames around a kind."""
+    from matplotlib.patches import Rectangle
+
+    a, alpha = result.arrays, result.notes["alpha"]
+    order = np.argsort(a["kind"], kind="stable")
+    order = order[a["kind"][order] >= 0]
+    distance, q = (a[name][np.ix_(order, order)] for name in ("behaviour_distance", "q_behaviour_distance"))
+    n, names = len(order), [label(result.notes["names"], int(b)) for b in a["behaviours"][order]]
+    figure = figure_of(0.34 * n + 5.6, 0.34 * n + 2.6)
+    axis = figure.subplots()
+    image = axis.imshow(distance, cmap=f"{SEQUENTIAL}_r", vmin=0, vmax=max(1.0, float(distance.max())))
+    j, i = np.nonzero(q <= alpha)
+    # Half of them stand on dark, half on bright.
+    axis.scatter(i, j, s=14, color="black", edgecolors="white", linewidths=0.7)
+    kind = a["kind"][order]
+    for of in np.unique(kind):
+        first, last = np.flatnonzero(kind == of)[[0, -1]]
+        axis.add_patch(Rectangle((first - 0.5, first - 0.5), last - first + 1, last - first + 1, fill=False,
+                                 edgecolor=NEGATIVE, linewidth=2))  # fmt: skip
+    short = [name if len(name) <= 44 else f"{name[:43]}…" for name in names]
+    axis.set_yticks(range(n), short, fontsize=8)
+    axis.set_xticks(range(n), [str(int(b)) for b in a["behaviours"][order]], fontsize=8)
+    axis.set_xlabel("behaviour")
+    figure.colorbar(
+        image, ax=axis, label="distance of mean Jacobians\n(0 alike, 1.4 unrelated, 2 opposite)", shrink=0.8
+    )
+    count = int(kind.max()) + 1
+    figure.suptitle(
+        f"Behaviours by Jacobian: {count} kind{'s' * (count != 1)} (frames)\n"
+        f"dots: told apart, q ≤ {alpha:g}", fontsize=11,
+    )  # fmt: skip
+    return figure
+
+
+def draw_extremes(result: Result) -> Any:
+    """A matplotlib Figure: a row a lag; later means of the targets and Jacobians, given that the source was at its
+    upper or its lower end.  Dots: significant, with an interval beyond 0.  Grey: not tested."""
+    from matplotlib import colormaps
+
+    a, alpha, lags = result.arrays, result.notes["alpha"], result.arrays["lags"]
+    k = a["jacobian"].shape[-1]
+    side = 3.0 if k <= 24 else 4.2
+    figure = figure_of(4 * side + 1, side * len(lags) + 1.4)
+    axes = figure.subplots(len(lags), 4, sharex=True, sharey=True, squeeze=False)
+    colours = colormaps[DIVERGING].with_extremes(bad=NOT_TESTED)
+    share = f"{100 * result.notes['extremes']:.3g} %"
+    kinds = (("mean", "mean of the target (SD)"), ("jacobian", "Jacobian, whole"))
+    for of, (name, title) in enumerate(kinds):
+        x = a[f"extreme_{name}"]
+        limit = _strongest(x)
+        shown = (a[f"q_extreme_{name}"] <= alpha) & ((a[f"extreme_{name}_low"] > 0) | (a[f"extreme_{name}_high"] < 0))
+        for tail, end in enumerate(("upper", "lower")):
+            column = axes[:, 2 * of + tail]
+            for at, axis in enumerate(column):
+                image = axis.imshow(x[tail, at], cmap=colours, vmin=-limit, vmax=limit)
+                i, j = np.nonzero(shown[tail, at])
+                axis.plot(j, i, ".", color="black", markersize=4 if k <= 16 else 40 / k)
+            column[0].set_title(f"{title}\nsource in its {end} {share}", fontsize=9)
+            column[-1].set_xlabel("target now")
+        pair = axes[:, 2 * of : 2 * of + 2]
+        extend = "neither" if _strongest(x, off=False) <= limit else "both"
+        figure.colorbar(image, ax=list(pair.flat), location="bottom", shrink=0.6, pad=0.02, extend=extend, label=title)
+    for of_axis in (axes[0, 0].xaxis, axes[0, 0].yaxis):
+        of_axis.set_ticks(**_ticks(result))
+    for axis in axes.flat:
+        axis.tick_params(labelsize=6, labelrotation=45)
+    for axis, lag in zip(axes[:, 0], lags, strict=True):
+        axis.set_ylabel(f"source {_before(lag)}")
+    figure.suptitle(f"Where a direction is extreme, over all behaviours\ndots: q ≤ {alpha:g}; grey: not tested")
+    return figure

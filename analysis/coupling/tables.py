@@ -12,6 +12,8 @@ from analysis.coupling.config import CouplingConfig
 from analysis.coupling.correlation import MEAN, PAIRING
 from analysis.coupling.edges import METHOD, PATHS, STRAIGHT, WORDS, beyond_zero, drawn, edges
 from analysis.coupling.estimates import Coupling
+from analysis.coupling.extremes import TAILS, Extremes
+from analysis.coupling.kinds import Kinds
 from core import artefacts
 from core.stats import benjamini_hochberg, least_permutations, least_units, smallest_p
 
@@ -50,6 +52,10 @@ def assemble(
         "branches_ended", coupling.ended, "share of enumerated actions after which the simulated episode ends before T"
     )
     result.tables["edges"] = edges(result, config.alpha)
+    if coupling.kinds is not None:
+        _add_kinds(result, coupling.kinds, config.alpha)
+    if coupling.extremes is not None:
+        _add_extremes(result, coupling.extremes, config)
     diagonal = np.eye(coupling.correlation.shape[-1], dtype=bool)
     correlated = a["q_correlation"] <= config.alpha
     for path in PATHS:
@@ -76,6 +82,56 @@ def assemble(
         "parts_without_whole", hidden, "entries with a significant part whose whole is not: parts that cancel"
     )
     return result
+
+
+def _add_kinds(result: artefacts.Result, found: Kinds, alpha: float) -> None:
+    """Arrays ``behaviour_distance``, ``q_behaviour_distance`` and ``kind``, and the table ``behaviour_pairs``."""
+    a = result.arrays
+    a["behaviour_distance"], a["q_behaviour_distance"], a["kind"] = found.distance_BB, found.q_BB, found.kind_B
+    result.tables["behaviour_pairs"] = [
+        {"one": int(a["behaviours"][i]), "other": int(a["behaviours"][j]), "distance": float(found.distance_BB[i, j]),
+         "p": float(found.p_BB[i, j]), "q": float(found.q_BB[i, j]), "apart": bool(found.q_BB[i, j] <= alpha)}
+        for i, j in zip(*np.triu_indices(len(found.kind_B), 1), strict=True)
+        if np.isfinite(found.p_BB[i, j])
+    ]  # fmt: skip
+    tested = int((found.kind_B >= 0).sum())
+    result.scalar("kinds", int(found.kind_B.max(initial=-1)) + 1, "groups of behaviours told apart by Jacobian", tested)
+
+
+def _add_extremes(result: artefacts.Result, found: Extremes, config: CouplingConfig) -> None:
+    """Arrays ``extreme_*`` [tails, lags, i, j], and the table ``extremes`` of what is significant."""
+    a, names, alpha = result.arrays, result.notes["directions"], config.alpha
+    for name in ("mean", "jacobian"):
+        a[f"extreme_{name}"] = getattr(found, name)
+        a[f"extreme_{name}_low"], a[f"extreme_{name}_high"] = getattr(found, f"{name}_ends")
+        a[f"q_extreme_{name}"] = benjamini_hochberg(getattr(found, f"p_{name}"))
+    for name in ("steps", "episodes", "samples", "sample_episodes"):
+        a[f"extreme_{name}"] = getattr(found, name)
+    result.notes["extremes"] = config.extremes
+    shown = {name: (a[f"q_extreme_{name}"] <= alpha) & _beyond(a, f"extreme_{name}") for name in ("mean", "jacobian")}
+    rows = []
+    for tail, at, i, j in np.argwhere(shown["mean"] | shown["jacobian"]):
+        here = (tail, at, i, j)
+        rows.append(
+            {"source": names[i], "end": TAILS[tail], "lag": int(a["lags"][at]), "target": names[j],
+             "mean_sd": float(a["extreme_mean"][here]), "mean_low": float(a["extreme_mean_low"][here]),
+             "mean_high": float(a["extreme_mean_high"][here]), "q_mean": float(a["q_extreme_mean"][here]),
+             "J": float(a["extreme_jacobian"][here]), "J_low": float(a["extreme_jacobian_low"][here]),
+             "J_high": float(a["extreme_jacobian_high"][here]), "q_J": float(a["q_extreme_jacobian"][here]),
+             "steps": int(found.steps[tail, at, i]), "episodes": int(found.episodes[tail, at, i]),
+             "Jacobians": int(found.samples[tail, at, i])}
+        )  # fmt: skip
+    result.tables["extremes"] = sorted(rows, key=lambda row: -abs(np.nan_to_num(float(row["mean_sd"]))))
+    for name in ("mean", "jacobian"):
+        tests = int(np.isfinite(a[f"q_extreme_{name}"]).sum())
+        share = float(shown[name].sum() / tests) if tests else float("nan")
+        result.scalar(f"significant_extreme_{name}", share, f"share of entries with q <= {alpha}", tests)
+
+
+def _beyond(a: dict[str, np.ndarray], name: str) -> np.ndarray:
+    """bool: the entries whose 95 % interval leaves 0 out."""
+    beyond: np.ndarray = (a[f"{name}_low"] > 0) | (a[f"{name}_high"] < 0)
+    return beyond
 
 
 def untested(coupling: Coupling, behaviours: Sequence[int], config: CouplingConfig) -> list[str]:

@@ -40,6 +40,8 @@ MEASURES = {
 }
 HEADS = {"head_weights": "independent component", "head_weights_pca": "principal component",
          "head_weights_nmf": "non-negative factor"}  # fmt: skip
+LISTED = 6  # labels that a legend names
+IN_PLANES = ("value", "action", "reward", "step", "level", "cluster")  # what planes are coloured by
 SMALL_REWARD = 0.02  # of the largest: a simulator never says exactly 0
 
 
@@ -67,7 +69,7 @@ def draw(result: Result, path: Path) -> list[str]:
     return list(figures)
 
 
-def _of(result: Result) -> str:
+def space_of(result: Result) -> str:
     """'hidden states', 'world states' or 'latents'."""
     return SPACES[result.notes["space"]].state + "s"
 
@@ -91,7 +93,7 @@ def _planes(result: Result) -> list[tuple[int, int]]:
     return [p for p in PLANES if p[1] < size] or [(0, min(1, size - 1))]
 
 
-def _some_rows(result: Result) -> np.ndarray:
+def some_rows(result: Result) -> np.ndarray:
     rows = np.arange(len(result.arrays["index"]))
     return rows if len(rows) <= DOTS else np.sort(np.random.default_rng(0).permutation(rows)[:DOTS])
 
@@ -99,24 +101,62 @@ def _some_rows(result: Result) -> np.ndarray:
 # What a state is coloured by
 
 
-def _colourings(result: Result) -> list[str]:
-    """value, action (where it has one part), reward, step, level (where any is known) and cluster."""
-    levels = (result.arrays["level"] != UNKNOWN_LEVEL).any()
-    action = ["action"] if result.arrays["action"].ndim == 1 else []
-    return ["value", *action, "reward", "step", *(["level"] if levels else []), "cluster"]
+def colourings(result: Result) -> list[str]:
+    """value, action (where it has one part), reward, step, level (where any is known), cluster, and as far as they are
+    there the share of the episode, the policy's entropy, whether the episode is rewarded, and the largest factor."""
+    a = result.arrays
+    levels = (a["level"] != UNKNOWN_LEVEL).any()
+    action = ["action"] if a["action"].ndim == 1 else []
+    more = {"share": "share", "entropy": "entropy", "rewarded": "best_reward", "factor": "c_nmf"}
+    return ["value", *action, "reward", "step", *(["level"] if levels else []), "cluster",
+            *(what for what, name in more.items() if name in a)]  # fmt: skip
+
+
+def number_of(result: Result, what: str) -> tuple[np.ndarray, float, float, str] | None:
+    """(a number a state [N], the lower and upper end of its colours, their map); None: not coloured by a number."""
+    a = result.arrays
+    numbers = {
+        "value": (a["value"], (0.01, 0.99), SEQUENTIAL), "step": (a["index"][:, 1], (0, 0.95), TIME),
+        "share": (a.get("share"), (0, 1), TIME), "entropy": (a.get("entropy"), (0.01, 0.99), SEQUENTIAL),
+    }  # fmt: skip
+    if what not in numbers:
+        return None
+    number, ends, cmap = numbers[what]
+    assert number is not None  # ``colourings`` names what is there
+    known = number[np.isfinite(number)]
+    low, high = np.quantile(known, ends) if len(known) else (0.0, 1.0)
+    return number, float(low), max(float(high), float(low) + 1e-9), cmap
+
+
+def label_of(result: Result, what: str) -> tuple[np.ndarray, dict[int, str]]:
+    """(a label a state, int64 [N], the names of those a legend lists, commonest first)."""
+    a = result.arrays
+    if what == "rewarded":
+        best, limit = a["best_reward"], max(float(np.abs(a["reward"]).max()), 1e-9)
+        label: np.ndarray = np.where(best > SMALL_REWARD * limit, 0, 1)
+        return label, {0: "rewarded", 1: "not"}
+    if what == "factor":
+        label = a["c_nmf"].argmax(1)
+        often = np.argsort(-np.bincount(label), kind="stable")[:LISTED]
+        return label, {int(i): direction_name(result, "nmf", int(i)) for i in often}
+    label = a[what].astype(np.int64)
+    if what == "action":
+        names = result.notes.get("action_names") or [str(i) for i in range(int(label.max()) + 1)]
+        often = np.argsort(-np.bincount(label, minlength=len(names)), kind="stable")[:LISTED]
+        return label, {int(i): names[i] for i in often}
+    return label, {}
 
 
 def _paint(figure: Any, axis: Any, xy: np.ndarray, result: Result, rows: np.ndarray, what: str, key: bool) -> None:
-    """Scatter the states at xy [M, 2], coloured by one of ``_colourings``; key: with its colour bar or legend."""
+    """Scatter the states at xy [M, 2], coloured by one of ``colourings``; key: with its colour bar or legend."""
     dots = {"s": 4, "linewidths": 0}
-    if what in ("value", "step"):
-        number = result.arrays["value"][rows] if what == "value" else result.arrays["index"][rows, 1]
-        everything = result.arrays["value"] if what == "value" else result.arrays["index"][:, 1]
-        low, high = np.quantile(everything, (0.01, 0.99) if what == "value" else (0, 0.95))
-        cmap = SEQUENTIAL if what == "value" else TIME
-        drawn = axis.scatter(*xy.T, c=number, vmin=low, vmax=max(high, low + 1e-9), cmap=cmap, **dots)
+    if (numbers := number_of(result, what)) is not None:
+        number, low, high, cmap = numbers
+        drawn = axis.scatter(*xy.T, c=number[rows], vmin=low, vmax=high, cmap=cmap, **dots)
         if key:
-            figure.colorbar(drawn, ax=axis, extend="both" if what == "value" else "max")
+            beyond = number.min() < low, number.max() > high
+            extend = {(True, True): "both", (True, False): "min", (False, True): "max"}.get(beyond, "neither")
+            figure.colorbar(drawn, ax=axis, extend=extend)
     elif what == "reward":
         reward = result.arrays["reward"][rows]
         limit = max(float(np.abs(reward).max()), 1e-9)
@@ -136,37 +176,38 @@ def _paint(figure: Any, axis: Any, xy: np.ndarray, result: Result, rows: np.ndar
         of = label_colours(number)
         axis.scatter(*xy[known].T, color=[of[n] for n in number], **dots)
     else:
-        number = result.arrays[what][rows].astype(int)
-        count, of = int(result.arrays[what].max()) + 1, label_colours(result.arrays[what])
-        axis.scatter(*xy.T, color=[of[n] for n in number], **dots)
-        if key and what == "action":
-            names = result.notes.get("action_names") or [str(i) for i in range(count)]
-            often = np.argsort(-np.bincount(result.arrays[what].astype(int), minlength=count), kind="stable")[:6]
-            for i in often:
-                axis.scatter([], [], color=of.get(int(i)), s=12, label=names[i])
+        number, names = label_of(result, what)
+        of = label_colours(number)
+        axis.scatter(*xy.T, color=[of[int(n)] for n in number[rows]], **dots)
+        if key and names:
+            for i, name in names.items():
+                axis.scatter([], [], color=of.get(i), s=12, label=name)
             axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=7, handletextpad=0.1)
 
 
 TITLES = {
-    "value": "value", "action": "action (the 6 commonest named)",
+    "value": "value", "action": f"action (the {LISTED} commonest named)",
     "reward": f"reward that follows (grey: below {SMALL_REWARD:.0%})",
     "step": "step of the episode", "level": "level (colours repeat; grey: unknown)", "cluster": "k-means cluster",
+    "share": "share of the episode that is over", "entropy": "entropy of the policy (nats)",
+    "rewarded": f"episodes with a reward (above {SMALL_REWARD:.0%} of the largest)",
+    "factor": f"largest non-negative factor (the {LISTED} commonest named)",
 }  # fmt: skip
 
 
 def _draw_map(result: Result) -> Any:
     rows = result.arrays["map_row"]
     kinds = result.notes["embeddings"]
-    colourings = _colourings(result)
+    painted = colourings(result)
     per_line = 3
-    lines = -(-len(colourings) // per_line)
+    lines = -(-len(painted) // per_line)
     figure = figure_of(12.5, 3.7 * lines * len(kinds) + 0.4)
     axes = figure.subplots(lines * len(kinds), per_line, squeeze=False)
     for axis in axes.flat[:]:
         axis.set_axis_off()
     for k, kind in enumerate(kinds):
         xy = result.arrays["map" if k == 0 else f"map_{kind}"]
-        for i, what in enumerate(colourings):
+        for i, what in enumerate(painted):
             axis = axes[k * lines + i // per_line, i % per_line]
             axis.set_axis_on()
             _paint(figure, axis, xy, result, rows, what, key=True)
@@ -174,27 +215,30 @@ def _draw_map(result: Result) -> Any:
             axis.set(xticks=[], yticks=[])
             axis.set_title(title, fontsize=10)
     names = " and ".join(MAPS[k] for k in kinds)
-    figure.suptitle(f"{names} of {len(rows):,} {_of(result)}, coloured by")
+    figure.suptitle(f"{names} of {len(rows):,} {space_of(result)}, coloured by")
     return figure
 
 
 def _draw_planes(result: Result) -> Any:
-    rows, planes, colourings = _some_rows(result), _planes(result), _colourings(result)
+    rows, planes = some_rows(result), _planes(result)
+    painted = [what for what in colourings(result) if what in IN_PLANES]
     c = result.arrays["c_pca"]
-    figure = figure_of(2.75 * len(colourings) + 1, 2.5 * len(planes) + 0.6)
-    axes = figure.subplots(len(planes), len(colourings), squeeze=False)
+    figure = figure_of(2.75 * len(painted) + 1, 2.5 * len(planes) + 0.6)
+    axes = figure.subplots(len(planes), len(painted), squeeze=False)
     for number, (line, (a, b)) in enumerate(zip(axes, planes, strict=True)):
         xy = c[rows][:, [a, b]]
         low, high = np.quantile(c[:, [a, b]], (0.002, 0.998), axis=0)
-        for axis, what in zip(line, colourings, strict=True):
+        for axis, what in zip(line, painted, strict=True):
             _paint(figure, axis, xy, result, rows, what, key=number == 0)
             axis.set(xlim=(low[0], high[0] + 1e-6), ylim=(low[1], high[1] + 1e-6))
             axis.tick_params(labelsize=7)
-            axis.set_xlabel(_name(result, "pca", a), fontsize=8)
-        line[0].set_ylabel(_name(result, "pca", b), fontsize=8)
-    for axis, what in zip(axes[0], colourings, strict=True):
+            axis.set_xlabel(direction_name(result, "pca", a), fontsize=8)
+        line[0].set_ylabel(direction_name(result, "pca", b), fontsize=8)
+    for axis, what in zip(axes[0], painted, strict=True):
         axis.set_title(TITLES[what].split(" (")[0], fontsize=9)
-    figure.suptitle(f"Planes of principal components, in standard deviations: {len(rows):,} {_of(result)}", fontsize=11)
+    figure.suptitle(
+        f"Planes of principal components, in standard deviations: {len(rows):,} {space_of(result)}", fontsize=11
+    )
     return figure
 
 
@@ -210,12 +254,14 @@ def _draw_explained(result: Result) -> Any:
     axes[0].fill_between(k, low, high, color=INK, alpha=0.2, lw=0, label="95 % interval over episodes")
     axes[0].plot(k, share, color=INK, marker=".", label="share explained")
     of = "z-scored variance" if SPACES[result.notes["space"]].z_scored else "variance"
-    axes[0].set(xlabel="principal components", ylabel=f"share of {of}", ylim=(0, 1.02), title=f"PCA of {_of(result)}")
+    axes[0].set(
+        xlabel="principal components", ylabel=f"share of {of}", ylim=(0, 1.02), title=f"PCA of {space_of(result)}"
+    )
     axes[0].legend(frameon=False, loc="lower right")
     if ica:
         axes[1].bar(range(len(ica)), [row["stability"] for row in ica], color=INK)
         axes[1].set(
-            xlabel=f"independent component, from {_name(result, 'ica', 0)} on",
+            xlabel=f"independent component, from {direction_name(result, 'ica', 0)} on",
             ylabel="stability (index Iq)",
             ylim=(0, 1),
             title="ICA: 1 stable, 0 arbitrary",
@@ -223,7 +269,7 @@ def _draw_explained(result: Result) -> Any:
     return figure
 
 
-def _name(result: Result, kind: str, i: int) -> str:
+def direction_name(result: Result, kind: str, i: int) -> str:
     """Of direction ``i`` of the basis ``kind``."""
     return name_of(kind, i, result.notes["space"])
 
@@ -242,10 +288,10 @@ def _draw_time_courses(result: Result) -> Any:
             axis.axhline(0, color=LINE, linewidth=0.8)
             axis.plot(t, result.arrays[name][rows, i], color=INK, linewidth=1)
             if column == 0:
-                axis.set_ylabel(_name(result, of, i))
+                axis.set_ylabel(direction_name(result, of, i))
         axes[0, column].set_title(f"episode {result.arrays['index'][rows[0], 0]}", fontsize=9)
         axes[-1, column].set_xlabel("step")
-    figure.suptitle(f"{kind} components of {_of(result)} over time (standard deviations)")
+    figure.suptitle(f"{kind} components of {space_of(result)} over time (standard deviations)")
     return figure
 
 
@@ -257,7 +303,7 @@ def _draw_paths(result: Result) -> Any:
     figure = figure_of(4.1 * len(planes) + 0.6, 3.5 * len(episodes) + 0.4)
     axes = figure.subplots(len(episodes), len(planes), squeeze=False)
     c = result.arrays["c_pca"]
-    some = _some_rows(result)
+    some = some_rows(result)
     some = some[result.arrays["source"][some] == _fitted_source(result)]
     walked = c[np.concatenate(episodes)]
     low, high = np.quantile(c, (0.002, 0.998), axis=0)
@@ -273,11 +319,11 @@ def _draw_paths(result: Result) -> Any:
                 colour = colormaps[TIME](0.0 if row == 0 else 1.0)
                 axis.plot(*xy[row], marker=marker, color=colour, markeredgecolor="k", markersize=7)
             axis.set(xlim=limits[a], ylim=limits[b])
-            axis.set_xlabel(_name(result, "pca", a), fontsize=8)
-            axis.set_ylabel(_name(result, "pca", b), fontsize=8)
+            axis.set_xlabel(direction_name(result, "pca", a), fontsize=8)
+            axis.set_ylabel(direction_name(result, "pca", b), fontsize=8)
         line[0].set_title(f"episode {result.arrays['index'][rows[0], 0]}", fontsize=9)
         figure.colorbar(drawn, ax=line[-1], label="step")
-    of = _of(result)
+    of = space_of(result)
     figure.suptitle(
         f"Paths of episodes through planes of principal components of {of}, in standard deviations "
         f"(dot: start, square: end)"
@@ -308,7 +354,7 @@ def _draw_heads(result: Result) -> Any:
             figure.colorbar(image, ax=axis).ax.tick_params(labelsize=7)
         of = result.arrays[kind].shape[1]
         some = f" (the first {MAX_WEIGHTS} of {of})" if of > MAX_WEIGHTS else ""
-        first = _name(result, kind.removeprefix("head_weights").lstrip("_") or "ica", 0)
+        first = direction_name(result, kind.removeprefix("head_weights").lstrip("_") or "ica", 0)
         bottom.set_xlabel(f"{HEADS[kind]}, from {first} on{some}", fontsize=9)
     figure.suptitle("Change of logits and value per standard deviation", fontsize=11)
     return figure
@@ -322,15 +368,15 @@ def _draw_overlap(result: Result) -> Any:
     left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 0.9))
     rows = result.arrays["map_row"]
     _two_sources(left, result.arrays["map"], result.arrays["source"][rows])
-    left.set(xticks=[], yticks=[], title=f"{MAPS[result.notes['embedding']]} of {_of(result)}")
-    some = _some_rows(result)
+    left.set(xticks=[], yticks=[], title=f"{MAPS[result.notes['embedding']]} of {space_of(result)}")
+    some = some_rows(result)
     a, b = _planes(result)[0]
     c = result.arrays["c_pca"][:, [a, b]]
     _two_sources(middle, c[some], result.arrays["source"][some])
     low, high = np.quantile(c, (0.002, 0.998), axis=0)
     middle.set(
-        xlim=(low[0], high[0] + 1e-6), ylim=(low[1], high[1] + 1e-6), xlabel=_name(result, "pca", a),
-        ylabel=_name(result, "pca", b),
+        xlim=(low[0], high[0] + 1e-6), ylim=(low[1], high[1] + 1e-6), xlabel=direction_name(result, "pca", a),
+        ylabel=direction_name(result, "pca", b),
         title="First two principal components",
     )  # fmt: skip
     table = {row["measure"]: row for row in result.tables["overlap"]}

@@ -83,7 +83,8 @@ def fit(states: States, space: str, owner: str, options: FitOptions, seed: int) 
     everything projected on them.  owner: fingerprint of the agent (h) or simulator (d, z).
 
     Arrays of the Result, a row a state: ``index`` [N, 2] (episode, t), ``source`` (0 real, 1 simulated), ``value``,
-    ``action``, ``reward`` (that followed), ``level`` (-1 unknown), ``kept`` (was fitted on), ``c_pca``, ``c_ica`` and
+    ``action``, ``reward`` (that followed), ``level`` (-1 unknown), ``kept`` (was fitted on), what ``States.more`` has,
+    ``c_pca``, ``c_ica`` and
     ``c_nmf`` [N, K] (standard deviations), ``cluster``; a row a mapped state: ``map`` [M, 2] (the first --embedding;
     further ones ``map_KIND``) and ``map_row``.  Raises UserError for bad input.
     """
@@ -127,6 +128,7 @@ def fit(states: States, space: str, owner: str, options: FitOptions, seed: int) 
             "action": states.action_N.astype(np.int16),
             "reward": states.reward_N,
             "level": states.level_N,
+            **{name: x.astype(np.float32) for name, x in states.more.items()},
             "kept": kept_N,
             **coordinates,
             "cluster": cluster_N.astype(np.int16),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from analysis.shared.maps import Embedding
 from analysis.shared.sources import REAL, SIMULATED
 from core.contracts import UserError
 from core.episodes import RolloutStore
+from core.roll import probabilities
 
 LEVEL = "truth/level"
 UNKNOWN_LEVEL = -1
@@ -55,7 +57,9 @@ class States:
 
     ``index_N2`` (episode, t); ``source_N`` 0 real, 1 simulated; ``level_N`` -1 where it is not known; ``unit_N``:
     rows of equal number are not independent (an episode, and the samples that started in it).  Steps of an
-    episode are consecutive.
+    episode are consecutive.  ``more``: float [N] by name, NaN where a source does not have it: ``share`` (of the
+    recorded episode that is over, 0 to 1), ``best_reward`` (the largest one of the episode), ``entropy`` (of the
+    policy, in nats).
     """
 
     x_NF: np.ndarray
@@ -66,6 +70,7 @@ class States:
     index_N2: np.ndarray
     source_N: np.ndarray
     unit_N: np.ndarray
+    more: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def fitted_N(self) -> np.ndarray:
@@ -78,7 +83,12 @@ def join(parts: Sequence[States]) -> States:
     """The rows of all of them, in this order."""
     if len(parts) == 1:
         return parts[0]
-    return States(*(np.concatenate([getattr(p, name) for p in parts]) for name in States.__dataclass_fields__))
+    columns = [name for name in States.__dataclass_fields__ if name != "more"]
+    more = {
+        name: np.concatenate([p.more.get(name, np.full(len(p.x_NF), np.nan)) for p in parts])
+        for name in dict.fromkeys(name for p in parts for name in p.more)
+    }
+    return States(*(np.concatenate([getattr(p, name) for p in parts]) for name in columns), more)
 
 
 def episodes_of(store: RolloutStore, first: int, most: int, seed: int) -> list[int]:
@@ -106,7 +116,7 @@ def pool(
     """
     first = max(options.first_step, lead)
     episodes = episodes_of(store, first, options.most_states, seed)
-    known = [LEVEL] if LEVEL in store.column_names else []
+    known = _known(store)
     stored = [column] if isinstance(column, str) else []
     columns, index_N2 = store.pooled("value", "action", "reward", *known, *stored, episodes=episodes, first=first)
     if isinstance(column, str):
@@ -121,11 +131,16 @@ def pool_rows(
     store: RolloutStore, x_NF: np.ndarray, index_N2: np.ndarray, unit_E: np.ndarray, episodes: Sequence[int]
 ) -> States:
     """States that belong to the steps ``index_N2`` (episode, t) of these (sorted) episodes, in order."""
-    known = [LEVEL] if LEVEL in store.column_names else []
+    known = _known(store)
     columns, all_M2 = store.pooled("value", "action", "reward", *known, episodes=episodes)
     row = {(int(e), int(t)): i for i, (e, t) in enumerate(all_M2)}
     rows_N = np.array([row[int(e), int(t)] for e, t in index_N2])
     return _states(store, x_NF, {k: v[rows_N] for k, v in columns.items()}, index_N2, unit_E)
+
+
+def _known(store: RolloutStore) -> list[str]:
+    """The columns that tell more of a step, as far as the store has them."""
+    return [name for name in (LEVEL, "logits") if name in store.column_names]
 
 
 def _states(
@@ -134,7 +149,16 @@ def _states(
     n = len(index_N2)
     level_N = columns[LEVEL].reshape(n).astype(np.int64) if LEVEL in columns else np.full(n, UNKNOWN_LEVEL)
     source = REAL if store.manifest["facts"]["source"] == "real" else SIMULATED
+    episode_N = index_N2[:, 0]
+    best_E = np.full(len(store), np.nan)
+    rewards, of_M2 = store.pooled("reward", episodes=np.unique(episode_N).tolist())
+    np.fmax.at(best_E, of_M2[:, 0], rewards["reward"])
+    last_E = np.minimum(store.steps, store.rows) - 1
+    more = {"share": index_N2[:, 1] / np.maximum(last_E[episode_N], 1), "best_reward": best_E[episode_N]}
+    if "logits" in columns:
+        chances = probabilities(torch.from_numpy(columns["logits"]), store.spec.parts)
+        more["entropy"] = torch.special.entr(chances).sum(-1).numpy()
     return States(
         x_NF, columns["value"], columns["action"], columns["reward"], level_N, index_N2, np.full(n, source),
-        unit_E[index_N2[:, 0]],
+        unit_E[episode_N], more,
     )  # fmt: skip

@@ -56,13 +56,11 @@ def fit_and_save(
 
 def save(run: artefacts.Run, result: Result, bases: Mapping[str, Basis], facts: Mapping[str, Any], drawn: bool) -> None:
     """Write what a fit found into its run directory, and its figures."""
-    from analysis.states.figures import draw
-
     for basis in bases.values():
         basis.save(run.path)
     result.save(run.path)
     if drawn:
-        draw(result, run.path)
+        _draw(result, run.path)
     sources = [name for i, name in enumerate(("real", "simulated")) if (result.arrays["source"] == i).any()]
     left_out = {"left_out": result.notes["left_out"]} if result.notes["left_out"] else {}
     run.facts = {**facts, "fitted_on": result.notes["fitted_on"], "sources": sources, **left_out}
@@ -79,13 +77,19 @@ def load_drawn(source: Path | None, stage: str) -> Result:
 
 def plot(config: StateConfig, stage: str, result: Result, inputs: Mapping[str, Path | None]) -> None:
     """Draw a saved Result into a run directory of its own."""
-    from analysis.states.figures import draw
-
     given = {k: v for k, v in inputs.items() if v is not None}
     with artefacts.new_run(config.out, f"{stage}_plot", config, given, overwrite=config.overwrite) as run:
-        names = draw(result, run.path)
+        names = _draw(result, run.path)
         run.facts = {k: result.notes[k] for k in ("agent", "simulator") if k in result.notes}
     print(f"drew {', '.join(names)}: {config.out}")
+
+
+def _draw(result: Result, path: Path) -> list[str]:
+    """The figures and the page that turns; the names of the files written."""
+    from analysis.states import figures, turning
+
+    artefacts.write_atomically(path / turning.FILE, turning.page(result).encode())
+    return [*figures.draw(result, path), turning.FILE]
 
 
 def refuse(stage: str, given: Path | None) -> None:

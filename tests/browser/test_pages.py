@@ -18,6 +18,7 @@ from analysis import replay
 from analysis.activations import dendrogram
 from analysis.semantics import hover
 from analysis.semantics.states import States
+from analysis.states import turning
 from core.artefacts import Result
 from core.pages import NOISE, UNLABELLED, label_colours
 from core.replay import NOWHERE, Replay, page as replay_page
@@ -354,3 +355,44 @@ def test_codes_are_hidden_and_dead_ones_named(hovered: Opened) -> None:
     assert hovered.pixels("map") == before
     hovered.tab.select_option("#which", "turned")
     assert hovered.pixels("map") != before
+
+
+# States that turn
+
+
+def test_states_turn_stop_and_take_another_colour(browser: Any, tmp_path: Path) -> None:
+    n = 400
+    rng = np.random.default_rng(0)
+    result = Result(
+        arrays={
+            "index": np.stack([np.arange(n) // 40, np.arange(n) % 40], 1), "source": np.zeros(n, np.int8),
+            "value": rng.normal(size=n), "action": np.arange(n) % 2, "reward": np.zeros(n), "level": np.full(n, -1),
+            "c_pca": rng.normal(size=(n, 4)), "cluster": np.arange(n) % 3, "share": np.arange(n) % 40 / 39,
+        },
+        notes={"space": "h", "action_names": ["<left>", "right"]},
+    )  # fmt: skip
+    (tmp_path / "turning.html").write_text(turning.page(result))
+    opened = Opened(browser, tmp_path / "turning.html")
+    before = opened.pixels("space")
+    opened.until("angle > 0.65")
+    assert opened.pixels("space") != before
+    opened.tab.click("#turn")
+    assert opened.text("turn") == "Turn"
+    stopped = opened.pixels("space")
+    opened.tab.wait_for_timeout(200)
+    assert opened.pixels("space") == stopped
+    assert opened.text("ends").split() == [
+        f"{v:.3g}".replace("-", "\u2212") for v in turning.number_of(result, "value")[1:3]
+    ]  # type: ignore[index]
+    opened.tab.select_option("#by", "1")
+    assert opened.pixels("space") != stopped
+    assert opened.text("legend").split() == ["<left>", "right"] and not opened.tab.locator("#scale").is_visible()
+    opened.tab.screenshot(path=tmp_path / "turning.png")
+    box = opened.tab.locator("#space").bounding_box()
+    angle = opened.tab.evaluate("angle")
+    opened.tab.mouse.move(box["x"] + 200, box["y"] + 200)
+    opened.tab.mouse.down()
+    opened.tab.mouse.move(box["x"] + 350, box["y"] + 200)
+    opened.tab.mouse.up()
+    assert opened.tab.evaluate("angle") == pytest.approx(angle - 1)
+    opened.close()

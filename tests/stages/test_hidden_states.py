@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from analysis.behaviours import __main__ as behaviours
 from analysis.shared.behaviours import load_behaviours
 from analysis.states.fit import outliers
 from analysis.states.heads import head_weights
+from analysis.states.pooled import FitOptions, join, pool
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import EnvSpec, Field, UserError
@@ -145,6 +147,7 @@ def test_hidden_states_writes_bases_arrays_and_figures(world: Path, states: Path
         "explained.png", "time_courses.png", "paths.png", "planes.png", "map.png", "heads.png", "overlap.png"
     }  # fmt: skip
     assert all(p.stat().st_size > 5000 for p in states.glob("*.png"))
+    assert (states / "turning.html").stat().st_size > 20_000
     manifest = artefacts.read_manifest(states)
     assert set(manifest["inputs"]) == {"rollouts", "samples", "agent"}
     assert manifest["metrics"]["cluster_stability"]["value"] > 0.9
@@ -165,6 +168,25 @@ def test_hidden_states_coordinates_are_those_of_the_basis(world: Path, states: P
     episode, t = result.arrays["index"][row]
     h = RolloutStore(world / "samples").episode(int(episode)).h[t]
     np.testing.assert_allclose(basis.project(torch.from_numpy(h)).numpy(), result.arrays["c_ica"][row], atol=1e-4)
+
+
+def test_states_know_their_episode_and_the_policy_s_doubt(world: Path) -> None:
+    """Share, best reward and entropy of stored rollouts, recomputed episode by episode; kept where sources join."""
+    with RolloutStore(world / "rollouts") as store:
+        ids = np.arange(len(store))
+        states = pool(store, "h", FitOptions(), ids)
+        for row in (0, len(states.x_NF) // 2, -1):
+            e, t = states.index_N2[row]
+            episode = store.episode(int(e))
+            assert states.more["share"][row] == pytest.approx(t / (min(episode.steps, len(episode.h)) - 1))
+            assert states.more["best_reward"][row] == episode.reward.max()
+            assert episode.logits is not None
+            p = np.exp(episode.logits[t] - np.logaddexp.reduce(episode.logits[t]))
+            assert states.more["entropy"][row] == pytest.approx(-(p * np.log(p)).sum(), rel=1e-4)
+    without = replace(states, more={"share": states.more["share"]})
+    both = join([states, without])
+    assert np.isnan(both.more["entropy"][-len(states.x_NF) :]).all()
+    assert (both.more["share"][-len(states.x_NF) :] == states.more["share"]).all()
 
 
 def test_umap_keeps_the_modes_apart(states: Path) -> None:
@@ -201,7 +223,8 @@ def test_head_weights_are_the_finite_differences(world: Path, states: Path) -> N
 def test_plot_draws_the_same_figures_into_another_directory(states: Path, world: Path, tmp_path: Path) -> None:
     before = artefacts.sha256(states / artefacts.MANIFEST)
     run_states("plot", "--hidden_states", str(states), "--out", str(tmp_path / "figures"))
-    for name in ("explained.png", "time_courses.png", "paths.png", "planes.png", "map.png", "heads.png", "overlap.png"):
+    for name in ("explained.png", "time_courses.png", "paths.png", "planes.png", "map.png", "heads.png", "overlap.png",
+                 "turning.html"):  # fmt: skip
         assert (tmp_path / "figures" / name).read_bytes() == (states / name).read_bytes()
     assert artefacts.sha256(states / artefacts.MANIFEST) == before
     assert artefacts.verify(tmp_path / "figures") == []

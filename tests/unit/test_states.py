@@ -19,10 +19,11 @@ from analysis.shared.directions import (
     varying,
 )
 from analysis.states import fit as states_fit, runs
-from analysis.states.figures import draw, figures_of
+from analysis.states.figures import colourings, draw, figures_of, label_of, number_of
 from analysis.states.fit import check, fit
 from analysis.states.overlap import _inside, overlap
 from analysis.states.pooled import FitOptions, States, join
+from analysis.states.turning import page
 from core.contracts import UserError
 
 EPISODES, STEPS = 24, 30
@@ -311,6 +312,32 @@ def test_figures_are_of_what_there_is(tmp_path: Path) -> None:
     figures_of(result)["heads.png"](result).savefig(tmp_path / "heads.png")
     result.arrays["index"] = np.stack([np.arange(len(x)), np.zeros(len(x), int)], 1)
     assert not {"paths.png", "time_courses.png"} & set(draw(result, tmp_path))
+
+
+def test_states_are_coloured_by_what_is_known_of_them(tmp_path: Path) -> None:
+    x = walk(np.random.default_rng(0), EPISODES, 3).astype(np.float32)
+    states = pooled(x, np.zeros(len(x)), np.arange(len(x)) // STEPS)
+    options = FitOptions(ica_size=0, nmf_size=2, clusters=3, surrogates=0, embedding=("pca",))
+    n, episode = len(x), np.arange(len(x)) // STEPS
+    reward = np.where((np.arange(n) % STEPS == STEPS - 1) & (episode % 2 == 0), 10.0, 0.1)  # the simulator's 0.1
+    best = np.where(episode % 2 == 0, 10.0, 0.1)
+    share, entropy = np.arange(n) % STEPS / (STEPS - 1), np.r_[np.nan, np.linspace(0, 2, n - 1)]
+    more = {"share": share, "best_reward": best, "entropy": entropy}
+    result, _ = fit(replace(states, reward_N=reward, more=more), "h", "", options, 0)
+    assert set(colourings(result)) >= {"share", "entropy", "rewarded", "factor"}
+    label, names = label_of(result, "rewarded")
+    assert (label == episode % 2).all() and names == {0: "rewarded", 1: "not"}
+    label, names = label_of(result, "factor")
+    assert (label == result.arrays["c_nmf"].argmax(1)).all() and set(names.values()) <= {"nmf:0", "nmf:1"}
+    found = number_of(result, "share")
+    assert found is not None and found[1:3] == (0, 1)
+    figures_of(result)["map.png"](result).savefig(tmp_path / "map.png")
+    text = page(result)
+    assert "://" not in text and len(text) < 300_000
+    for name in ("share", "best_reward", "entropy", "c_nmf"):  # a result of an earlier version
+        del result.arrays[name]
+    assert not {"share", "entropy", "rewarded", "factor"} & set(colourings(result))
+    page(result)
 
 
 @pytest.mark.parametrize(

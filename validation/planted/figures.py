@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from core.artefacts import Result
+from core.figures import figure_of
 from envs.planted import KINDS
 from validation.planted.measures import MEASURES
 
@@ -14,7 +15,6 @@ GOOD, BAD, PLAIN = "#d5ecd8", "#f4cccc", "#f2f2f2"
 def draw_scores(result: Result, path: Path) -> None:
     """One cell a (method and measure, world): green where the target is reached, red where not, grey where there is
     none.  The rows below the line belong to methods broken on purpose."""
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     table, names = result.tables["scores"], [m.name for m in MEASURES]
@@ -24,7 +24,8 @@ def draw_scores(result: Result, path: Path) -> None:
     worlds.sort(key=lambda w: (KINDS.index(w.partition(",")[0]), w))
     cell = {((r["control"], r["measure"], r["method"]), r["world"]): r for r in table}
     height = 0.27 * len(lines) + 1.9
-    figure = Figure(figsize=(15.5, height))
+    figure = figure_of(15.5, height)
+    figure.set_layout_engine("none")  # the cells have their places
     axis = figure.add_axes((0.5, 0.1 / height, 0.49, 1 - 1.9 / height))
     axis.set(xlim=(0, len(worlds)), ylim=(len(lines), 0))
     axis.set_axis_off()
