@@ -18,7 +18,7 @@ import numpy as np
 from agents.progress import FILE
 from core import stages
 from core.artefacts import MANIFEST, Result, load_bytes, load_json, read_manifest
-from core.config import read_json, to_json_defaults
+from core.config import merge, read_json, to_json_defaults
 from core.contracts import UserError
 from core.figures import figure_of, minus
 from core.pages import label_colours
@@ -34,6 +34,7 @@ OF_TRAININGS = ("train", "train_craftax")
 POINTS = 200
 LAST = 50  # updates whose mean is a run's result
 ALL_GAMES = "all games"
+MOST_NAMED = 2  # settings in a method's name
 # Settings by which two runs may differ and still be seeds of one method.
 NO_METHOD = {"seed", "out", "resume", "overwrite", "device", "threads", "track", "wandb", "save_minutes", "stop_after",
              "checkpoints", "evaluate_every", "evaluate_episodes"}  # fmt: skip
@@ -52,6 +53,7 @@ class Curve:
     return_U: np.ndarray
     bounds_U2: np.ndarray | None = None  # 95 % interval over episodes, of what was measured on whole episodes
     settings: Mapping[str, Any] = field(default_factory=dict)
+    run: str = ""  # name of its directory
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,23 @@ def read_curves(word: str) -> list[Curve]:
     if stage != "evaluate" or "agent" not in inputs:
         raise UserError(f"{word}: neither a training nor an evaluation of an agent (stage {stage!r} wrote it)")
     agent = (directory / inputs["agent"]["path"]).resolve()
-    steps = read_manifest(agent)["metrics"].get("steps", {}).get("value", 0)
+    if read_manifest(agent)["stage"] not in OF_TRAININGS:
+        raise UserError(f"{word}: the agent was not trained here ({agent}): there is no step it is the return at")
+    trained, saved = _trained(agent)
+    steps = trained["metrics"].get("steps", {}).get("value", 0)
     mean = Result.load(directory).scalars["return_mean"]
     bounds = None if mean.get("interval") is None else np.array([mean["interval"]], np.float64)
     point = np.array([float(steps)]), np.array([mean["value"]])
-    return [_curve_of(load_json(agent, "config.json"), "test", *point, bounds)]
+    return [_curve_of(saved, agent, "test", *point, bounds)]
+
+
+def _trained(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what the manifest of a finished training says, its stage and configuration), of a copy for shipping too."""
+    manifest = read_manifest(directory)
+    if "training" in manifest["facts"]:
+        training = manifest["facts"]["training"]
+        return training, {"stage": manifest["stage"], "config": training["config"]}
+    return manifest, load_json(directory, "config.json")
 
 
 def curves_of_training(directory: Path, whole: bool) -> list[Curve]:
@@ -104,29 +118,30 @@ def curves_of_training(directory: Path, whole: bool) -> list[Curve]:
     """
     path = directory / ("curve.csv" if (directory / "curve.csv").exists() else FILE)
     text = load_bytes(directory, path.name).decode() if whole else _read(path)
-    saved = load_json(directory, "config.json") if whole else read_json(directory / "config.json")
+    saved = _trained(directory)[1] if whole else read_json(directory / "config.json")
     needed = NEEDED if path.name == FILE else TRAINING
     rows = rows_of(text, path, needed)
-    curves = [_curve_of(saved, "train", *numbers_of(rows, path, *needed))]
+    curves = [_curve_of(saved, directory, "train", *numbers_of(rows, path, *needed))]
     measured = [row for row in rows if row.get(HELD_OUT[0])]
     if measured:
         step_U, return_U = numbers_of(measured, path, *HELD_OUT)
         bounds = [[float(row.get(name) or "nan") for name in BOUNDS] for row in measured]
-        curves.append(_curve_of(saved, MEASURED, step_U, return_U, np.array(bounds)))
+        curves.append(_curve_of(saved, directory, MEASURED, step_U, return_U, np.array(bounds)))
     return curves
 
 
 def _curve_of(
-    saved: Mapping[str, Any], split: str, step_U: np.ndarray, return_U: np.ndarray, bounds_U2: np.ndarray | None = None
-) -> Curve:
-    """saved: the agent's config.json."""
+    saved: Mapping[str, Any], directory: Path, split: str, step_U: np.ndarray, return_U: np.ndarray,
+    bounds_U2: np.ndarray | None = None,
+) -> Curve:  # fmt: skip
+    """saved: the agent's stage and configuration; directory: its run."""
     defaults = to_json_defaults(stages.STAGES[saved["stage"]].cls)  # earlier versions lack settings
-    config = {**defaults, **saved["config"]}
+    config = merge(defaults, saved["config"])
     env = config["env"]
-    settings = {k: v for k, v in _leaves({**defaults, **config}) if k.partition(".")[0] not in NO_METHOD}
+    settings = {k: v for k, v in _leaves(config) if k.partition(".")[0] not in NO_METHOD}
     game, mode = env.get("game", env.get("env_name")), env.get("distribution_mode", "easy")
     method = config.get("policy", "plain")
-    return Curve(method, game, str(config["seed"]), split, mode, step_U, return_U, bounds_U2, settings)
+    return Curve(method, game, str(config["seed"]), split, mode, step_U, return_U, bounds_U2, settings, directory.name)
 
 
 def _leaves(config: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
@@ -137,13 +152,17 @@ def _leaves(config: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]
 
 
 def told_apart(curves: Sequence[Curve]) -> list[Curve]:
-    """The same curves; where runs of one method and game have other settings, these are in the method's name, so that
-    only seeds are averaged.  UserError for two runs of one seed."""
+    """The same curves; where runs of one method and game have other settings, these are in the method's name (of many,
+    a run's), so that only seeds are averaged.  UserError for two runs of one seed."""
     out = []
+    first: dict[tuple[str, str, str], str] = {}
     for curve in curves:
         others = [c.settings for c in curves if (c.method, c.game) == (curve.method, curve.game) and c.settings]
         keys = sorted({k for k, v in curve.settings.items() if any(o.get(k, v) != v for o in others)})
         more = [f"{key.rpartition('.')[2]} {curve.settings[key]}" for key in keys]
+        if len(more) > MOST_NAMED:
+            run = first.setdefault((curve.method, curve.game, str(more)), curve.run)
+            more = [f"as {run}"]
         out.append(replace(curve, method=", ".join([curve.method, *more])))
     seen: set[tuple[str, str, str, str]] = set()
     for curve in out:
@@ -269,7 +288,7 @@ def draw_curves(bands: Sequence[Band], normalised: bool) -> Any:
     games = list(dict.fromkeys(band.game for band in bands))
     methods = list(dict.fromkeys(band.method for band in bands))
     colours = label_colours(range(len(methods)))
-    figure = figure_of(5.2 * min(len(games), 4), 3.6 * -(-len(games) // 4))
+    figure = figure_of(6 * min(len(games), 4), 3.8 * -(-len(games) // 4))
     axes = np.atleast_1d(figure.subplots(-(-len(games) // 4), min(len(games), 4))).ravel()
     for axis in axes[len(games) :]:
         axis.set_axis_off()

@@ -248,7 +248,7 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
         if end.code in (None, 0):  # --help
             raise
         raise UserError(_said_in_box(said.getvalue())) from None
-    for note in (*notes, *([demo] if demo else [])):
+    for note in (*notes, *_from_the_demo(to_json(config), demo)):
         print(note, file=sys.stderr)
     if getattr(config, "threads", 1) < 1:
         raise UserError(f"--threads {getattr(config, 'threads')}: at least 1")  # noqa: B009  (not every stage has it)
@@ -310,9 +310,9 @@ def _words() -> Iterator[None]:
         yield
 
 
-def _defaults(cls: type, given: Collection[str]) -> tuple[dict[str, Any], str]:
+def _defaults(cls: type, given: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The defaults of a stage as JSON.  An input that was not given and is not there is the demo's, where that has
-    been made, which the second says ('' where nothing is)."""
+    been made: the second, by flag."""
     out = to_json_defaults(cls)
     demo: dict[str, str] = {}
     # Options that stand together name an input only where one of them is used.
@@ -320,9 +320,16 @@ def _defaults(cls: type, given: Collection[str]) -> tuple[dict[str, Any], str]:
         for flag, path in stages.of_the_demo(place, given).items():
             demo[flag] = path
             place[flag] = [path] if isinstance(place[flag], list) else path
-    missing = ", ".join(str(stages.written(flag)) for flag in demo)
-    named = " ".join(f"--{flag} {path}" for flag, path in demo.items())
-    return out, f"note: there is no {missing}; from the demo: {named}" if demo else ""
+    return out, demo
+
+
+def _from_the_demo(config: Mapping[str, Any], demo: Mapping[str, str]) -> list[str]:
+    """What is said of inputs that are the demo's (one may have been given by its place, without a flag)."""
+    has = [config, *(x for x in config.values() if isinstance(x, Mapping))]
+    taken = {flag: path for flag, path in demo.items() if any(x.get(flag) in (path, [path]) for x in has)}
+    missing = ", ".join(str(stages.written(flag)) for flag in taken)
+    named = " ".join(f"--{flag} {path}" for flag, path in taken.items())
+    return [f"note: there is no {missing}; from the demo: {named}"] if taken else []
 
 
 def _saved(path: Path) -> Any:

@@ -111,8 +111,18 @@ def test_what_cannot_be_drawn_is_one_line_and_leaves_nothing(words: list[str], s
     assert "\n" not in str(refused.value) and not (tmp_path / "out").exists()
 
 
-def test_settings_of_one_value_are_not_named() -> None:
-    assert [c.method for c in told_apart([])] == []
+def test_runs_that_differ_in_much_are_called_by_the_first_run_of_their_kind(tmp_path: Path) -> None:
+    more = ["--learning_rate", "0.1", "--gamma", "0.5", "--clip", "0.3"]
+    runs = [training(tmp_path / "a", 1, 1.0), *(training(tmp_path / f"b{i}", i, 1.0, *more) for i in (1, 2))]
+    found = told_apart([c for run in runs for c in read_curves(str(run)) if c.split == "train"])
+    assert [c.method for c in found] == ["plain, as a", "plain, as b1", "plain, as b1"]
+
+
+def test_what_ships_is_drawn_with_its_evaluation(tmp_path: Path) -> None:
+    bundle = cli.ROOT / "bundles" / "coinrun-demo"
+    rows = drawn(tmp_path, bundle / "agent", bundle / "evaluation")
+    (point,) = [row for row in rows if row["split"] == "test"]
+    assert float(point["step"]) == 3997696 and {row["method"] for row in rows} == {"plain"}
 
 
 @pytest.fixture(scope="module")

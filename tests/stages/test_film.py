@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import imageio.v2 as imageio
 import imageio.v3 as iio
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ import torch
 
 from agents import camera, film
 from analysis import hidden_states
-from core import artefacts
+from core import artefacts, config as cli
 from core.contracts import EnvSpec, UserError
 from core.directions import load_basis
 from core.episodes import RolloutStore
 from generative import record_samples
 from tests.stages.conftest import run_stage
+
+SIMULATOR = cli.ROOT / "bundles" / "coinrun-demo" / "simulator"  # one of debug size ends its rollouts at once
 
 
 def shoot(out: Path, *argv: object) -> np.ndarray:
@@ -104,28 +107,28 @@ def test_an_action_of_several_parts_is_named_part_by_part() -> None:
     assert two.in_words([1, 0]) == "s, hold"
 
 
-def record(pipeline: Path, out: Path, *argv: object) -> RolloutStore:
-    words = ["--simulator", pipeline / "simulator", "--steps", 3, "--threads", 1, "--out", out, *argv]
+def record(out: Path, *argv: object) -> RolloutStore:
+    words = ["--simulator", SIMULATOR, "--steps", 3, "--threads", 1, "--out", out, *argv]
     run_stage(record_samples, "RecordSamplesConfig", list(map(str, words)))
     assert artefacts.verify(out) == []
     return RolloutStore(out)
 
 
 def shown(path: Path) -> np.ndarray:
-    frames: np.ndarray = iio.imread(path)
-    return frames
+    with imageio.get_reader(path, format="FFMPEG") as reader:  # type: ignore[arg-type]
+        return np.stack(list(reader.iter_data()))
 
 
-def test_a_film_of_every_sample(pipeline: Path, tmp_path: Path) -> None:
-    store = record(pipeline, tmp_path / "s", "--samples", 3, "--batch", 2, "--film")
+def test_a_film_of_every_sample(tmp_path: Path) -> None:
+    store = record(tmp_path / "s", "--samples", 3, "--batch", 2, "--film")
     assert sorted(p.name for p in (tmp_path / "s").glob("*.mp4")) == [f"sample_0000{i}.mp4" for i in range(3)]
     for i in range(3):
         film_of_it = shown(tmp_path / "s" / f"sample_0000{i}.mp4")
         assert close(pictures(film_of_it[1], 1, 1)[0, 0], store.episode(i).obs["frames"][1])
 
 
-def test_every_distinct_action_from_one_start(pipeline: Path, tmp_path: Path) -> None:
-    store = record(pipeline, tmp_path / "s", "--actions", "all", "--stochastic", "--batch", 4)
+def test_every_distinct_action_from_one_start(tmp_path: Path) -> None:
+    store = record(tmp_path / "s", "--actions", "all", "--stochastic", "--batch", 4)
     tried = store.spec.distinct_actions()
     assert [store.meta(i)["action"] for i in range(len(store))] == list(tried) and len(tried) == 9  # CoinRun
     episodes = [store.episode(i) for i in range(len(store))]
@@ -140,14 +143,21 @@ def test_every_distinct_action_from_one_start(pipeline: Path, tmp_path: Path) ->
     assert (cells[1, 4] > 240).all()  # nine in two rows of five
 
 
-def test_latents_on_the_way_from_one_sample_to_another(pipeline: Path, tmp_path: Path) -> None:
-    ends = record(pipeline, tmp_path / "ends", "--samples", 4)
-    way = record(pipeline, tmp_path / "way", "--between", tmp_path / "ends", "--interpolate", 3, 1, "--samples", 5)
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four samples."""
+    out = tmp_path_factory.mktemp("film") / "ends"
+    record(out, "--samples", 4)
+    return out
+
+
+def test_latents_on_the_way_from_one_sample_to_another(ends: Path, tmp_path: Path) -> None:
+    way = record(tmp_path / "way", "--between", ends, "--interpolate", 3, 1, "--samples", 5)
     latents = [way.episode(i).latent for i in range(5)]
     for i, end in ((0, 3), (-1, 1)):
-        np.testing.assert_allclose(latents[i], ends.episode(end).latent, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(latents[i], RolloutStore(ends).episode(end).latent, rtol=1e-5, atol=1e-5)
     assert [way.meta(i)["share"] for i in range(5)] == [0, 0.25, 0.5, 0.75, 1]
-    np.testing.assert_array_equal(way.episode(0).obs["frames"], ends.episode(3).obs["frames"])
+    np.testing.assert_array_equal(way.episode(0).obs["frames"], RolloutStore(ends).episode(3).obs["frames"])
     assert (tmp_path / "way" / "grid.mp4").exists()
     assert "between" in way.manifest["inputs"]
 
@@ -164,16 +174,18 @@ def test_latents_on_the_way_from_one_sample_to_another(pipeline: Path, tmp_path:
         (["--actions", "all", "up"], "no action 'all'"),
     ],
 )
-def test_what_cannot_be_filmed_leaves_nothing(argv: list[str], says: str, pipeline: Path, tmp_path: Path) -> None:
-    places = {"SAMPLES": str(pipeline / "samples"), "ROLLOUTS": str(pipeline / "rollouts")}
+def test_what_cannot_be_filmed_leaves_nothing(
+    argv: list[str], says: str, ends: Path, pipeline: Path, tmp_path: Path
+) -> None:
+    places = {"SAMPLES": str(ends), "ROLLOUTS": str(pipeline / "rollouts")}
     with pytest.raises(UserError, match=says):
-        record(pipeline, tmp_path / "s", *(places.get(w, w) for w in argv))
+        record(tmp_path / "s", *(places.get(w, w) for w in argv))
     assert not (tmp_path / "s").exists()
 
 
-def test_a_codec_that_is_missing_is_one_line(pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_codec_that_is_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)  # as where it is not installed
     for argv, instead in ((["--film"], "--no-film"), (["--actions", "all"], "neither --actions all nor --interpolate")):
         with pytest.raises(UserError, match=f"MP4s need imageio-ffmpeg.* or pass {instead}"):
-            record(pipeline, tmp_path / "s", *argv)
+            record(tmp_path / "s", *argv)
     assert not (tmp_path / "s").exists()
