@@ -102,6 +102,7 @@ FLAGS: Mapping[str, Flags] = {
         "run_dir": "agent", "model_file": "agent", "agent_file": "agent", "num_envs": "slots", "logdir": "out",
         "data_save_dir": "out", "out_dir": "out", "num_threads": "threads", "exp_name": _WHERE,
         "env_name": _BY_THE_AGENT, "param_name": _BY_THE_AGENT, "distribution_mode": _BY_THE_AGENT,
+        "num_timesteps": Gone("--episodes counts whole episodes, --num_steps the steps of every slot", stops=True),
         "num_checkpoints": Gone("episodes are written as they end"), "log_level": _LOG_LEVEL, "gpu_device": _GPU,
     },
     "train_gen_model": {
