@@ -7,6 +7,12 @@ agreement to run it on this machine.  For a run that came from elsewhere: ``pyth
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m agents.adopt", file=sys.stderr)
+    sys.exit(2)
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

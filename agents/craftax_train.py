@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python train.py craftax", file=sys.stderr)
+    sys.exit(2)
+
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +20,7 @@ from agents.ppo import PPOConfig
 from agents.recurrent import AgentConfig
 from agents.train import Collector, train_agent
 from core.contracts import Step
+from core.training import WandbOptions
 from envs.craftax import CraftaxEnv, CraftaxOptions
 
 STAGE = "train_craftax"
@@ -27,14 +34,6 @@ class CraftaxTrainConfig:
     --num_checkpoints, --cell, --out_dir.
     """
 
-    aliases = {
-        "total_timesteps": "total_steps",
-        "num_envs": "envs",
-        "num_steps": "rollout_steps",
-        "num_checkpoints": "checkpoints",
-        "cell": "recurrence",
-        "out_dir": "out",
-    }
     out: Path = Path("runs/craftax")
     """run directory to write (also --out_dir)"""
     env: CraftaxOptions = field(default_factory=CraftaxOptions)
@@ -54,6 +53,10 @@ class CraftaxTrainConfig:
     """seed of weights, environments and minibatches"""
     checkpoints: int = 5
     """evenly spaced checkpoints kept (checkpoint_STEPS.safetensors; also --num_checkpoints)"""
+    evaluate_every: int = 0
+    """steps between measurements of the return on held-out starts, always the same, for the curve; 0: none"""
+    evaluate_episodes: int = 64
+    """whole episodes that such a measurement plays"""
     save_minutes: float = 5.0
     """minutes between saves of the state that --resume goes on from"""
     stop_after: str | None = None
@@ -68,6 +71,7 @@ class CraftaxTrainConfig:
     """CPU threads for torch (those of the environment are JAX's: two kinds that wait for each other are slow)"""
     track: bool = False
     """log to Weights & Biases too (needs the wandb package and an account)"""
+    wandb: WandbOptions = field(default_factory=WandbOptions)
 
 
 class CraftaxCollector(Collector):

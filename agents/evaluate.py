@@ -3,7 +3,14 @@
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m agents.evaluate", file=sys.stderr)
+    sys.exit(2)
+
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +27,7 @@ from core.directions import fingerprint
 from core.progress import bar
 from core.roll import act
 from core.stats import Estimate, bootstrap_mean, in_text, share_of
+from core.training import rng_states, set_rng_states
 from core.trees import Tree, rows_of
 from envs.procgen import HELD_OUT
 from envs.registry import make
@@ -85,8 +93,9 @@ def whole_episodes(
     device: torch.device,
     greedy: bool = False,
     robustness: bool = False,
+    show: bool = True,
 ) -> Episodes:
-    """``ceil(episodes / slots)`` whole episodes from every slot; states only with ``robustness``."""
+    """``ceil(episodes / slots)`` whole episodes from every slot; states only with ``robustness``; show: a bar."""
     slots = env.spec.slots
     chooser = Chooser(Exploration(greedy=greedy), slots, np.random.default_rng(seed), agent.spec.parts)
     each = -(-episodes // slots)
@@ -96,7 +105,7 @@ def whole_episodes(
     states: list[np.ndarray] = []
     same: dict[str, list[np.ndarray]] = {name: [] for name in ALTERATIONS}
     before = agent.initial(slots)
-    with bar("evaluating", int(quota_B.sum()), "episodes") as progress:
+    with bar("evaluating", int(quota_B.sum()), "episodes", show) as progress:
         for number, moment in enumerate(play(agent, env, chooser, seed=seed, device=device)):
             if robustness and number % STATES_EVERY == 0:
                 rows = np.flatnonzero(quota_B > 0)
@@ -142,6 +151,33 @@ def same_choice(
     return out
 
 
+def check_unseen(trained: Mapping[str, Any], pool: Mapping[str, int]) -> None:
+    """UserError if a pool of levels overlaps those of a world's options."""
+    low, high = trained.get("start_level", 0), trained.get("start_level", 0) + trained.get("num_levels", 0)
+    if trained.get("num_levels") and pool["start_level"] < high and pool["start_level"] + pool["num_levels"] > low:
+        raise UserError(f"levels {pool['start_level']}... overlap the training levels {low} to {high - 1}")
+
+
+class HeldOut:
+    """Measures a learning agent's return on starts that its training does not see: the same ones, and the same noise
+    of actions, every time.  The training's own random numbers stay as they are."""
+
+    def __init__(self, agent: Agent, episodes: int, *, seed: int, device: torch.device, threads: int) -> None:
+        check_unseen(agent.spec.options, HELD_OUT)
+        self.agent, self.episodes, self.seed, self.device = agent, episodes, seed, device
+        self.env = make(agent.spec, min(64, episodes), threads=threads, split="held_out")
+
+    def __call__(self) -> dict[str, float]:
+        """Columns of a curve: mean return, its 95 % interval where it has one, and the number of episodes."""
+        before = rng_states(self.device)
+        found = whole_episodes(self.agent, self.env, self.episodes, seed=self.seed, device=self.device, show=False)
+        set_rng_states(before)
+        mean = mean_return(found.return_E, np.random.default_rng(self.seed))
+        bounds = {"held_out_low": mean.low, "held_out_high": mean.high}
+        finite = {k: v for k, v in bounds.items() if np.isfinite(v)}
+        return {"held_out_return": mean.value, **finite, "held_out_episodes": float(mean.n)}
+
+
 def mean_return(return_E: np.ndarray, rng: np.random.Generator) -> Estimate:
     """Mean return of independent episodes.
 
@@ -167,13 +203,9 @@ def main(config: EvaluateConfig) -> None:
     agent = load_agent(config.agent, device)
     if agent.spec.env_id == "nmmo":
         raise UserError(f"{config.agent} plays Neural MMO: python -m agents.evaluate DIR pve|pvp")
-    trained = agent.spec.options
-    low, high = trained.get("start_level", 0), trained.get("start_level", 0) + trained.get("num_levels", 0)
     given = {"start_level": config.start_level, "num_levels": config.num_levels}
     levels = {k: v for k, v in given.items() if v is not None}
-    pool = {**HELD_OUT, **levels}
-    if trained.get("num_levels") and pool["start_level"] < high and pool["start_level"] + pool["num_levels"] > low:
-        raise UserError(f"levels {pool['start_level']}... overlap the training levels {low} to {high - 1}")
+    check_unseen(agent.spec.options, {**HELD_OUT, **levels})
     if config.robustness and any(len(field.shape) != 3 for field in agent.spec.obs.values()):
         raise UserError("--robustness alters frames; this agent sees none")
     env = make(agent.spec, config.slots, threads=config.threads, split="held_out", **levels)

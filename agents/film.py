@@ -7,28 +7,30 @@ simulator below the real windows that they started from, altered episodes below 
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m agents.film", file=sys.stderr)
+    sys.exit(2)
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 import tyro
 
+from agents.camera import Camera, Reel, reel
 from core import artefacts, config as cli
-from core.contracts import EnvSpec, UserError
+from core.contracts import UserError
 from core.directions import Basis, direction_ids, load_basis
 from core.episodes import RolloutStore
-from core.figures import enlarged, font_of, minus, rgb
-from core.progress import bar
+from core.progress import track
 from core.video import check_video, image_field, write_gif, write_video
 
 STAGE = "film"
-WIDTH = 256  # pixels of a column; sides of an MP4 are multiples of 16
-TITLE, NAMED, PROBABILITIES, COURSE = 32, 24, 56, 64  # heights of the strips above and under a frame
-INK, PALE, LINE, NOW = "#1d2329", "#8a8f94", "#2a6f97", "#a3341f"
-PAPER = (255, 255, 255)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +60,6 @@ class FilmConfig:
     """run directory to write; the film is film.mp4 or film.gif in it"""
     overwrite: bool = False
     """replace an earlier film in --out"""
-
-
-class Reel(NamedTuple):
-    """What is drawn of an episode: T steps that were acted in, and one more where what they led to was shown."""
-
-    title: str
-    frames: np.ndarray  # uint8 [T(+1), height, width, 3]
-    action: np.ndarray  # int64 [T] or [T, parts]
-    logits: np.ndarray | None  # float [T, A]
-    courses: dict[str, np.ndarray]  # float [T(+1)] by name
 
 
 class Part(NamedTuple):
@@ -142,19 +134,9 @@ def check_episode(store: RolloutStore, path: Path, episode: int) -> None:
 def reel_of(part: Part, field: str, directions: Sequence[Direction], longest: int | None) -> Reel:
     """An episode, from a row on, for at most ``longest`` steps."""
     episode = part.store.episode(part.episode)
-    stop = None if longest is None else part.first + longest + 1
-    shown, acted = slice(part.first, stop), slice(part.first, None if stop is None else stop - 1)
-    courses = {"value": episode.value[shown]}
-    courses |= {d.name: d.along(episode.h[shown]) for d in directions}
-    gained = float(episode.reward[acted].sum())
     where = f" from step {part.first}" if part.first else ""
-    return Reel(
-        minus(f"{part.label} {part.episode}{where}, reward {gained:.3g}"),
-        episode.obs[field][shown],
-        episode.action[acted],
-        None if episode.logits is None else episode.logits[acted],
-        courses,
-    )
+    courses = {d.name: d.along(episode.h) for d in directions}
+    return reel(episode, f"{part.label} {part.episode}{where}", field, courses, part.first, longest)
 
 
 def directions_of(config: FilmConfig, agent: str | None) -> list[Direction]:
@@ -171,90 +153,6 @@ def directions_of(config: FilmConfig, agent: str | None) -> list[Direction]:
         basis.check([i])
         found.append(Direction(basis, i))
     return found
-
-
-class Camera:
-    """Draws the film's frames; the axes of a course are the same in every column and row."""
-
-    def __init__(self, rows: Sequence[Sequence[Reel]], spec: EnvSpec) -> None:
-        self.rows, self.spec, self.parts = rows, spec, spec.parts
-        reels = [reel for row in rows for reel in row]
-        self.steps = max(len(reel.frames) for reel in reels)
-        height, width = reels[0].frames.shape[1:3]
-        self.picture = max(16, 16 * round(WIDTH * height / width / 16))
-        self.courses = list(reels[0].courses)
-        self.ranges = {}
-        for name in self.courses:
-            x = np.concatenate([reel.courses[name] for reel in reels])
-            low, high = float(np.nanmin(x)), float(np.nanmax(x))
-            self.ranges[name] = (low, high) if high > low else (low - 0.5, high + 0.5)
-        cell = TITLE + self.picture + NAMED + PROBABILITIES + COURSE * len(self.courses)
-        self.cell = 16 * -(-cell // 16)
-        self.small, self.font = font_of(11), font_of(13)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(width, height) in pixels."""
-        return WIDTH * len(self.rows[0]), self.cell * len(self.rows)
-
-    def at(self, step: int) -> np.ndarray:
-        """The film's frame, uint8 [height, width, 3], at a step."""
-        from PIL import Image, ImageDraw
-
-        image = Image.new("RGB", self.size, PAPER)
-        draw = ImageDraw.Draw(image)
-        for i, row in enumerate(self.rows):
-            for j, reel in enumerate(row):
-                self.cell_at(image, draw, reel, step, j * WIDTH, i * self.cell)
-        return np.asarray(image)
-
-    def cell_at(self, image: Any, draw: Any, reel: Reel, step: int, x: int, y: int) -> None:
-        """One episode at a step; an episode that is over keeps its last frame, paler."""
-        from PIL import Image
-
-        last = len(reel.frames) - 1
-        now, over = min(step, last), step > last
-        draw.text((x + 6, y + 8), reel.title, fill=PALE if over else INK, font=self.small)
-        frame = enlarged(reel.frames[now], WIDTH, self.picture)
-        if over:
-            frame = Image.blend(frame, Image.new("RGB", frame.size, PAPER), 0.6)
-        image.paste(frame, (x, y + TITLE))
-        top = y + TITLE + self.picture
-        if over:
-            draw.text((x + 6, top + 4), f"over after step {len(reel.action)}", fill=PALE, font=self.font)
-        elif now < len(reel.action):
-            text = self.spec.in_words(reel.action[now].tolist())
-            draw.text((x + 6, top + 4), f"step {now}: {text}", fill=INK, font=self.font)
-        else:
-            draw.text((x + 6, top + 4), f"step {now}", fill=INK, font=self.font)
-        if reel.logits is not None and now < len(reel.logits) and not over:
-            self.bars(draw, reel.logits[now], reel.action[now], x, top + NAMED)
-        for k, name in enumerate(self.courses):
-            self.course(draw, name, reel.courses[name], now, x, top + NAMED + PROBABILITIES + COURSE * k)
-
-    def bars(self, draw: Any, logits_A: np.ndarray, action: np.ndarray, x: int, y: int) -> None:
-        """Probabilities of all choices, those of each part of an action apart; what was chosen is darker."""
-        starts = np.cumsum([0, *self.parts])
-        chosen = set((starts[:-1] + np.atleast_1d(action)).tolist())
-        wide = (WIDTH - 12) / (starts[-1] + len(self.parts) - 1)
-        for part, (low, high) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
-            exp = np.exp(logits_A[low:high] - logits_A[low:high].max())
-            for i, p in enumerate(exp / exp.sum(), int(low)):
-                left = x + 6 + (i + part) * wide
-                tall = float(p) * (PROBABILITIES - 12)
-                box = (left, y + PROBABILITIES - 8 - tall, left + max(1.0, wide - 2), y + PROBABILITIES - 8)
-                draw.rectangle(box, fill=NOW if i in chosen else LINE)
-        draw.line((x + 6, y + PROBABILITIES - 7, x + WIDTH - 6, y + PROBABILITIES - 7), fill=PALE)
-
-    def course(self, draw: Any, name: str, values: np.ndarray, now: int, x: int, y: int) -> None:
-        """A quantity along the episode, with a mark where it is now."""
-        low, high = self.ranges[name]
-        xs = x + 6 + np.arange(len(values)) * (WIDTH - 12) / max(1, self.steps - 1)
-        ys = y + COURSE - 6 - (values - low) / (high - low) * (COURSE - 26)
-        draw.text((x + 6, y), minus(f"{name} {values[now]:.2f}"), fill=INK, font=self.small)
-        if len(values) > 1:
-            draw.line(list(zip(xs.tolist(), ys.tolist(), strict=True)), fill=rgb(LINE), width=2)
-        draw.ellipse((xs[now] - 3, ys[now] - 3, xs[now] + 3, ys[now] + 3), fill=rgb(NOW))
 
 
 def main(config: FilmConfig) -> None:
@@ -280,11 +178,7 @@ def main(config: FilmConfig) -> None:
     inputs = {"rollouts": config.rollouts} | {f"beside_{i}": path for i, path in enumerate(config.beside)}
     inputs |= {} if config.basis is None else {"basis": config.basis}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        frames = []
-        with bar("drawing", camera.steps, "frames") as progress:
-            for step in range(camera.steps):
-                frames.append(camera.at(step))
-                progress.advance()
+        frames = list(track(camera.frames(), "drawing", camera.steps, "frames"))
         path = run.path / f"film.{config.format}"
         write = write_gif if config.format == "gif" else write_video
         write(path, frames, config.fps)

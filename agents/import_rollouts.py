@@ -7,6 +7,12 @@ is written.
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m agents.import_rollouts", file=sys.stderr)
+    sys.exit(2)
+
 import io
 import re
 import zipfile

@@ -6,6 +6,12 @@ equal groups.  What comes out are result files; ``analysis.proc_eval_result`` ma
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m agents.evaluate", file=sys.stderr)
+    sys.exit(2)
+
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python train.py nmmo", file=sys.stderr)
+    sys.exit(2)
+
 import json
 import lzma
 from collections import deque
@@ -33,7 +39,7 @@ from core.contracts import Step, UserError
 from core.directions import fingerprint
 from core.replay import Replay, page
 from core.roll import Acted, act
-from core.training import STATE, Stop, load_state, open_run
+from core.training import STATE, Stop, WandbOptions, load_state, open_run
 from core.trees import detached, joined, on, rows_of, with_rows
 from envs.nmmo import FEATURES, HELD_OUT_MAPS, MAPS, NmmoEnv, NmmoOptions, features, held_out, options_of
 from envs.nmmo_tasks import tasks_of
@@ -96,6 +102,7 @@ class NmmoTrainConfig:
     """CPU threads"""
     track: bool = False
     """log to Weights & Biases too (needs the wandb package and an account)"""
+    wandb: WandbOptions = field(default_factory=WandbOptions)
 
 
 def loss_of(

@@ -6,6 +6,12 @@ life's ``meta`` says which playing of which world it was part of.
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python record.py", file=sys.stderr)
+    sys.exit(2)
+
 import io
 import re
 import sys
@@ -45,13 +51,10 @@ class RecordConfig:
     Also by the names that its earlier users know: --data_save_dir (--out), --run_dir (--agent), --num_envs (--slots).
     """
 
-    aliases = {"run_dir": "agent", "num_envs": "slots"}
     agent: Path = Path("runs/agent")
     """run directory of the agent"""
     out: Path = Path("runs/rollouts")
     """run directory to write (also --data_save_dir)"""
-    data_save_dir: Path | None = None
-    """same as --out, under the name its earlier users know"""
     episodes: int = 256
     """whole episodes (of many agents: lives); every slot gives the same number, so that short ones are not favoured"""
     num_steps: int | None = None
@@ -295,7 +298,7 @@ def main(config: RecordConfig) -> None:
     x = config.exploration
     if x.temperature <= 0 or not all(0 <= share <= 1 for share in (x.explore_share, x.sticky, x.random)):
         raise UserError("--temperature must be above 0; --explore_share, --sticky and --random lie between 0 and 1")
-    for out, weights in chosen(config, config.data_save_dir or config.out).items():
+    for out, weights in chosen(config, config.out).items():
         record_one(config, out, weights, device)
 
 

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python train.py", file=sys.stderr)
+    sys.exit(2)
+
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +20,7 @@ import numpy as np
 import torch
 
 from agents.consistency import ConsistencyOptions, consistent_loss_of
+from agents.evaluate import HeldOut
 from agents.ppo import PPOConfig, RewardScale, Rollout, encode, loss_of
 from agents.progress import progress_rows, write_progress
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
@@ -21,7 +29,8 @@ from agents.trainer import Trainer
 from core import artefacts, config as cli
 from core.contracts import EnvSpec, Step, UserError, VecEnv
 from core.directions import fingerprint
-from core.training import Stop, open_run
+from core.earlier import name_of, train_of
+from core.training import Stop, WandbOptions, open_run
 from core.trees import Tree, detached, on
 from envs.procgen import ProcgenEnv, ProcgenOptions
 
@@ -34,13 +43,6 @@ class TrainConfig:
     """Train a recurrent PPO agent on a Procgen game and save it as a run directory (Neural MMO: train.py nmmo; Craftax:
     train.py craftax)."""
 
-    aliases = {
-        "env_name": "game",
-        "timesteps_per_proc": "total_steps",
-        "rand_seed": "seed",
-        "num_envs": "envs",
-        "num_embeddings": "codes",
-    }
     out: Path = Path("runs/agent")
     """run directory to write"""
     policy: Literal["plain", "semantic"] = "plain"
@@ -54,6 +56,10 @@ class TrainConfig:
     """seed of weights, environments, minibatches and augmentations"""
     checkpoints: int = 10
     """evenly spaced checkpoints kept (checkpoint_STEPS.safetensors)"""
+    evaluate_every: int = 0
+    """steps between measurements of the return on held-out starts, always the same, for the curve; 0: none"""
+    evaluate_episodes: int = 64
+    """whole episodes that such a measurement plays"""
     save_minutes: float = 5.0
     """minutes between saves of the state that --resume goes on from"""
     stop_after: str | None = None
@@ -68,6 +74,7 @@ class TrainConfig:
     """CPU threads for torch and for the environments"""
     track: bool = False
     """log to Weights & Biases too (needs the wandb package and an account)"""
+    wandb: WandbOptions = field(default_factory=WandbOptions)
 
 
 class Collector:
@@ -229,6 +236,13 @@ def loss_for(drac: ConsistencyOptions, rng: np.random.Generator, semantic: Seman
     return consistent_loss_of(drac, rng) if drac.consistency else loss_of
 
 
+def held_out_of(config: Any, agent: RecurrentAgent, device: torch.device) -> HeldOut | None:
+    """What --evaluate_every asks for."""
+    if not config.evaluate_every:
+        return None
+    return HeldOut(agent, config.evaluate_episodes, seed=config.seed, device=device, threads=config.threads)
+
+
 def main(config: TrainConfig) -> None:
     semantic = semantic_of(config)
     fixed = (*FIXED, "policy") if semantic is None else (*FIXED, "policy", "semantic")
@@ -253,7 +267,8 @@ def train_agent(
     stop, ppo = Stop(config.stop_after), config.ppo
     cli.require(1, envs=ppo.envs, minibatches=ppo.minibatches, rollout_steps=ppo.rollout_steps, epochs=ppo.epochs,
             total_steps=ppo.total_steps, threads=config.threads)  # fmt: skip
-    cli.require(0, seed=config.seed)
+    cli.require(0, seed=config.seed, evaluate_every=config.evaluate_every)
+    cli.require(1, evaluate_episodes=config.evaluate_episodes)
     check_minibatches(config.net, ppo)
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
@@ -262,6 +277,7 @@ def train_agent(
     env = make()
     agent = agent_of(config.net, env.spec, semantic).to(device)
     drac.check(agent)
+    held_out = held_out_of(config, agent, device)
     run = open_run(config, stage, {}, fixed)
     collector = collector_of(agent, env, ppo, config.seed, device, None if semantic is None else semantic.controller)
     updates = max(1, ppo.total_steps // collector.collected)
@@ -272,9 +288,12 @@ def train_agent(
         spacing=max(1, updates // max(1, config.checkpoints)) * collector.collected,
         note=lambda means: f"return {means['return_mean']:.2f}",
         beside=lambda rows: write_progress(run.path, progress_rows(rows, ppo, total, *weights)),
+        held_out=held_out, every=config.evaluate_every,
     )  # fmt: skip
     stopped = trainer.train(stop)
     env.close()
+    if held_out is not None:
+        held_out.env.close()
     if stopped:
         return
     if isinstance(agent, SemanticAgent):
@@ -292,16 +311,22 @@ def train_agent(
 
 def choose(argv: list[str]) -> None:
     """``nmmo ...`` trains (or films) policies of Neural MMO, agents/nmmo_train.py; ``craftax ...`` an agent in Craftax,
-    agents/craftax_train.py; anything else a Procgen agent.
+    agents/craftax_train.py; anything else a Procgen agent, unless it has flags that only one of the other two has.
 
     --debug is a run of debug size in each, whatever other presets say."""
-    if argv[:1] == ["nmmo"]:
+    kind = argv[0] if argv[:1] in (["nmmo"], ["craftax"]) else ""
+    rest = argv[1:] if kind else argv
+    if not kind and (kind := train_of(argv)):
+        print(f"note: read as python train.py {kind} {' '.join(argv)}", file=sys.stderr)
+    elif not kind and "no_track" in map(name_of, argv):
+        print("note: this trains on Procgen; Neural MMO is python train.py nmmo", file=sys.stderr)
+    if kind == "nmmo":
         from agents import nmmo_train
 
-        cli.run(nmmo_train.NmmoTrainConfig, nmmo_train.main, nmmo_train.STAGE, argv[1:], small_debug=True)
-    elif argv[:1] == ["craftax"]:
+        cli.run(nmmo_train.NmmoTrainConfig, nmmo_train.main, nmmo_train.STAGE, rest, small_debug=True)
+    elif kind == "craftax":
         from agents import craftax_train
 
-        cli.run(craftax_train.CraftaxTrainConfig, craftax_train.main, craftax_train.STAGE, argv[1:], small_debug=True)
+        cli.run(craftax_train.CraftaxTrainConfig, craftax_train.main, craftax_train.STAGE, rest, small_debug=True)
     else:
-        cli.run(TrainConfig, main, STAGE, argv, small_debug=True)
+        cli.run(TrainConfig, main, STAGE, rest, small_debug=True)

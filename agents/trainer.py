@@ -54,6 +54,8 @@ class Trainer:
     note: Callable[[dict[str, float]], str]  # beside the bar
     more: dict[str, Any] = field(default_factory=dict)  # goes into the training state as it is
     beside: Callable[[list[dict[str, Any]]], None] | None = None  # writes the curve's rows in another form too
+    held_out: Callable[[], dict[str, float]] | None = None  # what is measured beside training, for the curve
+    every: int = 0  # steps between two of these
     step: int = field(init=False, default=0)
     _before: float = field(init=False, default=0.0)
 
@@ -102,8 +104,11 @@ class Trainer:
             raise UserError(
                 f"training stopped at step {self.step}: {error}; --resume goes on from the last save"
             ) from None
-        self.step += self.collector.collected
-        self.log.add(self.step, **self.collector.means(), wall_s=self.wall(), **logs)
+        before, self.step = self.step, self.step + self.collector.collected
+        measured: dict[str, float] = {}
+        if self.held_out and (self.step // self.every > before // self.every or self.step >= self.total):
+            measured = self.held_out()
+        self.log.add(self.step, **self.collector.means(), wall_s=self.wall(), **logs, **measured)
 
     def train(self, stop: Stop) -> bool:
         """To the last step, or to where ``stop`` is due; the state is saved.  Whether it was stopped."""

@@ -8,6 +8,12 @@ This project's records add ``features`` and ``died`` (how the record's life ende
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.activation_json", file=sys.stderr)
+    sys.exit(2)
+
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,6 +7,12 @@ simulated rollouts carry their own.
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.env_states", file=sys.stderr)
+    sys.exit(2)
+
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal

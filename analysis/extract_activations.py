@@ -7,6 +7,13 @@ and dead agents never enter.  The directory is what analysis.activations, life, 
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.extract_activations", file=sys.stderr)
+    sys.exit(2)
+
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,6 +33,7 @@ from core.training import open_run
 from envs.nmmo import FEATURES, MAPS, NmmoEnv, held_out, options_of
 
 PROGRESS = "progress.json"  # how many parts are whole
+BUNDLED = Path("bundles/nmmo-demo/policies")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +43,7 @@ class ExtractConfig:
     mode: tyro.conf.Positional[Literal["pve", "pvp"]] = "pve"
     """pve: all agents are this policy; pvp: it shares the worlds with all others in --policies; only it is recorded"""
     policy: Annotated[str | None, tyro.conf.arg(aliases=["-p"])] = None
-    """name of a policy in --policies, or its run directory"""
+    """name of a policy in --policies, or its run directory; none: the only one there (--smoke-test: the first)"""
     policies: Path = Path("runs/policies")
     """directory of policies' run directories"""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("runs/activations")
@@ -72,9 +80,7 @@ def main(config: ExtractConfig) -> None:
     cli.require(1, parts=config.parts, worlds=config.worlds)
     cli.require(0, seed=config.seed)
     if config.list:
-        for name, path in policies_in(config.policies).items():
-            facts = artefacts.read_manifest(path)["facts"]
-            print(f"{name:<20} {facts['architecture']}, size {facts['size']}, recurrence: {facts['recurrence']}")
+        list_policies(config.policies)
         return
     paths, name = chosen(config)
     policies = load_policies(paths, device)
@@ -131,19 +137,48 @@ def main(config: ExtractConfig) -> None:
     print(f"{done['lives']:,} lives, {done['steps']:,} steps of {name}: {config.out}")
 
 
+def listed(policies: Path) -> str:
+    """The policies in a directory, a line each."""
+    rows = [f"in {policies}:"]
+    for name, path in policies_in(policies).items():
+        facts = artefacts.read_manifest(path)["facts"]
+        rows.append(f"{name:<20} {facts['architecture']}, size {facts['size']}, recurrence: {facts['recurrence']}")
+    return "\n".join(rows)
+
+
+def list_policies(policies: Path) -> None:
+    """Print the policies there are; where there is none, how one is made, and those that ship."""
+    try:
+        print(listed(policies))
+    except UserError as error:
+        print(f"{error}; python train.py nmmo -a hybrid makes one")
+        if BUNDLED.is_dir():
+            print(listed(BUNDLED))
+
+
+def default_policy(config: ExtractConfig) -> str:
+    """The policy where -p was not given.  UserError where that leaves a choice."""
+    if config.smoke_test and not config.policies.exists() and BUNDLED.is_dir():
+        print(f"note: there is no {config.policies}; from the bundle: -p {BUNDLED / 'hybrid'}", file=sys.stderr)
+        return str(BUNDLED / "hybrid")
+    there = policies_in(config.policies)
+    if len(there) > 1 and not config.smoke_test:
+        raise UserError(f"-p (--policy) is required: {config.policies} holds {', '.join(there)}")
+    return next(iter(there))
+
+
 def chosen(config: ExtractConfig) -> tuple[dict[str, Path], str]:
     """(the policies that play, the recorded one first; its name).  UserError if there is no such policy."""
-    if not config.policy:
-        raise UserError("-p (--policy) is required: a name that --list shows, or a run directory")
-    path = Path(config.policy)
+    wanted = config.policy or default_policy(config)
+    path = Path(wanted)
     if (path / "policy.json").exists():
         mine = {path.name: path}
     else:
         there = policies_in(config.policies)
-        if config.policy not in there:
-            near = cli.nearest(config.policy, there)
-            raise UserError(f"no policy {config.policy!r}{near} in {config.policies}; there are: {', '.join(there)}")
-        mine = {config.policy: there[config.policy]}
+        if wanted not in there:
+            near = cli.nearest(wanted, there)
+            raise UserError(f"no policy {wanted!r}{near} in {config.policies}; there are: {', '.join(there)}")
+        mine = {wanted: there[wanted]}
     (name,) = mine
     if config.mode == "pvp":
         others = {k: v for k, v in policies_in(config.policies).items() if k != name}

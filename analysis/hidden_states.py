@@ -6,6 +6,12 @@ direction is an artefact of the simulator.
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.hidden_states", file=sys.stderr)
+    sys.exit(2)
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

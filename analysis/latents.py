@@ -8,6 +8,12 @@ samples recorded without --rollouts, drawn from the prior, so that the overlap s
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.latents", file=sys.stderr)
+    sys.exit(2)
+
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal

@@ -7,6 +7,12 @@ timeline.csv.
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.life", file=sys.stderr)
+    sys.exit(2)
+
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +37,8 @@ class LifeConfig:
     """run directory of analysis.extract_activations"""
     cluster_dir: Path | None = None
     """run directory of analysis.activations of the same extraction; without it there are no bands"""
-    num_agents: int = 0
-    """so many lives drawn at random; 0: the one life whose length is at the 75th percentile"""
+    num_agents: int = 1
+    """so many lives drawn at random; 1: the one life whose length is at the 75th percentile"""
     episodes: tuple[int, ...] = ()
     """these lives instead, by their episode number"""
     between: Between = "nearest"

@@ -12,6 +12,12 @@ follows it more closely than it follows the tick may foretell the end.  N cluste
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.life_phase", file=sys.stderr)
+    sys.exit(2)
+
 from analysis.lives.phase_config import LifePhaseConfig
 from analysis.lives.phase_figures import draw_clusters, draw_ends, draw_phases
 from analysis.lives.phases import analyse, moments_of, words

@@ -5,6 +5,12 @@ The unit is the world: agents of one world compete and share its map, so their l
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.proc_eval_result", file=sys.stderr)
+    sys.exit(2)
+
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass

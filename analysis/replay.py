@@ -6,6 +6,12 @@ The agents of one recorded world on its map, coloured by cluster, by any feature
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.replay", file=sys.stderr)
+    sys.exit(2)
+
 from dataclasses import dataclass
 from pathlib import Path
 

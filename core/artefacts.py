@@ -10,6 +10,12 @@ directory without one is half-written, and no stage reads it.  A file of a run d
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m core.artefacts", file=sys.stderr)
+    sys.exit(2)
+
 import fnmatch
 import hashlib
 import importlib.metadata

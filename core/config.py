@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from core import figures, stages
+from core import earlier, figures, stages
 from core.contracts import UserError
 
 C = TypeVar("C")
@@ -44,6 +44,37 @@ def nearest(word: str, words: typing.Iterable[str]) -> str:
     """' (did you mean X?)' or ''."""
     close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def mistyped(name: str, names: typing.Iterable[str]) -> str:
+    """The same for names of settings, many of which are alike and mean different things (noise and noisy, ica_size and
+    pca_size): only where one of them is a slip of the keyboard away, and one alone.  A slip is a letter that is missing
+    or too many, or two exchanged; after the first letter of names of six or more also a wrong one; two such in names
+    of twelve or more."""
+    plain = name.lstrip("-")
+    most = 1 if len(plain) < 12 else 2
+    far = sorted((_slips(name, other), other) for other in names)
+    if not far or far[0][0] > most or (len(far) > 1 and far[1][0] == far[0][0]):
+        return ""
+    other = far[0][1].lstrip("-")
+    wrong_letter = len(other) == len(plain) and sorted(other) != sorted(plain)
+    if wrong_letter and (len(plain) < 6 or other[0] != plain[0]):
+        return ""
+    return f" (did you mean {far[0][1]}?)"
+
+
+def _slips(a: str, b: str) -> int:
+    """Restricted Damerau-Levenshtein distance."""
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a):
+        above, before = before, row
+        row = [i + 1]
+        for j, y in enumerate(b):
+            row.append(min(before[j + 1] + 1, row[j] + 1, before[j] + (x != y)))
+            if i and j and x == b[j - 1] and a[i - 1] == y:
+                row[-1] = min(row[-1], above[j - 1] + 1)
+    return row[-1]
 
 
 def to_json(config: Any) -> Any:
@@ -69,7 +100,7 @@ def from_json(
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in data:
         if key not in names:
-            raise UserError(f"{where}: unknown key {key!r}{nearest(key, names)}")
+            raise UserError(f"{where}: unknown key {key!r}{mistyped(key, names)}")
     given = {k: _convert(hints[k], v, f"{where}.{k}") for k, v in data.items()} | dict(missing or {})
     for name in names - set(to_json_defaults(cls)) - set(given):
         raise UserError(f"{where}: the key {name!r} is missing")
@@ -158,14 +189,13 @@ def preset(stage: str, name: str) -> dict[str, Any]:
 
 
 def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where an error came from") -> C:
-    """The resolved config of a stage from its command line; debug: what --help says that flag does.
-
-    cls may have ``aliases``, {other name of a flag: its name}.
-    """
+    """The resolved config of a stage from its command line, in which flags may have the names of the earlier systems
+    (core.earlier); debug: what --help says that flag does."""
     import tyro
 
     base: dict[str, Any] = {}
     rest: list[str] = []
+    argv, notes = earlier.translated(argv, stage)
     words = iter(argv)
     for word in words:
         name, equals, value = word.partition("=")
@@ -181,13 +211,13 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
                 layer = layer["config"]
             if not isinstance(layer, dict):
                 raise UserError(f"{value} holds no configuration: expected an object of flags and values")
-            base = merge(base, layer)
+            base = merge(base, earlier.keys_of_today(layer, stage))
         else:
-            rest.append(_by_its_name(word, getattr(cls, "aliases", {})))
+            rest.append(word)
     asked_for_help = "-h" in rest or "--help" in rest
     given = {_flag_name(word) for word in rest if word.startswith("--")}
     named = {flag[2:] for flag in given} | set(_keys(base))
-    defaults, note = _defaults(cls, named)
+    defaults, demo = _defaults(cls, named)
     complete = merge(defaults, base)
     required = {f.name: tyro.MISSING for f in dataclasses.fields(cls) if f.name not in complete}  # type: ignore[arg-type]
     default = from_json(cls, complete, stage, missing=required)
@@ -197,8 +227,9 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
     )
     if not asked_for_help:
         flags = _flags(cls)
-        for name in sorted(given - set(flags)):
-            raise UserError(f"unknown flag {name}{nearest(name, flags)}; see --help")
+        for word in sorted(w.partition("=")[0] for w in rest if w.startswith("--")):
+            if _flag_name(word) not in flags:
+                raise UserError(f"unknown flag {word}{_meant(word, cls, flags)}; see --help")
         for name in required:
             if f"--{name}" not in given:
                 raise UserError(f"--{name} is required; see --help")
@@ -217,7 +248,7 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
         if end.code in (None, 0):  # --help
             raise
         raise UserError(_said_in_box(said.getvalue())) from None
-    if note:
+    for note in (*notes, *_from_the_demo(to_json(config), demo)):
         print(note, file=sys.stderr)
     if getattr(config, "threads", 1) < 1:
         raise UserError(f"--threads {getattr(config, 'threads')}: at least 1")  # noqa: B009  (not every stage has it)
@@ -279,9 +310,9 @@ def _words() -> Iterator[None]:
         yield
 
 
-def _defaults(cls: type, given: Collection[str]) -> tuple[dict[str, Any], str]:
+def _defaults(cls: type, given: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The defaults of a stage as JSON.  An input that was not given and is not there is the demo's, where that has
-    been made, which the second says ('' where nothing is)."""
+    been made: the second, by flag."""
     out = to_json_defaults(cls)
     demo: dict[str, str] = {}
     # Options that stand together name an input only where one of them is used.
@@ -289,9 +320,16 @@ def _defaults(cls: type, given: Collection[str]) -> tuple[dict[str, Any], str]:
         for flag, path in stages.of_the_demo(place, given).items():
             demo[flag] = path
             place[flag] = [path] if isinstance(place[flag], list) else path
-    missing = ", ".join(str(stages.written(flag)) for flag in demo)
-    named = " ".join(f"--{flag} {path}" for flag, path in demo.items())
-    return out, f"note: there is no {missing}; from the demo: {named}" if demo else ""
+    return out, demo
+
+
+def _from_the_demo(config: Mapping[str, Any], demo: Mapping[str, str]) -> list[str]:
+    """What is said of inputs that are the demo's (one may have been given by its place, without a flag)."""
+    has = [config, *(x for x in config.values() if isinstance(x, Mapping))]
+    taken = {flag: path for flag, path in demo.items() if any(x.get(flag) in (path, [path]) for x in has)}
+    missing = ", ".join(str(stages.written(flag)) for flag in taken)
+    named = " ".join(f"--{flag} {path}" for flag, path in taken.items())
+    return [f"note: there is no {missing}; from the demo: {named}"] if taken else []
 
 
 def _saved(path: Path) -> Any:
@@ -334,11 +372,10 @@ def _keys(config: Mapping[str, Any]) -> Iterator[str]:
         yield from _keys(value) if isinstance(value, Mapping) else [key]
 
 
-def _by_its_name(word: str, aliases: Mapping[str, str]) -> str:
-    """A word of the command line; a flag by another name ({other name: name}) as it is called here."""
-    flag, equals, value = word.partition("=")
-    name = aliases.get(flag[2:].replace("-", "_")) if flag.startswith("--") else None
-    return word if name is None else f"--{name}{equals}{value}"
+def _meant(word: str, cls: type, flags: Collection[str]) -> str:
+    """What a flag that does not exist was meant to be; of --no_X, a switch that can be off."""
+    name = earlier.name_of(word)
+    return mistyped(f"--{name}", [*flags, *(f"--no_{flag[2:]}" for flag in _switches(cls))])
 
 
 def _flag_name(word: str) -> str:
@@ -351,6 +388,14 @@ def _flags(cls: type, top: bool = True) -> list[str]:
     out = ["--preset", "--config", "--help", "--debug"] if top else []
     for name, hint in typing.get_type_hints(cls).items():
         out += _flags(hint, False) if dataclasses.is_dataclass(hint) else [f"--{name}"]  # type: ignore[arg-type]
+    return out
+
+
+def _switches(cls: type) -> list[str]:
+    """The flags that are on or off."""
+    out = []
+    for name, hint in typing.get_type_hints(cls).items():
+        out += _switches(hint) if dataclasses.is_dataclass(hint) else [f"--{name}"] * (hint is bool)  # type: ignore[arg-type]
     return out
 
 

@@ -142,6 +142,8 @@ OF_ALL = {
         "runs/export"),
     "film": Stage(
         "-m agents.film", "FilmConfig", "film recorded episodes", "runs/film", ("rollouts",), ("basis",)),
+    "curves": Stage(
+        "-m agents.curves", "CurvesConfig", "draw learning curves", "runs/curves", ("trainings",)),
     "events": Stage(
         "-m analysis.events", "EventsConfig", "count what happens in a recording, or in two and compare", "runs/events",
         ("rollouts",), ("altered",)),
@@ -174,7 +176,7 @@ STAGES = {**OF_AN_AGENT, **OF_POLICIES, **OF_ALL}
 
 # The stage that writes what a flag names; where there is none, it is called as the flag is.
 MADE_BY = {
-    "agent": "train", "agents": "train", "simulator": "train_gen_model", "rollouts": "record",
+    "agent": "train", "agents": "train", "trainings": "train", "simulator": "train_gen_model", "rollouts": "record",
     "samples": "record_samples", "basis": "hidden_states", "policies": "train_nmmo", "policy": "train_nmmo",
     "directory": "extract_activations", "extraction": "extract_activations", "cluster_dir": "activations",
     "runs": "demo",

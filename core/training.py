@@ -178,6 +178,37 @@ def resume_command(config: Any, processes: Processes) -> str:
     return shlex.join([*launcher, sys.argv[0], *flags, "--resume"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class WandbOptions:
+    """Where Weights & Biases keeps a run (with --track)."""
+
+    wandb_project: str = "dreamlens"
+    """its project"""
+    wandb_entity: str | None = None
+    """user or team it is logged for; none: the account's own"""
+    wandb_group: str | None = None
+    """group of runs it belongs to, such as the seeds of one setting"""
+    wandb_name: str | None = None
+    """its name; none: Weights & Biases makes one up"""
+    wandb_tags: tuple[str, ...] = ()
+    """tags"""
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of wandb.init."""
+        named = {k.removeprefix("wandb_"): v for k, v in vars(self).items()}
+        return {**named, "tags": list(self.wandb_tags)}
+
+
+def check_tracking(config: Any) -> None:
+    """UserError where --track cannot be done, or its options stand without it."""
+    track, options = getattr(config, "track", False), getattr(config, "wandb", WandbOptions())
+    if track and importlib.util.find_spec("wandb") is None:
+        raise UserError("--track needs the wandb package: pip install wandb")
+    given = [f"--{k}" for k, v in vars(options).items() if v != getattr(WandbOptions(), k)]
+    if given and not track:
+        raise UserError(f"{given[0]} is for Weights & Biases: it needs --track")
+
+
 def save_state(path: Path, **parts: Any) -> None:
     """Write the training state with its checksum, atomically; the old one stays whole until then."""
     path.parent.mkdir(exist_ok=True)
@@ -206,7 +237,7 @@ class Log:
         if track:
             import wandb  # open_run has seen that it is there
 
-            self.wandb = wandb.init(project="dreamlens", config=cli.to_json(config), dir=str(path))
+            self.wandb = wandb.init(config=cli.to_json(config), dir=str(path), **config.wandb.settings())
 
     def add(self, step: int, **values: float) -> None:
         self.rows.append({"step": step, **{k: f"{v:.6g}" for k, v in values.items()}})
@@ -231,7 +262,8 @@ class Log:
     def save(self) -> None:
         if not self.rows:
             return
-        lines = [",".join(self.rows[0])] + [",".join(str(v) for v in row.values()) for row in self.rows]
+        columns = list(dict.fromkeys(name for row in self.rows for name in row))  # not every row has all of them
+        lines = [",".join(columns), *(",".join(str(row.get(name, "")) for name in columns) for row in self.rows)]
         artefacts.write_atomically(self.file, ("\n".join(lines) + "\n").encode())
         self.board.flush()
 
@@ -245,8 +277,7 @@ def open_run(
     that it goes on from; a training's must have its checksum.  The saved config.json becomes the resumed one, and the
     directory is half-written until the end.
     """
-    if getattr(config, "track", False) and importlib.util.find_spec("wandb") is None:
-        raise UserError("--track needs the wandb package: pip install wandb")
+    check_tracking(config)
     if not config.resume:
         return artefacts.begin_run(config.out, stage, config, inputs, overwrite=config.overwrite)
     if config.overwrite:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from core.contracts import UserError
+from core.contracts import EnvSpec, UserError
 from core.episodes import RolloutStore
 
 
@@ -43,6 +43,9 @@ def write_gif(path: Path, frames: Sequence[np.ndarray], fps: float = 3) -> None:
 
 def image_field(store: RolloutStore) -> str | None:
     """The observation that is a picture (uint8 [.., .., 3]), if there is one."""
-    return next(
-        (n for n, f in store.spec.obs.items() if len(f.shape) == 3 and f.shape[-1] == 3 and f.dtype == "uint8"), None
-    )
+    return picture_of(store.spec)
+
+
+def picture_of(spec: EnvSpec) -> str | None:
+    """The same of a world."""
+    return next((n for n, f in spec.obs.items() if len(f.shape) == 3 and f.shape[-1] == 3 and f.dtype == "uint8"), None)

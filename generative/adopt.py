@@ -8,6 +8,12 @@ to run it on this machine (agents.adopt).
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m generative.adopt", file=sys.stderr)
+    sys.exit(2)
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -8,10 +8,16 @@ Where the world ends, the sample does.
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m generative.record_samples", file=sys.stderr)
+    sys.exit(2)
+
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.camera import Camera, Reel, reel
 from agents.load import load_agent
 from agents.record import keep_unaltered, repr_of
 from core import artefacts, config as cli
@@ -29,12 +36,14 @@ from core.interventions import InterventionOptions, Tally, build, nothing_altere
 from core.progress import bar
 from core.roll import Noise, Simulator, Trajectory
 from core.trees import joined, leaves
+from core.video import check_video, picture_of, write_video
 from generative.load import load_simulator
 from generative.simulator import require_finite
 from generative.starts import Informed, from_known, informed_by, known_latents
 
 STAGE = "record_samples"
-RECORDED = "recorded"
+RECORDED, ALL = "recorded", "all"  # words of --actions
+ACROSS, FPS = 5, 8.0  # rollouts in a row of a film; steps a second
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +63,7 @@ class RecordSamplesConfig:
     """how they start there: recorded: with the real frame shown unchanged and what the agent remembered; inferred: from
     the latent and the memory that the simulator makes of the frames; none: as its kind was trained to"""
     out: Path = Path("runs/samples")
-    """run directory to write"""
-    data_save_dir: Path | None = None
-    """same as --out, under the name its earlier users know"""
+    """run directory to write (also --data_save_dir)"""
     samples: int = 128
     """rollouts"""
     steps: int = 32
@@ -65,8 +72,16 @@ class RecordSamplesConfig:
     """draw world states, actions and endings instead of taking their modes"""
     actions: tuple[str, ...] = ()
     """force actions, one a step, by name or number, the last one held to the end (right right up; where an action has
-    several parts, one of each, in order: up,jump 0,1); or the single word recorded: those of the real rollouts; none:
-    the agent chooses"""
+    several parts, one of each, in order: up,jump 0,1); or the single word recorded: those of the real rollouts; or the
+    single word all: from one start a rollout for each action that does something of its own, held to the end; none: the
+    agent chooses"""
+    between: Path | None = None
+    """samples of this simulator, for --interpolate"""
+    interpolate: tuple[int, ...] = ()
+    """two samples of --between: --samples rollouts from latents on the way from one's to the other's, both included"""
+    film: bool = False
+    """write an MP4 of every rollout, sample_00012.mp4; --actions all and --interpolate are always filmed: one MP4 of
+    all rollouts beside each other, grid.mp4"""
     intervention: InterventionOptions = field(default_factory=InterventionOptions)
     batch: int = 32
     """rollouts side by side"""
@@ -218,11 +233,97 @@ def to_episodes(
     return out
 
 
+def latents_between(
+    config: RecordSamplesConfig, simulator: Simulator[Any], device: torch.device
+) -> tuple[Tensor, list[dict[str, Any]]]:
+    """(legal latents [N, Z] evenly on the straight way between those of two samples, what is kept about each).  Raises
+    UserError."""
+    assert config.between is not None
+    store = RolloutStore(config.between)
+    facts = store.manifest["facts"]
+    if facts.get("simulator") != fingerprint(simulator):
+        raise UserError(f"--between {config.between} holds no samples of {config.simulator}")
+    if facts.get("start") == "recorded":
+        raise UserError(f"{config.between} starts from real frames, shown unchanged, which are no latents to "
+                        "interpolate; record samples with --start inferred, or without --rollouts")  # fmt: skip
+    for i in config.interpolate:
+        if not 0 <= i < len(store):
+            raise UserError(f"--interpolate {i}: {config.between} has samples 0 to {len(store) - 1}")
+    first, last = (torch.from_numpy(np.array(store.episode(i).latent)).to(device) for i in config.interpolate)
+    share_N = torch.linspace(0, 1, config.samples, dtype=first.dtype, device=device)
+    z = simulator.world.normalise(first + share_N[:, None] * (last - first))
+    return z, [{"start": None, "between": [*config.interpolate], "share": float(x)} for x in share_N]
+
+
+def check_interpolation(config: RecordSamplesConfig) -> None:
+    """UserError for options that do not go together."""
+    if not config.interpolate and config.between is None:
+        return
+    if config.between is None or len(config.interpolate) != 2:
+        raise UserError("--interpolate takes two samples of --between, a directory of samples: --interpolate 33 39")
+    for flag, given in (("rollouts", config.rollouts), ("start", config.start), ("actions", config.actions)):
+        if given:
+            raise UserError(f"--interpolate starts from latents of --between; leave out --{flag}")
+    cli.require(2, samples=config.samples)
+
+
+def compares(config: RecordSamplesConfig) -> bool:
+    """Whether the rollouts differ in one thing alone: they get the same noise, and one film."""
+    return config.actions == (ALL,) or bool(config.interpolate)
+
+
+def check_film(config: RecordSamplesConfig, spec: EnvSpec) -> str | None:
+    """The observation that is filmed, if one is.  UserError where it cannot be."""
+    picture = picture_of(spec)
+    if config.film and picture is None:
+        raise UserError(f"--film: a simulator of {spec.env_id} shows no pictures")
+    if picture is None or not (config.film or compares(config)):
+        return None
+    check_video("--no-film" if config.film else "neither --actions all nor --interpolate")
+    return picture
+
+
+class Films:
+    """Writes the films of rollouts: one of each, or of all beside each other, ACROSS in a row."""
+
+    def __init__(self, path: Path, spec: EnvSpec, picture: str | None, of_all: bool) -> None:
+        self.path, self.spec, self.picture, self.of_all = path, spec, picture, of_all
+        self.reels: list[Reel] = []
+
+    def add(self, number: int, episode: Episode) -> None:
+        if self.picture is None:
+            return
+        about = episode.meta
+        title = f"{about['share']:.2f} of the way" if "share" in about else about.get("action", f"sample {number}")
+        one = reel(episode, str(title), self.picture)
+        if self.of_all:
+            self.reels.append(one)
+        else:
+            self._write(f"sample_{number:05d}.mp4", [[one]])
+
+    def finish(self) -> None:
+        if self.reels:
+            self._write("grid.mp4", [self.reels[i : i + ACROSS] for i in range(0, len(self.reels), ACROSS)])
+
+    def _write(self, name: str, rows: list[list[Reel]]) -> None:
+        write_video(self.path / name, list(Camera(rows, self.spec).frames()), FPS)
+
+
 def starts_of(
     config: RecordSamplesConfig, simulator: Simulator[Any], device: torch.device
 ) -> tuple[Tensor, list[dict[str, Any]], Tensor | None]:
     """(latents [N, Z], what is kept about each rollout, forced actions [N, steps+1] or None); the latents of known
     starts are those of generative.starts.  Raises UserError."""
+    if config.interpolate:
+        return (*latents_between(config, simulator, device), None)
+    if config.actions == (ALL,):
+        if simulator.world.spec.action_parts:
+            raise UserError("--actions all is for worlds whose actions have one part; name actions")
+        one = replace(config, actions=(), samples=1)
+        z, (about,), _ = starts_of(one, simulator, device)
+        tried = {name: ids[0] for name, ids in simulator.world.spec.distinct_actions().items()}
+        each = torch.tensor(list(tried.values()), device=device)[:, None].expand(-1, config.steps + 1)
+        return z.expand(len(tried), -1), [{**about, "action": name} for name in tried], each
     world, repeats = simulator.world, config.actions == (RECORDED,)
     forced: Tensor | None = None
     if repeats and config.rollouts is None:
@@ -257,8 +358,11 @@ def main(config: RecordSamplesConfig) -> None:
     torch.set_num_threads(config.threads)
     cli.require(1, samples=config.samples, steps=config.steps, batch=config.batch)
     cli.require(0, seed=config.seed)
+    check_interpolation(config)
     simulator = load_simulator(config.simulator, device)
+    picture = check_film(config, simulator.world.spec)
     inputs = {"simulator": config.simulator}
+    inputs |= {} if config.between is None else {"between": config.between}
     if config.agent is not None:
         inputs["agent"] = config.agent
         simulator = simulator.with_agent(load_agent(config.agent, device))
@@ -273,37 +377,42 @@ def main(config: RecordSamplesConfig) -> None:
     if config.start is not None and config.rollouts is None:
         raise UserError("--start needs --rollouts to start from; random latents have their own first frames")
     z, meta, forced = starts_of(config, simulator, device)
+    count = len(z)
     start = "random" if config.rollouts is None else informed_by(simulator.world, config.start)
     world_name = fingerprint(simulator)
     simulator = from_known(simulator) if start == "recorded" else simulator
-    if config.stochastic:
-        meta = [{**about, "noise": [config.seed, i]} for i, about in enumerate(meta)]
-    out = config.data_save_dir or config.out
-    keep_unaltered(out, bool(altered))
-    with artefacts.new_run(out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+    noises, stochastic = [0] * count if compares(config) else list(range(count)), config.stochastic
+    if stochastic:
+        meta = [{**about, "noise": [config.seed, i]} for i, about in zip(noises, meta, strict=True)]
+    keep_unaltered(config.out, bool(altered))
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         ended = steps = altered_steps = 0
-        with StoreWriter(run.path) as writer, bar("simulating", config.samples, "rollouts") as progress:
-            for i in range(0, config.samples, config.batch):
-                ids = range(i, min(i + config.batch, config.samples))
+        films = Films(run.path, simulator.world.spec, picture, compares(config))
+        with StoreWriter(run.path) as writer, bar("simulating", count, "rollouts") as progress:
+            for i in range(0, count, config.batch):
+                ids = range(i, min(i + config.batch, count))
                 part = slice(ids.start, ids.stop)
                 tally = Tally(intervene)
                 trajectory = simulator.rollout(
                     z[part],
                     config.steps,
                     actions=None if forced is None else forced[part],
-                    noise=noise_of(simulator, config.seed, ids, config.steps, device) if config.stochastic else None,
+                    noise=noise_of(simulator, config.seed, noises[part], config.steps, device) if stochastic else None,
                     intervene=(tally,) if intervene else (),
                 )
                 require_finite(trajectory)
                 for b, about in enumerate(meta[part] if intervene else ()):
                     acted = range(min(config.steps, int(trajectory.alive[b].sum())))
                     about["altered"] = [t for t in acted if tally.altered[t][b]]
-                for episode in to_episodes(trajectory, z[part], simulator.world.spec, meta[part]):
+                episodes = to_episodes(trajectory, z[part], simulator.world.spec, meta[part])
+                for number, episode in zip(ids, episodes, strict=True):
                     writer.add(episode)
+                    films.add(number, episode)
                     ended += episode.terminated
                     steps += episode.steps
                     altered_steps += len(episode.meta.get("altered", ()))
                     progress.advance()
+        films.finish()
         artefacts.write_json(run.path / "spec.json", simulator.world.spec.to_json())
         run.facts = {
             "agent": name,
@@ -311,10 +420,10 @@ def main(config: RecordSamplesConfig) -> None:
             "simulator": world_name,
             "start": start,
             "first_shown": None if config.rollouts is None else simulator.world.initial_frames - 1,
-            "stochastic": config.stochastic,
+            "stochastic": stochastic,
             "interventions": altered,
         }
-        run.record("ended_share", ended / config.samples, "share of rollouts", config.samples)
+        run.record("ended_share", ended / count, "share of rollouts", count)
         run.record("steps", steps, "steps")
         if intervene:
             run.record("altered_steps", altered_steps, "steps")
@@ -322,7 +431,7 @@ def main(config: RecordSamplesConfig) -> None:
             run.facts["intervention_warning"] = said = nothing_altered(config.intervention)
             print(f"warning: {said}", file=sys.stderr)
     did = f", {altered_steps:,} of {steps:,} steps altered" if intervene else ""
-    print(f"simulated {config.samples} rollouts of up to {config.steps} steps{did}, {ended} ended: {out}")
+    print(f"simulated {count} rollouts of up to {config.steps} steps{did}, {ended} ended: {config.out}")
 
 
 if __name__ == "__main__":

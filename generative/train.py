@@ -7,6 +7,12 @@ averaged: the same training, N times the arithmetic.  Only the first process wri
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python train_gen_model.py", file=sys.stderr)
+    sys.exit(2)
+
 import copy
 import sys
 import time
@@ -33,6 +39,7 @@ from core.training import (
     Processes,
     Schedule,
     Stop,
+    WandbOptions,
     from_torchrun,
     learning_rate,
     load_state,
@@ -136,6 +143,7 @@ class GenTrainConfig:
     """CPU threads, shared by the processes of one torchrun"""
     track: bool = False
     """log to Weights & Biases too (needs the wandb package and an account)"""
+    wandb: WandbOptions = field(default_factory=WandbOptions)
 
 
 def columns_of(store: RolloutStore) -> list[str]:

@@ -6,6 +6,12 @@ Runs every stage in this process, each into its own run directory below ``--out`
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m validation.demo", file=sys.stderr)
+    sys.exit(2)
+
 import sys
 import time
 from dataclasses import dataclass

@@ -9,6 +9,12 @@ place, or the agent? ``--metric-only`` asks nothing of clusters: principal compo
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.activations", file=sys.stderr)
+    sys.exit(2)
+
 import time
 
 import torch

@@ -9,6 +9,12 @@ whole state.  The subspace is written as a basis, ``--basis_kind causal`` of eve
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.causal_directions", file=sys.stderr)
+    sys.exit(2)
+
 from dataclasses import dataclass
 from pathlib import Path
 

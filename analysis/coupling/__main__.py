@@ -22,6 +22,12 @@ A behaviour with so few episodes that no p-value of its could reach alpha is lef
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.coupling", file=sys.stderr)
+    sys.exit(2)
+
 import sys
 from dataclasses import replace
 

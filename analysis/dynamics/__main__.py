@@ -11,6 +11,12 @@ beside how long an episode is, and the exponents along recorded episodes, say ho
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.dynamics", file=sys.stderr)
+    sys.exit(2)
+
 import torch
 
 from agents.load import load_agent

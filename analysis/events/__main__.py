@@ -9,6 +9,12 @@ whole units (levels, where they are known).  Of two recordings, such as one with
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.events", file=sys.stderr)
+    sys.exit(2)
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -24,10 +24,10 @@ EVENTS = (
 
 
 def choose(steps_E: np.ndarray, agents: int, episodes: Sequence[int], seed: int) -> list[int]:
-    """Episode numbers: those wished for, or ``agents`` random ones, or that with the length nearest to the 75th
-    percentile (of equals the first).  UserError for what is not there."""
+    """Episode numbers: those wished for, or ``agents`` random ones, or (0 or 1 agents) that with the length nearest to
+    the 75th percentile (of equals the first).  UserError for what is not there."""
     n = len(steps_E)
-    if episodes and agents:
+    if episodes and agents > 1:
         raise UserError("--num_agents and --episodes are two ways to choose; give one of them")
     if wrong := [e for e in episodes if not 0 <= e < n]:
         raise UserError(f"--episodes {wrong[0]}: there are {n} lives, 0 to {n - 1}")
@@ -35,7 +35,7 @@ def choose(steps_E: np.ndarray, agents: int, episodes: Sequence[int], seed: int)
         raise UserError(f"--num_agents {agents}: there are only {n} lives")
     if episodes:
         return list(dict.fromkeys(episodes))
-    if agents:
+    if agents > 1:
         return sorted(np.random.default_rng(seed).choice(n, agents, replace=False).tolist())
     return [int(np.abs(steps_E - np.quantile(steps_E, QUANTILE)).argmin())]
 

@@ -12,6 +12,12 @@ N patched steps, D directions, C random controls, P heads (parts of the action),
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.patching", file=sys.stderr)
+    sys.exit(2)
+
 import numpy as np
 import torch
 

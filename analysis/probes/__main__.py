@@ -13,6 +13,12 @@ Quantities that have no value at some steps (the nearest saw, where there is non
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.probes", file=sys.stderr)
+    sys.exit(2)
+
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path

@@ -16,6 +16,12 @@ through them is a hypothesis, which validation.interventions tests (analysis.cou
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.saliency", file=sys.stderr)
+    sys.exit(2)
+
 from collections.abc import Sequence
 
 import numpy as np

@@ -13,6 +13,12 @@ clusters are to be compared with the world.  Words before the flags say what to 
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.semantics", file=sys.stderr)
+    sys.exit(2)
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +29,12 @@ import torch
 import tyro
 from threadpoolctl import threadpool_limits
 
+from agents.learning_curves import bands_of, draw_curves, read_curves
 from agents.load import load_agent
 from agents.semantic import SemanticAgent
 from analysis.events.counts import chosen_events, happening
 from analysis.semantics import causes, quality
-from analysis.semantics.curves import bands_of, read_curve
-from analysis.semantics.figures import draw_curves, draw_effects, draw_embeddings
+from analysis.semantics.figures import draw_effects, draw_embeddings
 from analysis.semantics.films import FilmOptions, write_films
 from analysis.semantics.hover import chosen_rows, frames_of, page
 from analysis.semantics.states import NAMES, States, open_policy, placed, read_names, read_states
@@ -185,7 +191,7 @@ def main(config: SemanticsConfig) -> None:
     torch.set_num_threads(config.threads)
     if "videos" in made:
         check_video()
-    curves = [read_curve(word) for word in config.curve.curves] if "curves" in made else []
+    curves = [c for word in config.curve.curves for c in read_curves(word)] if "curves" in made else []
     drawn = None
     if curves:
         drawn = bands_of(curves, smoothing=config.curve.smoothing, drop=config.curve.drop,
@@ -304,15 +310,5 @@ def summary(result: Result, subject: Subject, made: Sequence[str]) -> list[str]:
     return lines
 
 
-EARLIER = {"normalize_and_reduce": "normalise"}
-
-
-def in_present_words(argv: Sequence[str]) -> list[str]:
-    """The command line with today's names of its flags."""
-    return [f"--{EARLIER.get(w[2:].replace('-', '_'), w[2:])}" if w.startswith("--") else w for w in argv]
-
-
 if __name__ == "__main__":
-    import sys
-
-    cli.run(SemanticsConfig, main, STAGE, in_present_words(sys.argv[1:]))
+    cli.run(SemanticsConfig, main, STAGE)

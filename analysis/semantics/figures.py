@@ -1,4 +1,4 @@
-"""Figures of analysis.semantics: where states lie, what codes do, and learning curves."""
+"""Figures of analysis.semantics: where states lie, and what codes do."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.semantics.curves import Band
-from core.figures import INK, SEQUENTIAL, figure_of, minus
+from core.figures import INK, SEQUENTIAL, figure_of
 from core.pages import label_colours
 
 
@@ -54,29 +53,4 @@ def draw_effects(rows: Sequence[Mapping[str, Any]], names: Mapping[int, str], mo
         axis.axvline(0, color=INK, linewidth=0.6)
         axis.set_title(names[c], fontsize=9, parse_math=False)
         axis.tick_params(axis="x", labelsize=7)
-    return figure
-
-
-def draw_curves(bands: Sequence[Band], normalised: bool) -> Any:
-    """A panel a game; a line a method and split, with its interval over seeds."""
-    games = list(dict.fromkeys(band.game for band in bands))
-    methods = list(dict.fromkeys(band.method for band in bands))
-    colours = label_colours(range(len(methods)))
-    figure = figure_of(5.2 * min(len(games), 4), 3.6 * -(-len(games) // 4))
-    axes = np.atleast_1d(figure.subplots(-(-len(games) // 4), min(len(games), 4))).ravel()
-    for axis in axes[len(games) :]:
-        axis.set_axis_off()
-    for axis, game in zip(axes, games, strict=False):
-        for band in (b for b in bands if b.game == game):
-            colour = colours[methods.index(band.method)]
-            name = f"{band.method}, {band.split}, {band.seeds} seed{'s' * (band.seeds > 1)}"
-            axis.plot(band.step_T, band.mean_T, color=colour, linestyle="--" if band.split == "test" else "-",
-                      marker="" if len(band.step_T) > 1 else "o", label=name)  # fmt: skip
-            if len(band.step_T) > 1:
-                axis.fill_between(band.step_T, band.low_T, band.high_T, color=colour, alpha=0.2, linewidth=0)
-            else:
-                error = np.abs(np.array([band.low_T - band.mean_T, band.high_T - band.mean_T]))
-                axis.errorbar(band.step_T, band.mean_T, yerr=np.nan_to_num(error), color=colour, capsize=3)
-        axis.set(title=game, xlabel="environment steps", ylabel=minus("normalised return" if normalised else "return"))
-        axis.legend(frameon=False, fontsize=7)
     return figure

@@ -10,6 +10,12 @@ exchanged between the two, which leaves only time in the episode in common.
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.similarity", file=sys.stderr)
+    sys.exit(2)
+
 from dataclasses import dataclass
 from pathlib import Path
 

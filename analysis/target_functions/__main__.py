@@ -18,6 +18,12 @@ hypothesis about the world.
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m analysis.target_functions", file=sys.stderr)
+    sys.exit(2)
+
 from collections.abc import Mapping
 from typing import Any
 

@@ -157,7 +157,7 @@ def type_in(line: str, *more: str) -> None:
     if flags[0] == "--config":
         said = cli.to_json(cli.parse(stage.cls, flags, stage_of(stage)))
         saved = artefacts.load_json(Path(flags[1]).parent, "config.json")["config"]
-        places = {*stage.needs, *stage.takes, "out", "data_save_dir"}
+        places = {*stage.needs, *stage.takes, "out"}
         assert {k: v for k, v in said.items() if k not in places} == {k: v for k, v in saved.items() if k not in places}
     stage.door.main(cli.parse(stage.cls, [*flags, *more], stage_of(stage)))
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import imageio.v2 as imageio
 import imageio.v3 as iio
 import numpy as np
 import pytest
 import torch
 
-from agents import film
+from agents import camera, film
 from analysis import hidden_states
+from core import artefacts, config as cli
 from core.contracts import EnvSpec, UserError
 from core.directions import load_basis
 from core.episodes import RolloutStore
+from generative import record_samples
 from tests.stages.conftest import run_stage
+
+SIMULATOR = cli.ROOT / "bundles" / "coinrun-demo" / "simulator"  # one of debug size ends its rollouts at once
 
 
 def shoot(out: Path, *argv: object) -> np.ndarray:
@@ -26,8 +32,8 @@ def shoot(out: Path, *argv: object) -> np.ndarray:
 
 def pictures(frame: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """The recorded frames that a film's frame shows, [rows, columns, 64, 64, 3]."""
-    cells = frame.reshape(rows, frame.shape[0] // rows, columns, film.WIDTH, 3).swapaxes(1, 2)
-    return cells[:, :, film.TITLE + 2 : film.TITLE + 256 : 4, 2::4]
+    cells = frame.reshape(rows, frame.shape[0] // rows, columns, camera.WIDTH, 3).swapaxes(1, 2)
+    return cells[:, :, camera.TITLE + 2 : camera.TITLE + 256 : 4, 2::4]
 
 
 def close(x: np.ndarray, y: np.ndarray) -> bool:
@@ -99,3 +105,87 @@ def test_an_action_of_several_parts_is_named_part_by_part() -> None:
     names = ("n", "s", "hold", "hit")
     two = EnvSpec(env_id="x", obs={}, action_names=names, action_parts={"move": 2, "do": 2}, slots=1)
     assert two.in_words([1, 0]) == "s, hold"
+
+
+def record(out: Path, *argv: object) -> RolloutStore:
+    words = ["--simulator", SIMULATOR, "--steps", 3, "--threads", 1, "--out", out, *argv]
+    run_stage(record_samples, "RecordSamplesConfig", list(map(str, words)))
+    assert artefacts.verify(out) == []
+    return RolloutStore(out)
+
+
+def shown(path: Path) -> np.ndarray:
+    with imageio.get_reader(path, format="FFMPEG") as reader:  # type: ignore[arg-type]
+        return np.stack(list(reader.iter_data()))
+
+
+def test_a_film_of_every_sample(tmp_path: Path) -> None:
+    store = record(tmp_path / "s", "--samples", 3, "--batch", 2, "--film")
+    assert sorted(p.name for p in (tmp_path / "s").glob("*.mp4")) == [f"sample_0000{i}.mp4" for i in range(3)]
+    for i in range(3):
+        film_of_it = shown(tmp_path / "s" / f"sample_0000{i}.mp4")
+        assert close(pictures(film_of_it[1], 1, 1)[0, 0], store.episode(i).obs["frames"][1])
+
+
+def test_every_distinct_action_from_one_start(tmp_path: Path) -> None:
+    store = record(tmp_path / "s", "--actions", "all", "--stochastic", "--batch", 4)
+    tried = store.spec.distinct_actions()
+    assert [store.meta(i)["action"] for i in range(len(store))] == list(tried) and len(tried) == 9  # CoinRun
+    episodes = [store.episode(i) for i in range(len(store))]
+    for episode, ids in zip(episodes, tried.values(), strict=True):
+        assert set(episode.action.tolist()) == {ids[0]}
+        np.testing.assert_array_equal(episode.obs["frames"][0], episodes[0].obs["frames"][0])
+    assert [p.name for p in (tmp_path / "s").glob("*.mp4")] == ["grid.mp4"]
+    first = shown(tmp_path / "s" / "grid.mp4")[1]
+    cells = pictures(first, 2, 5)
+    for i, episode in enumerate(episodes):
+        assert close(cells[i // 5, i % 5], episode.obs["frames"][1])
+    assert (cells[1, 4] > 240).all()  # nine in two rows of five
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four samples."""
+    out = tmp_path_factory.mktemp("film") / "ends"
+    record(out, "--samples", 4)
+    return out
+
+
+def test_latents_on_the_way_from_one_sample_to_another(ends: Path, tmp_path: Path) -> None:
+    way = record(tmp_path / "way", "--between", ends, "--interpolate", 3, 1, "--samples", 5)
+    latents = [way.episode(i).latent for i in range(5)]
+    for i, end in ((0, 3), (-1, 1)):
+        np.testing.assert_allclose(latents[i], RolloutStore(ends).episode(end).latent, rtol=1e-5, atol=1e-5)
+    assert [way.meta(i)["share"] for i in range(5)] == [0, 0.25, 0.5, 0.75, 1]
+    np.testing.assert_array_equal(way.episode(0).obs["frames"], RolloutStore(ends).episode(3).obs["frames"])
+    assert (tmp_path / "way" / "grid.mp4").exists()
+    assert "between" in way.manifest["inputs"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--interpolate", "1", "2"], "--interpolate takes two samples of --between"),
+        (["--between", "SAMPLES", "--interpolate", "1"], "--interpolate takes two samples of --between"),
+        (["--between", "SAMPLES", "--interpolate", "0", "99"], "--interpolate 99: .* has samples 0 to"),
+        (["--between", "SAMPLES", "--interpolate", "0", "1", "--actions", "up"], "leave out --actions"),
+        (["--between", "SAMPLES", "--interpolate", "0", "1", "--samples", "1"], "--samples must be at least 2"),
+        (["--between", "ROLLOUTS", "--interpolate", "0", "1"], "holds no samples of"),
+        (["--actions", "all", "up"], "no action 'all'"),
+    ],
+)
+def test_what_cannot_be_filmed_leaves_nothing(
+    argv: list[str], says: str, ends: Path, pipeline: Path, tmp_path: Path
+) -> None:
+    places = {"SAMPLES": str(ends), "ROLLOUTS": str(pipeline / "rollouts")}
+    with pytest.raises(UserError, match=says):
+        record(tmp_path / "s", *(places.get(w, w) for w in argv))
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_codec_that_is_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)  # as where it is not installed
+    for argv, instead in ((["--film"], "--no-film"), (["--actions", "all"], "neither --actions all nor --interpolate")):
+        with pytest.raises(UserError, match=f"MP4s need imageio-ffmpeg.* or pass {instead}"):
+            record(tmp_path / "s", *argv)
+    assert not (tmp_path / "s").exists()

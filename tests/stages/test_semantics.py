@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from agents import record, train
+from agents import learning_curves as curves, record, train
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from agents.semantic import SemanticAgent, load_semantic, save_semantic
-from analysis.semantics import __main__ as semantics, curves
+from analysis.semantics import __main__ as semantics
 from analysis.semantics.quality import agree
 from analysis.semantics.states import read_states, require_clusters, runs_of
 from core import artefacts, config as cli
@@ -61,8 +61,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config_of(made: Path, out: Path, *more: str) -> semantics.SemanticsConfig:
     places = ["--agent", f"{made}/agent", "--rollouts", f"{made}/rollouts", "--out", f"{out}", "--threads", "1"]
     small = ["--embedding_states", "150", "--hover_states", "200", "--surrogates", "2", "--video_frames", "40"]
-    argv = semantics.in_present_words([*places, *small, *more])
-    return cli.parse(semantics.SemanticsConfig, argv, semantics.STAGE)
+    return cli.parse(semantics.SemanticsConfig, [*places, *small, *more], semantics.STAGE)
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +216,7 @@ def test_curves_are_means_over_seeds_normalised_with_intervals(tmp_path: Path) -
         result.save(run.path)
     words += [f"{tmp_path}/run", f"{tmp_path}/evaluation"]
     out = ["--curves", *words, "--normalize-and-reduce", "--drop", "2"]
-    argv = semantics.in_present_words(["curves", *out, "--out", f"{tmp_path}/out"])
+    argv = ["curves", *out, "--out", f"{tmp_path}/out"]
     semantics.main(cli.parse(semantics.SemanticsConfig, argv, semantics.STAGE))
     assert artefacts.verify(tmp_path / "out") == []
     with open(tmp_path / "out" / "curve_ends.csv", newline="") as file:

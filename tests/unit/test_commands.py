@@ -44,11 +44,14 @@ def test_inputs_that_were_moved_or_named_from_elsewhere_are_named_anew(tmp_path:
 
 def test_the_earlier_name_of_out_is_overridden_too(tmp_path: Path) -> None:
     agent = write_agent(tmp_path / "agent")
-    saved = RecordConfig(agent=agent, data_save_dir=tmp_path / "rollouts")
+    saved = {
+        **cli.to_json(RecordConfig(agent=agent)),
+        "data_save_dir": str(tmp_path / "rollouts"),
+    }  # an earlier version's
     with new_run(tmp_path / "rollouts", "record", saved, {"agent": agent}):
         pass
     config = _parsed(repeat(tmp_path / "rollouts", tmp_path / "again").line, "record")
-    assert (config.data_save_dir or config.out) == tmp_path / "again"  # type: ignore[attr-defined]
+    assert config.out == tmp_path / "again"  # type: ignore[attr-defined]
 
 
 def test_a_resumed_training_is_repeated_from_its_beginning(tmp_path: Path) -> None:

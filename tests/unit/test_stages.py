@@ -95,6 +95,10 @@ def test_without_runs_of_ones_own_a_stage_reads_the_demo_s(
     said = capsys.readouterr().err
     assert found.samples == Path("runs/samples") and "--samples" not in said  # type: ignore[attr-defined]
     assert found.behaviours == Path("runs/behaviours") and "--behaviours" not in said  # type: ignore[attr-defined]
+    for argv, note in (([], "--rollouts runs/demo/rollouts"), (["mine"], "")):  # given by its place, without a flag
+        cli.parse(STAGES["film"].cls, argv, "film")
+        said = capsys.readouterr().err
+        assert note in said and bool(said) == bool(note)
     cli.parse(STAGES["interventions"].cls, ["--policy", "p", "--hidden_states", "h"], "interventions")
     assert capsys.readouterr().err == ""  # a policy stands for the simulator
     record = STAGES["record"].cls

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import signal
 import sys
+import types
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from agents.craftax_train import CraftaxTrainConfig
+from agents.nmmo_train import NmmoTrainConfig
+from agents.train import TrainConfig
+from core import config as cli
 from core.contracts import UserError
-from core.training import STATE, Processes, Stop, load_state, open_run, resume_command, save_state, seconds_of
+from core.training import (
+    STATE,
+    Log,
+    Processes,
+    Stop,
+    WandbOptions,
+    check_tracking,
+    load_state,
+    open_run,
+    resume_command,
+    save_state,
+    seconds_of,
+)
+from generative.train import GenTrainConfig
 
 
 def state_in(path: Path) -> Path:
@@ -156,3 +176,40 @@ def test_the_command_to_go_on_with(
 ) -> None:
     monkeypatch.setattr(sys, "argv", argv)
     assert resume_command(Config(out=tmp_path, overwrite=overwrite), Processes(0, count)) == want
+
+
+def test_where_weights_and_biases_keeps_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package asks for an account: what it is told is read off a stand-in."""
+    told: list[dict[str, Any]] = []
+    stand_in = types.ModuleType("wandb")
+    stand_in.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
+    stand_in.init = lambda **named: told.append(named)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    words = ["--track", "--wandb_project", "p", "--wandb_entity", "e", "--wandb_group", "g", "--wandb_name", "n"]
+    for cls in (TrainConfig, CraftaxTrainConfig, NmmoTrainConfig, GenTrainConfig):
+        config = cli.parse(cls, [*words, "--wandb_tags", "a", "b"], "a_stage")
+        Log(tmp_path, config, config.track)  # type: ignore[attr-defined]
+        names = {k: told[-1][k] for k in ("project", "entity", "group", "name", "tags")}
+        assert names == {"project": "p", "entity": "e", "group": "g", "name": "n", "tags": ["a", "b"]}
+        assert told[-1]["config"] == cli.to_json(config) and told[-1]["dir"] == str(tmp_path)
+    Log(tmp_path, TrainConfig(track=True), True)
+    assert (told[-1]["project"], told[-1]["entity"], told[-1]["tags"]) == ("dreamlens", None, [])
+
+
+def test_settings_of_weights_and_biases_without_it_are_refused() -> None:
+    for options in (WandbOptions(wandb_group="g"), WandbOptions(wandb_tags=("a",))):
+        with pytest.raises(UserError, match="is for Weights & Biases: it needs --track"):
+            check_tracking(TrainConfig(wandb=options))
+    check_tracking(TrainConfig())
+
+
+def test_a_curve_may_have_columns_that_only_some_rows_have(tmp_path: Path) -> None:
+    log = Log(tmp_path, None, False)
+    log.add(1, loss=2.0)
+    log.add(2, loss=1.0, held_out=3.0)
+    log.save()
+    assert (tmp_path / "curve.csv").read_text() == "step,loss,held_out\n1,2,\n2,1,3\n"
+    again = Log(tmp_path, None, False, keep=2)
+    again.add(3, loss=0.5)
+    again.save()
+    assert (tmp_path / "curve.csv").read_text().splitlines()[1:] == ["1,2,", "2,1,3", "3,0.5,"]

@@ -8,6 +8,12 @@ with what came.
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m validation.edits", file=sys.stderr)
+    sys.exit(2)
+
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -16,6 +16,12 @@ B windows, I initial frames, k horizon: row k of a simulation is k steps after i
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m validation.fidelity", file=sys.stderr)
+    sys.exit(2)
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

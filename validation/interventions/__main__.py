@@ -14,6 +14,12 @@ N starts (each of its own episode, so each an independent unit), G hypotheses, k
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m validation.interventions", file=sys.stderr)
+    sys.exit(2)
+
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

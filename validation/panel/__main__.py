@@ -8,6 +8,12 @@ report's (validation/report).
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m validation.panel", file=sys.stderr)
+    sys.exit(2)
+
 import sys
 from dataclasses import dataclass
 from pathlib import Path

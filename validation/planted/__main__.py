@@ -8,6 +8,12 @@ randomised agent): a table in which they look as good as the others measures not
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m validation.planted", file=sys.stderr)
+    sys.exit(2)
+
 from core import artefacts, config as cli
 from validation.planted.config import PlantedConfig, check
 from validation.planted.figures import draw_scores

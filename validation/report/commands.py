@@ -41,7 +41,7 @@ def repeat(path: Path, out: Path) -> Command:
     moved = {flag: paths for flag, paths in inputs.items() if _directories(known.get(flag)) != paths}
     words = ["--config", shown(path / "config.json"), *_flags(moved)]
     words += ["--no-resume"] * bool(saved.get("resume"))
-    words += ["--data_save_dir" if saved.get("data_save_dir") else "--out", shown(out)]
+    words += ["--out", shown(out)]
     try:
         cli.parse(stage.cls, ["--config", str(path / "config.json"), *words[2:]], name)
     except UserError as error:

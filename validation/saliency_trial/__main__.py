@@ -6,6 +6,12 @@ pixels: which method finds what truly matters, at once and some steps on.  Words
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m validation.saliency_trial", file=sys.stderr)
+    sys.exit(2)
+
 from pathlib import Path
 from typing import Any
 

@@ -6,6 +6,12 @@ The scenes are those of docs/scenes.json, or of a file of one's own (envs/procge
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m validation.scenes", file=sys.stderr)
+    sys.exit(2)
+
 import math
 from dataclasses import dataclass, field
 from pathlib import Path

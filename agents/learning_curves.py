@@ -1,0 +1,308 @@
+"""Learning curves of several methods, seeds and games: of trainings (curve.csv), of evaluations, and of a progress.csv
+with OpenAI Baselines' columns.
+
+T points of a common grid of steps, U updates.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.progress import FILE
+from core import stages
+from core.artefacts import MANIFEST, Result, load_bytes, load_json, read_manifest
+from core.config import merge, read_json, to_json_defaults
+from core.contracts import UserError
+from core.figures import figure_of, minus
+from core.pages import label_colours
+from core.stats import student
+from envs.procgen_returns import returns_of
+
+NEEDED = ("eprewmean", "misc/total_timesteps")
+TRAINING, HELD_OUT = ("return_mean", "step"), ("held_out_return", "step")  # columns of curve.csv
+BOUNDS = ("held_out_low", "held_out_high")
+SPLITS = ("train", "test")
+MEASURED = "held out"  # the split of what a training measured as it went (train.py --evaluate_every)
+OF_TRAININGS = ("train", "train_craftax")
+POINTS = 200
+LAST = 50  # updates whose mean is a run's result
+ALL_GAMES = "all games"
+MOST_NAMED = 2  # settings in a method's name
+# Settings by which two runs may differ and still be seeds of one method.
+NO_METHOD = {"seed", "out", "resume", "overwrite", "device", "threads", "track", "wandb", "save_minutes", "stop_after",
+             "checkpoints", "evaluate_every", "evaluate_episodes"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run's returns; of an evaluation a single point."""
+
+    method: str
+    game: str
+    seed: str
+    split: str
+    mode: str
+    step_U: np.ndarray
+    return_U: np.ndarray
+    bounds_U2: np.ndarray | None = None  # 95 % interval over episodes, of what was measured on whole episodes
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    run: str = ""  # name of its directory
+
+
+@dataclass(frozen=True)
+class Band:
+    """Mean over seeds with its 95 % interval (Student).  One seed has that over episodes, or none."""
+
+    method: str
+    game: str
+    split: str
+    seeds: int
+    step_T: np.ndarray
+    mean_T: np.ndarray
+    low_T: np.ndarray
+    high_T: np.ndarray
+
+
+def read_curves(word: str) -> list[Curve]:
+    """A training's run directory (with what it measured on held-out levels as it went), an evaluation's, or
+    METHOD/GAME/SEED[/test]=FILE of a progress.csv.  UserError."""
+    label, equals, path = word.partition("=")
+    if equals:
+        parts = label.split("/")
+        if len(parts) not in (3, 4) or (len(parts) == 4 and parts[3] not in SPLITS):
+            raise UserError(f"{word!r}: expected a run directory, METHOD/GAME/SEED=FILE, or METHOD/GAME/SEED/test=FILE")
+        step_U, return_U = numbers_of(rows_of(_read(Path(path)), Path(path), NEEDED), Path(path), *NEEDED)
+        return [Curve(parts[0], parts[1], parts[2], parts[3] if len(parts) == 4 else "train", "easy", step_U, return_U)]
+    directory = Path(word)
+    whole = (directory / MANIFEST).exists()
+    if not whole and any((directory / name).exists() for name in ("curve.csv", FILE)):
+        print(f"note: {directory} is not finished; its curve goes as far as it has come")
+        return curves_of_training(directory, False)
+    manifest = read_manifest(directory)
+    stage, inputs = manifest["stage"], manifest["inputs"]
+    if stage in OF_TRAININGS:
+        return curves_of_training(directory, True)
+    if stage != "evaluate" or "agent" not in inputs:
+        raise UserError(f"{word}: neither a training nor an evaluation of an agent (stage {stage!r} wrote it)")
+    agent = (directory / inputs["agent"]["path"]).resolve()
+    if read_manifest(agent)["stage"] not in OF_TRAININGS:
+        raise UserError(f"{word}: the agent was not trained here ({agent}): there is no step it is the return at")
+    trained, saved = _trained(agent)
+    steps = trained["metrics"].get("steps", {}).get("value", 0)
+    mean = Result.load(directory).scalars["return_mean"]
+    bounds = None if mean.get("interval") is None else np.array([mean["interval"]], np.float64)
+    point = np.array([float(steps)]), np.array([mean["value"]])
+    return [_curve_of(saved, agent, "test", *point, bounds)]
+
+
+def _trained(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what the manifest of a finished training says, its stage and configuration), of a copy for shipping too."""
+    manifest = read_manifest(directory)
+    if "training" in manifest["facts"]:
+        training = manifest["facts"]["training"]
+        return training, {"stage": manifest["stage"], "config": training["config"]}
+    return manifest, load_json(directory, "config.json")
+
+
+def curves_of_training(directory: Path, whole: bool) -> list[Curve]:
+    """The training returns of a run directory, and the held-out ones that it measured.  UserError.
+
+    whole: it is finished; its files are compared with its manifest.
+    """
+    path = directory / ("curve.csv" if (directory / "curve.csv").exists() else FILE)
+    text = load_bytes(directory, path.name).decode() if whole else _read(path)
+    saved = _trained(directory)[1] if whole else read_json(directory / "config.json")
+    needed = NEEDED if path.name == FILE else TRAINING
+    rows = rows_of(text, path, needed)
+    curves = [_curve_of(saved, directory, "train", *numbers_of(rows, path, *needed))]
+    measured = [row for row in rows if row.get(HELD_OUT[0])]
+    if measured:
+        step_U, return_U = numbers_of(measured, path, *HELD_OUT)
+        bounds = [[float(row.get(name) or "nan") for name in BOUNDS] for row in measured]
+        curves.append(_curve_of(saved, directory, MEASURED, step_U, return_U, np.array(bounds)))
+    return curves
+
+
+def _curve_of(
+    saved: Mapping[str, Any], directory: Path, split: str, step_U: np.ndarray, return_U: np.ndarray,
+    bounds_U2: np.ndarray | None = None,
+) -> Curve:  # fmt: skip
+    """saved: the agent's stage and configuration; directory: its run."""
+    defaults = to_json_defaults(stages.STAGES[saved["stage"]].cls)  # earlier versions lack settings
+    config = merge(defaults, saved["config"])
+    env = config["env"]
+    settings = {k: v for k, v in _leaves(config) if k.partition(".")[0] not in NO_METHOD}
+    game, mode = env.get("game", env.get("env_name")), env.get("distribution_mode", "easy")
+    method = config.get("policy", "plain")
+    return Curve(method, game, str(config["seed"]), split, mode, step_U, return_U, bounds_U2, settings, directory.name)
+
+
+def _leaves(config: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
+    out: list[tuple[str, Any]] = []
+    for key, value in config.items():
+        out += _leaves(value, f"{above}{key}.") if isinstance(value, Mapping) else [(f"{above}{key}", value)]
+    return out
+
+
+def told_apart(curves: Sequence[Curve]) -> list[Curve]:
+    """The same curves; where runs of one method and game have other settings, these are in the method's name (of many,
+    a run's), so that only seeds are averaged.  UserError for two runs of one seed."""
+    out = []
+    first: dict[tuple[str, str, str], str] = {}
+    for curve in curves:
+        others = [c.settings for c in curves if (c.method, c.game) == (curve.method, curve.game) and c.settings]
+        keys = sorted({k for k, v in curve.settings.items() if any(o.get(k, v) != v for o in others)})
+        more = [f"{key.rpartition('.')[2]} {curve.settings[key]}" for key in keys]
+        if len(more) > MOST_NAMED:
+            run = first.setdefault((curve.method, curve.game, str(more)), curve.run)
+            more = [f"as {run}"]
+        out.append(replace(curve, method=", ".join([curve.method, *more])))
+    seen: set[tuple[str, str, str, str]] = set()
+    for curve in out:
+        key = (curve.method, curve.game, curve.split, curve.seed)
+        if key in seen:
+            raise UserError(f"two runs of {curve.method} on {curve.game} with seed {curve.seed} ({curve.split}): an "
+                            "interval over seeds needs different ones")  # fmt: skip
+        seen.add(key)
+    return out
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+
+
+def rows_of(text: str, path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a CSV with these columns.  UserError."""
+    try:
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    have = rows[0].keys() if rows else ()
+    missing = [name for name in needed if name not in have]
+    if missing:
+        raise UserError(f"{path}: {'no rows' if not rows else f'no column {missing[0]}'}; a {path.name} has "
+                        f"{' and '.join(needed)}")  # fmt: skip
+    return rows
+
+
+def numbers_of(
+    rows: Sequence[Mapping[str, str]], path: Path, of_return: str, of_step: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, mean returns), float64 [U]; rows from before the first episode ended are left out.  UserError."""
+    try:
+        found = np.array([[float(row[of_step] or "nan"), float(row[of_return] or "nan")] for row in rows])
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: not a number in {of_return} or {of_step} ({error})") from None
+    found = found[np.isfinite(found).all(1)]
+    return found[:, 0], found[:, 1]
+
+
+def smoothed(x_U: np.ndarray, weight: float) -> np.ndarray:
+    """Exponential moving average that begins at the first value."""
+    out = np.array(x_U, np.float64)
+    for i in range(1, len(out)):
+        out[i] = weight * out[i - 1] + (1 - weight) * out[i]
+    return out
+
+
+def bands_of(
+    curves: Sequence[Curve], *, smoothing: float, drop: int, normalise: bool
+) -> tuple[list[Band], list[dict[str, Any]]]:
+    """(mean over the seeds of every method, game and split; a row a run with the mean of its last LAST updates).
+
+    normalise: returns as shares of the game's range, and one more game, the mean of all.  UserError for a curve with
+    nothing left of it.
+    """
+    rows: list[dict[str, Any]] = []
+    runs: dict[tuple[str, str, str], list[tuple[np.ndarray, np.ndarray, str]]] = {}
+    bounds: dict[tuple[str, str, str], np.ndarray | None] = {}  # of the last run
+    for curve in curves:
+        step_U, return_U = curve.step_U, curve.return_U
+        if curve.split != MEASURED and (len(step_U) > 1 or curve.split == "train"):
+            step_U, return_U = step_U[drop:], smoothed(return_U[drop:], smoothing)
+        if not len(step_U):
+            raise UserError(f"the curve {curve.method}/{curve.game}/{curve.seed} has {len(curve.step_U)} updates in "
+                            f"which episodes ended, of which the first {drop} are dropped (--drop)")  # fmt: skip
+        last, bounds_U2 = curve.return_U[-(1 if curve.split == MEASURED else LAST) :], curve.bounds_U2
+        if normalise:
+            low, high = returns_of(curve.game, curve.mode)
+            return_U, last = (return_U - low) / (high - low), (last - low) / (high - low)
+            bounds_U2 = None if bounds_U2 is None else (bounds_U2 - low) / (high - low)
+        rows.append({"method": curve.method, "game": curve.game, "seed": curve.seed, "split": curve.split,
+                     "steps": float(step_U[-1]), "return": float(last.mean()), "updates": len(last)})  # fmt: skip
+        key = (curve.method, curve.game, curve.split)
+        runs.setdefault(key, []).append((step_U, return_U, curve.seed))
+        bounds[key] = bounds_U2
+    bands = [_band(key, [(s, r) for s, r, _ in some], bounds[key]) for key, some in runs.items()]
+    games = {game for _, game, _ in runs}
+    if normalise and len(games) > 1:
+        for method, split in dict.fromkeys((m, s) for m, _, s in runs):
+            by_seed: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+            for (m, _, s), some in runs.items():
+                for step_U, return_U, seed in some if (m, s) == (method, split) else []:
+                    by_seed.setdefault(seed, []).append((step_U, return_U))
+            whole = [_on_one_grid(parts) for parts in by_seed.values() if len(parts) == len(games)]
+            if whole:
+                bands.append(_band((method, ALL_GAMES, split), [(grid, rows_RT.mean(0)) for grid, rows_RT in whole]))
+    return bands, rows
+
+
+def _on_one_grid(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Curves on steps that all of them have: (steps [T], [R, T])."""
+    if all(np.array_equal(s, parts[0][0]) for s, _ in parts):
+        return parts[0][0], np.stack([r for _, r in parts])
+    first, last = max(s[0] for s, _ in parts), min(s[-1] for s, _ in parts)
+    if last <= first:
+        return np.array([last]), np.array([[r[-1]] for _, r in parts])
+    grid = np.linspace(first, last, POINTS)
+    return grid, np.stack([np.interp(grid, s, r) for s, r in parts])
+
+
+def _band(
+    key: tuple[str, str, str], parts: Sequence[tuple[np.ndarray, np.ndarray]], bounds_U2: np.ndarray | None = None
+) -> Band:
+    grid, rows_RT = _on_one_grid(parts)
+    mean_T, half_T = rows_RT.mean(0), np.full(len(grid), np.nan)
+    low_T, high_T = mean_T - half_T, mean_T + half_T
+    if len(parts) > 1:
+        half_T = student(len(parts), 0.95) * rows_RT.std(0, ddof=1) / np.sqrt(len(parts))
+        low_T, high_T = mean_T - half_T, mean_T + half_T
+    elif bounds_U2 is not None:
+        low_T, high_T = bounds_U2.T
+    method, game, split = key
+    return Band(method, game, split, len(parts), grid, mean_T, low_T, high_T)
+
+
+def draw_curves(bands: Sequence[Band], normalised: bool) -> Any:
+    """A panel a game; a line a method and split, with its interval over seeds."""
+    games = list(dict.fromkeys(band.game for band in bands))
+    methods = list(dict.fromkeys(band.method for band in bands))
+    colours = label_colours(range(len(methods)))
+    figure = figure_of(6 * min(len(games), 4), 3.8 * -(-len(games) // 4))
+    axes = np.atleast_1d(figure.subplots(-(-len(games) // 4), min(len(games), 4))).ravel()
+    for axis in axes[len(games) :]:
+        axis.set_axis_off()
+    for axis, game in zip(axes, games, strict=False):
+        for band in (b for b in bands if b.game == game):
+            colour = colours[methods.index(band.method)]
+            name = f"{band.method}, {band.split}, {band.seeds} seed{'s' * (band.seeds > 1)}"
+            axis.plot(band.step_T, band.mean_T, color=colour, linestyle="-" if band.split == "train" else "--",
+                      marker="" if len(band.step_T) > 1 else "o", label=name)  # fmt: skip
+            if len(band.step_T) > 1:
+                axis.fill_between(band.step_T, band.low_T, band.high_T, color=colour, alpha=0.2, linewidth=0)
+            else:
+                error = np.abs(np.array([band.low_T - band.mean_T, band.high_T - band.mean_T]))
+                axis.errorbar(band.step_T, band.mean_T, yerr=np.nan_to_num(error), color=colour, capsize=3)
+        axis.set(title=game, xlabel="environment steps", ylabel=minus("normalised return" if normalised else "return"))
+        axis.legend(frameon=False, fontsize=7)
+    return figure

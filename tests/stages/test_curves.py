@@ -1,0 +1,175 @@
+"""python -m agents.curves, and train.py --evaluate_every, whose measurements it draws."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agents import curves, train
+from agents.learning_curves import bands_of, read_curves, told_apart
+from core import artefacts, config as cli
+from core.artefacts import Result, new_run
+from core.contracts import UserError
+
+
+def curve_csv(path: Path, returns: list[float], held_out: dict[int, tuple[float, float, float]] | None = None) -> None:
+    """A training's curve.csv: an update each 100 steps; held-out {update: (return, low, high)}."""
+    lines = ["step,return_mean,wall_s,held_out_return,held_out_low,held_out_high"]
+    for i, value in enumerate(returns, 1):
+        measured = ",".join(map(str, (held_out or {}).get(i, ("", "", ""))))
+        lines.append(f"{i * 100},{value},1,{measured}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def training(path: Path, seed: int, base: float, *flags: str, held_out: bool = True) -> Path:
+    config = cli.parse(train.TrainConfig, ["--seed", str(seed), "--out", str(path), *flags], train.STAGE)
+    with new_run(path, train.STAGE, config) as run:
+        measured = {i: (base + i, base + i - 1, base + i + 2) for i in (2, 4)} if held_out else None
+        curve_csv(run.path / "curve.csv", [float("nan"), base, base + 1, base + 2], measured)
+        run.record("steps", 400, "environment steps")
+    return path
+
+
+def drawn(tmp_path: Path, *words: object) -> list[dict[str, str]]:
+    argv = [*map(str, words), "--out", str(tmp_path / "out"), "--overwrite"]
+    curves.main(cli.parse(curves.CurvesConfig, argv, curves.STAGE))
+    assert artefacts.verify(tmp_path / "out") == []
+    assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    with open(tmp_path / "out" / "curves.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_seeds_are_averaged_with_an_interval_and_settings_told_apart(tmp_path: Path) -> None:
+    runs = [training(tmp_path / f"a{seed}", seed, 4.0 + seed) for seed in (1, 2, 3)]
+    runs.append(training(tmp_path / "b", 1, 1.0, "--learning_rate", "0.1", "--threads", "1"))
+    rows = drawn(tmp_path, *runs)
+    methods = {row["method"] for row in rows}
+    assert methods == {"plain, learning_rate 0.0005", "plain, learning_rate 0.1"}
+    mine = [row for row in rows if row["method"].endswith("0.0005") and row["split"] == "train"]
+    assert [float(row["return"]) for row in mine] == [6.0, 7.0, 8.0] and {row["seeds"] for row in mine} == {"3"}
+    half = 4.302652729 * 1.0 / np.sqrt(3)  # Student's with two degrees of freedom; the seeds lie 1 apart
+    assert float(mine[0]["low"]) == pytest.approx(6 - half) and float(mine[0]["high"]) == pytest.approx(6 + half)
+    measured = [row for row in rows if row["method"].endswith("0.0005") and row["split"] == "held out"]
+    assert [(float(r["step"]), float(r["return"])) for r in measured] == [(200, 8.0), (400, 10.0)]
+    alone = [row for row in rows if row["method"].endswith("0.1") and row["split"] == "held out"]
+    assert [(float(r["low"]), float(r["high"])) for r in alone] == [(2.0, 5.0), (4.0, 7.0)]  # over its episodes
+    trained = [row for row in rows if row["method"].endswith("0.1") and row["split"] == "train"]
+    assert {row["low"] for row in trained} == {"nan"}
+
+
+def test_an_evaluation_is_a_point_with_its_interval(tmp_path: Path) -> None:
+    agent = training(tmp_path / "a", 1, 4.0, held_out=False)
+    with new_run(tmp_path / "evaluation", "evaluate", {}, {"agent": agent}) as run:
+        result = Result()
+        result.scalar("return_mean", 9.0, "return", 5, (8.0, 9.5))
+        result.save(run.path)
+    (point,) = [row for row in drawn(tmp_path, agent, tmp_path / "evaluation") if row["split"] == "test"]
+    assert [float(point[k]) for k in ("step", "return", "low", "high")] == [400, 9.0, 8.0, 9.5]
+
+
+def test_normalised_held_out_returns_have_normalised_intervals(tmp_path: Path) -> None:
+    runs = read_curves(str(training(tmp_path / "a", 1, 5.0)))
+    bands, ends = bands_of(runs, smoothing=0.9, drop=1, normalise=True)
+    (band,) = [b for b in bands if b.split == "held out"]
+    assert band.mean_T == pytest.approx([0.4, 0.8]) and band.low_T == pytest.approx([0.2, 0.6])  # coinrun: 5 to 10
+    assert [row["return"] for row in ends if row["split"] == "held out"] == pytest.approx([0.8])
+
+
+def test_one_that_still_runs_is_drawn_as_far_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    agent = training(tmp_path / "a", 1, 4.0)
+    (agent / "manifest.json").unlink()
+    assert len(drawn(tmp_path, agent)) == 5 and "is not finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["a", "b"], "two runs of plain on coinrun with seed 1"),
+        (["none"], "no such run directory"),
+        (["rollouts"], "neither a training nor an evaluation of an agent"),
+        (["a", "--smoothing", "1"], "--smoothing 1 must be at least 0 and below 1"),
+        (["a", "--drop", "9"], "of which the first 9 are dropped"),
+        (["empty"], "no episode ended"),
+        (["broken"], "no column return_mean"),
+        (["x=y.csv"], "expected a run directory, METHOD/GAME/SEED=FILE"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_line_and_leaves_nothing(words: list[str], says: str, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        training(tmp_path / name, 1, 4.0, held_out=False)
+    for name, text in (("empty", "step,return_mean\n100,nan\n"), ("broken", "step,loss\n100,1\n")):
+        with new_run(tmp_path / name, train.STAGE, train.TrainConfig()) as run:
+            (run.path / "curve.csv").write_text(text)
+    with new_run(tmp_path / "rollouts", "record", {}):
+        pass
+    argv = [str(tmp_path / w) if w.isalpha() else w for w in words]
+    with pytest.raises(UserError, match=says) as refused:
+        curves.main(cli.parse(curves.CurvesConfig, [*argv, "--out", str(tmp_path / "out")], curves.STAGE))
+    assert "\n" not in str(refused.value) and not (tmp_path / "out").exists()
+
+
+def test_runs_that_differ_in_much_are_called_by_the_first_run_of_their_kind(tmp_path: Path) -> None:
+    more = ["--learning_rate", "0.1", "--gamma", "0.5", "--clip", "0.3"]
+    runs = [training(tmp_path / "a", 1, 1.0), *(training(tmp_path / f"b{i}", i, 1.0, *more) for i in (1, 2))]
+    found = told_apart([c for run in runs for c in read_curves(str(run)) if c.split == "train"])
+    assert [c.method for c in found] == ["plain, as a", "plain, as b1", "plain, as b1"]
+
+
+def test_what_ships_is_drawn_with_its_evaluation(tmp_path: Path) -> None:
+    bundle = cli.ROOT / "bundles" / "coinrun-demo"
+    rows = drawn(tmp_path, bundle / "agent", bundle / "evaluation")
+    (point,) = [row for row in rows if row["split"] == "test"]
+    assert float(point["step"]) == 3997696 and {row["method"] for row in rows} == {"plain"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Trainings of debug size: one with measurements, one of these stopped and resumed, one without."""
+    root = tmp_path_factory.mktemp("trained")
+    small = ["--preset", "debug", "--threads", "1", "--total_steps", "1024"]
+    every = ["--evaluate_every", "512", "--evaluate_episodes", "4"]
+    for name, more in (("whole", every), ("cut", [*every, "--stop_after", "0.001s"]), ("without", [])):
+        train.main(cli.parse(train.TrainConfig, [*small, *more, "--out", str(root / name)], train.STAGE))
+    train.main(cli.parse(train.TrainConfig, [*small, *every, "--out", str(root / "cut"), "--resume"], train.STAGE))
+    return {name: root / name for name in ("whole", "cut", "without")}
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with open(path / "curve.csv", newline="") as file:
+        return [{k: v for k, v in row.items() if k != "wall_s"} for row in csv.DictReader(file)]
+
+
+def test_a_training_measures_held_out_return_as_it_goes(trained: dict[str, Path]) -> None:
+    rows = rows_of(trained["whole"])
+    assert [row["step"] for row in rows if row["held_out_return"]] == ["512", "1024"]
+    assert all(row["held_out_episodes"] in ("", "4") for row in rows)
+    assert all(0 <= float(row["held_out_return"]) <= 10 for row in rows if row["held_out_return"])
+    drawn_rows = read_curves(str(trained["whole"]))
+    assert [c.split for c in drawn_rows] == ["train", "held out"]
+
+
+def test_measuring_changes_no_training_and_goes_on_after_a_stop(trained: dict[str, Path]) -> None:
+    assert rows_of(trained["whole"]) == rows_of(trained["cut"])
+    bare = [{k: v for k, v in row.items() if not k.startswith("held_out")} for row in rows_of(trained["whole"])]
+    assert bare == rows_of(trained["without"])
+    weights = [(trained[name] / "model.safetensors").read_bytes() for name in ("whole", "cut", "without")]
+    assert weights[0] == weights[1] == weights[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--evaluate_every", "-1"], "--evaluate_every must be at least 0"),
+        (["--evaluate_every", "9", "--evaluate_episodes", "0"], "--evaluate_episodes must be at least 1"),
+        (["--evaluate_every", "9", "--start_level", "500000000"], "overlap the training levels"),
+        (["--wandb_project", "p"], "--wandb_project is for Weights & Biases: it needs --track"),
+    ],
+)
+def test_bad_measurements_are_refused_before_anything_is_written(flags: list[str], says: str, tmp_path: Path) -> None:
+    argv = ["--preset", "debug", "--threads", "1", *flags, "--out", str(tmp_path / "out")]
+    with pytest.raises(UserError, match=says):
+        train.main(cli.parse(train.TrainConfig, argv, train.STAGE))
+    assert not (tmp_path / "out").exists()
