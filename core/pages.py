@@ -7,6 +7,7 @@ share.
 from __future__ import annotations
 
 import base64
+import io
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -52,35 +53,38 @@ td.n, th.n { padding-right: 0; }
 noscript { color: #a3341f; }
 """
 
-UNPACK = """
-"use strict";
-const page = JSON.parse(document.getElementById("data").textContent);
-const KINDS = { int8: Int8Array, uint8: Uint8Array, int16: Int16Array, uint16: Uint16Array, int32: Int32Array,
-  float32: Float32Array, float64: Float64Array };
-function unpack(packed) {  // an array as core/pages.py packed it
-  const text = atob(packed.base64), bytes = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-  return new KINDS[packed.dtype](bytes.buffer);
-}
-function byId(id) { return document.getElementById(id); }
-function sharp(canvas) {  // give a canvas the pixels of the screen; returns its 2d context in CSS pixels
-  const ratio = window.devicePixelRatio || 1, box = canvas.getBoundingClientRect();
-  const width = Math.round(box.width * ratio), height = Math.round(box.height * ratio);
-  if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; }
-  const context = canvas.getContext("2d");
-  context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  context.clearRect(0, 0, box.width, box.height);
-  return [context, box.width, box.height];
-}
-"""
+QUALITY = 90  # of the WebP pictures of frames
+DATA = 'const page = JSON.parse(byId("data").textContent);\n'
+SCRIPT = Path(__file__).with_suffix(".js")  # what every page's script stands on
+
+
+def bytes_of(array: np.ndarray) -> bytes:
+    """Its bytes, little-endian, as browsers read them."""
+    return np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def packed(array: np.ndarray) -> dict[str, Any]:
     """An array as JSON: dtype, shape and its little-endian bytes in base64.  ValueError for a dtype browsers lack."""
     if array.dtype.name not in DTYPES:
         raise ValueError(f"a page cannot hold an array of {array.dtype}; use one of {', '.join(DTYPES)}")
-    data = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-    return {"dtype": array.dtype.name, "shape": list(array.shape), "base64": base64.b64encode(data).decode()}
+    data = base64.b64encode(bytes_of(array)).decode()
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "base64": data}
+
+
+def sheet(frames_NHWC: np.ndarray, columns: int, *, lossless: bool = False) -> bytes:
+    """Frames uint8 [N, H, W, 3] as one WebP picture, so many beside each other."""
+    from PIL import Image
+
+    count, height, width, _ = frames_NHWC.shape
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    whole = np.zeros((rows * columns, height, width, 3), np.uint8)
+    whole[:count] = frames_NHWC
+    flat = whole.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(rows * height, columns * width, 3)
+    out = io.BytesIO()
+    options = {"lossless": True, "method": 3} if lossless else {"quality": QUALITY, "method": 4}
+    Image.fromarray(flat).save(out, "WEBP", **options)
+    return out.getvalue()
 
 
 def document(title: str, body: str, data: Mapping[str, Any], script: Path, style: str = "") -> str:
@@ -91,7 +95,9 @@ def document(title: str, body: str, data: Mapping[str, Any], script: Path, style
         title,
         STYLE + style,
         f"<noscript>This page needs JavaScript; it loads nothing from anywhere.</noscript>{body}"
-        f'<script type="application/json" id="data">{text}</script><script>{UNPACK}{script.read_text()}</script>',
+        f'<script type="application/json" id="data">{text}</script>'
+        f"<script>{SCRIPT.read_text()}{DATA}{script.read_text()}"
+        "</script>",
     )
 
 

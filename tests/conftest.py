@@ -274,6 +274,29 @@ def _claim(direction: int, verdict: str) -> dict[str, Any]:
 
 # A browser
 
+
+@pytest.fixture(scope="session")
+def panel_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs that tests of the panel look at."""
+    from tests.panel_runs import make_runs
+
+    return once(tmp_path_factory, "panel_runs", make_runs)
+
+
+@pytest.fixture(scope="session")
+def panel_page(panel_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The panel of ``panel_runs`` as one file."""
+    from core import config as cli
+    from validation.panel.__main__ import STAGE, PanelConfig, main
+    from validation.panel.page import PAGE
+
+    def make(root: Path) -> None:
+        argv = ["build", str(panel_runs), "--single_file", "--out", str(root / "panel"), "--threads", "1"]
+        main(cli.parse(PanelConfig, argv, STAGE))
+
+    return once(tmp_path_factory, "panel_page", make) / "panel" / PAGE
+
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 

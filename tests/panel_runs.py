@@ -22,7 +22,7 @@ from generative.simulator import save_simulator, simulator_of
 from generative.train import GenTrainConfig
 from tests.conftest import write_study
 
-K = 4  # directions
+K, P = 4, 3  # directions of ICA, and of PCA
 SAMPLES, STEPS = 6, 8
 NAMES = {0: "walks <b>right</b>", 1: "jumps & waits"}  # text that would be markup if it were not text
 
@@ -73,18 +73,20 @@ def write_world(path: Path, agent: RecurrentAgent) -> None:
 
 
 def write_directions(path: Path, rollouts: Path, agent: str) -> None:
-    """Four directions of h that are its first numbers, z-scored."""
+    """Directions of h that are its first numbers (ica) and its last ones (pca), z-scored."""
     with RolloutStore(rollouts) as store:
         data, index = store.pooled("h")
     h = torch.from_numpy(data["h"])
     mean, std = h.mean(0), h.std(0).clamp_min(1e-3)
-    eye = torch.eye(h.shape[1])[:K]
-    basis = Basis("ica", mean, std, eye.T.contiguous(), eye, agent=agent)
-    result = Result(arrays={"index": index, "source": np.zeros(len(index), np.int8),
-                            "c_ica": basis.project(h).numpy()}, notes={"hidden_size": h.shape[1]})  # fmt: skip
+    parts = {"ica": torch.eye(h.shape[1])[:K], "pca": torch.eye(h.shape[1])[-P:]}
+    bases = {kind: Basis(kind, mean, std, eye.T.contiguous(), eye, agent=agent) for kind, eye in parts.items()}
+    arrays = {"index": index, "source": np.zeros(len(index), np.int8)}
+    arrays |= {f"c_{kind}": basis.project(h).numpy() for kind, basis in bases.items()}
+    result = Result(arrays=arrays, notes={"hidden_size": h.shape[1]})
     result.scalar("ica_stability_median", 0.9, "Iq", 4)
     with new_run(path, "hidden_states", {"seed": 0}, {"rollouts": rollouts}) as run:
-        basis.save(run.path)
+        for basis in bases.values():
+            basis.save(run.path)
         result.save(run.path)
         run.facts = {"agent": agent}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from analysis.semantics.states import States
 from core.episodes import RolloutStore
-from core.pages import document, label_colours, packed
+from core.pages import document, label_colours, packed, sheet
 
 SHEET = 20  # frames along a side of a sheet
 MOST = 0.2  # of the points that one code may have
@@ -30,19 +29,9 @@ def chosen_rows(states: States, count: int, rng: np.random.Generator) -> np.ndar
 
 def sheets_of(frames_NHWC: np.ndarray) -> list[str]:
     """Frames on sheets of SHEET x SHEET, as data URLs of lossless WebP pictures."""
-    from PIL import Image
-
-    _, height, width, _ = frames_NHWC.shape
-    out = []
-    for first in range(0, len(frames_NHWC), SHEET**2):
-        sheet = np.zeros((SHEET * height, SHEET * width, 3), np.uint8)
-        for i, frame in enumerate(frames_NHWC[first : first + SHEET**2]):
-            row, column = divmod(i, SHEET)
-            sheet[row * height : (row + 1) * height, column * width : (column + 1) * width] = frame
-        data = io.BytesIO()
-        Image.fromarray(sheet).save(data, "WEBP", lossless=True, method=3)
-        out.append("data:image/webp;base64," + base64.b64encode(data.getvalue()).decode())
-    return out
+    each = [frames_NHWC[i : i + SHEET**2] for i in range(0, len(frames_NHWC), SHEET**2)]
+    pictures = (sheet(part, SHEET, lossless=True) for part in each)
+    return ["data:image/webp;base64," + base64.b64encode(data).decode() for data in pictures]
 
 
 def frames_of(store: RolloutStore, index_M2: np.ndarray, field: str) -> np.ndarray:

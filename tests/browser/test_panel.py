@@ -9,27 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from core import config as cli
+from core.directions import load_basis
+from core.episodes import RolloutStore
 from tests.browser.test_pages import Opened
-from tests.conftest import once
-from tests.panel_runs import NAMES, SAMPLES, STEPS, K, make_runs
+from tests.panel_runs import NAMES, SAMPLES, STEPS, K, P
 from validation.panel.__main__ import STAGE, PanelConfig, main
 from validation.panel.page import PAGE
 
 READY = "document.documentElement.dataset.ready === '{}'"
-
-
-@pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return once(tmp_path_factory, "panel_runs", make_runs)
-
-
-@pytest.fixture(scope="module")
-def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("panel") / "single"
-    main(cli.parse(PanelConfig, ["build", str(runs), "--single_file", "--out", str(out), "--threads", "1"], STAGE))
-    return out / PAGE
 
 
 class Panel(Opened):
@@ -54,19 +44,19 @@ class Panel(Opened):
 
 
 @pytest.fixture
-def samples(browser: Any, page: Path, tmp_path: Path) -> Iterator[Panel]:
-    opened = Panel(browser, page, "view=samples&s=1&t=0")
+def samples(browser: Any, panel_page: Path, tmp_path: Path) -> Iterator[Panel]:
+    opened = Panel(browser, panel_page, "view=samples&s=1&t=0")
     yield opened
     opened.tab.screenshot(path=tmp_path / "samples.png", full_page=True)
     opened.close()
 
 
 def settled(panel: Panel) -> None:
-    panel.until("drawing === drawn")
+    panel.until("drawing === drawn && !writing")
 
 
-def test_the_first_page_answers_and_links_to_the_evidence(browser: Any, page: Path, tmp_path: Path) -> None:
-    opened = Panel(browser, page, "view=answer")
+def test_the_first_page_answers_and_links_to_the_evidence(browser: Any, panel_page: Path, tmp_path: Path) -> None:
+    opened = Panel(browser, panel_page, "view=answer")
     lead = opened.tab.locator(".lead p").all_inner_texts()
     assert len(lead) == 2 and lead[0].startswith("What was asked") and "was the world needed? no" in lead[1]
     opened.tab.click("text=frames at which direction 1 is high")
@@ -86,10 +76,12 @@ def test_the_first_page_answers_and_links_to_the_evidence(browser: Any, page: Pa
 
 def test_steps_samples_and_play_by_keyboard(samples: Panel) -> None:
     key = samples.tab.keyboard
-    first = samples.pixels("frame")
+    settled(samples)
+    first = samples.pixels("course-value")
     key.press("ArrowRight")
     settled(samples)
-    assert samples.state()["t"] == "1" and samples.pixels("frame") != first
+    assert samples.state()["t"] == "1"
+    assert samples.pixels("course-value") != first  # the mark has moved (an untrained simulator's frames stand still)
     key.press("ArrowDown")
     settled(samples)
     assert samples.state()["s"] == "2" and samples.tab.input_value("#sample") == "2"
@@ -170,6 +162,7 @@ def test_bounds_begin_at_what_matches_the_rest(samples: Panel) -> None:
     slope = samples.tab.locator("#bounds input[data-k='1'][data-w='g']").nth(0)
     slope.fill("0")
     slope.press("Tab")
+    settled(samples)
     assert "1g0~" in samples.tab.evaluate("decodeURIComponent(location.hash)")
     samples.tab.select_option("#f-quantity", "ica:2")  # another quantity resets the gradients' bounds alone
     assert samples.tab.evaluate("JSON.stringify([...bounds])") == json.dumps(
@@ -179,8 +172,27 @@ def test_bounds_begin_at_what_matches_the_rest(samples: Panel) -> None:
     assert samples.tab.evaluate("bounds.size") == 0
 
 
-def test_behaviours_are_text_and_found(browser: Any, page: Path) -> None:
-    opened = Panel(browser, page, "view=gallery")
+def test_another_basis_is_chosen(samples: Panel, panel_runs: Path) -> None:
+    samples.go("view=samples&s=1&t=2&f=0v-1~&x=3")
+    before = samples.pixels("plane")
+    samples.tab.select_option("#basis", "pca")
+    other = "data && data.kind === 'pca' && byId('frame') && drawing === drawn && !writing"
+    samples.until(other)
+    assert samples.tab.evaluate("[data.K, bounds.size, state.x]") == [P, 0, 0] and samples.pixels("plane") != before
+    with RolloutStore(panel_runs / "samples") as store:
+        h = torch.from_numpy(store.episode(1).h)
+    said = samples.tab.evaluate("Array.from(data.c.subarray((data.T + 2) * data.K, (data.T + 3) * data.K))")
+    assert said == pytest.approx(load_basis(panel_runs / "hidden_states", "pca").project(h)[2].tolist(), abs=1e-3)
+    same = samples.pixels("plane")
+    samples.tab.reload()
+    samples.until(other)
+    assert samples.pixels("plane") == same and samples.state()["basis"] == "pca"
+    samples.go("view=directions")  # the address says nothing of a basis: the first one
+    assert samples.tab.locator("#d-k option").count() == K
+
+
+def test_behaviours_are_text_and_found(browser: Any, panel_page: Path) -> None:
+    opened = Panel(browser, panel_page, "view=gallery")
     assert opened.tab.locator("#view-gallery h3 input").nth(0).input_value() == NAMES[0]
     assert opened.tab.locator("#view-gallery b").count() == 0
     opened.tab.locator("#view-gallery h3 input").nth(1).fill("waits")
@@ -192,8 +204,8 @@ def test_behaviours_are_text_and_found(browser: Any, page: Path) -> None:
 
 
 @pytest.mark.parametrize("view", ["films", "bookmarks", "interventions", "s0"])
-def test_other_views_open(browser: Any, page: Path, view: str) -> None:
-    opened = Panel(browser, page, f"view={view}")
+def test_other_views_open(browser: Any, panel_page: Path, view: str) -> None:
+    opened = Panel(browser, panel_page, f"view={view}")
     assert len(opened.text(f"view-{view}")) > 40
     opened.close()
 
@@ -206,15 +218,15 @@ def test_a_number_says_what_it_is(samples: Panel) -> None:
 
 
 @pytest.mark.parametrize("view", ["answer", "samples", "directions", "gallery", "films", "bookmarks"])
-def test_it_fits_a_phone(browser: Any, page: Path, view: str, tmp_path: Path) -> None:
-    opened = Panel(browser, page, f"view={view}", width=390)
+def test_it_fits_a_phone(browser: Any, panel_page: Path, view: str, tmp_path: Path) -> None:
+    opened = Panel(browser, panel_page, f"view={view}", width=390)
     assert opened.tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     opened.tab.screenshot(path=tmp_path / f"{view}.png")
     opened.close()
 
 
-def test_a_figure_for_a_paper(browser: Any, runs: Path, tmp_path: Path) -> None:
-    argv = ["build", str(runs), "--only", "2", "0", "--out", str(tmp_path / "figure"), "--threads", "1"]
+def test_a_figure_for_a_paper(browser: Any, panel_runs: Path, tmp_path: Path) -> None:
+    argv = ["build", str(panel_runs), "--only", "2", "0", "--out", str(tmp_path / "figure"), "--threads", "1"]
     main(cli.parse(PanelConfig, argv, STAGE))
     opened = Panel(browser, tmp_path / "figure" / PAGE, "view=figure&t=0")
     first = opened.pixels("courses-0")
@@ -229,19 +241,18 @@ def test_a_figure_for_a_paper(browser: Any, runs: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def served(panel_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The panel's address, with two starts of the real game behind it."""
-    from core.stages import OF_AN_AGENT
-    from validation.panel.__main__ import check, write_panel
+    from validation.panel.__main__ import check, shown_of, write_panel
     from validation.panel.server import HOST, Served, files_in, listening, live_from, server_of
     from validation.panel.work import Worker
-    from validation.report.lineage import choose
 
     directory = tmp_path_factory.mktemp("served")
-    config = PanelConfig(task="serve", runs=(runs,), starts=2, threads=1)
-    options, chosen = check(config), choose(runs, OF_AN_AGENT)
-    write_panel(directory, chosen, config, options, directory, True)
-    live = live_from(chosen, options, 2, 0, 1)
+    config = PanelConfig(task="serve", runs=(panel_runs,), starts=2, threads=1)
+    options, about = check(config), shown_of(config)
+    assert about.chosen is not None
+    write_panel(directory, about, config, options, directory, True)
+    live = live_from(about.chosen, options, 2, 0, 1)
     with listening(0) as sock:
         port = sock.getsockname()[1]
         server = server_of(Served(files_in(directory), "token", port, live, Worker(live.answer)))
@@ -322,6 +333,22 @@ def test_the_world_is_edited_and_played_by_hand(live: LivePanel) -> None:
     told = live.tab.evaluate("live.result.runs")
     chosen = live.tab.locator(".keys button").nth(7).inner_text().split()[-1]
     assert told["real"]["action"][:2] == told["simulator"]["action"][:2] and chosen in ("right", "upright", "downright")
+
+
+def test_starts_are_drawn(live: LivePanel) -> None:
+    before = live.tab.locator(".starts button").count()
+    live.tab.click("#live-draw")
+    live.until("live.job === null && !document.getElementById('live-go').disabled")
+    assert live.tab.locator(".starts button").count() == before + 4
+    assert live.tab.locator(".starts button.now").get_attribute("title") == f"start {before}"
+    frames = [live.pixels(f"start-{i}") for i in range(before + 4)]
+    assert len(set(frames)) == len(frames)
+    live.tab.fill("#live-horizon", "2")
+    live.tab.fill("#live-change", "resample ica:0")
+    live.tab.select_option("#live-donor", "0")
+    live.ask()
+    told = live.tab.evaluate("live.result")
+    assert told["asked"]["start"] == before and told["asked"]["donor"] == 0 and "real, changed" in told["runs"]
 
 
 def test_mistakes_are_told_and_work_is_cancelled(live: LivePanel) -> None:

@@ -23,23 +23,10 @@ from core.artefacts import Result
 from core.contracts import UserError
 from core.directions import load_basis
 from core.episodes import RolloutStore
-from tests.conftest import once
-from tests.panel_runs import NAMES, SAMPLES, STEPS, K, make_runs
+from tests.panel_runs import NAMES, SAMPLES, STEPS, K
 from validation.panel.__main__ import STAGE, PanelConfig, main
 from validation.panel.first import sentences
 from validation.panel.page import PAGE
-
-
-@pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return once(tmp_path_factory, "panel_runs", make_runs)
-
-
-@pytest.fixture(scope="module")
-def built(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("panel") / "single"
-    main(cli.parse(PanelConfig, ["build", str(runs), "--single_file", "--out", str(out), "--threads", "1"], STAGE))
-    return out / PAGE
 
 
 def facts_in(page: str) -> dict[str, Any]:
@@ -55,31 +42,31 @@ def block(page: str, name: str, packed: bool = True) -> bytes:
     return zlib.decompress(data) if packed else data
 
 
-def test_courses_are_those_of_the_samples(built: Path, runs: Path) -> None:
-    page = built.read_text()
+def test_courses_are_those_of_the_samples(panel_page: Path, panel_runs: Path) -> None:
+    page = panel_page.read_text()
     facts = facts_in(page)
-    with RolloutStore(runs / "samples") as store:
+    with RolloutStore(panel_runs / "samples") as store:
         episodes = [store.episode(i) for i in range(SAMPLES)]
     value = np.frombuffer(block(page, "samples:value"), "<f4").reshape(SAMPLES, STEPS + 1)
     action = np.frombuffer(block(page, "samples:action"), "<i2").reshape(SAMPLES, STEPS + 1)
-    c = np.frombuffer(block(page, "samples:c"), "<i2").reshape(SAMPLES, STEPS + 1, K)
-    basis = load_basis(runs / "hidden_states", "ica")
+    c = np.frombuffer(block(page, "samples:c:ica"), "<i2").reshape(SAMPLES, STEPS + 1, K)
+    basis = load_basis(panel_runs / "hidden_states", "ica")
     for n, episode in enumerate(episodes):
         assert np.array_equal(value[n], episode.value)
         assert np.array_equal(action[n], [*episode.action, -1])  # nothing was done after the last frame
         import torch
 
-        for k, (low, step) in enumerate(facts["samples"]["c_scale"]):
+        for k, (low, step) in enumerate(facts["bases"]["ica"]["samples"]):
             said = low + (c[n, :, k].astype(float) + 32767) * step
             assert np.allclose(said, basis.project(torch.from_numpy(episode.h))[:, k].numpy(), atol=0.51 * step + 1e-6)
     label = np.frombuffer(block(page, "samples:label"), "<i2").reshape(SAMPLES, STEPS + 1)
     assert (label[:, :4] == 0).all() and (label[:, 4:STEPS] == 1).all() and (label[:, STEPS] == -1).all()
 
 
-def test_frames_are_those_of_the_sample_and_of_its_real_episode(built: Path, runs: Path) -> None:
-    page = built.read_text()
+def test_frames_are_those_of_the_sample_and_of_its_real_episode(panel_page: Path, panel_runs: Path) -> None:
+    page = panel_page.read_text()
     facts = facts_in(page)
-    with RolloutStore(runs / "samples") as store, RolloutStore(runs / "rollouts") as real:
+    with RolloutStore(panel_runs / "samples") as store, RolloutStore(panel_runs / "rollouts") as real:
         frames = store.episode(1).obs["frames"]
         episode, first = facts["real"]["start"][1]
         beside = real.episode(episode).obs["frames"][first:]
@@ -92,13 +79,13 @@ def test_frames_are_those_of_the_sample_and_of_its_real_episode(built: Path, run
             assert np.abs(sheet[:64, t * 64 : t * 64 + 64] - want[t]).mean() < 12, (name, t)  # WebP is not exact
 
 
-def test_maps_are_the_gradients_in_shades(built: Path, runs: Path, tmp_path: Path) -> None:
+def test_maps_are_the_gradients_in_shades(panel_page: Path, panel_runs: Path, tmp_path: Path) -> None:
     """What the page holds in eight bits against the gradients of the same stage in full."""
-    page = built.read_text()
+    page = panel_page.read_text()
     told = facts_in(page)["saliency"]
     saliency(SaliencyConfig(
-        simulator=runs / "simulator", samples=runs / "samples", out=tmp_path / "full", sample_ids=("0", "to", "4"),
-        quantities=("action", "value"), methods=(), steps=STEPS, video=False, threads=1,
+        simulator=panel_runs / "simulator", samples=panel_runs / "samples", out=tmp_path / "full",
+        sample_ids=("0", "to", "4"), quantities=("action", "value"), methods=(), steps=STEPS, video=False, threads=1,
     ))  # fmt: skip
     full = Result.load(tmp_path / "full").arrays
     size = len(told["parts"]), told["steps"], 64, 64
@@ -112,7 +99,7 @@ def test_maps_are_the_gradients_in_shades(built: Path, runs: Path, tmp_path: Pat
                 scale = told["scale"][f"{part}/{q}"][s]
                 said = shades[told["parts"].index(f"{part}/{q}")] * scale
                 assert np.abs(said - grad).max() <= 0.56 * scale + 1e-12
-    assert told["gradients"] is not None
+    assert facts_in(page)["bases"]["ica"]["gradients"] is not None
 
 
 def test_eight_bits_are_right_to_half_a_step() -> None:
@@ -125,8 +112,8 @@ def test_eight_bits_are_right_to_half_a_step() -> None:
     assert (np.abs(levels[:2]).reshape(2, -1).max(1) == maps.LEVELS).all()
 
 
-def test_nothing_is_asked_of_anybody_and_only_this_script_runs(built: Path) -> None:
-    page = built.read_text()
+def test_nothing_is_asked_of_anybody_and_only_this_script_runs(panel_page: Path) -> None:
+    page = panel_page.read_text()
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
     assert policy
     rules = dict(rule.strip().partition(" ")[::2] for rule in policy[1].replace("&#x27;", "'").split(";"))
@@ -138,30 +125,32 @@ def test_nothing_is_asked_of_anybody_and_only_this_script_runs(built: Path) -> N
     assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
 
 
-def test_text_of_files_is_no_markup(built: Path) -> None:
-    page = built.read_text()
+def test_text_of_files_is_no_markup(panel_page: Path) -> None:
+    page = panel_page.read_text()
     assert NAMES[0] not in page  # <b> is escaped wherever it stands
     assert any(b["name"] == NAMES[0] for b in facts_in(page)["behaviours"])
 
 
-def test_parts_beside_the_page_hold_what_the_single_file_holds(built: Path, runs: Path, tmp_path: Path) -> None:
-    main(cli.parse(PanelConfig, ["build", str(runs), "--out", str(tmp_path / "parts"), "--threads", "1"], STAGE))
+def test_parts_beside_the_page_hold_what_the_single_file_holds(
+    panel_page: Path, panel_runs: Path, tmp_path: Path
+) -> None:
+    main(cli.parse(PanelConfig, ["build", str(panel_runs), "--out", str(tmp_path / "parts"), "--threads", "1"], STAGE))
     page = (tmp_path / "parts" / PAGE).read_text()
-    assert 'id="b:frames:1"' not in page and 'id="b:samples:c"' in page
+    assert 'id="b:frames:1"' not in page and 'id="b:samples:c:ica"' in page
     part = (tmp_path / "parts" / "data" / "maps_1.js").read_text()
-    assert base64.b64decode(part.split('"')[3]) == zlib.compress(block(built.read_text(), "maps:1"), 9)
+    assert base64.b64decode(part.split('"')[3]) == zlib.compress(block(panel_page.read_text(), "maps:1"), 9)
 
 
-def test_a_figure_holds_its_samples_and_nothing_else(runs: Path, tmp_path: Path) -> None:
-    argv = ["build", str(runs), "--only", "3", "1", "--view", "film", "--out", str(tmp_path / "figure")]
+def test_a_figure_holds_its_samples_and_nothing_else(panel_runs: Path, tmp_path: Path) -> None:
+    argv = ["build", str(panel_runs), "--only", "3", "1", "--view", "film", "--out", str(tmp_path / "figure")]
     main(cli.parse(PanelConfig, argv, STAGE))
     page = (tmp_path / "figure" / PAGE).read_text()
     assert facts_in(page)["samples"]["ids"] == [3, 1] and 'id="b:frames:2"' not in page
     assert len(page) < 2_000_000 and "What was asked" not in page
 
 
-def test_without_a_stage_the_page_says_what_makes_it(runs: Path, tmp_path: Path) -> None:
-    main(cli.parse(PanelConfig, ["build", str(runs / "samples"), "--out", str(tmp_path / "few")], STAGE))
+def test_without_a_stage_the_page_says_what_makes_it(panel_runs: Path, tmp_path: Path) -> None:
+    main(cli.parse(PanelConfig, ["build", str(panel_runs / "samples"), "--out", str(tmp_path / "few")], STAGE))
     missing = facts_in((tmp_path / "few" / PAGE).read_text())["missing"]
     assert {"saliency", "directions", "behaviours"} <= set(missing)
     assert missing["saliency"]["line"].startswith("python -m analysis.saliency --simulator")
@@ -181,16 +170,16 @@ def test_two_sentences_a_study_with_the_gate() -> None:
         (["--samples", "0"], "--samples must be at least 1"),
     ],
 )
-def test_a_mistake_leaves_nothing_behind(argv: list[str], says: str, runs: Path, tmp_path: Path) -> None:
+def test_a_mistake_leaves_nothing_behind(argv: list[str], says: str, panel_runs: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=says):
-        main(cli.parse(PanelConfig, ["build", str(runs), "--out", str(tmp_path / "out"), *argv], STAGE))
+        main(cli.parse(PanelConfig, ["build", str(panel_runs), "--out", str(tmp_path / "out"), *argv], STAGE))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_flipped_byte_in_the_maps_is_found(runs: Path, tmp_path: Path) -> None:
+def test_a_flipped_byte_in_the_maps_is_found(panel_runs: Path, tmp_path: Path) -> None:
     import shutil
 
-    shutil.copytree(runs, tmp_path / "runs")
+    shutil.copytree(panel_runs, tmp_path / "runs")
     file = tmp_path / "runs" / "saliency" / maps.FILE
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1

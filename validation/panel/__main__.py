@@ -14,8 +14,9 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python -m validation.panel", file=sys.stderr)
     sys.exit(2)
 
+import itertools
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,11 +26,12 @@ from tyro.conf import Positional
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.stages import OF_AN_AGENT
+from validation.panel import studies
 from validation.panel.contents import Options, contents
 from validation.panel.first import films, first_page, sections, views_of
 from validation.panel.page import PAGE, write
 from validation.report.contents import parts_of
-from validation.report.lineage import Chosen, choose
+from validation.report.lineage import Chosen, Traced, choose, traced
 
 STAGE = "panel"
 VIEWS = ("all", "film", "saliency", "path", "courses", "bars")
@@ -91,34 +93,73 @@ def check(config: PanelConfig) -> Options:
     )  # fmt: skip
 
 
-def write_panel(path: Path, chosen: Chosen, config: PanelConfig, options: Options, made: Path, served: bool) -> int:
+@dataclass(frozen=True)
+class Shown:
+    """What the page is about: the runs of an agent, where there are any; the runs of studies; why others are not."""
+
+    chosen: Chosen | None
+    studies: tuple[Traced, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def shown_of(config: PanelConfig) -> Shown:
+    """The runs among those that were named.  UserError where nothing of them can be shown."""
+    for root in config.runs:
+        if not root.is_dir():
+            raise UserError(f"{root}: no such directory")
+    chosen = None
+    others, _ = studies.find(config.runs, None)
+    roots = [root for root in config.runs if traced(root, OF_AN_AGENT)[0] or not others]
+    if roots:
+        chosen = choose(roots[0], OF_AN_AGENT, config.agent, config.simulator, roots[1:])
+    elif config.only or config.task == "serve":
+        raise UserError("--only and serve show samples of an agent; these runs have none: name its samples too")
+    runs, left_out = studies.find(config.runs, chosen)
+    if chosen is not None:
+        of_it = [run for stage in studies.OF_A_SIMULATOR for run in chosen.of(stage)]
+        runs = [run for run in runs if run.stage not in studies.OF_A_SIMULATOR] + of_it
+        chosen = replace(chosen, left_out=(*chosen.left_out, *left_out))
+    return Shown(chosen, tuple(runs), left_out)
+
+
+def write_panel(path: Path, about: Shown, config: PanelConfig, options: Options, made: Path, served: bool) -> int:
     """Write the page into ``path``, as it will lie in ``made``; the bytes written."""
+    line = f"python -m validation.panel {' '.join(sys.argv[1:])}".strip()
+    chosen = about.chosen
+    more = studies.studies(about.studies, chosen, made)
+    if chosen is None:
+        views = [studies.first_page(about.studies, about.left_out, more), *more.views]
+        facts = {"studies": more.facts, "made": line, "missing": {}, "commands": {}}
+        return write(path, "Studies", views, facts, more.blocks, config.single_file, served)
     there = contents(chosen, options, made)
-    there.facts["made"] = f"python -m validation.panel {' '.join(sys.argv[1:])}".strip()
+    there.facts |= {"made": line, "studies": more.facts}
     if config.only:
         title = f"Samples {', '.join(map(str, config.only))} in {there.facts['world']}"
         return write(path, title, views_of(figure=True), there.facts, there.blocks, True)
     parts = parts_of(chosen, made)
     there.facts["films"], shown = films(chosen)
-    views = [first_page(parts, chosen), *views_of(served), *sections(parts, chosen, made)]
-    return write(path, parts.title, views, there.facts, (*shown, *there.blocks), config.single_file, served)
+    views = [first_page(parts, chosen), *views_of(served), *sections(parts, chosen, made), *more.views]
+    blocks = itertools.chain(there.blocks, shown, more.blocks)  # the first picture first, and one at a time
+    return write(path, parts.title, views, there.facts, blocks, config.single_file, served)
 
 
 def main(config: PanelConfig) -> None:
     options = check(config)
     torch.set_num_threads(config.threads)
-    chosen = choose(config.runs[0], OF_AN_AGENT, config.agent, config.simulator, config.runs[1:])
+    about = shown_of(config)
     if config.task == "serve":
         from validation.panel.server import serve
 
-        serve(config, options, chosen, lambda path: write_panel(path, chosen, config, options, path, True))
+        assert about.chosen is not None
+        serve(config, options, about.chosen, lambda path: write_panel(path, about, config, options, path, True))
         return
     inputs: dict[str, Path] = {}
-    for run in chosen.runs:
-        name = run.path.resolve().name
+    runs = {run.path.resolve(): run for run in (*(about.chosen.runs if about.chosen else ()), *about.studies)}
+    for path, run in runs.items():
+        name = path.name
         inputs[name if name not in inputs else f"{name}_{len(inputs)}"] = run.path
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as made:
-        size = write_panel(made.path, chosen, config, options, config.out, False)
+        size = write_panel(made.path, about, config, options, config.out, False)
         made.record("size", size / 1e6, "MB")
     print(f"panel: {config.out / PAGE} ({size / 1e6:.1f} MB)")
 

@@ -5,7 +5,6 @@ N samples, T steps, K directions, S samples with saliency, Q quantities.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,9 +28,9 @@ from validation.report.contents import AGAIN, made_by
 from validation.report.lineage import Chosen, Traced
 
 COLUMNS = 16  # frames beside each other in a sheet
-QUALITY = 90  # of the WebP pictures of frames
 SHADES = 10  # of either sign that maps are shown in: a number is right to within a twentieth of the largest of its map
 BASE = 3000  # points of the scatter
+OTHERS = 16  # directions of every basis but the first
 NEEDED = {
     "samples": "record_samples", "real": "record", "saliency": "saliency", "directions": "hidden_states",
     "behaviours": "behaviours",
@@ -105,17 +104,18 @@ def _is_plain(run: Traced) -> bool:
 
 
 class _Known(NamedTuple):
-    basis: Basis | None
+    bases: Mapping[str, Basis]  # the one that is shown first, first
     behaviours: Behaviours | None
 
 
 def _known(runs: Mapping[str, Path], options: Options) -> _Known:
-    basis = None
+    bases = {}
     if "directions" in runs:
         kinds = bases_of(runs["directions"])
-        kind = options.basis_kind if options.basis_kind in kinds else kinds[0]
-        basis = load_basis(runs["directions"], kind)
-    return _Known(basis, load_behaviours(runs["behaviours"]) if "behaviours" in runs else None)
+        first = options.basis_kind if options.basis_kind in kinds else kinds[0]
+        kinds = [first, *(kind for kind in kinds if kind not in (first, "neurons"))]
+        bases = {kind: load_basis(runs["directions"], kind) for kind in kinds}
+    return _Known(bases, load_behaviours(runs["behaviours"]) if "behaviours" in runs else None)
 
 
 def _of_samples(
@@ -129,26 +129,31 @@ def _of_samples(
         if not 0 <= i < len(store):
             raise UserError(f"--only: no sample {i}; there are {len(store)} (0 to {len(store) - 1})")
     starts = np.stack([ids, np.zeros(len(ids), np.int64)], 1)
-    course = read.read(store, starts, steps, known.basis, known.behaviours, "sim")
+    course = read.read(store, starts, steps, known.bases, known.behaviours, "sim")
     facts["samples"] = {"ids": ids, **_facts_of(course)}
     facts["world"] = store.spec.env_id
     facts["behaviours"] = _behaviours(course, known.behaviours)
-    blocks = _arrays("samples", course, facts["samples"])
+    blocks = _arrays("samples", course)
     real = _real(chosen, runs, store, ids)
     if real is not None:
-        along = read.read(real[0], real[1].clip(0), steps, known.basis, known.behaviours, "real")
+        along = read.read(real[0], real[1].clip(0), steps, known.bases, known.behaviours, "real")
         along.steps_N[real[1][:, 0] < 0] = 0
         facts["real"] = {"start": real[1].tolist(), **_facts_of(along)}
-        blocks += _arrays("real", along, facts["real"])
-    if known.basis is not None:
-        facts["directions"] = {"names": known.basis.names, "kind": known.basis.kind}
-        blocks += _base(runs["directions"], known, facts)
-    told = open_saliency(runs["saliency"], options.basis_kind) if "saliency" in runs else None
+        blocks += _arrays("real", along)
+    told = open_saliency(runs["saliency"]) if "saliency" in runs else None
     if told is not None:
         facts["saliency"] = told.facts(SHADES)
-        if (slopes := told.gradients()) is not None:
-            facts["saliency"]["gradients"] = slopes[1]
-            blocks.append(Block("gradients", little(slopes[0])))
+    facts["bases"] = {kind: {"names": basis.names[: _most(i)]} for i, (kind, basis) in enumerate(known.bases.items())}
+    if known.bases:
+        blocks += _base(runs["directions"], known, facts)
+    for kind, about in facts["bases"].items():
+        every = {"samples": course} | ({"real": along} if real is not None else {})
+        for name, one in every.items():
+            stored, about[name] = levels(one.c[kind][..., : len(about["names"])])
+            blocks.append(Block(f"{name}:c:{kind}", pages.bytes_of(stored)))
+        if told is not None and (slopes := told.gradients(kind)) is not None:
+            about["gradients"] = slopes[1]
+            blocks.append(Block(f"gradients:{kind}", pages.bytes_of(slopes[0][..., : len(about["names"])])))
     picture = read.frames_of(store, starts[:1], 1)
     height, width = (0, 0) if picture is None else picture.shape[2:4]
     framed = [] if picture is None else _framed(ids, told, options)
@@ -198,38 +203,42 @@ def levels(x: np.ndarray) -> tuple[np.ndarray, list[list[float]]]:
     return stored, [[p[1], p[2]] for p in parts]
 
 
-def _arrays(name: str, course: read.Courses, facts: dict[str, Any]) -> list[Block]:
-    """A recording's arrays; their scales are put into ``facts``."""
-    c, facts["c_scale"] = levels(course.c_NTK)
+def _arrays(name: str, course: read.Courses) -> list[Block]:
+    """A recording's arrays, but for coordinates."""
     prob = np.where(np.isnan(course.prob_NTA), 255, np.rint(course.prob_NTA * 250)).astype(np.uint8)
     arrays = {
         "value": course.value_NT, "reward": course.reward_NT, "action": course.action_NT, "label": course.label_NT,
-        "event": course.event_NTE, "prob": prob, "c": c,
+        "event": course.event_NTE, "prob": prob,
     }  # fmt: skip
-    return [Block(f"{name}:{key}", little(x)) for key, x in arrays.items()]
+    return [Block(f"{name}:{key}", pages.bytes_of(x)) for key, x in arrays.items()]
 
 
-def little(x: np.ndarray) -> bytes:
-    """Its bytes, little-endian."""
-    return np.ascontiguousarray(x).astype(x.dtype.newbyteorder("<"), copy=False).tobytes()
+def _most(i: int) -> int | None:
+    """How many directions are shown of the i-th basis; None: all."""
+    return OTHERS if i else None
 
 
 def _base(path: Path, known: _Known, facts: dict[str, Any]) -> list[Block]:
-    """Points of the scatter: some of the steps that the directions were fitted on."""
+    """Points of the scatters: some of the steps that the directions were fitted on."""
     arrays = Result.load(path).arrays
-    assert known.basis is not None
-    if (all_c := arrays.get(f"c_{known.basis.kind}")) is None:
+    kinds = [kind for kind in known.bases if f"c_{kind}" in arrays]
+    if not kinds:
         return []
-    at = np.flatnonzero(arrays["source"] == 0) if "source" in arrays else np.arange(len(all_c))
+    count = len(arrays[f"c_{kinds[0]}"])
+    at = np.flatnonzero(arrays["source"] == 0) if "source" in arrays else np.arange(count)
     at = at[np.linspace(0, len(at) - 1, min(BASE, len(at))).astype(int)]
     label = np.full(len(at), read.NOWHERE, np.int16)
     if known.behaviours is not None and "real" in known.behaviours.labels:
         of = {tuple(i): b for i, b in zip(known.behaviours.index["real"].tolist(),
                                           known.behaviours.labels["real"].tolist(), strict=True)}  # fmt: skip
         label = np.array([of.get(tuple(i), read.NOWHERE) for i in arrays["index"][at].tolist()], np.int16)
-    stored, scale = levels(all_c[at])
-    facts["base"] = {"n": len(at), "c_scale": scale}
-    return [Block("base:c", little(stored)), Block("base:label", little(label))]
+    facts["base"] = {"n": len(at)}
+    blocks = [Block("base:label", pages.bytes_of(label))]
+    for kind in kinds:
+        about = facts["bases"][kind]
+        stored, about["base"] = levels(arrays[f"c_{kind}"][at][:, : len(about["names"])])
+        blocks.append(Block(f"base:c:{kind}", pages.bytes_of(stored)))
+    return blocks
 
 
 def _stream(
@@ -241,7 +250,7 @@ def _stream(
     def shown(i: int) -> Block:
         frames = read.frames_of(store, np.array([[i, 0]]), steps)
         assert frames is not None
-        return Block(f"frames:{i}", sheet(frames[0]), False)
+        return Block(f"frames:{i}", pages.sheet(frames[0], COLUMNS), False)
 
     try:
         if framed:  # the first picture stands first, so that it is drawn while the rest is being read
@@ -254,7 +263,7 @@ def _stream(
             if real is not None and real[1][row_of[i], 0] >= 0:
                 beside = read.frames_of(real[0], real[1][[row_of[i]]], steps)
                 if beside is not None:
-                    yield Block(f"real:{i}", sheet(beside[0]), False)
+                    yield Block(f"real:{i}", pages.sheet(beside[0], COLUMNS), False)
             if told is not None and i in told.ids:
                 yield Block(f"maps:{i}", told.maps_of(i, SHADES))
     finally:
@@ -263,18 +272,3 @@ def _stream(
             real[0].close()
         if told is not None:
             told.close()
-
-
-def sheet(frames_THWC: np.ndarray) -> bytes:
-    """Frames uint8 [T, H, W, 3] as one WebP picture, COLUMNS beside each other."""
-    from PIL import Image
-
-    count, height, width, _ = frames_THWC.shape
-    columns = min(COLUMNS, count)
-    rows = -(-count // columns)
-    whole = np.zeros((rows * columns, height, width, 3), np.uint8)
-    whole[:count] = frames_THWC
-    flat = whole.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(rows * height, columns * width, 3)
-    out = io.BytesIO()
-    Image.fromarray(flat).save(out, "WEBP", quality=QUALITY, method=4)
-    return out.getvalue()

@@ -1,23 +1,13 @@
-"use strict";
 // Data: facts, blocks and the arrays in them.  What is asked for is unpacked once.
 const facts = JSON.parse(document.getElementById("facts").textContent);
-const KINDS = { u1: Uint8Array, i1: Int8Array, i2: Int16Array, f4: Float32Array };
-const kept = new Map();  // block -> promise of its bytes
+const kept = new Map();  // block -> promise of its text, base64
 const asked = new Map();  // block -> resolver, of parts that stand in files beside the page
 const NONE = -32768;
-
-function byId(id) { return document.getElementById(id); }
-
-function bytesIn(text) {
-  const flat = atob(text), bytes = new Uint8Array(flat.length);
-  for (let i = 0; i < flat.length; i++) bytes[i] = flat.charCodeAt(i);
-  return bytes;
-}
 
 function panelPart(name, text) {  // what a file beside the page calls
   const resolve = asked.get(name);
   asked.delete(name);
-  if (resolve) resolve(bytesIn(text));
+  if (resolve) resolve(text);
 }
 
 function whole() {  // the page is read to its end
@@ -25,7 +15,7 @@ function whole() {  // the page is read to its end
     : new Promise(done => document.addEventListener("DOMContentLoaded", done, { once: true }));
 }
 
-function beside(name) {  // the bytes of a part that stands in a file beside the page; null where there is none
+function beside(name) {  // the text of a part that stands in a file beside the page; null where there is none
   return new Promise(done => {
     asked.set(name, done);
     const part = document.createElement("script");
@@ -45,61 +35,80 @@ async function rawOf(name) {
     }
     if (!element) { await whole(); element = byId("b:" + name); }
   }
-  if (element) {
-    const bytes = bytesIn(element.textContent);
-    return bytes;
-  }
+  if (element) return element.textContent;
   return facts.single || !/^(frames|real|maps|film):/.test(name) ? null : beside(name);
 }
 
-function block(name) {  // promise of the bytes as they are in the page, or null
+function block(name) {  // promise of the base64 that is in the page, or null
   if (!kept.has(name)) kept.set(name, rawOf(name));
   return kept.get(name);
 }
 
 async function array(name, kind) {  // promise of a typed array that was compressed
-  const bytes = await block(name);
-  if (!bytes) return null;
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const text = await block(name);
+  if (!text) return null;
+  const stream = new Blob([bytesIn(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new KINDS[kind](await new Response(stream).arrayBuffer());
 }
 
 function picture(name) {  // promise of an Image, or null
   const key = "image " + name;
   if (!kept.has(key)) {
-    kept.set(key, block(name).then(bytes => bytes && decoded(bytes)));
+    kept.set(key, block(name).then(text => text && decoded(text)));
     const held = [...kept.keys()].filter(k => k.startsWith("image "));
     if (held.length > 60) kept.delete(held[0]);
   }
   return kept.get(key);
 }
 
-function decoded(bytes) {
+function decoded(base64) {  // promise of an Image, or null
   return new Promise(done => {
     const image = new Image();
     image.onload = () => done(image);
     image.onerror = () => done(null);
-    image.src = "data:image/webp;base64," + btoa(Array.from(bytes, b => String.fromCharCode(b)).join(""));
+    image.src = "data:image/webp;base64," + base64;
   });
 }
 
 function decodedLevels(levels, scale, columns) {  // int16 levels -> float32, column by column; NaN where there is none
   const out = new Float32Array(levels.length);
-  for (let i = 0; i < levels.length; i++) {
-    const [low, step] = scale[columns ? i % columns : 0];
-    out[i] = levels[i] === NONE ? NaN : low + (levels[i] + 32767) * step;
+  for (let k = 0; k < columns; k++) {
+    const [low, step] = scale[k];
+    for (let i = k; i < levels.length; i += columns) out[i] = levels[i] === NONE ? NaN : low + (levels[i] + 32767) * step;
   }
   return out;
+}
+
+// Bases: facts.bases says what there is of each kind; facts.directions is the one that is chosen.
+const kindOf = () => facts.bases && (facts.bases[state.basis] ? state.basis : Object.keys(facts.bases)[0]);
+
+async function coordinates(name, kind) {  // of "samples", "real" or "base" in a basis; null where there are none
+  const about = facts.bases[kind];
+  return about[name] ? decodedLevels(await array(`${name}:c:${kind}`, "int16"), about[name], about.names.length) : null;
+}
+
+async function inBasis() {  // everything that is told in the chosen basis
+  const kind = kindOf(), about = kind && facts.bases[kind];
+  facts.directions = kind ? { kind, names: about.names } : null;
+  data = await courses("samples");
+  real = await courses("real");
+  grads = base = null;
+  if (about && about.gradients) {
+    const levels = await array(`gradients:${kind}`, "int16"), names = Object.keys(facts.saliency.quantities), S = facts.saliency.ids.length;
+    grads = { levels, scale: about.gradients, S, names, row: new Map(facts.saliency.ids.map((i, s) => [i, s])), T: levels.length / (names.length * S * data.K) };
+  }
+  if (about && about.base) base = { c: await coordinates("base", kind), label: await array("base:label", "int16"), n: facts.base.n };
 }
 
 async function courses(name) {  // the arrays of a recording: "samples" or "real"
   const about = facts[name];
   if (!about) return null;
-  const names = [["value", "f4"], ["reward", "f4"], ["action", "i2"], ["label", "i2"], ["event", "u1"], ["prob", "u1"], ["c", "i2"]];
+  const names = [["value", "float32"], ["reward", "float32"], ["action", "int16"], ["label", "int16"], ["event", "uint8"], ["prob", "uint8"]];
   const found = await Promise.all(names.map(([key, kind]) => array(`${name}:${key}`, kind)));
-  const out = { ...about, K: about.c_scale.length, A: about.choices.length, E: about.events.length };
+  const kind = kindOf(), K = kind ? facts.bases[kind].names.length : 0;
+  const out = { ...about, kind, K, A: about.choices.length, E: about.events.length };
   names.forEach(([key], i) => { out[key] = found[i]; });
-  out.c = decodedLevels(out.c, about.c_scale, out.K);
+  out.c = kind ? await coordinates(name, kind) : new Float32Array(0);
   return out;
 }
 

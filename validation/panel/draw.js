@@ -6,17 +6,6 @@ function colour(name) {
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => colours.clear());
 
-function sharp(canvas) {  // give a canvas the pixels of the screen; returns its 2d context in CSS pixels
-  const ratio = window.devicePixelRatio || 1, box = canvas.getBoundingClientRect();
-  const width = Math.round(box.width * ratio), height = Math.round(box.height * ratio);
-  if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; }
-  const context = canvas.getContext("2d");
-  context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  context.clearRect(0, 0, box.width, box.height);
-  context.font = "11px system-ui, 'DejaVu Sans', sans-serif";
-  return [context, box.width, box.height];
-}
-
 function drawFrame(canvas, image, t, about = facts.frames) {  // frame t of a sheet
   const [context, width, height] = sharp(canvas);
   context.fillStyle = "#000";
@@ -34,30 +23,31 @@ function written(context, text, x, y) {
   context.fillText(text, x, y);
 }
 
-// RdBu: red lowers, blue raises.  share: -1 to 1.
-function signed(share) {
-  const end = share < 0 ? [178, 24, 43] : [33, 102, 172], s = Math.min(1, Math.abs(share));
-  return end.map(v => v);
+// RdBu: red lowers, blue raises, and nothing is clear.
+const LOWERS = [178, 24, 43], RAISES = [33, 102, 172];
+const rgba = (raises, alpha) => `rgba(${(raises ? RAISES : LOWERS).join()},${alpha})`;
+const SHADE = 256;  // levels of either sign
+const shades = new Uint8ClampedArray(4 * (2 * SHADE + 1));  // RGBA over a darkened frame, from lowers most to raises most
+for (let i = 0; i <= 2 * SHADE; i++) {
+  const share = i / SHADE - 1, end = share < 0 ? LOWERS : RAISES;
+  shades.set([1.35 * end[0], 1.35 * end[1], 1.35 * end[2], 408 * Math.abs(share)], 4 * i);
 }
+const shadeOf = new Uint32Array(shades.buffer);
 
 const scratch = document.createElement("canvas");
 function drawMap(canvas, image, t, map, height, width, most) {  // map: numbers of one frame, or null
   drawFrame(canvas, image, t);
   if (!map) return;
-  const context = canvas.getContext("2d"), box = canvas.getBoundingClientRect();
+  const context = canvas.getContext("2d"), box = sizeOf(canvas);
   context.save();
   context.globalCompositeOperation = "saturation";
   context.fillStyle = "#808080"; context.fillRect(0, 0, box.width, box.height);
   context.globalCompositeOperation = "source-over";
   context.fillStyle = "#0008"; context.fillRect(0, 0, box.width, box.height);
-  scratch.width = width; scratch.height = height;
-  const small = scratch.getContext("2d"), pixels = small.createImageData(width, height);
-  for (let i = 0; i < map.length; i++) {
-    const share = most > 0 ? map[i] / most : 0, [r, g, b] = signed(share);
-    const light = 1.35;
-    pixels.data[4 * i] = Math.min(255, r * light); pixels.data[4 * i + 1] = Math.min(255, g * light);
-    pixels.data[4 * i + 2] = Math.min(255, b * light); pixels.data[4 * i + 3] = 255 * Math.min(1, Math.abs(share) * 1.6);
-  }
+  if (scratch.width !== width || scratch.height !== height) { scratch.width = width; scratch.height = height; }
+  const small = scratch.getContext("2d"), pixels = small.createImageData(width, height), into = new Uint32Array(pixels.data.buffer);
+  const scale = most > 0 ? SHADE / most : 0;
+  for (let i = 0; i < map.length; i++) into[i] = shadeOf[SHADE + Math.max(-SHADE, Math.min(SHADE, Math.round(map[i] * scale)))];
   small.putImageData(pixels, 0, 0);
   context.imageSmoothingEnabled = true;
   context.drawImage(scratch, 0, 0, box.width, box.height);
@@ -65,17 +55,22 @@ function drawMap(canvas, image, t, map, height, width, most) {  // map: numbers 
 }
 
 function drawLegend(canvas) {
+  if (canvas.drawnAt === sizeOf(canvas)) return;
   const [context, width, height] = sharp(canvas);
+  canvas.drawnAt = sizeOf(canvas);
   for (let x = 0; x < width; x++) {
-    const share = 2 * x / width - 1, [r, g, b] = signed(share);
-    context.fillStyle = `rgba(${r},${g},${b},${Math.min(1, Math.abs(share) * 1.6)})`;
+    const share = 2 * x / width - 1;
+    context.fillStyle = rgba(share > 0, Math.min(1, Math.abs(share) * 1.6));
     context.fillRect(x, 0, 1, height);
   }
 }
 
-const range = values => {
-  let low = Infinity, high = -Infinity;
+function span(values, [low, high] = [Infinity, -Infinity]) {  // the smallest and the largest, of these and of those before
   for (const v of values) if (v === v) { if (v < low) low = v; if (v > high) high = v; }
+  return [low, high];
+}
+const range = (values, before) => {  // the same, for an axis
+  const [low, high] = span(values, before);
   return low === Infinity ? [0, 1] : low === high ? [low - 1, high + 1] : [low, high];
 };
 
@@ -93,7 +88,7 @@ function axes(context, [left, top, right, bottom], [x0, x1], [y0, y1], xName, yN
 // A scatter of base points with the sample's path, the current point marked.  Returns what is where, for hover.
 function drawScatter(canvas, base, path, t, names, labelColours) {
   const [context, width, height] = sharp(canvas), box = [38, 6, width - 6, height - 20];
-  const xs = range([...base.x, ...path.map(p => p[0])]), ys = range([...base.y, ...path.map(p => p[1])]);
+  const xs = range(path.map(p => p[0]), base.ranges[0]), ys = range(path.map(p => p[1]), base.ranges[1]);
   const at = ([x, y]) => [box[0] + (x - xs[0]) / (xs[1] - xs[0]) * (box[2] - box[0]), box[3] - (y - ys[0]) / (ys[1] - ys[0]) * (box[3] - box[1])];
   axes(context, box, xs, ys, names[0], names[1]);
   const key = [names, xs, ys, width, height, canvas.width, colour("line")].join();
@@ -126,8 +121,7 @@ function drawBars(canvas, values, gradients, [low, high], names) {
   const at = v => left + (Math.max(low, Math.min(high, v)) - low) / (high - low) * (right - left), most = Math.max(...gradients.map(g => g === g ? Math.abs(g) : 0), 1e-12);
   values.forEach((v, k) => {
     const y = k * tall + 1, from = at(0), to = at(v === v ? v : 0), g = gradients[k];
-    const [r, gr, b] = signed(g);
-    context.fillStyle = g === g ? `rgba(${r},${gr},${b},${.15 + .85 * Math.abs(g) / most})` : colour("line");
+    context.fillStyle = g === g ? rgba(g > 0, .15 + .85 * Math.abs(g) / most) : colour("line");
     context.fillRect(Math.min(from, to), y, Math.max(1, Math.abs(to - from)), Math.max(2, tall - 2));
     context.strokeStyle = colour("soft"); context.lineWidth = .6; context.strokeRect(Math.min(from, to), y, Math.max(1, Math.abs(to - from)), Math.max(2, tall - 2));
     context.fillStyle = colour("soft"); context.textAlign = "right"; context.textBaseline = "middle";

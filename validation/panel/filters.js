@@ -1,10 +1,11 @@
 // The state of the view, which lives in the URL; and the filters, which hold at the same step.
-const DEFAULT = { view: "answer", s: 0, t: 4, q: "", path: "whole", x: 0, y: 1, k: 0, end: "high", when: "all", fstep: "all", fb: "",
-  fq: "", ev: "", rmin: "", rmax: "", id: "", f: "", speed: 4, theme: "", film: 0, marks: "" };
+const DEFAULT = { view: "answer", s: 0, t: 4, q: "", path: "whole", basis: "", x: 0, y: 1, k: 0, end: "high", when: "all", fstep: "all", fb: "",
+  fq: "", ev: "", rmin: "", rmax: "", id: "", f: "", speed: 4, theme: "", film: 0, marks: "", pa: 0, pb: 0 };
 let state = { ...DEFAULT };
 let bounds = new Map();  // direction -> {v: [low, high], g: [low, high]}, numbers or null
 
 function readState() {
+  wrote = location.hash;
   const found = new URLSearchParams(location.hash.slice(1));
   state = { ...DEFAULT };
   for (const key of Object.keys(DEFAULT)) {
@@ -19,12 +20,19 @@ function readState() {
   }
 }
 
+const OFTEN = 300;  // milliseconds between changes of the address: browsers refuse more than some hundred in a short time
+let wroteAt = -OFTEN, wrote = "", writing = 0;  // writing: the timer of one that waits
 function writeState() {
   state.f = [...bounds].flatMap(([k, of]) => ["v", "g"].filter(w => of[w]).map(w => `${k}${w}${of[w][0] ?? ""}~${of[w][1] ?? ""}`)).join("!");
   const out = new URLSearchParams();
   for (const [key, value] of Object.entries(state)) if (value !== DEFAULT[key] || key === "view") out.set(key, String(value));
   const hash = "#" + out.toString();
-  if (hash !== location.hash) history.replaceState(null, "", hash);
+  if (hash === location.hash) return;
+  const wait = OFTEN - (performance.now() - wroteAt);
+  if (wait > 0) { writing ||= setTimeout(() => { writing = 0; if (location.hash === wrote) writeState(); }, wait); return; }
+  wroteAt = performance.now();
+  history.replaceState(null, "", hash);
+  wrote = location.hash;
 }
 
 function setBound(k, which, low, high) {

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from core import pages
 from core.artefacts import Result
-from validation.panel.contents import Block, sheet
+from validation.panel.contents import COLUMNS, Block
 from validation.panel.page import View
 from validation.report import claims
 from validation.report.commands import repeat
@@ -139,7 +140,9 @@ def films(chosen: Chosen) -> tuple[list[dict[str, Any]], list[Block]]:
             filmed += bool(fact["filmed"])
             if frames is not None and frames.ndim == 6 and frames.shape[-1] == 3:
                 starts, worlds, steps, height, width, _ = frames.shape
-                blocks.append(Block(f"film:{len(facts)}", sheet(frames.reshape(-1, height, width, 3)), False))
+                blocks.append(
+                    Block(f"film:{len(facts)}", pages.sheet(frames.reshape(-1, height, width, 3), COLUMNS), False)
+                )
                 fact |= {"block": blocks[-1].name, "starts": starts, "worlds": FILMED[:worlds], "steps": steps,
                          "height": height, "width": width}  # fmt: skip
             facts.append(fact)

@@ -15,14 +15,27 @@ async function openLive() {
   const view = byId("view-live");
   try { live.facts = await live.call("live"); }
   catch (error) { view.append(element("p", {}, `Nothing is live: ${error.message}. Serve with --starts 12 and a simulator.`)); return; }
-  const told = live.facts, sheet = told.picture ? await decoded(bytesIn(told.picture)) : null;
-  let start = 0, hand = [];
-  const drawn = [], starts = element("div", { class: "starts", role: "group", "aria-label": "Start" }, ...Array.from({ length: told.starts }, (_, i) => {
-    const small = canvas(`start-${i}`, `start ${i}, step ${told.age[i]} of its episode`);
-    drawn.push(() => drawFrame(small, sheet, i, { ...told, columns: 16 }));
-    return element("button", { type: "button", class: i ? "" : "now", "aria-pressed": String(!i), onclick: e => { start = i; hand = []; showHand();
-      for (const b of starts.children) { b.classList.toggle("now", b === e.currentTarget); b.setAttribute("aria-pressed", String(b === e.currentTarget)); } } }, small);
-  }));
+  const told = live.facts, drawn = [], starts = element("div", { class: "starts", role: "group", "aria-label": "Start" });
+  let sheet = null, start = 0, hand = [];
+  const choose = i => { start = i; hand = []; showHand(); [...starts.children].forEach((b, j) => { b.classList.toggle("now", j === i); b.setAttribute("aria-pressed", String(j === i)); }); };
+  const showStarts = async () => {
+    sheet = told.picture ? await decoded(told.picture) : null;
+    drawn.length = 0;
+    starts.replaceChildren(...Array.from({ length: told.starts }, (_, i) => {
+      const small = canvas(`start-${i}`, `start ${i}, step ${told.age[i]} of its episode`);
+      drawn.push(() => drawFrame(small, sheet, i, { ...told, columns: 16 }));
+      return element("button", { type: "button", title: `start ${i}`, onclick: () => choose(i) }, small);
+    }));
+    more.disabled = !told.more;
+    const list = byId("live-donor") || donor.querySelector("select"), now = list.value;
+    list.replaceChildren(...[-1, ...told.age.keys()].map(i => element("option", { value: String(i) }, i < 0 ? "none" : String(i))));
+    list.value = now;
+  };
+  const more = element("button", { type: "button", id: "live-draw", title: "other episodes of the real game", onclick: () => ask({ draw: true }, async result => {
+    const first = told.starts;
+    Object.assign(told, result.facts);
+    await showStarts(); drawn.forEach(f => f()); choose(first);
+  }) }, "draw others");
   const directions = told.directions.map((name, k) => [name, name]);
   const fields = { kind: "shift", one: told.directions[0] || "", two: told.directions[1] || "", amount: 2, path: "", last: "" };
   const line = element("input", { id: "live-change", type: "text", maxlength: "300", "aria-label": "change in words" });
@@ -31,7 +44,7 @@ async function openLive() {
     line.value = [{ none: "", shift: `shift ${fields.one} by ${+fields.amount >= 0 ? "+" : ""}${fields.amount}`, collapse: `collapse ${fields.one}`, swap: `swap ${fields.one} ${fields.two}`, resample: `resample ${fields.one}`, keep_only: `keep_only ${fields.one}` }[fields.kind], fields.kind === "none" ? "" : end].filter(Boolean).join(" "); };
   const set = key => value => { fields[key] = value; compose(); };
   const slider = element("input", { id: "live-amount", type: "range", min: "-4", max: "4", step: "0.25", value: "2", "aria-label": "amount in standard deviations", oninput: e => { set("amount")(e.target.value); amount.textContent = `${e.target.value} sd`; } }), amount = element("span", {}, "2 sd");
-  const donor = choice("live-donor", "from start", [["-1", "none"], ...Array.from({ length: told.starts }, (_, i) => [String(i), String(i)])], "-1", () => {});
+  const donor = choice("live-donor", "from start", [["-1", "none"]], "-1", () => {});
   const horizon = element("input", { id: "live-horizon", type: "number", min: "1", max: String(told.longest), value: "16" });
   const quantity = choice("live-quantity", "saliency of", [["", "none"], ["value", "value"], ["action", "action"], ...told.choices.map(a => [a, a]), ...directions], "", () => {});
   const bar = element("progress", { id: "live-bar", max: "1", value: "0", hidden: true }), words = element("p", { id: "live-said", "aria-live": "polite" });
@@ -42,13 +55,17 @@ async function openLive() {
     element("button", { type: "button", onclick: () => { hand.push(""); showHand(); } }, "let the agent"), element("button", { type: "button", id: "hand-here", onclick: () => { const run = live.result && live.result.runs.simulator; if (run) { hand = run.action.slice(0, live.step); showHand(); } } }, "take over at the shown step"), element("button", { type: "button", onclick: () => { hand.pop(); showHand(); } }, "back"), element("button", { type: "button", onclick: () => { hand = []; showHand(); } }, "clear")) : null;
   const out = element("div", { id: "live-out" });
 
-  async function ask() {
+  const question = () => {
+    const values = { start, horizon: Math.max(1, Math.min(told.longest, Math.round(+horizon.value) || 16)), change: edit.value.trim() ? "" : line.value.trim(), edit: edit.value.trim(), donor: +byId("live-donor").value, actions: hand, quantity: byId("live-quantity").value };
+    return { ...values, target: Math.min(4, values.horizon) };
+  };
+  const answered = result => { live.result = result; return showRuns(out); };
+
+  async function ask(values = question(), then = answered) {
     if (live.job) return;
     go.disabled = true; cancel.hidden = bar.hidden = false; words.textContent = "";
     const began = performance.now();
     try {
-      const values = { start, horizon: Math.max(1, Math.min(told.longest, Math.round(+horizon.value) || 16)), change: edit.value.trim() ? "" : line.value.trim(), edit: edit.value.trim(), donor: +byId("live-donor").value, actions: hand, quantity: byId("live-quantity").value };
-      values.target = Math.min(4, values.horizon);
       let job = await live.post("live", values);
       live.job = job.id;
       while (job.state === "waiting" || job.state === "running") {
@@ -56,26 +73,26 @@ async function openLive() {
         job = await live.call(`live/${live.job}`);
         bar.max = job.total || 1; bar.value = job.done;
       }
-      if (job.state === "done") { live.result = job.result; await showRuns(out); words.textContent = `${((performance.now() - began) / 1000).toFixed(2)} s`; }
+      if (job.state === "done") { await then(job.result); words.textContent = `${((performance.now() - began) / 1000).toFixed(2)} s`; }
       else words.textContent = job.state === "failed" ? job.error : job.state;
     } catch (error) { words.textContent = error.message; }
     live.job = null; go.disabled = false; cancel.hidden = bar.hidden = true;
   }
 
-  const form = element("form", { onsubmit: e => { e.preventDefault(); ask(); } }, element("h2", {}, "Ask"), starts,
+  const form = element("form", { onsubmit: e => { e.preventDefault(); ask(); } }, element("h2", {}, "Ask"), starts, element("div", { class: "row" }, more),
     element("div", { class: "row" }, choice("live-kind", "change", ["shift", "collapse", "swap", "resample", "keep_only", "none"].map(k => [k, k]), "shift", set("kind")), directions.length ? choice("live-one", "of", directions, fields.one, set("one")) : null, directions.length ? choice("live-two", "with", directions, fields.two, set("two")) : null),
     element("label", {}, element("span", {}, "by ", amount), slider), element("div", { class: "row" }, choice("live-path", "through", [["", "everything"], ["memory", "memory"], ["world", "the world"]], "", set("path")), choice("live-last", "for", [["", "one step"], ["for 4 steps", "4 steps"], ["always", "always"]], "", set("last")), donor),
     element("label", {}, "change of the hidden state, in words", line), told.edits ? element("label", {}, "or an edit of the world, in words", edit) : null,
     element("div", { class: "row" }, element("label", {}, "steps ", horizon), quantity), element("h3", {}, "By hand"), handWords, keysOf, element("div", { class: "row" }, go, cancel), bar, words);
   view.append(element("div", { class: "live" }, form, out));
   compose(); if (!directions.length) line.value = "";
-  showHand(); drawn.forEach(f => f());
+  showHand(); await showStarts(); choose(0); drawn.forEach(f => f());
   view.redraw = () => drawn.forEach(f => f());
 }
 
 async function showRuns(out) {
   const { runs, saliency } = live.result, told = live.facts, names = RUNS.filter(name => runs[name]), longest = Math.max(...names.map(n => runs[n].steps)), draws = [];
-  const images = await Promise.all(names.map(name => runs[name].frames ? decoded(bytesIn(runs[name].frames)) : null));
+  const images = await Promise.all(names.map(name => runs[name].frames ? decoded(runs[name].frames) : null));
   const films = names.map((name, i) => { const on = canvas(`live-${i}`, name), words = element("figcaption", {});
     draws.push(() => { const run = runs[name], t = Math.min(live.step, run.steps - 1); if (live.step < run.steps) drawFrame(on, images[i], t, { ...told, columns: 16 }); else drawNothing(on, "episode over"); words.textContent = `${name} ${arrowOf(run.action[t])} ${run.action[t]}`; });
     return element("figure", {}, on, words); });

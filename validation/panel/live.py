@@ -21,7 +21,7 @@ from analysis.shared import edit_starts
 from analysis.shared.edit_starts import EditStarts
 from analysis.shared.gradients import gradients, reading_at, unroll
 from analysis.shared.quantities import find_quantities
-from core import config as cli
+from core import config as cli, pages
 from core.contracts import Intervention, Shown, UserError, VecEnv
 from core.directions import Basis
 from core.roll import Simulator, gumbel, probabilities
@@ -36,7 +36,7 @@ from validation.paired.course import Course, Measures, course_along
 from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld
 from validation.paired.starts import Starts, collect_starts
-from validation.panel.contents import sheet
+from validation.panel.contents import COLUMNS
 from validation.panel.work import Job
 
 LONGEST = 64  # steps that may be asked
@@ -45,6 +45,8 @@ FORCED = 1e6  # noise that makes an action the agent's
 FIELDS = {"start": int, "change": str, "edit": str, "horizon": int, "donor": int, "actions": list, "quantity": str,
           "target": int}  # fmt: skip
 ANYTHING = "set velocity 0 0"  # an edit that can be made at any start
+DRAWN = 4  # starts that are drawn at once
+MOST_STARTS = 64
 LATEST = 32  # step of its episode up to which a start is taken
 
 
@@ -97,16 +99,27 @@ class Ticking:
         return h_BH
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """Starts that were drawn at once."""
+
+    starts: Starts
+    editable: EditStarts | None = None  # the same, where the world can be edited
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
 @dataclass
 class Live:
     """The agent, its simulator and the real world, at some starts."""
 
     simulator: Simulator[Any]
     basis: Basis | None
-    starts: Starts
+    drawn: list[Drawn]
+    more: Callable[[int, int], Drawn]  # (count, seed) -> other starts
     worlds: Callable[[], VecEnv]  # makes the real world with one slot
     seed: int
-    editable: EditStarts | None = None  # the same starts, where the world can be edited
     _known: dict[str, VecEnv] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -116,16 +129,36 @@ class Live:
 
     def facts(self) -> dict[str, Any]:
         """What the page is told: the starts' pictures, and what can be asked."""
-        frames = next(iter(self.starts.window.values()))[:, -1]
+        drawn = list(self.drawn)  # the worker may draw more
+        frames = np.concatenate([next(iter(d.starts.window.values()))[:, -1] for d in drawn])
         spec = self.simulator.world.spec
         picture = frames.ndim == 4 and frames.shape[-1] == 3
         return {
-            "starts": len(self.starts), "age": self.starts.age_N.tolist(), "actions": list(spec.action_names),
-            "choices": list(spec.distinct_actions()), "directions": [] if self.basis is None else self.basis.names,
-            "edits": self.editable is not None, "by_hand": not spec.action_parts, "longest": LONGEST,
-            "picture": base64.b64encode(sheet(frames)).decode() if picture else "",
+            "starts": len(frames), "age": [int(t) for d in drawn for t in d.starts.age_N],
+            "more": len(frames) < MOST_STARTS, "edits": drawn[0].editable is not None, "longest": LONGEST,
+            "actions": list(spec.action_names), "choices": list(spec.distinct_actions()),
+            "by_hand": not spec.action_parts, "directions": [] if self.basis is None else self.basis.names,
+            "picture": base64.b64encode(pages.sheet(frames, COLUMNS)).decode() if picture else "",
             "height": frames.shape[1] if picture else 0, "width": frames.shape[2] if picture else 0,
         }  # fmt: skip
+
+    def __len__(self) -> int:
+        return sum(map(len, self.drawn))
+
+    def at(self, start: int) -> tuple[Drawn, int]:
+        """Where a start is: with which others it was drawn, and its row."""
+        for drawn in self.drawn:
+            if start < len(drawn):
+                return drawn, start
+            start -= len(drawn)
+        raise IndexError(start)
+
+    def draw(self) -> dict[str, Any]:
+        """More starts, of other episodes; what the page is told then."""
+        if len(self) >= MOST_STARTS:
+            raise UserError(f"there are {len(self)} starts, and no more are kept; serve again for others")
+        self.drawn.append(self.more(DRAWN, self.seed + len(self.drawn)))
+        return {"facts": self.facts()}
 
     def world(self, name: str) -> VecEnv:
         """A real world with one slot, made once: ``env`` plays, ``drawer`` draws."""
@@ -140,9 +173,12 @@ class Live:
 
     def answer(self, values: Mapping[str, Any], job: Job) -> dict[str, Any]:
         """Runs without and with the change, in both worlds, as JSON.  UserError on what cannot be asked."""
-        asked = asked_of(values, len(self.starts))
+        if values == {"draw": True}:
+            return self.draw()
+        asked = asked_of(values, len(self))
         change = self._change(asked)
-        here = self.starts.some([asked.start])
+        drawn, row = self.at(asked.start)
+        here = drawn.starts.some([row])
         noise = self._noise(asked)
         job.total = (2 + 2 * bool(asked.change or asked.edit)) * (asked.horizon + 1)
         runs: dict[str, Any] = {}
@@ -173,7 +209,8 @@ class Live:
         if hypothesis.kind == "resample":
             if asked.donor < 0:
                 raise UserError("resample takes its values from another start: choose it")
-            donors = self.starts.h_NH[asked.donor : asked.donor + 1]
+            drawn, row = self.at(asked.donor)
+            donors = drawn.starts.h_NH[row : row + 1]
         return hypothesis.build(self.basis, donors), hypothesis.through
 
     def _noise(self, asked: Asked) -> Tensor:
@@ -187,7 +224,7 @@ class Live:
             if spec.action_parts or name not in spec.action_names:
                 raise UserError(f"no action is called {name!r}{cli.nearest(name, spec.action_names)}")
             noise[0, t, spec.action_names.index(name)] = FORCED
-        return noise.to(self.starts.h_NH.device)
+        return noise.to(self.drawn[0].starts.h_NH.device)
 
     def _measures(self) -> Measures:
         return Measures(self.simulator.world.spec.distinct_actions(), self.basis)
@@ -224,12 +261,13 @@ class Live:
 
     def _edited(self, asked: Asked, here: Starts, noise: Tensor, job: Job) -> dict[str, Any]:
         """The real game with an edit, and what the simulator foretells from the frames that show it."""
-        if self.editable is None:
+        drawn, row = self.at(asked.start)
+        if drawn.editable is None:
             raise UserError(f"edits are of Procgen's states; this agent's world is {self.simulator.world.spec.env_id}")
         hypothesis = parse_edit_hypothesis(asked.edit, self.game)
         if hypothesis.since == "episode" or hypothesis.behaviours:
             raise UserError("'since episode' and 'when' are for studies: python -m validation.edits")
-        start = _one(self.editable, asked.start)
+        start = _one(drawn.editable, row)
         fixed = edit_starts.fits(hypothesis.edit, start.states[0])
         if fixed is None:
             raise UserError(f"{hypothesis.edit.words!r} cannot be made at this start, or to nothing in its picture")
@@ -263,7 +301,7 @@ class Live:
             "prob": _rounded(torch.stack([probs[:, ids].sum(-1) for ids in choices.values()], -1)),
             "action": [" + ".join(words) for words in zip(*named, strict=True)],
             "c": [] if self.basis is None else _rounded(self.basis.project(course.h_RTH[0])),
-            "frames": base64.b64encode(sheet(np.stack(frames[:length]))).decode() if picture else "",
+            "frames": base64.b64encode(pages.sheet(np.stack(frames[:length]), COLUMNS)).decode() if picture else "",
         }  # fmt: skip
 
     def _saliency(self, asked: Asked, here: Starts) -> dict[str, Any]:
@@ -321,20 +359,23 @@ def live_of(
     pool = held_out_pool(spec, 700_000_000, 100_000)
     device = torch.device("cpu")
     agent, frames = simulator.agent, simulator.world.initial_frames
-    env = make(spec, min(count, 8), threads=threads, **pool)
-    editable = None
-    try:
-        if isinstance(env, ProcgenEnv):
+
+    def more(count: int, seed: int) -> Drawn:
+        env = make(spec, min(count, 8), threads=threads, **pool)
+        try:
+            if not isinstance(env, ProcgenEnv):
+                return Drawn(collect_starts(
+                    agent, env, count, initial_frames=frames, latest=LATEST, seed=seed, device=device
+                ))  # fmt: skip
             editable = edit_starts.collect(
                 agent, env, [parse_edit(ANYTHING, spec.env_id.partition("/")[2])], count, initial_frames=frames,
                 latest=LATEST, seed=seed, greedy=False, device=device,
             )  # fmt: skip
-            starts = _as_starts(simulator, editable, seed)
-        else:
-            starts = collect_starts(agent, env, count, initial_frames=frames, latest=LATEST, seed=seed, device=device)
-    finally:
-        cast(Any, env).close()
-    return Live(simulator, basis, starts, lambda: make(spec, 1, threads=1, **pool), seed, editable)
+            return Drawn(_as_starts(simulator, editable, seed), editable)
+        finally:
+            cast(Any, env).close()
+
+    return Live(simulator, basis, [more(count, seed)], more, lambda: make(spec, 1, threads=1, **pool), seed)
 
 
 @torch.no_grad()

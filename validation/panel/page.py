@@ -23,7 +23,7 @@ from validation.report.page import STYLE as REPORT, text_of
 
 PAGE = "panel.html"
 DATA = "data"  # the directory of the parts that the page loads when it shows them
-SCRIPTS = ("data.js", "draw.js", "filters.js", "samples.js", "views.js", "live.js", "start.js")
+SCRIPTS = ("data.js", "draw.js", "filters.js", "samples.js", "views.js", "studies.js", "live.js", "start.js")
 LARGE = ("frames:", "real:", "maps:", "film:")  # blocks that stand in files of their own, unless there is one file
 
 
@@ -49,7 +49,7 @@ def policy(script: str, served: bool) -> str:
 def script() -> str:
     """All scripts, one after the other."""
     here = Path(__file__).parent
-    return "".join(["\n", *((here / name).read_text() for name in SCRIPTS)])
+    return "".join(["\n", pages.SCRIPT.read_text(), *((here / name).read_text() for name in SCRIPTS)])
 
 
 def style() -> str:

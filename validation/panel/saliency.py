@@ -25,7 +25,6 @@ class Saliency:
     """Maps of some samples.  ``part`` is kept.WHOLE or kept.AGENT_ONLY."""
 
     result: Result
-    basis: str  # the kind of the directions that gradients are given in
     maps: Mapping[str, Any]  # part/quantity -> int8 [S, T+1, H, W]
     steps: Mapping[str, Any]  # part/quantity -> float32 [S]
     file: Any = None
@@ -74,10 +73,10 @@ class Saliency:
         ]
         return np.stack(each).astype(np.int8).tobytes() if each else b""
 
-    def gradients(self) -> tuple[np.ndarray, list[tuple[float, float]]] | None:
-        """(int16 [Q, S, T+1, K], (lowest, step) of every quantity): gradients with respect to the directions; None
-        where they were not asked for."""
-        found = [self.result.arrays.get(f"grad_{self.basis}_{q}") for q in self.quantities]
+    def gradients(self, kind: str) -> tuple[np.ndarray, list[tuple[float, float]]] | None:
+        """(int16 [Q, S, T+1, K], (lowest, step) of every quantity): gradients with respect to the directions of this
+        kind; None where they were not asked for."""
+        found = [self.result.arrays.get(f"grad_{kind}_{q}") for q in self.quantities]
         if not found or any(x is None for x in found):
             return None
         each = [quantised(x) for x in found if x is not None]
@@ -92,11 +91,11 @@ def _short(x: Any) -> float | None:
     return None if x is None or not np.isfinite(x) else float(f"{x:.4g}")
 
 
-def open_saliency(path: Path, basis: str) -> Saliency:
+def open_saliency(path: Path) -> Saliency:
     """The maps of a run, from maps.h5 or from its arrays.  UserError where a file is not what the manifest says."""
     result = Result.load(path)
     if result.notes.get("combined"):
-        return Saliency(result, basis, {}, {})
+        return Saliency(result, {}, {})
     known = artefacts.read_manifest(path)["files"]
     if kept.FILE in known:
         if artefacts.sha256(path / kept.FILE) != known[kept.FILE]["sha256"]:
@@ -105,7 +104,7 @@ def open_saliency(path: Path, basis: str) -> Saliency:
         names = [f"{part}/{q}" for part in (kept.WHOLE, kept.AGENT_ONLY) for q in result.notes["units"]]
         names = [name for name in names if name in file]
         steps = {name: file[f"{name.replace('/', '_step/', 1)}"][:] for name in names}
-        return Saliency(result, basis, {name: file[name] for name in names}, steps, file)
+        return Saliency(result, {name: file[name] for name in names}, steps, file)
     maps, steps = {}, {}
     field_ = next((f for f in result.notes["fields"] if result.arrays[f].ndim == 5), None)
     for q in result.notes["units"] if field_ is not None else ():
@@ -113,4 +112,4 @@ def open_saliency(path: Path, basis: str) -> Saliency:
             grad = result.arrays.get(f"grad_{field_}_{q}{suffix}")
             if grad is not None and (part == kept.WHOLE or kept.has_path(q)):
                 maps[f"{part}/{q}"], steps[f"{part}/{q}"] = kept.quantised(kept.of_pixels(grad))
-    return Saliency(result, basis, maps, steps)
+    return Saliency(result, maps, steps)

@@ -32,17 +32,7 @@ async function openSamples() {
   if (!facts.samples) { view.append(missing("samples", "There are no simulated rollouts to look at.")); return; }
   view.append(element("p", { class: "soft", id: "loading" }, "unpacking …"));
   await showFirst();
-  data = await courses("samples");
-  real = await courses("real");
-  if (facts.saliency && facts.saliency.gradients) {
-    const levels = await array("gradients", "i2");
-    grads = { levels, S: facts.saliency.ids.length, row: new Map(facts.saliency.ids.map((i, s) => [i, s])), names: Object.keys(facts.saliency.quantities) };
-    grads.T = levels.length / (grads.names.length * grads.S * data.K);
-  }
-  if (facts.base) {
-    const c = decodedLevels(await array("base:c", "i2"), facts.base.c_scale, data.K);
-    base = { c, label: await array("base:label", "i2"), n: facts.base.n };
-  }
+  await inBasis();
   byId("loading").remove();
   buildSamples(view);
   refilter();
@@ -68,6 +58,7 @@ function buildSamples(view) {
     go("first"), go("back"), go("play"), go("forward"), go("last"),
     element("input", { id: "scrub", type: "range", min: "0", step: "1", "aria-label": "Step", oninput: e => { state.t = +e.target.value; drawSample(); } }),
     element("strong", { id: "where" }),
+    facts.bases && Object.keys(facts.bases).length > 1 ? choice("basis", "basis", Object.keys(facts.bases).map(kind => [kind, kind]), kindOf(), setBasis) : null,
     choice("speed", "speed", [1, 2, 4, 8, 16, 30].map(v => [String(v), `${v} steps/s`]), String(state.speed), v => { state.speed = +v; writeState(); }),
     element("button", { type: "button", id: "mark", onclick: () => toggleMark() }, "bookmark"));
   const legend = element("div", { class: "legend" }, element("span", {}, "lowers"), canvas("legend", "Legend: red lowers, blue raises"), element("span", {}, "raises"), element("span", { id: "most" }));
@@ -98,6 +89,13 @@ function saliencyChoices(told) {
     element("option", { value: "" }, "more …"), ...all.slice(2).map(q => element("option", { value: q }, q)));
   return element("div", { class: "row" }, element("fieldset", { class: "radios" }, element("legend", { class: "aside" }, "quantity"), ...few.map(q => radio("q", q, q, q === state.q, () => { state.q = q; setQuantity(); })), all.length > 2 ? more : null),
     element("fieldset", { class: "radios" }, element("legend", { class: "aside" }, "path"), ...[["whole", "whole"], ["agent", "agent only"], ["world", "through the world"]].map(([v, text]) => radio("path", v, text, v === state.path, () => { state.path = v; drawSample(); }))));
+}
+
+function setBasis(kind) {  // other directions: what was said of the old ones goes
+  Object.assign(state, { basis: kind, x: 0, y: 1, k: 0 });
+  bounds.clear();
+  writeState();
+  rebuild();
 }
 
 function setQuantity() {
@@ -136,7 +134,7 @@ function buildFilters(names, told) {
 
 function slopesOf() {  // (n, t, k) -> gradient of the filter's quantity
   if (!grads) return () => NaN;
-  const q = Math.max(0, grads.names.indexOf(state.fq)), { S, T, levels } = grads, K = data.K, [low, step] = facts.saliency.gradients[q];
+  const q = Math.max(0, grads.names.indexOf(state.fq)), { S, T, levels } = grads, K = data.K, [low, step] = grads.scale[q];
   const rows = grads.rows = grads.rows || data.ids.map(id => grads.row.get(id));
   const read = (n, t, k) => { const s = rows[n]; return s === undefined || t >= T ? NaN : low + (levels[((q * S + s) * T + t) * K + k] + 32767) * step; };
   read.known = n => rows[n] !== undefined;
@@ -236,7 +234,7 @@ function drawNothing(on, words) { const [context, w, h] = sharp(on); context.fil
 async function loadMaps(id) {
   if (!facts.saliency || !facts.saliency.ids.includes(id)) return null;
   if (!mapsOf.has(id)) {
-    mapsOf.set(id, array(`maps:${id}`, "i1"));
+    mapsOf.set(id, array(`maps:${id}`, "int8"));
     if (mapsOf.size > 24) mapsOf.delete(mapsOf.keys().next().value);
   }
   return mapsOf.get(id);
@@ -286,6 +284,7 @@ function cloudOf(x, y) {  // the base points in the plane of two directions
   if (!clouds.has(key)) {
     const points = { x: [], y: [], label: base ? base.label : [] };
     if (base) for (let i = 0; i < base.n; i++) { points.x.push(base.c[i * data.K + x]); points.y.push(base.c[i * data.K + y]); }
+    points.ranges = [span(points.x), span(points.y)];
     clouds.set(key, points);
   }
   return clouds.get(key);

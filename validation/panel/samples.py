@@ -5,7 +5,7 @@ N samples, T steps, K directions, A distinct actions, E events.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,7 @@ class Courses:
     reward_NT: np.ndarray  # float32, of the transition after the step
     action_NT: np.ndarray  # int16, into ``actions``
     prob_NTA: np.ndarray  # float32, of ``choices``; NaN where no logits were recorded
-    c_NTK: np.ndarray  # float32, coordinates in the basis
+    c: Mapping[str, np.ndarray]  # kind of basis -> float32 [N, T, K], coordinates in it
     label_NT: np.ndarray  # int16, behaviours
     event_NTE: np.ndarray  # uint8, 0 or 1
     steps_N: np.ndarray  # int64, observations that are there, at most T
@@ -44,7 +44,12 @@ class Courses:
 
 
 def read(
-    store: RolloutStore, starts_N2: np.ndarray, steps: int, basis: Basis | None, known: Behaviours | None, source: str
+    store: RolloutStore,
+    starts_N2: np.ndarray,
+    steps: int,
+    bases: Mapping[str, Basis],
+    known: Behaviours | None,
+    source: str,
 ) -> Courses:
     """The courses that begin at ``starts_N2`` (episode, step).  source: 'sim' or 'real', whose labels they have."""
     spec = store.spec
@@ -60,11 +65,11 @@ def read(
         each = probabilities(torch.from_numpy(window.columns["logits"]), spec.parts).numpy()
         for a, ids in enumerate(choices.values()):
             prob[..., a] = np.where(acted, each[..., ids].sum(-1), np.nan)
-    c = np.zeros((*seen.shape, 0), np.float32)
-    if basis is not None:
-        c = basis.project(torch.from_numpy(window.columns["h"])).numpy()
-        c = np.where(seen[..., None], c, np.nan).astype(np.float32)
-    events, event = events_in(spec, window.columns, window.terminated, acted, c)
+    h = torch.from_numpy(window.columns["h"])
+    c = {kind: np.where(seen[..., None], basis.project(h).numpy(), np.nan).astype(np.float32)
+         for kind, basis in bases.items()}  # fmt: skip
+    along = next(iter(c.values()), np.zeros((*seen.shape, 0), np.float32))
+    events, event = events_in(spec, window.columns, window.terminated, acted, along)
     return Courses(
         starts_N2, value, reward, action, prob, c, labels_of(known, source, starts_N2, steps), event, seen.sum(1),
         names, tuple(choices), events,

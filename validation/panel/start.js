@@ -1,5 +1,6 @@
 // The page begins: which view is shown, tips, dark and light, keys.
 const openers = { samples: openSamples, directions: openDirections, gallery: openGallery, films: openFilms, bookmarks: openBookmarks, live: openLive, figure: openFigure };
+const openerOf = view => openers[view] || (facts.studies && facts.studies[view] ? () => openStudy(view) : null);
 const opened = new Map();  // view -> promise that it is built
 
 function showTip(text, x, y) {
@@ -45,7 +46,7 @@ async function showView() {
   const needs = ["directions", "gallery", "bookmarks"].includes(known) && facts.samples ? "samples" : null;
   if (needs && !opened.has(needs)) opened.set(needs, openSamples());
   if (needs) await opened.get(needs);
-  if (openers[known] && !opened.has(known)) { const opening = Promise.resolve(openers[known]()); opened.set(known, opening); await opening; }
+  if (openerOf(known) && !opened.has(known)) { const opening = Promise.resolve(openerOf(known)()); opened.set(known, opening); await opening; }
   else {
     await opened.get(known);  // it may still be opening
     if (state.view !== known) return;
@@ -64,7 +65,13 @@ function syncControls() {  // the URL may have changed the state behind the cont
   for (const input of document.querySelectorAll("input[name=path]")) input.checked = input.value === state.path;
 }
 
-function followAddress() { readState(); setTheme(); showView(); }
+function rebuild() {  // the views of samples, in another basis
+  for (const view of ["samples", "directions", "gallery", "bookmarks", "figure"]) { opened.delete(view); byId("view-" + view)?.replaceChildren(); }
+  clouds.clear(); barsRange = null; data = null;
+  return showView();
+}
+
+function followAddress() { readState(); setTheme(); data && data.kind !== kindOf() ? rebuild() : showView(); }
 window.addEventListener("hashchange", followAddress);
 window.addEventListener("resize", () => { if (state.view === "samples" && data) drawSample(); else { const section = byId("view-" + state.view); if (section && section.redraw) section.redraw(); } });
 byId("theme").addEventListener("click", () => {
@@ -76,6 +83,7 @@ document.querySelector("#tabs").addEventListener("click", e => {  // a tab keeps
   const link = e.target.closest("a[data-view]");
   if (!link) return;
   e.preventDefault();
-  state.view = link.dataset.view; writeState(); showView();
+  state.view = link.dataset.view; state.pa = state.pb = 0;  // what is picked in a study is its own
+  writeState(); showView();
 });
 readState(); setTheme(); showView();

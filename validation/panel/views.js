@@ -124,7 +124,7 @@ function openFilms() {
     const image = await picture(film.block), shown = [];
     const rows = Array.from({ length: film.starts }, (_, s) => element("div", { class: "films" }, ...film.worlds.map((world, w) => {
       const on = canvas(`film-${s}-${w}`, `${world}, start ${s}`);
-      shown.push(() => drawFrame(on, image, (s * film.worlds.length + w) * film.steps + filmAt, { ...film, columns: facts.sheet || 16 }));
+      shown.push(() => drawFrame(on, image, (s * film.worlds.length + w) * film.steps + filmAt, { ...film, columns: 16 }));
       return element("figure", {}, on, element("figcaption", {}, world));
     }), film.filmed && film.filmed[s] ? element("p", { class: "soft" }, "effect on this start: ", figure(film.filmed[s].effect, { unit: film.unit || "", n: 1, what: "with minus without the change" })) : null));
     const scrub = element("input", { type: "range", min: "0", max: String(film.steps - 1), value: String(Math.min(filmAt, film.steps - 1)), "aria-label": "Step of the film", oninput: e => { filmAt = +e.target.value; draw(); } });
@@ -175,9 +175,7 @@ function bookmarks() {
 // A small page with chosen samples alone, for a paper.
 async function openFigure() {
   const view = byId("view-figure");
-  data = await courses("samples"); real = await courses("real");
-  if (facts.saliency && facts.saliency.gradients) { const levels = await array("gradients", "i2"); grads = { levels, S: facts.saliency.ids.length, row: new Map(facts.saliency.ids.map((i, s) => [i, s])), names: Object.keys(facts.saliency.quantities) }; grads.T = levels.length / (grads.names.length * grads.S * data.K); }
-  if (facts.base) base = { c: decodedLevels(await array("base:c", "i2"), facts.base.c_scale, data.K), label: await array("base:label", "i2"), n: facts.base.n };
+  await inBasis();
   const wants = what => facts.view === "all" || facts.view === what, names = facts.directions ? facts.directions.names : [], all = range(data.c);
   const q = facts.saliency ? (Object.keys(facts.saliency.quantities).includes(state.q) ? state.q : Object.keys(facts.saliency.quantities)[0]) : "";
   const panels = data.ids.map((id, n) => { const make = (what, label) => wants(what) ? canvas(`${what}-${n}`, `${label}, sample ${id}`) : null;

@@ -164,7 +164,7 @@ def choose(
     for directory in (root, *more):
         if not directory.is_dir():
             raise UserError(f"{directory}: no such directory")
-        found, broken = _traced(directory, stages)
+        found, broken = traced(directory, stages)
         runs += [run for run in found if run.path.resolve() not in {r.path.resolve() for r in runs}]
         left_out += broken
     anchors = {"agents": agent or simulator, "worlds": agent or simulator, "simulators": simulator}
@@ -185,7 +185,7 @@ def choose(
     homes = [path for run in runs for path in run.agents.values()] + [agent] * (agent is not None)
     there = {_known(run.path) for run in runs}
     for parent in dict.fromkeys(home.resolve().parent for home in homes if home is not None):
-        beside, broken = _traced(parent, ("evaluate",))
+        beside, broken = traced(parent, ("evaluate",))
         for run in beside:
             if set(run.agents) == {ours["agents"]} and _known(run.path) not in there:  # copies of one are one
                 there.add(_known(run.path))
@@ -199,7 +199,7 @@ def _known(path: Path) -> str:
     return artefacts.sha256(path / artefacts.MANIFEST)
 
 
-def _traced(root: Path, stages: Collection[str]) -> tuple[list[Traced], list[str]]:
+def traced(root: Path, stages: Collection[str]) -> tuple[list[Traced], list[str]]:
     """The whole runs of some stages among a directory and those in it, and a sentence for each broken chain."""
     runs, broken = [], []
     for path in (root, *sorted(root.iterdir())):
