@@ -92,6 +92,9 @@ def test_sums_over_folds_say_what_the_rows_say() -> None:
     want = unit_sums(FoldedRidge(x, fold).predict(labels.y_NS.astype(float)), labels.y_NS, rows.unit_N)
     np.testing.assert_allclose(tally.error_US, want[:, 0], rtol=1e-3)
     assert (r2_of(want.sum(0)) > 0.6).all()
+    still = kept("h", np.concatenate([np.full((len(x), 3), 0.3, np.float32), x], 1))  # what never changes says nothing
+    (again,) = linear(still, rows.step_E, labels, [Split("unit", fold, True)], 2, rows.unit_N, 40)
+    np.testing.assert_allclose(again.error_US, tally.error_US, rtol=1e-9)
 
 
 def test_networks_have_a_column_and_an_advantage_of_their_own() -> None:
@@ -192,7 +195,7 @@ def test_all_checkpoints_in_one_command(tmp_path: Path, capsys: pytest.CaptureFi
     for steps in (900, 1000):
         record(tmp_path / "runs" / f"checkpoint_{steps}", steps, blocks={"a": 4, "b": 8})
     config = config_of(tmp_path / "none", run_dir=tmp_path / "runs", all_ckpts=True, block="all", out=tmp_path / "out",
-                       targets=("stimulus_0", "side"), directions=("side",))  # fmt: skip
+                       targets=("stimulus_0", "side"), directions=("stimulus_0",))  # fmt: skip
     assert [p.name for p in recordings_of(config)] == ["checkpoint_900", "checkpoint_1000"]
     main(config)
     assert artefacts.verify(tmp_path / "out") == []
@@ -202,7 +205,8 @@ def test_all_checkpoints_in_one_command(tmp_path: Path, capsys: pytest.CaptureFi
     assert {name for name, _, _ in of} == {"checkpoint_900", "checkpoint_1000"} and len(of) == 2 * 3 * 5
     kind = next(r for r in result.tables["inputs"] if (r["target"], r["input"]) == ("side", "obs"))
     assert kind["kind"] == "classes" and kind["score"] > 0.6  # as the recording says
-    assert load_basis(tmp_path / "out", "probe").facts["targets"] == {"probe:0": "side"}
+    assert load_basis(tmp_path / "out", "probe").facts["targets"] == {"probe:0": "stimulus_0"}
+    assert [row["target"] for row in result.tables["targets"]] == ["stimulus_0"]  # a name has no R2, nor a direction
     files = {p.name for p in (tmp_path / "out").iterdir()}
     assert files >= {"inputs.png", "emergence.png", "paper.md", "paper.tex", "paper.csv", "advantages.csv"}
     assert "block_1 - obs: side" in capsys.readouterr().out
@@ -227,12 +231,16 @@ def test_one_line_for_each_mistake(tmp_path: Path) -> None:
         ({"recordings": (small,)}, "several recordings are compared by what is read from --inputs"),
         ({"inputs": ("h",), "classes": ("stimulus_1",)}, "values are too many for names"),
         ({"directions": ("sid",)}, "no target .did you mean side"),
+        ({"classes": ("sid",)}, "--classes sid: no target .did you mean side"),
+        ({"directions": ("side",)}, "--directions side: a name of several values is no direction"),
+        ({"targets": ("side", "stimulus_0")}, "side is a name of several values, which the table of --inputs tells"),
+        ({"inputs": ("h",), "targets": ("side",)}, "give --inputs h, and a number among --targets"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=said):
             main(config_of(good, out=tmp_path / "out", given=(), **changes))
     wide = record(tmp_path / "wide", blocks={"a": 8})
     with pytest.raises(UserError, match="block_0 is 4 numbers wide, 8 in .* of the same cell and blocks"):
-        main(config_of(small, recordings=(wide,), inputs=("block_0",), targets=("side",), out=tmp_path / "out"))
+        main(config_of(small, recordings=(wide,), inputs=("block_0",), targets=("stimulus_0",), out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
