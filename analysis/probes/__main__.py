@@ -50,7 +50,7 @@ from analysis.probes.matrix import (
     score_inputs,
     subjects,
 )
-from analysis.probes.rows import STEP, Rows, bent, choose, groups_along, read, unbent, value_of
+from analysis.probes.rows import STEP, Rows, bent, choose, groups_along, read, value_of
 from analysis.probes.scores import LEAST_VARYING, probe
 from analysis.shared.agents import load, short_names
 from analysis.shared.events import parse_condition
@@ -134,8 +134,7 @@ def main(config: ProbesConfig) -> None:
             check_states(agent, store)
             found = baselines_of(agent, store, rows.index_N2, rows.time_N, config.previous, config.seed)
             rows = rows._replace(baselines=found)
-        if words:
-            check_labels(store, list(dict.fromkeys(unbent(t)[0] for t in targets)))
+        check_labels(store)
         rows = rows._replace(agents=states_of(others, store, rows.index_N2))
         name = store.manifest["facts"].get("agent", "")
         read_every = every_of(store)
