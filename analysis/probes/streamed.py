@@ -90,8 +90,8 @@ def sums_along(
                 square[i][g] += (y.astype(np.float64) ** 2).sum(0)
     live = np.flatnonzero(high_F > low_F)
     return live, [
-        (FoldSums(n[i], sums[i][:, live], gram[i][:, live[:, None], live], least=LEAST),
-         Sums(mean_S[:c], of_y[i], cross[i][:, live], square[i]))
+        (FoldSums(n[i], sums[i][:, live], np.stack([g[np.ix_(live, live)] for g in gram[i]]), least=LEAST),
+         Sums(mean_S[:c], of_y[i], np.stack([g[live] for g in cross[i]]), square[i]))
         for i, c in enumerate(columns)
     ]  # fmt: skip
 
