@@ -35,10 +35,9 @@ from core.episodes import Episode, RolloutStore, StoreWriter
 from core.interventions import InterventionOptions, OnRows, build, nothing_altered
 from core.progress import bar
 from core.trees import Tree, flatten
-from envs.craftax import CLASSES
 from envs.nmmo import FEATURES, MAPS, NmmoEnv, labels, life_of
 from envs.procgen_truth import WithTruth, parse_truth
-from envs.registry import agents_a_world, make
+from envs.registry import agents_a_world, classes_of, make
 
 STAGE = "record"
 LIVES = {"shard_steps": 4096, "chunk_steps": 512, "level": 6}  # most of what an agent of many sees is as it was before
@@ -333,7 +332,7 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
         kept = write_episodes(agent, env, config, run.path, intervene=intervene, points=points, device=device)
         run.facts = {"agent": name, "source": "real", "interventions": [repr_of(i) for i in intervene]}
         run.facts |= {} if weights == WEIGHTS else {"weights": weights}
-        run.facts |= {"classes": list(CLASSES)} if agent.spec.env_id.startswith("craftax/") else {}
+        run.facts |= {"classes": list(names)} if (names := classes_of(agent.spec)) else {}
         if config.branches:
             run.facts["branches"] = {"snapshots": config.branches, "before": LEAD, "held": STEPS}
             tried = write_branches(agent, config, where, run.path / FOLDER, device)

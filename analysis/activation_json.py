@@ -27,7 +27,7 @@ from core import artefacts, config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore, StoreWriter
 from core.progress import bar
-from envs.nmmo import FEATURES
+from envs.nmmo import CLASSES, FEATURES
 
 STAGE = "activation_json"
 
@@ -81,6 +81,7 @@ def read(config: ActivationJsonConfig) -> None:
         if not lives:
             raise UserError(f"{config.file}: every record is of a dead agent (no own row in its Entity table)")
         run.facts = {"policy": config.policy or "", "mode": "imported", "features": list(FEATURES)}
+        run.facts |= {"classes": list(CLASSES)}
         run.record("lives", lives, "lives")
         run.record("steps", steps, "steps")
     print(f"{lives:,} lives, {steps:,} steps from {config.file}: {config.directory}")

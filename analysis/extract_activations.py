@@ -30,7 +30,7 @@ from core.directions import fingerprint
 from core.episodes import StoreWriter
 from core.progress import bar
 from core.training import open_run
-from envs.nmmo import FEATURES, MAPS, NmmoEnv, held_out, options_of
+from envs.nmmo import CLASSES, FEATURES, MAPS, NmmoEnv, held_out, options_of
 
 PROGRESS = "progress.json"  # how many parts are whole
 BUNDLED = Path("bundles/nmmo-demo/policies")
@@ -129,6 +129,7 @@ def main(config: ExtractConfig) -> None:
     for number in done["maps"]:
         np.save(run.path / f"map_{number}.npy", env.materials(number))
     run.facts = {"agent": fingerprint(players[0]), "policy": name, "mode": config.mode, "features": list(FEATURES)}
+    run.facts |= {"classes": list(CLASSES)}
     run.record("lives", done["lives"], "lives")
     run.record("steps", done["steps"], "steps")
     run.record("worlds", parts * env.spec.slots // options.players, "worlds")

@@ -41,6 +41,8 @@ MATERIALS = (
     "void", "water", "grass", "scrub", "foliage", "stone", "slag", "ore", "stump", "tree", "fragment", "crystal",
     "weeds", "herb", "ocean", "fish",
 )  # fmt: skip
+OWN_TILE = 112  # the row of Tile where the agent itself is
+CLASSES = ("tile",)  # labels that are names and not numbers
 MOVES = ("north", "south", "east", "west", "stay")
 STYLES = ("melee", "range", "mage")
 EAT_FOOD, DRINK_WATER = 1, 2  # nmmo.lib.event_code
@@ -286,15 +288,16 @@ class _World:
 class NmmoEnv:
     """``worlds`` worlds with ``options.players`` agents each, through PufferLib's Serial vectorisation.
 
-    Observations of a slot: ``Tile`` int16 [225, 3] (row, column, material; the own tile is 112), ``Entity`` int16
+    Observations of a slot: ``Tile`` int16 [225, 3] (row, column, material; the own tile is OWN_TILE), ``Entity`` int16
     [entities_seen, 31] (columns ENTITY; the own row first, the others by distance, then zeros), ``Task`` float16,
     ``Tick`` int16 [1], ``Mask`` int8 [A] (1: this choice is legal), and with all systems ``Inventory`` int16 [12, 16]
     and ``Market`` int16 [market_seen, 16].  An action is one index a part of ``spec.action_parts``; an illegal one does
     nothing.  Reward is the gain in task progress, -1 for death (nmmo's own).
 
     truth: ``world``, ``map``, ``agent``, ``tick``, ``task`` int64 [B]; ``progress`` float32 [B] (of the task, 0 to 1);
-    ``position`` int16 [B, 2] (row, column); ``visible`` int16 [B, 3] (others in view: all, NPCs, players, before the
-    table was cut to the nearest); ``ate``, ``drank``, ``unique_events`` int16 [B] (in the tick that led here).
+    ``position`` int16 [B, 2] (row, column); ``tile`` int16 [B] (the material there, an index of MATERIALS; of who is
+    not there any more 0); ``visible`` int16 [B, 3] (others in view: all, NPCs, players, before the table was cut to the
+    nearest); ``ate``, ``drank``, ``unique_events`` int16 [B] (in the tick that led here).
     final_truth, always there, belongs to the slots whose episode ended with this step.
     """
 
@@ -441,6 +444,7 @@ class NmmoEnv:
             "task": np.concatenate([w.task_A for w in worlds]),
             "progress": np.concatenate([w.progress_A for w in worlds]),
             "position": entity_BKC[self._slot_B, own_B, COLUMN["row"] : COLUMN["col"] + 1].copy(),
+            "tile": self._raw()["Tile"][:, OWN_TILE, 2].copy(),
             "visible": np.stack([others, npcs, others - npcs], 1),
             **{k: np.concatenate([w.counts[k] for w in worlds]) for k in worlds[0].counts},
         }
@@ -609,7 +613,7 @@ def words_of(parts: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
     return out
 
 
-LABELS = ("position", "visible", "progress", "ate", "drank", "unique_events")  # of the truth: what changes in a life
+LABELS = ("position", "tile", "visible", "progress", "ate", "drank", "unique_events")  # truth that changes in a life
 
 
 def labels(

@@ -83,6 +83,20 @@ def agents_a_world(spec: EnvSpec) -> int:
     return int(spec.options["players"]) if spec.env_id == "nmmo" else 1
 
 
+def classes_of(spec: EnvSpec) -> tuple[str, ...]:
+    """The labels of a world that are names and not numbers."""
+    kind = spec.env_id.partition("/")[0]
+    if kind == "craftax":
+        from envs.craftax import CLASSES as IN_CRAFTAX
+
+        return IN_CRAFTAX
+    if kind == "nmmo":
+        from envs.nmmo import CLASSES as IN_NMMO
+
+        return IN_NMMO
+    return ()
+
+
 def held_out_pool(spec: EnvSpec, start_level: int, num_levels: int) -> dict[str, Any]:
     """Options of ``make`` for starts that no training sees: these levels where the world has levels (Procgen), else the
     split "held_out"."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from core.contracts import EnvSpec, Field, UserError
 from core.episodes import Episode
-from envs.nmmo import COLUMN, FEATURES, features
+from envs.nmmo import COLUMN, FEATURES, OWN_TILE, features
 
 READ_AT_ONCE = 1 << 20  # characters
 PRICES, MOVES, STYLES = 99, 5, 3
@@ -159,6 +159,8 @@ def life_of(rows: list[dict[str, Any]], spec: EnvSpec, meta: Mapping[str, Any], 
     truth: dict[str, np.ndarray] = {"features": of}
     if "Entity" in obs:
         truth["position"] = obs["Entity"][:, 0][:, [COLUMN["row"], COLUMN["col"]]]
+    if "Tile" in obs:
+        truth["tile"] = obs["Tile"][:, OWN_TILE, 2]
     return Episode(
         obs=obs,
         truth=truth,

@@ -63,7 +63,7 @@ class _Columns:
             "action": tick.action_BP[slots],
             "reward": tick.next.reward[slots],
             "truth/features": of[slots],
-            **{f"truth/{k}": step.truth[k][slots] for k in ("position", "ate", "drank")},
+            **{f"truth/{k}": step.truth[k][slots] for k in ("position", "tile", "ate", "drank")},
             **{f"obs/{k}": v[slots] for k, v in step.obs.items()},
         }
         for name, array in shown.items():

@@ -21,6 +21,7 @@ if not __package__:  # run by its path, where the imports below fail
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from analysis.probes.inputs import (
     inputs_of,
     is_elsewhere,
 )
+from analysis.probes.labels import kind_of_values
 from analysis.probes.matrix import (
     CONTROL,
     Rows as InputRows,
@@ -54,7 +56,7 @@ from analysis.probes.matrix import (
     score_inputs,
     subjects,
 )
-from analysis.probes.rows import STEP, Rows, bent, choose, groups_along, read, unbent, value_of
+from analysis.probes.rows import STEP, Rows, bent, choose, groups_along, read, value_of
 from analysis.probes.scores import LEAST_VARYING, probe
 from analysis.shared.agents import load, short_names
 from analysis.shared.events import parse_condition
@@ -118,9 +120,10 @@ def main(config: ProbesConfig) -> None:
             raise UserError(f"{store.path} has no ground truth to read; record a world that tells it")
         if config.where:
             parse_condition("--where", config.where, list(every))
-        for name in config.directions:
-            if name not in targets:
-                raise UserError(f"--directions {name}: no target{cli.nearest(name, targets)}")
+        for option, named in (("directions", config.directions), ("classes", config.classes)):
+            for name in named:
+                if name not in targets:
+                    raise UserError(f"--{option} {name}: no target{cli.nearest(name, targets)}")
         recorded = recorded_agent(store, config.agent)
         agent = None if recorded is None else recorded[0]
         words = words_of(config, store, agent)
@@ -130,20 +133,22 @@ def main(config: ProbesConfig) -> None:
                     max_rows=config.max_rows, needed=[name for name in given if name != STEP],
                     any_of=targets)  # fmt: skip
         require_change(rows.quantities, config.targets, store)
+        codes = codes_among(rows.quantities, targets, names_of_classes(config, store))
+        numbers = numbers_among(targets, codes, config, bool(words))
         unit = choose_unit(rows.groups, config.unit, max(2 * config.folds, least_units(ALPHA, "permutation")))
         if agent is not None:
             check_states(agent, store)
             found = baselines_of(agent, store, rows.index_N2, rows.time_N, config.previous, config.seed)
             rows = rows._replace(baselines=found)
-        if words:
-            check_labels(store, list(dict.fromkeys(unbent(t)[0] for t in targets)))
+        check_labels(store)
         rows = rows._replace(agents=states_of(others, store, rows.index_N2))
         name = store.manifest["facts"].get("agent", "")
         read_every = every_of(store)
-        result = probe(rows, targets, given, unit, config)
+        # With --inputs their table has the networks: of h too, one for all targets.
+        result = probe(rows, numbers, given, unit, replace(config, mlp=config.mlp and not words))
         tables = tables_of(paths, words, targets, config) if words else {}
     result.notes |= {"agent": name, "states": config.states, "observation": config.observation or ""}
-    result.notes |= {"where": config.where, "truth_every": read_every, "inputs": words}
+    result.notes |= {"where": config.where, "truth_every": read_every, "inputs": words, "codes": codes}
     basis = probe_basis(rows, result, config, name)
     if basis is not None:
         result.notes["basis"] = basis.facts
@@ -226,6 +231,30 @@ def _nothing(episode: int, rows: slice) -> np.ndarray:
     raise ValueError("an input of which only the name is known")
 
 
+def names_of_classes(config: ProbesConfig, store: RolloutStore) -> tuple[str, ...]:
+    """The quantities that are names and not numbers, by --classes and by the recording."""
+    return (*config.classes, *store.manifest["facts"].get("classes", ()))
+
+
+def codes_among(quantities: Mapping[str, np.ndarray], targets: Sequence[str], classes: Sequence[str]) -> list[str]:
+    """The targets that are names of several values.  Their numbers are codes without an order, so no line reads them
+    and no direction holds them; the table of --inputs tells them apart (of two values a name is a number)."""
+    some = [t for t in targets if t in classes]
+    return [t for t in some if kind_of_values(quantities[t][np.isfinite(quantities[t])], True) == "classes"]
+
+
+def numbers_among(targets: Sequence[str], codes: Sequence[str], config: ProbesConfig, told: bool) -> list[str]:
+    """The other targets; UserError where a name is asked for that nothing here can read.  told: there are --inputs."""
+    for name in config.directions:
+        if name in codes:
+            raise UserError(f"--directions {name}: a name of several values is no direction; leave it out")
+    lost = [t for t in codes if t in config.targets and not told]
+    if lost or len(codes) == len(targets):
+        raise UserError(f"{(lost or codes)[0]} is a name of several values, which the table of --inputs tells apart: "
+                        "give --inputs h, and a number among --targets")  # fmt: skip
+    return [t for t in targets if t not in codes]
+
+
 def require_change(quantities: Mapping[str, np.ndarray], named: Sequence[str], store: RolloutStore) -> None:
     """UserError where a target that was asked for by name never changes."""
     for name in bent(list(named)):
@@ -286,8 +315,8 @@ def one_table(
         unit = choose_unit(groups, config.unit, max(2 * config.folds, least_units(ALPHA, "permutation")))
         unit_N = np.unique(groups[unit], return_inverse=True)[1]
         inputs = inputs_of(words, store, agent, chosen.step_E, time_N, config.seed)
-        names = [*config.classes, *store.manifest["facts"].get("classes", ())]
-        scored = score_inputs(InputRows(chosen.step_E, quantities, unit_N), inputs, names, config)
+        of_classes = names_of_classes(config, store)
+        scored = score_inputs(InputRows(chosen.step_E, quantities, unit_N), inputs, of_classes, config)
         if not scored:
             raise UserError(f"{path}: no quantity varies in {2 * config.folds} units ({unit}) or more; record more")
         return inputs, input_rows(scored, config), advantage_rows(scored, inputs, config)

@@ -32,13 +32,14 @@ def check_states(agent: Agent, store: RolloutStore) -> None:
                         f"from the recorded h by up to {far:.2g}; record again")  # fmt: skip
 
 
-def check_labels(store: RolloutStore, names: list[str]) -> None:
+def check_labels(store: RolloutStore) -> None:
     """UserError where what an observation shows exactly is the label of the step before or after and none its own.
 
-    Labels that no observation shows cannot be checked so; they are recorded along with those that are shown."""
+    Labels that no observation shows cannot be checked so.  They are recorded along with those that are shown, so all
+    labels of the recording are looked at, not those alone that are read."""
     fields = [c for c in store.column_names if c.startswith("obs/")]
     known = names_of(store)
-    numbers = [n for n in names if n in known]
+    numbers = list(known)
     episodes, rows = [], 0
     for e in np.random.default_rng(0).permutation(np.flatnonzero(np.minimum(store.steps, store.rows) >= 3)):
         episodes.append(int(e))

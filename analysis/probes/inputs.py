@@ -228,7 +228,7 @@ def main_components(
             break
     x_MF = np.concatenate(parts)[:SAMPLE]
     x_MF = x_MF - x_MF.mean(0)
-    return np.linalg.eigh(x_MF.T @ x_MF)[1][:, : -LAG_WIDTH - 1 : -1]
+    return np.ascontiguousarray(np.linalg.eigh(x_MF.T @ x_MF)[1][:, : -LAG_WIDTH - 1 : -1])  # else products crawl
 
 
 def counts_before(store: RolloutStore, episode: int, ids: Sequence[Sequence[int]]) -> np.ndarray:

@@ -60,9 +60,11 @@ def centre_of(given: Input, step_E: Mapping[int, np.ndarray]) -> np.ndarray:
 def sums_along(
     given: Input, step_E: Mapping[int, np.ndarray], centre_F: np.ndarray, y_NS: np.ndarray, splits: Sequence[Split],
     columns: Sequence[int],
-) -> list[tuple[FoldSums, Sums]]:  # fmt: skip
-    """The sums of every split, from one pass over the input; ``columns``: how many of the targets, the first, each
-    split is about."""
+) -> tuple[np.ndarray, list[tuple[FoldSums, Sums]]]:  # fmt: skip
+    """(which features ever change, the sums of every split of these), from one pass over the input; ``columns``: how
+    many of the targets, the first, each split is about.
+
+    Of a picture or a one-hot vector half may never change, and fits take the cube of the rest."""
     width = given.width
     mean_S = y_NS.mean(0, dtype=np.float64)
     n = [np.zeros(s.folds) for s in splits]
@@ -71,7 +73,9 @@ def sums_along(
     of_y = [np.zeros((s.folds, c)) for s, c in zip(splits, columns, strict=True)]
     cross = [np.zeros((s.folds, width, c)) for s, c in zip(splits, columns, strict=True)]
     square = [np.zeros((s.folds, c)) for s, c in zip(splits, columns, strict=True)]
+    low_F, high_F = np.full(width, np.inf), np.full(width, -np.inf)
     for rows, x_MF in blocks(given, step_E):
+        low_F, high_F = np.minimum(low_F, x_MF.min(0)), np.maximum(high_F, x_MF.max(0))
         x_MF = x_MF - centre_F
         y_MS = y_NS[rows] - mean_S.astype(np.float32)
         for i, (split, count) in enumerate(zip(splits, columns, strict=True)):
@@ -84,10 +88,12 @@ def sums_along(
                 of_y[i][g] += y.sum(0, dtype=np.float64)
                 cross[i][g] += x.T @ y
                 square[i][g] += (y.astype(np.float64) ** 2).sum(0)
-    return [
-        (FoldSums(n[i], sums[i], gram[i], least=LEAST), Sums(mean_S[:c], of_y[i], cross[i], square[i]))
+    live = np.flatnonzero(high_F > low_F)
+    return live, [
+        (FoldSums(n[i], sums[i][:, live], np.stack([g[np.ix_(live, live)] for g in gram[i]]), least=LEAST),
+         Sums(mean_S[:c], of_y[i], np.stack([g[live] for g in cross[i]]), square[i]))
         for i, c in enumerate(columns)
-    ]
+    ]  # fmt: skip
 
 
 def linear(
@@ -105,14 +111,13 @@ def linear(
         return [by_life(part, tally, split, step_E) for part, tally, split in zip(some, tallies, splits, strict=True)]
     centre_F = centre_of(given, step_E)
     fits, rules = [], []
-    for split, part, (system, sums) in zip(
-        splits, some, sums_along(given, step_E, centre_F, labels.y_NS, splits, columns), strict=True
-    ):
+    live, found = sums_along(given, step_E, centre_F, labels.y_NS, splits, columns)
+    for split, part, (system, sums) in zip(splits, some, found, strict=True):
         own = system.fits_of(sums) if split.strict else system.easy_fits_of(sums)
         fits.append([(w_FS.astype(np.float32), (a_S + sums.mean_S).astype(np.float32)) for w_FS, a_S in own])
         rules.append([rules_of(part, system, sums, g, *own[g]) for g in range(split.folds)])
     for rows, x_MF in blocks(given, step_E):
-        x_MF = x_MF - centre_F
+        x_MF = x_MF[:, live] - centre_F[live]
         for split, tally, own_fits, own_rules in zip(splits, tallies, fits, rules, strict=True):
             fold_M = split.fold_N[rows]
             for g in np.unique(fold_M):

@@ -138,24 +138,32 @@ def exchanged_units(
     length_L = np.diff(np.append(starts, len(life_N)))
     step_L = [np.arange(n) if step_N is None else step_N[a : a + n] for a, n in zip(starts, length_L, strict=True)]
     unit_L = unit_N[starts]
-    lives_E = [np.flatnonzero(unit_L == unit) for unit in rng.permutation(np.unique(unit_L))]
+    last_L = [int(step[-1]) for step in step_L]
+    lives_E = [np.flatnonzero(unit_L == unit).tolist() for unit in rng.permutation(np.unique(unit_L))]
     out = np.empty(len(life_N), np.int64)
     for e, mine in enumerate(lives_E):
         others = lives_E[e + 1 :] + lives_E[:e]
         for rank, life in enumerate(mine):
             filled, donor = 0, int(others[0][0])
-            for donor in (int(d) for lives in others for d in np.roll(lives, -rank)):
+            for donor in (d for lives in others for d in _from(lives, rank)):
+                if last_L[donor] < step_L[life][filled]:
+                    continue
                 stop = int(np.searchsorted(step_L[life], step_L[donor][-1], "right"))
-                if stop > filled:
-                    out[starts[life] + filled : starts[life] + stop] = starts[donor] + _nearest(
-                        step_L[donor], step_L[life][filled:stop]
-                    )
-                    filled = stop
+                out[starts[life] + filled : starts[life] + stop] = starts[donor] + _nearest(
+                    step_L[donor], step_L[life][filled:stop]
+                )
+                filled = stop
                 if filled == length_L[life]:
                     break
             rest = np.arange(filled, length_L[life])
             out[starts[life] + rest] = starts[donor] + rest % length_L[donor]
     return out
+
+
+def _from(lives: list[int], rank: int) -> list[int]:
+    """The same in a circle, from place ``rank`` on."""
+    first = rank % len(lives)
+    return lives[first:] + lives[:first]
 
 
 def _nearest(sorted_M: np.ndarray, x_N: np.ndarray) -> np.ndarray:
@@ -410,9 +418,10 @@ def _train_mlp(
     x, y = torch.from_numpy(x_NF), torch.from_numpy(y_NK)
 
     def say(rows: torch.Tensor) -> torch.Tensor:
-        hidden_BU = torch.relu(torch.addmm(weights[1], x[rows], weights[0]))
+        x_BF = x[rows]
+        hidden_BU = torch.relu(torch.addmm(weights[1], x_BF, weights[0]))
         read_BK = hidden_BU @ weights[2].T if shared else (hidden_BU.view(-1, k, hidden) * weights[2]).sum(-1)
-        return read_BK + torch.addmm(weights[4], x[rows], weights[3])
+        return read_BK + torch.addmm(weights[4], x_BF, weights[3])
 
     stop_, test_, fit_ = torch.from_numpy(stop), torch.from_numpy(test), torch.from_numpy(fit)
     with torch.no_grad():

@@ -262,6 +262,8 @@ def test_features_agree_with_nmmo_s_own_objects(env: NmmoEnv) -> None:
             assert own["in_combat"][b] == player.in_combat
             assert own["n_inventory_items"][b] == len(player.inventory.items)
             assert tuple(step.truth["position"][b]) == player.pos
+            here = env._worlds[b // SMALL.players].env.realm.map.tiles[player.pos]
+            assert step.truth["tile"][b] == here.state.index  # eaten foliage is scrub until it has grown again
 
 
 def test_held_out_maps_are_no_training_maps(maps: Path) -> None:

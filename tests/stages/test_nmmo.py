@@ -309,7 +309,7 @@ def test_json_there_and_back(house: Path, tmp_path: Path) -> None:
             np.testing.assert_array_equal(x.h, y.h)
             np.testing.assert_array_equal(x.action, y.action)
             assert (x.terminated, x.meta["part"]) == (y.terminated, y.meta["part"])
-            for name in ("features", "position"):
+            for name in ("features", "position", "tile"):
                 np.testing.assert_array_equal(x.truth[name], y.truth[name])
             for name in ("Tile", "Entity", "Inventory", "Market", "Tick"):
                 np.testing.assert_array_equal(x.obs[name], y.obs[name])

@@ -92,6 +92,9 @@ def test_sums_over_folds_say_what_the_rows_say() -> None:
     want = unit_sums(FoldedRidge(x, fold).predict(labels.y_NS.astype(float)), labels.y_NS, rows.unit_N)
     np.testing.assert_allclose(tally.error_US, want[:, 0], rtol=1e-3)
     assert (r2_of(want.sum(0)) > 0.6).all()
+    still = kept("h", np.concatenate([np.full((len(x), 3), 0.3, np.float32), x], 1))  # what never changes says nothing
+    (again,) = linear(still, rows.step_E, labels, [Split("unit", fold, True)], 2, rows.unit_N, 40)
+    np.testing.assert_allclose(again.error_US, tally.error_US, rtol=1e-9)
 
 
 def test_networks_have_a_column_and_an_advantage_of_their_own() -> None:
@@ -174,6 +177,7 @@ def record(path: Path, seed: int = 0, late: int = 0, slip: int = 0, blocks: Mapp
             for e in record_planted(OPTIONS, 12, 30, seed):
                 truth = {"stimulus": np.roll(e.truth["stimulus"], late, 0)}
                 truth["side"] = np.digitize(truth["stimulus"][:, 0], [-0.5, 0.5])
+                truth["hidden"] = np.random.default_rng(seed).standard_normal(len(e.h))
                 truth["constant"] = np.full(len(e.h), 3.0)
                 world = {f"block_{i}": e.h[:, :size] for i, size in enumerate((blocks or {}).values())}
                 writer.add(Episode(
@@ -192,7 +196,7 @@ def test_all_checkpoints_in_one_command(tmp_path: Path, capsys: pytest.CaptureFi
     for steps in (900, 1000):
         record(tmp_path / "runs" / f"checkpoint_{steps}", steps, blocks={"a": 4, "b": 8})
     config = config_of(tmp_path / "none", run_dir=tmp_path / "runs", all_ckpts=True, block="all", out=tmp_path / "out",
-                       targets=("stimulus_0", "side"), directions=("side",))  # fmt: skip
+                       targets=("stimulus_0", "side"), directions=("stimulus_0",))  # fmt: skip
     assert [p.name for p in recordings_of(config)] == ["checkpoint_900", "checkpoint_1000"]
     main(config)
     assert artefacts.verify(tmp_path / "out") == []
@@ -202,7 +206,8 @@ def test_all_checkpoints_in_one_command(tmp_path: Path, capsys: pytest.CaptureFi
     assert {name for name, _, _ in of} == {"checkpoint_900", "checkpoint_1000"} and len(of) == 2 * 3 * 5
     kind = next(r for r in result.tables["inputs"] if (r["target"], r["input"]) == ("side", "obs"))
     assert kind["kind"] == "classes" and kind["score"] > 0.6  # as the recording says
-    assert load_basis(tmp_path / "out", "probe").facts["targets"] == {"probe:0": "side"}
+    assert load_basis(tmp_path / "out", "probe").facts["targets"] == {"probe:0": "stimulus_0"}
+    assert [row["target"] for row in result.tables["targets"]] == ["stimulus_0"]  # a name has no R2, nor a direction
     files = {p.name for p in (tmp_path / "out").iterdir()}
     assert files >= {"inputs.png", "emergence.png", "paper.md", "paper.tex", "paper.csv", "advantages.csv"}
     assert "block_1 - obs: side" in capsys.readouterr().out
@@ -227,12 +232,16 @@ def test_one_line_for_each_mistake(tmp_path: Path) -> None:
         ({"recordings": (small,)}, "several recordings are compared by what is read from --inputs"),
         ({"inputs": ("h",), "classes": ("stimulus_1",)}, "values are too many for names"),
         ({"directions": ("sid",)}, "no target .did you mean side"),
+        ({"classes": ("sid",)}, "--classes sid: no target .did you mean side"),
+        ({"directions": ("side",)}, "--directions side: a name of several values is no direction"),
+        ({"targets": ("side", "stimulus_0")}, "side is a name of several values, which the table of --inputs tells"),
+        ({"inputs": ("h",), "targets": ("side",)}, "give --inputs h, and a number among --targets"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=said):
             main(config_of(good, out=tmp_path / "out", given=(), **changes))
     wide = record(tmp_path / "wide", blocks={"a": 8})
     with pytest.raises(UserError, match="block_0 is 4 numbers wide, 8 in .* of the same cell and blocks"):
-        main(config_of(small, recordings=(wide,), inputs=("block_0",), targets=("side",), out=tmp_path / "out"))
+        main(config_of(small, recordings=(wide,), inputs=("block_0",), targets=("stimulus_0",), out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
@@ -243,15 +252,17 @@ def test_labels_and_states_that_are_out_of_line_are_found(tmp_path: Path) -> Non
             if name in ("late", "early"):
                 step = "after" if name == "early" else "before"
                 with pytest.raises(UserError, match="labels out of line with observations: stimulus_0 is what"):
-                    check_labels(store, ["stimulus_0", "side"])
+                    check_labels(store)
                 assert step
             else:
-                check_labels(store, ["stimulus_0", "side"])
+                check_labels(store)
             if slip:
                 with pytest.raises(UserError, match="states out of line with observations"):
                     check_states(agent, store)
             else:
                 check_states(agent, store)
+    with pytest.raises(UserError, match="labels out of line"):  # though the label that is read is not shown
+        main(config_of(tmp_path / "late", targets=("hidden",), out=tmp_path / "out"))
     exact, none, clock = np.array([0.999, 0.2]), np.array([0.6, 0.2]), np.array([1.0, 1.0])
     assert aside({-1: none, 0: none, 1: exact}) == (0, 1) and aside({-1: exact, 0: exact[::-1], 1: none}) is None
     assert aside({-1: clock, 0: clock, 1: clock}) is None  # what is so for long says nothing
