@@ -15,13 +15,14 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	if "$$p" -c '$(RIGHT_VERSION)' 2>/dev/null; then echo "$$p"; break; fi; done)
 
-.PHONY: help venv demo test test-all lint browser format clean
+.PHONY: help venv demo test test-all lint browser docs format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      the main job on the bundled models, ending in runs/demo/report.html"
 	@echo "make test      ruff, mypy and the tests"
 	@echo "make test-all  the same with the slow tests"
+	@echo "make docs      the pages of docs/ and the docstrings as a site, runs/site/index.html"
 	@echo "make format    let ruff format the code and mend what it can"
 	@echo "make venv      only the virtual environment ($(VENV)) from requirements.lock"
 	@echo "make clean     remove caches and the virtual environment; runs/ stays"
@@ -63,6 +64,9 @@ test: lint browser
 
 test-all: lint browser
 	$(ONE_THREAD) $(BIN)/python -m pytest -q $(PARALLEL)
+
+docs: $(STAMP)
+	PYTHONPATH=. $(BIN)/mkdocs build --strict --quiet
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -57,7 +57,7 @@ def axis_matrix(size: int, by: int, blur: float) -> Tensor:
 
 def alter(frames_NHWC: Tensor, down: int = 0, right: int = 0, blur: float = 0.0) -> Tensor:
     """Frames moved by whole pixels, edges repeated, then blurred; ``blur`` 1 is the mean over 3 x 3 pixels, 0 none.
-    uint8 or float in [0, 1] [N, H, W, C] -> float in [0, 1]."""
+    Frames [N, H, W, C] are uint8, or float in [0, 1]; what is returned is float in [0, 1]."""
     x = frames_NHWC.float() / 255 if frames_NHWC.dtype == torch.uint8 else frames_NHWC
     _, height, width, channels = x.shape
     rows, columns = (axis_matrix(n, by, blur).to(x) for n, by in ((height, down), (width, right)))

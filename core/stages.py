@@ -1,7 +1,7 @@
 """The stages: what is typed, what each reads, where it writes by default, and what it is for.
 
-The one table behind docs/stages.md, ``python -m analysis``, the demo and the report.  It names doors and imports none.  What
-a stage reads by default is what the stages before it write by default.
+The one table behind docs/stages.md, ``python -m analysis``, the demo and the report.  It names doors and imports none.
+What a stage reads by default is what the stages before it write by default.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What ``make docs`` adds to the pages in docs/: README, CHANGELOG and the bundles' cards as they are, a page a stage, and
-a page of docstrings a package (hooks of MkDocs; mkdocs.yml)."""
+"""What ``make docs`` adds to the pages in docs/: README, CHANGELOG and the bundles' cards as they are, a page a stage,
+and a page of docstrings a package (hooks of MkDocs; mkdocs.yml)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from core.stages import OF_AN_AGENT, OF_POLICIES, STAGES, Stage
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("core", "envs", "agents", "generative", "analysis", "validation")
 GUIDES = {
-    "Questions": ("study", "misgeneralisation", "edits", "causal-directions", "saliency-trial", "nmmo", "craftax", "semantics"),
+    "Questions": (
+        "study", "misgeneralisation", "edits", "causal-directions", "saliency-trial", "nmmo", "craftax", "semantics",
+    ),
     "Methods": ("claims", "statistics", "fidelity", "simulator", "truth", "probes", "planted"),
-    "Use": ("bring-your-own", "panel", "performance", "dependencies", "glossary"),
+    "Use": ("bring-your-own", "coming-from", "panel", "performance", "dependencies", "glossary"),
 }  # fmt: skip
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
@@ -35,10 +37,11 @@ def page_of_stage(name: str, stage: Stage) -> str:
     said = re.search(rf"^\| {re.escape(stage.does)} \| (.+) \| (.+) \| (.+) \|$", table, re.M)
     words = ("What it asks", "What its pictures show", "What can mislead")
     about = "" if said is None else "".join(f"**{w}.** {x}\n\n" for w, x in zip(words, said.groups(), strict=True))
+    about = LINK.sub(r"\1[\2](../\3)", about)
     return (
         f"# {name}: {stage.does}\n\n`python {stage.command}`\n\n{about}"
-        f"::: {door}\n    options: {{members: [], show_root_heading: false}}\n\n"
-        f"::: {door}.{stage.config}\n"
+        f"::: {door}\n    options: {{members: [], show_root_heading: false, show_root_toc_entry: false}}\n\n"
+        f"::: {door}.{stage.config}\n    options: {{heading: Flags, toc_label: Flags}}\n"
     )
 
 

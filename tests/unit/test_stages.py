@@ -1,4 +1,4 @@
-"""The table of stages: complete, true of the configurations, and what docs/stages.md and the packages' lists are made from."""
+"""The table of stages: complete, true of the configurations, and what docs/stages.md and packages list."""
 
 from __future__ import annotations
 
