@@ -14,6 +14,7 @@ import time
 import torch
 from threadpoolctl import threadpool_limits
 
+from analysis.activations import moments
 from analysis.activations.config import ActivationsConfig, check
 from analysis.activations.described import analyse, summary
 from analysis.activations.figures import draw
@@ -37,8 +38,9 @@ def main(config: ActivationsConfig) -> None:
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         run.started = began
         result.save(run.path)
-        wanted = {"umap_pairs.png": config.umap_pairs, "feature_scatter.png": config.feature_scatter}
-        draw(result, run.path, without=[name for name, yes in wanted.items() if not yes])
+        draw(result, run.path, without=() if config.feature_scatter else ("feature_scatter.png",))
+        if result.tables.get("moments"):
+            moments.write(result, config.directory, run.path)
         if config.dendrogram_explorer and "label" in result.arrays:
             artefacts.write_atomically(run.path / DENDROGRAM, page(result).encode())
         facts = artefacts.read_manifest(config.directory)["facts"]

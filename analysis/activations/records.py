@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ class Records:
     """Every so many rows of every life, lives one after another.
 
     ``place_N3`` (row, column, distance from the middle of the map) or None; ``share_N`` of the lifespan; ``agent_E`` 0
-    to A-1; ``worlds``: how many there are.
+    to A-1; ``worlds``: how many there are; ``about``: {episode: its world, agent and first tick, as far as known}.
     """
 
     h_NH: np.ndarray
@@ -36,6 +37,7 @@ class Records:
     names: tuple[str, ...]
     agents_are: str
     worlds: int
+    about: Mapping[int, dict[str, int]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.index_N2)
@@ -46,6 +48,7 @@ def read(path: Path, subsample: int, rolling: int, first_tick: int = 0) -> Recor
     artefacts.read_manifest(path, "extract_activations")
     parts: dict[str, list[np.ndarray]] = {k: [] for k in ("h", "features", "rolling", "place", "index", "share")}
     who: list[Any] = []  # the agent of every life
+    about: dict[int, dict[str, int]] = {}
     with RolloutStore(path) as store:
         names = tuple(map(str, store.manifest["facts"].get("features", ())))
         if FEATURES not in store.column_names or not names:
@@ -71,6 +74,8 @@ def read(path: Path, subsample: int, rolling: int, first_tick: int = 0) -> Recor
             parts["share"].append((index_T2[rows, 1] + 0.5) / len(index_T2))
             meta = store.meta(e)
             who.append(meta.get("agent", ("life", e)))
+            about[int(e)] = {"world": int(world_E[e]), "first_tick": int(meta.get("first_tick") or 0)}
+            about[int(e)] |= {"agent": int(meta["agent"])} if str(meta.get("agent", "")).isdigit() else {}
     if not who:
         raise UserError(f"{path} holds no lives" + (f" of more than --first_tick {first_tick}" if first_tick else ""))
     data = {k: np.concatenate(v) for k, v in parts.items() if v}
@@ -88,5 +93,5 @@ def read(path: Path, subsample: int, rolling: int, first_tick: int = 0) -> Recor
     return Records(
         data["h"], data["features"], data["rolling"], place_N3, data["index"],
         Lives(life_N, agent_E, tick_N, data["share"], world_E), names, "agents" if recur else "lives",
-        int(world_E.max()) + 1,
+        int(world_E.max()) + 1, about,
     )  # fmt: skip
