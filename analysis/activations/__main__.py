@@ -31,7 +31,7 @@ def main(config: ActivationsConfig) -> None:
     began = time.time()
     check(config)
     torch.set_num_threads(config.threads)
-    records = read(config.directory, config.subsample, config.rolling, config.first_tick)
+    records = read(config.directory, config.subsample, config.rolling, config.first_tick, config.point)
     with threadpool_limits(config.threads):
         result = analyse(records, config)
     inputs = {"activations": config.directory}

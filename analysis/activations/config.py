@@ -19,6 +19,9 @@ class ActivationsConfig:
     """the extraction: run directory of analysis.extract_activations"""
     out: Path = Path("runs/clusters")
     """run directory to write"""
+    point: str = "h"
+    """which activations: h, what enters the decoder; or cell, embedding (the encoder's output), as far as
+    analysis.extract_activations --points recorded them"""
     subsample: int = 10
     """keep every so many rows of a life, from its first on: neighbours are nearly the same"""
     umap_neighbors: int = 15

@@ -109,6 +109,8 @@ def test_everything_is_written_and_says_behaviour(extraction: Path, clusters: Pa
     assert "is_attacking" in result.notes["verdicts"]["0"]["why"]
     assert result.scalars["transition_rate"]["interval"][1] < result.scalars["transition_rate_floor"]["value"]
     assert len(result.tables["effects"]) == (14 + 3) * len(result.tables["clusters"])
+    assert {row["cluster"] for row in result.tables["moments"]} == set(range(len(result.tables["clusters"])))
+    assert "Moments of every cluster" in (clusters / "moments.html").read_text()
     with open(clusters / "effects.csv") as file:
         assert {"d", "low", "high", "p", "q", "beyond", "beyond_q"} <= set(next(csv.DictReader(file)))
 
