@@ -195,6 +195,7 @@ def test_metrics_only(extraction: Path, tmp_path: Path, capsys: pytest.CaptureFi
             "are fewer than --hdbscan_min_cluster 500: keep more (--subsample 10 now)",
         ),
         ("few", ("--umap_neighbors", 400), "rows are too few for a map of 400 neighbours (--umap-neighbors)"),
+        ("few", ("--point", "cell"), "has h; record more with analysis.extract_activations --points"),
         ("few", ("--subsample", 0), "--subsample must be at least 1"),
         ("few", ("--min_dist", 2), "--min_dist must lie between 0 and 1"),
         ("few", ("--hdbscan_min_cluster", 4), "--hdbscan_min_cluster must be at least 5"),
