@@ -277,9 +277,7 @@ def _draw_pca_pairs(result: Result) -> Any:
         axis.set_ylabel(f"component {b} ({share[b]:.1%})", fontsize=8)
     for axis in axes[len(pairs) :]:
         axis.set_axis_off()
-    _legend(figure, result, loc="outside lower center", ncols=5) if "label" in result.arrays else _legend(
-        figure, result
-    )
+    _legend(figure, result, loc="outside lower center", ncols=5)
     figure.suptitle(f"Pairs of principal components, {meaning}\n{_of(result, rows)}", fontsize=11)
     return figure
 
@@ -411,9 +409,7 @@ def _draw_profiles(result: Result) -> Any:
             axis.set_title(f"component {i} ({share[i]:.1%}), {said}", fontsize=7)
             axis.tick_params(labelsize=6, labelleft=axis is grid[line, at])
         grid[line, at].set_ylabel(_words(name), fontsize=8)
-    _legend(figure, result, loc="outside lower center", ncols=6) if "label" in result.arrays else _legend(
-        figure, result
-    )
+    _legend(figure, result, loc="outside lower center", ncols=6)
     figure.suptitle(
         f"Features along the {shown} components they go with most, {meaning}; lines: means of {PROFILE_BINS} bins of "
         f"as many records\n{_of(result, rows)}", fontsize=10,

@@ -27,7 +27,7 @@ def moments(
 ) -> list[dict[str, Any]]:
     """Exemplars: of every cluster the records nearest to its middle (the median of where it was clustered) among those
     that HDBSCAN is surest of, one a life, with where to see them (``analysis.replay``, ``analysis.life``)."""
-    out = []
+    out: list[dict[str, Any]] = []
     for c in range(int(label_N.max()) + 1):
         mine = np.flatnonzero(label_N == c)
         sure = mine[probability_N[mine] >= np.median(probability_N[mine])]
