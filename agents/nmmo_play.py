@@ -7,7 +7,7 @@ of the dead are not computed.  The step itself is core.roll.act, as everywhere.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,8 @@ Player = Agent
 class Tick:
     """One step of every slot.  Rows of slots whose agent is not there (``step.alive``) mean nothing.
 
-    ``h``: what entered each policy's decoder, float32 [slots of that policy, H], in the order of its slots.
+    ``h``: what entered each policy's decoder, float32 [slots of that policy, H], in the order of its slots; ``points``:
+    other vectors of the first policy, likewise.
     """
 
     step: Step
@@ -65,6 +66,7 @@ class Tick:
     value_B: np.ndarray
     action_BP: np.ndarray
     next: Step
+    points: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def game_seed(seed: int, number: int) -> int:
@@ -81,8 +83,10 @@ def play(
     seed: int,
     device: torch.device,
     greedy: bool = False,
+    points: Sequence[str] = (),
 ) -> Iterator[Tick]:
-    """Endless ticks from a fresh reset.  player_B: int [B], which of ``players`` acts in a slot."""
+    """Endless ticks from a fresh reset.  player_B: int [B], which of ``players`` acts in a slot; points: of the first
+    player, to be read too."""
     generator = torch.Generator().manual_seed(seed)
     slots = [np.flatnonzero(player_B == p) for p in range(len(players))]
     states = [on(player.initial(len(mine)), device) for player, mine in zip(players, slots, strict=True)]
@@ -93,6 +97,7 @@ def play(
         value_B = np.zeros(env.spec.slots, np.float32)
         action_BP = np.zeros((env.spec.slots, len(env.spec.action_parts)), np.int64)
         activations = []
+        read = {name: np.zeros((len(slots[0]), players[0].points[name]), np.float32) for name in points}
         for p, (player, mine) in enumerate(zip(players, slots, strict=True)):
             alive = np.ones(len(mine), bool) if step.alive is None else step.alive[mine]
             there = mine[alive]
@@ -106,9 +111,11 @@ def play(
                 action_BP[there] = sample(acted.logits_BA.cpu(), env.spec, generator, greedy=greedy).numpy()
                 value_B[there] = acted.value_B.cpu().numpy()
                 h_BH[alive] = acted.h_BH.cpu().numpy()
+                for name, x_BN in read.items() if p == 0 else ():
+                    x_BN[alive] = player.read(name, acted.seen, acted.state).cpu().numpy()
             activations.append(h_BH)
         after = env.step(action_BP)
-        yield Tick(step=step, h=tuple(activations), value_B=value_B, action_BP=action_BP, next=after)
+        yield Tick(step=step, h=tuple(activations), value_B=value_B, action_BP=action_BP, next=after, points=read)
         step, t_B = after, t_B + 1
 
 

@@ -23,6 +23,7 @@ import torch
 import tyro
 
 from agents.nmmo_play import game_seed, load_policies, policies_in
+from agents.record import points_of
 from analysis.lives.recording import SHARD_STEPS, STAGE, STORE, record_lives
 from core import artefacts, config as cli
 from core.contracts import UserError
@@ -60,6 +61,9 @@ class ExtractConfig:
     """play on the maps of the training instead of the held-out ones"""
     greedy: bool = False
     """take the likeliest choice of every part instead of sampling"""
+    points: tuple[str, ...] = ()
+    """vectors recorded beside h, what enters the decoder (of a policy with an LSTM its hidden state): cell, the LSTM's
+    cell state; embedding, the encoder's output; analysis.activations --point takes them"""
     maps: Path = MAPS
     """where the generated maps lie (generated on first use)"""
     seed: int = 0
@@ -86,13 +90,14 @@ def main(config: ExtractConfig) -> None:
     policies = load_policies(paths, device)
     players = list(policies.values())
     spec = players[0].spec
+    points = points_of(players[0], config.points)
     options = options_of(spec)
     if not config.training_maps:
         options = replace(options, **held_out(spec.options))
     env = NmmoEnv(options, 1 if config.smoke_test else config.worlds, config.maps)
     parts = 1 if config.smoke_test else config.parts
     player_B = np.arange(env.spec.slots) % len(players)
-    fixed = ("mode", "policy", "policies", "worlds", "training_maps", "greedy", "seed", "smoke_test")
+    fixed = ("mode", "policy", "policies", "worlds", "training_maps", "greedy", "seed", "smoke_test", "points")
     done: dict[str, Any] = {"parts": 0, "lives": 0, "steps": 0, "maps": []}
     done["agents"] = {k: fingerprint(policy) for k, policy in policies.items()}
     if config.resume and (config.out / PROGRESS).exists():
@@ -117,7 +122,7 @@ def main(config: ExtractConfig) -> None:
             with StoreWriter(run.path, f"part_{part:04d}", SHARD_STEPS, **STORE) as writer:
                 for life in record_lives(
                     players, player_B, env, seed=game_seed(config.seed, part), device=device, greedy=config.greedy,
-                    most_ticks=10 if config.smoke_test else None,
+                    most_ticks=10 if config.smoke_test else None, points=points,
                 ):  # fmt: skip
                     writer.add(replace(life, meta={**life.meta, "policy": name, "part": part}))
                     done["lives"] += 1

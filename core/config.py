@@ -238,7 +238,7 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
         with contextlib.redirect_stderr(said), _words():
             config = tyro.cli(
                 cls,
-                args=rest,
+                args=["--help"] if asked_for_help else rest,  # a place that is filled would be left out
                 prog=stage,
                 description=description,
                 config=(tyro.conf.OmitArgPrefixes,),

@@ -170,7 +170,7 @@ def _pyarrow() -> Any:
     try:
         import pyarrow.parquet  # type: ignore[import-not-found,import-untyped]
     except ImportError as error:
-        raise UserError(f"--to parquet needs pyarrow ({error}): pip install pyarrow; or use --to csv") from None
+        raise UserError(f"--to parquet needs pyarrow ({error}): pip install 'pyarrow<20'; or use --to csv") from None
     return pyarrow
 
 

@@ -315,4 +315,15 @@ for (const m of page.materials) {
   li.append(swatch(m.colour), m.name);
   byId("materials").append(li);
 }
+
+function linked() {  // #tick=57&agent=12: a moment, and who to look at
+  const asked = new URLSearchParams(location.hash.slice(1));
+  const a = asked.has("agent") ? page.agents.indexOf(Number(asked.get("agent"))) : -1;
+  if (a >= 0) chosen = a;
+  if (!asked.has("tick")) return;
+  const tick = Number(asked.get("tick")), t = page.ticks.findIndex(x => x >= tick);
+  go(t < 0 ? T - 1 : t);
+}
+window.addEventListener("hashchange", () => { linked(); draw(); });
+linked();
 draw();

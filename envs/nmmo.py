@@ -45,8 +45,9 @@ OWN_TILE = 112  # the row of Tile where the agent itself is
 CLASSES = ("tile",)  # labels that are names and not numbers
 MOVES = ("north", "south", "east", "west", "stay")
 STYLES = ("melee", "range", "mage")
+GIVING = ("Give.InventoryItem", "GiveGold.Target")
 EAT_FOOD, DRINK_WATER = 1, 2  # nmmo.lib.event_code
-COMBAT_TICKS = 3  # COMBAT_STATUS_DURATION: this long after a blow an agent counts as fighting
+COMBAT_TICKS = 10  # this long after a blow an agent counts as fighting (the game's own status lasts 3)
 HELD_OUT_MAPS = 16  # the last ones of a pool; no training uses them
 MAPS = Path("runs/nmmo_maps")
 
@@ -559,9 +560,10 @@ def features(
 ) -> np.ndarray:
     """The 14 FEATURES of what every slot sees and does, float32 [B, 14]; zeros where an agent is dead.
 
-    Entities in view are others, not the agent itself; ``is_moving``: the direction chosen is not "stay";
-    ``is_attacking``: a target was chosen; ``is_trading``: something is offered or bought; ``in_combat``: the last blow,
-    given or taken, is fewer than 3 ticks ago.
+    As the earlier study of these policies defines them (NeuralMMO-interpretability): ``n_visible_entities`` counts the
+    agent itself; ``in_combat``: somebody attacks it, or the last blow, given or taken, is fewer than 10 ticks ago;
+    ``is_trading``: something is bought, offered or given.  ``is_moving``: the direction chosen is not "stay";
+    ``is_attacking``: a target was chosen.
     """
     own_BC = obs["Entity"][:, 0].astype(np.float32)
     tick_B = obs["Tick"][:, 0]
@@ -580,7 +582,7 @@ def features(
     fought_B = column("latest_combat_tick")
     here_B = column("id") != 0
     values = {
-        "n_visible_entities": truth["visible"][:, 0],
+        "n_visible_entities": truth["visible"][:, 0] + 1,
         "n_visible_npcs": truth["visible"][:, 1],
         "n_visible_players": truth["visible"][:, 2],
         "self_health": column("health"),
@@ -588,12 +590,12 @@ def features(
         "self_water": column("water"),
         "self_gold": column("gold"),
         "max_combat_level": np.max([column(f"{style}_level") for style in STYLES], 0),
-        "in_combat": (fought_B > 0) & (tick_B - fought_B < COMBAT_TICKS),
+        "in_combat": (column("attacker_id") != 0) | (fought_B > 0) & (tick_B - fought_B < COMBAT_TICKS),
         "n_inventory_items": (obs["Inventory"][..., 0] != 0).sum(1) if "Inventory" in obs else np.zeros(len(own_BC)),
         "tick": tick_B,
         "is_moving": chosen("Move.Direction"),
         "is_attacking": chosen("Attack.Target"),
-        "is_trading": chosen("Buy.MarketItem") | chosen("Sell.InventoryItem"),
+        "is_trading": np.any([chosen(part) for part in ("Buy.MarketItem", "Sell.InventoryItem", *GIVING)], 0),
     }
     return (np.stack([values[name] for name in FEATURES], 1) * here_B[:, None]).astype(np.float32)
 

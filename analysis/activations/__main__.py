@@ -20,6 +20,7 @@ import time
 import torch
 from threadpoolctl import threadpool_limits
 
+from analysis.activations import moments
 from analysis.activations.config import ActivationsConfig, check
 from analysis.activations.described import analyse, summary
 from analysis.activations.figures import draw
@@ -36,15 +37,16 @@ def main(config: ActivationsConfig) -> None:
     began = time.time()
     check(config)
     torch.set_num_threads(config.threads)
-    records = read(config.directory, config.subsample, config.rolling, config.first_tick)
+    records = read(config.directory, config.subsample, config.rolling, config.first_tick, config.point)
     with threadpool_limits(config.threads):
         result = analyse(records, config)
     inputs = {"activations": config.directory}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         run.started = began
         result.save(run.path)
-        wanted = {"umap_pairs.png": config.umap_pairs, "feature_scatter.png": config.feature_scatter}
-        draw(result, run.path, without=[name for name, yes in wanted.items() if not yes])
+        draw(result, run.path, without=() if config.feature_scatter else ("feature_scatter.png",))
+        if result.tables.get("moments"):
+            moments.write(result, config.directory, run.path)
         if config.dendrogram_explorer and "label" in result.arrays:
             artefacts.write_atomically(run.path / DENDROGRAM, page(result).encode())
         facts = artefacts.read_manifest(config.directory)["facts"]

@@ -19,6 +19,9 @@ class ActivationsConfig:
     """the extraction: run directory of analysis.extract_activations"""
     out: Path = Path("runs/clusters")
     """run directory to write"""
+    point: str = "h"
+    """which activations: h, what enters the decoder; or cell, embedding (the encoder's output), as far as
+    analysis.extract_activations --points recorded them"""
     subsample: int = 10
     """keep every so many rows of a life, from its first on: neighbours are nearly the same"""
     umap_neighbors: int = 15
@@ -30,15 +33,17 @@ class ActivationsConfig:
     cluster_before_umap: bool = False
     """cluster the principal components instead of the map, which then only shows the clusters"""
     pre_cluster_dims: int = 30
-    """how many principal components those are"""
+    """how many principal components those are, and the figures of components show"""
     metric_only: bool = False
     """only principal components and features: no map, no clusters"""
     umap_pairs: bool = True
-    """draw the pairs of dimensions of a map of more dimensions"""
+    """make a map of more dimensions too and draw its pairs of dimensions; --no-umap-pairs saves its time"""
     umap_pairs_dims: int = 10
     """how many dimensions that map has"""
     feature_scatter: bool = True
-    """draw every feature against every other"""
+    """draw every feature's rolling average (--rolling) against every other's"""
+    moments: int = 8
+    """moments of every cluster to list, of different lives, with links to where they can be seen"""
     dendrogram_explorer: bool = True
     """write the page on which HDBSCAN's tree can be cut anywhere"""
     first_tick: int = 0
@@ -70,7 +75,7 @@ def check(config: ActivationsConfig) -> None:
     cli.require(
         2, umap_neighbors=config.umap_neighbors, pre_cluster_dims=config.pre_cluster_dims, resamples=config.resamples
     )
-    cli.require(1, refits=config.refits)
+    cli.require(1, refits=config.refits, moments=config.moments)
     cli.require(5, hdbscan_min_cluster=config.hdbscan_min_cluster)
     cli.require(0, first_tick=config.first_tick, surrogates=config.surrogates)
     cli.require(2, umap_pairs_dims=config.umap_pairs_dims)

@@ -10,6 +10,7 @@ import numpy as np
 from analysis.activations.components import relations
 from analysis.activations.config import ActivationsConfig, check
 from analysis.activations.density import find, stability, transitions
+from analysis.activations.moments import FILE as MOMENTS, moments
 from analysis.activations.records import Records
 from analysis.activations.verdicts import (
     NO_CLUSTERS,
@@ -34,18 +35,17 @@ from core.contracts import UserError
 from core.stats import few, share_of
 
 PLACE = ("row", "column", "from_centre")
-COMPONENTS = 10  # principal components that are kept, and what the metric figures show
 
 
 def analyse(records: Records, config: ActivationsConfig) -> Result:
     """Everything but the figures.
 
     Arrays, a row a record: ``index`` [N, 2] (episode, t), ``features`` and ``features_rolling`` [N, F], ``place`` [N,
-    3] if known, ``share`` (of the lifespan), ``life`` and ``agent`` (numbers), ``pca`` [N, <= 10]; unless
-    --metric-only also ``label`` int64 (-1 in no cluster, 0 the largest), ``probability``, ``umap`` [N, 2] and
-    ``umap_10`` [N, <= 10], and, a row an edge of HDBSCAN's condensed tree, ``tree_parent``, ``tree_child``,
-    ``tree_lambda`` and ``tree_size``.  Tables: ``pca_features``, ``pca_r2``, ``clusters`` (a verdict each) and
-    ``effects``.  Raises UserError for bad input.
+    3] if known, ``share`` (of the lifespan), ``life`` and ``agent`` (numbers), ``pca`` [N, <= --pre_cluster_dims];
+    unless --metric-only also ``label`` int64 (-1 in no cluster, 0 the largest), ``probability``, ``umap`` [N, 2] and,
+    unless --no-umap-pairs, ``umap_10`` [N, <= 10], and, a row an edge of HDBSCAN's condensed tree, ``tree_parent``,
+    ``tree_child``, ``tree_lambda`` and ``tree_size``.  Tables: ``pca_features``, ``pca_r2``, ``clusters`` (a verdict
+    each), ``effects`` and ``moments`` (exemplars of every cluster).  Raises UserError for bad input.
     """
     check(config)
     rng = np.random.default_rng(config.seed)
@@ -56,8 +56,7 @@ def analyse(records: Records, config: ActivationsConfig) -> Result:
             f"{len(records)} records are fewer than --hdbscan_min_cluster {config.hdbscan_min_cluster}: keep more "
             f"(--subsample {config.subsample} now), extract more, or ask for --metric-only"
         )
-    dims = COMPONENTS if config.metric_only else max(COMPONENTS, config.pre_cluster_dims)
-    pc_NK, explained_K = principal_scores(np.asarray(records.h_NH, np.float32), dims)
+    pc_NK, explained_K = principal_scores(np.asarray(records.h_NH, np.float32), config.pre_cluster_dims)
     if not len(explained_K):
         raise UserError("the activations never change, so there is nothing to find; extract from another policy")
     result = Result(
@@ -68,8 +67,8 @@ def analyse(records: Records, config: ActivationsConfig) -> Result:
             "share": lives.share_N.astype(np.float32),
             "life": lives.life_N,
             "agent": lives.agent_E[lives.life_N],
-            "pca": pc_NK[:, :COMPONENTS].astype(np.float32),
-            "pca_explained": explained_K[:COMPONENTS],
+            "pca": pc_NK.astype(np.float32),
+            "pca_explained": explained_K,
         },
         notes={
             "features": list(records.names),
@@ -85,9 +84,9 @@ def analyse(records: Records, config: ActivationsConfig) -> Result:
         result.arrays["place"] = records.place_N3.astype(np.float32)
     result.scalar("records", len(records), "records", n_lives)
     result.scalar("lives", n_lives, "lives")
-    result.scalar("pca_explained", float(explained_K[:COMPONENTS].sum()), f"share of variance, {COMPONENTS} components")
+    result.scalar("pca_explained", float(explained_K.sum()), f"share of variance, {len(explained_K)} components")
     result.tables |= relations(
-        pc_NK[:, :COMPONENTS], records.features_NF, records.names, lives.life_N, rng=rng, resamples=config.resamples
+        pc_NK, records.features_NF, records.names, lives.life_N, rng=rng, resamples=config.resamples
     )
     if not config.metric_only:
         _cluster(result, records, pc_NK, config, rng)
@@ -98,22 +97,25 @@ def _cluster(
     result: Result, records: Records, pc_NK: np.ndarray, config: ActivationsConfig, rng: np.random.Generator
 ) -> None:
     """Map, clusters and what they are about, into the result."""
-    second = min(config.umap_pairs_dims, pc_NK.shape[1])
-    if second < 2:
-        raise UserError(f"the activations vary in {second} direction only, which makes no map; use --metric-only")
-    umap_N2, umap_N10 = umaps(
-        records.h_NH, (2, second), neighbours=config.umap_neighbors, min_dist=config.min_dist, seed=config.seed
+    if pc_NK.shape[1] < 2:
+        raise UserError("the activations vary in 1 direction only, which makes no map; use --metric-only")
+    sizes = (2, min(config.umap_pairs_dims, pc_NK.shape[1])) if config.umap_pairs else (2,)
+    umap_N2, *more = umaps(
+        records.h_NH, sizes, neighbours=config.umap_neighbors, min_dist=config.min_dist, seed=config.seed
     )
-    clustered_NX = pc_NK[:, : config.pre_cluster_dims] if config.cluster_before_umap else umap_N2
+    if more:
+        result.arrays["umap_10"] = more[0]
+    clustered_NX = pc_NK if config.cluster_before_umap else umap_N2
     found = find(clustered_NX, config.hdbscan_min_cluster, config.threads)
     result.arrays |= {
-        "umap": umap_N2, "umap_10": umap_N10, "label": found.label_N,
+        "umap": umap_N2, "label": found.label_N,
         "probability": found.probability_N.astype(np.float32),
         "tree_parent": found.tree_parent, "tree_child": found.tree_child, "tree_lambda": found.tree_lambda,
         "tree_size": found.tree_size,
     }  # fmt: skip
     where = f"{clustered_NX.shape[1]} principal components" if config.cluster_before_umap else "the 2-D map"
     result.notes["clustered"] = where
+    result.tables["moments"] = moments(clustered_NX, found.label_N, found.probability_N, records, config.moments)
     describe(result, records, clustered_NX, found.dbcv, config, rng)
     if config.surrogates and found.label_N.max() >= 0 and len(records.lives.agent_E) >= 2:
         _beside_surrogates(result, records, pc_NK, config)
@@ -127,7 +129,7 @@ def _beside_surrogates(result: Result, records: Records, pc_NK: np.ndarray, conf
         return umap_N2.astype(np.float64)
 
     life_N = records.lives.life_N
-    x_NK, place = (pc_NK[:, : config.pre_cluster_dims], None) if config.cluster_before_umap else (records.h_NH, mapped)
+    x_NK, place = (pc_NK, None) if config.cluster_before_umap else (records.h_NH, mapped)
     found = compare(
         x_NK, life_N, life_N, method="hdbscan", clusters=0, min_cluster_size=config.hdbscan_min_cluster,
         surrogates=config.surrogates, seed=config.seed, place=place,
@@ -257,6 +259,8 @@ def summary(result: Result, out: Path) -> str:
         lines.append(f"verdict: {notes['verdict']} ({notes['said']})")
         for row in result.tables["clusters"][:12]:
             lines.append(f"  {row['cluster']:>3}  {row['records']:>6,} records  {row['verdict']:<10} {row['why']}")
+        if result.tables.get("moments"):
+            lines.append(f"moments of every cluster to look at: {out / MOMENTS}")
         if (more := len(result.tables["clusters"]) - 12) > 0:
             lines.append(f"  and {more} smaller ones in clusters.csv")
     return "\n".join([*lines, f"written: {out}"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,17 @@ import numpy as np
 
 from core.artefacts import Result
 from core.figures import BAND, DIVERGING, INK, MEMORY, SEQUENTIAL, TIME, figure_of, minus
-from core.pages import NOISE, NOISE_COLOUR, UNLABELLED_COLOUR, label_colours
+from core.pages import NOISE, NOISE_COLOUR, UNLABELLED_COLOUR, label_colours, label_name
 
 DOTS = 4000  # records in a scatter plot, drawn at random
 PAIR_DOTS = 1500  # and in one of many
 SHOWN_CLUSTERS = 30  # in the figure of effect sizes: the largest
 NAMED_CLUSTERS = 25  # on the map
-PAIRED_COMPONENTS = 6
-PROFILED_COMPONENTS = 3
+PROFILED_COMPONENTS = 3  # of every feature: those it goes with most
 PROFILE_BINS = 20
-FAINTEST = 0.04  # opacity of the lowest values on a map of features
+PER_LINE = 5  # planes of components beside each other
+FAINTEST = 0.08  # opacity of a feature's middle value on a map
+LISTED = 12  # clusters that a legend names
 D_LIMIT = 2.0  # where the colours of effect sizes end
 ALPHA = 0.05
 KIND_COLOURS = {
@@ -41,9 +42,10 @@ def draw(result: Result, path: Path, without: Sequence[str] = ()) -> list[str]:
         figures |= {
             "umap_scatter.png": _draw_map,
             "umap_metric_scatter.png": _draw_metric_map,
-            "umap_pairs.png": _draw_umap_pairs,
             "cluster_features.png": _draw_effects,
         }
+    if "umap_10" in result.arrays:
+        figures["umap_pairs.png"] = _draw_umap_pairs
     figures = {name: function for name, function in figures.items() if name not in without}
     for name, function in figures.items():
         function(result).savefig(path / name, dpi=90, metadata={"Software": None})
@@ -96,6 +98,7 @@ def _draw_map(result: Result) -> Any:
     axes[0].set_title(
         f"{count} clusters of {result.notes.get('clustered', 'the map')}{named}; grey: in none", fontsize=10
     )
+    _map_legend(axes[0], label, of_label)
     kinds = np.array(["in no cluster", *(result.notes["verdicts"][str(c)]["verdict"] for c in range(count))])
     kind = kinds[label + 1]
     for name, colour in KIND_COLOURS.items():
@@ -119,6 +122,13 @@ def _draw_map(result: Result) -> Any:
     return figure
 
 
+def _map_legend(axis: Any, label: np.ndarray, of_label: Mapping[int, str]) -> None:
+    """The largest clusters' colours and sizes, in the map's corner."""
+    for c in [c for c in of_label if c != NOISE][:LISTED]:
+        axis.scatter([], [], color=of_label[c], s=12, label=f"{c} ({(label == c).sum():,})")
+    axis.legend(frameon=True, fontsize=7, loc="best", title="cluster (records)", title_fontsize=7, markerscale=1.2)
+
+
 def _of(result: Result, rows: np.ndarray) -> str:
     total = len(result.arrays["index"])
     some = f"{len(rows):,} of {total:,}" if len(rows) < total else f"{total:,}"
@@ -131,7 +141,8 @@ def _tick(result: Result) -> np.ndarray:
 
 
 def _draw_metric_map(result: Result) -> Any:
-    """A map a feature, averaged over the last ticks of the life; low values nearly transparent."""
+    """A map a feature, averaged over the last ticks of the life; the further from its median, the more opaque and the
+    later drawn, so that low health is seen as well as high."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -146,7 +157,7 @@ def _draw_metric_map(result: Result) -> Any:
         axis.set_axis_off()
     for f, (axis, name) in enumerate(zip(axes, names, strict=False)):
         axis.set_axis_on()
-        low, high = np.quantile(values[:, f], [0.01, 0.99])
+        low, middle, high = np.quantile(values[:, f], [0.01, 0.5, 0.99])
         if high <= low:  # rare: hardly any record differs
             low, high = float(values[:, f].min()), float(values[:, f].max())
         axis.set(xticks=[], yticks=[], xlim=limits[0], ylim=limits[1])
@@ -155,16 +166,20 @@ def _draw_metric_map(result: Result) -> Any:
         if high <= low:
             continue
         scale = Normalize(low, high, clip=True)
-        order = rows[np.argsort(values[rows, f], kind="stable")]  # high ones last, on top
-        share = np.clip(np.asarray(scale(values[order, f]), float), 0, 1)  # float32 may round to above 1
-        rgba = colormaps[f"{SEQUENTIAL}_r"](share)
-        rgba[:, 3] = FAINTEST + (1 - FAINTEST) * share
-        axis.scatter(*xy[order].T, color=rgba, s=5, linewidths=0)
-        figure.colorbar(ScalarMappable(scale, f"{SEQUENTIAL}_r"), ax=axis).ax.tick_params(labelsize=7)
+        away = np.abs(np.clip(values[rows, f], low, high) - middle) / max(high - middle, middle - low)
+        order = np.argsort(away, kind="stable")  # what is far from the middle last, on top
+        rgba = colormaps[f"{SEQUENTIAL}_r"](np.clip(np.asarray(scale(values[rows[order], f]), float), 0, 1))
+        rgba[:, 3] = FAINTEST + (1 - FAINTEST) * away[order]
+        axis.scatter(*xy[rows[order]].T, color=rgba, s=5, linewidths=0)
+        bar = figure.colorbar(ScalarMappable(scale, f"{SEQUENTIAL}_r"), ax=axis)
+        bar.ax.tick_params(labelsize=7)
+        bar.set_label(f"mean of {_words(name)}", fontsize=7)
+        bar.ax.axhline(middle, color=INK, linewidth=1)
     window = result.notes["settings"]["rolling"]
     figure.suptitle(
-        f"Features on the map: means over {window} ticks of the life; the higher, the more opaque", fontsize=11
-    )
+        f"Features on the map: means over {window} ticks of the life; the further from the median (line on the scale), "
+        "the more opaque", fontsize=11,
+    )  # fmt: skip
     return figure
 
 
@@ -196,6 +211,31 @@ def _triangle(
     return figure
 
 
+def _legend(figure: Any, result: Result, **where: Any) -> None:
+    """The clusters' colours, the largest named; the ticks' where there are none."""
+    if "label" not in result.arrays:
+        from matplotlib.cm import ScalarMappable
+        from matplotlib.colors import Normalize
+
+        tick = _tick(result)
+        scale = ScalarMappable(Normalize(float(tick.min()), float(tick.max())), TIME)
+        axis = figure.add_axes((0.7, 0.9, 0.25, 0.012)) if figure.get_layout_engine() is None else None
+        figure.colorbar(scale, cax=axis, ax=None if axis is not None else figure.axes, label="tick",
+                        **({"orientation": "horizontal"} if axis is not None else {"shrink": 0.5}))  # fmt: skip
+        return
+    from matplotlib.lines import Line2D
+
+    of, count = label_colours(result.arrays["label"]), np.bincount(result.arrays["label"] + 1)
+    labels = [c for c in of if c != NOISE][:LISTED] + [NOISE] * (NOISE in of)
+    handles = [
+        Line2D([], [], linestyle="", marker="o", markersize=5, color=of[c], label=f"{label_name(c)} ({count[c + 1]:,})")
+        for c in labels
+    ]
+    more = len(of) - len(labels)
+    title = f"records; {more} smaller clusters not named" if more else "records"
+    figure.legend(handles=handles, fontsize=8, frameon=False, title=title, title_fontsize=8, **where)
+
+
 def _paint(result: Result, rows: np.ndarray) -> tuple[Any, str]:
     """(colours of records, what they mean): clusters, or ticks where there are none."""
     if "label" in result.arrays:
@@ -209,7 +249,7 @@ def _paint(result: Result, rows: np.ndarray) -> tuple[Any, str]:
 
 
 def _jittered(x_NF: np.ndarray) -> np.ndarray:
-    """Whole-numbered columns with few values, spread a little, so that dots do not hide each other."""
+    """Columns with few values, spread a little, so that dots do not hide each other."""
     out = np.asarray(x_NF, np.float64).copy()
     rng = np.random.default_rng(0)
     for f in range(out.shape[1]):
@@ -221,14 +261,25 @@ def _jittered(x_NF: np.ndarray) -> np.ndarray:
 
 
 def _draw_pca_pairs(result: Result) -> Any:
-    pc = result.arrays["pca"][:, :PAIRED_COMPONENTS]
+    """Consecutive pairs of components (0 and 1, 2 and 3, ...), all that were kept."""
+    pc, share = result.arrays["pca"], result.arrays["pca_explained"]
     rows = _some(result, DOTS)
     colours, meaning = _paint(result, rows)
-    share = result.arrays["pca_explained"]
-    names = [f"component {i} ({share[i]:.1%})" for i in range(pc.shape[1])]
-    if pc.shape[1] < 2:
-        pc, names = np.repeat(pc, 2, 1), names * 2
-    return _triangle(pc, names, rows, colours, f"Principal components, {meaning}\n{_of(result, rows)}", panel=2.0)
+    pairs = [(i, min(i + 1, pc.shape[1] - 1)) for i in range(0, pc.shape[1], 2)]
+    lines, wide = -(-len(pairs) // PER_LINE), min(PER_LINE, len(pairs))
+    figure = figure_of(2.6 * max(2, wide), 2.55 * lines + 1.5)
+    axes = figure.subplots(lines, wide, squeeze=False).ravel()
+    limits = _limits(pc)
+    for axis, (a, b) in zip(axes, pairs, strict=False):
+        axis.scatter(pc[rows, a], pc[rows, b], c=colours, s=3, linewidths=0, alpha=0.7)
+        axis.set(xticks=[], yticks=[], xlim=limits[a], ylim=limits[b])
+        axis.set_xlabel(f"component {a} ({share[a]:.1%})", fontsize=8)
+        axis.set_ylabel(f"component {b} ({share[b]:.1%})", fontsize=8)
+    for axis in axes[len(pairs) :]:
+        axis.set_axis_off()
+    _legend(figure, result, loc="outside lower center", ncols=5)
+    figure.suptitle(f"Pairs of principal components, {meaning}\n{_of(result, rows)}", fontsize=11)
+    return figure
 
 
 def _draw_umap_pairs(result: Result) -> Any:
@@ -236,7 +287,14 @@ def _draw_umap_pairs(result: Result) -> Any:
     rows = _some(result, PAIR_DOTS)
     colours, meaning = _paint(result, rows)
     names = [f"dimension {i}" for i in range(x.shape[1])]
-    return _triangle(x, names, rows, colours, f"{x.shape[1]}-D UMAP, {meaning}\n{_of(result, rows)}")
+    figure = _triangle(x, names, rows, colours, f"{x.shape[1]}-D UMAP, {meaning}\n{_of(result, rows)}")
+    return _legended(figure, result)
+
+
+def _legended(triangle: Any, result: Result) -> Any:
+    """With its legend in the corner that a triangle leaves empty."""
+    _legend(triangle, result, loc="upper right", bbox_to_anchor=(0.98, 0.93), ncols=2)
+    return triangle
 
 
 def _draw_feature_scatter(result: Result) -> Any:
@@ -244,8 +302,10 @@ def _draw_feature_scatter(result: Result) -> Any:
     rows = _some(result, PAIR_DOTS)
     colours, meaning = _paint(result, rows)
     pairs = len(names) * (len(names) - 1) // 2
-    title = f"{pairs} pairs of features, {meaning}\n{_of(result, rows)}; whole numbers are spread a little"
-    return _triangle(_jittered(result.arrays["features"]), names, rows, colours, title, panel=1.15)
+    window = result.notes["settings"]["rolling"]
+    title = f"{pairs} pairs of features, {meaning}\nmeans over {window} ticks of the life; {_of(result, rows)}"
+    averages = _jittered(result.arrays["features_rolling"])
+    return _legended(_triangle(averages, names, rows, colours, title, panel=1.15), result)
 
 
 # Components and features
@@ -265,9 +325,10 @@ def _draw_correlations(result: Result) -> Any:
     k = 1 + max(i for i, _ in of)
     r = np.array([[_number(of[i, name]["r"]) for i in range(k)] for name in names])
     sure = np.array([[_number(of[i, n]["low"]) > 0 or _number(of[i, n]["high"]) < 0 for i in range(k)] for n in names])
-    figure = figure_of(0.62 * k + 8.2, 0.34 * len(names) + 3.4)
+    wide, size = (0.62, 7) if k <= 12 else (0.46, 6)  # of many components
+    figure = figure_of(wide * k + 8.2, 0.34 * len(names) + 3.4)
     axes = figure.subplots(
-        2, 2, width_ratios=(0.62 * k + 1.5, 3.2), height_ratios=(0.34 * len(names), 1.7), squeeze=False
+        2, 2, width_ratios=(wide * k + 1.5, 3.2), height_ratios=(0.34 * len(names), 1.7), squeeze=False
     )
     axis = axes[0, 0]
     image = axis.imshow(r, cmap=DIVERGING, vmin=-1, vmax=1, aspect="auto")
@@ -275,12 +336,13 @@ def _draw_correlations(result: Result) -> Any:
         if np.isfinite(value):
             weight = "bold" if sure[y, x] else "normal"
             colour = "white" if abs(value) > 0.6 else ("black" if sure[y, x] else "0.55")
-            axis.text(x, y, minus(f"{value:+.2f}"), ha="center", va="center", fontsize=7, color=colour, weight=weight)
+            text = minus(f"{value:+.2f}")
+            axis.text(x, y, text, ha="center", va="center", fontsize=size, color=colour, weight=weight)
     axis.set_yticks(range(len(names)), list(map(_words, names)), fontsize=8)
     axis.set_xticks(range(k), [str(i) for i in range(k)], fontsize=8)
     axis.set_xlabel("principal component", fontsize=8)
     axis.set_title("Pearson r (bold: 95 % interval over lives excludes 0)", fontsize=10)
-    figure.colorbar(image, ax=axis, location="left", shrink=0.8)
+    figure.colorbar(image, ax=axis, location="left", shrink=0.8, label="Pearson r")
     r2 = _table(result, "pca_r2", "kind", "name")
     _r2_bars(axes[0, 1], [r2["feature", n] for n in names], names, flat=False)
     axes[0, 1].invert_yaxis()
@@ -316,27 +378,42 @@ def _r2_bars(axis: Any, rows: Sequence[dict[str, Any]], names: Sequence[str], fl
 
 
 def _draw_profiles(result: Result) -> Any:
-    """Mean of every feature along a component, in standard deviations."""
-    names, x = result.notes["features"], result.arrays["features"].astype(np.float64)
-    std = x.std(0)
-    z = (x - x.mean(0)) / np.where(std > 0, std, 1)
-    pc = result.arrays["pca"][:, :PROFILED_COMPONENTS]
-    figure = figure_of(4.1 * pc.shape[1] + 2.2, 0.31 * len(names) + 1.5)
-    axes = figure.subplots(1, pc.shape[1], squeeze=False, sharey=True)[0]
-    for i, axis in enumerate(axes):
-        rank = np.argsort(np.argsort(pc[:, i], kind="stable"), kind="stable")
-        bin_N = rank * PROFILE_BINS // len(rank)
-        count = np.maximum(np.bincount(bin_N, minlength=PROFILE_BINS), 1)
-        means = np.stack([np.bincount(bin_N, z[:, f], PROFILE_BINS) / count for f in range(len(names))])
-        image = axis.imshow(
-            means, cmap=DIVERGING, vmin=-1.5, vmax=1.5, aspect="auto", extent=(0, 100, len(names) - 0.5, -0.5)
-        )
-        axis.set_xlabel(
-            f"percentile of component {i} ({result.arrays['pca_explained'][i]:.0%} of variance)", fontsize=9
-        )
-    axes[0].set_yticks(range(len(names)), list(map(_words, names)), fontsize=8)
-    figure.colorbar(image, ax=list(axes), label="mean of the feature (standard deviations)", extend="both")
-    figure.suptitle("What changes along the first principal components", fontsize=11)
+    """Every feature along the components it goes with most (largest |r|): records, and means over bins of as many.
+    The panels of a feature share their axes."""
+    names, x, pc = result.notes["features"], result.arrays["features"].astype(np.float64), result.arrays["pca"]
+    of = _table(result, "pca_features", "component", "feature")
+    share, rows = result.arrays["pca_explained"], _some(result, PAIR_DOTS)
+    shown = min(PROFILED_COMPONENTS, pc.shape[1])
+    colours, meaning = _paint(result, rows)
+    spread, limits = _jittered(x), _limits(x)
+    pairs = 2 if len(names) > 1 else 1  # features beside each other
+    lines = -(-len(names) // pairs)
+    figure = figure_of(2.15 * shown * pairs + 1.2, 1.75 * lines + 1.3)
+    grid = figure.subplots(lines, shown * pairs, squeeze=False)
+    for axis in grid.flat:
+        axis.set_axis_off()
+    for f, name in enumerate(names):
+        line, at = f % lines, f // lines * shown
+        r = np.array([_number(of[i, name]["r"]) for i in range(pc.shape[1])])
+        best = np.argsort(-np.abs(np.nan_to_num(r)), kind="stable")[:shown]
+        ends = _limits(pc[:, best])
+        for axis, i in zip(grid[line, at : at + shown], best, strict=True):
+            axis.set_axis_on()
+            axis.scatter(pc[rows, i], spread[rows, f], c=colours, s=2, linewidths=0, alpha=0.5)
+            order = np.argsort(pc[:, i], kind="stable")
+            bins = [part for part in np.array_split(order, PROFILE_BINS) if len(part)]
+            axis.plot([pc[part, i].mean() for part in bins], [x[part, f].mean() for part in bins], color="white", lw=3)
+            axis.plot([pc[part, i].mean() for part in bins], [x[part, f].mean() for part in bins], color=INK, lw=1.5)
+            axis.set(xlim=(ends[:, 0].min(), ends[:, 1].max()), ylim=limits[f])
+            said = "never changes" if np.isnan(r[i]) else minus(f"r = {r[i]:+.2f}")
+            axis.set_title(f"component {i} ({share[i]:.1%}), {said}", fontsize=7)
+            axis.tick_params(labelsize=6, labelleft=axis is grid[line, at])
+        grid[line, at].set_ylabel(_words(name), fontsize=8)
+    _legend(figure, result, loc="outside lower center", ncols=6)
+    figure.suptitle(
+        f"Features along the {shown} components they go with most, {meaning}; lines: means of {PROFILE_BINS} bins of "
+        f"as many records\n{_of(result, rows)}", fontsize=10,
+    )  # fmt: skip
     return figure
 
 

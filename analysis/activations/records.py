@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from analysis.activations.density import rolling_mean
 from analysis.activations.verdicts import Lives
 from analysis.lives.recorded import FEATURES, POSITION, worlds_of
 from core import artefacts
+from core.config import nearest
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.progress import track
@@ -24,7 +26,7 @@ class Records:
     """Every so many rows of every life, lives one after another.
 
     ``place_N3`` (row, column, distance from the middle of the map) or None; ``share_N`` of the lifespan; ``agent_E`` 0
-    to A-1; ``worlds``: how many there are.
+    to A-1; ``worlds``: how many there are; ``about``: {episode: its world, agent and first tick, as far as known}.
     """
 
     h_NH: np.ndarray
@@ -36,33 +38,42 @@ class Records:
     names: tuple[str, ...]
     agents_are: str
     worlds: int
+    about: Mapping[int, dict[str, int]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.index_N2)
 
 
-def read(path: Path, subsample: int, rolling: int, first_tick: int = 0) -> Records:
-    """The records of an extraction, one life in memory at a time.  Raises UserError for anything else, and for NaN."""
+def read(path: Path, subsample: int, rolling: int, first_tick: int = 0, point: str = "h") -> Records:
+    """The records of an extraction, one life in memory at a time; point: of which vector.  Raises UserError for
+    anything else, and for NaN."""
     artefacts.read_manifest(path, "extract_activations")
     parts: dict[str, list[np.ndarray]] = {k: [] for k in ("h", "features", "rolling", "place", "index", "share")}
     who: list[Any] = []  # the agent of every life
+    about: dict[int, dict[str, int]] = {}
     with RolloutStore(path) as store:
         names = tuple(map(str, store.manifest["facts"].get("features", ())))
         if FEATURES not in store.column_names or not names:
             raise UserError(f"{path} has no features of the agents, so nothing to read clusters by; extract again")
+        known = {name.removeprefix("points/"): name for name in store.column_names if name.startswith("points/")}
+        if point not in (known := {"h": "h"} | known):
+            raise UserError(
+                f"--point {point}: {path} has {', '.join(known)}{nearest(point, known)}; record more with "
+                "analysis.extract_activations --points"
+            )
         has_place = POSITION in store.column_names
-        columns = ["h", FEATURES, *([POSITION] if has_place else [])]
+        columns = [known[point], FEATURES, *([POSITION] if has_place else [])]
         world_E = worlds_of(store)
         episodes = np.flatnonzero(np.minimum(store.steps, store.rows) > first_tick)
         for e in track(episodes.tolist(), "reading", unit="lives"):
             data, index_T2 = store.pooled(*columns, episodes=[e])
-            for name in columns[1:]:  # h: the store has looked
+            for name in columns if point != "h" else columns[1:]:  # h: the store has looked
                 if not np.isfinite(data[name]).all():
                     raise UserError(f"{path}: life {e} has NaN or infinite values in {name}; extract again")
             if data[FEATURES].shape[1] != len(names):
                 raise UserError(f"{path}: {data[FEATURES].shape[1]} features, but {len(names)} names; extract again")
             rows = slice(first_tick, None, subsample)
-            parts["h"].append(data["h"][rows].astype(np.float32))
+            parts["h"].append(data[known[point]][rows].astype(np.float32))
             parts["features"].append(data[FEATURES][rows].astype(np.float64))
             parts["rolling"].append(rolling_mean(data[FEATURES], rolling)[rows].astype(np.float32))
             if has_place:
@@ -71,6 +82,8 @@ def read(path: Path, subsample: int, rolling: int, first_tick: int = 0) -> Recor
             parts["share"].append((index_T2[rows, 1] + 0.5) / len(index_T2))
             meta = store.meta(e)
             who.append(meta.get("agent", ("life", e)))
+            about[int(e)] = {"world": int(world_E[e]), "first_tick": int(meta.get("first_tick") or 0)}
+            about[int(e)] |= {"agent": int(meta["agent"])} if str(meta.get("agent", "")).isdigit() else {}
     if not who:
         raise UserError(f"{path} holds no lives" + (f" of more than --first_tick {first_tick}" if first_tick else ""))
     data = {k: np.concatenate(v) for k, v in parts.items() if v}
@@ -88,5 +101,5 @@ def read(path: Path, subsample: int, rolling: int, first_tick: int = 0) -> Recor
     return Records(
         data["h"], data["features"], data["rolling"], place_N3, data["index"],
         Lives(life_N, agent_E, tick_N, data["share"], world_E), names, "agents" if recur else "lives",
-        int(world_E.max()) + 1,
+        int(world_E.max()) + 1, about,
     )  # fmt: skip

@@ -17,6 +17,9 @@ edge only where its 95 % interval leaves 0 out and the straight-through number h
 Correlation without a Jacobian is a common cause; a Jacobian is an effect in the simulator, and a hypothesis about the
 world.  q-values (Benjamini-Hochberg) span all entries, lags and behaviours; episodes are the unit.
 Where both are significant, their signs and magnitudes are compared against the permuted episodes.
+Lag 0 has correlations only: what goes together at the same step.  Behaviours are grouped by their Jacobians
+(kinds.py); with --extremes, later means and Jacobians are also taken given that a direction is at its upper or lower
+end (extremes.py).
 A behaviour with so few episodes that no p-value of its could reach alpha is left out, and named.
 """
 
@@ -124,6 +127,10 @@ def main(config: CouplingConfig) -> None:
         print(f"note: {said}", file=sys.stderr)
     edges = len(result.tables["edges"])
     print(f"coupling of {len(directions)} directions in {len(labels)} behaviours, {edges} edges: {config.out}")
+    if (kinds := int(result.scalars["kinds"]["value"] or 0)) and len(labels) > 1:
+        print(f"  by their Jacobians the behaviours are of {kinds} kind{'s' * (kinds != 1)} told apart")
+    if "extremes" in result.tables:
+        print(f"  at the ends of directions: {len(result.tables['extremes'])} significant means or Jacobians")
     strongest = strongest_pairs(result.tables["edges"])
     for row in strongest[:SHOWN]:
         print(f"  {row['sentence']}")

@@ -57,7 +57,8 @@ def means_given(
     _, unit_N = np.unique(steps.unit_N, return_inverse=True)
     k, units = steps.c_NK.shape[1], int(unit_N.max()) + 1
     shape = (len(TAILS), len(lags), k, k)
-    out = {name: np.full(shape, np.nan) for name in ("mean", "p")} | {"ends": np.full((2, *shape), np.nan)}
+    out: dict[str, np.ndarray] = {name: np.full(shape, np.nan) for name in ("mean", "p")}
+    out["ends"] = np.full((2, *shape), np.nan)
     out |= {name: np.zeros(shape[:3], np.int64) for name in ("steps", "episodes")}
     extreme_WNK = tails_of(steps.c_NK, steps.index_N2[:, 1] >= 1, share)
     seed = int(rng.integers(2**63))

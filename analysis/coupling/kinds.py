@@ -40,14 +40,14 @@ def kinds(
     unit: the number of each episode (one that two behaviours share is exchanged within itself)."""
     count = len(effect_BEX)
     distance, p = np.full((count, count), np.nan), np.full((count, count), np.nan)
-    there = [b for b in range(count) if effect_BEX[b] is not None]
-    floor = (ROUNDING * max((float(np.abs(effect_BEX[b]).max()) for b in there), default=0.0)) ** 2 or 1.0  # type: ignore[arg-type]
+    of = {b: x_EX for b, x_EX in enumerate(effect_BEX) if x_EX is not None}
+    there = list(of)
+    floor = (ROUNDING * max((float(np.abs(x_EX).max()) for x_EX in of.values()), default=0.0)) ** 2 or 1.0
     for n, a in enumerate(there):
         distance[a, a] = 0.0
         for b in there[n + 1 :]:
-            one, other = np.asarray(effect_BEX[a]), np.asarray(effect_BEX[b])
-            distance[a, b] = distance[b, a] = _distance(one, other)
-            p[a, b] = p[b, a] = _exchanged(one, other, unit_BE[a], unit_BE[b], floor, permutations, rng)
+            distance[a, b] = distance[b, a] = _distance(of[a], of[b])
+            p[a, b] = p[b, a] = _exchanged(of[a], of[b], unit_BE[a], unit_BE[b], floor, permutations, rng)
     q = np.full_like(p, np.nan)
     upper = np.triu_indices(count, 1)
     q[upper] = benjamini_hochberg(p[upper])

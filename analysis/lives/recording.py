@@ -25,15 +25,18 @@ def record_lives(
     device: torch.device,
     greedy: bool = False,
     most_ticks: int | None = None,
+    points: Sequence[str] = (),
 ) -> Iterator[Episode]:
     """Every life of player 0 in one game of every world, as it ends; all of them by the last tick.
 
     A life has as many rows as decisions: nobody sees what follows the last.  most_ticks cuts them all there.
+    points: vectors of the policy that are kept beside h.
     """
     slot_of_row = np.flatnonzero(player_B == 0)
     columns = _Columns(env, slot_of_row)
     over_W = np.zeros(env.spec.slots // env.options.players, bool)
-    for number, tick in enumerate(play(players, player_B, env, seed=seed, device=device, greedy=greedy)):
+    ticks = play(players, player_B, env, seed=seed, device=device, greedy=greedy, points=points)
+    for number, tick in enumerate(ticks):
         after = tick.next
         columns.add(tick, ~over_W)
         cut = most_ticks is not None and number + 1 >= most_ticks
@@ -65,6 +68,7 @@ class _Columns:
             "truth/features": of[slots],
             **{f"truth/{k}": step.truth[k][slots] for k in ("position", "tile", "ate", "drank")},
             **{f"obs/{k}": v[slots] for k, v in step.obs.items()},
+            **{f"points/{k}": v for k, v in tick.points.items()},
         }
         for name, array in shown.items():
             if name not in self.kept:
@@ -80,10 +84,11 @@ class _Columns:
         truth, b = tick.step.truth, self.slots[row]
         columns = {name: kept[:steps, row].copy() for name, kept in self.kept.items()}
         of = {group: {k.partition("/")[2]: v for k, v in columns.items() if k.startswith(f"{group}/")}
-              for group in ("obs", "truth")}  # fmt: skip
+              for group in ("obs", "truth", "points")}  # fmt: skip
         return Episode(
             obs=of["obs"],
             truth=of["truth"],
+            points=of["points"],
             h=columns["h"],
             value=columns["value"],
             action=columns["action"],

@@ -33,28 +33,32 @@ def _heads(result: Result) -> list[str]:
 
 
 def draw_heads(result: Result) -> Any:
-    """KL of every direction and head as a share of what the donor's whole state does to that head."""
+    """KL of every direction and head, coloured by it: as a share of what the whole state does to a head, a cell of
+    hardly any KL would set the scale (``share`` in patching.csv has them)."""
+    from matplotlib.colors import PowerNorm
+
     rows, heads, names = _rows(result), _heads(result), result.notes["directions"]
     silent = [h for h in result.notes["heads"] if h not in heads]
     figure = figure_of(2.6 + 0.85 * len(heads), 2.3 + 0.34 * len(names))
     axis = figure.subplots()
-    share = np.array([[rows[d, h]["share"] if rows[d, h]["share"] is not None else np.nan for h in heads]
-                      for d in names], float)  # fmt: skip
-    most = max(float(np.nanmax(share, initial=0)), 1e-9)
-    image = axis.imshow(share, cmap=SEQUENTIAL, vmin=0, vmax=most, aspect="auto")
+    kl = np.array([[rows[d, h]["kl"] for h in heads] for d in names], float)
+    tested_KL = np.array([[rows[d, h]["q"] is not None for h in heads] for d in names])
+    most = max(float(kl[tested_KL].max(initial=0)) or float(kl.max(initial=0)), 1e-9)
+    image = axis.imshow(kl, cmap=SEQUENTIAL, norm=PowerNorm(0.5, 0, most, clip=True), aspect="auto")
     for i, d in enumerate(names):
         for k, h in enumerate(heads):
             row = rows[d, h]
             tested = row["q"] is not None
             mark = "?" if not tested else "*" if row["q"] <= ALPHA and row["low"] > 0 else ""
-            colour = "k" if np.nan_to_num(share[i, k]) > 0.6 * most else "w" if tested else "0.75"
+            colour = "k" if kl[i, k] > 0.36 * most else "w" if tested else "0.75"
             weight = "bold" if mark == "*" else "normal"
             axis.text(k, i, f"{_short(row['kl'])}{mark}", ha="center", va="center", fontsize=7, color=colour,
                       weight=weight)  # fmt: skip
     axis.set_xticks(range(len(heads)), heads, rotation=40, ha="right", fontsize=8)
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.axvline(len(heads) - 1.5, color="w", linewidth=3)
-    figure.colorbar(image, label="share of the whole state's change")
+    extend = "max" if kl.max(initial=0) > most else "neither"
+    figure.colorbar(image, label="KL in nats (square-root scale)", extend=extend)
     left_out = f"; never a choice: {', '.join(silent)}" if silent else ""
     axis.set_title(
         f"KL(original || patched), nats; * more than {result.notes['controls']} random directions (q ≤ {ALPHA})"

@@ -6,6 +6,11 @@ on average where nothing is alike) and by how much of one agent's states
 a linear map from the other's predicts on episodes it was not fitted on.  Both are high for agents that have learned
 nothing, since all see the same frames: read them beside the same agent with its weights shuffled, and beside episodes
 exchanged between the two, which leaves only time in the episode in common.
+
+And what they would do there: how often both find the same choice likeliest, and how far apart their probabilities are
+(choices.csv).  Policies of Neural MMO are compared on a recording of either::
+
+    python -m analysis.similarity --agents runs/policies/hybrid runs/policies/takeru --rollouts runs/activations
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from threadpoolctl import threadpool_limits
 
 from analysis.shared.agents import load
 from analysis.shared.randomised import randomised
-from analysis.similarity.comparison import FOLDS, SHUFFLED, assemble, compare, states
+from analysis.similarity.comparison import FOLDS, SHUFFLED, assemble, choices, compare, states
 from analysis.similarity.figures import draw
 from core import artefacts, config as cli
 from core.contracts import Agent, UserError
@@ -33,6 +38,7 @@ from core.episodes import RolloutStore
 from core.stats import few
 
 STAGE = "similarity"
+EXTRACTION = "extract_activations"  # lives in Neural MMO, real as well
 PRINTED = 20  # pairs
 
 
@@ -45,7 +51,7 @@ class SimilarityConfig:
     checkpoints: bool = False
     """compare all saved checkpoints of each agent too"""
     rollouts: Path = Path("runs/rollouts")
-    """real rollouts whose frames all are shown (of any agent)"""
+    """real rollouts whose frames all are shown (of any agent), or an extraction of lives in Neural MMO"""
     out: Path = Path("runs/similarity")
     """run directory to write"""
     episodes: int = 64
@@ -75,11 +81,13 @@ def main(config: SimilarityConfig) -> None:
     cli.require(99, resamples=config.resamples)
     agents = load(config.agents, config.checkpoints, device)
     with RolloutStore(config.rollouts) as store:
-        if store.manifest["facts"].get("source") != "real":
+        if store.manifest["facts"].get("source") != "real" and store.manifest["stage"] != EXTRACTION:
             raise UserError(f"{config.rollouts} are simulated; --rollouts takes real ones (record.py)")
         for name, agent in agents.items():
             if dict(agent.spec.obs) != dict(store.spec.obs):
                 raise UserError(f"{name} does not read the observations of {config.rollouts}")
+            if agent.spec.action_names != store.spec.action_names:
+                raise UserError(f"{name} does not have the actions of {config.rollouts}, so choices cannot be compared")
         usable = [e for e in range(len(store)) if min(store.steps[e], store.rows[e]) > config.first_step]
         episodes = usable[: config.episodes]
         if len(episodes) < FOLDS:
@@ -91,6 +99,8 @@ def main(config: SimilarityConfig) -> None:
         everyone: dict[str, Agent] = {**agents, **{n + SHUFFLED: randomised(a, config.seed) for n, a in agents.items()}}
         seen = {n: states(a, store, episodes, config.first_step) for n, a in everyone.items()}
     names = list(agents)
+    spec = agents[names[0]].spec
+    parts = dict(spec.action_parts) or {"action": spec.n_actions}
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]] + [(a, a + SHUFFLED) for a in names]
     inputs = {"rollouts": config.rollouts, **{f"agent_{i}": path for i, path in enumerate(config.agents)}}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
@@ -99,7 +109,9 @@ def main(config: SimilarityConfig) -> None:
                 seen, pairs, index_N2[:, 0],
                 exchanges=config.exchanges, resamples=config.resamples, seed=config.seed,
             )  # fmt: skip
-        result = assemble(names, rows)
+        between = pairs[: len(pairs) - len(names)]
+        chosen = choices(seen, between, parts, index_N2[:, 0], resamples=config.resamples, seed=config.seed)
+        result = assemble(names, rows, chosen)
         result.save(run.path)
         draw(result).savefig(run.path / "similarity.png", dpi=110)
         run.facts = {"agents": {n: fingerprint(a) for n, a in agents.items()}}
@@ -110,6 +122,12 @@ def main(config: SimilarityConfig) -> None:
             f"  {row['a']} ~ {row['b']}: CKA {row['cka']:.2f} [{row['cka_low']:.2f}, {row['cka_high']:.2f}]"
             f"{few(row['n'])} (episodes exchanged {row['exchanged']:.2f}); "
             f"R2 {row['r2_b_from_a']:.2f} and {row['r2_a_from_b']:.2f}"
+        )
+    for row in [row for row in chosen if row["steps"]][:PRINTED]:
+        print(
+            f"  {row['a']} and {row['b']}, {row['part']}: the same likeliest choice at {row['same']:.0%} "
+            f"[{row['same_low']:.0%}, {row['same_high']:.0%}] of {row['steps']:,} steps with a choice{few(row['n'])}; "
+            f"KL {row['kl']:.2g} nats"
         )
     if len(shown) > PRINTED:
         print(f"  ... {len(shown) - PRINTED} more in pairs.csv")

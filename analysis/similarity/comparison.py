@@ -15,10 +15,12 @@ from core.contracts import Agent
 from core.episodes import RolloutStore
 from core.progress import bar
 from core.roll import Recorded, roll
-from core.stats import LOST, Estimate, jackknife, jackknifed, left_out
+from core.stats import LOST, Estimate, jackknife, jackknifed, left_out, means
 from core.trees import leaves
 
 LAYERS = ("embedding", "h")
+LOGITS = "logits"
+ILLEGAL = -1e6  # logits below this are of options that are not allowed
 FOLDS = 5
 SHOWN = 8  # episodes side by side, whose frames are held at once
 PENALTY = 1e-2  # ridge penalty, a row and a z-scored feature
@@ -41,8 +43,8 @@ def predicted(
 
 @torch.no_grad()
 def states(agent: Agent, store: RolloutStore, episodes: Sequence[int], first_step: int) -> dict[str, np.ndarray]:
-    """Embeddings and hidden states, float64 [N, ...], of every recorded frame t >= first_step as this agent sees and
-    remembers it, from its own initial state."""
+    """Embeddings and hidden states, float64 [N, ...], and ``logits`` float32 [N, A], of every recorded frame t >=
+    first_step as this agent sees and remembers it, from its own initial state."""
     device = next(leaves(agent.initial(1))).device
     names = [f"obs/{n}" for n in store.spec.obs]
     found: dict[int, dict[str, np.ndarray]] = {}
@@ -56,13 +58,48 @@ def states(agent: Agent, store: RolloutStore, episodes: Sequence[int], first_ste
             for name in names
         }
         frames = Recorded(agent.spec, {n: torch.from_numpy(x).to(device) for n, x in obs.items()})
-        read: dict[str, list[np.ndarray]] = {layer: [] for layer in LAYERS}
+        read: dict[str, list[np.ndarray]] = {layer: [] for layer in (*LAYERS, LOGITS)}
         for m in roll(agent, frames, frames.begin(), steps=max(lengths) - 1):
-            for layer, rows in read.items():
-                rows.append(agent.read(layer, m.acted.seen, m.acted.state).double().cpu().numpy())
+            for layer in LAYERS:
+                read[layer].append(agent.read(layer, m.acted.seen, m.acted.state).double().cpu().numpy())
+            read[LOGITS].append(m.acted.logits_BA.float().cpu().numpy())
         for b, (e, length) in enumerate(zip(together, lengths, strict=True)):
             found[e] = {layer: np.stack([x[b] for x in rows[first_step:length]]) for layer, rows in read.items()}
-    return {layer: np.concatenate([found[e][layer] for e in episodes]) for layer in LAYERS}
+    return {layer: np.concatenate([found[e][layer] for e in episodes]) for layer in (*LAYERS, LOGITS)}
+
+
+def choices(
+    seen: Mapping[str, Mapping[str, np.ndarray]], pairs: Sequence[tuple[str, str]], parts: Mapping[str, int],
+    episode_N: np.ndarray, *, resamples: int, seed: int,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """What two agents would do on the same observations: a row a pair and part of the action.
+
+    ``same``: share of the steps with a choice (two legal options or more) at which both find the same one likeliest;
+    ``kl``: KL(a || b) of the part's probabilities, in nats; means over these steps, 95 % intervals over episodes.
+    parts: {name of a part: its options}, in the logits' order.
+    """
+    rows: list[dict[str, Any]] = []
+    ends = np.cumsum([0, *parts.values()])
+    for a, b in pairs:
+        rng = np.random.default_rng(seed)
+        for (name, _), first, last in zip(parts.items(), ends[:-1], ends[1:], strict=True):
+            one, other = (torch.from_numpy(seen[x][LOGITS][:, first:last]) for x in (a, b))
+            legal = (one > ILLEGAL) & (other > ILLEGAL)
+            choice_N = (legal.sum(1) > 1).numpy()
+            log_p, log_q = (torch.where(legal, x, -torch.inf).log_softmax(1) for x in (one, other))
+            kl_N = torch.where(legal, log_p.exp() * (log_p - log_q), 0.0).sum(1).numpy()
+            same_N = (log_p.argmax(1) == log_q.argmax(1)).numpy()
+            row: dict[str, Any] = {"a": a, "b": b, "part": name, "steps": int(choice_N.sum())}
+            row["n"] = len(np.unique(episode_N[choice_N]))
+            value = np.stack([same_N, kl_N], 1)[choice_N].astype(np.float64)
+            if len(value):
+                found = means(value, episode_N[choice_N], rng=rng, draws=resamples)
+                low, high = found.interval()
+            for i, key in enumerate(("same", "kl")):
+                of = (found.value_Q[i], low[i], high[i]) if len(value) else (np.nan,) * 3
+                row |= {key: float(of[0]), f"{key}_low": float(of[1]), f"{key}_high": float(of[2])}
+            rows.append(row)
+    return rows
 
 
 def compare(
@@ -99,9 +136,10 @@ def compare(
     return rows
 
 
-def assemble(names: Sequence[str], rows: list[dict[str, Any]]) -> Result:
-    """Table ``pairs``; arrays ``cka_LAYER`` [agents, agents] and ``control_LAYER`` [agents], with itself shuffled."""
-    result = Result(notes={"agents": list(names)}, tables={"pairs": rows})
+def assemble(names: Sequence[str], rows: list[dict[str, Any]], chosen: list[dict[str, Any]]) -> Result:
+    """Tables ``pairs`` and ``choices``; arrays ``cka_LAYER`` [agents, agents] and ``control_LAYER`` [agents], with
+    itself shuffled."""
+    result = Result(notes={"agents": list(names)}, tables={"pairs": rows, "choices": chosen})
     for layer in LAYERS:
         of = {(row["a"], row["b"]): row["cka"] for row in rows if row["layer"] == layer}
         result.arrays[f"cka_{layer}"] = np.array(

@@ -190,8 +190,7 @@ TITLES = {
     "reward": f"reward that follows (grey: below {SMALL_REWARD:.0%})",
     "step": "step of the episode", "level": "level (colours repeat; grey: unknown)", "cluster": "k-means cluster",
     "share": "share of the episode that is over", "entropy": "entropy of the policy (nats)",
-    "rewarded": f"episodes with a reward (above {SMALL_REWARD:.0%} of the largest)",
-    "factor": f"largest non-negative factor (the {LISTED} commonest named)",
+    "rewarded": "episodes with a reward", "factor": "largest non-negative factor",
 }  # fmt: skip
 
 

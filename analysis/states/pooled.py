@@ -116,7 +116,7 @@ def pool(
     """
     first = max(options.first_step, lead)
     episodes = episodes_of(store, first, options.most_states, seed)
-    known = _known(store)
+    known = [LEVEL] if LEVEL in store.column_names else []
     stored = [column] if isinstance(column, str) else []
     columns, index_N2 = store.pooled("value", "action", "reward", *known, *stored, episodes=episodes, first=first)
     if isinstance(column, str):
@@ -131,16 +131,23 @@ def pool_rows(
     store: RolloutStore, x_NF: np.ndarray, index_N2: np.ndarray, unit_E: np.ndarray, episodes: Sequence[int]
 ) -> States:
     """States that belong to the steps ``index_N2`` (episode, t) of these (sorted) episodes, in order."""
-    known = _known(store)
+    known = [LEVEL] if LEVEL in store.column_names else []
     columns, all_M2 = store.pooled("value", "action", "reward", *known, episodes=episodes)
     row = {(int(e), int(t)): i for i, (e, t) in enumerate(all_M2)}
     rows_N = np.array([row[int(e), int(t)] for e, t in index_N2])
     return _states(store, x_NF, {k: v[rows_N] for k, v in columns.items()}, index_N2, unit_E)
 
 
-def _known(store: RolloutStore) -> list[str]:
-    """The columns that tell more of a step, as far as the store has them."""
-    return [name for name in (LEVEL, "logits") if name in store.column_names]
+def _entropies(store: RolloutStore, index_N2: np.ndarray) -> np.ndarray:
+    """The policy's entropy at some steps in nats, float32 [N]; one episode in memory at a time, as a world may have
+    thousands of actions."""
+    out = np.empty(len(index_N2), np.float32)
+    for e in np.unique(index_N2[:, 0]):
+        mine = index_N2[:, 0] == e
+        columns, _ = store.pooled("logits", episodes=[int(e)])
+        chances = probabilities(torch.from_numpy(columns["logits"][index_N2[mine, 1]]), store.spec.parts)
+        out[mine] = torch.special.entr(chances).sum(-1).numpy()
+    return out
 
 
 def _states(
@@ -155,9 +162,8 @@ def _states(
     np.fmax.at(best_E, of_M2[:, 0], rewards["reward"])
     last_E = np.minimum(store.steps, store.rows) - 1
     more = {"share": index_N2[:, 1] / np.maximum(last_E[episode_N], 1), "best_reward": best_E[episode_N]}
-    if "logits" in columns:
-        chances = probabilities(torch.from_numpy(columns["logits"]), store.spec.parts)
-        more["entropy"] = torch.special.entr(chances).sum(-1).numpy()
+    if "logits" in store.column_names:
+        more["entropy"] = _entropies(store, index_N2)
     return States(
         x_NF, columns["value"], columns["action"], columns["reward"], level_N, index_N2, np.full(n, source),
         unit_E[episode_N], more,

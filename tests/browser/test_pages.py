@@ -110,6 +110,20 @@ def test_the_scrub_bar_moves_the_world(played: Opened) -> None:
     assert played.pixels("map") == before
 
 
+def test_a_link_leads_to_a_tick_and_an_agent(browser: Any, world: Replay, tmp_path: Path) -> None:
+    (tmp_path / "replay.html").write_text(replay_page(world))
+    opened = Opened(browser, tmp_path / "replay.html")
+    opened.tab.evaluate("location.hash = '#tick=106&agent=4'")
+    opened.until("now === 6")
+    assert opened.text("status").startswith("tick 106 ") and "agent 4" in opened.text("who").lower()
+    opened.tab.evaluate("location.hash = '#tick=999&agent=77'")  # what is not there: the last tick, nobody else
+    opened.until("now === 9")
+    opened.tab.reload()
+    opened.until("now === 9")
+    opened.tab.close()
+    assert opened.complaints == []
+
+
 def test_the_keyboard_steps_plays_and_stops(played: Opened) -> None:
     keyboard = played.tab.keyboard
     keyboard.press("ArrowRight")

@@ -237,7 +237,7 @@ def test_features_are_what_the_game_says(env: NmmoEnv) -> None:
             seen[name] |= set(column.tolist())
         own = dict(zip(FEATURES, values.T, strict=True))
         np.testing.assert_array_equal(own["tick"][step.alive], step.truth["tick"][step.alive])
-        same = own["n_visible_npcs"] + own["n_visible_players"]
+        same = own["n_visible_npcs"] + own["n_visible_players"] + step.alive  # itself
         np.testing.assert_array_equal(own["n_visible_entities"], same)
         on = after.alive & ~after.is_first & (after.truth["ate"] > 0)
         food = after.obs["Entity"][:, 0, COLUMN["food"]]
@@ -259,7 +259,9 @@ def test_features_agree_with_nmmo_s_own_objects(env: NmmoEnv) -> None:
             assert own["self_food"][b] == player.resources.food.val
             assert own["self_water"][b] == player.resources.water.val
             assert own["self_gold"][b] == player.gold.val
-            assert own["in_combat"][b] == player.in_combat
+            fought = player.latest_combat_tick.val
+            recent = fought > 0 and player.realm.tick - fought < 10
+            assert own["in_combat"][b] == (player.attacker_id.val != 0 or recent) >= player.in_combat
             assert own["n_inventory_items"][b] == len(player.inventory.items)
             assert tuple(step.truth["position"][b]) == player.pos
             here = env._worlds[b // SMALL.players].env.realm.map.tiles[player.pos]

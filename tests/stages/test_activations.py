@@ -109,6 +109,8 @@ def test_everything_is_written_and_says_behaviour(extraction: Path, clusters: Pa
     assert "is_attacking" in result.notes["verdicts"]["0"]["why"]
     assert result.scalars["transition_rate"]["interval"][1] < result.scalars["transition_rate_floor"]["value"]
     assert len(result.tables["effects"]) == (14 + 3) * len(result.tables["clusters"])
+    assert {row["cluster"] for row in result.tables["moments"]} == set(range(len(result.tables["clusters"])))
+    assert "Moments of every cluster" in (clusters / "moments.html").read_text()
     with open(clusters / "effects.csv") as file:
         assert {"d", "low", "high", "p", "q", "beyond", "beyond_q"} <= set(next(csv.DictReader(file)))
 
@@ -193,6 +195,7 @@ def test_metrics_only(extraction: Path, tmp_path: Path, capsys: pytest.CaptureFi
             "are fewer than --hdbscan_min_cluster 500: keep more (--subsample 10 now)",
         ),
         ("few", ("--umap_neighbors", 400), "rows are too few for a map of 400 neighbours (--umap-neighbors)"),
+        ("few", ("--point", "cell"), "has h; record more with analysis.extract_activations --points"),
         ("few", ("--subsample", 0), "--subsample must be at least 1"),
         ("few", ("--min_dist", 2), "--min_dist must lie between 0 and 1"),
         ("few", ("--hdbscan_min_cluster", 4), "--hdbscan_min_cluster must be at least 5"),

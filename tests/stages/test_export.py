@@ -86,7 +86,7 @@ def test_parquet_without_pyarrow_is_one_line_and_leaves_nothing(
     result: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(UserError, match="--to parquet needs pyarrow .* pip install pyarrow; or use --to csv"):
+    with pytest.raises(UserError, match="--to parquet needs pyarrow .* pip install 'pyarrow<20'; or use --to csv"):
         main(ExportConfig(directory=result, to="parquet", out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 

@@ -286,7 +286,20 @@ def test_pvp_extraction_and_smoke_test_and_list(
     stage(extract_activations, "ExtractConfig", "pvp", "-p", "takeru", "-o", tmp_path / "pvp", *where, "--parts", 1)
     with RolloutStore(tmp_path / "pvp") as store:
         assert {store.meta(i)["agent"] for i in range(len(store))} == {1, 3, 5, 7}
-    extract(house, tmp_path / "smoke", "--smoke_test")
+    extract(house, tmp_path / "smoke", "--smoke_test", "--points", "cell", "embedding")
+    with RolloutStore(tmp_path / "smoke") as store:
+        policy = load_policy(house / "policies" / "hybrid")
+        life = store.episode(0)
+        assert {name: x.shape[1] for name, x in life.points.items()} == {
+            name: policy.points[name] for name in ("cell", "embedding")
+        }
+        obs = {k: torch.from_numpy(v) for k, v in life.obs.items()}
+        with torch.no_grad():
+            embedding = policy.read("embedding", policy.encode(obs), policy.initial(life.steps))
+        np.testing.assert_allclose(life.points["embedding"], embedding.numpy(), atol=1e-4)
+        assert np.abs(np.tanh(life.points["cell"])).max() >= np.abs(life.h).max()  # an LSTM's h = gate * tanh(cell)
+    with pytest.raises(UserError, match="--points cel: the agent has no such vector .did you mean cell"):
+        extract(house, tmp_path / "no", "--smoke_test", "--points", "cel")
     with RolloutStore(tmp_path / "smoke") as store:
         assert store.steps.max() <= 10 and len(store) == 8
     capsys.readouterr()

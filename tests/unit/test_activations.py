@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.activations import verdicts
+from analysis.activations import figures, moments, verdicts
 from analysis.activations.components import relations
 from analysis.activations.config import ActivationsConfig
 from analysis.activations.density import find, rolling_mean, transitions
@@ -569,3 +569,65 @@ def test_components_and_features_agree_with_their_definitions() -> None:
     assert r2["feature", "b"]["r2"] == pytest.approx(1) and r2["feature", "c"]["r2"] is None
     blind = relations(rng.standard_normal(pc.shape), features, ["a", "b", "c"], life, rng=rng, resamples=50)
     assert abs(blind["pca_r2"][0]["r2"]) < 0.02
+
+
+def test_figures_are_of_all_components_that_are_clustered(tmp_path: Path) -> None:
+    """Pairs (0, 1), (2, 3) ... of all; a feature along the three components that it goes with most; rolling means."""
+    records, truth = planted("behaviour", 0)
+    result = analyse(records, replace(CONFIG, pre_cluster_dims=7, metric_only=True))
+    assert result.arrays["pca"].shape[1] == len(result.arrays["pca_explained"]) == 7
+    assert {row["component"] for row in result.tables["pca_features"]} == set(range(7))
+    pairs = [axis.get_xlabel()[:11] + axis.get_ylabel()[:11] for axis in figures._draw_pca_pairs(result).axes]
+    assert pairs[:4] == [f"component {i}component {min(i + 1, 6)}" for i in (0, 2, 4, 6)]
+    result.arrays |= {
+        "label": np.where(np.arange(len(truth)) % 9 == 0, NOISE, truth),
+        "umap": result.arrays["pca"][:, :2],
+    }
+    profiles = figures._draw_profiles(result)
+    r = {(row["component"], row["feature"]): abs(row["r"]) for row in result.tables["pca_features"]}
+    for f, name in enumerate(NAMES):
+        best = sorted(range(7), key=lambda i, name=name: -r[i, name])[:3]  # type: ignore[misc]
+        first = next(axis for axis in profiles.axes if axis.get_ylabel() == name)
+        panels = [a for a in profiles.axes if a.get_position().y0 == first.get_position().y0][3 * (f // 3) :][:3]
+        assert [int(a.get_title().split()[1]) for a in panels] == best
+        assert len({a.get_xlim() for a in panels}) == len({a.get_ylim() for a in panels}) == 1
+    names = [text.get_text() for text in profiles.legends[0].get_texts()]
+    assert names[0].startswith("cluster 0 (") and names[-1].startswith("in no cluster (")
+    scatter = figures._draw_feature_scatter(result)
+    assert "means over 10 ticks" in scatter.get_suptitle() and scatter.legends
+    metric = figures._draw_metric_map(result)
+    assert {axis.get_ylabel() for axis in metric.axes} >= {f"mean of {name}" for name in NAMES}
+
+
+def test_low_values_are_as_opaque_on_the_map_as_high_ones() -> None:
+    records, truth = planted("behaviour", 0)
+    result = analyse(records, replace(CONFIG, metric_only=True))
+    health = np.full(len(records), 50.0)
+    health[:40], health[40:80] = 0, 100
+    result.arrays |= {"umap": result.arrays["pca"][:, :2], "features_rolling": np.tile(health[:, None], len(NAMES))}
+    axis = figures._draw_metric_map(result).axes[0]
+    alpha = axis.collections[1].get_facecolors()[:, 3]
+    assert (alpha > 0.99).sum() == 80 and (alpha < 0.1).sum() == len(records) - 80
+
+
+def test_moments_are_the_middle_of_a_cluster_each_of_another_life() -> None:
+    records, truth = planted("behaviour", 0)
+    records = replace(records, about={0: {"world": 3, "first_tick": 5, "agent": 7}})
+    x = np.random.default_rng(0).normal(size=(len(records), 2))
+    label = np.where(np.arange(len(truth)) % 2, 0, NOISE)
+    sure = np.where(np.arange(len(truth)) % 4 == 1, 1.0, 0.2)
+    rows = moments.moments(x, label, sure, records, 5)
+    assert len(rows) == 5 == len({row["episode"] for row in rows}) and {row["cluster"] for row in rows} == {0}
+    place = {(int(e), int(t)): n for n, (e, t) in enumerate(records.index_N2)}
+    found = [place[row["episode"], row["t"]] for row in rows]
+    assert (sure[found] == 1).all()
+    away = np.linalg.norm(x - np.median(x[label == 0], axis=0), axis=1)
+    candidates = np.flatnonzero((label == 0) & (sure == 1))
+    assert found[0] == candidates[np.argmin(away[candidates])]
+    assert (np.diff(away[found]) >= 0).all()
+    mine = [row for row in moments.moments(x, label, sure, records, 99) if row["episode"] == 0]
+    assert mine[0]["world"] == 3 and mine[0]["tick"] == mine[0]["t"] + 5 and mine[0]["agent"] == 7
+    assert moments._moment(mine[0], [3]).startswith(
+        f"<a href='replay_3.html#tick={mine[0]['tick']}&amp;agent=7'>world 3"
+    )
+    assert moments._moment(mine[0], []) == f"world 3, agent 7, tick {mine[0]['tick']}"

@@ -554,6 +554,7 @@ MAY = {
     ("agents/adopted.py", "read_bytes"): "a user's weights, whose hash is kept",
     ("agents/import_rollouts.py", "File"): "a user's Minari dataset",
     ("agents/import_rollouts.py", "load"): "a user's npz",
+    ("agents/import_rollouts.py", "open"): "a picture in memory",
     ("agents/policies.py", "read_bytes"): "a user's own module",
     ("core/plugins.py", "read_bytes"): "a user's own module, which is compared with its hash before it runs",
     ("generative/simulator.py", "read_bytes"): "a manifest, which has a seal",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agents.evaluate import mean_return
+from agents.evaluate import choose, mean_return
 from core.stats import share_interval
 
 
@@ -28,3 +28,12 @@ def test_returns_of_many_levels_and_of_two_episodes_are_means() -> None:
     assert e.low < 1 and e.high > 2
     many = mean_return(rng.normal(3, 1, size=64), rng)
     assert many.low < many.value < many.high and many.high - many.low < 1
+
+
+def test_help_shows_the_places_that_are_filled(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["pve"]):
+        with pytest.raises(SystemExit) as end:
+            choose(["runs/policies", *words, "--help"])
+        assert end.value.code in (None, 0)
+        said = " ".join(capsys.readouterr().out.split())
+        assert "[PATH] [{pve,pvp}]" in said and "all in the same worlds" in said

@@ -13,7 +13,7 @@ from analysis.shared.agents import short_names
 from analysis.shared.probe_fits import folds_of
 from analysis.similarity import cka, comparison
 from analysis.similarity.cka import Layer, covariance, linear_cka
-from analysis.similarity.comparison import FOLDS, PENALTY, assemble, compare, predicted
+from analysis.similarity.comparison import FOLDS, LOGITS, PENALTY, assemble, choices, compare, predicted
 from core.contracts import UserError
 
 EPISODE_N = np.repeat(np.arange(20), 25)
@@ -178,7 +178,25 @@ def test_pairs_that_share_a_part_are_between_the_same_and_the_unrelated() -> Non
     assert of["a", "b"]["r2_a_from_b"] == pytest.approx(0.5, abs=0.06)
     assert of["a", "c"]["cka"] < 0.05
     assert of["a", "b"]["exchanged"] < 0.05
-    result = assemble(names, rows)
+    result = assemble(names, rows, [])
     assert result.arrays["cka_h"] == pytest.approx(result.arrays["cka_h"].T)
     assert (result.arrays["cka_h"].diagonal() == 1).all()
     assert result.arrays["control_h"][2] == pytest.approx(1)
+
+
+def test_choices_are_compared_where_there_is_one() -> None:
+    """Two parts of an action; the first has no choice at every other step; agents differ there in a known share."""
+    n, no = 500, -1e9
+    first = np.tile([[0.0, np.log(3.0)]], (n, 1))
+    first[::2, 0] = no  # one legal option
+    other = first.copy()
+    flipped = np.arange(n) % 10 == 1
+    other[flipped] = first[flipped][:, ::-1]
+    second = np.zeros((n, 3))
+    seen = {"a": {LOGITS: np.hstack([first, second])}, "b": {LOGITS: np.hstack([other, second + 5])}}
+    one, two = choices(seen, [("a", "b")], {"move": 2, "style": 3}, EPISODE_N, resamples=199, seed=0)
+    assert (one["part"], one["steps"], one["n"], one["same"]) == ("move", 250, 20, 0.8)
+    assert one["kl"] == pytest.approx(0.2 * 0.5 * np.log(3))  # KL of (1/4, 3/4) and (3/4, 1/4) is half a log 3
+    assert one["same_low"] <= 0.8 <= one["same_high"] and (two["same"], two["kl"]) == (1.0, pytest.approx(0, abs=1e-6))
+    (never,) = choices(seen, [("a", "b")], {"all": 1}, EPISODE_N, resamples=199, seed=0)
+    assert never["steps"] == 0 and np.isnan(never["same"])

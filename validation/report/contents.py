@@ -544,6 +544,10 @@ def coupling(run: Traced) -> Section:
     drawn = "Graph of the effects in {}: whole, direct and through the world, a column a lag"
     html.append(_pictures(path, "paths.png", "Direct and through-world parts of the effects, and how far each agrees "
                           "with the correlation", wide=True))  # fmt: skip
+    html.append(_pictures(path, "kinds.png", "How far the Jacobians of behaviours differ; dots where they are told "
+                          "apart, frames around groups of which no two are"))  # fmt: skip
+    html.append(_pictures(path, "extremes.png", "Later means of the others, and Jacobians, where a direction is at its "
+                          "upper or lower end", wide=True))  # fmt: skip
     for i, file in enumerate(_natural(path.glob("matrix_*.png"))):
         number_of = file.stem.removeprefix("matrix_")
         behaviour = behaviour_label(result.notes["names"], int(number_of))
