@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
-import imageio.v2 as imageio
 import imageio.v3 as iio
+import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
@@ -114,17 +115,32 @@ def record(out: Path, *argv: object) -> RolloutStore:
     return RolloutStore(out)
 
 
-def shown(path: Path) -> np.ndarray:
-    with imageio.get_reader(path, format="FFMPEG") as reader:  # type: ignore[arg-type]
-        return np.stack(list(reader.iter_data()))
+def shown(path: Path, columns: int, frames: int = 4) -> np.ndarray:
+    """An MP4's frames, uint8 [T, height, width, 3]."""
+    decode = [
+        imageio_ffmpeg.get_ffmpeg_exe(),
+        "-v",
+        "error",
+        "-i",
+        str(path),
+        "-f",
+        "rawvideo",
+        "-pix_fmt",
+        "rgb24",
+        "-",
+    ]
+    raw = subprocess.run(decode, capture_output=True, check=True).stdout
+    return np.frombuffer(raw, np.uint8).reshape(frames, -1, columns * camera.WIDTH, 3)
 
 
 def test_a_film_of_every_sample(tmp_path: Path) -> None:
     store = record(tmp_path / "s", "--samples", 3, "--batch", 2, "--film")
     assert sorted(p.name for p in (tmp_path / "s").glob("*.mp4")) == [f"sample_0000{i}.mp4" for i in range(3)]
     for i in range(3):
-        film_of_it = shown(tmp_path / "s" / f"sample_0000{i}.mp4")
-        assert close(pictures(film_of_it[1], 1, 1)[0, 0], store.episode(i).obs["frames"][1])
+        film_of_it = shown(tmp_path / "s" / f"sample_0000{i}.mp4", 1)
+        drawn = pictures(film_of_it[1], 1, 1)[0, 0].astype(int)
+        far = [np.abs(drawn - store.episode(j).obs["frames"][1]).mean() for j in range(3)]
+        assert far[i] == min(far) < 12 < max(far)
 
 
 def test_every_distinct_action_from_one_start(tmp_path: Path) -> None:
@@ -136,7 +152,7 @@ def test_every_distinct_action_from_one_start(tmp_path: Path) -> None:
         assert set(episode.action.tolist()) == {ids[0]}
         np.testing.assert_array_equal(episode.obs["frames"][0], episodes[0].obs["frames"][0])
     assert [p.name for p in (tmp_path / "s").glob("*.mp4")] == ["grid.mp4"]
-    first = shown(tmp_path / "s" / "grid.mp4")[1]
+    first = shown(tmp_path / "s" / "grid.mp4", 5)[1]
     cells = pictures(first, 2, 5)
     for i, episode in enumerate(episodes):
         assert close(cells[i // 5, i % 5], episode.obs["frames"][1])

@@ -238,7 +238,7 @@ def test_curves_are_means_over_seeds_normalised_with_intervals(tmp_path: Path) -
         (lambda p: f"a/coinrun/1={progress(p / 'x.csv', [1.0], 'reward')}", "no column eprewmean"),
         (lambda p: f"a/coinrun/1={progress(p / 'x.csv', [])}", "no rows"),
         (lambda p: f"a/coinrun/1={p / 'none.csv'}", "cannot read"),
-        (lambda p: f"a/coinrun={p / 'none.csv'}", "expected METHOD/GAME/SEED=FILE"),
+        (lambda p: f"a/coinrun={p / 'none.csv'}", "expected a run directory, METHOD/GAME/SEED=FILE"),
         (lambda p: f"a/coinrun/1={progress(p / 'x.csv', [1.0, 2.0])}", "of which the first 10 are dropped"),
         (lambda p: str(p), "no such run directory|manifest"),
     ],
