@@ -172,7 +172,7 @@ def _behaviours(course: read.Courses, known: Behaviours | None) -> list[dict[str
 def _facts_of(course: read.Courses) -> dict[str, Any]:
     return {
         "steps": course.steps_N.tolist(), "T": course.value_NT.shape[1], "actions": list(course.actions),
-        "choices": list(course.choices), "events": list(course.events),
+        "choices": list(course.choices), "taken": list(course.taken), "events": list(course.events),
         "return": [round(float(x), 4) for x in np.nansum(course.reward_NT, 1)],
     }  # fmt: skip
 

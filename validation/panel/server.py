@@ -176,6 +176,7 @@ def listening(port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((HOST, port))
+        sock.listen()  # who follows the address before the server runs waits for it
     except (OSError, OverflowError) as error:
         sock.close()
         raise UserError(f"--port {port}: cannot be taken ({error}); give another, or 0 for any") from None

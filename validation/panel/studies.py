@@ -335,7 +335,8 @@ def _missing(have: set[str], runs: Sequence[Traced], chosen: Chosen | None) -> I
     if chosen is not None:
         for stage in OF_A_SIMULATOR:
             if stage not in have and chosen.simulator is not None:
-                yield TITLES[stage], f"{DOES[stage]}.", made_by(stage, chosen).line
+                line = made_by(stage, chosen).line + " --maximise value_drop" * (stage == "target_functions")
+                yield TITLES[stage], f"{DOES[stage]}.", line
     known: dict[str, Path] = {}
     for run in runs:
         for path, manifest in run.chain.items():
