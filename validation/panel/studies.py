@@ -119,10 +119,10 @@ def _activations(run: Traced, result: Result, name: str) -> Study:
     maps = {what: arrays[key] for key, what in (("umap", "UMAP"), ("pca", "principal components"))
             if key in arrays and arrays[key].shape[1] > 1}  # fmt: skip
     study.points(name, arrays["index"], maps, colours)
-    columns = ("cluster", "records", "lives", "verdict", "why")
+    columns = ("cluster", "records", "share", "lives", "units", "verdict", "why")
     study.tables(result, {"clusters": ("What the clusters are about", columns)})
     study.scalars(result)
-    study.pictures(run.path, {"clusters.png": "Clusters", "effects.png": "Effects"})
+    study.pictures(run.path, {"cluster_features.png": "Effect of each feature on each cluster"})
     return study
 
 
@@ -194,7 +194,8 @@ def _probes(run: Traced, result: Result, name: str) -> Study:
     for more in ("inputs", "emergence", "agents"):
         if found := result.tables.get(more):
             study.html.append(table(found, f"{more.capitalize()}", most=60))
-    study.pictures(run.path, {"mediation.png": "What stays without the obvious"})
+    study.pictures(run.path, {"mediation.png": "What stays without the obvious", "inputs.png": "Other inputs",
+                              "emergence.png": "When in training", "agents.png": "Other agents"})  # fmt: skip
     return study
 
 
@@ -234,7 +235,7 @@ def _states(run: Traced, result: Result, name: str) -> Study:
     study.tables(result, {
         "explained": ("Variance held by components", ("components", "share", "low", "high", "n")),
         "ica": ("Stability of the directions", ("direction", "stability", "match", "explained")),
-        "overlap": ("Real against simulated", ("measure", "value", "low", "high", "floor", "n", "reason")),
+        "overlap": ("Real against simulated", ("measure", "simulated", "low", "high", "floor", "unit", "n", "reason")),
     })  # fmt: skip
     study.scalars(result)
     return study

@@ -103,7 +103,9 @@ function drawGraph(on) {  // behaviours on a circle, with arrows for what follow
   all.forEach((b, i) => {
     const [x, y] = at(i);
     context.fillStyle = b.colour; context.beginPath(); context.arc(x, y, 8, 0, 7); context.fill();
-    context.fillStyle = colour("ink"); context.textAlign = "center"; context.textBaseline = "top"; context.fillText(b.name.slice(0, 26), x, y + 10);
+    context.fillStyle = colour("ink"); context.strokeStyle = colour("paper"); context.lineWidth = 4; context.textAlign = "center"; context.textBaseline = "top";
+    const name = b.name.length > 34 ? b.name.slice(0, 33) + "…" : b.name;
+    context.strokeText(name, x, y + 10); context.fillText(name, x, y + 10);  // readable across the arrows
   });
 }
 
