@@ -163,7 +163,7 @@ def simulated(panel_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         ]
         argv = [*of, *few, "--out", str(runs / "target_functions")]
         targets.main(cli.parse(targets.TargetFunctionsConfig, argv, targets.STAGE))
-        built = ["build", str(panel_runs), str(runs), "--out", str(root / "panel"), "--threads", "1"]
+        built = ["build", str(panel_runs), str(runs), "--single_file", "--out", str(root / "panel"), "--threads", "1"]
         main(cli.parse(PanelConfig, built, STAGE))
 
     return once(tmp_path_factory, "simulated_studies", make) / "panel" / PAGE
