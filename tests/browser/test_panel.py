@@ -332,6 +332,11 @@ def test_a_change_is_made_in_both_worlds(live: LivePanel) -> None:
         moved = told[f"{world}, changed"]["c"][0][0] - told[world]["c"][0][0]
         assert moved == pytest.approx(2, abs=1e-3)
     assert live.tab.locator("#live-out canvas").count() == 6 and live.tab.locator("#live-map").count() == 1
+    live.tab.fill("#live-change", "shift pca:0 by -1")  # of another basis: the fourth number of h, which is ica:3
+    live.ask()
+    told = live.tab.evaluate("live.result.runs")
+    moved = told["real, changed"]["c"][0][3] - told["real"]["c"][0][3]
+    assert moved == pytest.approx(-1, abs=1e-3) and "pca:0" in live.tab.evaluate("live.facts.directions")
     before = live.pixels("live-2")
     live.slide("live-scrub", 5)
     assert live.pixels("live-2") != before
