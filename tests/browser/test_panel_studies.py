@@ -13,7 +13,7 @@ from analysis import env_states, life, life_phase
 from analysis.probes import __main__ as probes
 from analysis.target_functions import __main__ as targets
 from core import config as cli
-from core.artefacts import Result
+from core.artefacts import Result, new_run
 from core.contracts import UserError
 from tests.browser.test_panel import Panel
 from tests.conftest import once
@@ -123,6 +123,13 @@ def test_one_study_says_what_makes_the_others(clusters: Path, extraction: Path, 
     for stage in ("life", "life_phase", "probes"):
         assert f"python -m analysis.{stage} {extraction}" in text
     assert f"--cluster_dir {clusters}" in text
+
+
+def test_a_run_of_an_earlier_version_says_what_it_lacks(extraction: Path, tmp_path: Path) -> None:
+    with new_run(tmp_path / "old", "activations", {}, {"activations": extraction}) as run:
+        Result(arrays={"label": np.zeros(3, np.int64)}).save(run.path)
+    main(cli.parse(PanelConfig, ["build", str(tmp_path / "old"), "--out", str(tmp_path / "out")], STAGE))
+    assert "it has no index, features. The command above makes it again" in (tmp_path / "out" / PAGE).read_text()
 
 
 def test_studies_alone_have_no_samples(clusters: Path, tmp_path: Path) -> None:
