@@ -38,7 +38,8 @@ def course(rng: np.random.Generator, about: dict[str, Any], basis: dict[str, Any
     c = rng.normal(size=(N, T, K)).cumsum(1).astype(np.float32) / 2
     stored, basis[name] = levels(c)
     about |= {"steps": [T] * N, "T": T, "actions": ["left", "none", "right"], "choices": ["left", "none", "right"],
-              "events": ["death"], "return": [float(x) for x in rng.integers(0, 11, N)]}  # fmt: skip
+              "events": ["death"], "taken": [0, 1, 2],
+              "return": [float(x) for x in rng.integers(0, 11, N)]}  # fmt: skip
     arrays = {
         "value": rng.normal(5, 1, (N, T)).astype(np.float32), "reward": np.zeros((N, T), np.float32),
         "action": rng.integers(0, 3, (N, T)).astype(np.int16), "label": rng.integers(0, 8, (N, T)).astype(np.int16),

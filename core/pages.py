@@ -53,7 +53,7 @@ td.n, th.n { padding-right: 0; }
 noscript { color: #a3341f; }
 """
 
-QUALITY = 90  # of the WebP pictures of frames
+QUALITY = 85  # of the WebP pictures of frames
 DATA = 'const page = JSON.parse(byId("data").textContent);\n'
 SCRIPT = Path(__file__).with_suffix(".js")  # what every page's script stands on
 

@@ -13,7 +13,7 @@ from analysis import env_states, life, life_phase
 from analysis.probes import __main__ as probes
 from analysis.target_functions import __main__ as targets
 from core import config as cli
-from core.artefacts import Result
+from core.artefacts import Result, new_run
 from core.contracts import UserError
 from tests.browser.test_panel import Panel
 from tests.conftest import once
@@ -125,6 +125,13 @@ def test_one_study_says_what_makes_the_others(clusters: Path, extraction: Path, 
     assert f"--cluster_dir {clusters}" in text
 
 
+def test_a_run_of_an_earlier_version_says_what_it_lacks(extraction: Path, tmp_path: Path) -> None:
+    with new_run(tmp_path / "old", "activations", {}, {"activations": extraction}) as run:
+        Result(arrays={"label": np.zeros(3, np.int64)}).save(run.path)
+    main(cli.parse(PanelConfig, ["build", str(tmp_path / "old"), "--out", str(tmp_path / "out")], STAGE))
+    assert "it has no index, features. The command above makes it again" in (tmp_path / "out" / PAGE).read_text()
+
+
 def test_studies_alone_have_no_samples(clusters: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="show samples of an agent; these runs have none"):
         main(cli.parse(PanelConfig, ["build", str(clusters), "--only", "1", "--out", str(tmp_path / "out")], STAGE))
@@ -163,7 +170,7 @@ def simulated(panel_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         ]
         argv = [*of, *few, "--out", str(runs / "target_functions")]
         targets.main(cli.parse(targets.TargetFunctionsConfig, argv, targets.STAGE))
-        built = ["build", str(panel_runs), str(runs), "--out", str(root / "panel"), "--threads", "1"]
+        built = ["build", str(panel_runs), str(runs), "--single_file", "--out", str(root / "panel"), "--threads", "1"]
         main(cli.parse(PanelConfig, built, STAGE))
 
     return once(tmp_path_factory, "simulated_studies", make) / "panel" / PAGE

@@ -19,13 +19,14 @@ from PIL import Image
 from analysis.saliency import maps
 from analysis.saliency.__main__ import SaliencyConfig, main as saliency
 from core import config as cli
-from core.artefacts import Result
+from core.artefacts import Result, new_run
 from core.contracts import UserError
 from core.directions import load_basis
 from core.episodes import RolloutStore
+from tests.conftest import write_agent
 from tests.panel_runs import NAMES, SAMPLES, STEPS, K
 from validation.panel.__main__ import STAGE, PanelConfig, main
-from validation.panel.first import sentences
+from validation.panel.first import lighter, sentences
 from validation.panel.page import PAGE
 
 
@@ -138,7 +139,7 @@ def test_parts_beside_the_page_hold_what_the_single_file_holds(
     page = (tmp_path / "parts" / PAGE).read_text()
     assert 'id="b:frames:1"' not in page and 'id="b:samples:c:ica"' in page
     part = (tmp_path / "parts" / "data" / "maps_1.js").read_text()
-    assert base64.b64decode(part.split('"')[3]) == zlib.compress(block(panel_page.read_text(), "maps:1"), 9)
+    assert zlib.decompress(base64.b64decode(part.split('"')[3])) == block(panel_page.read_text(), "maps:1")
 
 
 def test_a_figure_holds_its_samples_and_nothing_else(panel_runs: Path, tmp_path: Path) -> None:
@@ -154,6 +155,31 @@ def test_without_a_stage_the_page_says_what_makes_it(panel_runs: Path, tmp_path:
     missing = facts_in((tmp_path / "few" / PAGE).read_text())["missing"]
     assert {"saliency", "directions", "behaviours"} <= set(missing)
     assert missing["saliency"]["line"].startswith("python -m analysis.saliency --simulator")
+
+
+def test_a_study_of_another_agent_is_left_out(panel_runs: Path, tmp_path: Path) -> None:
+    write_agent(tmp_path / "other")
+    with new_run(tmp_path / "runs" / "probes", "probes", {}, {"agent": tmp_path / "other"}):
+        pass
+    argv = ["build", str(panel_runs), str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--threads", "1"]
+    main(cli.parse(PanelConfig, argv, STAGE))
+    page = (tmp_path / "out" / PAGE).read_text()
+    assert "runs/probes is left out: it is of another agent." in page and 'id="view-study_probes"' not in page
+
+
+def test_heavy_pictures_are_made_lighter_and_stay_what_they_are() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (200, 300, 3)).astype(np.uint8)
+    data = {}
+    for name, x in (("heavy", noise.repeat(2, 0)), ("light", noise[:20, :20])):
+        out = io.BytesIO()
+        Image.fromarray(x).save(out, "PNG")
+        data[name] = f'<img src="data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}">'
+    html = lighter(f"<p>{data['heavy']}{data['light']}</p>")
+    assert data["light"] in html and len(html) < len(data["heavy"]) / 2
+    found = re.search('data:image/webp;base64,([^"]*)', html)
+    assert found
+    with Image.open(io.BytesIO(base64.b64decode(found[1]))) as image:
+        assert image.size == (300, 400)
 
 
 def test_two_sentences_a_study_with_the_gate() -> None:

@@ -118,7 +118,7 @@ def shown_of(config: PanelConfig) -> Shown:
     if chosen is not None:
         of_it = [run for stage in studies.OF_A_SIMULATOR for run in chosen.of(stage)]
         runs = [run for run in runs if run.stage not in studies.OF_A_SIMULATOR] + of_it
-        chosen = replace(chosen, left_out=(*chosen.left_out, *left_out))
+        chosen = replace(chosen, left_out=tuple(dict.fromkeys((*chosen.left_out, *left_out))))
     return Shown(chosen, tuple(runs), left_out)
 
 

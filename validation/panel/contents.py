@@ -109,13 +109,18 @@ class _Known(NamedTuple):
 
 
 def _known(runs: Mapping[str, Path], options: Options) -> _Known:
-    bases = {}
-    if "directions" in runs:
-        kinds = bases_of(runs["directions"])
-        first = options.basis_kind if options.basis_kind in kinds else kinds[0]
-        kinds = [first, *(kind for kind in kinds if kind not in (first, "neurons"))]
-        bases = {kind: load_basis(runs["directions"], kind) for kind in kinds}
+    bases = bases_in(runs["directions"], options.basis_kind) if "directions" in runs else {}
     return _Known(bases, load_behaviours(runs["behaviours"]) if "behaviours" in runs else None)
+
+
+def bases_in(path: Path, first: str, agent: str | None = None) -> dict[str, Basis]:
+    """The bases of a run by their kinds, the one asked for first; the neurons only where they are that.
+
+    agent: fingerprint of the agent that they must be of (None: any).  UserError.
+    """
+    kinds = bases_of(path)
+    first = first if first in kinds else kinds[0]
+    return {kind: load_basis(path, kind, agent) for kind in (first, *kinds) if kind == first or kind != "neurons"}
 
 
 def _of_samples(
@@ -143,7 +148,7 @@ def _of_samples(
     told = open_saliency(runs["saliency"]) if "saliency" in runs else None
     if told is not None:
         facts["saliency"] = told.facts(SHADES)
-    facts["bases"] = {kind: {"names": basis.names[: _most(i)]} for i, (kind, basis) in enumerate(known.bases.items())}
+    facts["bases"] = {kind: {"names": basis.names[: most(i)]} for i, (kind, basis) in enumerate(known.bases.items())}
     if known.bases:
         blocks += _base(runs["directions"], known, facts)
     for kind, about in facts["bases"].items():
@@ -172,7 +177,7 @@ def _behaviours(course: read.Courses, known: Behaviours | None) -> list[dict[str
 def _facts_of(course: read.Courses) -> dict[str, Any]:
     return {
         "steps": course.steps_N.tolist(), "T": course.value_NT.shape[1], "actions": list(course.actions),
-        "choices": list(course.choices), "events": list(course.events),
+        "choices": list(course.choices), "taken": list(course.taken), "events": list(course.events),
         "return": [round(float(x), 4) for x in np.nansum(course.reward_NT, 1)],
     }  # fmt: skip
 
@@ -213,7 +218,7 @@ def _arrays(name: str, course: read.Courses) -> list[Block]:
     return [Block(f"{name}:{key}", pages.bytes_of(x)) for key, x in arrays.items()]
 
 
-def _most(i: int) -> int | None:
+def most(i: int) -> int | None:
     """How many directions are shown of the i-th basis; None: all."""
     return OTHERS if i else None
 

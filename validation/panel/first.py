@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 from core import pages
 from core.artefacts import Result
+from core.figures import minus
 from validation.panel.contents import COLUMNS, Block
 from validation.panel.page import View
 from validation.report import claims
@@ -17,6 +20,8 @@ from validation.report.contents import AGAIN, Parts
 from validation.report.lineage import Chosen
 from validation.report.page import box, details, key, number, paragraph, tag, text_of
 
+HEAVY = 60_000  # characters of a picture that is made lighter
+DRAWN = 80  # quality of those
 FILMED = ("real world, unaltered", "real world, changed", "simulator, unaltered", "simulator, changed")
 SHORT = {
     "How true the simulator is": "Fidelity", "Directions in the hidden state": "Hidden states",
@@ -118,8 +123,23 @@ def sections(parts: Parts, chosen: Chosen, made: Path) -> list[View]:
         if heading == "Behaviours":
             heading = "Behaviours in numbers"
         html = f'<div class="read"><h2>{text_of(section.heading)}</h2>{key()}{section.html}</div>'
-        views.append(View(name, heading, html, line))
+        views.append(View(name, heading, lighter(html), line))
     return views
+
+
+def lighter(html: str) -> str:
+    """The same with its heavy pictures as WebP, which a page to look at may lose a little of."""
+
+    def smaller(found: re.Match[str]) -> str:
+        from PIL import Image
+
+        with Image.open(io.BytesIO(base64.b64decode(found[1]))) as image:
+            out = io.BytesIO()
+            clear = image.mode in ("RGBA", "LA") or "transparency" in image.info
+            image.convert("RGBA" if clear else "RGB").save(out, "WEBP", quality=DRAWN, method=4)
+        return min(found[0], f"data:image/webp;base64,{base64.b64encode(out.getvalue()).decode()}", key=len)
+
+    return re.sub(f"data:image/png;base64,([A-Za-z0-9+/=]{{{HEAVY},}})", smaller, html)
 
 
 TOLD = ("text", "hypothesis", "quantity", "unit", "verdict", "n", "observed", "low", "high", "foretold", "filmed")
@@ -135,6 +155,7 @@ def films(chosen: Chosen) -> tuple[list[dict[str, Any]], list[Block]]:
         filmed = 0
         for claim in (c for c in result.notes["claims"] if c.get("headline", True)):
             fact: dict[str, Any] = {k: claim.get(k) for k in TOLD}
+            fact["text"] = minus(str(fact["text"] or ""))
             fact["parts"] = {name: part.get("answer") for name, part in (claim.get("parts") or {}).items()}
             frames = result.arrays.get(f"film/{filmed}") if fact["filmed"] else None
             filmed += bool(fact["filmed"])

@@ -42,7 +42,9 @@ async function openLive() {
   const edit = element("input", { id: "live-edit", type: "text", maxlength: "300", placeholder: "remove coin · move saw nearest by 2 0 · set velocity 0 0", "aria-label": "edit of the world in words" });
   const compose = () => { const end = [fields.last, fields.path && `through ${fields.path}`].filter(Boolean).join(" ");
     line.value = [{ none: "", shift: `shift ${fields.one} by ${+fields.amount >= 0 ? "+" : ""}${fields.amount}`, collapse: `collapse ${fields.one}`, swap: `swap ${fields.one} ${fields.two}`, resample: `resample ${fields.one}`, keep_only: `keep_only ${fields.one}` }[fields.kind], fields.kind === "none" ? "" : end].filter(Boolean).join(" "); };
-  const set = key => value => { fields[key] = value; compose(); };
+  const set = key => value => { fields[key] = value; compose(); fit(); };
+  const needs = { "live-one": k => k !== "none", "live-two": k => k === "swap", "live-amount": k => k === "shift", "live-donor": k => k === "resample", "live-path": k => k !== "none", "live-last": k => k !== "none" };
+  const fit = () => { for (const [id, has] of Object.entries(needs)) { const label = byId(id) && byId(id).closest("label"); if (label) label.hidden = !has(fields.kind); } };
   const slider = element("input", { id: "live-amount", type: "range", min: "-4", max: "4", step: "0.25", value: "2", "aria-label": "amount in standard deviations", oninput: e => { set("amount")(e.target.value); amount.textContent = `${e.target.value} sd`; } }), amount = element("span", {}, "2 sd");
   const donor = choice("live-donor", "from start", [["-1", "none"]], "-1", () => {});
   const horizon = element("input", { id: "live-horizon", type: "number", min: "1", max: String(told.longest), value: "16" });
@@ -85,7 +87,7 @@ async function openLive() {
     element("label", {}, "change of the hidden state, in words", line), told.edits ? element("label", {}, "or an edit of the world, in words", edit) : null,
     element("div", { class: "row" }, element("label", {}, "steps ", horizon), quantity), element("h3", {}, "By hand"), handWords, keysOf, element("div", { class: "row" }, go, cancel), bar, words);
   view.append(element("div", { class: "live" }, form, out));
-  compose(); if (!directions.length) line.value = "";
+  compose(); fit(); if (!directions.length) line.value = "";
   showHand(); await showStarts(); choose(0); drawn.forEach(f => f());
   view.redraw = () => drawn.forEach(f => f());
 }
@@ -112,7 +114,7 @@ async function showRuns(out) {
       for (let i = 0; i < size; i++) { const w = levels.whole[t * size + i] * saliency.whole_step, a = levels.agent[t * size + i] * saliency.agent_step; of[i] = which === "whole" ? w : which === "agent" ? a : w - a; }
       drawMap(map, images[0], t, of, told.height, told.width, 127 * saliency.whole_step); }); }
   const draw = () => { live.step = Math.min(live.step, longest - 1); scrub.value = String(live.step); where.textContent = `step ${live.step} of ${longest - 1}`; draws.forEach(f => f()); };
-  out.replaceChildren(element("div", { class: "controls" }, scrub, where), element("div", { class: "films" }, ...films), line, element("p", { class: "soft" }, "Dashed: unaltered; solid: changed. One start, n = 1, so no interval: a study (python -m validation.interventions, .edits) tests it on many."),
+  out.replaceChildren(element("div", { class: "controls" }, scrub, where), element("div", { class: "films" }, ...films), line, element("p", { class: "soft" }, element("span", { class: "solid" }, "simulator"), ", ", element("span", { class: "dashed" }, "real game"), "; dashed: unaltered, solid: changed. One start, n = 1, so no interval: a study (python -m validation.interventions, .edits) tests it on many."),
     saliency ? element("div", {}, element("h3", {}, "Saliency of ", saliency.quantity, ` at step ${saliency.target}: `, figure(saliency.y, { unit: saliency.unit, n: 1, what: saliency.quantity })), path, map) : null || "", element("div", { class: "scroll", tabindex: "0" }, table));
   draw();
 }

@@ -7,6 +7,7 @@ A start is of the real world (N = 1 row of validation.paired's).  T = horizon + 
 from __future__ import annotations
 
 import base64
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ from validation.paired.course import Course, Measures, course_along
 from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld
 from validation.paired.starts import Starts, collect_starts
-from validation.panel.contents import COLUMNS
+from validation.panel.contents import COLUMNS, most
 from validation.panel.work import Job
 
 LONGEST = 64  # steps that may be asked
@@ -115,13 +116,17 @@ class Live:
     """The agent, its simulator and the real world, at some starts."""
 
     simulator: Simulator[Any]
-    basis: Basis | None
+    bases: Mapping[str, Basis]  # the one that courses are told in, first
     drawn: list[Drawn]
     more: Callable[[int, int], Drawn]  # (count, seed) -> other starts
     worlds: Callable[[], VecEnv]  # makes the real world with one slot
     seed: int
     _known: dict[str, VecEnv] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def basis(self) -> Basis | None:
+        return next(iter(self.bases.values()), None)
 
     @property
     def game(self) -> str:
@@ -137,7 +142,8 @@ class Live:
             "starts": len(frames), "age": [int(t) for d in drawn for t in d.starts.age_N],
             "more": len(frames) < MOST_STARTS, "edits": drawn[0].editable is not None, "longest": LONGEST,
             "actions": list(spec.action_names), "choices": list(spec.distinct_actions()),
-            "by_hand": not spec.action_parts, "directions": [] if self.basis is None else self.basis.names,
+            "by_hand": not spec.action_parts,
+            "directions": [name for i, b in enumerate(self.bases.values()) for name in b.names[: most(i)]],
             "picture": base64.b64encode(pages.sheet(frames, COLUMNS)).decode() if picture else "",
             "height": frames.shape[1] if picture else 0, "width": frames.shape[2] if picture else 0,
         }  # fmt: skip
@@ -202,7 +208,8 @@ class Live:
             return None
         if self.basis is None:
             raise UserError("no directions were fitted, so nothing can be changed along one; see the view Directions")
-        (hypothesis, *more) = parse_hypothesis(asked.change, self.basis)
+        basis = next((b for kind, b in self.bases.items() if re.search(rf"\b{kind}:", asked.change)), self.basis)
+        (hypothesis, *more) = parse_hypothesis(asked.change, basis)
         if more or hypothesis.behaviours:
             raise UserError("say 'resample' with another start in place of 'patch'; 'when' is for studies")
         donors = None
@@ -211,7 +218,7 @@ class Live:
                 raise UserError("resample takes its values from another start: choose it")
             drawn, row = self.at(asked.donor)
             donors = drawn.starts.h_NH[row : row + 1]
-        return hypothesis.build(self.basis, donors), hypothesis.through
+        return hypothesis.build(basis, donors), hypothesis.through
 
     def _noise(self, asked: Asked) -> Tensor:
         """[1, T, A]: the start's own, and the actions that are taken by hand."""
@@ -306,15 +313,14 @@ class Live:
 
     def _saliency(self, asked: Asked, here: Starts) -> dict[str, Any]:
         """Maps of a quantity at the target step, without the change, from this very start: whole and agent only."""
-        basis = self.basis
 
         def basis_of(kind: str) -> Basis:
-            if basis is None or kind != basis.kind:
+            if kind not in self.bases:
                 raise UserError(f"no {kind} directions are shown here")
-            return basis
+            return self.bases[kind]
 
         spec = self.simulator.world.spec
-        (quantity,) = find_quantities((asked.quantity,), spec, basis_of, basis.kind if basis is not None else "ica")
+        (quantity,) = find_quantities((asked.quantity,), spec, basis_of, next(iter(self.bases), "ica"))
         if asked.target < quantity.first_step:
             raise UserError(f"{quantity.name} needs a target step of at least {quantity.first_step}")
         known = from_known(self.simulator)
@@ -349,7 +355,7 @@ def _rounded(x: Tensor) -> Any:
 
 
 def live_of(
-    simulator: Simulator[Any], basis: Basis | None, count: int, seed: int, threads: int
+    simulator: Simulator[Any], bases: Mapping[str, Basis], count: int, seed: int, threads: int
 ) -> Live:  # fmt: skip
     """Starts in the agent's world, of levels that nothing was trained on.  UserError where the world cannot be put
     back to a state."""
@@ -375,7 +381,7 @@ def live_of(
         finally:
             cast(Any, env).close()
 
-    return Live(simulator, basis, [more(count, seed)], more, lambda: make(spec, 1, threads=1, **pool), seed)
+    return Live(simulator, bases, [more(count, seed)], more, lambda: make(spec, 1, threads=1, **pool), seed)
 
 
 @torch.no_grad()

@@ -87,6 +87,7 @@ function saliencyChoices(told) {
   const radio = (name, value, label, chosen, on) => element("label", {}, element("input", { type: "radio", name, value, checked: chosen, onchange: on }), label);
   const more = element("select", { id: "q-more", "aria-label": "more quantities", onchange: e => { if (e.target.value) { state.q = e.target.value; setQuantity(); } } },
     element("option", { value: "" }, "more …"), ...all.slice(2).map(q => element("option", { value: q }, q)));
+  more.value = all.indexOf(state.q) > 1 ? state.q : "";
   return element("div", { class: "row" }, element("fieldset", { class: "radios" }, element("legend", { class: "aside" }, "quantity"), ...few.map(q => radio("q", q, q, q === state.q, () => { state.q = q; setQuantity(); })), all.length > 2 ? more : null),
     element("fieldset", { class: "radios" }, element("legend", { class: "aside" }, "path"), ...[["whole", "whole"], ["agent", "agent only"], ["world", "through the world"]].map(([v, text]) => radio("path", v, text, v === state.path, () => { state.path = v; drawSample(); }))));
 }
@@ -99,9 +100,7 @@ function setBasis(kind) {  // other directions: what was said of the old ones go
 }
 
 function setQuantity() {
-  for (const input of document.querySelectorAll("input[name=q]")) input.checked = input.value === state.q;
-  const more = byId("q-more");
-  if (more) more.value = Array.from(more.options).some(o => o.value === state.q) ? state.q : "";
+  syncControls();
   drawSample();
 }
 
@@ -154,7 +153,7 @@ function refilter() {
     const k = +input.dataset.k, w = input.dataset.w, end = +input.dataset.end, set = ((bounds.get(k) || {})[w] || [])[end];
     const rest = (w === "v" ? matches.value : matches.slope)[k][end];
     input.value = set ?? "";
-    input.placeholder = Number.isFinite(rest) ? number(rest) : "–";
+    input.placeholder = Number.isFinite(rest) ? number(rest, 2) : "–";
     input.classList.toggle("active", set !== null && set !== undefined);
   }
   const list = byId("found");
@@ -307,7 +306,7 @@ function drawTimes(n, t, steps) {
   const of = (course, read) => course ? Array.from({ length: course.steps[n] }, (_, i) => read(course, n * course.T + i, i)) : [];
   const pair = read => [{ values: of(data, read), colour: colour("simulated") }, ...(real && real.start[n][0] >= 0 ? [{ values: of(real, read), colour: colour("real"), dashed: true }] : [])];
   drawCourses(byId("course-value"), pair((c, row) => c.value[row]), t, data.T, "value (return)");
-  const asked = +byId("choice").value, taken = (c, row) => c.choices.findIndex(name => name === c.actions[c.action[row]]);
+  const asked = +byId("choice").value, taken = (c, row) => c.taken[c.action[row]] ?? -1;
   const prob = (c, row) => { const a = asked >= 0 ? asked : taken(c, row); const p = a < 0 ? 255 : c.prob[row * c.A + a]; return p === 255 ? NaN : p / 250; };
   drawCourses(byId("course-prob"), pair(prob), t, data.T, "probability", [0, 1]);
   if (byId("course-c")) drawCourses(byId("course-c"), pair((c, row) => c.c[row * c.K + Math.min(c.K - 1, state.k)]), t, data.T, `${facts.directions.names[Math.min(data.K - 1, state.k)]} (sd)`);

@@ -37,6 +37,7 @@ class Courses:
     steps_N: np.ndarray  # int64, observations that are there, at most T
     actions: tuple[str, ...]
     choices: tuple[str, ...]
+    taken: tuple[int, ...]  # the choice that each of ``actions`` is; NOWHERE for one of several parts
     events: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -72,8 +73,16 @@ def read(
     events, event = events_in(spec, window.columns, window.terminated, acted, along)
     return Courses(
         starts_N2, value, reward, action, prob, c, labels_of(known, source, starts_N2, steps), event, seen.sum(1),
-        names, tuple(choices), events,
+        names, tuple(choices), choices_of(spec, choices, len(names)), events,
     )  # fmt: skip
+
+
+def choices_of(spec: EnvSpec, choices: Mapping[str, Sequence[int]], actions: int) -> tuple[int, ...]:
+    """The choice that each action is: several may do the same."""
+    if spec.action_parts:
+        return (NOWHERE,) * actions
+    of = {i: k for k, ids in enumerate(choices.values()) for i in ids}
+    return tuple(of[i] for i in range(actions))
 
 
 def named_actions(action: np.ndarray, acted_NT: np.ndarray, spec: EnvSpec) -> tuple[np.ndarray, tuple[str, ...]]:

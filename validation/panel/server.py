@@ -19,9 +19,9 @@ from typing import Any
 
 from core import artefacts
 from core.contracts import UserError
-from core.directions import bases_of, fingerprint, load_basis
+from core.directions import fingerprint
 from generative.load import load_simulator
-from validation.panel.contents import NEEDED, Options, last
+from validation.panel.contents import NEEDED, Options, bases_in, last
 from validation.panel.live import Live, live_of
 from validation.panel.page import DATA, PAGE
 from validation.panel.work import Full, Worker
@@ -162,12 +162,9 @@ def live_from(chosen: Chosen, options: Options, starts: int, seed: int, threads:
     """What is live of these runs."""
     assert chosen.simulator is not None
     simulator = load_simulator(chosen.simulator)
-    basis, fitted = None, last(chosen, NEEDED["directions"])
-    if fitted is not None:
-        kinds = bases_of(fitted)
-        kind = options.basis_kind if options.basis_kind in kinds else kinds[0]
-        basis = load_basis(fitted, kind, fingerprint(simulator.agent))
-    return live_of(simulator, basis, starts, seed, threads)
+    fitted = last(chosen, NEEDED["directions"])
+    bases = {} if fitted is None else bases_in(fitted, options.basis_kind, fingerprint(simulator.agent))
+    return live_of(simulator, bases, starts, seed, threads)
 
 
 def listening(port: int) -> socket.socket:
@@ -176,6 +173,7 @@ def listening(port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((HOST, port))
+        sock.listen()  # who follows the address before the server runs waits for it
     except (OSError, OverflowError) as error:
         sock.close()
         raise UserError(f"--port {port}: cannot be taken ({error}); give another, or 0 for any") from None

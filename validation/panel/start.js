@@ -40,6 +40,7 @@ async function showView() {
   for (const section of document.querySelectorAll("section.view")) section.hidden = section.id !== "view-" + known;
   for (const link of document.querySelectorAll("#tabs a")) link.dataset.view === known ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
   const section = byId("view-" + known);
+  if (section.parentElement !== byId("main")) byId("main").append(section);  // those that stand after the data
   if (section.dataset.command && !section.querySelector(".line-of")) {
     section.prepend(element("p", { class: "line-of soft" }, "made by ", element("code", {}, section.dataset.command), " ", element("button", { type: "button", class: "quiet", onclick: () => copy(section.dataset.command) }, "copy")));
   }
@@ -61,6 +62,8 @@ function syncControls() {  // the URL may have changed the state behind the cont
     const input = byId(id);
     if (input && state[key] !== "") input.value = String(state[key]);
   }
+  const more = byId("q-more");
+  if (more) more.value = Array.from(more.options).some(o => o.value === state.q) ? state.q : "";
   for (const input of document.querySelectorAll("input[name=q]")) input.checked = input.value === state.q;
   for (const input of document.querySelectorAll("input[name=path]")) input.checked = input.value === state.path;
 }

@@ -34,6 +34,7 @@ async function studyPoints(id, told, into) {
     if (by >= 0) byId(`${id}-colour`).value = String(by);
     if (explained !== by) { explained = by; hidden = new Set(); explain(); }
     const [context, width, height] = sharp(on), xy = maps[map], about = told.colours[by], shade = shadeOf(), xs = range(xy.filter((_, i) => i % 2 === 0)), ys = range(xy.filter((_, i) => i % 2 === 1));
+    const size = told.n > 1000 ? 3 : 5;
     spots = [];
     context.globalAlpha = .7;
     for (let i = 0; i < told.n; i++) {
@@ -41,7 +42,7 @@ async function studyPoints(id, told, into) {
       const x = 8 + (xy[2 * i] - xs[0]) / (xs[1] - xs[0]) * (width - 16), y = height - 8 - (xy[2 * i + 1] - ys[0]) / (ys[1] - ys[0]) * (height - 16);
       spots.push([x, y, i]);
       context.fillStyle = shade(i);
-      context.fillRect(x - 1.5, y - 1.5, 3, 3);
+      context.fillRect(x - size / 2, y - size / 2, size, size);
     }
     context.globalAlpha = 1;
   };
@@ -117,7 +118,7 @@ function studyCourses(id, told, into) {
     axes(context, [left, top, right, bottom], xs, ys, told.across, chart.unit);
     all.forEach(l => {
       const shade = l.colour || SERIES[chart.lines.indexOf(l) % SERIES.length];
-      if (l.low) { context.globalAlpha = .18; context.fillStyle = shade; context.beginPath(); chart.x.forEach((v, i) => context.lineTo(x(v), y(l.low[i] ?? l.y[i]))); [...chart.x.keys()].reverse().forEach(i => context.lineTo(x(chart.x[i]), y(l.high[i] ?? l.y[i]))); context.fill(); context.globalAlpha = 1; }
+      if (l.low && all.length === 1) { context.globalAlpha = .18; context.fillStyle = shade; context.beginPath(); chart.x.forEach((v, i) => context.lineTo(x(v), y(l.low[i] ?? l.y[i]))); [...chart.x.keys()].reverse().forEach(i => context.lineTo(x(chart.x[i]), y(l.high[i] ?? l.y[i]))); context.fill(); context.globalAlpha = 1; }
       context.strokeStyle = shade; context.lineWidth = 1.5; context.beginPath();
       let open = false;
       l.y.forEach((v, i) => { if (v === null) { open = false; return; } open ? context.lineTo(x(chart.x[i]), y(v)) : context.moveTo(x(chart.x[i]), y(v)); open = true; });
@@ -128,7 +129,7 @@ function studyCourses(id, told, into) {
   const listed = () => {
     const chart = told.each[which];
     lines.replaceChildren(pickOf(`${id}-line`, "line", [...(chart.one ? [] : ["all"]), ...chart.lines.map(l => l.name)], "pb", draw));
-    said.textContent = `n = ${number(chart.n)}${chart.lines.some(l => l.low) ? "; bands: 95 % intervals" : "; a single observation, so no interval"}${chart.strip.length ? "; below: the cluster of every tick" : ""}`;
+    said.textContent = `n = ${number(chart.n)}${chart.lines.some(l => l.low) ? "; 95 % intervals on hover, and as a band around a line that is chosen" : "; a single observation, so no interval"}${chart.strip.length ? "; below: the cluster of every tick" : ""}`;
   };
   on.addEventListener("mousemove", e => {
     const chart = told.each[which], [left, , right] = box(on.clientWidth, on.clientHeight), xs = range(chart.x), v = xs[0] + (e.offsetX - left) / (right - left) * (xs[1] - xs[0]);

@@ -7,6 +7,7 @@ over time, tables and figures.  N points, T ticks.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,11 +119,14 @@ def _activations(run: Traced, result: Result, name: str) -> Study:
     colours += [numbers(what, features[:, i]) for i, what in enumerate(result.notes["features"])]
     maps = {what: arrays[key] for key, what in (("umap", "UMAP"), ("pca", "principal components"))
             if key in arrays and arrays[key].shape[1] > 1}  # fmt: skip
-    study.points(name, arrays["index"], maps, colours)
-    columns = ("cluster", "records", "lives", "verdict", "why")
+    if maps:
+        study.points(name, arrays["index"], maps, colours)
+    else:
+        study.html.append(paragraph("The activations vary in one direction only, so there is no map."))
+    columns = ("cluster", "records", "share", "lives", "units", "verdict", "why")
     study.tables(result, {"clusters": ("What the clusters are about", columns)})
     study.scalars(result)
-    study.pictures(run.path, {"clusters.png": "Clusters", "effects.png": "Effects"})
+    study.pictures(run.path, {"cluster_features.png": "Effect of each feature on each cluster"})
     return study
 
 
@@ -194,7 +198,8 @@ def _probes(run: Traced, result: Result, name: str) -> Study:
     for more in ("inputs", "emergence", "agents"):
         if found := result.tables.get(more):
             study.html.append(table(found, f"{more.capitalize()}", most=60))
-    study.pictures(run.path, {"mediation.png": "What stays without the obvious"})
+    study.pictures(run.path, {"mediation.png": "What stays without the obvious", "inputs.png": "Other inputs",
+                              "emergence.png": "When in training", "agents.png": "Other agents"})  # fmt: skip
     return study
 
 
@@ -234,7 +239,7 @@ def _states(run: Traced, result: Result, name: str) -> Study:
     study.tables(result, {
         "explained": ("Variance held by components", ("components", "share", "low", "high", "n")),
         "ica": ("Stability of the directions", ("direction", "stability", "match", "explained")),
-        "overlap": ("Real against simulated", ("measure", "value", "low", "high", "floor", "n", "reason")),
+        "overlap": ("Real against simulated", ("measure", "simulated", "low", "high", "floor", "unit", "n", "reason")),
     })  # fmt: skip
     study.scalars(result)
     return study
@@ -273,6 +278,20 @@ SHOWN: dict[str, Callable[[Traced, Result, str], Study]] = {
 }  # fmt: skip
 
 
+# What each of them reads; a run of an earlier version may lack some of it.
+REQUIRED = {
+    "activations": ("index", "features"), "life": ("timeline", "lives", "features"),
+    "life_phase": ("label", "share", "share_low", "share_high", "lives"), "probes": ("targets", "unit"),
+    "semantics": ("names",), "env_states": ("index", "source", "value", "map", "map_row"),
+    "latents": ("index", "source", "value", "map", "map_row"), "target_functions": ("targets", "field"),
+}  # fmt: skip
+
+
+def lacks(stage: str, result: Result) -> list[str]:
+    """What a result of a stage should hold and does not."""
+    return [name for name in REQUIRED[stage] if name not in {*result.arrays, *result.tables, *result.notes}]
+
+
 # ---------------------------------------------------------------------------- the views
 
 
@@ -309,21 +328,27 @@ def studies(runs: Sequence[Traced], chosen: Chosen | None, out: Path) -> Studies
     for run in runs:
         stage = run.stage
         name = stage if f"study_{stage}" not in made.facts else f"{stage}_{len(made.facts)}"
-        study = SHOWN[stage](run, Result.load(run.path), name)
+        result = Result.load(run.path)
+        if missing := lacks(stage, result):
+            words = (
+                f"An earlier version made this run: it has no {', '.join(missing)}. The command above makes it again."
+            )
+            study = Study([paragraph(words)])
+        else:
+            study = SHOWN[stage](run, result, name)
         title = TITLES[stage] + (f": {run.path.name}" if sum(r.stage == stage for r in runs) > 1 else "")
-        line = f"python {STAGES[stage].command} --config {shown(run.path / 'config.json')} --out " + shown(
-            out.parent / AGAIN / run.path.name
-        )
+        again = ["--config", shown(run.path / "config.json"), "--out", shown(out.parent / AGAIN / run.path.name)]
+        line = f"python {STAGES[stage].command} {shlex.join(again)}"
         head = f"<h2>{text_of(title)}</h2>{paragraph(f'{shown(run.path)}: {DOES[stage]}.')}"
         body = f'<div class="read">{head}<div class="charts"></div>{"".join(study.html)}</div>'
         made.views.append(View(f"study_{name}", title, body, line))
         made.facts[f"study_{name}"] = study.charts
         made.blocks.extend(study.blocks)
     have = {run.stage for run in runs}
-    missing = list(_missing(have, runs, chosen))
-    if missing:
+    not_run = list(_missing(have, runs, chosen))
+    if not_run:
         rows = "".join(f"<dt>{text_of(title)}</dt><dd>{text_of(words)} {command(line)}</dd>"
-                       for title, words, line in missing)  # fmt: skip
+                       for title, words, line in not_run)  # fmt: skip
         body = f'<div class="read"><h2>More studies</h2>{paragraph("Not run yet; to make one:")}<dl>{rows}</dl></div>'
         made.views.append(View("more", "More studies", body))
     return made
@@ -335,7 +360,8 @@ def _missing(have: set[str], runs: Sequence[Traced], chosen: Chosen | None) -> I
     if chosen is not None:
         for stage in OF_A_SIMULATOR:
             if stage not in have and chosen.simulator is not None:
-                yield TITLES[stage], f"{DOES[stage]}.", made_by(stage, chosen).line
+                line = made_by(stage, chosen).line + " --maximise value_drop" * (stage == "target_functions")
+                yield TITLES[stage], f"{DOES[stage]}.", line
     known: dict[str, Path] = {}
     for run in runs:
         for path, manifest in run.chain.items():
@@ -358,7 +384,7 @@ def _missing(have: set[str], runs: Sequence[Traced], chosen: Chosen | None) -> I
             where = shown(known[flag]) if flag in known else str(written(flag))
             words += [where] if flag in POSITIONAL else [f"--{flag}", where]
         does = f"{DOES[stage]}{', ' + truth if stage == 'probes' and not policies else ''}."
-        yield TITLES[stage], does, f"python {STAGES[stage].command} {' '.join(words)}"
+        yield TITLES[stage], does, f"python {STAGES[stage].command} {shlex.join(words)}"
 
 
 def first_page(runs: Sequence[Traced], left_out: Sequence[str], made: Studies) -> View:

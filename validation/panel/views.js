@@ -103,7 +103,9 @@ function drawGraph(on) {  // behaviours on a circle, with arrows for what follow
   all.forEach((b, i) => {
     const [x, y] = at(i);
     context.fillStyle = b.colour; context.beginPath(); context.arc(x, y, 8, 0, 7); context.fill();
-    context.fillStyle = colour("ink"); context.textAlign = "center"; context.textBaseline = "top"; context.fillText(b.name.slice(0, 26), x, y + 10);
+    context.fillStyle = colour("ink"); context.strokeStyle = colour("paper"); context.lineWidth = 4; context.textAlign = "center"; context.textBaseline = "top";
+    const name = b.name.length > 34 ? b.name.slice(0, 33) + "…" : b.name;
+    context.strokeText(name, x, y + 10); context.fillText(name, x, y + 10);  // readable across the arrows
   });
 }
 
@@ -163,7 +165,7 @@ function bookmarks() {
   const groups = [["Yours", "Set by the button bookmark in Samples.", marks().map(m => m.split(".").map(Number)).map(([id, t]) => ({ n: data.ids.indexOf(id), t })).filter(m => m.n >= 0 && m.t < data.steps[m.n]).map(m => ({ ...m, words: `sample ${data.ids[m.n]}, step ${m.t}` }))],
     ["Largest change of value", "|value after − value before| (return).", top((n, t) => next(n, t) ? Math.abs(data.value[at(n, t + 1)] - data.value[at(n, t)]) : NaN, r => number(r.v))],
     ["Most surprising steps", "|reward + value after − value before| (return, undiscounted): what the agent did not expect.", top((n, t) => next(n, t) ? Math.abs(data.reward[at(n, t)] + data.value[at(n, t + 1)] - data.value[at(n, t)]) : NaN, r => number(r.v))],
-    ["Least expected actions", "Probability that the agent gave to what it did.", top((n, t) => { const a = data.choices.indexOf(data.actions[data.action[at(n, t)]]); const p = a < 0 ? 255 : data.prob[at(n, t) * data.A + a]; return p === 255 ? NaN : -p / 250; }, r => number(-r.v))]];
+    ["Least expected actions", "Probability that the agent gave to what it did.", top((n, t) => { const a = data.taken[data.action[at(n, t)]] ?? -1, p = a < 0 ? 255 : data.prob[at(n, t) * data.A + a]; return p === 255 ? NaN : -p / 250; }, r => number(-r.v))]];
   if (real) groups.push(["Where simulator and world part", "|value in the simulator − value in the real episode| at the same step (return).", top((n, t) => real.start[n][0] >= 0 && t < real.steps[n] ? Math.abs(data.value[at(n, t)] - real.value[n * real.T + t]) : NaN, r => number(r.v))]);
   if (facts.directions) {
     const k = Math.min(data.K - 1, state.k), name = facts.directions.names[k], c = (n, t) => data.c[at(n, t) * data.K + k];
