@@ -271,6 +271,7 @@ def tables_of(
     here = [w for w in words if not is_elsewhere(w)]
     out: dict[Path, dict[str, list[dict[str, Any]]]] = {}
     width: dict[str, int] = {}
+    require_one_agent(paths, config.agent)
     for path in paths:
         inputs, table, advantages = one_table(path, here, targets, config, config.agent if path == paths[-1] else None)
         for given in inputs:
@@ -293,6 +294,27 @@ def tables_of(
         ]  # fmt: skip
         last["inputs"] += others
     return out
+
+
+def require_one_agent(paths: Sequence[Path], given: Path | None) -> None:
+    """UserError where recordings that are compared are of agents with other weights, as far as these are at hand."""
+    shapes = {path: weights_of(path, given if path == paths[-1] else None) for path in paths} if len(paths) > 1 else {}
+    known = [path for path, of in shapes.items() if of]
+    for path in known:
+        if shapes[path] != shapes[known[0]]:
+            raise UserError(
+                f"{path}: its agent has other weights than the one of {known[0]}: only checkpoints of one agent, of "
+                "the same cell and blocks, can be compared; another agent's recording is --inputs NAME=DIR"
+            )
+
+
+def weights_of(path: Path, given: Path | None) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of the weights of a recording's agent; none where it is not at hand, or of a foreign one."""
+    with RolloutStore(path) as store:
+        recorded = recorded_agent(store, given)
+    if recorded is None or not isinstance(recorded[0], torch.nn.Module):
+        return {}
+    return {name: tuple(w.shape) for name, w in recorded[0].state_dict().items()}
 
 
 def one_table(

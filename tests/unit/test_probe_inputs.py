@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.probes.__main__ import main, recordings_of
+from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
+from analysis.probes.__main__ import main, recordings_of, tables_of
 from analysis.probes.alignment import aside, check_labels, check_states
 from analysis.probes.config import ProbesConfig
 from analysis.probes.directions import basis_of
@@ -167,10 +168,20 @@ def test_probes_are_directions_of_which_each_leaves_the_others() -> None:
 OPTIONS = PlantedOptions(horizon=30)
 
 
-def record(path: Path, seed: int = 0, late: int = 0, slip: int = 0, blocks: Mapping[str, int] | None = None) -> Path:
-    """A recording of the planted agent.  late: by how many steps labels, slip: by how many states lag behind."""
-    agent = PlantedAgent(OPTIONS)
-    with artefacts.new_run(path, "record", {}) as run:
+def record(
+    path: Path, seed: int = 0, late: int = 0, slip: int = 0, blocks: Mapping[str, int] | None = None, cell: str = ""
+) -> Path:
+    """A recording of the planted agent.  late: by how many steps labels, slip: by how many states lag behind; cell: of
+    the agent that is said to have been recorded."""
+    agent: Any = PlantedAgent(OPTIONS)
+    if cell:
+        sizes = AgentConfig(encoder="mlp", embedding_size=4, hidden_size=4, recurrence=cell)  # type: ignore[arg-type]
+        agent = RecurrentAgent(sizes, agent.spec)
+        with artefacts.new_run(path / "agent", "train", {}) as run:
+            save_agent(agent, run.path)
+            run.facts = {"agent": fingerprint(agent)}
+        path = path / "rollouts"
+    with artefacts.new_run(path, "record", {}, {"agent": path.parent / "agent"} if cell else {}) as run:
         write_json(run.path / "spec.json", agent.spec.to_json())
         run.facts = {"agent": fingerprint(agent), "source": "real", "classes": ["side"]}
         with StoreWriter(run.path) as writer:
@@ -242,6 +253,9 @@ def test_one_line_for_each_mistake(tmp_path: Path) -> None:
     wide = record(tmp_path / "wide", blocks={"a": 8})
     with pytest.raises(UserError, match="block_0 is 4 numbers wide, 8 in .* of the same cell and blocks"):
         main(config_of(small, recordings=(wide,), inputs=("block_0",), targets=("stimulus_0",), out=tmp_path / "out"))
+    gru, ema = (record(tmp_path / cell, cell=cell) for cell in ("gru", "ema"))
+    with pytest.raises(UserError, match="gru.rollouts: its agent has other weights than the one of .*ema.rollouts"):
+        tables_of([ema, good, gru], ["h"], ["stimulus_0"], config_of(gru))
     assert not (tmp_path / "out").exists()
 
 

@@ -215,7 +215,7 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
     check_options(options, basis)
     rule = rule_of(config, name, device)
     asks = asks_truth(options) or bool(config.world_edits)
-    truth = names_told(pool(agent.spec, config, told=True), agent.spec) if asks else ()
+    truth = names_told(pool(agent.spec, config, told=True), agent.spec, config.starts) if asks else ()
     edits = parse_world_edits(config.world_edits, truth)
     hypotheses, events = parse_study(options, basis, agent.spec, rule, truth)
     told = bool(matched_in(hypotheses)) or any(event.truths for event in events)

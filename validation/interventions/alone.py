@@ -146,9 +146,11 @@ def alone(
     return result
 
 
-def names_told(make: Pool, spec: EnvSpec) -> tuple[str, ...]:
-    """The truth columns that a world tells of itself as it goes."""
-    env = make(agents_a_world(spec))
+def names_told(make: Pool, spec: EnvSpec, slots: int = 1) -> tuple[str, ...]:
+    """The truth columns that a world tells of itself as it goes.  slots: of a world of one agent; as many as are played
+    later, where each number of slots has to be compiled (Craftax)."""
+    agents = agents_a_world(spec)
+    env = make(agents if agents > 1 else slots)
     try:
         return tuple(told_by(env.reset(0).truth))
     finally:
