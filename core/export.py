@@ -101,7 +101,7 @@ def main(config: ExportConfig) -> None:
 class Table:
     """Columns of equal length and their units ("" where there is none)."""
 
-    columns: Mapping[str, Sequence[Any]]
+    columns: Mapping[str, Sequence[Any] | np.ndarray]
     units: Mapping[str, str]
 
 

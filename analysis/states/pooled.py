@@ -83,12 +83,14 @@ def join(parts: Sequence[States]) -> States:
     """The rows of all of them, in this order."""
     if len(parts) == 1:
         return parts[0]
-    columns = [name for name in States.__dataclass_fields__ if name != "more"]
+    columns = {
+        name: np.concatenate([getattr(p, name) for p in parts]) for name in States.__dataclass_fields__ if name != "more"
+    }
     more = {
         name: np.concatenate([p.more.get(name, np.full(len(p.x_NF), np.nan)) for p in parts])
         for name in dict.fromkeys(name for p in parts for name in p.more)
     }
-    return States(*(np.concatenate([getattr(p, name) for p in parts]) for name in columns), more)
+    return States(**columns, more=more)
 
 
 def episodes_of(store: RolloutStore, first: int, most: int, seed: int) -> list[int]:
