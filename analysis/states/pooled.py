@@ -83,9 +83,7 @@ def join(parts: Sequence[States]) -> States:
     """The rows of all of them, in this order."""
     if len(parts) == 1:
         return parts[0]
-    columns = {
-        name: np.concatenate([getattr(p, name) for p in parts]) for name in States.__dataclass_fields__ if name != "more"
-    }
+    columns = {k: np.concatenate([getattr(p, k) for p in parts]) for k in States.__dataclass_fields__ if k != "more"}
     more = {
         name: np.concatenate([p.more.get(name, np.full(len(p.x_NF), np.nan)) for p in parts])
         for name in dict.fromkeys(name for p in parts for name in p.more)
