@@ -55,13 +55,13 @@ def _figure_class() -> Any:
 
         laying = False
 
-        def savefig(self, file: Any, **options: Any) -> None:
+        def savefig(self, fname: Any, **options: Any) -> None:
             self.laying = True
-            super().savefig(file, **options)
-            for kind in also.get() if isinstance(file, (str, Path)) else ():
+            super().savefig(fname, **options)
+            for kind in also.get() if isinstance(fname, (str, Path)) else ():
                 self.laying = True
                 dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]  # the same figure, the same file
-                super().savefig(Path(file).with_suffix(f".{kind}"), **options | {"metadata": dates})
+                super().savefig(Path(fname).with_suffix(f".{kind}"), **options | {"metadata": dates})
 
         def draw(self, renderer: Any) -> None:
             engine = self.get_layout_engine()

@@ -88,7 +88,7 @@ def join(parts: Sequence[States]) -> States:
         name: np.concatenate([p.more.get(name, np.full(len(p.x_NF), np.nan)) for p in parts])
         for name in dict.fromkeys(name for p in parts for name in p.more)
     }
-    return States(*(np.concatenate([getattr(p, name) for p in parts]) for name in columns), more)
+    return States(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in columns}, more=more)
 
 
 def episodes_of(store: RolloutStore, first: int, most: int, seed: int) -> list[int]:
