@@ -178,7 +178,7 @@ def _write_parquet(path: Path, table: Table) -> None:
     arrow = _pyarrow()
     arrays, fields = [], []
     for name, values in table.columns.items():
-        kinds = {type(v) for v in values if v is not None} if not isinstance(values, np.ndarray) else set()
+        kinds = {type(v) for v in values if v is not None} if isinstance(values, list) else set()  # an array has one
         if len(kinds) > 1:  # numbers are of one kind; a column of words and numbers is one of words
             one = float if kinds <= {int, float} else str
             values = [None if v is None else one(v) for v in values]

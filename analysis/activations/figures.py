@@ -166,7 +166,8 @@ def _draw_metric_map(result: Result) -> Any:
         if high <= low:
             continue
         scale = Normalize(low, high, clip=True)
-        away = np.abs(np.clip(values[rows, f], low, high) - middle) / max(high - middle, middle - low)
+        away = np.abs(values[rows, f] - middle) / max(high - middle, middle - low)
+        away = np.minimum(away, 1)
         order = np.argsort(away, kind="stable")  # what is far from the middle last, on top
         rgba = colormaps[f"{SEQUENTIAL}_r"](np.clip(np.asarray(scale(values[rows[order], f]), float), 0, 1))
         rgba[:, 3] = FAINTEST + (1 - FAINTEST) * away[order]

@@ -58,7 +58,9 @@ def draw_heads(result: Result) -> Any:
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.axvline(len(heads) - 1.5, color="w", linewidth=3)
     extend = "max" if kl.max(initial=0) > most else "neither"
-    figure.colorbar(image, label="KL in nats (square-root scale)", extend=extend)
+    ticks = most * np.linspace(0, 1, 5) ** 2
+    bar = figure.colorbar(image, label="KL in nats (square-root scale)", extend=extend, ticks=ticks)
+    bar.ax.set_yticklabels([f"{tick:.2g}" for tick in ticks])
     left_out = f"; never a choice: {', '.join(silent)}" if silent else ""
     axis.set_title(
         f"KL(original || patched), nats; * more than {result.notes['controls']} random directions (q ≤ {ALPHA})"

@@ -395,9 +395,9 @@ def test_states_turn_stop_and_take_another_colour(browser: Any, tmp_path: Path) 
     stopped = opened.pixels("space")
     opened.tab.wait_for_timeout(200)
     assert opened.pixels("space") == stopped
-    assert opened.text("ends").split() == [
-        f"{v:.3g}".replace("-", "\u2212") for v in turning.number_of(result, "value")[1:3]
-    ]  # type: ignore[index]
+    numbers = turning.number_of(result, "value")
+    assert numbers is not None
+    assert opened.text("ends").split() == [f"{v:.3g}".replace("-", "\u2212") for v in numbers[1:3]]
     opened.tab.select_option("#by", "1")
     assert opened.pixels("space") != stopped
     assert opened.text("legend").split() == ["<left>", "right"] and not opened.tab.locator("#scale").is_visible()
