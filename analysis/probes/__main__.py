@@ -72,7 +72,7 @@ from core.stats import few, least_permutations, least_units
 
 STAGE = "probes"
 NOT_TARGETS = ("agent", "map", "world", "seed", "level")  # names, not quantities
-CONFOUNDERS = ("tick", "row", "col", "in_combat")  # what --given auto takes of a recording
+CONFOUNDERS = ("tick", "row", "col", "in_combat")  # what --given auto takes of a recording; the first is time
 AUTO = ("auto",)
 
 
@@ -355,10 +355,11 @@ def probe_basis(rows: Rows, result: Result, config: ProbesConfig, agent: str) ->
 
 
 def given_of(config: ProbesConfig, every: Collection[str]) -> tuple[str, ...]:
-    """The confounders: of --given auto, those that are recorded, else the step."""
+    """The confounders: of --given auto, those that are recorded, and time as the step where no tick is."""
     if config.given != AUTO:
         return config.given
-    return tuple(name for name in CONFOUNDERS if name in every) or (STEP,)
+    recorded = tuple(name for name in CONFOUNDERS if name in every)
+    return recorded if CONFOUNDERS[0] in recorded else (STEP, *recorded)
 
 
 def summary(result: Result, out: Path) -> str:

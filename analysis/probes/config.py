@@ -38,7 +38,7 @@ class ProbesConfig:
     and the cosine; none: every number of the ground truth"""
     given: tuple[str, ...] = ("auto",)
     """confounders that are partialled out of states and quantities; step is time in the episode; auto: those of tick,
-    row, col and in_combat that are recorded, else step; none: no mediation"""
+    row, col and in_combat that are recorded, and step where no tick is; none: no mediation"""
     where: str = ""
     """only steps of which this is true, a condition over the ground truth such as "coin_in_view == 0 and support" """
     agent: Path | None = None

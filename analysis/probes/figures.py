@@ -77,7 +77,7 @@ def draw_inputs(result: Result) -> Any:
     axis.set_xticks(range(len(inputs)), inputs, rotation=30, ha="right", fontsize=8)
     axis.set_yticks(range(len(targets)), [t.replace("_", " ") for t in targets], fontsize=8)
     bar = figure.colorbar(image, ax=axis, shrink=0.6)
-    bar.set_label("R², or balanced accuracy above chance, as a share of what is left to 1", fontsize=8)
+    bar.set_label("R², or balanced accuracy\nabove chance (1: all)", fontsize=8)
     axis.set_xlabel(f"linear probes, {_many(result)} held out", fontsize=8)
     return figure
 

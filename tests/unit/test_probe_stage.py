@@ -412,4 +412,5 @@ def test_a_few_long_lives_are_told() -> None:
 def test_given_fits_what_is_recorded() -> None:
     config = ProbesConfig()
     assert given_of(config, ["tick", "self_gold", "in_combat"]) == ("tick", "in_combat")
+    assert given_of(config, ["row", "col", "timestep"]) == ("step", "row", "col")  # time is always given
     assert given_of(config, ["agent_x"]) == ("step",) and given_of(ProbesConfig(given=()), ["tick"]) == ()
