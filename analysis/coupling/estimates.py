@@ -180,8 +180,7 @@ def couple(
     p = {path: np.full(shape, np.nan) for path in PATHS}
     ends = {path: np.full((2, *shape), np.nan) for path in PATHS}
     episodes = np.zeros(len(behaviours), np.int64)
-    of_units: list[np.ndarray | None] = []
-    units = []
+    of_units, units = list[np.ndarray | None](), list[np.ndarray]()
     part = (len(later), k, k)
     for b in range(len(behaviours)):
         mine = slice(stops[b], stops[b + 1])
@@ -201,15 +200,10 @@ def couple(
             straight_through[path][b, later] = mean_over_episodes(effect, unit_M[mine]).mean(0).reshape(part)
     others = np.random.default_rng([config.seed, 2])  # what was computed before these stays as it was
     alike = kinds(of_units, units, config.alpha, config.permutations, others)
-    ends_of = None
+    given = None
     if config.extremes:
-        of_extreme = _given_extremes(
-            per_sample[""], unit_M, stops[len(behaviours) :], extreme, later, shape[1:], config, others
-        )
-        found = means_given(
-            observed, lags, config.extremes, config.permutations, config.resamples, others, config.alpha
-        )
-        ends_of = Extremes(found["mean"], found["p"], found["ends"], found["steps"], found["episodes"], *of_extreme)
+        of_extreme = per_sample[""], unit_M, stops[len(behaviours) :], extreme, later
+        given = _at_extremes(observed, of_extreme, shape[1:], config, others)
     return Coupling(
         correlation=r["correlation"],
         p_correlation=r["p"],
@@ -226,16 +220,20 @@ def couple(
         ended=float(ended.mean()),
         actions=[[simulator.world.spec.action_names[i] for i in ids] for ids in groups],
         kinds=alike,
-        extremes=ends_of,
+        extremes=given,
     )
 
 
-def _given_extremes(
-    effect_MLKK: np.ndarray, unit_M: np.ndarray, stops: np.ndarray, groups: Sequence[tuple[int, int, int]],
-    later: Sequence[int], shape: tuple[int, ...], config: CouplingConfig, rng: np.random.Generator,
-) -> tuple[np.ndarray, ...]:  # fmt: skip
-    """jacobian, p and ends [tails, *shape], and samples and episodes, as ``Extremes`` has them: of every group its own
-    source and lag."""
+def _at_extremes(
+    observed: Labelled,
+    sampled: tuple[np.ndarray, np.ndarray, np.ndarray, Sequence[tuple[int, int, int]], list[int]],
+    shape: tuple[int, ...],
+    config: CouplingConfig,
+    rng: np.random.Generator,
+) -> Extremes:
+    """What follows extremes.  sampled: whole effects [M, L, K, K], the episode of each row, where the rows of every
+    group end, the groups (``Plan.extremes``; each counts for its own source and lag), and the places of the L lags."""
+    effect_MLKK, unit_M, stops, groups, later = sampled
     mean, p = np.full((2, len(TAILS), *shape), np.nan)
     ends = np.full((2, len(TAILS), *shape), np.nan)
     samples, episodes = np.zeros((2, len(TAILS), *shape[:2]), np.int64)
@@ -246,7 +244,10 @@ def _given_extremes(
             continue
         over = mean_effect(effect_MLKK[first:last, later.index(at), i], unit, config.permutations, rng)
         mean[tail, at, i], p[tail, at, i], ends[:, tail, at, i] = over.mean_X, over.p_X, over.ends_2X
-    return mean, p, ends, samples, episodes
+    lags = list(config.lags)
+    r = means_given(observed, lags, config.extremes, config.permutations, config.resamples, rng, config.alpha)
+    of_means = (r[name] for name in ("mean", "p", "ends", "steps", "episodes"))
+    return Extremes(*of_means, mean, p, ends, samples, episodes)
 
 
 def _planned_jacobians(

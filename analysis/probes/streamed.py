@@ -16,7 +16,6 @@ from analysis.shared.probe_fits import FoldSums, MlpOptions, Sums, mlp_predict
 from core.progress import bar
 
 BLOCK = 8192  # rows worked on together
-LEAST = 1e-6  # of a feature's square that must be spread: products of blocks are float32
 
 
 class Split(NamedTuple):
@@ -46,14 +45,14 @@ def blocks(given: Input, step_E: Mapping[int, np.ndarray]) -> Iterator[tuple[sli
 
 
 def centre_of(given: Input, step_E: Mapping[int, np.ndarray]) -> np.ndarray:
-    """About the mean of an input, float32 [F], from some whole episodes."""
+    """About the mean of an input, float64 [F], from some whole episodes."""
     place, parts = 0, []
     every = max(1, len(step_E) // 32)
     for i, (e, step) in enumerate(step_E.items()):
         if i % every == 0:
             parts.append(given.of(e, slice(place, place + len(step))))
         place += len(step)
-    out: np.ndarray = np.concatenate(parts).mean(0, dtype=np.float64).astype(np.float32)
+    out: np.ndarray = np.concatenate(parts).mean(0, dtype=np.float64)
     return out
 
 
@@ -76,21 +75,21 @@ def sums_along(
     low_F, high_F = np.full(width, np.inf), np.full(width, -np.inf)
     for rows, x_MF in blocks(given, step_E):
         low_F, high_F = np.minimum(low_F, x_MF.min(0)), np.maximum(high_F, x_MF.max(0))
-        x_MF = x_MF - centre_F
-        y_MS = y_NS[rows] - mean_S.astype(np.float32)
+        x_MF = x_MF - centre_F  # float64: of rare features, sums of float32 products would be mostly rounding
+        y_MS = y_NS[rows] - mean_S
         for i, (split, count) in enumerate(zip(splits, columns, strict=True)):
             fold_M = split.fold_N[rows]
             for g in np.unique(fold_M):
                 x, y = x_MF[fold_M == g], y_MS[fold_M == g, :count]
                 n[i][g] += len(x)
-                sums[i][g] += x.sum(0, dtype=np.float64)
+                sums[i][g] += x.sum(0)
                 gram[i][g] += x.T @ x
-                of_y[i][g] += y.sum(0, dtype=np.float64)
+                of_y[i][g] += y.sum(0)
                 cross[i][g] += x.T @ y
-                square[i][g] += (y.astype(np.float64) ** 2).sum(0)
+                square[i][g] += (y**2).sum(0)
     live = np.flatnonzero(high_F > low_F)
     return live, [
-        (FoldSums(n[i], sums[i][:, live], np.stack([g[np.ix_(live, live)] for g in gram[i]]), least=LEAST),
+        (FoldSums(n[i], sums[i][:, live], np.stack([g[np.ix_(live, live)] for g in gram[i]])),
          Sums(mean_S[:c], of_y[i], np.stack([g[live] for g in cross[i]]), square[i]))
         for i, c in enumerate(columns)
     ]  # fmt: skip
@@ -114,7 +113,7 @@ def linear(
     live, found = sums_along(given, step_E, centre_F, labels.y_NS, splits, columns)
     for split, part, (system, sums) in zip(splits, some, found, strict=True):
         own = system.fits_of(sums) if split.strict else system.easy_fits_of(sums)
-        fits.append([(w_FS.astype(np.float32), (a_S + sums.mean_S).astype(np.float32)) for w_FS, a_S in own])
+        fits.append([(w_FS, a_S + sums.mean_S) for w_FS, a_S in own])
         rules.append([rules_of(part, system, sums, g, *own[g]) for g in range(split.folds)])
     for rows, x_MF in blocks(given, step_E):
         x_MF = x_MF[:, live] - centre_F[live]

@@ -98,6 +98,20 @@ def test_sums_over_folds_say_what_the_rows_say() -> None:
     np.testing.assert_allclose(again.error_US, tally.error_US, rtol=1e-9)
 
 
+def test_what_an_observation_shows_is_read_among_many_rare_features() -> None:
+    """One-hot fields of a world hold hundreds of rare and redundant features; sums that round lose the rest (R2 .4)."""
+    rng = np.random.default_rng(0)
+    places = np.cumsum(rng.integers(-1, 2, (3000, 40)), 0)
+    x = np.concatenate([rng.random((3000, 200)) < 2e-3, *(p[:, None] // 8 == np.arange(-6, 6) for p in places.T)], 1)
+    shown = np.abs(np.cos(np.arange(3000) / 50))[:, None]
+    seen, unit = np.concatenate([x, shown], 1).astype(np.float32), np.arange(3000) // 75
+    steps, fold = {e: np.arange(75) for e in range(40)}, np.arange(3000) // 75 % 5
+    labels = labels_of({"shown": shown[:, 0]}, ())
+    (tally,) = linear(kept("obs", seen), steps, labels, [Split("unit", fold, True)], 1, unit, 40)
+    want = ((FoldedRidge(seen, fold).predict(labels.y_NS.astype(float)) - labels.y_NS) ** 2).sum()
+    assert tally.error_US.sum() / 3000 < 1e-6 and tally.error_US.sum() == pytest.approx(want, rel=0.1)
+
+
 def test_networks_have_a_column_and_an_advantage_of_their_own() -> None:
     rows, inputs = planted_rows(2, episodes=24)
     product = np.sign(rows.quantities["kept"]) * np.sign(rows.quantities["shown"])
