@@ -17,12 +17,9 @@ from agents.load import load_agent
 from agents.ppo import PPOConfig
 from agents.record import RecordConfig, main as record_main
 from agents.train import choose
-from analysis.probes.__main__ import main as probes
-from analysis.probes.config import ProbesConfig
 from core import config as cli
-from core.artefacts import Result
 from core.contracts import EnvSpec, Step, UserError, VecEnv
-from core.directions import fingerprint, load_basis
+from core.directions import fingerprint
 from core.episodes import RolloutStore
 from envs import craftax
 from envs.craftax import CraftaxEnv, CraftaxOptions
@@ -617,39 +614,6 @@ def test_steps_of_every_checkpoint_are_recorded_with_all_that_probes_read(crafta
         assert store.manifest["facts"]["weights"] == f"{names[0]}.safetensors" and store.steps.tolist() == [5] * 4
         starts = {e.meta["slot"]: e for e in reversed(episodes)}  # the first of every slot
         assert all(np.array_equal(e.h, starts[e.meta["slot"]].h[:5]) for e in store)
-
-
-def test_probes_read_a_craftax_recording(craftax_run: Path, tmp_path: Path) -> None:
-    """Positive controls are read from the observation, a name is told apart and is no direction, two blocks have a row
-    each, and what a recording of this agent's is not is refused."""
-    rollouts = tmp_path / "rollouts"
-    flags = [*f"--agent {craftax_run} --slots 4 --episodes 12 --points all --threads 1 --seed 5".split()]
-    record([*flags, "--out", str(rollouts)])
-    little = {"mlp": False, "shuffles": 19, "resamples": 99, "exchanges": 1, "folds": 3, "threads": 1}
-    names = ("health", "timestep", "direction", "light_level", "is_sleeping")
-    config = ProbesConfig(
-        extraction=rollouts, out=tmp_path / "probes", inputs=("h", "block_0", "embedding", "obs", "obs:2", "random"),
-        targets=names, directions=("health",), **little,  # type: ignore[arg-type]
-    )  # fmt: skip
-    probes(config)
-    result = Result.load(config.out)
-    table = {(row["target"], row["input"]): row for row in result.tables["inputs"]}
-    assert table["light_level", "obs"]["score"] > 0.99 and table["direction", "obs"]["score"] > 0.99
-    assert table["direction", "h"]["kind"] == "classes" and table["is_sleeping", "h"]["kind"] == "binary"
-    assert table["timestep", "obs"]["score"] < table["light_level", "obs"]["score"]
-    assert {i for t, i in table if t == "health"} == set(config.inputs)
-    assert [row["target"] for row in result.tables["targets"]] == [n for n in names if n != "direction"]
-    basis = load_basis(config.out, "probe", fingerprint(load_agent(craftax_run)))
-    assert basis.facts["targets"]["probe:0"] == "health"
-    for changes, said in (
-        ({"targets": ("mana",)}, "no quantity 'mana'"),
-        ({"targets": ("achieved_collect_diamond", "health")}, "achieved_collect_diamond is 0 at every step"),
-        ({"folds": 7}, "12 units .life. are too few; at least 14"),
-        ({"block": "2", "inputs": ()}, "has 2 block.s., 0 to 1"),
-    ):
-        with pytest.raises(UserError, match=said):
-            probes(replace(config, out=tmp_path / "no", **changes))  # type: ignore[arg-type]
-    assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize(
