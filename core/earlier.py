@@ -86,7 +86,7 @@ FLAGS: Mapping[str, Flags] = {
         "t": _TASKS, "task_file": _TASKS, "save_file_prefix": Gone("--out names the directory of the result files"),
     },
     "extract_activations": {
-        "p": "policy", "o": "out", "output_dir": "out", "policies_dir": "policies", "s": "seed",
+        "p": "policy", "o": "out", "output_dir": "out", "policies_dir": "policies", "s": "seed", "layer": "points",
         "n": Gone("worlds are --parts times --worlds", stops=True),
         "num_episode": Gone("worlds are --parts times --worlds", stops=True), "t": _TASKS, "task_file": _TASKS,
         "streaming": Gone("memory never grows with the recording", words=0),
@@ -144,6 +144,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
     "device": {"gpu": "cuda"},
     "architecture": {"neurips23_start_kit": "start_kit"},
     "preset": {"hard-rec": "paper"},
+    "points": {"lstm_cell": "cell", "encoder_output": "embedding"},
 }
 WEIGHTS = (".pth", ".pt", ".ckpt", ".safetensors")  # files that the earlier systems name where a run directory is due
 

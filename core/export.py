@@ -10,6 +10,12 @@
 
 from __future__ import annotations
 
+if not __package__:  # run by its path, where the imports below fail
+    import sys
+
+    print("error: a part of a package; type: python -m core.export", file=sys.stderr)
+    sys.exit(2)
+
 import csv
 import io
 import json
