@@ -50,9 +50,9 @@ def mistyped(name: str, names: typing.Iterable[str]) -> str:
     """The same for names of settings, many of which are alike and mean different things (noise and noisy, ica_size and
     pca_size): only where one of them is a slip of the keyboard away, and one alone.  A slip is a letter that is missing
     or too many, or two exchanged; after the first letter of names of six or more also a wrong one; two such in names
-    of twelve or more."""
+    of twelve or more.  A single letter is a name of its own."""
     plain = name.lstrip("-")
-    most = 1 if len(plain) < 12 else 2
+    most = 0 if len(plain) < 2 else 1 if len(plain) < 12 else 2
     far = sorted((_slips(name, other), other) for other in names)
     if not far or far[0][0] > most or (len(far) > 1 and far[1][0] == far[0][0]):
         return ""
