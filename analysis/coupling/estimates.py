@@ -246,8 +246,9 @@ def _at_extremes(
         mean[tail, at, i], p[tail, at, i], ends[:, tail, at, i] = over.mean_X, over.p_X, over.ends_2X
     lags = list(config.lags)
     r = means_given(observed, lags, config.extremes, config.permutations, config.resamples, rng, config.alpha)
-    of_means = (r[name] for name in ("mean", "p", "ends", "steps", "episodes"))
-    return Extremes(*of_means, mean, p, ends, samples, episodes)
+    return Extremes(
+        r["mean"], r["p"], r["ends"], r["steps"], r["episodes"], mean, p, ends, samples, episodes
+    )  # fmt: skip
 
 
 def _planned_jacobians(
