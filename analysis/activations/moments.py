@@ -79,7 +79,7 @@ def page(result: Result, extraction: Path, worlds: Sequence[int], why: str) -> s
         body.append(f"<p class='soft'>No replays: {escape(why)}.</p>")
     elif len({row["world"] for row in rows}) > len(worlds):
         body.append(
-            f"<p class='soft'>Replays of {len(worlds)} worlds are beside this page; another: <code>python -m "
+            f"<p class='soft'>Worlds with a replay beside this page: {len(worlds)}; another: <code>python -m "
             f"analysis.replay {escape(str(extraction))} --cluster_dir DIR --world W</code>.</p>"
         )
     for c in dict.fromkeys(row["cluster"] for row in rows):
