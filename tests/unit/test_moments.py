@@ -50,4 +50,4 @@ def test_of_many_worlds_the_best_exemplars_get_replays_and_without_places_none(
     assert "No replays: the extraction does not say who lived in which world." in text and "<a " not in text
     result.tables["moments"] = [row | {"world": w, "agent": 1} for w in range(3)]
     shown = moments.page(result, extraction, [1], "")
-    assert shown.count("<a ") == 1 and "Replays of 1 worlds are beside this page" in shown
+    assert shown.count("<a ") == 1 and "Worlds with a replay beside this page: 1;" in shown
