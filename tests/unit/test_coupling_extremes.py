@@ -83,8 +83,8 @@ def test_unrelated_directions_have_no_means_at_their_extremes(
         naive += int((np.abs(mean) * np.sqrt(steps_of_entry) > 1.96).sum())
         low, high = found["ends"][..., off]
         covered += int(((low <= 0) & (high >= 0)).sum())
-    record_property("false_alarms", hits / tests)
-    record_property("coverage", covered / tests)
+    record_property("false_alarms", float(hits / tests))
+    record_property("coverage", float(covered / tests))
     assert 0.02 < hits / tests < (0.075 if runs < 100 else 0.06)  # 80 dependent tests a run
     assert naive / tests > 0.2  # steps taken as independent would have found something
     assert covered / tests > 0.9
@@ -182,7 +182,7 @@ def test_behaviours_that_work_alike_are_one_kind(
     for _ in range(runs):
         found = kinds.kinds(*of_behaviours(rng, np.full((4, 12), 0.5), 12, shared), 0.05, 199, rng)
         several += found.kind_B.max() > 0
-    record_property("false_alarms", several / runs)
+    record_property("false_alarms", float(several / runs))
     assert several / runs < (0.13 if runs < 100 else 0.08)  # standard error of 60: 0.03, of 400: 0.011
 
 
