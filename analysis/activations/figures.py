@@ -123,8 +123,11 @@ def _draw_map(result: Result) -> Any:
 
 
 def _map_legend(axis: Any, label: np.ndarray, of_label: Mapping[int, str]) -> None:
-    """The largest clusters' colours and sizes, in the map's corner."""
-    for c in [c for c in of_label if c != NOISE][:LISTED]:
+    """The largest clusters' colours and sizes, in the map's corner; none where there are no clusters."""
+    listed = [c for c in of_label if c != NOISE][:LISTED]
+    if not listed:
+        return
+    for c in listed:
         axis.scatter([], [], color=of_label[c], s=12, label=f"{c} ({(label == c).sum():,})")
     axis.legend(frameon=True, fontsize=7, loc="best", title="cluster (records)", title_fontsize=7, markerscale=1.2)
 
