@@ -155,10 +155,8 @@ def main(config: ProbesConfig) -> None:
     own = tables.get(paths[-1], {})
     result.tables |= own
     if len(tables) > 1:
-        labels = short_names(paths)
-        result.tables["emergence"] = emergence_rows(
-            {n: tables[p]["inputs"] for n, p in zip(labels, paths, strict=True)}
-        )
+        each = {n: tables[p]["inputs"] for n, p in zip(short_names(paths), paths, strict=True)}
+        result.tables["emergence"] = emergence_rows(each)
     inputs = {"extraction": paths[-1]} | {f"recording_{i}": path for i, path in enumerate(paths[:-1])}
     inputs |= {f"input_{n}": path for n, path in (elsewhere(w) for w in words if is_elsewhere(w))}
     if recorded is not None:

@@ -563,10 +563,11 @@ MAY = {
     ("envs/procgen_scenes.py", "read_json"): "a user's scenes",
     ("envs/nmmo.py", "load"): "maps, generated on first use",
     ("validation/report/page.py", "open"): "a picture in memory",
+    ("validation/panel/first.py", "open"): "a picture in memory",
     ("validation/panel/page.py", "read_text"): "scripts and style of the checkout",
     ("validation/panel/saliency.py", "File"): "maps, whose hash is compared first",
-    ("analysis/semantics/curves.py", "open"): "a user's progress.csv, or one that was compared",
-    ("analysis/semantics/curves.py", "read_json"): "the configuration of a half-written run",
+    ("agents/learning_curves.py", "read_text"): "a user's progress.csv, or the curve of a half-written run",
+    ("agents/learning_curves.py", "read_json"): "the configuration of a half-written run",
     ("analysis/semantics/states.py", "read_json"): "a user's names",
 }
 
