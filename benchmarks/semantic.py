@@ -8,6 +8,7 @@ other work runs.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,10 @@ ASKED = {"strided": 0.6, "impala": 0.87}
 PRESET = {"strided": "semantic", "impala": "semantic-paper"}
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cpu", action="store_true", help="count the process's CPU time, not the wall clock")
+    cpu = parser.parse_args().cpu
     from core.config import tune_allocator
 
     tune_allocator()
@@ -33,7 +37,7 @@ def main(argv: list[str]) -> None:
     from envs.procgen import ProcgenEnv
 
     torch.set_num_threads(1)
-    now = time.process_time if argv == ["--cpu"] else time.perf_counter
+    now = time.process_time if cpu else time.perf_counter
     line = "{:<10}{:>12}{:>12}{:>8}{:>8}"
     print(line.format("encoder", "plain, 1/s", "with, 1/s", "ratio", "asked"))
     for encoder, rounds in ROUNDS.items():
@@ -64,4 +68,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
