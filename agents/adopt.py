@@ -27,6 +27,7 @@ from agents.adopted import build, fill, hash_of, read_weights, save_adopted, wor
 from core import artefacts, config as cli
 from core.contracts import Agent, EnvSpec, UserError
 from core.directions import fingerprint
+from core.files import json_of
 from core.plugins import read_source
 from core.trees import Tree, each, flatten, leaves, unflatten
 from envs.registry import make, spec_of
@@ -354,7 +355,7 @@ def observations(spec: EnvSpec, seed: int) -> list[dict[str, Tensor]]:
 def options_of(text: str) -> dict[str, Any]:
     """A JSON object, or the file that holds one.  Raises UserError."""
     plain = text.lstrip().startswith("{")
-    value = cli.parse_json(text.encode(), Path("--env_options")) if plain else cli.read_json(Path(text))
+    value = json_of(text.encode(), Path("--env_options")) if plain else cli.read_json(Path(text))
     if not isinstance(value, dict):
         raise UserError(f"--env_options {text}: a JSON object is needed")
     return value

@@ -10,7 +10,6 @@ of nested dicts the names are joined with dots), and ``policy.pth`` out of a zip
 
 from __future__ import annotations
 
-import hashlib
 import io
 import pickle
 import warnings
@@ -23,9 +22,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from core.artefacts import WEIGHTS, load_json, load_weights, read_manifest, save_weights, write_atomically, write_json
+from core.artefacts import (
+    WEIGHTS,
+    load_json,
+    load_weights,
+    read_manifest,
+    save_weights,
+    sha256,
+    write_atomically,
+    write_json,
+)  # fmt: skip
 from core.config import nearest
 from core.contracts import Agent, EnvSpec, UserError
+from core.files import bounded, read_bytes, tensors_of
 from core.plugins import Source, agreed, agreed_source, copied_source
 from envs.registry import renewed
 
@@ -57,18 +66,9 @@ def build(module: ModuleType, file: str, spec: EnvSpec) -> Any:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Tensors of a weights file by name, on the CPU.  Raises UserError."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read the weights {path}: {error.strerror}") from None
+    data = read_bytes(path, "weights")
     if Path(path).suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-
-        try:
-            tensors = load(data)
-        except SafetensorError as error:
-            raise UserError(f"{path}: broken tensor file ({error})") from None
+        tensors = tensors_of(data, path)
     else:
         tensors = dict(_tensors(_unpacked(path, data), ""))
     if not tensors:
@@ -85,7 +85,9 @@ def _unpacked(path: Path, data: bytes) -> Any:
         if zipfile.is_zipfile(io.BytesIO(data)):
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 if POLICY in archive.namelist():
-                    data = archive.read(POLICY)
+                    member = archive.getinfo(POLICY)
+                    bounded(member.file_size, member.compress_size, path)
+                    data = archive.read(member)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Detected pickle protocol")  # of a file that is then refused, or read
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -94,10 +96,13 @@ def _unpacked(path: Path, data: bytes) -> Any:
             f"{path} holds pickled objects, which are never loaded; save the state dict alone: "
             "torch.save(agent.state_dict(), ...)"
         ) from None
-    except (RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except UserError:
+        raise
+    except Exception as error:  # of whatever kind: torch knows no end of them
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"{path} is no safetensors file, no state dict and no zip of Stable-Baselines3: {error}"
-        ) from None
+            f"{path} is no safetensors file, no state dict and no zip of Stable-Baselines3: {reason}"
+        ) from error
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
@@ -178,4 +183,4 @@ def load_adopted(path: Path, device: torch.device | str = "cpu", name: str = WEI
 
 def hash_of(path: Path) -> str:
     """Hex SHA-256 of a weights file."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return sha256(path)

@@ -20,14 +20,14 @@ from agents.ppo import PPOConfig
 from agents.recurrent import AgentConfig
 from agents.train import Collector, train_agent
 from core.contracts import Step
-from core.training import WandbOptions
+from core.training import RunOptions
 from envs.craftax import CraftaxEnv, CraftaxOptions
 
 STAGE = "train_craftax"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CraftaxTrainConfig:
+class CraftaxTrainConfig(RunOptions):
     """Train a recurrent PPO agent in Craftax and save it as a run directory.
 
     Also by the names that its earlier users know: --total_timesteps, --num_envs, --num_steps (of a rollout),
@@ -57,21 +57,8 @@ class CraftaxTrainConfig:
     """steps between measurements of the return on held-out starts, always the same, for the curve; 0: none"""
     evaluate_episodes: int = 64
     """whole episodes that such a measurement plays"""
-    save_minutes: float = 5.0
-    """minutes between saves of the state that --resume goes on from"""
-    stop_after: str | None = None
-    """end in an orderly way after this wall time (90s, 30m, 2h, 1.5h), not finished; --resume goes on"""
-    resume: bool = False
-    """go on from the training state in --out"""
-    overwrite: bool = False
-    """replace an earlier run in --out"""
-    device: str = "cpu"
-    """cpu or cuda"""
     threads: int = 1
     """CPU threads for torch (those of the environment are JAX's: two kinds that wait for each other are slow)"""
-    track: bool = False
-    """log to Weights & Biases too (needs the wandb package and an account)"""
-    wandb: WandbOptions = field(default_factory=WandbOptions)
 
 
 class CraftaxCollector(Collector):
@@ -81,8 +68,8 @@ class CraftaxCollector(Collector):
         super().__init__(*args)
         self.achievements: deque[int] = deque(maxlen=100)
 
-    def _count(self, step: Step, done: np.ndarray) -> None:
-        super()._count(step, done)
+    def _count(self, step: Step, reward: np.ndarray, done: np.ndarray) -> None:
+        super()._count(step, reward, done)
         if done.any() and step.final_truth is not None:
             achieved = [x for name, x in step.final_truth.items() if name.startswith("achieved_")]
             self.achievements.extend(np.sum(achieved, 0)[done].tolist())
@@ -100,4 +87,4 @@ class CraftaxCollector(Collector):
 
 
 def main(config: CraftaxTrainConfig) -> None:
-    train_agent(config, STAGE, lambda: CraftaxEnv(config.env, config.ppo.envs), ConsistencyOptions(), CraftaxCollector)
+    train_agent(config, STAGE, lambda slots: CraftaxEnv(config.env, slots), ConsistencyOptions(), CraftaxCollector)

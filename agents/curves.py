@@ -1,8 +1,9 @@
 """Draw learning curves: ``python -m agents.curves runs/agent_1 runs/agent_2 runs/agent_3``.
 
 Training return, and return on held-out levels where a training measured it (train.py --evaluate_every) or evaluations
-are named.  Runs whose settings differ by more than their seed are lines of their own; the others are averaged, with a
-95 % interval over seeds.  A single run's held-out return has its interval over episodes.
+are named; of policies of Neural MMO the length of their lives.  Runs whose settings differ by more than their seed are
+lines of their own; the others are averaged, with a 95 % interval over seeds.  A single run's held-out return has its
+interval over episodes.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Episodes beside each other; under every frame the action taken, the probabilities of all actions, and courses of the
 agent's value and of chosen directions of its hidden state.  A recording in ``--beside`` is a row below: samples of a
 simulator below the real windows that they started from, altered episodes below unaltered ones.
+
+This films what is recorded.  ``python -m validation.panel serve RUNS`` plays live, in a browser: the agent from starts
+of the real game and in its simulator, with and without a change, and by hand.
 """
 
 from __future__ import annotations
@@ -35,7 +38,10 @@ STAGE = "film"
 
 @dataclass(frozen=True, kw_only=True)
 class FilmConfig:
-    """Film recorded episodes, with the agent's value, its action probabilities and directions under every frame."""
+    """Film recorded episodes, with the agent's value, its action probabilities and directions under every frame.
+
+    Live play, in a browser: python -m validation.panel serve runs/demo (its view Live).
+    """
 
     rollouts: tyro.conf.Positional[Path] = Path("runs/rollouts")
     """recording: rollouts or samples"""

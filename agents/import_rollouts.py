@@ -15,7 +15,6 @@ if not __package__:  # run by its path, where the imports below fail
 
 import io
 import re
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from core.config import nearest
 from core.contracts import Agent, EnvSpec, Field, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, StoreWriter
+from core.files import dataset_of, npz_of, parsing
 from core.progress import bar
 from core.roll import act
 from core.trees import flatten
@@ -86,13 +86,9 @@ def read_rollouts(path: Path, spec: EnvSpec) -> list[Recorded]:
 
 
 def _read_npz(path: Path, spec: EnvSpec) -> list[Recorded]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is not an .npz file of plain arrays ({error})") from None
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    arrays = npz_of(path, path)
     if "obs" in arrays and len(spec.obs) == 1:
         arrays[f"obs/{next(iter(spec.obs))}"] = arrays.pop("obs")
     needs = [*TRANSITIONS, *(f"obs/{name}" for name in spec.obs)]
@@ -131,21 +127,19 @@ def _read_minari(path: Path, spec: EnvSpec) -> list[Recorded]:
     if len(found) != 1:
         raise UserError(f"{path} holds {len(found)} files {MINARI_FILE}; give the directory of one Minari HDF5 dataset")
     out = []
-    try:
-        with h5py.File(found[0], "r") as file:
-            numbers = sorted(int(m[1]) for name in file if (m := re.fullmatch(r"episode_(\d+)", name)))
-            for i in numbers:
-                group, where = file[f"episode_{i}"], f"{found[0]}: episode {i}"
-                seen = group["observations"]
-                named = dict(seen.items()) if isinstance(seen, h5py.Group) else dict.fromkeys(list(spec.obs)[:1], seen)
-                for name in spec.obs:
-                    if name not in named:
-                        raise UserError(f"{where} has no observation field {name!r}; it has: {', '.join(named)}")
-                part = {ours: group[theirs][:] for ours, theirs in MINARI.items()}
-                obs = {k: _frames(named[k], spec.obs[k], f"{where}: {k}") for k in spec.obs}
-                out.append(_recorded(obs, part, spec, where))
-    except (OSError, KeyError) as error:
-        raise UserError(f"{found[0]} is not of Minari's HDF5 layout ({error})") from None
+    with parsing(found[0], "dataset of Minari's HDF5 layout"), h5py.File(found[0], "r") as file:
+        numbers = sorted(int(m[1]) for name in file if (m := re.fullmatch(r"episode_(\d+)", name)))
+        for i in numbers:
+            group, where = f"episode_{i}", f"{found[0]}: episode {i}"
+            seen, at = file[group].get("observations", getclass=True), f"{group}/observations"
+            fields = list(file[at]) if seen is h5py.Group else list(spec.obs)[:1]
+            for name in spec.obs:
+                if name not in fields:
+                    raise UserError(f"{where} has no observation field {name!r}; it has: {', '.join(fields)}")
+            paths = {name: f"{at}/{name}" if seen is h5py.Group else at for name in spec.obs}
+            part = {ours: dataset_of(file, f"{group}/{theirs}", found[0])[:] for ours, theirs in MINARI.items()}
+            obs = {k: _frames(dataset_of(file, v, found[0]), spec.obs[k], f"{where}: {k}") for k, v in paths.items()}
+            out.append(_recorded(obs, part, spec, where))
     if not out:
         raise UserError(f"{found[0]} holds no episodes")
     return out
@@ -159,10 +153,17 @@ def _frames(data: Any, field: Field, where: str) -> np.ndarray:
     rows: np.ndarray = data[:]
     if rows.dtype != object and not (rows.ndim == 2 and rows.dtype == np.uint8 and len(field.shape) > 1):
         return rows
+    pictures = []
     try:
-        frames = np.stack([np.asarray(Image.open(io.BytesIO(row.tobytes()))) for row in rows])
+        for row in rows:
+            image = Image.open(io.BytesIO(row.tobytes()))
+            if (image.height, image.width) != field.shape[:2]:
+                size = f"{image.height} x {image.width}"
+                raise UserError(f"{where} has pictures of {size}, the world's are {field.shape}")
+            pictures.append(np.asarray(image))
     except (UnidentifiedImageError, OSError) as error:
         raise UserError(f"{where} is encoded, but not as pictures that can be read ({error})") from None
+    frames = np.stack(pictures)
     return frames[..., None] if frames.ndim == 3 and field.shape[-1:] == (1,) else frames
 
 

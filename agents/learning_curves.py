@@ -6,10 +6,8 @@ T points of a common grid of steps, U updates.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +19,35 @@ from core.artefacts import MANIFEST, Result, load_bytes, load_json, read_manifes
 from core.config import merge, read_json, to_json_defaults
 from core.contracts import UserError
 from core.figures import figure_of, minus
+from core.files import csv_of, read_bytes
 from core.pages import label_colours
 from core.stats import student
+from core.training import STATE, RunOptions, unfinished_curve
 from envs.procgen_returns import returns_of
 
 NEEDED = ("eprewmean", "misc/total_timesteps")
-TRAINING, HELD_OUT = ("return_mean", "step"), ("held_out_return", "step")  # columns of curve.csv
+RETURN, LIFE = "return", "ticks a life"  # what a curve is of
+# Columns of curve.csv by the stage that writes it: of the training, of what was held out.
+OF_TRAININGS = {
+    "train": (RETURN, "return_mean", "held_out_return"), "train_craftax": (RETURN, "return_mean", "held_out_return"),
+    "train_nmmo": (LIFE, "length_mean", "held_out_length"),
+}  # fmt: skip
 BOUNDS = ("held_out_low", "held_out_high")
 SPLITS = ("train", "test")
 MEASURED = "held out"  # the split of what a training measured as it went (train.py --evaluate_every)
-OF_TRAININGS = ("train", "train_craftax")
 POINTS = 200
 LAST = 50  # updates whose mean is a run's result
 ALL_GAMES = "all games"
 MOST_NAMED = 2  # settings in a method's name
 # Settings by which two runs may differ and still be seeds of one method.
-NO_METHOD = {"seed", "out", "resume", "overwrite", "device", "threads", "track", "wandb", "save_minutes", "stop_after",
-             "checkpoints", "evaluate_every", "evaluate_episodes"}  # fmt: skip
+NO_METHOD = {f.name for f in fields(RunOptions)} | {
+    "seed", "out", "threads", "checkpoints", "evaluate_every", "evaluate_episodes", "maps",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One run's returns; of an evaluation a single point."""
+    """One run's returns (of Neural MMO: lengths of lives); of an evaluation a single point."""
 
     method: str
     game: str
@@ -54,6 +59,7 @@ class Curve:
     bounds_U2: np.ndarray | None = None  # 95 % interval over episodes, of what was measured on whole episodes
     settings: Mapping[str, Any] = field(default_factory=dict)
     run: str = ""  # name of its directory
+    of: str = RETURN
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class Band:
     mean_T: np.ndarray
     low_T: np.ndarray
     high_T: np.ndarray
+    of: str = RETURN
 
 
 def read_curves(word: str) -> list[Curve]:
@@ -117,14 +124,21 @@ def curves_of_training(directory: Path, whole: bool) -> list[Curve]:
     whole: it is finished; its files are compared with its manifest.
     """
     path = directory / ("curve.csv" if (directory / "curve.csv").exists() else FILE)
-    text = load_bytes(directory, path.name).decode() if whole else _read(path)
+    if whole:
+        text = load_bytes(directory, path.name).decode()
+    else:
+        text = unfinished_curve(directory) or _read(path)
+        path = directory / "curve.csv" if (directory / STATE).exists() else path
     saved = _trained(directory)[1] if whole else read_json(directory / "config.json")
-    needed = NEEDED if path.name == FILE else TRAINING
+    if saved["stage"] not in OF_TRAININGS:
+        raise UserError(f"{directory}: neither a training nor an evaluation of an agent (stage {saved['stage']!r})")
+    _, training, held_out = OF_TRAININGS[saved["stage"]]
+    needed = NEEDED if path.name == FILE else (training, "step")
     rows = rows_of(text, path, needed)
     curves = [_curve_of(saved, directory, "train", *numbers_of(rows, path, *needed))]
-    measured = [row for row in rows if row.get(HELD_OUT[0])]
+    measured = [row for row in rows if row.get(held_out)]
     if measured:
-        step_U, return_U = numbers_of(measured, path, *HELD_OUT)
+        step_U, return_U = numbers_of(measured, path, held_out, "step")
         bounds = [[float(row.get(name) or "nan") for name in BOUNDS] for row in measured]
         curves.append(_curve_of(saved, directory, MEASURED, step_U, return_U, np.array(bounds)))
     return curves
@@ -139,9 +153,12 @@ def _curve_of(
     config = merge(defaults, saved["config"])
     env = config["env"]
     settings = {k: v for k, v in _leaves(config) if k.partition(".")[0] not in NO_METHOD}
-    game, mode = env.get("game", env.get("env_name")), env.get("distribution_mode", "easy")
-    method = config.get("policy", "plain")
-    return Curve(method, game, str(config["seed"]), split, mode, step_U, return_U, bounds_U2, settings, directory.name)
+    game, mode = env.get("game", env.get("env_name", "nmmo")), env.get("distribution_mode", "easy")
+    method = Path(config["architecture"]).stem if "architecture" in config else config.get("policy", "plain")
+    of = OF_TRAININGS[saved["stage"]][0]
+    return Curve(
+        method, game, str(config["seed"]), split, mode, step_U, return_U, bounds_U2, settings, directory.name, of
+    )
 
 
 def _leaves(config: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
@@ -176,17 +193,14 @@ def told_apart(curves: Sequence[Curve]) -> list[Curve]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        return read_bytes(path, "curve").decode()
+    except UnicodeDecodeError as error:
         raise UserError(f"cannot read {path}: {error}") from None
 
 
 def rows_of(text: str, path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
     """The rows of a CSV with these columns.  UserError."""
-    try:
-        rows = list(csv.DictReader(io.StringIO(text, newline="")))
-    except csv.Error as error:
-        raise UserError(f"cannot read {path}: {error}") from None
+    rows = csv_of(text.encode(), path)
     have = rows[0].keys() if rows else ()
     missing = [name for name in needed if name not in have]
     if missing:
@@ -243,7 +257,8 @@ def bands_of(
         key = (curve.method, curve.game, curve.split)
         runs.setdefault(key, []).append((step_U, return_U, curve.seed))
         bounds[key] = bounds_U2
-    bands = [_band(key, [(s, r) for s, r, _ in some], bounds[key]) for key, some in runs.items()]
+    of = {curve.game: curve.of for curve in curves}
+    bands = [_band(key, [(s, r) for s, r, _ in some], bounds[key], of[key[1]]) for key, some in runs.items()]
     games = {game for _, game, _ in runs}
     if normalise and len(games) > 1:
         for method, split in dict.fromkeys((m, s) for m, _, s in runs):
@@ -269,8 +284,9 @@ def _on_one_grid(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.nda
 
 
 def _band(
-    key: tuple[str, str, str], parts: Sequence[tuple[np.ndarray, np.ndarray]], bounds_U2: np.ndarray | None = None
-) -> Band:
+    key: tuple[str, str, str], parts: Sequence[tuple[np.ndarray, np.ndarray]], bounds_U2: np.ndarray | None = None,
+    of: str = RETURN,
+) -> Band:  # fmt: skip
     grid, rows_RT = _on_one_grid(parts)
     mean_T, half_T = rows_RT.mean(0), np.full(len(grid), np.nan)
     low_T, high_T = mean_T - half_T, mean_T + half_T
@@ -280,7 +296,7 @@ def _band(
     elif bounds_U2 is not None:
         low_T, high_T = bounds_U2.T
     method, game, split = key
-    return Band(method, game, split, len(parts), grid, mean_T, low_T, high_T)
+    return Band(method, game, split, len(parts), grid, mean_T, low_T, high_T, of)
 
 
 def draw_curves(bands: Sequence[Band], normalised: bool) -> Any:
@@ -303,6 +319,8 @@ def draw_curves(bands: Sequence[Band], normalised: bool) -> Any:
             else:
                 error = np.abs(np.array([band.low_T - band.mean_T, band.high_T - band.mean_T]))
                 axis.errorbar(band.step_T, band.mean_T, yerr=np.nan_to_num(error), color=colour, capsize=3)
-        axis.set(title=game, xlabel="environment steps", ylabel=minus("normalised return" if normalised else "return"))
+        of = next(band.of for band in bands if band.game == game)
+        steps = "live agents' steps" if of == LIFE else "environment steps"
+        axis.set(title=game, xlabel=steps, ylabel=minus("normalised return" if normalised else of))
         axis.legend(frameon=False, fontsize=7)
     return figure

@@ -72,8 +72,9 @@ def lives(
     seed: int,
     device: torch.device,
     greedy: bool = False,
+    show: bool = True,
 ) -> list[dict[str, Any]]:
-    """Every life in ``episodes`` whole worlds (at least: every world side by side plays the same number).
+    """Every life in ``episodes`` whole worlds (at least: every world side by side plays the same number); show: a bar.
 
     One dict a life: player (its number), world (0 .. episodes-1 in order of worlds and their repeats), map, agent,
     length (ticks), died (else the time was up), task (its name), category, progress [0, 1], ate, drank.
@@ -83,7 +84,7 @@ def lives(
     played_W = np.zeros(worlds, np.int64)
     ate_B, drank_B = np.zeros(env.spec.slots, np.int64), np.zeros(env.spec.slots, np.int64)
     out: list[dict[str, Any]] = []
-    with bar("evaluating", quota * worlds, "worlds") as progress:
+    with bar("evaluating", quota * worlds, "worlds", show) as progress:
         for tick in play(players, player_B, env, seed=seed, device=device, greedy=greedy):
             after = tick.next
             assert after.final_truth is not None and tick.step.alive is not None

@@ -20,6 +20,7 @@ import torch
 import tyro
 from torch import Tensor
 
+from agents.nmmo_evaluate import lives
 from agents.nmmo_play import load_policies, play, policies_in
 from agents.play import tensors
 from agents.policies import (
@@ -39,7 +40,8 @@ from core.contracts import Step, UserError
 from core.directions import fingerprint
 from core.replay import Replay, page
 from core.roll import Acted, act
-from core.training import STATE, Stop, WandbOptions, load_state, open_run
+from core.stats import bootstrap_mean
+from core.training import STATE, RunOptions, Stop, load_state, open_run, rng_states, set_rng_states
 from core.trees import detached, joined, on, rows_of, with_rows
 from envs.nmmo import FEATURES, HELD_OUT_MAPS, MAPS, NmmoEnv, NmmoOptions, features, held_out, options_of
 from envs.nmmo_tasks import tasks_of
@@ -53,7 +55,7 @@ def _alias(letter: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NmmoTrainConfig:
+class NmmoTrainConfig(RunOptions):
     """Train a policy of Neural MMO (all agents of all worlds are one policy), or film trained ones."""
 
     mode: Annotated[Literal["train", "replay"], _alias("-m")] = "train"
@@ -88,21 +90,15 @@ class NmmoTrainConfig:
     """seed of weights, worlds and minibatches"""
     checkpoints: int = 10
     """evenly spaced checkpoints kept (checkpoint_STEPS.safetensors)"""
-    save_minutes: float = 5.0
-    """minutes between saves of the state that --resume goes on from"""
-    stop_after: str | None = None
-    """end in an orderly way after this wall time (90s, 30m, 2h, 1.5h), not finished; --resume goes on"""
+    evaluate_every: int = 0
+    """live agents' steps between measurements of how long lives on the held-out maps are, in worlds that are always the
+    same, for the curve; 0: none"""
+    evaluate_episodes: int = 8
+    """whole worlds that such a measurement plays"""
     resume: bool = False
     """go on from the training state in --out (worlds begin anew: nmmo cannot restore them)"""
-    overwrite: bool = False
-    """replace an earlier run in --out"""
-    device: str = "cpu"
-    """cpu or cuda"""
     threads: int = 2
     """CPU threads"""
-    track: bool = False
-    """log to Weights & Biases too (needs the wandb package and an account)"""
-    wandb: WandbOptions = field(default_factory=WandbOptions)
 
 
 def loss_of(
@@ -216,6 +212,31 @@ class Collector:
         self.current = self.env.reset(self.seed + step)
 
 
+class HeldOut:
+    """Measures how long the lives of a learning policy are on maps that no training sees: in the same worlds, with the
+    same noise of actions, every time.  The training's own random numbers stay as they are."""
+
+    SIDE_BY_SIDE = 8  # worlds
+
+    def __init__(self, agent: PolicyAgent, config: NmmoTrainConfig, device: torch.device) -> None:
+        options = replace(config.env, **held_out(agent.spec.options))
+        self.agent, self.worlds, self.seed, self.device = agent, config.evaluate_episodes, config.seed, device
+        self.env = NmmoEnv(options, min(self.SIDE_BY_SIDE, self.worlds), config.maps)
+
+    def __call__(self) -> dict[str, float]:
+        """Columns of a curve: mean length of a life in ticks, its 95 % interval over worlds where it has one, and the
+        number of worlds."""
+        before = rng_states(self.device)
+        players = np.zeros(self.env.spec.slots, np.int64)
+        lived = lives([self.agent], players, self.env, self.worlds, seed=self.seed, device=self.device, show=False)
+        set_rng_states(before)
+        length, world = (np.array([life[key] for life in lived]) for key in ("length", "world"))
+        mean = bootstrap_mean(length.astype(np.float64), world, rng=np.random.default_rng(self.seed))
+        bounds = {"held_out_low": mean.low, "held_out_high": mean.high}
+        finite = {k: v for k, v in bounds.items() if np.isfinite(v)}
+        return {"held_out_length": mean.value, **finite, "held_out_episodes": float(mean.n)}
+
+
 def reward_of(module: PolicyModule) -> RewardWrapper:
     """The module's reward; UserError if it cannot be made."""
     try:
@@ -247,7 +268,8 @@ def check(config: NmmoTrainConfig) -> None:
     if config.policies is not None:
         raise UserError("-p (--policies) belongs to -m replay; a training starts anew, or goes on with --resume")
     cli.require(1, envs=ppo.envs, minibatches=ppo.minibatches, rollout_steps=ppo.rollout_steps, epochs=ppo.epochs,
-                total_steps=ppo.total_steps, size=config.size)  # fmt: skip
+                total_steps=ppo.total_steps, size=config.size, evaluate_episodes=config.evaluate_episodes)  # fmt: skip
+    cli.require(0, evaluate_every=config.evaluate_every)
     if ppo.minibatch_of == "steps":
         raise UserError("--minibatch_of steps is for Procgen's agents without a memory")
     slots = ppo.envs * config.env.players
@@ -281,14 +303,18 @@ def main(config: NmmoTrainConfig) -> None:
         state = load_state(config.out / STATE, "collector")
         if state.get("source_sha256", module.sha256) != module.sha256:
             raise UserError(f"--resume: {config.architecture} was changed since; start another run for that")
+    measured = HeldOut(agent, config, device) if config.evaluate_every else None
     run = open_run(config, STAGE, {}, ("env", "architecture", "size", "seed", "ppo.envs", "ppo.rollout_steps"))
     trainer = Trainer(
         config, agent, collector, loss_of, run, rng, device, total=ppo.total_steps,
         spacing=max(1, ppo.total_steps // max(1, config.checkpoints)),
         note=lambda means: f"life {means['length_mean']:.0f} ticks", more={"source_sha256": module.sha256},
+        held_out=measured, every=config.evaluate_every,
     )  # fmt: skip
     stopped = trainer.train(stop)
     env.close()
+    if measured is not None:
+        measured.env.close()
     if stopped:
         return
     save_policy(agent, run.path)
@@ -374,7 +400,8 @@ def film(config: NmmoTrainConfig, device: torch.device) -> None:
         names = list(policies)
         labels = {"policy": np.tile(player_B, (ticks, 1))} if len(names) > 1 else {}
         said = json.dumps({"map": env.tape.map, "packets": env.tape.packets}, default=_plain).encode()
-        (run.path / f"{'_'.join(names)}.replay.lzma").write_bytes(lzma.compress(said, format=lzma.FORMAT_ALONE))
+        packed = lzma.compress(said, format=lzma.FORMAT_ALONE)
+        artefacts.write_atomically(run.path / f"{'_'.join(names)}.replay.lzma", packed)
         replay = Replay(
             map_RC=env.materials(map_id),
             row_TA=stacked["row"],
@@ -386,7 +413,7 @@ def film(config: NmmoTrainConfig, device: torch.device) -> None:
             label_names={"policy": dict(enumerate(names))} if labels else {},
             title=f"{', '.join(names)} on map {map_id}",
         )
-        (run.path / "replay.html").write_text(page(replay))
+        artefacts.write_atomically(run.path / "replay.html", page(replay).encode())
         run.record("ticks", ticks, "ticks")
         run.facts = {"map": map_id, "policies": names}
     env.close()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from core.contracts import Agent, Intervention, Obs, Shown, Step, VecEnv
+from core.contracts import Agent, Intervention, Obs, Shown, Step, UserError, VecEnv
+from core.ranks import Processes
 from core.roll import Acted, act, one_hot, roll
 from core.trees import Tree
 
@@ -38,12 +39,13 @@ class Chooser:
     slots: int
     rng: np.random.Generator
     parts: tuple[int, ...] = ()  # choices of each part; (): one part
+    mine: slice = field(default_factory=lambda: slice(None))  # the slots asked for, of those that are drawn for
     explores_B: np.ndarray = field(init=False)
     _previous_BP: np.ndarray | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         count = round(self.exploration.explore_share * self.slots)
-        self.explores_B = np.arange(self.slots) < count
+        self.explores_B = (np.arange(self.slots) < count)[self.mine]
 
     def __call__(self, logits_BA: np.ndarray, is_first_B: np.ndarray) -> np.ndarray:
         x, parts = self.exploration, self.parts or (logits_BA.shape[1],)
@@ -56,12 +58,13 @@ class Chooser:
             action_BP = largest(logits_BA)
             return action_BP if len(parts) > 1 else action_BP[:, 0]
         temperature_B = np.where(self.explores_B, x.temperature, 1.0)
-        action_BP = largest(logits_BA / temperature_B[:, None] + self.rng.gumbel(size=logits_BA.shape))
-        uniform_BP = np.stack([self.rng.integers(n, size=self.slots) for n in parts], -1)
-        random_B = self.explores_B & (self.rng.random(self.slots) < x.random)
+        noise_BA = self.rng.gumbel(size=(self.slots, logits_BA.shape[1]))[self.mine]
+        action_BP = largest(logits_BA / temperature_B[:, None] + noise_BA)
+        uniform_BP = np.stack([self.rng.integers(n, size=self.slots)[self.mine] for n in parts], -1)
+        random_B = self.explores_B & (self.rng.random(self.slots)[self.mine] < x.random)
         action_BP = np.where(random_B[:, None], uniform_BP, action_BP)
         if self._previous_BP is not None:
-            sticks_B = self.explores_B & ~is_first_B & (self.rng.random(self.slots) < x.sticky)
+            sticks_B = self.explores_B & ~is_first_B & (self.rng.random(self.slots)[self.mine] < x.sticky)
             action_BP = np.where(sticks_B[:, None], self._previous_BP, action_BP)
         self._previous_BP = action_BP
         return action_BP if len(parts) > 1 else action_BP[:, 0]
@@ -71,6 +74,32 @@ def tensors(obs: Obs | Step, device: torch.device) -> dict[str, Tensor]:
     """Observation fields as tensors on a device."""
     fields = obs.obs if isinstance(obs, Step) else obs
     return {k: torch.from_numpy(v).to(device) for k, v in fields.items()}
+
+
+class SharedEnv:
+    """A process's slots of a world that has more of them: they go on from what all are at a reset.  ``inner`` has these
+    slots alone, ``spec`` is of the whole."""
+
+    def __init__(self, make: Callable[[int], VecEnv], slots: int, processes: Processes) -> None:
+        """make: the world with so many slots.  Raises UserError where it takes no snapshots."""
+        self._make, self._slots, self._mine = make, slots, processes.part(slots)
+        self.inner = make(slots // processes.count)
+        if not self.inner.spec.can_snapshot:
+            raise UserError(f"{self.inner.spec.env_id} takes no snapshots, so several processes cannot share it: start "
+                            "this with python, not with torchrun")  # fmt: skip
+        self.spec = replace(self.inner.spec, slots=slots)
+        self.step, self.snapshot, self.restore, self.close = (
+            self.inner.step, self.inner.snapshot, self.inner.restore, self.inner.close,
+        )  # fmt: skip
+
+    def reset(self, seed: int) -> Step:
+        whole = self._make(self._slots)
+        try:
+            whole.reset(seed)
+            step = self.inner.restore(whole.snapshot()[self._mine])
+        finally:
+            whole.close()
+        return replace(step, is_first=np.ones_like(step.is_first))
 
 
 class LiveWorld:

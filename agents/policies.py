@@ -32,7 +32,6 @@ from torch import Tensor, nn
 
 from core.artefacts import (
     WEIGHTS,
-    load_bytes,
     load_json,
     load_weights,
     parameter_count,
@@ -43,6 +42,7 @@ from core.artefacts import (
 )
 from core.config import nearest
 from core.contracts import EnvSpec, Step, UserError
+from core.plugins import agreed, copied_source, read_source
 from core.trees import Tree, leaves
 
 ZOO = ("start_kit", "yaofeng", "takeru", "hybrid")
@@ -78,11 +78,10 @@ def load_module(name_or_path: str | Path) -> PolicyModule:
     if path.suffix != ".py":
         known = ", ".join(ZOO)
         raise UserError(f"no policy {name!r}{nearest(name, ZOO)}; give one of {known}, or the path of a .py file")
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read the policy module {path}: {error.strerror}") from None
-    return _module_of(path, source)
+    source = read_source(path)
+    found = _module_of(path, source.text)
+    source.agree()  # whoever names a file means to run it
+    return found
 
 
 def _module_of(path: Path, source: bytes) -> PolicyModule:
@@ -308,7 +307,7 @@ def load_policy(path: Path, device: torch.device | str = "cpu", name: str = WEIG
     """The agent of a run directory, in eval mode, frozen.
 
     UserError if it is half-written or of another architecture, or one of its files is not the one that was written:
-    its own copy of a user's module is compared before it runs.
+    its own copy of a user's module is compared before it runs, and nobody agreed on this machine to run that.
     """
     path = Path(path)
     if DESCRIPTION not in read_manifest(path)["files"]:
@@ -322,10 +321,9 @@ def load_policy(path: Path, device: torch.device | str = "cpu", name: str = WEIG
     if hashed is None:
         module = load_module(data["module"])
     else:
-        source = load_bytes(path, SOURCE)
-        if hashlib.sha256(source).hexdigest() != hashed:
-            raise UserError(f"{path / SOURCE} is not the module that {DESCRIPTION} names; copy or train it again")
-        module = replace(_module_of(path / SOURCE, source), name=data["module"])
+        source = copied_source(path, SOURCE, str(data["module"]), str(hashed))
+        agreed(source)
+        module = replace(_module_of(path / SOURCE, source.text), name=data["module"])
     agent = PolicyAgent(module, EnvSpec.from_json(data["spec"]), size)
     load_weights(agent, path, name)
     return agent.to(device).eval().requires_grad_(False)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from core.contracts import Agent
+from core.ranks import ALONE, Processes
 from core.trees import Tree, each, floats, joined, rows_of, unstacked
 
 
@@ -152,12 +153,13 @@ def loss_of(
     columns: Tensor,
     config: PPOConfig,
     entropy_coef: float,
+    among: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's loss on the environments ``columns`` (int64), and its parts for the log."""
+    """PPO's loss on the environments ``columns`` (int64), and its parts for the log; among: see ``objective``."""
     obs = {k: v.index_select(1, columns) for k, v in r.obs.items()}
     seen = encode_sequences(agent, obs, config.bf16)
     logits, value = unroll(agent, seen, rows_of(r.state_first, columns), r.is_first[:, columns])
-    return clipped_loss(logits, value, r, advantage, columns, config, entropy_coef)
+    return clipped_loss(logits, value, r, advantage, columns, config, entropy_coef, among)
 
 
 def encode_sequences(agent: Agent, obs: Mapping[str, Tensor], bf16: bool) -> Tree:
@@ -189,15 +191,17 @@ def clipped_loss(
     columns: Tensor,
     config: PPOConfig,
     entropy_coef: float,
+    among: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's loss of what the agent now gives ([T * B, A] and [T * B]) on the environments ``columns``."""
+    """PPO's loss of what the agent now gives ([T * B, A] and [T * B]) on the environments ``columns``; among: see
+    ``objective``."""
     logp_all = logits.log_softmax(-1)
     action = r.action[:, columns].flatten()
     logp = logp_all.gather(1, action[:, None])[:, 0]
     adv = advantage[:, columns].flatten()
     old_logp, old_value = r.logp[:, columns].flatten(), r.value[:, columns].flatten()
     entropy = -(logp_all.exp() * logp_all).sum(-1).mean()
-    return objective(logp, old_logp, adv, value, old_value, entropy, config, entropy_coef)
+    return objective(logp, old_logp, adv, value, old_value, entropy, config, entropy_coef, among)
 
 
 def objective(
@@ -209,10 +213,15 @@ def objective(
     entropy: Tensor,
     config: PPOConfig,
     entropy_coef: float,
+    among: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's clipped loss of N steps (tensors [N], ``entropy`` a scalar), and its parts for the log."""
+    """PPO's clipped loss of N steps (tensors [N], ``entropy`` a scalar), and its parts for the log.
+
+    among: the advantages by whose mean and standard deviation these are standardised (None: these themselves): those of
+    the whole minibatch, where several processes have a part of it each."""
     target = advantage + old_value
-    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    among = advantage if among is None else among
+    advantage = (advantage - among.mean()) / (among.std() + 1e-8)
     ratio = (logp - old_logp).exp()
     policy = -torch.min(ratio * advantage, ratio.clamp(1 - config.clip, 1 + config.clip) * advantage).mean()
     clipped = old_value + (value - old_value).clamp(-config.clip, config.clip)
@@ -239,10 +248,12 @@ def update(
     rng: np.random.Generator,
     entropy_coef: float,
     loss_of: Callable[..., tuple[Tensor, dict[str, Tensor]]] = loss_of,
+    processes: Processes = ALONE,
 ) -> dict[str, float]:
     """All epochs over one rollout; the mean of each log entry.  Raises FloatingPointError on a NaN loss or gradient.
 
-    ``loss_of``: the loss of another kind of agent, with the arguments of this module's.
+    ``loss_of``: the loss of another kind of agent, with the arguments of this module's.  processes: all have the whole
+    rollout, each takes its part of every minibatch, and the gradients are averaged.
     """
     advantage = gae(r.reward, r.value, r.done, r.next_value, config.gamma, config.gae_lambda)
     if config.minibatch_of == "steps":
@@ -251,11 +262,17 @@ def update(
     for _ in range(config.epochs):
         for part in minibatches(r.reward.shape[1], config.minibatches, rng):
             columns = torch.as_tensor(part, device=r.reward.device)
-            loss, parts = loss_of(agent, r, advantage, columns, config, entropy_coef)
-            if not torch.isfinite(loss):
-                raise FloatingPointError(f"PPO loss is {loss.item()}")
+            mine, more = columns[processes.part(len(columns))], {}
+            if processes.count > 1:
+                more = {"among": advantage[:, columns].flatten()}
+            loss, parts = loss_of(agent, r, advantage, mine, config, entropy_coef, **more)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
+            if processes.count > 1:
+                values = processes.average(list(agent.parameters()), torch.stack([loss.detach(), *parts.values()]))
+                loss, parts = values[0], dict(zip(parts, values[1:], strict=True))
+            if not torch.isfinite(loss):
+                raise FloatingPointError(f"PPO loss is {loss.item()}")
             norm = nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
             if not torch.isfinite(norm):
                 raise FloatingPointError(f"PPO gradient norm is {norm.item()}")

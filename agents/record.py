@@ -13,6 +13,7 @@ if not __package__:  # run by its path, where the imports below fail
     sys.exit(2)
 
 import io
+import itertools
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ import torch
 
 from agents.branches import FOLDER, LEAD, STEPS, record_branches, require_branches
 from agents.load import load_agent
-from agents.play import Chooser, Exploration, Moment, play
+from agents.play import Chooser, Exploration, Moment, SharedEnv, play
 from core import artefacts, config as cli
 from core.artefacts import WEIGHTS
 from core.config import nearest
@@ -34,12 +35,14 @@ from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore, StoreWriter
 from core.interventions import InterventionOptions, OnRows, build, nothing_altered
 from core.progress import bar
+from core.ranks import ALONE, Processes, from_torchrun
 from core.trees import Tree, flatten
 from envs.nmmo import FEATURES, MAPS, NmmoEnv, labels, life_of
 from envs.procgen_truth import WithTruth, parse_truth
 from envs.registry import agents_a_world, classes_of, make
 
 STAGE = "record"
+ROUND = 64  # steps after which processes hand in what has ended
 LIVES = {"shard_steps": 4096, "chunk_steps": 512, "level": 6}  # most of what an agent of many sees is as it was before
 
 
@@ -128,22 +131,50 @@ def record_episodes(
     intervene: Sequence[Intervention] = (),
     steps: int | None = None,
     points: Sequence[str] = (),
+    processes: Processes = ALONE,
 ) -> Iterator[Episode]:
     """``ceil(episodes / slots)`` whole episodes from every slot, in the order they end; meta ``world``, where a world
     has many agents, numbers its playings.  points: columns of ``points_of``.
 
     steps: so many of every slot in place of whole episodes; then the episodes that are not over come last, cut.
 
+    processes: each has its slots of ``env`` (agents.play.SharedEnv); the first one is given the episodes of all, in the
+    same order, and the others none.
+
     What is kept until then is the rows of the running episodes; of slots that have given theirs, nothing.
     """
+    own = _episodes_by_step(
+        agent, env, episodes, processes.part(env.spec.slots), seed=seed, device=device, exploration=exploration,
+        intervene=intervene, steps=steps, points=points,
+    )  # fmt: skip
+    if processes.count == 1:
+        for ended in own:
+            yield from ended
+        return
+    going = True
+    while going:
+        some = list(itertools.islice(own, ROUND))
+        going = processes.largest(len(some) == ROUND, "cpu") > 0
+        shares = processes.to_first([[vars(e) for e in ended] for ended in some])
+        for of_a_step in itertools.zip_longest(*shares, fillvalue=()):
+            # A process has the slots after those of the one before it; what was cut comes last.
+            found = [Episode(**columns) for ended in of_a_step for columns in ended]
+            yield from sorted(found, key=lambda e: bool(e.meta.get("cut")))
+
+
+def _episodes_by_step(
+    agent: Agent, env: VecEnv, episodes: int, mine: slice, *, seed: int, device: torch.device,
+    exploration: Exploration | None, intervene: Sequence[Intervention], steps: int | None, points: Sequence[str],
+) -> Iterator[list[Episode]]:  # fmt: skip
+    """What ends at every step in the slots ``mine``, which are those that ``env`` plays."""
     slots, agents = env.spec.slots, agents_a_world(env.spec)
     quota = -(-episodes // slots)
-    quota_B = np.full(slots, quota if steps is None else steps)
-    chooser = Chooser(exploration or Exploration(), slots, np.random.default_rng(seed), agent.spec.parts)
-    running = [Running() for _ in range(slots)]
+    chooser = Chooser(exploration or Exploration(), slots, np.random.default_rng(seed), agent.spec.parts, mine)
+    first, quota_B = mine.start, np.full(slots, quota if steps is None else steps)[mine]
+    running = [Running() for _ in quota_B]
 
     def meta_of(rows: Running, b: int) -> dict[str, Any]:
-        meta = {"seed": seed, "slot": b, "explores": bool(chooser.explores_B[b])}
+        meta = {"seed": seed, "slot": first + b, "explores": bool(chooser.explores_B[b])}
         return {**meta, "altered": rows.altered} if intervene else meta
 
     more: bool | None = None  # the state is more than h, and recorded too
@@ -152,6 +183,7 @@ def record_episodes(
             state = flatten(moment.state).cpu().numpy()
             more = not np.array_equal(state, moment.h_BH, equal_nan=True)
         shown, final = columns_of(moment, more, env.spec, agent, points)
+        ended: list[Episode] = []
         done_B = moment.next.terminated | moment.next.truncated
         for b in np.flatnonzero((quota_B > 0) & moment.alive_B):
             running[b].add(shown, b)
@@ -161,12 +193,13 @@ def record_episodes(
                     game = int(quota - quota_B[b])
                     meta |= {"world": game * (slots // agents) + int(b) // agents, **life_of(moment.truth, b, env.spec)}
                     meta["ended"] = "died" if moment.next.terminated[b] else "time was up"
-                yield running[b].episode(final, b, moment.next, meta)
+                ended.append(running[b].episode(final, b, moment.next, meta))
                 running[b] = Running()
                 quota_B[b] -= 1 if steps is None else 0
         if t == steps:
             for b in np.flatnonzero([len(rows) > 0 for rows in running]):
-                yield running[b].episode(None, b, None, {**meta_of(running[b], int(b)), "cut": True})
+                ended.append(running[b].episode(None, b, None, {**meta_of(running[b], int(b)), "cut": True}))
+        yield ended
         if not quota_B.any() or t == steps:
             return
 
@@ -316,20 +349,28 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
     if config.num_steps is not None and agents > 1:
         raise UserError(f"--num_steps: record whole lives of {agent.spec.env_id}, by --episodes")
     where = place_of(agent.spec, config.split, config.maps) | level_options(config.start_level, config.num_levels)
-    env = make(agent.spec, -(-config.slots // agents) * agents, threads=config.threads, **where)
+    slots = -(-config.slots // agents) * agents
+    processes = from_torchrun(slots, "--slots")
+
+    def made(slots: int) -> VecEnv:
+        env = make(agent.spec, slots, threads=config.threads, **where)
+        return env if truth is None else WithTruth(env, *truth)  # type: ignore[return-value, arg-type]
+
+    env: VecEnv = made(slots) if processes.count == 1 else SharedEnv(made, slots, processes)
+    inner = env.inner if isinstance(env, SharedEnv) else env
     if config.branches:
         require_branches(env)
         if intervene:
             raise UserError("--branches are of the unaltered agent; record them without an intervention")
-    if truth is not None:
-        env = WithTruth(env, *truth)  # type: ignore[arg-type]
     if intervene and agents > 1:
         altered_B = torch.from_numpy(who_is_altered(env.spec, config.who, config.seed)).to(device)
         intervene = (OnRows(intervene, altered_B),)
     keep_unaltered(out, bool(intervene))
     inputs = {"agent": config.agent, **config.intervention.inputs}
     with artefacts.new_run(out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        kept = write_episodes(agent, env, config, run.path, intervene=intervene, points=points, device=device)
+        kept = write_episodes(
+            agent, env, config, run.path, intervene=intervene, points=points, device=device, processes=processes
+        )  # fmt: skip
         run.facts = {"agent": name, "source": "real", "interventions": [repr_of(i) for i in intervene]}
         run.facts |= {} if weights == WEIGHTS else {"weights": weights}
         run.facts |= {"classes": list(names)} if (names := classes_of(agent.spec)) else {}
@@ -337,9 +378,9 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
             run.facts["branches"] = {"snapshots": config.branches, "before": LEAD, "held": STEPS}
             tried = write_branches(agent, config, where, run.path / FOLDER, device)
             run.record("branches", tried, "tried actions", config.branches)
-        if isinstance(env, WithTruth):
-            run.facts["truth"] = {"read": env.read, "every": env.every}
-        if isinstance(env, NmmoEnv):
+        if isinstance(inner, WithTruth):
+            run.facts["truth"] = {"read": inner.read, "every": inner.every}
+        if isinstance(inner, NmmoEnv):
             run.facts |= {"features": list(FEATURES), "worlds": len(kept.returns) // agents}
             run.facts |= {"who": config.who} if intervene else {}
         kept.say(run)
@@ -349,7 +390,7 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
             run.facts["intervention_warning"] = said = nothing_altered(config.intervention)
             print(f"warning: {said}", file=sys.stderr)
     env.close()
-    if config.npz:
+    if config.npz and processes.first:
         write_npz(out)
     print(f"recorded {kept.in_words(bool(intervene))}: {out}")
 
@@ -401,6 +442,7 @@ def write_episodes(
     intervene: Sequence[Intervention],
     points: Sequence[str],
     device: torch.device,
+    processes: Processes = ALONE,
 ) -> Kept:
     """Record the episodes, or the steps, into a store."""
     slots, kept = env.spec.slots, Kept()
@@ -411,7 +453,7 @@ def write_episodes(
         artefacts.write_json(path / "spec.json", env.spec.to_json())
         for episode in record_episodes(
             agent, env, config.episodes, seed=config.seed, device=device, exploration=config.exploration,
-            intervene=intervene, steps=config.num_steps, points=points,
+            intervene=intervene, steps=config.num_steps, points=points, processes=processes,
         ):  # fmt: skip
             writer.add(episode)
             kept.add(episode)

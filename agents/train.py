@@ -12,7 +12,6 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +20,7 @@ import torch
 
 from agents.consistency import ConsistencyOptions, consistent_loss_of
 from agents.evaluate import HeldOut
+from agents.play import SharedEnv
 from agents.ppo import PPOConfig, RewardScale, Rollout, encode, loss_of
 from agents.progress import progress_rows, write_progress
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
@@ -30,8 +30,9 @@ from core import artefacts, config as cli
 from core.contracts import EnvSpec, Step, UserError, VecEnv
 from core.directions import fingerprint
 from core.earlier import name_of, train_of
-from core.training import Stop, WandbOptions, open_run
-from core.trees import Tree, detached, on
+from core.ranks import ALONE, Processes, from_torchrun
+from core.training import RunOptions, Stop, open_together, restarted
+from core.trees import Tree, detached, each, on, rows_of
 from envs.procgen import ProcgenEnv, ProcgenOptions
 
 STAGE = "train"
@@ -39,7 +40,7 @@ FIXED: tuple[str, ...] = ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(RunOptions):
     """Train a recurrent PPO agent on a Procgen game and save it as a run directory (Neural MMO: train.py nmmo; Craftax:
     train.py craftax)."""
 
@@ -60,21 +61,8 @@ class TrainConfig:
     """steps between measurements of the return on held-out starts, always the same, for the curve; 0: none"""
     evaluate_episodes: int = 64
     """whole episodes that such a measurement plays"""
-    save_minutes: float = 5.0
-    """minutes between saves of the state that --resume goes on from"""
-    stop_after: str | None = None
-    """end in an orderly way after this wall time (90s, 30m, 2h, 1.5h), not finished; --resume goes on"""
-    resume: bool = False
-    """go on from the training state in --out"""
-    overwrite: bool = False
-    """replace an earlier run in --out"""
-    device: str = "cpu"
-    """cpu or cuda"""
     threads: int = 2
     """CPU threads for torch and for the environments"""
-    track: bool = False
-    """log to Weights & Biases too (needs the wandb package and an account)"""
-    wandb: WandbOptions = field(default_factory=WandbOptions)
 
 
 class Collector:
@@ -88,11 +76,14 @@ class Collector:
         seed: int,
         device: torch.device,
         controller: Controller | None = None,
+        processes: Processes = ALONE,
     ) -> None:
+        """env: with a slot for each of ppo.envs, or for those of this process (``SharedEnv``)."""
         self.agent, self.env, self.config, self.device = agent, env, ppo, device
         self.controller = controller  # is told of every rollout
+        self.processes, self.mine = processes, processes.part(ppo.envs)
         self.current: Step = env.reset(seed)
-        self.memory: Tree = detached(agent.initial(ppo.envs))
+        self.memory: Tree = detached(agent.initial(self.mine.stop - self.mine.start))
         self.scale = RewardScale(ppo.gamma, np.zeros(ppo.envs), np.ones(ppo.envs))
         self.score = np.zeros(ppo.envs)
         self.length = np.zeros(ppo.envs, np.int64)
@@ -113,10 +104,11 @@ class Collector:
             self.memory = self.agent.advance(seen, self.memory, is_first)
             logits, value = self.agent.heads(seen, self.memory)
             policy = torch.distributions.Categorical(logits=logits, validate_args=False)
-            action = policy.sample()
+            action = self._sample(policy)
             step = self.env.step(action.cpu().numpy())
             done = step.terminated | step.truncated
-            reward = torch.from_numpy(self.scale(step.reward, done)).to(self.device)
+            rewards_B, done_B = self._of_all(step.reward, done)
+            reward = torch.from_numpy(self.scale(rewards_B, done_B)[self.mine]).to(self.device)
             if step.final_obs is not None and step.truncated.any():
                 # A time limit is not the end of the world: bootstrap from the last observation.  (Procgen
                 # never shows it, so there a time-out is learnt as an ending.)
@@ -130,19 +122,35 @@ class Collector:
             rows["logp"].append(policy.log_prob(action))
             rows["reward"].append(reward)
             rows["done"].append(torch.from_numpy(done).to(self.device))
-            self._count(step, done)
+            self._count(step, rewards_B, done_B)
             self.current = step
         is_first = torch.from_numpy(self.current.is_first).to(self.device)
         seen = encode(self.agent, self._obs(self.current), self.config.bf16)
         _, next_value = self.agent.heads(seen, self.agent.advance(seen, self.memory, is_first))
         if self.controller is not None:
             self.controller.collected(self.returns)
-        obs_T = {k: torch.stack([o[k] for o in rows["obs"]]) for k in rows["obs"][0]}
-        stacked = {k: torch.stack(v) for k, v in rows.items() if k != "obs"}
-        return Rollout(obs=obs_T, state_first=state_first, next_value=next_value, **stacked)
+        whole = self.processes.joined
+        obs_T = {k: whole(torch.stack([o[k] for o in rows["obs"]]), 1) for k in rows["obs"][0]}
+        stacked = {k: whole(torch.stack(v), 1) for k, v in rows.items() if k != "obs"}
+        return Rollout(obs=obs_T, state_first=each(whole, state_first), next_value=whole(next_value), **stacked)
 
-    def _count(self, step: Step, done: np.ndarray) -> None:
-        self.score += step.reward
+    def _sample(self, policy: torch.distributions.Categorical) -> torch.Tensor:
+        """Actions of this process's slots.  Every process draws for all of them, as one does (torch.multinomial)."""
+        if self.processes.count == 1:
+            return policy.sample()
+        likely = policy.probs
+        draws = torch.empty(self.config.envs, likely.shape[1], device=likely.device).exponential_()
+        return (likely / draws[self.mine]).argmax(-1)
+
+    def _of_all(self, reward: np.ndarray, done: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rewards and ends of all slots, of those of this process."""
+        if self.processes.count == 1:
+            return reward, done
+        both = self.processes.joined(torch.from_numpy(np.stack([reward, done], 1).astype(np.float32)))
+        return both[:, 0].numpy(), both[:, 1].numpy() > 0
+
+    def _count(self, step: Step, reward: np.ndarray, done: np.ndarray) -> None:
+        self.score += reward
         self.length += 1
         for b in np.flatnonzero(done):
             self.returns.append(float(self.score[b]))
@@ -163,7 +171,8 @@ class Collector:
 
     def state(self) -> dict[str, Any]:
         """Everything but the agent, as tensors and numbers."""
-        snapshots = [torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in self.env.snapshot()]
+        own = [torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in self.env.snapshot()]
+        snapshots = [s for some in self.processes.listed(own) for s in some]
         numbers = {k: float(getattr(self.scale, k)) for k in ("mean", "var", "count")}
         arrays = {
             "returns_B": self.scale.returns_B,
@@ -175,7 +184,7 @@ class Collector:
         return {
             "controller": controller,
             "snapshots": snapshots,
-            "h_BH": self.memory,
+            "h_BH": each(self.processes.joined, self.memory),
             "scale": numbers,
             "arrays": {k: torch.from_numpy(v.copy()) for k, v in arrays.items()},
             "returns": list(self.returns),
@@ -183,8 +192,8 @@ class Collector:
         }
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        self.current = self.env.restore([s.numpy().tobytes() for s in state["snapshots"]])
-        self.memory = on(state["h_BH"], self.device)
+        self.current = self.env.restore([s.numpy().tobytes() for s in state["snapshots"][self.mine]])
+        self.memory = on(rows_of(state["h_BH"], self.mine), self.device)
         arrays = {k: v.numpy() for k, v in state["arrays"].items()}
         self.scale = RewardScale(self.config.gamma, arrays["returns_B"], arrays["discount_B"], **state["scale"])
         self.score, self.length = arrays["score"], arrays["length"]
@@ -195,9 +204,15 @@ class Collector:
             self.controller.weight = state["controller"]["weight"]
 
 
-def check_minibatches(net: AgentConfig, ppo: PPOConfig) -> None:
+def check_minibatches(net: AgentConfig, ppo: PPOConfig, processes: Processes = ALONE) -> None:
     """UserError unless minibatches can be drawn as they are asked for."""
     steps = ppo.envs * ppo.rollout_steps
+    each_has = (ppo.envs if ppo.minibatch_of == "environments" else steps) // ppo.minibatches
+    if each_has % processes.count:
+        raise UserError(
+            f"a minibatch has {each_has} {ppo.minibatch_of}, which {processes.count} processes cannot share equally; "
+            "choose more --envs or fewer --minibatches"
+        )
     if ppo.minibatch_of == "environments" and ppo.envs % ppo.minibatches:
         raise UserError(f"--minibatches {ppo.minibatches} does not divide --envs {ppo.envs}")
     if ppo.minibatch_of == "steps" and net.recurrence in ("gru", "ema"):
@@ -246,40 +261,48 @@ def held_out_of(config: Any, agent: RecurrentAgent, device: torch.device) -> Hel
 def main(config: TrainConfig) -> None:
     semantic = semantic_of(config)
     fixed = (*FIXED, "policy") if semantic is None else (*FIXED, "policy", "semantic")
-    make = partial(ProcgenEnv, config.env, config.ppo.envs, config.threads)
+
+    def make(slots: int) -> VecEnv:
+        return ProcgenEnv(config.env, slots, config.threads)
+
     train_agent(config, STAGE, make, config.drac, semantic=semantic, fixed=fixed)
 
 
 def train_agent(
     config: Any,
     stage: str,
-    make: Callable[[], VecEnv],
+    make: Callable[[int], VecEnv],
     drac: ConsistencyOptions,
     collector_of: Callable[..., Collector] = Collector,
     semantic: Semantic | None = None,
     fixed: tuple[str, ...] = FIXED,
 ) -> None:
-    """Train an agent in the world that ``make`` gives and save it as a run directory.
+    """Train an agent in the world that ``make`` gives, with so many slots, and save it as a run directory.
 
     config: with the fields of a TrainConfig but policy, env's own, drac and semantic; fixed: those that a resumed
     training may not change.
     """
-    stop, ppo = Stop(config.stop_after), config.ppo
+    config = restarted(config)
+    device, ppo = cli.device_of(config.device), config.ppo
+    processes = from_torchrun(ppo.envs, "--envs")
+    if processes.count > 1 and (semantic is not None or drac.consistency):
+        raise UserError("--policy semantic and --consistency train in one process: start them with python")
+    stop = Stop(config.stop_after, processes)
     cli.require(1, envs=ppo.envs, minibatches=ppo.minibatches, rollout_steps=ppo.rollout_steps, epochs=ppo.epochs,
             total_steps=ppo.total_steps, threads=config.threads)  # fmt: skip
     cli.require(0, seed=config.seed, evaluate_every=config.evaluate_every)
     cli.require(1, evaluate_episodes=config.evaluate_episodes)
-    check_minibatches(config.net, ppo)
-    device = cli.device_of(config.device)
+    check_minibatches(config.net, ppo, processes)
     torch.set_num_threads(config.threads)
     cli.seed_everything(config.seed)
     rng = np.random.default_rng(config.seed)
-    env = make()
+    env: VecEnv = make(ppo.envs) if processes.count == 1 else SharedEnv(make, ppo.envs, processes)
     agent = agent_of(config.net, env.spec, semantic).to(device)
     drac.check(agent)
     held_out = held_out_of(config, agent, device)
-    run = open_run(config, stage, {}, fixed)
-    collector = collector_of(agent, env, ppo, config.seed, device, None if semantic is None else semantic.controller)
+    run = open_together(config, stage, {}, fixed, processes)
+    controller = None if semantic is None else semantic.controller
+    collector = collector_of(agent, env, ppo, config.seed, device, controller, processes)
     updates = max(1, ppo.total_steps // collector.collected)
     total = updates * collector.collected
     weights = () if semantic is None else (semantic.options.fdr_weight, semantic.options.vq_weight)
@@ -288,13 +311,13 @@ def train_agent(
         spacing=max(1, updates // max(1, config.checkpoints)) * collector.collected,
         note=lambda means: f"return {means['return_mean']:.2f}",
         beside=lambda rows: write_progress(run.path, progress_rows(rows, ppo, total, *weights)),
-        held_out=held_out, every=config.evaluate_every,
+        held_out=held_out, every=config.evaluate_every, processes=processes,
     )  # fmt: skip
     stopped = trainer.train(stop)
     env.close()
     if held_out is not None:
         held_out.env.close()
-    if stopped:
+    if stopped or not processes.first:
         return
     if isinstance(agent, SemanticAgent):
         save_semantic(agent, run.path)
@@ -329,4 +352,4 @@ def choose(argv: list[str]) -> None:
 
         cli.run(craftax_train.CraftaxTrainConfig, craftax_train.main, craftax_train.STAGE, rest, small_debug=True)
     else:
-        cli.run(TrainConfig, main, STAGE, rest, small_debug=True)
+        cli.run(TrainConfig, main, STAGE, rest, small_debug=True, shared=True)

@@ -26,6 +26,7 @@ from analysis.lives.recording import SHARD_STEPS, STAGE as EXTRACTION, STORE
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore, StoreWriter
+from core.files import writing
 from core.progress import bar
 from envs.nmmo import CLASSES, FEATURES
 
@@ -94,21 +95,14 @@ def write(config: ActivationJsonConfig) -> None:
     if config.file.exists() and not config.overwrite:
         raise UserError(f"{config.file} exists; pass --overwrite")
     store = RolloutStore(config.directory)
-    half = config.file.with_name(f".{config.file.name}.tmp")
     steps = 0
-    try:
-        with open(half, "w", encoding="utf-8") as out:
-            out.write("[")
-            for life in store:
-                for row in rows_as_json(life):
-                    out.write((",\n" if steps else "\n") + json.dumps(row))
-                    steps += 1
-            out.write("\n]\n")
-        half.replace(config.file)
-    except OSError as error:
-        raise UserError(f"{config.file}: cannot be written ({error.strerror})") from None
-    finally:
-        half.unlink(missing_ok=True)
+    with writing(config.file, "w") as out:
+        out.write("[")
+        for life in store:
+            for row in rows_as_json(life):
+                out.write((",\n" if steps else "\n") + json.dumps(row))
+                steps += 1
+        out.write("\n]\n")
     print(f"{steps:,} records: {config.file}")
 
 

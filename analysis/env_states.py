@@ -89,4 +89,4 @@ def main(config: EnvStatesConfig) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(EnvStatesConfig, main, STAGE)
+    cli.run(EnvStatesConfig, main, STAGE, shared=True)

@@ -29,6 +29,7 @@ from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import StoreWriter
+from core.files import writing
 from core.progress import bar
 from core.training import open_run
 from envs.nmmo import CLASSES, FEATURES, MAPS, NmmoEnv, held_out, options_of
@@ -132,7 +133,8 @@ def main(config: ExtractConfig) -> None:
             artefacts.write_json(run.path / PROGRESS, artefacts.sealed(done))
             progress.advance()
     for number in done["maps"]:
-        np.save(run.path / f"map_{number}.npy", env.materials(number))
+        with writing(run.path / f"map_{number}.npy") as file:
+            np.save(file, env.materials(number))
     run.facts = {"agent": fingerprint(players[0]), "policy": name, "mode": config.mode, "features": list(FEATURES)}
     run.facts |= {"classes": list(CLASSES)}
     run.record("lives", done["lives"], "lives")

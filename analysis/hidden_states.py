@@ -111,4 +111,4 @@ def main(config: HiddenStatesConfig) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(HiddenStatesConfig, main, STAGE)
+    cli.run(HiddenStatesConfig, main, STAGE, shared=True)

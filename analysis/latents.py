@@ -108,4 +108,4 @@ def main(config: LatentsConfig) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(LatentsConfig, main, STAGE)
+    cli.run(LatentsConfig, main, STAGE, shared=True)

@@ -23,7 +23,7 @@ from analysis.lives.recorded import Between, about, feature_names, named, open_l
 from analysis.lives.timeline import choose, record_lifespans, summary, timeline
 from core import artefacts, config as cli
 from core.artefacts import Result
-from core.pages import label_colours
+from core.pages import label_colours, label_name
 from core.stats import few
 
 STAGE = "life"
@@ -78,8 +78,9 @@ def main(config: LifeConfig) -> None:
     low, high = p75["interval"]  # None, None of a single life
     between = "" if low is None else f" [{low:.0f}, {high:.0f}]{few(p75['n'])}"
     print(f"75 % of {p75['n']} lives last at most {p75['value']:.0f} ticks{between}; drawn: {config.out}")
-    for life in lives:
-        print(f"  {named(life)}: {life['lifespan']} ticks, {life['ended']}")
+    for life in result.tables["lives"]:
+        where = f", at the end {label_name(life['last_label'])}" if "last_label" in life else ""
+        print(f"  {named(life)}: {life['lifespan']} ticks, {life['ended']}{where}")
 
 
 if __name__ == "__main__":

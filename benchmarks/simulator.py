@@ -83,7 +83,7 @@ class Bench:
 
     def gradients(self, variant: str, batch: Batch) -> None:
         from benchmarks.stepwise import loss_stepwise
-        from core.training import Processes
+        from core.ranks import Processes
         from generative.context_loss import ContextLossConfig
         from generative.courses import RecurrentCourse
         from generative.losses import LossConfig, draw

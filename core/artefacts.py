@@ -19,7 +19,6 @@ if not __package__:  # run by its path, where the imports below fail
 import fnmatch
 import hashlib
 import importlib.metadata
-import io
 import json
 import os
 import platform
@@ -31,21 +30,38 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
 import torch
 
-from core.config import ROOT, parse_json, read_json, to_json
+from core import lock, ranks
+from core.config import ROOT, read_json, to_json
 from core.contracts import UserError
+from core.files import (
+    AGAIN,
+    DIFFERS,
+    csv_bytes,
+    csv_of,
+    is_inside,
+    json_of,
+    npy_of,
+    npz_of,
+    read_bytes,
+    refused,
+    tensors_of,
+    write_atomically,
+    writing,
+)
 from core.stages import writer
 
 MANIFEST = "manifest.json"
+HALF_CONFIG = ".config.json.*.tmp"  # of a process that was killed as it opened a run directory
 SCHEMA = 2
 READ = (1, 2)  # schema 1 has no seal
 SEAL = "seal"
 WEIGHTS = "model.safetensors"
-DIFFERS = "content differs from its manifest; copy or make it again"
 PACKAGES = (
     "torch", "numpy", "scipy", "scikit-learn", "procgen-mirror", "nmmo", "pufferlib", "captum", "umap-learn", "hdbscan",
     "h5py",
@@ -65,19 +81,6 @@ def sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write to a sibling, flush to disk, rename: the old content stays until the new is whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -169,7 +172,7 @@ class Run:
     inputs: dict[str, Path] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)  # what other stages check: agent fingerprint, source ...
-    started: float = field(default_factory=time.time)
+    started: float = field(default_factory=time.monotonic)
     replaced: Path | None = None  # the run that this one replaces, set aside until it is whole
 
     def record(self, name: str, value: float, unit: str, n: int | None = None, interval: Any = None) -> None:
@@ -206,8 +209,13 @@ class Run:
             "code": code_version(),
             "packages": package_versions(),
             "device": config.get("device", "cpu") if isinstance(config, dict) else "cpu",
-            "machine": {"cpus": os.cpu_count(), "platform": platform.machine(), "threads": torch.get_num_threads()},
-            "wall_s": round(time.time() - self.started, 2),
+            "machine": {
+                "cpus": os.cpu_count(),
+                "platform": platform.machine(),
+                "threads": torch.get_num_threads(),
+                "processes": ranks.count(),
+            },
+            "wall_s": round(time.monotonic() - self.started, 2),
             "inputs": inputs,
             "files": files,
             "facts": self.facts,
@@ -216,6 +224,7 @@ class Run:
         write_json(self.path / MANIFEST, sealed(about))
         if self.replaced is not None:
             shutil.rmtree(self.replaced, ignore_errors=True)
+        lock.release(self.path)
 
 
 def _is_payload(path: Path, root: Path) -> bool:
@@ -231,6 +240,14 @@ def aside_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.replaced")
 
 
+def _earlier(path: Path) -> str:
+    """Where the run is that one which was cut off was to replace, and how it comes back; '' if there is none."""
+    aside, name = aside_of(path), quote(str(path))
+    if not (aside / MANIFEST).exists():
+        return ""
+    return f"; the earlier run is whole in {aside}, and comes back by: rm -rf {name} && mv {quote(str(aside))} {name}"
+
+
 def begin_run(
     path: Path, stage: str, config: Any, inputs: Mapping[str, Path] | None = None, *, overwrite: bool = False
 ) -> Run:
@@ -238,17 +255,20 @@ def begin_run(
 
     An existing directory with anything in it is refused, unless ``overwrite`` and it is a run
     directory of the same stage (whole or half-written): then it is set aside, as
-    ``.NAME.replaced`` beside it, and deleted only when the new one is whole.
-    Raises UserError; inputs must be whole run directories.
+    ``.NAME.replaced`` beside it, and deleted only when the new one is whole.  Until then the directory is locked
+    (core.lock).  Raises UserError; inputs must be whole run directories.
     """
     path = Path(path)
     for directory in (inputs or {}).values():
         read_manifest(directory)
     replaced = aside_of(path)
-    try:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    with _writer_of(path):
+        if path.exists() and (not path.is_dir() or _holds_data(path)):
             if not overwrite:
-                raise UserError(f"{path} already holds data; choose another directory or pass --overwrite")
+                raise UserError(
+                    f"{path} already holds data; choose another directory or pass --overwrite"
+                    + ("" if (path / MANIFEST).exists() else _earlier(path))
+                )
             mark = read_json(path / "config.json") if (path / "config.json").exists() else None
             if not isinstance(mark, dict) or mark.get("stage") != stage:
                 raise UserError(f"{path} is not a {stage!r} run directory; it is not overwritten")
@@ -258,17 +278,61 @@ def begin_run(
                         f"{directory} is an input of this run and would be overwritten; choose another --out"
                     )
             if replaced.exists() and not (path / MANIFEST).exists():
-                shutil.rmtree(path)  # half-written; the last whole one is already aside
+                _discard(path)  # half-written; the last whole one is already aside
             else:
                 shutil.rmtree(replaced, ignore_errors=True)
                 os.replace(path, replaced)
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            for half_written in path.glob(HALF_CONFIG):
+                half_written.unlink()
+            write_json(path / "config.json", {"stage": stage, "config": to_json(config)})
+        except BaseException:
+            if replaced.exists():
+                _discard(path)
+                os.replace(replaced, path)
+            raise
+    return Run(path, stage, config, dict(inputs or {}), replaced=replaced if replaced.exists() else None)
+
+
+def _holds_data(path: Path) -> bool:
+    """Whether there is anything in a directory but what a process left that was killed as it opened a run there."""
+    return bool({*path.iterdir()} - {*path.glob(HALF_CONFIG), path / ".lock"})
+
+
+def _discard(path: Path) -> None:
+    """Delete a directory; it is gone from its name at once, so that none is left there without its marks."""
+    waste = path.with_name(f".{path.name}.discarded")
+    shutil.rmtree(waste, ignore_errors=True)
+    if path.exists():
+        os.replace(path, waste)
+        shutil.rmtree(waste, ignore_errors=True)
+
+
+@contextmanager
+def _writer_of(path: Path) -> Iterator[None]:
+    """Lock a run directory; unlock it if the block, in which it is made ready, ends in an error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.take(path)
+        yield
     except OSError as error:
-        raise UserError(f"cannot write the run directory {path}: {error.strerror or error}") from None
-    run = Run(path=path, stage=stage, config=config, inputs=dict(inputs or {}))
-    run.replaced = replaced if replaced.exists() else None
-    write_json(path / "config.json", {"stage": stage, "config": to_json(config)})
-    return run
+        lock.release(path)
+        raise UserError(f"cannot write the run directory {path} ({refused(error, path) or error})") from error
+    except BaseException:
+        lock.release(path)
+        raise
+
+
+def resumed_run(path: Path, stage: str, config: Any, inputs: Mapping[str, Path]) -> Run:
+    """A run directory that was begun before, locked; half-written until ``finish``.  Raises UserError."""
+    with _writer_of(path):
+        (path / MANIFEST).unlink(missing_ok=True)
+        for half_written in path.rglob(".*.tmp"):  # by a process that was killed
+            half_written.unlink()
+        write_json(path / "config.json", {"stage": stage, "config": to_json(config)})
+    replaced = aside_of(path)
+    return Run(path, stage, config, dict(inputs), replaced=replaced if replaced.exists() else None)
 
 
 @contextmanager
@@ -278,28 +342,41 @@ def new_run(
     """``begin_run`` as a block: its manifest is written only if the block ends well.
 
     If it ends in an error, what it replaced comes back; a directory in which nothing was written yet
-    does not stay after a user's mistake.
+    does not stay after a user's mistake.  Of the processes that do a stage together (core.ranks) only the first writes
+    there; the others write into a directory that goes when the block ends.
     """
+    if not ranks.first():
+        with ranks.scratch() as folder:
+            yield begin_run(folder, stage, config, inputs)
+        return
     run = begin_run(path, stage, config, inputs, overwrite=overwrite)
     try:
         yield run
+        run.finish()
     except BaseException as error:
-        untouched = [p.name for p in run.path.iterdir()] == ["config.json"]
-        if run.replaced is not None or (untouched and isinstance(error, UserError)):
-            shutil.rmtree(run.path, ignore_errors=True)
+        if (run.path / MANIFEST).exists():  # it is whole; only what it replaced may still be there
+            lock.release(run.path)
+            raise
+        said = refused(error, run.path) if isinstance(error, OSError) else None
+        untouched = not run.path.is_dir() or {p.name for p in run.path.iterdir()} <= {"config.json", ".lock"}
+        if run.replaced is not None or (untouched and isinstance(said or error, UserError)):
+            _discard(run.path)
         if run.replaced is not None:
             os.replace(run.replaced, run.path)
+        lock.release(run.path)
+        if said is not None:
+            raise said from error
         raise
-    run.finish()
 
 
 def read_manifest(path: Path, stage: str | None = None) -> dict[str, Any]:
     """The manifest of a whole run directory (of ``stage`` if given); UserError says what is missing."""
     path = Path(path)
     if not path.is_dir():
-        raise UserError(f"{path}: no such run directory{writer(path)}")
+        raise UserError(f"{path}: no such run directory{_earlier(path) or writer(path)}")
     if not (path / MANIFEST).exists():
-        raise UserError(f"{path} is half-written (it has no {MANIFEST}); run the stage that writes it again")
+        again = _earlier(path) or "; run the stage that writes it again"
+        raise UserError(f"{path} is half-written (it has no {MANIFEST}){again}")
     manifest: dict[str, Any] = read_json(path / MANIFEST)
     if not _is_manifest(manifest):
         raise UserError(f"{path / MANIFEST} is not a manifest of this project; run the stage that writes it again")
@@ -322,6 +399,7 @@ def _is_manifest(value: Any) -> bool:
     return (
         holds(value, parts)
         and all(holds(known, {"bytes": int, "sha256": str}) for known in value["files"].values())
+        and all(is_inside(name) and Path(name).name != MANIFEST for name in value["files"])
         and all(holds(known, {"path": str, "manifest_sha256": str}) for known in value["inputs"].values())
     )
 
@@ -391,13 +469,14 @@ def load_bytes(path: Path, name: str) -> bytes:
     known = manifest["files"].get(name)
     if known is None and name not in EDITABLE:  # earlier versions kept no hash of those
         raise UserError(f"{path} has no {name} in its manifest (stage {manifest['stage']!r} wrote it)")
-    try:
-        data = (path / name).read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path / name} is missing; copy or make it again") from None
-    except OSError as error:
-        raise UserError(f"{path / name} cannot be read ({error.strerror})") from None
-    if known is not None and not known.get("editable") and not _is_known(data, known):
+    if not (path / name).exists():
+        raise UserError(f"{path / name} is missing; {AGAIN}")
+    if known is None or known.get("editable"):
+        if not (path / name).resolve().is_relative_to(path.resolve()):
+            raise UserError(f"{path / name} leads out of its directory; put the file itself there")
+        return read_bytes(path / name)
+    data = read_bytes(path / name, bytes_known=known["bytes"])
+    if not _is_known(data, known):
         raise UserError(f"{path / name}: {DIFFERS}")
     return data
 
@@ -414,28 +493,17 @@ def edited_files(path: Path) -> list[str]:
 
 def load_json(path: Path, name: str) -> Any:
     """A JSON file of a whole run directory (see ``load_bytes``)."""
-    return parse_json(load_bytes(path, name), Path(path) / name)
+    return json_of(load_bytes(path, name), Path(path) / name)
 
 
 def load_array(path: Path, name: str) -> np.ndarray:
     """An .npy file of a whole run directory (see ``load_bytes``)."""
-    array: np.ndarray = np.load(io.BytesIO(load_bytes(path, name)), allow_pickle=False)
-    return array
+    return npy_of(load_bytes(path, name), Path(path) / name)
 
 
 def load_tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
     """A safetensors file of a whole run directory (see ``load_bytes``), on the CPU."""
-    return _tensors(Path(path) / name, load_bytes(path, name))
-
-
-def _tensors(file: Path, data: bytes) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    try:
-        return load(data)
-    except SafetensorError as error:
-        raise UserError(f"{file}: broken tensor file ({error}); copy or make it again") from None
+    return tensors_of(load_bytes(path, name), Path(path) / name)
 
 
 def load_weights(module: torch.nn.Module, path: Path, name: str = WEIGHTS) -> None:
@@ -445,7 +513,7 @@ def load_weights(module: torch.nn.Module, path: Path, name: str = WEIGHTS) -> No
 
 def load_unsealed(module: torch.nn.Module, run: Run, name: str = WEIGHTS) -> None:
     """The same of weights that ``run``, still being written, has saved itself."""
-    _fill(module, _tensors(run.path / name, (run.path / name).read_bytes()), run.path / name)
+    _fill(module, tensors_of(read_bytes(run.path / name), run.path / name), run.path / name)
 
 
 def _fill(module: torch.nn.Module, have: Mapping[str, torch.Tensor], file: Path) -> None:
@@ -487,31 +555,28 @@ class Result:
         self.scalars[name] = metric(value, unit, n, interval)
 
     def save(self, path: Path) -> None:
-        import csv
-
         path = Path(path)
         write_json(path / "result.json", {"scalars": self.scalars, "tables": sorted(self.tables), "notes": self.notes})
-        np.savez_compressed(path / "arrays.npz", **self.arrays)  # type: ignore[arg-type]
+        with writing(path / "arrays.npz") as file:
+            np.savez_compressed(file, **self.arrays)  # type: ignore[arg-type]
         for name, rows in self.tables.items():
             columns = list(dict.fromkeys(k for row in rows for k in row))
-            with open(path / f"{name}.csv", "w", newline="") as file:
-                writer = csv.DictWriter(file, columns)
-                writer.writeheader()
-                writer.writerows(rows)
+            cells = ([row.get(column, "") for column in columns] for row in rows)
+            write_atomically(path / f"{name}.csv", csv_bytes(columns, cells))
 
     @classmethod
     def load(cls, path: Path) -> Result:
         """Read a saved result back; table cells that look like numbers become numbers."""
-        import csv
-
         data = load_json(path, "result.json")
-        with np.load(io.BytesIO(load_bytes(path, "arrays.npz")), allow_pickle=False) as arrays:
-            loaded = {k: arrays[k] for k in arrays.files}
+        kinds = {"scalars": dict, "tables": list, "notes": dict}
+        if not isinstance(data, dict) or not all(isinstance(data.get(k), kind) for k, kind in kinds.items()):
+            raise UserError(f"{Path(path) / 'result.json'} is not the record of a result; {AGAIN}")
+        arrays = npz_of(load_bytes(path, "arrays.npz"), Path(path) / "arrays.npz")
         tables = {}
         for name in data["tables"]:
-            file = io.StringIO(load_bytes(path, f"{name}.csv").decode(), newline="")
-            tables[name] = [{k: _cell(v) for k, v in row.items()} for row in csv.DictReader(file)]
-        return cls(scalars=data["scalars"], arrays=loaded, tables=tables, notes=data["notes"])
+            rows = csv_of(load_bytes(path, f"{name}.csv"), Path(path) / f"{name}.csv")
+            tables[name] = [{k: _cell(v) for k, v in row.items()} for row in rows]
+        return cls(scalars=data["scalars"], arrays=arrays, tables=tables, notes=data["notes"])
 
 
 def _cell(text: str) -> Any:

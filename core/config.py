@@ -16,7 +16,6 @@ import dataclasses
 import difflib
 import io
 import itertools
-import json
 import os
 import random
 import signal
@@ -33,8 +32,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from core import earlier, figures, stages
+from core import earlier, figures, ranks, stages
 from core.contracts import UserError
+from core.files import json_of, read_bytes, refused
 
 C = TypeVar("C")
 ROOT = Path(__file__).resolve().parent.parent
@@ -148,21 +148,7 @@ def read_json(path: Path) -> Any:
 
     A missing or broken one is a UserError.
     """
-    try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except OSError as error:
-        raise UserError(f"{path} is not a readable JSON file ({error.strerror})") from None
-    return parse_json(data, path)
-
-
-def parse_json(data: bytes, path: Path) -> Any:
-    """JSON from bytes (UTF-8); UserError, which names ``path``, if they are none."""
-    try:
-        return json.loads(data.decode())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid JSON ({error})") from None
+    return json_of(read_bytes(path), path)
 
 
 def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,6 +181,7 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
 
     base: dict[str, Any] = {}
     rest: list[str] = []
+    read: list[str] = []  # a user's files
     argv, notes = earlier.translated(argv, stage)
     words = iter(argv)
     for word in words:
@@ -204,6 +191,7 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
             if not value:
                 raise UserError(f"{name} needs a value")
             layer = preset(stage, value) if name == "--preset" else _saved(Path(value))
+            read += [value] if name == "--config" else []
             # A manifest's or run's config.json holds the whole; it may name its stage.
             if isinstance(layer, dict) and layer.get("stage") and "config" in layer:
                 if layer["stage"] != stage:
@@ -220,7 +208,7 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
     defaults, demo = _defaults(cls, named)
     complete = merge(defaults, base)
     required = {f.name: tyro.MISSING for f in dataclasses.fields(cls) if f.name not in complete}  # type: ignore[arg-type]
-    default = from_json(cls, complete, stage, missing=required)
+    default = from_json(cls, complete, " and ".join([*read, stage]), missing=required)
     description = (cls.__doc__ or "") + (
         "\n\n--preset NAME starts from configs/NAME.json, --config FILE from an earlier run's config.json; "
         f"flags override both.  --figures pdf svg writes every figure in these formats too.  --debug {debug}."
@@ -440,6 +428,8 @@ def device_of(name: str) -> torch.device:
         raise UserError(f"--device {name}: use cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
+    if device.type == "cuda":
+        ranks.place_on_gpu()
     return device
 
 
@@ -465,11 +455,18 @@ def terminable() -> Iterator[None]:
 
 
 def run(
-    cls: type[C], main: Callable[[C], Any], stage: str, argv: list[str] | None = None, *, small_debug: bool = False
+    cls: type[C],
+    main: Callable[[C], Any],
+    stage: str,
+    argv: list[str] | None = None,
+    *,
+    small_debug: bool = False,
+    shared: bool = False,
 ) -> None:
     """The body of every script: parse, set the machine up, call main, turn a UserError into one line.
 
     small_debug: --debug is the preset debug too, over other presets and --config; single flags override it.
+    shared: torchrun's processes share its work (core.ranks); it refuses to run in several otherwise.
     Exit codes: 0, 2 after a user's mistake, 130 after Ctrl-C, 143 after SIGTERM.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -482,20 +479,31 @@ def run(
         says = {"debug": "is --preset debug, after all others, and shows where an error came from"}
     tune_allocator()
     try:
+        if ranks.count() > 1 and not shared:
+            raise UserError(f"{stage} is the work of one process: start it with python, not with torchrun")
         argv, formats = _figure_formats(argv)
         figures.also.set(formats)
-        with terminable():
+        with terminable(), ranks.quiet():
             main(parse(cls, argv, stage, **says))
     except UserError as error:
+        who = ranks.let_the_first_speak()
         if debug:
             traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {who}{error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        said = refused(error, Path.cwd())
+        if debug or said is None:
+            raise
+        print(f"error: {said}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except Terminated:
-        print("terminated", file=sys.stderr)
+        if ranks.first():
+            why = "" if ranks.count() == 1 else ": another process of this run died, or it was told to end"
+            print(f"terminated{why}", file=sys.stderr)
         sys.exit(143)
     finally:
         figures.also.reset(before)

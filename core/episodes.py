@@ -23,9 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from core.artefacts import DIFFERS, load_json, read_manifest, sha256
+from core.artefacts import load_json, read_manifest, sha256
 from core.contracts import EnvSpec, UserError
+from core.files import DIFFERS, dataset_of, hdf5_file, json_of, parsing
 
+INDEX = ("steps", "rows", "terminated", "truncated")  # columns of the index
+REMEDY = "copy or record it again"
 CHUNK_STEPS = 32
 SHARD_STEPS = 16_384
 GROUPS = ("obs", "truth", "world", "points")  # columns of an episode that have a name in a group
@@ -146,36 +149,29 @@ class StoreWriter:
 
     def flush(self) -> None:
         """Write the pending episodes as one shard."""
-        import h5py
-
         if not self._episodes:
             return
-        name = f"{self.prefix}_{self._shards:05d}.h5"
-        temporary = self.path / f".{name}.tmp"
         episodes = self._episodes
-        try:
-            with h5py.File(temporary, "w", libver=("v110", "v110")) as file:
+        with hdf5_file(self.path / f"{self.prefix}_{self._shards:05d}.h5") as (file, check):
 
-                def put(name: str, data: np.ndarray) -> None:
-                    chunks = (max(1, min(self.chunk_steps, len(data))), *data.shape[1:])
-                    # Shuffled, the like bytes of neighbouring numbers (exponents, high bytes) stand together.
-                    file.create_dataset(
-                        name, data=data, chunks=chunks, shuffle=data.itemsize > 1,
-                        compression="gzip", compression_opts=self.level, fletcher32=True,
-                    )  # fmt: skip
+            def put(name: str, data: np.ndarray) -> None:
+                chunks = (max(1, min(self.chunk_steps, len(data))), *data.shape[1:])
+                # Shuffled, the like bytes of neighbouring numbers (exponents, high bytes) stand together.
+                file.create_dataset(
+                    name, data=data, chunks=chunks, shuffle=data.itemsize > 1,
+                    compression="gzip", compression_opts=self.level, fletcher32=True,
+                )  # fmt: skip
+                check()
 
-                for column in episodes[0].columns():
-                    put(f"columns/{column}", np.concatenate([e.columns()[column] for e in episodes]))
-                if episodes[0].latent is not None:
-                    put("latent", np.stack([e.latent for e in episodes]))  # type: ignore[arg-type, misc]
-                put("index/steps", np.array([e.steps for e in episodes], np.int64))
-                put("index/rows", np.array([len(e.h) for e in episodes], np.int64))
-                put("index/terminated", np.array([e.terminated for e in episodes]))
-                put("index/truncated", np.array([e.truncated for e in episodes]))
-                put("index/meta", np.array([json.dumps(dict(e.meta)).encode() for e in episodes]))
-            os.replace(temporary, self.path / name)
-        finally:
-            temporary.unlink(missing_ok=True)
+            for column in episodes[0].columns():
+                put(f"columns/{column}", np.concatenate([e.columns()[column] for e in episodes]))
+            if episodes[0].latent is not None:
+                put("latent", np.stack([e.latent for e in episodes]))  # type: ignore[arg-type, misc]
+            put("index/steps", np.array([e.steps for e in episodes], np.int64))
+            put("index/rows", np.array([len(e.h) for e in episodes], np.int64))
+            put("index/terminated", np.array([e.terminated for e in episodes]))
+            put("index/truncated", np.array([e.truncated for e in episodes]))
+            put("index/meta", np.array([json.dumps(dict(e.meta)).encode() for e in episodes]))
         self._episodes, self._steps, self._shards = [], 0, self._shards + 1
 
 
@@ -217,6 +213,8 @@ class RolloutStore:
         # Another system's files (analysis.activation_json) may know neither; there they are NaN.
         self._not_recorded = ("value", "reward") if self.manifest["facts"].get("mode") == "imported" else ()
         self._files: dict[int, Any] = {}
+        self._bounded: set[tuple[int, str]] = set()  # datasets whose sizes were found right
+        self._length: list[tuple[int, int]] = []  # of each shard: transitions, observations
         self._checked: set[str] = set()
         self._loaded: dict[str, list[np.ndarray]] = {}
         self._pid = os.getpid()
@@ -224,8 +222,13 @@ class RolloutStore:
         self._shards = sorted(folder + slash + name for folder, slash, name in shards if folder == part)
         parts = []
         for shard in range(len(self._shards)):
-            with self._reading(shard) as file:
-                steps, rows, *ended = (file[f"index/{k}"][:] for k in ("steps", "rows", "terminated", "truncated"))
+            steps, rows, *ended = (self._whole(shard, f"index/{k}") for k in INDEX)
+            meta = self._dataset(shard, "index/meta")
+            whole = {x.shape for x in (steps, rows, *ended, meta)} == {(len(steps),)}
+            whole &= steps.dtype.kind == rows.dtype.kind == "i" and meta.dtype.kind in "SO"
+            if not whole or (steps < 0).any() or not np.isin(rows - steps, (0, 1)).all():
+                raise self._broken(shard, "its index contradicts itself")
+            self._length.append((int(steps.sum()), int(rows.sum())))
             parts.append(
                 np.stack(
                     [np.full(len(steps), shard), np.arange(len(steps)), np.cumsum(steps) - steps, steps,
@@ -241,8 +244,6 @@ class RolloutStore:
     def _open(self, shard: int) -> Any:
         import h5py
 
-        if os.getpid() != self._pid:  # HDF5 handles do not survive a fork
-            self._files, self._pid = {}, os.getpid()
         if shard not in self._files:
             self._check(self._shards[shard])
             self._files[shard] = h5py.File(self.path / self._shards[shard], "r")
@@ -263,14 +264,32 @@ class RolloutStore:
             raise UserError(f"{path}: {DIFFERS}")
         self._checked.add(name)
 
+    def _broken(self, shard: int, why: str) -> UserError:
+        return UserError(f"{self.path / self._shards[shard]}: broken shard ({why}); {REMEDY}")
+
     @contextmanager
     def _reading(self, shard: int) -> Iterator[Any]:
         """The shard's file; what HDF5 says of a checksum that does not hold is a UserError."""
-        try:
+        if os.getpid() != self._pid:  # HDF5's handles do not survive a fork
+            self._files, self._pid = {}, os.getpid()
+        with parsing(self.path / self._shards[shard], "shard", REMEDY):
             yield self._open(shard)
-        except (OSError, RuntimeError, KeyError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{self.path / self._shards[shard]}: broken shard ({reason}); record it again") from None
+
+    def _dataset(self, shard: int, name: str) -> Any:
+        """A dataset of a shard, of a size that its bytes account for.  It is opened anew each time: an open one keeps
+        chunks in memory."""
+        with self._reading(shard) as file:
+            if (shard, name) in self._bounded:
+                return file[name]
+            found = dataset_of(file, name, self.path / self._shards[shard])
+            self._bounded.add((shard, name))
+            return found
+
+    def _whole(self, shard: int, name: str) -> np.ndarray:
+        dataset = self._dataset(shard, name)
+        with self._reading(shard):
+            data: np.ndarray = dataset[:]
+        return data
 
     def close(self) -> None:
         for file in self._files.values():
@@ -320,17 +339,33 @@ class RolloutStore:
         """Rows of a shard's column; UserError if there is no such column or it cannot be read."""
         if name in self._loaded:
             return self._loaded[name][shard][start:stop]
-        with self._reading(shard) as file:
-            columns = file["columns"]
-            if name not in columns:
-                raise UserError(f"{self.path}: no column {name!r}; there are: {', '.join(self.column_names)}")
-            data: np.ndarray = columns[name][start:stop]
+        column = self._column(shard, name)
+        with self._reading(shard):
+            data: np.ndarray = column[start:stop]
         return data
 
+    def _column(self, shard: int, name: str) -> Any:
+        """A column of a shard, with as many rows as the index says."""
+        if (shard, f"columns/{name}") in self._bounded:
+            return self._dataset(shard, f"columns/{name}")
+        if name not in self.column_names:
+            raise UserError(f"{self.path}: no column {name!r}; there are: {', '.join(self.column_names)}")
+        column = self._dataset(shard, f"columns/{name}")
+        want = self._length[shard][0 if is_transition(name) else 1]
+        if len(column) != want:
+            self._bounded.discard((shard, f"columns/{name}"))
+            raise self._broken(shard, f"{name!r} has {len(column)} rows, its index says {want}")
+        return column
+
     def meta(self, episode: int) -> dict[str, Any]:
-        with self._reading(int(self._shard[episode])) as file:
-            raw = file["index/meta"][int(self._row[episode])]
-        return dict(json.loads(raw))
+        shard = int(self._shard[episode])
+        dataset = self._dataset(shard, "index/meta")
+        with self._reading(shard):
+            raw = bytes(dataset[int(self._row[episode])])
+        meta = json_of(raw, self.path / self._shards[shard])
+        if not isinstance(meta, dict):
+            raise self._broken(shard, f"episode {episode} has no description")
+        return meta
 
     def latents(self, episodes: Sequence[int] | None = None) -> np.ndarray:
         """float32 [N, Z] of simulated episodes; UserError if these are not simulated."""
@@ -341,10 +376,13 @@ class RolloutStore:
         return np.stack(rows)  # type: ignore[arg-type]
 
     def _latent(self, episode: int) -> np.ndarray | None:
-        with self._reading(int(self._shard[episode])) as file:
+        shard = int(self._shard[episode])
+        with self._reading(shard) as file:
             if "latent" not in file:
                 return None
-            z: np.ndarray = file["latent"][int(self._row[episode])]
+        dataset = self._dataset(shard, "latent")
+        with self._reading(shard):
+            z: np.ndarray = dataset[int(self._row[episode])]
         if not np.isfinite(z).all():
             raise UserError(
                 f"{self.path}: episode {episode} started from a latent with NaN or infinite values; record it again"

@@ -16,7 +16,6 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python -m core.export", file=sys.stderr)
     sys.exit(2)
 
-import csv
 import io
 import json
 import re
@@ -32,6 +31,7 @@ from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import EnvSpec, Field, UserError
 from core.episodes import Episode, RolloutStore
+from core.files import csv_bytes, hdf5_file, writing
 from core.progress import bar
 
 STAGE = "export"
@@ -166,10 +166,7 @@ def write_tables(tables: Mapping[str, Table], path: Path, to: str) -> None:
 
 
 def _write_csv(path: Path, names: Sequence[str], rows: Iterator[tuple[Any, ...]]) -> None:
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(names)
-        writer.writerows(rows)
+    artefacts.write_atomically(path, csv_bytes(names, rows))
 
 
 def _pyarrow() -> Any:
@@ -191,7 +188,8 @@ def _write_parquet(path: Path, table: Table) -> None:
         array = arrow.array(values)
         arrays.append(array)
         fields.append(arrow.field(name, array.type, metadata={"unit": table.units.get(name, "")}))
-    arrow.parquet.write_table(arrow.table(arrays, schema=arrow.schema(fields)), path)
+    with writing(path) as file:
+        arrow.parquet.write_table(arrow.table(arrays, schema=arrow.schema(fields)), file)
 
 
 # Rollouts
@@ -199,16 +197,15 @@ def _write_parquet(path: Path, table: Table) -> None:
 
 def write_minari(store: RolloutStore, path: Path, name: str) -> None:
     """The episodes of a store in Minari's HDF5 layout: ``main_data.hdf5`` and ``metadata.json`` in a new folder."""
-    import h5py
-
     path.mkdir()
     steps = 0
-    file_of = h5py.File(path / "main_data.hdf5", "w", track_order=True)
-    with file_of as file, bar("exporting", len(store), "episodes") as progress:
+    whole = hdf5_file(path / "main_data.hdf5", track_order=True)
+    with whole as (file, check), bar("exporting", len(store), "episodes") as progress:
         for i, episode in enumerate(store):
             group = file.create_group(f"episode_{i}")
             group.attrs["id"], group.attrs["total_steps"] = i, episode.steps
             _write_episode(group, episode, store.spec)
+            check()
             steps += episode.steps
             progress.advance()
     obs = {k: _space(f) for k, f in store.spec.obs.items()}

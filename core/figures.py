@@ -7,6 +7,7 @@ A colour below has the one meaning that its name says.  What has none here (a cl
 
 from __future__ import annotations
 
+import io
 import re
 from contextvars import ContextVar
 from functools import cache
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from core import ranks
+from core.files import write_atomically
 
 # Whose number it is.  Real against real, the floor, is the real world's, in another line style.
 REAL, SIMULATED, FORCED = "#26323e", "#e8820c", "#f4bd72"  # FORCED: the simulator, shown every real frame
@@ -56,12 +60,24 @@ def _figure_class() -> Any:
         laying = False
 
         def savefig(self, fname: Any, **options: Any) -> None:
-            self.laying = True
-            super().savefig(fname, **options)
-            for kind in also.get() if isinstance(fname, (str, Path)) else ():
+            """To a stream, or whole to a path and to its like in the formats of ``also`` (by the first process)."""
+            if not isinstance(fname, (str, Path)):
                 self.laying = True
+                super().savefig(fname, **options)
+                return
+            if not ranks.first():
+                return
+            path = Path(fname)
+            self._whole(path, options)
+            for kind in also.get():
                 dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]  # the same figure, the same file
-                super().savefig(Path(fname).with_suffix(f".{kind}"), **options | {"metadata": dates})
+                self._whole(path.with_suffix(f".{kind}"), options | {"metadata": dates})
+
+        def _whole(self, path: Path, options: dict[str, Any]) -> None:
+            data = io.BytesIO()
+            self.laying = True
+            super().savefig(data, format=path.suffix[1:], **options)
+            write_atomically(path, data.getvalue())
 
         def draw(self, renderer: Any) -> None:
             engine = self.get_layout_engine()

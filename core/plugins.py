@@ -17,7 +17,9 @@ from pathlib import Path
 from types import ModuleType
 
 from core.artefacts import load_bytes, write_atomically
+from core.config import ROOT
 from core.contracts import UserError
+from core.files import read_bytes
 
 
 def agreed_folder() -> Path:
@@ -68,9 +70,14 @@ class Source:
         write_atomically(folder / f"{self.sha256}.py", self.text)
 
 
+def _ships(source: Source) -> bool:
+    """Whether it is docs/forager.py, of which a bundled policy is made: as good as the rest of the checkout's code."""
+    return source.text == (ROOT / "docs" / "forager.py").read_bytes()
+
+
 def agreed(source: Source) -> None:
-    """UserError unless the user of this machine agreed to run this text."""
-    if not (agreed_folder() / f"{source.sha256}.py").exists():
+    """UserError unless the user of this machine agreed to run this text, or it ships with the checkout."""
+    if not (agreed_folder() / f"{source.sha256}.py").exists() and not _ships(source):
         raise UserError(
             f"{source.file} is code that nobody agreed to run on this machine; read it, then agree to its SHA-256: "
             f"python -m agents.adopt {source.file} --trust {source.sha256}"
@@ -82,10 +89,7 @@ def read_source(path: Path) -> Source:
     path = Path(path)
     if path.suffix != ".py":
         raise UserError(f"{path} is not a .py file")
-    try:
-        return Source(path.stem, path.read_bytes(), str(path))
-    except OSError as error:
-        raise UserError(f"cannot read the module {path}: {error.strerror}") from None
+    return Source(path.stem, read_bytes(path, "module"), str(path))
 
 
 def copied_source(run: Path, file: str, name: str, sha256: str) -> Source:
@@ -104,7 +108,7 @@ def agreed_source(name: str, sha256: str) -> Source:
             f"nobody agreed to run {name}.py of SHA-256 {sha256} on this machine; read it (an adopted agent's run "
             f"directory has a copy, world_module.py), then agree: python -m agents.adopt FILE --trust {sha256}"
         )
-    source = Source(name, path.read_bytes(), str(path))
+    source = Source(name, read_bytes(path, "module"), str(path))
     if source.sha256 != sha256:
         raise UserError(f"{path} is not the module that its name says; agree to it again")
     return source

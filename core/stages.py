@@ -170,6 +170,8 @@ OF_ALL = {
         "-m validation.panel", "PanelConfig", "look at the runs of one agent, filter and ask", "runs/panel", ("runs",)),
     "report": Stage(
         "-m validation.report", "ReportConfig", "put the runs of one agent on one page", "runs/report", ("runs",)),
+    "doctor": Stage(
+        "-m validation.doctor", "DoctorConfig", "say whether this machine is ready, with advice", ""),
 }  # fmt: skip
 
 STAGES = {**OF_AN_AGENT, **OF_POLICIES, **OF_ALL}

@@ -466,8 +466,9 @@ def jackknifed(
     if groups < 2:
         nothing = np.full(shape, np.nan)
         return value_G[0], nothing, nothing.copy()
-    pseudo_GQ = groups * whole_Q - (groups - 1) * on_GQ[1:]
-    same_Q = np.ptp(on_GQ, 0) <= TIE * np.abs(on_GQ).max(0)
+    with np.errstate(invalid="ignore"):  # infinite links beside missing values
+        pseudo_GQ = groups * whole_Q - (groups - 1) * on_GQ[1:]
+        same_Q = np.ptp(on_GQ, 0) <= TIE * np.abs(on_GQ).max(0)
     pseudo_GQ[:, same_Q] = whole_Q[same_Q]
     found = means(pseudo_GQ, rng=rng, draws=draws)
     if units is not None:

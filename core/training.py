@@ -1,9 +1,8 @@
 """What every training shares: its run directory fresh or resumed, its state on disk, its curve, its
-learning rate, how it ends early and the processes that torchrun starts."""
+learning rate and how it ends early."""
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import importlib.util
 import io
@@ -17,17 +16,18 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from core import artefacts, config as cli
 from core.contracts import UserError
+from core.files import AGAIN, csv_of, parsing, read_bytes, refused, unpickled_tensors, write_atomically
+from core.ranks import Processes
 
 Schedule = Literal["cosine", "linear", "constant"]
 
@@ -43,71 +43,9 @@ def learning_rate(step: int, total: int, peak: float, warm_up: int, schedule: Sc
 
 
 STATE = "training_state/state.pt"  # what a training goes on from
+ANEW = "copy it or start the training anew"
+BEGUN_BY = ".begun_by"  # which launch of several processes wrote the directory
 STATE_MARK = b"training state, sha256 "  # how its file begins; the checksum and a line's end follow, then torch's bytes
-
-
-@dataclass(frozen=True)
-class Processes:
-    """The processes that train one model together, each on its part of every batch: one, or torchrun's."""
-
-    rank: int = 0
-    count: int = 1
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the one that writes."""
-        return self.rank == 0
-
-    def part(self, batch: int) -> slice:
-        """The rows of a batch that are this process's; ``count`` divides ``batch``."""
-        each = batch // self.count
-        return slice(self.rank * each, (self.rank + 1) * each)
-
-    def wait(self) -> None:
-        """Until all processes are here."""
-        if self.count > 1:
-            torch.distributed.barrier()
-
-    def largest(self, value: int, device: torch.device | str) -> int:
-        """The largest of the processes' values."""
-        if self.count == 1:
-            return value
-        all_of_them = torch.tensor(value, device=device)
-        torch.distributed.all_reduce(all_of_them, torch.distributed.ReduceOp.MAX)
-        return int(all_of_them)
-
-    def average(self, parameters: Sequence[nn.Parameter], values: Tensor) -> Tensor:
-        """Average the gradients over the processes, in place, and ``values`` (1-D), which come back."""
-        if self.count == 1:
-            return values
-        grads = [p.grad for p in parameters if p.grad is not None]
-        flat = torch.cat([*(g.flatten() for g in grads), values])
-        torch.distributed.all_reduce(flat)
-        *parts, mean = (flat / self.count).split([*(g.numel() for g in grads), len(values)])
-        for grad, part in zip(grads, parts, strict=True):
-            grad.copy_(part.view_as(grad))
-        return mean
-
-
-def from_torchrun(batch: int) -> Processes:
-    """What torchrun says of this process, or the only one; UserError if ``batch`` cannot be shared equally."""
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    if batch % count:
-        raise UserError(f"--batch {batch} cannot be shared equally by {count} processes; choose a multiple")
-    return Processes(int(os.environ.get("RANK", "0")), count)
-
-
-@contextmanager
-def together(processes: Processes, device: torch.device) -> Iterator[None]:
-    """Connect the processes: NCCL on GPUs, gloo on CPUs."""
-    if processes.count == 1:
-        yield
-        return
-    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 TIME_IS_UP = 1  # among numbers of signals
@@ -199,6 +137,25 @@ class WandbOptions:
         return {**named, "tags": list(self.wandb_tags)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a training runs and is kept, of whatever it trains."""
+
+    save_minutes: float = 5.0
+    """minutes between saves of the state that --resume goes on from"""
+    stop_after: str | None = None
+    """end in an orderly way after this wall time (90s, 30m, 2h, 1.5h), not finished; --resume goes on"""
+    resume: bool = False
+    """go on from the training state in --out"""
+    overwrite: bool = False
+    """replace an earlier run in --out"""
+    device: str = "cpu"
+    """cpu or cuda"""
+    track: bool = False
+    """log to Weights & Biases too (needs the wandb package and an account)"""
+    wandb: WandbOptions = field(default_factory=WandbOptions)
+
+
 def check_tracking(config: Any) -> None:
     """UserError where --track cannot be done, or its options stand without it."""
     track, options = getattr(config, "track", False), getattr(config, "wandb", WandbOptions())
@@ -222,17 +179,27 @@ def save_state(path: Path, **parts: Any) -> None:
 class Log:
     """``curve.csv`` (the record) and TensorBoard event files (the view), plus W&B with --track."""
 
-    def __init__(self, path: Path, config: Any, track: bool, keep: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: Any,
+        track: bool,
+        keep: int | None = None,
+        rows: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """keep: the last step of a training that goes on; rows: the curve in its state, which has a checksum (states of
+        earlier versions have none: curve.csv is read)."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.file = path / "curve.csv"
-        self.rows: list[dict[str, Any]] = []
-        if keep is not None and self.file.exists():
-            with open(self.file, newline="") as file:
-                self.rows = [row for row in csv.DictReader(file) if int(float(row["step"])) <= keep]
+        self.rows: list[dict[str, Any]] = [dict(row) for row in rows or ()]
+        if keep is not None and rows is None:
+            self.rows = _rows_until(keep, self.file)
         # What a killed training wrote after its last state is done again.
         purge = None if keep is None else keep + 1
-        self.board = SummaryWriter(str(path / "training_state" / "tensorboard"), purge_step=purge)
+        self._events = path / "training_state" / "tensorboard"
+        with self._showing():
+            self.board = SummaryWriter(str(self._events), purge_step=purge)
         self.wandb = None
         if track:
             import wandb  # open_run has seen that it is there
@@ -241,8 +208,9 @@ class Log:
 
     def add(self, step: int, **values: float) -> None:
         self.rows.append({"step": step, **{k: f"{v:.6g}" for k, v in values.items()}})
-        for name, value in values.items():
-            self.board.add_scalar(name, value, step)
+        with self._showing():
+            for name, value in values.items():
+                self.board.add_scalar(name, value, step)
         if self.wandb is not None:
             self.wandb.log(values, step=step)
 
@@ -257,15 +225,55 @@ class Log:
         picture = Summary.Image(
             height=first.height, width=first.width, colorspace=3, encoded_image_string=data.getvalue()
         )
-        self.board._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=name, image=picture)]), step)
+        with self._showing():
+            self.board._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=name, image=picture)]), step)
+
+    @contextmanager
+    def _showing(self) -> Iterator[None]:
+        """TensorBoard writes in a thread of its own and raises later what the system refused."""
+        try:
+            yield
+        except OSError as error:
+            if (said := refused(error, self._events)) is None:
+                raise
+            raise said from error
 
     def save(self) -> None:
         if not self.rows:
             return
-        columns = list(dict.fromkeys(name for row in self.rows for name in row))  # not every row has all of them
-        lines = [",".join(columns), *(",".join(str(row.get(name, "")) for name in columns) for row in self.rows)]
-        artefacts.write_atomically(self.file, ("\n".join(lines) + "\n").encode())
-        self.board.flush()
+        artefacts.write_atomically(self.file, curve_text(self.rows).encode())
+        with self._showing():
+            self.board.flush()
+
+
+def curve_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows of a curve as CSV."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))  # not every row has all of them
+    lines = [",".join(columns), *(",".join(str(row.get(name, "")) for name in columns) for row in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _rows_until(step: int, file: Path) -> list[dict[str, Any]]:
+    """The rows of a curve.csv up to a step.  UserError where it is cut or holds what is no number."""
+    if not file.exists():
+        print(f"note: there is no {file}: the curve goes on from step {step}", file=sys.stderr)
+        return []
+    data = read_bytes(file)
+    rows = csv_of(data, file)
+    with parsing(file, "curve", ANEW):
+        steps = [int(float(row["step"])) for row in rows]
+        if not data.endswith(b"\n") or steps != sorted(steps):
+            raise ValueError("it is cut, or its steps go back")
+        for row in rows:
+            [float(cell) for cell in row.values() if cell]
+    return [dict(row) for row, at in zip(rows, steps, strict=True) if at <= step]
+
+
+def unfinished_curve(path: Path) -> str | None:
+    """The curve of a training that is not finished, as CSV, from its state, which has a checksum; None where that has
+    none (it was not saved yet, or by an earlier version).  Raises UserError."""
+    rows = load_state(path / STATE).get("curve") if (path / STATE).exists() else None
+    return None if rows is None else curve_text(rows)
 
 
 def open_run(
@@ -289,6 +297,8 @@ def open_run(
     for directory in inputs.values():
         artefacts.read_manifest(directory)
     saved = cli.read_json(config.out / "config.json")
+    if not isinstance(saved, dict) or not isinstance(saved.get("config"), dict):
+        raise UserError(f"{config.out / 'config.json'} is not the configuration of a run; {AGAIN}")
     if saved.get("stage") != stage:
         raise UserError(f"{config.out} is a {saved.get('stage')!r} run, this is {stage!r}")
     now = cli.to_json(config)
@@ -299,37 +309,57 @@ def open_run(
             was, is_ = was.get(part), is_[part]
         if was != is_:
             raise UserError(f"--resume: {key} was {was!r} and is now {is_!r}; start another run for that")
-    (config.out / artefacts.MANIFEST).unlink(missing_ok=True)
-    for half_written in config.out.rglob(".*.tmp"):  # by a training that was killed
-        half_written.unlink()
-    artefacts.write_json(config.out / "config.json", {"stage": stage, "config": now})
-    return artefacts.Run(path=config.out, stage=stage, config=config, inputs=dict(inputs))
+    return artefacts.resumed_run(config.out, stage, config, inputs)
+
+
+def open_together(
+    config: Any, stage: str, inputs: Mapping[str, Path], fixed: Sequence[str], processes: Processes
+) -> artefacts.Run:
+    """``open_run`` by the first process; the others, which write nothing, wait for it."""
+    if processes.first:
+        run = open_run(config, stage, inputs, fixed)
+        if processes.count > 1:
+            write_atomically(run.path / BEGUN_BY, _launch().encode())
+    else:
+        run = artefacts.Run(path=config.out, stage=stage, config=config, inputs=dict(inputs))
+    processes.wait()
+    return run
+
+
+def restarted(config: Any) -> Any:
+    """The configuration of a training that torchrun has started anew after a process died (--max-restarts): it goes on
+    from its state, or begins again where none was saved yet.  A directory that another launch wrote stays as it is."""
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+        return config
+    begun_by = config.out / BEGUN_BY
+    if not begun_by.exists() or begun_by.read_text() != _launch() or (config.out / artefacts.MANIFEST).exists():
+        return config
+    saved = (config.out / STATE).exists()
+    return replace(config, resume=saved, overwrite=not saved)
+
+
+def _launch() -> str:
+    """What tells this start of torchrun from others: its --rdzv-id, or its process."""
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return run if run != "none" else f"process {os.getppid()}"
 
 
 def _state_bytes(path: Path) -> tuple[bytes, bool]:
     """(What torch saved in a training state, whether it has a checksum); UserError if that does not hold."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: the training state cannot be read ({error.strerror})") from None
+    data = read_bytes(path, "training state")
     if data.startswith(b"PK"):  # a bare archive of torch's, as earlier versions wrote it
         return data, False
     mark, _, saved = data.partition(b"\n")
     if mark != STATE_MARK + hashlib.sha256(saved).hexdigest().encode():
-        raise UserError(f"{path}: broken training state (it has not its checksum); copy it or start the training anew")
+        raise UserError(f"{path}: broken training state (it has not its checksum); {ANEW}")
     return saved, True
 
 
 def load_state(path: Path, *parts: str) -> dict[str, Any]:
     """The training state of a run, on the CPU; UserError if it is broken or lacks one of ``parts``."""
-    import pickle
-
-    saved = io.BytesIO(_state_bytes(path)[0])
-    try:
-        state: dict[str, Any] = torch.load(saved, weights_only=True, map_location="cpu")
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path}: broken training state ({reason}); copy it or start the training anew") from None
+    state: dict[str, Any] = unpickled_tensors(_state_bytes(path)[0], path, "training state", ANEW)
+    if not isinstance(state, dict):
+        raise UserError(f"{path}: broken training state (it holds no parts); {ANEW}")
     for part in parts:
         if part not in state:
             raise UserError(f"{path} was written by another version (it has no {part!r}); start the training anew")

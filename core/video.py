@@ -10,6 +10,7 @@ import numpy as np
 
 from core.contracts import EnvSpec, UserError
 from core.episodes import RolloutStore
+from core.files import CannotWrite, save_picture
 
 
 def check_video(instead: str = "--no-video") -> None:
@@ -27,10 +28,14 @@ def write_video(path: Path, frames: Sequence[np.ndarray], fps: float = 3) -> Non
     """MP4 (H.264) of uint8 frames; sides a multiple of 16."""
     import imageio.v2 as imageio
 
-    writer: Any = imageio.get_writer(path, format="FFMPEG", fps=fps, codec="libx264", quality=8)  # type: ignore[arg-type]
-    with writer:
-        for frame in frames:
-            writer.append_data(frame)
+    try:
+        writer: Any = imageio.get_writer(path, format="FFMPEG", fps=fps, codec="libx264", quality=8)  # type: ignore[arg-type]
+        with writer:
+            for frame in frames:
+                writer.append_data(frame)
+    except OSError as error:  # ffmpeg is a process of its own, and says why on many lines
+        reason = (str(error).splitlines() or ["it ended"])[-1]
+        raise CannotWrite(f"{path}: ffmpeg cannot write it ({reason}); free some space, or write elsewhere") from error
 
 
 def write_gif(path: Path, frames: Sequence[np.ndarray], fps: float = 3) -> None:
@@ -38,7 +43,7 @@ def write_gif(path: Path, frames: Sequence[np.ndarray], fps: float = 3) -> None:
     from PIL import Image
 
     first, *rest = (Image.fromarray(x).quantize(128) for x in frames)
-    first.save(path, format="GIF", save_all=True, append_images=rest, duration=1000 / fps, loop=0)
+    save_picture(first, path, save_all=True, append_images=rest, duration=1000 / fps, loop=0)
 
 
 def image_field(store: RolloutStore) -> str | None:

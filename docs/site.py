@@ -19,7 +19,7 @@ GUIDES = {
         "study", "misgeneralisation", "edits", "causal-directions", "saliency-trial", "nmmo", "craftax", "semantics",
     ),
     "Methods": ("claims", "statistics", "fidelity", "simulator", "truth", "probes", "planted"),
-    "Use": ("bring-your-own", "coming-from", "panel", "performance", "dependencies", "glossary"),
+    "Use": ("bring-your-own", "coming-from", "panel", "scale", "performance", "security", "dependencies", "glossary"),
 }  # fmt: skip
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 

@@ -15,8 +15,10 @@ both; the option ``held_out`` gives it other arguments there.)
 from __future__ import annotations
 
 import copy
+import importlib.machinery
 import importlib.util
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from core.config import from_json, nearest
+from core.config import ROOT, from_json, nearest
 from core.contracts import EnvSpec, Field, Step, UserError
 from core.plugins import agreed_source, read_source
 
@@ -127,6 +129,19 @@ def _action_names(env: Any, sizes: Sequence[int], given: Sequence[str], env_id: 
 # Making one
 
 
+def _installed(module: str) -> Any:
+    """Import a module of an installed package.  ImportError for one that would come from the current directory or the
+    checkout: a run directory that came from elsewhere may lie there, and no code of it runs because its options name
+    it."""
+    beside = {Path.cwd().resolve(), ROOT.resolve()}
+    top, places = module.partition(".")[0], [p for p in sys.path if Path(p).resolve() not in beside]
+    finders = [f for f in sys.meta_path if f is not importlib.machinery.PathFinder and hasattr(f, "find_spec")]
+    known = importlib.machinery.PathFinder.find_spec(top, places) or any(f.find_spec(top, None) for f in finders)
+    if not known:
+        raise ImportError(f"no installed package has {module!r}; what lies beside runs is not imported, pip install it")
+    return importlib.import_module(module)
+
+
 def _wrapper(path: Any) -> Any:
     """The class of "package.module:Name"; UserError if there is none, or it is no wrapper (a spec is data: it may not
     name just any function to be called)."""
@@ -134,7 +149,7 @@ def _wrapper(path: Any) -> Any:
 
     module, _, name = str(path).partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found = getattr(_installed(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"no wrapper {path!r} ({error}); write package.module:Name, and install its package") from None
     if not (isinstance(found, type) and issubclass(found, gymnasium.Wrapper)):
@@ -150,7 +165,7 @@ def _registered(name: str, kwargs: Mapping[str, Any]) -> Any:
     package = package or PACKAGES.get(plain.replace("/", "-").partition("-")[0], "")
     if package and plain not in gymnasium.registry:
         try:
-            registers = importlib.import_module(package)
+            registers = _installed(package)
         except ImportError as error:
             raise UserError(
                 f"{name} needs the package {package!r}, which does not import ({error}); install it"
@@ -286,7 +301,12 @@ class GymnasiumEnv:
         return _same(ahead, outcome(env))
 
     def _begin(self, env: Any, seed: int) -> dict[str, np.ndarray]:
-        shown = env.reset(seed=seed)
+        try:
+            shown = env.reset(seed=seed)
+        except UserError:
+            raise
+        except Exception as error:  # whatever a foreign environment raises
+            raise UserError(f"the environment's reset fails: {type(error).__name__}: {_line(error)}") from error
         if not (isinstance(shown, tuple) and len(shown) == 2):
             raise UserError(
                 "reset gives an observation alone, as old gym's does; Gymnasium's gives (observation, info)"
@@ -395,7 +415,12 @@ def _stepped(env: Any, action_P: np.ndarray) -> tuple[Any, float, bool, bool, An
     """One step, of an action in the environment's own form.  UserError if it answers in another form."""
     shape = env.action_space.shape
     given = action_P.astype(env.action_space.dtype) if shape else int(action_P[0])
-    answer = env.step(given)
+    try:
+        answer = env.step(given)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a foreign environment raises
+        raise UserError(f"the environment's step fails: {type(error).__name__}: {_line(error)}") from error
     if not (isinstance(answer, tuple) and len(answer) == 5):
         raise UserError(
             "step does not give (observation, reward, terminated, truncated, info), as Gymnasium's does; "

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from core.contracts import EnvSpec, Field, Step, UserError
+from core.files import npy_of, read_bytes
 from envs.nmmo_tasks import embeddings, specs, tasks_of
 
 FEATURES = (
@@ -501,8 +502,8 @@ class NmmoEnv:
 
     def materials(self, number: int) -> np.ndarray:
         """The map of a number as it is before anybody acts: uint8 [rows, columns], indices of MATERIALS."""
-        out: np.ndarray = np.load(self.folder / f"map{number}" / "map.npy", allow_pickle=False).astype(np.uint8)
-        return out
+        file = self.folder / f"map{number}" / "map.npy"
+        return npy_of(read_bytes(file), file).astype(np.uint8)
 
     def snapshot(self) -> tuple[bytes, ...]:
         raise UserError("Neural MMO has no snapshots: its state cannot be put back")

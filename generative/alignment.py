@@ -101,11 +101,21 @@ def gaps_at_shifts(last: Tensor, now: Tensor, reach: tuple[int, int], every: int
 
     Beyond its edge the pixels of ``last`` are repeated.  every: pixels of ``last`` from one of ``now`` to the next.
     """
-    height, width = last.shape[1:]
-    padded = F.pad(last[:, None], (reach[1], reach[1], reach[0], reach[0]), mode="replicate")[:, 0]
-    for y in range(2 * reach[0] + 1):
-        for x in range(2 * reach[1] + 1):
-            yield (padded[:, y : y + height : every, x : x + width : every] - now).abs()
+    return gaps_within(bordered(last, reach), now, every)
+
+
+def bordered(planes: Tensor, border: tuple[int, int]) -> Tensor:
+    """[N, H, W] with so many rows and columns more at every edge, which repeat its pixels."""
+    rows, columns = border
+    return F.pad(planes[:, None], (columns, columns, rows, rows), mode="replicate")[:, 0]
+
+
+def gaps_within(wide: Tensor, now: Tensor, every: int = 1) -> Iterator[Tensor]:
+    """Absolute differences [N, H, W] of ``now`` [N, H, W] from every place of its size in ``wide``, row by row."""
+    height, width = (every * n for n in now.shape[1:])
+    for y in range(wide.shape[1] - height + 1):
+        for x in range(wide.shape[2] - width + 1):
+            yield (wide[:, y : y + height : every, x : x + width : every] - now).abs()
 
 
 def shift_costs(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
@@ -132,24 +142,21 @@ def whole_shift(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
     and those of its neighbours meet (equiangular fit; Shimizu & Okutomi 2005).
     """
     last, now = last.mean(1), now.mean(1)
-    count, (height, width) = len(now), now.shape[1:]
+    index = torch.arange(len(now), device=now.device)
     with torch.no_grad():
         coarse = torch.stack([g.mean((1, 2)) for g in gaps_at_shifts(last, now[:, ::4, ::4], reach, every=4)], -1)
         best = coarse.argmin(-1)
     columns = 2 * reach[1] + 1
     corner = torch.stack([best // columns, best % columns], -1)  # of the window within the padded frame
-    sides = (reach[1] + FINE, reach[1] + FINE, reach[0] + FINE, reach[0] + FINE)
-    padded = F.pad(last[:, None], sides, mode="replicate")[:, 0]
+    padded = bordered(last, (reach[0] + FINE, reach[1] + FINE))
     rows, along = (
-        corner[:, i, None] + torch.arange(n + 2 * FINE, device=now.device) for i, n in enumerate((height, width))
+        corner[:, i, None] + torch.arange(n + 2 * FINE, device=now.device) for i, n in enumerate(now.shape[1:])
     )
-    window = padded[torch.arange(count, device=now.device)[:, None, None], rows[:, :, None], along[:, None, :]]
-    near = range(2 * FINE + 1)
-    gaps = [(window[:, y : y + height, x : x + width] - now).abs().mean((1, 2)) for y in near for x in near]
-    costs = torch.stack(gaps, -1).unflatten(-1, (2 * FINE + 1, 2 * FINE + 1))
+    window = padded[index[:, None, None], rows[:, :, None], along[:, None, :]]
+    near = 2 * FINE + 1
+    costs = torch.stack([gap.mean((1, 2)) for gap in gaps_within(window, now)], -1).unflatten(-1, (near, near))
     least = costs.flatten(1).argmin(-1)
-    at = torch.stack([least // len(near), least % len(near)], -1).clamp(1, 2 * FINE - 1)
-    index = torch.arange(count, device=now.device)
+    at = torch.stack([least // near, least % near], -1).clamp(1, 2 * FINE - 1)
     (y, x), middle = at.unbind(-1), costs[index, at[:, 0], at[:, 1]]
     before = torch.stack([costs[index, y - 1, x], costs[index, y, x - 1]], -1)
     after = torch.stack([costs[index, y + 1, x], costs[index, y, x + 1]], -1)

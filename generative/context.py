@@ -353,14 +353,18 @@ class ContextWorld(nn.Module):
         return self.started(last, before)
 
     def step(self, state: ContextState, action_BA: Tensor, noise: Tensor | None = None) -> tuple[ContextState, Shown]:
+        state, known_BK = self.go_on(state, action_BA, noise)
+        reward, ended = self.outcome(known_BK)
+        return state, Shown(self.as_shown(state.last), reward, torch.sigmoid(ended), state.d_BD)
+
+    def go_on(self, state: ContextState, action_BA: Tensor, noise: Tensor | None = None) -> tuple[ContextState, Tensor]:
+        """The next state, and what rewards and endings are read from."""
         seen = self.look(state.last, state.before)
         d = self.recall(state.s_BS, action_BA, state.d_BD, seen.far_NE)
         s = choose(self.rssm.prior(d), noise)
         sketch = self.sketch(seen, state.last, d, action_BA)
         frame = clamp_straight_through(self.paint(sketch, s))
-        reward, ended = self.outcome(sketch.trunk, d)
-        shown = Shown(self.as_shown(frame), reward, torch.sigmoid(ended), d)
-        return ContextState(frame, state.last, d, s), shown
+        return ContextState(frame, state.last, d, s), self.known(sketch.trunk, d)
 
     def draw_noise(self, batch: int, generator: torch.Generator) -> Tensor:
         """Standard Gumbel draws [B, S]."""
@@ -386,16 +390,20 @@ class ContextWorld(nn.Module):
         with self.precision.cast(s_NS.device):
             return self.painter.paint(sketch, s_NS)  # type: ignore[no-any-return]
 
-    def outcome(self, trunk: Tensor, d_ND: Tensor) -> tuple[Tensor, Tensor]:
+    def known(self, trunk: Tensor, d_ND: Tensor) -> Tensor:
+        """What rewards and endings are read from, [N, K]: the trunk in cells, and d."""
+        return from_map(torch.cat([F.avg_pool2d(trunk, 2), to_map(d_ND).to(trunk.dtype)], 1))
+
+    def outcome(self, known_NK: Tensor) -> tuple[Tensor, Tensor]:
         """(reward [N], logit [N] that the transition ended the episode)."""
-        size, paid, ended = self.outcome_parts(trunk, d_ND)
+        size, paid, ended = self.outcome_parts(known_NK)
         return size * torch.sigmoid(paid), ended
 
-    def outcome_parts(self, trunk: Tensor, d_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def outcome_parts(self, known_NK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(size of a reward where there is one, logit that there is, logit of an ending), [N] each."""
-        with self.precision.cast(d_ND.device):
-            both = torch.cat([F.avg_pool2d(trunk, 2), to_map(d_ND).to(trunk.dtype)], 1)
-            size, paid, ended = self.outcome_head(from_map(both)).to(d_ND.dtype).unbind(-1)
+        weights = next(self.outcome_head.parameters())
+        with self.precision.cast(known_NK.device):
+            size, paid, ended = self.outcome_head(known_NK.to(weights.dtype)).to(weights.dtype).unbind(-1)
         return size, paid, ended
 
     def errors(self, shown: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -414,8 +422,6 @@ class ContextWorld(nn.Module):
         inputs = [acted, far_BLE[:, :-1], far_BLE[:, 1:], seen_BL[:, 1:]]
         inputs += [] if noise_BLS is None else [noise_BLS]
         with self.precision.cast(far_BLE.device):
-            if acted.shape[1] == 1:
-                return WorldPath(*(x[:, None] for x in self.rssm(*begun, *(x[:, 0] for x in inputs))))
             return WorldPath(*unroll(self.rssm, begun, inputs))
 
     def look_along(self, frames: Tensor) -> Seen:
@@ -446,6 +452,6 @@ class ContextWorld(nn.Module):
                 Seen(*(x[:, i - 1] for x in seen)), last, d, one_hot(action_BL[:, i - 1], self.spec.parts, d)
             )
             frame = clamp_straight_through(self.paint(sketch, path.s_BLS[:, i - 1]))
-            reward, ended = self.outcome(sketch.trunk, d)
+            reward, ended = self.outcome(self.known(sketch.trunk, d))
             out.append(Shown(self.as_shown(frame), reward, torch.sigmoid(ended), d))
         return out

@@ -185,7 +185,7 @@ def foretell(world: ContextWorld, batch: Batch, shown: Tensor, draws: ContextDra
         own = clamp_straight_through(frame)
         look = world.look(own, last) if j + 1 < longest else Seen(*(x[:0] for x in look))
         at = (steps[:, None] * size + rows).flatten()
-        outcome = world.outcome_parts(sketch.trunk, d)
+        outcome = world.outcome_parts(world.known(sketch.trunk, d))
         parts.append(Foretold(at, frame, sketch.shifts, sketch.moved, *outcome, prior, posterior, look.far_NE))
         last = own
     return joined(parts), path, seen

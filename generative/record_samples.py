@@ -14,6 +14,7 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python -m generative.record_samples", file=sys.stderr)
     sys.exit(2)
 
+import itertools
 import re
 import sys
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from torch import Tensor
 from agents.camera import Camera, Reel, reel
 from agents.load import load_agent
 from agents.record import keep_unaltered, repr_of
-from core import artefacts, config as cli
+from core import artefacts, config as cli, ranks
 from core.contracts import EnvSpec, Field, LearnedWorld, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore, StoreWriter, state_column
@@ -353,12 +354,19 @@ def starts_of(
     return informed_latents(world, store, starts, device), meta, forced
 
 
-def main(config: RecordSamplesConfig) -> None:
-    device = cli.device_of(config.device)
-    torch.set_num_threads(config.threads)
+def check(config: RecordSamplesConfig) -> None:
+    """UserError for settings that cannot go together."""
     cli.require(1, samples=config.samples, steps=config.steps, batch=config.batch)
     cli.require(0, seed=config.seed)
     check_interpolation(config)
+    if config.start is not None and config.rollouts is None:
+        raise UserError("--start needs --rollouts to start from; random latents have their own first frames")
+
+
+def main(config: RecordSamplesConfig) -> None:
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    check(config)
     simulator = load_simulator(config.simulator, device)
     picture = check_film(config, simulator.world.spec)
     inputs = {"simulator": config.simulator}
@@ -374,8 +382,6 @@ def main(config: RecordSamplesConfig) -> None:
         altered.append({"kind": "ForcedActions", "actions": list(config.actions)})
     if config.rollouts is not None:
         inputs["rollouts"] = config.rollouts
-    if config.start is not None and config.rollouts is None:
-        raise UserError("--start needs --rollouts to start from; random latents have their own first frames")
     z, meta, forced = starts_of(config, simulator, device)
     count = len(z)
     start = "random" if config.rollouts is None else informed_by(simulator.world, config.start)
@@ -388,30 +394,33 @@ def main(config: RecordSamplesConfig) -> None:
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         ended = steps = altered_steps = 0
         films = Films(run.path, simulator.world.spec, picture, compares(config))
+
+        def simulate(first: int) -> list[dict[str, Any]]:
+            part = slice(first, min(first + config.batch, count))
+            tally = Tally(intervene)
+            trajectory = simulator.rollout(
+                z[part],
+                config.steps,
+                actions=None if forced is None else forced[part],
+                noise=noise_of(simulator, config.seed, noises[part], config.steps, device) if stochastic else None,
+                intervene=(tally,) if intervene else (),
+            )
+            require_finite(trajectory)
+            for b, about in enumerate(meta[part] if intervene else ()):
+                acted = range(min(config.steps, int(trajectory.alive[b].sum())))
+                about["altered"] = [t for t in acted if tally.altered[t][b]]
+            return [vars(e) for e in to_episodes(trajectory, z[part], simulator.world.spec, meta[part])]
+
+        blocks = ranks.each(range(0, count, config.batch), simulate, "lower --batch")
         with StoreWriter(run.path) as writer, bar("simulating", count, "rollouts") as progress:
-            for i in range(0, count, config.batch):
-                ids = range(i, min(i + config.batch, count))
-                part = slice(ids.start, ids.stop)
-                tally = Tally(intervene)
-                trajectory = simulator.rollout(
-                    z[part],
-                    config.steps,
-                    actions=None if forced is None else forced[part],
-                    noise=noise_of(simulator, config.seed, noises[part], config.steps, device) if stochastic else None,
-                    intervene=(tally,) if intervene else (),
-                )
-                require_finite(trajectory)
-                for b, about in enumerate(meta[part] if intervene else ()):
-                    acted = range(min(config.steps, int(trajectory.alive[b].sum())))
-                    about["altered"] = [t for t in acted if tally.altered[t][b]]
-                episodes = to_episodes(trajectory, z[part], simulator.world.spec, meta[part])
-                for number, episode in zip(ids, episodes, strict=True):
-                    writer.add(episode)
-                    films.add(number, episode)
-                    ended += episode.terminated
-                    steps += episode.steps
-                    altered_steps += len(episode.meta.get("altered", ()))
-                    progress.advance()
+            for number, columns in enumerate(itertools.chain.from_iterable(blocks)):
+                episode = Episode(**columns)
+                writer.add(episode)
+                films.add(number, episode)
+                ended += episode.terminated
+                steps += episode.steps
+                altered_steps += len(episode.meta.get("altered", ()))
+                progress.advance()
         films.finish()
         artefacts.write_json(run.path / "spec.json", simulator.world.spec.to_json())
         run.facts = {
@@ -435,4 +444,4 @@ def main(config: RecordSamplesConfig) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(RecordSamplesConfig, main, STAGE)
+    cli.run(RecordSamplesConfig, main, STAGE, shared=True)

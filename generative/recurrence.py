@@ -20,10 +20,10 @@ def unroll(cell: nn.Module, carry: Sequence[Tensor], inputs: Sequence[Tensor]) -
     """All outputs of a cell along L steps, stacked: each [B, L, ...].
 
     ``cell(*carry, *inputs at step i)`` gives its next carry followed by further outputs; ``inputs`` are
-    [B, L, ...].  With trainable weights the result can be differentiated once only.
+    [B, L, ...].  With trainable weights and several steps the result can be differentiated once only.
     """
     parameters = [p for p in cell.parameters() if p.requires_grad]
-    if torch.is_grad_enabled() and parameters:
+    if torch.is_grad_enabled() and parameters and inputs[0].shape[1] > 1:  # of one step there is nothing to gather
         tensors: tuple[Tensor, ...] = _Trained.apply(cell, len(carry), len(inputs), *carry, *inputs, *parameters)
         return tensors
     return _stack(_steps(cell, tuple(carry), inputs))

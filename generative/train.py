@@ -13,7 +13,9 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python train_gen_model.py", file=sys.stderr)
     sys.exit(2)
 
+import contextlib
 import copy
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -31,27 +33,29 @@ from core import artefacts, config as cli
 from core.contracts import EnvSpec, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore, Window
-from core.progress import bar
+from core.files import CannotWrite
+from core.progress import bar, track
+from core.ranks import Processes, from_torchrun
 from core.roll import Simulator, Trajectory, roll, trajectory_of
 from core.stats import Estimate, bootstrap_mean
 from core.training import (
     Log,
-    Processes,
+    RunOptions,
     Schedule,
     Stop,
-    WandbOptions,
-    from_torchrun,
     learning_rate,
     load_state,
-    open_run,
+    open_together,
+    restarted,
     save_state,
-    together,
 )
 from core.trees import unflatten
+from generative.context import ContextWorld
 from generative.context_loss import ContextLossConfig
 from generative.courses import COURSES, Course
 from generative.fields import ERROR_UNITS, as_read
 from generative.losses import Batch, LossConfig
+from generative.outcomes import Known, OutcomeConfig, known_along, learn_outcomes
 from generative.recurrent_world import Precision
 from generative.rssm import ModelConfig
 from generative.simulator import TrainedWorld, as_module, save_simulator, simulator_of
@@ -60,6 +64,7 @@ from generative.starts import begin_at, informed_by
 STAGE = "train_gen_model"
 LAST = "last.safetensors"
 SHOWN = 4  # windows in a reconstruction video
+ROLLED = 32  # windows at once from which rewards and endings are learned
 CHUNK = 256  # episodes whose vectors are in memory at once
 STATE = (
     "simulator",
@@ -102,7 +107,7 @@ class OptimConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenTrainConfig:
+class GenTrainConfig(RunOptions):
     """Train a differentiable simulator around a frozen agent from its recorded rollouts."""
 
     agent: Path = Path("runs/agent")
@@ -114,6 +119,7 @@ class GenTrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     context: ContextLossConfig = field(default_factory=ContextLossConfig)
+    outcomes: OutcomeConfig = field(default_factory=OutcomeConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     branch_share: float = 0.0
     """share of the updates on branches, in which every action was tried (record.py --branches)"""
@@ -129,21 +135,8 @@ class GenTrainConfig:
     """keep the frames decompressed in memory (12.3 kB a step)"""
     seed: int = 1
     """seed of weights, windows and noise"""
-    save_minutes: float = 5.0
-    """minutes between saves of the state that --resume goes on from"""
-    stop_after: str | None = None
-    """end in an orderly way after this wall time (90s, 30m, 2h, 1.5h), not finished; --resume goes on"""
-    resume: bool = False
-    """go on from the training state in --out"""
-    overwrite: bool = False
-    """replace an earlier run in --out"""
-    device: str = "cpu"
-    """cpu or cuda"""
     threads: int = 2
     """CPU threads, shared by the processes of one torchrun"""
-    track: bool = False
-    """log to Weights & Biases too (needs the wandb package and an account)"""
-    wandb: WandbOptions = field(default_factory=WandbOptions)
 
 
 def columns_of(store: RolloutStore) -> list[str]:
@@ -351,6 +344,17 @@ def check(config: GenTrainConfig, store: RolloutStore, agent_name: str, agent_sp
             f"{config.rollouts} holds no branches, of which --branch_share {config.branch_share} is asked: record it "
             "with --branches 5000, or train with --branch_share 0"
         )
+    if config.outcomes.outcome_windows:
+        learned = config.outcomes
+        if config.model.layout != "context":
+            raise UserError(
+                f"--outcome_windows {learned.outcome_windows} is of --layout context, not of {config.model.layout}"
+            )
+        cli.require(2, outcome_windows=learned.outcome_windows)
+        cli.require(1, outcome_steps=learned.outcome_steps, outcome_passes=learned.outcome_passes)
+        if not learned.outcome_rate > 0:
+            raise UserError(f"--outcome_rate must be above 0, not {learned.outcome_rate:g}")
+    cli.require(0, outcome_windows=config.outcomes.outcome_windows)
     if not 0 < config.validation_share < 1:
         raise UserError(f"--validation_share must lie between 0 and 1, not {config.validation_share}")
     if not 0 <= optim.average < 1:
@@ -453,7 +457,7 @@ class Trainer:
         # Windows begin where two steps are seen, those of two steps also at an episode's last transition alone.
         self.starts = store.window_starts(initial + 1, [usable[i] for i in train])
         self.any_starts = store.window_starts(initial, [usable[i] for i in train])
-        starts = store.window_starts(initial + 1, [usable[i] for i in held_out])
+        starts = self.held_out_starts = store.window_starts(initial + 1, [usable[i] for i in held_out])
         fixed = np.random.default_rng(config.seed)
         chosen = starts[fixed.choice(len(starts), min(len(starts), config.validation_windows), replace=False)]
         self.validation = to_batch(store.read_windows(self.columns, chosen, self.length), initial, self.device)
@@ -464,11 +468,13 @@ class Trainer:
         self.sums: dict[str, float] = {}
         self.since = 0  # updates that ``sums`` holds
         self.saved_step: int | None = None
+        self.curve: list[dict[str, Any]] | None = None  # of a training that goes on
         if config.resume:
             self.restore()
         if processes.first:
-            self.log = Log(run.path, config, config.track, keep=self.step if config.resume else None)
-        self.began = self.saved = time.time()
+            keep = self.step if config.resume else None
+            self.log = Log(run.path, config, config.track, keep, self.curve)
+        self.began = self.saved = time.monotonic()
         self.timed = self.timed_updates = self.waited = 0.0  # since the last validation: s, updates, s for data
 
     def restore(self) -> None:
@@ -484,10 +490,11 @@ class Trainer:
         self.rng.bit_generator.state = state["numpy_rng"]
         self.step, self.wall_before, self.best = state["step"], state["wall_s"], state["best"]
         self.sums, self.since, self.saved_step = state["sums"], state["since"], state["step"]
+        self.curve = state.get("curve")
 
     def wall(self) -> float:
         """Seconds of training, those before a resumption included."""
-        return self.wall_before + time.time() - self.began
+        return self.wall_before + time.monotonic() - self.began
 
     def update(self) -> None:
         """One gradient step; UserError, before any weight changes, if it is not finite."""
@@ -527,10 +534,35 @@ class Trainer:
             self.sums[k] = self.sums.get(k, 0.0) + float(v)
         self.timed, self.timed_updates = self.timed + time.perf_counter() - began, self.timed_updates + 1
 
+    def learn_outcomes(self) -> None:
+        """What the kept world foretells of rewards and endings, learned once more; what that costs before and after is
+        recorded, on rollouts of the validation's episodes, a tenth as many."""
+        config, world, rng = self.config.outcomes, self.kept.world, np.random.default_rng(self.config.seed)
+        assert isinstance(world, ContextWorld)  # check
+        initial = self.config.model.initial_frames
+        length = initial + config.outcome_steps
+
+        def along(starts: np.ndarray, count: int) -> tuple[Known, np.ndarray]:
+            chosen = starts[rng.choice(len(starts), min(len(starts), count), replace=False)]
+            parts = np.array_split(chosen, math.ceil(len(chosen) / ROLLED))
+            read = (to_batch(self.store.read_windows(self.columns, x, length), initial, self.device) for x in parts)
+            told = known_along(world, track(read, "rewards and endings", len(parts)))
+            return told, chosen[:, 0][told.window_N.cpu().numpy()]
+
+        world.precision = Precision(self.config.optim.bf16)
+        train, _ = along(self.starts, config.outcome_windows)
+        held_out, episode = along(self.held_out_starts, max(1, config.outcome_windows // 10))
+        world.precision = Precision()
+        before, after = learn_outcomes(world, train, held_out, config, self.config.context.positive_weight, rng)
+        for name, cost in (("before", before), ("after", after), ("change", after - before)):
+            e = bootstrap_mean(cost, episode, rng=rng)
+            self.run.record(f"outcome_cost_{name}", e.value, "nats a transition", e.n, e.interval)
+
     def stop(self, why: str) -> None:
         """Give up, saying what is left."""
         if self.processes.first:
-            self.log.save()
+            with contextlib.suppress(CannotWrite):  # the curve is in the state, too
+                self.log.save()
         best = f"the best so far is in {self.run.path}" if self.best < float("inf") else "nothing was validated yet"
         state = (
             "no state was saved yet" if self.saved_step is None else f"--resume goes on from update {self.saved_step}"
@@ -609,8 +641,9 @@ class Trainer:
             sums=self.sums,
             since=self.since,
             made_from=self.made_from,
+            curve=self.log.rows,
         )
-        self.saved_step, self.saved = self.step, time.time()
+        self.saved_step, self.saved = self.step, time.monotonic()
         save_simulator(self.kept, self.run.path, LAST, agent_run=self.config.agent)
 
     def train(self, stop: Stop) -> None:
@@ -633,18 +666,16 @@ class Trainer:
         try:
             if self.step % self.config.validate_every == 0 or self.step == self.config.optim.updates:
                 self.validate()
-            if last or time.time() - self.saved > 60 * self.config.save_minutes:
+            if last or time.monotonic() - self.saved > 60 * self.config.save_minutes:
                 self.save()
-        except OSError as error:
-            self.stop(f"cannot write to {self.run.path} at update {self.step} ({error.strerror or error})")
+        except CannotWrite as error:
+            self.stop(f"cannot write to {self.run.path} at update {self.step} ({error})")
 
 
 def main(config: GenTrainConfig) -> None:
-    device = cli.device_of(config.device)
+    config, device = restarted(config), cli.device_of(config.device)
     processes = from_torchrun(config.optim.batch)
     stop = Stop(config.stop_after, processes, device)
-    if device.type == "cuda" and processes.count > 1:
-        torch.cuda.set_device(processes.rank % torch.cuda.device_count())
     agent = load_agent(config.agent, device)
     store = RolloutStore(config.rollouts)
     check(config, store, fingerprint(agent), agent.spec)
@@ -655,23 +686,21 @@ def main(config: GenTrainConfig) -> None:
     simulator.world.precision = Precision(config.optim.bf16)
     inputs = {"agent": config.agent, "rollouts": config.rollouts}
     fixed = ("model", "seed", "validation_share", "validation_windows")
-    with together(processes, device):
-        if processes.first:
-            run = open_run(config, STAGE, inputs, fixed)
-        else:
-            run = artefacts.Run(path=config.out, stage=STAGE, config=config, inputs=inputs)
-        processes.wait()
-        if config.preload:
-            store.preload(*columns_of(store))
-        trainer = Trainer(config, simulator, store, processes, run)
-        trainer.train(stop)
-        if stop.reason:
-            stop.say(config, f"{trainer.step:,} of {config.optim.updates:,} updates")
-            return
+    run = open_together(config, STAGE, inputs, fixed, processes)
+    if config.preload:
+        store.preload(*columns_of(store))
+    trainer = Trainer(config, simulator, store, processes, run)
+    trainer.train(stop)
+    if stop.reason:
+        stop.say(config, f"{trainer.step:,} of {config.optim.updates:,} updates")
+        return
     if not processes.first:
         return
     if trainer.best == float("inf"):
         raise UserError(f"no validation was finite in {trainer.step} updates, so {run.path} holds no simulator")
+    artefacts.load_unsealed(as_module(trainer.kept), run)  # the best, not the last
+    if config.outcomes.outcome_windows:
+        trainer.learn_outcomes()
     wall, windows = trainer.wall(), len(trainer.validation.action)
     run.facts = {"agent": fingerprint(agent), "env": agent.spec.to_json()}
     run.record("parameters", sum(p.numel() for p in trainer.parameters), "count")
@@ -679,13 +708,14 @@ def main(config: GenTrainConfig) -> None:
     run.record("training_wall", wall, "s")
     unit = error_unit(trainer.kept.world)
     run.record("free_running_mse", trainer.best, unit, windows)
-    artefacts.load_unsealed(as_module(trainer.kept), run)  # the best, not the last
     against = against_held_frame(trainer.kept, trainer.validation, trainer.validation_episode, config.seed)
     for name, e in against.items():
         run.record(name, e.value, unit, e.n, e.interval)
     if (said := artefacts.poor_simulator(run.metrics)) is not None:
         run.facts[artefacts.SIMULATOR_WARNING] = said
         print(f"warning: {said}", file=sys.stderr)
+    if config.outcomes.outcome_windows:
+        save_simulator(trainer.kept, run.path, agent_run=config.agent)  # late: a resumed run learns them again
     run.finish()
     print(
         f"trained {trainer.step:,} updates in {wall / 60:.1f} min, free-running MSE {trainer.best:.5f} "

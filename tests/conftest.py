@@ -20,7 +20,7 @@ from core.episodes import Episode, RolloutStore, StoreWriter
 
 # Files of minutes.  They begin, so that no process is left alone with one when the others have ended.
 LONGEST = (
-    "test_demo_report", "test_validation_planted", "test_pipeline", "test_training", "test_nmmo_joins",
+    "test_demo_report", "test_validation_planted", "test_pipeline", "test_training", "test_ranks", "test_nmmo_joins",
     "test_validation_interventions", "test_nmmo", "test_validation", "test_hidden_states", "test_activations",
 )  # fmt: skip
 
@@ -46,6 +46,15 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None
             make(path)
             whole.touch()
     return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def data_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Modules that tests agree to run are kept with the tests' files, not with the user's."""
+    base = tmp_path_factory.getbasetemp()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "data"))
+        yield
 
 
 FEATURES = (

@@ -14,6 +14,7 @@ from analysis.behaviours.clustering import BehaviourOptions
 from core.artefacts import Result
 from core.episodes import RolloutStore
 from core.figures import SEQUENTIAL, figure_of, font_of
+from core.files import save_picture
 from core.pages import NOISE, label_colours
 from core.progress import track
 from core.video import image_field, write_video
@@ -176,7 +177,7 @@ def write_loop(path: Path, frames: Sequence[np.ndarray]) -> None:
     method, dither = Image.Quantize.FASTOCTREE, Image.Dither.NONE
     first, *rest = [Image.fromarray(f).quantize(256, method, dither=dither) for f in frames]
     durations = [1000 // FPS] * (len(frames) - 1) + [1000]
-    first.save(path, save_all=True, append_images=rest, duration=durations, loop=0)
+    save_picture(first, path, save_all=True, append_images=rest, duration=durations, loop=0)
 
 
 # Figures

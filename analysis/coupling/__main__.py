@@ -120,7 +120,7 @@ def main(config: CouplingConfig) -> None:
         names = {} if behaviours is None else behaviours.names
         result = assemble(coupling, labels, names, directions, config)
         result.save(run.path)
-        (run.path / PAGE).write_text(page(result))
+        artefacts.write_atomically(run.path / PAGE, page(result).encode())
         draw(result, run.path)
         run.metrics |= result.scalars
     for said in (*result.notes["left_out"], *result.notes["resolution"]):
@@ -139,4 +139,4 @@ def main(config: CouplingConfig) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(CouplingConfig, main, STAGE)
+    cli.run(CouplingConfig, main, STAGE, shared=True)

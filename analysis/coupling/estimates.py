@@ -16,6 +16,7 @@ from analysis.coupling.extremes import TAILS, Extremes, means_given, sources_at_
 from analysis.coupling.jacobian import Recorded, Replay, jacobians, replay, rows_that_fit
 from analysis.coupling.kinds import Kinds, kinds
 from analysis.shared.units import spread_over_episodes
+from core import ranks
 from core.contracts import UserError
 from core.directions import Basis
 from core.progress import bar
@@ -257,12 +258,17 @@ def _planned_jacobians(
 ) -> list[np.ndarray]:  # fmt: skip
     """direct, through_world, straight_through [M, L, K, K] and ended [M], batch by batch, all of them finite."""
     size = config.batch_size or rows_that_fit(simulator, place, max(lags), config.memory_gb * 1e9)
+    blocks = [slice(n, n + size) for n in range(0, len(place.alive_B), size)]
+
+    def of(block: slice) -> dict[str, Tensor]:
+        part: Place = rows_of(place, block)
+        return jacobians(simulator, part, basis, lags, groups)
+
     found = []
     with bar("Jacobians", total=len(place.alive_B), unit="samples") as progress:
-        for n in range(0, len(place.alive_B), size):
-            part: Place = rows_of(place, slice(n, n + size))
-            found.append(jacobians(simulator, part, basis, lags, groups))
-            progress.advance(len(part.alive_B))
+        for part in ranks.each(blocks, of, "lower --batch_size"):
+            found.append(part)
+            progress.advance(len(part["ended"]))
     names = ("direct", "through_world", "straight_through", "ended")
     out = [torch.cat([f[name] for f in found]).cpu().numpy().astype(np.float64) for name in names]
     broken = ~np.isfinite(np.stack(out[:3])).all((0, 2, 3, 4))

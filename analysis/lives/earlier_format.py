@@ -38,7 +38,9 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
                 if at >= len(text):
                     raise json.JSONDecodeError("more is needed", text, at)
                 record, at = decoder.raw_decode(text, at)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
+                if not isinstance(error, json.JSONDecodeError):  # numbers of thousands of digits, thousands of [
+                    raise UserError(f"{path}: record {number} is broken ({error})") from None
                 try:
                     more = "" if ended else file.read(max(READ_AT_ONCE, len(text) - at))
                 except UnicodeDecodeError:

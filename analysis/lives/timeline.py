@@ -91,11 +91,13 @@ def record_lifespans(result: Result, steps_E: np.ndarray, terminated_E: np.ndarr
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One life in numbers: how many ticks of every event, how many clustered ones, how often the cluster changes."""
+    """One life in numbers: how many ticks of every event, how many clustered ones, how often the cluster changes, and
+    the cluster of its last tick."""
     out = {f"{event}_ticks": sum(row[name] for row in rows)
            for event, _ in EVENTS if (name := event.replace(" ", "_")) in rows[0]}  # fmt: skip
     out = {name.replace(" ", "_"): count for name, count in out.items()}
     if "label" in rows[0]:
         own = [row["label"] for row in rows if row["clustered"]]
-        out |= {"clustered_ticks": len(own), "changes": sum(a != b for a, b in zip(own, own[1:], strict=False))}
+        changes = sum(a != b for a, b in zip(own, own[1:], strict=False))
+        out |= {"clustered_ticks": len(own), "changes": changes, "last_label": rows[-1]["label"]}
     return out

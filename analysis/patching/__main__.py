@@ -25,7 +25,7 @@ from agents.policies import load_policy
 from analysis.patching.config import PatchingConfig
 from analysis.patching.directions import basis_directions, joined, pca_directions, probe_directions
 from analysis.patching.patch import check_alignment, draw_steps, patch
-from analysis.patching.table import ALL, ALPHA, summary, table_of
+from analysis.patching.table import ALL, ALPHA, read_and_used, summary, table_of
 from analysis.shared.units import choose_unit, groups_of
 from core import artefacts, config as cli
 from core.artefacts import Result
@@ -82,8 +82,10 @@ def main(config: PatchingConfig) -> None:
         some_E = np.sort(some_E[: max(2, int(np.searchsorted(np.cumsum(ends_E[some_E]), PCA_STATES)))])
         h_MH = store.pooled("h", episodes=[int(e) for e in some_E])[0]["h"]
     found = [pca_directions(h_MH, config.pca_size)] if config.pca_size else []
+    read: list[str] = []
     if config.probes is not None:
         found.append(probe_directions(config.probes, config.features, name))
+        read = found[-1].names
     if config.basis is not None:
         found.append(basis_directions(config.basis, config.basis_kind, config.direction_ids, name))
     directions = joined(found)
@@ -105,6 +107,8 @@ def main(config: PatchingConfig) -> None:
             patched, directions.names, parts, doses, steps.unit_N, resamples=config.resamples, rng=rng
         )
         result = Result(tables={"patching": rows, "doses": dosed})
+        if config.probes is not None and read:
+            result.tables["read_used"] = read_and_used(Result.load(config.probes).tables["targets"], rows, read)
         result.notes = {
             "agent": name, "donor": config.donor, "unit": unit, "units": len(np.unique(steps.unit_N)),
             "states": len(steps.h_NH), "controls": config.controls, "directions": directions.names,

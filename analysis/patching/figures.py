@@ -15,11 +15,12 @@ MOST_LINES = 8  # directions in the figure of doses
 
 def draw(result: Result) -> dict[str, Any]:
     """{file name: Figure}."""
-    return {
+    out = {
         "patching.png": draw_heads(result),
         "controls.png": draw_controls(result),
         "doses.png": draw_doses(result),
     }
+    return out | ({"read_used.png": draw_read_used(result)} if "read_used" in result.tables else {})
 
 
 def _rows(result: Result) -> dict[tuple[str, str], dict[str, Any]]:
@@ -120,4 +121,37 @@ def draw_doses(result: Result) -> Any:
     axis.set_xlabel("share of the way to the donor's coordinate")
     axis.set_ylabel("change of all heads (KL in nats, 95 %)")
     axis.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def draw_read_used(result: Result) -> Any:
+    """Directions of probes: what they read of their quantity beside what patching them changes, the best read first."""
+    rows = sorted(result.tables["read_used"], key=lambda row: -(row["r2"] or 0))
+    figure = figure_of(9, 1.9 + 0.3 * len(rows))
+    left, right = figure.subplots(1, 2, sharey=True)
+    place = np.arange(len(rows))[::-1]
+
+    def column(key: str) -> np.ndarray:
+        return np.array([np.nan if row[key] is None else row[key] for row in rows], float)
+
+    for key, label, shift, face in (("r2", "what the probe reads", 0.12, MEMORY), ("beyond", "beyond what is given",
+                                    -0.12, "w")):  # fmt: skip
+        if np.isfinite(column(key)).any():
+            left.hlines(place + shift, column(f"{key}_low"), column(f"{key}_high"), color=MEMORY, linewidth=1.2)
+            left.plot(column(key), place + shift, "o", color=MEMORY, markerfacecolor=face, markersize=5, label=label)
+    left.axvline(0, color=INK, linewidth=0.6)
+    left.set_xlim(min(-0.05, float(np.nanmin([column("r2_low"), column("beyond_low")]))) if rows else None, 1)
+    left.set_xlabel("read: R² on held-out states (95 %)", fontsize=8)
+    low, high = column("random_low"), column("random_high")
+    floor = max(1e-7, min([*column("kl")[column("kl") > 0], *low[low > 0]], default=1e-6) / 3)
+    right.barh(place, high.clip(floor) - low.clip(floor), 0.6, left=low.clip(floor), color=BAND,
+               label="95 % of random directions, moving as far")  # fmt: skip
+    right.hlines(place, column("kl_low").clip(floor), column("kl_high").clip(floor), color=MEMORY, linewidth=1.4)
+    right.plot(column("kl").clip(floor), place, "o", color=MEMORY, markersize=5, label="this direction, patched")
+    right.set_xscale("log")
+    right.set_xlabel("used: change of all heads, KL in nats (95 %)", fontsize=8)
+    left.set_yticks(place, [row["direction"] for row in rows], fontsize=8)
+    right.tick_params(labelleft=False)
+    for axis in (left, right):
+        axis.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1))
     return figure

@@ -101,6 +101,30 @@ def verdict(row: Mapping[str, Any]) -> str:
     return "no more than random directions" if row["kl"] <= row["random_high"] else "not sure"
 
 
+def read_and_used(
+    targets: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """A row a probe's direction: how well the probe reads its quantity (R^2, and beyond what was given), beside what
+    patching the direction changes: KL of all heads together, and the head that it moves most.
+
+    targets: the table of that name of analysis.probes; rows: those of ``table_of``.
+    """
+    told = {row["target"]: row for row in targets}
+    out = []
+    for name in names:
+        read = told[name]
+        mine = [row for row in rows if row["direction"] == name and row["steps"]]
+        (whole,) = (row for row in mine if row["head"] == ALL)
+        most = max((row for row in mine if row["head"] != ALL), key=lambda row: row["kl"])
+        row = {"direction": name, "n_read": read.get("n"), "n_used": whole["n"]}
+        for column, key in (("r2", "linear"), ("beyond", "partial")):
+            row |= {f"{column}{end}": read.get(f"{key}{end}") for end in ("", "_low", "_high")}
+        row |= {"read": read["verdict"], "kl": whole["kl"], "kl_low": whole["low"], "kl_high": whole["high"]}
+        row |= {key: whole[key] for key in ("random_low", "random_high", "share", "q")}
+        out.append({**row, "used": whole["verdict"], "most_moved": most["head"], "most_moved_kl": most["kl"]})
+    return out
+
+
 def summary(result: Result, out: Path) -> str:
     """What a person wants to know, in a few lines."""
     notes = result.notes
@@ -124,5 +148,10 @@ def summary(result: Result, out: Path) -> str:
             f"  {row['direction']} -> {row['head']}: {row['kl']:.3g} nats [{row['low']:.3g}, {row['high']:.3g}]"
             f"{few(row['n'])}, random {row['random']:.3g}, "
             f"{row['share'] or 0:.0%} of the whole state's {row['swap']:.3g}"
+        )
+    for row in sorted(result.tables.get("read_used", ()), key=lambda row: -(row["r2"] or 0)):
+        lines.append(
+            f"  {row['direction']}: a probe reads R2 {row['r2']:.2f} ({row['read']}); patched, {row['kl']:.2g} nats, "
+            f"random {row['random_low']:.2g} to {row['random_high']:.2g} ({row['used']})"
         )
     return "\n".join(lines)

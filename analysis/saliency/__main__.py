@@ -141,4 +141,4 @@ def main(config: SaliencyConfig) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(SaliencyConfig, main, STAGE)
+    cli.run(SaliencyConfig, main, STAGE, shared=True)

@@ -19,7 +19,7 @@ from analysis.saliency.maps import AGENT_ONLY, WHOLE, MapsWriter, has_path, of_p
 from analysis.saliency.tables import summarise
 from analysis.shared.gradients import Gradients, Noised, gradients, mean_of, reading_at, samples_that_fit
 from analysis.shared.quantities import Quantity
-from core import artefacts
+from core import artefacts, ranks
 from core.contracts import UserError
 from core.directions import Basis
 from core.progress import track
@@ -265,9 +265,12 @@ def compute(
     """
     size = config.batch_size or samples_that_fit(simulator, z_SZ, config.target_step + 1, config.memory_gb * 1e9)
     chunks = [slice(i, i + size) for i in range(0, len(ids), size)]
+    explained = ranks.each(
+        chunks, lambda c: explain(simulator, z_SZ[c], ids[c], quantities, config, basis), "lower --batch_size"
+    )
     parts = []
-    for c in track(chunks, "saliency", unit="batches"):
-        part = explain(simulator, z_SZ[c], ids[c], quantities, config, basis)
+    for found in track(explained, "saliency", len(chunks), unit="batches"):
+        part = Explained(*found)
         parts.append(part if maps is None else written(part, quantities, maps))
 
     def joined(rows: list[np.ndarray]) -> np.ndarray:

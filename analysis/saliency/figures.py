@@ -11,6 +11,7 @@ import numpy as np
 from analysis.shared.strips import GAP, GOLD, LABEL, TILE, arrow
 from core import artefacts
 from core.figures import NEGATIVE, POSITIVE, enlarged, font_of, minus, rgb
+from core.files import save_picture
 from core.progress import track
 from core.video import write_video
 
@@ -156,6 +157,6 @@ def draw(result: artefacts.Result, path: Path, action_names: Sequence[str], vide
         strip = strip_of(result, s, quantity, pictures[0], action_names)
         name = "combined" if result.notes["combined"] else str(result.arrays["sample_ids"][s])
         file = f"sample_{name}_{quantity.replace(':', '_')}"  # ica:1: not every file system has colons
-        draw_strip(strip).save(path / f"{file}.png")
+        save_picture(draw_strip(strip), path / f"{file}.png")
         if video:
             write_video(path / f"{file}.mp4", video_frames(strip))

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-import h5py
 import numpy as np
+
+from core.files import hdf5_file
 
 FILE = "maps.h5"
 LEVELS = 127  # of either sign
@@ -46,7 +47,8 @@ class MapsWriter:
     def __init__(self, path: Path, quantities: Sequence[str], samples: int, shape: tuple[int, int, int]) -> None:
         """shape: (T+1, H, W)."""
         self.quantities, self._at = tuple(quantities), 0
-        self._file = h5py.File(path / FILE, "w", libver=("v110", "v110"))
+        self._whole = hdf5_file(path / FILE)
+        self._file, self._check = self._whole.__enter__()
         for name in self.quantities:
             for part in (WHOLE, AGENT_ONLY) if has_path(name) else (WHOLE,):
                 self._file.create_dataset(
@@ -60,6 +62,7 @@ class MapsWriter:
         rows = slice(self._at, self._at + len(levels))
         self._file[f"{part}/{quantity}"][rows] = levels
         self._file[f"{part}_step/{quantity}"][rows] = step_S
+        self._check()
 
     def advance(self, samples: int) -> None:
         """On to the next batch."""
@@ -69,4 +72,4 @@ class MapsWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
+        self._whole.__exit__(kind, error, at)

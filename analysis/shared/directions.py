@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from core import ranks
 from core.contracts import UserError
 from core.directions import Basis
 from core.progress import track
@@ -116,11 +117,13 @@ def fit_ica(
     rng = np.random.default_rng(seed)
     groups = _groups(episode_N)
 
+    def restart(drawn: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, bool]:
+        rows, start_KK = drawn
+        return _bootstrap_ica(white_NK[rows], start_KK, max_iterations, tolerance)
+
+    draws = [(_resample(groups, len(white_NK), rng), _orthogonal(rng.standard_normal((k, k)))) for _ in range(restarts)]
     estimates, converged = [], 0
-    for _ in track(range(restarts), "ICA restarts"):
-        rows = _resample(groups, len(white_NK), rng)
-        start_KK = _orthogonal(rng.standard_normal((k, k)))
-        unmixing_KK, good = _bootstrap_ica(white_NK[rows], start_KK, max_iterations, tolerance)
+    for unmixing_KK, good in track(ranks.each(draws, restart), "ICA restarts", restarts):
         estimates.append(unmixing_KK)
         converged += good
     stability_K, centrotypes_KK = icasso(np.concatenate(estimates), k)

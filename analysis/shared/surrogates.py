@@ -14,13 +14,14 @@ first DIMS principal components.  N rows, K coordinates, S surrogates.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from analysis.shared.clusters import NOISE, STEPS_PER_CLUSTER, Method, label_points, rand_indices
+from core import ranks
 from core.artefacts import Result
 from core.progress import track
 from core.stats import band_of
@@ -120,12 +121,20 @@ def compare(
         apart = density_validity(x_MX, least) if method == "hdbscan" else valley(x_MX, label_M)
         return np.array([np.mean(scores) if len(scores) else 0.0, apart, found])
 
-    draws: dict[str, list[np.ndarray]] = {kind: [] for kind in KINDS}
-    rng = np.random.default_rng(seed)
-    for _ in track(range(surrogates), "surrogates without clusters"):
-        noise_MD = rng.standard_normal((len(sequence_M), len(kept)))
-        draws["gaussian"].append(measured(noise_MD))
-        draws["markov"].append(measured(walk(rng.standard_normal(noise_MD.shape), sequence_M, follow_DD, noise_DD)))
+    shape, rng = (len(sequence_M), len(kept)), np.random.default_rng(seed)
+    states = []  # of the generator before each surrogate: what they draw would fill the memory
+    for _ in range(surrogates):
+        states.append(rng.bit_generator.state)
+        rng.standard_normal((2, *shape))
+
+    def surrogate(state: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        own = np.random.default_rng()
+        own.bit_generator.state = state
+        gaussian = measured(own.standard_normal(shape))
+        return gaussian, measured(walk(own.standard_normal(shape), sequence_M, follow_DD, noise_DD))
+
+    both = track(ranks.each(states, surrogate), "surrogates without clusters", surrogates)
+    draws = dict(zip(KINDS, zip(*both, strict=True), strict=True))
     observed = measured(white_ND[::every])
     return Comparison(observed, {kind: np.array(rows) for kind, rows in draws.items()}, len(sequence_M))
 

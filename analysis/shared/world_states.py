@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from core import ranks
 from core.contracts import LearnedWorld
 from core.episodes import RolloutStore
 from core.progress import bar
@@ -28,20 +29,26 @@ def world_states(
     out: list[np.ndarray] = [np.zeros((0, 0), np.float32)] * len(store)
     names = list(store.spec.obs)
     rows_E = store.rows if chosen is None else np.where(np.isin(np.arange(len(store)), chosen), store.rows, 0)
-    with bar("world states", int(np.maximum(rows_E - lead, 0).sum()), "steps") as progress, torch.no_grad():
-        for episodes in _batches(rows_E, lead):
-            length = int(store.rows[episodes].max())
-            starts = np.stack([episodes, np.zeros_like(episodes)], 1)
-            window = store.read_windows([*(f"obs/{n}" for n in names), "action"], starts, length)
-            obs = {n: torch.from_numpy(window[f"obs/{n}"]).to(device) for n in names}
-            # The action after an unknown end is padding: no state that is kept follows it.
-            action = torch.from_numpy(window["action"][:, lead:]).to(device)
-            seen = torch.from_numpy(window.seen[:, lead:]).to(device)
-            d = world.observe(obs, action, seen)
-            require_finite({"world states": d[seen]})
-            for b, e in enumerate(episodes):
-                out[e] = d[b, : store.rows[e] - lead].cpu().numpy()
-                progress.advance(len(out[e]))
+
+    @torch.no_grad()
+    def observed(episodes: np.ndarray) -> list[np.ndarray]:
+        length = int(store.rows[episodes].max())
+        starts = np.stack([episodes, np.zeros_like(episodes)], 1)
+        window = store.read_windows([*(f"obs/{n}" for n in names), "action"], starts, length)
+        obs = {n: torch.from_numpy(window[f"obs/{n}"]).to(device) for n in names}
+        # The action after an unknown end is padding: no state that is kept follows it.
+        action = torch.from_numpy(window["action"][:, lead:]).to(device)
+        seen = torch.from_numpy(window.seen[:, lead:]).to(device)
+        d = world.observe(obs, action, seen)
+        require_finite({"world states": d[seen]})
+        return [d[b, : store.rows[e] - lead].cpu().numpy() for b, e in enumerate(episodes)]
+
+    batches = list(_batches(rows_E, lead))
+    with bar("world states", int(np.maximum(rows_E - lead, 0).sum()), "steps") as progress:
+        for episodes, states in zip(batches, ranks.each(batches, observed), strict=True):
+            for e, d in zip(episodes, states, strict=True):
+                out[e] = d
+                progress.advance(len(d))
     return out
 
 

@@ -108,4 +108,4 @@ def in_words(row: Mapping[str, Any], tries: int) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(TargetFunctionsConfig, main, STAGE)
+    cli.run(TargetFunctionsConfig, main, STAGE, shared=True)

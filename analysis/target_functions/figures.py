@@ -11,6 +11,7 @@ import numpy as np
 from analysis.shared.strips import GAP, GOLD, LABEL, TILE, arrow
 from core import artefacts
 from core.figures import BAND, INK, SIMULATED, enlarged, figure_of, font_of, minus
+from core.files import save_picture
 from core.progress import bar
 from core.video import write_video
 
@@ -153,7 +154,7 @@ def draw(result: artefacts.Result, path: Path, names: Sequence[str], drawn: int,
     with bar("drawing", len(jobs), "strips") as progress:
         for label, s in jobs:
             file = f"{label.replace(':', '_')}_{s}"  # ica:1: not every file system has colons
-            draw_strip(result, s, label, names).save(path / f"{file}.png")
+            save_picture(draw_strip(result, s, label, names), path / f"{file}.png")
             if video:
                 write_video(path / f"{file}.mp4", video_frames(result, s, label, names))
             progress.advance()

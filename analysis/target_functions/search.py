@@ -14,7 +14,7 @@ from analysis.target_functions.config import TargetFunctionsConfig
 from analysis.target_functions.population import Population, Starts
 from analysis.target_functions.tables import summarise
 from analysis.target_functions.targets import Target
-from core import artefacts
+from core import artefacts, ranks
 from core.contracts import UserError
 from core.progress import bar
 from core.roll import Simulator
@@ -25,6 +25,7 @@ from generative.simulator import require_finite
 # rounding error, as far as those that do.
 ADAM_EPS = 0.1
 SAME = 1e-6  # spread of a target over latents, of its size, up to which it is rounding error
+BATCH = 64  # latents that are read at once
 RESTART_DISTANCE = 0.5  # of a restart from its start, in standard deviations of the population
 
 
@@ -81,8 +82,11 @@ def optimise_all(
     z = simulator.world.normalise(starts.population.outwards(u.flatten(0, 1)))
     size = samples_that_fit(simulator, z, config.steps + 1, config.memory_gb * 1e9)
     parts = []
-    for i in range(0, len(z), size):
-        parts.append(optimise(simulator, target, z[i : i + size], starts.population, scale, config))
+    for found in ranks.each(
+        z.split(size), lambda some: optimise(simulator, target, some, starts.population, scale, config),
+        "lower --memory_gb",
+    ):  # fmt: skip
+        parts.append(Found(*found))
         tick(len(parts[-1].z_RZ))
     whole = Found(
         torch.cat([p.z_RZ for p in parts]),
@@ -96,25 +100,31 @@ def optimise_all(
 
 @torch.no_grad()
 def read_all(simulator: Simulator[Any], targets: Sequence[Target], z_NZ: Tensor, steps: int, tick: Any) -> np.ndarray:
-    """y [targets, N] of modal rollouts from many latents, 64 at a time; NaN where a rollout ends before it can be
+    """y [targets, N] of modal rollouts from many latents; NaN where a rollout ends before it can be
     read.  UserError where the simulator makes no numbers."""
-    parts = []
-    for i in range(0, len(z_NZ), 64):
-        out = simulator.rollout(z_NZ[i : i + 64], steps)
+
+    def read(z_BZ: Tensor) -> Tensor:
+        out = simulator.rollout(z_BZ, steps)
         require_finite(out)
-        parts.append(torch.stack([target.read(out) for target in targets]))
-        tick(len(out.value))
+        return torch.stack([target.read(out) for target in targets])
+
+    parts = []
+    for y in ranks.each(z_NZ.split(BATCH), read):
+        parts.append(y)
+        tick(y.shape[1])
     return torch.cat(parts, 1).cpu().double().numpy()
 
 
 @torch.no_grad()
 def read_noisy(simulator: Simulator[Any], target: Target, z_SZ: Tensor, config: TargetFunctionsConfig) -> np.ndarray:
     """Mean y [S] of ``noisy`` stochastic rollouts; draw n of start s has the same noise for every z_SZ."""
-    s, ids, draws = len(z_SZ), np.arange(config.noisy * len(z_SZ)), []
-    for n in range(config.noisy):
+    s, ids = len(z_SZ), np.arange(config.noisy * len(z_SZ))
+
+    def draw(n: int) -> Tensor:
         noise = noise_of(simulator, config.seed, ids[n * s : (n + 1) * s].tolist(), config.steps, z_SZ.device)
-        draws.append(target.read(simulator.rollout(z_SZ, config.steps, noise=noise)))
-    return torch.stack(draws).nanmean(0).cpu().double().numpy()
+        return target.read(simulator.rollout(z_SZ, config.steps, noise=noise))
+
+    return torch.stack(list(ranks.each(range(config.noisy), draw))).nanmean(0).cpu().double().numpy()
 
 
 def compute(

@@ -16,8 +16,9 @@ from core.directions import load_basis
 from core.episodes import RolloutStore
 from tests.browser.test_pages import Opened
 from tests.panel_runs import NAMES, SAMPLES, STEPS, K, P
-from validation.panel.__main__ import STAGE, PanelConfig, main
+from validation.panel.__main__ import STAGE, VIEWS, PanelConfig, check, main, shown_of, write_panel
 from validation.panel.page import PAGE
+from validation.panel.server import HOST, Loader, Served, listening, live_from, server_of
 
 READY = "document.documentElement.dataset.ready === '{}'"
 
@@ -255,31 +256,53 @@ def test_a_figure_for_a_paper(browser: Any, panel_runs: Path, tmp_path: Path) ->
     opened.close()
 
 
+@pytest.mark.parametrize("view", [view for view in VIEWS if view != "all"])
+def test_a_figure_of_every_view_is_drawn(view: str, browser: Any, panel_runs: Path, tmp_path: Path) -> None:
+    argv = ["build", str(panel_runs), "--only", "2", "0", "--view", view, "--out", str(tmp_path / "figure")]
+    main(cli.parse(PanelConfig, [*argv, "--threads", "1"], STAGE))
+    opened = Panel(browser, tmp_path / "figure" / PAGE, "view=figure&t=1")
+    drawn = opened.tab.evaluate("Array.from(document.querySelectorAll('article canvas'), c => c.id)")
+    assert drawn == [f"{view}-0", f"{view}-1"] and opened.tab.locator("figcaption").count() == 2
+    nothing = "c => { const n = document.createElement('canvas'); n.width = c.width; n.height = c.height; return n; }"
+    for name in drawn:
+        bare = opened.tab.evaluate(f"({nothing})(document.getElementById('{name}')).toDataURL()")
+        assert opened.pixels(name) != bare
+    opened.tab.screenshot(path=tmp_path / f"{view}.png")
+    opened.close()
+
+
 # Served
 
 
 @pytest.fixture(scope="module")
-def served(panel_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The panel's address, with two starts of the real game behind it."""
-    from validation.panel.__main__ import check, shown_of, write_panel
-    from validation.panel.server import HOST, Served, files_in, listening, live_from, server_of
-    from validation.panel.work import Worker
-
+def server(panel_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """What is served, with two starts of the real game behind it."""
     directory = tmp_path_factory.mktemp("served")
     config = PanelConfig(task="serve", runs=(panel_runs,), starts=2, threads=1)
     options, about = check(config), shown_of(config)
     assert about.chosen is not None
-    write_panel(directory, about, config, options, directory, True)
-    live = live_from(about.chosen, options, 2, 0, 1)
     with listening(0) as sock:
-        port = sock.getsockname()[1]
-        server = server_of(Served(files_in(directory), "token", port, live, Worker(live.answer)))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+        served = Served({}, "token", sock.getsockname()[1])
+        running = server_of(served)
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [sock]}, daemon=True)
         thread.start()
-        yield f"http://{HOST}:{port}/token/"
-        server.should_exit = True
+        loader = Loader(
+            served, directory, lambda path, ended: write_panel(path, about, config, options, path, ended),
+            lambda: live_from(about.chosen, options, 2, 0, 1), lambda: None,
+        )  # fmt: skip
+        loader.start()
+        loader.join()
+        assert loader.failed is None and not served.loading
+        yield served
+        running.should_exit = True
         thread.join(10)
-    live.close()
+        loader.stop()
+
+
+@pytest.fixture(scope="module")
+def served(server: Served) -> str:
+    """Its address."""
+    return f"http://{HOST}:{server.port}/token/"
 
 
 class Address:
@@ -311,6 +334,24 @@ def live(browser: Any, served: str, tmp_path: Path) -> Iterator[LivePanel]:
     opened = LivePanel(browser, Address(served), "view=live")  # type: ignore[arg-type]
     yield opened
     opened.tab.screenshot(path=tmp_path / "live.png", full_page=True)
+    opened.close()
+
+
+def test_the_live_view_waits_for_what_is_loaded(browser: Any, server: Served, served: str) -> None:
+    live, worker = server.live, server.worker
+    server.live, server.worker, server.loading = None, None, "starts are being played"
+    try:
+        opened = LivePanel(browser, Address(served), "view=samples")  # type: ignore[arg-type]
+        opened.tab.evaluate("location.hash = 'view=live'")
+        opened.until(
+            "(document.getElementById('live-loading') || {}).textContent === 'Loading: starts are being played …'"
+        )
+    finally:
+        server.live, server.worker, server.loading = live, worker, ""
+    opened.until(READY.format("live"))
+    assert opened.tab.locator(".starts button").count() >= 2
+    assert all("status of 503" in complaint for complaint in opened.complaints)  # the browser says what was asked
+    opened.complaints.clear()
     opened.close()
 
 

@@ -32,7 +32,7 @@ def page(extraction: Path, clusters: Path, tmp_path_factory: pytest.TempPathFact
         argv = [*of, "--min_lifespan", "10", "--rotations", "99", "--resamples", "99", "--out", str(runs / "phases")]
         life_phase.main(cli.parse(life_phase.LifePhaseConfig, argv, life_phase.STAGE))
         argv = [str(extraction), "--targets", "self_health", "self_food", "--no-mlp", "--shuffles", "39"]
-        argv += ["--resamples", "99", "--given", "tick", "--threads", "1"]
+        argv += ["--resamples", "99", "--given", "tick", "--threads", "1", "--inputs", "h", "time"]
         probes.main(cli.parse(probes.ProbesConfig, [*argv, "--out", str(runs / "probes")], probes.STAGE))
         built = ["build", str(runs), str(clusters), "--out", str(root / "panel"), "--threads", "1"]
         main(cli.parse(PanelConfig, built, STAGE))
@@ -106,6 +106,13 @@ def test_what_probes_read_has_its_interval(browser: Any, page: Path, tmp_path: P
     shown = float(tip.splitlines()[1].split()[0].replace("−", "-"))
     assert shown == pytest.approx(row["linear"], abs=0.0006)
     assert "python -m analysis.probes --config" in opened.tab.locator("#view-study_probes .line-of").inner_text()
+    inputs = Result.load(page.parent.parent / "runs" / "probes").tables["inputs"]
+    said = opened.tab.locator("table", has_text="What each input says")
+    assert said.locator("tbody tr").count() == len(inputs)
+    assert said.evaluate("t => t.scrollWidth <= innerWidth")  # no column beyond the window
+    for picture in opened.tab.locator("#view-study_probes img").all():  # they load when they are scrolled to
+        picture.scroll_into_view_if_needed()
+        assert picture.evaluate("i => i.decode().then(() => i.naturalWidth)") > 100
     opened.tab.screenshot(path=tmp_path / "probes.png")
     opened.close()
 

@@ -68,6 +68,12 @@ def test_every_command_of_the_page_is_understood_or_says_what_to_type(
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_the_page_says_that_a_shell_does_not_know_the_commands_of_a_package() -> None:
+    (words,) = [part for part in PAGE.split("\n\n") if "command not found" in part]
+    assert all(f"`{command}`" in words for command in COMMANDS)
+    assert {shlex.split(there)[0] for there, _ in TYPED} - {"python"} == set(COMMANDS)
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_script_by_an_old_name_has_its_row_and_its_file(script: str) -> None:
     assert (ROOT / script).read_text().count("say(__file__)") == 1

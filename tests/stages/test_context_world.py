@@ -87,6 +87,37 @@ def test_branches_are_trained_on(pipeline: Path, tmp_path: Path) -> None:
         train.branches_of(replace(config, model=replace(config.model, initial_frames=4)))
 
 
+def test_outcomes_are_learned_once_more_and_what_that_changed_is_recorded(
+    pipeline: Path, trained: Path, tmp_path: Path
+) -> None:
+    feedback = ["--feedback", "1", "2", "--feedback_shares", "0.5", "0.5"]
+    more = ["--outcome_windows", "12", "--outcome_steps", "4", "--outcome_passes", "2"]
+    train.main(train_config(pipeline, tmp_path / "s", *feedback, *more))
+    assert artefacts.verify(tmp_path / "s") == []
+    metrics = artefacts.read_manifest(tmp_path / "s")["metrics"]
+    change = metrics["outcome_cost_change"]
+    assert change["unit"] == "nats a transition" and len(change["interval"]) == 2
+    assert metrics["outcome_cost_after"]["value"] <= metrics["outcome_cost_before"]["value"]
+    one, other = (load_simulator(x).world.state_dict() for x in (trained, tmp_path / "s"))
+    assert {k for k in one if not torch.equal(one[k], other[k])} <= {k for k in one if k.startswith("outcome_head")}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--outcome_windows", "12", "--layout", "grid"), "--outcome_windows 12 is of --layout context, not of grid"),
+        (("--outcome_windows", "1"), "--outcome_windows must be at least 2"),
+        (("--outcome_windows", "12", "--outcome_rate", "0"), "--outcome_rate must be above 0, not 0"),
+    ],
+)
+def test_outcomes_that_cannot_be_learned_are_refused(
+    pipeline: Path, tmp_path: Path, more: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        train.main(train_config(pipeline, tmp_path / "s", *more))
+    assert not (tmp_path / "s").exists()
+
+
 def test_the_trained_precision_does_not_change_what_is_loaded(trained: Path) -> None:
     """bfloat16 is of the training alone; a loaded world computes in float32."""
     world = load_simulator(trained).world

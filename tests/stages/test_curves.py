@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents import curves, train
+from agents import curves, nmmo_train, train
 from agents.learning_curves import bands_of, read_curves, told_apart
 from core import artefacts, config as cli
 from core.artefacts import Result, new_run
@@ -173,3 +173,26 @@ def test_bad_measurements_are_refused_before_anything_is_written(flags: list[str
     with pytest.raises(UserError, match=says):
         train.main(cli.parse(train.TrainConfig, argv, train.STAGE))
     assert not (tmp_path / "out").exists()
+
+
+def test_curves_of_policies_of_neural_mmo_are_of_the_length_of_lives(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        argv = ["-a", "hybrid", "--seed", str(seed), "--out", str(tmp_path / str(seed))]
+        with new_run(tmp_path / str(seed), nmmo_train.STAGE, cli.parse(nmmo_train.NmmoTrainConfig, argv, "t")) as run:
+            (run.path / "curve.csv").write_text(
+                "step,length_mean,held_out_length,held_out_low,held_out_high\n"
+                f"100,{10 + seed},,,\n200,{20 + seed},{30 + seed},25,40\n"
+            )
+    rows = drawn(tmp_path, tmp_path / "1", tmp_path / "2")
+    assert {(row["method"], row["game"]) for row in rows} == {("hybrid", "nmmo")}
+    assert [float(row["return"]) for row in rows if row["split"] == "train"] == [11.5, 21.5]
+    assert [float(row["return"]) for row in rows if row["split"] == "held out"] == [31.5]
+    bands, _ = bands_of(read_curves(str(tmp_path / "1")), smoothing=0, drop=0, normalise=False)
+    assert {band.of for band in bands} == {"ticks a life"}
+
+
+def test_an_unfinished_run_of_another_stage_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "curve.csv").write_text("step,loss\n100,1\n")
+    (tmp_path / "config.json").write_text('{"stage": "train_gen_model", "config": {}}')
+    with pytest.raises(UserError, match="neither a training nor an evaluation of an agent"):
+        read_curves(str(tmp_path))

@@ -15,7 +15,7 @@ from core import config as cli
 from core.artefacts import Result, new_run, read_manifest, verify
 from core.contracts import UserError
 from core.episodes import RolloutStore
-from core.pages import UNLABELLED
+from core.pages import UNLABELLED, label_name
 from tests.conftest import write_extraction
 
 CONFIGS = {life: "LifeConfig", life_phase: "LifePhaseConfig", replay: "ReplayConfig"}
@@ -50,7 +50,9 @@ def test_the_p75_life_with_its_clusters(
     assert [row["t"] for row in rows if row["clustered"]] == labelled["index"][mine, 1].tolist()
     assert [row["label"] for row in rows if row["clustered"]] == labelled["label"][mine].tolist()
     assert not verify(out)
-    assert f"{lived['lifespan']} ticks" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert lived["last_label"] == rows[-1]["label"]
+    assert f"{lived['lifespan']} ticks, {lived['ended']}, at the end {label_name(lived['last_label'])}\n" in said
 
 
 def test_several_lives_without_labels_between(extraction: Path, clusters: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import json
 import lzma
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from agents import evaluate, nmmo_evaluate, nmmo_train, train as train_script
+from agents.learning_curves import read_curves
 from agents.nmmo_play import RandomPolicy, load_policies, play, policies_in
 from agents.policies import load_policy, log_probs
 from agents.ppo import update
@@ -80,6 +82,24 @@ def test_a_killed_training_goes_on_and_another_architecture_is_refused(house: Pa
     artefacts.Run(path=out, stage=nmmo_train.STAGE, config={}).finish()
     with pytest.raises(UserError, match="another architecture"):
         load_policy(out)
+
+
+def test_lives_on_held_out_maps_are_measured_beside_training_and_change_nothing_of_it(
+    house: Path, tmp_path: Path
+) -> None:
+    rows = {}
+    for name, more in (("plain", ()), ("measured", ("--evaluate_every", 256, "--evaluate_episodes", 2))):
+        train(tmp_path / name, house / "maps", "-a", "hybrid", *more)
+        with open(tmp_path / name / "curve.csv", newline="") as file:
+            rows[name] = list(csv.DictReader(file))
+    measured = [row for row in rows["measured"] if row["held_out_length"]]
+    assert len(measured) == 2 and {row["held_out_episodes"] for row in measured} == {"2"}
+    assert all(0 < float(row["held_out_length"]) <= 24 for row in measured)  # the horizon
+    beside = [{k: v for k, v in row.items() if not k.startswith(("held_out", "wall"))} for row in rows["measured"]]
+    assert beside == [{k: v for k, v in row.items() if k != "wall_s"} for row in rows["plain"]]
+    assert {c.split: c.of for c in read_curves(str(tmp_path / "measured"))} == {
+        "train": "ticks a life", "held out": "ticks a life",
+    }  # fmt: skip
 
 
 def test_a_policy_stops_after_its_time_and_goes_on(
@@ -404,7 +424,7 @@ def test_users_mistakes(house: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     exits.write_text("import sys; sys.exit(3)")
     for words, said in (
         (["-a", "takero"], "did you mean takeru"),
-        (["-a", str(tmp_path / "none.py")], "cannot read the policy module"),
+        (["-a", str(tmp_path / "none.py")], "cannot read the module"),
         (["-a", "takeru", "--num_maps", "18"], "held-out maps"),
         (["-a", "takeru", "--minibatches", "7"], "does not divide"),
         (["-a", "takeru", "--syllabus"], "syllabus-rl"),

@@ -208,12 +208,19 @@ def test_patching_finds_the_wiring(world: Path, tmp_path: Path, capsys: pytest.C
     assert said["row", table.ALL]["verdict"] != more and said["row", table.ALL]["kl"] < 1e-3
     assert said["tick", "Buy.MarketItem"]["verdict"] == "never had a choice"
     assert {d for d, _ in said} == {"pca:0", "pca:1", "tick", "in_combat", "row"}
+    beside = {row["direction"]: row for row in result.tables["read_used"]}
+    read = {row["target"]: row for row in Result.load(world / "probes").tables["targets"]}
+    assert list(beside) == ["tick", "in_combat", "row"]  # what probes read; no principal components
+    assert beside["row"]["r2"] == read["row"]["linear"] > 0.9 and beside["row"]["read"] == read["row"]["verdict"]
+    assert beside["row"]["used"] != more and beside["row"]["kl"] == said["row", table.ALL]["kl"]  # read, not used
+    assert beside["tick"]["used"] == more and beside["tick"]["most_moved"] == "Move.Direction"
     assert result.notes["identity"] == 0 and result.notes["unit"] == "map"
     e, t = result.arrays["index"].T, result.arrays["donor_index"]
     assert (e[0] == t[:, 0]).all() and (e[1] != t[:, 1]).all()
-    assert {p.name for p in (tmp_path / "patching").iterdir()} >= {"patching.png", "controls.png", "doses.png"}
+    drawn = {"patching.png", "controls.png", "doses.png", "read_used.png", "read_used.csv"}
+    assert {p.name for p in (tmp_path / "patching").iterdir()} >= drawn
     out = capsys.readouterr().out
-    assert "tick -> Move.Direction" in out and "changes 0 nats" in out
+    assert "tick -> Move.Direction" in out and "changes 0 nats" in out and "row: a probe reads R2" in out
     with RolloutStore(world / "extraction") as store, artefacts.new_run(tmp_path / "basis", "hidden_states", {}) as own:
         fit_pca(store.pooled("h")[0]["h"], 4, store.manifest["facts"]["agent"]).save(own.path)
     own_basis = ("--basis", tmp_path / "basis", "--basis_kind", "pca", "--direction_ids", "pca:0", 3, "--pca_size", 0)
@@ -221,6 +228,7 @@ def test_patching_finds_the_wiring(world: Path, tmp_path: Path, capsys: pytest.C
         patching, world / "extraction", "--out", tmp_path / "any", *common, *own_basis, "--donor", "any", "--doses", 1
     )
     again = {(row["direction"], row["head"]): row for row in any_life.tables["patching"]}
+    assert not (tmp_path / "any" / "read_used.png").exists() and "read_used" not in any_life.tables
     assert {d for d, _ in again} == {"pca:0", "pca:3"} and len(any_life.tables["doses"]) == 6
     np.testing.assert_allclose(any_life.arrays["direction_read"][0], result.arrays["direction_read"][0], atol=1e-5)
     with RolloutStore(world / "extraction") as store:

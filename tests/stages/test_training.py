@@ -22,11 +22,12 @@ import numpy as np
 import pytest
 import torch
 
-from core import artefacts, config as cli
+from core import artefacts, config as cli, lock
 from core.contracts import UserError
 from core.episodes import RolloutStore
+from core.ranks import Processes, from_torchrun
 from core.roll import Simulator
-from core.training import Processes, from_torchrun, learning_rate, load_state, together
+from core.training import learning_rate, load_state
 from generative import train
 from generative.recurrent_world import RSSMWorld
 from generative.simulator import as_module, load_simulator, simulator_of
@@ -59,9 +60,8 @@ def trainer_of(config: train.GenTrainConfig, processes: Processes) -> train.Trai
 def first_gradients(config: train.GenTrainConfig) -> list[torch.Tensor]:
     """Of one update, by all processes of this torchrun."""
     processes = from_torchrun(config.optim.batch)
-    with together(processes, torch.device("cpu")):
-        trainer = trainer_of(config, processes)
-        trainer.update()
+    trainer = trainer_of(config, processes)
+    trainer.update()
     return [p.grad for p in trainer.parameters if p.grad is not None]
 
 
@@ -100,6 +100,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
 
     def dies(self: train.Trainer) -> None:
         if self.step == update:
+            lock.release(self.run.path)  # as the system does for a process that is killed
             raise Killed
         real(self)
 
@@ -326,6 +327,29 @@ def test_a_signal_saves_and_names_the_command_that_goes_on(
     assert command == shlex.join(["python", "train_gen_model.py", *words[:-1], "--resume"])
     train.main(cli.parse(train.GenTrainConfig, shlex.split(command)[2:], train.STAGE))
     assert curve(tmp_path / "s") == long_curve
+
+
+def test_a_training_whose_process_dies_goes_on_by_itself(
+    pipeline: Path, tmp_path: Path, long_curve: list[dict[str, float]]
+) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = argv_of(pipeline, tmp_path / "s", *LONG, "--save_minutes", "0")
+    with subprocess.Popen(
+        [*launch, "train_gen_model.py", *words], cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not (tmp_path / "s" / "training_state" / "state.pt").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+        said = process.communicate()[1]
+    assert process.returncode == 0, said[-3000:]
+    resumed = curve(tmp_path / "s")
+    assert [r["step"] for r in resumed] == [r["step"] for r in long_curve]
+    for a, b in zip(long_curve, resumed, strict=True):
+        assert b["valid/loss"] == pytest.approx(a["valid/loss"], rel=1e-3)
+    assert artefacts.read_manifest(tmp_path / "s")["config"]["resume"] is True
 
 
 def test_a_signal_to_torchrun_saves_once_for_all_processes(pipeline: Path, tmp_path: Path) -> None:

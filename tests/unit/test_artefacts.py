@@ -537,36 +537,36 @@ MODULES = ("np", "json", "safetensors", "torch", "shutil")
 # Who may read a file as it is, and which.
 MAY = {
     ("core/artefacts.py", "open"): "sha256, which compares",
-    ("core/artefacts.py", "load"): "bytes that were compared",
     ("core/artefacts.py", "read_bytes"): "load_bytes, which compares",
     ("core/artefacts.py", "read_json"): "the manifest, which has a seal; the stage of a half-written run",
     ("core/config.py", "read_bytes"): "read_json",
+    ("core/files.py", "load"): "bytes, whose readers compare or bound them",
+    ("core/files.py", "open"): "a member of an npz; what is written",
+    ("core/files.py", "read_bytes"): "a whole file, of a size that is known or bounded",
+    ("core/lock.py", "open"): "who writes a run directory",
     ("core/config.py", "read_json"): "presets, and a user's --config",
     ("core/episodes.py", "File"): "shards, which have checksums of their own",
     ("core/episodes.py", "open"): "the version of a shard",
     ("core/pages.py", "read_text"): "JavaScript of the checkout",
-    ("core/training.py", "load"): "bytes that were compared",
-    ("core/training.py", "open"): "the curve of a half-written run",
-    ("core/training.py", "read_bytes"): "training states, which have checksums of their own",
+    ("core/training.py", "read_text"): "which launch began a directory, one word that is compared",
+    ("core/training.py", "read_bytes"): "states, which have checksums of their own; curves of earlier versions",
     ("core/training.py", "read_json"): "the configuration of a half-written run",
     ("agents/adopt.py", "read_json"): "a user's --env_options",
     ("agents/adopted.py", "load"): "a user's weights, tensors alone",
-    ("agents/adopted.py", "read_bytes"): "a user's weights, whose hash is kept",
     ("agents/import_rollouts.py", "File"): "a user's Minari dataset",
-    ("agents/import_rollouts.py", "load"): "a user's npz",
     ("agents/import_rollouts.py", "open"): "a picture in memory",
-    ("agents/policies.py", "read_bytes"): "a user's own module",
     ("core/plugins.py", "read_bytes"): "a user's own module, which is compared with its hash before it runs",
     ("generative/simulator.py", "read_bytes"): "a manifest, which has a seal",
     ("analysis/lives/earlier_format.py", "open"): "a user's own JSON file",
     ("analysis/extract_activations.py", "read_json"): "progress.json, which has a seal",
     ("envs/procgen_scenes.py", "read_json"): "a user's scenes",
-    ("envs/nmmo.py", "load"): "maps, generated on first use",
+    ("envs/nmmo.py", "read_bytes"): "maps, generated on first use",
+    ("validation/doctor.py", "read_text"): "the machine's own files, and requirements.lock",
     ("validation/report/page.py", "open"): "a picture in memory",
     ("validation/panel/first.py", "open"): "a picture in memory",
     ("validation/panel/page.py", "read_text"): "scripts and style of the checkout",
     ("validation/panel/saliency.py", "File"): "maps, whose hash is compared first",
-    ("agents/learning_curves.py", "read_text"): "a user's progress.csv, or the curve of a half-written run",
+    ("agents/learning_curves.py", "read_bytes"): "a user's progress.csv, or the curve of a half-written run",
     ("agents/learning_curves.py", "read_json"): "the configuration of a half-written run",
     ("analysis/semantics/states.py", "read_json"): "a user's names",
 }
@@ -593,6 +593,27 @@ def test_only_these_read_files_as_they_are() -> None:
     files = [p for room in rooms for p in sorted((ROOT / room).rglob("*.py"))] + sorted(ROOT.glob("*.py"))
     found = {(p.relative_to(ROOT).as_posix(), call) for p in files for call in raw_reads(p)}
     assert found - MAY.keys() == set() and MAY.keys() - found == set()
+
+
+def raw_writes(path: Path) -> set[str]:
+    """The calls in a source file that write a file other than through core.files."""
+    out = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, (ast.Attribute, ast.Name)):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+        modes = [str(a.value) for a in [*node.args, *(k.value for k in node.keywords)] if isinstance(a, ast.Constant)]
+        opens = name in ("open", "File") and any(m and set(m) <= set("wax+bt") for m in modes)
+        if opens or name in ("write_text", "write_bytes", "tofile", "savetxt", "to_csv", "copyfile", "copytree"):
+            out.add(name)
+    return out
+
+
+def test_every_file_is_written_by_core_files() -> None:
+    rooms = ("core", "envs", "agents", "generative", "analysis", "validation")
+    files = [p for room in rooms for p in sorted((ROOT / room).rglob("*.py"))] + sorted(ROOT.glob("*.py"))
+    found = {(p.relative_to(ROOT).as_posix(), call) for p in files for call in raw_writes(p)}
+    assert found == {("core/files.py", "File"), ("core/ranks.py", "open")}  # the second: where other processes print
 
 
 # What is made with a poor simulator says so

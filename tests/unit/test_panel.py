@@ -9,6 +9,8 @@ import io
 import json
 import re
 import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,10 @@ from core.directions import load_basis
 from core.episodes import RolloutStore
 from tests.conftest import write_agent
 from tests.panel_runs import NAMES, SAMPLES, STEPS, K
-from validation.panel.__main__ import STAGE, PanelConfig, main
+from validation.panel.__main__ import STAGE, VIEWS, PanelConfig, check, main, shown_of
 from validation.panel.first import lighter, sentences
 from validation.panel.page import PAGE
+from validation.panel.server import serve
 
 
 def facts_in(page: str) -> dict[str, Any]:
@@ -148,6 +151,62 @@ def test_a_figure_holds_its_samples_and_nothing_else(panel_runs: Path, tmp_path:
     page = (tmp_path / "figure" / PAGE).read_text()
     assert facts_in(page)["samples"]["ids"] == [3, 1] and 'id="b:frames:2"' not in page
     assert len(page) < 2_000_000 and "What was asked" not in page
+
+
+OF_A_VIEW = {  # the kinds of blocks, beside the courses of its samples
+    "film": {"frames"}, "saliency": {"frames", "maps"}, "path": {"base"}, "courses": set(), "bars": {"gradients"},
+    "all": {"frames", "maps", "base", "gradients"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_figure_of_one_view_holds_what_it_draws_and_no_more(view: str, panel_runs: Path, tmp_path: Path) -> None:
+    argv = ["build", str(panel_runs), "--only", "3", "1", "--view", view, "--out", str(tmp_path / "figure")]
+    main(cli.parse(PanelConfig, [*argv, "--threads", "1"], STAGE))
+    page = (tmp_path / "figure" / PAGE).read_text()
+    assert {name for name in re.findall(r'id="b:([a-z]+)', page)} - {"samples"} == OF_A_VIEW[view]
+    assert not list((tmp_path / "figure").glob("data")) and "http-equiv" in page
+    told = facts_in(page)
+    if view == "all":  # of these samples alone, in their order
+        assert told["saliency"]["ids"] == [3, 1] and len(told["bases"]) == 1
+        every = facts_in(read_panel(panel_runs, tmp_path / "whole"))["saliency"]
+        for part, scale in told["saliency"]["scale"].items():
+            assert scale == [every["scale"][part][every["ids"].index(i)] for i in (3, 1)]
+
+
+def read_panel(runs: Path, out: Path) -> str:
+    main(cli.parse(PanelConfig, ["build", str(runs), "--out", str(out), "--threads", "1"], STAGE))
+    return (out / PAGE).read_text()
+
+
+def test_a_figure_that_cannot_be_drawn_is_refused(panel_runs: Path, tmp_path: Path) -> None:
+    for runs, argv, says in (
+        (panel_runs, ["--only", "1", "5", "--view", "saliency"], "sample 5 has no saliency map"),
+        (panel_runs / "samples", ["--only", "1", "--view", "saliency"], "sample 1 has no saliency map"),
+        (panel_runs / "samples", ["--only", "1", "--view", "path"], "none were fitted"),
+        (panel_runs / "samples", ["--only", "1", "--view", "bars"], "none were fitted"),
+    ):
+        with pytest.raises(UserError, match=says):
+            main(cli.parse(PanelConfig, ["build", str(runs), *argv, "--out", str(tmp_path / "out")], STAGE))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_server_says_its_address_first_and_ends_with_what_went_wrong(
+    panel_runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = cli.parse(PanelConfig, ["serve", str(panel_runs / "samples"), "--threads", "1"], STAGE)
+    about = shown_of(config)
+    assert about.chosen is not None
+    said: list[str] = []
+
+    def write_panel(path: Path, ended: Callable[[], bool]) -> int:
+        said.append(capsys.readouterr().out)
+        raise UserError("this cannot be shown")
+
+    # In a thread of its own: browser tests before it may have left an event loop running in this one.
+    with ThreadPoolExecutor(1) as thread, pytest.raises(UserError, match="this cannot be shown"):
+        thread.submit(serve, config, check(config), about.chosen, write_panel).result()
+    assert re.fullmatch(r"panel: http://127\.0\.0\.1:\d+/[\w-]+/  \(Ctrl-C ends it\)\n", said[0])
 
 
 def test_without_a_stage_the_page_says_what_makes_it(panel_runs: Path, tmp_path: Path) -> None:

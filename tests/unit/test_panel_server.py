@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Mapping
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 
 from core.contracts import UserError
 from validation.panel.live import asked_of
-from validation.panel.server import HOST, Served, files_in, refusal
+from validation.panel.server import HOST, Loader, Served, files_in, listening, refusal, server_of
 from validation.panel.work import WAITING, Full, Job, Worker
 
 SERVED = Served({}, "a-token", 8123)
@@ -64,6 +67,73 @@ def test_only_files_that_were_written_are_served(tmp_path: Path) -> None:
 def test_a_question_is_checked(values: Mapping[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         asked_of(values, 3)
+
+
+@pytest.fixture
+def address() -> Iterator[tuple[Served, str]]:
+    """A server that has nothing yet, and its address."""
+    with listening(0) as sock:
+        served = Served({}, "token", sock.getsockname()[1])
+        server = server_of(served)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+        thread.start()
+        yield served, f"http://{HOST}:{served.port}/token/"
+        server.should_exit = True
+        thread.join(10)
+
+
+def got(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_the_address_answers_before_the_page_is_written(address: tuple[Served, str], tmp_path: Path) -> None:
+    served, url = address
+    write, play = threading.Event(), threading.Event()
+
+    def write_panel(path: Path, ended: Callable[[], bool]) -> int:
+        write.wait()
+        (path / "data").mkdir()
+        return (path / "panel.html").write_text("the page")
+
+    def make_live() -> Any:
+        play.wait()
+        raise UserError("nothing can be played")
+
+    ended = threading.Event()
+    loader = Loader(served, tmp_path, write_panel, make_live, ended.set)
+    loader.start()
+    status, page = got(url)
+    assert status == 200 and "the page is being written" in page and 'http-equiv="refresh"' in page
+    status, told = got(f"{url}live")
+    assert status == 503 and json.loads(told) == {"error": "the page is being written", "loading": True}
+    write.set()
+    while not served.files:
+        time.sleep(0.005)
+    assert got(url) == (200, "the page")  # it can be looked at while starts are played
+    assert got(f"{url}live")[0] == 503
+    play.set()
+    loader.join()
+    assert ended.is_set() and str(loader.failed) == "nothing can be played"
+
+
+def test_a_panel_that_is_ended_writes_no_more(tmp_path: Path) -> None:
+    parts: list[int] = []
+
+    def write_panel(path: Path, ended: Callable[[], bool]) -> int:
+        while not ended():
+            parts.append(1)
+            time.sleep(0.005)
+        return 0
+
+    loader = Loader(Served({}, "token", 1), tmp_path, write_panel, lambda: pytest.fail("not after the end"), print)
+    loader.start()
+    loader.stop()
+    assert not loader.is_alive() and loader.failed is None and not loader.served.files
 
 
 class Slow:

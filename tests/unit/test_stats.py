@@ -6,6 +6,7 @@ The simulations use fixed seeds and bounds that a correct procedure misses with 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -427,6 +428,14 @@ def test_what_rests_on_one_unit_has_no_interval() -> None:
     assert value == 3 and np.isnan(low) and np.isnan(high)
     with pytest.raises(ValueError, match="no rows"):
         jackknife(lambda rows: 0.0, np.zeros(0), rng=np.random.default_rng(0))
+
+
+def test_jackknifed_is_silent_about_infinite_links_beside_missing_values() -> None:
+    value = np.array([[0.0, 0.5], [np.nan, 0.4], [0.0, 0.6], [0.5, 0.5]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found, low, high = jackknifed(value, rng=np.random.default_rng(0), link=LOGIT)
+    assert np.isnan(low[0]) and np.isnan(high[0]) and np.isfinite([found[1], low[1], high[1]]).all()
 
 
 def test_jackknifed_keeps_shape_and_takes_infinite_links_as_they_are() -> None:

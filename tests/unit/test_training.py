@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,17 @@ from agents.nmmo_train import NmmoTrainConfig
 from agents.train import TrainConfig
 from core import config as cli
 from core.contracts import UserError
+from core.ranks import Processes
 from core.training import (
     STATE,
     Log,
-    Processes,
     Stop,
     WandbOptions,
     check_tracking,
     load_state,
     open_run,
+    open_together,
+    restarted,
     resume_command,
     save_state,
     seconds_of,
@@ -213,3 +215,31 @@ def test_a_curve_may_have_columns_that_only_some_rows_have(tmp_path: Path) -> No
     again.add(3, loss=0.5)
     again.save()
     assert (tmp_path / "curve.csv").read_text().splitlines()[1:] == ["1,2,", "2,1,3", "3,0.5,"]
+
+
+@pytest.mark.parametrize(
+    ("launch", "state", "whole", "want"),
+    [
+        ("mine", True, False, (True, False)),  # goes on
+        ("mine", False, False, (False, True)),  # nothing saved yet: begins again
+        ("mine", True, True, (False, False)),  # done: refused as ever
+        ("another", True, False, (False, False)),  # somebody else's: refused as ever
+    ],
+)
+def test_a_training_that_torchrun_starts_again_goes_on_with_its_own_directory_alone(
+    launch: str, state: bool, whole: bool, want: tuple[bool, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = GenTrainConfig(out=tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", launch)
+    open_together(config, "train_gen_model", {}, (), Processes(0, 1))
+    monkeypatch.setattr(Processes, "wait", lambda self: None)  # there is no other
+    open_together(replace(config, overwrite=True), "train_gen_model", {}, (), Processes(0, 2))
+    if state:
+        state_in(tmp_path)
+    if whole:
+        (tmp_path / "manifest.json").write_text("{}")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    assert restarted(config) == config  # the first start
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    found = restarted(config)
+    assert (found.resume, found.overwrite) == want

@@ -498,7 +498,7 @@ def test_a_users_module_travels_with_its_weights(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"policy_module.py: content differs from its manifest; copy or make it again"):
         load_policy(run)
     artefacts.Run(path=run, stage="train", config={}).finish()  # a manifest that knows it; policy.json does not
-    with pytest.raises(UserError, match=r"policy_module.py is not the module that policy.json names"):
+    with pytest.raises(UserError, match=r"policy_module.py is not the module that its description names"):
         load_policy(run)
     assert not ran.exists()
     (run / "policy_module.py").unlink()

@@ -230,4 +230,4 @@ def main(config: FidelityConfig) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(FidelityConfig, main, STAGE)
+    cli.run(FidelityConfig, main, STAGE, shared=True)

@@ -44,13 +44,16 @@ class RandomActions:
     actions: Mapping[str, Sequence[int]]  # distinct ones, each as likely as the others
     rng: np.random.Generator
 
-    def along(self, batch: Batch) -> dict[str, np.ndarray]:
+    def draw(self, shape: tuple[int, int]) -> np.ndarray:
         spec = self.simulator.world.spec
         if spec.action_parts:
-            drawn = np.stack([self.rng.integers(n, size=batch.seen.shape) for n in spec.parts], -1)
-        else:
-            firsts = np.array([ids[0] for ids in self.actions.values()])
-            drawn = self.rng.choice(firsts, size=batch.seen.shape)
+            return np.stack([self.rng.integers(n, size=shape) for n in spec.parts], -1)
+        firsts = np.array([ids[0] for ids in self.actions.values()])
+        return self.rng.choice(firsts, size=shape)
+
+    def along(self, batch: Batch, drawn: np.ndarray | None) -> dict[str, np.ndarray]:
+        spec = self.simulator.world.spec
+        assert drawn is not None
         state, shown = batch.beginning.world
         action = torch.from_numpy(drawn).to(batch.action.device)
         name, over = next(iter(spec.obs)), tuple(range(1, batch.real.ndim - 1))
@@ -87,7 +90,10 @@ class Judge:
     agent: Agent
     actions: Mapping[str, Sequence[int]]
 
-    def along(self, batch: Batch) -> dict[str, np.ndarray]:
+    def draw(self, shape: tuple[int, int]) -> None:
+        return None
+
+    def along(self, batch: Batch, drawn: np.ndarray | None) -> dict[str, np.ndarray]:
         state, real = warmed_up(self.agent, batch.window), batch.later
         steps = batch.seen.shape[1] - 1
         first = {k: x[:, :1] for k, x in real.items()}
@@ -128,7 +134,10 @@ class Ensemble:
 
     others: Sequence[Simulator[Any]]
 
-    def along(self, batch: Batch) -> dict[str, np.ndarray]:
+    def draw(self, shape: tuple[int, int]) -> None:
+        return None
+
+    def along(self, batch: Batch, drawn: np.ndarray | None) -> dict[str, np.ndarray]:
         name, steps = next(iter(batch.free.obs)), batch.seen.shape[1] - 1
         runs = [batch.free]
         for simulator in self.others:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from agents.play import Chooser, Exploration, tensors
 from analysis.shared.gradients import row_gradients
+from core import ranks
 from core.contracts import Agent, UserError, VecEnv
 from core.directions import Basis
 from core.interventions import AtSteps, Shift
@@ -205,21 +206,25 @@ def counterfactual(shots: Snapshots, found: Found, rng: np.random.Generator) -> 
     steps, names = max(HELD), list(ids)
     with bar("holding actions", 2 * len(ids), "actions") as progress:
         real, there = [], []
-        for action in ids.values():
-            obs, seen = hold(shots, action, steps)
+        for obs, seen in ranks.each(list(ids.values()), lambda action: hold(shots, action, steps)):
             real.append(obs)
             there.append(seen)
             progress.advance()
         real_AN, there_AN = np.stack(real), np.stack(there)  # [A, N, K+1, ...]
         shown = _most_various(real_AN[:, :, steps], there_AN[:, :, steps])
-        dreamed, strip = [], []
-        for action in ids.values():
-            parts = []
+
+        def dream(action: int) -> tuple[np.ndarray, list[np.ndarray]]:
+            parts, looked_at = [], []
             for part, obs in simulate(shots, np.full((len(shots), steps + 1), action)):
                 parts.append(obs[:, list(HELD)])
                 if part.start <= shown < part.stop:
-                    strip.append(obs[shown - part.start])
-            dreamed.append(np.concatenate(parts))
+                    looked_at.append(obs[shown - part.start])
+            return np.concatenate(parts), looked_at
+
+        dreamed, strip = [], []
+        for obs, looked_at in ranks.each(list(ids.values()), dream):
+            dreamed.append(obs)
+            strip += looked_at
             progress.advance()
     simulated_AN = np.stack(dreamed)  # [A, N, held, ...]
     found.arrays |= {"counterfactual_real": real_AN[:, shown], "counterfactual_simulated": np.stack(strip),
@@ -370,8 +375,8 @@ def real_slopes(world: RealWorld, basis: Basis) -> Slopes:
     def slopes(w: RealWorld) -> dict[tuple[int, str, str], np.ndarray]:
         with bar("finite differences", len(moves), "runs") as progress:
             found = []
-            for move in moves:
-                found.append(foreseen(w.course((move,)), w.measures.actions))
+            for seen in ranks.each(moves, lambda move: foreseen(w.course((move,)), w.measures.actions)):
+                found.append(seen)
                 progress.advance()
         ends = {q: torch.stack([f[q] for f in found]).cpu().double().numpy() for q in found[0]}
         return {q: (v[0::2] - v[1::2]) / (2 * AMOUNT) for q, v in ends.items()}
@@ -391,12 +396,17 @@ def simulated_slopes(world: SimulatedWorld, basis: Basis) -> Slopes:
         found: dict[tuple[int, str, str], list[Tensor]] = {}
         n = len(world.noise_NTA)
         with bar("derivatives", n, "starts") as progress:
-            for rows in torch.arange(n, device=world.noise_NTA.device).split(BATCH // 2):
+
+            def of(rows: Tensor) -> dict[tuple[int, str, str], Tensor]:
                 change = world.noise_NTA.new_zeros(1, len(rows), basis.lift_KH.shape[1]).requires_grad_()
                 said = foreseen(world.course_from(rows, (AddSteps(change),), through), world.measures.actions)
-                for q, (grad,) in zip(said, row_gradients(list(said.values()), [change]), strict=True):
-                    found.setdefault(q, []).append(basis.pullback(grad[0]))
-                progress.advance(len(rows))
+                grads = row_gradients(list(said.values()), [change])
+                return {q: basis.pullback(grad[0]) for q, (grad,) in zip(said, grads, strict=True)}
+
+            for block in ranks.each(torch.arange(n, device=world.noise_NTA.device).split(BATCH // 2), of):
+                for q, grad in block.items():
+                    found.setdefault(q, []).append(grad)
+                progress.advance(len(next(iter(block.values()))))
         return {q: torch.cat(v).T.cpu().double().numpy() for q, v in found.items()}
 
     whole, inside = slopes(""), slopes("memory")

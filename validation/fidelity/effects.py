@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from analysis.coupling.discrete_paths import ROUNDING, along_memory, policy_slopes
+from core import ranks
 from core.directions import Basis
 from core.progress import bar
 from core.roll import Noise, roll
@@ -86,9 +87,9 @@ def by_parts(make: Callable[[Tensor], Paired], count: int, basis: Basis, what: s
     """``enumerated`` of ``count`` starts, some at a time; make: rows int64 [R] -> their world."""
     found: list[Effects] = []
     with bar(what, count, "starts") as progress:
-        for rows in torch.arange(count).split(ROWS):
-            found.append(enumerated(make(rows), basis))
-            progress.advance(len(rows))
+        for block in ranks.each(torch.arange(count).split(ROWS), lambda rows: enumerated(make(rows), basis)):
+            found.append(block)
+            progress.advance(next(iter(block.values())).shape[1])
     return {q: np.concatenate([f[q] for f in found], 1) for q in found[0]}
 
 

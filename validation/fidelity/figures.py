@@ -20,6 +20,7 @@ from core.figures import (
     figure_of,
     font_of,
 )
+from core.files import save_picture
 from core.video import write_video
 
 SHOWN = (1, 2, 4, 8, 16, 24, 32)  # horizons in printed tables and in the strip
@@ -76,7 +77,7 @@ def draw(result: Result, path: Path, action_names: Sequence[str], video: bool) -
     if tried:
         from PIL import Image
 
-        Image.fromarray(tried[-1]).save(path / "counterfactual.png")
+        save_picture(Image.fromarray(tried[-1]), path / "counterfactual.png")
     if video:
         write_video(path / "paired.mp4", paired, FPS)
         if tried:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from core import ranks
 from core.contracts import UserError
 from core.episodes import Episode, RolloutStore
 from core.progress import bar
@@ -65,7 +66,11 @@ class Batch(NamedTuple):
 class Rung(Protocol):
     """One more comparison along the same windows."""
 
-    def along(self, batch: Batch) -> dict[str, np.ndarray]:
+    def draw(self, shape: tuple[int, int]) -> np.ndarray | None:
+        """What it draws by chance for a batch of windows [B, K+1]; for every batch, in order, before any is run."""
+        ...
+
+    def along(self, batch: Batch, drawn: np.ndarray | None) -> dict[str, np.ndarray]:
         """What it keeps of some windows, each [B, ...], under names of its own."""
         ...
 
@@ -161,56 +166,73 @@ def pair(
                 for e in np.unique(starts[:, 0])}  # fmt: skip
     mean = np.mean([as_float(e.obs[name]).mean(0, dtype=np.float64) for e in episodes.values()], 0)
     display = _to_show(starts, [len(episodes[int(e)].h) for e in starts[:, 0]], length)
+    sizes = [len(starts[i : i + batch]) for i in range(0, len(starts), batch)]
+    # All that is drawn by chance is drawn here, in order, whichever process simulates a batch.
+    noises = [[simulator.draw_noise(size, generator) for _ in range(horizon + 1)] for size in sizes]
+    drawn = [[rung.draw((size, horizon + 1)) for rung in rungs] for size in sizes]
+
+    def simulate(number: int) -> dict[str, Any]:
+        first, noise = number * batch, noises[number]
+        some = starts[first : first + batch]
+        rows = [_window(episodes[int(e)], int(t), fields, initial, length, horizon) for e, t in some]
+        w = {k: np.stack([row[k] for row in rows]) for k in rows[0]}
+        obs = {k: torch.from_numpy(w[f"obs/{k}"]).to(device) for k in fields}
+        action = torch.from_numpy(w["action"]).to(device)
+        state, window = None, {k: x[:, :initial] for k, x in obs.items()}
+        if start_from == "recorded":
+            column = state_column_of(simulator.agent, episodes[int(some[0, 0])])
+            now = [getattr(episodes[int(e)], column)[t + initial - 1] for e, t in some]
+            state = unflatten(torch.from_numpy(np.stack(now)).to(device), simulator.agent.initial(1))
+        beginning = begin(simulator, window, state)
+        runs = {
+            "free": rollout(simulator, beginning, horizon, actions=action),
+            "dreamed": rollout(simulator, begin(simulator, window, state, noise[0].world), horizon, noise=noise),
+        }
+        if hasattr(simulator.world, "along"):
+            runs["forced"] = teacher_forced(simulator, obs, action, torch.from_numpy(w["seen"]).to(device))
+        for run in runs.values():
+            require_finite(run)
+        real = as_float(w[f"obs/{name}"][:, initial - 1 :])
+        guesses = {
+            "simulated": runs["free"].obs[name].cpu().numpy(),
+            "copy": np.broadcast_to(real[:, :1], real.shape),
+            "mean": np.broadcast_to(mean.astype(np.float32), real.shape),
+        }
+        if "forced" in runs:
+            guesses["forced"] = runs["forced"].obs[name].cpu().numpy()
+        part: dict[str, Any] = {"seen": w["seen"], "acted": w["acted"][:, :horizon]}
+        part |= _compared(real, guesses, {"copy": real[:, :1], "mean": mean.astype(np.float32)})
+        part |= {f"real/{k}": w[k][:, :horizon] if k in ("reward", "terminal") else w[k] for k in Side._fields}
+        for kind, run in runs.items():
+            part |= {f"{kind}/{k}": getattr(run, k).cpu().numpy() for k in Side._fields}
+        shown = [i - first for i in display if first <= i < first + len(some)]
+        batch_of = Batch(obs, initial, action, w["seen"], state, beginning, runs["free"], real, guesses)
+        for rung, chance in zip(rungs, drawn[number], strict=True):
+            part |= {f"kept/{k}": v for k, v in rung.along(batch_of, chance).items()}
+        looked_at = {"real": real, **guesses, "action": w["action"]}
+        part["strip"] = {k: v[shown] for k, v in looked_at.items() if k not in ("copy", "mean")}
+        return part
+
     parts: list[dict[str, Any]] = []
     with bar("simulating", len(starts), "windows") as progress:
-        for first in range(0, len(starts), batch):
-            some = starts[first : first + batch]
-            rows = [_window(episodes[int(e)], int(t), fields, initial, length, horizon) for e, t in some]
-            w = {k: np.stack([row[k] for row in rows]) for k in rows[0]}
-            obs = {k: torch.from_numpy(w[f"obs/{k}"]).to(device) for k in fields}
-            action = torch.from_numpy(w["action"]).to(device)
-            state, window = None, {k: x[:, :initial] for k, x in obs.items()}
-            if start_from == "recorded":
-                column = state_column_of(simulator.agent, episodes[int(some[0, 0])])
-                now = [getattr(episodes[int(e)], column)[t + initial - 1] for e, t in some]
-                state = unflatten(torch.from_numpy(np.stack(now)).to(device), simulator.agent.initial(1))
-            beginning = begin(simulator, window, state)
-            noise = [simulator.draw_noise(len(some), generator) for _ in range(horizon + 1)]
-            runs = {
-                "free": rollout(simulator, beginning, horizon, actions=action),
-                "dreamed": rollout(simulator, begin(simulator, window, state, noise[0].world), horizon, noise=noise),
-            }
-            if hasattr(simulator.world, "along"):
-                runs["forced"] = teacher_forced(simulator, obs, action, torch.from_numpy(w["seen"]).to(device))
-            for run in runs.values():
-                require_finite(run)
-            real = as_float(w[f"obs/{name}"][:, initial - 1 :])
-            guesses = {
-                "simulated": runs["free"].obs[name].cpu().numpy(),
-                "copy": np.broadcast_to(real[:, :1], real.shape),
-                "mean": np.broadcast_to(mean.astype(np.float32), real.shape),
-            }
-            if "forced" in runs:
-                guesses["forced"] = runs["forced"].obs[name].cpu().numpy()
-            over = tuple(range(2, real.ndim))
-            part: dict[str, Any] = {"seen": w["seen"], "acted": w["acted"][:, :horizon]}
-            part |= {f"error/{k}": ((v - real) ** 2).mean(over, dtype=np.float64) for k, v in guesses.items()}
-            if real.ndim == 5:
-                similar, still = ssim_to(real), {"copy": real[:, :1], "mean": mean.astype(np.float32)}
-                part |= {f"similarity/{k}": similar(still.get(k, v)) for k, v in guesses.items()}
-            part |= {f"real/{k}": w[k][:, :horizon] if k in ("reward", "terminal") else w[k] for k in Side._fields}
-            for kind, run in runs.items():
-                part |= {f"{kind}/{k}": getattr(run, k).cpu().numpy() for k in Side._fields}
-            shown = [i - first for i in display if first <= i < first + len(some)]
-            batch_of = Batch(obs, initial, action, w["seen"], state, beginning, runs["free"], real, guesses)
-            for rung in rungs:
-                part |= {f"kept/{k}": v for k, v in rung.along(batch_of).items()}
-            looked_at = {"real": real, **guesses, "action": w["action"]}
-            part["strip"] = {k: v[shown] for k, v in looked_at.items() if k not in ("copy", "mean")}
+        for part in ranks.each(range(len(sizes)), simulate, "lower --batch"):
             parts.append(part)
-            progress.advance(len(some))
+            progress.advance(len(part["seen"]))
+    kinds = {k.partition("/")[0] for k in parts[0]} & {"real", "free", "forced", "dreamed"}
+    return _together(parts, starts, display, sorted(kinds))
 
-    return _together(parts, starts, display, ("real", *runs))
+
+def _compared(
+    real: np.ndarray, guesses: Mapping[str, np.ndarray], still: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Squared errors [B, K] of guesses, and of images the structural similarity.  ``still``: those that do not move, as
+    one frame."""
+    over = tuple(range(2, real.ndim))
+    out = {f"error/{k}": ((v - real) ** 2).mean(over, dtype=np.float64) for k, v in guesses.items()}
+    if real.ndim == 5:
+        similar = ssim_to(real)
+        out |= {f"similarity/{k}": similar(still.get(k, v)) for k, v in guesses.items()}
+    return out
 
 
 def _together(

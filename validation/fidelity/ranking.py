@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from agents.play import LiveWorld
+from core import ranks
 from core.contracts import Agent, Shown
-from core.progress import bar
+from core.progress import track
 from core.roll import Acted, Moment, Noise, choose, draw_noise, gumbel, roll
 from core.stats import means
 from core.trees import Tree, rows_of
@@ -84,30 +85,29 @@ def play_all(shots: Snapshots, policies: Sequence[Policy], steps: int, seed: int
     starts, simulator, device = shots.starts, shots.simulator, shots.starts.h_NH.device
     n, window = len(shots), window_of(shots.starts, shots.starts.h_NH.device)
     like = shots.beginning.world[1].reward_B
-    real, dreamed = np.empty((n, len(policies))), np.empty((n, len(policies)))
-    with bar("policies", 2 * len(policies), "policies") as progress:
-        for p, policy in enumerate(policies):
-            own = policy.agent is simulator.agent
-            state: Tree = starts.state if own else warmed_up(policy.agent, window)
-            world = LiveWorld(shots.env, device)
-            chance = Chance(policy, n, (seed, n), like)
-            moments = _slim(roll(policy.agent, world, world.restore(starts.states), state=state, steps=steps,
-                                 choose_by=chance))  # fmt: skip
-            real[:, p] = returns(moments).double().cpu().numpy()
-            progress.advance()
-            for first in range(0, n, BATCH):
-                some = slice(first, min(n, first + BATCH))
-                count, generator = some.stop - first, torch.Generator(device).manual_seed(seed + first)
-                noise = [
-                    Noise(world=draw_noise(simulator.world, count, generator, like).world) for _ in range(steps + 1)
-                ]
-                moments = _slim(
-                    roll(policy.agent, simulator.world, shots.beginning.some(some).world, state=rows_of(state, some),
-                         steps=steps, noise=noise, choose_by=Chance(policy, count, (seed, first), like))
-                )  # fmt: skip
-                dreamed[some, p] = returns(moments).double().cpu().numpy()
-            progress.advance()
-    return real, dreamed
+
+    def play(policy: Policy) -> tuple[np.ndarray, np.ndarray]:
+        own = policy.agent is simulator.agent
+        state: Tree = starts.state if own else warmed_up(policy.agent, window)
+        world = LiveWorld(shots.env, device)
+        chance = Chance(policy, n, (seed, n), like)
+        moments = _slim(roll(policy.agent, world, world.restore(starts.states), state=state, steps=steps,
+                             choose_by=chance))  # fmt: skip
+        real, dreamed = returns(moments).double().cpu().numpy(), np.empty(n)
+        for first in range(0, n, BATCH):
+            some = slice(first, min(n, first + BATCH))
+            count, generator = some.stop - first, torch.Generator(device).manual_seed(seed + first)
+            noise = [Noise(world=draw_noise(simulator.world, count, generator, like).world) for _ in range(steps + 1)]
+            moments = _slim(
+                roll(policy.agent, simulator.world, shots.beginning.some(some).world, state=rows_of(state, some),
+                     steps=steps, noise=noise, choose_by=Chance(policy, count, (seed, first), like))
+            )  # fmt: skip
+            dreamed[some] = returns(moments).double().cpu().numpy()
+        return real, dreamed
+
+    found = list(track(ranks.each(policies, play), "policies", len(policies), "policies"))
+    real_NP, dreamed_NP = (np.stack(side, 1) for side in zip(*found, strict=True))
+    return real_NP, dreamed_NP
 
 
 def _slim(moments: Iterator[Moment]) -> list[Moment]:

@@ -135,7 +135,10 @@ def edge_filled(films_NTHWC: np.ndarray, revealed_NTHW: np.ndarray) -> np.ndarra
 class Regions:
     """Errors of known, revealed and moving parts of the frames apart; images only."""
 
-    def along(self, batch: Batch) -> dict[str, np.ndarray]:
+    def draw(self, shape: tuple[int, int]) -> None:
+        return None
+
+    def along(self, batch: Batch, drawn: np.ndarray | None) -> dict[str, np.ndarray]:
         if batch.real.ndim != 5:
             return {}
         shown = [k for k in HORIZONS if k < batch.real.shape[1]]

@@ -303,4 +303,4 @@ def print_summary(result: Result) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(InterventionsConfig, main, STAGE)
+    cli.run(InterventionsConfig, main, STAGE, shared=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from agents.play import tensors
 from analysis.shared.truths import told_by
+from core import ranks
 from core.contracts import Intervention, Step, VecEnv
 from core.roll import choose, decide, one_hot
 from core.trees import where
@@ -46,8 +47,9 @@ class RealWorld(Paired):
 
     def go(self, t: int, states: Sequence[Any], actions: Tensor) -> Places:
         env, like = self.env if self.few is None else self.few, self.noise_NTA
-        slots, parts, done = env.spec.slots, [], actions.cpu().numpy()
-        for first in range(0, len(states), slots):
+        slots, done = env.spec.slots, actions.cpu().numpy()
+
+        def branch(first: int) -> Places:
             some, acts = list(states[first : first + slots]), done[first : first + slots]
             count = len(some)
             env.restore(some + some[:1] * (slots - count))
@@ -56,8 +58,9 @@ class RealWorld(Paired):
             seen = {k: torch.from_numpy(v[:count]).to(like.device) for k, v in now.obs.items()}
             reward, ends = (torch.from_numpy(x).to(like) for x in (now.reward[:count], over))
             after = [None if end else state for state, end in zip(env.snapshot(), over, strict=False)]
-            parts.append(Places(after, self.agent.encode(seen), reward, ends, self.told(now)[:count]))
-        return together(parts)
+            return Places(after, self.agent.encode(seen), reward, ends, self.told(now)[:count])
+
+        return together([Places(*found) for found in ranks.each(range(0, len(states), slots), branch)])
 
     @property
     def plays_whole_courses(self) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from analysis.shared.gradients import row_gradients
+from core import ranks
 from core.contracts import Intervention, Shown, World
 from core.progress import bar
 from core.roll import Moment, joined_starts, one_hot, roll, starts_at
@@ -66,12 +67,12 @@ class SimulatedWorld(Paired):
         return self._places(*self.start_N)
 
     def go(self, t: int, states: Sequence[Any], actions: Tensor) -> Places:
-        parts = []
-        for first in range(0, len(states), BATCH):
-            some = joined(states[first : first + BATCH])
+        def some(first: int) -> Places:
+            state = joined(states[first : first + BATCH])
             done = one_hot(actions[first : first + BATCH], self.agent.spec.parts, self.start_N[1].reward_B)
-            parts.append(self._places(*self.world.step(some, done)))
-        return together(parts)
+            return self._places(*self.world.step(state, done))
+
+        return together([Places(*found) for found in ranks.each(range(0, len(states), BATCH), some)])
 
     def _places(self, state: Tree, shown: Shown) -> Places:
         seen = joined(
@@ -92,11 +93,10 @@ class SimulatedWorld(Paired):
         count = n if most is None else min(most, n)
         blocks = torch.arange(count, device=self.noise_NTA.device).split(block)
         with bar("Jacobians", count, "starts") as progress:
-            for rows in blocks:
-                of_block = self._jacobian(rows, steps, through, known)
+            for of_block in ranks.each(blocks, lambda rows: self._jacobian(rows, steps, through, known)):
                 for q, grad in of_block.items():
                     found.setdefault(q, []).append(grad)
-                progress.advance(len(rows))
+                progress.advance(next(iter(of_block.values())).shape[1])
         return {q: torch.cat(v, 1) for q, v in found.items()}
 
     def _jacobian(self, rows: Tensor, steps: int, through: str, known: Collection[str]) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ if not __package__:  # run by its path, where the imports below fail
 
 import itertools
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -27,7 +28,7 @@ from core import artefacts, config as cli
 from core.contracts import UserError
 from core.stages import OF_AN_AGENT
 from validation.panel import studies
-from validation.panel.contents import Options, contents
+from validation.panel.contents import Block, Options, contents
 from validation.panel.first import films, first_page, sections, views_of
 from validation.panel.page import PAGE, write
 from validation.report.contents import parts_of
@@ -122,15 +123,19 @@ def shown_of(config: PanelConfig) -> Shown:
     return Shown(chosen, tuple(runs), left_out)
 
 
-def write_panel(path: Path, about: Shown, config: PanelConfig, options: Options, made: Path, served: bool) -> int:
-    """Write the page into ``path``, as it will lie in ``made``; the bytes written."""
+def write_panel(
+    path: Path, about: Shown, config: PanelConfig, options: Options, made: Path,
+    served: Callable[[], bool] | None = None,
+) -> int:  # fmt: skip
+    """Write the page into ``path``, as it will lie in ``made``; the bytes written.  served: for a page that is served,
+    says whether that is over, and no more is written then."""
     line = f"python -m validation.panel {' '.join(sys.argv[1:])}".strip()
     chosen = about.chosen
     more = studies.studies(about.studies, chosen, made)
     if chosen is None:
         views = [studies.first_page(about.studies, about.left_out, more), *more.views]
         facts = {"studies": more.facts, "made": line, "missing": {}, "commands": {}}
-        return write(path, "Studies", views, facts, more.blocks, config.single_file, served)
+        return write(path, "Studies", views, facts, more.blocks, config.single_file)
     there = contents(chosen, options, made)
     there.facts |= {"made": line, "studies": more.facts}
     if config.only:
@@ -138,9 +143,12 @@ def write_panel(path: Path, about: Shown, config: PanelConfig, options: Options,
         return write(path, title, views_of(figure=True), there.facts, there.blocks, True)
     parts = parts_of(chosen, made)
     there.facts["films"], shown = films(chosen)
-    views = [first_page(parts, chosen), *views_of(served), *sections(parts, chosen, made), *more.views]
-    blocks = itertools.chain(there.blocks, shown, more.blocks)  # the first picture first, and one at a time
-    return write(path, parts.title, views, there.facts, blocks, config.single_file, served)
+    views = [first_page(parts, chosen), *views_of(served is not None), *sections(parts, chosen, made), *more.views]
+    # The first picture first, and one at a time.
+    blocks: Iterator[Block] = itertools.chain(there.blocks, shown, more.blocks)
+    if served is not None:
+        blocks = itertools.takewhile(lambda _: not served(), blocks)
+    return write(path, parts.title, views, there.facts, blocks, config.single_file, served is not None)
 
 
 def main(config: PanelConfig) -> None:
@@ -151,7 +159,7 @@ def main(config: PanelConfig) -> None:
         from validation.panel.server import serve
 
         assert about.chosen is not None
-        serve(config, options, about.chosen, lambda path: write_panel(path, about, config, options, path, True))
+        serve(config, options, about.chosen, lambda path, ended: write_panel(path, about, config, options, path, ended))
         return
     inputs: dict[str, Path] = {}
     runs = {run.path.resolve(): run for run in (*(about.chosen.runs if about.chosen else ()), *about.studies)}
@@ -159,7 +167,7 @@ def main(config: PanelConfig) -> None:
         name = path.name
         inputs[name if name not in inputs else f"{name}_{len(inputs)}"] = run.path
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as made:
-        size = write_panel(made.path, about, config, options, config.out, False)
+        size = write_panel(made.path, about, config, options, config.out)
         made.record("size", size / 1e6, "MB")
     print(f"panel: {config.out / PAGE} ({size / 1e6:.1f} MB)")
 

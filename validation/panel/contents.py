@@ -56,6 +56,10 @@ class Options:
     view: str = ""
     basis_kind: str = "ica"
 
+    def wants(self, *views: str) -> bool:
+        """Whether the page shows one of these: the whole page all of them, a figure those of its view."""
+        return not self.only or self.view in ("", "all", *views)
+
 
 @dataclass
 class Contents:
@@ -110,6 +114,8 @@ class _Known(NamedTuple):
 
 def _known(runs: Mapping[str, Path], options: Options) -> _Known:
     bases = bases_in(runs["directions"], options.basis_kind) if "directions" in runs else {}
+    if options.only:  # a figure is told in one basis
+        bases = dict(list(bases.items())[:1])
     return _Known(bases, load_behaviours(runs["behaviours"]) if "behaviours" in runs else None)
 
 
@@ -139,31 +145,52 @@ def _of_samples(
     facts["world"] = store.spec.env_id
     facts["behaviours"] = _behaviours(course, known.behaviours)
     blocks = _arrays("samples", course)
-    real = _real(chosen, runs, store, ids)
+    real = None if options.only else _real(chosen, runs, store, ids)
     if real is not None:
         along = read.read(real[0], real[1].clip(0), steps, known.bases, known.behaviours, "real")
         along.steps_N[real[1][:, 0] < 0] = 0
         facts["real"] = {"start": real[1].tolist(), **_facts_of(along)}
         blocks += _arrays("real", along)
     told = open_saliency(runs["saliency"]) if "saliency" in runs else None
+    picture = read.frames_of(store, starts[:1], 1)
+    if options.only:
+        _check_figure(options, known, told, picture is not None)
+        if told is not None and not (told := told.some(ids)).ids:
+            told.close()
+            told = None
     if told is not None:
         facts["saliency"] = told.facts(SHADES)
     facts["bases"] = {kind: {"names": basis.names[: most(i)]} for i, (kind, basis) in enumerate(known.bases.items())}
-    if known.bases:
+    if known.bases and options.wants("path"):
         blocks += _base(runs["directions"], known, facts)
     for kind, about in facts["bases"].items():
         every = {"samples": course} | ({"real": along} if real is not None else {})
         for name, one in every.items():
             stored, about[name] = levels(one.c[kind][..., : len(about["names"])])
             blocks.append(Block(f"{name}:c:{kind}", pages.bytes_of(stored)))
-        if told is not None and (slopes := told.gradients(kind)) is not None:
+        if told is not None and options.wants("bars") and (slopes := told.gradients(kind)) is not None:
             about["gradients"] = slopes[1]
             blocks.append(Block(f"gradients:{kind}", pages.bytes_of(slopes[0][..., : len(about["names"])])))
-    picture = read.frames_of(store, starts[:1], 1)
     height, width = (0, 0) if picture is None else picture.shape[2:4]
-    framed = [] if picture is None else _framed(ids, told, options)
+    framed = [] if picture is None or not options.wants("film", "saliency") else _framed(ids, told, options)
     facts["frames"] = {"ids": framed, "columns": COLUMNS, "height": height, "width": width}
-    return _stream(blocks, store, real, framed, ids, steps, told)
+    return _stream(blocks, store, real, framed, ids, steps, told, options.wants("saliency"))
+
+
+def _check_figure(options: Options, known: _Known, told: Saliency | None, pictures: bool) -> None:
+    """UserError where the one view that a figure asks for cannot be drawn of all its samples."""
+    view, named = options.view, " ".join(map(str, options.only))
+    if view in ("film", "saliency") and not pictures:
+        raise UserError(
+            f"--view {view} shows pictures, and these samples hold none; --view courses, path and bars do not"
+        )
+    if view in ("path", "bars") and not known.bases:
+        raise UserError(f"--view {view} shows directions, and none were fitted; python -m analysis.hidden_states does")
+    if view == "saliency":
+        lack = [i for i in options.only if told is None or i not in told.ids or not told.maps]
+        if lack:
+            raise UserError(f"--view saliency: sample {lack[0]} has no saliency map; python -m analysis.saliency "
+                            f"--sample_ids {named} makes it (without --combine_samples_not_iterate)")  # fmt: skip
 
 
 def _behaviours(course: read.Courses, known: Behaviours | None) -> list[dict[str, Any]]:
@@ -248,9 +275,10 @@ def _base(path: Path, known: _Known, facts: dict[str, Any]) -> list[Block]:
 
 def _stream(
     blocks: Sequence[Block], store: RolloutStore, real: tuple[RolloutStore, np.ndarray] | None, framed: Sequence[int],
-    ids: Sequence[int], steps: int, told: Saliency | None,
+    ids: Sequence[int], steps: int, told: Saliency | None, maps: bool,
 ) -> Iterator[Block]:  # fmt: skip
-    """All blocks: arrays, then sample by sample its frames, its real ones and its maps.  Closes what it reads."""
+    """All blocks: arrays, then sample by sample its frames, its real ones and its maps (if ``maps``).  Closes what it
+    reads."""
 
     def shown(i: int) -> Block:
         frames = read.frames_of(store, np.array([[i, 0]]), steps)
@@ -269,7 +297,7 @@ def _stream(
                 beside = read.frames_of(real[0], real[1][[row_of[i]]], steps)
                 if beside is not None:
                     yield Block(f"real:{i}", pages.sheet(beside[0], COLUMNS), False)
-            if told is not None and i in told.ids:
+            if maps and told is not None and i in told.ids:
                 yield Block(f"maps:{i}", told.maps_of(i, SHADES))
     finally:
         store.close()

@@ -4,7 +4,7 @@ const live = {
   async call(path, options = {}) {
     const answer = await fetch(path, { ...options, credentials: "omit", headers: options.body ? { "Content-Type": "application/json" } : {} });
     const told = await answer.json().catch(() => ({}));
-    if (!answer.ok) throw new Error(told.error || `the server says ${answer.status}`);
+    if (!answer.ok) throw Object.assign(new Error(told.error || `the server says ${answer.status}`), { loading: told.loading });
     return told;
   },
   post(path, values) { return live.call(path, { method: "POST", body: JSON.stringify(values) }); },
@@ -13,8 +13,17 @@ const RUNS = ["simulator", "simulator, changed", "real", "real, changed"];
 
 async function openLive() {
   const view = byId("view-live");
-  try { live.facts = await live.call("live"); }
-  catch (error) { view.append(element("p", {}, `Nothing is live: ${error.message}. Serve with --starts 12 and a simulator.`)); return; }
+  const loading = element("p", { id: "live-loading", "aria-live": "polite" });
+  view.append(loading);
+  while (!live.facts) {
+    try { live.facts = await live.call("live"); }
+    catch (error) {
+      if (!error.loading) { loading.textContent = `Nothing is live: ${error.message}. Serve with --starts 12 and a simulator.`; return; }
+      loading.textContent = `Loading: ${error.message} …`;
+      await new Promise(done => setTimeout(done, 500));
+    }
+  }
+  loading.remove();
   const told = live.facts, drawn = [], starts = element("div", { class: "starts", role: "group", "aria-label": "Start" });
   let sheet = null, start = 0, hand = [];
   const choose = i => { start = i; hand = []; showHand(); [...starts.children].forEach((b, j) => { b.classList.toggle("now", j === i); b.setAttribute("aria-pressed", String(j === i)); }); };

@@ -18,6 +18,7 @@ from typing import IO, Any, NamedTuple
 
 from core import pages
 from core.figures import minus
+from core.files import write_atomically, writing
 from validation.panel.contents import Block
 from validation.report.page import STYLE as REPORT, text_of
 
@@ -124,7 +125,7 @@ def write(
     block is taken."""
     size = 0
     (path / DATA).mkdir() if not single else None
-    with open(path / PAGE, "w", encoding="utf-8") as file:
+    with writing(path / PAGE, "w") as file:
         file.write(head(title, served) + "<body>" + body(title, views))
         _data(file, "facts", as_json({**facts, "served": served, "single": single}), "application/json")
         file.write(f"<script>{script()}</script>")
@@ -134,7 +135,7 @@ def write(
                 _data(file, f"b:{block.name}", text, "text/plain")
             else:
                 beside = path / DATA / part_of(block.name)
-                beside.write_text(f'panelPart("{block.name}","{text}")')
+                write_atomically(beside, f'panelPart("{block.name}","{text}")'.encode())
                 size += beside.stat().st_size
         for view in views[1:]:
             if view.html:

@@ -6,7 +6,7 @@ S samples, Q quantities, T+1 steps, H rows, W columns, K directions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import numpy as np
 
 from analysis.saliency import maps as kept
 from core import artefacts
-from core.artefacts import DIFFERS, Result
+from core.artefacts import Result
 from core.contracts import UserError
+from core.files import DIFFERS, dataset_of
 from core.replay import quantised
 
 
@@ -32,6 +33,12 @@ class Saliency:
 
     def __post_init__(self) -> None:
         self.row_of = {int(i): s for s, i in enumerate(self.result.arrays["sample_ids"])}
+
+    def some(self, ids: Sequence[int]) -> Saliency:
+        """That of these samples alone, as far as they have one."""
+        out = replace(self)
+        out.row_of = {i: self.row_of[i] for i in ids if i in self.row_of}
+        return out
 
     @property
     def ids(self) -> Sequence[int]:
@@ -51,7 +58,8 @@ class Saliency:
 
     def facts(self, shades: int) -> dict[str, Any]:
         """What the page is told.  ``scale``: what one shade of a sample's map is worth, for every part."""
-        by_part = {part: np.asarray(self.steps[part], np.float64) * kept.LEVELS / shades for part in self.parts}
+        mine = list(self.row_of.values())
+        by_part = {part: np.asarray(self.steps[part], np.float64)[mine] * kept.LEVELS / shades for part in self.parts}
         rows = self.result.tables["saliency"]
         of = {(row["sample"], row["quantity"]): row for row in rows}
         return {
@@ -79,7 +87,8 @@ class Saliency:
         found = [self.result.arrays.get(f"grad_{kind}_{q}") for q in self.quantities]
         if not found or any(x is None for x in found):
             return None
-        each = [quantised(x) for x in found if x is not None]
+        mine = list(self.row_of.values())
+        each = [quantised(x[mine]) for x in found if x is not None]
         return np.stack([e[0] for e in each]), [(e[1], e[2]) for e in each]
 
     def close(self) -> None:
@@ -103,8 +112,9 @@ def open_saliency(path: Path) -> Saliency:
         file = h5py.File(path / kept.FILE, "r")
         names = [f"{part}/{q}" for part in (kept.WHOLE, kept.AGENT_ONLY) for q in result.notes["units"]]
         names = [name for name in names if name in file]
-        steps = {name: file[f"{name.replace('/', '_step/', 1)}"][:] for name in names}
-        return Saliency(result, {name: file[name] for name in names}, steps, file)
+        at = path / kept.FILE
+        steps = {name: dataset_of(file, name.replace("/", "_step/", 1), at)[:] for name in names}
+        return Saliency(result, {name: dataset_of(file, name, at) for name in names}, steps, file)
     maps, steps = {}, {}
     field_ = next((f for f in result.notes["fields"] if result.arrays[f].ndim == 5), None)
     for q in result.notes["units"] if field_ is not None else ():

@@ -12,8 +12,11 @@ import json
 import secrets
 import socket
 import tempfile
+import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +42,13 @@ HEADERS = {
 class Served:
     """What the panel serves: files by their names, and the live worker."""
 
-    files: Mapping[str, Path]
+    files: Mapping[str, Path]  # none until the page is written
     token: str
     port: int
     live: Live | None = None
     worker: Worker | None = None
     names: Path | None = None  # the behaviours run whose names may be edited
+    loading: str = ""  # what is not there yet, in words
 
 
 def files_in(directory: Path) -> dict[str, Path]:
@@ -67,7 +71,7 @@ def app_of(served: Served) -> Any:
     """The application."""
     from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import FileResponse, JSONResponse, Response
+    from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 
     async def body_of(request: Request) -> Any:
         if request.headers.get("content-type", "").partition(";")[0] != "application/json":
@@ -90,8 +94,12 @@ def app_of(served: Served) -> Any:
         if request.method == "GET" and name in served.files:
             kind = "text/javascript" if name.endswith(".js") else "text/html"
             return FileResponse(served.files[name], media_type=kind)
+        if request.method == "GET" and name == "" and served.loading:
+            return HTMLResponse(loading_page(served.loading))
         if request.method == "POST" and name == "names" and served.names is not None:
             return JSONResponse(put_names(served.names, await body_of(request)))
+        if (served.live is None or served.worker is None) and served.loading:
+            return JSONResponse({"error": served.loading, "loading": True}, 503)
         if served.live is None or served.worker is None:
             return JSONResponse({"error": "nothing is live here"}, 404)
         if request.method == "GET" and name == "live":
@@ -140,22 +148,80 @@ def put_names(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     return {"saved": True}
 
 
-def serve(config: Any, options: Options, chosen: Chosen, write_panel: Callable[[Path], int]) -> None:
-    """Write the page into a directory that goes when this ends, and show it until Ctrl-C."""
-    with tempfile.TemporaryDirectory(prefix="dreamlens-panel-") as name:
-        write_panel(Path(name))
-        live = None
+def loading_page(words: str) -> str:
+    """What stands at the address until the page is written; the browser asks again every second."""
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="1">'
+        f"<title>Panel</title></head><body><p>Loading: {escape(words)} &hellip;</p></body></html>"
+    )
+
+
+class Loader(threading.Thread):
+    """Writes the page and plays the starts of what is live, while the server says how far it is."""
+
+    def __init__(
+        self, served: Served, directory: Path, write_panel: Callable[[Path, Callable[[], bool]], int],
+        make_live: Callable[[], Live] | None, done: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """write_panel: writes the page until it is told to stop; make_live: None where nothing is to be live; done: is
+        called where nothing more comes because of ``failed``."""
+        super().__init__(name="panel-loader", daemon=True)
+        self.served, self.directory = served, directory
+        self._write_panel, self._make_live, self._done = write_panel, make_live, done
+        self._stop_asked = threading.Event()
+        self.failed: Exception | None = None
+        served.loading = "the page is being written"
+
+    def run(self) -> None:
+        began = time.monotonic()
+        try:
+            self._write_panel(self.directory, self._stop_asked.is_set)
+            if self._stop_asked.is_set():
+                return
+            self.served.files = files_in(self.directory)
+            if self._make_live is not None:
+                self.served.loading = "starts are being played in the real world"
+                self.served.live = self._make_live()
+                self.served.worker = Worker(self.served.live.answer)
+            self.served.loading = ""
+            print(f"panel: everything is loaded, after {time.monotonic() - began:.0f} s", flush=True)
+        except Exception as error:  # raised again where the server ran
+            self.failed = error
+            self._done()
+
+    def stop(self) -> None:
+        """End with the part that is being made."""
+        self._stop_asked.set()
+        self.join()
+        if self.served.live is not None:
+            self.served.live.close()
+
+
+def serve(
+    config: Any, options: Options, chosen: Chosen, write_panel: Callable[[Path, Callable[[], bool]], int]
+) -> None:
+    """Say the address, write the page into a directory that goes when this ends, and show it until Ctrl-C.  Raises what
+    went wrong with the page or what is live."""
+    with tempfile.TemporaryDirectory(prefix="dreamlens-panel-") as name, listening(config.port) as sock:
+        served = Served(
+            {}, secrets.token_urlsafe(24), sock.getsockname()[1], names=last(chosen, NEEDED["behaviours"])
+        )  # fmt: skip
+        server = server_of(served)
+        make_live = None
         if config.starts and chosen.simulator is not None:
-            live = live_from(chosen, options, config.starts, config.seed, config.threads)
-        with listening(config.port) as sock:
-            served = Served(
-                files_in(Path(name)), secrets.token_urlsafe(24), sock.getsockname()[1], live,
-                None if live is None else Worker(live.answer), last(chosen, NEEDED["behaviours"]),
-            )  # fmt: skip
-            print(f"panel: http://{HOST}:{served.port}/{served.token}/  (Ctrl-C ends it)", flush=True)
-            server_of(served).run(sockets=[sock])
-        if live is not None:
-            live.close()
+
+            def make_live() -> Live:
+                return live_from(chosen, options, config.starts, config.seed, config.threads)
+
+        loader = Loader(served, Path(name), write_panel, make_live, lambda: setattr(server, "should_exit", True))
+        print(f"panel: http://{HOST}:{served.port}/{served.token}/  (Ctrl-C ends it)", flush=True)
+        loader.start()
+        try:
+            server.run(sockets=[sock])
+        finally:
+            loader.stop()
+        if loader.failed is not None:
+            raise loader.failed
 
 
 def live_from(chosen: Chosen, options: Options, starts: int, seed: int, threads: int) -> Live:

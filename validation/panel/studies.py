@@ -195,9 +195,20 @@ def _probes(run: Traced, result: Result, name: str) -> Study:
              "R²": _ends(row, "linear"), "beyond what is given": _ends(row, "partial"),
              "n": row.get("n")} for row in rows]  # fmt: skip
     study.html.append(table(each, f"States {result.notes.get('states', '')}, by {result.notes['unit']}", most=80))
-    for more in ("inputs", "emergence", "agents"):
+    if found := result.tables.get("inputs"):
+        each = [{"quantity": row["target"], "input": row["input"], "score": _ends(row, "score"),
+                 "is": "R²" if row["metric"] == "r2" else row["metric"].replace("_", " "),
+                 "with exchanged targets": row.get("exchanged"), "more than those": _ends(row, "selectivity"),
+                 "split by step": row.get("by_step"), "n": row["n"]} for row in found]  # fmt: skip
+        study.html.append(table(each, "What each input says, linearly", most=200))
+    if found := result.tables.get("advantages"):
+        each = [{"quantity": row["target"], "input": row["input"], "over": row["over"], "probe": row["probe"],
+                 "says more by": _ends(row, "advantage"), "q": row.get("q"), "more?": row["verdict"], "n": row["n"]}
+                for row in found]  # fmt: skip
+        study.html.append(table(each, "What the state says beyond other inputs", most=200))
+    for more, caption in (("emergence", "When in training"), ("agents", "Other agents")):
         if found := result.tables.get(more):
-            study.html.append(table(found, f"{more.capitalize()}", most=60))
+            study.html.append(table(found, caption, most=60))
     study.pictures(run.path, {"mediation.png": "What stays without the obvious", "inputs.png": "Other inputs",
                               "emergence.png": "When in training", "agents.png": "Other agents"})  # fmt: skip
     return study

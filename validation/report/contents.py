@@ -6,8 +6,6 @@ claims are told claims', what to type commands', and how the page looks page's.
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from core import artefacts
 from core.artefacts import Result
 from core.episodes import RolloutStore
 from core.figures import REAL, figure_of
+from core.files import csv_of
 from core.stages import OF_AN_AGENT
 from core.stats import FEW_UNITS
 from core.video import image_field
@@ -157,7 +156,7 @@ def _real_strip(path: Path, frames: int = 10) -> str:
 
 
 def _learning_curve(curve: str) -> str:
-    rows = [(float(r["step"]), float(r["return_mean"])) for r in csv.DictReader(io.StringIO(curve))]
+    rows = [(float(r["step"]), float(r["return_mean"])) for r in csv_of(curve.encode(), Path("curve.csv"))]
     steps, returns = np.array(rows).T
     figure = figure_of(7.5, 2.6)
     axes = figure.subplots()

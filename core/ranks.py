@@ -1,0 +1,311 @@
+"""The processes that do one stage together: the only one, or those that torchrun starts (torch.distributed).
+
+Every process runs the whole of a stage on the same inputs.  What costs time is a row of independent blocks, and
+``each`` shares these out: a process computes the blocks whose turn is its own, and all get all results, in order.
+The blocks are those of a single process, and what is drawn for them is drawn before or by their names, so that the
+results are a single process's to the last bit.  The first process alone writes, prints and draws: the others' run
+directories are scratch (core.artefacts), their output goes nowhere (core.config.run).
+
+A training shares its batches out instead (``Processes``).  Without torchrun nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from core.contracts import UserError
+
+X = TypeVar("X")
+PATIENCE = 1800.0  # seconds that a process waits for another before the run is given up
+GRACE = 10.0  # seconds that the others leave the first one to say what all have found wrong
+LOST = "another process of this run died or did not answer for half an hour; run the same command again"
+
+
+_alone: ContextVar[bool] = ContextVar("alone", default=False)  # inside a block, which is this process's own
+
+
+def count() -> int:
+    """How many processes do this together, as torchrun says; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    """The number of this one among them, from 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def first() -> bool:
+    """Whether this is the one that writes, prints and draws."""
+    return rank() == 0
+
+
+def place_on_gpu() -> None:
+    """Give this process of its machine a GPU of its own, where there are enough."""
+    if count() > 1:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """To speak with the other processes, which are found at the first time: gloo between CPUs, NCCL between GPUs.
+    UserError where one is gone."""
+    try:
+        if not torch.distributed.is_initialized():
+            backend, wait = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timedelta(seconds=PATIENCE)
+            # torchrun's store outlives a restart, and with it the addresses of those who died.
+            found, _, _ = next(torch.distributed.rendezvous("env://", rank(), count(), timeout=wait))
+            store = torch.distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), found)
+            torch.distributed.init_process_group(backend, store=store, rank=rank(), world_size=count(), timeout=wait)
+            atexit.register(torch.distributed.destroy_process_group)
+        yield
+    except RuntimeError as error:  # torch's own, also of gloo and NCCL
+        raise UserError(LOST) from error
+
+
+# Independent blocks
+
+
+def each(items: Sequence[X], do: Callable[[X], Any], said: str = "") -> Iterator[Any]:
+    """``do(item)`` of every item, in order, each computed by one of the processes and given to all.
+
+    Results are numbers, text, None, bytes, arrays and tensors, in dicts, lists and tuples (a NamedTuple comes back as a
+    tuple, a GPU's tensor on this process's GPU).  A UserError of ``do`` is raised by all processes, at the item where a
+    single one would have raised it.  What ``do`` shares out itself it does alone.  said: how the blocks are made
+    smaller, for a note where there are fewer of them than processes.
+    """
+    size, me = count(), rank()
+    if size == 1 or _alone.get():
+        yield from map(do, items)
+        return
+    if said and len(items) < size and first():
+        print(f"note: {len(items)} block(s) of work for {size} processes: the others wait; {said}", file=sys.stderr)
+    for start in range(0, len(items), size):
+        mine: Any = None
+        if start + me < len(items):
+            before = _alone.set(True)
+            try:
+                mine = {"done": do(items[start + me])}
+            except UserError as error:
+                mine = {"error": str(error)}
+            finally:
+                _alone.reset(before)
+        for source in range(min(size, len(items) - start)):
+            got = _from(source, mine)
+            if "error" in got:
+                raise UserError(got["error"])
+            yield got["done"]
+
+
+def _from(source: int, value: Any) -> Any:
+    """What process ``source`` has; its own copy there."""
+    data = _packed(value) if rank() == source else None
+    length = torch.tensor([0 if data is None else len(data)])
+    with _connected():
+        torch.distributed.broadcast(length, source)
+        data = torch.empty(int(length), dtype=torch.uint8) if data is None else data
+        torch.distributed.broadcast(data, source)
+    return value if rank() == source else _unpacked(data)
+
+
+def _packed(value: Any) -> Tensor:
+    """A value as uint8 [bytes]: the length of a JSON text, that text, which says how the value is built, and the arrays
+    one after the other."""
+    arrays: list[Any] = []  # uint8 arrays and bytes
+
+    def keep(x: np.ndarray) -> int:
+        arrays.append(np.ascontiguousarray(x).reshape(-1).view(np.uint8))
+        return len(arrays[-1])
+
+    def of(x: Any) -> Any:
+        if isinstance(x, (np.ndarray, np.generic)):
+            number = isinstance(x, np.generic)
+            return {"array": x.dtype.str, "shape": list(x.shape), "size": keep(np.asarray(x)), "number": number}
+        if x is None or isinstance(x, (bool, int, float, str)):
+            return x
+        if isinstance(x, dict):
+            return {"dict": [[of(k), of(v)] for k, v in x.items()]}
+        if isinstance(x, (list, tuple)):
+            return {"list" if isinstance(x, list) else "tuple": [of(v) for v in x]}
+        if isinstance(x, bytes):
+            arrays.append(x)
+            return {"bytes": len(x)}
+        if isinstance(x, Tensor):
+            size = keep(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            return {
+                "tensor": str(x.dtype).removeprefix("torch."),
+                "shape": list(x.shape),
+                "size": size,
+                "gpu": x.is_cuda,
+            }
+        raise TypeError(f"a {type(x).__name__} cannot be given to other processes")
+
+    built = json.dumps(of(value)).encode()
+    return torch.frombuffer(bytearray().join([len(built).to_bytes(8, "little"), built, *arrays]), dtype=torch.uint8)
+
+
+def _unpacked(data: Tensor) -> Any:
+    """What ``_packed`` packed."""
+    at = 0
+
+    def take(size: int) -> Tensor:
+        nonlocal at
+        at += size
+        return data[at - size : at].clone()
+
+    def of(x: Any) -> Any:
+        if not isinstance(x, dict):
+            return x
+        if "dict" in x:
+            return {of(k): of(v) for k, v in x["dict"]}
+        if "list" in x:
+            return [of(v) for v in x["list"]]
+        if "tuple" in x:
+            return tuple(of(v) for v in x["tuple"])
+        if "bytes" in x:
+            return take(x["bytes"]).numpy().tobytes()
+        if "tensor" in x:
+            flat = take(x["size"]).view(getattr(torch, x["tensor"]))
+            return flat.reshape(x["shape"]).to("cuda" if x["gpu"] else "cpu")
+        array = take(x["size"]).numpy().view(np.dtype(x["array"])).reshape(x["shape"])
+        return array[()] if x["number"] else array
+
+    built = take(int.from_bytes(take(8).numpy().tobytes(), "little"))
+    return of(json.loads(built.numpy().tobytes()))
+
+
+# What only the first one does
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory for what a process writes that is not the first; it goes when the block ends."""
+    with tempfile.TemporaryDirectory(prefix="dreamlens-") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Output goes nowhere inside the block, but the first process's."""
+    with ExitStack() as stack:
+        if not first():
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(redirect_stderr(nowhere))
+        yield
+
+
+def let_the_first_speak() -> str:
+    """To be called before an error is printed: '' in the first process.  The others wait, and are ended by torchrun
+    where the first one ends with the same error; else they say which they are."""
+    if first():
+        return ""
+    time.sleep(GRACE)
+    return f"process {rank()} of {count()}: "
+
+
+# Trainings
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes that train one model together, each on its part of every batch: one, or torchrun's."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes."""
+        return self.rank == 0
+
+    def part(self, batch: int) -> slice:
+        """The rows of a batch that are this process's; ``count`` divides ``batch``."""
+        rows = batch // self.count
+        return slice(self.rank * rows, (self.rank + 1) * rows)
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.count > 1:
+            with _connected():
+                torch.distributed.barrier()
+
+    def joined(self, x: Tensor, dim: int = 0) -> Tensor:
+        """The processes' tensors, all of one shape, one after the other along ``dim``."""
+        if self.count == 1:
+            return x
+        own = x.movedim(dim, 0).contiguous()
+        parts = [torch.empty_like(own) for _ in range(self.count)]
+        with _connected():
+            torch.distributed.all_gather([p.view(torch.uint8) for p in parts], own.view(torch.uint8))
+        return torch.cat(parts).movedim(0, dim)
+
+    def listed(self, value: Any) -> list[Any]:
+        """What every process has (of what ``each`` can give), in order."""
+        return [value] if self.count == 1 else [_from(source, value) for source in range(self.count)]
+
+    def to_first(self, value: Any) -> list[Any]:
+        """In the first process what every process has (of what ``each`` can give), in order; [] in the others."""
+        if self.count == 1:
+            return [value]
+        if not self.first:
+            data = _packed(value)
+            with _connected():
+                torch.distributed.send(torch.tensor([len(data)]), 0)
+                torch.distributed.send(data, 0)
+            return []
+        out, length = [value], torch.zeros(1, dtype=torch.int64)
+        for source in range(1, self.count):
+            with _connected():
+                torch.distributed.recv(length, source)
+                data = torch.empty(int(length), dtype=torch.uint8)
+                torch.distributed.recv(data, source)
+            out.append(_unpacked(data))
+        return out
+
+    def largest(self, value: int, device: torch.device | str) -> int:
+        """The largest of the processes' values."""
+        if self.count == 1:
+            return value
+        all_of_them = torch.tensor(int(value), device=device)
+        with _connected():
+            torch.distributed.all_reduce(all_of_them, torch.distributed.ReduceOp.MAX)
+        return int(all_of_them)
+
+    def average(self, parameters: Sequence[nn.Parameter], values: Tensor) -> Tensor:
+        """Average the gradients over the processes, in place, and ``values`` (1-D), which come back."""
+        if self.count == 1:
+            return values
+        grads = [p.grad for p in parameters if p.grad is not None]
+        flat = torch.cat([*(g.flatten() for g in grads), values])
+        with _connected():
+            torch.distributed.all_reduce(flat)
+        *parts, mean = (flat / self.count).split([*(g.numel() for g in grads), len(values)])
+        for grad, part in zip(grads, parts, strict=True):
+            grad.copy_(part.view_as(grad))
+        return mean
+
+
+ALONE = Processes()
+
+
+def from_torchrun(batch: int, flag: str = "--batch") -> Processes:
+    """What torchrun says of this process, or the only one; UserError if ``batch`` cannot be shared equally."""
+    if batch % count():
+        raise UserError(f"{flag} {batch} cannot be shared equally by {count()} processes; choose a multiple")
+    return Processes(rank(), count())

@@ -1,0 +1,160 @@
+"""kill -9 before any file operation of a stage: the same command again ends as if nothing had happened.
+
+What is on disk changes at file operations alone, so that these are all the moments there are.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.artefacts import MANIFEST, aside_of, read_manifest, sha256, verify
+from core.contracts import UserError
+from core.episodes import RolloutStore
+from core.training import STATE
+from tests.faults.conftest import MOST, Runner, one_line
+
+TRAIN = [
+    "--preset", "debug", "--threads", "1", "--total_steps", "128", "--envs", "4", "--rollout_steps", "8",
+    "--save_minutes", "0",
+]  # fmt: skip
+TIMED = ("wall_s", "fps", "misc/time_elapsed", "frames_per_s", "data_share")
+
+
+def outcome(path: Path) -> dict[str, Any]:
+    """What a run holds, but for times."""
+    out: dict[str, Any] = {}
+    for name in read_manifest(path)["files"]:
+        if name.endswith(".csv"):
+            with open(path / name, newline="") as file:
+                out[name] = [{k: v for k, v in row.items() if k not in TIMED} for row in csv.DictReader(file)]
+        elif name != "config.json":
+            out[name] = sha256(path / name)
+    return out
+
+
+def test_every_moment_of_an_overwrite(stage: Runner, tmp_path: Path) -> None:
+    """The earlier run, or the new one, is whole after each; where the earlier one waits is said."""
+    path = tmp_path / "runs" / "r"
+    assert stage("overwrite", [str(path), "10"], path.parent).code == 0
+    before, shelf = outcome(path), tmp_path / "earlier"
+    shutil.copytree(path, shelf)
+    total = stage("overwrite", [str(path), "20"], path.parent).operations
+    after = outcome(path)
+    assert total > 20 and after != before
+    kept = {"aside": 0, "old": 0, "new": 0}
+    every = range(1, total + 1, max(1, total // 6))
+    for moment in every:
+        shutil.rmtree(path.parent)
+        shutil.copytree(shelf, path)
+        assert stage("overwrite", [str(path), "20"], path.parent, kill_at=moment).code == -9
+        try:
+            found = outcome(path)
+            kept["old" if found == before else "new"] += 1
+            assert found in (before, after)
+        except UserError as error:
+            kept["aside"] += 1
+            assert outcome(aside_of(path)) == before and str(aside_of(path)) in str(error)
+        again = stage("overwrite", [str(path), "20"], path.parent)
+        assert again.code == 0, again.said
+        assert outcome(path) == after and verify(path) == [] and not list(path.parent.glob(".r.*"))
+    assert kept["old"] and kept["aside"], kept
+
+
+@pytest.fixture(scope="session")
+def whole(stage: Runner, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A training that nothing stopped, and how many file operations it did."""
+    out = tmp_path_factory.mktemp("agent") / "agent"
+    ended = stage("agents.train", [*TRAIN, "--out", str(out)], out)
+    assert ended.code == 0, ended.said
+    return out, ended.operations
+
+
+@pytest.fixture(scope="session")
+def agent(whole: tuple[Path, int]) -> Path:
+    return whole[0]
+
+
+def killed_training(stage: Runner, whole: tuple[Path, int], tmp_path: Path, count: int, seed: int) -> None:
+    """A training killed twice on its way."""
+    want, rng = outcome(whole[0]), np.random.default_rng(seed)
+    for number in range(count):
+        out = tmp_path / f"run_{number}"
+        argv, said = [*TRAIN, "--out", str(out)], []
+        for most in (whole[1], whole[1] // 2):
+            again = ["--resume"] if (out / STATE).exists() else ["--overwrite"] if out.exists() else []
+            ended = stage("agents.train", [*argv, *again], out, kill_at=int(rng.integers(1, most)))
+            assert ended.code in (-9, 0) and "Traceback" not in ended.said, ended.said
+            said.append(ended.code)
+        if not (out / MANIFEST).exists():
+            again = ["--resume"] if (out / STATE).exists() else ["--overwrite"]
+            ended = stage("agents.train", [*argv, *again], out)
+            assert ended.code == 0 and "Traceback" not in ended.said, ended.said
+        assert outcome(out) == want and verify(out) == [], said
+
+
+def test_a_training_killed_twice_is_the_training(stage: Runner, whole: tuple[Path, int], tmp_path: Path) -> None:
+    killed_training(stage, whole, tmp_path, 1, 3)
+
+
+@pytest.mark.slow
+def test_many_killed_trainings(stage: Runner, whole: tuple[Path, int], tmp_path: Path) -> None:
+    killed_training(stage, whole, tmp_path, MOST // 2, 4)
+
+
+def contents(path: Path) -> list[Any]:
+    with RolloutStore(path) as store:
+        return [({k: v.tobytes() for k, v in e.columns().items()}, json.dumps(e.meta)) for e in store]
+
+
+def killed_recording(stage: Runner, agent: Path, tmp_path: Path, count: int) -> None:
+    argv = ["--preset", "debug", "--threads", "1", "--agent", str(agent), "--num_steps", "12", "--out"]
+    whole = stage("agents.record", [*argv, str(tmp_path / "whole")], tmp_path / "whole")
+    assert whole.code == 0, whole.said
+    rng = np.random.default_rng(5)
+    for number in range(count):
+        out = tmp_path / f"run_{number}"
+        ended = stage("agents.record", [*argv, str(out)], out, kill_at=int(rng.integers(1, whole.operations)))
+        assert ended.code == -9
+        with pytest.raises(UserError, match="half-written|no such run"):
+            RolloutStore(out)
+        ended = stage("agents.record", [*argv, str(out), "--overwrite"], out)
+        assert ended.code == 0 and "Traceback" not in ended.said, ended.said
+        assert contents(out) == contents(tmp_path / "whole") and verify(out) == []
+
+
+def test_a_killed_recording_again(stage: Runner, agent: Path, tmp_path: Path) -> None:
+    killed_recording(stage, agent, tmp_path, 1)
+
+
+@pytest.mark.slow
+def test_many_killed_recordings(stage: Runner, agent: Path, tmp_path: Path) -> None:
+    killed_recording(stage, agent, tmp_path, MOST // 2)
+
+
+# The disk
+
+
+@pytest.mark.parametrize("largest", [0, 100, 20_000])
+def test_a_recording_on_a_full_disk(largest: int, stage: Runner, agent: Path, tmp_path: Path) -> None:
+    argv = ["--preset", "debug", "--threads", "1", "--agent", str(agent), "--num_steps", "40", "--out"]
+    out = tmp_path / "r"
+    said = one_line(stage("agents.record", [*argv, str(out)], out, largest=largest or 1))
+    assert "File too large; raise the limit" in said and str(out) in said
+    assert not list(tmp_path.rglob("*.tmp")) and not (out / MANIFEST).exists()
+
+
+def test_a_training_on_a_full_disk_keeps_its_state(stage: Runner, tmp_path: Path) -> None:
+    out = tmp_path / "t"
+    argv = [*TRAIN, "--out", str(out)]
+    assert stage("agents.train", [*argv, "--stop_after", "0.001s"], out).code == 0
+    state = sha256(out / STATE)
+    said = one_line(stage("agents.train", [*argv, "--resume"], out, largest=2000))
+    assert "File too large; raise the limit" in said and "--resume goes on from step 32" in said
+    assert sha256(out / STATE) == state

@@ -1,0 +1,47 @@
+"""The chain at debug size on a GPU, where there is one."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from core import artefacts, config as cli, stages
+
+CHAIN = {  # by the stage's name: its inputs
+    "train": "",
+    "record": "--agent {w}/train",
+    "train_gen_model": "--agent {w}/train --rollouts {w}/record",
+    "record_samples": "--simulator {w}/train_gen_model --rollouts {w}/record",
+    "fidelity": "--simulator {w}/train_gen_model --rollouts {w}/record --no-video",
+    "hidden_states": "--rollouts {w}/record --samples none --agent none",
+    "env_states": "--simulator {w}/train_gen_model --rollouts {w}/record --samples none",
+    "saliency": "--simulator {w}/train_gen_model --samples {w}/record_samples",
+    "target_functions": "--simulator {w}/train_gen_model --rollouts {w}/record --maximise value",
+    "interventions": "--simulator {w}/train_gen_model --hidden_states {w}/hidden_states --behaviours none --no-video",
+}
+# Stages without --device: they compute without torch, start others, or run small models on the CPU (planted, panel, the
+# agents of probes, the trial runs of adopt).
+WITHOUT = {
+    "hidden_states", "proc_eval_result", "activation_json", "activations", "life", "life_phase", "replay", "export",
+    "film", "curves", "events", "bundle", "demo", "panel", "report", "adopt", "adopt_world", "planted", "probes",
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
+def test_the_chain_runs_on_a_gpu(tmp_path: Path) -> None:
+    for name, inputs in CHAIN.items():
+        stage = stages.STAGES[name]
+        flags = ["--preset", "debug", *inputs.replace("{w}", str(tmp_path)).split(), "--threads", "1"]
+        flags += ["--device", "cuda"] if name not in WITHOUT else []
+        stage.door.main(cli.parse(stage.cls, [*flags, "--out", f"{tmp_path}/{name}"], name))
+        assert artefacts.verify(tmp_path / name) == []
+        if name not in WITHOUT:
+            assert artefacts.read_manifest(tmp_path / name)["device"] == "cuda"
+
+
+def test_stages_without_a_device_are_known() -> None:
+    lacking = {n for n, s in stages.STAGES.items() if "device" not in {f.name for f in dataclasses.fields(s.cls)}}
+    assert lacking == WITHOUT

@@ -1,0 +1,222 @@
+"""Two processes of torchrun give what one gives where work is shared: arrays, tables and numbers, but for a sum's last
+digit."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agents import record
+from agents.record import RecordConfig
+from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
+from analysis.shared.directions import fit_pca
+from core import artefacts, config as cli, stages
+from core.artefacts import Result
+from core.directions import fingerprint
+from core.episodes import RolloutStore
+from envs.procgen import ProcgenEnv, ProcgenOptions
+from generative.rssm import ModelConfig
+from generative.simulator import save_simulator, simulator_of
+from tests.conftest import once
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SMALL = ModelConfig(
+    deterministic_size=16, hidden_size=16, groups=2, classes=4, depth=4, head_layers=1, latent_size=4, initial_frames=2
+)
+# By the stage's name: the flags, all that one process and two have in common.
+SHARED = {
+    "record_samples": "--simulator {w}/simulator --rollouts {w}/rollouts --samples 10 --steps 8 --batch 3 --stochastic "
+    "--no-film",
+    "saliency": "--simulator {w}/simulator --samples {w}/samples --sample_ids 0 to 5 --batch_size 2 --steps 4 "
+    "--target_step 3 --no-video --methods integrated --integrated_steps 3 --quantities value --no-checks",
+    "coupling": "--simulator {w}/simulator --samples {w}/samples --hidden_states {w}/hidden_states --basis_kind pca "
+    "--behaviours none --max_directions 2 --lags 1 2 --batch_size 4 --samples_per_behaviour 9 --permutations 199 "
+    "--resamples 99",
+    "target_functions": "--simulator {w}/simulator --maximise value --samples 3 --steps 4 --iterations 2 --screen 2 "
+    "--noisy 3 --drawn 1 --no-video --memory_gb 0.001",
+    "fidelity": "--simulator {w}/simulator --rollouts {w}/rollouts --horizon 5 --windows 10 --batch 3 --starts 6 "
+    "--latest_start 8 --rungs all --no-video",
+    "interventions": "--simulator {w}/simulator --hidden_states {w}/hidden_states --behaviours none --basis_kind pca "
+    "--directions 0 --amounts -1 1 --starts 12 --horizon 2 --latest_start 8 --no-video",
+    "hidden_states": "--preset debug --rollouts {w}/rollouts --samples none --agent none",
+    "env_states": "--preset debug --simulator {w}/simulator --rollouts {w}/rollouts --samples none",
+    "record": "--agent {w}/agent --slots 4 --episodes 4 --num_steps 70 --explore_share 0.5 --sticky 0.3 --random 0.2 "
+    "--truth",
+}  # fmt: skip
+# Trainings: equal within TOLERANCE.
+TRAINED = {
+    "train": "--preset debug",
+    "train_gen_model": "--preset debug --agent {w}/agent --rollouts {w}/rollouts",
+}
+TOLERANCE = 1e-3  # of weights, by the largest of their tensor, after the updates of debug size
+
+
+def make_world(root: Path) -> None:
+    """An untrained agent and simulator, rollouts, samples and directions."""
+    torch.manual_seed(0)
+    spec = ProcgenEnv(ProcgenOptions(game="coinrun", use_backgrounds=False, restrict_themes=True), 1).spec
+    agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=16, hidden_size=8), spec)
+    torch.nn.init.normal_(agent.policy.weight, std=2.0)
+    simulator = simulator_of(SMALL, agent)
+    torch.nn.init.constant_(simulator.world.terminal_head[-1].bias, -3.0)  # the untrained world goes on
+    with artefacts.new_run(root / "agent", "train", {}) as run:
+        save_agent(agent, run.path)
+    with artefacts.new_run(root / "simulator", "train_gen_model", {}, {"agent": root / "agent"}) as run:
+        save_simulator(simulator, run.path)
+    record.main(RecordConfig(agent=root / "agent", out=root / "rollouts", num_steps=50, slots=8, threads=1))
+    with RolloutStore(root / "rollouts") as store:
+        columns, index = store.pooled("h")
+    basis = fit_pca(columns["h"], 4, fingerprint(agent))
+    with artefacts.new_run(root / "hidden_states", "hidden_states", {}, {"rollouts": root / "rollouts"}) as run:
+        basis.save(run.path)
+        c = basis.project(torch.from_numpy(columns["h"])).numpy()
+        Result(arrays={"index": index, "source": np.zeros(len(index), np.int8), "c_pca": c}).save(run.path)
+    of_stage(
+        "record_samples", f"--simulator {root}/simulator --samples 12 --steps 8 --batch 6 --no-film", root / "samples"
+    )
+
+
+def flags_of(name: str, root: Path) -> str:
+    return ({**SHARED, **TRAINED}[name] + " --threads 1").replace("{w}", str(root))
+
+
+def of_stage(name: str, flags: str, out: Path) -> None:
+    """A stage in this process."""
+    stage = stages.STAGES[name]
+    stage.door.main(cli.parse(stage.cls, [*flags.split(), "--out", str(out)], name))
+
+
+def command_of(name: str, root: Path) -> list[str]:
+    return [*stages.STAGES[name].command.split(), *flags_of(name, root).split(), "--out", f"{root}/two/{name}"]
+
+
+def torchrun(commands: Sequence[Sequence[str]], file: Path) -> subprocess.CompletedProcess[str]:
+    """Commands, one after the other, in two processes."""
+    file.write_text(json.dumps(commands))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [*launch, "tests/under_torchrun.py", str(file)]
+    return subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture(scope="session")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of every stage of ``SHARED``, of one process and of two: one/NAME and two/NAME."""
+
+    def make(root: Path) -> None:
+        make_world(root)
+        names = [*SHARED, *TRAINED]
+        for name in names:
+            of_stage(name, flags_of(name, root), root / "one" / name)
+        done = torchrun([command_of(name, root) for name in names], root / "commands.json")
+        (root / "said.txt").write_text(done.stdout)
+        assert done.returncode == 0, done.stderr[-4000:]
+
+    return once(tmp_path_factory, "both", make)
+
+
+ROUNDING = {"rel": 1e-6, "abs": 1e-9}  # a sum's last digit can depend on where its numbers lie in memory
+
+
+def number(word: str) -> Any:
+    """A cell of a table as a number, where it is one."""
+    try:
+        return float(word)
+    except ValueError:
+        return word
+
+
+def assert_alike(one: Any, two: Any, where: str) -> None:
+    """Nested JSON values that are equal but for rounding."""
+    if isinstance(one, dict):
+        assert one.keys() == two.keys(), where
+        for key in one:
+            assert_alike(one[key], two[key], f"{where} {key}")
+    elif isinstance(one, list):
+        assert len(one) == len(two), where
+        for i, (a, b) in enumerate(zip(one, two, strict=True)):
+            assert_alike(a, b, f"{where} {i}")
+    elif isinstance(one, float) and isinstance(two, float):
+        assert one == pytest.approx(two, **ROUNDING, nan_ok=True), where
+    else:
+        assert one == two, where
+
+
+def assert_same(one: Path, two: Path) -> None:
+    """The files of two runs, but for figures and what tells when and where they were made."""
+    manifests = [artefacts.read_manifest(path) for path in (one, two)]
+    assert [m["machine"]["processes"] for m in manifests] == [1, 2]
+    for part in ("facts", "metrics"):
+        assert_alike(manifests[0][part], manifests[1][part], part)
+    assert manifests[0]["files"].keys() == manifests[1]["files"].keys()
+    for name in manifests[0]["files"]:
+        if name.endswith(".csv"):
+            tables = [list(csv.reader((path / name).read_text().splitlines())) for path in (one, two)]
+            assert_alike(*([[number(x) for x in row] for row in table] for table in tables), name)
+        elif name.endswith(".json") and name != "config.json":
+            assert_alike(*(json.loads((path / name).read_text()) for path in (one, two)), name)
+        elif name.endswith((".npy", ".safetensors")):
+            assert (one / name).read_bytes() == (two / name).read_bytes(), name
+    if (one / "arrays.npz").exists():
+        a, b = (Result.load(path).arrays for path in (one, two))
+        assert a.keys() == b.keys()
+        for name in a:
+            assert a[name].dtype == b[name].dtype
+            if a[name].dtype.kind == "f":
+                np.testing.assert_allclose(a[name], b[name], rtol=ROUNDING["rel"], atol=ROUNDING["abs"], err_msg=name)
+            else:
+                assert np.array_equal(a[name], b[name]), name
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_shared_work_is_that_of_one_process(both: Path, name: str) -> None:
+    assert_same(both / "one" / name, both / "two" / name)
+    assert artefacts.verify(both / "two" / name) == []
+
+
+@pytest.mark.parametrize(("name", "rounding"), [("record_samples", 0.0), ("record", 1e-6)])
+def test_episodes_of_two_processes_are_those_of_one(both: Path, name: str, rounding: float) -> None:
+    """rounding: where a process's agent sees its slots alone, of what it makes of them."""
+    with RolloutStore(both / "one" / name) as one, RolloutStore(both / "two" / name) as two:
+        assert_same_episodes(one, two, rounding)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_training_of_two_processes_is_that_of_one(both: Path, name: str) -> None:
+    one, two = (artefacts.load_tensors(both / where / name, artefacts.WEIGHTS) for where in ("one", "two"))
+    assert one.keys() == two.keys()
+    for tensor in one:
+        off = (one[tensor] - two[tensor]).abs().max() / one[tensor].abs().max().clamp_min(1e-3)
+        assert off < TOLERANCE, (tensor, float(off))
+    curves = [
+        list(csv.DictReader((both / where / name / "curve.csv").read_text().splitlines())) for where in ("one", "two")
+    ]
+    assert [row["step"] for row in curves[0]] == [row["step"] for row in curves[1]] and len(curves[0]) > 1
+    assert artefacts.verify(both / "two" / name) == []
+
+
+def assert_same_episodes(one: RolloutStore, two: RolloutStore, rounding: float) -> None:
+    assert len(one) == len(two) and one.column_names == two.column_names
+    for e in range(len(one)):
+        a, b = one.episode(e), two.episode(e)
+        assert a.meta == b.meta and a.terminated == b.terminated
+        assert np.array_equal(a.action, b.action) and np.array_equal(a.reward, b.reward)
+        assert all(np.array_equal(a.obs[k], b.obs[k]) for k in a.obs)
+        assert all(np.array_equal(a.truth[k], b.truth[k], equal_nan=True) for k in a.truth)
+        for name in ("h", "value", "logits"):
+            np.testing.assert_allclose(getattr(a, name), getattr(b, name), rtol=0, atol=rounding)
+
+
+def test_only_the_first_process_speaks(both: Path) -> None:
+    said = (both / "said.txt").read_text()
+    assert said.count("saliency of 5 rollout(s)") == 1 and said.count("simulated 10 rollouts") == 1

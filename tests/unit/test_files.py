@@ -1,0 +1,251 @@
+"""Files: whole or not there; bounded, and one line where they are broken."""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import struct
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from core import files
+from core.contracts import UserError
+from core.files import (
+    bounded,
+    csv_bytes,
+    csv_of,
+    dataset_of,
+    hdf5_file,
+    is_inside,
+    json_of,
+    npy_of,
+    npz_of,
+    read_bytes,
+    tensors_of,
+    unpickled_tensors,
+    write_atomically,
+    writing,
+)
+
+HERE = Path("here")
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """The kernel refuses what lies beyond, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+# Writing
+
+
+@pytest.mark.parametrize("size", [0, 1, 999])
+def test_what_does_not_fit_leaves_the_old_file(size: int, tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    write_atomically(file, b"old")
+    with largest_file(size), pytest.raises(UserError, match=f"^{file}: File too large; raise the limit"):
+        write_atomically(file, bytes(1000))
+    with largest_file(size), pytest.raises(UserError, match=f"^{file}: File too large"), writing(file, "w") as stream:
+        stream.write("x" * 1000)
+    assert file.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_missing_directory_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_atomically(tmp_path / "gone" / "a", b"x")
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc").is_dir(), reason="needs a file system that refuses root")
+def test_a_directory_that_may_not_be_written_is_one_line(tmp_path: Path) -> None:
+    closed = Path("/proc/1") if os.geteuid() == 0 else tmp_path / "closed"  # root may write everywhere else
+    closed.mkdir(mode=0o500, exist_ok=True)
+    with pytest.raises((UserError, FileNotFoundError)) as error:
+        write_atomically(closed / "a", b"x")
+    assert "\n" not in str(error.value) and str(closed / "a") in str(error.value) or os.geteuid() == 0
+
+
+@pytest.mark.parametrize("limit", [0, 1, 700, 5_000, 40_000, 90_000])
+def test_hdf5_where_the_disk_is_full(limit: int, tmp_path: Path) -> None:
+    """HDF5 itself ends the process here."""
+    file = tmp_path / "a.h5"
+    noise = np.random.default_rng(0).integers(0, 255, (100, 1000), np.uint8)
+    for early in (False, True):
+        said = pytest.raises(UserError, match=f"^{file}: File too large")
+        with largest_file(limit), said, hdf5_file(file) as (out, check):
+            out.create_dataset("x", data=noise, chunks=(10, 1000), compression=1, fletcher32=True)
+            check() if early else None
+            out.create_dataset("y", data=noise)
+        assert not list(tmp_path.iterdir())
+    with hdf5_file(file) as (out, check):
+        out.create_dataset("x", data=noise)
+        check()
+    with h5py.File(file) as back:
+        assert np.array_equal(back["x"][:], noise)
+
+
+# Reading
+
+
+def arrays_file(**arrays: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.savez_compressed(out, **arrays)  # type: ignore[arg-type]
+    return out.getvalue()
+
+
+def test_npz_round_trip() -> None:
+    some = {"a": np.arange(6).reshape(2, 3), "b/c": np.array(True), "d": np.array(["x", "yz"]), "e": np.zeros((0, 3))}
+    some["f"] = np.asfortranarray(np.arange(12.0).reshape(3, 4))
+    back = npz_of(arrays_file(**some), HERE)
+    assert back.keys() == some.keys()
+    for name, array in some.items():
+        assert back[name].dtype == array.dtype and np.array_equal(back[name], array)
+
+
+def npy(header: str, data: bytes = b"") -> bytes:
+    text = header.encode() + b" " * (118 - len(header)) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }"),  # 8 TB
+        npy("{'descr': '<f8', 'fortran_order': False, 'shape': (2,), }", bytes(8)),
+        npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }", bytes(16)),
+        npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", bytes(8)),
+        npy("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,), }", bytes(8)),
+        npy("{'descr': '<f8'"),
+        npy("__import__('os').system('false')"),
+        b"\x93NUMPY\x09\x00",
+        b"",
+    ],
+)
+def test_arrays_that_ask_for_what_they_have_not(data: bytes) -> None:
+    with pytest.raises(UserError, match="^here: .*(copy or make it again|are read|save plain numbers)") as error:
+        npy_of(data, HERE)
+    assert "\n" not in str(error.value)
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", data)
+    with pytest.raises(UserError, match="^here: "):
+        npz_of(out.getvalue(), HERE)
+
+
+def test_a_zip_that_says_it_holds_terabytes() -> None:
+    data = bytearray(arrays_file(a=np.zeros(1000)))
+    at = data.index(b"PK\x01\x02")
+    data[at + 24 : at + 28] = struct.pack("<I", 0xFFFFFFFE)  # the member's size in the directory of the zip
+    with pytest.raises(UserError, match="^here: it asks for 4.3 GB, which .* bytes do not hold"):
+        npz_of(bytes(data), HERE)
+    with pytest.raises(UserError, match="asks for"):
+        bounded(1 << 62, 1 << 60, HERE)  # more than there is memory
+
+
+GOOD = arrays_file(a=np.arange(50), b=np.random.default_rng(0).normal(size=9))
+
+
+@given(st.integers(0, len(GOOD) - 1), st.integers(0, 7))
+@settings(max_examples=150, deadline=None)
+def test_a_flipped_bit_of_an_npz_is_harmless_or_one_line(at: int, bit: int) -> None:
+    flipped = bytearray(GOOD)
+    flipped[at] ^= 1 << bit
+    try:
+        found = npz_of(bytes(flipped), HERE)
+    except UserError as error:
+        assert str(error).startswith("here: ") and "\n" not in str(error)
+    else:  # of dates, attributes or a member's name
+        values = [x.tobytes() for x in found.values()]
+        assert values == [x.tobytes() for x in npz_of(GOOD, HERE).values()]
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b"1" * 5000, b"", b"\xff", b"{", b'{"a": 1}x'])
+def test_broken_json_is_one_line(data: bytes) -> None:
+    with pytest.raises(UserError, match="^here: not valid JSON .*copy or make it again") as error:
+        json_of(data, HERE)
+    assert "\n" not in str(error.value)
+
+
+@given(st.lists(st.lists(st.text(max_size=4), min_size=2, max_size=2), max_size=4))
+def test_tables_come_back(rows: list[list[str]]) -> None:
+    rows = [[cell.replace("\0", "") for cell in row] for row in rows]
+    try:
+        data = csv_bytes(["a", "b"], rows)
+    except UnicodeEncodeError:
+        return
+    assert [list(row.values()) for row in csv_of(data, HERE)] == rows
+
+
+@pytest.mark.parametrize("data", [b"a,b\n1\n", b"a,b\n1,2,3\n", b"a,a\n1,2\n", b"\n1\n", b'a\n"x', b"a\n\xff\n"])
+def test_broken_tables_are_one_line(data: bytes) -> None:
+    with pytest.raises(UserError, match="^here: broken table .*copy or make it again") as error:
+        csv_of(data, HERE)
+    assert "\n" not in str(error.value)
+
+
+def test_tensor_files_that_ask_for_what_they_have_not() -> None:
+    header = b'{"w":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,4000000000000]}}'
+    strange = b'{"w":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}'
+    for data in (struct.pack("<Q", 1 << 60), struct.pack("<Q", len(header)) + header, b"",
+                 struct.pack("<Q", len(strange)) + strange + bytes(4)):  # fmt: skip
+        with pytest.raises(UserError, match="^here: broken tensor file .*copy or make it again"):
+            tensors_of(data, HERE)
+    with pytest.raises(UserError, match="^here: broken thing .*; do it anew"):
+        unpickled_tensors(b"\x80\x02cos\nsystem\nq\x00.", HERE, "thing", "do it anew")
+
+
+def test_what_is_no_file_is_said(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
+    for name, said in (("pipe", "is not a file"), ("", "is a directory"), ("gone", "no such file")):
+        with pytest.raises(UserError, match=said):
+            read_bytes(tmp_path / name)
+    with open(tmp_path / "sparse", "wb") as file:
+        file.truncate(1 << 43)
+    with pytest.raises(UserError, match="more than this machine's memory"):
+        read_bytes(tmp_path / "sparse")
+
+
+def test_datasets_that_lie_elsewhere_or_ask_for_too_much(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"secret.." * 4)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["good"] = np.arange(3)
+        file.create_dataset("huge", (1 << 45,), np.float64, chunks=(1 << 10,))
+        file.create_dataset("raw", (4,), np.float64, external=[(str(tmp_path / "secret"), 0, 32)])
+        file["link"] = h5py.ExternalLink("b.h5", "x")
+        file["soft"] = h5py.SoftLink("/good")
+        file.create_group("group")
+        layout = h5py.VirtualLayout((3,), np.int64)
+        layout[:] = h5py.VirtualSource("b.h5", "x", (3,))
+        file.create_virtual_dataset("virtual", layout)
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert list(dataset_of(file, "good", HERE)) == [0, 1, 2]
+        for name, said in (
+            ("huge", "asks for"), ("raw", "lies in another file"), ("link", "a link to elsewhere"), ("gone", "has no"),
+            ("soft", "a link to elsewhere"), ("group", "holds no numbers"), ("virtual", "lies in another file"),
+            ("good/x", "has no"),
+        ):  # fmt: skip
+            with pytest.raises(UserError, match=f"^here: .*{said}"):
+                dataset_of(file, name, HERE)
+
+
+def test_names_that_leave_their_directory() -> None:
+    for name in ("../a", "/etc/passwd", "a/../../b", "", ".", "a\\..\\b", "a\0b", ".."):
+        assert not is_inside(name), name
+    for name in ("a", "a/b.json", "..a", "a..b/c", ".hidden"):
+        assert is_inside(name), name
+
+
+def test_there_is_memory() -> None:
+    assert files.memory_bytes() > 1 << 28

@@ -1,0 +1,123 @@
+"""One writer a run directory, whoever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from core import lock
+from core.artefacts import aside_of, new_run, read_manifest
+from core.contracts import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+HOLD = "import sys, time\nfrom pathlib import Path\nfrom core import lock\nlock.take(Path(sys.argv[1]))\n"
+
+
+def holder(path: Path) -> subprocess.Popen[str]:
+    """Another process that writes ``path``, once it has begun."""
+    code = HOLD + "print('ready', flush=True)\ntime.sleep(600)"
+    words = [sys.executable, "-c", code, str(path)]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_a_directory_that_another_process_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r"
+    other = holder(path)
+    try:
+        here = f"process {other.pid} on {socket.gethostname()} for 0 min"
+        for overwrite in (False, True):
+            with (
+                pytest.raises(UserError, match=f"{path} is being written by {here}; wait for it, end it, or choose"),
+                new_run(path, "train", {}, overwrite=overwrite),
+            ):
+                raise AssertionError("the block must not run")
+        assert not path.exists()
+    finally:
+        other.send_signal(signal.SIGKILL)
+        other.communicate()
+    with new_run(path, "train", {}):
+        said = capsys.readouterr().err
+        assert said == f"note: {path} was being written by {here}, which no longer runs: going on in its place\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["r"]
+
+
+def test_a_process_that_ends_leaves_no_lock(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", HOLD, str(tmp_path / "r")], cwd=ROOT, check=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_writer_on_another_host(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    said = {"pid": 1, "host": "elsewhere", "since": time.time() - 3 * 3600}
+    lock.lock_of(path).write_text(json.dumps(said))
+    want = f"process 1 on elsewhere for 3 h, .*if it no longer runs, remove {lock.lock_of(path)}"
+    with pytest.raises(UserError, match=want):
+        lock.take(path)
+    lock.lock_of(path).unlink()
+    lock.take(path)
+    lock.release(path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"pid": "x"}'])
+def test_a_lock_that_was_cut_while_it_was_written(text: str, tmp_path: Path) -> None:
+    owner = lock.lock_of(tmp_path / "r")
+    owner.write_text(text)
+    if text == '{"pid": "x"}':
+        with pytest.raises(UserError, match="an unknown host"):
+            lock.take(tmp_path / "r")
+        return
+    lock.take(tmp_path / "r")
+    assert json.loads(owner.read_text())["pid"] == os.getpid()
+    lock.take(tmp_path / "r")  # by the process that has it
+    lock.release(tmp_path / "r")
+    lock.release(tmp_path / "r")
+    assert not owner.exists()
+
+
+def test_a_clock_that_went_back(tmp_path: Path) -> None:
+    """An owner of the future has an age of nothing."""
+    said = {"pid": 1, "host": "elsewhere", "since": time.time() + 1e6}
+    lock.lock_of(tmp_path / "r").write_text(json.dumps(said))
+    with pytest.raises(UserError, match="on elsewhere for 0 min"):
+        lock.take(tmp_path / "r")
+
+
+def test_what_a_killed_overwrite_leaves_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    with new_run(path, "train", {"seed": 1}):
+        pass
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom core.artefacts import new_run\n"
+        "with new_run(Path(sys.argv[1]), 'train', {}, overwrite=True):\n    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT)
+    back = (
+        f"the earlier run is whole in {aside_of(path)}, and comes back by: rm -rf {path} && mv {aside_of(path)} {path}"
+    )
+    with pytest.raises(UserError, match=f"half-written .*{back}"):
+        read_manifest(path)
+    with pytest.raises(UserError, match=f"already holds data; .*{back}"), new_run(path, "train", {}):
+        raise AssertionError("the block must not run")
+    subprocess.run(f"rm -rf {path} && mv {aside_of(path)} {path}", shell=True, check=True)
+    assert read_manifest(path)["seed"] == 1
+
+
+def test_where_the_directory_above_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a mounted disk that is written itself: the lock is in it, and no part of what it holds."""
+    path = tmp_path / "mounted"
+    path.mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with new_run(path, "train", {}):
+        assert (path / ".lock").exists() and not list(tmp_path.glob(".*"))
+    assert sorted(p.name for p in path.iterdir()) == ["config.json", "manifest.json"]

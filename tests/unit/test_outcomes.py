@@ -1,0 +1,66 @@
+"""Rewards and endings learned once more on a world's own rollouts."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from core.roll import one_hot
+from generative.outcomes import Known, OutcomeConfig, cost_of, known_along, learn_outcomes
+from tests.unit.test_context import L, a_batch, context
+
+CONFIG = OutcomeConfig(outcome_windows=2, outcome_steps=5, outcome_passes=4, outcome_rate=3e-3)
+
+
+def test_transitions_are_those_that_were_recorded_each_from_the_worlds_own_frames() -> None:
+    simulator, batch = context(torch.float32), a_batch(torch.float32)
+    world = simulator.world.eval()
+    told = known_along(world, [batch, batch])
+    one = int(batch.happened[:, 1:].sum())
+    assert len(told.reward_N) == 2 * one and told.window_N.bincount().sum() == 2 * one
+    assert told.window_N.bincount().tolist() == batch.happened[:, 1:].sum(1).tolist() * 2
+    assert torch.equal(told.reward_N[:one].sort().values, batch.reward[:, 1:][batch.happened[:, 1:]].sort().values)
+    state, _ = world.begin_at({k: x[:, : world.initial_frames] for k, x in batch.obs.items()})
+    with torch.no_grad():
+        for i in range(1, L):
+            acted = one_hot(batch.action[:, i - 1], world.spec.parts, state.d_BD)
+            state, shown = world.step(state, acted)
+            of_2 = told.part((told.window_N == 2).nonzero()[i - 1])  # goes on to the window's end
+            reward, ended = world.outcome(of_2.known_NK)
+            assert torch.allclose(reward, shown.reward_B[2:], atol=1e-2)
+            assert torch.allclose(torch.sigmoid(ended), shown.ending_B[2:], atol=1e-2)
+
+
+def transitions(count: int, seed: int, size: int) -> Known:
+    """A tenth pays 10, another tenth ends the episode; the first two numbers tell."""
+    rng = np.random.default_rng(seed)
+    known = torch.from_numpy(rng.normal(0, 1, (count, size))).half()
+    paid, ended = known[:, :64].float().mean(1), known[:, 64:128].float().mean(1)
+    paid, ended = paid > paid.quantile(0.9), ended > ended.quantile(0.9)
+    return Known(known, 10 * paid.float(), ended.float(), torch.arange(count))
+
+
+def test_only_the_outcomes_are_learned_and_they_get_better() -> None:
+    world = context(torch.float32).world.eval().requires_grad_(False)
+    size = next(p for p in world.outcome_head.parameters()).shape[1] * 64
+    train, held_out = transitions(2_000, 1, size), transitions(500, 2, size)
+    was = {k: x.clone() for k, x in world.state_dict().items()}
+    before, after = learn_outcomes(world, train, held_out, CONFIG, 20.0, np.random.default_rng(0))
+    assert after.mean() < 0.9 * before.mean() and np.allclose(after, cost_of(world, held_out))
+    changed = {k for k, x in world.state_dict().items() if not torch.equal(x, was[k])}
+    assert changed and all(k.startswith("outcome_head") for k in changed)
+    assert not any(p.requires_grad for p in world.parameters())
+
+
+def test_where_nothing_can_be_learned_the_head_stays_as_it_was() -> None:
+    """Held-out transitions whose outcomes are the opposite of the training's: every pass makes them worse."""
+    world = context(torch.float32).world.eval()
+    size = next(p for p in world.outcome_head.parameters()).shape[1] * 64
+    train = transitions(1_000, 1, size)
+    held_out = train._replace(reward_N=10.0 - train.reward_N, terminal_N=1 - train.terminal_N)
+    with torch.no_grad():  # it begins by believing the held-out ones
+        world.outcome_head[-1][-1].bias.copy_(torch.tensor([0.0, 1.8, 1.8]))  # type: ignore[union-attr,index,operator]
+    was = {k: x.clone() for k, x in world.outcome_head.state_dict().items()}
+    before, after = learn_outcomes(world, train, held_out, CONFIG, 20.0, np.random.default_rng(0))
+    assert np.array_equal(before, after)
+    assert all(torch.equal(x, was[k]) for k, x in world.outcome_head.state_dict().items())
