@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 import urllib.error
@@ -38,6 +39,20 @@ SERVED = Served({}, "a-token", 8123)
 )
 def test_only_who_has_the_address_may_ask(host: str, origin: str, path: str, status: int) -> None:
     assert refusal(host, origin, path, SERVED) == status
+
+
+def test_the_server_leaves_the_logging_of_others_alone() -> None:
+    class Foreign(logging.Handler):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+            super().close()
+
+    foreign = Foreign()
+    server_of(SERVED)
+    assert not foreign.closed
+    foreign.close()
 
 
 def test_only_files_that_were_written_are_served(tmp_path: Path) -> None:

@@ -253,4 +253,5 @@ def server_of(served: Served) -> Any:
     return uvicorn.Server(uvicorn.Config(
         app_of(served), log_level="warning", access_log=False, server_header=False, limit_concurrency=32,
         timeout_keep_alive=5, lifespan="off", ws="none",
+        log_config=None,  # uvicorn's own closes the handlers of every other library of the process
     ))  # fmt: skip
