@@ -221,6 +221,12 @@ def test_a_change_of_the_wrong_size_turns_the_table_red(
     assert found[Key("linear", "paired interventions", measures.CLOSED_FORM)][0] > 0.1
 
 
+def test_where_impulses_are_so_rare_that_there_is_nothing_to_choose_nobody_is_accused() -> None:
+    # Of the 32 starts that choose in this world, none meets an impulse within the horizon.
+    found = scores.interventions_job("delayed", 3)
+    assert found == {Key("delayed", "paired interventions", measures.ACCUSED): [0.0]}
+
+
 class NoSnapshots(PlantedWorld):
     """The planted world, which forgot how to take snapshots."""
 

@@ -62,6 +62,10 @@ class Pick(NamedTuple):
 Mock = tuple[Tensor, ...]  # K frames [I, H]: the directions in place of the family's own
 
 
+class NothingToChooseError(UserError):
+    """No quantity that a claim may be about varies over the starts that choose."""
+
+
 class Mocks(NamedTuple):
     """Mock families, and the law that each was drawn from (its place in LAWS)."""
 
@@ -112,7 +116,10 @@ def _spreads(bench: Bench) -> dict[str, float]:
     spread = {q: spread_of(v[0]) for q, v in bench.dreamed.measure([None]).items()}
     out = {q: x for q, x in spread.items() if is_late(q) and x > 0 and family_of(q) in CLAIMED}
     if not out:
-        raise UserError("no late quantity varies over the starts in the simulator, so it has nothing to choose among")
+        raise NothingToChooseError(
+            "no late quantity varies over the starts in the simulator, so it has nothing to choose among: give more "
+            "--starts or a longer --horizon, or say 'on QUANTITY'"
+        )
     return out
 
 

@@ -34,7 +34,7 @@ from envs.planted_truth import truth
 from validation.hypotheses.grammar import Hypothesis, parse_hypothesis, shift_of
 from validation.interventions import verdicts
 from validation.interventions.bench import Bench
-from validation.interventions.controls import Family, choose, contest, mocks_of, run_ways
+from validation.interventions.controls import Family, NothingToChooseError, choose, contest, mocks_of, run_ways
 from validation.interventions.options import StudyOptions
 from validation.interventions.statistics import (
     Controls,
@@ -203,8 +203,8 @@ def choice_job(kind: Kind, each: int, seed: int) -> Found:
             basis = drawn_basis(how, benches.choosing.basis, benches.choosing.starts.h_NH, rng)
             try:
                 found = chance_of(benches, basis, options, generator)
-            except UserError:  # the simulator sees all starts go on alike: there is nothing to choose among
-                return {}
+            except NothingToChooseError:  # a study that claims nothing
+                found = Chance(1.0, 1.0)
             out.setdefault(Key(kind, f"largest of 8, {how}", CHOICE), []).append(float(found.p <= ALPHA))
             name = f"{CONTROL}the choice not repeated"
             out.setdefault(Key(kind, name, CHOICE), []).append(float(found.alone_p <= ALPHA))
@@ -431,7 +431,7 @@ def told_by(simulator: Simulator[PlantedModel], exact: Benches, family: Family, 
     )
     try:
         ((hypothesis, quantity),), rows = judged_claims(Benches(choosing, test), [family], options)
-    except UserError:  # as it has them, all starts go on alike: there is nothing to choose among
+    except NothingToChooseError:
         return None
     row = next(r for r in rows if (r["hypothesis"], r["quantity"]) == (hypothesis.name, quantity))
     if "verdict" not in row:

@@ -41,7 +41,7 @@ from envs.planted import DELAY, SIZE, Kind, PlantedWorld, TwinModel, behaviour_o
 from envs.planted_truth import PlantedTruth
 from validation.hypotheses.grammar import shift_of
 from validation.interventions import verdicts
-from validation.interventions.controls import FEWEST, Family
+from validation.interventions.controls import FEWEST, Family, NothingToChooseError
 from validation.interventions.options import StudyOptions
 from validation.interventions.study import study, ways_of
 from validation.paired.course import is_own
@@ -278,8 +278,9 @@ class Flipped(SimulatedWorld):
 def intervene(
     scene: Scene, directions: Sequence[int], starts: int, horizon: int, seed: int,
     simulated: type[SimulatedWorld] = SimulatedWorld,
-) -> Result:  # fmt: skip
-    """validation.interventions' study of a drawn world."""
+) -> Result | None:  # fmt: skip
+    """validation.interventions' study of a drawn world.  None where impulses are so rare that none comes within the
+    horizon of any start: it claims nothing."""
 
     def make_env(slots: int) -> PlantedWorld:
         world = PlantedWorld(scene.options, slots)
@@ -295,7 +296,10 @@ def intervene(
         latest_start=8,
         seed=seed,
     )
-    return study(scene.simulator, make_env, scene.known.basis, options, simulated=simulated)
+    try:
+        return study(scene.simulator, make_env, scene.known.basis, options, simulated=simulated)
+    except NothingToChooseError:
+        return None
 
 
 def closed_form(scene: Scene, result: Result, horizon: int) -> np.ndarray:
@@ -339,6 +343,8 @@ def interventions_job(kind: Kind, seed: int) -> Found:
     causal, cause = scene.known.causal, scene.known.basis.names[scene.known.causal]
     horizon = 3 if kind == "linear" else DELAY  # the length of its chain
     result = intervene(scene, (causal, scene.known.nuisance), 32, horizon, seed)
+    if result is None:
+        return {} if kind == "confounded" else {Key(kind, method, ACCUSED): [0.0]}
     late = [q for q in (f"value@{horizon}", f"reward@{horizon}") if q not in result.notes["without_spread"]]
     errors = []
     for dose in result.tables["doses"]:
@@ -350,16 +356,15 @@ def interventions_job(kind: Kind, seed: int) -> Found:
     if kind in ("linear", "delayed"):
         value = f"value@{horizon}"
         broken = intervene(scene, (causal,), 32, horizon, seed, Flipped)
+        assert broken is not None  # unaltered, it is the same simulator
         for name, study_of in ((method, result), (f"{CONTROL}sign flipped", broken)):
             first, seen = (study_of.arrays[f"{source}/{value}"] for source in ("jacobian", "observed"))
             out[Key(kind, name, FIRST_ORDER)] = [float(np.abs(first - seen).max())]
         exact = closed_form(scene, result, horizon)
         out[Key(kind, method, CLOSED_FORM)] = [float(np.abs(result.arrays[f"observed/{value}"] - exact).max())]
-    if kind == "delayed":
-        early = intervene(scene, (causal,), 32, DELAY - 1, seed)
+    if kind == "delayed" and (early := intervene(scene, (causal,), 32, DELAY - 1, seed)) is not None:
         out[Key(kind, method, ELSEWHERE)] = [float(np.abs(shift_effect(early, causal, f"value@{DELAY - 1}")).max())]
-    if kind == "gated":
-        soon = intervene(scene, (causal,), 32, 1, seed)
+    if kind == "gated" and (soon := intervene(scene, (causal,), 32, 1, seed)) is not None:
         context_N = scene.known.basis.project(torch.from_numpy(soon.arrays["h"]))[:, CONTEXT].numpy()
         effect_N = np.abs(shift_effect(soon, causal, "value@1"))
         out[Key(kind, method, ELSEWHERE)] = [float(effect_N[context_N < 0].max(initial=0.0))]
@@ -454,8 +459,14 @@ def accusation_job(permutations: int, seed: int) -> Found:
     )
     benches = benches_of(simulator, lambda slots: PlantedWorld(scene.options, slots), known.basis, options)
     plan = [Family((ways_of(known.basis.kind, i, options),)) for i in (cause, nuisance)]
-    ((claimed, quantity), _), rows = judged_claims(benches, plan, options)
-    row = next(r for r in rows if (r["hypothesis"], r["quantity"]) == (claimed.name, quantity))
+    accuses = names_cause = False
+    try:
+        ((claimed, quantity), _), rows = judged_claims(benches, plan, options)
+        row = next(r for r in rows if (r["hypothesis"], r["quantity"]) == (claimed.name, quantity))
+        accuses = accused(rows, nuisance)
+        names_cause = row["exists"] == verdicts.YES and row["size"] == verdicts.FORETOLD
+    except NothingToChooseError:  # it claims nothing
+        pass
     rng = np.random.default_rng(seed)
     decoded = {
         i: linear_probe(scene.h_NH, scene.x_NX[:, i], scene.episode_N, rng=rng, shuffles=19).r2
@@ -474,10 +485,8 @@ def accusation_job(permutations: int, seed: int) -> Found:
         Key(world, "Jacobian coupling", CAUSE_FOUND): named(coupled.found(), cause),
         Key(world, "gradient", ACCUSED): seen(nuisance),
         Key(world, "gradient", CAUSE_FOUND): seen(cause),
-        Key(world, "paired interventions", ACCUSED): [float(accused(rows, nuisance))],
-        Key(world, "paired interventions", CAUSE_FOUND): [
-            float(row["exists"] == verdicts.YES and row["size"] == verdicts.FORETOLD)
-        ],
+        Key(world, "paired interventions", ACCUSED): [float(accuses)],
+        Key(world, "paired interventions", CAUSE_FOUND): [float(names_cause)],
         Key(world, f"{CONTROL}correlation as cause", ACCUSED): named(a["q_correlation"] <= ALPHA),
         Key(world, f"{CONTROL}decodable as cause", ACCUSED): [float(decoded[nuisance].low > 0.5)],
         Key(world, "linear probe", R2_CAUSE): [decoded[cause].value],
