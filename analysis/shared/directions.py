@@ -131,10 +131,12 @@ def fit_ica(
     final_KK, final_converged = _fast_ica(white_NK, _orthogonal(centrotypes_KK), max_iterations, tolerance)
     order, match_K = _pair(centrotypes_KK, final_KK)
     final_KK = final_KK[order] * _skew_sign(white_NK @ final_KK[order].T)[:, None]
-    if converged < restarts or not final_converged:
+    failed = [f"{restarts - converged} of {restarts} restarts"] if converged < restarts else []
+    failed += [] if final_converged else ["the final fit"]
+    if failed:
         print(
-            f"warning: FastICA did not converge in {max_iterations} iterations in {restarts - converged} of {restarts} "
-            f"restarts{'' if final_converged else ' nor in the final fit'}; see the basis' facts",
+            f"warning: FastICA did not converge in {max_iterations} iterations in {' and in '.join(failed)}; "
+            "see the basis' facts",
             file=sys.stderr,
         )
     # White coordinates w = x C^T / sqrt(lambda); sources c = w W^T with W orthogonal, so w = c W.

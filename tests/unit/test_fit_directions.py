@@ -121,7 +121,7 @@ def test_ica_is_seeded(sources: np.ndarray, ica: Basis) -> None:
 def test_non_convergence_is_a_fact_and_is_printed(sources: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
     basis = fit_ica(mixture(sources), K, restarts=3, max_iterations=1, tolerance=1e-12)
     assert basis.facts["converged"] is False and basis.facts["restarts_converged"] == 0
-    assert "FastICA did not converge in 1 iterations in 3 of 3 restarts nor in the final fit" in capsys.readouterr().err
+    assert "FastICA did not converge in 1 iterations in 3 of 3 restarts and in the final fit" in capsys.readouterr().err
     basis = fit_nmf(mixture(sources), K, max_iterations=1)
     assert basis.facts["converged"] is False
     assert "NMF did not converge" in capsys.readouterr().err
