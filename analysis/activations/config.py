@@ -24,6 +24,9 @@ class ActivationsConfig:
     analysis.extract_activations --points recorded them"""
     subsample: int = 10
     """keep every so many rows of a life, from its first on: neighbours are nearly the same"""
+    fit_rows: int = 0
+    """most rows that map and clusters are made from, evenly along all lives; the others are put on the finished map and
+    into the finished clusters, and what that costs is measured; 0: all"""
     umap_neighbors: int = 15
     """neighbours of a row on the map (UMAP)"""
     min_dist: float = 0.1
@@ -77,7 +80,7 @@ def check(config: ActivationsConfig) -> None:
     )
     cli.require(1, refits=config.refits, moments=config.moments)
     cli.require(5, hdbscan_min_cluster=config.hdbscan_min_cluster)
-    cli.require(0, first_tick=config.first_tick, surrogates=config.surrogates)
+    cli.require(0, first_tick=config.first_tick, surrogates=config.surrogates, fit_rows=config.fit_rows)
     cli.require(2, umap_pairs_dims=config.umap_pairs_dims)
     if not config.smallest > 0:
         raise UserError(f"--smallest must be above 0, not {config.smallest:g}")

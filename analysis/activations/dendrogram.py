@@ -156,8 +156,11 @@ def span(tree: Tree) -> tuple[float, float]:
 def page(result: Result, title: str = "Clusters by density") -> str:
     """The page of a clustering with arrays ``index`` [N, 2] (episode, t), ``label`` [N], ``umap`` [N, 2],
     ``tree_parent``, ``tree_child``, ``tree_lambda``, ``tree_size`` and, if there, ``features`` [N, F] with their
-    names in ``notes["features"]``; UserError if the tree is not of these points."""
-    a = result.arrays
+    names in ``notes["features"]`` and ``fitted`` [M], the rows that are shown, which the tree is of; UserError if the
+    tree is not of these points."""
+    a = dict(result.arrays)
+    if "fitted" in a:
+        a |= {name: a[name][a["fitted"]] for name in ("index", "label", "umap", "features") if name in a}
     label_N = np.asarray(a["label"], np.int64)
     tree = Tree.of(a["tree_parent"], a["tree_child"], a["tree_lambda"], a["tree_size"], len(label_N))
     chosen = tree.chosen(label_N)

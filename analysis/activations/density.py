@@ -21,8 +21,8 @@ STABILITY_ROWS = 8000  # refitted in more dimensions than a map has, where HDBSC
 class Clustering(NamedTuple):
     """HDBSCAN's clusters, the largest 0, and its condensed tree, a row an edge.
 
-    ``tree_child`` below N is a row, else a branch; ``tree_lambda`` one over the distance at which it leaves
-    ``tree_parent``.
+    ``tree_child`` below M, the rows that were clustered, is one of them, else a branch; ``tree_lambda`` one over the
+    distance at which it leaves ``tree_parent``.
     """
 
     label_N: np.ndarray  # int64, NOISE in none
@@ -34,25 +34,43 @@ class Clustering(NamedTuple):
     dbcv: float  # -1 to 1, NaN with fewer than two clusters
 
 
-def find(x_NF: np.ndarray, min_cluster_size: int, threads: int) -> Clustering:
-    """HDBSCAN of the rows; all NOISE where it finds no cluster.  ``dbcv`` is its fast form, from the spanning tree."""
-    from hdbscan import HDBSCAN
+def find(x_NF: np.ndarray, min_cluster_size: int, threads: int, fitted_M: np.ndarray | None = None) -> Clustering:
+    """HDBSCAN of the rows; all NOISE where it finds no cluster.  ``dbcv`` is its fast form, from the spanning tree.
 
-    model = HDBSCAN(min_cluster_size=min_cluster_size, gen_min_span_tree=True, core_dist_n_jobs=threads)
-    model.fit(np.asarray(x_NF, np.float64))
-    label_N = np.asarray(model.labels_, np.int64)
+    fitted_M: rows that are clustered; the others are put into the finished clusters (none: all are clustered).
+    min_cluster_size: of all N rows, and of fewer as many fewer.
+    """
+    from hdbscan import HDBSCAN, approximate_predict
+
+    x_NF = np.asarray(x_NF, np.float64)
+    fitted_M = np.arange(len(x_NF)) if fitted_M is None else fitted_M
+    other_P = np.setdiff1d(np.arange(len(x_NF)), fitted_M)
+    least = min_cluster_size if not len(other_P) else share_of_least(min_cluster_size, len(fitted_M), len(x_NF))
+    model = HDBSCAN(
+        min_cluster_size=least, gen_min_span_tree=True, core_dist_n_jobs=threads, prediction_data=len(other_P) > 0
+    )
+    model.fit(x_NF[fitted_M])
+    label_N, probability_N = np.full(len(x_NF), NOISE), np.zeros(len(x_NF))
+    label_N[fitted_M], probability_N[fitted_M] = model.labels_, model.probabilities_
+    if len(other_P) and model.labels_.max() >= 0:
+        label_N[other_P], probability_N[other_P] = approximate_predict(model, x_NF[other_P])
     count_C = np.bincount(label_N[label_N >= 0])
     place_C = np.argsort(np.argsort(-count_C, kind="stable"))
     tree = model.condensed_tree_.to_numpy()
     return Clustering(
         np.where(label_N >= 0, place_C[label_N] if len(count_C) else NOISE, NOISE),
-        np.asarray(model.probabilities_, np.float64),
+        probability_N,
         tree["parent"].astype(np.int64),
         tree["child"].astype(np.int64),
         tree["lambda_val"].astype(np.float64),
         tree["child_size"].astype(np.int64),
         float(model.relative_validity_) if len(count_C) > 1 else np.nan,
     )
+
+
+def share_of_least(min_cluster_size: int, rows: int, of: int) -> int:
+    """The smallest cluster among some of all rows, that of all being given."""
+    return max(5, round(min_cluster_size * rows / of))
 
 
 def stability(
@@ -67,7 +85,7 @@ def stability(
         order = np.random.default_rng(seed).permutation(int(life_N.max()) + 1)
         kept = order[: max(2, int(np.searchsorted(np.cumsum(np.bincount(life_N)[order]), STABILITY_ROWS)))]
         rows = np.flatnonzero(np.isin(life_N, kept))
-    least = max(5, round(min_cluster_size * len(rows) / len(x_NF)))
+    least = share_of_least(min_cluster_size, len(rows), len(x_NF))
     found = cluster_stability(
         np.asarray(x_NF[rows], np.float64), label_N[rows], life_N[rows], clusters=0, seed=seed, repeats=repeats,
         method="hdbscan", min_cluster_size=least,

@@ -9,8 +9,9 @@ import numpy as np
 
 from analysis.activations.components import relations
 from analysis.activations.config import ActivationsConfig, check
-from analysis.activations.density import find, stability, transitions
+from analysis.activations.density import find, share_of_least, stability, transitions
 from analysis.activations.moments import FILE as MOMENTS, moments
+from analysis.activations.placed import cost, evenly
 from analysis.activations.records import Records
 from analysis.activations.verdicts import (
     NO_CLUSTERS,
@@ -44,7 +45,8 @@ def analyse(records: Records, config: ActivationsConfig) -> Result:
     3] if known, ``share`` (of the lifespan), ``life`` and ``agent`` (numbers), ``pca`` [N, <= --pre_cluster_dims];
     unless --metric-only also ``label`` int64 (-1 in no cluster, 0 the largest), ``probability``, ``umap`` [N, 2] and,
     unless --no-umap-pairs, ``umap_10`` [N, <= 10], and, a row an edge of HDBSCAN's condensed tree, ``tree_parent``,
-    ``tree_child``, ``tree_lambda`` and ``tree_size``.  Tables: ``pca_features``, ``pca_r2``, ``clusters`` (a verdict
+    ``tree_child``, ``tree_lambda`` and ``tree_size``; with --fit_rows ``fitted`` int64 [M], the rows that map and
+    clusters are made from, which the tree is of.  Tables: ``pca_features``, ``pca_r2``, ``clusters`` (a verdict
     each), ``effects`` and ``moments`` (exemplars of every cluster).  Raises UserError for bad input.
     """
     check(config)
@@ -100,13 +102,24 @@ def _cluster(
     if pc_NK.shape[1] < 2:
         raise UserError("the activations vary in 1 direction only, which makes no map; use --metric-only")
     sizes = (2, min(config.umap_pairs_dims, pc_NK.shape[1])) if config.umap_pairs else (2,)
+    fitted_M = evenly(len(records), config.fit_rows)
     umap_N2, *more = umaps(
-        records.h_NH, sizes, neighbours=config.umap_neighbors, min_dist=config.min_dist, seed=config.seed
-    )
+        records.h_NH, sizes, neighbours=config.umap_neighbors, min_dist=config.min_dist, seed=config.seed,
+        fitted_M=fitted_M,
+    )  # fmt: skip
     if more:
         result.arrays["umap_10"] = more[0]
     clustered_NX = pc_NK if config.cluster_before_umap else umap_N2
-    found = find(clustered_NX, config.hdbscan_min_cluster, config.threads)
+    found = find(clustered_NX, config.hdbscan_min_cluster, config.threads, fitted_M)
+    if fitted_M is not None:
+        result.arrays["fitted"] = fitted_M
+        x_NF = pc_NK if config.cluster_before_umap else records.h_NH
+        paid = cost(x_NF, found.label_N, records.lives.life_N, fitted_M, config, rng)
+        result.scalar("fitted", len(fitted_M), "records that map and clusters are made from", len(records))
+        for name, of in (("placed_agreement", paid.placed), ("remade_agreement", paid.remade)):
+            how = "placed" if name.startswith("placed") else "they were made from"
+            unit = f"adjusted Rand index, clusters of half of the lives and of all, of rows {how}"
+            result.scalar(name, of.value, unit, of.n, of.interval)
     result.arrays |= {
         "umap": umap_N2, "label": found.label_N,
         "probability": found.probability_N.astype(np.float32),
@@ -159,8 +172,10 @@ def describe(
         }
         return
     if n >= 2:
+        fitted = result.arrays.get("fitted", np.arange(len(label_N)))
+        least = share_of_least(config.hdbscan_min_cluster, len(fitted), len(label_N))
         ari, rows = stability(
-            clustered_NX, label_N, lives.life_N, min_cluster_size=config.hdbscan_min_cluster, seed=config.seed,
+            clustered_NX[fitted], label_N[fitted], lives.life_N[fitted], min_cluster_size=least, seed=config.seed,
             repeats=config.refits,
         )  # fmt: skip
         some = "" if rows == len(label_N) else f", on {rows:,} records"
@@ -168,7 +183,9 @@ def describe(
             "stability", ari.value, f"adjusted Rand index over bootstraps of lives{some}", ari.n, ari.interval
         )
         record_share_from_time(result, "", label_N, lives.tick_N, lives.life_N, episodes=n, rng=rng)
-    result.scalar("dbcv", dbcv, "density-based validity, -1 to 1 (fast form)", len(label_N))
+    result.scalar(
+        "dbcv", dbcv, "density-based validity, -1 to 1 (fast form)", len(result.arrays.get("fitted", label_N))
+    )
     change, floor = transitions(label_N, lives.life_N, rng=rng)
     unit = "changes of cluster a pair of consecutive records in clusters"
     result.scalar("transition_rate", change.value, unit, change.n, change.interval)

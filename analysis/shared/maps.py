@@ -17,6 +17,7 @@ Embedding = Literal["pca", "umap", "tsne"]
 LEAST_MAPPED = 100  # points, of a umap or t-SNE
 EXACT_ROWS = 50_000  # whose neighbours are looked up by brute force: half a minute, and no luck in it
 FEWEST_MAPPED = 50  # rows of a umap by itself
+PLACED_AT_ONCE = 20_000  # rows that are put on a finished map
 
 
 def check_mappable(points: int, kind: Embedding) -> None:
@@ -47,41 +48,59 @@ def embed(x_NF: np.ndarray, kind: Embedding, dimensions: int, seed: int) -> np.n
 
 
 def umaps(
-    h_NH: np.ndarray, dimensions: Sequence[int], *, neighbours: int, min_dist: float, seed: int
-) -> list[np.ndarray]:
+    h_NH: np.ndarray, dimensions: Sequence[int], *, neighbours: int, min_dist: float, seed: int,
+    fitted_M: np.ndarray | None = None,
+) -> list[np.ndarray]:  # fmt: skip
     """UMAPs float32 [N, D] of the same rows, one for each D; the neighbours are looked up once.
+
+    fitted_M: rows that the map is made from; the others are put on the finished map (none: it is made from all).
 
     Started from principal components.  Laid out on one thread, so that a seed gives the same map on the same machine
     (another machine may differ: keep coordinates as data).  Raises UserError for too few rows.
     """
+    fitted_M = np.arange(len(h_NH)) if fitted_M is None else np.asarray(fitted_M)
     least = max(FEWEST_MAPPED, neighbours + 1)
-    if len(h_NH) < least:
+    if len(fitted_M) < least:
         raise UserError(
-            f"{len(h_NH)} rows are too few for a map of {neighbours} neighbours (--umap-neighbors); at least {least} "
-            "are needed"
+            f"{len(fitted_M)} rows are too few for a map of {neighbours} neighbours (--umap-neighbors); at least "
+            f"{least} are needed"
         )
     with warnings.catch_warnings():
         # umap announces at import that its TensorFlow variant is not there; it is not used here.
         warnings.filterwarnings("ignore", message="Tensorflow not installed", category=ImportWarning)
         from umap import UMAP
-        from umap.umap_ import nearest_neighbors
     h_NH = np.asarray(h_NH, np.float32)
+    other_P = np.setdiff1d(np.arange(len(h_NH)), fitted_M)
+    # Who are given their neighbours cannot look up those of others.
+    known = {} if len(other_P) else {"precomputed_knn": _neighbours(h_NH, neighbours, seed)}
+    out = []
+    for size in dimensions:
+        model = UMAP(
+            n_components=size, n_neighbors=neighbours, min_dist=min_dist, init="pca", random_state=seed,
+            transform_seed=seed, n_jobs=1, **known,
+        )  # fmt: skip
+        map_ND = np.empty((len(h_NH), size), np.float32)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="precomputed_knn.2. .knn_search_index. is not an NNDescent")
+            map_ND[fitted_M] = model.fit_transform(h_NH[fitted_M])
+        for rows in np.array_split(other_P, -(-len(other_P) // PLACED_AT_ONCE)) if len(other_P) else ():
+            map_ND[rows] = model.transform(h_NH[rows])
+        out.append(map_ND)
+    return out
+
+
+def _neighbours(h_NH: np.ndarray, neighbours: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(the nearest rows of every row, itself first; how far they are), [N, neighbours] each."""
     if len(h_NH) <= EXACT_ROWS:
         from sklearn.neighbors import NearestNeighbors
 
         distance_Nk, near_Nk = NearestNeighbors(n_neighbors=neighbours, algorithm="brute").fit(h_NH).kneighbors(h_NH)
-    else:  # by descent, which draws its candidates a thread: more than one would not repeat
-        random = np.random.RandomState(seed)
-        near_Nk, distance_Nk, _ = nearest_neighbors(
-            h_NH, neighbours, "euclidean", {}, False, random, low_memory=False, n_jobs=1
-        )
-    out = []
-    for size in dimensions:
-        model = UMAP(
-            n_components=size, n_neighbors=neighbours, min_dist=min_dist, init="pca", random_state=seed, n_jobs=1,
-            precomputed_knn=(near_Nk, distance_Nk),
-        )  # fmt: skip
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="precomputed_knn.2. .knn_search_index. is not an NNDescent")
-            out.append(np.asarray(model.fit_transform(h_NH), np.float32))
-    return out
+        return near_Nk, distance_Nk
+    from umap.umap_ import nearest_neighbors
+
+    # By descent, which draws its candidates a thread: more than one would not repeat.
+    random = np.random.RandomState(seed)
+    near_Nk, distance_Nk, _ = nearest_neighbors(
+        h_NH, neighbours, "euclidean", {}, False, random, low_memory=False, n_jobs=1
+    )
+    return near_Nk, distance_Nk

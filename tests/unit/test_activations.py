@@ -7,18 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.metrics import adjusted_rand_score
 
 from analysis.activations import figures, moments, verdicts
 from analysis.activations.components import relations
 from analysis.activations.config import ActivationsConfig
+from analysis.activations.dendrogram import page
 from analysis.activations.density import find, rolling_mean, transitions
 from analysis.activations.described import analyse, describe
 from analysis.activations.figures import draw
+from analysis.activations.placed import cost, evenly
 from analysis.activations.records import Records
 from analysis.activations.verdicts import Lives
 from analysis.shared.clusters import NOISE, TIME_BINS, time_bins, time_eta2
 from analysis.shared.directions import principal_scores
 from core.artefacts import Result
+from core.contracts import UserError
 from core.stats import cohens_d, cohens_d_interval, eta_squared
 
 LIVES, ROWS, UNITS, EVERY = 30, 48, 12, 10
@@ -631,3 +635,38 @@ def test_moments_are_the_middle_of_a_cluster_each_of_another_life() -> None:
         f"<a href='replay_3.html#tick={mine[0]['tick']}&amp;agent=7'>world 3"
     )
     assert moments._moment(mine[0], []) == f"world 3, agent 7, tick {mine[0]['tick']}"
+
+
+def test_rows_that_map_and_clusters_are_made_from_lie_evenly_along_the_lives() -> None:
+    assert evenly(100, 0) is evenly(100, 100) is None
+    life = np.repeat(np.arange(10), 40)
+    chosen = evenly(len(life), 100)
+    assert chosen is not None
+    assert np.array_equal(np.bincount(life[chosen]), np.full(10, 10)) and np.ptp(np.diff(chosen)) == 0
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_rows_placed_afterwards_are_told_from_those_of_other_clusters(before: bool, tmp_path: Path) -> None:
+    records, state = planted("behaviour", 0)
+    config = replace(CONFIG, fit_rows=len(records) // 3, cluster_before_umap=before)
+    result = analyse(records, config)
+    fitted = result.arrays["fitted"]
+    placed = np.setdiff1d(np.arange(len(records)), fitted)
+    assert len(fitted) == config.fit_rows and np.isfinite(result.arrays["umap"]).all()
+    assert adjusted_rand_score(state[placed], result.arrays["label"][placed]) > 0.9
+    for name in ("placed_agreement", "remade_agreement"):
+        scalar = result.scalars[name]
+        assert scalar["value"] > 0.9 and scalar["n"] == LIVES // 2
+    assert len(page(result)) > 1000  # the tree is of the rows that were clustered
+
+
+def test_what_placing_costs_shows_where_clusters_are_luck() -> None:
+    records, _ = planted("nothing", 0)
+    x = np.random.default_rng(0).normal(size=(len(records), 3))
+    label = np.random.default_rng(1).integers(0, 3, len(records))
+    fitted = evenly(len(records), len(records) // 2)
+    assert fitted is not None
+    found = cost(x, label, records.lives.life_N, fitted, CONFIG, np.random.default_rng(0))
+    assert abs(found.placed.value) < 0.1
+    with pytest.raises(UserError, match="cannot be measured on 3 lives; at least 4"):
+        cost(x[:90], label[:90], np.arange(90) // 30, np.arange(60) + 15, CONFIG, np.random.default_rng(0))
