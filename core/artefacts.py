@@ -342,8 +342,8 @@ def new_run(
     """``begin_run`` as a block: its manifest is written only if the block ends well.
 
     If it ends in an error, what it replaced comes back; a directory in which nothing was written yet
-    does not stay after a user's mistake.  Of the processes that do a stage together (core.ranks) only the first writes
-    there; the others write into a directory that goes when the block ends.
+    does not stay after a user's mistake or a signal.  Of the processes that do a stage together (core.ranks) only the
+    first writes there; the others write into a directory that goes when the block ends.
     """
     if not ranks.first():
         with ranks.scratch() as folder:
@@ -359,7 +359,8 @@ def new_run(
             raise
         said = refused(error, run.path) if isinstance(error, OSError) else None
         untouched = not run.path.is_dir() or {p.name for p in run.path.iterdir()} <= {"config.json", ".lock"}
-        if run.replaced is not None or (untouched and isinstance(said or error, UserError)):
+        nobody_s_fault = isinstance(said or error, UserError) or not isinstance(error, Exception)
+        if run.replaced is not None or (untouched and nobody_s_fault):
             _discard(run.path)
         if run.replaced is not None:
             os.replace(run.replaced, run.path)

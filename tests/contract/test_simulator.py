@@ -220,7 +220,12 @@ def test_batched_is_single(simulator: Simulator[Any]) -> None:
             own = None if noise is None else [rows_of(n, slice(b, b + 1)) for n in noise]
             alone = simulator.rollout(z[b : b + 1], 4, noise=own)
             torch.testing.assert_close(alone.h[0], together.h[b], rtol=1e-9, atol=1e-9)
-            assert same(alone.action[0], together.action[b]) and same(alone.alive[0], together.alive[b])
+            scores = together.logits[b]
+            if noise is not None:
+                scores = scores + torch.stack([n.action_BA[b] for n in noise if n.action_BA is not None])
+            best, next_best = scores.topk(2, -1).values.unbind(-1)
+            told = best - next_best > 1e-9  # else the last digit decides, which may depend on the batch
+            assert same(alone.action[0][told], together.action[b][told]) and same(alone.alive[0], together.alive[b])
 
 
 def test_nothing_is_mutated(simulator: Simulator[Any]) -> None:

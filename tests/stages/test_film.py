@@ -150,7 +150,8 @@ def test_every_distinct_action_from_one_start(tmp_path: Path) -> None:
     episodes = [store.episode(i) for i in range(len(store))]
     for episode, ids in zip(episodes, tried.values(), strict=True):
         assert set(episode.action.tolist()) == {ids[0]}
-        np.testing.assert_array_equal(episode.obs["frames"][0], episodes[0].obs["frames"][0])
+        # One start; the last is simulated alone, and a CPU may sum in another order then.
+        np.testing.assert_allclose(episode.obs["frames"][0], episodes[0].obs["frames"][0].astype(int), rtol=0, atol=1)
     assert [p.name for p in (tmp_path / "s").glob("*.mp4")] == ["grid.mp4"]
     first = shown(tmp_path / "s" / "grid.mp4", 5)[1]
     cells = pictures(first, 2, 5)

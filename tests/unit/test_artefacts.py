@@ -42,6 +42,7 @@ from core.artefacts import (
     write_atomically,
     write_json,
 )
+from core.config import Terminated
 from core.contracts import UserError
 from core.directions import Basis, bases_of, load_basis
 
@@ -205,6 +206,13 @@ def test_missing_input_leaves_nothing_behind(runs: Path) -> None:
         with pytest.raises(UserError, match=reason), new_run(runs / "new", "record", {}, {"agent": bad}):
             raise AssertionError("the block must not run")
     assert not (runs / "new").exists()
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, Terminated, UserError])
+def test_a_directory_in_which_nothing_was_written_does_not_stay(end: type[BaseException], tmp_path: Path) -> None:
+    with pytest.raises(end), new_run(tmp_path / "r", "record", {"seed": 1}):
+        raise end
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_failing_block_leaves_a_half_written_directory(tmp_path: Path) -> None:
