@@ -22,6 +22,7 @@ from validation.panel.page import PAGE
 from validation.panel.server import HOST, Loader, Served, listening, live_from, server_of
 from validation.panel.work import Cancelled, Job
 
+WIDE = "document.documentElement.scrollWidth > window.innerWidth"
 READY = "document.documentElement.dataset.ready === '{}'"
 
 
@@ -241,8 +242,11 @@ def test_a_number_says_what_it_is(samples: Panel) -> None:
 @pytest.mark.parametrize("view", ["answer", "samples", "directions", "gallery", "films", "bookmarks"])
 def test_it_fits_a_phone(browser: Any, panel_page: Path, view: str, tmp_path: Path) -> None:
     opened = Panel(browser, panel_page, f"view={view}", width=390)
-    assert opened.tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert not opened.tab.evaluate(WIDE)
     opened.tab.screenshot(path=tmp_path / f"{view}.png")
+    for heading in opened.tab.locator(f"#view-{view} :is(h2, h3)").all():  # names and paths have no blanks
+        heading.evaluate("e => { e.textContent = '/runs' + '/directory'.repeat(20); }")
+    assert not opened.tab.evaluate(WIDE)
     opened.close()
 
 
@@ -398,7 +402,6 @@ UNREACHABLE = """() => {
   scrollTo(0, 0);
   return bad;
 }"""  # noqa: E501
-WIDE = "document.documentElement.scrollWidth > window.innerWidth"
 ON_SCREEN = """id => {
   const box = document.getElementById(id).getBoundingClientRect();
   return box.height > 0 && box.top >= 0 && box.bottom <= innerHeight;

@@ -169,7 +169,7 @@ def test_a_run_of_an_earlier_version_says_what_it_lacks(extraction: Path, tmp_pa
 
 
 def test_studies_alone_have_no_samples(clusters: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="show samples of an agent; these runs have none"):
+    with pytest.raises(UserError, match="shows samples of an agent; these runs have none"):
         main(cli.parse(PanelConfig, ["build", str(clusters), "--only", "1", "--out", str(tmp_path / "out")], STAGE))
     assert not list(tmp_path.iterdir())
 

@@ -104,7 +104,7 @@ function drawGraph(on) {  // behaviours on a circle, with arrows for what follow
     const [x, y] = at(i);
     context.fillStyle = b.colour; context.beginPath(); context.arc(x, y, 8, 0, 7); context.fill();
     context.fillStyle = colour("ink"); context.strokeStyle = colour("paper"); context.lineWidth = 4; context.textAlign = "center"; context.textBaseline = "top";
-    const name = b.name.length > 34 ? b.name.slice(0, 33) + "…" : b.name;
+    const most = Math.min(34, Math.floor(width / 16)), name = b.name.length > most ? b.name.slice(0, most - 1) + "…" : b.name;
     const half = context.measureText(name).width / 2 + 3, middle = Math.max(half, Math.min(width - half, x));  // whole on a phone, too
     context.strokeText(name, middle, y + 10); context.fillText(name, middle, y + 10);  // readable across the arrows
   });
