@@ -27,8 +27,9 @@ from core.replay import NOWHERE, Replay, page as replay_page
 class Opened:
     """A page on the screen, with everything it complained of or asked for."""
 
-    def __init__(self, browser: Any, file: Path, width: int = 1280, height: int = 900) -> None:
-        self.tab = browser.new_page(viewport={"width": width, "height": height})
+    def __init__(self, browser: Any, file: Path, width: int = 1280, height: int = 900, phone: bool = False) -> None:
+        """phone: touched, and as wide as the page says, as browsers of phones do it."""
+        self.tab = browser.new_page(viewport={"width": width, "height": height}, has_touch=phone, is_mobile=phone)
         self.complaints: list[str] = []
         self.tab.on("console", lambda message: self.complaints.append(message.text))
         self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))

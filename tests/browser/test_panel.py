@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,15 +20,17 @@ from tests.panel_runs import NAMES, SAMPLES, STEPS, K, P
 from validation.panel.__main__ import STAGE, VIEWS, PanelConfig, check, main, shown_of, write_panel
 from validation.panel.page import PAGE
 from validation.panel.server import HOST, Loader, Served, listening, live_from, server_of
+from validation.panel.work import Cancelled, Job
 
+WIDE = "document.documentElement.scrollWidth > window.innerWidth"
 READY = "document.documentElement.dataset.ready === '{}'"
 
 
 class Panel(Opened):
     """The panel at a view."""
 
-    def __init__(self, browser: Any, file: Path, state: str, width: int = 1280) -> None:
-        super().__init__(browser, file, width)
+    def __init__(self, browser: Any, file: Path, state: str, width: int = 1280, **more: Any) -> None:
+        super().__init__(browser, file, width, **more)
         self.go(state)
 
     def go(self, state: str) -> None:
@@ -239,8 +242,11 @@ def test_a_number_says_what_it_is(samples: Panel) -> None:
 @pytest.mark.parametrize("view", ["answer", "samples", "directions", "gallery", "films", "bookmarks"])
 def test_it_fits_a_phone(browser: Any, panel_page: Path, view: str, tmp_path: Path) -> None:
     opened = Panel(browser, panel_page, f"view={view}", width=390)
-    assert opened.tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert not opened.tab.evaluate(WIDE)
     opened.tab.screenshot(path=tmp_path / f"{view}.png")
+    for heading in opened.tab.locator(f"#view-{view} :is(h2, h3)").all():  # names and paths have no blanks
+        heading.evaluate("e => { e.textContent = '/runs' + '/directory'.repeat(20); }")
+    assert not opened.tab.evaluate(WIDE)
     opened.close()
 
 
@@ -383,6 +389,94 @@ def test_a_change_is_made_in_both_worlds(live: LivePanel) -> None:
     assert live.pixels("live-2") != before
 
 
+# What of a view's controls a finger cannot reach: outside of the screen, under something else, or too small.
+UNREACHABLE = """() => {
+  const bad = [];
+  for (const one of document.querySelectorAll("section.view:not([hidden]) :is(button, select, input)")) {
+    if (!one.offsetParent) continue;
+    one.scrollIntoView({ block: "center" });
+    const box = one.getBoundingClientRect(), at = document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
+    const small = one.type !== "range" && (box.width < 24 || box.height < 24);
+    if (box.left < 0 || box.right > innerWidth || !at || !(one.contains(at) || at.contains(one)) || small) bad.push(one.id || one.textContent);
+  }
+  scrollTo(0, 0);
+  return bad;
+}"""  # noqa: E501
+ON_SCREEN = """id => {
+  const box = document.getElementById(id).getBoundingClientRect();
+  return box.height > 0 && box.top >= 0 && box.bottom <= innerHeight;
+}"""
+
+
+def test_a_change_is_made_on_a_phone(browser: Any, served: str, tmp_path: Path) -> None:
+    opened = LivePanel(browser, Address(served), "view=live", width=390, height=844, phone=True)  # type: ignore[arg-type]
+    tab = opened.tab
+    assert not tab.evaluate(WIDE) and tab.evaluate("innerWidth") == 390
+    assert tab.evaluate(UNREACHABLE) == []
+    here = tab.locator("#tabs a[aria-current]").bounding_box()  # of a row that is wider than the screen
+    assert here["x"] >= 0 and here["x"] + here["width"] <= 390
+    tab.select_option("#live-kind", "collapse")
+    tab.select_option("#live-quantity", "value")
+    tab.fill("#live-horizon", "48")
+    tab.tap("#live-go")
+    opened.until("live.job !== null")
+    assert tab.evaluate(ON_SCREEN, "live-cancel")  # what gives it up is where one looks now
+    opened.until("live.job === null && !document.getElementById('live-go').disabled")
+    told = tab.evaluate("live.result")
+    assert told["asked"]["change"].startswith("collapse") and "real, changed" in told["runs"]
+    for i in range(4):
+        assert tab.evaluate(ON_SCREEN, f"live-{i}"), i
+    assert not tab.evaluate(WIDE) and tab.evaluate(UNREACHABLE) == []
+    heads = tab.locator("#live-probs th").all_inner_texts()
+    assert tab.locator("#live-probs thead").is_visible() and len(heads) == 5  # numbers stand below what they are of
+    box = [tab.locator("#live-probs th").nth(i).bounding_box() for i in (1, 4)]
+    under = [tab.locator("#live-probs tbody tr").nth(2).locator("td").nth(i).bounding_box() for i in (1, 4)]
+    assert [b["x"] for b in box] == pytest.approx([u["x"] for u in under]) and box[1]["x"] + box[1]["width"] <= 390
+    tab.screenshot(path=tmp_path / "whole.png", full_page=True)
+    tab.locator(".keys button", has_text="left").first.scroll_into_view_if_needed()
+    tab.locator(".keys button", has_text="left").first.tap()
+    opened.until("live.job !== null || live.result.asked.actions.length === 1")
+    opened.until("live.job === null && !document.getElementById('live-go').disabled")
+    assert tab.evaluate("live.result.runs.real.action[0]") == tab.evaluate("live.facts.choices[0]")
+    assert tab.evaluate(ON_SCREEN, "live-0") and tab.evaluate(ON_SCREEN, "hand")
+    tab.screenshot(path=tmp_path / "phone.png")
+    opened.close()
+
+
+def test_a_change_is_made_by_keyboard(live: LivePanel) -> None:
+    """Where the keyboard is stays known: a button that is switched off while it works gets it back."""
+    key = live.tab.keyboard
+    live.tab.locator(".starts button").nth(1).focus()
+    key.press("Enter")
+    for _ in range(40):
+        key.press("Tab")
+        if live.tab.evaluate("document.activeElement.id") == "live-horizon":
+            break
+    key.press("Control+a")
+    key.type("3")
+    for _ in range(4):
+        key.press("Tab")
+        if live.tab.evaluate("document.activeElement.id") == "live-go":
+            break
+    key.press("Enter")
+    live.until("live.result && live.job === null && !document.getElementById('live-go').disabled")
+    asked = live.tab.evaluate("live.result.asked")
+    assert asked["start"] == 1 and asked["horizon"] == 3
+    assert live.tab.evaluate("document.activeElement.id") == "live-go"
+    for _ in range(40):
+        key.press("Tab")
+        if live.tab.evaluate("document.activeElement.id") == "live-play":
+            break
+    key.press("Enter")
+    live.until("live.step === 2")
+    key.press("Enter")
+    assert live.tab.locator("#live-play").get_attribute("aria-label") == "Play"
+    live.tab.locator("#tabs a[data-view=samples]").focus()
+    key.press("Enter")
+    live.until(READY.format("samples"))
+    assert not live.tab.evaluate("document.activeElement.closest('section.view[hidden]')")
+
+
 def test_the_world_is_edited_and_played_by_hand(live: LivePanel) -> None:
     live.tab.fill("#live-horizon", "4")
     live.tab.fill("#live-edit", "move agent by 0 2")
@@ -431,6 +525,52 @@ def test_mistakes_are_told_and_work_is_cancelled(live: LivePanel) -> None:
     live.until("live.job !== null")
     live.tab.click("#live-cancel")
     live.until("['cancelled', ''].includes(document.getElementById('live-said').textContent) && live.job === null")
+
+
+class Counted(threading.Event):
+    """Counts how often it is asked, and is set from the ``last`` time on."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self.asked, self.last = 0, last
+
+    def is_set(self) -> bool:
+        self.asked += 1
+        return self.asked >= self.last
+
+
+def test_saliency_is_given_up_between_any_two_steps(server: Served) -> None:
+    """Forward and back: a long one would hold up what is asked next."""
+    assert server.live is not None
+    asked = {"start": 0, "horizon": 3, "quantity": "value", "target": 3}
+    job = Job(1, asked, stop=Counted(10**6))
+    server.live.answer(asked, job)
+    ticks = 2 * 4  # of the rollouts
+    forward, back = 2 * 4, 2 * 3  # to read it and for gradients; whole and by the agent alone, to the first frame
+    assert isinstance(job.stop, Counted) and job.stop.asked == ticks + forward + back
+    for last in (ticks + forward // 2, ticks + forward + back):
+        with pytest.raises(Cancelled):
+            server.live.answer(asked, Job(2, asked, stop=Counted(last)))
+
+
+def test_both_courses_at_once_are_those_of_one_at_a_time(server: Served) -> None:
+    """A change beside an unaltered course does not touch it, and is what it would be alone."""
+    assert server.live is not None
+    asked = {"start": 0, "horizon": 4}
+    plain = server.live.answer(asked, Job(1, asked))["runs"]
+    assert set(plain) == {"simulator", "real"}
+    for words, again in (("always", True), ("always through memory", True), ("through world", False)):
+        values = {**asked, "change": f"shift ica:0 by +3 {words}"}
+        runs = server.live.answer(values, job := Job(2, values))["runs"]
+        assert job.done == job.total == 4 * 5
+        assert runs["real"] == plain["real"] and runs["simulator"]["action"] == plain["simulator"]["action"]
+        assert np.allclose(
+            runs["simulator"]["c"], plain["simulator"]["c"], atol=1e-4
+        )  # beside it another sums otherwise
+        changed = runs["simulator, changed"]
+        by = np.array(changed["c"])[:, 0] - np.array(runs["simulator"]["c"])[:, 0]
+        assert by[0] == pytest.approx(3, abs=1e-3) and (by[1] > 2) == again
+        assert changed["action"] == runs["simulator"]["action"] or "memory" not in words
 
 
 def test_strangers_get_nothing(served: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from analysis.target_functions import __main__ as targets
 from core import config as cli
 from core.artefacts import Result, new_run
 from core.contracts import UserError
-from tests.browser.test_panel import Panel
+from tests.browser.test_panel import Address, LivePanel, Panel
 from tests.conftest import once
-from validation.panel.__main__ import STAGE, PanelConfig, main
+from validation.panel.__main__ import STAGE, PanelConfig, check, main, shown_of, write_panel
 from validation.panel.page import PAGE
+from validation.panel.server import HOST, Loader, Served, listening, server_of
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +52,33 @@ def test_the_first_page_names_them_and_what_is_missing(browser: Any, page: Path)
     opened.tab.click("text=Phases of life >> nth=0")
     opened.until("document.documentElement.dataset.ready === 'study_life_phase'")
     opened.close()
+
+
+def test_studies_alone_are_served(browser: Any, clusters: Path, tmp_path: Path) -> None:
+    """Of Neural MMO there is no simulator and so nothing live; the rest is there."""
+    config = PanelConfig(task="serve", runs=(clusters,))
+    about = shown_of(config)
+    assert about.chosen is None
+    with listening(0) as sock:
+        served = Served({}, "token", sock.getsockname()[1])
+        running = server_of(served)
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [sock]}, daemon=True)
+        thread.start()
+        loader = Loader(
+            served, tmp_path, lambda path, ended: write_panel(path, about, config, check(config), path, ended),
+            None, lambda: None,
+        )  # fmt: skip
+        loader.start()
+        loader.join()
+        assert loader.failed is None and not served.loading
+        address = Address(f"http://{HOST}:{served.port}/token/")
+        opened = LivePanel(browser, address, "view=study_activations")  # type: ignore[arg-type]
+        assert opened.tab.locator("#study_activations-points").is_visible()
+        assert opened.tab.locator("#tabs a[data-view=live]").count() == 0
+        opened.close()
+        running.should_exit = True
+        thread.join(10)
+        loader.stop()
 
 
 def test_clusters_are_points_to_colour_and_point_at(browser: Any, page: Path, clusters: Path, tmp_path: Path) -> None:
@@ -140,7 +169,7 @@ def test_a_run_of_an_earlier_version_says_what_it_lacks(extraction: Path, tmp_pa
 
 
 def test_studies_alone_have_no_samples(clusters: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="show samples of an agent; these runs have none"):
+    with pytest.raises(UserError, match="shows samples of an agent; these runs have none"):
         main(cli.parse(PanelConfig, ["build", str(clusters), "--only", "1", "--out", str(tmp_path / "out")], STAGE))
     assert not list(tmp_path.iterdir())
 

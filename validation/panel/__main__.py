@@ -113,8 +113,8 @@ def shown_of(config: PanelConfig) -> Shown:
     roots = [root for root in config.runs if traced(root, OF_AN_AGENT)[0] or not others]
     if roots:
         chosen = choose(roots[0], OF_AN_AGENT, config.agent, config.simulator, roots[1:])
-    elif config.only or config.task == "serve":
-        raise UserError("--only and serve show samples of an agent; these runs have none: name its samples too")
+    elif config.only:
+        raise UserError("--only shows samples of an agent; these runs have none: name its samples too")
     runs, left_out = studies.find(config.runs, chosen)
     if chosen is not None:
         of_it = [run for stage in studies.OF_A_SIMULATOR for run in chosen.of(stage)]
@@ -135,7 +135,7 @@ def write_panel(
     if chosen is None:
         views = [studies.first_page(about.studies, about.left_out, more), *more.views]
         facts = {"studies": more.facts, "made": line, "missing": {}, "commands": {}}
-        return write(path, "Studies", views, facts, more.blocks, config.single_file)
+        return write(path, "Studies", views, facts, more.blocks, config.single_file, served is not None)
     there = contents(chosen, options, made)
     there.facts |= {"made": line, "studies": more.facts}
     if config.only:
@@ -158,7 +158,6 @@ def main(config: PanelConfig) -> None:
     if config.task == "serve":
         from validation.panel.server import serve
 
-        assert about.chosen is not None
         serve(config, options, about.chosen, lambda path, ended: write_panel(path, about, config, options, path, ended))
         return
     inputs: dict[str, Path] = {}

@@ -119,7 +119,10 @@ def sections(parts: Parts, chosen: Chosen, made: Path) -> list[View]:
         name = stage if stage not in taken else f"{stage}_{i}"
         taken.add(name)
         line = "" if section.run is None else repeat(section.run, made.parent / AGAIN / section.run.name).line
-        heading = SHORT.get(section.heading.partition(":")[0], section.heading)
+        kind, several, _ = section.heading.partition(": ")
+        heading = SHORT.get(kind, kind)
+        if several and section.run is not None:  # the report tells runs of a stage apart by their paths
+            heading = f"{heading}: {section.run.name}"
         if heading == "Behaviours":
             heading = "Behaviours in numbers"
         html = f'<div class="read"><h2>{text_of(section.heading)}</h2>{key()}{section.html}</div>'

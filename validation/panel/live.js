@@ -60,11 +60,11 @@ async function openLive() {
   const quantity = choice("live-quantity", "saliency of", [["", "none"], ["value", "value"], ["action", "action"], ...told.choices.map(a => [a, a]), ...directions], "", () => {});
   const bar = element("progress", { id: "live-bar", max: "1", value: "0", hidden: true }), words = element("p", { id: "live-said", "aria-live": "polite" });
   const go = element("button", { type: "submit", id: "live-go" }, "run"), cancel = element("button", { type: "button", id: "live-cancel", hidden: true, onclick: () => live.job && live.call(`live/${live.job}`, { method: "DELETE" }) }, "cancel");
-  const handWords = element("p", { id: "hand", class: "soft" });
+  const handWords = element("p", { id: "hand", class: "soft", "aria-live": "polite" });
   const showHand = () => { handWords.textContent = hand.length ? `by hand: ${hand.map(a => a || "agent").join(", ")}, then the agent` : "the agent acts; choose actions to take over from the start, one a step"; };
   const keysOf = told.by_hand ? element("div", { class: "keys" }, ...told.choices.map(a => element("button", { type: "button", onclick: () => { hand.push(a); showHand(); horizon.value = String(Math.max(+horizon.value, hand.length)); ask(); } }, `${arrowOf(a)} ${a}`)),
     element("button", { type: "button", onclick: () => { hand.push(""); showHand(); } }, "let the agent"), element("button", { type: "button", id: "hand-here", onclick: () => { const run = live.result && live.result.runs.simulator; if (run) { hand = run.action.slice(0, live.step); showHand(); } } }, "take over at the shown step"), element("button", { type: "button", onclick: () => { hand.pop(); showHand(); } }, "back"), element("button", { type: "button", onclick: () => { hand = []; showHand(); } }, "clear")) : null;
-  const out = element("div", { id: "live-out" });
+  const out = element("div", { id: "live-out" }), came = element("div", { id: "live-came" });
 
   const question = () => {
     const values = { start, horizon: Math.max(1, Math.min(told.longest, Math.round(+horizon.value) || 16)), change: edit.value.trim() ? "" : line.value.trim(), edit: edit.value.trim(), donor: +byId("live-donor").value, actions: hand, quantity: byId("live-quantity").value };
@@ -72,9 +72,12 @@ async function openLive() {
   };
   const answered = result => { live.result = result; return showRuns(out); };
 
+  const show = () => { if (came.offsetTop > form.offsetTop && came.getBoundingClientRect().top > 0) came.scrollIntoView(); };  // where it stands below the question
   async function ask(values = question(), then = answered) {
     if (live.job) return;
+    const from = document.activeElement;  // a button that is switched off loses the keyboard
     go.disabled = true; cancel.hidden = bar.hidden = false; words.textContent = "";
+    show();
     const began = performance.now();
     try {
       let job = await live.post("live", values);
@@ -84,18 +87,20 @@ async function openLive() {
         job = await live.call(`live/${live.job}`);
         bar.max = job.total || 1; bar.value = job.done;
       }
-      if (job.state === "done") { await then(job.result); words.textContent = `${((performance.now() - began) / 1000).toFixed(2)} s`; }
+      if (job.state === "done") { await then(job.result); words.textContent = `${((performance.now() - began) / 1000).toFixed(2)} s`; show(); }
       else words.textContent = job.state === "failed" ? job.error : job.state;
     } catch (error) { words.textContent = error.message; }
     live.job = null; go.disabled = false; cancel.hidden = bar.hidden = true;
+    if (document.activeElement === document.body || document.activeElement === cancel) (from === cancel ? go : from).focus({ preventScroll: true });
   }
 
   const form = element("form", { onsubmit: e => { e.preventDefault(); ask(); } }, element("h2", {}, "Ask"), starts, element("div", { class: "row" }, more),
     element("div", { class: "row" }, choice("live-kind", "change", ["shift", "collapse", "swap", "resample", "keep_only", "none"].map(k => [k, k]), "shift", set("kind")), directions.length ? choice("live-one", "of", directions, fields.one, set("one")) : null, directions.length ? choice("live-two", "with", directions, fields.two, set("two")) : null),
     element("label", {}, element("span", {}, "by ", amount), slider), element("div", { class: "row" }, choice("live-path", "through", [["", "everything"], ["memory", "memory"], ["world", "the world"]], "", set("path")), choice("live-last", "for", [["", "one step"], ["for 4 steps", "4 steps"], ["always", "always"]], "", set("last")), donor),
     element("label", {}, "change of the hidden state, in words", line), told.edits ? element("label", {}, "or an edit of the world, in words", edit) : null,
-    element("div", { class: "row" }, element("label", {}, "steps ", horizon), quantity), element("h3", {}, "By hand"), handWords, keysOf, element("div", { class: "row" }, go, cancel), bar, words);
-  view.append(element("div", { class: "live" }, form, out));
+    element("div", { class: "row" }, element("label", {}, "steps ", horizon), quantity), element("div", { class: "row" }, go));
+  came.append(...(keysOf ? [element("h2", {}, "By hand"), handWords, keysOf] : []), element("div", { class: "row status" }, bar, cancel, words), out);
+  view.append(element("div", { class: "live" }, form, came));
   compose(); fit(); if (!directions.length) line.value = "";
   showHand(); await showStarts(); choose(0); drawn.forEach(f => f());
   view.redraw = () => drawn.forEach(f => f());
@@ -116,14 +121,16 @@ async function showRuns(out) {
   };
   draws.push(fill);
   const scrub = element("input", { type: "range", id: "live-scrub", min: "0", max: String(longest - 1), "aria-label": "Step", oninput: e => { live.step = +e.target.value; draw(); } }), where = element("strong", { id: "live-where" });
+  const play = playButton(() => { live.step = (live.step + 1) % longest; draw(); }, "live-play");
   const map = saliency ? canvas("live-map", `Saliency of ${saliency.quantity}`) : null;
   const path = saliency ? choice("live-map-path", "path", [["whole", "whole"], ["agent", "agent only"], ["world", "through the world"]], "whole", () => draw()) : null;
   if (saliency) { const levels = { whole: new Int8Array(bytesIn(saliency.whole).buffer), agent: new Int8Array(bytesIn(saliency.agent).buffer) }, size = told.height * told.width;
     draws.push(() => { const which = byId("live-map-path").value, t = Math.min(live.step, saliency.target), of = new Float32Array(size);
       for (let i = 0; i < size; i++) { const w = levels.whole[t * size + i] * saliency.whole_step, a = levels.agent[t * size + i] * saliency.agent_step; of[i] = which === "whole" ? w : which === "agent" ? a : w - a; }
-      drawMap(map, images[0], t, of, told.height, told.width, 127 * saliency.whole_step); }); }
+      drawMap(map, images[0], t, of, told.height, told.width, 127 * saliency.whole_step);
+      byId("live-map-said").textContent = `the frame of step ${t}${live.step > t ? ": later ones have no gradient" : ""}; blue raises, red lowers`; }); }
   const draw = () => { live.step = Math.min(live.step, longest - 1); scrub.value = String(live.step); where.textContent = `step ${live.step} of ${longest - 1}`; draws.forEach(f => f()); };
-  out.replaceChildren(element("div", { class: "controls" }, scrub, where), element("div", { class: "films" }, ...films), line, element("p", { class: "soft" }, element("span", { class: "solid" }, "simulator"), ", ", element("span", { class: "dashed" }, "real game"), "; dashed: unaltered, solid: changed. One start, n = 1, so no interval: a study (python -m validation.interventions, .edits) tests it on many."),
-    saliency ? element("div", {}, element("h3", {}, "Saliency of ", saliency.quantity, ` at step ${saliency.target}: `, figure(saliency.y, { unit: saliency.unit, n: 1, what: saliency.quantity })), path, map) : null || "", element("div", { class: "scroll", tabindex: "0" }, table));
+  out.replaceChildren(element("div", { class: "controls" }, play, scrub, where), element("div", { class: "films" }, ...films), line, element("p", { class: "soft" }, element("span", { class: "solid" }, "simulator"), ", ", element("span", { class: "dashed" }, "real game"), "; dashed: unaltered, solid: changed. One start, n = 1, so no interval: a study (python -m validation.interventions, .edits) tests it on many."),
+    saliency ? element("div", {}, element("h3", {}, "Saliency of ", saliency.quantity, ` at step ${saliency.target}: `, figure(saliency.y, { unit: saliency.unit, n: 1, what: saliency.quantity })), path, map, element("p", { id: "live-map-said", class: "soft" })) : null || "", element("div", { class: "scroll", tabindex: "0" }, table));
   draw();
 }

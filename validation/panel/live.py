@@ -10,8 +10,8 @@ import base64
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -23,10 +23,11 @@ from analysis.shared.edit_starts import EditStarts
 from analysis.shared.gradients import gradients, reading_at, unroll
 from analysis.shared.quantities import find_quantities
 from core import config as cli, pages
-from core.contracts import Intervention, Shown, UserError, VecEnv
+from core.contracts import Intervention, Shown, UserError, VecEnv, World
 from core.directions import Basis
+from core.interventions import OnRows
 from core.roll import Simulator, gumbel, probabilities
-from core.trees import Tree, flatten, rows_of
+from core.trees import Tree, flatten, joined, rows_of
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import parse_edit
 from envs.registry import held_out_pool, make
@@ -96,8 +97,38 @@ class Ticking:
     job: Job
 
     def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
-        self.job.step()
+        self.job.step(len(h_BH))
         return h_BH
+
+
+class Watched:
+    """A world whose steps, forward and back, end a job that was given up."""
+
+    def __init__(self, world: World, job: Job) -> None:
+        self.world, self.job, self.spec = world, job, world.spec
+
+    def start(self, z_BZ: Tensor, noise: Tree | None = None) -> tuple[Tree, Shown]:
+        return self._watched(*self.world.start(z_BZ, noise))
+
+    def step(self, state: Tree, action_BA: Tensor, noise: Tree | None = None) -> tuple[Tree, Shown]:
+        return self._watched(*self.world.step(state, action_BA, noise))
+
+    def draw_noise(self, batch: int, generator: torch.Generator) -> Tree:
+        return self.world.draw_noise(batch, generator)
+
+    def _watched(self, state: Tree, shown: Shown) -> tuple[Tree, Shown]:
+        self.job.step(0)
+        for x in shown.obs.values():
+            if x.requires_grad:
+                x.register_hook(lambda _: self.job.step(0))  # type: ignore[no-untyped-call]
+        return state, shown
+
+
+class Picture(NamedTuple):
+    """What a run of the simulator begins with, one row of each."""
+
+    window: Mapping[str, np.ndarray]  # observations [1, I, ...]
+    state: Tree  # the agent's, after the last of them
 
 
 @dataclass(frozen=True)
@@ -189,17 +220,17 @@ class Live:
         job.total = (2 + 2 * bool(asked.change or asked.edit)) * (asked.horizon + 1)
         runs: dict[str, Any] = {}
         with torch.no_grad():
-            runs["simulator"] = self._dreamed(here, noise, (), "", job)
             runs["real"] = self._real(here, noise, (), "", job)
+            other = None
             if change is not None:
-                runs["simulator, changed"] = self._dreamed(here, noise, (change[0],), change[1], job)
                 runs["real, changed"] = self._real(here, noise, (change[0],), change[1], job)
-            edited = self._edited(asked, here, noise, job) if asked.edit else None
-            if edited is not None:
-                runs |= edited
+            if asked.edit:
+                runs["real, changed"], other = self._edited(asked, noise, job)
+            dreamed = self._dreamed(here, noise, change, other, job)
+            runs |= dict(zip(("simulator", "simulator, changed"), dreamed, strict=False))
         out: dict[str, Any] = {"asked": dict(values), "runs": runs}
         if asked.quantity:
-            out["saliency"] = self._saliency(asked, here)
+            out["saliency"] = self._saliency(asked, here, job)
         return out
 
     def _change(self, asked: Asked) -> tuple[Intervention, str] | None:
@@ -237,25 +268,43 @@ class Live:
         return Measures(self.simulator.world.spec.distinct_actions(), self.basis)
 
     def _dreamed(
-        self, here: Starts, noise: Tensor, change: Sequence[Intervention], through: str, job: Job,
-        window: Mapping[str, np.ndarray] | None = None, state: Tree | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        """In the simulator, from the start's frames (or others)."""
-        shown: dict[str, Tensor] = {k: torch.from_numpy(v) for k, v in (window or here.window).items()}
-        begun: tuple[Tree, Shown] = started(self.simulator.world, shown)
-        world = SimulatedWorld(
-            self.simulator.agent, here.state if state is None else state, noise, self._measures(),
-            world=self.simulator.world, start_N=begun,
-        )  # fmt: skip
-        row, actions = torch.zeros(1, dtype=torch.int64), None
+        self, here: Starts, noise: Tensor, change: tuple[Intervention, str] | None, other: Picture | None, job: Job
+    ) -> list[dict[str, Any]]:
+        """In the simulator: unaltered, and with a change or from another picture, if there is one.  Both at once, which
+        takes little longer than one, but where the second is given the actions of the first."""
+        intervention, through = change or (None, "")
+        plain = Picture(here.window, here.state)
+        told: list[dict[str, Any]] = []
+        actions = None
         if through == "memory":
-            plain = course_along(world.moments(row))
-            assert plain.action_RTA is not None
-            actions = plain.action_RTA.argmax(-1)
-        moments = world.moments(row, (Ticking(job), *change), through, actions)
-        frames = [next(iter(m.shown.obs.values()))[0] for m in moments]
-        course = course_along(moments)
-        return self._told(course, [(x.clamp(0, 1) * 255).byte().cpu().numpy() for x in frames])
+            course, frames = self._course([plain], noise, (Ticking(job),))
+            assert course.action_RTA is not None
+            actions = course.action_RTA.argmax(-1)
+            told.append(self._told(course, frames[0]))
+        pictures = [] if told else [plain]
+        if other is not None:
+            pictures.append(other)
+        made: list[Intervention] = [Ticking(job)]
+        if intervention is not None:
+            pictures.append(plain)
+            made.append(OnRows((intervention,), torch.arange(len(pictures)) == len(pictures) - 1))
+        course, frames = self._course(pictures, noise, made, through, actions)
+        return told + [self._told(course, frames[row], row) for row in range(len(pictures))]
+
+    def _course(
+        self, pictures: Sequence[Picture], noise: Tensor, made: Sequence[Intervention], through: str = "",
+        actions: Tensor | None = None,
+    ) -> tuple[Course, list[list[np.ndarray]]]:  # fmt: skip
+        """A simulated course of R pictures with the same action noise, and the frames of each."""
+        known = {k: torch.from_numpy(np.concatenate([p.window[k] for p in pictures])) for k in pictures[0].window}
+        begun: tuple[Tree, Shown] = started(self.simulator.world, known)
+        world = SimulatedWorld(
+            self.simulator.agent, joined([p.state for p in pictures]), noise.expand(len(pictures), -1, -1),
+            self._measures(), world=self.simulator.world, start_N=begun,
+        )  # fmt: skip
+        moments = world.moments(torch.arange(len(pictures)), made, through, actions)
+        seen = [(next(iter(m.shown.obs.values())).clamp(0, 1) * 255).byte().cpu().numpy() for m in moments]
+        return course_along(moments), [[x[row] for x in seen] for row in range(len(pictures))]
 
     def _real(
         self, here: Starts, noise: Tensor, change: Sequence[Intervention], through: str, job: Job
@@ -266,8 +315,8 @@ class Live:
         course = world.course((Ticking(job), *change), through, seen)
         return self._told(course, [x[0] for x in seen[: noise.shape[1]]])
 
-    def _edited(self, asked: Asked, here: Starts, noise: Tensor, job: Job) -> dict[str, Any]:
-        """The real game with an edit, and what the simulator foretells from the frames that show it."""
+    def _edited(self, asked: Asked, noise: Tensor, job: Job) -> tuple[dict[str, Any], Picture | None]:
+        """The real game with an edit, and what shows it to the simulator, if something does."""
         drawn, row = self.at(asked.start)
         if drawn.editable is None:
             raise UserError(f"edits are of Procgen's states; this agent's world is {self.simulator.world.spec.env_id}")
@@ -281,37 +330,38 @@ class Live:
         env, drawer = (cast(ProcgenEnv, self.world(name)) for name in ("env", "drawer"))
         world = EditedWorld(self.simulator.agent, env, drawer, start, noise)
         run = world.course([fixed], hypothesis.through or "whole", intervene=(Ticking(job),))
-        runs = {"real, changed": self._told(run.course, list(run.frames[0]))}
+        told = self._told(run.course, list(run.frames[0]))
         window, fine_N = shown_with(start, [fixed], drawer)
-        if fine_N[0]:
-            agent = self.simulator.agent
-            seen = agent.encode({k: torch.from_numpy(v[:, -1]) for k, v in window.items()})
-            state = agent.advance(seen, start.before, torch.zeros(1, dtype=torch.bool))
-            runs["simulator, changed"] = self._dreamed(here, noise, (), "", job, window, state)
-        return runs
+        if not fine_N[0]:
+            return told, None
+        agent = self.simulator.agent
+        seen = agent.encode({k: torch.from_numpy(v[:, -1]) for k, v in window.items()})
+        return told, Picture(window, agent.advance(seen, start.before, torch.zeros(1, dtype=torch.bool)))
 
-    def _told(self, course: Course, frames: Sequence[np.ndarray]) -> dict[str, Any]:
-        """A course of one row as JSON."""
+    def _told(self, course: Course, frames: Sequence[np.ndarray], row: int = 0) -> dict[str, Any]:
+        """A row of a course as JSON."""
         spec = self.simulator.world.spec
         assert course.action_RTA is not None and course.h_RTH is not None and course.ended_RT is not None
-        probs = probabilities(course.logits_RTA, spec.parts)[0]
+        probs = probabilities(course.logits_RTA, spec.parts)[row]
         choices = spec.distinct_actions()
-        offset, named = 0, []
-        for part in course.action_RTA[0].split(list(spec.parts), -1):
-            named.append([spec.action_names[offset + int(i)] for i in part.argmax(-1)])
+        names, offset, named = list(spec.action_names), 0, []
+        if not spec.action_parts:  # of actions that do the same, the one that stands for them
+            names = [next(name for name, ids in choices.items() if i in ids) for i in range(len(names))]
+        for part in course.action_RTA[row].split(list(spec.parts), -1):
+            named.append([names[offset + int(i)] for i in part.argmax(-1)])
             offset += part.shape[-1]
-        over = (course.ended_RT[0] > 0.5).cumsum(0)
+        over = (course.ended_RT[row] > 0.5).cumsum(0)
         length = 1 + int((over == 0).sum())
         picture = frames[0].ndim == 3 and frames[0].shape[-1] == 3
         return {
-            "steps": length, "value": _rounded(course.value_RT[0]), "reward": _rounded(course.reward_RT[0]),
+            "steps": length, "value": _rounded(course.value_RT[row]), "reward": _rounded(course.reward_RT[row]),
             "prob": _rounded(torch.stack([probs[:, ids].sum(-1) for ids in choices.values()], -1)),
             "action": [" + ".join(words) for words in zip(*named, strict=True)],
-            "c": [] if self.basis is None else _rounded(self.basis.project(course.h_RTH[0])),
+            "c": [] if self.basis is None else _rounded(self.basis.project(course.h_RTH[row])),
             "frames": base64.b64encode(pages.sheet(np.stack(frames[:length]), COLUMNS)).decode() if picture else "",
         }  # fmt: skip
 
-    def _saliency(self, asked: Asked, here: Starts) -> dict[str, Any]:
+    def _saliency(self, asked: Asked, here: Starts, job: Job) -> dict[str, Any]:
         """Maps of a quantity at the target step, without the change, from this very start: whole and agent only."""
 
         def basis_of(kind: str) -> Basis:
@@ -326,6 +376,7 @@ class Live:
         known = from_known(self.simulator)
         window = {k: torch.from_numpy(v) for k, v in here.window.items()}
         z = known.world.pack(window, flatten(here.before))
+        known = replace(known, world=Watched(known.world, job))
         with torch.no_grad():
             moments = unroll(known, z, asked.target)
             chosen = moments[asked.target].action

@@ -209,7 +209,7 @@ async function drawSample() {
   writeState();
   byId("sample").value = String(id);
   byId("scrub").max = String(steps - 1); byId("scrub").value = String(t);
-  const action = data.actions[data.action[row]];
+  const action = data.choices[data.taken[data.action[row]]] ?? data.actions[data.action[row]];  // of those that do the same, the one that stands for them
   byId("where").textContent = `step ${t} of ${steps - 1} ${action === undefined ? "· end" : arrowOf(action) + " " + action}`;
   byId("mark").classList.toggle("active", marks().includes(`${id}.${t}`));
   const behaviour = facts.behaviours.find(b => b.id === data.label[row]);

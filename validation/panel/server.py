@@ -198,17 +198,18 @@ class Loader(threading.Thread):
 
 
 def serve(
-    config: Any, options: Options, chosen: Chosen, write_panel: Callable[[Path, Callable[[], bool]], int]
+    config: Any, options: Options, chosen: Chosen | None, write_panel: Callable[[Path, Callable[[], bool]], int]
 ) -> None:
     """Say the address, write the page into a directory that goes when this ends, and show it until Ctrl-C.  Raises what
-    went wrong with the page or what is live."""
+    went wrong with the page or what is live.  chosen: None for studies alone, in which nothing is live."""
     with tempfile.TemporaryDirectory(prefix="dreamlens-panel-") as name, listening(config.port) as sock:
         served = Served(
-            {}, secrets.token_urlsafe(24), sock.getsockname()[1], names=last(chosen, NEEDED["behaviours"])
+            {}, secrets.token_urlsafe(24), sock.getsockname()[1],
+            names=None if chosen is None else last(chosen, NEEDED["behaviours"]),
         )  # fmt: skip
         server = server_of(served)
         make_live = None
-        if config.starts and chosen.simulator is not None:
+        if config.starts and chosen is not None and chosen.simulator is not None:
 
             def make_live() -> Live:
                 return live_from(chosen, options, config.starts, config.seed, config.threads)

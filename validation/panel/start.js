@@ -33,12 +33,20 @@ function setTheme() {
   if (state.theme) document.documentElement.dataset.theme = state.theme; else delete document.documentElement.dataset.theme;
 }
 
+let seen = "";  // the view on the screen
 async function showView() {
   const known = byId("view-" + state.view) ? state.view : (await whole(), byId("view-" + state.view)) ? state.view : document.querySelector("section.view").id.slice(5);
   state.view = known;
   stop();
   for (const section of document.querySelectorAll("section.view")) section.hidden = section.id !== "view-" + known;
+  if (seen && seen !== known) {
+    scrollTo(0, 0);
+    if (document.activeElement.closest("section.view[hidden]")) byId("main").focus({ preventScroll: true });  // the keyboard follows
+  }
+  seen = known;
   for (const link of document.querySelectorAll("#tabs a")) link.dataset.view === known ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
+  const tabs = byId("tabs"), tab = tabs.querySelector("[aria-current]");
+  if (tab) tabs.scrollLeft = tab.offsetLeft - (tabs.clientWidth - tab.offsetWidth) / 2;  // on a phone they stand in one row
   const section = byId("view-" + known);
   if (section.parentElement !== byId("main")) byId("main").append(section);  // those that stand after the data
   if (section.dataset.command && !section.querySelector(".line-of")) {

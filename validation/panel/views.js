@@ -104,12 +104,28 @@ function drawGraph(on) {  // behaviours on a circle, with arrows for what follow
     const [x, y] = at(i);
     context.fillStyle = b.colour; context.beginPath(); context.arc(x, y, 8, 0, 7); context.fill();
     context.fillStyle = colour("ink"); context.strokeStyle = colour("paper"); context.lineWidth = 4; context.textAlign = "center"; context.textBaseline = "top";
-    const name = b.name.length > 34 ? b.name.slice(0, 33) + "…" : b.name;
-    context.strokeText(name, x, y + 10); context.fillText(name, x, y + 10);  // readable across the arrows
+    const most = Math.min(34, Math.floor(width / 16)), name = b.name.length > most ? b.name.slice(0, most - 1) + "…" : b.name;
+    const half = context.measureText(name).width / 2 + 3, middle = Math.max(half, Math.min(width - half, x));  // whole on a phone, too
+    context.strokeText(name, middle, y + 10); context.fillText(name, middle, y + 10);  // readable across the arrows
   });
 }
 
-let filmAt = 0, filming = false;
+// Plays a film: on() shows its next step, four times a second, as long as the button can be seen.
+function playButton(on, id = null) {
+  let playing = false, last = 0;
+  const say = () => { button.textContent = playing ? "⏸" : "▶"; button.setAttribute("aria-label", playing ? "Pause" : "Play"); };
+  const next = now => {
+    if (playing && !button.offsetParent) { playing = false; say(); }
+    if (!playing) return;
+    if (now - last >= 250) { last = now; on(); }
+    requestAnimationFrame(next);
+  };
+  const button = element("button", { type: "button", id, onclick: () => { playing = !playing; say(); if (playing) requestAnimationFrame(next); } });
+  say();
+  return button;
+}
+
+let filmAt = 0;
 function openFilms() {
   const view = byId("view-films");
   if (!facts.films || !facts.films.length) { view.append(element("p", {}, "No claim was tested. The view Claims says what to type.")); return; }
@@ -132,9 +148,7 @@ function openFilms() {
     const scrub = element("input", { type: "range", min: "0", max: String(film.steps - 1), value: String(Math.min(filmAt, film.steps - 1)), "aria-label": "Step of the film", oninput: e => { filmAt = +e.target.value; draw(); } });
     const step = element("strong", {});
     const draw = () => { scrub.value = String(filmAt); step.textContent = `step ${filmAt} of ${film.steps - 1}`; shown.forEach(f => f()); };
-    const button = element("button", { type: "button", "aria-label": "Play", onclick: () => { filming = !filming; button.textContent = filming ? "⏸" : "▶"; let last = 0;
-      const on = now => { if (!filming || !panel.contains(button)) return; if (now - last > 250) { last = now; filmAt = (filmAt + 1) % film.steps; draw(); } requestAnimationFrame(on); };
-      requestAnimationFrame(on); } }, "▶");
+    const button = playButton(() => { filmAt = (filmAt + 1) % film.steps; draw(); });
     panel.replaceChildren(...words.filter(Boolean), element("div", { class: "controls" }, button, scrub, step), ...rows);
     filmAt = Math.min(filmAt, film.steps - 1);
     draw();
@@ -184,7 +198,7 @@ async function openFigure() {
     return element("article", { class: "card" }, element("h3", {}, `sample ${id}`), facts.frames.ids.length ? make("film", "frame, simulated") : null, facts.saliency && facts.frames.ids.length ? make("saliency", `saliency of ${q} at step ${facts.saliency.target}, ${{ whole: "agent and world", agent: "agent only", world: "through the world" }[state.path]}: blue raises, red lowers`) : null, names.length ? make("path", "path in the plane of two directions (sd)") : null, make("courses", "value foretold (return)"), names.length ? make("bars", q && grads ? `directions (sd), coloured by the gradient of ${q}` : "directions (sd)") : null); });
   const last = Math.max(...data.steps) - 1;
   const scrub = element("input", { type: "range", id: "scrub", min: "0", max: String(last), "aria-label": "Step", oninput: e => { state.t = +e.target.value; draw(); } }), step = element("strong", { id: "where" });
-  const button = element("button", { type: "button", id: "go-play", "aria-label": "Play", onclick: () => { filming = !filming; button.textContent = filming ? "⏸" : "▶"; let before = 0; const on = now => { if (!filming) return; if (now - before > 250) { before = now; state.t = (state.t + 1) % (last + 1); draw(); } requestAnimationFrame(on); }; requestAnimationFrame(on); } }, "▶");
+  const button = playButton(() => { state.t = (state.t + 1) % (last + 1); draw(); }, "go-play");
   const draw = () => { state.t = Math.min(state.t, last); writeState(); scrub.value = String(state.t); step.textContent = `step ${state.t} of ${last}`;
     return Promise.all(data.ids.map(async (id, n) => { const t = Math.min(state.t, data.steps[n] - 1), image = await picture(`frames:${id}`);
       if (byId(`film-${n}`)) drawFrame(byId(`film-${n}`), image, t);
