@@ -56,7 +56,7 @@ def main(flags: list[str]) -> None:
         total[:] = [b - a for a, b in zip(before, clocks(), strict=True)]
         return kept
 
-    recording_state.Saves._save, recording_state.Saves.after_step = save, after_step  # type: ignore[method-assign]
+    recording_state.Saves._save, recording_state.Saves.after_step = save, after_step  # type: ignore[method-assign, assignment]
     record.write_episodes = write
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rollouts"
