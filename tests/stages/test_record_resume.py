@@ -298,3 +298,16 @@ def test_an_interruption_says_how_to_go_on(
     monkeypatch.setattr("sys.argv", ["record.py", "--agent", "a"])
     out = cut_off(world, tmp_path / "r")
     assert capsys.readouterr().err == f"note: {out} is not whole; go on with: python record.py --agent a --resume\n"
+
+
+@pytest.mark.slow
+def test_a_recording_in_craftax_goes_on(tmp_path: Path) -> None:
+    agent, out = write_agent(tmp_path / "agent", world_of("craftax/Craftax-Classic-Symbolic-v1", {})), tmp_path / "r"
+    argv = ["--agent", str(agent), "--slots", "3", "--num_steps", "400", "--shard_steps", "150"]
+    recorded(argv, tmp_path / "whole")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Cut):
+        cut_before(patch, LiveWorld, "step", 700)
+        recorded(argv, out)
+    assert load_state(out / STATE)["recorder"]["step"] > 200
+    recorded(argv, out, "--resume")
+    assert outcome(out) == outcome(tmp_path / "whole")
