@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -68,6 +69,16 @@ class Chooser:
             action_BP = np.where(sticks_B[:, None], self._previous_BP, action_BP)
         self._previous_BP = action_BP
         return action_BP if len(parts) > 1 else action_BP[:, 0]
+
+    def state(self) -> dict[str, Any]:
+        """All that the next draw depends on, as tensors and numbers."""
+        previous = None if self._previous_BP is None else torch.from_numpy(self._previous_BP.copy())
+        return {"rng": self.rng.bit_generator.state, "previous": previous}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Draw on from what ``state`` gave."""
+        self.rng.bit_generator.state = state["rng"]
+        self._previous_BP = None if state["previous"] is None else state["previous"].numpy()
 
 
 def tensors(obs: Obs | Step, device: torch.device) -> dict[str, Tensor]:
@@ -173,6 +184,14 @@ class Moment:
     alive_B: np.ndarray  # bool, this slot's agent is there
 
 
+class Begin(NamedTuple):
+    """Where ``play`` goes on after a step."""
+
+    snapshots: Sequence[bytes]  # of every slot
+    state: Tree  # the agent's
+    age_B: np.ndarray  # int64, steps of the episodes at that step
+
+
 @torch.no_grad()
 def play(
     agent: Agent,
@@ -183,8 +202,9 @@ def play(
     device: torch.device,
     intervene: Sequence[Intervention] = (),
     forget: bool = False,
+    begin: Begin | None = None,
 ) -> Iterator[Moment]:
-    """Endless moments from a fresh reset.
+    """Endless moments from a fresh reset, or on from ``begin``.
 
     chooser: (logits [B, A], is_first [B]) -> actions, int64 [B] or [B, P], such as a ``Chooser``.  forget: as in
     core.roll.roll.
@@ -197,7 +217,12 @@ def play(
         index = torch.from_numpy(chosen).to(device)
         return index, one_hot(index, agent.spec.parts, acted.logits_BA)
 
-    for m in roll(agent, world, world.reset(seed), choose_by=choose_by, intervene=intervene, forget=forget):
+    if begin is None:
+        shown, place = world.reset(seed), {}
+    else:
+        shown = world.restore(begin.snapshots)
+        place = {"memory": begin.state, "first": torch.from_numpy(begin.age_B).to(device) + 1}
+    for m in roll(agent, world, shown, choose_by=choose_by, intervene=intervene, forget=forget, **place):
         step = world.now
         world.step(m.world, m.action_BA)  # now, so that a moment knows what followed; the roll is shown the same
         after = world.now

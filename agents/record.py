@@ -16,8 +16,9 @@ import io
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,17 +27,18 @@ import torch
 
 from agents.branches import FOLDER, LEAD, STEPS, record_branches, require_branches
 from agents.load import load_agent
-from agents.play import Chooser, Exploration, Moment, SharedEnv, play
-from core import artefacts, config as cli
+from agents.play import Begin, Chooser, Exploration, Moment, SharedEnv, play
+from agents.recording_state import STATE, Saves, check_whole, keeps_states, made_of, saved_in, telling
+from core import artefacts, config as cli, ranks
 from core.artefacts import WEIGHTS
 from core.config import nearest
 from core.contracts import Agent, EnvSpec, Intervention, Step, UserError, VecEnv
 from core.directions import fingerprint
-from core.episodes import Episode, RolloutStore, StoreWriter
+from core.episodes import Episode, RolloutStore, StoreWriter, episode_of
 from core.interventions import InterventionOptions, OnRows, build, nothing_altered
 from core.progress import bar
 from core.ranks import ALONE, Processes, from_torchrun
-from core.trees import Tree, flatten
+from core.trees import Tree, each, flatten, leaves
 from envs.nmmo import FEATURES, MAPS, NmmoEnv, labels, life_of
 from envs.procgen_truth import WithTruth, parse_truth
 from envs.registry import agents_a_world, classes_of, make
@@ -97,6 +99,11 @@ class RecordConfig:
     """cpu or cuda"""
     threads: int = 2
     """CPU threads"""
+    shard_steps: int | None = None
+    """steps after which a shard (a file of whole episodes) is written; none: 16,384, of a world of many agents 4,096"""
+    resume: bool = False
+    """go on, by the command that began it, with a recording in --out that was interrupted: from its last saved state,
+    which follows every shard (where the episodes that run together are longer than one, every few)"""
     overwrite: bool = False
     """replace an earlier recording in --out"""
 
@@ -143,15 +150,19 @@ def record_episodes(
 
     What is kept until then is the rows of the running episodes; of slots that have given theirs, nothing.
     """
-    own = _episodes_by_step(
+    recorder = Recorder(
         agent, env, episodes, processes.part(env.spec.slots), seed=seed, device=device, exploration=exploration,
         intervene=intervene, steps=steps, points=points,
     )  # fmt: skip
+    return itertools.chain.from_iterable(of_all(recorder, processes))
+
+
+def of_all(recorder: Recorder, processes: Processes) -> Iterator[list[Episode]]:
+    """What ends at every step in the slots of all processes; the first one is given it, the others nothing."""
+    own, going = iter(recorder), True
     if processes.count == 1:
-        for ended in own:
-            yield from ended
+        yield from own
         return
-    going = True
     while going:
         some = list(itertools.islice(own, ROUND))
         going = processes.largest(len(some) == ROUND, "cpu") > 0
@@ -159,49 +170,113 @@ def record_episodes(
         for of_a_step in itertools.zip_longest(*shares, fillvalue=()):
             # A process has the slots after those of the one before it; what was cut comes last.
             found = [Episode(**columns) for ended in of_a_step for columns in ended]
-            yield from sorted(found, key=lambda e: bool(e.meta.get("cut")))
+            yield sorted(found, key=lambda e: bool(e.meta.get("cut")))
 
 
-def _episodes_by_step(
-    agent: Agent, env: VecEnv, episodes: int, mine: slice, *, seed: int, device: torch.device,
-    exploration: Exploration | None, intervene: Sequence[Intervention], steps: int | None, points: Sequence[str],
-) -> Iterator[list[Episode]]:  # fmt: skip
-    """What ends at every step in the slots ``mine``, which are those that ``env`` plays."""
-    slots, agents = env.spec.slots, agents_a_world(env.spec)
-    quota = -(-episodes // slots)
-    chooser = Chooser(exploration or Exploration(), slots, np.random.default_rng(seed), agent.spec.parts, mine)
-    first, quota_B = mine.start, np.full(slots, quota if steps is None else steps)[mine]
-    running = [Running() for _ in quota_B]
+class Recorder:
+    """Plays the slots ``mine``, which are those of ``env``, and gives what ends at every step; ``state`` is all that it
+    goes on from after a step."""
 
-    def meta_of(rows: Running, b: int) -> dict[str, Any]:
-        meta = {"seed": seed, "slot": first + b, "explores": bool(chooser.explores_B[b])}
-        return {**meta, "altered": rows.altered} if intervene else meta
+    def __init__(
+        self, agent: Agent, env: VecEnv, episodes: int, mine: slice, *, seed: int, device: torch.device,
+        exploration: Exploration | None = None, intervene: Sequence[Intervention] = (), steps: int | None = None,
+        points: Sequence[str] = (), saved: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """saved: a ``state``, of a recorder with the same arguments."""
+        slots = env.spec.slots
+        self.agent, self.env, self.points, self.intervene = agent, env, points, intervene
+        self.seed, self.device, self.steps, self.first = seed, device, steps, mine.start
+        rng = np.random.default_rng(seed)
+        self.chooser = Chooser(exploration or Exploration(), slots, rng, agent.spec.parts, mine)
+        self.quota = -(-episodes // slots)
+        self.quota_B = np.full(slots, self.quota if steps is None else steps)[mine]
+        self.running = [Running() for _ in self.quota_B]
+        self.t = 0  # steps played
+        self._more: bool | None = None  # the agent's state is more than h, and recorded too
+        self._at: tuple[Tree, np.ndarray] | None = None  # the agent's state at the last step, and the episodes' ages
+        self._begin: Begin | None = None
+        if saved is not None:
+            self._restore(saved)
 
-    more: bool | None = None  # the state is more than h, and recorded too
-    for t, moment in enumerate(play(agent, env, chooser, seed=seed, device=device, intervene=intervene), 1):
-        if more is None:
-            state = flatten(moment.state).cpu().numpy()
-            more = not np.array_equal(state, moment.h_BH, equal_nan=True)
-        shown, final = columns_of(moment, more, env.spec, agent, points)
-        ended: list[Episode] = []
-        done_B = moment.next.terminated | moment.next.truncated
-        for b in np.flatnonzero((quota_B > 0) & moment.alive_B):
-            running[b].add(shown, b)
-            if done_B[b]:
-                meta = meta_of(running[b], int(b))
-                if agents > 1:
-                    game = int(quota - quota_B[b])
-                    meta |= {"world": game * (slots // agents) + int(b) // agents, **life_of(moment.truth, b, env.spec)}
-                    meta["ended"] = "died" if moment.next.terminated[b] else "time was up"
-                ended.append(running[b].episode(final, b, moment.next, meta))
-                running[b] = Running()
-                quota_B[b] -= 1 if steps is None else 0
-        if t == steps:
-            for b in np.flatnonzero([len(rows) > 0 for rows in running]):
-                ended.append(running[b].episode(None, b, None, {**meta_of(running[b], int(b)), "cut": True}))
-        yield ended
-        if not quota_B.any() or t == steps:
-            return
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to record."""
+        return not self.quota_B.any() or self.t == self.steps
+
+    @property
+    def held(self) -> int:
+        """Steps of the running episodes."""
+        return sum(map(len, self.running))
+
+    def _meta(self, b: int) -> dict[str, Any]:
+        meta = {"seed": self.seed, "slot": self.first + b, "explores": bool(self.chooser.explores_B[b])}
+        return {**meta, "altered": self.running[b].altered} if self.intervene else meta
+
+    def __iter__(self) -> Iterator[list[Episode]]:
+        agent, spec, running, quota_B = self.agent, self.env.spec, self.running, self.quota_B
+        agents = agents_a_world(spec)
+        for moment in play(
+            agent, self.env, self.chooser, seed=self.seed, device=self.device, intervene=self.intervene,
+            begin=self._begin,
+        ):  # fmt: skip
+            self.t, self._at = self.t + 1, (moment.state, moment.age_B)
+            if self._more is None:
+                state = flatten(moment.state).cpu().numpy()
+                self._more = not np.array_equal(state, moment.h_BH, equal_nan=True)
+            shown, final = columns_of(moment, self._more, spec, agent, self.points)
+            ended: list[Episode] = []
+            done_B = moment.next.terminated | moment.next.truncated
+            for b in np.flatnonzero((quota_B > 0) & moment.alive_B):
+                running[b].add(shown, b)
+                if done_B[b]:
+                    meta = self._meta(int(b))
+                    if agents > 1:
+                        game = int(self.quota - quota_B[b])
+                        world = game * (spec.slots // agents) + int(b) // agents
+                        meta |= {"world": world, **life_of(moment.truth, b, spec)}
+                        meta["ended"] = "died" if moment.next.terminated[b] else "time was up"
+                    ended.append(running[b].episode(final, b, moment.next, meta))
+                    running[b] = Running()
+                    quota_B[b] -= 1 if self.steps is None else 0
+            if self.t == self.steps:
+                for b in np.flatnonzero([len(rows) > 0 for rows in running]):
+                    ended.append(running[b].episode(None, b, None, {**self._meta(int(b)), "cut": True}))
+            yield ended
+            if self.over:
+                return
+
+    def state(self) -> dict[str, Any]:
+        """After a step, as tensors, numbers and text; of a world whose snapshots are bytes."""
+        assert self._at is not None
+        agents_state, age_B = self._at
+        names = next((rows.columns for rows in self.running if len(rows)), ())
+        return {
+            "step": self.t,
+            "snapshots": [torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in self.env.snapshot()],
+            "agent": [x.cpu() for x in leaves(agents_state)],
+            "age": torch.from_numpy(age_B.copy()),
+            "chooser": self.chooser.state(),
+            "quota": torch.from_numpy(self.quota_B.copy()),
+            "whole_state": self._more,
+            "lengths": [len(rows) for rows in self.running],
+            "rows": {
+                name: torch.from_numpy(np.stack([row for one in self.running for row in one.column(name)]))
+                for name in names
+            },
+        }
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        parts = iter(saved["agent"])
+        state = each(lambda _: next(parts).to(self.device), self.agent.initial(1))
+        snapshots = [s.numpy().tobytes() for s in saved["snapshots"]]
+        self._begin = Begin(snapshots, state, saved["age"].numpy())
+        self.t, self._more = saved["step"], saved["whole_state"]
+        self.chooser.restore(saved["chooser"])
+        self.quota_B[:] = saved["quota"].numpy()
+        ends = np.cumsum(saved["lengths"])
+        for rows, end, length in zip(self.running, ends, saved["lengths"], strict=True):
+            for name, column in saved["rows"].items():
+                rows.extend(name, column[end - length : end].numpy())
 
 
 Columns = dict[str, np.ndarray]
@@ -255,6 +330,19 @@ class Running:
     def __len__(self) -> int:
         return len(self._rows.get("reward", ()))
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self._rows)
+
+    def column(self, name: str) -> list[np.ndarray]:
+        """Its rows; none where the episode has not begun."""
+        return self._rows.get(name, [])
+
+    def extend(self, name: str, rows: np.ndarray) -> None:
+        """Rows of a column, to go on after; copies."""
+        if len(rows):
+            self._rows.setdefault(name, []).extend(np.array(row) for row in rows)
+
     def add(self, shown: Columns, b: int) -> None:
         for name, rows in shown.items():
             self._rows.setdefault(name, []).append(np.array(rows[b]))
@@ -267,16 +355,13 @@ class Running:
     def episode(self, final: Columns | None, b: int, after: Step | None, meta: dict[str, Any]) -> Episode:
         """What ended with the step ``after`` (None: was cut); ``final``: a row a slot of what was seen last, if it
         was."""
-        flat: dict[str, Any] = {}
-        groups: dict[str, Any] = {"obs": {}, "truth": {}, "points": {}}
+        columns = {}
         for name, rows in self._rows.items():
             last = [final[name][b]] if final is not None and name in final else []
-            group, _, rest = name.partition("/")
-            (groups[group] if rest else flat)[rest or name] = np.stack([*rows, *last])
-        del flat["altered"]
-        return Episode(
-            **flat,
-            **groups,
+            columns[name] = np.stack([*rows, *last])
+        del columns["altered"]
+        return episode_of(
+            columns,
             terminated=after is not None and bool(after.terminated[b]),
             truncated=after is None or bool(after.truncated[b]),
             meta=meta,
@@ -326,7 +411,14 @@ def main(config: RecordConfig) -> None:
     cli.require(1, episodes=config.episodes, slots=config.slots)
     if config.num_steps is not None:
         cli.require(1, num_steps=config.num_steps)
+    if config.shard_steps is not None:
+        cli.require(1, shard_steps=config.shard_steps)
     cli.require(0, seed=config.seed, branches=config.branches)
+    if config.resume and config.overwrite:
+        raise UserError("--resume goes on with a run and --overwrite starts anew: choose one")
+    if config.resume and ranks.count() > 1:
+        raise UserError("--resume: several processes save no state of their recording: record it anew with "
+                        "--overwrite, or with python in place of torchrun, whose recordings go on")  # fmt: skip
     x = config.exploration
     if x.temperature <= 0 or not all(0 <= share <= 1 for share in (x.explore_share, x.sticky, x.random)):
         raise UserError("--temperature must be above 0; --explore_share, --sticky and --random lie between 0 and 1")
@@ -367,9 +459,22 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
         intervene = (OnRows(intervene, altered_B),)
     keep_unaltered(out, bool(intervene))
     inputs = {"agent": config.agent, **config.intervention.inputs}
-    with artefacts.new_run(out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+    if config.resume and (out / artefacts.MANIFEST).exists():
+        check_whole(config, out, STAGE, inputs)
+        if config.npz:
+            write_npz(out)
+        print(f"{out} is whole: nothing was left to record")
+        return
+    keeps = processes.count == 1 and keeps_states(inner)
+    if config.resume and not keeps:
+        raise UserError(f"--resume: {agent.spec.env_id} gives no snapshots that a file can hold, so a recording of it "
+                        "cannot be gone on with; record it anew with --overwrite")  # fmt: skip
+    known = made_of(name, inputs) if keeps else {}
+    with telling(config, out), opened(config, out, inputs, known) as (run, saved):
+        every = inner.every if isinstance(inner, WithTruth) else 1
         kept = write_episodes(
-            agent, env, config, run.path, intervene=intervene, points=points, device=device, processes=processes
+            agent, env, config, run.path, intervene=intervene, points=points, device=device, processes=processes,
+            saves=Saves(run, known, every, saved) if keeps else None,
         )  # fmt: skip
         run.facts = {"agent": name, "source": "real", "interventions": [repr_of(i) for i in intervene]}
         run.facts |= {} if weights == WEIGHTS else {"weights": weights}
@@ -390,9 +495,26 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
             run.facts["intervention_warning"] = said = nothing_altered(config.intervention)
             print(f"warning: {said}", file=sys.stderr)
     env.close()
+    (out / STATE).unlink(missing_ok=True)
     if config.npz and processes.first:
         write_npz(out)
     print(f"recorded {kept.in_words(bool(intervene))}: {out}")
+
+
+@contextmanager
+def opened(
+    config: RecordConfig, out: Path, inputs: Mapping[str, Path], made: Mapping[str, Any]
+) -> Iterator[tuple[artefacts.Run, dict[str, Any] | None]]:
+    """The run directory, fresh or with --resume gone on with, and the state that it goes on from.  Of --all_ckpts those
+    that were not begun yet are fresh."""
+    kept = replace(config, resume=False)  # the recording is that of a command that nothing stopped
+    if config.resume and ((out / STATE).exists() or not config.all_ckpts):
+        saved = saved_in(config, out, STAGE, made)
+        with artefacts.resumed(out, STAGE, kept, inputs) as run:
+            yield run, saved
+        return
+    with artefacts.new_run(out, STAGE, kept, inputs, overwrite=config.overwrite or config.resume) as run:
+        yield run, None
 
 
 @dataclass
@@ -443,21 +565,40 @@ def write_episodes(
     points: Sequence[str],
     device: torch.device,
     processes: Processes = ALONE,
+    saves: Saves | None = None,
 ) -> Kept:
-    """Record the episodes, or the steps, into a store."""
-    slots, kept = env.spec.slots, Kept()
-    store: dict[str, Any] = LIVES if agents_a_world(env.spec) > 1 else {}
+    """Record the episodes, or the steps, into a store; saves: keeps the states on the way, and has the one to go on
+    from."""
+    slots = env.spec.slots
+    store: dict[str, Any] = dict(LIVES) if agents_a_world(env.spec) > 1 else {}
+    if config.shard_steps is not None:
+        store["shard_steps"] = config.shard_steps
     whole = config.num_steps is None
     total = -(-config.episodes // slots) * slots if config.num_steps is None else config.num_steps * slots
+    before = {} if saves is None else {k: saves.take(k) for k in ("over", "kept", "recorder", "writer")}
+    kept = Kept(**before.get("kept") or {})
+    if before.get("over"):
+        return kept
+    recorder = Recorder(
+        agent, env, config.episodes, processes.part(slots), seed=config.seed, device=device,
+        exploration=config.exploration, intervene=intervene, steps=config.num_steps, points=points,
+        saved=before.get("recorder"),
+    )  # fmt: skip
     with StoreWriter(path, **store) as writer, bar("recording", total, "episodes" if whole else "steps") as progress:
         artefacts.write_json(path / "spec.json", env.spec.to_json())
-        for episode in record_episodes(
-            agent, env, config.episodes, seed=config.seed, device=device, exploration=config.exploration,
-            intervene=intervene, steps=config.num_steps, points=points, processes=processes,
-        ):  # fmt: skip
-            writer.add(episode)
-            kept.add(episode)
-            progress.advance(1 if whole else episode.steps)
+        if before.get("writer"):
+            writer.restore(before["writer"])
+        before.clear()  # its rows are not held twice
+        progress.advance(len(kept.returns) if whole else kept.steps)
+        for ended in of_all(recorder, processes):
+            for episode in ended:
+                writer.add(episode)
+                kept.add(episode)
+                progress.advance(1 if whole else episode.steps)
+            if saves is not None:
+                saves.after_step(recorder, writer, kept)
+    if saves is not None:
+        saves.end(writer, kept)
     return kept
 
 

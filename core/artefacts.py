@@ -336,6 +336,28 @@ def resumed_run(path: Path, stage: str, config: Any, inputs: Mapping[str, Path])
 
 
 @contextmanager
+def resumed(path: Path, stage: str, config: Any, inputs: Mapping[str, Path]) -> Iterator[Run]:
+    """``resumed_run`` as a block: its manifest is written only if the block ends well; what is there stays anyway."""
+    run = resumed_run(path, stage, config, inputs)
+    try:
+        yield run
+        run.finish()
+    except BaseException as error:
+        lock.release(path)
+        if isinstance(error, OSError) and (said := refused(error, path)) is not None:
+            raise said from error
+        raise
+
+
+def settle(path: Path) -> None:
+    """Remove what a process left beside a whole run directory that was killed once it had written the manifest: the run
+    that was replaced, the lock.  Raises UserError."""
+    with _writer_of(path):
+        shutil.rmtree(aside_of(path), ignore_errors=True)
+    lock.release(path)
+
+
+@contextmanager
 def new_run(
     path: Path, stage: str, config: Any, inputs: Mapping[str, Path] | None = None, *, overwrite: bool = False
 ) -> Iterator[Run]:

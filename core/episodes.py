@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from core.artefacts import load_json, read_manifest, sha256
 from core.contracts import EnvSpec, UserError
@@ -94,6 +95,17 @@ class Episode:
         return out
 
 
+def episode_of(columns: Mapping[str, np.ndarray], **rest: Any) -> Episode:
+    """The episode of these per-step arrays, by their stored names as ``Episode.columns`` gives them; rest: its other
+    fields."""
+    flat: dict[str, Any] = {}
+    groups: dict[str, Any] = {group: {} for group in GROUPS}
+    for name, array in columns.items():
+        group, _, inside = name.partition("/")
+        (groups[group] if inside else flat)[inside or name] = array
+    return Episode(**flat, **groups, **rest)
+
+
 def state_column(leaf: int) -> str:
     """The column of a tensor of the world's state, by its place in the tree (core.trees.leaves); one that is the very
     features of the world is not stored twice and has none."""
@@ -124,7 +136,7 @@ class StoreWriter:
         self.path, self.prefix, self.shard_steps = Path(path), prefix, shard_steps
         self.chunk_steps, self.level = chunk_steps, level
         self._episodes: list[Episode] = []
-        self._steps = self._shards = 0
+        self.waiting = self.shards = 0  # steps of the episodes that wait for the next shard; shards written
         self._columns: dict[str, tuple[tuple[int, ...], str]] | None = None
 
     def __enter__(self) -> StoreWriter:
@@ -143,8 +155,8 @@ class StoreWriter:
             odd = sorted(set(columns.items()) ^ set(self._columns.items()))
             raise ValueError(f"episode columns differ from the store's: {odd}")
         self._episodes.append(episode)
-        self._steps += episode.steps
-        if self._steps >= self.shard_steps:
+        self.waiting += episode.steps
+        if self.waiting >= self.shard_steps:
             self.flush()
 
     def flush(self) -> None:
@@ -152,7 +164,7 @@ class StoreWriter:
         if not self._episodes:
             return
         episodes = self._episodes
-        with hdf5_file(self.path / f"{self.prefix}_{self._shards:05d}.h5") as (file, check):
+        with hdf5_file(self.path / f"{self.prefix}_{self.shards:05d}.h5") as (file, check):
 
             def put(name: str, data: np.ndarray) -> None:
                 chunks = (max(1, min(self.chunk_steps, len(data))), *data.shape[1:])
@@ -172,7 +184,40 @@ class StoreWriter:
             put("index/terminated", np.array([e.terminated for e in episodes]))
             put("index/truncated", np.array([e.truncated for e in episodes]))
             put("index/meta", np.array([json.dumps(dict(e.meta)).encode() for e in episodes]))
-        self._episodes, self._steps, self._shards = [], 0, self._shards + 1
+        self._episodes, self.waiting, self.shards = [], 0, self.shards + 1
+
+    def state(self) -> dict[str, Any]:
+        """How many shards there are, and the episodes that wait for the next (without latents, which recorded ones have
+        not), as tensors, numbers and text."""
+        columns = [e.columns() for e in self._episodes]
+        return {
+            "shards": self.shards,
+            "columns": {k: torch.from_numpy(np.concatenate([c[k] for c in columns])) for k in next(iter(columns), ())},
+            "episodes": [
+                {
+                    "steps": e.steps,
+                    "rows": len(e.h),
+                    "terminated": bool(e.terminated),
+                    "truncated": bool(e.truncated),
+                    "meta": json.dumps(dict(e.meta)),
+                }
+                for e in self._episodes
+            ],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on after what ``state`` gave."""
+        self.shards = state["shards"]
+        step = row = 0
+        for about in state["episodes"]:
+            to_step, to_row = step + about["steps"], row + about["rows"]
+            columns = {
+                k: x[step:to_step].numpy() if is_transition(k) else x[row:to_row].numpy()
+                for k, x in state["columns"].items()
+            }
+            ended = {k: about[k] for k in ("terminated", "truncated")}
+            self.add(episode_of(columns, **ended, meta=json.loads(about["meta"])))
+            step, row = to_step, to_row
 
 
 @dataclass(frozen=True)
@@ -392,14 +437,8 @@ class RolloutStore:
     def episode(self, i: int) -> Episode:
         if not 0 <= i < len(self):
             raise UserError(f"{self.path}: episode {i} is out of range; it holds {len(self)} (0 to {len(self) - 1})")
-        groups: dict[str, Any] = {group: {} for group in GROUPS}
-        flat: dict[str, Any] = {}
-        for name in self.column_names:
-            group, _, rest = name.partition("/")
-            (groups[group] if rest else flat)[rest or name] = self._read(name, i)
-        return Episode(
-            **flat,
-            **groups,
+        return episode_of(
+            {name: self._read(name, i) for name in self.column_names},
             latent=self._latent(i),
             terminated=bool(self.terminated[i]),
             truncated=bool(self.truncated[i]),

@@ -226,7 +226,7 @@ def roll(
     env_grads: bool | Gate = True,
     forget: bool = False,
     alive_B: Tensor | None = None,
-    first: int = 0,
+    first: int | Tensor = 0,
 ) -> Iterator[Moment]:
     """Moments 0 to ``steps`` (None: without end) from what a world shows first.
 
@@ -237,12 +237,13 @@ def roll(
     noise: a draw for each moment but the first, whose world noise ``start`` was given; its first action counts.
     intervene: changes of h.  forget: the agent goes on from the state that they did not touch.
     env_grads: False cuts the gradient at action -> world, and only there; a Gate can do so later.
-    alive, first: where a roll goes on from an earlier moment, who is there and the number of its first moment.
+    alive, first: where a roll goes on from an earlier moment, who is there and the number of its first moment (int64
+    [B]: of each row's episode).
     """
     world_state, shown = begin
     batch, like = len(shown.reward_B), shown.reward_B
     parts = agent.spec.parts
-    t_B = torch.full((batch,), first, dtype=torch.int64, device=like.device)
+    t_B = torch.zeros(batch, dtype=torch.int64, device=like.device) + first
     nowhere = torch.zeros(batch, dtype=torch.bool, device=like.device)
     alive = torch.ones_like(nowhere) if alive_B is None else alive_B
     carried = agent.initial(batch) if memory is None and state is None else memory

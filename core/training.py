@@ -26,7 +26,7 @@ import torch
 
 from core import artefacts, config as cli
 from core.contracts import UserError
-from core.files import AGAIN, csv_of, parsing, read_bytes, refused, unpickled_tensors, write_atomically
+from core.files import AGAIN, csv_of, parsing, read_bytes, refused, unpickled_tensors, write_atomically, writing
 from core.ranks import Processes
 
 Schedule = Literal["cosine", "linear", "constant"]
@@ -43,7 +43,7 @@ def learning_rate(step: int, total: int, peak: float, warm_up: int, schedule: Sc
 
 
 STATE = "training_state/state.pt"  # what a training goes on from
-ANEW = "copy it or start the training anew"
+ANEW = "copy it or start the {} anew"
 BEGUN_BY = ".begun_by"  # which launch of several processes wrote the directory
 STATE_MARK = b"training state, sha256 "  # how its file begins; the checksum and a line's end follow, then torch's bytes
 
@@ -173,7 +173,9 @@ def save_state(path: Path, **parts: Any) -> None:
     torch.save(parts, buffer)
     data = buffer.getbuffer()
     mark = STATE_MARK + hashlib.sha256(data).hexdigest().encode() + b"\n"
-    artefacts.write_atomically(path, b"".join([mark, data]))
+    with writing(path) as file:  # in two parts: a recording's is large
+        file.write(mark)
+        file.write(data)
 
 
 class Log:
@@ -260,7 +262,7 @@ def _rows_until(step: int, file: Path) -> list[dict[str, Any]]:
         return []
     data = read_bytes(file)
     rows = csv_of(data, file)
-    with parsing(file, "curve", ANEW):
+    with parsing(file, "curve", ANEW.format("training")):
         steps = [int(float(row["step"])) for row in rows]
         if not data.endswith(b"\n") or steps != sorted(steps):
             raise ValueError("it is cut, or its steps go back")
@@ -296,11 +298,17 @@ def open_run(
         print(f"note: {config.out / state} was written by an earlier version, without a checksum", file=sys.stderr)
     for directory in inputs.values():
         artefacts.read_manifest(directory)
-    saved = cli.read_json(config.out / "config.json")
+    check_same(config, config.out, stage, fixed)
+    return artefacts.resumed_run(config.out, stage, config, inputs)
+
+
+def check_same(config: Any, out: Path, stage: str, fixed: Sequence[str]) -> None:
+    """UserError unless the run directory ``out`` was begun by this stage with these ``fixed`` keys of the config."""
+    saved = cli.read_json(out / "config.json")
     if not isinstance(saved, dict) or not isinstance(saved.get("config"), dict):
-        raise UserError(f"{config.out / 'config.json'} is not the configuration of a run; {AGAIN}")
+        raise UserError(f"{out / 'config.json'} is not the configuration of a run; {AGAIN}")
     if saved.get("stage") != stage:
-        raise UserError(f"{config.out} is a {saved.get('stage')!r} run, this is {stage!r}")
+        raise UserError(f"{out} is a {saved.get('stage')!r} run, this is {stage!r}")
     now = cli.to_json(config)
     before: Any = cli.merge(cli.to_json_defaults(type(config)), saved["config"])  # an earlier version lacks keys
     for key in fixed:
@@ -309,7 +317,6 @@ def open_run(
             was, is_ = was.get(part), is_[part]
         if was != is_:
             raise UserError(f"--resume: {key} was {was!r} and is now {is_!r}; start another run for that")
-    return artefacts.resumed_run(config.out, stage, config, inputs)
 
 
 def open_together(
@@ -344,25 +351,27 @@ def _launch() -> str:
     return run if run != "none" else f"process {os.getppid()}"
 
 
-def _state_bytes(path: Path) -> tuple[bytes, bool]:
+def _state_bytes(path: Path, of: str = "training") -> tuple[bytes, bool]:
     """(What torch saved in a training state, whether it has a checksum); UserError if that does not hold."""
-    data = read_bytes(path, "training state")
-    if data.startswith(b"PK"):  # a bare archive of torch's, as earlier versions wrote it
+    data = read_bytes(path, f"{of} state")
+    if data.startswith(b"PK") and of == "training":  # a bare archive of torch's, as earlier versions wrote it
         return data, False
     mark, _, saved = data.partition(b"\n")
     if mark != STATE_MARK + hashlib.sha256(saved).hexdigest().encode():
-        raise UserError(f"{path}: broken training state (it has not its checksum); {ANEW}")
+        raise UserError(f"{path}: broken {of} state (it has not its checksum); {ANEW.format(of)}")
     return saved, True
 
 
-def load_state(path: Path, *parts: str) -> dict[str, Any]:
-    """The training state of a run, on the CPU; UserError if it is broken or lacks one of ``parts``."""
-    state: dict[str, Any] = unpickled_tensors(_state_bytes(path)[0], path, "training state", ANEW)
+def load_state(path: Path, *parts: str, of: str = "training") -> dict[str, Any]:
+    """The state of a training (or of another ``of``), on the CPU; UserError if it is broken or lacks one of
+    ``parts``."""
+    anew = ANEW.format(of)
+    state: dict[str, Any] = unpickled_tensors(_state_bytes(path, of)[0], path, f"{of} state", anew)
     if not isinstance(state, dict):
-        raise UserError(f"{path}: broken training state (it holds no parts); {ANEW}")
+        raise UserError(f"{path}: broken {of} state (it holds no parts); {anew}")
     for part in parts:
         if part not in state:
-            raise UserError(f"{path} was written by another version (it has no {part!r}); start the training anew")
+            raise UserError(f"{path} was written by another version (it has no {part!r}); start the {of} anew")
     return state
 
 

@@ -13,11 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from core.artefacts import MANIFEST, aside_of, read_manifest, sha256, verify
+from agents.recording_state import STATE as RECORDING
+from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
+from core.artefacts import MANIFEST, aside_of, new_run, read_manifest, sha256, verify
 from core.contracts import UserError
 from core.episodes import RolloutStore
-from core.training import STATE
+from core.training import STATE, load_state
+from envs.planted import PlantedOptions, spec_of
 from tests.faults.conftest import MOST, Runner, one_line
 
 TRAIN = [
@@ -136,6 +140,55 @@ def test_a_killed_recording_again(stage: Runner, agent: Path, tmp_path: Path) ->
 @pytest.mark.slow
 def test_many_killed_recordings(stage: Runner, agent: Path, tmp_path: Path) -> None:
     killed_recording(stage, agent, tmp_path, MOST // 2)
+
+
+@pytest.fixture(scope="session")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained agent of a fast world with short episodes."""
+    torch.manual_seed(0)
+    spec = spec_of(PlantedOptions(horizon=24, hazard=0.05), 1)
+    with new_run(tmp_path_factory.mktemp("planted") / "agent", "train", {}) as run:
+        save_agent(RecurrentAgent(AgentConfig(encoder="mlp", embedding_size=8, hidden_size=6), spec), run.path)
+    return run.path
+
+
+def resumed_recording(stage: Runner, agent: Path, tmp_path: Path, count: int, seed: int) -> None:
+    """Recordings killed twice on their way, every second one in place of an earlier one; shards that a state knows are
+    not written again."""
+    argv = ["--agent", str(agent), "--episodes", "12", "--slots", "4", "--shard_steps", "45", "--threads", "1"]
+    argv += ["--explore_share", "0.5", "--sticky", "0.4", "--branches", "2", "--out"]
+    whole = stage("agents.record", [*argv, str(tmp_path / "whole")], tmp_path / "whole")
+    assert whole.code == 0, whole.said
+    earlier = tmp_path / "earlier"
+    assert stage("agents.record", [*argv, str(earlier), "--seed", "1"], earlier).code == 0
+    want, old, rng = outcome(tmp_path / "whole"), outcome(earlier), np.random.default_rng(seed)
+    for number in range(count):
+        out, finished = tmp_path / f"run_{number}" / "r", dict[str, int]()
+        if number % 2:
+            shutil.copytree(earlier, out)
+        for most in (whole.operations, whole.operations // 2, 0):
+            there = out.exists() and not ((out / MANIFEST).exists() and outcome(out) == old)
+            goes_on = there and ((out / MANIFEST).exists() or (out / RECORDING).exists())
+            again = ["--resume"] if goes_on else ["--overwrite"]
+            kill_at = int(rng.integers(1, most)) if most else 0
+            ended = stage("agents.record", [*argv, str(out), *again], out.parent, kill_at=kill_at)
+            assert ended.code in ((-9, 0) if most else (0,)) and "Traceback" not in ended.said, ended.said
+            assert {name: (out / name).stat().st_mtime_ns for name in finished} == finished
+            if (out / RECORDING).exists():
+                writer = load_state(out / RECORDING, of="recording")["writer"] or {"shards": 0}
+                names = [f"shard_{i:05d}.h5" for i in range(writer["shards"])]
+                finished = {name: (out / name).stat().st_mtime_ns for name in names}
+        assert outcome(out) == want and verify(out) == []
+        assert [p.name for p in out.parent.iterdir()] == ["r"] and not list(out.rglob(".*"))
+
+
+def test_a_killed_recording_goes_on(stage: Runner, planted: Path, tmp_path: Path) -> None:
+    resumed_recording(stage, planted, tmp_path, 3, 6)
+
+
+@pytest.mark.slow
+def test_many_killed_recordings_go_on(stage: Runner, planted: Path, tmp_path: Path) -> None:
+    resumed_recording(stage, planted, tmp_path, MOST, 7)
 
 
 # The disk
