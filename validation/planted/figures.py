@@ -10,6 +10,7 @@ from envs.planted import KINDS
 from validation.planted.measures import MEASURES
 
 GOOD, BAD, PLAIN = "#d5ecd8", "#f4cccc", "#f2f2f2"
+NAME, ASKED, CELL = 3.7, 4.9, 0.82  # inches: the columns of methods, of what is asked, of a world
 
 
 def draw_scores(result: Result, path: Path) -> None:
@@ -24,9 +25,11 @@ def draw_scores(result: Result, path: Path) -> None:
     worlds.sort(key=lambda w: (KINDS.index(w.partition(",")[0]), w))
     cell = {((r["control"], r["measure"], r["method"]), r["world"]): r for r in table}
     height = 0.27 * len(lines) + 1.9
-    figure = figure_of(15.5, height)
+    width = NAME + ASKED + CELL * len(worlds) + 0.1
+    figure = figure_of(width, height)
     figure.set_layout_engine("none")  # the cells have their places
-    axis = figure.add_axes((0.5, 0.1 / height, 0.49, 1 - 1.9 / height))
+    cells = (NAME + ASKED) / width
+    axis = figure.add_axes((cells, 0.1 / height, CELL * len(worlds) / width, 1 - 1.9 / height))
     axis.set(xlim=(0, len(worlds)), ylim=(len(lines), 0))
     axis.set_axis_off()
     for x, world in enumerate(worlds):
@@ -35,13 +38,15 @@ def draw_scores(result: Result, path: Path) -> None:
     for y, line in enumerate(lines):
         control, measure, method = line
         if control != before and control:
-            axis.axhline(y, color="black", lw=1.2, xmin=-1, clip_on=False)
+            axis.axhline(y, color="black", lw=1.2, xmin=-(NAME + ASKED - 0.1) / (CELL * len(worlds)), clip_on=False)
         before = control
         asked = MEASURES[names.index(measure)]
         goal = f": {asked.target.text}".replace(">=", "≥").replace("<=", "≤") if asked.target else ""
         axis.text(-0.1, y + 0.5, asked.words + goal, ha="right", va="center", fontsize=8)
         name = f"broken on purpose: {method}" if control else method
-        axis.text(-5.3, y + 0.5, name, ha="right", va="center", fontsize=8, style="italic" if control else "normal")
+        axis.text(
+            -ASKED / CELL, y + 0.5, name, ha="right", va="center", fontsize=8, style="italic" if control else "normal"
+        )
         for x, world in enumerate(worlds):
             row = cell.get((line, world))
             if row is None:
