@@ -620,6 +620,7 @@ class _Models:
     weights: bool  # they are those of weights in it
     agent: str = ""
     simulator: str = ""
+    checkpoints: tuple[str, ...] = ()  # agents that its agent once was
 
 
 def _models_of(directory: Path, manifest: Mapping[str, Any]) -> _Models:
@@ -632,7 +633,11 @@ def _models_of(directory: Path, manifest: Mapping[str, Any]) -> _Models:
     tensors = load_tensors(directory, WEIGHTS)
     tensors = {k: v.float() if v.dtype == torch.float16 else v for k, v in tensors.items()}
     if "simulator.json" not in files:
-        return _Models(True, fingerprint_of(tensors))
+        earlier = sorted(name for name in files if Path(name).match("checkpoint_*.safetensors"))
+        return _Models(
+            True, fingerprint_of(tensors),
+            checkpoints=tuple(fingerprint_of(load_tensors(directory, name)) for name in earlier),
+        )  # fmt: skip
     agent = {k.removeprefix("agent."): v for k, v in tensors.items() if k.startswith("agent.")}
     return _Models(True, fingerprint_of(agent), fingerprint_of(tensors))
 
@@ -653,7 +658,7 @@ def _other_models(
     if own.weights and own.agent != agent:
         problems.append(f"{directory}: its weights are agent {own.agent}, it says {agent}")
     loaded = {name: of for name, of in inputs.items() if of.weights}
-    if loaded and agent not in {of.agent for of in loaded.values()}:
+    if loaded and not any(agent in (of.agent, *of.checkpoints) for of in loaded.values()):
         have = ", ".join(f"{name} {of.agent}" for name, of in loaded.items())
         problems.append(f"{directory}: it says agent {agent}, its inputs are of others ({have})")
     worlds = {name: of for name, of in loaded.items() if of.simulator}
