@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ TRAINED = {
     "train": "--preset debug",
     "train_gen_model": "--preset debug --agent {w}/agent --rollouts {w}/rollouts",
 }
+# One of every kind of sharing; the others are tested with the slow ones.
+EVERYDAY = ("record_samples", "saliency", "interventions", "hidden_states", "record", "train_gen_model")
 TOLERANCE = 1e-3  # of weights, by the largest of their tensor, after the updates of debug size
 
 
@@ -109,20 +111,36 @@ def torchrun(commands: Sequence[Sequence[str]], file: Path) -> subprocess.Comple
     return subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
 
 
+def run_both(root: Path, names: Sequence[str]) -> None:
+    """Runs of these stages, of one process and of two: one/NAME and two/NAME."""
+    make_world(root)
+    for name in names:
+        of_stage(name, flags_of(name, root), root / "one" / name)
+    done = torchrun([command_of(name, root) for name in names], root / "commands.json")
+    (root / "said.txt").write_text(done.stdout)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
 @pytest.fixture(scope="session")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of every stage of ``SHARED``, of one process and of two: one/NAME and two/NAME."""
+def everyday(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return once(tmp_path_factory, "everyday", lambda root: run_both(root, EVERYDAY))
 
-    def make(root: Path) -> None:
-        make_world(root)
-        names = [*SHARED, *TRAINED]
-        for name in names:
-            of_stage(name, flags_of(name, root), root / "one" / name)
-        done = torchrun([command_of(name, root) for name in names], root / "commands.json")
-        (root / "said.txt").write_text(done.stdout)
-        assert done.returncode == 0, done.stderr[-4000:]
 
-    return once(tmp_path_factory, "both", make)
+@pytest.fixture
+def both(name: str, request: pytest.FixtureRequest) -> Path:
+    """Where ``run_both`` made the stage ``name``."""
+    return request.getfixturevalue("everyday" if name in EVERYDAY else "others")  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    names = [name for name in (*SHARED, *TRAINED) if name not in EVERYDAY]
+    return once(tmp_path_factory, "others", lambda root: run_both(root, names))
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    """Slow, but for those of every day."""
+    return [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 ROUNDING = {"rel": 1e-6, "abs": 1e-9}  # a sum's last digit can depend on where its numbers lie in memory
@@ -178,7 +196,7 @@ def assert_same(one: Path, two: Path) -> None:
                 assert np.array_equal(a[name], b[name]), name
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", marked(SHARED))
 def test_shared_work_is_that_of_one_process(both: Path, name: str) -> None:
     assert_same(both / "one" / name, both / "two" / name)
     assert artefacts.verify(both / "two" / name) == []
@@ -191,7 +209,7 @@ def test_episodes_of_two_processes_are_those_of_one(both: Path, name: str, round
         assert_same_episodes(one, two, rounding)
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", marked(TRAINED))
 def test_a_training_of_two_processes_is_that_of_one(both: Path, name: str) -> None:
     one, two = (artefacts.load_tensors(both / where / name, artefacts.WEIGHTS) for where in ("one", "two"))
     assert one.keys() == two.keys()
@@ -217,6 +235,6 @@ def assert_same_episodes(one: RolloutStore, two: RolloutStore, rounding: float) 
             np.testing.assert_allclose(getattr(a, name), getattr(b, name), rtol=0, atol=rounding)
 
 
-def test_only_the_first_process_speaks(both: Path) -> None:
-    said = (both / "said.txt").read_text()
+def test_only_the_first_process_speaks(everyday: Path) -> None:
+    said = (everyday / "said.txt").read_text()
     assert said.count("saliency of 5 rollout(s)") == 1 and said.count("simulated 10 rollouts") == 1
