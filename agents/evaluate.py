@@ -27,7 +27,7 @@ from core.directions import fingerprint
 from core.progress import bar
 from core.roll import act
 from core.stats import Estimate, bootstrap_mean, in_text, share_of
-from core.training import rng_states, set_rng_states
+from core.training import held_out_columns, rng_states, set_rng_states
 from core.trees import Tree, rows_of
 from envs.procgen import HELD_OUT
 from envs.registry import make
@@ -173,9 +173,7 @@ class HeldOut:
         found = whole_episodes(self.agent, self.env, self.episodes, seed=self.seed, device=self.device, show=False)
         set_rng_states(before)
         mean = mean_return(found.return_E, np.random.default_rng(self.seed))
-        bounds = {"held_out_low": mean.low, "held_out_high": mean.high}
-        finite = {k: v for k, v in bounds.items() if np.isfinite(v)}
-        return {"held_out_return": mean.value, **finite, "held_out_episodes": float(mean.n)}
+        return held_out_columns("held_out_return", mean)
 
 
 def mean_return(return_E: np.ndarray, rng: np.random.Generator) -> Estimate:

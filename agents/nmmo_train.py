@@ -41,7 +41,16 @@ from core.directions import fingerprint
 from core.replay import Replay, page
 from core.roll import Acted, act
 from core.stats import bootstrap_mean
-from core.training import STATE, RunOptions, Stop, load_state, open_run, rng_states, set_rng_states
+from core.training import (
+    STATE,
+    RunOptions,
+    Stop,
+    held_out_columns,
+    load_state,
+    open_run,
+    rng_states,
+    set_rng_states,
+)
 from core.trees import detached, joined, on, rows_of, with_rows
 from envs.nmmo import FEATURES, HELD_OUT_MAPS, MAPS, NmmoEnv, NmmoOptions, features, held_out, options_of
 from envs.nmmo_tasks import tasks_of
@@ -232,9 +241,7 @@ class HeldOut:
         set_rng_states(before)
         length, world = (np.array([life[key] for life in lived]) for key in ("length", "world"))
         mean = bootstrap_mean(length.astype(np.float64), world, rng=np.random.default_rng(self.seed))
-        bounds = {"held_out_low": mean.low, "held_out_high": mean.high}
-        finite = {k: v for k, v in bounds.items() if np.isfinite(v)}
-        return {"held_out_length": mean.value, **finite, "held_out_episodes": float(mean.n)}
+        return held_out_columns("held_out_length", mean)
 
 
 def reward_of(module: PolicyModule) -> RewardWrapper:

@@ -28,6 +28,7 @@ from core import artefacts, config as cli
 from core.contracts import UserError
 from core.files import AGAIN, csv_of, parsing, read_bytes, refused, unpickled_tensors, write_atomically, writing
 from core.ranks import Processes
+from core.stats import Estimate
 
 Schedule = Literal["cosine", "linear", "constant"]
 
@@ -246,6 +247,13 @@ class Log:
         artefacts.write_atomically(self.file, curve_text(self.rows).encode())
         with self._showing():
             self.board.flush()
+
+
+def held_out_columns(name: str, mean: Estimate) -> dict[str, float]:
+    """Columns of a curve: a mean over held-out episodes, its interval where it has one, and how many they are."""
+    bounds = {"held_out_low": mean.low, "held_out_high": mean.high}
+    finite = {k: v for k, v in bounds.items() if np.isfinite(v)}
+    return {name: mean.value, **finite, "held_out_episodes": float(mean.n)}
 
 
 def curve_text(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -116,8 +116,9 @@ def _cluster(
         x_NF = pc_NK if config.cluster_before_umap else records.h_NH
         paid = cost(x_NF, found.label_N, records.lives.life_N, fitted_M, config, rng)
         result.scalar("fitted", len(fitted_M), "records that map and clusters are made from", len(records))
-        for name, of in (("placed_agreement", paid.placed), ("remade_agreement", paid.remade)):
-            how = "placed" if name.startswith("placed") else "they were made from"
+        for name, how, of in (
+            ("placed_agreement", "placed", paid.placed), ("remade_agreement", "they were made from", paid.remade)
+        ):  # fmt: skip
             unit = f"adjusted Rand index, clusters of half of the lives and of all, of rows {how}"
             result.scalar(name, of.value, unit, of.n, of.interval)
     result.arrays |= {

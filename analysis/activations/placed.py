@@ -60,10 +60,12 @@ def cost(
     again_M = find(x_MF, least, config.threads, rows).label_N
 
     def agreement(of_M: np.ndarray) -> Estimate:
-        def ari(chosen: np.ndarray) -> float:
-            return float(adjusted_rand_score(label_M[of_M][chosen], again_M[of_M][chosen]))
+        label_P, again_P, life_P = label_M[of_M], again_M[of_M], life_M[of_M]
 
-        value, low, high = jackknife(ari, life_M[of_M], rng=rng)
-        return Estimate(float(value), float(low), float(high), len(np.unique(life_M[of_M])))
+        def ari(chosen: np.ndarray) -> float:
+            return float(adjusted_rand_score(label_P[chosen], again_P[chosen]))
+
+        value, low, high = jackknife(ari, life_P, rng=rng)
+        return Estimate(float(value), float(low), float(high), len(np.unique(life_P)))
 
     return Cost(agreement(~half_M), agreement(half_M))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from core.episodes import RolloutStore
 from tests.browser.test_pages import Opened
 from tests.panel_runs import NAMES, SAMPLES, STEPS, K, P
 from validation.panel.__main__ import STAGE, VIEWS, PanelConfig, check, main, shown_of, write_panel
+from validation.panel.live import Live
 from validation.panel.page import PAGE
 from validation.panel.server import HOST, Loader, Served, listening, live_from, server_of
 from validation.panel.work import Cancelled, Job
@@ -280,22 +282,17 @@ def test_a_figure_of_every_view_is_drawn(view: str, browser: Any, panel_runs: Pa
 # Served
 
 
-@pytest.fixture(scope="module")
-def server(panel_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """What is served, with two starts of the real game behind it."""
-    directory = tmp_path_factory.mktemp("served")
-    config = PanelConfig(task="serve", runs=(panel_runs,), starts=2, threads=1)
-    options, about = check(config), shown_of(config)
-    assert about.chosen is not None
+@contextmanager
+def serving(
+    write: Callable[[Path, Callable[[], bool]], int], directory: Path, make_live: Callable[[], Live] | None
+) -> Iterator[Served]:
+    """What is served, when all of it is loaded; write, make_live: as in Loader."""
     with listening(0) as sock:
         served = Served({}, "token", sock.getsockname()[1])
         running = server_of(served)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [sock]}, daemon=True)
         thread.start()
-        loader = Loader(
-            served, directory, lambda path, ended: write_panel(path, about, config, options, path, ended),
-            lambda: live_from(about.chosen, options, 2, 0, 1), lambda: None,
-        )  # fmt: skip
+        loader = Loader(served, directory, write, make_live, lambda: None)
         loader.start()
         loader.join()
         assert loader.failed is None and not served.loading
@@ -303,6 +300,20 @@ def server(panel_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         running.should_exit = True
         thread.join(10)
         loader.stop()
+
+
+@pytest.fixture(scope="module")
+def server(panel_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """What is served, with two starts of the real game behind it."""
+    directory = tmp_path_factory.mktemp("served")
+    config = PanelConfig(task="serve", runs=(panel_runs,), starts=2, threads=1)
+    options, about = check(config), shown_of(config)
+    assert about.chosen is not None
+    with serving(
+        lambda path, ended: write_panel(path, about, config, options, path, ended), directory,
+        lambda: live_from(about.chosen, options, 2, 0, 1),
+    ) as served:  # fmt: skip
+        yield served
 
 
 @pytest.fixture(scope="module")
@@ -443,30 +454,29 @@ def test_a_change_is_made_on_a_phone(browser: Any, served: str, tmp_path: Path) 
     opened.close()
 
 
+def tab_to(tab: Any, name: str, most: int) -> None:
+    """Press Tab until the element has the keyboard, at most so often."""
+    for _ in range(most):
+        tab.keyboard.press("Tab")
+        if tab.evaluate("document.activeElement.id") == name:
+            break
+
+
 def test_a_change_is_made_by_keyboard(live: LivePanel) -> None:
     """Where the keyboard is stays known: a button that is switched off while it works gets it back."""
     key = live.tab.keyboard
     live.tab.locator(".starts button").nth(1).focus()
     key.press("Enter")
-    for _ in range(40):
-        key.press("Tab")
-        if live.tab.evaluate("document.activeElement.id") == "live-horizon":
-            break
+    tab_to(live.tab, "live-horizon", 40)
     key.press("Control+a")
     key.type("3")
-    for _ in range(4):
-        key.press("Tab")
-        if live.tab.evaluate("document.activeElement.id") == "live-go":
-            break
+    tab_to(live.tab, "live-go", 4)
     key.press("Enter")
     live.until("live.result && live.job === null && !document.getElementById('live-go').disabled")
     asked = live.tab.evaluate("live.result.asked")
     assert asked["start"] == 1 and asked["horizon"] == 3
     assert live.tab.evaluate("document.activeElement.id") == "live-go"
-    for _ in range(40):
-        key.press("Tab")
-        if live.tab.evaluate("document.activeElement.id") == "live-play":
-            break
+    tab_to(live.tab, "live-play", 40)
     key.press("Enter")
     live.until("live.step === 2")
     key.press("Enter")

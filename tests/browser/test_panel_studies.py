@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ from analysis.target_functions import __main__ as targets
 from core import config as cli
 from core.artefacts import Result, new_run
 from core.contracts import UserError
-from tests.browser.test_panel import Address, LivePanel, Panel
+from tests.browser.test_panel import Address, LivePanel, Panel, serving
 from tests.conftest import once
 from validation.panel.__main__ import STAGE, PanelConfig, check, main, shown_of, write_panel
 from validation.panel.page import PAGE
-from validation.panel.server import HOST, Loader, Served, listening, server_of
+from validation.panel.server import HOST
 
 
 @pytest.fixture(scope="module")
@@ -59,26 +58,14 @@ def test_studies_alone_are_served(browser: Any, clusters: Path, tmp_path: Path) 
     config = PanelConfig(task="serve", runs=(clusters,))
     about = shown_of(config)
     assert about.chosen is None
-    with listening(0) as sock:
-        served = Served({}, "token", sock.getsockname()[1])
-        running = server_of(served)
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [sock]}, daemon=True)
-        thread.start()
-        loader = Loader(
-            served, tmp_path, lambda path, ended: write_panel(path, about, config, check(config), path, ended),
-            None, lambda: None,
-        )  # fmt: skip
-        loader.start()
-        loader.join()
-        assert loader.failed is None and not served.loading
+    with serving(
+        lambda path, ended: write_panel(path, about, config, check(config), path, ended), tmp_path, None
+    ) as served:
         address = Address(f"http://{HOST}:{served.port}/token/")
         opened = LivePanel(browser, address, "view=study_activations")  # type: ignore[arg-type]
         assert opened.tab.locator("#study_activations-points").is_visible()
         assert opened.tab.locator("#tabs a[data-view=live]").count() == 0
         opened.close()
-        running.should_exit = True
-        thread.join(10)
-        loader.stop()
 
 
 def test_clusters_are_points_to_colour_and_point_at(browser: Any, page: Path, clusters: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -329,18 +330,24 @@ def test_a_signal_saves_and_names_the_command_that_goes_on(
     assert curve(tmp_path / "s") == long_curve
 
 
+def started_under_torchrun(out: Path, words: Sequence[str], *flags: str) -> subprocess.Popen[str]:
+    """Two processes of a simulator's training, as soon as it has saved a state."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *flags]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*launch, "train_gen_model.py", *words], cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True
+    )
+    while not (out / "training_state" / "state.pt").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    return process
+
+
 def test_a_training_whose_process_dies_goes_on_by_itself(
     pipeline: Path, tmp_path: Path, long_curve: list[dict[str, float]]
 ) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     words = argv_of(pipeline, tmp_path / "s", *LONG, "--save_minutes", "0")
-    with subprocess.Popen(
-        [*launch, "train_gen_model.py", *words], cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True
-    ) as process:
-        while not (tmp_path / "s" / "training_state" / "state.pt").exists():
-            assert process.poll() is None
-            time.sleep(0.02)
+    with started_under_torchrun(tmp_path / "s", words, "--max-restarts=1") as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(children[-1]), signal.SIGKILL)
         said = process.communicate()[1]
@@ -353,15 +360,8 @@ def test_a_training_whose_process_dies_goes_on_by_itself(
 
 
 def test_a_signal_to_torchrun_saves_once_for_all_processes(pipeline: Path, tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     words = argv_of(pipeline, tmp_path / "s", "--updates", "100000", "--save_minutes", "0")
-    with subprocess.Popen(
-        [*launch, "train_gen_model.py", *words], cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True
-    ) as process:
-        while not (tmp_path / "s" / "training_state" / "state.pt").exists():
-            assert process.poll() is None
-            time.sleep(0.02)
+    with started_under_torchrun(tmp_path / "s", words) as process:
         process.terminate()
         said = process.communicate()[1].splitlines()
     step = load_state(tmp_path / "s" / "training_state" / "state.pt", *train.STATE)["step"]
