@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--simulator", type=Path, default=ROOT / "bundles/coinrun-context/simulator")
     parser.add_argument("--steps", type=int, default=32, help="transitions of every run")
     parser.add_argument("--repeats", type=int, default=5, help="of every question, after one that is not counted")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()
     import torch
 

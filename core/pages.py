@@ -71,8 +71,8 @@ def packed(array: np.ndarray) -> dict[str, Any]:
     return {"dtype": array.dtype.name, "shape": list(array.shape), "base64": data}
 
 
-def sheet(frames_NHWC: np.ndarray, columns: int, *, lossless: bool = False) -> bytes:
-    """Frames uint8 [N, H, W, 3] as one WebP picture, so many beside each other."""
+def sheet(frames_NHWC: np.ndarray, columns: int, *, lossless: bool = False, effort: int = 4) -> bytes:
+    """Frames uint8 [N, H, W, 3] as one WebP picture, so many beside each other.  effort: 0 (fast) to 6 (small)."""
     from PIL import Image
 
     count, height, width, _ = frames_NHWC.shape
@@ -82,7 +82,7 @@ def sheet(frames_NHWC: np.ndarray, columns: int, *, lossless: bool = False) -> b
     whole[:count] = frames_NHWC
     flat = whole.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(rows * height, columns * width, 3)
     out = io.BytesIO()
-    options = {"lossless": True, "method": 3} if lossless else {"quality": QUALITY, "method": 4}
+    options = {"lossless": True, "method": effort} if lossless else {"quality": QUALITY, "method": effort}
     Image.fromarray(flat).save(out, "WEBP", **options)
     return out.getvalue()
 

@@ -97,7 +97,8 @@ def pooled(x: Tensor, size: int) -> Tensor:
 
 
 def gaps_at_shifts(last: Tensor, now: Tensor, reach: tuple[int, int], every: int = 1) -> Iterator[Tensor]:
-    """Absolute differences [N, H, W] of ``now`` [N, H, W] from ``last`` at every shift, row by row of shifts.
+    """Absolute differences of ``now`` [N, H, W] from ``last`` at every shift: for each shift along the rows, those of
+    all along the columns, [N, columns, H, W].
 
     Beyond its edge the pixels of ``last`` are repeated.  every: pixels of ``last`` from one of ``now`` to the next.
     """
@@ -111,18 +112,20 @@ def bordered(planes: Tensor, border: tuple[int, int]) -> Tensor:
 
 
 def gaps_within(wide: Tensor, now: Tensor, every: int = 1) -> Iterator[Tensor]:
-    """Absolute differences [N, H, W] of ``now`` [N, H, W] from every place of its size in ``wide``, row by row."""
+    """Absolute differences of ``now`` [N, H, W] from every place of its size in ``wide``: row by row of places,
+    [N, columns, H, W]."""
     height, width = (every * n for n in now.shape[1:])
-    for y in range(wide.shape[1] - height + 1):
-        for x in range(wide.shape[2] - width + 1):
-            yield (wide[:, y : y + height : every, x : x + width : every] - now).abs()
+    places = wide.unfold(1, height, 1).unfold(2, width, 1)[..., ::every, ::every]
+    now = now[:, None].contiguous()
+    for row in places.unbind(1):
+        yield (row.contiguous() - now).abs()  # windows that overlap in memory take several times as long
 
 
 def shift_costs(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
     """Mean absolute differences [N, 16, 16, rows, columns] of every block of the frames ``now`` from ``last`` at every
     shift; of the mean over their channels."""
     gaps = gaps_at_shifts(last.mean(1), now.mean(1), reach)
-    return torch.stack([pooled(gap, PATCH) for gap in gaps], -1).unflatten(-1, (2 * reach[0] + 1, 2 * reach[1] + 1))
+    return torch.stack([pooled(gap, PATCH) for gap in gaps], 1).permute(0, 3, 4, 1, 2)
 
 
 def coarse_costs(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
@@ -130,7 +133,7 @@ def coarse_costs(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
     from is hard to read off two frames by small convolutions, and plain here."""
     last, now = (pooled(x.mean(1), 2) for x in (last, now))
     gaps = gaps_at_shifts(last, now, (reach[0] // 2, reach[1] // 2))
-    return pooled(torch.stack(list(gaps), 1), PATCH // 2)
+    return pooled(torch.cat(list(gaps), 1), PATCH // 2)
 
 
 def whole_shift(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
@@ -144,7 +147,7 @@ def whole_shift(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
     last, now = last.mean(1), now.mean(1)
     index = torch.arange(len(now), device=now.device)
     with torch.no_grad():
-        coarse = torch.stack([g.mean((1, 2)) for g in gaps_at_shifts(last, now[:, ::4, ::4], reach, every=4)], -1)
+        coarse = torch.cat([gap.mean((2, 3)) for gap in gaps_at_shifts(last, now[:, ::4, ::4], reach, every=4)], -1)
         best = coarse.argmin(-1)
     columns = 2 * reach[1] + 1
     corner = torch.stack([best // columns, best % columns], -1)  # of the window within the padded frame
@@ -154,7 +157,7 @@ def whole_shift(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
     )
     window = padded[index[:, None, None], rows[:, :, None], along[:, None, :]]
     near = 2 * FINE + 1
-    costs = torch.stack([gap.mean((1, 2)) for gap in gaps_within(window, now)], -1).unflatten(-1, (near, near))
+    costs = torch.stack([gap.mean((2, 3)) for gap in gaps_within(window, now)], 1)
     least = costs.flatten(1).argmin(-1)
     at = torch.stack([least // near, least % near], -1).clamp(1, 2 * FINE - 1)
     (y, x), middle = at.unbind(-1), costs[index, at[:, 0], at[:, 1]]

@@ -72,8 +72,8 @@ class PanelConfig:
     """build: run directory to write; the page is panel.html in it"""
     seed: int = 0
     """serve: seed of the starts and of the action noise"""
-    threads: int = 2
-    """CPU threads"""
+    threads: int = 1
+    """CPU threads: what is asked live are one or two rows, which a second thread slows down"""
     overwrite: bool = False
     """replace an earlier panel in --out"""
 

@@ -23,10 +23,10 @@ from analysis.shared.edit_starts import EditStarts
 from analysis.shared.gradients import gradients, reading_at, unroll
 from analysis.shared.quantities import find_quantities
 from core import config as cli, pages
-from core.contracts import Intervention, Shown, UserError, VecEnv, World
+from core.contracts import EnvSpec, Intervention, Shown, UserError, VecEnv, World
 from core.directions import Basis
 from core.interventions import OnRows
-from core.roll import Simulator, gumbel, probabilities
+from core.roll import Moment, Simulator, gumbel, probabilities, roll
 from core.trees import Tree, flatten, joined, rows_of
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import parse_edit
@@ -122,6 +122,19 @@ class Watched:
             if x.requires_grad:
                 x.register_hook(lambda _: self.job.step(0))  # type: ignore[no-untyped-call]
         return state, shown
+
+
+class Replayed:
+    """What a world has shown, shown again whatever is done: ``state`` is the step, int64 [B]."""
+
+    def __init__(self, spec: EnvSpec, shown: Sequence[Shown]) -> None:
+        self.spec, self.shown = spec, shown
+
+    def begin(self) -> tuple[Tree, Shown]:
+        return torch.zeros(len(self.shown[0].reward_B), dtype=torch.int64), self.shown[0]
+
+    def step(self, state: Tensor, action_BA: Tensor, noise: Tree | None = None) -> tuple[Tree, Shown]:
+        return state + 1, self.shown[int(state[0]) + 1]
 
 
 class Picture(NamedTuple):
@@ -271,40 +284,43 @@ class Live:
         self, here: Starts, noise: Tensor, change: tuple[Intervention, str] | None, other: Picture | None, job: Job
     ) -> list[dict[str, Any]]:
         """In the simulator: unaltered, and with a change or from another picture, if there is one.  Both at once, which
-        takes little longer than one, but where the second is given the actions of the first."""
+        takes little longer than one; through memory the second sees what the first was shown, and does what it did."""
         intervention, through = change or (None, "")
         plain = Picture(here.window, here.state)
-        told: list[dict[str, Any]] = []
-        actions = None
-        if through == "memory":
-            course, frames = self._course([plain], noise, (Ticking(job),))
-            assert course.action_RTA is not None
-            actions = course.action_RTA.argmax(-1)
-            told.append(self._told(course, frames[0]))
-        pictures = [] if told else [plain]
-        if other is not None:
-            pictures.append(other)
+        pictures = [plain] + ([] if other is None else [other])
         made: list[Intervention] = [Ticking(job)]
+        if through == "memory":
+            assert intervention is not None
+            moments = self._moments([plain], noise, made)
+            seen = Replayed(self.simulator.world.spec, [m.shown for m in moments])
+            actions = torch.stack([m.action for m in moments], 1)
+            again = roll(
+                self.simulator.agent, seen, seen.begin(), state=plain.state, steps=len(moments) - 1, actions=actions,
+                intervene=(*made, intervention),
+            )  # fmt: skip
+            return self._each(moments) + self._each(list(again))
         if intervention is not None:
             pictures.append(plain)
             made.append(OnRows((intervention,), torch.arange(len(pictures)) == len(pictures) - 1))
-        course, frames = self._course(pictures, noise, made, through, actions)
-        return told + [self._told(course, frames[row], row) for row in range(len(pictures))]
+        return self._each(self._moments(pictures, noise, made, through))
 
-    def _course(
-        self, pictures: Sequence[Picture], noise: Tensor, made: Sequence[Intervention], through: str = "",
-        actions: Tensor | None = None,
-    ) -> tuple[Course, list[list[np.ndarray]]]:  # fmt: skip
-        """A simulated course of R pictures with the same action noise, and the frames of each."""
+    def _moments(
+        self, pictures: Sequence[Picture], noise: Tensor, made: Sequence[Intervention], through: str = ""
+    ) -> list[Moment]:
+        """A simulated course of R pictures with the same action noise."""
         known = {k: torch.from_numpy(np.concatenate([p.window[k] for p in pictures])) for k in pictures[0].window}
         begun: tuple[Tree, Shown] = started(self.simulator.world, known)
         world = SimulatedWorld(
             self.simulator.agent, joined([p.state for p in pictures]), noise.expand(len(pictures), -1, -1),
             self._measures(), world=self.simulator.world, start_N=begun,
         )  # fmt: skip
-        moments = world.moments(torch.arange(len(pictures)), made, through, actions)
+        return world.moments(torch.arange(len(pictures)), made, through)
+
+    def _each(self, moments: Sequence[Moment]) -> list[dict[str, Any]]:
+        """Every row of a simulated course as JSON."""
         seen = [(next(iter(m.shown.obs.values())).clamp(0, 1) * 255).byte().cpu().numpy() for m in moments]
-        return course_along(moments), [[x[row] for x in seen] for row in range(len(pictures))]
+        course = course_along(moments)
+        return [self._told(course, [x[row] for x in seen], row) for row in range(len(seen[0]))]
 
     def _real(
         self, here: Starts, noise: Tensor, change: Sequence[Intervention], through: str, job: Job
@@ -353,12 +369,13 @@ class Live:
         over = (course.ended_RT[row] > 0.5).cumsum(0)
         length = 1 + int((over == 0).sum())
         picture = frames[0].ndim == 3 and frames[0].shape[-1] == 3
+        sheet = pages.sheet(np.stack(frames[:length]), COLUMNS, effort=0) if picture else b""
         return {
             "steps": length, "value": _rounded(course.value_RT[row]), "reward": _rounded(course.reward_RT[row]),
             "prob": _rounded(torch.stack([probs[:, ids].sum(-1) for ids in choices.values()], -1)),
             "action": [" + ".join(words) for words in zip(*named, strict=True)],
             "c": [] if self.basis is None else _rounded(self.basis.project(course.h_RTH[row])),
-            "frames": base64.b64encode(pages.sheet(np.stack(frames[:length]), COLUMNS)).decode() if picture else "",
+            "frames": base64.b64encode(sheet).decode(),
         }  # fmt: skip
 
     def _saliency(self, asked: Asked, here: Starts, job: Job) -> dict[str, Any]:
