@@ -1,7 +1,8 @@
 """The whole way in one command: ``python -m validation.demo`` (or ``make demo``).
 
-Runs every stage in this process, each into its own run directory below ``--out``, and writes
-``report.html``.  Nothing passes between stages except through those directories.
+Runs every stage, each into its own run directory below ``--out``, and writes ``report.html``.  Nothing passes between
+stages except through those directories, so that two can run beside each other, in processes of their own: their many
+small operations gain less from a second thread.
 """
 
 from __future__ import annotations
@@ -12,19 +13,30 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python -m validation.demo", file=sys.stderr)
     sys.exit(2)
 
+import contextlib
+import io
+import multiprocessing
+import os
+import shutil
+import signal
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from core import artefacts, config as cli
+from threadpoolctl import threadpool_limits
+
+from core import artefacts, config as cli, figures
 from core.contracts import UserError
 from core.stages import OF_AN_AGENT as STAGES
 from validation.report import contents
 from validation.report.lineage import choose
 
 STAGE = "demo"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +52,7 @@ class DemoConfig:
     seed: int = 0
     """seed of every stage"""
     threads: int = 2
-    """CPU threads"""
+    """CPU threads; from 2 on, two stages run beside each other with half of them each"""
     overwrite: bool = True
     """replace an earlier demo, whole or half-written, in --out"""
 
@@ -66,7 +78,7 @@ def plan(config: DemoConfig) -> dict[str, Any]:
         cls = STAGES[stage].cls
         known[name] = config.out / name
         own: dict[str, Any] = {**{flag: known[flag] for flag in reads(stage)}, "out": known[name]}
-        own |= {"seed": config.seed, "threads": config.threads}
+        own |= {"seed": config.seed, "threads": max(1, config.threads // 2)}
         layer = cli.merge(cli.to_json_defaults(cls), sizes(name, config.sizes))
         out[name] = cli.from_json(cls, cli.merge(layer, cli.to_json(own)), stage)
     return out
@@ -81,24 +93,104 @@ def sizes(name: str, preset: str) -> dict[str, Any]:
     return section
 
 
+class Done(NamedTuple):
+    """A stage that is over."""
+
+    name: str
+    seconds: float
+    said: str  # what it printed, where it did not print it itself
+
+
+def in_turn(stages: Mapping[str, Any], begins: Callable[[str], None]) -> Iterator[Done]:
+    """Stage after stage, in this process."""
+    for name, config in stages.items():
+        begins(name)
+        began = time.monotonic()
+        at_work(name, config)
+        yield Done(name, time.monotonic() - began, "")
+
+
+def beside_each_other(stages: Mapping[str, Any], begins: Callable[[str], None]) -> Iterator[Done]:
+    """Two stages at a time, each as soon as what it reads is there."""
+    width = shutil.get_terminal_size().columns
+    pool = ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), set_up, (figures.also.get(), width))
+    running: dict[Future[Done], str] = {}
+    waiting, over = dict(stages), set[str]()
+    try:
+        while waiting or running:
+            for name in [n for n in waiting if over >= {*reads(PARTS[n])} & set(stages)][: 2 - len(running)]:
+                begins(name)
+                with held_back():
+                    running[pool.submit(apart, name, waiting.pop(name))] = name
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                over.add(running.pop(future))
+                yield future.result()
+    except BaseException:  # Ctrl-C too: the other stage saves what it has to, and ends
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until the block is over; a process that begins in it hears none until it is set up."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def set_up(formats: tuple[str, ...], width: int) -> None:
+    """A process of ``beside_each_other``'s; who is in charge hears Ctrl-C, and ends it by SIGTERM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    os.environ["COLUMNS"] = str(width)
+    cli.tune_allocator()
+    figures.also.set(formats)
+
+
+def at_work(name: str, config: Any) -> None:
+    try:
+        STAGES[PARTS[name]].door.main(config)
+    except UserError as error:
+        raise UserError(f"stage {name}: {error}") from error
+
+
+def apart(name: str, config: Any) -> Done:
+    """``at_work`` in a process of its own, whose words are kept until it is done."""
+    out, began = io.StringIO(), time.monotonic()
+    with (
+        contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), cli.terminable(),
+        threadpool_limits(config.threads),
+    ):  # fmt: skip
+        at_work(name, config)
+    return Done(name, time.monotonic() - began, out.getvalue())
+
+
 def main(config: DemoConfig) -> None:
     models = {name: config.bundle / name for name in ("agent", "simulator")}
     for path in models.values():
         artefacts.read_manifest(path)
     stages = plan(config)
-    count, began = len(stages) + 1, time.time()
+    names, began = list(stages), time.time()
+    count = len(stages) + 1
+
+    def title(name: str) -> str:
+        return f"[{names.index(name) + 1}/{count}] {name}"
+
+    def begins(name: str) -> None:
+        say(f"{title(name)}: {STAGES[PARTS[name]].does}")
+
     with artefacts.new_run(config.out, STAGE, config, models, overwrite=config.overwrite) as run:
-        for number, (name, stage_config) in enumerate(stages.items(), 1):
-            stage = STAGES[PARTS[name]]
-            say(f"[{number}/{count}] {name}: {stage.does}")
-            stage_began = time.time()
-            try:
-                stage.door.main(stage_config)
-            except UserError as error:
-                raise UserError(f"stage {name}: {error}") from error
-            run.inputs[name] = config.out / name
-            run.record(f"wall_{name}", time.time() - stage_began, "s")
-            say(f"        {time.time() - stage_began:.0f} s, {clock(time.time() - began)} in all")
+        for name, seconds, said in (in_turn if config.threads == 1 else beside_each_other)(stages, begins):
+            run.record(f"wall_{name}", seconds, "s")
+            if said:
+                say(f"{title(name)} is done:\n{said.rstrip()}")
+            say(f"        {seconds:.0f} s, {clock(time.time() - began)} in all")
+        run.inputs.update((name, config.out / name) for name in stages)
         say(f"[{count}/{count}] report: put it on one page")
         page = contents.build(choose(config.out, STAGES, models["agent"], models["simulator"]), config.out)
         artefacts.write_atomically(config.out / contents.PAGE, page.html.encode())

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
+import multiprocessing
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -40,7 +45,7 @@ def bundle(pipeline: Path) -> Path:
 def run(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A demo over the leftovers of an earlier, interrupted one."""
     out = tmp_path_factory.mktemp("demo") / "demo"
-    config = demo.DemoConfig(bundle=bundle, out=out, sizes="debug", threads=1)
+    config = demo.DemoConfig(bundle=bundle, out=out, sizes="debug", threads=2)
     with pytest.raises(KeyboardInterrupt), artefacts.new_run(out, demo.STAGE, config):
         (out / "rollouts").mkdir()
         (out / "rollouts" / "half.h5").write_bytes(b"half")
@@ -320,6 +325,46 @@ def test_a_mistake_in_a_stages_sizes_is_met_before_an_earlier_demo_is_touched(
     with pytest.raises(UserError, match="did you mean starts"):
         demo.main(demo.DemoConfig(bundle=bundle, out=tmp_path / "demo", sizes="mine"))
     assert (tmp_path / "demo" / artefacts.MANIFEST).exists()
+
+
+def begun(out: Path, until: str) -> subprocess.Popen[str]:
+    """A demo on the bundled models in a session of its own, run until it prints a line that begins so."""
+    argv = [sys.executable, "-m", "validation.demo", "--sizes", "debug", "--threads", "2", "--out", str(out)]
+    piped: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    running = subprocess.Popen(argv, start_new_session=True, **piped)
+    assert running.stdout is not None
+    assert any(line.startswith(until) for line in running.stdout)
+    return running
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_two_stages_beside_each_other_end_with_the_demo(tmp_path: Path, number: int, code: int) -> None:
+    running = begun(tmp_path / "demo", "[3/10] fidelity")
+    if number == signal.SIGINT:
+        os.killpg(running.pid, number)  # as a terminal does
+    else:
+        running.send_signal(number)
+    said, _ = running.communicate(timeout=300)
+    assert running.returncode == code and "Traceback" not in said, said
+    with pytest.raises(ProcessLookupError):  # nobody of the session stays
+        for _ in range(300):
+            os.killpg(running.pid, 0)
+            time.sleep(0.1)
+    assert not (tmp_path / "demo" / artefacts.MANIFEST).exists()
+
+
+def test_a_stage_that_fails_ends_the_one_beside_it(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sections = {name: dict(cli.preset(name, "debug")) for name in demo.PARTS}
+    sections["samples"]["actions"] = ["fly"]
+    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "mine.json").write_text(json.dumps(sections))
+    with pytest.raises(UserError, match="stage samples: .*fly"):
+        demo.main(demo.DemoConfig(bundle=bundle, out=tmp_path / "demo", sizes="mine"))
+    assert "[3/10] fidelity: " in capsys.readouterr().out and not multiprocessing.active_children()
+    assert not (tmp_path / "demo" / "fidelity" / artefacts.MANIFEST).exists()
 
 
 def test_numbers_are_written_as_people_read_them() -> None:
