@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from agents.networks import EMACell, EncoderKind, images, impala, mlp, orthogonal, strided, strided_blur
+from agents.networks import SMALLEST, EMACell, EncoderKind, images, impala, mlp, orthogonal, strided, strided_blur
 from core.artefacts import WEIGHTS, load_json, load_weights, read_manifest, save_weights, write_json
 from core.config import from_json, to_json
 from core.contracts import EnvSpec, UserError
@@ -137,16 +137,18 @@ def _encoder(config: AgentConfig, spec: EnvSpec) -> nn.Sequential:
     if config.encoder == "mlp":
         for name, shape in shapes.items():
             if len(shape) != 1:
-                raise UserError(f"encoder 'mlp' does not read {name} of shape {shape}")
+                raise UserError(f"encoder 'mlp' does not read {name} of shape {shape}; pictures: --encoder strided")
         return mlp(sum(shape[0] for shape in shapes.values()), size)
     if len(shapes) != 1:
         raise UserError(f"{spec.env_id} has {len(shapes)} observation fields; encoder {config.encoder!r} reads one")
     ((name, shape),) = shapes.items()
     if len(shape) == 1:
-        raise UserError(f"encoder {config.encoder!r} does not read {name} of shape {shape}")
-    if shape != (64, 64, 3):
-        raise UserError(f"encoder {config.encoder!r} reads frames of shape (64, 64, 3), not {shape}")
-    return {"impala": impala, "strided": strided, "strided_blur": strided_blur}[config.encoder](size, config.norm)
+        raise UserError(f"encoder {config.encoder!r} does not read {name} of shape {shape}; vectors: --encoder mlp")
+    if len(shape) != 3 or min(shape[:2]) < SMALLEST or shape[2] != 3:
+        raise UserError(f"encoder {config.encoder!r} reads pictures (height, width, 3) of {SMALLEST} pixels a side at "
+                        f"least, not {shape}")  # fmt: skip
+    tower = {"impala": impala, "strided": strided, "strided_blur": strided_blur}[config.encoder]
+    return tower(size, config.norm, (shape[0], shape[1]))
 
 
 def save_agent(agent: RecurrentAgent, path: Path, name: str = WEIGHTS) -> None:

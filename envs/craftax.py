@@ -17,10 +17,11 @@ Axes: B slots, K worlds generated together, N numbers.
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -62,6 +63,8 @@ class Game:
     arrays: Mapping[str, str]  # the same of attributes that are several numbers
     mobs: tuple[str, ...]
     one_hot: tuple[str, ...]  # fields that are categories; in the full game a block in the dark is none
+    view: tuple[int, int]  # rows and columns of cells that a picture shows, the inventory's among them
+    tile: int = 0  # pixels along a side of a cell of the picture that is seen in place of the vector; 0: the vector is
 
     def fields(self) -> dict[str, Field]:
         """Of the observation, nothing masked."""
@@ -77,11 +80,13 @@ class Game:
                 out[name] = Field(shape=(size,), dtype="bool", kind=kind)
             else:
                 out[name] = Field(shape=(size,), dtype="float32", kind="real")
+        if self.tile:
+            out["frames"] = Field(shape=(*(n * self.tile for n in self.view), 3), dtype="uint8", kind="image")
         out["previous_action"] = Field(shape=(len(self.actions),), dtype="bool", kind="one_hot")
         return out
 
     def packed(self) -> dict[str, dict[str, int]]:
-        """{type: {field: how many numbers}}, in the order in which Packed holds them."""
+        """{type: {field: how many numbers}} of the vectors, in the order in which Packed holds them."""
         every = self.fields()
         return {t: {k: f.size for k, f in every.items() if f.dtype == t} for t in ("bool", "float32")}
 
@@ -89,7 +94,7 @@ class Game:
 OWN_LABELS = {name: f"player_{name}" for name in (*INTRINSICS, *COUNTERS)} | {
     name: name for name in ("timestep", "is_sleeping", "light_level")
 }
-GAMES = {
+SYMBOLIC = {
     "Craftax-Classic-Symbolic-v1": Game(
         cells=7 * 9,
         channels={"blocks": 17, "mobs": 4},
@@ -99,6 +104,7 @@ GAMES = {
         arrays={},
         mobs=("zombies", "cows", "skeletons", "arrows"),
         one_hot=("blocks",),
+        view=(7 + 2, 9),
     ),
     "Craftax-Symbolic-v1": Game(
         cells=9 * 11,
@@ -117,8 +123,13 @@ GAMES = {
         arrays={"armour_enchantment": "armour_enchantments", "spell": "learned_spells"},
         mobs=("melee_mobs", "passive_mobs", "ranged_mobs", "mob_projectiles"),
         one_hot=(),
+        view=(9 + 4, 11),
     ),
 }  # fmt: skip
+GAMES = SYMBOLIC | {
+    name.replace("Symbolic", "Pixels"): replace(game, channels={}, rest={}, one_hot=(), tile=tile)
+    for (name, game), tile in zip(SYMBOLIC.items(), (7, 10), strict=True)
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,11 +137,12 @@ class CraftaxOptions:
     """Which Craftax world."""
 
     env_name: str = "Craftax-Classic-Symbolic-v1"
-    """Craftax-Classic-Symbolic-v1 or Craftax-Symbolic-v1"""
+    """Craftax-Classic-Symbolic-v1, Craftax-Symbolic-v1, and with pictures in place of vectors Craftax-Classic-Pixels-v1
+    (63 x 63 pixels) and Craftax-Pixels-v1 (130 x 110)"""
     mask_intrinsics: bool = True
     """health, food, drink and energy are not in the observation (--no-mask_intrinsics: the control that sees them)"""
     mask_sleeping: bool = False
-    """nor is whether the player sleeps"""
+    """nor is whether the player sleeps (a picture shows it awake)"""
     previous_action: bool = False
     """the observation holds the action before (one-hot; noop at an episode's start)"""
     reward_hp_coef: float = 0.1
@@ -182,6 +194,14 @@ def options_of(spec: EnvSpec) -> CraftaxOptions:
     return from_json(CraftaxOptions, {**spec.options, "env_name": spec.env_id.partition("/")[2]}, "options")
 
 
+def _unseen(options: CraftaxOptions) -> tuple[str, ...]:
+    """Attributes of the state that a picture does not show (of a vector, fields are left out)."""
+    if not GAMES[options.env_name].tile:
+        return ()
+    needs = tuple(f"player_{name}" for name in INTRINSICS)
+    return needs * options.mask_intrinsics + ("is_sleeping",) * options.mask_sleeping
+
+
 # What JAX compiles
 
 
@@ -198,6 +218,7 @@ class Packed(NamedTuple):
 
     binary: Any  # bool, observation
     real: Any  # float32, observation
+    frames: Any  # uint8, [B, rows, columns, 3], or [B, 0] where no picture is seen
     flags: Any  # bool, labels
     whole: Any  # int32, labels
     broken: Any  # float32, labels
@@ -206,10 +227,12 @@ class Packed(NamedTuple):
 class Rules:
     """A game's rules as functions of one slot, which JAX traces."""
 
-    def __init__(self, env_name: str, scarcity: int) -> None:
+    def __init__(self, env_name: str, scarcity: int, unseen: tuple[str, ...]) -> None:
         self.jax, self.jnp, make = _import()
-        self.game, self.env = GAMES[env_name], make(env_name, auto_reset=False)
+        self.game, self.unseen = GAMES[env_name], unseen
+        self.env = make(env_name.replace("Pixels", "Symbolic"), auto_reset=False)  # the same but for what is seen
         module: Any = sys.modules[type(self.env).__module__]
+        self.draw = _renderer(module, self.game.tile) if self.game.tile else None
         self.achievements = [a.name.lower() for a in module.Achievement]
         self.step, self.params = module.craftax_step, self.env.default_params
         if scarcity > 1:
@@ -268,17 +291,24 @@ class Rules:
     def look(self, carry: Carry) -> Packed:
         """What is seen of a state, nothing masked, and what is so."""
         jnp, game = self.jnp, self.game
-        flat = self.env.get_obs(carry.state)
-        area = flat[: game.cells * sum(game.channels.values())].reshape(game.cells, -1)
         parts = {"previous_action": jnp.arange(len(game.actions)) == carry.previous}
-        for numbers, sizes in ((area, game.channels), (flat[area.size :], game.rest)):
-            at = 0
-            for name, size in sizes.items():
-                parts[name], at = numbers[..., at : at + size].reshape(-1), at + size
-        binary, real = (jnp.concatenate([parts[name] for name in names]) for names in game.packed().values())
+        if game.channels:
+            flat = self.env.get_obs(carry.state)
+            area = flat[: game.cells * sum(game.channels.values())].reshape(game.cells, -1)
+            for numbers, sizes in ((area, game.channels), (flat[area.size :], game.rest)):
+                at = 0
+                for name, size in sizes.items():
+                    parts[name], at = numbers[..., at : at + size].reshape(-1), at + size
+        none = jnp.zeros(0)
+        binary, real = (jnp.concatenate([none, *(parts[x] for x in names)]) for names in game.packed().values())
+        frames = none if self.draw is None else self.draw(self._as_seen(carry.state)).round().clip(0, 255)
         truth = self.labels(carry.state)
         kinds = [[x for x in truth.values() if x.dtype.kind == kind] for kind in "bif"]
-        return Packed(binary > 0.5, real.astype(jnp.float32), *map(jnp.stack, kinds))
+        return Packed(binary > 0.5, real.astype(jnp.float32), frames.astype(jnp.uint8), *map(jnp.stack, kinds))
+
+    def _as_seen(self, state: Any) -> Any:
+        """The state with what is not to be seen at 0, so that no pixel tells it."""
+        return state.replace(**{name: self.jnp.zeros_like(getattr(state, name)) for name in self.unseen})
 
     def labels(self, state: Any) -> dict[str, Any]:
         """What is so in a state: single numbers, by name."""
@@ -317,9 +347,12 @@ class Program:
 
 
 @functools.cache
-def program_of(env_name: str, scarcity: int) -> Program:
-    """The compiled functions, shared by all worlds of a game; none is compiled before it is called."""
-    rules = Rules(env_name, scarcity)
+def program_of(env_name: str, scarcity: int, unseen: tuple[str, ...]) -> Program:
+    """The compiled functions, shared by all worlds of a game; none is compiled before it is called.
+
+    unseen: attributes of the state that its picture does not show.
+    """
+    rules = Rules(env_name, scarcity, unseen)
     jax, jnp = rules.jax, rules.jnp
 
     def put(carry: Carry, rows: Any, new: Carry) -> Any:
@@ -358,6 +391,19 @@ def _import() -> tuple[Any, Any, Any]:
     return jax, jnp, make_craftax_env_from_name
 
 
+def _renderer(module: Any, tile: int) -> Callable[[Any], Any]:
+    """Draws a state as float numbers [rows, columns, 3], 0 to 255, with cells of so many pixels.
+
+    Craftax's own reads textures of three sizes from a pickle, and writes one beside its code where there is none; here
+    they are made of its pictures, in this size alone, which takes seconds.
+    """
+    renderer = importlib.import_module(f"{module.__name__.rpartition('.envs.')[0]}.renderer")
+    make = renderer.make_craftax_pixel_renderer
+    textures = {tile: renderer.load_all_textures_given_size(tile)}
+    draw: Callable[[Any], Any] = _with(make, load_all_textures=lambda: textures)(tile)
+    return draw
+
+
 def _with(function: Any, **names: Any) -> Any:
     """The function as it would be if its module had these names otherwise."""
     scope = {**function.__globals__, **names}
@@ -376,7 +422,7 @@ class CraftaxEnv:
         self.options = options
         self._odd = split == "held_out"
         self._fields = GAMES[options.env_name].packed()
-        self._program = program_of(options.env_name, options.scarcity)
+        self._program = program_of(options.env_name, options.scarcity, _unseen(options))
         self._carry: Carry | None = None
         self._spare: Carry | None = None  # the first state of every slot's next episode, and what it shows,
         self._spare_shown: Packed | None = None
@@ -420,7 +466,7 @@ class CraftaxEnv:
         self._ready[done] = False
         assert self._spare_shown is not None
         pairs = zip(last, self._spare_shown, strict=True)
-        shown = Packed(*(np.where(done[:, None], new, old) for old, new in pairs))
+        shown = Packed(*(np.where(done.reshape(-1, *[1] * (old.ndim - 1)), new, old) for old, new in pairs))
         return self._program.swap(carry, self._spare, done), shown
 
     def _fill(self, keys: np.ndarray, wanted: np.ndarray) -> None:
@@ -452,7 +498,7 @@ class CraftaxEnv:
 
     def _named(self, shown: Packed) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Observation and truth."""
-        every: dict[str, np.ndarray] = {}
+        every = {"frames": shown.frames}
         for sizes, numbers in zip(self._fields.values(), shown[:2], strict=True):
             at = 0
             for name, size in sizes.items():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agents.networks import BlurPool, EMACell
+from agents.networks import BlurPool, EMACell, EncoderKind
 from agents.nmmo_play import RandomPolicy
 from agents.policies import ZOO, PolicyAgent, PolicyModule, example, load_module
 from agents.recurrent import AgentConfig, RecurrentAgent, load_agent, save_agent
@@ -490,6 +490,18 @@ def test_save_and_load_is_the_same_agent(name: str, tmp_path: Path) -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("shape", [(63, 63, 3), (130, 110, 3), (32, 47, 3)])
+@pytest.mark.parametrize("encoder", ["impala", "strided", "strided_blur"])
+def test_pictures_of_other_sizes_are_read(encoder: EncoderKind, shape: tuple[int, ...]) -> None:
+    spec = EnvSpec(env_id="x", obs={"f": Field(shape=shape, dtype="uint8")}, action_names=("a", "b"), slots=1)
+    agent = RecurrentAgent(AgentConfig(encoder=encoder, embedding_size=5, hidden_size=4), spec)
+    frames = torch.randint(256, (2, *shape), dtype=torch.uint8)
+    seen = agent.encode({"f": frames})
+    assert seen.shape == (2, 5)
+    other = agent.encode({"f": frames.flip(1)})
+    assert not torch.equal(seen, other)
+
+
 def test_misfits_are_user_errors(tmp_path: Path) -> None:
     frames = {k: Field(shape=(64, 64, 3), dtype="uint8") for k in "ab"}
     with pytest.raises(UserError, match="has 2 observation fields; encoder 'strided' reads one"):
@@ -500,9 +512,10 @@ def test_misfits_are_user_errors(tmp_path: Path) -> None:
         RecurrentAgent(AgentConfig(encoder="impala"), VECTOR)
     with pytest.raises(UserError, match="encoder 'mlp' does not read frames"):
         RecurrentAgent(AgentConfig(encoder="mlp"), FRAMES)
-    small = EnvSpec(env_id="x", obs={"f": Field(shape=(32, 32, 3), dtype="uint8")}, action_names=("a",), slots=1)
-    with pytest.raises(UserError, match=r"frames of shape \(64, 64, 3\), not \(32, 32, 3\)"):
-        RecurrentAgent(AgentConfig(encoder="strided"), small)
+    for shape in ((31, 64, 3), (64, 64, 1)):
+        small = EnvSpec(env_id="x", obs={"f": Field(shape=shape, dtype="uint8")}, action_names=("a",), slots=1)
+        with pytest.raises(UserError, match=r"pictures \(height, width, 3\) of 32 pixels a side at least, not \("):
+            RecurrentAgent(AgentConfig(encoder="strided"), small)
     with new_run(tmp_path / "r", "record", {}):
         pass
     with pytest.raises(UserError, match="holds no agent .*'record' wrote it"):

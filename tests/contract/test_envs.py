@@ -16,6 +16,7 @@ from agents.craftax_train import CraftaxCollector
 from agents.load import load_agent
 from agents.ppo import PPOConfig
 from agents.record import RecordConfig, main as record_main
+from agents.recurrent import AgentConfig, RecurrentAgent
 from agents.train import choose
 from core import config as cli
 from core.contracts import EnvSpec, Step, UserError, VecEnv
@@ -375,7 +376,7 @@ def test_what_craftax_shows_is_its_own_observation_without_what_is_masked() -> N
     env.reset(0)
     action = actions(env.spec, 12)
     shown = run(env, action)[-1]
-    rules = craftax.Rules(ALL_SEEN.env_name, 1)
+    rules = craftax.Rules(ALL_SEEN.env_name, 1, ())
     assert env._carry is not None
     obs, own = shown.obs, rules.jax.jit(rules.env.get_obs)
     for b in range(SLOTS):
@@ -468,6 +469,40 @@ def test_a_number_of_craftax_can_be_set_and_all_else_stays() -> None:
         masked.edited(states, "is_sleeping", 2)
 
 
+def test_craftax_is_seen_as_a_picture_too() -> None:
+    """Of the very same world: each cell's pixels tell what the vector says of it, and none tells what is masked."""
+    pictured = CraftaxOptions(env_name="Craftax-Classic-Pixels-v1")
+    vector, picture, shown = (
+        CraftaxEnv(o, SLOTS) for o in (ALL_SEEN, pictured, replace(pictured, mask_intrinsics=False))
+    )
+    vector.reset(0)
+    action = actions(vector.spec, 12)
+    cells = run(vector, action)[-1]
+    states = vector.snapshot()
+    seen = picture.restore(states)
+    assert cells.truth is not None and seen.truth is not None
+    assert all(np.array_equal(x, cells.truth[k]) for k, x in seen.truth.items())
+    frames = seen.obs["frames"]
+    assert list(seen.obs) == ["frames"] and frames.shape == (SLOTS, 63, 63, 3) and frames.dtype == np.uint8
+    tiles = frames[:, :49].reshape(SLOTS, 7, 7, 9, 7, 3).swapaxes(2, 3).reshape(-1, 7 * 7 * 3)
+    kind = cells.obs["blocks"].reshape(-1, 17).argmax(1)
+    plain = ~cells.obs["mobs"].reshape(-1, 4).any(1) & (
+        np.arange(len(kind)) % 63 != 31
+    )  # nor the player, who stands there
+    looks = {k: np.unique(tiles[plain & (kind == k)], axis=0) for k in np.unique(kind[plain])}
+    assert len(looks) > 3 and all(len(x) == 1 for x in looks.values())  # one look a block, by day,
+    assert len(np.unique(np.concatenate(list(looks.values())), axis=0)) == len(looks)  # and no two alike
+    for name in craftax.INTRINSICS:
+        changed = picture.edited(states, name, 3)
+        assert np.array_equal(picture.restore(changed).obs["frames"], frames)
+        differs = shown.restore(changed).obs["frames"] != shown.restore(states).obs["frames"]
+        assert differs[:, 49:].any((1, 2, 3)).all() and not differs[:, :49].any()
+    stepped, beside = picture.restore(states) and picture.step(action[0]), vector.step(action[0])
+    assert np.array_equal(stepped.reward, beside.reward) and not np.array_equal(stepped.obs["frames"], frames)
+    agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=8), picture.spec)
+    assert agent.encode({"frames": torch.from_numpy(frames)}).shape == (SLOTS, 8)
+
+
 def test_the_end_of_a_craftax_episode_is_a_death_or_its_time_is_up() -> None:
     env = CraftaxEnv(CraftaxOptions(), SLOTS)
     env.reset(2)
@@ -506,9 +541,9 @@ def test_held_out_worlds_of_craftax_are_others_and_stay_so() -> None:
 
 @pytest.mark.parametrize("scarcity", [1, 3])
 def test_needs_grow_so_many_times_as_fast_where_craftax_is_scarce(scarcity: int) -> None:
-    rules = craftax.Rules(ALL_SEEN.env_name, scarcity)
+    rules = craftax.Rules(ALL_SEEN.env_name, scarcity, ())
     jax, update = rules.jax, rules.step.__globals__["update_player_intrinsics"]
-    program = craftax.program_of(ALL_SEEN.env_name, 1)
+    program = craftax.program_of(ALL_SEEN.env_name, 1, ())
     state = jax.tree.unflatten(program.tree, [rules.jnp.zeros(x.shape, x.dtype) for x in program.leaves]).state
     state = state.replace(player_health=9, player_food=9, player_drink=9, player_energy=5, is_sleeping=False)
     update, noop, sleep, seen = jax.jit(update), 0, 6, []
@@ -526,7 +561,7 @@ def test_needs_grow_so_many_times_as_fast_where_craftax_is_scarce(scarcity: int)
     assert rules.params.spawn_cow_chance == pytest.approx(0.1 / scarcity)
     if scarcity == 1:
         return
-    full = craftax.Rules("Craftax-Symbolic-v1", scarcity).step.__globals__["spawn_mobs"].__globals__
+    full = craftax.Rules("Craftax-Symbolic-v1", scarcity, ()).step.__globals__["spawn_mobs"].__globals__
     chances = np.asarray(full["FLOOR_MOB_SPAWN_CHANCE"])
     np.testing.assert_allclose(
         chances[:2], [[0.1 / scarcity, 0.02, 0.05, 0.1], [0.1 / scarcity, 0.06, 0.05, 0]], rtol=1e-6
@@ -544,7 +579,7 @@ def test_what_is_no_craftax_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> 
         make(craftax.spec_of(CraftaxOptions(), 1), 1, start_level=3)
     monkeypatch.setitem(sys.modules, "craftax.craftax_env", None)
     with pytest.raises(UserError, match="Craftax needs the packages craftax, jax and flax .*requirements.lock"):
-        craftax.program_of("Craftax-Symbolic-v1", 7)
+        craftax.program_of("Craftax-Symbolic-v1", 7, ())
 
 
 @pytest.fixture(scope="module")
