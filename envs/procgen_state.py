@@ -87,7 +87,7 @@ TAILS: dict[str, np.dtype[Any]] = {
     "maze": _record("maze_dim world_dim"),
     "miner": _record("diamonds_remaining"),
     "ninja": _record("has_support facing_right last_fire_time wall_theme", "gravity air_control",
-                     ("<i4", "jump_charge"), ("<f4", "jump_charge_inc")),
+                     ("<f4", "jump_charge jump_charge_inc")),
     "plunder": _record("num_lanes num_current_ship_types targets_hit target_quota",
                        "juice_left r_scale spawn_prob legend_r min_agent_x"),
     "starpilot": _record(),

@@ -12,8 +12,11 @@ is no such thing.  Columns of every game:
 and of games with walls that one stands on (SUPPORTING): support, facing_right, on_crate (CoinRun), wall_ahead and
 wall_ahead_height (the nearest wall at foot level before the agent, up to AHEAD cells away, and how high it is),
 drop_ahead and drop_depth (the same of the ground that ends), pit_depth (how far the feet are below the lower of the
-nearest walls on both sides; 0: in no pit).  ``support`` is what the game last worked out, before it
-moved the agent.
+nearest walls on both sides; 0: in no pit), floor_below (how far below the feet the nearest place to stand on is),
+ledge_ahead and ledge_height (the nearest place to stand on before the agent where its own ground has ended, up to AHEAD
+cells away, and how much higher than the feet it is), jump_charge (ninja: 0 to 1, of the jump that is prepared).  On
+walls with lava, fire or a bomb upon them nobody stands.  ``support`` is what the game last worked out, before it moved
+the agent.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ UPWARDS = ("climber", "fruitbot")  # their picture is as wide as the world and a
 SUPPORTING = ("climber", "coinrun", "jumper", "ninja")
 AHEAD = 16  # cells before the agent that are looked at
 FLAGS = {"has_support": "support", "facing_right": "facing_right", "is_on_crate": "on_crate"}
+AROUND = ("wall_ahead", "wall_ahead_height", "drop_ahead", "drop_depth", "pit_depth")
+LEDGES = ("floor_below", "ledge_ahead", "ledge_height")
 _FIELDS = ENTITY.names or ()
 TERRAIN = ("wall", "dirt", "road", "water")  # what there are fields of: neither counts nor the nearest say much
 HARMFUL = ("lava", "fire")  # more of it
@@ -72,7 +77,7 @@ def columns_of(game: str, read: Read) -> tuple[str, ...]:
             out += [f"{name}_{what}" for what in ("count", "in_view", "dx", "dy", "distance", "bearing")]
     if game in SUPPORTING:
         out += [word for word in FLAGS.values() if word != "on_crate" or game == "coinrun"]
-        out += ["wall_ahead", "wall_ahead_height", "drop_ahead", "drop_depth", "pit_depth"]
+        out += [*AROUND, *LEDGES, *(["jump_charge"] if game == "ninja" else [])]
     return tuple(out)
 
 
@@ -94,6 +99,9 @@ def truth_of(states: Sequence[State], read: Read = "all") -> dict[str, np.ndarra
                 if name in states[0].has:
                     out[word] = np.array([s.own[name] for s in states])
             _around(game, entities, agent_B, grids, out)
+            _ledges(game, entities, agent_B, grids, out)
+        if game == "ninja":
+            out["jump_charge"] = np.array([s.own["jump_charge"] for s in states], np.float32)
     return {name: np.asarray(out[name], np.float32) for name in columns_of(game, read)}
 
 
@@ -188,8 +196,7 @@ def _by_shape(states: Sequence[State]) -> list[list[int]]:
 
 def _around(game: str, entities: _Entities, agent_B: np.ndarray, grids: Grids, out: dict[str, np.ndarray]) -> None:
     """Walls, drops and pits about agents that stand on walls; outside of the grid there is what is at its border."""
-    names = ("wall_ahead", "wall_ahead_height", "drop_ahead", "drop_depth", "pit_depth")
-    out |= {name: np.full(len(agent_B), np.nan) for name in names}
+    out |= {name: np.full(len(agent_B), np.nan) for name in AROUND}
     x_B, y_B, ry_B = (entities.number(name)[agent_B].astype(np.float64) for name in ("x", "y", "ry"))
     for rows, cells_GYX in grids:
         _, h, w = cells_GYX.shape
@@ -219,9 +226,44 @@ def _around(game: str, entities: _Entities, agent_B: np.ndarray, grids: Grids, o
                 np.where(is_wall_G, first_G + edge_G, np.nan), np.where(is_wall_G, height_G, np.nan),
                 np.where(is_drop_G, drop_G + edge_G, np.nan), np.where(is_drop_G, foot_G - 1 - floor_G, np.nan),
             )  # fmt: skip
-        for name, to_right, to_left in zip(names, ahead[1], ahead[-1], strict=False):
+        for name, to_right, to_left in zip(AROUND, ahead[1], ahead[-1], strict=False):
             out[name][rows] = np.where(right_G, to_right, to_left)
         out["pit_depth"][rows] = np.minimum(height[1], height[-1])
+
+
+def _ledges(game: str, entities: _Entities, agent_B: np.ndarray, grids: Grids, out: dict[str, np.ndarray]) -> None:
+    """Places to stand on, under the agent and ahead of it."""
+    out |= {name: np.full(len(agent_B), np.nan) for name in LEDGES}
+    x_B, y_B, rx_B, ry_B = (entities.number(name)[agent_B].astype(np.float64) for name in ("x", "y", "rx", "ry"))
+    harm = [v for name in (*HARMFUL, "bomb") if name in THINGS[game] for v in THINGS[game][name].cells]
+    for rows, cells_GYX in grids:
+        _, h, w = cells_GYX.shape
+        g = np.arange(len(rows))[:, None]
+        wall_GYX = _is_any(cells_GYX, THINGS[game]["wall"].cells)
+        stands_GYX = np.zeros_like(wall_GYX)  # on top of a cell
+        stands_GYX[:, :-1] = wall_GYX[:, :-1] & ~wall_GYX[:, 1:] & ~_is_any(cells_GYX[:, 1:], harm)
+        feet_G1 = (y_B[rows] - ry_B[rows])[:, None]
+        above_GY = 1 + np.arange(h) - feet_G1  # how far above the feet the top of a cell is
+        under_GY = above_GY <= 0.3
+        for side in (-1, 1):  # under either foot
+            column_G1 = np.clip(np.floor(x_B[rows] + side * (rx_B[rows] - 0.02)).astype(int), 0, w - 1)[:, None]
+            there_GY = stands_GYX[g, np.arange(h), column_G1] & under_GY
+            deep_G = np.where(there_GY, np.maximum(-above_GY, 0.0), np.inf).min(1) + 0.0
+            out["floor_below"][rows] = np.fmin(out["floor_below"][rows], np.where(np.isinf(deep_G), np.nan, deep_G))
+        here_G1 = np.floor(x_B[rows]).astype(int)[:, None]
+        side_G1 = np.where(out["facing_right"][rows] > 0, 1, -1)[:, None]
+        column_GK = here_G1 + side_G1 * np.arange(1, AHEAD)
+        inside_GK = (column_GK >= 0) & (column_GK < w)
+        stands_GKY = stands_GYX[g[..., None], np.arange(h), np.clip(column_GK, 0, w - 1)[..., None]]
+        stands_GKY &= inside_GK[..., None]
+        level_GK = (stands_GKY & (abs(above_GY) <= 0.3)[:, None]).any(2)
+        beyond_GK = stands_GKY.any(2) & ~np.logical_and.accumulate(level_GK, 1)
+        first_G = beyond_GK.argmax(1)
+        far_GY = np.where(stands_GKY[g[:, 0], first_G], abs(above_GY), np.inf)
+        edge_G = np.where(side_G1[:, 0] > 0, here_G1[:, 0] + 1 - x_B[rows], x_B[rows] - here_G1[:, 0])
+        is_G = beyond_GK.any(1)
+        out["ledge_ahead"][rows] = np.where(is_G, first_G + edge_G, np.nan)
+        out["ledge_height"][rows] = np.where(is_G, above_GY[g[:, 0], far_GY.argmin(1)], np.nan)
 
 
 class WithTruth:

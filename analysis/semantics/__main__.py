@@ -7,6 +7,7 @@ clusters are to be compared with the world.  Words before the flags say what to 
     quality      the clusters in numbers, and what each of them does
     videos       an MP4 a code
     hover        an offline page, the frame of every state under the pointer
+    matches      which codes are what a file of descriptions (--descriptions) says of the game's situations
     names        names.json, in which the user names codes; --names FILE puts them into every picture
     curves       learning curves of several trainings (--curves), with or without an agent
 """
@@ -37,6 +38,7 @@ from analysis.semantics import causes, quality
 from analysis.semantics.figures import draw_effects, draw_embeddings
 from analysis.semantics.films import FilmOptions, write_films
 from analysis.semantics.hover import chosen_rows, frames_of, page
+from analysis.semantics.matches import Descriptions, matches, read_descriptions, told
 from analysis.semantics.states import NAMES, States, open_policy, placed, read_names, read_states
 from analysis.shared.agents import short_names
 from analysis.shared.behaviours import load_behaviours
@@ -53,8 +55,8 @@ from core.video import check_video, image_field
 from envs.registry import renewed
 
 STAGE = "semantics"
-Part = Literal["embeddings", "quality", "videos", "hover", "names", "curves"]
-OF_STATES: tuple[Part, ...] = ("embeddings", "quality", "videos", "hover", "names")
+Part = Literal["embeddings", "quality", "videos", "hover", "matches", "names", "curves"]
+OF_STATES: tuple[Part, ...] = ("embeddings", "quality", "videos", "hover", "matches", "names")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,8 @@ class SemanticsConfig:
     """See what the clusters inside a policy are, and how good."""
 
     make: tyro.conf.Positional[tuple[Part, ...]] = ()
-    """what to make: embeddings, quality, videos, hover, names, curves; none: all but curves"""
+    """what to make: embeddings, quality, videos, hover, matches, names, curves; none: all but curves, and but matches
+    without --descriptions"""
     agent: Path = Path("runs/agent")
     """run directory of the policy (train.py --policy semantic)"""
     rollouts: Path = Path("runs/rollouts")
@@ -90,6 +93,12 @@ class SemanticsConfig:
     """run directories of the same policy from other seeds, whose codes of the same frames are compared"""
     names: Path | None = None
     """JSON file with the user's names of codes: {"0": "a name", ...}; every picture uses them"""
+    descriptions: Path | None = None
+    """JSON file with situations of the game in words of events (docs/ninja.json), which codes are matched with"""
+    least_match: float = 0.3
+    """smallest correlation of a code and a description that is a match"""
+    match_draws: int = 999
+    """draws of what matches by chance, of each of two kinds"""
     out: Path = Path("runs/semantics")
     """run directory to write"""
     embedding_states: int = 5000
@@ -123,7 +132,13 @@ class Subject:
 def parts_of(config: SemanticsConfig) -> tuple[Part, ...]:
     """What to make, checked."""
     curves: tuple[Part, ...] = ("curves",) if config.curve.curves else ()
-    made = tuple(dict.fromkeys(config.make)) or OF_STATES + curves
+    without = () if config.descriptions else ("matches",)
+    made = tuple(dict.fromkeys(config.make)) or tuple(p for p in OF_STATES if p not in without) + curves
+    if "matches" in made and config.descriptions is None:
+        raise UserError("matches needs --descriptions, such as docs/ninja.json")
+    if not 0 < config.least_match < 1:
+        raise UserError(f"--least_match {config.least_match:g} must lie between 0 and 1")
+    cli.require(19, match_draws=config.match_draws)
     if "curves" in made and not config.curve.curves:
         raise UserError("curves needs --curves: directories of trainings, or METHOD/GAME/SEED=progress.csv")
     cli.require(0, surrogates=config.surrogates, drop=config.curve.drop, seed=config.seed)
@@ -206,11 +221,15 @@ def main(config: SemanticsConfig) -> None:
         inputs |= {name: path for name, path in given.items() if path is not None}
         inputs |= {f"other_{i}": path for i, path in enumerate(config.others)}
         field_name = check_states(config, made, subject)
+        said = read_descriptions(config.descriptions) if "matches" in made and config.descriptions else None
+        holds_ND = None if said is None else told(subject.store, said)
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         result = Result()
         if subject is not None:
             with threadpool_limits(config.threads):
                 make(config, made, subject, result, run.path, device, field_name)
+                if said is not None and holds_ND is not None:
+                    match(config, subject, said, holds_ND, result)
             run.facts = {"agent": fingerprint(subject.agent)}
         if drawn is not None:
             bands, rows = drawn
@@ -292,6 +311,27 @@ def make(
     artefacts.write_json(path / NAMES, {str(c): name for c, name in names.items()})
 
 
+def trained_steps(path: Path) -> int | None:
+    """How many steps an agent was trained for, where its directory says so."""
+    if (steps := artefacts.read_manifest(path)["metrics"].get("steps")) is not None:
+        return int(steps["value"])
+    return int(max(c.step_U[-1] for c in read_curves(str(path)))) if (path / "curve.csv").exists() else None
+
+
+def match(config: SemanticsConfig, subject: Subject, said: Descriptions, holds_ND: np.ndarray, result: Result) -> None:
+    """Codes beside descriptions."""
+    rows, pairs = matches(subject.states, list(said.words), holds_ND, least=config.least_match,
+                          draws=config.match_draws, seed=config.seed)  # fmt: skip
+    result.tables["matches"], result.tables["match_pairs"] = rows, pairs
+    trained = trained_steps(config.agent)
+    enough = trained is not None and trained >= said.steps
+    was = "an unknown number of" if trained is None else f"{trained:,}"
+    result.notes["matches_are"] = (
+        "of a policy that was trained enough to be described so" if enough else
+        f"a trial of the method: not trained enough ({was} of {said.steps:,} steps)"
+    )  # fmt: skip
+
+
 def summary(result: Result, subject: Subject, made: Sequence[str]) -> list[str]:
     """The headline in a few lines."""
     states, names = subject.states, subject.names
@@ -307,6 +347,16 @@ def summary(result: Result, subject: Subject, made: Sequence[str]) -> list[str]:
         for c, name in names.items():
             if sure := quality.surest(result.tables["effects"], c):
                 lines.append(f"{name}: " + ", ".join(f"{row['what']} {row['d']:+.2f} d" for row in sure))
+    if "matches" in made:
+        rows = result.tables["matches"]
+        found = sum(row["verdict"] == "match" for row in rows)
+        lines.append(f"{found} of {len(rows)} descriptions match a code: {result.notes['matches_are']}")
+        for row in rows:
+            beside = "" if row["verdict"] == "not seen" else (
+                f" ({names[row['code']]}: phi {row['phi']:.2f} [{row['low']:.2f}, {row['high']:.2f}], "
+                f"q {max(row['q_rotated'], row['q_exchanged']):.2g})"
+            )  # fmt: skip
+            lines.append(f"  {row['description']}: {row['verdict']}{beside}")
     return lines
 
 

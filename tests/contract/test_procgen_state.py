@@ -463,6 +463,45 @@ def test_pits_are_between_edges_and_no_borders(made: Made) -> None:
         assert truth_of([state])["pit_depth"][0] == 2
 
 
+def test_ledges_are_places_to_stand_on(made: Made) -> None:
+    env = made(slots=1, mode="easy")
+    state = state_of(env.snapshot()[0])
+    state.entities = state.entities[state.entities["type"] == PLAYER]
+    state.cells[:, :] = SPACE
+    state.cells[0:2, 0:8] = 15  # one stands on height 2,
+    state.cells[0:4, 12:14] = 15  # on 4,
+    state.cells[0, 8:12] = 15  # and on no lava
+    lava = next(iter(THINGS["coinrun"]["lava"].cells))
+    state.cells[1, 8:12] = lava
+    agent = state.agent
+    agent["x"], agent["y"] = 5.5, 2 + agent["ry"]
+
+    def told(right: int = 1) -> tuple[float, float, float]:
+        state.own["facing_right"] = right
+        truth = truth_of([state])
+        return tuple(float(truth[name][0]) for name in ("floor_below", "ledge_ahead", "ledge_height"))  # type: ignore[return-value]
+
+    assert told() == pytest.approx((0, 6.5, 2), abs=1e-5)
+    assert told(0) == pytest.approx((0, np.nan, np.nan), abs=1e-5, nan_ok=True)  # the ground goes on to the border
+    agent["y"] += 3.25
+    assert told() == pytest.approx((3.25, 0.5, -3.25), abs=1e-5)  # in the air no ground is its own
+    agent["x"] = 10.0
+    assert told() == pytest.approx((np.nan, 2.0, -1.25), abs=1e-5, nan_ok=True)  # above lava
+    agent["x"] = 8 + agent["rx"] / 2
+    assert told()[0] == pytest.approx(3.25)  # one foot is enough
+    agent["x"], agent["y"] = 12.5, 4 + agent["ry"]
+    assert told(0) == pytest.approx((0, 4.5, -2), abs=1e-5)
+
+
+def test_the_charge_of_a_ninjas_jump_is_a_share(made: Made) -> None:
+    env = WithTruth(made("ninja", slots=2, mode="hard"))
+    up, none = (env.spec.action_names.index(name) for name in ("up", "none"))
+    charge = [env.step(np.array([up, none])).truth["jump_charge"] for _ in range(4)]
+    assert [x[1] for x in charge] == [0] * 4
+    own = [x[0] for x in charge]
+    assert 0 <= own[0] < own[1] <= own[-1] <= 1
+
+
 def test_who_is_said_to_have_killed_did() -> None:
     """A world goes on without what the event's words say it ended by: taken away one step before."""
     env = WithTruth(ProcgenEnv(ProcgenOptions(game="coinrun", num_levels=0), 48, threads=1))

@@ -151,6 +151,44 @@ def test_words_choose_what_is_made_and_published_bounds_can_be_asked_for(made: P
     assert all(row["frames"] == 0 and row["why_none"] for row in rows)  # nobody has returns like that
 
 
+def test_codes_are_held_against_descriptions(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = {
+        "falls": "truth(agent_vy) < -0.2",
+        "goes on, to the right": "truth(agent_vx) > 0.1",
+        "never": "truth(agent_x) < -1",
+    }
+    said = {"game": "coinrun", "enough_steps": 5000, "descriptions": words}
+    artefacts.write_json(tmp_path / "said.json", said)
+    more = ["--descriptions", f"{tmp_path}/said.json", "--match_draws", "19"]
+    semantics.main(config_of(made, tmp_path / "out", "matches", *more))
+    result = Result.load(tmp_path / "out")
+    rows = {row["description"]: row for row in result.tables["matches"]}
+    assert list(rows) == list(words) and rows["never"]["verdict"] == "not seen"
+    store = RolloutStore(made / "rollouts")
+    falls = store.pooled("truth/agent_vy")[0]["truth/agent_vy"] < -0.2
+    assert rows["falls"]["share"] == pytest.approx(falls.mean())
+    _, states = read_states(load_semantic(made / "agent"), made / "rollouts")
+    mine = states.code_N == rows["falls"]["code"]
+    assert rows["falls"]["phi"] == pytest.approx(np.corrcoef(mine, falls)[0, 1], abs=1e-6)
+    assert len(result.tables["match_pairs"]) == 2 * (8 - len(states.dead))
+    out = capsys.readouterr().out
+    assert "of 3 descriptions match a code: a trial of the method: not trained enough (an unknown number of" in out
+    assert "never: not seen" in out
+    semantics.main(config_of(made, tmp_path / "all", "names"))
+    assert "matches" not in Result.load(tmp_path / "all").tables
+    artefacts.write_json(tmp_path / "said.json", {**said, "game": "ninja"})
+    with pytest.raises(UserError, match="the descriptions are of ninja, the rollouts of coinrun"):
+        semantics.main(config_of(made, tmp_path / "other", "matches", *more))
+    artefacts.write_json(tmp_path / "said.json", {**said, "descriptions": {"x": "truth(mood) > 1"}})
+    with pytest.raises(UserError, match="mood"):
+        semantics.main(config_of(made, tmp_path / "other", "matches", *more))
+    assert not (tmp_path / "other").exists()
+    for wrong, why in ((["matches"], "needs --descriptions"), ([*more, "--least_match", "1"], "between 0 and 1"),
+                       ([*more, "--match_draws", "5"], "match_draws")):  # fmt: skip
+        with pytest.raises(UserError, match=why):
+            semantics.main(config_of(made, tmp_path / "other", *wrong))
+
+
 def test_what_cannot_be_is_refused_before_anything_is_written(made: Path, tmp_path: Path) -> None:
     def refused(said: str, *more: str) -> None:
         with pytest.raises(UserError, match=said):
