@@ -577,6 +577,7 @@ MAY = {
     ("agents/learning_curves.py", "read_bytes"): "a user's progress.csv, or the curve of a half-written run",
     ("agents/learning_curves.py", "read_json"): "the configuration of a half-written run",
     ("analysis/semantics/states.py", "read_json"): "a user's names",
+    ("analysis/semantics/matches.py", "read_json"): "a user's descriptions",
 }
 
 
