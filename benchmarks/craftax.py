@@ -47,7 +47,7 @@ def stepping(slots: int, steps: int) -> None:
     env.reset(0)
     for _ in range(150):  # compiled, and episodes end at all ages
         env.step(rng.integers(env.spec.n_actions, size=slots))
-    env._program = timed(program_of(env.options.env_name, env.options.scarcity), spent)
+    env._program = timed(program_of(env.options.env_name, env.options.scarcity, ()), spent)
     began, cpu = time.perf_counter(), time.process_time()
     for _ in range(steps):
         env.step(rng.integers(env.spec.n_actions, size=slots))
