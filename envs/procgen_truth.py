@@ -38,7 +38,13 @@ POSITIONS = ("agent_x", "agent_y", "agent_vx", "agent_vy")
 UPWARDS = ("climber", "fruitbot")  # their picture is as wide as the world and ahead of the agent: as it was last drawn
 SUPPORTING = ("climber", "coinrun", "jumper", "ninja")
 AHEAD = 16  # cells before the agent that are looked at
-FLAGS = {"has_support": "support", "facing_right": "facing_right", "is_on_crate": "on_crate"}
+OWN = {
+    "has_support": "support",
+    "facing_right": "facing_right",
+    "is_on_crate": "on_crate",
+    "jump_charge": "jump_charge",
+}
+ONLY_OF = {"on_crate": "coinrun", "jump_charge": "ninja"}  # of the words of OWN; the others are of all SUPPORTING
 AROUND = ("wall_ahead", "wall_ahead_height", "drop_ahead", "drop_depth", "pit_depth")
 LEDGES = ("floor_below", "ledge_ahead", "ledge_height")
 _FIELDS = ENTITY.names or ()
@@ -76,8 +82,8 @@ def columns_of(game: str, read: Read) -> tuple[str, ...]:
         if name not in TERRAIN and not (name == "barrier" and thing.cells):  # these barriers nobody sees
             out += [f"{name}_{what}" for what in ("count", "in_view", "dx", "dy", "distance", "bearing")]
     if game in SUPPORTING:
-        out += [word for word in FLAGS.values() if word != "on_crate" or game == "coinrun"]
-        out += [*AROUND, *LEDGES, *(["jump_charge"] if game == "ninja" else [])]
+        out += [word for word in OWN.values() if ONLY_OF.get(word, game) == game]
+        out += [*AROUND, *LEDGES]
     return tuple(out)
 
 
@@ -95,13 +101,11 @@ def truth_of(states: Sequence[State], read: Read = "all") -> dict[str, np.ndarra
         grids = [(np.array(rows), np.stack([states[b].cells for b in rows])) for rows in _by_shape(states)]
         _things(game, states, entities, agent_B, grids, out)
         if game in SUPPORTING:
-            for name, word in FLAGS.items():
+            for name, word in OWN.items():
                 if name in states[0].has:
                     out[word] = np.array([s.own[name] for s in states])
             _around(game, entities, agent_B, grids, out)
             _ledges(game, entities, agent_B, grids, out)
-        if game == "ninja":
-            out["jump_charge"] = np.array([s.own["jump_charge"] for s in states], np.float32)
     return {name: np.asarray(out[name], np.float32) for name in columns_of(game, read)}
 
 

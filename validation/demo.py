@@ -105,9 +105,7 @@ def in_turn(stages: Mapping[str, Any], begins: Callable[[str], None]) -> Iterato
     """Stage after stage, in this process."""
     for name, config in stages.items():
         begins(name)
-        began = time.monotonic()
-        at_work(name, config)
-        yield Done(name, time.monotonic() - began, "")
+        yield at_work(name, config)
 
 
 def beside_each_other(stages: Mapping[str, Any], begins: Callable[[str], None]) -> Iterator[Done]:
@@ -152,22 +150,25 @@ def set_up(formats: tuple[str, ...], width: int) -> None:
     figures.also.set(formats)
 
 
-def at_work(name: str, config: Any) -> None:
+def at_work(name: str, config: Any) -> Done:
+    """A stage, which prints what it says itself."""
+    began = time.monotonic()
     try:
         STAGES[PARTS[name]].door.main(config)
     except UserError as error:
         raise UserError(f"stage {name}: {error}") from error
+    return Done(name, time.monotonic() - began, "")
 
 
 def apart(name: str, config: Any) -> Done:
     """``at_work`` in a process of its own, whose words are kept until it is done."""
-    out, began = io.StringIO(), time.monotonic()
+    out = io.StringIO()
     with (
         contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), cli.terminable(),
         threadpool_limits(config.threads),
     ):  # fmt: skip
-        at_work(name, config)
-    return Done(name, time.monotonic() - began, out.getvalue())
+        done = at_work(name, config)
+    return done._replace(said=out.getvalue())
 
 
 def main(config: DemoConfig) -> None:
