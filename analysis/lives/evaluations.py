@@ -13,7 +13,7 @@ from agents.nmmo_evaluate import STAGE as EVALUATION
 from core import artefacts
 from core.contracts import UserError
 from core.figures import REAL, figure_of
-from core.stats import benjamini_hochberg, jackknife, means
+from core.stats import DRAWS, benjamini_hochberg, jackknife, means
 from envs.nmmo_tasks import CATEGORIES
 
 UNITS = {
@@ -138,13 +138,13 @@ def tables(lives: dict[str, Lives], *, mode: str, seed: int, resamples: int) -> 
     ]  # fmt: skip
     worlds = 1 + max(int(of.world.max()) for of in lives.values())
     by_world = {name: score_by_world(of, worlds) for name, of in lives.items()}
-    result.tables["pairs"] = pairs(by_world, rng)
+    result.tables["pairs"] = pairs(by_world, rng, resamples)
     if mode == "pvp":
         result.tables["ratings"] = rating_rows(by_world, rng, resamples)
     return result
 
 
-def pairs(by_world: dict[str, np.ndarray], rng: np.random.Generator) -> list[dict[str, Any]]:
+def pairs(by_world: dict[str, np.ndarray], rng: np.random.Generator, resamples: int) -> list[dict[str, Any]]:
     """Differences of every two policies, paired by world (the same seed, map and tasks), with p and BH q."""
     rows = []
     names = list(by_world)
@@ -153,7 +153,7 @@ def pairs(by_world: dict[str, np.ndarray], rng: np.random.Generator) -> list[dic
             for column, measure in enumerate(("length", "progress")):
                 difference = by_world[a][:, column] - by_world[b][:, column]
                 difference = difference[~np.isnan(difference)]
-                found = means(difference[:, None], rng=rng)
+                found = means(difference[:, None], rng=rng, draws=max(DRAWS, resamples))  # p is never below 2 / draws
                 (e,) = found.estimates()
                 rows.append(
                     {"policy": a, "against": b, "measure": measure, "difference": e.value, "low": e.low,
