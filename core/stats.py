@@ -22,6 +22,7 @@ from core.contracts import UserError
 BLOCK = 1 << 22  # random numbers held at once, so that many episodes do not fill the memory
 KEPT = 1 << 19  # numbers of resamples that are kept for the next call, which is then five times as fast
 TIE = 1e-12  # relative; a rearrangement that repeats the observed value must count as reaching it
+ROUNDED = 64  # ... and is kept to so many units of its own precision, where that is less
 DRAWS = 1999  # of the studentised bootstrap; with 2k - 1 of them interval and p agree exactly at usual levels
 FEW_UNITS = 24  # below so many independent units a page says "few"
 LEAVE_OUT = 200  # groups of units at most that the jackknife leaves out in turn
@@ -71,12 +72,17 @@ class Means(NamedTuple):
     t_RQ: np.ndarray  # sorted; NaN where there is no error
     n_Q: np.ndarray  # independent units
 
-    def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """(low [Q], high [Q]); each end alone is a one-sided bound of level (1 + ``level``) / 2.  NaN below 2 units."""
+    def interval(self, level: float = 0.95, least_Q: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """(low [Q], high [Q]); each end alone is a one-sided bound of level (1 + ``level``) / 2.  NaN below 2 units.
+
+        No end is nearer than Student's, nor than ``least_Q`` standard errors (NaN: no such bound).
+        """
         _check_level(level)
         draws = len(self.t_RQ)
         k = max(1, int((draws + 1) * (1 - level) / 2 + 1e-9))
         widest_Q = student(self.n_Q, level)
+        if least_Q is not None:
+            widest_Q = np.fmax(widest_Q, least_Q)
         ends = []
         for t_Q in (np.maximum(self.t_RQ[draws - k], widest_Q), np.minimum(self.t_RQ[k - 1], -widest_Q)):
             end_Q = self.value_Q - np.where(self.error_Q == 0, 0, t_Q) * self.error_Q
@@ -444,13 +450,15 @@ def jackknifed(
     units: int | np.ndarray | None = None,
     level: float = 0.95,
     draws: int = DRAWS,
+    least: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(value, low, high), each [...], of any smooth statistic of whole units.
 
     value_G: [1 + G, ...], the statistic of all units and of all but each one, as weighted by ``left_out``.  unbiased:
     give the value less the bias that the jackknife finds (of an entropy, say), instead of the value.  units: how many
     the statistic rests on, where not all take part.  NaN intervals where a value is NaN that leaves one unit out: then
-    the statistic rests on this one.  Entries that the link maps to infinity are taken as they are.
+    the statistic rests on this one.  Entries that the link maps to infinity are taken as they are.  least: standard
+    errors [...] that each end is away at least (``Means.interval``).
 
     Tukey's pseudo-values (1958), on the scale of ``link``, are inferred like ``means``.  Not for quantiles and other
     statistics that jump.
@@ -473,7 +481,7 @@ def jackknifed(
     found = means(pseudo_GQ, rng=rng, draws=draws)
     if units is not None:
         found = found._replace(n_Q=np.minimum(np.broadcast_to(units, shape).ravel(), groups))
-    low_Q, high_Q = found.interval(level)
+    low_Q, high_Q = found.interval(level, None if least is None else np.broadcast_to(least, shape).ravel())
     middle_Q = found.value_Q if unbiased else whole_Q
     ends = (middle_Q + end_Q - found.value_Q for end_Q in (low_Q, high_Q))
     one_Q, other_Q = (np.where(linked_Q, link.back(end_Q), end_Q) for end_Q in ends)
@@ -605,10 +613,11 @@ def permutation_p(observed: float | np.ndarray, null_P: np.ndarray) -> float | n
     NaN stays NaN; undefined (NaN) permutations are left out of the count and of P.
     """
     observed_ = np.asarray(observed, np.float64)
-    null = np.abs(np.asarray(null_P, np.float64))
+    null = np.abs(np.asarray(null_P))
+    tie = max(TIE, ROUNDED * float(np.finfo(null.dtype).eps)) if null.dtype.kind == "f" else TIE
     if null.shape[1:] != observed_.shape:
         raise ValueError(f"null of shape {null.shape} for an observation of shape {observed_.shape}")
-    reaches = (null >= np.abs(observed_) * (1 - TIE)).sum(0)
+    reaches = (null >= np.abs(observed_) * (1 - tie)).sum(0)
     p = (1 + reaches) / (1 + (~np.isnan(null)).sum(0))
     p = np.where(np.isnan(observed_), np.nan, p)
     return float(p) if p.ndim == 0 else p

@@ -13,6 +13,8 @@ from core.stats import ATANH, TESTS, jackknifed, least_units, left_out, permutat
 PAIRING, MEAN = "permutation", "mean"  # the tests of a correlation and of a Jacobian
 MORE = "record more (rollouts from one and the same real episode count as one), or make fewer behaviours"
 KEYS = 4_000_000  # random keys held at a time
+LEVEL = 0.95  # of intervals
+T_PERMUTATIONS = 399  # that a quantile of permuted t is read off
 
 
 def lagged_rows(index_N2: np.ndarray, lag: int, first: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +99,7 @@ def sum_variance(x_EMK: np.ndarray, y_EMK: np.ndarray, count_E: np.ndarray) -> n
 
 
 def by_episode(value_VNK: np.ndarray, unit_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows beside each other by episode: (float32 [V, E, M, K], zero after an episode's last row; rows [E]).
+    """Rows beside each other by episode: (float64 [V, E, M, K], zero after an episode's last row; rows [E]).
 
     unit: the episode of each row; rows of an episode are in order of time.
     """
@@ -105,21 +107,45 @@ def by_episode(value_VNK: np.ndarray, unit_N: np.ndarray) -> tuple[np.ndarray, n
     order = np.argsort(e_N, kind="stable")
     slot_N = np.empty(len(e_N), np.int64)
     slot_N[order] = np.arange(len(e_N)) - np.repeat(np.cumsum(count_E) - count_E, count_E)
-    padded = np.zeros((len(value_VNK), len(count_E), int(count_E.max()), value_VNK.shape[2]), np.float32)
+    padded = np.zeros((len(value_VNK), len(count_E), int(count_E.max()), value_VNK.shape[2]))
     padded[:, e_N, slot_N] = value_VNK
     return padded, count_E
+
+
+def paired_products(
+    padded_2EMK: np.ndarray, present: np.ndarray, units: int, permutations: int, seed: int
+) -> Iterator[tuple[slice, int, np.ndarray, np.ndarray]]:
+    """Every direction has episodes of its own: (permutations, source i, where each pair of episodes and its target j
+    are in an array [E, E, K] laid flat, int64 [p, E, K], sums of products float64 [p, E, K]) in blocks.
+
+    padded: sources and targets of the episodes ``present``, as ``by_episode`` lays them.  Place e of a permutation has
+    direction i from episode s_i(e), source and target alike; entry (i, j) pairs the sources of s_i(e) with the targets
+    of s_j(e).  A direction's own past, (i, i), is that of the targets of another episode.
+    """
+    _, n, _, k = padded_2EMK.shape
+    for first, s_PEK in shuffles(seed, permutations, units, k, present):
+        for i in range(k):
+            # The zero padding makes each block's sum run over the pairs that both episodes have.
+            block_EEK = np.einsum("am,bmj->abj", padded_2EMK[0, :, :, i], padded_2EMK[1], optimize=True)
+            source_PEK = np.repeat(s_PEK[:, :, i, None], k, 2)
+            source_PEK[:, :, i] = np.arange(n)
+            at_PEK = (source_PEK * n + s_PEK) * k + np.arange(k)
+            yield slice(first, first + len(s_PEK)), i, at_PEK, block_EEK.take(at_PEK)
+
+
+def standardised(x_NK: np.ndarray, y_NK: np.ndarray) -> np.ndarray:
+    """Both, of mean 0 and variance 1, float64 [2, N, K]; NaN where a direction never changes."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.stack([(v - v.mean(0)) / v.std(0) for v in (x_NK, y_NK)])
 
 
 def permuted_correlations(
     x_NK: np.ndarray, y_NK: np.ndarray, unit_N: np.ndarray, units: int, permutations: int, seed: int
 ) -> np.ndarray:
-    """Correlations float32 [P, K, K] where every direction has episodes of its own: what the data would give if the
-    directions were processes independent of each other.
+    """Correlations float32 [P, K, K] where every direction has episodes of its own (``paired_products``): what the data
+    would give if the directions were processes independent of each other.
 
-    Place e of a permutation has direction i from episode s_i(e), source and target alike; entry (i, j) is the
-    correlation of the sources of s_i(e) with the targets of s_j(e).  So (i, j) and (j, i), and calls with the same
-    seed (lags, behaviours), stay as related as they are in the data.  A direction's own past, (i, i), is
-    that of the targets of another episode.
+    So (i, j) and (j, i), and calls with the same seed (lags, behaviours), stay as related as they are in the data.
 
     Of two episodes with unequal numbers of pairs the first so many are paired, and the sum is stretched to the
     variance of whole episodes (``sum_variance``).  Exact where all are equally long, otherwise approximate: of tests at
@@ -130,30 +156,44 @@ def permuted_correlations(
 
     unit: 0 .. units-1, the episode of each pair.  Rows of an episode must be in order of time.
     """
-    present = np.unique(unit_N)
-    sd_x, sd_y = x_NK.std(0), y_NK.std(0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        x, y = ((v - v.mean(0)) / s for v, s in ((x_NK, sd_x), (y_NK, sd_y)))
-    padded, count_E = by_episode(np.stack([x, y]), unit_N)
-    n, k = len(present), x.shape[1]
+    padded, count_E = by_episode(standardised(x_NK, y_NK), unit_N)
+    k = x_NK.shape[1]
     shortest_EE = np.minimum.outer(count_E, count_E)
     equal = count_E.min() == count_E.max()
     variance_MKK = sum_variance(padded[0], padded[1], count_E)
     whole_KK = variance_MKK[count_E - 1].sum(0)
-    target_K = np.arange(k)
     out = np.empty((permutations, k, k), np.float32)
-    for first, s_PEK in shuffles(seed, permutations, units, k, present):
-        for i in range(k):
-            # The zero padding makes each block's sum run over the pairs that both episodes have.
-            block_EEK = np.einsum("am,bmj->abj", padded[0, :, :, i], padded[1], optimize=True)
-            source_PEK = np.repeat(s_PEK[:, :, i, None], k, 2)
-            source_PEK[:, :, i] = np.arange(n)
-            entry_PEK = (source_PEK * n + s_PEK) * k + target_K
-            total_PK = block_EEK.ravel()[entry_PEK].sum(1)
-            if not equal:
-                paired_PK = variance_MKK[shortest_EE - 1, i].ravel()[entry_PEK].sum(1)
-                total_PK *= np.sqrt(whole_KK[i] / paired_PK)
-            out[first : first + len(s_PEK), i] = total_PK / len(unit_N)
+    paired = paired_products(padded, np.unique(unit_N), units, permutations, seed)
+    for block, i, at_PEK, product_PEK in paired:
+        total_PK = product_PEK.sum(1)
+        if not equal:
+            paired_PK = variance_MKK[shortest_EE - 1, i].take(at_PEK).sum(1)
+            total_PK *= np.sqrt(whole_KK[i] / paired_PK)
+        out[block, i] = total_PK / len(unit_N)
+    return out
+
+
+def permuted_t(
+    x_NK: np.ndarray, y_NK: np.ndarray, unit_N: np.ndarray, units: int, permutations: int, seed: int
+) -> np.ndarray:
+    """|t| float32 [P, K, K] of such correlations: how many of its own standard errors over episodes that of
+    independent directions is away from 0.  NaN where a direction never changes.
+
+    It knows what no episode in hand can show by being left out: where two kinds of rare events never met, the
+    correlation hardly depends on any one episode, so that its error by the jackknife is near 0; permuted, they meet.
+    """
+    padded, _ = by_episode(standardised(x_NK, y_NK), unit_N)
+    k, n = x_NK.shape[1], padded.shape[1]
+    x_energy_EK, y_energy_EK = (padded**2).sum(2)
+    out = np.empty((permutations, k, k), np.float32)
+    paired = paired_products(padded, np.unique(unit_N), units, permutations, seed)
+    for block, i, at_PEK, product_PEK in paired:
+        # An episode's influence on a correlation: its product, less the correlation times its own part of the norm.
+        norm_PEK = ((x_energy_EK[:, None, None, i] + y_energy_EK) / 2).take(at_PEK)
+        total_PK = product_PEK.sum(1)
+        product_PEK -= total_PK[:, None] / len(unit_N) * norm_PEK
+        with np.errstate(divide="ignore", invalid="ignore"):
+            out[block, i] = np.abs(total_PK) / (np.sqrt(n) * product_PEK.std(1, ddof=1))
     return out
 
 
@@ -182,7 +222,7 @@ def correlate(
     """Correlation, p, null, interval's ends and counts for all behaviours (of the target step) and lags.
 
     NaN where there are too few episodes for a p <= alpha (UserError if there are everywhere), and of a direction with
-    itself at lag 0.  Intervals: jackknife of Fisher's z over episodes.
+    itself at lag 0.  Intervals: jackknife of Fisher's z over episodes, no end nearer than the t of permuted episodes.
     """
     units, unit_N = np.unique(steps.unit_N, return_inverse=True)
     k = steps.c_NK.shape[1]
@@ -207,8 +247,10 @@ def correlate(
             if len(present) < need:
                 continue
             each_G = Sums.of(x, y, of, len(present)).correlation(left_out(len(present), rng))
-            out["correlation"][b, at], *ends = jackknifed(each_G, rng=rng, link=ATANH, draws=resamples)
-            out["ends"][:, b, at] = ends
+            t = permuted_t(x, y, unit, len(units), T_PERMUTATIONS, seed)
+            least = np.quantile(t, LEVEL, axis=0)
+            value, *ends = jackknifed(each_G, rng=rng, link=ATANH, draws=resamples, least=least)
+            out["correlation"][b, at], out["ends"][:, b, at] = value, ends
             null = permuted_correlations(x, y, unit, len(units), permutations, seed)
             out["null"][:, b, at] = null
             if lag == 0:  # of a direction with itself, 1

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.coupling.correlation import PAIRING, Labelled, by_episode, lagged_rows, shuffles
+from analysis.coupling.correlation import PAIRING, Labelled, by_episode, lagged_rows, paired_products
 from core.stats import least_units, permutation_p, ratios
 
 TAILS = ("high", "low")
@@ -95,27 +95,21 @@ def means_given(
 def _permuted(
     there_NK: np.ndarray, y_NK: np.ndarray, unit_N: np.ndarray, units: int, permutations: int, seed: int
 ) -> np.ndarray:
-    """Means float32 [P, K, K] where every direction has episodes of its own, as ``permuted_correlations`` pairs them.
+    """Means float32 [P, K, K] where every direction has episodes of its own, as ``paired_products`` pairs them.
 
     Episodes of unequal length share the steps that both have, so a permutation may hold fewer extremes than the data:
     its mean is shrunk to the error of as many (in proportion to one over the root of their number).
     """
     padded, count_E = by_episode(np.stack([there_NK.astype(np.float64), y_NK]), unit_N)
-    long_EM = (np.arange(padded.shape[2]) < count_E[:, None]).astype(np.float32)
-    n, k = len(count_E), there_NK.shape[1]
-    present, target_K = np.unique(unit_N), np.arange(k)
+    long_EM = (np.arange(padded.shape[2]) < count_E[:, None]).astype(np.float64)
+    k = there_NK.shape[1]
     out = np.empty((permutations, k, k), np.float32)
-    for first, s_PEK in shuffles(seed, permutations, units, k, present):
-        for i in range(k):
-            block_EEK = np.einsum("am,bmj->abj", padded[0, :, :, i], padded[1], optimize=True)
-            held_EE = padded[0, :, :, i] @ long_EM.T
-            source_PEK = np.repeat(s_PEK[:, :, i, None], k, 2)
-            source_PEK[:, :, i] = np.arange(n)
-            pair_PEK = source_PEK * n + s_PEK
-            total_PK = block_EEK.ravel()[pair_PEK * k + target_K].sum(1)
-            held_PK = held_EE.ravel()[pair_PEK].sum(1)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                out[first : first + len(s_PEK), i] = total_PK / np.sqrt(held_PK * max(1, there_NK[:, i].sum()))
+    paired = paired_products(padded, np.unique(unit_N), units, permutations, seed)
+    for block, i, at_PEK, product_PEK in paired:
+        held_EE = padded[0, :, :, i] @ long_EM.T
+        held_PK = held_EE.take(at_PEK // k).sum(1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            out[block, i] = product_PEK.sum(1) / np.sqrt(held_PK * max(1, there_NK[:, i].sum()))
     return out
 
 

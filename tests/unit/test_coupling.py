@@ -132,8 +132,23 @@ def test_permuted_correlations_give_every_direction_episodes_of_its_own(lengths:
                 total += padded[0, source, :n, i] @ padded[1, target, :n, j]
                 paired += variance[n - 1, i, j]
             stretch = np.sqrt(sum(variance[n - 1, i, j] for n in lengths) / paired)
-            assert r[i, j] == pytest.approx(total / 16 * stretch, rel=1e-4, abs=1e-6)
+            assert r[i, j] == pytest.approx(total / 16 * stretch, rel=1e-6, abs=1e-9)
             assert len(set(lengths)) > 1 or stretch == pytest.approx(1)
+
+
+def test_permuted_t_is_a_correlation_over_its_error_over_episodes() -> None:
+    rng, lengths = np.random.default_rng(1), (3, 5, 4, 4)
+    unit = np.repeat(np.arange(4), lengths)
+    x, y = rng.normal(size=(2, 16, 2))
+    got = correlation.permuted_t(x, y, unit, 4, 20, 7)
+    xs, ys = ((v - v.mean(0)) / v.std(0) for v in (x, y))
+    ((_, shuffled),) = correlation.shuffles(7, 20, 4, 2, np.arange(4))
+    for s_EK, t in zip(shuffled, got, strict=True):
+        pairs = [(xs[unit == a, 0], ys[unit == b, 1]) for a, b in s_EK]
+        product = np.array([sum(p * q for p, q in zip(a, b, strict=False)) for a, b in pairs])
+        norm = np.array([(a @ a + b @ b) / 2 for a, b in pairs])
+        error = (product - product.sum() / 16 * norm).std(ddof=1) / 2
+        assert t[0, 1] == pytest.approx(abs(product.mean()) / error, rel=1e-5)
 
 
 def test_what_is_permuted_alike_does_not_depend_on_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,6 +448,37 @@ def test_interval_of_a_lagged_correlation_covers(n: int, record_property: Callab
         hits.append(low <= 0.6 <= high)
     record_property("coverage", float(np.mean(hits)))
     assert np.mean(hits) >= (0.9 if n == 24 else 0.88 if n == 8 else 0.92)
+
+
+@pytest.mark.parametrize("truth", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("n", [24, pytest.param(96, marks=pytest.mark.slow)])
+def test_interval_of_a_correlation_of_rare_events_covers(
+    n: int, truth: float, record_property: Callable[[str, object], None]
+) -> None:
+    """Events in one step of twenty, which hardly ever meet: leaving out an episode changes nothing, and intervals of
+    independent ones excluded 0 in half of the data sets."""
+    rng, hits = np.random.default_rng(n), []
+    for _ in range(200 if n == 24 else 1000):
+        x, other = rng.exponential(size=(2, n * 21)) * (rng.random((2, n * 21)) < 0.05)
+        c = np.stack([x, truth * x + np.sqrt(1 - truth**2) * other], 1)
+        found = correlation.correlate(steps_of(c, np.full(n, 21)), [0], [0], 19, 399, rng)
+        low, high = found["ends"][:, 0, 0, 0, 1]
+        hits.append(low <= truth <= high)
+    record_property("coverage", float(np.mean(hits)))
+    assert np.mean(hits) >= 0.9
+
+
+def test_permutations_that_repeat_a_correlation_reach_it() -> None:
+    """Two events of each kind in eight episodes: most permutations give the same number, but for rounding."""
+    called = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        c = np.zeros((8 * 21, 2))
+        for kind in range(2):
+            c[rng.integers(len(c), size=2), kind] = rng.normal(size=2)
+        found = correlation.correlate(steps_of(c, np.full(8, 21)), [0], [0], 999, 19, np.random.default_rng(0))
+        called += bool(found["p"][0, 0, 0, 1] <= 0.05)
+    assert called <= 5
 
 
 # Both
