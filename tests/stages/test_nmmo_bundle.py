@@ -24,12 +24,13 @@ CPU = torch.device("cpu")
 
 def test_what_is_bundled_is_whole_and_says_what_it_is() -> None:
     found = policies_in(BUNDLE)
-    assert list(found) == ["forager", "hybrid", "start_kit", "yaofeng"]
+    assert list(found) == ["forager", "hybrid", "start_kit", "takeru", "yaofeng"]
     for name, policy in load_policies(found, CPU).items():
         assert artefacts.verify(found[name]) == []
         facts = artefacts.read_manifest(found[name])["facts"]
-        layers = "2 layers" if name == "yaofeng" else "1 layer"
-        assert policy.describe()["remembers"] and facts["recurrence"] == policy.recurrence == f"LSTM, {layers}, 128"
+        recurrence = {"yaofeng": "LSTM, 2 layers, 128", "takeru": "none"}.get(name, "LSTM, 1 layer, 128")
+        assert facts["recurrence"] == policy.recurrence == recurrence
+        assert policy.describe()["remembers"] == (name != "takeru")
         assert facts["training"]["steps"] >= 2_000_000
     for kept in ("eval_pve", "eval_pvp", "metrics_pve", "metrics_pvp"):
         assert artefacts.verify(BUNDLE / kept) == []
@@ -49,7 +50,7 @@ def test_the_card_s_numbers_are_the_stored_ones() -> None:
             assert row["low"] > 0 and row["q"] < 0.001
 
 
-@pytest.mark.parametrize("name", ["forager", "hybrid", "start_kit", "yaofeng"])
+@pytest.mark.parametrize("name", ["forager", "hybrid", "start_kit", "takeru", "yaofeng"])
 def test_bundled_policies_outlive_random_choices(name: str, tmp_path: Path) -> None:
     """A world on a held-out map: far fewer than the card's, and the difference is far larger than their spread."""
     policy = load_policies(policies_in(BUNDLE / name), CPU)[name]
