@@ -34,6 +34,7 @@ from analysis.probes.baselines import baselines_of, names_in, recorded_agent, st
 from analysis.probes.config import ProbesConfig
 from analysis.probes.directions import basis_of
 from analysis.probes.inputs import (
+    OF_THE_ROWS,
     Input,
     block_words,
     check_words,
@@ -273,7 +274,8 @@ def tables_of(
     for path in paths:
         inputs, table, advantages = one_table(path, here, targets, config, config.agent if path == paths[-1] else None)
         for given in inputs:
-            if width.setdefault(given.name, given.width) != given.width:
+            of_the_rows = not OF_THE_ROWS.isdisjoint(given.name.split("+"))
+            if not of_the_rows and width.setdefault(given.name, given.width) != given.width:
                 raise UserError(
                     f"{path}: {given.name} is {given.width} numbers wide, {width[given.name]} in {paths[0]}: only "
                     "checkpoints of one agent, of the same cell and blocks, can be compared"

@@ -2,7 +2,7 @@
 
     h, block_0, embedding ...    a column of the recording, else a point of the recorded agent, shown the episodes
     obs, obs:4                   the observation, the last 4 (of the earlier ones their main components)
-    time, actions                powers of time; how often each action was taken so far
+    time, actions                curves in time; how often each action was taken so far
     episode                      which episode it is: nothing, where whole episodes are held out
     frame                        what the agent makes of the observation with an empty memory
     random                       h of the agent with its weights shuffled
@@ -32,6 +32,7 @@ LAG_WIDTH = 256  # main components of earlier observations
 SAMPLE = 16_384  # rows that these are found from
 EPISODE = "episode"
 OWN = ("obs", "time", "actions", "frame", "random", EPISODE)  # words that are no column and no point
+OF_THE_ROWS = frozenset({"time", EPISODE})  # how wide they are follows from the recording's rows
 BASELINES = ("obs", "embedding", "time", "actions", "frame", "random", EPISODE)  # all others hold a memory
 
 

@@ -321,7 +321,7 @@ def test_inputs_are_what_they_are_called(tmp_path: Path) -> None:
         np.testing.assert_allclose(inputs["embedding"].of(2, rows), seen[1:9:2], atol=1e-6)
         np.testing.assert_allclose(inputs["frame"].of(2, rows)[:, :8], seen[1:9:2], atol=1e-6)
         assert np.abs(inputs["random"].of(2, rows) - columns["h"][1:9:2]).max() > 0.1
-        counts = inputs["time+actions"].of(2, rows)[:, 5:]
+        counts = inputs["time+actions"].of(2, rows)[:, -3:]
         np.testing.assert_array_equal(counts, [np.bincount(columns["action"][:t], minlength=3) for t in (1, 3, 5, 7)])
         assert block_words("last", store, agent) == ["block_1"] and block_words("all", store, Layers()) == [
             "block_0", "block_1", "block_2", "h"

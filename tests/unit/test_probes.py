@@ -8,6 +8,7 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from analysis.probes.baselines import time_features
 from analysis.shared.probe_fits import PENALTIES, FoldedRidge, exchanged, linear_probe
 from core.contracts import UserError
 
@@ -145,3 +146,20 @@ def test_bad_input_is_refused_with_what_is_needed() -> None:
         linear_probe(x, y[:-1], episode, rng=rng)
     with pytest.raises(ValueError, match="folds"):
         linear_probe(x, y, episode, rng=rng, folds=2)
+
+
+def test_time_says_what_a_clock_says() -> None:
+    """A counter of 30 steps, at 0 where an episode begins: time says it, powers of time do not."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(60, 300, size=40)
+    time = np.concatenate([np.arange(n) for n in lengths]).astype(float)
+    fold = np.repeat(np.arange(40) % 5, lengths)
+    clock = time % 30 + rng.normal(size=len(time))
+
+    def told(x: np.ndarray) -> float:
+        error = clock - FoldedRidge(x, fold).predict(clock[:, None])[:, 0]
+        return float(1 - error.var() / clock.var())
+
+    assert told(time_features(time)) > 0.5
+    assert told(np.stack([(time / 300) ** p for p in range(1, 6)], 1)) < 0.1
+    assert time_features(np.full(4, 7.0)).tolist() == [[0.0]] * 4
