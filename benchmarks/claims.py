@@ -4,7 +4,7 @@
     planted --studies 1000                      random bases through the choice and the contest of planted worlds
     bundle --studies 100 --hidden_states DIR    the same with the bundled CoinRun agent; all directions run once
     exact --studies 1000                        a real effect of twice the smallest size: found, or refuted?
-    wrong --studies 200                         what is said of simulators that are wrong
+    wrong --studies 200                         what is said of simulators that are wrong (--simulators: of these alone)
 
 The bundle's studies draw their mocks from one pool, so that every direction runs once.
 """
@@ -26,7 +26,7 @@ from core import config as cli
 from core.contracts import VecEnv
 from core.directions import load_basis
 from core.stats import share_interval
-from envs.planted import WRONG, Kind
+from envs.planted import WRONG, Kind, Wrong
 from envs.registry import make
 from generative.simulator import load_simulator
 from validation.hypotheses.grammar import shift_of
@@ -106,9 +106,9 @@ def exact(studies: int, processes: int, seed: int) -> None:
     )
 
 
-def wrong(studies: int, processes: int, seed: int) -> None:
+def wrong(studies: int, processes: int, seed: int, simulators: Sequence[Wrong | None]) -> None:
     each = -(-studies // len(FORETELLING))
-    jobs = [(foretelling_job, (kind, (None, *WRONG), seed + s)) for s in range(each) for kind in FORETELLING]
+    jobs = [(foretelling_job, (kind, simulators, seed + s)) for s in range(each) for kind in FORETELLING]
     found = play_some(jobs, processes)
     show(found)
     pooled(found)
@@ -182,11 +182,14 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=96, help="starts to choose on and to test at (bundle)")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=10_000)
+    parser.add_argument("--simulators", nargs="+", choices=WRONG, help="default: the exact one, and all that are wrong")
     given = parser.parse_args()
     if given.study == "bundle":
         bundle(given.studies, given.hidden_states, given.starts, given.seed)
+    elif given.study == "wrong":
+        wrong(given.studies, given.processes, given.seed, given.simulators or (None, *WRONG))
     else:
-        {"planted": planted, "exact": exact, "wrong": wrong}[given.study](given.studies, given.processes, given.seed)
+        {"planted": planted, "exact": exact}[given.study](given.studies, given.processes, given.seed)
 
 
 if __name__ == "__main__":
