@@ -31,6 +31,7 @@ from core.trees import leaves
 TOGETHER = 64  # episodes shown to an agent at once
 KNOTS = 128  # of the curve that a quantity may follow in time, at most; and at most one for so many distinct times:
 TIMES_A_KNOT = 3
+LIVES = 5  # rows of one time (a life has one at most) up to which time is told apart
 
 
 class Seen(NamedTuple):
@@ -133,20 +134,23 @@ def previous_actions(store: RolloutStore, index_N2: np.ndarray, count: int) -> n
 
 
 def time_features(time_N: np.ndarray) -> np.ndarray:
-    """Time [N, F], and cubic B-splines of it (Eilers & Marx 1996) with knots at its quantiles.
+    """A piecewise linear curve in time [N, F]: linear B-splines with knots at its quantiles.
 
     So many that the mean of a clock of a few tens of steps can be followed, which five powers of time could not (of
-    Craftax's counter of hunger they said R^2 .02, where .38 can be said).
+    Craftax's counter of hunger they said R^2 .02, where .38 can be said).  Times that fewer than five lives reach are
+    the last one that five do: a fit without the only life that gets there would run away.
     """
     from sklearn.preprocessing import SplineTransformer
 
-    time_N = np.asarray(time_N, np.float64)
-    line_N1 = (time_N[:, None] - time_N.min()) / max(1.0, np.ptp(time_N))
-    knots = min(KNOTS, len(np.unique(time_N)) // TIMES_A_KNOT)
-    knot_K = np.unique(np.quantile(line_N1, np.linspace(0, 1, max(1, knots))))
-    if len(knot_K) < 2:
-        return line_N1
-    return np.concatenate([line_N1, SplineTransformer(knots=knot_K[:, None]).fit_transform(line_N1)], 1)
+    time_N1 = np.asarray(time_N, np.float64)[:, None]
+    value_T, rows_T = np.unique(time_N1, return_counts=True)
+    time_N1 = np.minimum(time_N1, value_T[rows_T >= min(LIVES, rows_T.max())].max())
+    knots = min(KNOTS, len(np.unique(time_N1)) // TIMES_A_KNOT)
+    knot_K = np.unique(np.quantile(time_N1, np.linspace(0, 1, max(1, knots))))
+    if len(knot_K) < 2:  # hardly any times: as they are
+        return time_N1 - time_N1.mean()
+    out: np.ndarray = SplineTransformer(degree=1, knots=knot_K[:, None]).fit_transform(time_N1)
+    return out
 
 
 def baselines_of(

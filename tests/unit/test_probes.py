@@ -163,3 +163,13 @@ def test_time_says_what_a_clock_says() -> None:
     assert told(time_features(time)) > 0.5
     assert told(np.stack([(time / 300) ** p for p in range(1, 6)], 1)) < 0.1
     assert time_features(np.full(4, 7.0)).tolist() == [[0.0]] * 4
+
+
+def test_time_does_not_run_away_where_only_one_life_has_been() -> None:
+    """What falls for 50 steps in every life, and in one goes on at its end for 1,000."""
+    lengths = np.array([50] * 40 + [1000])
+    time = np.concatenate([np.arange(n) for n in lengths]).astype(float)
+    fold = np.repeat(np.arange(41) % 5, lengths)
+    falls = np.maximum(9 - time / 5, 0) + np.random.default_rng(0).normal(size=len(time))
+    guess = FoldedRidge(time_features(time), fold).predict(falls[:, None])[:, 0]
+    assert guess.min() > -3 and guess.max() < 12
