@@ -3,7 +3,8 @@
 tests/golden/NAME.json holds a few numbers of every array: its length, its root mean square and entries spread over it.
 They hold within a thousandth of that size (and a millionth, the rounding of float32 near 1), also where torch, numpy,
 MKL and OpenBLAS are kept to AVX2 or SSE4, but for what hangs on a choice between near equals: that is named in
-``CHOICES``.  tests/golden.py compares two checkouts on one machine, exactly.
+``CHOICES``, and in ``NEARLY`` where it holds within a fiftieth.  tests/golden.py compares two checkouts on one machine,
+exactly.
 
 Where a change is meant: remove tests/golden/NAME.json, run ``python -m pytest -k golden tests/stages/test_golden.py
 tests/stages/test_demo_report.py`` (it writes the file and fails, once), and say in the commit what changed and why.
@@ -29,6 +30,11 @@ CHOICES = (  # parts of names
     "deeplift_delta", "completeness",  # what is left of a sum that should be 0
     "manifest.json",  # said in result.json, too
 )  # fmt: skip
+NEARLY = {  # beginnings of names: what one choice otherwise makes of them on another CPU
+    "behaviours/behaviours.csv": 0.02, "behaviours/mdp.csv": 0.02, "behaviours/transitions.csv": 0.02,  # 1 step's label
+    "interventions/effects.csv:q": 0.02,  # ranks of near equals
+    "saliency/arrays.npz:integrated_delta": 0.02, "saliency/saliency.csv:integrated_delta": 0.02,  # left of a sum
+}  # fmt: skip
 
 
 def numbers(directory: Path) -> dict[str, list[float]]:
@@ -50,7 +56,9 @@ def unlike(found: dict[str, list[float]], stored: dict[str, list[float]]) -> lis
         new = found.get(name, [0.0])
         if new[0] != old[0]:
             out.append(f"{name}: {new[0]:.0f} numbers, {old[0]:.0f} stored")
-        elif not np.allclose(new[1:], old[1:], rtol=RTOL, atol=RTOL * old[1] + ROUNDING, equal_nan=True):
+            continue
+        rtol = next((r for beginning, r in NEARLY.items() if name.startswith(beginning)), RTOL)
+        if not np.allclose(new[1:], old[1:], rtol=rtol, atol=rtol * old[1] + ROUNDING, equal_nan=True):
             out.append(f"{name}: {new[1:]}, stored {old[1:]}")
     return out
 
