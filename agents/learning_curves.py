@@ -112,10 +112,10 @@ def read_curves(word: str) -> list[Curve]:
 def _trained(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(what the manifest of a finished training says, its stage and configuration), of a copy for shipping too."""
     manifest = read_manifest(directory)
-    if "training" in manifest["facts"]:
-        training = manifest["facts"]["training"]
-        return training, {"stage": manifest["stage"], "config": training["config"]}
-    return manifest, load_json(directory, "config.json")
+    shipped = manifest["facts"].get("training", {})
+    if "config" in shipped:
+        return shipped, {"stage": manifest["stage"], "config": shipped["config"]}
+    return {**manifest, **shipped}, load_json(directory, "config.json")
 
 
 def curves_of_training(directory: Path, whole: bool) -> list[Curve]:

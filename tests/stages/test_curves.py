@@ -196,3 +196,9 @@ def test_an_unfinished_run_of_another_stage_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"stage": "train_gen_model", "config": {}}')
     with pytest.raises(UserError, match="neither a training nor an evaluation of an agent"):
         read_curves(str(tmp_path))
+
+
+@pytest.mark.parametrize("shipped", ["nmmo-demo/policies/takeru", "craftax-probe/masked_scarce_1"])
+def test_the_training_of_a_shipped_agent_is_drawn(shipped: str, tmp_path: Path) -> None:
+    rows = drawn(tmp_path, cli.ROOT / "bundles" / shipped)
+    assert {row["split"] for row in rows} == {"train"} and len(rows) > 10

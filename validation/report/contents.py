@@ -665,7 +665,7 @@ def limits(chosen: Chosen) -> Section:
 
 def _seed(manifest: Mapping[str, Any]) -> Any:
     """The seed of a training, that of a copy for shipping too."""
-    return manifest["facts"].get("training", manifest)["seed"]
+    return {**manifest, **manifest["facts"].get("training", {})}["seed"]
 
 
 def _in_words(n: int) -> str:
