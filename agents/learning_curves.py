@@ -15,7 +15,7 @@ import numpy as np
 
 from agents.progress import FILE
 from core import stages
-from core.artefacts import MANIFEST, Result, load_bytes, load_json, read_manifest
+from core.artefacts import MANIFEST, Result, load_bytes, load_json, read_manifest, training_of
 from core.config import merge, read_json, to_json_defaults
 from core.contracts import UserError
 from core.figures import figure_of, minus
@@ -112,10 +112,10 @@ def read_curves(word: str) -> list[Curve]:
 def _trained(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(what the manifest of a finished training says, its stage and configuration), of a copy for shipping too."""
     manifest = read_manifest(directory)
-    shipped = manifest["facts"].get("training", {})
-    if "config" in shipped:
-        return shipped, {"stage": manifest["stage"], "config": shipped["config"]}
-    return {**manifest, **shipped}, load_json(directory, "config.json")
+    training = training_of(manifest)
+    if "config" in manifest["facts"].get("training", {}):  # a copy's own config.json is of the copying
+        return training, {"stage": manifest["stage"], "config": training["config"]}
+    return training, load_json(directory, "config.json")
 
 
 def curves_of_training(directory: Path, whole: bool) -> list[Curve]:

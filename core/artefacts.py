@@ -427,6 +427,11 @@ def _is_manifest(value: Any) -> bool:
     )
 
 
+def training_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest says of a training, that of a copy made for shipping (``facts.training``) too."""
+    return {**manifest, **manifest["facts"].get("training", {})}
+
+
 def simulator_warning(path: Path) -> str | None:
     """What a result must say of the simulator that it was made with: that this is no better than a held frame, is not
     shown to be, or was never compared with one.  None: it is better, or there is no simulator behind the run ``path``.

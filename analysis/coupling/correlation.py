@@ -247,9 +247,8 @@ def correlate(
             if len(present) < need:
                 continue
             each_G = Sums.of(x, y, of, len(present)).correlation(left_out(len(present), rng))
-            t = permuted_t(x, y, unit, len(units), T_PERMUTATIONS, seed)
-            least = np.quantile(t, LEVEL, axis=0)
-            value, *ends = jackknifed(each_G, rng=rng, link=ATANH, draws=resamples, least=least)
+            least = np.quantile(permuted_t(x, y, unit, len(units), T_PERMUTATIONS, seed), LEVEL, axis=0)
+            value, *ends = jackknifed(each_G, rng=rng, link=ATANH, level=LEVEL, draws=resamples, least=least)
             out["correlation"][b, at], out["ends"][:, b, at] = value, ends
             null = permuted_correlations(x, y, unit, len(units), permutations, seed)
             out["null"][:, b, at] = null

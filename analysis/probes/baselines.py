@@ -142,10 +142,10 @@ def time_features(time_N: np.ndarray) -> np.ndarray:
     """
     from sklearn.preprocessing import SplineTransformer
 
-    time_N1 = np.asarray(time_N, np.float64)[:, None]
-    value_T, rows_T = np.unique(time_N1, return_counts=True)
-    time_N1 = np.minimum(time_N1, value_T[rows_T >= min(LIVES, rows_T.max())].max())
-    knots = min(KNOTS, len(np.unique(time_N1)) // TIMES_A_KNOT)
+    value_T, rows_T = np.unique(time_N, return_counts=True)
+    told_T = value_T[value_T <= value_T[rows_T >= min(LIVES, rows_T.max())].max()]
+    time_N1 = np.minimum(time_N, told_T[-1]).astype(np.float64)[:, None]
+    knots = min(KNOTS, len(told_T) // TIMES_A_KNOT)
     knot_K = np.unique(np.quantile(time_N1, np.linspace(0, 1, max(1, knots))))
     if len(knot_K) < 2:  # hardly any times: as they are
         return time_N1 - time_N1.mean()

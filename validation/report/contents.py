@@ -634,7 +634,7 @@ def _warned(warnings: Sequence[str], word: str = "Warning") -> str:
 def limits(chosen: Chosen) -> Section:
     """What this page does not show."""
     agents, simulators = agents_in(chosen.every), simulators_in(chosen.every)
-    seeds = {_seed(chosen.every[path]) for path in agents.values()}
+    seeds = {artefacts.training_of(chosen.every[path])["seed"] for path in agents.values()}
     count = ", ".join(
         f"{_in_words(n)} {word}{'s' * (n != 1)}"
         for n, word in ((len(agents), "agent"), (len(seeds), "training seed"), (len(simulators), "simulator"))
@@ -661,11 +661,6 @@ def limits(chosen: Chosen) -> Section:
         items.append("That a change has an effect says that the direction is used; it does not say that nothing else "
                      "is.")  # fmt: skip
     return Section("What this does not show", listed(items))
-
-
-def _seed(manifest: Mapping[str, Any]) -> Any:
-    """The seed of a training, that of a copy for shipping too."""
-    return {**manifest, **manifest["facts"].get("training", {})}["seed"]
 
 
 def _in_words(n: int) -> str:
