@@ -150,6 +150,9 @@ OF_ALL = {
     "semantics": Stage(
         "-m analysis.semantics", "SemanticsConfig", "see what the clusters inside a policy are, and how good",
         "runs/semantics", ("agent", "rollouts"), ("behaviours",)),
+    "probes_over_agents": Stage(
+        "-m analysis.probes.over_agents", "OverAgentsConfig", "say what probes find of agents, not of one agent",
+        "runs/probes_over_agents"),
     "edits": Stage(
         "-m validation.edits", "EditsConfig", "remove, move or add objects in the real game", "runs/edits",
         ("agent",), ("simulator", "basis", "behaviours", "coupling")),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -125,6 +125,49 @@ def student(n_units: int | np.ndarray, level: float) -> np.ndarray:
 
     out: np.ndarray = stdtrit(np.maximum(np.asarray(n_units) - 1, 1), (1 + level) / 2)
     return out
+
+
+class Contrast(NamedTuple):
+    """A weighted sum of the means of several groups of independent units, under normality (``contrast``)."""
+
+    value: float
+    error: float  # standard error; NaN where a group with a weight has fewer than two units
+    degrees: float  # of freedom
+    n: int  # units of all groups with a weight
+
+    def estimate(self, level: float = 0.95) -> Estimate:
+        from scipy.special import stdtrit
+
+        _check_level(level)
+        half = 0.0 if self.error == 0 else float(stdtrit(self.degrees, (1 + level) / 2)) * self.error
+        return Estimate(self.value, self.value - half, self.value + half, self.n)
+
+    @property
+    def p(self) -> float:
+        """Two-sided p that the sum is 0."""
+        from scipy.special import stdtr
+
+        if not self.error:  # all units of each group agree
+            return float(self.value == 0)
+        return float(2 * stdtr(self.degrees, -abs(self.value) / self.error))
+
+
+def contrast(groups: Sequence[np.ndarray], weights: Sequence[float]) -> Contrast:
+    """sum_g weights[g] mean(groups[g]), groups a sequence of float arrays [n_g] with variances of their own.
+
+    One group of weight 1 is its mean with Student's interval; two of 1 and -1 are Welch's test.  For a handful of units
+    (agents, seeds), of which only an assumed distribution can say anything: the normal one.  Method: Welch 1947, "The
+    generalization of Student's problem when several different population variances are involved".
+    """
+    used = [(np.asarray(x, np.float64), w) for x, w in zip(groups, weights, strict=True) if w]
+    value = sum(w * float(x.mean()) for x, w in used)
+    n = sum(len(x) for x, _ in used)
+    if min(len(x) for x, _ in used) < 2:
+        return Contrast(value, np.nan, np.nan, n)
+    part = np.array([w**2 * x.var(ddof=1) / len(x) for x, w in used])
+    spread = np.array([p**2 / (len(x) - 1) for p, (x, _) in zip(part, used, strict=True)]).sum()
+    degrees = float(part.sum() ** 2 / spread) if spread else float(n - len(used))
+    return Contrast(value, float(np.sqrt(part.sum())), degrees, n)
 
 
 def means(

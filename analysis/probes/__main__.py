@@ -55,6 +55,7 @@ from analysis.probes.matrix import (
     markdown,
     paper,
     score_inputs,
+    signed,
     subjects,
 )
 from analysis.probes.rows import STEP, Rows, bent, choose, groups_along, read, value_of
@@ -394,7 +395,9 @@ def summary(result: Result, out: Path) -> str:
         lines.append(f"  control: a random constant per {row['constant_per']}: R2 {row['r2']:.2f}")
     for row in result.tables.get("advantages", ()):
         if row["probe"] == "linear" and row["over"] in ("obs", "embedding"):
-            lines.append(f"  {row['input']} - {row['over']}: {row['target']} {_signed(row)}: {row['verdict']}")
+            lines.append(
+                f"  {row['input']} - {row['over']}: {row['target']} {signed(row, 'advantage')}: {row['verdict']}"
+            )
     for row in result.tables.get("inputs", ()):
         if row["target"] == CONTROL:
             lines.append(f"  control: {CONTROL} from {row['input']}: R2 {_two(row['score'])}, split by step "
@@ -432,13 +435,6 @@ def _sentence(row: Mapping[str, Any], notes: Mapping[str, Any]) -> str:
 
 def _two(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
-
-
-def _signed(row: Mapping[str, Any]) -> str:
-    value, low, high = (row.get(f"advantage{end}") for end in ("", "_low", "_high"))
-    if value is None:
-        return "-"
-    return f"{value:+.2f}" + ("" if low is None or high is None else f" [{low:+.2f}, {high:+.2f}]")
 
 
 def _in_words(row: Mapping[str, Any], name: str) -> str:

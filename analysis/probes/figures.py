@@ -108,6 +108,37 @@ def draw_emergence(result: Result) -> Any:
     return figure
 
 
+def draw_groups(result: Result) -> Any:
+    """Of analysis.probes.over_agents: every agent as a point, every group's mean with its interval, a panel a
+    measure."""
+    means, agents = result.tables["groups"], result.tables["agents"]
+    targets = list(dict.fromkeys(row["target"] for row in means))
+    names = list(result.notes["groups"])
+    colours = label_colours(np.arange(len(names)))
+    figure = figure_of(2.5 + 3.4 * len(result.notes["measures"]), 1.6 + 0.13 * (len(names) + 1) * len(targets))
+    panels = figure.subplots(1, len(result.notes["measures"]), sharey=True, squeeze=False)[0]
+    for axis, measure in zip(panels, result.notes["measures"], strict=True):
+        for g, name in enumerate(names):
+            rows = [row for row in means if (row["measure"], row["group"]) == (measure, name)]
+            value, low, high = _columns(rows, "value")
+            y = {row["target"]: targets.index(row["target"]) + 0.8 * ((g + 0.5) / len(names) - 0.5) for row in rows}
+            axis.plot(value, list(y.values()), "|", color=colours[g], markersize=8, label=f"{name}, mean")
+            axis.hlines(list(y.values()), low, high, color=colours[g], linewidth=1)
+            each = [row for row in agents if (row["measure"], row["group"]) == (measure, name) and row["target"] in y]
+            axis.plot([row["value"] for row in each], [y[row["target"]] for row in each], "o", color=colours[g],
+                      markersize=3)  # fmt: skip
+        axis.set_title(measure, fontsize=9)
+        axis.axvline(0, color=INK, linewidth=0.6)
+        axis.grid(axis="x", color=LINE)
+    panels[0].set_yticks(range(len(targets)), [t.replace("_", " ") for t in targets], fontsize=8)
+    panels[0].set_ylim(len(targets) - 0.4, -0.6)
+    figure.supxlabel("R², or balanced accuracy, or their difference; points: agents; 95 % intervals over agents",
+                     fontsize=8)  # fmt: skip
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=min(4, len(names)),
+                  fontsize=8, frameon=False)  # fmt: skip
+    return figure
+
+
 def draw_agents(result: Result) -> Any:
     """R^2 of every target, agent by agent (checkpoints in their order), with 95 % intervals."""
     table = result.tables["agents"]

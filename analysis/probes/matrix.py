@@ -267,6 +267,12 @@ def _number(value: float | None, low: float | None, high: float | None, form: st
     return f"{value:{form}}" if low is None or high is None else f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
+def signed(row: Mapping[str, Any], name: str) -> str:
+    """A difference of a table in words: ``+0.12 [+0.05, +0.19]``."""
+    value, low, high = (row.get(f"{name}{end}") for end in ("", "_low", "_high"))
+    return _number(value, low, high, "+.2f")
+
+
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:
     """A table in Markdown."""
     head = list(dict.fromkeys(k for row in rows for k in row))
