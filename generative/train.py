@@ -54,6 +54,7 @@ from generative.context import ContextWorld
 from generative.context_loss import ContextLossConfig
 from generative.courses import COURSES, Course
 from generative.fields import ERROR_UNITS, as_read
+from generative.load import load_simulator
 from generative.losses import Batch, LossConfig
 from generative.outcomes import Known, OutcomeConfig, known_along, learn_outcomes
 from generative.recurrent_world import Precision
@@ -116,6 +117,9 @@ class GenTrainConfig(RunOptions):
     """rollout store recorded with that agent"""
     out: Path = Path("runs/simulator")
     """run directory to write"""
+    begin_with: Path | None = None
+    """run directory of a simulator of the same sizes whose weights the training begins with (fine-tuning); none: random
+    ones"""
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     context: ContextLossConfig = field(default_factory=ContextLossConfig)
@@ -375,6 +379,22 @@ def check(config: GenTrainConfig, store: RolloutStore, agent_name: str, agent_sp
         raise UserError("--bf16: this GPU has no bfloat16; train without it")
 
 
+def take_weights(simulator: Simulator[TrainedWorld], path: Path, model: ModelConfig) -> None:
+    """Give a new simulator the world of a trained one; UserError where it is of other sizes or shows something else."""
+    earlier = load_simulator(path)
+    if not isinstance(earlier.world, TrainedWorld):
+        raise UserError(f"{path} holds a world model of a user's own, not one that train_gen_model.py made")
+    own, other = cli.to_json(model), cli.to_json(earlier.world.config)
+    for name in (k for k in own if own[k] != other.get(k)):
+        raise UserError(f"{path} was trained with --{name} {other.get(name)}, not {own[name]}: --begin_with takes a "
+                        "simulator of the same sizes")  # fmt: skip
+    have, want = earlier.world.state_dict(), simulator.world.state_dict()
+    for name in (k for k in want if k not in have or have[k].shape != want[k].shape):
+        raise UserError(f"{path} is of a world with other observations or actions, or of an agent with another state "
+                        f"({name} differs), so --begin_with cannot take its weights")  # fmt: skip
+    simulator.world.load_state_dict(have)
+
+
 def long_enough(store: RolloutStore, initial_frames: int) -> list[int]:
     """The episodes that a window can be cut from: one transition after the initial frames."""
     return [int(e) for e in np.flatnonzero(store.rows >= initial_frames + 1)]
@@ -446,7 +466,7 @@ class Trainer:
         usable = long_enough(store, initial)
         train, held_out = split_episodes(len(usable), config.validation_share, config.seed)
         for name, scale in simulator.world.scales.items():
-            if scale is not None:
+            if scale is not None and config.begin_with is None:
                 scale.fit(*map(torch.from_numpy, statistics(store, name, [usable[i] for i in train])))
         # What is validated and saved: the weights, or their running average; in full precision.
         self.kept = copy.deepcopy(simulator)
@@ -481,7 +501,8 @@ class Trainer:
         state = load_state(self.state_file, *STATE)
         if state["made_from"] != self.made_from:
             raise UserError(
-                f"{self.config.out} was begun with another agent or other rollouts; start another run for these"
+                f"{self.config.out} was begun with another agent, other rollouts or another --begin_with; start "
+                "another run for these"
             )
         as_module(self.simulator).load_state_dict(state["simulator"])
         as_module(self.kept).load_state_dict(state["kept"] or state["simulator"])
@@ -651,6 +672,8 @@ class Trainer:
         updates = self.config.optim.updates
         with bar("training", updates, "updates", show=self.processes.first) as progress, stop:
             progress.advance(self.step)
+            if self.step == 0 and self.config.begin_with is not None and self.processes.first:
+                self.validate()  # the weights begun with are kept unless the training betters them
             while self.step < updates:
                 self.update()
                 progress.advance()
@@ -682,9 +705,12 @@ def main(config: GenTrainConfig) -> None:
     torch.set_num_threads(max(1, config.threads // processes.count))
     cli.seed_everything(config.seed)
     simulator = simulator_of(config.model, agent)
+    inputs = {"agent": config.agent, "rollouts": config.rollouts}
+    if config.begin_with is not None:
+        take_weights(simulator, config.begin_with, config.model)
+        inputs["begin_with"] = config.begin_with
     simulator.world.to(device)
     simulator.world.precision = Precision(config.optim.bf16)
-    inputs = {"agent": config.agent, "rollouts": config.rollouts}
     fixed = ("model", "seed", "validation_share", "validation_windows")
     run = open_together(config, STAGE, inputs, fixed, processes)
     if config.preload:

@@ -77,7 +77,7 @@ def torchrun(*words: str) -> None:
 def curve(path: Path) -> list[dict[str, float]]:
     with open(path / "curve.csv", newline="") as file:
         timed = ("wall_s", "frames_per_s", "data_share")
-        return [{k: float(v) for k, v in row.items() if k not in timed} for row in csv.DictReader(file)]
+        return [{k: float(v) for k, v in row.items() if v and k not in timed} for row in csv.DictReader(file)]
 
 
 LONG = ("--updates", "60", "--validate_every", "7", "--video_every", "0")  # long enough to be met in the middle
@@ -476,3 +476,50 @@ if __name__ == "__main__":
     found = first_gradients(cli.parse(train.GenTrainConfig, words, train.STAGE))
     if os.environ["RANK"] == "0":
         torch.save(found, out)
+
+
+# From the weights of an earlier simulator
+
+
+def test_a_training_begins_with_the_weights_of_a_simulator(pipeline: Path, tmp_path: Path) -> None:
+    """Its first row is the earlier simulator's, and what is kept is never worse than that on the validation's windows,
+    as at a learning rate that destroys the weights, where it is the earlier simulator itself."""
+    earlier = pipeline / "simulator"
+    before = artefacts.read_manifest(earlier)["metrics"]["free_running_mse"]["value"]
+    for rate in ("1e-4", "0.1"):
+        out = tmp_path / rate
+        train.main(config_of(pipeline, out, "--begin_with", f"{earlier}", "--learning_rate", rate, "--average", "0"))
+        rows = {row["step"]: row["free_mse"] for row in curve(out)}
+        assert list(rows) == [0, 3, 6] and rows[0] == pytest.approx(before, rel=1e-4)
+        kept = artefacts.read_manifest(out)["metrics"]["free_running_mse"]["value"]
+        assert kept == pytest.approx(min(rows.values()), rel=1e-4)
+        if kept == pytest.approx(before, rel=1e-6):
+            weights = (as_module(load_simulator(p)).state_dict().values() for p in (earlier, out))
+            assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+        assert artefacts.read_manifest(out)["inputs"]["begin_with"]["path"].endswith("simulator")
+        assert artefacts.verify(out) == []
+
+
+def test_a_training_from_weights_goes_on_as_if_nothing_had_stopped_it(
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ("--begin_with", f"{pipeline}/simulator", "--save_minutes", "0")
+    train.main(config_of(pipeline, tmp_path / "whole", *more))
+    with monkeypatch.context() as patch:
+        kill_at(patch, 4)
+        with pytest.raises(Killed):
+            train.main(config_of(pipeline, tmp_path / "s", *more))
+    with pytest.raises(UserError, match="was begun with another agent, other rollouts or another --begin_with"):
+        train.main(config_of(pipeline, tmp_path / "s", "--resume"))
+    train.main(config_of(pipeline, tmp_path / "s", *more, "--resume"))
+    assert curve(tmp_path / "s") == curve(tmp_path / "whole")
+
+
+def test_weights_of_other_sizes_or_of_another_world_are_refused(pipeline: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="was trained with --deterministic_size .*, not .*: --begin_with takes"):
+        train.main(
+            config_of(pipeline, tmp_path / "s", "--begin_with", f"{pipeline}/simulator", "--deterministic_size", "24")
+        )
+    with pytest.raises(UserError, match="agent holds no simulator"):
+        train.main(config_of(pipeline, tmp_path / "s", "--begin_with", f"{pipeline}/agent"))
+    assert not (tmp_path / "s").exists()
