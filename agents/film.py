@@ -155,7 +155,7 @@ def directions_of(config: FilmConfig, agent: str | None) -> list[Direction]:
     for word in config.directions:
         kind = word.partition(":")[0] if ":" in word else config.kind
         basis = load_basis(config.basis, kind, agent)
-        (i,) = direction_ids([word], kind, "--directions")
+        (i,) = direction_ids([word], basis, "--directions")
         basis.check([i])
         found.append(Direction(basis, i))
     return found

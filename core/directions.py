@@ -36,11 +36,14 @@ def direction_of(word: str, kind: str) -> tuple[str, int] | None:
     return found and (kind if found[1] in (None, "direction") else found[1], int(found[2]))
 
 
-def direction_ids(words: Sequence[str], kind: str, what: str) -> list[int]:
-    """The ids of directions of one basis, by their names (``direction_of``).  what: names the words in a UserError."""
+def direction_ids(words: Sequence[str], of: str | Basis, what: str) -> list[int]:
+    """The ids of directions of one basis, by their names (``direction_of``).  of: the basis, whose directions may have
+    labels too (``Basis.labels``: ``probe:drink``), or its kind alone; what: names the words in a UserError."""
+    kind = of if isinstance(of, str) else of.kind
     ids = []
     for word in words:
-        if (found := direction_of(word, kind)) is None:
+        known = word if isinstance(of, str) else of.numbered(word, what)
+        if (found := direction_of(known, kind)) is None:
             raise UserError(f"{what}: {word!r} is no direction: neither a name such as {name_of(kind, 5)} nor a number")
         if found[0] != kind:
             raise UserError(f"{what}: {word!r} is of another basis than {kind}; choose it with --basis_kind {found[0]}")
@@ -84,6 +87,28 @@ class Basis:
     def names(self) -> list[str]:
         """Of every direction, ``ica:0``, ``ica:1`` ..."""
         return [name_of(self.kind, i, self.space) for i in range(self.size)]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """{label: name} of directions that are known by more than a number: of probes by what they read."""
+        return {label: name for name, label in self.facts.get("targets", {}).items()}
+
+    def numbered(self, text: str, what: str) -> str:
+        """A text in which labels stand for directions (``probe:drink``), with their numbers (``probe:6``).  UserError,
+        where the basis has labels, for one that it lacks; what: names the text in it."""
+        if not self.labels:
+            return text
+
+        def number(found: re.Match[str]) -> str:
+            if found[1] == "all":
+                return found[0]
+            if found[1] not in self.labels:
+                hint = nearest(found[1], self.labels)
+                raise UserError(f"{what}: the {self.kind} basis has no direction {found[0]}{hint}; it has: "
+                                f"{', '.join(self.labels)}")  # fmt: skip
+            return self.labels[found[1]]
+
+        return re.sub(rf"\b{self.kind}:([A-Za-z]\w*)", number, text)
 
     def project(self, h: Tensor) -> Tensor:
         """States [..., H] -> coordinates [..., K]."""

@@ -228,20 +228,20 @@ def build(
         raise UserError(f"--swap_directions_from has {len(sources)} ids, --swap_directions_to has {len(targets)}")
     if basis is None:
         basis = load_basis(options.basis, options.basis_kind, agent)
-    i_from = direction_ids(sources, basis.kind, "--swap_directions_from")
-    i_to = [None if t == "None" else direction_ids([t], basis.kind, "--swap_directions_to")[0] for t in targets]
+    i_from = direction_ids(sources, basis, "--swap_directions_from")
+    i_to = [None if t == "None" else direction_ids([t], basis, "--swap_directions_to")[0] for t in targets]
     pairs = [(i, j) for i, j in zip(i_from, i_to, strict=True) if j is not None]
     collapse = [i for i, j in zip(i_from, i_to, strict=True) if j is None]
     shifts: dict[int, float] = {}
     for word in options.shift:
-        name, _, amount = word.partition("=")
+        name, _, amount = basis.numbered(word, "--shift").partition("=")
         try:
             value = float(amount)
         except ValueError:
             value = math.nan
         if direction_of(name, basis.kind) is None or not math.isfinite(value):
             raise UserError(f"--shift {word!r}: expected DIRECTION=AMOUNT, as in {name_of(basis.kind, 3)}=1.5")
-        (i,) = direction_ids([name], basis.kind, "--shift")
+        (i,) = direction_ids([name], basis, "--shift")
         if i in shifts:
             raise UserError(f"--shift names direction {name_of(basis.kind, i)} twice")
         shifts[i] = value

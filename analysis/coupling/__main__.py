@@ -83,7 +83,7 @@ def main(config: CouplingConfig) -> None:
     simulator = load_simulator(config.simulator, device)
     agent = fingerprint(simulator.agent)
     basis = load_basis(config.hidden_states, config.basis_kind, agent)
-    ids = direction_ids(config.directions, config.basis_kind, "--directions")
+    ids = direction_ids(config.directions, basis, "--directions")
     basis.check(ids)
     if twice := [name for name, i in zip(config.directions, ids, strict=True) if ids.count(i) > 1]:
         raise UserError(f"--directions names {twice[0]} twice")

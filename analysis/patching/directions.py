@@ -53,7 +53,7 @@ def basis_directions(path: Path, kind: str, names: Sequence[str], agent: str) ->
     basis = load_basis(path, kind, agent)
     if basis.space != "h":
         raise UserError(f"{path}: the {kind} basis is of {basis.space}; a basis of h is needed")
-    basis.check(ids := direction_ids(names, kind, "--direction_ids"))
+    basis.check(ids := direction_ids(names, basis, "--direction_ids"))
     chosen = ids or list(range(basis.size))
     read_DH = (basis.project_HK / basis.std_H[:, None]).double().numpy().T[chosen]
     move_DH = (basis.std_H * basis.lift_KH).double().numpy()[chosen]

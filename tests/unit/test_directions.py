@@ -12,8 +12,10 @@ from torch import Tensor
 from core.artefacts import new_run
 from core.contracts import UserError
 from core.directions import Basis, direction_ids, direction_of, fingerprint, load_basis
+from validation.hypotheses.grammar import parse_hypothesis
 
 H = 6
+READS = {"oblique:0": "row", "oblique:1": "achieved_eat_cow", "oblique:2": "health"}
 
 
 def basis(k: int, seed: int = 0) -> Basis:
@@ -52,6 +54,38 @@ def readout(h: Tensor) -> Tensor:
     """A curved function of the state."""
     weights = torch.linspace(-1, 1, H, dtype=torch.float64)
     return (torch.tanh(h) * weights).sum(-1) + (h**2).sum(-1) / 7
+
+
+def test_directions_with_labels_are_named_by_them_too() -> None:
+    labelled = replace(basis(3), facts={"targets": READS})
+    assert direction_ids(["oblique:health", "oblique:0", "oblique:achieved_eat_cow", "2"], labelled, "x") == [
+        2,
+        0,
+        1,
+        2,
+    ]
+    said = "shift oblique:health by -2 always on event:health and oblique:row, oblique:all"
+    assert labelled.numbered(said, "x") == "shift oblique:2 by -2 always on event:health and oblique:0, oblique:all"
+    with pytest.raises(UserError, match=r"x: the oblique basis has no direction oblique:helth \(did you mean health"):
+        direction_ids(["oblique:helth"], labelled, "x")
+    assert direction_ids(["oblique:1"], basis(3), "x") == [1]
+    with pytest.raises(UserError, match="'oblique:health' is no direction"):
+        direction_ids(["oblique:health"], basis(3), "x")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "shift oblique:{} by -2 on value",
+        "shift oblique:{}=1.5",
+        "collapse oblique:{} always",
+        "collapse 0 on oblique:{}",
+        "swap oblique:{} oblique:0",
+    ],
+)
+def test_a_hypothesis_with_a_label_is_that_with_the_number(line: str) -> None:
+    labelled = replace(basis(3), facts={"targets": READS})
+    assert parse_hypothesis(line.format("health"), labelled) == parse_hypothesis(line.format(2), labelled)
 
 
 both = pytest.mark.parametrize("k", [3, H])

@@ -138,7 +138,7 @@ def main(config: EditsConfig) -> None:
     directions: tuple[int, ...] = ()
     if basis is not None:
         basis = basis.to(device)
-        directions = tuple(direction_ids(config.directions, basis.kind, "--directions"))
+        directions = tuple(direction_ids(config.directions, basis, "--directions"))
         basis.check(directions)
     rule = None if config.behaviours is None else load_rule(config.behaviours, fingerprint(agent)).to(device)
     hypotheses, events = parsed(config, agent.spec, basis, rule)

@@ -282,7 +282,7 @@ def parse_hypothesis(text: str, basis: Basis) -> list[Hypothesis]:
     Raises UserError on what does not parse, an id outside the basis or named twice.
     """
     edits = "an edit of the real game is tried by python -m validation.edits --edits"
-    where, kind, what, found = _read(text, KINDS, dict.fromkeys(VERBS, edits))
+    where, kind, what, found = _read(basis.numbered(text, f"hypothesis {text!r}"), KINDS, dict.fromkeys(VERBS, edits))
     codes = _codes(kind, what, where, basis)
     everything = what in (["all"], [f"{basis.kind}:all"])
     ids, amounts = _targets(kind, what, where, basis, everything or bool(codes))
@@ -331,7 +331,8 @@ def parse_edit_hypothesis(text: str, game: str, basis: Basis | None = None) -> E
 
     Raises UserError on what does not parse, or names what the game does not have."""
     hidden = "a change of the hidden state is tried by python -m validation.interventions --hypotheses"
-    where, kind, what, found = _read(text, VERBS, dict.fromkeys(KINDS, hidden))
+    known = text if basis is None else basis.numbered(text, f"hypothesis {text!r}")
+    where, kind, what, found = _read(known, VERBS, dict.fromkeys(KINDS, hidden))
     edit = parse_edit(" ".join([kind, *what]), game)
     if "says" in found:
         raise UserError(f"{where}: 'as NUMBER' is for changes of the hidden state (python -m validation.interventions)")
@@ -360,7 +361,7 @@ def _name_direction(found: dict[str, Any], basis: Basis | None, where: str) -> N
     if direction_of(found.get("on", ""), "" if basis is None else basis.kind):
         if basis is None:
             raise UserError(f"{where}: {found['on']} is a direction of a basis: give --basis")
-        (on,) = direction_ids([found["on"]], basis.kind, where)
+        (on,) = direction_ids([found["on"]], basis, where)
         basis.check([on])
         found["on"] = name_of(basis.kind, on)
 
@@ -370,7 +371,7 @@ def _targets(
 ) -> tuple[list[int], list[float]]:
     """Ids and, for a shift, amounts."""
     if kind != "shift":
-        ids = list(range(basis.size)) if everything else direction_ids(words, basis.kind, where)
+        ids = list(range(basis.size)) if everything else direction_ids(words, basis, where)
         if not ids or (kind == "swap" and len(ids) % 2):
             need = "an even number of directions, pair by pair" if kind == "swap" else "directions"
             raise UserError(f"{where}: {kind} takes {need}")
@@ -386,7 +387,7 @@ def _targets(
         raise UserError(f"{where}: an amount is not a number") from None
     if not all(abs(a) < float("inf") for a in amounts):
         raise UserError(f"{where}: an amount is not finite")
-    return direction_ids([i for i, _ in found], basis.kind, where), amounts
+    return direction_ids([i for i, _ in found], basis, where), amounts
 
 
 def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:

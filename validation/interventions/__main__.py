@@ -21,6 +21,7 @@ if not __package__:  # run by its path, where the imports below fail
     sys.exit(2)
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,7 +148,10 @@ def check(config: InterventionsConfig) -> StudyOptions:
             raise UserError("--directions largest takes one number: how many directions to choose")
         largest = counts[0]
     else:
-        directions = tuple(direction_ids(config.directions, config.basis_kind, "--directions"))
+        kind = config.basis_kind
+        labelled = any(re.fullmatch(rf"{kind}:[A-Za-z]\w*", word) for word in config.directions)
+        of = load_basis(config.hidden_states, kind) if labelled else kind
+        directions = tuple(direction_ids(config.directions, of, "--directions"))
     options = StudyOptions(
         directions=directions, largest=largest, amounts=config.amounts, starts=config.starts, horizon=config.horizon,
         controls=config.controls, latest_start=config.latest_start, hypotheses=config.hypotheses, events=config.events,
