@@ -14,10 +14,14 @@ from agents.play import Chooser, Exploration, play
 from agents.recurrent import load_agent
 from core import artefacts
 from core.config import ROOT
+from core.stats import contrast
 from envs.registry import make
 
 BUNDLE = ROOT / "bundles" / "craftax-probe"
-AGENTS = ("masked_normal_1", "masked_scarce_1", "visible_normal_1", "visible_scarce_1")
+STUDY = BUNDLE / "study"
+CELLS = ("masked_normal", "masked_scarce", "visible_normal", "visible_scarce")
+SEEDS = (1, 2, 3)
+AGENTS = tuple(f"{cell}_1" for cell in CELLS)
 NEEDS = ("row", "col", "health", "food", "drink", "energy")
 
 
@@ -39,14 +43,39 @@ def test_what_is_bundled_is_whole(name: str) -> None:
     assert sum(p.stat().st_size for p in BUNDLE.rglob("*") if p.is_file()) <= 24e6
 
 
+def shown(row: dict[str, str]) -> str:
+    """A mean or a contrast as docs/craftax.md gives it."""
+    value, low, high = (float(row[f"value{end}"]) for end in ("", "_low", "_high"))
+    return f"{value:+.2f} [{low:+.2f}, {high:+.2f}] {row['verdict']}".replace("0.", ".")
+
+
 def test_numbers_that_are_told_are_the_stored_ones() -> None:
     told = (ROOT / "docs" / "craftax.md").read_text()
-    for name in AGENTS:
-        for row in table(BUNDLE / "study" / name / "targets.csv"):
-            if row["target"] in NEEDS:
-                value, low, high = (float(row[f"everything_minus_all{end}"]) for end in ("", "_low", "_high"))
-                shown = f"{value:+.2f} [{low:+.2f}, {high:+.2f}]".replace("0.", ".")
-                assert shown in told, (name, row["target"], shown)
+    groups = [row for row in table(STUDY / "over_agents" / "groups.csv") if row["measure"] == "beyond"]
+    assert len(groups) == 10 * len(CELLS)
+    for row in groups:
+        assert shown(row) in told, row
+    contrasts = table(STUDY / "over_agents" / "contrasts.csv")
+    for row in contrasts:
+        if row["measure"] == "beyond" and row["target"] in NEEDS and not row["contrast"].startswith("visible"):
+            assert shown(row) in told, row
+
+
+def test_what_is_said_over_agents_is_what_the_tables_of_the_agents_give() -> None:
+    """Of all twelve, and each counts once."""
+    each = {(row["group"], row["agent"], row["target"]): float(row["value"])
+            for row in table(STUDY / "over_agents" / "agents.csv") if row["measure"] == "beyond"}  # fmt: skip
+    for row in table(STUDY / "over_agents" / "groups.csv"):
+        if row["measure"] != "beyond":
+            continue
+        values = []
+        for seed in SEEDS:
+            name = f"{row['group']}_{seed}"
+            own = next(r for r in table(STUDY / name / "targets.csv") if r["target"] == row["target"])
+            values.append(float(own["everything_minus_all"]))
+            assert values[-1] == pytest.approx(each[row["group"], f"probes_{name}", row["target"]])
+        found = contrast([np.array(values)], [1]).estimate()
+        assert found == pytest.approx((*(float(row[f"value{end}"]) for end in ("", "_low", "_high")), 3), abs=1e-9)
 
 
 def test_a_bundled_agent_achieves_more_than_random_choices() -> None:
