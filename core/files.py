@@ -27,6 +27,7 @@ import torch
 
 from core.contracts import UserError
 
+END_BYTES = 22  # of a zip's last record, without its comment
 AGAIN = "copy or make it again"
 DIFFERS = f"content differs from its manifest; {AGAIN}"
 MOST_SMALLER = 1032  # times that deflate makes bytes smaller at most (zlib's technical notes)
@@ -266,11 +267,20 @@ def npz_of(source: bytes | Path, file: Path) -> dict[str, np.ndarray]:
     arrays = {}
     opened = source if isinstance(source, Path) else io.BytesIO(source)
     with parsing(file, "npz file"), zipfile.ZipFile(opened) as zipped:
+        if len(zipped.infolist()) != _members_said(zipped):  # a length that is wrong can hide those that follow
+            raise UserError(f"{file}: broken npz file (its directory does not list what it holds); {AGAIN}")
         for member in zipped.infolist():
             bounded(member.file_size, member.compress_size, file)
             with zipped.open(member) as stream:
                 arrays[member.filename.removesuffix(".npy")] = _array(stream, member.file_size, file)
     return arrays
+
+
+def _members_said(zipped: zipfile.ZipFile) -> int:
+    """How many members a zip's last record says that there are, 65,535 at most (PKWARE's APPNOTE 4.3.16)."""
+    assert zipped.fp is not None
+    zipped.fp.seek(-END_BYTES - len(zipped.comment), os.SEEK_END)
+    return int.from_bytes(zipped.fp.read(END_BYTES)[10:12], "little")
 
 
 def _array(stream: IO[bytes], size: int, file: Path) -> np.ndarray:

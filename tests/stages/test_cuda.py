@@ -27,6 +27,7 @@ CHAIN = {  # by the stage's name: its inputs
 WITHOUT = {
     "hidden_states", "proc_eval_result", "activation_json", "activations", "life", "life_phase", "replay", "export",
     "film", "curves", "events", "bundle", "demo", "panel", "report", "adopt", "adopt_world", "planted", "probes",
+    "probes_over_agents",
 }  # fmt: skip
 
 
