@@ -35,7 +35,7 @@ class Course(Protocol):
 
 @dataclass(frozen=True)
 class RecurrentCourse:
-    """Of worlds of vectors and of maps; they start from latents that are inferred."""
+    """Of worlds of vectors and of maps."""
 
     loss: LossConfig
     context: ContextLossConfig
@@ -76,5 +76,6 @@ class ContextCourse:
 COURSES: Mapping[str, type[RecurrentCourse] | type[ContextCourse]] = {
     "vector": RecurrentCourse,
     "grid": RecurrentCourse,
+    "residual": RecurrentCourse,
     "context": ContextCourse,
 }  # by ModelConfig.layout

@@ -167,10 +167,9 @@ def loss_of(
     shown = batch.seen & ~(draws.hidden_B[:, None] & (steps >= draws.first_hidden_B[:, None]))
     # a_{-1} is known here; the start head's guess of it is trained on its own below.
     known_last = one_hot(batch.action_before, sim.spec.parts, z)
-    world = sim.unroll(begun.state, known_last, e[:, first:], batch.action, shown, draws.state_BLS)
+    world, said = sim.follow(begun.state, known_last, batch.obs, e, batch.action, shown, draws.state_BLS)
 
     seen, happened = batch.seen.float(), batch.happened.float()
-    said = sim.foretell(world.d_BLD.flatten(0, 1), world.s_BLS.flatten(0, 1))
     target = {k: as_read(f, batch.obs[k][:, first:].flatten(0, 1), z.dtype) for k, f in sim.fields.items()}
     decoded = sim.show(said)
     fields, errors = observation_loss(sim, said, decoded, target, seen, config)
@@ -201,6 +200,11 @@ def loss_of(
         "start": start_h + start_action,
     }
     weights = {name_of(sim, k): 1.0 if f.means == "image" else config.vector_weight for k, f in sim.fields.items()}
+    if drawn := sim.drawn(begun):
+        before = {k: as_read(f, batch.obs[k][:, first - 1], z.dtype) for k, f in sim.fields.items()}
+        fields, _ = observation_loss(sim, drawn, sim.show(drawn), before, torch.ones_like(seen[:, :1]), config)
+        parts["drawn"] = torch.stack([weights[k] * x for k, x in fields.items()]).sum()
+        weights["drawn"] = 1.0
     weighted = [weights[k] * v if k in weights else getattr(config, f"{k}_weight") * v for k, v in parts.items()]
     return torch.stack(weighted).sum(), {**{k: v.detach() for k, v in parts.items()}, **errors}
 

@@ -227,32 +227,42 @@ class RSSMWorld(nn.Module):
         with self.recurrence_cast(e_BLE.device):
             return WorldPath(*unroll(self.rssm, (state.d_BD, state.s_BS), inputs))
 
-    def path(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> WorldPath:
-        """Filter recorded frames [B, initial_frames - 1 + L, ...] without noise.
+    def follow(
+        self, state: WorldState, first_BA: Tensor, obs: Mapping[str, Tensor], e: Tensor, action_BL: Tensor,
+        seen_BL: Tensor, noise_BLS: Tensor | None,
+    ) -> tuple[WorldPath, dict[str, Tensor]]:  # fmt: skip
+        """``unroll`` along observations [B, initial_frames - 1 + L, ...] and their embeddings, and what is said of
+        every field, [B * L, *shape]."""
+        path = self.unroll(state, first_BA, e[:, self.initial_frames - 1 :], action_BL, seen_BL, noise_BLS)
+        return path, self.foretell(path.d_BLD.flatten(0, 1), path.s_BLS.flatten(0, 1))
+
+    def drawn(self, begun: Beginning) -> dict[str, Tensor]:
+        """What is said of the observation before the first one that is shown, where a latent stands for one."""
+        return {}
+
+    def path(
+        self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor
+    ) -> tuple[WorldPath, dict[str, Tensor]]:
+        """Filter recorded frames [B, initial_frames - 1 + L, ...] without noise (see ``follow``).
 
         Frame ``initial_frames - 1 + i`` is simulated step i, at which ``action[:, i]`` was taken.
         """
         e = self.embed_obs(obs)
         z, _ = self.infer_from(e[:, : self.initial_frames])
         begun = self.begin(z)
-        return self.unroll(begun.state, begun.action_BA, e[:, self.initial_frames - 1 :], action_BL, seen_BL, None)
+        return self.follow(begun.state, begun.action_BA, obs, e, action_BL, seen_BL, None)
 
     def observe(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> Tensor:
         """Posterior deterministic states d_BLD along recorded frames (see ``path``)."""
-        return self.path(obs, action_BL, seen_BL).d_BLD
+        return self.path(obs, action_BL, seen_BL)[0].d_BLD
 
     def along(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> list[Shown]:
         """What it shows at every step where it is shown every recorded frame (see ``path``): frames decoded from states
         that have seen them, reward and ending foretold from the frames before."""
-        path = self.path(obs, action_BL, seen_BL)
-        d, frames = path.d_BLD, self.reconstruct(path)
+        path, said = self.path(obs, action_BL, seen_BL)
+        d, frames = path.d_BLD, {k: x.unflatten(0, seen_BL.shape) for k, x in self.show(said).items()}
         reward, ending = self.reward_head(d)[..., 0], torch.sigmoid(self.terminal_head(d)[..., 0])
         return [
             Shown({k: x[:, i] for k, x in frames.items()}, reward[:, i], ending[:, i], d[:, i])
             for i in range(d.shape[1])
         ]
-
-    def reconstruct(self, path: WorldPath) -> dict[str, Tensor]:
-        """Observations [B, L, *shape] of the states along a path, by field."""
-        shown = self.show(self.foretell(path.d_BLD.flatten(0, 1), path.s_BLS.flatten(0, 1)))
-        return {k: x.unflatten(0, path.d_BLD.shape[:2]) for k, x in shown.items()}

@@ -22,8 +22,9 @@ UNIFORM_SHARE = 0.01  # of each categorical, so that no log-probability is infin
 class ModelConfig:
     """Sizes of the world model."""
 
-    layout: Literal["vector", "grid", "context"] = "vector"
-    """vector: states of arXiv:2010.02193, mixed by dense layers; grid: states, embeddings and latents are
+    layout: Literal["vector", "residual", "grid", "context"] = "vector"
+    """vector: states of arXiv:2010.02193, mixed by dense layers; residual: the same, told the last observation, of which
+    it foretells the next as a change; grid: states, embeddings and latents are
     8 x 8 maps, mixed by convolutions and one global vector, so that what a frame shows stays where it is; context: a
     grid whose state also holds the last two frames, from which it paints the next.
     On a grid and with a context D, groups and Z count all 64 cells, hidden_size is channels, and head_layers has no
@@ -55,7 +56,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("deterministic_size", "groups", "latent_size"):
-            if self.layout != "vector" and getattr(self, name) % CELLS:
+            if self.layout in ("grid", "context") and getattr(self, name) % CELLS:
                 raise UserError(f"--{name} must be a multiple of {CELLS} on a {self.layout}, not {getattr(self, name)}")
 
 

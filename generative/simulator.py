@@ -35,12 +35,14 @@ from envs.registry import renewed
 from generative.context import ContextWorld
 from generative.grid import GridWorld
 from generative.recurrent_world import RSSMWorld
+from generative.residual import ResidualWorld
 from generative.rssm import ModelConfig
 from generative.vector import VectorWorld
 
 TrainedWorld = RSSMWorld | ContextWorld
 KINDS: Mapping[str, type[VectorWorld] | type[GridWorld] | type[ContextWorld]] = {
     "vector": VectorWorld,
+    "residual": ResidualWorld,
     "grid": GridWorld,
     "context": ContextWorld,
 }  # by ModelConfig.layout

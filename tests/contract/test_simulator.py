@@ -70,6 +70,10 @@ def context() -> Simulator[Any]:
     return learned(deterministic_size=128, groups=64, classes=3, latent_size=128, layout="context", trunk_blocks=2)
 
 
+def residual() -> Simulator[RSSMWorld]:
+    return learned(layout="residual")
+
+
 def planted(kind: Kind) -> Simulator[Any]:
     return planted_simulator(PlantedOptions(kind=kind, fickle=0.5), torch.float64)
 
@@ -78,6 +82,7 @@ SIMULATORS = {
     "learned": learned,
     "grid": grid,
     "context": context,
+    "residual": residual,
     "hypersphere": sphere,
     **{f"planted_{k}": partial(planted, k) for k in KINDS},
     "feed-forward agent": feed_forward,

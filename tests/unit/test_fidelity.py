@@ -200,7 +200,7 @@ def test_the_learned_simulator_is_teacher_forced_step_by_step():
     action, seen = torch.from_numpy(rng().integers(0, 15, (2, 4))), torch.tensor([[True] * 4, [True] * 3 + [False]])
     out, w = (
         teacher_forced(simulator, {"frames": frames}, action, seen),
-        world.path({"frames": frames}, action, seen),
+        world.path({"frames": frames}, action, seen)[0],
     )
     h = simulator.remembered(world.infer({"frames": frames[:, :3]})[0])
     for i in range(4):
