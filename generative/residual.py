@@ -11,6 +11,7 @@ from one step's observation to the next.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -74,11 +75,7 @@ class ResidualWorld(VectorWorld):
         next."""
         said, both, scales = {}, torch.cat([d, s, e], -1), self.scales
         for (k, field), network, x in zip(self.fields.items(), apart(self.changes), last, strict=True):
-            with (
-                self.precision.cast(d.device)
-                if field.means == "image"
-                else torch.autocast(d.device.type, enabled=False)
-            ):
+            with self.precision.cast(d.device) if field.means == "image" else nullcontext():
                 out = network(both).to(d.dtype)
             said[k] = changed(field, out, x, scales[k])
         return said
