@@ -24,8 +24,9 @@ class ModelConfig:
 
     layout: Literal["vector", "residual", "grid", "context"] = "vector"
     """vector: states of arXiv:2010.02193, mixed by dense layers; residual: the same, told the last observation, of
-    which it foretells the next as a change; grid: states, embeddings and latents are 8 x 8 maps, mixed by convolutions and one global vector, so that what a frame shows stays where it is; context: a
-    grid whose state also holds the last two frames, from which it paints the next.
+    which it foretells the next as a change; grid: states, embeddings and latents are 8 x 8 maps, mixed by convolutions
+    and one global vector, so that what a frame shows stays where it is; context: a grid whose state also holds the last
+    two frames, from which it paints the next.
     On a grid and with a context D, groups and Z count all 64 cells, hidden_size is channels, and head_layers has no
     effect; they are for worlds that show one image of 64 x 64 pixels"""
     deterministic_size: int = 512

@@ -246,6 +246,25 @@ def test_a_world_of_several_fields_is_learned_around_somebody_s_agent(corridor: 
     assert row["free_error/sensor"] < 0.15  # squared standard deviations
 
 
+def test_a_world_that_is_told_its_last_observation(
+    corridor: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is learned, starts from what is recorded, and a random latent draws what came before the first observation."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(corridor / "data"))  # in which its code was agreed to
+    inputs = ["--agent", corridor / "agent", "--rollouts", corridor / "rollouts"]
+    stage(train, "GenTrainConfig", *SMALL, *inputs, "--layout", "residual", "--out", tmp_path / "simulator",
+          "--updates", 150, "--validate_every", 150, "--depth", 4)  # fmt: skip
+    manifest = artefacts.read_manifest(tmp_path / "simulator")
+    assert manifest["metrics"][artefacts.LESS_THAN_HELD]["interval"][1] < 0
+    row = last_row(tmp_path / "simulator")
+    assert row["free_error/at"] < 0.25 and row["free_error/lit"] < 0.15 and row["free_error/sensor"] < 0.15
+    for more, start in ((("--rollouts", corridor / "rollouts"), "recorded"), ((), "random")):
+        out = tmp_path / start
+        stage(record_samples, "RecordSamplesConfig", "--simulator", tmp_path / "simulator", *more, "--threads", 1,
+              "--samples", 8, "--steps", 4, "--out", out)  # fmt: skip
+        assert artefacts.read_manifest(out)["facts"]["start"] == start
+
+
 def test_a_simulator_keeps_its_agent_whatever_its_kind(
     corridor: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

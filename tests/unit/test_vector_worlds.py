@@ -47,6 +47,7 @@ SPEC = EnvSpec(
 TINY = ModelConfig(
     deterministic_size=12, hidden_size=16, groups=3, classes=4, depth=2, head_layers=1, latent_size=6, initial_frames=2
 )
+RESIDUAL = replace(TINY, layout="residual")
 L = 5
 
 
@@ -88,8 +89,9 @@ def rooms(spec: EnvSpec = SPEC, config: ModelConfig = TINY) -> Simulator[RSSMWor
     torch.manual_seed(0)
     simulator = simulator_of(config, Lstm(spec).eval().requires_grad_(False))
     with torch.no_grad():
-        for p in simulator.world.decoder.parameters():
-            p.mul_(3)
+        for network in (simulator.world.decoder, getattr(simulator.world, "changes", None)):
+            for p in () if network is None else network.parameters():
+                p.mul_(3)
     return simulator
 
 
@@ -217,8 +219,9 @@ def test_convolutions_fit_images_of_any_size(shape: tuple[int, int, int], stride
 # What is shown
 
 
-def test_an_observation_is_legal_and_noise_is_the_only_chance() -> None:
-    simulator = rooms()
+@pytest.mark.parametrize("layout", ["vector", "residual"])
+def test_an_observation_is_legal_and_noise_is_the_only_chance(layout: Any) -> None:
+    simulator = rooms(config=replace(TINY, layout=layout))
     world = simulator.world
     z = torch.randn(4, 6, generator=torch.Generator().manual_seed(2))
     noise = noise_of(simulator, 3, range(4), L, torch.device("cpu"))
@@ -255,8 +258,9 @@ def test_draws_have_the_probabilities_that_were_said() -> None:
         assert set(shown_as(field, said, None)[0].tolist()) <= {0.0, 1.0}
 
 
-def test_gradients_pass_from_every_field_to_actions_and_latents() -> None:
-    simulator = rooms()
+@pytest.mark.parametrize("layout", ["vector", "residual"])
+def test_gradients_pass_from_every_field_to_actions_and_latents(layout: Any) -> None:
+    simulator = rooms(config=replace(TINY, layout=layout))
     simulator.world.double()
     simulator.agent.double()
     world = simulator.world
@@ -277,8 +281,9 @@ def test_gradients_pass_from_every_field_to_actions_and_latents() -> None:
         torch.testing.assert_close(got, want)
 
 
-def test_recorded_observations_are_followed_along_all_fields() -> None:
-    simulator = rooms()
+@pytest.mark.parametrize("layout", ["vector", "residual"])
+def test_recorded_observations_are_followed_along_all_fields(layout: Any) -> None:
+    simulator = rooms(config=replace(TINY, layout=layout))
     batch = windows(simulator)
     out = teacher_forced(simulator, batch.obs, batch.action, batch.seen)
     d = simulator.world.observe(batch.obs, batch.action, batch.seen)
@@ -286,6 +291,51 @@ def test_recorded_observations_are_followed_along_all_fields() -> None:
     for k in SPEC.obs:
         other = {**batch.obs, k: batch.obs[k].roll(1, 0)}
         assert not torch.equal(simulator.world.observe(other, batch.action, batch.seen), d), k
+
+
+# A world that is told its last observation
+
+
+def test_an_untrained_residual_world_goes_on_showing_what_it_showed() -> None:
+    torch.manual_seed(0)
+    world = simulator_of(RESIDUAL, Lstm(SPEC).eval()).world.requires_grad_(False).eval()
+    obs = {k: x[:, :2] for k, x in windows(rooms(config=RESIDUAL), size=16).obs.items()}
+    state, begun = world.begin_at(obs)
+    assert torch.equal(begun.obs["keys"], obs["keys"][:, 1]) and torch.equal(begun.obs["speed"], obs["speed"][:, 1])
+    later = world.step(state, one_hot(torch.zeros(16, 2, dtype=torch.int64), SPEC.parts, begun.reward_B))[1].obs
+    assert torch.equal(later["keys"], begun.obs["keys"]) and torch.equal(later["lamps"], begun.obs["lamps"].float())
+    assert float((later["map.small"] - begun.obs["map.small"]).abs().mean()) < 0.1
+    assert float((later["speed"] - begun.obs["speed"]).abs().mean()) < 0.5
+
+
+def test_a_residual_world_is_trained_as_it_goes_on_by_itself() -> None:
+    """Where frames are hidden, what is said of a step is what a rollout from there shows; where they are seen it is a
+    change of the recorded one before."""
+    simulator = rooms(config=RESIDUAL)
+    world = simulator.world.double().requires_grad_(False)
+    batch = windows(simulator, dtype=torch.float64)
+    seen = torch.zeros(3, L, dtype=torch.bool)
+    seen[:, 0] = seen[2] = True  # of the last window all
+    path, said = world.path(batch.obs, batch.action, seen)
+    shown = {k: x.unflatten(0, (3, L)) for k, x in world.show(said).items()}
+    acted = one_hot(batch.action, SPEC.parts, path.d_BLD)
+    state, begun = world.begin_at({k: x[:, :2] for k, x in batch.obs.items()})
+    torch.testing.assert_close(state.d_BD, path.d_BLD[:, 0])
+    for i in range(1, L):
+        state, own = world.step(state, acted[:, i - 1])
+        torch.testing.assert_close(state.d_BD[:2], path.d_BLD[:2, i])
+        for k, x in own.obs.items():
+            torch.testing.assert_close(shown[k][:2, i], x[:2])
+        last = world.read(batch.obs, i)  # the window's first observation is the one before step 0
+        e = world.seen(last)
+        again = world.show(world.change(path.d_BLD[:, i], path.s_BLS[:, i], e, last))
+        for k, x in again.items():
+            torch.testing.assert_close(shown[k][2, i], x[2])
+
+
+def test_a_residual_world_needs_the_observation_before_a_start() -> None:
+    with pytest.raises(UserError, match="2 observations at least, not --initial_frames 1"):
+        simulator_of(replace(RESIDUAL, initial_frames=1), Lstm(SPEC))
 
 
 # Losses
@@ -319,16 +369,20 @@ def test_losses_are_likelihoods_of_their_kind() -> None:
     torch.testing.assert_close(error, torch.tensor([2.0, 5.0]) / 3)
 
 
-def test_every_field_s_loss_is_named_and_weighted() -> None:
-    simulator = rooms()
+@pytest.mark.parametrize("layout", ["vector", "residual"])
+def test_every_field_s_loss_is_named_and_weighted(layout: Any) -> None:
+    simulator = rooms(config=replace(TINY, layout=layout))
     batch = windows(simulator)
     draws = draw(simulator.world, 3, L, LossConfig(), torch.Generator().manual_seed(1))
     loss, parts = loss_of(simulator, batch, LossConfig(), draws)
     names = {"obs/speed", "obs/lamps", "obs/keys", "obs/map.small"}
     rest = {"kl", "reward", "terminal", "hidden", "feature", "slowness", "latent", "start"}
+    rest |= {"drawn"} if layout == "residual" else set()
     assert set(parts) == names | rest | {n.replace("obs/", "error/") for n in names}
     heavier, same = loss_of(simulator, batch, LossConfig(vector_weight=26.0), draws)
-    assert all(torch.equal(parts[k], same[k]) for k in parts)
+    assert all(torch.equal(parts[k], same[k]) for k in parts if k != "drawn")  # which is weighted already
+    if layout == "residual":
+        return
     vectors = sum(parts[f"obs/{k}"] for k in ("speed", "lamps", "keys"))
     torch.testing.assert_close((heavier - loss).detach(), vectors, rtol=1e-3, atol=1e-3)
     loss.backward()  # type: ignore[no-untyped-call]
