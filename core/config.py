@@ -229,7 +229,8 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
                 args=["--help"] if asked_for_help else rest,  # a place that is filled would be left out
                 prog=stage,
                 description=description,
-                config=(tyro.conf.OmitArgPrefixes,),
+                # What flags do is read from source files, which takes as long as all the rest: only to be shown.
+                config=(tyro.conf.OmitArgPrefixes, *(() if asked_for_help else (tyro.conf.HelptextFromCommentsOff,))),
                 default=default,
             )
     except SystemExit as end:
