@@ -59,7 +59,8 @@ class ResidualWorld(VectorWorld):
         config, width = self.config, self.config.hidden_size
         self.rssm = RSSM(config, self.spec.n_actions + width, width)
         inputs = config.deterministic_size + self.rssm.stochastic_size + width
-        self.changes = together([change_of(field, config, inputs) for field in self.fields.values()])
+        self.trunk = nn.Sequential(*mlp(inputs, width, width, config.head_layers - 1), nn.LayerNorm(width), nn.SiLU())
+        self.changes = together([change_of(field, config) for field in self.fields.values()])
 
     def read(self, obs: Mapping[str, Tensor], at: int) -> tuple[Tensor, ...]:
         """The fields of a step of observations [B, I, ...], as networks read them."""
@@ -73,7 +74,8 @@ class ResidualWorld(VectorWorld):
     def change(self, d: Tensor, s: Tensor, e: Tensor, last: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """World states [N, D], [N, S] and the last observation, its embedding too -> what ``foretell`` says of the
         next."""
-        said, both, scales = {}, torch.cat([d, s, e], -1), self.scales
+        said, scales = {}, self.scales
+        both = self.trunk(torch.cat([d, s, e], -1))
         for (k, field), network, x in zip(self.fields.items(), apart(self.changes), last, strict=True):
             with self.precision.cast(d.device) if field.means == "image" else nullcontext():
                 out = network(both).to(d.dtype)
@@ -144,23 +146,24 @@ class ResidualWorld(VectorWorld):
         own."""
         if bool(seen_B.all()):
             return recorded, e_BE
-        own = tuple(x.detach() for x in self.show(said).values())
+        with torch.no_grad():
+            own = tuple(self.show(said).values())
+            e_own = self.seen(own)
         mixed = tuple(
             torch.where(seen_B.view(-1, *[1] * (x.ndim - 1)), x, y) for x, y in zip(recorded, own, strict=True)
         )
-        return mixed, torch.where(seen_B[:, None], e_BE, self.seen(own))
+        return mixed, torch.where(seen_B[:, None], e_BE, e_own)
 
     def drawn(self, begun: Beginning) -> dict[str, Tensor]:
         return self.foretell(*begun.state)
 
 
-def change_of(field: Field, config: ModelConfig, inputs: int) -> nn.Module:
-    """The network that says how a field changes: something new, and how far it stays what it was."""
+def change_of(field: Field, config: ModelConfig) -> nn.Module:
+    """What says from the trunk how a field changes: something new, and how far it stays what it was."""
     if field.means == "image":
         height, width, channels = field.shape
-        return ConvDecoder(inputs, config.depth, (height, width, channels + 1))
-    twice = field.means != "real"
-    return mlp(inputs, config.hidden_size, (1 + twice) * field.size, config.head_layers)
+        return ConvDecoder(config.hidden_size, config.depth, (height, width, channels + 1))
+    return nn.Linear(config.hidden_size, field.size if field.means == "real" else 2 * field.size)
 
 
 def changed(field: Field, out: Tensor, last: Tensor, scale: Scale | None) -> Tensor:
