@@ -258,6 +258,7 @@ def test_a_world_that_is_told_its_last_observation(
     assert manifest["metrics"][artefacts.LESS_THAN_HELD]["interval"][1] < 0
     row = last_row(tmp_path / "simulator")
     assert row["free_error/at"] < 0.25 and row["free_error/lit"] < 0.15 and row["free_error/sensor"] < 0.15
+    assert row["free_mse_1"] < last_row(corridor / "simulator")["free_mse_1"]  # of a `vector`, trained for longer
     for more, start in ((("--rollouts", corridor / "rollouts"), "recorded"), ((), "random")):
         out = tmp_path / start
         stage(record_samples, "RecordSamplesConfig", "--simulator", tmp_path / "simulator", *more, "--threads", 1,
