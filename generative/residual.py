@@ -59,8 +59,7 @@ class ResidualWorld(VectorWorld):
         config, width = self.config, self.config.hidden_size
         self.rssm = RSSM(config, self.spec.n_actions + width, width)
         inputs = config.deterministic_size + self.rssm.stochastic_size + width
-        self.trunk = nn.Sequential(*mlp(inputs, width, width, config.head_layers - 1), nn.LayerNorm(width), nn.SiLU())
-        self.changes = together([change_of(field, config) for field in self.fields.values()])
+        self.changes = together([change_of(field, config, inputs) for field in self.fields.values()])
 
     def read(self, obs: Mapping[str, Tensor], at: int) -> tuple[Tensor, ...]:
         """The fields of a step of observations [B, I, ...], as networks read them."""
@@ -74,8 +73,7 @@ class ResidualWorld(VectorWorld):
     def change(self, d: Tensor, s: Tensor, e: Tensor, last: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """World states [N, D], [N, S] and the last observation, its embedding too -> what ``foretell`` says of the
         next."""
-        said, scales = {}, self.scales
-        both = self.trunk(torch.cat([d, s, e], -1))
+        said, both, scales = {}, torch.cat([d, s, e], -1), self.scales
         for (k, field), network, x in zip(self.fields.items(), apart(self.changes), last, strict=True):
             with self.precision.cast(d.device) if field.means == "image" else nullcontext():
                 out = network(both).to(d.dtype)
@@ -158,12 +156,13 @@ class ResidualWorld(VectorWorld):
         return self.foretell(*begun.state)
 
 
-def change_of(field: Field, config: ModelConfig) -> nn.Module:
-    """What says from the trunk how a field changes: something new, and how far it stays what it was."""
+def change_of(field: Field, config: ModelConfig, inputs: int) -> nn.Module:
+    """The network that says how a field changes: something new, and how far it stays what it was."""
     if field.means == "image":
         height, width, channels = field.shape
-        return ConvDecoder(config.hidden_size, config.depth, (height, width, channels + 1))
-    return nn.Linear(config.hidden_size, field.size if field.means == "real" else 2 * field.size)
+        return ConvDecoder(inputs, config.depth, (height, width, channels + 1))
+    twice = field.means != "real"
+    return mlp(inputs, config.hidden_size, (1 + twice) * field.size, config.head_layers)
 
 
 def changed(field: Field, out: Tensor, last: Tensor, scale: Scale | None) -> Tensor:
