@@ -147,8 +147,11 @@ class RSSMWorld(nn.Module):
         d = self.rssm.transition(begun.state.s_BS, begun.action_BA, begun.state.d_BD)
         s = choose(self.rssm.posterior(d, e[:, -1]), None)
         last = {k: as_read(field, obs[k][:, -1], d.dtype) for k, field in self.fields.items()}
-        ending = torch.sigmoid(self.terminal_head(d)[:, 0])
-        return WorldState(d, s), Shown(last, self.reward_head(d)[:, 0], ending, d)
+        return WorldState(d, s), self.shown(last, d)
+
+    def shown(self, obs: dict[str, Tensor], d_BD: Tensor) -> Shown:
+        """What is shown of a step: the observation, and the reward and ending that are read from d."""
+        return Shown(obs, self.reward_head(d_BD)[:, 0], torch.sigmoid(self.terminal_head(d_BD)[:, 0]), d_BD)
 
     # From a latent to a rollout
 
@@ -199,9 +202,7 @@ class RSSMWorld(nn.Module):
         d = self.rssm.transition(state.s_BS, action_BA, state.d_BD)
         of_state, of_fields = (None, None) if noise is None else noise.tensor_split([self.rssm.stochastic_size], -1)
         s = choose(self.rssm.prior(d), of_state)
-        obs = self.show(self.foretell(d, s), of_fields)
-        ending = torch.sigmoid(self.terminal_head(d)[:, 0])
-        return WorldState(d, s), Shown(obs, self.reward_head(d)[:, 0], ending, d)
+        return WorldState(d, s), self.shown(self.show(self.foretell(d, s), of_fields), d)
 
     def draw_noise(self, batch: int, generator: torch.Generator) -> Tensor:
         """Standard Gumbel draws [B, S and those of the fields]."""
@@ -247,14 +248,19 @@ class RSSMWorld(nn.Module):
 
         Frame ``initial_frames - 1 + i`` is simulated step i, at which ``action[:, i]`` was taken.
         """
-        e = self.embed_obs(obs)
-        z, _ = self.infer_from(e[:, : self.initial_frames])
-        begun = self.begin(z)
+        begun, e = self.begun_along(obs)
         return self.follow(begun.state, begun.action_BA, obs, e, action_BL, seen_BL, None)
+
+    def begun_along(self, obs: Mapping[str, Tensor]) -> tuple[Beginning, Tensor]:
+        """What the first observations [B, initial_frames - 1 + L, ...] stand for, and the embeddings of all."""
+        e = self.embed_obs(obs)
+        return self.begin(self.infer_from(e[:, : self.initial_frames])[0]), e
 
     def observe(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> Tensor:
         """Posterior deterministic states d_BLD along recorded frames (see ``path``)."""
-        return self.path(obs, action_BL, seen_BL)[0].d_BLD
+        begun, e = self.begun_along(obs)
+        e = e[:, self.initial_frames - 1 :]
+        return self.unroll(begun.state, begun.action_BA, e, action_BL, seen_BL, None).d_BLD
 
     def along(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> list[Shown]:
         """What it shows at every step where it is shown every recorded frame (see ``path``): frames decoded from states

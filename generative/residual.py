@@ -82,19 +82,12 @@ class ResidualWorld(VectorWorld):
 
     # From a latent to a rollout
 
-    def after(self, begun: Beginning, action_BA: Tensor, last: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """d of the first step that is shown, and what was seen before it."""
-        e = self.seen(last)
-        return self.rssm.transition(begun.state.s_BS, torch.cat([action_BA, e], -1), begun.state.d_BD), e
-
     def begin_at(self, obs: Mapping[str, Tensor]) -> tuple[ResidualState, Shown]:  # type: ignore[override]
         e = self.embed_obs(obs)
         begun = self.begin(self.normalise(self.infer_from(e)[0]))
-        d, _ = self.after(begun, begun.action_BA, self.read(obs, -2))
+        d = self.rssm.transition(begun.state.s_BS, torch.cat([begun.action_BA, e[:, -2]], -1), begun.state.d_BD)
         s, last = choose(self.rssm.posterior(d, e[:, -1]), None), self.read(obs, -1)
-        ending = torch.sigmoid(self.terminal_head(d)[:, 0])
-        shown = Shown(dict(zip(self.fields, last, strict=True)), self.reward_head(d)[:, 0], ending, d)
-        return ResidualState(d, s, last), shown
+        return ResidualState(d, s, last), self.shown(dict(zip(self.fields, last, strict=True)), d)
 
     def start(self, z_BZ: Tensor, noise: Tensor | None = None) -> tuple[ResidualState, Shown]:  # type: ignore[override]
         begun = self.begin(z_BZ)
@@ -109,8 +102,7 @@ class ResidualWorld(VectorWorld):
         of_state, of_fields = (None, None) if noise is None else noise.tensor_split([self.rssm.stochastic_size], -1)
         s = choose(self.rssm.prior(d), of_state)
         obs = self.show(self.change(d, s, e, state.last), of_fields)
-        ending = torch.sigmoid(self.terminal_head(d)[:, 0])
-        return ResidualState(d, s, tuple(obs.values())), Shown(obs, self.reward_head(d)[:, 0], ending, d)
+        return ResidualState(d, s, tuple(obs.values())), self.shown(obs, d)
 
     # Along recorded frames
 
@@ -136,6 +128,9 @@ class ResidualWorld(VectorWorld):
                 last, e_last = self.shown_next(told[-1], self.read(obs, first + i), e[:, first + i], seen_BL[:, i])
         said = {k: torch.stack([x[k] for x in told], 1).flatten(0, 1) for k in self.fields}
         return WorldPath(*(torch.stack(x, 1) for x in zip(*steps, strict=True))), said
+
+    def observe(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> Tensor:
+        return self.path(obs, action_BL, seen_BL)[0].d_BLD  # what it says itself is shown to it where nothing is seen
 
     def shown_next(
         self, said: Mapping[str, Tensor], recorded: tuple[Tensor, ...], e_BE: Tensor, seen_B: Tensor
