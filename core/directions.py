@@ -93,6 +93,11 @@ class Basis:
         """{label: name} of directions that are known by more than a number: of probes by what they read."""
         return {label: name for name, label in self.facts.get("targets", {}).items()}
 
+    def called(self, name: str) -> str:
+        """A direction's name with its label, where it has one: ``probe:19`` -> ``probe:drink``."""
+        label = self.facts.get("targets", {}).get(name)
+        return name if label is None else f"{self.kind}:{label}"
+
     def numbered(self, text: str, what: str) -> str:
         """A text in which labels stand for directions (``probe:drink``), with their numbers (``probe:6``).  UserError,
         where the basis has labels, for one that it lacks; what: names the text in it."""

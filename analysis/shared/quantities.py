@@ -6,6 +6,7 @@ direction of a basis of hidden or world states.  Actions that do the same are on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -88,6 +89,14 @@ def known_quantities(spec: EnvSpec) -> dict[str, Quantity]:
     return out
 
 
+def find_direction(word: str, basis_of: Callable[[str], Basis], kind: str) -> tuple[str, int] | None:
+    """(kind of basis, id) of a direction by its name (``core.directions.direction_of``) or its label, ``probe:drink``;
+    None if it is neither.  UserError for a label that a basis with labels lacks."""
+    if (found := re.fullmatch(r"([a-z]+):[A-Za-z]\w*", word)) and (basis := basis_of(found[1])).labels:
+        word = basis.numbered(word, "a direction")
+    return direction_of(word, kind)
+
+
 def find_quantities(
     names: Sequence[str], spec: EnvSpec, basis_of: Callable[[str], Basis], basis_kind: str = "ica"
 ) -> list[Quantity]:
@@ -100,15 +109,14 @@ def find_quantities(
     stands_for = {spec.action_names[i]: name for name, ids in spec.distinct_actions().items() for i in ids}
     out: list[Quantity] = []
     for name in names:
-        direction = direction_of(name, basis_kind)
         if name in known:
             out.append(known[name])
         elif name in stands_for:
             raise UserError(f"{name!r} does the same as {stands_for[name]!r} in this world: ask for {stands_for[name]}")
-        elif direction:
+        elif direction := find_direction(name, basis_of, basis_kind):
             basis = basis_of(direction[0])
             basis.check([direction[1]])
-            out.append(_of_direction(name_of(*direction), basis, direction[1]))
+            out.append(_of_direction(basis.called(name_of(*direction)), basis, direction[1]))
         else:
             raise UserError(
                 f"no quantity {name!r}{cli.nearest(name, known)}; this world has: {', '.join(known)}, "

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from analysis.shared.quantities import Quantity, Reading, find_quantities, known_quantities
+from analysis.shared.quantities import Quantity, Reading, find_direction, find_quantities, known_quantities
 from core import config as cli
 from core.contracts import EnvSpec, UserError
-from core.directions import Basis, direction_of
+from core.directions import Basis
 from core.roll import Trajectory
 
 
@@ -116,7 +116,7 @@ def find_targets(
             if name in own:
                 out.append(Target(name, sign, *own[name]))
                 continue
-            if name not in {*known, *spec.action_names} and direction_of(name, basis_kind) is None:
+            if name not in {*known, *spec.action_names} and find_direction(name, basis_of, basis_kind) is None:
                 everything = [*own, *known]
                 raise UserError(
                     f"{flag}: no target {name!r}{cli.nearest(name, everything)}; this world has: "

@@ -23,6 +23,7 @@ from analysis.shared import bases, strips
 from analysis.shared.gradients import Gradients, agent_gradients, gradients, saved_bytes, unroll
 from analysis.shared.quantities import Quantity, Reading, find_quantities
 from analysis.shared.randomised import randomised, randomised_world
+from analysis.target_functions.targets import find_targets
 from core.contracts import EnvSpec, UserError
 from core.directions import Basis
 from core.figures import NEGATIVE, POSITIVE, rgb
@@ -133,6 +134,22 @@ def test_an_unknown_quantity_lists_those_that_exist() -> None:
         find_quantities(["direction_0"], SPEC, bases.bases_in(None, "", torch.device("cpu")))
     with pytest.raises(UserError, match="direction ica:3 does not exist: the ica basis has 0 to 2"):
         find_quantities(["ica_3"], SPEC, lambda kind: some_basis(5))
+
+
+def test_a_direction_with_a_label_is_a_quantity_by_it() -> None:
+    labelled = replace(some_basis(8, 5), kind="probe", facts={"targets": {"probe:0": "row", "probe:2": "drink"}})
+    named = find_quantities(["probe:drink", "probe:0", "probe:1"], SPEC, lambda kind: labelled)
+    assert [q.name for q in named] == ["probe:drink", "probe:row", "probe:1"]
+    h = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    reading = Reading(h, h, h[:, 0], h[:, 0], torch.zeros(3, dtype=torch.int64))
+    for q, i in zip(named, (2, 0, 1), strict=True):
+        assert torch.equal(q.read(reading), labelled.project(h)[:, i])
+    with pytest.raises(UserError, match="twice"):
+        find_quantities(["probe:drink", "probe:2"], SPEC, lambda kind: labelled)
+    with pytest.raises(UserError, match=r"a direction: .* has no direction probe:dring \(did you mean dri"):
+        find_quantities(["probe:dring"], SPEC, lambda kind: labelled)
+    (target,) = find_targets(["probe:drink"], [], 0, SPEC, lambda kind: labelled)
+    assert target.name == "probe:drink"
 
 
 def test_direction_means_the_chosen_basis() -> None:
