@@ -18,7 +18,6 @@ from generative.nets import FRAME, PATCH
 
 SIDE = FRAME[0]
 BLOCKS = SIDE // PATCH  # along a side
-FINE = 2  # pixels around the best coarse shift of a whole frame
 LEVEL = 1e-4  # mean absolute difference from a neighbour below which a shift's cost is level
 ELSEWHERE = 0.02  # probability that a part does not move as the whole
 
@@ -96,13 +95,13 @@ def pooled(x: Tensor, size: int) -> Tensor:
     return averaging(x.shape[-2]) @ (x @ averaging(x.shape[-1]).T)
 
 
-def gaps_at_shifts(last: Tensor, now: Tensor, reach: tuple[int, int], every: int = 1) -> Iterator[Tensor]:
+def gaps_at_shifts(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Iterator[Tensor]:
     """Absolute differences of ``now`` [N, H, W] from ``last`` at every shift: for each shift along the rows, those of
     all along the columns, [N, columns, H, W].
 
-    Beyond its edge the pixels of ``last`` are repeated.  every: pixels of ``last`` from one of ``now`` to the next.
+    Beyond its edge the pixels of ``last`` are repeated.
     """
-    return gaps_within(bordered(last, reach), now, every)
+    return gaps_within(bordered(last, reach), now)
 
 
 def bordered(planes: Tensor, border: tuple[int, int]) -> Tensor:
@@ -111,11 +110,11 @@ def bordered(planes: Tensor, border: tuple[int, int]) -> Tensor:
     return F.pad(planes[:, None], (columns, columns, rows, rows), mode="replicate")[:, 0]
 
 
-def gaps_within(wide: Tensor, now: Tensor, every: int = 1) -> Iterator[Tensor]:
+def gaps_within(wide: Tensor, now: Tensor) -> Iterator[Tensor]:
     """Absolute differences of ``now`` [N, H, W] from every place of its size in ``wide``: row by row of places,
     [N, columns, H, W]."""
-    height, width = (every * n for n in now.shape[1:])
-    places = wide.unfold(1, height, 1).unfold(2, width, 1)[..., ::every, ::every]
+    height, width = now.shape[1:]
+    places = wide.unfold(1, height, 1).unfold(2, width, 1)
     now = now[:, None].contiguous()
     for row in places.unbind(1):
         yield (row.contiguous() - now).abs()  # windows that overlap in memory take several times as long
@@ -140,32 +139,39 @@ def whole_shift(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
     """How far the frames ``now`` as wholes have moved from ``last``, in fractions of pixels, (down, right) [N, 2]; of
     the means over channels.
 
-    The shift of the least mean absolute difference, first among all within the reach, of every fourth pixel of every
-    fourth row, then among 5 x 5 around that one, of all pixels; then where two lines of equal slope through its cost
-    and those of its neighbours meet (equiangular fit; Shimizu & Okutomi 2005).
+    The shift within the reach of the least mean absolute difference over the pixels that it takes from within the
+    frame; then where two lines of equal slope through its cost and those of its neighbours meet (equiangular fit;
+    Shimizu & Okutomi 2005).
     """
     last, now = last.mean(1), now.mean(1)
-    index = torch.arange(len(now), device=now.device)
+    (height, width), columns = now.shape[1:], 2 * reach[1] + 1
     with torch.no_grad():
-        coarse = torch.cat([gap.mean((2, 3)) for gap in gaps_at_shifts(last, now[:, ::4, ::4], reach, every=4)], -1)
-        best = coarse.argmin(-1)
-    columns = 2 * reach[1] + 1
-    corner = torch.stack([best // columns, best % columns], -1)  # of the window within the padded frame
-    padded = bordered(last, (reach[0] + FINE, reach[1] + FINE))
-    rows, along = (
-        corner[:, i, None] + torch.arange(n + 2 * FINE, device=now.device) for i, n in enumerate(now.shape[1:])
-    )
-    window = padded[index[:, None, None], rows[:, :, None], along[:, None, :]]
-    near = 2 * FINE + 1
-    costs = torch.stack([gap.mean((2, 3)) for gap in gaps_within(window, now)], 1)
-    least = costs.flatten(1).argmin(-1)
-    at = torch.stack([least // near, least % near], -1).clamp(1, 2 * FINE - 1)
-    (y, x), middle = at.unbind(-1), costs[index, at[:, 0], at[:, 1]]
-    before = torch.stack([costs[index, y - 1, x], costs[index, y, x - 1]], -1)
-    after = torch.stack([costs[index, y + 1, x], costs[index, y, x + 1]], -1)
-    slope = (torch.maximum(before, after) - middle[:, None]).clamp_min(LEVEL)
+        best = costs_inside(last, now, reach).flatten(1).argmin(-1)
+    corner = torch.stack([best // columns, best % columns], -1)  # of the window within the bordered frame
+    rows, along = (corner[:, i, None] + torch.arange(n + 2, device=now.device) for i, n in enumerate((height, width)))
+    border = (reach[0] + 1, reach[1] + 1)
+    at = (torch.arange(len(now), device=now.device)[:, None, None], rows[:, :, None], along[:, None, :])
+    inside = F.pad(now.new_ones(1, height, width), (border[1], border[1], border[0], border[0]))[0][at[1:]]
+    gaps = gaps_within(bordered(last, border)[at], now)
+    weights = inside.unfold(1, height, 1).unfold(2, width, 1).unbind(1)
+    costs = torch.stack([(gap * w).sum((2, 3)) / w.sum((2, 3)) for gap, w in zip(gaps, weights, strict=True)], 1)
+    before, after = (torch.stack([costs[:, i, 1], costs[:, 1, i]], -1) for i in (0, 2))
+    slope = (torch.maximum(before, after) - costs[:, 1, 1, None]).clamp_min(LEVEL)
     part = ((before - after) / (2 * slope)).clamp(-0.5, 0.5)
-    return (corner + at - FINE - torch.tensor(reach, device=now.device)).to(part.dtype) + part
+    return (corner - torch.tensor(reach, device=now.device)).to(part.dtype) + part
+
+
+def costs_inside(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
+    """Mean absolute differences [N, rows, columns] of ``now`` [N, H, W] from ``last`` at every shift, over the pixels
+    that it takes from within the frame."""
+    height, width = now.shape[1:]
+
+    def cost(y: int, x: int) -> Tensor:
+        moved = last[:, max(0, y) : height + min(0, y), max(0, x) : width + min(0, x)]
+        return (now[:, max(0, -y) : height - max(0, y), max(0, -x) : width - max(0, x)] - moved).abs().mean((1, 2))
+
+    rows, columns = (range(-r, r + 1) for r in reach)
+    return torch.stack([torch.stack([cost(y, x) for x in columns], -1) for y in rows], 1)
 
 
 def around_shift(shift: Tensor, spread: Tensor, reach: int) -> Tensor:

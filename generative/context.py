@@ -64,10 +64,12 @@ FEW = 16  # channels of a cell of what the shift of the whole frame is read from
 
 
 class ContextState(NamedTuple):
-    """The frames shown last and before that, planes [B, 3, 64, 64] in [0, 1], and what is remembered."""
+    """The frames shown last and before that, planes [B, 3, 64, 64] in [0, 1], how far the one before had moved from its
+    predecessor, [B, 2] (``whole_shift``), and what is remembered."""
 
     last: Tensor
     before: Tensor
+    moved: Tensor
     d_BD: Tensor
     s_BS: Tensor
 
@@ -78,7 +80,7 @@ class Seen(NamedTuple):
 
     near: Tensor
     found: Tensor  # maps [N, 16, 16, K], ``coarse_costs``
-    moved: Tensor  # [N, 2], ``whole_shift``
+    moved: Tensor  # [N, 2 * motions], ``whole_shift``, the last motion first
     far_NE: Tensor
 
 
@@ -133,9 +135,9 @@ class PooledCell(PlainCell):
 class PairEncoder(nn.Module):
     """Two frames -> ``Seen``: their pixels, and how well each part of the later one is found in the earlier."""
 
-    def __init__(self, width: int, features: int, reach: tuple[int, int]) -> None:
+    def __init__(self, width: int, features: int, reach: tuple[int, int], motions: int) -> None:
         super().__init__()
-        self.reach = reach
+        self.reach, self.motions = reach, motions
         self.first = nn.Conv2d(2 * FRAME[2] * PATCH**2 + coarse_shifts(reach), width, 1)
         self.place = nn.Parameter(torch.zeros(width, BLOCKS, BLOCKS))  # the player stands in the middle
         self.near = PlainCell(width)
@@ -143,17 +145,21 @@ class PairEncoder(nn.Module):
         self.far = nn.Sequential(PlainCell(features), ChannelNorm(features))
         self.size = CELLS * features
 
-    def forward(self, last: Tensor, before: Tensor) -> Seen:
+    def forward(self, last: Tensor, before: Tensor, earlier: Tensor | None) -> Seen:
         both = to_blocks(torch.cat([last - 0.5, last - before], 1))
         found = coarse_costs(before, last, self.reach) * COST_SCALE
         found = found.to(both.dtype, memory_format=torch.channels_last)
         x = self.first(torch.cat([both, found], 1))
         near = self.near(F.relu(x + self.place.to(x.dtype)))
         far = from_map(self.far(self.down(F.relu(near))))
-        moved = whole_shift(before, last, self.reach)
-        # In training no gradient goes back in time by it: it is a quotient of small differences.
-        moved = moved.detach() if self.training else moved
+        moved = self.moved(before, last)
+        moved = torch.cat([moved, moved if earlier is None else earlier], -1)[:, : 2 * self.motions]
         return Seen(near.permute(0, 2, 3, 1), found.permute(0, 2, 3, 1), moved, far)
+
+    def moved(self, before: Tensor, last: Tensor) -> Tensor:
+        """``whole_shift``; in training no gradient goes back in time by it: it is a quotient of small differences."""
+        moved = whole_shift(before, last, self.reach)
+        return moved.detach() if self.training else moved
 
 
 class ContextRSSM(GridRSSM):
@@ -195,7 +201,7 @@ class Painter(nn.Module):
         self.motion = PooledCell(width)
         self.shift_here = nn.Conv2d(width, sum(self.sizes), 1)
         self.shift_few = nn.Conv2d(width, FEW, 1)
-        self.shift_whole = mlp(CELLS * FEW + 2 + actions, 2 * width, 2, 2)
+        self.shift_whole = mlp(CELLS * FEW + 2 * config.motions + actions, 2 * width, 2, 2)
         self.spread = nn.Parameter(torch.full((2,), math.log(SPREAD)))
         self.enter = nn.Conv2d(width + FRAME[2] * PATCH**2, width, 1)
         kinds = [PooledCell if i % 2 == 0 else PlainCell for i in range(config.trunk_blocks)]
@@ -215,7 +221,7 @@ class Painter(nn.Module):
         moves = F.relu(self.motion(self.moves(torch.cat([x, found.to(x.dtype)], 1))))
         few = from_map(F.relu(self.shift_few(F.avg_pool2d(moves, 2))))
         faster = self.shift_whole(torch.cat([few, seen.moved.to(few.dtype), action_NA.to(few.dtype)], -1))
-        moved = seen.moved + faster.to(last.dtype)  # else it goes on as it went
+        moved = seen.moved[:, :2] + faster.to(last.dtype)  # else it goes on as it went
         spread = self.spread.exp().to(last.dtype)
         everywhere = torch.cat([around_shift(moved[:, i], spread[i], r) for i, r in enumerate(self.reach)], -1)
         logits = self.shift_here(moves).permute(0, 2, 3, 1).to(last.dtype) + everywhere[:, None, None]
@@ -259,8 +265,11 @@ class ContextWorld(nn.Module):
             raise UserError(
                 f"--layout context starts from 2 frames at least, not --initial_frames {self.initial_frames}"
             )
+        if self.initial_frames <= config.motions:
+            raise UserError(f"--motions {config.motions} are measured between {config.motions + 1} frames, so it takes "
+                            f"--initial_frames {config.motions + 1} or more, not {self.initial_frames}")  # fmt: skip
         a, d, z, width = spec.n_actions, config.deterministic_size, config.latent_size, config.hidden_size
-        self.encoder = PairEncoder(2 * config.depth, width, (config.reach_rows, config.reach_columns))
+        self.encoder = PairEncoder(2 * config.depth, width, (config.reach_rows, config.reach_columns), config.motions)
         self.rssm = ContextRSSM(config, a, self.encoder.size)
         s = self.rssm.stochastic_size
         self.painter = Painter(config, a, s)
@@ -295,10 +304,11 @@ class ContextWorld(nn.Module):
         """Planes [N, 3, 64, 64] as an observation."""
         return {self.name: planes.permute(0, 2, 3, 1).contiguous()}
 
-    def look(self, last: Tensor, before: Tensor) -> Seen:
-        """What two frames, planes [N, 3, 64, 64], show."""
+    def look(self, last: Tensor, before: Tensor, earlier: Tensor | None = None) -> Seen:
+        """What two frames, planes [N, 3, 64, 64], show.  earlier: how far the one before had moved from its
+        predecessor, [N, 2]; where that is not known, as far as the last one has."""
         with self.precision.cast(last.device):
-            seen: Seen = self.encoder(last, before)
+            seen: Seen = self.encoder(last, before, earlier)
         return seen._replace(far_NE=seen.far_NE.to(last.dtype))
 
     def begin(self, far_BE: Tensor) -> tuple[Tensor, Tensor]:
@@ -309,13 +319,23 @@ class ContextWorld(nn.Module):
     def begin_at(self, obs: Mapping[str, Tensor]) -> tuple[ContextState, Shown]:
         """The start that shows the last of some observations [B, I, ...] unchanged; it sees the last two."""
         planes = self.planes_of(obs, -2)
-        return self.started(planes[:, -1], planes[:, -2])
+        return self.started(planes[:, -1], planes[:, -2], self.moved_before(obs, -2))
 
-    def started(self, last: Tensor, before: Tensor) -> tuple[ContextState, Shown]:
-        """The start that shows a frame, where another one went before it."""
-        d, s = self.begin(self.look(last, before).far_NE)
+    def moved_before(self, obs: Mapping[str, Tensor], at: int) -> Tensor | None:
+        """How far the frame at a place in observations [B, I, ...] had moved from the one before it, [B, 2]; None of a
+        world that is told of one motion only."""
+        if self.config.motions == 1:
+            return None
+        planes = self.planes_of({self.name: obs[self.name][:, : at + 1 or None]}, -2)
+        return self.encoder.moved(*planes.unbind(1))
+
+    def started(self, last: Tensor, before: Tensor, earlier: Tensor | None) -> tuple[ContextState, Shown]:
+        """The start that shows a frame, where another one went before it; earlier: as in ``look``."""
+        seen = self.look(last, before, earlier)
+        d, s = self.begin(seen.far_NE)
         none = d.new_zeros(len(d))
-        return ContextState(last, before, d, s), Shown(self.as_shown(last), none, none, d)
+        earlier = seen.moved[:, :2] if earlier is None else earlier
+        return ContextState(last, before, earlier, d, s), Shown(self.as_shown(last), none, none, d)
 
     def infer(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         if obs[self.name].shape[1] != self.initial_frames:
@@ -350,7 +370,7 @@ class ContextWorld(nn.Module):
 
     def start(self, z_BZ: Tensor, noise: Tensor | None = None) -> tuple[ContextState, Shown]:
         last, before = (clamp_straight_through(x) for x in self.drawn(z_BZ))
-        return self.started(last, before)
+        return self.started(last, before, None)
 
     def step(self, state: ContextState, action_BA: Tensor, noise: Tensor | None = None) -> tuple[ContextState, Shown]:
         state, known_BK = self.go_on(state, action_BA, noise)
@@ -359,12 +379,12 @@ class ContextWorld(nn.Module):
 
     def go_on(self, state: ContextState, action_BA: Tensor, noise: Tensor | None = None) -> tuple[ContextState, Tensor]:
         """The next state, and what rewards and endings are read from."""
-        seen = self.look(state.last, state.before)
+        seen = self.look(state.last, state.before, state.moved)
         d = self.recall(state.s_BS, action_BA, state.d_BD, seen.far_NE)
         s = choose(self.rssm.prior(d), noise)
         sketch = self.sketch(seen, state.last, d, action_BA)
         frame = clamp_straight_through(self.paint(sketch, s))
-        return ContextState(frame, state.last, d, s), self.known(sketch.trunk, d)
+        return ContextState(frame, state.last, seen.moved[:, :2], d, s), self.known(sketch.trunk, d)
 
     def draw_noise(self, batch: int, generator: torch.Generator) -> Tensor:
         """Standard Gumbel draws [B, S]."""
@@ -424,15 +444,19 @@ class ContextWorld(nn.Module):
         with self.precision.cast(far_BLE.device):
             return WorldPath(*unroll(self.rssm, begun, inputs))
 
-    def look_along(self, frames: Tensor) -> Seen:
+    def look_along(self, frames: Tensor, earlier: Tensor | None) -> Seen:
         """What every frame but the first, with the one before it, shows; frames [B, L+1, 3, 64, 64], of the rest
-        [B, L, ...]."""
+        [B, L, ...].  earlier: how far the first frame had moved from its predecessor, [B, 2], as in ``look``."""
         size = (frames.shape[0], frames.shape[1] - 1)
         seen = self.look(frames[:, 1:].flatten(0, 1), frames[:, :-1].flatten(0, 1))
-        return Seen(*(x.unflatten(0, size) for x in seen))
+        seen = Seen(*(x.unflatten(0, size) for x in seen))
+        if earlier is not None:
+            moved = seen.moved[..., :2]
+            seen = seen._replace(moved=torch.cat([moved, torch.cat([earlier[:, None], moved[:, :-1]], 1)], -1))
+        return seen
 
     def observe(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> Tensor:
-        far = self.look_along(self.planes_of(obs, self.initial_frames - 2)).far_NE
+        far = self.look_along(self.planes_of(obs, self.initial_frames - 2), None).far_NE
         begun = self.begin(far[:, 0])
         path = self.unroll(begun, far, action_BL, seen_BL, None)
         return torch.cat([begun[0][:, None], path.d_BLD], 1)
@@ -440,7 +464,7 @@ class ContextWorld(nn.Module):
     def along(self, obs: Mapping[str, Tensor], action_BL: Tensor, seen_BL: Tensor) -> list[Shown]:
         """What it shows at every step where it is shown every recorded frame before, and s is told of the new one."""
         frames = self.planes_of(obs, self.initial_frames - 2)
-        seen = self.look_along(frames)
+        seen = self.look_along(frames, self.moved_before(obs, self.initial_frames - 2))
         far = seen.far_NE
         d, s = self.begin(far[:, 0])
         path = self.unroll((d, s), far, action_BL, seen_BL, None)

@@ -153,7 +153,7 @@ def foretell(world: ContextWorld, batch: Batch, shown: Tensor, draws: ContextDra
     shown: the frames [B, L+1, 3, 64, 64] that the world sees, of steps -1 to L-1.
     """
     size, length = batch.seen.shape
-    seen = world.look_along(shown)
+    seen = world.look_along(shown, world.moved_before(batch.obs, world.initial_frames - 2))
     far = seen.far_NE
     places = torch.arange(0, length - 1, draws.feedback, device=far.device)
     known = int(places[-1]) + 2  # steps
@@ -183,7 +183,7 @@ def foretell(world: ContextWorld, batch: Batch, shown: Tensor, draws: ContextDra
         sketch = world.sketch(look, last, d, action)
         frame = world.paint(sketch, s)
         own = clamp_straight_through(frame)
-        look = world.look(own, last) if j + 1 < longest else Seen(*(x[:0] for x in look))
+        look = world.look(own, last, look.moved[:, :2]) if j + 1 < longest else Seen(*(x[:0] for x in look))
         at = (steps[:, None] * size + rows).flatten()
         outcome = world.outcome_parts(world.known(sketch.trunk, d))
         parts.append(Foretold(at, frame, sketch.shifts, sketch.moved, *outcome, prior, posterior, look.far_NE))
@@ -240,7 +240,7 @@ def context_loss_of(
     with torch.no_grad():
         costs = shift_costs(of(frames[:, :-1])[costed], target[costed], world.painter.reach)
     motion = expected_cost(costs, Shifts(*(x[costed] for x in told.shifts))).sum() / config.motion_share
-    whole = F.smooth_l1_loss(told.moved, of(looked.moved), beta=PIXEL_PART, reduction="none").sum(-1) * seen
+    whole = F.smooth_l1_loss(told.moved, of(looked.moved[..., :2]), beta=PIXEL_PART, reduction="none").sum(-1) * seen
     paid = weighted(told.paid, (reward != 0).to(reward.dtype), config.positive_weight)
     sized = 0.5 * (told.size - reward).square() * (reward != 0)
     ended = weighted(told.ended, of(batch.terminal), config.positive_weight)

@@ -51,10 +51,14 @@ class ModelConfig:
     """context: pixels up or down that a part of a frame can move within a step"""
     reach_columns: int = 4
     """context: pixels left or right"""
+    motions: int = 1
+    """context: measured motions of the whole frame, of the last steps, from which the next one is read; 1 or 2"""
     trunk_blocks: int = 4
     """context: residual blocks of the network that paints a frame; every other one hears the mean over all cells"""
 
     def __post_init__(self) -> None:
+        if self.motions not in (1, 2):
+            raise UserError(f"--motions is 1 or 2, not {self.motions}")
         for name in ("deterministic_size", "groups", "latent_size"):
             if self.layout in ("grid", "context") and getattr(self, name) % CELLS:
                 raise UserError(f"--{name} must be a multiple of {CELLS} on a {self.layout}, not {getattr(self, name)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -41,10 +42,10 @@ TINY = ModelConfig(
 B, L = 3, 6
 
 
-def context(dtype: torch.dtype = torch.float64) -> Simulator[ContextWorld]:
+def context(motions: int = 1, dtype: torch.dtype = torch.float64) -> Simulator[ContextWorld]:
     torch.manual_seed(0)
     agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=4), SPEC).requires_grad_(False)
-    simulator = simulator_of(TINY, agent)
+    simulator = simulator_of(dataclasses.replace(TINY, motions=motions), agent)
     assert isinstance(simulator.world, ContextWorld)
     with torch.no_grad():  # s and the shifts begin without a voice
         for p in simulator.world.painter.parameters():
@@ -76,8 +77,9 @@ def in_double(draws: ContextDraws) -> ContextDraws:
     return draws._replace(**{k: x.double() for k, x in draws._asdict().items() if k in names})
 
 
-def test_a_start_shows_the_recorded_frame_and_passes_gradients_to_it() -> None:
-    world = context().world.requires_grad_(False).eval()
+@pytest.mark.parametrize("motions", [1, 2])
+def test_a_start_shows_the_recorded_frame_and_passes_gradients_to_it(motions: int) -> None:
+    world = context(motions).world.requires_grad_(False).eval()
     frames = torch.randint(0, 256, (2, 3, 64, 64, 3), dtype=torch.uint8)
     state, shown = world.begin_at({"frames": frames})
     assert torch.equal(shown.obs["frames"], (frames[:, -1] / 255).double())
@@ -87,7 +89,7 @@ def test_a_start_shows_the_recorded_frame_and_passes_gradients_to_it() -> None:
     later = world.step(state, torch.eye(15, dtype=torch.float64)[[1, 2]])[1]
     later.obs["frames"].square().sum().backward()
     assert floats.grad is not None
-    assert [bool((floats.grad[:, i].abs().amax((1, 2, 3)) > 0).all()) for i in range(3)] == [False, True, True]
+    assert [bool((floats.grad[:, i].abs().amax((1, 2, 3)) > 0).all()) for i in range(3)] == [motions == 2, True, True]
 
 
 def test_s_changes_what_is_generated_and_no_copy() -> None:
@@ -113,10 +115,15 @@ def test_an_untrained_world_mostly_copies() -> None:
     assert float((later - shown.obs["frames"]).detach().abs().mean()) < 0.1
 
 
+@pytest.mark.parametrize("motions", [1, 2])
 @pytest.mark.parametrize("feedback", [1, 2, 4])
-def test_what_is_foretold_is_what_the_world_does_step_by_step(feedback: int) -> None:
+def test_what_is_foretold_is_what_the_world_does_step_by_step(feedback: int, motions: int) -> None:
     """With its own frames shown to it between the places where it is put back on the recorded way."""
-    simulator, batch, config = context(), a_batch(), ContextLossConfig(feedback=(feedback,), feedback_shares=(1.0,))
+    simulator, batch, config = (
+        context(motions),
+        a_batch(),
+        ContextLossConfig(feedback=(feedback,), feedback_shares=(1.0,)),
+    )
     world = simulator.world.eval()
     draws = draw_context(world, B, L, LossConfig(), config, torch.Generator().manual_seed(0), 0.0)
     draws = in_double(draws)
@@ -132,9 +139,10 @@ def test_what_is_foretold_is_what_the_world_does_step_by_step(feedback: int) -> 
             d, s = world.begin(far[b : b + 1, 0])
             if place:
                 d, s = path.d_BLD[b : b + 1, place - 1], path.s_BLS[b : b + 1, place - 1]
-            state = ContextState(frames[b : b + 1, place + 1], frames[b : b + 1, place], d, s)
+            earlier = seen.moved[b : b + 1, place, -2:]
+            state = ContextState(frames[b : b + 1, place + 1], frames[b : b + 1, place], earlier, d, s)
             for step in range(place + 1, min(place + 1 + feedback, L)):
-                look = world.look(state.last, state.before)
+                look = world.look(state.last, state.before, state.moved)
                 d = world.recall(state.s_BS, acted[b : b + 1, step - 1], state.d_BD, look.far_NE)
                 prior, posterior = world.guesses(d, far[b : b + 1, step])
                 hidden = bool(draws.hidden_BL[b, place]) or not bool(batch.seen[b, step])
@@ -146,7 +154,7 @@ def test_what_is_foretold_is_what_the_world_does_step_by_step(feedback: int) -> 
                 if hidden:  # on its own it is what a rollout shows
                     shown = world.step(state, acted[b : b + 1, step - 1])[1]
                     torch.testing.assert_close(shown.obs["frames"][0].permute(2, 0, 1), frame[0].clamp(0, 1))
-                state = ContextState(frame.clamp(0, 1), state.last, d, s)
+                state = ContextState(frame.clamp(0, 1), state.last, look.moved[:, :2], d, s)
 
 
 def test_what_nobody_saw_does_not_count() -> None:

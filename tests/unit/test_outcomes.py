@@ -13,7 +13,7 @@ CONFIG = OutcomeConfig(outcome_windows=2, outcome_steps=5, outcome_passes=4, out
 
 
 def test_transitions_are_those_that_were_recorded_each_from_the_worlds_own_frames() -> None:
-    simulator, batch = context(torch.float32), a_batch(torch.float32)
+    simulator, batch = context(dtype=torch.float32), a_batch(torch.float32)
     world = simulator.world.eval()
     told = known_along(world, [batch, batch])
     one = int(batch.happened[:, 1:].sum())
@@ -41,7 +41,7 @@ def transitions(count: int, seed: int, size: int) -> Known:
 
 
 def test_only_the_outcomes_are_learned_and_they_get_better() -> None:
-    world = context(torch.float32).world.eval().requires_grad_(False)
+    world = context(dtype=torch.float32).world.eval().requires_grad_(False)
     size = next(p for p in world.outcome_head.parameters()).shape[1] * 64
     train, held_out = transitions(2_000, 1, size), transitions(500, 2, size)
     was = {k: x.clone() for k, x in world.state_dict().items()}
@@ -54,7 +54,7 @@ def test_only_the_outcomes_are_learned_and_they_get_better() -> None:
 
 def test_where_nothing_can_be_learned_the_head_stays_as_it_was() -> None:
     """Held-out transitions whose outcomes are the opposite of the training's: every pass makes them worse."""
-    world = context(torch.float32).world.eval()
+    world = context(dtype=torch.float32).world.eval()
     size = next(p for p in world.outcome_head.parameters()).shape[1] * 64
     train = transitions(1_000, 1, size)
     held_out = train._replace(reward_N=10.0 - train.reward_N, terminal_N=1 - train.terminal_N)
