@@ -19,6 +19,7 @@ from generative.nets import FRAME, PATCH
 SIDE = FRAME[0]
 BLOCKS = SIDE // PATCH  # along a side
 LEVEL = 1e-4  # mean absolute difference from a neighbour below which a shift's cost is level
+AT_ONCE = 16  # pairs of frames whose shift is searched at once
 ELSEWHERE = 0.02  # probability that a part does not move as the whole
 
 
@@ -164,14 +165,19 @@ def whole_shift(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
 def costs_inside(last: Tensor, now: Tensor, reach: tuple[int, int]) -> Tensor:
     """Mean absolute differences [N, rows, columns] of ``now`` [N, H, W] from ``last`` at every shift, over the pixels
     that it takes from within the frame."""
+    if len(now) > AT_ONCE:  # more do not fit a processor's cache
+        pairs = zip(last.split(AT_ONCE), now.split(AT_ONCE), strict=True)
+        return torch.cat([costs_inside(*pair, reach) for pair in pairs])
     height, width = now.shape[1:]
+    x = torch.arange(-reach[1], reach[1] + 1, device=now.device)[:, None] + torch.arange(width, device=now.device)
+    inside = ((x >= 0) & (x < width)).to(now.dtype)
+    wide = F.pad(last, (reach[1], reach[1])).unfold(2, width, 1).contiguous()  # [N, H, columns, W]
 
-    def cost(y: int, x: int) -> Tensor:
-        moved = last[:, max(0, y) : height + min(0, y), max(0, x) : width + min(0, x)]
-        return (now[:, max(0, -y) : height - max(0, y), max(0, -x) : width - max(0, x)] - moved).abs().mean((1, 2))
+    def cost(y: int) -> Tensor:
+        gaps = wide[:, max(0, y) : height + min(0, y)] - now[:, max(0, -y) : height - max(0, y), None]
+        return (gaps.abs().sum(1) * inside).sum(-1) / (height - abs(y))
 
-    rows, columns = (range(-r, r + 1) for r in reach)
-    return torch.stack([torch.stack([cost(y, x) for x in columns], -1) for y in rows], 1)
+    return torch.stack([cost(y) for y in range(-reach[0], reach[0] + 1)], 1) / inside.sum(-1)
 
 
 def around_shift(shift: Tensor, spread: Tensor, reach: int) -> Tensor:
