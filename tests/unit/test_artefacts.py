@@ -648,6 +648,9 @@ def test_a_poor_simulator_is_named_by_all_that_is_made_from_it(
             run.record(LESS_THAN_HELD, less[0], "squared pixel in [0, 1]", 6, less[1])
     with new_run(tmp_path / "samples", "record_samples", {}, {"simulator": tmp_path / "simulator"}) as run:
         run.facts = {"source": "simulated"}
+    with new_run(tmp_path / "longer", "train_gen_model", {}, {"begin_with": tmp_path / "simulator"}) as run:
+        run.record(LESS_THAN_HELD, -0.02, "squared pixel in [0, 1]", 6, (-0.03, -0.01))
+    assert simulator_warning(tmp_path / "longer") is None  # another simulator, and a better one
     capsys.readouterr()
     with new_run(tmp_path / "saliency", "saliency", {}, {"samples": tmp_path / "samples"}):
         pass
