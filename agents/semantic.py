@@ -60,6 +60,10 @@ class SemanticOptions:
     """weight of the embedding's loss, before the controller's"""
     vq_weight: float = 1.0
     """weight of the codebook's loss, before the controller's"""
+    codebook_rate: float = 0.01
+    """share of the way to the mean of its states that a code goes at every minibatch, times the controller's weight
+    (running means; van den Oord et al. 2017, appendix A.1); 0: codes learn by the gradient of the codebook's loss, in
+    the optimiser's steps and within the clip of the whole gradient's norm"""
     stop_p: bool = False
     """no gradient through the features' own neighbourhoods p: the embedding follows the features, and no longer both
     each other"""
@@ -78,6 +82,8 @@ class SemanticOptions:
         cli.require(2, codes=self.codes, semantic_minibatch=self.semantic_minibatch)
         cli.require(1, refresh=self.refresh)
         cli.require(0, beta=self.beta, fdr_weight=self.fdr_weight, vq_weight=self.vq_weight)
+        if not 0 <= self.codebook_rate <= 1:
+            raise UserError(f"--codebook_rate {self.codebook_rate:g} must be a share, between 0 and 1")
         if self.alpha1 <= 0 or self.alpha2 <= 0:
             raise UserError("--alpha1 and --alpha2 must be above 0")
         if self.score_max is not None and self.score_max <= 0:
@@ -119,6 +125,14 @@ class SemanticAgent(RecurrentAgent):
     def code(self, plane_B2: Tensor) -> Tensor:
         """The nearest codes, int64 [B]."""
         return (plane_B2[:, None] - self.codebook_C2).square().sum(-1).argmin(1)
+
+    @torch.no_grad()
+    def draw_codes(self, plane_N2: Tensor, code_N: Tensor, share: float) -> None:
+        """Codes go this share of the way to the mean of their states; one without states stays."""
+        of_NC = nn.functional.one_hot(code_N, self.semantic.codes).to(plane_N2.dtype)
+        states_C1 = of_NC.sum(0)[:, None]
+        mean_C2 = of_NC.T @ plane_N2 / states_C1.clamp_min(1)
+        self.codebook_C2 += share * (states_C1 > 0) * (mean_C2 - self.codebook_C2)
 
     def plane_axes(self) -> tuple[Tensor, Tensor]:
         """(how the plane depends on h [2, H], how h is moved by a move in the plane [2, H]: the least that does it)."""
@@ -270,7 +284,8 @@ class Controller:
 def semantic_loss_of(
     options: SemanticOptions, controller: Controller
 ) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
-    """PPO's loss (the arguments of ``agents.ppo.loss_of``) plus the controller's weight times both losses."""
+    """PPO's loss (the arguments of ``agents.ppo.loss_of``) plus the controller's weight times both losses; where codes
+    are running means they are moved here, and their loss has no gradient for them."""
 
     def loss_of(
         agent: SemanticAgent, r: Rollout, advantage: Tensor, columns: Tensor, config: PPOConfig, entropy_coef: float
@@ -282,10 +297,15 @@ def semantic_loss_of(
         plane_N2 = agent.plane(h_NH)
         code_N = agent.code(plane_N2)
         fdr = fdr_loss(h_NH, plane_N2, options)
-        vq = vq_loss(plane_N2, agent.codebook_C2[code_N], options.beta)
+        codes_N2 = agent.codebook_C2[code_N]
+        if options.codebook_rate:
+            codes_N2 = codes_N2.detach()
+        vq = vq_loss(plane_N2, codes_N2, options.beta)
         parts["fdr_loss"], parts["vq_loss"] = fdr.detach(), vq.detach()
         parts["codes_used"] = torch.bincount(code_N, minlength=options.codes).count_nonzero()
         parts["semantic_weight"] = torch.tensor(controller.weight)
+        if options.codebook_rate:
+            agent.draw_codes(plane_N2.detach(), code_N, options.codebook_rate * max(controller.weight, 0))
         return loss + controller.weight * (options.fdr_weight * fdr + options.vq_weight * vq), parts
 
     return loss_of

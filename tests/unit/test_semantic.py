@@ -116,6 +116,42 @@ def test_codes_are_drawn_to_states_and_with_beta_states_to_codes() -> None:
     assert torch.equal(weighted[0], 0.5 * (plane - code)) and torch.equal(weighted[1], code - plane)
 
 
+def test_codes_are_running_means_of_their_states_at_any_size_of_the_plane() -> None:
+    """Four groups of states, a hundred units out: by Adam's steps codes would need 200,000 minibatches to get there."""
+    agent, g = agent_of(), torch.Generator().manual_seed(0)
+    centres = torch.tensor([[100.0, 100.0], [-100.0, 100.0], [100.0, -100.0], [-100.0, -100.0]])
+    for _ in range(1000):
+        plane = centres.repeat(16, 1) + torch.randn(64, 2, generator=g)
+        agent.draw_codes(plane, agent.code(plane), 0.01)
+    assert len(agent.code(centres).unique()) == 4
+    assert torch.allclose(agent.codebook_C2[agent.code(centres)], centres, atol=2)
+    before = agent.codebook_C2.detach().clone()
+    agent.draw_codes(centres[:1], agent.code(centres[:1]), 0.5)
+    assert (agent.codebook_C2 != before).any(1).sum() == 1  # those without states stay
+
+
+@pytest.mark.parametrize(("rate", "weight"), [(0.01, 1.0), (0.01, 0.0), (0.0, 1.0)])
+def test_the_codebooks_loss_has_no_part_in_the_clip_of_the_policys_gradient(rate: float, weight: float) -> None:
+    """A codebook far from its states has a gradient that would leave PPO's nothing of the norm that is clipped."""
+    agent = agent_of(codebook_rate=rate)
+    with torch.no_grad():
+        agent.codebook_C2 += 1000
+    before, r = agent.codebook_C2.detach().clone(), rollout_of(agent)
+    config = PPOConfig(envs=6, rollout_steps=4)
+    step = semantic_loss_of(agent.semantic, Controller(50, 10, weight=weight))
+    loss, parts = step(agent, r, r.reward, torch.arange(6), config, 0.01)
+    loss.backward()  # type: ignore[no-untyped-call]
+    plain, _ = loss_of(agent, r, r.reward, torch.arange(6), config, 0.01)
+    want = plain + weight * (500 * parts["fdr_loss"] + parts["vq_loss"])
+    assert float(loss.detach()) == pytest.approx(float(want.detach()), rel=1e-6)
+    if rate:
+        assert agent.codebook_C2.grad is None
+        assert torch.equal(agent.codebook_C2, before) == (weight == 0)  # the controller's weight is theirs, too
+    else:
+        assert agent.codebook_C2.grad is not None and agent.codebook_C2.grad.norm() > 500
+        assert torch.equal(agent.codebook_C2, before)
+
+
 def test_the_gradient_of_the_loss_reaches_encoder_embedding_and_codebook_as_asked() -> None:
     def reached(**options: object) -> set[str]:
         agent = agent_of(**options)
