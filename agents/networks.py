@@ -139,6 +139,15 @@ def images(frames: Tensor) -> Tensor:
     return scaled.permute(0, 3, 1, 2)
 
 
+def glorot(module: nn.Module) -> None:
+    """Uniform weights in +-sqrt(6 / (inputs + outputs)) and zero biases for every linear and convolutional layer."""
+    for layer in module.modules():
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            nn.init.xavier_uniform_(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
 def orthogonal(module: nn.Module, gain: float = 2**0.5) -> None:
     """Orthogonal weights and zero biases for every linear and convolutional layer (PPO's custom)."""
     for layer in module.modules():

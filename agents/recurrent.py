@@ -13,7 +13,18 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from agents.networks import SMALLEST, EMACell, EncoderKind, images, impala, mlp, orthogonal, strided, strided_blur
+from agents.networks import (
+    SMALLEST,
+    EMACell,
+    EncoderKind,
+    glorot,
+    images,
+    impala,
+    mlp,
+    orthogonal,
+    strided,
+    strided_blur,
+)
 from core.artefacts import WEIGHTS, load_json, load_weights, read_manifest, save_weights, write_json
 from core.config import from_json, to_json
 from core.contracts import EnvSpec, UserError
@@ -40,6 +51,10 @@ class AgentConfig:
     """recurrent layers, one upon the other"""
     norm: bool = True
     """layer norm before the encoder's last ReLU (a GRU needs it; Procgen's own IMPALA has none)"""
+    initialisation: Literal["orthogonal", "glorot"] = "orthogonal"
+    """the encoder's weights at the start: orthogonal (gain sqrt 2), or uniform after Glorot and Bengio (2010), the
+    default of the library that Procgen's own IMPALA was written in: without a norm its features are then 20 to 30 times
+    smaller"""
 
 
 class RecurrentAgent(nn.Module):
@@ -69,7 +84,7 @@ class RecurrentAgent(nn.Module):
         self.h_initial_above = nn.ParameterList(torch.zeros(config.hidden_size) for _ in self.cells_above)
         self.policy = nn.Linear(config.hidden_size, spec.n_actions)
         self.critic = nn.Linear(config.hidden_size, 1)
-        orthogonal(self.encoder)
+        {"orthogonal": orthogonal, "glorot": glorot}[config.initialisation](self.encoder)
         orthogonal(self.policy, 0.01)
         orthogonal(self.critic, 1.0)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

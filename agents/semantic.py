@@ -132,7 +132,7 @@ class SemanticAgent(RecurrentAgent):
         of_NC = nn.functional.one_hot(code_N, self.semantic.codes).to(plane_N2.dtype)
         states_C1 = of_NC.sum(0)[:, None]
         mean_C2 = of_NC.T @ plane_N2 / states_C1.clamp_min(1)
-        self.codebook_C2 += share * (states_C1 > 0) * (mean_C2 - self.codebook_C2)
+        self.codebook_C2.add_(share * (states_C1 > 0) * (mean_C2 - self.codebook_C2))
 
     def plane_axes(self) -> tuple[Tensor, Tensor]:
         """(how the plane depends on h [2, H], how h is moved by a move in the plane [2, H]: the least that does it)."""
