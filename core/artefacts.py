@@ -180,8 +180,9 @@ class Run:
         self.metrics[name] = metric(value, unit, n, interval)
 
     def simulator_warning(self) -> str | None:
-        """What this run must say of a simulator that it was made with (see ``artefacts.simulator_warning``).  Not of the
-        one whose weights a training began with: what it made of them was compared by itself."""
+        """What this run must say of a simulator that it was made with (see ``artefacts.simulator_warning``).
+
+        Not of one whose weights a training began with: what was made of them was compared by itself."""
         made_with = (d for name, d in self.inputs.items() if name != "begin_with")
         return next((said for d in made_with if (said := simulator_warning(d)) is not None), None)
 
