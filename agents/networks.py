@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -140,18 +141,18 @@ def images(frames: Tensor) -> Tensor:
 
 
 def glorot(module: nn.Module) -> None:
-    """Uniform weights in +-sqrt(6 / (inputs + outputs)) and zero biases for every linear and convolutional layer."""
-    for layer in module.modules():
-        if isinstance(layer, (nn.Linear, nn.Conv2d)):
-            nn.init.xavier_uniform_(layer.weight)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+    """Weights uniform in +-sqrt(6 / (inputs + outputs)) and zero biases for every linear and convolutional layer."""
+    _initialised(module, nn.init.xavier_uniform_)
 
 
 def orthogonal(module: nn.Module, gain: float = 2**0.5) -> None:
     """Orthogonal weights and zero biases for every linear and convolutional layer (PPO's custom)."""
+    _initialised(module, partial(nn.init.orthogonal_, gain=gain))
+
+
+def _initialised(module: nn.Module, draw: Callable[[Tensor], Tensor]) -> None:
     for layer in module.modules():
         if isinstance(layer, (nn.Linear, nn.Conv2d)):
-            nn.init.orthogonal_(layer.weight, gain)
+            draw(layer.weight)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)

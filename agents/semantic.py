@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from agents.networks import glorot
 from agents.ppo import PPOConfig, Rollout, clipped_loss, encode_sequences, unrolled
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from core import config as cli
@@ -111,10 +112,7 @@ class SemanticAgent(RecurrentAgent):
         self.semantic = semantic
         self.points = {**self.points, "plane": PLANE, "code": semantic.codes}
         self.fdr = nn.Sequential(nn.Linear(config.hidden_size, WIDTH), nn.Linear(WIDTH, PLANE))
-        for layer in self.fdr:
-            assert isinstance(layer, nn.Linear)
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        glorot(self.fdr)
         self.codebook_C2 = nn.Parameter(torch.empty(semantic.codes, PLANE).uniform_(-1, 1) / semantic.codes)
 
     def plane(self, h_BH: Tensor) -> Tensor:
@@ -300,12 +298,11 @@ def semantic_loss_of(
         codes_N2 = agent.codebook_C2[code_N]
         if options.codebook_rate:
             codes_N2 = codes_N2.detach()
+            agent.draw_codes(plane_N2, code_N, options.codebook_rate * max(controller.weight, 0))
         vq = vq_loss(plane_N2, codes_N2, options.beta)
         parts["fdr_loss"], parts["vq_loss"] = fdr.detach(), vq.detach()
         parts["codes_used"] = torch.bincount(code_N, minlength=options.codes).count_nonzero()
         parts["semantic_weight"] = torch.tensor(controller.weight)
-        if options.codebook_rate:
-            agent.draw_codes(plane_N2.detach(), code_N, options.codebook_rate * max(controller.weight, 0))
         return loss + controller.weight * (options.fdr_weight * fdr + options.vq_weight * vq), parts
 
     return loss_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -45,7 +44,7 @@ B, L = 3, 6
 def context(motions: int = 1, dtype: torch.dtype = torch.float64) -> Simulator[ContextWorld]:
     torch.manual_seed(0)
     agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=4), SPEC).requires_grad_(False)
-    simulator = simulator_of(dataclasses.replace(TINY, motions=motions), agent)
+    simulator = simulator_of(replace(TINY, motions=motions), agent)
     assert isinstance(simulator.world, ContextWorld)
     with torch.no_grad():  # s and the shifts begin without a voice
         for p in simulator.world.painter.parameters():
