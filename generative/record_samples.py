@@ -30,7 +30,8 @@ from agents.camera import Camera, Reel, reel
 from agents.load import load_agent
 from agents.record import keep_unaltered, repr_of
 from core import artefacts, config as cli, ranks
-from core.contracts import EnvSpec, Field, LearnedWorld, UserError
+from core.artefacts import Result
+from core.contracts import EnvSpec, Field, Intervention, LearnedWorld, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore, StoreWriter, state_column
 from core.interventions import InterventionOptions, Tally, build, nothing_altered
@@ -38,7 +39,8 @@ from core.progress import bar
 from core.roll import Noise, Simulator, Trajectory
 from core.trees import joined, leaves
 from core.video import check_video, picture_of, write_video
-from generative.load import load_simulator
+from generative.apart import Apart
+from generative.load import load_ensemble, members_as_inputs
 from generative.simulator import require_finite
 from generative.starts import Informed, from_known, informed_by, known_latents
 
@@ -54,8 +56,9 @@ class RecordSamplesConfig:
     Unaltered samples are never overwritten by altered ones: those go to a directory of their own.
     """
 
-    simulator: Path = Path("runs/simulator")
-    """run directory of the simulator"""
+    simulator: tuple[Path, ...] = (Path("runs/simulator"),)
+    """run directory of the simulator; of several, which are an ensemble of one agent, every start is simulated in each,
+    and members.csv says how far apart they are, step by step"""
     agent: Path | None = None
     """run directory of another agent to put into that world; it begins without a memory; none: the simulator's own"""
     rollouts: Path | None = None
@@ -81,8 +84,8 @@ class RecordSamplesConfig:
     interpolate: tuple[int, ...] = ()
     """two samples of --between: --samples rollouts from latents on the way from one's to the other's, both included"""
     film: bool = False
-    """write an MP4 of every rollout, sample_00012.mp4; --actions all and --interpolate are always filmed: one MP4 of
-    all rollouts beside each other, grid.mp4"""
+    """write an MP4 of every rollout, sample_00012.mp4 (members of an ensemble beside each other); --actions all
+    and --interpolate are always filmed: one MP4 of all rollouts beside each other, grid.mp4"""
     intervention: InterventionOptions = field(default_factory=InterventionOptions)
     batch: int = 32
     """rollouts side by side"""
@@ -243,7 +246,7 @@ def latents_between(
     store = RolloutStore(config.between)
     facts = store.manifest["facts"]
     if facts.get("simulator") != fingerprint(simulator):
-        raise UserError(f"--between {config.between} holds no samples of {config.simulator}")
+        raise UserError(f"--between {config.between} holds no samples of {config.simulator[0]}")
     if facts.get("start") == "recorded":
         raise UserError(f"{config.between} starts from real frames, shown unchanged, which are no latents to "
                         "interpolate; record samples with --start inferred, or without --rollouts")  # fmt: skip
@@ -291,16 +294,20 @@ class Films:
         self.path, self.spec, self.picture, self.of_all = path, spec, picture, of_all
         self.reels: list[Reel] = []
 
-    def add(self, number: int, episode: Episode) -> None:
+    def add(self, number: int, episodes: Sequence[Episode]) -> None:
+        """episodes: what each simulator made of a start."""
         if self.picture is None:
             return
-        about = episode.meta
-        title = f"{about['share']:.2f} of the way" if "share" in about else about.get("action", f"sample {number}")
-        one = reel(episode, str(title), self.picture)
+        reels = []
+        for episode in episodes:
+            about = episode.meta
+            title = f"{about['share']:.2f} of the way" if "share" in about else about.get("action", f"sample {number}")
+            title = f"{title}, simulator {about['simulator']}" if "simulator" in about else title
+            reels.append(reel(episode, str(title), self.picture))
         if self.of_all:
-            self.reels.append(one)
+            self.reels += reels
         else:
-            self._write(f"sample_{number:05d}.mp4", [[one]])
+            self._write(f"sample_{number:05d}.mp4", [reels])
 
     def finish(self) -> None:
         if self.reels:
@@ -354,6 +361,20 @@ def starts_of(
     return informed_latents(world, store, starts, device), meta, forced
 
 
+def check_ensemble(config: RecordSamplesConfig, members: Sequence[Simulator[Any]]) -> None:
+    """UserError where several simulators cannot begin at the same starts."""
+    if len(members) == 1:
+        return
+    if config.rollouts is None:
+        raise UserError("several simulators have no latents in common: give --rollouts, whose frames they start from")
+    if compares(config):
+        raise UserError("--actions all is for one simulator; name one, or force other --actions")
+    frames = [one.world.initial_frames for one in members]
+    if len(set(frames)) > 1:
+        raise UserError(f"the simulators read {', '.join(map(str, frames))} first frames, so they cannot begin at the "
+                        "same starts")  # fmt: skip
+
+
 def check(config: RecordSamplesConfig) -> None:
     """UserError for settings that cannot go together."""
     cli.require(1, samples=config.samples, steps=config.steps, batch=config.batch)
@@ -363,76 +384,104 @@ def check(config: RecordSamplesConfig) -> None:
         raise UserError("--start needs --rollouts to start from; random latents have their own first frames")
 
 
+def simulated(
+    config: RecordSamplesConfig, simulator: Simulator[Any], z_BZ: Tensor, forced: Tensor | None, noises: Sequence[int],
+    meta: Sequence[dict[str, Any]], intervene: tuple[Intervention, ...],
+) -> list[Episode]:  # fmt: skip
+    """Rollouts from latents [B, Z] of a simulator."""
+    tally, device = Tally(intervene), z_BZ.device
+    trajectory = simulator.rollout(
+        z_BZ,
+        config.steps,
+        actions=forced,
+        noise=noise_of(simulator, config.seed, noises, config.steps, device) if config.stochastic else None,
+        intervene=(tally,) if intervene else (),
+    )
+    require_finite(trajectory)
+    meta = [dict(about) for about in meta]
+    for b, about in enumerate(meta if intervene else ()):
+        acted = range(min(config.steps, int(trajectory.alive[b].sum())))
+        about["altered"] = [t for t in acted if tally.altered[t][b]]
+    return to_episodes(trajectory, z_BZ, simulator.world.spec, meta)
+
+
+def in_common(episode: Episode, sample: int, member: int) -> Episode:
+    """A rollout of a member of an ensemble without what means something in that member alone: its world's state and
+    latent."""
+    return replace(episode, world={}, latent=None, meta={**episode.meta, "sample": sample, "simulator": member})
+
+
 def main(config: RecordSamplesConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     check(config)
-    simulator = load_simulator(config.simulator, device)
-    picture = check_film(config, simulator.world.spec)
-    inputs = {"simulator": config.simulator}
+    members = load_ensemble(config.simulator, device)
+    check_ensemble(config, members)
+    spec = members[0].world.spec
+    picture = check_film(config, spec)
+    inputs = {"simulator": config.simulator[0], **members_as_inputs(config.simulator)}
     inputs |= {} if config.between is None else {"between": config.between}
     if config.agent is not None:
         inputs["agent"] = config.agent
-        simulator = simulator.with_agent(load_agent(config.agent, device))
-    name = fingerprint(simulator.agent)
-    intervene = build(config.intervention, name, device=device)
+        guest = load_agent(config.agent, device)
+        members = [one.with_agent(guest) for one in members]
+    intervene = build(config.intervention, fingerprint(members[0].agent), device=device)
     altered = [repr_of(i) for i in intervene]
     inputs |= config.intervention.inputs
     if config.actions:
         altered.append({"kind": "ForcedActions", "actions": list(config.actions)})
     if config.rollouts is not None:
         inputs["rollouts"] = config.rollouts
-    z, meta, forced = starts_of(config, simulator, device)
-    count = len(z)
-    start = "random" if config.rollouts is None else informed_by(simulator.world, config.start)
-    world_name = fingerprint(simulator)
-    simulator = from_known(simulator) if start == "recorded" else simulator
-    noises, stochastic = [0] * count if compares(config) else list(range(count)), config.stochastic
-    if stochastic:
+    begins = [starts_of(config, one, device) for one in members]
+    meta, count, of_one = begins[0][1], len(begins[0][0]), len(members) == 1
+    kinds = ["random" if config.rollouts is None else informed_by(one.world, config.start) for one in members]
+    names = [fingerprint(one) for one in members]
+    members = [from_known(one) if kind == "recorded" else one for one, kind in zip(members, kinds, strict=True)]
+    noises = [0] * count if compares(config) else list(range(count))
+    if config.stochastic:
         meta = [{**about, "noise": [config.seed, i]} for i, about in zip(noises, meta, strict=True)]
     keep_unaltered(config.out, bool(altered))
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         ended = steps = altered_steps = 0
-        films = Films(run.path, simulator.world.spec, picture, compares(config))
+        films, apart = Films(run.path, spec, picture, compares(config)), Apart(config.steps, picture_of(spec))
 
-        def simulate(first: int) -> list[dict[str, Any]]:
+        def simulate(first: int) -> list[list[dict[str, Any]]]:
             part = slice(first, min(first + config.batch, count))
-            tally = Tally(intervene)
-            trajectory = simulator.rollout(
-                z[part],
-                config.steps,
-                actions=None if forced is None else forced[part],
-                noise=noise_of(simulator, config.seed, noises[part], config.steps, device) if stochastic else None,
-                intervene=(tally,) if intervene else (),
-            )
-            require_finite(trajectory)
-            for b, about in enumerate(meta[part] if intervene else ()):
-                acted = range(min(config.steps, int(trajectory.alive[b].sum())))
-                about["altered"] = [t for t in acted if tally.altered[t][b]]
-            return [vars(e) for e in to_episodes(trajectory, z[part], simulator.world.spec, meta[part])]
+            own = [
+                simulated(config, one, z[part], None if forced is None else forced[part], noises[part], meta[part],
+                          intervene)
+                for one, (z, _, forced) in zip(members, begins, strict=True)
+            ]  # fmt: skip
+            return [[vars(e) for e in row] for row in zip(*own, strict=True)]
 
         blocks = ranks.each(range(0, count, config.batch), simulate, "lower --batch")
         with StoreWriter(run.path) as writer, bar("simulating", count, "rollouts") as progress:
             for number, columns in enumerate(itertools.chain.from_iterable(blocks)):
-                episode = Episode(**columns)
-                writer.add(episode)
-                films.add(number, episode)
-                ended += episode.terminated
-                steps += episode.steps
-                altered_steps += len(episode.meta.get("altered", ()))
+                episodes = [Episode(**c) for c in columns]
+                if not of_one:
+                    episodes = [in_common(e, number, m) for m, e in enumerate(episodes, 1)]
+                    apart.add(episodes)
+                for episode in episodes:
+                    writer.add(episode)
+                    ended += episode.terminated
+                    steps += episode.steps
+                    altered_steps += len(episode.meta.get("altered", ()))
+                films.add(number, episodes)
                 progress.advance()
         films.finish()
-        artefacts.write_json(run.path / "spec.json", simulator.world.spec.to_json())
+        artefacts.write_json(run.path / "spec.json", spec.to_json())
         run.facts = {
-            "agent": name,
+            "agent": fingerprint(members[0].agent),
             "source": "simulated",
-            "simulator": world_name,
-            "start": start,
-            "first_shown": None if config.rollouts is None else simulator.world.initial_frames - 1,
-            "stochastic": stochastic,
+            **({"simulator": names[0]} if of_one else {"simulators": names}),
+            "start": kinds[0] if len(set(kinds)) == 1 else kinds,
+            "first_shown": None if config.rollouts is None else members[0].world.initial_frames - 1,
+            "stochastic": config.stochastic,
             "interventions": altered,
         }
-        run.record("ended_share", ended / count, "share of rollouts", count)
+        if not of_one:
+            Result(tables={"members": apart.table(np.random.default_rng(config.seed))}).save(run.path)
+        run.record("ended_share", ended / (count * len(members)), "share of rollouts", count * len(members))
         run.record("steps", steps, "steps")
         if intervene:
             run.record("altered_steps", altered_steps, "steps")
@@ -440,6 +489,7 @@ def main(config: RecordSamplesConfig) -> None:
             run.facts["intervention_warning"] = said = nothing_altered(config.intervention)
             print(f"warning: {said}", file=sys.stderr)
     did = f", {altered_steps:,} of {steps:,} steps altered" if intervene else ""
+    did = ("" if of_one else f" in each of {len(members)} simulators") + did
     print(f"simulated {count} rollouts of up to {config.steps} steps{did}, {ended} ended: {config.out}")
 
 

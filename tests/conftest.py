@@ -262,7 +262,7 @@ def write_study(
     else:
         claim = {**result.tables["effects"][0], "direction": 0, "text": "Direction 0: it did as foretold: confirmed."}
         result.notes = {"claims": [claim], "criteria": "confirmed: the interval excludes 0."}
-    with new_run(path, "interventions", InterventionsConfig(simulator=simulator, out=path),
+    with new_run(path, "interventions", InterventionsConfig(simulator=(simulator,), out=path),
                  {"simulator": simulator}) as run:  # fmt: skip
         result.save(run.path)
         run.facts = dict(facts)

@@ -46,7 +46,7 @@ def make_runs(root: Path) -> None:
     write_world(root / "simulator", agent)
     record(RecordConfig(agent=root / "agent", out=root / "rollouts", episodes=2, slots=2, threads=1))
     record_samples(RecordSamplesConfig(
-        simulator=root / "simulator", rollouts=root / "rollouts", out=root / "samples", samples=SAMPLES, steps=STEPS,
+        simulator=(root / "simulator",), rollouts=root / "rollouts", out=root / "samples", samples=SAMPLES, steps=STEPS,
         threads=1,
     ))  # fmt: skip
     write_directions(root / "hidden_states", root / "rollouts", fingerprint(agent))

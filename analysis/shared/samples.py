@@ -20,6 +20,8 @@ def open_samples(path: Path, simulator: Simulator[Any]) -> RolloutStore:
     facts = store.manifest["facts"]
     if facts.get("source") != "simulated":
         raise UserError(f"{path} holds real rollouts; --samples needs simulated ones (generative.record_samples)")
+    if "simulators" in facts:
+        raise UserError(f"{path} holds samples of {len(facts['simulators'])} simulators; record samples in one")
     if facts.get("simulator") != fingerprint(simulator):
         raise UserError(f"{path} was recorded in another simulator; record samples in this one first")
     return store

@@ -48,7 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_simulator(simulator, run.path)
     record_samples.main(
         record_samples.RecordSamplesConfig(
-            simulator=root / "simulator", out=root / "samples", samples=SAMPLES, steps=12, threads=1
+            simulator=(root / "simulator",), out=root / "samples", samples=SAMPLES, steps=12, threads=1
         )
     )
     q, _ = torch.linalg.qr(torch.randn(6, 6))

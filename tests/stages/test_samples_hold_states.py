@@ -17,7 +17,7 @@ SIMULATOR = Path("bundles/coinrun-demo/simulator")
 
 
 def record(out: Path, **more: object) -> RolloutStore:
-    main(RecordSamplesConfig(simulator=SIMULATOR, samples=3, steps=5, out=out, threads=1, **more))  # type: ignore[arg-type]
+    main(RecordSamplesConfig(simulator=(SIMULATOR,), samples=3, steps=5, out=out, threads=1, **more))  # type: ignore[arg-type]
     return RolloutStore(out)
 
 

@@ -14,16 +14,20 @@ from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from analysis.behaviours.__main__ import BehavioursConfig, main as behaviours
 from analysis.behaviours.clustering import BehaviourOptions
 from analysis.shared.directions import fit_pca
+from analysis.shared.samples import open_samples
 from core import artefacts, config as cli
 from core.artefacts import Result, verify
 from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
 from envs.procgen import ProcgenEnv, ProcgenOptions
+from generative import record_samples
+from generative.load import load_simulator
 from generative.rssm import ModelConfig
 from generative.simulator import save_simulator, simulator_of
 from validation.fidelity.__main__ import FidelityConfig, main as fidelity
 from validation.interventions.__main__ import InterventionsConfig, main as interventions
+from validation.interventions.members import agreement_of
 from validation.report.commands import repeat
 from validation.report.lineage import trace
 
@@ -61,7 +65,7 @@ def test_interventions_stage(dirs):
     out = dirs / "interventions"
     interventions(
         InterventionsConfig(
-            simulator=dirs / "simulator",
+            simulator=(dirs / "simulator",),
             hidden_states=dirs / "hidden_states",
             behaviours=dirs / "behaviours",
             out=out,
@@ -95,6 +99,109 @@ def test_interventions_stage(dirs):
     film = result.arrays["film/0"]
     assert np.array_equal(film[:, 0, 0], film[:, 1, 0]) and np.array_equal(film[:, 2, 0], film[:, 3, 0])
     assert {r["event"] for r in result.tables["needs"]} == {"death", "jump_started", "reward"}  # the game's own
+
+
+def member(dirs):
+    """Another simulator of the same agent, in member/: of an ensemble with simulator/."""
+    if not (dirs / "member").exists():
+        torch.manual_seed(3)
+        with artefacts.new_run(dirs / "member", "train_gen_model", {}, {"agent": dirs / "agent"}) as run:
+            save_simulator(simulator_of(SMALL, load_agent(dirs / "agent")), run.path)
+    return dirs / "simulator", dirs / "member"
+
+
+def test_claims_say_whether_the_members_of_an_ensemble_foretell_them(dirs):
+    few = {
+        "hidden_states": dirs / "hidden_states",
+        "basis_kind": "pca",
+        "directions": ("0", "2"),
+        "video": False,
+        **FEW,
+    }
+    alone, both = (
+        interventions(InterventionsConfig(simulator=some, out=dirs / f"of_{len(some)}", **few))
+        or Result.load(dirs / f"of_{len(some)}")
+        for some in (member(dirs)[:1], member(dirs))
+    )
+    # The first one alone chooses and foretells: the others change nothing of that.
+    assert repr(alone.tables["effects"]) == repr(both.tables["effects"])  # NaN is not itself
+    assert "members" not in alone.tables
+    rows, claims = both.tables["members"], both.notes["claims"]
+    assert len(rows) == 2 * len(claims) and {r["member"] for r in rows} == {1, 2}
+    for claim in claims:
+        mine = {r["member"]: r for r in rows if (r["hypothesis"], r["of"]) == (claim["hypothesis"], claim["quantity"])}
+        g = both.notes["hypotheses"].index(claim["hypothesis"])
+        for m, where in ((1, "simulated"), (2, "simulated by member 2")):
+            assert mine[m]["foretold"] == pytest.approx(both.arrays[f"{where}/{claim['quantity']}"][g].mean(), abs=1e-6)
+        assert claim["members"] == claim["parts"]["members"]["answer"] in ("yes", "no", "open")
+        assert "members of the ensemble" in claim["text"]
+    assert verify(dirs / "of_2") == []
+    assert {"simulator", "other_simulator_2"} <= artefacts.read_manifest(dirs / "of_2")["inputs"].keys()
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "noise", "answer"),
+    [
+        (0.5, 0.5, 0.05, "yes"),
+        (0.5, 0.68, 0.05, "yes"),  # less than half of it apart
+        (0.02, -0.05, 0.02, "yes"),  # less than the smallest size of interest apart
+        (0.5, -0.5, 0.05, "no"),
+        (0.5, 1.2, 0.05, "no"),
+        (0.5, 0.0, 5.0, "open"),
+    ],
+)
+def test_members_agree_where_their_difference_is_of_no_interest(first, other, noise, answer):
+    rng = np.random.default_rng(0)
+    foretold = np.array([first, first, other]) + noise * rng.standard_normal((60, 3))
+    found = agreement_of(foretold, 0.1, rng)
+    assert found.answer == answer
+    assert [e.value for e in found.foretold] == pytest.approx(foretold.mean(0))
+
+
+def test_samples_of_an_ensemble_begin_at_the_same_frames(dirs):
+    out, simulators = dirs / "ensemble", member(dirs)
+    words = ["--simulator", *simulators, "--rollouts", dirs / "rollouts", "--samples", 5, "--steps", 4, "--threads", 1]
+    stage(record_samples, "RecordSamplesConfig", *words, "--batch", 2, "--film", "--out", out)
+    assert verify(out) == [] and len(list(out.glob("sample_*.mp4"))) == 5
+    with RolloutStore(out) as store:
+        facts = store.manifest["facts"]
+        assert len(store) == 10 and "simulator" not in facts and len(set(facts["simulators"])) == 2
+        about = [store.meta(e) for e in range(len(store))]
+        assert [(a["sample"], a["simulator"]) for a in about] == [(i, m) for i in range(5) for m in (1, 2)]
+        assert all(a["start"] == b["start"] for a, b in zip(about[::2], about[1::2], strict=True))
+        pairs = [(store.episode(e), store.episode(e + 1)) for e in range(0, 10, 2)]
+        assert all(e.latent is None and not e.world for pair in pairs for e in pair)
+    # Each is what that simulator alone makes of the start.
+    for m, simulator in enumerate(simulators):
+        one = ["--simulator", simulator, *words[3:], "--batch", 2, "--out", dirs / f"alone_{m}"]
+        stage(record_samples, "RecordSamplesConfig", *one)
+        with RolloutStore(dirs / f"alone_{m}") as store:
+            for i, pair in enumerate(pairs):
+                assert np.array_equal(pair[m].obs["frames"], store.episode(i).obs["frames"])
+    rows = {(r["measure"], r["step"]): r for r in Result.load(out).tables["members"]}
+    frames = [[e.obs["frames"][3].astype(float) / 255 for e in pair] for pair in pairs]
+    assert rows["frame_mse", 3]["value"] == pytest.approx(np.mean([(a - b) ** 2 for a, b in frames]), rel=1e-4)
+    assert rows["same_action", 3]["n"] == 5 and 0 <= rows["same_action", 3]["value"] <= 1
+    with pytest.raises(UserError, match="holds samples of 2 simulators"):
+        open_samples(out, load_simulator(simulators[0]))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "several simulators have no latents in common"),
+        (("--rollouts", "rollouts", "--actions", "all"), "--actions all is for one simulator"),
+    ],
+)
+def test_mistakes_of_an_ensembles_samples_leave_nothing_on_disk(dirs, flags, said):
+    words = [dirs / w if w == "rollouts" else w for w in flags]
+    with pytest.raises(UserError, match=said):
+        stage(record_samples, "RecordSamplesConfig", "--simulator", *member(dirs), *words, "--out", dirs / "no")
+    assert not (dirs / "no").exists()
+
+
+def stage(module, config, *words):
+    module.main(cli.parse(getattr(module, config), [str(w) for w in words], module.STAGE))
 
 
 def study_of(dirs, file, out):
@@ -275,15 +382,19 @@ def test_mistakes_of_fidelity_leave_nothing_on_disk(dirs, changed, said):
         ({"directions": ("9",)}, "direction pca:9 does not exist"),
         ({"basis_kind": "icaa"}, "no 'icaa' basis"),
         ({"hidden_states": "rollouts"}, "basis"),
-        ({"simulator": "agent"}, "holds no simulator"),
+        ({"simulator": ("agent",)}, "holds no simulator"),
+        ({"simulator": ()}, "--simulator names no directory"),
+        ({"simulator": ("simulator", "simulator")}, "is the same as"),
+        ({"simulator": ("simulator", "simulator2")}, "the members of an ensemble are of one agent"),
         ({"behaviours": "rollouts"}, "behaviours"),
     ],
 )
 def test_mistakes_leave_nothing_on_disk(dirs, flags, said):
-    flags = {k: dirs / v if k in ("hidden_states", "simulator", "behaviours") else v for k, v in flags.items()}
+    flags = {k: dirs / v if k in ("hidden_states", "behaviours") else v for k, v in flags.items()}
+    flags["simulator"] = tuple(dirs / name for name in flags.get("simulator", ("simulator",)))
+    other_agent(dirs)
     config = {
-        "simulator": dirs / "simulator", "hidden_states": dirs / "hidden_states", "basis_kind": "pca",
-        "out": dirs / "mistake", **FEW, **flags,
+        "hidden_states": dirs / "hidden_states", "basis_kind": "pca", "out": dirs / "mistake", **FEW, **flags,
     }  # fmt: skip
     with pytest.raises(UserError, match=said):
         interventions(InterventionsConfig(**config))
@@ -297,7 +408,7 @@ def test_a_basis_of_another_agent_is_refused(dirs):
     with pytest.raises(UserError, match="was fitted on agent 0123456789abcdef"):
         interventions(
             InterventionsConfig(
-                simulator=dirs / "simulator", hidden_states=dirs / "other", basis_kind="pca", out=dirs / "no"
+                simulator=(dirs / "simulator",), hidden_states=dirs / "other", basis_kind="pca", out=dirs / "no"
             )
         )
 

@@ -831,7 +831,7 @@ def test_every_slot_gives_equally_many_starts(planted, seed):
 )
 def test_bad_settings_are_user_errors(flags, said, tmp_path):
     with pytest.raises(UserError, match=said):
-        check(InterventionsConfig(simulator=tmp_path, hidden_states=tmp_path, **flags))
+        check(InterventionsConfig(simulator=(tmp_path,), hidden_states=tmp_path, **flags))
 
 
 # What the hypotheses say

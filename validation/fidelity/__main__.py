@@ -22,7 +22,6 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python -m validation.fidelity", file=sys.stderr)
     sys.exit(2)
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -40,11 +39,11 @@ from core.roll import Simulator
 from core.video import check_video
 from envs.procgen import HELD_OUT_LEVEL
 from envs.registry import held_out_pool, make
-from generative.load import load_simulator
+from generative.load import check_world, load_ensemble, members_as_inputs
 from generative.starts import Informed, informed_by, state_column_of
 from validation.fidelity import figures
 from validation.fidelity.along import Ensemble, Judge, RandomActions
-from validation.fidelity.checks import check_lengths, check_store, check_world, trained_on
+from validation.fidelity.checks import check_lengths, check_store, trained_on
 from validation.fidelity.counterfactual import DIRECTIONS, require_snapshots
 from validation.fidelity.pairing import Paired, Rung, choose_starts, pair
 from validation.fidelity.regions import Regions
@@ -117,28 +116,6 @@ def load_other(path: Path, flag: str, simulator: Simulator[Any], device: torch.d
     return other
 
 
-def load_ensemble(paths: Sequence[Path], device: torch.device) -> list[Simulator[Any]]:
-    """Simulators of one agent and world; UserError where one is of another, or is there twice."""
-    loaded: dict[str, Path] = {}
-    found: list[Simulator[Any]] = []
-    for path in paths:
-        simulator = load_simulator(path, device)
-        own = fingerprint(simulator)
-        if own in loaded:
-            raise UserError(f"--simulator {path} is the same as {loaded[own]}; the members of an ensemble differ")
-        if found:
-            check_world(simulator.world.spec, found[0].world.spec, str(path))
-            ours, theirs = fingerprint(found[0].agent), fingerprint(simulator.agent)
-            if ours != theirs:
-                raise UserError(
-                    f"--simulator {path} is around agent {theirs}, {paths[0]} around {ours}; the members of an "
-                    "ensemble are of one agent"
-                )
-        loaded[own] = path
-        found.append(simulator)
-    return found
-
-
 def directions_of(p: Paired, agent: str) -> Basis:
     """The first principal components of the recorded hidden states; none where these never change."""
     h_NH = p.real.h[p.seen]
@@ -154,8 +131,6 @@ def main(config: FidelityConfig) -> None:
     cli.require(1, horizon=config.horizon, windows=config.windows, batch=config.batch)
     cli.require(1, ranking_steps=config.ranking_steps)
     cli.require(2, starts=config.starts)
-    if not config.simulator:
-        raise UserError("--simulator names no directory")
     members = load_ensemble(config.simulator, device)
     simulator, asked = members[0], config.rungs == "all"
     acts: dict[str, Any] = {"--other_agent": config.other_agent, "--policies": config.policies}
@@ -183,7 +158,7 @@ def main(config: FidelityConfig) -> None:
         require_snapshots(make_env(1))
     rng = np.random.default_rng(config.seed)
     inputs = {"simulator": config.simulator[0], "rollouts": config.rollouts}
-    compared = {f"other_simulator_{i}": path for i, path in enumerate(config.simulator[1:], 2)}
+    compared = members_as_inputs(config.simulator)
     compared |= {f"other_policy_{i}": path for i, path in enumerate(config.policies, 1)}
     compared |= {} if config.judge is None else {"other_judge": config.judge}
     compared |= {} if config.other_agent is None else {"other_agent": config.other_agent}

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from core import artefacts
-from core.contracts import EnvSpec, UserError
+from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.roll import Simulator
+from generative.load import check_world
 from validation.fidelity.pairing import FEWEST_EPISODES
-
-LEVELS = ("start_level", "num_levels")  # options that choose levels of a world, not another world
 
 
 def check_store(store: RolloutStore, simulator: Simulator[Any]) -> None:
@@ -29,16 +28,6 @@ def check_store(store: RolloutStore, simulator: Simulator[Any]) -> None:
         raise UserError(f"{store.path} was recorded with agent {facts.get('agent')}, the simulator holds {own}")
     if facts.get("interventions"):
         raise UserError(f"{store.path} was recorded under an intervention; fidelity needs unaltered rollouts")
-
-
-def check_world(spec: EnvSpec, own: EnvSpec, what: str) -> None:
-    """UserError unless ``what`` belongs to the simulator's world; which levels of it does not matter."""
-    if set(spec.differences(own)) - {"options"}:
-        raise UserError(f"{what} is of {spec.env_id}, the simulator of {own.env_id}")
-    for name in sorted({*spec.settings, *own.settings}):
-        theirs, ours = spec.options.get(name), own.options.get(name)
-        if theirs != ours:
-            raise UserError(f"{what} is of a world with {name} {theirs}, the simulator of one with {name} {ours}")
 
 
 def check_lengths(store: RolloutStore, initial: int, horizon: int) -> None:

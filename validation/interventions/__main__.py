@@ -43,7 +43,7 @@ from envs.nmmo import MAPS
 from envs.procgen import ProcgenEnv
 from envs.procgen_truth import WithTruth
 from envs.registry import held_out_pool, make
-from generative.load import load_simulator
+from generative.load import load_ensemble, members_as_inputs
 from validation.interventions.alone import alone, matched_in, names_told
 from validation.interventions.figures import draw_claims, draw_effects, draw_headline, draw_needs, short, write_videos
 from validation.interventions.options import StudyOptions, check_options, parse_study
@@ -60,8 +60,9 @@ STAGE = "interventions"
 class InterventionsConfig:
     """Change directions of the hidden state; compare the simulator's prediction with the real world."""
 
-    simulator: Path = Path("runs/simulator")
-    """run directory of the simulator (with its agent)"""
+    simulator: tuple[Path, ...] = (Path("runs/simulator"),)
+    """run directory of the simulator (with its agent); of several, which are an ensemble of one agent, the first
+    chooses and foretells, and every claim says whether the others foretell the same"""
     policy: Path | None = None
     """run directory of an agent, in place of a simulator: the change is made in the real world alone, and nothing is
     predicted"""
@@ -256,11 +257,12 @@ def main(config: InterventionsConfig) -> None:
     if config.video:
         check_video()
     device = cli.device_of(config.device)
-    simulator = load_simulator(config.simulator, device)
+    simulator, *members = load_ensemble(config.simulator, device)
     name = fingerprint(simulator.agent)
     basis = load_basis(config.hidden_states, config.basis_kind, name).to(device)
     check_options(options, basis)
-    inputs = {"simulator": config.simulator, "hidden_states": config.hidden_states}
+    inputs = {"simulator": config.simulator[0], "hidden_states": config.hidden_states}
+    inputs |= members_as_inputs(config.simulator)
     rule: Rule | None = None
     if config.behaviours is not None:
         inputs["behaviours"] = config.behaviours
@@ -270,7 +272,8 @@ def main(config: InterventionsConfig) -> None:
     spec = simulator.world.spec
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         result = study(
-            simulator, pool(spec, config), basis, options, device, rule, pool(spec, config, choosing=True)
+            simulator, pool(spec, config), basis, options, device, rule, pool(spec, config, choosing=True),
+            members=members,
         )  # fmt: skip
         result.notes["warnings"] += shared_levels(config)
         if rule is not None:

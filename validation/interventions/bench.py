@@ -38,6 +38,7 @@ class Bench:
     rule: Rule | None
     real: Any = None  # RealWorld or SharedWorld; None: the real world is not asked here
     held: SimulatedWorld | None = None
+    members: Sequence[SimulatedWorld] = ()  # the other simulators of an ensemble, at the same starts
     donors: dict[Hypothesis, np.ndarray] = field(default_factory=dict)  # the start that every start takes from [N]
     rows: dict[Hypothesis, np.ndarray] = field(default_factory=dict)  # bool [N], the starts it is about
     _jacobians: dict[str, dict[str, Tensor]] = field(init=False, default_factory=dict)

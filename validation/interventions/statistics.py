@@ -41,6 +41,7 @@ class Effects(NamedTuple):
     rivals: dict[str, dict[str, np.ndarray]]  # predictions that need no world, by name
     jacobian: dict[str, np.ndarray]  # first-order predictions
     zero: tuple[float, float]  # largest |effect| of shifting by nothing in (real world, simulator); NaN: none is
+    members: Sequence[Mapping[str, np.ndarray]] = ()  # foretold along their own paths by the ensemble's other members
 
 
 class Controls(NamedTuple):

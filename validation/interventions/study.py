@@ -47,13 +47,15 @@ def study(
     rule: Rule | None = None,
     make_choosing: Callable[[int], VecEnv] | None = None,
     simulated: type[SimulatedWorld] = SimulatedWorld,
+    members: Sequence[Simulator[Any]] = (),
 ) -> Result:
     """The whole comparison.  ``make_env(slots)`` makes the real world that claims are tested in, ``make_choosing`` the
     one whose starts the simulator chooses on (None: the same, other episodes); ``rule`` tells behaviours; ``simulated``
-    foretells (another class in controls of this method itself).
+    foretells (another class in controls of this method itself); ``members``: further simulators of the same agent,
+    which are asked the same (``members.py``).
 
-    Tables ``effects``, ``paths``, ``doses``, ``needs`` and ``recovered``; arrays of per-start effects; scalars of
-    agreement; ``notes["claims"]`` and ``notes["gate"]``.  Raises UserError for what ``check_options`` and
+    Tables ``effects``, ``paths``, ``doses``, ``needs``, ``recovered`` and ``members``; arrays of per-start effects;
+    scalars of agreement; ``notes["claims"]`` and ``notes["gate"]``.  Raises UserError for what ``check_options`` and
     ``parse_study`` refuse.
     """
     check_options(options, basis)
@@ -65,8 +67,9 @@ def study(
     rng = np.random.default_rng(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
     agent = simulator.agent
-    starts = find_starts(simulator, make_env, options, options.seed, device)
-    before = find_starts(simulator, make_choosing or make_env, options, options.seed + CHOOSING_SEED, device)
+    frames = max(one.world.initial_frames for one in (simulator, *members))
+    starts = find_starts(agent, frames, make_env, options, options.seed, device)
+    before = find_starts(agent, frames, make_choosing or make_env, options, options.seed + CHOOSING_SEED, device)
     env = make_env(len(starts))
     few = make_env(min(len(starts), BRANCHES))
     try:
@@ -76,7 +79,11 @@ def study(
         choosing, dreamed = Bench(basis, before, dreams[0], rule), dreams[1]
         real = RealWorld(agent, starts.state, dreamed.noise_NTA, measures, env, starts, few)
         held = held_still(agent, starts, dreamed.noise_NTA, measures, simulated)
-        bench = Bench(basis, starts, dreamed, rule, real, held)
+        others = [
+            simulated(agent, starts.state, dreamed.noise_NTA, measures, one.world, starts_in(one.world, starts, device))
+            for one in members
+        ]
+        bench = Bench(basis, starts, dreamed, rule, real, held, others)
         explicit = bool(hypotheses)
         plan, chosen, hypotheses = decide(choosing, bench, hypotheses, options, events, rng)
         effects = effects_of(bench, hypotheses, options)
@@ -94,16 +101,16 @@ def study(
 
 
 def find_starts(
-    simulator: Simulator[Any], make_env: Callable[[int], VecEnv], options: StudyOptions, seed: int, device: torch.device
+    agent: Agent, frames: int, make_env: Callable[[int], VecEnv], options: StudyOptions, seed: int, device: torch.device
 ) -> Starts:
-    """Starts of their own episodes."""
+    """Starts of their own episodes, each with the last ``frames`` observations."""
     collector = make_env(min(options.starts, COLLECTORS))
     if not collector.spec.can_snapshot:
         collector.close()
         collector = make_env(options.starts)
     try:
         return collect_starts(
-            simulator.agent, collector, options.starts, initial_frames=simulator.world.initial_frames,
+            agent, collector, options.starts, initial_frames=frames,
             latest=options.latest_start, seed=seed, greedy=options.greedy, device=device,
         )  # fmt: skip
     finally:
@@ -126,7 +133,8 @@ def dreamed_from(
 @torch.no_grad()
 def starts_in(world: LearnedWorld, starts: Starts, device: torch.device) -> tuple[Tree, Shown]:
     """What the world shows first at these starts, and its state, from their frames."""
-    return started(world, {k: torch.from_numpy(v).to(device) for k, v in starts.window.items()})
+    frames = world.initial_frames
+    return started(world, {k: torch.from_numpy(v[:, -frames:]).to(device) for k, v in starts.window.items()})
 
 
 def held_still(
@@ -156,7 +164,7 @@ def decide(
         picks = [family.ways[pick.place][0] for family, own in zip(plan, chosen, strict=True) for pick in own]
         hypotheses = hypotheses_of(basis.kind, [h.ids[0] for h in picks], options.amounts)
     named = tuple(dict.fromkeys(i for h in hypotheses if not h.everything for i in h.ids))
-    for world in filter(None, (bench.real, bench.dreamed, bench.held)):
+    for world in filter(None, (bench.real, bench.dreamed, bench.held, *bench.members)):
         world.measures = replace(world.measures, directions=named)
     bench.prepare([*everything, *hypotheses], events, rng)
     bench.require(hypotheses, "starts")
@@ -216,9 +224,12 @@ def effects_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOpt
         here = np.stack([bench.rows[h] for h in hypotheses])
         jacobian = {q: np.where(here, v, np.nan) for q, v in jacobian.items()}
     unaltered, expected = ({q: v[0] for q, v in w.measure([None]).items()} for w in (bench.real, bench.dreamed))
-    return Effects(
-        unaltered, seen, foretold, expected, rivals, jacobian, (largest(seen["own"]), largest(foretold["own"]))
-    )
+    members = [
+        effects_in(bench, world, hypotheses, None, f"simulator {number}")
+        for number, world in enumerate(bench.members, 2)
+    ]
+    zeros = largest(seen["own"]), largest(foretold["own"])
+    return Effects(unaltered, seen, foretold, expected, rivals, jacobian, zeros, members)
 
 
 def controls_of(

@@ -12,6 +12,7 @@ from core.stats import bootstrap_mean, bootstrap_means
 from validation.hypotheses.grammar import THROUGH, Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.bench import Bench
+from validation.interventions.members import tell
 from validation.interventions.options import StudyOptions
 from validation.interventions.statistics import (
     NEEDS,
@@ -104,6 +105,10 @@ def report(
         result.tables["doses"] += _doses(point, sources, scale, rng)
     _agreements(result, points, sources, late, scale, rng)
     claims = _claims(result, hypotheses, picked, explicit)
+    if effects.members:
+        result.tables["members"] = tell(claims, effects, hypotheses, options.smallest[1], rng)
+        for number, member in enumerate(effects.members, 2):
+            result.arrays |= {f"simulated by member {number}/{q}": v for q, v in member.items()}
     result.tables["paths"] = [row for claim in claims for row in _paths(claim, effects, hypotheses, rng)]
     result.notes["claims"] = claims
     result.notes["claim"] = " ".join(claim["text"] for claim in claims if claim["headline"])

@@ -119,8 +119,9 @@ def benches_of(
     generator = torch.Generator().manual_seed(options.seed)
     env = make_env(options.starts)
     require_snapshots(env)
-    starts = find_starts(simulator, make_env, options, options.seed, device)
-    before = find_starts(simulator, make_choosing or make_env, options, options.seed + CHOOSING_SEED, device)
+    agent, frames = simulator.agent, simulator.world.initial_frames
+    starts = find_starts(agent, frames, make_env, options, options.seed, device)
+    before = find_starts(agent, frames, make_choosing or make_env, options, options.seed + CHOOSING_SEED, device)
     measures = Measures(distinct_actions(env, starts), basis, parts=env.spec.parts)
     chosen_on, dreamed = (dreamed_from(simulator, some, measures, options, generator) for some in (before, starts))
     few = make_env(min(len(starts), BRANCHES))

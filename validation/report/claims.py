@@ -20,6 +20,7 @@ OLDER = "These verdicts follow older rules"
 PARTS = {
     "exists": "The effect exists", "size": "Its size is as foretold", "special": "It is special among directions",
     "through_world": "It runs through the world", "needed": "The world was needed to foretell it",
+    "members": "The ensemble's members foretell the same",
 }  # fmt: skip
 KINDS = {
     "yes": "good", "as foretold": "good", "confirmed": "good", "no": "bad", "wrong": "bad", "refuted": "bad",
