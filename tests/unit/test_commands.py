@@ -74,7 +74,7 @@ def test_a_configuration_of_another_version_gives_a_command_without_it(tmp_path:
         pass
     how = repeat(tmp_path / "study", tmp_path / "again")
     assert "unknown key 'bogus'" in how.note and "--config" not in how.line
-    assert _parsed(how.line, "interventions").simulator == simulator  # type: ignore[attr-defined]
+    assert _parsed(how.line, "interventions").simulator == (simulator,)  # type: ignore[attr-defined]
 
 
 def test_a_path_with_a_space_survives_the_shell(tmp_path: Path) -> None:
