@@ -45,6 +45,7 @@ from core.training import (
     STATE,
     RunOptions,
     Stop,
+    going_on,
     held_out_columns,
     load_state,
     open_run,
@@ -306,6 +307,7 @@ def main(config: NmmoTrainConfig) -> None:
     check_reward(module, collector.reward, collector.current)
     config = replace(config, out=config.out or Path("runs/policies") / module.name)
     assert config.out is not None
+    config = going_on(config, STAGE)
     if config.resume and (config.out / STATE).exists():
         state = load_state(config.out / STATE, "collector")
         if state.get("source_sha256", module.sha256) != module.sha256:

@@ -38,6 +38,7 @@ from core.episodes import Episode, RolloutStore, StoreWriter, episode_of
 from core.interventions import InterventionOptions, OnRows, build, nothing_altered
 from core.progress import bar
 from core.ranks import ALONE, Processes, from_torchrun
+from core.training import going_on
 from core.trees import Tree, each, flatten, leaves
 from envs.nmmo import FEATURES, MAPS, NmmoEnv, labels, life_of
 from envs.procgen_truth import WithTruth, parse_truth
@@ -428,6 +429,8 @@ def main(config: RecordConfig) -> None:
 
 def record_one(config: RecordConfig, out: Path, weights: str, device: torch.device) -> None:
     """One recording, of the agent with these weights."""
+    if ranks.count() == 1:
+        config = going_on(config, STAGE, STATE, out)
     agent = load_agent(config.agent, device, weights)
     truth = parse_truth(config.truth)
     if truth is not None and not agent.spec.env_id.startswith("procgen/"):

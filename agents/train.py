@@ -31,7 +31,7 @@ from core.contracts import EnvSpec, Step, UserError, VecEnv
 from core.directions import fingerprint
 from core.earlier import name_of, train_of
 from core.ranks import ALONE, Processes, from_torchrun
-from core.training import RunOptions, Stop, open_together, restarted
+from core.training import RunOptions, Stop, going_on, open_together, restarted
 from core.trees import Tree, detached, each, on, rows_of
 from envs.procgen import ProcgenEnv, ProcgenOptions
 
@@ -282,7 +282,7 @@ def train_agent(
     config: with the fields of a TrainConfig but policy, env's own, drac and semantic; fixed: those that a resumed
     training may not change.
     """
-    config = restarted(config)
+    config = going_on(restarted(config), stage)
     device, ppo = cli.device_of(config.device), config.ppo
     processes = from_torchrun(ppo.envs, "--envs")
     if processes.count > 1 and (semantic is not None or drac.consistency):

@@ -31,7 +31,7 @@ from core.directions import fingerprint
 from core.episodes import StoreWriter
 from core.files import writing
 from core.progress import bar
-from core.training import open_run
+from core.training import going_on, open_run
 from envs.nmmo import CLASSES, FEATURES, MAPS, NmmoEnv, held_out, options_of
 
 PROGRESS = "progress.json"  # how many parts are whole
@@ -87,6 +87,7 @@ def main(config: ExtractConfig) -> None:
     if config.list:
         list_policies(config.policies)
         return
+    config = going_on(config, STAGE, PROGRESS)
     paths, name = chosen(config)
     policies = load_policies(paths, device)
     players = list(policies.values())

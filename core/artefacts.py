@@ -251,22 +251,43 @@ def _earlier(path: Path) -> str:
     return f"; the earlier run is whole in {aside}, and comes back by: rm -rf {name} && mv {quote(str(aside))} {name}"
 
 
+COMMANDS = ("resume", "overwrite")  # keys of a configuration that say how a command begins, not what it makes
+
+
+def cut_off(path: Path, stage: str, config: Any) -> bool:
+    """Whether a directory is what this very command left when it was cut off: half-written, by this stage with this
+    configuration (but for --resume and --overwrite), and with no earlier run set aside."""
+    mark = path / "config.json"
+    if (path / MANIFEST).exists() or not mark.exists() or (aside_of(path) / MANIFEST).exists():
+        return False
+    said, same = read_json(mark), {"stage": stage, "config": json.loads(json.dumps(to_json(config)))}
+    for about in (said, same):
+        of = about.get("config") if isinstance(about, dict) else None
+        for key in COMMANDS if isinstance(of, dict) else ():
+            of.pop(key, None)
+    return bool(said == same)
+
+
 def begin_run(
     path: Path, stage: str, config: Any, inputs: Mapping[str, Path] | None = None, *, overwrite: bool = False
 ) -> Run:
     """Open a fresh run directory for writing; ``finish`` makes it whole.
 
-    An existing directory with anything in it is refused, unless ``overwrite`` and it is a run
-    directory of the same stage (whole or half-written): then it is set aside, as
-    ``.NAME.replaced`` beside it, and deleted only when the new one is whole.  Until then the directory is locked
-    (core.lock).  Raises UserError; inputs must be whole run directories.
+    An existing directory with anything in it is refused, unless this very command was cut off in it (``cut_off``): then
+    it is made anew, and that is said.  With ``overwrite`` a run directory of the same stage (whole or half-written) is
+    set aside, as ``.NAME.replaced`` beside it, and deleted only when the new one is whole.  Until then the directory is
+    locked (core.lock).  Raises UserError; inputs must be whole run directories.
     """
     path = Path(path)
     for directory in (inputs or {}).values():
         read_manifest(directory)
     replaced = aside_of(path)
     with _writer_of(path):
-        if path.exists() and (not path.is_dir() or _holds_data(path)):
+        holds = path.exists() and (not path.is_dir() or _holds_data(path))
+        if holds and not overwrite and path.is_dir() and cut_off(path, stage, config):
+            print(f"note: {path} was left half-written by this command: it is made anew", file=sys.stderr)
+            _discard(path)
+        elif holds:
             if not overwrite:
                 raise UserError(
                     f"{path} already holds data; choose another directory or pass --overwrite"

@@ -310,6 +310,16 @@ def open_run(
     return artefacts.resumed_run(config.out, stage, config, inputs)
 
 
+def going_on(config: Any, stage: str, state: str = STATE, out: Path | None = None) -> Any:
+    """The configuration of a long job whose command is given again after it was cut off or stopped: it goes on from its
+    state, as with --resume, and says so.  Else the configuration as it is.  out: config.out, if not another one."""
+    path = config.out if out is None else out
+    if config.resume or config.overwrite or not (path / state).exists() or not artefacts.cut_off(path, stage, config):
+        return config
+    print(f"note: {path} was not finished by this command: going on from its state, as with --resume", file=sys.stderr)
+    return replace(config, resume=True)
+
+
 def check_same(config: Any, out: Path, stage: str, fixed: Sequence[str]) -> None:
     """UserError unless the run directory ``out`` was begun by this stage with these ``fixed`` keys of the config."""
     saved = cli.read_json(out / "config.json")

@@ -43,6 +43,7 @@ from core.training import (
     RunOptions,
     Schedule,
     Stop,
+    going_on,
     learning_rate,
     load_state,
     open_together,
@@ -696,7 +697,7 @@ class Trainer:
 
 
 def main(config: GenTrainConfig) -> None:
-    config, device = restarted(config), cli.device_of(config.device)
+    config, device = going_on(restarted(config), STAGE), cli.device_of(config.device)
     processes = from_torchrun(config.optim.batch)
     stop = Stop(config.stop_after, processes, device)
     agent = load_agent(config.agent, device)

@@ -92,13 +92,14 @@ def killed_training(stage: Runner, whole: tuple[Path, int], tmp_path: Path, coun
         out = tmp_path / f"run_{number}"
         argv, said = [*TRAIN, "--out", str(out)], []
         for most in (whole[1], whole[1] // 2):
-            again = ["--resume"] if (out / STATE).exists() else ["--overwrite"] if out.exists() else []
-            ended = stage("agents.train", [*argv, *again], out, kill_at=int(rng.integers(1, most)))
+            ended = stage("agents.train", argv, out, kill_at=int(rng.integers(1, most)))
+            if ended.code == 2:  # it had been whole before it was killed
+                assert "already holds data" in ended.said and (out / MANIFEST).exists()
+                break
             assert ended.code in (-9, 0) and "Traceback" not in ended.said, ended.said
             said.append(ended.code)
         if not (out / MANIFEST).exists():
-            again = ["--resume"] if (out / STATE).exists() else ["--overwrite"]
-            ended = stage("agents.train", [*argv, *again], out)
+            ended = stage("agents.train", argv, out)
             assert ended.code == 0 and "Traceback" not in ended.said, ended.said
         assert outcome(out) == want and verify(out) == [], said
 
@@ -128,7 +129,7 @@ def killed_recording(stage: Runner, agent: Path, tmp_path: Path, count: int) -> 
         assert ended.code == -9
         with pytest.raises(UserError, match="half-written|no such run"):
             RolloutStore(out)
-        ended = stage("agents.record", [*argv, str(out), "--overwrite"], out)
+        ended = stage("agents.record", [*argv, str(out)], out)
         assert ended.code == 0 and "Traceback" not in ended.said, ended.said
         assert contents(out) == contents(tmp_path / "whole") and verify(out) == []
 
@@ -169,7 +170,10 @@ def resumed_recording(stage: Runner, agent: Path, tmp_path: Path, count: int, se
         for most in (whole.operations, whole.operations // 2, 0):
             there = out.exists() and not ((out / MANIFEST).exists() and outcome(out) == old)
             goes_on = there and ((out / MANIFEST).exists() or (out / RECORDING).exists())
-            again = ["--resume"] if goes_on else ["--overwrite"]
+            # The same command is enough where nothing earlier is replaced.
+            again = ["--overwrite"] if number % 2 and not goes_on else ["--resume"] if number % 2 else []
+            if not number % 2 and (out / MANIFEST).exists():
+                break
             kill_at = int(rng.integers(1, most)) if most else 0
             ended = stage("agents.record", [*argv, str(out), *again], out.parent, kill_at=kill_at)
             assert ended.code in ((-9, 0) if most else (0,)) and "Traceback" not in ended.said, ended.said

@@ -93,6 +93,26 @@ def test_a_clock_that_went_back(tmp_path: Path) -> None:
         lock.take(tmp_path / "r")
 
 
+def test_the_same_command_begins_anew_where_it_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another configuration, another stage or a whole run is left alone."""
+    path, config = tmp_path / "r", {"seed": 1, "overwrite": False}
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom core.artefacts import new_run\n"
+        "with new_run(Path(sys.argv[1]), 'train', {'seed': 1, 'overwrite': False}) as run:\n"
+        "    (run.path / 'half').write_text('half')\n    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT)
+    for stage, other in (("train", {**config, "seed": 2}), ("record", config)):
+        with pytest.raises(UserError, match="already holds data"), new_run(path, stage, other):
+            raise AssertionError("the block must not run")
+        assert (path / "half").exists()
+    with new_run(path, "train", {**config, "resume": False}) as run:  # how a command begins is not what it makes
+        assert not (run.path / "half").exists()
+    assert "left half-written by this command: it is made anew" in capsys.readouterr().err
+    with pytest.raises(UserError, match="already holds data"), new_run(path, "train", config):
+        raise AssertionError("the block must not run")
+
+
 def test_what_a_killed_overwrite_leaves_is_named(tmp_path: Path) -> None:
     path = tmp_path / "r"
     with new_run(path, "train", {"seed": 1}):
