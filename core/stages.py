@@ -163,8 +163,8 @@ OF_ALL = {
         "-m validation.scenes", "ScenesConfig", "measure a choice against one variable of the world", "runs/scenes",
         ("agent",), ("simulator", "basis")),
     "bundle": Stage(
-        "-m generative.bundle", "BundleConfig", "copy an agent and a simulator for shipping", "",
-        ("agent", "simulator")),
+        "-m generative.bundle", "BundleConfig", "copy an agent, with its simulator or alone, for shipping", "",
+        ("agent",), ("simulator",)),
     "planted": Stage(
         "-m validation.planted", "PlantedConfig", "try every method on worlds whose causes are known", "runs/planted"),
     "demo": Stage(

@@ -1,4 +1,4 @@
-"""Put a trained agent and its simulator into a small directory that can be shipped:
+"""Put a trained agent, with its simulator or alone, into a small directory that can be shipped:
 ``python -m generative.bundle --agent runs/agent --simulator runs/simulator --out bundles/mine``.
 
 What is left behind: training states, checkpoints, rollouts.  What the manifests of the trainings said
@@ -26,6 +26,7 @@ from agents.recurrent import RecurrentAgent, save_agent
 from core import artefacts, config as cli
 from core.contracts import Agent, UserError
 from core.directions import fingerprint
+from core.roll import Simulator
 from generative.simulator import as_module, load_simulator, save_simulator
 
 STAGE = "bundle"
@@ -34,14 +35,14 @@ KEPT = ("argv", "config", "seed", "code", "packages", "device", "machine", "wall
 
 @dataclass(frozen=True, kw_only=True)
 class BundleConfig:
-    """Export an agent and its simulator for shipping."""
+    """Export an agent, with its simulator or alone, for shipping."""
 
     agent: Path
     """run directory of the agent"""
-    simulator: Path
-    """run directory of the simulator trained around it"""
+    simulator: Path | None = None
+    """run directory of the simulator trained around it; none: the agent alone"""
     out: Path
-    """directory to write: OUT/agent and OUT/simulator"""
+    """directory to write: OUT/agent and OUT/simulator; where OUT/agent holds this very agent it is left as it is"""
     half: bool = True
     """store the simulator's weights as float16 (its agent's stay float32)"""
     overwrite: bool = False
@@ -59,7 +60,10 @@ def round_to_half(simulator: torch.nn.Module) -> None:
 
 def keep_agent(agent: Agent, source: Path, target: Path) -> None:
     """Write an agent, of whatever kind, as its run directory ``source`` has it; without checkpoints."""
-    names = [name for name in artefacts.files_of(source) if "/" not in name and name != "config.json"]
+    names = [
+        name for name in artefacts.files_of(source)
+        if "/" not in name and name != "config.json" and not name.startswith("checkpoint_")
+    ]  # fmt: skip
     if type(agent) is RecurrentAgent:
         save_agent(agent, target)
         names = ["curve.csv"]
@@ -82,26 +86,43 @@ def portable(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and value.startswith("/") else value
 
 
+def has(out: Path, agent: Agent) -> bool:
+    """Whether OUT/agent holds this agent already."""
+    there = out / "agent"
+    return (there / artefacts.MANIFEST).exists() and fingerprint(load_agent(there)) == fingerprint(agent)
+
+
 def main(config: BundleConfig) -> None:
-    agent, simulator = load_agent(config.agent), load_simulator(config.simulator)
-    if fingerprint(agent) != fingerprint(simulator.agent):
+    agent = load_agent(config.agent)
+    simulator = None if config.simulator is None else load_simulator(config.simulator)
+    if simulator is not None and fingerprint(agent) != fingerprint(simulator.agent):
         raise UserError(f"{config.simulator} was not trained around the agent in {config.agent}")
+    if simulator is not None and has(config.out, agent):
+        print(f"{config.out / 'agent'} holds this agent already: left as it is")
+    else:
+        stage = artefacts.read_manifest(config.agent)["stage"]
+        with artefacts.new_run(config.out / "agent", stage, config, overwrite=config.overwrite) as run:
+            keep_agent(agent, config.agent, run.path)
+            run.facts = {"agent": fingerprint(agent), "training": training_of(config.agent)}
+    if simulator is not None:
+        keep_simulator(config, config.simulator, simulator)
+    size = sum(p.stat().st_size for p in config.out.rglob("*") if p.is_file())
+    print(f"bundled {size / 1e6:.1f} MB: {config.out}")
+
+
+def keep_simulator(config: BundleConfig, source: Path, simulator: Simulator[Any]) -> None:
+    """Write OUT/simulator, around the agent of OUT/agent."""
     if config.half:
         round_to_half(as_module(simulator))
-    with artefacts.new_run(config.out / "agent", "train", config, overwrite=config.overwrite) as run:
-        keep_agent(agent, config.agent, run.path)
-        run.facts = {"agent": fingerprint(agent), "training": training_of(config.agent)}
     inputs = {"agent": config.out / "agent"}
     with artefacts.new_run(
         config.out / "simulator", "train_gen_model", config, inputs, overwrite=config.overwrite
     ) as run:
         save_simulator(simulator, run.path, half=config.half, agent_run=config.out / "agent")
-        artefacts.write_atomically(run.path / "curve.csv", artefacts.load_bytes(config.simulator, "curve.csv"))
-        run.facts = {"agent": fingerprint(agent), "training": training_of(config.simulator)}
-        if (said := artefacts.simulator_warning(config.simulator)) is not None:
+        artefacts.write_atomically(run.path / "curve.csv", artefacts.load_bytes(source, "curve.csv"))
+        run.facts = {"agent": fingerprint(simulator.agent), "training": training_of(source)}
+        if (said := artefacts.simulator_warning(source)) is not None:
             run.facts[artefacts.SIMULATOR_WARNING] = said
-    size = sum(p.stat().st_size for p in config.out.rglob("*") if p.is_file())
-    print(f"bundled {size / 1e6:.1f} MB: {config.out}")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,21 @@ def test_a_bundle_holds_the_same_agent_and_a_rounded_simulator(pipeline: Path, t
     assert str(pipeline) not in json.dumps(training)
 
 
+def test_a_simulator_joins_an_agent_that_is_bundled_already(
+    pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was measured of the bundled agent still chains to it."""
+    argv = ["--agent", f"{pipeline}/agent", "--out", f"{tmp_path}/b"]
+    bundle.main(cli.parse(bundle.BundleConfig, argv, bundle.STAGE))
+    there = tmp_path / "b" / "agent"
+    assert [p.name for p in (tmp_path / "b").iterdir()] == ["agent"] and artefacts.verify(there) == []
+    assert not list(there.glob("checkpoint_*")) and list((pipeline / "agent").glob("checkpoint_*"))
+    before = (there / artefacts.MANIFEST).read_bytes()
+    bundle.main(cli.parse(bundle.BundleConfig, [*argv, "--simulator", f"{pipeline}/simulator"], bundle.STAGE))
+    assert (there / artefacts.MANIFEST).read_bytes() == before and "left as it is" in capsys.readouterr().out
+    assert artefacts.verify(tmp_path / "b" / "simulator") == []
+
+
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.name)
 def test_a_shipped_bundle_is_whole_around_its_agent_and_within_its_size(shipped: Path) -> None:
     assert artefacts.verify(shipped / "agent") == [] == artefacts.verify(shipped / "simulator")
