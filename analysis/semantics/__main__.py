@@ -312,8 +312,8 @@ def make(
 
 
 def trained_steps(path: Path) -> int | None:
-    """How many steps an agent was trained for, where its directory says so."""
-    if (steps := artefacts.read_manifest(path)["metrics"].get("steps")) is not None:
+    """How many steps an agent was trained for, where its directory (or that of a copy for shipping) says so."""
+    if (steps := artefacts.training_of(artefacts.read_manifest(path))["metrics"].get("steps")) is not None:
         return int(steps["value"])
     return int(max(c.step_U[-1] for c in read_curves(str(path)))) if (path / "curve.csv").exists() else None
 
