@@ -33,11 +33,12 @@ from agents.policies import (
     sample,
     save_policy,
 )
-from agents.ppo import PPOConfig, RewardScale, Rollout, encode, objective
+from agents.ppo import PARTS, PPOConfig, RewardScale, Rollout, encode, objective
 from agents.trainer import Trainer
 from core import artefacts, config as cli
 from core.contracts import Step, UserError
 from core.directions import fingerprint
+from core.ranks import ALONE, Processes
 from core.replay import Replay, page
 from core.roll import Acted, act
 from core.stats import bootstrap_mean
@@ -111,30 +112,44 @@ class NmmoTrainConfig(RunOptions):
 
 
 def loss_of(
-    agent: PolicyAgent, r: Rollout, advantage: Tensor, columns: Tensor, config: PPOConfig, entropy_coef: float
+    agent: PolicyAgent,
+    r: Rollout,
+    advantage: Tensor,
+    columns: Tensor,
+    config: PPOConfig,
+    entropy_coef: float,
+    processes: Processes = ALONE,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's loss on the slots ``columns`` (int64): only steps that were lived count, and only they are encoded."""
+    """PPO's loss on this process's share of the slots ``columns`` (int64): only steps that were lived count, and only
+    they are encoded.  The mean over the processes, whose shares were not lived equally long, is the minibatch's."""
     assert r.alive is not None
-    steps, count = r.reward.shape[0], len(columns)
-    lived = r.alive[:, columns].flatten().nonzero()[:, 0]
-    if len(lived) < 2:  # all of these agents were dead: nothing to learn, and no spread to normalise advantages by
+    among = advantage[:, columns][r.alive[:, columns]]
+    if len(among) < 2:  # all of these agents were dead: nothing to learn, and no spread to normalise advantages by
         return torch.stack([p.sum() for p in agent.parameters()]).sum() * 0, {}
-    obs = {k: v[:, columns].flatten(0, 1)[lived] for k, v in r.obs.items()}
+    mine = processes.share(columns)
+    steps, count = r.reward.shape[0], len(mine)
+    lived = r.alive[:, mine].flatten().nonzero()[:, 0]
+    if not len(lived):  # those of this share
+        nothing = among.new_zeros(())
+        return nothing.clone().requires_grad_(), dict.fromkeys(PARTS, nothing)
+    obs = {k: v[:, mine].flatten(0, 1)[lived] for k, v in r.obs.items()}
     seen = encode(agent, obs, config.bf16)
     e = seen[0]
     e_TBE = e.new_zeros(steps * count, e.shape[1]).index_copy(0, lived, e).unflatten(0, (steps, count))
-    state, states = rows_of(r.state_first, columns), []
-    for e_BE, is_first_B in zip(e_TBE.unbind(0), r.is_first[:, columns], strict=True):
+    state, states = rows_of(r.state_first, mine), []
+    for e_BE, is_first_B in zip(e_TBE.unbind(0), r.is_first[:, mine], strict=True):
         state = agent.advance((e_BE, ()), state, is_first_B)  # all that a policy's recurrence looks at is e
         states.append(state)
     logits, value = agent.heads(seen, rows_of(joined(states), lived))
 
     def of(x: Tensor) -> Tensor:
-        return x[:, columns].flatten(0, 1)[lived]
+        return x[:, mine].flatten(0, 1)[lived]
 
     logp = log_probs(logits, of(r.action), agent.spec).sum(1)
     entropy = entropies(logits, agent.spec).sum(1).mean()
-    return objective(logp, of(r.logp), of(advantage), value, of(r.value), entropy, config, entropy_coef)
+    loss, parts = objective(logp, of(r.logp), of(advantage), among, value, of(r.value), entropy, config, entropy_coef)
+    weight = processes.count * len(lived) / len(among)
+    return loss * weight, {k: v * weight for k, v in parts.items()}
 
 
 class Collector:

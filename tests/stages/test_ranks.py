@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = ModelConfig(
     deterministic_size=16, hidden_size=16, groups=2, classes=4, depth=4, head_layers=1, latent_size=4, initial_frames=2
 )
-# By the stage's name: the flags, all that one process and two have in common.
+# By the stage's name, and after a hyphen what of it: the flags, all that one process and two have in common.
 SHARED = {
     "record_samples": "--simulator {w}/simulator --rollouts {w}/rollouts --samples 10 --steps 8 --batch 3 --stochastic "
     "--no-film",
@@ -56,6 +56,11 @@ SHARED = {
 # Trainings: equal within TOLERANCE.
 TRAINED = {
     "train": "--preset debug",
+    "train-semantic": "--preset debug --policy semantic --env_name chaser --refresh 1 --score_max 0.1",
+    "train-semantic_of_steps": "--preset debug --policy semantic --env_name chaser --refresh 1 --score_max 0.1 "
+    "--recurrence features --hidden_size 32 --minibatch_of steps",
+    "train-consistency": "--preset debug --consistency 0.1 --consistency_share 0.5",
+    "train_craftax": "--preset debug --rollout_steps 128 --total_steps 2048",
     "train_gen_model": "--preset debug --agent {w}/agent --rollouts {w}/rollouts",
 }
 # One of every kind of sharing; the others are tested with the slow ones.
@@ -92,14 +97,18 @@ def flags_of(name: str, root: Path) -> str:
     return ({**SHARED, **TRAINED}[name] + " --threads 1").replace("{w}", str(root))
 
 
+def stage_of(name: str) -> stages.Stage:
+    return stages.STAGES[name.partition("-")[0]]
+
+
 def of_stage(name: str, flags: str, out: Path) -> None:
     """A stage in this process."""
-    stage = stages.STAGES[name]
-    stage.door.main(cli.parse(stage.cls, [*flags.split(), "--out", str(out)], name))
+    stage = stage_of(name)
+    stage.door.main(cli.parse(stage.cls, [*flags.split(), "--out", str(out)], name.partition("-")[0]))
 
 
 def command_of(name: str, root: Path) -> list[str]:
-    return [*stages.STAGES[name].command.split(), *flags_of(name, root).split(), "--out", f"{root}/two/{name}"]
+    return [*stage_of(name).command.split(), *flags_of(name, root).split(), "--out", f"{root}/two/{name}"]
 
 
 def torchrun(commands: Sequence[Sequence[str]], file: Path) -> subprocess.CompletedProcess[str]:
@@ -219,7 +228,9 @@ def test_a_training_of_two_processes_is_that_of_one(both: Path, name: str) -> No
     curves = [
         list(csv.DictReader((both / where / name / "curve.csv").read_text().splitlines())) for where in ("one", "two")
     ]
-    assert [row["step"] for row in curves[0]] == [row["step"] for row in curves[1]] and len(curves[0]) > 1
+    for told in ("step", "return_mean", "length_mean", "achievements_mean", "ate_mean", "progress_mean"):
+        assert [row.get(told) for row in curves[0]] == [row.get(told) for row in curves[1]], told
+    assert len(curves[0]) > 1
     assert artefacts.verify(both / "two" / name) == []
 
 
