@@ -344,7 +344,8 @@ def choose(argv: list[str]) -> None:
     if kind == "nmmo":
         from agents import nmmo_train
 
-        cli.run(nmmo_train.NmmoTrainConfig, nmmo_train.main, nmmo_train.STAGE, rest, small_debug=True)
+        kind_of: type = nmmo_train.NmmoTrainConfig
+        cli.run(kind_of, nmmo_train.main, nmmo_train.STAGE, rest, small_debug=True, shared=True)
     elif kind == "craftax":
         from agents import craftax_train
 

@@ -60,6 +60,7 @@ TRAINED = {
     "train-semantic_of_steps": "--preset debug --policy semantic --env_name chaser --refresh 1 --score_max 0.1 "
     "--recurrence features --hidden_size 32 --minibatch_of steps",
     "train-consistency": "--preset debug --consistency 0.1 --consistency_share 0.5",
+    "train_nmmo": "--preset debug -a hybrid --maps {w}/maps --envs 4 --npcs 16 --horizon 48 --total_steps 3072",
     "train_craftax": "--preset debug --rollout_steps 128 --total_steps 2048",
     "train_gen_model": "--preset debug --agent {w}/agent --rollouts {w}/rollouts",
 }
