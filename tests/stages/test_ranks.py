@@ -52,6 +52,7 @@ SHARED = {
     "env_states": "--preset debug --simulator {w}/simulator --rollouts {w}/rollouts --samples none",
     "record": "--agent {w}/agent --slots 4 --episodes 4 --num_steps 70 --explore_share 0.5 --sticky 0.3 --random 0.2 "
     "--truth",
+    "extract_activations": "pve -p {w}/one/train_nmmo --maps {w}/maps --parts 3 --points cell",
 }  # fmt: skip
 # Trainings: equal within TOLERANCE.
 TRAINED = {
@@ -144,7 +145,7 @@ def both(name: str, request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    names = [name for name in (*SHARED, *TRAINED) if name not in EVERYDAY]
+    names = [name for name in (*TRAINED, *SHARED) if name not in EVERYDAY]  # an extraction is of a policy that is there
     return once(tmp_path_factory, "others", lambda root: run_both(root, names))
 
 
@@ -212,7 +213,14 @@ def test_shared_work_is_that_of_one_process(both: Path, name: str) -> None:
     assert artefacts.verify(both / "two" / name) == []
 
 
-@pytest.mark.parametrize(("name", "rounding"), [("record_samples", 0.0), ("record", 2e-5)])
+@pytest.mark.parametrize(
+    ("name", "rounding"),
+    [
+        ("record_samples", 0.0),
+        ("record", 2e-5),
+        pytest.param("extract_activations", 0.0, marks=pytest.mark.slow),
+    ],
+)
 def test_episodes_of_two_processes_are_those_of_one(both: Path, name: str, rounding: float) -> None:
     """rounding: where a process's agent sees its slots alone, of what it makes of them."""
     with RolloutStore(both / "one" / name) as one, RolloutStore(both / "two" / name) as two:
@@ -235,6 +243,19 @@ def test_a_training_of_two_processes_is_that_of_one(both: Path, name: str) -> No
     assert artefacts.verify(both / "two" / name) == []
 
 
+@pytest.mark.slow
+def test_an_extraction_of_one_process_goes_on_in_two(others: Path, tmp_path: Path) -> None:
+    name, out = "extract_activations", tmp_path / "cut"
+    flags = flags_of(name, others)
+    of_stage(name, f"{flags} --parts 1", out)
+    go_on = [*stage_of(name).command.split(), *flags.split(), "--resume", "--out", str(out)]
+    done = torchrun([go_on], tmp_path / "commands.json")
+    assert done.returncode == 0, done.stderr[-4000:]
+    with RolloutStore(others / "one" / name) as one, RolloutStore(out) as two:
+        assert_same_episodes(one, two, 0.0)
+    assert artefacts.verify(out) == []
+
+
 def assert_same_episodes(one: RolloutStore, two: RolloutStore, rounding: float) -> None:
     assert len(one) == len(two) and one.column_names == two.column_names
     for e in range(len(one)):
@@ -244,7 +265,12 @@ def assert_same_episodes(one: RolloutStore, two: RolloutStore, rounding: float) 
         assert all(np.array_equal(a.obs[k], b.obs[k]) for k in a.obs)
         assert all(np.array_equal(a.truth[k], b.truth[k], equal_nan=True) for k in a.truth)
         for name in ("h", "value", "logits"):
-            np.testing.assert_allclose(getattr(a, name), getattr(b, name), rtol=0, atol=rounding)
+            of_a, of_b = getattr(a, name), getattr(b, name)
+            assert (of_a is None) == (of_b is None)
+            if of_a is not None:
+                np.testing.assert_allclose(of_a, of_b, rtol=0, atol=rounding)
+        assert a.points.keys() == b.points.keys()
+        assert all(np.allclose(a.points[k], b.points[k], rtol=0, atol=rounding) for k in a.points)
 
 
 def test_only_the_first_process_speaks(everyday: Path) -> None:
