@@ -15,6 +15,7 @@ from agents.ppo import PPOConfig, Rollout, clipped_loss, encode_sequences, unrol
 from agents.recurrent import RecurrentAgent
 from core import config as cli
 from core.contracts import UserError
+from core.ranks import ALONE, Processes
 from core.trees import each, rows_of
 
 
@@ -65,13 +66,19 @@ def alter(frames_NHWC: Tensor, down: int = 0, right: int = 0, blur: float = 0.0)
     return ((rows @ x.flatten(2)) @ columns.T).view_as(x)
 
 
-def augment(frames_TBHWC: Tensor, options: ConsistencyOptions, rng: np.random.Generator) -> Tensor:
+def augment(
+    frames_TBHWC: Tensor, options: ConsistencyOptions, rng: np.random.Generator, processes: Processes = ALONE
+) -> Tensor:
     """``alter``-ed sequences, uint8 [T, B, H, W, C] -> float in [0, 1]; each has one shift and one blur, drawn from
-    ``rng``, so that its world moves as before."""
+    ``rng``, so that its world moves as before.  Of several processes each draws for all and gives its share (which may
+    be none)."""
     sequences = frames_TBHWC.unbind(1)
     by = rng.integers(-options.max_shift, options.max_shift + 1, (len(sequences), 2)).tolist()
     blur = rng.uniform(0, options.max_blur, len(sequences)).tolist()
-    return torch.stack([alter(x, down, right, w) for x, (down, right), w in zip(sequences, by, blur, strict=True)], 1)
+    mine = processes.share(list(zip(sequences, by, blur, strict=True)))
+    if not mine:
+        return frames_TBHWC[:, :0].float()
+    return torch.stack([alter(x, down, right, w) for x, (down, right), w in mine], 1)
 
 
 def consistent_loss_of(
@@ -91,27 +98,36 @@ def consistent_loss_of(
         columns: Tensor,
         config: PPOConfig,
         entropy_coef: float,
+        processes: Processes = ALONE,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        n = len(columns)
-        few = columns[: max(1, round(options.consistency_share * n))]
+        chosen = columns[: max(1, round(options.consistency_share * len(columns)))]
+        mine, few = processes.share(columns), processes.share(chosen)  # its few are the first of its share
+        n = len(mine)
         (name,) = agent.spec.obs
         frames = r.obs[name]
         with torch.no_grad():
-            augmented = augment(frames.index_select(1, few), options, rng)
-        views = (frames.index_select(1, columns), augmented)
-        seen = (encode_sequences(agent, {name: x}, config.bf16) for x in views)
-        both = torch.cat([columns, few])
+            augmented = augment(frames.index_select(1, chosen), options, rng, processes)
+        views = (frames.index_select(1, mine), augmented)
+        seen = (encode_sequences(agent, {name: x}, config.bf16) for x in views if x.shape[1])
+        both = torch.cat([mine, few])
         together = each(lambda *x: torch.cat(x, 1), *seen)
         logits, value = unroll(agent, together, rows_of(r.state_first, both), r.is_first[:, both])
         logits_TBA, value_TB = (x.unflatten(0, (-1, len(both))) for x in (logits, value))
         loss, parts = clipped_loss(
-            logits_TBA[:, :n].flatten(0, 1), value_TB[:, :n].flatten(), r, advantage, columns, config, entropy_coef
-        )
+            logits_TBA[:, :n].flatten(0, 1), value_TB[:, :n].flatten(), r, advantage, columns, config, entropy_coef,
+            processes,
+        )  # fmt: skip
         target, other = logits_TBA[:, : len(few)].detach().log_softmax(-1), logits_TBA[:, n:].log_softmax(-1)
-        kl = (target.exp() * (target - other)).sum(-1).mean()
-        value_error = (value_TB[:, n:] - value_TB[:, : len(few)].detach()).square().mean()
+        steps = len(frames) * len(chosen)
+
+        def mean(x_TB: Tensor) -> Tensor:
+            """Over all that were chosen, of which the processes have unequal shares: what averages to it."""
+            return x_TB.sum() / steps * processes.count
+
+        kl = mean((target.exp() * (target - other)).sum(-1))
+        value_error = mean((value_TB[:, n:] - value_TB[:, : len(few)].detach()).square())
         parts["consistency_kl"], parts["consistency_value"] = kl.detach(), value_error.detach()
-        parts["same_choice"] = (target.argmax(-1) == other.argmax(-1)).float().mean()
+        parts["same_choice"] = mean((target.argmax(-1) == other.argmax(-1)).float())
         return loss + options.consistency * (kl + value_error), parts
 
     return loss_of

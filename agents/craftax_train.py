@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from agents.consistency import ConsistencyOptions
 from agents.ppo import PPOConfig
@@ -70,9 +71,11 @@ class CraftaxCollector(Collector):
 
     def _count(self, step: Step, reward: np.ndarray, done: np.ndarray) -> None:
         super()._count(step, reward, done)
-        if done.any() and step.final_truth is not None:
-            achieved = [x for name, x in step.final_truth.items() if name.startswith("achieved_")]
-            self.achievements.extend(np.sum(achieved, 0)[done].tolist())
+        if done.any():
+            assert step.final_truth is not None  # Craftax always says
+            own = np.sum([x for name, x in step.final_truth.items() if name.startswith("achieved_")], 0, np.int64)
+            achieved = self.processes.joined(torch.from_numpy(own)).numpy()
+            self.achievements.extend(achieved[done].tolist())
 
     def means(self) -> dict[str, float]:
         mean = float(np.mean(self.achievements)) if self.achievements else np.nan

@@ -33,11 +33,12 @@ from agents.policies import (
     sample,
     save_policy,
 )
-from agents.ppo import PPOConfig, RewardScale, Rollout, encode, objective
+from agents.ppo import PARTS, PPOConfig, RewardScale, Rollout, encode, objective
 from agents.trainer import Trainer
-from core import artefacts, config as cli
+from core import artefacts, config as cli, ranks
 from core.contracts import Step, UserError
 from core.directions import fingerprint
+from core.ranks import ALONE, Processes, from_torchrun
 from core.replay import Replay, page
 from core.roll import Acted, act
 from core.stats import bootstrap_mean
@@ -48,15 +49,17 @@ from core.training import (
     going_on,
     held_out_columns,
     load_state,
-    open_run,
+    open_together,
+    restarted,
     rng_states,
     set_rng_states,
 )
-from core.trees import detached, joined, on, rows_of, with_rows
+from core.trees import detached, each, joined, on, rows_of, with_rows
 from envs.nmmo import FEATURES, HELD_OUT_MAPS, MAPS, NmmoEnv, NmmoOptions, features, held_out, options_of
 from envs.nmmo_tasks import tasks_of
 
 STAGE = "train_nmmo"
+TOLD = ("ate", "drank", "progress")  # truth that is counted
 REPLAY = "replay_nmmo"
 
 
@@ -112,45 +115,83 @@ class NmmoTrainConfig(RunOptions):
 
 
 def loss_of(
-    agent: PolicyAgent, r: Rollout, advantage: Tensor, columns: Tensor, config: PPOConfig, entropy_coef: float
+    agent: PolicyAgent,
+    r: Rollout,
+    advantage: Tensor,
+    columns: Tensor,
+    config: PPOConfig,
+    entropy_coef: float,
+    processes: Processes = ALONE,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's loss on the slots ``columns`` (int64): only steps that were lived count, and only they are encoded."""
+    """PPO's loss on this process's share of the slots ``columns`` (int64): only steps that were lived count, and only
+    they are encoded.  The mean over the processes, whose shares were not lived equally long, is the minibatch's."""
     assert r.alive is not None
-    steps, count = r.reward.shape[0], len(columns)
-    lived = r.alive[:, columns].flatten().nonzero()[:, 0]
-    if len(lived) < 2:  # all of these agents were dead: nothing to learn, and no spread to normalise advantages by
+    among = advantage[:, columns][r.alive[:, columns]]
+    if len(among) < 2:  # all of these agents were dead: nothing to learn, and no spread to normalise advantages by
         return torch.stack([p.sum() for p in agent.parameters()]).sum() * 0, {}
-    obs = {k: v[:, columns].flatten(0, 1)[lived] for k, v in r.obs.items()}
+    mine = processes.share(columns)
+    steps, count = r.reward.shape[0], len(mine)
+    lived = r.alive[:, mine].flatten().nonzero()[:, 0]
+    if not len(lived):  # those of this share
+        nothing = among.new_zeros(())
+        return nothing.clone().requires_grad_(), dict.fromkeys(PARTS, nothing)
+    obs = {k: v[:, mine].flatten(0, 1)[lived] for k, v in r.obs.items()}
     seen = encode(agent, obs, config.bf16)
     e = seen[0]
     e_TBE = e.new_zeros(steps * count, e.shape[1]).index_copy(0, lived, e).unflatten(0, (steps, count))
-    state, states = rows_of(r.state_first, columns), []
-    for e_BE, is_first_B in zip(e_TBE.unbind(0), r.is_first[:, columns], strict=True):
+    state, states = rows_of(r.state_first, mine), []
+    for e_BE, is_first_B in zip(e_TBE.unbind(0), r.is_first[:, mine], strict=True):
         state = agent.advance((e_BE, ()), state, is_first_B)  # all that a policy's recurrence looks at is e
         states.append(state)
     logits, value = agent.heads(seen, rows_of(joined(states), lived))
 
     def of(x: Tensor) -> Tensor:
-        return x[:, columns].flatten(0, 1)[lived]
+        return x[:, mine].flatten(0, 1)[lived]
 
     logp = log_probs(logits, of(r.action), agent.spec).sum(1)
     entropy = entropies(logits, agent.spec).sum(1).mean()
-    return objective(logp, of(r.logp), of(advantage), value, of(r.value), entropy, config, entropy_coef)
+    loss, parts = objective(logp, of(r.logp), of(advantage), among, value, of(r.value), entropy, config, entropy_coef)
+    weight = processes.count * len(lived) / len(among)
+    return loss * weight, {k: v * weight for k, v in parts.items()}
 
 
 class Collector:
-    """Steps the worlds with the policy and keeps what goes on between rollouts."""
+    """Steps the worlds with the policy and keeps what goes on between rollouts.  Of several processes each has its own
+    worlds, and counts and learns from those of all."""
 
-    def __init__(self, agent: PolicyAgent, env: NmmoEnv, reward: Any, config: NmmoTrainConfig, device: torch.device):
+    def __init__(
+        self,
+        agent: PolicyAgent,
+        env: NmmoEnv,
+        reward: Any,
+        config: NmmoTrainConfig,
+        device: torch.device,
+        processes: Processes = ALONE,
+    ) -> None:
+        """env: with all worlds, or those of this process."""
         self.agent, self.env, self.reward, self.config, self.device = agent, env, reward, config.ppo, device
-        self.seed = config.seed
-        self.current: Step = env.reset(config.seed)
-        slots = env.spec.slots
-        self.memory = on(detached(agent.initial(slots)), device)
+        self.seed, self.processes = config.seed, processes
+        self.memory = on(detached(agent.initial(env.spec.slots)), device)
+        slots = env.spec.slots * processes.count
+        self.mine = processes.part(slots)
+        self._begin(env.reset(config.seed))
         self.scale = RewardScale(config.ppo.gamma, np.zeros(slots), np.ones(slots))
         self.tally = {k: np.zeros(slots) for k in ("length", "ate", "drank")}
         self.lives: deque[dict[str, float]] = deque(maxlen=256)
         self.collected = 0  # steps of live agents in the last rollout
+
+    def _begin(self, step: Step) -> None:
+        self.current = step
+        (self.alive,) = self._of_all(_alive(step))
+
+    def _of_all(self, *columns: np.ndarray) -> list[np.ndarray]:
+        """Arrays [slots of this process], as those of the slots of all."""
+        if self.processes.count == 1:
+            return list(columns)
+        rows = np.rec.fromarrays(columns)
+        own = torch.frombuffer(bytearray(rows.tobytes()), dtype=torch.uint8).view(len(rows), -1)
+        whole = np.frombuffer(self.processes.joined(own).numpy().tobytes(), rows.dtype)
+        return [np.ascontiguousarray(whole[name]) for name in whole.dtype.names or ()]
 
     def _act(self, obs: dict[str, Tensor], step: Step) -> tuple[Tensor, Acted]:
         """The slots whose agent is there (int64 [R]), and what these make of it; the others are not looked at."""
@@ -171,14 +212,20 @@ class Collector:
             obs = tensors(step, self.device)
             there, acted = self._act(obs, step)
             self.memory = with_rows(self.memory, there, acted.state)
-            chosen = sample(acted.logits_BA, self.env.spec)
+            among = int(self.alive[: self.mine.start].sum()), int(self.alive.sum())
+            chosen = sample(acted.logits_BA, self.env.spec, among=among)
             logp = torch.zeros(slots, device=self.device)
             value, action = torch.zeros_like(logp), torch.zeros(slots, parts, dtype=torch.int64, device=self.device)
             logp[there] = log_probs(acted.logits_BA, chosen, self.env.spec).sum(1)
             value[there], action[there] = acted.value_B, chosen
             after = self.env.step(action.cpu().numpy())
             done = after.terminated | after.truncated
-            reward = self.scale(np.where(_alive(step), self.reward(step, after), 0), done)
+            assert after.final_truth is not None
+            reward_B, done_B, alive_B, *told = self._of_all(
+                np.where(_alive(step), self.reward(step, after), 0), done, _alive(after),
+                *(after.final_truth[name] for name in TOLD),
+            )  # fmt: skip
+            reward = self.scale(reward_B, done_B)[self.mine]
             kept_obs.append(obs)
             for name, array in (
                 ("is_first", step.is_first), ("alive", _alive(step)), ("reward", reward), ("done", done),
@@ -186,25 +233,25 @@ class Collector:
                 rows.setdefault(name, []).append(torch.from_numpy(array).to(self.device))
             for name, tensor in (("action", action), ("value", value), ("logp", logp)):
                 rows.setdefault(name, []).append(tensor)
-            self._count(step, after, done)
-            self.current = after
+            self._count(done_B, dict(zip(TOLD, told, strict=True)))
+            self.current, self.alive = after, alive_B
         there, acted = self._act(tensors(self.current, self.device), self.current)
         next_value = torch.zeros(self.env.spec.slots, device=self.device)
         next_value[there] = acted.value_B
-        obs_T = {k: torch.stack([o[k] for o in kept_obs]) for k in kept_obs[0]}
-        stacked = {k: torch.stack(v) for k, v in rows.items()}
-        return Rollout(obs=obs_T, state_first=state_first, next_value=next_value, **stacked)
+        whole = self.processes.joined
+        obs_T = {k: whole(torch.stack([o[k] for o in kept_obs]), 1) for k in kept_obs[0]}
+        stacked = {k: whole(torch.stack(v), 1) for k, v in rows.items()}
+        return Rollout(obs=obs_T, state_first=each(whole, state_first), next_value=whole(next_value), **stacked)
 
-    def _count(self, before: Step, after: Step, done: np.ndarray) -> None:
-        assert after.final_truth is not None
-        alive = _alive(before)
-        self.collected += int(alive.sum())
-        self.tally["length"] += alive
+    def _count(self, done: np.ndarray, truth: dict[str, np.ndarray]) -> None:
+        """What a step was in the slots of all processes that were ``alive``: whose life ended, and TOLD."""
+        self.collected += int(self.alive.sum())
+        self.tally["length"] += self.alive
         for name in ("ate", "drank"):
-            self.tally[name] += np.where(alive, after.final_truth[name], 0)
+            self.tally[name] += np.where(self.alive, truth[name], 0)
         for b in np.flatnonzero(done):
             life = {k: float(v[b]) for k, v in self.tally.items()}
-            self.lives.append({**life, "progress": float(after.final_truth["progress"][b])})
+            self.lives.append({**life, "progress": float(truth["progress"][b])})
         for counts in self.tally.values():
             counts[done] = 0
 
@@ -219,7 +266,7 @@ class Collector:
 
     def restore(self, state: dict[str, Any], step: int) -> None:
         self.scale.mean, self.scale.var, self.scale.count = state["scale"]
-        self.current = self.env.reset(self.seed + step)
+        self._begin(self.env.reset(self.seed + step))
 
 
 class HeldOut:
@@ -270,7 +317,7 @@ def _alive(step: Step) -> np.ndarray:
     return step.alive
 
 
-def check(config: NmmoTrainConfig) -> None:
+def check(config: NmmoTrainConfig, processes: Processes = ALONE) -> None:
     """UserError for settings that do not go together."""
     ppo = config.ppo
     if config.policies is not None:
@@ -283,6 +330,11 @@ def check(config: NmmoTrainConfig) -> None:
     slots = ppo.envs * config.env.players
     if slots % ppo.minibatches:
         raise UserError(f"--minibatches {ppo.minibatches} does not divide the {slots} agents")
+    if slots // ppo.minibatches % processes.count:
+        raise UserError(f"a minibatch has {slots // ppo.minibatches} agents, which {processes.count} processes cannot "
+                        "share equally; choose fewer --minibatches")  # fmt: skip
+    if config.syllabus and processes.count > 1:
+        raise UserError("--syllabus draws its tasks in one process: start it with python, not with torchrun")
     if config.env.first_map + config.env.num_maps - 1 > config.env.map_pool - HELD_OUT_MAPS:
         most = config.env.map_pool - HELD_OUT_MAPS
         raise UserError(f"training on the held-out maps: --num_maps may reach {most} at most")
@@ -292,39 +344,49 @@ def main(config: NmmoTrainConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     cli.require(0, seed=config.seed)
-    stop, ppo = Stop(config.stop_after), config.ppo
+    ppo = config.ppo
     if config.mode == "replay":
+        if ranks.count() > 1:
+            raise UserError("-m replay is the work of one process: start it with python, not with torchrun")
         film(config, device)
         return
-    check(config)
+    processes = from_torchrun(ppo.envs, "--envs")
+    check(config, processes)
+    stop = Stop(config.stop_after, processes)
     cli.seed_everything(config.seed)
     rng = np.random.default_rng(config.seed)
     module = load_module(config.architecture)
-    curriculum = _Syllabus(config) if config.syllabus else None
-    env = NmmoEnv(config.env, ppo.envs, config.maps, draw_tasks=None if curriculum is None else curriculum.draw)
-    agent = PolicyAgent(module, env.spec, config.size).to(device)
-    collector = Collector(agent, env, reward_of(module), config, device)
-    check_reward(module, collector.reward, collector.current)
-    config = replace(config, out=config.out or Path("runs/policies") / module.name)
+    config = restarted(replace(config, out=config.out or Path("runs/policies") / module.name))
     assert config.out is not None
     config = going_on(config, STAGE)
+    curriculum = _Syllabus(config) if config.syllabus else None
+    worlds = processes.part(ppo.envs)
+    env = NmmoEnv(
+        config.env, worlds.stop - worlds.start, config.maps, first_world=worlds.start,
+        draw_tasks=None if curriculum is None else curriculum.draw,
+    )  # fmt: skip
+    spec = replace(env.spec, slots=env.spec.slots * processes.count)
+    agent = PolicyAgent(module, spec, config.size).to(device)
+    collector = Collector(agent, env, reward_of(module), config, device, processes)
+    check_reward(module, collector.reward, collector.current)
     if config.resume and (config.out / STATE).exists():
         state = load_state(config.out / STATE, "collector")
         if state.get("source_sha256", module.sha256) != module.sha256:
             raise UserError(f"--resume: {config.architecture} was changed since; start another run for that")
     measured = HeldOut(agent, config, device) if config.evaluate_every else None
-    run = open_run(config, STAGE, {}, ("env", "architecture", "size", "seed", "ppo.envs", "ppo.rollout_steps"))
+    fixed = ("env", "architecture", "size", "seed", "ppo.envs", "ppo.rollout_steps")
+    run = open_together(config, STAGE, {}, fixed, processes)
     trainer = Trainer(
         config, agent, collector, loss_of, run, rng, device, total=ppo.total_steps,
         spacing=max(1, ppo.total_steps // max(1, config.checkpoints)),
         note=lambda means: f"life {means['length_mean']:.0f} ticks", more={"source_sha256": module.sha256},
-        held_out=measured, every=config.evaluate_every,
+        held_out=measured, every=config.evaluate_every, processes=processes,
     )  # fmt: skip
     stopped = trainer.train(stop)
     env.close()
     if measured is not None:
         measured.env.close()
-    if stopped:
+    if stopped or not processes.first:
         return
     save_policy(agent, run.path)
     described = agent.describe()

@@ -355,15 +355,23 @@ def entropies(logits_BA: Tensor, spec: EnvSpec) -> Tensor:
 
 
 def sample(
-    logits_BA: Tensor, spec: EnvSpec, generator: torch.Generator | None = None, *, greedy: bool = False
+    logits_BA: Tensor,
+    spec: EnvSpec,
+    generator: torch.Generator | None = None,
+    *,
+    greedy: bool = False,
+    among: tuple[int, int] | None = None,
 ) -> Tensor:
     """Draw a choice of every part (Gumbel-max), int64 [B, P]; greedy: the likeliest.  What is masked is never drawn.
 
-    generator: on the logits' device (None: torch's own).
+    generator: on the logits' device (None: torch's own).  among: (the place of the first of these rows, how many there
+    are) where they are some of more, for all of which is drawn.
     """
     logp = torch.cat(_parts(logits_BA, spec), -1)
     if not greedy:
-        uniform = torch.rand(logp.shape, generator=generator, device=logp.device, dtype=logp.dtype)
+        at, rows = among or (0, len(logp))
+        uniform = torch.rand((rows, logp.shape[1]), generator=generator, device=logp.device, dtype=logp.dtype)
+        uniform = uniform[at : at + len(logp)]
         logp = logp - (-uniform.clamp(min=1e-20).log()).log()
     return torch.stack([x.argmax(-1) for x in logp.split(list(spec.action_parts.values()), -1)], -1)
 

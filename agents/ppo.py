@@ -18,6 +18,8 @@ from core.contracts import Agent
 from core.ranks import ALONE, Processes
 from core.trees import Tree, each, floats, joined, rows_of, unstacked
 
+PARTS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipped_share")  # of the loss, for the log
+
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
@@ -153,13 +155,15 @@ def loss_of(
     columns: Tensor,
     config: PPOConfig,
     entropy_coef: float,
-    among: Tensor | None = None,
+    processes: Processes = ALONE,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's loss on the environments ``columns`` (int64), and its parts for the log; among: see ``objective``."""
-    obs = {k: v.index_select(1, columns) for k, v in r.obs.items()}
+    """PPO's loss on this process's share of a minibatch, the environments ``columns`` (int64), and its parts for the
+    log.  The mean over the processes, and that of the gradients, are the whole minibatch's."""
+    mine = processes.share(columns)
+    obs = {k: v.index_select(1, mine) for k, v in r.obs.items()}
     seen = encode_sequences(agent, obs, config.bf16)
-    logits, value = unroll(agent, seen, rows_of(r.state_first, columns), r.is_first[:, columns])
-    return clipped_loss(logits, value, r, advantage, columns, config, entropy_coef, among)
+    logits, value = unroll(agent, seen, rows_of(r.state_first, mine), r.is_first[:, mine])
+    return clipped_loss(logits, value, r, advantage, columns, config, entropy_coef, processes)
 
 
 def encode_sequences(agent: Agent, obs: Mapping[str, Tensor], bf16: bool) -> Tree:
@@ -191,36 +195,35 @@ def clipped_loss(
     columns: Tensor,
     config: PPOConfig,
     entropy_coef: float,
-    among: Tensor | None = None,
+    processes: Processes = ALONE,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's loss of what the agent now gives ([T * B, A] and [T * B]) on the environments ``columns``; among: see
-    ``objective``."""
+    """PPO's loss of what the agent now gives ([T * B, A] and [T * B]) on this process's share of the environments
+    ``columns``."""
+    mine = processes.share(columns)
     logp_all = logits.log_softmax(-1)
-    action = r.action[:, columns].flatten()
+    action = r.action[:, mine].flatten()
     logp = logp_all.gather(1, action[:, None])[:, 0]
-    adv = advantage[:, columns].flatten()
-    old_logp, old_value = r.logp[:, columns].flatten(), r.value[:, columns].flatten()
+    adv, among = advantage[:, mine].flatten(), advantage[:, columns].flatten()
+    old_logp, old_value = r.logp[:, mine].flatten(), r.value[:, mine].flatten()
     entropy = -(logp_all.exp() * logp_all).sum(-1).mean()
-    return objective(logp, old_logp, adv, value, old_value, entropy, config, entropy_coef, among)
+    return objective(logp, old_logp, adv, among, value, old_value, entropy, config, entropy_coef)
 
 
 def objective(
     logp: Tensor,
     old_logp: Tensor,
     advantage: Tensor,
+    among: Tensor,
     value: Tensor,
     old_value: Tensor,
     entropy: Tensor,
     config: PPOConfig,
     entropy_coef: float,
-    among: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped loss of N steps (tensors [N], ``entropy`` a scalar), and its parts for the log.
 
-    among: the advantages by whose mean and standard deviation these are standardised (None: these themselves): those of
-    the whole minibatch, where several processes have a part of it each."""
+    among: the advantages by whose mean and standard deviation these are standardised, those of the whole minibatch."""
     target = advantage + old_value
-    among = advantage if among is None else among
     advantage = (advantage - among.mean()) / (among.std() + 1e-8)
     ratio = (logp - old_logp).exp()
     policy = -torch.min(ratio * advantage, ratio.clamp(1 - config.clip, 1 + config.clip) * advantage).mean()
@@ -230,14 +233,8 @@ def objective(
     with torch.no_grad():
         kl = ((ratio - 1) - (logp - old_logp)).mean()
         clipped_share = ((ratio - 1).abs() > config.clip).float().mean()
-    parts = {
-        "policy_loss": policy,
-        "value_loss": value_loss,
-        "entropy": entropy,
-        "approx_kl": kl,
-        "clipped_share": clipped_share,
-    }
-    return loss, {k: v.detach() for k, v in parts.items()}
+    parts = (policy, value_loss, entropy, kl, clipped_share)
+    return loss, {k: v.detach() for k, v in zip(PARTS, parts, strict=True)}
 
 
 def update(
@@ -253,7 +250,7 @@ def update(
     """All epochs over one rollout; the mean of each log entry.  Raises FloatingPointError on a NaN loss or gradient.
 
     ``loss_of``: the loss of another kind of agent, with the arguments of this module's.  processes: all have the whole
-    rollout, each takes its part of every minibatch, and the gradients are averaged.
+    rollout, each takes its share of every minibatch, and the gradients are averaged.
     """
     advantage = gae(r.reward, r.value, r.done, r.next_value, config.gamma, config.gae_lambda)
     if config.minibatch_of == "steps":
@@ -262,10 +259,7 @@ def update(
     for _ in range(config.epochs):
         for part in minibatches(r.reward.shape[1], config.minibatches, rng):
             columns = torch.as_tensor(part, device=r.reward.device)
-            mine, more = columns[processes.part(len(columns))], {}
-            if processes.count > 1:
-                more = {"among": advantage[:, columns].flatten()}
-            loss, parts = loss_of(agent, r, advantage, mine, config, entropy_coef, **more)
+            loss, parts = loss_of(agent, r, advantage, columns, config, entropy_coef, processes)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             if processes.count > 1:

@@ -31,6 +31,7 @@ from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from core import config as cli
 from core.artefacts import WEIGHTS, load_json, load_weights, read_manifest, write_json
 from core.contracts import EnvSpec, UserError
+from core.ranks import ALONE, Processes
 from core.trees import rows_of
 from envs.procgen_returns import returns_of
 from envs.registry import renewed
@@ -283,15 +284,26 @@ def semantic_loss_of(
     options: SemanticOptions, controller: Controller
 ) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
     """PPO's loss (the arguments of ``agents.ppo.loss_of``) plus the controller's weight times both losses; where codes
-    are running means they are moved here, and their loss has no gradient for them."""
+    are running means they are moved here, and their loss has no gradient for them.
+
+    Both losses are the whole minibatch's in every process (neighbours of a state are in all shares of it), and so are
+    the means that codes go to."""
 
     def loss_of(
-        agent: SemanticAgent, r: Rollout, advantage: Tensor, columns: Tensor, config: PPOConfig, entropy_coef: float
+        agent: SemanticAgent,
+        r: Rollout,
+        advantage: Tensor,
+        columns: Tensor,
+        config: PPOConfig,
+        entropy_coef: float,
+        processes: Processes = ALONE,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        obs = {k: v.index_select(1, columns) for k, v in r.obs.items()}
+        mine = processes.share(columns)
+        obs = {k: v.index_select(1, mine) for k, v in r.obs.items()}
         seen = encode_sequences(agent, obs, config.bf16)
-        seen, h_NH = unrolled(agent, seen, rows_of(r.state_first, columns), r.is_first[:, columns])
-        loss, parts = clipped_loss(*agent.heads(seen, h_NH), r, advantage, columns, config, entropy_coef)
+        seen, own_NH = unrolled(agent, seen, rows_of(r.state_first, mine), r.is_first[:, mine])
+        loss, parts = clipped_loss(*agent.heads(seen, own_NH), r, advantage, columns, config, entropy_coef, processes)
+        h_NH = processes.whole(own_NH)
         plane_N2 = agent.plane(h_NH)
         code_N = agent.code(plane_N2)
         fdr = fdr_loss(h_NH, plane_N2, options)
@@ -302,7 +314,7 @@ def semantic_loss_of(
         vq = vq_loss(plane_N2, codes_N2, options.beta)
         parts["fdr_loss"], parts["vq_loss"] = fdr.detach(), vq.detach()
         parts["codes_used"] = torch.bincount(code_N, minlength=options.codes).count_nonzero()
-        parts["semantic_weight"] = torch.tensor(controller.weight)
+        parts["semantic_weight"] = fdr.new_tensor(controller.weight)
         return loss + controller.weight * (options.fdr_weight * fdr + options.vq_weight * vq), parts
 
     return loss_of

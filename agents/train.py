@@ -285,8 +285,6 @@ def train_agent(
     config = going_on(restarted(config), stage)
     device, ppo = cli.device_of(config.device), config.ppo
     processes = from_torchrun(ppo.envs, "--envs")
-    if processes.count > 1 and (semantic is not None or drac.consistency):
-        raise UserError("--policy semantic and --consistency train in one process: start them with python")
     stop = Stop(config.stop_after, processes)
     cli.require(1, envs=ppo.envs, minibatches=ppo.minibatches, rollout_steps=ppo.rollout_steps, epochs=ppo.epochs,
             total_steps=ppo.total_steps, threads=config.threads)  # fmt: skip
@@ -346,10 +344,12 @@ def choose(argv: list[str]) -> None:
     if kind == "nmmo":
         from agents import nmmo_train
 
-        cli.run(nmmo_train.NmmoTrainConfig, nmmo_train.main, nmmo_train.STAGE, rest, small_debug=True)
+        kind_of: type = nmmo_train.NmmoTrainConfig
+        cli.run(kind_of, nmmo_train.main, nmmo_train.STAGE, rest, small_debug=True, shared=True)
     elif kind == "craftax":
         from agents import craftax_train
 
-        cli.run(craftax_train.CraftaxTrainConfig, craftax_train.main, craftax_train.STAGE, rest, small_debug=True)
+        kind_of = craftax_train.CraftaxTrainConfig
+        cli.run(kind_of, craftax_train.main, craftax_train.STAGE, rest, small_debug=True, shared=True)
     else:
         cli.run(TrainConfig, main, STAGE, rest, small_debug=True, shared=True)

@@ -14,6 +14,8 @@ if not __package__:  # run by its path, where the imports below fail
     sys.exit(2)
 
 import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,12 +27,13 @@ import tyro
 from agents.nmmo_play import game_seed, load_policies, policies_in
 from agents.record import points_of
 from analysis.lives.recording import SHARD_STEPS, STAGE, STORE, record_lives
-from core import artefacts, config as cli
+from core import artefacts, config as cli, ranks
 from core.contracts import UserError
 from core.directions import fingerprint
-from core.episodes import StoreWriter
+from core.episodes import Episode, StoreWriter
 from core.files import writing
 from core.progress import bar
+from core.ranks import Processes
 from core.training import going_on, open_run
 from envs.nmmo import CLASSES, FEATURES, MAPS, NmmoEnv, held_out, options_of
 
@@ -112,7 +115,23 @@ def main(config: ExtractConfig) -> None:
         if saved["parts"] > parts:
             raise UserError(f"--resume: {saved['parts']} parts are recorded; --parts {parts} would be fewer")
         done = saved
+
+    def lives_of(part: int) -> Iterator[Episode]:
+        for life in record_lives(
+            players, player_B, env, seed=game_seed(config.seed, part), device=device, greedy=config.greedy,
+            most_ticks=10 if config.smoke_test else None, points=points,
+        ):  # fmt: skip
+            yield replace(life, meta={**life.meta, "policy": name, "part": part})
+
+    processes = Processes(ranks.rank(), ranks.count())
+    played = of_parts(range(done["parts"], parts), lives_of, processes)
+    if not processes.first:
+        processes.wait()  # until the run directory is open
+        deque(played, maxlen=0)
+        env.close()
+        return
     run = open_run(config, STAGE, paths, fixed, state=PROGRESS)
+    processes.wait()
     for shard in run.path.glob("*.h5"):
         if int(shard.stem.split("_")[1]) >= done["parts"]:  # of a part that was cut off
             shard.unlink()
@@ -120,13 +139,10 @@ def main(config: ExtractConfig) -> None:
     artefacts.write_json(run.path / PROGRESS, artefacts.sealed(done))
     with bar("extracting", parts, "parts") as progress:
         progress.advance(done["parts"])
-        for part in range(done["parts"], parts):
+        for part, lives in played:
             with StoreWriter(run.path, f"part_{part:04d}", SHARD_STEPS, **STORE) as writer:
-                for life in record_lives(
-                    players, player_B, env, seed=game_seed(config.seed, part), device=device, greedy=config.greedy,
-                    most_ticks=10 if config.smoke_test else None, points=points,
-                ):  # fmt: skip
-                    writer.add(replace(life, meta={**life.meta, "policy": name, "part": part}))
+                for life in lives:
+                    writer.add(life)
                     done["lives"] += 1
                     done["steps"] += life.steps
                     done["maps"] = sorted({*done["maps"], life.meta["map"]})
@@ -144,6 +160,24 @@ def main(config: ExtractConfig) -> None:
     run.finish()
     env.close()
     print(f"{done['lives']:,} lives, {done['steps']:,} steps of {name}: {config.out}")
+
+
+def of_parts(
+    parts: Sequence[int], lives_of: Callable[[int], Iterable[Episode]], processes: Processes
+) -> Iterator[tuple[int, Iterable[Episode]]]:
+    """(part, its lives), in order.  Of several processes each plays one part at a time, and the first one is given all,
+    the others nothing."""
+    if processes.count == 1:
+        yield from ((part, lives_of(part)) for part in parts)
+        return
+    if len(parts) < processes.count:
+        print(f"note: {len(parts)} part(s) for {processes.count} processes: the others wait; raise --parts",
+              file=sys.stderr)  # fmt: skip
+    for start in range(0, len(parts), processes.count):
+        mine = parts[start + processes.rank :][:1]
+        shares = processes.to_first([vars(life) for part in mine for life in lives_of(part)])
+        for part, lives in zip(parts[start:], shares, strict=False):
+            yield part, [Episode(**columns) for columns in lives]
 
 
 def listed(policies: Path) -> str:
@@ -198,4 +232,4 @@ def chosen(config: ExtractConfig) -> tuple[dict[str, Path], str]:
 
 
 if __name__ == "__main__":
-    cli.run(ExtractConfig, main, STAGE)
+    cli.run(ExtractConfig, main, STAGE, shared=True)

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from core.contracts import UserError
 
 X = TypeVar("X")
+Items = TypeVar("Items", Tensor, list[Any])
 PATIENCE = 1800.0  # seconds that a process waits for another before the run is given up
 GRACE = 10.0  # seconds that the others leave the first one to say what all have found wrong
 LOST = "another process of this run died or did not answer for half an hour; run the same command again"
@@ -239,6 +240,10 @@ class Processes:
         rows = batch // self.count
         return slice(self.rank * rows, (self.rank + 1) * rows)
 
+    def share(self, items: Items) -> Items:
+        """This process's of a minibatch: every ``count``-th, so that the first few of it are shared out, too."""
+        return items[self.rank :: self.count]
+
     def wait(self) -> None:
         """Until all processes are here."""
         if self.count > 1:
@@ -254,6 +259,12 @@ class Processes:
         with _connected():
             torch.distributed.all_gather([p.view(torch.uint8) for p in parts], own.view(torch.uint8))
         return torch.cat(parts).movedim(0, dim)
+
+    def whole(self, x_N: Tensor) -> Tensor:
+        """The rows of all processes, for a loss that each takes of all of them and whose gradients are averaged: a
+        gradient flows back into the own rows alone, ``count``-fold."""
+        out: Tensor = x_N if self.count == 1 else _Whole.apply(x_N, self)  # type: ignore[no-untyped-call]
+        return out
 
     def listed(self, value: Any) -> list[Any]:
         """What every process has (of what ``each`` can give), in order."""
@@ -288,17 +299,34 @@ class Processes:
         return int(all_of_them)
 
     def average(self, parameters: Sequence[nn.Parameter], values: Tensor) -> Tensor:
-        """Average the gradients over the processes, in place, and ``values`` (1-D), which come back."""
+        """Average the gradients over the processes, in place, and ``values`` (1-D), which come back.  Where a process
+        has none for a parameter it counts as 0, where none has one it stays None."""
         if self.count == 1:
             return values
-        grads = [p.grad for p in parameters if p.grad is not None]
-        flat = torch.cat([*(g.flatten() for g in grads), values])
+        has = values.new_tensor([p.grad is not None for p in parameters])
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        flat = torch.cat([*(g.flatten() for g in grads), values, has])
         with _connected():
             torch.distributed.all_reduce(flat)
-        *parts, mean = (flat / self.count).split([*(g.numel() for g in grads), len(values)])
-        for grad, part in zip(grads, parts, strict=True):
-            grad.copy_(part.view_as(grad))
+        *parts, mean, some = (flat / self.count).split([*(g.numel() for g in grads), len(values), len(has)])
+        for p, grad, part, there in zip(parameters, grads, parts, some.tolist(), strict=True):
+            if there:  # in the layout that it had: optimisers may go through memory as it lies
+                p.grad = grad.copy_(part.view_as(grad))
         return mean
+
+
+class _Whole(torch.autograd.Function):
+    """``Processes.whole``."""
+
+    @staticmethod
+    def forward(ctx: Any, x_N: Tensor, processes: Processes) -> Tensor:  # type: ignore[override]
+        ctx.processes = processes
+        return processes.joined(x_N)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        processes: Processes = ctx.processes
+        return grad[processes.part(len(grad))] * processes.count, None
 
 
 ALONE = Processes()

@@ -311,7 +311,10 @@ class NmmoEnv:
         *,
         generate_maps: bool = True,
         draw_tasks: DrawTasks | None = None,
+        first_world: int = 0,
     ) -> None:
+        """first_world: the number of the first of these among more worlds, of which a process has some: a world's games
+        are drawn by its number."""
         _check(options, worlds)
         folder = ready_maps(options, Path(maps), generate_maps)
         with _quiet():
@@ -360,6 +363,7 @@ class NmmoEnv:
         self._slot_B = np.arange(slots)
         self._alive_B = np.ones(slots, bool)
         self._order_BK = np.zeros((slots, options.entities_seen), np.int64)
+        self._first_world = first_world
         self._later: list[np.random.Generator] = []  # of every world, the seeds of its next episodes
         self.tape: Any = None
 
@@ -386,10 +390,10 @@ class NmmoEnv:
         self.tape = self._worlds[world].env.realm.record_replay(Tape())
 
     def reset(self, seed: int) -> Step:
-        first = np.random.default_rng(seed)
+        first, before = np.random.default_rng(seed), self._first_world
         # One generator a world: what it is next does not depend on when the others end, so on who plays.
-        self._later = [np.random.default_rng([seed, w]) for w in range(len(self._worlds))]
-        self._vec.reset([_seed(first) for _ in self._worlds])
+        self._later = [np.random.default_rng([seed, before + w]) for w in range(len(self._worlds))]
+        self._vec.reset([_seed(first) for _ in range(before + len(self._worlds))][before:])
         if self.tape is not None:
             self.tape.begin()
         slots = self.spec.slots

@@ -93,6 +93,19 @@ def test_the_next_game_of_a_world_does_not_depend_on_which_world_ends_first(env:
     assert begun[0][0]["truth/task"] != begun[0][1]["truth/task"]
 
 
+def test_a_world_alone_plays_the_games_of_its_number_among_more(env: NmmoEnv, maps: Path) -> None:
+    """Also those after the first, on other maps."""
+    alone = NmmoEnv(SMALL, 1, maps, first_world=1)
+    mine = slice(SMALL.players, 2 * SMALL.players)
+    now, begun = everything(alone.reset(4)), 0
+    for step, action, after in play(env, 70, seed=4):
+        assert all(v.tobytes() == everything(step)[k][mine].tobytes() for k, v in now.items() if k != "truth/world")
+        now = everything(alone.step(action[mine]))
+        begun += after.is_first[mine].any()
+    assert begun > 1
+    alone.close()
+
+
 def inward(step: Step, spec: EnvSpec, rng: np.random.Generator) -> np.ndarray:
     """Random legal choices, and a way that mostly leads to the middle of the map, where NPCs hunt: int64 [B, P]."""
     action, part = legal(step, spec, rng), list(spec.action_parts).index("Move.Direction")

@@ -25,6 +25,7 @@ from analysis.lives import earlier_format
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
+from core.ranks import Processes
 from core.roll import act
 from core.training import STATE
 from envs.nmmo import FEATURES, NmmoEnv, options_of
@@ -188,6 +189,46 @@ def test_the_loss_starts_from_what_was_done(house: Path) -> None:
         assert float(loss.detach()) == 0 and parts == {}
         loss.backward()  # type: ignore[no-untyped-call]
     env.close()
+
+
+def test_the_shares_of_processes_average_to_the_whole_minibatch(house: Path) -> None:
+    """Also where they were lived unequally long, and where all of one share were dead."""
+    config = cli.parse(nmmo_train.NmmoTrainConfig, ["--preset", "debug"], nmmo_train.STAGE)
+    env = NmmoEnv(config.env, 2, house / "maps")
+    agent = load_policy(house / "policies" / "hybrid").requires_grad_(True)
+    rollout = nmmo_train.Collector(agent, env, lambda before, after: after.reward, config, CPU).collect()
+    env.close()
+    assert rollout.alive is not None
+    columns, advantage = torch.randperm(env.spec.slots), torch.randn(rollout.reward.shape)
+    parameters = list(agent.parameters())
+
+    def found(processes: Processes) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, parts = nmmo_train.loss_of(agent, rollout, advantage, columns, config.ppo, 0.01, processes)
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        return torch.stack([loss.detach(), *parts.values()]), torch.cat([g.flatten() for g in grads])
+
+    for lived in (3, 0):  # of the steps of the second share
+        rollout.alive[lived:, columns[1::2]] = False
+        whole, shares = found(Processes()), [found(Processes(rank, 2)) for rank in range(2)]
+        assert whole[1].abs().max() > 1e-3
+        for of_whole, *of_shares in zip(whole, *shares, strict=True):
+            largest = max(float(of_whole.abs().max()), 1e-3)
+            torch.testing.assert_close(torch.stack(of_shares).mean(0), of_whole, rtol=0, atol=1e-5 * largest)
+
+
+def test_what_several_processes_cannot_do_is_refused(
+    house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="--syllabus draws its tasks in one process"):
+        train(tmp_path / "a", house / "maps", "--syllabus")
+    with pytest.raises(UserError, match="a minibatch has 1 agents, which 2 processes cannot share equally"):
+        train(tmp_path / "a", house / "maps", "--minibatches", 16)
+    with pytest.raises(UserError, match="--envs 3 cannot be shared equally"):
+        train(tmp_path / "a", house / "maps", "--envs", 3)
+    with pytest.raises(UserError, match="-m replay is the work of one process"):
+        train(tmp_path / "a", house / "maps", "-m", "replay", "-p", house / "policies")
+    assert not (tmp_path / "a").exists()
 
 
 def test_replay_is_nmmo_s_file_and_our_page(house: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = ModelConfig(
     deterministic_size=16, hidden_size=16, groups=2, classes=4, depth=4, head_layers=1, latent_size=4, initial_frames=2
 )
-# By the stage's name: the flags, all that one process and two have in common.
+# By the stage's name, and after a hyphen what of it: the flags, all that one process and two have in common.
 SHARED = {
     "record_samples": "--simulator {w}/simulator --rollouts {w}/rollouts --samples 10 --steps 8 --batch 3 --stochastic "
     "--no-film",
@@ -52,10 +52,17 @@ SHARED = {
     "env_states": "--preset debug --simulator {w}/simulator --rollouts {w}/rollouts --samples none",
     "record": "--agent {w}/agent --slots 4 --episodes 4 --num_steps 70 --explore_share 0.5 --sticky 0.3 --random 0.2 "
     "--truth",
+    "extract_activations": "pve -p {w}/one/train_nmmo --maps {w}/maps --parts 3 --points cell",
 }  # fmt: skip
 # Trainings: equal within TOLERANCE.
 TRAINED = {
     "train": "--preset debug",
+    "train-semantic": "--preset debug --policy semantic --env_name chaser --refresh 1 --score_max 0.1",
+    "train-semantic_of_steps": "--preset debug --policy semantic --env_name chaser --refresh 1 --score_max 0.1 "
+    "--recurrence features --hidden_size 32 --minibatch_of steps",
+    "train-consistency": "--preset debug --consistency 0.1 --consistency_share 0.5",
+    "train_nmmo": "--preset debug -a hybrid --maps {w}/maps --envs 4 --npcs 16 --horizon 48 --total_steps 3072",
+    "train_craftax": "--preset debug --rollout_steps 128 --total_steps 2048",
     "train_gen_model": "--preset debug --agent {w}/agent --rollouts {w}/rollouts",
 }
 # One of every kind of sharing; the others are tested with the slow ones.
@@ -92,14 +99,18 @@ def flags_of(name: str, root: Path) -> str:
     return ({**SHARED, **TRAINED}[name] + " --threads 1").replace("{w}", str(root))
 
 
+def stage_of(name: str) -> stages.Stage:
+    return stages.STAGES[name.partition("-")[0]]
+
+
 def of_stage(name: str, flags: str, out: Path) -> None:
     """A stage in this process."""
-    stage = stages.STAGES[name]
-    stage.door.main(cli.parse(stage.cls, [*flags.split(), "--out", str(out)], name))
+    stage = stage_of(name)
+    stage.door.main(cli.parse(stage.cls, [*flags.split(), "--out", str(out)], name.partition("-")[0]))
 
 
 def command_of(name: str, root: Path) -> list[str]:
-    return [*stages.STAGES[name].command.split(), *flags_of(name, root).split(), "--out", f"{root}/two/{name}"]
+    return [*stage_of(name).command.split(), *flags_of(name, root).split(), "--out", f"{root}/two/{name}"]
 
 
 def torchrun(commands: Sequence[Sequence[str]], file: Path) -> subprocess.CompletedProcess[str]:
@@ -134,7 +145,7 @@ def both(name: str, request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    names = [name for name in (*SHARED, *TRAINED) if name not in EVERYDAY]
+    names = [name for name in (*TRAINED, *SHARED) if name not in EVERYDAY]  # an extraction is of a policy that is there
     return once(tmp_path_factory, "others", lambda root: run_both(root, names))
 
 
@@ -202,7 +213,14 @@ def test_shared_work_is_that_of_one_process(both: Path, name: str) -> None:
     assert artefacts.verify(both / "two" / name) == []
 
 
-@pytest.mark.parametrize(("name", "rounding"), [("record_samples", 0.0), ("record", 2e-5)])
+@pytest.mark.parametrize(
+    ("name", "rounding"),
+    [
+        ("record_samples", 0.0),
+        ("record", 2e-5),
+        pytest.param("extract_activations", 0.0, marks=pytest.mark.slow),
+    ],
+)
 def test_episodes_of_two_processes_are_those_of_one(both: Path, name: str, rounding: float) -> None:
     """rounding: where a process's agent sees its slots alone, of what it makes of them."""
     with RolloutStore(both / "one" / name) as one, RolloutStore(both / "two" / name) as two:
@@ -219,8 +237,23 @@ def test_a_training_of_two_processes_is_that_of_one(both: Path, name: str) -> No
     curves = [
         list(csv.DictReader((both / where / name / "curve.csv").read_text().splitlines())) for where in ("one", "two")
     ]
-    assert [row["step"] for row in curves[0]] == [row["step"] for row in curves[1]] and len(curves[0]) > 1
+    for told in ("step", "return_mean", "length_mean", "achievements_mean", "ate_mean", "progress_mean"):
+        assert [row.get(told) for row in curves[0]] == [row.get(told) for row in curves[1]], told
+    assert len(curves[0]) > 1
     assert artefacts.verify(both / "two" / name) == []
+
+
+@pytest.mark.slow
+def test_an_extraction_of_one_process_goes_on_in_two(others: Path, tmp_path: Path) -> None:
+    name, out = "extract_activations", tmp_path / "cut"
+    flags = flags_of(name, others)
+    of_stage(name, f"{flags} --parts 1", out)
+    go_on = [*stage_of(name).command.split(), *flags.split(), "--resume", "--out", str(out)]
+    done = torchrun([go_on], tmp_path / "commands.json")
+    assert done.returncode == 0, done.stderr[-4000:]
+    with RolloutStore(others / "one" / name) as one, RolloutStore(out) as two:
+        assert_same_episodes(one, two, 0.0)
+    assert artefacts.verify(out) == []
 
 
 def assert_same_episodes(one: RolloutStore, two: RolloutStore, rounding: float) -> None:
@@ -232,7 +265,12 @@ def assert_same_episodes(one: RolloutStore, two: RolloutStore, rounding: float) 
         assert all(np.array_equal(a.obs[k], b.obs[k]) for k in a.obs)
         assert all(np.array_equal(a.truth[k], b.truth[k], equal_nan=True) for k in a.truth)
         for name in ("h", "value", "logits"):
-            np.testing.assert_allclose(getattr(a, name), getattr(b, name), rtol=0, atol=rounding)
+            of_a, of_b = getattr(a, name), getattr(b, name)
+            assert (of_a is None) == (of_b is None)
+            if of_a is not None:
+                np.testing.assert_allclose(of_a, of_b, rtol=0, atol=rounding)
+        assert a.points.keys() == b.points.keys()
+        assert all(np.allclose(a.points[k], b.points[k], rtol=0, atol=rounding) for k in a.points)
 
 
 def test_only_the_first_process_speaks(everyday: Path) -> None:
