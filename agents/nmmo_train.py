@@ -356,9 +356,8 @@ def main(config: NmmoTrainConfig) -> None:
     cli.seed_everything(config.seed)
     rng = np.random.default_rng(config.seed)
     module = load_module(config.architecture)
-    config = restarted(replace(config, out=config.out or Path("runs/policies") / module.name))
+    config = going_on(restarted(replace(config, out=config.out or Path("runs/policies") / module.name)), STAGE)
     assert config.out is not None
-    config = going_on(config, STAGE)
     curriculum = _Syllabus(config) if config.syllabus else None
     worlds = processes.part(ppo.envs)
     env = NmmoEnv(

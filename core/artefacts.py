@@ -260,12 +260,13 @@ def cut_off(path: Path, stage: str, config: Any) -> bool:
     mark = path / "config.json"
     if (path / MANIFEST).exists() or not mark.exists() or (aside_of(path) / MANIFEST).exists():
         return False
-    said, same = read_json(mark), {"stage": stage, "config": json.loads(json.dumps(to_json(config)))}
-    for about in (said, same):
+
+    def makes(about: Any) -> Any:
         of = about.get("config") if isinstance(about, dict) else None
-        for key in COMMANDS if isinstance(of, dict) else ():
-            of.pop(key, None)
-    return bool(said == same)
+        return [about["stage"], {k: v for k, v in of.items() if k not in COMMANDS}] if isinstance(of, dict) else None
+
+    same = makes({"stage": stage, "config": json.loads(json.dumps(to_json(config)))})
+    return same is not None and bool(makes(read_json(mark)) == same)
 
 
 def begin_run(

@@ -1,6 +1,6 @@
 """How far apart the members of an ensemble are, step by step, along samples that begin at the same real starts.
 
-N samples (independent units), M members, T steps.
+N samples (independent units), M members, P pairs of them (or 1), T steps.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from core.contracts import EnvSpec
 from core.episodes import Episode
-from core.stats import bootstrap_means
+from core.stats import bootstrap_mean
 
 MEASURES = {"same_action": "share of pairs", "value_spread": "return", "frame_mse": "squared share of the range"}
 
 
 @dataclass
 class Apart:
-    """Collects what pairs of members do alike; a step counts where every member is still in its episode."""
+    """Collects what pairs of members do alike; actions that do the same count as one, a step counts where every member is still in its episode."""
 
     steps: int  # transitions
+    spec: EnvSpec
     picture: str | None  # the observation that frames are
     found: dict[str, list[np.ndarray]] = field(init=False, default_factory=lambda: {name: [] for name in MEASURES})
 
@@ -30,34 +32,39 @@ class Apart:
         """One sample: what each member made of it."""
         rows = min(len(e.h) for e in members)
         acted = min(rows, *(e.steps for e in members))
-        pairs = list(itertools.combinations(members, 2))
-        same = [_all_parts(a.action[:acted] == b.action[:acted]) for a, b in pairs]
-        self._keep("same_action", np.mean(same, 0))
-        self._keep("value_spread", np.std([e.value[:rows] for e in members], 0, ddof=1))
+        did = [self._in_effect(e.action[:acted]) for e in members]
+        self._keep("same_action", np.stack([(a == b).all(1) for a, b in itertools.combinations(did, 2)]))
+        self._keep("value_spread", np.std([e.value[:rows] for e in members], 0, ddof=1)[None])
         if self.picture is not None:
             frames = [e.obs[self.picture][:rows].astype(np.float32) / 255 for e in members]
             far = [np.square(a - b).reshape(rows, -1).mean(1) for a, b in itertools.combinations(frames, 2)]
-            self._keep("frame_mse", np.mean(far, 0))
+            self._keep("frame_mse", np.stack(far))
 
-    def _keep(self, name: str, x_T: np.ndarray) -> None:
-        whole_T = np.full(self.steps + 1, np.nan)
-        whole_T[: len(x_T)] = x_T
-        self.found[name].append(whole_T)
+    def _in_effect(self, action: np.ndarray) -> np.ndarray:
+        """Actions int64 [T] or [T, parts] as [T, 1 or parts]; those that do the same are one."""
+        if self.spec.action_parts:
+            return action
+        number_A = np.empty(self.spec.n_actions, np.int64)
+        for number, ids in enumerate(self.spec.distinct_actions().values()):
+            number_A[list(ids)] = number
+        return number_A[action][:, None]
+
+    def _keep(self, name: str, x_PT: np.ndarray) -> None:
+        whole_PT = np.full((len(x_PT), self.steps + 1), np.nan)
+        whole_PT[:, : x_PT.shape[1]] = x_PT
+        self.found[name].append(whole_PT)
 
     def table(self, rng: np.random.Generator) -> list[dict[str, Any]]:
         """A row a measure and step: the mean with its 95 % interval over the samples that all members are still in."""
         rows = []
         for name, kept in self.found.items():
-            x_NT = np.stack(kept) if kept else np.empty((0, 0))
-            for t in range(x_NT.shape[1]):
-                here = x_NT[~np.isnan(x_NT[:, t]), t]
-                if len(here):
-                    (e,) = bootstrap_means(here[:, None], rng=rng)
-                    rows.append({"measure": name, "step": t, "value": e.value, "low": e.low, "high": e.high, "n": e.n,
-                                 "unit": MEASURES[name]})  # fmt: skip
+            for t in range(self.steps + 1 if kept else 0):
+                x_NP = np.stack([x_PT[:, t] for x_PT in kept])
+                here_N = ~np.isnan(x_NP).any(1)
+                if not here_N.any():
+                    continue
+                x_R = x_NP[here_N].ravel() > 0.5 if name == "same_action" else x_NP[here_N].ravel()
+                e = bootstrap_mean(x_R, np.repeat(np.flatnonzero(here_N), x_NP.shape[1]), rng=rng)
+                rows.append({"measure": name, "step": t, "value": e.value, "low": max(e.low, 0), "high": e.high,
+                             "n": e.n, "unit": MEASURES[name]})  # fmt: skip
         return rows
-
-
-def _all_parts(same: np.ndarray) -> np.ndarray:
-    """Whether all parts of an action are the same, float64 [T]."""
-    return same.reshape(len(same), -1).all(1).astype(np.float64)

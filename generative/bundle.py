@@ -104,7 +104,7 @@ def main(config: BundleConfig) -> None:
         with artefacts.new_run(config.out / "agent", stage, config, overwrite=config.overwrite) as run:
             keep_agent(agent, config.agent, run.path)
             run.facts = {"agent": fingerprint(agent), "training": training_of(config.agent)}
-    if simulator is not None:
+    if simulator is not None and config.simulator is not None:
         keep_simulator(config, config.simulator, simulator)
     size = sum(p.stat().st_size for p in config.out.rglob("*") if p.is_file())
     print(f"bundled {size / 1e6:.1f} MB: {config.out}")

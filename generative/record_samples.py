@@ -443,7 +443,7 @@ def main(config: RecordSamplesConfig) -> None:
     keep_unaltered(config.out, bool(altered))
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         ended = steps = altered_steps = 0
-        films, apart = Films(run.path, spec, picture, compares(config)), Apart(config.steps, picture_of(spec))
+        films, apart = Films(run.path, spec, picture, compares(config)), Apart(config.steps, spec, picture_of(spec))
 
         def simulate(first: int) -> list[list[dict[str, Any]]]:
             part = slice(first, min(first + config.batch, count))
