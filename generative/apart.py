@@ -21,8 +21,8 @@ MEASURES = {"same_action": "share of pairs", "value_spread": "return", "frame_ms
 
 @dataclass
 class Apart:
-    """Collects what pairs of members do alike.  Actions that do the same count as one; a step counts where every member is
-    still in its episode."""
+    """Collects what pairs of members do alike.  Actions that do the same count as one; a step counts where every member
+    is still in its episode."""
 
     steps: int  # transitions
     spec: EnvSpec
