@@ -24,7 +24,7 @@ from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld, begun
 from validation.paired.starts import collect_starts, distinct_actions
 
-BUNDLE = cli.ROOT / "bundles" / "coinrun-demo" / "simulator"
+BUNDLE = cli.ROOT / "bundles" / "coinrun-context" / "simulator"
 STARTS, HORIZON, CHANGES = 64, 8, 50
 
 

@@ -98,7 +98,7 @@ def main() -> None:
     from core.config import tune_allocator
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--simulator", type=Path, default=ROOT / "bundles/coinrun-demo/simulator")
+    parser.add_argument("--simulator", type=Path, default=ROOT / "bundles/coinrun-context/simulator")
     parser.add_argument("--samples", type=int, default=256)
     parser.add_argument("--naive_samples", type=int, default=4, help="of them, timed in the naive way in each turn")
     parser.add_argument("--memory_gb", type=float, default=1.0)

@@ -113,7 +113,7 @@ def main() -> None:
     from generative.simulator import load_simulator
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--simulator", type=Path, default=ROOT / "bundles/coinrun-demo/simulator")
+    parser.add_argument("--simulator", type=Path, default=ROOT / "bundles/coinrun-context/simulator")
     parser.add_argument("--count", type=int, default=16, help="rollouts")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)

@@ -46,7 +46,7 @@ from validation.planted.claims import (
 from validation.planted.jobs import play
 from validation.planted.measures import CONTROL, Found
 
-BUNDLE = cli.ROOT / "bundles" / "coinrun-demo" / "simulator"
+BUNDLE = cli.ROOT / "bundles" / "coinrun-context" / "simulator"
 WORLDS: tuple[Kind, ...] = ("confounded", "linear", "mediated", "delayed", "gated", "even", "redundant", "null")
 EACH = 2  # random bases of every kind a drawn world
 EXACT_AT_ONCE = 25

@@ -72,9 +72,9 @@ def keep_agent(agent: Agent, source: Path, target: Path) -> None:
 
 
 def training_of(path: Path) -> dict[str, Any]:
-    """What a training's manifest says about how it was made."""
-    manifest = artefacts.read_manifest(path)
-    return {k: portable(manifest[k]) for k in KEPT}
+    """What a training's manifest says about how it was made; of a bundle what it says of that, not of the bundling."""
+    training = artefacts.training_of(artefacts.read_manifest(path))
+    return {k: portable(training[k]) for k in KEPT}
 
 
 def portable(value: Any) -> Any:

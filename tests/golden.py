@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-AGENT, SIMULATOR = "bundles/coinrun-demo/agent", "bundles/coinrun-demo/simulator"
+AGENT, SIMULATOR = "bundles/coinrun-context/agent", "bundles/coinrun-context/simulator"
 POLICIES = "bundles/nmmo-demo/policies"
 CLOCK = re.compile(r"(^|_)wall(_|$)|seconds|_per_s$|_ms$|^data_share$")  # names of numbers that a clock fills
 # What is meant to differ: pattern of "COMMAND/WHERE" as a difference is printed (fnmatch's) -> why.

@@ -18,7 +18,7 @@ from generative.simulator import as_module, load_simulator
 from generative.starts import begin_at
 
 BUNDLES = Path(__file__).resolve().parents[2] / "bundles"
-SHIPPED = [BUNDLES / "coinrun-demo", BUNDLES / "coinrun-context"]
+SHIPPED = [BUNDLES / "coinrun-context"]
 
 
 def test_a_bundle_holds_the_same_agent_and_a_rounded_simulator(pipeline: Path, tmp_path: Path) -> None:
@@ -50,6 +50,12 @@ def test_a_simulator_joins_an_agent_that_is_bundled_already(
     bundle.main(cli.parse(bundle.BundleConfig, [*argv, "--simulator", f"{pipeline}/simulator"], bundle.STAGE))
     assert (there / artefacts.MANIFEST).read_bytes() == before and "left as it is" in capsys.readouterr().out
     assert artefacts.verify(tmp_path / "b" / "simulator") == []
+    # A bundle of a bundle says how the models were trained, not how they were copied.
+    argv = ["--agent", f"{there}", "--simulator", f"{tmp_path}/b/simulator", "--out", f"{tmp_path}/again"]
+    bundle.main(cli.parse(bundle.BundleConfig, argv, bundle.STAGE))
+    for name in ("agent", "simulator"):
+        said = [artefacts.read_manifest(tmp_path / d / name)["facts"]["training"] for d in ("b", "again")]
+        assert said[0] == said[1] and said[0]["metrics"]
 
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.name)
@@ -61,7 +67,7 @@ def test_a_shipped_bundle_is_whole_around_its_agent_and_within_its_size(shipped:
 
 
 def test_the_context_world_that_is_shipped_foretells_a_step_of_the_real_game_better_than_a_held_frame() -> None:
-    simulator = load_simulator(SHIPPED[1] / "simulator")
+    simulator = load_simulator(SHIPPED[0] / "simulator")
     world, rng = simulator.world, np.random.default_rng(0)
     env = make(simulator.agent.spec, 16, threads=1, split="held_out")
     shown = [env.reset(0).obs["frames"]]

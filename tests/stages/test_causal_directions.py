@@ -22,7 +22,7 @@ from envs.procgen import ProcgenEnv, ProcgenOptions
 from envs.procgen_edits import parse_edit
 from validation.edits import __main__ as edits
 
-AGENT = Path("bundles/coinrun-demo/agent")
+AGENT = Path("bundles/coinrun-context/agent")
 CPU = torch.device("cpu")
 SLOTS, HORIZON = 6, 3
 
@@ -131,7 +131,7 @@ def test_the_stage_writes_a_basis_that_other_stages_take(tmp_path: Path, capsys:
         (("--ranks", "1", "65"), "--ranks 1 65: h has 64 dimensions, choose from 1 to 64"),
         (("--ranks", "0"), "choose from 1 to 64"), (("--starts", "4"), "--starts must be"),
         (("--agent", "bundles/nmmo-demo/policies/forager"), "Procgen's states"), (("--lag", "-1"), "--lag must be"),
-        (("--transfer", "remove coin"), "there twice"), (("--basis", "bundles/coinrun-demo/agent"), "neither a pca"),
+        (("--transfer", "remove coin"), "there twice"), (("--basis", "bundles/coinrun-context/agent"), "neither a pca"),
         (("--edit", "add saw ahead 3", "--transfer", "remove lava"), "--transfer 'remove lava' can be made on"),
     ],
 )  # fmt: skip

@@ -119,7 +119,7 @@ def test_runs_that_differ_in_much_are_called_by_the_first_run_of_their_kind(tmp_
 
 
 def test_what_ships_is_drawn_with_its_evaluation(tmp_path: Path) -> None:
-    bundle = cli.ROOT / "bundles" / "coinrun-demo"
+    bundle = cli.ROOT / "bundles" / "coinrun-context"
     rows = drawn(tmp_path, bundle / "agent", bundle / "evaluation")
     (point,) = [row for row in rows if row["split"] == "test"]
     assert float(point["step"]) == 3997696 and {row["method"] for row in rows} == {"plain"}

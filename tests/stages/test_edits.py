@@ -33,7 +33,7 @@ from validation.hypotheses.grammar import parse_edit_hypothesis
 from validation.interventions.statistics import special_p
 from validation.paired.course import Measures
 
-AGENT = Path("bundles/coinrun-demo/agent")
+AGENT = Path("bundles/coinrun-context/agent")
 CPU = torch.device("cpu")
 SLOTS, HORIZON = 6, 4
 
@@ -203,7 +203,7 @@ def test_the_stage_says_what_was_seen_and_foretold(tmp_path: Path, capsys: pytes
         "remove crate through pixels since episode on prob:jump",
         "remove crate necessary for jump_started",
     )
-    result = run(tmp_path / "e", "--simulator", "bundles/coinrun-demo/simulator", *two)
+    result = run(tmp_path / "e", "--simulator", "bundles/coinrun-context/simulator", *two)
     rows = result.tables["effects"]
     assert {row["way"] for row in rows if row["edit"] == "remove crate"} >= {"whole", "pixels", "world"}
     assert {row["edit"] for row in rows} == {"remove crate", "set velocity 0.2 0"}, "what is claimed of one is run once"
@@ -343,7 +343,7 @@ def test_setting_back_all_that_an_edit_moved_restores_the_action(world: EditedWo
         (("--edits", "remove coin sufficient for death"), "needs a simulator; say 'on event:death'"),
         (("--edits", "remove coin on event:deth"), "no quantity 'event:deth' .did you mean event:death"),
         (("--edits", "remove coin on prob:jmup"), "no quantity 'prob:jmup' .did you mean prob:jump"),
-        (("--edits", "remove crate", "--coupling", "bundles/coinrun-demo/agent"), "coupling"),
+        (("--edits", "remove crate", "--coupling", "bundles/coinrun-context/agent"), "coupling"),
         (("--random_directions", "5"), "--random_directions must be"),
         (("--edits", "remove lava"), "can be made at|of 8 starts after"), (("--edits", "remove dragon"), "no 'dragon'"),
         (("--edits", "remove coin", "remove coin"), "there twice"), (("--directions", "0"), "give --basis"),

@@ -21,7 +21,7 @@ from core.episodes import RolloutStore
 from generative import record_samples
 from tests.stages.conftest import run_stage
 
-SIMULATOR = cli.ROOT / "bundles" / "coinrun-demo" / "simulator"  # one of debug size ends its rollouts at once
+SIMULATOR = cli.ROOT / "bundles" / "coinrun-context" / "simulator"  # one of debug size ends its rollouts at once
 
 
 def shoot(out: Path, *argv: object) -> np.ndarray:

@@ -13,7 +13,7 @@ from core.trees import leaves
 from generative.record_samples import RecordSamplesConfig, main
 from generative.simulator import load_simulator
 
-SIMULATOR = Path("bundles/coinrun-demo/simulator")
+SIMULATOR = Path("bundles/coinrun-context/simulator")
 
 
 def record(out: Path, **more: object) -> RolloutStore:
@@ -25,7 +25,7 @@ def test_the_places_of_a_store_are_those_of_a_replay(tmp_path: Path) -> None:
     simulator, cpu = load_simulator(SIMULATOR), torch.device("cpu")
     with record(tmp_path / "modal") as store:
         recorded = Recorded.of(store, simulator, cpu)
-        assert recorded is not None and recorded.columns == ["world/d", "world/state_1"]
+        assert recorded is not None and "world/d" in recorded.columns and len(recorded.columns) == 5
         played = replay(simulator, torch.from_numpy(store.latents()), 6)
         episode, step = np.array([0, 1, 2, 2]), np.array([0, 2, 4, 1])
         for ours, theirs in zip(

@@ -25,8 +25,8 @@ from validation.scenes.curves import difference, fit_isotonic, fit_logistic, iso
 from validation.scenes.starts import build_starts, stances_of
 from validation.scenes.study import choices_of
 
-AGENT = Path("bundles/coinrun-demo/agent")
-SIMULATOR = Path("bundles/coinrun-demo/simulator")
+AGENT = Path("bundles/coinrun-context/agent")
+SIMULATOR = Path("bundles/coinrun-context/simulator")
 RIGHT, STAND, LEVEL = 7, 4, 700_000_000
 
 

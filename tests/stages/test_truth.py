@@ -22,7 +22,7 @@ from core.episodes import RolloutStore
 from envs.procgen_truth import TRUTH_EVENTS
 
 ROOT = Path(cli.__file__).resolve().parent.parent
-AGENT = ROOT / "bundles" / "coinrun-demo" / "agent"
+AGENT = ROOT / "bundles" / "coinrun-context" / "agent"
 FAST = ("--threads", 1, "--resamples", 99, "--shuffles", 19, "--no-mlp")
 
 

@@ -17,7 +17,7 @@ from core.contracts import UserError
 from core.episodes import RolloutStore
 from envs.registry import make
 
-BUNDLED = Path(__file__).resolve().parents[2] / "bundles" / "coinrun-demo" / "agent"
+BUNDLED = Path(__file__).resolve().parents[2] / "bundles" / "coinrun-context" / "agent"
 CPU = torch.device("cpu")
 
 

@@ -63,9 +63,9 @@ def test_a_resumed_training_is_repeated_from_its_beginning(tmp_path: Path) -> No
 
 def test_a_copy_for_shipping_says_what_its_training_needs() -> None:
     for name, needed in (("agent", "that configuration"), ("simulator", "the rollouts")):
-        how = repeat(cli.ROOT / "bundles" / "coinrun-demo" / name, Path("again"))
+        how = repeat(cli.ROOT / "bundles" / "coinrun-context" / name, Path("again"))
         assert how.line == "" and "facts.training" in how.note and needed in how.note
-    assert _parsed(repeat(cli.ROOT / "bundles/coinrun-demo/evaluation", Path("again")).line, "evaluate")
+    assert _parsed(repeat(cli.ROOT / "bundles/coinrun-context/evaluation", Path("again")).line, "evaluate")
 
 
 def test_a_configuration_of_another_version_gives_a_command_without_it(tmp_path: Path) -> None:
