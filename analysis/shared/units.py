@@ -1,4 +1,4 @@
-"""The independent unit: which episodes, lives or worlds belong together, and rows drawn from as many as there are."""
+"""The independent unit: which episodes, lives or worlds belong together, and rows or whole episodes drawn of many."""
 
 from __future__ import annotations
 
@@ -22,6 +22,20 @@ def spread_over_episodes(rows: np.ndarray, unit_N: np.ndarray, count: int, rng: 
         turn[n] = seen[e] = seen.get(e, -1) + 1
     chosen: np.ndarray = np.sort(shuffled[np.argsort(turn, kind="stable")[:count]])
     return chosen
+
+
+def episodes_of(store: RolloutStore, first: int, most: int, seed: int) -> list[int]:
+    """Episodes that have a step >= first: all, or random ones with at most about ``most`` steps together (0: all)."""
+    steps_E = np.minimum(store.steps, store.rows) - first
+    ids = np.flatnonzero(steps_E > 0)
+    if not len(ids):
+        raise UserError(
+            f"{store.path}: no episode is longer than {first} steps; lower --first_step, or leave these states out"
+        )
+    if most and steps_E[ids].sum() > most:
+        drawn = np.random.default_rng(seed).permutation(ids)
+        ids = np.sort(drawn[: max(2, int(np.searchsorted(np.cumsum(steps_E[drawn]), most, side="right")))])
+    return [int(i) for i in ids]
 
 
 def units(store: RolloutStore, real: RolloutStore | None) -> np.ndarray:
