@@ -58,7 +58,9 @@ CASES = {
     ),
     "train_gen_model": case("episodes", "--preset debug --agent {w}/agent --rollouts {w}/rollouts_{s}"),
     "record_samples": case(
-        "samples", f"{SIMULATOR} --rollouts {{w}}/rollouts_1 --samples {{samples}} --steps {AHEAD}", samples=SAMPLES
+        "samples", f"{SIMULATOR} --rollouts {{w}}/rollouts_1 --samples {{samples}} --steps {AHEAD} "
+        "--shard_steps 1024",
+        samples=SAMPLES
     ),
     "fidelity": case(
         "episodes, windows, starts",
@@ -67,21 +69,24 @@ CASES = {
         windows=32, starts=4,
     ),
     "hidden_states": case(
-        "episodes", f"--rollouts {{w}}/rollouts_{{s}} {SIMULATED} --embedding_states 500 --surrogates 0 --ica_restarts 2 "
-        "--most_states 1500"
+        "episodes", f"--rollouts {{w}}/rollouts_{{s}} {SIMULATED} --embedding_states 500 --surrogates 0 "
+        "--ica_restarts 2 --most_states 1500"
     ),
     "env_states": case("episodes", f"{STATES} --pca_size 16 --nmf_size 0 --most_states 1500"),
     "latents": case("episodes", f"{STATES} --pca_size 3 --most_states 500"),
     "behaviours": case(
-        "episodes", f"{SIMULATOR} --rollouts {{w}}/rollouts_{{s}} {SIMULATED} --clusters 8 --surrogates 0 --no-video"
+        "episodes", f"{SIMULATOR} --rollouts {{w}}/rollouts_{{s}} {SIMULATED} --clusters 8 --surrogates 0 --no-video "
+        "--most_states 1500"
     ),
     "events": case("episodes", "{w}/rollouts_{s}"),
     "probes": case(
         "episodes", "{w}/rollouts_{s} --max_rows 2000 --no-mlp --shuffles 99 --resamples 99 --targets level"
     ),
-    "dynamics": case("episodes", "--agent {w}/agent --rollouts {w}/rollouts_{s} --iterations 20 --settle 20"),
+    "dynamics": case("episodes", "--agent {w}/agent --rollouts {w}/rollouts_{s} --iterations 20 --settle 20 "
+        "--most_states 1500"),
     "similarity": case(
-        "episodes", "--agents {w}/agent {w}/other --rollouts {w}/rollouts_{s} --episodes 64 --exchanges 2 --resamples 99"
+        "episodes", "--agents {w}/agent {w}/other --rollouts {w}/rollouts_{s} --episodes 32 --exchanges 2 "
+        "--resamples 99"
     ),
     "saliency": case(
         "samples", f"{SIMULATOR} {SIMULATED} --sample_ids 0 to {{samples}} --steps 10 --integrated_steps 2 --no-video "

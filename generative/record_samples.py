@@ -32,7 +32,7 @@ from agents.record import keep_unaltered, repr_of
 from core import artefacts, config as cli, ranks
 from core.contracts import EnvSpec, Field, LearnedWorld, UserError
 from core.directions import fingerprint
-from core.episodes import Episode, RolloutStore, StoreWriter, state_column
+from core.episodes import SHARD_STEPS, Episode, RolloutStore, StoreWriter, state_column
 from core.interventions import InterventionOptions, Tally, build, nothing_altered
 from core.progress import bar
 from core.roll import Noise, Simulator, Trajectory
@@ -86,6 +86,8 @@ class RecordSamplesConfig:
     intervention: InterventionOptions = field(default_factory=InterventionOptions)
     batch: int = 32
     """rollouts side by side"""
+    shard_steps: int = SHARD_STEPS
+    """steps after which a shard (a file of whole rollouts) is written; until then they are in memory"""
     seed: int = 0
     """seed of starts and noise"""
     device: str = "cpu"
@@ -356,7 +358,7 @@ def starts_of(
 
 def check(config: RecordSamplesConfig) -> None:
     """UserError for settings that cannot go together."""
-    cli.require(1, samples=config.samples, steps=config.steps, batch=config.batch)
+    cli.require(1, samples=config.samples, steps=config.steps, batch=config.batch, shard_steps=config.shard_steps)
     cli.require(0, seed=config.seed)
     check_interpolation(config)
     if config.start is not None and config.rollouts is None:
@@ -412,7 +414,7 @@ def main(config: RecordSamplesConfig) -> None:
             return [vars(e) for e in to_episodes(trajectory, z[part], simulator.world.spec, meta[part])]
 
         blocks = ranks.each(range(0, count, config.batch), simulate, "lower --batch")
-        with StoreWriter(run.path) as writer, bar("simulating", count, "rollouts") as progress:
+        with StoreWriter(run.path, shard_steps=config.shard_steps) as writer, bar("simulating", count, "rollouts") as progress:
             for number, columns in enumerate(itertools.chain.from_iterable(blocks)):
                 episode = Episode(**columns)
                 writer.add(episode)

@@ -37,6 +37,7 @@ from analysis.shared.samples import open_samples, source_episodes
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
+from core.files import Spool
 from core.interventions import parse_ids
 from core.video import check_video
 
@@ -124,18 +125,19 @@ def main(config: SaliencyConfig) -> None:
         inputs["env_states"] = config.env_states
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         run.facts = {"agent": agent, "simulator": fingerprint(simulator)}
-        if config.quantised:
-            assert picture is not None
-            shape = (config.steps + 1, picture.shape[0], picture.shape[1])
-            with MapsWriter(run.path, [q.name for q in quantities], len(ids), shape) as maps:
-                result = compute(simulator, z_SZ, ids, quantities, config, units, basis, maps)
-            result.notes["figures"] = "none: --quantised"
-        else:
-            result = compute(simulator, z_SZ, ids, quantities, config, units, basis)
-            draw(result, run.path, names, config.video)
-        if config.combine_samples_not_iterate:
-            result.notes["combined_ids"] = combined_ids
-        result.save(run.path)
+        with Spool(run.path) as spool:
+            if config.quantised:
+                assert picture is not None
+                shape = (config.steps + 1, picture.shape[0], picture.shape[1])
+                with MapsWriter(run.path, [q.name for q in quantities], len(ids), shape) as maps:
+                    result = compute(simulator, z_SZ, ids, quantities, config, units, basis, maps, spool)
+                result.notes["figures"] = "none: --quantised"
+            else:
+                result = compute(simulator, z_SZ, ids, quantities, config, units, basis, spool=spool)
+                draw(result, run.path, names, config.video)
+            if config.combine_samples_not_iterate:
+                result.notes["combined_ids"] = combined_ids
+            result.save(run.path)
         run.metrics |= result.scalars
     print(f"saliency of {len(ids)} rollout(s), {len(quantities)} quantities: {config.out}")
 
