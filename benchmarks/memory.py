@@ -6,8 +6,8 @@ imports.  At size 10 it reads ten times the episodes (or is asked for ten times 
 a stage (``--most_states`` and its like) is the same at both.  A bound that is larger than the data at size 1 bounds
 nothing there, so those of the stages are set lower than they are by default.
 
-The agent and the simulator are untrained and small, and the recordings made up (a square on grey; h is smoothed
-noise), so that what is measured is the data.
+The agent and the simulator are untrained and small, and the recordings made up (a square on grey), so that what is
+measured is the data.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -65,7 +66,7 @@ CASES = {
     "fidelity": case(
         "episodes, windows, starts",
         f"{SIMULATOR} --rollouts {{w}}/rollouts_{{s}} --horizon 8 --windows {{windows}} --starts {{starts}} "
-        "--latest_start 8 --no-video",
+        "--latest_start 8 --batch 16 --no-video",
         windows=32, starts=4,
     ),
     "hidden_states": case(
@@ -89,25 +90,26 @@ CASES = {
         "--resamples 99"
     ),
     "saliency": case(
-        "samples", f"{SIMULATOR} {SIMULATED} --sample_ids 0 to {{samples}} --steps 10 --integrated_steps 2 --no-video "
-        "--memory_gb 0.05",
+        "samples", f"{SIMULATOR} {SIMULATED} --sample_ids 0 to {{samples}} --integrated_steps 2 --no-video "
+        "--batch_size 8",
         samples=8,
     ),
     "coupling": case(
-        "samples",
+        "samples, episodes, Jacobians",
         f"{SIMULATOR} {SIMULATED} {DIRECTIONS} --behaviours none --rollouts {{w}}/rollouts_{{s}} --max_directions 4 "
-        "--samples_per_behaviour {starts} --permutations 199 --resamples 99 --memory_gb 0.05",
-        starts=16,
+        "--samples_per_behaviour {jacobians} --permutations 199 --resamples 99 --batch_size 8 --most_states 1500",
+        jacobians=16,
     ),
     "target_functions": case(
-        "samples, rollouts", f"{SIMULATOR} --rollouts {{w}}/rollouts_{{s}} --maximise value --samples {{samples}} "
-        "--iterations 2 --screen 2 --noisy 2 --drawn 1 --no-video --memory_gb 0.05",
-        samples=8,
+        "samples, episodes",
+        f"{SIMULATOR} --rollouts {{w}}/rollouts_{{s}} --maximise value --samples {{samples}} --iterations 2 --screen 2 "
+        "--noisy 2 --drawn 1 --no-video --memory_gb 0.02",
+        samples=32,
     ),
     "interventions": case(
         "starts", f"{SIMULATOR} {DIRECTIONS} --behaviours none --directions 0 --amounts -1 1 --starts {{starts}} "
         "--horizon 4 --latest_start 8 --no-video",
-        starts=16,
+        starts=32,
     ),
 }  # fmt: skip
 
@@ -164,38 +166,40 @@ def make(work: Path) -> None:
             subprocess.run([sys.executable, *words.split()], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-def write_rollouts(path: Path, agent: object, episodes: int) -> None:
-    """Made-up episodes of one length, as record.py writes them."""
+def write_rollouts(path: Path, agent: Any, episodes: int) -> None:
+    """Made-up frames as record.py writes them, with what the agent makes of them."""
     import numpy as np
     import torch
 
     from core import artefacts
     from core.directions import fingerprint
     from core.episodes import Episode, StoreWriter
-    from core.roll import heads_at
+    from core.roll import Recorded, roll
 
     with artefacts.new_run(path, "record", {}, {"agent": path.parent / "agent"}) as run:
-        artefacts.write_json(run.path / "spec.json", agent.spec.to_json())  # type: ignore[attr-defined]
-        with StoreWriter(run.path, shard_steps=4096, level=1) as writer:
+        artefacts.write_json(run.path / "spec.json", agent.spec.to_json())
+        with StoreWriter(run.path, shard_steps=1024, level=1) as writer:
             for e in range(episodes):
                 rng = np.random.default_rng(e)
-                h_TH = np.zeros((STEPS, 64), np.float32)
-                for t in range(STEPS):
-                    h_TH[t] = 0.8 * h_TH[t - 1] + 0.5 * rng.standard_normal(64)
-                with torch.no_grad():
-                    logits, value = heads_at(agent, torch.from_numpy(np.tanh(h_TH)))  # type: ignore[arg-type]
                 frames = np.full((STEPS, 64, 64, 3), 80, np.uint8)
-                for t, (x, y) in enumerate(rng.integers(0, 56, (STEPS, 2))):
-                    frames[t, x : x + 8, y : y + 8] = rng.integers(0, 255, 3)
+                for t, (x, y) in enumerate(rng.integers(0, 40, (STEPS, 2))):
+                    frames[t, x : x + 24, y : y + 24] = rng.integers(0, 255, 3)
+                seen = Recorded(agent.spec, {"frames": torch.from_numpy(frames[None])})
+                with torch.no_grad():
+                    acted = [m.acted for m in roll(agent, seen, seen.begin(), steps=STEPS - 1)]
+                h, logits, value = (
+                    torch.cat([getattr(a, k) for a in acted]).numpy() for k in ("h_BH", "logits_BA", "value_B")
+                )
                 writer.add(
                     Episode(
-                        obs={"frames": frames}, h=np.tanh(h_TH), value=value.numpy(), logits=logits.numpy(),
-                        action=rng.integers(0, 15, STEPS), reward=(rng.random(STEPS) < 0.02).astype(np.float32),
-                        terminated=True, truncated=False, truth={"level": np.full(STEPS, e, np.int32)},
+                        obs={"frames": frames}, h=h, value=value, logits=logits,
+                        action=(logits + rng.gumbel(size=logits.shape)).argmax(1),
+                        reward=(rng.random(STEPS) < 0.02).astype(np.float32), terminated=True, truncated=False,
+                        truth={"level": np.full(STEPS, e, np.int32)},
                         meta={"seed": 0, "slot": e % 4, "explores": False},
                     )
                 )  # fmt: skip
-        run.facts = {"agent": fingerprint(agent), "source": "real", "interventions": []}  # type: ignore[arg-type]
+        run.facts = {"agent": fingerprint(agent), "source": "real", "interventions": []}
 
 
 def peak_mb(words: list[str]) -> float:

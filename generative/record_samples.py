@@ -414,7 +414,10 @@ def main(config: RecordSamplesConfig) -> None:
             return [vars(e) for e in to_episodes(trajectory, z[part], simulator.world.spec, meta[part])]
 
         blocks = ranks.each(range(0, count, config.batch), simulate, "lower --batch")
-        with StoreWriter(run.path, shard_steps=config.shard_steps) as writer, bar("simulating", count, "rollouts") as progress:
+        with (
+            StoreWriter(run.path, shard_steps=config.shard_steps) as writer,
+            bar("simulating", count, "rollouts") as progress,
+        ):
             for number, columns in enumerate(itertools.chain.from_iterable(blocks)):
                 episode = Episode(**columns)
                 writer.add(episode)

@@ -14,7 +14,6 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python -m analysis.behaviours", file=sys.stderr)
     sys.exit(2)
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +28,7 @@ from analysis.behaviours.figures import draw
 from analysis.behaviours.histories import Steps, in_effect, read_steps
 from analysis.shared.behaviours import NAMES, STAGE, load_behaviours, sample_labels
 from analysis.shared.sources import open_stores
-from analysis.shared.units import episodes_of, units
+from analysis.shared.units import Drawn, drawn, units
 from analysis.shared.world_states import world_states
 from core import artefacts, config as cli
 from core.artefacts import Result
@@ -129,18 +128,18 @@ def main(config: BehavioursConfig) -> None:
         lead = 0 if simulator is None else simulator.world.initial_frames - 1
         steps: list[Steps | None] = [None, None]
         most, seed = config.fit.most_states, config.seed
-        drawn: dict[str, float] = {}
+        read: dict[str, Drawn] = {}
         if simulated is not None:  # first: they are read at once
             column = None if simulator is None else "world/d"
-            chosen = episodes_of(simulated, first, most, seed)
+            read["samples"] = drawn(simulated, first, most, seed)
+            chosen = read["samples"].episodes
             steps[1] = read_steps(simulated, first, column, unit_E=units(simulated, real), episodes=chosen)
-            drawn["simulated"] = _share(simulated, first, steps[1])
-        chosen = episodes_of(real, max(first, lead), most, seed)
+        read["rollouts"] = drawn(real, max(first, lead), most, seed)
+        chosen = read["rollouts"].episodes
         world = None if simulator is None else world_states(simulator.world, real, device, chosen)
         lived = read_steps(real, first, world, lead, units(real, real), chosen)
         del world
         steps[0] = lived
-        drawn["real"] = _share(real, max(first, lead), lived)
         spec = renewed(real.spec)
         if spec.same_actions:
             steps = [None if s is None else in_effect(s, spec.distinct_actions()) for s in steps]
@@ -153,11 +152,8 @@ def main(config: BehavioursConfig) -> None:
             else sample_labels(result.arrays["labels_sim"], result.arrays["index_sim"], len(simulated))
         )
         _put_rule(result, lived)
-        for source, share in drawn.items():
-            if share < 1:
-                result.scalar(f"drawn_{source}", share, "share of steps that were clustered (--most_states)")
-                print(f"note: {share:.1%} of the {source} steps are clustered, of whole episodes drawn at random; "
-                      "the others are in no behaviour (--most_states)", file=sys.stderr)  # fmt: skip
+        for name, of in read.items():
+            of.say(result, name)
         names = {int(row["behaviour"]): str(row["name"]) for row in result.tables["behaviours"]}
         if run.replaced is not None:
             names = _kept_names(run.replaced, result, names)
@@ -170,11 +166,6 @@ def main(config: BehavioursConfig) -> None:
             run.facts["simulator"] = fingerprint(simulator)
         run.metrics = dict(result.scalars)
     print(summary(result, config.out))
-
-
-def _share(store: RolloutStore, first: int, steps: Steps) -> float:
-    """Of a store's steps t >= first, those that were read."""
-    return len(steps.index_N2) / int(np.maximum(np.minimum(store.steps, store.rows) - first, 0).sum())
 
 
 def _put_rule(result: Result, real: Steps) -> None:

@@ -17,9 +17,6 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python -m analysis.dynamics", file=sys.stderr)
     sys.exit(2)
 
-import sys
-
-import numpy as np
 import torch
 
 from agents.load import load_agent
@@ -29,7 +26,7 @@ from analysis.dynamics.inputs import centres, of_behaviours, read, typical
 from analysis.dynamics.recurrence import Recurrence
 from analysis.dynamics.tables import analyse, summary
 from analysis.shared.sources import check_made_from, open_stores
-from analysis.shared.units import episodes_of
+from analysis.shared.units import drawn
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint, load_basis
@@ -63,20 +60,16 @@ def main(config: DynamicsConfig) -> None:
         check_made_from(config.behaviours, "rollouts", config.rollouts)
     with store:
         centre_of = {} if config.behaviours is None else centres(config.behaviours)
-        drawn = {*episodes_of(store, 0, config.most_states, config.seed), *(e for e, _ in centre_of.values())}
-        recorded = read(memory, agent, store, sorted(drawn))
+        chosen = drawn(store, 0, config.most_states, config.seed, (e for e, _ in centre_of.values()))
+        recorded = read(memory, agent, store, chosen.episodes)
         if config.behaviours is None:
             inputs = typical(recorded, config.inputs, config.seed)
         else:
             inputs = of_behaviours(recorded, centre_of)
-        share = len(recorded.index_N2) / int(np.minimum(store.steps, store.rows).sum())
         used = {k: v for k, v in given.items() if v is not None}
         with artefacts.new_run(config.out, STAGE, config, used, overwrite=config.overwrite) as run:
             result = analyse(memory, recorded, inputs, config, basis)
-            if share < 1:
-                result.scalar("drawn", share, "share of the recorded states that were read (--most_states)")
-                print(f"note: {share:.1%} of the recorded states are read, of whole episodes drawn at random "
-                      "(--most_states)", file=sys.stderr)  # fmt: skip
+            chosen.say(result, "rollouts")
             for row in result.tables["points"]:
                 row["action"] = agent.spec.in_words(row["action"])
             result.save(run.path)
