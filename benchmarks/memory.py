@@ -91,13 +91,13 @@ CASES = {
     ),
     "saliency": case(
         "samples", f"{SIMULATOR} {SIMULATED} --sample_ids 0 to {{samples}} --integrated_steps 2 --no-video "
-        "--batch_size 8",
+        "--batch_size 2",
         samples=8,
     ),
     "coupling": case(
         "samples, episodes, Jacobians",
         f"{SIMULATOR} {SIMULATED} {DIRECTIONS} --behaviours none --rollouts {{w}}/rollouts_{{s}} --max_directions 4 "
-        "--samples_per_behaviour {jacobians} --permutations 199 --resamples 99 --batch_size 8 --most_states 1500",
+        "--samples_per_behaviour {jacobians} --permutations 199 --resamples 99 --batch_size 4 --most_states 1500",
         jacobians=16,
     ),
     "target_functions": case(

@@ -17,7 +17,7 @@ if not __package__:  # run by its path, where the imports below fail
 import itertools
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from generative.starts import Informed, from_known, informed_by, known_latents
 
 STAGE = "record_samples"
 RECORDED, ALL = "recorded", "all"  # words of --actions
+Latents = Callable[[slice], Tensor]  # float32 [n, Z] of the rollouts in a range of numbers
 ACROSS, FPS = 5, 8.0  # rollouts in a row of a film; steps a second
 
 
@@ -314,19 +315,22 @@ class Films:
 
 def starts_of(
     config: RecordSamplesConfig, simulator: Simulator[Any], device: torch.device
-) -> tuple[Tensor, list[dict[str, Any]], Tensor | None]:
-    """(latents [N, Z], what is kept about each rollout, forced actions [N, steps+1] or None); the latents of known
-    starts are those of generative.starts.  Raises UserError."""
+) -> tuple[Latents, list[dict[str, Any]], Tensor | None]:
+    """(latents of the rollouts, what is kept about each, forced actions [N, steps+1] or None); the latents of known
+    starts are those of generative.starts, which hold frames: they are read when they are asked for.  Raises
+    UserError."""
     if config.interpolate:
-        return (*latents_between(config, simulator, device), None)
+        between, about_each = latents_between(config, simulator, device)
+        return between.__getitem__, about_each, None
     if config.actions == (ALL,):
         if simulator.world.spec.action_parts:
             raise UserError("--actions all is for worlds whose actions have one part; name actions")
         one = replace(config, actions=(), samples=1)
-        z, (about,), _ = starts_of(one, simulator, device)
+        latents, (about,), _ = starts_of(one, simulator, device)
         tried = {name: ids[0] for name, ids in simulator.world.spec.distinct_actions().items()}
         each = torch.tensor(list(tried.values()), device=device)[:, None].expand(-1, config.steps + 1)
-        return z.expand(len(tried), -1), [{**about, "action": name} for name in tried], each
+        z = latents(slice(1)).expand(len(tried), -1)
+        return z.__getitem__, [{**about, "action": name} for name in tried], each
     world, repeats = simulator.world, config.actions == (RECORDED,)
     forced: Tensor | None = None
     if repeats and config.rollouts is None:
@@ -336,7 +340,7 @@ def starts_of(
         forced = plan.expand(config.samples, *plan.shape)
     if config.rollouts is None:
         z = random_latents(world, config.samples, torch.Generator(device).manual_seed(config.seed))
-        return z, [{"start": None} for _ in range(config.samples)], forced
+        return z.__getitem__, [{"start": None} for _ in range(config.samples)], forced
     store = open_rollouts(config.rollouts, simulator)
     lead, rng = world.initial_frames - 1, np.random.default_rng(config.seed)
     starts = store.window_starts(world.initial_frames)
@@ -352,8 +356,9 @@ def starts_of(
         forced = recorded_actions(store, starts, lead, config.steps).to(device)
     meta = [{"start": [int(e), int(t)]} for e, t in starts]
     if informed_by(world, config.start) == "recorded":
-        return known_latents(simulator, store, starts, device), meta, forced
-    return informed_latents(world, store, starts, device), meta, forced
+        known_latents(simulator, store, starts[:1], device)  # what cannot be is said now
+        return lambda rows: known_latents(simulator, store, starts[rows], device), meta, forced
+    return informed_latents(world, store, starts, device).__getitem__, meta, forced
 
 
 def check(config: RecordSamplesConfig) -> None:
@@ -382,10 +387,9 @@ def main(config: RecordSamplesConfig) -> None:
     inputs |= config.intervention.inputs
     if config.actions:
         altered.append({"kind": "ForcedActions", "actions": list(config.actions)})
-    if config.rollouts is not None:
-        inputs["rollouts"] = config.rollouts
-    z, meta, forced = starts_of(config, simulator, device)
-    count = len(z)
+    inputs |= {} if config.rollouts is None else {"rollouts": config.rollouts}
+    latents, meta, forced = starts_of(config, simulator, device)
+    count = len(meta)
     start = "random" if config.rollouts is None else informed_by(simulator.world, config.start)
     world_name = fingerprint(simulator)
     simulator = from_known(simulator) if start == "recorded" else simulator
@@ -399,9 +403,9 @@ def main(config: RecordSamplesConfig) -> None:
 
         def simulate(first: int) -> list[dict[str, Any]]:
             part = slice(first, min(first + config.batch, count))
-            tally = Tally(intervene)
+            tally, z = Tally(intervene), latents(part)
             trajectory = simulator.rollout(
-                z[part],
+                z,
                 config.steps,
                 actions=None if forced is None else forced[part],
                 noise=noise_of(simulator, config.seed, noises[part], config.steps, device) if stochastic else None,
@@ -411,7 +415,7 @@ def main(config: RecordSamplesConfig) -> None:
             for b, about in enumerate(meta[part] if intervene else ()):
                 acted = range(min(config.steps, int(trajectory.alive[b].sum())))
                 about["altered"] = [t for t in acted if tally.altered[t][b]]
-            return [vars(e) for e in to_episodes(trajectory, z[part], simulator.world.spec, meta[part])]
+            return [vars(e) for e in to_episodes(trajectory, z, simulator.world.spec, meta[part])]
 
         blocks = ranks.each(range(0, count, config.batch), simulate, "lower --batch")
         with (

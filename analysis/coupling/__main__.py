@@ -59,20 +59,16 @@ STAGE = "coupling"
 SHOWN = 5  # edges printed
 
 
-def main(config: CouplingConfig) -> None:
-    from generative.load import load_simulator
-    from generative.starts import as_started
-
-    device = cli.device_of(config.device)
-    torch.set_num_threads(config.threads)
+def check(config: CouplingConfig) -> None:
+    """UserError for settings that mean nothing."""
     if min(config.lags, default=-1) < 0 or len(set(config.lags)) < len(config.lags) or not any(config.lags):
         raise UserError("--lags takes different whole numbers, one at least above 0, as in 0 1 2 4")
     if not 0 <= config.extremes < 0.5:
         raise UserError(f"--extremes {config.extremes:g} is not a share of steps from 0 to below 0.5, such as 0.02")
     if not 0 < config.alpha < 1:
         raise UserError(f"--alpha {config.alpha:g} is not between 0 and 1")
-    cli.require(0, max_directions=config.max_directions, batch_size=config.batch_size, seed=config.seed)
-    cli.require(0, most_states=config.most_states)
+    whole = {k: getattr(config, k) for k in ("max_directions", "batch_size", "most_states", "seed")}
+    cli.require(0, **whole)
     if not 0 < config.memory_gb < np.inf:
         raise UserError(f"--memory_gb {config.memory_gb:g} must be above 0")
     cli.require(99, permutations=config.permutations, resamples=config.resamples)
@@ -82,6 +78,15 @@ def main(config: CouplingConfig) -> None:
             f"--samples_per_behaviour {config.samples_per_behaviour}: a test at --alpha {config.alpha:g} needs at "
             f"least {need}"
         )
+
+
+def main(config: CouplingConfig) -> None:
+    from generative.load import load_simulator
+    from generative.starts import as_started
+
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    check(config)
     simulator = load_simulator(config.simulator, device)
     agent = fingerprint(simulator.agent)
     basis = load_basis(config.hidden_states, config.basis_kind, agent)

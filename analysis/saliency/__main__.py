@@ -33,7 +33,7 @@ from analysis.saliency.figures import draw
 from analysis.saliency.maps import MapsWriter
 from analysis.shared.bases import bases_in
 from analysis.shared.quantities import find_quantities
-from analysis.shared.samples import open_samples, source_episodes
+from analysis.shared.samples import Latents, open_samples, source_episodes
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
@@ -112,11 +112,12 @@ def main(config: SaliencyConfig) -> None:
         late = next((q for q in quantities if config.target_step < q.first_step), None)
         if late is not None:
             raise UserError(f"{late.name} needs --target_step {late.first_step} or later")
-        z_SZ, units = torch.from_numpy(store.latents(ids)).to(device), source_episodes(store, ids)
+        z_SZ: torch.Tensor | Latents = Latents(store, ids, device)
+        units = source_episodes(store, ids)
         simulator = as_started(simulator, store)
     combined_ids = ids
     if config.combine_samples_not_iterate:
-        z_SZ, ids = simulator.world.normalise(z_SZ.mean(0, keepdim=True)), [-1]
+        z_SZ, ids = simulator.world.normalise(z_SZ[:].mean(0, keepdim=True)), [-1]
         units = units[:1]
     inputs = {"simulator": config.simulator, "samples": config.samples}
     if config.hidden_states is not None:

@@ -19,6 +19,7 @@ from analysis.saliency.maps import AGENT_ONLY, WHOLE, MapsWriter, has_path, of_p
 from analysis.saliency.tables import summarise
 from analysis.shared.gradients import Gradients, Noised, gradients, mean_of, reading_at, samples_that_fit
 from analysis.shared.quantities import Quantity
+from analysis.shared.samples import Latents
 from core import artefacts, ranks
 from core.contracts import UserError
 from core.directions import Basis
@@ -260,7 +261,7 @@ def spooled(part: Explained, spool: Spool) -> Explained:
 
 def compute(
     simulator: Simulator[Any],
-    z_SZ: Tensor,
+    z_SZ: Tensor | Latents,
     ids: Sequence[int],
     quantities: Sequence[Quantity],
     config: SaliencyConfig,
@@ -275,7 +276,7 @@ def compute(
     every chunk's gradients by frames, which are then no arrays of the result.  spool: takes what has more than a vector
     a sample, so that memory holds a chunk of it (``Result.spooled``); it must be open until the result is saved.
     """
-    size = config.batch_size or samples_that_fit(simulator, z_SZ, config.target_step + 1, config.memory_gb * 1e9)
+    size = config.batch_size or samples_that_fit(simulator, z_SZ[:1], config.target_step + 1, config.memory_gb * 1e9)
     chunks = [slice(i, i + size) for i in range(0, len(ids), size)]
     explained = ranks.each(
         chunks, lambda c: explain(simulator, z_SZ[c], ids[c], quantities, config, basis), "lower --batch_size"
