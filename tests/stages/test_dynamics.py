@@ -13,6 +13,8 @@ from analysis import hidden_states
 from analysis.behaviours import __main__ as behaviours
 from analysis.dynamics import __main__ as dynamics, inputs
 from analysis.dynamics.recurrence import Recurrence
+from analysis.probes import baselines
+from analysis.probes.baselines import seen_by
 from analysis.similarity import __main__ as similarity
 from analysis.similarity.comparison import states
 from core import artefacts, config as cli
@@ -57,6 +59,12 @@ def test_frames_are_read_in_blocks_and_whole_episodes_drawn(
         some = inputs.read(memory, agent, store, [1, 3])
         mine = torch.from_numpy(np.isin(index_N2[:, 0], [1, 3]))
         assert torch.equal(some.h_NH, recorded.h_NH[mine]) and torch.allclose(some.e_NE, whole[mine], atol=1e-5)
+        # Probes show an agent the episodes some steps at a time.
+        once = seen_by(agent, store, index_N2)
+        monkeypatch.setattr(baselines, "BLOCK", 3)
+        again = seen_by(agent, store, index_N2)
+        assert np.array_equal(once.h_NH, again.h_NH) and np.array_equal(once.alone_NF, again.alone_NF)
+        assert np.allclose(once.h_NH, store.pooled("h")[0]["h"], atol=1e-5)
     # The episodes of the behaviours' central frames are read whatever else is drawn.
     chosen = ["--behaviours", str(analysed / "behaviours"), "--most_states", "2"]
     dynamics.main(config_of(pipeline, tmp_path / "out", *chosen))
