@@ -64,10 +64,8 @@ CASES = {
         samples=SAMPLES
     ),
     "fidelity": case(
-        "episodes, windows, starts",
-        f"{SIMULATOR} --rollouts {{w}}/rollouts_{{s}} --horizon 8 --windows {{windows}} --starts {{starts}} "
-        "--latest_start 8 --batch 16 --no-video",
-        windows=32, starts=4,
+        "episodes",
+        f"{SIMULATOR} --rollouts {{w}}/rollouts_{{s}} --horizon 8 --windows 32 --starts 4 --latest_start 8 --no-video",
     ),
     "hidden_states": case(
         "episodes", f"--rollouts {{w}}/rollouts_{{s}} {SIMULATED} --embedding_states 500 --surrogates 0 "
@@ -102,9 +100,9 @@ CASES = {
     ),
     "target_functions": case(
         "samples, episodes",
-        f"{SIMULATOR} --rollouts {{w}}/rollouts_{{s}} --maximise value --samples {{samples}} --iterations 2 --screen 2 "
-        "--noisy 2 --drawn 1 --no-video --memory_gb 0.02",
-        samples=32,
+        f"{SIMULATOR} --rollouts {{w}}/rollouts_{{s}} --maximise value --samples {{samples}} --iterations 1 --screen 1 "
+        "--noisy 1 --drawn 1 --no-video --memory_gb 0.02",
+        samples=64,
     ),
     "interventions": case(
         "starts", f"{SIMULATOR} {DIRECTIONS} --behaviours none --directions 0 --amounts -1 1 --starts {{starts}} "
