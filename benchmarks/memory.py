@@ -100,9 +100,9 @@ CASES = {
     ),
     "target_functions": case(
         "samples, episodes",
-        f"{SIMULATOR} --rollouts {{w}}/rollouts_{{s}} --maximise value --samples {{samples}} --iterations 1 --screen 1 "
-        "--noisy 1 --drawn 1 --no-video --memory_gb 0.02",
-        samples=64,
+        f"{SIMULATOR} --rollouts {{w}}/rollouts_{{s}} --maximise value --samples {{samples}} --iterations 2 --screen 2 "
+        "--noisy 2 --drawn 1 --no-video --memory_gb 0.02",
+        samples=32,
     ),
     "interventions": case(
         "starts", f"{SIMULATOR} {DIRECTIONS} --behaviours none --directions 0 --amounts -1 1 --starts {{starts}} "
