@@ -12,7 +12,6 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python record.py", file=sys.stderr)
     sys.exit(2)
 
-import io
 import itertools
 import re
 import sys
@@ -29,7 +28,7 @@ from agents.branches import FOLDER, LEAD, STEPS, record_branches, require_branch
 from agents.load import load_agent
 from agents.play import Begin, Chooser, Exploration, Moment, SharedEnv, play
 from agents.recording_state import STATE, Saves, check_whole, keeps_states, made_of, saved_in, telling
-from core import artefacts, config as cli, ranks
+from core import artefacts, config as cli, files, ranks
 from core.artefacts import WEIGHTS
 from core.config import nearest
 from core.contracts import Agent, EnvSpec, Intervention, Step, UserError, VecEnv
@@ -606,12 +605,14 @@ def write_episodes(
 
 
 def write_npz(path: Path) -> None:
-    """A recording's columns as one file beside it, PATH.npz: its steps [N, ...] by name, and ``index`` int64 [N, 2]."""
-    with RolloutStore(path) as store:
-        columns, index = store.pooled(*store.column_names)
-    data = io.BytesIO()
-    np.savez_compressed(data, index=index, **columns)
-    artefacts.write_atomically(path.parent / f"{path.name}.npz", data.getvalue())
+    """A recording's columns as one file beside it, PATH.npz: its steps [N, ...] by name, and ``index`` int64 [N, 2].
+    An episode is in memory at a time."""
+    with RolloutStore(path) as store, files.Spool(path.parent) as spool:
+        for e in np.flatnonzero(np.minimum(store.steps, store.rows) > 0).tolist():
+            columns, index = store.pooled(*store.column_names, episodes=[e])
+            for name, rows in {"index": index, **columns}.items():
+                spool.add(name, rows)
+        files.write_npz(path.parent / f"{path.name}.npz", spool.arrays)
 
 
 def write_branches(agent: Agent, config: RecordConfig, where: dict[str, Any], path: Path, device: torch.device) -> int:

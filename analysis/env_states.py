@@ -79,7 +79,7 @@ def main(config: EnvStatesConfig) -> None:
             out.append(pooled.pool(simulated, "world/d", config.fit, unit_E, seed=config.seed))
         if real is not None:
             lead = simulator.world.initial_frames - 1
-            chosen = pooled.episodes_of(real, max(lead, config.fit.first_step), config.fit.most_states, config.seed)
+            chosen = units.episodes_of(real, max(lead, config.fit.first_step), config.fit.most_states, config.seed)
             world: list[np.ndarray] = world_states(simulator.world, real, device, chosen)
             unit_E = units.units(real, real)
             out.insert(0, pooled.pool(real, world, config.fit, unit_E, lead=lead, seed=config.seed))

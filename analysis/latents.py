@@ -69,7 +69,7 @@ def inferred(simulator: Any, store: RolloutStore, config: LatentsConfig, device:
     lead = simulator.world.initial_frames - 1
     first = max(lead, config.fit.first_step)
     most = config.fit.most_states * config.every
-    episodes = pooled.episodes_of(store, first, most, config.seed)
+    episodes = units.episodes_of(store, first, most, config.seed)
     ends = np.minimum(store.steps, store.rows)
     index_N2 = np.concatenate(
         [np.stack(np.broadcast_arrays(e, np.arange(first, ends[e], config.every)), 1) for e in episodes]

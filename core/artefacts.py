@@ -42,6 +42,7 @@ from core.contracts import UserError
 from core.files import (
     AGAIN,
     DIFFERS,
+    Rows,
     csv_bytes,
     csv_of,
     is_inside,
@@ -52,7 +53,7 @@ from core.files import (
     refused,
     tensors_of,
     write_atomically,
-    writing,
+    write_npz,
 )
 from core.stages import writer
 
@@ -596,13 +597,15 @@ def fingerprint_of(tensors: Mapping[str, torch.Tensor]) -> str:
 class Result:
     """What an analysis found: scalars with units and intervals, arrays, tables; the record of a stage.
 
-    Saved as ``result.json`` + ``arrays.npz`` + one CSV a table.  Figures are drawn from these.
+    Saved as ``result.json`` + ``arrays.npz`` + one CSV a table.  Figures are drawn from these.  ``spooled``: further
+    arrays, of many samples, that lie in a file until they are saved among the others (core.files.Spool).
     """
 
     scalars: dict[str, dict[str, Any]] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    spooled: Mapping[str, Rows] = field(default_factory=dict)
 
     def scalar(self, name: str, value: float, unit: str, n: int | None = None, interval: Any = None) -> None:
         self.scalars[name] = metric(value, unit, n, interval)
@@ -610,8 +613,7 @@ class Result:
     def save(self, path: Path) -> None:
         path = Path(path)
         write_json(path / "result.json", {"scalars": self.scalars, "tables": sorted(self.tables), "notes": self.notes})
-        with writing(path / "arrays.npz") as file:
-            np.savez_compressed(file, **self.arrays)  # type: ignore[arg-type]
+        write_npz(path / "arrays.npz", {**self.arrays, **self.spooled})
         for name, rows in self.tables.items():
             columns = list(dict.fromkeys(k for row in rows for k in row))
             cells = ([row.get(column, "") for column in columns] for row in rows)

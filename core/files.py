@@ -1,23 +1,27 @@
 """Files: written whole or not at all, and read within bounds.
 
-Writers: ``write_atomically`` (bytes), ``writing`` (a stream), ``csv_bytes``, ``hdf5_file``, ``save_picture``; what
-comes out under a name is whole, and what the disk refuses is a UserError that names the file.
+Writers: ``write_atomically`` (bytes), ``writing`` (a stream), ``csv_bytes``, ``write_npz``, ``hdf5_file``,
+``save_picture``; what comes out under a name is whole, and what the disk refuses is a UserError that names the file.
+``Spool`` holds arrays that are larger than memory until they are written.
 Readers: ``read_bytes``, then one parser a format.  What is broken is a UserError of one line; nothing is unpickled, and
 nothing is allocated that the size of the file does not account for.
 """
 
 from __future__ import annotations
 
+import bisect
 import csv
 import errno
 import io
+import itertools
 import json
 import math
 import os
 import stat
+import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -97,6 +101,89 @@ def csv_bytes(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
     writer.writerow(columns)
     writer.writerows(rows)
     return text.getvalue().encode()
+
+
+class Rows:
+    """An array [N, ...] that lies in a file, blocks of rows wherever there was room; ``x[i]`` reads one row."""
+
+    def __init__(self, file: IO[bytes], like: np.ndarray) -> None:
+        self._file, self._row, self.dtype = file, like.shape[1:], like.dtype
+        self._starts, self._at = [0], [0]  # of every block its first row, and where it lies; last: how many there are
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self._starts[-1], *self._row)
+
+    @property
+    def ndim(self) -> int:
+        return 1 + len(self._row)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        block = bisect.bisect_right(self._starts, i) - 1
+        row: np.ndarray = self._read(self._at[block] + (i - self._starts[block]) * self._row_bytes, 1)[0]
+        return row
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """All rows in order, those that were written together at once."""
+        for block, (first, end) in enumerate(itertools.pairwise(self._starts)):
+            yield self._read(self._at[block], end - first)
+
+    @property
+    def _row_bytes(self) -> int:
+        return math.prod(self._row) * self.dtype.itemsize
+
+    def _read(self, at: int, rows: int) -> np.ndarray:
+        self._file.seek(at)
+        data = self._file.read(rows * self._row_bytes)
+        return np.frombuffer(bytearray(data), self.dtype).reshape(rows, *self._row)
+
+    def _append(self, rows: np.ndarray) -> None:
+        if (rows.shape[1:], rows.dtype) != (self._row, self.dtype):
+            raise ValueError(f"rows {rows.dtype} {rows.shape[1:]} of an array of {self.dtype} {self._row}")
+        self._at[-1] = self._file.seek(0, os.SEEK_END)
+        self._file.write(np.ascontiguousarray(rows).data)
+        self._starts.append(len(self) + len(rows))
+        self._at.append(0)
+
+
+class Spool:
+    """Arrays by name that grow by rows, in a file without a name in ``folder``: it goes with the process, however that
+    ends.  A context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (closed by __exit__)
+        self.arrays: dict[str, Rows] = {}
+
+    def add(self, name: str, rows: np.ndarray) -> None:
+        """Put rows [M, ...] below those that an array has."""
+        if name not in self.arrays:
+            self.arrays[name] = Rows(self._file, rows)
+        self.arrays[name]._append(rows)
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray | Rows]) -> None:
+    """The compressed .npz file of some arrays; of those that lie in a ``Spool`` a block is in memory at a time."""
+    with writing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zipped:
+        for name, array in arrays.items():
+            with zipped.open(f"{name}.npy", "w", force_zip64=True) as member:
+                if not isinstance(array, Rows):
+                    np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+                    continue
+                about = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False}
+                np.lib.format.write_array_header_1_0(member, {**about, "shape": array.shape})
+                for block in array.blocks():
+                    member.write(block.data)
 
 
 def save_picture(image: Any, path: Path, **options: Any) -> None:

@@ -17,7 +17,7 @@ if not __package__:  # run by its path, where the imports below fail
 import itertools
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from core import artefacts, config as cli, ranks
 from core.artefacts import Result
 from core.contracts import EnvSpec, Field, Intervention, LearnedWorld, UserError
 from core.directions import fingerprint
-from core.episodes import Episode, RolloutStore, StoreWriter, state_column
+from core.episodes import SHARD_STEPS, Episode, RolloutStore, StoreWriter, state_column
 from core.interventions import InterventionOptions, Tally, build, nothing_altered
 from core.progress import bar
 from core.roll import Noise, Simulator, Trajectory
@@ -46,6 +46,7 @@ from generative.starts import Informed, from_known, informed_by, known_latents
 
 STAGE = "record_samples"
 RECORDED, ALL = "recorded", "all"  # words of --actions
+Latents = Callable[[slice], Tensor]  # float32 [n, Z] of the rollouts in a range of numbers
 ACROSS, FPS = 5, 8.0  # rollouts in a row of a film; steps a second
 
 
@@ -89,6 +90,8 @@ class RecordSamplesConfig:
     intervention: InterventionOptions = field(default_factory=InterventionOptions)
     batch: int = 32
     """rollouts side by side"""
+    shard_steps: int = SHARD_STEPS
+    """steps after which a shard (a file of whole rollouts) is written; until then they are in memory"""
     seed: int = 0
     """seed of starts and noise"""
     device: str = "cpu"
@@ -319,19 +322,22 @@ class Films:
 
 def starts_of(
     config: RecordSamplesConfig, simulator: Simulator[Any], device: torch.device
-) -> tuple[Tensor, list[dict[str, Any]], Tensor | None]:
-    """(latents [N, Z], what is kept about each rollout, forced actions [N, steps+1] or None); the latents of known
-    starts are those of generative.starts.  Raises UserError."""
+) -> tuple[Latents, list[dict[str, Any]], Tensor | None]:
+    """(latents of the rollouts, what is kept about each, forced actions [N, steps+1] or None); the latents of known
+    starts are those of generative.starts, which hold frames: they are read when they are asked for.  Raises
+    UserError."""
     if config.interpolate:
-        return (*latents_between(config, simulator, device), None)
+        between, about_each = latents_between(config, simulator, device)
+        return between.__getitem__, about_each, None
     if config.actions == (ALL,):
         if simulator.world.spec.action_parts:
             raise UserError("--actions all is for worlds whose actions have one part; name actions")
         one = replace(config, actions=(), samples=1)
-        z, (about,), _ = starts_of(one, simulator, device)
+        latents, (about,), _ = starts_of(one, simulator, device)
         tried = {name: ids[0] for name, ids in simulator.world.spec.distinct_actions().items()}
         each = torch.tensor(list(tried.values()), device=device)[:, None].expand(-1, config.steps + 1)
-        return z.expand(len(tried), -1), [{**about, "action": name} for name in tried], each
+        z = latents(slice(1)).expand(len(tried), -1)
+        return z.__getitem__, [{**about, "action": name} for name in tried], each
     world, repeats = simulator.world, config.actions == (RECORDED,)
     forced: Tensor | None = None
     if repeats and config.rollouts is None:
@@ -341,7 +347,7 @@ def starts_of(
         forced = plan.expand(config.samples, *plan.shape)
     if config.rollouts is None:
         z = random_latents(world, config.samples, torch.Generator(device).manual_seed(config.seed))
-        return z, [{"start": None} for _ in range(config.samples)], forced
+        return z.__getitem__, [{"start": None} for _ in range(config.samples)], forced
     store = open_rollouts(config.rollouts, simulator)
     lead, rng = world.initial_frames - 1, np.random.default_rng(config.seed)
     starts = store.window_starts(world.initial_frames)
@@ -357,8 +363,9 @@ def starts_of(
         forced = recorded_actions(store, starts, lead, config.steps).to(device)
     meta = [{"start": [int(e), int(t)]} for e, t in starts]
     if informed_by(world, config.start) == "recorded":
-        return known_latents(simulator, store, starts, device), meta, forced
-    return informed_latents(world, store, starts, device), meta, forced
+        known_latents(simulator, store, starts[:1], device)  # what cannot be is said now
+        return lambda rows: known_latents(simulator, store, starts[rows], device), meta, forced
+    return informed_latents(world, store, starts, device).__getitem__, meta, forced
 
 
 def check_ensemble(config: RecordSamplesConfig, members: Sequence[Simulator[Any]]) -> None:
@@ -377,7 +384,7 @@ def check_ensemble(config: RecordSamplesConfig, members: Sequence[Simulator[Any]
 
 def check(config: RecordSamplesConfig) -> None:
     """UserError for settings that cannot go together."""
-    cli.require(1, samples=config.samples, steps=config.steps, batch=config.batch)
+    cli.require(1, samples=config.samples, steps=config.steps, batch=config.batch, shard_steps=config.shard_steps)
     cli.require(0, seed=config.seed)
     check_interpolation(config)
     if config.start is not None and config.rollouts is None:
@@ -430,10 +437,10 @@ def main(config: RecordSamplesConfig) -> None:
     inputs |= config.intervention.inputs
     if config.actions:
         altered.append({"kind": "ForcedActions", "actions": list(config.actions)})
-    if config.rollouts is not None:
-        inputs["rollouts"] = config.rollouts
+    inputs |= {} if config.rollouts is None else {"rollouts": config.rollouts}
     begins = [starts_of(config, one, device) for one in members]
-    meta, count, of_one = begins[0][1], len(begins[0][0]), len(members) == 1
+    meta, of_one = begins[0][1], len(members) == 1
+    count = len(meta)
     kinds = ["random" if config.rollouts is None else informed_by(one.world, config.start) for one in members]
     names = [fingerprint(one) for one in members]
     members = [from_known(one) if kind == "recorded" else one for one, kind in zip(members, kinds, strict=True)]
@@ -448,14 +455,17 @@ def main(config: RecordSamplesConfig) -> None:
         def simulate(first: int) -> list[list[dict[str, Any]]]:
             part = slice(first, min(first + config.batch, count))
             own = [
-                simulated(config, one, z[part], None if forced is None else forced[part], noises[part], meta[part],
-                          intervene)
-                for one, (z, _, forced) in zip(members, begins, strict=True)
+                simulated(config, one, latents(part), None if forced is None else forced[part], noises[part],
+                          meta[part], intervene)
+                for one, (latents, _, forced) in zip(members, begins, strict=True)
             ]  # fmt: skip
             return [[vars(e) for e in row] for row in zip(*own, strict=True)]
 
         blocks = ranks.each(range(0, count, config.batch), simulate, "lower --batch")
-        with StoreWriter(run.path) as writer, bar("simulating", count, "rollouts") as progress:
+        with (
+            StoreWriter(run.path, shard_steps=config.shard_steps) as writer,
+            bar("simulating", count, "rollouts") as progress,
+        ):
             for number, columns in enumerate(itertools.chain.from_iterable(blocks)):
                 episodes = [Episode(**c) for c in columns]
                 if not of_one:

@@ -28,7 +28,7 @@ from analysis.behaviours.figures import draw
 from analysis.behaviours.histories import Steps, in_effect, read_steps
 from analysis.shared.behaviours import NAMES, STAGE, load_behaviours, sample_labels
 from analysis.shared.sources import open_stores
-from analysis.shared.units import units
+from analysis.shared.units import Drawn, drawn, units
 from analysis.shared.world_states import world_states
 from core import artefacts, config as cli
 from core.artefacts import Result
@@ -127,11 +127,18 @@ def main(config: BehavioursConfig) -> None:
         first = config.fit.first_step
         lead = 0 if simulator is None else simulator.world.initial_frames - 1
         steps: list[Steps | None] = [None, None]
+        most, seed = config.fit.most_states, config.seed
+        read: dict[str, Drawn] = {}
         if simulated is not None:  # first: they are read at once
             column = None if simulator is None else "world/d"
-            steps[1] = read_steps(simulated, first, column, unit_E=units(simulated, real))
-        world = None if simulator is None else world_states(simulator.world, real, device)
-        lived = read_steps(real, first, world, lead, units(real, real))
+            read["samples"] = drawn(simulated, first, most, seed)
+            chosen = read["samples"].episodes
+            steps[1] = read_steps(simulated, first, column, unit_E=units(simulated, real), episodes=chosen)
+        read["rollouts"] = drawn(real, max(first, lead), most, seed)
+        chosen = read["rollouts"].episodes
+        world = None if simulator is None else world_states(simulator.world, real, device, chosen)
+        lived = read_steps(real, first, world, lead, units(real, real), chosen)
+        del world
         steps[0] = lived
         spec = renewed(real.spec)
         if spec.same_actions:
@@ -145,6 +152,8 @@ def main(config: BehavioursConfig) -> None:
             else sample_labels(result.arrays["labels_sim"], result.arrays["index_sim"], len(simulated))
         )
         _put_rule(result, lived)
+        for name, of in read.items():
+            of.say(result, name)
         names = {int(row["behaviour"]): str(row["name"]) for row in result.tables["behaviours"]}
         if run.replaced is not None:
             names = _kept_names(run.replaced, result, names)

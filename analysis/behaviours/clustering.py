@@ -53,6 +53,9 @@ class BehaviourOptions:
     fewer than 39 cannot say; 0: none (umap and tsne embed each of them: seconds to minutes)"""
     first_step: int = 1
     """earlier steps are left out: step 0 is all initial state"""
+    most_states: int = 200_000
+    """at most about so many steps of either source, of whole episodes drawn at random; those of other episodes are in
+    no behaviour; 0: all.  With --simulator a step takes four bytes a number of its world state, thrice"""
     filmstrips: int = 4
     """central samples in the filmstrip of every behaviour, each from another episode"""
     videos: int = 9
@@ -67,7 +70,7 @@ def check(options: BehaviourOptions) -> None:
         raise UserError(f"--lags {' '.join(map(str, options.lags))}: at least one lag, and none below 1")
     for name, least in (
         ("world_size", 1), ("pca_size", 1), ("first_step", 0), ("filmstrips", 0), ("videos", 0), ("video_steps", 2),
-        ("min_cluster_size", 0), ("surrogates", 0),
+        ("min_cluster_size", 0), ("surrogates", 0), ("most_states", 0),
     ):  # fmt: skip
         if getattr(options, name) < least:
             raise UserError(f"--{name} {getattr(options, name)}: at least {least}")

@@ -30,19 +30,20 @@ class Steps:
 
 def read_steps(
     store: RolloutStore, first_step: int, world: Sequence[np.ndarray] | str | None = None, lead: int = 0,
-    unit_E: np.ndarray | None = None,
+    unit_E: np.ndarray | None = None, episodes: Sequence[int] | None = None,
 ) -> Steps:  # fmt: skip
-    """Pooled steps t >= first_step.
+    """Pooled steps t >= first_step of all or some (sorted) episodes.
 
     world: per-episode states whose row i belongs to step ``lead + i``, or the name of a stored column.
     """
     first = max(first_step, lead)
     names = ["h", "value", "action", "logits", *([world] if isinstance(world, str) else [])]
-    columns, index_N2 = store.pooled(*names, first=first)
+    columns, index_N2 = store.pooled(*names, episodes=episodes, first=first)
     d_ND = columns[world] if isinstance(world, str) else None
     if world is not None and not isinstance(world, str):
         ends = [int(min(store.steps[e], store.rows[e])) for e in range(len(store))]
-        d_ND = np.concatenate([world[e][first - lead : ends[e] - lead] for e in range(len(store)) if ends[e] > first])
+        some = range(len(store)) if episodes is None else episodes
+        d_ND = np.concatenate([world[e][first - lead : ends[e] - lead] for e in some if ends[e] > first])
     action_N = columns["action"]
     if store.spec.action_parts:
         action_N = action_N + np.cumsum([0, *store.spec.parts[:-1]])
@@ -67,8 +68,12 @@ def histories(x_NF: np.ndarray, index_N2: np.ndarray, lags: Sequence[int]) -> tu
     ahead = max(lags)
     n = len(x_NF) - ahead
     rows_M = np.flatnonzero(index_N2[ahead:, 0] == index_N2[: max(n, 0), 0]) if n > 0 else np.zeros(0, np.int64)
-    x = np.asarray(x_NF, np.float64)
-    return np.concatenate([x[rows_M]] + [x[rows_M + k] - x[rows_M] for k in lags], 1), rows_M
+    x, width = np.asarray(x_NF, np.float64), np.shape(x_NF)[1]
+    out_MF = np.empty((len(rows_M), width * (1 + len(lags))))
+    out_MF[:, :width] = x[rows_M]
+    for n, k in enumerate(lags, 1):
+        np.subtract(x[rows_M + k], out_MF[:, :width], out=out_MF[:, n * width : (n + 1) * width])
+    return out_MF, rows_M
 
 
 def weighted(vectors_MF: np.ndarray, lags: int) -> np.ndarray:
@@ -84,4 +89,6 @@ def weighted(vectors_MF: np.ndarray, lags: int) -> np.ndarray:
 
 def z_scores(x_NF: np.ndarray) -> np.ndarray:
     std_F = x_NF.std(0)
-    return (x_NF - x_NF.mean(0)) / np.where(std_F > 0, std_F, 1)
+    out_NF: np.ndarray = x_NF - x_NF.mean(0)
+    out_NF /= np.where(std_F > 0, std_F, 1)
+    return out_NF

@@ -48,6 +48,7 @@ from analysis.coupling.tables import assemble
 from analysis.shared.behaviours import load_behaviours
 from analysis.shared.samples import open_samples
 from analysis.shared.sources import check_made_from
+from analysis.shared.units import drawn
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import direction_ids, fingerprint, load_basis
@@ -58,19 +59,16 @@ STAGE = "coupling"
 SHOWN = 5  # edges printed
 
 
-def main(config: CouplingConfig) -> None:
-    from generative.load import load_simulator
-    from generative.starts import as_started
-
-    device = cli.device_of(config.device)
-    torch.set_num_threads(config.threads)
+def check(config: CouplingConfig) -> None:
+    """UserError for settings that mean nothing."""
     if min(config.lags, default=-1) < 0 or len(set(config.lags)) < len(config.lags) or not any(config.lags):
         raise UserError("--lags takes different whole numbers, one at least above 0, as in 0 1 2 4")
     if not 0 <= config.extremes < 0.5:
         raise UserError(f"--extremes {config.extremes:g} is not a share of steps from 0 to below 0.5, such as 0.02")
     if not 0 < config.alpha < 1:
         raise UserError(f"--alpha {config.alpha:g} is not between 0 and 1")
-    cli.require(0, max_directions=config.max_directions, batch_size=config.batch_size, seed=config.seed)
+    whole = {k: getattr(config, k) for k in ("max_directions", "batch_size", "most_states", "seed")}
+    cli.require(0, **whole)
     if not 0 < config.memory_gb < np.inf:
         raise UserError(f"--memory_gb {config.memory_gb:g} must be above 0")
     cli.require(99, permutations=config.permutations, resamples=config.resamples)
@@ -80,6 +78,15 @@ def main(config: CouplingConfig) -> None:
             f"--samples_per_behaviour {config.samples_per_behaviour}: a test at --alpha {config.alpha:g} needs at "
             f"least {need}"
         )
+
+
+def main(config: CouplingConfig) -> None:
+    from generative.load import load_simulator
+    from generative.starts import as_started
+
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    check(config)
     simulator = load_simulator(config.simulator, device)
     agent = fingerprint(simulator.agent)
     basis = load_basis(config.hidden_states, config.basis_kind, agent)
@@ -97,13 +104,16 @@ def main(config: CouplingConfig) -> None:
         check_made_from(config.behaviours, "samples", config.samples)
         inputs["behaviours"] = config.behaviours
     with open_samples(config.samples, simulator) as store:
-        sampled, h = labelled(store, basis, behaviours, "sim")
-        z_EZ = torch.from_numpy(store.latents()).to(device)
+        read = {"samples": drawn(store, 0, config.most_states, config.seed)}
+        sampled, h = labelled(store, basis, behaviours, "sim", read["samples"].episodes)
         labels = sorted({int(b) for b in np.unique(sampled.label_N) if b >= 0})
         if not labels:
             raise UserError(f"{config.behaviours} labels no step of {config.samples}; run analysis.behaviours on it")
         simulator = as_started(simulator, store)
-        planned = plan(simulator, z_EZ, sampled, h, labels, config, Recorded.of(store, simulator, device))
+        recorded = Recorded.of(store, simulator, device)
+        # What is simulated again begins from every latent; what is read needs none.
+        z_EZ = torch.from_numpy(store.latents(None if recorded is None else [0])).to(device)
+        planned = plan(simulator, z_EZ, sampled, h, labels, config, recorded)
     observed = sampled
     if config.rollouts is not None:
         if config.behaviours is not None:
@@ -112,13 +122,16 @@ def main(config: CouplingConfig) -> None:
             facts = store.manifest["facts"]
             if facts.get("source") != "real" or facts.get("agent") != agent:
                 raise UserError(f"{config.rollouts} does not hold real rollouts of this simulator's agent")
-            observed, _ = labelled(store, basis, behaviours, "real")
+            read["rollouts"] = drawn(store, 0, config.most_states, config.seed)
+            observed, _ = labelled(store, basis, behaviours, "real", read["rollouts"].episodes)
         inputs["rollouts"] = config.rollouts
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         run.facts = {"agent": agent, "simulator": fingerprint(simulator)}
         coupling = couple(simulator, planned, observed, basis.to(device), labels, config)
         names = {} if behaviours is None else behaviours.names
         result = assemble(coupling, labels, names, directions, config)
+        for name, of in read.items():
+            of.say(result, name)
         result.save(run.path)
         artefacts.write_atomically(run.path / PAGE, page(result).encode())
         draw(result, run.path)

@@ -35,6 +35,9 @@ class CouplingConfig:
     of the others are taken too, up to --samples_per_behaviour an end, direction and lag; 0: none"""
     samples_per_behaviour: int = 32
     """Jacobians averaged per behaviour, from as many episodes as there are"""
+    most_states: int = 200_000
+    """at most about so many steps of either recording, of whole episodes drawn at random; 0: all.  Correlations also
+    need eight bytes a pair of episodes and direction"""
     alpha: float = 0.05
     """false discovery rate at which an entry counts as significant; behaviours with too few episodes for it are
     left out"""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -30,10 +32,10 @@ def _labels(behaviours: Behaviours, source: str) -> tuple[np.ndarray, np.ndarray
 
 
 def labelled(
-    store: RolloutStore, basis: Basis, behaviours: Behaviours | None, source: str
+    store: RolloutStore, basis: Basis, behaviours: Behaviours | None, source: str, episodes: Sequence[int] | None = None
 ) -> tuple[Labelled, np.ndarray]:
-    """Every step of a store with its coordinates and behaviour, and its h."""
-    columns, index = store.pooled("h")
+    """Every step of a store's episodes (None: of all) with its coordinates and behaviour, and its h."""
+    columns, index = store.pooled("h", episodes=episodes)
     c = basis.project(torch.from_numpy(columns["h"])).numpy().astype(np.float64)
     unit = source_episodes(store, range(len(store)))[index[:, 0]]
     return Labelled(index, unit, behaviour_labels(index, behaviours, source), c), columns["h"]

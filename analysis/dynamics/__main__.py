@@ -22,10 +22,11 @@ import torch
 from agents.load import load_agent
 from analysis.dynamics.config import DynamicsConfig
 from analysis.dynamics.figures import draw
-from analysis.dynamics.inputs import of_behaviours, read, typical
+from analysis.dynamics.inputs import centres, of_behaviours, read, typical
 from analysis.dynamics.recurrence import Recurrence
 from analysis.dynamics.tables import analyse, summary
 from analysis.shared.sources import check_made_from, open_stores
+from analysis.shared.units import drawn
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint, load_basis
@@ -36,7 +37,7 @@ STAGE = "dynamics"
 def main(config: DynamicsConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
-    cli.require(0, inputs=config.inputs, burn_in=config.burn_in, seed=config.seed)
+    cli.require(0, inputs=config.inputs, burn_in=config.burn_in, seed=config.seed, most_states=config.most_states)
     cli.require(1, starts=config.starts, iterations=config.iterations, settle=config.settle, threads=config.threads)
     for flag, number in (("slow_speed", config.slow_speed), ("merge", config.merge)):
         if not number > 0:
@@ -58,15 +59,17 @@ def main(config: DynamicsConfig) -> None:
     if config.behaviours is not None:
         check_made_from(config.behaviours, "rollouts", config.rollouts)
     with store:
-        recorded = read(memory, agent, store)
-        inputs = (
-            typical(recorded, config.inputs, config.seed)
-            if config.behaviours is None
-            else of_behaviours(recorded, config.behaviours)
-        )
+        centre_of = {} if config.behaviours is None else centres(config.behaviours)
+        chosen = drawn(store, 0, config.most_states, config.seed, (e for e, _ in centre_of.values()))
+        recorded = read(memory, agent, store, chosen.episodes)
+        if config.behaviours is None:
+            inputs = typical(recorded, config.inputs, config.seed)
+        else:
+            inputs = of_behaviours(recorded, centre_of)
         used = {k: v for k, v in given.items() if v is not None}
         with artefacts.new_run(config.out, STAGE, config, used, overwrite=config.overwrite) as run:
             result = analyse(memory, recorded, inputs, config, basis)
+            chosen.say(result, "rollouts")
             for row in result.tables["points"]:
                 row["action"] = agent.spec.in_words(row["action"])
             result.save(run.path)

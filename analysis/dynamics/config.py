@@ -33,6 +33,8 @@ class DynamicsConfig:
     deviations of the recorded states a step)"""
     merge: float = 0.1
     """points nearer than this are one (rms standard deviations)"""
+    most_states: int = 200_000
+    """at most about so many recorded states, of whole episodes drawn at random; 0: all"""
     settle: int = 300
     """steps after which a state under a constant input has settled"""
     slow_steps: float = 20.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,15 +44,19 @@ class Recorded(NamedTuple):
         return self.index_N2[:, 0] if self.unit_N is None else self.unit_N
 
 
-def read(memory: Recurrence, agent: Agent, store: RolloutStore) -> Recorded:
-    """Every recorded state and, by the agent's own encoder, everything that drove them; float64."""
+def read(memory: Recurrence, agent: Agent, store: RolloutStore, episodes: Sequence[int] | None = None) -> Recorded:
+    """Every recorded state of all or some (sorted) episodes and, by the agent's own encoder, everything that drove
+    them; float64.  Frames are in memory FRAMES at a time, with the rest of the episodes that those are of."""
     names, column = list(store.spec.obs), "state" if "state" in store.column_names else "h"
-    columns, index_N2 = store.pooled(column, *(f"obs/{n}" for n in names))
+    columns, index_N2 = store.pooled(column, episodes=episodes)
     device = next(leaves(agent.initial(1))).device
     parts = []
     with torch.no_grad():
         for n in range(0, len(index_N2), FRAMES):
-            obs = {k: torch.from_numpy(columns[f"obs/{k}"][n : n + FRAMES]).to(device) for k in names}
+            of = np.unique(index_N2[n : n + FRAMES, 0]).tolist()
+            shown, at_M2 = store.pooled(*(f"obs/{k}" for k in names), episodes=of)
+            first = int(np.flatnonzero((at_M2 == index_N2[n]).all(1))[0])
+            obs = {k: torch.from_numpy(shown[f"obs/{k}"][first : first + FRAMES]).to(device) for k in names}
             parts.append(memory.inputs(agent, obs).double())
     state_NS = torch.from_numpy(columns[column]).to(device).double()
     return Recorded(state_NS, torch.cat(parts), index_N2, units(store, store)[index_N2[:, 0]])
@@ -73,15 +78,20 @@ def typical(recorded: Recorded, count: int, seed: int) -> list[Still]:
     return out
 
 
-def of_behaviours(recorded: Recorded, path: Path) -> list[Still]:
-    """The mean input, and the most central real frame of every behaviour that has one."""
-    out = [Still("mean input", None, recorded.e_NE.mean(0))]
-    centre = Result.load(path).arrays["centre_index"]
-    row_of = {(int(e), int(t)): n for n, (e, t) in enumerate(recorded.index_N2)}
+def centres(path: Path) -> dict[str, tuple[int, int]]:
+    """(episode, t) of the most central real frame of every behaviour that has one, by its name.  UserError."""
+    centre, out = Result.load(path).arrays["centre_index"], {}
     for b, name in load_behaviours(path).names.items():
         real = [(int(e), int(t)) for source, e, t in centre[b] if source == 0] if centre.shape[1] else []
         if real:
-            out.append(Still(name, real[0], recorded.e_NE[row_of[real[0]]]))
-    if len(out) == 1:
+            out[name] = real[0]
+    if not out:
         raise UserError(f"{path} shows no real frame of any behaviour; run it with --filmstrips 1 or more")
     return out
+
+
+def of_behaviours(recorded: Recorded, centre_of: Mapping[str, tuple[int, int]]) -> list[Still]:
+    """The mean input, and the frames ``centres`` gave."""
+    row_of = {(int(e), int(t)): n for n, (e, t) in enumerate(recorded.index_N2)}
+    stills = [Still(name, where, recorded.e_NE[row_of[where]]) for name, where in centre_of.items()]
+    return [Still("mean input", None, recorded.e_NE.mean(0)), *stills]

@@ -28,7 +28,7 @@ from core.episodes import RolloutStore
 from core.progress import bar
 from core.trees import leaves
 
-TOGETHER = 64  # episodes shown to an agent at once
+TOGETHER, BLOCK = 64, 32  # episodes shown to an agent at once; steps of them in memory
 KNOTS = 128  # of the curve that a quantity may follow in time, at most; and at most one for so many distinct times:
 TIMES_A_KNOT = 3
 LIVES = 5  # rows of one time (a life has one at most) up to which time is told apart
@@ -86,14 +86,13 @@ def seen_by(
     alone_NF = np.empty((len(index_N2), sum(agent.points[p] for p in of_frame)), np.float32)
     with bar(f"showing the episodes to {name}", len(episodes), "episodes") as progress:
         for some in np.array_split(order, max(1, -(-len(order) // TOGETHER))):
-            obs = [store.pooled(*(f"obs/{f}" for f in fields), episodes=[int(episodes[i])])[0] for i in some]
             wanted = [index_N2[first[i] : first[i] + counts[i], 1] for i in some]
             state = agent.initial(len(some))
             for t in range(int(last[some].max()) + 1):
-                now = {
-                    f: torch.from_numpy(np.stack([o[f"obs/{f}"][min(t, len(o[f"obs/{f}"]) - 1)] for o in obs]))
-                    for f in fields
-                }
+                if t % BLOCK == 0:
+                    starts = np.stack([episodes[some], np.full(len(some), t)], 1)
+                    shown = store.read_windows([f"obs/{f}" for f in fields], starts, BLOCK)
+                now = {f: torch.from_numpy(shown[f"obs/{f}"][:, t % BLOCK].copy()) for f in fields}
                 first_B = torch.full((len(some),), t == 0, device=device)
                 seen = agent.encode({f: x.to(device) for f, x in now.items()})
                 state = agent.advance(seen, state, first_B)

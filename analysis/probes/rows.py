@@ -112,7 +112,8 @@ def choose(
             before = int(on.sum())
             on &= true_1T[0].numpy()
             left["not where"] += before - int(on.sum())
-        kept[e], values[e] = np.flatnonzero(on), truth
+        kept[e] = np.flatnonzero(on)
+        values |= {} if max_rows else {e: truth}  # of many steps those that are chosen are read again
     every = max(1, -(-sum(map(len, kept.values())) // max_rows)) if max_rows else 1
     if not kept:
         raise UserError(f"{store.path}: no episode is longer than {first_step} steps; lower --first_step")
@@ -120,7 +121,10 @@ def choose(
     if not step_E:
         said = f", and of which it is true that {where}" if where else ""
         raise UserError(f"{store.path}: no step at which a quantity has a value{said}; record more")
-    at = {e: {n: x[step] for n, x in values[e].items()} | {STEP: step.astype(np.float64)} for e, step in step_E.items()}
+    at = {}
+    for e, step in step_E.items():
+        truth = values[e] if e in values else numbers_of(store, e, told, known)
+        at[e] = {n: x[step] for n, x in truth.items()} | {STEP: step.astype(np.float64)}
     return Chosen(step_E, at, left)
 
 

@@ -33,10 +33,11 @@ from analysis.saliency.figures import draw
 from analysis.saliency.maps import MapsWriter
 from analysis.shared.bases import bases_in
 from analysis.shared.quantities import find_quantities
-from analysis.shared.samples import open_samples, source_episodes
+from analysis.shared.samples import Latents, open_samples, source_episodes
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
+from core.files import Spool
 from core.interventions import parse_ids
 from core.video import check_video
 
@@ -111,11 +112,12 @@ def main(config: SaliencyConfig) -> None:
         late = next((q for q in quantities if config.target_step < q.first_step), None)
         if late is not None:
             raise UserError(f"{late.name} needs --target_step {late.first_step} or later")
-        z_SZ, units = torch.from_numpy(store.latents(ids)).to(device), source_episodes(store, ids)
+        z_SZ: torch.Tensor | Latents = Latents(store, ids, device)
+        units = source_episodes(store, ids)
         simulator = as_started(simulator, store)
     combined_ids = ids
     if config.combine_samples_not_iterate:
-        z_SZ, ids = simulator.world.normalise(z_SZ.mean(0, keepdim=True)), [-1]
+        z_SZ, ids = simulator.world.normalise(z_SZ[:].mean(0, keepdim=True)), [-1]
         units = units[:1]
     inputs = {"simulator": config.simulator, "samples": config.samples}
     if config.hidden_states is not None:
@@ -124,18 +126,19 @@ def main(config: SaliencyConfig) -> None:
         inputs["env_states"] = config.env_states
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         run.facts = {"agent": agent, "simulator": fingerprint(simulator)}
-        if config.quantised:
-            assert picture is not None
-            shape = (config.steps + 1, picture.shape[0], picture.shape[1])
-            with MapsWriter(run.path, [q.name for q in quantities], len(ids), shape) as maps:
-                result = compute(simulator, z_SZ, ids, quantities, config, units, basis, maps)
-            result.notes["figures"] = "none: --quantised"
-        else:
-            result = compute(simulator, z_SZ, ids, quantities, config, units, basis)
-            draw(result, run.path, names, config.video)
-        if config.combine_samples_not_iterate:
-            result.notes["combined_ids"] = combined_ids
-        result.save(run.path)
+        with Spool(run.path) as spool:
+            if config.quantised:
+                assert picture is not None
+                shape = (config.steps + 1, picture.shape[0], picture.shape[1])
+                with MapsWriter(run.path, [q.name for q in quantities], len(ids), shape) as maps:
+                    result = compute(simulator, z_SZ, ids, quantities, config, units, basis, maps, spool)
+                result.notes["figures"] = "none: --quantised"
+            else:
+                result = compute(simulator, z_SZ, ids, quantities, config, units, basis, spool=spool)
+                draw(result, run.path, names, config.video)
+            if config.combine_samples_not_iterate:
+                result.notes["combined_ids"] = combined_ids
+            result.save(run.path)
         run.metrics |= result.scalars
     print(f"saliency of {len(ids)} rollout(s), {len(quantities)} quantities: {config.out}")
 

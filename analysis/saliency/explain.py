@@ -19,9 +19,11 @@ from analysis.saliency.maps import AGENT_ONLY, WHOLE, MapsWriter, has_path, of_p
 from analysis.saliency.tables import summarise
 from analysis.shared.gradients import Gradients, Noised, gradients, mean_of, reading_at, samples_that_fit
 from analysis.shared.quantities import Quantity
+from analysis.shared.samples import Latents
 from core import artefacts, ranks
 from core.contracts import UserError
 from core.directions import Basis
+from core.files import Spool
 from core.progress import track
 from core.roll import Simulator
 from core.trees import Tree, flatten
@@ -245,42 +247,54 @@ def written(part: Explained, quantities: Sequence[Quantity], maps: MapsWriter) -
         if has_path(q.name):
             maps.put(AGENT_ONLY, q.name, of_pixels(part.arrays[f"grad_{field}_{q.name}_agent_only"]))
     maps.advance(len(part.action))
-    return part._replace(obs={name: as_bytes(x) for name, x in part.obs.items()}, arrays=arrays)
+    return part._replace(arrays=arrays)
+
+
+def spooled(part: Explained, spool: Spool) -> Explained:
+    """A chunk without what has more than a vector a sample, which goes into the spool."""
+    for name, x in (*part.obs.items(), *part.arrays.items()):
+        if x.ndim > 2:
+            spool.add(name, x)
+    few = {name: x for name, x in part.arrays.items() if x.ndim <= 2}
+    return part._replace(obs={name: x for name, x in part.obs.items() if x.ndim <= 2}, arrays=few)
 
 
 def compute(
     simulator: Simulator[Any],
-    z_SZ: Tensor,
+    z_SZ: Tensor | Latents,
     ids: Sequence[int],
     quantities: Sequence[Quantity],
     config: SaliencyConfig,
     units: np.ndarray | None = None,
     basis: Basis | None = None,
     maps: MapsWriter | None = None,
+    spool: Spool | None = None,
 ) -> artefacts.Result:
     """``explain`` in chunks that fit into memory, as a Result.
 
     ids of combined samples: [-1].  units: the independent episode of each sample (default: its own).  maps: is given
-    every chunk's gradients by frames, which are then no arrays of the result.
+    every chunk's gradients by frames, which are then no arrays of the result.  spool: takes what has more than a vector
+    a sample, so that memory holds a chunk of it (``Result.spooled``); it must be open until the result is saved.
     """
-    size = config.batch_size or samples_that_fit(simulator, z_SZ, config.target_step + 1, config.memory_gb * 1e9)
+    size = config.batch_size or samples_that_fit(simulator, z_SZ[:1], config.target_step + 1, config.memory_gb * 1e9)
     chunks = [slice(i, i + size) for i in range(0, len(ids), size)]
     explained = ranks.each(
         chunks, lambda c: explain(simulator, z_SZ[c], ids[c], quantities, config, basis), "lower --batch_size"
     )
-    parts = []
+    parts, fields = [], []
     for found in track(explained, "saliency", len(chunks), unit="batches"):
         part = Explained(*found)
-        parts.append(part if maps is None else written(part, quantities, maps))
+        fields = list(part.obs)
+        part = part if maps is None else written(part, quantities, maps)
+        part = part._replace(obs={name: as_bytes(x) for name, x in part.obs.items()})
+        parts.append(part if spool is None else spooled(part, spool))
 
     def joined(rows: list[np.ndarray]) -> np.ndarray:
         return np.concatenate(rows)
 
-    result = artefacts.Result()
-    fields = list(parts[0].obs)
-    for name in fields:
-        x = joined([p.obs[name] for p in parts])
-        result.arrays[name] = as_bytes(x)
+    result = artefacts.Result(spooled={} if spool is None else spool.arrays)
+    for name in parts[0].obs:
+        result.arrays[name] = joined([p.obs[name] for p in parts])
     for name in ("action", "value", "alive"):
         result.arrays[name] = joined([getattr(p, name) for p in parts])
     for name in parts[0].arrays:

@@ -57,10 +57,13 @@ def gradient_norm(result: artefacts.Result, q: Quantity, part: str) -> np.ndarra
     kept: np.ndarray | None = result.arrays.get(f"norm_{q.name}{part}")
     if kept is not None:
         return kept
-    squares = (
-        (result.arrays[f"grad_{field}_{q.name}{part}"].astype(np.float64) ** 2) for field in result.notes["fields"]
-    )
-    return np.sqrt(sum(x.reshape(len(x), -1).sum(1) for x in squares))
+    return np.sqrt(sum(_squares(result, f"grad_{field}_{q.name}{part}") for field in result.notes["fields"]))
+
+
+def _squares(result: artefacts.Result, name: str) -> np.ndarray:
+    """Sum of an array's squared numbers, float64 [S]; of a spooled one a block is in memory at a time."""
+    blocks = result.spooled[name].blocks() if name in result.spooled else [result.arrays[name]]
+    return np.concatenate([(x.astype(np.float64) ** 2).reshape(len(x), -1).sum(1) for x in blocks])
 
 
 def sample_rows(

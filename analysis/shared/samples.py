@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from core.contracts import UserError
 from core.directions import fingerprint
@@ -25,6 +26,17 @@ def open_samples(path: Path, simulator: Simulator[Any]) -> RolloutStore:
     if facts.get("simulator") != fingerprint(simulator):
         raise UserError(f"{path} was recorded in another simulator; record samples in this one first")
     return store
+
+
+class Latents:
+    """The latents of some samples: a slice of them, float32 [n, Z], is read when it is asked for, as those of known
+    starts hold frames."""
+
+    def __init__(self, store: RolloutStore, ids: Sequence[int], device: torch.device) -> None:
+        self._store, self._ids, self._device = store, list(ids), device
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        return torch.from_numpy(self._store.latents(self._ids[rows])).to(self._device)
 
 
 def source_episodes(store: RolloutStore, episodes: Sequence[int]) -> np.ndarray:

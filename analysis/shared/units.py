@@ -1,13 +1,15 @@
-"""The independent unit: which episodes, lives or worlds belong together, and rows drawn from as many as there are."""
+"""The independent unit: which episodes, lives or worlds belong together, and rows or whole episodes drawn of many."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from core import artefacts
+from core.artefacts import Result
 from core.contracts import UserError
 from core.episodes import RolloutStore
 
@@ -22,6 +24,42 @@ def spread_over_episodes(rows: np.ndarray, unit_N: np.ndarray, count: int, rng: 
         turn[n] = seen[e] = seen.get(e, -1) + 1
     chosen: np.ndarray = np.sort(shuffled[np.argsort(turn, kind="stable")[:count]])
     return chosen
+
+
+def episodes_of(store: RolloutStore, first: int, most: int, seed: int) -> list[int]:
+    """Episodes that have a step >= first: all, or random ones with at most about ``most`` steps together (0: all)."""
+    steps_E = np.minimum(store.steps, store.rows) - first
+    ids = np.flatnonzero(steps_E > 0)
+    if not len(ids):
+        raise UserError(
+            f"{store.path}: no episode is longer than {first} steps; lower --first_step, or leave these states out"
+        )
+    if most and steps_E[ids].sum() > most:
+        drawn = np.random.default_rng(seed).permutation(ids)
+        ids = np.sort(drawn[: max(2, int(np.searchsorted(np.cumsum(steps_E[drawn]), most, side="right")))])
+    return [int(i) for i in ids]
+
+
+class Drawn(NamedTuple):
+    """Episodes that are read, and their share of a store's steps."""
+
+    episodes: list[int]
+    share: float
+
+    def say(self, result: Result, of: str) -> None:
+        """Where not all are read: how much, into the result (``drawn_OF``) and on standard error."""
+        if self.share < 1:
+            said = f"share of the steps of {of} that were read (--most_states)"
+            result.scalar(f"drawn_{of}", self.share, said, len(self.episodes))
+            print(f"note: {self.share:.1%} of the steps of {of} are read, of {len(self.episodes):,} whole episodes "
+                  "drawn at random (--most_states)", file=sys.stderr)  # fmt: skip
+
+
+def drawn(store: RolloutStore, first: int, most: int, seed: int, also: Iterable[int] = ()) -> Drawn:
+    """``episodes_of``, and the episodes ``also``."""
+    episodes = sorted({*episodes_of(store, first, most, seed), *also})
+    steps_E = np.maximum(np.minimum(store.steps, store.rows) - first, 0)
+    return Drawn(episodes, float(steps_E[episodes].sum() / steps_E.sum()))
 
 
 def units(store: RolloutStore, real: RolloutStore | None) -> np.ndarray:

@@ -10,7 +10,7 @@ import torch
 
 from analysis.shared.maps import Embedding
 from analysis.shared.sources import REAL, SIMULATED
-from core.contracts import UserError
+from analysis.shared.units import episodes_of
 from core.episodes import RolloutStore
 from core.roll import probabilities
 
@@ -89,20 +89,6 @@ def join(parts: Sequence[States]) -> States:
         for name in dict.fromkeys(name for p in parts for name in p.more)
     }
     return States(**columns, more=more)
-
-
-def episodes_of(store: RolloutStore, first: int, most: int, seed: int) -> list[int]:
-    """Episodes that have a step >= first: all, or random ones with at most about ``most`` steps together (0: all)."""
-    steps_E = np.minimum(store.steps, store.rows) - first
-    ids = np.flatnonzero(steps_E > 0)
-    if not len(ids):
-        raise UserError(
-            f"{store.path}: no episode is longer than {first} steps; lower --first_step, or leave these states out"
-        )
-    if most and steps_E[ids].sum() > most:
-        drawn = np.random.default_rng(seed).permutation(ids)
-        ids = np.sort(drawn[: max(2, int(np.searchsorted(np.cumsum(steps_E[drawn]), most, side="right")))])
-    return [int(i) for i in ids]
 
 
 def pool(

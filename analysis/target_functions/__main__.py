@@ -38,6 +38,7 @@ from analysis.target_functions.targets import find_targets
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
+from core.files import Spool
 from core.stats import few
 from core.video import check_video
 from generative.record_samples import open_rollouts
@@ -83,9 +84,10 @@ def main(config: TargetFunctionsConfig) -> None:
             starts = informed_starts(simulator, store, count, controls, config.seed, device)
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         run.facts = {"agent": agent, "simulator": fingerprint(simulator)}
-        result = compute(simulator, targets, starts, config)
-        draw(result, run.path, names, config.drawn, config.video)
-        result.save(run.path)
+        with Spool(run.path) as spool:
+            result = compute(simulator, targets, starts, config, spool)
+            draw(result, run.path, names, config.drawn, config.video)
+            result.save(run.path)
         run.metrics |= result.scalars
     print(f"{len(result.notes['targets'])} targets, {config.samples} latents each: {config.out}")
     for row in result.tables["targets"]:

@@ -30,7 +30,8 @@ class Shown(NamedTuple):
 
 def shown_of(result: artefacts.Result, s: int, label: str, when: str, names: Sequence[str]) -> Shown:
     """Start ``s`` of a target, ``before`` or ``after``."""
-    a, key = result.arrays, f"{when}_{label}"
+    key = f"{when}_{label}"
+    a: dict[str, Any] = {**result.arrays, **result.spooled}
     frames, alive = a[f"{result.notes['field']}_{key}"][s].copy(), a[f"alive_{key}"][s]
     frames[~alive] = ENDED
     actions = [names[i] for i in a[f"action_{key}"][s]]
@@ -146,7 +147,8 @@ def draw_courses(result: artefacts.Result) -> Any:
 def draw(result: artefacts.Result, path: Path, names: Sequence[str], drawn: int, video: bool) -> None:
     """``targets.png``; a PNG strip (and an MP4) a target and start, for worlds whose observation is a picture."""
     draw_courses(result).savefig(path / "targets.png", dpi=110)
-    frames = result.arrays[f"{result.notes['field']}_before_{next(iter(result.notes['targets']))}"]
+    arrays: dict[str, Any] = {**result.arrays, **result.spooled}
+    frames = arrays[f"{result.notes['field']}_before_{next(iter(result.notes['targets']))}"]
     if frames.dtype != np.uint8 or frames.ndim != 5:
         result.notes["figures"] = "no strips: the observation of this world is no picture"
         return

@@ -16,6 +16,7 @@ from analysis.target_functions.tables import summarise
 from analysis.target_functions.targets import Target
 from core import artefacts, ranks
 from core.contracts import UserError
+from core.files import Spool
 from core.progress import bar
 from core.roll import Simulator
 from generative.record_samples import noise_of
@@ -121,16 +122,22 @@ def read_noisy(simulator: Simulator[Any], target: Target, z_SZ: Tensor, config: 
     s, ids = len(z_SZ), np.arange(config.noisy * len(z_SZ))
 
     def draw(n: int) -> Tensor:
-        noise = noise_of(simulator, config.seed, ids[n * s : (n + 1) * s].tolist(), config.steps, z_SZ.device)
-        return target.read(simulator.rollout(z_SZ, config.steps, noise=noise))
+        parts = []
+        for first in range(0, s, BATCH):
+            some = ids[n * s + first : n * s + min(first + BATCH, s)].tolist()
+            noise = noise_of(simulator, config.seed, some, config.steps, z_SZ.device)
+            parts.append(target.read(simulator.rollout(z_SZ[first : first + BATCH], config.steps, noise=noise)))
+        return torch.cat(parts)
 
     return torch.stack(list(ranks.each(range(config.noisy), draw))).nanmean(0).cpu().double().numpy()
 
 
 def compute(
-    simulator: Simulator[Any], targets: Sequence[Target], starts: Starts, config: TargetFunctionsConfig
-) -> artefacts.Result:
-    """Optimise every start for every target; arrays, the tables ``samples`` and ``targets``, and scalars.
+    simulator: Simulator[Any], targets: Sequence[Target], starts: Starts, config: TargetFunctionsConfig,
+    spool: Spool | None = None,
+) -> artefacts.Result:  # fmt: skip
+    """Optimise every start for every target; arrays, the tables ``samples`` and ``targets``, and scalars.  spool: takes
+    the frames, so that memory holds some of them (``Result.spooled``); it must be open until the result is saved.
 
     A target that says nothing in this simulator is left out: its row has no numbers and says why (``why_not``).
     UserError if all are.
@@ -138,7 +145,7 @@ def compute(
     samples, population, tries = config.samples, starts.population, tries_of(config)
     if len(starts.z_SZ) != samples * config.screen or len(population.z_NZ) != samples * tries:
         raise ValueError(f"{len(starts.z_SZ)} starts and {len(population.z_NZ)} controls for {samples} samples")
-    result = artefacts.Result()
+    result = artefacts.Result(spooled={} if spool is None else spool.arrays)
     work = samples * (tries + config.screen) + samples * config.restarts * config.iterations * len(targets)
     left_out: dict[str, str] = {}
     with bar("optimising", work, "rollouts") as progress:
@@ -155,8 +162,8 @@ def compute(
             found = optimise_all(
                 simulator, target, mine, scale, config, lambda n: progress.advance(n * config.iterations)
             )
-            result.arrays |= recorded(simulator, target, mine.z_SZ, config, "before")
-            result.arrays |= recorded(simulator, target, found.z_RZ, config, "after")
+            result.arrays |= recorded(simulator, target, mine.z_SZ, config, "before", spool)
+            result.arrays |= recorded(simulator, target, found.z_RZ, config, "after", spool)
             put(result, simulator, target, mine, found, control_y[k].reshape(samples, tries), scale, config)
     summarise(result, targets, left_out, config.seed)
     read = [t for t in targets if t.label not in left_out]
@@ -191,18 +198,26 @@ def tries_of(config: TargetFunctionsConfig) -> int:
 
 @torch.no_grad()
 def recorded(
-    simulator: Simulator[Any], target: Target, z_SZ: Tensor, config: TargetFunctionsConfig, when: str
-) -> dict[str, np.ndarray]:
-    """Arrays of a target's modal rollouts ``before`` or ``after``: what they show, step by step."""
-    out = simulator.rollout(z_SZ, config.steps)
-    name = next(iter(out.obs))
-    x = out.obs[name].cpu().numpy()
-    picture = x.ndim == 5 and x.shape[-1] == 3
-    arrays = {"z": z_SZ, "action": out.action, "value": out.value, "alive": out.alive, "trace": target.trace(out)}
-    return {
-        f"{name}_{when}_{target.label}": (x * 255).round().clip(0, 255).astype(np.uint8) if picture else x,
-        **{f"{what}_{when}_{target.label}": array.cpu().numpy() for what, array in arrays.items()},
-    }
+    simulator: Simulator[Any], target: Target, z_SZ: Tensor, config: TargetFunctionsConfig, when: str,
+    spool: Spool | None = None,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """Arrays of a target's modal rollouts ``before`` or ``after``: what they show, step by step; without the frames
+    where a spool takes them."""
+    parts: dict[str, list[np.ndarray]] = {}
+    for z in z_SZ.split(BATCH):
+        out = simulator.rollout(z, config.steps)
+        name = next(iter(out.obs))
+        x = out.obs[name].cpu().numpy()
+        picture = x.ndim == 5 and x.shape[-1] == 3
+        shown = (x * 255).round().clip(0, 255).astype(np.uint8) if picture else x
+        if spool is None:
+            parts.setdefault(name, []).append(shown)
+        else:
+            spool.add(f"{name}_{when}_{target.label}", shown)
+        arrays = {"z": z, "action": out.action, "value": out.value, "alive": out.alive, "trace": target.trace(out)}
+        for what, array in arrays.items():
+            parts.setdefault(what, []).append(array.cpu().numpy())
+    return {f"{what}_{when}_{target.label}": np.concatenate(of) for what, of in parts.items()}
 
 
 def put(

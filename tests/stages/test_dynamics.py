@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from agents.recurrent import AgentConfig, RecurrentAgent, load_agent, save_agent
 from analysis import hidden_states
 from analysis.behaviours import __main__ as behaviours
-from analysis.dynamics import __main__ as dynamics
+from analysis.dynamics import __main__ as dynamics, inputs
+from analysis.dynamics.recurrence import Recurrence
+from analysis.probes import baselines
+from analysis.probes.baselines import seen_by
 from analysis.similarity import __main__ as similarity
 from analysis.similarity.comparison import states
 from core import artefacts, config as cli
@@ -38,6 +42,33 @@ def analysed(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config_of(pipeline: Path, out: Path, *argv: str) -> dynamics.DynamicsConfig:
     given = ["--agent", str(pipeline / "agent"), "--rollouts", str(pipeline / "rollouts"), "--out", str(out)]
     return cli.parse(dynamics.DynamicsConfig, [*DEBUG, *given, *argv], dynamics.STAGE)
+
+
+def test_frames_are_read_in_blocks_and_whole_episodes_drawn(
+    pipeline: Path, analysed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = load_agent(pipeline / "agent")
+    memory = Recurrence.of(agent)
+    with RolloutStore(pipeline / "rollouts") as store:
+        columns, index_N2 = store.pooled("obs/frames")
+        whole = memory.inputs(agent, {"frames": torch.from_numpy(columns["obs/frames"])}).double().detach()
+        monkeypatch.setattr(inputs, "FRAMES", 7)  # blocks begin and end within episodes
+        recorded = inputs.read(memory, agent, store)
+        assert torch.allclose(recorded.e_NE, whole, atol=1e-5)
+        assert np.array_equal(recorded.index_N2, index_N2)
+        some = inputs.read(memory, agent, store, [1, 3])
+        mine = torch.from_numpy(np.isin(index_N2[:, 0], [1, 3]))
+        assert torch.equal(some.h_NH, recorded.h_NH[mine]) and torch.allclose(some.e_NE, whole[mine], atol=1e-5)
+        # Probes show an agent the episodes some steps at a time.
+        once = seen_by(agent, store, index_N2)
+        monkeypatch.setattr(baselines, "BLOCK", 3)
+        again = seen_by(agent, store, index_N2)
+        assert np.array_equal(once.h_NH, again.h_NH) and np.array_equal(once.alone_NF, again.alone_NF)
+        assert np.allclose(once.h_NH, store.pooled("h")[0]["h"], atol=1e-5)
+    # The episodes of the behaviours' central frames are read whatever else is drawn.
+    chosen = ["--behaviours", str(analysed / "behaviours"), "--most_states", "2"]
+    dynamics.main(config_of(pipeline, tmp_path / "out", *chosen))
+    assert 0 < Result.load(tmp_path / "out").scalars["drawn_rollouts"]["value"] <= 1
 
 
 def test_dynamics_of_an_agent(

@@ -129,9 +129,9 @@ def test_at_most_so_many_states_of_whole_episodes(pipeline: Path, tmp_path: Path
     store = RolloutStore(pipeline / "rollouts")
     steps = np.minimum(store.steps, store.rows) - 2
     most = int(np.sort(steps)[-3:].sum())
-    chosen = pooled.episodes_of(store, 2, most, 0)
+    chosen = units.episodes_of(store, 2, most, 0)
     assert 2 <= len(chosen) < len(store) and steps[chosen].sum() <= most
-    assert pooled.episodes_of(store, 2, 0, 0) == pooled.episodes_of(store, 2, 10**9, 0) == list(range(len(store)))
+    assert units.episodes_of(store, 2, 0, 0) == units.episodes_of(store, 2, 10**9, 0) == list(range(len(store)))
     out = tmp_path / "few"
     argv = given(pipeline, "simulator", "rollouts")
     run(env_states, "EnvStatesConfig", "precompute", *argv, "--most_states", most, "--out", out)

@@ -245,6 +245,14 @@ def test_coupling_of_samples(runs: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert said.err.count("note: 18 Jacobians are tested together and p is never below 0.005") == 1
     assert len(result.notes["resolution"]) == 2 and result.notes["left_out"] == []
     assert result.notes["directions"] == ["ica:0", "ica:1", "ica:2"]
+    # Of few steps: whole samples drawn, and how many.
+    few = tmp_path / "few"
+    couple(
+        runs, few, "--lags", 1, "--max_directions", 3, "--samples_per_behaviour", 10, "--most_states", 100,
+        "--permutations", 199, "--resamples", 99,
+    )  # fmt: skip
+    share = Result.load(few).scalars["drawn_samples"]
+    assert 0 < share["value"] < 1 and f"of {share['n']} whole episodes drawn" in capsys.readouterr().err
     # Those that are named, in that order: the same numbers.
     two = tmp_path / "two"
     couple(

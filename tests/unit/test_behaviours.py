@@ -22,6 +22,7 @@ from analysis.behaviours.clustering import BehaviourOptions, _centres, cluster
 from analysis.behaviours.figures import draw_graph, titled, video_frames
 from analysis.behaviours.histories import Steps, histories, in_effect, read_steps, weighted
 from analysis.behaviours.mdp import Visits, aggregate, transitions
+from analysis.shared import units
 from analysis.shared.behaviours import load_behaviours, sample_labels
 from analysis.shared.clusters import (
     NOISE,
@@ -644,6 +645,26 @@ def drawn(recorded: Path) -> Path:
     out = recorded.parent / "behaviours"
     stage(settings_of(recorded, out))
     return out
+
+
+def test_of_many_steps_whole_episodes_are_clustered_and_the_share_is_said(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage(replace(settings_of(recorded, tmp_path / "out", most_states=200), action="precompute"))
+    result = artefacts.Result.load(tmp_path / "out")
+    episodes, counts = np.unique(result.arrays["index_real"][:, 0], return_counts=True)
+    assert len(episodes) == 5 and set(counts) == {34}  # of 35 steps after the first; the last has none after it
+    assert result.scalars["drawn_rollouts"]["value"] == pytest.approx(5 / 12)
+    assert "note: 41.7% of the steps of rollouts are read, of 5 whole episodes" in capsys.readouterr().err
+    with RolloutStore(recorded) as store:
+        chosen = units.drawn(store, 1, 200, 0)
+        steps = read_steps(store, 1, episodes=chosen.episodes)
+    assert chosen.episodes == episodes.tolist()
+    found = cluster((steps, None), settings_of(recorded, tmp_path, most_states=0).fit, 0, ACTIONS)
+    assert np.array_equal(found.arrays["labels_real"], result.arrays["labels_real"])
+    stage(replace(settings_of(recorded, tmp_path / "all", most_states=10_000), action="precompute"))
+    assert "drawn_rollouts" not in artefacts.Result.load(tmp_path / "all").scalars
+    assert not capsys.readouterr().err
 
 
 def test_videos_show_central_samples_from_their_step_and_loop(recorded: Path, drawn: Path) -> None:

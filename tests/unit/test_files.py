@@ -19,6 +19,7 @@ from hypothesis import example, given, settings, strategies as st
 from core import files
 from core.contracts import UserError
 from core.files import (
+    Spool,
     bounded,
     csv_bytes,
     csv_of,
@@ -32,6 +33,7 @@ from core.files import (
     tensors_of,
     unpickled_tensors,
     write_atomically,
+    write_npz,
     writing,
 )
 
@@ -50,6 +52,36 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 # Writing
+
+
+def test_a_spool_holds_rows_that_come_and_an_npz_takes_them_as_they_lie(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    blocks = {"a": [rng.random((n, 3, 2)) for n in (2, 1, 4)], "b": [rng.integers(0, 9, (n, 5)) for n in (1, 1, 3)]}
+    plain = {"c": np.asfortranarray(rng.random((4, 3))), "d": np.array("word")}
+    with Spool(tmp_path) as spool:
+        for pair in zip(*blocks.values(), strict=True):
+            for name, rows in zip(blocks, pair, strict=True):
+                spool.add(name, rows)
+        assert not list(tmp_path.iterdir())  # it has no name
+        whole = {name: np.concatenate(of) for name, of in blocks.items()}
+        for name, array in whole.items():
+            rows = spool.arrays[name]
+            assert (rows.shape, rows.dtype, rows.ndim, len(rows)) == (array.shape, array.dtype, array.ndim, len(array))
+            assert all(np.array_equal(rows[i], array[i]) for i in range(len(array)))
+        with pytest.raises(IndexError):
+            spool.arrays["a"][7]
+        with pytest.raises(ValueError, match="rows float32"):
+            spool.add("a", np.zeros((1, 3, 2), np.float32))
+        write_npz(tmp_path / "x.npz", {**spool.arrays, **plain})
+    found = npz_of(tmp_path / "x.npz", HERE)
+    assert found.keys() == {*whole, *plain}
+    for name, array in {**whole, **plain}.items():
+        assert found[name].dtype == array.dtype and np.array_equal(found[name], array)
+
+
+def test_a_full_disk_stops_a_spool(tmp_path: Path) -> None:
+    with Spool(tmp_path) as spool, largest_file(1000), pytest.raises(OSError, match="File too large"):
+        spool.add("a", np.zeros((2, 4000)))
 
 
 @pytest.mark.parametrize("size", [0, 1, 999])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from analysis.target_functions.targets import find_targets
 from core.contracts import EnvSpec, UserError
 from core.directions import Basis
 from core.figures import NEGATIVE, POSITIVE, rgb
+from core.files import Spool
 from core.interventions import AddVector, AtSteps
 from core.roll import Simulator, act, choose
 from core.trees import flatten
@@ -408,12 +410,23 @@ def test_a_direction_of_the_world_is_no_quantity_of_the_agent(learned: Simulator
         find_quantities(["d_pca_1"], SPEC, bases.bases_in(None, "", torch.device("cpu")))
 
 
-def test_batches_give_what_one_pass_gives(learned: Simulator[RSSMWorld]) -> None:
+def test_batches_give_what_one_pass_gives(learned: Simulator[RSSMWorld], tmp_path: Path) -> None:
     z, ids = latents(learned), [8, 3, 5]
     quantities = find_quantities(["value", "action"], SPEC, no_basis)
     options = {"steps": STEPS, "target_step": TARGET, "copies": 2, "noise": 0.1, "integrated_steps": 4}
     whole = explain.compute(learned, z, ids, quantities, SaliencyConfig(batch_size=3, **options))
     parts = explain.compute(learned, z, ids, quantities, SaliencyConfig(batch_size=1, **options))
+    with Spool(tmp_path) as spool:
+        config = SaliencyConfig(batch_size=1, **options)
+        spooled = explain.compute(learned, z, ids, quantities, config, spool=spool)
+        assert max(x.ndim for x in spooled.arrays.values()) == 2 < min(x.ndim for x in spooled.spooled.values())
+        assert (spooled.tables, spooled.scalars) == (parts.tables, parts.scalars)
+        strips = [figures.strip_of(r, 2, "value", "frames", SPEC.action_names) for r in (spooled, parts)]
+        assert all(np.array_equal(x, strips[1].maps[label]) for label, x in strips[0].maps.items())
+        spooled.save(tmp_path)
+    with np.load(tmp_path / "arrays.npz") as saved:
+        assert set(saved) == set(parts.arrays)
+        assert all(np.array_equal(saved[name], x) and saved[name].dtype == x.dtype for name, x in parts.arrays.items())
     assert set(whole.arrays) == set(parts.arrays)
     for name, array in whole.arrays.items():
         most = 2e-5 * float(np.abs(array).max())

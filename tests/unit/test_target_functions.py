@@ -17,6 +17,7 @@ from analysis.target_functions.population import Population, Starts, random_star
 from analysis.target_functions.targets import Target, find_targets, log_of_ending
 from core.contracts import UserError
 from core.directions import Basis
+from core.files import Spool
 from core.roll import Simulator, Trajectory
 from envs.planted import PlantedModel, PlantedOptions, matrices, planted_simulator, spec_of
 from envs.planted_truth import truth
@@ -355,6 +356,25 @@ def test_against_the_best_of_as_many_untrained(planted_32: Simulator[PlantedMode
     down = [r for r in result.tables["samples"] if r["sense"] == "down"]
     assert all(r["after"] < r["control"] < r["before"] or r["control"] > r["before"] for r in down)
     assert all(r["control"] == result.arrays["control_value_drop_down"][s].min() for s, r in enumerate(down))
+
+
+def test_frames_go_to_the_disk_batch_by_batch(
+    planted_32: Simulator[PlantedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, config = targets(("value",), ("value_drop",)), replace(CONFIG, samples=5, iterations=2)
+    starts = random_starts(planted_32, 5, 5 * 4, 0, torch.device("cpu"))
+    whole = search.compute(planted_32, chosen, starts, config)
+    monkeypatch.setattr(search, "BATCH", 2)
+    with Spool(tmp_path) as spool:
+        result = search.compute(planted_32, chosen, starts, config, spool)
+        assert len(result.spooled) == 4 and not result.spooled.keys() & result.arrays.keys()
+        result.save(tmp_path)
+    with np.load(tmp_path / "arrays.npz") as saved:
+        assert set(saved) == set(whole.arrays)
+        for name, x in whole.arrays.items():
+            np.testing.assert_allclose(saved[name], x, rtol=1e-4, atol=1e-5, err_msg=name)
+    for row, other in zip(result.tables["samples"], whole.tables["samples"], strict=True):
+        assert row["noisy_after"] == pytest.approx(other["noisy_after"], abs=1e-4)
 
 
 def test_nothing_to_optimise_is_said(planted_32: Simulator[PlantedModel]) -> None:
