@@ -418,6 +418,20 @@ def in_common(episode: Episode, sample: int, member: int) -> Episode:
     return replace(episode, world={}, latent=None, meta={**episode.meta, "sample": sample, "simulator": member})
 
 
+def facts_of(
+    config: RecordSamplesConfig, members: Sequence[Simulator[Any]], names: Sequence[str], kinds: Sequence[str]
+) -> dict[str, Any]:
+    """What the manifest says of the rollouts.  names: the simulators' fingerprints; kinds: of their starts."""
+    return {
+        "agent": fingerprint(members[0].agent),
+        "source": "simulated",
+        **({"simulator": names[0]} if len(names) == 1 else {"simulators": list(names)}),
+        "start": kinds[0] if len(set(kinds)) == 1 else list(kinds),
+        "first_shown": None if config.rollouts is None else members[0].world.initial_frames - 1,
+        "stochastic": config.stochastic,
+    }
+
+
 def main(config: RecordSamplesConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
@@ -480,15 +494,7 @@ def main(config: RecordSamplesConfig) -> None:
                 progress.advance()
         films.finish()
         artefacts.write_json(run.path / "spec.json", spec.to_json())
-        run.facts = {
-            "agent": fingerprint(members[0].agent),
-            "source": "simulated",
-            **({"simulator": names[0]} if of_one else {"simulators": names}),
-            "start": kinds[0] if len(set(kinds)) == 1 else kinds,
-            "first_shown": None if config.rollouts is None else members[0].world.initial_frames - 1,
-            "stochastic": config.stochastic,
-            "interventions": altered,
-        }
+        run.facts = facts_of(config, members, names, kinds) | {"interventions": altered}
         if not of_one:
             Result(tables={"members": apart.table(np.random.default_rng(config.seed))}).save(run.path)
         run.record("ended_share", ended / (count * len(members)), "share of rollouts", count * len(members))
