@@ -266,8 +266,11 @@ def cut_off(path: Path, stage: str, config: Any) -> bool:
         of = about.get("config") if isinstance(about, dict) else None
         return [about["stage"], {k: v for k, v in of.items() if k not in COMMANDS}] if isinstance(of, dict) else None
 
-    same = makes({"stage": stage, "config": json.loads(json.dumps(to_json(config)))})
-    return same is not None and bool(makes(read_json(mark)) == same)
+    try:
+        said = makes({"stage": None, **read_json(mark)})
+    except (UserError, TypeError):  # a file of that name that no stage wrote
+        return False
+    return said is not None and bool(said == makes({"stage": stage, "config": json.loads(json.dumps(to_json(config)))}))
 
 
 def begin_run(

@@ -106,6 +106,11 @@ def test_the_same_command_begins_anew_where_it_was_killed(tmp_path: Path, capsys
         with pytest.raises(UserError, match="already holds data"), new_run(path, stage, other):
             raise AssertionError("the block must not run")
         assert (path / "half").exists()
+    for others in ("[]", "{}", "{", '{"config": {"seed": 1}}'):  # a file of that name that no stage wrote
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        (tmp_path / "mine" / "config.json").write_text(others)
+        with pytest.raises(UserError, match="already holds data"), new_run(tmp_path / "mine", "train", config):
+            raise AssertionError("the block must not run")
     with new_run(path, "train", {**config, "resume": False}) as run:  # how a command begins is not what it makes
         assert not (run.path / "half").exists()
     assert "left half-written by this command: it is made anew" in capsys.readouterr().err
