@@ -81,6 +81,15 @@ class Field:
         return self.groups or (self.size,)
 
 
+def numbers_of_distinct(actions: Mapping[str, Sequence[int]]) -> np.ndarray:
+    """int64 [A]: of every id its number among ``actions`` (``EnvSpec.distinct_actions``), so that ids that do the same
+    have one."""
+    number_A = np.zeros(sum(map(len, actions.values())), np.int64)
+    for number, ids in enumerate(actions.values()):
+        number_A[list(ids)] = number
+    return number_A
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
     """What a world looks like from outside.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from core.contracts import EnvSpec
+from core.contracts import EnvSpec, numbers_of_distinct
 from core.episodes import Episode
 from core.stats import bootstrap_mean
 
@@ -45,10 +45,7 @@ class Apart:
         """Actions int64 [T] or [T, parts] as [T, 1 or parts]; those that do the same are one."""
         if self.spec.action_parts:
             return action
-        number_A = np.empty(self.spec.n_actions, np.int64)
-        for number, ids in enumerate(self.spec.distinct_actions().values()):
-            number_A[list(ids)] = number
-        return number_A[action][:, None]
+        return numbers_of_distinct(self.spec.distinct_actions())[action][:, None]
 
     def _keep(self, name: str, x_PT: np.ndarray) -> None:
         whole_PT = np.full((len(x_PT), self.steps + 1), np.nan)

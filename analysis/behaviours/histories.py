@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from core.contracts import numbers_of_distinct
 from core.episodes import RolloutStore
 
 
@@ -53,11 +54,8 @@ def read_steps(
 def in_effect(steps: Steps, actions: Mapping[str, Sequence[int]]) -> Steps:
     """The steps with actions that do the same as one: of every name in ``actions`` (EnvSpec.distinct_actions), its
     number among them, and the logit of doing any of them."""
-    of_A = np.zeros(sum(map(len, actions.values())), np.int64)
-    for number, ids in enumerate(actions.values()):
-        of_A[list(ids)] = number
     logits_NA = np.stack([np.logaddexp.reduce(steps.logits_NA[:, list(ids)], axis=1) for ids in actions.values()], 1)
-    return replace(steps, action_N=of_A[steps.action_N], logits_NA=logits_NA)
+    return replace(steps, action_N=numbers_of_distinct(actions)[steps.action_N], logits_NA=logits_NA)
 
 
 def histories(x_NF: np.ndarray, index_N2: np.ndarray, lags: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

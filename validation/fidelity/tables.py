@@ -14,6 +14,7 @@ import numpy as np
 
 from analysis.shared.directions import changing
 from core.artefacts import Result
+from core.contracts import numbers_of_distinct
 from core.stats import Estimate, bootstrap_mean
 from core.two_sample import frechet, halves, median_width, mmd, told_apart
 from validation.fidelity.counterfactual import Found
@@ -191,9 +192,7 @@ class Lives:
 
     def in_effect(self, actions: Mapping[str, Sequence[int]]) -> Lives:
         """The same with every action as the number, among ``actions``, of what it does."""
-        number_A = np.zeros(sum(map(len, actions.values())), np.int64)
-        for number, ids in enumerate(actions.values()):
-            number_A[list(ids)] = number
+        number_A = numbers_of_distinct(actions)
         real, dreamed = (number_A[a] for a in self.action)
         return replace(self, action=(real, dreamed))
 
