@@ -28,6 +28,7 @@ from agents.branches import FOLDER, LEAD, STEPS, record_branches, require_branch
 from agents.load import load_agent
 from agents.play import Begin, Chooser, Exploration, Moment, SharedEnv, play
 from agents.recording_state import STATE, Saves, check_whole, keeps_states, made_of, saved_in, telling
+from agents.shared_recording import Ended, SharedWriter, rounds
 from core import artefacts, config as cli, files, ranks
 from core.artefacts import WEIGHTS
 from core.config import nearest
@@ -44,7 +45,6 @@ from envs.procgen_truth import WithTruth, parse_truth
 from envs.registry import agents_a_world, classes_of, make
 
 STAGE = "record"
-ROUND = 64  # steps after which processes hand in what has ended
 LIVES = {"shard_steps": 4096, "chunk_steps": 512, "level": 6}  # most of what an agent of many sees is as it was before
 
 
@@ -138,39 +138,19 @@ def record_episodes(
     intervene: Sequence[Intervention] = (),
     steps: int | None = None,
     points: Sequence[str] = (),
-    processes: Processes = ALONE,
 ) -> Iterator[Episode]:
     """``ceil(episodes / slots)`` whole episodes from every slot, in the order they end; meta ``world``, where a world
     has many agents, numbers its playings.  points: columns of ``points_of``.
 
     steps: so many of every slot in place of whole episodes; then the episodes that are not over come last, cut.
 
-    processes: each has its slots of ``env`` (agents.play.SharedEnv); the first one is given the episodes of all, in the
-    same order, and the others none.
-
     What is kept until then is the rows of the running episodes; of slots that have given theirs, nothing.
     """
     recorder = Recorder(
-        agent, env, episodes, processes.part(env.spec.slots), seed=seed, device=device, exploration=exploration,
+        agent, env, episodes, slice(0, env.spec.slots), seed=seed, device=device, exploration=exploration,
         intervene=intervene, steps=steps, points=points,
     )  # fmt: skip
-    return itertools.chain.from_iterable(of_all(recorder, processes))
-
-
-def of_all(recorder: Recorder, processes: Processes) -> Iterator[list[Episode]]:
-    """What ends at every step in the slots of all processes; the first one is given it, the others nothing."""
-    own, going = iter(recorder), True
-    if processes.count == 1:
-        yield from own
-        return
-    while going:
-        some = list(itertools.islice(own, ROUND))
-        going = processes.largest(len(some) == ROUND, "cpu") > 0
-        shares = processes.to_first([[vars(e) for e in ended] for ended in some])
-        for of_a_step in itertools.zip_longest(*shares, fillvalue=()):
-            # A process has the slots after those of the one before it; what was cut comes last.
-            found = [Episode(**columns) for ended in of_a_step for columns in ended]
-            yield sorted(found, key=lambda e: bool(e.meta.get("cut")))
+    return itertools.chain.from_iterable(recorder)
 
 
 class Recorder:
@@ -529,13 +509,13 @@ class Kept:
     cut: int = 0
     cut_steps: int = 0
 
-    def add(self, episode: Episode) -> None:
-        self.altered += len(episode.meta.get("altered", ()))
-        if episode.meta.get("cut"):
-            self.cut, self.cut_steps = self.cut + 1, self.cut_steps + episode.steps
+    def add(self, ended: Ended) -> None:
+        self.altered += ended.altered
+        if ended.cut:
+            self.cut, self.cut_steps = self.cut + 1, self.cut_steps + ended.steps
         else:
-            self.returns.append(float(episode.reward.sum()))
-            self.lengths.append(episode.steps)
+            self.returns.append(ended.total)
+            self.lengths.append(ended.steps)
 
     @property
     def steps(self) -> int:
@@ -586,19 +566,30 @@ def write_episodes(
         exploration=config.exploration, intervene=intervene, steps=config.num_steps, points=points,
         saved=before.get("recorder"),
     )  # fmt: skip
-    with StoreWriter(path, **store) as writer, bar("recording", total, "episodes" if whole else "steps") as progress:
+    with bar("recording", total, "episodes" if whole else "steps") as progress:
         artefacts.write_json(path / "spec.json", env.spec.to_json())
-        if before.get("writer"):
-            writer.restore(before["writer"])
-        before.clear()  # its rows are not held twice
-        progress.advance(len(kept.returns) if whole else kept.steps)
-        for ended in of_all(recorder, processes):
-            for episode in ended:
-                writer.add(episode)
-                kept.add(episode)
-                progress.advance(1 if whole else episode.steps)
-            if saves is not None:
-                saves.after_step(recorder, writer, kept)
+
+        def told(ended: Ended) -> None:
+            kept.add(ended)
+            progress.advance(1 if whole else ended.steps)
+
+        if processes.count > 1:
+            with SharedWriter(path, processes, **store) as shards:
+                for some in rounds(recorder, processes):
+                    for ended in shards.add(some):
+                        told(ended)
+            return kept
+        with StoreWriter(path, **store) as writer:
+            if before.get("writer"):
+                writer.restore(before["writer"])
+            before.clear()  # its rows are not held twice
+            progress.advance(len(kept.returns) if whole else kept.steps)
+            for episodes in recorder:
+                for episode in episodes:
+                    writer.add(episode)
+                    told(Ended.of(episode))
+                if saves is not None:
+                    saves.after_step(recorder, writer, kept)
     if saves is not None:
         saves.end(writer, kept)
     return kept

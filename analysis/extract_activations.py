@@ -14,8 +14,6 @@ if not __package__:  # run by its path, where the imports below fail
     sys.exit(2)
 
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,7 +28,7 @@ from analysis.lives.recording import SHARD_STEPS, STAGE, STORE, record_lives
 from core import artefacts, config as cli, ranks
 from core.contracts import UserError
 from core.directions import fingerprint
-from core.episodes import Episode, StoreWriter
+from core.episodes import StoreWriter
 from core.files import writing
 from core.progress import bar
 from core.ranks import Processes
@@ -103,52 +101,49 @@ def main(config: ExtractConfig) -> None:
     parts = 1 if config.smoke_test else config.parts
     player_B = np.arange(env.spec.slots) % len(players)
     fixed = ("mode", "policy", "policies", "worlds", "training_maps", "greedy", "seed", "smoke_test", "points")
-    done: dict[str, Any] = {"parts": 0, "lives": 0, "steps": 0, "maps": []}
-    done["agents"] = {k: fingerprint(policy) for k, policy in policies.items()}
-    if config.resume and (config.out / PROGRESS).exists():
-        saved = cli.read_json(config.out / PROGRESS)
-        if not isinstance(saved, dict) or not artefacts.seal_holds(saved):
-            raise UserError(f"{config.out / PROGRESS} differs from its seal; copy it or start the extraction anew")
-        del saved[artefacts.SEAL]
-        if saved.get("agents") != done["agents"]:
-            raise UserError("--resume: a policy is not the one the extraction began with; start another for that")
-        if saved["parts"] > parts:
-            raise UserError(f"--resume: {saved['parts']} parts are recorded; --parts {parts} would be fewer")
-        done = saved
+    done = done_before(config, parts, {k: fingerprint(policy) for k, policy in policies.items()})
 
-    def lives_of(part: int) -> Iterator[Episode]:
-        for life in record_lives(
+    def recorded(part: int) -> dict[str, Any]:
+        """Plays a part and writes it; what it adds to ``done``."""
+        lives = record_lives(
             players, player_B, env, seed=game_seed(config.seed, part), device=device, greedy=config.greedy,
             most_ticks=10 if config.smoke_test else None, points=points,
-        ):  # fmt: skip
-            yield replace(life, meta={**life.meta, "policy": name, "part": part})
+        )  # fmt: skip
+        count, steps = 0, 0
+        maps: set[int] = set()
+        with StoreWriter(config.out, f"part_{part:04d}", SHARD_STEPS, **STORE) as writer:
+            for life in lives:
+                writer.add(replace(life, meta={**life.meta, "policy": name, "part": part}))
+                count, steps, maps = count + 1, steps + life.steps, maps | {life.meta["map"]}
+        return {"lives": count, "steps": steps, "maps": sorted(maps)}
 
     processes = Processes(ranks.rank(), ranks.count())
-    played = of_parts(range(done["parts"], parts), lives_of, processes)
-    if not processes.first:
-        processes.wait()  # until the run directory is open
-        deque(played, maxlen=0)
-        env.close()
-        return
-    run = open_run(config, STAGE, paths, fixed, state=PROGRESS)
-    processes.wait()
-    for shard in run.path.glob("*.h5"):
-        if int(shard.stem.split("_")[1]) >= done["parts"]:  # of a part that was cut off
-            shard.unlink()
-    artefacts.write_json(run.path / "spec.json", env.spec.to_json())
-    artefacts.write_json(run.path / PROGRESS, artefacts.sealed(done))
+    if processes.first:
+        run = open_run(config, STAGE, paths, fixed, state=PROGRESS)
+        for shard in run.path.glob("*.h5"):
+            if int(shard.stem.split("_")[1]) >= done["parts"]:  # of a part that was cut off
+                shard.unlink()
+        artefacts.write_json(run.path / "spec.json", env.spec.to_json())
+        artefacts.write_json(run.path / PROGRESS, artefacts.sealed(done))
+    processes.wait()  # until the run directory is open
+    if 0 < parts - done["parts"] < processes.count:
+        print(f"note: {parts - done['parts']} part(s) for {processes.count} processes: the others wait; raise --parts",
+              file=sys.stderr)  # fmt: skip
     with bar("extracting", parts, "parts") as progress:
         progress.advance(done["parts"])
-        for part, lives in played:
-            with StoreWriter(run.path, f"part_{part:04d}", SHARD_STEPS, **STORE) as writer:
-                for life in lives:
-                    writer.add(life)
-                    done["lives"] += 1
-                    done["steps"] += life.steps
-                    done["maps"] = sorted({*done["maps"], life.meta["map"]})
-            done["parts"] = part + 1
-            artefacts.write_json(run.path / PROGRESS, artefacts.sealed(done))
-            progress.advance()
+        for start in range(done["parts"], parts, processes.count):  # a part a process
+            mine = start + processes.rank
+            added = [x for x in processes.listed(recorded(mine) if mine < parts else None) if x is not None]
+            for x in added:
+                done |= {k: done[k] + x[k] for k in ("lives", "steps")}
+                done["maps"] = sorted({*done["maps"], *x["maps"]})
+            done["parts"] += len(added)
+            if processes.first:
+                artefacts.write_json(run.path / PROGRESS, artefacts.sealed(done))
+            progress.advance(len(added))
+    if not processes.first:
+        env.close()
+        return
     for number in done["maps"]:
         with writing(run.path / f"map_{number}.npy") as file:
             np.save(file, env.materials(number))
@@ -162,22 +157,20 @@ def main(config: ExtractConfig) -> None:
     print(f"{done['lives']:,} lives, {done['steps']:,} steps of {name}: {config.out}")
 
 
-def of_parts(
-    parts: Sequence[int], lives_of: Callable[[int], Iterable[Episode]], processes: Processes
-) -> Iterator[tuple[int, Iterable[Episode]]]:
-    """(part, its lives), in order.  Of several processes each plays one part at a time, and the first one is given all,
-    the others nothing."""
-    if processes.count == 1:
-        yield from ((part, lives_of(part)) for part in parts)
-        return
-    if len(parts) < processes.count:
-        print(f"note: {len(parts)} part(s) for {processes.count} processes: the others wait; raise --parts",
-              file=sys.stderr)  # fmt: skip
-    for start in range(0, len(parts), processes.count):
-        mine = parts[start + processes.rank :][:1]
-        shares = processes.to_first([vars(life) for part in mine for life in lives_of(part)])
-        for part, lives in zip(parts[start:], shares, strict=False):
-            yield part, [Episode(**columns) for columns in lives]
+def done_before(config: ExtractConfig, parts: int, agents: dict[str, str]) -> dict[str, Any]:
+    """What an extraction holds already, with --resume; UserError if that is of other agents or of more parts."""
+    none: dict[str, Any] = {"parts": 0, "lives": 0, "steps": 0, "maps": [], "agents": agents}
+    if not config.resume or not (config.out / PROGRESS).exists():
+        return none
+    saved = cli.read_json(config.out / PROGRESS)
+    if not isinstance(saved, dict) or not artefacts.seal_holds(saved):
+        raise UserError(f"{config.out / PROGRESS} differs from its seal; copy it or start the extraction anew")
+    del saved[artefacts.SEAL]
+    if saved.get("agents") != agents:
+        raise UserError("--resume: a policy is not the one the extraction began with; start another for that")
+    if saved["parts"] > parts:
+        raise UserError(f"--resume: {saved['parts']} parts are recorded; --parts {parts} would be fewer")
+    return saved
 
 
 def listed(policies: Path) -> str:

@@ -28,7 +28,7 @@ LONG = 60.0  # seconds
 BUNDLE = "bundles/coinrun-context"
 MODELS = f"--simulator {BUNDLE}/simulator"
 CASES = {  # flags besides --threads and --out; {r}: the directory of --runs
-    "record": f"--agent {BUNDLE}/agent --slots 32 --num_steps 1000",
+    "record": f"--agent {BUNDLE}/agent --num_steps 2600",
     "train": "--preset demo --total_steps 262144",
     "record_samples": f"{MODELS} --rollouts {{r}}/rollouts --samples 512 --steps 60 --no-film",
     "fidelity": f"{MODELS} --rollouts {{r}}/rollouts --no-video",

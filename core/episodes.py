@@ -147,6 +147,14 @@ class StoreWriter:
             self.flush()
 
     def add(self, episode: Episode) -> None:
+        self._check(episode)
+        self._episodes.append(episode)
+        self.waiting += episode.steps
+        if self.waiting >= self.shard_steps:
+            self.flush()
+
+    def _check(self, episode: Episode) -> None:
+        """ValueError unless it has the columns that the others have."""
         columns = {k: (v.shape[1:], str(v.dtype)) for k, v in episode.columns().items()}
         columns["latent"] = ((), "none") if episode.latent is None else (episode.latent.shape, "float32")
         if self._columns is None:
@@ -154,17 +162,21 @@ class StoreWriter:
         if columns != self._columns:
             odd = sorted(set(columns.items()) ^ set(self._columns.items()))
             raise ValueError(f"episode columns differ from the store's: {odd}")
-        self._episodes.append(episode)
-        self.waiting += episode.steps
-        if self.waiting >= self.shard_steps:
-            self.flush()
 
     def flush(self) -> None:
         """Write the pending episodes as one shard."""
-        if not self._episodes:
-            return
-        episodes = self._episodes
-        with hdf5_file(self.path / f"{self.prefix}_{self.shards:05d}.h5") as (file, check):
+        if self._episodes:
+            self._write(self.shards, self._episodes)
+            self._episodes, self.waiting, self.shards = [], 0, self.shards + 1
+
+    def write(self, shard: int, episodes: Sequence[Episode]) -> None:
+        """These as the shard of this number; for a writer that has only some of the shards."""
+        for episode in episodes:
+            self._check(episode)
+        self._write(shard, episodes)
+
+    def _write(self, shard: int, episodes: Sequence[Episode]) -> None:
+        with hdf5_file(self.path / f"{self.prefix}_{shard:05d}.h5") as (file, check):
 
             def put(name: str, data: np.ndarray) -> None:
                 chunks = (max(1, min(self.chunk_steps, len(data))), *data.shape[1:])
@@ -184,7 +196,6 @@ class StoreWriter:
             put("index/terminated", np.array([e.terminated for e in episodes]))
             put("index/truncated", np.array([e.truncated for e in episodes]))
             put("index/meta", np.array([json.dumps(dict(e.meta)).encode() for e in episodes]))
-        self._episodes, self.waiting, self.shards = [], 0, self.shards + 1
 
     def state(self) -> dict[str, Any]:
         """How many shards there are, and the episodes that wait for the next (without latents, which recorded ones have

@@ -270,18 +270,25 @@ class Processes:
         """What every process has (of what ``each`` can give), in order."""
         return [value] if self.count == 1 else [_from(source, value) for source in range(self.count)]
 
-    def to_first(self, value: Any) -> list[Any]:
-        """In the first process what every process has (of what ``each`` can give), in order; [] in the others."""
+    def folder(self, path: Path) -> Path:
+        """Where all can write: the first one's of the run directories that they have open."""
+        return Path(self.listed(str(path))[0])
+
+    def gathered(self, value: Any, to: int = 0) -> list[Any]:
+        """In process ``to`` what every process has (of what ``each`` can give), in order; [] in the others."""
         if self.count == 1:
             return [value]
-        if not self.first:
+        if self.rank != to:
             data = _packed(value)
             with _connected():
-                torch.distributed.send(torch.tensor([len(data)]), 0)
-                torch.distributed.send(data, 0)
+                torch.distributed.send(torch.tensor([len(data)]), to)
+                torch.distributed.send(data, to)
             return []
-        out, length = [value], torch.zeros(1, dtype=torch.int64)
-        for source in range(1, self.count):
+        out, length = [], torch.zeros(1, dtype=torch.int64)
+        for source in range(self.count):
+            if source == to:
+                out.append(value)
+                continue
             with _connected():
                 torch.distributed.recv(length, source)
                 data = torch.empty(int(length), dtype=torch.uint8)

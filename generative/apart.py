@@ -6,7 +6,7 @@ N samples (independent units), M members, P pairs of them (or 1), T steps.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,17 +29,20 @@ class Apart:
     picture: str | None  # the observation that frames are
     found: dict[str, list[np.ndarray]] = field(init=False, default_factory=lambda: {name: [] for name in MEASURES})
 
-    def add(self, members: Sequence[Episode]) -> None:
-        """One sample: what each member made of it."""
+    def of(self, members: Sequence[Episode]) -> dict[str, np.ndarray]:
+        """One sample, what each member made of it: float64 [P, T+1] of each measure, NaN where not all are there."""
         rows = min(len(e.h) for e in members)
         acted = min(rows, *(e.steps for e in members))
         did = [self._in_effect(e.action[:acted]) for e in members]
-        self._keep("same_action", np.stack([(a == b).all(1) for a, b in itertools.combinations(did, 2)]))
-        self._keep("value_spread", np.std([e.value[:rows] for e in members], 0, ddof=1)[None])
+        found = {
+            "same_action": np.stack([(a == b).all(1) for a, b in itertools.combinations(did, 2)]),
+            "value_spread": np.std([e.value[:rows] for e in members], 0, ddof=1)[None],
+        }
         if self.picture is not None:
             frames = [e.obs[self.picture][:rows].astype(np.float32) / 255 for e in members]
             far = [np.square(a - b).reshape(rows, -1).mean(1) for a, b in itertools.combinations(frames, 2)]
-            self._keep("frame_mse", np.stack(far))
+            found["frame_mse"] = np.stack(far)
+        return {name: self._whole(x_PT) for name, x_PT in found.items()}
 
     def _in_effect(self, action: np.ndarray) -> np.ndarray:
         """Actions int64 [T] or [T, parts] as [T, 1 or parts]; those that do the same are one."""
@@ -47,10 +50,15 @@ class Apart:
             return action
         return numbers_of_distinct(self.spec.distinct_actions())[action][:, None]
 
-    def _keep(self, name: str, x_PT: np.ndarray) -> None:
+    def _whole(self, x_PT: np.ndarray) -> np.ndarray:
         whole_PT = np.full((len(x_PT), self.steps + 1), np.nan)
         whole_PT[:, : x_PT.shape[1]] = x_PT
-        self.found[name].append(whole_PT)
+        return whole_PT
+
+    def keep(self, sample: Mapping[str, np.ndarray]) -> None:
+        """What ``of`` made of a sample, for the table."""
+        for name, x_PT in sample.items():
+            self.found[name].append(x_PT)
 
     def table(self, rng: np.random.Generator) -> list[dict[str, Any]]:
         """A row a measure and step: the mean with its 95 % interval over the samples that all members are still in."""

@@ -33,9 +33,10 @@ from core import artefacts, config as cli, ranks
 from core.artefacts import Result
 from core.contracts import EnvSpec, Field, Intervention, LearnedWorld, UserError
 from core.directions import fingerprint
-from core.episodes import SHARD_STEPS, Episode, RolloutStore, StoreWriter, state_column
+from core.episodes import Episode, RolloutStore, StoreWriter, state_column
 from core.interventions import InterventionOptions, Tally, build, nothing_altered
 from core.progress import bar
+from core.ranks import Processes
 from core.roll import Noise, Simulator, Trajectory
 from core.trees import joined, leaves
 from core.video import check_video, picture_of, write_video
@@ -90,8 +91,8 @@ class RecordSamplesConfig:
     intervention: InterventionOptions = field(default_factory=InterventionOptions)
     batch: int = 32
     """rollouts side by side"""
-    shard_steps: int = SHARD_STEPS
-    """steps after which a shard (a file of whole rollouts) is written; until then they are in memory"""
+    shard_steps: int = 2048
+    """steps of a shard (a file of whole batches, one at least): until it is written they are in memory"""
     seed: int = 0
     """seed of starts and noise"""
     device: str = "cpu"
@@ -295,26 +296,25 @@ class Films:
 
     def __init__(self, path: Path, spec: EnvSpec, picture: str | None, of_all: bool) -> None:
         self.path, self.spec, self.picture, self.of_all = path, spec, picture, of_all
-        self.reels: list[Reel] = []
 
-    def add(self, number: int, episodes: Sequence[Episode]) -> None:
-        """episodes: what each simulator made of a start."""
+    def add(self, number: int, episodes: Sequence[Episode]) -> list[Reel]:
+        """episodes: what each simulator made of a start.  Films them, or gives what is shown of them in ``grid``."""
         if self.picture is None:
-            return
+            return []
         reels = []
         for episode in episodes:
             about = episode.meta
             title = f"{about['share']:.2f} of the way" if "share" in about else about.get("action", f"sample {number}")
             title = f"{title}, simulator {about['simulator']}" if "simulator" in about else title
             reels.append(reel(episode, str(title), self.picture))
-        if self.of_all:
-            self.reels += reels
-        else:
+        if not self.of_all:
             self._write(f"sample_{number:05d}.mp4", [reels])
+        return reels if self.of_all else []
 
-    def finish(self) -> None:
-        if self.reels:
-            self._write("grid.mp4", [self.reels[i : i + ACROSS] for i in range(0, len(self.reels), ACROSS)])
+    def grid(self, reels: Sequence[Reel]) -> None:
+        """The film of all."""
+        if reels:
+            self._write("grid.mp4", [list(reels[i : i + ACROSS]) for i in range(0, len(reels), ACROSS)])
 
     def _write(self, name: str, rows: list[list[Reel]]) -> None:
         write_video(self.path / name, list(Camera(rows, self.spec).frames()), FPS)
@@ -418,6 +418,53 @@ def in_common(episode: Episode, sample: int, member: int) -> Episode:
     return replace(episode, world={}, latent=None, meta={**episode.meta, "sample": sample, "simulator": member})
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What is simulated: N samples, in each of the members."""
+
+    config: RecordSamplesConfig
+    members: Sequence[Simulator[Any]]
+    latents: Sequence[Latents]  # of each member
+    forced: Sequence[Tensor | None]  # actions [N, steps+1] in each member
+    noises: Sequence[int]
+    meta: Sequence[dict[str, Any]]
+    intervene: tuple[Intervention, ...]
+    apart: Apart
+    films: Films
+
+    @property
+    def a_shard(self) -> int:
+        """Samples of a shard: whole batches."""
+        x = self.config
+        return x.batch * max(1, x.shard_steps // (x.batch * (x.steps + 1) * len(self.members)))
+
+    def shard(self, number: int) -> list[dict[str, Any]]:
+        """Simulates the samples of a shard, writes and films them; of each sample what the whole run tells of it."""
+        first, last = number * self.a_shard, min((number + 1) * self.a_shard, len(self.meta))
+        written, told = [], []
+        for start in range(first, last, self.config.batch):
+            part = slice(start, min(start + self.config.batch, last))
+            own = [
+                simulated(self.config, one, latents(part), None if forced is None else forced[part],
+                          self.noises[part], self.meta[part], self.intervene)
+                for one, latents, forced in zip(self.members, self.latents, self.forced, strict=True)
+            ]  # fmt: skip
+            for sample, of_members in enumerate(zip(*own, strict=True), start):
+                episodes = list(of_members)
+                if len(episodes) > 1:
+                    episodes = [in_common(e, sample, m) for m, e in enumerate(episodes, 1)]
+                written += episodes
+                told.append({
+                    "ended": sum(e.terminated for e in episodes),
+                    "steps": sum(e.steps for e in episodes),
+                    "altered": sum(len(e.meta.get("altered", ())) for e in episodes),
+                    "apart": self.apart.of(episodes) if len(episodes) > 1 else {},
+                    "reels": [tuple(r) for r in self.films.add(sample, episodes)],
+                })  # fmt: skip
+        StoreWriter(self.films.path).write(number, written)
+        return told
+
+
 def facts_of(
     config: RecordSamplesConfig, members: Sequence[Simulator[Any]], names: Sequence[str], kinds: Sequence[str]
 ) -> dict[str, Any]:
@@ -463,36 +510,21 @@ def main(config: RecordSamplesConfig) -> None:
         meta = [{**about, "noise": [config.seed, i]} for i, about in zip(noises, meta, strict=True)]
     keep_unaltered(config.out, bool(altered))
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+        folder = Processes(ranks.rank(), ranks.count()).folder(run.path)
+        films, apart = Films(folder, spec, picture, compares(config)), Apart(config.steps, spec, picture_of(spec))
+        latents, _, forced = zip(*begins, strict=True)
+        plan = Plan(config, members, latents, forced, noises, meta, intervene, apart, films)
         ended = steps = altered_steps = 0
-        films, apart = Films(run.path, spec, picture, compares(config)), Apart(config.steps, spec, picture_of(spec))
-
-        def simulate(first: int) -> list[list[dict[str, Any]]]:
-            part = slice(first, min(first + config.batch, count))
-            own = [
-                simulated(config, one, latents(part), None if forced is None else forced[part], noises[part],
-                          meta[part], intervene)
-                for one, (latents, _, forced) in zip(members, begins, strict=True)
-            ]  # fmt: skip
-            return [[vars(e) for e in row] for row in zip(*own, strict=True)]
-
-        blocks = ranks.each(range(0, count, config.batch), simulate, "lower --batch")
-        with (
-            StoreWriter(run.path, shard_steps=config.shard_steps) as writer,
-            bar("simulating", count, "rollouts") as progress,
-        ):
-            for number, columns in enumerate(itertools.chain.from_iterable(blocks)):
-                episodes = [Episode(**c) for c in columns]
-                if not of_one:
-                    episodes = [in_common(e, number, m) for m, e in enumerate(episodes, 1)]
-                    apart.add(episodes)
-                for episode in episodes:
-                    writer.add(episode)
-                    ended += episode.terminated
-                    steps += episode.steps
-                    altered_steps += len(episode.meta.get("altered", ()))
-                films.add(number, episodes)
+        reels = []
+        shards = ranks.each(range(-(-count // plan.a_shard)), plan.shard, "lower --shard_steps or --batch")
+        with bar("simulating", count, "rollouts") as progress:
+            for told in itertools.chain.from_iterable(shards):
+                ended, steps = ended + told["ended"], steps + told["steps"]
+                altered_steps += told["altered"]
+                reels += [Reel(*r) for r in told["reels"]]
+                apart.keep(told["apart"])
                 progress.advance()
-        films.finish()
+        films.grid(reels)
         artefacts.write_json(run.path / "spec.json", spec.to_json())
         run.facts = facts_of(config, members, names, kinds) | {"interventions": altered}
         if not of_one:

@@ -36,7 +36,7 @@ SMALL = ModelConfig(
 # By the stage's name, and after a hyphen what of it: the flags, all that one process and two have in common.
 SHARED = {
     "record_samples": "--simulator {w}/simulator --rollouts {w}/rollouts --samples 10 --steps 8 --batch 3 --stochastic "
-    "--no-film",
+    "--shard_steps 30 --no-film",
     "saliency": "--simulator {w}/simulator --samples {w}/samples --sample_ids 0 to 5 --batch_size 2 --steps 4 "
     "--target_step 3 --no-video --methods integrated --integrated_steps 3 --quantities value --no-checks",
     "coupling": "--simulator {w}/simulator --samples {w}/samples --hidden_states {w}/hidden_states --basis_kind pca "
@@ -51,7 +51,7 @@ SHARED = {
     "hidden_states": "--preset debug --rollouts {w}/rollouts --samples none --agent none",
     "env_states": "--preset debug --simulator {w}/simulator --rollouts {w}/rollouts --samples none",
     "record": "--agent {w}/agent --slots 4 --episodes 4 --num_steps 70 --explore_share 0.5 --sticky 0.3 --random 0.2 "
-    "--truth",
+    "--shard_steps 45 --truth",
     "extract_activations": "pve -p {w}/one/train_nmmo --maps {w}/maps --parts 3 --points cell",
 }  # fmt: skip
 # Trainings: equal within TOLERANCE.
