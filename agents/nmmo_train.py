@@ -182,16 +182,7 @@ class Collector:
 
     def _begin(self, step: Step) -> None:
         self.current = step
-        (self.alive,) = self._of_all(_alive(step))
-
-    def _of_all(self, *columns: np.ndarray) -> list[np.ndarray]:
-        """Arrays [slots of this process], as those of the slots of all."""
-        if self.processes.count == 1:
-            return list(columns)
-        rows = np.rec.fromarrays(columns)
-        own = torch.frombuffer(bytearray(rows.tobytes()), dtype=torch.uint8).view(len(rows), -1)
-        whole = np.frombuffer(self.processes.joined(own).numpy().tobytes(), rows.dtype)
-        return [np.ascontiguousarray(whole[name]) for name in whole.dtype.names or ()]
+        (self.alive,) = self.processes.columns(_alive(step))
 
     def _act(self, obs: dict[str, Tensor], step: Step) -> tuple[Tensor, Acted]:
         """The slots whose agent is there (int64 [R]), and what these make of it; the others are not looked at."""
@@ -221,7 +212,7 @@ class Collector:
             after = self.env.step(action.cpu().numpy())
             done = after.terminated | after.truncated
             assert after.final_truth is not None
-            reward_B, done_B, alive_B, *told = self._of_all(
+            reward_B, done_B, alive_B, *told = self.processes.columns(
                 np.where(_alive(step), self.reward(step, after), 0), done, _alive(after),
                 *(after.final_truth[name] for name in TOLD),
             )  # fmt: skip

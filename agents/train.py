@@ -107,7 +107,7 @@ class Collector:
             action = self._sample(policy)
             step = self.env.step(action.cpu().numpy())
             done = step.terminated | step.truncated
-            rewards_B, done_B = self._of_all(step.reward, done)
+            rewards_B, done_B = self.processes.columns(step.reward, done)
             reward = torch.from_numpy(self.scale(rewards_B, done_B)[self.mine]).to(self.device)
             if step.final_obs is not None and step.truncated.any():
                 # A time limit is not the end of the world: bootstrap from the last observation.  (Procgen
@@ -141,13 +141,6 @@ class Collector:
         likely = policy.probs
         draws = torch.empty(self.config.envs, likely.shape[1], device=likely.device).exponential_()
         return (likely / draws[self.mine]).argmax(-1)
-
-    def _of_all(self, reward: np.ndarray, done: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rewards and ends of all slots, of those of this process."""
-        if self.processes.count == 1:
-            return reward, done
-        both = self.processes.joined(torch.from_numpy(np.stack([reward, done], 1).astype(np.float32)))
-        return both[:, 0].numpy(), both[:, 1].numpy() > 0
 
     def _count(self, step: Step, reward: np.ndarray, done: np.ndarray) -> None:
         self.score += reward

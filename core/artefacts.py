@@ -613,10 +613,15 @@ class Result:
     def scalar(self, name: str, value: float, unit: str, n: int | None = None, interval: Any = None) -> None:
         self.scalars[name] = metric(value, unit, n, interval)
 
+    @property
+    def everything(self) -> dict[str, Any]:
+        """All arrays by name, those in memory and those that are spooled."""
+        return {**self.arrays, **self.spooled}
+
     def save(self, path: Path) -> None:
         path = Path(path)
         write_json(path / "result.json", {"scalars": self.scalars, "tables": sorted(self.tables), "notes": self.notes})
-        write_npz(path / "arrays.npz", {**self.arrays, **self.spooled})
+        write_npz(path / "arrays.npz", self.everything)
         for name, rows in self.tables.items():
             columns = list(dict.fromkeys(k for row in rows for k in row))
             cells = ([row.get(column, "") for column in columns] for row in rows)

@@ -260,6 +260,15 @@ class Processes:
             torch.distributed.all_gather([p.view(torch.uint8) for p in parts], own.view(torch.uint8))
         return torch.cat(parts).movedim(0, dim)
 
+    def columns(self, *own: np.ndarray) -> list[np.ndarray]:
+        """Arrays [rows of this process], as those of the rows of all."""
+        if self.count == 1:
+            return list(own)
+        rows = np.rec.fromarrays(own)
+        packed = torch.frombuffer(bytearray(rows.tobytes()), dtype=torch.uint8).view(len(rows), -1)
+        whole = np.frombuffer(self.joined(packed).numpy().tobytes(), rows.dtype)
+        return [np.ascontiguousarray(whole[name]) for name in whole.dtype.names or ()]
+
     def whole(self, x_N: Tensor) -> Tensor:
         """The rows of all processes, for a loss that each takes of all of them and whose gradients are averaged: a
         gradient flows back into the own rows alone, ``count``-fold."""

@@ -52,7 +52,7 @@ class Strip(NamedTuple):
 
 def strip_of(result: artefacts.Result, s: int, quantity: str, field: str, action_names: Sequence[str]) -> Strip:
     """The drawing data of row ``s`` of a result."""
-    a: dict[str, Any] = {**result.arrays, **result.spooled}
+    a = result.everything
     smooth = "smoothed\n" if result.notes["copies"] > 1 else ""
     parts = {f"{smooth}gradient": "", "agent only": "_agent_only", "through world,\nstraight-through": "_through_world"}
     methods = [m for m in TARGET_METHODS if f"{m}_{field}_{quantity}" in a]
@@ -148,7 +148,7 @@ def video_frames(strip: Strip) -> list[np.ndarray]:
 
 def draw(result: artefacts.Result, path: Path, action_names: Sequence[str], video: bool) -> None:
     """A PNG strip (and an MP4) a sample and quantity; only for worlds whose observation is a picture."""
-    arrays: dict[str, Any] = {**result.arrays, **result.spooled}
+    arrays = result.everything
     pictures = [f for f in result.notes["fields"] if arrays[f].dtype == np.uint8 and arrays[f].ndim == 5]
     if not pictures:
         result.notes["figures"] = "none: no observation field of this world is a picture"

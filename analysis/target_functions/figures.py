@@ -31,7 +31,7 @@ class Shown(NamedTuple):
 def shown_of(result: artefacts.Result, s: int, label: str, when: str, names: Sequence[str]) -> Shown:
     """Start ``s`` of a target, ``before`` or ``after``."""
     key = f"{when}_{label}"
-    a: dict[str, Any] = {**result.arrays, **result.spooled}
+    a = result.everything
     frames, alive = a[f"{result.notes['field']}_{key}"][s].copy(), a[f"alive_{key}"][s]
     frames[~alive] = ENDED
     actions = [names[i] for i in a[f"action_{key}"][s]]
@@ -147,7 +147,7 @@ def draw_courses(result: artefacts.Result) -> Any:
 def draw(result: artefacts.Result, path: Path, names: Sequence[str], drawn: int, video: bool) -> None:
     """``targets.png``; a PNG strip (and an MP4) a target and start, for worlds whose observation is a picture."""
     draw_courses(result).savefig(path / "targets.png", dpi=110)
-    arrays: dict[str, Any] = {**result.arrays, **result.spooled}
+    arrays = result.everything
     frames = arrays[f"{result.notes['field']}_before_{next(iter(result.notes['targets']))}"]
     if frames.dtype != np.uint8 or frames.ndim != 5:
         result.notes["figures"] = "no strips: the observation of this world is no picture"
