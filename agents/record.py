@@ -28,6 +28,7 @@ from agents.branches import FOLDER, LEAD, STEPS, record_branches, require_branch
 from agents.load import load_agent
 from agents.play import Begin, Chooser, Exploration, Moment, SharedEnv, play
 from agents.recording_state import STATE, Saves, check_whole, keeps_states, made_of, saved_in, telling
+from agents.running import Columns, Running
 from agents.shared_recording import Ended, SharedWriter, rounds
 from core import artefacts, config as cli, files, ranks
 from core.artefacts import WEIGHTS
@@ -170,7 +171,7 @@ class Recorder:
         self.chooser = Chooser(exploration or Exploration(), slots, rng, agent.spec.parts, mine)
         self.quota = -(-episodes // slots)
         self.quota_B = np.full(slots, self.quota if steps is None else steps)[mine]
-        self.running = [Running() for _ in self.quota_B]
+        self.running = Running(len(self.quota_B))
         self.t = 0  # steps played
         self._more: bool | None = None  # the agent's state is more than h, and recorded too
         self._at: tuple[Tree, np.ndarray] | None = None  # the agent's state at the last step, and the episodes' ages
@@ -186,11 +187,24 @@ class Recorder:
     @property
     def held(self) -> int:
         """Steps of the running episodes."""
-        return sum(map(len, self.running))
+        return sum(self.running.lengths)
 
     def _meta(self, b: int) -> dict[str, Any]:
         meta = {"seed": self.seed, "slot": self.first + b, "explores": bool(self.chooser.explores_B[b])}
-        return {**meta, "altered": self.running[b].altered} if self.intervene else meta
+        if self.intervene:  # the steps at which h was changed
+            meta["altered"] = np.flatnonzero(self.running.column(b, "altered")).tolist()
+        return meta
+
+    def _episode(self, b: int, final: Columns | None, after: Step | None, meta: dict[str, Any]) -> Episode:
+        """What ended with the step ``after`` (None: was cut) in a slot."""
+        columns = self.running.take(b, final)
+        del columns["altered"]
+        return episode_of(
+            columns,
+            terminated=after is not None and bool(after.terminated[b]),
+            truncated=after is None or bool(after.truncated[b]),
+            meta=meta,
+        )
 
     def __iter__(self) -> Iterator[list[Episode]]:
         agent, spec, running, quota_B = self.agent, self.env.spec, self.running, self.quota_B
@@ -206,21 +220,20 @@ class Recorder:
             shown, final = columns_of(moment, self._more, spec, agent, self.points)
             ended: list[Episode] = []
             done_B = moment.next.terminated | moment.next.truncated
-            for b in np.flatnonzero((quota_B > 0) & moment.alive_B):
-                running[b].add(shown, b)
-                if done_B[b]:
-                    meta = self._meta(int(b))
-                    if agents > 1:
-                        game = int(self.quota - quota_B[b])
-                        world = game * (spec.slots // agents) + int(b) // agents
-                        meta |= {"world": world, **life_of(moment.truth, b, spec)}
-                        meta["ended"] = "died" if moment.next.terminated[b] else "time was up"
-                    ended.append(running[b].episode(final, b, moment.next, meta))
-                    running[b] = Running()
-                    quota_B[b] -= 1 if self.steps is None else 0
+            on_B = (quota_B > 0) & moment.alive_B
+            running.add(shown, np.flatnonzero(on_B).tolist())
+            for b in np.flatnonzero(on_B & done_B).tolist():
+                meta = self._meta(b)
+                if agents > 1:
+                    game = int(self.quota - quota_B[b])
+                    world = game * (spec.slots // agents) + b // agents
+                    meta |= {"world": world, **life_of(moment.truth, b, spec)}
+                    meta["ended"] = "died" if moment.next.terminated[b] else "time was up"
+                ended.append(self._episode(b, final, moment.next, meta))
+                quota_B[b] -= 1 if self.steps is None else 0
             if self.t == self.steps:
-                for b in np.flatnonzero([len(rows) > 0 for rows in running]):
-                    ended.append(running[b].episode(None, b, None, {**self._meta(int(b)), "cut": True}))
+                for b in np.flatnonzero(running.lengths).tolist():
+                    ended.append(self._episode(b, None, None, {**self._meta(b), "cut": True}))
             yield ended
             if self.over:
                 return
@@ -229,7 +242,6 @@ class Recorder:
         """After a step, as tensors, numbers and text; of a world whose snapshots are bytes."""
         assert self._at is not None
         agents_state, age_B = self._at
-        names = next((rows.columns for rows in self.running if len(rows)), ())
         return {
             "step": self.t,
             "snapshots": [torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in self.env.snapshot()],
@@ -238,11 +250,8 @@ class Recorder:
             "chooser": self.chooser.state(),
             "quota": torch.from_numpy(self.quota_B.copy()),
             "whole_state": self._more,
-            "lengths": [len(rows) for rows in self.running],
-            "rows": {
-                name: torch.from_numpy(np.stack([row for one in self.running for row in one.column(name)]))
-                for name in names
-            },
+            "lengths": self.running.lengths,
+            "rows": {name: torch.from_numpy(rows) for name, rows in self.running.all().items()},
         }
 
     def _restore(self, saved: Mapping[str, Any]) -> None:
@@ -253,13 +262,7 @@ class Recorder:
         self.t, self._more = saved["step"], saved["whole_state"]
         self.chooser.restore(saved["chooser"])
         self.quota_B[:] = saved["quota"].numpy()
-        ends = np.cumsum(saved["lengths"])
-        for rows, end, length in zip(self.running, ends, saved["lengths"], strict=True):
-            for name, column in saved["rows"].items():
-                rows.extend(name, column[end - length : end].numpy())
-
-
-Columns = dict[str, np.ndarray]
+        self.running.restore({name: rows.numpy() for name, rows in saved["rows"].items()}, saved["lengths"])
 
 
 def points_of(agent: Agent, asked: Sequence[str]) -> tuple[str, ...]:
@@ -299,53 +302,6 @@ def columns_of(
     final |= read(moment.final_seen, moment.final_state)
     final |= {f"obs/{k}": v for k, v in after.final_obs.items()}
     return now, final | {f"truth/{k}": v for k, v in (after.final_truth or {}).items()}
-
-
-class Running:
-    """The rows so far of the episode that runs in one slot; copies, so that the other slots' are not kept with them."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, list[np.ndarray]] = {}
-
-    def __len__(self) -> int:
-        return len(self._rows.get("reward", ()))
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(self._rows)
-
-    def column(self, name: str) -> list[np.ndarray]:
-        """Its rows; none where the episode has not begun."""
-        return self._rows.get(name, [])
-
-    def extend(self, name: str, rows: np.ndarray) -> None:
-        """Rows of a column, to go on after; copies."""
-        if len(rows):
-            self._rows.setdefault(name, []).extend(np.array(row) for row in rows)
-
-    def add(self, shown: Columns, b: int) -> None:
-        for name, rows in shown.items():
-            self._rows.setdefault(name, []).append(np.array(rows[b]))
-
-    @property
-    def altered(self) -> list[int]:
-        """Steps at which an intervention changed h."""
-        return np.flatnonzero(self._rows["altered"]).tolist()
-
-    def episode(self, final: Columns | None, b: int, after: Step | None, meta: dict[str, Any]) -> Episode:
-        """What ended with the step ``after`` (None: was cut); ``final``: a row a slot of what was seen last, if it
-        was."""
-        columns = {}
-        for name, rows in self._rows.items():
-            last = [final[name][b]] if final is not None and name in final else []
-            columns[name] = np.stack([*rows, *last])
-        del columns["altered"]
-        return episode_of(
-            columns,
-            terminated=after is not None and bool(after.terminated[b]),
-            truncated=after is None or bool(after.truncated[b]),
-            meta=meta,
-        )
 
 
 def keep_unaltered(out: Path, altered: bool) -> None:

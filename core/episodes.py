@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,17 +178,22 @@ class StoreWriter:
     def _write(self, shard: int, episodes: Sequence[Episode]) -> None:
         with hdf5_file(self.path / f"{self.prefix}_{shard:05d}.h5") as (file, check):
 
-            def put(name: str, data: np.ndarray) -> None:
-                chunks = (max(1, min(self.chunk_steps, len(data))), *data.shape[1:])
+            def put(name: str, *parts: np.ndarray) -> None:
+                """These, one after the other."""
+                count, row = sum(map(len, parts)), parts[0].shape[1:]
+                chunks = (max(1, min(self.chunk_steps, count)), *row)
                 # Shuffled, the like bytes of neighbouring numbers (exponents, high bytes) stand together.
-                file.create_dataset(
-                    name, data=data, chunks=chunks, shuffle=data.itemsize > 1,
-                    compression="gzip", compression_opts=self.level, fletcher32=True,
+                dataset = file.create_dataset(
+                    name, shape=(count, *row), dtype=parts[0].dtype, chunks=chunks,
+                    shuffle=parts[0].itemsize > 1, compression="gzip", compression_opts=self.level, fletcher32=True,
                 )  # fmt: skip
+                for at, block in blocks(parts, 8 * self.chunk_steps):
+                    dataset[at : at + len(block)] = block
                 check()
 
-            for column in episodes[0].columns():
-                put(f"columns/{column}", np.concatenate([e.columns()[column] for e in episodes]))
+            columns = [e.columns() for e in episodes]
+            for name in columns[0]:
+                put(f"columns/{name}", *(of_episode[name] for of_episode in columns))
             if episodes[0].latent is not None:
                 put("latent", np.stack([e.latent for e in episodes]))  # type: ignore[arg-type, misc]
             put("index/steps", np.array([e.steps for e in episodes], np.int64))
@@ -229,6 +234,22 @@ class StoreWriter:
             ended = {k: about[k] for k in ("terminated", "truncated")}
             self.add(episode_of(columns, **ended, meta=json.loads(about["meta"])))
             step, row = to_step, to_row
+
+
+def blocks(parts: Iterable[np.ndarray], rows: int) -> Iterator[tuple[int, np.ndarray]]:
+    """(first row, rows) of the parts one after the other, in blocks of a multiple of ``rows`` but for the last."""
+    at, waiting = 0, 0
+    pending: list[np.ndarray] = []
+    for part in parts:
+        pending.append(part)
+        waiting += len(part)
+        if waiting >= rows:
+            joined = np.concatenate(pending)
+            whole = waiting // rows * rows
+            yield at, joined[:whole]
+            at, waiting, pending = at + whole, waiting - whole, [joined[whole:]]
+    if waiting:
+        yield at, np.concatenate(pending)
 
 
 @dataclass(frozen=True)

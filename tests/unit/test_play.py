@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
 from agents.play import Chooser, Exploration, LiveWorld, Moment, play
-from agents.record import Running, record_episodes
+from agents.record import record_episodes
 from agents.recurrent import AgentConfig, RecurrentAgent
+from agents.running import WHOLE, Running
 from core.artefacts import new_run, write_json
 from core.contracts import Agent, EnvSpec, Field, Obs, Step
 from core.episodes import RolloutStore, StoreWriter
@@ -251,22 +253,64 @@ class Watched(Clock):
 
 
 def test_only_the_rows_of_running_episodes_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slow slot takes fifteen times as long as the others; nothing of theirs is kept meanwhile."""
-    made: weakref.WeakSet[Running] = weakref.WeakSet()
+    """The slow slot takes fifteen times as long as the others; but for the last few steps nothing of theirs is kept
+    meanwhile."""
+    made: list[Running] = []
 
-    class Counted(Running):
-        def __init__(self) -> None:
-            super().__init__()
-            made.add(self)
+    class Known(Running):
+        def __init__(self, slots: int) -> None:
+            super().__init__(slots)
+            made.append(self)
 
-    monkeypatch.setattr("agents.record.Running", Counted)
-    env = Watched(lambda _: sum(map(len, made)))
+    monkeypatch.setattr("agents.record.Running", Known)
+    held: list[int] = []
+
+    def rows(_: Clock) -> int:
+        """Rows that are in memory, those of the last steps of all slots among them."""
+        running = made[-1]
+        own = sum(len(part["reward"]) for before in running._before for part in before)
+        held.append(own + 3 * len(running._steps))
+        return sum(running.lengths)
+
+    env = Watched(rows)
     lengths = [e.steps for e in record_episodes(gru(), env, 6, seed=0, device=CPU)]  # type: ignore[arg-type]
     assert sum(lengths) == 2 * SLOW + 4 * SHORT
     # The others have given their two episodes at step 8: from there on the slow slot's rows are all there is.
     age = np.arange(len(env.found)) - 1
     want = age % SLOW + 2 * np.where(age < 2 * SHORT, age % SHORT, 0)
     np.testing.assert_array_equal(env.found[1:], want[1:])
+    assert max(held) <= SLOW + 3 * WHOLE
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_rows_of_slots_come_back_as_they_came(data: st.DataObject) -> None:
+    """Whichever slots take part in a step, and wherever an episode ends or the recording is saved and gone on with."""
+    slots = 3
+    running = Running(slots)
+    want: list[list[int]] = [[] for _ in range(slots)]
+    for t in range(data.draw(st.integers(1, 3 * WHOLE))):
+        on = data.draw(st.lists(st.integers(0, slots - 1), unique=True))
+        shown = np.arange(slots) + slots * t
+        running.add({"reward": shown, "x": np.stack([shown, -shown], 1)}, on)
+        for b in on:
+            want[b].append(slots * t + b)
+        shown[:] = -1  # what was added are copies
+        if on and data.draw(st.booleans()):
+            b = on[0]
+            episode = running.take(b, {"x": np.full((slots, 2), 7)} if data.draw(st.booleans()) else None)
+            np.testing.assert_array_equal(episode["reward"], want[b])
+            np.testing.assert_array_equal(episode["x"][: len(want[b]), 1], -np.array(want[b]))
+            assert len(episode["x"]) - len(want[b]) in (0, 1) and (episode["x"][len(want[b]) :] == 7).all()
+            want[b] = []
+        if data.draw(st.integers(0, 9)) == 0:
+            lengths, rows = running.lengths, running.all()
+            running = Running(slots)
+            running.restore(rows, lengths)
+        assert running.lengths == [len(rows) for rows in want]
+    for b in range(slots):
+        if want[b]:
+            np.testing.assert_array_equal(running.column(b, "reward"), want[b])
 
 
 def test_no_batch_of_observations_outlives_its_step() -> None:

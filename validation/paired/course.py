@@ -5,7 +5,7 @@ N starts, R rows, G changes, k horizon, T = k + 1 steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,6 +45,12 @@ def choices_of(spec: EnvSpec) -> dict[str, list[int]]:
     if spec.env_id.partition("/")[2] in JUMPING:
         words["jump"] = [ACTION_NAMES.index(a) for a in JUMPS]
     return {**spec.distinct_actions(), **words}
+
+
+def named_actions(spec: EnvSpec, quantities: Iterable[str]) -> dict[str, list[int]]:
+    """Those of ``choices_of`` that some quantities name (``prob:jump``): they are measured, whatever the others are."""
+    names = {q.removeprefix("prob:") for q in quantities if q.startswith("prob:")}
+    return {name: ids for name, ids in choices_of(spec).items() if name in names}
 
 
 @dataclass(frozen=True)
