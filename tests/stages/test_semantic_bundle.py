@@ -72,6 +72,32 @@ def test_returns_that_are_told_are_the_stored_ones() -> None:
         assert stored["n"] == 1024 and all(said in told for told in TOLD), said
 
 
+def test_returns_of_all_policies_of_the_study_are_told() -> None:
+    for row in table(STUDY / "returns.csv"):
+        said = f"{float(row['return']):.2f} [{float(row['low']):.2f}, {float(row['high']):.2f}]"
+        (line,) = [line for line in TOLD[0].splitlines() if line.startswith(f"| {row['seed']} | ") and "[" in line]
+        place = ("plain", "semantic", "ordinal").index(row["group"])
+        assert line.split(" | ")[1 + place].strip(" *") == said and row["steps"] == "1998848", row
+
+
+@pytest.mark.parametrize(
+    ("begins", "runs"), [("with the module, seeds", "causes_"), ("and `--ordinal`", "causes_ordinal_")]
+)
+def test_what_held_codes_do_is_told(begins: str, runs: str) -> None:
+    (line,) = [line for line in TOLD[0].splitlines() if line.startswith(f"| {begins}") and "seeds 1, 2, 3" in line]
+    rows = [
+        [row for row in table(STUDY / f"{runs}{i}.csv") if row["hypothesis"].startswith("hold") and row["foretold"]]
+        for i in (1, 2, 3)
+    ]
+    assert [len(mine) for mine in rows] == [8, 8, 8]
+    counts = [
+        ", ".join(str(sum(row[part] == answer for row in mine)) for mine in rows)
+        for part, answer in (("exists", "yes"), ("size", "as foretold"), ("size", "wrong"), ("special", "yes"))
+    ]
+    least = ", ".join(short(min(float(row["special_q"]) for row in mine)) for mine in rows)
+    assert [cell.strip() for cell in line.split("|")[2:-1]] == [*counts, least]
+
+
 def test_numbers_of_the_clusters_that_are_told_are_the_stored_ones() -> None:
     stored = {(row["policy"], row["measure"]): float(row["value"]) for row in table(STUDY / "quality.csv")}
     page = TOLD[0].splitlines()
