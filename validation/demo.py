@@ -134,11 +134,19 @@ def beside_each_other(stages: Mapping[str, Any], begins: Callable[[str], None]) 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
     """Ctrl-C and SIGTERM wait until the block is over; a process that begins in it hears none until it is set up."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    came: list[int] = []
+    # Blocked for what is started here; that alone holds nothing back, as the system gives a signal to any thread that
+    # hears it, and Python then raises in this one.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in SIGNALS}
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)  # what waited comes now
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for heard in came:
+            signal.raise_signal(heard)
 
 
 def set_up(formats: tuple[str, ...], width: int) -> None:

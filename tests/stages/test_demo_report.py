@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from html import unescape
 from html.parser import HTMLParser
@@ -331,10 +332,39 @@ def begun(out: Path, until: str) -> subprocess.Popen[str]:
     """A demo on the bundled models in a session of its own, run until it prints a line that begins so."""
     argv = [sys.executable, "-m", "validation.demo", "--sizes", "debug", "--threads", "2", "--out", str(out)]
     piped: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    running = subprocess.Popen(argv, start_new_session=True, **piped)
+    # As a terminal starts it: a suite in the background of a shell ignores SIGINT, which is inherited.
+    heard: Any = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    running = subprocess.Popen(argv, start_new_session=True, **piped, **heard)
     assert running.stdout is not None
     assert any(line.startswith(until) for line in running.stdout)
     return running
+
+
+def test_signals_wait_for_a_process_that_begins_whichever_thread_hears_them() -> None:
+    """The system gives a signal to any thread that does not block it, as torch's threads do not."""
+    begun, over, order = threading.Event(), threading.Event(), list[str]()
+
+    def hears() -> None:
+        begun.set()
+        over.wait()
+
+    def ours(*_: object) -> None:
+        order.append("handled")
+
+    other = threading.Thread(target=hears)
+    other.start()
+    begun.wait()
+    before = signal.signal(signal.SIGTERM, ours)
+    try:
+        with demo.held_back():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05)  # in which Python would call the handler
+            order.append("block is over")
+    finally:
+        over.set()
+        other.join()
+        signal.signal(signal.SIGTERM, before)
+    assert order == ["block is over", "handled"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
