@@ -145,7 +145,7 @@ def record_episodes(
 
     steps: so many of every slot in place of whole episodes; then the episodes that are not over come last, cut.
 
-    What is kept until then is the rows of the running episodes; of slots that have given theirs, nothing.
+    What is kept until then is the rows of the running episodes and the last few steps of all slots.
     """
     recorder = Recorder(
         agent, env, episodes, slice(0, env.spec.slots), seed=seed, device=device, exploration=exploration,
@@ -189,21 +189,17 @@ class Recorder:
         """Steps of the running episodes."""
         return sum(self.running.lengths)
 
-    def _meta(self, b: int) -> dict[str, Any]:
-        meta = {"seed": self.seed, "slot": self.first + b, "explores": bool(self.chooser.explores_B[b])}
-        if self.intervene:  # the steps at which h was changed
-            meta["altered"] = np.flatnonzero(self.running.column(b, "altered")).tolist()
-        return meta
-
-    def _episode(self, b: int, final: Columns | None, after: Step | None, meta: dict[str, Any]) -> Episode:
-        """What ended with the step ``after`` (None: was cut) in a slot."""
+    def _episode(self, b: int, final: Columns | None, after: Step | None, more: Mapping[str, Any]) -> Episode:
+        """What ended with the step ``after`` (None: was cut) in a slot.  more: of its meta."""
         columns = self.running.take(b, final)
-        del columns["altered"]
+        altered = np.flatnonzero(columns.pop("altered")).tolist()  # steps at which h was changed
+        meta = {"seed": self.seed, "slot": self.first + b, "explores": bool(self.chooser.explores_B[b])}
+        meta |= {"altered": altered} if self.intervene else {}
         return episode_of(
             columns,
             terminated=after is not None and bool(after.terminated[b]),
             truncated=after is None or bool(after.truncated[b]),
-            meta=meta,
+            meta={**meta, **more},
         )
 
     def __iter__(self) -> Iterator[list[Episode]]:
@@ -223,17 +219,17 @@ class Recorder:
             on_B = (quota_B > 0) & moment.alive_B
             running.add(shown, np.flatnonzero(on_B).tolist())
             for b in np.flatnonzero(on_B & done_B).tolist():
-                meta = self._meta(b)
+                more: dict[str, Any] = {}
                 if agents > 1:
                     game = int(self.quota - quota_B[b])
                     world = game * (spec.slots // agents) + b // agents
-                    meta |= {"world": world, **life_of(moment.truth, b, spec)}
-                    meta["ended"] = "died" if moment.next.terminated[b] else "time was up"
-                ended.append(self._episode(b, final, moment.next, meta))
+                    more = {"world": world, **life_of(moment.truth, b, spec)}
+                    more["ended"] = "died" if moment.next.terminated[b] else "time was up"
+                ended.append(self._episode(b, final, moment.next, more))
                 quota_B[b] -= 1 if self.steps is None else 0
             if self.t == self.steps:
                 for b in np.flatnonzero(running.lengths).tolist():
-                    ended.append(self._episode(b, None, None, {**self._meta(b), "cut": True}))
+                    ended.append(self._episode(b, None, None, {"cut": True}))
             yield ended
             if self.over:
                 return

@@ -31,7 +31,6 @@ from core.directions import fingerprint
 from core.episodes import StoreWriter
 from core.files import writing
 from core.progress import bar
-from core.ranks import Processes
 from core.training import going_on, open_run
 from envs.nmmo import CLASSES, FEATURES, MAPS, NmmoEnv, held_out, options_of
 
@@ -117,7 +116,7 @@ def main(config: ExtractConfig) -> None:
                 count, steps, maps = count + 1, steps + life.steps, maps | {life.meta["map"]}
         return {"lives": count, "steps": steps, "maps": sorted(maps)}
 
-    processes = Processes(ranks.rank(), ranks.count())
+    processes = ranks.processes()
     if processes.first:
         run = open_run(config, STAGE, paths, fixed, state=PROGRESS)
         for shard in run.path.glob("*.h5"):

@@ -283,10 +283,8 @@ class Processes:
         """Where all can write: the first one's of the run directories that they have open."""
         return Path(self.listed(str(path))[0])
 
-    def gathered(self, value: Any, to: int = 0) -> list[Any]:
+    def gathered(self, value: Any, to: int) -> list[Any]:
         """In process ``to`` what every process has (of what ``each`` can give), in order; [] in the others."""
-        if self.count == 1:
-            return [value]
         if self.rank != to:
             data = _packed(value)
             with _connected():
@@ -348,8 +346,13 @@ class _Whole(torch.autograd.Function):
 ALONE = Processes()
 
 
+def processes() -> Processes:
+    """What torchrun says of this process, or the only one."""
+    return Processes(rank(), count())
+
+
 def from_torchrun(batch: int, flag: str = "--batch") -> Processes:
-    """What torchrun says of this process, or the only one; UserError if ``batch`` cannot be shared equally."""
+    """``processes``; UserError if ``batch`` cannot be shared equally."""
     if batch % count():
         raise UserError(f"{flag} {batch} cannot be shared equally by {count()} processes; choose a multiple")
-    return Processes(rank(), count())
+    return processes()

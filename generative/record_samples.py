@@ -36,7 +36,6 @@ from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore, StoreWriter, state_column
 from core.interventions import InterventionOptions, Tally, build, nothing_altered
 from core.progress import bar
-from core.ranks import Processes
 from core.roll import Noise, Simulator, Trajectory
 from core.trees import joined, leaves
 from core.video import check_video, picture_of, write_video
@@ -510,7 +509,7 @@ def main(config: RecordSamplesConfig) -> None:
         meta = [{**about, "noise": [config.seed, i]} for i, about in zip(noises, meta, strict=True)]
     keep_unaltered(config.out, bool(altered))
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        folder = Processes(ranks.rank(), ranks.count()).folder(run.path)
+        folder = ranks.processes().folder(run.path)
         films, apart = Films(folder, spec, picture, compares(config)), Apart(config.steps, spec, picture_of(spec))
         latents, _, forced = zip(*begins, strict=True)
         plan = Plan(config, members, latents, forced, noises, meta, intervene, apart, films)

@@ -36,7 +36,7 @@ from validation.interventions import verdicts
 from validation.interventions.options import claimed
 from validation.interventions.statistics import Sizes, spread_of, step_of
 from validation.interventions.verdicts import SMALLEST
-from validation.paired.course import Course, Measures, is_late, named_actions, quantities, unit_of
+from validation.paired.course import Course, Measures, is_late, quantities, unit_of, with_named
 from validation.paired.simulated import SimulatedWorld
 
 COLLECTORS = 64
@@ -102,7 +102,7 @@ def study(
         named = [] if basis is None else [i for h in options.hypotheses if h.on in basis.names
                                           for i in [basis.names.index(h.on)]]  # fmt: skip
         directions = tuple(dict.fromkeys([*options.directions, *named]))
-        actions = {**spec.distinct_actions(), **named_actions(spec, (h.on for h in options.hypotheses))}
+        actions = with_named(spec.distinct_actions(), spec, (h.on for h in options.hypotheses))
         measures = Measures(actions, basis, directions, options.events)
         return _asked(world, measures, options, simulator, rule)
     finally:

@@ -39,7 +39,7 @@ from validation.interventions.study import BRANCHES, CHOOSING_SEED, COLLECTORS, 
 from validation.interventions.tables import Picked
 from validation.interventions.verdicts import NOT_ASKED, OPEN, YES
 from validation.interventions.world_edits import WorldEdit, world_edit_rows
-from validation.paired.course import Measures, in_words, is_cut, is_late, is_own, named_actions, quantities, unit_of
+from validation.paired.course import Measures, in_words, is_cut, is_late, is_own, quantities, unit_of, with_named
 from validation.paired.real import RealWorld
 from validation.paired.shared import SharedWorld, shared_world
 from validation.paired.starts import Starts, collect_starts, distinct_actions
@@ -95,9 +95,9 @@ def alone(
     made: list[Asked] = []
     try:
         for make, seed in zip(pools, (options.seed, options.seed + CHOOSING_SEED), strict=True):
-            made.append(asked_in(agent, make, basis, events, options, seed, generator, who, device, hypotheses))
+            known = made[0].world.measures if made else None
+            made.append(asked_in(agent, make, basis, events, options, seed, generator, who, device, hypotheses, known))
         asked, before = made
-        before.world.measures = asked.world.measures  # which actions do the same was looked up at either's starts
         choosing = Bench(basis, before.starts, before.world, rule)
         bench = Bench(basis, asked.starts, asked.world, rule, asked.world)
         explicit = bool(hypotheses)
@@ -165,13 +165,15 @@ def matched_in(hypotheses: Sequence[Hypothesis]) -> tuple[str, ...]:
 def asked_in(
     agent: Agent, make: Pool, basis: Basis, events: tuple[Event, ...], options: StudyOptions, seed: int,
     generator: torch.Generator, who: str, device: torch.device, hypotheses: Sequence[Hypothesis] = (),
+    known: Measures | None = None,
 ) -> Asked:  # fmt: skip
-    """Starts in a world that is made anew, and the agent that can be run on from them."""
+    """Starts in a world that is made anew, and the agent that can be run on from them.  known: what is measured, where
+    other starts have told it (which actions do the same is looked up at starts)."""
     agents, spec = agents_a_world(agent.spec), renewed(agent.spec)
     parts = spec.parts if spec.action_parts else ()
     words = spec.action_words or {name: (name,) for name in spec.action_names}
     actions = {word: [spec.action_names.index(name) for name in names] for word, names in words.items()}
-    measures = Measures(actions, basis, options.directions, events, parts, matched_in(hypotheses))
+    measures = known or Measures(actions, basis, options.directions, events, parts, matched_in(hypotheses))
     if agents > 1:
         env = make(options.starts * agents)
         shared = shared_world(
@@ -187,9 +189,9 @@ def asked_in(
     finally:
         collector.close()
     env, branching = make(len(starts)), make(min(len(starts), BRANCHES))
-    if not parts:
-        named = named_actions(env.spec, (h.on for h in hypotheses))
-        measures = replace(measures, actions={**distinct_actions(env, starts), **named})
+    if known is None and not parts:
+        named = with_named(distinct_actions(env, starts), env.spec, (h.on for h in hypotheses))
+        measures = replace(measures, actions=named)
     shape = (len(starts), options.horizon + 1, agent.spec.n_actions)
     noise_NTA = torch.zeros(shape) if options.greedy else gumbel(shape, generator, torch.zeros(()))
     real = RealWorld(agent, starts.state, noise_NTA.to(device), measures, env, starts, branching)

@@ -28,7 +28,7 @@ from validation.interventions.film import film
 from validation.interventions.options import StudyOptions, check_options, claimed, parse_study
 from validation.interventions.statistics import Controls, Effects
 from validation.interventions.tables import Picked, report
-from validation.paired.course import Measures, named_actions
+from validation.paired.course import Measures, with_named
 from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld
 from validation.paired.starts import Starts, collect_starts, distinct_actions
@@ -73,7 +73,7 @@ def study(
     env = make_env(len(starts))
     few = make_env(min(len(starts), BRANCHES))
     try:
-        actions = {**distinct_actions(env, starts), **named_actions(env.spec, (h.on for h in hypotheses))}
+        actions = with_named(distinct_actions(env, starts), env.spec, (h.on for h in hypotheses))
         measures = Measures(actions, basis, options.directions, events, simulator.world.spec.parts)
         dreams = [dreamed_from(simulator, some, measures, options, generator, simulated) for some in (before, starts)]
         choosing, dreamed = Bench(basis, before, dreams[0], rule), dreams[1]

@@ -47,10 +47,10 @@ def choices_of(spec: EnvSpec) -> dict[str, list[int]]:
     return {**spec.distinct_actions(), **words}
 
 
-def named_actions(spec: EnvSpec, quantities: Iterable[str]) -> dict[str, list[int]]:
-    """Those of ``choices_of`` that some quantities name (``prob:jump``): they are measured, whatever the others are."""
+def with_named(actions: Actions, spec: EnvSpec, quantities: Iterable[str]) -> dict[str, Sequence[int]]:
+    """These and those of ``choices_of`` that some quantities name (``prob:jump``)."""
     names = {q.removeprefix("prob:") for q in quantities if q.startswith("prob:")}
-    return {name: ids for name, ids in choices_of(spec).items() if name in names}
+    return {**actions, **{name: ids for name, ids in choices_of(spec).items() if name in names}}
 
 
 @dataclass(frozen=True)
