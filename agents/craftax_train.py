@@ -37,6 +37,9 @@ class CraftaxTrainConfig(RunOptions):
 
     out: Path = Path("runs/craftax")
     """run directory to write (also --out_dir)"""
+    begin_with: Path | None = None
+    """run directory of an agent of the same sizes whose weights the training begins with (fine-tuning); none: random
+    ones"""
     env: CraftaxOptions = field(default_factory=CraftaxOptions)
     net: AgentConfig = field(default_factory=lambda: AgentConfig(encoder="mlp", embedding_size=256, hidden_size=256))
     ppo: PPOConfig = field(

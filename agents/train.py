@@ -20,6 +20,7 @@ import torch
 
 from agents.consistency import ConsistencyOptions, consistent_loss_of
 from agents.evaluate import HeldOut
+from agents.load import load_agent
 from agents.play import SharedEnv
 from agents.ppo import PPOConfig, RewardScale, Rollout, encode, loss_of
 from agents.progress import progress_rows, write_progress
@@ -36,7 +37,8 @@ from core.trees import Tree, detached, each, on, rows_of
 from envs.procgen import ProcgenEnv, ProcgenOptions
 
 STAGE = "train"
-FIXED: tuple[str, ...] = ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps")  # what --resume may not change
+# what --resume may not change
+FIXED: tuple[str, ...] = ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps", "begin_with")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,9 @@ class TrainConfig(RunOptions):
 
     out: Path = Path("runs/agent")
     """run directory to write"""
+    begin_with: Path | None = None
+    """run directory of an agent of the same sizes whose weights the training begins with (fine-tuning, in this game or in
+    another with the same observations and actions); none: random ones"""
     policy: Literal["plain", "semantic"] = "plain"
     """semantic: the policy clusters its own states while it learns (docs/semantics.md); plain: the same without"""
     env: ProcgenOptions = field(default_factory=ProcgenOptions)
@@ -237,6 +242,24 @@ def agent_of(net: AgentConfig, spec: EnvSpec, semantic: Semantic | None) -> Recu
     return RecurrentAgent(net, spec) if semantic is None else SemanticAgent(net, spec, semantic.options)
 
 
+def take_weights(agent: RecurrentAgent, path: Path) -> None:
+    """Give a new agent the weights of a trained one; UserError where that is another kind of agent, of other sizes, or
+    of a world with other observations or actions."""
+    earlier = load_agent(path)
+    if type(earlier) is not type(agent):
+        raise UserError(f"{path} holds an agent of another kind; --begin_with takes one that this command trained")
+    own, other = cli.to_json(agent.config), cli.to_json(earlier.config)
+    for name in (k for k in own if own[k] != other[k]):
+        raise UserError(f"{path} was trained with --{name} {other[name]}, not {own[name]}: --begin_with takes an agent of "
+                        "the same sizes")  # fmt: skip
+    have, want = earlier.state_dict(), agent.state_dict()
+    same_world = earlier.spec.obs == agent.spec.obs and earlier.spec.action_names == agent.spec.action_names
+    if not same_world or any(have[k].shape != want[k].shape for k in want):
+        raise UserError(f"{path} plays {earlier.spec.env_id}, whose observations or actions are not those of "
+                        f"{agent.spec.env_id}, so --begin_with cannot take its weights")  # fmt: skip
+    agent.load_state_dict(have)
+
+
 def loss_for(drac: ConsistencyOptions, rng: np.random.Generator, semantic: Semantic | None) -> Callable[..., Any]:
     """The loss of this kind of training."""
     if semantic is not None:
@@ -291,7 +314,11 @@ def train_agent(
     agent = agent_of(config.net, env.spec, semantic).to(device)
     drac.check(agent)
     held_out = held_out_of(config, agent, device)
-    run = open_together(config, stage, {}, fixed, processes)
+    inputs = {}
+    if config.begin_with is not None:
+        take_weights(agent, config.begin_with)
+        inputs["begin_with"] = config.begin_with
+    run = open_together(config, stage, inputs, fixed, processes)
     controller = None if semantic is None else semantic.controller
     collector = collector_of(agent, env, ppo, config.seed, device, controller, processes)
     updates = max(1, ppo.total_steps // collector.collected)
