@@ -49,8 +49,8 @@ class TrainConfig(RunOptions):
     out: Path = Path("runs/agent")
     """run directory to write"""
     begin_with: Path | None = None
-    """run directory of an agent of the same sizes whose weights the training begins with (fine-tuning, in this game or in
-    another with the same observations and actions); none: random ones"""
+    """run directory of an agent of the same sizes whose weights the training begins with (fine-tuning, in this game or
+    in another with the same observations and actions); none: random ones"""
     policy: Literal["plain", "semantic"] = "plain"
     """semantic: the policy clusters its own states while it learns (docs/semantics.md); plain: the same without"""
     env: ProcgenOptions = field(default_factory=ProcgenOptions)
@@ -250,8 +250,8 @@ def take_weights(agent: RecurrentAgent, path: Path) -> None:
         raise UserError(f"{path} holds an agent of another kind; --begin_with takes one that this command trained")
     own, other = cli.to_json(agent.config), cli.to_json(earlier.config)
     for name in (k for k in own if own[k] != other[k]):
-        raise UserError(f"{path} was trained with --{name} {other[name]}, not {own[name]}: --begin_with takes an agent of "
-                        "the same sizes")  # fmt: skip
+        raise UserError(f"{path} was trained with --{name} {other[name]}, not {own[name]}: --begin_with takes an agent "
+                        "of the same sizes")  # fmt: skip
     have, want = earlier.state_dict(), agent.state_dict()
     same_world = earlier.spec.obs == agent.spec.obs and earlier.spec.action_names == agent.spec.action_names
     if not same_world or any(have[k].shape != want[k].shape for k in want):
