@@ -430,6 +430,8 @@ def _sentence(row: Mapping[str, Any], notes: Mapping[str, Any]) -> str:
     said += f"; {row['verdict']}"
     if row.get("everything_minus_all") is not None:
         said += f"; adds {_in_words(row, 'everything_minus_all')} to {words['all']}: {row['memory']}"
+    if row.get("linear_minus_random") is not None:
+        said += f"; {_in_words(row, 'linear_minus_random')} over {words['random']}: {row['learnt']}"
     return said
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,8 +149,7 @@ def _assemble(
     for row in table:
         if row["verdict"] == "":
             row["verdict"] = verdict(row, bool(result.notes["given"]), config.smallest)
-            if "everything" in row:
-                row["memory"] = memory_verdict(row, config.smallest)
+            row |= {c: added_verdict(row, c, config.smallest) for c, (name, _) in ADDED.items() if name in row}
     result.tables["targets"] = table
     if agents:
         result.tables["agents"] = agents
@@ -321,7 +321,7 @@ def _table(
                         f"{name}_shuffled_high": float(np.nanquantile(null_SK[:, k], 0.95))}  # fmt: skip
         if row["kind"] == "binary":
             row |= _areas(predicted, k, y_N == y_N.max(), scores, bool(rows.baselines))
-        for name in ("partial", "everything_minus_all"):
+        for name in ("partial", *(name for name, _ in ADDED.values())):
             if name in scores.r2_GK:
                 _, low, high = scores.interval(name, k, 0.9)
                 row |= {f"{name}_low_90": finite(low), f"{name}_high_90": finite(high)}
@@ -386,17 +386,24 @@ def verdict(row: Mapping[str, Any], mediated: bool, smallest: float) -> str:
 
 
 BEYOND = "beyond the frame, time and previous actions"
+LEARNT = "more than with its weights shuffled"
+# what else is said of a target: column -> (whose value, in words)
+ADDED: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {"memory": ("everything_minus_all", BEYOND), "learnt": ("linear_minus_random", LEARNT)}
+)
 
 
-def memory_verdict(row: Mapping[str, Any], smallest: float) -> str:
-    """Whether the states say more of a target than the frame, time and previous actions together, in words: what adding
-    the states to these adds in R^2, judged as in ``verdict``."""
+def added_verdict(row: Mapping[str, Any], column: str, smallest: float) -> str:
+    """Of the columns of ``ADDED``, in words, judged as in ``verdict``.  ``memory``: whether the states say more of a
+    target than the frame, time and previous actions together (what adding the states to these adds in R^2); ``learnt``:
+    whether they say more than the states of the same network with its weights shuffled."""
+    name, words = ADDED[column]
     if row["units_varying"] < LEAST_VARYING:
         return "too rare to tell"
-    low, high, q = (row[f"everything_minus_all_{end}"] for end in ("low", "high_90", "q"))
+    low, high, q = (row[f"{name}_{end}"] for end in ("low", "high_90", "q"))
     if low is not None and low > smallest and q is not None and q <= ALPHA:
-        return BEYOND
-    return f"not {BEYOND}" if high is not None and high < smallest else f"open whether {BEYOND}"
+        return words
+    return f"not {words}" if high is not None and high < smallest else f"open whether {words}"
 
 
 def _controls(states: FoldedRidge, rows: Rows, rng: np.random.Generator) -> list[dict[str, Any]]:

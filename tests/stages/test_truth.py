@@ -15,7 +15,7 @@ from agents.recurrent import load_agent
 from analysis.events import __main__ as events
 from analysis.probes import __main__ as probes
 from analysis.probes.baselines import previous_actions, seen_by
-from analysis.probes.scores import BEYOND
+from analysis.probes.scores import BEYOND, LEARNT
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.episodes import RolloutStore
@@ -82,6 +82,8 @@ def test_probes_of_a_recording_with_truth(world: Path, tmp_path: Path, capsys: p
     assert support["kind"] == "binary" and support["auroc_linear"] > 0.7
     assert support["auroc_linear_minus_frame"] == pytest.approx(support["auroc_linear"] - support["auroc_frame"])
     assert rows["time"]["memory"] == f"not {BEYOND}" and all(BEYOND in row["memory"] for row in rows.values())
+    assert all(LEARNT in row["learnt"] for row in rows.values())
+    assert all(f"over a randomised agent: {row['learnt']}" in said for row in rows.values())
     for row in result.tables["agents"]:  # the recorded agent itself, shown its own frames
         assert row["recorded_minus_this"] == pytest.approx(0, abs=1e-3)
         assert row["r2"] == pytest.approx(rows[row["target"]]["linear"], abs=1e-3)

@@ -13,7 +13,7 @@ from analysis.probes.__main__ import given_of, summary
 from analysis.probes.baselines import joined
 from analysis.probes.config import ProbesConfig
 from analysis.probes.rows import Rows, bent, unbent
-from analysis.probes.scores import BEYOND, kind_of, last_reached, memory_verdict, null_of, probe, verdict
+from analysis.probes.scores import ADDED, BEYOND, LEARNT, added_verdict, kind_of, last_reached, null_of, probe, verdict
 from analysis.shared.probe_fits import (
     FoldedRidge,
     MlpOptions,
@@ -289,6 +289,7 @@ def remembering(seed: int, *, units: int = 30, steps: int = 60) -> Rows:
 
     ``kept`` is that average, ``shown`` is in the frame, ``bent`` is a bend of the frame that the frame's features hold
     as the state does, ``acted`` is the previous action and ``late`` the step; ``flag`` is whether ``kept`` is positive.
+    A network with shuffled weights holds frame and step.
     """
     rng = np.random.default_rng(seed)
     parts: dict[str, list[np.ndarray]] = {}
@@ -313,7 +314,7 @@ def remembering(seed: int, *, units: int = 30, steps: int = 60) -> Rows:
     whole = {name: np.concatenate(p) for name, p in parts.items()}
     quantities = {name: whole[name] for name in ("kept", "shown", "bent", "acted", "late", "flag")}
     baselines = joined(whole["frame"], whole["action"], whole["t"])
-    baselines["random"] = rng.standard_normal((len(whole["x"]), 4))
+    baselines["random"] = whole["x"][:, [0, 1, 2, 7]] + 0.02 * rng.standard_normal((len(whole["x"]), 4))
     index, groups = np.stack([whole["unit"], whole["t"]], 1), {"life": whole["unit"]}
     return Rows(whole["x"].astype(np.float32), quantities, None, index, whole["t"], groups, baselines)
 
@@ -324,6 +325,8 @@ def test_memory_is_credited_with_what_only_it_knows() -> None:
     found = by_target(probe(rows, list(rows.quantities), (), "life", config))
     assert {name for name, row in found.items() if row["memory"] == BEYOND} == {"kept", "flag"}
     assert all(found[name]["memory"] == f"not {BEYOND}" for name in ("shown", "bent", "acted", "late"))
+    assert {name for name, row in found.items() if row["learnt"] == LEARNT} == {"kept", "bent", "acted", "flag"}
+    assert all(found[name]["learnt"] == f"not {LEARNT}" for name in ("shown", "late"))
     kept, acted, late = found["kept"], found["acted"], found["late"]
     assert kept["linear"] > 0.95 > 0.1 > kept["all"] and kept["linear_minus_frame_low"] > 0.8
     assert kept["everything_minus_all_low"] > 0.8 and kept["everything_minus_all_q"] <= 0.05
@@ -335,20 +338,22 @@ def test_memory_is_credited_with_what_only_it_knows() -> None:
     assert flag["auroc_linear_minus_all_low"] > 0.2 and "auroc_linear_minus_all" not in kept
 
 
+@pytest.mark.parametrize("column", ADDED)
 @pytest.mark.parametrize(
     ("low", "high_90", "q", "says"),
     [
-        (0.03, 0.09, 0.01, BEYOND),
-        (0.03, 0.09, 0.2, f"open whether {BEYOND}"),
-        (0.01, 0.05, 0.01, f"open whether {BEYOND}"),
-        (-0.02, 0.015, 0.5, f"not {BEYOND}"),
-        (None, None, None, f"open whether {BEYOND}"),
+        (0.03, 0.09, 0.01, "{}"),
+        (0.03, 0.09, 0.2, "open whether {}"),
+        (0.01, 0.05, 0.01, "open whether {}"),
+        (-0.02, 0.015, 0.5, "not {}"),
+        (None, None, None, "open whether {}"),
     ],
 )
-def test_what_a_state_adds_has_a_smallest_size(low: float, high_90: float, q: float, says: str) -> None:
-    row = {"units_varying": 16, "everything_minus_all_low": low, "everything_minus_all_high_90": high_90}
-    assert memory_verdict(row | {"everything_minus_all_q": q}, 0.02) == says
-    assert memory_verdict(row | {"everything_minus_all_q": q, "units_varying": 2}, 0.02) == "too rare to tell"
+def test_what_a_state_adds_has_a_smallest_size(low: float, high_90: float, q: float, says: str, column: str) -> None:
+    name, words = ADDED[column]
+    row = {"units_varying": 16, f"{name}_low": low, f"{name}_high_90": high_90, f"{name}_q": q}
+    assert added_verdict(row, column, 0.02) == says.format(words)
+    assert added_verdict(row | {"units_varying": 2}, column, 0.02) == "too rare to tell"
 
 
 def test_a_quantity_is_read_where_it_has_a_value() -> None:

@@ -192,8 +192,8 @@ def _probes(run: Traced, result: Result, name: str) -> Study:
         for row in rows
     ])  # fmt: skip
     each = [{"target": row["target"], "what of it stays": row.get("verdict", ""), "memory": row.get("memory") or "",
-             "R²": _ends(row, "linear"), "beyond what is given": _ends(row, "partial"),
-             "n": row.get("n")} for row in rows]  # fmt: skip
+             "learnt": row.get("learnt") or "", "R²": _ends(row, "linear"),
+             "beyond what is given": _ends(row, "partial"), "n": row.get("n")} for row in rows]  # fmt: skip
     study.html.append(table(each, f"States {result.notes.get('states', '')}, by {result.notes['unit']}", most=80))
     if found := result.tables.get("inputs"):
         each = [{"quantity": row["target"], "input": row["input"], "score": _ends(row, "score"),
