@@ -166,10 +166,10 @@ def _encoder(config: AgentConfig, spec: EnvSpec) -> nn.Sequential:
     return tower(size, config.norm, (shape[0], shape[1]))
 
 
-def save_agent(agent: RecurrentAgent, path: Path, name: str = WEIGHTS) -> None:
-    """Weights and what is needed to build the agent again."""
+def save_agent(agent: RecurrentAgent, path: Path, name: str = WEIGHTS, small: bool = False) -> None:
+    """Weights and what is needed to build the agent again; small: weights as float16 where they lose nothing by it."""
     write_json(path / "agent.json", {"net": to_json(agent.config), "spec": agent.spec.to_json()})
-    save_weights(agent, path / name)
+    save_weights(agent, path / name, small=small)
 
 
 def load_agent(path: Path, device: torch.device | str = "cpu", name: str = WEIGHTS) -> RecurrentAgent:

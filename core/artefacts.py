@@ -500,13 +500,20 @@ def poor_simulator(*metrics: Mapping[str, Any]) -> str | None:
     )
 
 
-def save_weights(module: torch.nn.Module, path: Path, half: Callable[[str], bool] | None = None) -> None:
-    """Parameters and buffers as safetensors, atomically; those whose name ``half`` picks as float16."""
+def save_weights(
+    module: torch.nn.Module, path: Path, half: Callable[[str], bool] | None = None, small: bool = False
+) -> None:
+    """Parameters and buffers as safetensors, atomically; those whose name ``half`` picks as float16.  small: also
+    those that lose nothing by it."""
     from safetensors.torch import save
+
+    def is_half(name: str, tensor: torch.Tensor) -> bool:
+        exact = small and tensor.dtype == torch.float32 and torch.equal(tensor.half().float(), tensor)
+        return exact or (half is not None and half(name))
 
     # Copies: safetensors refuses tensors that share memory, as tied weights do.
     state = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in module.state_dict().items()}
-    write_atomically(path, save({k: v.half() if half is not None and half(k) else v for k, v in state.items()}))
+    write_atomically(path, save({k: v.half() if is_half(k, v) else v for k, v in state.items()}))
 
 
 def files_of(path: Path, pattern: str = "*") -> list[str]:

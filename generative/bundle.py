@@ -3,8 +3,9 @@
 
 What is left behind: training states, checkpoints, rollouts.  What the manifests of the trainings said
 goes along under ``facts.training``, and the bundle's own manifests hold its own hashes.  The
-simulator's weights may be stored in half precision (its agent's never are: it stays the same agent; nor are the
-statistics by which it reads vectors).
+simulator's weights may be stored in half precision (not the statistics by which it reads vectors).  Its agent's stay
+what they are, so that it is the same agent, unless --half_agent rounds them: that is an agent of its own, to be bundled
+alone first, and then recorded, measured and simulated.
 """
 
 from __future__ import annotations
@@ -44,16 +45,19 @@ class BundleConfig:
     out: Path
     """directory to write: OUT/agent and OUT/simulator; where OUT/agent holds this very agent it is left as it is"""
     half: bool = True
-    """store the simulator's weights as float16 (its agent's stay float32)"""
+    """store the simulator's weights as float16 (its agent's are not touched)"""
+    half_agent: bool = False
+    """round the agent's weights to float16, for half the size: another agent, which has to be measured, recorded and
+    simulated anew (so without --simulator)"""
     overwrite: bool = False
     """replace an earlier bundle in --out"""
 
 
-def round_to_half(simulator: torch.nn.Module) -> None:
-    """Round every weight but the agent's to the nearest float16, in place, so that what is saved, measured
-    and loaded is one thing."""
+def round_to_half(module: torch.nn.Module) -> None:
+    """Round every weight, but those of a simulator's agent, to the nearest float16, in place, so that what is saved,
+    measured and loaded is one thing."""
     with torch.no_grad():
-        for name, tensor in simulator.named_parameters():
+        for name, tensor in module.named_parameters():
             if not name.startswith("agent."):
                 tensor.copy_(tensor.half())
 
@@ -65,7 +69,7 @@ def keep_agent(agent: Agent, source: Path, target: Path) -> None:
         if "/" not in name and name != "config.json" and not name.startswith("checkpoint_")
     ]  # fmt: skip
     if type(agent) is RecurrentAgent:
-        save_agent(agent, target)
+        save_agent(agent, target, small=True)
         names = ["curve.csv"]
     for name in names:
         artefacts.write_atomically(target / name, artefacts.load_bytes(source, name))
@@ -94,6 +98,13 @@ def has(out: Path, agent: Agent) -> bool:
 
 def main(config: BundleConfig) -> None:
     agent = load_agent(config.agent)
+    if config.half_agent:
+        if config.simulator is not None:
+            raise UserError("--half_agent: a simulator is around the agent as it was; bundle the rounded agent alone, "
+                            "and train a simulator around that one")  # fmt: skip
+        if type(agent) is not RecurrentAgent:
+            raise UserError(f"--half_agent rounds recurrent PPO agents, not a {type(agent).__name__}")
+        round_to_half(agent)
     simulator = None if config.simulator is None else load_simulator(config.simulator)
     if simulator is not None and fingerprint(agent) != fingerprint(simulator.agent):
         raise UserError(f"{config.simulator} was not trained around the agent in {config.agent}")

@@ -121,7 +121,8 @@ def save_simulator(
 ) -> None:
     """Weights (the agent's among them) and what is needed to build the simulator again.
 
-    half: store the world's weights, not the statistics of its observations, as float16; they are loaded as float32.
+    half: store the world's weights, not the statistics of its observations, as float16, and the agent's where they lose
+    nothing by it; they are loaded as float32.
     agent_run: the agent's run directory, which is kept along unless it is a RecurrentAgent.
     """
     agent = simulator.agent
@@ -134,7 +135,7 @@ def save_simulator(
         about[AGENT] = copy_run(agent_run, path / AGENT)
     write_json(path / "simulator.json", about)
     learned = {k for k, _ in simulator.world.named_parameters()}
-    save_weights(as_module(simulator), path / name, half=learned.__contains__ if half else None)
+    save_weights(as_module(simulator), path / name, half=learned.__contains__ if half else None, small=half)
 
 
 def copy_run(source: Path, target: Path) -> str:

@@ -11,6 +11,7 @@ import torch
 
 from agents.recurrent import load_agent
 from core import artefacts, config as cli
+from core.contracts import UserError
 from core.directions import fingerprint
 from envs.registry import make
 from generative import bundle
@@ -56,6 +57,24 @@ def test_a_simulator_joins_an_agent_that_is_bundled_already(
     for name in ("agent", "simulator"):
         said = [artefacts.read_manifest(tmp_path / d / name)["facts"]["training"] for d in ("b", "again")]
         assert said[0] == said[1] and said[0]["metrics"]
+
+
+def test_an_agent_may_be_rounded_and_is_then_another_one(pipeline: Path, tmp_path: Path) -> None:
+    argv = ["--agent", f"{pipeline}/agent", "--half_agent"]
+    bundle.main(cli.parse(bundle.BundleConfig, [*argv, "--out", f"{tmp_path}/b"], bundle.STAGE))
+    there = tmp_path / "b" / "agent"
+    whole, small = load_agent(pipeline / "agent"), load_agent(there)
+    assert fingerprint(small) != fingerprint(whole)
+    assert artefacts.read_manifest(there)["facts"]["agent"] == fingerprint(small)
+    for name, tensor in small.state_dict().items():
+        assert tensor.dtype == torch.float32 and torch.equal(tensor, whole.state_dict()[name].half().float())
+    assert (there / artefacts.WEIGHTS).stat().st_size < 0.6 * (pipeline / "agent" / artefacts.WEIGHTS).stat().st_size
+    again = ["--agent", f"{there}", "--out", f"{tmp_path}/again"]  # stays this agent, and as small
+    bundle.main(cli.parse(bundle.BundleConfig, again, bundle.STAGE))
+    assert (tmp_path / "again" / "agent" / artefacts.WEIGHTS).read_bytes() == (there / artefacts.WEIGHTS).read_bytes()
+    with pytest.raises(UserError, match="--half_agent: a simulator is around the agent as it was; bundle the rounded"):
+        more = ["--simulator", f"{pipeline}/simulator", "--out", f"{tmp_path}/c"]
+        bundle.main(cli.parse(bundle.BundleConfig, [*argv, *more], bundle.STAGE))
 
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.name)
