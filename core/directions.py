@@ -113,7 +113,16 @@ class Basis:
                                 f"{', '.join(self.labels)}")  # fmt: skip
             return self.labels[found[1]]
 
-        return re.sub(rf"\b{self.kind}:([A-Za-z]\w*)", number, text)
+        return re.sub(rf"\b{self.kind}:([A-Za-z]\w*(?:\(\w+\))?)", number, text)
+
+    def worded(self, said: Any) -> Any:
+        """A text, or lists and dicts of such, in which directions with labels are called by these; the inverse of
+        ``numbered``."""
+        if isinstance(said, str):
+            return re.sub(rf"\b{self.kind}:[0-9]+\b", lambda found: self.called(found[0]), said)
+        if isinstance(said, dict):
+            return {self.worded(k): self.worded(v) for k, v in said.items()}
+        return [self.worded(v) for v in said] if isinstance(said, list) else said
 
     def project(self, h: Tensor) -> Tensor:
         """States [..., H] -> coordinates [..., K]."""

@@ -66,6 +66,13 @@ def test_directions_with_labels_are_named_by_them_too() -> None:
     ]
     said = "shift oblique:health by -2 always on event:health and oblique:row, oblique:all"
     assert labelled.numbered(said, "x") == "shift oblique:2 by -2 always on event:health and oblique:0, oblique:all"
+    assert labelled.worded("shift oblique:2 by -2 and oblique:9, xoblique:2") == (
+        "shift oblique:health by -2 and oblique:9, xoblique:2"
+    )
+    rows = {"oblique:2@8": [{"direction": "oblique:0", "amount": 2.0}], "none": None}
+    assert labelled.worded(rows) == {"oblique:health@8": [{"direction": "oblique:row", "amount": 2.0}], "none": None}
+    angle = replace(basis(1), facts={"targets": {"oblique:0": "sin(coin_bearing)"}})  # as it is said it is read
+    assert angle.numbered(angle.worded("collapse oblique:0 on value"), "x") == "collapse oblique:0 on value"
     with pytest.raises(UserError, match=r"x: the oblique basis has no direction oblique:helth \(did you mean health"):
         direction_ids(["oblique:helth"], labelled, "x")
     assert direction_ids(["oblique:1"], basis(3), "x") == [1]

@@ -230,6 +230,7 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
         pools = pool(agent.spec, config, told=told), pool(agent.spec, config, choosing=True, told=told)
         result = alone(agent, pools, basis, options, device, rule, config.who, truth, edits)
         result.notes["warnings"] += shared_levels(config) if agent.spec.env_id.startswith("procgen/") else []
+        call_by_label(result, basis)
         result.save(run.path)
         draw_claims(result, run.path / "claims.png")
         run.metrics = dict(result.scalars)
@@ -283,6 +284,7 @@ def main(config: InterventionsConfig) -> None:
             found = rule.facts
             result.scalar("behaviour_labels_found", found["found"], "share of recorded labels that the present h tells",
                           found["episodes"], found["found_interval"])  # fmt: skip
+        call_by_label(result, basis)
         result.save(run.path)
         draw_effects(result, run.path / "effects.png")
         draw_headline(result, run.path / "predicted_vs_observed.png")
@@ -294,6 +296,12 @@ def main(config: InterventionsConfig) -> None:
     print(
         f"{len(result.notes['hypotheses'])} changes of the hidden state on {config.starts} paired starts: {config.out}"
     )
+
+
+def call_by_label(result: Result, basis: Basis) -> None:
+    """What is said of directions that have labels (probes: what they read) is said of these, not of numbers."""
+    if basis.labels:
+        result.tables, result.notes = basis.worded(result.tables), basis.worded(result.notes)
 
 
 def print_summary(result: Result) -> None:
