@@ -19,8 +19,7 @@ import numpy as np
 
 from core.contracts import UserError
 
-BLOCK = 1 << 22  # random numbers held at once, so that many episodes do not fill the memory
-KEPT = 1 << 19  # numbers of resamples that are kept for the next call, which is then five times as fast
+BLOCK = 1 << 19  # numbers of resamples held at once; so few are kept for the next call, which is then five times as fast
 TIE = 1e-12  # relative; a rearrangement that repeats the observed value must count as reaching it
 ROUNDED = 64  # ... and is kept to so many units of its own precision, where that is less
 DRAWS = 1999  # of the studentised bootstrap; with 2k - 1 of them interval and p agree exactly at usual levels
@@ -230,7 +229,7 @@ def _t_draws(unit_EQ: np.ndarray, share_EQ: np.ndarray, rng: np.random.Generator
     n, equal = len(unit_EQ), bool((share_EQ == 1).all())
     m, step = _resampled(n), max(1, BLOCK // n)
     parts: Iterable[Resamples] = (_resamples(n, min(step, draws - first), rng) for first in range(0, draws, step))
-    if draws * n <= KEPT:  # the same resamples for every call, of units in a random order
+    if draws * n <= BLOCK:  # the same resamples for every call, of units in a random order
         order_E = rng.permutation(n)
         unit_EQ, share_EQ, parts = unit_EQ[order_E], share_EQ[order_E], [_kept_resamples(n, draws)]
     out = []

@@ -28,7 +28,7 @@ from core.episodes import RolloutStore
 from core.progress import bar
 from core.trees import leaves
 
-TOGETHER, BLOCK = 64, 32  # episodes shown to an agent at once; steps of them in memory
+TOGETHER, BLOCK = 64, 8  # episodes shown to an agent at once; steps of them in memory
 KNOTS = 128  # of the curve that a quantity may follow in time, at most; and at most one for so many distinct times:
 TIMES_A_KNOT = 3
 LIVES = 5  # rows of one time (a life has one at most) up to which time is told apart
