@@ -19,7 +19,7 @@ import numpy as np
 
 from core.contracts import UserError
 
-BLOCK = 1 << 19  # numbers of resamples held at once; so few are kept for the next call, which is then five times as fast
+BLOCK = 1 << 19  # numbers of resamples held at once; so few are kept for the next call (five times as fast)
 TIE = 1e-12  # relative; a rearrangement that repeats the observed value must count as reaching it
 ROUNDED = 64  # ... and is kept to so many units of its own precision, where that is less
 DRAWS = 1999  # of the studentised bootstrap; with 2k - 1 of them interval and p agree exactly at usual levels
