@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -103,3 +104,52 @@ def test_the_context_world_that_is_shipped_foretells_a_step_of_the_real_game_bet
     real = torch.from_numpy(shown[-1][goes_on]) / 255
     error = [float((x - real).square().mean()) for x in (foretold, begun.obs["frames"])]
     assert goes_on.sum() >= 8 and error[0] < 0.5 * error[1]
+
+
+ROBUST = BUNDLES / "coinrun-robust"
+
+
+def test_the_robust_agent_is_whole_small_and_what_its_card_says() -> None:
+    assert artefacts.verify(ROBUST / "evaluation") == []  # and the agent that it is of
+    assert artefacts.read_manifest(ROBUST / "agent")["facts"]["training"]["metrics"]["steps"]["value"] == 3_997_696
+    assert all(torch.equal(w, w.half().float()) for w in load_agent(ROBUST / "agent").state_dict().values())
+    for text in ROBUST.rglob("*.json"):
+        assert '"/' not in text.read_text(), text  # no path of a machine
+    card, page = (ROBUST / "README.md").read_text(), (BUNDLES.parent / "docs" / "simulator.md").read_text()
+    stored = artefacts.Result.load(ROBUST / "evaluation").scalars
+    low, high = stored["return_mean"]["interval"]
+    said = f"{stored['return_mean']['value']:.2f} [{low:.2f}, {high:.2f}]"
+    assert said in card and said in page and stored["return_mean"]["n"] == 1024
+    for way in ("shift_horizontal", "shift_vertical", "blur"):
+        same = stored[f"same_choice_{way}"]
+        assert _told(same["value"], *same["interval"]) in card, way
+
+
+def _told(value: float, low: float, high: float) -> str:
+    return "{} [{}, {}]".format(*(f"{x:.2f}".removeprefix("0") for x in (value, low, high)))
+
+
+def test_what_the_robust_agents_card_says_of_the_simulator_is_in_its_table() -> None:
+    card = (ROBUST / "README.md").read_text()
+    with (ROBUST / "fidelity.csv").open() as file:
+        rows = {(r["measure"], r["horizon"]): r for r in csv.DictReader(file)}
+    for measure, horizon in (
+        ("action_agreement", 1), ("action_agreement", 8), ("h_error", 1), ("h_error", 4), ("dreams_alive", 32),
+        ("effect_sign_action", 1), ("effect_sign_action", 4), ("counterfactual_top1", 8), ("h_classifier", ""),
+    ):  # fmt: skip
+        row = rows[measure, str(horizon)]
+        value, low, high = (float(row[k]) for k in ("simulated", "low", "high"))
+        assert _told(value, low, high) in card, measure
+    for horizon, said in (
+        (1, "25.9 [25.2, 26.5]"),
+        (4, "19.6 [18.2, 20.6]"),
+        (8, "16.4 [15.3, 17.4]"),
+        (32, "10.8 [9.9, 11.6]"),
+    ):
+        row = rows["frame_psnr", str(horizon)]
+        assert said == "{:.1f} [{:.1f}, {:.1f}]".format(*(float(row[k]) for k in ("simulated", "low", "high")))
+        assert said in card
+    for horizon, said in ((1, ".031"), (4, ".095"), (8, ".143"), (32, ".342")):
+        row = rows["value_error", str(horizon)]
+        assert f"{float(row['simulated']):.3f}" == f"0{said}" and said in card
+        assert float(row["simulated"]) < float(row["baseline_copy"])
