@@ -252,12 +252,14 @@ def take_weights(agent: RecurrentAgent, path: Path) -> None:
     for name in (k for k in own if own[k] != other[k]):
         raise UserError(f"{path} was trained with --{name} {other[name]}, not {own[name]}: --begin_with takes an agent "
                         "of the same sizes")  # fmt: skip
-    have, want = earlier.state_dict(), agent.state_dict()
-    same_world = earlier.spec.obs == agent.spec.obs and earlier.spec.action_names == agent.spec.action_names
-    if not same_world or any(have[k].shape != want[k].shape for k in want):
+    if earlier.spec.obs != agent.spec.obs or earlier.spec.action_names != agent.spec.action_names:
         raise UserError(f"{path} plays {earlier.spec.env_id}, whose observations or actions are not those of "
                         f"{agent.spec.env_id}, so --begin_with cannot take its weights")  # fmt: skip
-    agent.load_state_dict(have)
+    have, want = ({k: v.shape for k, v in a.state_dict().items()} for a in (earlier, agent))
+    if other_sizes := [k for k in {**want, **have} if have.get(k) != want.get(k)]:
+        raise UserError(f"{path}: {other_sizes[0]} is of another size than here, so --begin_with cannot take its "
+                        "weights")  # fmt: skip
+    agent.load_state_dict(earlier.state_dict())
 
 
 def loss_for(drac: ConsistencyOptions, rng: np.random.Generator, semantic: Semantic | None) -> Callable[..., Any]:

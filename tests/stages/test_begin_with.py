@@ -9,8 +9,9 @@ import torch
 
 from agents import train
 from agents.load import load_agent
+from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from core import artefacts, config as cli
-from core.contracts import UserError
+from core.contracts import EnvSpec, Field, UserError
 
 SMALL = ("--game", "coinrun", "--distribution_mode", "easy", "--encoder", "strided", "--embedding_size", "8",
          "--hidden_size", "6", "--envs", "4", "--rollout_steps", "8", "--minibatches", "2", "--total_steps", "64",
@@ -40,6 +41,15 @@ def test_a_training_begins_with_the_weights_of_an_agent(earlier: Path, tmp_path:
     assert any(not torch.equal(before[k], moved[k]) for k in before)
 
 
+def write_other_agent(path: Path) -> Path:
+    """An agent of the same sizes that plays another world with pictures of another size."""
+    spec = EnvSpec(env_id="planted/dots", obs={"frames": Field(shape=(32, 32, 3), dtype="uint8")},
+                   action_names=("left", "right"), slots=1)  # fmt: skip
+    with artefacts.new_run(path, "train", {}) as run:
+        save_agent(RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=6), spec), run.path)
+    return path
+
+
 def test_what_it_cannot_begin_with_is_refused(earlier: Path, tmp_path: Path) -> None:
     begin = ("--begin_with", str(earlier))
     with pytest.raises(UserError, match="was trained with --hidden_size 6, not 7: --begin_with takes an agent of the"):
@@ -48,6 +58,12 @@ def test_what_it_cannot_begin_with_is_refused(earlier: Path, tmp_path: Path) -> 
                 "--semantic_minibatch", "16")  # fmt: skip
     with pytest.raises(UserError, match="holds an agent of another kind"):
         trained(tmp_path / "b", *begin, *semantic)
+    coded = trained(tmp_path.parent / f"{tmp_path.name}_coded", *semantic)
+    with pytest.raises(UserError, match="is of another size than here, so --begin_with cannot take its weights"):
+        trained(tmp_path / "d", "--begin_with", str(coded), *semantic, "--codes", "5")
+    others = write_other_agent(tmp_path.parent / f"{tmp_path.name}_others")
+    with pytest.raises(UserError, match="plays planted/dots, whose observations or actions are not those of procgen"):
+        trained(tmp_path / "e", "--begin_with", str(others))
     with pytest.raises(UserError, match="no such run directory"):
         trained(tmp_path / "c", "--begin_with", str(tmp_path / "nothing"))
     assert not list(tmp_path.iterdir())
