@@ -116,8 +116,8 @@ class Basis:
         return re.sub(rf"\b{self.kind}:([A-Za-z]\w*(?:\(\w+\))?)", number, text)
 
     def worded(self, said: Any) -> Any:
-        """A text, or lists and dicts of such, in which directions with labels are called by these; the inverse of
-        ``numbered``."""
+        """A text, or lists and dicts of such, in which directions with labels are called by these, as
+        ``numbered`` reads them (labels that are words, or a word of a word)."""
         if isinstance(said, str):
             return re.sub(rf"\b{self.kind}:[0-9]+\b", lambda found: self.called(found[0]), said)
         if isinstance(said, dict):

@@ -98,6 +98,8 @@ def has(out: Path, agent: Agent) -> bool:
 
 def main(config: BundleConfig) -> None:
     agent = load_agent(config.agent)
+    if config.simulator is None and config.agent.resolve() == (config.out / "agent").resolve():
+        raise UserError(f"{config.agent} is where the bundle would be written; give another --out")
     if config.half_agent:
         if config.simulator is not None:
             raise UserError("--half_agent: a simulator is around the agent as it was; bundle the rounded agent alone, "

@@ -92,7 +92,7 @@ def known_quantities(spec: EnvSpec) -> dict[str, Quantity]:
 def find_direction(word: str, basis_of: Callable[[str], Basis], kind: str) -> tuple[str, int] | None:
     """(kind of basis, id) of a direction by its name (``core.directions.direction_of``) or its label, ``probe:drink``;
     None if it is neither.  UserError for a label that a basis with labels lacks."""
-    if found := re.fullmatch(r"([a-z]+):[A-Za-z]\w*", word):
+    if found := re.fullmatch(r"([a-z]+):[A-Za-z]\w*(?:\(\w+\))?", word):
         word = basis_of(found[1]).numbered(word, "a direction")
     return direction_of(word, kind)
 

@@ -76,6 +76,10 @@ def test_an_agent_may_be_rounded_and_is_then_another_one(pipeline: Path, tmp_pat
     with pytest.raises(UserError, match="--half_agent: a simulator is around the agent as it was; bundle the rounded"):
         more = ["--simulator", f"{pipeline}/simulator", "--out", f"{tmp_path}/c"]
         bundle.main(cli.parse(bundle.BundleConfig, [*argv, *more], bundle.STAGE))
+    with pytest.raises(UserError, match="is where the bundle would be written; give another --out"):
+        itself = ["--agent", f"{there}", "--half_agent", "--overwrite", "--out", f"{tmp_path}/b"]
+        bundle.main(cli.parse(bundle.BundleConfig, itself, bundle.STAGE))
+    assert fingerprint(load_agent(there)) == fingerprint(small)
 
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.name)

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from analysis.shared.quantities import find_direction
 from core.artefacts import new_run
 from core.contracts import UserError
 from core.directions import Basis, direction_ids, direction_of, fingerprint, load_basis
 from validation.hypotheses.grammar import parse_hypothesis
+from validation.panel.first import direction_of as direction_of_claim
 
 H = 6
 READS = {"oblique:0": "row", "oblique:1": "achieved_eat_cow", "oblique:2": "health"}
@@ -73,6 +75,9 @@ def test_directions_with_labels_are_named_by_them_too() -> None:
     assert labelled.worded(rows) == {"oblique:health@8": [{"direction": "oblique:row", "amount": 2.0}], "none": None}
     angle = replace(basis(1), facts={"targets": {"oblique:0": "sin(coin_bearing)"}})  # as it is said it is read
     assert angle.numbered(angle.worded("collapse oblique:0 on value"), "x") == "collapse oblique:0 on value"
+    assert find_direction("oblique:sin(coin_bearing)", lambda kind: angle, "oblique") == ("oblique", 0)
+    said = ("ica:5", "direction_2", "7", "probe:support", "probe:tile_12", None)  # what claims of any version say
+    assert [direction_of_claim({"direction": x}) for x in said] == [5, 2, 7, None, None, None]
     with pytest.raises(UserError, match=r"x: the oblique basis has no direction oblique:helth \(did you mean health"):
         direction_ids(["oblique:helth"], labelled, "x")
     assert direction_ids(["oblique:1"], basis(3), "x") == [1]

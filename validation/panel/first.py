@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from core import pages
+from core import directions, pages
 from core.artefacts import Result
 from core.figures import minus
 from validation.panel.contents import COLUMNS, Block
@@ -69,9 +69,9 @@ def _claims(chosen: Chosen) -> list[dict[str, Any]]:
 
 
 def direction_of(claim: dict[str, Any]) -> int | None:
-    """The number of the direction that a claim is about, whichever way it is told."""
-    known = re.search(r"(\d+)$", str(claim.get("direction", "")))
-    return int(known[1]) if known else None
+    """The number of the direction that a claim is about, whichever way it is told; None of one that has a label."""
+    known = directions.direction_of(str(claim.get("direction", "")), "")
+    return None if known is None else known[1]
 
 
 def _evidence(claim: dict[str, Any], number_of: int) -> str:
