@@ -146,12 +146,13 @@ def test_codes_are_tried_as_causes_in_the_real_game(made: Path, whole: Path, tmp
 def test_a_claim_may_name_an_action_that_does_nothing_of_its_own_at_these_starts(whole: Path, tmp_path: Path) -> None:
     """Near the ground downright does what right does; which starts are drawn must not decide what can be asked."""
     small = ["--starts", "8", "--horizon", "2", "--controls", "39", "--latest_start", "6", "--no-video"]
-    words = ["shift plane:0 by +1 on prob:downright", "hold code:0 always on prob:rightwards as 0.1"]
+    words = ["shift plane:0 by +1 on prob:downright", "hold code:0 always on prob:rightwards as 0.1",
+             "shift plane:0 by +1 on plane:1"]  # fmt: skip
     argv = ["--config", f"{whole}/causes.json", "--hypotheses", *words, "--out", f"{tmp_path}/out", *small]
     interventions.main(cli.parse(interventions.InterventionsConfig, [*argv, "--threads", "1"], interventions.STAGE))
     claims = Result.load(tmp_path / "out").notes["claims"]
     assert [claim["hypothesis"] for claim in claims] == words
-    assert {claim["quantity"] for claim in claims} <= {"prob:downright@1..2", "prob:rightwards@1..2", None}
+    assert {claim["quantity"] for claim in claims} <= {"prob:downright@1..2", "prob:rightwards@1..2", "plane:1@2", None}
 
 
 def test_words_choose_what_is_made_and_published_bounds_can_be_asked_for(made: Path, tmp_path: Path) -> None:

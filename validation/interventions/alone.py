@@ -30,7 +30,7 @@ from core.roll import gumbel
 from core.stats import few
 from core.when import Rule
 from envs.registry import agents_a_world, renewed
-from validation.hypotheses.grammar import Hypothesis
+from validation.hypotheses.grammar import Hypothesis, claimed_directions
 from validation.interventions import verdicts
 from validation.interventions.bench import AGE, Bench, effects_in
 from validation.interventions.options import StudyOptions, check_options, parse_study
@@ -173,7 +173,8 @@ def asked_in(
     parts = spec.parts if spec.action_parts else ()
     words = spec.action_words or {name: (name,) for name in spec.action_names}
     actions = {word: [spec.action_names.index(name) for name in names] for word, names in words.items()}
-    measures = known or Measures(actions, basis, options.directions, events, parts, matched_in(hypotheses))
+    directions = tuple(dict.fromkeys([*options.directions, *claimed_directions(hypotheses)]))
+    measures = known or Measures(actions, basis, directions, events, parts, matched_in(hypotheses))
     if agents > 1:
         env = make(options.starts * agents)
         shared = shared_world(
