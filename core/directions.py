@@ -21,6 +21,7 @@ from core.contracts import UserError
 from core.roll import Simulator
 
 NAME = r"(?:((?:d_)?[a-z]+)[:_])?(-?[0-9]+)"  # ica:5; also ica_5, direction_5 and 5, as earlier versions wrote it
+LABEL = r"[A-Za-z]\w*(?:\(\w+\))?"  # of a direction that is known by more than a number: health, sin(coin_bearing)
 
 
 def name_of(kind: str, i: int, space: str = "h") -> str:
@@ -113,7 +114,7 @@ class Basis:
                                 f"{', '.join(self.labels)}")  # fmt: skip
             return self.labels[found[1]]
 
-        return re.sub(rf"\b{self.kind}:([A-Za-z]\w*(?:\(\w+\))?)", number, text)
+        return re.sub(rf"\b{self.kind}:({LABEL})", number, text)
 
     def worded(self, said: Any) -> Any:
         """A text, or lists and dicts of such, in which directions with labels are called by these, as

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from core import config as cli
 from core.contracts import EnvSpec, UserError
-from core.directions import Basis, direction_of, name_of
+from core.directions import LABEL, Basis, direction_of, name_of
 
 
 class Reading(NamedTuple):
@@ -92,7 +92,7 @@ def known_quantities(spec: EnvSpec) -> dict[str, Quantity]:
 def find_direction(word: str, basis_of: Callable[[str], Basis], kind: str) -> tuple[str, int] | None:
     """(kind of basis, id) of a direction by its name (``core.directions.direction_of``) or its label, ``probe:drink``;
     None if it is neither.  UserError for a label that a basis with labels lacks."""
-    if found := re.fullmatch(r"([a-z]+):[A-Za-z]\w*(?:\(\w+\))?", word):
+    if found := re.fullmatch(rf"([a-z]+):{LABEL}", word):
         word = basis_of(found[1]).numbered(word, "a direction")
     return direction_of(word, kind)
 

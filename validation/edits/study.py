@@ -36,7 +36,7 @@ from validation.interventions import verdicts
 from validation.interventions.options import claimed
 from validation.interventions.statistics import Sizes, spread_of, step_of
 from validation.interventions.verdicts import SMALLEST
-from validation.paired.course import Course, Measures, is_late, quantities, unit_of, with_named
+from validation.paired.course import Course, Measures, is_late, quantities, unit_of, with_claimed, with_named
 from validation.paired.simulated import SimulatedWorld
 
 COLLECTORS = 64
@@ -99,10 +99,9 @@ def study(
         shape = (len(starts), options.horizon + 1, spec.n_actions)
         noise = torch.zeros(shape) if options.greedy else gumbel(shape, generator, torch.zeros(()))
         world = EditedWorld(agent, env, drawer, starts, noise.to(device))
-        named = [] if basis is None else [i for h in options.hypotheses if h.on in basis.names
-                                          for i in [basis.names.index(h.on)]]  # fmt: skip
-        directions = tuple(dict.fromkeys([*options.directions, *named]))
-        actions = with_named(spec.distinct_actions(), spec, (h.on for h in options.hypotheses))
+        claims = [h.on for h in options.hypotheses]
+        directions = options.directions if basis is None else with_claimed(options.directions, basis, claims)
+        actions = with_named(spec.distinct_actions(), spec, claims)
         measures = Measures(actions, basis, directions, options.events)
         return _asked(world, measures, options, simulator, rule)
     finally:

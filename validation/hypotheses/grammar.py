@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -204,12 +204,6 @@ class Hypothesis:
 def shift_of(basis: str, direction: int, amount: float) -> Hypothesis:
     """One direction of a basis of that kind by one amount, once."""
     return Hypothesis("shift", basis, (direction,), (amount,))
-
-
-def claimed_directions(hypotheses: Iterable[Hypothesis]) -> list[int]:
-    """The ids of the directions that hypotheses claim to change."""
-    found = (direction_of(h.on, h.basis) for h in hypotheses)
-    return [id_ for _, id_ in filter(None, found)]
 
 
 def hypotheses_of(basis: str, directions: Sequence[int], amounts: Sequence[float]) -> list[Hypothesis]:

@@ -30,7 +30,7 @@ from core.roll import gumbel
 from core.stats import few
 from core.when import Rule
 from envs.registry import agents_a_world, renewed
-from validation.hypotheses.grammar import Hypothesis, claimed_directions
+from validation.hypotheses.grammar import Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.bench import AGE, Bench, effects_in
 from validation.interventions.options import StudyOptions, check_options, parse_study
@@ -39,7 +39,17 @@ from validation.interventions.study import BRANCHES, CHOOSING_SEED, COLLECTORS, 
 from validation.interventions.tables import Picked
 from validation.interventions.verdicts import NOT_ASKED, OPEN, YES
 from validation.interventions.world_edits import WorldEdit, world_edit_rows
-from validation.paired.course import Measures, in_words, is_cut, is_late, is_own, quantities, unit_of, with_named
+from validation.paired.course import (
+    Measures,
+    in_words,
+    is_cut,
+    is_late,
+    is_own,
+    quantities,
+    unit_of,
+    with_claimed,
+    with_named,
+)
 from validation.paired.real import RealWorld
 from validation.paired.shared import SharedWorld, shared_world
 from validation.paired.starts import Starts, collect_starts, distinct_actions
@@ -173,7 +183,7 @@ def asked_in(
     parts = spec.parts if spec.action_parts else ()
     words = spec.action_words or {name: (name,) for name in spec.action_names}
     actions = {word: [spec.action_names.index(name) for name in names] for word, names in words.items()}
-    directions = tuple(dict.fromkeys([*options.directions, *claimed_directions(hypotheses)]))
+    directions = with_claimed(options.directions, basis, (h.on for h in hypotheses))
     measures = known or Measures(actions, basis, directions, events, parts, matched_in(hypotheses))
     if agents > 1:
         env = make(options.starts * agents)

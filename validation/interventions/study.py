@@ -21,14 +21,14 @@ from core.trees import Tree
 from core.when import Rule
 from generative.starts import started
 from validation.hypotheses.frames import random_frames
-from validation.hypotheses.grammar import THROUGH, Hypothesis, claimed_directions, hypotheses_of, shift_of
+from validation.hypotheses.grammar import THROUGH, Hypothesis, hypotheses_of, shift_of
 from validation.interventions.bench import Bench, effects_in
 from validation.interventions.controls import Family, Pick, choose, contest, mocks_of, run_ways
 from validation.interventions.film import film
 from validation.interventions.options import StudyOptions, check_options, claimed, parse_study
 from validation.interventions.statistics import Controls, Effects
 from validation.interventions.tables import Picked, report
-from validation.paired.course import Measures, with_named
+from validation.paired.course import Measures, with_claimed, with_named
 from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld
 from validation.paired.starts import Starts, collect_starts, distinct_actions
@@ -74,7 +74,7 @@ def study(
     few = make_env(min(len(starts), BRANCHES))
     try:
         actions = with_named(distinct_actions(env, starts), env.spec, (h.on for h in hypotheses))
-        directions = tuple(dict.fromkeys([*options.directions, *claimed_directions(hypotheses)]))
+        directions = with_claimed(options.directions, basis, (h.on for h in hypotheses))
         measures = Measures(actions, basis, directions, events, simulator.world.spec.parts)
         dreams = [dreamed_from(simulator, some, measures, options, generator, simulated) for some in (before, starts)]
         choosing, dreamed = Bench(basis, before, dreams[0], rule), dreams[1]
@@ -165,7 +165,7 @@ def decide(
         picks = [family.ways[pick.place][0] for family, own in zip(plan, chosen, strict=True) for pick in own]
         hypotheses = hypotheses_of(basis.kind, [h.ids[0] for h in picks], options.amounts)
     changed = [i for h in hypotheses if not h.everything for i in h.ids]
-    named = tuple(dict.fromkeys([*changed, *claimed_directions(hypotheses)]))
+    named = with_claimed(changed, basis, (h.on for h in hypotheses))
     for world in filter(None, (bench.real, bench.dreamed, bench.held, *bench.members)):
         world.measures = replace(world.measures, directions=named)
     bench.prepare([*everything, *hypotheses], events, rng)

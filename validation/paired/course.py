@@ -53,6 +53,12 @@ def with_named(actions: Actions, spec: EnvSpec, quantities: Iterable[str]) -> di
     return {**actions, **{name: ids for name, ids in choices_of(spec).items() if name in names}}
 
 
+def with_claimed(directions: Iterable[int], basis: Basis, quantities: Iterable[str]) -> tuple[int, ...]:
+    """These directions of a basis and those that some quantities are (``ica:5``), each once."""
+    names = basis.names
+    return tuple(dict.fromkeys([*directions, *(names.index(q) for q in quantities if q in names)]))
+
+
 @dataclass(frozen=True)
 class Measures:
     """What is asked of a course besides what every study asks."""
