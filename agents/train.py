@@ -32,7 +32,7 @@ from core.contracts import EnvSpec, Step, UserError, VecEnv
 from core.directions import fingerprint
 from core.earlier import name_of, train_of
 from core.ranks import ALONE, Processes, from_torchrun
-from core.training import RunOptions, Stop, going_on, open_together, restarted
+from core.training import RunOptions, Stop, going_on, open_together, require_same_sizes, restarted
 from core.trees import Tree, detached, each, on, rows_of
 from envs.procgen import ProcgenEnv, ProcgenOptions
 
@@ -248,10 +248,7 @@ def take_weights(agent: RecurrentAgent, path: Path) -> None:
     earlier = load_agent(path)
     if type(earlier) is not type(agent):
         raise UserError(f"{path} holds an agent of another kind; --begin_with takes one that this command trained")
-    own, other = cli.to_json(agent.config), cli.to_json(earlier.config)
-    for name in (k for k in own if own[k] != other[k]):
-        raise UserError(f"{path} was trained with --{name} {other[name]}, not {own[name]}: --begin_with takes an agent "
-                        "of the same sizes")  # fmt: skip
+    require_same_sizes(path, agent.config, earlier.config, "an agent")
     if earlier.spec.obs != agent.spec.obs or earlier.spec.action_names != agent.spec.action_names:
         raise UserError(f"{path} plays {earlier.spec.env_id}, whose observations or actions are not those of "
                         f"{agent.spec.env_id}, so --begin_with cannot take its weights")  # fmt: skip

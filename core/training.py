@@ -337,6 +337,15 @@ def check_same(config: Any, out: Path, stage: str, fixed: Sequence[str]) -> None
             raise UserError(f"--resume: {key} was {was!r} and is now {is_!r}; start another run for that")
 
 
+def require_same_sizes(path: Path, config: Any, earlier: Any, what: str) -> None:
+    """UserError unless the model of ``path`` (``what``: a simulator) was configured as the one that is to begin with
+    its weights."""
+    own, other = cli.to_json(config), cli.to_json(earlier)
+    for name in (k for k in own if own[k] != other.get(k)):
+        raise UserError(f"{path} was trained with --{name} {other.get(name)}, not {own[name]}: --begin_with takes "
+                        f"{what} of the same sizes")  # fmt: skip
+
+
 def open_together(
     config: Any, stage: str, inputs: Mapping[str, Path], fixed: Sequence[str], processes: Processes
 ) -> artefacts.Run:

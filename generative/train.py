@@ -47,6 +47,7 @@ from core.training import (
     learning_rate,
     load_state,
     open_together,
+    require_same_sizes,
     restarted,
     save_state,
 )
@@ -385,10 +386,7 @@ def take_weights(simulator: Simulator[TrainedWorld], path: Path, model: ModelCon
     earlier = load_simulator(path)
     if not isinstance(earlier.world, TrainedWorld):
         raise UserError(f"{path} holds a world model of a user's own, not one that train_gen_model.py made")
-    own, other = cli.to_json(model), cli.to_json(earlier.world.config)
-    for name in (k for k in own if own[k] != other.get(k)):
-        raise UserError(f"{path} was trained with --{name} {other.get(name)}, not {own[name]}: --begin_with takes a "
-                        "simulator of the same sizes")  # fmt: skip
+    require_same_sizes(path, model, earlier.world.config, "a simulator")
     have, want = earlier.world.state_dict(), simulator.world.state_dict()
     for name in (k for k in want if k not in have or have[k].shape != want[k].shape):
         raise UserError(f"{path} is of a world with other observations or actions, or of an agent with another state "
