@@ -38,7 +38,7 @@ from envs.procgen import ProcgenEnv, ProcgenOptions
 
 STAGE = "train"
 # what --resume may not change
-FIXED: tuple[str, ...] = ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps", "begin_with")
+FIXED: tuple[str, ...] = ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -315,13 +315,18 @@ def begin_run(
             path.mkdir(parents=True, exist_ok=True)
             for half_written in path.glob(HALF_CONFIG):
                 half_written.unlink()
-            write_json(path / "config.json", {"stage": stage, "config": to_json(config)})
+            write_json(path / "config.json", _mark(stage, config, inputs or {}))
         except BaseException:
             if replaced.exists():
                 _discard(path)
                 os.replace(replaced, path)
             raise
     return Run(path, stage, config, dict(inputs or {}), replaced=replaced if replaced.exists() else None)
+
+
+def _mark(stage: str, config: Any, inputs: Mapping[str, Path]) -> dict[str, Any]:
+    """What a run directory's config.json says from its beginning on; of its inputs the checksums of their manifests."""
+    return {"stage": stage, "config": to_json(config), "inputs": {k: sha256(v / MANIFEST) for k, v in inputs.items()}}
 
 
 def _holds_data(path: Path) -> bool:
@@ -354,12 +359,20 @@ def _writer_of(path: Path) -> Iterator[None]:
 
 
 def resumed_run(path: Path, stage: str, config: Any, inputs: Mapping[str, Path]) -> Run:
-    """A run directory that was begun before, locked; half-written until ``finish``.  Raises UserError."""
+    """A run directory that was begun before, locked; half-written until ``finish``.
+
+    UserError, and it stays as it is, unless it was begun with these inputs, wherever they lie now (what an earlier
+    version began does not say).
+    """
     with _writer_of(path):
+        mark = _mark(stage, config, inputs)
+        begun_with = read_json(path / "config.json").get("inputs", mark["inputs"])
+        if others := [k for k in {**begun_with, **mark["inputs"]} if begun_with.get(k) != mark["inputs"].get(k)]:
+            raise UserError(f"{path} was begun with another --{others[0]}; start another run for that")
         (path / MANIFEST).unlink(missing_ok=True)
         for half_written in path.rglob(".*.tmp"):  # by a process that was killed
             half_written.unlink()
-        write_json(path / "config.json", {"stage": stage, "config": to_json(config)})
+        write_json(path / "config.json", mark)
     replaced = aside_of(path)
     return Run(path, stage, config, dict(inputs), replaced=replaced if replaced.exists() else None)
 

@@ -80,7 +80,6 @@ STATE = (
     "best",
     "sums",
     "since",
-    "made_from",
 )
 
 
@@ -481,7 +480,6 @@ class Trainer:
         chosen = starts[fixed.choice(len(starts), min(len(starts), config.validation_windows), replace=False)]
         self.validation = to_batch(store.read_windows(self.columns, chosen, self.length), initial, self.device)
         self.validation_episode = chosen[:, 0]
-        self.made_from = {k: artefacts.sha256(v / artefacts.MANIFEST) for k, v in run.inputs.items()}
         self.state_file = run.path / "training_state" / "state.pt"
         self.step, self.wall_before, self.best = 0, 0.0, float("inf")
         self.sums: dict[str, float] = {}
@@ -498,11 +496,6 @@ class Trainer:
 
     def restore(self) -> None:
         state = load_state(self.state_file, *STATE)
-        if state["made_from"] != self.made_from:
-            raise UserError(
-                f"{self.config.out} was begun with another agent, other rollouts or another --begin_with; start "
-                "another run for these"
-            )
         as_module(self.simulator).load_state_dict(state["simulator"])
         as_module(self.kept).load_state_dict(state["kept"] or state["simulator"])
         self.optimiser.load_state_dict(state["optimiser"])
@@ -660,7 +653,6 @@ class Trainer:
             best=self.best,
             sums=self.sums,
             since=self.since,
-            made_from=self.made_from,
             curve=self.log.rows,
         )
         self.saved_step, self.saved = self.step, time.monotonic()

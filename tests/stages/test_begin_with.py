@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,5 +68,24 @@ def test_what_it_cannot_begin_with_is_refused(earlier: Path, tmp_path: Path) -> 
     with pytest.raises(UserError, match="no such run directory"):
         trained(tmp_path / "c", "--begin_with", str(tmp_path / "nothing"))
     assert not list(tmp_path.iterdir())
-    with pytest.raises(UserError, match="--resume: begin_with was None and is now"):
+    with pytest.raises(UserError, match="was begun with another --begin_with; start another run"):
         trained(earlier, *begin, "--resume", "--total_steps", "128")
+
+
+def test_a_resumed_training_began_with_the_same_weights_wherever_they_lie_now(earlier: Path, tmp_path: Path) -> None:
+    """Its manifest names what it was begun with, not what lies in that place when it is finished."""
+    source = tmp_path / "source"
+    shutil.copytree(earlier, source)
+    whole = trained(tmp_path / "whole", "--begin_with", str(source), "--total_steps", "128")
+    out = trained(tmp_path / "out", "--begin_with", str(source))
+    moved = source.rename(tmp_path / "moved")
+    more = ("--resume", "--total_steps", "128")
+    trained(source, "--seed", "3")
+    with pytest.raises(UserError, match="was begun with another --begin_with; start another run"):
+        trained(out, "--begin_with", str(source), *more)
+    with pytest.raises(UserError, match="was begun with another --begin_with; start another run"):
+        trained(out, *more)
+    trained(out, "--begin_with", str(moved), *more)
+    inputs = [artefacts.read_manifest(run)["inputs"]["begin_with"]["manifest_sha256"] for run in (out, whole)]
+    assert inputs[0] == inputs[1]
+    assert artefacts.read_manifest(out)["metrics"]["steps"]["value"] == 128
