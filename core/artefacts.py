@@ -71,6 +71,7 @@ STATES = "training_state/"  # rewritten on resume, read by no other stage; has c
 # Names that users edit: the manifest marks them "editable" and has the hash of what the stage wrote, so that an edit
 # is seen and said, but is no fault.
 EDITABLE = ("behaviours.json", "names.json")
+BESIDE = "agent_beside"  # key of simulator.json of a bundle's simulator: its agent is the one in the folder beside it
 SIMULATOR_WARNING = "simulator_warning"  # fact of a manifest, see ``simulator_warning``
 LESS_THAN_HELD = "free_running_mse_less_held_frame"  # metric of a simulator (generative.train)
 
@@ -689,17 +690,23 @@ def _models_of(directory: Path, manifest: Mapping[str, Any]) -> _Models:
     said = str(facts.get("agent") or "")
     if WEIGHTS not in files or not {"agent.json", "policy.json", "adopted.json", "simulator.json"} & files.keys():
         return _Models(False, said, str(facts.get("simulator") or ""))
-    # Bundles have the world's weights, never the agent's, as float16, and load them as float32.
-    tensors = load_tensors(directory, WEIGHTS)
-    tensors = {k: v.float() if v.dtype == torch.float16 else v for k, v in tensors.items()}
+    tensors = _as_loaded(directory)
     if "simulator.json" not in files:
         earlier = sorted(name for name in files if Path(name).match("checkpoint_*.safetensors"))
         return _Models(
             True, fingerprint_of(tensors),
             checkpoints=tuple(fingerprint_of(load_tensors(directory, name)) for name in earlier),
         )  # fmt: skip
+    if BESIDE in load_json(directory, "simulator.json"):
+        tensors |= {f"agent.{k}": v for k, v in _as_loaded(directory.resolve().parent / "agent").items()}
     agent = {k.removeprefix("agent."): v for k, v in tensors.items() if k.startswith("agent.")}
     return _Models(True, fingerprint_of(agent), fingerprint_of(tensors))
+
+
+def _as_loaded(directory: Path) -> dict[str, torch.Tensor]:
+    """Weights as models have them: what bundles hold as float16 is float32."""
+    tensors = load_tensors(directory, WEIGHTS)
+    return {k: v.float() if v.dtype == torch.float16 else v for k, v in tensors.items()}
 
 
 def _other_models(

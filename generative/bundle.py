@@ -1,7 +1,8 @@
 """Put a trained agent, with its simulator or alone, into a small directory that can be shipped:
 ``python -m generative.bundle --agent runs/agent --simulator runs/simulator --out bundles/mine``.
 
-What is left behind: training states, checkpoints, rollouts.  What the manifests of the trainings said
+What is left behind: training states, checkpoints, rollouts, and the simulator's own copy of its agent: it is read
+with OUT/agent, so that the two are moved together.  What the manifests of the trainings said
 goes along under ``facts.training``, and the bundle's own manifests hold its own hashes.  The
 simulator's weights may be stored in half precision (not the statistics by which it reads vectors).  Its agent's stay
 what they are, so that it is the same agent, unless --half_agent rounds them: that is an agent of its own, to be bundled
@@ -131,7 +132,7 @@ def keep_simulator(config: BundleConfig, source: Path, simulator: Simulator[Any]
     with artefacts.new_run(
         config.out / "simulator", "train_gen_model", config, inputs, overwrite=config.overwrite
     ) as run:
-        save_simulator(simulator, run.path, half=config.half, agent_run=config.out / "agent")
+        save_simulator(simulator, run.path, half=config.half, beside=True)
         artefacts.write_atomically(run.path / "curve.csv", artefacts.load_bytes(source, "curve.csv"))
         run.facts = {"agent": fingerprint(simulator.agent), "training": training_of(source)}
         if (said := artefacts.simulator_warning(source)) is not None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from agents.load import load_agent
 from agents.recurrent import AgentConfig, RecurrentAgent
 from core.artefacts import (
+    BESIDE,
     MANIFEST,
     WEIGHTS,
     load_bytes,
@@ -118,16 +119,20 @@ def save_simulator(
     name: str = WEIGHTS,
     half: bool = False,
     agent_run: Path | None = None,
+    beside: bool = False,
 ) -> None:
     """Weights (the agent's among them) and what is needed to build the simulator again.
 
     half: store the world's weights, not the statistics of its observations, as float16, and the agent's where they lose
     nothing by it; they are loaded as float32.
     agent_run: the agent's run directory, which is kept along unless it is a RecurrentAgent.
+    beside: the agent is not kept a second time, as its run directory lies beside ``path``, under the name "agent".
     """
     agent = simulator.agent
     about: dict[str, Any] = {"model": to_json(simulator.world.config), "spec": simulator.world.spec.to_json()}
-    if type(agent) is RecurrentAgent:  # a class made of it is another agent
+    if beside:
+        about[BESIDE] = sha256(path.parent / AGENT / MANIFEST)
+    elif type(agent) is RecurrentAgent:  # a class made of it is another agent
         about["net"] = to_json(agent.config)
     elif agent_run is None:
         raise ValueError(f"a simulator around a {type(agent).__name__} is saved with its agent's run directory")
@@ -135,7 +140,8 @@ def save_simulator(
         about[AGENT] = copy_run(agent_run, path / AGENT)
     write_json(path / "simulator.json", about)
     learned = {k for k, _ in simulator.world.named_parameters()}
-    save_weights(as_module(simulator), path / name, half=learned.__contains__ if half else None, small=half)
+    saved = as_module(simulator, with_agent=not beside)
+    save_weights(saved, path / name, half=learned.__contains__ if half else None, small=half)
 
 
 def copy_run(source: Path, target: Path) -> str:
@@ -150,11 +156,12 @@ def copy_run(source: Path, target: Path) -> str:
     return known
 
 
-def as_module(simulator: Simulator[TrainedWorld]) -> nn.Module:
+def as_module(simulator: Simulator[TrainedWorld], with_agent: bool = True) -> nn.Module:
     """World and agent as one module, whose names the weights on disk have: the agent's begin with ``agent.``."""
     both = nn.Module()
     agent: Any = simulator.agent
-    both.add_module("agent", agent)
+    if with_agent:
+        both.add_module("agent", agent)
     for name, part in simulator.world.named_children():
         both.add_module(name, part)
     return both
@@ -167,19 +174,29 @@ def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = W
     if "simulator.json" not in manifest["files"]:
         raise UserError(f"{path} holds no simulator (stage {manifest['stage']!r} wrote it)")
     about = load_json(path, "simulator.json")
-    if not isinstance(about, dict) or not {"model", "spec"} <= about.keys() or not {"net", AGENT} & about.keys():
+    if (
+        not isinstance(about, dict)
+        or not {"model", "spec"} <= about.keys()
+        or not {"net", AGENT, BESIDE} & about.keys()
+    ):
         raise UserError(f"{path / 'simulator.json'} is not the description of a simulator; copy or train it again")
-    spec = renewed(EnvSpec.from_json(about["spec"]))
-    agent: Agent
-    if "net" in about:
-        agent = RecurrentAgent(from_json(AgentConfig, about["net"]), spec)
-    else:
-        read_manifest(path / AGENT)
-        if sha256(path / AGENT / MANIFEST) != about[AGENT]:
-            raise UserError(f"{path / AGENT} is not the agent that this simulator was trained around; copy it again")
-        agent = load_agent(path / AGENT)
+    agent = _agent_of(path, about)
     simulator = simulator_of(from_json(ModelConfig, about["model"]), agent)
-    both = as_module(simulator)
-    load_weights(both, path, name)
-    both.to(device).eval().requires_grad_(False)
+    load_weights(as_module(simulator, with_agent=BESIDE not in about), path, name)
+    as_module(simulator).to(device).eval().requires_grad_(False)
     return simulator
+
+
+def _agent_of(path: Path, about: Mapping[str, Any]) -> Agent:
+    """The agent of the simulator in ``path``; its weights are among the simulator's (``net``), or in its own run
+    directory, beside the simulator's or in it.  UserError if that is another one."""
+    if "net" in about:
+        return RecurrentAgent(from_json(AgentConfig, about["net"]), renewed(EnvSpec.from_json(about["spec"])))
+    in_bundle = BESIDE in about
+    where, known = (path.resolve().parent / AGENT, about[BESIDE]) if in_bundle else (path / AGENT, about[AGENT])
+    if in_bundle and not (where / MANIFEST).exists():
+        raise UserError(f"{path} is a part of a bundle whose agent is not in {where}; copy the whole bundle")
+    read_manifest(where)
+    if sha256(where / MANIFEST) != known:
+        raise UserError(f"{where} is not the agent that this simulator was trained around; copy it again")
+    return load_agent(where)
