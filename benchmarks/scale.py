@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 LONG = 60.0  # seconds
-BUNDLE = "bundles/coinrun-context"
+BUNDLE = "bundles/coinrun-robust"
 MODELS = f"--simulator {BUNDLE}/simulator"
 CASES = {  # flags besides --threads and --out; {r}: the directory of --runs
     "record": f"--agent {BUNDLE}/agent --num_steps 2600",

@@ -188,7 +188,7 @@ MADE_BY = {
 }  # fmt: skip
 # What stands for it where only the demo was made, by the stage that would write it.
 OF_THE_DEMO = {
-    "train": "bundles/coinrun-context/agent", "train_gen_model": "bundles/coinrun-context/simulator",
+    "train": "bundles/coinrun-robust/agent", "train_gen_model": "bundles/coinrun-robust/simulator",
     "record": "runs/demo/rollouts", "record_samples": "runs/demo/samples", "hidden_states": "runs/demo/hidden_states",
     "behaviours": "runs/demo/behaviours",
 }  # fmt: skip

@@ -43,7 +43,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class DemoConfig:
     """From the bundled agent and simulator to a tested causal claim and a report."""
 
-    bundle: Path = Path("bundles/coinrun-context")
+    bundle: Path = Path("bundles/coinrun-robust")
     """directory with the trained agent/ and simulator/"""
     out: Path = Path("runs/demo")
     """run directory to write; an earlier demo in it is replaced, anything else is left alone"""

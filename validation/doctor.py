@@ -56,7 +56,7 @@ class DoctorConfig:
 
     runs: Path = Path("runs")
     """where run directories will be written"""
-    bundle: Path = Path("bundles/coinrun-context")
+    bundle: Path = Path("bundles/coinrun-robust")
     """directory with the trained agent/ and simulator/ that are tried"""
     smoke: bool = True
     """try a short chain of stages too: record, simulate, fit directions (about ten seconds)"""

@@ -241,7 +241,7 @@ def test_no_page_borrows_another_agents_evaluation(tmp_path: Path) -> None:
     write_study(tmp_path / "runs" / "study", write_simulator(tmp_path / "simulator", agent))
     report.main(report.ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
     html = (tmp_path / "report" / contents.PAGE).read_text()
-    borrowed = Result.load(cli.ROOT / "bundles/coinrun-context/evaluation").scalars["return_mean"]["value"]
+    borrowed = Result.load(cli.ROOT / "bundles/coinrun-robust/evaluation").scalars["return_mean"]["value"]
     assert page.number(borrowed) not in html and "coinrun" not in html
     assert "was not evaluated" in html and f"python -m agents.evaluate --agent {agent}" in codes(html)[0]
     write_evaluation(tmp_path / "runs" / "evaluation", agent, 4.5)

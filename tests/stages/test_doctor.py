@@ -51,7 +51,7 @@ def test_this_machine_is_ready(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_broken_bundle_and_a_place_that_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(ROOT / "bundles" / "coinrun-context", tmp_path / "bundle")
+    shutil.copytree(ROOT / "bundles" / "coinrun-robust", tmp_path / "bundle")
     file = tmp_path / "bundle" / "simulator" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     (tmp_path / "file").write_text("")

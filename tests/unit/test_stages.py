@@ -62,7 +62,7 @@ def test_a_stage_reads_what_the_stages_before_it_write(name: str) -> None:
         assert found[flag] in (stages.written(flag), None), flag
     chained = {stages.written(flag) for flag in (*stage.needs, *stage.takes, "basis", "behaviours")}
     runs = {str(v) for v in found.values() if isinstance(v, str) and v.startswith(("runs/", "bundles/"))}
-    assert runs <= chained | {stage.out, "runs/nmmo_maps", "bundles/coinrun-context"}, "a default that nothing writes"
+    assert runs <= chained | {stage.out, "runs/nmmo_maps", "bundles/coinrun-robust"}, "a default that nothing writes"
 
 
 @pytest.mark.parametrize("name", SAYS_WHICH)

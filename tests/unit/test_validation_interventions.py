@@ -651,6 +651,25 @@ def test_a_named_quantity_leaves_nothing_to_choose(planted):
     assert choose(family, choosing, [None, None]) == [[Pick(0, 0, "value@3")]] * 2
 
 
+def test_an_action_that_is_hardly_ever_taken_is_not_chosen_for_varying_little():
+    """Its probability changes by a spread and the value by a third of one; but the spread is .001."""
+    rng = np.random.default_rng(0)
+    unaltered = {"value@3": rng.normal(size=40), "prob:left@3": 0.001 * rng.random(40), "prob:right@3": rng.random(40)}
+
+    class World:
+        def measure(self, changes, *_):
+            by = {"value@3": 0.35, "prob:left@3": 0.001, "prob:right@3": 0.05}
+            return {q: np.stack([v if c is None else v + by[q] for c in changes]) for q, v in unaltered.items()}
+
+    choosing, _ = choosing_and_testing()
+    bench = replace(choosing, dreamed=World())
+    (h,) = parse_hypothesis("shift 0 by +2", choosing.basis)
+    bench.prepare([h], (), np.random.default_rng(0))
+    family = Family(((h, replace(h, amounts=(-2.0,))),))
+    bench.rows[family.ways[0][1]] = bench.rows[h]
+    assert [pick.quantity for pick in choose(family, bench, [None])[0]] == ["value@3"]
+
+
 def test_a_simulator_that_holds_its_frame_foretells_nothing_that_memory_does_not():
     """The world does not answer: the study's sentence never says that the simulator foretold anything."""
 

@@ -27,7 +27,7 @@ from core.contracts import UserError
 from validation.hypotheses.frames import mixed_frames, recorded_frames
 from validation.hypotheses.grammar import Hypothesis
 from validation.interventions.bench import Bench
-from validation.interventions.statistics import Chosen, spread_of
+from validation.interventions.statistics import Chosen, spread_of, spread_to_rank_by
 from validation.paired.course import family_of, is_late, is_own
 from validation.paired.tree import Paired
 
@@ -112,9 +112,11 @@ def choose(family: Family, bench: Bench, mocks: Sequence[Mock | None]) -> list[l
 
 
 def _spreads(bench: Bench) -> dict[str, float]:
-    """{late quantity that a claim may be about and that varies over the simulated starts: its spread}."""
+    """{late quantity that a claim may be about and that varies over the simulated starts: what its effects are ranked
+    by}."""
     spread = {q: spread_of(v[0]) for q, v in bench.dreamed.measure([None]).items()}
-    out = {q: x for q, x in spread.items() if is_late(q) and x > 0 and family_of(q) in CLAIMED}
+    asked = {q: x for q, x in spread.items() if is_late(q) and x > 0 and family_of(q) in CLAIMED}
+    out = {q: spread_to_rank_by(q, x) for q, x in asked.items()}
     if not out:
         raise NothingToChooseError(
             "no late quantity varies over the starts in the simulator, so it has nothing to choose among: give more "

@@ -14,6 +14,7 @@ from core.figures import BAND, LINE, REAL, SIMULATED, enlarged, figure_of
 from core.pages import label_colours
 from core.stats import FEW_UNITS, few
 from core.video import write_video
+from validation.interventions.statistics import spread_to_rank_by
 from validation.interventions.verdicts import LEAST_STARTS
 from validation.paired.course import family_of, in_words, is_late
 
@@ -38,7 +39,7 @@ def draw_effects(result: Result, path: Path, top: int = 4) -> None:
         d for d in result.tables["doses"]
         if is_late(d["quantity"]) and d["spread"] > 0 and d["point"] in directions
     ]  # fmt: skip
-    doses.sort(key=lambda d: -abs(d["predicted_simulated"]) / d["spread"])
+    doses.sort(key=lambda d: -abs(d["predicted_simulated"]) / spread_to_rank_by(d["quantity"], d["spread"]))
     chosen = {i: [d for d in doses if d["direction"] == i][:top] for i in directions}
     columns = max(1, max((len(c) for c in chosen.values()), default=1))
     figure = figure_of(3.2 * columns, 2.9 * max(1, len(directions)))

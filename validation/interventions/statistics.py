@@ -17,7 +17,7 @@ from validation.hypotheses.grammar import Claim, Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.agreement import agreement
 from validation.interventions.verdicts import ALPHA, SMALLEST
-from validation.paired.course import family_of, in_words, is_cut, is_late, is_own, is_share, unit_of
+from validation.paired.course import family_of, in_words, is_cut, is_late, is_own, is_probability, is_share, unit_of
 
 H = TypeVar("H", bound=Claim)
 ROUNDING = 1e-6  # of a quantity: what varies less does not vary
@@ -77,6 +77,13 @@ def spread_of(x_N: np.ndarray) -> float:
     """Standard deviation over the starts; 0, not a rounding error, where all are the same."""
     spread = float(x_N.std())
     return spread if spread > ROUNDING * float(np.abs(x_N).max(initial=0.0)) else 0.0
+
+
+def spread_to_rank_by(quantity: str, spread: float) -> float:
+    """What effects on a quantity are divided by where the largest is sought: its spread; of a probability at least the
+    smallest share of interest, since what an agent hardly ever does varies so little that every change of it is large.
+    """
+    return max(spread, SMALLEST[1]) if is_probability(quantity) else spread
 
 
 class Sizes(NamedTuple):

@@ -213,6 +213,11 @@ def is_share(quantity: str) -> bool:
     return _kind(quantity) in ("rate", "event", "ended")
 
 
+def is_probability(quantity: str) -> bool:
+    """Whether it is the probability of an action, or of several."""
+    return _kind(quantity) == "prob"
+
+
 def is_own(quantity: str, directions: Sequence[int]) -> bool:
     """Whether it is what one of these directions is itself later: no claim to make of a change of it."""
     name = quantity.partition("@")[0]

@@ -228,7 +228,7 @@ def _shared(kind: str, runs: Sequence[Traced], root: Path) -> str:
 
 
 def _of(kind: str, have: Mapping[str, Path]) -> str:
-    """'of the agent d50c29196faa5c95 in bundles/coinrun-context/agent'."""
+    """'of the agent d50c29196faa5c95 in bundles/coinrun-robust/agent'."""
     one = kind.removesuffix("s")
     names = [json.loads(name)[0] if kind == "worlds" else name for name in have]
     told = [f"the {one} {name} in {shown(path)}" for name, path in zip(names, have.values(), strict=True)]
