@@ -301,9 +301,9 @@ def test_every_rung_of_fidelity_at_once(dirs):
     result = Result.load(out)
     rows = {(r["measure"], r["horizon"]): r for r in result.tables["fidelity"]}
     assert verify(out) == []
-    for measure in ("frame_psnr_known", "delta_psnr", "policy_kl", "judge_agreement", "effect_sign_action",
-                    "effect_sign_action_straight_through", "dreams_alive", "ensemble_coverage_frame",
-                    "ensemble_rank_value"):  # fmt: skip
+    for measure in ("frame_psnr_known", "delta_psnr", "policy_kl", "action_kappa", "judge_agreement",
+                    "effect_sign_action", "effect_sign_action_straight_through", "dreams_alive",
+                    "ensemble_coverage_frame", "ensemble_rank_value"):  # fmt: skip
         assert (measure, 1) in rows, measure
     assert {("ranking_spearman", 3), ("ranking_regret", 3), ("there_and_back_psnr", 8)} <= rows.keys()
     assert len(result.tables["policies"]) == 13 and result.notes["start_from"] == "recorded"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import cohen_kappa_score
 
 from agents.recurrent import AgentConfig, RecurrentAgent
 from analysis.coupling.discrete_paths import along_memory, forced_changes, policy_slopes, through_world
@@ -30,10 +31,11 @@ from validation.fidelity.along import BAND, Ensemble, Judge, RandomActions, half
 from validation.fidelity.beginnings import begin, rollout
 from validation.fidelity.counterfactual import FORESIGHT, Found, foreseen, take
 from validation.fidelity.effects import effects, enumerated
+from validation.fidelity.measures import kappa
 from validation.fidelity.pairing import choose_starts, pair
 from validation.fidelity.ranking import Policy, play_all, policies_of, regret, score, spearman
 from validation.fidelity.regions import came_back, edge_filled, followed, regions_of
-from validation.fidelity.tables import dream_state_rows, policy_rows, survival_rows
+from validation.fidelity.tables import dream_state_rows, kappa_rows, policy_rows, survival_rows
 from validation.fidelity.there_and_back import returned
 from validation.paired.course import Measures
 from validation.paired.simulated import SimulatedWorld
@@ -145,6 +147,21 @@ def test_a_judge_agrees_in_an_exact_simulator_and_is_fooled_by_a_wrong_one(episo
     assert wrong["judge_agreement", 1]["simulated"] < 1
     held, _ = along(episodes, simulator_of("held frame"))
     assert held["judge_agreement", 4]["simulated"] == held["judge_agreement", 4]["baseline_copy"]
+
+
+def test_kappa_is_what_is_left_of_agreement_beyond_chance(episodes):
+    real, other = rng().integers(3, size=(2, 2000))
+    often = np.where(rng().random(2000) < 0.9, 0, real)  # nearly always the same, and so is one that does not look
+    for a, b in ((real, other), (real, real), (often, np.roll(often, 1)), (often, np.where(other == 0, often, real))):
+        assert kappa(a, b) == pytest.approx(cohen_kappa_score(a, b))
+    assert np.mean(often == np.roll(often, 1)) > 0.8 and abs(kappa(often, np.roll(often, 1))) < 0.1
+    assert np.isnan(kappa(np.zeros(4, int), np.zeros(4, int)))
+    paired = pair(simulator_of("garbage frames"), episodes, choose_starts(episodes, 2, 24, rng()), HORIZON)
+    exact = pair(simulator_of(), episodes, choose_starts(episodes, 2, 24, rng()), HORIZON, start_from="recorded")
+    wrong, right = ({(r["measure"], r["horizon"]): r for r in kappa_rows(p, rng(), {})} for p in (paired, exact))
+    assert right["action_kappa", 2]["simulated"] == 1
+    poor = wrong["action_kappa", 2]
+    assert poor["low"] < poor["simulated"] < poor["high"] < 1
 
 
 def test_policy_survival_and_dreamed_states(episodes):

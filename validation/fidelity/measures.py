@@ -215,6 +215,14 @@ def in_effect(probability: np.ndarray, actions: Mapping[str, Sequence[int]]) -> 
     return out
 
 
+def kappa(a_N: np.ndarray, b_N: np.ndarray) -> float:
+    """Cohen's kappa (1960) of two series of actions, int64 [N]: 1 where they agree, 0 where no more often than by
+    chance with the same frequencies; NaN where both are one action throughout."""
+    share_a, share_b = (np.bincount(x, minlength=max(a_N.max(), b_N.max()) + 1) / len(x) for x in (a_N, b_N))
+    chance = float(share_a @ share_b)
+    return float((np.mean(a_N == b_N) - chance) / (1 - chance)) if chance < 1 else float("nan")
+
+
 def known(value: float | None) -> float | None:
     """A cell: None where the number is undefined or infinite."""
     return None if value is None or not np.isfinite(value) else float(value)

@@ -29,6 +29,8 @@ SCORECARD = {  # measure: in words
     "delta_psnr": "PSNR gained by the right actions",
     "action_agreement": "same action",
     "action_agreement_in_effect": "same action, by what it does",
+    "action_kappa": "same action beyond chance, kappa",
+    "action_kappa_in_effect": "the same, by what it does",
     "policy_distance": "policy, total variation",
     "policy_kl": "policy, Kullback-Leibler",
     "judge_agreement": "same action of the judge",

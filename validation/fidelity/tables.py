@@ -15,7 +15,7 @@ import numpy as np
 from analysis.shared.directions import changing
 from core.artefacts import Result
 from core.contracts import numbers_of_distinct
-from core.stats import Estimate, bootstrap_mean
+from core.stats import Estimate, bootstrap_mean, jackknife
 from core.two_sample import frechet, halves, median_width, mmd, told_apart
 from validation.fidelity.counterfactual import Found
 from validation.fidelity.measures import (
@@ -23,6 +23,8 @@ from validation.fidelity.measures import (
     brier_terms,
     calibration,
     in_effect,
+    kappa,
+    known,
     log_softmax,
     precision_estimate,
     psnr,
@@ -332,6 +334,29 @@ def policy_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
         yield row("policy_kl", k, e, "nats", floor=0.0, **trivial)
 
 
+def kappa_rows(p: Paired, rng: np.random.Generator, actions: Mapping[str, Sequence[int]]) -> Iterator[Row]:
+    """Agreement on the likeliest action beyond what two choosers with these frequencies of actions have by chance:
+    an agent that nearly always does the same agrees with itself in any world."""
+    pi = [softmax(side.logits) for side in (p.real, p.free)]
+    does = {"action_kappa": [x.argmax(-1) for x in pi]}
+    if actions:
+        does["action_kappa_in_effect"] = [in_effect(x, actions) for x in pi]
+    for measure, (real, simulated) in does.items():
+        for k in HORIZONS:
+            if k >= p.acted.shape[1] or not p.acted[:, k].any():
+                break
+            on = p.acted[:, k]
+            a0, a1, first, at = real[on, k], simulated[on, k], real[on, 0], p.episode[on]
+
+            def beyond(rows: np.ndarray, a0: np.ndarray = a0, a1: np.ndarray = a1) -> float:
+                return kappa(a0[rows], a1[rows])
+
+            value, low, high = jackknife(beyond, at, rng=rng)
+            e = Estimate(float(value), float(low), float(high), len(np.unique(at)))
+            yield row(measure, k, e, "1", floor=1.0, copy=known(kappa(a0, first)), mean=0.0,
+                      reason="one action, always, in both worlds")  # fmt: skip
+
+
 def survival_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
     """Dreams that outlive k steps, by their foretold chances of ending, beside the real episodes (floor); windows that
     a time limit cuts are left out.  ``baseline_copy``: a world that stands still never ends."""
@@ -402,6 +427,7 @@ def compare(
         rows += [*policy_rows(p, rng), *survival_rows(p, rng), *dream_state_rows(p, rng)]
         for rung in rungs:
             rows += rung.rows(p, rng)
+        rows += kappa_rows(p, rng, actions or found.notes.get("action_ids", {}))
     result = Result(tables={"fidelity": rows, "calibration": list(calibration_rows(p)), **found.tables})
     result.arrays = {
         "episode": p.episode, "seen": p.seen, "strip_row": p.shown,
