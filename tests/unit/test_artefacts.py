@@ -694,3 +694,15 @@ def test_no_number_is_null_wherever_it_comes_from(tmp_path: Path) -> None:
     write_json(tmp_path / "x.json", {"a": [1.5, float("nan")], "b": {"c": float("inf")}, "n": 3})
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": [1.5, None], "b": {"c": None}, "n": 3}
     assert metric(None, "1", 3, (None, np.nan)) == {"value": None, "unit": "1", "n": 3, "interval": [None, None]}
+
+
+def test_a_directory_of_runs_is_not_called_half_written(whole: Path, tmp_path: Path) -> None:
+    for name in ("simulator", "agent"):
+        shutil.copytree(whole, tmp_path / "bundle" / name)
+    with pytest.raises(
+        UserError, match="bundle is no run directory but holds some: name one, such as .*/bundle/agent or "
+    ):
+        artefacts.read_manifest(tmp_path / "bundle")
+    (tmp_path / "bundle" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="is half-written"):
+        artefacts.read_manifest(tmp_path / "bundle")
