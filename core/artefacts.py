@@ -441,7 +441,7 @@ def read_manifest(path: Path, stage: str | None = None) -> dict[str, Any]:
     if not path.is_dir():
         raise UserError(f"{path}: no such run directory{_earlier(path) or writer(path)}")
     if not (path / MANIFEST).exists():
-        inside = sorted(str(p.parent) for p in path.glob(f"*/{MANIFEST}"))
+        inside = sorted(str(p.parent) for depth in ("*", "*/*") for p in path.glob(f"{depth}/{MANIFEST}"))
         if inside and not (path / "config.json").exists():  # with one it is a run, begun
             raise UserError(f"{path} is no run directory but holds some: name one, such as {' or '.join(inside[:3])}")
         again = _earlier(path) or "; run the stage that writes it again"
