@@ -367,7 +367,10 @@ def resumed_run(path: Path, stage: str, config: Any, inputs: Mapping[str, Path])
     """
     with _writer_of(path):
         mark = _mark(stage, config, inputs)
-        begun_with = read_json(path / "config.json").get("inputs", mark["inputs"])
+        saved = read_json(path / "config.json")
+        begun_with = saved.get("inputs", mark["inputs"]) if isinstance(saved, dict) else None
+        if not isinstance(begun_with, dict):
+            raise UserError(f"{path / 'config.json'} is not the configuration of a run; {AGAIN}")
         if others := [k for k in {**begun_with, **mark["inputs"]} if begun_with.get(k) != mark["inputs"].get(k)]:
             raise UserError(f"{path} was begun with another --{others[0]}; start another run for that")
         (path / MANIFEST).unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import json
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from agents.craftax_train import CraftaxTrainConfig
 from agents.nmmo_train import NmmoTrainConfig
 from agents.train import TrainConfig
 from core import config as cli
+from core.artefacts import new_run
 from core.contracts import UserError
 from core.ranks import Processes
 from core.training import (
@@ -88,6 +90,29 @@ def test_a_broken_state_leaves_the_whole_run_whole(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(UserError, match="no state to resume from"):
         open_run(Config(out=out, resume=True), "train", {}, ("seed",))
+
+
+def test_a_refused_resume_leaves_the_whole_run_whole(tmp_path: Path) -> None:
+    """Another input, or a mark that says nothing; a run of an earlier version, which has none, goes on."""
+    agents = [tmp_path / name for name in ("one", "other")]
+    for i, path in enumerate(agents):
+        with new_run(path, "train", {"seed": i}):
+            pass
+    out, mark = tmp_path / "r", tmp_path / "r" / "config.json"
+    run = open_run(Config(out=out), "train", {"agent": agents[0]}, ("seed",))
+    state_in(out)
+    run.finish()
+    before = {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}
+    for inputs in ({"agent": agents[1]}, {}):
+        with pytest.raises(UserError, match="r was begun with another --agent; start another run for that"):
+            open_run(Config(out=out, resume=True), "train", inputs, ("seed",))
+    assert {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()} == before
+    saved = json.loads(mark.read_text())
+    mark.write_text(json.dumps({**saved, "inputs": ["agent"]}))
+    with pytest.raises(UserError, match="config.json is not the configuration of a run"):
+        open_run(Config(out=out, resume=True), "train", {"agent": agents[0]}, ("seed",))
+    mark.write_text(json.dumps({k: v for k, v in saved.items() if k != "inputs"}))
+    open_run(Config(out=out, resume=True), "train", {"agent": agents[1]}, ("seed",))
 
 
 def test_a_state_of_an_earlier_version_is_read_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
