@@ -169,7 +169,13 @@ def other_extraction(extraction: Path) -> Path:
 
 
 def write_agent(
-    path: Path, *, seed: int = 0, world: str = "procgen/maze", recurrence: str = "gru", options: Mapping[str, Any] = {}
+    path: Path,
+    *,
+    seed: int = 0,
+    world: str = "procgen/maze",
+    recurrence: str = "gru",
+    options: Mapping[str, Any] = {},
+    begin_with: Path | None = None,
 ) -> Path:
     """A run directory of stage ``train`` with an untrained agent; equal seeds give equal weights."""
     import torch
@@ -183,7 +189,7 @@ def write_agent(
     )  # fmt: skip
     torch.manual_seed(seed)
     net = AgentConfig(encoder="strided", embedding_size=8, hidden_size=6, recurrence=recurrence)  # type: ignore[arg-type]
-    with new_run(path, "train", TrainConfig(out=path, seed=seed)) as run:
+    with new_run(path, "train", TrainConfig(out=path, seed=seed, begin_with=begin_with)) as run:
         save_agent(RecurrentAgent(net, spec), run.path)
         run.facts = {}
     return path

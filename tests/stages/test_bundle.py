@@ -161,6 +161,7 @@ def test_what_the_robust_agents_card_says_of_the_simulator_is_in_its_table() -> 
         ("action_agreement", 1), ("action_agreement", 8), ("h_error", 1), ("h_error", 4), ("dreams_alive", 32),
         ("effect_sign_action", 1), ("effect_sign_action", 4), ("counterfactual_top1", 8), ("h_classifier", ""),
         ("effect_sign_value", 1), ("effect_sign_value", 4), ("ranking_spearman", 64), ("policy_dependence", 8),
+        ("action_kappa", 1), ("action_kappa", 8), ("judge_agreement", 1), ("judge_agreement", 8),
         ("reward_average_precision", ""), ("terminal_average_precision", ""),
     ):  # fmt: skip
         row = rows[measure, str(horizon)]

@@ -250,6 +250,15 @@ def test_no_page_borrows_another_agents_evaluation(tmp_path: Path) -> None:
     assert "4.5 [3.5,\xa05.5] (few) return, n = 16" in built.html and "7.25" not in built.html
 
 
+def test_an_agent_that_began_with_another_s_weights_is_said_to(tmp_path: Path) -> None:
+    for first in (None, Path("runs/first")):
+        root = tmp_path / str(first is None)
+        agent = write_agent(root / "agent", begin_with=first)
+        write_study(root / "runs" / "study", write_simulator(root / "simulator", agent))
+        html = contents.build(choose(root / "runs", STAGES), root / "report").html
+        assert ("beginning with the weights of runs/first" in html) == (first is not None)
+
+
 @pytest.mark.parametrize(
     ("recurrence", "words"),
     [("gru", "a memory of 6 units (GRU)"), ("none", "no memory (feed-forward"), ("lstm", "(LSTM)")],

@@ -87,6 +87,8 @@ def agent_and_world(chosen: Chosen) -> Section:
         words += f"; trained for {number(int(metrics['steps']['value']))} environment steps"
     if "training_wall" in metrics:
         words += f" in {number(metrics['training_wall']['value'] / 60)} minutes"
+    if (first := (artefacts.training_of(manifest).get("config") or {}).get("begin_with")) is not None:
+        words += f", beginning with the weights of {shown(Path(first))}"
     options = ", ".join(f"{k.replace('_', ' ')} {number(v)}" for k, v in sorted(spec["options"].items()))
     html = [paragraph(f"{words}."), paragraph(f"The world's options in training: {options or 'none'}.")]
     evaluations = [_evaluated(run, spec) for run in chosen.of("evaluate")]
