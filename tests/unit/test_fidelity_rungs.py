@@ -31,7 +31,7 @@ from validation.fidelity.along import BAND, Ensemble, Judge, RandomActions, half
 from validation.fidelity.beginnings import begin, rollout
 from validation.fidelity.counterfactual import FORESIGHT, Found, foreseen, take
 from validation.fidelity.effects import effects, enumerated
-from validation.fidelity.measures import kappa
+from validation.fidelity.measures import beyond_chance, by_chance
 from validation.fidelity.pairing import choose_starts, pair
 from validation.fidelity.ranking import Policy, play_all, policies_of, regret, score, spearman
 from validation.fidelity.regions import came_back, edge_filled, followed, regions_of
@@ -153,15 +153,30 @@ def test_kappa_is_what_is_left_of_agreement_beyond_chance(episodes):
     real, other = rng().integers(3, size=(2, 2000))
     often = np.where(rng().random(2000) < 0.9, 0, real)  # nearly always the same, and so is one that does not look
     for a, b in ((real, other), (real, real), (often, np.roll(often, 1)), (often, np.where(other == 0, often, real))):
-        assert kappa(a, b) == pytest.approx(cohen_kappa_score(a, b))
-    assert np.mean(often == np.roll(often, 1)) > 0.8 and abs(kappa(often, np.roll(often, 1))) < 0.1
-    assert np.isnan(kappa(np.zeros(4, int), np.zeros(4, int)))
+        assert beyond_chance(np.mean(a == b), by_chance(a, b)) == pytest.approx(cohen_kappa_score(a, b))
+    assert np.mean(often == np.roll(often, 1)) > 0.8 and abs(cohen_kappa_score(often, np.roll(often, 1))) < 0.1
+    always = np.zeros(4, int)
+    assert np.isnan(beyond_chance(1.0, by_chance(always, always)))
     paired = pair(simulator_of("garbage frames"), episodes, choose_starts(episodes, 2, 24, rng()), HORIZON)
     exact = pair(simulator_of(), episodes, choose_starts(episodes, 2, 24, rng()), HORIZON, start_from="recorded")
     wrong, right = ({(r["measure"], r["horizon"]): r for r in kappa_rows(p, rng(), {})} for p in (paired, exact))
     assert right["action_kappa", 2]["simulated"] == 1
     poor = wrong["action_kappa", 2]
     assert poor["low"] < poor["simulated"] < poor["high"] < 1
+
+
+def test_kappa_s_interval_stays_below_one_and_has_a_width(episodes):
+    """Of 50 episodes with a rare action in two, of which one is missed; and of ten that all agree."""
+    p = pair(simulator_of(), episodes, choose_starts(episodes, 2, 50, rng()), HORIZON)
+    for rare, missed, count in ((2, 1, 50), (3, 1, 50), (5, 0, 10)):
+        act = np.zeros((2, count, HORIZON), int)
+        act[:, :rare] = 1
+        act[1, :missed] = 0
+        logits = [10.0 * np.eye(3)[a] for a in act]
+        told = replace(p, episode=np.arange(count), acted=np.ones((count, HORIZON), bool),
+                       real=p.real._replace(logits=logits[0]), free=p.free._replace(logits=logits[1]))  # fmt: skip
+        one = next(iter(kappa_rows(told, rng(), {})))
+        assert one["low"] < one["simulated"] <= one["high"] <= 1
 
 
 def test_policy_survival_and_dreamed_states(episodes):

@@ -215,12 +215,16 @@ def in_effect(probability: np.ndarray, actions: Mapping[str, Sequence[int]]) -> 
     return out
 
 
-def kappa(a_N: np.ndarray, b_N: np.ndarray) -> float:
-    """Cohen's kappa (1960) of two series of actions, int64 [N]: 1 where they agree, 0 where no more often than by
-    chance with the same frequencies; NaN where both are one action throughout."""
-    share_a, share_b = (np.bincount(x, minlength=max(a_N.max(), b_N.max()) + 1) / len(x) for x in (a_N, b_N))
-    chance = float(share_a @ share_b)
-    return float((np.mean(a_N == b_N) - chance) / (1 - chance)) if chance < 1 else float("nan")
+def by_chance(a_N: np.ndarray, b_N: np.ndarray) -> float:
+    """The share in which two series of actions, int64 [N], would agree if neither heeded the other."""
+    size = int(max(a_N.max(), b_N.max())) + 1
+    share_a, share_b = (np.bincount(x, minlength=size) / len(x) for x in (a_N, b_N))
+    return float(share_a @ share_b)
+
+
+def beyond_chance(agreement: float, chance: float) -> float:
+    """Cohen's kappa (1960): 1 where all agree, 0 where no more than by chance; NaN where chance leaves nothing."""
+    return (agreement - chance) / (1 - chance) if chance < 1 else float("nan")
 
 
 def known(value: float | None) -> float | None:

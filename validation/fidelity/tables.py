@@ -15,15 +15,16 @@ import numpy as np
 from analysis.shared.directions import changing
 from core.artefacts import Result
 from core.contracts import numbers_of_distinct
-from core.stats import Estimate, bootstrap_mean, jackknife
+from core.stats import Estimate, bootstrap_mean
 from core.two_sample import frechet, halves, median_width, mmd, told_apart
 from validation.fidelity.counterfactual import Found
 from validation.fidelity.measures import (
     Row,
+    beyond_chance,
     brier_terms,
+    by_chance,
     calibration,
     in_effect,
-    kappa,
     known,
     log_softmax,
     precision_estimate,
@@ -335,8 +336,9 @@ def policy_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
 
 
 def kappa_rows(p: Paired, rng: np.random.Generator, actions: Mapping[str, Sequence[int]]) -> Iterator[Row]:
-    """Agreement on the likeliest action beyond what two choosers with these frequencies of actions have by chance:
-    an agent that nearly always does the same agrees with itself in any world."""
+    """Agreement on the likeliest action beyond what two choosers with these frequencies of actions have by chance
+    (Cohen's kappa, 1960): an agent that nearly always does the same agrees with itself in any world.  The interval is
+    that of the agreement; chance is taken as it is."""
     pi = [softmax(side.logits) for side in (p.real, p.free)]
     does = {"action_kappa": [x.argmax(-1) for x in pi]}
     if actions:
@@ -346,14 +348,11 @@ def kappa_rows(p: Paired, rng: np.random.Generator, actions: Mapping[str, Sequen
             if k >= p.acted.shape[1] or not p.acted[:, k].any():
                 break
             on = p.acted[:, k]
-            a0, a1, first, at = real[on, k], simulated[on, k], real[on, 0], p.episode[on]
-
-            def beyond(rows: np.ndarray, a0: np.ndarray = a0, a1: np.ndarray = a1) -> float:
-                return kappa(a0[rows], a1[rows])
-
-            value, low, high = jackknife(beyond, at, rng=rng)
-            e = Estimate(float(value), float(low), float(high), len(np.unique(at)))
-            yield row(measure, k, e, "1", floor=1.0, copy=known(kappa(a0, first)), mean=0.0,
+            a0, a1, first = real[on, k], simulated[on, k], real[on, 0]
+            same, chance = bootstrap_mean(a0 == a1, p.episode[on], rng=rng), by_chance(a0, a1)
+            beyond = [beyond_chance(x, chance) for x in (same.value, same.low, same.high)]
+            copied = known(beyond_chance(float(np.mean(a0 == first)), by_chance(a0, first)))
+            yield row(measure, k, Estimate(*beyond, same.n), "1", floor=1.0, copy=copied, mean=0.0,
                       reason="one action, always, in both worlds")  # fmt: skip
 
 
