@@ -71,7 +71,7 @@ STATES = "training_state/"  # rewritten on resume, read by no other stage; has c
 # Names that users edit: the manifest marks them "editable" and has the hash of what the stage wrote, so that an edit
 # is seen and said, but is no fault.
 EDITABLE = ("behaviours.json", "names.json")
-BESIDE = "agent_beside"  # key of simulator.json of a bundle's simulator: its agent is the one in the folder beside it
+BESIDE = "agent_beside"  # key of a bundle's simulator.json: fingerprint of its agent, in the folder beside it
 SIMULATOR_WARNING = "simulator_warning"  # fact of a manifest, see ``simulator_warning``
 LESS_THAN_HELD = "free_running_mse_less_held_frame"  # metric of a simulator (generative.train)
 
@@ -242,7 +242,8 @@ def _is_payload(path: Path, root: Path) -> bool:
 
 def aside_of(path: Path) -> Path:
     """Where the run that a new one replaces waits until the new one is whole."""
-    return path.with_name(f".{path.name}.replaced")
+    path = path if path.name else path.resolve()  # "."
+    return path.parent / f".{path.name}.replaced"
 
 
 def _earlier(path: Path) -> str:
@@ -271,7 +272,7 @@ def cut_off(path: Path, stage: str, config: Any) -> bool:
         said = makes({"stage": None, **read_json(mark)})
     except (UserError, TypeError):  # a file of that name that no stage wrote
         return False
-    return said is not None and bool(said == makes({"stage": stage, "config": json.loads(json.dumps(to_json(config)))}))
+    return said is not None and bool(said == makes({"stage": stage, "config": _plain(to_json(config))}))
 
 
 def begin_run(
@@ -330,6 +331,11 @@ def _mark(stage: str, config: Any, inputs: Mapping[str, Path]) -> dict[str, Any]
     return {"stage": stage, "config": to_json(config), "inputs": {k: sha256(v / MANIFEST) for k, v in inputs.items()}}
 
 
+def _plain(value: Any) -> Any:
+    """As it comes back from a JSON file."""
+    return json.loads(json.dumps(value))
+
+
 def _holds_data(path: Path) -> bool:
     """Whether there is anything in a directory but what a process left that was killed as it opened a run there."""
     return bool({*path.iterdir()} - {*path.glob(HALF_CONFIG), path / ".lock"})
@@ -362,17 +368,20 @@ def _writer_of(path: Path) -> Iterator[None]:
 def resumed_run(path: Path, stage: str, config: Any, inputs: Mapping[str, Path]) -> Run:
     """A run directory that was begun before, locked; half-written until ``finish``.
 
-    UserError, and it stays as it is, unless it was begun with these inputs, wherever they lie now (what an earlier
-    version began does not say).
+    UserError, and it stays as it is, unless it was begun with these inputs, wherever they lie now (of what an earlier
+    version began: unless they have the same paths).
     """
     with _writer_of(path):
         mark = _mark(stage, config, inputs)
         saved = read_json(path / "config.json")
-        begun_with = saved.get("inputs", mark["inputs"]) if isinstance(saved, dict) else None
-        if not isinstance(begun_with, dict):
+        before = saved.get("inputs", {}) if isinstance(saved, dict) else None
+        if not isinstance(before, dict):
             raise UserError(f"{path / 'config.json'} is not the configuration of a run; {AGAIN}")
-        if others := [k for k in {**begun_with, **mark["inputs"]} if begun_with.get(k) != mark["inputs"].get(k)]:
-            raise UserError(f"{path} was begun with another --{others[0]}; start another run for that")
+        now: dict[str, Any] = mark["inputs"]
+        if "inputs" not in saved:  # an earlier version began it: the paths' text is all there is
+            before, now = ({k: of["config"].get(k) for k in ("begin_with", *inputs)} for of in (saved, _plain(mark)))
+        if others := [k for k in {**before, **now} if before.get(k) != now.get(k)]:
+            raise UserError(f"{path} was begun with another {others[0]}; start another run for that")
         (path / MANIFEST).unlink(missing_ok=True)
         for half_written in path.rglob(".*.tmp"):  # by a process that was killed
             half_written.unlink()
@@ -444,7 +453,8 @@ def read_manifest(path: Path, stage: str | None = None) -> dict[str, Any]:
     if not path.is_dir():
         raise UserError(f"{path}: no such run directory{_earlier(path) or writer(path)}")
     if not (path / MANIFEST).exists():
-        inside = sorted(str(p.parent) for depth in ("*", "*/*") for p in path.glob(f"{depth}/{MANIFEST}"))
+        runs = (p.parent for depth in ("[!.]*", "[!.]*/[!.]*") for p in path.glob(f"{depth}/{MANIFEST}"))
+        inside = sorted(map(str, runs))
         if inside and not (path / "config.json").exists():  # with one it is a run, begun
             raise UserError(f"{path} is no run directory but holds some: name one, such as {' or '.join(inside[:3])}")
         again = _earlier(path) or "; run the stage that writes it again"

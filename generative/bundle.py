@@ -111,6 +111,9 @@ def main(config: BundleConfig) -> None:
     simulator = None if config.simulator is None else load_simulator(config.simulator)
     if simulator is not None and fingerprint(agent) != fingerprint(simulator.agent):
         raise UserError(f"{config.simulator} was not trained around the agent in {config.agent}")
+    if simulator is None and (config.out / "simulator" / artefacts.MANIFEST).exists():
+        raise UserError(f"{config.out} holds a simulator, which is read with the agent beside it; give --simulator, or "
+                        "another --out")  # fmt: skip
     if simulator is not None and has(config.out, agent):
         print(f"{config.out / 'agent'} holds this agent already: left as it is")
     else:
@@ -126,6 +129,9 @@ def main(config: BundleConfig) -> None:
 
 def keep_simulator(config: BundleConfig, source: Path, simulator: Simulator[Any]) -> None:
     """Write OUT/simulator, around the agent of OUT/agent."""
+    curve = artefacts.load_bytes(source, "curve.csv")  # before OUT/simulator, which may be the source, is set aside
+    warning = artefacts.simulator_warning(source)
+    training = training_of(source)
     if config.half:
         round_to_half(as_module(simulator))
     inputs = {"agent": config.out / "agent"}
@@ -133,10 +139,10 @@ def keep_simulator(config: BundleConfig, source: Path, simulator: Simulator[Any]
         config.out / "simulator", "train_gen_model", config, inputs, overwrite=config.overwrite
     ) as run:
         save_simulator(simulator, run.path, half=config.half, beside=True)
-        artefacts.write_atomically(run.path / "curve.csv", artefacts.load_bytes(source, "curve.csv"))
-        run.facts = {"agent": fingerprint(simulator.agent), "training": training_of(source)}
-        if (said := artefacts.simulator_warning(source)) is not None:
-            run.facts[artefacts.SIMULATOR_WARNING] = said
+        artefacts.write_atomically(run.path / "curve.csv", curve)
+        run.facts = {"agent": fingerprint(simulator.agent), "training": training}
+        if warning is not None:
+            run.facts[artefacts.SIMULATOR_WARNING] = warning
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from core.artefacts import (
 )
 from core.config import from_json, to_json
 from core.contracts import Agent, EnvSpec, UserError
+from core.directions import fingerprint
 from core.roll import Moment, Simulator, Trajectory, act, trajectory_of
 from core.trees import Tree, flatten, unflatten
 from envs.registry import renewed
@@ -131,7 +132,7 @@ def save_simulator(
     agent = simulator.agent
     about: dict[str, Any] = {"model": to_json(simulator.world.config), "spec": simulator.world.spec.to_json()}
     if beside:
-        about[BESIDE] = sha256(path.parent / AGENT / MANIFEST)
+        about[BESIDE] = fingerprint(agent)
     elif type(agent) is RecurrentAgent:  # a class made of it is another agent
         about["net"] = to_json(agent.config)
     elif agent_run is None:
@@ -193,10 +194,11 @@ def _agent_of(path: Path, about: Mapping[str, Any]) -> Agent:
     if "net" in about:
         return RecurrentAgent(from_json(AgentConfig, about["net"]), renewed(EnvSpec.from_json(about["spec"])))
     in_bundle = BESIDE in about
-    where, known = (path.resolve().parent / AGENT, about[BESIDE]) if in_bundle else (path / AGENT, about[AGENT])
+    where = (path.resolve().parent if in_bundle else path) / AGENT
     if in_bundle and not (where / MANIFEST).exists():
         raise UserError(f"{path} is a part of a bundle whose agent is not in {where}; copy the whole bundle")
     read_manifest(where)
-    if sha256(where / MANIFEST) != known:
+    agent = load_agent(where) if in_bundle or sha256(where / MANIFEST) == about[AGENT] else None
+    if agent is None or (in_bundle and fingerprint(agent) != about[BESIDE]):
         raise UserError(f"{where} is not the agent that this simulator was trained around; copy it again")
-    return load_agent(where)
+    return agent

@@ -68,7 +68,7 @@ def test_what_it_cannot_begin_with_is_refused(earlier: Path, tmp_path: Path) -> 
     with pytest.raises(UserError, match="no such run directory"):
         trained(tmp_path / "c", "--begin_with", str(tmp_path / "nothing"))
     assert not list(tmp_path.iterdir())
-    with pytest.raises(UserError, match="was begun with another --begin_with; start another run"):
+    with pytest.raises(UserError, match="was begun with another begin_with; start another run"):
         trained(earlier, *begin, "--resume", "--total_steps", "128")
 
 
@@ -81,9 +81,9 @@ def test_a_resumed_training_began_with_the_same_weights_wherever_they_lie_now(ea
     moved = source.rename(tmp_path / "moved")
     more = ("--resume", "--total_steps", "128")
     trained(source, "--seed", "3")
-    with pytest.raises(UserError, match="was begun with another --begin_with; start another run"):
+    with pytest.raises(UserError, match="was begun with another begin_with; start another run"):
         trained(out, "--begin_with", str(source), *more)
-    with pytest.raises(UserError, match="was begun with another --begin_with; start another run"):
+    with pytest.raises(UserError, match="was begun with another begin_with; start another run"):
         trained(out, *more)
     trained(out, "--begin_with", str(moved), *more)
     inputs = [artefacts.read_manifest(run)["inputs"]["begin_with"]["manifest_sha256"] for run in (out, whole)]

@@ -71,11 +71,20 @@ def test_a_bundled_simulator_is_read_with_the_agent_beside_it(
     with monkeypatch.context() as patch:
         patch.chdir(there)
         assert fingerprint(load_simulator(Path()).agent) == fingerprint(load_agent(pipeline / "agent"))
+    # The same again in its place, and from its own files; the agent alone would leave the simulator behind.
+    again = ["--agent", f"{there.parent}/agent", "--simulator", f"{there}", "--out", f"{tmp_path}/b", "--overwrite"]
+    for argv_ in ([*argv, "--overwrite"], again):
+        bundle.main(cli.parse(bundle.BundleConfig, argv_, bundle.STAGE))
+        assert artefacts.verify(there) == [] and load_simulator(there)
+    with pytest.raises(UserError, match="b holds a simulator, which is read with the agent beside it; give"):
+        alone = ["--agent", f"{pipeline}/agent", "--out", f"{tmp_path}/b", "--overwrite"]
+        bundle.main(cli.parse(bundle.BundleConfig, alone, bundle.STAGE))
     shutil.copytree(there, tmp_path / "alone" / "simulator")
     with pytest.raises(UserError, match="is a part of a bundle whose agent is not in .*; copy the whole bundle"):
         load_simulator(tmp_path / "alone" / "simulator")
-    rounded = ["--agent", f"{pipeline}/agent", "--half_agent", "--out", f"{tmp_path}/alone"]
+    rounded = ["--agent", f"{pipeline}/agent", "--half_agent", "--out", f"{tmp_path}/rounded"]
     bundle.main(cli.parse(bundle.BundleConfig, rounded, bundle.STAGE))
+    shutil.copytree(tmp_path / "rounded" / "agent", tmp_path / "alone" / "agent")
     with pytest.raises(UserError, match="is not the agent that this simulator was trained around; copy it again"):
         load_simulator(tmp_path / "alone" / "simulator")
 

@@ -509,7 +509,7 @@ def test_a_training_from_weights_goes_on_as_if_nothing_had_stopped_it(
         kill_at(patch, 4)
         with pytest.raises(Killed):
             train.main(config_of(pipeline, tmp_path / "s", *more))
-    with pytest.raises(UserError, match="was begun with another --begin_with; start another run"):
+    with pytest.raises(UserError, match="was begun with another begin_with; start another run"):
         train.main(config_of(pipeline, tmp_path / "s", "--resume"))
     train.main(config_of(pipeline, tmp_path / "s", *more, "--resume"))
     assert curve(tmp_path / "s") == curve(tmp_path / "whole")

@@ -14,6 +14,7 @@ from analysis.coupling.discrete_paths import along_memory, forced_changes, polic
 from analysis.shared.directions import fit_pca
 from core.contracts import EnvSpec, Field, UserError
 from core.roll import Noise
+from core.stats import bootstrap_mean
 from core.trees import flatten
 from envs.planted import (
     PlantedAgent,
@@ -31,11 +32,11 @@ from validation.fidelity.along import BAND, Ensemble, Judge, RandomActions, half
 from validation.fidelity.beginnings import begin, rollout
 from validation.fidelity.counterfactual import FORESIGHT, Found, foreseen, take
 from validation.fidelity.effects import effects, enumerated
-from validation.fidelity.measures import beyond_chance, by_chance
+from validation.fidelity.measures import beyond_chance, by_chance, row
 from validation.fidelity.pairing import choose_starts, pair
 from validation.fidelity.ranking import Policy, play_all, policies_of, regret, score, spearman
 from validation.fidelity.regions import came_back, edge_filled, followed, regions_of
-from validation.fidelity.tables import dream_state_rows, kappa_rows, policy_rows, survival_rows
+from validation.fidelity.tables import agent_rows, dream_state_rows, kappa_rows, policy_rows, survival_rows
 from validation.fidelity.there_and_back import returned
 from validation.paired.course import Measures
 from validation.paired.simulated import SimulatedWorld
@@ -149,6 +150,10 @@ def test_a_judge_agrees_in_an_exact_simulator_and_is_fooled_by_a_wrong_one(episo
     assert held["judge_agreement", 4]["simulated"] == held["judge_agreement", 4]["baseline_copy"]
 
 
+def kappas(p):
+    return list(kappa_rows(p, list(agent_rows(p, rng(), {})), {}))
+
+
 def test_kappa_is_what_is_left_of_agreement_beyond_chance(episodes):
     real, other = rng().integers(3, size=(2, 2000))
     often = np.where(rng().random(2000) < 0.9, 0, real)  # nearly always the same, and so is one that does not look
@@ -159,7 +164,7 @@ def test_kappa_is_what_is_left_of_agreement_beyond_chance(episodes):
     assert np.isnan(beyond_chance(1.0, by_chance(always, always)))
     paired = pair(simulator_of("garbage frames"), episodes, choose_starts(episodes, 2, 24, rng()), HORIZON)
     exact = pair(simulator_of(), episodes, choose_starts(episodes, 2, 24, rng()), HORIZON, start_from="recorded")
-    wrong, right = ({(r["measure"], r["horizon"]): r for r in kappa_rows(p, rng(), {})} for p in (paired, exact))
+    wrong, right = ({(r["measure"], r["horizon"]): r for r in kappas(p)} for p in (paired, exact))
     assert right["action_kappa", 2]["simulated"] == 1
     poor = wrong["action_kappa", 2]
     assert poor["low"] < poor["simulated"] < poor["high"] < 1
@@ -175,7 +180,8 @@ def test_kappa_s_interval_stays_below_one_and_has_a_width(episodes):
         logits = [10.0 * np.eye(3)[a] for a in act]
         told = replace(p, episode=np.arange(count), acted=np.ones((count, HORIZON), bool),
                        real=p.real._replace(logits=logits[0]), free=p.free._replace(logits=logits[1]))  # fmt: skip
-        one = next(iter(kappa_rows(told, rng(), {})))
+        same = bootstrap_mean(act[0, :, 1] == act[1, :, 1], np.arange(count), rng=rng())
+        [one] = kappa_rows(told, [row("action_agreement", 1, same, "share", copy=1.0)], {})
         assert one["low"] < one["simulated"] <= one["high"] <= 1
 
 

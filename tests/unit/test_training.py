@@ -72,6 +72,7 @@ def test_every_flipped_byte_of_a_state_is_found(tmp_path: Path) -> None:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     out: Path
+    agent: Path | None = None
     resume: bool = False
     overwrite: bool = False
     seed: int = 0
@@ -99,12 +100,12 @@ def test_a_refused_resume_leaves_the_whole_run_whole(tmp_path: Path) -> None:
         with new_run(path, "train", {"seed": i}):
             pass
     out, mark = tmp_path / "r", tmp_path / "r" / "config.json"
-    run = open_run(Config(out=out), "train", {"agent": agents[0]}, ("seed",))
+    run = open_run(Config(out=out, agent=agents[0]), "train", {"agent": agents[0]}, ("seed",))
     state_in(out)
     run.finish()
     before = {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}
     for inputs in ({"agent": agents[1]}, {}):
-        with pytest.raises(UserError, match="r was begun with another --agent; start another run for that"):
+        with pytest.raises(UserError, match="r was begun with another agent; start another run for that"):
             open_run(Config(out=out, resume=True), "train", inputs, ("seed",))
     assert {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()} == before
     saved = json.loads(mark.read_text())
@@ -112,7 +113,9 @@ def test_a_refused_resume_leaves_the_whole_run_whole(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="config.json is not the configuration of a run"):
         open_run(Config(out=out, resume=True), "train", {"agent": agents[0]}, ("seed",))
     mark.write_text(json.dumps({k: v for k, v in saved.items() if k != "inputs"}))
-    open_run(Config(out=out, resume=True), "train", {"agent": agents[1]}, ("seed",))
+    with pytest.raises(UserError, match="r was begun with another agent"):
+        open_run(Config(out=out, resume=True, agent=agents[1]), "train", {"agent": agents[1]}, ("seed",))
+    open_run(Config(out=out, resume=True, agent=agents[0]), "train", {"agent": agents[0]}, ("seed",))
 
 
 def test_a_state_of_an_earlier_version_is_read_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

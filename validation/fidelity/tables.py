@@ -335,24 +335,24 @@ def policy_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
         yield row("policy_kl", k, e, "nats", floor=0.0, **trivial)
 
 
-def kappa_rows(p: Paired, rng: np.random.Generator, actions: Mapping[str, Sequence[int]]) -> Iterator[Row]:
-    """Agreement on the likeliest action beyond what two choosers with these frequencies of actions have by chance
-    (Cohen's kappa, 1960): an agent that nearly always does the same agrees with itself in any world.  The interval is
-    that of the agreement; chance is taken as it is."""
+def kappa_rows(p: Paired, rows: Sequence[Row], actions: Mapping[str, Sequence[int]]) -> Iterator[Row]:
+    """Agreement on the likeliest action (of ``rows``, see ``agent_rows``) beyond what two choosers with these
+    frequencies of actions have by chance (Cohen's kappa, 1960): an agent that nearly always does the same agrees with
+    itself in any world.  The interval is that of the agreement; chance is taken as it is."""
     pi = [softmax(side.logits) for side in (p.real, p.free)]
-    does = {"action_kappa": [x.argmax(-1) for x in pi]}
-    if actions:
-        does["action_kappa_in_effect"] = [in_effect(x, actions) for x in pi]
-    for measure, (real, simulated) in does.items():
+    does = {"": [x.argmax(-1) for x in pi]} | ({"_in_effect": [in_effect(x, actions) for x in pi]} if actions else {})
+    agreed = {(r["measure"], r["horizon"]): r for r in rows}
+    for suffix, (real, simulated) in does.items():
         for k in HORIZONS:
-            if k >= p.acted.shape[1] or not p.acted[:, k].any():
+            if (same := agreed.get((f"action_agreement{suffix}", k))) is None:
                 break
             on = p.acted[:, k]
-            a0, a1, first = real[on, k], simulated[on, k], real[on, 0]
-            same, chance = bootstrap_mean(a0 == a1, p.episode[on], rng=rng), by_chance(a0, a1)
-            beyond = [beyond_chance(x, chance) for x in (same.value, same.low, same.high)]
-            copied = known(beyond_chance(float(np.mean(a0 == first)), by_chance(a0, first)))
-            yield row(measure, k, Estimate(*beyond, same.n), "1", floor=1.0, copy=copied, mean=0.0,
+            chance, of_first = (by_chance(real[on, k], x) for x in (simulated[on, k], real[on, 0]))
+            value, low, high = (
+                np.nan if same[x] is None else beyond_chance(same[x], chance) for x in ("simulated", "low", "high")
+            )
+            yield row(f"action_kappa{suffix}", k, Estimate(value, low, high, same["n"]), "1", floor=1.0,
+                      copy=known(beyond_chance(same["baseline_copy"], of_first)), mean=0.0,
                       reason="one action, always, in both worlds")  # fmt: skip
 
 
@@ -426,7 +426,7 @@ def compare(
         rows += [*policy_rows(p, rng), *survival_rows(p, rng), *dream_state_rows(p, rng)]
         for rung in rungs:
             rows += rung.rows(p, rng)
-        rows += kappa_rows(p, rng, actions or found.notes.get("action_ids", {}))
+        rows += kappa_rows(p, rows, actions or found.notes.get("action_ids", {}))
     result = Result(tables={"fidelity": rows, "calibration": list(calibration_rows(p)), **found.tables})
     result.arrays = {
         "episode": p.episode, "seen": p.seen, "strip_row": p.shown,
