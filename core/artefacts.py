@@ -272,7 +272,7 @@ def cut_off(path: Path, stage: str, config: Any) -> bool:
         said = makes({"stage": None, **read_json(mark)})
     except (UserError, TypeError):  # a file of that name that no stage wrote
         return False
-    return said is not None and bool(said == makes({"stage": stage, "config": _plain(to_json(config))}))
+    return said is not None and bool(said == makes({"stage": stage, "config": json.loads(json.dumps(to_json(config)))}))
 
 
 def begin_run(
@@ -331,11 +331,6 @@ def _mark(stage: str, config: Any, inputs: Mapping[str, Path]) -> dict[str, Any]
     return {"stage": stage, "config": to_json(config), "inputs": {k: sha256(v / MANIFEST) for k, v in inputs.items()}}
 
 
-def _plain(value: Any) -> Any:
-    """As it comes back from a JSON file."""
-    return json.loads(json.dumps(value))
-
-
 def _holds_data(path: Path) -> bool:
     """Whether there is anything in a directory but what a process left that was killed as it opened a run there."""
     return bool({*path.iterdir()} - {*path.glob(HALF_CONFIG), path / ".lock"})
@@ -379,7 +374,7 @@ def resumed_run(path: Path, stage: str, config: Any, inputs: Mapping[str, Path])
             raise UserError(f"{path / 'config.json'} is not the configuration of a run; {AGAIN}")
         now: dict[str, Any] = mark["inputs"]
         if "inputs" not in saved:  # an earlier version began it: the paths' text is all there is
-            before, now = ({k: of["config"].get(k) for k in ("begin_with", *inputs)} for of in (saved, _plain(mark)))
+            before, now = ({k: of["config"].get(k) for k in ("begin_with", *inputs)} for of in (saved, mark))
         if others := [k for k in {**before, **now} if before.get(k) != now.get(k)]:
             raise UserError(f"{path} was begun with another {others[0]}; start another run for that")
         (path / MANIFEST).unlink(missing_ok=True)

@@ -193,12 +193,16 @@ def _agent_of(path: Path, about: Mapping[str, Any]) -> Agent:
     directory, beside the simulator's or in it.  UserError if that is another one."""
     if "net" in about:
         return RecurrentAgent(from_json(AgentConfig, about["net"]), renewed(EnvSpec.from_json(about["spec"])))
-    in_bundle = BESIDE in about
-    where = (path.resolve().parent if in_bundle else path) / AGENT
-    if in_bundle and not (where / MANIFEST).exists():
-        raise UserError(f"{path} is a part of a bundle whose agent is not in {where}; copy the whole bundle")
-    read_manifest(where)
-    agent = load_agent(where) if in_bundle or sha256(where / MANIFEST) == about[AGENT] else None
-    if agent is None or (in_bundle and fingerprint(agent) != about[BESIDE]):
-        raise UserError(f"{where} is not the agent that this simulator was trained around; copy it again")
-    return agent
+    if BESIDE in about:
+        where = path.resolve().parent / AGENT
+        if not (where / MANIFEST).exists():
+            raise UserError(f"{path} is a part of a bundle whose agent is not in {where}; copy the whole bundle")
+        agent = load_agent(where)
+        if fingerprint(agent) == about[BESIDE]:
+            return agent
+    else:
+        where = path / AGENT
+        read_manifest(where)
+        if sha256(where / MANIFEST) == about[AGENT]:
+            return load_agent(where)
+    raise UserError(f"{where} is not the agent that this simulator was trained around; copy it again")
