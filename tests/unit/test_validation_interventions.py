@@ -376,7 +376,9 @@ def test_controls_are_as_long_as_the_change_at_every_start_and_step(planted, tex
     for world in (real, dreamed):
         own = lengths(world, bench.build(h))
         assert own[0].mean() > 0.3
-        for control in bench.redirected(world, h, list(frames)):
+        moves = {}
+        for frame in frames:
+            control = bench.redirected(world, h, frame, moves)
             torch.testing.assert_close(lengths(world, control), own, rtol=1e-4, atol=1e-5)
 
 
@@ -606,7 +608,7 @@ def test_mocks_are_chosen_as_the_claim_is_and_the_largest_of_many_is_no_surprise
             honest += rank_p(size / against.largest.scale[q], np.delete(against.largest.largest_M, m)) <= 0.05
             single = [abs(v.mean()) for n, v in enumerate(against.effect[q][:, 0, 0]) if n != m]
             fresh = recorded_frames(testing.starts.h_NH, testing.basis, 1, 50, generator)
-            one = testing.real.measure(testing.redirected(testing.real, family.ways[place][way], list(fresh)))
+            one = testing.real.measure([testing.build(family.ways[place][way], other) for other in fresh])
             base = testing.real.measure([None])[q]
             alone += rank_p(size, np.abs((one[q] - base).mean(1))) <= 0.05
             assert len(single) == 58
@@ -1127,6 +1129,39 @@ def test_what_acts_inside_the_agent_does_nothing_through_the_world():
         whole, memory, world = found.arrays[f"{source}/value@3"]
         np.testing.assert_allclose(whole, memory, atol=1e-6)
         assert np.abs(world).max() < 1e-6 < 0.05 < np.abs(whole).min()
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_what_acts_through_the_world_is_chosen_where_that_is_asked(always):
+    """The driver raises an action's probability by its memory; the value it moves by way of the action alone."""
+    options = PlantedOptions(kind="mediated", hazard=0.0)
+    simulator, known = planted_simulator(options), truth(options)
+    asked = replace(
+        STUDY, directions=(), largest=1, amounts=(-2.0, 0.0, 2.0), horizon=4, controls=39, starts=64, always=always
+    )
+    chosen = {}
+    for by in ("effect", "world"):
+        found = study(simulator, lambda slots: PlantedWorld(options, slots), known.basis, replace(asked, choose_by=by))
+        (chosen[by],) = [claim for claim in found.notes["claims"] if claim["headline"]]
+        assert all(name.endswith("always") == always for name in found.notes["hypotheses"])
+        assert ("through the world, beyond memory" in found.notes["chosen"][0]) == (by == "world")
+        assert {row["direction"] for row in found.tables["doses"]} == {chosen[by]["direction"]}, "a slope over doses"
+    assert chosen["world"]["quantity"] == "value@4" and chosen["world"]["direction"] == "planted:0"
+    assert chosen["effect"]["quantity"].startswith("prob:")
+    assert [chosen[by]["through_world"] for by in ("effect", "world")] == ["no", "yes"]
+
+
+def test_directions_are_ranked_by_the_slope_through_the_world_at_all_steps_of_the_change():
+    options = PlantedOptions(kind="mediated", hazard=0.0)
+    real, dreamed = worlds(planted_simulator(options), 16, world=PlantedWorld(options, 16))
+    bench = Bench(truth(options).basis, real.starts, dreamed, None, real)
+    whole, kept = dreamed.jacobian(steps=4), dreamed.jacobian(steps=4, through="memory")
+    for by_world in (False, True):
+        for steps in (1, None):
+            got = bench.slopes(["value@3", "prob:left@1..3"], 16, steps, by_world)
+            for q in ("value@3", "prob:left@1..3"):
+                want = (whole[q] - kept[q] if by_world else whole[q])[: steps or 4].sum(0).mean(0)
+                torch.testing.assert_close(got[q], want, rtol=1e-5, atol=1e-6)
 
 
 # Needs, patches

@@ -201,15 +201,20 @@ class Hypothesis:
         return AtSteps(inner, 0, self.steps)
 
 
-def shift_of(basis: str, direction: int, amount: float) -> Hypothesis:
-    """One direction of a basis of that kind by one amount, once."""
-    return Hypothesis("shift", basis, (direction,), (amount,))
+def shift_of(basis: str, direction: int, amount: float, steps: int | None = 1) -> Hypothesis:
+    """One direction of a basis of that kind by one amount, at so many steps (None: always)."""
+    return Hypothesis("shift", basis, (direction,), (amount,), steps)
 
 
-def hypotheses_of(basis: str, directions: Sequence[int], amounts: Sequence[float]) -> list[Hypothesis]:
-    """Every direction shifted by every amount, collapsed, and kept alone."""
-    shifts = [shift_of(basis, i, a) for i in directions for a in amounts]
-    return shifts + [Hypothesis(kind, basis, (i,)) for i in directions for kind in ("collapse", "keep_only")]
+def hypotheses_of(
+    basis: str, directions: Sequence[int], amounts: Sequence[float], always: bool = False
+) -> list[Hypothesis]:
+    """Every direction shifted by every amount, collapsed, and kept alone; once, or always."""
+    steps = None if always else 1
+    shifts = [shift_of(basis, i, a, steps) for i in directions for a in amounts]
+    return shifts + [
+        Hypothesis(kind, basis, (i,), steps=steps) for i in directions for kind in ("collapse", "keep_only")
+    ]
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from envs.registry import held_out_pool, make
 from generative.load import load_ensemble, members_as_inputs
 from validation.interventions.alone import alone, matched_in, names_told
 from validation.interventions.figures import draw_claims, draw_effects, draw_headline, draw_needs, short, write_videos
-from validation.interventions.options import StudyOptions, check_options, parse_study
+from validation.interventions.options import ChooseBy, StudyOptions, check_options, parse_study
 from validation.interventions.study import study
 from validation.interventions.tables import by_behaviour
 from validation.interventions.verdicts import SMALLEST
@@ -93,6 +93,11 @@ class InterventionsConfig:
     to be largest (chosen before the real world is asked)"""
     amounts: tuple[float, ...] = (-2.0, -1.0, 0.0, 1.0, 2.0)
     """changes to test, in units of the direction's coordinate (standard deviations for PCA and ICA)"""
+    always: bool = False
+    """make the changes of --directions at every step, not at the start alone"""
+    choose_by: ChooseBy = "effect"
+    """what the largest is sought of, where directions, change or quantity are chosen: effect: the late effect; world:
+    what of it runs through the world, beyond the agent's memory"""
     starts: int = 64
     """paired starts, each of another episode (of a world of many agents: of another world)"""
     who: Literal["one", "all"] = "one"
@@ -154,7 +159,8 @@ def check(config: InterventionsConfig) -> StudyOptions:
         of = load_basis(config.hidden_states, kind) if labelled else kind
         directions = tuple(direction_ids(config.directions, of, "--directions"))
     options = StudyOptions(
-        directions=directions, largest=largest, amounts=config.amounts, starts=config.starts, horizon=config.horizon,
+        directions=directions, largest=largest, amounts=config.amounts, always=config.always,
+        choose_by=config.choose_by, starts=config.starts, horizon=config.horizon,
         controls=config.controls, latest_start=config.latest_start, hypotheses=config.hypotheses, events=config.events,
         greedy=config.greedy, seed=config.seed, video=config.video, first_order=config.first_order,
         smallest=_two(config.smallest),

@@ -42,7 +42,7 @@ class Bench:
     donors: dict[Hypothesis, np.ndarray] = field(default_factory=dict)  # the start that every start takes from [N]
     rows: dict[Hypothesis, np.ndarray] = field(default_factory=dict)  # bool [N], the starts it is about
     _jacobians: dict[str, dict[str, Tensor]] = field(init=False, default_factory=dict)
-    _slopes: dict[str, Tensor] = field(init=False, default_factory=dict)
+    _slopes: dict[tuple[int | None, bool], dict[str, Tensor]] = field(init=False, default_factory=dict)
 
     def build(self, h: Hypothesis, other_IH: Tensor | None = None) -> Intervention:
         """The intervention; ``other_IH``: redirected into that frame."""
@@ -50,13 +50,17 @@ class Bench:
         given = None if donor is None else self.starts.h_NH[torch.from_numpy(donor).to(self.starts.h_NH.device)]
         return h.build(self.basis, given, self.rule, other_IH)
 
-    def redirected(self, world: Paired, h: Hypothesis, others: Sequence[Tensor]) -> list[Intervention]:
-        """The same change along other frames [I, H]: at every step as long as it is itself in this world."""
+    def redirected(
+        self, world: Paired, h: Hypothesis, other_IH: Tensor, moves: dict[Hypothesis, Moves]
+    ) -> Intervention:
+        """The same change along another frame: at every step as long as it is itself in this world.  moves: how changes
+        at several steps move the state there, to which those that are found are added."""
         if h.steps == 1:
-            return [self.build(h, other) for other in others]
-        own = Moves(self.build(h), self.basis, own_frame(self.basis, h.ids))
-        world.run((own,), h.through)
-        return [Repeat(own.made, self.basis, other) for other in others]
+            return self.build(h, other_IH)
+        if h not in moves:
+            moves[h] = Moves(self.build(h), self.basis, own_frame(self.basis, h.ids))
+            world.run((moves[h],), h.through)
+        return Repeat(moves[h].made, self.basis, other_IH)
 
     def prepare(self, hypotheses: Sequence[Hypothesis], events: Sequence[Event], rng: np.random.Generator) -> None:
         """Donors and starts of every hypothesis and its control.  Where a class of starts is to be told (patch), the
@@ -126,13 +130,19 @@ class Bench:
                 out.setdefault(q, []).append((j[:steps] * moved).sum((0, 2)))  # NaN where q has no derivative
         return {q: torch.stack(v).detach().cpu().double().numpy() for q, v in out.items()}
 
-    def slopes(self, quantities: Collection[str], most: int) -> dict[str, Tensor]:
-        """{quantity: [H]}: mean derivatives with respect to h at the first ``most`` starts, made once."""
-        if not set(quantities) <= self._slopes.keys():
+    def slopes(self, quantities: Collection[str], most: int, steps: int | None, by_world: bool) -> dict[str, Tensor]:
+        """{quantity: [H]}: mean derivatives, at the first ``most`` starts, with respect to what is added to h at each
+        of the first ``steps`` steps (None: at all), made once; by_world: less those through the agent's memory."""
+        if not set(quantities) <= self._slopes.get((steps, by_world), {}).keys():
             known = [q for q in self.dreamed.measure([None]) if q not in quantities]
-            found = self.dreamed.jacobian(known=known, most=most)
-            self._slopes = {q: j[0].mean(0) for q, j in found.items()}
-        return self._slopes
+            count = steps or self.dreamed.noise_NTA.shape[1]
+            found = self.dreamed.jacobian(steps=count, known=known, most=most)
+            out = {q: j.sum(0).mean(0) for q, j in found.items()}
+            if by_world:
+                kept = self.dreamed.jacobian(steps=count, through="memory", known=known, most=most)
+                out = {q: j - kept[q].sum(0).mean(0) for q, j in out.items()}
+            self._slopes[steps, by_world] = out
+        return self._slopes[steps, by_world]
 
     def jacobian(self, through: str = "", steps: int = 1) -> dict[str, Tensor]:
         """Derivatives [S, N, H] with S at least ``steps``, made once."""

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from core.contracts import UserError
+from validation.hypotheses.changes import Moves
 from validation.hypotheses.frames import mixed_frames, recorded_frames
 from validation.hypotheses.grammar import Hypothesis
 from validation.interventions.bench import Bench
@@ -45,6 +46,9 @@ class Family:
     ways: tuple[tuple[Hypothesis, ...], ...]
     choose: int = 1
     quantity: str = ""  # that is claimed; '': the simulator chooses one
+    by_world: bool = (
+        False  # sought is the largest effect through the world, beyond the agent's memory; else the largest
+    )
 
     @property
     def through(self) -> str:
@@ -94,6 +98,9 @@ def choose(family: Family, bench: Bench, mocks: Sequence[Mock | None]) -> list[l
         return [[Pick(place, 0, family.quantity) for place in mine] for mine in places]
     spread = _spreads(bench)
     effect = run_ways(family, bench, bench.dreamed, mocks, places, "choosing")
+    if family.by_world:
+        kept = run_ways(family, bench, bench.dreamed, mocks, places, "choosing, through memory", "memory")
+        effect = {q: v - kept[q] for q, v in effect.items()}
     asked = [q for q in spread if family.quantity in ("", q)]
     out: list[list[Pick]] = []
     for m, mine in enumerate(places):
@@ -127,11 +134,11 @@ def _spreads(bench: Bench) -> dict[str, float]:
 
 def _places(family: Family, bench: Bench, mocks: Sequence[Mock | None]) -> list[list[int]]:
     """The directions of each mock whose late effect is largest to first order: |mean derivative| along a unit of the
-    direction, in spreads, by its best quantity."""
+    direction at the steps of the change, in spreads, by its best quantity."""
     if family.choose >= len(family.ways):
         return [list(range(len(family.ways))) for _ in mocks]
     spread = _spreads(bench)
-    slope = bench.slopes(spread, RANKED)
+    slope = bench.slopes(spread, RANKED, family.ways[0][0].steps, family.by_world)
     slope_QH = torch.stack([slope[q] * bench.basis.std_H / x for q, x in spread.items()])
     own_KH = bench.basis.lift_KH[[ways[0].ids[0] for ways in family.ways]]
     out = []
@@ -143,23 +150,20 @@ def _places(family: Family, bench: Bench, mocks: Sequence[Mock | None]) -> list[
 
 def run_ways(
     family: Family, bench: Bench, world: Paired, mocks: Sequence[Mock | None], places: Sequence[Sequence[int]],
-    label: str,
+    label: str, path: str = "",
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """{quantity: [M, R, W, N]}: effects of every way of changing the R directions at ``places`` of every mock."""
+    """{quantity: [M, R, W, N]}: effects of every way of changing the R directions at ``places`` of every mock, along
+    the family's own path or another."""
     unaltered = {q: v[0] for q, v in world.measure([None]).items()}
     changes = []
-    if len(family.ways) == len(family.ways[0]) == 1:  # the moves of a change at several steps are found once
-        (way,) = family.ways[0]
-        own = [mock for mock in mocks if mock is not None]
-        along = iter(bench.redirected(world, way, [mock[0] for mock in own]))
-        changes = [bench.build(way) if mock is None else next(along) for mock in mocks]
-    else:
-        for mock, mine in zip(mocks, places, strict=True):
-            for place in mine:
+    moves: dict[Hypothesis, Moves] = {}  # of changes at several steps, found once
+    for mock, mine in zip(mocks, places, strict=True):
+        for place in mine:
+            for way in family.ways[place]:
                 other = None if mock is None else mock[place]
-                changes += [bench.build(way, other) for way in family.ways[place]]
+                changes.append(bench.build(way) if other is None else bench.redirected(world, way, other, moves))
     together = max(1, TOGETHER // len(bench.starts))
-    found = world.measure(changes, label, family.through, together)
+    found = world.measure(changes, label, path or family.through, together)
     shape = (len(mocks), len(places[0]), len(family.ways[0]), -1)
     return {q: (v - unaltered[q]).reshape(shape) for q, v in found.items()}
 

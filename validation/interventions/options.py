@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from validation.interventions.controls import FEWEST
 from validation.interventions.verdicts import ALPHA, SMALLEST
 from validation.paired.course import is_late
 
+ChooseBy = Literal["effect", "world"]  # the largest is sought of the late effect, or of what of it is beyond memory
+
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
@@ -29,6 +32,7 @@ class StudyOptions:
 
     directions: tuple[int, ...] = ()  # () where ``largest`` are to be chosen, or hypotheses are given
     amounts: tuple[float, ...] = ()
+    always: bool = False  # directions are changed at every step, not at the start alone
     starts: int
     horizon: int
     controls: int
@@ -38,6 +42,7 @@ class StudyOptions:
     greedy: bool = False
     seed: int = 0
     largest: int = 0  # where no directions are named: how many to choose
+    choose_by: ChooseBy = "effect"
     video: bool = False  # keep frames of some starts
     smallest: tuple[float, float] = SMALLEST  # sizes of interest: spreads of a quantity, shares of events
     first_order: bool = True

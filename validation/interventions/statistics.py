@@ -512,12 +512,14 @@ class Point(NamedTuple):
 
 
 def points_of(hypotheses: Sequence[Hypothesis], all_kinds: bool) -> list[Point]:
-    """One-off shifts of one direction as their least-squares slope through the origin (no shift, no effect), in the
-    order of their directions; with ``all_kinds`` every other hypothesis but keep_only as a point of its own."""
+    """Shifts of one direction (all once, or all always) as their least-squares slope through the origin (no shift, no
+    effect), in the order of their directions; with ``all_kinds`` those that are made once, and every other hypothesis
+    but keep_only as a point of its own."""
     out: dict[str, Point] = {}
     rest: list[Point] = []
     for g, h in enumerate(hypotheses):
-        plain = h.kind == "shift" and h.direction is not None and (h.steps, h.through, h.behaviours) == (1, "", ())
+        plain = h.kind == "shift" and h.direction is not None and not (h.through or h.behaviours)
+        plain &= h.steps == 1 or not all_kinds
         if plain and not h.is_nothing:
             name = h.directions[0]
             point = out.setdefault(name, Point(name, {}, "per unit of the direction", h.ids, name))

@@ -21,7 +21,7 @@ from core.trees import Tree
 from core.when import Rule
 from generative.starts import started
 from validation.hypotheses.frames import random_frames
-from validation.hypotheses.grammar import THROUGH, Hypothesis, hypotheses_of, shift_of
+from validation.hypotheses.grammar import THROUGH, Hypothesis, hypotheses_of
 from validation.interventions.bench import Bench, effects_in
 from validation.interventions.controls import Family, Pick, choose, contest, mocks_of, run_ways
 from validation.interventions.film import film
@@ -163,7 +163,7 @@ def decide(
     chosen = [choose(family, choosing, [None])[0] for family in plan]
     if not hypotheses:
         picks = [family.ways[pick.place][0] for family, own in zip(plan, chosen, strict=True) for pick in own]
-        hypotheses = hypotheses_of(basis.kind, [h.ids[0] for h in picks], options.amounts)
+        hypotheses = hypotheses_of(basis.kind, [h.ids[0] for h in picks], options.amounts, options.always)
     changed = [i for h in hypotheses if not h.everything for i in h.ids]
     named = with_claimed(changed, basis, (h.on for h in hypotheses))
     for world in filter(None, (bench.real, bench.dreamed, bench.held, *bench.members)):
@@ -176,22 +176,25 @@ def decide(
 def plan_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions, basis: Basis) -> list[Family]:
     """The families that claims are chosen from: one of all directions; one a direction that was named; one a
     hypothesis in words."""
+    by_world = options.choose_by == "world"
     if hypotheses:
         k = bench.dreamed.noise_NTA.shape[1] - 1
         known = list(bench.dreamed.measure([None]))
 
         return [
-            Family(((h,),), quantity=claimed(h, known, basis.kind, k))
+            Family(((h,),), quantity=claimed(h, known, basis.kind, k), by_world=by_world)
             for h in hypotheses if not h.is_nothing and h.control is not None
         ]  # fmt: skip
     if options.largest:
-        return [Family(tuple(ways_of(basis.kind, i, options) for i in range(basis.size)), choose=options.largest)]
-    return [Family((ways_of(basis.kind, i, options),)) for i in options.directions]
+        every = tuple(ways_of(basis.kind, i, options) for i in range(basis.size))
+        return [Family(every, choose=options.largest, by_world=by_world)]
+    return [Family((ways_of(basis.kind, i, options),), by_world=by_world) for i in options.directions]
 
 
 def ways_of(basis: str, direction: int, options: StudyOptions) -> tuple[Hypothesis, ...]:
     """What may be done to a direction, and claimed: shifts, and the mean."""
-    return (*(shift_of(basis, direction, a) for a in options.amounts if a), Hypothesis("collapse", basis, (direction,)))
+    amounts = [a for a in options.amounts if a]
+    return tuple(h for h in hypotheses_of(basis, [direction], amounts, options.always) if h.kind != "keep_only")
 
 
 def effects_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions) -> Effects:
@@ -263,6 +266,7 @@ def controls_of(
         words = f"the largest {family.choose} of {of} directions" if of > 1 else "one direction"
         words += f", {ways} ways of changing it" if ways > 1 else ""
         words += ", the quantity named" if family.quantity else ", the quantity foretold to change most"
+        words += " through the world, beyond memory" if family.by_world and not family.quantity else ""
         claims = [(family.ways[pick.place][pick.way], pick.quantity) for pick in own]
         picked.append(Picked(claims, words))
     return controls, picked
