@@ -848,6 +848,7 @@ def test_every_slot_gives_equally_many_starts(planted, seed):
         ({"starts": 4}, "at least 6"),
         ({"controls": 20}, "--controls must be at least 39"),
         ({"smallest": (0.1,)}, "takes two sizes"),
+        ({"choosing_starts": 4}, "--choosing_starts must be at least 8"),
     ],
 )
 def test_bad_settings_are_user_errors(flags, said, tmp_path):
@@ -1137,7 +1138,15 @@ def test_what_acts_through_the_world_is_chosen_where_that_is_asked(always):
     options = PlantedOptions(kind="mediated", hazard=0.0)
     simulator, known = planted_simulator(options), truth(options)
     asked = replace(
-        STUDY, directions=(), largest=1, amounts=(-2.0, 0.0, 2.0), horizon=4, controls=39, starts=64, always=always
+        STUDY,
+        directions=(),
+        largest=1,
+        amounts=(-2.0, 0.0, 2.0),
+        horizon=4,
+        controls=39,
+        starts=64,
+        always=always,
+        choosing_starts=48,
     )
     chosen = {}
     for by in ("effect", "world"):

@@ -100,6 +100,8 @@ class InterventionsConfig:
     what of it runs through the world, beyond the agent's memory"""
     starts: int = 64
     """paired starts, each of another episode (of a world of many agents: of another world)"""
+    choosing_starts: int = 0
+    """starts of their own that directions, changes and quantities are chosen on; 0: as many as --starts"""
     who: Literal["one", "all"] = "one"
     """agents that are altered where a world has many: one a world, or all"""
     maps: Path = MAPS
@@ -160,8 +162,9 @@ def check(config: InterventionsConfig) -> StudyOptions:
         directions = tuple(direction_ids(config.directions, of, "--directions"))
     options = StudyOptions(
         directions=directions, largest=largest, amounts=config.amounts, always=config.always,
-        choose_by=config.choose_by, starts=config.starts, horizon=config.horizon,
-        controls=config.controls, latest_start=config.latest_start, hypotheses=config.hypotheses, events=config.events,
+        choose_by=config.choose_by, choosing_starts=config.choosing_starts,
+        starts=config.starts, horizon=config.horizon, controls=config.controls,
+        latest_start=config.latest_start, hypotheses=config.hypotheses, events=config.events,
         greedy=config.greedy, seed=config.seed, video=config.video, first_order=config.first_order,
         smallest=_two(config.smallest),
     )  # fmt: skip

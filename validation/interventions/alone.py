@@ -104,9 +104,10 @@ def alone(
     generator = torch.Generator().manual_seed(options.seed)
     made: list[Asked] = []
     try:
-        for make, seed in zip(pools, (options.seed, options.seed + CHOOSING_SEED), strict=True):
+        parts = (options, options.seed), (options.to_choose(), options.seed + CHOOSING_SEED)
+        for make, (asks, seed) in zip(pools, parts, strict=True):
             known = made[0].world.measures if made else None
-            made.append(asked_in(agent, make, basis, events, options, seed, generator, who, device, hypotheses, known))
+            made.append(asked_in(agent, make, basis, events, asks, seed, generator, who, device, hypotheses, known))
         asked, before = made
         choosing = Bench(basis, before.starts, before.world, rule)
         bench = Bench(basis, asked.starts, asked.world, rule, asked.world)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ from validation.interventions.controls import FEWEST
 from validation.interventions.verdicts import ALPHA, SMALLEST
 from validation.paired.course import is_late
 
+FEWEST_TO_CHOOSE = 8  # starts: a choice of fewer is one of luck
 ChooseBy = Literal["effect", "world"]  # the largest is sought of the late effect, or of what of it is beyond memory
 
 
@@ -43,9 +44,14 @@ class StudyOptions:
     seed: int = 0
     largest: int = 0  # where no directions are named: how many to choose
     choose_by: ChooseBy = "effect"
+    choosing_starts: int = 0  # that the choice is made on; 0: as many as claims are tested on
     video: bool = False  # keep frames of some starts
     smallest: tuple[float, float] = SMALLEST  # sizes of interest: spreads of a quantity, shares of events
     first_order: bool = True
+
+    def to_choose(self) -> StudyOptions:
+        """These with the starts that the choice is made on."""
+        return replace(self, starts=self.choosing_starts or self.starts)
 
 
 def check_options(options: StudyOptions, basis: Basis | None = None) -> None:
@@ -65,6 +71,8 @@ def check_options(options: StudyOptions, basis: Basis | None = None) -> None:
         raise UserError("--smallest takes two sizes above 0: in spreads of a quantity, and as a share of events")
     cli.require(0, seed=options.seed)
     require_permutations(options.starts, ALPHA)
+    if options.choosing_starts:
+        cli.require(FEWEST_TO_CHOOSE, choosing_starts=options.choosing_starts)
     if basis is None:
         return
     basis.check(options.directions)

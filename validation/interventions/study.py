@@ -69,7 +69,9 @@ def study(
     agent = simulator.agent
     frames = max(one.world.initial_frames for one in (simulator, *members))
     starts = find_starts(agent, frames, make_env, options, options.seed, device)
-    before = find_starts(agent, frames, make_choosing or make_env, options, options.seed + CHOOSING_SEED, device)
+    before = find_starts(
+        agent, frames, make_choosing or make_env, options.to_choose(), options.seed + CHOOSING_SEED, device
+    )
     env = make_env(len(starts))
     few = make_env(min(len(starts), BRANCHES))
     try:
