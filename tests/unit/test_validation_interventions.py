@@ -1146,7 +1146,6 @@ def test_what_acts_through_the_world_is_chosen_where_that_is_asked(always):
         controls=39,
         starts=64,
         always=always,
-        choosing_starts=48,
     )
     chosen = {}
     for by in ("effect", "world"):
@@ -1158,6 +1157,20 @@ def test_what_acts_through_the_world_is_chosen_where_that_is_asked(always):
     assert chosen["world"]["quantity"] == "value@4" and chosen["world"]["direction"] == "planted:0"
     assert chosen["effect"]["quantity"].startswith("prob:")
     assert [chosen[by]["through_world"] for by in ("effect", "world")] == ["no", "yes"]
+
+
+def test_a_choice_may_be_made_on_fewer_starts_than_the_test(planted):
+    simulator, known = planted
+    asked = replace(STUDY, directions=(), largest=1, controls=39, starts=24, choosing_starts=10)
+    counts = []
+
+    def made(slots):
+        counts.append(slots)
+        return PlantedWorld(OPTIONS, slots)
+
+    found = study(simulator, made, known.basis, asked)
+    assert sorted(set(counts)) == [10, 24] and found.arrays["h"].shape[0] == 24
+    assert asked.to_choose() == replace(asked, starts=10) and STUDY.to_choose() == STUDY
 
 
 def test_directions_are_ranked_by_the_slope_through_the_world_at_all_steps_of_the_change():
