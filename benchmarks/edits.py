@@ -25,7 +25,7 @@ EDITS = ("remove coin", "remove saw", "remove crate", "move coin by -3 0", "add 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--agent", type=Path, default=Path("bundles/coinrun-context/agent"))
+    parser.add_argument("--agent", type=Path, default=Path("bundles/coinrun-robust/agent"))
     parser.add_argument("--starts", type=int, default=256)
     parser.add_argument("--horizon", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)

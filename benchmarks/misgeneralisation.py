@@ -1,6 +1,6 @@
 """CoinRun's coin, moved: does the agent go for the coin, or to the right (Langosco et al. 2022, arXiv:2105.14111)?
 
-    python -m benchmarks.misgeneralisation --agent bundles/coinrun-context/agent        # 128 held-out levels
+    python -m benchmarks.misgeneralisation --agent bundles/coinrun-robust/agent        # 128 held-out levels
 
 Each level is played as it is and with its coin elsewhere, with the same action noise, until the coin is reached, the
 agent dies, the original place of the coin is passed without it, or the time given is up.  Then the levels are played in
@@ -248,7 +248,7 @@ def colours(agent: Agent, options: ProcgenOptions, starts: int, seed: int, basis
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--agent", type=Path, default=Path("bundles/coinrun-context/agent"))
+    parser.add_argument("--agent", type=Path, default=Path("bundles/coinrun-robust/agent"))
     parser.add_argument("--basis", type=Path, help="hidden-states run directory, for the directions")
     parser.add_argument("--levels", type=int, default=128)
     parser.add_argument("--steps", type=int, default=256)

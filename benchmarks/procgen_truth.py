@@ -1,6 +1,6 @@
 """What truth columns cost: recording with ``--truth`` against recording without.
 
-    python -m benchmarks.procgen_truth --agent bundles/coinrun-context/agent
+    python -m benchmarks.procgen_truth --agent bundles/coinrun-robust/agent
 
 Every ratio is of CPU seconds in one run: the same episodes (levels, seeds and actions), recorded in turns, stores
 written and all.  Also what reading one state takes, in steps of the world.
@@ -71,7 +71,7 @@ def reading(agent: Path, slots: int, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--agent", type=Path, default=Path("bundles/coinrun-context/agent"))
+    parser.add_argument("--agent", type=Path, default=Path("bundles/coinrun-robust/agent"))
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)

@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-FLAGS = ["--agent", "bundles/coinrun-context/agent", "--episodes", "512", "--threads", "1"]
+FLAGS = ["--agent", "bundles/coinrun-robust/agent", "--episodes", "512", "--threads", "1"]
 
 
 def main(flags: list[str]) -> None:

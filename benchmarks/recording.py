@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-AGENT = ROOT / "bundles/coinrun-context/agent"
+AGENT = ROOT / "bundles/coinrun-robust/agent"
 
 
 def main() -> None:
