@@ -31,6 +31,7 @@ from validation.interventions.__main__ import InterventionsConfig, check
 from validation.interventions.agreement import agreement
 from validation.interventions.bench import Bench, effects_in
 from validation.interventions.controls import Family, Mocks, Pick, choose, contest, mocks_of
+from validation.interventions.figures import draw_effects
 from validation.interventions.options import StudyOptions
 from validation.interventions.statistics import (
     Controls,
@@ -1133,7 +1134,7 @@ def test_what_acts_inside_the_agent_does_nothing_through_the_world():
 
 
 @pytest.mark.parametrize("always", [False, True])
-def test_what_acts_through_the_world_is_chosen_where_that_is_asked(always):
+def test_what_acts_through_the_world_is_chosen_where_that_is_asked(always, tmp_path):
     """The driver raises an action's probability by its memory; the value it moves by way of the action alone."""
     options = PlantedOptions(kind="mediated", hazard=0.0)
     simulator, known = planted_simulator(options), truth(options)
@@ -1154,6 +1155,8 @@ def test_what_acts_through_the_world_is_chosen_where_that_is_asked(always):
         assert all(name.endswith("always") == always for name in found.notes["hypotheses"])
         assert ("through the world, beyond memory" in found.notes["chosen"][0]) == (by == "world")
         assert {row["direction"] for row in found.tables["doses"]} == {chosen[by]["direction"]}, "a slope over doses"
+        draw_effects(found, tmp_path / f"{by}.png")
+        assert (tmp_path / f"{by}.png").exists()
     assert chosen["world"]["quantity"] == "value@4" and chosen["world"]["direction"] == "planted:0"
     assert chosen["effect"]["quantity"].startswith("prob:")
     assert [chosen[by]["through_world"] for by in ("effect", "world")] == ["no", "yes"]

@@ -25,19 +25,21 @@ MOST = 12  # rows of needs.png: those that stand out of the random changes most 
 
 
 def draw_effects(result: Result, path: Path, top: int = 4) -> None:
-    """Dose-response of the late quantities that the simulator predicts to move most, a row a direction; no file where
-    no direction was shifted by itself."""
-    rows = [
+    """Dose-response of the late quantities that the simulator predicts to move most, a row a direction: of shifts that
+    are made once or, where there are none, always; no file where no direction was shifted by itself."""
+    shifts = [
         r for r in result.tables["effects"]
         if r["kind"] == "shift" and r["amount"] is not None and is_late(r["quantity"])
-        and r["hypothesis"] == f"shift {r['direction']} by {r['amount']:+g}"
     ]  # fmt: skip
+    named = {r["hypothesis"]: f"shift {r['direction']} by {r['amount']:+g}" for r in shifts}
+    always = not any(own == name for own, name in named.items())
+    rows = [r for r in shifts if r["hypothesis"] == named[r["hypothesis"]] + (" always" if always else "")]
     directions = list(dict.fromkeys(r["direction"] for r in rows))
     if not directions:
         return
     doses = [
         d for d in result.tables["doses"]
-        if is_late(d["quantity"]) and d["spread"] > 0 and d["point"] in directions
+        if is_late(d["quantity"]) and d["spread"] > 0 and d["point"] in directions and not d["own"]
     ]  # fmt: skip
     doses.sort(key=lambda d: -abs(d["predicted_simulated"]) / spread_to_rank_by(d["quantity"], d["spread"]))
     chosen = {i: [d for d in doses if d["direction"] == i][:top] for i in directions}
@@ -68,7 +70,7 @@ def draw_effects(result: Result, path: Path, top: int = 4) -> None:
                             label="real world" if world == "real" else "simulator")  # fmt: skip
             ax.set_title(fill(f"{i}: {in_words(q)}", 44), fontsize=8)
             ax.set_ylabel(f"change ({dose['unit'].partition(' per')[0]})", fontsize=8)
-            ax.set_xlabel("amount added (standard deviations)", fontsize=8)
+            ax.set_xlabel(f"standard deviations added{' at every step' if always else ''}", fontsize=8)
             ax.tick_params(labelsize=7)
     handles, labels = axes[0][0].get_legend_handles_labels()
     if handles:
