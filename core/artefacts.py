@@ -185,7 +185,7 @@ class Run:
         """What this run must say of a simulator that it was made with (see ``artefacts.simulator_warning``).
 
         Not of one whose weights a training began with: what was made of them was compared by itself."""
-        made_with = (d for name, d in self.inputs.items() if name != "begin_with")
+        made_with = (d for name, d in self.inputs.items() if not name.startswith("begin_with"))
         return next((said for d in made_with if (said := simulator_warning(d)) is not None), None)
 
     def finish(self) -> None:
@@ -374,7 +374,7 @@ def resumed_run(path: Path, stage: str, config: Any, inputs: Mapping[str, Path])
             raise UserError(f"{path / 'config.json'} is not the configuration of a run; {AGAIN}")
         now: dict[str, Any] = mark["inputs"]
         if "inputs" not in saved:  # an earlier version began it: the paths' text is all there is
-            before, now = ({k: of["config"].get(k) for k in ("begin_with", *inputs)} for of in (saved, mark))
+            before, now = ({k: _path_in(of["config"], k) for k in ("begin_with", *inputs)} for of in (saved, mark))
         if others := [k for k in {**before, **now} if before.get(k) != now.get(k)]:
             raise UserError(f"{path} was begun with another {others[0]}; start another run for that")
         (path / MANIFEST).unlink(missing_ok=True)
@@ -383,6 +383,12 @@ def resumed_run(path: Path, stage: str, config: Any, inputs: Mapping[str, Path])
         write_json(path / "config.json", mark)
     replaced = aside_of(path)
     return Run(path, stage, config, dict(inputs), replaced=replaced if replaced.exists() else None)
+
+
+def _path_in(config: Mapping[str, Any], name: str) -> Any:
+    """The directory that a configuration names, which some name one by one and some in a list."""
+    value = config.get(name) or None
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 @contextmanager

@@ -118,9 +118,9 @@ class GenTrainConfig(RunOptions):
     """rollout store recorded with that agent"""
     out: Path = Path("runs/simulator")
     """run directory to write"""
-    begin_with: Path | None = None
-    """run directory of a simulator of the same sizes whose weights the training begins with (fine-tuning); none: random
-    ones"""
+    begin_with: tuple[Path, ...] = ()
+    """run directory of a simulator of the same sizes whose weights the training begins with (fine-tuning); of several
+    trainings that began with the same weights: the mean of theirs (Wortsman et al. 2022); none: random ones"""
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     context: ContextLossConfig = field(default_factory=ContextLossConfig)
@@ -380,17 +380,26 @@ def check(config: GenTrainConfig, store: RolloutStore, agent_name: str, agent_sp
         raise UserError("--bf16: this GPU has no bfloat16; train without it")
 
 
-def take_weights(simulator: Simulator[TrainedWorld], path: Path, model: ModelConfig) -> None:
-    """Give a new simulator the world of a trained one; UserError where it is of other sizes or shows something else."""
-    earlier = load_simulator(path)
-    if not isinstance(earlier.world, TrainedWorld):
-        raise UserError(f"{path} holds a world model of a user's own, not one that train_gen_model.py made")
-    require_same_sizes(path, model, earlier.world.config, "a simulator")
-    have, want = earlier.world.state_dict(), simulator.world.state_dict()
-    for name in (k for k in want if k not in have or have[k].shape != want[k].shape):
-        raise UserError(f"{path} is of a world with other observations or actions, or of an agent with another state "
-                        f"({name} differs), so --begin_with cannot take its weights")  # fmt: skip
-    simulator.world.load_state_dict(have)
+def take_weights(simulator: Simulator[TrainedWorld], paths: Sequence[Path], model: ModelConfig) -> None:
+    """Give a new simulator the world of a trained one, or the mean of several; UserError where one is of other sizes,
+    shows something else, or reads vectors by other statistics."""
+    want, found = simulator.world.state_dict(), list[dict[str, Tensor]]()
+    read_by = [name for name, _ in simulator.world.named_buffers()]
+    for path in paths:
+        earlier = load_simulator(path)
+        if not isinstance(earlier.world, TrainedWorld):
+            raise UserError(f"{path} holds a world model of a user's own, not one that train_gen_model.py made")
+        require_same_sizes(path, model, earlier.world.config, "a simulator")
+        have = earlier.world.state_dict()
+        for name in (k for k in want if k not in have or have[k].shape != want[k].shape):
+            raise UserError(f"{path} is of a world with other observations or actions, or of an agent with another "
+                            f"state ({name} differs), so --begin_with cannot take its weights")  # fmt: skip
+        for name in (k for k in read_by if found and not torch.equal(have[k], found[0][k])):
+            raise UserError(f"{path} reads its world by other statistics than {paths[0]} ({name} differs), so "
+                            "--begin_with cannot take the mean of their weights")  # fmt: skip
+        found.append(have)
+    mean = {k: torch.stack([have[k] for have in found]).mean(0) for k in want if k not in read_by}
+    simulator.world.load_state_dict(found[0] | mean)
 
 
 def long_enough(store: RolloutStore, initial_frames: int) -> list[int]:
@@ -464,7 +473,7 @@ class Trainer:
         usable = long_enough(store, initial)
         train, held_out = split_episodes(len(usable), config.validation_share, config.seed)
         for name, scale in simulator.world.scales.items():
-            if scale is not None and config.begin_with is None:
+            if scale is not None and not config.begin_with:
                 scale.fit(*map(torch.from_numpy, statistics(store, name, [usable[i] for i in train])))
         # What is validated and saved: the weights, or their running average; in full precision.
         self.kept = copy.deepcopy(simulator)
@@ -666,7 +675,7 @@ class Trainer:
         updates = self.config.optim.updates
         with bar("training", updates, "updates", show=self.processes.first) as progress, stop:
             progress.advance(self.step)
-            if self.step == 0 and self.config.begin_with is not None and self.processes.first:
+            if self.step == 0 and self.config.begin_with and self.processes.first:
                 self.validate()  # the weights begun with are kept unless the training betters them
             while self.step < updates:
                 self.update()
@@ -700,9 +709,10 @@ def main(config: GenTrainConfig) -> None:
     cli.seed_everything(config.seed)
     simulator = simulator_of(config.model, agent)
     inputs = {"agent": config.agent, "rollouts": config.rollouts}
-    if config.begin_with is not None:
+    if config.begin_with:
         take_weights(simulator, config.begin_with, config.model)
-        inputs["begin_with"] = config.begin_with
+        names = ["begin_with", *(f"begin_with_{n}" for n in range(2, len(config.begin_with) + 1))]
+        inputs |= dict(zip(names, config.begin_with, strict=True))
     simulator.world.to(device)
     simulator.world.precision = Precision(config.optim.bf16)
     fixed = ("model", "seed", "validation_share", "validation_windows")

@@ -500,6 +500,23 @@ def test_a_training_begins_with_the_weights_of_a_simulator(pipeline: Path, tmp_p
         assert artefacts.verify(out) == []
 
 
+def test_a_training_begins_with_the_mean_of_several(pipeline: Path, tmp_path: Path) -> None:
+    earlier = str(pipeline / "simulator")
+    moved = tmp_path / "moved"
+    train.main(config_of(pipeline, moved, "--begin_with", earlier, "--learning_rate", "0.01", "--average", "0"))
+    other = str(tmp_path / "seed")
+    train.main(config_of(pipeline, tmp_path / "seed", "--seed", "5"))
+    out = tmp_path / "mean"
+    train.main(config_of(pipeline, out, "--begin_with", earlier, other, "--learning_rate", "0", "--average", "0"))
+    one, two, mean = (as_module(load_simulator(Path(p)), False).state_dict() for p in (earlier, other, out))
+    for name, value in mean.items():
+        torch.testing.assert_close(value, (one[name] + two[name]) / 2, rtol=1e-6, atol=1e-7)
+    assert any(not torch.equal(one[k], two[k]) for k in one)
+    assert {"begin_with", "begin_with_2"} <= set(artefacts.read_manifest(out)["inputs"])
+    with pytest.raises(UserError, match="was begun with another begin_with_2; start another run"):
+        train.main(config_of(pipeline, out, "--begin_with", earlier, str(moved), "--learning_rate", "0", "--resume"))
+
+
 def test_a_training_from_weights_goes_on_as_if_nothing_had_stopped_it(
     pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
