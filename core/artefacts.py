@@ -266,7 +266,12 @@ def cut_off(path: Path, stage: str, config: Any) -> bool:
 
     def makes(about: Any) -> Any:
         of = about.get("config") if isinstance(about, dict) else None
-        return [about["stage"], {k: v for k, v in of.items() if k not in COMMANDS}] if isinstance(of, dict) else None
+        if not isinstance(of, dict):
+            return None
+        return [
+            about["stage"],
+            {k: _path_in(of, k) if k == "begin_with" else v for k, v in of.items() if k not in COMMANDS},
+        ]
 
     try:
         said = makes({"stage": None, **read_json(mark)})

@@ -120,8 +120,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             raise UserError(f"{where}: expected an object, got {value!r}")
         return from_json(typing.cast(type, hint), value, where)
     if origin is tuple:
-        if args[0] is Path and isinstance(value, (str, Path)):
-            value = [value]  # where files of earlier versions name one directory
+        if args[0] is Path and (value is None or isinstance(value, (str, Path))):
+            value = [] if value is None else [value]  # where files of earlier versions name one directory, or none
         if not isinstance(value, (list, tuple)):
             raise UserError(f"{where}: expected a list, got {value!r}")
         words = args[0] is str  # some are whole numbers in the files of earlier versions: ids of directions

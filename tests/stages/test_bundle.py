@@ -177,14 +177,14 @@ def test_what_the_robust_agents_card_says_of_the_simulator_is_in_its_table() -> 
         value, low, high = (float(row[k]) for k in ("simulated", "low", "high"))
         assert _told(value, low, high) in card, measure
     for horizon, said in (
-        (1, "26.4 [25.8, 27.1]"),
-        (4, "20.4 [18.9, 21.5]"),
-        (8, "17.1 [15.9, 18.1]"),
-        (32, "10.4 [9.5, 11.3]"),
+        (1, "26.5 [25.9, 27.2]"),
+        (4, "20.7 [19.1, 21.8]"),
+        (8, "17.6 [16.4, 18.7]"),
+        (32, "11.2 [10.3, 12.0]"),
     ):
         row = rows["frame_psnr", str(horizon)]
         assert said == "{:.1f} [{:.1f}, {:.1f}]".format(*(float(row[k]) for k in ("simulated", "low", "high")))
         assert said in card
-    for horizon, said in ((1, ".030"), (4, ".094"), (8, ".146"), (32, ".407")):
+    for horizon, said in ((1, ".031"), (4, ".093"), (8, ".139"), (32, ".390")):
         row = rows["value_error", str(horizon)]
         assert f"{float(row['simulated']):.3f}" == f"0{said}" and said in card

@@ -32,6 +32,7 @@ from core.training import learning_rate, load_state
 from generative import train
 from generative.recurrent_world import RSSMWorld
 from generative.simulator import as_module, load_simulator, simulator_of
+from validation.report.commands import repeat
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -513,6 +514,8 @@ def test_a_training_begins_with_the_mean_of_several(pipeline: Path, tmp_path: Pa
         torch.testing.assert_close(value, (one[name] + two[name]) / 2, rtol=1e-6, atol=1e-7)
     assert any(not torch.equal(one[k], two[k]) for k in one)
     assert {"begin_with", "begin_with_2"} <= set(artefacts.read_manifest(out)["inputs"])
+    how = repeat(out, tmp_path / "again")
+    assert "--begin_with_2" not in how.line and not how.note
     with pytest.raises(UserError, match="was begun with another begin_with_2; start another run"):
         train.main(config_of(pipeline, out, "--begin_with", earlier, str(moved), "--learning_rate", "0", "--resume"))
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from core import artefacts
+from core import artefacts, config as cli
 from core.artefacts import (
     LESS_THAN_HELD,
     MANIFEST,
@@ -45,6 +45,7 @@ from core.artefacts import (
 from core.config import Terminated
 from core.contracts import UserError
 from core.directions import Basis, bases_of, load_basis
+from generative.train import GenTrainConfig
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -706,3 +707,16 @@ def test_a_directory_of_runs_is_not_called_half_written(whole: Path, tmp_path: P
     (tmp_path / "bundle" / "config.json").write_text("{}")
     with pytest.raises(UserError, match="is half-written"):
         artefacts.read_manifest(tmp_path / "bundle")
+
+
+def test_a_command_goes_on_with_what_an_earlier_version_cut_off(tmp_path: Path) -> None:
+    """--begin_with named one directory, or none, where it now takes a list."""
+    for saved, now in ((None, ()), ("runs/a", (Path("runs/a"),))):
+        config = GenTrainConfig(begin_with=now)
+        path = tmp_path / str(saved is None)
+        path.mkdir()
+        before = cli.to_json(config) | {"begin_with": saved}
+        (path / "config.json").write_text(json.dumps({"stage": "train_gen_model", "config": before}))
+        assert artefacts.cut_off(path, "train_gen_model", config)
+        assert not artefacts.cut_off(path, "train_gen_model", GenTrainConfig(begin_with=(Path("runs/b"),)))
+        assert cli.from_json(GenTrainConfig, before, "train_gen_model") == config

@@ -30,7 +30,7 @@ from validation.interventions import verdicts
 from validation.interventions.__main__ import InterventionsConfig, check
 from validation.interventions.agreement import agreement
 from validation.interventions.bench import Bench, effects_in
-from validation.interventions.controls import Family, Mocks, Pick, choose, contest, mocks_of
+from validation.interventions.controls import Family, Mocks, Pick, choose, contest, mocks_of, run_ways
 from validation.interventions.figures import draw_effects
 from validation.interventions.options import StudyOptions
 from validation.interventions.statistics import (
@@ -849,7 +849,8 @@ def test_every_slot_gives_equally_many_starts(planted, seed):
         ({"starts": 4}, "at least 6"),
         ({"controls": 20}, "--controls must be at least 39"),
         ({"smallest": (0.1,)}, "takes two sizes"),
-        ({"choosing_starts": 4}, "--choosing_starts must be at least 8"),
+        ({"choosing_starts": 16}, "--choosing_starts must be at least 32"),
+        ({"hypotheses": ("shift ica:0 by +1",), "always": True}, "say it in its words"),
     ],
 )
 def test_bad_settings_are_user_errors(flags, said, tmp_path):
@@ -1160,11 +1161,27 @@ def test_what_acts_through_the_world_is_chosen_where_that_is_asked(always, tmp_p
     assert chosen["world"]["quantity"] == "value@4" and chosen["world"]["direction"] == "planted:0"
     assert chosen["effect"]["quantity"].startswith("prob:")
     assert [chosen[by]["through_world"] for by in ("effect", "world")] == ["no", "yes"]
+    # Mocks are compared in what they were chosen by: in the whole effect, memory's own is larger with most of them.
+    assert chosen["world"]["special_by_world"] and not chosen["effect"]["special_by_world"]
+    assert chosen["world"]["special_p"] < 0.2
+    assert "for what runs through the world" in chosen["world"]["parts"]["special"]["words"]
+
+
+def test_held_changes_in_words_are_no_doses_and_choose_nothing_they_name(planted, tmp_path):
+    simulator, known = planted
+    asked = replace(STUDY, directions=(), amounts=(), controls=39, starts=8, first_order=False)
+    held = ("shift planted:0 by +1 always", "shift planted:0 by +2 always")
+    found = study(simulator, lambda n: PlantedWorld(OPTIONS, n), known.basis, replace(asked, hypotheses=held))
+    draw_effects(found, tmp_path / "e.png")
+    assert not (tmp_path / "e.png").exists()
+    named = replace(asked, hypotheses=("shift planted:0 by +1 on value",), choose_by="world")
+    with pytest.raises(UserError, match="so nothing is chosen"):
+        study(simulator, lambda n: PlantedWorld(OPTIONS, n), known.basis, named)
 
 
 def test_a_choice_may_be_made_on_fewer_starts_than_the_test(planted):
     simulator, known = planted
-    asked = replace(STUDY, directions=(), largest=1, controls=39, starts=24, choosing_starts=10)
+    asked = replace(STUDY, directions=(), largest=1, controls=39, starts=40, choosing_starts=32)
     counts = []
 
     def made(slots):
@@ -1172,8 +1189,30 @@ def test_a_choice_may_be_made_on_fewer_starts_than_the_test(planted):
         return PlantedWorld(OPTIONS, slots)
 
     found = study(simulator, made, known.basis, asked)
-    assert sorted(set(counts)) == [10, 24] and found.arrays["h"].shape[0] == 24
-    assert asked.to_choose() == replace(asked, starts=10) and STUDY.to_choose() == STUDY
+    assert sorted(set(counts)) == [32, 40] and found.arrays["h"].shape[0] == 40
+    assert asked.to_choose() == replace(asked, starts=32) and STUDY.to_choose() == STUDY
+
+
+def test_mocks_are_ranked_and_changed_as_the_family_is(monkeypatch):
+    """At every step by its slopes, and as long as the change is itself along the path that is measured."""
+    choosing, _ = choosing_and_testing()
+    ways = tuple((Hypothesis("collapse", "planted", (i,), steps=None),) for i in range(8))
+    family = Family(ways, choose=1, by_world=True)
+    choosing.prepare([way for (way,) in ways], (), np.random.default_rng(0))
+    asked = []
+    slopes = Bench.slopes
+    monkeypatch.setattr(Bench, "slopes", lambda *args: asked.append(args[3:]) or slopes(*args))
+    mock = tuple(own_frame(choosing.basis, (i,)) for i in range(8))
+    assert choose(family, choosing, [None]) == choose(family, choosing, [mock]) and asked == [(None, True)] * 2
+    for path in ("", "memory"):
+        own, same = (run_ways(family, choosing, choosing.dreamed, [some], [[2]], "", path) for some in (None, mock))
+        for q, v in own.items():
+            np.testing.assert_allclose(same[q], v, atol=1e-5, err_msg=f"{q} {path}")
+    redirected = []
+    real = Bench.redirected
+    monkeypatch.setattr(Bench, "redirected", lambda *args: redirected.append(args[5]) or real(*args))
+    run_ways(family, choosing, choosing.dreamed, [mock], [[2]], "", "memory")
+    assert redirected == ["memory"]
 
 
 def test_directions_are_ranked_by_the_slope_through_the_world_at_all_steps_of_the_change():

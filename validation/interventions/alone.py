@@ -34,7 +34,7 @@ from validation.hypotheses.grammar import Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.bench import AGE, Bench, effects_in
 from validation.interventions.options import StudyOptions, check_options, parse_study
-from validation.interventions.statistics import Controls, Sizes, special_p, spread_of, step_of
+from validation.interventions.statistics import Controls, Sizes, special_of, spread_of, step_of
 from validation.interventions.study import BRANCHES, CHOOSING_SEED, COLLECTORS, controls_of, decide
 from validation.interventions.tables import Picked
 from validation.interventions.verdicts import NOT_ASKED, OPEN, YES
@@ -269,7 +269,7 @@ def table_of(
                 row |= {"world_low": world.low * unit, "world_high": world.high * unit}
             if (mine := controls.get(h)) is not None:
                 mean = float(own[q][g][here].mean())
-                row |= {"special_p": special_p(q, mean, mine), "by_choice": mine.chosen is not None}
+                row |= special_of(q, mean, mine, memory[q][g][here])
                 if q in mine.real:
                     low, high = np.quantile(mine.real[q].mean(1), [0.025, 0.975])
                     row |= {"random_low": float(low), "random_high": float(high), "random_n": len(mine.real[q])}

@@ -51,15 +51,15 @@ class Bench:
         return h.build(self.basis, given, self.rule, other_IH)
 
     def redirected(
-        self, world: Paired, h: Hypothesis, other_IH: Tensor, moves: dict[Hypothesis, Moves]
+        self, world: Paired, h: Hypothesis, other_IH: Tensor, moves: dict[Hypothesis, Moves], path: str = ""
     ) -> Intervention:
-        """The same change along another frame: at every step as long as it is itself in this world.  moves: how changes
-        at several steps move the state there, to which those that are found are added."""
+        """The same change along another frame: at every step as long as it is itself in this world along this path.
+        moves: how changes at several steps move the state there, to which those that are found are added."""
         if h.steps == 1:
             return self.build(h, other_IH)
         if h not in moves:
             moves[h] = Moves(self.build(h), self.basis, own_frame(self.basis, h.ids))
-            world.run((moves[h],), h.through)
+            world.run((moves[h],), path or h.through)
         return Repeat(moves[h].made, self.basis, other_IH)
 
     def prepare(self, hypotheses: Sequence[Hypothesis], events: Sequence[Event], rng: np.random.Generator) -> None:

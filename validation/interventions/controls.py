@@ -99,8 +99,7 @@ def choose(family: Family, bench: Bench, mocks: Sequence[Mock | None]) -> list[l
     spread = _spreads(bench)
     effect = run_ways(family, bench, bench.dreamed, mocks, places, "choosing")
     if family.by_world:
-        kept = run_ways(family, bench, bench.dreamed, mocks, places, "choosing, through memory", "memory")
-        effect = {q: v - kept[q] for q, v in effect.items()}
+        effect = beyond_memory(effect, family, bench, bench.dreamed, mocks, places, "choosing")
     asked = [q for q in spread if family.quantity in ("", q)]
     out: list[list[Pick]] = []
     for m, mine in enumerate(places):
@@ -161,11 +160,23 @@ def run_ways(
         for place in mine:
             for way in family.ways[place]:
                 other = None if mock is None else mock[place]
-                changes.append(bench.build(way) if other is None else bench.redirected(world, way, other, moves))
+                if other is None:
+                    changes.append(bench.build(way))
+                else:
+                    changes.append(bench.redirected(world, way, other, moves, path or family.through))
     together = max(1, TOGETHER // len(bench.starts))
     found = world.measure(changes, label, path or family.through, together)
     shape = (len(mocks), len(places[0]), len(family.ways[0]), -1)
     return {q: (v - unaltered[q]).reshape(shape) for q, v in found.items()}
+
+
+def beyond_memory(
+    effect: dict[str, np.ndarray], family: Family, bench: Bench, world: Paired, mocks: Sequence[Mock | None],
+    places: Sequence[Sequence[int]], label: str,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """What of effects (of ``run_ways``) runs through the world: less what the agent's memory alone does."""
+    kept = run_ways(family, bench, world, mocks, places, f"{label}, through memory", "memory")
+    return {q: v - kept[q] for q, v in effect.items()}
 
 
 class Contest(NamedTuple):
@@ -187,8 +198,12 @@ def contest(family: Family, choosing: Bench, bench: Bench, own: list[Pick], mock
     assert bench.real is not None
     picks = choose(family, choosing, mocks.families)
     places = [[pick.place for pick in mine] for mine in picks]
-    effect = run_ways(family, bench, bench.real, mocks.families, places, label)
-    mine = run_ways(family, bench, bench.real, [None], [[pick.place for pick in own]], label)
+    own_places = [[pick.place for pick in own]]
+    effect = sought = run_ways(family, bench, bench.real, mocks.families, places, label)
+    mine = run_ways(family, bench, bench.real, [None], own_places, label)
+    if family.by_world:  # what was chosen by is what is compared
+        sought = beyond_memory(effect, family, bench, bench.real, mocks.families, places, label)
+        mine = beyond_memory(mine, family, bench, bench.real, [None], own_places, label)
 
     def means(some: dict[str, np.ndarray], chosen: Sequence[Sequence[Pick]], q: str) -> np.ndarray:
         """[M, R]: mean effect on a quantity of what was picked."""
@@ -199,11 +214,11 @@ def contest(family: Family, choosing: Bench, bench: Bench, own: list[Pick], mock
         return np.abs(np.array(found))
 
     # By the quantity, over everything that was picked, the family's own included: so that it is one of its like.
-    mean = {q: means(effect, picks, q) for q in effect}
+    mean = {q: means(sought, picks, q) for q in sought}
     every = {q: np.concatenate([v.ravel(), means(mine, [own], q).ravel()]) for q, v in mean.items()}
     scale = {q: float(np.sqrt(np.square(v).mean())) for q, v in every.items()}
     largest = [
         max(mean[p.quantity][m, r] / (scale[p.quantity] or 1.0) for r, p in enumerate(picked))
         for m, picked in enumerate(picks)
     ]
-    return Contest(own, places, effect, Chosen(np.array(largest), scale), mocks.law_M)
+    return Contest(own, places, effect, Chosen(np.array(largest), scale, family.by_world), mocks.law_M)

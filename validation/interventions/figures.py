@@ -26,7 +26,7 @@ MOST = 12  # rows of needs.png: those that stand out of the random changes most 
 
 def draw_effects(result: Result, path: Path, top: int = 4) -> None:
     """Dose-response of the late quantities that the simulator predicts to move most, a row a direction: of shifts that
-    are made once or, where there are none, always; no file where no direction was shifted by itself."""
+    are made once or, where there are none, always; no file where no direction was shifted by itself, in doses."""
     shifts = [
         r for r in result.tables["effects"]
         if r["kind"] == "shift" and r["amount"] is not None and is_late(r["quantity"])
@@ -43,7 +43,9 @@ def draw_effects(result: Result, path: Path, top: int = 4) -> None:
     ]  # fmt: skip
     doses.sort(key=lambda d: -abs(d["predicted_simulated"]) / spread_to_rank_by(d["quantity"], d["spread"]))
     chosen = {i: [d for d in doses if d["direction"] == i][:top] for i in directions}
-    columns = max(1, max((len(c) for c in chosen.values()), default=1))
+    if not any(chosen.values()):  # of held changes in words each stands for itself
+        return
+    columns = max(len(c) for c in chosen.values())
     figure = figure_of(3.2 * columns, 2.9 * max(1, len(directions)))
     axes = figure.subplots(max(1, len(directions)), columns, squeeze=False)
     for ax in axes.flat:

@@ -23,7 +23,7 @@ from validation.interventions.controls import FEWEST
 from validation.interventions.verdicts import ALPHA, SMALLEST
 from validation.paired.course import is_late
 
-FEWEST_TO_CHOOSE = 8  # starts: a choice of fewer is one of luck
+FEWEST_TO_CHOOSE = 32  # starts: controls are differences of their states, which fewer do not tell well
 ChooseBy = Literal["effect", "world"]  # the largest is sought of the late effect, or of what of it is beyond memory
 
 
@@ -71,6 +71,8 @@ def check_options(options: StudyOptions, basis: Basis | None = None) -> None:
         raise UserError("--smallest takes two sizes above 0: in spreads of a quantity, and as a share of events")
     cli.require(0, seed=options.seed)
     require_permutations(options.starts, ALPHA)
+    if options.hypotheses and options.always:
+        raise UserError("--always is of --directions; of a hypothesis say it in its words: 'shift ica:5 by +2 always'")
     if options.choosing_starts:
         cli.require(FEWEST_TO_CHOOSE, choosing_starts=options.choosing_starts)
     if basis is None:
@@ -105,6 +107,8 @@ def parse_study(
     events = parse_events(options.events, spec.action_names, basis.size, spec.same_actions, spec.events, truth, told)
     hypotheses = [h for text in options.hypotheses for h in parse_hypothesis(text, basis)]
     check_events(hypotheses, [e.name for e in events])
+    if options.choose_by == "world" and hypotheses and all(h.on or h.role or h.through for h in hypotheses):
+        raise UserError("--choose_by world: every hypothesis names what it changes, or its path, so nothing is chosen")
     for h in hypotheses:
         if hypotheses.count(h) > 1:
             raise UserError(f"hypothesis {h.name!r} is there twice")

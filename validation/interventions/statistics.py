@@ -58,6 +58,7 @@ class Chosen(NamedTuple):
 
     largest_M: np.ndarray  # of every mock choice: its largest |mean effect|, in ``scale`` of its quantity
     scale: dict[str, float]  # {quantity: root mean square of the mean effects of all that was chosen}
+    by_world: bool = False  # these are effects through the world, beyond the agent's memory
 
 
 def about(effect_N: np.ndarray) -> np.ndarray:
@@ -108,6 +109,14 @@ def special_p(q: str, mean: float, controls: Controls) -> float:
     if q not in controls.real:
         return float("nan")
     return worst_p(abs(mean), np.abs(controls.real[q].mean(1)), controls.law_C)
+
+
+def special_of(q: str, mean: float, controls: Controls, memory_N: np.ndarray) -> dict[str, Any]:
+    """A row's p of being special, whether the choice is in it, and of which effect it is.  memory: what memory alone
+    does at the starts."""
+    by_world = controls.chosen is not None and controls.chosen.by_world
+    p = special_p(q, mean - float(memory_N.mean()) if by_world else mean, controls)
+    return {"special_p": p, "by_choice": controls.chosen is not None, "special_by_world": by_world}
 
 
 def rank_p(value: float, null_C: np.ndarray) -> float:
@@ -178,7 +187,7 @@ def table_of(
                 row |= {"observed": e.value, "low": e.low, "high": e.high, "n": e.n}
             if mine is not None:
                 row |= _bands(q, mine)
-                row |= {"special_p": special_p(q, row["observed"], mine), "by_choice": mine.chosen is not None}
+                row |= special_of(q, row["observed"], mine, effects.seen["memory"][q][g][here])
             rows.append(row)
     _judge(tests, size)
     count = len(effects.unaltered[names[0]])
@@ -374,8 +383,8 @@ def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]
     if row["direction"] is not None and row["kind"] in ("shift", "collapse"):
         to = f"Setting {row['direction']} to its mean"
         way = to if row["kind"] == "collapse" else f"Adding {row['amount']:+g} to {row['direction']}"
-        plain = len(row["hypothesis"].split()) == (2 if row["kind"] == "collapse" else 4)
-        subject = way if plain else subject
+        words = row["hypothesis"].split()[2 if row["kind"] == "collapse" else 4 :]
+        subject = {(): way, ("always",): f"{way} at every step"}.get(tuple(words), subject)
     said = verdicts.sentence(row["verdict"], answers)
     q, unit = row["quantity"], row["unit"]
     text = (
@@ -387,6 +396,7 @@ def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]
 
 
 _WORLD = ("through_world", "needed")
+OF_THE_WORLD = " for what runs through the world, as they were chosen by it; whole,"
 
 
 def _words(row: Mapping[str, Any]) -> dict[str, str]:
@@ -422,7 +432,8 @@ def _parts(row: Mapping[str, Any], answers: Mapping[str, str], how: str) -> dict
         p = "p" if row.get("by_choice") else "q"
         words["special"] = (
             f"against {row['random_n']} controls that occur in the data, chosen in the same way ({how}): {p} = "
-            f"{row['special_q']:.2g}; 95 % of them give {row['random_low']:+.3g} to {row['random_high']:+.3g}"
+            f"{row['special_q']:.2g}{OF_THE_WORLD if row.get('special_by_world') else ''}; 95 % of them give "
+            f"{row['random_low']:+.3g} to {row['random_high']:+.3g}"
         )
     return {name: {"answer": answers[name], "words": words[name]} for name in verdicts.NAMES}
 

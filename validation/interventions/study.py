@@ -183,9 +183,11 @@ def plan_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOption
         k = bench.dreamed.noise_NTA.shape[1] - 1
         known = list(bench.dreamed.measure([None]))
 
+        named = [(h, claimed(h, known, basis.kind, k)) for h in hypotheses]
+        # A change that takes one path has no effect beside that.
         return [
-            Family(((h,),), quantity=claimed(h, known, basis.kind, k), by_world=by_world)
-            for h in hypotheses if not h.is_nothing and h.control is not None
+            Family(((h,),), quantity=quantity, by_world=by_world and not (quantity or h.through))
+            for h, quantity in named if not h.is_nothing and h.control is not None
         ]  # fmt: skip
     if options.largest:
         every = tuple(ways_of(basis.kind, i, options) for i in range(basis.size))

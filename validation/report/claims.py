@@ -3,6 +3,7 @@ and its claims as cards.  Results whose verdicts follow older rules are shown as
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,14 +63,22 @@ def gate(result: Result, where: str) -> str:
     )
 
 
+def _when(hypothesis: str) -> str:
+    """At which steps a change is made."""
+    if "always" in hypothesis.split():
+        return "at every step"
+    return "at several steps" if re.search(r" for \d+ steps", hypothesis) else "at one moment"
+
+
 def answers(run: Traced, where: str, again: Path) -> tuple[str, list[str]]:
     """What a study asked and what came out, as HTML and as plain sentences."""
     result = Result.load(run.path)
     claims, said = _headlines(result), result.notes.get("gate")
     pairs = max((c["n"] for c in claims if c.get("n") is not None), default=0)
+    when = " or ".join(sorted({_when(c["hypothesis"]) for c in claims})) or "at one moment"
     asked = (
-        f"What was asked{where}: if the agent's hidden state is changed at one moment, does what follows in the real "
-        f"world change as the simulator foretold? {len(claims)} claim{'s were' if len(claims) != 1 else ' was'} tested "
+        f"What was asked{where}: if the agent's hidden state is changed {when}, does what follows in the real world "
+        f"change as the simulator foretold? {len(claims)} claim{'s were' if len(claims) != 1 else ' was'} tested "
         f"on up to {number(pairs)} paired starts."
     )
     if not is_today(result):

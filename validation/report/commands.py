@@ -15,7 +15,13 @@ from core.stages import MADE_BY, OF_AN_AGENT as STAGES, Stage
 from validation.report.lineage import shown
 
 # Inputs whose names do not say by which flag they are given, by how these begin.
-FLAG_OF = {"agent_": "agents", "other_simulator_": "simulator", "other_policy_": "policies", "other_judge": "judge"}
+FLAG_OF = {
+    "begin_with_": "begin_with",
+    "agent_": "agents",
+    "other_simulator_": "simulator",
+    "other_policy_": "policies",
+    "other_judge": "judge",
+}
 
 
 @dataclass(frozen=True)

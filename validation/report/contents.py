@@ -585,8 +585,8 @@ def interventions(run: Traced, again: Path) -> Section:
     html = claims.body(run, again) + paragraph(
         "At a random step of each of many episodes the hidden state was changed, in the simulator and in the real "
         "world put back to the same state with the same action noise, and compared with the unaltered course. Random "
-        "changes of the same size are the yardstick. A late effect is measured after the step of the change, where a "
-        "world has a say in it."
+        "changes of the same size are the yardstick. A late effect is measured after the first step of the change, "
+        "where a world has a say in it (what is changed at every step also acts on the agent where it is measured)."
     )
     for name, words in STUDY_FIGURES.items():
         html += _pictures(path, f"{name}.png", words, wide=True)
