@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("core", "envs", "agents", "generative", "analysis", "validation")
 GUIDES = {
     "Questions": (
-        "study", "misgeneralisation", "edits", "causal-directions", "saliency-trial", "nmmo", "craftax", "semantics",
+        "study", "held-changes", "misgeneralisation", "edits", "causal-directions", "saliency-trial",
+        "nmmo", "craftax", "semantics",
     ),
     "Methods": ("claims", "statistics", "fidelity", "simulator", "truth", "probes", "planted"),
     "Use": ("bring-your-own", "coming-from", "panel", "scale", "performance", "security", "dependencies", "glossary"),

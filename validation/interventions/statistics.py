@@ -396,7 +396,6 @@ def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]
 
 
 _WORLD = ("through_world", "needed")
-OF_THE_WORLD = " for what runs through the world, as they were chosen by it; whole,"
 
 
 def _words(row: Mapping[str, Any]) -> dict[str, str]:
@@ -429,11 +428,11 @@ def _parts(row: Mapping[str, Any], answers: Mapping[str, str], how: str) -> dict
         **_words(row),
     }
     if row.get("random_n"):
-        p = "p" if row.get("by_choice") else "q"
+        p, by_world = "p" if row.get("by_choice") else "q", row.get("special_by_world", False)
         words["special"] = (
             f"against {row['random_n']} controls that occur in the data, chosen in the same way ({how}): {p} = "
-            f"{row['special_q']:.2g}{OF_THE_WORLD if row.get('special_by_world') else ''}; 95 % of them give "
-            f"{row['random_low']:+.3g} to {row['random_high']:+.3g}"
+            f"{row['special_q']:.2g}{' for what runs through the world' if by_world else ''}; 95 % of them give "
+            f"{row['random_low']:+.3g} to {row['random_high']:+.3g}{' in all' if by_world else ''}"
         )
     return {name: {"answer": answers[name], "words": words[name]} for name in verdicts.NAMES}
 
