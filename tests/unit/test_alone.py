@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from envs.planted import PlantedOptions, PlantedWorld, planted_simulator
+from envs.planted_truth import truth
 from validation.hypotheses.grammar import Hypothesis
-from validation.interventions.alone import CRITERIA, by_unit, claims_of, table_of
+from validation.interventions.alone import CRITERIA, alone, by_unit, claims_of, table_of
 from validation.interventions.options import StudyOptions
 from validation.interventions.statistics import Controls
 from validation.interventions.tables import Picked
@@ -96,3 +100,24 @@ def test_a_claim_that_says_what_its_quantity_becomes_is_held_to_it(
     (claim,) = claims_of([row], [Picked([(change, "value@4")], "one direction")], True)
     assert (claim["size"], claim["verdict"]) == (size, verdict)
     assert claim["needed"] == "not asked" and "said" in claim["text"]
+
+
+def test_a_choice_of_the_real_world_may_be_made_on_fewer_starts_and_by_what_runs_through_it() -> None:
+    options = PlantedOptions(kind="mediated", hazard=0.0)
+    agent, basis = planted_simulator(options).agent, truth(options).basis
+    made: list[list[int]] = [[], []]
+
+    def pool(of: list[int]) -> Callable[[int], PlantedWorld]:
+        def make(slots: int) -> PlantedWorld:
+            of.append(slots)
+            return PlantedWorld(options, slots)
+
+        return make
+
+    asked = replace(
+        OPTIONS, directions=(0,), amounts=(2.0,), starts=40, choosing_starts=32, choose_by="world", horizon=4
+    )
+    result = alone(agent, (pool(made[0]), pool(made[1])), basis, asked, torch.device("cpu"))
+    assert set(made[0]) >= {40} and set(made[1]) <= {32} and len(result.arrays["h"]) == 40
+    (claim,) = [claim for claim in result.notes["claims"] if claim["headline"]]
+    assert claim["special_by_world"] and claim["quantity"].partition("@")[0] in ("value", "reward", "return")

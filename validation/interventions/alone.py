@@ -34,7 +34,7 @@ from validation.hypotheses.grammar import Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.bench import AGE, Bench, effects_in
 from validation.interventions.options import StudyOptions, check_options, parse_study
-from validation.interventions.statistics import Controls, Sizes, special_of, spread_of, step_of
+from validation.interventions.statistics import Controls, Sizes, against_controls, special_of, spread_of, step_of
 from validation.interventions.study import BRANCHES, CHOOSING_SEED, COLLECTORS, controls_of, decide
 from validation.interventions.tables import Picked
 from validation.interventions.verdicts import NOT_ASKED, OPEN, YES
@@ -362,9 +362,7 @@ def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]
     words = {
         "exists": f"the smallest of interest is {row['smallest']:.2g}, of which unaltered twins differ by "
         f"{row['twin_difference']:.2g}; q = {row['q']:.2g}",
-        "special": "it has no controls" if row.get("random_n") is None else
-        f"against {row['random_n']} controls that occur in the data ({how}): q = {row['special_q']:.2g}; 95 % of them "
-        f"give {row['random_low']:+.3g} to {row['random_high']:+.3g}",
+        "special": "it has no controls" if row.get("random_n") is None else against_controls(row, how, "q"),
         "through_world": through, **NOT_FORETOLD,
     }  # fmt: skip
     if "foretold" in row:

@@ -416,6 +416,16 @@ def _words(row: Mapping[str, Any]) -> dict[str, str]:
     return {"through_world": through, "needed": needed + "; ".join(errors)}
 
 
+def against_controls(row: Mapping[str, Any], how: str, p: str) -> str:
+    """How an effect stands beside its controls."""
+    by_world = row.get("special_by_world", False)
+    return (
+        f"against {row['random_n']} controls that occur in the data, {how}: {p} = {row['special_q']:.2g}"
+        f"{' for what runs through the world' if by_world else ''}; 95 % of them give {row['random_low']:+.3g} to "
+        f"{row['random_high']:+.3g}{' in all' if by_world else ''}"
+    )
+
+
 def _parts(row: Mapping[str, Any], answers: Mapping[str, str], how: str) -> dict[str, dict[str, Any]]:
     """The five statements, each with its answer and the numbers behind it in words."""
     unit = row["unit"]
@@ -428,11 +438,8 @@ def _parts(row: Mapping[str, Any], answers: Mapping[str, str], how: str) -> dict
         **_words(row),
     }
     if row.get("random_n"):
-        p, by_world = "p" if row.get("by_choice") else "q", row.get("special_by_world", False)
-        words["special"] = (
-            f"against {row['random_n']} controls that occur in the data, chosen in the same way ({how}): {p} = "
-            f"{row['special_q']:.2g}{' for what runs through the world' if by_world else ''}; 95 % of them give "
-            f"{row['random_low']:+.3g} to {row['random_high']:+.3g}{' in all' if by_world else ''}"
+        words["special"] = against_controls(
+            row, f"chosen in the same way ({how})", "p" if row.get("by_choice") else "q"
         )
     return {name: {"answer": answers[name], "words": words[name]} for name in verdicts.NAMES}
 
