@@ -1139,16 +1139,7 @@ def test_what_acts_through_the_world_is_chosen_where_that_is_asked(always, tmp_p
     """The driver raises an action's probability by its memory; the value it moves by way of the action alone."""
     options = PlantedOptions(kind="mediated", hazard=0.0)
     simulator, known = planted_simulator(options), truth(options)
-    asked = replace(
-        STUDY,
-        directions=(),
-        largest=1,
-        amounts=(-2.0, 0.0, 2.0),
-        horizon=4,
-        controls=39,
-        starts=64,
-        always=always,
-    )
+    asked = replace(STUDY, directions=(), largest=1, horizon=4, controls=39, starts=64, always=always)
     chosen = {}
     for by in ("effect", "world"):
         found = study(simulator, lambda slots: PlantedWorld(options, slots), known.basis, replace(asked, choose_by=by))

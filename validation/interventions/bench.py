@@ -136,12 +136,13 @@ class Bench:
         if not set(quantities) <= self._slopes.get((steps, by_world), {}).keys():
             known = [q for q in self.dreamed.measure([None]) if q not in quantities]
             count = steps or self.dreamed.noise_NTA.shape[1]
-            found = self.dreamed.jacobian(steps=count, known=known, most=most)
-            out = {q: j.sum(0).mean(0) for q, j in found.items()}
-            if by_world:
-                kept = self.dreamed.jacobian(steps=count, through="memory", known=known, most=most)
-                out = {q: j - kept[q].sum(0).mean(0) for q, j in out.items()}
-            self._slopes[steps, by_world] = out
+
+            def along(path: str) -> dict[str, Tensor]:
+                found = self.dreamed.jacobian(steps=count, through=path, known=known, most=most)
+                return {q: j.sum(0).mean(0) for q, j in found.items()}
+
+            kept = along("memory") if by_world else {}
+            self._slopes[steps, by_world] = {q: x - kept[q] if by_world else x for q, x in along("").items()}
         return self._slopes[steps, by_world]
 
     def jacobian(self, through: str = "", steps: int = 1) -> dict[str, Tensor]:

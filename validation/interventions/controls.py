@@ -46,9 +46,7 @@ class Family:
     ways: tuple[tuple[Hypothesis, ...], ...]
     choose: int = 1
     quantity: str = ""  # that is claimed; '': the simulator chooses one
-    by_world: bool = (
-        False  # sought is the largest effect through the world, beyond the agent's memory; else the largest
-    )
+    by_world: bool = False  # the largest is sought of what runs through the world, beyond the agent's memory
 
     @property
     def through(self) -> str:
@@ -154,18 +152,15 @@ def run_ways(
     """{quantity: [M, R, W, N]}: effects of every way of changing the R directions at ``places`` of every mock, along
     the family's own path or another."""
     unaltered = {q: v[0] for q, v in world.measure([None]).items()}
-    changes = []
+    path, changes = path or family.through, []
     moves: dict[Hypothesis, Moves] = {}  # of changes at several steps, found once
     for mock, mine in zip(mocks, places, strict=True):
         for place in mine:
+            other = None if mock is None else mock[place]
             for way in family.ways[place]:
-                other = None if mock is None else mock[place]
-                if other is None:
-                    changes.append(bench.build(way))
-                else:
-                    changes.append(bench.redirected(world, way, other, moves, path or family.through))
+                changes.append(bench.build(way) if other is None else bench.redirected(world, way, other, moves, path))
     together = max(1, TOGETHER // len(bench.starts))
-    found = world.measure(changes, label, path or family.through, together)
+    found = world.measure(changes, label, path, together)
     shape = (len(mocks), len(places[0]), len(family.ways[0]), -1)
     return {q: (v - unaltered[q]).reshape(shape) for q, v in found.items()}
 

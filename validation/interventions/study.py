@@ -182,7 +182,6 @@ def plan_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOption
     if hypotheses:
         k = bench.dreamed.noise_NTA.shape[1] - 1
         known = list(bench.dreamed.measure([None]))
-
         named = [(h, claimed(h, known, basis.kind, k)) for h in hypotheses]
         # A change that takes one path has no effect beside that.
         return [
