@@ -1033,12 +1033,28 @@ def test_a_tree_that_grows_too_large_is_planted_again(planted, monkeypatch):
         whole = world.measure(groups)
         grown = sum(len(level.places.states) for level in world.tree())
         assert grown > 5 * 12
-        monkeypatch.setattr("validation.paired.tree.MOST_NODES", 1)
+        monkeypatch.setattr("validation.paired.tree.MOST_BYTES", 1)
         again = world.measure(groups)
         assert sum(len(level.places.states) for level in world.tree()) == 5 * 12
         monkeypatch.undo()
         for q in whole:
             np.testing.assert_allclose(whole[q], again[q], atol=1e-6, err_msg=q)
+
+
+def test_changes_that_run_together_keep_no_more_of_a_world_than_its_memory(planted, monkeypatch):
+    simulator, planted_truth = planted
+    amounts = [a for x in range(1, 13) for a in (-x / 4, x / 4)]
+    groups = [shift_of("planted", 0, a, None).build(planted_truth.basis) for a in amounts]
+    for world in worlds(simulator, count=12, horizon=4):
+        unaltered, most = 12 * 5, 72
+        monkeypatch.setattr(type(world), "_most_nodes", lambda self, most=most: most)
+        together = world.measure(groups, together=len(groups))
+        assert sum(len(level.places.states) for level in world._tree) <= most + unaltered
+        monkeypatch.undo()
+        apart = world.measure(groups)
+        assert sum(len(level.places.states) for level in world.tree()) > most + unaltered, "so that it was bounded"
+        for q in apart:
+            np.testing.assert_allclose(together[q], apart[q], atol=1e-6, err_msg=q)
 
 
 # The closed form, exactly

@@ -20,11 +20,11 @@ from torch import Tensor
 from core.contracts import Agent, EnvSpec, Intervention, Shown
 from core.progress import bar
 from core.roll import Noise, choose, decide, roll
-from core.trees import Tree, each, joined, rows_of
+from core.trees import Tree, each, joined, leaves, rows_of
 from validation.hypotheses.changes import Blocks, nothing
 from validation.paired.course import Course, Measures, course_of, quantities
 
-MOST_NODES = 20_000  # of a world kept: 400 MB of the bundled simulator's, 740 MB of CoinRun's
+MOST_BYTES = 1 << 30  # of a world kept: 9,600 places of the bundled simulator, some 29,000 of CoinRun
 
 
 class Places(NamedTuple):
@@ -98,7 +98,7 @@ class Paired:
     def tree(self) -> list[Level]:
         """What is known of the world, a level a step: at first, and again where it has grown too large, the unaltered
         runs."""
-        if self._tree and sum(len(level.places.states) for level in self._tree) < MOST_NODES:
+        if self._tree and sum(len(level.places.states) for level in self._tree) < self._most_nodes():
             return self._tree
         device, parts = self.noise_NTA.device, self.agent.spec.parts
         of_N = torch.arange(len(self.noise_NTA), device=device)
@@ -113,6 +113,13 @@ class Paired:
             child = {key: i for i, key in enumerate(self._key(of_N, action).tolist())}
             self._tree.append(Level(Places(list(places.states), *places[1:]), action, child))
         return self._tree
+
+    def _most_nodes(self) -> int:
+        """How many of its places fit in ``MOST_BYTES``."""
+        places = self._tree[0].places
+        state = places.states[0]
+        kept = len(state) if isinstance(state, bytes) else sum(x.nbytes for x in leaves(state))
+        return int(MOST_BYTES / (kept + sum(x[:1].nbytes for x in leaves(places.seen))))
 
     def _key(self, node_R: Tensor, action: Tensor) -> Tensor:
         """A number for a node and what is done there."""
@@ -195,9 +202,14 @@ class Paired:
     ) -> dict[str, np.ndarray]:
         """{quantity: [G, N]}; None is the unaltered run.
 
-        together: groups at once.  One at a time, a change of nothing changes no bit.
+        together: groups at once, at most, and no more than can fill the memory of a world once.  One at a time, a
+        change of nothing changes no bit.
         """
-        together = 1 if self.plays_whole_courses else together
+        if self.plays_whole_courses or together == 1:
+            together = 1
+        else:
+            self.tree()
+            together = max(1, min(together, self._most_nodes() // self.noise_NTA.shape[:2].numel()))
         found: dict[str, list[Tensor]] = {}
         with bar(description, len(groups), "runs") as progress:
             for first in range(0, len(groups), together):
