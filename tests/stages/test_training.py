@@ -505,8 +505,9 @@ def test_a_training_begins_with_the_mean_of_several(pipeline: Path, tmp_path: Pa
     earlier = str(pipeline / "simulator")
     moved = tmp_path / "moved"
     train.main(config_of(pipeline, moved, "--begin_with", earlier, "--learning_rate", "0.01", "--average", "0"))
-    other = str(tmp_path / "seed")
-    train.main(config_of(pipeline, tmp_path / "seed", "--seed", "5"))
+    other = str(tmp_path / "further")
+    further = ("--begin_with", earlier, "--seed", "5", "--learning_rate", "0.003", "--average", "0")
+    train.main(config_of(pipeline, tmp_path / "further", *further))
     out = tmp_path / "mean"
     train.main(config_of(pipeline, out, "--begin_with", earlier, other, "--learning_rate", "0", "--average", "0"))
     one, two, mean = (as_module(load_simulator(Path(p)), False).state_dict() for p in (earlier, other, out))
@@ -518,6 +519,9 @@ def test_a_training_begins_with_the_mean_of_several(pipeline: Path, tmp_path: Pa
     assert "--begin_with_2" not in how.line and not how.note
     with pytest.raises(UserError, match="was begun with another begin_with_2; start another run"):
         train.main(config_of(pipeline, out, "--begin_with", earlier, str(moved), "--learning_rate", "0", "--resume"))
+    train.main(config_of(pipeline, tmp_path / "apart", "--seed", "5"))
+    with pytest.raises(UserError, match="were trained apart .cosine of their weights"):
+        train.main(config_of(pipeline, tmp_path / "no", "--begin_with", earlier, str(tmp_path / "apart")))
 
 
 def test_a_training_from_weights_goes_on_as_if_nothing_had_stopped_it(

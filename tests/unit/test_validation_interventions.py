@@ -44,7 +44,7 @@ from validation.interventions.statistics import (
     table_of,
     worst_p,
 )
-from validation.interventions.study import study
+from validation.interventions.study import find_starts, study
 from validation.interventions.tables import by_behaviour
 from validation.paired.course import Course, Measures, family_of, in_words, is_own, is_share, quantities, unit_of
 from validation.paired.real import RealWorld
@@ -999,6 +999,24 @@ def test_hypotheses_that_cannot_be_read(planted, text, said):
     with pytest.raises(UserError) as error:
         parse_hypothesis(text, basis_of(planted))
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_has_no_controls_is_refused_before_the_real_world_is_run(planted, monkeypatch):
+    simulator, known = planted
+    found = find_starts
+
+    def alike(*args):
+        starts = found(*args)
+        return replace(starts, h_NH=starts.h_NH[:3].repeat(len(starts), 1)[: len(starts)])
+
+    def too_late(*args):
+        raise AssertionError("the real world was run")
+
+    monkeypatch.setattr("validation.interventions.study.find_starts", alike)
+    monkeypatch.setattr("validation.interventions.study.effects_of", too_late)
+    options = replace(STUDY, directions=(), hypotheses=("collapse 0 1 2 on value",))
+    with pytest.raises(UserError, match="vary in too few ways for controls of 3 direction"):
+        study(simulator, lambda slots: PlantedWorld(OPTIONS, slots), known.basis, options)
 
 
 # Runs that only simulate what differs

@@ -43,10 +43,9 @@ def recorded_frames(h_NH: Tensor, basis: Basis, size: int, count: int, generator
     differences between recorded states of different rows (episodes), as far as the basis sees them.  So they are in
     the span of the states and of the directions that they stand for, and have the states' covariance there.  UserError
     where the states do not vary in so many ways."""
+    require_varied(h_NH, basis, size)
     z_NH = (basis.project(h_NH) @ basis.lift_KH).cpu()
     n = len(z_NH)
-    if torch.linalg.matrix_rank((z_NH - z_NH.mean(0)).double(), rtol=1e-5) < size:
-        raise UserError(f"the agent's states at {n} starts vary in too few ways for controls of {size} direction(s)")
     frames = torch.zeros(count, size, z_NH.shape[1], dtype=z_NH.dtype)
     missing = torch.arange(count)
     while len(missing):  # states that are alike, or on one line, span nothing: drawn again
@@ -55,6 +54,16 @@ def recorded_frames(h_NH: Tensor, basis: Basis, size: int, count: int, generator
         frames[missing], new = orthonormal((z_NH[first] - z_NH[other]).transpose(1, 2))
         missing = missing[(new <= 1e-5).any(1)]
     return frames.to(h_NH.device)
+
+
+def require_varied(h_NH: Tensor, basis: Basis, size: int) -> None:
+    """UserError where these states do not vary in ``size`` ways that the basis sees."""
+    z_NH = basis.project(h_NH) @ basis.lift_KH
+    if torch.linalg.matrix_rank((z_NH - z_NH.mean(0)).double().cpu(), rtol=1e-5) < size:
+        raise UserError(
+            f"the agent's states at {len(h_NH)} starts vary in too few ways for controls of {size} direction(s); "
+            "give more --starts (or --choosing_starts), or change fewer directions"
+        )
 
 
 def mixed_frames(basis: Basis, sizes: Sequence[int], generator: torch.Generator) -> tuple[Tensor, ...]:

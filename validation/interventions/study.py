@@ -20,7 +20,7 @@ from core.roll import Recorded, Simulator
 from core.trees import Tree
 from core.when import Rule
 from generative.starts import started
-from validation.hypotheses.frames import random_frames
+from validation.hypotheses.frames import random_frames, require_varied
 from validation.hypotheses.grammar import THROUGH, Hypothesis, hypotheses_of
 from validation.interventions.bench import Bench, effects_in
 from validation.interventions.controls import Family, Pick, choose, contest, mocks_of, run_ways
@@ -158,6 +158,8 @@ def decide(
     directions that were chosen); the worlds of ``bench`` measure their directions from here on."""
     basis = bench.basis
     plan = plan_of(choosing, hypotheses, options, basis)
+    for family in plan:  # before hours are spent on what has no controls
+        require_varied(choosing.starts.h_NH, basis, max(len(ways[0].ids) for ways in family.ways))
     everything = [h for family in plan for ways in family.ways for h in ways]
     choosing.prepare(everything, events, rng)
     if any(len(f.ways) > 1 or len(f.ways[0]) > 1 or not f.quantity for f in plan):
