@@ -67,7 +67,7 @@ def main() -> None:
         one, of_outcome = statistics.median(update[way]), statistics.median(last[way])
         minutes = (one * optim["updates"] + of_outcome * outcomes) / 60
         print(f"{way}: {one:.3f} s an update, {frames / one:.0f} frames/s; {args.preset} from scratch "
-              f"{minutes:.0f} min ({optim['updates']} updates and {outcomes} rollouts for rewards and endings)")  # fmt: skip
+              f"{minutes:.0f} min ({optim['updates']} updates, {outcomes} rollouts for outcomes)")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """From a restart to the first step: how long a stage that was killed takes, beyond imports, until it works again.
 
 ``python benchmarks/restart.py`` (all) or ``python benchmarks/restart.py train record``.  Each stage is begun at the
-size of its demo, killed (SIGKILL) once it has saved something, and begun again with the same command (and ``--resume``).
-What is timed runs from the end of the imports to the first step of an environment, or the first update of the weights
+size of its demo, killed once it has saved something, and begun again with the same command (and ``--resume``).  What
+is timed runs from the end of the imports to the first step of an environment, or the first update of the weights
 where there is none.  A stage's imports are timed beside it.
 """
 
