@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from core.artefacts import Result
-from core.figures import BAND, LINE, REAL, SIMULATED, enlarged, figure_of
+from core.figures import BAND, LINE, MEMORY, REAL, SIMULATED, enlarged, figure_of
 from core.pages import label_colours
 from core.stats import FEW_UNITS, few
 from core.video import write_video
 from validation.interventions.statistics import spread_to_rank_by
 from validation.interventions.verdicts import LEAST_STARTS
 from validation.paired.course import family_of, in_words, is_late
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SCALE = 2  # screen pixels a frame pixel
 PANELS = ("real", "real, changed", "simulated", "simulated, changed")
@@ -25,8 +28,9 @@ MOST = 12  # rows of needs.png: those that stand out of the random changes most 
 
 
 def draw_effects(result: Result, path: Path, top: int = 4) -> None:
-    """Dose-response of the late quantities that the simulator predicts to move most, a row a direction: of shifts that
-    are made once or, where there are none, always; no file where no direction was shifted by itself, in doses."""
+    """Dose-response, a row a direction: of what is claimed of it and the late quantities that the simulator predicts to
+    move most; of shifts that are made once or, where there are none, always; beside both worlds what the agent's memory
+    alone does.  No file where no direction was shifted by itself, in doses."""
     shifts = [
         r for r in result.tables["effects"]
         if r["kind"] == "shift" and r["amount"] is not None and is_late(r["quantity"])
@@ -41,7 +45,11 @@ def draw_effects(result: Result, path: Path, top: int = 4) -> None:
         d for d in result.tables["doses"]
         if is_late(d["quantity"]) and d["spread"] > 0 and d["point"] in directions and not d["own"]
     ]  # fmt: skip
-    doses.sort(key=lambda d: -abs(d["predicted_simulated"]) / spread_to_rank_by(d["quantity"], d["spread"]))
+    claimed = {(c["direction"], c["quantity"]) for c in result.notes["claims"] if c.get("headline")}
+    doses.sort(key=lambda d: (
+        (d["direction"], d["quantity"]) not in claimed,
+        -abs(d["predicted_simulated"]) / spread_to_rank_by(d["quantity"], d["spread"]),
+    ))  # fmt: skip
     chosen = {i: [d for d in doses if d["direction"] == i][:top] for i in directions}
     if not any(chosen.values()):  # of held changes in words each stands for itself
         return
@@ -60,24 +68,40 @@ def draw_effects(result: Result, path: Path, top: int = 4) -> None:
                     (r for r in rows if r["direction"] == i and r["quantity"] == q and r["world"] == world),
                     key=lambda r: r["amount"],
                 )
-                x = [r["amount"] for r in mine]
-                if world == "real":
-                    ax.fill_between(
-                        x, [r["random_low"] for r in mine], [r["random_high"] for r in mine], color=BAND,
-                        label="controls (95 %)",
-                    )  # fmt: skip
-                y = [r["observed"] for r in mine]
-                spread = [[r["observed"] - r["low"] for r in mine], [r["high"] - r["observed"] for r in mine]]
-                ax.errorbar(x, y, spread, color=colour, marker="o", ms=3, lw=1, capsize=2,
-                            label="real world" if world == "real" else "simulator")  # fmt: skip
+                _draw_course(ax, mine, world, colour)
             ax.set_title(fill(f"{i}: {in_words(q)}", 44), fontsize=8)
             ax.set_ylabel(f"change ({dose['unit'].partition(' per')[0]})", fontsize=8)
             ax.set_xlabel(f"standard deviations added{' at every step' if always else ''}", fontsize=8)
             ax.tick_params(labelsize=7)
     handles, labels = axes[0][0].get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     figure.savefig(path, dpi=120)
+
+
+def _draw_course(ax: Axes, rows: Sequence[Mapping[str, Any]], world: str, colour: str) -> None:
+    """Effects in one world by amount, through the amount that changes nothing."""
+    x = [r["amount"] for r in rows]
+    name = "real world" if world == "real" else "simulator"
+    if world == "real":
+        at, low, high = _through_zero(x, [r["random_low"] for r in rows], [r["random_high"] for r in rows])
+        ax.fill_between(at, low, high, color=BAND, label="controls (95 %)")
+        if all(r["memory"] is not None for r in rows):
+            at, memory = _through_zero(x, [r["memory"] for r in rows])
+            ax.plot(at, memory, color=MEMORY, lw=1, ls="--", label="real world, by memory alone")
+    at, y = _through_zero(x, [r["observed"] for r in rows])
+    ax.plot(at, y, color=colour, lw=1)
+    spread = [[r["observed"] - r["low"] for r in rows], [r["high"] - r["observed"] for r in rows]]
+    ax.errorbar(x, [r["observed"] for r in rows], spread, color=colour, marker="o", ms=3, lw=0, elinewidth=1, capsize=2,
+                label=name)  # fmt: skip
+
+
+def _through_zero(x: Sequence[float], *ys: Sequence[float]) -> list[list[float]]:
+    """Amounts and effects with the amount 0, whose effect is 0, where it lies between two others."""
+    if 0 in x or not min(x) < 0 < max(x):
+        return [list(x), *map(list, ys)]
+    at = sum(a < 0 for a in x)
+    return [[*v[:at], 0.0, *v[at:]] for v in (x, *ys)]
 
 
 HEADLINE = (
@@ -161,7 +185,7 @@ def draw_needs(result: Result, path: Path) -> None:
     ax.set_xlabel("share of the starts at which it could", fontsize=8)
     ax.tick_params(axis="x", labelsize=7)
     ax.set_xlim(left=0)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     figure.savefig(path, dpi=120)
 
 

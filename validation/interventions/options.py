@@ -72,7 +72,10 @@ def check_options(options: StudyOptions, basis: Basis | None = None) -> None:
     cli.require(0, seed=options.seed)
     require_permutations(options.starts, ALPHA)
     if options.hypotheses and options.always:
-        raise UserError("--always is of --directions; of a hypothesis say it in its words: 'shift ica:5 by +2 always'")
+        raise UserError(
+            "--always is of --directions; of a hypothesis say it in its words: 'shift ica:5 by +2 always' "
+            "(and --no-always where a preset set it)"
+        )
     if options.choosing_starts:
         cli.require(FEWEST_TO_CHOOSE, choosing_starts=options.choosing_starts)
     if basis is None:
@@ -108,7 +111,10 @@ def parse_study(
     hypotheses = [h for text in options.hypotheses for h in parse_hypothesis(text, basis)]
     check_events(hypotheses, [e.name for e in events])
     if options.choose_by == "world" and hypotheses and all(h.on or h.role or h.through for h in hypotheses):
-        raise UserError("--choose_by world: every hypothesis names what it changes, or its path, so nothing is chosen")
+        raise UserError(
+            "--choose_by world: every hypothesis names what it changes, or its path, so nothing is chosen; "
+            "leave it out, or --choose_by effect where a preset set it"
+        )
     for h in hypotheses:
         if hypotheses.count(h) > 1:
             raise UserError(f"hypothesis {h.name!r} is there twice")
