@@ -291,6 +291,7 @@ class RolloutStore:
         self._not_recorded = ("value", "reward") if self.manifest["facts"].get("mode") == "imported" else ()
         self._files: dict[int, Any] = {}
         self._bounded: set[tuple[int, str]] = set()  # datasets whose sizes were found right
+        self._opened: dict[tuple[int, str], Any] = {}  # datasets of the shard that was read last
         self._length: list[tuple[int, int]] = []  # of each shard: transitions, observations
         self._checked: set[str] = set()
         self._loaded: dict[str, list[np.ndarray]] = {}
@@ -348,18 +349,20 @@ class RolloutStore:
     def _reading(self, shard: int) -> Iterator[Any]:
         """The shard's file; what HDF5 says of a checksum that does not hold is a UserError."""
         if os.getpid() != self._pid:  # HDF5's handles do not survive a fork
-            self._files, self._pid = {}, os.getpid()
+            self._files, self._opened, self._pid = {}, {}, os.getpid()
         with parsing(self.path / self._shards[shard], "shard", REMEDY):
             yield self._open(shard)
 
     def _dataset(self, shard: int, name: str) -> Any:
-        """A dataset of a shard, of a size that its bytes account for.  It is opened anew each time: an open one keeps
-        chunks in memory."""
+        """A dataset of a shard, of a size that its bytes account for.  Those of one shard stay open, as an open one keeps
+        a megabyte of chunks in memory."""
         with self._reading(shard) as file:
-            if (shard, name) in self._bounded:
-                return file[name]
-            found = dataset_of(file, name, self.path / self._shards[shard])
+            if (shard, name) in self._opened:
+                return self._opened[shard, name]
+            known = (shard, name) in self._bounded
+            found = file[name] if known else dataset_of(file, name, self.path / self._shards[shard])
             self._bounded.add((shard, name))
+            self._opened = {key: of for key, of in self._opened.items() if key[0] == shard} | {(shard, name): found}
             return found
 
     def _whole(self, shard: int, name: str) -> np.ndarray:
@@ -371,7 +374,7 @@ class RolloutStore:
     def close(self) -> None:
         for file in self._files.values():
             file.close()
-        self._files = {}
+        self._files, self._opened = {}, {}
 
     def __enter__(self) -> RolloutStore:
         return self

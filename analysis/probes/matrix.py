@@ -28,6 +28,7 @@ from core.stats import LOGIT, LOST, PLAIN, benjamini_hochberg, jackknifed, left_
 
 CONTROL = "a random number a life"
 CONTROLS = 8  # of them
+TESTS = 512  # advantages that are tested with the same draws
 EXCHANGED = " of others"
 YES, NO, OPEN = "yes", "no", "open"  # docs/claims.md
 
@@ -186,6 +187,7 @@ def advantage_rows(scored: Sequence[Scored], inputs: Sequence[Input], config: Pr
     states, against = subjects(inputs)
     out: list[dict[str, Any]] = []
     for part in scored:
+        first, ahead = len(out), list[np.ndarray]()
         for i, label in enumerate(part.labels):
             for one in states:
                 for other in against:
@@ -199,9 +201,13 @@ def advantage_rows(scored: Sequence[Scored], inputs: Sequence[Input], config: Pr
                                                "metric": label.metric}  # fmt: skip
                         gain_R = known.score(a, i, part.weight_RU) - known.score(b, i, part.weight_RU)
                         row |= cells("advantage", gain_R, rng, config, levels=(0.95, 0.9))
-                        p = float(mean_p(known.ahead_U(a, b, i), rng=rng))
-                        out.append(row | {"p": finite(p), "units_varying": part.units_varying[i],
+                        ahead.append(known.ahead_U(a, b, i))
+                        out.append(row | {"p": None, "units_varying": part.units_varying[i],
                                           "n": part.weight_RU.shape[1]})  # fmt: skip
+        for at in range(0, len(ahead), TESTS):  # together: the draws of one are those of all
+            p_X = mean_p(np.stack(ahead[at : at + TESTS], 1), rng=rng)
+            for row, p in zip(out[first + at :], np.atleast_1d(p_X), strict=False):
+                row["p"] = finite(float(p))
     for probe in ("linear", "network"):
         family = [row for row in out if row["probe"] == probe]
         enough = [row["units_varying"] >= LEAST_VARYING for row in family]
