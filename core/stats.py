@@ -24,7 +24,6 @@ TIE = 1e-12  # relative; a rearrangement that repeats the observed value must co
 ROUNDED = 64  # ... and is kept to so many units of its own precision, where that is less
 DRAWS = 1999  # of the studentised bootstrap; with 2k - 1 of them interval and p agree exactly at usual levels
 FEW_UNITS = 24  # below so many independent units a page says "few"
-JUMP = 1.0  # on the scale of a link: what one unit may move a statistic there, for its interval to be found on it
 LEAVE_OUT = 200  # groups of units at most that the jackknife leaves out in turn
 TESTS = {"mean": "a test of a mean", "permutation": "a permutation test", "split": "a test of two halves"}  # in words
 
@@ -500,8 +499,7 @@ def jackknifed(
     value_G: [1 + G, ...], the statistic of all units and of all but each one, as weighted by ``left_out``.  unbiased:
     give the value less the bias that the jackknife finds (of an entropy, say), instead of the value.  units: how many
     the statistic rests on, where not all take part.  NaN intervals where a value is NaN that leaves one unit out: then
-    the statistic rests on this one.  Entries that the link maps to infinity are taken as they are, and so are those
-    that a single unit moves by more than ``JUMP`` on its scale, where the link is no straight line.  least: standard
+    the statistic rests on this one.  Entries that the link maps to infinity are taken as they are.  least: standard
     errors [...] that each end is away at least (``Means.interval``).
 
     Tukey's pseudo-values (1958), on the scale of ``link``, are inferred like ``means``.  Not for quantiles and other
@@ -512,7 +510,7 @@ def jackknifed(
     flat_GQ = value_G.reshape(groups + 1, -1)
     with np.errstate(divide="ignore", invalid="ignore"):
         on_GQ = link.to(flat_GQ)
-        linked_Q = np.isfinite(on_GQ).all(0) & (np.abs(on_GQ - on_GQ[0]).max(0) <= JUMP) | np.isnan(flat_GQ).any(0)
+        linked_Q = np.isfinite(on_GQ).all(0) | np.isnan(flat_GQ).any(0)
         on_GQ = np.where(linked_Q, on_GQ, flat_GQ)
     whole_Q = on_GQ[0]
     if groups < 2:
@@ -528,8 +526,7 @@ def jackknifed(
     low_Q, high_Q = found.interval(level, None if least is None else np.broadcast_to(least, shape).ravel())
     middle_Q = found.value_Q if unbiased else whole_Q
     ends = (middle_Q + end_Q - found.value_Q for end_Q in (low_Q, high_Q))
-    least_end, most_end = np.sort(link.back(np.array([-np.inf, np.inf])))  # what the statistic can be
-    one_Q, other_Q = (np.where(linked_Q, link.back(end_Q), end_Q.clip(least_end, most_end)) for end_Q in ends)
+    one_Q, other_Q = (np.where(linked_Q, link.back(end_Q), end_Q) for end_Q in ends)
     value_Q = np.where(linked_Q, link.back(middle_Q), middle_Q) if unbiased else flat_GQ[0]
     value_Q = np.where(np.isnan(value_Q), flat_GQ[0], value_Q)
     low_Q, high_Q = (pick(pick(one_Q, other_Q), value_Q) for pick in (np.minimum, np.maximum))  # 1 - exp(x) falls

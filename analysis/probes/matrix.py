@@ -268,9 +268,13 @@ def paper(rows: Sequence[Mapping[str, Any]], advantages: Sequence[Mapping[str, A
 
 
 def _number(value: float | None, low: float | None, high: float | None, form: str = ".2f") -> str:
+    """A score with its interval; an end beyond what is of use (one life decides: minus 10 to the 16) in words."""
     if value is None:
         return "-"
-    return f"{value:{form}}" if low is None or high is None else f"{value:{form}} [{low:{form}}, {high:{form}}]"
+    if low is None or high is None:
+        return f"{value:{form}}"
+    least = "below -1" if low < -1 else f"{low:{form}}"
+    return f"{value:{form}} [{least}, {'above +1' if high > 1 else f'{high:{form}}'}]"
 
 
 def signed(row: Mapping[str, Any], name: str) -> str:

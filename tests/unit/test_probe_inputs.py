@@ -335,3 +335,9 @@ def test_rows_of_a_kept_input() -> None:
     assert kept("x", x).of(3, slice(2, 4)).tolist() == [[4, 5], [6, 7]]
     rows = Rows({4: np.arange(3), 7: np.arange(2)}, {}, np.zeros(5, np.int64))
     assert rows.life_N.tolist() == [0, 0, 0, 1, 1]
+
+
+def test_an_end_of_no_use_is_printed_in_words():
+    row = {"target": "t", "metric": "r2", "input": "time", "score": 1.0, "score_low": -2.5e16, "score_high": 1.0}
+    (line,) = paper([row], [])
+    assert line["time"] == "1.00 [below -1, 1.00]"
