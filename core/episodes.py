@@ -354,8 +354,8 @@ class RolloutStore:
             yield self._open(shard)
 
     def _dataset(self, shard: int, name: str) -> Any:
-        """A dataset of a shard, of a size that its bytes account for.  Those of one shard stay open: an open one keeps a
-        megabyte of chunks in memory."""
+        """A dataset of a shard, of a size that its bytes account for.  Those of one shard stay open (one
+        keeps a megabyte of chunks in memory)."""
         with self._reading(shard) as file:
             if (shard, name) in self._opened:
                 return self._opened[shard, name]
