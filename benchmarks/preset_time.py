@@ -47,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agent", required=True)
     parser.add_argument("--rollouts", required=True)
-    parser.add_argument("--preset", default="context")
+    parser.add_argument("--preset", default="context", choices=["context"], help="one that learns outcomes at the end")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))

@@ -90,11 +90,13 @@ def seconds(stage: str, folder: Path, repeats: int, threads: int) -> list[tuple[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="*", default=list(CASES), choices=[*CASES, []], metavar="STAGE")
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(CASES)} (default: all)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    for stage in args.stages:
+    if unknown := set(args.stages) - set(CASES):
+        parser.error(f"no case {', '.join(sorted(unknown))}; there are: {', '.join(CASES)}")
+    for stage in args.stages or CASES:
         with tempfile.TemporaryDirectory() as folder:
             found = seconds(stage, Path(folder), args.repeats, args.threads)
         imports, first = (statistics.median(x) for x in zip(*found, strict=True))

@@ -66,7 +66,7 @@ from generative.starts import begin_at, informed_by
 
 STAGE = "train_gen_model"
 LAST = "last.safetensors"
-RELATED = 0.5  # least cosine of weights of which a mean is taken: .96 where one went on from the other, .2 where not
+RELATED = 0.5  # least cosine of weights of which a mean is taken: .96 where one went on from the other, 0 where not
 SHOWN = 4  # windows in a reconstruction video
 ROLLED = 32  # windows at once from which rewards and endings are learned
 CHUNK = 256  # episodes whose vectors are in memory at once
@@ -398,7 +398,7 @@ def take_weights(simulator: Simulator[TrainedWorld], paths: Sequence[Path], mode
         for name in (k for k in read_by if found and not torch.equal(have[k], found[0][k])):
             raise UserError(f"{path} reads its world by other statistics than {paths[0]} ({name} differs), so "
                             "--begin_with cannot take the mean of their weights")  # fmt: skip
-        alike = _alike({k: (have[k], found[0][k]) for k in want if k not in read_by}) if found else 1.0
+        alike = _alike({k: (have[k], found[0][k]) for k in want if have[k].ndim > 1}) if found else 1.0
         if alike < RELATED:
             raise UserError(f"{path} and {paths[0]} were trained apart (cosine of their weights {alike:.2f}), so the "
                             "mean of their weights is no simulator; an ensemble is --simulator A B")  # fmt: skip
@@ -408,7 +408,7 @@ def take_weights(simulator: Simulator[TrainedWorld], paths: Sequence[Path], mode
 
 
 def _alike(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> float:
-    """Cosine of all weights of two simulators."""
+    """Cosine of the matrices of two simulators (gains begin at 1 in all, and make strangers alike)."""
     one, other = (torch.cat([w.double().flatten() for w in of]) for of in zip(*pairs.values(), strict=True))
     return float(one @ other / (one.norm() * other.norm()))
 

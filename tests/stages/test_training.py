@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 
+from agents.load import load_agent
 from core import artefacts, config as cli, lock
 from core.contracts import UserError
 from core.episodes import RolloutStore
@@ -31,6 +32,7 @@ from core.roll import Simulator
 from core.training import learning_rate, load_state
 from generative import train
 from generative.recurrent_world import RSSMWorld
+from generative.rssm import ModelConfig
 from generative.simulator import as_module, load_simulator, simulator_of
 from validation.report.commands import repeat
 
@@ -522,6 +524,20 @@ def test_a_training_begins_with_the_mean_of_several(pipeline: Path, tmp_path: Pa
     train.main(config_of(pipeline, tmp_path / "apart", "--seed", "5"))
     with pytest.raises(UserError, match="were trained apart .cosine of their weights"):
         train.main(config_of(pipeline, tmp_path / "no", "--begin_with", earlier, str(tmp_path / "apart")))
+
+
+@pytest.mark.parametrize("preset", ["demo", "context"])
+def test_the_mean_of_strangers_is_refused_at_sizes_of_use(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a long training most of the weights' length is in gains of 1, which all share."""
+    model = cli.from_json(ModelConfig, cli.preset("train_gen_model", preset)["model"])
+    agent = load_agent(Path("bundles/coinrun-robust/agent"), torch.device("cpu"))
+    found = {}
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found[Path(str(seed))] = simulator_of(model, agent)
+    monkeypatch.setattr(train, "load_simulator", lambda path: found[path])
+    with pytest.raises(UserError, match="were trained apart"):
+        train.take_weights(simulator_of(model, agent), list(found), model)
 
 
 def test_a_training_from_weights_goes_on_as_if_nothing_had_stopped_it(

@@ -31,7 +31,7 @@ from validation.interventions.__main__ import InterventionsConfig, check
 from validation.interventions.agreement import agreement
 from validation.interventions.bench import Bench, effects_in
 from validation.interventions.controls import Family, Mocks, Pick, choose, contest, mocks_of, run_ways
-from validation.interventions.figures import draw_effects
+from validation.interventions.figures import _through_zero, draw_effects
 from validation.interventions.options import StudyOptions
 from validation.interventions.statistics import (
     Controls,
@@ -50,6 +50,7 @@ from validation.paired.course import Course, Measures, family_of, in_words, is_o
 from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld, begun
 from validation.paired.starts import collect_starts, distinct_actions
+from validation.paired.tree import SNAPSHOT, _bytes_of
 
 OPTIONS = PlantedOptions()
 ACTIONS = {"left": [0], "wait": [1], "right": [2]}
@@ -1047,13 +1048,13 @@ def test_a_lazy_run_is_the_whole_run(kind, through):
 def test_a_tree_that_grows_too_large_is_planted_again(planted, monkeypatch):
     simulator, planted_truth = planted
     for world in worlds(simulator, count=12, horizon=4):
-        groups = [shift_of("planted", 0, a).build(planted_truth.basis) for a in (-3.0, 3.0, 2.0)]
+        amounts = [a for x in range(1, 13) for a in (-x / 4, x / 4)]
+        groups = [shift_of("planted", 0, a, None).build(planted_truth.basis) for a in amounts]
         whole = world.measure(groups)
-        grown = sum(len(level.places.states) for level in world.tree())
-        assert grown > 5 * 12
+        assert sum(len(level.places.states) for level in world.tree()) > 3 * 5 * 12
         monkeypatch.setattr("validation.paired.tree.MOST_BYTES", 1)
         again = world.measure(groups)
-        assert sum(len(level.places.states) for level in world.tree()) == 5 * 12
+        assert sum(len(level.places.states) for level in world._tree) < 3 * 5 * 12
         monkeypatch.undo()
         for q in whole:
             np.testing.assert_allclose(whole[q], again[q], atol=1e-6, err_msg=q)
@@ -1064,15 +1065,55 @@ def test_changes_that_run_together_keep_no_more_of_a_world_than_its_memory(plant
     amounts = [a for x in range(1, 13) for a in (-x / 4, x / 4)]
     groups = [shift_of("planted", 0, a, None).build(planted_truth.basis) for a in amounts]
     for world in worlds(simulator, count=12, horizon=4):
-        unaltered, most = 12 * 5, 72
+        most, copies, run = 2 * 12 * 5, [], type(world).run
         monkeypatch.setattr(type(world), "_most_nodes", lambda self, most=most: most)
+        monkeypatch.setattr(
+            type(world),
+            "run",
+            lambda self, i=(), t="", n=1, run=run, copies=copies: copies.append(n) or run(self, i, t, n),
+        )
         together = world.measure(groups, together=len(groups))
-        assert sum(len(level.places.states) for level in world._tree) <= most + unaltered
+        assert set(copies) == {2} and sum(len(level.places.states) for level in world._tree) < 2 * most
         monkeypatch.undo()
         apart = world.measure(groups)
-        assert sum(len(level.places.states) for level in world.tree()) > most + unaltered, "so that it was bounded"
+        assert sum(len(level.places.states) for level in world.tree()) > 1.5 * most, "so that it was bounded"
         for q in apart:
             np.testing.assert_allclose(together[q], apart[q], atol=1e-6, err_msg=q)
+
+
+def test_a_world_whose_unaltered_runs_alone_fill_its_memory_is_not_played_again_for_every_run(planted, monkeypatch):
+    for world in worlds(planted[0], count=12, horizon=4):
+        monkeypatch.setattr(type(world), "_most_nodes", lambda self: 1)
+        world.measure([None])
+        first = world._tree
+        world.measure([None])
+        assert world._tree is first
+        monkeypatch.undo()
+
+
+def test_what_a_snapshot_takes_is_guessed_where_it_is_neither_bytes_nor_tensors():
+    assert _bytes_of(b"12345") == 5 and _bytes_of((torch.zeros(3), (torch.zeros(2, 2),))) == 28
+    assert _bytes_of((object(), 3, {})) == SNAPSHOT
+
+
+def test_claims_of_what_an_event_needs_have_no_panel_of_their_own(planted, tmp_path):
+    simulator, known = planted
+    words = (
+        "shift planted:0 by +3 sufficient for reward",
+        "shift planted:0 by +3 on prob:right",
+        "shift planted:0 by -3",
+    )
+    asked = replace(STUDY, directions=(), amounts=(), controls=39, starts=8, first_order=False, hypotheses=words)
+    found = study(simulator, lambda n: PlantedWorld(OPTIONS, n), known.basis, asked)
+    assert any("direction" not in claim for claim in found.notes["claims"])
+    draw_effects(found, tmp_path / "e.png")
+    assert (tmp_path / "e.png").exists()
+
+
+def test_a_course_of_effects_passes_through_zero_where_the_amount_0_was_not_asked():
+    assert _through_zero([-3, 3], [1.0, 2.0]) == [[-3, 0.0, 3], [1.0, 0.0, 2.0]]
+    assert _through_zero([1, 3], [1.0, 2.0]) == [[1, 3], [1.0, 2.0]]
+    assert _through_zero([-1, 0, 1], [1.0, 0.5, 2.0]) == [[-1, 0, 1], [1.0, 0.5, 2.0]]
 
 
 # The closed form, exactly

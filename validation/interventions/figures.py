@@ -45,7 +45,7 @@ def draw_effects(result: Result, path: Path, top: int = 4) -> None:
         d for d in result.tables["doses"]
         if is_late(d["quantity"]) and d["spread"] > 0 and d["point"] in directions and not d["own"]
     ]  # fmt: skip
-    claimed = {(c["direction"], c["quantity"]) for c in result.notes["claims"] if c.get("headline")}
+    claimed = {(c.get("direction"), c.get("quantity")) for c in result.notes["claims"] if c.get("headline")}
     doses.sort(key=lambda d: (
         (d["direction"], d["quantity"]) not in claimed,
         -abs(d["predicted_simulated"]) / spread_to_rank_by(d["quantity"], d["spread"]),

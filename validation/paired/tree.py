@@ -24,6 +24,7 @@ from core.trees import Tree, each, joined, leaves, rows_of
 from validation.hypotheses.changes import Blocks, nothing
 from validation.paired.course import Course, Measures, course_of, quantities
 
+SNAPSHOT = 50_000  # bytes that a snapshot is taken to hold where it is neither bytes nor tensors (Gymnasium's)
 MOST_BYTES = 1 << 30  # of a world kept: 9,600 places of the bundled simulator, some 29,000 of CoinRun
 
 
@@ -98,7 +99,8 @@ class Paired:
     def tree(self) -> list[Level]:
         """What is known of the world, a level a step: at first, and again where it has grown too large, the unaltered
         runs."""
-        if self._tree and sum(len(level.places.states) for level in self._tree) < self._most_nodes():
+        kept, unaltered = sum(len(level.places.states) for level in self._tree), self.noise_NTA.shape[:2].numel()
+        if self._tree and kept < max(self._most_nodes(), 2 * unaltered):
             return self._tree
         device, parts = self.noise_NTA.device, self.agent.spec.parts
         of_N = torch.arange(len(self.noise_NTA), device=device)
@@ -117,9 +119,8 @@ class Paired:
     def _most_nodes(self) -> int:
         """How many of its places fit in ``MOST_BYTES``."""
         places = self._tree[0].places
-        state = places.states[0]
-        kept = len(state) if isinstance(state, bytes) else sum(x.nbytes for x in leaves(state))
-        return int(MOST_BYTES / (kept + sum(x[:1].nbytes for x in leaves(places.seen))))
+        seen = sum(x[:1].nbytes for x in leaves(places.seen))
+        return MOST_BYTES // max(1, _bytes_of(places.states[0]) + seen)
 
     def _key(self, node_R: Tensor, action: Tensor) -> Tensor:
         """A number for a node and what is done there."""
@@ -219,6 +220,16 @@ class Paired:
                     found.setdefault(q, []).append(v.unflatten(0, (len(some), -1)))
                 progress.advance(len(some))
         return {q: torch.cat(v).cpu().double().numpy() for q, v in found.items()}
+
+
+def _bytes_of(state: Any) -> int:
+    """About how much memory a place to go on from takes."""
+    if isinstance(state, bytes):
+        return len(state)
+    try:
+        return sum(x.nbytes for x in leaves(state))
+    except TypeError:  # no tree of tensors
+        return SNAPSHOT
 
 
 class Nodes:
