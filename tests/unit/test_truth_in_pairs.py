@@ -74,11 +74,20 @@ def test_a_run_tells_the_truth_of_each_step(real: RealWorld) -> None:
     assert 0.1 < float(rate.mean()) < 0.9
 
 
-def test_donors_are_the_nearest_of_the_other_class() -> None:
+def test_donors_are_the_nearest_of_the_other_class_and_give_once() -> None:
+    """Were a state given to many starts, these would count as so many although they rest on one."""
     clean = np.array([True, True, False, False, False])
     near = np.array([[0.0], [5.0], [4.0], [1.0], [np.nan]])
-    assert _across(clean, np.random.default_rng(0), near).tolist()[:4] == [3, 2, 1, 0]
-    assert set(_across(clean, np.random.default_rng(0))[:2]) < {2, 3, 4}
+    donor, paired = _across(clean, np.random.default_rng(0), near)
+    assert donor.tolist()[:4] == [3, 2, 1, 0] and paired.tolist() == [True, True, True, True, False]
+    donor, paired = _across(clean, np.random.default_rng(0))
+    assert set(donor[:2]) < {2, 3, 4} and paired.sum() == 4
+    for mine in (clean, ~clean):
+        assert len(set(donor[mine & paired])) == 2 and not (clean[donor] == clean)[mine & paired].any()
+    donor, paired = _across(np.ones(4, bool), np.random.default_rng(0))
+    assert not paired.any()
+    crowd = np.arange(40) < 2  # two tired starts, and 38 that take the state of one of them
+    assert _across(crowd, np.random.default_rng(0), np.arange(40.0)[:, None])[1].sum() == 4
 
 
 def options(*hypotheses: str, events: tuple[str, ...] = ()) -> StudyOptions:

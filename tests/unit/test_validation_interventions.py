@@ -1340,15 +1340,17 @@ def test_patching_everything_recovers_everything_at_once_and_the_nuisance_nothin
     )  # fmt: skip
     rows = {(r["hypothesis"], r["world"], r["quantity"]): r for r in found.tables["recovered"]}
     clean = found.arrays["unaltered/value"] > 0
+    fewer = int(min(clean.sum(), (~clean).sum()))  # a start gives to one other at most
     for side, here in (("noising", clean), ("denoising", ~clean)):
         for world in ("real", "simulator"):
             whole = rows[f"patch planted:all clean high ({side})", world, "value"]
-            assert whole["recovered"] == pytest.approx(1, abs=1e-5) and whole["n"] == int(here.sum())
+            assert whole["recovered"] == pytest.approx(1, abs=1e-5) and whole["n"] == fewer
             assert (whole["gap"] < 0) == (side == "noising")
             nothing = rows[f"patch planted:1 clean high ({side})", world, "value"]
             assert nothing["recovered"] == pytest.approx(0, abs=1e-5)
         g = found.notes["hypotheses"].index(f"patch planted:all clean high ({side})")
-        assert np.array_equal(np.isnan(found.arrays["observed/value"][g]), ~here)
+        asked = ~np.isnan(found.arrays["observed/value"][g])
+        assert asked.sum() == fewer and not (asked & ~here).any()
     whole, one = (
         found.arrays["observed/value"][found.notes["hypotheses"].index(x)]
         for x in ("resample planted:all", "resample planted:1")

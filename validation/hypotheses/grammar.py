@@ -10,8 +10,9 @@
     resample ica:5           give them the values of another start (resample ablation; Chan et al. 2022)
     patch ica:5 clean EVENT  the same between two classes of starts, those at which EVENT holds and the others: noising
                              puts the others' values into the clean ones, denoising the reverse (Heimersheim & Nanda
-                             2024, arXiv:2404.15255); with ``matched age row col`` each takes the values of the start
-                             that is nearest in these: its step of the episode, and truth columns
+                             2024, arXiv:2404.15255); a start gives to one other at most, so of the larger
+                             class some take no part; with ``matched age row col`` the pairs are those that are nearest
+                             in these: the step of the episode, and truth columns
 
     hold code:3              of a policy's own clusters (analysis.semantics, --basis_kind plane): move the state to code
                              3, if it has another

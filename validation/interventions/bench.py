@@ -26,6 +26,7 @@ from validation.paired.starts import Starts
 from validation.paired.tree import Paired
 
 AGE = "age"  # of ``matched``: the step of the episode
+FAR = 1e6  # standard deviations to what is not known
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Bench:
         cycle = rng.permutation(n)
         another_N = np.empty(n, np.int64)
         another_N[cycle] = np.roll(cycle, 1)
-        across: dict[tuple[str, tuple[str, ...]], np.ndarray] = {}
+        across: dict[tuple[str, tuple[str, ...]], tuple[np.ndarray, np.ndarray]] = {}
         for h in hypotheses:
             key = h.control or h
             on_N = np.ones(n, bool)
@@ -88,8 +89,9 @@ class Bench:
                 if (h.clean, h.matched) not in across:
                     near_NM = self._near(steps, h.matched) if h.matched else None
                     across[h.clean, h.matched] = _across(clean_N, rng, near_NM)
-                self.donors[h] = self.donors[key] = across[h.clean, h.matched]
-                on_N = on_N & (clean_N if h.side == "noising" else ~clean_N)
+                donor_N, paired_N = across[h.clean, h.matched]
+                self.donors[h] = self.donors[key] = donor_N
+                on_N = on_N & paired_N & (clean_N if h.side == "noising" else ~clean_N)
             self.rows[h] = self.rows[key] = on_N
 
     def _near(self, steps: Rows, names: Sequence[str]) -> np.ndarray:
@@ -179,15 +181,22 @@ def effects_in(
     return out
 
 
-def _across(clean_N: np.ndarray, rng: np.random.Generator, near_NM: np.ndarray | None = None) -> np.ndarray:
-    """For every start one of the other class, int64 [N]: each as seldom twice as can be, or the nearest in ``near``."""
-    out = np.zeros(len(clean_N), np.int64)
+def _across(
+    clean_N: np.ndarray, rng: np.random.Generator, near_NM: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(for every start one of the other class, int64 [N]; which starts have one, bool [N]).  A start gives to one other
+    at most, so that effects stay independent: of the larger class some go without.  With ``near``: the pairs that are
+    nearest together (the least sum of distances)."""
+    from scipy.optimize import linear_sum_assignment
+
+    out, paired = np.zeros(len(clean_N), np.int64), np.zeros(len(clean_N), bool)
     for mine, theirs in ((clean_N, ~clean_N), (~clean_N, clean_N)):
-        pool, need = np.flatnonzero(theirs), int(mine.sum())
-        if near_NM is not None and len(pool) and need:
-            away_IJM = np.abs(near_NM[mine][:, None] - near_NM[pool])
-            out[mine] = pool[np.where(np.isnan(away_IJM), np.inf, away_IJM).sum(-1).argmin(1)]
-            continue
-        if len(pool) and need:
-            out[mine] = np.concatenate([rng.permutation(pool) for _ in range(-(-need // len(pool)))])[:need]
-    return out
+        takers, givers = np.flatnonzero(mine), np.flatnonzero(theirs)
+        if near_NM is None:
+            takers, givers = (rng.permutation(x)[: min(len(takers), len(givers))] for x in (takers, givers))
+        else:
+            away_IJ = np.abs(near_NM[takers][:, None] - near_NM[givers]).sum(-1)
+            rows, columns = linear_sum_assignment(np.where(np.isnan(away_IJ), FAR, away_IJ))
+            takers, givers = takers[rows], givers[columns]
+        out[takers], paired[takers] = givers, True
+    return out, paired
