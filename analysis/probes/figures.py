@@ -39,6 +39,7 @@ READINGS = (  # column, what it is called, colour
     ("time", "time alone", USUAL),
 )
 LOWEST = -0.25  # what lies below is drawn there
+MOST_LINES = 12  # targets in emergence.png
 
 
 def draw(result: Result) -> dict[str, Any]:
@@ -83,11 +84,17 @@ def draw_inputs(result: Result) -> Any:
 
 
 def draw_emergence(result: Result) -> Any:
-    """Score of every target from recording to recording (checkpoints in their order), a panel an input."""
+    """Score of the targets from recording to recording (checkpoints in their order), a panel an input; of more than
+    MOST_LINES the ones whose score from the first input moves most."""
     table = [row for row in result.tables["emergence"] if row["kind"] != "control"]
     inputs = list(dict.fromkeys(row["input"] for row in table))
     names = list(dict.fromkeys(row["recording"] for row in table))
     targets = list(dict.fromkeys(row["target"] for row in table))
+    asked = len(targets)
+    if asked > MOST_LINES:
+        moved = {t: np.ptp([r["score"] for r in table if (r["input"], r["target"]) == (inputs[0], t)]) for t in targets}
+        most = sorted(targets, key=lambda t: -moved[t])[:MOST_LINES]
+        targets = [t for t in targets if t in most]
     colours = label_colours(np.arange(len(targets)))
     figure = figure_of(2.5 + 2.6 * len(inputs), 4.2)
     panels = figure.subplots(1, len(inputs), sharey=True, squeeze=False)[0]
@@ -100,12 +107,23 @@ def draw_emergence(result: Result) -> Any:
             axis.vlines(x, low.clip(LOWEST), high.clip(LOWEST), color=colours[k], linewidth=0.8)
         axis.set_title(given, fontsize=9)
         axis.axhline(0, color=INK, linewidth=0.6)
-        axis.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=8)
+        axis.set_xticks(range(len(names)), [_trained(name) for name in names], rotation=30, ha="right", fontsize=8)
         axis.grid(axis="y", color=LINE)
+        axis.set_ylim(LOWEST - 0.05, 1.05)
     panels[0].set_ylabel("R², or balanced accuracy", fontsize=8)
+    if asked > len(targets):
+        figure.supxlabel(
+            f"the {len(targets)} of {asked} quantities whose score from {inputs[0]} moves most", fontsize=8
+        )
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=7, frameon=False)
     return figure
+
+
+def _trained(name: str) -> str:
+    """A checkpoint by its steps of training."""
+    number = name.removeprefix("checkpoint_")
+    return f"{int(number) / 1e6:.2g} M steps" if number != name and number.isdigit() else name
 
 
 def draw_groups(result: Result) -> Any:

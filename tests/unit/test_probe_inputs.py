@@ -15,6 +15,7 @@ from analysis.probes.__main__ import main, recordings_of, tables_of
 from analysis.probes.alignment import aside, check_labels, check_states
 from analysis.probes.config import ProbesConfig
 from analysis.probes.directions import basis_of
+from analysis.probes.figures import MOST_LINES, draw_emergence
 from analysis.probes.inputs import EPISODE, Input, block_words, check_words, inputs_of, kept
 from analysis.probes.labels import labels_of
 from analysis.probes.matrix import (
@@ -341,3 +342,16 @@ def test_an_end_of_no_use_is_printed_in_words():
     row = {"target": "t", "metric": "r2", "input": "time", "score": 1.0, "score_low": -2.5e16, "score_high": 1.0}
     (line,) = paper([row], [])
     assert line["time"] == "1.00 [below -1, 1.00]"
+
+
+def test_a_picture_of_many_quantities_shows_those_that_move_most():
+    rows = [
+        {"recording": f"checkpoint_{step:09d}", "target": f"t{k}", "kind": "number", "input": "h",
+         "score": k * step / 1e8, "score_low": 0.0, "score_high": 0.5}
+        for k in range(20) for step in (1_250_000, 2_500_000)
+    ]  # fmt: skip
+    (panel,) = draw_emergence(Result(tables={"emergence": rows})).axes
+    assert [line.get_label() for line in panel.get_lines() if line.get_label().startswith("t")] == [
+        f"t{k}" for k in range(20 - MOST_LINES, 20)
+    ]
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["1.2 M steps", "2.5 M steps"]
