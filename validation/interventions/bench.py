@@ -105,9 +105,10 @@ class Bench:
         """UserError where a hypothesis is about fewer than two of the starts."""
         for h in hypotheses:
             if self.rows[h].sum() < 2:
+                pairs = f" (each of a pair in which {h.clean!r} is so at one alone)" if h.clean else ""
                 raise UserError(
-                    f"hypothesis {h.name!r} is about {self.rows[h].sum()} of {len(self.starts)} {what}; at least 2 are "
-                    f"needed{hint}"
+                    f"hypothesis {h.name!r} is about {self.rows[h].sum()} of {len(self.starts)} {what}{pairs}; at least 2 "
+                    f"are needed{hint}"
                 )
 
     def first_order(self, hypotheses: Sequence[Hypothesis], others: Sequence[Tensor | None]) -> dict[str, np.ndarray]:
