@@ -107,8 +107,8 @@ class Bench:
             if self.rows[h].sum() < 2:
                 pairs = f" (each of a pair in which {h.clean!r} is so at one alone)" if h.clean else ""
                 raise UserError(
-                    f"hypothesis {h.name!r} is about {self.rows[h].sum()} of {len(self.starts)} {what}{pairs}; at least 2 "
-                    f"are needed{hint}"
+                    f"hypothesis {h.name!r} is about {self.rows[h].sum()} of {len(self.starts)} {what}{pairs}; at "
+                    f"least 2 are needed{hint}"
                 )
 
     def first_order(self, hypotheses: Sequence[Hypothesis], others: Sequence[Tensor | None]) -> dict[str, np.ndarray]:
