@@ -51,7 +51,7 @@ def saved(stage: str, out: Path) -> bool:
     """Whether a run has something to go on from."""
     if stage == "record":
         return any(out.glob("shard_*.h5"))
-    return any((out / "training_state").glob("*")) and (out / "curve.csv").exists()
+    return (out / "training_state" / "state.pt").exists()
 
 
 def killed_once_saved(stage: str, words: list[str], out: Path, env: dict[str, str]) -> None:
