@@ -191,13 +191,13 @@ def _across(
     from scipy.optimize import linear_sum_assignment
 
     out, paired = np.zeros(len(clean_N), np.int64), np.zeros(len(clean_N), bool)
-    for mine, theirs in ((clean_N, ~clean_N), (~clean_N, clean_N)):
-        takers, givers = np.flatnonzero(mine), np.flatnonzero(theirs)
-        if near_NM is None:
-            takers, givers = (rng.permutation(x)[: min(len(takers), len(givers))] for x in (takers, givers))
-        else:
-            away_IJ = np.abs(near_NM[takers][:, None] - near_NM[givers]).sum(-1)
-            rows, columns = linear_sum_assignment(np.where(np.isnan(away_IJ), FAR, away_IJ))
-            takers, givers = takers[rows], givers[columns]
-        out[takers], paired[takers] = givers, True
+    ones, others = np.flatnonzero(clean_N), np.flatnonzero(~clean_N)
+    if near_NM is None:
+        ones, others = (rng.permutation(x)[: min(len(ones), len(others))] for x in (ones, others))
+    else:
+        away_IJ = np.abs(near_NM[ones][:, None] - near_NM[others]).sum(-1)
+        rows, columns = linear_sum_assignment(np.where(np.isnan(away_IJ), FAR, away_IJ))
+        ones, others = ones[rows], others[columns]
+    out[ones], out[others] = others, ones
+    paired[ones] = paired[others] = True
     return out, paired

@@ -99,8 +99,8 @@ class Paired:
     def tree(self) -> list[Level]:
         """What is known of the world, a level a step: at first, and again where it has grown too large, the unaltered
         runs."""
-        kept, unaltered = sum(len(level.places.states) for level in self._tree), self.noise_NTA.shape[:2].numel()
-        if self._tree and kept < max(self._most_nodes(), 2 * unaltered):
+        kept = sum(len(level.places.states) for level in self._tree)
+        if self._tree and kept < max(self._most_nodes(), 2 * self._unaltered_places):
             return self._tree
         device, parts = self.noise_NTA.device, self.agent.spec.parts
         of_N = torch.arange(len(self.noise_NTA), device=device)
@@ -115,6 +115,11 @@ class Paired:
             child = {key: i for i, key in enumerate(self._key(of_N, action).tolist())}
             self._tree.append(Level(Places(list(places.states), *places[1:]), action, child))
         return self._tree
+
+    @property
+    def _unaltered_places(self) -> int:
+        """How many places the unaltered runs have."""
+        return len(self.noise_NTA) * self.steps
 
     def _most_nodes(self) -> int:
         """How many of its places fit in ``MOST_BYTES``."""
@@ -206,11 +211,10 @@ class Paired:
         together: groups at once, at most, and no more than can fill the memory of a world once.  One at a time, a
         change of nothing changes no bit.
         """
-        if self.plays_whole_courses or together == 1:
-            together = 1
-        else:
+        together = 1 if self.plays_whole_courses else together
+        if together > 1:
             self.tree()
-            together = max(1, min(together, self._most_nodes() // self.noise_NTA.shape[:2].numel()))
+            together = max(1, min(together, self._most_nodes() // self._unaltered_places))
         found: dict[str, list[Tensor]] = {}
         with bar(description, len(groups), "runs") as progress:
             for first in range(0, len(groups), together):
