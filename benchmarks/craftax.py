@@ -95,7 +95,7 @@ def branching(branches: int, steps: int, slots: int) -> None:
     for _ in range(20):
         env.step(rng.integers(env.spec.n_actions, size=slots))
     began, before, parted = time.perf_counter(), time.process_time(), 0
-    for _ in range(-(-branches // (2 * slots))):
+    for _ in range(-(-branches // slots)):
         states = env.snapshot()
         action, last = rng.integers(env.spec.n_actions, size=(steps, slots)), []
         for first in (action[0], (action[0] + 1) % env.spec.n_actions):

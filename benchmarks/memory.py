@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-EPISODES, STEPS = 40, 64  # of the recording of size 1
+EPISODES, STEPS = 80, 64  # of the recording of size 1
 SAMPLES, AHEAD = 128, 16  # rollouts of the simulator and their steps, of size 1
 SIMULATOR, SIMULATED = "--simulator {w}/simulator", "--samples {w}/samples_{s}"
 STATES = f"{SIMULATOR} --rollouts {{w}}/rollouts_{{s}} {SIMULATED} --embedding_states 500 --surrogates 0"
@@ -42,10 +42,11 @@ class Case:
     data: str  # what there is ten times of
     flags: str  # {w}: the directory of models and recordings; {s}: 1 or 10; {NAME}: ``sizes`` times {s}
     sizes: Mapping[str, int]
+    late: str  # what it imports only where there is enough to test or to draw, comma separated
 
 
-def case(data: str, flags: str, **sizes: int) -> Case:
-    return Case(data, flags, sizes)
+def case(data: str, flags: str, late: str = "", **sizes: int) -> Case:
+    return Case(data, flags, sizes, late)
 
 
 # By the stage's name.  The bounds are below what there is at size 1.
@@ -96,13 +97,14 @@ CASES = {
         "samples, episodes, Jacobians",
         f"{SIMULATOR} {SIMULATED} {DIRECTIONS} --behaviours none --rollouts {{w}}/rollouts_{{s}} --max_directions 4 "
         "--samples_per_behaviour {jacobians} --permutations 199 --resamples 99 --batch_size 4 --most_states 1500",
-        jacobians=16,
+        jacobians=64,
+        late="scipy.stats, matplotlib.backends.backend_agg",
     ),
     "target_functions": case(
         "samples, episodes",
         f"{SIMULATOR} --rollouts {{w}}/rollouts_{{s}} --maximise value --samples {{samples}} --iterations 2 --screen 2 "
         "--noisy 2 --drawn 1 --no-video --memory_gb 0.02",
-        samples=32,
+        samples=64,
     ),
     "interventions": case(
         "starts", f"{SIMULATOR} {DIRECTIONS} --behaviours none --directions 0 --amounts -1 1 --starts {{starts}} "
@@ -233,7 +235,7 @@ def main() -> None:
         for name in args.stages or CASES:
             stage, of = STAGES[name], CASES[name]
             door = f"from core.stages import STAGES; STAGES[{name!r}].door"
-            empty = peak_mb(["-c", door])
+            empty = peak_mb(["-c", door + (f"\nimport {of.late}" if of.late else "")])
             peaks = []
             for size in (1, 10):
                 sizes = {key: str(size * number) for key, number in of.sizes.items()}

@@ -65,7 +65,7 @@ SEAL = "seal"
 WEIGHTS = "model.safetensors"
 PACKAGES = (
     "torch", "numpy", "scipy", "scikit-learn", "procgen-mirror", "nmmo", "pufferlib", "captum", "umap-learn", "hdbscan",
-    "h5py",
+    "h5py", "jax", "craftax",
 )  # fmt: skip
 STATES = "training_state/"  # rewritten on resume, read by no other stage; has checksums of its own (core.training)
 # Names that users edit: the manifest marks them "editable" and has the hash of what the stage wrote, so that an edit
@@ -130,12 +130,15 @@ def code_version() -> str:
 
 
 def package_versions() -> dict[str, str]:
+    """What this process computes with, by name."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+    if cuml := sys.modules.get("cuml"):  # RAPIDS' accelerator, which a user has switched on, fits in their place
+        versions["cuml"] = str(getattr(cuml, "__version__", "unknown"))
     return versions
 
 

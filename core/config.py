@@ -455,6 +455,12 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def require_accelerator() -> None:
+    """UserError where CUML_ACCEL_ENABLED asks for RAPIDS' cuml.accel, which says nothing where it cannot load."""
+    if os.environ.get("CUML_ACCEL_ENABLED", "").lower() in ("1", "true") and "cuml" not in sys.modules:
+        raise UserError("CUML_ACCEL_ENABLED is set, but cuml was not loaded: install RAPIDS' cuml, or unset it")
+
+
 def run(
     cls: type[C],
     main: Callable[[C], Any],
@@ -482,6 +488,7 @@ def run(
     try:
         if ranks.count() > 1 and not shared:
             raise UserError(f"{stage} is the work of one process: start it with python, not with torchrun")
+        require_accelerator()
         argv, formats = _figure_formats(argv)
         figures.also.set(formats)
         with terminable(), ranks.quiet():

@@ -154,7 +154,7 @@ class InterventionOptions:
     basis: Path = Path("runs/hidden_states")
     """hidden-states run directory with the directions"""
     basis_kind: str = "ica"
-    """which basis of it: pca, ica, nmf, neurons"""
+    """which basis of it: pca, ica, nmf, neurons, probe (of analysis.probes)"""
     swap_directions_from: tuple[str, ...] = ()
     """directions to swap, such as ica:10 ..."""
     swap_directions_to: tuple[str, ...] = ()

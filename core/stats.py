@@ -530,6 +530,9 @@ def jackknifed(
     value_Q = np.where(linked_Q, link.back(middle_Q), middle_Q) if unbiased else flat_GQ[0]
     value_Q = np.where(np.isnan(value_Q), flat_GQ[0], value_Q)
     low_Q, high_Q = (pick(pick(one_Q, other_Q), value_Q) for pick in (np.minimum, np.maximum))  # 1 - exp(x) falls
+    with np.errstate(over="ignore"):
+        least_of, most_of = np.sort(link.back(np.array([-np.inf, np.inf])))
+    low_Q, high_Q = np.maximum(low_Q, least_of), np.minimum(high_Q, most_of)  # ends that were taken as they are
     return value_Q.reshape(shape), low_Q.reshape(shape), high_Q.reshape(shape)
 
 

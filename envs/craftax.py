@@ -320,8 +320,13 @@ class Rules:
         for name, x in (items | arrays).items():
             out |= {f"{name}_{i}": x[i] for i in range(len(x))} if self.jnp.ndim(x) else {name: x}
         for name in self.game.mobs:
-            there = getattr(state, name).mask  # full game: [floor, mob]
-            out[name] = (there if there.ndim == 1 else there[state.player_level]).sum()
+            there, place = getattr(state, name).mask, getattr(state, name).position  # full game: [floor, mob ...]
+            if there.ndim > 1:
+                there, place = there[state.player_level], place[state.player_level]
+            steps = abs(place - state.player_position).sum(-1)
+            out[name] = there.sum()
+            out[f"nearest_{name}"] = self.jnp.where(there, steps.astype(float), self.jnp.inf).min()
+            out[f"nearest_{name}"] = self.jnp.where(there.any(), out[f"nearest_{name}"], self.jnp.nan)
         out |= {f"achieved_{name}": state.achievements[i] for i, name in enumerate(self.achievements)}
         return {name: self.jnp.asarray(out[name]) for name in sorted(out)}  # the order in which JAX gives a dict back
 
@@ -554,6 +559,8 @@ class CraftaxEnv:
             raise UserError(f"{self.spec.env_id}: {name} is 0 or 1, not {value:g}")
         if kind in "iu" and value != int(value):
             raise UserError(f"{self.spec.env_id}: {name} is a whole number, not {value:g}")
+        if kind in "iu" and not (bounds := np.iinfo(self._program.leaves[leaf].dtype)).min <= value <= bounds.max:
+            raise UserError(f"{self.spec.env_id}: {name} lies between {bounds.min} and {bounds.max}, not at {value:g}")
         records = np.frombuffer(b"".join(states), self._program.record).copy()
         records[f"leaf_{leaf}"] = value
         return tuple(row.tobytes() for row in records)

@@ -23,7 +23,7 @@ class CouplingConfig:
     out: Path = Path("runs/coupling")
     """run directory to write"""
     basis_kind: str = "ica"
-    """pca, ica, nmf, neurons"""
+    """pca, ica, nmf, neurons, probe (of analysis.probes)"""
     directions: tuple[str, ...] = ()
     """the directions, such as ica:0 ica:5; none: the first --max_directions of the basis"""
     max_directions: int = 8

@@ -19,7 +19,7 @@ class DynamicsConfig:
     hidden_states: Path | None = None
     """hidden_states run directory: say which directions of --basis_kind each mode lies along"""
     basis_kind: str = "ica"
-    """pca, ica, nmf, neurons"""
+    """pca, ica, nmf, neurons, probe (of analysis.probes)"""
     out: Path = Path("runs/dynamics")
     """run directory to write"""
     inputs: int = 6

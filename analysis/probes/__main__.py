@@ -20,6 +20,7 @@ if not __package__:  # run by its path, where the imports below fail
     sys.exit(2)
 
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -142,7 +143,8 @@ def main(config: ProbesConfig) -> None:
             check_states(agent, store)
             found = baselines_of(agent, store, rows.index_N2, rows.time_N, config.previous, config.seed)
             rows = rows._replace(baselines=found)
-        check_labels(store)
+        if not words:  # else of every recording (one_table)
+            checked(store)
         rows = rows._replace(agents=states_of(others, store, rows.index_N2))
         name = store.manifest["facts"].get("agent", "")
         read_every = every_of(store)
@@ -189,13 +191,14 @@ def recordings_of(config: ProbesConfig) -> list[Path]:
         if config.all_ckpts or config.ckpt != "last":
             raise UserError("--ckpt and --all_ckpts belong to --run_dir")
         return [*config.recordings, config.extraction]
-    if config.recordings:
-        raise UserError("--run_dir finds the recordings itself: leave out --recordings")
+    if config.recordings or config.extraction != ProbesConfig.extraction:
+        raise UserError("--run_dir finds the recordings itself: leave out the first argument and --recordings")
     root = config.run_dir
     found = sorted({path.parent for path in root.glob("**/spec.json") if (path.parent / artefacts.MANIFEST).exists()},
                    key=lambda path: [int(n) for n in re.findall("[0-9]+", str(path.relative_to(root)))])  # fmt: skip
     if not found:
-        raise UserError(f"{root} holds no recording; make some: record.py --agent {root}")
+        raise UserError(f"{root} holds no recording; make some: record.py --run_dir {root} --all_ckpts --points all "
+                        f"--out RECORDINGS, then --run_dir RECORDINGS")  # fmt: skip
     if config.all_ckpts:
         return found
     if config.ckpt == "last":
@@ -298,8 +301,16 @@ def tables_of(
 
 
 def require_one_agent(paths: Sequence[Path], given: Path | None) -> None:
-    """UserError where recordings that are compared are of agents with other weights, as far as these are at hand."""
-    shapes = {path: weights_of(path, given if path == paths[-1] else None) for path in paths} if len(paths) > 1 else {}
+    """UserError where recordings that are compared are of another world, or of agents whose weights have other names or
+    shapes, as far as these are at hand; a note where they are of several trainings."""
+    if len(paths) < 2:
+        return
+    worlds = {path: world_of(path) for path in paths}
+    for path in paths:
+        if worlds[path] != worlds[paths[-1]]:
+            raise UserError(f"{path} and {paths[-1]} are of different worlds; another world's recording is "
+                            "--inputs NAME=DIR")  # fmt: skip
+    shapes = {path: weights_of(path, given if path == paths[-1] else None) for path in paths}
     known = [path for path, of in shapes.items() if of]
     for path in known:
         if shapes[path] != shapes[known[0]]:
@@ -307,6 +318,22 @@ def require_one_agent(paths: Sequence[Path], given: Path | None) -> None:
                 f"{path}: its agent has other weights than the one of {known[0]}: only checkpoints of one agent, of "
                 "the same cell and blocks, can be compared; another agent's recording is --inputs NAME=DIR"
             )
+    if len(trainings := {agent_run_of(path) for path in paths} - {None}) > 1:
+        print(f"note: the recordings are of agents of {len(trainings)} trainings; the course over recordings is of one "
+              "training's checkpoints only if these are its", file=sys.stderr)  # fmt: skip
+
+
+def world_of(path: Path) -> tuple[str, Mapping[str, Any]]:
+    """The name and the options of a recording's world."""
+    with RolloutStore(path) as store:
+        return store.spec.env_id, store.spec.options
+
+
+def agent_run_of(path: Path) -> Path | None:
+    """The run directory of a recording's agent, where the recording names one."""
+    with RolloutStore(path) as store:
+        named = store.manifest["inputs"].get("agent")
+        return None if named is None else (store.path / named["path"]).resolve()
 
 
 def weights_of(path: Path, given: Path | None) -> dict[str, tuple[int, ...]]:
@@ -326,6 +353,7 @@ def one_table(
         recorded = recorded_agent(store, given)
         agent = None if recorded is None else recorded[0]
         check_words(words, store, agent)
+        checked(store)
         store.preload(*dict.fromkeys(column for column, _ in names_of(store).values()))
         chosen = choose(store, targets, first_step=config.first_step, last_step=config.last_step, where=config.where,
                         max_rows=config.input_rows, any_of=targets)  # fmt: skip
@@ -343,6 +371,12 @@ def one_table(
         if not scored:
             raise UserError(f"{path}: no quantity varies in {2 * config.folds} units ({unit}) or more; record more")
         return inputs, input_rows(scored, config), advantage_rows(scored, inputs, config)
+
+
+def checked(store: RolloutStore) -> None:
+    """UserError where labels are out of line with observations; a note where that cannot be seen."""
+    if reason := check_labels(store):
+        print(f"note: {store.path}: labels are not compared with observations: {reason}", file=sys.stderr)
 
 
 def probe_basis(rows: Rows, result: Result, config: ProbesConfig, agent: str) -> Basis | None:

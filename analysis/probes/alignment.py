@@ -15,7 +15,8 @@ from core.episodes import RolloutStore
 
 EPISODES = 4  # that states are worked out again of
 FAR = 1e-3  # share of the states' largest number by which they may differ
-ROWS, WIDEST = 16_384, 2048  # of observations that labels are read from; wider ones are not looked at
+ROWS, WIDEST = 16_384, 2048  # of observations that labels are read from; numbers of one, its narrowest fields
+A_NUMBER = 4  # rows at least
 EXACT, WORSE = 0.99, 0.005  # R^2 of what an observation shows; by how much a step aside is worse
 
 
@@ -32,12 +33,12 @@ def check_states(agent: Agent, store: RolloutStore) -> None:
                         f"from the recorded h by up to {far:.2g}; record again")  # fmt: skip
 
 
-def check_labels(store: RolloutStore) -> None:
-    """UserError where what an observation shows exactly is the label of the step before or after and none its own.
+def check_labels(store: RolloutStore) -> str:
+    """UserError where what an observation shows exactly is the label of the step before or after and none its own; why
+    nothing can be said, or "".
 
     Labels that no observation shows cannot be checked so.  They are recorded along with those that are shown, so all
     labels of the recording are looked at, not those alone that are read."""
-    fields = [c for c in store.column_names if c.startswith("obs/")]
     known = names_of(store)
     numbers = list(known)
     episodes, rows = [], 0
@@ -46,8 +47,13 @@ def check_labels(store: RolloutStore) -> None:
         rows += int(min(store.steps[e], store.rows[e])) - 2
         if rows >= ROWS:
             break
-    if not fields or not numbers or len(episodes) < LEAST_FOLDS or _width(store, fields, episodes[0]) > WIDEST:
-        return
+    if not numbers:
+        return "there are none"
+    if len(episodes) < LEAST_FOLDS:
+        return f"fewer than {LEAST_FOLDS} episodes have three steps"
+    fields = _narrowest(store, episodes[0], min(WIDEST, rows // A_NUMBER))
+    if not fields:
+        return f"no field of the observation is narrow enough for {rows:,} steps"
     parts: list[tuple[np.ndarray, dict[int, np.ndarray]]] = []
     for e in episodes:
         x_TF = flat_obs(store.pooled(*fields, episodes=[e])[0])
@@ -57,8 +63,8 @@ def check_labels(store: RolloutStore) -> None:
     x_NF = np.concatenate([x for x, _ in parts])
     y = {s: np.concatenate([own[s] for _, own in parts]) for s in (-1, 0, 1)}
     told = np.all([np.isfinite(v).all(0) & (spread_of(np.nan_to_num(v)) > 0) for v in y.values()], 0)
-    if not told.any() or len(x_NF) < 4 * x_NF.shape[1]:
-        return
+    if not told.any():
+        return "none of them changes"
     fold_N = np.repeat(np.arange(len(parts)) % LEAST_FOLDS, [len(x) for x, _ in parts])
     probe = FoldedRidge(x_NF, fold_N)
     r2 = {s: 1 - probe.errors(v[:, told]) / spread_of(v[:, told]) for s, v in y.items()}
@@ -71,6 +77,7 @@ def check_labels(store: RolloutStore) -> None:
             f"observation of the step {'before' if step > 0 else 'after'} shows, and no label is "
             "what its own shows; record again"
         )  # fmt: skip
+    return ""
 
 
 def aside(r2: Mapping[int, np.ndarray]) -> tuple[int, int] | None:
@@ -85,5 +92,9 @@ def aside(r2: Mapping[int, np.ndarray]) -> tuple[int, int] | None:
     return None
 
 
-def _width(store: RolloutStore, fields: list[str], episode: int) -> int:
-    return int(flat_obs(store.pooled(*fields, episodes=[episode])[0]).shape[1])
+def _narrowest(store: RolloutStore, episode: int, most: int) -> list[str]:
+    """The fields of an observation, the narrowest first, as far as they are ``most`` numbers together."""
+    fields = [c for c in store.column_names if c.startswith("obs/")]
+    width = {f: int(x[0].size) for f, x in store.pooled(*fields, episodes=[episode])[0].items()} if fields else {}
+    order = sorted(fields, key=lambda f: width[f])
+    return [f for f, total in zip(order, np.cumsum([width[f] for f in order]), strict=True) if total <= most]

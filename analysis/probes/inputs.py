@@ -1,7 +1,8 @@
 """What quantities are read from, by the words of ``--inputs``, an episode at a time: nothing of a wide one is kept.
 
     h, block_0, embedding ...    a column of the recording, else a point of the recorded agent, shown the episodes
-    obs, obs:4                   the observation, the last 4 (of the earlier ones their main components)
+    obs, obs:4                   the observation (of one of more than 6,144 numbers its 1,024 main components), the
+                                 last 4 (of the earlier ones their main components)
     time, actions                curves in time; how often each action was taken so far
     episode                      which episode it is: nothing, where whole episodes are held out
     frame                        what the agent makes of the observation with an empty memory
@@ -28,12 +29,14 @@ from core.contracts import Agent, UserError
 from core.episodes import RolloutStore
 
 MOST_WIDE = 6144  # numbers of an input: more take minutes and gigabytes to fit
-LAG_WIDTH = 256  # main components of earlier observations
-SAMPLE = 16_384  # rows that these are found from
+LAG_WIDTH, WIDE_WIDTH = 256, 1024  # main components of earlier observations, and of one that is wider than MOST_WIDE
+SAMPLE, WIDE_SAMPLE = 16_384, 2048  # rows that these are found from
 EPISODE = "episode"
 OWN = ("obs", "time", "actions", "frame", "random", EPISODE)  # words that are no column and no point
 OF_THE_ROWS = frozenset({"time", EPISODE})  # how wide they are follows from the recording's rows
-BASELINES = ("obs", "embedding", "time", "actions", "frame", "random", EPISODE)  # all others hold a memory
+BASELINES = (  # all others hold a memory
+    "obs", "embedding", "time", "actions", "action", "reward", "frame", "random", EPISODE,
+)  # fmt: skip
 
 
 class Input(NamedTuple):
@@ -45,8 +48,11 @@ class Input(NamedTuple):
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it is what states are compared with."""
-        return "+" in self.name or self.name.partition(":")[0] in BASELINES
+        """Whether it is what states are compared with: nothing in it is a state."""
+        return all(
+            word.startswith("obs/") or word.rpartition("/")[2].partition(":")[0] in BASELINES
+            for word in self.name.split("+")
+        )
 
 
 def is_elsewhere(word: str) -> bool:
@@ -57,8 +63,10 @@ def is_elsewhere(word: str) -> bool:
 def elsewhere(word: str) -> tuple[str, Path]:
     """(name, directory) of NAME=DIR."""
     name, _, path = word.partition("=")
-    if not re.fullmatch(r"\w+", name) or name in OWN or not path:
+    if not re.fullmatch(r"\w+", name) or not path:
         raise UserError(f"--inputs {word}: expected NAME=DIR, as in visible=runs/rollouts_visible")
+    if name in (*OWN, "h"):
+        raise UserError(f"--inputs {word}: {name} is an input of the recording itself; give it another name")
     return name, Path(path)
 
 
@@ -95,8 +103,12 @@ def block_words(asked: str, store: RolloutStore, agent: Agent | None) -> list[st
 
 def check_words(words: Sequence[str], store: RolloutStore, agent: Agent | None) -> None:
     """UserError unless each word names something that is there."""
-    if len(set(words)) < len(words):
-        raise UserError(f"--inputs names {next(w for w in words if words.count(w) > 1)!r} twice")
+    names = [elsewhere(w)[0] if is_elsewhere(w) else w for w in words]
+    if len(set(names)) < len(names):
+        raise UserError(f"--inputs names {next(n for n in names if names.count(n) > 1)!r} twice")
+    for word in words:
+        if "+" in word and EPISODE in word.split("+"):
+            raise UserError(f"--inputs {word}: {EPISODE} stands alone")
     points = list(agent.points) if agent is not None else []
     last = [c.rpartition("/")[2] for c in store.column_names if c.partition("/")[0] not in ("truth", "obs")]
     for word in (part for w in words if not is_elsewhere(w) for part in w.split("+")):
@@ -113,8 +125,6 @@ def check_words(words: Sequence[str], store: RolloutStore, agent: Agent | None) 
             more = "" if agent is not None else " (with --agent also the agent's points)"
             raise UserError(f"--inputs {word}: {store.path} has no such column{nearest(word, known)}; there are: "
                             f"{', '.join(dict.fromkeys(known))}{more}")  # fmt: skip
-        if EPISODE in word.split("+") and "+" in word:
-            raise UserError("--inputs episode stands alone")
 
 
 def flat_obs(columns: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -171,11 +181,6 @@ def beside(name: str, parts: Sequence[Input]) -> Input:
 
 def own_of(word: str, store: RolloutStore, step_E: Mapping[int, np.ndarray], time_N: np.ndarray) -> Input:
     """An input that the recording alone tells."""
-    fields = [c for c in store.column_names if c.startswith("obs/")]
-
-    def seen(e: int) -> np.ndarray:
-        return flat_obs(store.pooled(*fields, episodes=[e])[0])
-
     if word == "time":
         return kept(word, time_features(time_N).astype(np.float32))
     if word == EPISODE:
@@ -194,9 +199,7 @@ def own_of(word: str, store: RolloutStore, step_E: Mapping[int, np.ndarray], tim
             return x.reshape(len(x), width)[step_E[e]].astype(np.float32)
 
         return Input(word, width, stored)
-    if not fields:
-        raise UserError(f"--inputs {word}: {store.path} holds no observations")
-    width = seen(next(iter(step_E))).shape[1]
+    seen, width = seen_in(store, step_E, word)
     if word == "obs":
         return Input(word, width, lambda e, rows: seen(e)[step_E[e]])
     before = int(word.partition(":")[2]) - 1
@@ -213,6 +216,41 @@ def own_of(word: str, store: RolloutStore, step_E: Mapping[int, np.ndarray], tim
         return np.concatenate([now_TF[step_E[e]], *lags], 1)
 
     return Input(word, width + before * (width if turn_FL is None else turn_FL.shape[1]), recent)
+
+
+def seen_in(
+    store: RolloutStore, step_E: Mapping[int, np.ndarray], word: str
+) -> tuple[Callable[[int], np.ndarray], int]:
+    """(an episode's observations as they are read, float32 [T, F]; F): all their numbers, or main components."""
+    fields = [c for c in store.column_names if c.startswith("obs/")]
+    if not fields:
+        raise UserError(f"--inputs {word}: {store.path} holds no observations")
+
+    def seen(e: int) -> np.ndarray:
+        return flat_obs(store.pooled(*fields, episodes=[e])[0])
+
+    width = seen(next(iter(step_E))).shape[1]
+    if width <= MOST_WIDE:
+        return seen, width
+    turn_FK = wide_components(seen, step_E)
+    return lambda e: seen(e) @ turn_FK, turn_FK.shape[1]
+
+
+def wide_components(seen: Callable[[int], np.ndarray], step_E: Mapping[int, np.ndarray]) -> np.ndarray:
+    """Directions [F, K] of most variance over at most WIDE_SAMPLE rows, where F is too large for a covariance."""
+    rng = np.random.default_rng(0)
+    total = sum(map(len, step_E.values()))
+    share = min(1.0, WIDE_SAMPLE / total)
+    parts = []
+    for e, steps in step_E.items():
+        some = steps[rng.random(len(steps)) < share]
+        if len(some):
+            parts.append(seen(e)[some])
+    x_MF = np.concatenate(parts)[:WIDE_SAMPLE]
+    x_MF = x_MF - x_MF.mean(0)
+    value_M, vector_MM = np.linalg.eigh(x_MF @ x_MF.T)
+    kept = np.flatnonzero(value_M > 1e-6 * value_M[-1])[: -WIDE_WIDTH - 1 : -1]
+    return np.ascontiguousarray(x_MF.T @ vector_MM[:, kept] / np.sqrt(value_M[kept]))
 
 
 def main_components(

@@ -35,7 +35,7 @@ class SaliencyConfig:
     env_states: Path | None = None
     """run directory with a basis of world states, for the quantities d_pca:ID ..."""
     basis_kind: str = "ica"
-    """the basis that ID alone means, and gradients are given in: pca, ica, nmf, neurons"""
+    """the basis that ID alone means, and gradients are given in: pca, ica, nmf, neurons, probe (of analysis.probes)"""
     methods: tuple[Method, ...] = ("integrated",)
     """besides the gradients: plain (gradients without noise), integrated (captum's integrated gradients of the
     target frame), deeplift and occlusion (captum's, of the target frame), latent (captum's integrated gradients of

@@ -26,7 +26,7 @@ class TargetFunctionsConfig:
     hidden_states: Path | None = None
     """hidden_states run directory, for targets that are directions"""
     basis_kind: str = "ica"
-    """the basis that ID alone means: pca, ica, nmf, neurons"""
+    """the basis that ID alone means: pca, ica, nmf, neurons, probe (of analysis.probes)"""
     samples: int = 16
     """latents to find for each target, each from a start of its own"""
     screen: int = 16

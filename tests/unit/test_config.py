@@ -10,6 +10,7 @@ import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -18,7 +19,7 @@ from hypothesis import given, settings, strategies as st
 from agents import nmmo_train, train
 from agents.train import STAGE, TrainConfig
 from core import artefacts
-from core.config import device_of, from_json, merge, nearest, parse, preset, run, to_json
+from core.config import device_of, from_json, merge, nearest, parse, preset, require_accelerator, run, to_json
 from core.contracts import UserError
 
 
@@ -347,6 +348,18 @@ def test_help_names_flags_units_and_layers(capsys: pytest.CaptureFixture[str]) -
     assert stopped.value.code == 0
     text = capsys.readouterr().out
     assert "--depth" in text and "layers" in text and "--preset" in text and "--inner.depth" not in text
+
+
+def test_an_accelerator_that_did_not_load_is_no_silent_fallback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUML_ACCEL_ENABLED", "1")
+    with pytest.raises(SystemExit, match="2"):
+        run(Outer, print, "outer", [])
+    assert "cuml was not loaded" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "cuml", SimpleNamespace(__version__="26.10.00"))
+    require_accelerator()
+    assert artefacts.package_versions()["cuml"] == "26.10.00"
 
 
 def test_helpers() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
+from analysis.probes import alignment
 from analysis.probes.__main__ import main, recordings_of, tables_of
 from analysis.probes.alignment import aside, check_labels, check_states
 from analysis.probes.config import ProbesConfig
@@ -220,8 +221,8 @@ def config_of(path: Path, **changes: Any) -> ProbesConfig:
 def test_all_checkpoints_in_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for steps in (900, 1000):
         record(tmp_path / "runs" / f"checkpoint_{steps}", steps, blocks={"a": 4, "b": 8})
-    config = config_of(tmp_path / "none", run_dir=tmp_path / "runs", all_ckpts=True, block="all", out=tmp_path / "out",
-                       targets=("stimulus_0", "side"), directions=("stimulus_0",))  # fmt: skip
+    config = config_of(ProbesConfig.extraction, run_dir=tmp_path / "runs", all_ckpts=True, block="all",
+                       out=tmp_path / "out", targets=("stimulus_0", "side"), directions=("stimulus_0",))  # fmt: skip
     assert [p.name for p in recordings_of(config)] == ["checkpoint_900", "checkpoint_1000"]
     main(config)
     assert artefacts.verify(tmp_path / "out") == []
@@ -250,10 +251,13 @@ def test_one_line_for_each_mistake(tmp_path: Path) -> None:
         ({"inputs": ("h", "h")}, "--inputs names 'h' twice"),
         ({"inputs": ("h", "random")}, "random needs the agent that was recorded: give --agent"),
         ({"inputs": ("h", "other=")}, "expected NAME=DIR"),
+        ({"inputs": ("h", f"h={small}")}, "h is an input of the recording itself; give it another name"),
+        ({"inputs": ("h", f"v={small}", f"v={good}")}, "--inputs names 'v' twice"),
+        ({"inputs": ("h", "episode+time")}, "--inputs episode.time: episode stands alone"),
+        ({"run_dir": tmp_path / "good"}, "leave out the first argument and --recordings"),
         ({"block": "3"}, "has 1 block.s., 0 to 0"),
         ({"block": "first"}, "--block first: last, all, or the number"),
         ({"all_ckpts": True}, "belong to --run_dir"),
-        ({"run_dir": tmp_path / "empty"}, "holds no recording"),
         ({"recordings": (small,)}, "several recordings are compared by what is read from --inputs"),
         ({"inputs": ("h",), "classes": ("stimulus_1",)}, "values are too many for names"),
         ({"directions": ("sid",)}, "no target .did you mean side"),
@@ -264,6 +268,8 @@ def test_one_line_for_each_mistake(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(UserError, match=said):
             main(config_of(good, out=tmp_path / "out", given=(), **changes))
+    with pytest.raises(UserError, match="empty holds no recording.*record.py --run_dir .*empty"):
+        main(config_of(ProbesConfig.extraction, run_dir=tmp_path / "empty", out=tmp_path / "out", given=()))
     wide = record(tmp_path / "wide", blocks={"a": 8})
     with pytest.raises(UserError, match="block_0 is 4 numbers wide, 8 in .* of the same cell and blocks"):
         main(config_of(small, recordings=(wide,), inputs=("block_0",), targets=("stimulus_0",), out=tmp_path / "out"))
@@ -273,7 +279,7 @@ def test_one_line_for_each_mistake(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_labels_and_states_that_are_out_of_line_are_found(tmp_path: Path) -> None:
+def test_labels_and_states_that_are_out_of_line_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = PlantedAgent(OPTIONS)
     for name, late, slip in (("good", 0, 0), ("late", 1, 0), ("early", -1, 0), ("slipped", 0, 1)):
         with RolloutStore(record(tmp_path / name, late=late, slip=slip)) as store:
@@ -291,6 +297,12 @@ def test_labels_and_states_that_are_out_of_line_are_found(tmp_path: Path) -> Non
                 check_states(agent, store)
     with pytest.raises(UserError, match="labels out of line"):  # though the label that is read is not shown
         main(config_of(tmp_path / "late", targets=("hidden",), out=tmp_path / "out"))
+    for more in ({"recordings": (tmp_path / "late",)}, {"inputs": ("h", f"other={tmp_path / 'late'}")}):
+        with pytest.raises(UserError, match="late: labels out of line"):  # whichever recording it is
+            main(config_of(tmp_path / "good", targets=("hidden",), out=tmp_path / "out", **{"inputs": ("h",), **more}))
+    monkeypatch.setattr(alignment, "WIDEST", 4)
+    with RolloutStore(tmp_path / "late") as store:
+        assert check_labels(store).startswith("no field of the observation is narrow enough")
     exact, none, clock = np.array([0.999, 0.2]), np.array([0.6, 0.2]), np.array([1.0, 1.0])
     assert aside({-1: none, 0: none, 1: exact}) == (0, 1) and aside({-1: exact, 0: exact[::-1], 1: none}) is None
     assert aside({-1: clock, 0: clock, 1: clock}) is None  # what is so for long says nothing
@@ -304,7 +316,7 @@ class Layers(PlantedAgent):
         self.points = {"h": 8, "block_0": 8, "block_1": 8, "block_2": 8}
 
 
-def test_inputs_are_what_they_are_called(tmp_path: Path) -> None:
+def test_inputs_are_what_they_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = PlantedAgent(OPTIONS)
     with RolloutStore(record(tmp_path / "good", blocks={"a": 4, "b": 8})) as store:
         step_E = {e: np.arange(1, 9, 2) for e in range(4)}
@@ -329,6 +341,16 @@ def test_inputs_are_what_they_are_called(tmp_path: Path) -> None:
         ]  # fmt: skip
         assert block_words("last", store, None) == ["block_1"] and block_words("0", store, None) == ["block_0"]
         assert all(x.width == x.of(2, rows).shape[1] and x.of(2, rows).dtype == np.float32 for x in inputs.values())
+        named = ["points/embedding", "obs/x", "action", "h+time", "obs+time", "world/h"]
+        assert [Input(n, 1, inputs["h"].of).is_baseline for n in named] == [True, True, True, False, True, False]
+        monkeypatch.setattr("analysis.probes.inputs.MOST_WIDE", 7)
+        monkeypatch.setattr("analysis.probes.inputs.WIDE_WIDTH", 3)
+        wide, last = inputs_of(["obs", "obs:2"], store, None, step_E, np.tile(np.arange(1, 9, 2), 4), 0)
+        assert wide.width == 3 and last.width == 6
+        every = np.concatenate([store.pooled("obs/x", episodes=[e])[0]["obs/x"][1:9:2] for e in range(4)])
+        told = np.concatenate([wide.of(e, rows) for e in range(4)])
+        main3 = np.linalg.svd(every - every.mean(0))[2][:3]
+        np.testing.assert_allclose(np.abs(told), np.abs(every @ main3.T), atol=1e-3)
 
 
 def test_rows_of_a_kept_input() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from agents.play import tensors
 from analysis.shared.events import parse_event
 from analysis.shared.truths import told_by
 from core.contracts import UserError
@@ -17,7 +18,7 @@ from validation.hypotheses.grammar import parse_hypothesis
 from validation.interventions.alone import alone, names_told
 from validation.interventions.bench import _across
 from validation.interventions.options import StudyOptions, parse_study
-from validation.interventions.world_edits import parse_world_edits, world_edit_rows
+from validation.interventions.world_edits import altered, parse_world_edits, world_edit_rows
 from validation.paired.course import Measures, quantities, rows_of
 from validation.paired.real import RealWorld
 from validation.paired.starts import collect_starts
@@ -158,12 +159,40 @@ def test_what_an_agent_cannot_see_does_nothing_at_once() -> None:
     assert found["sees", "stimulus_1 = -2", f"value@{K}"]["effect"] == pytest.approx(
         0, abs=1e-6
     )  # nothing reads the nuisance
-    with pytest.raises(UserError, match="expected NAME = VALUE"):
-        parse_world_edits(("health 2",), NAMES)
+    for word in ("health 2", "stimulus_1 = 1e400"):
+        with pytest.raises(UserError, match="expected NAME = VALUE"):
+            parse_world_edits((word,), NAMES)
     with pytest.raises(UserError, match=r"tells no stimulus_9 \(did you mean stimulus_"):
         parse_world_edits(("stimulus_9 = 2",), NAMES)
     with pytest.raises(UserError, match="side cannot be set"):
         env.edited(starts.states, "side", 1.0)
+
+
+def test_what_is_only_shown_leaves_the_world_as_it_is(real: RealWorld) -> None:
+    """As it is done by hand: the agent sees the number at every step, the world goes on from its own state.  A blind
+    agent does nothing, ever."""
+    (edit,) = parse_world_edits(("stimulus_0 = 4",), NAMES, shown=True)
+    agent, env, starts = real.agent, real.env, real.starts
+    course = altered(real, edit).run()
+    now, state, on = env.restore(starts.states), starts.before, torch.ones(N, dtype=torch.bool)
+    for t in range(K + 1):
+        assert torch.equal(course.told_RTM[on, t, 0], torch.from_numpy(now.truth["stimulus"][:, 0])[on])
+        there = env.snapshot()
+        seen = agent.encode(tensors(env.restore(env.edited(there, "stimulus_0", 4)), torch.device("cpu")))
+        state = agent.advance(seen, state, torch.from_numpy(now.is_first))
+        logits, _ = agent.heads(seen, state)
+        np.testing.assert_allclose(course.logits_RTA[on, t], logits[on], atol=1e-5)
+        env.restore(there)
+        now = env.step((logits + real.noise_NTA[:, t]).argmax(1).numpy())
+        on &= ~torch.from_numpy(now.terminated | now.truncated)
+    assert float((real.run().logits_RTA - course.logits_RTA)[:, 1:].abs().max()) > 0.1
+    blind = PlantedAgent(OPTIONS)
+    with torch.no_grad():
+        blind.U_HX.zero_()
+    starts = collect_starts(blind, env, N, initial_frames=1, latest=6, seed=0)
+    world = RealWorld(blind, starts.state, real.noise_NTA, real.measures, env, starts, real.few)
+    for row in world_edit_rows(world, (edit,), np.random.default_rng(0)):
+        assert row["shown"] and row["at_once"] == row["effect"] == row["low"] == row["high"] == 0
 
 
 def test_a_study_of_donors_matched_in_the_truth() -> None:

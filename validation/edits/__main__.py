@@ -62,7 +62,7 @@ class EditsConfig(LiveConfig):
     basis: Path | None = None
     """hidden-states run directory, for --directions"""
     basis_kind: str = "ica"
-    """which basis of --basis: pca, ica, nmf, neurons"""
+    """which basis of --basis: pca, ica, nmf, neurons, probe (of analysis.probes)"""
     directions: tuple[str, ...] = ()
     """directions, as ica:0 or 0, said to carry the object: what the edit does to their coordinates, and what is left of
     its effects when they are set back to what they were, or everything but they is; none: no directions"""

@@ -75,7 +75,7 @@ class InterventionsConfig:
     out: Path = Path("runs/interventions")
     """run directory to write"""
     basis_kind: str = "ica"
-    """which basis of --hidden_states: pca, ica, nmf, neurons"""
+    """which basis of --hidden_states: pca, ica, nmf, neurons, probe (of analysis.probes)"""
     hypotheses: tuple[str, ...] = ()
     """changes to test, instead of --directions and --amounts, each in quotes: 'shift ica:5 by +2', 'collapse ica:5
     ica:9 always necessary for jump_started', 'swap ica:5 ica:9', 'keep_only ica:5', 'resample ica:5 through memory',
@@ -88,6 +88,8 @@ class InterventionsConfig:
     world_edits: tuple[str, ...] = ()
     """numbers of the world itself to set at the starts, each in quotes: 'health = 2'; without a simulator, in worlds
     that can.  The control of what the agent cannot see: at once it must do nothing"""
+    shown_edits: tuple[str, ...] = ()
+    """the same numbers in what the agent is shown alone, from the starts on: the world goes on as it is"""
     directions: tuple[str, ...] = ("0", "1")
     """the directions to test, such as ica:0 ica:1, or largest N: the N whose late effect the simulator predicts
     to be largest (chosen before the real world is asked)"""
@@ -228,9 +230,9 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
     basis: Basis = load_basis(config.hidden_states, config.basis_kind, name).to(device)
     check_options(options, basis)
     rule = rule_of(config, name, device)
-    asks = asks_truth(options) or bool(config.world_edits)
+    asks = asks_truth(options) or bool(config.world_edits or config.shown_edits)
     truth = names_told(pool(agent.spec, config, told=True), agent.spec, config.starts) if asks else ()
-    edits = parse_world_edits(config.world_edits, truth)
+    edits = parse_world_edits(config.world_edits, truth) + parse_world_edits(config.shown_edits, truth, shown=True)
     hypotheses, events = parse_study(options, basis, agent.spec, rule, truth)
     told = bool(matched_in(hypotheses)) or any(event.truths for event in events)
     given = {"policy": policy, "hidden_states": config.hidden_states, "behaviours": config.behaviours}
@@ -245,11 +247,13 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
         run.metrics = dict(result.scalars)
         run.facts = {"agent": name}
     print_summary(result)
-    for edit in dict.fromkeys(row["edit"] for row in result.tables.get("world_edits", ())):
-        own = [row for row in result.tables["world_edits"] if row["edit"] == edit]
+    edited = result.tables.get("world_edits", ())
+    for edit, shown in dict.fromkeys((row["edit"], row["shown"]) for row in edited):
+        own = [row for row in edited if (row["edit"], row["shown"]) == (edit, shown)]
         said = "nothing" if own[0]["at_once"] == 0 else f"changes of up to {own[0]['at_once']:.3g}: the agent sees it"
         most = min(own, key=lambda row: row["p"])
-        print(f"the world's own {edit}: at once {said}; later most clearly {in_words(most['quantity'])} "
+        where = "what the agent is shown," if shown else "the world's own"
+        print(f"{where} {edit}: at once {said}; later most clearly {in_words(most['quantity'])} "
               f"{most['effect']:+.3g} [{most['low']:+.3g}, {most['high']:+.3g}] {most['unit']}")  # fmt: skip
     print(f"{len(result.notes['hypotheses'])} changes of the hidden state, real world alone: {config.out}")
 
@@ -259,8 +263,9 @@ def main(config: InterventionsConfig) -> None:
         config = replace(config, hidden_states=config.basis, basis=None)
     options = check(config)
     torch.set_num_threads(config.threads)
-    if config.world_edits and config.policy is None:
-        raise UserError("--world_edits are of the real world: give --policy in place of a simulator")
+    for flag, edits in {"--world_edits": config.world_edits, "--shown_edits": config.shown_edits}.items():
+        if edits and config.policy is None:
+            raise UserError(f"{flag} are of the real world: give --policy in place of a simulator")
     if config.policy is not None:
         without_simulator(config, config.policy, options)
         return

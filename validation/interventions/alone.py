@@ -121,7 +121,7 @@ def alone(
         set_rows: list[dict[str, Any]] = []
         if edits:
             if isinstance(asked.world, SharedWorld):
-                raise UserError("--world_edits are for worlds of one agent, which have snapshots")
+                raise UserError("--world_edits and --shown_edits are for worlds of one agent, which have snapshots")
             set_rows = world_edit_rows(asked.world, edits, rng)
     finally:
         for one in made:

@@ -1,8 +1,9 @@
-"""A number of the world itself set to another value at the starts: the control of what an agent cannot see.
+"""A number of the world itself at another value: set at the starts, or in what the agent is shown alone.
 
-Where the observation does not show the number, the agent must do at once exactly what it did: same logits, same value.
-What comes later comes by way of the world (an agent of health 1 dies of what one of 9 survives), and is given beside
-what a change of the agent's own state does.
+Set: where the observation does not show the number, the agent must do at once exactly what it did: same logits, same
+value.  What comes later comes by way of the world (an agent of health 1 dies of what one of 9 survives), and is given
+beside what a change of the agent's own state does.  Shown: the world goes on as it was, and from the starts on the
+agent sees what it would see if the number were that; one that cannot see the number does nothing, ever.
 
 N starts, Q quantities.
 """
@@ -10,8 +11,8 @@ N starts, Q quantities.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 
 from agents.play import tensors
 from core.config import nearest
-from core.contracts import Editable, UserError
+from core.contracts import Editable, Step, UserError, VecEnv
 from core.stats import means
 from validation.paired.course import is_late, unit_of
 from validation.paired.real import RealWorld
@@ -28,34 +29,59 @@ NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
 
 
 class WorldEdit(NamedTuple):
-    """A truth column, and the value it is given."""
+    """A truth column, and the value it is given; ``shown``: in what the agent sees alone, at every step."""
 
     column: str
     value: float
+    shown: bool = False
 
     @property
     def name(self) -> str:
         return f"{self.column} = {self.value:g}"
 
 
-def parse_world_edits(words: Sequence[str], truth: Sequence[str]) -> tuple[WorldEdit, ...]:
-    """Edits from ``NAME = VALUE``; truth: the columns that the world tells.  UserError."""
-    out = []
+def parse_world_edits(words: Sequence[str], truth: Sequence[str], shown: bool = False) -> tuple[WorldEdit, ...]:
+    """Edits from ``NAME = VALUE``; truth: the columns that the world tells; shown: of what is seen.  UserError."""
+    out, flag = [], "--shown_edits" if shown else "--world_edits"
     for word in words:
         found = re.fullmatch(rf"\s*(\w+)\s*=\s*({NUMBER})\s*", word)
-        if not found:
-            raise UserError(f"--world_edits {word!r}: expected NAME = VALUE, as in 'health = 2'")
+        if not found or not np.isfinite(float(found[2])):
+            raise UserError(f"{flag} {word!r}: expected NAME = VALUE, as in 'health = 2'")
         if found[1] not in truth:
             told = ", ".join(truth) or "nothing"
             raise UserError(
-                f"--world_edits {word!r}: the world tells no {found[1]}{nearest(found[1], truth)}; it tells {told}"
+                f"{flag} {word!r}: the world tells no {found[1]}{nearest(found[1], truth)}; it tells {told}"
             )
-        out.append(WorldEdit(found[1], float(found[2])))
+        out.append(WorldEdit(found[1], float(found[2]), shown))
     return tuple(out)
 
 
+@dataclass
+class ShownWorld(RealWorld):
+    """A real world that goes on as it is, in which the agent is shown another one."""
+
+    edit: WorldEdit | None = None
+
+    def observed(self, now: Step, states: Sequence[bytes], env: VecEnv) -> Mapping[str, np.ndarray]:
+        assert self.edit is not None and isinstance(env, Editable)
+        return env.restore(env.edited(states, self.edit.column, self.edit.value)).obs
+
+
+def altered(world: RealWorld, edit: WorldEdit) -> RealWorld:
+    """The starts with that edit."""
+    assert isinstance(world.env, Editable)
+    states = world.starts.states
+    there = moved(world, world.env.edited(states, edit.column, edit.value))
+    if not edit.shown:
+        return there
+    starts = replace(there.starts, states=states)
+    return ShownWorld(
+        world.agent, there.state_N, world.noise_NTA, world.measures, world.env, starts, world.few, edit=edit
+    )
+
+
 @torch.no_grad()
-def shown(world: RealWorld, states: Sequence[bytes]) -> RealWorld:
+def moved(world: RealWorld, states: Sequence[bytes]) -> RealWorld:
     """The same starts in other states of the world, as the agent sees them now: what it saw before stays."""
     starts = world.starts
     now = world.env.restore(states)
@@ -63,8 +89,8 @@ def shown(world: RealWorld, states: Sequence[bytes]) -> RealWorld:
     first_B = torch.zeros(len(starts), dtype=torch.bool, device=world.noise_NTA.device)
     state = world.agent.advance(seen, starts.before, first_B)
     window = {k: np.concatenate([x[:, :-1], now.obs[k][:, None]], 1) for k, x in starts.window.items()}
-    moved = replace(starts, states=tuple(states), state=state, window=window, h_NH=world.agent.read("h", seen, state))
-    return RealWorld(world.agent, state, world.noise_NTA, world.measures, world.env, moved, world.few)
+    there = replace(starts, states=tuple(states), state=state, window=window, h_NH=world.agent.read("h", seen, state))
+    return RealWorld(world.agent, state, world.noise_NTA, world.measures, world.env, there, world.few)
 
 
 def world_edit_rows(world: RealWorld, edits: Sequence[WorldEdit], rng: np.random.Generator) -> list[dict[str, Any]]:
@@ -72,17 +98,19 @@ def world_edit_rows(world: RealWorld, edits: Sequence[WorldEdit], rng: np.random
     the largest change at any start; 0 of a number that the agent cannot see."""
     env, states = world.env, world.starts.states
     if not states or not isinstance(env, Editable):
-        raise UserError(f"--world_edits: {env.spec.env_id} cannot set a number of a snapshot")
-    before = {q: v[0] for q, v in shown(world, states).measure([None]).items()}  # by the same sums, to the last bit
+        flag = "--shown_edits" if edits[0].shown else "--world_edits"
+        raise UserError(f"{flag}: {env.spec.env_id} cannot set a number of a snapshot")
+    before = {q: v[0] for q, v in moved(world, states).measure([None]).items()}  # by the same sums, to the last bit
     rows: list[dict[str, Any]] = []
     for edit in edits:
-        after = {q: v[0] for q, v in shown(world, env.edited(states, edit.column, edit.value)).measure([None]).items()}
+        after = {q: v[0] for q, v in altered(world, edit).measure([None]).items()}
         at_once = max(float(np.abs(after[q] - before[q]).max()) for q in before if not is_late(q))
         for q in (q for q in before if is_late(q)):
             found = means((after[q] - before[q])[:, None], rng=rng)
             low, high = found.interval()
             rows.append({
-                "edit": edit.name, "quantity": q, "unit": unit_of(q), "effect": float(found.value_Q[0]),
+                "edit": edit.name, "shown": edit.shown, "quantity": q, "unit": unit_of(q),
+                "effect": float(found.value_Q[0]),
                 "low": float(low[0]), "high": float(high[0]), "p": float(found.p()[0]), "n": len(world.starts),
                 "at_once": at_once,
             })  # fmt: skip

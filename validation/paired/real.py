@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,10 @@ class RealWorld(Paired):
         out = np.stack([known[name] for name in names], 1) if names else np.zeros((len(step.reward), 0))
         return torch.from_numpy(out).to(like)
 
+    def observed(self, now: Step, states: Sequence[bytes], env: VecEnv) -> Mapping[str, np.ndarray]:
+        """What the agent is shown of a step, after which ``env`` is in these states."""
+        return now.obs
+
     def go(self, t: int, states: Sequence[Any], actions: Tensor) -> Places:
         env, like = self.env if self.few is None else self.few, self.noise_NTA
         slots, done = env.spec.slots, actions.cpu().numpy()
@@ -55,9 +59,10 @@ class RealWorld(Paired):
             env.restore(some + some[:1] * (slots - count))
             now = env.step(np.concatenate([acts, np.zeros_like(acts, shape=(slots - count, *acts.shape[1:]))]))
             over = (now.terminated | now.truncated)[:count]
-            seen = {k: torch.from_numpy(v[:count]).to(like.device) for k, v in now.obs.items()}
             reward, ends = (torch.from_numpy(x).to(like) for x in (now.reward[:count], over))
-            after = [None if end else state for state, end in zip(env.snapshot(), over, strict=False)]
+            left = env.snapshot()
+            after = [None if end else state for state, end in zip(left, over, strict=False)]
+            seen = {k: torch.from_numpy(v[:count]).to(like.device) for k, v in self.observed(now, left, env).items()}
             return Places(after, self.agent.encode(seen), reward, ends, self.told(now)[:count])
 
         return together([Places(*found) for found in ranks.each(range(0, len(states), slots), branch)])

@@ -63,7 +63,7 @@ class PanelConfig:
     steps: int = 32
     """transitions of a sample that are shown"""
     basis_kind: str = "ica"
-    """basis of the directions: pca, ica, nmf, neurons"""
+    """basis of the directions: pca, ica, nmf, neurons, probe (of analysis.probes)"""
     starts: int = 12
     """serve: starts in the real game (0: none, and nothing is live)"""
     port: int = 0
