@@ -215,6 +215,12 @@ def peak_mb(words: list[str]) -> float:
     return usage.ru_maxrss / 1024
 
 
+def with_late(words: list[str], late: str) -> list[str]:
+    """``-m MODULE ...`` in a process that first imports these."""
+    return ["-c", f"import runpy, {late}\n"
+            f"runpy.run_module({words[1]!r}, run_name='__main__', alter_sys=True)", *words[2:]]  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(CASES)}; none: all")
@@ -242,7 +248,8 @@ def main() -> None:
                 flags = of.flags.format(w=work, s=size, **sizes).split()
                 out = Path(folder) / f"{name}_{size}"
                 threads = [] if name in ONE_THREAD else ["--threads", "1"]
-                peaks.append(peak_mb([*stage.command.split(), *flags, *threads, "--out", str(out)]) - empty)
+                words = [*stage.command.split(), *flags, *threads, "--out", str(out)]
+                peaks.append(peak_mb(with_late(words, of.late) if of.late else words) - empty)
             one, ten = peaks
             print(f"| {name} | {of.data} | {one:,.0f} | {ten:,.0f} | {ten / one:.2f} |", flush=True)
 

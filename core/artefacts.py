@@ -624,7 +624,10 @@ def _fill(module: torch.nn.Module, have: Mapping[str, torch.Tensor], file: Path)
     for tensor in sorted(set(want) | set(have)):
         if tensor not in have or tensor not in want:
             kind = "missing from" if tensor not in have else "not expected in"
-            raise UserError(f"{file}: tensor {tensor!r} is {kind} the file; its config.json is of another architecture")
+            raise UserError(
+                f"{file}: tensor {tensor!r} is {kind} the file; its config.json is of another architecture, or "
+                "an earlier version wrote it"
+            )
         if want[tensor].shape != have[tensor].shape:
             raise UserError(
                 f"{file}: tensor {tensor!r} has shape {tuple(have[tensor].shape)}, the configuration needs "

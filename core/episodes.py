@@ -32,6 +32,7 @@ INDEX = ("steps", "rows", "terminated", "truncated")  # columns of the index
 REMEDY = "copy or record it again"
 CHUNK_STEPS = 32
 SHARD_STEPS = 16_384
+OPEN = 16  # files of a store at a time: HDF5 keeps one to two megabytes of each
 GROUPS = ("obs", "truth", "world", "points")  # columns of an episode that have a name in a group
 TRANSITION = ("action", "logits", "reward")  # one row a transition, T; all others one row an observation
 
@@ -322,9 +323,15 @@ class RolloutStore:
     def _open(self, shard: int) -> Any:
         import h5py
 
-        if shard not in self._files:
-            self._check(self._shards[shard])
-            self._files[shard] = h5py.File(self.path / self._shards[shard], "r")
+        if shard in self._files:
+            self._files[shard] = self._files.pop(shard)  # the last that is closed
+            return self._files[shard]
+        self._check(self._shards[shard])
+        while len(self._files) >= OPEN:
+            longest_ago = next(iter(self._files))
+            self._opened = {key: of for key, of in self._opened.items() if key[0] != longest_ago}
+            self._files.pop(longest_ago).close()
+        self._files[shard] = h5py.File(self.path / self._shards[shard], "r")
         return self._files[shard]
 
     def _check(self, name: str) -> None:

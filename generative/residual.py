@@ -58,6 +58,8 @@ class ResidualWorld(VectorWorld):
         super().build()
         config, width = self.config, self.config.hidden_size
         self.rssm = RSSM(config, self.spec.n_actions + width, width)
+        # Else it grows, and the transition, which is told it beside an action of ones and zeros, no longer hears that.
+        self.embed = nn.Sequential(self.embed, nn.LayerNorm(width, elementwise_affine=False))
         inputs = config.deterministic_size + self.rssm.stochastic_size + width
         self.changes = together([change_of(field, config, inputs) for field in self.fields.values()])
 

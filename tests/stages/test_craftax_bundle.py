@@ -61,6 +61,18 @@ def test_numbers_that_are_told_are_the_stored_ones() -> None:
             assert shown(row) in told, row
 
 
+def test_what_h_says_beside_the_observation_and_time_is_the_agents_own_scores() -> None:
+    told = (ROOT / "docs" / "craftax.md").read_text()
+    scores = {(r["group"], r["target"], r["measure"], r["agent"]): float(r["value"])
+              for r in table(STUDY / "over_agents" / "agents.csv") if r["measure"] in ("h", "obs+time")}  # fmt: skip
+    for group in CELLS:
+        for target in ("row", "col", *NEEDS):
+            names = [f"probes_{group}_{seed}" for seed in SEEDS]
+            ahead = [scores[group, target, "h", n] - scores[group, target, "obs+time", n] for n in names]
+            value, low, high, _ = contrast([np.array(ahead)], [1]).estimate()
+            assert f"{value:+.2f} [{low:+.2f}, {high:+.2f}]".replace("0.", ".") in told, (group, target)
+
+
 def test_what_is_said_over_agents_is_what_the_tables_of_the_agents_give() -> None:
     """Of all twelve, and each counts once."""
     each = {(row["group"], row["agent"], row["target"]): float(row["value"])

@@ -308,6 +308,22 @@ def test_an_untrained_residual_world_goes_on_showing_what_it_showed() -> None:
     assert float((later["speed"] - begun.obs["speed"]).abs().mean()) < 0.5
 
 
+def test_a_residual_world_hears_its_action_however_large_its_embedding_has_grown() -> None:
+    """One that was trained on a recording that explores grew to 30 a number, and the world ignored what was done."""
+    torch.manual_seed(0)
+    obs = {k: x[:, :2] for k, x in windows(rooms(config=RESIDUAL), size=16).obs.items()}
+    heard = []
+    for size in (1.0, 100.0):
+        torch.manual_seed(0)
+        world = simulator_of(RESIDUAL, Lstm(SPEC).eval()).world.requires_grad_(False).eval()
+        next(p for n, p in world.named_parameters() if n.startswith("embed") and p.ndim == 2).mul_(size)
+        state, begun = world.begin_at(obs)
+        acts = (torch.full((16, 2), a) * torch.tensor([1, 0]) for a in range(3))
+        later = torch.stack([world.step(state, one_hot(a, SPEC.parts, begun.reward_B))[0].d_BD for a in acts])
+        heard.append(float(later.std(0).mean()))
+    assert heard[0] > 0 and heard[1] > heard[0] / 2
+
+
 def test_a_residual_world_is_trained_as_it_goes_on_by_itself() -> None:
     """Where frames are hidden, what is said of a step is what a rollout from there shows; where they are seen it is a
     change of the recorded one before."""
