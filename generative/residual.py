@@ -27,7 +27,21 @@ from generative.rssm import RSSM, ModelConfig, choose
 from generative.vector import VectorWorld
 
 STAYS = 5.0  # nats by which an untrained world finds a category, or a 0 or 1, likelier that it was
+AS_LONG = 4.0  # an embedding; as long as 16 groups of classes
 KEPT = 0.9  # share of a pixel that an untrained world keeps
+
+
+class Levelled(nn.LayerNorm):
+    """Numbers [..., width] of mean 0 and length ``AS_LONG``.
+
+    Else an embedding grows in training, and the transition, which is told it beside an action of ones and zeros, no
+    longer hears that."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, elementwise_affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (AS_LONG / self.normalized_shape[0] ** 0.5)
 
 
 class ResidualState(NamedTuple):
@@ -58,8 +72,7 @@ class ResidualWorld(VectorWorld):
         super().build()
         config, width = self.config, self.config.hidden_size
         self.rssm = RSSM(config, self.spec.n_actions + width, width)
-        # Else it grows, and the transition, which is told it beside an action of ones and zeros, no longer hears that.
-        self.embed = nn.Sequential(self.embed, nn.LayerNorm(width, elementwise_affine=False))
+        self.embed = nn.Sequential(self.embed, Levelled(width))
         inputs = config.deterministic_size + self.rssm.stochastic_size + width
         self.changes = together([change_of(field, config, inputs) for field in self.fields.values()])
 
