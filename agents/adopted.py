@@ -73,6 +73,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         tensors = dict(_tensors(_unpacked(path, data), ""))
     if not tensors:
         raise UserError(f"{path} holds no tensors")
+    for name, x in tensors.items():
+        if x.numel() * x.element_size() > x.untyped_storage().nbytes():
+            raise UserError(f"{path}: the tensor {name!r} is larger than what the file holds of it")
     broken = [name for name, x in tensors.items() if x.is_floating_point() and not x.isfinite().all()]
     if broken:
         raise UserError(f"{path}: the tensor {broken[0]!r} has NaN or infinite values")

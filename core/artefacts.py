@@ -22,6 +22,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import secrets
 import shutil
 import subprocess
 import sys
@@ -257,12 +258,13 @@ def _earlier(path: Path) -> str:
     return f"; the earlier run is whole in {aside}, and comes back by: rm -rf {name} && mv {quote(str(aside))} {name}"
 
 
-COMMANDS = ("resume", "overwrite")  # keys of a configuration that say how a command begins, not what it makes
+# Keys of a configuration that say how a command begins and ends, not what it makes.
+COMMANDS = ("resume", "overwrite", "stop_after", "save_minutes")
 
 
 def cut_off(path: Path, stage: str, config: Any) -> bool:
     """Whether a directory is what this very command left when it was cut off: half-written, by this stage with this
-    configuration (but for --resume and --overwrite), and with no earlier run set aside."""
+    configuration (but for ``COMMANDS``), and with no earlier run set aside."""
     mark = path / "config.json"
     if (path / MANIFEST).exists() or not mark.exists() or (aside_of(path) / MANIFEST).exists():
         return False
@@ -293,7 +295,7 @@ def begin_run(
     set aside, as ``.NAME.replaced`` beside it, and deleted only when the new one is whole.  Until then the directory is
     locked (core.lock).  Raises UserError; inputs must be whole run directories.
     """
-    path = Path(path)
+    path = _place_of(path)
     for directory in (inputs or {}).values():
         read_manifest(directory)
     replaced = aside_of(path)
@@ -304,8 +306,9 @@ def begin_run(
             _discard(path)
         elif holds:
             if not overwrite:
+                going_on = ", or --resume, which goes on from its state" if (path / STATES).is_dir() else ""
                 raise UserError(
-                    f"{path} already holds data; choose another directory or pass --overwrite"
+                    f"{path} already holds data; choose another directory or pass --overwrite{going_on}"
                     + ("" if (path / MANIFEST).exists() else _earlier(path))
                 )
             mark = read_json(path / "config.json") if (path / "config.json").exists() else None
@@ -335,8 +338,24 @@ def begin_run(
 
 
 def _mark(stage: str, config: Any, inputs: Mapping[str, Path]) -> dict[str, Any]:
-    """What a run directory's config.json says from its beginning on; of its inputs the checksums of their manifests."""
-    return {"stage": stage, "config": to_json(config), "inputs": {k: sha256(v / MANIFEST) for k, v in inputs.items()}}
+    """What a run directory's config.json says from its beginning on; of its inputs the checksums of their manifests;
+    and a name, by which the run knows its states (``run_name``)."""
+    made_from = {k: sha256(v / MANIFEST) for k, v in inputs.items()}
+    return {"stage": stage, "config": to_json(config), "inputs": made_from, "run": secrets.token_hex(8)}
+
+
+def run_name(path: Path) -> str | None:
+    """What tells a run directory from every other one, also of the same command; None of an earlier version's."""
+    mark = path / "config.json"
+    about = read_json(mark) if mark.exists() else None
+    name = about.get("run") if isinstance(about, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _place_of(path: Path) -> Path:
+    """The directory itself where ``path`` is a link to it: what is set aside and locked lies beside that."""
+    path = Path(path)
+    return path.resolve() if path.is_symlink() else path
 
 
 def _holds_data(path: Path) -> bool:
@@ -374,6 +393,7 @@ def resumed_run(path: Path, stage: str, config: Any, inputs: Mapping[str, Path])
     UserError, and it stays as it is, unless it was begun with these inputs, wherever they lie now (of what an earlier
     version began: unless they have the same paths).
     """
+    path = _place_of(path)
     with _writer_of(path):
         mark = _mark(stage, config, inputs)
         saved = read_json(path / "config.json")
@@ -385,6 +405,7 @@ def resumed_run(path: Path, stage: str, config: Any, inputs: Mapping[str, Path])
             before, now = ({k: _path_in(of["config"], k) for k in ("begin_with", *inputs)} for of in (saved, mark))
         if others := [k for k in {**before, **now} if before.get(k) != now.get(k)]:
             raise UserError(f"{path} was begun with another {others[0]}; start another run for that")
+        mark |= {"run": name} if (name := run_name(path)) else {}
         (path / MANIFEST).unlink(missing_ok=True)
         for half_written in path.rglob(".*.tmp"):  # by a process that was killed
             half_written.unlink()
@@ -416,6 +437,7 @@ def resumed(path: Path, stage: str, config: Any, inputs: Mapping[str, Path]) -> 
 def settle(path: Path) -> None:
     """Remove what a process left beside a whole run directory that was killed once it had written the manifest: the run
     that was replaced, the lock.  Raises UserError."""
+    path = _place_of(path)
     with _writer_of(path):
         shutil.rmtree(aside_of(path), ignore_errors=True)
     lock.release(path)
@@ -513,10 +535,22 @@ def simulator_warning(path: Path) -> str | None:
     if SIMULATOR_WARNING in facts:
         return str(facts[SIMULATOR_WARNING])
     if manifest["stage"] == "train_gen_model":
-        return poor_simulator(manifest.get("metrics", {}), facts.get("training", {}).get("metrics", {}))
+        training = facts.get("training")
+        own = training.get("metrics") if isinstance(training, dict) else None
+        return poor_simulator(*(m for m in (manifest.get("metrics"), own) if isinstance(m, dict)))
     sources = [(Path(path) / known["path"], known["manifest_sha256"]) for known in manifest["inputs"].values()]
     there = [d for d, known in sources if (d / MANIFEST).exists() and sha256(d / MANIFEST) == known]
     return next((said for d in there if (said := simulator_warning(d)) is not None), None)
+
+
+def compared(known: Any) -> tuple[float | None, Any, tuple[float | None, float | None]]:
+    """(value, n, interval) of a stored comparison; UserError where it is none."""
+    try:
+        ends = known.get("interval") or (None, None)
+        value, low, high = (None if x is None else float(x) for x in (known["value"], *ends))
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        raise UserError(f"a manifest's {LESS_THAN_HELD} is no comparison; {AGAIN}") from None
+    return value, known.get("n"), (low, high)
 
 
 def poor_simulator(*metrics: Mapping[str, Any]) -> str | None:
@@ -527,7 +561,7 @@ def poor_simulator(*metrics: Mapping[str, Any]) -> str | None:
             "the simulator was never compared with a held frame (an earlier version trained it): "
             "see frame_mse_less_copy of validation.fidelity, or train it again"
         )
-    value, n, (low, high) = known["value"], known.get("n"), known.get("interval", (None, None))
+    value, n, (low, high) = compared(known)
     if high is not None and high < 0:
         return None
     off = "not a number" if value is None else f"{value:+.3g}"

@@ -46,6 +46,7 @@ def learning_rate(step: int, total: int, peak: float, warm_up: int, schedule: Sc
 STATE = "training_state/state.pt"  # what a training goes on from
 ANEW = "copy it or start the {} anew"
 BEGUN_BY = ".begun_by"  # which launch of several processes wrote the directory
+RUN = "run"  # part of a state: the name of the run that it is of
 STATE_MARK = b"training state, sha256 "  # how its file begins; the checksum and a line's end follow, then torch's bytes
 
 
@@ -110,7 +111,13 @@ def seconds_of(text: str) -> float:
 
 def resume_command(config: Any, processes: Processes) -> str:
     """The command that began this training, with --resume."""
-    launcher = ["python"] if processes.count == 1 else ["torchrun", f"--nproc-per-node={processes.count}"]
+    launcher = ["python"]
+    if processes.count > 1:
+        nodes, here = (int(os.environ.get(name, n)) for name, n in (("GROUP_WORLD_SIZE", 1),
+                                                                    ("LOCAL_WORLD_SIZE", processes.count)))  # fmt: skip
+        # Where the machines meet is torchrun's own affair and not told to its processes.
+        met = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"] if nodes > 1 else []
+        launcher = ["torchrun", *met, f"--nproc-per-node={here}"]
     flags = [word for word in sys.argv[1:] if word not in ("--overwrite", "--resume")]
     if config.overwrite and "--overwrite" not in sys.argv:  # it stood in a --config or --preset
         flags.append("--no-overwrite")
@@ -171,7 +178,7 @@ def save_state(path: Path, **parts: Any) -> None:
     """Write the training state with its checksum, atomically; the old one stays whole until then."""
     path.parent.mkdir(exist_ok=True)
     buffer = io.BytesIO()
-    torch.save(parts, buffer)
+    torch.save({RUN: _run_of(path)} | parts, buffer)
     data = buffer.getbuffer()
     mark = STATE_MARK + hashlib.sha256(data).hexdigest().encode() + b"\n"
     with writing(path) as file:  # in two parts: a recording's is large
@@ -396,10 +403,18 @@ def load_state(path: Path, *parts: str, of: str = "training") -> dict[str, Any]:
     state: dict[str, Any] = unpickled_tensors(_state_bytes(path, of)[0], path, f"{of} state", anew)
     if not isinstance(state, dict):
         raise UserError(f"{path}: broken {of} state (it holds no parts); {anew}")
+    if state.get(RUN) and (own := _run_of(path)) and state[RUN] != own:
+        raise UserError(f"{path} is the state of another run ({state[RUN]}; this one is {own}): put its own back, or "
+                        f"start the {of} anew")  # fmt: skip
     for part in parts:
         if part not in state:
             raise UserError(f"{path} was written by another version (it has no {part!r}); start the {of} anew")
     return state
+
+
+def _run_of(state: Path) -> str | None:
+    """The name of the run directory that a state lies in."""
+    return artefacts.run_name(state.parent) or artefacts.run_name(state.parent.parent)
 
 
 def rng_states(device: torch.device) -> dict[str, Any]:

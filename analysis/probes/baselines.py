@@ -133,7 +133,14 @@ def previous_actions(store: RolloutStore, index_N2: np.ndarray, count: int) -> n
 
 
 def time_features(time_N: np.ndarray) -> np.ndarray:
-    """A piecewise linear curve in time [N, F]: linear B-splines with knots at its quantiles.
+    """``time_table`` row by row, [N, F]."""
+    table_TF, of_N = time_table(time_N)
+    return table_TF[of_N]
+
+
+def time_table(time_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A piecewise linear curve in time: linear B-splines with knots at its quantiles, as (its value at every time that
+    there is [T, F], which of these times each row has [N]): there are far fewer of them than rows.
 
     So many that the mean of a clock of a few tens of steps can be followed, which five powers of time could not (of
     Craftax's counter of hunger they said R^2 .02, where .38 can be said).  Times that fewer than five lives reach are
@@ -141,15 +148,15 @@ def time_features(time_N: np.ndarray) -> np.ndarray:
     """
     from sklearn.preprocessing import SplineTransformer
 
-    value_T, rows_T = np.unique(time_N, return_counts=True)
+    value_T, of_N, rows_T = np.unique(time_N, return_inverse=True, return_counts=True)
     told_T = value_T[value_T <= value_T[rows_T >= min(LIVES, rows_T.max())].max()]
     time_N1 = np.minimum(time_N, told_T[-1]).astype(np.float64)[:, None]
     knots = min(KNOTS, len(told_T) // TIMES_A_KNOT)
     knot_K = np.unique(np.quantile(time_N1, np.linspace(0, 1, max(1, knots))))
+    kept_T1 = np.minimum(value_T, told_T[-1]).astype(np.float64)[:, None]
     if len(knot_K) < 2:  # hardly any times: as they are
-        return time_N1 - time_N1.mean()
-    out: np.ndarray = SplineTransformer(degree=1, knots=knot_K[:, None]).fit_transform(time_N1)
-    return out
+        return kept_T1 - time_N1.mean(), of_N
+    return SplineTransformer(degree=1, knots=knot_K[:, None]).fit(time_N1).transform(kept_T1), of_N
 
 
 def baselines_of(

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.probes.baselines import seen_by, time_features
+from analysis.probes.baselines import seen_by, time_table
 from analysis.shared.randomised import randomised
 from core.config import nearest
 from core.contracts import Agent, UserError
@@ -182,7 +182,9 @@ def beside(name: str, parts: Sequence[Input]) -> Input:
 def own_of(word: str, store: RolloutStore, step_E: Mapping[int, np.ndarray], time_N: np.ndarray) -> Input:
     """An input that the recording alone tells."""
     if word == "time":
-        return kept(word, time_features(time_N).astype(np.float32))
+        table_TF, of_N = time_table(time_N)
+        table_TF = table_TF.astype(np.float32)
+        return Input(word, table_TF.shape[1], lambda e, rows: table_TF[of_N[rows]])
     if word == EPISODE:
         return Input(word, 0, lambda e, rows: np.zeros((len(step_E[e]), 0), np.float32))
     if word == "actions":

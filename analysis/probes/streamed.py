@@ -68,7 +68,7 @@ def sums_along(
     mean_S = y_NS.mean(0, dtype=np.float64)
     n = [np.zeros(s.folds) for s in splits]
     sums = [np.zeros((s.folds, width)) for s in splits]
-    gram = [np.zeros((s.folds, width, width)) for s in splits]
+    gram = [[np.zeros((width, width)) for _ in range(s.folds)] for s in splits]
     of_y = [np.zeros((s.folds, c)) for s, c in zip(splits, columns, strict=True)]
     cross = [np.zeros((s.folds, width, c)) for s, c in zip(splits, columns, strict=True)]
     square = [np.zeros((s.folds, c)) for s, c in zip(splits, columns, strict=True)]
@@ -88,11 +88,15 @@ def sums_along(
                 cross[i][g] += x.T @ y
                 square[i][g] += (y**2).sum(0)
     live = np.flatnonzero(high_F > low_F)
-    return live, [
-        (FoldSums(n[i], sums[i][:, live], np.stack([g[np.ix_(live, live)] for g in gram[i]])),
-         Sums(mean_S[:c], of_y[i], np.stack([g[live] for g in cross[i]]), square[i]))
-        for i, c in enumerate(columns)
-    ]  # fmt: skip
+    out = []
+    for i, c in enumerate(columns):
+        gram_GFF = np.empty((len(gram[i]), len(live), len(live)))
+        for g in range(len(gram_GFF)):
+            gram_GFF[g] = gram[i][g][np.ix_(live, live)]
+            gram[i][g] = np.empty(0)  # of wide inputs these are most of what is held
+        own = Sums(mean_S[:c], of_y[i], np.stack([g[live] for g in cross[i]]), square[i])
+        out.append((FoldSums(n[i], sums[i][:, live], gram_GFF), own))
+    return live, out
 
 
 def linear(

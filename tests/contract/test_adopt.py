@@ -578,6 +578,12 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
             read_weights(tmp_path / file)
 
 
+def test_a_small_file_asks_for_no_more_than_it_holds(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(1).expand(10**11)}, tmp_path / "wide.pt")
+    with pytest.raises(UserError, match="'w' is larger than what the file holds of it"):
+        read_weights(tmp_path / "wide.pt")
+
+
 def test_files_that_hold_no_weights(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"abc")
     (tmp_path / "a.pt").write_bytes(b"")

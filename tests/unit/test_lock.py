@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from core import lock
-from core.artefacts import aside_of, new_run, read_manifest
+from core.artefacts import aside_of, new_run, read_manifest, verify
 from core.contracts import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,6 +136,20 @@ def test_what_a_killed_overwrite_leaves_is_named(tmp_path: Path) -> None:
         raise AssertionError("the block must not run")
     subprocess.run(f"rm -rf {path} && mv {aside_of(path)} {path}", shell=True, check=True)
     assert read_manifest(path)["seed"] == 1
+
+
+def test_a_link_is_the_directory_that_it_leads_to(tmp_path: Path) -> None:
+    """Else an overwrite moved the link away, under a lock beside something else, and could not be overwritten again."""
+    (tmp_path / "disk").mkdir()
+    link, there = tmp_path / "runs" / "link", tmp_path / "disk" / "real"
+    link.parent.mkdir()
+    link.symlink_to(there)  # to nothing yet
+    for text in ("first", "second", "third"):
+        with new_run(link, "train", {}, overwrite=text != "first") as run:
+            (run.path / "a").write_text(text)
+            assert lock.lock_of(link).exists()
+        assert link.is_symlink() and (there / "a").read_text() == text and verify(link) == []
+    assert sorted(p.name for p in tmp_path.rglob(".*")) == []
 
 
 def test_where_the_directory_above_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

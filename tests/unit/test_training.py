@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import json
 import os
+import shutil
 import signal
 import sys
 import types
@@ -19,7 +20,7 @@ import torch
 from agents.craftax_train import CraftaxTrainConfig
 from agents.nmmo_train import NmmoTrainConfig
 from agents.train import TrainConfig
-from core import config as cli
+from core import artefacts, config as cli
 from core.artefacts import new_run
 from core.contracts import UserError
 from core.ranks import Processes
@@ -206,6 +207,30 @@ def test_the_command_to_go_on_with(
 ) -> None:
     monkeypatch.setattr(sys, "argv", argv)
     assert resume_command(Config(out=tmp_path, overwrite=overwrite), Processes(0, count)) == want
+
+
+def test_the_command_of_several_machines_names_those_and_not_their_sum(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["g.py", "--seed", "2"])
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    said = resume_command(Config(out=tmp_path, overwrite=False), Processes(0, 32))
+    assert said.startswith("torchrun --nnodes=4 ") and " --nproc-per-node=8 g.py --seed 2 --resume" in said
+
+
+def test_the_state_of_another_run_is_refused(tmp_path: Path) -> None:
+    """Two runs of one command but for the seed: each knows its own state."""
+    for name in ("a", "b"):
+        with artefacts.new_run(tmp_path / name, "train", {"seed": name}) as run:
+            save_state(run.path / STATE, step=3)
+        assert load_state(tmp_path / name / STATE, "step")["step"] == 3
+    shutil.copy(tmp_path / "a" / STATE, tmp_path / "b" / STATE)
+    with pytest.raises(UserError, match="state.pt is the state of another run"):
+        load_state(tmp_path / "b" / STATE, "step")
+    with artefacts.resumed(tmp_path / "a", "train", {"seed": "a"}, {}):
+        pass
+    assert load_state(tmp_path / "a" / STATE, "step")["step"] == 3  # a run that goes on stays the same one
 
 
 def test_where_weights_and_biases_keeps_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
