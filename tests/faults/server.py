@@ -30,6 +30,7 @@ def child(module: str, argv: list[str], place: str, kill_at: int, largest: int) 
     """A stage as its script runs it; killed before the ``kill_at``-th file operation below ``place``; where ``largest``
     is not 0 the kernel writes no file beyond so many bytes, as on a full disk."""
     from core import config as cli
+    from core.stages import STAGES
 
     count = 0
 
@@ -47,6 +48,10 @@ def child(module: str, argv: list[str], place: str, kill_at: int, largest: int) 
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
         if module == "overwrite":
             overwrite(*argv)
+        elif module in STAGES:
+            of = STAGES[module]
+            sys.argv = [f"{module}.py", *argv]
+            cli.run(of.cls, of.door.main, module, argv)
         else:
             found = importlib.import_module(module)
             sys.argv = [f"{module}.py", *argv]

@@ -195,7 +195,61 @@ def test_many_killed_recordings_go_on(stage: Runner, planted: Path, tmp_path: Pa
     resumed_recording(stage, planted, tmp_path, MOST, 7)
 
 
+ANALYSES = {
+    "hidden_states": "--preset debug --rollouts {r} --samples none --agent none --threads 1",
+    "events": "{r}",
+    "probes": "{r} --no-mlp --shuffles 99 --resamples 99 --threads 1",
+    "dynamics": "--agent {a} --rollouts {r} --iterations 20 --settle 20 --threads 1",
+}
+
+
+@pytest.fixture(scope="session")
+def recorded(stage: Runner, planted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("recorded") / "r"
+    ended = stage(
+        "agents.record", ["--agent", str(planted), "--episodes", "40", "--threads", "1", "--out", str(out)], out
+    )
+    assert ended.code == 0, ended.said
+    return out
+
+
+def killed_analysis(stage: Runner, name: str, recorded: Path, planted: Path, tmp_path: Path, count: int) -> None:
+    """An analysis killed on its way, then the same command."""
+    argv = [*ANALYSES[name].format(r=recorded, a=planted).split(), "--out"]
+    whole = stage(name, [*argv, str(tmp_path / "whole")], tmp_path / "whole")
+    assert whole.code == 0, whole.said
+    want, rng = outcome(tmp_path / "whole"), np.random.default_rng(8)
+    for number in range(count):
+        out = tmp_path / f"run_{number}"
+        assert stage(name, [*argv, str(out)], out, kill_at=int(rng.integers(1, whole.operations))).code == -9
+        ended = stage(name, [*argv, str(out)], out)
+        if ended.code == 2:  # it had been whole before it was killed
+            assert "already holds data" in ended.said
+        else:
+            assert ended.code == 0 and "Traceback" not in ended.said, ended.said
+        assert outcome(out) == want and verify(out) == []
+
+
+def test_a_killed_analysis_again(stage: Runner, recorded: Path, planted: Path, tmp_path: Path) -> None:
+    killed_analysis(stage, "events", recorded, planted, tmp_path, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ANALYSES)
+def test_many_killed_analyses(name: str, stage: Runner, recorded: Path, planted: Path, tmp_path: Path) -> None:
+    killed_analysis(stage, name, recorded, planted, tmp_path, MOST // 4)
+
+
 # The disk
+
+
+@pytest.mark.parametrize("name", ["events", pytest.param("hidden_states", marks=pytest.mark.slow)])
+def test_an_analysis_on_a_full_disk(name: str, stage: Runner, recorded: Path, planted: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    argv = [*ANALYSES[name].format(r=recorded, a=planted).split(), "--out", str(out)]
+    said = one_line(stage(name, argv, out, largest=1000))
+    assert "File too large; raise the limit" in said and not (out / MANIFEST).exists()
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 @pytest.mark.parametrize("largest", [0, 100, 20_000])

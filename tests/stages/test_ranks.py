@@ -50,6 +50,7 @@ SHARED = {
     "--directions 0 --amounts -1 1 --starts 12 --horizon 2 --latest_start 8 --no-video",
     "hidden_states": "--preset debug --rollouts {w}/rollouts --samples none --agent none",
     "env_states": "--preset debug --simulator {w}/simulator --rollouts {w}/rollouts --samples none",
+    "latents": "--preset debug --simulator {w}/simulator --rollouts {w}/rollouts --samples none",
     "record": "--agent {w}/agent --slots 4 --episodes 4 --num_steps 70 --explore_share 0.5 --sticky 0.3 --random 0.2 "
     "--shard_steps 45 --truth",
     "extract_activations": "pve -p {w}/one/train_nmmo --maps {w}/maps --parts 3 --points cell",
