@@ -95,7 +95,7 @@ def sums_along(
             gram_GFF[g] = gram[i][g][np.ix_(live, live)]
             gram[i][g] = np.empty(0)  # of wide inputs these are most of what is held
         own = Sums(mean_S[:c], of_y[i], np.stack([g[live] for g in cross[i]]), square[i])
-        out.append((FoldSums(n[i], sums[i][:, live], gram_GFF), own))
+        out.append((FoldSums(n[i], sums[i][:, live], gram_GFF, keep=False), own))
     return live, out
 
 

@@ -186,15 +186,16 @@ class FoldSums:
 
     def __init__(
         self, n_G: np.ndarray, sum_GF: np.ndarray, gram_GFF: np.ndarray, penalties: np.ndarray = PENALTIES,
-        least: float = 1e-12,
+        least: float = 1e-12, keep: bool = True,
     ) -> None:  # fmt: skip
         """Of the rows of each fold: their number, and the sums and products of their features, about any point near the
         features' means.  penalties: a row and feature; least: the share of a feature's square that must be spread for
-        it to count (larger for sums of less precision)."""
+        it to count (larger for sums of less precision); keep: the decompositions, for further targets (a square of the
+        features each, three times as many as folds)."""
         if len(n_G) < LEAST_FOLDS:
             raise ValueError(f"{len(n_G)} folds; at least {LEAST_FOLDS} are needed")
         self.n_G, self.sum_GF, self.gram_GFF = n_G, sum_GF, gram_GFF
-        self.penalties, self.least = penalties, least
+        self.penalties, self.least, self.keep = penalties, least, keep
         self._systems: dict[tuple[int, ...], _System] = {}
 
     def fits_of(self, sums: Sums) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -213,9 +214,9 @@ class FoldSums:
         """``fits_of`` with the penalty that is best on the very folds held out, a third of the work: for controls that
         show how much too well something reads."""
         folds = range(len(self.n_G))
-        error_PS = sum(self._error(g, sums, *self._solve(self._without(g), sums)) for g in folds)
-        best_S = np.argmin(error_PS, 0)
-        return [_chosen(self._solve(self._without(g), sums), best_S) for g in folds]
+        fits = [self._solve(self._without(g), sums) for g in folds]
+        best_S = np.argmin(sum(self._error(g, sums, *fits[g]) for g in folds), 0)
+        return [_chosen(fit, best_S) for fit in fits]
 
     def whole_of(self, sums: Sums) -> np.ndarray:
         """Coefficients [F, S] (a feature's own units) of the fits on all rows; penalties by the folds held out."""
@@ -229,10 +230,12 @@ class FoldSums:
     def _solve(self, train: tuple[int, ...], sums: Sums) -> tuple[np.ndarray, np.ndarray]:
         """Coefficients [P, F, S] and intercepts [P, S] of the fits on these folds, for every penalty."""
         these = list(train)
-        if train not in self._systems:
+        system = self._systems.get(train)
+        if system is None:
             n, sum_F, gram_FF = (part[these].sum(0) for part in (self.n_G, self.sum_GF, self.gram_GFF))
-            self._systems[train] = _System.of(float(n), sum_F, gram_FF, self.least)
-        system = self._systems[train]
+            system = _System.of(float(n), sum_F, gram_FF, self.least)
+        if self.keep:
+            self._systems[train] = system
         mean_S = sums.sum_GS[these].sum(0) / system.n
         covariance_FS = sums.cross_GFS[these].sum(0) / system.n - system.mean_F[:, None] * mean_S
         turned_FS = system.unscale_FF.T @ covariance_FS
