@@ -509,7 +509,7 @@ def run(
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except Terminated:
-        if ranks.first():
+        if ranks.speaks():
             why = "" if ranks.count() == 1 else ": another process of this run died, or it was told to end"
             print(f"terminated{why}", file=sys.stderr)
         sys.exit(143)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -38,6 +39,8 @@ GRACE = 10.0  # seconds that the others leave the first one to say what all have
 LOST = "another process of this run died or did not answer for half an hour; run the same command again"
 
 
+FIRST = "first"  # key of the store under which the first process says who it is
+_who_is_first: list[str] = []  # the same, once this process has heard it: [host, pid]
 _alone: ContextVar[bool] = ContextVar("alone", default=False)  # inside a block, which is this process's own
 
 
@@ -74,6 +77,9 @@ def _connected() -> Iterator[None]:
             store = torch.distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), found)
             torch.distributed.init_process_group(backend, store=store, rank=rank(), world_size=count(), timeout=wait)
             atexit.register(torch.distributed.destroy_process_group)
+            if first():
+                store.set(FIRST, f"{socket.gethostname()} {os.getpid()}")
+            _who_is_first[:] = store.get(FIRST).decode().split()
         yield
     except RuntimeError as error:  # torch's own, also of gloo and NCCL
         raise UserError(LOST) from error
@@ -211,10 +217,26 @@ def quiet() -> Iterator[None]:
         yield
 
 
+def speaks() -> bool:
+    """Whether this process says how the run ends: the first one, or the second where that was killed."""
+    return first() or (rank() == 1 and _first_was_killed())
+
+
+def _first_was_killed() -> bool:
+    """Whether the first process is gone from this machine, as far as it was heard of."""
+    if not _who_is_first or _who_is_first[0] != socket.gethostname():
+        return False
+    about = Path("/proc") / _who_is_first[1] / "stat"
+    try:
+        return about.read_text().rpartition(")")[2].split()[0] == "Z"  # ended, and not yet taken note of
+    except OSError:
+        return Path("/proc/self").exists()
+
+
 def let_the_first_speak() -> str:
-    """To be called before an error is printed: '' in the first process.  The others wait, and are ended by torchrun
-    where the first one ends with the same error; else they say which they are."""
-    if first():
+    """To be called before an error is printed: '' in the process that ``speaks``.  The others wait, and are ended by
+    torchrun where the first one ends with the same error; else they say which they are."""
+    if speaks():
         return ""
     time.sleep(GRACE)
     return f"process {rank()} of {count()}: "
