@@ -246,6 +246,7 @@ def _is_payload(path: Path, root: Path) -> bool:
 
 def aside_of(path: Path) -> Path:
     """Where the run that a new one replaces waits until the new one is whole."""
+    path = _place_of(path)
     path = path if path.name else path.resolve()  # "."
     return path.parent / f".{path.name}.replaced"
 

@@ -514,6 +514,7 @@ def run(
             print(f"terminated{why}", file=sys.stderr)
         sys.exit(143)
     finally:
+        ranks.ends()
         figures.also.reset(before)
 
 

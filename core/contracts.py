@@ -90,6 +90,9 @@ def numbers_of_distinct(actions: Mapping[str, Sequence[int]]) -> np.ndarray:
     return number_A
 
 
+POOL = ("start_level", "num_levels", "first_map", "num_maps")  # options that say which levels, or maps, starts are of
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
     """What a world looks like from outside.
@@ -135,7 +138,7 @@ class EnvSpec:
     @property
     def settings(self) -> dict[str, Any]:
         """The options that make it this world; which pool of levels its starts are drawn from is not among them."""
-        return {k: v for k, v in self.options.items() if k not in ("start_level", "num_levels")}
+        return {k: v for k, v in self.options.items() if k not in POOL}
 
     def differences(self, other: EnvSpec) -> list[str]:
         """What makes the other one another world: some of env_id, obs, action_names, action_parts, options."""

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,8 +39,8 @@ GRACE = 10.0  # seconds that the others leave the first one to say what all have
 LOST = "another process of this run died or did not answer for half an hour; run the same command again"
 
 
-FIRST = "first"  # key of the store under which the first process says who it is
-_who_is_first: list[str] = []  # the same, once this process has heard it: [host, pid]
+FIRST, ENDED = "first", "ended"  # keys of the store: the first process's host and number; set once it ends in order
+_heard: dict[str, Any] = {}  # the store, and under FIRST what it says, once this process has connected
 _alone: ContextVar[bool] = ContextVar("alone", default=False)  # inside a block, which is this process's own
 
 
@@ -79,7 +79,7 @@ def _connected() -> Iterator[None]:
             atexit.register(torch.distributed.destroy_process_group)
             if first():
                 store.set(FIRST, f"{socket.gethostname()} {os.getpid()}")
-            _who_is_first[:] = store.get(FIRST).decode().split()
+            _heard.update(store=store, first=store.get(FIRST).decode().split())
         yield
     except RuntimeError as error:  # torch's own, also of gloo and NCCL
         raise UserError(LOST) from error
@@ -222,15 +222,26 @@ def speaks() -> bool:
     return first() or (rank() == 1 and _first_was_killed())
 
 
+def ends() -> None:
+    """To be called before this process ends, whatever it has said; one that is killed does not come to it."""
+    if first() and _heard:
+        with suppress(RuntimeError):  # the store is gone: so are those who would ask
+            _heard["store"].set(ENDED, "1")
+
+
 def _first_was_killed() -> bool:
-    """Whether the first process is gone from this machine, as far as it was heard of."""
-    if not _who_is_first or _who_is_first[0] != socket.gethostname():
+    """Whether the first process is gone from this machine without a word, as far as it was heard of."""
+    if not _heard or _heard[FIRST][0] != socket.gethostname():
         return False
-    about = Path("/proc") / _who_is_first[1] / "stat"
+    about = Path("/proc") / _heard[FIRST][1] / "stat"
     try:
-        return about.read_text().rpartition(")")[2].split()[0] == "Z"  # ended, and not yet taken note of
+        gone = about.read_text().rpartition(")")[2].split()[0] == "Z"  # ended, and not yet taken note of
     except OSError:
-        return Path("/proc/self").exists()
+        gone = Path("/proc/self").exists()
+    try:
+        return gone and not _heard["store"].check([ENDED])
+    except RuntimeError:  # the store went with it
+        return False
 
 
 def let_the_first_speak() -> str:

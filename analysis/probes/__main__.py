@@ -68,7 +68,7 @@ from analysis.shared.truths import every_of, names_of
 from analysis.shared.units import choose_unit
 from core import artefacts, config as cli
 from core.artefacts import Result
-from core.contracts import Agent, UserError
+from core.contracts import Agent, EnvSpec, UserError
 from core.directions import Basis
 from core.episodes import RolloutStore
 from core.stats import few, least_permutations, least_units
@@ -305,9 +305,8 @@ def require_one_agent(paths: Sequence[Path], given: Path | None) -> None:
     shapes, as far as these are at hand; a note where they are of several trainings."""
     if len(paths) < 2:
         return
-    worlds = {path: world_of(path) for path in paths}
     for path in paths:
-        if worlds[path] != worlds[paths[-1]]:
+        if not spec_in(path).same_world(spec_in(paths[-1])):
             raise UserError(f"{path} and {paths[-1]} are of different worlds; another world's recording is "
                             "--inputs NAME=DIR")  # fmt: skip
     shapes = {path: weights_of(path, given if path == paths[-1] else None) for path in paths}
@@ -323,10 +322,10 @@ def require_one_agent(paths: Sequence[Path], given: Path | None) -> None:
               "training's checkpoints only if these are its", file=sys.stderr)  # fmt: skip
 
 
-def world_of(path: Path) -> tuple[str, Mapping[str, Any]]:
-    """The name and the options of a recording's world."""
+def spec_in(path: Path) -> EnvSpec:
+    """What a recording says of its world."""
     with RolloutStore(path) as store:
-        return store.spec.env_id, store.spec.options
+        return store.spec
 
 
 def agent_run_of(path: Path) -> Path | None:

@@ -150,6 +150,7 @@ def test_a_link_is_the_directory_that_it_leads_to(tmp_path: Path) -> None:
             assert lock.lock_of(link).exists()
         assert link.is_symlink() and (there / "a").read_text() == text and verify(link) == []
     assert sorted(p.name for p in tmp_path.rglob(".*")) == []
+    assert aside_of(link) == aside_of(there)
 
 
 def test_where_the_directory_above_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

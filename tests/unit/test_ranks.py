@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,6 +115,14 @@ def test_a_process_that_dies_ends_the_run_with_one_line(number: int, tmp_path: P
     assert number == 0 or not (tmp_path / "out").exists()  # what the writer began it cannot clear away once it is dead
 
 
+def test_what_the_first_process_finds_alone_is_said_once(tmp_path: Path) -> None:
+    """The second, which torchrun then ends in the middle of its own work, does not take it for killed."""
+    done = torchrun(__file__, str(tmp_path), "first alone")
+    assert done.returncode == 1
+    ours = [line for line in done.stderr.splitlines() if line.startswith(("error", "terminated"))]
+    assert ours == ["error: the first one's own mistake"], done.stderr[-3000:]
+
+
 def main(folder: Path) -> None:
     """What every process of the tests above does."""
     computed: list[int] = []
@@ -162,6 +171,10 @@ def stage(folder: Path, end: str) -> None:
         with artefacts.new_run(config.out, "ends", config):
             for _ in ranks.each(range(50), do):
                 pass
+            if end == "first alone" and ranks.first():
+                raise UserError("the first one's own mistake")
+            if end == "first alone":
+                time.sleep(60)
 
     cli.run(Config, body, "ends", [], shared=True)
 
