@@ -233,9 +233,9 @@ def _first_was_killed() -> bool:
     """Whether the first process is gone from this machine without a word, as far as it was heard of."""
     if not _heard or _heard[FIRST][0] != socket.gethostname():
         return False
-    about = Path("/proc") / _heard[FIRST][1] / "stat"
     try:
-        gone = about.read_text().rpartition(")")[2].split()[0] == "Z"  # ended, and not yet taken note of
+        os.readlink(f"/proc/{_heard[FIRST][1]}/exe")  # of one that ended and was not yet taken note of there is none
+        gone = False
     except OSError:
         gone = Path("/proc/self").exists()
     try:
