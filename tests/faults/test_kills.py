@@ -199,7 +199,7 @@ ANALYSES = {
     "hidden_states": "--preset debug --rollouts {r} --samples none --agent none --threads 1",
     "events": "{r}",
     "probes": "{r} --no-mlp --shuffles 99 --resamples 99 --threads 1",
-    "dynamics": "--agent {a} --rollouts {r} --iterations 20 --settle 20 --threads 1",
+    "dynamics": "--agent {a} --rollouts {r} --iterations 20 --settle 20 --burn_in 4 --threads 1",
 }
 
 
