@@ -35,7 +35,7 @@ CASES = {  # flags besides --threads and --out; {r}: the directory of --runs
     "saliency": f"{MODELS} --samples {{r}}/samples --sample_ids 0 to 32 --batch_size 4 --no-video",
     "coupling": f"{MODELS} --samples {{r}}/samples --hidden_states {{r}}/hidden_states --behaviours none "
     "--batch_size 16 --samples_per_behaviour 256",
-    "target_functions": f"{MODELS} --samples 16 --no-video --memory_gb 0.2",
+    "target_functions": f"{MODELS} --maximise value --samples 16 --no-video --memory_gb 0.2",
     "interventions": f"{MODELS} --hidden_states {{r}}/hidden_states --behaviours none --no-video",
     "hidden_states": "--rollouts {r}/rollouts --samples none --agent none",
 }
