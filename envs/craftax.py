@@ -325,8 +325,7 @@ class Rules:
                 there, place = there[state.player_level], place[state.player_level]
             steps = abs(place - state.player_position).sum(-1)
             out[name] = there.sum()
-            out[f"nearest_{name}"] = self.jnp.where(there, steps.astype(float), self.jnp.inf).min()
-            out[f"nearest_{name}"] = self.jnp.where(there.any(), out[f"nearest_{name}"], self.jnp.nan)
+            out[f"nearest_{name}"] = self.jnp.nanmin(self.jnp.where(there, steps, self.jnp.nan))
         out |= {f"achieved_{name}": state.achievements[i] for i, name in enumerate(self.achievements)}
         return {name: self.jnp.asarray(out[name]) for name in sorted(out)}  # the order in which JAX gives a dict back
 

@@ -31,7 +31,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from analysis.probes.alignment import check_labels, check_states
-from analysis.probes.baselines import baselines_of, names_in, recorded_agent, states_of
+from analysis.probes.baselines import agent_run_of, baselines_of, names_in, recorded_agent, states_of
 from analysis.probes.config import ProbesConfig
 from analysis.probes.directions import basis_of
 from analysis.probes.inputs import (
@@ -305,8 +305,15 @@ def require_one_agent(paths: Sequence[Path], given: Path | None) -> None:
     shapes, as far as these are at hand; a note where they are of several trainings."""
     if len(paths) < 2:
         return
+    worlds: dict[Path, EnvSpec] = {}
+    trainings: set[Path] = set()
     for path in paths:
-        if not spec_in(path).same_world(spec_in(paths[-1])):
+        with RolloutStore(path) as store:
+            worlds[path] = store.spec
+            if (run := agent_run_of(store)) is not None:
+                trainings.add(run.resolve())
+    for path in paths:
+        if not worlds[path].same_world(worlds[paths[-1]]):
             raise UserError(f"{path} and {paths[-1]} are of different worlds; another world's recording is "
                             "--inputs NAME=DIR")  # fmt: skip
     shapes = {path: weights_of(path, given if path == paths[-1] else None) for path in paths}
@@ -317,22 +324,9 @@ def require_one_agent(paths: Sequence[Path], given: Path | None) -> None:
                 f"{path}: its agent has other weights than the one of {known[0]}: only checkpoints of one agent, of "
                 "the same cell and blocks, can be compared; another agent's recording is --inputs NAME=DIR"
             )
-    if len(trainings := {agent_run_of(path) for path in paths} - {None}) > 1:
+    if len(trainings) > 1:
         print(f"note: the recordings are of agents of {len(trainings)} trainings; the course over recordings is of one "
               "training's checkpoints only if these are its", file=sys.stderr)  # fmt: skip
-
-
-def spec_in(path: Path) -> EnvSpec:
-    """What a recording says of its world."""
-    with RolloutStore(path) as store:
-        return store.spec
-
-
-def agent_run_of(path: Path) -> Path | None:
-    """The run directory of a recording's agent, where the recording names one."""
-    with RolloutStore(path) as store:
-        named = store.manifest["inputs"].get("agent")
-        return None if named is None else (store.path / named["path"]).resolve()
 
 
 def weights_of(path: Path, given: Path | None) -> dict[str, tuple[int, ...]]:

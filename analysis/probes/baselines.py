@@ -45,13 +45,18 @@ class Seen(NamedTuple):
         return self.points["h"]
 
 
+def agent_run_of(store: RolloutStore) -> Path | None:
+    """The run directory that a recording names as its agent's; it need not be there any more."""
+    named = store.manifest["inputs"].get("agent")
+    return None if named is None else store.path / named["path"]
+
+
 def recorded_agent(store: RolloutStore, given: Path | None) -> tuple[Agent, Path] | None:
     """The agent of a recording: ``given``, else the one that the recording names, where that is still there and the
     same.  UserError where ``given`` is another."""
     path, known = given, store.manifest["facts"].get("agent", "")
     if path is None:
-        named = store.manifest["inputs"].get("agent")
-        path = None if named is None else store.path / named["path"]
+        path = agent_run_of(store)
         if path is None or not (path / MANIFEST).exists():
             return None
     kept = [name for name in read_manifest(path)["files"] if fnmatch(name, "checkpoint_*.safetensors")]

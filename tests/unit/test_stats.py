@@ -447,9 +447,8 @@ def test_jackknifed_keeps_shape_and_takes_infinite_links_as_they_are() -> None:
     assert low[0, 0] == high[0, 0] == 1 and 0 < low[0, 1] < 0.5 < high[0, 1] < 1
     assert low[1, 0] < 0.99 < high[1, 0] <= 1
     wild = np.r_[0.5, np.tile([0.0, 1.0], 5)]
-    _, low, high = jackknifed(wild[:, None], rng=np.random.default_rng(0), link=LOGIT)
-    assert low[0] == 0 and high[0] == 1  # a share is nothing else, whatever the pseudo-values say
-    found, low, high = jackknifed(value, rng=np.random.default_rng(0), link=LOGIT)
+    _, least, most = jackknifed(wild[:, None], rng=np.random.default_rng(0), link=LOGIT)
+    assert least[0] == 0 and most[0] == 1  # a share is nothing else, whatever the pseudo-values say
     few_units = jackknifed(value, rng=np.random.default_rng(0), link=LOGIT, units=3)
     assert few_units[1][0, 1] < low[0, 1]
 
