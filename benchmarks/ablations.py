@@ -65,12 +65,13 @@ def place(out: Path, part: str, seed: int) -> Path:
 def train_all(args: argparse.Namespace) -> None:
     """Every training and its measures, which are not there yet."""
     args.out.mkdir(parents=True, exist_ok=True)
+    cpu_of: dict[str, float] = {}  # of an update without the part
     for seed in range(1, args.seeds + 1):
         for part in (WHOLE, *args.parts):
             out = place(args.out, part, seed)
             if not (out / "manifest.json").exists():
                 flags = (*PARTS[part], *args.more)
-                cpu = update_time(args, flags)
+                cpu = cpu_of.get(part) or cpu_of.setdefault(part, update_time(args, flags))
                 updates = max(LONG, round(60 * args.minutes / cpu))
                 print(f"{part}, seed {seed}: {updates} updates of {cpu:.2f} CPU s", file=sys.stderr, flush=True)
                 trained(args, out, updates, flags, seed)
