@@ -53,6 +53,8 @@ class DemoConfig:
     """seed of every stage"""
     threads: int = 2
     """CPU threads; from 2 on, two stages run beside each other with half of them each"""
+    device: str = "cpu"
+    """cpu or cuda: where the stages run that have a --device"""
     overwrite: bool = True
     """replace an earlier demo, whole or half-written, in --out"""
 
@@ -79,6 +81,7 @@ def plan(config: DemoConfig) -> dict[str, Any]:
         known[name] = config.out / name
         own: dict[str, Any] = {**{flag: known[flag] for flag in reads(stage)}, "out": known[name]}
         own |= {"seed": config.seed, "threads": max(1, config.threads // 2)}
+        own |= {"device": config.device} if hasattr(cls, "device") else {}
         layer = cli.merge(cli.to_json_defaults(cls), sizes(name, config.sizes))
         out[name] = cli.from_json(cls, cli.merge(layer, cli.to_json(own)), stage)
     return out
@@ -180,6 +183,7 @@ def apart(name: str, config: Any) -> Done:
 
 
 def main(config: DemoConfig) -> None:
+    cli.device_of(config.device)
     models = {name: config.bundle / name for name in ("agent", "simulator")}
     for path in models.values():
         artefacts.read_manifest(path)

@@ -108,6 +108,7 @@ def main(config: ProbesConfig) -> None:
 
     check(config)
     torch.set_num_threads(config.threads)
+    device = cli.device_of(config.device)
     paths = recordings_of(config)
     with threadpool_limits(config.threads), RolloutStore(paths[-1]) as store:
         every = names_of(store)
@@ -127,10 +128,10 @@ def main(config: ProbesConfig) -> None:
             for name in named:
                 if name not in targets:
                     raise UserError(f"--{option} {name}: no target{cli.nearest(name, targets)}")
-        recorded = recorded_agent(store, config.agent)
+        recorded = recorded_agent(store, config.agent, device)
         agent = None if recorded is None else recorded[0]
         words = words_of(config, store, agent)
-        others = load(config.agents, config.checkpoints, torch.device("cpu")) if config.agents else {}
+        others = load(config.agents, config.checkpoints, device) if config.agents else {}
         rows = read(store, config.states, list(dict.fromkeys([*targets, *given])), where=config.where,
                     observation=config.observation or "", first_step=config.first_step, last_step=config.last_step,
                     max_rows=config.max_rows, needed=[name for name in given if name != STEP],
@@ -343,7 +344,7 @@ def one_table(
 ) -> tuple[list[Input], list[dict[str, Any]], list[dict[str, Any]]]:
     """(inputs, table, advantages) of one recording."""
     with RolloutStore(path) as store:
-        recorded = recorded_agent(store, given)
+        recorded = recorded_agent(store, given, cli.device_of(config.device))
         agent = None if recorded is None else recorded[0]
         check_words(words, store, agent)
         checked(store)

@@ -51,7 +51,9 @@ def agent_run_of(store: RolloutStore) -> Path | None:
     return None if named is None else store.path / named["path"]
 
 
-def recorded_agent(store: RolloutStore, given: Path | None) -> tuple[Agent, Path] | None:
+def recorded_agent(
+    store: RolloutStore, given: Path | None, device: torch.device | str = "cpu"
+) -> tuple[Agent, Path] | None:
     """The agent of a recording: ``given``, else the one that the recording names, where that is still there and the
     same.  UserError where ``given`` is another."""
     path, known = given, store.manifest["facts"].get("agent", "")
@@ -61,7 +63,7 @@ def recorded_agent(store: RolloutStore, given: Path | None) -> tuple[Agent, Path
             return None
     kept = [name for name in read_manifest(path)["files"] if fnmatch(name, "checkpoint_*.safetensors")]
     for file in (WEIGHTS, *kept):
-        agent = load_agent(path, name=file)
+        agent = load_agent(path, device, file)
         if fingerprint(agent) == known:
             return agent, path
     if given is None:

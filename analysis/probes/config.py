@@ -91,5 +91,7 @@ class ProbesConfig:
     """seed of folds, networks, exchanges and intervals"""
     threads: int = 2
     """CPU threads"""
+    device: str = "cpu"
+    """cpu or cuda: where agents are shown the episodes and networks are fitted; regressions are the CPU's"""
     overwrite: bool = False
     """replace an earlier run in --out"""

@@ -128,7 +128,7 @@ def _score(rows: Rows, inputs: Sequence[Input], classes: Sequence[str], config: 
             for given in inputs:
                 if given.width:
                     nets[given.name] = networks(given, rows.step_E, real, splits[0].fold_N, unit_N, units, some,
-                                                config.net, config.seed)  # fmt: skip
+                                                config.net, config.seed, config.device)  # fmt: skip
                 progress.advance()
     varying = [varying_units(rows.quantities[x.name], unit_N) for x in real.labels]
     return Scored(Known.of(labels, unit_N, units), linear, nets, net_known, varying, left_out(units, rng), len(unit_N))

@@ -196,7 +196,7 @@ def _scored(
     null = {"linear": np.stack([null_of(states, y_N, donor_NS) for y_N in y_NK.T], 1)}
     if config.mlp:
         both_NK = np.concatenate([y_NK, y_NK[donor_NS[:, 0]]], 1)
-        read_NK = mlp_predict(rows.x_NF, both_NK, fold_N, unit_N, config.net, config.seed)
+        read_NK = mlp_predict(rows.x_NF, both_NK, fold_N, unit_N, config.net, config.seed, device=config.device)
         predicted["mlp"] = read_NK[:, : len(varying)]
         scores.add("mlp_shuffled", read_NK[:, len(varying) :], both_NK[:, len(varying) :])
     predicted["time"] = FoldedRidge(time_features(rows.time_N), fold_N).predict(y_NK)

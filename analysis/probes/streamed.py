@@ -179,7 +179,7 @@ def shares(labels: Labels, train: np.ndarray) -> dict[int, tuple[Rule, Rule]]:
 
 def networks(
     given: Input, step_E: Mapping[int, np.ndarray], labels: Labels, fold_N: np.ndarray, unit_N: np.ndarray, units: int,
-    rows: np.ndarray, options: MlpOptions, seed: int,
+    rows: np.ndarray, options: MlpOptions, seed: int, device: str = "cpu",
 ) -> Tally:  # fmt: skip
     """What networks say of some rows; one an input and fold, all targets together."""
     tally = Tally(labels.of(rows), unit_N[rows], units)
@@ -188,7 +188,7 @@ def networks(
         at = np.searchsorted(rows, [some.start, some.stop])
         x_MF[at[0] : at[1]] = x[rows[at[0] : at[1]] - some.start]
     fold_M, part = fold_N[rows], labels.of(rows)
-    said_MS = mlp_predict(x_MF, part.y_NS.astype(np.float64), fold_M, unit_N[rows], options, seed, shared=True)
+    said_MS = mlp_predict(x_MF, part.y_NS.astype(np.float64), fold_M, unit_N[rows], options, seed, True, device)
     for g in range(int(fold_N.max()) + 1):
         here = np.flatnonzero(fold_M == g)
         tally.add(here, said_MS[here], shares(part, np.flatnonzero(fold_M != g)))

@@ -10,6 +10,7 @@ N rows, F features, S or K targets, G folds, P penalties, E units, R resamples.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -363,7 +364,7 @@ class MlpOptions:
 
 def mlp_predict(
     x_NF: np.ndarray, y_NK: np.ndarray, fold_N: np.ndarray, unit_N: np.ndarray, options: MlpOptions, seed: int = 0,
-    shared: bool = False,
+    shared: bool = False, device: str = "cpu",
 ) -> np.ndarray:  # fmt: skip
     """Out-of-fold predictions [N, K] of networks with one hidden layer, one network a target, or (``shared``) one of
     ``options.shared`` hidden units for all.
@@ -385,7 +386,10 @@ def mlp_predict(
         scale_K = _or_one(y_NK[fit].std(0))
         z_NK = ((y_NK - mean_K) / scale_K).astype(np.float32)
         linear_FK = _best_ridge(z_NF, z_NK, fit, stop)
-        out[test] = mean_K + scale_K * _train_mlp(z_NF, z_NK, linear_FK, fit, stop, test, options, (seed, g), shared)
+        x, y, linear, *rows = (
+            torch.from_numpy(a).to(device) for a in (z_NF, z_NK, linear_FK.astype(np.float32), fit, stop, test)
+        )
+        out[test] = mean_K + scale_K * _train_mlp(x, y, linear, rows, options, (seed, g), shared)
     return out
 
 
@@ -404,21 +408,22 @@ def _or_one(scale: np.ndarray) -> np.ndarray:
 
 
 def _train_mlp(
-    x_NF: np.ndarray, y_NK: np.ndarray, linear_FK: np.ndarray, fit: np.ndarray, stop: np.ndarray, test: np.ndarray,
-    options: MlpOptions, seed: tuple[int, int], shared: bool,
+    x: torch.Tensor, y: torch.Tensor, linear_FK: torch.Tensor, rows: Sequence[torch.Tensor], options: MlpOptions,
+    seed: tuple[int, int], shared: bool,
 ) -> np.ndarray:  # fmt: skip
-    """What K networks, trained side by side, or one for all say of the rows ``test`` at the epoch best on ``stop``:
-    [M, K]."""
-    k, features = y_NK.shape[1], x_NF.shape[1]
+    """What K networks, trained side by side, or one for all, say at the epoch that is best on rows of their own:
+    [M, K].  x, y: float32 [N, F], [N, K], on the device that they are trained on; rows: to fit, to stop by and to say
+    it of."""
+    fit, stop, test = rows
+    k, features, device = y.shape[1], x.shape[1], x.device
     hidden, own = options.shared if shared else options.hidden, 1 if shared else k  # units, and sets of them
     generator = torch.Generator().manual_seed(1009 * seed[0] + seed[1])
     first_FU = torch.randn(hidden, features, generator=generator).T.repeat(1, own) * (2 / features) ** 0.5
-    linear = torch.from_numpy(linear_FK.astype(np.float32))
-    weights = [first_FU.clone(), torch.zeros(own * hidden), torch.zeros(k, hidden), linear, torch.zeros(k)]
+    begun = [first_FU.clone(), torch.zeros(own * hidden), torch.zeros(k, hidden), linear_FK.clone(), torch.zeros(k)]
+    weights = [w.to(device) for w in begun]
     for w in weights:
         w.requires_grad_()
     optimiser = torch.optim.AdamW(weights, lr=options.rate, weight_decay=options.decay)
-    x, y = torch.from_numpy(x_NF), torch.from_numpy(y_NK)
 
     def say(rows: torch.Tensor) -> torch.Tensor:
         x_BF = x[rows]
@@ -426,25 +431,24 @@ def _train_mlp(
         read_BK = hidden_BU @ weights[2].T if shared else (hidden_BU.view(-1, k, hidden) * weights[2]).sum(-1)
         return read_BK + torch.addmm(weights[4], x_BF, weights[3])
 
-    stop_, test_, fit_ = torch.from_numpy(stop), torch.from_numpy(test), torch.from_numpy(fit)
     with torch.no_grad():
-        least_K, best_MK = (say(stop_) - y[stop_]).square().mean(0), say(test_)
-    waited_K = torch.zeros(k)
+        least_K, best_MK = (say(stop) - y[stop]).square().mean(0), say(test)
+    waited_K = torch.zeros(k, device=device)
     for _ in range(options.epochs):
-        for rows in fit_[torch.randperm(len(fit_), generator=generator)].split(options.batch):
+        for some in fit[torch.randperm(len(fit), generator=generator).to(device)].split(options.batch):
             optimiser.zero_grad()
-            (say(rows) - y[rows]).square().mean(0).sum().backward()
+            (say(some) - y[some]).square().mean(0).sum().backward()
             optimiser.step()
         with torch.no_grad():
-            error_K = (say(stop_) - y[stop_]).square().mean(0)
+            error_K = (say(stop) - y[stop]).square().mean(0)
             better_K = (error_K < least_K) & (waited_K < options.patience)
-            waited_K = torch.where(better_K, torch.zeros(k), waited_K + 1)
+            waited_K = torch.where(better_K, torch.zeros_like(waited_K), waited_K + 1)
             if better_K.any():
                 least_K = torch.where(better_K, error_K, least_K)
-                best_MK[:, better_K] = say(test_)[:, better_K]
+                best_MK[:, better_K] = say(test)[:, better_K]
         if (waited_K >= options.patience).all():
             break
-    return best_MK.double().numpy()
+    return best_MK.double().cpu().numpy()
 
 
 def polynomial(z_NC: np.ndarray) -> np.ndarray:

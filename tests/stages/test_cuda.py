@@ -22,12 +22,11 @@ CHAIN = {  # by the stage's name: its inputs
     "target_functions": "--simulator {w}/train_gen_model --rollouts {w}/record --maximise value",
     "interventions": "--simulator {w}/train_gen_model --hidden_states {w}/hidden_states --behaviours none --no-video",
 }
-# Stages without --device: they compute without torch, start others, or run small models on the CPU (planted, panel, the
-# agents of probes, the trial runs of adopt).
+# Stages without --device: they compute without torch, or run small models on the CPU (planted, panel, the trial runs of
+# adopt).
 WITHOUT = {
     "hidden_states", "proc_eval_result", "activation_json", "activations", "life", "life_phase", "replay", "export",
-    "film", "curves", "events", "bundle", "demo", "panel", "report", "adopt", "adopt_world", "planted", "probes",
-    "probes_over_agents",
+    "film", "curves", "events", "bundle", "panel", "report", "adopt", "adopt_world", "planted", "probes_over_agents",
 }  # fmt: skip
 
 
