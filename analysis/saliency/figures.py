@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.shared.strips import GAP, GOLD, LABEL, TILE, arrow
-from core import artefacts
+from core import artefacts, ranks
 from core.figures import NEGATIVE, POSITIVE, enlarged, font_of, minus, rgb
 from core.files import save_picture
 from core.progress import track
@@ -147,17 +147,24 @@ def video_frames(strip: Strip) -> list[np.ndarray]:
 
 
 def draw(result: artefacts.Result, path: Path, action_names: Sequence[str], video: bool) -> None:
-    """A PNG strip (and an MP4) a sample and quantity; only for worlds whose observation is a picture."""
+    """A PNG strip (and an MP4) a sample and quantity, each by one of the processes, in the run directory of the first;
+    only for worlds whose observation is a picture."""
     arrays = result.everything
     pictures = [f for f in result.notes["fields"] if arrays[f].dtype == np.uint8 and arrays[f].ndim == 5]
     if not pictures:
         result.notes["figures"] = "none: no observation field of this world is a picture"
         return
     jobs = [(s, q) for s in range(len(result.arrays["sample_ids"])) for q in result.notes["units"]]
-    for s, quantity in track(jobs, "drawing", unit="strips"):
+    folder = ranks.processes().folder(path)
+
+    def one(job: tuple[int, str]) -> None:
+        s, quantity = job
         strip = strip_of(result, s, quantity, pictures[0], action_names)
         name = "combined" if result.notes["combined"] else str(result.arrays["sample_ids"][s])
         file = f"sample_{name}_{quantity.replace(':', '_')}"  # ica:1: not every file system has colons
-        save_picture(draw_strip(strip), path / f"{file}.png")
+        save_picture(draw_strip(strip), folder / f"{file}.png")
         if video:
-            write_video(path / f"{file}.mp4", video_frames(strip))
+            write_video(folder / f"{file}.mp4", video_frames(strip))
+
+    for _ in track(ranks.each(jobs, one), "drawing", unit="strips", total=len(jobs)):
+        pass
