@@ -6,6 +6,7 @@ recurrence is unrolled from the state it really had.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -265,14 +266,16 @@ def update(
             if processes.count > 1:
                 values = processes.average(list(agent.parameters()), torch.stack([loss.detach(), *parts.values()]))
                 loss, parts = values[0], dict(zip(parts, values[1:], strict=True))
-            if not torch.isfinite(loss):
-                raise FloatingPointError(f"PPO loss is {loss.item()}")
             norm = nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
-            if not torch.isfinite(norm):
-                raise FloatingPointError(f"PPO gradient norm is {norm.item()}")
+            # The one wait for a GPU in a minibatch.
+            told, size, *mean_parts = torch.stack([loss.detach(), norm, *parts.values()]).tolist()
+            if not math.isfinite(told):
+                raise FloatingPointError(f"PPO loss is {told}")
+            if not math.isfinite(size):
+                raise FloatingPointError(f"PPO gradient norm is {size}")
             optimiser.step()
-            for k, v in parts.items():
-                logs.setdefault(k, []).append(float(v))
+            for k, v in zip(parts, mean_parts, strict=True):
+                logs.setdefault(k, []).append(v)
     lived = slice(None) if r.alive is None else r.alive
     out = {k: float(np.mean(v)) for k, v in logs.items()}
     out["explained_variance"] = float(1 - advantage[lived].var() / ((advantage + r.value)[lived].var() + 1e-8))

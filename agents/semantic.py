@@ -32,6 +32,7 @@ from core import config as cli
 from core.artefacts import WEIGHTS, load_json, load_weights, read_manifest, write_json
 from core.contracts import EnvSpec, UserError
 from core.ranks import ALONE, Processes
+from core.roll import hot
 from core.trees import rows_of
 from envs.procgen_returns import returns_of
 from envs.registry import renewed
@@ -128,7 +129,7 @@ class SemanticAgent(RecurrentAgent):
     @torch.no_grad()
     def draw_codes(self, plane_N2: Tensor, code_N: Tensor, share: float) -> None:
         """Codes go this share of the way to the mean of their states; one without states stays."""
-        of_NC = nn.functional.one_hot(code_N, self.semantic.codes).to(plane_N2.dtype)
+        of_NC = hot(code_N, self.semantic.codes, plane_N2)
         states_C1 = of_NC.sum(0)[:, None]
         mean_C2 = of_NC.T @ plane_N2 / states_C1.clamp_min(1)
         self.codebook_C2.add_(share * (states_C1 > 0) * (mean_C2 - self.codebook_C2))

@@ -103,7 +103,7 @@ class AtSteps:
         now_B = mask_B & (t_B >= self.first)
         if self.stop is not None:
             now_B = now_B & (t_B < self.stop)
-        return self.inner(h_BH, t_B, now_B) if now_B.any() else h_BH
+        return self.inner(h_BH, t_B, now_B)
 
 
 @dataclass(frozen=True)

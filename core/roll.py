@@ -132,7 +132,7 @@ def straight_through(logits_BA: Tensor, noise_BA: Tensor | None = None) -> tuple
     """
     scores = logits_BA if noise_BA is None else logits_BA + noise_BA
     index = scores.argmax(-1)
-    hard = torch.nn.functional.one_hot(index, logits_BA.shape[-1]).to(logits_BA.dtype)
+    hard = hot(index, logits_BA.shape[-1], logits_BA)
     soft = logits_BA.softmax(-1)
     return index, hard + (soft - soft.detach())
 
@@ -156,9 +156,13 @@ def probabilities(logits: Tensor, parts: Sequence[int]) -> Tensor:
 def one_hot(action: Tensor, parts: Sequence[int], like: Tensor) -> Tensor:
     """int64 [...] (or [..., parts] where there are several) -> one-hot [..., A], part after part, of like's dtype."""
     if len(parts) < 2:
-        return torch.nn.functional.one_hot(action, parts[0]).to(like.dtype)
-    hots = [torch.nn.functional.one_hot(a, n) for a, n in zip(action.unbind(-1), parts, strict=True)]
-    return torch.cat(hots, -1).to(like.dtype)
+        return hot(action, parts[0], like)
+    return torch.cat([hot(a, n, like) for a, n in zip(action.unbind(-1), parts, strict=True)], -1)
+
+
+def hot(index: Tensor, size: int, like: Tensor) -> Tensor:
+    """int64 [...] -> one-hot [..., size], of like's dtype and device; torch's own first looks the indices through."""
+    return like.new_zeros(*index.shape, size).scatter(-1, index[..., None], 1.0)
 
 
 # The loop

@@ -155,8 +155,9 @@ def foretell(world: ContextWorld, batch: Batch, shown: Tensor, draws: ContextDra
     size, length = batch.seen.shape
     seen = world.look_along(shown, world.moved_before(batch.obs, world.initial_frames - 2))
     far = seen.far_NE
-    places = torch.arange(0, length - 1, draws.feedback, device=far.device)
-    known = int(places[-1]) + 2  # steps
+    at_places = range(0, length - 1, draws.feedback)  # numbers of the host's, which need not wait for a GPU
+    places = torch.tensor(at_places, device=far.device)
+    known = at_places[-1] + 2  # steps
     followed = (x[:, :known] for x in (far, batch.action, batch.seen, draws.state_BLS[:, : known - 1]))
     path = world.unroll(world.begin(far[:, 0]), *followed)
     acted = one_hot(batch.action, world.spec.parts, far)
@@ -167,8 +168,7 @@ def foretell(world: ContextWorld, batch: Batch, shown: Tensor, draws: ContextDra
     parts: list[Foretold] = []
     longest = min(draws.feedback, length - 1)
     for j in range(longest):
-        steps = places + 1 + j
-        steps = steps[steps < length]
+        steps = places[: sum(place + 1 + j < length for place in at_places)] + 1 + j
         n = len(steps) * size
         last, look, hidden = last[:n], Seen(*(x[:n] for x in look)), hidden[:n]
         action = of_steps(acted, steps - 1)

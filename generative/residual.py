@@ -132,6 +132,7 @@ class ResidualWorld(VectorWorld):
         last, e_last = self.read(obs, first - 1), e[:, first - 1]
         steps: list[Any] = []
         told: list[dict[str, Tensor]] = []
+        all_seen: list[bool] = seen_BL.all(0).tolist()  # once: on a GPU each look waits
         for i in range(length):
             noise = None if noise_BLS is None else noise_BLS[:, i]
             d, s, prior, posterior = self.rssm(
@@ -140,7 +141,9 @@ class ResidualWorld(VectorWorld):
             steps.append((d, s, prior, posterior))
             told.append(self.change(d, s, e_last, last))
             if i + 1 < length:
-                last, e_last = self.shown_next(told[-1], self.read(obs, first + i), e[:, first + i], seen_BL[:, i])
+                last, e_last = self.read(obs, first + i), e[:, first + i]
+                if not all_seen[i]:
+                    last, e_last = self.shown_next(told[-1], last, e_last, seen_BL[:, i])
         said = {k: torch.stack([x[k] for x in told], 1).flatten(0, 1) for k in self.fields}
         return WorldPath(*(torch.stack(x, 1) for x in zip(*steps, strict=True))), said
 
@@ -152,8 +155,6 @@ class ResidualWorld(VectorWorld):
     ) -> tuple[tuple[Tensor, ...], Tensor]:
         """What is shown to the world next, and its embedding: the recorded observation where it is seen, elsewhere its
         own."""
-        if bool(seen_B.all()):
-            return recorded, e_BE
         with torch.no_grad():
             own = tuple(self.show(said).values())
             e_own = self.seen(own)

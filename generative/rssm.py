@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from core.contracts import UserError
+from core.roll import hot
 from generative.nets import CELLS, ChannelNorm, Flat, conv, from_map, mlp, to_map
 
 UNIFORM_SHARE = 0.01  # of each categorical, so that no log-probability is infinite (arXiv:2301.04104)
@@ -176,7 +177,7 @@ def choose(log_probs: Tensor, noise: Tensor | None) -> Tensor:
     [..., S]."""
     groups, classes = log_probs.shape[-2:]
     scores = log_probs if noise is None else log_probs + noise.unflatten(-1, (groups, classes))
-    hard = torch.nn.functional.one_hot(scores.argmax(-1), classes).to(log_probs.dtype)
+    hard = hot(scores.argmax(-1), classes, log_probs)
     probs = log_probs.exp()
     return (hard + (probs - probs.detach())).flatten(-2)
 

@@ -554,9 +554,11 @@ class Trainer:
         values = backward(self.simulator, batch, draws, self.course, self.processes, scale)
         grads = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads)
-        if not (torch.isfinite(values["loss"]) and torch.isfinite(norm)):
-            self.stop(f"the loss is {values['loss'].item()}, its gradient's norm {norm.item()}, at update {self.step}")
-        if norm > optim.max_grad_norm:
+        # The one wait for a GPU after the loss.
+        told = dict(zip([*values, "grad_norm"], torch.stack([*values.values(), norm]).tolist(), strict=True))
+        if not (math.isfinite(told["loss"]) and math.isfinite(told["grad_norm"])):
+            self.stop(f"the loss is {told['loss']}, its gradient's norm {told['grad_norm']}, at update {self.step}")
+        if told["grad_norm"] > optim.max_grad_norm:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, optim.max_grad_norm, norm)
         self.optimiser.step()
         self.step, self.since = self.step + 1, self.since + 1
@@ -566,8 +568,8 @@ class Trainer:
             with torch.no_grad():
                 for average, p in zip(self.kept.world.parameters(), self.parameters, strict=True):
                     average.lerp_(p, 1 - share)
-        for k, v in {**values, "grad_norm": norm}.items():
-            self.sums[k] = self.sums.get(k, 0.0) + float(v)
+        for k, v in told.items():
+            self.sums[k] = self.sums.get(k, 0.0) + v
         self.timed, self.timed_updates = self.timed + time.perf_counter() - began, self.timed_updates + 1
 
     def learn_outcomes(self) -> None:
