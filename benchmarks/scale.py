@@ -36,7 +36,7 @@ CASES = {  # flags besides --threads and --out; {r}: the directory of --runs
     "coupling": f"{MODELS} --samples {{r}}/samples --hidden_states {{r}}/hidden_states --behaviours none "
     "--batch_size 16 --samples_per_behaviour 256",
     "target_functions": f"{MODELS} --maximise value --samples 16 --no-video --memory_gb 0.2",
-    "interventions": f"{MODELS} --hidden_states {{r}}/hidden_states --behaviours none --no-video",
+    "interventions": f"{MODELS} --hidden_states {{r}}/hidden_states --behaviours none --starts 192 --no-video",
     "hidden_states": "--rollouts {r}/rollouts --samples none --agent none",
 }
 

@@ -20,13 +20,20 @@ from validation.hypotheses.changes import AddSteps
 from validation.paired.course import Course, course_along, is_late, quantities, still_on
 from validation.paired.tree import Paired, Places, together
 
-BATCH = 128  # rows simulated at once
+# Rows simulated at once.  On a CPU as many take as long in blocks of 32, which several processes can share; a GPU waits
+# for each block.
+ON_CPU, ON_GPU = 32, 128
+
+
+def a_block(like: Tensor) -> int:
+    """How many rows of what lies where ``like`` does are simulated at once."""
+    return ON_GPU if like.is_cuda else ON_CPU
 
 
 @torch.no_grad()
 def begun(world: World, z_NZ: Tensor) -> tuple[Tree, Shown]:
     """``World.start`` of many latents."""
-    return joined_starts([world.start(z) for z in z_NZ.split(BATCH)])
+    return joined_starts([world.start(z) for z in z_NZ.split(a_block(z_NZ))])
 
 
 @dataclass
@@ -67,31 +74,35 @@ class SimulatedWorld(Paired):
         return self._places(*self.start_N)
 
     def go(self, t: int, states: Sequence[Any], actions: Tensor) -> Places:
+        rows = a_block(self.noise_NTA)
+
         def some(first: int) -> Places:
-            state = joined(states[first : first + BATCH])
-            done = one_hot(actions[first : first + BATCH], self.agent.spec.parts, self.start_N[1].reward_B)
+            state = joined(states[first : first + rows])
+            done = one_hot(actions[first : first + rows], self.agent.spec.parts, self.start_N[1].reward_B)
             return self._places(*self.world.step(state, done))
 
-        return together([Places(*found) for found in ranks.each(range(0, len(states), BATCH), some)])
+        return together([Places(*found) for found in ranks.each(range(0, len(states), rows), some)])
 
     def _places(self, state: Tree, shown: Shown) -> Places:
+        n = a_block(shown.reward_B)
         seen = joined(
-            [self.agent.encode({k: x[i : i + BATCH] for k, x in shown.obs.items()})
-             for i in range(0, len(shown.reward_B), BATCH)]
+            [self.agent.encode({k: x[i : i + n] for k, x in shown.obs.items()})
+             for i in range(0, len(shown.reward_B), n)]
         )  # fmt: skip
         rows = [rows_of(state, slice(i, i + 1)) for i in range(len(shown.reward_B))]
         return Places(rows, seen, shown.reward_B, shown.ending_B, shown.reward_B[:, None][:, :0])
 
     def jacobian(
-        self, block: int = 64, steps: int = 1, through: str = "", known: Collection[str] = (), most: int | None = None
+        self, block: int = 0, steps: int = 1, through: str = "", known: Collection[str] = (), most: int | None = None
     ) -> dict[str, Tensor]:
         """{quantity: [S, N, H]}, its derivative with respect to h at steps 0 to S-1, through agent and world
         (straight-through where an action is chosen).  NaN for events that have none: thresholds, and whether something
-        happens at all.  known: quantities to leave out; most: starts, the first ones."""
+        happens at all.  known: quantities to leave out; most: starts, the first ones; block: starts at
+        once (0: half of what is simulated at once)."""
         found: dict[str, list[Tensor]] = {}
         n = len(self.noise_NTA)
         count = n if most is None else min(most, n)
-        blocks = torch.arange(count, device=self.noise_NTA.device).split(block)
+        blocks = torch.arange(count, device=self.noise_NTA.device).split(block or a_block(self.noise_NTA) // 2)
         with bar("Jacobians", count, "starts") as progress:
             for of_block in ranks.each(blocks, lambda rows: self._jacobian(rows, steps, through, known)):
                 for q, grad in of_block.items():
