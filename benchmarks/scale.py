@@ -30,6 +30,9 @@ MODELS = f"--simulator {BUNDLE}/simulator"
 CASES = {  # flags besides --threads and --out; {r}: the directory of --runs
     "record": f"--agent {BUNDLE}/agent --num_steps 2600",
     "train": "--preset demo --total_steps 262144",
+    "train_craftax": "--total_steps 131072",
+    "train_gen_model": f"--preset context --agent {BUNDLE}/agent --rollouts {{r}}/rollouts --updates 128 "
+    "--outcome_windows 0 --validation_windows 32 --video_every 0",
     "record_samples": f"{MODELS} --rollouts {{r}}/rollouts --samples 512 --steps 60 --no-film",
     "fidelity": f"{MODELS} --rollouts {{r}}/rollouts --no-video",
     "saliency": f"{MODELS} --samples {{r}}/samples --sample_ids 0 to 32 --batch_size 4 --no-video",
@@ -38,6 +41,8 @@ CASES = {  # flags besides --threads and --out; {r}: the directory of --runs
     "target_functions": f"{MODELS} --maximise value --samples 16 --no-video --memory_gb 0.2",
     "interventions": f"{MODELS} --hidden_states {{r}}/hidden_states --behaviours none --starts 192 --no-video",
     "hidden_states": "--rollouts {r}/rollouts --samples none --agent none",
+    "env_states": f"{MODELS} --rollouts {{r}}/rollouts --samples none",
+    "extract_activations": "pve -p bundles/nmmo-demo/policies/hybrid --parts 4",
 }
 
 
@@ -71,7 +76,7 @@ def siblings() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=CASES)
-    parser.add_argument("--runs", default="runs/demo", help="directory with rollouts, samples and hidden_states")
+    parser.add_argument("--runs", default="runs/demo", help="directory with rollouts (record.py --preset context), samples and hidden_states")
     parser.add_argument("--repeats", type=int, default=2, help="turns")
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)  # the stage's own flags follow
     args = parser.parse_args(sys.argv[1:end])

@@ -47,7 +47,7 @@ SHARED = {
     "fidelity": "--simulator {w}/simulator --rollouts {w}/rollouts --horizon 5 --windows 10 --batch 3 --starts 6 "
     "--latest_start 8 --rungs all --no-video",
     "interventions": "--simulator {w}/simulator --hidden_states {w}/hidden_states --behaviours none --basis_kind pca "
-    "--directions 0 --amounts -1 1 --starts 12 --horizon 2 --latest_start 8 --no-video",
+    "--directions 0 --amounts -1 1 --starts 20 --horizon 2 --latest_start 8 --no-video",
     "hidden_states": "--preset debug --rollouts {w}/rollouts --samples none --agent none",
     "env_states": "--preset debug --simulator {w}/simulator --rollouts {w}/rollouts --samples none",
     "latents": "--preset debug --simulator {w}/simulator --rollouts {w}/rollouts --samples none",
