@@ -76,7 +76,11 @@ def siblings() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=CASES)
-    parser.add_argument("--runs", default="runs/demo", help="directory with rollouts (record.py --preset context), samples and hidden_states")
+    parser.add_argument(
+        "--runs",
+        default="runs/demo",
+        help="directory with rollouts (record.py --preset context), samples and hidden_states",
+    )
     parser.add_argument("--repeats", type=int, default=2, help="turns")
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)  # the stage's own flags follow
     args = parser.parse_args(sys.argv[1:end])

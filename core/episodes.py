@@ -6,9 +6,9 @@ Frames are chunked by 32 steps.
 
 A shard may be gigabytes, so it is not hashed when it is opened; HDF5 finds what changed in it where it is read.  Its
 metadata are of the format of 1.10, which gives each block of them a checksum, and every dataset, those of the index
-too, is compressed (zlib's Adler-32 of the plain bytes) with a Fletcher-32 of the compressed ones.  Shards of earlier
-versions (superblock 0) have no checksum of index and metadata: those are compared with the manifest's SHA-256 as a
-whole, once a store.
+too, is compressed, with zlib's Adler-32 of the plain bytes (until 2026 also a Fletcher-32 of the compressed ones).
+Shards of earlier versions (superblock 0) have no checksum of index and metadata: those are compared with the manifest's
+SHA-256 as a whole, once a store.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 
 from core.artefacts import load_json, read_manifest, sha256
 from core.contracts import EnvSpec, UserError
-from core.files import DIFFERS, dataset_of, hdf5_file, json_of, parsing
+from core.files import DIFFERS, compressed_dataset, dataset_of, hdf5_file, json_of, parsing, write_rows
 
 INDEX = ("steps", "rows", "terminated", "truncated")  # columns of the index
 REMEDY = "copy or record it again"
@@ -121,7 +121,7 @@ def is_transition(name: str) -> bool:
 class StoreWriter:
     """Write episodes into shards of one directory; one writer a prefix, so processes never share a file.
 
-    chunk_steps: rows that are compressed, and read, together (few for random windows of frames); level: gzip's, 1 to 9.
+    chunk_steps: rows that are compressed, and read, together (few for random windows of frames).
     Use as a context manager; a shard appears only when it is whole.
     """
 
@@ -132,10 +132,9 @@ class StoreWriter:
         shard_steps: int = SHARD_STEPS,
         *,
         chunk_steps: int = CHUNK_STEPS,
-        level: int = 2,
     ) -> None:
         self.path, self.prefix, self.shard_steps = Path(path), prefix, shard_steps
-        self.chunk_steps, self.level = chunk_steps, level
+        self.chunk_steps = chunk_steps
         self._episodes: list[Episode] = []
         self.waiting = self.shards = 0  # steps of the episodes that wait for the next shard; shards written
         self._columns: dict[str, tuple[tuple[int, ...], str]] | None = None
@@ -181,15 +180,9 @@ class StoreWriter:
 
             def put(name: str, *parts: np.ndarray) -> None:
                 """These, one after the other."""
-                count, row = sum(map(len, parts)), parts[0].shape[1:]
-                chunks = (max(1, min(self.chunk_steps, count)), *row)
-                # Shuffled, the like bytes of neighbouring numbers (exponents, high bytes) stand together.
-                dataset = file.create_dataset(
-                    name, shape=(count, *row), dtype=parts[0].dtype, chunks=chunks,
-                    shuffle=parts[0].itemsize > 1, compression="gzip", compression_opts=self.level, fletcher32=True,
-                )  # fmt: skip
+                dataset = compressed_dataset(file, name, parts[0], sum(map(len, parts)), self.chunk_steps)
                 for at, block in blocks(parts, 8 * self.chunk_steps):
-                    dataset[at : at + len(block)] = block
+                    write_rows(dataset, at, block)
                 check()
 
             columns = [e.columns() for e in episodes]

@@ -276,6 +276,35 @@ def hdf5_file(path: Path, **options: Any) -> Iterator[tuple[Any, Callable[[], No
             kept.check()
 
 
+def compressed_dataset(file: Any, name: str, like: np.ndarray, count: int, rows: int) -> Any:
+    """A dataset [count, ...] of an open HDF5 file for rows like those of ``like``, ``rows`` to a chunk, to be filled by
+    ``write_rows``."""
+    chunks = (max(1, min(rows, count)), *like.shape[1:])
+    # Shuffled, the like bytes of neighbouring numbers (exponents, high bytes) stand together.
+    return file.create_dataset(name, shape=(count, *like.shape[1:]), dtype=like.dtype, chunks=chunks,
+                               shuffle=like.dtype.itemsize > 1, compression="gzip", compression_opts=1)  # fmt: skip
+
+
+def write_rows(dataset: Any, at: int, block: np.ndarray) -> None:
+    """Rows of a ``compressed_dataset`` from row ``at`` on, the first of a chunk; as many as fill chunks, or up to the
+    end.
+
+    In the format of gzip's, which every HDF5 reads, but made by ISA-L: to the same size in a quarter of the time.  As
+    in every such stream, an Adler-32 of the plain bytes says where they were changed.
+    """
+    from isal import isal_zlib
+
+    rows, size = dataset.chunks[0], block.dtype.itemsize
+    for first in range(0, len(block), rows):
+        chunk = np.ascontiguousarray(block[first : first + rows])
+        if len(chunk) < rows:  # the last chunk of a dataset is a whole one in the file
+            chunk = np.concatenate([chunk, np.zeros((rows - len(chunk), *chunk.shape[1:]), chunk.dtype)])
+        if size > 1:
+            chunk = np.ascontiguousarray(chunk.reshape(-1).view(np.uint8).reshape(-1, size).T)
+        where = (at + first, *[0] * (block.ndim - 1))
+        dataset.id.write_direct_chunk(where, isal_zlib.compress(chunk.reshape(-1).data, 1))
+
+
 # Reading
 
 

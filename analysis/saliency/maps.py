@@ -14,7 +14,7 @@ from types import TracebackType
 
 import numpy as np
 
-from core.files import hdf5_file
+from core.files import compressed_dataset, hdf5_file, write_rows
 
 FILE = "maps.h5"
 LEVELS = 127  # of either sign
@@ -51,16 +51,14 @@ class MapsWriter:
         self._file, self._check = self._whole.__enter__()
         for name in self.quantities:
             for part in (WHOLE, AGENT_ONLY) if has_path(name) else (WHOLE,):
-                self._file.create_dataset(
-                    f"{part}/{name}", (samples, *shape), np.int8, chunks=(1, *shape), compression=4, fletcher32=True
-                )
+                compressed_dataset(self._file, f"{part}/{name}", np.empty((0, *shape), np.int8), samples, 1)
                 self._file.create_dataset(f"{part}_step/{name}", (samples,), np.float32)
 
     def put(self, part: str, quantity: str, map_STHW: np.ndarray) -> None:
         """A part of a quantity of the present batch."""
         levels, step_S = quantised(map_STHW)
         rows = slice(self._at, self._at + len(levels))
-        self._file[f"{part}/{quantity}"][rows] = levels
+        write_rows(self._file[f"{part}/{quantity}"], self._at, levels)
         self._file[f"{part}_step/{quantity}"][rows] = step_S
         self._check()
 
