@@ -1,6 +1,9 @@
 """One writer a run directory: ``.NAME.lock`` beside it (``.lock`` in it, where the directory above cannot be written),
 with who writes, where and since when.
 
+Which of the two places it is depends on the rights of who writes, so each takes its own lock first and then looks at
+the other place: of two that have one each, at least one sees the other and gives up.
+
 The lock is the system's own (flock), which ends with its process, however that ends; the file says whose it is.  A
 file without a lock is left by a process that was killed: on this host the next writer takes it over and says so.  On
 another host its process may still run where the file system does not tell (NFS, Lustre): then a person removes it.
@@ -27,10 +30,16 @@ _held: dict[Path, int] = {}  # {lock file: descriptor} of this process
 
 
 def lock_of(path: Path) -> Path:
-    """The file that says who writes a run directory."""
+    """The file that says who writes a run directory, where it is this user who does."""
+    return _places(path)[0]
+
+
+def _places(path: Path) -> tuple[Path, Path]:
+    """This user's place for the lock, and the place of those who have other rights on the directory above."""
     path = Path(path).resolve()
-    inside = path.is_dir() and not os.access(path.parent, os.W_OK)
-    return path / ".lock" if inside else path.with_name(f".{path.name}.lock")
+    beside, inside = path.with_name(f".{path.name}.lock"), path / ".lock"
+    own_inside = path.is_dir() and not os.access(path.parent, os.W_OK)
+    return (inside, beside) if own_inside else (beside, inside)
 
 
 def take(path: Path) -> None:
@@ -39,13 +48,20 @@ def take(path: Path) -> None:
     Raises UserError if another one writes it, OSError if the place cannot be written.  In the process that has it
     already nothing happens.
     """
-    lock = lock_of(path)
-    if lock in _held and _is_own(lock, _held[lock]):
+    lock, other = _places(path)
+    if any(place in _held and _is_own(place, _held[place]) for place in (lock, other)):
         return
     while True:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            _claim(descriptor, lock, path)
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except PermissionError:
+            there = lock.exists()
+            _look(lock, path)
+            if there and not lock.exists():  # another user's, who died
+                continue
+            raise
+        try:
+            _claim(descriptor, lock, path, fcntl.LOCK_EX)
         except BaseException:
             os.close(descriptor)
             raise
@@ -58,11 +74,17 @@ def take(path: Path) -> None:
     if not _held:
         atexit.register(_release_all)
     _held[lock] = descriptor
+    try:
+        _look(other, path)
+    except BaseException:
+        _release(lock)
+        raise
 
 
 def release(path: Path) -> None:
     """Let others write; nothing where this process is not the writer."""
-    _release(lock_of(path))
+    for lock in _places(path):  # rights may have changed since
+        _release(lock)
 
 
 def _release(lock: Path) -> None:
@@ -79,13 +101,31 @@ def _release_all() -> None:
             _release(lock)
 
 
-def _claim(descriptor: int, lock: Path, path: Path) -> None:
+def _look(lock: Path, path: Path) -> None:
+    """At a lock that is another user's to take: UserError where it is taken, or may be; what a dead one left goes."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except PermissionError:
+        raise UserError(f"{path} may be being written by a user whose lock you may not read; choose another --out, or, "
+                        f"if nobody writes there, have {lock} removed") from None  # fmt: skip
+    try:
+        _claim(descriptor, lock, path, fcntl.LOCK_SH)  # for which reading is enough, also on NFS
+        with contextlib.suppress(OSError):
+            if _is_own(lock, descriptor):
+                lock.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _claim(descriptor: int, lock: Path, path: Path, how: int) -> None:
     """Take the system's lock; UserError where somebody has it, or may have."""
     owner = _owner(descriptor)
     here = owner.get("host") == socket.gethostname()
     who = f"process {owner.get('pid', 'unknown')} on {owner.get('host', 'an unknown host')}{_age(owner)}"
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
         runs = False
     except OSError as error:
         runs = error.errno not in NO_LOCKS or (here and _runs(owner))

@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +20,29 @@ from core.artefacts import aside_of, new_run, read_manifest, verify
 from core.contracts import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-HOLD = "import sys, time\nfrom pathlib import Path\nfrom core import lock\nlock.take(Path(sys.argv[1]))\n"
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from core import lock
+path, user, mask = sys.argv[1:]
+os.umask(int(mask, 8))
+if int(user) != os.geteuid():
+    os.setgroups([])
+    os.setgid(int(user))
+    os.setuid(int(user))
+lock.take(Path(path))
+"""
+NOBODY = 65534
 
 
-def holder(path: Path) -> subprocess.Popen[str]:
-    """Another process that writes ``path``, once it has begun."""
-    code = HOLD + "print('ready', flush=True)\ntime.sleep(600)"
-    words = [sys.executable, "-c", code, str(path)]
+def taker(path: Path, more: str = "", user: int | None = None, mask: str = "022") -> list[str]:
+    """The command of another process that writes ``path``, of this or of another user, and what it does then."""
+    return [sys.executable, "-c", HOLD + more, str(path), str(os.geteuid() if user is None else user), mask]
+
+
+def holder(path: Path, user: int | None = None, mask: str = "022") -> subprocess.Popen[str]:
+    """Such a process, once it has begun."""
+    words = taker(path, "print('ready', flush=True)\ntime.sleep(600)", user, mask)
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     return process
@@ -52,7 +70,7 @@ def test_a_directory_that_another_process_writes(tmp_path: Path, capsys: pytest.
 
 
 def test_a_process_that_ends_leaves_no_lock(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", HOLD, str(tmp_path / "r")], cwd=ROOT, check=True)
+    subprocess.run(taker(tmp_path / "r"), cwd=ROOT, check=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -161,3 +179,108 @@ def test_where_the_directory_above_cannot_be_written(tmp_path: Path, monkeypatch
     with new_run(path, "train", {}):
         assert (path / ".lock").exists() and not list(tmp_path.glob(".*"))
     assert sorted(p.name for p in path.iterdir()) == ["config.json", "manifest.json"]
+
+
+# Two users
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A run directory that all may write, in one that only root may; pytest's own are closed to others."""
+    with tempfile.TemporaryDirectory() as above:
+        os.chmod(above, 0o755)
+        path = Path(above).resolve() / "r"
+        path.mkdir()
+        path.chmod(0o777)
+        yield path
+
+
+def refused(path: Path, user: int) -> str:
+    """What a user is told who wants to write where another one does."""
+    found = subprocess.run(taker(path, user=user), cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 1, "two write one directory"
+    return found.stderr.splitlines()[-1]
+
+
+ROOT_ALONE = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+
+
+@ROOT_ALONE
+@pytest.mark.parametrize("users", [(0, NOBODY), (NOBODY, 0)])
+def test_users_of_other_rights_see_each_other_s_lock(users: tuple[int, int], shared: Path) -> None:
+    """One locks beside the directory, the other, who may not write there, in it."""
+    first, second = users
+    other = holder(shared, first)
+    own = shared.with_name(".r.lock") if first == 0 else shared / ".lock"
+    before = own.read_bytes()
+    try:
+        said = refused(shared, second)
+        assert f"{shared} is being written by process {other.pid} on {socket.gethostname()} for 0 min" in said
+        assert own.read_bytes() == before
+    finally:
+        other.kill()
+        other.communicate()
+    took_over = subprocess.run(taker(shared, user=second), cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"process {other.pid} on {socket.gethostname()}" in took_over.stderr
+    # What nobody may not remove stays, as a file that no one has locked.
+    assert [*shared.parent.rglob(".*lock")] == ([own] if first == 0 else [])
+    lock.take(shared)
+    lock.release(shared)
+    assert not [*shared.parent.rglob(".*lock")]
+
+
+@ROOT_ALONE
+def test_a_lock_that_may_not_be_read_is_named(shared: Path) -> None:
+    other = holder(shared, 0, mask="077")
+    try:
+        named = f"may not read; choose another --out, or, if nobody writes there, have {shared.with_name('.r.lock')} "
+        assert named in refused(shared, NOBODY)
+        assert not (shared / ".lock").exists()
+    finally:
+        other.kill()
+        other.communicate()
+
+
+@ROOT_ALONE
+def test_users_who_lock_in_the_same_place(shared: Path) -> None:
+    """The file is the other's, so that opening it to write is refused; it says who has it none the less."""
+    shared.parent.chmod(0o777)
+    other = holder(shared, 0)
+    try:
+        assert f"is being written by process {other.pid} on " in refused(shared, NOBODY)
+    finally:
+        other.kill()
+        other.communicate()
+    took_over = subprocess.run(taker(shared, user=NOBODY), cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"process {other.pid} on {socket.gethostname()}" in took_over.stderr
+    assert not [*shared.parent.rglob(".*lock")]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_rights_that_change_while_a_directory_is_written(tmp_path: Path) -> None:
+    """As two users of other rights, one after the other."""
+    path = tmp_path / "r"
+    path.mkdir()
+    tmp_path.chmod(0o500)
+    other = holder(path)
+    tmp_path.chmod(0o700)
+    try:
+        with pytest.raises(UserError, match=f"is being written by process {other.pid} on "):
+            lock.take(path)
+        assert (path / ".lock").exists() and not list(tmp_path.glob(".*"))
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_the_process_that_has_the_lock_keeps_it_where_its_rights_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r"
+    path.mkdir()
+    lock.take(path)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    lock.take(path)
+    assert not (path / ".lock").exists()
+    lock.release(path)
+    assert not [*tmp_path.rglob(".*")]
