@@ -300,9 +300,11 @@ def begin_run(
     for directory in (inputs or {}).values():
         read_manifest(directory)
     replaced = aside_of(path)
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file, not a directory; choose another --out")
     with _writer_of(path):
-        holds = path.exists() and (not path.is_dir() or _holds_data(path))
-        if holds and not overwrite and path.is_dir() and cut_off(path, stage, config):
+        holds = path.exists() and _holds_data(path)
+        if holds and not overwrite and cut_off(path, stage, config):
             print(f"note: {path} was left half-written by this command: it is made anew", file=sys.stderr)
             _discard(path)
         elif holds:
@@ -382,7 +384,8 @@ def _writer_of(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         lock.release(path)
-        raise UserError(f"cannot write the run directory {path} ({refused(error, path) or error})") from error
+        said = refused(error, path) or f"{error.filename or path}: {error.strerror}; choose another --out"
+        raise UserError(f"cannot write the run directory {path} ({said})") from error
     except BaseException:
         lock.release(path)
         raise
@@ -483,7 +486,7 @@ def read_manifest(path: Path, stage: str | None = None) -> dict[str, Any]:
     """The manifest of a whole run directory (of ``stage`` if given); UserError says what is missing."""
     path = Path(path)
     if not path.is_dir():
-        raise UserError(f"{path}: no such run directory{_earlier(path) or writer(path)}")
+        raise UserError(_no_directory(path))
     if not (path / MANIFEST).exists():
         runs = (p.parent for depth in ("[!.]*", "[!.]*/[!.]*") for p in path.glob(f"{depth}/{MANIFEST}"))
         inside = sorted(map(str, runs))
@@ -501,6 +504,16 @@ def read_manifest(path: Path, stage: str | None = None) -> dict[str, Any]:
     if stage is not None and manifest["stage"] != stage:
         raise UserError(f"{path} was written by stage {manifest['stage']!r}; a {stage!r} directory is needed")
     return manifest
+
+
+def _no_directory(path: Path) -> str:
+    """What is said of a path that is to be a run directory and is no directory."""
+    if path.exists():
+        run = next((p for p in path.parents if (p / MANIFEST).exists()), None)
+        return f"{path} is a file; name {'a run directory' if run is None else f'the run directory {run}'}"
+    if path.is_symlink():
+        return f"{path} is a link that leads nowhere; mend it, or name the run directory itself"
+    return f"{path}: no such run directory{_earlier(path) or writer(path)}"
 
 
 def _is_manifest(value: Any) -> bool:

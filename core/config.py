@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import dataclasses
 import difflib
+import errno
 import io
 import itertools
 import os
@@ -239,9 +240,24 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
         raise UserError(_said_in_box(said.getvalue())) from None
     for note in (*notes, *_from_the_demo(to_json(config), demo)):
         print(note, file=sys.stderr)
+    _follow_links(config)
     if getattr(config, "threads", 1) < 1:
         raise UserError(f"--threads {getattr(config, 'threads')}: at least 1")  # noqa: B009  (not every stage has it)
     return config
+
+
+def _follow_links(config: Any) -> None:
+    """UserError where a path of a configuration leads through links in a circle, which pathlib cannot resolve."""
+    for value in (getattr(config, f.name) for f in dataclasses.fields(config)):
+        if dataclasses.is_dataclass(value):
+            _follow_links(value)
+        for path in value if isinstance(value, tuple) else (value,):
+            try:
+                if isinstance(path, Path):
+                    path.stat()
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    raise refused(error, path) or error from None
 
 
 def whole_number(word: str) -> int:

@@ -46,6 +46,10 @@ REMEDIES = {
     errno.EACCES: "give yourself the right to it (chmod, chown), or choose another directory",
     errno.EPERM: "give yourself the right to it (chmod, chown), or choose another directory",
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EEXIST: "it is no directory, or a link to nothing: move it away, or choose another place",
+    errno.ENOTDIR: "a part of this path is a file: choose another place",
+    errno.EISDIR: "a file was to stand there: move the directory away, or choose another place",
+    errno.ELOOP: "its links lead in a circle: mend them, or choose another place",
     errno.EIO: "the disk itself fails: look at it, or write elsewhere (--out)",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
@@ -347,7 +351,8 @@ def read_bytes(path: Path, what: str = "", bytes_known: int | None = None) -> by
         return path.read_bytes()
     except OSError as error:
         reason = "no such file" if not what and error.errno == errno.ENOENT else error.strerror
-        raise UserError(f"{f'cannot read the {what} ' if what else ''}{path}: {reason}") from None
+        remedy = f"; {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
+        raise UserError(f"{f'cannot read the {what} ' if what else ''}{path}: {reason}{remedy}") from None
 
 
 def json_of(data: bytes, file: Path) -> Any:

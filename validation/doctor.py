@@ -182,8 +182,9 @@ def disk(runs: Path) -> Iterator[Finding]:
             artefacts.write_atomically(Path(folder) / "file", bytes(1 << 20))
         free = shutil.disk_usage(there).free
     except (OSError, UserError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
         yield Finding(
-            BROKEN, "disk", f"{there} cannot be written ({error})", "choose another --runs, or mend its rights"
+            BROKEN, "disk", f"{there} cannot be written ({said})", "choose another --runs, or mend its rights"
         )
         return
     advice = "" if free > LITTLE_DISK else "a recorded step takes 1.2 kB, a simulator 100 MB: free some space"
@@ -236,9 +237,10 @@ def findings(config: DoctorConfig) -> Iterator[Finding]:
     yield from worlds()
     yield from threads(config.threads)
     yield from memory()
-    yield from disk(config.runs)
+    on_disk = list(disk(config.runs))
+    yield from on_disk
     yield from bundle(config.bundle)
-    if config.smoke:
+    if config.smoke and not any(finding.state == BROKEN for finding in on_disk):
         yield from smoke(config)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -240,6 +241,60 @@ def test_a_mistake_says_what_to_do_and_harms_nothing(
     assert MISTAKES[kind] in fails(capsys, str(module), argv)
     assert (contents(world), contents(tmp_path)) == before
     assert not (tmp_path / "out").exists()
+
+
+ANOTHER = r"choose another place\)?$"
+IN_THE_WAY = {
+    "file": "file is a file, not a directory; choose another --out$",
+    "file/run": f"file: File exists; it is no directory, .*{ANOTHER}",
+    "file/a/run": f"file/a: Not a directory; a part of this path is a file: {ANOTHER}",
+    "nowhere/run": f"nowhere: File exists; .*or a link to nothing: move it away, or {ANOTHER}",
+    "circle": f"circle: Too many levels of symbolic links; its links lead in a circle: mend them, or {ANOTHER}",
+    "circle/run": f"circle/run: Too many levels of symbolic links; .*{ANOTHER}",
+}
+
+
+def with_ways(path: Path) -> Path:
+    """A directory with a file, a link to nothing, and a link to itself."""
+    (path / "file").write_text("")
+    (path / "nowhere").symlink_to("none")
+    (path / "circle").symlink_to("circle")
+    return path
+
+
+@pytest.mark.parametrize("out", IN_THE_WAY)
+@pytest.mark.parametrize("module", ["agents.record", "agents.train"])
+def test_an_out_that_can_be_no_directory(
+    module: str, out: str, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--preset", "debug"] if module == "agents.train" else ["--agent", world / "agent"]
+    there = with_ways(tmp_path)
+    line = fails(capsys, module, [*argv, "--out", there / out])
+    assert re.search(IN_THE_WAY[out], line), line
+    assert sorted(p.name for p in there.iterdir()) == ["circle", "file", "nowhere"]
+
+
+@pytest.mark.parametrize(
+    ("module", "flag"),
+    [
+        ("agents.record", "--agent"), ("agents.evaluate", "--agent"), ("agents.train", "--begin_with"),
+        ("generative.record_samples", "--simulator"), ("analysis.hidden_states", "--rollouts"),
+        ("analysis.similarity", "--agents"), ("analysis.saliency", "--simulator"),
+    ],
+)  # fmt: skip
+def test_an_input_that_is_no_directory(
+    module: str, flag: str, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there, weights = with_ways(tmp_path), world / "agent" / "model.safetensors"
+    for given, said in (
+        (there / "file", "file is a file; name a run directory$"),
+        (weights, f"{weights} is a file; name the run directory {world / 'agent'}$"),
+        (there / "nowhere", "nowhere is a link that leads nowhere; mend it, or name the run directory itself$"),
+        (there / "circle", "circle: Too many levels of symbolic links; its links lead in a circle: mend them"),
+    ):
+        line = fails(capsys, module, [flag, given, "--out", there / "out"])
+        assert re.search(said, line), line
+    assert not (there / "out").exists()
 
 
 @pytest.mark.parametrize("module", ["agents.record", "agents.evaluate"])

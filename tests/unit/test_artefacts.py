@@ -166,10 +166,10 @@ def test_existing_data_is_refused_and_left_alone(runs: Path) -> None:
     refusals = [
         (runs / "agent", False, "already holds data"),
         (foreign, False, "already holds data"),
-        (plain, False, "already holds data"),
+        (plain, False, "is a file, not a directory"),
         (foreign, True, "not a 'train' run directory"),
         (runs / "rollouts", True, "not a 'train' run directory"),
-        (plain, True, "not a 'train' run directory"),
+        (plain, True, "is a file, not a directory"),
     ]
     for path, overwrite, reason in refusals:
         with pytest.raises(UserError, match=reason), new_run(path, "train", {}, overwrite=overwrite):
