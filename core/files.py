@@ -390,6 +390,8 @@ def npz_of(source: bytes | Path, file: Path) -> dict[str, np.ndarray]:
     with parsing(file, "npz file"), zipfile.ZipFile(opened) as zipped:
         if len(zipped.infolist()) != _members_said(zipped):  # a length that is wrong can hide those that follow
             raise UserError(f"{file}: broken npz file (its directory does not list what it holds); {AGAIN}")
+        held = source.stat().st_size if isinstance(source, Path) else len(source)
+        bounded(sum(member.file_size for member in zipped.infolist()), held, file)  # some can name the same bytes
         for member in zipped.infolist():
             bounded(member.file_size, member.compress_size, file)
             with zipped.open(member) as stream:
