@@ -324,9 +324,37 @@ def parsing(file: Path, what: str, remedy: str = AGAIN) -> Iterator[None]:
         raise UserError(f"{file}: broken {what} ({reason}); {remedy}") from error
 
 
-def memory_bytes() -> int:
-    """How much memory this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def memory_bytes(root: Path = Path("/")) -> int:
+    """How much memory this process can have: the machine's, or the least that its control groups (those of a container,
+    of a batch system) leave to it.  root: where /proc and /sys are."""
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_group_limits(root)])
+
+
+def _group_limits(root: Path) -> list[int]:
+    """The limits of this process's control groups and of those above them, of version 2 and of version 1 (kernel's
+    admin-guide/cgroup-v2 and cgroup-v1/memory).  A container may not see the groups that it is told to be in, but
+    their uppermost."""
+    limits = []
+    for line in _text_of(root / "proc/self/cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        groups, name = root / "sys/fs/cgroup", "memory.max"
+        if controllers:
+            groups, name = groups / "memory", "memory.limit_in_bytes"
+            if "memory" not in controllers.split(","):
+                continue
+        parts = [part for part in path.split("/") if part]
+        parts = [] if ".." in parts else parts  # outside of what can be seen
+        texts = (_text_of(groups.joinpath(*parts[:depth], name)).strip() for depth in range(len(parts) + 1))
+        limits += [int(text) for text in texts if text.isdecimal()]
+    return limits
+
+
+def _text_of(path: Path) -> str:
+    """What the kernel says in a file of its own; "" where it has none."""
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""
 
 
 def bounded(wanted: int, held: int, file: Path) -> None:

@@ -159,9 +159,6 @@ def threads(wanted: int) -> Iterator[Finding]:
 
 def memory() -> Iterator[Finding]:
     whole = memory_bytes()
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
-        whole = min(whole, int(text))
     available = re.search(r"MemAvailable:\s+(\d+) kB", _text(Path("/proc/meminfo")))
     free = min(whole, int(available[1]) * 1024) if available else whole
     advice = "" if free > LITTLE_MEMORY else "use smaller --batch and --slots, or end what else runs"

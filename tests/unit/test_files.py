@@ -298,4 +298,39 @@ def test_names_that_leave_their_directory() -> None:
 
 
 def test_there_is_memory() -> None:
-    assert files.memory_bytes() > 1 << 28
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 1 << 28 < files.memory_bytes() <= whole
+
+
+GROUPS = "sys/fs/cgroup"
+OWN_V2 = {"proc/self/cgroup": "0::/a.slice/run\\x2d1:b.scope\n"}
+OWN_V1 = {"proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/docker/1d31\n0::/\n"}
+
+
+@pytest.mark.parametrize(
+    ("texts", "least"),
+    [
+        ({}, None),  # no control groups at all
+        ({**OWN_V2, f"{GROUPS}/a.slice/memory.max": "max\n"}, None),
+        ({**OWN_V2, f"{GROUPS}/a.slice/run\\x2d1:b.scope/memory.max": "3000000\n"}, 3_000_000),
+        (
+            {**OWN_V2, f"{GROUPS}/a.slice/run\\x2d1:b.scope/memory.max": "max", f"{GROUPS}/a.slice/memory.max": "5000"},
+            5000,
+        ),
+        ({**OWN_V2, f"{GROUPS}/a.slice/memory.max": "5000", f"{GROUPS}/memory.max": "4000"}, 4000),
+        ({**OWN_V2, f"{GROUPS}/b.slice/memory.max": "1"}, None),  # another's
+        ({"proc/self/cgroup": "0::/\n", f"{GROUPS}/memory.max": "7000"}, 7000),  # in a container
+        ({"proc/self/cgroup": "0::/../b\n", f"{GROUPS}/b/memory.max": "1", f"{GROUPS}/memory.max": "7000"}, 7000),
+        ({**OWN_V1, f"{GROUPS}/memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+        ({**OWN_V1, f"{GROUPS}/memory/docker/1d31/memory.limit_in_bytes": "2000000\n"}, 2_000_000),
+        ({**OWN_V1, f"{GROUPS}/memory/memory.limit_in_bytes": "6000\n"}, 6000),  # a container that sees its own alone
+        ({"proc/self/cgroup": "nonsense\n\n::\n", f"{GROUPS}/memory.max": "nonsense"}, None),
+    ],
+)
+def test_memory_is_the_least_that_control_groups_leave(
+    texts: dict[str, str], least: int | None, tmp_path: Path
+) -> None:
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert files.memory_bytes(tmp_path) == (least or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
