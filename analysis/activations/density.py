@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.shared.clusters import NOISE, cluster_stability
+from analysis.shared.placed import share_of_least
 from core.stats import Estimate, shares
 
 STABILITY_ROWS = 8000  # refitted in more dimensions than a map has, where HDBSCAN is slow; whole lives
@@ -66,11 +67,6 @@ def find(x_NF: np.ndarray, min_cluster_size: int, threads: int, fitted_M: np.nda
         tree["child_size"].astype(np.int64),
         float(model.relative_validity_) if len(count_C) > 1 else np.nan,
     )
-
-
-def share_of_least(min_cluster_size: int, rows: int, of: int) -> int:
-    """The smallest cluster among some of all rows, that of all being given."""
-    return max(5, round(min_cluster_size * rows / of))
 
 
 def stability(

@@ -9,9 +9,8 @@ import numpy as np
 
 from analysis.activations.components import relations
 from analysis.activations.config import ActivationsConfig, check
-from analysis.activations.density import find, share_of_least, stability, transitions
+from analysis.activations.density import find, stability, transitions
 from analysis.activations.moments import FILE as MOMENTS, moments
-from analysis.activations.placed import cost, evenly
 from analysis.activations.records import Records
 from analysis.activations.verdicts import (
     NO_CLUSTERS,
@@ -29,6 +28,7 @@ from analysis.activations.verdicts import (
 from analysis.shared.clusters import NOISE, record_share_from_time
 from analysis.shared.directions import principal_scores
 from analysis.shared.maps import umaps
+from analysis.shared.placed import Cost, check_lives, cost, cost_in_words, evenly, share_of_least
 from analysis.shared.surrogates import ONE_CLOUD, compare, in_words
 from core import config as cli
 from core.artefacts import Result
@@ -103,6 +103,8 @@ def _cluster(
         raise UserError("the activations vary in 1 direction only, which makes no map; use --metric-only")
     sizes = (2, min(config.umap_pairs_dims, pc_NK.shape[1])) if config.umap_pairs else (2,)
     fitted_M = evenly(len(records), config.fit_rows)
+    if fitted_M is not None:
+        check_lives(records.lives.life_N[fitted_M], config.fit_rows)
     umap_N2, *more = umaps(
         records.h_NH, sizes, neighbours=config.umap_neighbors, min_dist=config.min_dist, seed=config.seed,
         fitted_M=fitted_M,
@@ -114,13 +116,8 @@ def _cluster(
     if fitted_M is not None:
         result.arrays["fitted"] = fitted_M
         x_NF = pc_NK if config.cluster_before_umap else records.h_NH
-        paid = cost(x_NF, found.label_N, records.lives.life_N, fitted_M, config, rng)
-        result.scalar("fitted", len(fitted_M), "records that map and clusters are made from", len(records))
-        for name, how, of in (
-            ("placed_agreement", "placed", paid.placed), ("remade_agreement", "they were made from", paid.remade)
-        ):  # fmt: skip
-            unit = f"adjusted Rand index, clusters of half of the lives and of all, of rows {how}"
-            result.scalar(name, of.value, unit, of.n, of.interval)
+        paid = placing(x_NF, found.label_N, records.lives.life_N, fitted_M, config, rng)
+        paid.record(result, len(fitted_M), len(records))
     result.arrays |= {
         "umap": umap_N2, "label": found.label_N,
         "probability": found.probability_N.astype(np.float32),
@@ -133,6 +130,27 @@ def _cluster(
     describe(result, records, clustered_NX, found.dbcv, config, rng)
     if config.surrogates and found.label_N.max() >= 0 and len(records.lives.agent_E) >= 2:
         _beside_surrogates(result, records, pc_NK, config)
+
+
+def placing(
+    x_NF: np.ndarray, label_N: np.ndarray, life_N: np.ndarray, fitted_M: np.ndarray, config: ActivationsConfig,
+    rng: np.random.Generator,
+) -> Cost:  # fmt: skip
+    """What it costs to place rows.  x: what is mapped, or clustered itself with --cluster_before_umap; label: the
+    clusters of all rows.  UserError for too few lives."""
+    check_lives(life_N[fitted_M], len(fitted_M))
+    x_MF = x_NF[fitted_M]
+
+    def again(rows: np.ndarray) -> np.ndarray:
+        least = share_of_least(config.hdbscan_min_cluster, len(fitted_M), len(x_NF))
+        if config.cluster_before_umap:
+            return find(x_MF, least, config.threads, rows).label_N
+        (map_M2,) = umaps(
+            x_MF, (2,), neighbours=config.umap_neighbors, min_dist=config.min_dist, seed=config.seed, fitted_M=rows
+        )
+        return find(map_M2, least, config.threads, rows).label_N
+
+    return cost(label_N[fitted_M], life_N[fitted_M], again, rng)
 
 
 def _beside_surrogates(result: Result, records: Records, pc_NK: np.ndarray, config: ActivationsConfig) -> None:
@@ -274,6 +292,8 @@ def summary(result: Result, out: Path) -> str:
             lines[-1] += f"; stability {s['stability']['value']:.2f} [{low:.2f}, {high:.2f}] {over}"
         if "surrogates" in result.tables:
             lines.append(in_words(result))
+        if "fitted" in s:
+            lines.append(cost_in_words(result))
         lines.append(f"verdict: {notes['verdict']} ({notes['said']})")
         for row in result.tables["clusters"][:12]:
             lines.append(f"  {row['cluster']:>3}  {row['records']:>6,} records  {row['verdict']:<10} {row['why']}")

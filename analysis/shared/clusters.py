@@ -6,8 +6,8 @@ Shared by hidden_states (clusters of h) and behaviours (clusters of short histor
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -54,10 +54,30 @@ def _check_not_empty(count_C: np.ndarray) -> None:
         )
 
 
+Label = Callable[[np.ndarray], np.ndarray]  # points [N, F] -> their clusters int64 [N]
+
+
+class Clusters(NamedTuple):
+    """Clusters of points, the largest 0: label int64 [N]; distance from the cluster's mean [N], NaN for NOISE; and what
+    puts further points into them, as they are."""
+
+    label_N: np.ndarray
+    distance_N: np.ndarray
+    place: Label
+
+
 def find_clusters(
     x_NF: np.ndarray, method: Method, *, clusters: int, min_cluster_size: int = 0, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(label of every point int64 [N], the largest cluster 0; its distance from its cluster's mean [N]).
+    """(label of every point int64 [N], the largest cluster 0; its distance from its cluster's mean [N]):
+    ``fit_clusters``."""
+    return fit_clusters(x_NF, method, clusters=clusters, min_cluster_size=min_cluster_size, seed=seed)[:2]
+
+
+def fit_clusters(
+    x_NF: np.ndarray, method: Method, *, clusters: int, min_cluster_size: int = 0, seed: int
+) -> Clusters:  # fmt: skip
+    """Clusters of all points.
 
     k_means: of ``clusters``.  ward: a tree of at most WARD_POINTS points drawn at random, cut into ``clusters``; every
     point then belongs to the nearest of their means.  hdbscan: as many as there are that have ``min_cluster_size``
@@ -72,7 +92,8 @@ def find_clusters(
             raise UserError(
                 f"{len(x_NF)} steps are too few for two clusters of --min_cluster_size {least}; record more"
             )
-        label_N = label_points(x_NF, x_NF, method, clusters, least / len(x_NF), seed)
+        label = labeller(x_NF, method, clusters, least / len(x_NF), seed)
+        label_N = label(x_NF)
         if label_N.max() < 0:
             raise UserError(
                 f"hdbscan finds no cluster of {least} or more of the {len(x_NF)} steps, all are noise: set a smaller "
@@ -80,39 +101,65 @@ def find_clusters(
             )
     else:
         check_enough(len(x_NF), clusters)
-        label_N = label_points(x_NF, x_NF, method, clusters, 0, seed)
+        label = labeller(x_NF, method, clusters, 0, seed)
+        label_N = label(x_NF)
         _check_not_empty(np.bincount(label_N, minlength=clusters))
     count_C = np.bincount(label_N[label_N >= 0])
     place_C = np.argsort(np.argsort(-count_C, kind="stable"))
-    label_N = np.where(label_N >= 0, place_C[label_N], NOISE)
+
+    def by_size(label_N: np.ndarray) -> np.ndarray:
+        return np.where(label_N >= 0, place_C[label_N], NOISE)
+
+    label_N = by_size(label_N)
     distance_N = np.full(len(x_NF), np.nan)
     for c in range(len(count_C)):
         here = label_N == c
         distance_N[here] = np.linalg.norm(x_NF[here] - x_NF[here].mean(0), axis=1)
-    return label_N, distance_N
+    return Clusters(label_N, distance_N, lambda x_PF: by_size(label(x_PF)))
 
 
 def label_points(
     fitted_MF: np.ndarray, x_NF: np.ndarray, method: Method, clusters: int, least_share: float, seed: int,
     starts: int = STARTS,
 ) -> np.ndarray:  # fmt: skip
-    """Fit on some points, label others (or the same) int64 [N], clusters in any order and perhaps empty.
+    """Fit on some points, label others (or the same) int64 [N], clusters in any order and perhaps empty:
+    ``labeller``."""
+    return labeller(fitted_MF, method, clusters, least_share, seed, starts)(x_NF)
+
+
+def labeller(
+    fitted_MF: np.ndarray, method: Method, clusters: int, least_share: float, seed: int, starts: int = STARTS
+) -> Label:
+    """What labels points by the clusters of the fitted ones, which are in any order and perhaps empty.  The array of
+    the fitted points itself gets the labels that they were given (hdbscan).
 
     least_share: the smallest cluster, as a share of the fitted points (hdbscan); starts: of k-means, the best is kept.
     """
-    if method == "k_means":
-        return nearest_centre(x_NF, _fit_centres(fitted_MF, clusters, seed, starts)[0])[0]
-    if method == "ward":
-        return nearest_centre(x_NF, _ward_centres(fitted_MF, clusters, seed))[0]
+    if method != "hdbscan":
+        ward = method == "ward"
+        centre_CF = (
+            _ward_centres(fitted_MF, clusters, seed) if ward else _fit_centres(fitted_MF, clusters, seed, starts)[0]
+        )
+        return lambda x_NF: nearest_centre(x_NF, centre_CF)[0]
     from hdbscan import HDBSCAN, approximate_predict  # type: ignore[import-untyped]
 
     least = max(STEPS_PER_CLUSTER, round(least_share * len(fitted_MF)))
-    with warnings.catch_warnings():
-        # Where there is no cluster it says so; the labels say it too.
-        warnings.filterwarnings("ignore", message="Clusterer does not have any defined clusters")
-        model = HDBSCAN(min_cluster_size=least, prediction_data=True, core_dist_n_jobs=1).fit(fitted_MF)
-        label_N = model.labels_ if x_NF is fitted_MF else approximate_predict(model, x_NF)[0]
-    return np.asarray(label_N, np.int64)
+
+    def quietly(work: Callable[[], Any]) -> Any:
+        with warnings.catch_warnings():
+            # Where there is no cluster it says so; the labels say it too.
+            warnings.filterwarnings("ignore", message="Clusterer does not have any defined clusters")
+            return work()
+
+    model = quietly(
+        lambda: HDBSCAN(min_cluster_size=least, prediction_data=True, core_dist_n_jobs=1).fit(fitted_MF)
+    )  # fmt: skip
+
+    def label(x_NF: np.ndarray) -> np.ndarray:
+        found_N = model.labels_ if x_NF is fitted_MF else quietly(lambda: approximate_predict(model, x_NF)[0])
+        return np.asarray(found_N, np.int64)
+
+    return label
 
 
 def _ward_centres(x_NF: np.ndarray, clusters: int, seed: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -46,21 +46,35 @@ SPACES = {
 }
 
 
+class Components(NamedTuple):
+    """Scores [N, K] of rows on principal components, share of the variance of each float64 [K], and what gives those of
+    further rows."""
+
+    scores_NK: np.ndarray
+    share_K: np.ndarray
+    project: Callable[[np.ndarray], np.ndarray]
+
+
 def principal_scores(x_NF: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(scores [N, K] on the first K = min(size, rank) principal components, share of the variance of each, float64
-    [K]); K is 0 where nothing changes.
+    """(scores [N, K], share of the variance of each, float64 [K]): ``principal_components``."""
+    return principal_components(x_NF, size)[:2]
+
+
+def principal_components(x_NF: np.ndarray, size: int) -> Components:
+    """The first K = min(size, rank) principal components of the rows; K is 0 where nothing changes.
 
     Centred, not scaled: for columns of comparable units.  Beyond EXACT_SIZE dimensions by the randomised solver.
     """
     from sklearn.decomposition import PCA
 
     if not np.ptp(x_NF, axis=0).any():
-        return np.zeros((len(x_NF), 0), x_NF.dtype), np.zeros(0)
+        return Components(np.zeros((len(x_NF), 0), x_NF.dtype), np.zeros(0), lambda x_PF: x_PF[:, :0])
     solver = "randomized" if x_NF.shape[1] > EXACT_SIZE else "covariance_eigh"
     model = PCA(min(size, *x_NF.shape), svd_solver=solver, n_oversamples=OVERSAMPLES, random_state=0)
     scores_NK = model.fit_transform(x_NF)
     kept = model.explained_variance_ > 1e-10 * model.explained_variance_[0]
-    return scores_NK[:, kept], model.explained_variance_ratio_[kept].astype(np.float64)
+    share_K = model.explained_variance_ratio_[kept].astype(np.float64)
+    return Components(scores_NK[:, kept], share_K, lambda x_PF: model.transform(x_PF)[:, kept])
 
 
 def fit_pca(h_NH: np.ndarray, k: int, agent: str = "", *, space: str = "h", seed: int = 0) -> Basis:

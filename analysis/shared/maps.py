@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,13 +17,23 @@ Embedding = Literal["pca", "umap", "tsne"]
 LEAST_MAPPED = 100  # points, of a umap or t-SNE
 EXACT_ROWS = 50_000  # whose neighbours are looked up by brute force: half a minute, and no luck in it
 FEWEST_MAPPED = 50  # rows of a umap by itself
-PLACED_AT_ONCE = 20_000  # rows that are put on a finished map
+PLACED_AT_ONCE = 4000  # rows that are put on a finished map: beyond 10,000 umap moves them a third as often
 
 
 def check_mappable(points: int, kind: Embedding) -> None:
     """UserError if there are too few points for a map of this kind."""
     if kind != "pca" and points < LEAST_MAPPED:
         raise UserError(f"{points} points are too few for {kind}; at least {LEAST_MAPPED} are needed (or use pca)")
+
+
+Place = Callable[[np.ndarray], np.ndarray]
+
+
+class Map(NamedTuple):
+    """Points on a map, float64 [N, D], and what puts further points on it as it is (None where that cannot be)."""
+
+    map_ND: np.ndarray
+    place: Place | None
 
 
 def embed(x_NF: np.ndarray, kind: Embedding, dimensions: int, seed: int) -> np.ndarray:
@@ -33,18 +43,42 @@ def embed(x_NF: np.ndarray, kind: Embedding, dimensions: int, seed: int) -> np.n
     one thread so that a seed gives the same map on the same machine (another machine may differ: keep
     coordinates as data).  Raises UserError if there are too few points.
     """
+    return mapped(x_NF, kind, dimensions, seed).map_ND
+
+
+def mapped(x_NF: np.ndarray, kind: Embedding, dimensions: int, seed: int, *, more: bool = False) -> Map:
+    """``embed``.  more: further points will be put on the map (``check_placeable``).  A umap made so has looked up its
+    neighbours in another way, and may be a little another map."""
     check_mappable(len(x_NF), kind)
-    if x_NF.shape[1] < dimensions:  # what varies in one direction only is drawn on a line
-        x_NF = np.pad(x_NF, ((0, 0), (0, dimensions - x_NF.shape[1])))
+
+    def widened(x_NF: np.ndarray) -> np.ndarray:
+        """What varies in one direction only is drawn on a line."""
+        return np.pad(x_NF, ((0, 0), (0, max(0, dimensions - x_NF.shape[1]))))
+
+    x_NF = widened(x_NF)
     if kind == "pca":
-        return np.asarray(x_NF[:, :dimensions], np.float64)
+        first: Place = lambda x_NF: np.asarray(widened(x_NF)[:, :dimensions], np.float64)  # noqa: E731
+        return Map(first(x_NF), first)
     if kind == "tsne":
         from sklearn.manifold import TSNE
 
-        model = TSNE(dimensions, init="pca", perplexity=30, random_state=seed, n_jobs=1)
-        return np.asarray(model.fit_transform(np.asarray(x_NF, np.float32)), np.float64)
-    (map_ND,) = umaps(x_NF, (dimensions,), neighbours=15, min_dist=0.1, seed=seed)
-    return map_ND.astype(np.float64)
+        tsne = TSNE(dimensions, init="pca", perplexity=30, random_state=seed, n_jobs=1)
+        return Map(np.asarray(tsne.fit_transform(np.asarray(x_NF, np.float32)), np.float64), None)
+    if not more:
+        (map_ND,) = umaps(x_NF, (dimensions,), neighbours=15, min_dist=0.1, seed=seed)
+        return Map(map_ND.astype(np.float64), None)
+    model = _umap(dimensions, 15, 0.1, seed)
+    map_ND = model.fit_transform(np.asarray(x_NF, np.float32))
+    return Map(map_ND.astype(np.float64), lambda x_NF: _put(model, widened(x_NF)).astype(np.float64))
+
+
+def check_placeable(kind: Embedding) -> None:
+    """UserError for a kind of map on which further points cannot be put."""
+    if kind == "tsne":
+        raise UserError(
+            "a finished t-SNE takes no further points: use --embedding umap or pca, raise --fit_rows, or leave the "
+            "others out (--most_states as large as --fit_rows)"
+        )
 
 
 def umaps(
@@ -65,28 +99,38 @@ def umaps(
             f"{len(fitted_M)} rows are too few for a map of {neighbours} neighbours (--umap-neighbors); at least "
             f"{least} are needed"
         )
-    with warnings.catch_warnings():
-        # umap announces at import that its TensorFlow variant is not there; it is not used here.
-        warnings.filterwarnings("ignore", message="Tensorflow not installed", category=ImportWarning)
-        from umap import UMAP
     h_NH = np.asarray(h_NH, np.float32)
     other_P = np.setdiff1d(np.arange(len(h_NH)), fitted_M)
     # Who are given their neighbours cannot look up those of others.
     known = {} if len(other_P) else {"precomputed_knn": _neighbours(h_NH, neighbours, seed)}
     out = []
     for size in dimensions:
-        model = UMAP(
-            n_components=size, n_neighbors=neighbours, min_dist=min_dist, init="pca", random_state=seed,
-            transform_seed=seed, n_jobs=1, **known,
-        )  # fmt: skip
+        model = _umap(size, neighbours, min_dist, seed, **known)
         map_ND = np.empty((len(h_NH), size), np.float32)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="precomputed_knn.2. .knn_search_index. is not an NNDescent")
             map_ND[fitted_M] = model.fit_transform(h_NH[fitted_M])
-        for rows in np.array_split(other_P, -(-len(other_P) // PLACED_AT_ONCE)) if len(other_P) else ():
-            map_ND[rows] = model.transform(h_NH[rows])
+        if len(other_P):
+            map_ND[other_P] = _put(model, h_NH[other_P])
         out.append(map_ND)
     return out
+
+
+def _umap(size: int, neighbours: int, min_dist: float, seed: int, **known: Any) -> Any:
+    with warnings.catch_warnings():
+        # umap announces at import that its TensorFlow variant is not there; it is not used here.
+        warnings.filterwarnings("ignore", message="Tensorflow not installed", category=ImportWarning)
+        from umap import UMAP
+    return UMAP(
+        n_components=size, n_neighbors=neighbours, min_dist=min_dist, init="pca", random_state=seed,
+        transform_seed=seed, n_jobs=1, **known,
+    )  # fmt: skip
+
+
+def _put(model: Any, x_PF: np.ndarray) -> np.ndarray:
+    """Rows on a finished umap, float32 [P, D]."""
+    parts = np.array_split(np.asarray(x_PF, np.float32), max(1, -(-len(x_PF) // PLACED_AT_ONCE)))
+    return np.concatenate([model.transform(part) if len(part) else np.zeros((0, model.n_components)) for part in parts])
 
 
 def _neighbours(h_NH: np.ndarray, neighbours: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

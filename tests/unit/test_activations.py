@@ -14,13 +14,13 @@ from analysis.activations.components import relations
 from analysis.activations.config import ActivationsConfig
 from analysis.activations.dendrogram import page
 from analysis.activations.density import find, rolling_mean, transitions
-from analysis.activations.described import analyse, describe
+from analysis.activations.described import analyse, describe, placing, summary
 from analysis.activations.figures import draw
-from analysis.activations.placed import cost, evenly
 from analysis.activations.records import Records
 from analysis.activations.verdicts import Lives
 from analysis.shared.clusters import NOISE, TIME_BINS, time_bins, time_eta2
 from analysis.shared.directions import principal_scores
+from analysis.shared.placed import evenly
 from core.artefacts import Result
 from core.contracts import UserError
 from core.stats import cohens_d, cohens_d_interval, eta_squared
@@ -657,6 +657,9 @@ def test_rows_placed_afterwards_are_told_from_those_of_other_clusters(before: bo
     for name in ("placed_agreement", "remade_agreement"):
         scalar = result.scalars[name]
         assert scalar["value"] > 0.9 and scalar["n"] == LIVES // 2
+        low, high = scalar["interval"]
+        assert low <= scalar["value"] <= high
+    assert f"made from {config.fit_rows} of {len(records):,} records, the others placed" in summary(result, tmp_path)
     assert len(page(result)) > 1000  # the tree is of the rows that were clustered
 
 
@@ -666,7 +669,7 @@ def test_what_placing_costs_shows_where_clusters_are_luck() -> None:
     label = np.random.default_rng(1).integers(0, 3, len(records))
     fitted = evenly(len(records), len(records) // 2)
     assert fitted is not None
-    found = cost(x, label, records.lives.life_N, fitted, CONFIG, np.random.default_rng(0))
+    found = placing(x, label, records.lives.life_N, fitted, CONFIG, np.random.default_rng(0))
     assert abs(found.placed.value) < 0.1
     with pytest.raises(UserError, match="cannot be measured on 3 lives; at least 4"):
-        cost(x[:90], label[:90], np.arange(90) // 30, np.arange(60) + 15, CONFIG, np.random.default_rng(0))
+        placing(x[:90], label[:90], np.arange(90) // 30, np.arange(60) + 15, CONFIG, np.random.default_rng(0))
