@@ -14,7 +14,7 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python -m analysis.latents", file=sys.stderr)
     sys.exit(2)
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,23 +69,26 @@ def inferred(simulator: Any, store: RolloutStore, config: LatentsConfig, device:
     lead = simulator.world.initial_frames - 1
     first = max(lead, config.fit.first_step)
     most = config.fit.most_states * config.every
-    episodes = units.episodes_of(store, first, most, config.seed)
+    read = units.drawn(store, first, most, config.seed)
+    episodes = read.episodes
     ends = np.minimum(store.steps, store.rows)
     index_N2 = np.concatenate(
         [np.stack(np.broadcast_arrays(e, np.arange(first, ends[e], config.every)), 1) for e in episodes]
     )
     z_NZ = informed_latents(simulator.world, store, index_N2 - [0, lead], device).cpu().numpy()
-    return pooled.pool_rows(store, z_NZ, index_N2, units.units(store, store), episodes)
+    states = pooled.pool_rows(store, z_NZ, index_N2, units.units(store, store), episodes)
+    return replace(states, drawn={"rollouts": read})
 
 
 def stored(store: RolloutStore, real: RolloutStore | None, config: LatentsConfig) -> States:
     """The latents of simulated rollouts; each belongs to step 0 of its own."""
-    episodes = [e for e in range(len(store)) if min(store.steps[e], store.rows[e]) > 0]
+    episodes = every = [e for e in range(len(store)) if min(store.steps[e], store.rows[e]) > 0]
     if config.fit.most_states and len(episodes) > config.fit.most_states:
         drawn = np.random.default_rng(config.seed).permutation(episodes)[: config.fit.most_states]
         episodes = [int(e) for e in np.sort(drawn)]
     index_N2 = np.stack([episodes, np.zeros(len(episodes), np.int64)], 1)
-    return pooled.pool_rows(store, store.latents(episodes), index_N2, units.units(store, real), episodes)
+    states = pooled.pool_rows(store, store.latents(episodes), index_N2, units.units(store, real), episodes)
+    return replace(states, drawn={"samples": units.Drawn(episodes, len(episodes) / len(every))})
 
 
 def main(config: LatentsConfig) -> None:

@@ -146,6 +146,8 @@ def fit(states: States, space: str, owner: str, options: FitOptions, seed: int) 
         "fitted_on": "real" if (states.source_N[fitted_N] == REAL).all() else "simulated",
         "left_out": dead,
     }
+    for name, read in states.drawn.items():
+        read.say(result, name)
     _describe(result, bases, x_NK, states, kept_N, options, rng, seed)
     if 0 < (states.source_N == REAL).sum() < len(states.source_N):
         _compare(result, x_NK, states, seed)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from analysis.shared.maps import Embedding
 from analysis.shared.sources import REAL, SIMULATED
-from analysis.shared.units import episodes_of
+from analysis.shared.units import Drawn, drawn
 from core.episodes import RolloutStore
 from core.roll import probabilities
 
@@ -40,7 +40,8 @@ class FitOptions:
     first_step: int = 1
     """states of earlier steps are left out: step 0 has seen one frame and is all initial state"""
     most_states: int = 200_000
-    """at most about so many states of either source, of whole episodes drawn at random; 0: all"""
+    """at most about so many states of either source, of whole episodes drawn at random; 0: all.  Of the others
+    only the rows are missing here: a basis projects any state, exactly"""
     drop_outliers: bool = False
     """fit without states whose median distance to their neighbours lies 2 standard deviations above the mean"""
     outlier_neighbours: int = 20
@@ -59,7 +60,7 @@ class States:
     rows of equal number are not independent (an episode, and the samples that started in it).  Steps of an
     episode are consecutive.  ``more``: float [N] by name, NaN where a source does not have it: ``share`` (of the
     recorded episode that is over, 0 to 1), ``best_reward`` (the largest one of the episode), ``entropy`` (of the
-    policy, in nats).
+    policy, in nats).  ``drawn``: of every source's name, what was read of it, where that is known.
     """
 
     x_NF: np.ndarray
@@ -71,6 +72,7 @@ class States:
     source_N: np.ndarray
     unit_N: np.ndarray
     more: Mapping[str, np.ndarray] = field(default_factory=dict)
+    drawn: Mapping[str, Drawn] = field(default_factory=dict)
 
     @property
     def fitted_N(self) -> np.ndarray:
@@ -83,12 +85,13 @@ def join(parts: Sequence[States]) -> States:
     """The rows of all of them, in this order."""
     if len(parts) == 1:
         return parts[0]
-    columns = {k: np.concatenate([getattr(p, k) for p in parts]) for k in States.__dataclass_fields__ if k != "more"}
+    apart = ("more", "drawn")
+    columns = {k: np.concatenate([getattr(p, k) for p in parts]) for k in States.__dataclass_fields__ if k not in apart}
     more = {
         name: np.concatenate([p.more.get(name, np.full(len(p.x_NF), np.nan)) for p in parts])
         for name in dict.fromkeys(name for p in parts for name in p.more)
     }
-    return States(**columns, more=more)
+    return States(**columns, more=more, drawn={name: of for p in parts for name, of in p.drawn.items()})
 
 
 def pool(
@@ -101,7 +104,8 @@ def pool(
     an episode, see ``units``.
     """
     first = max(options.first_step, lead)
-    episodes = episodes_of(store, first, options.most_states, seed)
+    read = drawn(store, first, options.most_states, seed)
+    episodes = read.episodes
     known = [LEVEL] if LEVEL in store.column_names else []
     stored = [column] if isinstance(column, str) else []
     columns, index_N2 = store.pooled("value", "action", "reward", *known, *stored, episodes=episodes, first=first)
@@ -110,7 +114,7 @@ def pool(
     else:
         ends = {e: int(min(store.steps[e], store.rows[e])) for e in episodes}
         x_NF = np.concatenate([column[e][first - lead : ends[e] - lead] for e in episodes])
-    return _states(store, x_NF, columns, index_N2, unit_E)
+    return replace(_states(store, x_NF, columns, index_N2, unit_E), drawn={_kind(store)[1]: read})
 
 
 def pool_rows(
@@ -136,12 +140,17 @@ def _entropies(store: RolloutStore, index_N2: np.ndarray) -> np.ndarray:
     return out
 
 
+def _kind(store: RolloutStore) -> tuple[int, str]:
+    """The number of a store's source, and the flag that names the store."""
+    return (REAL, "rollouts") if store.manifest["facts"]["source"] == "real" else (SIMULATED, "samples")
+
+
 def _states(
     store: RolloutStore, x_NF: np.ndarray, columns: Mapping[str, np.ndarray], index_N2: np.ndarray, unit_E: np.ndarray
 ) -> States:
     n = len(index_N2)
     level_N = columns[LEVEL].reshape(n).astype(np.int64) if LEVEL in columns else np.full(n, UNKNOWN_LEVEL)
-    source = REAL if store.manifest["facts"]["source"] == "real" else SIMULATED
+    source, _ = _kind(store)
     episode_N = index_N2[:, 0]
     best_E = np.full(len(store), np.nan)
     rewards, of_M2 = store.pooled("reward", episodes=np.unique(episode_N).tolist())

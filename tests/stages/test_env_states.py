@@ -138,6 +138,7 @@ def test_at_most_so_many_states_of_whole_episodes(pipeline: Path, tmp_path: Path
     result = Result.load(out)
     assert sorted(set(result.arrays["index"][:, 0])) == chosen
     assert len(result.arrays["index"]) == steps[chosen].sum()
+    assert result.scalars["drawn_rollouts"]["value"] == pytest.approx(steps[chosen].sum() / steps.sum())
 
 
 def test_mistakes_are_one_line_and_leave_nothing(

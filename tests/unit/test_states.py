@@ -18,6 +18,7 @@ from analysis.shared.directions import (
     state_rank,
     varying,
 )
+from analysis.shared.units import Drawn
 from analysis.states import fit as states_fit, runs
 from analysis.states.figures import colourings, draw, figures_of, label_of, number_of
 from analysis.states.fit import check, fit
@@ -281,6 +282,19 @@ def test_simulated_states_are_projected_not_fitted() -> None:
         pooled(simulated.astype(np.float32), np.ones(len(simulated)), unit[: len(real)]), "h", "", options, 0
     )
     assert alone.notes["fitted_on"] == "simulated" and "overlap" not in alone.tables
+
+
+def test_how_much_of_a_recording_was_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    real, simulated = (
+        pooled(walk(rng, EPISODES, 4), np.full(EPISODES * STEPS, s), np.arange(720) // 30) for s in (0, 1)
+    )
+    some = replace(real, drawn={"rollouts": Drawn([*range(EPISODES)], 0.25)})
+    states = join([some, replace(simulated, drawn={"samples": Drawn([*range(EPISODES)], 1.0)})])
+    options = FitOptions(pca_size=3, ica_size=0, nmf_size=0, clusters=3, surrogates=0, embedding=("pca",))
+    result, _ = fit(states, "h", "", options, 0)
+    assert result.scalars["drawn_rollouts"]["value"] == 0.25 and "drawn_samples" not in result.scalars
+    assert capsys.readouterr().err.startswith("note: 25.0% of the steps of rollouts are read, of 24 whole episodes")
 
 
 def test_too_few_states_to_compare_are_a_note() -> None:
