@@ -14,6 +14,7 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python -m analysis.behaviours", file=sys.stderr)
     sys.exit(2)
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +24,14 @@ import torch
 import tyro
 from threadpoolctl import threadpool_limits
 
-from analysis.behaviours.clustering import BehaviourOptions, check, cluster, summary
+from analysis.behaviours.clustering import cluster_some, summary
+from analysis.behaviours.config import BehaviourOptions, check
 from analysis.behaviours.figures import draw
 from analysis.behaviours.histories import Steps, in_effect, read_steps
+from analysis.behaviours.placed import Source, check_placing, place_others, source
 from analysis.shared.behaviours import NAMES, STAGE, load_behaviours, sample_labels
-from analysis.shared.sources import open_stores
-from analysis.shared.units import Drawn, drawn, units
+from analysis.shared.sources import REAL, open_stores
+from analysis.shared.units import units
 from analysis.shared.world_states import world_states
 from core import artefacts, config as cli
 from core.artefacts import Result
@@ -106,6 +109,35 @@ def _plot(config: BehavioursConfig) -> None:
     print(f"drew {len(drawn)} figures and videos: {config.out}")
 
 
+def _sources(
+    config: BehavioursConfig, real: RolloutStore, simulated: RolloutStore | None, simulator: Any, device: torch.device
+) -> list[Source | None]:
+    """Real steps and simulated ones, with world states if there is a simulator; actions that do the same are one."""
+    first, fit = config.fit.first_step, config.fit
+    lead = 0 if simulator is None else simulator.world.initial_frames - 1
+    spec = renewed(real.spec)
+
+    def in_words(steps: Steps) -> Steps:
+        return in_effect(steps, spec.distinct_actions()) if spec.same_actions else steps
+
+    unit_E = units(real, real)
+
+    def of_real(episodes: Sequence[int]) -> Steps:
+        world = None if simulator is None else world_states(simulator.world, real, device, episodes)
+        return in_words(read_steps(real, first, world, lead, unit_E, episodes))
+
+    found: list[Source | None] = [source(real, max(first, lead), unit_E, of_real, fit, config.seed), None]
+    if simulated is not None:
+        column = None if simulator is None else "world/d"
+        samples, sample_unit_E = simulated, units(simulated, real)
+
+        def of_samples(episodes: Sequence[int]) -> Steps:
+            return in_words(read_steps(samples, first, column, unit_E=sample_unit_E, episodes=episodes))
+
+        found[1] = source(samples, first, sample_unit_E, of_samples, fit, config.seed)
+    return found
+
+
 def main(config: BehavioursConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
@@ -121,39 +153,32 @@ def main(config: BehavioursConfig) -> None:
         raise UserError("--behaviours belongs to plot; precompute and both read --rollouts")
     real, simulated, agent = open_stores(config.rollouts, config.samples)
     simulator = _load_simulator(config, agent, simulated, device)
+    sources = _sources(config, real, simulated, simulator, device)
+    of = check_placing(sources, config.fit)
     given = {"rollouts": config.rollouts, "samples": config.samples, "simulator": config.simulator}
     inputs = {k: v for k, v in given.items() if v is not None}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        first = config.fit.first_step
-        lead = 0 if simulator is None else simulator.world.initial_frames - 1
-        steps: list[Steps | None] = [None, None]
-        most, seed = config.fit.most_states, config.seed
-        read: dict[str, Drawn] = {}
-        if simulated is not None:  # first: they are read at once
-            column = None if simulator is None else "world/d"
-            read["samples"] = drawn(simulated, first, most, seed)
-            chosen = read["samples"].episodes
-            steps[1] = read_steps(simulated, first, column, unit_E=units(simulated, real), episodes=chosen)
-        read["rollouts"] = drawn(real, max(first, lead), most, seed)
-        chosen = read["rollouts"].episodes
-        world = None if simulator is None else world_states(simulator.world, real, device, chosen)
-        lived = read_steps(real, first, world, lead, units(real, real), chosen)
-        del world
-        steps[0] = lived
+        # The simulated ones first: they are read at once.
+        steps = [None if s is None else s.steps_of(s.fitted) for s in reversed(sources)][::-1]
         spec = renewed(real.spec)
-        if spec.same_actions:
-            steps = [None if s is None else in_effect(s, spec.distinct_actions()) for s in steps]
         with threadpool_limits(config.threads):
             parts = spec.parts if spec.action_parts else ()
-            result = cluster(steps, config.fit, config.seed, list(spec.distinct_actions()), parts)
+            result, finished = cluster_some(steps, config.fit, config.seed, list(spec.distinct_actions()), parts, of)
+        lived = steps[REAL]
+        assert lived is not None
+        _put_rule(result, lived)
+        del steps, lived
+        if finished is not None:
+            with threadpool_limits(config.threads):
+                place_others(result, finished, sources)
         result.arrays["sample_labels"] = (
             np.zeros(0, np.int64)
             if simulated is None
             else sample_labels(result.arrays["labels_sim"], result.arrays["index_sim"], len(simulated))
         )
-        _put_rule(result, lived)
-        for name, of in read.items():
-            of.say(result, name)
+        for name, read in zip(("rollouts", "samples"), sources, strict=True):
+            if read is not None:
+                read.drawn.say(result, name)
         names = {int(row["behaviour"]): str(row["name"]) for row in result.tables["behaviours"]}
         if run.replaced is not None:
             names = _kept_names(run.replaced, result, names)

@@ -3,77 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from analysis.behaviours.histories import Steps, histories, weighted, z_scores
+from analysis.behaviours.config import BehaviourOptions, check
+from analysis.behaviours.histories import Scale, States, Steps, histories, weighted
 from analysis.behaviours.mdp import NO_BEHAVIOUR, Visits, aggregate, transitions
+from analysis.behaviours.placed import DIMENSIONS, Finished, again_from, least_cluster
 from analysis.shared.behaviours import NAMES, SOURCES
 from analysis.shared.clusters import (
     NOISE,
-    Method,
     cluster_stability,
-    find_clusters,
+    fit_clusters,
     record_share_from_time,
     time_eta2,
 )
-from analysis.shared.directions import names_left_out, principal_scores, say_left_out, varying
-from analysis.shared.maps import Embedding, embed
+from analysis.shared.directions import names_left_out, principal_components, say_left_out, varying
+from analysis.shared.maps import embed, mapped
+from analysis.shared.placed import check_lives, cost, cost_in_words
 from analysis.shared.sources import REAL
 from analysis.shared.surrogates import compare, in_words
 from core.artefacts import Result
 from core.contracts import UserError
 from core.stats import bootstrap_mean, cohens_d_interval, few, share_of, shares
-
-
-@dataclass(frozen=True, kw_only=True)
-class BehaviourOptions:
-    """How steps become vectors and vectors become clusters."""
-
-    lags: tuple[int, ...] = (2, 4, 6)
-    """steps ahead whose change is part of the vector; the last of them are cut from every episode"""
-    world_size: int = 16
-    """principal components of the world state (with --simulator)"""
-    pca_size: int = 64
-    """principal components of the vectors that are clustered"""
-    embedding: Embedding = "pca"
-    """pca clusters those directly: fast, and distances stay what they were; umap and tsne embed them in 3-D first"""
-    method: Method = "k_means"
-    """k_means; ward (a tree of 4,000 steps, every step then in the nearest of its clusters); hdbscan (in the
-    embedding's 3-D, as density means little in 64: best with umap; finds how many there are, and leaves noise)"""
-    clusters: int = 32
-    """number of behaviours (k_means, ward)"""
-    min_cluster_size: int = 0
-    """steps of the smallest behaviour (hdbscan); 0: 1 % of all steps"""
-    surrogates: int = 39
-    """data without clusters, of each of two kinds, that are clustered alike: stable means beyond 95 % of them, which
-    fewer than 39 cannot say; 0: none (umap and tsne embed each of them: seconds to minutes)"""
-    first_step: int = 1
-    """earlier steps are left out: step 0 is all initial state"""
-    most_states: int = 200_000
-    """at most about so many steps of either source, of whole episodes drawn at random; those of other episodes are in
-    no behaviour; 0: all.  With --simulator a step takes four bytes a number of its world state, thrice"""
-    filmstrips: int = 4
-    """central samples in the filmstrip of every behaviour, each from another episode"""
-    videos: int = 9
-    """central samples in the video of every behaviour"""
-    video_steps: int = 16
-    """steps in that video, from each sample's central step on"""
-
-
-def check(options: BehaviourOptions) -> None:
-    """UserError for settings that mean nothing."""
-    if not options.lags or min(options.lags) < 1:
-        raise UserError(f"--lags {' '.join(map(str, options.lags))}: at least one lag, and none below 1")
-    for name, least in (
-        ("world_size", 1), ("pca_size", 1), ("first_step", 0), ("filmstrips", 0), ("videos", 0), ("video_steps", 2),
-        ("min_cluster_size", 0), ("surrogates", 0), ("most_states", 0),
-    ):  # fmt: skip
-        if getattr(options, name) < least:
-            raise UserError(f"--{name} {getattr(options, name)}: at least {least}")
 
 
 def cluster(
@@ -89,10 +44,19 @@ def cluster(
     none if there are any.  Tables ``behaviours``, ``mdp`` and ``transitions`` (analysis.behaviours.mdp).
     Raises UserError for bad input.
     """
+    return cluster_some(steps, options, seed, action_names, parts)[0]
+
+
+def cluster_some(
+    steps: Sequence[Steps | None], options: BehaviourOptions, seed: int, action_names: Sequence[str],
+    parts: tuple[int, ...] = (), of: int = 0,
+) -> tuple[Result, Finished | None]:  # fmt: skip
+    """``cluster``, and what places further steps.  of: how many steps there are with the further ones, 0 where there
+    are none; what placing costs is in the result (``analysis.shared.placed.Cost``)."""
     check(options)
     given = [(source, s) for source, s in enumerate(steps) if s is not None]
     result = Result()
-    x_NF = _vectors(given, options.world_size, result)
+    x_NF, states = _states(given, options.world_size, result)
     # An episode number of its own for every (source, episode): the two stores' histories never mix.
     index_N2 = np.concatenate([s.index_N2 * [2, 1] + [source, 0] for source, s in given])
     vectors_MF, rows_M = histories(x_NF, index_N2, options.lags)
@@ -103,18 +67,29 @@ def cluster(
     real_M = source_M == REAL
     if not real_M.any():
         raise UserError(f"no real episode has more than {max(options.lags)} steps, which the --lags need")
-    scores_MK, share_K = principal_scores(weighted(vectors_MF, len(options.lags)), options.pca_size)
+    history = Scale.of(vectors_MF)
+    found = principal_components(weighted(vectors_MF, len(options.lags), history), options.pca_size)
+    scores_MK, share_K = found.scores_NK, found.share_K
     if not scores_MK.shape[1]:
         raise UserError("no step that has --lags steps after it differs from another; record more varied rollouts")
-    map_MK = embed(scores_MK, options.embedding, 3, seed)
-    points_MK = scores_MK if options.embedding == "pca" and options.method != "hdbscan" else map_MK
-    sizes = {"clusters": options.clusters, "min_cluster_size": options.min_cluster_size, "seed": seed}
-    label_M, distance_M = find_clusters(points_MK, options.method, **sizes)  # type: ignore[arg-type]
+    unit_M = _units(given, index_N2)[rows_M]
+    if of:
+        check_lives(unit_M, options.fit_rows, "episodes")
+        options = replace(options, min_cluster_size=least_cluster(options, len(index_N2), of))
+    on_map = options.embedding != "pca" or options.method == "hdbscan"
+    made = mapped(scores_MK, options.embedding, DIMENSIONS, seed, more=of > 0)
+    points_MK = made.map_ND if on_map else scores_MK
+    label_M, distance_M, place = fit_clusters(points_MK, options.method, **_sizes(options, seed))
     count = int(label_M.max()) + 1
+    finished = None
+    if of and made.place is not None:
+        finished = Finished(states, options.lags, history, found.project, made.place, place, on_map)
+        paid = cost(label_M, unit_M, again_from(scores_MK, on_map, options, seed), np.random.default_rng(seed))
+        paid.record(result, len(rows_M), of, "steps", "episodes")
 
     result.notes |= {"behaviours": count, "embedding": options.embedding, "method": options.method}
     result.scalar("explained", float(share_K.sum()), "share of the vectors' variance in the components", len(rows_M))
-    arrays: dict[str, np.ndarray] = {"map": map_MK.astype(np.float32)}
+    arrays: dict[str, np.ndarray] = {"map": made.map_ND.astype(np.float32)}
     for source, name in enumerate(SOURCES):
         here = source_M == source
         if any(s == source for s, _ in given):
@@ -124,18 +99,7 @@ def cluster(
     arrays["centre_index"] = _centres(label_M, distance_M, source_M, episode_M, t_M, count, shown)
     arrays["transitions"] = transitions(label_M[real_M], episode_M[real_M], t_M[real_M], count)
     result.arrays = arrays
-    unit_M = _units(given, index_N2)[rows_M]
-    ari = cluster_stability(points_MK, label_M, unit_M, method=options.method, **sizes)  # type: ignore[arg-type]
-    result.scalar("stability", ari.value, "adjusted Rand index", ari.n, (ari.low, ari.high))
-    if options.embedding != "pca":
-        result.notes["stability"] = "the embedding is held fixed, so the stability is an upper bound"
-    if options.surrogates:
-        # Histories are as slow as their windows overlap: steps follow each other in an episode's order.
-        place = None if points_MK is scores_MK else lambda x_NK: embed(x_NK, options.embedding, 3, seed)
-        compare(
-            scores_MK, index_N2[rows_M, 0], unit_M, method=options.method, surrogates=options.surrogates, place=place,
-            **sizes,
-        ).record(result)  # fmt: skip
+    _trust(result, (scores_MK, points_MK), label_M, index_N2[rows_M, 0], unit_M, options, seed)
     _describe(result, label_M[real_M], unit_M[real_M], t_M[real_M], seed)
     result.tables["behaviours"] = _table(
         label_M, source_M, episode_M, unit_M, t_M, value_M, action_M, action_names, count, seed
@@ -143,33 +107,63 @@ def cluster(
     logits_MA = np.concatenate([s.logits_NA for _, s in given])[rows_M]
     columns = [c[real_M] for c in (label_M, episode_M, t_M, value_M, logits_MA, unit_M)]
     visits = Visits(*columns)._replace(parts=parts)
-    states, result.tables["transitions"] = aggregate(visits, count, seed)
+    in_rows, result.tables["transitions"] = aggregate(visits, count, seed)
     names = {int(r["behaviour"]): r["name"] for r in result.tables["behaviours"]} | {NOISE: NO_BEHAVIOUR}
-    result.tables["mdp"] = [row | {"name": names[row["behaviour"]]} for row in states]
-    return result
+    result.tables["mdp"] = [row | {"name": names[row["behaviour"]]} for row in in_rows]
+    return result, finished
 
 
-def _vectors(given: Sequence[tuple[int, Steps]], world_size: int, result: Result) -> np.ndarray:
+def _trust(
+    result: Result, points: tuple[np.ndarray, np.ndarray], label_M: np.ndarray, sequence_M: np.ndarray,
+    unit_M: np.ndarray, options: BehaviourOptions, seed: int,
+) -> None:  # fmt: skip
+    """How stable the clusters are, and those of surrogates.  points: (components, what is clustered)."""
+    scores_MK, points_MX = points
+    sizes = _sizes(options, seed)
+    ari = cluster_stability(points_MX, label_M, unit_M, method=options.method, **sizes)
+    result.scalar("stability", ari.value, "adjusted Rand index", ari.n, (ari.low, ari.high))
+    if options.embedding != "pca":
+        result.notes["stability"] = "the embedding is held fixed, so the stability is an upper bound"
+    if options.surrogates:
+        # Histories are as slow as their windows overlap: steps follow each other in an episode's order.
+        on_map = points_MX is not scores_MK
+        place = (lambda x_NK: embed(x_NK, options.embedding, DIMENSIONS, seed)) if on_map else None
+        compare(
+            scores_MK, sequence_M, unit_M, method=options.method, surrogates=options.surrogates, place=place, **sizes
+        ).record(result)
+
+
+def _sizes(options: BehaviourOptions, seed: int) -> dict[str, int]:
+    return {"clusters": options.clusters, "min_cluster_size": options.min_cluster_size, "seed": seed}
+
+
+def _states(given: Sequence[tuple[int, Steps]], world_size: int, result: Result) -> tuple[np.ndarray, States]:
     """What the steps of all sources are, z-scored, float64 [N, F]: h and, where all have them, components of the world
     states; how much these hold, and what was left out, into the result."""
     h_NH = np.concatenate([s.h_NH for _, s in given])
     live_L = varying(h_NH)
     dead = names_left_out(live_L, h_NH.shape[1])
     say_left_out(dead)
-    x_NF = z_scores(h_NH[:, live_L].astype(np.float64))
+    live_NL = h_NH[:, live_L].astype(np.float64)
+    states = States(live_L, Scale.of(live_NL), None, None)
+    x_NF = states.of_h(live_NL)
+    del live_NL
     with_world = all(s.d_ND is not None for _, s in given)
     if with_world:
         d_ND = np.concatenate([s.d_ND for _, s in given if s.d_ND is not None])
-        world_NK, share_K = principal_scores(d_ND, world_size)
-        x_NF = np.concatenate([x_NF, z_scores(world_NK.astype(np.float64))], 1)
+        world_NK, share_K, project = principal_components(d_ND, world_size)
+        of_world = Scale.of(world_NK.astype(np.float64))
+        x_NF = np.concatenate([x_NF, of_world(world_NK.astype(np.float64))], 1)
         share = float(share_K.sum()) if len(share_K) else np.nan
         result.scalar("world_explained", share, "share of the world states' variance in their components")
         if not world_NK.shape[1]:
             with_world = False
             dead.append("world states")
             say_left_out(["the simulator's world states"])
+        else:
+            states = states._replace(world=project, of_world=of_world)
     result.notes |= {"vector": "h and world components" if with_world else "h only", "left_out": dead}
-    return x_NF
+    return x_NF, states
 
 
 def _units(given: Sequence[tuple[int, Steps]], index_N2: np.ndarray) -> np.ndarray:
@@ -291,6 +285,8 @@ def summary(result: Result, out: Path) -> str:
     ]
     if "surrogates" in result.tables:
         lines.append(f"  {in_words(result)}")
+    if "fitted" in s:
+        lines.append(f"  {cost_in_words(result, 'steps')}")
     if "noise_share" in s:
         noise = s["noise_share"]["value"]
         lines.append(f"  {noise:.0%} of real steps are in none of them")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.behaviours.clustering import BehaviourOptions
+from analysis.behaviours.config import BehaviourOptions
 from core.artefacts import Result
 from core.episodes import RolloutStore
 from core.figures import SEQUENTIAL, figure_of, font_of
@@ -312,7 +312,8 @@ def _draw_map(result: Result, names: Mapping[int, str]) -> Any:
     figure = figure_of(7.2, 5.2)
     axis = figure.subplots()
     label = np.concatenate([result.arrays[f"labels_{s}"] for s in SOURCES if f"labels_{s}" in result.arrays])
-    xy = result.arrays["map"][:, :2]
+    made = result.arrays.get("fitted", np.arange(len(label)))  # those placed afterwards may be any number
+    label, xy = label[made], result.arrays["map"][made, :2]
     colours = _colours(result.notes["behaviours"])
     below_first = np.argsort(label >= 0, kind="stable")  # noise beneath
     axis.scatter(*xy[below_first].T, c=colours[label[below_first]], s=3, linewidths=0)
@@ -327,7 +328,9 @@ def _draw_time(result: Result, names: Mapping[int, str]) -> Any:
     label, (episode, t) = result.arrays["labels_real"], result.arrays["index_real"].T
     count = result.notes["behaviours"]
     # Beyond the step that a tenth of the episodes reach, a few long episodes would be all there is to see.
-    longest_E = np.array([t[episode == e].max() for e in np.unique(episode)])
+    each, of = np.unique(episode, return_inverse=True)
+    longest_E = np.zeros(len(each), t.dtype)
+    np.maximum.at(longest_E, of, t)
     last = int(np.quantile(longest_E, 0.9))
     share = np.zeros((count + 1, last + 1))  # the last: steps in no behaviour
     keep = t <= last

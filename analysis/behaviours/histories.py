@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -74,19 +75,47 @@ def histories(x_NF: np.ndarray, index_N2: np.ndarray, lags: Sequence[int]) -> tu
     return out_MF, rows_M
 
 
-def weighted(vectors_MF: np.ndarray, lags: int) -> np.ndarray:
-    """Histories of ``lags`` lags, z-scored, the changes of all lags together as heavy as the state alone.
+class Scale(NamedTuple):
+    """What makes columns z-scores: those of the rows it is taken from, and of further rows by the same numbers."""
+
+    mean_F: np.ndarray
+    std_F: np.ndarray
+
+    @classmethod
+    def of(cls, x_NF: np.ndarray) -> Scale:
+        return cls(x_NF.mean(0), x_NF.std(0))
+
+    def __call__(self, x_NF: np.ndarray) -> np.ndarray:
+        out_NF: np.ndarray = x_NF - self.mean_F
+        out_NF /= np.where(self.std_F > 0, self.std_F, 1)
+        return out_NF
+
+
+class States(NamedTuple):
+    """What steps are, in numbers that can be compared: h, and components of the world states, z-scored as those of the
+    steps were that all this is fitted on."""
+
+    live_L: np.ndarray  # numbers of h that change
+    of_h: Scale
+    world: Callable[[np.ndarray], np.ndarray] | None  # d [N, D] -> components; None: without world states
+    of_world: Scale | None
+
+    def __call__(self, h_NH: np.ndarray, d_ND: np.ndarray | None) -> np.ndarray:
+        """float64 [N, F]."""
+        x_NF = self.of_h(h_NH[:, self.live_L].astype(np.float64))
+        if self.world is None or self.of_world is None:
+            return x_NF
+        assert d_ND is not None
+        return np.concatenate([x_NF, self.of_world(self.world(d_ND).astype(np.float64))], 1)
+
+
+def weighted(vectors_MF: np.ndarray, lags: int, scale: Scale | None = None) -> np.ndarray:
+    """Histories of ``lags`` lags, z-scored (by ``scale``; None: by themselves), the changes of all lags together as
+    heavy as the state alone.
 
     With a weight of 1 each, changes outweigh the state by the number of lags.  They share what is new in a
     step, so that where few units carry the behaviours, the first components are that and no behaviour is found.
     """
-    out_MF = z_scores(vectors_MF)
+    out_MF = (scale or Scale.of(vectors_MF))(vectors_MF)
     out_MF[:, out_MF.shape[1] // (1 + lags) :] /= np.sqrt(lags)
     return out_MF
-
-
-def z_scores(x_NF: np.ndarray) -> np.ndarray:
-    std_F = x_NF.std(0)
-    out_NF: np.ndarray = x_NF - x_NF.mean(0)
-    out_NF /= np.where(std_F > 0, std_F, 1)
-    return out_NF

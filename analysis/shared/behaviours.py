@@ -71,7 +71,9 @@ def load_behaviours(path: Path) -> Behaviours:
 def sample_labels(label_N: np.ndarray, index_N2: np.ndarray, episodes: int, first: int = LABEL_STEPS) -> np.ndarray:
     """Mode of each episode's first labels int64 [episodes]; the earliest wins a tie, -1 where there is none."""
     out = np.full(episodes, -1)
-    for e in np.unique(index_N2[:, 0]):
-        labels = label_N[index_N2[:, 0] == e][:first]
+    order = np.argsort(index_N2[:, 0], kind="stable")
+    each, begin = np.unique(index_N2[order, 0], return_index=True)
+    for e, rows in zip(each, np.split(order, begin[1:]), strict=len(each) > 0):
+        labels = label_N[rows[:first]]
         out[e] = labels[np.argmax([(labels == label).sum() for label in labels])]
     return out

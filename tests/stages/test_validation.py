@@ -12,7 +12,7 @@ from agents.load import load_agent
 from agents.record import RecordConfig, main as record
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from analysis.behaviours.__main__ import BehavioursConfig, main as behaviours
-from analysis.behaviours.clustering import BehaviourOptions
+from analysis.behaviours.config import BehaviourOptions
 from analysis.shared.directions import fit_pca
 from analysis.shared.samples import open_samples
 from core import artefacts, config as cli

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +19,12 @@ from sklearn.metrics import adjusted_rand_score
 
 from agents.recurrent import AgentConfig, RecurrentAgent
 from analysis.behaviours.__main__ import BehavioursConfig, main as stage
-from analysis.behaviours.clustering import BehaviourOptions, _centres, cluster
+from analysis.behaviours.clustering import _centres, cluster, cluster_some, summary
+from analysis.behaviours.config import BehaviourOptions
 from analysis.behaviours.figures import draw_graph, titled, video_frames
 from analysis.behaviours.histories import Steps, histories, in_effect, read_steps, weighted
 from analysis.behaviours.mdp import Visits, aggregate, transitions
+from analysis.behaviours.placed import source
 from analysis.shared import units
 from analysis.shared.behaviours import load_behaviours, sample_labels
 from analysis.shared.clusters import (
@@ -29,13 +32,14 @@ from analysis.shared.clusters import (
     Method,
     cluster_stability,
     find_clusters,
+    fit_clusters,
     k_means,
     nearest_centre,
     share_from_time,
     share_from_time_floor,
     time_eta2,
 )
-from analysis.shared.maps import embed
+from analysis.shared.maps import Embedding, embed
 from analysis.shared.world_states import world_states
 from core import artefacts
 from core.contracts import EnvSpec, Field, UserError
@@ -253,8 +257,8 @@ def test_histories_never_cross_episodes(lengths: list[int], lags: tuple[int, ...
 
 
 def test_sample_labels_are_the_mode_of_the_first_five() -> None:
-    index_N2 = np.array([[0, t] for t in range(1, 9)] + [[2, t] for t in range(1, 4)])
-    labels = np.array([4, 4, 1, 1, 1, 7, 7, 7] + [3, 2, 2])
+    index_N2 = np.array([[0, t] for t in range(1, 10)] + [[2, t] for t in range(1, 4)])
+    labels = np.array([4, 4, 1, 1, 1, 7, 7, 7, 7] + [3, 2, 2])
     assert sample_labels(labels, index_N2, 3).tolist() == [1, -1, 2]
     assert sample_labels(np.array([5, 6]), np.array([[0, 1], [0, 2]]), 1).tolist() == [5]  # the earliest wins a tie
 
@@ -384,6 +388,8 @@ def test_every_method_finds_crowds_and_says_how_stable_they_are(method: Method) 
     for b in range(3):
         mean = x_NF[label_N == b].mean(0)
         np.testing.assert_allclose(distance_N[label_N == b], np.linalg.norm(x_NF[label_N == b] - mean, axis=1))
+    again_N = fit_clusters(x_NF, method, clusters=3, seed=0).place(x_NF.copy())
+    assert (again_N == label_N).mean() > (0.95 if method == "hdbscan" else 0.9999)
     kwargs = {"clusters": 3, "seed": 0, "repeats": 5, "method": method}
     stable = cluster_stability(x_NF, label_N, np.arange(600) // 20, **kwargs)  # type: ignore[arg-type]
     shuffled = np.random.default_rng(0).permutation(label_N)
@@ -603,17 +609,15 @@ def test_world_states_belong_to_their_step(tmp_path: Path, learned: RSSMWorld) -
 # The stage: figures, videos and names
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Real rollouts whose h and frames both show one of three modes, 12 steps each."""
-    path = tmp_path_factory.mktemp("behaviours") / "rollouts"
+def write_rollouts(path: Path, episodes: int, seed: int, source: str) -> Path:
+    """Rollouts whose h and frames both show one of three modes, 12 steps each."""
     spec = EnvSpec(
         env_id="procgen/coinrun", obs={"frames": Field(shape=(64, 64, 3), dtype="uint8")}, action_names=ACTIONS, slots=1
     )
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     with artefacts.new_run(path, "record", {"seed": 0}) as run, StoreWriter(run.path) as writer:
         artefacts.write_json(run.path / "spec.json", spec.to_json())
-        for _ in range(12):
+        for _ in range(episodes):
             mode = np.repeat(rng.permutation(3), 12)
             frames = np.zeros((36, 64, 64, 3), np.uint8)
             frames[np.arange(36), :, :, mode] = 200
@@ -630,8 +634,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     truncated=False,
                 )
             )
-        run.facts = {"source": "real", "agent": "0" * 16}
+        run.facts = {"source": source, "agent": "0" * 16}
     return path
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real rollouts of 12 episodes."""
+    return write_rollouts(tmp_path_factory.mktemp("behaviours") / "rollouts", 12, 0, "real")
 
 
 def settings_of(recorded: Path, out: Path, **fit: object) -> BehavioursConfig:
@@ -790,3 +800,141 @@ def test_plot_and_precompute_say_what_they_need(recorded: Path, drawn: Path, tmp
         with pytest.raises(UserError, match=said):
             stage(config)
         assert not out.exists()
+
+
+# Steps beyond those that map and clusters are made from
+
+
+def only(steps: Steps, episodes: Sequence[int]) -> Steps:
+    """The steps of some episodes."""
+    here = np.isin(steps.index_N2[:, 0], episodes)
+    columns = {name: x[here] for name, x in vars(steps).items() if isinstance(x, np.ndarray)}
+    return replace(steps, **columns)
+
+
+@pytest.mark.parametrize(
+    ("method", "embedding", "world"),
+    [("k_means", "pca", False), ("k_means", "pca", True), ("ward", "pca", False), ("hdbscan", "pca", False),
+     ("hdbscan", "umap", False)],
+)  # fmt: skip
+def test_placed_steps_get_the_label_of_their_mode(method: Method, embedding: Embedding, world: bool) -> None:
+    # Every episode stays in a mode, which all numbers show.
+    steps, _ = planted_steps()
+    mode_N, rng = steps.index_N2[:, 0] % 3, np.random.default_rng(1)
+    shown_N6 = (np.tile(np.eye(3), 2)[mode_N] + 0.03 * rng.standard_normal((len(mode_N), 6))).astype(np.float32)
+    steps = replace(steps, h_NH=shown_N6, d_ND=3 * shown_N6 + 1 if world else None)
+    sizes = {"clusters": 3, "min_cluster_size": 150, "world_size": 2}
+    options = replace(OPTIONS, lags=(1,), method=method, embedding=embedding, **sizes)
+    made = only(steps, range(12))
+    result, finished = cluster_some((made, None), options, 0, ACTIONS, of=len(steps.h_NH))
+    assert finished is not None
+    placed = finished(only(steps, range(12, 30)))
+    assert np.array_equal(np.unique(placed.index_P2[:, 0]), np.arange(12, 30)) and len(placed.label_P) == 18 * 59
+    label_M, mode_M = result.arrays["labels_real"].astype(np.int64), result.arrays["index_real"][:, 0] % 3
+    label_of = np.array([np.bincount(label_M[mode_M == m] + 1).argmax() - 1 for m in range(3)])
+    assert sorted(label_of) == [0, 1, 2]
+    assert (placed.label_P == label_of[placed.index_P2[:, 0] % 3]).mean() > 0.95
+    for name in ("placed_agreement", "remade_agreement"):
+        scalar = result.scalars[name]
+        assert scalar["value"] > 0.85 and scalar["n"] == 6
+        assert scalar["interval"][0] <= scalar["value"] <= scalar["interval"][1]
+    # What is done to further steps is what was done to these: one of these episodes alone lies where it lay.
+    again, here = finished(only(steps, [3])), result.arrays["index_real"][:, 0] == 3
+    assert np.array_equal(again.index_P2, result.arrays["index_real"][here])
+    if embedding == "pca":
+        np.testing.assert_allclose(again.map_PX, result.arrays["map"][here], atol=1e-5)
+        assert (again.label_P == label_M[here]).mean() >= (0.9 if method == "hdbscan" else 1)
+    plain = cluster((made, None), replace(options, min_cluster_size=60), 0, ACTIONS)
+    if embedding == "pca":  # the smallest cluster is of all steps: of 12 of 30 episodes 60 are what 150 are of all
+        assert np.array_equal(plain.arrays["labels_real"], label_M) and "fitted" not in plain.scalars
+
+
+def test_what_placing_costs_shows_where_every_episode_is_another() -> None:
+    steps, _ = planted_steps()
+    rng = np.random.default_rng(1)
+    own_N9 = np.tile(rng.standard_normal((30, 3)), 3)[steps.index_N2[:, 0]] + 0.03 * rng.standard_normal((1800, 9))
+    own_N9[steps.index_N2[:, 1] == 30] += 10 * rng.standard_normal((30, 9))  # beside which all other changes are small
+    alone = only(replace(steps, h_NH=own_N9.astype(np.float32)), range(12))
+    options = replace(OPTIONS, lags=(1,), method="hdbscan", min_cluster_size=75)
+    result, _ = cluster_some((alone, None), options, 0, ACTIONS, of=1800)
+    assert result.scalars["placed_agreement"]["value"] < 0.5 < 0.9 < result.scalars["remade_agreement"]["value"]
+    assert "made from 708 of 1,800 steps, the others placed (--fit_rows)" in summary(result, Path("out"))
+
+
+def test_steps_of_other_episodes_are_placed_and_those_of_the_fit_are_what_they_were(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = write_rollouts(tmp_path / "samples", 20, 1, "simulated")
+    found = {}
+    for name, fit in (("few", {"most_states": 200}), ("placed", {"fit_rows": 200}), ("all", {"fit_rows": 0})):
+        config = replace(settings_of(recorded, tmp_path / name, **fit), samples=samples)
+        stage(replace(config, action="both" if name == "placed" else "precompute", video=False))
+        found[name] = artefacts.Result.load(tmp_path / name)
+    said = capsys.readouterr().out
+    assert "made from 340 of 1,088 steps, the others placed (--fit_rows); made from half of these" in said
+    few, placed = found["few"], found["placed"]
+    a, made = placed.arrays, placed.arrays["fitted"]
+    every = [(e, t) for e in range(20) for t in range(1, 35)]
+    assert a["index_real"].tolist() == [[e, t] for e, t in every if e < 12]
+    assert a["index_sim"].tolist() == [[e, t] for e, t in every]
+    both = [np.concatenate([r.arrays[f"{what}_real"], r.arrays[f"{what}_sim"]]) for r in (placed, few)
+            for what in ("labels", "index")]  # fmt: skip
+    assert np.array_equal(both[0][made], both[2]) and np.array_equal(both[1][made], both[3])
+    np.testing.assert_array_equal(a["map"][made], few.arrays["map"])
+    for name in ("transitions", "centre_index", "rule_weight"):
+        assert np.array_equal(a[name], few.arrays[name])
+    assert placed.tables == few.tables
+    assert (a["sample_labels"] >= 0).all() and (few.arrays["sample_labels"] < 0).sum() == 15
+    # Every step that the next one is like has the label of its mode, whether it was fitted or placed.
+    for path, name in ((recorded, "real"), (samples, "sim")):
+        with RolloutStore(path) as store:
+            value = store.pooled("value")[0]["value"].reshape(len(store), 36)
+        e, t = a[f"index_{name}"].T
+        mode, goes_on = value[e, t].astype(int), value[e, t] == value[e, t + 1]
+        label_of = {b: round(row["value"]) for b, row in enumerate(placed.tables["behaviours"])}
+        assert all(label_of[b] == m for b, m in zip(a[f"labels_{name}"][goes_on], mode[goes_on], strict=True))
+    scalars = artefacts.read_manifest(tmp_path / "placed")["metrics"]
+    assert (scalars["fitted"]["value"], scalars["fitted"]["n"]) == (340, 1088)
+    assert scalars["placed_agreement"]["value"] > 0.9 and None not in scalars["placed_agreement"]["interval"]
+    assert "drawn_rollouts" not in scalars and "drawn_rollouts" in few.scalars
+    assert len(load_behaviours(tmp_path / "placed").labels["real"]) == 12 * 34
+    assert (tmp_path / "placed" / "map.png").exists() and (tmp_path / "placed" / "time.png").exists()
+    # As many rows as there are, or more: as if there were no such number.
+    stage(replace(settings_of(recorded, tmp_path / "more", fit_rows=12 * 35), samples=samples, action="precompute"))
+    more = artefacts.Result.load(tmp_path / "more")
+    assert "fitted" in more.arrays and len(more.arrays["fitted"]) == 24 * 34  # of the samples some are placed
+    stage(replace(settings_of(recorded, tmp_path / "most", fit_rows=20 * 35), samples=samples, action="precompute"))
+    most = artefacts.Result.load(tmp_path / "most")
+    assert most.scalars == found["all"].scalars and most.tables == found["all"].tables
+    assert most.arrays.keys() == found["all"].arrays.keys() and "fitted" not in most.arrays
+    assert all(np.array_equal(x, most.arrays[name]) for name, x in found["all"].arrays.items())
+
+
+@pytest.mark.parametrize(
+    ("fit", "said"),
+    [
+        ({"fit_rows": -1}, "--fit_rows -1: at least 0"),
+        ({"fit_rows": 80}, "--fit_rows 80: what that costs cannot be measured on 2 episodes; at least 4 are needed"),
+        ({"fit_rows": 200, "embedding": "tsne"}, "a finished t-SNE takes no further points: use --embedding umap"),
+        ({"fit_rows": 200, "embedding": "umap"}, "half of the episodes, and their 68 steps are too few .at least 100"),
+        ({"fit_rows": 150, "clusters": 20}, "half of the episodes, and their 68 steps are too few .at least 100"),
+    ],
+)
+def test_too_few_rows_to_place_others_by_are_one_line(
+    recorded: Path, tmp_path: Path, fit: dict[str, object], said: str
+) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        stage(replace(settings_of(recorded, tmp_path / "out", **fit), action="precompute"))
+    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+
+
+def test_other_episodes_are_read_whole_and_some_at_a_time(recorded: Path) -> None:
+    with RolloutStore(recorded) as store:
+        options = replace(OPTIONS, fit_rows=150, most_states=390)
+        found = source(store, 1, np.arange(12), lambda episodes: read_steps(store, 1, episodes=episodes), options, 0)
+        assert (len(found.drawn.episodes), len(found.fitted)) == (11, 4)
+        assert found.fitted == units.episodes_of(store, 1, 150, 0)
+        assert [e for piece in found.pieces(80) for e in piece] == found.others
+        assert sorted(found.others + found.fitted) == found.drawn.episodes
+        assert [len(piece) for piece in found.pieces(80)] == [2, 2, 2, 1]
+        assert [len(piece) for piece in found.pieces(3)] == [1] * 7  # never a part of an episode

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.behaviours.clustering import BehaviourOptions, cluster
+from analysis.behaviours.clustering import cluster
+from analysis.behaviours.config import BehaviourOptions
 from analysis.behaviours.histories import Steps
 from analysis.coupling import (
     agreement as coupling_agreement,
