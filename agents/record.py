@@ -395,6 +395,7 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
     inputs = {"agent": config.agent, **config.intervention.inputs}
     if config.resume and (out / artefacts.MANIFEST).exists():
         check_whole(config, out, STAGE, inputs)
+        (out / STATE).unlink(missing_ok=True)
         if config.npz:
             write_npz(out)
         print(f"{out} is whole: nothing was left to record")

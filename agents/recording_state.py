@@ -21,7 +21,7 @@ from core import artefacts, config as cli
 from core.artefacts import MANIFEST
 from core.contracts import UserError, VecEnv
 from core.episodes import StoreWriter
-from core.ranks import ALONE
+from core.ranks import ALONE, Processes
 from core.training import check_same, load_state, resume_command, save_state
 from envs.gymnasium_env import GymnasiumEnv
 
@@ -55,7 +55,7 @@ def made_of(agent: str, inputs: Mapping[str, Path]) -> dict[str, Any]:
     return {"agent": agent, "code": artefacts.code_version(), **manifests}
 
 
-def _fixed(config: Any) -> list[str]:
+def fixed(config: Any) -> list[str]:
     """The keys that must be the same, ``a.b`` for nested ones."""
     out = []
     for key, value in cli.to_json(config).items():
@@ -64,14 +64,25 @@ def _fixed(config: Any) -> list[str]:
 
 
 def check_whole(config: Any, out: Path, stage: str, inputs: Mapping[str, Path]) -> None:
-    """UserError unless a whole recording is what this command would make; what a kill left beside it is removed."""
-    check_same(config, out, stage, _fixed(config))
+    """UserError unless a whole run is what this command would make; what a kill left beside it is removed."""
+    check_same(config, out, stage, fixed(config))
     known = artefacts.read_manifest(out, stage)["inputs"]
     for name, path in inputs.items():
         if known.get(name, {}).get("manifest_sha256") != artefacts.sha256(path / MANIFEST):
             raise UserError(f"--resume: {path} is not what {out} was made of; start another run for that")
     artefacts.settle(out)
-    (out / STATE).unlink(missing_ok=True)
+
+
+def check_made_of(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """UserError unless what ``out`` was begun with (``made_of``) is what is there now."""
+    for name in {**now, **before}:
+        was, is_ = before.get(name), now.get(name)
+        if was == is_:
+            continue
+        if name == "code":
+            raise UserError(f"--resume: {out} was begun by the code {was} and this is {is_}; go back to that (git "
+                            "checkout), or record it anew with --overwrite")  # fmt: skip
+        raise UserError(f"--resume: the {name} is not the one that {out} was begun with; start another run for that")
 
 
 def saved_in(config: Any, out: Path, stage: str, made: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,17 +90,9 @@ def saved_in(config: Any, out: Path, stage: str, made: Mapping[str, Any]) -> dic
     if not (out / STATE).exists():
         raise UserError(f"{out} has no state to resume from ({STATE}); begin it without --resume (--overwrite, if it "
                         "holds anything)")  # fmt: skip
-    check_same(config, out, stage, _fixed(config))
+    check_same(config, out, stage, fixed(config))
     state = load_state(out / STATE, *PARTS, of="recording")
-    before = state["made_of"]
-    for name in {**made, **before}:
-        was, now = before.get(name), made.get(name)
-        if was == now:
-            continue
-        if name == "code":
-            raise UserError(f"--resume: {out} was begun by the code {was} and this is {now}; go back to that (git "
-                            "checkout), or record it anew with --overwrite")  # fmt: skip
-        raise UserError(f"--resume: the {name} is not the one that {out} was begun with; start another run for that")
+    check_made_of(out, state["made_of"], made)
     return state
 
 
@@ -139,11 +142,12 @@ class Saves:
 
 
 @contextmanager
-def telling(config: Any, out: Path) -> Iterator[None]:
-    """Where the block ends before the recording is whole, and shards were written, say how it goes on."""
+def telling(config: Any, out: Path, state: str = STATE, processes: Processes = ALONE) -> Iterator[None]:
+    """Where the block ends before the recording is whole, and shards were written, say how it goes on from ``state``
+    there."""
     try:
         yield
     except BaseException:
-        if (out / STATE).exists() and any(out.glob("*.h5")):
-            print(f"note: {out} is not whole; go on with: {resume_command(config, ALONE)}", file=sys.stderr)
+        if processes.first and (out / state).exists() and any(out.glob("*.h5")):
+            print(f"note: {out} is not whole; go on with: {resume_command(config, processes)}", file=sys.stderr)
         raise

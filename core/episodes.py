@@ -169,14 +169,19 @@ class StoreWriter:
             self._write(self.shards, self._episodes)
             self._episodes, self.waiting, self.shards = [], 0, self.shards + 1
 
-    def write(self, shard: int, episodes: Sequence[Episode]) -> None:
-        """These as the shard of this number; for a writer that has only some of the shards."""
+    def write(self, shard: int, episodes: Sequence[Episode]) -> str:
+        """These as the shard of this number, whose file's name comes back; for a writer that has only some of the
+        shards."""
         for episode in episodes:
             self._check(episode)
         self._write(shard, episodes)
+        return self._name(shard)
+
+    def _name(self, shard: int) -> str:
+        return f"{self.prefix}_{shard:05d}.h5"
 
     def _write(self, shard: int, episodes: Sequence[Episode]) -> None:
-        with hdf5_file(self.path / f"{self.prefix}_{shard:05d}.h5") as (file, check):
+        with hdf5_file(self.path / self._name(shard)) as (file, check):
 
             def put(name: str, *parts: np.ndarray) -> None:
                 """These, one after the other."""

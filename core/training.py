@@ -110,7 +110,7 @@ def seconds_of(text: str) -> float:
 
 
 def resume_command(config: Any, processes: Processes) -> str:
-    """The command that began this training, with --resume."""
+    """The command that began this run, with --resume."""
     launcher = ["python"]
     if processes.count > 1:
         nodes, here = (int(os.environ.get(name, n)) for name, n in (("GROUP_WORLD_SIZE", 1),
@@ -121,7 +121,16 @@ def resume_command(config: Any, processes: Processes) -> str:
     flags = [word for word in sys.argv[1:] if word not in ("--overwrite", "--resume")]
     if config.overwrite and "--overwrite" not in sys.argv:  # it stood in a --config or --preset
         flags.append("--no-overwrite")
-    return shlex.join([*launcher, sys.argv[0], *flags, "--resume"])
+    return shlex.join([*launcher, *_door(), *flags, "--resume"])
+
+
+def _door() -> list[str]:
+    """What runs, as it is typed: a script, or -m and a module of this project."""
+    path = Path(sys.argv[0]).resolve()
+    parts = path.relative_to(cli.ROOT).with_suffix("").parts if path.is_relative_to(cli.ROOT) else ()
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        return [sys.argv[0]]
+    return ["-m", ".".join(parts).removesuffix(".__main__")]
 
 
 @dataclass(frozen=True, kw_only=True)

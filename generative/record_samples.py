@@ -16,8 +16,9 @@ if not __package__:  # run by its path, where the imports below fail
 
 import itertools
 import re
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from torch import Tensor
 from agents.camera import Camera, Reel, reel
 from agents.load import load_agent
 from agents.record import keep_unaltered, repr_of
+from agents.recording_state import check_whole, made_of, telling
 from core import artefacts, config as cli, ranks
 from core.artefacts import Result
 from core.contracts import EnvSpec, Field, Intervention, LearnedWorld, UserError
@@ -37,9 +39,11 @@ from core.episodes import Episode, RolloutStore, StoreWriter, state_column
 from core.interventions import InterventionOptions, Tally, build, nothing_altered
 from core.progress import bar
 from core.roll import Noise, Simulator, Trajectory
+from core.training import going_on
 from core.trees import joined, leaves
 from core.video import check_video, picture_of, write_video
 from generative.apart import Apart
+from generative.finished import FOLDER, Finished, opened
 from generative.load import load_ensemble, members_as_inputs
 from generative.simulator import require_finite
 from generative.starts import Informed, from_known, informed_by, known_latents
@@ -98,6 +102,8 @@ class RecordSamplesConfig:
     """cpu or cuda"""
     threads: int = 2
     """CPU threads"""
+    resume: bool = False
+    """go on, by the command that began it, with a recording in --out that was interrupted: after its finished shards"""
     overwrite: bool = False
     """replace an earlier recording in --out"""
 
@@ -306,9 +312,13 @@ class Films:
             title = f"{about['share']:.2f} of the way" if "share" in about else about.get("action", f"sample {number}")
             title = f"{title}, simulator {about['simulator']}" if "simulator" in about else title
             reels.append(reel(episode, str(title), self.picture))
-        if not self.of_all:
-            self._write(f"sample_{number:05d}.mp4", [reels])
+        for name in self.names([number]):
+            self._write(name, [reels])
         return reels if self.of_all else []
+
+    def names(self, numbers: Iterable[int]) -> list[str]:
+        """The films that these samples have of their own."""
+        return [] if self.picture is None or self.of_all else [f"sample_{number:05d}.mp4" for number in numbers]
 
     def grid(self, reels: Sequence[Reel]) -> None:
         """The film of all."""
@@ -385,6 +395,8 @@ def check(config: RecordSamplesConfig) -> None:
     """UserError for settings that cannot go together."""
     cli.require(1, samples=config.samples, steps=config.steps, batch=config.batch, shard_steps=config.shard_steps)
     cli.require(0, seed=config.seed)
+    if config.resume and config.overwrite:
+        raise UserError("--resume goes on with a run and --overwrite starts anew: choose one")
     check_interpolation(config)
     if config.start is not None and config.rollouts is None:
         raise UserError("--start needs --rollouts to start from; random latents have their own first frames")
@@ -430,6 +442,7 @@ class Plan:
     intervene: tuple[Intervention, ...]
     apart: Apart
     films: Films
+    finished: Finished
 
     @property
     def a_shard(self) -> int:
@@ -438,7 +451,10 @@ class Plan:
         return x.batch * max(1, x.shard_steps // (x.batch * (x.steps + 1) * len(self.members)))
 
     def shard(self, number: int) -> list[dict[str, Any]]:
-        """Simulates the samples of a shard, writes and films them; of each sample what the whole run tells of it."""
+        """Simulates the samples of a shard, writes and films them, unless that is done; of each sample what the whole
+        run tells of it."""
+        if (before := self.finished.told(number)) is not None:
+            return list(before)
         first, last = number * self.a_shard, min((number + 1) * self.a_shard, len(self.meta))
         written, told = [], []
         for start in range(first, last, self.config.batch):
@@ -460,7 +476,8 @@ class Plan:
                     "apart": self.apart.of(episodes) if len(episodes) > 1 else {},
                     "reels": [tuple(r) for r in self.films.add(sample, episodes)],
                 })  # fmt: skip
-        StoreWriter(self.films.path).write(number, written)
+        shard = StoreWriter(self.films.path).write(number, written)
+        self.finished.keep(number, [shard, *self.films.names(range(first, last))], told)
         return told
 
 
@@ -482,6 +499,7 @@ def main(config: RecordSamplesConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     check(config)
+    config = going_on(config, STAGE, FOLDER)
     members = load_ensemble(config.simulator, device)
     check_ensemble(config, members)
     spec = members[0].world.spec
@@ -508,11 +526,18 @@ def main(config: RecordSamplesConfig) -> None:
     if config.stochastic:
         meta = [{**about, "noise": [config.seed, i]} for i, about in zip(noises, meta, strict=True)]
     keep_unaltered(config.out, bool(altered))
-    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        folder = ranks.processes().folder(run.path)
-        films, apart = Films(folder, spec, picture, compares(config)), Apart(config.steps, spec, picture_of(spec))
+    if config.resume and (config.out / artefacts.MANIFEST).exists():
+        if ranks.first():
+            check_whole(config, config.out, STAGE, inputs)
+            shutil.rmtree(config.out / FOLDER, ignore_errors=True)
+        print(f"{config.out} is whole: nothing was left to simulate")
+        return
+    made, processes = made_of(fingerprint(members[0].agent), inputs), ranks.processes()
+    with telling(config, config.out, FOLDER, processes), opened(config, STAGE, inputs, made) as (run, finished):
+        films = Films(finished.path, spec, picture, compares(config))
+        apart = Apart(config.steps, spec, picture_of(spec))
         latents, _, forced = zip(*begins, strict=True)
-        plan = Plan(config, members, latents, forced, noises, meta, intervene, apart, films)
+        plan = Plan(config, members, latents, forced, noises, meta, intervene, apart, films, finished)
         ended = steps = altered_steps = 0
         reels = []
         shards = ranks.each(range(-(-count // plan.a_shard)), plan.shard, "lower --shard_steps or --batch")
@@ -523,7 +548,8 @@ def main(config: RecordSamplesConfig) -> None:
                 reels += [Reel(*r) for r in told["reels"]]
                 apart.keep(told["apart"])
                 progress.advance()
-        films.grid(reels)
+        if processes.first:
+            films.grid(reels)
         artefacts.write_json(run.path / "spec.json", spec.to_json())
         run.facts = facts_of(config, members, names, kinds) | {"interventions": altered}
         if not of_one:
@@ -535,6 +561,7 @@ def main(config: RecordSamplesConfig) -> None:
         if intervene and not altered_steps:
             run.facts["intervention_warning"] = said = nothing_altered(config.intervention)
             print(f"warning: {said}", file=sys.stderr)
+    finished.forget()
     did = f", {altered_steps:,} of {steps:,} steps altered" if intervene else ""
     did = ("" if of_one else f" in each of {len(members)} simulators") + did
     print(f"simulated {count} rollouts of up to {config.steps} steps{did}, {ended} ended: {config.out}")

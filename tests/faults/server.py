@@ -74,8 +74,9 @@ def main() -> None:
     import tyro  # noqa: F401
     from torch.utils.tensorboard import SummaryWriter  # noqa: F401
 
-    import agents.record
+    import agents.record  # noqa: F401
     import agents.train  # noqa: F401
+    import generative.record_samples  # noqa: F401
 
     torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
     torch.set_num_threads(1)

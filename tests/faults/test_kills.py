@@ -22,6 +22,8 @@ from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.training import STATE, load_state
 from envs.planted import PlantedOptions, spec_of
+from generative.finished import FOLDER
+from tests.conftest import write_agent, write_simulator
 from tests.faults.conftest import MOST, Runner, one_line
 
 TRAIN = [
@@ -193,6 +195,54 @@ def test_a_killed_recording_goes_on(stage: Runner, planted: Path, tmp_path: Path
 @pytest.mark.slow
 def test_many_killed_recordings_go_on(stage: Runner, planted: Path, tmp_path: Path) -> None:
     resumed_recording(stage, planted, tmp_path, MOST, 7)
+
+
+@pytest.fixture(scope="session")
+def simulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained one."""
+    root = tmp_path_factory.mktemp("simulator")
+    return write_simulator(root / "simulator", write_agent(root / "agent"))
+
+
+def killed_samples(stage: Runner, simulator: Path, tmp_path: Path, count: int, seed: int) -> None:
+    """Simulated rollouts killed twice on their way, every second ones in place of earlier ones; shards with a record
+    are not written again."""
+    argv = ["--simulator", str(simulator), "--samples", "7", "--steps", "4", "--batch", "2", "--shard_steps", "1"]
+    argv += ["--threads", "1", "--out"]
+    whole = stage("record_samples", [*argv, str(tmp_path / "whole"), "--stochastic"], tmp_path / "whole")
+    assert whole.code == 0, whole.said
+    earlier = tmp_path / "earlier"
+    assert stage("record_samples", [*argv, str(earlier)], earlier).code == 0
+    want, old, rng = outcome(tmp_path / "whole"), outcome(earlier), np.random.default_rng(seed)
+    kept = 0
+    for number in range(count):
+        out, finished = tmp_path / f"run_{number}" / "r", dict[str, int]()
+        if number % 2:
+            shutil.copytree(earlier, out)
+        for most in (whole.operations, whole.operations // 2, 0):
+            is_whole = (out / MANIFEST).exists() and outcome(out) == want
+            goes_on = is_whole or (out / FOLDER).exists()
+            # The same command is enough where nothing earlier is replaced.
+            again = ["--resume"] if is_whole or (number % 2 and goes_on) else ["--overwrite"] if number % 2 else []
+            kill_at = int(rng.integers(1, most)) if most else 0
+            ended = stage("record_samples", [*argv, str(out), "--stochastic", *again], out.parent, kill_at=kill_at)
+            assert ended.code in ((-9, 0) if most else (0,)) and "Traceback" not in ended.said, ended.said
+            assert {name: (out / name).stat().st_mtime_ns for name in finished} == finished
+            names = [f"shard_{p.stem[-5:]}.h5" for p in out.glob(f"{FOLDER}/.shard_*.json")]
+            finished = {name: (out / name).stat().st_mtime_ns for name in names}
+            kept += len(finished)
+        assert outcome(out) == want != old and verify(out) == []
+        assert [p.name for p in out.parent.iterdir()] == ["r"] and not list(out.rglob(".*"))
+    assert kept
+
+
+def test_killed_samples_go_on(stage: Runner, simulator: Path, tmp_path: Path) -> None:
+    killed_samples(stage, simulator, tmp_path, 3, 9)
+
+
+@pytest.mark.slow
+def test_many_killed_samples_go_on(stage: Runner, simulator: Path, tmp_path: Path) -> None:
+    killed_samples(stage, simulator, tmp_path, MOST, 10)
 
 
 ANALYSES = {
