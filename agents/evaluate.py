@@ -171,7 +171,7 @@ class HeldOut:
         """Columns of a curve: mean return, its 95 % interval where it has one, and the number of episodes."""
         before = rng_states(self.device)
         found = whole_episodes(self.agent, self.env, self.episodes, seed=self.seed, device=self.device, show=False)
-        set_rng_states(before)
+        set_rng_states(before, self.device)
         mean = mean_return(found.return_E, np.random.default_rng(self.seed))
         return held_out_columns("held_out_return", mean)
 

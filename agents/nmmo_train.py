@@ -277,7 +277,7 @@ class HeldOut:
         before = rng_states(self.device)
         players = np.zeros(self.env.spec.slots, np.int64)
         lived = lives([self.agent], players, self.env, self.worlds, seed=self.seed, device=self.device, show=False)
-        set_rng_states(before)
+        set_rng_states(before, self.device)
         length, world = (np.array([life[key] for life in lived]) for key in ("length", "world"))
         mean = bootstrap_mean(length.astype(np.float64), world, rng=np.random.default_rng(self.seed))
         return held_out_columns("held_out_length", mean)

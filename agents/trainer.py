@@ -73,7 +73,7 @@ class Trainer:
             state = load_state(self._file, *PARTS)
             self.agent.load_state_dict(state["agent"])
             self.optimiser.load_state_dict(state["optimiser"])
-            set_rng_states(state["torch_rng"])
+            set_rng_states(state["torch_rng"], self.device)
             self.rng.bit_generator.state = state["numpy_rng"]
             self.step, self._before = state["step"], state["wall_s"]
             self._saved = self.step

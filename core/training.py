@@ -427,12 +427,18 @@ def _run_of(state: Path) -> str | None:
 
 
 def rng_states(device: torch.device) -> dict[str, Any]:
-    """torch's generators, for a training state."""
-    cuda = torch.cuda.get_rng_state_all() if device.type == "cuda" else []
-    return {"cpu": torch.get_rng_state(), "cuda": cuda}
+    """torch's generators, for a training state: the CPU's, and that of the GPU that this process computes on.
+
+    Of several processes the first one's are those of all: each draws for all of them, as one does, so that results do
+    not depend on how many they are.
+    """
+    return {"cpu": torch.get_rng_state(), "gpu": torch.cuda.get_rng_state(device) if device.type == "cuda" else None}
 
 
-def set_rng_states(states: Mapping[str, Any]) -> None:
+def set_rng_states(states: Mapping[str, Any], device: torch.device) -> None:
+    """Put ``rng_states`` back, whichever GPU this process has now."""
     torch.set_rng_state(states["cpu"])
-    if states["cuda"]:
-        torch.cuda.set_rng_state_all(states["cuda"])
+    # An earlier version's have those of all GPUs of the machine, of which the first process had the first.
+    own = states["gpu"] if "gpu" in states else dict(enumerate(states["cuda"])).get(device.index or 0)
+    if device.type == "cuda" and own is not None:
+        torch.cuda.set_rng_state(own, device)

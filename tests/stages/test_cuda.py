@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from core import artefacts, config as cli, stages
+from core.training import rng_states, set_rng_states
 
 CHAIN = {  # by the stage's name: its inputs
     "train": "",
@@ -40,6 +41,22 @@ def test_the_chain_runs_on_a_gpu(tmp_path: Path) -> None:
         assert artefacts.verify(tmp_path / name) == []
         if name not in WITHOUT:
             assert artefacts.read_manifest(tmp_path / name)["device"] == "cuda"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
+@pytest.mark.parametrize("earlier", [False, True])
+def test_every_process_goes_on_with_the_generator_of_the_first(earlier: bool) -> None:
+    """Wherever it computes now: here on the machine's last GPU, as the last of several processes does."""
+    first, own = torch.device("cuda:0"), torch.device("cuda", torch.cuda.device_count() - 1)
+    torch.rand(7, device=first)
+    states = rng_states(first)
+    assert set(states) == {"cpu", "gpu"}
+    if earlier:
+        states, own = {"cpu": states["cpu"], "cuda": torch.cuda.get_rng_state_all()}, first
+    drawn = torch.rand(5, device=first).cpu()
+    torch.cuda.manual_seed_all(1)
+    set_rng_states(states, own)
+    assert torch.equal(torch.rand(5, device=own).cpu(), drawn)
 
 
 def test_stages_without_a_device_are_known() -> None:

@@ -35,8 +35,10 @@ from core.training import (
     open_together,
     restarted,
     resume_command,
+    rng_states,
     save_state,
     seconds_of,
+    set_rng_states,
 )
 from generative.train import GenTrainConfig
 
@@ -296,3 +298,15 @@ def test_a_training_that_torchrun_starts_again_goes_on_with_its_own_directory_al
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     found = restarted(config)
     assert (found.resume, found.overwrite) == want
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_generators_go_on_where_a_state_was_saved(earlier: bool, tmp_path: Path) -> None:
+    """By way of the file, also of one that an earlier version wrote, which had those of all GPUs there were."""
+    device = torch.device("cpu")
+    states = rng_states(device)
+    save_state(tmp_path / STATE, torch_rng={"cpu": states["cpu"], "cuda": []} if earlier else states)
+    before = torch.rand(3)
+    torch.rand(5)
+    set_rng_states(load_state(tmp_path / STATE)["torch_rng"], device)
+    assert torch.equal(torch.rand(3), before)
