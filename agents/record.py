@@ -27,10 +27,10 @@ import torch
 from agents.branches import FOLDER, LEAD, STEPS, record_branches, require_branches
 from agents.load import load_agent
 from agents.play import Begin, Chooser, Exploration, Moment, SharedEnv, play
-from agents.recording_state import STATE, Saves, check_whole, keeps_states, made_of, saved_in, telling
+from agents.recording_state import STATE, Saves, check_whole, forget, keeps_states, made_of, saved_in, telling
 from agents.running import Columns, Running
 from agents.shared_recording import Ended, SharedWriter, rounds
-from core import artefacts, config as cli, files, ranks
+from core import artefacts, config as cli, files
 from core.artefacts import WEIGHTS
 from core.config import nearest
 from core.contracts import Agent, EnvSpec, Intervention, Step, UserError, VecEnv
@@ -236,28 +236,33 @@ class Recorder:
 
     def state(self) -> dict[str, Any]:
         """After a step, as tensors, numbers and text; of a world whose snapshots are bytes."""
+        where = {"step": self.t, "quota": torch.from_numpy(self.quota_B.copy())}
+        if self.over:
+            return where
         assert self._at is not None
         agents_state, age_B = self._at
         return {
-            "step": self.t,
+            **where,
             "snapshots": [torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in self.env.snapshot()],
             "agent": [x.cpu() for x in leaves(agents_state)],
             "age": torch.from_numpy(age_B.copy()),
             "chooser": self.chooser.state(),
-            "quota": torch.from_numpy(self.quota_B.copy()),
             "whole_state": self._more,
             "lengths": self.running.lengths,
             "rows": {name: torch.from_numpy(rows) for name, rows in self.running.all().items()},
         }
 
     def _restore(self, saved: Mapping[str, Any]) -> None:
+        self.t = saved["step"]
+        self.quota_B[:] = saved["quota"].numpy()
+        if self.over:
+            return
         parts = iter(saved["agent"])
         state = each(lambda _: next(parts).to(self.device), self.agent.initial(1))
         snapshots = [s.numpy().tobytes() for s in saved["snapshots"]]
         self._begin = Begin(snapshots, state, saved["age"].numpy())
-        self.t, self._more = saved["step"], saved["whole_state"]
+        self._more = saved["whole_state"]
         self.chooser.restore(saved["chooser"])
-        self.quota_B[:] = saved["quota"].numpy()
         self.running.restore({name: rows.numpy() for name, rows in saved["rows"].items()}, saved["lengths"])
 
 
@@ -348,9 +353,6 @@ def main(config: RecordConfig) -> None:
     cli.require(0, seed=config.seed, branches=config.branches)
     if config.resume and config.overwrite:
         raise UserError("--resume goes on with a run and --overwrite starts anew: choose one")
-    if config.resume and ranks.count() > 1:
-        raise UserError("--resume: several processes save no state of their recording: record it anew with "
-                        "--overwrite, or with python in place of torchrun, whose recordings go on")  # fmt: skip
     x = config.exploration
     if x.temperature <= 0 or not all(0 <= share <= 1 for share in (x.explore_share, x.sticky, x.random)):
         raise UserError("--temperature must be above 0; --explore_share, --sticky and --random lie between 0 and 1")
@@ -360,8 +362,6 @@ def main(config: RecordConfig) -> None:
 
 def record_one(config: RecordConfig, out: Path, weights: str, device: torch.device) -> None:
     """One recording, of the agent with these weights."""
-    if ranks.count() == 1:
-        config = going_on(config, STAGE, STATE, out)
     agent = load_agent(config.agent, device, weights)
     truth = parse_truth(config.truth)
     if truth is not None and not agent.spec.env_id.startswith("procgen/"):
@@ -393,23 +393,27 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
         intervene = (OnRows(intervene, altered_B),)
     keep_unaltered(out, bool(intervene))
     inputs = {"agent": config.agent, **config.intervention.inputs}
-    if config.resume and (out / artefacts.MANIFEST).exists():
-        check_whole(config, out, STAGE, inputs)
-        (out / STATE).unlink(missing_ok=True)
-        if config.npz:
-            write_npz(out)
-        print(f"{out} is whole: nothing was left to record")
+    found = going_on(config, STAGE, STATE, out).resume, (out / artefacts.MANIFEST).exists(), (out / STATE).exists()
+    resume, is_whole, is_begun = processes.listed(found)[0]  # as the first one finds it
+    config = replace(config, resume=resume)
+    if resume and is_whole:
+        if processes.first:
+            end_of_whole(config, out, inputs)
         return
-    keeps = processes.count == 1 and keeps_states(inner)
+    keeps = keeps_states(inner)
     if config.resume and not keeps:
         raise UserError(f"--resume: {agent.spec.env_id} gives no snapshots that a file can hold, so a recording of it "
                         "cannot be gone on with; record it anew with --overwrite")  # fmt: skip
     known = made_of(name, inputs) if keeps else {}
-    with telling(config, out), opened(config, out, inputs, known) as (run, saved):
+    begun = is_begun or not config.all_ckpts  # of those the ones that were not begun yet are fresh
+    with (
+        telling(config, out, processes=processes),
+        opened(config, out, inputs, known, processes, begun) as (run, saved),
+    ):
         every = inner.every if isinstance(inner, WithTruth) else 1
         kept = write_episodes(
             agent, env, config, run.path, intervene=intervene, points=points, device=device, processes=processes,
-            saves=Saves(run, known, every, saved) if keeps else None,
+            saves=Saves(run, known, every, saved, processes) if keeps else None,
         )  # fmt: skip
         run.facts = {"agent": name, "source": "real", "interventions": [repr_of(i) for i in intervene]}
         run.facts |= {} if weights == WEIGHTS else {"weights": weights}
@@ -430,26 +434,37 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
             run.facts["intervention_warning"] = said = nothing_altered(config.intervention)
             print(f"warning: {said}", file=sys.stderr)
     env.close()
-    (out / STATE).unlink(missing_ok=True)
+    if processes.first:
+        forget(out)
     if config.npz and processes.first:
         write_npz(out)
     print(f"recorded {kept.in_words(bool(intervene))}: {out}")
 
 
+def end_of_whole(config: RecordConfig, out: Path, inputs: Mapping[str, Path]) -> None:
+    """What is left to do of a recording that is whole.  UserError if it is another one."""
+    check_whole(config, out, STAGE, inputs)
+    forget(out)
+    if config.npz:
+        write_npz(out)
+    print(f"{out} is whole: nothing was left to record")
+
+
 @contextmanager
 def opened(
-    config: RecordConfig, out: Path, inputs: Mapping[str, Path], made: Mapping[str, Any]
-) -> Iterator[tuple[artefacts.Run, dict[str, Any] | None]]:
-    """The run directory, fresh or with --resume gone on with, and the state that it goes on from.  Of --all_ckpts those
-    that were not begun yet are fresh."""
+    config: RecordConfig, out: Path, inputs: Mapping[str, Path], made: Mapping[str, Any], processes: Processes,
+    begun: bool,
+) -> Iterator[tuple[artefacts.Run, dict[str, Any] | None]]:  # fmt: skip
+    """The run directory, fresh or, with --resume and if it was begun, gone on with, and the state that this process
+    goes on from."""
     kept = replace(config, resume=False)  # the recording is that of a command that nothing stopped
-    if config.resume and ((out / STATE).exists() or not config.all_ckpts):
-        saved = saved_in(config, out, STAGE, made)
+    saved = saved_in(config, out, STAGE, made, processes) if config.resume and begun else None
+    if saved is not None and processes.first:
         with artefacts.resumed(out, STAGE, kept, inputs) as run:
             yield run, saved
         return
     with artefacts.new_run(out, STAGE, kept, inputs, overwrite=config.overwrite or config.resume) as run:
-        yield run, None
+        yield run, saved
 
 
 @dataclass
@@ -521,31 +536,37 @@ def write_episodes(
     )  # fmt: skip
     with bar("recording", total, "episodes" if whole else "steps") as progress:
         artefacts.write_json(path / "spec.json", env.spec.to_json())
-
-        def told(ended: Ended) -> None:
-            kept.add(ended)
-            progress.advance(1 if whole else ended.steps)
-
-        if processes.count > 1:
-            with SharedWriter(path, processes, **store) as shards:
-                for some in rounds(recorder, processes):
-                    for ended in shards.add(some):
-                        told(ended)
-            return kept
-        with StoreWriter(path, **store) as writer:
+        writer: StoreWriter | SharedWriter
+        rows: Iterator[list[list[Episode]]]
+        if processes.count == 1:
+            writer, rows = StoreWriter(path, **store), ([episodes] for episodes in recorder)
+        else:
+            own = () if recorder.over else recorder  # it can be in the state that this goes on from
+            writer, rows = SharedWriter(path, processes, **store), rounds(own, processes)
+        with writer:
             if before.get("writer"):
                 writer.restore(before["writer"])
             before.clear()  # its rows are not held twice
             progress.advance(len(kept.returns) if whole else kept.steps)
-            for episodes in recorder:
-                for episode in episodes:
-                    writer.add(episode)
-                    told(Ended.of(episode))
+            for steps in rows:
+                for ended in added(writer, steps):
+                    kept.add(ended)
+                    progress.advance(1 if whole else ended.steps)
                 if saves is not None:
                     saves.after_step(recorder, writer, kept)
     if saves is not None:
         saves.end(writer, kept)
     return kept
+
+
+def added(writer: StoreWriter | SharedWriter, steps: Sequence[Sequence[Episode]]) -> Iterator[Ended]:
+    """What ended at some steps, in this process or in all that share the recording, once the writer has it."""
+    if isinstance(writer, SharedWriter):
+        yield from writer.add(steps)
+        return
+    for episode in itertools.chain.from_iterable(steps):
+        writer.add(episode)
+        yield Ended.of(episode)
 
 
 def write_npz(path: Path) -> None:

@@ -8,11 +8,11 @@ process has one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from core.episodes import Episode, StoreWriter
+from core.episodes import Episode, StoreWriter, packed, unpacked
 from core.ranks import Processes
 
 ROUND = 64  # steps after which processes hand over what has ended
@@ -49,8 +49,14 @@ class SharedWriter:
         """path: the run directory that is being written, which is the first process's; store: as of a StoreWriter."""
         self.processes = processes
         self.writer = StoreWriter(processes.folder(path), **store)
-        self._full = self._waiting = 0  # shards that are full; steps in the one that is not
+        self.shards = 0  # below this number all are written
+        self._full = self._filled = 0  # shards that are full; steps in the one that is not
         self._mine: dict[int, list[Episode]] = {}  # by shard
+
+    @property
+    def waiting(self) -> int:
+        """Steps of the episodes that wait here for their shards to be written."""
+        return sum(e.steps for episodes in self._mine.values() for e in episodes)
 
     def __enter__(self) -> SharedWriter:
         return self
@@ -70,9 +76,9 @@ class SharedWriter:
         for place, (_, about, rank, i) in enumerate(found):
             if rank == self.processes.rank:
                 to[self._full % self.processes.count].append((place, self._full, vars(own[i][2])))
-            self._waiting += about.steps
-            if self._waiting >= self.writer.shard_steps:
-                self._full, self._waiting = self._full + 1, 0
+            self._filled += about.steps
+            if self._filled >= self.writer.shard_steps:
+                self._full, self._filled = self._full + 1, 0
         for rank, given in enumerate(to):
             got = itertools.chain.from_iterable(self.processes.gathered(given, rank))
             for _, shard, columns in sorted(got, key=lambda x: x[0]):
@@ -84,3 +90,14 @@ class SharedWriter:
         """This process's shards of lower numbers."""
         for shard in sorted(s for s in self._mine if s < before):
             self.writer.write(shard, self._mine.pop(shard))
+        self.shards = before
+
+    def state(self) -> dict[str, Any]:
+        """What this process goes on from, as tensors, numbers and text."""
+        waiting = {shard: packed(episodes) for shard, episodes in self._mine.items()}
+        return {"shards": self.shards, "full": self._full, "filled": self._filled, "waiting": waiting}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on after what ``state`` gave."""
+        self.shards, self._full, self._filled = state["shards"], state["full"], state["filled"]
+        self._mine = {shard: list(unpacked(episodes)) for shard, episodes in state["waiting"].items()}

@@ -202,37 +202,46 @@ class StoreWriter:
             put("index/meta", np.array([json.dumps(dict(e.meta)).encode() for e in episodes]))
 
     def state(self) -> dict[str, Any]:
-        """How many shards there are, and the episodes that wait for the next (without latents, which recorded ones have
-        not), as tensors, numbers and text."""
-        columns = [e.columns() for e in self._episodes]
-        return {
-            "shards": self.shards,
-            "columns": {k: torch.from_numpy(np.concatenate([c[k] for c in columns])) for k in next(iter(columns), ())},
-            "episodes": [
-                {
-                    "steps": e.steps,
-                    "rows": len(e.h),
-                    "terminated": bool(e.terminated),
-                    "truncated": bool(e.truncated),
-                    "meta": json.dumps(dict(e.meta)),
-                }
-                for e in self._episodes
-            ],
-        }
+        """How many shards there are, and the episodes that wait for the next (see ``packed``)."""
+        return {"shards": self.shards, **packed(self._episodes)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on after what ``state`` gave."""
         self.shards = state["shards"]
-        step = row = 0
-        for about in state["episodes"]:
-            to_step, to_row = step + about["steps"], row + about["rows"]
-            columns = {
-                k: x[step:to_step].numpy() if is_transition(k) else x[row:to_row].numpy()
-                for k, x in state["columns"].items()
+        for episode in unpacked(state):
+            self.add(episode)
+
+
+def packed(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Episodes without latents, which recorded ones have not, as tensors, numbers and text."""
+    columns = [e.columns() for e in episodes]
+    return {
+        "columns": {k: torch.from_numpy(np.concatenate([c[k] for c in columns])) for k in next(iter(columns), ())},
+        "episodes": [
+            {
+                "steps": e.steps,
+                "rows": len(e.h),
+                "terminated": bool(e.terminated),
+                "truncated": bool(e.truncated),
+                "meta": json.dumps(dict(e.meta)),
             }
-            ended = {k: about[k] for k in ("terminated", "truncated")}
-            self.add(episode_of(columns, **ended, meta=json.loads(about["meta"])))
-            step, row = to_step, to_row
+            for e in episodes
+        ],
+    }
+
+
+def unpacked(state: Mapping[str, Any]) -> Iterator[Episode]:
+    """What ``packed`` packed."""
+    step = row = 0
+    for about in state["episodes"]:
+        to_step, to_row = step + about["steps"], row + about["rows"]
+        columns = {
+            k: x[step:to_step].numpy() if is_transition(k) else x[row:to_row].numpy()
+            for k, x in state["columns"].items()
+        }
+        ended = {k: about[k] for k in ("terminated", "truncated")}
+        yield episode_of(columns, **ended, meta=json.loads(about["meta"]))
+        step, row = to_step, to_row
 
 
 def blocks(parts: Iterable[np.ndarray], rows: int) -> Iterator[tuple[int, np.ndarray]]:

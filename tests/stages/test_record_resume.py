@@ -1,11 +1,17 @@
 """A recording that was cut off anywhere, and ``--resume``: the recording that nothing stopped, to the last byte.
 
-Here an exception cuts it off, at the place a test names; tests/faults/test_kills.py kills processes.
+Here an exception cuts it off, at the place a test names, or one of two processes is killed; tests/faults/test_kills.py
+kills the only one.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,15 +23,18 @@ from agents import record, recording_state
 from agents.play import LiveWorld
 from agents.recording_state import STATE
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
+from agents.shared_recording import SharedWriter
 from core import artefacts, config as cli
 from core.artefacts import MANIFEST, read_manifest, save_weights, verify
 from core.contracts import EnvSpec, UserError
 from core.directions import Basis, fingerprint
 from core.episodes import RolloutStore, StoreWriter
+from core.ranks import Processes
 from core.training import load_state
 from envs.planted import PlantedOptions, spec_of
-from envs.registry import spec_of as world_of
+from envs.registry import make, spec_of as world_of
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = ["--episodes", "12", "--slots", "4", "--shard_steps", "45", "--threads", "1"]
 
 
@@ -249,9 +258,10 @@ def test_what_a_recording_does_not_go_on_with(world: Path, tmp_path: Path, monke
     with monkeypatch.context() as patch, pytest.raises(UserError, match="was begun by the code .* and this is other"):
         patch.setattr(artefacts, "code_version", lambda: "other")
         recorded(argv, out, "--resume")
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="several processes save no state"):
-        patch.setenv("WORLD_SIZE", "2")
-        recorded(argv, out, "--resume")
+    config = cli.parse(record.RecordConfig, [*SMALL, *argv, "--out", str(out)], record.STAGE)
+    made = load_state(out / STATE)["made_of"]
+    with pytest.raises(UserError, match="was begun by one process and this is 2; go on with as many, or record it"):
+        recording_state.saved_in(config, out, record.STAGE, made, Processes(0, 2))
     broken = before[out / STATE][:-1]
     (out / STATE).write_bytes(broken)
     with pytest.raises(UserError, match="broken recording state .*; copy it or start the recording anew"):
@@ -311,3 +321,99 @@ def test_a_recording_in_craftax_goes_on(tmp_path: Path) -> None:
     assert load_state(out / STATE)["recorder"]["step"] > 200
     recorded(argv, out, "--resume")
     assert outcome(out) == outcome(tmp_path / "whole")
+
+
+# Two processes
+
+TWO = ["--episodes", "1200", "--slots", "8", "--shard_steps", "400", "--explore_share", "0.5", "--sticky", "0.4"]
+
+
+def test_a_process_that_is_through_with_its_slots_goes_on_as_that(world: Path) -> None:
+    agent = record.load_agent(world / "agent")
+    env = make(agent.spec, 2)
+    recorder = record.Recorder(agent, env, 4, slice(0, 2), seed=0, device=torch.device("cpu"))
+    assert sum(map(len, recorder)) == 4
+    state = recorder.state()
+    again = record.Recorder(agent, env, 4, slice(0, 2), seed=0, device=torch.device("cpu"), saved=state)
+    assert again.over and again.t == recorder.t > 0 and again.held == 0
+
+
+def test_a_shared_writer_goes_on_with_what_waits(world: Path, whole: Callable[[str], Path], tmp_path: Path) -> None:
+    """From its state after every second step, without what it wrote since."""
+    with RolloutStore(whole("plain")) as store:
+        ended = [[store.episode(i)] for i in range(len(store))]
+    writer = SharedWriter(tmp_path, Processes(), shard_steps=45)
+    for i, some in enumerate(ended):
+        writer.add([some])
+        if i % 2:
+            state, writer = writer.state(), SharedWriter(tmp_path, Processes(), shard_steps=45)
+            writer.restore(state)
+            assert writer.waiting == sum(about["steps"] for x in state["waiting"].values() for about in x["episodes"])
+    with writer:
+        pass
+    shards = sorted(whole("plain").glob("*.h5"))
+    assert [p.name for p in shards] == [p.name for p in sorted(tmp_path.glob("*.h5"))]
+    assert [p.read_bytes() for p in shards] == [(tmp_path / p.name).read_bytes() for p in shards]
+
+
+def torchrun(argv: list[str], out: Path, *flags: str) -> subprocess.Popen[str]:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *flags]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*launch, "record.py", *argv, "--threads", "1", "--out", str(out)]
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def children(process: subprocess.Popen[str]) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def after_a_state(process: subprocess.Popen[str], out: Path, step: int) -> dict[str, int]:
+    """Wait for a state of a later step; when the shards that it knows were written."""
+    while True:
+        state = load_state(out / STATE) if (out / STATE).exists() else {"step": 0}
+        own = out / f".state_{state['step']}_0.pt"
+        if state["step"] > step and own.exists():
+            shards = load_state(own)["writer"]["shards"]
+            return {p.name: p.stat().st_mtime_ns for p in sorted(out.glob("*.h5"))[:shards]}
+        assert process.poll() is None
+        time.sleep(0.01)
+
+
+def test_a_recording_of_two_processes_goes_on(world: Path, tmp_path: Path) -> None:
+    """One of them is killed, and torchrun starts both again."""
+    argv, out = ["--agent", str(world / "agent"), *TWO], tmp_path / "r"
+    with torchrun(argv, tmp_path / "whole") as process:
+        said = process.communicate()[0]
+    assert process.returncode == 0, said[-3000:]
+    with torchrun(argv, out, "--max-restarts=1") as process:
+        shards = after_a_state(process, out, 500)
+        assert len(list(out.glob(".state_*_0.pt"))) <= 2  # those of earlier steps are gone
+        os.kill(children(process)[-1], signal.SIGKILL)
+        said = process.communicate()[0]
+    assert process.returncode == 0, said[-3000:]
+    assert said.count("going on from its state, as with --resume") == 1, said
+    assert shards and {name: (out / name).stat().st_mtime_ns for name in shards} == shards
+    assert outcome(out) == outcome(tmp_path / "whole")
+
+
+def test_parts_of_a_state_that_do_not_hold_are_refused(world: Path, tmp_path: Path) -> None:
+    argv, out = [*words(world, "plain"), "--resume"], cut_off(world, tmp_path / "r")
+    config = cli.parse(record.RecordConfig, [*SMALL, *argv, "--out", str(out)], record.STAGE)
+    state = load_state(out / STATE)
+    one, second = {part: state[part] for part in recording_state.OWN}, Processes(1, 2)
+    recording_state.save_state(out / STATE, **state | dict.fromkeys(one) | {"processes": 2, "step": 64})
+
+    def found(processes: Processes) -> dict[str, Any]:
+        return recording_state.saved_in(config, out, record.STAGE, state["made_of"], processes)
+
+    own = out / ".state_64_1.pt"
+    with pytest.raises(UserError, match=f"cannot read the recording state {own}: No such file"):
+        found(second)
+    recording_state.save_state(own, **one)
+    assert found(second)["recorder"]["step"] == one["recorder"]["step"]
+    with pytest.raises(UserError, match=r"begun by 2 processes \(torchrun --nproc-per-node=2\) and this is 1; go on"):
+        recorded(argv, out)
+    data = own.read_bytes()
+    own.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(UserError, match=f"{own}: broken recording state"):
+        found(second)

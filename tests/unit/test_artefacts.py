@@ -565,6 +565,7 @@ MAY = {
     ("agents/import_rollouts.py", "File"): "a user's Minari dataset",
     ("agents/import_rollouts.py", "open"): "a picture in memory",
     ("core/plugins.py", "read_bytes"): "a user's own module, which is compared with its hash before it runs",
+    ("generative/finished.py", "read_json"): "records of shards, which have a seal",
     ("generative/simulator.py", "read_bytes"): "a manifest, which has a seal",
     ("analysis/lives/earlier_format.py", "open"): "a user's own JSON file",
     ("analysis/extract_activations.py", "read_json"): "progress.json, which has a seal",
