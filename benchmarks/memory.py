@@ -3,8 +3,8 @@
 Every stage runs as users run it, a process at size 1 and one at size 10, and the peak of its resident memory is taken
 (what the kernel says of the process when it has ended), less that of a process that only imports what the stage
 imports.  At size 10 it reads ten times the episodes (or is asked for ten times the samples, starts, steps); what bounds
-a stage (``--most_states`` and its like) is the same at both.  A bound that is larger than the data at size 1 bounds
-nothing there, so those of the stages are set lower than they are by default.
+a stage (``--most_states``, ``--fit_rows`` and the like) is the same at both.  A bound that is larger than the data at
+size 1 bounds nothing there, so those of the stages are set lower than they are by default.
 
 The agent and the simulator are untrained and small, and the recordings made up (a square on grey), so that what is
 measured is the data.
@@ -76,7 +76,7 @@ CASES = {
     "latents": case("episodes", f"{STATES} --pca_size 3 --most_states 500"),
     "behaviours": case(
         "episodes", f"{SIMULATOR} --rollouts {{w}}/rollouts_{{s}} {SIMULATED} --clusters 8 --surrogates 0 --no-video "
-        "--most_states 1500"
+        "--fit_rows 1500"
     ),
     "events": case("episodes", "{w}/rollouts_{s}"),
     "probes": case(

@@ -17,6 +17,7 @@ from core.stats import Estimate, few, jackknife
 
 LEAST_LIVES = 4  # two that map and clusters are made from again, two whose rows are placed
 LEAST_CLUSTER = 5  # rows
+LEAST_ARI = -0.5  # Chacon and Rastrojo 2023
 
 
 def evenly(rows: int, most: int) -> np.ndarray | None:
@@ -77,6 +78,7 @@ def cost(
             return float(adjusted_rand_score(label_P[chosen], again_P[chosen]))
 
         value, low, high = jackknife(ari, life_P, rng=rng)
+        low, high = np.clip([low, high], LEAST_ARI, 1)  # of few lives the jackknife's ends may lie beyond
         return Estimate(float(value), float(low), float(high), len(np.unique(life_P)))
 
     return Cost(agreement(~half_M), agreement(half_M))

@@ -20,7 +20,7 @@ from analysis.activations.records import Records
 from analysis.activations.verdicts import Lives
 from analysis.shared.clusters import NOISE, TIME_BINS, time_bins, time_eta2
 from analysis.shared.directions import principal_scores
-from analysis.shared.placed import evenly
+from analysis.shared.placed import cost, evenly
 from core.artefacts import Result
 from core.contracts import UserError
 from core.stats import cohens_d, cohens_d_interval, eta_squared
@@ -673,3 +673,10 @@ def test_what_placing_costs_shows_where_clusters_are_luck() -> None:
     assert abs(found.placed.value) < 0.1
     with pytest.raises(UserError, match="cannot be measured on 3 lives; at least 4"):
         placing(x[:90], label[:90], np.arange(90) // 30, np.arange(60) + 15, CONFIG, np.random.default_rng(0))
+
+
+def test_the_interval_of_what_placing_costs_holds_no_more_than_an_index_can_be() -> None:
+    life, row = np.repeat(np.arange(8), 50), np.tile(np.arange(50), 8)
+    label, again = ((row < 5) & kept for kept in (life % 2 == 0, (life < 2) | (life > 5)))
+    found = cost(label, life, lambda rows: again, np.random.default_rng(0))
+    assert found.placed.value == pytest.approx(0.4537, abs=1e-3) and (found.placed.low, found.placed.high) == (-0.5, 1)
