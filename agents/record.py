@@ -407,9 +407,10 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
     known = made_of(name, inputs) if keeps else {}
     begun = is_begun or not config.all_ckpts  # of those the ones that were not begun yet are fresh
     with (
-        telling(config, out, processes=processes),
+        telling(config, out, processes=processes) as is_open,
         opened(config, out, inputs, known, processes, begun) as (run, saved),
     ):
+        is_open()
         every = inner.every if isinstance(inner, WithTruth) else 1
         kept = write_episodes(
             agent, env, config, run.path, intervene=intervene, points=points, device=device, processes=processes,

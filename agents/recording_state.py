@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from core.ranks import ALONE, Processes
 from core.training import check_same, load_state, resume_command, save_state
 from envs.gymnasium_env import GymnasiumEnv
 
-STATE = ".state.pt"  # in the run directory until it is whole
+STATE = artefacts.RECORDING_STATE
 PARTS = ("made_of", "wall_s", "over", "recorder", "writer", "kept", "processes", "step")
 OWN = ("recorder", "writer")  # parts that every process has of its own
 FREE = ("out", "overwrite", "resume", "npz", "threads", "device")  # what another command may say
@@ -208,12 +208,13 @@ class Saves:
 
 
 @contextmanager
-def telling(config: Any, out: Path, state: str = STATE, processes: Processes = ALONE) -> Iterator[None]:
+def telling(config: Any, out: Path, state: str = STATE, processes: Processes = ALONE) -> Iterator[Callable[[], None]]:
     """Where the block ends before the recording is whole, and shards were written, say how it goes on from ``state``
-    there."""
+    there; but only once the block said, by calling what it is given, that the recording is open."""
+    is_open: list[None] = []
     try:
-        yield
+        yield lambda: is_open.append(None)
     except BaseException:
-        if processes.first and (out / state).exists() and any(out.glob("*.h5")):
+        if is_open and processes.first and (out / state).exists() and any(out.glob("*.h5")):
             print(f"note: {out} is not whole; go on with: {resume_command(config, processes)}", file=sys.stderr)
         raise

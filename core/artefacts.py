@@ -69,6 +69,8 @@ PACKAGES = (
     "h5py", "jax", "craftax",
 )  # fmt: skip
 STATES = "training_state/"  # rewritten on resume, read by no other stage; has checksums of its own (core.training)
+RECORDING_STATE = ".state.pt"  # of a recording, until it is whole
+FINISHED = ".finished"  # directory of what finished shards told, until the run is whole
 # Names that users edit: the manifest marks them "editable" and has the hash of what the stage wrote, so that an edit
 # is seen and said, but is no fault.
 EDITABLE = ("behaviours.json", "names.json")
@@ -300,16 +302,17 @@ def begin_run(
     for directory in (inputs or {}).values():
         read_manifest(directory)
     replaced = aside_of(path)
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file, not a directory; choose another --out")
     with _writer_of(path):
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file, not a directory; choose another --out")
         holds = path.exists() and _holds_data(path)
         if holds and not overwrite and cut_off(path, stage, config):
             print(f"note: {path} was left half-written by this command: it is made anew", file=sys.stderr)
             _discard(path)
         elif holds:
             if not overwrite:
-                going_on = ", or --resume, which goes on from its state" if (path / STATES).is_dir() else ""
+                goes_on = any((path / name).exists() for name in (STATES, RECORDING_STATE, FINISHED))
+                going_on = ", or --resume, which goes on from its state" if goes_on else ""
                 raise UserError(
                     f"{path} already holds data; choose another directory or pass --overwrite{going_on}"
                     + ("" if (path / MANIFEST).exists() else _earlier(path))

@@ -357,10 +357,14 @@ def _text_of(path: Path) -> str:
         return ""
 
 
-def bounded(wanted: int, held: int, file: Path) -> None:
-    """UserError where a file asks for more bytes than ``held`` bytes of it can become, or than there is memory."""
-    if not 0 <= wanted <= min(MOST_SMALLER * held + SLACK, memory_bytes()):
-        raise UserError(f"{file}: it asks for {wanted / 1e9:,.1f} GB, which {held:,} bytes do not hold; {AGAIN}")
+def bounded(wanted: int, held: int, file: Path, at_once: bool = True) -> None:
+    """UserError where a file asks for more bytes than ``held`` bytes of it can become or, where it is read ``at_once``,
+    than there is memory."""
+    size = f"{wanted / 1e6:,.1f} MB" if abs(wanted) < 1e9 else f"{wanted / 1e9:,.1f} GB"
+    if not 0 <= wanted <= MOST_SMALLER * held + SLACK:
+        raise UserError(f"{file}: it asks for {size}, which {held:,} bytes do not hold; {AGAIN}")
+    if at_once and wanted > (memory := memory_bytes()):
+        raise UserError(f"{file}: it asks for {size}, more than the {memory / 1e9:,.1f} GB of memory that there are")
 
 
 def read_bytes(path: Path, what: str = "", bytes_known: int | None = None) -> bytes:
@@ -482,7 +486,7 @@ def dataset_of(file: Any, name: str, where: Path) -> Any:
         raise UserError(f"{where}: broken file ({name!r} holds no numbers); {AGAIN}")
     if at.external or at.is_virtual:
         raise UserError(f"{where}: {name!r} lies in another file, which is not followed; {AGAIN}")
-    bounded(at.size * at.dtype.itemsize, at.id.get_storage_size(), where)
+    bounded(at.size * at.dtype.itemsize, at.id.get_storage_size(), where, at_once=False)
     return at
 
 

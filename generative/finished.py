@@ -24,8 +24,8 @@ from core.contracts import UserError
 from core.files import npz_of, parsing, write_npz
 from core.training import check_same
 
-FOLDER = ".finished"
-ARRAY = "array"  # a record has {ARRAY: name} in the place of an array
+FOLDER = artefacts.FINISHED
+ARRAY = "of the npz"  # a record has {ARRAY: name} in the place of an array
 
 
 @dataclass(frozen=True)

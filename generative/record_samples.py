@@ -312,9 +312,10 @@ class Films:
             title = f"{about['share']:.2f} of the way" if "share" in about else about.get("action", f"sample {number}")
             title = f"{title}, simulator {about['simulator']}" if "simulator" in about else title
             reels.append(reel(episode, str(title), self.picture))
-        for name in self.names([number]):
-            self._write(name, [reels])
-        return reels if self.of_all else []
+        if self.of_all:
+            return reels
+        self._write(self.names([number])[0], [reels])
+        return []
 
     def names(self, numbers: Iterable[int]) -> list[str]:
         """The films that these samples have of their own."""
@@ -533,7 +534,11 @@ def main(config: RecordSamplesConfig) -> None:
         print(f"{config.out} is whole: nothing was left to simulate")
         return
     made, processes = made_of(fingerprint(members[0].agent), inputs), ranks.processes()
-    with telling(config, config.out, FOLDER, processes), opened(config, STAGE, inputs, made) as (run, finished):
+    with (
+        telling(config, config.out, FOLDER, processes) as is_open,
+        opened(config, STAGE, inputs, made) as (run, finished),
+    ):
+        is_open()
         films = Films(finished.path, spec, picture, compares(config))
         apart = Apart(config.steps, spec, picture_of(spec))
         latents, _, forced = zip(*begins, strict=True)

@@ -12,7 +12,7 @@ import numpy as np
 from analysis.behaviours.config import BehaviourOptions, check
 from analysis.behaviours.histories import Scale, States, Steps, histories, weighted
 from analysis.behaviours.mdp import NO_BEHAVIOUR, Visits, aggregate, transitions
-from analysis.behaviours.placed import DIMENSIONS, Finished, again_from, least_cluster
+from analysis.behaviours.placed import DIMENSIONS, Fitted, again_from, least_cluster
 from analysis.shared.behaviours import NAMES, SOURCES
 from analysis.shared.clusters import (
     NOISE,
@@ -38,7 +38,7 @@ def cluster(
     """Behaviours of real and (if not None) simulated steps.  parts: choices of each part of an action; (): one part.
 
     Arrays: ``labels_real`` (-1: in no behaviour), ``index_real`` [N, 2] of (episode, t), the same with ``_sim``;
-    ``map`` [M, 2 or 3] of all of them, real first; ``centre_index`` int64 [behaviours, samples, 3] of (source,
+    ``map`` [M, 3] of all of them, real first; ``centre_index`` int64 [behaviours, samples, 3] of (source,
     episode, t), real ones first and the most central first among them, -1 where a behaviour has no more episodes;
     ``transitions`` int64 [S, S] counts of real steps t -> t+1, S the behaviours and, last, the steps that are in
     none if there are any.  Tables ``behaviours``, ``mdp`` and ``transitions`` (analysis.behaviours.mdp).
@@ -50,7 +50,7 @@ def cluster(
 def cluster_some(
     steps: Sequence[Steps | None], options: BehaviourOptions, seed: int, action_names: Sequence[str],
     parts: tuple[int, ...] = (), of: int = 0,
-) -> tuple[Result, Finished | None]:  # fmt: skip
+) -> tuple[Result, Fitted | None]:  # fmt: skip
     """``cluster``, and what places further steps.  of: how many steps there are with the further ones, 0 where there
     are none; what placing costs is in the result (``analysis.shared.placed.Cost``)."""
     check(options)
@@ -83,7 +83,7 @@ def cluster_some(
     count = int(label_M.max()) + 1
     finished = None
     if of and made.place is not None:
-        finished = Finished(states, options.lags, history, found.project, made.place, place, on_map)
+        finished = Fitted(states, options.lags, history, found.project, made.place, place, on_map)
         paid = cost(label_M, unit_M, again_from(scores_MK, on_map, options, seed), np.random.default_rng(seed))
         paid.record(result, len(rows_M), of, "steps", "episodes")
 

@@ -31,7 +31,7 @@ STEPS_AT_ONCE = 20_000  # read and placed, of whole episodes; no more than the m
 
 
 class Placed(NamedTuple):
-    """Further steps: labels int64 [P], places on the map [P, 2 or 3], (episode, t) int64 [P, 2]."""
+    """Further steps: labels int64 [P], places on the map [P, 3], (episode, t) int64 [P, 2]."""
 
     label_P: np.ndarray
     map_PX: np.ndarray
@@ -39,7 +39,7 @@ class Placed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Finished:
+class Fitted:
     """Map and clusters as they were found, for further steps: all that is done to these are the fitted steps' numbers.
     ``on_map``: the clusters are of the map, else of the components."""
 
@@ -150,11 +150,14 @@ def check_placing(sources: Sequence[Source | None], options: BehaviourOptions) -
     if not any(s.others for s in there):
         return 0
     check_placeable(options.embedding)
-    check_lives(np.concatenate([s.unit_E[s.fitted] for s in there]), options.fit_rows, "episodes")
+    check_lives(
+        np.concatenate([s.unit_E[s.fitted] for s in there]), options.fit_rows, "independent episodes or worlds",
+        f", or leave the others out (--most_states {options.fit_rows})",
+    )  # fmt: skip
     return int(sum(s.steps_E[s.drawn.episodes].sum() for s in there))
 
 
-def place_others(result: Result, finished: Finished, sources: Sequence[Source | None]) -> None:
+def place_others(result: Result, finished: Fitted, sources: Sequence[Source | None]) -> None:
     """The other episodes' steps beside the fitted ones in ``labels``, ``index`` and ``map`` of every source, in the
     order of episodes; ``fitted`` int64 [M], the rows of the map that are not placed, and how many these are."""
     arrays, begin = result.arrays, 0

@@ -33,12 +33,13 @@ def share_of_least(min_cluster_size: int, rows: int, of: int) -> int:
     return max(LEAST_CLUSTER, round(min_cluster_size * rows / of))
 
 
-def check_lives(life_M: np.ndarray, fit_rows: int, lives: str = "lives") -> None:
-    """UserError where the chosen rows are of too few lives to measure what placing costs.  lives: what they are."""
+def check_lives(life_M: np.ndarray, fit_rows: int, lives: str = "lives", leave_out: str = "") -> None:
+    """UserError where the chosen rows are of too few lives to measure what placing costs.  lives: what they are;
+    leave_out: what else can be done."""
     if (count := len(np.unique(life_M))) < LEAST_LIVES:
         raise UserError(
             f"--fit_rows {fit_rows}: what that costs cannot be measured on {count} {lives}; at least {LEAST_LIVES} "
-            "are needed"
+            f"are needed. Raise it (0: all are fitted){leave_out}"
         )
 
 

@@ -564,6 +564,7 @@ MAY = {
     ("agents/adopted.py", "load"): "a user's weights, tensors alone",
     ("agents/import_rollouts.py", "File"): "a user's Minari dataset",
     ("agents/import_rollouts.py", "open"): "a picture in memory",
+    ("core/files.py", "read_text"): "what the system says of memory, below /proc and /sys",
     ("core/plugins.py", "read_bytes"): "a user's own module, which is compared with its hash before it runs",
     ("generative/finished.py", "read_json"): "records of shards, which have a seal",
     ("generative/simulator.py", "read_bytes"): "a manifest, which has a seal",

@@ -914,7 +914,11 @@ def test_steps_of_other_episodes_are_placed_and_those_of_the_fit_are_what_they_w
     ("fit", "said"),
     [
         ({"fit_rows": -1}, "--fit_rows -1: at least 0"),
-        ({"fit_rows": 80}, "--fit_rows 80: what that costs cannot be measured on 2 episodes; at least 4 are needed"),
+        (
+            {"fit_rows": 80},
+            "--fit_rows 80: what that costs cannot be measured on 2 independent episodes or worlds; at least 4 are "
+            "needed. Raise it .0: all are fitted., or leave the others out .--most_states 80.",
+        ),
         ({"fit_rows": 200, "embedding": "tsne"}, "a finished t-SNE takes no further points: use --embedding umap"),
         ({"fit_rows": 200, "embedding": "umap"}, "half of the episodes, and their 68 steps are too few .at least 100"),
         ({"fit_rows": 150, "clusters": 20}, "half of the episodes, and their 68 steps are too few .at least 100"),
