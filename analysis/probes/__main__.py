@@ -103,6 +103,16 @@ def check(config: ProbesConfig) -> None:
             raise UserError(f"--{name} names {next(v for v in values if values.count(v) > 1)!r} twice")
 
 
+def require_given(given: Sequence[str], every: Collection[str], path: Path) -> None:
+    """UserError where --given names what the recording does not have."""
+    for name in given:
+        if name != STEP and name not in every:
+            raise UserError(
+                f"{path} has no quantity {name!r}{cli.nearest(name, every)}; leave it out of --given "
+                f"(now {' '.join(given)})"
+            )
+
+
 def main(config: ProbesConfig) -> None:
     from analysis.probes.figures import draw
 
@@ -113,12 +123,7 @@ def main(config: ProbesConfig) -> None:
     with threadpool_limits(config.threads), RolloutStore(paths[-1]) as store:
         every = names_of(store)
         given = given_of(config, every)
-        for name in given:
-            if name != STEP and name not in every:
-                raise UserError(
-                    f"{store.path} has no quantity {name!r}{cli.nearest(name, every)}; leave it out of --given "
-                    f"(now {' '.join(given)})"
-                )
+        require_given(given, every, store.path)
         targets = bent(list(config.targets) or [name for name in every if name not in NOT_TARGETS])
         if not targets:
             raise UserError(f"{store.path} has no ground truth to read; record a world that tells it")
