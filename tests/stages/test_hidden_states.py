@@ -329,7 +329,7 @@ def test_a_directory_that_is_taken_is_refused_before_the_work(
     (tmp_path / "mine").write_text("a note")
     for module, name, script, argv in (
         (hidden_states.states_fit, "fit", run_states, states_argv(world, tmp_path)),
-        (behaviours, "cluster", run_behaviours, behaviours_argv(world, tmp_path)),
+        (behaviours, "cluster_some", run_behaviours, behaviours_argv(world, tmp_path)),
     ):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("it was fitted first"))
         with pytest.raises(SystemExit):
