@@ -4,7 +4,7 @@
 still missing in DIR (so that it can be stopped and gone on with) and ends with the table of ``... table DIR``: how much
 better or worse the simulator is without a part, on windows of held-out episodes that are the same for all.  Intervals
 are over these episodes, of the mean over seeds; what each seed said stands beside it, as a handful of seeds has no
-interval worth the name.  One thread a training; CPU time, not wall time, is what is equal.
+interval worth the name.  One thread a training; CPU time, not wall time, is what is equal, or with --updates these.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         run.add_argument(f"--{name}", type=Path, required=True)
     run.add_argument("--preset", default="context", help="of train_gen_model.py")
     run.add_argument("--minutes", type=float, default=20.0, help="CPU minutes of each training")
+    run.add_argument(
+        "--updates", type=int, help="updates of each, in place of CPU minutes, where other work disturbs these"
+    )
     run.add_argument("--seeds", type=int, default=2)
     run.add_argument("--windows", type=int, default=192, help="held-out windows, each of another episode if possible")
     run.add_argument("--parts", nargs="+", default=list(PARTS)[1:], choices=list(PARTS)[1:], metavar="PART")
@@ -71,9 +74,11 @@ def train_all(args: argparse.Namespace) -> None:
             out = place(args.out, part, seed)
             if not (out / "manifest.json").exists():
                 flags = (*PARTS[part], *args.more)
-                cpu = cpu_of.get(part) or cpu_of.setdefault(part, update_time(args, flags))
-                updates = max(LONG, round(60 * args.minutes / cpu))
-                print(f"{part}, seed {seed}: {updates} updates of {cpu:.2f} CPU s", file=sys.stderr, flush=True)
+                updates, said = args.updates, ""
+                if updates is None:
+                    cpu = cpu_of.get(part) or cpu_of.setdefault(part, update_time(args, flags))
+                    updates, said = max(LONG, round(60 * args.minutes / cpu)), f" of {cpu:.2f} CPU s"
+                print(f"{part}, seed {seed}: {updates} updates{said}", file=sys.stderr, flush=True)
                 trained(args, out, updates, flags, seed)
             if not (out.with_suffix(".json")).exists():
                 code = "import sys; from benchmarks.ablations import measure; measure(*sys.argv[1:])"
