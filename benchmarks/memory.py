@@ -178,7 +178,7 @@ def write_rollouts(path: Path, agent: Any, episodes: int) -> None:
 
     with artefacts.new_run(path, "record", {}, {"agent": path.parent / "agent"}) as run:
         artefacts.write_json(run.path / "spec.json", agent.spec.to_json())
-        with StoreWriter(run.path, shard_steps=1024, level=1) as writer:
+        with StoreWriter(run.path, shard_steps=1024) as writer:
             for e in range(episodes):
                 rng = np.random.default_rng(e)
                 frames = np.full((STEPS, 64, 64, 3), 80, np.uint8)

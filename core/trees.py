@@ -37,6 +37,11 @@ def leaves(tree: Tree) -> Iterator[Tensor]:
         yield from leaves(part)
 
 
+def alike(tree: Tree, like: Tree) -> Tree:
+    """The tree with the NamedTuples of another one, in the places of its tuples (another process gives plain ones)."""
+    return each(lambda _, x: x, like, tree)
+
+
 def rows_of(tree: Tree, rows: Any) -> Tree:
     """Some rows, of every tensor: a slice, bool [B] or int64 [R] (or any other index of a tensor)."""
     return each(lambda x: x[rows], tree)

@@ -65,7 +65,7 @@ class RealWorld(Paired):
             seen = {k: torch.from_numpy(v[:count]).to(like.device) for k, v in self.observed(now, left, env).items()}
             return Places(after, self.agent.encode(seen), reward, ends, self.told(now)[:count])
 
-        return together([Places(*found) for found in ranks.each(range(0, len(states), slots), branch)])
+        return together([self.as_here(found) for found in ranks.each(range(0, len(states), slots), branch)])
 
     @property
     def plays_whole_courses(self) -> bool:

@@ -81,7 +81,7 @@ class SimulatedWorld(Paired):
             done = one_hot(actions[first : first + rows], self.agent.spec.parts, self.start_N[1].reward_B)
             return self._places(*self.world.step(state, done))
 
-        return together([Places(*found) for found in ranks.each(range(0, len(states), rows), some)])
+        return together([self.as_here(found) for found in ranks.each(range(0, len(states), rows), some)])
 
     def _places(self, state: Tree, shown: Shown) -> Places:
         n = a_block(shown.reward_B)

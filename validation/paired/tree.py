@@ -20,7 +20,7 @@ from torch import Tensor
 from core.contracts import Agent, EnvSpec, Intervention, Shown
 from core.progress import bar
 from core.roll import Noise, choose, decide, roll
-from core.trees import Tree, each, joined, leaves, rows_of
+from core.trees import Tree, alike, each, joined, leaves, rows_of
 from validation.hypotheses.changes import Blocks, nothing
 from validation.paired.course import Course, Measures, course_of, quantities
 
@@ -150,6 +150,14 @@ class Paired:
             out.states[i] = state
         rows = torch.tensor(on, device=out.reward_B.device)
         return Places(out.states, *each(lambda whole, part: whole.index_copy(0, rows, part), out[1:], reached[1:]))
+
+    def as_here(self, found: Sequence[Any]) -> Places:
+        """Places that another process may have gone to, whose trees then are plain tuples, as this one's."""
+        states, seen, *rest = found
+        like = self._tree[0].places
+        if isinstance(like.states[0], tuple):
+            states = [state if state is None else alike(state, like.states[0]) for state in states]
+        return Places(states, alike(seen, like.seen), *rest)
 
     def grow(self, t: int, node_R: Tensor, action: Tensor) -> Tensor:
         """The nodes of level ``t`` that these actions lead to from nodes of the level before."""
