@@ -26,7 +26,7 @@ import torch
 
 from core.artefacts import load_json, read_manifest, sha256
 from core.contracts import EnvSpec, UserError
-from core.files import DIFFERS, compressed_dataset, dataset_of, hdf5_file, json_of, parsing, write_rows
+from core.files import DIFFERS, FAST, compressed_dataset, dataset_of, hdf5_file, json_of, parsing, write_rows
 
 INDEX = ("steps", "rows", "terminated", "truncated")  # columns of the index
 REMEDY = "copy or record it again"
@@ -121,7 +121,8 @@ def is_transition(name: str) -> bool:
 class StoreWriter:
     """Write episodes into shards of one directory; one writer a prefix, so processes never share a file.
 
-    chunk_steps: rows that are compressed, and read, together (few for random windows of frames).
+    chunk_steps: rows that are compressed, and read, together (few for random windows of frames); level: see
+    ``write_rows``.
     Use as a context manager; a shard appears only when it is whole.
     """
 
@@ -132,9 +133,10 @@ class StoreWriter:
         shard_steps: int = SHARD_STEPS,
         *,
         chunk_steps: int = CHUNK_STEPS,
+        level: int = FAST,
     ) -> None:
         self.path, self.prefix, self.shard_steps = Path(path), prefix, shard_steps
-        self.chunk_steps = chunk_steps
+        self.chunk_steps, self.level = chunk_steps, level
         self._episodes: list[Episode] = []
         self.waiting = self.shards = 0  # steps of the episodes that wait for the next shard; shards written
         self._columns: dict[str, tuple[tuple[int, ...], str]] | None = None
@@ -187,7 +189,7 @@ class StoreWriter:
                 """These, one after the other."""
                 dataset = compressed_dataset(file, name, parts[0], sum(map(len, parts)), self.chunk_steps)
                 for at, block in blocks(parts, 8 * self.chunk_steps):
-                    write_rows(dataset, at, block)
+                    write_rows(dataset, at, block, self.level)
                 check()
 
             columns = [e.columns() for e in episodes]

@@ -13,7 +13,7 @@ from envs.nmmo import NmmoEnv, features
 
 STAGE = "extract_activations"
 SHARD_STEPS = 4096  # about 25 MB in memory
-STORE = {"chunk_steps": 512}  # lives are read whole, and most of an observation is as it was a tick ago
+STORE = {"chunk_steps": 512, "level": 6}  # lives are read whole, and most of an observation is as it was a tick ago
 
 
 def record_lives(

@@ -17,6 +17,7 @@ import numpy as np
 from core.files import compressed_dataset, hdf5_file, write_rows
 
 FILE = "maps.h5"
+LEVEL = 4  # of compression (core.files.write_rows)
 LEVELS = 127  # of either sign
 AGENT_ONLY = "agent_only"
 WHOLE = "whole"
@@ -58,7 +59,7 @@ class MapsWriter:
         """A part of a quantity of the present batch."""
         levels, step_S = quantised(map_STHW)
         rows = slice(self._at, self._at + len(levels))
-        write_rows(self._file[f"{part}/{quantity}"], self._at, levels)
+        write_rows(self._file[f"{part}/{quantity}"], self._at, levels, LEVEL)
         self._file[f"{part}_step/{quantity}"][rows] = step_S
         self._check()
 
