@@ -65,20 +65,6 @@ SIZE = 24  # of the map
 EVERY = 5  # rows between clustered ones
 
 
-def require_alike(one: Path, other: Path) -> None:
-    """That two recordings hold the same episodes: all that is whole numbers to the last bit, others within 1e-5, as the
-    last digit of a sum can depend on where its numbers lie in a process's memory."""
-    with RolloutStore(one) as a, RolloutStore(other) as b:
-        assert len(a) == len(b)
-        for i in range(len(a)):
-            x, y = a.episode(i), b.episode(i)
-            assert (dict(x.meta), x.terminated, x.truncated) == (dict(y.meta), y.terminated, y.truncated)
-            of_x, of_y = x.columns(), y.columns()
-            assert of_x.keys() == of_y.keys()
-            for name, values in of_x.items():
-                np.testing.assert_allclose(values, of_y[name], rtol=0, atol=1e-5 * (values.dtype.kind == "f"))
-
-
 def made_up_life(seed: int, agent: int, world: int, part: int, horizon: int) -> Episode:
     """A random walk on the map; food and water fall by one and rise by ten at meals; some die, the others are cut
     off."""

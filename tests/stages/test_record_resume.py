@@ -25,7 +25,7 @@ from agents.recording_state import STATE
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from agents.shared_recording import SharedWriter
 from core import artefacts, config as cli
-from core.artefacts import MANIFEST, read_manifest, save_weights, verify
+from core.artefacts import MANIFEST, save_weights
 from core.contracts import EnvSpec, UserError
 from core.directions import Basis, fingerprint
 from core.episodes import RolloutStore, StoreWriter
@@ -33,14 +33,10 @@ from core.ranks import Processes
 from core.training import load_state
 from envs.planted import PlantedOptions, spec_of
 from envs.registry import make, spec_of as world_of
-from tests.conftest import require_alike
+from tests.cut_off import Cut, cut_before, outcome, require_alike, without_hashes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = ["--episodes", "12", "--slots", "4", "--shard_steps", "45", "--threads", "1"]
-
-
-class Cut(BaseException):
-    """What stands for a kill."""
 
 
 def write_agent(path: Path, spec: EnvSpec, seed: int = 0) -> Path:
@@ -77,37 +73,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recorded(argv: list[str], out: Path, *more: str) -> Path:
     record.main(cli.parse(record.RecordConfig, [*SMALL, *argv, "--out", str(out), *more], record.STAGE))
     return out
-
-
-def outcome(path: Path) -> Any:
-    """All that a recording holds, and what its manifest says of it; but where it lies."""
-    manifest = read_manifest(path)
-    assert verify(path) == []
-    assert not list(path.rglob(".*"))
-    config = {k: v for k, v in manifest["config"].items() if k != "out"}
-    files = {k: v for k, v in manifest["files"].items() if k != "config.json"}
-    inputs = {k: v["manifest_sha256"] for k, v in manifest["inputs"].items()}
-    return config, files, inputs, manifest["facts"], manifest["metrics"], manifest["seed"]
-
-
-def without_hashes(found: Any) -> Any:
-    """An ``outcome`` with the names of the files alone."""
-    config, files, *rest = found
-    return config, sorted(files), *rest
-
-
-def cut_before(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> None:
-    """Cut off before the ``call``-th call of a function from now on."""
-    real, count = getattr(owner, name), 0
-
-    def counted(*args: Any, **named: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == call:
-            raise Cut
-        return real(*args, **named)
-
-    monkeypatch.setattr(owner, name, counted)
 
 
 PLACES: dict[str, tuple[Any, str, int]] = {
