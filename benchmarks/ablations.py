@@ -17,22 +17,28 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from generative.starts import Informed
 
 ROOT = Path(__file__).resolve().parent.parent
 WHOLE = "whole"
 # What is changed, in flags of train_gen_model.py; of a part that the preset leaves out it is what puts it in.
 PARTS = {
     WHOLE: (),
-    "without branches": ("--branch_share", "0"),
-    "without feedback": ("--feedback", "1", "--feedback_shares", "1"),
-    "without the inverse head": ("--inverse_weight", "0"),
-    "without noise on what it is shown": ("--noise_std", "0"),
-    "without costs of motion": ("--motion_weight", "0", "--whole_weight", "0"),
-    "without a memory beyond two frames (d of one channel)": ("--deterministic_size", "64"),
-    "with pixel weights by saliency": ("--decisive_share", "0.5"),
     "with agent terms in the last quarter": ("--agent_from", "0.75"),
-}
+    "without the last frames' pixels (layout grid)": ("--layout", "grid"),
+    "without alignment (nothing moves by more than a pixel)": (
+        "--reach_rows", "0", "--reach_columns", "0", "--motion_weight", "0", "--whole_weight", "0"),
+    "without a memory beyond two frames (d of one channel)": ("--deterministic_size", "64"),
+    "without feedback": ("--feedback", "1", "--feedback_shares", "1"),
+    "without branches": ("--branch_share", "0"),
+    "without the inverse head": ("--inverse_weight", "0"),
+    "with pixel weights by saliency": ("--decisive_share", "0.5"),
+}  # fmt: skip
+# The whole one again, begun otherwise (--start_from of validation.fidelity): that takes no training.
+BEGUN: dict[str, Informed] = {"begun with the frame and the state that it infers": "inferred"}
 HORIZONS = (1, 4, 8)
 SHORT, LONG = 16, 48  # updates of the two trainings by which an update's CPU time is measured
 
@@ -72,6 +78,8 @@ def train_all(args: argparse.Namespace) -> None:
     for seed in range(1, args.seeds + 1):
         for part in (WHOLE, *args.parts):
             out = place(args.out, part, seed)
+            if out.with_suffix(".json").exists():
+                continue
             if not (out / "manifest.json").exists():
                 flags = (*PARTS[part], *args.more)
                 updates, said = args.updates, ""
@@ -80,11 +88,17 @@ def train_all(args: argparse.Namespace) -> None:
                     updates, said = max(LONG, round(60 * args.minutes / cpu)), f" of {cpu:.2f} CPU s"
                 print(f"{part}, seed {seed}: {updates} updates{said}", file=sys.stderr, flush=True)
                 trained(args, out, updates, flags, seed)
-            if not (out.with_suffix(".json")).exists():
-                code = "import sys; from benchmarks.ablations import measure; measure(*sys.argv[1:])"
-                words = (out, args.held_out, args.windows, out.with_suffix(".json"), part, seed)
-                measured = subprocess.run([sys.executable, "-c", code, *map(str, words)], cwd=ROOT, env=environment())
-                measured.check_returncode()
+            measured(args, out, part, seed, None)
+            for name, start in BEGUN.items() if part == WHOLE else ():
+                measured(args, out, name, seed, start)
+
+
+def measured(args: argparse.Namespace, simulator: Path, part: str, seed: int, start: Informed | None) -> None:
+    """Measure one simulator, in a process of its own."""
+    code = "import sys; from benchmarks.ablations import measure; measure(*sys.argv[1:])"
+    to = place(args.out, part, seed).with_suffix(".json")
+    words = (simulator, args.held_out, args.windows, to, part, seed, *filter(None, [start]))
+    subprocess.run([sys.executable, "-c", code, *map(str, words)], cwd=ROOT, env=environment(), check=True)
 
 
 def environment() -> dict[str, str]:
@@ -111,8 +125,11 @@ def update_time(args: argparse.Namespace, flags: Sequence[str]) -> float:
     return max(1e-3, (long - short) / (LONG - SHORT))
 
 
-def measure(simulator: str, held_out: str, windows: str, to: str, part: str, seed: str) -> None:
-    """Write what a simulator does on the held-out windows, window by window."""
+def measure(
+    simulator: str, held_out: str, windows: str, to: str, part: str, seed: str, start: Informed | None = None
+) -> None:
+    """Write what a simulator does on the held-out windows, window by window; start: how it begins, None: as its kind
+    does."""
     import numpy as np
 
     from core import artefacts
@@ -125,7 +142,7 @@ def measure(simulator: str, held_out: str, windows: str, to: str, part: str, see
     with RolloutStore(Path(held_out)) as store:
         least = found.world.initial_frames + 1
         starts = choose_starts(store, least, int(windows), np.random.default_rng(0))
-        p = pair(found, store, starts, max(HORIZONS), batch=32, start_from=informed_by(found.world, None))
+        p = pair(found, store, starts, max(HORIZONS), batch=32, start_from=informed_by(found.world, start))
     k = list(HORIZONS)
     apart = ((p.free.h - p.real.h)[:, k] ** 2).sum(-1)
     values = {
@@ -158,6 +175,8 @@ def differences(whole: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str,
             seen_W = np.array(whole[0]["seen"])[:, i]
             mean_SR = []
             for run in (*whole, *other):
+                if run["episode"] != whole[0]["episode"] or run["seen"] != whole[0]["seen"]:
+                    raise SystemExit(f"{run['part']}, seed {run['seed']}: measured on other windows than the rest")
                 value_W = np.array(run["values"][key], np.float64)[:, i]
                 mean_R = weight_RW[:, seen_W] @ value_W[seen_W] / weight_RW[:, seen_W].sum(1)
                 mean_SR.append(-10 * np.log10(mean_R) if key == "squared error" else mean_R)

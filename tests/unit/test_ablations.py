@@ -64,3 +64,12 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "alone").mkdir()
     with pytest.raises(SystemExit, match="no measures of the whole preset"):
         main(["table", str(tmp_path / "alone")])
+
+
+def test_measures_on_other_windows_are_refused(tmp_path: Path) -> None:
+    whole, other = measured(1, WHOLE), measured(1, list(PARTS)[1])
+    other["episode"] = list(reversed(whole["episode"]))  # type: ignore[call-overload]
+    for name, run in ((WHOLE, whole), ("other", other)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(run))
+    with pytest.raises(SystemExit, match=f"{list(PARTS)[1].split(' (')[0]}.*other windows"):
+        markdown(tmp_path)
