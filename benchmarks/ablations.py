@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from generative.starts import Informed
 
 ROOT = Path(__file__).resolve().parent.parent
-WHOLE = "whole"
+WHOLE, GRID = "whole", "without pixels of the last frames (layout grid)"
 # What is changed, in flags of train_gen_model.py; of a part that the preset leaves out it is what puts it in.
 PARTS = {
     WHOLE: (),
-    "with agent terms in the last quarter": ("--agent_from", "0.75"),
-    "without the last frames' pixels (layout grid)": ("--layout", "grid"),
+    "with agent terms in the last quarter (hidden 20, feature 40, at most a tenth of the image's)": (
+        "--agent_from", "0.75", "--hidden_weight", "20", "--feature_weight", "40"),
+    GRID: ("--layout", "grid"),
     "without alignment (nothing moves by more than a pixel)": (
         "--reach_rows", "0", "--reach_columns", "0", "--motion_weight", "0", "--whole_weight", "0"),
     "without a memory beyond two frames (d of one channel)": ("--deterministic_size", "64"),
@@ -37,8 +38,11 @@ PARTS = {
     "without the inverse head": ("--inverse_weight", "0"),
     "with pixel weights by saliency": ("--decisive_share", "0.5"),
 }  # fmt: skip
-# The whole one again, begun otherwise (--start_from of validation.fidelity): that takes no training.
-BEGUN: dict[str, Informed] = {"begun with the frame and the state that it infers": "inferred"}
+# These once more, begun otherwise than their kind does (--start_from of validation.fidelity): that takes no training.
+BEGUN: dict[str, tuple[str, Informed]] = {
+    WHOLE: ("begun with the frame and the state that it infers", "inferred"),
+    GRID: ("the same begun with those that were recorded", "recorded"),
+}
 HORIZONS = (1, 4, 8)
 SHORT, LONG = 16, 48  # updates of the two trainings by which an update's CPU time is measured
 
@@ -88,9 +92,10 @@ def train_all(args: argparse.Namespace) -> None:
                     updates, said = max(LONG, round(60 * args.minutes / cpu)), f" of {cpu:.2f} CPU s"
                 print(f"{part}, seed {seed}: {updates} updates{said}", file=sys.stderr, flush=True)
                 trained(args, out, updates, flags, seed)
-            measured(args, out, part, seed, None)
-            for name, start in BEGUN.items() if part == WHOLE else ():
+            if part in BEGUN:
+                name, start = BEGUN[part]
                 measured(args, out, name, seed, start)
+            measured(args, out, part, seed, None)  # the last: it says that the part is done
 
 
 def measured(args: argparse.Namespace, simulator: Path, part: str, seed: int, start: Informed | None) -> None:
@@ -154,43 +159,66 @@ def measure(
     data = {"part": part, "seed": int(seed), "episode": p.episode.tolist(), "seen": p.seen[:, k].tolist(),
             "training_s": artefacts.read_manifest(Path(simulator))["wall_s"],
             "updates": artefacts.read_manifest(Path(simulator))["metrics"]["updates"]["value"],
-            "values": {name: x.tolist() for name, x in values.items()}}  # fmt: skip
+            "values": {name: [[rounded(v) for v in row] for row in x] for name, x in values.items()}}  # fmt: skip
     artefacts.write_json(Path(to), data)
 
 
-def differences(whole: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], Any]:
+def rounded(x: float) -> float:
+    """To six figures, so that the file is small enough for a repository."""
+    return float(f"{x:.6g}")
+
+
+Measured = dict[tuple[str, int], tuple[float, float, float, list[float]]]
+
+
+def differences(whole: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Measured:
     """{(measure, horizon): (difference from the whole, low, high, that of each seed)}, over held-out episodes.  PSNR is
     that of the mean squared error, so that its difference is the logarithm of a ratio."""
+    means = over_episodes([*whole, *other])
+    return summarised({of: mean_SR[len(whole) :] - mean_SR[: len(whole)] for of, mean_SR in means.items()})
+
+
+def over_episodes(runs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], Any]:
+    """{(measure, horizon): float64 [run, 1 + blocks of episodes left out]}: a measure's mean, all episodes first."""
     import numpy as np
 
-    from core.stats import jackknifed, left_out
+    from core.stats import left_out
 
-    rng = np.random.default_rng(0)
-    episode, of_W = np.unique(whole[0]["episode"], return_inverse=True)
-    weight_RW = left_out(len(episode), rng)[:, of_W]
+    for run in runs:
+        if run["episode"] != runs[0]["episode"] or run["seen"] != runs[0]["seen"]:
+            raise SystemExit(f"{run['part']}, seed {run['seed']}: measured on other windows than the rest")
+    episode, of_W = np.unique(runs[0]["episode"], return_inverse=True)
+    weight_RW = left_out(len(episode), np.random.default_rng(0))[:, of_W]
     out: dict[tuple[str, int], Any] = {}
     for name in ("PSNR, dB", "SSIM", "same action", "hidden-state error"):
         key = {"PSNR, dB": "squared error", "SSIM": "similarity", "hidden-state error": "hidden error"}.get(name, name)
         for i, k in enumerate(HORIZONS):
-            seen_W = np.array(whole[0]["seen"])[:, i]
-            mean_SR = []
-            for run in (*whole, *other):
-                if run["episode"] != whole[0]["episode"] or run["seen"] != whole[0]["seen"]:
-                    raise SystemExit(f"{run['part']}, seed {run['seed']}: measured on other windows than the rest")
-                value_W = np.array(run["values"][key], np.float64)[:, i]
-                mean_R = weight_RW[:, seen_W] @ value_W[seen_W] / weight_RW[:, seen_W].sum(1)
-                mean_SR.append(-10 * np.log10(mean_R) if key == "squared error" else mean_R)
-            each_SR = np.array(mean_SR[len(whole) :]) - np.array(mean_SR[: len(whole)])
-            value, low, high = jackknifed(each_SR.mean(0), rng=rng)
-            out[name, k] = (float(value), float(low), float(high), each_SR[:, 0].tolist())
+            seen_W = np.array(runs[0]["seen"])[:, i]
+            value_SW = np.array([np.array(run["values"][key], np.float64)[seen_W, i] for run in runs])
+            mean_SR = value_SW @ weight_RW[:, seen_W].T / weight_RW[:, seen_W].sum(1)
+            out[name, k] = -10 * np.log10(mean_SR) if key == "squared error" else mean_SR
     return out
+
+
+def summarised(means: Mapping[tuple[str, int], Any]) -> Measured:
+    """The mean over runs with its 95 % interval, and each run's."""
+    import numpy as np
+
+    from core.stats import jackknifed
+
+    found = {}
+    for of, mean_SR in means.items():
+        value, low, high = jackknifed(mean_SR.mean(0), rng=np.random.default_rng(0))
+        found[of] = (float(value), float(low), float(high), mean_SR[:, 0].tolist())
+    return found
 
 
 def markdown(out: Path) -> str:
     """The table of what is in a directory."""
     runs: dict[str, list[dict[str, Any]]] = {}
-    for file in sorted(out.glob("*.json")):
-        run = json.loads(file.read_text())
+    order = [name for part in PARTS for name in (part, *BEGUN.get(part, ())[:1])]
+    found = [json.loads(file.read_text()) for file in sorted(out.glob("*.json"))]
+    for run in sorted(found, key=lambda run: order.index(run["part"]) if run["part"] in order else len(order)):
         runs.setdefault(run["part"], []).append(run)
     if WHOLE not in runs:
         raise SystemExit(f"{out} has no measures of the whole preset; benchmarks.ablations run makes them")
@@ -200,22 +228,22 @@ def markdown(out: Path) -> str:
     lines = ["| | updates | " + " | ".join(f"{name} at {k}" for name, k in columns) + " |",
              "|---|---|" + "---|" * len(columns)]  # fmt: skip
     for part, some in runs.items():
-        if part == WHOLE:
-            continue
         pairs = [(seeds[run["seed"]], run) for run in some if run["seed"] in seeds]
         if not pairs:
             continue
-        found = differences(*zip(*pairs, strict=True))
+        itself = part == WHOLE
+        row = summarised(over_episodes(some)) if itself else differences(*zip(*pairs, strict=True))
         cells = []
         for column in columns:
-            value, low, high, each = found[column]
-            cells.append(f"{value:+.3f} [{low:+.3f}, {high:+.3f}] ({', '.join(f'{x:+.3f}' for x in each)})")
-        lines.append(f"| {part} | {', '.join(str(run['updates']) for run in some)} | {' | '.join(cells)} |")
+            value, low, high, each = row[column]
+            form = ("" if itself else "+") + (".2f" if "dB" in column[0] else ".3f")
+            seeds_said = f" ({', '.join(format(x, form) for x in each)})" if len(each) > 1 else ""
+            cells.append(f"{value:{form}} [{low:{form}}, {high:{form}}]{seeds_said}")
+        lines.append(f"| {part} | {', '.join(format(run['updates'], '.0f') for run in some)} | {' | '.join(cells)} |")
     n = len(set(runs[WHOLE][0]["episode"]))
     lines.append("")
-    updates = ", ".join(str(run["updates"]) for run in runs[WHOLE])
-    lines.append(f"Each less the whole preset ({updates} updates; seeds {', '.join(map(str, seeds))}); 95 % intervals "
-                 f"over {n} held-out episodes, of the mean over seeds; in brackets every seed.")  # fmt: skip
+    lines.append(f"Below the whole preset what each is less it (seeds {', '.join(map(str, seeds))}); 95 % intervals "
+                 f"over {n} held-out episodes, of the mean over seeds; in brackets every seed of several.")  # fmt: skip
     return "\n".join(lines)
 
 

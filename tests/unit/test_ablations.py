@@ -60,7 +60,13 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["table", str(tmp_path)])
     said = capsys.readouterr().out
     assert said.strip() == markdown(tmp_path).strip()
-    assert said.count("\n| ") == 1 and f"| {part} | 100, 100" in said and "seeds 1, 2" in said and "over 40" in said
+    assert (
+        said.count("\n| ") == 2
+        and "| whole | 100, 100 | " in said
+        and f"| {part} | 100, 100" in said
+        and "seeds 1, 2" in said
+        and "over 40" in said
+    )
     (tmp_path / "alone").mkdir()
     with pytest.raises(SystemExit, match="no measures of the whole preset"):
         main(["table", str(tmp_path / "alone")])
@@ -73,3 +79,8 @@ def test_measures_on_other_windows_are_refused(tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_text(json.dumps(run))
     with pytest.raises(SystemExit, match=f"{list(PARTS)[1].split(' (')[0]}.*other windows"):
         markdown(tmp_path)
+
+
+def test_the_page_has_the_table_of_what_is_measured() -> None:
+    here = Path(__file__).resolve().parents[2] / "benchmarks"
+    assert markdown(here / "measured" / "ablations") in (here / "ablations.md").read_text()
