@@ -436,9 +436,17 @@ def resumed(path: Path, stage: str, config: Any, inputs: Mapping[str, Path]) -> 
         run.finish()
     except BaseException as error:
         lock.release(path)
-        if isinstance(error, OSError) and (said := refused(error, path)) is not None:
+        if (said := _users_part(error, path)) is not None:
             raise said from error
         raise
+
+
+def _users_part(error: BaseException, path: Path) -> UserError | None:
+    """What a user is told of an error while the run in ``path`` was written: what the system refuses, or that the
+    directory is gone; None for other errors."""
+    if isinstance(error, FileNotFoundError) and not path.is_dir():
+        return UserError(f"{path} was moved or removed while this run wrote it; start it again")
+    return refused(error, path) if isinstance(error, OSError) else None
 
 
 def settle(path: Path) -> None:
@@ -472,7 +480,7 @@ def new_run(
         if (run.path / MANIFEST).exists():  # it is whole; only what it replaced may still be there
             lock.release(run.path)
             raise
-        said = refused(error, run.path) if isinstance(error, OSError) else None
+        said = _users_part(error, run.path)
         untouched = not run.path.is_dir() or {p.name for p in run.path.iterdir()} <= {"config.json", ".lock"}
         nobody_s_fault = isinstance(said or error, UserError) or not isinstance(error, Exception)
         if run.replaced is not None or (untouched and nobody_s_fault):

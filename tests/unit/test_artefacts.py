@@ -227,6 +227,21 @@ def test_a_failing_block_leaves_a_half_written_directory(tmp_path: Path) -> None
         read_manifest(tmp_path / "r")
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_directory_that_is_removed_under_a_run_is_one_line(again: bool, tmp_path: Path) -> None:
+    """The run may be new, or gone on with."""
+    out = tmp_path / "run"
+    if again:
+        with pytest.raises(ZeroDivisionError), artefacts.new_run(out, "stage", {}) as run:
+            (run.path / "file").write_text("")
+            raise ZeroDivisionError
+    opened = artefacts.resumed(out, "stage", {}, {}) if again else artefacts.new_run(out, "stage", {})
+    with pytest.raises(UserError, match="was moved or removed while this run wrote it; start it again"), opened as run:
+        shutil.rmtree(out)
+        artefacts.write_json(run.path / "file.json", {})
+    assert not out.exists()
+
+
 def test_another_schema_is_refused(runs: Path) -> None:
     manifest = json.loads((runs / "agent" / MANIFEST).read_text())
     write_json(runs / "agent" / MANIFEST, {**manifest, "schema": 99})
