@@ -21,7 +21,7 @@ from generative.simulator import as_module, load_simulator
 from generative.starts import begin_at
 
 BUNDLES = Path(__file__).resolve().parents[2] / "bundles"
-SHIPPED = [BUNDLES / "coinrun-robust", BUNDLES / "coinrun-context"]
+SHIPPED = [BUNDLES / name for name in ("coinrun-robust", "coinrun-context", "fruitbot")]
 
 
 def test_a_bundle_holds_the_same_agent_and_a_rounded_simulator(pipeline: Path, tmp_path: Path) -> None:
@@ -119,8 +119,9 @@ def test_a_shipped_bundle_is_whole_around_its_agent_and_within_its_size(shipped:
     assert sum(p.stat().st_size for p in shipped.rglob("*") if p.is_file()) <= 25e6
 
 
-def test_the_context_world_that_is_shipped_foretells_a_step_of_the_real_game_better_than_a_held_frame() -> None:
-    simulator = load_simulator(SHIPPED[0] / "simulator")
+@pytest.mark.parametrize("shipped", ["coinrun-robust", "fruitbot"])
+def test_a_shipped_context_world_foretells_a_step_of_the_real_game_better_than_a_held_frame(shipped: str) -> None:
+    simulator = load_simulator(BUNDLES / shipped / "simulator")
     world, rng = simulator.world, np.random.default_rng(0)
     env = make(simulator.agent.spec, 16, threads=1, split="held_out")
     shown = [env.reset(0).obs["frames"]]
@@ -188,3 +189,41 @@ def test_what_the_robust_agents_card_says_of_the_simulator_is_in_its_table() -> 
     for horizon, said in ((1, ".031"), (4, ".093"), (8, ".139"), (32, ".390")):
         row = rows["value_error", str(horizon)]
         assert f"{float(row['simulated']):.3f}" == f"0{said}" and said in card
+
+
+FRUITBOT = BUNDLES / "fruitbot"
+
+
+def test_the_fruitbot_agent_is_whole_and_what_its_card_says() -> None:
+    assert artefacts.verify(FRUITBOT / "evaluation") == []
+    for text in FRUITBOT.rglob("*.json"):
+        assert '"/' not in text.read_text(), text
+    card, stored = (FRUITBOT / "README.md").read_text(), artefacts.Result.load(FRUITBOT / "evaluation").scalars
+    mean = stored["return_mean"]
+    assert (
+        "{:.1f} [{:.1f}, {:.1f}]".format(mean["value"], *mean["interval"]) in card and f"{mean['n']} episodes" in card
+    )
+    for way in ("shift_horizontal", "shift_vertical", "blur"):
+        same = stored[f"same_choice_{way}"]
+        assert _told(same["value"], *same["interval"]) in card, way
+
+
+def test_what_the_fruitbot_card_says_of_the_simulator_is_in_its_table() -> None:
+    """Every value with its interval, in the decimals in which the card gives it."""
+    card = (FRUITBOT / "README.md").read_text()
+    with (FRUITBOT / "fidelity.csv").open() as file:
+        rows = {(r["measure"], r["horizon"]): r for r in csv.DictReader(file)}
+    told = {
+        2: [("action_agreement_in_effect", 1), ("action_agreement_in_effect", 8), ("action_kappa_in_effect", 1),
+            ("action_kappa_in_effect", 8), ("h_error", 1), ("h_error", 4), ("counterfactual_top1", 8),
+            ("effect_sign_action", 1), ("effect_sign_action", 4), ("effect_sign_value", 1), ("effect_sign_value", 4),
+            ("reward_average_precision", ""), ("terminal_average_precision", ""), ("dreams_alive", 32),
+            ("policy_dependence", 8), ("h_classifier", ""), ("ranking_spearman", 64)],
+        3: [("value_error", k) for k in (1, 4, 8, 32)] + [("frame_ssim", 1)],
+        1: [("frame_psnr", k) for k in (1, 4, 8, 32)] + [("delta_psnr", 4)],
+    }  # fmt: skip
+    for digits, cells in told.items():
+        for measure, horizon in cells:
+            row = rows[measure, str(horizon)]
+            value, low, high = (f"{float(row[k]):.{digits}f}".removeprefix("0") for k in ("simulated", "low", "high"))
+            assert f"{value} [{low}, {high}]" in card, (measure, horizon)
