@@ -156,9 +156,9 @@ def measure(
         "same action": (p.free.logits.argmax(-1) == p.real.logits.argmax(-1))[:, k].astype(float),
         "hidden error": apart / p.real.h[p.seen].var(0).sum(),
     }
+    training = artefacts.read_manifest(Path(simulator))
     data = {"part": part, "seed": int(seed), "episode": p.episode.tolist(), "seen": p.seen[:, k].tolist(),
-            "training_s": artefacts.read_manifest(Path(simulator))["wall_s"],
-            "updates": artefacts.read_manifest(Path(simulator))["metrics"]["updates"]["value"],
+            "training_s": training["wall_s"], "updates": training["metrics"]["updates"]["value"],
             "values": {name: [[rounded(v) for v in row] for row in x] for name, x in values.items()}}  # fmt: skip
     artefacts.write_json(Path(to), data)
 

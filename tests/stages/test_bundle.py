@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -147,26 +149,43 @@ def test_the_robust_agent_is_whole_small_and_what_its_card_says() -> None:
     assert artefacts.verify(ROBUST / "evaluation") == []  # and the agent that it is of
     assert artefacts.read_manifest(ROBUST / "agent")["facts"]["training"]["metrics"]["steps"]["value"] == 3_997_696
     assert all(torch.equal(w, w.half().float()) for w in load_agent(ROBUST / "agent").state_dict().values())
-    for text in ROBUST.rglob("*.json"):
-        assert '"/' not in text.read_text(), text  # no path of a machine
+    _no_path_of_a_machine(ROBUST)
     card, page = (ROBUST / "README.md").read_text(), (BUNDLES.parent / "docs" / "simulator.md").read_text()
     stored = artefacts.Result.load(ROBUST / "evaluation").scalars
     low, high = stored["return_mean"]["interval"]
     said = f"{stored['return_mean']['value']:.2f} [{low:.2f}, {high:.2f}]"
     assert said in card and said in page and stored["return_mean"]["n"] == 1024
+    _same_choices_are_told(card, stored)
+
+
+def _told(value: float, low: float, high: float, digits: int = 2) -> str:
+    return "{} [{}, {}]".format(*(f"{x:.{digits}f}".removeprefix("0") for x in (value, low, high)))
+
+
+def _no_path_of_a_machine(bundle: Path) -> None:
+    for text in bundle.rglob("*.json"):
+        assert '"/' not in text.read_text(), text
+
+
+def _same_choices_are_told(card: str, stored: Mapping[str, Any]) -> None:
     for way in ("shift_horizontal", "shift_vertical", "blur"):
         same = stored[f"same_choice_{way}"]
         assert _told(same["value"], *same["interval"]) in card, way
 
 
-def _told(value: float, low: float, high: float) -> str:
-    return "{} [{}, {}]".format(*(f"{x:.2f}".removeprefix("0") for x in (value, low, high)))
+def _fidelity(bundle: Path) -> dict[tuple[str, str], dict[str, str]]:
+    with (bundle / "fidelity.csv").open() as file:
+        return {(r["measure"], r["horizon"]): r for r in csv.DictReader(file)}
+
+
+def _row_told(row: Mapping[str, str], digits: int = 2) -> str:
+    value, low, high = (float(row[k]) for k in ("simulated", "low", "high"))
+    return _told(value, low, high, digits)
 
 
 def test_what_the_robust_agents_card_says_of_the_simulator_is_in_its_table() -> None:
     card = (ROBUST / "README.md").read_text()
-    with (ROBUST / "fidelity.csv").open() as file:
-        rows = {(r["measure"], r["horizon"]): r for r in csv.DictReader(file)}
+    rows = _fidelity(ROBUST)
     for measure, horizon in (
         ("action_agreement", 1), ("action_agreement", 8), ("h_error", 1), ("h_error", 4), ("dreams_alive", 32),
         ("effect_sign_action", 1), ("effect_sign_action", 4), ("counterfactual_top1", 8), ("h_classifier", ""),
@@ -174,17 +193,14 @@ def test_what_the_robust_agents_card_says_of_the_simulator_is_in_its_table() -> 
         ("action_kappa", 1), ("action_kappa", 8), ("judge_agreement", 1), ("judge_agreement", 8),
         ("reward_average_precision", ""), ("terminal_average_precision", ""),
     ):  # fmt: skip
-        row = rows[measure, str(horizon)]
-        value, low, high = (float(row[k]) for k in ("simulated", "low", "high"))
-        assert _told(value, low, high) in card, measure
+        assert _row_told(rows[measure, str(horizon)]) in card, measure
     for horizon, said in (
         (1, "26.5 [25.9, 27.2]"),
         (4, "20.7 [19.1, 21.8]"),
         (8, "17.6 [16.4, 18.7]"),
         (32, "11.2 [10.3, 12.0]"),
     ):
-        row = rows["frame_psnr", str(horizon)]
-        assert said == "{:.1f} [{:.1f}, {:.1f}]".format(*(float(row[k]) for k in ("simulated", "low", "high")))
+        assert said == _row_told(rows["frame_psnr", str(horizon)], 1)
         assert said in card
     for horizon, said in ((1, ".031"), (4, ".093"), (8, ".139"), (32, ".390")):
         row = rows["value_error", str(horizon)]
@@ -196,23 +212,17 @@ FRUITBOT = BUNDLES / "fruitbot"
 
 def test_the_fruitbot_agent_is_whole_and_what_its_card_says() -> None:
     assert artefacts.verify(FRUITBOT / "evaluation") == []
-    for text in FRUITBOT.rglob("*.json"):
-        assert '"/' not in text.read_text(), text
+    _no_path_of_a_machine(FRUITBOT)
     card, stored = (FRUITBOT / "README.md").read_text(), artefacts.Result.load(FRUITBOT / "evaluation").scalars
     mean = stored["return_mean"]
-    assert (
-        "{:.1f} [{:.1f}, {:.1f}]".format(mean["value"], *mean["interval"]) in card and f"{mean['n']} episodes" in card
-    )
-    for way in ("shift_horizontal", "shift_vertical", "blur"):
-        same = stored[f"same_choice_{way}"]
-        assert _told(same["value"], *same["interval"]) in card, way
+    assert _told(mean["value"], *mean["interval"], 1) in card and f"{mean['n']} episodes" in card
+    _same_choices_are_told(card, stored)
 
 
 def test_what_the_fruitbot_card_says_of_the_simulator_is_in_its_table() -> None:
     """Every value with its interval, in the decimals in which the card gives it."""
     card = (FRUITBOT / "README.md").read_text()
-    with (FRUITBOT / "fidelity.csv").open() as file:
-        rows = {(r["measure"], r["horizon"]): r for r in csv.DictReader(file)}
+    rows = _fidelity(FRUITBOT)
     told = {
         2: [("action_agreement_in_effect", 1), ("action_agreement_in_effect", 8), ("action_kappa_in_effect", 1),
             ("action_kappa_in_effect", 8), ("h_error", 1), ("h_error", 4), ("counterfactual_top1", 8),
@@ -224,6 +234,4 @@ def test_what_the_fruitbot_card_says_of_the_simulator_is_in_its_table() -> None:
     }  # fmt: skip
     for digits, cells in told.items():
         for measure, horizon in cells:
-            row = rows[measure, str(horizon)]
-            value, low, high = (f"{float(row[k]):.{digits}f}".removeprefix("0") for k in ("simulated", "low", "high"))
-            assert f"{value} [{low}, {high}]" in card, (measure, horizon)
+            assert _row_told(rows[measure, str(horizon)], digits) in card, (measure, horizon)
