@@ -19,6 +19,7 @@ from validation.interventions.statistics import Controls
 from validation.interventions.tables import Picked
 
 CHANGE = Hypothesis("shift", "ica", (0,), (2.0,))
+STARTS = 256  # of fewer nothing says that there is no effect
 OPTIONS = StudyOptions(starts=40, horizon=4, controls=39, latest_start=8)
 
 
@@ -27,13 +28,13 @@ def judged(
 ) -> dict[str, Any]:
     """The row of an effect on value@4, in spreads, whose controls have ``null`` and unaltered twins differ."""
     rng = np.random.default_rng(0)
-    unaltered = rng.standard_normal(40)
+    unaltered = rng.standard_normal(STARTS)
     unaltered /= unaltered.std()
-    own = (effect + 0.1 * rng.standard_normal(40))[None]
-    controls = Controls({"value@4": null * rng.standard_normal((78, 40))}, np.repeat([0, 1], 39), {})
+    own = (effect + 0.1 * rng.standard_normal(STARTS))[None]
+    controls = Controls({"value@4": null * rng.standard_normal((78, STARTS))}, np.repeat([0, 1], 39), {})
     (row,) = table_of(
-        [change], {"value@4": unaltered}, {"value@4": own}, {"value@4": np.full((1, 40), memory)},
-        {"value@4": np.full(40, twins)}, np.arange(40), {change: controls}, (), OPTIONS, rng,
+        [change], {"value@4": unaltered}, {"value@4": own}, {"value@4": np.full((1, STARTS), memory)},
+        {"value@4": np.full(STARTS, twins)}, np.arange(STARTS), {change: controls}, (), OPTIONS, rng,
     )  # fmt: skip
     return row
 
@@ -86,15 +87,13 @@ def test_a_claim_that_says_what_its_quantity_becomes_is_held_to_it(
     """What is foretold at a start is that number less what the quantity is there unaltered."""
     change = replace(CHANGE, on="value", says=says)
     rng = np.random.default_rng(0)
-    unaltered = rng.standard_normal(40)
-    unaltered *= 0.05 / unaltered.std()  # hardly varies, so that its spread is made large by two starts
-    unaltered[:2] = [4.0, -4.0]
-    unaltered /= unaltered.std()
-    own = (effect + 0.1 * rng.standard_normal(40))[None]
-    controls = Controls({"value@4": 0.2 * rng.standard_normal((78, 40))}, np.repeat([0, 1], 39), {})
+    unaltered = np.where(np.arange(STARTS) % 2, 1.0, -1.0)
+    own = (effect + 0.1 * rng.standard_normal(STARTS))[None]
+    controls = Controls({"value@4": 0.2 * rng.standard_normal((78, STARTS))}, np.repeat([0, 1], 39), {})
+    nothing = np.zeros((1, STARTS))
     (row,) = table_of(
-        [change], {"value@4": unaltered}, {"value@4": own}, {"value@4": np.zeros((1, 40))}, {"value@4": np.zeros(40)},
-        np.arange(40), {change: controls}, (), OPTIONS, rng,
+        [change], {"value@4": unaltered}, {"value@4": own}, {"value@4": nothing}, {"value@4": nothing[0]},
+        np.arange(STARTS), {change: controls}, (), OPTIONS, rng,
     )  # fmt: skip
     assert row["foretold"] == pytest.approx(float((says - unaltered).mean()))
     (claim,) = claims_of([row], [Picked([(change, "value@4")], "one direction")], True)

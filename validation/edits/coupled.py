@@ -35,7 +35,7 @@ from validation.edits.course import EditedWorld, Run
 from validation.hypotheses.changes import Redirect
 from validation.hypotheses.frames import own_frame, recorded_frames
 from validation.interventions import verdicts
-from validation.interventions.statistics import rank_p, spread_of
+from validation.interventions.statistics import rank_p, reach_of, spread_of
 from validation.interventions.verdicts import ALPHA, DRAWS, NO, OPEN, YES
 from validation.paired.course import Actions, Measures, in_words, policy_of, quantities, unit_of
 
@@ -101,7 +101,8 @@ def tried(
         changes: list[Intervention] = [back, *(Redirect(back, basis, own, frame) for frame in frames)]
         runs = (world.course(edits, intervene=(AtSteps(some, 0, 1),)) for some in changes)
         left = [_seen(run, actions, basis) for run in runs]
-        moved = _mean((whole[COORDINATES] - plain[COORDINATES])[here, 0, source], rng)
+        before_N, after_N = (some[COORDINATES][here, 0, source] for some in (plain, whole))
+        moved = _mean(after_N - before_N, reach_of(basis.names[source], before_N, after_N - before_N), rng)
         asked: list[tuple[str, Edge | None]] = [(q, None) for q in plain if q != COORDINATES]
         asked += [(f"{basis.names[e.target]}@{e.lag}", e) for e in edges if e.source == source]
         for q, edge in asked:
@@ -119,7 +120,8 @@ def tried(
                         "J": edge.effect}  # fmt: skip
             row["moved_by_edit"] = float(edited_N.mean() * unit)
             least = SHARES if q.startswith("policy") else smallest
-            out.append(Tried(row, moved, _mean(restored_RN[0], rng), restored_RN[1:].mean(1), unit, least))
+            restored = _mean(restored_RN[0], edited_N.max(), rng)  # more than what was moved cannot be set back
+            out.append(Tried(row, moved, restored, restored_RN[1:].mean(1), unit, least))
     return out
 
 
@@ -141,9 +143,10 @@ def _apart(x: np.ndarray, base: np.ndarray) -> np.ndarray:
     return far if far.ndim == 1 else 0.5 * far.sum(1)
 
 
-def _mean(x_N: np.ndarray, rng: np.random.Generator) -> tuple[Estimate, Estimate, float]:
+def _mean(x_N: np.ndarray, reach: float, rng: np.random.Generator) -> tuple[Estimate, Estimate, float]:
+    """(95 %, 90 % with what was not met, p) of a mean change, which is ``reach`` at most."""
     found = means(x_N[:, None], rng=rng, draws=DRAWS)
-    return found.estimates()[0], found.estimates(0.90)[0], float(found.p()[0])
+    return found.estimates()[0], verdicts.not_met(found.estimates(0.90)[0], reach, 0.90), float(found.p()[0])
 
 
 def judged(some: Sequence[Tried], smallest: float) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ from validation.edits.course import AllElse, EditedWorld, Frames, Run, differs, 
 from validation.hypotheses.grammar import EditHypothesis
 from validation.interventions import verdicts
 from validation.interventions.options import claimed
-from validation.interventions.statistics import Sizes, spread_of, step_of
+from validation.interventions.statistics import Sizes, reach_of, spread_of, step_of
 from validation.interventions.verdicts import SMALLEST
 from validation.paired.course import Course, Measures, is_late, quantities, unit_of, with_claimed, with_named
 from validation.paired.simulated import SimulatedWorld
@@ -319,7 +319,9 @@ def _rows(
         m = of(seen["pixels"]) if way == "whole" and "pixels" in seen else np.full_like(s, np.nan)
         rivals = {"no change": np.zeros_like(s), "held frame": of(foretold["held frame"])} if told else {}
         step = np.array([step_of(q, plain[q][here], effects[q][here]) / size[q].unit for q in names])
-        tested = verdicts.test(verdicts.Sample(s, of(told) if told else np.zeros_like(s), m, rivals, step), rng)
+        reach = np.array([reach_of(q, plain[q][here], effects[q][here]) / size[q].unit for q in names])
+        f = of(told) if told else np.zeros_like(s)
+        tested = verdicts.test(verdicts.Sample(s, f, m, rivals, reach, step), rng)
         for j, q in enumerate(names):
             unit, e = size[q].unit, tested.seen[j]
             row: dict[str, Any] = {

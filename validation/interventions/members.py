@@ -7,8 +7,8 @@ world: where they foretell different things, at least one of them does not know 
 Per start: f_1, what the first member foretells; f_m, what another does.  A difference of interest is at least the
 smallest size of interest, and at least half of what the first foretells.
 
-agree           yes: the 90 % interval of the mean of f_m - f_1 lies inside that size for every m.  no: the 95 %
-                interval lies beyond it for some m.  Else open.
+agree           yes: the 90 % interval of the mean of f_m - f_1 lies inside that size for every m, starts that were not
+                met included (``verdicts.not_met``).  no: the 95 % interval lies beyond it for some m.  Else open.
 
 N starts (independent units), M members.
 """
@@ -23,7 +23,7 @@ import numpy as np
 from core.stats import Estimate, means
 from validation.hypotheses.grammar import Hypothesis
 from validation.interventions.statistics import Effects, about, changed_share
-from validation.interventions.verdicts import DRAWS, LEAST_STARTS, NO, OPEN, YES
+from validation.interventions.verdicts import DRAWS, LEAST_STARTS, NO, OPEN, YES, not_met
 
 SAID = {
     YES: "the members of the ensemble agree", NO: "the members of the ensemble disagree",
@@ -49,8 +49,10 @@ def agreement_of(foretold_NM: np.ndarray, smallest: float, rng: np.random.Genera
     if len(foretold_NM) >= LEAST_STARTS:
         if any(max(e.low, -e.high) > bound for e in wide[count:]):
             answer = NO
-        elif all(max(-e.low, e.high) < bound for e in narrow[count:]):
-            answer = YES
+        else:
+            reach = float(np.ptp(np.append(foretold_NM, 0.0)))
+            apart = [not_met(e, reach, 0.90) for e in narrow[count:]]
+            answer = YES if all(max(-e.low, e.high) < bound for e in apart) else OPEN
     return Members(answer, wide[:count])
 
 

@@ -210,8 +210,9 @@ def _sample(
     if h.through:
         memory[:] = np.nan  # the change itself takes one path
     step = np.array([step_of(q, effects.unaltered[q][here], effects.seen["own"][q][g][here]) for q in judged]) / unit
+    reach = np.array([reach_of(q, effects.unaltered[q][here], effects.seen["own"][q][g][here]) for q in judged]) / unit
     rivals = {k: of(v) for k, v in effects.rivals.items()}
-    return verdicts.Sample(of(effects.seen["own"]), of(effects.foretold["own"]), memory, rivals, step)
+    return verdicts.Sample(of(effects.seen["own"]), of(effects.foretold["own"]), memory, rivals, reach, step)
 
 
 def step_of(quantity: str, unaltered_N: np.ndarray, effect_N: np.ndarray) -> float:
@@ -221,6 +222,11 @@ def step_of(quantity: str, unaltered_N: np.ndarray, effect_N: np.ndarray) -> flo
         return 1.0
     levels = np.unique(np.concatenate([unaltered_N, unaltered_N + effect_N]).round(9))
     return float(levels[1] - levels[0]) if len(levels) == 2 else float("nan")
+
+
+def reach_of(quantity: str, unaltered_N: np.ndarray, effect_N: np.ndarray) -> float:
+    """The largest change that a quantity could show: its range over the starts, unaltered and altered; of a share 1."""
+    return 1.0 if is_share(quantity) else float(np.ptp(np.concatenate([unaltered_N, unaltered_N + effect_N])))
 
 
 def _means(
@@ -354,7 +360,7 @@ def _need(
     row |= {"share": count / len(asked), "low": low, "high": high, "prevented_or_caused": count}
     row["foretold"] = float(foretold.mean())
     nothing = {"no change": np.zeros_like(seen)[:, None]}
-    sample = verdicts.Sample(seen[:, None], foretold[:, None], seen[:, None], nothing, np.ones(1))
+    sample = verdicts.Sample(seen[:, None], foretold[:, None], seen[:, None], nothing, np.ones(1), np.ones(1))
     tested = verdicts.test(sample, rng)
     # Every start at which it was changed is a proof of one; the question is whether there are enough of them.
     row["p"] = float(bdtrc(count - 1, len(asked), smallest)) if count else 1.0

@@ -35,7 +35,8 @@ EFFECT_RUNS = 4  # of them for a configured one, where effects differ from episo
 CHOOSING: tuple[Kind, ...] = ("confounded", "linear", "gated", "null")  # worlds that random bases are tried in
 FORETOLD_IN: tuple[Kind, ...] = ("confounded", "mediated")  # worlds in which simulators are wrong
 CHOICES = 1  # random bases of every kind in each of their worlds
-CLAIM_STARTS = 64  # of a study of claims of a known shape, or of heavy tails
+CLAIM_STARTS = 64  # of a study of claims where tails are heavy
+SHAPE_STARTS = 384  # of claims of a known shape; half of them lie in a behaviour, and few cannot say "no effect"
 POWER_STARTS = 192  # of a study whose power is counted
 LEAN = 0.5  # mean of a fickle effect, in its own standard deviations, whose discovery is counted as power
 Job = tuple[Callable[..., Found], tuple[Any, ...]]
@@ -62,7 +63,7 @@ def jobs_of(config: PlantedConfig) -> list[Job]:
         jobs += [(accusation_job, (config.permutations, config.seed + s)) for s in range(config.seeds)]
     for seed in seeds[: max(1, config.repeats // 2)]:  # whole studies, several claims in each
         shapes = [shape for shape in SHAPES if shape.partition(",")[0] in config.worlds]
-        jobs += [(claims_job, (shape, CLAIM_STARTS, seed)) for shape in shapes]
+        jobs += [(claims_job, (shape, SHAPE_STARTS, seed)) for shape in shapes]
         told = [kind for kind in config.worlds if kind in FORETOLD_IN]
         jobs += [(foretelling_job, (kind, (None, *WRONG), seed)) for kind in told]
     for seed in seeds:
