@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 
-from validation.interventions.agreement import LEAST, agreement
+from validation.interventions.agreement import LEAST, agreement, exchanged
 
 
 def truth(m_P: np.ndarray, s_P: np.ndarray) -> tuple[float, float, float]:
@@ -59,3 +59,26 @@ def test_intervals_of_agreement_hold_what_it_is_without_noise(
     if starts >= 24:
         assert np.abs(np.nanmedian(values, 0)).max() < 0.05
         assert np.mean(plain) < -0.02  # noise hides agreement
+
+
+@pytest.mark.parametrize(("alike", "called"), [(0.0, (0, 6)), (0.9, (36, 40))])
+def test_predictions_are_held_against_those_of_other_changes(alike: float, called: tuple[int, int]) -> None:
+    """Intervals over starts exclude chance for predictions that have nothing to do with the effects, where points are
+    few; p of exchanged predictions does not."""
+    beyond, small = 0, 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        s_DQ = rng.standard_normal((6, 4))
+        m_DQ = alike * s_DQ + np.sqrt(1 - alike**2) * rng.standard_normal((6, 4))
+        m_DQN, s_DQN = (x[..., None] + rng.standard_normal((6, 4, 32)) for x in (m_DQ, s_DQ))
+        beyond += agreement(m_DQN.reshape(24, 32), s_DQN.reshape(24, 32), rng=rng).sign.low > 0.5
+        small += bool(exchanged(m_DQN, s_DQN, rng=rng)[0] <= 0.05)
+    assert called[0] <= small <= called[1]
+    assert beyond >= 8, "by intervals alone a fifth and more of unrelated predictions agree"
+
+
+def test_two_changes_say_little_and_one_nothing() -> None:
+    rng = np.random.default_rng(0)
+    s_DQN = rng.standard_normal((2, 5))[..., None] + 0.01 * rng.standard_normal((2, 5, 24))
+    assert exchanged(s_DQN, s_DQN, rng=rng).tolist() == [0.5, 0.5, 0.5]
+    assert np.isnan(exchanged(s_DQN[:1], s_DQN[:1], rng=rng)).all()

@@ -24,6 +24,7 @@ from core.stats import (
     PLAIN,
     Estimate,
     Link,
+    as_alike,
     band_of,
     benjamini_hochberg,
     bootstrap_mean,
@@ -85,11 +86,21 @@ def experiment(kind: str, n: int, rng: np.random.Generator) -> tuple[np.ndarray,
         return rng.lognormal(size=n) - math.exp(0.5), np.arange(n)
     if kind == "heavy":
         return rng.standard_t(3, size=n), np.arange(n)
+    if kind == "timeouts":  # one episode in ten is 1,000 steps long, the others 20; each has a mean of its own
+        length = with_timeouts(rng, n)
+        return np.repeat(rng.normal(size=n), length) + 0.5 * rng.normal(size=length.sum()), np.repeat(
+            np.arange(n), length
+        )
     length = rng.integers(5, 51, size=n)  # autocorrelated steps of unequal episodes
     return autocorrelated(rng, (n,), 50)[np.arange(50) < length[:, None]], np.repeat(np.arange(n), length)
 
 
-KIND = ("gaussian", "exponential", "lognormal", "heavy", "autocorrelated")
+KIND = ("gaussian", "exponential", "lognormal", "heavy", "autocorrelated", "timeouts")
+
+
+def with_timeouts(rng: np.random.Generator, n: int) -> np.ndarray:
+    length: np.ndarray = np.where(rng.random(n) < 0.1, 1000, 1 + rng.geometric(0.05, n))
+    return length
 
 
 def coverage_of_mean(kind: str, n: int, runs: int, level: float = 0.95, seed: int = 0) -> float:
@@ -111,8 +122,19 @@ def test_interval_of_the_mean_covers_with_few_units_and_many(kind: str, n: int, 
     """docs/statistics.md quotes these."""
     least, covers = 0.92 if kind != "lognormal" or n > 8 else 0.88, coverage_of_mean(kind, n, 1000)
     record_property("coverage", covers)
-    assert least <= covers <= 0.98
+    assert least <= covers <= (0.98 if kind != "timeouts" else 0.99)
     assert coverage_of_mean(kind, n, 1000, level=0.9) >= least - 0.06
+
+
+def test_an_episode_that_outlasts_all_others_is_nearly_the_only_unit() -> None:
+    """Its steps are most of the mean, and how far it is from the others tells the error."""
+    rng, length = np.random.default_rng(0), np.array([2000] + [10] * 23)
+    episode, found = np.repeat(np.arange(24), length), []
+    for _ in range(100):
+        value = np.repeat(rng.normal(size=24), length) + 0.5 * rng.normal(size=len(episode))
+        found.append((bootstrap_mean(value, episode, rng=rng), share_of(value > 0, episode)))
+    assert sum(e.low <= 0 <= e.high for e, _ in found) >= 90 and sum(e.low <= 0.5 <= e.high for _, e in found) >= 90
+    assert as_alike(length) == pytest.approx(1.24, abs=0.01) and as_alike(np.full(24, 7.0)) == pytest.approx(24)
 
 
 def test_resampling_steps_instead_of_episodes_is_anti_conservative() -> None:
@@ -243,21 +265,24 @@ def test_share_of_independent_units_is_clopper_and_pearson_s() -> None:
         share_of(np.array([1.0, 2.0]), np.arange(2))
 
 
-def clustered(rng: np.random.Generator, episodes: int, share: float, alike: float) -> tuple[np.ndarray, np.ndarray]:
+def clustered(
+    rng: np.random.Generator, episodes: int, share: float, alike: float, timeouts: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Hits of unequal episodes, which have shares of their own; alike: correlation of two steps of an episode."""
-    length = rng.integers(1, 40, size=episodes)
+    length = with_timeouts(rng, episodes) if timeouts else rng.integers(1, 40, size=episodes)
     many = 1 / alike - 1 if alike else 0
     of = rng.beta(share * many, (1 - share) * many, size=episodes) if alike else np.full(episodes, share)
     episode = np.repeat(np.arange(episodes), length)
     return rng.random(len(episode)) < of[episode], episode
 
 
+@pytest.mark.parametrize("timeouts", [False, True])
 @pytest.mark.parametrize("alike", [0, 0.1, 0.5])
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.9])
-def test_interval_of_a_share_of_steps_covers(share: float, alike: float) -> None:
+def test_interval_of_a_share_of_steps_covers(share: float, alike: float, timeouts: bool) -> None:
     rng, hits = np.random.default_rng(0), 0
     for _ in range(200):
-        e = share_of(*clustered(rng, 24, share, alike))
+        e = share_of(*clustered(rng, 24, share, alike, timeouts))
         assert 0 <= e.low <= e.value <= e.high <= 1 and e.high > e.low
         hits += e.low <= share <= e.high
     assert hits >= 180

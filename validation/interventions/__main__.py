@@ -325,7 +325,14 @@ def print_summary(result: Result) -> None:
             print(said)
     for name in ("sign_agreement", "rank_correlation", "slope"):
         if name in result.scalars:
-            print(f"{name.replace('_', ' ')}, simulated against observed: {short(result.scalars[name])}")
+            by_chance = result.scalars[f"{name}_p"]
+            p = (
+                ""
+                if by_chance["value"] is None
+                else f"; p = {by_chance['value']:.2g} with predictions exchanged among "
+            )
+            p += f"{by_chance['n']} changes" if p else ""
+            print(f"{name.replace('_', ' ')}, simulated against observed: {short(result.scalars[name])}{p}")
     for claim in result.notes["claims"]:
         if claim["headline"]:
             print(claim["text"])

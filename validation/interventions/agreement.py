@@ -6,11 +6,15 @@ starts are asked about the predictions from the other half, and the same is aske
 the ratio is free of most of the noise, and the square roots of the reliabilities of the halves take off the rest
 (split-half correction for attenuation, Spearman 1904; exact for effects that are normal over the points).
 
-P points (a change and a quantity each), N starts (independent units), K random halves.
+The intervals are over starts, for these very points: they say how well these effects were predicted, not whether
+predictions that know nothing of the changes would have done as well, which of few points they often do (``exchanged``).
+
+P points (a change and a quantity each), N starts (independent units), K random halves; D changes of Q quantities.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,6 +23,7 @@ import numpy as np
 
 from core.stats import Estimate, left_out, ratios
 
+EXCHANGES = 199  # of predictions among changes; all there are, where these are fewer
 HALVES = 20  # random halves of the starts, each with its complement
 GROUPS = 48  # groups of starts at most that are left out in turn
 LEAST = 6  # starts that a point must be about
@@ -70,6 +75,33 @@ def agreement(
     each = [Estimate(float(v), float(a), float(b), n) for v, a, b in zip(value_3, low_3, high_3, strict=True)]
     sign, rank, slope = each
     return Agreement(_within(_share(sign), 0, 1), _within(rank, -1, 1), slope, points)
+
+
+def exchanged(predicted_DQN: np.ndarray, observed_DQN: np.ndarray, *, rng: np.random.Generator) -> np.ndarray:
+    """p of sign, rank and slope, float [3]: the share of exchanges of whole changes' predictions (the own one among
+    them) that agree with the effects as well.  Of two changes it is never below 1/2, of three 1/6.  NaN where there is
+    nothing to exchange or no agreement to ask about.
+
+    Effects and predictions, float [D, Q, N]; NaN where a change is not about a start or a quantity not asked of it.
+    """
+    count, n = len(observed_DQN), observed_DQN.shape[-1]
+    if count < 2 or n < LEAST:
+        return np.full(3, np.nan)
+    half_KN = halves(n, rng)
+    orders = [np.arange(count)]
+    if math.factorial(count) <= EXCHANGES + 1:
+        orders = [np.array(order) for order in itertools.permutations(range(count))]
+    else:
+        orders += [rng.permutation(count) for _ in range(EXCHANGES)]
+
+    def of(order_D: np.ndarray) -> np.ndarray:
+        flat = (x.reshape(-1, n) for x in (predicted_DQN[order_D], observed_DQN))
+        return _ratio(_sums(*_common(*flat), half_KN))
+
+    own_3, *others = (of(order_D) for order_D in orders)
+    # An exchange whose predictions do not agree at all has no value, and is not as good.
+    as_good_3 = 1 + sum((x_3 >= own_3 - 1e-9) for x_3 in others)
+    return np.where(np.isnan(own_3), np.nan, as_good_3 / len(orders))
 
 
 def _common(predicted_PN: np.ndarray, observed_PN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

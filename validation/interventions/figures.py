@@ -148,7 +148,9 @@ def draw_headline(result: Result, path: Path) -> None:
         said = [title]
         for word, name in (("sign", "sign_agreement"), ("rank", "rank_correlation"), ("slope", "slope")):
             if name + suffix in result.scalars:
-                said.append(f"{word} {short(result.scalars[name + suffix])}")
+                p = result.scalars[f"{name}{suffix}_p"]["value"]
+                by_chance = "" if p is None or np.isnan(p) else f"; p = {p:.2g}, exchanged among changes"
+                said.append(f"{word} {short(result.scalars[name + suffix])}{by_chance}")
         ax.set_title("\n".join(said), fontsize=7.5)
     if labels:
         columns = min(8 if max(map(len, labels)) < 12 else 3, len(labels))

@@ -15,7 +15,7 @@ from core.artefacts import Result
 from core.stats import Estimate, band_of, bootstrap_means, few, ratios, share_interval
 from validation.hypotheses.grammar import Claim, Hypothesis
 from validation.interventions import verdicts
-from validation.interventions.agreement import agreement
+from validation.interventions.agreement import agreement, exchanged
 from validation.interventions.verdicts import ALPHA, SMALLEST
 from validation.paired.course import family_of, in_words, is_cut, is_late, is_own, is_probability, is_share, unit_of
 
@@ -557,16 +557,18 @@ def points_of(hypotheses: Sequence[Hypothesis], all_kinds: bool) -> list[Point]:
 
 
 def headline(
-    result: Result, name: str, predicted_PN: np.ndarray, observed_PN: np.ndarray, rng: np.random.Generator
+    result: Result, name: str, predicted_DQN: np.ndarray, observed_DQN: np.ndarray, rng: np.random.Generator
 ) -> None:
-    """Agreement of predictions with observations over P points, with intervals over the N starts, into ``result``.
-    Points that were not predicted (NaN) are left out."""
-    found = agreement(predicted_PN, observed_PN, rng=rng)
-    for what, unit, e in (
-        ("sign_agreement", "share of effect", found.sign), ("rank_correlation", "1", found.rank),
-        ("slope", "1", found.slope),
+    """Agreement of predictions with observations over D changes of Q quantities, with intervals over the N starts, and
+    p of predictions exchanged among the changes, into ``result``.  What was not predicted (NaN) is left out."""
+    found = agreement(*(x.reshape(-1, x.shape[-1]) for x in (predicted_DQN, observed_DQN)), rng=rng)
+    p_3 = exchanged(predicted_DQN, observed_DQN, rng=rng)
+    for what, unit, e, p in (
+        ("sign_agreement", "share of effect", found.sign, p_3[0]), ("rank_correlation", "1", found.rank, p_3[1]),
+        ("slope", "1", found.slope, p_3[2]),
     ):  # fmt: skip
         result.scalar(f"{what}{name}", e.value, unit, e.n, e.interval)
+        result.scalar(f"{what}{name}_p", float(p), "p, predictions exchanged among changes", len(observed_DQN))
     result.notes[f"points{name}"] = found.points
 
 

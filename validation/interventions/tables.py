@@ -196,12 +196,15 @@ def _agreements(
         return
 
     def stacked(name: str, some: Sequence[str]) -> np.ndarray:
-        found = [p.of(sources[name][q]) / scale[q] for p in points for q in some if not is_own(q, p.ids)]
-        return np.stack(found) if found else np.empty((0, sources["observed"][late[0]].shape[1]))
+        """[changes, quantities, starts]; NaN where a direction would be asked what it is itself later."""
+        none_N = np.full(sources["observed"][late[0]].shape[1], np.nan)
+        return np.stack([
+            [none_N if is_own(q, p.ids) else p.of(sources[name][q]) / scale[q] for q in some] for p in points
+        ])  # fmt: skip
 
     for family, some in families(late).items():
-        if len(seen_PN := stacked("observed", some)):  # what a direction is itself later is no point
-            headline(result, f"_{family}", stacked("simulated", some), seen_PN, rng)
+        if np.isfinite(seen_DQN := stacked("observed", some)).any():
+            headline(result, f"_{family}", stacked("simulated", some), seen_DQN, rng)
     # Events are counts of few, and most have no derivative: they stay apart.
     late = [q for q in late if family_of(q) != "events"]
     if not late:
