@@ -185,14 +185,13 @@ def means(
 
     episode_N: [N] says which rows belong together; None: every row is a unit of its own.  A NaN makes its quantity NaN.
 
-    Method: the mean is a ratio of sums over units; its error is that of the jackknife, each unit against the ratio of the
+    Method: the mean is a ratio of sums over units; its error is the jackknife's, each unit against the ratio of the
     others, and the quantiles of its linearised t are bootstrapped (Hall 1992, "The bootstrap and Edgeworth expansion",
-    3.10; bootstrap-t).  Three things keep that sound for few and
-    skewed units.  A resample has Gaussian noise of variance s^2 / n added to each unit, so that its spread is unbiased
-    and no resample is degenerate (Hesterberg 2004, "Unbiasing the bootstrap").  It has fewer units than the data,
-    ``_resampled``, as the skewness of a few units is smaller than that of their distribution.  And no end is nearer
-    than Student's of the units that count (``as_alike``), which holds for heavy but symmetric tails, where bootstrapped
-    quantiles are too small.
+    3.10; bootstrap-t).  Three things keep that sound for few and skewed units.  A resample has Gaussian noise of
+    variance s^2 / n added to each unit, so that its spread is unbiased and no resample is degenerate (Hesterberg 2004,
+    "Unbiasing the bootstrap").  It has fewer units than the data, ``_resampled``, as the skewness of a few units is
+    smaller than that of their distribution.  And no end is nearer than Student's of the units that count
+    (``as_alike``), which holds for heavy but symmetric tails, where bootstrapped quantiles are too small.
     """
     value_NQ = np.asarray(value_NQ, np.float64)
     if value_NQ.ndim != 2:
