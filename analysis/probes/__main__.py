@@ -65,7 +65,7 @@ from analysis.shared.agents import load, short_names
 from analysis.shared.events import parse_condition
 from analysis.shared.probe_fits import ALPHA, LEAST_FOLDS
 from analysis.shared.truths import every_of, names_of
-from analysis.shared.units import choose_unit
+from analysis.shared.units import choose_unit, say_shared
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import Agent, EnvSpec, UserError
@@ -400,6 +400,8 @@ def summary(result: Result, out: Path) -> str:
     """What a person wants to know: a few lines, and one for each quantity."""
     notes = result.notes
     lines = [f"{notes['rows']:,} states; held out and resampled whole: {notes['units']} units ({notes['unit']}): {out}"]
+    if warning := say_shared(notes["shared"], notes["unit"]):
+        lines.append(f"  warning: {warning}")
     if any(notes["left_out"].values()):
         left, where = notes["left_out"], notes.get("where") or ""
         said = [f"{left['nothing to read']:,} at which no quantity has a value"] if left["nothing to read"] else []
@@ -417,8 +419,6 @@ def summary(result: Result, out: Path) -> str:
         lines.append(f"  {row['target']:<20} {_sentence(row, notes)}")
     if notes["given"]:
         lines.append(f"  beyond what is given: more than R2 {notes['smallest']:g}, the smallest size of interest")
-    if notes["unit"] == "life" and notes["worlds_shared"]:
-        lines.append("  lives of one world share it, so these intervals are too narrow: record at least 10 worlds")
     if (last := notes["last_reached"]) is not None:
         lines.append(
             f"  fewer than {LEAST_VARYING} units have steps after {last}, so that time is not known there, and a few "

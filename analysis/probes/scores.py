@@ -23,6 +23,7 @@ from analysis.shared.probe_fits import (
     spread_of,
     unit_sums,
 )
+from analysis.shared.units import shared_by
 from core.artefacts import Result, finite
 from core.contracts import UserError
 from core.progress import bar
@@ -95,8 +96,7 @@ def probe(rows: Rows, targets: Sequence[str], given: Sequence[str], unit: str, c
              "baselines": list(rows.baselines), "previous": config.previous,
              "last_reached": last_reached(rows.index_N2[:, 1], rows.groups[unit])}  # fmt: skip
     result = Result(notes=about)
-    life_N = rows.groups["life"]
-    result.notes["worlds_shared"] = len(np.unique(rows.groups.get("world", life_N))) < len(np.unique(life_N))
+    result.notes["shared"] = shared_by(rows.groups, unit)
     parts = []
     for names in sets.values():
         on_N = np.isfinite(rows.quantities[names[0]])

@@ -80,6 +80,7 @@ def units(store: RolloutStore, real: RolloutStore | None) -> np.ndarray:
 
 ENOUGH_UNITS = 10  # two a fold
 Unit = Literal["auto", "map", "level", "world", "life"]
+COARSE = ("map", "level", "world")  # what lives can share, the largest first
 
 
 def groups_of(store: RolloutStore) -> dict[str, np.ndarray]:
@@ -96,7 +97,7 @@ def choose_unit(groups: Mapping[str, np.ndarray], asked: Unit, least: int) -> st
     """The name of the group that is held out and resampled whole; UserError if there are too few of it."""
     sizes = {name: len(np.unique(of)) for name, of in groups.items()}
     if asked == "auto":
-        asked = next((u for u in ("map", "level", "world") if sizes.get(u, 0) >= ENOUGH_UNITS), "life")  # type: ignore[assignment]
+        asked = next((u for u in COARSE if sizes.get(u, 0) >= ENOUGH_UNITS), "life")  # type: ignore[assignment]
     if asked not in sizes:
         raise UserError(f"--unit {asked}: the episodes' meta does not say it; use life")
     if sizes[asked] < least:
@@ -105,3 +106,24 @@ def choose_unit(groups: Mapping[str, np.ndarray], asked: Unit, least: int) -> st
             "--unit or fewer --folds"
         )
     return asked
+
+
+def shared_by(groups: Mapping[str, np.ndarray], unit: str) -> dict[str, int]:
+    """{group: how many there are} of what several units have in common, so that holding one unit out leaves others of
+    the same level, map or world in."""
+    units = len(np.unique(groups[unit]))
+    coarser = COARSE[: COARSE.index(unit)] if unit in COARSE else COARSE
+    return {name: n for name in coarser if name in groups and (n := len(np.unique(groups[name]))) < units}
+
+
+def say_shared(shared: Mapping[str, int], unit: str) -> str:
+    """What that means, in a sentence; '' where nothing is shared."""
+    if not shared:
+        return ""
+    name, count = min(shared.items(), key=lambda of: of[1])
+    plural = {"life": "lives"}.get(unit, f"{unit}s")
+    return (
+        f"these {plural} share {count} {name}(s), and a {unit} that is held out leaves others of its {name} in: scores "
+        f"and intervals are of these {name}s, and say little of others. Record at least {ENOUGH_UNITS} {name}s, or "
+        f"hold {name}s out with --unit {name}"
+    )

@@ -24,7 +24,7 @@ from analysis.shared.probe_fits import (
     partial_out,
     polynomial,
 )
-from analysis.shared.units import choose_unit
+from analysis.shared.units import choose_unit, say_shared, shared_by
 from core.contracts import UserError
 from core.stats import least_units
 
@@ -174,7 +174,8 @@ def test_a_constant_of_a_world_is_read_where_the_split_lets_lives_of_it_apart() 
     assert r2["life"]["life"] < 0.6 and r2["life"]["world"] > 0.9  # leaks, and the control says so
     assert r2["world"]["life"] < 0.05 and r2["world"]["world"] < 0.05
     said = {unit: summary(probe(rows, ["own"], (), unit, config), Path()) for unit in ("life", "world")}
-    assert "intervals are too narrow" in said["life"] and "intervals are too narrow" not in said["world"]
+    assert "warning: these lives share" in said["life"] and "--unit world" in said["life"]
+    assert "warning" not in said["world"]
 
 
 def test_a_constant_of_the_only_world_is_no_control() -> None:
@@ -273,6 +274,14 @@ def test_units_are_chosen_large_and_refused_when_few() -> None:
         choose_unit({"life": np.arange(40)}, "world", 5)
     assert least_units(0.05, "permutation") == 4
     assert [kind_of(np.array(v)) for v in ([1.0, 1.0], [0.0, 2.0], [0.0, 1.0, 2.0])] == ["constant", "binary", "number"]
+
+
+def test_lives_of_few_levels_are_said_to_share_them() -> None:
+    groups = {"life": np.arange(40), "level": np.arange(40) % 6}
+    unit = choose_unit(groups, "auto", 5)
+    said = say_shared(shared_by(groups, unit), unit)
+    assert unit == "life" and "these lives share 6 level(s)" in said and "--unit level" in said
+    assert say_shared(shared_by(groups, "level"), "level") == ""
 
 
 def test_nothing_that_varies_is_refused() -> None:
