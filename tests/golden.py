@@ -51,6 +51,11 @@ CHANGED = {
     "*:claim": "so too",
     "*:quantity": "so too",
     "*samples*:facts:start": "samples say how they start",
+    "patching/*:random*": "random directions lead from a recorded state to another, where they were uniform over all",
+    "patching/*:p": "so too",
+    "patching/*:q": "so too",
+    "patching/*:verdict*": "so too",
+    "patching/*:used*": "so too",
 }
 
 

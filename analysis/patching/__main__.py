@@ -2,10 +2,10 @@
 
 At a recorded step the state's coordinate along one direction is replaced by its value at another time, all else is
 kept, and the policy decides again from the same observation (so under the same mask): KL(original || patched) of each
-head, in nats.  Beside it stand random directions that move the state as far, a move of that length towards the donor,
-and the donor's whole state.  This is activation patching (Geiger et al. 2021, "Causal abstractions of neural
-networks"; Vig et al. 2020, arXiv:2004.12265) of one direction: what it says is about the heads at one step, not about
-what follows in the world.
+head, in nats.  Beside it stand random directions that occur, each from a recorded state to one of another unit, which
+move the state as far; a move of that length towards the donor; and the donor's whole state.  This is activation
+patching (Geiger et al. 2021, "Causal abstractions of neural networks"; Vig et al. 2020, arXiv:2004.12265) of one
+direction: what it says is about the heads at one step, not about what follows in the world.
 
 N patched steps, D directions, C random controls, P heads (parts of the action), H state.
 """

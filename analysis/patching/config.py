@@ -40,7 +40,8 @@ class PatchingConfig:
     states: int = 512
     """patched steps, drawn at random"""
     controls: int = 500
-    """random directions for every direction, each moving every state as far"""
+    """random directions that occur (each from a recorded state to one of another unit) for every direction, each moving
+    every state as far"""
     unit: Unit = "auto"
     """what is resampled whole: map, world (one run of it) or life; auto: the largest with at least 10"""
     resamples: int = 1000

@@ -64,8 +64,8 @@ def draw_heads(result: Result) -> Any:
     bar.ax.set_yticklabels([f"{tick:.2g}" for tick in ticks])
     left_out = f"; never a choice: {', '.join(silent)}" if silent else ""
     axis.set_title(
-        f"KL(original || patched), nats; * more than {result.notes['controls']} random directions (q ≤ {ALPHA})"
-        f"\n? choices in too few {result.notes['unit']}s to tell{left_out}", fontsize=8,
+        f"KL(original || patched), nats; * more than {result.notes['controls']} random directions that occur "
+        f"(q ≤ {ALPHA})\n? choices in too few {result.notes['unit']}s to tell{left_out}", fontsize=8,
     )  # fmt: skip
     return figure
 
@@ -85,7 +85,7 @@ def draw_controls(result: Result) -> Any:
     low, high = (np.array([row[f"random_{end}"] for row in found]) for end in ("low", "high"))
     floor = max(1e-7, min([row["kl"] for row in found if row["kl"] > 0] + list(low[low > 0]), default=1e-6) / 3)
     axis.barh(place, high.clip(floor) - low.clip(floor), 0.6, left=low.clip(floor), color=BAND,
-              label="95 % of random directions, moving as far")  # fmt: skip
+              label="95 % of random directions that occur, as far")  # fmt: skip
     ends = [np.array([row[end] for row in found], float).clip(floor) for end in ("low", "high")]  # None: one unit
     axis.hlines(place, *ends, color=MEMORY, linewidth=1.4)
     axis.plot([max(row["kl"], floor) for row in found], place, "o", color=MEMORY, label="the direction (95 %)")
@@ -145,7 +145,7 @@ def draw_read_used(result: Result) -> Any:
     low, high = column("random_low"), column("random_high")
     floor = max(1e-7, min([*column("kl")[column("kl") > 0], *low[low > 0]], default=1e-6) / 3)
     right.barh(place, high.clip(floor) - low.clip(floor), 0.6, left=low.clip(floor), color=BAND,
-               label="95 % of random directions, moving as far")  # fmt: skip
+               label="95 % of random directions that occur, as far")  # fmt: skip
     right.hlines(place, column("kl_low").clip(floor), column("kl_high").clip(floor), color=MEMORY, linewidth=1.4)
     right.plot(column("kl").clip(floor), place, "o", color=MEMORY, markersize=5, label="this direction, patched")
     right.set_xscale("log")

@@ -22,6 +22,7 @@ from core.roll import heads_at
 from core.trees import Tree
 
 LEAST_LOGIT = -1e8  # below: not allowed
+ALIKE = 1e-5  # standard deviations; states no further apart are one
 VALUE_TOLERANCE = 1e-3  # relative; of a recorded value that is computed again
 
 
@@ -116,6 +117,31 @@ def _shown(agent: Agent, steps: Steps, rows: np.ndarray) -> tuple[Tensor, Tree]:
 # Patching
 
 
+def recorded_directions(
+    h_NH: np.ndarray, unit_N: np.ndarray, std_H: np.ndarray, count: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Random directions that occur, [C, H], of length 1 in the z-scored state: from a recorded state to one of another
+    unit.  (Of directions uniform over all, heads hardly see most: any along which states vary moves them more.)
+
+    UserError where no states of two units differ.
+    """
+    z_NH = np.where(std_H > 0, h_NH / np.where(std_H > 0, std_H, 1), 0)
+    if len(np.unique(unit_N)) < 2 or np.ptp(z_NH, 0).max() <= 2 * ALIKE:
+        raise UserError(
+            "random directions lead from a patched state to one of another unit, and these states are all of one unit, "
+            "or alike; give more --states, or another --unit"
+        )
+    out_CH, missing = np.zeros((count, len(std_H))), np.arange(count)
+    while len(missing):
+        here, there = rng.integers(len(z_NH), size=(2, len(missing)))
+        change_MH = z_NH[there] - z_NH[here]
+        length_M = np.linalg.norm(change_MH, axis=1)
+        found_M = (unit_N[here] != unit_N[there]) & (length_M > ALIKE)
+        out_CH[missing[found_M]] = change_MH[found_M] / length_M[found_M, None]
+        missing = missing[~found_M]
+    return out_CH
+
+
 class Patched(NamedTuple):
     """KL(original || patched) in nats, of every step and head."""
 
@@ -134,14 +160,11 @@ def patch(
 ) -> Patched:  # fmt: skip
     """Every direction, dose and control at every step.
 
-    std_H: of the recorded states (0: never changes).  Lengths are those of the z-scored state, in which random
-    directions are uniform, as in directions.random_basis; the same ones serve every direction, and a step's
-    sign along them is that of its patch.
+    std_H: of the recorded states (0: never changes).  Lengths are those of the z-scored state.  The same random
+    directions (``recorded_directions``) serve every direction, and a step's sign along them is that of its patch.
     """
     n, d, parts = len(steps.h_NH), len(directions.names), len(agent.spec.action_parts)
-    rng = np.random.default_rng(seed)
-    unit_CH = rng.standard_normal((controls, len(std_H))) * (std_H > 0)
-    unit_CH /= np.linalg.norm(unit_CH, axis=1, keepdims=True)
+    unit_CH = recorded_directions(steps.h_NH, steps.unit_N, std_H, controls, np.random.default_rng(seed))
     scale_H = np.where(std_H > 0, std_H, 1)
     change_NH = (steps.donor_NH - steps.h_NH).astype(np.float64)
     amount_DN = directions.read_DH @ change_NH.T

@@ -1,4 +1,4 @@
-"""What patching changed as a table: every direction and action head against random directions.
+"""What patching changed as a table: every direction and action head against random directions that occur.
 
 N patched steps, D directions, C random controls, P heads.
 """

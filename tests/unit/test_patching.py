@@ -14,7 +14,7 @@ from agents.policies import kl_per_part
 from analysis.patching.config import PatchingConfig
 from analysis.patching.directions import Directions, joined, pca_directions
 from analysis.patching.figures import draw
-from analysis.patching.patch import Steps, check_alignment, patch
+from analysis.patching.patch import Steps, check_alignment, patch, recorded_directions
 from analysis.patching.table import ALL, table_of
 from core import config as cli
 from core.artefacts import Result
@@ -77,10 +77,12 @@ def neurons(*ids: int) -> Directions:
     return Directions([f"neuron_{i}" for i in ids], eye, eye)
 
 
-def found(directions: Directions, steps: Steps | None = None, **given: Any) -> tuple[Any, list[dict], list[dict]]:
+def found(
+    directions: Directions, steps: Steps | None = None, agent: Linear | None = None, **given: Any
+) -> tuple[Any, list[dict], list[dict]]:
     steps = planted() if steps is None else steps
     options = {"doses": [0.25, 0.5, 1.0], "controls": 60, "batch": 64, "seed": 0} | given
-    patched = patch(Linear(), steps, directions, steps.h_NH.std(0).astype(np.float64), **options)
+    patched = patch(agent or Linear(), steps, directions, steps.h_NH.std(0).astype(np.float64), **options)
     rows, doses = table_of(
         patched, directions.names, list(PARTS), options["doses"], steps.unit_N, resamples=200,
         rng=np.random.default_rng(0),
@@ -118,9 +120,9 @@ def test_a_head_that_had_choices_in_few_units_is_not_tested() -> None:
     assert gift["n"] == 1 and gift["low"] is None  # one unit says nothing of the spread
 
 
-def test_steps_of_one_unit_are_drawn_without_intervals() -> None:
+def test_choices_in_one_unit_are_drawn_without_intervals() -> None:
     steps = planted()
-    steps.unit_N[:] = 0
+    steps.obs["Mask"][steps.unit_N > 0] = np.eye(12, dtype=np.int8)[[0, 5, 9]].sum(0)
     _, rows, doses = found(neurons(MOVE), steps)
     assert rows[-1]["low"] is None
     notes = {"directions": [f"neuron_{MOVE}"], "heads": [*PARTS, ALL], "controls": 60, "unit": "life", "units": 1}
@@ -164,12 +166,65 @@ def test_random_directions_move_as_far_as_the_patch() -> None:
         np.testing.assert_allclose(other, dose, rtol=1e-4, atol=1e-5)
 
 
+def spanned(seed: int, n: int = 120) -> tuple[Steps, Linear, np.ndarray, np.random.Generator]:
+    """States that fill 8 of 64 dimensions [8, 64] evenly, as a layer's states fill few of theirs; Move reads all eight
+    alike, Attack the first alone."""
+    rng = np.random.default_rng(seed)
+    span_DH = np.linalg.qr(rng.standard_normal((64, 8)))[0].T
+    h, donor = (
+        (rng.standard_normal((n, 8)) @ span_DH + 0.02 * rng.standard_normal((n, 64))).astype(np.float32) for _ in "ab"
+    )
+    agent = Linear()
+    agent.weights_HA = torch.zeros(64, 12)
+    agent.weights_HA[:, :5] = torch.from_numpy(span_DH.T @ rng.standard_normal((8, 5)))
+    agent.weights_HA[:, 5:9] = torch.from_numpy(span_DH[:1].T @ rng.standard_normal((1, 4)))
+    return planted(n)._replace(h_NH=h, donor_NH=donor, value_N=h[:, 0].copy()), agent, span_DH, rng
+
+
+def along(names: list[str], change_DH: np.ndarray, std_H: np.ndarray) -> Directions:
+    """Directions of length 1 in the z-scored state."""
+    z_DH = change_DH / std_H / np.linalg.norm(change_DH / std_H, axis=1, keepdims=True)
+    return Directions(names, z_DH / std_H, z_DH * std_H)
+
+
+def test_that_a_direction_occurs_does_not_make_it_special() -> None:
+    """Mixtures of what states vary along, none of which a head reads more than another, move no head more than random
+    directions do (those uniform over all dimensions would find most of them); the one that a head reads alone does."""
+    called = []
+    for seed in range(2):
+        steps, agent, span_DH, rng = spanned(seed)
+        names = ["read alone", *(f"mixture_{i}" for i in range(8))]
+        changes_DH = np.concatenate([span_DH[:1], rng.standard_normal((8, 8)) @ span_DH])
+        directions = along(names, changes_DH, steps.h_NH.std(0).astype(np.float64))
+        _, rows, _ = found(directions, steps, agent, doses=[1.0], controls=399, batch=120)
+        more = [row["verdict"] == "moves it more than random directions do" for row in rows]
+        said = {(row["direction"], row["head"]): is_more for row, is_more in zip(rows, more, strict=True)}
+        assert said["read alone", "Attack"] and not said["read alone", "Move"]
+        called += [is_more for (name, head), is_more in said.items() if name != "read alone" and head != ALL]
+    assert len(called) == 2 * 8 * 3 and sum(called) <= 1
+
+
+def test_random_directions_lead_from_one_unit_to_another() -> None:
+    """States of a unit differ in neuron 0, units in neuron 1; neuron 2 never changes, and two units are alike."""
+    rng = np.random.default_rng(0)
+    unit = np.repeat(np.arange(5), 8)
+    h = np.stack([rng.standard_normal(40), np.array([0.0, 0, 1, 2, 3])[unit], np.full(40, 7.0)], 1)
+    h[:16, 0] = 0.5
+    std = h.std(0) * [1, 1, 0]
+    drawn = recorded_directions(h, unit, std, 500, np.random.default_rng(0))
+    np.testing.assert_allclose(np.linalg.norm(drawn, axis=1), 1)
+    assert (drawn[:, 1] != 0).all() and (drawn[:, 2] == 0).all() and 0.4 < (drawn[:, 1] > 0).mean() < 0.6
+    np.testing.assert_array_equal(drawn, recorded_directions(h, unit, std, 500, np.random.default_rng(0)))
+    for states, units in ((h, np.zeros(40)), (h[:16], unit[:16])):
+        with pytest.raises(UserError, match="all of one unit, or alike; give more --states"):
+            recorded_directions(states, units, std, 50, rng)
+
+
 def test_arbitrary_directions_pass_for_random_ones() -> None:
     """Of directions drawn as the controls are, about one in twenty has p <= 0.05 (before correction)."""
     steps = planted(100)
     std = steps.h_NH.std(0).astype(np.float64)
-    unit = np.random.default_rng(1).standard_normal((60, H))
-    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    unit = recorded_directions(steps.h_NH, steps.unit_N, std, 60, np.random.default_rng(1))
     arbitrary = Directions([f"any_{i}" for i in range(60)], unit / std, unit * std)
     _, rows, _ = found(arbitrary, steps, doses=[1.0], controls=50, batch=100)
     p = np.array([row["p"] for row in rows if row["head"] == "Move"])
