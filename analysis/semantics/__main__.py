@@ -106,7 +106,7 @@ class SemanticsConfig:
     hover_states: int = 5000
     """states of the page"""
     surrogates: int = 39
-    """VAR(1) surrogates of the features that run lengths are compared with; 39 or more, or 0: none"""
+    """VAR(1) surrogates of the features, cut as they are, that run lengths are compared with; 39 or more, or 0: none"""
     film: FilmOptions = field(default_factory=FilmOptions)
     curve: CurveOptions = field(default_factory=CurveOptions)
     seed: int = 0
@@ -275,7 +275,10 @@ def make(
     if "quality" in made:
         truths = truths_of(store)
         labels, own = compared(config, subject, device)
-        found = quality.measure(states, labels, own, truths, surrogates=config.surrogates, seed=config.seed)
+        found = quality.measure(
+            states, lambda h_MF: placed(subject.agent, h_MF)[1], labels, own, truths, surrogates=config.surrogates,
+            seed=config.seed,
+        )  # fmt: skip
         result.tables |= found.tables
         result.scalars |= found.scalars
         result.notes |= found.notes

@@ -5,7 +5,7 @@ N steps, C codes, F features (the state h), K coordinates, S surrogates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from analysis.shared.clusters import (
     rotated_rows,
     time_bins,
 )
-from analysis.shared.surrogates import ALPHA, DIMS, ENOUGH, slowness, walk
+from analysis.shared.surrogates import ALPHA, ENOUGH, slowness, walk
 from core.artefacts import Result
 from core.progress import track
 from core.stats import band_of, cohens_d_interval, jackknife
@@ -31,13 +31,15 @@ ROTATIONS = 20
 
 
 def measure(
-    states: States, labellings: Mapping[str, np.ndarray], own_space: Mapping[str, tuple[np.ndarray, np.ndarray]],
-    truths: Mapping[str, np.ndarray], *, surrogates: int, seed: int,
+    states: States, code_of: Callable[[np.ndarray], np.ndarray], labellings: Mapping[str, np.ndarray],
+    own_space: Mapping[str, tuple[np.ndarray, np.ndarray]], truths: Mapping[str, np.ndarray], *, surrogates: int,
+    seed: int,
 ) -> Result:  # fmt: skip
     """Scalars; tables ``use``, ``silhouettes``, ``runs`` and ``agreement``.
 
-    labellings: other labels int64 [N] of the same steps, -1 where there is none; own_space: labels with the features
-    that they were made of (a plain agent's k-means); truths: numbers of the world, float [N], NaN where there is none.
+    code_of: the agent's codes int64 [M] of any features [M, F]; labellings: other labels int64 [N] of the same steps,
+    -1 where there is none; own_space: labels with the features that they were made of (a plain agent's k-means);
+    truths: numbers of the world, float [N], NaN where there is none.
     """
     rng = np.random.default_rng(seed)
     result = Result()
@@ -54,7 +56,7 @@ def measure(
     }
     silhouettes(states, labels, own_space, result, rng)
     neighbourhoods(states, result, rng)
-    run_lengths(states, labels["k-means of the features"], live, surrogates, result, rng, seed)
+    run_lengths(states, code_of, labels["k-means of the features"], surrogates, result, rng)
     result.tables["agreement"] = agreement(states, labels, truths, rng)
     t_N, episode_N = states.index_N2[:, 1], states.index_N2[:, 0]
     record_share_from_time(result, "", states.code_N, t_N, episode_N, episodes=episodes, rng=rng)
@@ -128,34 +130,35 @@ def neighbourhoods(states: States, result: Result, rng: np.random.Generator) -> 
 
 
 def run_lengths(
-    states: States, k_means_N: np.ndarray, clusters: int, surrogates: int, result: Result, rng: np.random.Generator,
-    seed: int,
+    states: States, code_of: Callable[[np.ndarray], np.ndarray], k_means_N: np.ndarray, surrogates: int,
+    result: Result, rng: np.random.Generator,
 ) -> None:  # fmt: skip
-    """Mean length of a run of one code, beside that of k-means' clusters of VAR(1) surrogates of the features:
-    Gaussian, of the same covariance, and as slow in time, but with no clusters (analysis.shared.surrogates)."""
+    """Mean length of a run of one code, beside that of VAR(1) surrogates of the features, which get their codes as the
+    features do: Gaussian, of the same mean and covariance, and as slow in time, but with no clusters
+    (analysis.shared.surrogates)."""
     rows = episodes_for(states.index_N2, RUN_ROWS)
     episode_M, h_MF = states.index_N2[rows, 0], np.asarray(states.h_NH[rows], np.float64)
 
     def mean_run(label_M: np.ndarray) -> float:
         return float(runs_of(label_M, episode_M)[:, 1].mean())
 
-    variance_K, axes_FK = np.linalg.eigh(np.atleast_2d(np.cov(h_MF - h_MF.mean(0), rowvar=False)))
-    kept = np.argsort(-variance_K, kind="stable")[:DIMS]
-    kept = kept[variance_K[kept] > 1e-10 * variance_K.max()]
-    scale_K = np.sqrt(variance_K[kept])
-    white_MK = (h_MF - h_MF.mean(0)) @ (axes_FK[:, kept] / scale_K)
+    mean_F = h_MF.mean(0)
+    variance_K, axes_FK = np.linalg.eigh(np.atleast_2d(np.cov(h_MF - mean_F, rowvar=False)))
+    kept = variance_K > 1e-10 * variance_K.max()
+    scale_K, axes_FK = np.sqrt(variance_K[kept]), axes_FK[:, kept]
+    white_MK = (h_MF - mean_F) @ (axes_FK / scale_K)
     follow_KK, noise_KK = slowness(white_MK, episode_M, 1)
     draws = []
-    for s in track(range(surrogates), "surrogates without clusters"):
-        x_MK = walk(rng.standard_normal(white_MK.shape), episode_M, follow_KK, noise_KK) * scale_K
-        draws.append(mean_run(nearest_centre(x_MK, centres_of(x_MK, clusters, seed + s))[0]))
+    for _ in track(range(surrogates), "surrogates without clusters"):
+        x_MK = walk(rng.standard_normal(white_MK.shape), episode_M, follow_KK, noise_KK)
+        draws.append(mean_run(code_of(mean_F + (x_MK * scale_K) @ axes_FK.T)))
     unit, n = "steps", len(np.unique(episode_M))
     table: list[dict[str, Any]] = []
     for name, label_N in (("codes", states.code_N), ("k-means of the features", k_means_N)):
         table.append({"labels": name, "run_length": mean_run(label_N[rows]), "rows": len(rows), "episodes": n})
     if surrogates:
         low, high = band_of(np.array(draws), ALPHA)
-        table.append({"labels": "k-means of VAR(1) surrogates", "run_length": float(np.mean(draws)), "rows": len(rows),
+        table.append({"labels": "codes of VAR(1) surrogates", "run_length": float(np.mean(draws)), "rows": len(rows),
                       "episodes": n, "low": low, "high": high, "surrogates": surrogates})  # fmt: skip
         result.scalar("run_length_surrogates", float(np.mean(draws)), unit, surrogates, (low, high))
     result.tables["runs"] = table

@@ -1,0 +1,86 @@
+"""Run lengths of codes beside those of data without clusters that get their codes in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from analysis.semantics.quality import run_lengths
+from analysis.semantics.states import States
+from core.artefacts import Result
+
+EPISODES, STEPS, FEATURES = 60, 50, 12
+ANGLE = np.arange(6) * np.pi / 3
+CODEBOOK_C2 = 1.5 * np.stack([np.cos(ANGLE), np.sin(ANGLE)], 1)
+
+
+def code_of(h_NF: np.ndarray) -> np.ndarray:
+    """The nearest code to the first two features, which are the plane."""
+    codes: np.ndarray = ((h_NF[:, None, :2] - CODEBOOK_C2) ** 2).sum(-1).argmin(1)
+    return codes
+
+
+def cloud(rng: np.random.Generator) -> np.ndarray:
+    """One Gaussian [E, T, F], VAR(1); the plane is the slowest of it, as a learned one may be."""
+    rho_F = np.linspace(0.9, 0.2, FEATURES)
+    x_ETF = rng.standard_normal((EPISODES, STEPS, FEATURES))
+    for t in range(1, STEPS):
+        x_ETF[:, t] = rho_F * x_ETF[:, t - 1] + np.sqrt(1 - rho_F**2) * x_ETF[:, t]
+    return x_ETF
+
+
+def clusters(rng: np.random.Generator) -> np.ndarray:
+    """The same, but in the plane states stay about one code, and leave it for another in a tenth of the steps."""
+    x_ETF = cloud(rng)
+    code_ET = rng.integers(6, size=(EPISODES, STEPS))
+    for t in range(1, STEPS):
+        code_ET[:, t] = np.where(rng.random(EPISODES) < 0.9, code_ET[:, t - 1], code_ET[:, t])
+    x_ETF[..., :2] = CODEBOOK_C2[code_ET] + 0.2 * rng.standard_normal((EPISODES, STEPS, 2))
+    return x_ETF
+
+
+def compared(x_ETF: np.ndarray, code_of: Callable[[np.ndarray], np.ndarray] = code_of) -> Result:
+    h_NF = x_ETF.reshape(-1, FEATURES)
+    index_N2 = np.stack([np.arange(len(h_NF)) // STEPS, np.arange(len(h_NF)) % STEPS], 1)
+    code_N = code_of(h_NF)
+    states = States(h_NF, h_NF[:, :2], code_N, h_NF[:, 0], code_N, index_N2, index_N2[:, 0], len(CODEBOOK_C2))
+    result = Result()
+    run_lengths(states, code_of, code_N, 39, result, np.random.default_rng(0))
+    return result
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_codes_of_one_cloud_last_no_longer_than_those_of_surrogates(seed: int) -> None:
+    """Also where the plane is slower than the features: k-means of all of them would change more often."""
+    result = compared(cloud(np.random.default_rng(seed)))
+    assert result.notes["runs_are"] == "not longer than those of data without clusters"
+    low, high = result.scalars["run_length_surrogates"]["interval"]
+    assert low <= result.scalars["run_length"]["value"] <= high
+
+
+def test_codes_about_which_states_stay_last_longer() -> None:
+    result = compared(clusters(np.random.default_rng(0)))
+    assert result.notes["runs_are"] == "longer than those of data without clusters"
+    assert result.scalars["run_length"]["value"] > 1.5 * result.scalars["run_length_surrogates"]["value"]
+
+
+def test_surrogates_are_where_the_features_are() -> None:
+    """Off the origin, with a feature that never changes and one that is another's double."""
+    x_ETF = cloud(np.random.default_rng(0)) + 5.0
+    x_ETF[..., -1], x_ETF[..., -2] = 7.0, 2 * x_ETF[..., 2]
+    shown: list[np.ndarray] = []
+
+    def keep(h_MF: np.ndarray) -> np.ndarray:
+        shown.append(h_MF)
+        return code_of(h_MF - 5)
+
+    compared(x_ETF, keep)
+    h_NF, every = shown[0], np.concatenate(shown[1:])
+    assert len(shown) == 40
+    np.testing.assert_allclose(every.mean(0), h_NF.mean(0), atol=0.15)
+    np.testing.assert_allclose(np.cov(every, rowvar=False), np.cov(h_NF, rowvar=False), atol=0.3)
+    np.testing.assert_allclose(every[:, -1], 7)
+    follows = [(x[1:] * x[:-1]).mean(0) for x in (every - every.mean(0), h_NF - h_NF.mean(0))]
+    np.testing.assert_allclose(*follows, atol=0.3)
