@@ -80,7 +80,7 @@ def units(store: RolloutStore, real: RolloutStore | None) -> np.ndarray:
 
 ENOUGH_UNITS = 10  # two a fold
 Unit = Literal["auto", "map", "level", "world", "life"]
-COARSE = ("map", "level", "world")  # what lives can share, the largest first
+COARSE: tuple[Unit, ...] = ("map", "level", "world")  # what lives can share, the largest first
 
 
 def groups_of(store: RolloutStore) -> dict[str, np.ndarray]:
@@ -97,7 +97,7 @@ def choose_unit(groups: Mapping[str, np.ndarray], asked: Unit, least: int) -> st
     """The name of the group that is held out and resampled whole; UserError if there are too few of it."""
     sizes = {name: len(np.unique(of)) for name, of in groups.items()}
     if asked == "auto":
-        asked = next((u for u in COARSE if sizes.get(u, 0) >= ENOUGH_UNITS), "life")  # type: ignore[assignment]
+        asked = next((u for u in COARSE if sizes.get(u, 0) >= ENOUGH_UNITS), "life")
     if asked not in sizes:
         raise UserError(f"--unit {asked}: the episodes' meta does not say it; use life")
     if sizes[asked] < least:
