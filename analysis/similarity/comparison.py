@@ -30,7 +30,8 @@ SHUFFLED = ", weights shuffled"
 def predicted(
     x_NP: np.ndarray, y_NQ: np.ndarray, episode_N: np.ndarray, *, rng: np.random.Generator, resamples: int
 ) -> Estimate:
-    """Share of y's variance (all dimensions together) that ridge regression on x predicts on episodes held out."""
+    """Share of y's variance (all dimensions together) that ridge regression on x predicts on episodes held out: not 1
+    where x is y itself, since the ridge shrinks and episodes are few."""
     fold_N = folds_of(episode_N, FOLDS, rng)
     fitted_NQ = FoldedRidge(x_NP, fold_N, np.array([PENALTY])).predict(y_NQ)
     usual_NQ = np.stack([y_NQ[fold_N != g].mean(0) for g in range(FOLDS)])[fold_N]
@@ -119,6 +120,8 @@ def compare(
                 first, second = layers[a, layer], layers[b, layer]
                 each_G = cka(covariance(first, second, weight_GE), own[a, layer], own[b, layer])
                 value, low, high = jackknifed(each_G, rng=rng, draws=resamples)
+                # What is estimated lies between 0 and 1; the estimate itself may lie outside by chance.
+                low, high = np.fmin(value, np.fmax(low, 0)), np.fmax(value, np.fmin(high, 1))
                 chance = floor(first, second, episode_N, rng=rng, exchanges=exchanges)
                 x, y = seen[a][layer], seen[b][layer]
                 forth, back = (predicted(p, q, episode_N, rng=rng, resamples=resamples) for p, q in ((x, y), (y, x)))

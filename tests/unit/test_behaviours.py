@@ -365,6 +365,10 @@ def test_entropies_of_few_transitions_are_not_too_small_and_hold_the_truth() -> 
     assert (low <= value).all() and (value <= high).all()
     assert value.mean() == pytest.approx(3, abs=0.04)
     assert ((low <= 3) & (high >= 3)).mean() > 0.9
+    few = [aggregate(Visits(*(x[:60] for x in visits[:5])), 8, seed)[0] for seed in range(3)]  # three episodes
+    assert all(
+        row["transition_entropy_high"] <= max(row["transition_entropy"], np.log2(9)) for rows in few for row in rows
+    )
 
 
 def crowds(method: Method, points: int = 600) -> tuple[np.ndarray, np.ndarray]:

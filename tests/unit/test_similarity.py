@@ -123,6 +123,9 @@ def test_cka_is_without_bias_and_its_interval_covers(shared: float) -> None:
     assert plain.mean() > shared**2 + 0.08  # unrelated states of slow steps look alike
     assert value.mean() == pytest.approx(shared**2, abs=0.03)
     assert ((low <= value) & (value <= high)).all()
+    few = found_cka(5, shared, 5)
+    assert (few[:, 2] <= np.maximum(few[:, 1], 0)).all() and (few[:, 3] <= np.maximum(few[:, 1], 1)).all()
+    assert (few[:, 2] >= np.minimum(few[:, 1], 0)).all(), "no end lies below 0 but the estimate itself"
     assert ((low <= shared**2) & (shared**2 <= high)).mean() >= 0.85
 
 
