@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from agents.load import load_agent
+from agents.play import Exploration
 from agents.record import RecordConfig, main as record
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from analysis.behaviours.__main__ import BehavioursConfig, main as behaviours
@@ -345,6 +346,9 @@ def other_agent(dirs):
     """An agent of other weights in agent2/ and a simulator around it in simulator2/."""
     if (dirs / "agent2").exists():
         return
+    for name, greedy in (("exploring", False), ("greedy", True)):
+        steps = {"num_steps": 12, "slots": 6, "exploration": Exploration(greedy=greedy, explore_share=1.0, random=0.5)}
+        record(RecordConfig(agent=dirs / "agent", out=dirs / name, threads=1, **steps))
     torch.manual_seed(1)
     agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=16, hidden_size=8), ProcgenEnv(WORLD, 1).spec)
     with artefacts.new_run(dirs / "agent2", "train", {}) as run:
@@ -353,11 +357,21 @@ def other_agent(dirs):
         save_simulator(simulator_of(SMALL, agent), run.path)
 
 
+def test_dreams_of_a_greedy_record_are_greedy(dirs):
+    other_agent(dirs)
+    out, told = dirs / "fidelity_greedy", fidelity_of(dirs, rollouts="greedy")
+    fidelity(FidelityConfig(out=out, horizon=4, windows=6, counterfactual=False, video=False, **told))
+    [row] = [r for r in Result.load(out).tables["fidelity"] if r["measure"] == "action_distance"]
+    assert row["simulated"] is not None and row["n"] == 6
+    assert not any("explored" in words for words in Result.load(out).notes["left_out"])
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({"simulator": "simulator2"}, "was recorded with agent"),
         ({"rollouts": "agent"}, "holds no rollouts"),
+        ({"rollouts": "exploring", "horizon": 4}, "explored in all 6 episodes, .* without exploration .*record.py"),
         ({"horizon": 5000}, r"--horizon 5000: 0 of 8 episodes .* --horizon \d+ is the most that 4 episodes reach"),
         ({"other_agent": "agent"}, "is the simulator's own agent"),
         ({"other_agent": "agent2", "counterfactual": False}, "leave --no-counterfactual out"),

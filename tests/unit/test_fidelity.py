@@ -302,7 +302,9 @@ def test_states_that_never_change_and_windows_without_events_leave_empty_rows(no
     assert why["reward_average_precision"] == "no reward in these windows"
     assert why["terminal_average_precision"] == "no ending in these windows"
     for name in ("return_difference", "length_distance", "action_distance", "transition_distance"):
-        assert why[name] == "0 episodes have windows that end or last to the horizon, 4 are needed"
+        assert (
+            why[name] == "0 episodes of the agent by itself have windows that end or last to the horizon, 4 are needed"
+        )
     assert directions_of(replace(paired, real=still), "x").size == 0
     figures.draw(result, tmp_path, ("left", "wait", "right"), False)
     result.save(tmp_path)
@@ -377,6 +379,46 @@ def test_a_life_is_counted_to_its_last_transition():
     surely[:, 2] = 1
     x = lives(replace(paired, dreamed=paired.dreamed._replace(terminal=surely, reward=surely * 0 + 1)), rng())
     assert set(x.total(1)["length"]) == {3} == set(x.total(1)["return"])
+
+
+def test_dreams_are_compared_with_episodes_in_which_the_agent_acts_by_itself():
+    """Half of the record explores: waits, whatever the agent would do.  That is no error of an exact simulator."""
+    episodes = record_planted(STILL, episodes=32, steps=16)
+    for i in range(0, 32, 2):
+        waits = np.full_like(episodes[i].action, 1)
+        episodes[i] = replace(episodes[i], action=waits, meta={**episodes[i].meta, "explores": True})
+    starts = choose_starts(episodes, 2, 96, rng())
+    paired = pair(planted_simulator(STILL), episodes, starts, HORIZON)
+    assert (paired.by_itself == (starts[:, 0] % 2 == 1)).all()
+    result = compare(paired, rng(), rungs=[])
+    by_actions = ("action_distance", "transition_distance")
+    dreamed = ("return_difference", "return_distance", *by_actions, "dreams_alive", "h_classifier_dreamed")
+    for name in dreamed:
+        assert {r["n"] for r in rows_of(result, name).values()} <= set(range(8, 17)), name
+    for name in ("frame_mse", "action_agreement", "reward_mse", "h_classifier", "policy_kl"):  # along recorded actions
+        assert max(r["n"] for r in rows_of(result, name).values()) > 16, name
+    assert any("16 of 32 episodes, from what is compared with dreams" in words for words in result.notes["left_out"])
+    mixed = compare(replace(paired, by_itself=np.ones(len(starts), bool)), rng())
+    for name in by_actions:
+        alone, both = (rows_of(r, name)[None] for r in (result, mixed))
+        assert alone["simulated"] < alone["floor"] + 0.05, name
+        assert both["simulated"] > both["floor"] + 0.05, name
+    # The control: a wrong dream is still found out.
+    wrong = replace(paired, dreamed=paired.dreamed._replace(action=np.zeros_like(paired.dreamed.action)))
+    told = rows_of(compare(wrong, rng()), "action_distance")[None]
+    assert told["low"] > told["floor"]
+
+
+def test_dreams_are_greedy_where_the_record_is():
+    """Then nothing explores, whatever an episode's meta says."""
+    episodes = [replace(e, meta={"explores": True}) for e in record_planted(STILL, episodes=8, steps=16)]
+    starts = choose_starts(episodes, 2, 8, rng())
+    for greedy in (True, False):
+        paired = pair(planted_simulator(STILL), episodes, starts, HORIZON, greedy=greedy)
+        likeliest = paired.dreamed.action == paired.dreamed.logits.argmax(-1)
+        assert likeliest.all() == greedy and (paired.by_itself == greedy).all()
+    few = [r for r in compare(paired, rng()).tables["fidelity"] if r["measure"] == "action_distance"]
+    assert few[0]["simulated"] is None and few[0]["reason"].startswith("0 episodes of the agent by itself have")
 
 
 def test_a_reward_of_one_size_is_foretold_as_a_probability(noisy):

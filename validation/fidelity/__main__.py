@@ -1,11 +1,10 @@
 """How true is the simulator: ``python -m validation.fidelity --simulator DIR --rollouts DIR``.
 
 Held-out real episodes against simulations that start from the same frames and are given the recorded
-actions (free-running), the recorded frames too (teacher-forced), or nothing more (dreamed: the agent acts
-as it likes).  Then, from snapshots of the real world, what recordings cannot tell
-(counterfactual.py).  Every number stands beside what trivial predictions score (the last frame
-seen, the mean), and beside the real-vs-real floor.  The measures are in measures.py, the figures in
-figures.py.
+actions (free-running), the recorded frames too (teacher-forced), or nothing more (dreamed: the agent acts by itself,
+beside the episodes in which it did so in the record).  Then, from snapshots of the real world, what recordings cannot
+tell (counterfactual.py).  Every number stands beside what trivial predictions score (the last frame seen, the mean),
+and beside the real-vs-real floor.  The measures are in measures.py, the figures in figures.py.
 
 ``--rungs all`` adds what is dearer, each in a file of its own: frames by region (regions.py), what right actions are
 worth, a judge and ensembles (along.py), effects through enumerated actions (effects.py), places that come back into
@@ -43,7 +42,7 @@ from generative.load import check_world, load_ensemble, members_as_inputs
 from generative.starts import Informed, informed_by, state_column_of
 from validation.fidelity import figures
 from validation.fidelity.along import Ensemble, Judge, RandomActions
-from validation.fidelity.checks import check_lengths, check_store, trained_on
+from validation.fidelity.checks import check_dreams, check_lengths, check_store, played_greedily, trained_on
 from validation.fidelity.counterfactual import DIRECTIONS, require_snapshots
 from validation.fidelity.pairing import Paired, Rung, choose_starts, pair
 from validation.fidelity.regions import Regions
@@ -62,7 +61,8 @@ class FidelityConfig:
     """run directory of the simulator (with its agent); of several, the first is compared, and all together are an
     ensemble: do their differences tell how wrong they are?"""
     rollouts: Path = Path("runs/rollouts")
-    """real rollouts of the same agent, on levels that the simulator was not trained on"""
+    """real rollouts of the same agent, on levels that the simulator was not trained on; dreams are compared with those
+    of its episodes in which it does not explore"""
     out: Path = Path("runs/fidelity")
     """run directory to write"""
     horizon: int = 32
@@ -173,13 +173,14 @@ def main(config: FidelityConfig) -> None:
         check_store(store, simulator)
         check_lengths(store, simulator.world.initial_frames, config.horizon)
         starts = choose_starts(store, simulator.world.initial_frames + 1, config.windows, rng)
+        check_dreams(store, starts)
         start_from = informed_by(simulator.world, config.start_from)
         if start_from == "recorded":
             state_column_of(simulator.agent, store.episode(int(starts[0, 0])))
         with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
             paired = pair(
                 simulator, store, starts, config.horizon, batch=config.batch, device=device, seed=config.seed,
-                start_from=start_from, rungs=rungs,
+                start_from=start_from, rungs=rungs, greedy=played_greedily(store),
             )  # fmt: skip
             found = None
             if config.counterfactual:

@@ -14,7 +14,7 @@ from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.roll import Simulator
 from generative.load import check_world
-from validation.fidelity.pairing import FEWEST_EPISODES
+from validation.fidelity.pairing import FEWEST_EPISODES, explores
 
 
 def check_store(store: RolloutStore, simulator: Simulator[Any]) -> None:
@@ -40,6 +40,23 @@ def check_lengths(store: RolloutStore, initial: int, horizon: int) -> None:
         raise UserError(
             f"--horizon {horizon}: {enough} of {len(store)} episodes have the {need} observations that a whole window "
             f"takes, {FEWEST_EPISODES} are needed; {advice}"
+        )
+
+
+def played_greedily(store: RolloutStore) -> bool:
+    """Whether the agent took its likeliest action at every step; then no episode explores, whatever its meta says."""
+    config: Mapping[str, Any] = store.manifest["config"]
+    return bool(config.get("exploration", {}).get("greedy", False))
+
+
+def check_dreams(store: RolloutStore, starts: np.ndarray) -> None:
+    """UserError where the agent explored in every episode of the windows: then nothing is left to compare dreams with,
+    in which it acts by itself."""
+    among = np.unique(starts[:, 0]).tolist()
+    if not played_greedily(store) and all(explores(store.meta(e)) for e in among):
+        raise UserError(
+            f"{store.path}: the agent explored in all {len(among)} episodes, but dreams are compared with what it does "
+            "by itself; record others without exploration (python record.py --agent AGENT --split held_out --out DIR)"
         )
 
 

@@ -17,7 +17,7 @@ from core import ranks
 from core.contracts import UserError
 from core.episodes import Episode, RolloutStore
 from core.progress import bar
-from core.roll import Simulator, Trajectory
+from core.roll import Noise, Simulator, Trajectory
 from core.trees import Tree, unflatten
 from generative.simulator import require_finite, teacher_forced
 from generative.starts import Informed, state_column_of
@@ -97,7 +97,8 @@ class Paired:
     real: Side
     free: Side  # given the recorded actions
     forced: Side | None  # given the recorded frames too
-    dreamed: Side  # given neither: the agent samples its own actions, the world its own states
+    dreamed: Side  # given neither: the agent acts by itself, the world draws its own states
+    by_itself: np.ndarray  # bool [B], the agent acted by itself in the record too: what dreams are compared with
     shown: np.ndarray  # int64 [S], a few windows kept to look at
     strip: dict[str, np.ndarray]  # their observations [S, K+1, ...]
     kept: dict[str, np.ndarray] = field(default_factory=dict)  # of every ``Rung``, [B, ...]
@@ -153,9 +154,10 @@ def pair(
     seed: int = 0,
     start_from: Informed = "inferred",
     rungs: Sequence[Rung] = (),
+    greedy: bool = False,
 ) -> Paired:
-    """Simulate every window from its first I observations (``beginnings.begin``).  ``seed``: of the dreams' noise.
-
+    """Simulate every window from its first I observations (``beginnings.begin``).  ``seed``: of the dreams' noise;
+    ``greedy``: in dreams the agent takes its likeliest actions, as in the record.
     UserError where the simulator makes no numbers, and for recorded starts where the agent's state is not there."""
     device = torch.device("cpu") if device is None else device
     generator = torch.Generator(device).manual_seed(seed)
@@ -168,7 +170,7 @@ def pair(
     display = _to_show(starts, [len(episodes[int(e)].h) for e in starts[:, 0]], length)
     sizes = [len(starts[i : i + batch]) for i in range(0, len(starts), batch)]
     # All that is drawn by chance is drawn here, in order, whichever process simulates a batch.
-    noises = [[simulator.draw_noise(size, generator) for _ in range(horizon + 1)] for size in sizes]
+    noises = [_luck(simulator, size, horizon + 1, generator, greedy) for size in sizes]
     drawn = [[rung.draw((size, horizon + 1)) for rung in rungs] for size in sizes]
 
     def simulate(number: int) -> dict[str, Any]:
@@ -219,7 +221,19 @@ def pair(
             parts.append(part)
             progress.advance(len(part["seen"]))
     kinds = {k.partition("/")[0] for k in parts[0]} & {"real", "free", "forced", "dreamed"}
-    return _together(parts, starts, display, sorted(kinds))
+    by_itself = np.array([greedy or not explores(episodes[int(e)].meta) for e in starts[:, 0]])
+    return _together(parts, starts, by_itself, display, sorted(kinds))
+
+
+def explores(meta: Mapping[str, Any]) -> bool:
+    """Whether some of an episode's actions were not the agent's own, by what was recorded of it."""
+    return bool(meta.get("explores", False))
+
+
+def _luck(simulator: Simulator[Any], size: int, steps: int, generator: torch.Generator, greedy: bool) -> list[Noise]:
+    """The noise of the dreams' steps; greedy: none of the actions'."""
+    noise = [simulator.draw_noise(size, generator) for _ in range(steps)]
+    return [one._replace(action_BA=None) for one in noise] if greedy else noise
 
 
 def _compared(
@@ -236,8 +250,9 @@ def _compared(
 
 
 def _together(
-    parts: Sequence[Mapping[str, Any]], starts: np.ndarray, display: np.ndarray, kinds: Sequence[str]
-) -> Paired:
+    parts: Sequence[Mapping[str, Any]], starts: np.ndarray, by_itself: np.ndarray, display: np.ndarray,
+    kinds: Sequence[str],
+) -> Paired:  # fmt: skip
     """The batches' windows, one after the other."""
 
     def group(prefix: str) -> dict[str, np.ndarray]:
@@ -252,6 +267,7 @@ def _together(
         error=group("error"),
         similarity=group("similarity"),
         **sides,
+        by_itself=by_itself,
         shown=display,
         strip={k: np.concatenate([p["strip"][k] for p in parts]) for k in parts[0]["strip"]},
         kept=group("kept"),

@@ -186,7 +186,8 @@ def calibration_rows(p: Paired) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Lives:
-    """What happens in the windows, really and in the agent's dreams; windows cut by a time limit left out."""
+    """What happens in the windows in which the agent acted by itself, really and in its dreams; windows cut by a time
+    limit left out."""
 
     episode: np.ndarray  # int64 [M]
     acted: tuple[np.ndarray, np.ndarray]  # real, dreamed: bool [M, K], the transition exists
@@ -207,7 +208,7 @@ class Lives:
 
 def lives(p: Paired, rng: np.random.Generator) -> Lives:
     """Dreams end by a draw from the foretold probabilities."""
-    whole = p.acted.all(1) | (p.real.terminal.astype(bool) & p.acted).any(1)
+    whole = p.by_itself & (p.acted.all(1) | (p.real.terminal.astype(bool) & p.acted).any(1))
     ends = rng.random(p.dreamed.terminal.shape) < p.dreamed.terminal
     goes_on = np.concatenate([np.ones((len(ends), 1), bool), ~np.logical_or.accumulate(ends, 1)[:, :-1]], 1)
     steps = p.acted.shape[1]
@@ -227,7 +228,10 @@ def life_rows(x: Lives, rng: np.random.Generator) -> Iterator[Row]:
     ``baseline_mean``: the most frequent action always.
     """
     if (count := len(np.unique(x.episode))) < FEWEST_EPISODES:
-        few = f"{count} episodes have windows that end or last to the horizon, {FEWEST_EPISODES} are needed"
+        few = (
+            f"{count} episodes of the agent by itself have windows that end or last to the horizon, "
+            f"{FEWEST_EPISODES} are needed"
+        )
         for name, unit in (("return", "return"), ("length", "steps")):
             yield unknown(f"{name}_difference", None, unit, count, few)
             yield unknown(f"{name}_distance", None, f"{unit}, Wasserstein-1", count, few)
@@ -358,9 +362,10 @@ def kappa_rows(p: Paired, rows: Sequence[Row], actions: Mapping[str, Sequence[in
 
 def survival_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
     """Dreams that outlive k steps, by their foretold chances of ending, beside the real episodes (floor); windows that
-    a time limit cuts are left out.  ``baseline_copy``: a world that stands still never ends."""
+    a time limit cuts, or in which the agent explored, are left out.  ``baseline_copy``: a world that stands still never
+    ends."""
     ended = p.real.terminal.astype(bool) & p.acted
-    whole = p.acted.all(1) | ended.any(1)
+    whole = p.by_itself & (p.acted.all(1) | ended.any(1))
     at = p.episode[whole]
     real = np.cumprod(1.0 - ended[whole], 1)
     dreamed = np.cumprod(1.0 - p.dreamed.terminal[whole].astype(np.float64), 1)
@@ -368,7 +373,7 @@ def survival_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
         if k > real.shape[1]:
             return
         if len(np.unique(at)) < 2:
-            few = "fewer than two episodes have windows that end or last to the horizon"
+            few = "fewer than two episodes of the agent by itself have windows that end or last to the horizon"
             yield unknown("dreams_alive", k, "share", len(np.unique(at)), few)
             yield unknown("dreams_alive_difference", k, "share", len(np.unique(at)), few)
             continue
@@ -379,14 +384,15 @@ def survival_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
 
 
 def dream_state_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
-    """Hidden states of dreams, while they last, told apart from the real ones, as ``hidden_rows`` does it with those
-    under the recorded actions."""
+    """Hidden states of dreams, while they last, told apart from the real ones in windows in which the agent acted by
+    itself, as ``hidden_rows`` does it with those under the recorded actions."""
     ends = rng.random(p.dreamed.terminal.shape) < p.dreamed.terminal
-    seen, goes_on = p.seen[:, 1:], ~np.logical_or.accumulate(ends, 1)
+    own = p.by_itself[:, None]
+    seen, goes_on = p.seen[:, 1:] & own, ~np.logical_or.accumulate(ends, 1) & own
     h0 = p.real.h[:, 1:][seen].astype(np.float64)
     live = changing(h0) if len(h0) else np.zeros(h0.shape[1], bool)
     unit = "accuracy of a linear classifier"
-    units = np.unique(p.episode)
+    units = np.unique(p.episode[p.by_itself])
     if not live.any() or not goes_on.any():
         why = "every dream ends at once" if live.any() else STILL_STATES
         yield unknown("h_classifier_dreamed", None, unit, len(units), why)
@@ -450,8 +456,8 @@ def compare(
         "that has seen the answers; counterfactual actions and gradient signs: chance",
         "teacher_forced": "the simulator is shown every real frame: its frames have seen the frame they are compared "
         "with, its rewards and endings only the frames before",
-        "dreams": f"{len(x.episode)} windows: the agent acts as it likes in the simulator, actions, states and endings "
-        "are drawn; returns and lengths within the horizon",
+        "dreams": f"{len(x.episode)} windows: the agent acts by itself in the simulator, as it did in their record; "
+        "states and endings are drawn; returns and lengths within the horizon",
         "windows": len(p.episode),
         "episodes": len(np.unique(p.episode)),
         "left_out": [],
@@ -459,6 +465,11 @@ def compare(
     }
     if actions:
         result.notes["distinct_actions"] = list(actions)  # what the numbers in actions_real and actions_dreamed mean
+    if not p.by_itself.all():
+        result.notes["left_out"].append(
+            f"{len(np.unique(p.episode[~p.by_itself]))} of {len(np.unique(p.episode))} episodes, from what is compared "
+            "with dreams (returns, lengths, actions, survival, dreamed states): the agent explored in them"
+        )
     if sole_reward(p) is None:
         result.notes["left_out"].append(
             "Brier score and calibration of rewards: they are not all of one size, so their foretold mean is no "
