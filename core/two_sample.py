@@ -13,6 +13,8 @@ from core.stats import Estimate, band_of, share_interval, student
 
 SPLITS = 40  # random halves of the episodes
 CLASSIFIERS = 10  # random splits into training and test
+LEAST_A_SIDE = 4  # units of a sample from which on a half held out, of two, has a spread that its error is told by
+NO_INTERVAL = f"no interval of fewer than {LEAST_A_SIDE} episodes on a side"
 
 
 def frechet(a_NK: np.ndarray, b_MK: np.ndarray) -> float:
@@ -53,7 +55,8 @@ def median_width(x_NK: np.ndarray, rng: np.random.Generator) -> float:
 
 def told_apart(x_NK: np.ndarray, label_N: np.ndarray, unit_N: np.ndarray, rng: np.random.Generator) -> Estimate:
     """Classifier two-sample test (Lopez-Paz & Oquab 2017): share of rows that a logistic regression puts into the right
-    one of two samples, mean of both; 0.5 if nothing tells them apart.  NaN where a sample is of one unit.
+    one of two samples, mean of both; 0.5 if nothing tells them apart.  NaN where a sample is of one unit; of fewer than
+    LEAST_A_SIDE, no interval.
 
     label_N: 0 or 1; unit_N: rows of one unit are never in training and test at once.  A half of each sample's units is
     held out at random, CLASSIFIERS times.  Given its training half, each share is a mean over the units of the other,
@@ -64,7 +67,8 @@ def told_apart(x_NK: np.ndarray, label_N: np.ndarray, unit_N: np.ndarray, rng: n
 
     units, of_N = np.unique(unit_N, return_inverse=True)
     in_class_2U = np.array([np.bincount(of_N[label_N == c], minlength=len(units)) > 0 for c in (0, 1)])
-    if in_class_2U.sum(1).min() < 2:
+    a_side = int(in_class_2U.sum(1).min())
+    if a_side < 2:
         return Estimate(np.nan, np.nan, np.nan, len(units))
     found, errors2, tested = [], [], []
     for _ in range(CLASSIFIERS):
@@ -82,6 +86,8 @@ def told_apart(x_NK: np.ndarray, label_N: np.ndarray, unit_N: np.ndarray, rng: n
     if not found:
         return Estimate(np.nan, np.nan, np.nan, len(units))
     value, fewest = float(np.mean(found)), min(tested)
+    if a_side < LEAST_A_SIDE:
+        return Estimate(value, np.nan, np.nan, len(units))
     if value in (0.0, 1.0):  # nothing varies: so many units can hide some that are not
         return Estimate(value, *share_interval(value * fewest, fewest), len(units))
     width = float(student(fewest, 0.95)) * float(np.sqrt(np.mean(errors2)))

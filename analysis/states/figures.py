@@ -24,6 +24,7 @@ from core.figures import (
     figure_of,
 )
 from core.pages import label_colours
+from core.two_sample import NO_INTERVAL
 
 MAX_COURSES = 4  # episodes in the figure of courses
 MAX_PATHS = 3  # and of paths
@@ -389,6 +390,9 @@ def _draw_overlap(result: Result) -> Any:
             right.plot(value, y + shift, "o", color=colour)
             if None not in ends:
                 right.plot(ends, [y + shift] * 2, color=colour)
+            else:
+                right.annotate(f" {NO_INTERVAL}", (value, y + shift), fontsize=6, color=colour, va="center",
+                               ha="left" if value < 0.5 else "right")  # fmt: skip
     right.axvline(0.5, ymin=0.68, color="0.6", linestyle=":", linewidth=1)
     right.set_yticks(range(len(MEASURES)), list(MEASURES.values()), fontsize=8)
     right.set(xlim=(-0.02, 1.02), ylim=(-0.5, len(MEASURES) - 0.5), xlabel="share of states", title="Overlap")

@@ -8,7 +8,7 @@ import numpy as np
 
 from core import artefacts
 from core.stats import Estimate
-from core.two_sample import frechet, halves, squared_distances, told_apart
+from core.two_sample import NO_INTERVAL, frechet, halves, squared_distances, told_apart
 
 NEIGHBOURS = 5  # of a state, that say how far around it the states of its kind lie
 OVERLAP_STATES = 1000  # a side, in each of the random halves that are compared
@@ -26,7 +26,7 @@ def overlap(x_NK: np.ndarray, c_NK: np.ndarray, real_N: np.ndarray, unit_N: np.n
     2019, with neighbours from other episodes only; undefined where no state has as many); ``frechet`` distance of the
     two Gaussians, in shares of the real variance; ``told_apart`` of core.two_sample (0.5: not).
     The first three are taken between disjoint random halves of the episodes, whose spread is the interval.  A number
-    that is not defined in every half is None, and ``reason`` says why.
+    that is not defined in every half is None, and ``reason`` says why; ``floor_reason``: why the floor has no interval.
     """
     real_rows, other_rows = np.flatnonzero(real_N), np.flatnonzero(~real_N)
     # As many states a side whoever is compared: the measures depend on it.
@@ -64,7 +64,8 @@ def overlap(x_NK: np.ndarray, c_NK: np.ndarray, real_N: np.ndarray, unit_N: np.n
                    "floor_low": floor.low, "floor_high": floor.high}  # fmt: skip
         known = {k: artefacts.finite(v) for k, v in numbers.items()}
         reason = TOO_FEW_IN_A_HALF if None in (known["simulated"], known["floor"]) else ""
-        rows.append({"measure": name, **known, "unit": unit, "n": value.n, "reason": reason})
+        few = "" if reason or known["floor_low"] is not None else NO_INTERVAL
+        rows.append({"measure": name, **known, "unit": unit, "n": value.n, "reason": reason, "floor_reason": few})
     return rows
 
 

@@ -133,7 +133,8 @@ def summary(result: Result, bases: Mapping[str, Basis], out: Path) -> str:
         elif name in said:
             share, floor = scalars[f"overlap_{name}"], scalars[f"overlap_{name}_floor"]["value"]
             found = f"{share['value']:.2f}{_interval(share, '.2f')}"
-            lines.append(f"  {said[name]}: {found} (real against real: {floor:.2f})")
+            few = f", {row['floor_reason']}" if row["floor_reason"] else ""
+            lines.append(f"  {said[name]}: {found} (real against real: {floor:.2f}{few})")
     if "overlap" in result.notes:
         lines.append(f"  real against simulated: {result.notes['overlap']}")
     return "\n".join([*lines, f"  {out}"])

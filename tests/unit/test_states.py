@@ -72,6 +72,19 @@ def test_overlap_of_far_sources_is_none() -> None:
     assert found["frechet"]["simulated"] > 100 > 1 > found["frechet"]["floor"]
 
 
+@pytest.mark.parametrize(("episodes", "known"), [(6, False), (8, True)])
+def test_a_floor_of_few_episodes_has_no_interval_and_says_so(episodes: int, known: bool) -> None:
+    rng = np.random.default_rng(0)
+    x = np.concatenate([walk(rng, episodes, 3), walk(rng, EPISODES, 3)])
+    real = np.arange(len(x)) < episodes * STEPS
+    found = {r["measure"]: r for r in overlap(x, x, real, np.arange(len(x)) // STEPS, 0)}
+    row = found["told_apart"]
+    assert row["low"] is not None and row["floor"] is not None and row["reason"] == ""
+    assert (row["floor_low"] is not None) == known == (row["floor_high"] is not None)
+    assert row["floor_reason"] == ("" if known else "no interval of fewer than 4 episodes on a side")
+    assert not any(r["floor_reason"] for name, r in found.items() if name != "told_apart")
+
+
 def test_overlap_says_which_of_two_sources_is_the_narrower() -> None:
     """A simulator that knows only the middle of the world: all that it shows is real, but much is missing."""
     found = compared(0, 0.2, 1)

@@ -65,8 +65,23 @@ def test_what_is_alike_is_not_told_apart() -> None:
     assert told(30, 24, paired=True) >= 0.9
 
 
+@pytest.mark.parametrize(("first", "second"), [(2, 2), (3, 3), (3, 30), (4, 4), (4, 30)])
+@pytest.mark.parametrize("shift", [0.0, 50.0])
+def test_what_is_told_apart_by_one_held_out_unit_has_no_interval(first: int, second: int, shift: float) -> None:
+    """A half of three units is one, which has no spread: an interval of no width would be certain of anything."""
+    generator = np.random.default_rng(first + second)
+    x = np.concatenate([states(generator, first), states(generator, second, shift)])
+    label, unit = np.repeat([0, 1], [first * STEPS, second * STEPS]), np.repeat(np.arange(first + second), STEPS)
+    e = told_apart(x, label, unit, generator)
+    assert e.n == first + second and (e.value == 1 if shift else 0 <= e.value <= 1)
+    if first < 4:
+        assert np.isnan(e.low) and np.isnan(e.high)
+    else:
+        assert e.low < 0.9 and (e.high == 1 if shift else e.low < 0.5 < e.high)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("episodes", [8, 24, 64])
+@pytest.mark.parametrize("episodes", [4, 8, 24, 64])
 @pytest.mark.parametrize("paired", [True, False])
 def test_interval_of_what_is_told_apart_covers(
     episodes: int, paired: bool, record_property: Callable[[str, object], None]

@@ -16,7 +16,7 @@ from analysis.shared.directions import changing
 from core.artefacts import Result
 from core.contracts import numbers_of_distinct
 from core.stats import Estimate, bootstrap_mean
-from core.two_sample import frechet, halves, median_width, mmd, told_apart
+from core.two_sample import NO_INTERVAL, frechet, halves, median_width, mmd, told_apart
 from validation.fidelity.counterfactual import Found
 from validation.fidelity.measures import (
     Row,
@@ -406,8 +406,10 @@ def dream_state_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
     label = np.repeat([0, 1], [len(real), len(dreamed)])
     apart = told_apart(np.concatenate([real, dreamed]), label, np.concatenate([at, other_at]), rng)
     half = np.isin(at, rng.permutation(units)[: len(units) // 2]).astype(int)
-    yield row("h_classifier_dreamed", None, apart, unit, mean=0.5, floor=told_apart(real, half, at, rng).value,
-              reason="one episode has all the states")  # fmt: skip
+    found = row("h_classifier_dreamed", None, apart, unit, mean=0.5, floor=told_apart(real, half, at, rng).value,
+                reason="one episode has all the states")  # fmt: skip
+    few = found["simulated"] is not None and found["low"] is None
+    yield {**found, "reason": NO_INTERVAL} if few else found
 
 
 def compare(
