@@ -75,8 +75,9 @@ def main(config: LifeConfig) -> None:
         if len(lives) > 1:
             draw_lives(lives, rows, colours, config.between).savefig(run.path / "lives.png", dpi=110)
     p75 = result.scalars["lifespan_p75"]
-    low, high = p75["interval"]  # None, None of a single life
-    between = "" if low is None else f" [{low:.0f}, {high:.0f}]{few(p75['n'])}"
+    low, high = p75["interval"]  # None, None of one or two lives
+    upto = "no upper end: too few lives" if high is None else f"{high:.0f}"
+    between = "" if low is None else f" [{low:.0f}, {upto}]{few(p75['n'])}"
     print(f"75 % of {p75['n']} lives last at most {p75['value']:.0f} ticks{between}; drawn: {config.out}")
     for life in result.tables["lives"]:
         where = f", at the end {label_name(life['last_label'])}" if "last_label" in life else ""

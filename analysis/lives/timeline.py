@@ -79,14 +79,15 @@ def timeline(
 
 
 def record_lifespans(result: Result, steps_E: np.ndarray, terminated_E: np.ndarray) -> None:
-    """Scalars ``lifespan_p75`` and ``died``.  Lives that were cut off lasted at least so long."""
+    """Scalars ``lifespan_p75``, without an upper end where lives are too few for it, and ``died``.  Lives that were
+    cut off lasted at least so long."""
     lifespan = quantile_interval(steps_E, QUANTILE)
     result.scalar("lifespan_p75", lifespan.value, "ticks", lifespan.n, lifespan.interval)
     died = share_of(terminated_E, np.arange(len(terminated_E)))
     result.scalar("died", died.value, "share of lives", died.n, died.interval)
     result.notes["intervals"] = (
         "95 %, lives as units; agents of one world meet and compete, so where one world gives many lives they are "
-        "narrower than they should be"
+        "narrower than they should be; an end that so few lives cannot tell is empty"
     )
 
 

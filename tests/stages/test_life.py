@@ -68,6 +68,13 @@ def test_a_single_life_has_no_interval(tmp_path: Path, capsys: pytest.CaptureFix
     assert "75 % of 1 lives last at most" in capsys.readouterr().out
 
 
+def test_few_lives_have_no_upper_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(life, write_extraction(tmp_path / "few", parts=1, worlds=1, players=6), "--out", tmp_path / "life")
+    low, high = Result.load(tmp_path / "life").scalars["lifespan_p75"]["interval"]
+    assert low is not None and high is None
+    assert f"[{low:.0f}, no upper end: too few lives], few; drawn" in capsys.readouterr().out
+
+
 def test_a_life_without_clusters(extraction: Path, tmp_path: Path) -> None:
     run(life, extraction, "--episodes", 5, 2, "--out", tmp_path / "life")
     result = Result.load(tmp_path / "life")

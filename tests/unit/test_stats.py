@@ -487,6 +487,21 @@ def test_interval_of_a_quantile_covers(n: int) -> None:
     assert covers > 0.93
 
 
+@pytest.mark.parametrize("n", [3, 6, 12, 13])
+def test_interval_of_a_quantile_of_few_units_has_no_end_that_they_cannot_tell(n: int) -> None:
+    """That all of 12 lie below the quantile .75 happens in one case of 32, so the largest bounds it too seldom."""
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal((2000, n))
+    up, down = (np.array([quantile_interval(x_N, q).interval for x_N in x]) for q in (0.75, 0.25))
+    assert np.isinf(up[:, 1]).all() == (n < 13) == np.isinf(down[:, 0]).all()
+    assert np.isfinite(up[:, 0]).all() and np.isfinite(down[:, 1]).all()
+    for ends, q in ((up, 0.75), (down, 0.25)):
+        truth = scipy_stats.norm.ppf(q)
+        assert np.mean(ends[:, 0] > truth) < 0.035 and np.mean(ends[:, 1] < truth) < 0.035  # of .025 each, at most
+    nothing = quantile_interval(np.array([1.0, 2.0]), 0.75)
+    assert nothing.interval == (-math.inf, math.inf) and nothing.value == 1.75
+
+
 # p-values
 
 
