@@ -64,7 +64,7 @@ def words_of(game: str) -> dict[str, Any]:
     words: dict[str, tuple[str, ...]] = {"leftwards": LEFT, "rightwards": RIGHT}
     if game == "caveflyer":
         words = {}  # there they turn the ship
-    events = {} if game in ENDLESS else {"death": "ended and reward <= 0"}
+    events = {} if game in ENDLESS else {"death": "ended and not truncated and reward <= 0"}
     events["reward"] = "reward > 0"
     if game in JUMPING:
         words |= {"jumping_up": ("up",), "jumping_left": ("upleft",), "jumping_right": ("upright",)}

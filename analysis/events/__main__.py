@@ -3,8 +3,10 @@
 Events are small expressions over what was recorded a step (analysis.shared.events), also over the world's truth where
 the recording tells it (record.py --truth all): ``truth(on_crate) and not previous(truth(on_crate))``.  A world has some
 by name.  Of every event: how many times an episode it happens, and in which share of episodes, with intervals over
-whole units (levels, where they are known).  Of two recordings, such as one without and one with an intervention
-(record.py --basis ... --shift ...), also the difference, paired where both played the same levels.
+whole units (levels, where they are known).  Episodes that the recorder cut (record.py --num_steps) are left out.
+
+Of two recordings, such as one without and one with an intervention (record.py --basis ... --shift ...), also the
+difference, paired where both played the same levels.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from core.episodes import RolloutStore
 from core.stats import few
 
 STAGE = "events"
+UNITS = {"level": "levels", "life": "lives", "world": "worlds"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +89,22 @@ def main(config: EventsConfig) -> None:
 
 def summary(result: Result, one: Counts, altered: Counts | None, out: Path) -> str:
     """A sentence an event."""
-    sizes = [f"{len(c.times_EX)} episodes, {c.steps:,} steps" for c in (one, altered) if c is not None]
-    lines = [f"{' and '.join(sizes)}; resampled whole: {result.notes['unit']}s: {out}"]
+    sizes = [_size(counts) for counts in (one, altered) if counts is not None]
+    lines = [f"{' and '.join(sizes)}; resampled whole: {UNITS[result.notes['unit']]}: {out}"]
     return "\n".join([*lines, *(f"  {sentence(row, result.notes['names'])}" for row in result.tables["events"])])
+
+
+def _size(counts: Counts) -> str:
+    """How much was counted, and what was left out."""
+    n = len(counts.times_EX)
+    cut = f" ({counts.cut} cut short left out)" if counts.cut else ""
+    return f"{n} episode{'s' * (n != 1)}, {counts.steps:,} steps{cut}"
 
 
 def sentence(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
     """What is said of one event."""
     said = f"{row['event']}: {_numbers(row, 'rate')} times an episode (n = {row['n']}{few(row['n'])}), in "
-    said += f"{row['share']:.1%} [{row['share_low']:.1%}, {row['share_high']:.1%}] of episodes"
+    said += f"{_numbers(row, 'share', '.1%')} of episodes"
     if "difference" not in row:
         return said
     shared = f", {row['paired']} of them in both" if row["paired"] else ""

@@ -5,7 +5,7 @@ E episodes, U independent units, X events, T steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ class Counts(NamedTuple):
     unit_E: np.ndarray  # equal for what is not independent
     unit: str  # what a unit is
     steps: int
+    cut: int = 0  # episodes that are left out, since the recorder cut them
 
 
 def known_events(spec: EnvSpec, truth: bool) -> dict[str, str]:
@@ -82,41 +83,53 @@ def _told(text: str) -> set[str]:
     return {part.partition(")")[0].strip(" '\"") for part in text.split("truth(")[1:]}
 
 
-def happening(events: Sequence[Event], store: RolloutStore) -> Iterator[tuple[int, np.ndarray]]:
-    """Every episode that has steps, and which events hold at each of them, bool [T, X]."""
+def happening(
+    events: Sequence[Event], store: RolloutStore, episodes: Iterable[int] | None = None
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Every episode (of some; none: of all) that has steps, and which events hold at each of them, bool [T, X]."""
     spec, known = store.spec, names_of(store)
     truth = {name: known[name] for name in known if any(name in event.truths for event in events)}
     columns = ["value", "reward", "action", *dict.fromkeys(column for column, _ in truth.values())]
     logits = any(event.reads & {"prob", "logit"} for event in events)
     columns += ["logits"] if logits else []
-    for e in np.flatnonzero(np.minimum(store.steps, store.rows) > 0).tolist():
+    for e in with_steps(store).tolist() if episodes is None else episodes:
         found = {name: torch.from_numpy(np.asarray(x)) for name, x in store.pooled(*columns, episodes=[e])[0].items()}
         value_1T = found["value"].double()[None]
         action_1TA = one_hot(found["action"].long(), spec.parts, value_1T)[None]
-        ended_1T = torch.zeros_like(value_1T)
+        ended_1T, truncated_1T = torch.zeros_like(value_1T), torch.zeros_like(value_1T)
         if len(ended_1T[0]) == store.steps[e]:
             ended_1T[0, -1] = float(store.terminated[e] or store.truncated[e])
+            truncated_1T[0, -1] = float(store.truncated[e] and not store.terminated[e])
         told = {name: found[column].reshape(len(value_1T[0]), -1)[:, k].double()[None]
                 for name, (column, k) in truth.items()}  # fmt: skip
         logits_1TA = found["logits"].double()[None] if logits else torch.zeros_like(action_1TA)
         rows = Rows(
             value_1T, found["reward"].double()[None], ended_1T, action_1TA, logits_1TA, value_1T[..., None][..., :0],
-            spec.parts if len(spec.parts) > 1 else (), told,
+            spec.parts if len(spec.parts) > 1 else (), told, truncated_1T,
         )  # fmt: skip
         on_TX = torch.stack([event(rows)[0] for event in events], 1) if events else torch.zeros(len(value_1T[0]), 0)
         yield e, on_TX.round().bool().numpy()
 
 
+def with_steps(store: RolloutStore) -> np.ndarray:
+    """The episodes that have steps."""
+    return np.flatnonzero(np.minimum(store.steps, store.rows) > 0)
+
+
 def count(events: Sequence[Event], store: RolloutStore) -> Counts:
-    """Counts of every whole episode."""
-    episodes = np.flatnonzero(np.minimum(store.steps, store.rows) > 0)
+    """Counts of every whole episode: one that the recorder cut says nothing of its end.  UserError if none is whole."""
+    known = with_steps(store)
+    episodes = known[[not store.meta(e).get("cut") for e in known.tolist()]]
+    if len(known) and not len(episodes):
+        raise UserError(f"{store.path}: all {len(known)} episodes were cut (--num_steps), and events are counted in "
+                        "whole ones; record with --episodes, or more steps")  # fmt: skip
     times_EX = np.zeros((len(episodes), len(events)), np.int64)
-    for i, (_, on_TX) in enumerate(happening(events, store)):
+    for i, (_, on_TX) in enumerate(happening(events, store, episodes.tolist())):
         times_EX[i] = on_TX.sum(0)
     level_E = levels_of(store)
     unit_E = units(store, store) if level_E is None else level_E
     unit = "level" if level_E is not None else "life" if len(np.unique(unit_E)) == len(store) else "world"
-    return Counts(times_EX, unit_E[episodes], unit, int(store.steps[episodes].sum()))
+    return Counts(times_EX, unit_E[episodes], unit, int(store.steps[episodes].sum()), len(known) - len(episodes))
 
 
 def _by_unit(counts: Counts, unit_U: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -189,7 +202,8 @@ def verdict(value: float, q: float | None) -> str:
 def assemble(events: Sequence[Event], one: Counts, other: Counts | None, seed: int, names: Mapping[str, str]) -> Result:
     """Table ``events``, a row each; arrays of counts an episode.  names: of the recordings, for pages."""
     rng = np.random.default_rng(seed)
-    result = Result(notes={"unit": one.unit, "names": dict(names)})
+    cut = [c.cut for c in (one, other) if c is not None]
+    result = Result(notes={"unit": one.unit, "names": dict(names), "cut": cut})
     rows = [{"event": e.name, "expression": e.text} | r for e, r in zip(events, rates(one, rng), strict=True)]
     result.arrays |= {"times": one.times_EX, "unit": one.unit_E}
     if other is not None:

@@ -6,7 +6,8 @@ nothing is ever run as code.  Truth values are numbers, 1 and 0, ``and`` multipl
 that an event of the action keeps the action's (straight-through) gradient.
 
 Columns     value, reward (of the transition after the step), ended (that transition ends the episode; in a simulator:
-            is likelier than not to), step (0 at the change), action
+            is likelier than not to), truncated (it ends it at a time limit, which is nothing that happened in the
+            world: no death), step (0 at the change), action
 Functions   prob(ACTION), logit(ACTION), direction(ID), previous(EXPRESSION): what it was a step earlier; at step 0,
             which has no earlier one, what it is now, so that nothing begins there
             truth(NAME), or NAME alone where it means nothing else: what was so in the world, where that is told (of
@@ -40,7 +41,8 @@ from core.config import nearest
 from core.contracts import UserError
 from core.roll import probabilities
 
-COLUMNS = ("value", "reward", "ended", "step", "action")
+ENDINGS = ("ended", "truncated")
+COLUMNS = ("value", "reward", *ENDINGS, "step", "action")
 CHANGES = ("rises", "falls", "crosses")
 FUNCTIONS = ("prob", "logit", "direction", "previous", "truth", *CHANGES)
 LONGEST = 400  # characters: deep enough for any event, too few to nest the parser to death
@@ -59,6 +61,7 @@ class Rows:
     c_RTK: Tensor
     parts: tuple[int, ...] = ()  # choices of each part of an action, where there are several
     truth: Mapping[str, Tensor] = field(default_factory=dict)  # [R, T] each, NaN where there is no such thing
+    truncated_RT: Tensor | None = None  # 0 or 1; None: never, as in a simulator
 
     def __getitem__(self, part: slice) -> Rows:
         """Some of the steps."""
@@ -82,7 +85,7 @@ class Event:
     @property
     def of_actions_alone(self) -> bool:
         """Whether it is told by actions, rewards and endings: with those of another run it cannot change."""
-        return self.reads <= {"action", "reward", "ended", "step"}
+        return self.reads <= {"action", "reward", *ENDINGS, "step"}
 
     def __call__(self, rows: Rows) -> Tensor:
         return self.holds(rows)
@@ -209,8 +212,8 @@ class _Reader:
             return _not(self.truth(node.operand))
         if isinstance(node, ast.Compare):
             return self._compare(node)
-        if isinstance(node, ast.Name) and node.id == "ended" and "ended" in self.columns:
-            return lambda rows: rows.ended_RT
+        if isinstance(node, ast.Name) and node.id in ENDINGS and node.id in self.columns:
+            return self._column(node.id)
         if self.calls(node, "truth") or (isinstance(node, ast.Name) and self._is_truth(node.id)):
             told = self.number(node)
             return lambda rows: ((told(rows) != 0) & ~told(rows).isnan()).to(rows.value_RT.dtype)
@@ -300,6 +303,8 @@ class _Reader:
             raise _Unreadable(f"no column {name!r}{nearest(name, there)}")
         if name == "step":
             return lambda rows: torch.arange(rows.value_RT.shape[1]).to(rows.value_RT).expand_as(rows.value_RT)
+        if name == "truncated":
+            return lambda rows: torch.zeros_like(rows.ended_RT) if rows.truncated_RT is None else rows.truncated_RT
         return lambda rows: getattr(rows, f"{name}_RT")  # type: ignore[no-any-return]
 
     def _function(self, node: ast.Call) -> Read:

@@ -98,7 +98,7 @@ def test_what_is_no_event_is_a_user_error_that_names_what_there_is(text: str, sa
     message = str(error.value)
     assert said in message and "\n" not in message and message.startswith("event 'it': ")
     if "too long" not in said:
-        assert "columns: value, reward, ended, step, action" in message and "upright" in message
+        assert "columns: value, reward, ended, truncated, step, action" in message and "upright" in message
 
 
 def test_lists_of_events() -> None:

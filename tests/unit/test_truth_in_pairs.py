@@ -75,6 +75,25 @@ def test_a_run_tells_the_truth_of_each_step(real: RealWorld) -> None:
     assert 0.1 < float(rate.mean()) < 0.9
 
 
+def test_a_time_limit_is_told_from_an_ending_of_the_world(real: RealWorld) -> None:
+    """Of a run as of a recording, whichever way it is played: who runs out of time does not die."""
+    options = replace(OPTIONS, horizon=10, hazard=0.1)
+    env = PlantedWorld(options, N)
+    agent = PlantedAgent(options)
+    starts = collect_starts(agent, env, N, initial_frames=1, latest=8, seed=0)
+    texts = {"death": "ended and not truncated", "time": "truncated", "over": "ended"}
+    events = tuple(parse_event(name, text, SPEC.action_names, SIZE) for name, text in texts.items())
+    noise = torch.from_numpy(np.random.default_rng(0).gumbel(size=(N, K + 1, 3))).float()
+    world = RealWorld(agent, starts.state, noise, Measures({"left": [0]}, events=events), env, starts)
+    death, time, over = (quantities(world.run(), world.measures)[f"event:{name}@{K}"] for name in texts)
+    assert torch.equal(death + time, over) and death.sum() > 0 and time.sum() > 0
+    by_age = torch.from_numpy(starts.age_N) + K >= options.horizon
+    assert not time[~by_age].any() and torch.equal(over[by_age], torch.ones_like(over[by_age]))
+    course = world.course()
+    for name, want in zip(texts, (death, time, over), strict=True):
+        assert torch.equal(quantities(course, world.measures)[f"event:{name}@{K}"], want)
+
+
 def test_donors_are_the_nearest_of_the_other_class_and_give_once() -> None:
     """Were a state given to many starts, these would count as so many although they rest on one."""
     clean = np.array([True, True, False, False, False])

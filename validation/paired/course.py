@@ -32,6 +32,7 @@ class Course(NamedTuple):
     action_RTA: Tensor | None = None  # one-hot
     ended_RT: Tensor | None = None  # [R, T-1], 0 or 1
     told_RTM: Tensor | None = None  # the truth columns that events read (``Measures.truths``), where a world tells them
+    truncated_RT: Tensor | None = None  # [R, T-1], 0 or 1: ended at a time limit; None: never, as in a simulator
 
 
 JUMPS = ("up", "upleft", "upright")
@@ -148,7 +149,7 @@ def rows_of(course: Course, measures: Measures) -> Rows:
     return Rows(
         course.value_RT[:, now], course.reward_RT, course.ended_RT, course.action_RTA[:, now],
         course.logits_RTA[:, now], (course.h_RTH[..., :0] if basis is None else basis.project(course.h_RTH))[:, now],
-        measures.parts, truth,
+        measures.parts, truth, course.truncated_RT,
     )  # fmt: skip
 
 
@@ -225,13 +226,14 @@ def is_own(quantity: str, directions: Sequence[int]) -> bool:
 
 
 def course_of(
-    logits: Tensor, value: Tensor, reward: Tensor, ends: Tensor, h: Tensor, one_hot: Tensor, told: Tensor | None = None
-) -> Course:
+    logits: Tensor, value: Tensor, reward: Tensor, ends: Tensor, h: Tensor, one_hot: Tensor,
+    told: Tensor | None = None, truncated: Tensor | None = None,
+) -> Course:  # fmt: skip
     """A course from what its steps gave; ``ends`` [R, T-1] are probabilities of ending (0 or 1 where it is known)."""
     hard = (ends > 0.5).to(ends.dtype)
     goes_on = torch.cat([torch.ones_like(value[:, :1]), 1 - ends], 1).cumprod(1)
     told = logits[..., :0] if told is None else told
-    return Course(logits, value, reward, goes_on, h, one_hot, hard + (ends - ends.detach()), told)
+    return Course(logits, value, reward, goes_on, h, one_hot, hard + (ends - ends.detach()), told, truncated)
 
 
 def course_along(moments: Sequence[Moment]) -> Course:

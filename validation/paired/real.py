@@ -37,7 +37,7 @@ class RealWorld(Paired):
         told = none[:, None][:, :0]
         if self.measures.truths:
             told = self.told(self.env.restore(self.starts.states))
-        return Places(list(self.starts.states), self.agent.encode(last), none, none, told)
+        return Places(list(self.starts.states), self.agent.encode(last), none, none, none, told)
 
     def told(self, step: Step) -> Tensor:
         """The truth columns that are asked for, [B, M]."""
@@ -59,11 +59,12 @@ class RealWorld(Paired):
             env.restore(some + some[:1] * (slots - count))
             now = env.step(np.concatenate([acts, np.zeros_like(acts, shape=(slots - count, *acts.shape[1:]))]))
             over = (now.terminated | now.truncated)[:count]
-            reward, ends = (torch.from_numpy(x).to(like) for x in (now.reward[:count], over))
+            timed_out = (now.truncated & ~now.terminated)[:count]
+            reward, ends, truncated = (torch.from_numpy(x).to(like) for x in (now.reward[:count], over, timed_out))
             left = env.snapshot()
             after = [None if end else state for state, end in zip(left, over, strict=False)]
             seen = {k: torch.from_numpy(v[:count]).to(like.device) for k, v in self.observed(now, left, env).items()}
-            return Places(after, self.agent.encode(seen), reward, ends, self.told(now)[:count])
+            return Places(after, self.agent.encode(seen), reward, ends, truncated, self.told(now)[:count])
 
         return together([self.as_here(found) for found in ranks.each(range(0, len(states), slots), branch)])
 
@@ -87,7 +88,7 @@ class RealWorld(Paired):
         now = self.env.restore(starts.states) if starts.states else self.env.reset(starts.seed)
         carried, rows, like = starts.state, torch.arange(n, device=device), self.noise_NTA
         logits_NTA, value_NT = like.new_zeros(n, steps, choices), like.new_zeros(n, steps)
-        reward_NT, ended_NT = like.new_zeros(n, steps - 1), like.new_zeros(n, steps - 1)
+        reward_NT, ended_NT, truncated_NT = (like.new_zeros(n, steps - 1) for _ in range(3))
         h_NTH, action_NTA = like.new_zeros(n, steps, starts.h_NH.shape[1]), torch.zeros_like(logits_NTA)
         told_NTM = like.new_zeros(n, steps, len(self.measures.truths))
         taken: list[np.ndarray] = []
@@ -121,6 +122,8 @@ class RealWorld(Paired):
             over_N = torch.from_numpy(now.terminated | now.truncated).to(ended_NT)
             reward_NT[rows[counts_N], at[counts_N]] = torch.from_numpy(now.reward).to(reward_NT)[counts_N]
             ended_NT[rows[counts_N], at[counts_N]] = over_N[counts_N]
+            timed_out_N = torch.from_numpy(now.truncated & ~now.terminated).to(ended_NT)
+            truncated_NT[rows[counts_N], at[counts_N]] = timed_out_N[counts_N]
         if not intervene:
             self._taken = taken
-        return course_of(logits_NTA, value_NT, reward_NT, ended_NT, h_NTH, action_NTA, told_NTM)
+        return course_of(logits_NTA, value_NT, reward_NT, ended_NT, h_NTH, action_NTA, told_NTM, truncated_NT)

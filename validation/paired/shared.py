@@ -89,7 +89,7 @@ class SharedWorld(Paired):
                                                                             self.greedy)  # fmt: skip
         moved = (FromStarts(tuple(intervene), slot_N, offset_N),) if intervene else ()
         logits, value = like.new_zeros(n, steps, self.agent.spec.n_actions), like.new_zeros(n, steps)
-        reward, ended = like.new_zeros(n, steps - 1), like.new_zeros(n, steps - 1)
+        reward, ended, truncated = (like.new_zeros(n, steps - 1) for _ in range(3))
         h, action = like.new_zeros(n, steps, like.shape[1]), torch.zeros_like(logits)
         names = self.measures.truths
         told = like.new_zeros(n, steps, len(names))
@@ -112,9 +112,10 @@ class SharedWorld(Paired):
             at, slots, after = t_N[on], self.slot_N[on], moment.next
             reward[on, at] = torch.from_numpy(after.reward[slots]).to(like)
             ended[on, at] = torch.from_numpy(after.terminated[slots] | after.truncated[slots]).to(like)
+            truncated[on, at] = torch.from_numpy(after.truncated[slots] & ~after.terminated[slots]).to(like)
         if not intervene:
             self._taken = taken
-        return course_of(logits, value, reward, ended, h, action, told)
+        return course_of(logits, value, reward, ended, h, action, told, truncated)
 
 
 def noise_of(agent: Agent, env: VecEnv, seed: int, greedy: bool) -> Chooser:

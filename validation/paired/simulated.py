@@ -90,7 +90,8 @@ class SimulatedWorld(Paired):
              for i in range(0, len(shown.reward_B), n)]
         )  # fmt: skip
         rows = [rows_of(state, slice(i, i + 1)) for i in range(len(shown.reward_B))]
-        return Places(rows, seen, shown.reward_B, shown.ending_B, shown.reward_B[:, None][:, :0])
+        never, told = torch.zeros_like(shown.reward_B), shown.reward_B[:, None][:, :0]
+        return Places(rows, seen, shown.reward_B, shown.ending_B, never, told)
 
     def jacobian(
         self, block: int = 0, steps: int = 1, through: str = "", known: Collection[str] = (), most: int | None = None

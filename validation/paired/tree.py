@@ -36,6 +36,7 @@ class Places(NamedTuple):
     seen: Tree  # what the agent makes of what it sees there, [B, ...]
     reward_B: Tensor  # of the transition that led there
     terminal_B: Tensor  # probability that it ended the episode (real: 0 or 1)
+    truncated_B: Tensor  # 1: it ended it at a time limit
     told_BM: Tensor  # the truth columns that events read, where the world tells them
 
 
@@ -212,7 +213,8 @@ class Paired:
                 action_BA = choose(said.logits_BA, self.agent.spec.parts, draw.action_BA)[1]
             kept.append((said.logits_BA, said.value_B, *moment.shown[1:4], said.h_BH, action_BA))
         logits, value, reward, terminal, told, h, action_RTA = (torch.stack(x, 1) for x in zip(*kept, strict=True))
-        return course_of(logits, value, reward[:, 1:], terminal[:, 1:], h, action_RTA, told)
+        truncated, told = told[:, 1:, 0], told[..., 1:]
+        return course_of(logits, value, reward[:, 1:], terminal[:, 1:], h, action_RTA, told, truncated)
 
     def measure(
         self, groups: Sequence[Intervention | None], description: str = "", through: str = "", together: int = 1
@@ -269,8 +271,8 @@ class Nodes:
 
     def _show(self, t: int, node_R: Tensor) -> tuple[Tensor, Shown]:
         state, places = torch.stack([node_R, torch.full_like(node_R, t)], 1), self.levels[t].places
-        reward = places.reward_B[node_R]
-        return state, Shown({"place": state}, reward, places.terminal_B[node_R], places.told_BM[node_R])
+        reward, told = places.reward_B[node_R], torch.cat([places.truncated_B[:, None], places.told_BM], 1)[node_R]
+        return state, Shown({"place": state}, reward, places.terminal_B[node_R], told)
 
 
 class Remembering:

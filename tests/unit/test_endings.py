@@ -1,0 +1,70 @@
+"""Recordings whose episodes die, run out of time or were cut, through analysis.events: which are deaths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.events import __main__ as events
+from core import artefacts
+from core.artefacts import Result, write_json
+from core.contracts import UserError
+from core.episodes import Episode, StoreWriter
+from envs.procgen import ProcgenEnv, ProcgenOptions
+
+STEPS = 4
+
+
+def episode(level: int, reward: float = 0.0, *, died: bool = False, cut: bool = False) -> Episode:
+    action = np.full(STEPS, 4)
+    return Episode(
+        obs={}, h=np.zeros((STEPS, 2), np.float32), value=np.zeros(STEPS, np.float32), action=action,
+        reward=np.array([0] * (STEPS - 1) + [reward], np.float32), terminated=died, truncated=not died,
+        truth={"level": np.full(STEPS, level)}, meta={"slot": 0} | ({"cut": True} if cut else {}),
+    )  # fmt: skip
+
+
+def write(path: Path, episodes: Sequence[Episode]) -> Path:
+    with artefacts.new_run(path, "record", {"seed": 0}) as run:
+        write_json(run.path / "spec.json", ProcgenEnv(ProcgenOptions(game="jumper"), 1).spec.to_json())
+        with StoreWriter(run.path) as writer:
+            for e in episodes:
+                writer.add(e)
+    return path
+
+
+def count(path: Path, out: Path, altered: Path | None = None) -> dict[str, dict[str, object]]:
+    events.main(events.EventsConfig(rollouts=path, altered=altered, out=out))
+    return {row["event"]: row for row in Result.load(out).tables["events"]}
+
+
+def test_who_runs_out_of_time_has_not_died(tmp_path: Path) -> None:
+    ends = [episode(0, died=True), episode(1, died=True), episode(2), episode(3), episode(4, 10.0, died=True)]
+    path = write(tmp_path / "r", ends)
+    assert count(path, tmp_path / "events")["death"]["times"] == 2
+    words = ("timeouts: truncated", "endings: ended", "lost: ended and reward <= 0")
+    events.main(events.EventsConfig(rollouts=path, events=words, out=tmp_path / "own"))
+    assert [row["times"] for row in Result.load(tmp_path / "own").tables["events"]] == [2, 5, 4]
+
+
+def test_cut_episodes_are_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    some = [episode(i, died=True) for i in range(3)] + [episode(3 + i, cut=True) for i in range(5)]
+    row = count(write(tmp_path / "r", some), tmp_path / "events")["death"]
+    assert (row["times"], row["episodes"], row["share"]) == (3, 3, 1.0)
+    assert "3 episodes, 12 steps (5 cut short left out); resampled whole: levels: " in capsys.readouterr().out
+    none = write(tmp_path / "none", [episode(i, cut=True) for i in range(5)])
+    with pytest.raises(UserError, match=r"all 5 episodes were cut .*record with --episodes") as error:
+        count(none, tmp_path / "nothing")
+    assert "\n" not in str(error.value) and not (tmp_path / "nothing").exists()
+
+
+def test_one_episode_has_no_intervals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = write(tmp_path / "r", [episode(0, died=True)]), write(tmp_path / "s", [episode(0)])
+    row = count(one, tmp_path / "events")["death"]
+    assert row["share"] == 1 and row["share_low"] is None
+    assert "death: 1.000 times an episode (n = 1, few), in 100.0% of episodes" in capsys.readouterr().out
+    row = count(one, tmp_path / "two", other)["death"]
+    assert row["difference"] == -1 and row["verdict"] == "no difference found"
