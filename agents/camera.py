@@ -12,7 +12,7 @@ from core.contracts import EnvSpec
 from core.episodes import Episode
 from core.figures import enlarged, font_of, minus, rgb
 
-WIDTH = 256  # pixels of a column; sides of an MP4 are multiples of 16
+WIDTH, GAP = 256, 16  # pixels of a column, and between two; sides of an MP4 are multiples of 16
 TITLE, NAMED, PROBABILITIES, COURSE = 32, 24, 56, 64  # heights of the strips above and under a frame
 INK, PALE, LINE, NOW = "#1d2329", "#8a8f94", "#2a6f97", "#a3341f"
 PAPER = (255, 255, 255)
@@ -73,7 +73,7 @@ class Camera:
     @property
     def size(self) -> tuple[int, int]:
         """(width, height) in pixels."""
-        return WIDTH * len(self.rows[0]), self.cell * len(self.rows)
+        return (WIDTH + GAP) * len(self.rows[0]) - GAP, self.cell * len(self.rows)
 
     def at(self, step: int) -> np.ndarray:
         """The film's frame, uint8 [height, width, 3], at a step."""
@@ -83,7 +83,7 @@ class Camera:
         draw = ImageDraw.Draw(image)
         for i, row in enumerate(self.rows):
             for j, reel in enumerate(row):
-                self.cell_at(image, draw, reel, step, j * WIDTH, i * self.cell)
+                self.cell_at(image, draw, reel, step, j * (WIDTH + GAP), i * self.cell)
         return np.asarray(image)
 
     def cell_at(self, image: Any, draw: Any, reel: Reel, step: int, x: int, y: int) -> None:

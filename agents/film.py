@@ -16,6 +16,8 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python -m agents.film", file=sys.stderr)
     sys.exit(2)
 
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +48,9 @@ class FilmConfig:
     rollouts: tyro.conf.Positional[Path] = Path("runs/rollouts")
     """recording: rollouts or samples"""
     beside: tuple[Path, ...] = ()
-    """recordings to put below it: the same episode numbers, or, where one is of samples and the other holds the real
-    rollouts that they started from, the same windows"""
+    """recordings to put below it: of each episode the one that began alike (the n-th of its slot; where no slots are
+    told, that of its number), or, where one is of samples and the other holds the real rollouts that they started from,
+    the same windows"""
     episodes: tuple[int, ...] = ()
     """episodes (or samples) to film beside each other; none: the first four"""
     basis: Path | None = None
@@ -93,22 +96,66 @@ class Direction(NamedTuple):
         return out
 
 
-def parts_of(config: FilmConfig, store: RolloutStore, episodes: Sequence[int]) -> list[list[Part]]:
-    """The rows of the film, each of as many parts as there are episodes.  UserError where one is not there."""
-    rows = [[Part(store, config.rollouts.name, e, 0) for e in episodes]]
+def parts_of(config: FilmConfig, store: RolloutStore, field: str, episodes: Sequence[int]) -> list[list[Part]]:
+    """The rows of the film, each of as many parts; an episode without its like in a row below is left out, and said.
+    UserError where one is not there, or none is left."""
+    rows: list[dict[int, Part]] = [{e: Part(store, config.rollouts.name, e, 0) for e in episodes}]
     for path in config.beside:
         other = RolloutStore(path)
         if other.spec.obs != store.spec.obs or other.spec.env_id != store.spec.env_id:
             raise UserError(f"{path} is of {other.spec.env_id}, {config.rollouts} of {store.spec.env_id}")
         if started_from(store, config.rollouts, path):
-            rows.append([real_window(store, config.rollouts, e, other, path) for e in episodes])
+            rows.append({e: real_window(store, config.rollouts, e, other, path) for e in episodes})
         elif started_from(other, path, config.rollouts):
             raise UserError(f"{path} started from {config.rollouts}: film {path} --beside {config.rollouts}")
         else:
-            for e in episodes:
-                check_episode(other, path, e)
-            rows.append([Part(other, path.name, e, 0) for e in episodes])
-    return rows
+            rows.append(
+                {e: Part(other, path.name, i, 0) for e, i in likes(store, other, path, field, episodes).items()}
+            )
+        if lost := [str(e) for e in episodes if e not in rows[-1]]:
+            why = f"no episode of {path} is of the same slot and begins with the same picture"
+            if not rows[-1]:
+                raise UserError(f"--beside: {why} as one of {config.rollouts}; record both with the same --seed, "
+                                "--slots, --split and levels")  # fmt: skip
+            print(f"note: left out: {', '.join(lost)}, as which {why}", file=sys.stderr)
+    kept = [e for e in episodes if all(e in row for row in rows)]
+    if not kept:
+        raise UserError("--beside: no episode has its like in every one of these recordings; film them one at a time")
+    return [[row[e] for e in kept] for row in rows]
+
+
+def likes(
+    store: RolloutStore, other: RolloutStore, path: Path, field: str, episodes: Sequence[int]
+) -> dict[int, int]:  # fmt: skip
+    """{episode: the other recording's of the same start}: the n-th of the same slot and seed, if both begin with the
+    same picture; of recordings that do not tell slots the one of the same number."""
+    mine, theirs = turns(store), turns(other)
+    if mine is None or theirs is None:
+        for e in episodes:
+            check_episode(other, path, e)
+        return {e: e for e in episodes}
+    number = {turn: i for i, turn in enumerate(theirs)}
+    found = {e: number[mine[e]] for e in episodes if mine[e] in number}
+    return {e: i for e, i in found.items() if np.array_equal(first_of(store, e, field), first_of(other, i, field))}
+
+
+def turns(store: RolloutStore) -> list[tuple[int, int, int]] | None:
+    """(seed, slot, number among those of the slot) of every episode, whatever the order in which they ended; None where
+    a recording does not tell."""
+    out, seen = [], Counter[tuple[int, int]]()
+    for e in range(len(store)):
+        meta = store.meta(e)
+        if "slot" not in meta or "seed" not in meta:
+            return None
+        at = int(meta["seed"]), int(meta["slot"])
+        out.append((*at, seen[at]))
+        seen[at] += 1
+    return out
+
+
+def first_of(store: RolloutStore, episode: int, field: str) -> np.ndarray:
+    """The picture that an episode begins with."""
+    return store.read_windows([f"obs/{field}"], np.array([[episode, 0]]), 1)[f"obs/{field}"][0, 0]
 
 
 def started_from(samples: RolloutStore, path: Path, rollouts: Path) -> bool:
@@ -177,9 +224,8 @@ def main(config: FilmConfig) -> None:
     for e in episodes:
         check_episode(store, config.rollouts, e)
     directions = directions_of(config, store.manifest["facts"].get("agent"))
-    rows = [
-        [reel_of(part, field, directions, config.steps) for part in row] for row in parts_of(config, store, episodes)
-    ]
+    parts = parts_of(config, store, field, episodes)
+    rows = [[reel_of(part, field, directions, config.steps) for part in row] for row in parts]
     camera = Camera(rows, store.spec)
     inputs = {"rollouts": config.rollouts} | {f"beside_{i}": path for i, path in enumerate(config.beside)}
     inputs |= {} if config.basis is None else {"basis": config.basis}
@@ -189,7 +235,7 @@ def main(config: FilmConfig) -> None:
         write = write_gif if config.format == "gif" else write_video
         write(path, frames, config.fps)
         run.record("frames", len(frames), "frames")
-    print(f"{len(episodes)} episodes, {camera.steps} steps: {config.out / path.name}")
+    print(f"{len(rows[0])} episodes, {camera.steps} steps: {config.out / path.name}")
 
 
 if __name__ == "__main__":

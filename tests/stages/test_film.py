@@ -17,7 +17,8 @@ from analysis import hidden_states
 from core import artefacts, config as cli
 from core.contracts import EnvSpec, UserError
 from core.directions import load_basis
-from core.episodes import RolloutStore
+from core.episodes import Episode, RolloutStore, StoreWriter
+from envs.procgen import ProcgenEnv, ProcgenOptions
 from generative import record_samples
 from tests.stages.conftest import run_stage
 
@@ -33,8 +34,11 @@ def shoot(out: Path, *argv: object) -> np.ndarray:
 
 def pictures(frame: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """The recorded frames that a film's frame shows, [rows, columns, 64, 64, 3]."""
-    cells = frame.reshape(rows, frame.shape[0] // rows, columns, camera.WIDTH, 3).swapaxes(1, 2)
-    return cells[:, :, camera.TITLE + 2 : camera.TITLE + 256 : 4, 2::4]
+    column = camera.WIDTH + camera.GAP
+    padded = np.pad(frame, ((0, 0), (0, camera.GAP), (0, 0)), constant_values=255)
+    cells = padded.reshape(rows, frame.shape[0] // rows, columns, column, 3).swapaxes(1, 2)
+    assert (cells[..., camera.WIDTH + 4 : -4, :] > 240).all()  # a gap: neighbours do not touch
+    return cells[..., : camera.WIDTH, :][:, :, camera.TITLE + 2 : camera.TITLE + 256 : 4, 2::4]
 
 
 def close(x: np.ndarray, y: np.ndarray) -> bool:
@@ -68,6 +72,41 @@ def test_samples_stand_above_the_windows_that_they_started_from(pipeline: Path, 
         assert close(shown[1, column], real.episode(episode).obs["frames"][row + first + 1])
     with pytest.raises(UserError, match="started from"):
         shoot(tmp_path / "other", pipeline / "rollouts", "--beside", pipeline / "samples")
+
+
+def recorded(path: Path, *starts: tuple[int, int]) -> Path:
+    """Episodes of one step each, in this order: (slot, level), which is what their picture shows."""
+    about = ProcgenEnv(ProcgenOptions(), 1).spec
+    with artefacts.new_run(path, "record", {"seed": 0}) as run:
+        artefacts.write_json(run.path / "spec.json", about.to_json())
+        with StoreWriter(run.path) as writer:
+            for slot, level in starts:
+                zeros = np.zeros(1, np.float32)
+                writer.add(Episode(
+                    obs={"frames": np.full((1, 64, 64, 3), level, np.uint8)}, h=zeros[:, None], value=zeros,
+                    action=np.zeros(1, np.int64), reward=zeros, terminated=True, truncated=False,
+                    meta={"seed": 0, "slot": slot},
+                ))  # fmt: skip
+    return path
+
+
+def test_altered_episodes_stand_below_those_of_the_same_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the order in which they ended."""
+    one = recorded(tmp_path / "one", (0, 10), (1, 20), (0, 11), (2, 30))
+    other = recorded(tmp_path / "other", (1, 20), (2, 99), (0, 10), (0, 11), (1, 21))
+    with RolloutStore(one) as store:
+        config = film.FilmConfig(rollouts=one, beside=(other,))
+        rows = film.parts_of(config, store, "frames", (0, 1, 2, 3))
+        assert [[part.episode for part in row] for row in rows] == [[0, 1, 2], [2, 0, 3]]
+        said = capsys.readouterr().err
+        assert said.startswith("note: left out: 3, as which no episode of ") and said.count("\n") == 1
+        with pytest.raises(UserError, match="--beside: no episode of .* record both with the same --seed"):
+            film.parts_of(config, store, "frames", (3,))
+    drawn = shoot(tmp_path / "film", one, "--beside", other)
+    shown = pictures(drawn[0], 2, 3)
+    assert close(shown[0], shown[1]) and [round(x) for x in shown[0].mean((1, 2, 3))] == [10, 20, 11]
 
 
 def test_the_course_of_a_direction_is_its_coordinate(pipeline: Path, tmp_path: Path) -> None:
@@ -130,7 +169,7 @@ def shown(path: Path, columns: int, frames: int = 4) -> np.ndarray:
         "-",
     ]
     raw = subprocess.run(decode, capture_output=True, check=True).stdout
-    return np.frombuffer(raw, np.uint8).reshape(frames, -1, columns * camera.WIDTH, 3)
+    return np.frombuffer(raw, np.uint8).reshape(frames, -1, columns * (camera.WIDTH + camera.GAP) - camera.GAP, 3)
 
 
 def test_a_film_of_every_sample(tmp_path: Path) -> None:
