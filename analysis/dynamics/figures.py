@@ -22,6 +22,7 @@ def draw_points(result: Result, frames: Sequence[np.ndarray | None]) -> Any:
     a = result.arrays
     z_MH = (a["states"] - a["mean"]) / a["std"]
     plane_H2 = np.linalg.svd(z_MH - z_MH.mean(0), full_matrices=False)[2][:2].T
+    plane_H2 = np.pad(plane_H2, ((0, 0), (0, 2 - plane_H2.shape[1])))  # of one number: a line
     xy_M2, points_P2 = z_MH @ plane_H2, ((a["points"] - a["mean"]) / a["std"]) @ plane_H2
     inputs = result.notes["inputs"]
     columns = min(4, len(inputs))

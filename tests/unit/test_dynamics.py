@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from analysis.dynamics.config import DynamicsConfig
-from analysis.dynamics.figures import draw_eigenvalues
+from analysis.dynamics.figures import draw_eigenvalues, draw_points
 from analysis.dynamics.fixed_points import distinct, search, settle
 from analysis.dynamics.inputs import Recorded, Still
 from analysis.dynamics.lyapunov import lyapunov
@@ -299,6 +299,10 @@ def test_searches_that_find_nothing_are_counted_and_drawn() -> None:
     assert result.tables["points"] == []
     assert result.scalars["searches_in_vain"]["value"] == 48
     draw_eigenvalues(result, 20.0).savefig(io.BytesIO())
+
+
+def test_a_memory_of_one_number_is_drawn() -> None:
+    draw_points(run(toy(lambda h: (2 * h).tanh(), 1)), [None]).savefig(io.BytesIO())
 
 
 def test_a_line_attractor_is_called_a_line() -> None:
