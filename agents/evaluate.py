@@ -151,11 +151,13 @@ def same_choice(
     return out
 
 
-def check_unseen(trained: Mapping[str, Any], pool: Mapping[str, int]) -> None:
-    """UserError if a pool of levels overlaps those of a world's options."""
+def check_unseen(trained: Mapping[str, Any], pool: Mapping[str, int], remedy: str = "") -> None:
+    """UserError if a pool of levels overlaps those of a world's options.  remedy: in place of another --start_level."""
     low, high = trained.get("start_level", 0), trained.get("start_level", 0) + trained.get("num_levels", 0)
     if trained.get("num_levels") and pool["start_level"] < high and pool["start_level"] + pool["num_levels"] > low:
-        raise UserError(f"levels {pool['start_level']}... overlap the training levels {low} to {high - 1}")
+        last = pool["start_level"] + pool["num_levels"] - 1
+        raise UserError(f"levels {pool['start_level']} to {last} overlap the training levels {low} to {high - 1}; "
+                        f"{remedy or f'choose a --start_level from {high} on, or leave it out'}")  # fmt: skip
 
 
 class HeldOut:
@@ -163,7 +165,7 @@ class HeldOut:
     of actions, every time.  The training's own random numbers stay as they are."""
 
     def __init__(self, agent: Agent, episodes: int, *, seed: int, device: torch.device, threads: int) -> None:
-        check_unseen(agent.spec.options, HELD_OUT)
+        check_unseen(agent.spec.options, HELD_OUT, "train on others, or leave out --evaluate_every")
         self.agent, self.episodes, self.seed, self.device = agent, episodes, seed, device
         self.env = make(agent.spec, min(64, episodes), threads=threads, split="held_out")
 

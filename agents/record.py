@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from agents.branches import FOLDER, LEAD, STEPS, record_branches, require_branches
+from agents.evaluate import check_unseen
 from agents.load import load_agent
 from agents.play import Begin, Chooser, Exploration, Moment, SharedEnv, play
 from agents.recording_state import STATE, Saves, check_whole, forget, keeps_states, made_of, saved_in, telling
@@ -42,6 +43,7 @@ from core.ranks import ALONE, Processes, from_torchrun
 from core.training import going_on
 from core.trees import Tree, each, flatten, leaves
 from envs.nmmo import FEATURES, MAPS, NmmoEnv, labels, life_of
+from envs.procgen import HELD_OUT
 from envs.procgen_truth import WithTruth, parse_truth
 from envs.registry import agents_a_world, classes_of, make
 
@@ -81,9 +83,9 @@ class RecordConfig:
     maps: Path = MAPS
     """Neural MMO: where the generated maps lie (generated on first use)"""
     start_level: int | None = None
-    """first level; none: the agent's training levels; another one gives held-out levels"""
+    """first level of the pool; none: that of --split"""
     num_levels: int | None = None
-    """size of the level pool; none: the agent's"""
+    """size of the level pool; none: that of --split"""
     truth: tuple[str, ...] = ()
     """Procgen: labels read off the game's state into columns truth/NAME (docs/truth.md): all, positions, or one of
     these and every N (steps), as in "all every 4"; none: only the level"""
@@ -360,6 +362,14 @@ def main(config: RecordConfig) -> None:
         record_one(config, out, weights, device)
 
 
+def where_played(config: RecordConfig, spec: EnvSpec) -> dict[str, Any]:
+    """The world's options that say where it is played.  UserError if held-out levels are among the training's."""
+    levels = level_options(config.start_level, config.num_levels)
+    if config.split == "held_out":
+        check_unseen(spec.options, {**HELD_OUT, **levels})
+    return place_of(spec, config.split, config.maps) | levels
+
+
 def record_one(config: RecordConfig, out: Path, weights: str, device: torch.device) -> None:
     """One recording, of the agent with these weights."""
     agent = load_agent(config.agent, device, weights)
@@ -374,7 +384,7 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
     agents = agents_a_world(agent.spec)
     if config.num_steps is not None and agents > 1:
         raise UserError(f"--num_steps: record whole lives of {agent.spec.env_id}, by --episodes")
-    where = place_of(agent.spec, config.split, config.maps) | level_options(config.start_level, config.num_levels)
+    where = where_played(config, agent.spec)
     slots = -(-config.slots // agents) * agents
     processes = from_torchrun(slots, "--slots")
 

@@ -290,9 +290,16 @@ def test_a_simulator_needs_real_rollouts(pipeline: Path, tmp_path: Path) -> None
         train_gen.main(cli.parse(train_gen.GenTrainConfig, [*DEBUG, *models, "--out", f"{tmp_path}/s"], "x"))
 
 
+def test_held_out_levels_are_none_of_the_trainings(pipeline: Path, tmp_path: Path) -> None:
+    words = ["--agent", f"{pipeline}/agent", "--split", "held_out", "--start_level", "5", "--num_levels", "3"]
+    with pytest.raises(UserError, match=r"levels 5 to 7 overlap the training levels 0 to \d+; choose a --start_level"):
+        record.main(cli.parse(record.RecordConfig, [*words, "--out", f"{tmp_path}/r"], record.STAGE))
+    assert not (tmp_path / "r").exists()
+
+
 def test_evaluation_is_on_whole_held_out_episodes(pipeline: Path, tmp_path: Path) -> None:
     common = ["--agent", f"{pipeline}/agent", "--slots", "4", "--episodes", "4", "--threads", "1"]
-    with pytest.raises(UserError, match="overlap the training levels"):
+    with pytest.raises(UserError, match=r"overlap the training levels 0 to \d+; choose a --start_level from \d+ on"):
         evaluate.main(
             cli.parse(evaluate.EvaluateConfig, [*common, "--start_level", "10", "--out", f"{tmp_path}/e"], "x")
         )
