@@ -367,9 +367,11 @@ def check(config: GenTrainConfig, store: RolloutStore, agent_name: str, agent_sp
         raise UserError(f"--average must be at least 0 and below 1, not {optim.average}")
     length, longest = initial - 1 + optim.steps, int(store.rows.max())
     if longest < length:
+        most = longest - initial + 1
+        lower = f"lower --steps to {most} or " if most >= 2 else ""
         raise UserError(
             f"{config.rollouts}: no episode fills a window of {length} observations (the longest has {longest}); "
-            f"lower --steps to {longest - initial + 1} or record longer episodes"
+            f"{lower}record longer episodes"
         )
     usable = len(long_enough(store, initial))
     if usable < 2:

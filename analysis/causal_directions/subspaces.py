@@ -170,7 +170,11 @@ def fit(pairs: Exchange, level_N: np.ndarray, rank: int, options: FitOptions) ->
     """
     span_HS = span_of(pairs.difference_NH, DIFFERENCES, rank)
     if span_HS.shape[1] < rank:
-        raise UserError(f"--ranks {rank}: the edit changes h in only {span_HS.shape[1]} independent directions")
+        n, real = len(pairs.difference_NH), span_HS.shape[1]
+        more = (
+            f": the {n} pairs that it is fitted on, half of them, span no more; raise --starts or" if real == n else ";"
+        )
+        raise UserError(f"--ranks {rank}: the edit changes h in only {real} independent directions{more} lower --ranks")
     levels = np.unique(level_N)
     rng = np.random.default_rng(options.seed)
     looked = rng.permutation(levels)[: len(levels) // STOPPING]

@@ -301,11 +301,12 @@ def _scale(h_NH: np.ndarray, k: int, samples: int, space: str) -> _Scaled:
     return _Scaled(x_NL, mean_H, std_H, live_L, space)
 
 
-def check_size(shape_NH: tuple[int, ...], k: int, samples: int, space: str) -> None:
-    """UserError if the space has no k directions, or there are too few states for them."""
+def check_size(shape_NH: tuple[int, ...], k: int, samples: int, space: str, flag: str = "") -> None:
+    """UserError if the space has no k directions, or there are too few states for them.  flag: that asks for k."""
     n, size = shape_NH
     if not 1 <= k <= size:
-        raise UserError(f"k = {k} directions: the {SPACES[space].state} has {size} dimensions, choose 1 to {size}")
+        asked, dimensions = f"{flag} {k}" if flag else f"k = {k}", f"{size} dimension{'s' * (size != 1)}"
+        raise UserError(f"{asked} directions: the {SPACES[space].state} has {dimensions}, choose 1 to {size}")
     if n < samples:
         raise UserError(f"{n} states are too few for {k} directions; at least {samples} are needed: record more")
 

@@ -160,13 +160,13 @@ def check_sizes(
     """UserError, before anything is fitted, for what the states are too few or vary in too little for."""
     if (episodes := len(np.unique(unit_M))) < 2:
         raise UserError(f"the states are of {episodes} episode, 2 are needed to say how stable a fit is; record more")
-    for k, samples in (
-        (options.pca_size or 1, (options.pca_size or 1) + 1),
-        (options.ica_size, SAMPLES_PER_DIRECTION * options.ica_size),
-        (options.nmf_size, SAMPLES_PER_DIRECTION * options.nmf_size),
+    for flag, k, samples in (
+        ("--pca_size", options.pca_size or 1, (options.pca_size or 1) + 1),
+        ("--ica_size", options.ica_size, SAMPLES_PER_DIRECTION * options.ica_size),
+        ("--nmf_size", options.nmf_size, SAMPLES_PER_DIRECTION * options.nmf_size),
     ):
         if k:
-            check_size(x_MF.shape, k, samples, space)
+            check_size(x_MF.shape, k, samples, space, flag)
             check_live(k, live_L, x_MF.shape[1], space)
     check_enough(len(x_MF), options.clusters)
     for kind in options.embedding:

@@ -465,6 +465,8 @@ def test_episodes_shorter_than_the_window_are_refused_with_what_would_do(pipelin
     fits = longest - 2
     with pytest.raises(UserError, match=f"lower --steps to {fits} "):
         train.main(config_of(pipeline, tmp_path / "s", "--steps", str(fits + 1)))
+    with pytest.raises(UserError, match=rf"\(the longest has {longest}\); record longer episodes"):
+        train.main(config_of(pipeline, tmp_path / "s", "--steps", "2", "--initial_frames", str(longest)))
     assert not (tmp_path / "s").exists()
     train.check(
         config_of(pipeline, tmp_path / "s", "--steps", str(fits)),

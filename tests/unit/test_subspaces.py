@@ -168,8 +168,11 @@ def test_the_basis_patches_as_the_subspace_does(tmp_path) -> None:  # type: igno
 
 def test_mistakes_are_one_line() -> None:
     pairs, levels, _ = planted()
-    with pytest.raises(UserError, match="only 2 independent directions"):
+    with pytest.raises(UserError, match="only 2 independent directions; lower --ranks"):
         subspaces.fit(pairs, levels, 3, OPTIONS)
+    few, levels_of_few, _ = planted(4, other=1.0)
+    with pytest.raises(UserError, match="only 4 independent .* the 4 pairs .* span no more; raise --starts or lower"):
+        subspaces.fit(few, levels_of_few, 5, OPTIONS)
     same = Exchange(pairs.base_NH, pairs.base_NH, pairs.at_base, pairs.at_source)
     with pytest.raises(UserError, match="neither the agent's actions nor its value"):
         subspaces.loss_of(same)
