@@ -75,6 +75,9 @@ FINISHED = ".finished"  # directory of what finished shards told, until the run 
 # is seen and said, but is no fault.
 EDITABLE = ("behaviours.json", "names.json")
 BESIDE = "agent_beside"  # key of a bundle's simulator.json: fingerprint of its agent, in the folder beside it
+# The file by which a run directory is one of an agent, or of a simulator; each kind has its own.
+AGENTS = ("agent.json", "policy.json", "adopted.json")
+SIMULATORS = ("simulator.json", "world.json")
 SIMULATOR_WARNING = "simulator_warning"  # fact of a manifest, see ``simulator_warning``
 LESS_THAN_HELD = "free_running_mse_less_held_frame"  # metric of a simulator (generative.train)
 
@@ -542,6 +545,11 @@ def _is_manifest(value: Any) -> bool:
     )
 
 
+def description(manifest: Mapping[str, Any], kinds: Sequence[str]) -> str | None:
+    """The file of ``AGENTS`` or ``SIMULATORS`` that a run directory holds; None: it holds no such thing."""
+    return next((name for name in kinds if name in manifest["files"]), None)
+
+
 def training_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """What a manifest says of a training, that of a copy made for shipping (``facts.training``) too."""
     return {**manifest, **manifest["facts"].get("training", {})}
@@ -775,17 +783,19 @@ def _models_of(directory: Path, manifest: Mapping[str, Any]) -> _Models:
     """From the weights of an agent or a simulator, else from what the manifest says.  Raises UserError."""
     files, facts = manifest["files"], manifest["facts"]
     said = str(facts.get("agent") or "")
-    if WEIGHTS not in files or not {"agent.json", "policy.json", "adopted.json", "simulator.json"} & files.keys():
+    if WEIGHTS not in files or description(manifest, AGENTS + SIMULATORS) is None:
         return _Models(False, said, str(facts.get("simulator") or ""))
     tensors = _as_loaded(directory)
-    if "simulator.json" not in files:
+    if (about := description(manifest, SIMULATORS)) is None:
         earlier = sorted(name for name in files if Path(name).match("checkpoint_*.safetensors"))
         return _Models(
             True, fingerprint_of(tensors),
             checkpoints=tuple(fingerprint_of(load_tensors(directory, name)) for name in earlier),
         )  # fmt: skip
-    if BESIDE in load_json(directory, "simulator.json"):
-        tensors |= {f"agent.{k}": v for k, v in _as_loaded(directory.resolve().parent / "agent").items()}
+    beside = BESIDE in load_json(directory, about)
+    if beside or about == "world.json":  # which has the world's weights alone, and the agent's directory in it
+        where = directory.resolve().parent if beside else directory
+        tensors |= {f"agent.{k}": v for k, v in _as_loaded(where / "agent").items()}
     agent = {k.removeprefix("agent."): v for k, v in tensors.items() if k.startswith("agent.")}
     return _Models(True, fingerprint_of(agent), fingerprint_of(tensors))
 

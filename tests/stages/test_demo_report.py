@@ -265,7 +265,7 @@ def test_an_agent_that_began_with_another_s_weights_is_said_to(tmp_path: Path) -
 )
 def test_an_agent_is_described_as_what_it_is(recurrence: str, words: str) -> None:
     """A kind that this version does not know is named all the same."""
-    said = contents.described({"encoder": "strided", "hidden_size": 6, "recurrence": recurrence})
+    said = contents.described({"net": {"encoder": "strided", "hidden_size": 6, "recurrence": recurrence}})
     assert words in said and "'strided'" in said and ("GRU" in said) == (recurrence == "gru")
 
 

@@ -4,6 +4,8 @@ what is wrong with a world model is one line that names the rule."""
 from __future__ import annotations
 
 import importlib.util
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from analysis.target_functions import __main__ as target_functions
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
+from core.stages import OF_AN_AGENT
 from envs.registry import spec_of
 from generative import adopt, record_samples
 from generative.adopt import AdoptWorldConfig, check, windows
@@ -28,6 +31,9 @@ from generative.adopted import simulator_in
 from generative.load import load_simulator
 from validation.fidelity import __main__ as fidelity
 from validation.interventions import __main__ as interventions
+from validation.panel import __main__ as panel
+from validation.report import __main__ as report
+from validation.report.lineage import choose
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 STAGES = {  # what takes a simulator, and its flags
@@ -93,6 +99,30 @@ def test_every_stage_takes_it(house: Path, tmp_path: Path, name: str, monkeypatc
     assert artefacts.verify(tmp_path / "out") == []
 
 
+def test_a_report_and_a_panel_show_it(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of an adopted agent, in its real world and in an adopted one."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
+    agent, simulator = (artefacts.read_manifest(house / name)["facts"]["agent"] for name in ("agent", "simulator"))
+    run(report, "ReportConfig", "--runs", house, "--out", tmp_path / "report")
+    words = " ".join(re.sub(r"<[^>]*>", " ", (tmp_path / "report" / "report.html").read_text()).split())
+    assert "An agent of the module cartpole with a hidden state of 128 units in gymnasium/CartPole-v1" in words
+    assert "One agent, one simulator, one world" in words  # and nothing of a training seed
+    run(panel, "PanelConfig", "build", house, "--out", tmp_path / "panel")
+    chosen = choose(house, OF_AN_AGENT)
+    assert (chosen.agent, chosen.simulator) == (house / "agent", house / "simulator") and agent == simulator
+    assert {run.path.name for run in chosen.runs} == {"rollouts", "others", "samples", "states"}
+    assert "are left out" not in words and "is left out" not in words
+
+
+def test_other_weights_than_the_manifest_names_are_found(house: Path) -> None:
+    """``verify`` reads an adopted world's fingerprint from its weights and its agent's."""
+    with artefacts.new_run(house / "of another", "test", {}, {"simulator": house / "simulator"}) as wrong:
+        wrong.facts = {"agent": artefacts.read_manifest(house / "agent")["facts"]["agent"], "simulator": "0" * 16}
+    (said,) = artefacts.verify(wrong.path)
+    assert "it says simulator 0000000000000000, its inputs hold others" in said
+    shutil.rmtree(wrong.path)
+
+
 def test_its_samples_are_what_the_world_shows(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
     simulator = load_simulator(house / "simulator")
@@ -108,8 +138,6 @@ def test_nothing_runs_where_nobody_agreed(house: Path, tmp_path: Path, monkeypat
 
 
 def test_a_changed_module_is_not_run(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import shutil
-
     monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
     shutil.copytree(house / "simulator", tmp_path / "changed")
     with open(tmp_path / "changed" / "world_model_module.py", "a") as file:

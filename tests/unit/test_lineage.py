@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from agents import semantic
+from agents.load import LOADERS
 from core import artefacts
 from core.artefacts import new_run, read_manifest
 from core.contracts import UserError
 from core.stages import OF_AN_AGENT as STAGES
+from generative import adopted
 from tests.conftest import write_agent, write_evaluation, write_simulator, write_study
 from validation.report.lineage import agents_in, choose, trace
 
@@ -66,6 +69,11 @@ def test_two_simulators_of_an_agent_are_refused_and_one_can_be_chosen(tmp_path: 
     chosen = choose(tmp_path / "runs", STAGES, simulator=simulators[1])
     assert [run.path.name for run in chosen.runs] == ["evaluation", "study_1"]  # an evaluation needs no simulator
     assert chosen.simulator == simulators[1]
+
+
+def test_what_can_be_loaded_is_known_as_an_agent_and_a_simulator() -> None:
+    assert set(LOADERS) - {semantic.DESCRIPTION} == set(artefacts.AGENTS)  # which stands beside an agent.json
+    assert artefacts.SIMULATORS == ("simulator.json", adopted.DESCRIPTION)
 
 
 def test_a_copy_of_an_agent_is_that_agent(tmp_path: Path) -> None:

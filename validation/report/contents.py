@@ -29,7 +29,7 @@ from core.video import image_field
 from validation.fidelity.summary import to_show
 from validation.report import claims
 from validation.report.commands import Command, make, repeat, verify
-from validation.report.lineage import AGENT, Chosen, Traced, agents_in, shown, simulators_in, trace
+from validation.report.lineage import Chosen, Traced, agent_described, agents_in, shown, simulators_in, trace
 from validation.report.page import (
     around,
     box,
@@ -77,10 +77,10 @@ class Section:
 def agent_and_world(chosen: Chosen) -> Section:
     """Who acts where: the network, its training, its return, what the world looks like."""
     manifest = chosen.every[chosen.agent]
-    about = artefacts.load_json(chosen.agent, AGENT)
+    about = agent_described(chosen.agent)
     spec = about["spec"]
     metrics = {**manifest["facts"].get("training", {}).get("metrics", {}), **manifest["metrics"]}
-    words = f"{described(about['net'])} in {spec['env_id']}"
+    words = f"{described(about)} in {spec['env_id']}"
     if "parameters" in metrics:
         words += f"; {number(int(metrics['parameters']['value']))} parameters"
     if "steps" in metrics:
@@ -89,8 +89,10 @@ def agent_and_world(chosen: Chosen) -> Section:
         words += f" in {number(metrics['training_wall']['value'] / 60)} minutes"
     if (first := (artefacts.training_of(manifest).get("config") or {}).get("begin_with")) is not None:
         words += f", beginning with the weights of {shown(Path(first))}"
-    options = ", ".join(f"{k.replace('_', ' ')} {number(v)}" for k, v in sorted(spec["options"].items()))
-    html = [paragraph(f"{words}."), paragraph(f"The world's options in training: {options or 'none'}.")]
+    given = {k: v for k, v in sorted(spec["options"].items()) if v not in ([], {}, "")}
+    options = ", ".join(f"{k.replace('_', ' ')} {number(v)}" for k, v in given.items())
+    when = "" if manifest["stage"] == "adopt" else " in training"
+    html = [paragraph(f"{words}."), paragraph(f"The world's options{when}: {options or 'none'}.")]
     evaluations = [_evaluated(run, spec) for run in chosen.of("evaluate")]
     if evaluations:
         html += map(paragraph, evaluations)
@@ -112,8 +114,13 @@ def agent_and_world(chosen: Chosen) -> Section:
     )
 
 
-def described(net: Mapping[str, Any]) -> str:
-    """What a network is: "An agent with a memory of 64 units (GRU) and the encoder 'strided'"."""
+def described(about: Mapping[str, Any]) -> str:
+    """What an agent is: "An agent with a memory of 64 units (GRU) and the encoder 'strided'"."""
+    if "net" not in about:
+        width = about.get("points", {}).get("h")
+        state = f" with a hidden state of {number(width)} units" if width else ""
+        return f"An agent of the module {about['module']}{state}"
+    net = about["net"]
     units, kind = net["hidden_size"], str(net.get("recurrence", AgentConfig().recurrence))
     memory = f"a memory of {number(units)} units ({kind.upper()})"
     if kind == "none":
@@ -636,10 +643,12 @@ def _warned(warnings: Sequence[str], word: str = "Warning") -> str:
 def limits(chosen: Chosen) -> Section:
     """What this page does not show."""
     agents, simulators = agents_in(chosen.every), simulators_in(chosen.every)
-    seeds = {artefacts.training_of(chosen.every[path])["seed"] for path in agents.values()}
+    trainings = [artefacts.training_of(chosen.every[path]) for path in agents.values()]
+    seeds = {training["seed"] for training in trainings if training["stage"] != "adopt"}  # of those nothing is known
     count = ", ".join(
         f"{_in_words(n)} {word}{'s' * (n != 1)}"
         for n, word in ((len(agents), "agent"), (len(seeds), "training seed"), (len(simulators), "simulator"))
+        if n or word != "training seed"
     )
     items = [f"{count[0].upper()}{count[1:]}, one world. Another seed of the same training may hold other directions."]
     for name, path in list(agents.items()) * (len(agents) > 1):
@@ -760,7 +769,7 @@ def parts_of(chosen: Chosen, out: Path) -> Parts:
     gate, warnings, answers, told = _top(chosen, again)
     findings = [f for s in sections for f in s.findings]
     findings += [f"Not run: {', '.join(not_run)}."] * bool(not_run)
-    world = artefacts.load_json(chosen.agent, AGENT)["spec"]["env_id"]
+    world = agent_described(chosen.agent)["spec"]["env_id"]
     return Parts(
         f"Why does the agent act as it does in {world}?", gate, warnings, answers,
         _warned(chosen.left_out, "Not on this page"), tuple(told), tuple(findings), tuple(sections),

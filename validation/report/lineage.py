@@ -16,8 +16,7 @@ from core.directions import fingerprint
 from generative.load import load_simulator
 
 COMPARED = "other_"  # inputs so named are what a stage compares with: it is not about them
-AGENT, SIMULATOR = "agent.json", "simulator.json"  # what a directory holds, and which world it is of
-DESCRIPTIONS = (AGENT, SIMULATOR, "spec.json")
+DESCRIPTIONS = (*artefacts.AGENTS, *artefacts.SIMULATORS, "spec.json")  # which world a directory is of
 MODELS = ("train", "train_craftax", "train_gen_model")  # stages that others are made with
 
 Manifests = dict[Path, Mapping[str, Any]]  # {resolved directory: manifest}
@@ -54,19 +53,27 @@ class Traced:
         return {world: p for p, m in self.chain.items() if (world := _world(p, m)) is not None}
 
 
+def agent_described(path: Path) -> dict[str, Any]:
+    """What an agent's directory says of it: its world (``spec``), and its network or its module."""
+    file = artefacts.description(artefacts.read_manifest(path), artefacts.AGENTS)
+    assert file is not None  # check: it is one of agents_in
+    about: dict[str, Any] = artefacts.load_json(path, file)
+    return about
+
+
 def agents_in(chain: Manifests) -> dict[str, Path]:
     """{fingerprint: directory} of the agents among directories."""
-    return _named(chain, AGENT, load_agent)
+    return _named(chain, artefacts.AGENTS, load_agent)
 
 
 def simulators_in(chain: Manifests) -> dict[str, Path]:
-    return _named(chain, SIMULATOR, load_simulator)
+    return _named(chain, artefacts.SIMULATORS, load_simulator)
 
 
-def _named(chain: Manifests, file: str, load: Any) -> dict[str, Path]:
+def _named(chain: Manifests, kinds: Sequence[str], load: Any) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path, manifest in chain.items():
-        if file in manifest["files"]:
+        if artefacts.description(manifest, kinds) is not None:
             found.setdefault(_fingerprint(load, path, _known(path)), path)
     return found
 
@@ -78,7 +85,7 @@ def _fingerprint(load: Any, path: Path, manifest_sha256: str) -> str:
 
 def _world(path: Path, manifest: Mapping[str, Any]) -> str | None:
     """The world that a directory's own description names, but for which of its levels are drawn."""
-    file = next((name for name in DESCRIPTIONS if name in manifest["files"]), None)
+    file = artefacts.description(manifest, DESCRIPTIONS)
     if file is None:
         return None
     said = artefacts.load_json(path, file)
