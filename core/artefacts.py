@@ -556,8 +556,8 @@ def training_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def simulator_warning(path: Path) -> str | None:
-    """What a result must say of the simulator that it was made with: that this is no better than a held frame, is not
-    shown to be, or was never compared with one.  None: it is better, or there is no simulator behind the run ``path``.
+    """What a result must say of the simulator that it was made with: that this is worse than a held frame, is not shown
+    to be better, or was never compared with one.  None: it is better, or there is no simulator behind the run ``path``.
 
     A simulator's manifest has the comparison among its metrics (``LESS_THAN_HELD``).  Every run made from a warned-of
     simulator, at whatever remove, has the sentence under the fact ``simulator_warning`` of its manifest and prints it
@@ -587,7 +587,9 @@ def compared(known: Any) -> tuple[float | None, Any, tuple[float | None, float |
 
 
 def poor_simulator(*metrics: Mapping[str, Any]) -> str | None:
-    """The sentence about a simulator from its metrics (the first that have the comparison count), or None."""
+    """The sentence about a simulator from its metrics (the first that have the comparison count), or None.
+
+    It is worse where the whole interval says so; an interval that holds 0, or none, leaves it open."""
     known = next((m[LESS_THAN_HELD] for m in metrics if LESS_THAN_HELD in m), None)
     if known is None:
         return (
@@ -599,8 +601,9 @@ def poor_simulator(*metrics: Mapping[str, Any]) -> str | None:
         return None
     off = "not a number" if value is None else f"{value:+.3g}"
     between = "" if low is None or high is None else f" [{low:+.3g}, {high:+.3g}]"
+    worse = low is not None and low > 0
     return (
-        f"the simulator is {'no' if value is None or value >= 0 else 'not shown to be'} better than a held frame: the "
+        f"the simulator is {'worse' if worse else 'not shown to be better'} than a held frame: the "
         f"squared error of its free-running frames less that of the last frame seen, repeated, is {off}{between} "
         f"(n = {n} validation episodes)"
     )

@@ -651,11 +651,12 @@ def test_every_file_is_written_by_core_files() -> None:
     ("less", "said"),
     [
         ((-0.02, (-0.03, -0.01)), None),
-        ((0.02, (0.01, 0.03)), "is no better than a held frame: .*is \\+0.02 \\[\\+0.01, \\+0.03\\] \\(n = 6"),
-        ((0.0, (0.0, 0.0)), "is no better than a held frame"),
+        ((0.02, (0.01, 0.03)), "is worse than a held frame: .*is \\+0.02 \\[\\+0.01, \\+0.03\\] \\(n = 6"),
+        ((0.003, (-0.01, 0.02)), "is not shown to be better than a held frame: .*is \\+0.003"),
+        ((0.0, (0.0, 0.0)), "is not shown to be better than a held frame"),
         ((-0.02, (-0.05, 0.01)), "is not shown to be better than a held frame"),
         ((-0.02, (np.nan, np.nan)), "is not shown to be better.*is -0.02 \\(n = 6"),
-        ((np.nan, (np.nan, np.nan)), "is no better.*is not a number"),
+        ((np.nan, (np.nan, np.nan)), "is not shown to be better.*is not a number"),
         (None, "was never compared with a held frame"),
     ],
 )
@@ -698,7 +699,7 @@ def test_results_of_an_earlier_version_find_their_simulator(tmp_path: Path) -> N
     manifest = read_manifest(tmp_path / "samples")
     del manifest["facts"][SIMULATOR_WARNING]
     write_json(tmp_path / "samples" / MANIFEST, sealed({k: v for k, v in manifest.items() if k != "seal"}))
-    assert "no better" in str(simulator_warning(tmp_path / "samples"))
+    assert "is worse" in str(simulator_warning(tmp_path / "samples"))
     simulator(-0.5, overwrite=True)
     assert simulator_warning(tmp_path / "samples") is None
     with new_run(tmp_path / "agent", "train", {}):
