@@ -753,12 +753,24 @@ def test_what_is_certain_lends_no_other_effect_its_small_p():
     rng = np.random.default_rng(0)
     effect = {q: np.ones((1, 40)) for q in ("value", "logit:left", "prob:left", "planted:0@3")}
     effect |= {q: rng.normal(0.3, 1, (1, 40)) for q in ("value@3", "reward@3")}
-    rows, _ = table_of(effects_like(effect), [shift_of("planted", 0, 1.0)], {}, (), (0.1, 0.05), rng)
+    rows = table_of(effects_like(effect), [shift_of("planted", 0, 1.0)], {}, (), (0.1, 0.05), rng).rows
     judged_rows = [r for r in rows if "verdict" in r]
     assert [r["quantity"] for r in judged_rows] == ["value@3", "reward@3"]
     assert [r["through_world"] for r in judged_rows][1] == "by construction"
     np.testing.assert_allclose([r["q"] for r in judged_rows], verdicts.adjusted([r["p"] for r in judged_rows]))
     assert all(r["special"] == "not asked" for r in judged_rows)
+
+
+def test_the_gate_is_open_where_nothing_was_there_to_foretell():
+    """As of a memory without recurrence; an effect that was there, or was foretold, counts."""
+    rng, zero = np.random.default_rng(0), {"value@2": np.zeros((1, 16))}
+    some = {"value@2": np.linspace(0, 1, 16)[None]}
+    for seen, foretold, answer in ((zero, zero, "open"), (some, zero, "no"), (zero, some, "no")):
+        effects = effects_like(seen, foretold)
+        judged = table_of(effects, [shift_of("planted", 0, 1.0)], {}, (), (0.1, 0.05), rng)
+        gate = verdicts.gate(judged.errors, rng, judged.nothing)
+        assert gate.answer == answer and gate.rows == 1
+        assert gate.text.startswith("No late effect was there to foretell") == (answer == "open")
 
 
 @pytest.mark.parametrize(("starts", "said"), [(5, "open"), (6, "open"), (192, "refuted")])
@@ -767,7 +779,7 @@ def test_a_handful_of_starts_refutes_nothing(starts, said):
     effect = {"value@3": np.zeros((1, starts))}
     controls = {h: Controls({"value@3": np.full((50, starts), np.linspace(-1, 1, 50)[:, None])}, np.zeros(50), {})}
     effects = effects_like(effect, {"value@3": np.ones((1, starts))})
-    rows, _ = table_of(effects, [h], controls, (), (0.1, 0.05), rng)
+    rows = table_of(effects, [h], controls, (), (0.1, 0.05), rng).rows
     (row,) = [r for r in rows if r["world"] == "real"]
     assert row["verdict"] == said and row["special_p"] == 1.0
 
@@ -779,7 +791,7 @@ def test_an_event_that_changes_at_no_start_of_six_refutes_nothing(starts, said):
     effect = {q: np.zeros((1, starts)) for q in ("event:jump@3", "reward@3")}
     foretold = {"event:jump@3": np.full((1, starts), 0.3), "reward@3": np.full((1, starts), 3.0)}
     unaltered = {"event:jump@3": levels, "reward@3": 10.0 * levels}
-    rows, _ = table_of(effects_like(effect, foretold, unaltered), [h], {}, (), (0.1, 0.05), rng)
+    rows = table_of(effects_like(effect, foretold, unaltered), [h], {}, (), (0.1, 0.05), rng).rows
     judged_rows = [r for r in rows if "verdict" in r]
     assert [r["verdict"] for r in judged_rows] == [said, said]
     assert all(r["low"] < 0 < r["high"] for r in judged_rows)

@@ -134,6 +134,7 @@ class Judged(NamedTuple):
 
     rows: list[dict[str, Any]]
     errors: dict[str, np.ndarray]  # of every rival [N, R], in squared smallest sizes of interest
+    nothing: bool  # every late effect is exactly 0, seen and foretold
 
 
 def table_of(
@@ -147,6 +148,7 @@ def table_of(
     names = list(effects.seen["own"])
     size = {q: Sizes.of(q, spread_of(effects.unaltered[q]), smallest) for q in names}
     tests: list[tuple[dict[str, Any], verdicts.Tested, int]] = []
+    nothing = True
     for g, h in enumerate(hypotheses):
         if h.is_nothing or h.name in {o.name for o in hypotheses[:g]}:  # of one change there may be several claims
             continue
@@ -156,6 +158,7 @@ def table_of(
         sample = _sample(effects, g, h, here, judged, size, events) if judged else None
         tested = verdicts.test(sample, rng) if sample is not None else None
         if sample is not None:
+            nothing &= not (sample.seen.any() or sample.foretold.any())
             for name, rival in sample.rivals.items():
                 worse = (sample.seen - sample.foretold) ** 2 - (sample.seen - rival) ** 2
                 whole = np.full((len(effects.unaltered[names[0]]), len(judged)), np.nan)
@@ -192,7 +195,7 @@ def table_of(
     _judge(tests, size)
     count = len(effects.unaltered[names[0]])
     together = {k: np.concatenate(v, 1) if v else np.empty((count, 0)) for k, v in errors.items()}
-    return Judged(rows, together)
+    return Judged(rows, together, nothing)
 
 
 def _sample(

@@ -247,12 +247,19 @@ class Gate(NamedTuple):
     answer: str
     against: dict[str, Estimate]
     rows: int
+    nothing: bool = False  # every late effect is exactly 0, seen and foretold
 
     @property
     def text(self) -> str:
         """In a sentence."""
         if not self.rows:
             return "No late effect was measured, so nothing says whether the world was needed."
+        n = next(iter(self.against.values())).n
+        if self.nothing:
+            return (
+                "No late effect was there to foretell: each is exactly 0, in the real world and in the simulator. "
+                f"Whether the simulated world was needed is open ({self.rows} late effects, n = {n} starts{few(n)})."
+            )
         told = "; ".join(
             f"{name} {e.value:+.3g} [{e.low:+.3g}, {e.high:+.3g}]" for name, e in self.against.items()
         )  # fmt: skip
@@ -263,20 +270,19 @@ class Gate(NamedTuple):
             "does as well or better",
             OPEN: "Whether the simulated world was needed to foretell the late effects is open",
         }[self.answer]
-        n = next(iter(self.against.values())).n
         return (
             f"{head} (squared error of the simulator minus that of: {told}; in squared smallest sizes of interest, "
             f"{self.rows} late effects, n = {n} starts{few(n)})."
         )
 
 
-def gate(errors: Mapping[str, np.ndarray], rng: np.random.Generator) -> Gate:
+def gate(errors: Mapping[str, np.ndarray], rng: np.random.Generator, nothing: bool = False) -> Gate:
     """errors: of every rival [N, R], (s - f)^2 - (s - g)^2 of R late effects in squared smallest sizes; NaN at starts
-    that a change is not about."""
+    that a change is not about.  nothing: s and f are 0 everywhere, so that nothing is asked."""
     rows = next(iter(errors.values())).shape[1]
     if not rows:
         return Gate(OPEN, {}, 0)
     about = ~np.isnan(next(iter(errors.values()))).all(1)  # some starts no change may be about
     each = np.stack([np.nanmean(v[about], 1) for v in errors.values()], 1)
     against = dict(zip(errors, means(each, rng=rng).estimates(), strict=True))
-    return Gate(needed(against), against, rows)
+    return Gate(OPEN if nothing else needed(against), against, rows, nothing)
