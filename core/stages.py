@@ -220,9 +220,23 @@ def of_the_demo(defaults: Mapping[str, Any], given: Collection[str]) -> dict[str
 
 
 def writer(path: Path) -> str:
-    """'; python ... writes it' where a stage writes this directory by default, else ''."""
+    """What writes a run directory that is not there, as '; python ... writes it'; '' where nothing here is known to.
+
+    A stage writes ``runs/NAME`` by default and every other place below runs/ that is called so with ``--out``; the demo
+    writes all that lies in ``runs/demo...``.
+    """
+    path = Path(path)
     commands = [stage.command for stage in STAGES.values() if stage.out == str(path)]
-    return f"; python {commands[0]} writes it" if commands else ""
+    if commands:
+        return f"; python {commands[0]} writes it"
+    commands = [stage.command for stage in OF_AN_AGENT.values() if Path(stage.out).name == path.name]
+    if path.parts[:1] != ("runs",) or not commands:
+        return ""
+    demo = STAGES["demo"]
+    if str(path.parent).startswith(demo.out):
+        bundle = "" if str(path.parent) == demo.out else ", given --bundle where the models are not its own"
+        return f"; python {demo.command} --out {path.parent} writes it{bundle}"
+    return f"; python {commands[0]} --out {path} writes it"
 
 
 def listed(package: str) -> str:

@@ -76,6 +76,24 @@ def test_a_stage_without_its_inputs_says_which_flag_it_needs(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("runs/hidden_states", "; python -m analysis.hidden_states writes it"),
+        ("runs/mine/hidden_states", "; python -m analysis.hidden_states --out runs/mine/hidden_states writes it"),
+        ("runs/demo/behaviours", "; python -m validation.demo --out runs/demo writes it"),
+        (
+            "runs/demo_context/behaviours",
+            "; python -m validation.demo --out runs/demo_context writes it, given --bundle",
+        ),
+        ("bundles/mine/agent", ""),
+        ("runs/none", ""),
+    ],
+)
+def test_what_makes_a_directory_is_known_by_where_it_is_to_lie(path: str, said: str) -> None:
+    assert stages.writer(Path(path)).startswith(said) and bool(said) == bool(stages.writer(Path(path)))
+
+
 def test_without_runs_of_ones_own_a_stage_reads_the_demo_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
