@@ -35,7 +35,8 @@ class CurvesConfig:
     """run directories of trainings and of evaluations, or METHOD/GAME/SEED=progress.csv (with /test after the seed:
     held-out levels); one that still runs, too"""
     smoothing: float = 0.0
-    """weight of the past in the moving average of training returns, which are means of the last 100 episodes already"""
+    """weight of the past in the moving average of training returns, which are means already, of the last 100 episodes
+    that ended (early on the short ones; return_episodes in curve.csv is how many)"""
     drop: int = 0
     """first updates of a training that are left out"""
     normalise: bool = False

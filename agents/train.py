@@ -162,10 +162,11 @@ class Collector:
         return self.config.envs * self.config.rollout_steps
 
     def means(self) -> dict[str, float]:
-        """Of the last episodes that ended."""
+        """Of the last episodes that ended, at most 100, and how many they are: early on they are the short ones."""
+        episodes = {"return_episodes": float(len(self.returns))}
         if not self.returns:
-            return {"return_mean": np.nan, "length_mean": np.nan}
-        return {"return_mean": float(np.mean(self.returns)), "length_mean": float(np.mean(self.lengths))}
+            return {"return_mean": np.nan, "length_mean": np.nan, **episodes}
+        return {"return_mean": float(np.mean(self.returns)), "length_mean": float(np.mean(self.lengths)), **episodes}
 
     def state(self) -> dict[str, Any]:
         """Everything but the agent, as tensors and numbers."""

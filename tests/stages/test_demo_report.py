@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,6 +25,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from agents.train import Collector
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
@@ -267,6 +269,16 @@ def test_an_agent_is_described_as_what_it_is(recurrence: str, words: str) -> Non
     """A kind that this version does not know is named all the same."""
     said = contents.described({"net": {"encoder": "strided", "hidden_size": 6, "recurrence": recurrence}})
     assert words in said and "'strided'" in said and ("GRU" in said) == (recurrence == "gru")
+
+
+def test_a_learning_curve_says_of_how_many_episodes_its_points_are() -> None:
+    """Early on those that ended are the short ones; a curve of an earlier version does not say how many."""
+    collector = Collector.__new__(Collector)
+    collector.returns, collector.lengths = deque([10.0, 0.0]), deque([3, 5])
+    assert collector.means() == {"return_mean": 5.0, "length_mean": 4.0, "return_episodes": 2.0}
+    drawn = contents._learning_curve("step,return_mean,return_episodes\n1024,10.0,2.0\n2048,1.5,100.0\n")
+    assert "episodes that ended" in drawn and "until step 1,024 fewer than 100 had ended" in drawn
+    assert "fewer than 100" not in contents._learning_curve("step,return_mean\n1024,10.0\n2048,1.5\n")
 
 
 def test_one_agent_is_said_as_long_as_it_is_so(tmp_path: Path) -> None:

@@ -165,8 +165,9 @@ def _real_strip(path: Path, frames: int = 10) -> str:
 
 
 def _learning_curve(curve: str) -> str:
-    rows = [(float(r["step"]), float(r["return_mean"])) for r in csv_of(curve.encode(), Path("curve.csv"))]
-    steps, returns = np.array(rows).T
+    rows = csv_of(curve.encode(), Path("curve.csv"))
+    steps, returns = np.array([(float(r["step"]), float(r["return_mean"])) for r in rows]).T
+    few = [float(r["step"]) for r in rows if float(r.get("return_episodes") or 100) < 100]  # older curves do not say
     figure = figure_of(7.5, 2.6)
     axes = figure.subplots()
     axes.plot(steps / 1e6, returns, color=REAL, lw=1.4)
@@ -176,7 +177,9 @@ def _learning_curve(curve: str) -> str:
     return picture(
         figure_png(figure),
         f"Learning curve: mean return over {number(float(steps[-1]))} steps, ending at {number(float(last[0]))}",
-        "The learning curve shows the mean return of the last 100 training episodes, exploration included.",
+        "The learning curve shows the mean return of the last 100 training episodes that ended, exploration included; "
+        "early on these are the short ones"
+        f"{f' (until step {number(few[-1])} fewer than 100 had ended)' if few else ''}.",
     )
 
 
