@@ -361,8 +361,8 @@ def test_dreams_of_a_greedy_record_are_greedy(dirs):
     other_agent(dirs)
     out, told = dirs / "fidelity_greedy", fidelity_of(dirs, rollouts="greedy")
     fidelity(FidelityConfig(out=out, horizon=4, windows=6, counterfactual=False, video=False, **told))
-    [row] = [r for r in Result.load(out).tables["fidelity"] if r["measure"] == "action_distance"]
-    assert row["simulated"] is not None and row["n"] == 6
+    [row] = [r for r in Result.load(out).tables["fidelity"] if r["measure"] == "length_difference"]
+    assert row["simulated"] is not None and row["n"] >= 4  # windows that reach the horizon
     assert not any("explored" in words for words in Result.load(out).notes["left_out"])
 
 
