@@ -21,6 +21,7 @@ from analysis.shared.probe_fits import (
     partial_out,
     r2_of,
     spread_of,
+    told_by_few,
     unit_sums,
 )
 from analysis.shared.units import shared_by
@@ -218,6 +219,9 @@ def _scored(
     if mediated is not None:
         null["partial"] = mediated
     result.tables["targets"] = _table(rows, targets, varying, predicted, null, scores)
+    if mediated is not None:
+        for row in result.tables["targets"]:
+            row["given_by_few"] = _by_few(rows, [g for g in given if g != row["target"]], unit)
     result.tables["controls"] = _controls(states, rows, rng)
     if rows.agents:
         result.tables["agents"] = _agents(rows, varying, y_NK, predicted["linear"], fold_N, unit_N, config)
@@ -285,6 +289,15 @@ def mediate(
     scores.add("both", given_NK + partial_NK, y_NK)
     scores.less("unique", "both", "given")
     return null_SK
+
+
+def _by_few(rows: Rows, given: Sequence[str], unit: str) -> str:
+    """The confounders that hardly vary within lives or units that are too few to tell what they do."""
+    if not given:
+        return ""
+    z_NC = np.stack([rows.quantities[g] for g in given], 1)
+    few_C = np.any([told_by_few(z_NC, rows.groups[name]) for name in {"life", unit}], 0)
+    return " ".join(g for g, few in zip(given, few_C, strict=True) if few)
 
 
 def _table(
@@ -365,7 +378,7 @@ def verdict(row: Mapping[str, Any], mediated: bool, smallest: float) -> str:
 
     Beyond what is given (``partial``, R^2 of what the confounders leave): read where the 95 % interval lies above the
     smallest size of interest and exchanged targets do not reach it; not read where the 90 % interval lies below that
-    size; else open.
+    size; else open, and so where too few units tell what a confounder does (``given_by_few``).
     """
     if row["units_varying"] < LEAST_VARYING:
         return "too rare to tell"
@@ -377,6 +390,8 @@ def verdict(row: Mapping[str, Any], mediated: bool, smallest: float) -> str:
         return "no more than time alone predicts"
     if not mediated or row["partial"] is None:
         return "read"
+    if row.get("given_by_few"):
+        return f"read; open whether beyond what is given: too few units for {row['given_by_few']}"
     low, high = row["partial_low"], row["partial_high_90"]
     if row["partial_q"] is not None and row["partial_q"] <= ALPHA and low is not None and low > smallest:
         return "read beyond what is given"

@@ -23,6 +23,7 @@ from analysis.shared.probe_fits import (
     mlp_predict,
     partial_out,
     polynomial,
+    told_by_few,
 )
 from analysis.shared.units import choose_unit, say_shared, shared_by
 from core.contracts import UserError
@@ -214,6 +215,61 @@ def test_partialling_out_follows_bends_and_products() -> None:
     (left,) = partial_out(z, np.arange(4000) % 4, rng, y)
     assert (1 - (left**2).mean(0) / y.var(0) > [0.98, 0.95, 0.95]).all()
     assert [polynomial(z[:, :1].repeat(c, 1)).shape[1] for c in (1, 2, 4, 9)] == [5, 20, 125, 54]
+
+
+def confounded(seed: int, *, units: int, steps: int, within: bool = False) -> Rows:
+    """States and two quantities that hold steep functions of z and noise of their own, and one, ``own``, that the
+    states hold beside it; z is one number a unit (or one a step)."""
+    rng = np.random.default_rng(seed)
+    unit, t = np.repeat(np.arange(units), steps), np.tile(np.arange(steps), units)
+    z = rng.uniform(-1, 1, units * steps) if within else rng.uniform(-1, 1, units)[unit]
+
+    def of_z(size: int) -> np.ndarray:
+        bent: np.ndarray = np.sin(z[:, None] * rng.uniform(2, 6, size) + rng.uniform(0, 6, size))
+        return bent + 0.3 * rng.standard_normal((len(z), size))
+
+    y, x, own = of_z(2), of_z(6), rng.standard_normal(len(z))
+    quantities = {"z": z, "a": y[:, 0], "b": y[:, 1], "own": own + 0.3 * rng.standard_normal(len(z))}
+    return Rows(
+        np.column_stack([x, own]).astype(np.float32), quantities, None, np.stack([unit, t], 1), t, {"life": unit}
+    )
+
+
+def test_beyond_what_few_units_tell_of_a_confounder_is_open() -> None:
+    """With 24 values of z its steep functions stay on both sides, and are read there: that is no finding."""
+    config = ProbesConfig(shuffles=99, resamples=199, mlp=False)
+    targets, left = ("a", "b", "own"), []
+    for seed in range(6):
+        result = probe(confounded(seed, units=24, steps=30), targets, ("z",), "life", config)
+        for row in result.tables["targets"]:
+            assert row["verdict"] in ("not read", "read; open whether beyond what is given: too few units for z")
+            left += [row["partial"]] if row["target"] != "own" else []
+        assert "z: nearly the same all through a unit" in summary(result, Path())
+    assert np.max(left) > 0.3, "else there is nothing to be open about"
+    for rows in (confounded(0, units=24, steps=30, within=True), confounded(0, units=120, steps=10)):
+        result = probe(rows, targets, ("z",), "life", config)
+        said = [row["verdict"] for row in result.tables["targets"]]
+        assert said == ["read; not beyond what is given"] * 2 + ["read beyond what is given"]
+        assert "nearly the same" not in summary(result, Path())
+
+
+def test_a_confounder_is_told_by_units_where_it_is_the_same_all_through_them() -> None:
+    rng = np.random.default_rng(0)
+
+    def few(units: int, *columns: np.ndarray) -> list[bool]:
+        z = np.stack([c if len(c) > units else c[np.repeat(np.arange(units), 20)] for c in columns], 1)
+        return [bool(x) for x in told_by_few(z, np.repeat(np.arange(units), 20))]
+
+    number, another, two = rng.random(99), rng.random(99), np.arange(99) % 2
+    along, still = rng.random(99 * 20), np.ones(99)
+    assert few(99, number) == [True] and few(99, number, along) == [True, False]
+    assert few(99, number + 0.001) == [True] and few(99, still) == [False]
+    nearly = np.repeat(number, 20) + 0.01 * along
+    assert few(99, nearly) == [True]
+    assert few(99, two) == [False] and few(10, two[:10]) == [True]  # five units of each value
+    assert few(99, number, two) == [True, True]  # no other unit has both numbers
+    assert few(100, rng.random(100)) == [False] and few(100, rng.random(100), rng.random(100)) == [True, True]
+    assert few(99, number, another) == [True, True] and few(400, rng.random(400), rng.random(400)) == [False, False]
 
 
 def test_exchanged_units_keep_time_and_come_from_elsewhere() -> None:
