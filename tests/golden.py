@@ -56,6 +56,14 @@ CHANGED = {
     "patching/*:q": "so too",
     "patching/*:verdict*": "so too",
     "patching/*:used*": "so too",
+    "*fidelity*:notes:dreams": "says that the agent acts by itself in the episodes that dreams are compared with",
+    "*overlap.csv:floor_reason": "says why a floor has no interval",
+    "*overlap*floor*interval": "none with fewer than four episodes on a side",
+    "*overlap.csv:floor_*": "so too",
+    "*probes*targets.csv:given_by_few": "names confounders that too few units tell of",
+    "*probes*targets.csv:verdict": "open for these",
+    "*life*:notes:intervals": "says that an end which few lives cannot tell is empty",
+    "*:lifespan_p75:interval": "so it is",
 }
 
 
