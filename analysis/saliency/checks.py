@@ -58,13 +58,16 @@ def batch_of(samples: int, draws: int, most: int) -> int:
 
 
 def _blot(x: Tensor) -> Tensor:
-    """bool like x: a random square of a picture, a quarter as wide and as high; a random half of other fields."""
+    """bool like x: a random box of a picture, a quarter as wide and as high; a random half of other fields."""
     if x.ndim != 4:
         return torch.rand_like(x) < 0.5
-    side = max(1, x.shape[1] // 4)
-    corner = torch.randint(0, x.shape[1] - side + 1, (2, len(x), 1), device=x.device)
-    along = torch.arange(x.shape[1], device=x.device)
-    rows, columns = ((along >= c) & (along < c + side) for c in corner)
+
+    def stretch(size: int) -> Tensor:
+        side, along = max(1, size // 4), torch.arange(size, device=x.device)
+        first = torch.randint(0, size - side + 1, (len(x), 1), device=x.device)
+        return (along >= first) & (along < first + side)
+
+    rows, columns = (stretch(size) for size in x.shape[1:3])
     return (rows[:, :, None] & columns[:, None, :])[..., None].expand_as(x)
 
 

@@ -589,6 +589,13 @@ def test_a_true_picture_beats_its_controls_and_a_wrong_one_does_not(planted: Sim
     ).min() > 0.001  # fmt: skip
 
 
+def test_boxes_of_baseline_fit_frames_that_are_not_square() -> None:
+    torch.manual_seed(0)
+    boxes = checks._blot(torch.zeros(200, 48, 64, 3))
+    assert (boxes.sum((1, 2)) == 12 * 16).all() and (boxes.any(2).sum(1) == 12).all()
+    assert boxes.any(0).any(1).all() and boxes.any(0).any(0).all()  # up to every edge
+
+
 def test_curves_begin_and_end_where_they_must(learned: Simulator[RSSMWorld]) -> None:
     frame = frame_of(learned, latents(learned))
     value = find_quantities(["value"], SPEC, no_basis)[0]
