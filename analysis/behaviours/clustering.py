@@ -100,7 +100,7 @@ def cluster_some(
     arrays["transitions"] = transitions(label_M[real_M], episode_M[real_M], t_M[real_M], count)
     result.arrays = arrays
     _trust(result, (scores_MK, points_MK), label_M, index_N2[rows_M, 0], unit_M, options, seed)
-    _describe(result, label_M[real_M], unit_M[real_M], t_M[real_M], seed)
+    _describe(result, label_M[real_M], episode_M[real_M], unit_M[real_M], t_M[real_M], seed)
     result.tables["behaviours"] = _table(
         label_M, source_M, episode_M, unit_M, t_M, value_M, action_M, action_names, count, seed
     )
@@ -173,14 +173,16 @@ def _units(given: Sequence[tuple[int, Steps]], index_N2: np.ndarray) -> np.ndarr
     return np.concatenate([s.unit_E[s.index_N2[:, 0]] for _, s in given if s.unit_E is not None])
 
 
-def _describe(result: Result, label_R: np.ndarray, unit_R: np.ndarray, t_R: np.ndarray, seed: int) -> None:
+def _describe(
+    result: Result, label_R: np.ndarray, episode_R: np.ndarray, unit_R: np.ndarray, t_R: np.ndarray, seed: int
+) -> None:
     """Of real steps: how many are in no behaviour (hdbscan), and how much of a label is time."""
     rng = np.random.default_rng(seed)
     units = len(np.unique(unit_R))
     if result.notes["method"] == "hdbscan":
         noise = share_of(label_R == NOISE, unit_R)
         result.scalar("noise_share", noise.value, "share of real steps in no behaviour", noise.n, noise.interval)
-    record_share_from_time(result, "", label_R, t_R, unit_R, episodes=units, rng=rng)
+    record_share_from_time(result, "", label_R, t_R, episode_R, episodes=units, rng=rng, together_N=unit_R)
 
 
 def _centres(

@@ -75,9 +75,8 @@ def phase_rows(m: Moments, labels: np.ndarray, *, rng: np.random.Generator, rota
     of_N = np.searchsorted(labels, m.label_N)
     bin_N = time_bins(m.phase_N)
     eta2_L = eta2_of(of_N, bin_N, len(labels))
-    together_N = together(m)
     floor_RL = np.array(
-        [eta2_of(of_N[rotated_rows(m.episode_N, rng, together_N)], bin_N, len(labels)) for _ in range(rotations)]
+        [eta2_of(of_N[rotated_rows(m.episode_N, rng, m.unit_N)], bin_N, len(labels)) for _ in range(rotations)]
     )
     p_L = (1 + (floor_RL >= eta2_L).sum(0)) / (1 + rotations)
     q_L = benjamini_hochberg(p_L)
@@ -99,11 +98,6 @@ def phase_rows(m: Moments, labels: np.ndarray, *, rng: np.random.Generator, rota
             }
         )
     return rows
-
-
-def together(m: Moments) -> np.ndarray | None:
-    """Which lives are rotated by the same share: those of a unit, where that is more than a life."""
-    return None if np.array_equal(m.unit_N, m.episode_N) else m.unit_N
 
 
 def eta2_of(of_N: np.ndarray, bin_N: np.ndarray, labels: int) -> np.ndarray:
@@ -199,9 +193,9 @@ def analyse(m: Moments, steps_E: np.ndarray, died_E: np.ndarray, config: LifePha
     gap = bootstrap_mean(gap_E, unit_E, rng=rng, resamples=config.resamples)
     result.scalar("last_row_before_end", gap.value, "ticks", gap.n, gap.interval)
     for prefix, time_N in (("phase_", m.phase_N), ("tick_", m.t_N)):
-        units, unit_N = len(np.unique(m.unit_N)), together(m)
+        units = len(np.unique(m.unit_N))
         record_share_from_time(
-            result, prefix, m.label_N, time_N, m.episode_N, episodes=units, rng=rng, together_N=unit_N
+            result, prefix, m.label_N, time_N, m.episode_N, episodes=units, rng=rng, together_N=m.unit_N
         )
     result.tables["clusters"] = phase_rows(m, labels, rng=rng, rotations=config.rotations)
     result.tables["ends"] = ends(m, died_E, labels)

@@ -267,26 +267,26 @@ def share_from_time(label_N: np.ndarray, t_N: np.ndarray) -> float:
     return float(mutual / entropy) if entropy > 0 else 0.0
 
 
-def rotated_rows(unit_N: np.ndarray, rng: np.random.Generator, together_N: np.ndarray | None = None) -> np.ndarray:
+def rotated_rows(episode_N: np.ndarray, rng: np.random.Generator, together_N: np.ndarray | None = None) -> np.ndarray:
     """Row numbers int64 [N] in which every episode is rotated by a shift of its own: ``label_N[rotated]`` keeps runs,
     lengths and label frequencies and loses only the alignment with time.  Rows of an episode must be consecutive.
 
     together_N: episodes of one such group are rotated by the same share of their lengths, so that what they have in
     common (a clock, an event) stays common.
     """
-    starts = np.flatnonzero(np.r_[True, unit_N[1:] != unit_N[:-1]])
-    lengths = np.diff(np.r_[starts, len(unit_N)])
-    position_N = np.arange(len(unit_N)) - np.repeat(starts, lengths)
-    if together_N is None:
+    starts = np.flatnonzero(np.r_[True, episode_N[1:] != episode_N[:-1]])
+    lengths = np.diff(np.r_[starts, len(episode_N)])
+    position_N = np.arange(len(episode_N)) - np.repeat(starts, lengths)
+    groups, group_E = np.unique((episode_N if together_N is None else together_N)[starts], return_inverse=True)
+    if len(groups) == len(starts):
         shift_E = rng.integers(lengths)
     else:
-        _, group_E = np.unique(together_N[starts], return_inverse=True)
-        shift_E = (rng.random(group_E.max() + 1)[group_E] * lengths).astype(np.int64)
+        shift_E = (rng.random(len(groups))[group_E] * lengths).astype(np.int64)
     return np.repeat(starts, lengths) + (position_N + np.repeat(shift_E, lengths)) % np.repeat(lengths, lengths)
 
 
 def share_from_time_floor(
-    label_N: np.ndarray, t_N: np.ndarray, unit_N: np.ndarray, *, rng: np.random.Generator, repeats: int = 100,
+    label_N: np.ndarray, t_N: np.ndarray, episode_N: np.ndarray, *, rng: np.random.Generator, repeats: int = 100,
     together_N: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
     """``share_from_time`` [repeats] where every episode's labels are rotated by a shift of its own (``rotated_rows``).
@@ -294,7 +294,7 @@ def share_from_time_floor(
     What finite data give by themselves.  A floor to read the share against, not a test (a rotation joins an
     episode's end to its beginning).  Rows of an episode must be consecutive.
     """
-    return np.array([share_from_time(label_N[rotated_rows(unit_N, rng, together_N)], t_N) for _ in range(repeats)])
+    return np.array([share_from_time(label_N[rotated_rows(episode_N, rng, together_N)], t_N) for _ in range(repeats)])
 
 
 def record_share_from_time(
@@ -302,14 +302,14 @@ def record_share_from_time(
     prefix: str,
     label_N: np.ndarray,
     t_N: np.ndarray,
-    unit_N: np.ndarray,
+    episode_N: np.ndarray,
     *,
     episodes: int,
     rng: np.random.Generator,
     together_N: np.ndarray | None = None,
 ) -> None:
     """Put ``PREFIXshare_from_time`` and its floor, with the rotations' 95 % range, into a result."""
-    floor = share_from_time_floor(label_N, t_N, unit_N, rng=rng, together_N=together_N)
+    floor = share_from_time_floor(label_N, t_N, episode_N, rng=rng, together_N=together_N)
     name, unit = f"{prefix}share_from_time", "I(label; time) / H(label)"
     result.scalar(name, share_from_time(label_N, t_N), unit, episodes)
     rotated = f"{unit}, labels rotated within episodes"

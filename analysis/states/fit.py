@@ -193,8 +193,8 @@ def _describe(
     options: FitOptions, rng: np.random.Generator, seed: int,
 ) -> None:  # fmt: skip
     """The scalars and tables: explained variance, stability of ICA and of the clusters, and their share of time."""
-    unit_M, t_M = states.unit_N[kept_N], states.index_N2[kept_N, 1]
-    _, unit_M = np.unique(unit_M, return_inverse=True)
+    episode_M, t_M = states.index_N2[kept_N].T
+    _, unit_M = np.unique(states.unit_N[kept_N], return_inverse=True)
     episodes = unit_M.max() + 1
     pca = bases["pca"]
     held_EK = np.zeros((episodes, x_NK.shape[1]))
@@ -245,7 +245,7 @@ def _describe(
             x_NK[kept_N], states.index_N2[kept_N, 0], unit_M, method="k_means", clusters=options.clusters,
             surrogates=options.surrogates, seed=seed,
         ).record(result, "cluster_")  # fmt: skip
-    record_share_from_time(result, "cluster_", label_M, t_M, unit_M, episodes=episodes, rng=rng)
+    record_share_from_time(result, "cluster_", label_M, t_M, episode_M, episodes=episodes, rng=rng, together_N=unit_M)
 
 
 # Real against simulated

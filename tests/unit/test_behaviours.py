@@ -518,6 +518,20 @@ def test_floor_rotates_only_within_episodes() -> None:
     np.testing.assert_allclose(floor, share_from_time(label_N, t_N), atol=1e-12)
 
 
+def test_lives_of_a_unit_are_rotated_each_within_itself() -> None:
+    """Two modes, each for life, one of long lives: late steps are of one behaviour, and every rotation of a life by
+    itself leaves that.  Rotated across the lives of a unit the labels would lose it, and seem to follow time."""
+    rng, length_E = np.random.default_rng(0), np.tile([10, 40], 12)
+    index_N2 = np.array([(e, t) for e, n in enumerate(length_E) for t in range(n)])
+    mode_N = index_N2[:, 0] % 2
+    h_NH = (4 * np.eye(4)[mode_N] + 0.1 * rng.standard_normal((len(mode_N), 4))).astype(np.float32)
+    logits_NA = np.zeros((len(mode_N), 3), np.float32)
+    steps = Steps(h_NH, None, mode_N.astype(np.float32), mode_N, logits_NA, index_N2, np.arange(24) // 4)
+    scalars = cluster((steps, None), replace(OPTIONS, clusters=2, lags=(1,)), 0, ACTIONS).scalars
+    share, floor = scalars["share_from_time"], scalars["share_from_time_floor"]
+    assert floor["value"] == pytest.approx(share["value"]) and share["value"] > 0.1 and floor["n"] == 6
+
+
 def test_tsne_keeps_groups_together() -> None:
     """(UMAP is held to the same by the stage's test, where it is compiled once.)"""
     rng = np.random.default_rng(0)

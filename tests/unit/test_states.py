@@ -297,6 +297,19 @@ def test_simulated_states_are_projected_not_fitted() -> None:
     assert alone.notes["fitted_on"] == "simulated" and "overlap" not in alone.tables
 
 
+def test_lives_of_a_unit_are_rotated_each_within_itself() -> None:
+    """Two kinds of states, each for life, one of long lives: late steps are of one cluster, and every rotation of a
+    life by itself leaves that.  Rotated across lives of a unit the clusters would lose it, and seem to follow time."""
+    rng, index_N2 = np.random.default_rng(0), np.stack(np.divmod(np.arange(24 * STEPS), STEPS), 1)
+    index_N2 = index_N2[(index_N2[:, 0] % 2 > 0) | (index_N2[:, 1] < STEPS // 3)]
+    x = (6.0 * (index_N2[:, :1] % 2) + 0.1 * rng.standard_normal((len(index_N2), 4))).astype(np.float32)
+    states = replace(pooled(x, np.zeros(len(x)), index_N2[:, 0] // 4), index_N2=index_N2)
+    options = FitOptions(pca_size=2, ica_size=0, nmf_size=0, clusters=2, surrogates=0, embedding=("pca",))
+    scalars = fit(states, "h", "", options, 0)[0].scalars
+    share, floor = scalars["cluster_share_from_time"], scalars["cluster_share_from_time_floor"]
+    assert floor["value"] == pytest.approx(share["value"]) and share["value"] > 0.1 and floor["n"] == 6
+
+
 def test_how_much_of_a_recording_was_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     real, simulated = (
