@@ -64,6 +64,9 @@ CHANGED = {
     "*probes*targets.csv:verdict": "open for these",
     "*life*:notes:intervals": "says that an end which few lives cannot tell is empty",
     "*:lifespan_p75:interval": "so it is",
+    "coupling*kind*": "means are told apart, whatever the spread",
+    "coupling*behaviour_pairs*": "so too",
+    "coupling*extreme*": "drawn with what those leave of the random numbers",
 }
 
 

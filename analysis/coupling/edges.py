@@ -169,7 +169,7 @@ def _of_kinds(result: Result) -> list[str]:
     lines = [
         "", "## Behaviours by what moves what", "",
         "Groups of behaviours by their Jacobians (all lags and directions, whole effects); no two of a group were told "
-        "apart (exchanged episodes, q over the pairs), which does not show that they are the same.", "",
+        "apart (means, whole episodes drawn again; q over the pairs), which does not show that they are the same.", "",
     ]  # fmt: skip
     for kind in range(int(a["kind"].max()) + 1):
         members = [label(result.notes["names"], int(b)) for b in a["behaviours"][a["kind"] == kind]]

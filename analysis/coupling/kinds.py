@@ -1,8 +1,10 @@
 """Behaviours by their Jacobians: which of them work alike inside, and which are told apart.
 
 Behaviours are clustered by what they look like; here by what moves what.  The distance of two behaviours is how far
-their mean Jacobians differ, relative to their size and less what the episodes' scatter alone would give.  A test of
-every pair exchanges whole episodes between the two; Benjamini-Hochberg goes over the pairs.  Behaviours are then
+their mean Jacobians differ, relative to their size and less what the episodes' scatter alone would give.  Of every
+pair it is tested whether the means are equal: whole episodes are drawn, each behaviour about its own mean, so that one
+whose effects scatter more, or are skewed, is no other kind for that (as where episodes are exchanged between the two:
+half of such pairs differed at .05).  Benjamini-Hochberg goes over the pairs.  Behaviours are then
 merged, the nearest first, as long as no two of a group are told apart (complete linkage), so that data of one kind make
 more than one group in no more than alpha of cases.  Behaviours of one group were not told apart; they may still differ.
 """
@@ -33,11 +35,11 @@ def kinds(
     effect_BEX: Sequence[np.ndarray | None],
     unit_BE: Sequence[np.ndarray],
     alpha: float,
-    permutations: int,
+    draws: int,
     rng: np.random.Generator,
 ) -> Kinds:
     """effect: of every behaviour float [E, X], the mean Jacobian of each of its episodes; None: too few of them.
-    unit: the number of each episode (one that two behaviours share is exchanged within itself)."""
+    unit: the number of each episode (one that two behaviours share is drawn for both)."""
     count = len(effect_BEX)
     distance, p = np.full((count, count), np.nan), np.full((count, count), np.nan)
     of = {b: x_EX for b, x_EX in enumerate(effect_BEX) if x_EX is not None}
@@ -47,7 +49,7 @@ def kinds(
         distance[a, a] = 0.0
         for b in there[n + 1 :]:
             distance[a, b] = distance[b, a] = _distance(of[a], of[b])
-            p[a, b] = p[b, a] = _exchanged(of[a], of[b], unit_BE[a], unit_BE[b], floor, permutations, rng)
+            p[a, b] = p[b, a] = _drawn(of[a], of[b], unit_BE[a], unit_BE[b], floor, draws, rng)
     q = np.full_like(p, np.nan)
     upper = np.triu_indices(count, 1)
     q[upper] = benjamini_hochberg(p[upper])
@@ -64,33 +66,37 @@ def _distance(one_EX: np.ndarray, other_EX: np.ndarray) -> float:
     return float(np.sqrt(max(0.0, apart) / size)) if size > 0 else 0.0
 
 
-def _exchanged(
+def _drawn(
     one_EX: np.ndarray, other_EX: np.ndarray, unit_E: np.ndarray, other_unit_E: np.ndarray, floor: float,
-    permutations: int, rng: np.random.Generator,
+    draws: int, rng: np.random.Generator,
 ) -> float:  # fmt: skip
-    """p of the mean of Welch's t^2 over the entries: episodes of one behaviour alone are permuted between the two, one
-    that both have keeps a mean in each."""
-    x_RX = np.concatenate([one_EX, other_EX])
-    unit_R, first_R = np.concatenate([unit_E, other_unit_E]), np.arange(len(x_RX)) < len(one_EX)
-    _, of_R, times = np.unique(unit_R, return_inverse=True, return_counts=True)
-    shared_R = times[of_R] == 2
-    alone = np.flatnonzero(~shared_R)
-    pairs = np.flatnonzero(shared_R)[np.argsort(of_R[shared_R], kind="stable")].reshape(-1, 2)
-    in_one_PR = np.empty((1 + permutations, len(x_RX)), bool)
-    in_one_PR[0] = first_R
-    order = np.argsort(rng.random((permutations, len(alone))), 1)
-    in_one_PR[1:, alone] = first_R[alone][order]
-    flip = rng.random((permutations, len(pairs))) < 0.5
-    in_one_PR[1:, pairs[:, 0]], in_one_PR[1:, pairs[:, 1]] = flip, ~flip
+    """p that the means are equal, whatever the scatter: the mean over the entries of t^2, bootstrapped.
 
-    def moments(weight_PR: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-        mean_PX = weight_PR @ x_RX / n
-        return mean_PX, np.maximum(weight_PR @ x_RX**2 / n - mean_PX**2, 0) / (n - 1)
+    The episodes of both are drawn with replacement, one that both have with its part in each, and every behaviour's
+    effects are about their own mean.  A draw with fewer than two episodes of a behaviour counts as reaching the data.
+    """
+    units = np.unique(np.concatenate([unit_E, other_unit_E]))
+    in_2U = np.stack([np.isin(units, of_E) for of_E in (unit_E, other_unit_E)]).astype(np.float64)
+    away_2UX = np.zeros((2, len(units), one_EX.shape[1]))
+    for away_UX, x_EX, of_E in zip(away_2UX, (one_EX, other_EX), (unit_E, other_unit_E), strict=True):
+        away_UX[np.searchsorted(units, of_E)] = x_EX - x_EX.mean(0)
+    of_both_2UX = away_2UX * in_2U[::-1, :, None]
 
-    x_RX = x_RX - x_RX.mean(0)  # squares of what is far from 0 lose their variance
-    (a, va), (b, vb) = (moments(w.astype(np.float64), len(x)) for w, x in ((in_one_PR, one_EX), (~in_one_PR, other_EX)))
-    t2_P = ((a - b) ** 2 / (va + vb + floor)).mean(1)
-    return float(permutation_p(t2_P[0], t2_P[1:]))
+    def t2(times_RU: np.ndarray, apart_X: np.ndarray | float) -> np.ndarray:
+        n_2R1 = (in_2U @ times_RU.T)[..., None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean_2RX = times_RU @ away_2UX / n_2R1
+            one_2R1 = 1 / np.sqrt(n_2R1 * (n_2R1 - 1))
+            squares_2RX = times_RU @ away_2UX**2 - n_2R1 * mean_2RX**2
+            products_RX = times_RU @ of_both_2UX.prod(0) - (mean_2RX[::-1] * (times_RU @ of_both_2UX)).sum(0)
+            products_RX += (times_RU @ in_2U.prod(0))[:, None] * mean_2RX.prod(0)
+            error2_RX = (one_2R1**2 * squares_2RX).sum(0) - 2 * one_2R1.prod(0) * products_RX
+            t2_R = ((apart_X + mean_2RX[0] - mean_2RX[1]) ** 2 / (np.maximum(error2_RX, 0) + floor)).mean(1)
+        return np.where((n_2R1 < 2).any(0)[:, 0], np.inf, t2_R)
+
+    times_RU = rng.multinomial(len(units), np.full(len(units), 1 / len(units)), draws).astype(np.float64)
+    found = t2(np.ones((1, len(units))), one_EX.mean(0) - other_EX.mean(0))
+    return float(permutation_p(found[0], t2(times_RU, 0.0)))
 
 
 def merged(distance_BB: np.ndarray, apart_BB: np.ndarray, there: Sequence[int]) -> np.ndarray:

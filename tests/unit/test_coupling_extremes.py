@@ -186,6 +186,32 @@ def test_behaviours_that_work_alike_are_one_kind(
     assert several / runs < (0.13 if runs < 100 else 0.08)  # standard error of 60: 0.03, of 400: 0.011
 
 
+@pytest.mark.parametrize(("episodes", "spread"), [((8, 60), (3, 1)), ((12, 24), (2, 1)), ((24, 24), (2, 1))])
+def test_another_spread_is_no_other_kind(episodes: tuple[int, int], spread: tuple[int, int]) -> None:
+    """Skewed effects of mean 0: where whole episodes are exchanged instead, .50, .32 and .17 of these pairs differ."""
+    found = []
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        effects = [
+            s * (rng.lognormal(0, 1, (n, 8)) - np.exp(0.5)) for n, s in zip(episodes, spread, strict=True)
+        ]  # fmt: skip
+        units = [np.arange(episodes[0]), np.arange(sum(episodes))[episodes[0] :]]
+        found.append(kinds.kinds(effects, units, 0.05, 99, rng).p_BB[0, 1] <= 0.05)
+    assert np.mean(found) < 0.13
+
+
+@pytest.mark.parametrize("shared", [0, 6, 12])
+def test_other_means_are_another_kind_where_spreads_differ(shared: int) -> None:
+    found = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        own = rng.normal(size=(24, 8))
+        units = [np.arange(12), np.arange(12, 24) - shared]
+        effects = [own[unit] + b * 1.5 + rng.normal(size=(12, 8)) * (1 + b) for b, unit in enumerate(units)]
+        found.append(kinds.kinds(effects, units, 0.05, 99, rng).p_BB[0, 1] <= 0.05)
+    assert np.mean(found) > 0.8
+
+
 def test_planted_kinds_are_found() -> None:
     rng = np.random.default_rng(4)
     two = rng.normal(size=(2, 12)) * 3
