@@ -67,6 +67,9 @@ CHANGED = {
     "coupling*kind*": "means are told apart, whatever the spread",
     "coupling*behaviour_pairs*": "so too",
     "coupling*extreme*": "drawn with what those leave of the random numbers",
+    "coupling*correlat*": "of what the clock does not explain",
+    "coupling*agree*": "so too",
+    "coupling*edges.csv:*r": "so too",
 }
 
 

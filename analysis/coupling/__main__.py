@@ -4,8 +4,9 @@
 
 For every behaviour b and lag k, over steps T that belong to b:
 
-- correlation r[i, j] of coordinate i at T-k with coordinate j at T, centred and normalised over the
-  time pairs; its null pairs the sources of one episode with the targets of another;
+- correlation r[i, j] of coordinate i at T-k with coordinate j at T over the time pairs, each less its mean and its
+  smooth trends over the step of the episode and the steps since the behaviour was entered (clock.py): directions that
+  share only the clock do not count; its null pairs the sources of one episode with the targets of another;
 - Jacobian J[i, j] = mean of dc_j(T) / dc_i(T-k) in the simulator: direct, along the agent's memory with all its
   actions held, and through the world, with the actions enumerated (discrete_paths.py: what every action at a
   step leads to, times how i moves its probability); whole = direct + through the world.

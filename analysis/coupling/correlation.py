@@ -1,4 +1,5 @@
-"""Cross-correlations of coordinates at lags within episodes, and their null: whole episodes of one side permuted."""
+"""Cross-correlations of coordinates at lags within episodes, of what the clock (clock.py) does not explain, and their
+null: whole episodes of one side permuted."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from analysis.coupling.clock import beyond, clocks, taken, trends
 from core.contracts import UserError
 from core.stats import ATANH, TESTS, jackknifed, least_units, left_out, permutation_p
 
@@ -197,6 +199,15 @@ def permuted_t(
     return out
 
 
+def refitted(x_NK: np.ndarray, y_NK: np.ndarray, trend_NQ: np.ndarray, unit_N: np.ndarray) -> np.ndarray:
+    """Norm float32 [K, K] that permuted coordinates keep where the trends are fitted again: of i and j alike, as either
+    may be thought to be permuted."""
+    (trend_EMQ,), _ = by_episode(trend_NQ[None], unit_N)
+    x_K, y_K = (taken(value_EMK, trend_EMQ) for value_EMK in by_episode(np.stack([x_NK, y_NK]), unit_N)[0])
+    norm: np.ndarray = ((1 - x_K[:, None]) * (1 - y_K)) ** 0.25
+    return norm.astype(np.float32)
+
+
 class Labelled(NamedTuple):
     """Steps with their behaviour and coordinates; ``index`` is sorted by (episode, step).
 
@@ -219,13 +230,14 @@ def correlate(
     rng: np.random.Generator,
     alpha: float = 0.05,
 ) -> dict[str, np.ndarray]:
-    """Correlation, p, null, interval's ends and counts for all behaviours (of the target step) and lags.
+    """Correlation, p, null, interval's ends and counts for all behaviours (of the target step) and lags, of coordinates
+    less their trends over a behaviour's rows (``clock.trends``).
 
     NaN where there are too few episodes for a p <= alpha (UserError if there are everywhere), and of a direction with
     itself at lag 0.  Intervals: jackknife of Fisher's z over episodes, no end nearer than the t of permuted episodes.
     """
     units, unit_N = np.unique(steps.unit_N, return_inverse=True)
-    k = steps.c_NK.shape[1]
+    clock_N2, k = clocks(steps.index_N2, steps.label_N), steps.c_NK.shape[1]
     shape = (len(behaviours), len(lags), k, k)
     out = {
         "correlation": np.full(shape, np.nan),
@@ -241,16 +253,20 @@ def correlate(
         source, target = lagged_rows(steps.index_N2, lag)
         for b, behaviour in enumerate(behaviours):
             mine = steps.label_N[target] == behaviour
-            x, y, unit = steps.c_NK[source[mine]], steps.c_NK[target[mine]], unit_N[target[mine]]
+            unit = unit_N[target[mine]]
             present, of = np.unique(unit, return_inverse=True)
             out["pairs"][b, at], out["episodes"][b, at] = len(unit), len(present)
             if len(present) < need:
                 continue
+            trend = trends(clock_N2[target[mine]])
+            x, y = (beyond(steps.c_NK[rows[mine]], trend) for rows in (source, target))
             each_G = Sums.of(x, y, of, len(present)).correlation(left_out(len(present), rng))
-            least = np.quantile(permuted_t(x, y, unit, len(units), T_PERMUTATIONS, seed), LEVEL, axis=0)
+            t_PKK = permuted_t(x, y, unit, len(units), T_PERMUTATIONS, seed)
+            least = np.quantile(t_PKK, LEVEL, axis=0, method="higher")  # one of them: some are infinite
             value, *ends = jackknifed(each_G, rng=rng, link=ATANH, level=LEVEL, draws=resamples, least=least)
             out["correlation"][b, at], out["ends"][:, b, at] = value, ends
             null = permuted_correlations(x, y, unit, len(units), permutations, seed)
+            null /= refitted(x, y, trend, unit)
             out["null"][:, b, at] = null
             if lag == 0:  # of a direction with itself, 1
                 np.fill_diagonal(out["correlation"][b, at], np.nan)

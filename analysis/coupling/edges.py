@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.coupling.clock import SAID
 from core.artefacts import Result
 from core.stats import few
 
@@ -140,8 +141,8 @@ def page(result: Result) -> str:
         f"{METHOD}. {_distinct(result)}",
         "",
         "* marks a part that meets the same three conditions by itself. r is the correlation of the two coordinates "
-        "that many steps apart; where it is significant, `signs` says whether it agrees with J. An effect is one in "
-        "the simulator; it is a hypothesis about the world, to test by intervention.",
+        f"that many steps apart, {SAID}; where it is significant, `signs` says whether it agrees with J. An effect is "
+        "one in the simulator; it is a hypothesis about the world, to test by intervention.",
     ]
     for said in (*result.notes["left_out"], *result.notes["resolution"]):
         lines += ["", f"Note: {said}."]

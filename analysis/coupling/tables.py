@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from analysis.coupling.agreement import MEASURES, Agreement, agreement
+from analysis.coupling.clock import SAID
 from analysis.coupling.config import CouplingConfig
 from analysis.coupling.correlation import MEAN, PAIRING
 from analysis.coupling.edges import METHOD, PATHS, STRAIGHT, WORDS, beyond_zero, drawn, edges
@@ -46,6 +47,7 @@ def assemble(
         "resolution": resolution(coupling, config),
         "unit": "change of target coordinate per change of source coordinate",
         "method": METHOD,
+        "correlated": f"coordinates {SAID}",
         "actions": [list(names) for names in coupling.actions],
     }
     result.scalar(

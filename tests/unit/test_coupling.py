@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from agents.recurrent import AgentConfig, RecurrentAgent
 from analysis.coupling import (
     agreement,
+    clock,
     correlation,
     estimates,
     figures as coupling_figures,
@@ -196,13 +198,13 @@ def steps_of(c: np.ndarray, lengths: np.ndarray) -> Labelled:
     return Labelled(index, index[:, 0], np.zeros(len(index), np.int64), c)
 
 
-def autoregressive(rng: np.random.Generator, lengths: np.ndarray, k: int) -> np.ndarray:
+def autoregressive(rng: np.random.Generator, lengths: np.ndarray, k: int, rho: float = 0.95) -> np.ndarray:
     """Independent slow series: within an episode hardly two steps are news."""
     out = []
     for n in lengths:
         x = rng.normal(size=(int(n), k))
         for t in range(1, int(n)):
-            x[t] = 0.95 * x[t - 1] + np.sqrt(1 - 0.95**2) * x[t]
+            x[t] = rho * x[t - 1] + np.sqrt(1 - rho**2) * x[t]
         out.append(x)
     return np.concatenate(out)
 
@@ -236,6 +238,95 @@ def test_a_lagged_effect_is_found_at_its_lag_and_direction() -> None:
     assert (np.delete(found["p"][0].ravel(), 9 + 1) > 0.002).all()
     low, high = found["ends"][:, 0, 1, 0, 1]
     assert low < 0.8 / np.sqrt(1.64) < high and high - low < 0.3
+
+
+def in_spells(rng: np.random.Generator, c_ETK: np.ndarray, trend_T: np.ndarray, entered_T: np.ndarray) -> Labelled:
+    """Steps of which 15 in a row, from a random one, are behaviour 1; all directions follow the clocks, up or down."""
+    c_ETK, (episodes, length, k) = c_ETK.copy(), c_ETK.shape
+    sign_K, label_ET = rng.choice([-1, 1], k), np.zeros((episodes, length), np.int64)
+    c_ETK += trend_T[:, None] * sign_K
+    for e, first in enumerate(rng.integers(length - 15, size=episodes)):
+        label_ET[e, first : first + 15] = 1
+        c_ETK[e, first : first + 15] += entered_T[:15, None] * sign_K
+    return steps_of(c_ETK.reshape(-1, k), np.full(episodes, length))._replace(label_N=label_ET.ravel())
+
+
+CLOCK = np.arange(40)
+CLOCKS = {
+    "a quarter of the variance": 0.58 * np.sqrt(12) * (CLOCK / 40 - 0.5), "most of it": 7 * (CLOCK / 40 - 0.5),
+    "there and back": np.sin(2 * np.pi * CLOCK / 40),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trend", CLOCKS)
+def test_directions_that_share_only_the_clock_are_not_correlated_in_a_behaviour(trend: str) -> None:
+    """With the clock left in, .3, .9 and .6 of these are significant, as the null pairs early steps with late ones."""
+    hits, out = [], []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        c = autoregressive(rng, np.full(24, 40), 3, 0.7).reshape(24, 40, 3)
+        steps = in_spells(rng, c, CLOCKS[trend], 2 * np.exp(-CLOCK / 4))
+        found = correlation.correlate(steps, [1], [1], 99, 99, rng)
+        off = ~np.eye(3, dtype=bool)
+        hits.append(found["p"][0, 0][off] <= 0.05)
+        low, high = found["ends"][:, 0, 0][:, off]
+        out.append((low > 0) | (high < 0))
+    assert np.mean(hits) < 0.09 and np.mean(out) < 0.09  # 360 tests, six a data set
+
+
+def test_what_is_correlated_beside_the_clock_is_found_in_a_behaviour() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        c = autoregressive(rng, np.full(24, 40), 3, 0.7).reshape(24, 40, 3)
+        c[:, 1:, 1] = 0.4 * c[:, :-1, 0] + np.sqrt(1 - 0.4**2) * c[:, 1:, 1]
+        steps = in_spells(rng, c, CLOCKS["most of it"], 2 * np.exp(-CLOCK / 4))
+        found = correlation.correlate(steps, [1], [1], 199, 99, rng)
+        assert found["p"][0, 0, 0, 1] <= 0.01 and found["correlation"][0, 0, 0, 1] == pytest.approx(0.4, abs=0.15)
+        assert found["ends"][0, 0, 0, 0, 1] > 0
+
+
+@pytest.mark.parametrize(("episodes", "spell"), [(5, 15), (8, 3), (24, 15)])
+def test_taking_the_clock_out_of_few_rows_invents_no_correlation(episodes: int, spell: int) -> None:
+    """A fit of many functions to a few slow episodes leaves little, which may look alike: in the null too."""
+    hits = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        lengths = np.full(episodes, spell + 1)
+        found = correlation.correlate(steps_of(autoregressive(rng, lengths, 3), lengths), [0], [1], 99, 2, rng)
+        hits.append(found["p"][0, 0][~np.eye(3, dtype=bool)] <= 0.05)
+    assert np.mean(hits) < 0.09
+
+
+def test_clocks_begin_with_an_episode_a_behaviour_and_after_a_gap() -> None:
+    index = np.array([(0, 0), (0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (1, 8), (1, 9)])
+    label = np.array([0, 0, 1, 1, 1, 1, 1, 0])
+    assert clock.clocks(index, label).tolist() == [
+        [0, 0], [1, 1], [2, 0], [3, 1], [4, 0], [5, 1], [8, 0], [9, 0]
+    ]  # fmt: skip
+
+
+def test_trends_are_taken_out_and_what_is_nothing_else_has_no_correlation() -> None:
+    rng, t = np.random.default_rng(0), np.tile(np.arange(10), 12)
+    both = np.stack([t, rng.permutation(t)], 1)
+    trend = clock.trends(both)
+    np.testing.assert_allclose(trend.T @ trend, np.eye(trend.shape[1]), atol=1e-9)
+    x = np.stack([3 + both @ [2.0, -5.0], np.full(120, 7.0), rng.normal(size=120) + t], 1)
+    left = clock.beyond(x, trend)
+    assert (left[:, :2] == 0).all() and left[:, 2].std() > 0.5
+    assert np.abs(left[:, 2] @ both).max() < 1e-9 and abs(left[:, 2].sum()) < 1e-9
+    assert clock.trends(both[:9]).shape == (9, 0)  # too few rows
+    x[:, 0] = 3 + 2 * t
+    found = correlation.correlate(steps_of(x, np.full(12, 10)), [0], [1], 99, 9, rng)
+    assert np.isfinite(found["correlation"]).sum() == np.isfinite(found["p"]).sum() == 1  # the last with its own past
+
+
+def test_what_a_fit_takes_by_chance_is_the_mean_over_permutations() -> None:
+    rng = np.random.default_rng(0)
+    value, trend = rng.normal(size=(5, 4, 2)), rng.normal(size=(5, 4, 3))
+    each = [
+        (np.einsum("emk,emq->kq", value[list(order)], trend) ** 2).sum(1) for order in itertools.permutations(range(5))
+    ]
+    np.testing.assert_allclose(clock.taken(value, trend), np.mean(each, 0) / (value**2).sum((0, 1)))
 
 
 def test_a_behaviour_of_few_episodes_is_left_out() -> None:

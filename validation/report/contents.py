@@ -516,6 +516,7 @@ def coupling(run: Traced) -> Section:
             f"; where the correlation is significant too, the signs agree in {percent(agree)} of {agree['n']} entries, "
             f"against {percent({'value': sum(null) / 2, 'interval': null})} in permuted episodes."
         )
+    correlated = f" (of {result.notes['correlated']})" if "correlated" in result.notes else ""
     titles = {
         "behaviour": "behaviour", "lag": "lag (steps)", "source": "source", "target": "target",
         "J": "Jacobian [95\xa0%]", "J_straight_through": COMPARED, "q": "q",
@@ -527,9 +528,9 @@ def coupling(run: Traced) -> Section:
     html = [
         paragraph(
             "Two directions that go together need not drive each other. The cross-correlation says what goes "
-            "together; the Jacobian says how much a small change of one now would change the other later, in the "
-            "simulator. A correlation without a Jacobian may be a common cause; a Jacobian is an effect in the "
-            "simulator, and a hypothesis about the world."
+            f"together{correlated}; the Jacobian says how much a small change of one now would change the other "
+            "later, in the simulator. A correlation without a Jacobian may be a common cause; a Jacobian is an effect "
+            "in the simulator, and a hypothesis about the world."
         ),
         paragraph(f"{OLD_COUPLING if earlier else result.notes['method']}."),
         _scalars(result, "How much there is, and how far correlation and Jacobian agree"),
