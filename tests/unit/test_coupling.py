@@ -260,7 +260,7 @@ CLOCKS = {
 
 @pytest.mark.parametrize("trend", CLOCKS)
 def test_directions_that_share_only_the_clock_are_not_correlated_in_a_behaviour(trend: str) -> None:
-    """With the clock left in, .3, .9 and .6 of these are significant, as the null pairs early steps with late ones."""
+    """With the clock left in, .31, 1 and .89 of these are significant, as the null pairs early steps with late ones."""
     hits, out = [], []
     for seed in range(60):
         rng = np.random.default_rng(seed)
