@@ -32,7 +32,7 @@ class Course(NamedTuple):
     action_RTA: Tensor | None = None  # one-hot
     ended_RT: Tensor | None = None  # [R, T-1], 0 or 1
     told_RTM: Tensor | None = None  # the truth columns that events read (``Measures.truths``), where a world tells them
-    truncated_RT: Tensor | None = None  # [R, T-1], 0 or 1: ended at a time limit; None: never, as in a simulator
+    truncated_RT: Tensor | None = None  # [R, T-1], 0 or 1: ended at a time limit
 
 
 JUMPS = ("up", "upleft", "upright")
@@ -233,6 +233,7 @@ def course_of(
     hard = (ends > 0.5).to(ends.dtype)
     goes_on = torch.cat([torch.ones_like(value[:, :1]), 1 - ends], 1).cumprod(1)
     told = logits[..., :0] if told is None else told
+    truncated = torch.zeros_like(hard) if truncated is None else truncated  # never, in a simulator
     return Course(logits, value, reward, goes_on, h, one_hot, hard + (ends - ends.detach()), told, truncated)
 
 
