@@ -67,7 +67,7 @@ class Means(NamedTuple):
     """Q means with what their intervals and p-values are read off: bootstrap draws of Student's t, shared by all."""
 
     value_Q: np.ndarray
-    error_Q: np.ndarray  # linearised standard error; exactly 0 where all units agree
+    error_Q: np.ndarray  # standard error, by the jackknife; exactly 0 where all units agree
     t_RQ: np.ndarray  # sorted; NaN where there is no error
     n_Q: np.ndarray  # independent units
     alike_Q: np.ndarray  # units of one size that say as much (``as_alike``): at most n
@@ -225,11 +225,17 @@ def ratios(sum_EQ: np.ndarray, count_EQ: np.ndarray, *, rng: np.random.Generator
     spread_Q = np.sqrt((away_EQ**2).sum(0) / (n - 1))
     with np.errstate(divide="ignore", invalid="ignore"):
         unit_EQ, share_EQ = away_EQ / spread_Q * np.sign(mean_Q), count_EQ / mean_Q
-        # A unit draws the ratio to itself: how far it is from that of the others tells (1 where all are of one size).
-        out_EQ = away_EQ * ((n - 1) / (n - share_EQ))
+        out_EQ = _from_the_others(away_EQ, share_EQ, n)
         error_Q = np.sqrt((out_EQ**2).sum(0) / (n - 1) / n) / np.abs(mean_Q)
     t_RQ = np.sort(_t_draws(unit_EQ, share_EQ, rng, draws), 0)
     return Means(value_Q, error_Q, t_RQ, np.full(size, n), alike_Q)
+
+
+def _from_the_others(away_EQ: np.ndarray, share_EQ: np.ndarray, n: int | np.ndarray) -> np.ndarray:
+    """Deviations of n units from a ratio, as they are from that of the other units: a unit draws the ratio to itself.
+    share_EQ: sizes, of mean 1; units of one size are as they were."""
+    out: np.ndarray = away_EQ * ((n - 1) / (n - share_EQ))
+    return out
 
 
 Resamples = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -374,9 +380,7 @@ def shares(
         if (share_Q < -TIE).any() or (share_Q > 1 + TIE).any():
             raise ValueError(f"shares from {np.nanmin(share_Q):g} to {np.nanmax(share_Q):g}, not 0 to 1")
         share_Q = np.clip(share_Q, 0, 1)
-        out_EQ = (hit_EQ - share_Q * row_EQ) * (
-            (units_Q - 1) / (units_Q - row_EQ * units_Q / rows_Q)
-        )  # as in ``ratios``
+        out_EQ = _from_the_others(hit_EQ - share_Q * row_EQ, row_EQ * units_Q / rows_Q, units_Q)
         error2_Q = (out_EQ**2).sum(0) * units_Q / (units_Q - 1) / rows_Q**2
         # Against the error of rows drawn one by one: 1 where those of an episode are not alike, its size where they
         # all agree.

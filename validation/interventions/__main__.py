@@ -325,13 +325,9 @@ def print_summary(result: Result) -> None:
             print(said)
     for name in ("sign_agreement", "rank_correlation", "slope"):
         if name in result.scalars:
-            by_chance = result.scalars[f"{name}_p"]
-            p = (
-                ""
-                if by_chance["value"] is None
-                else f"; p = {by_chance['value']:.2g} with predictions exchanged among "
-            )
-            p += f"{by_chance['n']} changes" if p else ""
+            by_chance, p = result.scalars[f"{name}_p"], ""
+            if by_chance["value"] is not None:
+                p = f"; p = {by_chance['value']:.2g} with predictions exchanged among {by_chance['n']} changes"
             print(f"{name.replace('_', ' ')}, simulated against observed: {short(result.scalars[name])}{p}")
     for claim in result.notes["claims"]:
         if claim["headline"]:

@@ -31,6 +31,7 @@ N starts (independent units), Q quantities.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -137,11 +138,17 @@ def test(sample: Sample, rng: np.random.Generator) -> Tested:
 
 
 def not_met(mean: Estimate, reach: float, level: float) -> Estimate:
-    """A mean effect with room for starts of a kind that none of the n was: as large a share of all as Tango's interval
-    leaves where nothing changes in n pairs, each with the largest change that the quantity could show (``reach``).  A
-    sample without a rare effect is narrow, so that its own interval knows nothing of it."""
-    hidden = reach * paired_share(np.zeros(mean.n), level=level).high
+    """A mean effect with room for starts of a kind that none of the n was, each with the largest change that the
+    quantity could show (``reach``).  A sample without a rare effect is narrow, so that its own interval knows nothing
+    of it."""
+    hidden = reach * _missed(mean.n, level)
     return mean._replace(low=min(mean.low, mean.value - hidden), high=max(mean.high, mean.value + hidden))
+
+
+@functools.cache
+def _missed(n: int, level: float) -> float:
+    """The largest share of starts that n can all miss: what Tango's interval leaves of n pairs without a change."""
+    return paired_share(np.zeros(n), level=level).high
 
 
 def _as_share(
