@@ -154,6 +154,9 @@ def same_choice(
 def check_unseen(trained: Mapping[str, Any], pool: Mapping[str, int], remedy: str = "") -> None:
     """UserError if a pool of levels overlaps those of a world's options.  remedy: in place of another --start_level."""
     low, high = trained.get("start_level", 0), trained.get("start_level", 0) + trained.get("num_levels", 0)
+    if trained.get("num_levels") and not pool["num_levels"]:
+        raise UserError(f"--num_levels 0 is all levels, the training levels {low} to {high - 1} among them; give a "
+                        "number, or leave it out")  # fmt: skip
     if trained.get("num_levels") and pool["start_level"] < high and pool["start_level"] + pool["num_levels"] > low:
         last = pool["start_level"] + pool["num_levels"] - 1
         raise UserError(f"levels {pool['start_level']} to {last} overlap the training levels {low} to {high - 1}; "

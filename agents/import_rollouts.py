@@ -70,6 +70,7 @@ class Recorded:
     reward: np.ndarray  # float32 [T]
     terminated: bool
     truncated: bool
+    cut: bool = False  # the record stops though neither ended it: nothing is known of the end
 
 
 # Reading
@@ -187,7 +188,8 @@ def _recorded(obs: Mapping[str, np.ndarray], part: Mapping[str, np.ndarray], spe
     if {len(x) for x in fields.values()} not in ({steps}, {steps + 1}):
         rows = {name: len(x) for name, x in fields.items()}
         raise UserError(f"{where}: {rows} observations for {steps} transitions; there must be {steps} or {steps + 1}")
-    return Recorded(fields, action.astype(np.int64), reward, terminated, not terminated)
+    cut = not terminated and not bool(part["truncated"][-1])
+    return Recorded(fields, action.astype(np.int64), reward, terminated, not terminated, cut)
 
 
 def _field(value: np.ndarray, name: str, spec: EnvSpec, where: str) -> np.ndarray:
@@ -231,13 +233,14 @@ def replayed(
             state = acted.state
             h = agent.read("h", acted.seen, acted.state)
             kept.add(h=h, value=acted.value_B, logits=acted.logits_BA, state=flatten(state))
-        for b, episode in enumerate(some):
+        for b, one in enumerate(some):
             columns = {name: np.stack([x[b] for x in column[: rows[b]]]) for name, column in kept.columns.items()}
-            logits, whole = columns.pop("logits")[: len(episode.action)], columns.pop("state")
+            logits, whole = columns.pop("logits")[: len(one.action)], columns.pop("state")
             more = whole.shape != columns["h"].shape or not np.array_equal(whole, columns["h"])  # than h
             yield Episode(
-                **columns, **vars(episode), logits=logits, **({"state": whole} if more else {}),
-                meta={"imported": first + b},
+                **columns, obs=one.obs, action=one.action, reward=one.reward, terminated=one.terminated,
+                truncated=one.truncated, logits=logits, **({"state": whole} if more else {}),
+                meta={"imported": first + b, **({"cut": True} if one.cut else {})},
             )  # fmt: skip
 
 

@@ -75,14 +75,12 @@ def main(config: EnvStatesConfig) -> None:
     def parts() -> list[States]:
         out = []
         if simulated is not None:  # first: they are read at once
-            unit_E = units.units(simulated, real)
-            out.append(pooled.pool(simulated, "world/d", config.fit, unit_E, seed=config.seed))
+            out.append(pooled.pool(simulated, "world/d", config.fit, real, seed=config.seed))
         if real is not None:
             lead = simulator.world.initial_frames - 1
             chosen = units.episodes_of(real, max(lead, config.fit.first_step), config.fit.most_states, config.seed)
             world: list[np.ndarray] = world_states(simulator.world, real, device, chosen)
-            unit_E = units.units(real, real)
-            out.insert(0, pooled.pool(real, world, config.fit, unit_E, lead=lead, seed=config.seed))
+            out.insert(0, pooled.pool(real, world, config.fit, real, lead=lead, seed=config.seed))
         return out
 
     runs.fit_and_save(config, STAGE, "d", parts, real or simulated, facts)

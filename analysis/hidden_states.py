@@ -22,7 +22,7 @@ import tyro
 from threadpoolctl import threadpool_limits
 
 from agents.load import load_agent
-from analysis.shared import sources, units
+from analysis.shared import sources
 from analysis.states import fit as states_fit, runs
 from analysis.states.fit import check
 from analysis.states.heads import head_weights
@@ -101,7 +101,7 @@ def main(config: HiddenStatesConfig) -> None:
     stores = [real] if simulated is None else [real, simulated]
     inputs = {"rollouts": config.rollouts, "samples": config.samples, "agent": config.agent}
     with runs.new_fit(config, STAGE, inputs) as run:
-        pooled = join([pool(s, "h", config.fit, units.units(s, real), seed=config.seed) for s in stores])
+        pooled = join([pool(s, "h", config.fit, real, seed=config.seed) for s in stores])
         with threadpool_limits(config.threads):  # scikit-learn's own OpenMP does not hear torch.set_num_threads
             result, bases = states_fit.fit(pooled, "h", name, config.fit, config.seed)
         result.notes |= {"agent": name, "action_names": list(real.spec.action_names)}

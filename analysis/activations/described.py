@@ -13,6 +13,7 @@ from analysis.activations.density import find, stability, transitions
 from analysis.activations.moments import FILE as MOMENTS, moments
 from analysis.activations.records import Records
 from analysis.activations.verdicts import (
+    LEAST_WORLDS,
     NO_CLUSTERS,
     Effects,
     Lives,
@@ -77,11 +78,12 @@ def analyse(records: Records, config: ActivationsConfig) -> Result:
             "settings": cli.to_json(config) | {"directory": None, "out": None},
             "units": int(records.h_NH.shape[1]),
             "agents_are": records.agents_are,
-            "unit": f"a life of an agent ({n_lives} lives in {records.worlds} worlds; lives of one world share its map "
-            "and its events, so that intervals over lives are too narrow for what differs between worlds); of effect "
-            f"sizes and verdicts: a {'world' if lives.by_world else 'life'}",
+            "unit": f"a life of an agent ({n_lives} lives in {records.worlds or 'unknown'} worlds; lives of one world "
+            "share its map and its events, so that intervals over lives are too narrow for what differs between worlds)"
+            f"; of effect sizes and verdicts: a {'world' if lives.by_world else 'life'}",
         },
     )
+    result.scalar("worlds", records.worlds, "worlds")
     if records.place_N3 is not None:
         result.arrays["place"] = records.place_N3.astype(np.float32)
     result.scalar("records", len(records), "records", n_lives)
@@ -201,7 +203,8 @@ def describe(
         result.scalar(
             "stability", ari.value, f"adjusted Rand index over bootstraps of lives{some}", ari.n, ari.interval
         )
-        record_share_from_time(result, "", label_N, lives.tick_N, lives.life_N, episodes=n, rng=rng)
+        world_N = None if lives.world_E is None else lives.world_E[lives.life_N]
+        record_share_from_time(result, "", label_N, lives.tick_N, lives.life_N, episodes=n, rng=rng, together_N=world_N)
     result.scalar(
         "dbcv", dbcv, "density-based validity, -1 to 1 (fast form)", len(result.arrays.get("fitted", label_N))
     )
@@ -295,6 +298,13 @@ def summary(result: Result, out: Path) -> str:
         if "fitted" in s:
             lines.append(cost_in_words(result))
         lines.append(f"verdict: {notes['verdict']} ({notes['said']})")
+        if (worlds := int(s["worlds"]["value"])) < LEAST_WORLDS:
+            lines.append(
+                f"  said of these lives of {worlds} world(s), whose map and events they share: record at least "
+                f"{LEAST_WORLDS} worlds to speak of others"
+                if worlds
+                else "  said of single lives: which of them share a world is not recorded"
+            )
         for row in result.tables["clusters"][:12]:
             lines.append(f"  {row['cluster']:>3}  {row['records']:>6,} records  {row['verdict']:<10} {row['why']}")
         if result.tables.get("moments"):

@@ -26,7 +26,8 @@ class Records:
     """Every so many rows of every life, lives one after another.
 
     ``place_N3`` (row, column, distance from the middle of the map) or None; ``share_N`` of the lifespan; ``agent_E`` 0
-    to A-1; ``worlds``: how many there are; ``about``: {episode: its world, agent and first tick, as far as known}.
+    to A-1; ``worlds``: how many there are (0: not known); ``about``: {episode: its world, agent and first tick, as far
+    as known}.
     """
 
     h_NH: np.ndarray
@@ -91,15 +92,16 @@ def read(path: Path, subsample: int, rolling: int, first_tick: int = 0, point: s
     agents = sorted(set(map(str, who)))
     recur = LEAST_AGENTS <= len(agents) < len(who)
     agent_E = np.array([agents.index(str(a)) for a in who]) if recur else np.arange(len(who))
-    world_E = np.unique(world_E[episodes], return_inverse=True)[1]
+    of_world, lived_E = np.unique(world_E[episodes], return_inverse=True)
+    worlds = len(of_world) if of_world[0] >= 0 else 0
     tick_N = data["features"][:, names.index("tick")] if "tick" in names else data["index"][:, 1].astype(np.float64)
     place_N3 = None
     if has_place:
         sizes = [artefacts.load_array(path, name).shape for name in artefacts.files_of(path, "map_*.npy")]
         middle = np.array(sizes[0]) / 2 if sizes else (data["place"].min(0) + data["place"].max(0)) / 2
         place_N3 = np.column_stack([data["place"], np.abs(data["place"] - middle).max(1)])
+    lives = Lives(life_N, agent_E, tick_N, data["share"], lived_E if worlds else None)
     return Records(
-        data["h"], data["features"], data["rolling"], place_N3, data["index"],
-        Lives(life_N, agent_E, tick_N, data["share"], world_E), names, "agents" if recur else "lives",
-        int(world_E.max()) + 1, about,
+        data["h"], data["features"], data["rolling"], place_N3, data["index"], lives, names,
+        "agents" if recur else "lives", worlds, about,
     )  # fmt: skip

@@ -25,6 +25,7 @@ from typing import Any
 import tyro
 
 from analysis.events.counts import Counts, assemble, chosen_events, count
+from analysis.shared.units import many
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
@@ -32,7 +33,6 @@ from core.episodes import RolloutStore
 from core.stats import few
 
 STAGE = "events"
-UNITS = {"level": "levels", "life": "lives", "world": "worlds"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def main(config: EventsConfig) -> None:
 def summary(result: Result, one: Counts, altered: Counts | None, out: Path) -> str:
     """A sentence an event."""
     sizes = [_size(counts) for counts in (one, altered) if counts is not None]
-    lines = [f"{' and '.join(sizes)}; resampled whole: {UNITS[result.notes['unit']]}: {out}"]
+    lines = [f"{' and '.join(sizes)}; resampled whole: {many(result.notes['unit'])}: {out}"]
     return "\n".join([*lines, *(f"  {sentence(row, result.notes['names'])}" for row in result.tables["events"])])
 
 

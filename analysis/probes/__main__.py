@@ -63,7 +63,7 @@ from analysis.probes.rows import STEP, Rows, bent, choose, groups_along, read, v
 from analysis.probes.scores import LEAST_VARYING, probe
 from analysis.shared.agents import load, short_names
 from analysis.shared.events import parse_condition
-from analysis.shared.probe_fits import ALPHA, ENOUGH_UNITS, LEAST_FOLDS
+from analysis.shared.probe_fits import ALPHA, ENOUGH_TO_TELL, LEAST_FOLDS
 from analysis.shared.truths import every_of, names_of
 from analysis.shared.units import choose_unit, say_shared
 from core import artefacts, config as cli
@@ -422,7 +422,7 @@ def summary(result: Result, out: Path) -> str:
     if few_of := {g for row in result.tables["targets"] for g in str(row.get("given_by_few") or "").split()}:
         lines.append(
             f"  {', '.join(sorted(few_of))}: nearly the same all through a unit, and units are too few to tell what is "
-            f"read beyond it: record at least {ENOUGH_UNITS} (of k such confounders k^2 times as many), or give what "
+            f"read beyond it: record at least {ENOUGH_TO_TELL} (of k such confounders k^2 times as many), or give what "
             "varies within them"
         )
     if (last := notes["last_reached"]) is not None:

@@ -59,7 +59,9 @@ def measure(
     run_lengths(states, code_of, labels["k-means of the features"], surrogates, result, rng)
     result.tables["agreement"] = agreement(states, labels, truths, rng)
     t_N, episode_N = states.index_N2[:, 1], states.index_N2[:, 0]
-    record_share_from_time(result, "", states.code_N, t_N, episode_N, episodes=episodes, rng=rng)
+    record_share_from_time(
+        result, "", states.code_N, t_N, episode_N, episodes=episodes, rng=rng, together_N=states.unit_N
+    )
     return result
 
 

@@ -26,7 +26,7 @@ DEGREE, TERMS = 5, 200  # of the polynomials that are partialled out, at most
 KNOTS = 8  # of the bends that are
 WAVES = 200  # random waves that are
 BETWEEN = 0.9  # share of a confounder's spread between units from which on a unit counts as one value of it
-ENOUGH_UNITS, ENOUGH_ALIKE = 100, 6  # units, or units of each value, that then tell what it does
+ENOUGH_TO_TELL, ENOUGH_ALIKE = 100, 6  # units, or units of each value, that then tell what it does
 VALIDATION_SHARE = 6  # one unit in so many of an MLP's training units says when to stop
 
 
@@ -505,7 +505,7 @@ def told_by_few(z_NC: np.ndarray, unit_N: np.ndarray) -> np.ndarray:
 
     Units and not rows then tell what the confounder does.  With few, much of a steep function of it stays on both sides
     and is found again: of 54 targets that hold nothing else, 8 were called read beyond it with 24 units, of 108 none
-    with 100; with two such confounders 26 of 48 with 100 units, 3 with 400.  Enough are ENOUGH_UNITS, with k such
+    with 100; with two such confounders 26 of 48 with 100 units, 3 with 400.  Enough are ENOUGH_TO_TELL, with k such
     confounders k^2 times as many, or ENOUGH_ALIKE units with each of their values (none of 345).
     """
     rank_NC = ranks(z_NC)
@@ -516,7 +516,7 @@ def told_by_few(z_NC: np.ndarray, unit_N: np.ndarray) -> np.ndarray:
     if not few_C.any():
         return few_C
     alike = np.unique(mean_EC[:, few_C].round(9), axis=0, return_counts=True)[1].min()
-    enough = len(rows_E) >= ENOUGH_UNITS * few_C.sum() ** 2 or alike >= ENOUGH_ALIKE
+    enough = len(rows_E) >= ENOUGH_TO_TELL * few_C.sum() ** 2 or alike >= ENOUGH_ALIKE
     return few_C & (not enough)
 
 

@@ -72,10 +72,15 @@ def units(store: RolloutStore, real: RolloutStore | None) -> np.ndarray:
     if store is real or store.manifest["facts"]["source"] == "real":
         groups = groups_of(store)
         return 3 * groups.get("world", groups["life"])
-    made_from = store.manifest["inputs"].get("rollouts", {}).get("manifest_sha256")
-    shared = real is not None and made_from == artefacts.sha256(real.path / artefacts.MANIFEST)
+    shared = real is not None and made_from(store, real)
     starts = [store.meta(e).get("start") for e in range(len(store))]
     return np.array([3 * e + 2 if s is None else 3 * int(s[0]) + (not shared) for e, s in enumerate(starts)])
+
+
+def made_from(samples: RolloutStore, real: RolloutStore) -> bool:
+    """Whether samples started in windows of these real rollouts."""
+    known = samples.manifest["inputs"].get("rollouts", {}).get("manifest_sha256")
+    return bool(known == artefacts.sha256(real.path / artefacts.MANIFEST))
 
 
 ENOUGH_UNITS = 10  # two a fold
@@ -116,14 +121,18 @@ def shared_by(groups: Mapping[str, np.ndarray], unit: str) -> dict[str, int]:
     return {name: n for name in coarser if name in groups and (n := len(np.unique(groups[name]))) < units}
 
 
+def many(unit: str) -> str:
+    """A unit's name in the plural."""
+    return "lives" if unit == "life" else f"{unit}s"
+
+
 def say_shared(shared: Mapping[str, int], unit: str) -> str:
     """What that means, in a sentence; '' where nothing is shared."""
     if not shared:
         return ""
     name, count = min(shared.items(), key=lambda of: of[1])
-    plural = {"life": "lives"}.get(unit, f"{unit}s")
     return (
-        f"these {plural} share {count} {name}(s), and a {unit} that is held out leaves others of its {name} in: scores "
-        f"and intervals are of these {name}s, and say little of others. Record at least {ENOUGH_UNITS} {name}s, or "
-        f"hold {name}s out with --unit {name}"
+        f"these {many(unit)} share {count} {name}(s), and a {unit} that is held out leaves others of its {name} in: "
+        f"scores and intervals are of these {name}s, and say little of others. Record at least {ENOUGH_UNITS} {name}s, "
+        f"or hold {name}s out with --unit {name}"
     )

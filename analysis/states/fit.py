@@ -252,16 +252,25 @@ def _describe(
 
 
 def _compare(result: Result, x_NK: np.ndarray, states: States, seed: int) -> None:
-    """Table ``overlap`` and its scalars; a note instead where there are too few states or episodes."""
-    real = states.source_N == REAL
-    counts = [len(np.unique(states.unit_N[m])) for m in (real, ~real)]
-    if min(real.sum(), (~real).sum()) < FEWEST_COMPARED or min(counts) < 4:
+    """Table ``overlap`` and its scalars, of what the agent does by itself; a note instead where there are too few
+    states or episodes."""
+    by_itself = states.by_itself_N
+    real_N = (states.source_N == REAL)[by_itself]
+    unit_N = states.unit_N[by_itself]
+    counts = [len(np.unique(unit_N[m])) for m in (real_N, ~real_N)]
+    explored = len(np.unique(states.unit_N[~by_itself]))
+    if explored:
+        result.notes["explored"] = (
+            f"compared without {explored} episodes in which the agent explored and the samples that start in them"
+        )
+    if min(real_N.sum(), (~real_N).sum()) < FEWEST_COMPARED or min(counts) < 4:
+        without = "; record others without exploration (record.py without --explore_share)" if explored else ""
         result.notes["overlap"] = (
-            f"left out: {real.sum()} real states of {counts[0]} episodes and {(~real).sum()} simulated ones of "
-            f"{counts[1]} are too few"
+            f"left out: {real_N.sum()} real states of {counts[0]} episodes and {(~real_N).sum()} simulated ones of "
+            f"{counts[1]} are too few{without}"
         )
         return
-    result.tables["overlap"] = overlap(x_NK, result.arrays["c_pca"], real, states.unit_N, seed)
+    result.tables["overlap"] = overlap(x_NK[by_itself], result.arrays["c_pca"][by_itself], real_N, unit_N, seed)
     for row in result.tables["overlap"]:
         name = f"overlap_{row['measure']}"
         result.scalar(name, row["simulated"], row["unit"], row["n"], (row["low"], row["high"]))

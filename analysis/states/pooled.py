@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from analysis.shared.exploration import explored
 from analysis.shared.maps import Embedding
 from analysis.shared.sources import REAL, SIMULATED
-from analysis.shared.units import Drawn, drawn
+from analysis.shared.units import Drawn, drawn, units
 from core.episodes import RolloutStore
 from core.roll import probabilities
 
@@ -57,7 +58,8 @@ class States:
     """Pooled steps: the states ``x_NF`` and, row by row, what the agent thought and did and what followed.
 
     ``index_N2`` (episode, t); ``source_N`` 0 real, 1 simulated; ``level_N`` -1 where it is not known; ``unit_N``:
-    rows of equal number are not independent (an episode, and the samples that started in it).  Steps of an
+    rows of equal number are not independent (an episode, and the samples that started in it); ``explored_N``: of an
+    episode in which the agent explored, or of a sample that starts in one (None: of none).  Steps of an
     episode are consecutive.  ``more``: float [N] by name, NaN where a source does not have it: ``share`` (of the
     recorded episode that is over, 0 to 1), ``best_reward`` (the largest one of the episode), ``entropy`` (of the
     policy, in nats).  ``drawn``: of every source's name, what was read of it, where that is known.
@@ -73,6 +75,7 @@ class States:
     unit_N: np.ndarray
     more: Mapping[str, np.ndarray] = field(default_factory=dict)
     drawn: Mapping[str, Drawn] = field(default_factory=dict)
+    explored_N: np.ndarray | None = None
 
     @property
     def fitted_N(self) -> np.ndarray:
@@ -80,28 +83,34 @@ class States:
         real_N = self.source_N == REAL
         return real_N if real_N.any() else ~real_N
 
+    @property
+    def by_itself_N(self) -> np.ndarray:
+        """bool [N]: what is neither of an episode in which the agent explored nor of a sample that starts in one."""
+        return np.ones(len(self.x_NF), bool) if self.explored_N is None else ~self.explored_N
+
 
 def join(parts: Sequence[States]) -> States:
     """The rows of all of them, in this order."""
     if len(parts) == 1:
         return parts[0]
-    apart = ("more", "drawn")
+    apart = ("more", "drawn", "explored_N")
     columns = {k: np.concatenate([getattr(p, k) for p in parts]) for k in States.__dataclass_fields__ if k not in apart}
     more = {
         name: np.concatenate([p.more.get(name, np.full(len(p.x_NF), np.nan)) for p in parts])
         for name in dict.fromkeys(name for p in parts for name in p.more)
     }
-    return States(**columns, more=more, drawn={name: of for p in parts for name, of in p.drawn.items()})
+    read = {name: of for p in parts for name, of in p.drawn.items()}
+    return States(**columns, more=more, drawn=read, explored_N=~np.concatenate([p.by_itself_N for p in parts]))
 
 
 def pool(
-    store: RolloutStore, column: str | Sequence[np.ndarray], options: FitOptions, unit_E: np.ndarray, *, lead: int = 0,
-    seed: int = 0,
+    store: RolloutStore, column: str | Sequence[np.ndarray], options: FitOptions, real: RolloutStore | None, *,
+    lead: int = 0, seed: int = 0,
 ) -> States:  # fmt: skip
     """The states of a store's steps t >= first_step.
 
-    column: the name of a stored one; or per-episode states whose row i belongs to step ``lead + i``.  unit_E: a number
-    an episode, see ``units``.
+    column: the name of a stored one; or per-episode states whose row i belongs to step ``lead + i``.  real: the real
+    rollouts, in which samples may have started.
     """
     first = max(options.first_step, lead)
     read = drawn(store, first, options.most_states, seed)
@@ -114,7 +123,8 @@ def pool(
     else:
         ends = {e: int(min(store.steps[e], store.rows[e])) for e in episodes}
         x_NF = np.concatenate([column[e][first - lead : ends[e] - lead] for e in episodes])
-    return replace(_states(store, x_NF, columns, index_N2, unit_E), drawn={_kind(store)[1]: read})
+    states = _states(store, x_NF, columns, index_N2, units(store, real))
+    return replace(states, drawn={_kind(store)[1]: read}, explored_N=explored(store, real)[index_N2[:, 0]])
 
 
 def pool_rows(

@@ -135,8 +135,9 @@ def summary(result: Result, bases: Mapping[str, Basis], out: Path) -> str:
             found = f"{share['value']:.2f}{_interval(share, '.2f')}"
             few = f", {row['floor_reason']}" if row["floor_reason"] else ""
             lines.append(f"  {said[name]}: {found} (real against real: {floor:.2f}{few})")
-    if "overlap" in result.notes:
-        lines.append(f"  real against simulated: {result.notes['overlap']}")
+    for name in ("explored", "overlap"):
+        if name in result.notes:
+            lines.append(f"  real against simulated: {result.notes[name]}")
     return "\n".join([*lines, f"  {out}"])
 
 

@@ -750,6 +750,7 @@ def test_a_cut_recording_ends_truncated(cartpole: tuple[Path, Any, list[Episode]
     first, last = read_rollouts(root / "r.npz", agent.spec)
     assert last.truncated and not last.terminated and len(last.action) == episodes[1].steps
     assert first.terminated == episodes[0].terminated
+    assert [bool(e.meta.get("cut")) for e in replayed(agent, [first, last], 2)] == [False, True]  # no end to count
 
 
 def test_bad_rollouts_are_one_line(cartpole: tuple[Path, Any, list[Episode]]) -> None:

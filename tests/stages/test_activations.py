@@ -148,10 +148,13 @@ def test_the_dendrogram_is_of_these_clusters(clusters: Path) -> None:
     assert html == page(Result.load(clusters)) and "<html" in html
 
 
-def test_clustered_before_the_map(extraction: Path, clusters: Path, tmp_path: Path) -> None:
+def test_clustered_before_the_map(
+    extraction: Path, clusters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The map is the same, seed for seed; the clusters are of the components."""
     flags = ("--cluster-before-umap", "--pre-cluster-dims", 4, "--subsample", 3)
     run(extraction, "--out", tmp_path / "out", *flags, *SMALL)
+    assert "said of these lives of 3 world(s)" in capsys.readouterr().out
     found, map_clusters = Result.load(tmp_path / "out"), Result.load(clusters)
     np.testing.assert_array_equal(found.arrays["umap"], map_clusters.arrays["umap"])
     assert found.notes["clustered"] == "4 principal components" and found.notes["verdict"] == "behaviour"

@@ -173,8 +173,7 @@ def test_hidden_states_coordinates_are_those_of_the_basis(world: Path, states: P
 def test_states_know_their_episode_and_the_policy_s_doubt(world: Path) -> None:
     """Share, best reward and entropy of stored rollouts, recomputed episode by episode; kept where sources join."""
     with RolloutStore(world / "rollouts") as store:
-        ids = np.arange(len(store))
-        states = pool(store, "h", FitOptions(), ids)
+        states = pool(store, "h", FitOptions(), store)
         for row in (0, len(states.x_NF) // 2, -1):
             e, t = states.index_N2[row]
             episode = store.episode(int(e))

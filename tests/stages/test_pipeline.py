@@ -294,6 +294,9 @@ def test_held_out_levels_are_none_of_the_trainings(pipeline: Path, tmp_path: Pat
     words = ["--agent", f"{pipeline}/agent", "--split", "held_out", "--start_level", "5", "--num_levels", "3"]
     with pytest.raises(UserError, match=r"levels 5 to 7 overlap the training levels 0 to \d+; choose a --start_level"):
         record.main(cli.parse(record.RecordConfig, [*words, "--out", f"{tmp_path}/r"], record.STAGE))
+    words[words.index("--num_levels") + 1] = "0"
+    with pytest.raises(UserError, match=r"--num_levels 0 is all levels, the training levels 0 to \d+ among them"):
+        record.main(cli.parse(record.RecordConfig, [*words, "--out", f"{tmp_path}/r"], record.STAGE))
     assert not (tmp_path / "r").exists()
 
 

@@ -67,6 +67,15 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         and "seeds 1, 2" in said
         and "over 40" in said
     )
+    assert "every action is held" not in said
+    places = [[True] * len(HORIZONS)] * 12
+    for seed in (1, 2):  # what was measured of held actions is a table of its own
+        for name, chance in ((WHOLE, 0.9), (part, 0.1)):
+            values = {name: [[x] * len(HORIZONS)] * 12 for name, x in (("recognised", chance), ("squared error", 0.01))}
+            held = {"episode": list(range(12)), "seen": places, "values": values}
+            (tmp_path / f"{name}_{seed}.json").write_text(json.dumps({**measured(seed, name), "held": held}))
+    _, held_table = markdown(tmp_path).split("every action is held")
+    assert "from 12 places" in held_table and held_table.count("-0.800 [-0.800, -0.800]") == 3
     (tmp_path / "alone").mkdir()
     with pytest.raises(SystemExit, match="no measures of the whole preset"):
         main(["table", str(tmp_path / "alone")])

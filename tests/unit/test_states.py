@@ -323,6 +323,27 @@ def test_how_much_of_a_recording_was_read_is_said(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err.startswith("note: 25.0% of the steps of rollouts are read, of 24 whole episodes")
 
 
+def test_episodes_that_explore_are_fitted_but_not_compared() -> None:
+    """Exploration leads where the agent by itself never comes; that is no error of the simulator.  Before, a perfect
+    simulator was told from a recording half of which explores."""
+    rng, options = np.random.default_rng(0), FitOptions(ica_size=0, nmf_size=0, clusters=3, surrogates=0)
+    options = replace(options, embedding=("pca",))
+    x = np.concatenate([walk(rng, EPISODES, 3), 4 + walk(rng, EPISODES, 3), walk(rng, EPISODES, 3)]).astype(np.float32)
+    size = EPISODES * STEPS
+    states = pooled(x, np.repeat([0, 0, 1], size), np.arange(3 * size) // STEPS)
+    result, _ = fit(states, "h", "", options, 0)
+    assert result.scalars["overlap_covered"]["interval"][1] < result.scalars["overlap_covered_floor"]["value"] - 0.2
+    states = replace(states, explored_N=np.repeat([False, True, False], size))
+    result, _ = fit(states, "h", "", options, 0)
+    assert f"without {EPISODES} episodes in which the agent explored" in result.notes["explored"]
+    for name in ("inside", "covered", "told_apart"):
+        gap = result.scalars[f"overlap_{name}"]["value"] - result.scalars[f"overlap_{name}_floor"]["value"]
+        assert abs(gap) < 0.15, name
+    assert result.arrays["kept"].sum() == 2 * size
+    result, _ = fit(replace(states, explored_N=states.source_N == 0), "h", "", options, 0)
+    assert "0 real states of 0 episodes" in result.notes["overlap"] and "without exploration" in result.notes["overlap"]
+
+
 def test_too_few_states_to_compare_are_a_note() -> None:
     x = walk(np.random.default_rng(0), EPISODES, 3).astype(np.float32)
     source, unit = np.zeros(len(x)), np.arange(len(x)) // STEPS

@@ -505,7 +505,7 @@ def judged(seen_N, foretold_N, special="yes", memory_N=None, rivals=None, rng=No
     how_much = verdicts.size(
         t.seen[0], foretold, (t.half[0], t.half_90[0]), (t.twice[0], t.twice_90[0]), there, 0.1
     )  # fmt: skip
-    needed = verdicts.needed({name: e[0] for name, e in t.worse.items()})
+    needed = verdicts.needed({name: e[0] for name, e in t.worse.items()}, bool(t.nothing[0]))
     return there, how_much, verdicts.verdict(there, how_much, special, foretold, 0.1), needed
 
 
@@ -556,6 +556,7 @@ def test_the_world_is_needed_only_where_it_foretells_better_than_every_predictio
     assert judged(seen, good, rivals=rivals)[3] == "yes"
     assert judged(seen, poor, rivals=rivals)[3] == "no"
     assert judged(seen, good, rivals={**rivals, "held frame": good})[3] == "no", "the same prediction without a world"
+    assert judged(0 * seen, 0 * seen, rivals=rivals)[3] == "open", "nothing was there to foretell"
 
 
 def test_the_gate_is_over_the_starts_that_some_change_is_about():

@@ -360,7 +360,8 @@ def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], options
                 tested.seen[j], foretold, (tested.half[j], tested.half_90[j]), (tested.twice[j], tested.twice_90[j]),
                 there, smallest,
             )  # fmt: skip
-            row["needed"] = verdicts.needed({name: worse[j] for name, worse in tested.worse.items()})
+            worse = {name: of_rival[j] for name, of_rival in tested.worse.items()}
+            row["needed"] = verdicts.needed(worse, bool(tested.nothing[j]))
         row["verdict"] = verdict_of(row)
 
 

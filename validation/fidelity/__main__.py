@@ -30,6 +30,7 @@ import torch
 
 from agents.load import load_agent
 from analysis.shared.directions import changing, fit_pca, state_rank
+from analysis.shared.exploration import played_greedily
 from core import artefacts, config as cli
 from core.contracts import Agent, UserError, VecEnv
 from core.directions import Basis, fingerprint
@@ -42,7 +43,7 @@ from generative.load import check_world, load_ensemble, members_as_inputs
 from generative.starts import Informed, informed_by, state_column_of
 from validation.fidelity import figures
 from validation.fidelity.along import Ensemble, Judge, RandomActions
-from validation.fidelity.checks import check_dreams, check_lengths, check_store, played_greedily, trained_on
+from validation.fidelity.checks import check_dreams, check_lengths, check_store, trained_on
 from validation.fidelity.counterfactual import DIRECTIONS, require_snapshots
 from validation.fidelity.pairing import Paired, Rung, choose_starts, pair
 from validation.fidelity.regions import Regions

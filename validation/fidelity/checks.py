@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from analysis.shared.exploration import explores, played_greedily
 from core import artefacts
 from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.roll import Simulator
 from generative.load import check_world
-from validation.fidelity.pairing import FEWEST_EPISODES, explores
+from validation.fidelity.pairing import FEWEST_EPISODES
 
 
 def check_store(store: RolloutStore, simulator: Simulator[Any]) -> None:
@@ -41,12 +42,6 @@ def check_lengths(store: RolloutStore, initial: int, horizon: int) -> None:
             f"--horizon {horizon}: {enough} of {len(store)} episodes have the {need} observations that a whole window "
             f"takes, {FEWEST_EPISODES} are needed; {advice}"
         )
-
-
-def played_greedily(store: RolloutStore) -> bool:
-    """Whether the agent took its likeliest action at every step; then no episode explores, whatever its meta says."""
-    config: Mapping[str, Any] = store.manifest["config"]
-    return bool(config.get("exploration", {}).get("greedy", False))
 
 
 def check_dreams(store: RolloutStore, starts: np.ndarray) -> None:

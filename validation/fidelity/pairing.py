@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.shared.exploration import explores
 from core import ranks
 from core.contracts import UserError
 from core.episodes import Episode, RolloutStore
@@ -223,11 +224,6 @@ def pair(
     kinds = {k.partition("/")[0] for k in parts[0]} & {"real", "free", "forced", "dreamed"}
     by_itself = np.array([greedy or not explores(episodes[int(e)].meta) for e in starts[:, 0]])
     return _together(parts, starts, by_itself, display, sorted(kinds))
-
-
-def explores(meta: Mapping[str, Any]) -> bool:
-    """Whether some of an episode's actions were not the agent's own, by what was recorded of it."""
-    return bool(meta.get("explores", False))
 
 
 def _luck(simulator: Simulator[Any], size: int, steps: int, generator: torch.Generator, greedy: bool) -> list[Noise]:

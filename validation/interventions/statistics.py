@@ -157,8 +157,8 @@ def table_of(
         plain = [q for q in names if q not in judged]
         sample = _sample(effects, g, h, here, judged, size, events) if judged else None
         tested = verdicts.test(sample, rng) if sample is not None else None
-        if sample is not None:
-            nothing &= not (sample.seen.any() or sample.foretold.any())
+        if sample is not None and tested is not None:
+            nothing &= bool(tested.nothing.all())
             for name, rival in sample.rivals.items():
                 worse = (sample.seen - sample.foretold) ** 2 - (sample.seen - rival) ** 2
                 whole = np.full((len(effects.unaltered[names[0]]), len(judged)), np.nan)
@@ -278,7 +278,7 @@ def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], size: M
         # A change that the agent forgets reaches later quantities by way of the world or not at all.
         row["through_world"] = there if row["path"] == "world" else through
         worse = {name: some[j] for name, some in t.worse.items()}
-        row["needed"] = verdicts.needed(worse)
+        row["needed"] = verdicts.needed(worse, bool(t.nothing[j]))
         for name, e in worse.items():
             row |= {f"error minus {name}": e.value, f"{name} low": e.low, f"{name} high": e.high}
         row["verdict"] = verdicts.verdict(there, how_much, row["special"], foretold, smallest)

@@ -18,7 +18,8 @@ special         yes: p (of several named claims: q) <= .05 against directions th
 through_world   *exists*, asked of s - m.  Where m is 0 by construction (rewards, endings, events of the action) nothing
                 is tested.
 needed          yes: the mean of (s - f)^2 lies below that of (s - g)^2 for every g, the 95 % interval of the paired
-                difference below 0.  no: for some g it does not lie below in any part of the interval.  Else open.
+                difference below 0.  no: for some g it does not lie below in any part of the interval.  Else open, as
+                it is where s and f are 0 at every start.
 
 confirmed       exists, size as foretold, special.  "The simulator foretold it" needs through_world and needed, too;
                 where one of them is no, memory alone foretells it; else it is not shown that the world was needed.
@@ -91,6 +92,7 @@ class Tested(NamedTuple):
     world_90: list[Estimate]
     world_p: np.ndarray
     worse: dict[str, list[Estimate]]  # (s - f)^2 - (s - g)^2
+    nothing: np.ndarray  # bool: 0 at every start, seen and foretold
 
 
 def test(sample: Sample, rng: np.random.Generator) -> Tested:
@@ -133,7 +135,7 @@ def test(sample: Sample, rng: np.random.Generator) -> Tested:
     return Tested(
         of(wide, 0), of(narrow, 0), p[:count], of(wide, 1), of(wide, 2), of(narrow, 2), of(wide, 3), of(narrow, 3),
         through, through_90, np.where(known, p[4 * count : 5 * count], np.nan),
-        {name: of(wide, 5 + i) for i, name in enumerate(sample.rivals)},
+        {name: of(wide, 5 + i) for i, name in enumerate(sample.rivals)}, ~(s.any(0) | f.any(0)),
     )  # fmt: skip
 
 
@@ -201,9 +203,10 @@ def special(p: float | None) -> str:
     return YES if p <= ALPHA else OPEN
 
 
-def needed(worse: Mapping[str, Estimate]) -> str:
-    """yes, no or open: does the simulator foretell better than every prediction that needs no world?"""
-    if any(e.n < LEAST_STARTS for e in worse.values()):
+def needed(worse: Mapping[str, Estimate], nothing: bool) -> str:
+    """yes, no or open: does the simulator foretell better than every prediction that needs no world?  nothing: there
+    was nothing to foretell."""
+    if nothing or any(e.n < LEAST_STARTS for e in worse.values()):
         return OPEN
     if all(e.high < 0 for e in worse.values()):
         return YES
@@ -292,4 +295,4 @@ def gate(errors: Mapping[str, np.ndarray], rng: np.random.Generator, nothing: bo
     about = ~np.isnan(next(iter(errors.values()))).all(1)  # some starts no change may be about
     each = np.stack([np.nanmean(v[about], 1) for v in errors.values()], 1)
     against = dict(zip(errors, means(each, rng=rng).estimates(), strict=True))
-    return Gate(OPEN if nothing else needed(against), against, rows, nothing)
+    return Gate(needed(against, nothing), against, rows, nothing)
