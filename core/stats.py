@@ -106,7 +106,7 @@ class Means(NamedTuple):
                 np.maximum((1 + (self.t_RQ <= t_Q).sum(0)) / (1 + len(self.t_RQ)), stdtr(degrees_Q, t_Q)),
             )
             p_Q = np.clip(2 * np.minimum(*tails), 2.0 ** (1 - self.n_Q), 1)
-        p_Q = np.where(((self.error_Q == 0) & (away_Q == 0)) | (self.n_Q < 2), 1.0, p_Q)
+        p_Q = np.where(((self.error_Q == 0) & (away_Q == 0)) | (self.n_Q < 2) | np.isnan(self.error_Q), 1.0, p_Q)
         return np.where(np.isnan(self.value_Q), np.nan, p_Q)
 
     def estimates(self, level: float = 0.95) -> list[Estimate]:
@@ -208,10 +208,27 @@ def means(
 def ratios(sum_EQ: np.ndarray, count_EQ: np.ndarray, *, rng: np.random.Generator, draws: int = DRAWS) -> Means:
     """Ratios of sums over units, sum_EQ.sum(0) / count_EQ.sum(0), as ``means`` infers them.
 
-    count_EQ: float [E, Q], or [E, 1] for all quantities.  NaN where the counts add up to 0.
+    count_EQ: float [E, Q], or [E, 1] for all quantities.  NaN where the counts add up to 0.  Where sum and count of a
+    unit are 0 it is none.
     """
     sum_EQ, count_EQ = np.asarray(sum_EQ, np.float64), np.asarray(count_EQ, np.float64)
-    n, size = len(sum_EQ), sum_EQ.shape[1]
+    there_EQ = (sum_EQ != 0) | (count_EQ != 0)
+    if there_EQ.all():
+        return _ratios(sum_EQ, count_EQ, rng, draws)
+    size = sum_EQ.shape[1]
+    out = Means(*(np.full(shape, np.nan) for shape in (size, size, (draws, size), size, size)))
+    patterns_EX, of_Q = np.unique(there_EQ, axis=1, return_inverse=True)
+    for x, here_E in enumerate(patterns_EX.T):  # quantities of the same units together
+        mine_Q = of_Q.ravel() == x
+        some_EQ = (count_EQ if count_EQ.shape[1] == 1 else count_EQ[:, mine_Q])[here_E]
+        for whole, part in zip(out, _ratios(sum_EQ[np.ix_(here_E, mine_Q)], some_EQ, rng, draws), strict=True):
+            whole[..., mine_Q] = part
+    return out._replace(n_Q=out.n_Q.astype(int))
+
+
+def _ratios(sum_EQ: np.ndarray, count_EQ: np.ndarray, rng: np.random.Generator, draws: int) -> Means:
+    """``ratios`` of quantities that all units have."""
+    n, size = sum_EQ.shape
     with np.errstate(divide="ignore", invalid="ignore"):
         value_Q = sum_EQ.sum(0) / count_EQ.sum(0)
     value_Q = np.where(np.isfinite(value_Q), value_Q, np.nan)
@@ -413,6 +430,15 @@ def share_of(hit_N: np.ndarray, episode_N: np.ndarray, *, level: float = 0.95) -
     return Estimate(float(value), float(low), float(high), int(units))
 
 
+def difference(one: Estimate, other: Estimate) -> Estimate:
+    """One less the other, of two that are independent or vary together, with the interval that follows from theirs
+    (MOVER; Zou and Donner 2008, Statistics in Medicine 27): as far as each may be off, whatever its shape."""
+    value = one.value - other.value
+    low = value - math.hypot(one.value - one.low, other.high - other.value)
+    high = value + math.hypot(one.high - one.value, other.value - other.low)
+    return Estimate(value, low, high, min(one.n, other.n))
+
+
 def paired_share(change_N: np.ndarray, *, level: float = 0.95) -> Estimate:
     """Mean change of an event in N independent pairs, with Tango's score interval (1998, Statistics in Medicine 17).
 
@@ -452,6 +478,20 @@ def paired_share(change_N: np.ndarray, *, level: float = 0.95) -> Estimate:
 
 
 # Other statistics
+
+
+def not_met(mean: Estimate, reach: float, level: float) -> Estimate:
+    """A mean of n units (starts, episodes) with room for units of a kind that none of them was, each with the largest
+    value that it could have (``reach``).  A sample without a rare effect is narrow, so that its own interval knows
+    nothing of it."""
+    hidden = reach * _missed(mean.n, level)
+    return mean._replace(low=min(mean.low, mean.value - hidden), high=max(mean.high, mean.value + hidden))
+
+
+@functools.cache
+def _missed(n: int, level: float) -> float:
+    """The largest share of units that n can all miss: what Tango's interval leaves of n pairs without a change."""
+    return paired_share(np.zeros(n), level=level).high
 
 
 class Link(NamedTuple):

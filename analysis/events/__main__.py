@@ -24,7 +24,7 @@ from typing import Any
 
 import tyro
 
-from analysis.events.counts import Counts, assemble, chosen_events, count
+from analysis.events.counts import MOST_CUT, Counts, assemble, chosen_events, count
 from analysis.shared.units import many
 from core import artefacts, config as cli
 from core.artefacts import Result
@@ -97,7 +97,8 @@ def summary(result: Result, one: Counts, altered: Counts | None, out: Path) -> s
 def _size(counts: Counts) -> str:
     """How much was counted, and what was left out."""
     n = len(counts.times_EX)
-    cut = f" ({counts.cut} cut short left out)" if counts.cut else ""
+    shorter = ", so that these are the shorter ones" if counts.share_cut > MOST_CUT else ""
+    cut = f" ({counts.cut} cut short left out{shorter})" if counts.cut else ""
     return f"{n} episode{'s' * (n != 1)}, {counts.steps:,} steps{cut}"
 
 

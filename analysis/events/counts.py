@@ -23,6 +23,8 @@ from envs.procgen_truth import truth_events
 from envs.registry import renewed
 
 ALPHA = 0.05
+MOST_CUT = 0.01  # of the episodes: what a recorder cut off are the long ones, so that those left are shorter than most
+NOT_TOLD = "not told: many episodes were cut, and whole ones are the shorter ones; record with --episodes"
 
 
 class Counts(NamedTuple):
@@ -33,6 +35,11 @@ class Counts(NamedTuple):
     unit: str  # what a unit is
     steps: int
     cut: int = 0  # episodes that are left out, since the recorder cut them
+
+    @property
+    def share_cut(self) -> float:
+        """The share of episodes that are left out."""
+        return self.cut / (self.cut + len(self.times_EX))
 
 
 def known_events(spec: EnvSpec, truth: bool) -> dict[str, str]:
@@ -149,6 +156,7 @@ def rates(counts: Counts, rng: np.random.Generator) -> list[dict[str, Any]]:
     times_UX, with_UX, n_U1 = _by_unit(counts, np.unique(counts.unit_E))
     mean = ratios(times_UX, n_U1, rng=rng)
     low_X, high_X = mean.interval()
+    low_X = np.maximum(low_X, 0.0)
     share_X, share_low_X, share_high_X, _ = shares(with_UX, n_U1)
     once_X = (counts.times_EX <= 1).all(0)  # then the rate is the share, whose interval is exact
     low_X, high_X = np.where(once_X, share_low_X, low_X), np.where(once_X, share_high_X, high_X)
@@ -180,11 +188,12 @@ def differences(one: Counts, other: Counts, rng: np.random.Generator) -> list[di
     p_X = np.where((one.times_EX.sum(0) + other.times_EX.sum(0)) > 0, found.p(), np.nan)  # never: nothing to test
     q_X = benjamini_hochberg(p_X)
     paired = len(np.intersect1d(one.unit_E, other.unit_E))
+    told = max(one.share_cut, other.share_cut) <= MOST_CUT
     return [
         {
             "difference": finite(value_X[x]), "difference_low": finite(low_X[x]), "difference_high": finite(high_X[x]),
             "p": finite(p_X[x]), "q": finite(q_X[x]), "units": len(unit_U), "paired": paired,
-            "verdict": verdict(float(value_X[x]), finite(q_X[x])),
+            "verdict": verdict(float(value_X[x]), finite(q_X[x])) if told else NOT_TOLD,
         }
         for x in range(len(value_X))
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +43,8 @@ def record_lives(
         cut = most_ticks is not None and number + 1 >= most_ticks
         for row, b in enumerate(slot_of_row):
             if columns.rows[row] and (after.terminated[b] or after.truncated[b] or cut):
-                yield columns.take(row, after.terminated[b], tick, seed)
+                over = bool(after.terminated[b] or after.truncated[b])
+                yield columns.take(row, after.terminated[b], tick, seed, {} if over else {"cut": True})
         over_W[np.unique(tick.step.truth["world"][after.is_first])] = True
         if cut or over_W.all():
             return
@@ -78,8 +80,8 @@ class _Columns:
         living = step.alive[slots] & playing_W[step.truth["world"][slots]]
         self.rows = np.where(living, self.ticks, self.rows)
 
-    def take(self, row: int, died: bool, tick: Tick, seed: int) -> Episode:
-        """The life of a slot that has just ended."""
+    def take(self, row: int, died: bool, tick: Tick, seed: int, more: dict[str, Any]) -> Episode:
+        """The life of a slot that has just ended; more: of its meta."""
         steps, self.rows[row] = int(self.rows[row]), 0
         truth, b = tick.step.truth, self.slots[row]
         columns = {name: kept[:steps, row].copy() for name, kept in self.kept.items()}
@@ -100,5 +102,6 @@ class _Columns:
                 **{name: int(truth[name][b]) for name in ("world", "map", "agent")},
                 "task": self.env.tasks[int(truth["task"][b])].name,
                 "first_tick": 0,
+                **more,
             },
         )

@@ -80,8 +80,8 @@ def phi(code_N: np.ndarray, holds_ND: np.ndarray, codes: int) -> np.ndarray:
 
 
 def chance(states: States, holds_ND: np.ndarray, draws: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """The largest ``phi`` of every description over codes, [R, D], where codes are not about what happens: every
-    episode's codes rotated by a shift of its own, and those of whole levels exchanged, step by step (which keeps what
+    """The largest ``phi`` of every description over codes, [R, D], where codes are not about what happens: those of
+    episodes rotated, a level together, and those of whole levels exchanged, step by step (which keeps what
     time alone brings about)."""
     code_N, (episode_N, t_N) = states.code_N, states.index_N2.T
 
@@ -90,7 +90,7 @@ def chance(states: States, holds_ND: np.ndarray, draws: int, rng: np.random.Gene
 
     rotated, exchanged = [], []
     for _ in track(range(draws), "matches by chance"):
-        rotated.append(most(rotated_rows(episode_N, rng)))
+        rotated.append(most(rotated_rows(episode_N, rng, states.unit_N)))
         exchanged.append(most(exchanged_units(episode_N, states.unit_N, rng, t_N)))
     return {"rotated": np.array(rotated), "exchanged": np.array(exchanged)}
 

@@ -175,12 +175,12 @@ def agreement(
     states: States, labels: Mapping[str, np.ndarray], truths: Mapping[str, np.ndarray], rng: np.random.Generator
 ) -> list[dict[str, Any]]:
     """A row a labelling, a number of the world (in BINS bins of equal counts) and time: adjusted Rand index and
-    normalised mutual information with the codes, and the same where the codes of every episode are rotated by a shift
-    of their own, which keeps their runs and loses what they are about."""
+    normalised mutual information with the codes, and the same where the codes of the episodes are rotated, those of a
+    unit (a level) together, which keeps their runs and loses what they are about."""
     others = {name: ("labels", label_N) for name, label_N in labels.items() if name != "codes"}
     others |= {name: ("truth", _binned(x_N)) for name, x_N in truths.items()}
     others["step of the episode"] = ("time", time_bins(states.index_N2[:, 1]))
-    rotated = [states.code_N[rotated_rows(states.index_N2[:, 0], rng)] for _ in range(ROTATIONS)]
+    rotated = [states.code_N[rotated_rows(states.index_N2[:, 0], rng, states.unit_N)] for _ in range(ROTATIONS)]
     rows: list[dict[str, Any]] = []
     for name, (kind, label_N) in others.items():
         here = label_N >= 0

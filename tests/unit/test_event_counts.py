@@ -38,6 +38,22 @@ def test_unpaired_differences_keep_their_level() -> None:
     assert 0.01 <= (p <= 0.05).mean() <= 0.09  # binomial, 400 at 0.05: P(more) < 1e-3
 
 
+def test_recordings_that_cut_many_episodes_are_not_compared() -> None:
+    """What a recorder cuts is long: the whole episodes of --num_steps are the short ones, and seemed to do less."""
+    rng = np.random.default_rng(0)
+    length = rng.integers(10, 100, 400)  # one event a step; the recorder stops at step 60
+    whole, cut = (counts(x, np.arange(len(x))) for x in (length, length[length < 60]))
+    cut = cut._replace(cut=int((length >= 60).sum()))
+    [row] = differences(whole, cut, rng)
+    assert row["q"] <= 0.001 and row["verdict"].startswith("not told: many episodes were cut")
+    assert differences(whole, cut._replace(cut=1), rng)[0]["verdict"] == "less often"
+
+
+def test_a_rate_is_not_below_nothing() -> None:
+    row = rates(counts(np.array([0, 0, 12]), np.arange(3)), np.random.default_rng(0))[0]
+    assert row["rate_low"] == 0 < row["rate"] < row["rate_high"]
+
+
 def test_episodes_of_a_level_are_one_unit() -> None:
     rng = np.random.default_rng(0)
     per_level = rng.integers(5, size=20)

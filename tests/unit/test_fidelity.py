@@ -19,7 +19,7 @@ from validation.fidelity import figures
 from validation.fidelity.__main__ import directions_of
 from validation.fidelity.measures import in_effect, psnr, softmax, ssim, ssim_to, total_variation, wasserstein
 from validation.fidelity.pairing import Paired, choose_starts, pair
-from validation.fidelity.tables import compare, forecasts, lives, stretches
+from validation.fidelity.tables import compare, forecasts, lives, stretches, survival_rows
 
 STILL = PlantedOptions(noise=0.0, hazard=0.05)  # the world without noise is the modal simulator itself
 HORIZON = 6
@@ -249,6 +249,17 @@ def test_dreams_of_the_true_world_are_at_the_floor_and_those_of_a_wrong_one_are_
         assert good["floor"] == pytest.approx(bad["floor"]) and good["low"] < 1.7 * good["floor"], name
         assert bad["simulated"] > 1.5 * good["simulated"], name
     assert rows_of(right, "length_difference")[None]["low"] < 0 < rows_of(right, "length_difference")[None]["high"]
+
+
+def test_few_deaths_do_not_tell_dreams_from_real_episodes():
+    """An exact simulator of a world in which hardly any episode ends: the real ones all live, the foretold chance is a
+    trifle less, and that difference was said to be known exactly."""
+    options = replace(PlantedOptions(), hazard=0.002)
+    paired, result = compared(planted_simulator(options), options)
+    rows = [*survival_rows(paired, rng()), *rows_of(result, "length_difference").values()]
+    assert len(rows) > 3
+    for r in rows:
+        assert r["low"] < 0 < r["high"] if r["measure"].endswith("difference") else r["high"] <= 1, r["measure"]
 
 
 class Rigid(PlantedModel):

@@ -31,6 +31,7 @@ from core.stats import (
     bootstrap_means,
     cohens_d,
     cohens_d_interval,
+    difference,
     eta_squared,
     few,
     in_text,
@@ -189,6 +190,36 @@ def test_ratios_of_sums_are_means_of_rows_and_of_what_one_likes() -> None:
     width = of_sums.high - of_sums.low
     np.testing.assert_allclose([-turned.value, -turned.high, -turned.low], of_sums[:3], atol=0.05 * width)
     assert np.isnan(ratios(np.ones((3, 1)), np.zeros((3, 1)), rng=rng).value_Q).all()
+
+
+@pytest.mark.parametrize("have", [2, 3, 4, 8])
+def test_units_without_a_count_are_none(have: int) -> None:
+    """A ratio that few of 24 units have is known from these, beside one that all have; 2 of 24 once had half an
+    interval, and one of 24 a p of nearly 0."""
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(200):
+        count = np.zeros((24, 2))
+        count[rng.permutation(24)[:have], 0], count[:, 1] = rng.integers(5, 20, have), 10
+        found = ratios(count * (1 + rng.normal(size=(24, 2))), count, rng=rng, draws=499)
+        low, high = found.interval()
+        covered += low[0] <= 1 <= high[0]
+        assert found.n_Q.tolist() == [have, 24]
+    assert covered >= 180
+    alone = ratios(np.eye(24, 1), np.eye(24, 1), rng=rng)
+    assert alone.n_Q == 1 and np.isnan(alone.interval()[0]) and alone.p() == 1 and alone.value_Q == 1
+
+
+@pytest.mark.parametrize("rate", [0.002, 0.05])
+def test_a_share_that_few_tell_is_no_surer_less_a_certain_one(rate: float) -> None:
+    """Chances that are right, less what came of them: while nothing did, the differences are all alike."""
+    rng, missed = np.random.default_rng(0), 0
+    for _ in range(200):
+        chance = rate * rng.lognormal(0, 0.5, 64)
+        came = share_of(rng.random(64) < chance, np.arange(64))
+        low, high = difference(bootstrap_mean(chance, np.arange(64), rng=rng), came).interval
+        missed += not low <= 0 <= high
+    assert missed <= 20
+    assert difference(Estimate(0.5, 0.4, 0.7, 9), Estimate(0.2, 0.2, 0.2, 5)) == pytest.approx((0.3, 0.2, 0.5, 5))
 
 
 def test_interval_does_not_depend_on_order_offset_or_unit() -> None:

@@ -38,6 +38,7 @@ from validation.interventions.statistics import (
     Effects,
     points_of,
     rank_p,
+    reach_of,
     recovered_of,
     special_p,
     spread_of,
@@ -505,7 +506,8 @@ def judged(seen_N, foretold_N, special="yes", memory_N=None, rivals=None, rng=No
     how_much = verdicts.size(
         t.seen[0], foretold, (t.half[0], t.half_90[0]), (t.twice[0], t.twice_90[0]), there, 0.1
     )  # fmt: skip
-    needed = verdicts.needed({name: e[0] for name, e in t.worse.items()}, bool(t.nothing[0]))
+    told = verdicts.told([there], t.rms, 0.1, t.nothing)
+    needed = verdicts.needed({name: e[0] for name, e in t.worse.items()}, told)
     return there, how_much, verdicts.verdict(there, how_much, special, foretold, 0.1), needed
 
 
@@ -538,8 +540,16 @@ def test_an_effect_that_no_start_met_is_not_refuted(starts, share, at_most):
         hit = rng.random(starts) < share
         seen = np.where(hit, big * (1 + 0.2 * rng.standard_normal(starts)), 0) + 0.02 * rng.standard_normal(starts)
         said.append(judged(seen, 0.2 + 0.05 * rng.standard_normal(starts), rng=rng)[2])
+        assert judged(seen, seen + 0.1 * rng.standard_normal(starts), rng=rng)[3] != "no", "no world was needed for it"
     assert said.count("refuted") <= at_most * len(said)
     assert judged(0.02 * rng.standard_normal(192), np.full(192, 0.2))[:3] == ("no", "wrong", "refuted")
+
+
+def test_what_a_quantity_could_show_is_its_range_over_all_starts():
+    """A change is about some starts, at which the quantity may stand still."""
+    unaltered = np.array([0.0, 0.0, 10.0, 4.0])
+    assert reach_of("reward within 8", unaltered, np.array([0.0, 0.5, np.nan, np.nan])) == 10.0
+    assert reach_of("reward within 8", unaltered, np.array([np.nan, -2.0, np.nan, np.nan])) == 12.0
 
 
 def test_what_is_real_and_not_special_is_open_and_never_refuted():
@@ -564,11 +574,13 @@ def test_the_gate_is_over_the_starts_that_some_change_is_about():
     errors = {name: rng.normal(-1, 0.1, (20, 3)) for name in ("no change", "memory")}
     for v in errors.values():
         v[:5], v[5:9, 0] = np.nan, np.nan
-    gate = verdicts.gate(errors, rng)
+    gate = verdicts.gate(errors, rng, True)
     assert gate.answer == "yes" and gate.rows == 3 and gate.against["memory"].n == 15
     assert "was needed" in gate.text and "3 late effects, n = 15 starts" in gate.text
-    assert verdicts.gate({"memory": np.zeros((20, 3))}, rng).answer == "no"
-    assert verdicts.gate({"memory": np.empty((20, 0))}, rng).answer == "open"
+    assert verdicts.gate({"memory": np.zeros((20, 3))}, rng, True).answer == "no"
+    missed = verdicts.gate({"memory": np.zeros((20, 3))}, rng, False)
+    assert missed.answer == "open" and "at these starts none of the smallest size of interest was seen" in missed.text
+    assert verdicts.gate({"memory": np.empty((20, 0))}, rng, False).answer == "open"
 
 
 def test_a_sentence_says_no_more_than_was_tested():
@@ -763,15 +775,15 @@ def test_what_is_certain_lends_no_other_effect_its_small_p():
 
 
 def test_the_gate_is_open_where_nothing_was_there_to_foretell():
-    """As of a memory without recurrence; an effect that was there, or was foretold, counts."""
+    """As of a memory without recurrence; and where few starts show nothing, whatever was foretold."""
     rng, zero = np.random.default_rng(0), {"value@2": np.zeros((1, 16))}
     some = {"value@2": np.linspace(0, 1, 16)[None]}
-    for seen, foretold, answer in ((zero, zero, "open"), (some, zero, "no"), (zero, some, "no")):
+    for seen, foretold, answer in ((zero, zero, "open"), (some, zero, "no"), (zero, some, "open")):
         effects = effects_like(seen, foretold)
         judged = table_of(effects, [shift_of("planted", 0, 1.0)], {}, (), (0.1, 0.05), rng)
-        gate = verdicts.gate(judged.errors, rng, judged.nothing)
+        gate = verdicts.gate(judged.errors, rng, judged.told)
         assert gate.answer == answer and gate.rows == 1
-        assert gate.text.startswith("No late effect was there to foretell") == (answer == "open")
+        assert ("none of the smallest size of interest was seen" in gate.text) == (answer == "open")
 
 
 @pytest.mark.parametrize(("starts", "said"), [(5, "open"), (6, "open"), (192, "refuted")])

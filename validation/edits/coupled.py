@@ -29,7 +29,7 @@ from core.artefacts import Result
 from core.contracts import Intervention, UserError
 from core.directions import Basis, direction_ids, load_basis
 from core.interventions import AtSteps, Resample
-from core.stats import Estimate, band_of, few, means
+from core.stats import Estimate, band_of, few, means, not_met
 from envs.procgen_edits import Edit
 from validation.edits.course import EditedWorld, Run
 from validation.hypotheses.changes import Redirect
@@ -146,7 +146,7 @@ def _apart(x: np.ndarray, base: np.ndarray) -> np.ndarray:
 def _mean(x_N: np.ndarray, reach: float, rng: np.random.Generator) -> tuple[Estimate, Estimate, float]:
     """(95 %, 90 % with what was not met, p) of a mean change, which is ``reach`` at most."""
     found = means(x_N[:, None], rng=rng, draws=DRAWS)
-    return found.estimates()[0], verdicts.not_met(found.estimates(0.90)[0], reach, 0.90), float(found.p()[0])
+    return found.estimates()[0], not_met(found.estimates(0.90)[0], reach, 0.90), float(found.p()[0])
 
 
 def judged(some: Sequence[Tried], smallest: float) -> list[dict[str, Any]]:

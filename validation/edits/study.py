@@ -319,7 +319,7 @@ def _rows(
         m = of(seen["pixels"]) if way == "whole" and "pixels" in seen else np.full_like(s, np.nan)
         rivals = {"no change": np.zeros_like(s), "held frame": of(foretold["held frame"])} if told else {}
         step = np.array([step_of(q, plain[q][here], effects[q][here]) / size[q].unit for q in names])
-        reach = np.array([reach_of(q, plain[q][here], effects[q][here]) / size[q].unit for q in names])
+        reach = np.array([reach_of(q, plain[q], effects[q]) / size[q].unit for q in names])
         f = of(told) if told else np.zeros_like(s)
         tested = verdicts.test(verdicts.Sample(s, f, m, rivals, reach, step), rng)
         for j, q in enumerate(names):
@@ -361,7 +361,8 @@ def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], options
                 there, smallest,
             )  # fmt: skip
             worse = {name: of_rival[j] for name, of_rival in tested.worse.items()}
-            row["needed"] = verdicts.needed(worse, bool(tested.nothing[j]))
+            told = verdicts.told([there], tested.rms[[j]], smallest, tested.nothing[[j]])
+            row["needed"] = verdicts.needed(worse, told)
         row["verdict"] = verdict_of(row)
 
 

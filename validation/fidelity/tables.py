@@ -15,7 +15,7 @@ import numpy as np
 from analysis.shared.directions import changing
 from core.artefacts import Result
 from core.contracts import numbers_of_distinct
-from core.stats import Estimate, bootstrap_mean
+from core.stats import Estimate, bootstrap_mean, difference, not_met, share_of
 from core.two_sample import NO_INTERVAL, frechet, halves, median_width, mmd, told_apart
 from validation.fidelity.counterfactual import Found
 from validation.fidelity.measures import (
@@ -225,7 +225,8 @@ def life_rows(x: Lives, rng: np.random.Generator) -> Iterator[Row]:
     """Distributions of returns, lengths, actions and transitions between actions, really and in dreams.
 
     ``baseline_copy``: a world that stands still (no reward, no end, the first action for ever);
-    ``baseline_mean``: the most frequent action always.
+    ``baseline_mean``: the most frequent action always.  Intervals of differences leave room for windows of a kind that
+    none was (``not_met``); where all real returns are the same, nothing tells how large others are: no interval.
     """
     if (count := len(np.unique(x.episode))) < FEWEST_EPISODES:
         few = (
@@ -241,9 +242,12 @@ def life_rows(x: Lives, rng: np.random.Generator) -> Iterator[Row]:
     real, dreamed = x.total(0), x.total(1)
     still = {"return": np.zeros(len(x.episode)), "length": np.full(len(x.episode), float(x.acted[0].shape[1]))}
     for name, unit in (("return", "return"), ("length", "steps")):
-        difference = bootstrap_mean(dreamed[name] - real[name], x.episode, rng=rng)
+        less = bootstrap_mean(dreamed[name] - real[name], x.episode, rng=rng)
+        reach = float(x.acted[0].shape[1] if name == "length" else np.ptp([*real[name], *dreamed[name]]))
+        known_reach = name == "length" or np.ptp(real[name]) > 0
+        less = not_met(less, reach, 0.95) if known_reach else less._replace(low=np.nan, high=np.nan)
         copied = float((still[name] - real[name]).mean())
-        yield row(f"{name}_difference", None, difference, unit, floor=0.0, copy=copied)
+        yield row(f"{name}_difference", None, less, unit, floor=0.0, copy=copied)
         seed = int(rng.integers(2**31))
         args = (x.episode, wasserstein)
         against, floor = halves(real[name], dreamed[name], *args, np.random.default_rng(seed))
@@ -363,7 +367,8 @@ def kappa_rows(p: Paired, rows: Sequence[Row], actions: Mapping[str, Sequence[in
 def survival_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
     """Dreams that outlive k steps, by their foretold chances of ending, beside the real episodes (floor); windows that
     a time limit cuts, or in which the agent explored, are left out.  ``baseline_copy``: a world that stands still never
-    ends."""
+    ends.  The difference has an interval that knows what few deaths tell of the real share, though all that were
+    seen agree."""
     ended = p.real.terminal.astype(bool) & p.acted
     whole = p.by_itself & (p.acted.all(1) | ended.any(1))
     at = p.episode[whole]
@@ -377,10 +382,11 @@ def survival_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
             yield unknown("dreams_alive", k, "share", len(np.unique(at)), few)
             yield unknown("dreams_alive_difference", k, "share", len(np.unique(at)), few)
             continue
-        lives_on = float(real[:, k - 1].mean())
-        yield row("dreams_alive", k, bootstrap_mean(dreamed[:, k - 1], at, rng=rng), "share", floor=lives_on, copy=1.0)
-        less = bootstrap_mean(dreamed[:, k - 1] - real[:, k - 1], at, rng=rng)
-        yield row("dreams_alive_difference", k, less, "share", floor=0.0, copy=1.0 - lives_on)
+        lives_on, dream = share_of(real[:, k - 1], at), bootstrap_mean(dreamed[:, k - 1], at, rng=rng)
+        dream = dream._replace(low=max(dream.low, 0.0), high=min(dream.high, 1.0))
+        yield row("dreams_alive", k, dream, "share", floor=lives_on.value, copy=1.0)
+        yield row("dreams_alive_difference", k, difference(dream, lives_on), "share", floor=0.0,
+                  copy=1.0 - lives_on.value)  # fmt: skip
 
 
 def dream_state_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:

@@ -260,7 +260,7 @@ def table_of(
         for j in np.flatnonzero(told).tolist():
             unit = size[judged[j]].unit
             foretold[:, j] = by_unit((h.says - unaltered[judged[j]][here]) / unit, unit_N[here])
-        reach = np.array([reach_of(q, unaltered[q][here], own[q][g][here]) / size[q].unit for q in judged])
+        reach = np.array([reach_of(q, unaltered[q], own[q][g]) / size[q].unit for q in judged])
         tested = verdicts.test(verdicts.Sample(seen, foretold, through, {}, reach, step), rng)
         for j, q in enumerate(judged):
             unit, e, world = size[q].unit, tested.seen[j], tested.world[j]

@@ -8,7 +8,7 @@ Per start: f_1, what the first member foretells; f_m, what another does.  A diff
 smallest size of interest, and at least half of what the first foretells.
 
 agree           yes: the 90 % interval of the mean of f_m - f_1 lies inside that size for every m, starts that were not
-                met included (``verdicts.not_met``).  no: the 95 % interval lies beyond it for some m.  Else open.
+                met included (``core.stats.not_met``).  no: the 95 % interval lies beyond it for some m.  Else open.
 
 N starts (independent units), M members.
 """
@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.stats import Estimate, means
+from core.stats import Estimate, means, not_met
 from validation.hypotheses.grammar import Hypothesis
 from validation.interventions.statistics import Effects, about, changed_share
-from validation.interventions.verdicts import DRAWS, LEAST_STARTS, NO, OPEN, YES, not_met
+from validation.interventions.verdicts import DRAWS, LEAST_STARTS, NO, OPEN, YES
 
 SAID = {
     YES: "the members of the ensemble agree", NO: "the members of the ensemble disagree",

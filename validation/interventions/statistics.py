@@ -134,7 +134,7 @@ class Judged(NamedTuple):
 
     rows: list[dict[str, Any]]
     errors: dict[str, np.ndarray]  # of every rival [N, R], in squared smallest sizes of interest
-    nothing: bool  # every late effect is exactly 0, seen and foretold
+    told: bool  # ``verdicts.told`` of the late effects
 
 
 def table_of(
@@ -148,7 +148,6 @@ def table_of(
     names = list(effects.seen["own"])
     size = {q: Sizes.of(q, spread_of(effects.unaltered[q]), smallest) for q in names}
     tests: list[tuple[dict[str, Any], verdicts.Tested, int]] = []
-    nothing = True
     for g, h in enumerate(hypotheses):
         if h.is_nothing or h.name in {o.name for o in hypotheses[:g]}:  # of one change there may be several claims
             continue
@@ -157,8 +156,7 @@ def table_of(
         plain = [q for q in names if q not in judged]
         sample = _sample(effects, g, h, here, judged, size, events) if judged else None
         tested = verdicts.test(sample, rng) if sample is not None else None
-        if sample is not None and tested is not None:
-            nothing &= bool(tested.nothing.all())
+        if sample is not None:
             for name, rival in sample.rivals.items():
                 worse = (sample.seen - sample.foretold) ** 2 - (sample.seen - rival) ** 2
                 whole = np.full((len(effects.unaltered[names[0]]), len(judged)), np.nan)
@@ -195,7 +193,10 @@ def table_of(
     _judge(tests, size)
     count = len(effects.unaltered[names[0]])
     together = {k: np.concatenate(v, 1) if v else np.empty((count, 0)) for k, v in errors.items()}
-    return Judged(rows, together, nothing)
+    rms, nothing = (np.array([getattr(t, name)[j] for _, t, j in tests]) for name in ("rms", "nothing"))
+    smallest_of = np.array([size[row["quantity"]].smallest for row, _, _ in tests])
+    told = verdicts.told([row["exists"] for row, _, _ in tests], rms, smallest_of, nothing)
+    return Judged(rows, together, told)
 
 
 def _sample(
@@ -213,7 +214,7 @@ def _sample(
     if h.through:
         memory[:] = np.nan  # the change itself takes one path
     step = np.array([step_of(q, effects.unaltered[q][here], effects.seen["own"][q][g][here]) for q in judged]) / unit
-    reach = np.array([reach_of(q, effects.unaltered[q][here], effects.seen["own"][q][g][here]) for q in judged]) / unit
+    reach = np.array([reach_of(q, effects.unaltered[q], effects.seen["own"][q][g]) for q in judged]) / unit
     rivals = {k: of(v) for k, v in effects.rivals.items()}
     return verdicts.Sample(of(effects.seen["own"]), of(effects.foretold["own"]), memory, rivals, reach, step)
 
@@ -228,8 +229,12 @@ def step_of(quantity: str, unaltered_N: np.ndarray, effect_N: np.ndarray) -> flo
 
 
 def reach_of(quantity: str, unaltered_N: np.ndarray, effect_N: np.ndarray) -> float:
-    """The largest change that a quantity could show: its range over the starts, unaltered and altered; of a share 1."""
-    return 1.0 if is_share(quantity) else float(np.ptp(np.concatenate([unaltered_N, unaltered_N + effect_N])))
+    """The largest change that a quantity could show: its range over all starts, also those that the change is not about
+    (whose effect is NaN), unaltered and altered; of a share 1."""
+    if is_share(quantity):
+        return 1.0
+    values = np.concatenate([unaltered_N, unaltered_N + effect_N])
+    return float(np.nanmax(values) - np.nanmin(values))
 
 
 def _means(
@@ -278,7 +283,7 @@ def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], size: M
         # A change that the agent forgets reaches later quantities by way of the world or not at all.
         row["through_world"] = there if row["path"] == "world" else through
         worse = {name: some[j] for name, some in t.worse.items()}
-        row["needed"] = verdicts.needed(worse, bool(t.nothing[j]))
+        row["needed"] = verdicts.needed(worse, verdicts.told([there], t.rms[[j]], smallest, t.nothing[[j]]))
         for name, e in worse.items():
             row |= {f"error minus {name}": e.value, f"{name} low": e.low, f"{name} high": e.high}
         row["verdict"] = verdicts.verdict(there, how_much, row["special"], foretold, smallest)

@@ -66,7 +66,7 @@ def report(
         result.arrays[f"unaltered/{q}"] = effects.unaltered[q]
         if q in effects.jacobian:
             result.arrays[f"jacobian/{q}"] = effects.jacobian[q]
-    gate = verdicts.gate(judged.errors, rng, judged.nothing)
+    gate = verdicts.gate(judged.errors, rng, judged.told)
     result.notes |= {
         "verdicts": 2,
         "gate": {

@@ -18,8 +18,9 @@ special         yes: p (of several named claims: q) <= .05 against directions th
 through_world   *exists*, asked of s - m.  Where m is 0 by construction (rewards, endings, events of the action) nothing
                 is tested.
 needed          yes: the mean of (s - f)^2 lies below that of (s - g)^2 for every g, the 95 % interval of the paired
-                difference below 0.  no: for some g it does not lie below in any part of the interval.  Else open, as
-                it is where s and f are 0 at every start.
+                difference below 0.  no: for some g it does not lie below in any part of the interval, and the starts
+                tell what there was to foretell (the root mean square of s is of interest, or *exists* is no).  Else
+                open, as it is where s and f are 0 at every start.
 
 confirmed       exists, size as foretold, special.  "The simulator foretold it" needs through_world and needed, too;
                 where one of them is no, memory alone foretells it; else it is not shown that the world was needed.
@@ -32,13 +33,12 @@ N starts (independent units), Q quantities.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from core.stats import Estimate, benjamini_hochberg, few, means, paired_share
+from core.stats import Estimate, benjamini_hochberg, few, means, not_met, paired_share
 
 ALPHA = 0.05
 DRAWS = 4999  # of the bootstrap: p-values go down to 2 / 5000, so that one in a large family can stand out
@@ -92,6 +92,7 @@ class Tested(NamedTuple):
     world_90: list[Estimate]
     world_p: np.ndarray
     worse: dict[str, list[Estimate]]  # (s - f)^2 - (s - g)^2
+    rms: np.ndarray  # of s: how large it is at the starts, whichever way
     nothing: np.ndarray  # bool: 0 at every start, seen and foretold
 
 
@@ -135,22 +136,9 @@ def test(sample: Sample, rng: np.random.Generator) -> Tested:
     return Tested(
         of(wide, 0), of(narrow, 0), p[:count], of(wide, 1), of(wide, 2), of(narrow, 2), of(wide, 3), of(narrow, 3),
         through, through_90, np.where(known, p[4 * count : 5 * count], np.nan),
-        {name: of(wide, 5 + i) for i, name in enumerate(sample.rivals)}, ~(s.any(0) | f.any(0)),
+        {name: of(wide, 5 + i) for i, name in enumerate(sample.rivals)},
+        np.sqrt((s**2).mean(0)), ~(s.any(0) | f.any(0)),
     )  # fmt: skip
-
-
-def not_met(mean: Estimate, reach: float, level: float) -> Estimate:
-    """A mean effect with room for starts of a kind that none of the n was, each with the largest change that the
-    quantity could show (``reach``).  A sample without a rare effect is narrow, so that its own interval knows nothing
-    of it."""
-    hidden = reach * _missed(mean.n, level)
-    return mean._replace(low=min(mean.low, mean.value - hidden), high=max(mean.high, mean.value + hidden))
-
-
-@functools.cache
-def _missed(n: int, level: float) -> float:
-    """The largest share of starts that n can all miss: what Tango's interval leaves of n pairs without a change."""
-    return paired_share(np.zeros(n), level=level).high
 
 
 def _as_share(
@@ -203,14 +191,19 @@ def special(p: float | None) -> str:
     return YES if p <= ALPHA else OPEN
 
 
-def needed(worse: Mapping[str, Estimate], nothing: bool) -> str:
-    """yes, no or open: does the simulator foretell better than every prediction that needs no world?  nothing: there
-    was nothing to foretell."""
-    if nothing or any(e.n < LEAST_STARTS for e in worse.values()):
+def told(there: Sequence[str], rms: np.ndarray, smallest: float | np.ndarray, nothing: np.ndarray) -> bool:
+    """Whether the starts tell what there was to foretell: some effect is of interest at them, or it is told of all that
+    they do not exist.  Else starts that show them may all have been missed, and a prediction of nothing looks best."""
+    return bool((rms >= smallest).any() or (set(there) == {NO} and not nothing.all()))
+
+
+def needed(worse: Mapping[str, Estimate], told: bool) -> str:
+    """yes, no or open: does the simulator foretell better than every prediction that needs no world?"""
+    if any(e.n < LEAST_STARTS for e in worse.values()):
         return OPEN
     if all(e.high < 0 for e in worse.values()):
         return YES
-    return NO if any(e.low >= 0 for e in worse.values()) else OPEN
+    return NO if told and any(e.low >= 0 for e in worse.values()) else OPEN
 
 
 def verdict(there: str, how_much: str, special: str, foretold: float, smallest: float) -> str:
@@ -257,7 +250,7 @@ class Gate(NamedTuple):
     answer: str
     against: dict[str, Estimate]
     rows: int
-    nothing: bool = False  # every late effect is exactly 0, seen and foretold
+    told: bool = True  # ``told`` of the late effects
 
     @property
     def text(self) -> str:
@@ -265,11 +258,6 @@ class Gate(NamedTuple):
         if not self.rows:
             return "No late effect was measured, so nothing says whether the world was needed."
         n = next(iter(self.against.values())).n
-        if self.nothing:
-            return (
-                "No late effect was there to foretell: each is exactly 0, in the real world and in the simulator. "
-                f"Whether the simulated world was needed is open ({self.rows} late effects, n = {n} starts{few(n)})."
-            )
         told = "; ".join(
             f"{name} {e.value:+.3g} [{e.low:+.3g}, {e.high:+.3g}]" for name, e in self.against.items()
         )  # fmt: skip
@@ -278,7 +266,8 @@ class Gate(NamedTuple):
             "every prediction that needs no world",
             NO: "The simulated world was not needed to foretell the late effects: a prediction that needs no world "
             "does as well or better",
-            OPEN: "Whether the simulated world was needed to foretell the late effects is open",
+            OPEN: "Whether the simulated world was needed to foretell the late effects is open"
+            + ("" if self.told else ": at these starts none of the smallest size of interest was seen"),
         }[self.answer]
         return (
             f"{head} (squared error of the simulator minus that of: {told}; in squared smallest sizes of interest, "
@@ -286,13 +275,13 @@ class Gate(NamedTuple):
         )
 
 
-def gate(errors: Mapping[str, np.ndarray], rng: np.random.Generator, nothing: bool = False) -> Gate:
+def gate(errors: Mapping[str, np.ndarray], rng: np.random.Generator, told: bool) -> Gate:
     """errors: of every rival [N, R], (s - f)^2 - (s - g)^2 of R late effects in squared smallest sizes; NaN at starts
-    that a change is not about.  nothing: s and f are 0 everywhere, so that nothing is asked."""
+    that a change is not about.  told: of these effects."""
     rows = next(iter(errors.values())).shape[1]
     if not rows:
         return Gate(OPEN, {}, 0)
     about = ~np.isnan(next(iter(errors.values()))).all(1)  # some starts no change may be about
     each = np.stack([np.nanmean(v[about], 1) for v in errors.values()], 1)
     against = dict(zip(errors, means(each, rng=rng).estimates(), strict=True))
-    return Gate(needed(against, nothing), against, rows, nothing)
+    return Gate(needed(against, told), against, rows, told)
