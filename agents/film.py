@@ -48,9 +48,9 @@ class FilmConfig:
     rollouts: tyro.conf.Positional[Path] = Path("runs/rollouts")
     """recording: rollouts or samples"""
     beside: tuple[Path, ...] = ()
-    """recordings to put below it: of each episode the one that began alike (the n-th of its slot; where no slots are
-    told, that of its number), or, where one is of samples and the other holds the real rollouts that they started from,
-    the same windows"""
+    """recordings to put below it: of each episode the one that began alike (the n-th of its slot, where no slots are
+    told that of its number, if the first pictures are the same), or, where one is of samples and the other holds the
+    real rollouts that they started from, the same windows"""
     episodes: tuple[int, ...] = ()
     """episodes (or samples) to film beside each other; none: the first four"""
     basis: Path | None = None
@@ -113,7 +113,7 @@ def parts_of(config: FilmConfig, store: RolloutStore, field: str, episodes: Sequ
                 {e: Part(other, path.name, i, 0) for e, i in likes(store, other, path, field, episodes).items()}
             )
         if lost := [str(e) for e in episodes if e not in rows[-1]]:
-            why = f"no episode of {path} is of the same slot and begins with the same picture"
+            why = f"no episode of {path} is of the same slot (or number) and begins with the same picture"
             if not rows[-1]:
                 raise UserError(f"--beside: {why} as one of {config.rollouts}; record both with the same --seed, "
                                 "--slots, --split and levels")  # fmt: skip
@@ -127,15 +127,16 @@ def parts_of(config: FilmConfig, store: RolloutStore, field: str, episodes: Sequ
 def likes(
     store: RolloutStore, other: RolloutStore, path: Path, field: str, episodes: Sequence[int]
 ) -> dict[int, int]:  # fmt: skip
-    """{episode: the other recording's of the same start}: the n-th of the same slot and seed, if both begin with the
-    same picture; of recordings that do not tell slots the one of the same number."""
+    """{episode: the other recording's of the same start}: the n-th of the same slot and seed, of recordings that do not
+    tell slots the one of the same number; if both begin with the same picture."""
     mine, theirs = turns(store), turns(other)
     if mine is None or theirs is None:
         for e in episodes:
             check_episode(other, path, e)
-        return {e: e for e in episodes}
-    number = {turn: i for i, turn in enumerate(theirs)}
-    found = {e: number[mine[e]] for e in episodes if mine[e] in number}
+        found = {e: e for e in episodes}
+    else:
+        number = {turn: i for i, turn in enumerate(theirs)}
+        found = {e: number[mine[e]] for e in episodes if mine[e] in number}
     return {e: i for e, i in found.items() if np.array_equal(first_of(store, e, field), first_of(other, i, field))}
 
 

@@ -232,7 +232,9 @@ def _ratios(sum_EQ: np.ndarray, count_EQ: np.ndarray, rng: np.random.Generator, 
     with np.errstate(divide="ignore", invalid="ignore"):
         value_Q = sum_EQ.sum(0) / count_EQ.sum(0)
     value_Q = np.where(np.isfinite(value_Q), value_Q, np.nan)
-    alike_Q = np.broadcast_to(as_alike(count_EQ), (size,))
+    # Of counts of both signs none is a share of the whole: then every unit counts once, and none draws the ratio to it.
+    sizes_Q = ((count_EQ >= 0).all(0) | (count_EQ <= 0).all(0)) & np.ones(size, bool)
+    alike_Q = np.where(sizes_Q, as_alike(count_EQ), n)
     if n < 2:
         return Means(value_Q, np.full(size, np.nan), np.full((draws, size), np.nan), np.full(size, n), alike_Q)
     away_EQ = sum_EQ - value_Q * count_EQ
@@ -242,7 +244,7 @@ def _ratios(sum_EQ: np.ndarray, count_EQ: np.ndarray, rng: np.random.Generator, 
     spread_Q = np.sqrt((away_EQ**2).sum(0) / (n - 1))
     with np.errstate(divide="ignore", invalid="ignore"):
         unit_EQ, share_EQ = away_EQ / spread_Q * np.sign(mean_Q), count_EQ / mean_Q
-        out_EQ = _from_the_others(away_EQ, share_EQ, n)
+        out_EQ = np.where(sizes_Q, _from_the_others(away_EQ, share_EQ, n), away_EQ)
         error_Q = np.sqrt((out_EQ**2).sum(0) / (n - 1) / n) / np.abs(mean_Q)
     t_RQ = np.sort(_t_draws(unit_EQ, share_EQ, rng, draws), 0)
     return Means(value_Q, error_Q, t_RQ, np.full(size, n), alike_Q)
@@ -486,6 +488,14 @@ def not_met(mean: Estimate, reach: float, level: float) -> Estimate:
     nothing of it."""
     hidden = reach * _missed(mean.n, level)
     return mean._replace(low=min(mean.low, mean.value - hidden), high=max(mean.high, mean.value + hidden))
+
+
+def units_for(share: float, level: float) -> int:
+    """How many units cannot all miss more than a share (``not_met``)."""
+    from scipy.special import ndtri
+
+    z2 = float(ndtri((1 + level) / 2)) ** 2
+    return math.floor(z2 * (1 - share) / share + 1e-9) + 1
 
 
 @functools.cache

@@ -111,8 +111,8 @@ def aggregate(visits: Visits, clusters: int, seed: int) -> tuple[list[dict[str, 
             # The jackknife knows no bounds: all options alike have the most bits.
             mixed = ("mixed_policy_entropy", of_policy_G, policy_AES.shape[0])
             for name, entropy_G, options in (mixed, ("transition_entropy", of_next_G, states)):
-                value, low, high = np.maximum(jackknifed(entropy_G, rng=rng, unbiased=True, draws=RESAMPLES), 0)
-                row |= _cells(name, value, low, np.fmax(value, np.fmin(high, np.log2(options))))
+                found = jackknifed(entropy_G, rng=rng, unbiased=True, draws=RESAMPLES)
+                row |= _cells(name, *np.clip(found, 0, np.log2(options)))
         rows.append(row)
         probability = shares(next_EP, left_E1)
         exits = shares(np.where(next_S == s, 0, next_EP), exit_E1)

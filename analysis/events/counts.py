@@ -173,9 +173,12 @@ def rates(counts: Counts, rng: np.random.Generator) -> list[dict[str, Any]]:
 def differences(one: Counts, other: Counts, rng: np.random.Generator) -> list[dict[str, Any]]:
     """Of every event: how many times more an episode of ``other`` has it, with interval, p, and q over all events.
 
-    Units that are in both (the same levels) are paired: a difference of two ratios of sums over units is linearised, so
-    that with an episode a unit in each it is the mean of the paired differences.
+    Levels that are in both are paired: a difference of two ratios of sums over units is linearised, so that with an
+    episode a unit in each it is the mean of the paired differences.  Lives and worlds only have numbers, which say
+    nothing of another recording's.
     """
+    if one.unit != "level":
+        other = other._replace(unit_E=other.unit_E - other.unit_E.min() + one.unit_E.max() + 1)
     unit_U = np.union1d(one.unit_E, other.unit_E)
     value_X, away_UX = np.zeros(one.times_EX.shape[1]), np.zeros((len(unit_U), one.times_EX.shape[1]))
     for counts, sign in ((one, -1.0), (other, 1.0)):

@@ -75,7 +75,8 @@ def test_samples_stand_above_the_windows_that_they_started_from(pipeline: Path, 
 
 
 def recorded(path: Path, *starts: tuple[int, int]) -> Path:
-    """Episodes of one step each, in this order: (slot, level), which is what their picture shows."""
+    """Episodes of one step each, in this order: (slot, -1 where it is not told; level, which is what their picture
+    shows)."""
     about = ProcgenEnv(ProcgenOptions(), 1).spec
     with artefacts.new_run(path, "record", {"seed": 0}) as run:
         artefacts.write_json(run.path / "spec.json", about.to_json())
@@ -85,7 +86,7 @@ def recorded(path: Path, *starts: tuple[int, int]) -> Path:
                 writer.add(Episode(
                     obs={"frames": np.full((1, 64, 64, 3), level, np.uint8)}, h=zeros[:, None], value=zeros,
                     action=np.zeros(1, np.int64), reward=zeros, terminated=True, truncated=False,
-                    meta={"seed": 0, "slot": slot},
+                    meta={"seed": 0, "slot": slot} if slot >= 0 else {"imported": level},
                 ))  # fmt: skip
     return path
 
@@ -104,6 +105,9 @@ def test_altered_episodes_stand_below_those_of_the_same_start(
         assert said.startswith("note: left out: 3, as which no episode of ") and said.count("\n") == 1
         with pytest.raises(UserError, match="--beside: no episode of .* record both with the same --seed"):
             film.parts_of(config, store, "frames", (3,))
+        untold = recorded(tmp_path / "untold", (-1, 10), (-1, 21), (-1, 11))  # the same number is not the same start
+        rows = film.parts_of(film.FilmConfig(rollouts=one, beside=(untold,)), store, "frames", (0, 1, 2))
+        assert [[part.episode for part in row] for row in rows] == [[0, 2], [0, 2]]
     drawn = shoot(tmp_path / "film", one, "--beside", other)
     shown = pictures(drawn[0], 2, 3)
     assert close(shown[0], shown[1]) and [round(x) for x in shown[0].mean((1, 2, 3))] == [10, 20, 11]

@@ -49,6 +49,15 @@ def test_recordings_that_cut_many_episodes_are_not_compared() -> None:
     assert differences(whole, cut._replace(cut=1), rng)[0]["verdict"] == "less often"
 
 
+def test_lives_of_one_number_in_two_recordings_are_no_pairs() -> None:
+    """Levels are the same wherever they are played; the third life of one recording has nothing to do with that of
+    another."""
+    rng = np.random.default_rng(0)
+    one, other = (counts(rng.poisson(3, 40), np.arange(40))._replace(unit="life") for _ in range(2))
+    [row] = differences(one, other, rng)
+    assert row["paired"] == 0 and row["units"] == 80
+
+
 def test_a_rate_is_not_below_nothing() -> None:
     row = rates(counts(np.array([0, 0, 12]), np.arange(3)), np.random.default_rng(0))[0]
     assert row["rate_low"] == 0 < row["rate"] < row["rate_high"]

@@ -12,7 +12,7 @@ from agents.play import tensors
 from core.artefacts import Result
 from core.contracts import EnvSpec, Step, UserError
 from core.interventions import AtSteps, Nullspace, Shift
-from core.stats import Estimate, band_of
+from core.stats import Estimate, band_of, not_met
 from envs.planted import PlantedModel, PlantedOptions, PlantedWorld, planted_simulator
 from envs.planted_truth import truth
 from envs.procgen_edits import Edit
@@ -545,6 +545,18 @@ def test_an_effect_that_no_start_met_is_not_refuted(starts, share, at_most):
     assert judged(0.02 * rng.standard_normal(192), np.full(192, 0.2))[:3] == ("no", "wrong", "refuted")
 
 
+def test_how_many_starts_could_tell_that_there_is_no_effect():
+    """Only where nothing but what these may have missed leaves it open."""
+    small = estimate(0.01, 0.02, 64)
+    enough = verdicts.starts_for_no("open", small, REACH, 0.1)
+    assert 100 < enough < 200 and f"some {enough} could" in verdicts.too_few(64, enough)
+    nearer = not_met(estimate(0.01, 0.001, enough), REACH, 0.90)
+    assert nearer.high < 0.1 < not_met(estimate(0.01, 0.001, enough - 1), REACH, 0.90).high
+    assert verdicts.starts_for_no("no", small, REACH, 0.1) is None is verdicts.starts_for_no("yes", small, REACH, 0.1)
+    assert verdicts.starts_for_no("open", estimate(0.05, 0.2, 64), REACH, 0.1) is None
+    assert verdicts.too_few(64, None) == ""
+
+
 def test_what_a_quantity_could_show_is_its_range_over_all_starts():
     """A change is about some starts, at which the quantity may stand still."""
     unaltered = np.array([0.0, 0.0, 10.0, 4.0])
@@ -919,6 +931,8 @@ def basis_of(planted):
         ("resample all", Hypothesis("resample", "planted", tuple(range(8)), everything=True)),
         ("collapse 1 when behaviour=2 behaviour=3 sufficient for x",
          Hypothesis("collapse", "planted", (1,), behaviours=(2, 3), role="sufficient", event="x")),
+        ("shift 5 by +2 on prob:part_0 1 for 2 steps",
+         Hypothesis("shift", "planted", (5,), (2.0,), steps=2, on="prob:part_0 1")),
         ("shift 5 by +2 always on prob:left", Hypothesis("shift", "planted", (5,), (2.0,), steps=None, on="prob:left")),
     ],
 )  # fmt: skip

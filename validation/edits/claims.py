@@ -111,12 +111,14 @@ def _claim(h: EditHypothesis, row: dict[str, Any], judged: Judged) -> dict[str, 
     if "beyond_pixels" in row:
         beyond = f"{row['beyond_pixels']:+.3g} [{row['beyond_low']:+.3g}, {row['beyond_high']:+.3g}]"
     words = {
-        "exists": f"{seen}; the smallest of interest is {row['smallest']:.2g}; q = {row['q']:.2g}",
+        "exists": f"{seen}; the smallest of interest is {row['smallest']:.2g}; q = {row['q']:.2g}"
+        f"{verdicts.too_few(row['n'], row['starts_for_no'])}",
         "size": f"foretold {row['foretold']:+.3g} {unit}, seen {row['effect']:+.3g}" if told else "nothing foretold it",
         "special": _against(h, row, judged),
         "through_world": f"beyond what is seen of it {beyond} {unit}" if beyond else "there is one way alone",
         "needed": _errors(row) if told else "nothing foretold it",
     }  # fmt: skip
+    said += verdicts.too_few(row["n"], row["starts_for_no"])
     text += f": {said}{f'; beyond what is seen {beyond}' if beyond else ''}."
     return {"headline": True, "hypothesis": h.name, **row, "sentence": said, "text": text, "parts": _parts(row, words)}
 

@@ -351,6 +351,7 @@ def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], options
         smallest = row["smallest"] / row["spread"]
         there = verdicts.exists(tested.seen[j], tested.seen_90[j], float(q), smallest)
         row |= {"q": float(q), "exists": there, "through_world": verdicts.NOT_ASKED}
+        row["starts_for_no"] = verdicts.starts_for_no(there, tested.seen[j], float(tested.reach[j]), smallest)
         if "beyond_pixels" in row:
             row["through_world"] = verdicts.exists(tested.world[j], tested.world_90[j], float(qw), smallest)
         row |= {"size": verdicts.NOT_ASKED, "special": verdicts.NOT_ASKED, "needed": verdicts.NOT_ASKED}

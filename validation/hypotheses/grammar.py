@@ -421,8 +421,10 @@ def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
         return rest[1:]
     known = (q for q in QUANTITIES if rest and (rest[0] == q or (q.endswith(":") and rest[0].startswith(q))))
     if head == "on" and rest and (any(known) or direction_of(rest[0], "")):
-        put("on", rest[0])
-        return rest[1:]
+        blanks = rest[0].startswith(("prob:", "rate:"))  # an action's name may have some ("part_0 1")
+        stop = next((i for i, w in enumerate(rest) if w in CLAUSES), len(rest)) if blanks else 1
+        put("on", " ".join(rest[:stop]))
+        return rest[stop:]
     if head == "matched":
         stop = next((i for i, w in enumerate(rest) if w in CLAUSES), len(rest))
         if stop:

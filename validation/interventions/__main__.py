@@ -327,7 +327,7 @@ def print_summary(result: Result) -> None:
         if name in result.scalars:
             by_chance, p = result.scalars[f"{name}_p"], ""
             if by_chance["value"] is not None:
-                p = f"; p = {by_chance['value']:.2g} with predictions exchanged among {by_chance['n']} changes"
+                p = f"; p = {by_chance['value']:.2g} with predictions exchanged among {by_chance['n']} directions"
             print(f"{name.replace('_', ' ')}, simulated against observed: {short(result.scalars[name])}{p}")
     for claim in result.notes["claims"]:
         if claim["headline"]:

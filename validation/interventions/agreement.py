@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,8 @@ EXCHANGES = 199  # of predictions among changes; all there are, where these are 
 HALVES = 20  # random halves of the starts, each with its complement
 GROUPS = 48  # groups of starts at most that are left out in turn
 LEAST = 6  # starts that a point must be about
+
+Blocks = np.ndarray  # int64 [blocks, changes]: numbers of changes that stay together, in blocks that are alike
 
 
 class Agreement(NamedTuple):
@@ -77,22 +79,37 @@ def agreement(
     return Agreement(_within(_share(sign), 0, 1), _within(rank, -1, 1), slope, points)
 
 
-def exchanged(predicted_DQN: np.ndarray, observed_DQN: np.ndarray, *, rng: np.random.Generator) -> np.ndarray:
-    """p of sign, rank and slope, float [3]: the share of exchanges of whole changes' predictions (the own one among
-    them) that agree with the effects as well.  Of two changes it is never below 1/2, of three 1/6.  NaN where there is
+def exchanged(
+    predicted_DQN: np.ndarray, observed_DQN: np.ndarray, blocks: Sequence[Blocks] | None = None, *,
+    rng: np.random.Generator,
+) -> np.ndarray:  # fmt: skip
+    """p of sign, rank and slope, float [3]: the share of exchanges of whole blocks' predictions (the own one among
+    them) that agree with the effects as well.  Of two blocks it is never below 1/2, of three 1/6.  NaN where there is
     nothing to exchange or no agreement to ask about.
 
     Effects and predictions, float [D, Q, N]; NaN where a change is not about a start or a quantity not asked of it.
+    blocks: changes that stay together (``blocks_of``); None: each is one, and all are alike.
     """
     count, n = len(observed_DQN), observed_DQN.shape[-1]
-    if count < 2 or n < LEAST:
+    blocks = [np.arange(count)[:, None]] if blocks is None else blocks
+    exchanges = math.prod(math.factorial(len(alike)) for alike in blocks)
+    if exchanges < 2 or n < LEAST:
         return np.full(3, np.nan)
     half_KN = halves(n, rng)
-    orders = [np.arange(count)]
-    if math.factorial(count) <= EXCHANGES + 1:
-        orders = [np.array(order) for order in itertools.permutations(range(count))]
+
+    def order(of_each: Iterable[Sequence[int]]) -> np.ndarray:
+        """Whose prediction each change gets, when the blocks that are alike are put in these orders."""
+        order_D = np.arange(count)
+        for alike, turn in zip(blocks, of_each, strict=True):
+            order_D[alike] = alike[list(turn)]
+        return order_D
+
+    if exchanges <= EXCHANGES + 1:
+        each = itertools.product(*(itertools.permutations(range(len(alike))) for alike in blocks))
+        orders = [order(turns) for turns in each]
     else:
-        orders += [rng.permutation(count) for _ in range(EXCHANGES)]
+        drawn = ([rng.permutation(len(alike)).tolist() for alike in blocks] for _ in range(EXCHANGES))
+        orders = [np.arange(count), *map(order, drawn)]
 
     def of(order_D: np.ndarray) -> np.ndarray:
         flat = (x.reshape(-1, n) for x in (predicted_DQN[order_D], observed_DQN))
@@ -102,6 +119,24 @@ def exchanged(predicted_DQN: np.ndarray, observed_DQN: np.ndarray, *, rng: np.ra
     # An exchange whose predictions do not agree at all has no value, and is not as good.
     as_good_3 = 1 + sum((x_3 >= own_3 - 1e-9) for x_3 in others)
     return np.where(np.isnan(own_3), np.nan, as_good_3 / len(orders))
+
+
+def blocks_of(ids: Sequence[tuple[int, ...]], like: Sequence[Hashable]) -> list[Blocks]:
+    """Changes that share a direction, as one block; blocks of the same make-up together, int64 [blocks, changes].
+
+    ids: the directions that each change is of; like: what it is but for its direction.  A shift and a collapse of one
+    direction, foretold and seen, vary together, so that they are no two things to exchange.
+    """
+    root = list(range(len(ids)))
+    for one, other in itertools.combinations(range(len(ids)), 2):
+        if set(ids[one]) & set(ids[other]):
+            old, new = root[other], root[one]
+            root = [new if r == old else r for r in root]
+    alike: dict[Hashable, list[list[int]]] = {}
+    for of in dict.fromkeys(root):
+        rows = sorted((d for d, r in enumerate(root) if r == of), key=lambda d: repr(like[d]))
+        alike.setdefault(tuple(like[d] for d in rows), []).append(rows)
+    return [np.array(rows) for rows in alike.values()]
 
 
 def _common(predicted_PN: np.ndarray, observed_PN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

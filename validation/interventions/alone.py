@@ -304,6 +304,7 @@ def judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], size: Ma
         if "world_effect" in row:
             through = verdicts.exists(tested.world[j], tested.world_90[j], float(qw), smallest)
         row |= {"q": float(q), "special_q": float(qs), "exists": there, "special": verdicts.special(float(qs))}
+        row["starts_for_no"] = verdicts.starts_for_no(there, tested.seen[j], float(tested.reach[j]), smallest)
         row |= {"through_world": there if row["path"] == "world" else through, "size": NOT_ASKED, "needed": NOT_ASKED}
         if "foretold" in row:
             row["size"] = verdicts.size(
@@ -361,7 +362,8 @@ def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]
     foretold = f"said {row['foretold']:+.3g}, " if "foretold" in row else ""
     text = (
         f"'{row['hypothesis']}' changes {in_words(row['quantity'])}: {foretold}seen {row['observed']:+.3g} "
-        f"[{row['low']:+.3g}, {row['high']:+.3g}] {unit} in the real world (n = {row['n']}{few(row['n'])}): {said}."
+        f"[{row['low']:+.3g}, {row['high']:+.3g}] {unit} in the real world (n = {row['n']}{few(row['n'])}): {said}"
+        f"{verdicts.too_few(row['n'], row['starts_for_no'])}."
     )
     through = "memory alone cannot change it, by construction, so there is nothing to compare"
     if "world_effect" in row:

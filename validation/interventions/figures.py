@@ -149,7 +149,7 @@ def draw_headline(result: Result, path: Path) -> None:
         for word, name in (("sign", "sign_agreement"), ("rank", "rank_correlation"), ("slope", "slope")):
             if name + suffix in result.scalars:
                 p = result.scalars[f"{name}{suffix}_p"]["value"]
-                by_chance = "" if p is None else f"; p = {p:.2g}, exchanged among changes"
+                by_chance = "" if p is None else f"; p = {p:.2g}, exchanged among directions"
                 said.append(f"{word} {short(result.scalars[name + suffix])}{by_chance}")
         ax.set_title("\n".join(said), fontsize=7.5)
     if labels:

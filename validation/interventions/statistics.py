@@ -15,7 +15,7 @@ from core.artefacts import Result
 from core.stats import Estimate, band_of, bootstrap_means, few, ratios, share_interval
 from validation.hypotheses.grammar import Claim, Hypothesis
 from validation.interventions import verdicts
-from validation.interventions.agreement import agreement, exchanged
+from validation.interventions.agreement import agreement, blocks_of, exchanged
 from validation.interventions.verdicts import ALPHA, SMALLEST
 from validation.paired.course import family_of, in_words, is_cut, is_late, is_own, is_probability, is_share, unit_of
 
@@ -273,6 +273,7 @@ def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], size: M
         )
         row["q"] = float(q)
         row |= {"exists": there, "size": how_much}
+        row["starts_for_no"] = verdicts.starts_for_no(there, t.seen[j], float(t.reach[j]), smallest)
         row["special"] = verdicts.special(row.get("special_q"))
         row |= {"memory": None, "world_effect": None, "world_low": None, "world_high": None, "world_q": None}
         through = verdicts.BY_CONSTRUCTION
@@ -403,7 +404,8 @@ def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]
     q, unit = row["quantity"], row["unit"]
     text = (
         f"{subject} changes {in_words(q)}: foretold {row['foretold']:+.3g} {unit}, seen {row['observed']:+.3g} "
-        f"[{row['low']:+.3g}, {row['high']:+.3g}] in the real world (n = {row['n']} starts{few(row['n'])}): {said}."
+        f"[{row['low']:+.3g}, {row['high']:+.3g}] in the real world (n = {row['n']} starts{few(row['n'])}): {said}"
+        f"{verdicts.too_few(row['n'], row['starts_for_no'])}."
     )
     return {**row, "headline": headline, "sentence": said, "text": text,
             "parts": _parts(row, answers, how)}  # fmt: skip
@@ -446,7 +448,8 @@ def _parts(row: Mapping[str, Any], answers: Mapping[str, str], how: str) -> dict
     ratio = f"{row['observed'] / row['foretold']:.2g} times that" if row["foretold"] else "nothing"
     words = {
         "exists": f"the mean effect is {row['observed']:+.3g} [{row['low']:+.3g}, {row['high']:+.3g}] {unit}; the "
-        f"smallest of interest is {row['smallest']:.2g}; q = {row['q']:.2g}",
+        f"smallest of interest is {row['smallest']:.2g}; q = {row['q']:.2g}"
+        f"{verdicts.too_few(row['n'], row['starts_for_no'])}",
         "size": f"foretold {row['foretold']:+.3g} {unit}, seen {row['observed']:+.3g}: {ratio}",
         "special": "it has no controls",
         **_words(row),
@@ -535,6 +538,7 @@ class Point(NamedTuple):
     unit: str
     ids: tuple[int, ...]  # of the directions that the change is of
     of_one: str | None  # the name of the direction, if it is one
+    like: tuple[Any, ...] = ()  # what it is but for its directions
 
     def of(self, effect_GN: np.ndarray) -> np.ndarray:
         """For every start [N]."""
@@ -556,7 +560,8 @@ def points_of(hypotheses: Sequence[Hypothesis], all_kinds: bool) -> list[Point]:
             point = out.setdefault(name, Point(name, {}, "per unit of the direction", h.ids, name))
             point.weights[g] = h.amounts[0]
         elif all_kinds and h.kind != "keep_only" and not h.is_nothing:
-            rest.append(Point(h.name, {g: 1.0}, "", h.ids, h.direction))
+            like = (h.kind, h.amounts, h.steps, h.through, h.behaviours, h.clean, h.side)
+            rest.append(Point(h.name, {g: 1.0}, "", h.ids, h.direction, like))
     slopes = []
     for point in out.values():
         power = sum(a * a for a in point.weights.values())
@@ -565,18 +570,20 @@ def points_of(hypotheses: Sequence[Hypothesis], all_kinds: bool) -> list[Point]:
 
 
 def headline(
-    result: Result, name: str, predicted_DQN: np.ndarray, observed_DQN: np.ndarray, rng: np.random.Generator
-) -> None:
+    result: Result, name: str, predicted_DQN: np.ndarray, observed_DQN: np.ndarray, points: Sequence[Point],
+    rng: np.random.Generator,
+) -> None:  # fmt: skip
     """Agreement of predictions with observations over D changes of Q quantities, with intervals over the N starts, and
-    p of predictions exchanged among the changes, into ``result``.  What was not predicted (NaN) is left out."""
+    p of predictions exchanged among directions, into ``result``.  What was not predicted (NaN) is left out."""
     found = agreement(*(x.reshape(-1, x.shape[-1]) for x in (predicted_DQN, observed_DQN)), rng=rng)
-    p_3 = exchanged(predicted_DQN, observed_DQN, rng=rng)
+    blocks = blocks_of([point.ids for point in points], [point.like for point in points])
+    p_3 = exchanged(predicted_DQN, observed_DQN, blocks, rng=rng)
     for what, unit, e, p in (
         ("sign_agreement", "share of effect", found.sign, p_3[0]), ("rank_correlation", "1", found.rank, p_3[1]),
         ("slope", "1", found.slope, p_3[2]),
     ):  # fmt: skip
         result.scalar(f"{what}{name}", e.value, unit, e.n, e.interval)
-        result.scalar(f"{what}{name}_p", float(p), "p, predictions exchanged among changes", len(observed_DQN))
+        result.scalar(f"{what}{name}_p", float(p), "p, predictions exchanged among directions", sum(map(len, blocks)))
     result.notes[f"points{name}"] = found.points
 
 

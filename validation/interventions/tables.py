@@ -204,15 +204,15 @@ def _agreements(
 
     for family, some in families(late).items():
         if np.isfinite(seen_DQN := stacked("observed", some)).any():
-            headline(result, f"_{family}", stacked("simulated", some), seen_DQN, rng)
+            headline(result, f"_{family}", stacked("simulated", some), seen_DQN, points, rng)
     # Events are counts of few, and most have no derivative: they stay apart.
     late = [q for q in late if family_of(q) != "events"]
     if not late:
         return
-    headline(result, "", stacked("simulated", late), stacked("observed", late), rng)
+    headline(result, "", stacked("simulated", late), stacked("observed", late), points, rng)
     if "jacobian" in sources:
-        headline(result, "_jacobian", stacked("jacobian", late), stacked("observed", late), rng)
-        headline(result, "_jacobian_simulator", stacked("jacobian", late), stacked("simulated", late), rng)
+        headline(result, "_jacobian", stacked("jacobian", late), stacked("observed", late), points, rng)
+        headline(result, "_jacobian_simulator", stacked("jacobian", late), stacked("simulated", late), points, rng)
 
 
 def by_behaviour(

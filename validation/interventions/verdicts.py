@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from core.stats import Estimate, benjamini_hochberg, few, means, not_met, paired_share
+from core.stats import Estimate, benjamini_hochberg, few, means, not_met, paired_share, units_for
 
 ALPHA = 0.05
 DRAWS = 4999  # of the bootstrap: p-values go down to 2 / 5000, so that one in a large family can stand out
@@ -92,6 +92,7 @@ class Tested(NamedTuple):
     world_90: list[Estimate]
     world_p: np.ndarray
     worse: dict[str, list[Estimate]]  # (s - f)^2 - (s - g)^2
+    reach: np.ndarray  # the largest change of a start: what starts that were not met may show
     rms: np.ndarray  # of s: how large it is at the starts, whichever way
     nothing: np.ndarray  # bool: 0 at every start, seen and foretold
 
@@ -137,7 +138,7 @@ def test(sample: Sample, rng: np.random.Generator) -> Tested:
         of(wide, 0), of(narrow, 0), p[:count], of(wide, 1), of(wide, 2), of(narrow, 2), of(wide, 3), of(narrow, 3),
         through, through_90, np.where(known, p[4 * count : 5 * count], np.nan),
         {name: of(wide, 5 + i) for i, name in enumerate(sample.rivals)},
-        np.sqrt((s**2).mean(0)), ~(s.any(0) | f.any(0)),
+        sample.reach, np.sqrt((s**2).mean(0)), ~(s.any(0) | f.any(0)),
     )  # fmt: skip
 
 
@@ -168,6 +169,19 @@ def exists(mean: Estimate, mean_90: Estimate, q: float, smallest: float) -> str:
     if max(mean.low, -mean.high) > smallest and q <= ALPHA:
         return YES
     return NO if max(-mean_90.low, mean_90.high) < smallest else OPEN
+
+
+def starts_for_no(there: str, mean: Estimate, reach: float, smallest: float) -> int | None:
+    """How many starts could tell that an effect of interest does not exist, where nothing but what these may all have
+    missed leaves that open; else None."""
+    if there != OPEN or mean.n < LEAST_STARTS or max(-mean.low, mean.high) >= smallest:
+        return None
+    return units_for((smallest - abs(mean.value)) / reach, 0.90)
+
+
+def too_few(n: int, starts: int | None) -> str:
+    """That in words, after what is open; '' for None."""
+    return "" if starts is None else f"; {n} starts can all miss such an effect, some {starts} could tell there is none"
 
 
 def size(
