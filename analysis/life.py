@@ -24,7 +24,7 @@ from analysis.lives.timeline import choose, record_lifespans, summary, timeline
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.pages import label_colours, label_name
-from core.stats import few
+from core.stats import between, few
 
 STAGE = "life"
 
@@ -75,10 +75,9 @@ def main(config: LifeConfig) -> None:
         if len(lives) > 1:
             draw_lives(lives, rows, colours, config.between).savefig(run.path / "lives.png", dpi=110)
     p75 = result.scalars["lifespan_p75"]
-    low, high = p75["interval"]  # None, None of one or two lives
-    upto = "no upper end: too few lives" if high is None else f"{high:.0f}"
-    between = "" if low is None else f" [{low:.0f}, {upto}]{few(p75['n'])}"
-    print(f"75 % of {p75['n']} lives last at most {p75['value']:.0f} ticks{between}; drawn: {config.out}")
+    low, high = p75["interval"]  # either may be None: too few lives
+    told = between(low, high, ".0f") + few(p75["n"])
+    print(f"75 % of {p75['n']} lives last at most {p75['value']:.0f} ticks{told}; drawn: {config.out}")
     for life in result.tables["lives"]:
         where = f", at the end {label_name(life['last_label'])}" if "last_label" in life else ""
         print(f"  {named(life)}: {life['lifespan']} ticks, {life['ended']}{where}")

@@ -50,14 +50,23 @@ def few(n_units: int) -> str:
     return ", few" if n_units < FEW_UNITS else ""
 
 
+def between(low: float | None, high: float | None, form: str | Callable[[float], str] = ".3g") -> str:
+    """An interval as every page and print gives it, after its number: ``" [0.05, 0.2]"``.  An end that so few units
+    cannot tell (None or NaN) is ``?``; '' where neither is told.  form: a format, or what makes text of a number."""
+    ends = [None if end is None or math.isnan(end) else end for end in (low, high)]
+    if ends == [None, None]:
+        return ""
+    put = form if callable(form) else lambda x: format(x, form)
+    return f" [{', '.join('?' if end is None else put(end) for end in ends)}]"
+
+
 def in_text(estimate: Estimate, form: str = ".3g", of: str = "") -> str:
     """An estimate as pages and prints give it: ``0.12 [0.05, 0.2] (n = 16 starts, few)``.
 
     form: format of the three numbers; of: what n counts.
     """
     value, low, high, n = estimate
-    between = "" if math.isnan(low) else f" [{low:{form}}, {high:{form}}]"
-    return f"{value:{form}}{between} (n = {n}{f' {of}' if of else ''}{few(n)})"
+    return f"{value:{form}}{between(low, high, form)} (n = {n}{f' {of}' if of else ''}{few(n)})"
 
 
 # Means

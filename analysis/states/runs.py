@@ -17,7 +17,7 @@ from core.artefacts import Result
 from core.contracts import UserError
 from core.directions import Basis
 from core.episodes import RolloutStore
-from core.stats import few
+from core.stats import between, few
 
 
 class StateConfig(Protocol):
@@ -143,4 +143,5 @@ def summary(result: Result, bases: Mapping[str, Basis], out: Path) -> str:
 
 def _interval(scalar: Mapping[str, Any], spec: str) -> str:
     low, high = scalar["interval"]
-    return "" if low is None or high is None else f" [{low:{spec}}, {high:{spec}}]{few(scalar['n'])}"
+    said = between(low, high, spec)
+    return f"{said}{few(scalar['n'])}" if said else ""

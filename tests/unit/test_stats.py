@@ -27,6 +27,7 @@ from core.stats import (
     as_alike,
     band_of,
     benjamini_hochberg,
+    between,
     bootstrap_mean,
     bootstrap_means,
     cohens_d,
@@ -275,6 +276,8 @@ def test_estimates_are_reproducible_and_few_units_are_called_few() -> None:
     assert few(FEW_UNITS - 1) == ", few" and few(FEW_UNITS) == ""
     assert in_text(Estimate(0.123, 0.1, 0.2, 8), ".2f", "starts") == "0.12 [0.10, 0.20] (n = 8 starts, few)"
     assert in_text(Estimate(0.5, math.nan, math.nan, 100)) == "0.5 (n = 100)"
+    assert in_text(Estimate(0.5, 0.25, math.nan, 9)) == "0.5 [0.25, ?] (n = 9, few)" and between(None, None) == ""
+    assert between(None, 3.0, ".0f") == between(math.nan, 3.0, lambda x: f"{x:.0f}") == " [?, 3]"
 
 
 # Shares

@@ -12,7 +12,7 @@ import numpy as np
 from core.artefacts import Result
 from core.figures import BAND, LINE, MEMORY, REAL, SIMULATED, enlarged, figure_of
 from core.pages import label_colours
-from core.stats import FEW_UNITS, few
+from core.stats import FEW_UNITS, between, few
 from core.video import write_video
 from validation.interventions.statistics import spread_to_rank_by
 from validation.interventions.verdicts import LEAST_STARTS
@@ -218,11 +218,10 @@ def draw_claims(result: Result, path: Path) -> None:
 
 def short(scalar: Mapping[str, Any]) -> str:
     """Such as 0.91 [0.86, 0.96]."""
-    middle, interval = scalar["value"], scalar.get("interval") or [None, None]
+    middle, (low, high) = scalar["value"], scalar.get("interval") or (None, None)
     if middle is None:
         return "undefined"
-    ends = ", ".join("?" if end is None else f"{end:.2f}" for end in interval)
-    return f"{middle:.2f} [{ends}]{few(scalar.get('n') or FEW_UNITS)}"
+    return f"{middle:.2f}{between(low, high, '.2f')}{few(scalar.get('n') or FEW_UNITS)}"
 
 
 def write_videos(result: Result, path: Path) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from core import pages
 from core.artefacts import Result
 from core.stages import OF_POLICIES, STAGES, written
+from core.stats import between
 from validation.panel.contents import COLUMNS, Block
 from validation.panel.page import View
 from validation.report.contents import AGAIN, made_by
@@ -422,4 +423,4 @@ def _all(x: np.ndarray) -> list[float | None]:
 def _ends(row: Mapping[str, Any], key: str) -> str:
     """A number with its interval."""
     value, low, high = (_short(row.get(f"{key}{end}")) for end in ("", "_low", "_high"))
-    return number(value) + (f" [{number(low)}, {number(high)}]" if low is not None and high is not None else "")
+    return number(value) + between(low, high, number)

@@ -33,7 +33,7 @@ from core.figures import (
     enlarged,
     minus,
 )
-from core.stats import FEW_UNITS
+from core.stats import FEW_UNITS, between
 
 DASH = "–"
 HEAVY_BYTES = 150_000  # a PNG above this is shown with 256 colours
@@ -130,9 +130,8 @@ def number(value: Any, digits: int = 3) -> str:
 
 def interval(low: Any, high: Any, n: Any = None) -> str:
     """' [low, high]', with 'few' where it is from fewer than ``FEW_UNITS`` units; '' where there is none."""
-    if low is None or high is None:
-        return ""
-    return f" [{number(low)},\xa0{number(high)}]" + (" (few)" if n is not None and n < FEW_UNITS else "")
+    said = between(low, high, number).replace(", ", ",\xa0")
+    return said + (" (few)" if said and n is not None and n < FEW_UNITS else "")
 
 
 def around(row: Mapping[str, Any], value: str, low: str = "low", high: str = "high", n: str = "n") -> str:
