@@ -435,7 +435,7 @@ def test_a_table_escapes_its_cells_and_says_that_it_is_cut() -> None:
 
 def test_intervals_say_where_they_are_of_few_and_numbers_have_one_minus_sign() -> None:
     assert page.interval(-0.5, 1, 23) == " [−0.5,\xa01] (few)" and page.interval(-0.5, 1, 24) == " [−0.5,\xa01]"
-    assert page.interval(None, 1, 5) == ""
+    assert page.interval(None, 1, 5) == " [?,\xa01] (few)" and page.interval(None, None, 5) == ""
     html = page.paragraph("between -0.5 and -.2, in a half-life of 1e-05 (t-1, 2024-05)")
     assert html == "<p>between −0.5 and −.2, in a half-life of 1e−05 (t-1, 2024-05)</p>"
     assert page.command("--shift 9=-2") == "<code><i>--shift</i> 9=-2</code>"  # what is typed stays as it is
