@@ -21,7 +21,7 @@ ORDERS = 4  # random orders that a curve is compared with
 
 
 def infidelity(
-    frame: Frame, quantity: Quantity, maps: Mapping[str, Tensor], local: bool, draws: int, seed: int
+    frame: Frame, quantity: Quantity, maps: Mapping[str, Tensor], local: bool, draws: int, ids: Sequence[int], seed: int
 ) -> np.ndarray:
     """Captum's infidelity, squared units, normalised for the scale of the map: how badly it foretells what squares of
     baseline do to the quantity.  Control: the same map with its pixels shuffled.
@@ -47,9 +47,15 @@ def infidelity(
             )  # fmt: skip
         return np.asarray(found.cpu(), np.float64)
 
-    generator = torch.Generator().manual_seed(seed)
     real = [maps[n].detach() for n in frame.obs]
-    return np.stack([score(real), score([_shuffled(x, generator) for x in real])], 1)
+    return np.stack([score(real), score([_shuffled(x, ids, seed) for x in real])], 1)
+
+
+def drawn(shape: Sequence[int], ids: Sequence[int], seed: int, copy: int = 0) -> Tensor:
+    """Uniform numbers [S, ...], those of a sample by seed and id alone: the same in every batch, and of each sample its
+    own, so that intervals over samples know of what is drawn."""
+    seeds = ((seed * 1_000_003 + i + 1) * 1009 % 2**62 + copy for i in ids)
+    return torch.stack([torch.rand(tuple(shape), generator=torch.Generator().manual_seed(s)) for s in seeds])
 
 
 def batch_of(samples: int, draws: int, most: int) -> int:
@@ -71,10 +77,11 @@ def _blot(x: Tensor) -> Tensor:
     return (rows[:, :, None] & columns[:, None, :])[..., None].expand_as(x)
 
 
-def _shuffled(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Every row with its pixels (the colours of one together) in another order, the same for all."""
+def _shuffled(x: Tensor, ids: Sequence[int], seed: int) -> Tensor:
+    """Every row with its pixels (the colours of one together) in another order."""
     flat = x.flatten(1, 2) if x.ndim == 4 else x.flatten(1)
-    return flat[:, torch.randperm(flat.shape[1], generator=generator).to(x.device)].view_as(x)
+    order = drawn(flat.shape[1:2], ids, seed).argsort(1).to(x.device)
+    return torch.stack([row[at] for row, at in zip(flat, order, strict=True)]).view_as(x)
 
 
 def sensitivity(frame: Frame, explain: Callable[..., Any], radius: float, draws: int, seed: int) -> np.ndarray:
@@ -92,14 +99,20 @@ def sensitivity(frame: Frame, explain: Callable[..., Any], radius: float, draws:
     return np.asarray(found.detach().cpu(), np.float64)
 
 
-def curves(frame: Frame, quantity: Quantity, score: Mapping[str, Tensor], insertion: bool) -> Tensor:
-    """y [S, POINTS] as the places of the highest score go (deletion) or come (insertion); a place is a pixel of a
-    picture with all its colours, or a number of another field."""
-    places = torch.cat([(x.sum(-1) if x.ndim == 4 else x).flatten(1) for x in score.values()], 1)
-    rank = places.argsort(1, descending=True).argsort(1)
+def ranks_of(score: Mapping[str, Tensor], ties: Tensor) -> Tensor:
+    """The rank of every place, the highest score first, int64 [S, P]; equal scores in the order of ``ties`` [S, P].  A
+    place is a pixel of a picture with all its colours, or a number of another field."""
+    places = torch.cat([(x.detach().sum(-1) if x.ndim == 4 else x.detach()).flatten(1) for x in score.values()], 1)
+    at = ties.to(places.device).argsort(1)
+    order = at.gather(1, places.gather(1, at).argsort(dim=1, descending=True, stable=True))
+    return order.argsort(1)
+
+
+def curves(frame: Frame, quantity: Quantity, rank: Tensor, insertion: bool) -> Tensor:
+    """y [S, POINTS] as the places of the lowest rank go (deletion) or come (insertion)."""
     out = []
     with torch.no_grad():
-        for k in torch.linspace(0, places.shape[1], POINTS).round().tolist():
+        for k in torch.linspace(0, rank.shape[1], POINTS).round().tolist():
             first, fields = 0, []
             for name, x in frame.obs.items():
                 size = x[0].numel() // (x.shape[-1] if x.ndim == 4 else 1)
@@ -111,17 +124,18 @@ def curves(frame: Frame, quantity: Quantity, score: Mapping[str, Tensor], insert
     return torch.stack(out, 1)
 
 
-def areas(frame: Frame, quantity: Quantity, maps: Mapping[str, Tensor], insertion: bool, seed: int) -> np.ndarray:
-    """Mean height of the curve, in units of the quantity; control: the mean over random orders."""
+def areas(
+    frame: Frame, quantity: Quantity, maps: Mapping[str, Tensor], insertion: bool, ids: Sequence[int], seed: int
+) -> np.ndarray:
+    """Mean height of the curve, in units of the quantity; control: the mean over random orders, of each sample its own.
+    A map that is the same everywhere is a random order, too."""
 
     def area(y: Tensor) -> np.ndarray:
         return np.asarray(torch.trapezoid(y, dim=1).cpu(), np.float64) / (POINTS - 1)
 
-    generator = torch.Generator().manual_seed(seed)
-    mine = area(curves(frame, quantity, {n: x.detach() for n, x in maps.items()}, insertion))
-    orders = [
-        {n: torch.rand(x.shape[1:], generator=generator).to(x).expand_as(x) for n, x in maps.items()}
-        for _ in range(ORDERS)
-    ]
-    others = [area(curves(frame, quantity, order, insertion)) for order in orders]
+    size = sum(x[0].numel() // (x.shape[-1] if x.ndim == 4 else 1) for x in maps.values())
+    ties, *orders = (drawn((size,), ids, seed, copy) for copy in range(ORDERS + 1))
+    mine = area(curves(frame, quantity, ranks_of(maps, ties), insertion))
+    here = next(iter(maps.values())).device
+    others = [area(curves(frame, quantity, order.argsort(1).argsort(1).to(here), insertion)) for order in orders]
     return np.stack([mine, np.mean(others, 0)], 1)

@@ -202,12 +202,12 @@ def of_frame(
             found.put(f"{method}_delta_{quantity.name}", attribution.delta)
     if not config.checks:
         return {}
-    checks = check(frame, quantity, {"gradient": slope, **{m: x.maps for m, x in maps.items()}}, config)
+    checks = check(frame, quantity, {"gradient": slope, **{m: x.maps for m, x in maps.items()}}, found.ids, config)
     return checks | {(quantity.name, "randomised", of_what): values for of_what, values in alike.items()}
 
 
 def check(
-    frame: Frame, quantity: Quantity, maps: dict[str, dict[str, Tensor]], config: SaliencyConfig
+    frame: Frame, quantity: Quantity, maps: dict[str, dict[str, Tensor]], ids: Sequence[int], config: SaliencyConfig
 ) -> dict[tuple[str, str, str], np.ndarray]:
     """Checks of a quantity's pictures of the target frame, {method: maps [S, ...]}, by (quantity, check, method)."""
     out: dict[tuple[str, str, str], np.ndarray] = {}
@@ -217,10 +217,10 @@ def check(
         # What raises the quantity here is the gradient times the change from the baseline.
         share = {n: x * (frame.obs[n] - frame.baseline[n]) if local else x for n, x in of.items()}
         measured = {
-            "infidelity": infidelity(frame, quantity, of, local, config.draws, config.seed),
+            "infidelity": infidelity(frame, quantity, of, local, config.draws, ids, config.seed),
             "sensitivity": sensitivity(frame, explain, config.radius, config.draws, config.seed)[:, None],
-            "insertion": areas(frame, quantity, share, True, config.seed),
-            "deletion": areas(frame, quantity, share, False, config.seed),
+            "insertion": areas(frame, quantity, share, True, ids, config.seed),
+            "deletion": areas(frame, quantity, share, False, ids, config.seed),
         }
         out |= {(quantity.name, name, method): values for name, values in measured.items()}
     return out
