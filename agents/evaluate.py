@@ -232,7 +232,8 @@ def main(config: EvaluateConfig) -> None:
         result.save(run.path)
         run.facts, run.metrics = {"agent": fingerprint(agent)}, dict(result.scalars)
     env.close()
-    print(f"held-out return {in_text(estimate, '.2f', 'episodes')}, mean length {lengths.mean():.0f}: {config.out}")
+    form = ".2f" if not estimate.value or 0.1 <= abs(estimate.value) < 1e5 else ".3g"
+    print(f"held-out return {in_text(estimate, form, 'episodes')}, mean length {lengths.mean():.0f}: {config.out}")
     for name, share in same.items():
         print(f"same choice under {name}: {in_text(share, '.3f', 'episodes')}")
 

@@ -22,7 +22,7 @@ import tyro
 from agents.nmmo_evaluate import STAGE as EVALUATION
 from analysis.lives.evaluations import draw, evaluations, load, tables
 from core import artefacts, config as cli
-from core.stats import few
+from core.stats import between, few
 
 STAGE = "proc_eval_result"
 
@@ -69,7 +69,7 @@ def main(config: ProcEvalResultConfig) -> None:
 
 
 def _line(row: Mapping[str, Any], what: str, value: float) -> str:
-    return f"  {row['policy']:<20} {what:<16} {value:7.1f} [{row['low']:.1f}, {row['high']:.1f}]{few(row['worlds'])}"
+    return f"  {row['policy']:<20} {what:<16} {value:7.1f}{between(row['low'], row['high'], '.1f')}{few(row['worlds'])}"
 
 
 if __name__ == "__main__":

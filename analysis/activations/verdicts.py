@@ -25,9 +25,9 @@ tests/unit/test_activations.py):
 2. behaviour: at least one feature differs by BEHAVIOUR_D or more beyond time and who, its interval
    over lives excludes 0, q <= ALPHA against exchanged labels, and at least FEW_AGENTS agents (effective number) enter
    and leave the cluster.
-3. identity: between lives, or between worlds, lies at least IDENTITY_SHARE of the variance of membership that time
-   does not explain; or fewer than FEW_AGENTS agents are in it (effective number) where its runs, dealt to lives that
-   were alive at those ticks, would have at least twice as many.
+3. identity: between lives, or between worlds (more than with lives dealt to worlds at random), lies at least
+   IDENTITY_SHARE of the variance of membership that time does not explain; or fewer than FEW_AGENTS agents are in it
+   (effective number) where its runs, dealt to lives that were alive at those ticks, would have at least twice as many.
 4. phase: time alone tells members from others with an area under the curve of PHASE_AUC or more in lives that were not
    looked at, and more than for labels rotated within lives.
 5. place: as 2, for the position.
@@ -51,7 +51,7 @@ C clusters, F features, E lives, N rows; rows of a life are consecutive and in o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,7 @@ from analysis.shared.clusters import TIME_BINS, rotated_rows, time_bins
 from core.progress import track
 from core.stats import benjamini_hochberg, d_of_sums, eta_squared, jackknifed, left_out, permutation_p
 
+DEALS = 39  # of lives to worlds: a share above all of them has p = 1/40
 LEAST_WORLDS = 10  # fewer exchange their labels in too few ways
 LEAST_LIVES = 10  # fewer exchange their labels in too few ways, and two halves of them say nothing of time
 BEHAVIOUR_D = 0.5  # a medium effect (Cohen 1988); what is left of it after time and life are taken out
@@ -381,6 +382,16 @@ def world_share(label_N: np.ndarray, clusters: int, lives: Lives) -> np.ndarray:
     )
 
 
+def dealt_world_share(share_C: np.ndarray, label_N: np.ndarray, lives: Lives, rng: np.random.Generator) -> np.ndarray:
+    """The largest ``world_share`` [C] of DEALS in which lives are dealt to the worlds at random: of few lives a world,
+    each with a label of its own, worlds settle much by chance.  NaN where no share is of interest, or none is known."""
+    if lives.world_E is None or not (share_C >= IDENTITY_SHARE).any():
+        return np.full(len(share_C), np.nan)
+    dealt = (replace(lives, world_E=rng.permutation(lives.world_E)) for _ in range(DEALS))
+    most: np.ndarray = np.max([world_share(label_N, len(share_C), some) for some in dealt], 0)
+    return most
+
+
 def counts(label_N: np.ndarray, bin_N: np.ndarray, clusters: int) -> np.ndarray:
     """Rows of every cluster in every bin of time, float64 [C, TIME_BINS]."""
     inside = label_N >= 0
@@ -606,6 +617,7 @@ class Times:
     agents_floor: np.ndarray
     life_share: np.ndarray
     world_share: np.ndarray  # NaN where worlds are not known
+    world_share_most: np.ndarray  # the largest of DEALS, lives dealt to the worlds at random
     in_and_out: np.ndarray
 
 
@@ -635,6 +647,7 @@ def times(label_N: np.ndarray, lives: Lives, rng: np.random.Generator) -> Times:
     agent_entropy = entropy(agents_CA)
     dealt = dealt_agent_entropy(label_N, clusters, lives, rng, ROTATIONS)
     most = np.log(max(2, lives.agents))
+    of_worlds = world_share(label_N, clusters, lives)
     return Times(
         tick_eta2=both[0],
         phase_eta2=both[1],
@@ -648,7 +661,8 @@ def times(label_N: np.ndarray, lives: Lives, rng: np.random.Generator) -> Times:
         agents=np.exp(agent_entropy),
         agents_floor=np.exp(dealt),
         life_share=life_share(label_N, clusters, lives),
-        world_share=world_share(label_N, clusters, lives),
+        world_share=of_worlds,
+        world_share_most=dealt_world_share(of_worlds, label_N, lives, rng),
         in_and_out=in_and_out(label_N, clusters, lives),
     )
 
@@ -690,7 +704,7 @@ def verdict(e: Effects, t: Times, c: int, lives: Lives, smallest: float) -> tupl
     beyond, joint, place = e.beyond, e.joint, e.beyond.is_place
     if many and (found := surviving(beyond, c, ~place, BEHAVIOUR_D)):
         return "behaviour", f"beyond time and who (d): {_said(beyond, c, found)}{also}"
-    if t.world_share[c] >= IDENTITY_SHARE:
+    if t.world_share[c] >= IDENTITY_SHARE and t.world_share[c] > t.world_share_most[c]:
         return "identity", f"which world it is (its map or its events) settles {t.world_share[c]:.0%} of membership"
     if t.life_share[c] >= IDENTITY_SHARE:
         return "identity", f"which life it is settles {t.life_share[c]:.0%} of membership"

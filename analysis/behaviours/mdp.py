@@ -11,6 +11,7 @@ that follow a state, A actions, G groups of episodes left out.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from core.stats import jackknifed, left_out, ratios, shares
 
 RESAMPLES = 1000
+NEVER = 1e-9  # a chance to leave, a step, below which a state may as well last for ever
 NO_BEHAVIOUR = "no behaviour (noise)"
 
 
@@ -97,7 +99,7 @@ def aggregate(visits: Visits, clusters: int, seed: int) -> tuple[list[dict[str, 
         # By the rate, of which 0 is a possible end: then the state may last for ever.
         rate, rate_low, rate_high, _ = (x[0] for x in shares(exit_E1, left_E1))
         for name, per_step in (("dwell", rate), ("dwell_low", rate_high), ("dwell_high", rate_low)):
-            row[name] = 1 / float(per_step) if per_step > 0 else None
+            row[name] = 1 / float(per_step) if per_step > NEVER else None
         for name in ("value", "policy_entropy", "mixed_policy_entropy", "transition_entropy"):
             row |= _cells(name, np.nan, np.nan, np.nan)
         if n:
@@ -109,7 +111,7 @@ def aggregate(visits: Visits, clusters: int, seed: int) -> tuple[list[dict[str, 
                 of_policy_G = _entropy((weight_GE @ policy_AES[:, here, s].T) / (weight_GE @ steps_E1))
                 of_next_G = _entropy((weight_GE @ next_EP) / (weight_GE @ left_E1))
             # The jackknife knows no bounds: all options alike have the most bits.
-            mixed = ("mixed_policy_entropy", of_policy_G, policy_AES.shape[0])
+            mixed = ("mixed_policy_entropy", of_policy_G, math.prod(v.parts or (len(policy_AES),)))
             for name, entropy_G, options in (mixed, ("transition_entropy", of_next_G, states)):
                 found = jackknifed(entropy_G, rng=rng, unbiased=True, draws=RESAMPLES)
                 row |= _cells(name, *np.clip(found, 0, np.log2(options)))

@@ -180,7 +180,8 @@ def driven(
     use = count > need
     if not use.any():
         raise UserError(
-            f"no episode has {need} steps, which the Lyapunov exponents need; record longer ones, or lower --burn_in"
+            f"no episode has more than {need} steps, which the Lyapunov exponents need; record longer ones, or lower "
+            "--burn_in"
         )
     length = np.minimum(count[use] - 1, config.lyapunov_steps)  # the first recorded state is where it starts
     rows = first[use, None] + 1 + np.minimum(np.arange(length.max()), length[:, None] - 1)

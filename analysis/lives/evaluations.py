@@ -165,7 +165,8 @@ def pairs(by_world: dict[str, np.ndarray], rng: np.random.Generator, resamples: 
 
 
 def rating_rows(by_world: dict[str, np.ndarray], rng: np.random.Generator, resamples: int) -> list[dict[str, Any]]:
-    """Elo-like ratings by who lives longer in a shared world, with intervals over worlds."""
+    """Elo-like ratings by who lives longer in a shared world, with intervals over worlds; none where all worlds say the
+    same, as of one policy that always wins, which does not say how often it would not."""
     length_WP = np.stack([of[:, 0] for of in by_world.values()], 1)
     win_WPP = np.where(
         np.isnan(length_WP[:, :, None] + length_WP[:, None]),
@@ -175,6 +176,8 @@ def rating_rows(by_world: dict[str, np.ndarray], rng: np.random.Generator, resam
     for p in range(len(by_world)):
         win_WPP[:, p, p] = 0
     value, low, high = jackknife(lambda r: ratings(win_WPP[r]), np.arange(len(win_WPP)), rng=rng, draws=resamples)
+    alike = np.isclose(low, high)
+    low, high = (np.where(alike, np.nan, end) for end in (low, high))
     return [
         {"policy": name, "rating": value[p], "low": low[p], "high": high[p], "worlds": len(win_WPP)}
         for p, name in enumerate(by_world)

@@ -21,15 +21,19 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python -m analysis.similarity", file=sys.stderr)
     sys.exit(2)
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
 from analysis.shared.agents import load
 from analysis.shared.randomised import randomised
-from analysis.similarity.comparison import FOLDS, SHUFFLED, assemble, choices, compare, states
+from analysis.shared.units import groups_of, many
+from analysis.similarity.comparison import FOLDS, SHUFFLED, assemble, choices, compare, layers_of, states
 from analysis.similarity.figures import draw
 from core import artefacts, config as cli
 from core.contracts import Agent, UserError
@@ -72,6 +76,20 @@ class SimilarityConfig:
     """replace an earlier run in --out"""
 
 
+def units_of(store: RolloutStore, episodes: Sequence[int]) -> tuple[str, np.ndarray]:
+    """(what is held out, exchanged and left out whole, its number [episodes of the store]): the worlds of lives that
+    share some, where there are enough of them, else every episode."""
+    groups = groups_of(store)
+    worlds = len(np.unique(groups["world"][list(episodes)])) if "world" in groups else len(episodes)
+    if worlds == len(episodes):
+        return "episode", groups["life"]
+    if worlds >= FOLDS:
+        return "world", groups["world"]
+    print(f"note: {len(episodes)} lives of {worlds} world(s) are taken for independent: what is alike may be their "
+          f"world; record at least {FOLDS} worlds", file=sys.stderr)  # fmt: skip
+    return "life", groups["life"]
+
+
 def main(config: SimilarityConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
@@ -95,9 +113,13 @@ def main(config: SimilarityConfig) -> None:
                 f"{config.rollouts} has {len(episodes)} episodes of more than {config.first_step} steps; at least "
                 f"{FOLDS} are needed: record more"
             )
+        unit, unit_E = units_of(store, episodes)
+        episodes = sorted(episodes, key=lambda e: unit_E[e])  # those of a unit beside each other
         _, index_N2 = store.pooled("value", episodes=episodes, first=config.first_step)
+        unit_N = unit_E[index_N2[:, 0]]
         everyone: dict[str, Agent] = {**agents, **{n + SHUFFLED: randomised(a, config.seed) for n, a in agents.items()}}
-        seen = {n: states(a, store, episodes, config.first_step) for n, a in everyone.items()}
+        layers = layers_of(agents.values())
+        seen = {n: states(a, store, episodes, config.first_step, layers) for n, a in everyone.items()}
     names = list(agents)
     spec = agents[names[0]].spec
     parts = dict(spec.action_parts) or {"action": spec.n_actions}
@@ -106,21 +128,22 @@ def main(config: SimilarityConfig) -> None:
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         with threadpool_limits(config.threads):
             rows = compare(
-                seen, pairs, index_N2[:, 0],
+                seen, pairs, unit_N,
                 exchanges=config.exchanges, resamples=config.resamples, seed=config.seed,
             )  # fmt: skip
         between = pairs[: len(pairs) - len(names)]
-        chosen = choices(seen, between, parts, index_N2[:, 0], resamples=config.resamples, seed=config.seed)
+        chosen = choices(seen, between, parts, unit_N, resamples=config.resamples, seed=config.seed)
         result = assemble(names, rows, chosen)
+        result.notes["unit"] = unit
         result.save(run.path)
         draw(result).savefig(run.path / "similarity.png", dpi=110)
         run.facts = {"agents": {n: fingerprint(a) for n, a in agents.items()}}
-    print(f"{len(agents)} agents on the same {len(index_N2):,} frames of {len(episodes)} episodes: {config.out}")
+    print(f"{len(agents)} agents on the same {len(unit_N):,} frames of {len(episodes)} episodes: {config.out}")
     shown = [row for row in rows if row["layer"] == "h"]
     for row in shown[:PRINTED]:
         print(
             f"  {row['a']} ~ {row['b']}: CKA {row['cka']:.2f} [{row['cka_low']:.2f}, {row['cka_high']:.2f}]"
-            f"{few(row['n'])} (episodes exchanged {row['exchanged']:.2f}); "
+            f"{few(row['n'])} ({many(unit)} exchanged {row['exchanged']:.2f}); "
             f"R2 {row['r2_b_from_a']:.2f} and {row['r2_a_from_b']:.2f}"
         )
     for row in [row for row in chosen if row["steps"]][:PRINTED]:

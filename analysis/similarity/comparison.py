@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from core.contracts import Agent
 from core.episodes import RolloutStore
 from core.progress import bar
 from core.roll import Recorded, roll
-from core.stats import LOST, Estimate, jackknife, jackknifed, left_out, means
+from core.stats import LOST, Estimate, bootstrap_mean, jackknife, jackknifed, left_out, share_of
 from core.trees import leaves
 
 LAYERS = ("embedding", "h")
@@ -36,16 +36,26 @@ def predicted(
     fitted_NQ = FoldedRidge(x_NP, fold_N, np.array([PENALTY])).predict(y_NQ)
     usual_NQ = np.stack([y_NQ[fold_N != g].mean(0) for g in range(FOLDS)])[fold_N]
     squared_N, spread_N = (((y_NQ - guess_NQ) ** 2).sum(1) for guess_NQ in (fitted_NQ, usual_NQ))
-    value, low, high = jackknife(
-        lambda rows: 1 - squared_N[rows].sum() / spread_N[rows].sum(), episode_N, rng=rng, link=LOST, draws=resamples
-    )
+
+    def share(rows: np.ndarray) -> float:
+        spread = spread_N[rows].sum()
+        return 1 - squared_N[rows].sum() / spread if spread > 0 else np.nan  # nothing to predict
+
+    value, low, high = jackknife(share, episode_N, rng=rng, link=LOST, draws=resamples)
     return Estimate(float(value), float(low), float(high), len(np.unique(episode_N)))
 
 
+def layers_of(agents: Iterable[Agent]) -> list[str]:
+    """Those of LAYERS that every agent has; h always."""
+    return [layer for layer in LAYERS if all(layer in agent.points for agent in agents)]
+
+
 @torch.no_grad()
-def states(agent: Agent, store: RolloutStore, episodes: Sequence[int], first_step: int) -> dict[str, np.ndarray]:
-    """Embeddings and hidden states, float64 [N, ...], and ``logits`` float32 [N, A], of every recorded frame t >=
-    first_step as this agent sees and remembers it, from its own initial state."""
+def states(
+    agent: Agent, store: RolloutStore, episodes: Sequence[int], first_step: int, layers: Sequence[str] = LAYERS
+) -> dict[str, np.ndarray]:
+    """Layers, float64 [N, ...], and ``logits`` float32 [N, A], of every recorded frame t >= first_step as this agent
+    sees and remembers it, from its own initial state."""
     device = next(leaves(agent.initial(1))).device
     names = [f"obs/{n}" for n in store.spec.obs]
     found: dict[int, dict[str, np.ndarray]] = {}
@@ -59,14 +69,14 @@ def states(agent: Agent, store: RolloutStore, episodes: Sequence[int], first_ste
             for name in names
         }
         frames = Recorded(agent.spec, {n: torch.from_numpy(x).to(device) for n, x in obs.items()})
-        read: dict[str, list[np.ndarray]] = {layer: [] for layer in (*LAYERS, LOGITS)}
+        read: dict[str, list[np.ndarray]] = {layer: [] for layer in (*layers, LOGITS)}
         for m in roll(agent, frames, frames.begin(), steps=max(lengths) - 1):
-            for layer in LAYERS:
+            for layer in layers:
                 read[layer].append(agent.read(layer, m.acted.seen, m.acted.state).double().cpu().numpy())
             read[LOGITS].append(m.acted.logits_BA.float().cpu().numpy())
         for b, (e, length) in enumerate(zip(together, lengths, strict=True)):
             found[e] = {layer: np.stack([x[b] for x in rows[first_step:length]]) for layer, rows in read.items()}
-    return {layer: np.concatenate([found[e][layer] for e in episodes]) for layer in (*LAYERS, LOGITS)}
+    return {layer: np.concatenate([found[e][layer] for e in episodes]) for layer in (*layers, LOGITS)}
 
 
 def choices(
@@ -76,7 +86,8 @@ def choices(
     """What two agents would do on the same observations: a row a pair and part of the action.
 
     ``same``: share of the steps with a choice (two legal options or more) at which both find the same one likeliest;
-    ``kl``: KL(a || b) of the part's probabilities, in nats; means over these steps, 95 % intervals over episodes.
+    ``kl``: KL(a || b) of the part's probabilities, in nats; means over these steps, 95 % intervals over
+    ``episode_N``, the units.
     parts: {name of a part: its options}, in the logits' order.
     """
     rows: list[dict[str, Any]] = []
@@ -92,13 +103,10 @@ def choices(
             same_N = (log_p.argmax(1) == log_q.argmax(1)).numpy()
             row: dict[str, Any] = {"a": a, "b": b, "part": name, "steps": int(choice_N.sum())}
             row["n"] = len(np.unique(episode_N[choice_N]))
-            value = np.stack([same_N, kl_N], 1)[choice_N].astype(np.float64)
-            if len(value):
-                found = means(value, episode_N[choice_N], rng=rng, draws=resamples)
-                low, high = found.interval()
-            for i, key in enumerate(("same", "kl")):
-                of = (found.value_Q[i], low[i], high[i]) if len(value) else (np.nan,) * 3
-                row |= {key: float(of[0]), f"{key}_low": float(of[1]), f"{key}_high": float(of[2])}
+            of = episode_N[choice_N]
+            apart = bootstrap_mean(kl_N[choice_N].astype(np.float64), of, rng=rng, resamples=resamples)
+            for key, e in (("same", share_of(same_N[choice_N], of)), ("kl", apart)):
+                row |= {key: e.value, f"{key}_low": e.low, f"{key}_high": e.high}
             rows.append(row)
     return rows
 
@@ -113,15 +121,16 @@ def compare(
     weight_GE = left_out(n, np.random.default_rng(seed))
     layers = {(name, layer): Layer.of(x, episode_N) for name, of in seen.items() for layer, x in of.items()}
     own = {key: covariance(a, a, weight_GE) for key, a in layers.items()}
-    with bar("pairs", len(pairs) * len(LAYERS), "pairs") as progress:
+    compared = [layer for layer in LAYERS if layer in next(iter(seen.values()))]
+    with bar("pairs", len(pairs) * len(compared), "pairs") as progress:
         for a, b in pairs:
-            for layer in LAYERS:
+            for layer in compared:
                 rng = np.random.default_rng(seed)
                 first, second = layers[a, layer], layers[b, layer]
                 each_G = cka(covariance(first, second, weight_GE), own[a, layer], own[b, layer])
                 value, low, high = jackknifed(each_G, rng=rng, draws=resamples)
                 # What is estimated lies between 0 and 1; the estimate itself may lie outside by chance.
-                low, high = np.fmin(value, np.fmax(low, 0)), np.fmax(value, np.fmin(high, 1))
+                low, high = np.minimum(value, np.fmax(low, 0)), np.maximum(value, np.fmin(high, 1))
                 chance = floor(first, second, episode_N, rng=rng, exchanges=exchanges)
                 x, y = seen[a][layer], seen[b][layer]
                 forth, back = (predicted(p, q, episode_N, rng=rng, resamples=resamples) for p, q in ((x, y), (y, x)))
@@ -143,7 +152,7 @@ def assemble(names: Sequence[str], rows: list[dict[str, Any]], chosen: list[dict
     """Tables ``pairs`` and ``choices``; arrays ``cka_LAYER`` [agents, agents] and ``control_LAYER`` [agents], with
     itself shuffled."""
     result = Result(notes={"agents": list(names)}, tables={"pairs": rows, "choices": chosen})
-    for layer in LAYERS:
+    for layer in dict.fromkeys(row["layer"] for row in rows):
         of = {(row["a"], row["b"]): row["cka"] for row in rows if row["layer"] == layer}
         result.arrays[f"cka_{layer}"] = np.array(
             [[1.0 if a == b else of.get((a, b), of.get((b, a))) for b in names] for a in names]

@@ -15,7 +15,8 @@ def draw(result: Result) -> Any:
     """A matplotlib Figure: CKA of every pair, and of each agent with its shuffled self, a panel a layer."""
     names = result.notes["agents"]
     figure = figure_of(2 * (0.5 * len(names) + 3.6), 0.5 * len(names) + 2.8)
-    for axis, layer in zip(figure.subplots(1, len(LAYERS)), LAYERS, strict=True):
+    layers = [layer for layer in LAYERS if f"cka_{layer}" in result.arrays]
+    for axis, layer in zip(np.atleast_1d(figure.subplots(1, len(layers))), layers, strict=True):
         shown = np.concatenate([result.arrays[f"cka_{layer}"], result.arrays[f"control_{layer}"][:, None]], 1)
         image = axis.imshow(shown, cmap=SEQUENTIAL, vmin=0, vmax=1)
         for (i, j), v in np.ndenumerate(shown):

@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.target_functions.targets import Target
 from core import artefacts
-from core.stats import Estimate, benjamini_hochberg, bootstrap_mean, mean_p
+from core.stats import Estimate, benjamini_hochberg, bootstrap_mean, means
 
 MEANS = {
     "before": "{unit}",
@@ -41,11 +41,13 @@ def summarise(result: artefacts.Result, targets: Sequence[Target], left_out: Map
             row |= {k: artefacts.finite(v) for k, v in ends.items()}
         over = np.array([r["over_control"] for r in mine], np.float64)
         known = np.isfinite(over)
-        each = [over[known & (unit_S == u)].mean() for u in np.unique(unit_S[known])]
+        units = len(np.unique(unit_S[known]))
         unread = sum(bool(r["reason"]) for r in mine)
         reason = f"{unread} of {len(mine)} starts end too early to be read or compared" if unread else ""
-        p = mean_p(np.array(each), rng=np.random.default_rng(seed))
-        rows.append(row | {"n": len(each), "p": p, "reason": left_out.get(target.label, reason)})
+        p = np.nan  # of the mean that has the interval
+        if units:
+            p = float(means(over[known, None], unit_S[known], rng=np.random.default_rng(seed), draws=9999).p()[0])
+        rows.append(row | {"n": units, "p": p, "reason": left_out.get(target.label, reason)})
     for row, q in zip(rows, benjamini_hochberg(np.array([row["p"] for row in rows])), strict=True):
         row |= {"p": artefacts.finite(row["p"]), "q": artefacts.finite(q)}
     result.tables["targets"] = rows

@@ -164,6 +164,12 @@ def test_an_edit_is_special_where_it_does_more_than_others_would() -> None:
     p = [special_p("q", float(own.mean()), choices("q", own, rest, rng))
          for own, rest in ((row, np.delete(like, i, 0)) for i, row in enumerate(like))]  # fmt: skip
     assert max(p) > 0.2
+    # Others that do as much or more the other way make every mixture small, and it no more special.
+    for does, kinds in ((2.0, 1), (1.0, 2)):
+        rest = does + rng.normal(0, 0.3, (kinds, 64))
+        own = -1 + rng.normal(0, 0.3, 64)
+        assert special_p("q", float(own.mean()), choices("q", own, rest, rng)) > 0.2
+    own = np.ones(30)
     # With nothing else anywhere it is one of its like, and that is all that can be said.
     assert special_p("q", 1.0, choices("q", own, np.full((1, 30), np.nan), rng)) == 1
 

@@ -23,7 +23,7 @@ from validation.scenes import __main__ as scenes
 from validation.scenes.course import OUTCOMES, SceneWorld
 from validation.scenes.curves import difference, fit_isotonic, fit_logistic, isotonic
 from validation.scenes.starts import build_starts, stances_of
-from validation.scenes.study import choices_of
+from validation.scenes.study import choices_of, half_of
 
 AGENT = Path("bundles/coinrun-context/agent")
 SIMULATOR = Path("bundles/coinrun-context/simulator")
@@ -131,6 +131,31 @@ def test_where_no_logistic_curve_fits_there_is_none() -> None:
     assert fit_logistic(x, ones * np.array([1.0, 1, 0, 0])[:, None, None], rng) is None  # a step
 
 
+def test_where_a_curve_is_a_half_is_said_as_far_as_it_is_known() -> None:
+    """By its interval: near the end of the range, of a level curve, and of one base it was said by the estimate."""
+    x = np.arange(1.0, 7)
+
+    def said(middle: float, bases: int, slope: float = 1.0) -> list[str]:
+        out = []
+        for seed in range(30):
+            rng = np.random.default_rng(seed)
+            p_VE = 1 / (1 + np.exp(-slope * (x[:, None] - middle - 0.8 * rng.standard_normal(bases))))
+            found = fit_logistic(x, (rng.random((6, bases, 4)) < p_VE[..., None]).astype(float), rng)
+            out.append("none" if found is None else half_of(found, 1, 6))
+        return out
+
+    assert said(3.0, 16).count("inside") >= 27
+    assert said(5.9, 16).count("outside") <= 1 and said(5.9, 16).count("open") >= 20
+    level = said(3.0, 16, slope=0.0)
+    assert level.count("inside") + level.count("outside") <= 2
+    assert set(said(3.0, 1)) <= {"open", "none"}
+
+
+def test_no_base_that_changes_does_not_say_that_none_would() -> None:
+    one = np.ones((2, 16, 3))
+    assert all(e.low < -0.1 and e.high > 0.1 for e in difference(one, one, np.random.default_rng(0), share=True))
+
+
 def test_an_isotonic_curve_never_turns() -> None:
     assert isotonic(np.array([0.0, 2, 1, 3]), True).tolist() == [0, 1.5, 1.5, 3]
     assert isotonic(np.array([3.0, 1, 2, 0]), False).tolist() == [3, 1.5, 1.5, 0]
@@ -142,7 +167,7 @@ def test_differences_are_paired_by_base() -> None:
     rng = np.random.default_rng(0)
     one = rng.normal(0, 5, (2, 30, 2))
     other = one + np.array([0.0, 1.0])[:, None, None] + rng.normal(0, 0.01, one.shape)
-    none, moved = difference(one, other, rng)
+    none, moved = difference(one, other, rng, share=False)
     assert abs(none.value) < 0.02 and moved.low < 1 < moved.high and moved.high - moved.low < 0.05
 
 

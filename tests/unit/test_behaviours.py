@@ -343,7 +343,7 @@ def test_one_exit_does_not_bound_how_long_a_behaviour_lasts() -> None:
     label_R[8:10] = 1
     row = aggregate(Visits(label_R, episode_R, t_R, np.zeros(60), np.zeros((60, 2))), 2, 0)[0][0]
     assert (row["n_exits"], row["dwell"]) == (1, pytest.approx(53))
-    assert row["dwell_low"] < 53 and row["dwell_high"] > 10 * 53
+    assert row["dwell_low"] < 53 and row["dwell_high"] is None  # it was 5e34 steps
     label_R[8:10] = 0
     row = aggregate(Visits(label_R, episode_R, t_R, np.zeros(60), np.zeros((60, 2))), 1, 0)[0][0]
     assert row["dwell"] is None and row["dwell_low"] > 1 and row["dwell_high"] is None

@@ -331,5 +331,5 @@ def test_episodes_that_are_too_short_are_refused() -> None:
     memory = toy(lambda h: 0.5 * h, 2)
     short = recorded_of(memory, steps=6)
     still = [Still("nothing", None, torch.zeros(2).double())]
-    with pytest.raises(UserError, match="no episode has 9 steps"):
+    with pytest.raises(UserError, match="no episode has more than 9 steps"):
         analyse(memory, short, still, DynamicsConfig(starts=8, burn_in=5))

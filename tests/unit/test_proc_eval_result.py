@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agents.nmmo_evaluate import STAGE as EVALUATION
-from analysis.lives.evaluations import COLUMNS, ELO, Lives, load, metrics, ratings, tables
+from analysis.lives.evaluations import COLUMNS, ELO, Lives, load, metrics, rating_rows, ratings, tables
 from analysis.proc_eval_result import ProcEvalResultConfig, main
 from core import artefacts
 from core.contracts import UserError
@@ -63,6 +63,13 @@ def test_what_is_no_result_file_is_refused(said: str, data: Any, tmp_path: Path)
         load(tmp_path / "e")
 
 
+def test_one_that_always_wins_has_a_rating_without_interval() -> None:
+    """[273.7, 273.7] was said of 8 worlds, which may as well be those of one that wins nine in ten."""
+    lives = {name: np.tile([length, 0.0], (8, 1)) for name, length in (("a", 2.0), ("b", 1.0))}
+    rows = rating_rows(lives, np.random.default_rng(0), 99)
+    assert rows[0]["rating"] > rows[1]["rating"] and all(np.isnan([r["low"], r["high"]]).all() for r in rows)
+
+
 def test_ratings_recover_planted_strengths() -> None:
     rng = np.random.default_rng(0)
     truth = np.array([150.0, 0.0, -150.0])
@@ -110,7 +117,7 @@ def test_a_pair_differs_only_where_there_is_a_difference() -> None:
     row = next(r for r in result.tables["pairs"] if r["measure"] == "length")
     assert row["q"] < 0.01 and row["low"] > 0
     top, low = (result.tables["ratings"][i] for i in (0, 1))
-    assert top["rating"] > low["rating"] and top["low"] > low["high"]
+    assert top["rating"] > low["rating"] and np.isnan(top["low"])  # it wins in every world
     assert top["rating"] + low["rating"] == pytest.approx(0, abs=1e-6)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +13,19 @@ import pytest
 from analysis.shared.agents import short_names
 from analysis.shared.probe_fits import folds_of
 from analysis.similarity import cka, comparison
+from analysis.similarity.__main__ import units_of
 from analysis.similarity.cka import Layer, covariance, linear_cka
-from analysis.similarity.comparison import FOLDS, LOGITS, PENALTY, assemble, choices, compare, predicted
+from analysis.similarity.comparison import (
+    FOLDS,
+    LOGITS,
+    PENALTY,
+    assemble,
+    choices,
+    compare,
+    layers_of,
+    predicted,
+)
+from analysis.similarity.figures import draw
 from core.contracts import UserError
 
 EPISODE_N = np.repeat(np.arange(20), 25)
@@ -185,6 +197,62 @@ def test_pairs_that_share_a_part_are_between_the_same_and_the_unrelated() -> Non
     assert result.arrays["cka_h"] == pytest.approx(result.arrays["cka_h"].T)
     assert (result.arrays["cka_h"].diagonal() == 1).all()
     assert result.arrays["control_h"][2] == pytest.approx(1)
+
+
+def test_rare_disagreement_is_a_share() -> None:
+    """One episode in 25 disagrees, or none was met: an interval of [1, 1] was said of every third study."""
+    covered, episode_N = 0, np.repeat(np.arange(24), 20)
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        a = np.tile([1.0, 0.0], (len(episode_N), 1))
+        b = np.where((rng.random(24) < 0.04)[episode_N, None], a[:, ::-1], a)
+        (row,) = choices({"a": {LOGITS: a}, "b": {LOGITS: b}}, [("a", "b")], {"x": 2}, episode_N, resamples=99, seed=0)
+        covered += row["same_low"] <= 0.96 <= row["same_high"]
+    assert covered >= 54
+
+
+def test_a_layer_that_never_changes_is_like_nothing() -> None:
+    x = {n: {"h": np.random.default_rng(0).standard_normal((60, 3)) if n == "a" else np.ones((60, 3))} for n in "ab"}
+    (row,) = compare(x, [("a", "b")], np.repeat(np.arange(6), 10), exchanges=2, resamples=99, seed=0)
+    assert np.isnan([row["cka"], row["cka_low"], row["cka_high"]]).all()
+
+
+def test_agents_are_compared_by_the_layers_that_all_have() -> None:
+    """One of the user's own may have a hidden state alone."""
+    bare, whole = (SimpleNamespace(points=points) for points in ({"h": 4}, {"embedding": 8, "h": 4}))
+    assert layers_of([bare, whole]) == ["h"] and layers_of([whole]) == ["embedding", "h"]  # type: ignore[list-item]
+    seen = {
+        n: {"h": np.random.default_rng(i).standard_normal((60, 4))}
+        for i, n in enumerate(("a", "a" + comparison.SHUFFLED))
+    }
+    rows = compare(
+        seen, [("a", "a" + comparison.SHUFFLED)], np.repeat(np.arange(6), 10), exchanges=2, resamples=99, seed=0
+    )
+    draw(assemble(["a"], rows, []))
+    assert [row["layer"] for row in rows] == ["h"]
+
+
+class Metas:
+    """What a recording says of its episodes."""
+
+    def __init__(self, *worlds: int | None) -> None:
+        self.worlds = worlds
+
+    def __len__(self) -> int:
+        return len(self.worlds)
+
+    def meta(self, episode: int) -> dict[str, int]:
+        world = self.worlds[episode]
+        return {} if world is None else {"seed": 0, "world": world, "map": world}
+
+
+def test_lives_of_one_world_are_one_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unrelated codes of eight worlds were alike (CKA .27 [.22, .34]) with their lives as units."""
+    unit, of_E = units_of(Metas(*np.repeat(np.arange(8), 3).tolist()), range(24))  # type: ignore[arg-type]
+    assert unit == "world" and of_E.tolist() == np.repeat(np.arange(8), 3).tolist()
+    assert units_of(Metas(*[None] * 9), range(9))[0] == "episode" and capsys.readouterr().err == ""  # type: ignore[arg-type]
+    unit, of_E = units_of(Metas(0, 0, 0, 1, 1, 1), range(6))  # type: ignore[arg-type]
+    assert unit == "life" and len(set(of_E.tolist())) == 6 and "6 lives of 2 world(s)" in capsys.readouterr().err
 
 
 def test_choices_are_compared_where_there_is_one() -> None:

@@ -142,7 +142,7 @@ def _against(h: EditHypothesis, row: Mapping[str, Any], judged: Judged) -> str:
         return f"it was not asked, or no picture allows the same edit {what}"
     against = judged.against[h]
     (draws,) = against.controls.real.values()
-    low, high = band_of(draws.mean(1), ALPHA)
+    low, high = band_of(draws[against.controls.law_C == 0].mean(1), ALPHA)
     return (
         f"against the same edit {what}, or it itself, chosen at random ({against.starts} of {draws.shape[1]} starts "
         f"have another): q = {row['special_q']:.2g}; 95 % of such choices give {low:+.3g} to {high:+.3g}"

@@ -2,7 +2,8 @@
 
 An edit is *special* where it does more than the same edit of other things there would.  If what it is made to were any
 of them, which one it is at each start would be chance; so the claim's mean effect is compared with the means of such
-random choices, its own among them (a randomisation test; Fisher 1935).
+random choices, its own among them (a randomisation test; Fisher 1935), and with those of choices among the others
+alone: an own effect of -1 beside another's of +2 is further than chance makes it, and less than the other's.
 
 remove, move THING nearest | at     another object that can be removed (no walls, no lava), moved by as much
 remove, move THING                  all objects of another kind
@@ -74,10 +75,13 @@ def _all(edit: Edit, state: State, rng: np.random.Generator) -> Iterator[Edit]:
 
 
 def choices(quantity: str, own_N: np.ndarray, others_KN: np.ndarray, rng: np.random.Generator) -> Controls:
-    """Effects of random choices among the edit and its others, at the starts that it is about ([C, M])."""
+    """Effects of random choices among the edit and its others, and then (law 1) among its others alone, at the starts
+    that it is about ([2 C, M]); where there is no other it is the edit itself."""
     here = ~np.isnan(own_N)
     each = np.concatenate([own_N[None], others_KN])[:, here]
-    draws = np.empty((CHOICES, each.shape[1]))
+    draws = np.empty((2, CHOICES, each.shape[1]))
     for m, column in enumerate(each.T):
-        draws[:, m] = rng.choice(column[~np.isnan(column)], CHOICES)
-    return Controls({quantity: draws}, np.zeros(CHOICES), {})
+        known = column[~np.isnan(column)]
+        for law in range(2):
+            draws[law, :, m] = rng.choice(known[min(law, len(known) - 1) :], CHOICES)
+    return Controls({quantity: draws.reshape(2 * CHOICES, -1)}, np.repeat([0, 1], CHOICES), {})

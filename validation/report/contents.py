@@ -401,7 +401,11 @@ def dynamics(run: Traced) -> Section:
         f"{'less' if top['value'] < 0 else 'more'}, by {plain(top)} nats a step (largest Lyapunov exponent, "
         f"n = {top['n']} episodes)"
     )
-    found += f": a difference takes at least {plain(scalars['memory'])} steps to fade by a factor e." if fades else "."
+    found += (
+        f": in the long run a difference takes about {plain(scalars['memory'])} steps to fade by a factor e."
+        if fades
+        else "."
+    )
     stable = sum(row["stability"] == "stable" for row in points)
     slowest = [row["time_constant"] for row in points]
     frames = "the central frame of each behaviour" if "behaviours" in run.manifest["inputs"] else "typical frames"

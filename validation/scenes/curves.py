@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.stats import Estimate, jackknifed, left_out, means, share_of
+from core.stats import Estimate, jackknifed, left_out, means, not_met, share_of
 
 STEPS, CLOSE = 100, 1e-9  # of Newton's method
 STEEPEST = 50.0  # slope at which a logistic curve is a step, over the whole range of values
@@ -33,10 +33,14 @@ def by_base(value_VEP: np.ndarray) -> np.ndarray:
     return np.where(count > 0, np.where(there, value_VEP, 0).sum(2) / np.maximum(count, 1), np.nan)
 
 
-def difference(value_VEP: np.ndarray, other_VEP: np.ndarray, rng: np.random.Generator) -> list[Estimate]:
-    """Mean of the second less the first at every value, paired by base."""
+def difference(
+    value_VEP: np.ndarray, other_VEP: np.ndarray, rng: np.random.Generator, *, share: bool
+) -> list[Estimate]:  # fmt: skip
+    """Mean of the second less the first at every value, paired by base.  share: the numbers are 0 or 1; bases of which
+    none changes do not say that none would (core.stats.not_met)."""
     change_VE = by_base(other_VEP) - by_base(value_VEP)
-    return [means(x[~np.isnan(x)][:, None], rng=rng).estimates()[0] for x in change_VE]
+    found = [means(x[~np.isnan(x)][:, None], rng=rng).estimates()[0] for x in change_VE]
+    return [not_met(e, 1.0, 0.95) for e in found] if share else found
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Logistic:
 
     middle: Estimate  # the value at which it is a half
     width: Estimate
+    slope: Estimate  # 1 / width: where its interval holds 0 the curve may be level, which is a half nowhere
 
     def at(self, x: np.ndarray) -> np.ndarray:
         out: np.ndarray = 1 / (1 + np.exp(-(x - self.middle.value) / self.width.value))
@@ -58,13 +63,15 @@ def fit_logistic(x_V: np.ndarray, value_VEP: np.ndarray, rng: np.random.Generato
     there_E = ~np.isnan(p_VE).any(0)
     p_VE = p_VE[:, there_E]
     weight_GE = left_out(p_VE.shape[1], rng)
-    p_GV = weight_GE @ p_VE.T / weight_GE.sum(1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # without the only base: NaN
+        p_GV = weight_GE @ p_VE.T / weight_GE.sum(1, keepdims=True)
     fitted_G2 = np.stack([_fractional_logit(x_V, p_V) for p_V in p_GV])
     if np.isnan(fitted_G2[0]).any():
         return None
-    value, low, high = jackknifed(fitted_G2, rng=rng, units=p_VE.shape[1])
+    fitted_G3 = np.column_stack([fitted_G2, 1 / fitted_G2[:, 1]])
+    value, low, high = jackknifed(fitted_G3, rng=rng, units=p_VE.shape[1])
     n = p_VE.shape[1]
-    return Logistic(*(Estimate(float(value[i]), float(low[i]), float(high[i]), n) for i in range(2)))
+    return Logistic(*(Estimate(float(value[i]), float(low[i]), float(high[i]), n) for i in range(3)))
 
 
 def _fractional_logit(x_V: np.ndarray, p_V: np.ndarray) -> np.ndarray:
@@ -76,7 +83,7 @@ def _fractional_logit(x_V: np.ndarray, p_V: np.ndarray) -> np.ndarray:
         mu = 1 / (1 + np.exp(-design @ beta))
         weight = mu * (1 - mu)
         hessian = design.T @ (weight[:, None] * design)
-        if np.linalg.det(hessian) < 1e-14:
+        if np.isnan(p_V).any() or np.linalg.det(hessian) < 1e-14:
             return np.full(2, np.nan)
         step = np.linalg.solve(hessian, design.T @ (p_V - mu))
         beta = beta + np.clip(step, -5, 5)

@@ -18,7 +18,7 @@ from core.config import nearest
 from core.contracts import Agent, EnvSpec, Intervention, UserError
 from core.progress import bar
 from core.roll import Simulator, gumbel
-from core.stats import Estimate, in_text
+from core.stats import Estimate, between, in_text
 from envs.procgen import ProcgenEnv
 from generative.starts import started
 from validation.paired.course import Measures, choices_of, is_share, quantities, unit_of
@@ -152,7 +152,7 @@ def _tell(
                 continue
             of_values = curve(x, share=is_zero_or_one(q), rng=rng)
             told = curve(foretold[q], share=False, rng=rng) if variant == PLAIN and q in foretold and "@" in q else None
-            moved = difference(found[PLAIN][q], x, rng) if variant == SHIFTED else None
+            moved = difference(found[PLAIN][q], x, rng, share=is_zero_or_one(q)) if variant == SHIFTED else None
             for v, e in enumerate(of_values):
                 row: dict[str, Any] = {
                     "variant": variant, "settle": settle, "quantity": q, "unit": _unit(q),
@@ -179,12 +179,26 @@ def _fits(
         return [{**about, "at": float(v), "fitted": e.value, "low": e.low, "high": e.high, "n": e.n} for v, e in rows]
     found: Logistic | None = fit_logistic(x_V, x_VEP, rng)
     if found is None:
-        return [{**about, "inside": False}]
-    m, w = found.middle, found.width
+        return [about]
+    m, w, s = found.middle, found.width, found.slope
     return [{
         **about, "middle": m.value, "middle_low": m.low, "middle_high": m.high, "width": w.value, "width_low": w.low,
-        "width_high": w.high, "n": m.n, "inside": bool(x_V.min() <= m.value <= x_V.max()),
+        "width_high": w.high, "slope": s.value, "slope_low": s.low, "slope_high": s.high, "n": m.n,
+        "half": half_of(found, float(x_V.min()), float(x_V.max())),
     }]  # fmt: skip
+
+
+def half_of(found: Logistic, first: float, last: float) -> str:
+    """Whether a curve is a half at a value between two: ``inside``, ``outside``, ``open``, or ``level`` where it is not
+    known to rise or fall."""
+    m, s = found.middle, found.slope
+    if np.isnan([m.low, m.high, s.low, s.high]).any():
+        return "open"
+    if s.low <= 0 <= s.high:
+        return "level"
+    if first <= m.low and m.high <= last:
+        return "inside"
+    return "outside" if m.high < first or m.low > last else "open"
 
 
 def sentences(result: Result, starts: SceneStarts, options: SceneOptions) -> list[str]:
@@ -212,9 +226,13 @@ def _middle_in_words(result: Result, variant: str, settle: int, quantity: str, n
             continue
         if "middle" not in row:
             return "; no logistic curve fits"
-        if not row["inside"]:
-            return "; it is not a half at any value between these"
-        return f"; a half at {name} = {row['middle']:.2f} [{row['middle_low']:.2f}, {row['middle_high']:.2f}]"
+        at = f"{name} = {row['middle']:.2f}{between(row['middle_low'], row['middle_high'], '.2f')}"
+        return {
+            "inside": f"; a half at {at}",
+            "outside": "; it is not a half at any value between these",
+            "level": "; it is not known to rise or fall",
+            "open": f"; a half at {at}, so that it is open whether at a value between these",
+        }[row["half"]]
     return ""
 
 
