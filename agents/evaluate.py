@@ -22,7 +22,7 @@ from agents.consistency import alter
 from agents.load import load_agent
 from agents.play import Chooser, Exploration, Moment, play, tensors
 from core import artefacts, config as cli
-from core.contracts import Agent, UserError, VecEnv
+from core.contracts import Agent, EnvSpec, UserError, VecEnv
 from core.directions import fingerprint
 from core.progress import bar
 from core.roll import act
@@ -33,6 +33,7 @@ from envs.procgen import HELD_OUT
 from envs.registry import make
 
 STAGE = "evaluate"
+ENDLESS = 100_000  # steps after which an episode is not waited for any more
 STATES_EVERY = 8  # steps between the states of an episode in which --robustness asks the agent again
 ALTERATIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "shift_horizontal": ({"right": 1}, {"right": -1}),
@@ -84,6 +85,15 @@ class Episodes:
     same_N: dict[str, np.ndarray]  # by alteration: share of its variants that leave the likeliest action, [N]
 
 
+def require_ends(spec: EnvSpec, length_B: np.ndarray, asked_B: np.ndarray) -> None:
+    """UserError where episodes that are waited for go on and on: whole ones may never come."""
+    if asked_B.any() and length_B[asked_B].min() >= ENDLESS:
+        raise UserError(
+            f"{spec.env_id}: no episode that is still to come has ended within {ENDLESS:,} steps, and whole ones are "
+            "waited for; give the world a time limit (truncated), or record so many steps (record.py --num_steps)"
+        )
+
+
 def whole_episodes(
     agent: Agent,
     env: VecEnv,
@@ -122,6 +132,7 @@ def whole_episodes(
                 quota_B[b] -= 1
                 progress.advance()
             score_B[done_B], length_B[done_B] = 0, 0
+            require_ends(env.spec, length_B, quota_B > 0)
             if not quota_B.any():
                 break
     same_N = {name: np.concatenate(found) for name, found in same.items() if found}

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from agents.branches import FOLDER, LEAD, STEPS, record_branches, require_branches
-from agents.evaluate import check_unseen
+from agents.evaluate import check_unseen, require_ends
 from agents.load import load_agent
 from agents.play import Begin, Chooser, Exploration, Moment, SharedEnv, play
 from agents.recording_state import STATE, Saves, check_whole, forget, keeps_states, made_of, saved_in, telling
@@ -233,6 +233,8 @@ class Recorder:
                 for b in np.flatnonzero(running.lengths).tolist():
                     ended.append(self._episode(b, None, None, {"cut": True}))
             yield ended
+            if self.steps is None:
+                require_ends(spec, np.array(running.lengths), quota_B > 0)
             if self.over:
                 return
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ from analysis.dynamics.inputs import Recorded, Still
 from analysis.dynamics.lyapunov import lyapunov
 from analysis.dynamics.modes import Modes, attractor, modes, period, persistence, stability, time_constant
 from analysis.dynamics.recurrence import Recurrence
+from analysis.dynamics.retention import left_after
 from analysis.shared.units import spread_over_episodes
 from core.artefacts import Result
 from core.contracts import UserError
 from core.directions import Basis
 from core.progress import bar
-from core.stats import few, ratios, share_of
+from core.stats import between, bootstrap_mean, few, ratios, share_of
 from core.trees import flatten
+
+SHOWN = (4, 16)  # steps after which what is left of a difference is said
 
 
 def analyse(
@@ -31,8 +35,9 @@ def analyse(
     """Fixed points and their modes under every constant input, and the exponents.
 
     Arrays: ``points`` [P, H], ``eigenvalues`` complex [P, H], ``states`` [M, H] (recorded, for drawing), ``std``;
-    ``lyapunov_driven`` [E, H] an episode each, ``lyapunov_still`` [inputs, starts, H].  Tables ``points`` (a row a
-    point), ``modes`` (a row a point and slow or leading mode), ``lyapunov`` (a row an exponent, with intervals).
+    ``lyapunov_driven`` [E, H] an episode each, ``lyapunov_still`` [inputs, starts, H], ``left`` [E, T+1].  Tables
+    ``points`` (a row a point), ``modes`` (a row a point and slow or leading mode), ``lyapunov`` (a row an exponent) and
+    ``left`` (of a difference, a row a step), with intervals.
     """
     rng = np.random.default_rng(config.seed)
     std_H = recorded.h_NH.std(0)
@@ -191,10 +196,8 @@ def driven(
     put_exponents(result, "recorded", each, steps, recorded.units[first[use]], rng)
     top = result.tables["lyapunov"][0]
     result.scalar("lyapunov_driven", top["value"], "nats a step, largest", top["n"], (top["low"], top["high"]))
-    lasts = [-1 / v if v < 0 else float("inf") for v in (top["value"], top["low"], top["high"])]
-    # One-sided: a direction that has not turned to the slowest one yet shrinks faster.
-    unit = "steps until a difference of memory shrinks by e, or more (finite episodes)"
-    result.scalar("memory", lasts[0], unit, top["n"], (lasts[1], lasts[2]))
+    left_BT = left_after(memory, recorded.e_NE[rows], recorded.h_NH[first[use]], length)
+    put_left(result, left_BT, recorded.units[first[use]], rng)
     result.scalar("episodes_too_short", float((~use).sum()), "episodes left out of the exponents")
 
 
@@ -212,6 +215,45 @@ def put_exponents(
         )
 
 
+def put_left(result: Result, left_BT: np.ndarray, unit_B: np.ndarray, rng: np.random.Generator) -> None:
+    """Table ``left``: the mean over episodes that last as long, with intervals over whole units; scalar ``memory``: the
+    first step at which 1/e or less is left (of the ends of the intervals: its own), None where none is reached."""
+    result.arrays["left"] = left_BT
+    result.tables["left"] = []
+    for t, left_B in enumerate(left_BT.T):
+        there = np.isfinite(left_B)
+        if t and there.any():
+            e = bootstrap_mean(left_B[there], unit_B[there], rng=rng)
+            result.tables["left"].append(
+                {"steps": t, "left": e.value, "low": max(e.low, 0.0), "high": e.high, "n": e.n}
+            )
+
+    def faded(key: str) -> float:
+        return next((row["steps"] for row in result.tables["left"] if row[key] <= 1 / math.e), math.nan)
+
+    unit = "steps until 1/e of a small difference of memory is left"
+    result.scalar("memory", faded("left"), unit, result.tables["left"][0]["n"], (faded("low"), faded("high")))
+
+
+def left_in_words(result: Result) -> str:
+    """How much of a difference is left, and when 1/e of it."""
+    rows, memory = {row["steps"]: row for row in result.tables["left"]}, result.scalars["memory"]
+    some = [k for k in SHOWN if k in rows] or [max(rows)]
+    shares = " and ".join(
+        f"{rows[k]['left']:.0%}{between(rows[k]['low'], rows[k]['high'], '.0%')} after {k}" for k in some
+    )
+    n = rows[some[0]]["n"]
+    last = f"not down to 1/e within {max(rows)} steps"
+    if memory["value"] is not None:
+        last = f"down to 1/e after {memory['value']:.0f}{between(*ends_of(memory), '.0f')}"
+    return f"of a small difference of memory {shares} steps is left (any direction alike, n = {n}{few(n)}), {last}"
+
+
+def ends_of(scalar: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    low, high = scalar["interval"]
+    return low, high
+
+
 def summary(result: Result, settle_steps: int, out: Path) -> str:
     """What a person wants to know, in a few lines."""
     s, points = result.scalars, result.tables["points"]
@@ -227,9 +269,10 @@ def summary(result: Result, settle_steps: int, out: Path) -> str:
             for row in mine[:3]
         ]
         lines.append(f"  {one['name']}: {'; '.join(words) or 'none found'}" + (" ..." if len(mine) > 3 else ""))
-    low, high = (f"{v:.3f}" if v is not None else "-" for v in s["lyapunov_driven"]["interval"])
+    lines.append(f"  {left_in_words(result)}")
+    top = s["lyapunov_driven"]
     lines.append(
-        f"  largest Lyapunov exponent along {s['lyapunov_driven']['n']} episodes: {s['lyapunov_driven']['value']:.3f} "
-        f"[{low}, {high}] nats a step{few(s['lyapunov_driven']['n'])}"
+        f"  largest Lyapunov exponent along {top['n']} episodes: {top['value']:.3f}{between(*ends_of(top), '.3f')} "
+        f"nats a step{few(top['n'])}"
     )
     return "\n".join([*lines, f"  {out}"])

@@ -17,7 +17,8 @@ from analysis.dynamics.inputs import Recorded, Still
 from analysis.dynamics.lyapunov import lyapunov
 from analysis.dynamics.modes import attractor, modes, period, persistence, stability, time_constant
 from analysis.dynamics.recurrence import Recurrence
-from analysis.dynamics.tables import along, analyse, put_exponents
+from analysis.dynamics.retention import left_after
+from analysis.dynamics.tables import along, analyse, left_in_words, put_exponents, put_left
 from analysis.shared.directions import neuron_basis
 from core.artefacts import Result
 from core.contracts import EnvSpec, Field, UserError
@@ -275,7 +276,27 @@ def test_the_whole_analysis_of_two_attractors_and_the_saddle_between() -> None:
     assert saddle[1]["left"] == pytest.approx(0.5**20, abs=1e-9)
     assert result.scalars["fixed_points"]["value"] == 3
     assert result.scalars["lyapunov_driven"]["value"] < 0
-    assert result.scalars["memory"]["value"] == pytest.approx(-1 / result.scalars["lyapunov_driven"]["value"])
+    assert result.scalars["memory"]["value"] in (1, 2) and "down to 1/e after" in left_in_words(result)
+
+
+def test_what_is_left_of_a_difference() -> None:
+    """Of a delay line nearly all until it is through, of an integrator all, of a leak its own share; the largest
+    Lyapunov exponent said .6 steps of a delay line of 20, and that gated memories that fade part."""
+    size, steps = 20, 40
+    start, e = torch.ones(3, size).double(), torch.zeros(3, steps, size).double()
+    delay = toy(lambda h: torch.cat([0 * h[:, :1], h[:, :-1]], 1), size)
+    left = left_after(delay, e, start, np.array([40, 40, 10]))
+    want = np.sqrt(np.clip(20 - np.arange(41), 0, None) / 20)
+    np.testing.assert_allclose(left[:2], np.stack([want] * 2), atol=1e-9)
+    assert np.isnan(left[2, 11:]).all() and left[2, 10] == pytest.approx(want[10])
+    np.testing.assert_allclose(
+        left_after(toy(lambda h: 0.9 * h, size), e, start, np.full(3, 40))[0], 0.9 ** np.arange(41)
+    )
+    result, factor_B1 = Result(), np.linspace(0.95, 1.05, 12)[:, None]
+    put_left(result, np.tile(want, (12, 1)) * factor_B1, np.arange(12), np.random.default_rng(0))
+    assert result.scalars["memory"]["value"] == 18 and "down to 1/e after 18" in left_in_words(result)
+    put_left(result, np.ones((12, 41)), np.arange(12), np.random.default_rng(0))
+    assert result.scalars["memory"]["value"] is None and "not down to 1/e within 40 steps" in left_in_words(result)
 
 
 def test_a_unit_that_never_changes_does_not_hide_the_fixed_point() -> None:

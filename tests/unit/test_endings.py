@@ -7,12 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from agents.evaluate import whole_episodes
+from agents.record import record_episodes
 from analysis.events import __main__ as events
 from core import artefacts
 from core.artefacts import Result, write_json
 from core.contracts import UserError
 from core.episodes import Episode, StoreWriter
+from envs.planted import PlantedOptions, PlantedWorld, planted_simulator
 from envs.procgen import ProcgenEnv, ProcgenOptions
 
 STEPS = 4
@@ -54,7 +58,7 @@ def test_cut_episodes_are_left_out_and_said(tmp_path: Path, capsys: pytest.Captu
     some = [episode(i, died=True) for i in range(3)] + [episode(3 + i, cut=True) for i in range(5)]
     row = count(write(tmp_path / "r", some), tmp_path / "events")["death"]
     assert (row["times"], row["episodes"], row["share"]) == (3, 3, 1.0)
-    assert "3 episodes, 12 steps (5 cut short left out); resampled whole: levels: " in capsys.readouterr().out
+    assert "3 episodes, 12 steps (5 cut short left out, so that these are the shorter ones); resampled whole: levels: " in capsys.readouterr().out
     none = write(tmp_path / "none", [episode(i, cut=True) for i in range(5)])
     with pytest.raises(UserError, match=r"all 5 episodes were cut .*record with --episodes") as error:
         count(none, tmp_path / "nothing")
@@ -68,3 +72,16 @@ def test_one_episode_has_no_intervals(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "death: 1.000 times an episode (n = 1, few), in 100.0% of episodes" in capsys.readouterr().out
     row = count(one, tmp_path / "two", other)["death"]
     assert row["difference"] == -1 and row["verdict"] == "no difference found"
+
+
+def test_episodes_that_never_end_are_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation, or a recording of whole episodes, ran on and said nothing."""
+    monkeypatch.setattr("agents.evaluate.ENDLESS", 50)
+    options = PlantedOptions(hazard=0.0, horizon=10_000)
+    agent, device = planted_simulator(options).agent, torch.device("cpu")
+    with pytest.raises(UserError, match="no episode that is still to come has ended within 50 steps.*--num_steps"):
+        whole_episodes(agent, PlantedWorld(options, 2), 2, seed=0, device=device, show=False)
+    with pytest.raises(UserError, match="--num_steps"):
+        list(record_episodes(agent, PlantedWorld(options, 2), 2, seed=0, device=device))
+    cut = list(record_episodes(agent, PlantedWorld(options, 2), 2, seed=0, device=device, steps=60))
+    assert [e.steps for e in cut] == [60, 60]

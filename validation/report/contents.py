@@ -16,6 +16,7 @@ import numpy as np
 
 from agents.recurrent import AgentConfig
 from analysis.coupling.edges import COMPARED, WORDS, label as behaviour_label
+from analysis.dynamics.tables import left_in_words
 from analysis.shared.behaviours import load_behaviours
 from analysis.shared.surrogates import in_words
 from core import artefacts
@@ -395,16 +396,10 @@ def dynamics(run: Traced) -> Section:
     path, result = run.path, Result.load(run.path)
     points, scalars = result.tables["points"], result.scalars
     top = scalars["lyapunov_driven"]
-    fades = top["value"] < 0 and None not in top["interval"] and top["interval"][1] < 0
+    left = f"shown the same frames, {left_in_words(result)}; " if "left" in result.tables else ""  # of an older run
     found = (
-        f"Memory: shown the same frames, two memories that differ a little come to differ "
-        f"{'less' if top['value'] < 0 else 'more'}, by {plain(top)} nats a step (largest Lyapunov exponent, "
-        f"n = {top['n']} episodes)"
-    )
-    found += (
-        f": in the long run a difference takes about {plain(scalars['memory'])} steps to fade by a factor e."
-        if fades
-        else "."
+        f"Memory: {left}largest Lyapunov exponent (the slowest direction, in the long run) {plain(top)} nats a step, "
+        f"n = {top['n']} episodes."
     )
     stable = sum(row["stability"] == "stable" for row in points)
     slowest = [row["time_constant"] for row in points]
