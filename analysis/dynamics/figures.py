@@ -81,9 +81,20 @@ def draw_eigenvalues(result: Result, slow_steps: float) -> Any:
 
 
 def draw_exponents(result: Result) -> Any:
-    """The Lyapunov spectrum along recorded episodes and under every constant input."""
-    figure = figure_of(7, 4)
-    axis = figure.subplots()
+    """What is left of a difference of memory, step by step; and the Lyapunov spectrum along recorded episodes and under
+    every constant input."""
+    figure = figure_of(12, 4)
+    left, axis = figure.subplots(1, 2)
+    rows = result.tables["left"]
+    step, share, low, high = (np.array([r[c] for r in rows], float) for c in ("steps", "left", "low", "high"))
+    left.plot(step, share, color=REAL, linewidth=2)
+    left.fill_between(step, low, high, color=REAL, alpha=0.3, linewidth=0)
+    left.axhline(1 / np.e, color=LINE, linewidth=0.8, linestyle="--")
+    left.annotate("1/e", (step[-1], 1 / np.e), fontsize=8, ha="right", va="bottom")
+    left.set(
+        xlabel="steps under the same frames", ylabel="share of a small difference", ylim=(0, None),
+        title=f"What is left of a difference of memory ({rows[0]['n']} episodes)",
+    )  # fmt: skip
     axis.axhline(0, color=LINE, linewidth=0.8)
     for name in dict.fromkeys(row["input"] for row in result.tables["lyapunov"]):
         rows = [row for row in result.tables["lyapunov"] if row["input"] == name]

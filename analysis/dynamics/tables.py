@@ -245,8 +245,8 @@ def left_in_words(result: Result) -> str:
     n = rows[some[0]]["n"]
     last = f"not down to 1/e within {max(rows)} steps"
     if memory["value"] is not None:
-        last = f"down to 1/e after {memory['value']:.0f}{between(*ends_of(memory), '.0f')}"
-    return f"of a small difference of memory {shares} steps is left (any direction alike, n = {n}{few(n)}), {last}"
+        last = f"down to 1/e after {memory['value']:.0f}{between(*ends_of(memory), '.0f')} steps"
+    return f"of a small difference of memory is left {shares} steps (any direction alike, n = {n}{few(n)}); {last}"
 
 
 def ends_of(scalar: Mapping[str, Any]) -> tuple[float | None, float | None]:

@@ -58,7 +58,10 @@ def test_cut_episodes_are_left_out_and_said(tmp_path: Path, capsys: pytest.Captu
     some = [episode(i, died=True) for i in range(3)] + [episode(3 + i, cut=True) for i in range(5)]
     row = count(write(tmp_path / "r", some), tmp_path / "events")["death"]
     assert (row["times"], row["episodes"], row["share"]) == (3, 3, 1.0)
-    assert "3 episodes, 12 steps (5 cut short left out, so that these are the shorter ones); resampled whole: levels: " in capsys.readouterr().out
+    assert (
+        "3 episodes, 12 steps (5 cut short left out, so that these are the shorter ones); resampled whole: levels: "
+        in capsys.readouterr().out
+    )
     none = write(tmp_path / "none", [episode(i, cut=True) for i in range(5)])
     with pytest.raises(UserError, match=r"all 5 episodes were cut .*record with --episodes") as error:
         count(none, tmp_path / "nothing")

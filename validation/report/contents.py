@@ -424,7 +424,11 @@ def dynamics(run: Traced) -> Section:
         paragraph(words + "."),
         _pictures(path, "points.png", "Fixed points of the memory under constant inputs", wide=True),
         _pictures(path, "eigenvalues.png", "Eigenvalues at the fixed points, and the time constants they mean"),
-        _pictures(path, "lyapunov.png", "Lyapunov exponents along recorded episodes and under constant inputs"),
+        _pictures(
+            path,
+            "lyapunov.png",
+            "What is left of a difference of memory; Lyapunov exponents of recorded episodes and of constant inputs",
+        ),
         table(told, "Fixed and slow points", titles, most=40),
     ]
     return Section("What the memory does by itself", "".join(html), (found,))
