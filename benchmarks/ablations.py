@@ -315,7 +315,8 @@ def rows_of(runs: Mapping[str, Sequence[dict[str, Any]]], columns: Sequence[tupl
             form = ("" if itself else "+") + (".2f" if "dB" in column[0] else ".3f")
             seeds_said = f" ({', '.join(format(x, form) for x in each)})" if len(each) > 1 else ""
             cells.append(f"{value:{form}} [{low:{form}}, {high:{form}}]{seeds_said}")
-        lines.append(f"| {part} | {', '.join(format(run['updates'], '.0f') for run in some)} | {' | '.join(cells)} |")
+        updates = ", ".join(format(run["updates"], ".0f") for _, run in pairs)
+        lines.append(f"| {part} | {updates} | {' | '.join(cells)} |")
     return lines
 
 
