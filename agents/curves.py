@@ -19,10 +19,11 @@ from pathlib import Path
 
 import tyro
 
-from agents.learning_curves import bands_of, draw_curves, read_curves, told_apart
+from agents.learning_curves import LAST, bands_of, draw_curves, read_curves, told_apart
 from core import artefacts, config as cli
 from core.artefacts import MANIFEST, Result
 from core.contracts import UserError
+from core.stats import between
 
 STAGE = "curves"
 
@@ -70,10 +71,11 @@ def main(config: CurvesConfig) -> None:
         draw_curves(bands, config.normalise).savefig(run.path / "curves.png", dpi=140)
         result.save(run.path)
     for band in bands:
-        interval = "" if band.low_T[-1] != band.low_T[-1] else f" [{band.low_T[-1]:.2f}, {band.high_T[-1]:.2f}]"
+        interval = between(band.low_T[-1], band.high_T[-1], ".2f")
         seeds = f"{band.seeds} seed{'s' * (band.seeds > 1)}"
         print(f"{band.game}, {band.method}, {band.split}: {band.mean_T[-1]:.2f}{interval} at "
               f"{band.step_T[-1]:,.0f} steps ({seeds})")  # fmt: skip
+    print(f"(where the curves end; the means of each run's last {LAST} updates are in runs.csv)")
     print(f"curves: {config.out}/curves.png")
 
 

@@ -318,7 +318,8 @@ def draw_curves(bands: Sequence[Band], normalised: bool) -> Any:
                 axis.fill_between(band.step_T, band.low_T, band.high_T, color=colour, alpha=0.2, linewidth=0)
             else:
                 error = np.abs(np.array([band.low_T - band.mean_T, band.high_T - band.mean_T]))
-                axis.errorbar(band.step_T, band.mean_T, yerr=np.nan_to_num(error), color=colour, capsize=3)
+                known = np.isfinite(error).all(0)  # where it is not, there is none to draw
+                axis.errorbar(band.step_T[known], band.mean_T[known], yerr=error[:, known], color=colour, capsize=3)
         of = next(band.of for band in bands if band.game == game)
         steps = "live agents' steps" if of == LIFE else "environment steps"
         axis.set(title=game, xlabel=steps, ylabel=minus("normalised return" if normalised else of))
