@@ -506,7 +506,7 @@ def judged(seen_N, foretold_N, special="yes", memory_N=None, rivals=None, rng=No
     how_much = verdicts.size(
         t.seen[0], foretold, (t.half[0], t.half_90[0]), (t.twice[0], t.twice_90[0]), there, 0.1
     )  # fmt: skip
-    told = verdicts.told([there], t.rms, 0.1, t.nothing)
+    told = verdicts.foretellable([there], t.rms, 0.1, t.nothing)
     needed = verdicts.needed({name: e[0] for name, e in t.worse.items()}, told)
     return there, how_much, verdicts.verdict(there, how_much, special, foretold, 0.1), needed
 

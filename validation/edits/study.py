@@ -362,7 +362,7 @@ def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], options
                 there, smallest,
             )  # fmt: skip
             worse = {name: of_rival[j] for name, of_rival in tested.worse.items()}
-            told = verdicts.told([there], tested.rms[[j]], smallest, tested.nothing[[j]])
+            told = verdicts.foretellable([there], tested.rms[[j]], smallest, tested.nothing[[j]])
             row["needed"] = verdicts.needed(worse, told)
         row["verdict"] = verdict_of(row)
 

@@ -134,7 +134,7 @@ class Judged(NamedTuple):
 
     rows: list[dict[str, Any]]
     errors: dict[str, np.ndarray]  # of every rival [N, R], in squared smallest sizes of interest
-    told: bool  # ``verdicts.told`` of the late effects
+    told: bool  # ``verdicts.foretellable`` of the late effects
 
 
 def table_of(
@@ -195,7 +195,7 @@ def table_of(
     together = {k: np.concatenate(v, 1) if v else np.empty((count, 0)) for k, v in errors.items()}
     rms, nothing = (np.array([getattr(t, name)[j] for _, t, j in tests]) for name in ("rms", "nothing"))
     smallest_of = np.array([size[row["quantity"]].smallest for row, _, _ in tests])
-    told = verdicts.told([row["exists"] for row, _, _ in tests], rms, smallest_of, nothing)
+    told = verdicts.foretellable([row["exists"] for row, _, _ in tests], rms, smallest_of, nothing)
     return Judged(rows, together, told)
 
 
@@ -284,7 +284,7 @@ def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], size: M
         # A change that the agent forgets reaches later quantities by way of the world or not at all.
         row["through_world"] = there if row["path"] == "world" else through
         worse = {name: some[j] for name, some in t.worse.items()}
-        row["needed"] = verdicts.needed(worse, verdicts.told([there], t.rms[[j]], smallest, t.nothing[[j]]))
+        row["needed"] = verdicts.needed(worse, verdicts.foretellable([there], t.rms[[j]], smallest, t.nothing[[j]]))
         for name, e in worse.items():
             row |= {f"error minus {name}": e.value, f"{name} low": e.low, f"{name} high": e.high}
         row["verdict"] = verdicts.verdict(there, how_much, row["special"], foretold, smallest)

@@ -205,14 +205,15 @@ def special(p: float | None) -> str:
     return YES if p <= ALPHA else OPEN
 
 
-def told(there: Sequence[str], rms: np.ndarray, smallest: float | np.ndarray, nothing: np.ndarray) -> bool:
+def foretellable(there: Sequence[str], rms: np.ndarray, smallest: float | np.ndarray, nothing: np.ndarray) -> bool:
     """Whether the starts tell what there was to foretell: some effect is of interest at them, or it is told of all that
     they do not exist.  Else starts that show them may all have been missed, and a prediction of nothing looks best."""
     return bool((rms >= smallest).any() or (set(there) == {NO} and not nothing.all()))
 
 
 def needed(worse: Mapping[str, Estimate], told: bool) -> str:
-    """yes, no or open: does the simulator foretell better than every prediction that needs no world?"""
+    """yes, no or open: does the simulator foretell better than every prediction that needs no world?  told: there was
+    something to foretell (``foretellable``)."""
     if any(e.n < LEAST_STARTS for e in worse.values()):
         return OPEN
     if all(e.high < 0 for e in worse.values()):
@@ -264,7 +265,7 @@ class Gate(NamedTuple):
     answer: str
     against: dict[str, Estimate]
     rows: int
-    told: bool = True  # ``told`` of the late effects
+    told: bool = True  # ``foretellable``, the late effects
 
     @property
     def text(self) -> str:
@@ -291,7 +292,7 @@ class Gate(NamedTuple):
 
 def gate(errors: Mapping[str, np.ndarray], rng: np.random.Generator, told: bool) -> Gate:
     """errors: of every rival [N, R], (s - f)^2 - (s - g)^2 of R late effects in squared smallest sizes; NaN at starts
-    that a change is not about.  told: of these effects."""
+    that a change is not about.  told: these effects are ``foretellable``."""
     rows = next(iter(errors.values())).shape[1]
     if not rows:
         return Gate(OPEN, {}, 0)
