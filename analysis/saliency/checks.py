@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.saliency.frame import ROWS, Frame
+from analysis.saliency.frame import ROWS, Frame, generator_of
 from analysis.shared.quantities import Quantity
 
 POINTS = 17  # of an insertion or deletion curve
@@ -52,10 +52,8 @@ def infidelity(
 
 
 def drawn(shape: Sequence[int], ids: Sequence[int], seed: int, copy: int = 0) -> Tensor:
-    """Uniform numbers [S, ...], those of a sample by seed and id alone: the same in every batch, and of each sample its
-    own, so that intervals over samples know of what is drawn."""
-    seeds = ((seed * 1_000_003 + i + 1) * 1009 % 2**62 + copy for i in ids)
-    return torch.stack([torch.rand(tuple(shape), generator=torch.Generator().manual_seed(s)) for s in seeds])
+    """Uniform numbers [S, ...], of each sample its own, so that intervals over samples know of what is drawn."""
+    return torch.stack([torch.rand(tuple(shape), generator=generator_of(seed, i, copy)) for i in ids])
 
 
 def batch_of(samples: int, draws: int, most: int) -> int:

@@ -14,7 +14,7 @@ from analysis.saliency import randomisation
 from analysis.saliency.attributions import deeplift, explainer, integrated, latent, occlusion
 from analysis.saliency.checks import areas, infidelity, sensitivity
 from analysis.saliency.config import SaliencyConfig
-from analysis.saliency.frame import ROWS, Attribution, Frame, noised, smoothed
+from analysis.saliency.frame import ROWS, Attribution, Frame, generator_of, noised, smoothed
 from analysis.saliency.maps import AGENT_ONLY, WHOLE, MapsWriter, has_path, of_pixels
 from analysis.saliency.tables import summarise
 from analysis.shared.gradients import Gradients, Noised, gradients, mean_of, reading_at, samples_that_fit
@@ -50,7 +50,7 @@ def frame_noise(obs: Mapping[str, Tensor], ids: Sequence[int], config: SaliencyC
     for copy in range(config.copies):
         draws: dict[str, list[Tensor]] = {name: [] for name in obs}
         for s, i in enumerate(ids):
-            generator = torch.Generator().manual_seed((config.seed * 1_000_003 + i + 1) * 1009 % 2**62 + copy)
+            generator = generator_of(config.seed, i, copy)
             for name, x in obs.items():
                 span = 1.0 if x.ndim == 5 else float(x[s].max() - x[s].min())
                 drawn = torch.randn(x.shape[1:], generator=generator, dtype=x.dtype)

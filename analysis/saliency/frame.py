@@ -18,6 +18,11 @@ from core.trees import unflatten
 ROWS = 256  # frames an agent reads at once
 
 
+def generator_of(seed: int, sample: int, copy: int = 0) -> torch.Generator:
+    """What is drawn for a sample, by seed and id alone: the same in every batch."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + sample + 1) * 1009 % 2**62 + copy)
+
+
 class Frame(NamedTuple):
     """The frame of the target step, as the agent meets it: rows of S samples."""
 
