@@ -71,6 +71,11 @@ def _connected() -> Iterator[None]:
     UserError where one is gone."""
     try:
         if not torch.distributed.is_initialized():
+            # Its functions take the group of all processes as a default when they are imported (torch._dynamo, and so
+            # every optimiser, imports them).  A group that is held has threads that outlive it, and one of them that
+            # waits for the interpreter as that ends aborts the process: so they are imported before there is a group.
+            from torch.distributed.nn import functional  # noqa: F401
+
             backend, wait = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timedelta(seconds=PATIENCE)
             # torchrun's store outlives a restart, and with it the addresses of those who died.
             found, _, _ = next(torch.distributed.rendezvous("env://", rank(), count(), timeout=wait))

@@ -71,6 +71,31 @@ def test_one_process_shares_nothing_out() -> None:
     assert list(found) == [2, 3] and not torch.distributed.is_initialized()
 
 
+ENDS = """
+import atexit, os, sys
+from pathlib import Path
+import torch
+from core import ranks
+
+def ends():  # after what ranks has to do at the end, which is registered later
+    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    os._exit(any("gloo" in name for name in threads))
+
+atexit.register(ends)
+processes = ranks.processes()
+processes.wait()
+import torch._dynamo  # as every optimiser does
+processes.average([], torch.ones(1000))
+"""
+
+
+def test_no_thread_of_the_processes_outlives_what_they_do_together(tmp_path: Path) -> None:
+    """One that did, and waited for the interpreter as that ended, aborted the process after all was done."""
+    (tmp_path / "ends.py").write_text(ENDS)
+    done = torchrun(str(tmp_path / "ends.py"))
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_processes_get_the_same_results_in_order(tmp_path: Path) -> None:
     done = torchrun(__file__, str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
