@@ -58,7 +58,8 @@ class PPOConfig:
     max_grad_norm: float = 0.5
     """clip of the gradient's norm"""
     bf16: bool = False
-    """run the encoder in bfloat16 in training (several times faster on CPUs with AMX)"""
+    """run the encoder in bfloat16 in training (several times faster on CPUs with AMX, many times slower on CPUs that
+    have no arithmetic for it, where presets leave it off)"""
 
 
 @dataclass

@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from core import earlier, figures, ranks, stages
+from core import earlier, figures, precision, ranks, stages
 from core.contracts import UserError
 from core.files import json_of, read_bytes, refused
 
@@ -183,6 +183,7 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
     base: dict[str, Any] = {}
     rest: list[str] = []
     read: list[str] = []  # a user's files
+    bf16_by_preset = False
     argv, notes = earlier.translated(argv, stage)
     words = iter(argv)
     for word in words:
@@ -200,7 +201,10 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
                 layer = layer["config"]
             if not isinstance(layer, dict):
                 raise UserError(f"{value} holds no configuration: expected an object of flags and values")
-            base = merge(base, earlier.keys_of_today(layer, stage))
+            layer = earlier.keys_of_today(layer, stage)
+            base = merge(base, layer)
+            if "bf16" in _keys(layer):
+                bf16_by_preset = name == "--preset"
         else:
             rest.append(word)
     asked_for_help = "-h" in rest or "--help" in rest
@@ -241,6 +245,7 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
     for note in (*notes, *_from_the_demo(to_json(config), demo)):
         print(note, file=sys.stderr)
     _follow_links(config)
+    config = precision.settled(config, bf16_by_preset and "--bf16" not in given)
     if getattr(config, "threads", 1) < 1:
         raise UserError(f"--threads {getattr(config, 'threads')}: at least 1")  # noqa: B009  (not every stage has it)
     return config

@@ -34,6 +34,7 @@ from core import artefacts, config as cli, lock
 from core.config import ROOT
 from core.contracts import UserError
 from core.files import memory_bytes
+from core.precision import native_bf16
 from core.stages import STAGES
 
 STAGE = "doctor"
@@ -148,6 +149,9 @@ def threads(wanted: int) -> Iterator[Finding]:
         yield Finding(NOTE, "cores", said, f"--threads {wanted} would wait for each other: use --threads {cores}")
     else:
         yield Finding(OK, "cores", said)
+    can = native_bf16("cpu")
+    advice = "" if can else "presets train in float32 here; --bf16 would be emulated, many times slower"
+    yield Finding(OK if can else NOTE, "bfloat16", f"{'arithmetic' if can else 'none'} of this CPU's own", advice)
     policy, limit = os.environ.get("OMP_WAIT_POLICY", "unset"), os.environ.get("OMP_NUM_THREADS", "unset")
     said = f"OMP_WAIT_POLICY {policy}, OMP_NUM_THREADS {limit}, torch {torch.get_num_threads()}"
     if policy.upper() == "PASSIVE":

@@ -172,6 +172,35 @@ def test_the_config_of_a_whole_run_is_compared_with_its_manifest(tmp_path: Path)
     assert parse(Outer, ["--config", str(mine)], "outer").inner.depth == 8
 
 
+def test_a_preset_asks_for_bfloat16_only_where_it_is_native(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Emulated it is six to thirteen times slower than float32 (docs/performance.md)."""
+
+    def made(*argv: str) -> tuple[bool, str]:
+        config = parse(TrainConfig, list(argv), STAGE)
+        return config.ppo.bf16, capsys.readouterr().err
+
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text('{"ppo": {"bf16": true}}')
+    monkeypatch.setattr("core.precision.native_bf16", lambda device: True)
+    assert made("--preset", "demo") == (True, "") and made("--preset", "demo", "--no-bf16") == (False, "")
+    assert made("--preset", "debug", "--bf16") == (True, "")
+
+    monkeypatch.setattr("core.precision.native_bf16", lambda device: False)
+    said = "note: this CPU has no bfloat16 arithmetic, which the preset asks for: in float32\n"
+    assert made("--preset", "demo") == (False, said) and made("--preset", "demo", "--preset", "debug")[0] is False
+    assert made("--preset", "demo", "--no-bf16") == (False, "") and made("--preset", "debug") == (False, "")
+    for asked in (["--preset", "demo", "--bf16"], ["--preset", "demo", "--config", str(earlier)]):
+        on, note = made(*asked)
+        assert on and "this CPU only emulates bfloat16, many times slower than float32" in note
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert made("--preset", "demo", "--device", "cuda")[0] is False
+    with pytest.raises(UserError, match="this GPU has no bfloat16"):
+        parse(TrainConfig, ["--bf16", "--device", "cuda"], STAGE)
+
+
 def test_presets_lie_under_flags(capsys: pytest.CaptureFixture[str]) -> None:
     demo = parse(TrainConfig, ["--preset", "demo"], STAGE)
     assert demo.net.encoder == preset(STAGE, "demo")["net"]["encoder"]
