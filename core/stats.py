@@ -499,6 +499,12 @@ def not_met(mean: Estimate, reach: float, level: float) -> Estimate:
     return mean._replace(low=min(mean.low, mean.value - hidden), high=max(mean.high, mean.value + hidden))
 
 
+def gain_not_met(value: float, end: float, units: int, level: float, reach: float = 1.0) -> float:
+    """The upper end of a gain in a score, with room (``not_met``) for units in which all is gained: ``units`` are those
+    that could show it (of a rare value those that have it), ``reach`` is what the score gains if all of them do."""
+    return not_met(Estimate(value, end, end, units), reach, level).high if units else math.nan
+
+
 def units_for(share: float, level: float) -> int:
     """How many units cannot all miss more than a share (``not_met``)."""
     from scipy.special import ndtri

@@ -173,12 +173,21 @@ def estimated(found: Measured, level_N: np.ndarray, edit: str, rng: np.random.Ge
     for (name, rank), values in found.items():
         numbers = {q: _estimate(q, x, level_N, rng) for q, x in values.items()}
         for q in [q for q in values if q.startswith(KL) and q != BACK_KL]:
-            plain = found[NOTHING, 0][q]
+            plain = found[NOTHING, 0][q] if _told(found, q) else np.full(len(values[q]), np.nan)
             numbers[f"recovered {q}"] = _recovered(values[q], plain, level_N, rng)
         rows += [{"edit": edit, "method": name, "rank": rank, "measure": q, "value": e.value, "low": e.low,
                   "high": e.high, "unit": "share" if q.startswith("recovered") else unit_of(q), "n": e.n}
                  for q, e in numbers.items()]  # fmt: skip
     return rows
+
+
+def _told(found: Measured, measure: str) -> bool:
+    """Whether unpatched pairs differ in this beyond rounding: what is not there is not taken away."""
+    all_least = {KL: subspaces.LEAST_KL, VALUE: subspaces.LEAST_VALUE}
+    least = next((x for name, x in all_least.items() if measure.startswith(name)), 0.0)
+    known = found[NOTHING, 0][measure]
+    known = known[~np.isnan(known)]
+    return not len(known) or bool(known.mean() >= least)
 
 
 def _estimate(name: str, x_N: np.ndarray, level_N: np.ndarray, rng: np.random.Generator) -> Estimate:
@@ -211,7 +220,7 @@ def compared(
         for (name, other), values in found.items():
             if name == CAUSAL or other != rank and name not in (WHOLE, NOTHING):
                 continue
-            for q in [q for q in mine if q not in (AGREEMENT, BACK_ACCURACY, BACK_KL)]:
+            for q in [q for q in mine if q not in (AGREEMENT, BACK_ACCURACY, BACK_KL) and _told(found, q)]:
                 change = mine[q] - values[q]
                 there = ~np.isnan(change)
                 if not there.any():

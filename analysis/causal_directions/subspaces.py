@@ -26,7 +26,8 @@ from core.trees import Tree, rows_of
 DIFFERENCES = 0.999  # of the squared length of the differences: where W is sought
 VARYING = 0.999  # of the variance of recorded states: where states vary
 UNREAD = 1e-4  # of the largest singular value of the heads' derivatives: below it a direction is not read
-NONE = 1e-12  # a squared length, or a loss, that is none
+NONE = 1e-12  # a squared length that is none
+LEAST_KL, LEAST_VALUE = 1e-9, 1e-6  # nats; share of the value's size: what is less is rounding
 LOOK = 10  # steps between two looks at the pairs that stop the fit
 STOPPING = 4  # one of so many levels of the fitting half stops the fit
 
@@ -83,8 +84,10 @@ class Exchange:
 
 
 def divergence(of_ND: Tensor, other_ND: Tensor) -> Tensor:
-    """KL(of || other) [N] of log-probabilities, nats."""
-    return (of_ND.exp() * (of_ND - other_ND)).sum(-1).clamp_min(0)
+    """KL(of || other) [N] of log-probabilities, nats.  In float64 and normalised there: else a difference of nothing
+    but rounding errors would come out at their size, of which it has the square."""
+    of, other = (x.double().log_softmax(-1) for x in (of_ND, other_ND))
+    return (of.exp() * (of - other)).sum(-1).clamp_min(0).to(of_ND.dtype)
 
 
 class Loss:
@@ -101,7 +104,9 @@ class Loss:
             one = torch.ones((), device=pairs.base_NH.device)
             self.scales = [one, one]
             self.scales = [part.clone() for part in self._parts(lambda d: torch.zeros_like(d))]
-        self.asks = [float(scale) >= NONE for scale in self.scales]
+        size = float(sum((x[1] ** 2).mean() for x in (self.base, self.source)))
+        least = LEAST_KL, max(LEAST_VALUE**2 * size, torch.finfo(torch.float32).tiny)
+        self.asks = [float(scale) >= enough for scale, enough in zip(self.scales, least, strict=True)]
 
     def _parts(self, change: Change) -> list[Tensor]:
         ways = ((self.source, self.pairs.forth(change)), (self.base, self.pairs.back(change)))

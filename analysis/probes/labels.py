@@ -219,6 +219,14 @@ class Known(NamedTuple):
         own = self.r2 if self.labels[i].kind == "number" else self.balanced
         return own(tally, i, weight_RU)
 
+    def could_gain(self, i: int, varying: int) -> tuple[int, float]:
+        """(units that could show a better reading of label i, what its score gains if all of them do): those of the
+        class that the fewest have, or in which a number varies (``varying``)."""
+        if self.labels[i].kind == "number":
+            return varying, 1.0
+        units_C = (self.class_UC[i] > 0).sum(0)
+        return int(units_C[units_C > 0].min()), 1.0 / int((units_C > 0).sum())
+
     def ahead_U(self, one: Tally, other: Tally, i: int) -> np.ndarray:
         """What each unit adds to the difference of two scores of label i: their sum is that difference."""
         if self.labels[i].kind == "number":

@@ -24,7 +24,7 @@ from analysis.shared.probe_fits import ALPHA, exchanged_units, folds_of
 from analysis.shared.units import spread_over_episodes
 from core.artefacts import finite
 from core.progress import bar
-from core.stats import LOGIT, LOST, PLAIN, benjamini_hochberg, jackknifed, left_out, mean_p
+from core.stats import LOGIT, LOST, PLAIN, benjamini_hochberg, gain_not_met, jackknifed, left_out, mean_p
 
 CONTROL = "a random number a life"
 CONTROLS = 8  # of them
@@ -201,6 +201,7 @@ def advantage_rows(scored: Sequence[Scored], inputs: Sequence[Input], config: Pr
                                                "metric": label.metric}  # fmt: skip
                         gain_R = known.score(a, i, part.weight_RU) - known.score(b, i, part.weight_RU)
                         row |= cells("advantage", gain_R, rng, config, levels=(0.95, 0.9))
+                        row |= with_room(row, *known.could_gain(i, part.units_varying[i]))
                         ahead.append(known.ahead_U(a, b, i))
                         out.append(row | {"p": None, "units_varying": part.units_varying[i],
                                           "n": part.weight_RU.shape[1]})  # fmt: skip
@@ -218,6 +219,20 @@ def advantage_rows(scored: Sequence[Scored], inputs: Sequence[Input], config: Pr
     return out
 
 
+def with_room(row: Mapping[str, Any], units: int, reach: float) -> dict[str, Any]:
+    """The ends of an advantage that leave room for units that no unit was like (``core.stats.gain_not_met``): the 90 %
+    end that "no" is read from, and where all units gain the same, of which an interval without a width says nothing,
+    those of 95 %, too."""
+    value, high_90 = row["advantage"], row["advantage_high_90"]
+    if value is None or high_90 is None:
+        return {}
+    out: dict[str, Any] = {"advantage_high_90": finite(gain_not_met(value, high_90, units, 0.9, reach))}
+    if row["advantage_low"] == row["advantage_high"]:
+        high = gain_not_met(value, value, units, 0.95, reach)
+        out |= {"advantage_low": finite(2 * value - high), "advantage_high": finite(high)}
+    return out
+
+
 def subjects(inputs: Sequence[Input]) -> tuple[list[str], list[str]]:
     """(the inputs that hold a memory, what each of them is compared with: the baselines)."""
     states = [x.name for x in inputs if not x.is_baseline]
@@ -226,7 +241,8 @@ def subjects(inputs: Sequence[Input]) -> tuple[list[str], list[str]]:
 
 def verdict(row: Mapping[str, Any], smallest: float) -> str:
     """Whether the advantage exists, as docs/claims.md says it of effects: yes where the 95 % interval lies beyond the
-    smallest size and q is at most 0.05; no where the 90 % interval lies below it; else open."""
+    smallest size and q is at most 0.05; no where the 90 % interval, with room for units that were not met, lies below
+    it; else open."""
     low, high = row["advantage_low"], row["advantage_high_90"]
     if low is not None and low > smallest and row["q"] is not None and row["q"] <= ALPHA:
         return YES

@@ -28,7 +28,17 @@ from analysis.shared.units import shared_by
 from core.artefacts import Result, finite
 from core.contracts import UserError
 from core.progress import bar
-from core.stats import LOGIT, LOST, PLAIN, benjamini_hochberg, jackknifed, least_units, left_out, mean_p
+from core.stats import (
+    LOGIT,
+    LOST,
+    PLAIN,
+    benjamini_hochberg,
+    gain_not_met,
+    jackknifed,
+    least_units,
+    left_out,
+    mean_p,
+)
 
 CONSTANTS = 20  # random targets of each control
 TIME_ITSELF = 0.999  # R^2 of time alone from which on a quantity is time
@@ -336,7 +346,8 @@ def _table(
             row |= _areas(predicted, k, y_N == y_N.max(), scores, bool(rows.baselines))
         for name in ("partial", *(name for name, _ in ADDED.values())):
             if name in scores.r2_GK:
-                _, low, high = scores.interval(name, k, 0.9)
+                value, low, high = map(float, scores.interval(name, k, 0.9))
+                high = gain_not_met(value, high, row["units_varying"], 0.9)
                 row |= {f"{name}_low_90": finite(low), f"{name}_high_90": finite(high)}
         row |= {"verdict": "", "n": scores.n, "rows": len(y_N)}
     return out
@@ -377,17 +388,18 @@ def verdict(row: Mapping[str, Any], mediated: bool, smallest: float) -> str:
     """What a row says, in words.
 
     Beyond what is given (``partial``, R^2 of what the confounders leave): read where the 95 % interval lies above the
-    smallest size of interest and exchanged targets do not reach it; not read where the 90 % interval lies below that
-    size; else open, and so where too few units tell what a confounder does (``given_by_few``).
+    smallest size of interest and exchanged targets do not reach it; not read where the 90 % interval, with room for
+    units that were not met (``core.stats.gain_not_met``), lies below that size; else open, and so where too few units
+    tell what a confounder does (``given_by_few``).
     """
     if row["units_varying"] < LEAST_VARYING:
         return "too rare to tell"
     if row["linear_low"] is None or row["linear_low"] <= 0:
-        return "not read"
+        return "not shown to be read"
     if row["time"] is not None and row["time"] > TIME_ITSELF:
         return "read; it is time itself"
     if row["linear_q"] is None or row["linear_q"] > ALPHA:
-        return "no more than time alone predicts"
+        return "not shown to be more than time alone predicts"
     if not mediated or row["partial"] is None:
         return "read"
     if row.get("given_by_few"):

@@ -145,7 +145,7 @@ def test_probes_read_what_is_there_and_name_what_is_not(world: Path, capsys: pyt
     assert said["self_gold"]["verdict"] == "constant" and said["self_gold"]["linear"] is None
     assert said["row"]["verdict"] == "read beyond what is given" and said["row"]["observation"] > 0.99
     assert said["tick"]["verdict"] == "read; it is time itself"
-    assert said["n_visible_players"]["verdict"] == "no more than time alone predicts"
+    assert said["n_visible_players"]["verdict"] == "not shown to be more than time alone predicts"
     assert said["n_visible_players"]["linear"] > 0.5 and abs(said["n_visible_players"]["partial"]) < 0.05
     assert said["in_combat"]["kind"] == "binary" and said["in_combat"]["auroc_mlp"] > 0.95
     assert {c["constant_per"] for c in result.tables["controls"]} == {"life", "world", "map"}

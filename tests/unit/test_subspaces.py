@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +18,7 @@ from analysis.causal_directions.study import (
     LONG,
     NOTHING,
     RANDOM,
+    VALUE,
     VARYING,
     WHOLE,
     at_once,
@@ -37,17 +41,17 @@ CAUSE, NUISANCE = 0, 1
 OPTIONS = FitOptions(steps=200)
 
 
-def planted(n: int = 96, seed: int = 0, other: float = 0.0) -> tuple[Exchange, np.ndarray, Tensor]:
+def planted(n: int = 96, seed: int = 0, other: float = 0.0, acts: bool = True) -> tuple[Exchange, np.ndarray, Tensor]:
     """Pairs of the planted confounded agent whose edit lowers the cause by a varying amount and the nuisance by a large
     and steady one, so that the nuisance tells base from source best; and the directions' true places in h [H, K].
 
-    other: deviation of what else differs, in directions that nothing reads.
+    other: deviation of what else differs, in directions that nothing reads.  acts: whether the cause is lowered at all.
     """
     agent = PlantedAgent(PlantedOptions(kind="confounded"))
     rng = np.random.default_rng(seed)
     c = rng.standard_normal((n, 8))
     edited = c.copy()
-    edited[:, CAUSE] -= 1 + 0.8 * rng.standard_normal(n)
+    edited[:, CAUSE] -= acts * (1 + 0.8 * rng.standard_normal(n))
     edited[:, NUISANCE] -= 6 + 0.3 * rng.standard_normal(n)
     edited[:, 5:] += other * rng.standard_normal((n, 3))
     r_HK = torch.tensor(matrices(agent.options).R_HK, dtype=torch.float32)
@@ -72,6 +76,45 @@ def test_the_direction_that_acts_is_found_and_the_one_that_only_tells_is_not(oth
     plain = at_once(pairs, subspaces.zero)[KL].mean()
     assert np.nanmean(done[0][ACCURACY]) == 1 and done[0][KL].mean() < 1e-3 * plain
     assert np.nanmean(done[1][ACCURACY]) < 0.9 and done[1][KL].mean() > 0.25 * plain  # it moves the cause by its mean
+
+
+def test_rounding_errors_are_no_effect() -> None:
+    """States that differ in what nothing reads: the heads' numbers differ in their last digits."""
+    pairs, levels, _ = planted(acts=False)
+    plain = at_once(pairs, subspaces.zero)
+    assert 0 < np.abs(pairs.at_base(pairs.base_NH)[0] - pairs.at_source(pairs.source_NH)[0]).max() < 1e-5
+    assert plain[KL].max() < subspaces.LEAST_KL
+    with pytest.raises(UserError, match="changes neither the agent's actions nor its value"):
+        subspaces.fit(pairs, levels, 1, OPTIONS)
+
+
+class ValueAlone(PlantedAgent):
+    """Its policy does not read the cause."""
+
+    def heads(self, seen: Any, state: Any) -> tuple[Tensor, Tensor]:
+        cause_H = torch.tensor(matrices(self.options).R_HK, dtype=torch.float32)[:, CAUSE]
+        cause_H = cause_H / cause_H.norm()
+        logits, _ = super().heads(seen, state - (state @ cause_H)[:, None] * cause_H)
+        return logits, super().heads(seen, state)[1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_only_the_value_reads_is_found_and_nothing_is_said_of_actions(seed: int) -> None:
+    pairs, levels, r_HK = planted(seed=seed)
+    at = dataclasses.replace(pairs.at_base, agent=ValueAlone(PlantedOptions(kind="confounded")))
+    pairs = Exchange(pairs.base_NH, pairs.source_NH, at, at)
+    assert subspaces.Loss(pairs).asks == [False, True]
+    w = subspaces.fit(pairs, levels, 1, OPTIONS)
+    assert cosine(w, r_HK[:, CAUSE]) >= 0.99
+
+    class Held:
+        exchange = pairs
+
+    found = seek(pairs, levels, pairs.base_NH, (1,), FitOptions(steps=20), bases={}, draws=2)
+    got = measure(Held, found.methods, lambda change: {})  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    assert np.isnan(estimate_of(estimated(got, levels, "e", rng), "e", CAUSAL, 1, f"recovered {KL}").value)
+    assert {row["measure"] for row in compared(got, levels, "e", rng)} == {VALUE}
 
 
 def test_what_is_patched_back_undoes_it() -> None:
