@@ -210,7 +210,8 @@ def _scored(
         read_NK = mlp_predict(rows.x_NF, both_NK, fold_N, unit_N, config.net, config.seed, device=config.device)
         predicted["mlp"] = read_NK[:, : len(varying)]
         scores.add("mlp_shuffled", read_NK[:, len(varying) :], both_NK[:, len(varying) :])
-    predicted["time"] = FoldedRidge(time_features(rows.time_N), fold_N).predict(y_NK)
+    time_NF = time_features(rows.time_N)
+    predicted["time"] = FoldedRidge(time_NF, fold_N).predict(y_NK)
     if rows.observation_NF is not None:
         predicted["observation"] = FoldedRidge(rows.observation_NF, fold_N).predict(y_NK)
     for name, baseline_NF in rows.baselines.items():
@@ -220,6 +221,9 @@ def _scored(
         if name != "linear":
             ends = ("mlp", "linear") if name == "mlp" else ("linear", name)
             scores.less(f"{ends[0]}_minus_{ends[1]}", *ends)
+    with_time = FoldedRidge(np.concatenate([rows.x_NF, time_NF], 1), fold_N)
+    scores.add("with_time", with_time.predict(y_NK), y_NK)
+    scores.less("with_time_minus_time", "with_time", "time")
     if "all" in rows.baselines:
         together_NF = np.concatenate([rows.x_NF, rows.baselines["all"]], 1)
         predicted["everything"] = FoldedRidge(together_NF, fold_N).predict(y_NK)
@@ -398,7 +402,8 @@ def verdict(row: Mapping[str, Any], mediated: bool, smallest: float) -> str:
         return "not shown to be read"
     if row["time"] is not None and row["time"] > TIME_ITSELF:
         return "read; it is time itself"
-    if row["linear_q"] is None or row["linear_q"] > ALPHA:
+    # Exchanges keep what a target is at every step, but not that a life ends when the target says so.
+    if any(row[f"{name}_q"] is None or row[f"{name}_q"] > ALPHA for name in ("linear", "with_time_minus_time")):
         return "not shown to be more than time alone predicts"
     if not mediated or row["partial"] is None:
         return "read"

@@ -77,7 +77,14 @@ def test_directions_with_labels_are_named_by_them_too() -> None:
     assert angle.numbered(angle.worded("collapse oblique:0 on value"), "x") == "collapse oblique:0 on value"
     assert find_direction("oblique:sin(coin_bearing)", lambda kind: angle, "oblique") == ("oblique", 0)
     said = ("ica:5", "direction_2", "7", "probe:support", "probe:tile_12", None)  # what claims of any version say
-    assert [direction_of_claim({"direction": x}) for x in said] == [5, 2, 7, None, None, None]
+    assert [direction_of_claim({"direction": x}) for x in said] == [
+        ("ica", 5),
+        ("", 2),
+        ("", 7),
+        None,
+        None,
+        None,
+    ]
     with pytest.raises(UserError, match=r"x: the oblique basis has no direction oblique:helth \(did you mean health"):
         direction_ids(["oblique:helth"], labelled, "x")
     assert direction_ids(["oblique:1"], basis(3), "x") == [1]

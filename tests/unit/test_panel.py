@@ -8,9 +8,11 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +20,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from agents.load import load_agent
 from analysis.saliency import maps
 from analysis.saliency.__main__ import SaliencyConfig, main as saliency
 from core import config as cli
-from core.artefacts import Result, new_run
+from core.artefacts import MANIFEST, Result, new_run, read_manifest, sha256
 from core.contracts import UserError
-from core.directions import load_basis
+from core.directions import fingerprint, load_basis
 from core.episodes import RolloutStore
+from generative.record_samples import RecordSamplesConfig, main as record_samples
 from tests.conftest import write_agent
-from tests.panel_runs import NAMES, SAMPLES, STEPS, K
+from tests.panel_runs import NAMES, SAMPLES, STEPS, K, write_directions
 from validation.panel.__main__ import STAGE, VIEWS, PanelConfig, check, main, shown_of
-from validation.panel.first import lighter, sentences
+from validation.panel.contents import contents, together
+from validation.panel.first import _evidence, lighter, sentences
 from validation.panel.page import PAGE
-from validation.panel.server import serve
+from validation.panel.server import put_names, serve
 
 
 def facts_in(page: str) -> dict[str, Any]:
@@ -214,6 +219,65 @@ def test_without_a_stage_the_page_says_what_makes_it(panel_runs: Path, tmp_path:
     missing = facts_in((tmp_path / "few" / PAGE).read_text())["missing"]
     assert {"saliency", "directions", "behaviours"} <= set(missing)
     assert missing["saliency"]["line"].startswith("python -m analysis.saliency --simulator")
+
+
+@pytest.fixture
+def two_samples(panel_runs: Path, tmp_path: Path) -> Path:
+    """The runs with further samples, which nothing was computed of."""
+    root = tmp_path / "runs"
+    shutil.copytree(panel_runs, root, symlinks=True)
+    record_samples(RecordSamplesConfig(
+        simulator=(root / "simulator",), rollouts=root / "rollouts", out=root / "samples_more", samples=SAMPLES,
+        steps=STEPS, seed=5, threads=1,
+    ))  # fmt: skip
+    return root
+
+
+def test_saliency_and_behaviours_lie_on_the_samples_that_they_are_of(two_samples: Path) -> None:
+    root = two_samples
+    config = cli.parse(PanelConfig, ["build", str(root)], STAGE)
+    chosen = shown_of(config).chosen
+    assert chosen is not None
+    runs, of_others = together(chosen)
+    want = {"samples", "saliency", "behaviours"}
+    assert {name: path.name for name, path in runs.items() if path and name in want} == {name: name for name in want}
+    assert of_others == {}
+    for name in ("saliency", "behaviours"):  # without them the last samples are shown, and say what is not of them
+        few = replace(chosen, runs=tuple(run for run in chosen.runs if run.path.name not in ("samples", name)))
+        runs, of_others = together(few)
+        other = {"saliency": "behaviours", "behaviours": "saliency"}[name]
+        assert runs["samples"] == root / "samples_more" and runs["saliency"] is runs["behaviours"] is None
+        assert list(of_others) == [other] and of_others[other].endswith(f"{other} is of other samples.")
+    facts = contents(replace(few), check(config), root.parent / "page").facts
+    assert facts["missing"]["saliency"]["note"].startswith(of_others["saliency"]) and "saliency" not in facts
+
+
+def test_every_run_is_an_input_of_the_panel(panel_runs: Path, tmp_path: Path) -> None:
+    places = [tmp_path / name for name in ("a/hidden_states_2", "b/hidden_states", "c/hidden_states")]
+    for place in places:
+        write_directions(place, panel_runs / "rollouts", fingerprint(load_agent(panel_runs / "agent")))
+    words = [str(p) for p in (panel_runs / "samples", *places)]
+    main(cli.parse(PanelConfig, ["build", *words, "--out", str(tmp_path / "out"), "--threads", "1"], STAGE))
+    inputs = read_manifest(tmp_path / "out")["inputs"]
+    assert {(tmp_path / "out" / known["path"]).resolve() for known in inputs.values()} >= set(places)
+
+
+def test_evidence_links_lead_to_the_basis_of_the_claim() -> None:
+    def links(direction: str) -> str:
+        return _evidence({"hypothesis": "", "direction": direction}, 0, ("ica", "pca"))
+
+    assert "k=3&amp;basis=pca&amp;end=high" in links("pca:3") and "k=3&amp;basis=ica&amp;end=low" in links("ica:3")
+    assert "k=3&amp;end=high" in links("3") and "view=directions" not in links("causal:3") + links("d_ica:3")
+
+
+def test_names_are_not_given_to_behaviours_that_were_fitted_again(panel_runs: Path, tmp_path: Path) -> None:
+    root = tmp_path / "behaviours"
+    shutil.copytree(panel_runs / "behaviours", root)
+    made, names = sha256(root / MANIFEST), {"names": {"0": "waits", "1": "goes"}}
+    assert put_names(root, made, names) == {"saved": True}
+    (root / MANIFEST).write_text((root / MANIFEST).read_text() + " ")
+    with pytest.raises(UserError, match="fitted again since this page was made"):
+        put_names(root, made, names)
 
 
 def test_a_study_of_another_agent_is_left_out(panel_runs: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 import urllib.error
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from core.contracts import UserError
-from validation.panel.live import asked_of
+from validation.panel.live import _rounded, asked_of
 from validation.panel.server import HOST, Loader, Served, files_in, listening, refusal, server_of
 from validation.panel.work import WAITING, Full, Job, Worker
 
@@ -134,6 +136,21 @@ def test_the_address_answers_before_the_page_is_written(address: tuple[Served, s
     play.set()
     loader.join()
     assert ended.is_set() and str(loader.failed) == "nothing can be played"
+
+
+@pytest.mark.parametrize("body", ["[" * 16_000, '{"start": 0, "quantity": "\\ud800"}', "{"])
+def test_what_is_no_json_that_can_be_said_back_is_refused(address: tuple[Served, str], body: str) -> None:
+    served, url = address
+    served.live, served.worker = object(), object()  # type: ignore[assignment]
+    asked = urllib.request.Request(f"{url}live", body.encode(), {"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as error, urllib.request.urlopen(asked, timeout=10):
+        pass
+    assert error.value.code == 400 and json.load(error.value) == {"error": "not JSON"}
+
+
+def test_numbers_that_json_has_not_are_null() -> None:
+    told = _rounded(torch.tensor([[1.0, math.nan], [math.inf, 0.123456789]]))
+    assert json.loads(json.dumps(told, allow_nan=False)) == [[1.0, None], [None, 0.12346]]
 
 
 def test_a_panel_that_is_ended_writes_no_more(tmp_path: Path) -> None:

@@ -118,8 +118,22 @@ def test_each_planted_target_gets_its_verdict(found: dict[str, dict[str, Any]]) 
 )
 def test_beyond_what_is_given_has_a_smallest_size(low: float, high_90: float, q: float, says: str) -> None:
     row = {"units_varying": 16, "linear_low": 0.3, "linear_q": 0.01, "time": 0.1, "partial": 0.0}
+    row["with_time_minus_time_q"] = 0.01
     row |= {"partial_low": low, "partial_high_90": high_90, "partial_q": q}
     assert verdict(row, True, 0.02) == says
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_states_that_know_time_alone_do_not_say_how_long_an_episode_will_be(seed: int) -> None:
+    """The label goes with the length, so late steps are of one label: exchanged labels do not keep that."""
+    rng = np.random.default_rng(seed)
+    length = rng.geometric(1 / 25, 30) + 5
+    unit, t = np.repeat(np.arange(30), length), np.concatenate([np.arange(n) for n in length])
+    label = (length > np.median(length)).astype(float)[unit]
+    x = np.stack([t / 25, np.minimum(t, 10) / 10, np.maximum(t - 30, 0) / 30, rng.standard_normal(len(t))], 1)
+    rows = Rows(x.astype(np.float32), {"label": label}, None, np.stack([unit, t], 1), t, {"life": unit})
+    found = by_target(probe(rows, ["label"], (), "life", ProbesConfig(shuffles=99, resamples=199, mlp=False)))
+    assert found["label"]["verdict"] == "not shown to be more than time alone predicts"
 
 
 def test_mediation_takes_what_is_only_a_confounders_and_leaves_the_rest(found: dict[str, dict[str, Any]]) -> None:

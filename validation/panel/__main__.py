@@ -143,7 +143,12 @@ def write_panel(
         return write(path, title, views_of(figure=True), there.facts, there.blocks, True)
     parts = parts_of(chosen, made)
     there.facts["films"], shown = films(chosen)
-    views = [first_page(parts, chosen), *views_of(served is not None), *sections(parts, chosen, made), *more.views]
+    views = [
+        first_page(parts, chosen, there.facts.get("bases", ())),
+        *views_of(served is not None),
+        *sections(parts, chosen, made),
+        *more.views,
+    ]
     # The first picture first, and one at a time.
     blocks: Iterator[Block] = itertools.chain(there.blocks, shown, more.blocks)
     if served is not None:
@@ -163,8 +168,8 @@ def main(config: PanelConfig) -> None:
     inputs: dict[str, Path] = {}
     runs = {run.path.resolve(): run for run in (*(about.chosen.runs if about.chosen else ()), *about.studies)}
     for path, run in runs.items():
-        name = path.name
-        inputs[name if name not in inputs else f"{name}_{len(inputs)}"] = run.path
+        names = itertools.chain([path.name], (f"{path.name}_{n}" for n in itertools.count(2)))
+        inputs[next(name for name in names if name not in inputs)] = run.path
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as made:
         size = write_panel(made.path, about, config, options, config.out)
         made.record("size", size / 1e6, "MB")

@@ -25,7 +25,7 @@ from validation.panel import samples as read
 from validation.panel.saliency import Saliency, open_saliency
 from validation.report.commands import repeat
 from validation.report.contents import AGAIN, made_by
-from validation.report.lineage import Chosen, Traced
+from validation.report.lineage import Chosen, Traced, shown
 
 COLUMNS = 16  # frames beside each other in a sheet
 SHADES = 10  # of either sign that maps are shown in: a number is right to within a twentieth of the largest of its map
@@ -72,10 +72,10 @@ class Contents:
 
 def contents(chosen: Chosen, options: Options, out: Path) -> Contents:
     """What the runs hold.  Raises UserError before anything is written."""
-    runs = {name: last(chosen, stage) for name, stage in NEEDED.items()}
+    runs, of_others = together(chosen)
     facts: dict[str, Any] = {
         "missing": {
-            name: {"stage": stage, "line": how.line, "note": how.note}
+            name: {"stage": stage, "line": how.line, "note": " ".join(filter(None, [of_others.get(name), how.note]))}
             for name, stage in NEEDED.items()
             if runs[name] is None
             for how in [made_by(stage, chosen)]
@@ -92,6 +92,33 @@ def contents(chosen: Chosen, options: Options, out: Path) -> Contents:
     known = _known(there, options)
     blocks = _of_samples(chosen, there, known, facts, options)
     return Contents(facts, blocks, there)
+
+
+def together(chosen: Chosen) -> tuple[dict[str, Path | None], dict[str, str]]:
+    """The run of every stage in ``NEEDED`` that the views of samples are drawn from, and a sentence for each that lies
+    there and is of other samples.  Saliency and behaviours have a row a sample and step, so they must be of these very
+    samples: the last that saliency was computed of, else behaviours.  Directions are those that they were told in."""
+    runs = {name: last(chosen, stage) for name, stage in NEEDED.items()}
+    rows = ("saliency", "behaviours")
+    told = [of for name in rows for run in reversed(chosen.of(NEEDED[name])) for of in _behind(run, NEEDED["samples"])]
+    of_samples = {run.path.resolve(): run.path for run in chosen.of(NEEDED["samples"])}
+    runs["samples"] = next((of_samples[path] for path in told if path in of_samples), runs["samples"])
+    samples = runs["samples"] and runs["samples"].resolve()
+    of_others = {}
+    for name in rows:
+        there = chosen.of(NEEDED[name])
+        mine = [run for run in there if _behind(run, NEEDED["samples"]) in ([], [samples])]
+        if there and not mine:
+            of_others[name] = f"{shown(there[-1].path)} is of other samples."
+        runs[name] = mine[-1].path if mine else None
+        if mine and (bases := _behind(mine[-1], NEEDED["directions"])) and name == "saliency":
+            runs["directions"] = bases[-1]
+    return runs, of_others
+
+
+def _behind(run: Traced, stage: str) -> list[Path]:
+    """The runs of a stage that one was made from."""
+    return [path for path, manifest in run.chain.items() if manifest["stage"] == stage]
 
 
 def last(chosen: Chosen, stage: str) -> Path | None:

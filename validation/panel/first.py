@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,10 @@ SHORT = {
 }  # fmt: skip
 
 
-def first_page(parts: Parts, chosen: Chosen) -> View:
-    """What was asked and what came out in two sentences, with the gate; then the evidence, each a link."""
-    evidence = "".join(_evidence(claim, i) for i, claim in enumerate(_claims(chosen)))
+def first_page(parts: Parts, chosen: Chosen, bases: Collection[str]) -> View:
+    """What was asked and what came out in two sentences, with the gate; then the evidence, each a link.  bases: the
+    kinds whose directions the page shows."""
+    evidence = "".join(_evidence(claim, i, bases) for i, claim in enumerate(_claims(chosen)))
     links = f"<h2>The evidence</h2>{evidence}" if evidence else ""
     found = "".join(f"<li>{text_of(words)}</li>" for words in parts.findings)
     told = f'<div class="lead">{"".join(paragraph(words) for words in sentences(parts.told))}</div>'
@@ -68,20 +69,22 @@ def _claims(chosen: Chosen) -> list[dict[str, Any]]:
     return found
 
 
-def direction_of(claim: dict[str, Any]) -> int | None:
-    """The number of the direction that a claim is about, whichever way it is told; None of one that has a label."""
-    known = directions.direction_of(str(claim.get("direction", "")), "")
-    return None if known is None else known[1]
+def direction_of(claim: dict[str, Any]) -> tuple[str, int] | None:
+    """The basis ('': not said) and number of the direction that a claim is about; None of one that has a label."""
+    return directions.direction_of(str(claim.get("direction", "")), "")
 
 
-def _evidence(claim: dict[str, Any], number_of: int) -> str:
-    """A claim and the links to what it rests on."""
+def _evidence(claim: dict[str, Any], number_of: int, bases: Collection[str]) -> str:
+    """A claim and the links to what it rests on.  bases: the kinds whose directions the page shows."""
     verdict = str(claim.get("verdict", ""))
     links = []
-    if (k := direction_of(claim)) is not None:
+    known = direction_of(claim)
+    if known is not None and known[0] in ("", *bases):
+        kind, k = known
+        to = f"#view=directions&amp;k={k}{f'&amp;basis={kind}' if kind else ''}"
         links += [
-            f'<a href="#view=directions&amp;k={k}&amp;end=high">frames at which direction {k} is high</a>',
-            f'<a href="#view=directions&amp;k={k}&amp;end=low">and low</a>',
+            f'<a href="{to}&amp;end=high">frames at which direction {k} is high</a>',
+            f'<a href="{to}&amp;end=low">and low</a>',
             '<a href="#view=hidden_states">the heads it feeds</a>',
         ]  # fmt: skip
     links += [

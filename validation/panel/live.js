@@ -108,6 +108,8 @@ async function openLive() {
 
 async function showRuns(out) {
   const { runs, saliency } = live.result, told = live.facts, names = RUNS.filter(name => runs[name]), longest = Math.max(...names.map(n => runs[n].steps)), draws = [];
+  const numbers = x => Array.isArray(x) ? x.map(numbers) : x === null ? NaN : x;  // what JSON has no number for
+  for (const name of names) for (const key of ["value", "reward", "prob", "c"]) runs[name][key] = numbers(runs[name][key]);
   const images = await Promise.all(names.map(name => runs[name].frames ? decoded(runs[name].frames) : null));
   const films = names.map((name, i) => { const on = canvas(`live-${i}`, name), words = element("figcaption", {});
     draws.push(() => { const run = runs[name], t = Math.min(live.step, run.steps - 1); if (live.step < run.steps) drawFrame(on, images[i], t, { ...told, columns: 16 }); else drawNothing(on, "episode over"); words.textContent = `${name} ${arrowOf(run.action[t])} ${run.action[t]}`; });

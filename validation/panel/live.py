@@ -419,7 +419,11 @@ def _one(starts: EditStarts, row: int) -> EditStarts:
 
 
 def _rounded(x: Tensor) -> Any:
-    return np.round(x.detach().cpu().double().numpy(), 5).tolist()
+    """As JSON, which has no number for what is not finite: null."""
+    rounded = np.round(x.detach().cpu().double().numpy(), 5)
+    out = rounded.astype(object)
+    out[~np.isfinite(rounded)] = None
+    return out.tolist()
 
 
 def live_of(

@@ -24,7 +24,7 @@ from core import artefacts
 from core.contracts import UserError
 from core.directions import fingerprint
 from generative.load import load_simulator
-from validation.panel.contents import NEEDED, Options, bases_in, last
+from validation.panel.contents import Options, bases_in, together
 from validation.panel.live import Live, live_of
 from validation.panel.page import DATA, PAGE
 from validation.panel.work import Full, Worker
@@ -48,6 +48,7 @@ class Served:
     live: Live | None = None
     worker: Worker | None = None
     names: Path | None = None  # the behaviours run whose names may be edited
+    names_of: str = ""  # SHA-256 of its manifest, as it was when the page was written
     loading: str = ""  # what is not there yet, in words
 
 
@@ -83,7 +84,8 @@ def app_of(served: Served) -> Any:
                 raise UserError(f"more than {LARGEST} bytes")
         try:
             values = json.loads(data)
-        except ValueError:
+            json.dumps(values, ensure_ascii=False).encode()  # half a surrogate pair cannot be said back
+        except (ValueError, RecursionError):
             raise UserError("not JSON") from None
         if not isinstance(values, dict):
             raise UserError("send an object")
@@ -97,7 +99,7 @@ def app_of(served: Served) -> Any:
         if request.method == "GET" and name == "" and served.loading:
             return HTMLResponse(loading_page(served.loading))
         if request.method == "POST" and name == "names" and served.names is not None:
-            return JSONResponse(put_names(served.names, await body_of(request)))
+            return JSONResponse(put_names(served.names, served.names_of, await body_of(request)))
         if (served.live is None or served.worker is None) and served.loading:
             return JSONResponse({"error": served.loading, "loading": True}, 503)
         if served.live is None or served.worker is None:
@@ -135,8 +137,11 @@ def app_of(served: Served) -> Any:
     return app
 
 
-def put_names(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a behaviours run's names; UserError where they are not one line of text for every behaviour."""
+def put_names(path: Path, made: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a behaviours run's names; UserError where they are not one line of text for every behaviour, or where the
+    run is no longer the one (SHA-256 of its manifest) that the page was made of: its behaviours have other numbers."""
+    if artefacts.sha256(path / artefacts.MANIFEST) != made:
+        raise UserError("the behaviours were fitted again since this page was made; serve it again")
     names = values.get("names")
     count = int(artefacts.load_json(path, "result.json")["notes"]["behaviours"])
     if not isinstance(names, dict) or sorted(names) != sorted(str(b) for b in range(count)):
@@ -203,10 +208,9 @@ def serve(
     """Say the address, write the page into a directory that goes when this ends, and show it until Ctrl-C.  Raises what
     went wrong with the page or what is live.  chosen: None for studies alone, in which nothing is live."""
     with tempfile.TemporaryDirectory(prefix="dreamlens-panel-") as name, listening(config.port) as sock:
-        served = Served(
-            {}, secrets.token_urlsafe(24), sock.getsockname()[1],
-            names=None if chosen is None else last(chosen, NEEDED["behaviours"]),
-        )  # fmt: skip
+        names = None if chosen is None else together(chosen)[0]["behaviours"]
+        made = "" if names is None else artefacts.sha256(names / artefacts.MANIFEST)
+        served = Served({}, secrets.token_urlsafe(24), sock.getsockname()[1], names=names, names_of=made)
         server = server_of(served)
         make_live = None
         if config.starts and chosen is not None and chosen.simulator is not None:
@@ -229,7 +233,7 @@ def live_from(chosen: Chosen, options: Options, starts: int, seed: int, threads:
     """What is live of these runs."""
     assert chosen.simulator is not None
     simulator = load_simulator(chosen.simulator)
-    fitted = last(chosen, NEEDED["directions"])
+    fitted = together(chosen)[0]["directions"]
     bases = {} if fitted is None else bases_in(fitted, options.basis_kind, fingerprint(simulator.agent))
     return live_of(simulator, bases, starts, seed, threads)
 
