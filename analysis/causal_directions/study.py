@@ -32,10 +32,12 @@ LATER_DRAWS = 5  # of the random subspaces: runs of the real game cost more than
 JACOBIANS = 64  # states at which the heads' derivatives are taken
 ACCURACY, AGREEMENT, KL, VALUE = "interchange accuracy", "agreement", "kl", "value error"
 BACK_ACCURACY, BACK_KL = "interchange accuracy back", "kl back"
+ALPHA = 0.05
 CRITERIA = (
     "Interchange accuracy: of the pairs whose likeliest action differs between base and source, the share in which the "
     "patched base's is the source's. Carries: the lower end of its 95 % interval is at least 0.8 of the whole state's "
-    "accuracy, at this rank and at every larger one that was tried (from the largest down, so that no rank is picked). "
+    "accuracy, at this rank and at every larger one that was tried (from the largest down, so that no rank is picked), "
+    "and at this rank it is ahead of random subspaces (q <= .05). "
     "The heads see h alone, so that at once the whole state's accuracy is 1 by construction; later it need not be, as "
     "the world is not edited. This is about this agent, these starts and this edit; none of it makes a direction a "
     "concept."
@@ -247,15 +249,19 @@ def estimate_of(rows: Sequence[Mapping[str, Any]], edit: str, method: str, rank:
     return Estimate(math.nan, math.nan, math.nan, 0)
 
 
-def smallest(rows: Sequence[Mapping[str, Any]], edit: str, ranks: Sequence[int]) -> int | None:
-    """The smallest rank that carries the edit (``CRITERIA``); None: none does."""
+def smallest(
+    rows: Sequence[Mapping[str, Any]], tests: Sequence[Mapping[str, Any]], edit: str, ranks: Sequence[int]
+) -> int | None:
+    """The smallest rank that carries the edit (``CRITERIA``); None: none does.  tests: of ``with_q``."""
     whole = estimate_of(rows, edit, WHOLE, None, ACCURACY).value
     out = None
     for rank in sorted(ranks, reverse=True):
         if not estimate_of(rows, edit, CAUSAL, rank, ACCURACY).low >= SUFFICIENT * whole:  # also of NaN
             break
         out = rank
-    return out
+    asked = {"edit": edit, "rank": out, "against": RANDOM, "measure": ACCURACY}
+    ahead = [t for t in tests if all(t[k] == v for k, v in asked.items()) and t["low"] > 0 and t["q"] <= ALPHA]
+    return out if ahead else None
 
 
 def sentences(
@@ -345,7 +351,8 @@ def study(
             tests += compared(got, other.level_N, words, rng)
     finally:
         player.close()
-    result = Result(tables={"subspaces": rows, "differences": with_q(tests)})
+    tests = with_q(tests)
+    result = Result(tables={"subspaces": rows, "differences": tests})
     result.tables["guard"] = [
         {"rank": rank, "where_states_vary": g.varying, "where_heads_read": g.read, "states": len(states_MH)}
         for rank, g in found.guards.items()
@@ -353,7 +360,7 @@ def study(
     result.arrays = {f"subspace/{rank}": w.cpu().numpy() for rank, w in found.w.items()}
     result.arrays |= {f"{name}/{rank}/{q}": v for (name, rank), of in measured.items() for q, v in of.items()}
     result.arrays["level"] = held.level_N
-    least = smallest(rows, asked.edit, asked.ranks)
+    least = smallest(rows, tests, asked.edit, asked.ranks)
     rank = max(asked.ranks) if least is None else least
     texts = sentences(rows, asked.edit, asked.ranks, least, asked.horizon, found.guards)
     texts += [text_of_transfer(rows, words, rank) for words in fresh]

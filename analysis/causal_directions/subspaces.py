@@ -23,7 +23,7 @@ from core.contracts import Agent, UserError
 from core.directions import Basis
 from core.trees import Tree, rows_of
 
-DIFFERENCES = 0.999  # of the squared length of the differences: where W is sought
+DIFFERENCES = 0.999  # of how the differences vary about their mean: where W is sought, beside that mean
 VARYING = 0.999  # of the variance of recorded states: where states vary
 UNREAD = 1e-4  # of the largest singular value of the heads' derivatives: below it a direction is not read
 NONE = 1e-12  # a squared length that is none
@@ -157,6 +157,17 @@ def span_of(x_NH: Tensor, share: float, least: int = 1) -> Tensor:
     return v_SH[:size].T.to(x_NH.dtype)
 
 
+def span_with_mean(x_NH: Tensor, share: float, least: int) -> Tensor:
+    """``span_of`` of what varies about the mean, and the mean: a large and steady difference, which one dimension
+    holds, takes no part of the share away from those in which the rest varies."""
+    mean_H = x_NH.double().mean(0)
+    about_HS = span_of(x_NH.double() - mean_H, share, least)
+    beside_H = mean_H - about_HS @ (about_HS.T @ mean_H)
+    if float(beside_H.norm()) <= 1e-6 * float(mean_H.norm()):
+        return about_HS.to(x_NH.dtype)
+    return torch.cat([about_HS, beside_H[:, None] / beside_H.norm()], 1).to(x_NH.dtype)
+
+
 @dataclass(frozen=True)
 class FitOptions:
     steps: int = 300  # of Adam
@@ -173,7 +184,7 @@ def fit(pairs: Exchange, level_N: np.ndarray, rank: int, options: FitOptions) ->
     passed, what did best on a quarter of the levels, which the gradient does not see, is taken.  W's columns are the
     principal directions of the differences within it, so turned that the edit raises their coordinates on average.
     """
-    span_HS = span_of(pairs.difference_NH, DIFFERENCES, rank)
+    span_HS = span_with_mean(pairs.difference_NH, DIFFERENCES, rank)
     if span_HS.shape[1] < rank:
         n, real = len(pairs.difference_NH), span_HS.shape[1]
         more = (
