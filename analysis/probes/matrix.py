@@ -24,7 +24,17 @@ from analysis.shared.probe_fits import ALPHA, exchanged_units, folds_of
 from analysis.shared.units import spread_over_episodes
 from core.artefacts import finite
 from core.progress import bar
-from core.stats import LOGIT, LOST, PLAIN, benjamini_hochberg, gain_not_met, jackknifed, left_out, mean_p
+from core.stats import (
+    LOGIT,
+    LOST,
+    PLAIN,
+    benjamini_hochberg,
+    failure_not_met,
+    gain_not_met,
+    jackknifed,
+    left_out,
+    mean_p,
+)
 
 CONTROL = "a random number a life"
 CONTROLS = 8  # of them
@@ -168,6 +178,15 @@ def input_rows(scored: Sequence[Scored], config: ProbesConfig) -> list[dict[str,
                 row |= {"by_step": finite(by_step), "inflation": finite(by_step - score_R[0])}
                 if name in part.nets and part.net_known is not None:
                     row |= cells("network", part.net_known.score(part.nets[name], i, w), rng, config, link)
+                if label.values:
+                    could = known.could_gain(i, part.units_varying[i])
+                    for score, (units, reach) in {
+                        "score": could,
+                        "network": could,
+                        "accuracy": (w.shape[1], 1.0),
+                    }.items():
+                        if (low := row.get(f"{score}_low")) is not None:
+                            row[f"{score}_low"] = failure_not_met(low, units, reach)
                 out.append(row | {"units_varying": part.units_varying[i], "n": w.shape[1], "rows": part.rows})
     whole = max(scored, key=lambda part: part.rows)
     w, known = whole.weight_RU, whole.known

@@ -33,6 +33,7 @@ from core.stats import (
     LOST,
     PLAIN,
     benjamini_hochberg,
+    failure_not_met,
     gain_not_met,
     jackknifed,
     least_units,
@@ -363,6 +364,7 @@ def _areas(
     """Areas under the ROC curve of a 0/1 target; against: also of the baselines, and how much the states' is larger."""
     out: dict[str, Any] = {}
     linear_G = None
+    fewest = min(len(np.unique(scores.of_N[some_N])) for some_N in (positive_N, ~positive_N))  # units of either kind
     for name in predicted if against else ("linear", "mlp"):
         if name not in predicted:
             continue
@@ -372,7 +374,9 @@ def _areas(
         if against and name not in ("linear", "mlp") and linear_G is not None:
             readings.append((f"auroc_linear_minus_{name}", linear_G - area_G, PLAIN))
         for cell, value_G, link in readings:
-            area, low, high = jackknifed(value_G, rng=scores.rng, link=link, draws=scores.resamples)
+            area, low, high = map(float, jackknifed(value_G, rng=scores.rng, link=link, draws=scores.resamples))
+            if link is LOGIT:
+                low = failure_not_met(low, fewest)
             out |= {cell: finite(area), f"{cell}_low": finite(low), f"{cell}_high": finite(high)}
     return out
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats as scipy_stats
 
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from analysis.probes import alignment
@@ -18,18 +19,22 @@ from analysis.probes.config import ProbesConfig
 from analysis.probes.directions import basis_of
 from analysis.probes.figures import MOST_LINES, draw_emergence
 from analysis.probes.inputs import EPISODE, Input, block_words, check_words, inputs_of, kept
-from analysis.probes.labels import labels_of
+from analysis.probes.labels import Known, Rule, Tally, labels_of
 from analysis.probes.matrix import (
     CONTROL,
     Rows,
     advantage_rows,
     apart,
+    cells,
     input_rows,
     latex,
     markdown,
     paper,
     score_inputs,
+    verdict,
+    with_room,
 )
+from analysis.probes.scores import Scores, _areas
 from analysis.probes.streamed import Split, linear
 from analysis.shared.probe_fits import FoldedRidge, MlpOptions, r2_of, unit_sums
 from benchmarks.probes import THERE, planted_rows
@@ -38,6 +43,7 @@ from core.artefacts import Result, write_json
 from core.contracts import UserError
 from core.directions import fingerprint, load_basis
 from core.episodes import Episode, RolloutStore, StoreWriter
+from core.stats import left_out
 from envs.planted import PlantedAgent, PlantedOptions, record_planted
 
 QUICK = ProbesConfig(mlp=False, exchanges=1, resamples=199)
@@ -136,6 +142,43 @@ def test_targets_without_a_value_somewhere_are_read_elsewhere() -> None:
     assert table["seldom", "h"]["rows"] == np.isfinite(seldom).sum() and table["seldom", "h"]["n"] == 15
     assert table["seldom", "h"]["score"] > 0.5 > 0.3 > table["seldom", "obs"]["score"]
     assert ("still", "h") not in table
+
+
+@pytest.mark.parametrize(("units", "positive"), [(100, 6), (24, 12)])
+def test_no_leaves_room_for_units_that_were_not_met(units: int, positive: int) -> None:
+    """A flag that is the same all through a unit; the state tells it, the observation misses one in ten of the positive
+    units, which is an advantage of .05.  "No" was said in .46 and .24, as often with an interval of 0 [0, 0]."""
+    rng = np.random.default_rng(0)
+    rule = Rule(np.array([[0.0, 1.0]]), np.array([0.0, -0.5]), np.array([0.0, -0.5]))
+    unit_N, held, said = np.repeat(np.arange(units), 10), [], []
+    for _ in range(40):
+        flag_U = rng.permutation(units) < positive
+        told_U = flag_U & (rng.random(units) >= 0.1)
+        labels = labels_of({"flag": flag_U[unit_N].astype(float)}, ())
+        known = Known.of(labels, unit_N, units)
+        tallies = Tally(labels, unit_N, units), Tally(labels, unit_N, units)
+        for tally, read_U in zip(tallies, (flag_U, told_U), strict=True):
+            tally.add(np.arange(len(unit_N)), read_U[unit_N][:, None].astype(float), {0: (rule, rule)})
+        weight_RU = left_out(units, rng)
+        gain_R = known.score(tallies[0], 0, weight_RU) - known.score(tallies[1], 0, weight_RU)
+        row = cells("advantage", gain_R, rng, QUICK, levels=(0.95, 0.9))
+        row |= with_room(row, *known.could_gain(0, positive)) | {"q": 0.01}
+        said.append(verdict(row, 0.02))
+        held.append(row["advantage_low"] <= 0.05 <= row["advantage_high"])
+    assert "no" not in said and np.mean(held) >= 0.9
+
+
+def test_the_area_of_a_good_reading_leaves_room_for_units_that_it_misses() -> None:
+    """Of a true AUROC of .994 the interval of 24 episodes, 8 positive, held it in .67, and had no width in .15."""
+    rng = np.random.default_rng(1)
+    unit_N, held = np.repeat(np.arange(24), 10), []
+    truth = scipy_stats.norm.cdf(4 / np.sqrt(2.5))
+    for _ in range(60):
+        flag_N = (rng.permutation(24) < 8)[unit_N]
+        read_N = 4 * flag_N + rng.standard_normal(24)[unit_N] + 0.5 * rng.standard_normal(240)
+        found = _areas({"linear": read_N[:, None]}, 0, flag_N, Scores(unit_N, 199, rng), False)
+        held.append(found["auroc_linear_low"] <= truth <= found["auroc_linear_high"])
+    assert np.mean(held) >= 0.9
 
 
 def test_two_recordings_are_compared_by_their_intervals() -> None:

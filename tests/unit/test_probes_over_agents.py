@@ -70,6 +70,16 @@ def test_a_contrast_of_four_groups_of_three_covers_what_it_should(record_propert
     assert 0.94 < np.mean(covered) < 0.98  # Satterthwaite's degrees are on the safe side for so few
 
 
+@pytest.mark.parametrize(("sizes", "spreads"), [((2, 8), (3, 1)), ((2, 20), (1, 1)), ((2, 2), (1, 1))])
+def test_a_contrast_with_a_group_of_two_has_no_false_alarms(
+    sizes: tuple[int, int], spreads: tuple[float, float]
+) -> None:
+    """With Welch's own degrees of freedom .11, .12 and .02 were significant at .05."""
+    rng = np.random.default_rng(0)
+    drawn = ([rng.normal(scale=d, size=n) for n, d in zip(sizes, spreads, strict=True)] for _ in range(2000))
+    assert np.mean([contrast(groups, [1, -1]).p <= 0.05 for groups in drawn]) <= 0.03
+
+
 def test_one_agent_has_no_interval_and_equal_ones_no_width() -> None:
     alone = contrast([np.array([2.0]), np.array([1.0, 3.0])], [1, 0])
     assert alone.value == 2 and np.isnan(alone.estimate().low) and np.isnan(alone.p)
