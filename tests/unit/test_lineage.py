@@ -162,6 +162,18 @@ def test_a_broken_manifest_is_left_out_by_name(tmp_path: Path) -> None:
     assert _stages(chosen) == ["evaluate"] and "broken is left out" in chosen.left_out[0]
 
 
+def test_a_half_written_run_is_left_out_by_name(tmp_path: Path) -> None:
+    write_evaluation(tmp_path / "runs" / "evaluation", write_agent(tmp_path / "agent"), 1.0)
+    for name, stage in (("begun", "saliency"), ("other", "planted")):
+        _run(tmp_path / "runs" / name, stage, {})
+        (tmp_path / "runs" / name / artefacts.MANIFEST).unlink()
+    chosen = choose(tmp_path / "runs", [*STAGES, "saliency"])
+    (said,) = chosen.left_out
+    assert _stages(chosen) == ["evaluate"] and "begun is left out" in said and "half-written" in said
+    with pytest.raises(UserError, match="holds no run for a page.*half-written"):
+        choose(tmp_path / "runs" / "begun", ["saliency"])
+
+
 def test_a_directory_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such directory"):
         choose(tmp_path / "nowhere", STAGES)
