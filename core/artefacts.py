@@ -320,8 +320,7 @@ def begin_run(
                     f"{path} already holds data; choose another directory or pass --overwrite{going_on}"
                     + ("" if (path / MANIFEST).exists() else _earlier(path))
                 )
-            mark = read_json(path / "config.json") if (path / "config.json").exists() else None
-            if not isinstance(mark, dict) or mark.get("stage") != stage:
+            if begun_by(path) != stage:
                 raise UserError(f"{path} is not a {stage!r} run directory; it is not overwritten")
             for directory in (inputs or {}).values():
                 if Path(directory).resolve().is_relative_to(path.resolve()):
@@ -518,6 +517,12 @@ def read_manifest(path: Path, stage: str | None = None) -> dict[str, Any]:
     if stage is not None and manifest["stage"] != stage:
         raise UserError(f"{path} was written by stage {manifest['stage']!r}; a {stage!r} directory is needed")
     return manifest
+
+
+def begun_by(path: Path) -> str:
+    """The stage of a run directory, whole or half-written, as its configuration names it; '' where there is none."""
+    mark = read_json(path / "config.json") if (path / "config.json").exists() else None
+    return str(mark.get("stage", "")) if isinstance(mark, dict) else ""
 
 
 def _no_directory(path: Path) -> str:

@@ -81,7 +81,8 @@ def test_probes_of_a_recording_with_truth(world: Path, tmp_path: Path, capsys: p
     support = rows["support"]
     assert support["kind"] == "binary" and support["auroc_linear"] > 0.7
     assert support["auroc_linear_minus_frame"] == pytest.approx(support["auroc_linear"] - support["auroc_frame"])
-    assert rows["time"]["memory"] == f"not {BEYOND}" and all(BEYOND in row["memory"] for row in rows.values())
+    assert rows["time"]["everything_minus_all"] < 0.01 and all(BEYOND in row["memory"] for row in rows.values())
+    assert rows["time"]["memory"] == f"open whether {BEYOND}"  # so few levels can all be unlike others
     assert all(LEARNT in row["learnt"] for row in rows.values())
     assert all(f"over a randomised agent: {row['learnt']}" in said for row in rows.values())
     for row in result.tables["agents"]:  # the recorded agent itself, shown its own frames

@@ -214,17 +214,11 @@ def traced(root: Path, stages: Collection[str]) -> tuple[list[Traced], list[str]
             whole = (path / artefacts.MANIFEST).exists()
             if whole and artefacts.read_manifest(path)["stage"] in stages:
                 runs.append(trace(path))
-            elif not whole and (path / "config.json").exists() and _begun(path) in stages:
+            elif not whole and artefacts.begun_by(path) in stages:
                 artefacts.read_manifest(path)  # says that it is half-written
         except UserError as error:
             broken.append(f"{shown(path)} is left out: {error}.")
     return runs, broken
-
-
-def _begun(path: Path) -> str:
-    """The stage of a run without a manifest, as its configuration names it."""
-    config = cli.read_json(path / "config.json")
-    return str(config.get("stage", "")) if isinstance(config, dict) else ""
 
 
 def _shared(kind: str, runs: Sequence[Traced], root: Path) -> str:
