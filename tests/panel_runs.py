@@ -72,7 +72,7 @@ def write_world(path: Path, agent: RecurrentAgent) -> None:
         run.facts = {"agent": fingerprint(agent)}
 
 
-def write_directions(path: Path, rollouts: Path, agent: str) -> None:
+def write_directions(path: Path, rollouts: Path, agent: str, **inputs: Path) -> None:
     """Directions of h that are its first numbers (ica) and its last ones (pca), z-scored."""
     with RolloutStore(rollouts) as store:
         data, index = store.pooled("h")
@@ -84,7 +84,7 @@ def write_directions(path: Path, rollouts: Path, agent: str) -> None:
     arrays |= {f"c_{kind}": basis.project(h).numpy() for kind, basis in bases.items()}
     result = Result(arrays=arrays, notes={"hidden_size": h.shape[1]})
     result.scalar("ica_stability_median", 0.9, "Iq", 4)
-    with new_run(path, "hidden_states", {"seed": 0}, {"rollouts": rollouts}) as run:
+    with new_run(path, "hidden_states", {"seed": 0}, {"rollouts": rollouts, **inputs}) as run:
         for basis in bases.values():
             basis.save(run.path)
         result.save(run.path)

@@ -248,8 +248,22 @@ def test_saliency_and_behaviours_lie_on_the_samples_that_they_are_of(two_samples
         other = {"saliency": "behaviours", "behaviours": "saliency"}[name]
         assert runs["samples"] == root / "samples_more" and runs["saliency"] is runs["behaviours"] is None
         assert list(of_others) == [other] and of_others[other].endswith(f"{other} is of other samples.")
-    facts = contents(replace(few), check(config), root.parent / "page").facts
+    facts = contents(few, check(config), root.parent / "page").facts
     assert facts["missing"]["saliency"]["note"].startswith(of_others["saliency"]) and "saliency" not in facts
+    # A basis that was fitted on other samples makes its saliency none of theirs.
+    write_directions(
+        root / "fitted", root / "rollouts", fingerprint(load_agent(root / "agent")), samples=root / "samples"
+    )
+    saliency(SaliencyConfig(
+        simulator=root / "simulator", samples=root / "samples_more", hidden_states=root / "fitted",
+        out=root / "saliency_more", sample_ids=("0",), quantities=("value",), methods=(), steps=STEPS, video=False,
+        threads=1,
+    ))  # fmt: skip
+    chosen = shown_of(config).chosen
+    assert chosen is not None
+    runs, of_others = together(chosen)
+    assert runs["samples"] == root / "samples_more" and runs["saliency"] == root / "saliency_more"
+    assert runs["directions"] == (root / "fitted").resolve() and list(of_others) == ["behaviours"]
 
 
 def test_every_run_is_an_input_of_the_panel(panel_runs: Path, tmp_path: Path) -> None:

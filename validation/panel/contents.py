@@ -100,25 +100,26 @@ def together(chosen: Chosen) -> tuple[dict[str, Path | None], dict[str, str]]:
     samples: the last that saliency was computed of, else behaviours.  Directions are those that they were told in."""
     runs = {name: last(chosen, stage) for name, stage in NEEDED.items()}
     rows = ("saliency", "behaviours")
-    told = [of for name in rows for run in reversed(chosen.of(NEEDED[name])) for of in _behind(run, NEEDED["samples"])]
+    told = [of for name in rows for run in reversed(chosen.of(NEEDED[name])) for of in _given(run, NEEDED["samples"])]
     of_samples = {run.path.resolve(): run.path for run in chosen.of(NEEDED["samples"])}
     runs["samples"] = next((of_samples[path] for path in told if path in of_samples), runs["samples"])
     samples = runs["samples"] and runs["samples"].resolve()
     of_others = {}
     for name in rows:
         there = chosen.of(NEEDED[name])
-        mine = [run for run in there if _behind(run, NEEDED["samples"]) in ([], [samples])]
+        mine = [run for run in there if _given(run, NEEDED["samples"]) in ([], [samples])]
         if there and not mine:
             of_others[name] = f"{shown(there[-1].path)} is of other samples."
         runs[name] = mine[-1].path if mine else None
-        if mine and (bases := _behind(mine[-1], NEEDED["directions"])) and name == "saliency":
+        if mine and (bases := _given(mine[-1], NEEDED["directions"])) and name == "saliency":
             runs["directions"] = bases[-1]
     return runs, of_others
 
 
-def _behind(run: Traced, stage: str) -> list[Path]:
-    """The runs of a stage that one was made from."""
-    return [path for path, manifest in run.chain.items() if manifest["stage"] == stage]
+def _given(run: Traced, stage: str) -> list[Path]:
+    """The runs of a stage that one was given, and not only what these were made from."""
+    given = [(run.path / known["path"]).resolve() for known in run.manifest["inputs"].values()]
+    return [path for path in given if path in run.chain and run.chain[path]["stage"] == stage]
 
 
 def last(chosen: Chosen, stage: str) -> Path | None:
