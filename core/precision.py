@@ -26,9 +26,10 @@ def settled(config: C, by_preset: bool) -> C:
     """A stage's config in which ``bf16`` (of itself or of a part) is on where that is native.  by_preset: a preset asks
     for it, which gives way to float32 and says so; a user who asks is told what it costs, or of a GPU refused."""
     device = getattr(config, "device", "cpu")
-    if not _asks(config) or native_bf16(device) or (device.startswith("cuda") and not torch.cuda.is_available()):
-        return config  # a GPU that is not there is refused where it is asked for
     of = "GPU" if device.startswith("cuda") else "CPU"
+    missing = of == "GPU" and not torch.cuda.is_available()  # which is refused where it is asked for
+    if not _asks(config) or missing or native_bf16(device):
+        return config
     if by_preset:
         print(f"note: this {of} has no bfloat16 arithmetic, which the preset asks for: in float32", file=sys.stderr)
         return _without(config)

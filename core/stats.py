@@ -506,7 +506,7 @@ def not_met(mean: Estimate, reach: float, level: float) -> Estimate:
 def gain_not_met(value: float, end: float, units: int, level: float, reach: float = 1.0) -> float:
     """The upper end of a gain in a score, with room (``not_met``) for units in which all is gained: ``units`` are those
     that could show it (of a rare value those that have it), ``reach`` is what the score gains if all of them do."""
-    return not_met(Estimate(value, end, end, units), reach, level).high if units else math.nan
+    return max(end, value + reach * _missed(units, level)) if units else math.nan
 
 
 def failure_not_met(low: float, units: int, reach: float = 1.0, level: float = 0.95) -> float:

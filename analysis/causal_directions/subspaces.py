@@ -27,7 +27,7 @@ DIFFERENCES = 0.999  # of how the differences vary about their mean: where W is 
 VARYING = 0.999  # of the variance of recorded states: where states vary
 UNREAD = 1e-4  # of the largest singular value of the heads' derivatives: below it a direction is not read
 NONE = 1e-12  # a squared length that is none
-LEAST_KL, LEAST_VALUE = 1e-9, 1e-6  # nats; share of the value's size: what is less is rounding
+LEAST_KL, LEAST_VALUE = 1e-9, 1e-6  # nats; of the value's size, or of a return (study): less is rounding
 LOOK = 10  # steps between two looks at the pairs that stop the fit
 STOPPING = 4  # one of so many levels of the fitting half stops the fit
 

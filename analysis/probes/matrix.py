@@ -180,13 +180,7 @@ def input_rows(scored: Sequence[Scored], config: ProbesConfig) -> list[dict[str,
                     row |= cells("network", part.net_known.score(part.nets[name], i, w), rng, config, link)
                 if label.values:
                     could = known.could_gain(i, part.units_varying[i])
-                    for score, (units, reach) in {
-                        "score": could,
-                        "network": could,
-                        "accuracy": (w.shape[1], 1.0),
-                    }.items():
-                        if (low := row.get(f"{score}_low")) is not None:
-                            row[f"{score}_low"] = failure_not_met(low, units, reach)
+                    row |= with_failures(row, {"score": could, "network": could, "accuracy": (w.shape[1], 1.0)})
                 out.append(row | {"units_varying": part.units_varying[i], "n": w.shape[1], "rows": part.rows})
     whole = max(scored, key=lambda part: part.rows)
     w, known = whole.weight_RU, whole.known
@@ -250,6 +244,13 @@ def with_room(row: Mapping[str, Any], units: int, reach: float) -> dict[str, Any
         high = gain_not_met(value, value, units, 0.95, reach)
         out |= {"advantage_low": finite(2 * value - high), "advantage_high": finite(high)}
     return out
+
+
+def with_failures(row: Mapping[str, Any], scores: Mapping[str, tuple[int, float]]) -> dict[str, float]:
+    """The lower ends of the scores of a row, which are 1 at best, with room for units that fail and that none was
+    (``core.stats.failure_not_met``); scores: the units and the reach of each that may be in it."""
+    ends = {f"{name}_low": about for name, about in scores.items()}
+    return {end: failure_not_met(row[end], *about) for end, about in ends.items() if row.get(end) is not None}
 
 
 def subjects(inputs: Sequence[Input]) -> tuple[list[str], list[str]]:
