@@ -21,7 +21,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 help:
 	@echo "make demo      the main job on the bundled models, ending in runs/demo/report.html"
 	@echo "make test      ruff, mypy and the tests"
-	@echo "make test-all  the same with the slow tests"
+	@echo "make test-all  the same with the slow tests, and the stages on a pretended GPU"
 	@echo "make docs      the pages of docs/ and the docstrings as a site, runs/site/index.html"
 	@echo "make format    let ruff format the code and mend what it can"
 	@echo "make venv      only the virtual environment ($(VENV)) from requirements.lock"
@@ -64,6 +64,7 @@ test: lint browser
 
 test-all: lint browser
 	$(ONE_THREAD) $(BIN)/python -m pytest -q $(PARALLEL)
+	$(ONE_THREAD) $(BIN)/python -m pytest -q $(PARALLEL) --pretend_gpu tests/stages tests/contract
 
 docs: $(STAMP)
 	PYTHONPATH=. $(BIN)/mkdocs build --strict --quiet

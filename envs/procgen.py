@@ -29,6 +29,10 @@ DEFAULT_TIMEOUT_STEPS = 1000
 HELD_OUT_LEVEL = 500_000_000  # far from any training pool
 HELD_OUT = {"start_level": HELD_OUT_LEVEL, "num_levels": 100_000}
 MEMORY_GAMES = ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner")
+SYSTEM_LIBRARIES = (
+    "it needs libGL and glib of the system, which machines without a screen may lack: "
+    "apt-get install libgl1 libglib2.0-0 (Debian, Ubuntu)"
+)
 ACTION_NAMES = (
     "downleft", "left", "upleft", "down", "none", "up", "downright", "right", "upright",
     "key_d", "key_a", "key_w", "key_s", "key_q", "key_e",
@@ -157,13 +161,17 @@ class ProcgenEnv:
         settings = {k: v for k, v in asdict(self.options).items() if k != "game"}
         if self.options.distribution_mode == "exploration":  # Procgen chooses the level itself
             del settings["num_levels"], settings["start_level"]
-        return ProcgenGym3Env(
-            num=self.spec.slots,
-            env_name=self.options.game,
-            rand_seed=seed % 2**31,
-            num_threads=self._threads,
-            **settings,
-        )
+        try:
+            return ProcgenGym3Env(
+                num=self.spec.slots,
+                env_name=self.options.game,
+                rand_seed=seed % 2**31,
+                num_threads=self._threads,
+                **settings,
+            )
+        except OSError as error:  # its library, which is loaded here
+            why = str(error).partition("Additionally")[0].strip(" .")
+            raise UserError(f"Procgen does not load ({why}); {SYSTEM_LIBRARIES}") from None
 
     def step(self, action: np.ndarray) -> Step:
         self._env.act(np.ascontiguousarray(action, np.int32))

@@ -25,6 +25,27 @@ LONGEST = (
 )  # fmt: skip
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pretend_gpu", action="store_true",
+        help="every stage computes on a pretended GPU: that everything lies where it is computed with (make test-all)",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session", autouse=True)
+def device(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With --pretend_gpu, torch sees a GPU, and what stages say of theirs is that one."""
+    if not request.config.getoption("--pretend_gpu"):
+        yield
+        return
+    from core import config
+    from tests.pretend_gpu import GPU, pretended
+
+    with pretended(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "device_of", lambda name: GPU)
+        yield
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first; else the order stays."""
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))

@@ -36,6 +36,7 @@ from core.contracts import UserError
 from core.files import memory_bytes
 from core.precision import native_bf16
 from core.stages import STAGES
+from envs.procgen import ProcgenEnv, ProcgenOptions
 
 STAGE = "doctor"
 OK, NOTE, BROKEN = "ok", "note", "BROKEN"
@@ -128,9 +129,22 @@ def devices() -> Iterator[Finding]:
         yield Finding(OK, "gpu", "none: stages run on the CPU")
 
 
+def procgen() -> Finding:
+    if why := _imports("procgen"):
+        return Finding(BROKEN, "procgen", why, "make venv")
+    world = ProcgenEnv(ProcgenOptions(), 1, threads=1)
+    try:
+        world.reset(0)
+    except UserError as error:  # a library of the system is missing
+        said, _, advice = str(error).partition("; ")
+        return Finding(BROKEN, "procgen", said, advice)
+    finally:
+        world.close()
+    return Finding(OK, "procgen", "imports and runs", "")
+
+
 def worlds() -> Iterator[Finding]:
-    why = _imports("procgen")
-    yield Finding(BROKEN if why else OK, "procgen", why or "imports", "make venv" if why else "")
+    yield procgen()
     for name, command in WORLDS.items():
         why = _imports(name)
         gone = why.startswith("ModuleNotFoundError") and f"'{name}'" in why

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,3 +83,16 @@ def test_a_gpu_that_is_not_there_is_a_mistake(capsys: pytest.CaptureFixture[str]
 def test_a_finding_is_one_line() -> None:
     assert str(Finding(OK, "disk", "there")) == "ok     disk         there"
     assert str(Finding(BROKEN, "disk", "full", "free some")) == "BROKEN disk         full; free some"
+
+
+def test_a_system_library_that_procgen_lacks_is_named(tmp_path: Path) -> None:
+    """Machines without a screen may have no libGL: that was cffi's traceback, and all was well by the doctor."""
+    (tmp_path / "libGL.so.1").write_text("")  # found first, and no library
+    for command in ("train.py --preset debug", "-m validation.doctor --no-smoke"):
+        words = [sys.executable, *command.split(), *(["--out", str(tmp_path / "run")] if "train" in command else [])]
+        done = subprocess.run(
+            words, cwd=ROOT, env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True
+        )
+        said = done.stderr + done.stdout
+        assert "libGL.so.1" in said and "apt-get install libgl1" in said and "Traceback" not in said, said
+        assert done.returncode != 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from core.when import Rule
 from envs.procgen import ProcgenEnv, ProcgenOptions
 from envs.procgen_edits import Edit, parse_edit, undone
 from envs.procgen_state import State, snapshot_of, state_of
+from tests.pretend_gpu import GPU, pretended
 from validation.edits import __main__ as edits
 from validation.edits.controls import another, choices, others
 from validation.edits.coupled import Edge, tried
@@ -38,18 +40,24 @@ CPU = torch.device("cpu")
 SLOTS, HORIZON = 6, 4
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[EditedWorld]:
+@contextlib.contextmanager
+def world_on(device: torch.device) -> Iterator[EditedWorld]:
     """The bundled agent at starts with a crate or a coin in the picture."""
-    agent = load_agent(AGENT)
+    agent = load_agent(AGENT, device)
     shown = {"restrict_themes": False, "use_backgrounds": True, "start_level": 700_000_000}
     made = [ProcgenEnv(ProcgenOptions(**{**agent.spec.options, **shown}), SLOTS) for _ in range(3)]
     edit = parse_edit("remove crate", "coinrun")
-    starts = collect(agent, made[0], [edit], SLOTS, initial_frames=3, latest=12, seed=1, greedy=False, device=CPU)
-    noise = torch.zeros(SLOTS, HORIZON + 1, agent.spec.n_actions)
+    starts = collect(agent, made[0], [edit], SLOTS, initial_frames=3, latest=12, seed=1, greedy=False, device=device)
+    noise = torch.zeros(SLOTS, HORIZON + 1, agent.spec.n_actions, device=device)
     yield EditedWorld(agent, made[1], made[2], starts, noise)
     for env in made:
         env.close()
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[EditedWorld]:
+    with world_on(CPU) as made:
+        yield made
 
 
 def fixed(world: EditedWorld, text: str) -> list[Edit | None]:
@@ -118,6 +126,14 @@ def test_since_the_episode_the_agent_has_never_seen_it(world: EditedWorld) -> No
     assert same and h_since is not None and h_whole is not None
     seen_before = world.starts.age_N[rows] > 0
     assert (h_since[rows, 0] != h_whole[rows, 0]).any(1)[seen_before].any()
+
+
+def test_a_past_is_replayed_where_the_agent_computes(world: EditedWorld) -> None:
+    """The recorded actions stayed on the CPU, so that ``since episode`` ended in an error on a GPU."""
+    edits = fixed(world, "remove crate")
+    with pretended(), world_on(GPU) as on_gpu:
+        there = on_gpu.course(edits, since="episode")
+    assert np.array_equal(there.frames, world.course(edits, since="episode").frames)
 
 
 def test_since_the_episode_it_may_be_missing_from_the_pictures_alone(world: EditedWorld) -> None:

@@ -156,7 +156,9 @@ class EditedWorld:
         if through == "pixels":
             shown = following({n: edits[n] for n in np.flatnonzero(rows_N)})
             world = DrawnWorld(self.env, self.drawer, shown, device)
-        moments = roll(self.agent, world, world.restore(begin), steps=last, actions=torch.tensor(np.array(taken)))
+        moments = roll(
+            self.agent, world, world.restore(begin), steps=last, actions=torch.tensor(np.array(taken), device=device)
+        )
         for t, moment in enumerate(moments):
             assert world.now is not None
             over_N = world.now.terminated | world.now.truncated
