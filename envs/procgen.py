@@ -185,7 +185,7 @@ class ProcgenEnv:
     def _show(self, frames: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> Step:
         levels = np.array([info["level_seed"] for info in self._env.get_info()], np.int64)
         return Step(
-            obs={"frames": frames.copy()},
+            obs={"frames": frames},  # a copy of gym3's own
             reward=reward,
             terminated=terminated,
             truncated=truncated,
