@@ -280,16 +280,19 @@ def sentences(
         head = f"'{edit}': rank {rank} carries it by this test" if least is not None else (
             f"'{edit}': no rank up to {rank} is shown to carry it; rank {rank}")  # fmt: skip
         head = f"{head}: {said}; beside {beside}"
-    kl, late = (estimate_of(rows, edit, CAUSAL, rank, f"recovered {KL}{when}") for when in ("", f"@1..{horizon}"))
+    kl, late = (estimate_of(rows, edit, CAUSAL, rank, f"recovered {KL}{at}") for at in ("", f"@1..{horizon}"))
     whole_late = estimate_of(rows, edit, WHOLE, None, f"recovered {KL}@1..{horizon}")
+    when = f"over the {horizon} steps after"
+    after = f"{in_text(late, of='levels')} {when} (the whole state: {in_text(whole_late, of='levels')})"
+    if whole_late[:3] == (0, 0, 0):  # in no pair anything
+        after = f"nothing {when}, as the whole state does: what is exchanged lasts no longer"
     back = estimate_of(rows, edit, CAUSAL, rank, BACK_ACCURACY)
     held = guards[rank]
     inside = estimate_of(rows, edit, VARYING, rank, ACCURACY)
     return [
         f"{head}.",
         f"At rank {rank} the patch takes away {in_text(kl, of='levels')} of the divergence from the edited world's "
-        f"policy at once, and {in_text(late, of='levels')} over the {horizon} steps after (the whole state: "
-        f"{in_text(whole_late, of='levels')}); patched back it restores {in_text(back, of='levels')} of the actions.",
+        f"policy at once, and {after}; patched back it restores {in_text(back, of='levels')} of the actions.",
         f"{held.varying:.3g} of it lies where recorded states vary, {held.read:.3g} where the heads read; with the "
         f"part where states vary alone the accuracy is {in_text(inside, of='levels')}.",
     ]

@@ -124,6 +124,13 @@ def test_the_stage_writes_a_basis_that_other_stages_take(tmp_path: Path, capsys:
     assert any(row["quantity"] == "causal:0@1" for row in Result.load(tmp_path / "e").tables["effects"])
 
 
+def test_what_lasts_no_longer_than_its_step_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An agent without a memory carries nothing on: "0 [0, 0] over the steps after" was said, as of a measurement."""
+    run(tmp_path / "c", "--edit", "add saw ahead 3", "--agent", "bundles/coinrun-semantic/semantic_1/agent")
+    said = capsys.readouterr().out
+    assert "nothing over the 2 steps after, as the whole state does: what is exchanged lasts no longer" in said, said
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
