@@ -18,6 +18,9 @@ from torch.utils._pytree import tree_leaves
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 ANYWHERE = {"aten::_to_copy", "aten::copy_", "aten::lift_fresh"}  # tensors of several devices are let in
+FACTORIES = (
+    "zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye",
+)  # fmt: skip
 INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}  # by indices on the CPU too
 
 
@@ -26,6 +29,10 @@ def marked(x: torch.Tensor) -> bool:
     while torch._C._functorch.is_functorch_wrapped_tensor(x):  # type: ignore[attr-defined]
         x = torch._C._functorch.get_unwrapped(x)  # type: ignore[attr-defined]
     return hasattr(x.untyped_storage(), "pretended")
+
+
+def open_to_both(x: torch.Tensor) -> bool:
+    return hasattr(x.untyped_storage(), "anywhere")
 
 
 def mark(x: torch.Tensor) -> torch.Tensor:
@@ -51,25 +58,39 @@ class Generator(torch.Generator):
 class Apart(TorchDispatchMode):
     """Refuses operations on tensors of both devices, and puts results where their operands are."""
 
+    asked = 0  # calls of FACTORIES that are under way
+
+    def asking(self, real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """One of FACTORIES, by which a caller in Python says where its tensor is to be."""
+
+        def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+            self.asked += 1
+            try:
+                return real(*args, **kwargs)
+            finally:
+                self.asked -= 1
+
+        return make
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), func._schema.name
         told = kwargs.get("device")
         if told is not None:
             kwargs["device"] = CPU
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        here = is_gpu(told)  # of a tensor on the pretended GPU, C++ asks for the CPU
-        if not here and not (name == "aten::_to_copy" and told is not None):
-            here = any(map(marked, tensors))
+        # Of a tensor on the pretended GPU, C++ asks for the CPU; callers in Python go by Tensor.to, which sees to it.
+        here = is_gpu(told) or any(map(marked, tensors))
         if name not in ANYWHERE:
             self._check(name, args, tensors, here)
         out = func(*args, **kwargs)
         if name == "aten::copy_":
             return out
-        backward = not tensors and torch._C._current_graph_task_id() != -1  # zeros in the place of no gradient
+        # What C++ or a traced graph makes from nothing (zeros for no gradient): it does not say where that is to be.
+        nowhere = any(map(open_to_both, tensors)) or (not tensors and not self.asked)
         for x in tree_leaves(out):
             if isinstance(x, torch.Tensor) and here and name != "aten::lift_fresh":
                 mark(x)
-            elif isinstance(x, torch.Tensor) and backward:
+            elif isinstance(x, torch.Tensor) and nowhere:
                 x.untyped_storage().anywhere = True  # type: ignore[attr-defined]
         return out
 
@@ -77,7 +98,7 @@ class Apart(TorchDispatchMode):
     def _check(name: str, args: Any, tensors: list[torch.Tensor], here: bool) -> None:
         if name in INDEXED and marked(args[0]):
             tensors = [x for x in tensors if not any(x is i for i in args[1] if i is not None)]
-        tensors = [x for x in tensors if x.ndim and not hasattr(x.untyped_storage(), "anywhere")]
+        tensors = [x for x in tensors if x.ndim and not open_to_both(x)]
         if here and not all(map(marked, tensors)):
             shapes = [(tuple(x.shape), "cuda" if marked(x) else "cpu") for x in tensors]
             raise RuntimeError(f"{name}: Expected all tensors to be on the same device, but got {shapes}")
@@ -172,5 +193,14 @@ def pretended() -> Iterator[None]:
         patch.setattr(torch, "tensor", _made(torch.tensor))
         patch.setattr(torch, "as_tensor", _made(torch.as_tensor))
         patch.setattr(torch, "Generator", Generator)
-        with Apart():
+        autocast = torch.autocast
+        patch.setattr(
+            torch,
+            "autocast",
+            lambda device, *args, **more: autocast("cpu" if is_gpu(device) else device, *args, **more),
+        )
+        apart = Apart()
+        for name in FACTORIES:
+            patch.setattr(torch, name, apart.asking(getattr(torch, name)))
+        with apart:
             yield

@@ -107,7 +107,7 @@ def sized_by(key: str, arrays: Mapping[str, np.ndarray]) -> float:
     of = key.removesuffix("_through_world")
     for delta in ("integrated_delta_", "deeplift_delta_"):
         of = of.replace(delta, "y_")
-    return float(np.nanmax(np.abs(arrays[of]), initial=1e-12))
+    return float(np.nanmax(np.abs(arrays.get(of, arrays[key])), initial=1e-12))
 
 
 @pytest.mark.parametrize("stage", ["env_states", "saliency", "coupling"])
