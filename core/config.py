@@ -19,6 +19,7 @@ import io
 import itertools
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -458,6 +459,13 @@ def device_of(name: str) -> torch.device:
     return device
 
 
+# Flags by which a stage holds fewer rows at a time, with the way in which they do.
+SMALLER = {
+    "--memory_gb": "lower", "--batch_size": "lower", "--batch": "lower", "--envs": "lower", "--slots": "lower",
+    "--minibatches": "raise",
+}  # fmt: skip
+
+
 class Terminated(BaseException):
     """SIGTERM: like Ctrl-C's KeyboardInterrupt, so that what is open is closed and what was set aside comes back."""
 
@@ -523,6 +531,13 @@ def run(
             traceback.print_exc()
         print(f"error: {who}{error}", file=sys.stderr)
         sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if debug or not _out_of_memory(error):
+            raise
+        asked = re.search(r"allocate ([0-9.]+ \w+)", str(error))
+        of = "GPU memory" if isinstance(error, torch.OutOfMemoryError) else "memory"
+        print(f"error: out of {of}{f' ({asked[1]} more asked for)' if asked else ''}; {_smaller(cls)}", file=sys.stderr)
+        sys.exit(2)
     except OSError as error:
         said = refused(error, Path.cwd())
         if debug or said is None:
@@ -540,6 +555,17 @@ def run(
     finally:
         ranks.ends()
         figures.also.reset(before)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """torch's CPU allocator has no exception of its own."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def _smaller(cls: type) -> str:
+    """What makes a stage need less memory."""
+    ways = [f"{way} {flag}" for flag, way in SMALLER.items() if flag in _flags(cls)]
+    return ", or ".join(ways) if ways else "it needs a machine with more"
 
 
 def _figure_formats(argv: list[str]) -> tuple[list[str], tuple[str, ...]]:

@@ -8,17 +8,20 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 
 from agents import nmmo_train, train
 from agents.train import STAGE, TrainConfig
-from core import artefacts
+from core import artefacts, stages
 from core.config import device_of, from_json, merge, nearest, parse, preset, require_accelerator, run, to_json
 from core.contracts import UserError
 
@@ -263,6 +266,34 @@ def test_user_errors_of_main_too_and_a_traceback_only_with_debug(capsys: pytest.
         err = capsys.readouterr().err
         assert err.splitlines()[-1] == "error: the bundle is of another env; pass another one"
         assert ("Traceback" in err) == (argv == ["--debug"])
+
+
+def exhaust_gpu() -> None:
+    raise torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 9 GiB."
+    )
+
+
+@pytest.mark.parametrize(
+    "exhaust", [lambda: np.empty(1 << 50), lambda: torch.empty(1 << 50, dtype=torch.uint8), exhaust_gpu]
+)
+def test_too_little_memory_is_one_line_that_says_what_needs_less(
+    exhaust: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, flags in {
+        "train": "lower --envs, or raise --minibatches",
+        "train_gen_model": "lower --batch",
+        "coupling": "lower --memory_gb, or lower --batch_size",
+        "hidden_states": "it needs a machine with more",
+    }.items():
+        known = stages.STAGES[name]
+        with pytest.raises(SystemExit) as stopped:
+            run(known.cls, lambda config: exhaust(), "stage", [])
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert stopped.value.code == 2 and said.startswith("error: out of ") and said.endswith(f"; {flags}"), said
+        assert "memory (" in said and " more asked for)" in said and ("GPU" in said) == (exhaust is exhaust_gpu)
+    with pytest.raises(RuntimeError, match="another"):
+        run(Outer, lambda config: (_ for _ in ()).throw(RuntimeError("another")), "outer", [])
 
 
 @pytest.mark.parametrize("argv", [[], ["--preset", "paper"], ["--config", "large.json"]])
