@@ -52,7 +52,7 @@ def test_frames_are_read_in_blocks_and_whole_episodes_drawn(
     with RolloutStore(pipeline / "rollouts") as store:
         columns, index_N2 = store.pooled("obs/frames")
         whole = memory.inputs(agent, {"frames": torch.from_numpy(columns["obs/frames"])}).double().detach()
-        monkeypatch.setattr(inputs, "FRAMES", 7)  # blocks begin and end within episodes
+        monkeypatch.setattr(inputs, "FRAMES", 61)  # blocks begin and end within episodes
         recorded = inputs.read(memory, agent, store)
         assert torch.allclose(recorded.e_NE, whole, atol=1e-5)
         assert np.array_equal(recorded.index_N2, index_N2)
@@ -61,7 +61,7 @@ def test_frames_are_read_in_blocks_and_whole_episodes_drawn(
         assert torch.equal(some.h_NH, recorded.h_NH[mine]) and torch.allclose(some.e_NE, whole[mine], atol=1e-5)
         # Probes show an agent the episodes some steps at a time.
         once = seen_by(agent, store, index_N2)
-        monkeypatch.setattr(baselines, "BLOCK", 3)
+        monkeypatch.setattr(baselines, "BLOCK", 17)
         again = seen_by(agent, store, index_N2)
         assert np.array_equal(once.h_NH, again.h_NH) and np.array_equal(once.alone_NF, again.alone_NF)
         assert np.allclose(once.h_NH, store.pooled("h")[0]["h"], atol=1e-5)
