@@ -6,11 +6,12 @@ Shared by hidden_states (clusters of h) and behaviours (clusters of short histor
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from core import ranks
 from core.artefacts import Result
 from core.contracts import UserError
 from core.progress import track
@@ -214,8 +215,7 @@ def cluster_stability(
     if (units := len(np.unique(unit_N))) < 2:
         raise UserError(f"{units} episode is too few to say how stable clusters are; record at least 2")
     least_share = min_cluster_size / len(x_NF) or 0.01
-    bar = track(range(repeats), "cluster stability")
-    scores = rand_indices(x_NF, label_N, unit_N, method, clusters, least_share, seed, bar)
+    scores = rand_indices(x_NF, label_N, unit_N, method, clusters, least_share, seed, repeats, said="cluster stability")
     if not len(scores):
         raise UserError("episodes are too short to say how stable clusters are; record longer ones, or more")
     low, high = np.percentile(scores, [2.5, 97.5])
@@ -224,24 +224,28 @@ def cluster_stability(
 
 def rand_indices(
     x_NF: np.ndarray, label_N: np.ndarray, unit_N: np.ndarray, method: Method, clusters: int, least_share: float,
-    seed: int, repeats: Iterable[int], starts: int = STARTS,
+    seed: int, repeats: int, starts: int = STARTS, said: str = "",
 ) -> np.ndarray:  # fmt: skip
-    """Adjusted Rand indices of ``label_N`` with refits on bootstraps of whole units, one for each number in
-    ``repeats``; those that drew too few points are left out (``cluster_stability``)."""
+    """Adjusted Rand indices of ``label_N`` with ``repeats`` refits on bootstraps of whole units; those that drew too
+    few points are left out (``cluster_stability``).  torchrun's processes share the refits; said: of a bar, where there
+    is one."""
     from sklearn.metrics import adjusted_rand_score
 
     rng = np.random.default_rng(seed)
     units, inverse_N = np.unique(unit_N, return_inverse=True)
     rows = np.split(np.argsort(inverse_N, kind="stable"), np.cumsum(np.bincount(inverse_N))[:-1])
-    scores = []
-    for repeat in repeats:
-        picks = rng.integers(len(units), size=len(units))
+    draws = [rng.integers(len(units), size=len(units)) for _ in range(repeats)]
+
+    def score(repeat: int) -> float | None:
+        picks = draws[repeat]
         drawn = np.concatenate([rows[u] for u in (np.unique(picks) if method == "hdbscan" else picks)])
         if len(drawn) < (2 * STEPS_PER_CLUSTER if method == "hdbscan" else clusters):
-            continue  # short episodes only
+            return None  # short episodes only
         refit_N = label_points(x_NF[drawn], x_NF, method, clusters, least_share, seed + 1 + repeat, starts)
-        scores.append(adjusted_rand_score(label_N, refit_N))
-    return np.array(scores)
+        return float(adjusted_rand_score(label_N, refit_N))
+
+    scores = ranks.each(range(repeats), score)
+    return np.array([x for x in (track(scores, said, repeats) if said else scores) if x is not None])
 
 
 def time_bins(t_N: np.ndarray) -> np.ndarray:

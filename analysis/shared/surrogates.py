@@ -117,7 +117,7 @@ def compare(
         found = len(np.unique(label_M[label_M != NOISE]))
         if found < 2:  # nothing is cut: neither stable nor apart
             return np.array([0.0, -1.0, found])
-        scores = rand_indices(x_MX, label_M, unit_M, method, clusters, share, seed, range(REFITS), starts=1)
+        scores = rand_indices(x_MX, label_M, unit_M, method, clusters, share, seed, REFITS, starts=1)
         apart = density_validity(x_MX, least) if method == "hdbscan" else valley(x_MX, label_M)
         return np.array([np.mean(scores) if len(scores) else 0.0, apart, found])
 
