@@ -16,7 +16,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -100,7 +99,7 @@ def main() -> None:
             if device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
             wall, rate = run(stage, words)
-            peak: Any = f"{torch.cuda.max_memory_allocated() / 1e9:.2f}" if device == "cuda" else ""
+            peak = f"{torch.cuda.max_memory_allocated() / 1e9:.2f}" if device == "cuda" else ""
             print(f"| {name} | {device} | {wall:.1f} | {'' if rate is None else f'{rate:,.0f}'} | {peak} |", flush=True)
 
 

@@ -564,7 +564,8 @@ def _out_of_memory(error: BaseException) -> bool:
 
 def _smaller(cls: type) -> str:
     """What makes a stage need less memory."""
-    ways = [f"{way} {flag}" for flag, way in SMALLER.items() if flag in _flags(cls)]
+    flags = _flags(cls)
+    ways = [f"{way} {flag}" for flag, way in SMALLER.items() if flag in flags]
     return ", or ".join(ways) if ways else "it needs a machine with more"
 
 

@@ -88,7 +88,7 @@ class Apart(TorchDispatchMode):
         # What C++ or a traced graph makes from nothing (zeros for no gradient): it does not say where that is to be.
         nowhere = any(map(open_to_both, tensors)) or (not tensors and not self.asked)
         for x in tree_leaves(out):
-            if isinstance(x, torch.Tensor) and here and name != "aten::lift_fresh":
+            if isinstance(x, torch.Tensor) and here:
                 mark(x)
             elif isinstance(x, torch.Tensor) and nowhere:
                 x.untyped_storage().anywhere = True  # type: ignore[attr-defined]
@@ -108,17 +108,17 @@ def _moving(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Tensor.to, which C++ would leave undone where a tensor already lies in the machine's memory."""
 
     def to(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        where, rest = kwargs.pop("device", None), []
+        where, dtypes = kwargs.pop("device", None), []
         for a in args:
             if isinstance(a, torch.Tensor):
                 where = a.device
-                rest.append(a.dtype)
+                dtypes.append(a.dtype)
+            elif isinstance(a, torch.dtype):
+                dtypes.append(a)
             elif isinstance(a, (str, torch.device)):
                 where = a
-            else:
-                rest.append(a)
         kwargs.pop("non_blocking", None)
-        out = real(x, *[a for a in rest if isinstance(a, torch.dtype)], **kwargs) if rest or kwargs else x
+        out = real(x, *dtypes, **kwargs) if dtypes or kwargs else x
         if where is None or is_gpu(where) == marked(x):
             return out
         out = out.clone() if out.untyped_storage()._cdata == x.untyped_storage()._cdata else out
@@ -149,13 +149,6 @@ def _read(real: Callable[..., Any]) -> Callable[..., Any]:
     return numpy
 
 
-def _placed(module: torch.nn.Module, device: Any) -> None:
-    with torch.no_grad():
-        for x in [*module.parameters(), *module.buffers()]:
-            if is_gpu(device) and not marked(x):
-                x.data = mark(x.data.clone())
-
-
 def _module_to(real: Callable[..., Any]) -> Callable[..., Any]:
     def to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
         devices = [a for a in (*args, kwargs.get("device")) if isinstance(a, (str, torch.device))]
@@ -163,7 +156,8 @@ def _module_to(real: Callable[..., Any]) -> Callable[..., Any]:
         if rest:
             real(module, *rest)
         for device in devices:
-            _placed(module, device)
+            for x in [*module.parameters(), *module.buffers()]:
+                x.data = x.data.to(device)
         return module
 
     return to
