@@ -25,7 +25,7 @@ import torch
 from core import config as cli
 from core.contracts import VecEnv
 from core.directions import load_basis
-from core.stats import share_interval
+from core.stats import ALPHA, share_interval
 from envs.planted import WRONG, Kind, Wrong
 from envs.registry import make
 from generative.simulator import load_simulator
@@ -33,7 +33,6 @@ from validation.hypotheses.grammar import shift_of
 from validation.interventions.controls import Family, Mock, Pick, choose, mocks_of, run_ways
 from validation.interventions.options import StudyOptions
 from validation.interventions.statistics import worst_p
-from validation.interventions.verdicts import ALPHA
 from validation.planted.claims import (
     DRAWN,
     FORETELLING,

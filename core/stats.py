@@ -19,6 +19,7 @@ import numpy as np
 
 from core.contracts import UserError
 
+ALPHA = 0.05  # the level of every verdict: at most so large a q or p, a band that leaves so much out
 BLOCK = 1 << 19  # numbers of resamples held at once; so few are kept for the next call (five times as fast)
 TIE = 1e-12  # relative; a rearrangement that repeats the observed value must count as reaching it
 ROUNDED = 64  # ... and is kept to so many units of its own precision, where that is less

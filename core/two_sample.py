@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from core.stats import Estimate, band_of, share_interval, student
+from core.stats import ALPHA, Estimate, band_of, share_interval, student
 
 SPLITS = 40  # random halves of the episodes
 CLASSIFIERS = 10  # random splits into training and test
@@ -126,6 +126,6 @@ def halves(
         found.append((distance(real[first], simulated[others]), distance(real[first], real[~first])))
     out = []
     for values in np.array(found).T:
-        value, (low, high) = float(values.mean()), band_of(values, 0.05)
+        value, (low, high) = float(values.mean()), band_of(values, ALPHA)
         out.append(Estimate(value, min(low, value), max(high, value), len(units)))
     return out[0], out[1]

@@ -11,6 +11,7 @@ import numpy as np
 from core.artefacts import Result
 from core.figures import BAND, DIVERGING, INK, MEMORY, SEQUENTIAL, TIME, figure_of, minus
 from core.pages import NOISE, NOISE_COLOUR, UNLABELLED_COLOUR, label_colours, label_name
+from core.stats import ALPHA
 
 DOTS = 4000  # records in a scatter plot, drawn at random
 PAIR_DOTS = 1500  # and in one of many
@@ -22,7 +23,6 @@ PER_LINE = 5  # planes of components beside each other
 FAINTEST = 0.08  # opacity of a feature's middle value on a map
 LISTED = 12  # clusters that a legend names
 D_LIMIT = 2.0  # where the colours of effect sizes end
-ALPHA = 0.05
 KIND_COLOURS = {
     "behaviour": "#1b7f4d", "phase": "#d9822b", "identity": "#7b4fa3", "place": "#2b74b8", "noise": NOISE_COLOUR,
     "undecided": "#c9b037", "in no cluster": UNLABELLED_COLOUR,

@@ -58,14 +58,13 @@ import numpy as np
 
 from analysis.shared.clusters import TIME_BINS, rotated_rows, time_bins
 from core.progress import track
-from core.stats import benjamini_hochberg, d_of_sums, eta_squared, jackknifed, left_out, permutation_p
+from core.stats import ALPHA, benjamini_hochberg, d_of_sums, eta_squared, jackknifed, left_out, permutation_p
 
 DEALS = 39  # of lives to worlds: a share above all of them has p = 1/40
 LEAST_WORLDS = 10  # fewer exchange their labels in too few ways
 LEAST_LIVES = 10  # fewer exchange their labels in too few ways, and two halves of them say nothing of time
 BEHAVIOUR_D = 0.5  # a medium effect (Cohen 1988); what is left of it after time and life are taken out
 WEAK_D = 0.2  # a small one
-ALPHA = 0.05
 IDENTITY_SHARE = 0.5
 FEW_AGENTS = 5.0
 PHASE_AUC = 0.75  # a single normal quantity would have to differ by d = 0.95

@@ -18,7 +18,7 @@ from core.artefacts import Result
 from core.contracts import Agent, UserError
 from core.directions import Basis
 from core.progress import track
-from core.stats import Estimate, benjamini_hochberg, in_text, means, ratios, share_of
+from core.stats import ALPHA, Estimate, benjamini_hochberg, in_text, means, ratios, share_of
 from envs.procgen import ProcgenEnv
 
 CAUSAL, WHOLE, NOTHING, RANDOM = "causal", "whole state", "unpatched", "random"
@@ -32,7 +32,6 @@ LATER_DRAWS = 5  # of the random subspaces: runs of the real game cost more than
 JACOBIANS = 64  # states at which the heads' derivatives are taken
 ACCURACY, AGREEMENT, KL, VALUE = "interchange accuracy", "agreement", "kl", "value error"
 BACK_ACCURACY, BACK_KL = "interchange accuracy back", "kl back"
-ALPHA = 0.05
 CRITERIA = (
     "Interchange accuracy: of the pairs whose likeliest action differs between base and source, the share in which the "
     "patched base's is the source's. Carries: the lower end of its 95 % interval is at least 0.8 of the whole state's "

@@ -10,6 +10,7 @@ import numpy as np
 from core.artefacts import Result
 from core.figures import figure_of
 from core.pages import label_colours, label_name
+from core.stats import ALPHA
 
 STACKED, DRAWN = 17, 24  # labels in a figure: the largest; all are in the tables
 OTHERS_COLOUR = "#d9d5ca"
@@ -57,12 +58,12 @@ def draw_phases(result: Result) -> Any:
         right.barh(y, row["eta2_phase"], color=colours[y], height=0.62)
         floor = [row["eta2_rotated"], row["eta2_rotated_97_5"]]
         right.plot(floor, [y, y], color="#1d2329", linewidth=2.2, solid_capstyle="butt")
-        if row["q"] <= 0.05:
+        if row["q"] <= ALPHA:
             right.text(max(row["eta2_phase"], floor[1]), y, " *", va="center")
     right.set_yticks(range(len(order)), names, fontsize=8)
     right.set_xlim(left=0)
     right.set_xlabel("share of membership's variance between phases (η²)", fontsize=8)
-    title = "black: rotated labels, mean to 97.5 %; *: q ≤ 0.05"
+    title = f"black: rotated labels, mean to 97.5 %; *: q ≤ {ALPHA}"
     right.set_title("\n".join([title, _of_all(len(order), len(labels)).strip()]).strip(), fontsize=9)
     for side in ("top", "right"):
         right.spines[side].set_visible(False)
@@ -112,13 +113,13 @@ def draw_ends(result: Result) -> Any:
         axis.barh(y, row["share_of_ends"], color=colours[row["label"]], height=0.62)
         axis.plot([row["low"], row["high"]], [y, y], color="#1d2329", linewidth=1.2)
         axis.plot([row["share_of_lives"]] * 2, [y - 0.4, y + 0.4], color="#b0121b", linewidth=2)
-        if row["q"] <= 0.05:
+        if row["q"] <= ALPHA:
             axis.text(max(row["high"], row["share_of_lives"]), y, "  *", va="center")
     axis.set_yticks(range(len(order)), [label_name(rows[i]["label"]) for i in order], fontsize=8)
     axis.set_xlim(left=0)
     axis.set_xlabel(
         f"share of {rows[0]['deaths']} deaths whose last clustered row has the label, 95 % interval\n"
-        "(red: its share of all rows of the same lives; *: differs, q ≤ 0.05)" + _of_all(len(order), len(rows)),
+        f"(red: its share of all rows of the same lives; *: differs, q ≤ {ALPHA})" + _of_all(len(order), len(rows)),
         fontsize=8,
     )
     for side in ("top", "right"):

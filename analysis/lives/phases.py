@@ -17,7 +17,7 @@ from core.artefacts import Result
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.pages import label_name
-from core.stats import benjamini_hochberg, bootstrap_mean, eta_squared, few, share_of, shares
+from core.stats import ALPHA, benjamini_hochberg, bootstrap_mean, eta_squared, few, share_of, shares
 
 LEAST_LIVES = 2
 
@@ -217,7 +217,7 @@ def words(result: Result) -> list[str]:
     notes, s = result.notes, result.scalars
     phase, floor = s["phase_share_from_time"], s["phase_share_from_time_floor"]
     tick = s["tick_share_from_time"]
-    above = [row["label"] for row in result.tables["clusters"] if row["q"] <= 0.05]
+    above = [row["label"] for row in result.tables["clusters"] if row["q"] <= ALPHA]
     out = [
         f"{notes['lives']} lives of at least {notes['min_lifespan']} ticks ({notes['lives_too_short']} shorter ones "
         f"left out), {notes['rows']:,} clustered rows; {s['died']['value']:.0%} of the lives ended in death",
@@ -225,9 +225,9 @@ def words(result: Result) -> list[str]:
         f"{floor['value']:.3f}, 95 % of them {floor['interval'][0]:.3f} to {floor['interval'][1]:.3f}); of label and "
         f"tick: {tick['value']:.3f}",
         f"{len(above)} of {len(result.tables['clusters'])} labels follow phase more than their rotations do "
-        "(q ≤ 0.05): " + (", ".join(map(label_name, above)) or "none"),
+        f"(q ≤ {ALPHA}): " + (", ".join(map(label_name, above)) or "none"),
     ]
-    sure = [row for row in result.tables["ends"] if row["q"] <= 0.05]
+    sure = [row for row in result.tables["ends"] if row["q"] <= ALPHA]
     if not result.tables["ends"]:
         out.append("no life with more than one clustered row ended in death: nothing is said of ends")
     for row in sure:
@@ -239,6 +239,6 @@ def words(result: Result) -> list[str]:
     if result.tables["ends"] and not sure:
         out.append(
             f"no label is more or less frequent at the end of {result.tables['ends'][0]['deaths']} deaths than in "
-            "the lives (q > 0.05)"
+            f"the lives (q > {ALPHA})"
         )
     return out

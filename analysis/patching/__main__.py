@@ -25,14 +25,14 @@ from agents.policies import load_policy
 from analysis.patching.config import PatchingConfig
 from analysis.patching.directions import basis_directions, joined, pca_directions, probe_directions
 from analysis.patching.patch import check_alignment, draw_steps, patch
-from analysis.patching.table import ALL, ALPHA, read_and_used, summary, table_of
+from analysis.patching.table import ALL, read_and_used, summary, table_of
 from analysis.shared.units import choose_unit, groups_of
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
-from core.stats import least_units
+from core.stats import ALPHA, least_units
 
 STAGE = "patching"
 LEAST_CONTROLS = 50

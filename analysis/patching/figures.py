@@ -8,8 +8,8 @@ import numpy as np
 
 from core.artefacts import Result
 from core.figures import BAND, INK, MEMORY, SEQUENTIAL, figure_of
+from core.stats import ALPHA
 
-ALPHA = 0.05
 MOST_LINES = 8  # directions in the figure of doses
 
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from analysis.patching.patch import Patched
 from core.artefacts import Result, finite
-from core.stats import band_of, benjamini_hochberg, few, least_units, ratios
+from core.stats import ALPHA, band_of, benjamini_hochberg, few, least_units, ratios
 
-ALPHA = 0.05
 NOTHING = 1e-10  # nats; what rounding to float32 does is less
 ALL = "all heads"
 

@@ -63,7 +63,7 @@ from analysis.probes.rows import STEP, Rows, bent, choose, groups_along, read, v
 from analysis.probes.scores import LEAST_VARYING, probe
 from analysis.shared.agents import load, short_names
 from analysis.shared.events import parse_condition
-from analysis.shared.probe_fits import ALPHA, ENOUGH_TO_TELL, LEAST_FOLDS
+from analysis.shared.probe_fits import ENOUGH_TO_TELL, LEAST_FOLDS
 from analysis.shared.truths import every_of, names_of
 from analysis.shared.units import choose_unit, say_shared
 from core import artefacts, config as cli
@@ -71,7 +71,7 @@ from core.artefacts import Result
 from core.contracts import Agent, EnvSpec, UserError
 from core.directions import Basis
 from core.episodes import RolloutStore
-from core.stats import few, least_permutations, least_units
+from core.stats import ALPHA, few, least_permutations, least_units
 
 STAGE = "probes"
 NOT_TARGETS = ("agent", "map", "world", "seed", "level")  # names, not quantities

@@ -20,11 +20,12 @@ from analysis.probes.inputs import Input
 from analysis.probes.labels import Known, Label, Labels, Tally, joined, labels_of
 from analysis.probes.scores import LEAST_VARYING, varying_units
 from analysis.probes.streamed import Split, networks, tallies_of
-from analysis.shared.probe_fits import ALPHA, exchanged_units, folds_of
+from analysis.shared.probe_fits import exchanged_units, folds_of
 from analysis.shared.units import spread_over_episodes
 from core.artefacts import finite
 from core.progress import bar
 from core.stats import (
+    ALPHA,
     LOGIT,
     LOST,
     PLAIN,

@@ -26,11 +26,10 @@ import numpy as np
 import tyro
 
 from analysis.probes.matrix import NO, OPEN, YES, signed
-from analysis.shared.probe_fits import ALPHA
 from core import artefacts, config as cli
 from core.artefacts import Result, finite
 from core.contracts import UserError
-from core.stats import benjamini_hochberg, contrast, few
+from core.stats import ALPHA, benjamini_hochberg, contrast, few
 
 STAGE = "probes_over_agents"
 MANY = 48  # rows

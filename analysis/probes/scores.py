@@ -12,7 +12,6 @@ from analysis.probes.baselines import time_features
 from analysis.probes.config import ProbesConfig
 from analysis.probes.rows import Rows
 from analysis.shared.probe_fits import (
-    ALPHA,
     FoldedRidge,
     auroc,
     exchanged_units,
@@ -29,6 +28,7 @@ from core.artefacts import Result, finite
 from core.contracts import UserError
 from core.progress import bar
 from core.stats import (
+    ALPHA,
     LOGIT,
     LOST,
     PLAIN,

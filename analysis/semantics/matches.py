@@ -24,9 +24,8 @@ from core.config import read_json
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.progress import track
-from core.stats import benjamini_hochberg, jackknife
+from core.stats import ALPHA, benjamini_hochberg, jackknife
 
-MOST_P = 0.05
 FEWEST_UNITS = 2  # levels in which a description holds somewhere
 
 
@@ -127,9 +126,9 @@ def matches(
 
         value, low, high = (float(x) for x in jackknife(of, states.unit_N, rng=rng))
         q = {kind: float(q_D[i]) for kind, q_D in q_of.items()}
-        sure = low > least and q["rotated"] <= MOST_P
+        sure = low > least and q["rotated"] <= ALPHA
         verdict = "none" if high < least else "open"
-        verdict = ("match" if q["exchanged"] <= MOST_P else "by time") if sure else verdict
+        verdict = ("match" if q["exchanged"] <= ALPHA else "by time") if sure else verdict
         rows[d] |= {
             "verdict": verdict, "code": c, "phi": value, "low": low, "high": high,
             "of_the_code": float(holds_N[mine_N > 0].mean()), "of_the_description": float(mine_N[holds_N].mean()),

@@ -18,10 +18,10 @@ from analysis.shared.clusters import (
     rotated_rows,
     time_bins,
 )
-from analysis.shared.surrogates import ALPHA, ENOUGH, slowness, walk
+from analysis.shared.surrogates import ENOUGH, slowness, walk
 from core.artefacts import Result
 from core.progress import track
-from core.stats import band_of, cohens_d_interval, jackknife
+from core.stats import ALPHA, band_of, cohens_d_interval, jackknife
 
 SILHOUETTE_ROWS = 2000  # distances of all pairs
 NEIGHBOURS = 10  # of trustworthiness and continuity
@@ -238,7 +238,7 @@ def effects(states: States, features: Mapping[str, tuple[str, np.ndarray]], *, s
     first.  Dead codes have no rows."""
     rng = np.random.default_rng(seed)
     live = [c for c, count in enumerate(states.counts.tolist()) if count]
-    level = 1 - 0.05 / max(1, len(live) * len(features))
+    level = 1 - ALPHA / max(1, len(live) * len(features))
     rows: list[dict[str, Any]] = []
     groups: dict[bytes, list[str]] = {}
     for name, (_, x_N) in features.items():

@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from core.contracts import UserError
-from core.stats import LOST, Estimate, jackknife, least_units
+from core.stats import ALPHA, LOST, Estimate, jackknife, least_units
 
-ALPHA = 0.05  # a probe that could not be told from its control at this level is refused
 PENALTIES = 10.0 ** np.arange(-5, 4)  # ridge penalties, a row and a z-scored feature
 LEAST_FOLDS = 3  # one is held out, one chooses the penalty
 DEGREE, TERMS = 5, 200  # of the polynomials that are partialled out, at most

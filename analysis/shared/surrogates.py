@@ -24,12 +24,11 @@ from analysis.shared.clusters import NOISE, STEPS_PER_CLUSTER, Method, label_poi
 from core import ranks
 from core.artefacts import Result
 from core.progress import track
-from core.stats import band_of
+from core.stats import ALPHA, band_of
 
 ROWS = 2000
 DIMS = 64
 REFITS = 5  # bootstraps of whole episodes, of the data and of every surrogate
-ALPHA = 0.05
 ENOUGH = round(2 / ALPHA) - 1  # surrogates whose extremes leave out ALPHA / 2 on either side (core.stats.band_of)
 CENTRE = 0.125  # half the width of a slice, in distances of two clusters' centres
 KINDS = ("gaussian", "markov")

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from core.artefacts import Result
-from core.stats import band_of, few
+from core.stats import ALPHA, band_of, few
 from validation.edits.controls import another
 from validation.hypotheses.grammar import EditHypothesis
 from validation.interventions import verdicts
 from validation.interventions.statistics import Controls, Effects, claim_of_need, needs_of, special_p
-from validation.interventions.verdicts import ALPHA, NOT_ASKED, OPEN, YES
+from validation.interventions.verdicts import NOT_ASKED, OPEN, YES
 from validation.paired.course import in_words
 
 SEEN = "seen"  # it exists; nothing foretold it

@@ -29,14 +29,14 @@ from core.artefacts import Result
 from core.contracts import Intervention, UserError
 from core.directions import Basis, direction_ids, load_basis
 from core.interventions import AtSteps, Resample
-from core.stats import Estimate, band_of, few, means, not_met
+from core.stats import ALPHA, Estimate, band_of, few, means, not_met
 from envs.procgen_edits import Edit
 from validation.edits.course import EditedWorld, Run
 from validation.hypotheses.changes import Redirect
 from validation.hypotheses.frames import own_frame, recorded_frames
 from validation.interventions import verdicts
 from validation.interventions.statistics import rank_p, reach_of, spread_of
-from validation.interventions.verdicts import ALPHA, DRAWS, NO, OPEN, YES
+from validation.interventions.verdicts import DRAWS, NO, OPEN, YES
 from validation.paired.course import Actions, Measures, in_words, policy_of, quantities, unit_of
 
 SHARES = 0.05  # smallest change of interest of a policy, in total variation

@@ -349,18 +349,13 @@ def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], options
     q_world = verdicts.adjusted([tested.world_p[j] for _, tested, j in tests])
     for (row, tested, j), q, qw in zip(tests, q_seen, q_world, strict=True):
         smallest = row["smallest"] / row["spread"]
-        there = verdicts.exists(tested.seen[j], tested.seen_90[j], float(q), smallest)
-        row |= {"q": float(q), "exists": there, "through_world": verdicts.NOT_ASKED}
-        row["starts_for_no"] = verdicts.starts_for_no(there, tested.seen[j], float(tested.reach[j]), smallest)
+        row |= tested.existence(j, float(q), smallest) | {"through_world": verdicts.NOT_ASKED}
         if "beyond_pixels" in row:
             row["through_world"] = verdicts.exists(tested.world[j], tested.world_90[j], float(qw), smallest)
         row |= {"size": verdicts.NOT_ASKED, "special": verdicts.NOT_ASKED, "needed": verdicts.NOT_ASKED}
         if "foretold" in row and row["late"]:
-            foretold = tested.foretold[j].value
-            row["size"] = verdicts.size(
-                tested.seen[j], foretold, (tested.half[j], tested.half_90[j]), (tested.twice[j], tested.twice_90[j]),
-                there, smallest,
-            )  # fmt: skip
+            there = row["exists"]
+            row["size"] = tested.size_of(j, tested.foretold[j].value, there, smallest)
             worse = {name: of_rival[j] for name, of_rival in tested.worse.items()}
             told = verdicts.foretellable([there], tested.rms[[j]], smallest, tested.nothing[[j]])
             row["needed"] = verdicts.needed(worse, told)

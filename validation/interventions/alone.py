@@ -299,18 +299,15 @@ def judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], size: Ma
     for (row, tested, j), q, qw, qs in zip(tests, q_seen, q_world, q_special, strict=True):
         unit = size[row["quantity"]].unit
         smallest = row["smallest"] / unit
-        there = verdicts.exists(tested.seen[j], tested.seen_90[j], float(q), smallest)
+        row |= tested.existence(j, float(q), smallest)
+        there = row["exists"]
         through = verdicts.BY_CONSTRUCTION
         if "world_effect" in row:
             through = verdicts.exists(tested.world[j], tested.world_90[j], float(qw), smallest)
-        row |= {"q": float(q), "special_q": float(qs), "exists": there, "special": verdicts.special(float(qs))}
-        row["starts_for_no"] = verdicts.starts_for_no(there, tested.seen[j], float(tested.reach[j]), smallest)
+        row |= {"special_q": float(qs), "special": verdicts.special(float(qs))}
         row |= {"through_world": there if row["path"] == "world" else through, "size": NOT_ASKED, "needed": NOT_ASKED}
         if "foretold" in row:
-            row["size"] = verdicts.size(
-                tested.seen[j], row["foretold"] / unit, (tested.half[j], tested.half_90[j]),
-                (tested.twice[j], tested.twice_90[j]), there, smallest,
-            )  # fmt: skip
+            row["size"] = tested.size_of(j, row["foretold"] / unit, there, smallest)
         row["verdict"] = verdict_of(row)
 
 

@@ -13,14 +13,14 @@ from core import config as cli
 from core.config import nearest
 from core.contracts import EnvSpec, UserError
 from core.directions import Basis, direction_of
-from core.stats import require_permutations
+from core.stats import ALPHA, require_permutations
 from core.when import Rule
 from envs.procgen_truth import truth_events
 from envs.registry import renewed
 from validation.hypotheses.grammar import Claim, Hypothesis, check_events, parse_hypothesis
 from validation.interventions.bench import AGE
 from validation.interventions.controls import FEWEST
-from validation.interventions.verdicts import ALPHA, SMALLEST
+from validation.interventions.verdicts import SMALLEST
 from validation.paired.course import is_late
 
 FEWEST_TO_CHOOSE = 32  # starts: controls are differences of their states, which fewer do not tell well

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from core.artefacts import Result
-from core.stats import Estimate, band_of, bootstrap_means, few, ratios, share_interval
+from core.stats import ALPHA, Estimate, band_of, bootstrap_means, few, ratios, share_interval
 from validation.hypotheses.grammar import Claim, Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.agreement import agreement, blocks_of, exchanged
-from validation.interventions.verdicts import ALPHA, SMALLEST
+from validation.interventions.verdicts import SMALLEST
 from validation.paired.course import family_of, in_words, is_cut, is_late, is_own, is_probability, is_share, unit_of
 
 H = TypeVar("H", bound=Claim)
@@ -267,13 +267,9 @@ def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], size: M
     for (row, t, j), q, qw in zip(tests, q_seen, q_world, strict=True):
         unit, smallest = size[row["quantity"]].unit, size[row["quantity"]].smallest
         foretold, world = t.foretold[j].value, t.world[j]
-        there = verdicts.exists(t.seen[j], t.seen_90[j], float(q), smallest)
-        how_much = verdicts.size(
-            t.seen[j], foretold, (t.half[j], t.half_90[j]), (t.twice[j], t.twice_90[j]), there, smallest
-        )
-        row["q"] = float(q)
-        row |= {"exists": there, "size": how_much}
-        row["starts_for_no"] = verdicts.starts_for_no(there, t.seen[j], float(t.reach[j]), smallest)
+        row |= t.existence(j, float(q), smallest)
+        there = row["exists"]
+        how_much = row["size"] = t.size_of(j, foretold, there, smallest)
         row["special"] = verdicts.special(row.get("special_q"))
         row |= {"memory": None, "world_effect": None, "world_low": None, "world_high": None, "world_q": None}
         through = verdicts.BY_CONSTRUCTION

@@ -34,13 +34,12 @@ N starts (independent units), Q quantities.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.stats import Estimate, benjamini_hochberg, few, means, not_met, paired_share, units_for
+from core.stats import ALPHA, Estimate, benjamini_hochberg, few, means, not_met, paired_share, units_for
 
-ALPHA = 0.05
 DRAWS = 4999  # of the bootstrap: p-values go down to 2 / 5000, so that one in a large family can stand out
 SMALLEST = (0.1, 0.05)  # smallest sizes of interest: in spreads of a quantity; as a share of events
 LEAST_STARTS = 6  # fewer cannot say anything at level 0.05
@@ -95,6 +94,17 @@ class Tested(NamedTuple):
     reach: np.ndarray  # the largest change of a start: what starts that were not met may show
     rms: np.ndarray  # of s: how large it is at the starts, whichever way
     nothing: np.ndarray  # bool: 0 at every start, seen and foretold
+
+    def existence(self, j: int, q: float, smallest: float) -> dict[str, Any]:
+        """Whether there is an effect on quantity j, for its row of a table: ``q``, ``exists`` and ``starts_for_no``."""
+        there = exists(self.seen[j], self.seen_90[j], q, smallest)
+        enough = starts_for_no(there, self.seen[j], float(self.reach[j]), smallest)
+        return {"q": q, "exists": there, "starts_for_no": enough}
+
+    def size_of(self, j: int, foretold: float, there: str, smallest: float) -> str:
+        """Whether it is as large as foretold; ``there`` is whether there is one."""
+        half, twice = (self.half[j], self.half_90[j]), (self.twice[j], self.twice_90[j])
+        return size(self.seen[j], foretold, half, twice, there, smallest)
 
 
 def test(sample: Sample, rng: np.random.Generator) -> Tested:

@@ -18,7 +18,7 @@ from torch import Tensor
 from core.contracts import UserError, VecEnv
 from core.directions import Basis
 from core.roll import Simulator
-from core.stats import bootstrap_mean
+from core.stats import ALPHA, bootstrap_mean
 from core.when import Rule
 from envs.planted import (
     Kind,
@@ -58,7 +58,7 @@ from validation.interventions.study import (
     study,
     ways_of,
 )
-from validation.interventions.verdicts import ALPHA, SMALLEST
+from validation.interventions.verdicts import SMALLEST
 from validation.paired.course import Measures, is_late
 from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from core import config as cli
 from core.contracts import UserError
-from core.stats import least_permutations, require_permutations
+from core.stats import ALPHA, least_permutations, require_permutations
 from envs.planted import KINDS, Kind
-from validation.planted.measures import ALPHA
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-ALPHA = 0.05
+from core.stats import ALPHA
+
 CONTROL = "control: "  # what the names of methods broken on purpose begin with
 
 

@@ -37,7 +37,7 @@ from analysis.shared.quantities import find_quantities, known_quantities
 from analysis.shared.randomised import randomised
 from core.artefacts import Result
 from core.directions import Basis, name_of
-from core.stats import cohens_d_interval, jackknife, least_permutations
+from core.stats import ALPHA, cohens_d_interval, jackknife, least_permutations
 from envs.planted import DELAY, SIZE, Kind, PlantedWorld, TwinModel, behaviour_of, planted_simulator, scene as scene_of
 from envs.planted_truth import PlantedTruth
 from validation.hypotheses.grammar import shift_of
@@ -52,7 +52,6 @@ from validation.planted.measures import (
     ACCUSED,
     AGREEMENT,
     AGREEMENT_ERROR,
-    ALPHA,
     ARROWS,
     CAUSE_FOUND,
     CLOSED_FORM,

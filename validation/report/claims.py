@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from core.artefacts import Result
+from core.stats import ALPHA
 from validation.paired.course import in_words
 from validation.report.commands import repeat
 from validation.report.lineage import Traced
 from validation.report.page import Html, around, box, command, details, interval, number, paragraph, table, tag, text_of
 
-LEVEL = 0.05  # of false discoveries, where the page says that something is significant
 VERDICTS = 2  # results whose verdicts follow today's rules say so
 OLDER = "These verdicts follow older rules"
 
@@ -198,7 +198,7 @@ def late_effects(result: Result) -> str:
     } if today else {"predicted_jacobian": "first order foretold", "random": "random changes give"}  # fmt: skip
     titles["n"] = "n"
     tested = [r for r in rows if r["q"] is not None]  # not what a changed direction is itself later
-    clear = sorted((r for r in tested if r["q"] <= LEVEL), key=lambda r: r["q"])
-    caption = f"Late effects in the real world with q ≤ {LEVEL:g}: {len(clear)} of {len(tested)} tested"
+    clear = sorted((r for r in tested if r["q"] <= ALPHA), key=lambda r: r["q"])
+    caption = f"Late effects in the real world with q ≤ {ALPHA:g}: {len(clear)} of {len(tested)} tested"
     some = table(clear, caption, titles, most=30) if clear else paragraph(f"{caption}.")
     return some + details("All late effects in the real world", table(rows, "Late effects", titles, most=300))

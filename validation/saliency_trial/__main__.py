@@ -21,10 +21,10 @@ from agents.load import load_agent
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
-from core.stats import in_text, require_permutations
+from core.stats import ALPHA, in_text, require_permutations
 from envs.registry import held_out_pool, make
 from generative.load import load_simulator
-from validation.interventions.verdicts import ALPHA, NO, OPEN, YES
+from validation.interventions.verdicts import NO, OPEN, YES
 from validation.saliency_trial.config import SaliencyTrialConfig
 from validation.saliency_trial.figures import draw_examples, draw_scores, estimate_of, headline
 from validation.saliency_trial.trial import trial

@@ -25,9 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.stats import Estimate, benjamini_hochberg, means
+from core.stats import ALPHA, Estimate, benjamini_hochberg, means
 from validation.interventions.verdicts import (
-    ALPHA,
     BY_CONSTRUCTION,
     DRAWS,
     LEAST_STARTS,
