@@ -24,7 +24,7 @@ import numpy as np
 
 from core.config import nearest
 from core.contracts import UserError
-from envs.procgen_state import ENTITY, NEEDED, PLAYER, SPACE, THINGS, State
+from envs.procgen_state import ENTITY, NEEDED, SPACE, THINGS, State
 
 VERBS = ("remove", "move", "add", "set")
 SETTINGS = {"velocity": 2, "agent_theme": 1, "wall_theme": 1, "background": 1}
@@ -78,7 +78,7 @@ class Edit:
 
     def fixed(self, state: State) -> Edit:
         """The same edit with the place where it is made here: 'nearest' and 'ahead' become 'at X Y', so that it means
-        the same thing and the same place in later states (``followed``)."""
+        the same place in later states; where its thing is in these, envs.procgen_tracks finds."""
         if self.ahead is not None:
             return replace(self, ahead=None, at=self._corner(state))
         if self.which == "nearest":
@@ -87,22 +87,6 @@ class Edit:
             found = (place[0]["x"], place[0]["y"]) if place else tuple(cells[0] + 0.5)
             return replace(self, which="at", at=(float(found[0]), float(found[1])))
         return self
-
-    def followed(self, state: State) -> Edit | None:
-        """``fixed`` one state later: 'at X Y' goes where the thing has gone.  None: it is gone, nothing is left to
-        edit."""
-        if self.verb in ("add", "set") or self.thing == "agent":
-            return self
-        places = state.places(self.thing)
-        if not len(places):
-            return None
-        if self.which == "block":
-            return self if any(map(len, self._inside(state))) else None
-        if self.which != "at":
-            return self
-        far = np.hypot(*(places - self.at).T)
-        place = places[far.argmin()]
-        return replace(self, at=(float(place[0]), float(place[1]))) if far.min() < REACH else None
 
     def _chosen(self, state: State) -> tuple[np.ndarray, np.ndarray]:
         """(indices of entities, (x, y) of cells) that are meant.  UserError where there is none."""
@@ -195,7 +179,6 @@ class Edit:
             for py in (y - ry, y + ry):
                 _free(state, px, py, self.words, solid=True)
         agent["x"], agent["y"] = x, y
-        agent["vx"] = agent["vy"] = state.motion["action_vx"] = state.motion["action_vy"] = 0
         for name, value in (("last_agent_y", y), ("is_on_crate", 0)):
             if name in state.has:
                 state.own[name] = value
@@ -245,51 +228,7 @@ class Edit:
             raise UserError(f"{self.words}: {state.game} has no themes of walls")
 
 
-def _nearest(state: State, entity: np.void, within: float = math.inf) -> np.ndarray:
-    """Indices of the entities of this one's type nearer to it than ``within``, the nearest first."""
-    like = np.flatnonzero(state.entities["type"] == entity["type"])
-    far = np.hypot(state.entities["x"][like] - entity["x"], state.entities["y"][like] - entity["y"])
-    order = np.argsort(far, kind="stable")
-    nearest_first: np.ndarray = like[order[far[order] < within]]
-    return nearest_first
-
-
 PICTURELESS = ("velocity",)  # settings that nothing shows
-
-
-def undone(before: State, after: State, shown: State) -> State:
-    """``shown``, a later state of the edited world, with what an edit of ``before`` made into ``after`` taken back: as
-    the world would look, had it not been edited there.  Changed in place.
-
-    Removed things come back where they were, moved ones go back by as much, added ones go; cells only where the world
-    has not changed them since.  A removed thing that moved by itself is shown where it was removed.
-    """
-    y, x = np.nonzero(before.cells != after.cells)
-    same = shown.cells[y, x] == after.cells[y, x]
-    shown.cells[y[same], x[same]] = before.cells[y[same], x[same]]
-    if len(before.entities) > len(after.entities):
-        kept = {row.tobytes() for row in after.entities}
-        gone = [i for i, row in enumerate(before.entities) if row.tobytes() not in kept]
-        shown.entities = np.append(before.entities[gone], shown.entities)  # the agent stays the last of its type
-    elif len(before.entities) < len(after.entities):
-        for new in after.entities[len(before.entities) :]:
-            if len(like := _nearest(shown, new)):
-                shown.entities = np.delete(shown.entities, like[0])
-    else:
-        for old, new in zip(before.entities, after.entities, strict=True):
-            if (old["x"], old["y"]) == (new["x"], new["y"]):
-                continue
-            moved = shown.agent if new["type"] == PLAYER else None
-            if moved is None and len(like := _nearest(shown, new, REACH)):
-                moved = shown.entities[like[0]]
-            if moved is not None:
-                moved["x"] += old["x"] - new["x"]
-                moved["y"] += old["y"] - new["y"]
-        shown.agent["image_theme"] = before.agent["image_theme"]
-    if "wall_theme" in shown.has:
-        shown.own["wall_theme"] = before.own["wall_theme"]
-    shown.motion["background_index"] = before.motion["background_index"]
-    return shown
 
 
 def parse_edit(text: str, game: str) -> Edit:

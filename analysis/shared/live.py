@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from core.contracts import EnvSpec, UserError
+import torch
+
+from agents.load import load_agent
+from core.contracts import Agent, EnvSpec, UserError
+from core.directions import fingerprint
+from core.roll import Simulator
 from envs.procgen import ProcgenEnv
 from envs.registry import held_out_pool, make
 
@@ -32,6 +37,17 @@ class LiveConfig:
     """CPU threads"""
     overwrite: bool = False
     """replace an earlier run in --out"""
+
+    def studied(self, simulator: Simulator[Any] | None, device: torch.device) -> Agent:
+        """The agent; a simulator's is the one that it is around.  UserError where --agent names another."""
+        if simulator is not None and self.agent == LiveConfig.agent:
+            return simulator.agent
+        agent = load_agent(self.agent, device)
+        if simulator is not None and (own := fingerprint(simulator.agent)) != fingerprint(agent):
+            raise UserError(
+                f"--agent {self.agent} is {fingerprint(agent)}, and --simulator is around {own}: leave out --agent"
+            )
+        return agent
 
     def worlds(self, spec: EnvSpec) -> Callable[[int], ProcgenEnv]:
         """Makes the agent's game on levels of the pool, with so many slots.  UserError where it is not Procgen's."""

@@ -28,6 +28,7 @@ from envs.procgen_state import (
     snapshot_of,
     state_of,
 )  # fmt: skip
+from envs.procgen_tracks import Followed
 from envs.procgen_truth import AHEAD, TRUTH_EVENTS, WithTruth, columns_of, parse_truth, truth_of
 
 EXTREME = ("chaser", "dodgeball", "leaper", "starpilot")
@@ -333,16 +334,14 @@ def test_an_edit_keeps_its_object_and_its_place(made: Made) -> None:
     count = len(state.of("crate"))
     fixed.apply(state)
     assert len(state.of("crate")) == count - 1
-    gone = fixed.followed(state)
-    assert gone is None or gone.at != fixed.at  # there is nothing at its place
-    monster = parse_edit("remove monster nearest", "coinrun").fixed(state)
+    monster = Followed(parse_edit("remove monster nearest", "coinrun").fixed(state), state)
+    wall = parse_edit("add wall ahead 3", "coinrun").fixed(state)
+    placed = Followed(wall, state)
     for _ in range(12):
         env.step(np.array([4]))
-        later = monster.followed(state_of(env.snapshot()[0]))
-        assert later is not None
-        monster = later
-    wall = parse_edit("add wall ahead 3", "coinrun").fixed(state)
-    assert wall.ahead is None and wall.followed(state_of(env.snapshot()[0])) == wall
+        here = state_of(env.snapshot()[0])
+        assert monster.to(here) is not None
+        assert wall.ahead is None and placed.to(here) == wall
 
 
 @pytest.mark.parametrize(

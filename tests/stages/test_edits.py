@@ -21,14 +21,16 @@ from core.artefacts import Result, new_run, read_manifest
 from core.contracts import UserError
 from core.directions import Basis, fingerprint
 from core.interventions import AtSteps, Resample
+from core.stats import Estimate
 from core.when import Rule
 from envs.procgen import ProcgenEnv, ProcgenOptions
-from envs.procgen_edits import Edit, parse_edit, undone
+from envs.procgen_edits import Edit, parse_edit
 from envs.procgen_state import State, snapshot_of, state_of
+from envs.procgen_tracks import TakenBack
 from tests.pretend_gpu import GPU, pretended
 from validation.edits import __main__ as edits
 from validation.edits.controls import another, choices, others
-from validation.edits.coupled import Edge, tried
+from validation.edits.coupled import Edge, Tried, judged, tried
 from validation.edits.course import AllElse, EditedWorld, differs
 from validation.edits.study import EditOptions, _measured, _ways, study
 from validation.hypotheses.grammar import parse_edit_hypothesis
@@ -204,7 +206,7 @@ def test_an_edit_that_is_taken_back_shows_what_was_there(world: EditedWorld, tex
             continue
         tried += 1
         edited = State.parse(new.to_bytes())
-        before[n] = snapshot_of(undone(old, new, edited), snapshot)
+        before[n] = snapshot_of(TakenBack(old, new).at_once(edited), snapshot)
     assert tried and np.array_equal(world.drawer.restore(before).obs["frames"], plain)
 
 
@@ -369,7 +371,9 @@ def test_setting_back_all_that_an_edit_moved_restores_the_action(world: EditedWo
         (("--random_directions", "5"), "--random_directions must be"),
         (("--edits", "remove lava"), "can be made at|of 8 starts after"), (("--edits", "remove dragon"), "no 'dragon'"),
         (("--edits", "remove coin", "remove coin"), "there twice"), (("--directions", "0"), "give --basis"),
-        (("--edits", "set wall_theme 2"), "of 8 starts after"),
+        (("--edits", "set wall_theme 2"), "all themes look the same"),
+        (("--edits", "set velocity 99 0"), "velocities lie between"), (("--edits", "set background 999"), "background"),
+        (("--edits", "move agent by 1e9 0"), "after 40 steps.*that were tried: .*is outside of a world"),
         (("--agent", "bundles/nmmo-demo/policies/forager"), "Procgen's states"),
         (("--starts", "2"), "--starts must be"),
     ],
@@ -381,3 +385,35 @@ def test_mistakes_are_one_line(
     agent = () if "--agent" in argv else ("--agent", AGENT)
     with pytest.raises(UserError, match=said):
         run(tmp_path / "e", *agent, *argv)
+
+
+def tried_row(source: str, moved: bool, restored: float) -> Tried:
+    """A row of which nothing is in doubt but what it is special among."""
+    row = {"edit": "remove coin", "source": source, "quantity": "policy", "unit": "", "n": 64, "moved_by_edit": 1.0}
+    move = Estimate(float(moved), moved - 0.01, moved + 0.01, 64)
+    back = Estimate(restored, restored - 0.01, restored + 0.01, 64)
+    draws = np.random.default_rng(0).normal(0, 0.1, 39)
+    return Tried(row, (move, move, 1e-6), (back, back, 1e-6), draws, 1.0, 0.1)
+
+
+def test_a_source_that_carries_is_told_among_those_that_the_edit_moves() -> None:
+    some = [tried_row(f"ica:{i}", i < 2, 0.5 if i == 0 else 0.0) for i in range(12)]
+    rows = judged(some, 0.1)
+    assert [row["carries"] for row in rows] == ["yes", *["no"] * 11]
+    assert np.isnan(rows[5]["special_p"]) and rows[5]["special"] == "not asked"
+    # Of more than 39 directions can single out, the row says how many could.
+    rows = judged([tried_row(f"ica:{i}", True, 0.5 if i == 0 else 0.0) for i in range(12)], 0.1)
+    assert rows[0]["carries"] == "open" and "--random_directions 239 could" in rows[0]["sentence"]
+    assert "could" not in rows[1]["sentence"]
+
+
+def test_a_claim_of_what_never_happens_unedited_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    agent = ("--agent", "bundles/coinrun-robust/agent", "--starts", "16", "--horizon", "3", "--latest_start", "6")
+    claims = ("--edits", "add coin ahead 1 on reward", "add coin ahead 1 on event:death", "--events", "death: ended")
+    result = run(tmp_path / "e", *agent, *claims, "--controls", "0")
+    assert (
+        not result.arrays["unaltered/reward@3"].any() and result.arrays["effect/add coin ahead 1/whole/reward@3"].any()
+    )
+    reward, _ = result.notes["claims"]
+    assert reward["quantity"] == "reward@3" and reward["effect"] > 0 and reward["spread"] > 0
+    assert "so there is no claim" not in capsys.readouterr().out

@@ -42,6 +42,7 @@ from validation.interventions.statistics import (
     recovered_of,
     special_p,
     spread_of,
+    spreads,
     table_of,
     worst_p,
 )
@@ -1438,3 +1439,36 @@ def dream_of(simulator, options, seed, count=12, horizon=3):
     h = simulator.agent.encode({"x": torch.from_numpy(shown.obs["x"])})
     noise = torch.from_numpy(np.random.default_rng(seed).gumbel(size=(count, horizon + 1, 3)).astype(np.float32))
     return SimulatedWorld(simulator.agent, h, noise, Measures(ACTIONS), simulator.world, start)
+
+
+def test_what_is_just_below_the_smallest_size_and_nearly_right_is_not_refuted():
+    rng = np.random.default_rng(1)
+    near = judged(rng.normal(0.14, 0.5, 1024), np.full(1024, 0.09))
+    assert near[:3] == ("open", "as foretold", "open") or near[:2] == ("yes", "as foretold")
+    # A foretold nothing of what is there is wrong; and so is a foretold little of what is much.
+    assert judged(rng.normal(0.5, 0.2, 256), np.zeros(256))[1] == "wrong"
+    assert judged(rng.normal(0.5, 0.2, 256), np.full(256, 0.05))[1:3] == ("wrong", "refuted")
+    # What is foretold .09 and is -.15 is off by more than the smallest size.
+    assert judged(rng.normal(-0.15, 0.1, 1024), np.full(1024, 0.09))[1] == "wrong"
+
+
+def test_one_effect_stands_out_among_any_number_of_tests_that_its_starts_allow():
+    rng, tests = np.random.default_rng(0), 400
+    seen = np.concatenate([rng.normal(5, 0.2, (128, 1)), rng.normal(0, 1, (128, tests - 1))], 1)
+    nothing = np.zeros_like(seen)
+    sample = verdicts.Sample(seen, nothing, np.full_like(seen, np.nan), {}, np.full(tests, REACH))
+    few, enough = (verdicts.test(sample, rng, draws).p for draws in (verdicts.DRAWS, verdicts.draws_for(tests)))
+    assert verdicts.adjusted(few)[0] > 0.05 >= verdicts.adjusted(enough)[0]
+
+
+def test_what_nothing_but_a_change_makes_vary_has_a_spread():
+    plain = {"reward@3": np.zeros(16), "value@3": np.arange(16.0), "ended@3": np.zeros(16)}
+    effect = np.where(np.arange(16) < 4, 10.0, 0.0)
+    changed = {
+        "reward@3": np.stack([np.full(16, np.nan), effect]),
+        "value@3": np.ones((1, 16)),
+        "ended@3": np.zeros(16),
+    }
+    found = spreads(plain, changed)
+    assert found["reward@3"] == pytest.approx(np.concatenate([np.zeros(16), effect]).std())
+    assert found["value@3"] == pytest.approx(np.arange(16.0).std()) and found["ended@3"] == 0

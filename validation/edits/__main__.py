@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from agents.load import load_agent
 from analysis.shared.events import Event, parse_events
 from analysis.shared.live import LiveConfig
 from core import artefacts, config as cli
@@ -120,7 +119,7 @@ def main(config: EditsConfig) -> None:
     cli.require(LEAST_STARTS, starts=config.starts)
     cli.require(0, seed=config.seed, latest_start=config.latest_start, controls=config.controls)
     simulator = None if config.simulator is None else load_simulator(config.simulator, device)
-    agent = load_agent(config.agent, device) if simulator is None else simulator.agent
+    agent = config.studied(simulator, device)
     made = config.worlds(agent.spec)
     inputs: dict[str, Any] = {"agent": config.agent} if config.simulator is None else {"simulator": config.simulator}
     basis = None
@@ -163,6 +162,9 @@ def main(config: EditsConfig) -> None:
     for row in result.tables.get("coupling", []):
         if row["quantity"] == "policy":
             print(row["sentence"])
+    if (levels := result.notes["levels"]) < config.starts:
+        print(f"note: the {config.starts} starts are of {levels} levels; those of one level are no independent units: "
+              "intervals are about these levels alone")  # fmt: skip
     seen = sum(row["exists"] == "yes" for row in result.tables["effects"])
     print(f"{len(result.tables['edits'])} edits, {seen} of {len(result.tables['effects'])} effects exist: {config.out}")
 

@@ -69,16 +69,27 @@ def claims_of(
     # What is claimed by name is a family of tests.
     p = [np.nan if row is None or h.role else _special_p(h, q, row, judged) for h, q, row in found]
     out: list[dict[str, Any]] = []
-    for (h, _, row), special_q in zip(found, verdicts.adjusted(p), strict=True):
+    for (h, q, row), special_q in zip(found, verdicts.adjusted(p), strict=True):
         if h.role:
             out.append(_claim_of_need(h, needs[h], row, judged))
         elif row is None:
-            text = f"'{h.name}': what it is claimed to change does not vary, so there is no claim."
+            text = f"'{h.name}': {_why_not(h, q, judged)}, so there is no claim."
             out.append({"headline": True, "hypothesis": h.name, "verdict": OPEN, "sentence": "open", "text": text,
                         "parts": {}})  # fmt: skip
         else:
             out.append(_claim(h, {**row, "special_q": float(special_q)}, judged))
     return out
+
+
+def _why_not(h: EditHypothesis, quantity: str, judged: Judged) -> str:
+    """Why there is no row of a claim."""
+    effects = judged.seen[h.change].get(way_of(h), {})
+    n = int((~np.isnan(next(iter(effects.values())))).sum()) if effects else 0
+    if n < 2:
+        return f"it can be made {way_of(h)} at {n} starts"
+    if quantity in effects:
+        return f"what it is claimed to change, {in_words(quantity)}, is the same at all starts, with it and without"
+    return f"what it is claimed to change, {in_words(quantity)}, is not measured {way_of(h)}"
 
 
 def _special_p(h: EditHypothesis, quantity: str, row: Mapping[str, Any], judged: Judged) -> float:
@@ -107,20 +118,26 @@ def _claim(h: EditHypothesis, row: dict[str, Any], judged: Judged) -> dict[str, 
         said = "open: " + ", ".join(verdicts.NAMES[name] for name, open_ in zip(ASKED, undecided, strict=True) if open_)
     else:
         said = verdicts.sentence(row["verdict"], row)
-    beyond = ""
-    if "beyond_pixels" in row:
-        beyond = f"{row['beyond_pixels']:+.3g} [{row['beyond_low']:+.3g}, {row['beyond_high']:+.3g}]"
     words = {
-        "exists": f"{seen}; the smallest of interest is {row['smallest']:.2g}; q = {row['q']:.2g}"
+        "exists": f"{seen}; the smallest of interest is {row['smallest']:.2g}; q = {row['q']:.2g}{verdicts.among(row)}"
         f"{verdicts.too_few(row['n'], row['starts_for_no'])}",
         "size": f"foretold {row['foretold']:+.3g} {unit}, seen {row['effect']:+.3g}" if told else "nothing foretold it",
         "special": _against(h, row, judged),
-        "through_world": f"beyond what is seen of it {beyond} {unit}" if beyond else "there is one way alone",
+        "through_world": _through(row),
         "needed": _errors(row) if told else "nothing foretold it",
     }  # fmt: skip
     said += verdicts.too_few(row["n"], row["starts_for_no"])
-    text += f": {said}{f'; beyond what is seen {beyond}' if beyond else ''}."
+    text += f": {said}{f'; {_beyond(row)}' if 'beyond_pixels' in row else ''}."
     return {"headline": True, "hypothesis": h.name, **row, "sentence": said, "text": text, "parts": _parts(row, words)}
+
+
+def _beyond(row: Mapping[str, Any]) -> str:
+    return f"beyond what is seen {row['beyond_pixels']:+.3g} [{row['beyond_low']:+.3g}, {row['beyond_high']:+.3g}]"
+
+
+def _through(row: Mapping[str, Any]) -> str:
+    """What *through the world* was asked of, in words."""
+    return f"{_beyond(row)} {row['unit']}" if "beyond_pixels" in row else "there is one way alone"
 
 
 def _parts(row: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -182,5 +199,5 @@ def _claim_of_need(
         claim["parts"]["special"]["words"] = _against(h, row, judged)
     if effect and row["share"] is not None:
         claim["parts"]["needed"]["words"] = _errors(effect)
-        claim["parts"]["through_world"]["words"] = f"beyond what is seen of it {effect.get('beyond_pixels', 0.0):+.3g}"
+        claim["parts"]["through_world"]["words"] = _through(effect)
     return claim

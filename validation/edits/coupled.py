@@ -7,7 +7,8 @@ that brings a quantity, per start: |change by the edit| - |change that is left|.
 differences between recorded states, each moved by as much as setting the source back moves h.
 
 carries   yes: the source is moved (*exists*), the restored mean lies beyond the smallest size of interest, q <= 0.05
-          over all rows of the table, and it is *special*: q <= 0.05 against the random directions.
+          over all rows of the table, and it is *special*: q <= 0.05 against the random directions, over the rows of
+          sources that are moved.  (R directions single out one of so many rows where R + 1 >= 20 times as many.)
           no: the source is not moved, or nothing of interest is restored.  Else open.
 
 N starts, R random directions, H hidden.
@@ -15,6 +16,7 @@ N starts, R random directions, H hidden.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -154,12 +156,17 @@ def judged(some: Sequence[Tried], smallest: float) -> list[dict[str, Any]]:
     # The same move of a source stands in several rows, and is one test.
     each = {(t.row["edit"], t.row["source"]): t.moved[2] for t in some}
     q_moved = dict(zip(each, verdicts.adjusted(list(each.values())), strict=True))
+    moves = [verdicts.exists(t.moved[0], t.moved[1], float(q_moved[t.row["edit"], t.row["source"]]), smallest)
+             for t in some]  # fmt: skip
     q_restored = verdicts.adjusted([t.restored[2] for t in some])
-    special = [rank_p(t.restored[0].value, t.random_R) for t in some]
+    # Only what moves can carry, and whether it moves is another question than whether it is special.
+    special = [
+        rank_p(t.restored[0].value, t.random_R) if m == YES else np.nan for t, m in zip(some, moves, strict=True)
+    ]
+    family = moves.count(YES)
     rows = []
-    for t, q, p, qs in zip(some, q_restored, special, verdicts.adjusted(special), strict=True):
+    for t, q, p, qs, is_moved in zip(some, q_restored, special, verdicts.adjusted(special), moves, strict=True):
         moved, restored = t.moved[0], t.restored[0]
-        is_moved = verdicts.exists(moved, t.moved[1], float(q_moved[t.row["edit"], t.row["source"]]), smallest)
         is_restored = verdicts.exists(restored, t.restored[1], float(q), t.smallest)
         is_restored = NO if is_restored == YES and restored.value < 0 else is_restored  # it is further off instead
         answers = (is_moved, is_restored, verdicts.special(float(qs)))
@@ -169,12 +176,23 @@ def judged(some: Sequence[Tried], smallest: float) -> list[dict[str, Any]]:
             "source_q": float(q_moved[t.row["edit"], t.row["source"]]),
             "restored": restored.value * t.unit, "low": restored.low * t.unit, "high": restored.high * t.unit,
             "q": float(q), "smallest": t.smallest * t.unit, "random_low": low * t.unit, "random_high": high * t.unit,
-            "random_n": len(t.random_R), "special_p": p, "special_q": float(qs), "moves": is_moved,
+            "random_n": len(t.random_R), "special_p": float(p), "special_q": float(qs), "moves": is_moved,
             "restores": is_restored, "special": answers[2],
             "carries": YES if set(answers) == {YES} else NO if NO in answers else OPEN,
         }  # fmt: skip
-        rows.append(row | {"sentence": sentence(row)})
+        rows.append(row | {"sentence": sentence(row) + one_of_many(row, family)})
     return rows
+
+
+def one_of_many(row: Mapping[str, Any], family: int) -> str:
+    """What is said of a row that is special by itself, and not as one of a family that so few directions can tell."""
+    if row["special"] != OPEN or row["special_p"] > ALPHA:
+        return ""
+    return (
+        f" It restores more than all but {row['special_p']:.2g} of the random directions; as one of {family} rows it "
+        f"is not told from them (q = {row['special_q']:.2g}): "
+        f"--random_directions {math.ceil(family / ALPHA) - 1} could."
+    )
 
 
 def sentence(row: Mapping[str, Any]) -> str:

@@ -27,8 +27,9 @@ from core.interventions import Resample
 from core.roll import Noise, roll
 from core.trees import Tree, rows_of, with_rows
 from envs.procgen import STANDING, ProcgenEnv
-from envs.procgen_edits import PICTURELESS, Edit, undone
+from envs.procgen_edits import PICTURELESS, Edit
 from envs.procgen_state import State, snapshot_of, state_of
+from envs.procgen_tracks import Beginning, Followed, TakenBack, is_of_one
 from validation.paired.course import Course, course_along, still_on
 
 THROUGH = ("whole", "pixels", "world")
@@ -129,15 +130,37 @@ class EditedWorld:
         frames = np.stack([m.shown.obs["frames"].cpu().numpy() for m in moments], 1)
         return Run(course, frames * still_on(course), rows_N, apart_N)
 
+    def taken(self) -> np.ndarray:
+        """The recorded actions from the episodes' first steps on, int64 [N, oldest + 1]; standing after the start."""
+        last = int(self.starts.age_N.max())
+        return np.array([np.pad(a, (0, last + 1 - len(a)), constant_values=STANDING) for a in self.starts.actions])
+
+    def begun(self, edits: Sequence[Edit | None]) -> list[Edit | None]:
+        """The edits in the first states of the starts' episodes, made to the very things that they are made to at the
+        starts; None where that thing was not there yet."""
+        begin, age_N = self.starts.begin, self.starts.age_N
+        follow = {n: Beginning(e, state_of(begin[n])) for n, e in enumerate(edits) if e is not None and is_of_one(e)}
+        if not follow:
+            return list(edits)
+        self.env.restore(list(begin))
+        for t, action_N in enumerate(self.taken().T[:-1], start=1):
+            self.env.step(action_N)
+            snapshots = self.env.snapshot()
+            for n, thing in follow.items():
+                if t <= age_N[n]:
+                    thing.to(state_of(snapshots[n]))
+        return [follow[n].found() if n in follow else edit for n, edit in enumerate(edits)]
+
     @torch.no_grad()
     def _replayed(
         self, edits: Sequence[Edit | None], rows_N: np.ndarray, through: str
     ) -> tuple[Any, Tree, np.ndarray, np.ndarray]:
         """States and the agent's states before them, after the recorded actions of episodes that began edited (through
-        the pixels: that were shown edited).  Rows in which the edit cannot be made there, or whose episode then ends
-        earlier, are no longer about it."""
+        the pixels: that were shown edited).  Rows in which the edit cannot be made there, whose thing was not there, or
+        whose episode then ends earlier, are no longer about it."""
         starts, device = self.starts, self.noise_NTA.device
-        rows_N = rows_N.copy()
+        edits = self.begun(edits)
+        rows_N = rows_N & np.array([edit is not None for edit in edits])
         begin = list(starts.begin)
         for n in np.flatnonzero(rows_N):
             edit = edits[n]
@@ -150,15 +173,12 @@ class EditedWorld:
             begin[n] = begin[n] if through == "pixels" else edited
         states, before = list(starts.states), starts.before
         apart_N = np.zeros(len(starts), bool)
-        last = int(starts.age_N.max())
-        taken = [np.pad(a, (0, last + 1 - len(a)), constant_values=STANDING) for a in starts.actions]
+        last, taken = int(starts.age_N.max()), torch.tensor(self.taken(), device=device)
         world, previous = LiveWorld(self.env, device), self.agent.initial(len(starts))
         if through == "pixels":
             shown = following({n: edits[n] for n in np.flatnonzero(rows_N)})
             world = DrawnWorld(self.env, self.drawer, shown, device)
-        moments = roll(
-            self.agent, world, world.restore(begin), steps=last, actions=torch.tensor(np.array(taken), device=device)
-        )
+        moments = roll(self.agent, world, world.restore(begin), steps=last, actions=taken)
         for t, moment in enumerate(moments):
             assert world.now is not None
             over_N = world.now.terminated | world.now.truncated
@@ -178,14 +198,18 @@ class EditedWorld:
 
 def following(edits: Mapping[int, Edit | None]) -> Callable[[Copies, np.ndarray], None]:
     """Makes the edits, by slot, in copies of ever later states: each goes where its thing has gone."""
-    follow = dict(edits)
+    follow: dict[int, Followed] = {}
 
     def alter(copies: Copies, on_N: np.ndarray) -> None:
-        for n, edit in follow.items():
+        for n, edit in edits.items():
             if edit is None or not on_N[n]:
                 continue
             here = state_of(copies[n])
-            follow[n] = now = edit.followed(here)
+            if n in follow:
+                now = follow[n].to(here)
+            else:
+                follow[n] = Followed(edit, here)
+                now = edit
             if now is not None:
                 try:
                     copies[n] = snapshot_of(now.apply(here), copies[n])
@@ -196,12 +220,15 @@ def following(edits: Mapping[int, Edit | None]) -> Callable[[Copies, np.ndarray]
 
 
 def taking_back(made: Mapping[int, State], unedited: Sequence[State]) -> Callable[[Copies, np.ndarray], None]:
-    """Takes the edits, by slot, back in copies of later states."""
+    """Takes the edits, by slot, back in copies of the edited states and ever later ones."""
+    follow: dict[int, TakenBack] = {}
 
     def alter(copies: Copies, on_N: np.ndarray) -> None:
         for n, after in made.items():
             if on_N[n]:
-                copies[n] = snapshot_of(undone(unedited[n], after, state_of(copies[n])), copies[n])
+                here, begun = state_of(copies[n]), n in follow
+                back = follow.setdefault(n, TakenBack(unedited[n], after))
+                copies[n] = snapshot_of(back.to(here) if begun else back.at_once(here), copies[n])
 
     return alter
 
@@ -213,13 +240,13 @@ def shown_with(
     that can be drawn (bool [N])."""
     out = {k: v.copy() for k, v in starts.frames.items()}
     fine_N = np.array([edit is not None for edit in edits])
-    for i in range(next(iter(out.values())).shape[1]):
+    follow = {n: Followed(e, state_of(starts.states[n])) for n, e in enumerate(edits) if e is not None}
+    frames = next(iter(out.values())).shape[1]
+    for i in reversed(range(frames)):  # the places are those in the last
         copies = [past[i] for past in starts.past]
         for n in np.flatnonzero(fine_N):
-            edit = edits[n]
-            assert edit is not None
             here = state_of(copies[n])
-            now = edit.followed(here)
+            now = edits[n] if i == frames - 1 else follow[n].to(here, back=True)
             try:
                 if now is None:
                     raise UserError("it is not there yet")

@@ -26,6 +26,7 @@ from core.roll import Recorded, Simulator, act, gumbel
 from core.when import Rule
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import PICTURELESS, Edit
+from envs.procgen_state import state_of
 from generative.starts import started
 from validation.edits.claims import Against, Judged, claims_of, verdict_of, way_of
 from validation.edits.controls import choices, others
@@ -34,7 +35,7 @@ from validation.edits.course import AllElse, EditedWorld, Frames, Run, differs, 
 from validation.hypotheses.grammar import EditHypothesis
 from validation.interventions import verdicts
 from validation.interventions.options import claimed
-from validation.interventions.statistics import Sizes, reach_of, spread_of, step_of
+from validation.interventions.statistics import Sizes, reach_of, spreads, step_of
 from validation.interventions.verdicts import SMALLEST
 from validation.paired.course import Course, Measures, is_late, quantities, unit_of, with_claimed, with_named
 from validation.paired.simulated import SimulatedWorld
@@ -179,6 +180,7 @@ def _asked(
     result.notes = {
         "criteria": CRITERIA, "claims": claims, "simulator": simulator is not None, "horizon": options.horizon,
         "events": {e.name: e.text for e in options.events},
+        "levels": len({int(state_of(s).episode["current_level_seed"]) for s in starts.states}),
     }  # fmt: skip
     return result
 
@@ -301,8 +303,10 @@ def _rows(
     tests: list[tuple[dict[str, Any], verdicts.Tested, int]],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One row a way and quantity that varies; what is to be judged goes to ``tests``."""
-    size = {q: Sizes.of(q, spread_of(v), options.smallest) for q, v in plain.items()}
+    every = {q: np.stack([v[q] for v in seen.values() if q in v]) for q in plain}
+    size = {q: Sizes.of(q, spread, options.smallest) for q, spread in spreads(plain, every).items()}
     rows: list[dict[str, Any]] = []
+    draws = verdicts.draws_for(len(options.hypotheses) * len(seen) * len(plain))
     for way, effects in seen.items():
         told = foretold.get("simulator", {}) if way == "whole" else {}
         names = [q for q in effects if size[q].unit > 0 and (q in told or not told)]
@@ -319,9 +323,9 @@ def _rows(
         m = of(seen["pixels"]) if way == "whole" and "pixels" in seen else np.full_like(s, np.nan)
         rivals = {"no change": np.zeros_like(s), "held frame": of(foretold["held frame"])} if told else {}
         step = np.array([step_of(q, plain[q][here], effects[q][here]) / size[q].unit for q in names])
-        reach = np.array([reach_of(q, plain[q], effects[q]) / size[q].unit for q in names])
+        reach = np.array([reach_of(q, plain[q], every[q]) / size[q].unit for q in names])
         f = of(told) if told else np.zeros_like(s)
-        tested = verdicts.test(verdicts.Sample(s, f, m, rivals, reach, step), rng)
+        tested = verdicts.test(verdicts.Sample(s, f, m, rivals, reach, step), rng, draws)
         for j, q in enumerate(names):
             unit, e = size[q].unit, tested.seen[j]
             row: dict[str, Any] = {

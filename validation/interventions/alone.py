@@ -40,7 +40,7 @@ from validation.interventions.statistics import (
     against_controls,
     reach_of,
     special_of,
-    spread_of,
+    spreads,
     step_of,
 )
 from validation.interventions.study import BRANCHES, CHOOSING_SEED, COLLECTORS, controls_of, decide
@@ -241,7 +241,9 @@ def table_of(
     may be said without a simulator."""
     rows: list[dict[str, Any]] = []
     tests: list[tuple[dict[str, Any], verdicts.Tested, int]] = []
-    size = {q: Sizes.of(q, spread_of(v), options.smallest) for q, v in unaltered.items()}
+    spread = spreads(unaltered, own)
+    size = {q: Sizes.of(q, spread[q], options.smallest) for q in unaltered}
+    draws = verdicts.draws_for(len(hypotheses) * sum(map(is_late, own)))
     for g, h in enumerate(hypotheses):
         judged = [q for q in own if is_late(q) and not is_own(q, h.ids) and size[q].unit > 0]
         if h.is_nothing or not judged:
@@ -261,14 +263,14 @@ def table_of(
             unit = size[judged[j]].unit
             foretold[:, j] = by_unit((h.says - unaltered[judged[j]][here]) / unit, unit_N[here])
         reach = np.array([reach_of(q, unaltered[q], own[q][g]) / size[q].unit for q in judged])
-        tested = verdicts.test(verdicts.Sample(seen, foretold, through, {}, reach, step), rng)
+        tested = verdicts.test(verdicts.Sample(seen, foretold, through, {}, reach, step), rng, draws)
         for j, q in enumerate(judged):
             unit, e, world = size[q].unit, tested.seen[j], tested.world[j]
             least = size[q].smallest * unit + float(floor[q][here].mean())
             row: dict[str, Any] = {
                 "world": "real", "hypothesis": h.name, "kind": h.kind, "direction": h.direction, "amount": h.amount,
                 "quantity": q, "unit": unit_of(q), "path": h.through, "observed": e.value * unit, "low": e.low * unit,
-                "high": e.high * unit, "n": e.n, "p": float(tested.p[j]), "spread": spread_of(unaltered[q]),
+                "high": e.high * unit, "n": e.n, "p": float(tested.p[j]), "spread": spread[q],
                 "smallest": least, "twin_difference": float(floor[q][here].mean()),
                 "special_p": float("nan"), "by_choice": False,
             }  # fmt: skip

@@ -80,6 +80,16 @@ def spread_of(x_N: np.ndarray) -> float:
     return spread if spread > ROUNDING * float(np.abs(x_N).max(initial=0.0)) else 0.0
 
 
+def spreads(unaltered: Mapping[str, np.ndarray], effects: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """``spread_of`` every quantity ([N], unaltered); of one that nothing but the changes makes vary, with what it is
+    under them (effects [..., N], NaN where there is none).  0: it never varies."""
+    out = {}
+    for q, v in unaltered.items():
+        changed = (v + effects[q]).ravel() if q in effects else v
+        out[q] = spread_of(v) or spread_of(np.concatenate([v, changed[~np.isnan(changed)]]))
+    return out
+
+
 def spread_to_rank_by(quantity: str, spread: float) -> float:
     """What effects on a quantity are divided by where the largest is sought: its spread; of a probability at least the
     smallest share of interest, since what an agent hardly ever does varies so little that every change of it is large.
@@ -146,8 +156,10 @@ def table_of(
     rows: list[dict[str, Any]] = []
     errors: dict[str, list[np.ndarray]] = {name: [] for name in effects.rivals}
     names = list(effects.seen["own"])
-    size = {q: Sizes.of(q, spread_of(effects.unaltered[q]), smallest) for q in names}
+    spread = spreads(effects.unaltered, effects.seen["own"])
+    size = {q: Sizes.of(q, spread[q], smallest) for q in names}
     tests: list[tuple[dict[str, Any], verdicts.Tested, int]] = []
+    draws = verdicts.draws_for(len(hypotheses) * sum(map(is_late, names)))
     for g, h in enumerate(hypotheses):
         if h.is_nothing or h.name in {o.name for o in hypotheses[:g]}:  # of one change there may be several claims
             continue
@@ -155,7 +167,7 @@ def table_of(
         judged = [q for q in names if is_late(q) and not is_own(q, h.ids) and size[q].unit > 0]
         plain = [q for q in names if q not in judged]
         sample = _sample(effects, g, h, here, judged, size, events) if judged else None
-        tested = verdicts.test(sample, rng) if sample is not None else None
+        tested = verdicts.test(sample, rng, draws) if sample is not None else None
         if sample is not None:
             for name, rival in sample.rivals.items():
                 worse = (sample.seen - sample.foretold) ** 2 - (sample.seen - rival) ** 2
@@ -180,7 +192,7 @@ def table_of(
                 j = judged.index(q)
                 seen, unit = tested.seen[j], size[q].unit
                 row |= {"observed": seen.value * unit, "low": seen.low * unit, "high": seen.high * unit, "n": seen.n}
-                row |= {"p": float(tested.p[j]), "spread": spread_of(effects.unaltered[q])}
+                row |= {"p": float(tested.p[j]), "spread": spread[q]}
                 row["smallest"] = size[q].smallest * unit
                 tests.append((row, tested, j))
             else:
@@ -228,12 +240,12 @@ def step_of(quantity: str, unaltered_N: np.ndarray, effect_N: np.ndarray) -> flo
     return float(levels[1] - levels[0]) if len(levels) == 2 else float("nan")
 
 
-def reach_of(quantity: str, unaltered_N: np.ndarray, effect_N: np.ndarray) -> float:
-    """The largest change that a quantity could show: its range over all starts, also those that the change is not about
-    (whose effect is NaN), unaltered and altered; of a share 1."""
+def reach_of(quantity: str, unaltered_N: np.ndarray, effects: np.ndarray) -> float:
+    """The largest change that a quantity could show: its range over all starts, also those that a change is not about
+    (whose effect is NaN), unaltered and altered ([..., N]); of a share 1."""
     if is_share(quantity):
         return 1.0
-    values = np.concatenate([unaltered_N, unaltered_N + effect_N])
+    values = np.concatenate([unaltered_N, (unaltered_N + effects).ravel()])
     return float(np.nanmax(values) - np.nanmin(values))
 
 
@@ -444,7 +456,7 @@ def _parts(row: Mapping[str, Any], answers: Mapping[str, str], how: str) -> dict
     ratio = f"{row['observed'] / row['foretold']:.2g} times that" if row["foretold"] else "nothing"
     words = {
         "exists": f"the mean effect is {row['observed']:+.3g} [{row['low']:+.3g}, {row['high']:+.3g}] {unit}; the "
-        f"smallest of interest is {row['smallest']:.2g}; q = {row['q']:.2g}"
+        f"smallest of interest is {row['smallest']:.2g}; q = {row['q']:.2g}{verdicts.among(row)}"
         f"{verdicts.too_few(row['n'], row['starts_for_no'])}",
         "size": f"foretold {row['foretold']:+.3g} {unit}, seen {row['observed']:+.3g}: {ratio}",
         "special": "it has no controls",

@@ -11,8 +11,8 @@ exists          yes: the 95 % interval of the mean of s lies beyond the smallest
 size            as foretold: the means of (s - f/2) sign f and of (2f - s) sign f have one-sided 95 % bounds above 0, so
                 that the effect is more than half and less than twice what was foretold.  wrong: one of them has its
                 95 % interval below 0, starts that were not met included, and the mean of s - f exceeds the smallest
-                size.  Else open.  Where less than the smallest size was foretold: as foretold if *exists* is no, wrong
-                if it is yes.
+                size.  Else open.  Where less than the smallest size was foretold, it is as foretold too if *exists* is
+                no; nothing at all has no half, and is wrong if *exists* is yes and s exceeds the smallest size.
 special         yes: p (of several named claims: q) <= .05 against directions that occur in the data, and against
                 mixtures of the basis's own, chosen as the claim was chosen (controls.py).  Else open.
 through_world   *exists*, asked of s - m.  Where m is 0 by construction (rewards, endings, events of the action) nothing
@@ -33,6 +33,7 @@ N starts (independent units), Q quantities.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,7 +41,7 @@ import numpy as np
 
 from core.stats import ALPHA, Estimate, benjamini_hochberg, few, means, not_met, paired_share, units_for
 
-DRAWS = 4999  # of the bootstrap: p-values go down to 2 / 5000, so that one in a large family can stand out
+DRAWS = 4999  # of the bootstrap, at least: p-values go down to 2 / 5000
 SMALLEST = (0.1, 0.05)  # smallest sizes of interest: in spreads of a quantity; as a share of events
 LEAST_STARTS = 6  # fewer cannot say anything at level 0.05
 YES, NO, OPEN, FORETOLD, WRONG = "yes", "no", "open", "as foretold", "wrong"
@@ -107,7 +108,12 @@ class Tested(NamedTuple):
         return size(self.seen[j], foretold, half, twice, there, smallest)
 
 
-def test(sample: Sample, rng: np.random.Generator) -> Tested:
+def draws_for(tests: int) -> int:
+    """Of the bootstrap, so that one effect alone can stand out in a family of so many tests (if its starts can)."""
+    return max(DRAWS, math.ceil(2 / ALPHA * tests) - 1)
+
+
+def test(sample: Sample, rng: np.random.Generator, draws: int = DRAWS) -> Tested:
     """Means, intervals and p of everything the statements are made of.
 
     Where a quantity has two levels, its mean effect is a change of a share, and the interval that of Tango: no start of
@@ -121,7 +127,7 @@ def test(sample: Sample, rng: np.random.Generator) -> Tested:
     parts += [(s - f) ** 2 - (s - g) ** 2 for g in sample.rivals.values()]
     count = s.shape[1]
     flat = np.concatenate(parts, 1)
-    found = means(flat, rng=rng, draws=DRAWS)
+    found = means(flat, rng=rng, draws=draws)
     wide, narrow, p = found.estimates(), found.estimates(0.90), found.p()
 
     def of(estimates: list[Estimate], i: int) -> list[Estimate]:
@@ -194,18 +200,27 @@ def too_few(n: int, starts: int | None) -> str:
     return "" if starts is None else f"; {n} starts can all miss such an effect, some {starts} could tell there is none"
 
 
+def among(row: Mapping[str, Any]) -> str:
+    """In words, after q: what is open because it is one of many tests; '' elsewhere.  row: of a table of effects."""
+    if row["exists"] != OPEN or not max(row["low"], -row["high"]) > row["smallest"] or row["q"] <= ALPHA:
+        return ""
+    return ", among all that this study tests"
+
+
 def size(
     seen: Estimate, foretold: float, half: tuple[Estimate, Estimate], twice: tuple[Estimate, Estimate],
     there: str, smallest: float,
 ) -> str:  # fmt: skip
     """as foretold, wrong or open.  half, twice: their 95 % and 90 % intervals; there: the answer of ``exists``."""
-    if abs(foretold) < smallest:
-        return {NO: FORETOLD, YES: WRONG}.get(there, OPEN)
+    if abs(foretold) < smallest and there == NO:
+        return FORETOLD
     if seen.n < LEAST_STARTS:
         return OPEN
     if min(half[1].low, twice[1].low) > 0:
         return FORETOLD
-    return WRONG if min(half[0].high, twice[0].high) < 0 and abs(seen.value - foretold) > smallest else OPEN
+    # Of a foretold nothing there is neither half nor twice.
+    other = min(half[0].high, twice[0].high) < 0 if foretold else there == YES
+    return WRONG if other and abs(seen.value - foretold) > smallest else OPEN
 
 
 def special(p: float | None) -> str:

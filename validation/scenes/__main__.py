@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from agents.load import load_agent
 from analysis.shared.live import LiveConfig
 from core import artefacts, config as cli
 from core.contracts import UserError
@@ -78,7 +77,7 @@ def main(config: ScenesConfig) -> None:
     for value in values:
         scene.at(value)
     simulator = None if config.simulator is None else load_simulator(config.simulator, device)
-    agent = load_agent(config.agent, device) if simulator is None else simulator.agent
+    agent = config.studied(simulator, device)
     if agent.spec.env_id != f"procgen/{scene.game}":
         raise UserError(f"scene {scene.name!r} is of procgen/{scene.game}; this agent's world is {agent.spec.env_id}")
     if not (config.choice or scene.choice):
