@@ -163,11 +163,7 @@ def started_from(samples: RolloutStore, path: Path, rollouts: Path) -> bool:
     """Whether the samples at ``path`` started from the recording at ``rollouts``."""
     made_from = samples.manifest["inputs"].get("rollouts")
     real = samples.manifest["facts"].get("source") == "real"
-    return (
-        made_from is not None
-        and not real
-        and made_from["manifest_sha256"] == artefacts.sha256(rollouts / artefacts.MANIFEST)
-    )
+    return made_from is not None and not real and made_from["manifest_sha256"] == artefacts.manifest_sha256(rollouts)
 
 
 def real_window(samples: RolloutStore, path: Path, sample: int, real: RolloutStore, real_path: Path) -> Part:

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 from agents.branches import FOLDER
 from core import artefacts, config as cli
-from core.artefacts import MANIFEST
 from core.contracts import UserError, VecEnv
 from core.ranks import ALONE, Processes
 from core.training import check_same, load_state, resume_command, save_state
@@ -63,7 +62,7 @@ def keeps_states(env: VecEnv) -> bool:
 
 def made_of(agent: str, inputs: Mapping[str, Path]) -> dict[str, Any]:
     """What must be the same: the agent (its fingerprint), the code, and what was read."""
-    manifests = {name: artefacts.sha256(path / MANIFEST) for name, path in inputs.items()}
+    manifests = {name: artefacts.manifest_sha256(path) for name, path in inputs.items()}
     return {"agent": agent, "code": artefacts.code_version(), **manifests}
 
 
@@ -80,7 +79,7 @@ def check_whole(config: Any, out: Path, stage: str, inputs: Mapping[str, Path]) 
     check_same(config, out, stage, fixed(config))
     known = artefacts.read_manifest(out, stage)["inputs"]
     for name, path in inputs.items():
-        if known.get(name, {}).get("manifest_sha256") != artefacts.sha256(path / MANIFEST):
+        if known.get(name, {}).get("manifest_sha256") != artefacts.manifest_sha256(path):
             raise UserError(f"--resume: {path} is not what {out} was made of; start another run for that")
     artefacts.settle(out)
 

@@ -79,6 +79,7 @@ BESIDE = "agent_beside"  # key of a bundle's simulator.json: fingerprint of its 
 AGENTS = ("agent.json", "policy.json", "adopted.json")
 SIMULATORS = ("simulator.json", "world.json")
 SIMULATOR_WARNING = "simulator_warning"  # fact of a manifest, see ``simulator_warning``
+REPLACED_INPUTS = "replaced_inputs"  # fact: names of the inputs that were others when the run ended
 LESS_THAN_HELD = "free_running_mse_less_held_frame"  # metric of a simulator (generative.train)
 
 
@@ -185,6 +186,20 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict)  # what other stages check: agent fingerprint, source ...
     started: float = field(default_factory=time.monotonic)
     replaced: Path | None = None  # the run that this one replaces, set aside until it is whole
+    # What its inputs were when it began, before hours in which they may be replaced: by name the SHA-256 of the
+    # manifest, and what is to be said of a simulator.
+    made_from: dict[str, str] = field(default_factory=dict)
+    warning: str | None = None
+
+    def __post_init__(self) -> None:
+        self.learn()
+
+    def learn(self) -> None:
+        """Take down what the inputs are that were not known yet."""
+        if new := {name: path for name, path in self.inputs.items() if name not in self.made_from}:
+            self.made_from |= manifests_of(new)
+        if self.warning is None:
+            self.warning = self.simulator_warning()
 
     def record(self, name: str, value: float, unit: str, n: int | None = None, interval: Any = None) -> None:
         """Put a metric into the manifest."""
@@ -197,11 +212,23 @@ class Run:
         made_with = (d for name, d in self.inputs.items() if not name.startswith("begin_with"))
         return next((said for d in made_with if (said := simulator_warning(d)) is not None), None)
 
+    def replaced_inputs(self) -> list[str]:
+        """Names of the inputs that are no longer what they were when this run began, or no longer there."""
+        return [name for name, known in self.made_from.items() if _manifest_or_none(self.inputs[name]) != known]
+
     def finish(self) -> None:
         """Hash what is there and write the manifest."""
-        if (said := self.simulator_warning()) is not None:
-            self.facts = {**self.facts, SIMULATOR_WARNING: said}
-            print(f"warning: {said}", file=sys.stderr)
+        if self.inputs.keys() - self.made_from.keys():  # some became known on the way
+            self.learn()
+        if self.warning is not None:
+            self.facts = {**self.facts, SIMULATOR_WARNING: self.warning}
+            print(f"warning: {self.warning}", file=sys.stderr)
+        if gone := self.replaced_inputs():
+            self.facts = {**self.facts, REPLACED_INPUTS: gone}
+            print(
+                f"warning: {', '.join(str(self.inputs[name]) for name in gone)}: replaced or moved while this run was "
+                "made, which is of what was there when it began", file=sys.stderr,
+            )  # fmt: skip
         files: dict[str, dict[str, Any]] = {
             p.relative_to(self.path).as_posix(): {"bytes": p.stat().st_size, "sha256": sha256(p)}
             for p in sorted(self.path.rglob("*"))
@@ -209,10 +236,11 @@ class Run:
         }
         for name in files.keys() & set(EDITABLE):
             files[name]["editable"] = True
-        inputs = {}
-        for name, directory in self.inputs.items():
-            relative = os.path.relpath(directory.resolve(), self.path.resolve())
-            inputs[name] = {"path": relative, "manifest_sha256": sha256(directory / MANIFEST)}
+        inputs = {
+            name: {"path": os.path.relpath(directory.resolve(), self.path.resolve()),
+                   "manifest_sha256": self.made_from[name]}
+            for name, directory in self.inputs.items()
+        }  # fmt: skip
         config = to_json(self.config)
         about = {
             "schema": SCHEMA,
@@ -241,6 +269,24 @@ class Run:
         lock.release(self.path)
 
 
+def manifest_sha256(path: Path) -> str:
+    """SHA-256 of a whole run directory's manifest, by which others know it.  UserError where there is none."""
+    read_manifest(path)
+    return sha256(Path(path) / MANIFEST)
+
+
+def manifests_of(inputs: Mapping[str, Path]) -> dict[str, str]:
+    """``manifest_sha256`` of every input."""
+    return {name: manifest_sha256(path) for name, path in inputs.items()}
+
+
+def _manifest_or_none(path: Path) -> str | None:
+    try:
+        return sha256(path / MANIFEST)
+    except OSError:
+        return None
+
+
 def _is_payload(path: Path, root: Path) -> bool:
     """Not a manifest, not state that is rewritten on resume, not inside a nested run directory."""
     name = path.relative_to(root).as_posix()
@@ -256,12 +302,32 @@ def aside_of(path: Path) -> Path:
     return path.parent / f".{path.name}.replaced"
 
 
+def _waits(aside: Path) -> str:
+    """What is in the directory of a run that was set aside, in words; '' where nothing is that one would want back."""
+    if (aside / MANIFEST).exists():
+        return "whole"
+    return "half-written, with its saved state," if _goes_on(aside) else ""
+
+
+def _goes_on(path: Path) -> bool:
+    """Whether a half-written run can be gone on with."""
+    states = (STATES, RECORDING_STATE, FINISHED)
+    return (path / "config.json").exists() and any((path / name).exists() for name in states)
+
+
+def _is_ours(aside: Path) -> bool:
+    """Whether a directory of the name of a run that was set aside is one."""
+    return any((aside / name).exists() for name in (MANIFEST, "config.json")) or (
+        aside.is_dir() and not _holds_data(aside)
+    )
+
+
 def _earlier(path: Path) -> str:
     """Where the run is that one which was cut off was to replace, and how it comes back; '' if there is none."""
     aside, name = aside_of(path), quote(str(path))
-    if not (aside / MANIFEST).exists():
+    if not (how := _waits(aside)):
         return ""
-    return f"; the earlier run is whole in {aside}, and comes back by: rm -rf {name} && mv {quote(str(aside))} {name}"
+    return f"; the earlier run is {how} in {aside}, and comes back by: rm -rf {name} && mv {quote(str(aside))} {name}"
 
 
 # Keys of a configuration that say how a command begins and ends, not what it makes.
@@ -272,7 +338,7 @@ def cut_off(path: Path, stage: str, config: Any) -> bool:
     """Whether a directory is what this very command left when it was cut off: half-written, by this stage with this
     configuration (but for ``COMMANDS``), and with no earlier run set aside."""
     mark = path / "config.json"
-    if (path / MANIFEST).exists() or not mark.exists() or (aside_of(path) / MANIFEST).exists():
+    if (path / MANIFEST).exists() or not mark.exists() or _waits(aside_of(path)):
         return False
 
     def makes(about: Any) -> Any:
@@ -302,54 +368,70 @@ def begin_run(
     locked (core.lock).  Raises UserError; inputs must be whole run directories.
     """
     path = _place_of(path)
-    for directory in (inputs or {}).values():
-        read_manifest(directory)
-    replaced = aside_of(path)
+    made_from = manifests_of(inputs or {})
+    aside, replaced = aside_of(path), None
     with _writer_of(path):
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file, not a directory; choose another --out")
-        holds = path.exists() and _holds_data(path)
-        if holds and not overwrite and cut_off(path, stage, config):
+        holds, whole = path.exists() and _holds_data(path), (path / MANIFEST).exists()
+        anew = holds and not overwrite and cut_off(path, stage, config)
+        if anew:
             print(f"note: {path} was left half-written by this command: it is made anew", file=sys.stderr)
-            _discard(path)
-        elif holds:
-            if not overwrite:
-                goes_on = any((path / name).exists() for name in (STATES, RECORDING_STATE, FINISHED))
-                going_on = ", or --resume, which goes on from its state" if goes_on else ""
-                raise UserError(
-                    f"{path} already holds data; choose another directory or pass --overwrite{going_on}"
-                    + ("" if (path / MANIFEST).exists() else _earlier(path))
-                )
-            if begun_by(path) != stage:
-                raise UserError(f"{path} is not a {stage!r} run directory; it is not overwritten")
-            for directory in (inputs or {}).values():
-                if Path(directory).resolve().is_relative_to(path.resolve()):
-                    raise UserError(
-                        f"{directory} is an input of this run and would be overwritten; choose another --out"
-                    )
-            if replaced.exists() and not (path / MANIFEST).exists():
-                _discard(path)  # half-written; the last whole one is already aside
-            else:
-                shutil.rmtree(replaced, ignore_errors=True)
-                os.replace(path, replaced)
+        elif holds or (_waits(aside) and not overwrite):
+            _check_replaceable(path, stage, inputs or {}, overwrite)
+        if holds and overwrite and not whole:
+            state = ", with a saved state from which --resume would go on" if _goes_on(path) else ""
+            print(f"note: {path} was half-written{state}: it begins anew", file=sys.stderr)
         try:
+            if overwrite and _waits(aside) and not whole:  # what another one, which was cut off, was to replace
+                if begun_by(aside) != stage:
+                    raise UserError(f"{aside} is in the way, a {begun_by(aside)!r} run: move it elsewhere")
+                replaced = aside
+            if anew or (holds and replaced is not None):
+                _discard(path)
+            elif holds:
+                shutil.rmtree(aside, ignore_errors=True)
+                replaced = aside
+                os.replace(path, aside)
             path.mkdir(parents=True, exist_ok=True)
             for half_written in path.glob(HALF_CONFIG):
                 half_written.unlink()
-            write_json(path / "config.json", _mark(stage, config, inputs or {}))
+            write_json(path / "config.json", _mark(stage, config, made_from))
         except BaseException:
-            if replaced.exists():
+            if replaced is not None and replaced.exists():
                 _discard(path)
                 os.replace(replaced, path)
             raise
-    return Run(path, stage, config, dict(inputs or {}), replaced=replaced if replaced.exists() else None)
+    return Run(path, stage, config, dict(inputs or {}), replaced=replaced, made_from=made_from)
 
 
-def _mark(stage: str, config: Any, inputs: Mapping[str, Path]) -> dict[str, Any]:
+def _check_replaceable(path: Path, stage: str, inputs: Mapping[str, Path], overwrite: bool) -> None:
+    """UserError unless a run directory that holds data, or another that waits beside it, may be replaced."""
+    aside = aside_of(path)
+    if not overwrite:
+        if not (path.exists() and _holds_data(path)):
+            raise UserError(f"{aside} holds an earlier run, {_waits(aside)} that waits to be replaced; put it back by: "
+                            f"mv {quote(str(aside))} {quote(str(path))}, or pass --overwrite")  # fmt: skip
+        going_on = ", or --resume, which goes on from its state" if _goes_on(path) else ""
+        raise UserError(
+            f"{path} already holds data; choose another directory or pass --overwrite{going_on}"
+            + ("" if (path / MANIFEST).exists() else _earlier(path))
+        )
+    if begun_by(path) != stage:
+        raise UserError(
+            f"{path} is not a {stage!r} run directory; it is not overwritten; choose another --out, or remove it"
+        )
+    for directory in inputs.values():
+        if Path(directory).resolve().is_relative_to(path.resolve()):
+            raise UserError(f"{directory} is an input of this run and would be overwritten; choose another --out")
+    if aside.exists() and not _is_ours(aside):
+        raise UserError(f"{aside} is in the way: what is replaced waits there; move it elsewhere")
+
+
+def _mark(stage: str, config: Any, made_from: Mapping[str, str]) -> dict[str, Any]:
     """What a run directory's config.json says from its beginning on; of its inputs the checksums of their manifests;
     and a name, by which the run knows its states (``run_name``)."""
-    made_from = {k: sha256(v / MANIFEST) for k, v in inputs.items()}
-    return {"stage": stage, "config": to_json(config), "inputs": made_from, "run": secrets.token_hex(8)}
+    return {"stage": stage, "config": to_json(config), "inputs": dict(made_from), "run": secrets.token_hex(8)}
 
 
 def run_name(path: Path) -> str | None:
@@ -404,7 +486,8 @@ def resumed_run(path: Path, stage: str, config: Any, inputs: Mapping[str, Path])
     """
     path = _place_of(path)
     with _writer_of(path):
-        mark = _mark(stage, config, inputs)
+        made_from = manifests_of(inputs)
+        mark = _mark(stage, config, made_from)
         saved = read_json(path / "config.json")
         before = saved.get("inputs", {}) if isinstance(saved, dict) else None
         if not isinstance(before, dict):
@@ -419,8 +502,8 @@ def resumed_run(path: Path, stage: str, config: Any, inputs: Mapping[str, Path])
         for half_written in path.rglob(".*.tmp"):  # by a process that was killed
             half_written.unlink()
         write_json(path / "config.json", mark)
-    replaced = aside_of(path)
-    return Run(path, stage, config, dict(inputs), replaced=replaced if replaced.exists() else None)
+    aside = aside_of(path)
+    return Run(path, stage, config, dict(inputs), replaced=aside if _is_ours(aside) else None, made_from=made_from)
 
 
 def _path_in(config: Mapping[str, Any], name: str) -> Any:
@@ -456,7 +539,8 @@ def settle(path: Path) -> None:
     that was replaced, the lock.  Raises UserError."""
     path = _place_of(path)
     with _writer_of(path):
-        shutil.rmtree(aside_of(path), ignore_errors=True)
+        if _is_ours(aside_of(path)):
+            shutil.rmtree(aside_of(path), ignore_errors=True)
     lock.release(path)
 
 
@@ -659,6 +743,31 @@ def load_bytes(path: Path, name: str) -> bytes:
     return data
 
 
+def check_file(path: Path, name: str) -> Path:
+    """A file of a whole run directory that is too large to be read whole (``load_bytes``), compared with the manifest;
+    where it lies.  UserError likewise."""
+    path = Path(path)
+    known = read_manifest(path)["files"].get(name)
+    if known is None:
+        raise UserError(f"{path} has no {name} in its manifest")
+    if not (path / name).exists():
+        raise UserError(f"{path / name} is missing; {AGAIN}")
+    if sha256(path / name) != known["sha256"]:
+        raise UserError(f"{path / name}: {DIFFERS}")
+    return path / name
+
+
+@contextmanager
+def as_written(path: Path) -> Iterator[None]:
+    """A block that shows what a result holds: one that lacks what its stage writes (its files are whole, so it was
+    written by something else) is a UserError that names it."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise UserError(f"{path} is not what its stage writes ({said}); {AGAIN}") from error
+
+
 def _is_known(data: bytes, known: Mapping[str, Any]) -> bool:
     return len(data) == known["bytes"] and hashlib.sha256(data).hexdigest() == known["sha256"]
 
@@ -744,7 +853,9 @@ class Result:
 
     def save(self, path: Path) -> None:
         path = Path(path)
-        write_json(path / "result.json", {"scalars": self.scalars, "tables": sorted(self.tables), "notes": self.notes})
+        about = {"scalars": self.scalars, "tables": sorted(self.tables), "notes": self.notes}
+        text = {name: columns for name, rows in sorted(self.tables.items()) if (columns := _of_text(rows))}
+        write_json(path / "result.json", about | ({"text": text} if text else {}))
         write_npz(path / "arrays.npz", self.everything)
         for name, rows in self.tables.items():
             columns = list(dict.fromkeys(k for row in rows for k in row))
@@ -753,7 +864,8 @@ class Result:
 
     @classmethod
     def load(cls, path: Path) -> Result:
-        """Read a saved result back; table cells that look like numbers become numbers."""
+        """Read a saved result back.  What was a number in a table is one again; names that look like numbers stay
+        names."""
         data = load_json(path, "result.json")
         kinds = {"scalars": dict, "tables": list, "notes": dict}
         if not isinstance(data, dict) or not all(isinstance(data.get(k), kind) for k, kind in kinds.items()):
@@ -762,18 +874,34 @@ class Result:
         tables = {}
         for name in data["tables"]:
             rows = csv_of(load_bytes(path, f"{name}.csv"), Path(path) / f"{name}.csv")
-            tables[name] = [{k: _cell(v) for k, v in row.items()} for row in rows]
+            text = data.get("text", {}).get(name, ())
+            tables[name] = [{k: (v or None) if k in text else _cell(v) for k, v in row.items()} for row in rows]
         return cls(scalars=data["scalars"], arrays=arrays, tables=tables, notes=data["notes"])
 
 
+def _of_text(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The columns of names, some of which would be read as something else."""
+    cells: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, cell in row.items():
+            cells.setdefault(name, []).append(cell)
+    named = {k: [c for c in of if c is not None] for k, of in cells.items()}
+    return [
+        k for k, of in named.items() if all(isinstance(c, str) for c in of) and any(c and _cell(c) != c for c in of)
+    ]
+
+
 def _cell(text: str) -> Any:
+    """What a cell was: a number where one would have been written so, else text."""
     if text in ("", "True", "False"):
         return {"": None, "True": True, "False": False}[text]
     for kind in (int, float):
         try:
-            return kind(text)
+            number = kind(text)
         except ValueError:
             continue
+        if repr(number) == text:
+            return number
     return text
 
 
@@ -860,10 +988,14 @@ def verify(path: Path) -> list[str]:
             return seen[directory]
         seen[directory] = _Models(False)
         try:
-            manifest = read_manifest(directory)
+            return of_run(directory, read_manifest(directory))
         except UserError as error:
             problems.append(str(error))
-            return seen[directory]
+        except OSError as error:  # what may not be read is not known to hold
+            problems.append(f"{error.filename or directory}: cannot be read ({error.strerror})")
+        return seen[directory]
+
+    def of_run(directory: Path, manifest: Mapping[str, Any]) -> _Models:
         before = len(problems)
         for name, known in manifest["files"].items():
             file = directory / name

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.artefacts import load_json, read_manifest, sha256
+from core.artefacts import MANIFEST, load_json, read_manifest, sha256
 from core.contracts import EnvSpec, UserError
 from core.files import DIFFERS, FAST, compressed_dataset, dataset_of, hdf5_file, json_of, parsing, write_rows
 
@@ -282,6 +282,15 @@ class Window:
         return self.columns[name]
 
 
+def _same_file(path: Path) -> tuple[int, ...]:
+    """What tells a file from another one that takes its name; () where there is none."""
+    try:
+        of = path.stat()
+    except OSError:
+        return ()
+    return of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns
+
+
 class RolloutStore:
     """Read-only view of a directory of shards written by a recording stage.
 
@@ -293,6 +302,8 @@ class RolloutStore:
     def __init__(self, path: Path, part: str = "") -> None:
         """part: a folder of the run directory that holds a store of its own, such as a recording's ``branches``."""
         self.path = Path(path)
+        # Which files these are, of the manifest and of every shard that was opened: another may take the name.
+        self._checked = {MANIFEST: _same_file(self.path / MANIFEST)}
         self.manifest = read_manifest(self.path)
         if "spec.json" not in self.manifest["files"]:
             raise UserError(f"{self.path} holds no rollouts (stage {self.manifest['stage']!r} wrote it)")
@@ -303,7 +314,6 @@ class RolloutStore:
         self._bounded: set[tuple[int, str]] = set()  # datasets whose sizes were found right
         self._opened: dict[tuple[int, str], Any] = {}  # datasets of the shard that was read last
         self._length: list[tuple[int, int]] = []  # of each shard: transitions, observations
-        self._checked: set[str] = set()
         self._loaded: dict[str, list[np.ndarray]] = {}
         self._pid = os.getpid()
         shards = (name.rpartition("/") for name in self.manifest["files"] if name.endswith(".h5"))
@@ -344,10 +354,15 @@ class RolloutStore:
         return self._files[shard]
 
     def _check(self, name: str) -> None:
-        """Compare a shard's size with the manifest, and its SHA-256 where its own checksums are not of everything."""
-        if name in self._checked:
-            return
+        """Compare a shard's size with the manifest, and its SHA-256 where its own checksums are not of everything.
+        UserError where another recording has taken this one's place since it was opened."""
         path, known = self.path / name, self.manifest["files"][name]
+        if self._checked[MANIFEST] != _same_file(self.path / MANIFEST):
+            raise UserError(f"{self.path} was replaced or moved while it was read; start again")
+        if name in self._checked:
+            if self._checked[name] != _same_file(path):
+                raise UserError(f"{path} was replaced while it was read; start again")
+            return
         if not path.exists():
             raise UserError(f"{self.path}: shard {name} is missing; record it again")
         if path.stat().st_size != known["bytes"]:
@@ -356,7 +371,7 @@ class RolloutStore:
             superblock = file.read(9)  # HDF5's signature, then the version: 3 in 1.10's format
         if superblock[8:] < b"\3" and sha256(path) != known["sha256"]:
             raise UserError(f"{path}: {DIFFERS}")
-        self._checked.add(name)
+        self._checked[name] = _same_file(path)
 
     def _broken(self, shard: int, why: str) -> UserError:
         return UserError(f"{self.path / self._shards[shard]}: broken shard ({why}); {REMEDY}")

@@ -524,8 +524,9 @@ class Trainer:
 
     def restore(self) -> None:
         state = load_state(self.state_file, *STATE)
-        made_from = {k: artefacts.sha256(v / artefacts.MANIFEST) for k, v in self.run.inputs.items()}
-        if state.get("made_from", made_from) != made_from:  # of an earlier version, whose config.json does not say it
+        if (
+            state.get("made_from", self.run.made_from) != self.run.made_from
+        ):  # of an earlier version, whose config.json does not say it
             raise UserError(f"{self.config.out} was begun with other inputs; start another run for these")
         as_module(self.simulator).load_state_dict(state["simulator"])
         as_module(self.kept).load_state_dict(state["kept"] or state["simulator"])

@@ -100,7 +100,7 @@ def _plot(config: BehavioursConfig) -> None:
     for i, name in enumerate(("rollouts", "samples")):
         if (known := manifest["inputs"].get(name)) is not None:
             stores[i] = store = RolloutStore(source / known["path"])
-            if artefacts.sha256(store.path / artefacts.MANIFEST) != known["manifest_sha256"]:
+            if artefacts.manifest_sha256(store.path) != known["manifest_sha256"]:
                 raise UserError(f"{store.path} is not what {source} was made from any more; make the behaviours again")
     inputs = {"behaviours": source}
     with artefacts.new_run(config.out, f"{STAGE}_plot", config, inputs, overwrite=config.overwrite) as run:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from core.artefacts import MANIFEST, Result, read_manifest, sha256
+from core.artefacts import Result, manifest_sha256, read_manifest
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.pages import UNLABELLED
@@ -64,7 +64,7 @@ def read_clusters(path: Path, extraction: Path) -> Clusters:
     """The clusters of a directory of analysis.activations; UserError if they are of another extraction than this
     one."""
     made_of = read_manifest(path, "activations")["inputs"].get("activations", {})
-    if made_of.get("manifest_sha256") != sha256(Path(extraction) / MANIFEST):
+    if made_of.get("manifest_sha256") != manifest_sha256(extraction):
         raise UserError(
             f"{path} has the clusters of another extraction ({made_of.get('path', 'none is named')}), not of "
             f"{extraction}; run analysis.activations {extraction} and give its directory"

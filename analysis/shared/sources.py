@@ -15,7 +15,7 @@ from core.episodes import RolloutStore
 def check_made_from(directory: Path, name: str, source: Path) -> None:
     """UserError unless run ``directory`` was made from the run ``source``, as its input ``name``."""
     known = artefacts.read_manifest(directory)["inputs"].get(name)
-    if known is None or known["manifest_sha256"] != artefacts.sha256(source / artefacts.MANIFEST):
+    if known is None or known["manifest_sha256"] != artefacts.manifest_sha256(source):
         raise UserError(f"{directory} was not made from {source}; give the {name} it labels, or run it again")
 
 

@@ -80,7 +80,7 @@ def units(store: RolloutStore, real: RolloutStore | None) -> np.ndarray:
 def made_from(samples: RolloutStore, real: RolloutStore) -> bool:
     """Whether samples started in windows of these real rollouts."""
     known = samples.manifest["inputs"].get("rollouts", {}).get("manifest_sha256")
-    return bool(known == artefacts.sha256(real.path / artefacts.MANIFEST))
+    return bool(known == artefacts.manifest_sha256(real.path))
 
 
 ENOUGH_UNITS = 10  # two a fold

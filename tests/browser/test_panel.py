@@ -19,6 +19,7 @@ from core.episodes import RolloutStore
 from tests.browser.test_pages import Opened
 from tests.panel_runs import NAMES, SAMPLES, STEPS, K, P
 from validation.panel.__main__ import STAGE, VIEWS, PanelConfig, check, main, shown_of, write_panel
+from validation.panel.contents import together
 from validation.panel.live import Live
 from validation.panel.page import PAGE
 from validation.panel.server import HOST, Loader, Served, listening, live_from, server_of
@@ -311,7 +312,7 @@ def server(panel_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     assert about.chosen is not None
     with serving(
         lambda path, ended: write_panel(path, about, config, options, path, ended), directory,
-        lambda: live_from(about.chosen, options, 2, 0, 1),
+        lambda: live_from(about.chosen, together(about.chosen)[0]["directions"], options, 2, 0, 1),
     ) as served:  # fmt: skip
         yield served
 

@@ -738,3 +738,86 @@ def test_a_command_goes_on_with_what_an_earlier_version_cut_off(tmp_path: Path) 
         assert artefacts.cut_off(path, "train_gen_model", config)
         assert not artefacts.cut_off(path, "train_gen_model", GenTrainConfig(begin_with=(Path("runs/b"),)))
         assert cli.from_json(GenTrainConfig, before, "train_gen_model") == config
+
+
+def test_what_a_run_was_made_from_is_what_was_there_when_it_began(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An input that is replaced while it is read, or renamed once all is computed."""
+    first = sha256(runs / "rollouts" / MANIFEST)
+    made = {"agent": runs / "agent"}
+    with (
+        new_run(runs / "read", "hidden_states", {}, {"rollouts": runs / "rollouts"}),
+        new_run(runs / "rollouts", "record", {"seed": 77}, made, overwrite=True),
+    ):
+        pass
+    manifest = read_manifest(runs / "read")
+    assert manifest["inputs"]["rollouts"]["manifest_sha256"] == first != sha256(runs / "rollouts" / MANIFEST)
+    assert manifest["facts"]["replaced_inputs"] == ["rollouts"]
+    assert "rollouts: replaced or moved while this run was made" in capsys.readouterr().err
+    assert any("is not the one it was made from" in problem for problem in verify(runs / "read"))
+    with new_run(runs / "renamed", "hidden_states", {}, {"rollouts": runs / "rollouts"}):
+        (runs / "rollouts").rename(runs / "elsewhere")
+    assert read_manifest(runs / "renamed")["facts"]["replaced_inputs"] == ["rollouts"]
+
+
+def test_an_earlier_run_that_waits_is_not_deleted_unasked(runs: Path) -> None:
+    """What an --overwrite that was killed had set aside; and a directory of that name that is something else."""
+    aside = artefacts.aside_of(runs / "agent")
+    shutil.move(runs / "agent", aside)
+    before = contents(aside)
+    with pytest.raises(UserError, match="holds an earlier run, whole that waits.*mv "), new_run(
+        runs / "agent", "train", {}
+    ):  # fmt: skip
+        raise AssertionError("the block must not run")
+    with pytest.raises(UserError, match="is in the way, a 'train' run"):
+        artefacts.begin_run(runs / "agent", "record", {}, overwrite=True)
+    assert contents(aside) == before and not (runs / "agent").exists()
+    with pytest.raises(ZeroDivisionError), new_run(runs / "agent", "train", {}, overwrite=True) as run:
+        assert run.replaced == aside
+        raise ZeroDivisionError
+    assert contents(runs / "agent") == before and not aside.exists()
+    aside.mkdir()
+    (aside / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="is in the way: what is replaced waits there"):
+        artefacts.begin_run(runs / "agent", "train", {}, overwrite=True)
+    shutil.move(runs / "agent", runs / "kept")
+    with new_run(runs / "agent", "train", {"seed": 1}):
+        pass
+    assert (aside / "notes.txt").read_text() == "mine"
+
+
+def test_a_saved_state_is_not_thrown_away_in_silence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, config = tmp_path / "a", {"seed": 1}
+    artefacts.begin_run(out, "train", config)
+    artefacts.lock.release(out)
+    (out / "training_state").mkdir()
+    artefacts.begin_run(out, "train", config, overwrite=True)  # and it is killed
+    artefacts.lock.release(out)
+    assert "was half-written, with a saved state from which --resume would go on: it begins anew" in (
+        capsys.readouterr().err
+    )
+    with pytest.raises(UserError, match="the earlier run is half-written, with its saved state, in .*comes back by"):
+        artefacts.begin_run(out, "train", config)
+    assert (artefacts.aside_of(out) / "training_state").exists()
+
+
+@pytest.mark.parametrize("names", [["1_0", "10", "1e5"], ["007", "nan", "inf"], ["1234567e12345678", "a", "b"]])
+def test_names_that_look_like_numbers_stay_names(names: list[str], tmp_path: Path) -> None:
+    result = Result(tables={"pairs": [{"agent": name, "r": 0.5, "n": 3, "none": None} for name in names]})
+    with new_run(tmp_path / "r", "similarity", {}) as run:
+        result.save(run.path)
+    loaded = Result.load(tmp_path / "r").tables["pairs"]
+    assert [row["agent"] for row in loaded] == names and all(row["r"] == 0.5 and row["n"] == 3 for row in loaded)
+
+
+def test_what_cannot_be_read_is_a_problem_and_no_traceback(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = artefacts.sha256
+
+    def refuses(path: Path) -> str:
+        if path.name == "shard.bin":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(artefacts, "sha256", refuses)
+    assert any("shard.bin: cannot be read (Permission denied)" in problem for problem in verify(runs / "report"))

@@ -439,3 +439,18 @@ def test_stores_of_earlier_versions_are_read_and_compared_as_a_whole(tmp_path: P
     shard.write_bytes(before)
     Run(path=path, stage="test", config={}).finish()
     assert len(values_of(path)) == 6
+
+
+def test_a_store_that_is_replaced_while_it_is_read_is_not_mixed(tmp_path: Path) -> None:
+    """Of more shards than are open at a time, some would be the other recording's."""
+    first = [episode(i, 4, final_known=True, terminated=True) for i in range(20)]
+    path = write(tmp_path / "s", first, shard_steps=4)
+    store = RolloutStore(path)
+    assert len(store) == 20
+    for i in range(20):
+        same(store.episode(i), first[i])
+    shutil.rmtree(path)
+    write(path, [episode(100 + i, 4, final_known=True, terminated=True) for i in range(20)], shard_steps=4)
+    with pytest.raises(UserError, match="replaced or moved while it was read"):
+        for i in range(20):
+            same(store.episode(i), first[i])

@@ -24,18 +24,18 @@ from agents.load import load_agent
 from analysis.saliency import maps
 from analysis.saliency.__main__ import SaliencyConfig, main as saliency
 from core import config as cli
-from core.artefacts import MANIFEST, Result, new_run, read_manifest, sha256
+from core.artefacts import MANIFEST, Result, new_run, read_manifest, sealed, sha256, write_json
 from core.contracts import UserError
 from core.directions import fingerprint, load_basis
 from core.episodes import RolloutStore
 from generative.record_samples import RecordSamplesConfig, main as record_samples
 from tests.conftest import write_agent
 from tests.panel_runs import NAMES, SAMPLES, STEPS, K, write_directions
-from validation.panel.__main__ import STAGE, VIEWS, PanelConfig, check, main, shown_of
+from validation.panel.__main__ import STAGE, VIEWS, PanelConfig, check, main, shown_of, write_panel
 from validation.panel.contents import contents, together
 from validation.panel.first import _evidence, lighter, sentences
 from validation.panel.page import PAGE
-from validation.panel.server import put_names, serve
+from validation.panel.server import files_in, put_names, serve
 
 
 def facts_in(page: str) -> dict[str, Any]:
@@ -349,3 +349,48 @@ def test_a_flipped_byte_in_the_maps_is_found(panel_runs: Path, tmp_path: Path) -
     file.write_bytes(bytes(data))
     with pytest.raises(UserError, match=r"maps\.h5: content differs"):
         main(cli.parse(PanelConfig, ["build", str(tmp_path / "runs"), "--out", str(tmp_path / "out")], STAGE))
+
+
+@pytest.mark.parametrize("argv", [["--single_file"], ["--only", "0"]])
+def test_a_page_of_one_file_is_served(argv: list[str], panel_runs: Path, tmp_path: Path) -> None:
+    config = cli.parse(PanelConfig, ["serve", str(panel_runs), *argv], STAGE)
+    write_panel(tmp_path, shown_of(config), config, check(config), tmp_path)
+    assert files_in(tmp_path) == {"": tmp_path / PAGE, PAGE: tmp_path / PAGE}
+
+
+def test_a_run_that_is_replaced_while_the_page_is_written_is_one_line(two_samples: Path, tmp_path: Path) -> None:
+    config = cli.parse(PanelConfig, ["build", str(two_samples)], STAGE)
+    about = shown_of(config)
+    record_samples(RecordSamplesConfig(
+        simulator=(two_samples / "simulator",), rollouts=two_samples / "rollouts", out=two_samples / "samples",
+        samples=SAMPLES, steps=STEPS, seed=9, threads=1, overwrite=True,
+    ))  # fmt: skip
+    (tmp_path / "page").mkdir()
+    with pytest.raises(UserError, match="samples was replaced while it was shown"):
+        write_panel(tmp_path / "page", about, config, check(config), tmp_path / "page")
+
+
+def test_what_is_set_aside_and_links_are_not_shown_twice(panel_runs: Path, tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    shutil.copytree(panel_runs, root, symlinks=True)
+    (root / "another").symlink_to(root / "behaviours")
+    shutil.copytree(root / "behaviours", root / ".behaviours.replaced")
+    chosen = shown_of(cli.parse(PanelConfig, ["build", str(root)], STAGE)).chosen
+    assert chosen is not None and [run.path.name for run in chosen.of("behaviours")] == ["behaviours"]
+
+
+@pytest.mark.parametrize("table", ["saliency", "behaviours"])
+def test_tables_that_no_stage_writes_are_one_line(table: str, panel_runs: Path, tmp_path: Path) -> None:
+    """Whole, sealed, and without what the page reads of them."""
+    root = tmp_path / "runs"
+    shutil.copytree(panel_runs, root, symlinks=True)
+    manifest = read_manifest(root / table)
+    (root / table / f"{table}.csv").write_text("sample,nothing\r\n0,1\r\n")
+    known = manifest["files"][f"{table}.csv"]
+    known |= {"bytes": (root / table / f"{table}.csv").stat().st_size, "sha256": sha256(root / table / f"{table}.csv")}
+    write_json(root / table / MANIFEST, sealed({k: v for k, v in manifest.items() if k != "seal"}))
+    with pytest.raises(UserError, match=f"{table} is not what its stage writes"):
+        main(cli.parse(PanelConfig, ["build", str(root), "--out", str(tmp_path / "out")], STAGE))
+    (root / "saliency" / maps.FILE).unlink()
+    with pytest.raises(UserError, match="is missing|is not what its stage writes"):
+        main(cli.parse(PanelConfig, ["build", str(root), "--out", str(tmp_path / "out")], STAGE))

@@ -215,3 +215,21 @@ def test_a_mistake_is_told_and_the_worker_goes_on() -> None:
     assert ended(bad) == "failed" and bad.told()["error"] == "cannot"
     assert ended(good) == "done" and good.told()["result"] == 5
     assert worker.job(99) is None and HOST == "127.0.0.1"
+
+
+def test_a_worker_that_is_closed_is_over_with_what_it_did() -> None:
+    doing, closed = threading.Event(), threading.Event()
+
+    def work(_: Mapping[str, Any], job: Job) -> None:
+        doing.set()
+        while True:
+            time.sleep(0.01)
+            assert not closed.is_set(), "what it uses was closed under it"
+            job.step()
+
+    worker = Worker(work)
+    job, waits = worker.ask({}), worker.ask({})
+    doing.wait()
+    worker.close()
+    closed.set()
+    assert job.state == "cancelled" and waits.state == "waiting"

@@ -57,5 +57,5 @@ def check_dreams(store: RolloutStore, starts: np.ndarray) -> None:
 
 def trained_on(simulator: Path, rollouts: Path) -> bool:
     """Whether the simulator's manifest names these very rollouts as an input."""
-    own = artefacts.sha256(rollouts / artefacts.MANIFEST)
+    own = artefacts.manifest_sha256(rollouts)
     return any(known["manifest_sha256"] == own for known in artefacts.read_manifest(simulator)["inputs"].values())

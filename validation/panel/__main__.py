@@ -32,7 +32,7 @@ from validation.panel.contents import Block, Options, contents
 from validation.panel.first import films, first_page, sections, views_of
 from validation.panel.page import PAGE, write
 from validation.report.contents import parts_of
-from validation.report.lineage import Chosen, Traced, choose, traced
+from validation.report.lineage import Chosen, Traced, check_unchanged, choose, traced
 
 STAGE = "panel"
 VIEWS = ("all", "film", "saliency", "path", "courses", "bars")
@@ -128,7 +128,16 @@ def write_panel(
     served: Callable[[], bool] | None = None,
 ) -> int:  # fmt: skip
     """Write the page into ``path``, as it will lie in ``made``; the bytes written.  served: for a page that is served,
-    says whether that is over, and no more is written then."""
+    says whether that is over, and no more is written then.  UserError where a run was replaced meanwhile."""
+    size = _write(path, about, config, options, made, served)
+    check_unchanged((*(about.chosen.runs if about.chosen else ()), *about.studies))
+    return size
+
+
+def _write(
+    path: Path, about: Shown, config: PanelConfig, options: Options, made: Path,
+    served: Callable[[], bool] | None,
+) -> int:  # fmt: skip
     line = f"python -m validation.panel {' '.join(sys.argv[1:])}".strip()
     chosen = about.chosen
     more = studies.studies(about.studies, chosen, made)

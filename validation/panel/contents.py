@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.shared.behaviours import Behaviours, load_behaviours
-from core import pages
+from core import artefacts, pages
 from core.artefacts import Result
 from core.contracts import UserError
 from core.directions import Basis, bases_of, load_basis
@@ -187,7 +187,8 @@ def _of_samples(
             told.close()
             told = None
     if told is not None:
-        facts["saliency"] = told.facts(SHADES)
+        with artefacts.as_written(runs["saliency"]):
+            facts["saliency"] = told.facts(SHADES)
     facts["bases"] = {kind: {"names": basis.names[: most(i)]} for i, (kind, basis) in enumerate(known.bases.items())}
     if known.bases and options.wants("path"):
         blocks += _base(runs["directions"], known, facts)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from core import directions, pages
+from core import artefacts, directions, pages
 from core.artefacts import Result
 from core.figures import minus
 from validation.panel.contents import COLUMNS, Block
@@ -64,8 +64,8 @@ def _claims(chosen: Chosen) -> list[dict[str, Any]]:
     """The headline claims of the studies that are shown."""
     found: list[dict[str, Any]] = []
     for run in chosen.of("interventions"):
-        result = Result.load(run.path)
-        found += [c for c in result.notes["claims"] if c.get("headline", True)]
+        with artefacts.as_written(run.path):
+            found += [c for c in Result.load(run.path).notes["claims"] if c.get("headline", True)]
     return found
 
 

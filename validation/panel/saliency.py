@@ -16,8 +16,7 @@ import numpy as np
 from analysis.saliency import maps as kept
 from core import artefacts
 from core.artefacts import Result
-from core.contracts import UserError
-from core.files import DIFFERS, dataset_of
+from core.files import dataset_of
 from core.replay import quantised
 
 
@@ -105,11 +104,8 @@ def open_saliency(path: Path) -> Saliency:
     result = Result.load(path)
     if result.notes.get("combined"):
         return Saliency(result, {}, {})
-    known = artefacts.read_manifest(path)["files"]
-    if kept.FILE in known:
-        if artefacts.sha256(path / kept.FILE) != known[kept.FILE]["sha256"]:
-            raise UserError(f"{path / kept.FILE}: {DIFFERS}")
-        file = h5py.File(path / kept.FILE, "r")
+    if kept.FILE in artefacts.read_manifest(path)["files"]:
+        file = h5py.File(artefacts.check_file(path, kept.FILE), "r")
         names = [f"{part}/{q}" for part in (kept.WHOLE, kept.AGENT_ONLY) for q in result.notes["units"]]
         names = [name for name in names if name in file]
         at = path / kept.FILE

@@ -28,7 +28,7 @@ from validation.panel.contents import Options, bases_in, together
 from validation.panel.live import Live, live_of
 from validation.panel.page import DATA, PAGE
 from validation.panel.work import Full, Worker
-from validation.report.lineage import Chosen
+from validation.report.lineage import Chosen, check_unchanged
 
 HOST = "127.0.0.1"
 LARGEST = 16_384  # bytes of a request's body
@@ -55,7 +55,8 @@ class Served:
 def files_in(directory: Path) -> dict[str, Path]:
     """The page and its parts, by the names under which they are asked for."""
     out = {"": directory / PAGE, PAGE: directory / PAGE}
-    return out | {f"{DATA}/{p.name}": p for p in (directory / DATA).iterdir() if p.is_file() and not p.is_symlink()}
+    parts = (directory / DATA).iterdir() if (directory / DATA).exists() else ()  # a page of a single file has none
+    return out | {f"{DATA}/{p.name}": p for p in parts if p.is_file() and not p.is_symlink()}
 
 
 def refusal(host: str, origin: str, path: str, served: Served) -> int:
@@ -71,7 +72,7 @@ def refusal(host: str, origin: str, path: str, served: Served) -> int:
 def app_of(served: Served) -> Any:
     """The application."""
     from starlette.applications import Starlette
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 
     async def body_of(request: Request) -> Any:
@@ -93,10 +94,11 @@ def app_of(served: Served) -> Any:
 
     async def reply(request: Request) -> Response:
         name = request.url.path.strip("/").partition("/")[2]
-        if request.method == "GET" and name in served.files:
+        shown = request.method in ("GET", "HEAD")
+        if shown and name in served.files:
             kind = "text/javascript" if name.endswith(".js") else "text/html"
             return FileResponse(served.files[name], media_type=kind)
-        if request.method == "GET" and name == "" and served.loading:
+        if shown and name == "" and served.loading:
             return HTMLResponse(loading_page(served.loading))
         if request.method == "POST" and name == "names" and served.names is not None:
             return JSONResponse(put_names(served.names, served.names_of, await body_of(request)))
@@ -124,6 +126,8 @@ def app_of(served: Served) -> Any:
             return Response("", status)
         try:
             answer = await reply(request)
+        except ClientDisconnect:
+            answer = Response("", 400)
         except Full:
             answer = JSONResponse({"error": "too much is waiting; try again"}, 429)
         except UserError as error:
@@ -140,7 +144,7 @@ def app_of(served: Served) -> Any:
 def put_names(path: Path, made: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Write a behaviours run's names; UserError where they are not one line of text for every behaviour, or where the
     run is no longer the one (SHA-256 of its manifest) that the page was made of: its behaviours have other numbers."""
-    if artefacts.sha256(path / artefacts.MANIFEST) != made:
+    if artefacts.manifest_sha256(path) != made:
         raise UserError("the behaviours were fitted again since this page was made; serve it again")
     names = values.get("names")
     count = int(artefacts.load_json(path, "result.json")["notes"]["behaviours"])
@@ -198,6 +202,8 @@ class Loader(threading.Thread):
         """End with the part that is being made."""
         self._stop_asked.set()
         self.join()
+        if self.served.worker is not None:
+            self.served.worker.close()
         if self.served.live is not None:
             self.served.live.close()
 
@@ -208,15 +214,16 @@ def serve(
     """Say the address, write the page into a directory that goes when this ends, and show it until Ctrl-C.  Raises what
     went wrong with the page or what is live.  chosen: None for studies alone, in which nothing is live."""
     with tempfile.TemporaryDirectory(prefix="dreamlens-panel-") as name, listening(config.port) as sock:
-        names = None if chosen is None else together(chosen)[0]["behaviours"]
-        made = "" if names is None else artefacts.sha256(names / artefacts.MANIFEST)
+        runs = {} if chosen is None else together(chosen)[0]
+        names = runs.get("behaviours")
+        made = "" if names is None else artefacts.manifest_sha256(names)
         served = Served({}, secrets.token_urlsafe(24), sock.getsockname()[1], names=names, names_of=made)
         server = server_of(served)
         make_live = None
         if config.starts and chosen is not None and chosen.simulator is not None:
 
             def make_live() -> Live:
-                return live_from(chosen, options, config.starts, config.seed, config.threads)
+                return live_from(chosen, runs["directions"], options, config.starts, config.seed, config.threads)
 
         loader = Loader(served, Path(name), write_panel, make_live, lambda: setattr(server, "should_exit", True))
         print(f"panel: http://{HOST}:{served.port}/{served.token}/  (Ctrl-C ends it)", flush=True)
@@ -229,12 +236,14 @@ def serve(
             raise loader.failed
 
 
-def live_from(chosen: Chosen, options: Options, starts: int, seed: int, threads: int) -> Live:
-    """What is live of these runs."""
+def live_from(
+    chosen: Chosen, fitted: Path | None, options: Options, starts: int, seed: int, threads: int
+) -> Live:  # fmt: skip
+    """What is live of these runs.  fitted: the run of the directions, if there is one."""
     assert chosen.simulator is not None
     simulator = load_simulator(chosen.simulator)
-    fitted = together(chosen)[0]["directions"]
     bases = {} if fitted is None else bases_in(fitted, options.basis_kind, fingerprint(simulator.agent))
+    check_unchanged(chosen.runs)
     return live_of(simulator, bases, starts, seed, threads)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from core import pages
+from core import artefacts, pages
 from core.artefacts import Result
 from core.stages import OF_POLICIES, STAGES, written
 from core.stats import between
@@ -348,7 +348,8 @@ def studies(runs: Sequence[Traced], chosen: Chosen | None, out: Path) -> Studies
             )
             study = Study([paragraph(words)])
         else:
-            study = SHOWN[stage](run, result, name)
+            with artefacts.as_written(run.path):
+                study = SHOWN[stage](run, result, name)
         title = TITLES[stage] + (f": {run.path.name}" if sum(r.stage == stage for r in runs) > 1 else "")
         again = ["--config", shown(run.path / "config.json"), "--out", shown(out.parent / AGAIN / run.path.name)]
         line = f"python {STAGES[stage].command} {shlex.join(again)}"

@@ -6,6 +6,7 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +61,18 @@ class Worker:
         self._jobs: dict[int, Job] = {}
         self._waiting: queue.Queue[Job] = queue.Queue(WAITING)
         self._lock = threading.Lock()
-        threading.Thread(target=self._work, daemon=True, name="panel-worker").start()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, daemon=True, name="panel-worker")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Give everything up, and wait until the step that is being made is over: what it uses may then be closed."""
+        self._closed = True
+        for job in list(self._jobs.values()):
+            job.stop.set()
+        with suppress(queue.Full):  # it wakes where it waits
+            self._waiting.put_nowait(Job(0, {}))
+        self._thread.join()
 
     def ask(self, asked: Mapping[str, Any]) -> Job:
         """A new job.  Full where too many wait."""
@@ -92,6 +104,8 @@ class Worker:
     def _work(self) -> None:
         while True:
             job = self._waiting.get()
+            if self._closed:
+                return
             with self._lock:
                 if job.state != "waiting":
                     continue

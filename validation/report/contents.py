@@ -622,16 +622,18 @@ STUDY_FIGURES = {
 def _top(chosen: Chosen, again: Path) -> tuple[str, str, str, list[str]]:
     """(gate, warnings, what was asked and what came out), as HTML, and all as plain sentences."""
     runs = chosen.of("interventions")
-    results = [Result.load(run.path) for run in runs]
     warnings = _warnings(chosen)
-    for result in results:
-        warnings += [str(w) for w in result.notes.get("warnings", ()) if w not in warnings]
     if not runs:
         words = "What was asked: nothing yet. No claim about this agent was tested in the real world."
         return box(to_make("interventions", chosen, words)), _warned(warnings), "", [words]
     where = [f" ({shown(run.path)})" * (len(runs) > 1) for run in runs]
-    said = [claims.answers(run, at, again) for run, at in zip(runs, where, strict=True)]
-    gates = [claims.gate(result, at) for result, at in zip(results, where, strict=True)]
+    gates, said = [], []
+    for run, at in zip(runs, where, strict=True):
+        with artefacts.as_written(run.path):
+            result = Result.load(run.path)
+            warnings += [str(w) for w in result.notes.get("warnings", ()) if w not in warnings]
+            said.append(claims.answers(run, at, again))
+            gates.append(claims.gate(result, at))
     return "".join(gates), _warned(warnings), "".join(html for html, _ in said), [t for _, told in said for t in told]
 
 
@@ -765,7 +767,9 @@ def parts_of(chosen: Chosen, out: Path) -> Parts:
     for stage, (heading, show) in shows.items():
         runs = chosen.of(stage)
         for run in runs:
-            made, at = show(run), f": {shown(run.path)}" * (len(runs) > 1)
+            with artefacts.as_written(run.path):
+                made = show(run)
+            at = f": {shown(run.path)}" * (len(runs) > 1)
             warned = _warned(_warnings(chosen)) if run.simulators else ""
             sections.append(Section(made.heading + at, warned + made.html, made.findings, run.path))
         if not runs:

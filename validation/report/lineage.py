@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -209,7 +209,13 @@ def _known(path: Path) -> str:
 def traced(root: Path, stages: Collection[str]) -> tuple[list[Traced], list[str]]:
     """The whole runs of some stages among a directory and those in it, and a sentence for each broken chain."""
     runs, broken = [], []
-    for path in (root, *sorted(root.iterdir())):
+    seen: set[Path] = set()
+    for path in (root, *sorted(root.iterdir(), key=lambda p: (p.is_symlink(), p))):
+        if path.name.startswith(".") and path != root:  # set aside while it is replaced
+            continue
+        if path.resolve() in seen:  # a link to another one
+            continue
+        seen.add(path.resolve())
         try:
             whole = (path / artefacts.MANIFEST).exists()
             if whole and artefacts.read_manifest(path)["stage"] in stages:
@@ -218,7 +224,16 @@ def traced(root: Path, stages: Collection[str]) -> tuple[list[Traced], list[str]
                 artefacts.read_manifest(path)  # says that it is half-written
         except UserError as error:
             broken.append(f"{shown(path)} is left out: {error}.")
+        except OSError as error:
+            broken.append(f"{shown(path)} is left out: {error.filename or path} cannot be read ({error.strerror}).")
     return runs, broken
+
+
+def check_unchanged(runs: Iterable[Traced]) -> None:
+    """UserError where a run, or what it was made from, is no longer the one that was traced."""
+    for path, manifest in {p: m for run in runs for p, m in {**run.compared, **run.chain}.items()}.items():
+        if artefacts.read_manifest(path) != manifest:
+            raise UserError(f"{shown(path)} was replaced while it was shown; start again")
 
 
 def _shared(kind: str, runs: Sequence[Traced], root: Path) -> str:
