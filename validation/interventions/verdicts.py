@@ -3,7 +3,7 @@
 Per claim and start: s, the effect seen in the real world; f, the effect that the simulator foretold there; m, the
 effect seen through the agent's memory alone (the real world answers with the actions of the unaltered run); g, each
 prediction that needs no world.  Sizes are in spreads of the quantity, its standard deviation over the unaltered real
-starts; shares of events are shares.  The smallest size of interest is 0.1 spread, and 0.05 for shares.
+starts (of one that the changes alone make vary, over both: ``spreads``); shares of events are shares.  The smallest size of interest is 0.1 spread, and 0.05 for shares.
 
 exists          yes: the 95 % interval of the mean of s lies beyond the smallest size, and q <= .05.  no: its 90 %
                 interval lies inside (equivalence; Schuirmann 1987), and so it does if the change acts at a share of the
