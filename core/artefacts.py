@@ -198,19 +198,11 @@ class Run:
         """Take down what the inputs are that were not known yet."""
         if new := {name: path for name, path in self.inputs.items() if name not in self.made_from}:
             self.made_from |= manifests_of(new)
-        if self.warning is None:
-            self.warning = self.simulator_warning()
+            self.warning = warning_of(self.inputs)
 
     def record(self, name: str, value: float, unit: str, n: int | None = None, interval: Any = None) -> None:
         """Put a metric into the manifest."""
         self.metrics[name] = metric(value, unit, n, interval)
-
-    def simulator_warning(self) -> str | None:
-        """What this run must say of a simulator that it was made with (see ``artefacts.simulator_warning``).
-
-        Not of one whose weights a training began with: what was made of them was compared by itself."""
-        made_with = (d for name, d in self.inputs.items() if not name.startswith("begin_with"))
-        return next((said for d in made_with if (said := simulator_warning(d)) is not None), None)
 
     def replaced_inputs(self) -> list[str]:
         """Names of the inputs that are no longer what they were when this run began, or no longer there."""
@@ -218,8 +210,7 @@ class Run:
 
     def finish(self) -> None:
         """Hash what is there and write the manifest."""
-        if self.inputs.keys() - self.made_from.keys():  # some became known on the way
-            self.learn()
+        self.learn()  # some became known on the way
         if self.warning is not None:
             self.facts = {**self.facts, SIMULATOR_WARNING: self.warning}
             print(f"warning: {self.warning}", file=sys.stderr)
@@ -227,7 +218,7 @@ class Run:
             self.facts = {**self.facts, REPLACED_INPUTS: gone}
             print(
                 f"warning: {', '.join(str(self.inputs[name]) for name in gone)}: replaced or moved while this run was "
-                "made, which is of what was there when it began", file=sys.stderr,
+                "made, whose manifest names what was there before; make it again to be sure", file=sys.stderr,
             )  # fmt: skip
         files: dict[str, dict[str, Any]] = {
             p.relative_to(self.path).as_posix(): {"bytes": p.stat().st_size, "sha256": sha256(p)}
@@ -280,6 +271,14 @@ def manifests_of(inputs: Mapping[str, Path]) -> dict[str, str]:
     return {name: manifest_sha256(path) for name, path in inputs.items()}
 
 
+def warning_of(inputs: Mapping[str, Path]) -> str | None:
+    """What a run must say of a simulator that it is made with (see ``simulator_warning``).
+
+    Not of one whose weights a training began with: what was made of them was compared by itself."""
+    made_with = (d for name, d in inputs.items() if not name.startswith("begin_with"))
+    return next((said for d in made_with if (said := simulator_warning(d)) is not None), None)
+
+
 def _manifest_or_none(path: Path) -> str | None:
     try:
         return sha256(path / MANIFEST)
@@ -317,9 +316,7 @@ def _goes_on(path: Path) -> bool:
 
 def _is_ours(aside: Path) -> bool:
     """Whether a directory of the name of a run that was set aside is one."""
-    return any((aside / name).exists() for name in (MANIFEST, "config.json")) or (
-        aside.is_dir() and not _holds_data(aside)
-    )
+    return bool(begun_by(aside)) or (aside.is_dir() and not _holds_data(aside))
 
 
 def _earlier(path: Path) -> str:
@@ -358,17 +355,25 @@ def cut_off(path: Path, stage: str, config: Any) -> bool:
 
 
 def begin_run(
-    path: Path, stage: str, config: Any, inputs: Mapping[str, Path] | None = None, *, overwrite: bool = False
+    path: Path,
+    stage: str,
+    config: Any,
+    inputs: Mapping[str, Path] | None = None,
+    *,
+    overwrite: bool = False,
+    made_from: Mapping[str, str] | None = None,
 ) -> Run:
     """Open a fresh run directory for writing; ``finish`` makes it whole.
 
     An existing directory with anything in it is refused, unless this very command was cut off in it (``cut_off``): then
     it is made anew, and that is said.  With ``overwrite`` a run directory of the same stage (whole or half-written) is
     set aside, as ``.NAME.replaced`` beside it, and deleted only when the new one is whole.  Until then the directory is
-    locked (core.lock).  Raises UserError; inputs must be whole run directories.
+    locked (core.lock).  Raises UserError; inputs must be whole run directories.  made_from: ``manifests_of`` those that
+    were read before, as they were then.
     """
-    path = _place_of(path)
-    made_from = manifests_of(inputs or {})
+    path, inputs = _place_of(path), dict(inputs or {})
+    made_from = manifests_of(inputs) | dict(made_from or {})
+    warning = warning_of(inputs)
     aside, replaced = aside_of(path), None
     with _writer_of(path):
         if path.exists() and not path.is_dir():
@@ -378,7 +383,7 @@ def begin_run(
         if anew:
             print(f"note: {path} was left half-written by this command: it is made anew", file=sys.stderr)
         elif holds or (_waits(aside) and not overwrite):
-            _check_replaceable(path, stage, inputs or {}, overwrite)
+            _check_replaceable(path, stage, inputs, overwrite)
         if holds and overwrite and not whole:
             state = ", with a saved state from which --resume would go on" if _goes_on(path) else ""
             print(f"note: {path} was half-written{state}: it begins anew", file=sys.stderr)
@@ -402,7 +407,7 @@ def begin_run(
                 _discard(path)
                 os.replace(replaced, path)
             raise
-    return Run(path, stage, config, dict(inputs or {}), replaced=replaced, made_from=made_from)
+    return Run(path, stage, config, inputs, replaced=replaced, made_from=made_from, warning=warning)
 
 
 def _check_replaceable(path: Path, stage: str, inputs: Mapping[str, Path], overwrite: bool) -> None:
@@ -410,8 +415,9 @@ def _check_replaceable(path: Path, stage: str, inputs: Mapping[str, Path], overw
     aside = aside_of(path)
     if not overwrite:
         if not (path.exists() and _holds_data(path)):
+            empty = f"rmdir {quote(str(path))} && " if path.exists() else ""
             raise UserError(f"{aside} holds an earlier run, {_waits(aside)} that waits to be replaced; put it back by: "
-                            f"mv {quote(str(aside))} {quote(str(path))}, or pass --overwrite")  # fmt: skip
+                            f"{empty}mv {quote(str(aside))} {quote(str(path))}, or pass --overwrite")  # fmt: skip
         going_on = ", or --resume, which goes on from its state" if _goes_on(path) else ""
         raise UserError(
             f"{path} already holds data; choose another directory or pass --overwrite{going_on}"
@@ -485,8 +491,8 @@ def resumed_run(path: Path, stage: str, config: Any, inputs: Mapping[str, Path])
     version began: unless they have the same paths).
     """
     path = _place_of(path)
+    made_from, warning = manifests_of(inputs), warning_of(inputs)
     with _writer_of(path):
-        made_from = manifests_of(inputs)
         mark = _mark(stage, config, made_from)
         saved = read_json(path / "config.json")
         before = saved.get("inputs", {}) if isinstance(saved, dict) else None
@@ -503,7 +509,8 @@ def resumed_run(path: Path, stage: str, config: Any, inputs: Mapping[str, Path])
             half_written.unlink()
         write_json(path / "config.json", mark)
     aside = aside_of(path)
-    return Run(path, stage, config, dict(inputs), replaced=aside if _is_ours(aside) else None, made_from=made_from)
+    replaced = aside if _is_ours(aside) else None
+    return Run(path, stage, config, dict(inputs), replaced=replaced, made_from=made_from, warning=warning)
 
 
 def _path_in(config: Mapping[str, Any], name: str) -> Any:
@@ -546,7 +553,13 @@ def settle(path: Path) -> None:
 
 @contextmanager
 def new_run(
-    path: Path, stage: str, config: Any, inputs: Mapping[str, Path] | None = None, *, overwrite: bool = False
+    path: Path,
+    stage: str,
+    config: Any,
+    inputs: Mapping[str, Path] | None = None,
+    *,
+    overwrite: bool = False,
+    made_from: Mapping[str, str] | None = None,
 ) -> Iterator[Run]:
     """``begin_run`` as a block: its manifest is written only if the block ends well.
 
@@ -556,9 +569,9 @@ def new_run(
     """
     if not ranks.first():
         with ranks.scratch() as folder:
-            yield begin_run(folder, stage, config, inputs)
+            yield begin_run(folder, stage, config, inputs, made_from=made_from)
         return
-    run = begin_run(path, stage, config, inputs, overwrite=overwrite)
+    run = begin_run(path, stage, config, inputs, overwrite=overwrite, made_from=made_from)
     try:
         yield run
         run.finish()
@@ -900,7 +913,8 @@ def _cell(text: str) -> Any:
             number = kind(text)
         except ValueError:
             continue
-        if repr(number) == text:
+        single = str(np.float32(number)) if kind is float and abs(number) < 1e38 else ""
+        if text in (repr(number), single):
             return number
     return text
 

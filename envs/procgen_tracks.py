@@ -1,8 +1,9 @@
 """Which thing of a Procgen state is which a step later: what an edit was made to is found again in other states.
 
-A state does not number its things.  Each is where its velocity has taken it, so a thing's next self is the one of its
-kind that is nearest to there, each taken once (the assignment of least total distance; Kuhn 1955), and none that is
-further away than ``REACH``.  Followed step by step: two that cross keep their velocities, and are not exchanged.
+A state does not number its things.  An entity is where its velocity has taken it, so its next self is the one of its
+kind near there, each taken once: the assignment of least total cost (Kuhn 1955), where a cell of distance costs 1, and
+to be gone or new half of ``REACH``.  Followed step by step: two that cross keep their velocities, and so their places.
+Cells of the grid stay where they are, but for what falls and rolls in miner: there as many as can be are the same.
 
 n things of one state, m of the next.
 """
@@ -16,23 +17,27 @@ import numpy as np
 from envs.procgen_edits import REACH, Edit
 from envs.procgen_state import PLAYER, THINGS, State
 
+ROLL = {"miner": ("boulder", "diamond")}  # cells that move
 FAR = 1e6  # cells; the distance of what cannot be the same
 
 
 class Things:
-    """Things and where they are going."""
+    """Things and where they are going: entities first, then cells."""
 
-    def __init__(self, place: np.ndarray, velocity: np.ndarray, kind: np.ndarray) -> None:
-        """place, velocity: float64 [n, 2]; kind: int64 [n], which stays what it is."""
-        self.place, self.velocity, self.kind = place, velocity, kind
+    def __init__(
+        self, place: np.ndarray, velocity: np.ndarray, kind: np.ndarray, cells: int = 0, roll: bool = False
+    ) -> None:
+        """place: float64 [n, 2]; velocity: of the entities, [n - cells, 2]; kind: int64 [n - cells], which stays what
+        it is; cells: how many of the n are cells; roll: these may move."""
+        self.place, self.velocity, self.kind, self.cells, self.roll = place, velocity, kind, cells, roll
 
     @classmethod
     def called(cls, name: str, state: State) -> Things:
         """All of one name: the rows of ``State.places``."""
         place, index = state.places(name), state.of(name)
-        velocity = np.zeros_like(place)
-        velocity[: len(index)] = _pairs(state.entities[index], "vx", "vy")
-        return cls(place, velocity, np.zeros(len(place), np.int64))
+        velocity = _pairs(state.entities[index], "vx", "vy")
+        kind = np.zeros(len(index), np.int64)
+        return cls(place, velocity, kind, len(place) - len(index), name in ROLL.get(state.game, ()))
 
     @classmethod
     def entities(cls, state: State) -> Things:
@@ -45,27 +50,48 @@ class Things:
 
     def next(self, later: Things, back: bool = False) -> np.ndarray:
         """The rows of ``later``, a step on (``back``: a step before), that these are there, int64 [n]; -1: gone."""
-        from scipy.optimize import linear_sum_assignment
+        mine, theirs = len(self.kind), len(later.kind)
+        there = self.place[:mine] + (-1 if back else 1) * self.velocity
+        far = _distances(there, later.place[:theirs])
+        far[self.kind[:, None] != later.kind] = FAR
+        entities = _same(far, REACH / 2)
+        here, then = self.place[mine:], later.place[theirs:]
+        cells = _same(_distances(here, then), FAR) if self.roll else _standing(here, then)
+        return np.concatenate([entities, np.where(cells < 0, -1, cells + theirs)])
 
-        out = np.full(len(self.place), -1)
-        # Most stand still, and a grid has thousands of cells: what is still there is found without distances.
-        still = {(k, *p): j for j, (k, p) in enumerate(zip(later.kind.tolist(), later.place.tolist(), strict=True))}
-        taken = np.zeros(len(later.place), bool)
-        resting = np.flatnonzero(~self.velocity.any(1))
-        for i in resting:
-            j = still.get((int(self.kind[i]), *self.place[i].tolist()), -1)
-            if j >= 0 and not taken[j]:
-                out[i], taken[j] = j, True
-        mine, theirs = np.flatnonzero(out < 0), np.flatnonzero(~taken)
-        if not (len(mine) and len(theirs)):
-            return out
-        there = self.place[mine] + (-1 if back else 1) * self.velocity[mine]
-        far = np.hypot(*(there[:, None] - later.place[theirs]).transpose(2, 0, 1))
-        far[(far >= REACH) | (self.kind[mine, None] != later.kind[theirs])] = FAR
-        rows, columns = linear_sum_assignment(far)
-        near = far[rows, columns] < FAR
-        out[mine[rows[near]]] = theirs[columns[near]]
-        return out
+
+def _distances(here: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """[n, m]; FAR from REACH on."""
+    far: np.ndarray = np.hypot(*(here[:, None] - there).transpose(2, 0, 1))
+    far[far >= REACH] = FAR
+    return far
+
+
+def _same(far: np.ndarray, gone: float) -> np.ndarray:
+    """Which is which, int64 [n]; -1: gone.  far: distances [n, m]; gone: what to be gone, or new, costs."""
+    from scipy.optimize import linear_sum_assignment
+
+    n, m = far.shape
+    cost = np.full((n + m, n + m), 4 * FAR)
+    cost[:n, :m] = np.where(far < FAR, far, 4 * FAR)
+    np.fill_diagonal(cost[:n, m:], gone)
+    np.fill_diagonal(cost[n:, :m], gone)
+    cost[n:, m:] = 0
+    _, column = linear_sum_assignment(cost)
+    out: np.ndarray = np.where(column[:n] < m, column[:n], -1)
+    return out
+
+
+def _standing(here: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """Which of the cells ``there`` are at the places ``here``, int64 [n]; -1: none."""
+    wide = 1 << 16
+    one, other = (np.floor(x[:, 1]).astype(np.int64) * wide + np.floor(x[:, 0]).astype(np.int64) for x in (here, there))
+    order = np.argsort(other, kind="stable")
+    at = np.searchsorted(other[order], one).clip(0, max(len(other) - 1, 0))
+    if not len(other):
+        return np.full(len(one), -1)
+    out: np.ndarray = np.where(other[order][at] == one, order[at], -1)
+    return out
 
 
 def _pairs(entities: np.ndarray, one: str, other: str) -> np.ndarray:

@@ -46,6 +46,10 @@ def main(config: DynamicsConfig) -> None:
         raise UserError(f"--slow_steps {config.slow_steps}: at least 1")
     if config.lyapunov_steps <= config.burn_in:
         raise UserError(f"--lyapunov_steps {config.lyapunov_steps} must be above --burn_in {config.burn_in}")
+    given = {"agent": config.agent, "rollouts": config.rollouts, "behaviours": config.behaviours,
+             "hidden_states": config.hidden_states}  # fmt: skip
+    used = {k: v for k, v in given.items() if v is not None}
+    made_from = artefacts.manifests_of(used)
     agent = load_agent(config.agent, device)
     memory = Recurrence.of(agent)
     if not memory.remembers:
@@ -53,8 +57,6 @@ def main(config: DynamicsConfig) -> None:
     store, _, name = open_stores(config.rollouts, None)
     if fingerprint(agent) != name:
         raise UserError(f"{config.rollouts} is of agent {name}, --agent {config.agent} is {fingerprint(agent)}")
-    given = {"agent": config.agent, "rollouts": config.rollouts, "behaviours": config.behaviours,
-             "hidden_states": config.hidden_states}  # fmt: skip
     basis = None if config.hidden_states is None else load_basis(config.hidden_states, config.basis_kind, name)
     if config.behaviours is not None:
         check_made_from(config.behaviours, "rollouts", config.rollouts)
@@ -66,8 +68,7 @@ def main(config: DynamicsConfig) -> None:
             inputs = typical(recorded, config.inputs, config.seed)
         else:
             inputs = of_behaviours(recorded, centre_of)
-        used = {k: v for k, v in given.items() if v is not None}
-        with artefacts.new_run(config.out, STAGE, config, used, overwrite=config.overwrite) as run:
+        with artefacts.new_run(config.out, STAGE, config, used, overwrite=config.overwrite, made_from=made_from) as run:
             result = analyse(memory, recorded, inputs, config, basis)
             chosen.say(result, "rollouts")
             for row in result.tables["points"]:

@@ -33,6 +33,40 @@ def test_two_that_cross_are_not_exchanged() -> None:
     assert before.next(gone).tolist() == [-1, 0, -1]
 
 
+def test_a_row_that_moves_on_is_not_one_that_stands() -> None:
+    """Bullets of a row, a step apart: one leaves at the end, a new one comes at the beginning."""
+    before = straight([(0.0, 0.0), (1.0, 0.0)], [(0.2, 0.0), (0.2, 0.0)])
+    assert before.next(straight([(1.2, 0.0), (2.4, 0.0)], [(0.2, 0.0)] * 2)).tolist() == [-1, 0]
+    row = straight([(float(i), 0.0) for i in range(5)], [(0.8, 0.0)] * 5)
+    assert row.next(straight([(i + 0.8, 0.0) for i in range(-1, 4)], [(0.8, 0.0)] * 5)).tolist() == [1, 2, 3, 4, -1]
+
+
+def test_a_stack_of_boulders_falls_whole() -> None:
+    def cells(*y: float) -> Things:
+        return Things(np.array([(3.5, v) for v in y]), np.zeros((0, 2)), np.zeros(0, np.int64), len(y), roll=True)
+
+    assert cells(8.5, 9.5).next(cells(7.5, 8.5)).tolist() == [0, 1]
+    assert cells(8.5, 9.5).next(cells(8.5)).tolist() == [0, -1]
+
+
+def test_boulders_and_diamonds_of_miner_are_not_lost() -> None:
+    env = ProcgenEnv(ProcgenOptions(game="miner", num_levels=0), 8)
+    env.reset(0)
+    rng, states, seen = np.random.default_rng(0), [state_of(s) for s in env.snapshot()], 0
+    for _ in range(60):
+        step = env.step(rng.integers(0, env.spec.n_actions, 8))
+        later = [state_of(s) for s in env.snapshot()]
+        for n in np.flatnonzero(~(step.terminated | step.truncated)):
+            one, other = Things.called("boulder", states[n]), Things.called("boulder", later[n])
+            if len(one.place) == len(other.place):
+                found = one.next(other)
+                assert sorted(found.tolist()) == list(range(len(found)))
+                seen += int((one.place != other.place[found]).any())
+        states = later
+    env.close()
+    assert seen > 0, "none fell"
+
+
 def sight(state: State, thing: str) -> np.ndarray:
     """Places of all things of a name, sorted."""
     found: np.ndarray = np.array(sorted(map(tuple, state.places(thing).round(2))))

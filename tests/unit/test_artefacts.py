@@ -755,6 +755,12 @@ def test_what_a_run_was_made_from_is_what_was_there_when_it_began(
     assert manifest["inputs"]["rollouts"]["manifest_sha256"] == first != sha256(runs / "rollouts" / MANIFEST)
     assert manifest["facts"]["replaced_inputs"] == ["rollouts"]
     assert "rollouts: replaced or moved while this run was made" in capsys.readouterr().err
+    before = artefacts.manifests_of({"rollouts": runs / "rollouts"})  # of what was read before the run began
+    with new_run(runs / "rollouts", "record", {"seed": 78}, made, overwrite=True):
+        pass
+    with new_run(runs / "later", "hidden_states", {}, {"rollouts": runs / "rollouts"}, made_from=before):
+        pass
+    assert read_manifest(runs / "later")["facts"]["replaced_inputs"] == ["rollouts"]
     assert any("is not the one it was made from" in problem for problem in verify(runs / "read"))
     with new_run(runs / "renamed", "hidden_states", {}, {"rollouts": runs / "rollouts"}):
         (runs / "rollouts").rename(runs / "elsewhere")
@@ -821,3 +827,30 @@ def test_what_cannot_be_read_is_a_problem_and_no_traceback(runs: Path, monkeypat
 
     monkeypatch.setattr(artefacts, "sha256", refuses)
     assert any("shard.bin: cannot be read (Permission denied)" in problem for problem in verify(runs / "report"))
+
+
+def test_a_run_that_cannot_begin_puts_back_what_it_would_replace(runs: Path) -> None:
+    """Its simulator's manifest has a comparison that is none."""
+    with new_run(runs / "simulator", "train_gen_model", {}) as run:
+        run.metrics[LESS_THAN_HELD] = {"value": "no"}
+    before = contents(runs / "rollouts")
+    with pytest.raises(UserError, match="is no comparison"), new_run(
+        runs / "rollouts", "record", {}, {"simulator": runs / "simulator"}, overwrite=True
+    ):  # fmt: skip
+        raise AssertionError("the block must not run")
+    assert contents(runs / "rollouts") == before and not artefacts.aside_of(runs / "rollouts").exists()
+    with new_run(runs / "rollouts", "record", {"seed": 5}, {"agent": runs / "agent"}, overwrite=True):
+        pass  # nothing holds its lock
+
+
+def test_a_foreign_directory_with_a_config_is_not_ours(runs: Path) -> None:
+    aside = artefacts.aside_of(runs / "agent")
+    aside.mkdir()
+    (aside / "config.json").write_text('{"model": "mine"}')
+    artefacts.settle(runs / "agent")
+    assert (aside / "config.json").exists()
+    aside = artefacts.aside_of(runs / "empty")
+    shutil.copytree(runs / "rollouts", aside)
+    (runs / "empty").mkdir()
+    with pytest.raises(UserError, match=r"rmdir .*empty && mv "):
+        artefacts.begin_run(runs / "empty", "record", {})

@@ -16,7 +16,7 @@ from core.contracts import UserError
 from core.stages import OF_AN_AGENT as STAGES
 from generative import adopted
 from tests.conftest import write_agent, write_evaluation, write_simulator, write_study
-from validation.report.lineage import agents_in, choose, trace
+from validation.report.lineage import agents_in, choose, trace, traced
 
 
 def _run(path: Path, stage: str, inputs: dict[str, Path]) -> Path:
@@ -180,3 +180,8 @@ def test_a_directory_without_runs_is_refused(tmp_path: Path) -> None:
     _run(tmp_path / "runs" / "planted", "planted", {})
     with pytest.raises(UserError, match="holds no run for a page; a page shows the stages train"):
         choose(tmp_path / "runs", STAGES)
+
+
+def test_a_link_to_itself_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert traced(tmp_path, STAGES) == ([], [])

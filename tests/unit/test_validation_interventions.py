@@ -42,7 +42,7 @@ from validation.interventions.statistics import (
     recovered_of,
     special_p,
     spread_of,
-    spreads,
+    spread_under,
     table_of,
     worst_p,
 )
@@ -1462,13 +1462,20 @@ def test_one_effect_stands_out_among_any_number_of_tests_that_its_starts_allow()
 
 
 def test_what_nothing_but_a_change_makes_vary_has_a_spread():
-    plain = {"reward@3": np.zeros(16), "value@3": np.arange(16.0), "ended@3": np.zeros(16)}
-    effect = np.where(np.arange(16) < 4, 10.0, 0.0)
-    changed = {
-        "reward@3": np.stack([np.full(16, np.nan), effect]),
-        "value@3": np.ones((1, 16)),
-        "ended@3": np.zeros(16),
-    }
-    found = spreads(plain, changed)
-    assert found["reward@3"] == pytest.approx(np.concatenate([np.zeros(16), effect]).std())
-    assert found["value@3"] == pytest.approx(np.arange(16.0).std()) and found["ended@3"] == 0
+    plain, effect = np.zeros(16), np.where(np.arange(16) < 4, 10.0, 0.0)
+    both = np.stack([np.full(16, np.nan), effect])
+    assert spread_under(plain, both) == pytest.approx(np.concatenate([plain, effect]).std())
+    assert spread_under(np.arange(16.0), both) == np.arange(16.0).std() and spread_under(plain, plain) == 0
+
+
+def test_what_is_said_of_one_change_does_not_hang_on_another():
+    """Of a quantity that the changes alone make vary, one by 1 at most starts, another by 100 at half of them."""
+    rng = np.random.default_rng(0)
+    one = np.where(rng.random(64) < 0.9, rng.normal(1, 0.2, 64), 0.0)
+    far, still = np.where(rng.random(64) < 0.5, 100.0, 0.0), np.zeros(64)
+    changes, said = [shift_of("planted", 0, 1.0), shift_of("planted", 1, 1.0)], []
+    for other in (still, far):
+        effects = effects_like({"value@3": np.stack([one, other])}, unaltered={"value@3": still})
+        rows = table_of(effects, changes, {}, (), (0.1, 0.05), np.random.default_rng(1)).rows
+        said.append(next(r for r in rows if r["world"] == "real" and r["hypothesis"] == changes[0].name))
+    assert said[0]["spread"] == said[1]["spread"] and said[0]["exists"] == said[1]["exists"] == "yes"

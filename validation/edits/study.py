@@ -35,7 +35,7 @@ from validation.edits.course import AllElse, EditedWorld, Frames, Run, differs, 
 from validation.hypotheses.grammar import EditHypothesis
 from validation.interventions import verdicts
 from validation.interventions.options import claimed
-from validation.interventions.statistics import Sizes, reach_of, spreads, step_of
+from validation.interventions.statistics import Sizes, reach_of, spread_under, step_of
 from validation.interventions.verdicts import SMALLEST
 from validation.paired.course import Course, Measures, is_late, quantities, unit_of, with_claimed, with_named
 from validation.paired.simulated import SimulatedWorld
@@ -304,9 +304,9 @@ def _rows(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One row a way and quantity that varies; what is to be judged goes to ``tests``."""
     every = {q: np.stack([v[q] for v in seen.values() if q in v]) for q in plain}
-    size = {q: Sizes.of(q, spread, options.smallest) for q, spread in spreads(plain, every).items()}
+    size = {q: Sizes.of(q, spread_under(v, every[q]), options.smallest) for q, v in plain.items()}
     rows: list[dict[str, Any]] = []
-    draws = verdicts.draws_for(len(options.hypotheses) * len(seen) * len(plain))
+    draws = verdicts.draws_for(len({h.change for h in options.hypotheses}) * len(seen) * len(plain))
     for way, effects in seen.items():
         told = foretold.get("simulator", {}) if way == "whole" else {}
         names = [q for q in effects if size[q].unit > 0 and (q in told or not told)]

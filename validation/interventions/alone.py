@@ -37,10 +37,11 @@ from validation.interventions.options import StudyOptions, check_options, parse_
 from validation.interventions.statistics import (
     Controls,
     Sizes,
+    Trial,
     against_controls,
     reach_of,
     special_of,
-    spreads,
+    spread_under,
     step_of,
 )
 from validation.interventions.study import BRANCHES, CHOOSING_SEED, COLLECTORS, controls_of, decide
@@ -240,17 +241,19 @@ def table_of(
     """One row a (hypothesis, late quantity that varies and is not what a changed direction is itself later), with what
     may be said without a simulator."""
     rows: list[dict[str, Any]] = []
-    tests: list[tuple[dict[str, Any], verdicts.Tested, int]] = []
-    spread = spreads(unaltered, own)
-    size = {q: Sizes.of(q, spread[q], options.smallest) for q in unaltered}
+    tests: list[Trial] = []
     draws = verdicts.draws_for(len(hypotheses) * sum(map(is_late, own)))
     for g, h in enumerate(hypotheses):
+        spread = {q: spread_under(unaltered[q], v[g]) for q, v in own.items()}
+        size = {q: Sizes.of(q, spread[q], options.smallest) for q in own}
         judged = [q for q in own if is_late(q) and not is_own(q, h.ids) and size[q].unit > 0]
         if h.is_nothing or not judged:
             continue
         here = np.flatnonzero(~np.isnan(own[judged[0]][g]))
 
-        def of(some: Mapping[str, np.ndarray], g: int = g, here: np.ndarray = here, qs: Any = judged) -> np.ndarray:
+        def of(
+            some: Mapping[str, np.ndarray], g: int = g, here: np.ndarray = here, size: Any = size, qs: Any = judged
+        ) -> np.ndarray:
             return by_unit(np.stack([some[q][g][here] / size[q].unit for q in qs], 1), unit_N[here])
 
         seen, through = of(own), of(memory)
@@ -286,20 +289,19 @@ def table_of(
                     low, high = np.quantile(mine.real[q].mean(1), [0.025, 0.975])
                     row |= {"random_low": float(low), "random_high": float(high), "random_n": len(mine.real[q])}
             rows.append(row)
-            tests.append((row, tested, j))
-    judge(tests, size)
+            tests.append(Trial(row, tested, j, size[q]))
+    judge(tests)
     return rows
 
 
-def judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], size: Mapping[str, Sizes]) -> None:
+def judge(tests: Sequence[Trial]) -> None:
     """The answers of every row, into it; one family of tests for all."""
-    q_seen = verdicts.adjusted([row["p"] for row, _, _ in tests])
-    q_world = verdicts.adjusted([tested.world_p[j] for _, tested, j in tests])
-    p = np.array([row["special_p"] for row, _, _ in tests])
-    by_choice = np.array([row["by_choice"] for row, _, _ in tests], bool)
+    q_seen = verdicts.adjusted([a.row["p"] for a in tests])
+    q_world = verdicts.adjusted([a.tested.world_p[a.j] for a in tests])
+    p = np.array([a.row["special_p"] for a in tests])
+    by_choice = np.array([a.row["by_choice"] for a in tests], bool)
     q_special = np.where(by_choice, p, verdicts.adjusted(np.where(by_choice, np.nan, p)))
-    for (row, tested, j), q, qw, qs in zip(tests, q_seen, q_world, q_special, strict=True):
-        unit = size[row["quantity"]].unit
+    for (row, tested, j, (unit, _)), q, qw, qs in zip(tests, q_seen, q_world, q_special, strict=True):
         smallest = row["smallest"] / unit
         row |= tested.existence(j, float(q), smallest)
         there = row["exists"]

@@ -80,14 +80,11 @@ def spread_of(x_N: np.ndarray) -> float:
     return spread if spread > ROUNDING * float(np.abs(x_N).max(initial=0.0)) else 0.0
 
 
-def spreads(unaltered: Mapping[str, np.ndarray], effects: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """``spread_of`` every quantity ([N], unaltered); of one that nothing but the changes makes vary, with what it is
-    under them (effects [..., N], NaN where there is none).  0: it never varies."""
-    out = {}
-    for q, v in unaltered.items():
-        changed = (v + effects[q]).ravel() if q in effects else v
-        out[q] = spread_of(v) or spread_of(np.concatenate([v, changed[~np.isnan(changed)]]))
-    return out
+def spread_under(unaltered_N: np.ndarray, effects: np.ndarray) -> float:
+    """``spread_of`` a quantity; of one that nothing but a change makes vary, with what it is under that change (effects
+    [..., N], NaN where there is none).  0: it never varies."""
+    changed = (unaltered_N + effects).ravel()
+    return spread_of(unaltered_N) or spread_of(np.concatenate([unaltered_N, changed[~np.isnan(changed)]]))
 
 
 def spread_to_rank_by(quantity: str, spread: float) -> float:
@@ -139,6 +136,15 @@ def worst_p(value: float, null_C: np.ndarray, law_C: np.ndarray) -> float:
     return max(rank_p(value, null_C[law_C == law]) for law in np.unique(law_C))
 
 
+class Trial(NamedTuple):
+    """A row of a table of effects that is to be judged: quantity j of what was tested."""
+
+    row: dict[str, Any]
+    tested: verdicts.Tested
+    j: int
+    size: Sizes
+
+
 class Judged(NamedTuple):
     """The table of effects, and what the gate is made of."""
 
@@ -156,14 +162,14 @@ def table_of(
     rows: list[dict[str, Any]] = []
     errors: dict[str, list[np.ndarray]] = {name: [] for name in effects.rivals}
     names = list(effects.seen["own"])
-    spread = spreads(effects.unaltered, effects.seen["own"])
-    size = {q: Sizes.of(q, spread[q], smallest) for q in names}
-    tests: list[tuple[dict[str, Any], verdicts.Tested, int]] = []
+    tests: list[Trial] = []
     draws = verdicts.draws_for(len(hypotheses) * sum(map(is_late, names)))
     for g, h in enumerate(hypotheses):
         if h.is_nothing or h.name in {o.name for o in hypotheses[:g]}:  # of one change there may be several claims
             continue
         here = about(effects.seen["own"][names[0]][g])
+        spread = {q: spread_under(effects.unaltered[q], effects.seen["own"][q][g]) for q in names}
+        size = {q: Sizes.of(q, spread[q], smallest) for q in names}
         judged = [q for q in names if is_late(q) and not is_own(q, h.ids) and size[q].unit > 0]
         plain = [q for q in names if q not in judged]
         sample = _sample(effects, g, h, here, judged, size, events) if judged else None
@@ -194,7 +200,7 @@ def table_of(
                 row |= {"observed": seen.value * unit, "low": seen.low * unit, "high": seen.high * unit, "n": seen.n}
                 row |= {"p": float(tested.p[j]), "spread": spread[q]}
                 row["smallest"] = size[q].smallest * unit
-                tests.append((row, tested, j))
+                tests.append(Trial(row, tested, j, size[q]))
             else:
                 e = of_plain[plain.index(q)]
                 row |= {"observed": e.value, "low": e.low, "high": e.high, "n": e.n}
@@ -202,12 +208,12 @@ def table_of(
                 row |= _bands(q, mine)
                 row |= special_of(q, row["observed"], mine, effects.seen["memory"][q][g][here])
             rows.append(row)
-    _judge(tests, size)
+    _judge(tests)
     count = len(effects.unaltered[names[0]])
     together = {k: np.concatenate(v, 1) if v else np.empty((count, 0)) for k, v in errors.items()}
-    rms, nothing = (np.array([getattr(t, name)[j] for _, t, j in tests]) for name in ("rms", "nothing"))
-    smallest_of = np.array([size[row["quantity"]].smallest for row, _, _ in tests])
-    told = verdicts.foretellable([row["exists"] for row, _, _ in tests], rms, smallest_of, nothing)
+    rms, nothing = (np.array([getattr(a.tested, name)[a.j] for a in tests]) for name in ("rms", "nothing"))
+    smallest_of = np.array([a.size.smallest for a in tests])
+    told = verdicts.foretellable([a.row["exists"] for a in tests], rms, smallest_of, nothing)
     return Judged(rows, together, told)
 
 
@@ -265,19 +271,18 @@ def _bands(q: str, controls: Controls) -> dict[str, Any]:
     return out
 
 
-def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], size: Mapping[str, Sizes]) -> None:
+def _judge(tests: Sequence[Trial]) -> None:
     """The five answers and the verdict of every tested row, into it; one family of tests for all."""
     # The choice is in the p of what was chosen; everything else is one of as many as there are.
-    p = np.array([row.get("special_p", np.nan) for row, _, _ in tests])
-    by_choice = np.array([row.get("by_choice", False) for row, _, _ in tests], bool)
-    for (row, _, _), q in zip(
+    p = np.array([a.row.get("special_p", np.nan) for a in tests])
+    by_choice = np.array([a.row.get("by_choice", False) for a in tests], bool)
+    for (row, *_), q in zip(
         tests, np.where(by_choice, p, verdicts.adjusted(np.where(by_choice, np.nan, p))), strict=True
     ):
         row["special_q"] = float(q)
-    q_seen = verdicts.adjusted([row["p"] for row, _, _ in tests])
-    q_world = verdicts.adjusted([tested.world_p[j] for _, tested, j in tests])
-    for (row, t, j), q, qw in zip(tests, q_seen, q_world, strict=True):
-        unit, smallest = size[row["quantity"]].unit, size[row["quantity"]].smallest
+    q_seen = verdicts.adjusted([a.row["p"] for a in tests])
+    q_world = verdicts.adjusted([a.tested.world_p[a.j] for a in tests])
+    for (row, t, j, (unit, smallest)), q, qw in zip(tests, q_seen, q_world, strict=True):
         foretold, world = t.foretold[j].value, t.world[j]
         row |= t.existence(j, float(q), smallest)
         there = row["exists"]

@@ -29,7 +29,7 @@ from validation.interventions.statistics import (
     points_of,
     recovered_of,
     restate,
-    spreads,
+    spread_under,
     table_of,
 )
 from validation.interventions.verdicts import CRITERIA
@@ -94,7 +94,7 @@ def report(
     result.scalar("zero_change_simulator", effects.zero[1], "largest effect of amount 0")
 
     # Units for the headline: the spread of each quantity over the real starts, unaltered where it varies there.
-    scale = spreads(effects.unaltered, effects.seen["own"])
+    scale = {q: spread_under(v, effects.seen["own"][q]) for q, v in effects.unaltered.items()}
     late = [q for q in effects.unaltered if is_late(q) and scale[q] > 0]
     result.notes["without_spread"] = [q for q in effects.unaltered if is_late(q) and scale[q] == 0]
     points = points_of(hypotheses, explicit)

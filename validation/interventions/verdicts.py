@@ -3,7 +3,8 @@
 Per claim and start: s, the effect seen in the real world; f, the effect that the simulator foretold there; m, the
 effect seen through the agent's memory alone (the real world answers with the actions of the unaltered run); g, each
 prediction that needs no world.  Sizes are in spreads of the quantity, its standard deviation over the unaltered real
-starts (of one that the changes alone make vary, over both: ``spreads``); shares of events are shares.  The smallest size of interest is 0.1 spread, and 0.05 for shares.
+starts (of one that the change alone makes vary, over both: ``spread_under``); shares of events are shares.  The
+smallest size of interest is 0.1 spread, and 0.05 for shares.
 
 exists          yes: the 95 % interval of the mean of s lies beyond the smallest size, and q <= .05.  no: its 90 %
                 interval lies inside (equivalence; Schuirmann 1987), and so it does if the change acts at a share of the
@@ -114,7 +115,8 @@ def draws_for(tests: int) -> int:
 
 
 def test(sample: Sample, rng: np.random.Generator, draws: int = DRAWS) -> Tested:
-    """Means, intervals and p of everything the statements are made of.
+    """Means, intervals and p of everything the statements are made of.  draws: for the p that DRAWS of them cannot tell
+    from smaller ones.
 
     Where a quantity has two levels, its mean effect is a change of a share, and the interval that of Tango: no start of
     six that changes does not say that none would.  Of other quantities the ends that a "no" or "wrong" is read from
@@ -127,8 +129,10 @@ def test(sample: Sample, rng: np.random.Generator, draws: int = DRAWS) -> Tested
     parts += [(s - f) ** 2 - (s - g) ** 2 for g in sample.rivals.values()]
     count = s.shape[1]
     flat = np.concatenate(parts, 1)
-    found = means(flat, rng=rng, draws=draws)
+    found = means(flat, rng=rng, draws=DRAWS)
     wide, narrow, p = found.estimates(), found.estimates(0.90), found.p()
+    if draws > DRAWS and (least := p <= 2 / (DRAWS + 1)).any():
+        p[least] = means(flat[:, least], rng=rng, draws=draws).p()
 
     def of(estimates: list[Estimate], i: int) -> list[Estimate]:
         return estimates[i * count : (i + 1) * count]

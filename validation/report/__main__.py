@@ -19,7 +19,7 @@ from pathlib import Path
 from core import artefacts, config as cli
 from core.stages import OF_AN_AGENT
 from validation.report.contents import PAGE, build
-from validation.report.lineage import choose, shown
+from validation.report.lineage import check_unchanged, choose, shown
 
 STAGE = "report"
 
@@ -47,6 +47,7 @@ class ReportConfig:
 def main(config: ReportConfig) -> None:
     chosen = choose(config.runs, OF_AN_AGENT, config.agent, config.simulator)
     page = build(chosen, config.out)
+    check_unchanged(chosen.runs)
     inputs: dict[str, Path] = {}
     for run in chosen.runs:
         inputs[run.path.name if run.path.name not in inputs else shown(run.path)] = run.path

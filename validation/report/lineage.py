@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -209,13 +210,13 @@ def _known(path: Path) -> str:
 def traced(root: Path, stages: Collection[str]) -> tuple[list[Traced], list[str]]:
     """The whole runs of some stages among a directory and those in it, and a sentence for each broken chain."""
     runs, broken = [], []
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for path in (root, *sorted(root.iterdir(), key=lambda p: (p.is_symlink(), p))):
         if path.name.startswith(".") and path != root:  # set aside while it is replaced
             continue
-        if path.resolve() in seen:  # a link to another one
+        if (place := os.path.realpath(path)) in seen:  # a link to another one
             continue
-        seen.add(path.resolve())
+        seen.add(place)
         try:
             whole = (path / artefacts.MANIFEST).exists()
             if whole and artefacts.read_manifest(path)["stage"] in stages:
