@@ -20,7 +20,7 @@ import torch
 
 from agents.consistency import alter
 from agents.load import load_agent
-from agents.play import Chooser, Exploration, Moment, play, tensors
+from agents.play import Chooser, Exploration, Moment, likeliest, play, tensors
 from core import artefacts, config as cli
 from core.contracts import Agent, EnvSpec, UserError, VecEnv
 from core.directions import fingerprint
@@ -151,13 +151,14 @@ def same_choice(
     frames = tensors({field: moment.obs[field][rows]}, device)[field]
     is_first, t, some = (torch.from_numpy(x).to(device) for x in (moment.is_first_B[rows], moment.age_B[rows], rows))
     mine = rows_of(before, some)
-    chosen = moment.logits_BA[rows].argmax(-1)
+    parts = agent.spec.parts
+    chosen_BP = likeliest(moment.logits_BA[rows], parts)
     out = {}
     for name, variants in ALTERATIONS.items():
         same = np.zeros(len(rows))
         for variant in variants:
             acted = act(agent, {field: alter(frames, **variant)}, mine, is_first, t)
-            same += acted.logits_BA.argmax(-1).cpu().numpy() == chosen
+            same += (likeliest(acted.logits_BA.cpu().numpy(), parts) == chosen_BP).all(-1)
         out[name] = same / len(variants)
     return out
 
@@ -221,7 +222,7 @@ def main(config: EvaluateConfig) -> None:
     levels = {k: v for k, v in given.items() if v is not None}
     check_unseen(agent.spec.options, {**HELD_OUT, **levels})
     if config.robustness and any(len(field.shape) != 3 for field in agent.spec.obs.values()):
-        raise UserError("--robustness alters frames; this agent sees none")
+        raise UserError("--robustness alters frames; this agent sees none, or more than frames")
     env = make(agent.spec, config.slots, threads=config.threads, split="held_out", **levels)
     with artefacts.new_run(config.out, STAGE, config, {"agent": config.agent}, overwrite=config.overwrite) as run:
         found = whole_episodes(

@@ -31,6 +31,25 @@ class Exploration:
     random: float = 0.0
     """probability of a uniformly random action in exploring slots"""
 
+    def check(self, slots: int) -> None:
+        """UserError where a setting would do nothing, or nothing of what was asked."""
+        noise = self.temperature != 1 or self.sticky > 0 or self.random > 0
+        if self.greedy and (noise or self.explore_share):
+            raise UserError("--greedy takes no noise at all: leave it out, or --explore_share, --temperature, --sticky "
+                            "and --random")  # fmt: skip
+        if noise and not self.explore_share:
+            raise UserError("--temperature, --sticky and --random are of slots that explore: give --explore_share too")
+        if self.explore_share and not noise:
+            raise UserError("--explore_share says how many slots explore: say how (--random, --sticky, --temperature)")
+        if self.explore_share and not round(self.explore_share * slots):
+            raise UserError(f"--explore_share {self.explore_share:g} of {slots} slots is none: give more of either")
+
+
+def likeliest(scores_BA: np.ndarray, parts: Sequence[int]) -> np.ndarray:
+    """The choice of the largest score of every part of an action, int64 [B, P]."""
+    of_parts = np.split(scores_BA, np.cumsum(parts)[:-1], -1)
+    return np.stack([scores.argmax(-1) for scores in of_parts], -1).astype(np.int64)
+
 
 @dataclass
 class Chooser:
@@ -50,17 +69,12 @@ class Chooser:
 
     def __call__(self, logits_BA: np.ndarray, is_first_B: np.ndarray) -> np.ndarray:
         x, parts = self.exploration, self.parts or (logits_BA.shape[1],)
-
-        def largest(scores_BA: np.ndarray) -> np.ndarray:
-            of_parts = np.split(scores_BA, np.cumsum(parts)[:-1], -1)
-            return np.stack([scores.argmax(-1) for scores in of_parts], -1).astype(np.int64)
-
         if x.greedy:
-            action_BP = largest(logits_BA)
+            action_BP = likeliest(logits_BA, parts)
             return action_BP if len(parts) > 1 else action_BP[:, 0]
         temperature_B = np.where(self.explores_B, x.temperature, 1.0)
         noise_BA = self.rng.gumbel(size=(self.slots, logits_BA.shape[1]))[self.mine]
-        action_BP = largest(logits_BA / temperature_B[:, None] + noise_BA)
+        action_BP = likeliest(logits_BA / temperature_B[:, None] + noise_BA, parts)
         uniform_BP = np.stack([self.rng.integers(n, size=self.slots)[self.mine] for n in parts], -1)
         random_B = self.explores_B & (self.rng.random(self.slots)[self.mine] < x.random)
         action_BP = np.where(random_B[:, None], uniform_BP, action_BP)

@@ -360,6 +360,7 @@ def main(config: RecordConfig) -> None:
     x = config.exploration
     if x.temperature <= 0 or not all(0 <= share <= 1 for share in (x.explore_share, x.sticky, x.random)):
         raise UserError("--temperature must be above 0; --explore_share, --sticky and --random lie between 0 and 1")
+    x.check(config.slots)
     for out, weights in chosen(config, config.out).items():
         record_one(config, out, weights, device)
 

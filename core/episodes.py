@@ -548,14 +548,15 @@ class RolloutStore:
                 terminated[b, last] = True
         return Window({n: np.stack(c) for n, c in columns.items()}, terminated, seen, acted, np.asarray(starts))
 
-    def window_starts(self, length: int, episodes: Sequence[int] | None = None) -> np.ndarray:
-        """All starts int64 [M, 2] whose first ``length`` observations exist."""
+    def window_starts(
+        self, length: int, episodes: Sequence[int] | None = None, going_on: bool = False
+    ) -> np.ndarray:  # fmt: skip
+        """All starts int64 [M, 2] whose first ``length`` observations exist.  going_on: of which the last is not what
+        an episode ended in, from where no world goes on."""
         episodes = range(len(self)) if episodes is None else episodes
-        parts = [
-            np.stack([np.full(self.rows[e] - length + 1, e), np.arange(self.rows[e] - length + 1)], 1)
-            for e in episodes
-            if self.rows[e] >= length
-        ]
+        ended = self.terminated & (self.rows > self.steps) if going_on else np.zeros(len(self), bool)
+        count = self.rows - ended - length + 1
+        parts = [np.stack([np.full(count[e], e), np.arange(count[e])], 1) for e in episodes if count[e] > 0]
         if not parts:
             longest = int(self.rows.max())
             raise UserError(f"{self.path}: no episode has {length} observations (the longest has {longest})")

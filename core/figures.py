@@ -99,11 +99,19 @@ def font_of(size: int) -> Any:
     return ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
 
 
+def as_rgb(frames: np.ndarray) -> np.ndarray:
+    """Frames [..., h, w, channels] in three: of any other number the mean, as grey."""
+    if frames.shape[-1] == 3:
+        return frames
+    grey: np.ndarray = frames.mean(-1, keepdims=True).astype(frames.dtype)
+    return np.broadcast_to(grey, (*frames.shape[:-1], 3))
+
+
 def enlarged(frame: np.ndarray, width: int, height: int) -> Any:
-    """A frame uint8 [h, w, 3] as a PIL image of that size whose pixels stay sharp."""
+    """A frame uint8 [h, w, channels] as a PIL image of that size whose pixels stay sharp."""
     from PIL import Image
 
-    return Image.fromarray(frame).resize((width, height), Image.Resampling.NEAREST)
+    return Image.fromarray(np.ascontiguousarray(as_rgb(frame))).resize((width, height), Image.Resampling.NEAREST)
 
 
 def rgb(colour: str) -> tuple[int, int, int]:

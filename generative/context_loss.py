@@ -10,18 +10,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from core.contracts import UserError
 from core.roll import Simulator, gumbel, one_hot
 from core.trees import each, unflatten
 from generative.alignment import SIDE, Shifts, expected_cost, shift_costs
 from generative.context import ContextWorld, Seen
-from generative.losses import Batch, LossConfig, agent_loss, seen_by_agent, states_before, uniformity
+from generative.losses import (
+    Batch,
+    LossConfig,
+    agent_loss,
+    require_shares,
+    seen_by_agent,
+    states_before,
+    uniformity,
+)
 from generative.nets import FRAME, clamp_straight_through
 from generative.recurrent_world import WorldPath
 from generative.rssm import choose, kl
@@ -62,6 +72,22 @@ class ContextLossConfig:
     windows of one step more (of --steps at most), as many transitions an update always"""
     feedback_shares: tuple[float, ...] = (0.4, 0.2, 0.2, 0.2)
     """share of the updates in which each of these is the longest"""
+
+    def check(self) -> None:
+        """UserError for settings that mean nothing."""
+        require_shares(motion_share=self.motion_share, decisive_share=self.decisive_share, agent_from=self.agent_from)
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, float) and value < 0:
+                raise UserError(f"--{f.name} must be at least 0, not {value:g}")
+        if not self.positive_weight > 0:
+            raise UserError("--positive_weight must be above 0: transitions that count nothing are not learnt")
+        steps, shares = self.feedback, self.feedback_shares
+        if not steps or steps[0] < 1 or any(a >= b for a, b in pairwise(steps)):
+            raise UserError("--feedback takes steps from 1 on, each more than the one before: --feedback 1 2 4 8")
+        if len(shares) != len(steps) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+            raise UserError(f"--feedback_shares takes {len(steps)} shares above 0, one for each of --feedback, adding "
+                            f"up to 1; not {' '.join(f'{x:g}' for x in shares)}")  # fmt: skip
 
 
 class ContextDraws(NamedTuple):

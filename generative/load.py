@@ -53,6 +53,10 @@ def load_ensemble(paths: Sequence[Path], device: torch.device | str = "cpu") -> 
                     f"--simulator {path} is around agent {theirs}, {paths[0]} around {ours}; the members of an "
                     "ensemble are of one agent"
                 )
+            frames = [one.world.initial_frames for one in (found[0], simulator)]
+            if frames[0] != frames[1]:
+                raise UserError(f"--simulator {path} reads {frames[1]} first frames, {paths[0]} {frames[0]}: they "
+                                "cannot begin at the same starts")  # fmt: skip
         loaded[own] = path
         found.append(simulator)
     return found

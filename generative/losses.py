@@ -7,14 +7,14 @@ so frames are encoded, decoded and shown to the agent once over L * B, not step 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from core.contracts import Agent
+from core.contracts import Agent, UserError
 from core.roll import Simulator, gumbel, one_hot
 from core.trees import Tree, each, flatten, rows_of, unflatten
 from generative.fields import as_read, error_of_field, loss_of_field
@@ -52,6 +52,22 @@ class LossConfig:
     open_loop_share: float = 0.5
     """share of windows whose frames are hidden from the posterior after a random step, so that the prior itself learns
     to predict them"""
+
+    def check(self) -> None:
+        """UserError for settings that mean nothing."""
+        if not self.image_std > 0:
+            raise UserError(f"--image_std must be above 0, not {self.image_std:g}")
+        require_shares(kl_balance=self.kl_balance, open_loop_share=self.open_loop_share)
+        for f in fields(self):
+            if f.name.endswith("_weight") and getattr(self, f.name) < 0:
+                raise UserError(f"--{f.name} must be at least 0, not {getattr(self, f.name):g}")
+
+
+def require_shares(**settings: float) -> None:
+    """UserError where one does not lie between 0 and 1."""
+    for name, value in settings.items():
+        if not 0 <= value <= 1:
+            raise UserError(f"--{name} is a share: it lies between 0 and 1, and is not {value:g}")
 
 
 @dataclass(frozen=True)

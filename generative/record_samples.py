@@ -44,7 +44,7 @@ from core.trees import joined, leaves
 from core.video import check_video, picture_of, write_video
 from generative.apart import Apart
 from generative.finished import FOLDER, Finished, opened
-from generative.load import load_ensemble, members_as_inputs
+from generative.load import check_world, load_ensemble, members_as_inputs
 from generative.simulator import require_finite
 from generative.starts import Informed, from_known, informed_by, known_latents
 
@@ -121,8 +121,7 @@ def open_rollouts(path: Path, simulator: Simulator) -> RolloutStore:
     store = RolloutStore(path)
     if store.manifest["facts"].get("source") != "real":
         raise UserError(f"{path} holds no real rollouts to start from")
-    if store.spec.env_id != simulator.world.spec.env_id:
-        raise UserError(f"{path} is of {store.spec.env_id}, the simulator is of {simulator.world.spec.env_id}")
+    check_world(store.spec, simulator.world.spec, str(path))
     return store
 
 
@@ -360,7 +359,7 @@ def starts_of(
         return z.__getitem__, [{"start": None} for _ in range(config.samples)], forced
     store = open_rollouts(config.rollouts, simulator)
     lead, rng = world.initial_frames - 1, np.random.default_rng(config.seed)
-    starts = store.window_starts(world.initial_frames)
+    starts = store.window_starts(world.initial_frames, going_on=True)
     if repeats:
         starts = starts[starts[:, 1] + lead + config.steps <= store.steps[starts[:, 0]]]
         if not len(starts):
@@ -386,10 +385,6 @@ def check_ensemble(config: RecordSamplesConfig, members: Sequence[Simulator[Any]
         raise UserError("several simulators have no latents in common: give --rollouts, whose frames they start from")
     if compares(config):
         raise UserError("--actions all is for one simulator; name one, or force other --actions")
-    frames = [one.world.initial_frames for one in members]
-    if len(set(frames)) > 1:
-        raise UserError(f"the simulators read {', '.join(map(str, frames))} first frames, so they cannot begin at the "
-                        "same starts")  # fmt: skip
 
 
 def check(config: RecordSamplesConfig) -> None:

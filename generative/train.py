@@ -19,7 +19,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,6 +62,7 @@ from generative.outcomes import Known, OutcomeConfig, known_along, learn_outcome
 from generative.recurrent_world import Precision
 from generative.rssm import ModelConfig
 from generative.simulator import TrainedWorld, as_module, save_simulator, simulator_of
+from generative.splits import HELD_OUT, held_out_of, split_episodes
 from generative.starts import begin_at, informed_by
 
 STAGE = "train_gen_model"
@@ -184,13 +185,6 @@ def statistics(store: RolloutStore, name: str, episodes: Sequence[int]) -> tuple
         count, total, squares = count + len(x), total + x.sum(0), squares + (x**2).sum(0)
     mean = total / count
     return (origin + mean).astype(np.float32), np.sqrt(np.maximum(squares / count - mean**2, 0)).astype(np.float32)
-
-
-def split_episodes(episodes: int, share: float, seed: int) -> tuple[list[int], list[int]]:
-    """(training, validation) episode numbers; at least one each."""
-    order = np.random.default_rng(seed).permutation(episodes)
-    held = min(episodes - 1, max(1, round(share * episodes)))
-    return sorted(order[held:].tolist()), sorted(order[:held].tolist())
 
 
 def let_run(simulator: Simulator[TrainedWorld], batch: Batch, actions: Tensor | None = None) -> Trajectory:
@@ -369,6 +363,13 @@ def check(config: GenTrainConfig, store: RolloutStore, agent_name: str, agent_sp
         if not learned.outcome_rate > 0:
             raise UserError(f"--outcome_rate must be above 0, not {learned.outcome_rate:g}")
     cli.require(0, outcome_windows=config.outcomes.outcome_windows)
+    config.loss.check()
+    config.context.check()
+    if config.model.layout != "context" and config.context != ContextLossConfig():
+        given = [f.name for f in fields(config.context) if getattr(config.context, f.name) != f.default]
+        raise UserError(f"--{given[0]} is of --layout context, not of {config.model.layout}")
+    if optim.learning_rate < 0:
+        raise UserError(f"--learning_rate must be at least 0, not {optim.learning_rate:g}")
     if not 0 < config.validation_share < 1:
         raise UserError(f"--validation_share must lie between 0 and 1, not {config.validation_share}")
     if not 0 <= optim.average < 1:
@@ -490,7 +491,12 @@ class Trainer:
         self.length = initial - 1 + optim.steps
         self.branches = branches_of(config) if config.branch_share else None
         usable = long_enough(store, initial)
-        train, held_out = split_episodes(len(usable), config.validation_share, config.seed)
+        # What the weights were trained on before is not held out now.
+        earlier = held_out_of(config.begin_with, store, lambda frames: long_enough(store, frames))
+        own = artefacts.manifest_sha256(store.path)
+        unseen = None if own not in earlier else [i for i, e in enumerate(usable) if e in set(earlier[own])]
+        train, held_out = split_episodes(len(usable), config.validation_share, config.seed, unseen)
+        self.never_trained = earlier | {own: [usable[i] for i in held_out]}
         for name, scale in simulator.world.scales.items():
             if scale is not None and not config.begin_with:
                 scale.fit(*map(torch.from_numpy, statistics(store, name, [usable[i] for i in train])))
@@ -754,7 +760,7 @@ def main(config: GenTrainConfig) -> None:
     if config.outcomes.outcome_windows:
         trainer.learn_outcomes()
     wall = trainer.wall()
-    run.facts = {"agent": fingerprint(agent), "env": agent.spec.to_json()}
+    run.facts = {"agent": fingerprint(agent), "env": agent.spec.to_json(), HELD_OUT: trainer.never_trained}
     run.record("parameters", sum(p.numel() for p in trainer.parameters), "count")
     run.record("updates", trainer.step, "gradient steps")
     run.record("training_wall", wall, "s")

@@ -41,26 +41,33 @@ class Quantity:
     of_world: bool = False  # a number of the world state, of which the agent knows nothing
 
 
-def log_probability(logits_BA: Tensor, actions: Sequence[int]) -> Tensor:
-    """Log-probability [B] in nats that the action is one of ``actions``."""
-    return logits_BA[:, list(actions)].logsumexp(-1) - logits_BA.logsumexp(-1)
+def log_probability(logits_BA: Tensor, actions: Sequence[int], parts: Sequence[int]) -> Tensor:
+    """Log-probability [B] in nats that the action's part that ``actions`` are of is one of them."""
+    first = 0
+    for count in parts:
+        if first <= actions[0] < first + count:
+            break
+        first += count
+    return logits_BA[:, list(actions)].logsumexp(-1) - logits_BA[:, first : first + count].logsumexp(-1)
 
 
-def _chosen(actions: Sequence[Sequence[int]]) -> Callable[[Reading], Tensor]:
-    """Log-probability of doing what the chosen action does."""
+def _chosen(actions: Sequence[Sequence[int]], parts: Sequence[int]) -> Callable[[Reading], Tensor]:
+    """Log-probability of doing what the chosen action does, all its parts together."""
+    first_P = torch.tensor([sum(parts[:i]) for i in range(len(parts))])
 
     def read(r: Reading) -> Tensor:
-        each_BK = torch.stack([log_probability(r.logits_BA, ids) for ids in actions], -1)
+        each_BK = torch.stack([log_probability(r.logits_BA, ids, parts) for ids in actions], -1)
         of_A = torch.zeros(r.logits_BA.shape[-1], dtype=torch.int64, device=r.chosen_B.device)
         for number, ids in enumerate(actions):
             of_A[list(ids)] = number
-        return each_BK.gather(-1, of_A[r.chosen_B][:, None])[:, 0]
+        chosen_BP = r.chosen_B.reshape(len(r.chosen_B), -1) + first_P.to(r.chosen_B.device)
+        return each_BK.gather(-1, of_A[chosen_BP]).sum(-1)
 
     return read
 
 
-def _of_actions(name: str, actions: Sequence[int]) -> Quantity:
-    return Quantity(name, "nats", lambda r: log_probability(r.logits_BA, actions))
+def _of_actions(name: str, actions: Sequence[int], parts: Sequence[int]) -> Quantity:
+    return Quantity(name, "nats", lambda r: log_probability(r.logits_BA, actions, parts))
 
 
 def _of_direction(name: str, basis: Basis, i: int) -> Quantity:
@@ -80,12 +87,12 @@ def known_quantities(spec: EnvSpec) -> dict[str, Quantity]:
     out = {
         "value": Quantity("value", "return", lambda r: r.value_B),
         "value_delta": Quantity("value_delta", "return", lambda r: r.value_B - r.value_before_B, first_step=1),
-        "action": Quantity("action", "nats", _chosen(list(actions.values()))),
+        "action": Quantity("action", "nats", _chosen(list(actions.values()), spec.parts)),
     }
     for word, members in spec.action_words.items():
-        out[word] = _of_actions(word, [spec.action_names.index(m) for m in members])
+        out[word] = _of_actions(word, [spec.action_names.index(m) for m in members], spec.parts)
     for name, ids in actions.items():
-        out.setdefault(name, _of_actions(name, ids))
+        out.setdefault(name, _of_actions(name, ids, spec.parts))
     return out
 
 

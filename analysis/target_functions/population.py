@@ -101,7 +101,7 @@ def informed_starts(
     """Latents drawn from what real windows tell (mean and spread, as in training): the starts from as many episodes
     as there are, the controls from the other windows (some more than once, where there are too few)."""
     rng = np.random.default_rng(seed)
-    windows = store.window_starts(simulator.world.initial_frames)
+    windows = store.window_starts(simulator.world.initial_frames, going_on=True)
     rows = np.arange(len(windows))
     if len(rows) < samples:
         raise UserError(f"{store.path} has {len(rows)} windows to start from, --samples x --screen asks for {samples}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,23 @@ import pytest
 import torch
 
 from agents.adopted import build, save_adopted
-from agents.play import LiveWorld
+from agents.play import LiveWorld, likeliest
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from core import artefacts, config as cli
-from core.contracts import EnvSpec, Field, Step, VecEnv
+from core.contracts import EnvSpec, Field, Step, UserError, VecEnv
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore, StoreWriter
 from core.plugins import read_source
 from core.roll import Noise, gumbel, roll, trajectory_of
 from envs.planted import PlantedOptions, PlantedWorld, spec_of
 from generative import bundle, record_samples, train
+from generative.context_loss import ContextLossConfig
+from generative.losses import LossConfig
 from generative.simulator import load_simulator
+from generative.splits import held_out_of, trained_on
+from validation.fidelity import __main__ as fidelity
+from validation.fidelity.pairing import choose_starts, pair
+from validation.fidelity.whole import as_whole, whole_actions
 
 SMALL = [
     "--threads", "1", "--deterministic_size", "32", "--hidden_size", "64", "--groups", "8", "--classes", "8",
@@ -327,4 +335,112 @@ def test_what_cannot_be_simulated_is_said_before_anything_is_written(
         stage(train, "GenTrainConfig", "--agent", corridor / "agent", "--rollouts", corridor / "rollouts",
               "--out", tmp_path / "s", "--layout", "grid", "--deterministic_size", 64, "--groups", 64,
               "--latent_size", 64, "--steps", 6)  # fmt: skip
+    assert not (tmp_path / "s").exists()
+
+
+def test_fidelity_of_actions_of_several_parts_and_a_small_picture(
+    corridor: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the agent does is one choice among all combinations; of several fields the picture is compared."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(corridor / "data"))
+    out = tmp_path / "fidelity"
+    stage(fidelity, "FidelityConfig", "--simulator", corridor / "simulator", "--rollouts", corridor / "rollouts",
+          "--windows", 48, "--horizon", 4, "--rungs", "all", "--no-counterfactual", "--threads", 1,
+          "--out", out)  # fmt: skip
+    result = artefacts.Result.load(out)
+    assert result.notes["field"] == "view" and "trained on these very rollouts" in result.notes["trained_on"]
+    rows = {(row["measure"], row["horizon"]): row for row in result.tables["fidelity"]}
+    assert rows["frame_ssim", 1]["simulated"] is None and "fewer than 11 pixels" in rows["frame_ssim", 1]["reason"]
+    assert rows["frame_psnr", 1]["simulated"] is not None and (out / "strip.png").exists()
+    simulator, parts = load_simulator(corridor / "simulator"), (3, 2)
+    with RolloutStore(corridor / "rollouts") as store:
+        starts = choose_starts(store, simulator.world.initial_frames + 1, 48, np.random.default_rng(0))
+        p = pair(simulator, store, starts, 4)
+    one, other = (
+        np.stack([x.argmax(-1) for x in np.split(side.logits, [3], -1)], -1)[p.acted[:, 1], 1]
+        for side in (p.real, p.free)
+    )
+    assert rows["action_agreement", 1]["simulated"] == pytest.approx((one == other).all(-1).mean())
+    whole = as_whole(p, simulator.world.spec)
+    assert np.exp(whole.real.logits).sum(-1) == pytest.approx(1) and whole.real.logits.shape[-1] == 6
+    assert np.array_equal(whole.real.logits[p.acted[:, 1], 1].argmax(-1), np.ravel_multi_index(tuple(one.T), parts))
+    assert whole_actions(simulator.world.spec) == [
+        "back dark",
+        "back light",
+        "stay dark",
+        "stay light",
+        "on dark",
+        "on light",
+    ]
+    with pytest.raises(UserError, match="at most 1,024"):
+        whole_actions(replace(simulator.world.spec, action_names=tuple(map(str, range(80))),
+                              action_parts={"a": 40, "b": 40}))  # fmt: skip
+
+
+def test_the_same_choice_is_that_of_every_part() -> None:
+    scores = np.array([[0.0, 1.0, 50.0, 51.0], [1.0, 0.0, 50.0, 51.0]])
+    assert likeliest(scores, (2, 2)).tolist() == [[1, 1], [0, 1]] and likeliest(scores, (4,)).tolist() == [[3], [3]]
+
+
+def test_what_was_trained_on_is_not_held_out_again(
+    corridor: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(corridor / "data"))
+    own = artefacts.manifest_sha256(corridor / "rollouts")
+    first = set(artefacts.read_manifest(corridor / "simulator")["facts"]["held_out"][own])
+    words = [*SMALL, "--agent", corridor / "agent", "--rollouts", corridor / "rollouts", "--depth", 4]
+    still = ["--begin_with", corridor / "simulator", "--learning_rate", 0, "--updates", 1, "--validate_every", 1]
+    stage(train, "GenTrainConfig", *words, *still, "--seed", 7, "--out", tmp_path / "second")
+    manifest = artefacts.read_manifest(tmp_path / "second")
+    assert set(manifest["facts"]["held_out"][own]) == first
+    before = artefacts.read_manifest(corridor / "simulator")["metrics"]["free_running_mse"]["value"]
+    assert manifest["metrics"]["free_running_mse"]["value"] == pytest.approx(before, rel=0.1)
+    # Of what an earlier version trained its configuration tells.
+    old = tmp_path / "old"
+    shutil.copytree(corridor / "simulator", old)
+    about = artefacts.read_manifest(old)
+    del about["facts"]["held_out"], about["seal"]
+    about["inputs"]["rollouts"]["path"] = str(corridor / "rollouts")
+    artefacts.write_json(old / artefacts.MANIFEST, artefacts.sealed(about))
+    with RolloutStore(corridor / "rollouts") as store:
+        told = held_out_of([old], store, lambda frames: train.long_enough(store, frames))
+        assert set(told[own]) == first
+        assert "very rollouts" in trained_on([tmp_path / "second"], store)
+        record(tmp_path / "again", load_simulator(old).agent, Corridor(32), 12, 6)
+    with RolloutStore(tmp_path / "again") as again:  # the same seed, the same episodes
+        assert "of these 192 episodes" in trained_on([old], again)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"feedback": (1, 2)}, "--feedback_shares takes 2 shares"),
+        ({"feedback": ()}, "--feedback takes steps from 1 on"),
+        ({"feedback": (2, 1), "feedback_shares": (0.5, 0.5)}, "each more than the one before"),
+        ({"positive_weight": 0.0}, "--positive_weight must be above 0"),
+        ({"noise_std": -1.0}, "--noise_std must be at least 0"), ({"agent_from": 2.0}, "--agent_from is a share"),
+    ],
+)  # fmt: skip
+def test_settings_of_a_context_that_mean_nothing_are_one_line(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        ContextLossConfig(**settings).check()
+    ContextLossConfig().check()
+    LossConfig().check()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--kl_balance", "3"), "--kl_balance is a share"), (("--learning_rate", "-1"), "must be at least 0, not -1"),
+        (("--noise_std", "0.1"), "--noise_std is of --layout context, not of vector"),
+    ],
+)  # fmt: skip
+def test_settings_that_mean_nothing_are_one_line(
+    words: tuple[str, ...], said: str, corridor: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(corridor / "data"))
+    few = [w for pair in zip(SMALL[::2], SMALL[1::2], strict=False) if pair[0] != "--learning_rate" for w in pair]
+    argv = [*few, "--agent", corridor / "agent", "--rollouts", corridor / "rollouts", "--out", tmp_path / "s", *words]
+    with pytest.raises(UserError, match=said):
+        stage(train, "GenTrainConfig", *argv)
     assert not (tmp_path / "s").exists()

@@ -40,16 +40,18 @@ from core.video import check_video
 from envs.procgen import HELD_OUT_LEVEL
 from envs.registry import held_out_pool, make
 from generative.load import check_world, load_ensemble, members_as_inputs
+from generative.splits import trained_on
 from generative.starts import Informed, informed_by, state_column_of
 from validation.fidelity import figures
 from validation.fidelity.along import Ensemble, Judge, RandomActions
-from validation.fidelity.checks import check_dreams, check_lengths, check_store, trained_on
+from validation.fidelity.checks import check_dreams, check_lengths, check_store
 from validation.fidelity.counterfactual import DIRECTIONS, require_snapshots
-from validation.fidelity.pairing import Paired, Rung, choose_starts, pair
+from validation.fidelity.pairing import Paired, Rung, choose_starts, measured_field, pair
 from validation.fidelity.regions import Regions
 from validation.fidelity.snapshots import try_again
 from validation.fidelity.summary import print_table
 from validation.fidelity.tables import compare
+from validation.fidelity.whole import as_whole, whole_actions
 
 STAGE = "fidelity"
 
@@ -164,11 +166,13 @@ def main(config: FidelityConfig) -> None:
     compared |= {} if config.judge is None else {"other_judge": config.judge}
     compared |= {} if config.other_agent is None else {"other_agent": config.other_agent}
     inputs |= compared
-    distinct = simulator.world.spec.distinct_actions()
+    spec = simulator.world.spec
+    distinct, whole = spec.distinct_actions(), whole_actions(spec)
+    does = {name: [i] for i, name in enumerate(whole)} if spec.action_parts else distinct
     rungs: list[Rung] = []
     if asked:
         rungs = [Regions(), RandomActions(simulator, distinct, np.random.default_rng([config.seed, 1]))]
-        rungs += [] if judge is None else [Judge(judge, distinct)]
+        rungs += [] if judge is None else [Judge(judge, does)]
         rungs += [Ensemble(members[1:])] if len(members) > 1 else []
     with RolloutStore(config.rollouts) as store:
         check_store(store, simulator)
@@ -191,18 +195,19 @@ def main(config: FidelityConfig) -> None:
                     horizon=config.horizon, seed=config.seed, other=other, device=device, start_from=start_from,
                     further=asked, policies=policies, ranking_steps=config.ranking_steps,
                 )  # fmt: skip
-            result = compare(paired, rng, found, distinct, rungs if asked else None)
-            result.notes["held_out"] = not trained_on(config.simulator[0], config.rollouts)
-            result.notes["start_from"] = start_from
+            result = compare(as_whole(paired, spec), rng, found, does, rungs if asked else None)
+            seen = trained_on(config.simulator, store)
+            result.notes |= {"held_out": not seen, "trained_on": seen}
+            result.notes |= {"start_from": start_from, "field": measured_field(spec)}
             result.save(run.path)
-            figures.draw(result, run.path, simulator.world.spec.action_names, config.video)
+            figures.draw(result, run.path, whole, config.video)
             run.metrics = dict(result.scalars)
             run.facts = {"agent": fingerprint(simulator.agent), "simulator": fingerprint(simulator)}
     print_table(result)
     for words in result.notes["left_out"]:
         print(f"left out: {words}")
     if not result.notes["held_out"]:
-        print("note: the simulator was trained on these very rollouts; record others for an honest comparison")
+        print(f"note: {result.notes['trained_on']}; record others for an honest comparison")
     print(f"fidelity over {len(starts)} windows of {len(np.unique(starts[:, 0]))} episodes: {config.out}")
 
 

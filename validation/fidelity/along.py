@@ -20,7 +20,7 @@ from generative.fields import as_read
 from generative.simulator import require_finite
 from validation.fidelity.beginnings import begin, rollout, warmed_up
 from validation.fidelity.measures import Row, in_effect, psnr, row, softmax
-from validation.fidelity.pairing import Batch, Paired
+from validation.fidelity.pairing import Batch, Paired, measured_field
 from validation.fidelity.regions import HORIZONS
 
 BAND = 0.9  # of the real world that an ensemble's bands ought to hold
@@ -56,7 +56,7 @@ class RandomActions:
         assert drawn is not None
         state, shown = batch.beginning.world
         action = torch.from_numpy(drawn).to(batch.action.device)
-        name, over = next(iter(spec.obs)), tuple(range(1, batch.real.ndim - 1))
+        name, over = measured_field(spec), tuple(range(1, batch.real.ndim - 1))
         error = np.zeros(batch.seen.shape)
         for k in range(batch.seen.shape[1]):
             if k:
@@ -138,7 +138,7 @@ class Ensemble:
         return None
 
     def along(self, batch: Batch, drawn: np.ndarray | None) -> dict[str, np.ndarray]:
-        name, steps = next(iter(batch.free.obs)), batch.seen.shape[1] - 1
+        name, steps = measured_field(self.others[0].world.spec), batch.seen.shape[1] - 1
         runs = [batch.free]
         for simulator in self.others:
             runs.append(rollout(simulator, begin(simulator, batch.window, batch.state), steps, actions=batch.action))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from analysis.shared.exploration import explores, played_greedily
-from core import artefacts
 from core.contracts import UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
@@ -53,9 +51,3 @@ def check_dreams(store: RolloutStore, starts: np.ndarray) -> None:
             f"{store.path}: the agent explored in all {len(among)} episodes, but dreams are compared with what it does "
             "by itself; record others without exploration (python record.py --agent AGENT --split held_out --out DIR)"
         )
-
-
-def trained_on(simulator: Path, rollouts: Path) -> bool:
-    """Whether the simulator's manifest names these very rollouts as an input."""
-    own = artefacts.manifest_sha256(rollouts)
-    return any(known["manifest_sha256"] == own for known in artefacts.read_manifest(simulator)["inputs"].values())

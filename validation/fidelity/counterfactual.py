@@ -36,6 +36,7 @@ from generative.simulator import require_finite
 from generative.starts import Informed
 from validation.fidelity.beginnings import Beginning, begin, rollout, together, warmed_up
 from validation.fidelity.measures import Row, as_float, row
+from validation.fidelity.pairing import measured_field
 from validation.hypotheses.changes import AddSteps
 from validation.paired.course import Actions, Course, Measures, is_late, quantities
 from validation.paired.real import RealWorld
@@ -83,7 +84,7 @@ class Snapshots:
     @property
     def name(self) -> str:
         """The observation field."""
-        return next(iter(self.simulator.world.spec.obs))
+        return measured_field(self.simulator.world.spec)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -195,11 +196,14 @@ def retrieval(query_AN: np.ndarray, gallery_AN: np.ndarray, there_AN: np.ndarray
 def counterfactual(shots: Snapshots, found: Found, rng: np.random.Generator) -> None:
     """Top-1 retrieval of the held action among all distinct ones, by distance of observations."""
     ids = {name: ids[0] for name, ids in shots.actions.items()}
-    spec = shots.simulator.world.spec
+    spec, nothing = shots.simulator.world.spec, Estimate(np.nan, np.nan, np.nan, len(shots))
+    if spec.action_parts:
+        why = "actions of several parts are not held one by one"
+        found.rows += [row("counterfactual_top1", k, nothing, "share", reason=why) for k in HELD]
+        return
     found.notes["action_ids"] = dict(shots.actions)
     found.notes["actions"] = {name: [spec.action_names[i] for i in same] for name, same in shots.actions.items()}
     if len(ids) < 2:
-        nothing = Estimate(np.nan, np.nan, np.nan, len(shots))
         same = "all actions do the same from every snapshot: there is nothing to tell apart"
         found.rows += [row("counterfactual_top1", k, nothing, "share", reason=same) for k in HELD]
         return

@@ -16,6 +16,7 @@ from core.figures import (
     SEQUENTIAL,
     SIMULATED,
     USUAL,
+    as_rgb,
     enlarged,
     figure_of,
     font_of,
@@ -244,7 +245,7 @@ def draw_strip(result: Result, path: Path) -> None:
             ax.set_xticks([])
             ax.set_yticks([])
             if seen[start, k] or kinds[kind] == "simulated":
-                ax.imshow(strips[kinds[kind]][start, k])
+                ax.imshow(as_rgb(strips[kinds[kind]][start, k]))
             else:
                 ax.text(0.5, 0.5, "ended", ha="center", va="center", fontsize=7, transform=ax.transAxes)
             if line == 0:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from analysis.shared.exploration import explores
 from core import ranks
-from core.contracts import UserError
+from core.contracts import EnvSpec, UserError
 from core.episodes import Episode, RolloutStore
 from core.progress import bar
 from core.roll import Noise, Simulator, Trajectory
@@ -23,7 +23,7 @@ from core.trees import Tree, unflatten
 from generative.simulator import require_finite, teacher_forced
 from generative.starts import Informed, state_column_of
 from validation.fidelity.beginnings import Beginning, begin, rollout
-from validation.fidelity.measures import Row, as_float, ssim_to
+from validation.fidelity.measures import WINDOW, Row, as_float, ssim_to
 
 FEWEST_EPISODES = 4
 STRIPS = 4  # windows kept to look at
@@ -85,9 +85,9 @@ class Paired:
     """Windows of real episodes and their simulations, row k being horizon k = 0 .. K.
 
     ``seen``: the real observation exists; ``acted``: the transition after it does too.  ``error`` holds
-    mean squared differences of the observation (its first field, where it has several) from the real one,
-    ``similarity`` its SSIM (empty where that is no image): of ``simulated``, ``forced`` (where the simulator can),
-    ``copy``, ``mean``.
+    mean squared differences of the observation (of several fields ``measured_field``) from the real one,
+    ``similarity`` its SSIM (empty where that is no image, or one smaller than its window): of ``simulated``, ``forced``
+    (where the simulator can), ``copy``, ``mean``.
     """
 
     episode: np.ndarray  # int64 [B]
@@ -107,11 +107,16 @@ class Paired:
     @property
     def images(self) -> bool:
         """Whether the observations are images in [0, 1]."""
-        return bool(self.similarity)
+        return self.strip["real"].ndim == 5
 
     def modes(self) -> dict[str, Side]:
         """The simulations that are paired with the recorded actions, by the suffix of their measures."""
         return {"": self.free} | ({} if self.forced is None else {"_teacher_forced": self.forced})
+
+
+def measured_field(spec: EnvSpec) -> str:
+    """The observation field whose errors are measured: the picture, where there is one, else the first."""
+    return next((n for n, f in spec.obs.items() if len(f.shape) == 3 and f.dtype == "uint8"), next(iter(spec.obs)))
 
 
 def choose_starts(
@@ -163,7 +168,7 @@ def pair(
     device = torch.device("cpu") if device is None else device
     generator = torch.Generator(device).manual_seed(seed)
     initial, fields = simulator.world.initial_frames, list(simulator.world.spec.obs)
-    name = fields[0]  # the one that is compared
+    name = measured_field(simulator.world.spec)
     length = initial - 1 + horizon + 1
     episodes = {int(e): store.episode(int(e)) if isinstance(store, RolloutStore) else store[int(e)]
                 for e in np.unique(starts[:, 0])}  # fmt: skip
@@ -239,7 +244,7 @@ def _compared(
     one frame."""
     over = tuple(range(2, real.ndim))
     out = {f"error/{k}": ((v - real) ** 2).mean(over, dtype=np.float64) for k, v in guesses.items()}
-    if real.ndim == 5:
+    if real.ndim == 5 and min(real.shape[2:4]) >= WINDOW:
         similar = ssim_to(real)
         out |= {f"similarity/{k}": similar(still.get(k, v)) for k, v in guesses.items()}
     return out

@@ -19,6 +19,7 @@ from core.stats import Estimate, bootstrap_mean, difference, not_met, share_of
 from core.two_sample import NO_INTERVAL, frechet, halves, median_width, mmd, told_apart
 from validation.fidelity.counterfactual import Found
 from validation.fidelity.measures import (
+    WINDOW,
     Row,
     beyond_chance,
     brier_terms,
@@ -63,6 +64,10 @@ def frame_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
                 decibel = Estimate(psnr(e.value), psnr(e.high), psnr(e.low), e.n)
                 yield row(f"frame_psnr{suffix}", k, decibel, "dB", copy=psnr(copy), mean=psnr(mean),
                           reason="no error at all: infinite")  # fmt: skip
+                if not p.similarity:
+                    few = f"frames of fewer than {WINDOW} pixels a side"
+                    yield unknown(f"frame_ssim{suffix}", k, "1", len(np.unique(p.episode[on])), few)
+                    continue
                 alike = {kind: v[on, k] for kind, v in p.similarity.items()}
                 e = bootstrap_mean(alike[name], p.episode[on], rng=rng)
                 trivial: dict[str, Any] = {kind: float(alike[kind].mean()) for kind in ("copy", "mean")}
