@@ -32,11 +32,11 @@ class Exploration:
     """probability of a uniformly random action in exploring slots"""
 
     def check(self, slots: int) -> None:
-        """UserError where a setting would do nothing, or nothing of what was asked."""
+        """UserError where a setting would do nothing, or nothing of what was asked.  (A preset that explores does not
+        where --greedy is said.)"""
+        if self.greedy:
+            return
         noise = self.temperature != 1 or self.sticky > 0 or self.random > 0
-        if self.greedy and (noise or self.explore_share):
-            raise UserError("--greedy takes no noise at all: leave it out, or --explore_share, --temperature, --sticky "
-                            "and --random")  # fmt: skip
         if noise and not self.explore_share:
             raise UserError("--temperature, --sticky and --random are of slots that explore: give --explore_share too")
         if self.explore_share and not noise:
@@ -64,7 +64,7 @@ class Chooser:
     _previous_BP: np.ndarray | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        count = round(self.exploration.explore_share * self.slots)
+        count = 0 if self.exploration.greedy else round(self.exploration.explore_share * self.slots)
         self.explores_B = (np.arange(self.slots) < count)[self.mine]
 
     def __call__(self, logits_BA: np.ndarray, is_first_B: np.ndarray) -> np.ndarray:

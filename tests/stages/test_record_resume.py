@@ -219,7 +219,7 @@ def test_what_a_recording_does_not_go_on_with(world: Path, tmp_path: Path, monke
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     for more, said in (
         (["--seed", "3"], "--resume: seed was 0 and is now 3; start another run for that"),
-        (["--random", "0.5"], "exploration.random was 0.0 and is now 0.5"),
+        (["--explore_share", "0.5", "--random", "0.5"], "exploration.explore_share was 0.0 and is now 0.5"),
         (["--num_steps", "9"], "num_steps was None and is now 9"),
         (["--slots", "3"], "slots was 4 and is now 3"),
         (["--ckpt", "5"], "ckpt was 'last' and is now '5'"),
