@@ -282,6 +282,18 @@ class Window:
         return self.columns[name]
 
 
+def spread_over_episodes(rows: np.ndarray, unit_N: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """``count`` of ``rows`` at random (all, if fewer), from as many episodes as there are."""
+    shuffled = rng.permutation(rows)
+    seen: dict[int, int] = {}
+    turn = np.empty(len(shuffled), np.int64)
+    for n, row in enumerate(shuffled):
+        e = int(unit_N[row])
+        turn[n] = seen[e] = seen.get(e, -1) + 1
+    chosen: np.ndarray = np.sort(shuffled[np.argsort(turn, kind="stable")[:count]])
+    return chosen
+
+
 def _same_file(path: Path) -> tuple[int, ...]:
     """What tells a file from another one that takes its name; () where there is none."""
     try:

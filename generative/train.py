@@ -32,7 +32,7 @@ from agents.load import load_agent
 from core import artefacts, config as cli
 from core.contracts import EnvSpec, UserError
 from core.directions import fingerprint
-from core.episodes import RolloutStore, Window
+from core.episodes import RolloutStore, Window, spread_over_episodes
 from core.files import CannotWrite
 from core.progress import bar, track
 from core.ranks import Processes, from_torchrun
@@ -511,7 +511,7 @@ class Trainer:
         self.any_starts = store.window_starts(initial, [usable[i] for i in train])
         starts = self.held_out_starts = store.window_starts(initial + 1, [usable[i] for i in held_out])
         fixed = np.random.default_rng(config.seed)
-        chosen = starts[fixed.choice(len(starts), min(len(starts), config.validation_windows), replace=False)]
+        chosen = starts[spread_over_episodes(np.arange(len(starts)), starts[:, 0], config.validation_windows, fixed)]
         self.validation = to_batch(store.read_windows(self.columns, chosen, self.length), initial, self.device)
         self.validation_episode = chosen[:, 0]
         self.state_file = run.path / "training_state" / "state.pt"

@@ -15,10 +15,10 @@ from analysis.coupling.edges import PATHS
 from analysis.coupling.extremes import TAILS, Extremes, means_given, sources_at_ends
 from analysis.coupling.jacobian import Recorded, Replay, jacobians, replay, rows_that_fit
 from analysis.coupling.kinds import Kinds, kinds
-from analysis.shared.units import spread_over_episodes
 from core import ranks
 from core.contracts import UserError
 from core.directions import Basis
+from core.episodes import spread_over_episodes
 from core.progress import bar
 from core.roll import Place, Simulator
 from core.stats import TESTS, least_units, means, require_draws

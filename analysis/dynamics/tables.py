@@ -18,10 +18,10 @@ from analysis.dynamics.lyapunov import lyapunov
 from analysis.dynamics.modes import Modes, attractor, modes, period, persistence, stability, time_constant
 from analysis.dynamics.recurrence import Recurrence
 from analysis.dynamics.retention import left_after
-from analysis.shared.units import spread_over_episodes
 from core.artefacts import Result
 from core.contracts import UserError
 from core.directions import Basis
+from core.episodes import spread_over_episodes
 from core.progress import bar
 from core.stats import between, bootstrap_mean, few, ratios, share_of
 from core.trees import flatten

@@ -21,8 +21,8 @@ from analysis.probes.labels import Known, Label, Labels, Tally, joined, labels_o
 from analysis.probes.scores import LEAST_VARYING, varying_units
 from analysis.probes.streamed import Split, networks, tallies_of
 from analysis.shared.probe_fits import exchanged_units, folds_of
-from analysis.shared.units import spread_over_episodes
 from core.artefacts import finite
+from core.episodes import spread_over_episodes
 from core.progress import bar
 from core.stats import (
     ALPHA,

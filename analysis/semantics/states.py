@@ -15,12 +15,12 @@ from agents.load import load_agent
 from agents.semantic import SemanticAgent
 from analysis.shared.sources import open_stores
 from analysis.shared.truths import levels_of
-from analysis.shared.units import spread_over_episodes, units
+from analysis.shared.units import units
 from core.artefacts import load_json
 from core.config import read_json
 from core.contracts import UserError
 from core.directions import fingerprint
-from core.episodes import RolloutStore
+from core.episodes import RolloutStore, spread_over_episodes
 
 NAMES = "names.json"
 BATCH = 8192

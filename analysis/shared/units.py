@@ -14,18 +14,6 @@ from core.contracts import UserError
 from core.episodes import RolloutStore
 
 
-def spread_over_episodes(rows: np.ndarray, unit_N: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """``count`` of ``rows`` at random (all, if fewer), from as many episodes as there are."""
-    shuffled = rng.permutation(rows)
-    seen: dict[int, int] = {}
-    turn = np.empty(len(shuffled), np.int64)
-    for n, row in enumerate(shuffled):
-        e = int(unit_N[row])
-        turn[n] = seen[e] = seen.get(e, -1) + 1
-    chosen: np.ndarray = np.sort(shuffled[np.argsort(turn, kind="stable")[:count]])
-    return chosen
-
-
 def episodes_of(store: RolloutStore, first: int, most: int, seed: int) -> list[int]:
     """Episodes that have a step >= first: all, or random ones with at most about ``most`` steps together (0: all)."""
     steps_E = np.minimum(store.steps, store.rows) - first

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.shared.units import spread_over_episodes
 from core.contracts import UserError
-from core.episodes import RolloutStore
+from core.episodes import RolloutStore, spread_over_episodes
 from core.roll import Simulator
 from generative.record_samples import informed_latents, random_latents
 

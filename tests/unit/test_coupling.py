@@ -26,10 +26,10 @@ from analysis.coupling.config import CouplingConfig
 from analysis.coupling.correlation import Labelled
 from analysis.coupling.edges import PATHS
 from analysis.coupling.jacobian import jacobians
-from analysis.shared import units
 from analysis.shared.behaviours import Behaviours
 from core.contracts import EnvSpec, Field, UserError
 from core.directions import Basis
+from core.episodes import spread_over_episodes
 from core.interventions import AddVector, AtSteps
 from core.roll import Simulator, go_on
 from core.stats import benjamini_hochberg
@@ -478,10 +478,10 @@ def test_samples_are_spread_over_episodes() -> None:
     unit = np.repeat([7, 8, 9], [10, 2, 1])
     rng = np.random.default_rng(0)
     for _ in range(20):
-        assert sorted(unit[units.spread_over_episodes(np.arange(13), unit, 3, rng)]) == [7, 8, 9]
-        assert sorted(unit[units.spread_over_episodes(np.arange(13), unit, 6, rng)]) == [7, 7, 7, 8, 8, 9]
-    assert units.spread_over_episodes(np.arange(13), unit, 50, rng).tolist() == list(range(13))
-    assert set(units.spread_over_episodes(np.array([1, 5]), unit, 1, rng)) <= {1, 5}
+        assert sorted(unit[spread_over_episodes(np.arange(13), unit, 3, rng)]) == [7, 8, 9]
+        assert sorted(unit[spread_over_episodes(np.arange(13), unit, 6, rng)]) == [7, 7, 7, 8, 8, 9]
+    assert spread_over_episodes(np.arange(13), unit, 50, rng).tolist() == list(range(13))
+    assert set(spread_over_episodes(np.array([1, 5]), unit, 1, rng)) <= {1, 5}
 
 
 def test_memory_bounds_the_batch(learned: Simulator[RSSMWorld]) -> None:

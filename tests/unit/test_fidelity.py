@@ -10,6 +10,7 @@ import torch
 
 from agents.recurrent import AgentConfig, RecurrentAgent
 from core.contracts import Shown, UserError
+from core.stats import Estimate
 from envs.planted import PlantedAgent, PlantedModel, PlantedOptions, planted_simulator, record_planted
 from envs.procgen import ProcgenEnv, ProcgenOptions
 from generative.load import check_world
@@ -17,7 +18,7 @@ from generative.rssm import ModelConfig
 from generative.simulator import simulator_of, teacher_forced
 from validation.fidelity import figures
 from validation.fidelity.__main__ import directions_of
-from validation.fidelity.measures import in_effect, psnr, softmax, ssim, ssim_to, total_variation, wasserstein
+from validation.fidelity.measures import in_effect, psnr, row, softmax, ssim, ssim_to, total_variation, wasserstein
 from validation.fidelity.pairing import Paired, choose_starts, pair
 from validation.fidelity.tables import compare, forecasts, lives, stretches, survival_rows
 
@@ -495,3 +496,9 @@ def test_total_variation_and_wasserstein_by_hand():
     assert total_variation(np.array([0, 0, 1, 2]), np.array([0, 1, 1, 1])) == pytest.approx(0.5)
     assert total_variation(np.array([0]), np.array([3])) == 1 and total_variation(np.arange(4), np.arange(4)) == 0
     assert wasserstein(np.array([0.0, 1.0]), np.array([3.0, 2.0])) == pytest.approx(2)
+
+
+@pytest.mark.parametrize("measure", ["policy_kl", "terminal_brier", "reward_mse", "h_error_teacher_forced"])
+def test_what_cannot_be_below_0_has_an_interval_that_ends_there(measure: str) -> None:
+    assert row(measure, 1, Estimate(0.14, -0.04, 0.7, 9), "1")["low"] == 0
+    assert row("value_difference", 1, Estimate(0.14, -0.04, 0.7, 9), "1")["low"] == -0.04

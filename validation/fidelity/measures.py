@@ -5,6 +5,7 @@ N samples, K columns; a ``Row`` is one line of the fidelity table.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -232,13 +233,18 @@ def known(value: float | None) -> float | None:
     return None if value is None or not np.isfinite(value) else float(value)
 
 
+# Measures of size and distance, which end at 0 and whose intervals do.
+AT_LEAST_0 = re.compile(r"(^|_)(mse|brier|kl|distance|error|frechet)(_in_effect)?(_teacher_forced|_other_policy)?$")
+
+
 def row(
     measure: str, horizon: int | None, estimate: Estimate, unit: str, *, floor: float | None = None,
     copy: float | None = None, mean: float | None = None, reason: str = "",
 ) -> Row:  # fmt: skip
     """One line of the table; horizon None: all together.  Unknown cells stay empty; ``reason``: why the first one would
     be, where it is."""
-    cells = {"simulated": estimate.value, "low": estimate.low, "high": estimate.high, "floor": floor,
+    low = max(estimate.low, 0.0) if AT_LEAST_0.search(measure) and estimate.value >= 0 else estimate.low
+    cells = {"simulated": estimate.value, "low": low, "high": estimate.high, "floor": floor,
              "baseline_copy": copy, "baseline_mean": mean}  # fmt: skip
     told = {k: known(v) for k, v in cells.items()}
     return {"measure": measure, "horizon": horizon, **told, "unit": unit, "n": estimate.n,
