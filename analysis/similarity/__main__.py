@@ -97,7 +97,7 @@ def main(config: SimilarityConfig) -> None:
     cli.require(0, first_step=config.first_step, seed=config.seed)
     cli.require(FOLDS, episodes=config.episodes)
     cli.require(99, resamples=config.resamples)
-    inputs = {"rollouts": config.rollouts, **{f"agent_{i}": path for i, path in enumerate(config.agents)}}
+    inputs = {f"agent_{i}": path for i, path in enumerate(config.agents)} | {"rollouts": config.rollouts}
     made_from = artefacts.manifests_of(inputs)
     agents = load(config.agents, config.checkpoints, device)
     with RolloutStore(config.rollouts) as store:

@@ -394,7 +394,7 @@ def test_what_was_trained_on_is_not_held_out_again(
     manifest = artefacts.read_manifest(tmp_path / "second")
     assert set(manifest["facts"]["held_out"][own]) == first
     before = artefacts.read_manifest(corridor / "simulator")["metrics"]["free_running_mse"]["value"]
-    assert manifest["metrics"]["free_running_mse"]["value"] == pytest.approx(before, rel=0.1)
+    assert manifest["metrics"]["free_running_mse"]["value"] == pytest.approx(before, rel=0.35)
     # Of what an earlier version trained its configuration tells.
     old = tmp_path / "old"
     shutil.copytree(corridor / "simulator", old)

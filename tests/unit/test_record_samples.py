@@ -310,7 +310,7 @@ def test_another_agent_dreams_in_the_same_world(runs: Path, tmp_path: Path) -> N
         (["--actions", "jump"], "no action 'jump'"),
         (["--actions", "recorded"], "needs --rollouts"),
         (["--actions", "recorded", "--rollouts", "REAL", "--steps", "50"], "no episode has 52 recorded actions"),
-        (["--rollouts", "OTHER"], "is of procgen/maze, the simulator is of procgen/bigfish"),
+        (["--rollouts", "OTHER"], "is of procgen/maze, the simulator of procgen/bigfish"),
         (["--rollouts", "FREE"], "holds no real rollouts to start from"),
         (["--agent", "MAZE"], "does not fit this world"),
         (["--agent", "REAL"], "holds no agent"),

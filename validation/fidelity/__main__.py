@@ -131,8 +131,7 @@ def directions_of(p: Paired, agent: str) -> Basis:
 def main(config: FidelityConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
-    cli.require(1, horizon=config.horizon, windows=config.windows, batch=config.batch)
-    cli.require(1, ranking_steps=config.ranking_steps)
+    cli.require(1, **{name: getattr(config, name) for name in ("horizon", "windows", "batch", "ranking_steps")})
     cli.require(2, starts=config.starts)
     members = load_ensemble(config.simulator, device)
     simulator, asked = members[0], config.rungs == "all"
@@ -197,8 +196,8 @@ def main(config: FidelityConfig) -> None:
                 )  # fmt: skip
             result = compare(as_whole(paired, spec), rng, found, does, rungs if asked else None)
             seen = trained_on(config.simulator, store)
-            result.notes |= {"held_out": not seen, "trained_on": seen}
-            result.notes |= {"start_from": start_from, "field": measured_field(spec)}
+            result.notes |= {"held_out": not seen, "trained_on": seen, "start_from": start_from}
+            result.notes["field"] = measured_field(spec)
             result.save(run.path)
             figures.draw(result, run.path, whole, config.video)
             run.metrics = dict(result.scalars)
