@@ -60,6 +60,18 @@ class Things:
         return np.concatenate([entities, np.where(cells < 0, -1, cells + theirs)])
 
 
+class Tracks:
+    """Things of one state in the states after it, step by step."""
+
+    def __init__(self, things: Things) -> None:
+        self.things = things  # of the present state
+        self.rows = np.arange(len(things.place))  # that each of the first ones is now; -1: gone, and so it stays
+
+    def step(self, later: Things, back: bool = False) -> None:
+        """One step later (``back``: before)."""
+        self.rows, self.things = np.append(self.things.next(later, back), -1)[self.rows], later
+
+
 def _distances(here: np.ndarray, there: np.ndarray) -> np.ndarray:
     """[n, m]; FAR from REACH on."""
     far: np.ndarray = np.hypot(*(here[:, None] - there).transpose(2, 0, 1))
@@ -103,21 +115,19 @@ class Followed:
 
     def __init__(self, edit: Edit, state: State) -> None:
         self.edit: Edit | None = edit
-        self.things, self.row = None, -1
+        self.tracks = None
         if is_of_one(edit):
-            self.things = Things.called(edit.thing, state)
-            self.row = row_at(self.things, edit.at)
+            self.tracks = Tracks(Things.called(edit.thing, state))
+            self.row = row_at(self.tracks.things, edit.at)
 
     def to(self, state: State, back: bool = False) -> Edit | None:
         """The edit one step later (``back``: before): 'at X Y' goes where its thing has gone.  None: that is gone, and
         so it stays."""
-        if self.things is None or self.edit is None:
+        if self.tracks is None or self.edit is None:
             return self.edit
-        later = Things.called(self.edit.thing, state)
-        self.row = -1 if self.row < 0 else int(self.things.next(later, back)[self.row])
-        self.things = later
-        x, y = later.place[self.row].tolist() if self.row >= 0 else (0.0, 0.0)
-        self.edit = replace(self.edit, at=(x, y)) if self.row >= 0 else None
+        self.tracks.step(Things.called(self.edit.thing, state), back)
+        now = -1 if self.row < 0 else int(self.tracks.rows[self.row])
+        self.edit = replace(self.edit, at=tuple(self.tracks.things.place[now].tolist())) if now >= 0 else None
         return self.edit
 
 
@@ -139,18 +149,16 @@ class Beginning:
 
     def __init__(self, edit: Edit, state: State) -> None:
         self.edit = edit
-        self.first = self.things = Things.called(edit.thing, state)
-        self.rows = np.arange(len(self.first.place))  # that each of the first ones is now; -1: gone
+        self.first = Things.called(edit.thing, state)
+        self.tracks = Tracks(self.first)
 
     def to(self, state: State) -> None:
         """One step later."""
-        later = Things.called(self.edit.thing, state)
-        after = np.append(self.things.next(later), -1)  # what is gone stays gone
-        self.rows, self.things = after[self.rows], later
+        self.tracks.step(Things.called(self.edit.thing, state))
 
     def found(self) -> Edit | None:
         """The edit in the first state, its place being that of the present one.  None: its thing was not there."""
-        which = np.flatnonzero(self.rows == (row := row_at(self.things, self.edit.at)))
+        which = np.flatnonzero(self.tracks.rows == (row := row_at(self.tracks.things, self.edit.at)))
         if row < 0 or not len(which):
             return None
         x, y = self.first.place[which[0]].tolist()
@@ -162,8 +170,7 @@ class TakenBack:
 
     def __init__(self, before: State, after: State) -> None:
         self.before, self.after = before, after
-        self.things = Things.entities(after)
-        self.rows = np.arange(len(after.entities))  # that the edited state's entities are now; -1: gone
+        self.tracks = Tracks(Things.entities(after))
 
     def at_once(self, shown: State) -> State:
         """``shown``, a copy of ``after`` or of the state that was followed last, as the world would look, had it not
@@ -172,7 +179,7 @@ class TakenBack:
         Removed things come back where they were, moved ones go back by as much, added ones go; cells only where the
         world has not changed them since.  A removed thing that moved by itself is shown where it was removed.
         """
-        before, after, entities = self.before, self.after, shown.entities
+        before, after, entities, rows = self.before, self.after, shown.entities, self.tracks.rows
         y, x = np.nonzero(before.cells != after.cells)
         same = shown.cells[y, x] == after.cells[y, x]
         shown.cells[y[same], x[same]] = before.cells[y[same], x[same]]
@@ -181,11 +188,11 @@ class TakenBack:
             gone = [i for i, row in enumerate(before.entities) if row.tobytes() not in kept]
             shown.entities = np.append(before.entities[gone], entities)  # the agent stays the last of its type
         elif len(before.entities) < len(after.entities):
-            added = self.rows[len(before.entities) :]
+            added = rows[len(before.entities) :]
             shown.entities = np.delete(entities, added[added >= 0])
         else:
             agent = shown.agent
-            for row, old, new in zip(self.rows, before.entities, after.entities, strict=True):
+            for row, old, new in zip(rows, before.entities, after.entities, strict=True):
                 if (old["x"], old["y"]) == (new["x"], new["y"]):
                     continue
                 moved = agent if new["type"] == PLAYER else entities[row] if row >= 0 else None
@@ -200,7 +207,5 @@ class TakenBack:
 
     def to(self, shown: State) -> State:
         """``at_once``, one step later."""
-        later = Things.entities(shown)
-        after = np.append(self.things.next(later), -1)
-        self.rows, self.things = after[self.rows], later
+        self.tracks.step(Things.entities(shown))
         return self.at_once(shown)

@@ -49,7 +49,7 @@ def _told(path: Path, store: RolloutStore, usable: Callable[[int], list[int]]) -
     manifest = artefacts.read_manifest(path)
     if HELD_OUT in manifest["facts"]:
         return {k: list(v) for k, v in manifest["facts"][HELD_OUT].items()}
-    out = held_out_of([earlier for earlier in _begun_with(path)], store, usable)
+    out = held_out_of(list(_begun_with(path)), store, usable)
     own = manifest["inputs"].get("rollouts", {}).get("manifest_sha256")
     if own == artefacts.manifest_sha256(store.path):
         config = manifest["config"]

@@ -530,9 +530,8 @@ class Trainer:
 
     def restore(self) -> None:
         state = load_state(self.state_file, *STATE)
-        if (
-            state.get("made_from", self.run.made_from) != self.run.made_from
-        ):  # of an earlier version, whose config.json does not say it
+        made_from = self.run.made_from  # an earlier version's config.json does not say it
+        if state.get("made_from", made_from) != made_from:
             raise UserError(f"{self.config.out} was begun with other inputs; start another run for these")
         as_module(self.simulator).load_state_dict(state["simulator"])
         as_module(self.kept).load_state_dict(state["kept"] or state["simulator"])
