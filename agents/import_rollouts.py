@@ -33,6 +33,7 @@ from core.episodes import Episode, StoreWriter
 from core.files import dataset_of, npz_of, parsing
 from core.progress import bar
 from core.roll import act
+from core.stats import bootstrap_mean
 from core.trees import flatten
 
 STAGE = "import_rollouts"
@@ -127,6 +128,7 @@ def _read_minari(path: Path, spec: EnvSpec) -> list[Recorded]:
     found = [path] if path.is_file() else sorted(path.rglob(MINARI_FILE))
     if len(found) != 1:
         raise UserError(f"{path} holds {len(found)} files {MINARI_FILE}; give the directory of one Minari HDF5 dataset")
+    _check_world(found[0].with_name("metadata.json"), path, spec)
     out = []
     with parsing(found[0], "dataset of Minari's HDF5 layout"), h5py.File(found[0], "r") as file:
         numbers = sorted(int(m[1]) for name in file if (m := re.fullmatch(r"episode_(\d+)", name)))
@@ -144,6 +146,15 @@ def _read_minari(path: Path, spec: EnvSpec) -> list[Recorded]:
     if not out:
         raise UserError(f"{found[0]} holds no episodes")
     return out
+
+
+def _check_world(metadata: Path, path: Path, spec: EnvSpec) -> None:
+    """UserError for a dataset of another world, where its metadata name one (core.export's do)."""
+    said = cli.read_json(metadata) if metadata.is_file() else None
+    ours = said.get("dreamlens") if isinstance(said, dict) else None
+    world = ours.get("env_id") if isinstance(ours, dict) else None
+    if world not in (None, spec.env_id):
+        raise UserError(f"{path} was recorded in {world}, this agent plays {spec.env_id}")
 
 
 def _frames(data: Any, field: Field, where: str) -> np.ndarray:
@@ -255,15 +266,41 @@ class _Kept:
             self.columns.setdefault(name, []).append(row.float().cpu().numpy())
 
 
-def surprise(episode: Episode, parts: Sequence[int]) -> float:
-    """Mean of -log p(action) less the policy's entropy in nats: 0 where the actions are draws of this policy."""
+def surprise(episode: Episode, parts: Sequence[int], shares: Sequence[torch.Tensor]) -> tuple[float, float]:
+    """Mean of -log p(action) less the policy's entropy in nats, 0 where the actions are draws of this policy; and the
+    same of actions that have nothing to do with what was seen, drawn by the ``shares`` of the recording, a part each."""
     assert episode.logits is not None
     action = torch.from_numpy(episode.action.reshape(episode.steps, len(parts)))
-    total = 0.0
-    for logits, chosen in zip(torch.from_numpy(episode.logits).split(list(parts), 1), action.unbind(1), strict=True):
+    own = others = 0.0
+    of_part = torch.from_numpy(episode.logits).split(list(parts), 1)
+    for logits, chosen, share in zip(of_part, action.unbind(1), shares, strict=True):
         logp = logits.log_softmax(1)
-        total += float((-logp.gather(1, chosen[:, None])[:, 0] + (logp.exp() * logp).sum(1)).mean())
-    return total
+        negentropy = (logp.exp() * logp).sum(1)
+        own += float((negentropy - logp.gather(1, chosen[:, None])[:, 0]).mean())
+        others += float((negentropy - (logp * share).sum(1)).mean())
+    return own, others
+
+
+def shares_of(recorded: Sequence[Recorded], parts: Sequence[int]) -> list[torch.Tensor]:
+    """How often each choice of every part is in the recorded actions."""
+    actions = np.concatenate([e.action.reshape(len(e.action), len(parts)) for e in recorded])
+    return [
+        torch.from_numpy(np.bincount(a, minlength=n) / len(a)).float() for a, n in zip(actions.T, parts, strict=True)
+    ]
+
+
+def said_of(own: np.ndarray, others: np.ndarray) -> str:
+    """Whether it was this agent, as far as how much its actions surprise it tells.  own, others: ``surprise`` of every
+    episode [E]."""
+    rng = np.random.default_rng(0)
+    may_be, told = (bootstrap_mean(x, np.arange(len(own)), rng=rng) for x in (own, others - own))
+    said = (
+        f"the recorded actions are {own.mean():+.2f} nats more surprising to the agent than its own draws (0: it was "
+        f"this agent), the same actions at any other time {others.mean():+.2f}"
+    )
+    if may_be.low > 0 or told.low > 0:  # it was not, or it shows; ends that are not known (nan) say neither
+        return said
+    return f"{said}, not shown to be more: this does not tell whether it was this agent"
 
 
 def main(config: ImportConfig) -> None:
@@ -273,24 +310,24 @@ def main(config: ImportConfig) -> None:
     agent: Any = load_agent(config.agent, device)
     spec: EnvSpec = agent.spec
     recorded = read_rollouts(config.rollouts, spec)
-    surprises = []
+    shares, surprises = shares_of(recorded, spec.parts), []
     with artefacts.new_run(config.out, STAGE, config, {"agent": config.agent}, overwrite=config.overwrite) as run:
         artefacts.write_json(run.path / "spec.json", spec.to_json())
         with StoreWriter(run.path) as writer, bar("replaying", len(recorded), "episodes") as progress:
             for episode in replayed(agent, recorded, config.batch, device):
                 writer.add(episode)
-                surprises.append(surprise(episode, spec.parts))
+                surprises.append(surprise(episode, spec.parts, shares))
                 progress.advance()
         run.facts = {"agent": fingerprint(agent), "source": "real", "interventions": []}
         n = len(recorded)
         run.record("return_mean", float(np.mean([e.reward.sum() for e in recorded])), "return", n)
         run.record("length_mean", float(np.mean([len(e.action) for e in recorded])), "steps", n)
         run.record("steps", sum(len(e.action) for e in recorded), "steps")
-        run.record("surprise_mean", float(np.mean(surprises)), "nats above the policy's entropy", n)
-    print(
-        f"imported {n} episodes, {sum(len(e.action) for e in recorded):,} steps: {config.out}; the recorded actions "
-        f"are {np.mean(surprises):+.2f} nats more surprising to the agent than its own draws (0: it was this agent)"
-    )
+        own, others = np.array(surprises).T
+        run.record("surprise_mean", float(own.mean()), "nats above the policy's entropy", n)
+        run.record("surprise_at_other_times_mean", float(others.mean()), "nats above the policy's entropy", n)
+    steps = sum(len(e.action) for e in recorded)
+    print(f"imported {n} episodes, {steps:,} steps: {config.out}; {said_of(own, others)}")
 
 
 if __name__ == "__main__":

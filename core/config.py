@@ -185,7 +185,7 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
     rest: list[str] = []
     read: list[str] = []  # a user's files
     bf16_by_preset = False
-    argv, notes = earlier.translated(argv, stage)
+    argv, notes, dropped = earlier.translated(argv, stage)
     words = iter(argv)
     for word in words:
         name, equals, value = word.partition("=")
@@ -246,6 +246,7 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
     for note in (*notes, *_from_the_demo(to_json(config), demo)):
         print(note, file=sys.stderr)
     _follow_links(config)
+    earlier.check_dropped(dropped, config)
     config = precision.settled(config, bf16_by_preset and "--bf16" not in given)
     if getattr(config, "threads", 1) < 1:
         raise UserError(f"--threads {getattr(config, 'threads')}: at least 1")  # noqa: B009  (not every stage has it)

@@ -6,11 +6,12 @@ more.  Scripts: files by their old names print the command of today (``say``).
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from core.contracts import UserError
@@ -25,6 +26,7 @@ class Gone:
     says: str  # what replaced it
     words: int = 1  # values that it has
     stops: bool = False  # what it asked for is not what would happen: an error, no note
+    of: str = ""  # left out where the run directory, that this setting names, says the same; else an error
 
 
 # An old flag's name without its dashes -> today's flag; ``out=runs/{}``: and what becomes of its value.
@@ -33,7 +35,9 @@ Flags = Mapping[str, "str | Gone"]
 _LOG_LEVEL = Gone("progress shows on a terminal, and is quiet elsewhere")
 _GPU = Gone("the variable CUDA_VISIBLE_DEVICES chooses the GPU, --device cuda takes it")
 _BY_THE_AGENT = Gone("the run directory in --agent says it")
+_WORLD_OF_AGENT = Gone("the run directory in --agent says it, and another world is refused", of="agent")
 _BY_THE_SIMULATOR = Gone("the run directory in --simulator says it")
+_WORLD_OF_SIMULATOR = Gone("the run directory in --simulator says it, and another world is refused", of="simulator")
 _TASKS = Gone("tasks are made from nmmo's own predicates: docs/nmmo.md", stops=True)
 _COIN = Gone("edits of the real game do this: python -m validation.edits, docs/misgeneralisation.md", stops=True)
 _WHERE = Gone("--out names the run directory")
@@ -45,8 +49,8 @@ _IN_A_SIMULATOR: Flags = {
     "model_file": "simulator", "num_sim_steps": "steps", "num_threads": "threads",
     "exp_name": _WHERE, "gen_mod_exp_name": _WHERE, "tgm_exp_name": _WHERE, "gen_mod_exp_type": _WHERE,
     "log_dir_base": _WHERE, "logdir": "out",
-    "agent_file": _BY_THE_SIMULATOR, "env_name": _BY_THE_SIMULATOR, "param_name": _BY_THE_SIMULATOR,
-    "distribution_mode": _BY_THE_SIMULATOR, "num_levels": _BY_THE_SIMULATOR, "start_level": _BY_THE_SIMULATOR,
+    "agent_file": _BY_THE_SIMULATOR, "env_name": _WORLD_OF_SIMULATOR, "param_name": _BY_THE_SIMULATOR,
+    "distribution_mode": _WORLD_OF_SIMULATOR, "num_levels": _BY_THE_SIMULATOR, "start_level": _BY_THE_SIMULATOR,
     "num_init_steps": _BY_THE_SIMULATOR, "num_initializing_steps": _BY_THE_SIMULATOR,
     "num_checkpoints": _BY_THE_SIMULATOR, "num_timesteps": _BY_THE_SIMULATOR, "lr": _BY_THE_SIMULATOR,
     "save_interval": _SAVES, "log_interval": _LOGS, "log_level": _LOG_LEVEL, "gpu_device": _GPU,
@@ -101,7 +105,7 @@ FLAGS: Mapping[str, Flags] = {
     "record": {
         "run_dir": "agent", "model_file": "agent", "agent_file": "agent", "num_envs": "slots", "logdir": "out",
         "data_save_dir": "out", "out_dir": "out", "num_threads": "threads", "exp_name": _WHERE,
-        "env_name": _BY_THE_AGENT, "param_name": _BY_THE_AGENT, "distribution_mode": _BY_THE_AGENT,
+        "env_name": _WORLD_OF_AGENT, "param_name": _BY_THE_AGENT, "distribution_mode": _WORLD_OF_AGENT,
         "num_timesteps": Gone("--episodes counts whole episodes, --num_steps the steps of every slot", stops=True),
         "num_checkpoints": Gone("episodes are written as they end"), "log_level": _LOG_LEVEL, "gpu_device": _GPU,
     },
@@ -114,19 +118,20 @@ FLAGS: Mapping[str, Flags] = {
         **{old: Gone(f"losses are weighted anew: {new} (--help)", stops=True) for old, new in _LOSSES.items()},
         "loss_scale_act_log_probs": Gone("this loss is not there", stops=True),
         "loss_scale_gen_adv": Gone("this loss is not there", stops=True),
-        "exp_name": _WHERE, "log_dir_base": _WHERE, "env_name": _BY_THE_AGENT, "param_name": _BY_THE_AGENT,
-        "distribution_mode": _BY_THE_AGENT, "num_levels": _BY_THE_AGENT, "start_level": _BY_THE_AGENT,
+        "exp_name": _WHERE, "log_dir_base": _WHERE, "env_name": _WORLD_OF_AGENT, "param_name": _BY_THE_AGENT,
+        "distribution_mode": _WORLD_OF_AGENT, "num_levels": _BY_THE_AGENT, "start_level": _BY_THE_AGENT,
         "num_checkpoints": _SAVES, "save_interval": _SAVES, "log_interval": _LOGS, "log_level": _LOG_LEVEL,
         "gpu_device": _GPU,
     },
     "record_samples": {
-        **_IN_A_SIMULATOR, "data_dir": "rollouts", "data_save_dir": "out", "generated_data_dir": "out",
-        "batch_size": "batch",
+        **_IN_A_SIMULATOR, "agent_file": "agent", "data_dir": "rollouts", "data_save_dir": "out",
+        "generated_data_dir": "out", "batch_size": "batch",
         "recording_rand_init": Gone("without --rollouts the latents are random", words=0, stops=True),
     },
     "saliency": {
         **_IN_A_SIMULATOR, "generated_data_dir": "samples", "data_dir": _BY_THE_SIMULATOR,
-        "saliency_func_type": "quantities", "saliency_sample_ids": "sample_ids", "saliency_batch_size": "copies",
+        "saliency_func_type": "quantities", "saliency_sample_ids": "sample_ids",
+        "saliency_batch_size": Gone("samples are taken one by one; --copies and --noise smooth a gradient"),
         "saliency_direction_ids": Gone("directions are quantities: --quantities ica:3", stops=True),
     },
     "hidden_states": {"agent_env_data_dir": "rollouts", "generated_data_dir": "samples"},
@@ -240,13 +245,23 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def translated(argv: Sequence[str], stage: str) -> tuple[list[str], list[str]]:
-    """(the command line in today's names, notes).  UserError for a flag that cannot be left out, for a file of an
-    earlier system, and where two names of one setting have different values."""
+class Dropped(NamedTuple):
+    """A flag that was left out because a run directory says it."""
+
+    flag: str
+    name: str
+    value: str
+    of: str  # the setting that names the directory
+
+
+def translated(argv: Sequence[str], stage: str) -> tuple[list[str], list[str], list[Dropped]]:
+    """(the command line in today's names, notes, what a run directory is to say: ``check_dropped``).  UserError for a
+    flag that cannot be left out, for a file of an earlier system, and where two names of one setting differ."""
     table = FLAGS.get(stage, {})
     out: list[str] = []
     notes: dict[str, list[str]] = {}
     given: dict[str, tuple[str, list[str]]] = {}
+    dropped: list[Dropped] = []
     for group, name, values in _grouped(argv):
         to = table.get(name)
         flag = group[0].partition("=")[0]
@@ -254,6 +269,7 @@ def translated(argv: Sequence[str], stage: str) -> tuple[list[str], list[str]]:
             if to.stops:
                 raise _refused(f"{flag} means nothing here any more: {to.says}")
             notes.setdefault(to.says, []).append(flag)
+            dropped += [Dropped(flag, name, values[0], to.of)] if to.of and values else []
             out += values[to.words :]
             continue
         if not name:
@@ -272,7 +288,25 @@ def translated(argv: Sequence[str], stage: str) -> tuple[list[str], list[str]]:
             )
         called = flag if to is None else f"--{today}"
         out += [f"{called}={of_today[0]}", *of_today[1:]] if "=" in group[0] else [called, *of_today]
-    return out, [f"note: {', '.join(flags)} means nothing here: {says}" for says, flags in notes.items()]
+    said = [f"note: {', '.join(flags)} means nothing here: {says}" for says, flags in notes.items()]
+    return out, said, dropped
+
+
+def check_dropped(dropped: Sequence[Dropped], config: Any) -> None:
+    """UserError where the world that a flag asked for is not that of the run directory which says it now."""
+    for one in dropped:
+        named = getattr(config, one.of)
+        for path in named if isinstance(named, tuple) else (named,):
+            try:
+                spec = json.loads((path / f"{one.of}.json").read_bytes())["spec"]
+                is_one = spec["env_id"] if one.name == "env_name" else spec["options"].get(one.name)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue  # the stage says what is wrong with it
+            if is_one is not None and str(is_one).rpartition("/")[2] != one.value:
+                raise _refused(
+                    f"{one.flag} {one.value}: {path} is of {is_one}, and the run directory in --{one.of} says it; "
+                    "leave the flag out, or name another run directory"
+                )
 
 
 def _refused(why: str) -> UserError:

@@ -2,7 +2,8 @@
 
 - A result (what an analysis or a validation wrote) as tables, CSV or Parquet: ``scalars`` (value, unit, n, 95 %
   interval), each of its tables, and each array as ``array_NAME``, a row an entry of its first axis (of more than two
-  axes: a row an entry, with its place).  ``units.csv`` has the unit of every column; a Parquet column carries its own.
+  axes: a row an entry, with its place).  ``units.csv`` has the unit of every column, which a Parquet column carries
+  too, and the file of every table (what cannot be in a file's name is ``_``).
 - Rollouts as a Minari dataset (its HDF5 layout, which minari up to 0.5.3 reads: ``MinariDataset("OUT/data")``).  Frames
   are kept exactly: where Minari itself would store them as JPEG, they are PNG, which it decodes by the same call.  And
   back: ``python -m agents.import_rollouts OUT --agent AGENT``, which computes what the agent made of them again.
@@ -17,6 +18,7 @@ if not __package__:  # run by its path, where the imports below fail
     sys.exit(2)
 
 import io
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -155,14 +157,30 @@ def _table_of(array: np.ndarray, unit: str) -> Table:
 
 
 def write_tables(tables: Mapping[str, Table], path: Path, to: str) -> None:
-    """NAME.csv or NAME.parquet of every table, and units.csv."""
+    """NAME.csv or NAME.parquet of every table, and units.csv, which says the file of every table."""
+    files = file_names(list(tables))
     for name, table in tables.items():
         if to == "csv":
-            _write_csv(path / f"{name}.csv", list(table.columns), zip(*table.columns.values(), strict=True))
+            _write_csv(path / f"{files[name]}.csv", list(table.columns), zip(*table.columns.values(), strict=True))
         else:
-            _write_parquet(path / f"{name}.parquet", table)
-    rows = [(name, column, table.units.get(column, "")) for name, table in tables.items() for column in table.columns]
-    _write_csv(path / "units.csv", ["table", "column", "unit"], iter(rows))
+            _write_parquet(path / f"{files[name]}.parquet", table)
+    rows = [
+        (name, column, table.units.get(column, ""), f"{files[name]}.{to}")
+        for name, table in tables.items() for column in table.columns
+    ]  # fmt: skip
+    _write_csv(path / "units.csv", ["table", "column", "unit", "file"], iter(rows))
+
+
+def file_names(names: Sequence[str]) -> dict[str, str]:
+    """Names of files for names of tables, of which some are paths and sentences: a run of what is neither letter,
+    digit, + - . @ nor = becomes _, and a number is added where two would be one file."""
+    out: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"[^\w+\-.@=]+", "_", name)[:200]
+        same = (plain if i == 0 else f"{plain}_{i}" for i in itertools.count())
+        taken = {file.lower() for file in out.values()}  # some disks do not tell A from a
+        out[name] = next(file for file in same if file.lower() not in taken)
+    return out
 
 
 def _write_csv(path: Path, names: Sequence[str], rows: Iterator[tuple[Any, ...]]) -> None:
@@ -221,6 +239,7 @@ def write_minari(store: RolloutStore, path: Path, name: str) -> None:
         "action_space": json.dumps(action), "minari_version": MINARI,
         "algorithm_name": f"agent {facts.get('agent', '')}",
         "description": f"{store.spec.env_id}, {facts['source']} rollouts recorded by Dreamlens; frames are PNG",
+        "dreamlens": {"env_id": store.spec.env_id, "agent": facts.get("agent", "")},
         "author": [], "dataset_size": round((path / "main_data.hdf5").stat().st_size / 1e6, 1),
     }  # fmt: skip
     artefacts.write_atomically(path / "metadata.json", json.dumps(meta).encode())

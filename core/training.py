@@ -43,6 +43,7 @@ def learning_rate(step: int, total: int, peak: float, warm_up: int, schedule: Sc
     return peak * left
 
 
+SIZES = (("ppo", "total_steps"), ("optim", "updates"))  # how long trainings go on, in their configurations
 STATE = "training_state/state.pt"  # what a training goes on from
 ANEW = "copy it or start the {} anew"
 BEGUN_BY = ".begun_by"  # which launch of several processes wrote the directory
@@ -323,6 +324,8 @@ def open_run(
     for directory in inputs.values():
         artefacts.read_manifest(directory)
     check_same(config, config.out, stage, fixed)
+    if state == STATE:
+        _check_size(config)
     return artefacts.resumed_run(config.out, stage, config, inputs)
 
 
@@ -351,6 +354,21 @@ def check_same(config: Any, out: Path, stage: str, fixed: Sequence[str]) -> None
             was, is_ = was.get(part), is_[part]
         if was != is_:
             raise UserError(f"--resume: {key} was {was!r} and is now {is_!r}; start another run for that")
+
+
+def _check_size(config: Any) -> None:
+    """UserError where a training is to go on to fewer steps than are done: its weights would be of more than the
+    configuration, which is then saved, says."""
+    curve = load_state(config.out / STATE).get("curve")
+    saved = cli.merge(cli.to_json_defaults(type(config)), cli.read_json(config.out / "config.json")["config"])
+    for group, name in SIZES:
+        asked, before = (c.get(group, {}).get(name) for c in (cli.to_json(config), saved))
+        done = int(float(curve[-1]["step"])) if curve else 0
+        if asked is not None and asked < min(before, done):
+            raise UserError(
+                f"--{name} {asked:,}: {config.out} has {done:,} already, with which --resume goes on; ask for as many "
+                "or more, or name another --out"
+            )
 
 
 def require_same_sizes(path: Path, config: Any, earlier: Any, what: str) -> None:

@@ -142,7 +142,8 @@ def fit(states: States, space: str, owner: str, options: FitOptions, seed: int) 
         "embedding": options.embedding[0],
         "embeddings": list(options.embedding),
         "hidden_size": states.x_NF.shape[1],
-        "episodes_fitted": len(np.unique(unit_M)),
+        "units_fitted": len(np.unique(unit_M)),
+        "fitted_of": _fitted_of(states, kept_N),
         "fitted_on": "real" if (states.source_N[fitted_N] == REAL).all() else "simulated",
         "left_out": dead,
     }
@@ -152,6 +153,13 @@ def fit(states: States, space: str, owner: str, options: FitOptions, seed: int) 
     if 0 < (states.source_N == REAL).sum() < len(states.source_N):
         _compare(result, x_NK, states, seed)
     return result, bases
+
+
+def _fitted_of(states: States, kept_N: np.ndarray) -> str:
+    """How many independent units the rows are of, in words: where lives share a world, these are fewer than lives."""
+    units = len(np.unique(states.unit_N[kept_N]))
+    lives = len(np.unique(states.index_N2[kept_N & (states.source_N == REAL), 0]))
+    return f"{lives:,} lives in {units:,} worlds" if lives > units else f"{units:,} episodes"
 
 
 def check_sizes(

@@ -104,7 +104,7 @@ def summary(result: Result, bases: Mapping[str, Basis], out: Path) -> str:
     lines = [
         f"fitted {', '.join(f'{k} ({b.size})' for k, b in bases.items())} on "
         f"{int(result.arrays['kept'].sum()):,} {result.notes['fitted_on']} states of "
-        f"{result.notes['episodes_fitted']} episodes"
+        f"{result.notes['fitted_of']}"
     ]
     for key, s in scalars.items():
         if key.startswith("pca_explained"):

@@ -732,14 +732,35 @@ def test_imported_rollouts_are_the_recorded_ones(cartpole: tuple[Path, Any, list
 
 
 def test_another_policys_actions_are_seen(cartpole: tuple[Path, Any, list[Episode]]) -> None:
-    root, agent, episodes = cartpole
-    arrays = arrays_of(episodes)
+    _, agent, episodes = cartpole
     with torch.no_grad():
         agent.action_net.bias[0] = 9.0  # this agent goes left; the recorded one did not
     recorded = [import_rollouts.Recorded(e.obs, e.action, e.reward, e.terminated, e.truncated) for e in episodes]
-    surprises = [import_rollouts.surprise(e, agent.spec.parts) for e in replayed(agent, recorded, 3)]
-    assert np.mean(surprises) > 2
-    assert len(arrays["action"]) == sum(e.steps for e in episodes)
+    shares = import_rollouts.shares_of(recorded, agent.spec.parts)
+    own, others = np.array(
+        [import_rollouts.surprise(e, agent.spec.parts, shares) for e in replayed(agent, recorded, 3)]
+    ).T
+    assert own.mean() > 2
+    noise = 0.01 * np.random.default_rng(0).normal(size=8)
+    for mine, at_other_times, tells in (
+        (own, others, True),  # it was not this agent, which always goes left
+        (noise, 0.3 + 0.1 * np.arange(8), True),
+        (noise, noise + 0.01 * np.cos(np.arange(8)), False),  # a policy that does the same whatever it sees
+    ):
+        assert ("does not tell" not in import_rollouts.said_of(mine, at_other_times)) == tells
+
+
+def test_rollouts_of_another_world_are_refused_where_they_say_it(
+    cartpole: tuple[Path, Any, list[Episode]], tmp_path: Path
+) -> None:
+    _, agent, episodes = cartpole
+    path = as_minari(episodes, tmp_path / "minari")
+    beside = next(path.rglob("main_data.hdf5")).with_name("metadata.json")
+    beside.write_text(json.dumps({"dreamlens": {"env_id": "procgen/fruitbot"}}))
+    with pytest.raises(UserError, match="was recorded in procgen/fruitbot, this agent plays .*CartPole"):
+        read_rollouts(path, agent.spec)
+    beside.write_text(json.dumps({"dreamlens": {"env_id": agent.spec.env_id}}))
+    assert len(read_rollouts(path, agent.spec)) == len(episodes)
 
 
 def test_a_cut_recording_ends_truncated(cartpole: tuple[Path, Any, list[Episode]]) -> None:

@@ -129,7 +129,8 @@ def test_every_flag_is_understood_or_says_what_replaced_it(
     assert old not in mine, "a flag of today is no old one"
     flag = f"-{old}" if len(old) == 1 else f"--{old}"
     if isinstance(to, Gone):
-        argv = [flag, *["1"] * to.words]
+        of_the_demo = {"env_name": "coinrun", "distribution_mode": "easy"}
+        argv = [flag, *[of_the_demo[old] if to.of else "1"] * to.words]
         if to.stops:
             with pytest.raises(UserError, match=re.escape(f"{flag} means nothing here any more: {to.says}")):
                 cli.parse(cls, argv, stage)
@@ -144,6 +145,25 @@ def test_every_flag_is_understood_or_says_what_replaced_it(
     assert cli.parse(cls, [flag, *values], stage) == want != cli.parse(cls, [], stage)
     if len(old) > 1 and len(values) == 1:
         assert cli.parse(cls, [f"{flag.replace('_', '-')}={values[0]}"], stage) == want
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [
+        ("record", "--env_name maze --agent bundles/fruitbot/agent"),
+        ("record", "--distribution_mode hard --model_file bundles/fruitbot/agent"),
+        ("train_gen_model", "--env_name coinrun --agent_file bundles/fruitbot/agent"),
+        (
+            "record_samples",
+            "--env_name coinrun --simulator bundles/coinrun-robust/simulator bundles/fruitbot/simulator",
+        ),
+        ("saliency", "--env_name maze --model_file bundles/fruitbot/simulator"),
+    ],
+)
+def test_a_world_that_a_run_directory_says_is_not_replaced_by_its_own_in_silence(stage: str, words: str) -> None:
+    argv = [str(ROOT / w) if w.startswith("bundles/") else w for w in words.split()]
+    with pytest.raises(UserError, match=f"^{argv[0]} {argv[1]}: .*fruitbot.* is of "):
+        cli.parse(STAGES[stage].cls, argv, stage)
 
 
 @pytest.mark.parametrize(

@@ -279,6 +279,9 @@ def test_a_learning_curve_says_of_how_many_episodes_its_points_are() -> None:
     drawn = contents._learning_curve("step,return_mean,return_episodes\n1024,10.0,2.0\n2048,1.5,100.0\n")
     assert "episodes that ended" in drawn and "until step 1,024 fewer than 100 had ended" in drawn
     assert "fewer than 100" not in contents._learning_curve("step,return_mean\n1024,10.0\n2048,1.5\n")
+    hybrid = (cli.ROOT / "bundles/nmmo-demo/policies/hybrid/curve.csv").read_text()
+    assert "mean length of the training&#x27;s lives" in contents._learning_curve(hybrid)  # which has no return
+    assert contents._learning_curve("step,score\n1024,10.0\n") == ""
 
 
 def test_one_agent_is_said_as_long_as_it_is_so(tmp_path: Path) -> None:

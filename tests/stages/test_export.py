@@ -61,6 +61,27 @@ def test_a_result_as_csv_has_its_units(result: Path, tmp_path: Path) -> None:
     assert rows_of(tmp_path / "out" / "empty.csv") == []
 
 
+def test_names_that_are_no_file_names_are_exported_too(result: Path, tmp_path: Path) -> None:
+    """Arrays of interventions, edits, causal directions and scenes are named by paths and sentences."""
+    names = [
+        "observed/value@8",
+        "observed value@8",
+        "Observed/value@8",
+        "effect/remove bad nearest/whole/value",
+        "a" * 300,
+    ]
+    found = Result.load(result)
+    found.arrays |= {name: np.full(2, float(i)) for i, name in enumerate(names)}
+    with artefacts.new_run(tmp_path / "more", "interventions", ExportConfig(directory=tmp_path)) as run:
+        found.save(run.path)
+    main(ExportConfig(directory=tmp_path / "more", out=tmp_path / "out"))
+    files = {row["table"]: row["file"] for row in rows_of(tmp_path / "out" / "units.csv")}
+    assert files["array_observed/value@8"] == "array_observed_value@8.csv" and files["edges"] == "edges.csv"
+    for i, name in enumerate(names):
+        assert rows_of(tmp_path / "out" / files[f"array_{name}"])[0] == {"value": f"{float(i)}"}
+    assert len({file.lower() for file in files.values()}) == len(files)
+
+
 def test_units_by_name() -> None:
     assert [unit_of(name) for name in ("p_correlation", "mean_sd", "wall_s", "surprise_nats", "kind")] == [
         "p-value", "standard deviations", "s", "nats", ""

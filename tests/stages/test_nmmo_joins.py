@@ -152,7 +152,8 @@ def test_held_out_maps_and_whole_worlds(house: Path) -> None:
 def test_bases_of_a_policy_have_its_heads_and_worlds_as_units(house: Path) -> None:
     result = Result.load(house / "hidden_states")
     agent = load_agent(house / "policy")
-    assert result.notes["episodes_fitted"] == GAMES
+    assert result.notes["units_fitted"] == GAMES
+    assert result.notes["fitted_of"].endswith(f" lives in {GAMES} worlds")
     assert result.arrays["head_weights"].shape == (agent.spec.n_actions + 1, 3)
     assert result.arrays["action"].shape[1] == len(agent.spec.action_parts)
     for name in ("planes.png", "map.png", "heads.png", "time_courses.png"):

@@ -121,6 +121,31 @@ def test_a_refused_resume_leaves_the_whole_run_whole(tmp_path: Path) -> None:
     open_run(Config(out=out, resume=True, agent=agents[0]), "train", {"agent": agents[0]}, ("seed",))
 
 
+@dataclass(frozen=True)
+class Sized:
+    total_steps: int = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Config):
+    ppo: Sized = Sized()
+
+
+def test_a_resume_to_fewer_steps_than_are_done_is_refused(tmp_path: Path) -> None:
+    """Else the saved configuration would say less than its weights were trained for."""
+    out = tmp_path / "r"
+    run = open_run(Training(out=out), "train", {}, ("seed",))
+    (out / STATE).parent.mkdir()
+    save_state(out / STATE, step=4096, curve=[{"step": 2048}, {"step": 4096}])
+    run.finish()
+    before = {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}
+    with pytest.raises(UserError, match=r"--total_steps 2,048: .*r has 4,096 already, with which --resume goes on"):
+        open_run(Training(out=out, resume=True, ppo=Sized(2048)), "train", {}, ("seed",))
+    assert {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()} == before
+    for more in (4096, 8192):
+        open_run(Training(out=out, resume=True, ppo=Sized(more)), "train", {}, ("seed",))
+
+
 def test_a_state_of_an_earlier_version_is_read_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r"
     open_run(Config(out=out), "train", {}, ("seed",))

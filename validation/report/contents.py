@@ -165,21 +165,32 @@ def _real_strip(path: Path, frames: int = 10) -> str:
     )
 
 
+# What a training measures as it goes: column, label, and what the words say of it, the first that there is.
+MEASURED = (
+    ("return_mean", "mean return per episode", "mean return of the last 100 training episodes that ended"),
+    ("length_mean", "mean length of a life (ticks)", "mean length of the training's lives"),  # Neural MMO
+)
+
+
 def _learning_curve(curve: str) -> str:
+    """The curve as a picture with its words; '' where it has none of what is known."""
     rows = csv_of(curve.encode(), Path("curve.csv"))
-    steps, returns = np.array([(float(r["step"]), float(r["return_mean"])) for r in rows]).T
+    found = [one for one in MEASURED if rows and one[0] in rows[0]]
+    if not found:
+        return ""
+    column, label, says = found[0]
+    steps, measured = np.array([(float(r["step"]), float(r[column] or "nan")) for r in rows]).T
     few = [float(r["step"]) for r in rows if float(r.get("return_episodes") or 100) < 100]  # older curves do not say
     figure = figure_of(7.5, 2.6)
     axes = figure.subplots()
-    axes.plot(steps / 1e6, returns, color=REAL, lw=1.4)
-    axes.set(xlabel="environment steps (millions)", ylabel="mean return per episode")
+    axes.plot(steps / 1e6, measured, color=REAL, lw=1.4)
+    axes.set(xlabel="environment steps (millions)", ylabel=label)
     axes.spines[["top", "right"]].set_visible(False)
-    last = returns[np.isfinite(returns)][-1:] if np.isfinite(returns).any() else np.array([np.nan])
+    last = measured[np.isfinite(measured)][-1:] if np.isfinite(measured).any() else np.array([np.nan])
     return picture(
         figure_png(figure),
-        f"Learning curve: mean return over {number(float(steps[-1]))} steps, ending at {number(float(last[0]))}",
-        "The learning curve shows the mean return of the last 100 training episodes that ended, exploration included; "
-        "early on these are the short ones"
+        f"Learning curve: {label} over {number(float(steps[-1]))} steps, ending at {number(float(last[0]))}",
+        f"The learning curve shows the {says}, exploration included; early on these are the short ones"
         f"{f' (until step {number(few[-1])} fewer than 100 had ended)' if few else ''}.",
     )
 
