@@ -194,13 +194,13 @@ def parse_ids(words: Sequence[str], what: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def parse_when(words: Sequence[str]) -> tuple[int, ...]:
+def parse_when(words: Sequence[str], flag: str = "--when") -> tuple[int, ...]:
     """The behaviours that ``behaviour=ID`` words name, or a UserError."""
     out = []
     for word in words:
         name, _, number = word.partition("=")
         if name != "behaviour" or not re.fullmatch("[0-9]+", number):
-            raise UserError(f"--when {word!r}: expected behaviour=ID, as in behaviour=3")
+            raise UserError(f"{flag} {word!r}: expected behaviour=ID, as in behaviour=3")
         out.append(int(number))
     return tuple(out)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from core.artefacts import Result
 from core.contracts import EnvSpec, Step, UserError
 from core.interventions import AtSteps, Nullspace, Shift
 from core.stats import Estimate, band_of, not_met
+from core.when import Rule
 from envs.planted import PlantedModel, PlantedOptions, PlantedWorld, planted_simulator
 from envs.planted_truth import truth
 from envs.procgen_edits import Edit
@@ -51,7 +53,7 @@ from validation.interventions.tables import by_behaviour
 from validation.paired.course import Course, Measures, family_of, in_words, is_own, is_share, quantities, unit_of
 from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld, begun
-from validation.paired.starts import collect_starts, distinct_actions
+from validation.paired.starts import When, collect_starts, distinct_actions
 from validation.paired.tree import SNAPSHOT, _bytes_of
 
 OPTIONS = PlantedOptions()
@@ -193,6 +195,48 @@ def test_one_start_an_episode():
     assert len(firsts) == 9
     # Every slot lives 6 steps an episode: 9 starts from 3 slots need 3 episodes of each.
     assert len(starts.states) == 9
+
+
+def first_above(bound: float) -> When:
+    return When(lambda h_BH: h_BH[:, 0] > bound, "a large h")
+
+
+def test_starts_in_a_rare_state_are_the_first_such_ones_from_a_random_step_on(planted):
+    simulator, _ = planted
+    found = partial(collect_starts, simulator.agent, count=12, initial_frames=1, latest=3, seed=3)
+    anywhere = found(env=PlantedWorld(OPTIONS, 4))
+    same = found(env=PlantedWorld(OPTIONS, 4), when=first_above(-np.inf))
+    np.testing.assert_array_equal(anywhere.h_NH, same.h_NH)  # where any state will do it is the random step itself
+    bound = float(np.quantile(anywhere.h_NH[:, 0], 0.9))
+    rare = found(env=PlantedWorld(OPTIONS, 4), when=first_above(bound))
+    assert len(rare) == 12 and (rare.h_NH[:, 0] > bound).all() and rare.age_N.max() > 3
+    shown = PlantedWorld(OPTIONS, 12).restore(rare.states)  # the snapshots are of those very states
+    np.testing.assert_array_equal(shown.obs["x"], rare.window["x"][:, -1])
+    replayed = found(env=NoSnapshots(OPTIONS, 12), when=first_above(bound))
+    assert replayed.paired_by == "seed" and (replayed.h_NH[:, 0] > bound).all()
+
+
+def test_starts_in_a_state_that_never_comes_are_a_user_error(planted, monkeypatch):
+    simulator, _ = planted
+    monkeypatch.setattr("validation.paired.starts.SEEN", 500)
+    with pytest.raises(UserError, match="only 0 of 4 starts in 500 states .*: a large h is rare"):
+        collect_starts(simulator.agent, PlantedWorld(OPTIONS, 4), 4, initial_frames=1, latest=3, seed=0,
+                       when=first_above(np.inf))  # fmt: skip
+
+
+def test_a_study_of_starts_in_one_behaviour_is_of_these_alone(planted):
+    simulator, planted_truth = planted
+    sign = torch.zeros(planted_truth.basis.project_HK.shape[0], 2)
+    sign[0] = torch.tensor([-1.0, 1.0])
+    rule = Rule(sign, torch.tensor([0.0, -2.0]), torch.tensor([0, 1]))  # behaviour 1: the first number of h is above 1
+    options = replace(STUDY, directions=(0,), starts=12, controls=39, horizon=2, start_when=(1,))
+    found = study(simulator, lambda slots: PlantedWorld(OPTIONS, slots), planted_truth.basis, options, rule=rule)
+    assert (found.arrays["h"][:, 0] > 1).all()
+    with pytest.raises(UserError, match="behaviour 7 does not exist"):
+        study(simulator, lambda slots: PlantedWorld(OPTIONS, slots), planted_truth.basis,
+              replace(options, start_when=(7,)), rule=rule)  # fmt: skip
+    with pytest.raises(UserError, match="--start_when speaks of a behaviour: give --behaviours"):
+        study(simulator, lambda slots: PlantedWorld(OPTIONS, slots), planted_truth.basis, options)
 
 
 def test_real_course_repeats_the_unaltered_episode(planted):

@@ -35,8 +35,8 @@ from analysis.shared.behaviours import load_behaviours
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import EnvSpec, UserError, VecEnv
-from core.directions import Basis, direction_ids, fingerprint, load_basis
-from core.interventions import parse_ids
+from core.directions import LABEL, Basis, direction_ids, fingerprint, load_basis
+from core.interventions import parse_ids, parse_when
 from core.video import check_video
 from core.when import Rule, load_rule
 from envs.nmmo import MAPS
@@ -120,6 +120,9 @@ class InterventionsConfig:
     """also predict from the simulator's derivatives at the start (straight-through where an action is chosen)"""
     latest_start: int = 32
     """starts are taken at a random step of the episode up to this one"""
+    start_when: tuple[str, ...] = ()
+    """starts are in these behaviours alone, each at the first step that is, from the random one on: behaviour=3, in
+    words of --behaviours; none: in any state"""
     start_level: int = 700_000_000
     """first level of the pool that claims are tested in (Procgen)"""
     choosing_level: int = 600_000_000
@@ -159,14 +162,15 @@ def check(config: InterventionsConfig) -> StudyOptions:
         largest = counts[0]
     else:
         kind = config.basis_kind
-        labelled = any(re.fullmatch(rf"{kind}:[A-Za-z]\w*", word) for word in config.directions)
+        labelled = any(re.fullmatch(f"{kind}:{LABEL}", word) for word in config.directions)
         of = load_basis(config.hidden_states, kind) if labelled else kind
         directions = tuple(direction_ids(config.directions, of, "--directions"))
     options = StudyOptions(
         directions=directions, largest=largest, amounts=config.amounts, always=config.always,
         choose_by=config.choose_by, choosing_starts=config.choosing_starts,
         starts=config.starts, horizon=config.horizon, controls=config.controls,
-        latest_start=config.latest_start, hypotheses=config.hypotheses, events=config.events,
+        latest_start=config.latest_start, start_when=parse_when(config.start_when, "--start_when"),
+        hypotheses=config.hypotheses, events=config.events,
         greedy=config.greedy, seed=config.seed, video=config.video, first_order=config.first_order,
         smallest=_two(config.smallest),
     )  # fmt: skip

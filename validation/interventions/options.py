@@ -38,6 +38,7 @@ class StudyOptions:
     horizon: int
     controls: int
     latest_start: int
+    start_when: tuple[int, ...] = ()  # starts are in one of these behaviours; (): in any state
     hypotheses: tuple[str, ...] = ()
     events: tuple[str, ...] = ()
     greedy: bool = False
@@ -127,4 +128,8 @@ def parse_study(
             raise UserError(f"hypothesis {h.name!r} speaks of a behaviour: give --behaviours")
         if rule is not None:
             rule.check(h.behaviours)
+    if options.start_when:
+        if rule is None:
+            raise UserError("--start_when speaks of a behaviour: give --behaviours")
+        rule.check(options.start_when)
     return hypotheses, events

@@ -31,8 +31,9 @@ from validation.interventions.tables import Picked, report
 from validation.paired.course import Measures, with_claimed, with_named
 from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld
-from validation.paired.starts import Starts, collect_starts, distinct_actions
+from validation.paired.starts import Starts, When, collect_starts, distinct_actions
 
+RARELY = 32  # slots where starts are to be in rare states: many of one slot are found sooner than one of each of many
 COLLECTORS = 256  # slots at most in which starts are looked for: few give many episodes each, which takes longer
 BRANCHES = 32  # slots of the real world that branch at once
 CHOOSING_SEED = 1_000_003  # added to the seed for the starts that the simulator chooses on
@@ -68,9 +69,9 @@ def study(
     generator = torch.Generator().manual_seed(options.seed)
     agent = simulator.agent
     frames = max(one.world.initial_frames for one in (simulator, *members))
-    starts = find_starts(agent, frames, make_env, options, options.seed, device)
+    starts = find_starts(agent, frames, make_env, options, options.seed, device, rule)
     before = find_starts(
-        agent, frames, make_choosing or make_env, options.to_choose(), options.seed + CHOOSING_SEED, device
+        agent, frames, make_choosing or make_env, options.to_choose(), options.seed + CHOOSING_SEED, device, rule
     )
     env = make_env(len(starts))
     few = make_env(min(len(starts), BRANCHES))
@@ -104,10 +105,11 @@ def study(
 
 
 def find_starts(
-    agent: Agent, frames: int, make_env: Callable[[int], VecEnv], options: StudyOptions, seed: int, device: torch.device
-) -> Starts:
-    """Starts of their own episodes, each with the last ``frames`` observations."""
-    collector = make_env(min(options.starts, COLLECTORS))
+    agent: Agent, frames: int, make_env: Callable[[int], VecEnv], options: StudyOptions, seed: int,
+    device: torch.device, rule: Rule | None = None,
+) -> Starts:  # fmt: skip
+    """Starts of their own episodes, each with the last ``frames`` observations, in the behaviours that options ask."""
+    collector = make_env(min(options.starts, RARELY if options.start_when else COLLECTORS))
     if not collector.spec.can_snapshot:
         collector.close()
         collector = make_env(options.starts)
@@ -115,9 +117,20 @@ def find_starts(
         return collect_starts(
             agent, collector, options.starts, initial_frames=frames,
             latest=options.latest_start, seed=seed, greedy=options.greedy, device=device,
+            when=when_of(options, rule),
         )  # fmt: skip
     finally:
         collector.close()
+
+
+def when_of(options: StudyOptions, rule: Rule | None) -> When | None:
+    """In which of the agent's states starts may be (--start_when); None: in any."""
+    if not options.start_when:
+        return None
+    assert rule is not None, "parse_study refuses it"
+    wanted = torch.tensor(options.start_when)
+    words = " or ".join(f"behaviour={b}" for b in options.start_when)
+    return When(lambda h_BH: torch.isin(rule(h_BH), wanted.to(h_BH.device)), words)
 
 
 def dreamed_from(

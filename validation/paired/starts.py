@@ -21,13 +21,22 @@ GIVE_UP_STEPS = 20_000
 CENSUS = 16  # steps between two looks at all slots, where not every state is kept
 LOOKED = 300  # states so looked at, after which it is known whether those that are kept are too rare
 RARE = 0.01  # share of states below which it would take for ever
+SEEN = 50_000  # states, none of them a start, after which what starts are asked to be is too rare
+PAST = np.iinfo(np.int64).max  # the target of an episode that has given its start
 
 
 class Keep(NamedTuple):
-    """Which states may be starts."""
+    """Which states of the world may be starts."""
 
     holds: Callable[[bytes], bool]  # of a snapshot
     words: str  # what is so in them, and what to do where it rarely is
+
+
+class When(NamedTuple):
+    """In which of the agent's states a start may be."""
+
+    holds: Callable[[Tensor], Tensor]  # [B, H] -> bool [B]
+    words: str  # how it was asked for
 
 
 @dataclass(frozen=True)
@@ -67,11 +76,12 @@ class Starts:
 
 def collect_starts(
     agent: Agent, env: VecEnv, count: int, *, initial_frames: int, latest: int, seed: int, greedy: bool = False,
-    device: torch.device | None = None, keep: Keep | None = None,
+    device: torch.device | None = None, keep: Keep | None = None, when: When | None = None,
 ) -> Starts:  # fmt: skip
     """Run the agent and take ``count`` starts, at most one an episode, each at a step drawn uniformly
     from [initial_frames - 1, latest]; an episode that ends earlier gives none and the next one tries
     again, and so does one whose state there is not among those to ``keep`` (of worlds with snapshots; None: all).
+    With ``when`` it is the drawn step or the first later one at which that holds: rare states are met on the way.
     Every slot gives equally many (some one more where it must be), so that fast episodes are not favoured.
 
     Where the world has no snapshots, one start a slot, and ``count`` must be the number of slots.
@@ -94,12 +104,19 @@ def collect_starts(
     states: tuple[bytes, ...] = ()
     memory: Tree = agent.initial(slots)
     looked = enough = 0
+
+    def reached(age_B: np.ndarray) -> np.ndarray:
+        return (quota_B > 0) & ((age_B == target_B) if when is None else (age_B >= target_B))
+
     with bar("collecting starts", count, "starts") as progress:
         for step, moment in enumerate(play(agent, env, chooser, seed=seed, device=device)):
             history.append(moment.obs)
             if keep is not None and step and step % CENSUS == 0:
                 looked, enough = looked + slots, enough + sum(map(keep.holds, states))
-            for b in np.flatnonzero((quota_B > 0) & (moment.age_B == target_B)):
+            due_B = reached(moment.age_B)
+            if when is not None and due_B.any():
+                due_B &= when.holds(torch.from_numpy(moment.h_BH).to(device)).cpu().numpy()
+            for b in np.flatnonzero(due_B):
                 if keep is not None and not keep.holds(states[b]):
                     continue
                 before, own = (rows_of(some, slice(b, b + 1)) for some in (memory, moment.state))
@@ -108,10 +125,15 @@ def collect_starts(
                     "h": moment.h_BH[b], "before": before, "agent": own, "age": moment.age_B[b],
                     "state": (states[b],) if snapshots else (), "offset": len(actions),
                 })  # fmt: skip
-                quota_B[b] -= 1
+                quota_B[b], target_B[b] = quota_B[b] - 1, PAST
                 progress.advance()
             if not quota_B.any():
                 break
+            if when is not None and (len(actions) >= GIVE_UP_STEPS or (not found and step * slots >= SEEN)):
+                raise UserError(
+                    f"only {len(found)} of {count} starts in {step * slots:,} states of {env.spec.env_id}: "
+                    f"{when.words} is rare; ask for fewer (--starts), or lower --latest_start ({latest})"
+                )
             if keep is not None and ((looked >= LOOKED and enough < RARE * looked) or step >= GIVE_UP_STEPS):
                 raise UserError(f"only {enough} of {looked} states of {env.spec.env_id} have {keep.words}, or change "
                                 f"--latest_start ({latest})")  # fmt: skip
@@ -126,7 +148,7 @@ def collect_starts(
             age_B = np.where(done_B, 0, moment.age_B + 1)
             memory = moment.state
             counts = keep is not None and (step + 1) % CENSUS == 0
-            if snapshots and (counts or ((quota_B > 0) & (age_B == target_B)).any()):
+            if snapshots and (counts or reached(age_B).any()):
                 states = env.snapshot()  # of what the next moment will show
     if not snapshots:
         found.sort(key=lambda start: int(start["slot"]))
