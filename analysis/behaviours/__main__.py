@@ -92,6 +92,7 @@ def _plot(config: BehavioursConfig) -> None:
     source = config.behaviours
     if source is None:
         raise UserError("plot needs --behaviours DIR, the run directory to draw")
+    inputs = artefacts.Inputs({"behaviours": source})
     manifest, names, result = artefacts.read_manifest(source, STAGE), load_behaviours(source).names, Result.load(source)
     if "mdp" not in result.tables:
         raise UserError(f"{source} was written by an earlier version, without the transition graph; make it again")
@@ -102,7 +103,6 @@ def _plot(config: BehavioursConfig) -> None:
             stores[i] = store = RolloutStore(source / known["path"])
             if artefacts.manifest_sha256(store.path) != known["manifest_sha256"]:
                 raise UserError(f"{store.path} is not what {source} was made from any more; make the behaviours again")
-    inputs = {"behaviours": source}
     with artefacts.new_run(config.out, f"{STAGE}_plot", config, inputs, overwrite=config.overwrite) as run:
         drawn = draw(result, names, stores, run.path, fit, config.video)
         run.facts = {"agent": manifest["facts"]["agent"]}
@@ -151,12 +151,13 @@ def main(config: BehavioursConfig) -> None:
         raise UserError("--rollouts DIR is needed (real rollouts, written by record.py)")
     if config.behaviours is not None:
         raise UserError("--behaviours belongs to plot; precompute and both read --rollouts")
+    inputs = artefacts.Inputs({
+        "rollouts": config.rollouts, "samples": config.samples, "simulator": config.simulator
+    })  # fmt: skip
     real, simulated, agent = open_stores(config.rollouts, config.samples)
     simulator = _load_simulator(config, agent, simulated, device)
     sources = _sources(config, real, simulated, simulator, device)
     of = check_placing(sources, config.fit)
-    given = {"rollouts": config.rollouts, "samples": config.samples, "simulator": config.simulator}
-    inputs = {k: v for k, v in given.items() if v is not None}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         # The simulated ones first: they are read at once.
         steps = [None if s is None else s.steps_of(s.fitted) for s in reversed(sources)][::-1]

@@ -94,6 +94,10 @@ def main(config: SaliencyConfig) -> None:
         raise UserError("--stride must be from 1 to --window; --draws at least 1; --radius above 0")
     if config.video:
         check_video()
+    inputs = artefacts.Inputs({
+        "simulator": config.simulator, "samples": config.samples, "hidden_states": config.hidden_states,
+        "env_states": config.env_states,
+    })  # fmt: skip
     simulator = load_simulator(config.simulator, device)
     agent, names = fingerprint(simulator.agent), simulator.world.spec.action_names
     side = min(
@@ -119,11 +123,6 @@ def main(config: SaliencyConfig) -> None:
     if config.combine_samples_not_iterate:
         z_SZ, ids = simulator.world.normalise(z_SZ[:].mean(0, keepdim=True)), [-1]
         units = units[:1]
-    inputs = {"simulator": config.simulator, "samples": config.samples}
-    if config.hidden_states is not None:
-        inputs["hidden_states"] = config.hidden_states
-    if config.env_states is not None:
-        inputs["env_states"] = config.env_states
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         run.facts = {"agent": agent, "simulator": fingerprint(simulator)}
         with Spool(run.path) as spool:
