@@ -387,8 +387,10 @@ def begin_run(path: Path, stage: str, config: Any, inputs: Inputs | None = None,
         anew = holds and not overwrite and cut_off(path, stage, config)
         if anew:
             print(f"note: {path} was left half-written by this command: it is made anew", file=sys.stderr)
-        elif holds or (_waits(aside) and not overwrite):
-            _check_replaceable(path, stage, inputs, overwrite)
+        elif not overwrite and (holds or _waits(aside)):
+            raise UserError(_why_kept(path, holds, whole))
+        elif holds:
+            _check_replaceable(path, stage, inputs)
         if holds and overwrite and not whole:
             state = ", with a saved state from which --resume would go on" if _goes_on(path) else ""
             print(f"note: {path} was half-written{state}: it begins anew", file=sys.stderr)
@@ -415,26 +417,27 @@ def begin_run(path: Path, stage: str, config: Any, inputs: Inputs | None = None,
     return Run(path, stage, config, inputs, replaced=replaced)
 
 
-def _check_replaceable(path: Path, stage: str, inputs: Mapping[str, Path], overwrite: bool) -> None:
-    """UserError unless a run directory that holds data, or another that waits beside it, may be replaced."""
-    aside = aside_of(path)
-    if not overwrite:
-        if not (path.exists() and _holds_data(path)):
-            empty = f"rmdir {quote(str(path))} && " if path.exists() else ""
-            raise UserError(f"{aside} holds an earlier run, {_waits(aside)} that waits to be replaced; put it back by: "
-                            f"{empty}mv {quote(str(aside))} {quote(str(path))}, or pass --overwrite")  # fmt: skip
-        going_on = ", or --resume, which goes on from its state" if _goes_on(path) else ""
-        raise UserError(
-            f"{path} already holds data; choose another directory or pass --overwrite{going_on}"
-            + ("" if (path / MANIFEST).exists() else _earlier(path))
-        )
+def _why_kept(path: Path, holds: bool, whole: bool) -> str:
+    """What is said where a command without --overwrite would replace what is in a directory, or waits beside it."""
+    if not holds:
+        aside, empty = aside_of(path), f"rmdir {quote(str(path))} && " if path.exists() else ""
+        return (f"{aside} holds an earlier run, {_waits(aside)} that waits to be replaced; put it back by: "
+                f"{empty}mv {quote(str(aside))} {quote(str(path))}, or pass --overwrite")  # fmt: skip
+    going_on = ", or --resume, which goes on from its state" if _goes_on(path) else ""
+    earlier = "" if whole else _earlier(path)
+    return f"{path} already holds data; choose another directory or pass --overwrite{going_on}{earlier}"
+
+
+def _check_replaceable(path: Path, stage: str, inputs: Inputs) -> None:
+    """UserError unless a run directory that holds data may be replaced, as --overwrite asks."""
     if begun_by(path) != stage:
         raise UserError(
             f"{path} is not a {stage!r} run directory; it is not overwritten; choose another --out, or remove it"
         )
     for directory in inputs.values():
-        if Path(directory).resolve().is_relative_to(path.resolve()):
+        if directory.resolve().is_relative_to(path.resolve()):
             raise UserError(f"{directory} is an input of this run and would be overwritten; choose another --out")
+    aside = aside_of(path)
     if aside.exists() and not _is_ours(aside):
         raise UserError(f"{aside} is in the way: what is replaced waits there; move it elsewhere")
 
