@@ -13,6 +13,7 @@ import torch
 
 from agents.load import load_agent
 from agents.semantic import SemanticAgent
+from analysis.shared.behaviours import check_names
 from analysis.shared.sources import open_stores
 from analysis.shared.truths import levels_of
 from analysis.shared.units import units
@@ -109,15 +110,7 @@ def read_names(path: Path | None, codes: int) -> dict[int, str]:
     if path is None:
         return out
     data = load_json(path.parent, path.name) if (path.parent / "manifest.json").exists() else read_json(path)
-    if not isinstance(data, dict):
-        raise UserError(f"{path} must name codes, as {{'0': 'a name', ...}}")
-    for key, name in data.items():
-        if key not in map(str, out):
-            raise UserError(f"{path}: there is no code {key!r}; there are 0 to {codes - 1}")
-        if not isinstance(name, str) or not name.strip() or not name.isprintable():
-            raise UserError(f"{path}: the name of code {key} must be one line of text, not {name!r}")
-        out[int(key)] = name.strip()
-    return out
+    return out | check_names(data, codes, str(path), "code", every=False)
 
 
 def runs_of(label_N: np.ndarray, episode_N: np.ndarray) -> np.ndarray:
