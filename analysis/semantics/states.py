@@ -16,7 +16,7 @@ from agents.semantic import SemanticAgent
 from analysis.shared.behaviours import check_names
 from analysis.shared.sources import open_stores
 from analysis.shared.truths import levels_of
-from analysis.shared.units import units
+from analysis.shared.units import stretches, units
 from core.artefacts import load_json
 from core.config import read_json
 from core.contracts import UserError
@@ -113,15 +113,8 @@ def read_names(path: Path | None, codes: int) -> dict[int, str]:
     return out | check_names(data, codes, str(path), "code", every=False)
 
 
-def runs_of(label_N: np.ndarray, episode_N: np.ndarray) -> np.ndarray:
-    """Runs of one label within an episode, int64 [R, 2]: (first row, length)."""
-    change_N = np.r_[True, (label_N[1:] != label_N[:-1]) | (episode_N[1:] != episode_N[:-1])]
-    first_R = np.flatnonzero(change_N)
-    return np.stack([first_R, np.diff(np.r_[first_R, len(label_N)])], 1)
-
-
 def episodes_for(index_N2: np.ndarray, rows: int) -> np.ndarray:
     """Rows of the first whole episodes that have together at least ``rows`` rows."""
-    ends = np.flatnonzero(np.r_[index_N2[1:, 0] != index_N2[:-1, 0], True]) + 1
+    ends = np.add(*stretches(index_N2[:, 0]))
     stop = int(ends[min(int(np.searchsorted(ends, rows)), len(ends) - 1)])
     return np.arange(stop)
