@@ -47,8 +47,7 @@ from analysis.coupling.jacobian import Recorded
 from analysis.coupling.labels import labelled
 from analysis.coupling.tables import assemble
 from analysis.shared.behaviours import load_behaviours
-from analysis.shared.samples import open_samples
-from analysis.shared.sources import check_made_from
+from analysis.shared.sources import check_made_from, check_own, open_samples
 from analysis.shared.units import drawn
 from core import artefacts, config as cli
 from core.contracts import UserError
@@ -106,7 +105,8 @@ def main(config: CouplingConfig) -> None:
     if config.behaviours is not None:
         behaviours = load_behaviours(config.behaviours)
         check_made_from(config.behaviours, "samples", config.samples)
-    with open_samples(config.samples, simulator) as store:
+    with open_samples(config.samples) as store:
+        check_own(store, simulator, config.simulator)
         read = {"samples": drawn(store, 0, config.most_states, config.seed)}
         sampled, h = labelled(store, basis, behaviours, "sim", read["samples"].episodes)
         labels = sorted({int(b) for b in np.unique(sampled.label_N) if b >= 0})

@@ -33,7 +33,8 @@ from analysis.saliency.figures import draw
 from analysis.saliency.maps import MapsWriter
 from analysis.shared.bases import bases_in
 from analysis.shared.quantities import find_quantities
-from analysis.shared.samples import Latents, open_samples, source_episodes
+from analysis.shared.samples import Latents, source_episodes
+from analysis.shared.sources import check_own, open_samples
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
@@ -108,7 +109,8 @@ def main(config: SaliencyConfig) -> None:
     picture = next((x for x in simulator.world.spec.obs.values() if len(x.shape) == 3), None)
     if config.quantised and picture is None:
         raise UserError("--quantised is for pictures; this world's observations are none")
-    with open_samples(config.samples, simulator) as store:
+    with open_samples(config.samples) as store:
+        check_own(store, simulator, config.simulator)
         ids = parse_sample_ids(config.sample_ids, len(store))
         basis_of = bases_in(config.hidden_states, agent, device, config.env_states, fingerprint(simulator))
         quantities = find_quantities(config.quantities, simulator.world.spec, basis_of, config.basis_kind)
