@@ -54,8 +54,8 @@ def main(config: CurvesConfig) -> None:
         raise UserError(f"--smoothing {config.smoothing:g} must be at least 0 and below 1")
     if not config.trainings:
         raise UserError("nothing to draw: name run directories of trainings")
-    inputs = {f"training_{i}": Path(w) for i, w in enumerate(config.trainings) if (Path(w) / MANIFEST).exists()}
-    made_from = artefacts.manifests_of(inputs)
+    whole = {f"training_{i}": Path(w) for i, w in enumerate(config.trainings) if (Path(w) / MANIFEST).exists()}
+    inputs = artefacts.Inputs(whole)
     read = [curve for word in config.trainings for curve in read_curves(word)]
     curves = told_apart([curve for curve in read if len(curve.step_U)])
     if not curves:
@@ -68,7 +68,7 @@ def main(config: CurvesConfig) -> None:
          "return": float(mean), "low": float(low), "high": float(high)}
         for b in bands for step, mean, low, high in zip(b.step_T, b.mean_T, b.low_T, b.high_T, strict=True)
     ]  # fmt: skip
-    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite, made_from=made_from) as run:
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         draw_curves(bands, config.normalise).savefig(run.path / "curves.png", dpi=140)
         result.save(run.path)
     for band in bands:

@@ -215,6 +215,7 @@ def main(config: EvaluateConfig) -> None:
     torch.set_num_threads(config.threads)
     cli.require(1, episodes=config.episodes, slots=config.slots)
     cli.require(0, seed=config.seed)
+    inputs = artefacts.Inputs({"agent": config.agent})
     agent = load_agent(config.agent, device)
     if agent.spec.env_id == "nmmo":
         raise UserError(f"{config.agent} plays Neural MMO: python -m agents.evaluate DIR pve|pvp")
@@ -224,7 +225,7 @@ def main(config: EvaluateConfig) -> None:
     if config.robustness and any(len(field.shape) != 3 for field in agent.spec.obs.values()):
         raise UserError("--robustness alters frames; this agent sees none, or more than frames")
     env = make(agent.spec, config.slots, threads=config.threads, split="held_out", **levels)
-    with artefacts.new_run(config.out, STAGE, config, {"agent": config.agent}, overwrite=config.overwrite) as run:
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         found = whole_episodes(
             agent, env, config.episodes, seed=config.seed, device=device,
             greedy=config.greedy, robustness=config.robustness,

@@ -211,6 +211,10 @@ def main(config: FilmConfig) -> None:
         raise UserError(f"--fps must be above 0, not {config.fps}")
     if config.format == "mp4":
         check_video("--format gif")
+    inputs = artefacts.Inputs({
+        "rollouts": config.rollouts, **{f"beside_{i}": path for i, path in enumerate(config.beside)},
+        "basis": config.basis,
+    })  # fmt: skip
     store = RolloutStore(config.rollouts)
     if not len(store):
         raise UserError(f"{config.rollouts} holds no episode to film")
@@ -224,8 +228,6 @@ def main(config: FilmConfig) -> None:
     parts = parts_of(config, store, field, episodes)
     rows = [[reel_of(part, field, directions, config.steps) for part in row] for row in parts]
     camera = Camera(rows, store.spec)
-    inputs = {"rollouts": config.rollouts} | {f"beside_{i}": path for i, path in enumerate(config.beside)}
-    inputs |= {} if config.basis is None else {"basis": config.basis}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         frames = list(track(camera.frames(), "drawing", camera.steps, "frames"))
         path = run.path / f"film.{config.format}"

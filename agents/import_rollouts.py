@@ -307,11 +307,12 @@ def main(config: ImportConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     cli.require(1, batch=config.batch)
+    inputs = artefacts.Inputs({"agent": config.agent})
     agent: Any = load_agent(config.agent, device)
     spec: EnvSpec = agent.spec
     recorded = read_rollouts(config.rollouts, spec)
     shares, surprises = shares_of(recorded, spec.parts), []
-    with artefacts.new_run(config.out, STAGE, config, {"agent": config.agent}, overwrite=config.overwrite) as run:
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         artefacts.write_json(run.path / "spec.json", spec.to_json())
         with StoreWriter(run.path) as writer, bar("replaying", len(recorded), "episodes") as progress:
             for episode in replayed(agent, recorded, config.batch, device):

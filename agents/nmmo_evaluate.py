@@ -139,8 +139,8 @@ def main(config: NmmoEvaluateConfig) -> None:
     torch.set_num_threads(config.threads)
     cli.require(1, repeats=config.repeats, episodes=config.episodes, worlds=config.worlds)
     cli.require(0, seed=config.seed)
-    paths = policies_in(config.policies)
-    policies: dict[str, Player] = dict(load_policies(paths, device))
+    inputs = artefacts.Inputs(policies_in(config.policies))
+    policies: dict[str, Player] = dict(load_policies(inputs, device))
     spec = next(iter(policies.values())).spec
     if config.random:
         policies[RANDOM] = RandomPolicy(spec)
@@ -152,7 +152,7 @@ def main(config: NmmoEvaluateConfig) -> None:
     env = NmmoEnv(options, config.worlds, config.maps)
     out = config.out or config.policies / f"eval_{config.mode}"
     slots = env.spec.slots
-    with artefacts.new_run(out, STAGE, config, paths, overwrite=config.overwrite) as run:
+    with artefacts.new_run(out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         lived = 0
         for repeat in range(config.repeats):
             seed = game_seed(config.seed, repeat)

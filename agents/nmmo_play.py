@@ -135,7 +135,7 @@ def policies_in(path: Path) -> dict[str, Path]:
     return found
 
 
-def load_policies(paths: dict[str, Path], device: torch.device) -> dict[str, PolicyAgent]:
+def load_policies(paths: Mapping[str, Path], device: torch.device) -> dict[str, PolicyAgent]:
     """The policies, all of one world; UserError if one of them was trained in another."""
     out = {name: load_policy(path, device) for name, path in paths.items()}
     (first, agent), *rest = out.items()

@@ -365,7 +365,7 @@ def main(config: NmmoTrainConfig) -> None:
             raise UserError(f"--resume: {config.architecture} was changed since; start another run for that")
     measured = HeldOut(agent, config, device) if config.evaluate_every else None
     fixed = ("env", "architecture", "size", "seed", "ppo.envs", "ppo.rollout_steps")
-    run = open_together(config, STAGE, {}, fixed, processes)
+    run = open_together(config, STAGE, artefacts.Inputs(), fixed, processes)
     trainer = Trainer(
         config, agent, collector, loss_of, run, rng, device, total=ppo.total_steps,
         spacing=max(1, ppo.total_steps // max(1, config.checkpoints)),
@@ -435,8 +435,8 @@ def film(config: NmmoTrainConfig, device: torch.device) -> None:
     """One world on a held-out map, from its beginning until nobody is left or the time is up."""
     if config.policies is None:
         raise UserError("-m replay needs -p: a policy's run directory, or a directory of several")
-    paths = policies_in(config.policies)
-    policies = load_policies(paths, device)
+    inputs = artefacts.Inputs(policies_in(config.policies))
+    policies = load_policies(inputs, device)
     spec = next(iter(policies.values())).spec
     options = replace(options_of(spec), **held_out(spec.options))  # type: ignore[arg-type]
     env = NmmoEnv(options, 1, config.maps)
@@ -444,7 +444,7 @@ def film(config: NmmoTrainConfig, device: torch.device) -> None:
     if options.players < len(policies):
         raise UserError(f"{len(policies)} policies do not fit into a world of {options.players} agents")
     out = config.out or Path("runs/replay_nmmo")
-    with artefacts.new_run(out, REPLAY, config, paths, overwrite=config.overwrite) as run:
+    with artefacts.new_run(out, REPLAY, config, inputs, overwrite=config.overwrite) as run:
         own: dict[str, list[np.ndarray]] = {"row": [], "col": [], "features": []}
         env.film(0)
         for tick in play(list(policies.values()), player_B, env, seed=config.seed, device=device):

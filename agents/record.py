@@ -375,6 +375,7 @@ def where_played(config: RecordConfig, spec: EnvSpec) -> dict[str, Any]:
 
 def record_one(config: RecordConfig, out: Path, weights: str, device: torch.device) -> None:
     """One recording, of the agent with these weights."""
+    inputs = artefacts.Inputs({"agent": config.agent, **config.intervention.inputs})
     agent = load_agent(config.agent, device, weights)
     truth = parse_truth(config.truth)
     if truth is not None and not agent.spec.env_id.startswith("procgen/"):
@@ -405,7 +406,6 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
         altered_B = torch.from_numpy(who_is_altered(env.spec, config.who, config.seed)).to(device)
         intervene = (OnRows(intervene, altered_B),)
     keep_unaltered(out, bool(intervene))
-    inputs = {"agent": config.agent, **config.intervention.inputs}
     found = going_on(config, STAGE, STATE, out).resume, (out / artefacts.MANIFEST).exists(), (out / STATE).exists()
     resume, is_whole, is_begun = processes.listed(found)[0]  # as the first one finds it
     config = replace(config, resume=resume)
@@ -455,7 +455,7 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
     print(f"recorded {kept.in_words(bool(intervene))}: {out}")
 
 
-def end_of_whole(config: RecordConfig, out: Path, inputs: Mapping[str, Path]) -> None:
+def end_of_whole(config: RecordConfig, out: Path, inputs: artefacts.Inputs) -> None:
     """What is left to do of a recording that is whole.  UserError if it is another one."""
     check_whole(config, out, STAGE, inputs)
     forget(out)
@@ -466,7 +466,7 @@ def end_of_whole(config: RecordConfig, out: Path, inputs: Mapping[str, Path]) ->
 
 @contextmanager
 def opened(
-    config: RecordConfig, out: Path, inputs: Mapping[str, Path], made: Mapping[str, Any], processes: Processes,
+    config: RecordConfig, out: Path, inputs: artefacts.Inputs, made: Mapping[str, Any], processes: Processes,
     begun: bool,
 ) -> Iterator[tuple[artefacts.Run, dict[str, Any] | None]]:  # fmt: skip
     """The run directory, fresh or, with --resume and if it was begun, gone on with, and the state that this process

@@ -60,10 +60,9 @@ def keeps_states(env: VecEnv) -> bool:
     return env.spec.can_snapshot and not isinstance(env, GymnasiumEnv)
 
 
-def made_of(agent: str, inputs: Mapping[str, Path]) -> dict[str, Any]:
+def made_of(agent: str, inputs: artefacts.Inputs) -> dict[str, Any]:
     """What must be the same: the agent (its fingerprint), the code, and what was read."""
-    manifests = {name: artefacts.manifest_sha256(path) for name, path in inputs.items()}
-    return {"agent": agent, "code": artefacts.code_version(), **manifests}
+    return {"agent": agent, "code": artefacts.code_version(), **inputs.made_from}
 
 
 def fixed(config: Any) -> list[str]:
@@ -74,12 +73,12 @@ def fixed(config: Any) -> list[str]:
     return [key for key in out if key not in FREE]
 
 
-def check_whole(config: Any, out: Path, stage: str, inputs: Mapping[str, Path]) -> None:
+def check_whole(config: Any, out: Path, stage: str, inputs: artefacts.Inputs) -> None:
     """UserError unless a whole run is what this command would make; what a kill left beside it is removed."""
     check_same(config, out, stage, fixed(config))
     known = artefacts.read_manifest(out, stage)["inputs"]
     for name, path in inputs.items():
-        if known.get(name, {}).get("manifest_sha256") != artefacts.manifest_sha256(path):
+        if known.get(name, {}).get("manifest_sha256") != inputs.made_from[name]:
             raise UserError(f"--resume: {path} is not what {out} was made of; start another run for that")
     artefacts.settle(out)
 

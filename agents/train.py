@@ -314,10 +314,9 @@ def train_agent(
     agent = agent_of(config.net, env.spec, semantic).to(device)
     drac.check(agent)
     held_out = held_out_of(config, agent, device)
-    inputs = {}
+    inputs = artefacts.Inputs({"begin_with": config.begin_with})
     if config.begin_with is not None:
         take_weights(agent, config.begin_with)
-        inputs["begin_with"] = config.begin_with
     run = open_together(config, stage, inputs, fixed, processes)
     controller = None if semantic is None else semantic.controller
     collector = collector_of(agent, env, ppo, config.seed, device, controller, processes)

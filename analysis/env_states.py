@@ -26,7 +26,7 @@ from analysis.shared.world_states import world_states
 from analysis.states import pooled, runs
 from analysis.states.fit import check
 from analysis.states.pooled import FitOptions, States
-from core import config as cli
+from core import artefacts, config as cli
 
 STAGE = "env_states"
 DEFAULTS = FitOptions(
@@ -66,10 +66,11 @@ def main(config: EnvStatesConfig) -> None:
     torch.set_num_threads(config.threads)
     check(config.fit)
     if config.action == "plot":
-        drawn = runs.load_drawn(config.env_states, STAGE)
-        runs.plot(config, STAGE, drawn, {"env_states": config.env_states})
+        inputs = artefacts.Inputs({"env_states": config.env_states})
+        runs.plot(config, STAGE, inputs, runs.load_drawn(config.env_states, STAGE))
         return
     runs.refuse(STAGE, config.env_states)
+    inputs = artefacts.Inputs({"simulator": config.simulator, "rollouts": config.rollouts, "samples": config.samples})
     real, simulated, simulator, facts = sources.open_sources(config.rollouts, config.samples, config.simulator, device)
 
     def parts() -> list[States]:
@@ -83,7 +84,7 @@ def main(config: EnvStatesConfig) -> None:
             out.insert(0, pooled.pool(real, world, config.fit, real, lead=lead, seed=config.seed))
         return out
 
-    runs.fit_and_save(config, STAGE, "d", parts, real or simulated, facts)
+    runs.fit_and_save(config, STAGE, inputs, "d", parts, real or simulated, facts)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,8 @@ def main(config: ExtractConfig) -> None:
         return
     config = going_on(config, STAGE, PROGRESS)
     paths, name = chosen(config)
-    policies = load_policies(paths, device)
+    inputs = artefacts.Inputs(paths)
+    policies = load_policies(inputs, device)
     players = list(policies.values())
     spec = players[0].spec
     points = points_of(players[0], config.points)
@@ -118,7 +119,7 @@ def main(config: ExtractConfig) -> None:
 
     processes = ranks.processes()
     if processes.first:
-        run = open_run(config, STAGE, paths, fixed, state=PROGRESS)
+        run = open_run(config, STAGE, inputs, fixed, state=PROGRESS)
         for shard in run.path.glob("*.h5"):
             if int(shard.stem.split("_")[1]) >= done["parts"]:  # of a part that was cut off
                 shard.unlink()

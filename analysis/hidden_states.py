@@ -27,7 +27,7 @@ from analysis.states import fit as states_fit, runs
 from analysis.states.fit import check
 from analysis.states.heads import head_weights
 from analysis.states.pooled import FitOptions, join, pool
-from core import config as cli
+from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
 from core.directions import Basis, bases_of, fingerprint, load_basis
@@ -79,12 +79,13 @@ def _add_heads(result: Result, agent: Any, bases: Mapping[str, Basis]) -> None:
 
 
 def _plot(config: HiddenStatesConfig) -> None:
+    inputs = artefacts.Inputs({"hidden_states": config.hidden_states, "agent": config.agent})
     result = runs.load_drawn(config.hidden_states, STAGE)
     source = config.hidden_states
     assert source is not None
     agent = _load_agent(config.agent, result.notes["agent"], source)
     _add_heads(result, agent, {k: load_basis(source, k, result.notes["agent"]) for k in bases_of(source)})
-    runs.plot(config, STAGE, result, {"hidden_states": source, "agent": config.agent})
+    runs.plot(config, STAGE, inputs, result)
 
 
 def main(config: HiddenStatesConfig) -> None:
@@ -96,11 +97,11 @@ def main(config: HiddenStatesConfig) -> None:
     if config.rollouts is None:
         raise UserError("--rollouts DIR is needed (real rollouts, written by record.py)")
     runs.refuse(STAGE, config.hidden_states)
+    inputs = artefacts.Inputs({"rollouts": config.rollouts, "samples": config.samples, "agent": config.agent})
     real, simulated, name = sources.open_stores(config.rollouts, config.samples)
     agent = _load_agent(config.agent, name, config.rollouts)
     stores = [real] if simulated is None else [real, simulated]
-    inputs = {"rollouts": config.rollouts, "samples": config.samples, "agent": config.agent}
-    with runs.new_fit(config, STAGE, inputs) as run:
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         pooled = join([pool(s, "h", config.fit, real, seed=config.seed) for s in stores])
         with threadpool_limits(config.threads):  # scikit-learn's own OpenMP does not hear torch.set_num_threads
             result, bases = states_fit.fit(pooled, "h", name, config.fit, config.seed)

@@ -26,7 +26,7 @@ from analysis.shared import sources, units
 from analysis.states import pooled, runs
 from analysis.states.fit import check
 from analysis.states.pooled import FitOptions, States
-from core import config as cli
+from core import artefacts, config as cli
 from core.episodes import RolloutStore
 
 STAGE = "latents"
@@ -97,17 +97,18 @@ def main(config: LatentsConfig) -> None:
     check(config.fit)
     cli.require(1, every=config.every)
     if config.action == "plot":
-        drawn = runs.load_drawn(config.latents, STAGE)
-        runs.plot(config, STAGE, drawn, {"latents": config.latents})
+        inputs = artefacts.Inputs({"latents": config.latents})
+        runs.plot(config, STAGE, inputs, runs.load_drawn(config.latents, STAGE))
         return
     runs.refuse(STAGE, config.latents)
+    inputs = artefacts.Inputs({"simulator": config.simulator, "rollouts": config.rollouts, "samples": config.samples})
     real, simulated, simulator, facts = sources.open_sources(config.rollouts, config.samples, config.simulator, device)
 
     def parts() -> list[States]:
         of_real = [] if real is None else [inferred(simulator, real, config, device)]
         return of_real + ([] if simulated is None else [stored(simulated, real, config)])
 
-    runs.fit_and_save(config, STAGE, "z", parts, real or simulated, facts)
+    runs.fit_and_save(config, STAGE, inputs, "z", parts, real or simulated, facts)
 
 
 if __name__ == "__main__":

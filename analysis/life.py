@@ -53,10 +53,7 @@ class LifeConfig:
 
 def main(config: LifeConfig) -> None:
     cli.require(0, num_agents=config.num_agents, seed=config.seed)
-    inputs = {"extraction": config.extraction} | (
-        {} if config.cluster_dir is None else {"clusters": config.cluster_dir}
-    )
-    made_from = artefacts.manifests_of(inputs)
+    inputs = artefacts.Inputs({"extraction": config.extraction, "clusters": config.cluster_dir})
     with open_lives(config.extraction) as store:
         chosen = choose(store.steps, config.num_agents, config.episodes, config.seed)
         clusters = None if config.cluster_dir is None else read_clusters(config.cluster_dir, config.extraction)
@@ -67,7 +64,7 @@ def main(config: LifeConfig) -> None:
         record_lifespans(result, store.steps, store.terminated)
         result.tables["timeline"] = [row for e in chosen for row in rows[e]]
         result.tables["lives"] = [{**life, **summary(rows[life["episode"]])} for life in lives]
-    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite, made_from=made_from) as run:
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         result.save(run.path)
         colours = label_colours([row["label"] for row in result.tables["timeline"] if "label" in row])
         for life in lives:

@@ -34,8 +34,7 @@ def main(config: LifePhaseConfig) -> None:
     cli.require(1, min_lifespan=config.min_lifespan)
     cli.require(0, seed=config.seed)
     cli.require(99, resamples=config.resamples, rotations=config.rotations)
-    inputs = {"extraction": config.extraction, "clusters": config.cluster_dir}
-    made_from = artefacts.manifests_of(inputs)
+    inputs = artefacts.Inputs({"extraction": config.extraction, "clusters": config.cluster_dir})
     with open_lives(config.extraction) as store:
         clusters = read_clusters(config.cluster_dir, config.extraction)
         if (clusters.label_N == NOISE).all():
@@ -45,7 +44,7 @@ def main(config: LifePhaseConfig) -> None:
             )
         m = moments_of(store, clusters, config.min_lifespan, config.unit)
         steps_E, died_E = store.steps, store.terminated
-    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite, made_from=made_from) as run:
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         result = analyse(m, steps_E, died_E, config)
         result.save(run.path)
         draw_phases(result).savefig(run.path / "life_phase.png", dpi=110)

@@ -47,15 +47,16 @@ def main(config: ProcEvalResultConfig) -> None:
     cli.require(1, resamples=config.resamples)
     found = []
     for directory in evaluations(config.policies):
+        inputs = artefacts.Inputs({"evaluation": directory})
         mode = artefacts.read_manifest(directory, EVALUATION)["facts"]["mode"]
-        found.append((directory, mode, load(directory)))
+        found.append((directory, inputs, mode, load(directory)))
     with ExitStack() as all_runs:
         runs = []  # all are opened before the first is written
-        for directory, mode, _ in found:
+        for directory, inputs, mode, _ in found:
             own = config.out if config.out and len(found) == 1 else (config.out or directory.parent) / f"metrics_{mode}"
-            opened = artefacts.new_run(own, STAGE, config, {"evaluation": directory}, overwrite=config.overwrite)
+            opened = artefacts.new_run(own, STAGE, config, inputs, overwrite=config.overwrite)
             runs.append(all_runs.enter_context(opened))
-        for run, (_, mode, lives) in zip(runs, found, strict=True):
+        for run, (*_, mode, lives) in zip(runs, found, strict=True):
             result = tables(lives, mode=mode, seed=config.seed, resamples=config.resamples)
             result.save(run.path)
             draw(result, run.path)

@@ -46,16 +46,13 @@ class ReplayConfig:
 
 def main(config: ReplayConfig) -> None:
     cli.require(0, world=config.world)
-    inputs = {"extraction": config.extraction} | (
-        {} if config.cluster_dir is None else {"clusters": config.cluster_dir}
-    )
-    made_from = artefacts.manifests_of(inputs)
+    inputs = artefacts.Inputs({"extraction": config.extraction, "clusters": config.cluster_dir})
     with open_lives(config.extraction) as store:
         clusters = None if config.cluster_dir is None else read_clusters(config.cluster_dir, config.extraction)
         policy = str(store.manifest["facts"].get("policy") or "")
         replay = replay_of(store, config.world, clusters, config.between, policy)
     text = page(replay).encode()
-    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite, made_from=made_from) as run:
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         artefacts.write_atomically(run.path / PAGE, text)
         run.record("agents", len(replay.agent_A), "agents")
         run.record("ticks", len(replay.tick_T), "ticks")

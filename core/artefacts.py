@@ -174,6 +174,45 @@ def metric(
     return out
 
 
+class Inputs(Mapping[str, Path]):
+    """Run directories by name, as they were when they were named: a stage names them before it reads them, as they may
+    be replaced in the hours that it takes.
+
+    A path that is None, an option that was not given, is left out.  ``a | b`` has those of both, each as it was when it
+    was named.  Raises UserError where one is no whole run directory.
+    """
+
+    def __init__(self, given: Mapping[str, Path | None] | None = None) -> None:
+        self._paths = {name: Path(path) for name, path in (given or {}).items() if path is not None}
+        self.made_from: dict[str, str]  # SHA-256 of their manifests
+        self.warning: str | None  # what must be said of a simulator among them
+        if isinstance(given, Inputs):
+            self.made_from, self.warning = dict(given.made_from), given.warning
+        else:
+            self.made_from = {name: manifest_sha256(path) for name, path in self._paths.items()}
+            self.warning = warning_of(self)
+
+    def __getitem__(self, name: str) -> Path:
+        return self._paths[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __or__(self, more: Mapping[str, Path | None]) -> Inputs:
+        both, more = Inputs(self), Inputs(more)
+        both._paths |= more._paths
+        both.made_from |= more.made_from
+        both.warning = self.warning or more.warning
+        return both
+
+    def replaced(self) -> list[str]:
+        """Names of those that are no longer what they were, or no longer there."""
+        return [name for name, path in self.items() if _manifest_or_none(path) != self.made_from[name]]
+
+
 @dataclass
 class Run:
     """A run directory being written."""
@@ -181,40 +220,22 @@ class Run:
     path: Path
     stage: str
     config: Any
-    inputs: dict[str, Path] = field(default_factory=dict)
+    inputs: Inputs = field(default_factory=Inputs)
     metrics: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)  # what other stages check: agent fingerprint, source ...
     started: float = field(default_factory=time.monotonic)
     replaced: Path | None = None  # the run that this one replaces, set aside until it is whole
-    # What its inputs were when it began, before hours in which they may be replaced: by name the SHA-256 of the
-    # manifest, and what is to be said of a simulator.
-    made_from: dict[str, str] = field(default_factory=dict)
-    warning: str | None = None
-
-    def __post_init__(self) -> None:
-        self.learn()
-
-    def learn(self) -> None:
-        """Take down what the inputs are that were not known yet."""
-        if new := {name: path for name, path in self.inputs.items() if name not in self.made_from}:
-            self.made_from |= manifests_of(new)
-            self.warning = warning_of(self.inputs)
 
     def record(self, name: str, value: float, unit: str, n: int | None = None, interval: Any = None) -> None:
         """Put a metric into the manifest."""
         self.metrics[name] = metric(value, unit, n, interval)
 
-    def replaced_inputs(self) -> list[str]:
-        """Names of the inputs that are no longer what they were when this run began, or no longer there."""
-        return [name for name, known in self.made_from.items() if _manifest_or_none(self.inputs[name]) != known]
-
     def finish(self) -> None:
         """Hash what is there and write the manifest."""
-        self.learn()  # some became known on the way
-        if self.warning is not None:
-            self.facts = {**self.facts, SIMULATOR_WARNING: self.warning}
-            print(f"warning: {self.warning}", file=sys.stderr)
-        if gone := self.replaced_inputs():
+        if self.inputs.warning is not None:
+            self.facts = {**self.facts, SIMULATOR_WARNING: self.inputs.warning}
+            print(f"warning: {self.inputs.warning}", file=sys.stderr)
+        if gone := self.inputs.replaced():
             self.facts = {**self.facts, REPLACED_INPUTS: gone}
             print(
                 f"warning: {', '.join(str(self.inputs[name]) for name in gone)}: replaced or moved while this run was "
@@ -229,7 +250,7 @@ class Run:
             files[name]["editable"] = True
         inputs = {
             name: {"path": os.path.relpath(directory.resolve(), self.path.resolve()),
-                   "manifest_sha256": self.made_from[name]}
+                   "manifest_sha256": self.inputs.made_from[name]}
             for name, directory in self.inputs.items()
         }  # fmt: skip
         config = to_json(self.config)
@@ -264,11 +285,6 @@ def manifest_sha256(path: Path) -> str:
     """SHA-256 of a whole run directory's manifest, by which others know it.  UserError where there is none."""
     read_manifest(path)
     return sha256(Path(path) / MANIFEST)
-
-
-def manifests_of(inputs: Mapping[str, Path]) -> dict[str, str]:
-    """``manifest_sha256`` of every input."""
-    return {name: manifest_sha256(path) for name, path in inputs.items()}
 
 
 def warning_of(inputs: Mapping[str, Path]) -> str | None:
@@ -354,26 +370,15 @@ def cut_off(path: Path, stage: str, config: Any) -> bool:
     return said is not None and bool(said == makes({"stage": stage, "config": json.loads(json.dumps(to_json(config)))}))
 
 
-def begin_run(
-    path: Path,
-    stage: str,
-    config: Any,
-    inputs: Mapping[str, Path] | None = None,
-    *,
-    overwrite: bool = False,
-    made_from: Mapping[str, str] | None = None,
-) -> Run:
+def begin_run(path: Path, stage: str, config: Any, inputs: Inputs | None = None, *, overwrite: bool = False) -> Run:
     """Open a fresh run directory for writing; ``finish`` makes it whole.
 
     An existing directory with anything in it is refused, unless this very command was cut off in it (``cut_off``): then
     it is made anew, and that is said.  With ``overwrite`` a run directory of the same stage (whole or half-written) is
     set aside, as ``.NAME.replaced`` beside it, and deleted only when the new one is whole.  Until then the directory is
-    locked (core.lock).  Raises UserError; inputs must be whole run directories.  made_from: ``manifests_of`` those that
-    were read before, as they were then.
+    locked (core.lock).  Raises UserError.  inputs: a mapping of paths becomes ``Inputs``, of what is there now.
     """
-    path, inputs = _place_of(path), dict(inputs or {})
-    made_from = manifests_of(inputs) | dict(made_from or {})
-    warning = warning_of(inputs)
+    path, inputs = _place_of(path), Inputs(inputs)
     aside, replaced = aside_of(path), None
     with _writer_of(path):
         if path.exists() and not path.is_dir():
@@ -382,8 +387,10 @@ def begin_run(
         anew = holds and not overwrite and cut_off(path, stage, config)
         if anew:
             print(f"note: {path} was left half-written by this command: it is made anew", file=sys.stderr)
-        elif holds or (_waits(aside) and not overwrite):
-            _check_replaceable(path, stage, inputs, overwrite)
+        elif not overwrite and (holds or _waits(aside)):
+            raise UserError(_why_kept(path, holds, whole))
+        elif holds:
+            _check_replaceable(path, stage, inputs)
         if holds and overwrite and not whole:
             state = ", with a saved state from which --resume would go on" if _goes_on(path) else ""
             print(f"note: {path} was half-written{state}: it begins anew", file=sys.stderr)
@@ -401,43 +408,44 @@ def begin_run(
             path.mkdir(parents=True, exist_ok=True)
             for half_written in path.glob(HALF_CONFIG):
                 half_written.unlink()
-            write_json(path / "config.json", _mark(stage, config, made_from))
+            write_json(path / "config.json", _mark(stage, config, inputs))
         except BaseException:
             if replaced is not None and replaced.exists():
                 _discard(path)
                 os.replace(replaced, path)
             raise
-    return Run(path, stage, config, inputs, replaced=replaced, made_from=made_from, warning=warning)
+    return Run(path, stage, config, inputs, replaced=replaced)
 
 
-def _check_replaceable(path: Path, stage: str, inputs: Mapping[str, Path], overwrite: bool) -> None:
-    """UserError unless a run directory that holds data, or another that waits beside it, may be replaced."""
-    aside = aside_of(path)
-    if not overwrite:
-        if not (path.exists() and _holds_data(path)):
-            empty = f"rmdir {quote(str(path))} && " if path.exists() else ""
-            raise UserError(f"{aside} holds an earlier run, {_waits(aside)} that waits to be replaced; put it back by: "
-                            f"{empty}mv {quote(str(aside))} {quote(str(path))}, or pass --overwrite")  # fmt: skip
-        going_on = ", or --resume, which goes on from its state" if _goes_on(path) else ""
-        raise UserError(
-            f"{path} already holds data; choose another directory or pass --overwrite{going_on}"
-            + ("" if (path / MANIFEST).exists() else _earlier(path))
-        )
+def _why_kept(path: Path, holds: bool, whole: bool) -> str:
+    """What is said where a command without --overwrite would replace what is in a directory, or waits beside it."""
+    if not holds:
+        aside, empty = aside_of(path), f"rmdir {quote(str(path))} && " if path.exists() else ""
+        return (f"{aside} holds an earlier run, {_waits(aside)} that waits to be replaced; put it back by: "
+                f"{empty}mv {quote(str(aside))} {quote(str(path))}, or pass --overwrite")  # fmt: skip
+    going_on = ", or --resume, which goes on from its state" if _goes_on(path) else ""
+    earlier = "" if whole else _earlier(path)
+    return f"{path} already holds data; choose another directory or pass --overwrite{going_on}{earlier}"
+
+
+def _check_replaceable(path: Path, stage: str, inputs: Inputs) -> None:
+    """UserError unless a run directory that holds data may be replaced, as --overwrite asks."""
     if begun_by(path) != stage:
         raise UserError(
             f"{path} is not a {stage!r} run directory; it is not overwritten; choose another --out, or remove it"
         )
     for directory in inputs.values():
-        if Path(directory).resolve().is_relative_to(path.resolve()):
+        if directory.resolve().is_relative_to(path.resolve()):
             raise UserError(f"{directory} is an input of this run and would be overwritten; choose another --out")
+    aside = aside_of(path)
     if aside.exists() and not _is_ours(aside):
         raise UserError(f"{aside} is in the way: what is replaced waits there; move it elsewhere")
 
 
-def _mark(stage: str, config: Any, made_from: Mapping[str, str]) -> dict[str, Any]:
+def _mark(stage: str, config: Any, inputs: Inputs) -> dict[str, Any]:
     """What a run directory's config.json says from its beginning on; of its inputs the checksums of their manifests;
     and a name, by which the run knows its states (``run_name``)."""
-    return {"stage": stage, "config": to_json(config), "inputs": dict(made_from), "run": secrets.token_hex(8)}
+    return {"stage": stage, "config": to_json(config), "inputs": inputs.made_from, "run": secrets.token_hex(8)}
 
 
 def run_name(path: Path) -> str | None:
@@ -484,16 +492,15 @@ def _writer_of(path: Path) -> Iterator[None]:
         raise
 
 
-def resumed_run(path: Path, stage: str, config: Any, inputs: Mapping[str, Path]) -> Run:
+def resumed_run(path: Path, stage: str, config: Any, inputs: Inputs) -> Run:
     """A run directory that was begun before, locked; half-written until ``finish``.
 
     UserError, and it stays as it is, unless it was begun with these inputs, wherever they lie now (of what an earlier
     version began: unless they have the same paths).
     """
-    path = _place_of(path)
-    made_from, warning = manifests_of(inputs), warning_of(inputs)
+    path, inputs = _place_of(path), Inputs(inputs)
     with _writer_of(path):
-        mark = _mark(stage, config, made_from)
+        mark = _mark(stage, config, inputs)
         saved = read_json(path / "config.json")
         before = saved.get("inputs", {}) if isinstance(saved, dict) else None
         if not isinstance(before, dict):
@@ -510,7 +517,7 @@ def resumed_run(path: Path, stage: str, config: Any, inputs: Mapping[str, Path])
         write_json(path / "config.json", mark)
     aside = aside_of(path)
     replaced = aside if _is_ours(aside) else None
-    return Run(path, stage, config, dict(inputs), replaced=replaced, made_from=made_from, warning=warning)
+    return Run(path, stage, config, inputs, replaced=replaced)
 
 
 def _path_in(config: Mapping[str, Any], name: str) -> Any:
@@ -520,7 +527,7 @@ def _path_in(config: Mapping[str, Any], name: str) -> Any:
 
 
 @contextmanager
-def resumed(path: Path, stage: str, config: Any, inputs: Mapping[str, Path]) -> Iterator[Run]:
+def resumed(path: Path, stage: str, config: Any, inputs: Inputs) -> Iterator[Run]:
     """``resumed_run`` as a block: its manifest is written only if the block ends well; what is there stays anyway."""
     run = resumed_run(path, stage, config, inputs)
     try:
@@ -553,13 +560,7 @@ def settle(path: Path) -> None:
 
 @contextmanager
 def new_run(
-    path: Path,
-    stage: str,
-    config: Any,
-    inputs: Mapping[str, Path] | None = None,
-    *,
-    overwrite: bool = False,
-    made_from: Mapping[str, str] | None = None,
+    path: Path, stage: str, config: Any, inputs: Inputs | None = None, *, overwrite: bool = False
 ) -> Iterator[Run]:
     """``begin_run`` as a block: its manifest is written only if the block ends well.
 
@@ -569,9 +570,9 @@ def new_run(
     """
     if not ranks.first():
         with ranks.scratch() as folder:
-            yield begin_run(folder, stage, config, inputs, made_from=made_from)
+            yield begin_run(folder, stage, config, inputs)
         return
-    run = begin_run(path, stage, config, inputs, overwrite=overwrite, made_from=made_from)
+    run = begin_run(path, stage, config, inputs, overwrite=overwrite)
     try:
         yield run
         run.finish()

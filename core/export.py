@@ -76,6 +76,7 @@ class ExportConfig:
 
 
 def main(config: ExportConfig) -> None:
+    inputs = artefacts.Inputs({"exported": config.directory})
     manifest = artefacts.read_manifest(config.directory)
     is_result, is_store = ((config.directory / name).exists() for name in ("result.json", "spec.json"))
     if not is_result and not (is_store and "source" in manifest["facts"]):
@@ -88,7 +89,6 @@ def main(config: ExportConfig) -> None:
         raise UserError(f"--name {config.name}: as in dreamlens/coinrun-v0 (letters, digits, - _ . /, then -vNUMBER)")
     if to == "parquet":
         _pyarrow()
-    inputs = {"exported": config.directory}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         run.facts = {"stage": manifest["stage"], "format": to}
         if to == "minari":

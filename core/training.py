@@ -304,7 +304,7 @@ def unfinished_curve(path: Path) -> str | None:
 
 
 def open_run(
-    config: Any, stage: str, inputs: Mapping[str, Path], fixed: Sequence[str], state: str = STATE
+    config: Any, stage: str, inputs: artefacts.Inputs, fixed: Sequence[str], state: str = STATE
 ) -> artefacts.Run:
     """The run directory of a long job (a training): fresh, or with --resume the one it goes on in.
 
@@ -321,8 +321,6 @@ def open_run(
         raise UserError(f"{config.out} has no state to resume from ({state})")
     if state == STATE and not _state_bytes(config.out / state)[1]:
         print(f"note: {config.out / state} was written by an earlier version, without a checksum", file=sys.stderr)
-    for directory in inputs.values():
-        artefacts.read_manifest(directory)
     check_same(config, config.out, stage, fixed)
     if state == STATE:
         _check_size(config)
@@ -381,7 +379,7 @@ def require_same_sizes(path: Path, config: Any, earlier: Any, what: str) -> None
 
 
 def open_together(
-    config: Any, stage: str, inputs: Mapping[str, Path], fixed: Sequence[str], processes: Processes
+    config: Any, stage: str, inputs: artefacts.Inputs, fixed: Sequence[str], processes: Processes
 ) -> artefacts.Run:
     """``open_run`` by the first process; the others, which write nothing, wait for it."""
     if processes.first:
@@ -389,7 +387,7 @@ def open_together(
         if processes.count > 1:
             write_atomically(run.path / BEGUN_BY, _launch().encode())
     else:
-        run = artefacts.Run(path=config.out, stage=stage, config=config, inputs=dict(inputs))
+        run = artefacts.Run(path=config.out, stage=stage, config=config, inputs=inputs)
     processes.wait()
     return run
 

@@ -200,6 +200,7 @@ def windows(spec: EnvSpec, frames: int, seed: int) -> dict[str, Tensor]:
 def main(config: AdoptWorldConfig) -> None:
     torch.set_num_threads(config.threads)
     cli.require(0, seed=config.seed)
+    inputs = artefacts.Inputs({"agent": config.agent})
     agent = load_agent(config.agent)
     source, tensors = read_source(config.module), read_weights(config.weights)
     source.agree()
@@ -208,7 +209,6 @@ def main(config: AdoptWorldConfig) -> None:
     fill(world, tensors, getattr(module, "rename", None), config.weights)
     simulator = simulator_in(world, agent)
     check(simulator, windows(agent.spec, int(world.initial_frames), config.seed))
-    inputs = {"agent": config.agent}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         save_adopted(world, source, run.path, config.agent)
         run.facts = {"agent": fingerprint(agent), "simulator": fingerprint(simulator)}

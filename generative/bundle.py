@@ -134,7 +134,7 @@ def keep_simulator(config: BundleConfig, source: Path, simulator: Simulator[Any]
     training = training_of(source)
     if config.half:
         round_to_half(as_module(simulator))
-    inputs = {"agent": config.out / "agent"}
+    inputs = artefacts.Inputs({"agent": config.out / "agent"})
     with artefacts.new_run(
         config.out / "simulator", "train_gen_model", config, inputs, overwrite=config.overwrite
     ) as run:

@@ -129,7 +129,7 @@ def begun(config: Any, stage: str, made_of: Mapping[str, Any]) -> float:
 
 @contextmanager
 def opened(
-    config: Any, stage: str, inputs: Mapping[str, Path], made_of: Mapping[str, Any]
+    config: Any, stage: str, inputs: artefacts.Inputs, made_of: Mapping[str, Any]
 ) -> Iterator[tuple[artefacts.Run, Finished]]:
     """The run directory in config.out, fresh or with config.resume gone on with, and what is finished there."""
     kept = replace(config, resume=False)  # the run is that of a command that nothing stopped

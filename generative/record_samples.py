@@ -496,22 +496,21 @@ def main(config: RecordSamplesConfig) -> None:
     torch.set_num_threads(config.threads)
     check(config)
     config = going_on(config, STAGE, FOLDER)
+    inputs = artefacts.Inputs({
+        "simulator": next(iter(config.simulator), None), **members_as_inputs(config.simulator),
+        "between": config.between, "agent": config.agent, **config.intervention.inputs, "rollouts": config.rollouts,
+    })  # fmt: skip
     members = load_ensemble(config.simulator, device)
     check_ensemble(config, members)
     spec = members[0].world.spec
     picture = check_film(config, spec)
-    inputs = {"simulator": config.simulator[0], **members_as_inputs(config.simulator)}
-    inputs |= {} if config.between is None else {"between": config.between}
     if config.agent is not None:
-        inputs["agent"] = config.agent
         guest = load_agent(config.agent, device)
         members = [one.with_agent(guest) for one in members]
     intervene = build(config.intervention, fingerprint(members[0].agent), device=device)
     altered = [repr_of(i) for i in intervene]
-    inputs |= config.intervention.inputs
     if config.actions:
         altered.append({"kind": "ForcedActions", "actions": list(config.actions)})
-    inputs |= {} if config.rollouts is None else {"rollouts": config.rollouts}
     begins = [starts_of(config, one, device) for one in members]
     meta, of_one = begins[0][1], len(members) == 1
     count = len(meta)

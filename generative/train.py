@@ -530,7 +530,7 @@ class Trainer:
 
     def restore(self) -> None:
         state = load_state(self.state_file, *STATE)
-        made_from = self.run.made_from  # an earlier version's config.json does not say it
+        made_from = self.run.inputs.made_from  # an earlier version's config.json does not say it
         if state.get("made_from", made_from) != made_from:
             raise UserError(f"{self.config.out} was begun with other inputs; start another run for these")
         as_module(self.simulator).load_state_dict(state["simulator"])
@@ -729,17 +729,16 @@ def main(config: GenTrainConfig) -> None:
     config, device = going_on(restarted(config), STAGE), cli.device_of(config.device)
     processes = from_torchrun(config.optim.batch)
     stop = Stop(config.stop_after, processes, device)
+    begun_with = {f"begin_with_{n}" if n > 1 else "begin_with": path for n, path in enumerate(config.begin_with, 1)}
+    inputs = artefacts.Inputs({"agent": config.agent, "rollouts": config.rollouts, **begun_with})
     agent = load_agent(config.agent, device)
     store = RolloutStore(config.rollouts)
     check(config, store, fingerprint(agent), agent.spec)
     torch.set_num_threads(max(1, config.threads // processes.count))
     cli.seed_everything(config.seed)
     simulator = simulator_of(config.model, agent)
-    inputs = {"agent": config.agent, "rollouts": config.rollouts}
     if config.begin_with:
         take_weights(simulator, config.begin_with, config.model)
-        names = ["begin_with", *(f"begin_with_{n}" for n in range(2, len(config.begin_with) + 1))]
-        inputs |= dict(zip(names, config.begin_with, strict=True))
     simulator.world.to(device)
     simulator.world.precision = Precision(config.optim.bf16)
     fixed = ("model", "seed", "validation_share", "validation_windows")

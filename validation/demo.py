@@ -185,8 +185,7 @@ def apart(name: str, config: Any) -> Done:
 def main(config: DemoConfig) -> None:
     cli.device_of(config.device)
     models = {name: config.bundle / name for name in ("agent", "simulator")}
-    for path in models.values():
-        artefacts.read_manifest(path)
+    inputs = artefacts.Inputs(models)
     stages = plan(config)
     names, began = list(stages), time.time()
     count = len(stages) + 1
@@ -197,13 +196,13 @@ def main(config: DemoConfig) -> None:
     def begins(name: str) -> None:
         say(f"{title(name)}: {STAGES[PARTS[name]].does}")
 
-    with artefacts.new_run(config.out, STAGE, config, models, overwrite=config.overwrite) as run:
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         for name, seconds, said in (in_turn if config.threads == 1 else beside_each_other)(stages, begins):
             run.record(f"wall_{name}", seconds, "s")
             if said:
                 say(f"{title(name)} is done:\n{said.rstrip()}")
             say(f"        {seconds:.0f} s, {clock(time.time() - began)} in all")
-        run.inputs.update((name, config.out / name) for name in stages)
+        run.inputs |= {name: config.out / name for name in stages}
         say(f"[{count}/{count}] report: put it on one page")
         page = contents.build(choose(config.out, STAGES, models["agent"], models["simulator"]), config.out)
         artefacts.write_atomically(config.out / contents.PAGE, page.html.encode())

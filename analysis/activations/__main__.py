@@ -37,12 +37,11 @@ def main(config: ActivationsConfig) -> None:
     began = time.time()
     check(config)
     torch.set_num_threads(config.threads)
-    inputs = {"activations": config.directory}
-    made_from = artefacts.manifests_of(inputs)
+    inputs = artefacts.Inputs({"activations": config.directory})
     records = read(config.directory, config.subsample, config.rolling, config.first_tick, config.point)
     with threadpool_limits(config.threads):
         result = analyse(records, config)
-    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite, made_from=made_from) as run:
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         run.started = began
         result.save(run.path)
         draw(result, run.path, without=() if config.feature_scatter else ("feature_scatter.png",))

@@ -57,6 +57,7 @@ from typing import Any
 import numpy as np
 
 from analysis.shared.clusters import TIME_BINS, rotated_rows, time_bins
+from analysis.shared.units import stretches
 from core.progress import track
 from core.stats import ALPHA, benjamini_hochberg, d_of_sums, eta_squared, jackknifed, left_out, permutation_p
 
@@ -425,12 +426,6 @@ def entropy(counts_XB: np.ndarray) -> np.ndarray:
     return -(p * np.log(np.where(p > 0, p, 1))).sum(-1)
 
 
-def runs(label_N: np.ndarray, life_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(first row, length) int64 [X] of the stretches of equal labels within lives."""
-    first = np.flatnonzero(np.r_[True, (label_N[1:] != label_N[:-1]) | (life_N[1:] != life_N[:-1])])
-    return first, np.diff(np.r_[first, len(label_N)])
-
-
 def dealt_agent_entropy(
     label_N: np.ndarray, clusters: int, lives: Lives, rng: np.random.Generator, repeats: int
 ) -> np.ndarray:
@@ -438,7 +433,7 @@ def dealt_agent_entropy(
 
     What the lengths of runs and the times of a cluster give by themselves.
     """
-    first_X, length_X = runs(label_N, lives.life_N)
+    first_X, length_X = stretches(label_N, lives.life_N)
     bin_N = time_bins(lives.tick_N)
     by_bin = np.argsort(bin_N, kind="stable")
     n_B = np.bincount(bin_N, minlength=TIME_BINS)

@@ -75,6 +75,7 @@ def main(config: CausalDirectionsConfig) -> None:
     cli.require(1, horizon=config.horizon, steps=config.steps, draws=config.draws, threads=config.threads)
     cli.require(2 * LEAST_LEVELS, starts=config.starts)
     cli.require(0, seed=config.seed, latest_start=config.latest_start)
+    inputs = artefacts.Inputs({"agent": config.agent, "basis": config.basis})
     agent = load_agent(config.agent, device)
     made = config.worlds(agent.spec)
     game = agent.spec.env_id.partition("/")[2]
@@ -95,7 +96,6 @@ def main(config: CausalDirectionsConfig) -> None:
         if not there:
             raise UserError(f"{config.basis} has neither a pca nor an ica basis to hold subspaces against")
         bases = {kind: load_basis(config.basis, kind, fingerprint(agent)).to(device) for kind in there}
-    inputs = {"agent": config.agent} | ({} if config.basis is None else {"basis": config.basis})
     options = subspaces.FitOptions(steps=config.steps, seed=config.seed)
     asked = Asked(edit.words, ranks, config.horizon, config.draws, config.seed)
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:

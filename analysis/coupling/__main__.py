@@ -47,8 +47,7 @@ from analysis.coupling.jacobian import Recorded
 from analysis.coupling.labels import labelled
 from analysis.coupling.tables import assemble
 from analysis.shared.behaviours import load_behaviours
-from analysis.shared.samples import open_samples
-from analysis.shared.sources import check_made_from
+from analysis.shared.sources import check_made_from, check_own, open_samples
 from analysis.shared.units import drawn
 from core import artefacts, config as cli
 from core.contracts import UserError
@@ -88,6 +87,10 @@ def main(config: CouplingConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     check(config)
+    inputs = artefacts.Inputs({
+        "simulator": config.simulator, "samples": config.samples, "hidden_states": config.hidden_states,
+        "behaviours": config.behaviours, "rollouts": config.rollouts,
+    })  # fmt: skip
     simulator = load_simulator(config.simulator, device)
     agent = fingerprint(simulator.agent)
     basis = load_basis(config.hidden_states, config.basis_kind, agent)
@@ -98,13 +101,12 @@ def main(config: CouplingConfig) -> None:
     ids = ids or list(range(min(config.max_directions or basis.size, basis.size)))
     directions = [basis.names[i] for i in ids]
     basis = replace(basis, project_HK=basis.project_HK[:, ids], lift_KH=basis.lift_KH[ids])
-    inputs = {"simulator": config.simulator, "samples": config.samples, "hidden_states": config.hidden_states}
     behaviours = None
     if config.behaviours is not None:
         behaviours = load_behaviours(config.behaviours)
         check_made_from(config.behaviours, "samples", config.samples)
-        inputs["behaviours"] = config.behaviours
-    with open_samples(config.samples, simulator) as store:
+    with open_samples(config.samples) as store:
+        check_own(store, simulator, config.simulator)
         read = {"samples": drawn(store, 0, config.most_states, config.seed)}
         sampled, h = labelled(store, basis, behaviours, "sim", read["samples"].episodes)
         labels = sorted({int(b) for b in np.unique(sampled.label_N) if b >= 0})
@@ -125,7 +127,6 @@ def main(config: CouplingConfig) -> None:
                 raise UserError(f"{config.rollouts} does not hold real rollouts of this simulator's agent")
             read["rollouts"] = drawn(store, 0, config.most_states, config.seed)
             observed, _ = labelled(store, basis, behaviours, "real", read["rollouts"].episodes)
-        inputs["rollouts"] = config.rollouts
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         run.facts = {"agent": agent, "simulator": fingerprint(simulator)}
         coupling = couple(simulator, planned, observed, basis.to(device), labels, config)

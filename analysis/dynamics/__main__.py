@@ -46,10 +46,10 @@ def main(config: DynamicsConfig) -> None:
         raise UserError(f"--slow_steps {config.slow_steps}: at least 1")
     if config.lyapunov_steps <= config.burn_in:
         raise UserError(f"--lyapunov_steps {config.lyapunov_steps} must be above --burn_in {config.burn_in}")
-    given = {"agent": config.agent, "rollouts": config.rollouts, "behaviours": config.behaviours,
-             "hidden_states": config.hidden_states}  # fmt: skip
-    used = {k: v for k, v in given.items() if v is not None}
-    made_from = artefacts.manifests_of(used)
+    used = artefacts.Inputs({
+        "agent": config.agent, "rollouts": config.rollouts, "behaviours": config.behaviours,
+        "hidden_states": config.hidden_states,
+    })  # fmt: skip
     agent = load_agent(config.agent, device)
     memory = Recurrence.of(agent)
     if not memory.remembers:
@@ -68,7 +68,7 @@ def main(config: DynamicsConfig) -> None:
             inputs = typical(recorded, config.inputs, config.seed)
         else:
             inputs = of_behaviours(recorded, centre_of)
-        with artefacts.new_run(config.out, STAGE, config, used, overwrite=config.overwrite, made_from=made_from) as run:
+        with artefacts.new_run(config.out, STAGE, config, used, overwrite=config.overwrite) as run:
             result = analyse(memory, recorded, inputs, config, basis)
             chosen.say(result, "rollouts")
             for row in result.tables["points"]:

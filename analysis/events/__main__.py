@@ -58,8 +58,7 @@ def main(config: EventsConfig) -> None:
     from analysis.events.figures import draw
 
     cli.require(0, seed=config.seed)
-    inputs = {"rollouts": config.rollouts} | ({} if config.altered is None else {"altered": config.altered})
-    made_from = artefacts.manifests_of(inputs)
+    inputs = artefacts.Inputs({"rollouts": config.rollouts, "altered": config.altered})
     with RolloutStore(config.rollouts) as store:
         other = None if config.altered is None else RolloutStore(config.altered)
         if other is not None and (differ := store.spec.differences(other.spec)):
@@ -77,7 +76,7 @@ def main(config: EventsConfig) -> None:
     if names["altered"] == names["rollouts"]:
         names = {"rollouts": str(config.rollouts), "altered": str(config.altered)}
     result = assemble(events, one, altered, config.seed, names)
-    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite, made_from=made_from) as run:
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         for row in result.tables["events"]:
             interval = (row["rate_low"], row["rate_high"])
             result.scalar(f"rate_{row['event']}", row["rate"], "times an episode", row["n"], interval)

@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis.lives.recorded import Between, named
 from analysis.lives.timeline import EVENTS
+from analysis.shared.units import stretches
 from core.figures import figure_of
 from core.pages import UNLABELLED, label_name
 
@@ -28,8 +29,7 @@ SHORT = {"self_": "", "n_visible_": "", "n_inventory_": "", "max_": "", "_": " "
 def _runs(labels: Sequence[int]) -> list[tuple[int, int, int]]:
     """(first, one past the last, label) of every stretch of one label."""
     x = np.asarray(labels)
-    edges = np.r_[0, np.flatnonzero(np.diff(x)) + 1, len(x)]
-    return [(int(a), int(b), int(x[a])) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [(int(a), int(a + n), int(x[a])) for a, n in zip(*stretches(x), strict=True)]
 
 
 def _short(name: str) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from analysis.lives.phase_config import LifePhaseConfig
 from analysis.lives.recorded import Clusters, worlds_of
 from analysis.shared.clusters import record_share_from_time, rotated_rows, time_bins, time_eta2
+from analysis.shared.units import stretches
 from core.artefacts import Result
 from core.contracts import UserError
 from core.episodes import RolloutStore
@@ -117,9 +118,8 @@ def ends(m: Moments, died_E: np.ndarray, labels: np.ndarray) -> list[dict[str, A
     tail.  died_E: bool, by episode number.  Lives with one clustered row say nothing of this and are left out; [] if no
     others ended in death.
     """
-    starts = np.flatnonzero(np.r_[True, m.episode_N[1:] != m.episode_N[:-1]])
-    stops = np.r_[starts[1:], len(m.episode_N)]
-    lives = [(a, b) for a, b in zip(starts, stops, strict=True) if died_E[m.episode_N[a]] and b - a > 1]
+    first_L, length_L = stretches(m.episode_N)
+    lives = [(a, a + n) for a, n in zip(first_L, length_L, strict=True) if died_E[m.episode_N[a]] and n > 1]
     if not lives:
         return []
     unit_E, rows = m.unit_N[[a for a, _ in lives]], []

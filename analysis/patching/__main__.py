@@ -60,9 +60,9 @@ def main(config: PatchingConfig) -> None:
     check(config)
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
-    inputs = {"extraction": config.extraction, "policy": config.policy, "probes": config.probes, "basis": config.basis}
-    given = {k: v for k, v in inputs.items() if v is not None}
-    made_from = artefacts.manifests_of(given)
+    inputs = artefacts.Inputs({
+        "extraction": config.extraction, "policy": config.policy, "probes": config.probes, "basis": config.basis
+    })  # fmt: skip
     agent = load_policy(config.policy, device)
     rng = np.random.default_rng(config.seed)
     with RolloutStore(config.extraction) as store:
@@ -98,7 +98,7 @@ def main(config: PatchingConfig) -> None:
         )
     aligned = check_alignment(agent, steps, config.batch)
     doses = sorted({*config.doses, 1.0})
-    with artefacts.new_run(config.out, STAGE, config, given, overwrite=config.overwrite, made_from=made_from) as run:
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         patched = patch(
             agent, steps, directions, h_MH.astype(np.float64).std(0),
             doses=doses, controls=config.controls, batch=config.batch, seed=config.seed,

@@ -120,9 +120,12 @@ def main(config: ProbesConfig) -> None:
     torch.set_num_threads(config.threads)
     device = cli.device_of(config.device)
     paths = recordings_of(config)
-    inputs = {"extraction": paths[-1]} | {f"recording_{i}": path for i, path in enumerate(paths[:-1])}
-    inputs |= {f"agent_{i}": path for i, path in enumerate(config.agents)}
-    made_from = artefacts.manifests_of(inputs)
+    inputs = artefacts.Inputs({
+        "extraction": paths[-1], **{f"recording_{i}": path for i, path in enumerate(paths[:-1])},
+        **{f"agent_{i}": path for i, path in enumerate(config.agents)},
+        **{f"input_{n}": path for n, path in (elsewhere(w) for w in config.inputs if is_elsewhere(w))},
+        "agent": config.agent,
+    })  # fmt: skip
     with threadpool_limits(config.threads), RolloutStore(paths[-1]) as store:
         every = names_of(store)
         given = given_of(config, every)
@@ -138,6 +141,7 @@ def main(config: ProbesConfig) -> None:
                     raise UserError(f"--{option} {name}: no target{cli.nearest(name, targets)}")
         recorded = recorded_agent(store, config.agent, device)
         agent = None if recorded is None else recorded[0]
+        inputs |= {} if recorded is None or config.agent is not None else {"agent": recorded[1]}
         words = words_of(config, store, agent)
         others = load(config.agents, config.checkpoints, device) if config.agents else {}
         rows = read(store, config.states, list(dict.fromkeys([*targets, *given])), where=config.where,
@@ -170,10 +174,7 @@ def main(config: ProbesConfig) -> None:
     if len(tables) > 1:
         each = {n: tables[p]["inputs"] for n, p in zip(short_names(paths), paths, strict=True)}
         result.tables["emergence"] = emergence_rows(each)
-    inputs |= {f"input_{n}": path for n, path in (elsewhere(w) for w in words if is_elsewhere(w))}
-    if recorded is not None:
-        inputs["agent"] = recorded[1]
-    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite, made_from=made_from) as run:
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         for row in result.tables["targets"]:
             if row.get("linear") is not None:
                 ends = [np.nan if row[f"linear_{end}"] is None else row[f"linear_{end}"] for end in ("low", "high")]

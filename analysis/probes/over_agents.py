@@ -64,8 +64,7 @@ def main(config: OverAgentsConfig) -> None:
     if not 0 < config.smallest < 1:
         raise UserError(f"--smallest must lie between 0 and 1, not {config.smallest:g}")
     groups = groups_of(config.probes)
-    inputs = {f"{name}_{i}": path for name, paths in groups.items() for i, path in enumerate(paths)}
-    made_from = artefacts.manifests_of(inputs)
+    inputs = artefacts.Inputs({f"{name}_{i}": path for name, paths in groups.items() for i, path in enumerate(paths)})
     read = {path: values_of(path) for paths in groups.values() for path in paths}
     require_agents([path for paths in groups.values() for path in paths])
     measures = measures_of(config.measures, read)
@@ -94,7 +93,7 @@ def main(config: OverAgentsConfig) -> None:
     for rows in of_group.values():
         judge(rows, config.smallest, both_ways=rows is of_group["contrasts"])
     result.tables |= of_group
-    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite, made_from=made_from) as run:
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         draw_groups(result).savefig(run.path / "over_agents.png", dpi=120, metadata={"Software": None})
         result.save(run.path)
     print(summary(result, config.out))

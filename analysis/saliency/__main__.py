@@ -33,7 +33,8 @@ from analysis.saliency.figures import draw
 from analysis.saliency.maps import MapsWriter
 from analysis.shared.bases import bases_in
 from analysis.shared.quantities import find_quantities
-from analysis.shared.samples import Latents, open_samples, source_episodes
+from analysis.shared.samples import Latents, source_episodes
+from analysis.shared.sources import check_own, open_samples
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
@@ -94,6 +95,10 @@ def main(config: SaliencyConfig) -> None:
         raise UserError("--stride must be from 1 to --window; --draws at least 1; --radius above 0")
     if config.video:
         check_video()
+    inputs = artefacts.Inputs({
+        "simulator": config.simulator, "samples": config.samples, "hidden_states": config.hidden_states,
+        "env_states": config.env_states,
+    })  # fmt: skip
     simulator = load_simulator(config.simulator, device)
     agent, names = fingerprint(simulator.agent), simulator.world.spec.action_names
     side = min(
@@ -104,7 +109,8 @@ def main(config: SaliencyConfig) -> None:
     picture = next((x for x in simulator.world.spec.obs.values() if len(x.shape) == 3), None)
     if config.quantised and picture is None:
         raise UserError("--quantised is for pictures; this world's observations are none")
-    with open_samples(config.samples, simulator) as store:
+    with open_samples(config.samples) as store:
+        check_own(store, simulator, config.simulator)
         ids = parse_sample_ids(config.sample_ids, len(store))
         basis_of = bases_in(config.hidden_states, agent, device, config.env_states, fingerprint(simulator))
         quantities = find_quantities(config.quantities, simulator.world.spec, basis_of, config.basis_kind)
@@ -119,11 +125,6 @@ def main(config: SaliencyConfig) -> None:
     if config.combine_samples_not_iterate:
         z_SZ, ids = simulator.world.normalise(z_SZ[:].mean(0, keepdim=True)), [-1]
         units = units[:1]
-    inputs = {"simulator": config.simulator, "samples": config.samples}
-    if config.hidden_states is not None:
-        inputs["hidden_states"] = config.hidden_states
-    if config.env_states is not None:
-        inputs["env_states"] = config.env_states
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         run.facts = {"agent": agent, "simulator": fingerprint(simulator)}
         with Spool(run.path) as spool:

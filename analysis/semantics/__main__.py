@@ -211,15 +211,15 @@ def main(config: SemanticsConfig) -> None:
     if curves:
         drawn = bands_of(curves, smoothing=config.curve.smoothing, drop=config.curve.drop,
                          normalise=config.curve.normalise)  # fmt: skip
-    subject, inputs = None, {}
+    subject, inputs = None, artefacts.Inputs()
     if set(made) & set(OF_STATES):
+        inputs = artefacts.Inputs({
+            "agent": config.agent, "rollouts": config.rollouts, "behaviours": config.behaviours,
+            "other_plain": config.plain, **{f"other_{i}": path for i, path in enumerate(config.others)},
+        })  # fmt: skip
         agent = open_policy(config.agent, device)
         names = read_names(config.names, agent.semantic.codes)
         subject = Subject(agent, *read_states(agent, config.rollouts), names)
-        inputs = {"agent": config.agent, "rollouts": config.rollouts}
-        given = {"behaviours": config.behaviours, "other_plain": config.plain}
-        inputs |= {name: path for name, path in given.items() if path is not None}
-        inputs |= {f"other_{i}": path for i, path in enumerate(config.others)}
         field_name = check_states(config, made, subject)
         said = read_descriptions(config.descriptions) if "matches" in made and config.descriptions else None
         holds_ND = None if said is None else told(subject.store, said)

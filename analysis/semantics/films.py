@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.semantics.states import States, runs_of
+from analysis.semantics.states import States
+from analysis.shared.units import stretches
 from core import config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
@@ -62,7 +63,7 @@ def write_films(
         _, highest = returns_of(game, str(store.spec.options.get("distribution_mode", "easy")))
         score_E = np.array([store.pooled("reward", episodes=[e])[0]["reward"].sum() for e in range(len(store))])
         chosen = (score_E > RETURN_SHARE * highest) & (np.asarray(store.steps) <= RETURN_STEPS)
-    runs_R2 = runs_of(states.code_N, states.index_N2[:, 0])
+    runs_R2 = np.stack(stretches(states.code_N, states.index_N2[:, 0]), 1)
     long_R = (runs_R2[:, 1] >= options.run_least) & chosen[states.index_N2[runs_R2[:, 0], 0]]
     rows: list[dict[str, Any]] = []
     for c in range(states.codes):

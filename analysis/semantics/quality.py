@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.semantics.states import States, episodes_for, runs_of
+from analysis.semantics.states import States, episodes_for
 from analysis.shared.clusters import (
     k_means as centres_of,
     nearest_centre,
@@ -19,6 +19,7 @@ from analysis.shared.clusters import (
     time_bins,
 )
 from analysis.shared.surrogates import ENOUGH, slowness, walk
+from analysis.shared.units import stretches
 from core.artefacts import Result
 from core.progress import track
 from core.stats import ALPHA, band_of, cohens_d_interval, jackknife
@@ -78,11 +79,11 @@ def use_of_codes(states: States, result: Result, rng: np.random.Generator) -> No
     result.scalar("perplexity", float(value), "codes", n, (float(low), float(high)))
     result.scalar("codes_alive", states.codes - len(states.dead), "codes", n)
     result.notes["dead"] = states.dead
-    run_R2 = runs_of(states.code_N, states.index_N2[:, 0])
+    first_R, run_R = stretches(states.code_N, states.index_N2[:, 0])
     result.tables["use"] = []
     for c, count in enumerate(states.counts.tolist()):
         mine = states.code_N == c
-        length_R = run_R2[states.code_N[run_R2[:, 0]] == c, 1]
+        length_R = run_R[states.code_N[first_R] == c]
         result.tables["use"].append({
             "code": c, "states": count, "share": count / len(states), "units": len(np.unique(unit_N[mine])),
             "run_length": float(length_R.mean()) if count else float("nan"),
@@ -142,7 +143,7 @@ def run_lengths(
     episode_M, h_MF = states.index_N2[rows, 0], np.asarray(states.h_NH[rows], np.float64)
 
     def mean_run(label_M: np.ndarray) -> float:
-        return float(runs_of(label_M, episode_M)[:, 1].mean())
+        return float(stretches(label_M, episode_M)[1].mean())
 
     mean_F = h_MF.mean(0)
     variance_K, axes_FK = np.linalg.eigh(np.atleast_2d(np.cov(h_MF - mean_F, rowvar=False)))

@@ -13,9 +13,10 @@ import torch
 
 from agents.load import load_agent
 from agents.semantic import SemanticAgent
+from analysis.shared.behaviours import check_names
 from analysis.shared.sources import open_stores
 from analysis.shared.truths import levels_of
-from analysis.shared.units import units
+from analysis.shared.units import stretches, units
 from core.artefacts import load_json
 from core.config import read_json
 from core.contracts import UserError
@@ -109,26 +110,11 @@ def read_names(path: Path | None, codes: int) -> dict[int, str]:
     if path is None:
         return out
     data = load_json(path.parent, path.name) if (path.parent / "manifest.json").exists() else read_json(path)
-    if not isinstance(data, dict):
-        raise UserError(f"{path} must name codes, as {{'0': 'a name', ...}}")
-    for key, name in data.items():
-        if key not in map(str, out):
-            raise UserError(f"{path}: there is no code {key!r}; there are 0 to {codes - 1}")
-        if not isinstance(name, str) or not name.strip() or not name.isprintable():
-            raise UserError(f"{path}: the name of code {key} must be one line of text, not {name!r}")
-        out[int(key)] = name.strip()
-    return out
-
-
-def runs_of(label_N: np.ndarray, episode_N: np.ndarray) -> np.ndarray:
-    """Runs of one label within an episode, int64 [R, 2]: (first row, length)."""
-    change_N = np.r_[True, (label_N[1:] != label_N[:-1]) | (episode_N[1:] != episode_N[:-1])]
-    first_R = np.flatnonzero(change_N)
-    return np.stack([first_R, np.diff(np.r_[first_R, len(label_N)])], 1)
+    return out | check_names(data, codes, str(path), "code", every=False)
 
 
 def episodes_for(index_N2: np.ndarray, rows: int) -> np.ndarray:
     """Rows of the first whole episodes that have together at least ``rows`` rows."""
-    ends = np.flatnonzero(np.r_[index_N2[1:, 0] != index_N2[:-1, 0], True]) + 1
+    ends = np.add(*stretches(index_N2[:, 0]))
     stop = int(ends[min(int(np.searchsorted(ends, rows)), len(ends) - 1)])
     return np.arange(stop)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from core.contracts import UserError
 STAGE = "behaviours"
 NAMES = "behaviours.json"
 SOURCES = ("real", "sim")
+LONGEST_NAME = 200  # characters
 LABEL_STEPS = 5  # a simulated sample is labelled by its first steps (METHODS section 5)
 
 
@@ -43,6 +45,23 @@ class Behaviours:
         return self.index[source][self.labels[source] == behaviour]
 
 
+def check_names(names: Any, count: int, where: str, of: str = "behaviour", every: bool = True) -> dict[int, str]:
+    """A user's names of ``count`` behaviours (or codes, ``of``), from JSON: {"0": "a name", ...}; every: none is left
+    out.  UserError, which begins with ``where``, unless each is one line of text that a page has room for."""
+    known = {str(number): number for number in range(count)}
+    if not isinstance(names, dict) or (every and names.keys() != known.keys()):
+        which = f"each of the {of}s 0 to {count - 1}" if every else f"{of}s"
+        raise UserError(f"{where} must name {which}, as {{'0': 'a name', ...}}")
+    for key, name in names.items():
+        if key not in known:
+            raise UserError(f"{where}: there is no {of} {key!r}; there are 0 to {count - 1}")
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise UserError(f"{where}: the name of {of} {key} must be one line of text, not {name!r}")
+        if len(name) > LONGEST_NAME:
+            raise UserError(f"{where}: the name of {of} {key} has {len(name)} characters; {LONGEST_NAME} at most")
+    return {known[key]: name.strip() for key, name in names.items()}
+
+
 def load_behaviours(path: Path) -> Behaviours:
     """The labels of a behaviours run directory, and the names in its behaviours.json.  Raises UserError."""
     path = Path(path)
@@ -52,18 +71,13 @@ def load_behaviours(path: Path) -> Behaviours:
     raw = artefacts.load_json(path, NAMES)
     if NAMES in artefacts.edited_files(path):
         print(f"note: {path / NAMES} was edited since the behaviours were made; its names are used", file=sys.stderr)
-    count = int(result.notes["behaviours"])
-    if not isinstance(raw, dict) or sorted(raw) != sorted(str(b) for b in range(count)):
-        raise UserError(f"{path / NAMES} must name each of the behaviours 0 to {count - 1}, as {{'0': 'a name', ...}}")
-    for key, name in raw.items():
-        if not isinstance(name, str) or not name.strip() or not name.isprintable():
-            raise UserError(f"{path / NAMES}: the name of behaviour {key} must be one line of text, not {name!r}")
+    names = check_names(raw, int(result.notes["behaviours"]), str(path / NAMES))
     labels = {s: result.arrays[f"labels_{s}"].astype(np.int64) for s in have}
     return Behaviours(
         labels={s: labels[s][labels[s] != NOISE] for s in have},
         index={s: result.arrays[f"index_{s}"][labels[s] != NOISE] for s in have},
         sample_labels=result.arrays["sample_labels"].astype(np.int64),
-        names={int(k): v.strip() for k, v in raw.items()},
+        names=names,
         agent=manifest["facts"]["agent"],
     )
 

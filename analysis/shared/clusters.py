@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from analysis.shared.units import stretches
 from core import ranks
 from core.artefacts import Result
 from core.contracts import UserError
@@ -278,8 +279,7 @@ def rotated_rows(episode_N: np.ndarray, rng: np.random.Generator, together_N: np
     together_N: episodes of one such group are rotated by the same share of their lengths, so that what they have in
     common (a clock, an event) stays common.
     """
-    starts = np.flatnonzero(np.r_[True, episode_N[1:] != episode_N[:-1]])
-    lengths = np.diff(np.r_[starts, len(episode_N)])
+    starts, lengths = stretches(episode_N)
     position_N = np.arange(len(episode_N)) - np.repeat(starts, lengths)
     groups, group_E = np.unique((episode_N if together_N is None else together_N)[starts], return_inverse=True)
     if len(groups) == len(starts):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from analysis.shared.units import stretches
 from core.contracts import UserError
 from core.stats import ALPHA, LOST, Estimate, jackknife, least_units
 
@@ -136,8 +137,7 @@ def exchanged_units(
     though lives differ in length.  Steps that no other life reaches begin again.  Rows of a life are consecutive and in
     order of time; step_N: their steps, where these are not 0, 1, 2, ...
     """
-    starts = np.flatnonzero(np.r_[True, life_N[1:] != life_N[:-1]])
-    length_L = np.diff(np.append(starts, len(life_N)))
+    starts, length_L = stretches(life_N)
     step_L = [np.arange(n) if step_N is None else step_N[a : a + n] for a, n in zip(starts, length_L, strict=True)]
     unit_L = unit_N[starts]
     last_L = [int(step[-1]) for step in step_L]

@@ -1,31 +1,13 @@
-"""Simulated rollouts of one simulator, and the real episodes that they start in."""
+"""What simulated rollouts start from: their latents, and the real episodes that they start in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from core.contracts import UserError
-from core.directions import fingerprint
 from core.episodes import RolloutStore
-from core.roll import Simulator
-
-
-def open_samples(path: Path, simulator: Simulator[Any]) -> RolloutStore:
-    """Simulated rollouts of this very simulator; UserError otherwise."""
-    store = RolloutStore(path)
-    facts = store.manifest["facts"]
-    if facts.get("source") != "simulated":
-        raise UserError(f"{path} holds real rollouts; --samples needs simulated ones (generative.record_samples)")
-    if "simulators" in facts:
-        raise UserError(f"{path} holds samples of {len(facts['simulators'])} simulators; record samples in one")
-    if facts.get("simulator") != fingerprint(simulator):
-        raise UserError(f"{path} was recorded in another simulator; record samples in this one first")
-    return store
 
 
 class Latents:

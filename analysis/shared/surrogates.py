@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from analysis.shared.clusters import NOISE, STEPS_PER_CLUSTER, Method, label_points, rand_indices
+from analysis.shared.units import stretches
 from core import ranks
 from core.artefacts import Result
 from core.progress import track
@@ -161,8 +162,7 @@ def slowness(white_ND: np.ndarray, sequence_N: np.ndarray, lag: int) -> tuple[np
 
 def walk(noise_MD: np.ndarray, sequence_M: np.ndarray, follow_DD: np.ndarray, noise_DD: np.ndarray) -> np.ndarray:
     """Rows [M, D] of the Markov surrogate, each episode begun anew; noise_MD: standard normal."""
-    start_E = np.flatnonzero(np.r_[True, sequence_M[1:] != sequence_M[:-1]])
-    length_E = np.diff(np.r_[start_E, len(sequence_M)])
+    start_E, length_E = stretches(sequence_M)
     out = noise_MD.copy()
     for t in range(1, int(length_E.max())):
         rows = start_E[length_E > t] + t

@@ -71,6 +71,13 @@ def made_from(samples: RolloutStore, real: RolloutStore) -> bool:
     return bool(known == artefacts.manifest_sha256(real.path))
 
 
+def stretches(*keys_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(first row, length) int64 [R] of the stretches of consecutive rows in which every key is the same."""
+    change_N = np.any([key_N[1:] != key_N[:-1] for key_N in keys_N], 0)
+    first_R = np.flatnonzero(np.r_[True, change_N])
+    return first_R, np.diff(np.r_[first_R, len(keys_N[0])])
+
+
 ENOUGH_UNITS = 10  # two a fold
 Unit = Literal["auto", "map", "level", "world", "life"]
 COARSE: tuple[Unit, ...] = ("map", "level", "world")  # what lives can share, the largest first

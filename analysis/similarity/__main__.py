@@ -97,8 +97,9 @@ def main(config: SimilarityConfig) -> None:
     cli.require(0, first_step=config.first_step, seed=config.seed)
     cli.require(FOLDS, episodes=config.episodes)
     cli.require(99, resamples=config.resamples)
-    inputs = {f"agent_{i}": path for i, path in enumerate(config.agents)} | {"rollouts": config.rollouts}
-    made_from = artefacts.manifests_of(inputs)
+    inputs = artefacts.Inputs({
+        **{f"agent_{i}": path for i, path in enumerate(config.agents)}, "rollouts": config.rollouts
+    })  # fmt: skip
     agents = load(config.agents, config.checkpoints, device)
     with RolloutStore(config.rollouts) as store:
         if store.manifest["facts"].get("source") != "real" and store.manifest["stage"] != EXTRACTION:
@@ -126,7 +127,7 @@ def main(config: SimilarityConfig) -> None:
     spec = agents[names[0]].spec
     parts = dict(spec.action_parts) or {"action": spec.n_actions}
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]] + [(a, a + SHUFFLED) for a in names]
-    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite, made_from=made_from) as run:
+    with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         with threadpool_limits(config.threads):
             rows = compare(
                 seen, pairs, unit_N,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.shared.probe_fits import exchanged
+from analysis.shared.units import stretches
 
 
 class Layer(NamedTuple):
@@ -19,9 +20,7 @@ class Layer(NamedTuple):
     @classmethod
     def of(cls, x_NP: np.ndarray, episode_N: np.ndarray) -> Layer:
         """Rows of an episode must be consecutive."""
-        x_NP = np.asarray(x_NP, np.float64) - np.mean(x_NP, 0)
-        starts = np.flatnonzero(np.r_[True, episode_N[1:] != episode_N[:-1]])
-        return cls(x_NP, starts, np.diff(np.r_[starts, len(x_NP)]))
+        return cls(np.asarray(x_NP, np.float64) - np.mean(x_NP, 0), *stretches(episode_N))
 
     @property
     def sum_EP(self) -> np.ndarray:

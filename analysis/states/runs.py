@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,24 +28,15 @@ class StateConfig(Protocol):
     def overwrite(self) -> bool: ...
 
 
-def new_fit(
-    config: StateConfig, stage: str, inputs: Mapping[str, Path | None]
-) -> AbstractContextManager[artefacts.Run]:
-    """The run directory of a fit, opened before the work begins: one that is not free is refused then."""
-    given = {k: v for k, v in inputs.items() if v is not None}
-    return artefacts.new_run(config.out, stage, config, given, overwrite=config.overwrite)
-
-
 def fit_and_save(
-    config: Any, stage: str, space: str, parts: Callable[[], Sequence[States]], store: RolloutStore | None,
-    facts: dict[str, Any],
+    config: Any, stage: str, inputs: artefacts.Inputs, space: str, parts: Callable[[], Sequence[States]],
+    store: RolloutStore | None, facts: dict[str, Any],
 ) -> None:  # fmt: skip
     """How env_states and latents go on: fit the states of a simulator's space, write the run, say what was found.
 
     parts: makes the states; store: one of those they are of, for the names of its actions."""
     assert store is not None
-    inputs = {"simulator": config.simulator, "rollouts": config.rollouts, "samples": config.samples}
-    with new_fit(config, stage, inputs) as run:
+    with artefacts.new_run(config.out, stage, config, inputs, overwrite=config.overwrite) as run:
         with threadpool_limits(config.threads):  # scikit-learn's own OpenMP does not hear torch.set_num_threads
             result, bases = fit(join(parts()), space, facts["simulator"], config.fit, config.seed)
         result.notes |= {**facts, "action_names": list(store.spec.action_names)}
@@ -75,10 +65,9 @@ def load_drawn(source: Path | None, stage: str) -> Result:
     return Result.load(source)
 
 
-def plot(config: StateConfig, stage: str, result: Result, inputs: Mapping[str, Path | None]) -> None:
+def plot(config: StateConfig, stage: str, inputs: artefacts.Inputs, result: Result) -> None:
     """Draw a saved Result into a run directory of its own."""
-    given = {k: v for k, v in inputs.items() if v is not None}
-    with artefacts.new_run(config.out, f"{stage}_plot", config, given, overwrite=config.overwrite) as run:
+    with artefacts.new_run(config.out, f"{stage}_plot", config, inputs, overwrite=config.overwrite) as run:
         names = _draw(result, run.path)
         run.facts = {k: result.notes[k] for k in ("agent", "simulator") if k in result.notes}
     print(f"drew {', '.join(names)}: {config.out}")

@@ -66,6 +66,9 @@ def main(config: TargetFunctionsConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     check(config)
+    inputs = artefacts.Inputs({
+        "simulator": config.simulator, "hidden_states": config.hidden_states, "rollouts": config.rollouts
+    })  # fmt: skip
     simulator = load_simulator(config.simulator, device)
     agent, names = fingerprint(simulator.agent), simulator.world.spec.action_names
     targets = find_targets(
@@ -73,13 +76,9 @@ def main(config: TargetFunctionsConfig) -> None:
         bases_in(config.hidden_states, agent, device), config.basis_kind,
     )  # fmt: skip
     count, controls = config.samples * config.screen, config.samples * tries_of(config)
-    inputs = {"simulator": config.simulator}
-    if config.hidden_states is not None:
-        inputs["hidden_states"] = config.hidden_states
     if config.rollouts is None:
         starts = random_starts(simulator, count, controls, config.seed, device)
     else:
-        inputs["rollouts"] = config.rollouts
         with open_rollouts(config.rollouts, simulator) as store:
             starts = informed_starts(simulator, store, count, controls, config.seed, device)
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:

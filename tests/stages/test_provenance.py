@@ -103,7 +103,7 @@ def test_a_result_made_with_other_weights_than_its_inputs_is_found(pipeline: Pat
     run = tmp_path / "p" / "rollouts"
     about = artefacts.read_manifest(run)
     inputs = {name: run / known["path"] for name, known in about["inputs"].items()}
-    again = artefacts.Run(path=run, stage=about["stage"], config=about["config"], inputs=inputs)
+    again = artefacts.Run(path=run, stage=about["stage"], config=about["config"], inputs=artefacts.Inputs(inputs))
     again.facts = {**about["facts"], "agent": "0" * 16}
     again.finish()
     (said,) = artefacts.verify(run)

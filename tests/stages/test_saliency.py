@@ -13,7 +13,7 @@ import torch
 from agents.recurrent import AgentConfig, RecurrentAgent
 from analysis.coupling import __main__ as coupling
 from analysis.saliency import __main__ as saliency, tables
-from analysis.shared import bases, samples, strips
+from analysis.shared import bases, sources, strips
 from analysis.shared.quantities import find_quantities
 from core import artefacts, config as cli
 from core.artefacts import Result
@@ -164,7 +164,7 @@ def test_a_range_leaves_its_end_out_and_samples_combine(runs: Path, tmp_path: Pa
     assert both.notes["combined_ids"] == [3, 4] and both.arrays["frames"].shape[0] == 1
     assert (out / "sample_combined_value.png").exists()
     simulator = load_simulator(runs / "simulator")
-    with samples.open_samples(runs / "samples", simulator) as store:
+    with sources.open_samples(runs / "samples") as store:
         z = simulator.world.normalise(torch.from_numpy(store.latents([3, 4])).mean(0, keepdim=True))
     assert torch.linalg.norm(z).item() == pytest.approx(1.0)
     with torch.no_grad():

@@ -16,7 +16,8 @@ from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from agents.semantic import SemanticAgent, load_semantic, save_semantic
 from analysis.semantics import __main__ as semantics
 from analysis.semantics.quality import agree
-from analysis.semantics.states import read_states, require_clusters, runs_of
+from analysis.semantics.states import read_states, require_clusters
+from analysis.shared.units import stretches
 from core import artefacts, config as cli
 from core.artefacts import Result, new_run
 from core.contracts import UserError
@@ -99,8 +100,8 @@ def test_the_numbers_are_those_of_their_definitions(made: Path, whole: Path) -> 
     share = counts[counts > 0] / len(code_N)
     assert result.scalars["perplexity"]["value"] == pytest.approx(np.exp(-(share * np.log(share)).sum()))
     assert result.scalars["codes_alive"]["value"] == (counts > 0).sum()
-    runs = runs_of(code_N, index_N2[:, 0])
-    assert runs[:, 1].sum() == len(code_N) and result.scalars["run_length"]["value"] == pytest.approx(runs[:, 1].mean())
+    _, run_R = stretches(code_N, index_N2[:, 0])
+    assert run_R.sum() == len(code_N) and result.scalars["run_length"]["value"] == pytest.approx(run_R.mean())
     against = {row["with"]: row for row in result.tables["agreement"]}
     assert {"codes of trained", "k-means of the features", "step of the episode", "agent_x"} <= against.keys()
     assert all(-1 <= row["ari"] <= 1 and 0 <= row["nmi"] <= 1 for row in against.values())

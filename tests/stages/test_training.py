@@ -56,7 +56,7 @@ def trainer_of(config: train.GenTrainConfig, processes: Processes) -> train.Trai
     torch.manual_seed(config.seed)
     simulator = simulator_of(config.model, agent)
     config.out.mkdir(parents=True, exist_ok=True)
-    inputs = {"agent": config.agent, "rollouts": config.rollouts}
+    inputs = artefacts.Inputs({"agent": config.agent, "rollouts": config.rollouts})
     run = artefacts.Run(path=config.out, stage=train.STAGE, config=config, inputs=inputs)
     return train.Trainer(config, simulator, RolloutStore(config.rollouts), processes, run)
 

@@ -15,7 +15,7 @@ from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from analysis.behaviours.__main__ import BehavioursConfig, main as behaviours
 from analysis.behaviours.config import BehaviourOptions
 from analysis.shared.directions import fit_pca
-from analysis.shared.samples import open_samples
+from analysis.shared.sources import check_own, open_samples
 from core import artefacts, config as cli
 from core.artefacts import Result, verify
 from core.contracts import UserError
@@ -184,7 +184,7 @@ def test_samples_of_an_ensemble_begin_at_the_same_frames(dirs):
     assert rows["frame_mse", 3]["value"] == pytest.approx(np.mean([(a - b) ** 2 for a, b in frames]), rel=1e-4)
     assert rows["same_action", 3]["n"] == 5 and 0 <= rows["same_action", 3]["value"] <= 1
     with pytest.raises(UserError, match="holds samples of 2 simulators"):
-        open_samples(out, load_simulator(simulators[0]))
+        check_own(open_samples(out), load_simulator(simulators[0]), simulators[0])
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from analysis.activations.verdicts import Lives
 from analysis.shared.clusters import NOISE, TIME_BINS, time_bins, time_eta2
 from analysis.shared.directions import principal_scores
 from analysis.shared.placed import cost, evenly
+from analysis.shared.units import stretches
 from core.artefacts import Result
 from core.contracts import UserError
 from core.stats import cohens_d, cohens_d_interval, eta_squared
@@ -505,7 +506,7 @@ def test_dealt_labels_keep_runs_and_time_and_lose_who() -> None:
     )
     rotated = verdicts.dealt_rows(lives, rng, rotate=True)
     assert (late[rotated] == late).mean() < 0.75
-    runs = [len(verdicts.runs(late[r], life)[0]) for r in (np.arange(len(life)), rows, rotated)]
+    runs = [len(stretches(late[r], life)[0]) for r in (np.arange(len(life)), rows, rotated)]
     assert runs[0] == runs[1] == 2 * LIVES and runs[2] <= 3.2 * LIVES
     own = verdicts.rotated_rows(lives.life_N, rng)
     assert (life[own] == life).all() and (np.sort(own) == np.arange(len(life))).all()

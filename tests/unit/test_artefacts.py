@@ -21,6 +21,7 @@ from core.artefacts import (
     LESS_THAN_HELD,
     MANIFEST,
     SIMULATOR_WARNING,
+    Inputs,
     Result,
     Run,
     chain,
@@ -474,7 +475,8 @@ def test_a_results_agent_is_one_of_its_inputs(tmp_path: Path, models: dict[str, 
     assert said == f"{tmp_path / 'wrong'}: it says agent {'0' * 16}, its inputs are of others (a {a})"
     model_run(tmp_path / "around b", "simulator", World(torch.nn.Linear(3, 2)))
     own = read_manifest(tmp_path / "around b")["facts"]["agent"]
-    again = Run(path=tmp_path / "around b", stage="train_gen_model", config={}, inputs={"agent": tmp_path / "b"})
+    inputs = Inputs({"agent": tmp_path / "b"})
+    again = Run(path=tmp_path / "around b", stage="train_gen_model", config={}, inputs=inputs)
     again.facts = {"agent": own}
     again.finish()
     assert verify(again.path) == [f"{again.path}: it says agent {own}, its inputs are of others (agent {b})"]
@@ -755,12 +757,17 @@ def test_what_a_run_was_made_from_is_what_was_there_when_it_began(
     assert manifest["inputs"]["rollouts"]["manifest_sha256"] == first != sha256(runs / "rollouts" / MANIFEST)
     assert manifest["facts"]["replaced_inputs"] == ["rollouts"]
     assert "rollouts: replaced or moved while this run was made" in capsys.readouterr().err
-    before = artefacts.manifests_of({"rollouts": runs / "rollouts"})  # of what was read before the run began
+    before = artefacts.Inputs({"rollouts": runs / "rollouts", "samples": None})  # what is read before the run begins
+    second = sha256(runs / "rollouts" / MANIFEST)
     with new_run(runs / "rollouts", "record", {"seed": 78}, made, overwrite=True):
         pass
-    with new_run(runs / "later", "hidden_states", {}, {"rollouts": runs / "rollouts"}, made_from=before):
-        pass
-    assert read_manifest(runs / "later")["facts"]["replaced_inputs"] == ["rollouts"]
+    with new_run(runs / "later", "hidden_states", {}, before | {"agent": runs / "agent"}) as run:
+        run.inputs |= {"new": runs / "rollouts"}  # known on the way, and what it is now
+    manifest = read_manifest(runs / "later")
+    assert manifest["facts"]["replaced_inputs"] == ["rollouts"]
+    now = {name: sha256(runs / of / MANIFEST) for name, of in {"agent": "agent", "new": "rollouts"}.items()}
+    assert {k: v["manifest_sha256"] for k, v in manifest["inputs"].items()} == {"rollouts": second, **now}
+    assert not {first, second} & {*now.values()} and list(before) == ["rollouts"]
     assert any("is not the one it was made from" in problem for problem in verify(runs / "read"))
     with new_run(runs / "renamed", "hidden_states", {}, {"rollouts": runs / "rollouts"}):
         (runs / "rollouts").rename(runs / "elsewhere")

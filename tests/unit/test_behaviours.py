@@ -769,6 +769,7 @@ def test_names_and_hostile_names() -> None:
         ('{"0": "a", "1": "b", "2": 5}', "the name of behaviour 2 must be one line of text, not 5"),
         ('{"0": "a", "1": " ", "2": "c"}', "the name of behaviour 1 must be one line of text"),
         ('{"0": "a\\nb", "1": "b", "2": "c"}', "the name of behaviour 0 must be one line of text"),
+        (json.dumps({"0": "a", "1": "b" * 201, "2": "c"}), "the name of behaviour 1 has 201 characters; 200 at most"),
     ],
 )
 def test_a_broken_names_file_is_one_line(drawn: Path, tmp_path: Path, text: str, said: str) -> None:

@@ -18,7 +18,7 @@ from analysis.shared.directions import (
     state_rank,
     varying,
 )
-from analysis.shared.units import Drawn
+from analysis.shared.units import Drawn, stretches
 from analysis.states import fit as states_fit, runs
 from analysis.states.figures import colourings, draw, figures_of, label_of, number_of
 from analysis.states.fit import check, fit
@@ -413,3 +413,10 @@ def test_states_are_coloured_by_what_is_known_of_them(tmp_path: Path) -> None:
 def test_settings_that_mean_nothing(flags: dict, says: str) -> None:
     with pytest.raises(UserError, match=says):
         check(FitOptions(**flags))
+
+
+def test_stretches_end_where_any_key_changes() -> None:
+    label_N, episode_N = np.array([2, 2, 2, 1, 1, 2]), np.array([0, 0, 1, 1, 1, 1])
+    assert [x.tolist() for x in stretches(label_N)] == [[0, 3, 5], [3, 2, 1]]
+    assert [x.tolist() for x in stretches(label_N, episode_N)] == [[0, 2, 3, 5], [2, 1, 2, 1]]
+    assert [x.tolist() for x in stretches(label_N[:1])] == [[0], [1]]

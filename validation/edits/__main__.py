@@ -17,7 +17,6 @@ if not __package__:  # run by its path, where the imports below fail
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -118,20 +117,22 @@ def main(config: EditsConfig) -> None:
     cli.require(FEWEST, random_directions=config.random_directions)
     cli.require(LEAST_STARTS, starts=config.starts)
     cli.require(0, seed=config.seed, latest_start=config.latest_start, controls=config.controls)
+    inputs = artefacts.Inputs({
+        "agent": config.agent if config.simulator is None else None, "simulator": config.simulator,
+        "coupling": config.coupling, "basis": config.basis, "behaviours": config.behaviours,
+    })  # fmt: skip
     simulator = None if config.simulator is None else load_simulator(config.simulator, device)
     agent = config.studied(simulator, device)
     made = config.worlds(agent.spec)
-    inputs: dict[str, Any] = {"agent": config.agent} if config.simulator is None else {"simulator": config.simulator}
     basis = None
     edges: tuple[Edge, ...] = ()
     if config.coupling is not None:
         where, basis, edges = load_edges(config.coupling, config.basis, config.edges, fingerprint(agent))
-        inputs |= {"coupling": config.coupling, "basis": where}
+        inputs |= {} if config.basis is not None else {"basis": where}
         if (longest := max(edge.lag for edge in edges)) > config.horizon:
             raise UserError(f"an edge of {config.coupling} is {longest} steps long: give --horizon {longest} or more")
     elif config.basis is not None:
         basis = load_basis(config.basis, config.basis_kind, agent=fingerprint(agent))
-        inputs |= {"basis": config.basis}
     elif config.directions:
         raise UserError("--directions are those of a basis: give --basis")
     directions: tuple[int, ...] = ()
@@ -146,7 +147,6 @@ def main(config: EditsConfig) -> None:
         seed=config.seed, greedy=config.greedy, events=events, directions=directions, controls=config.controls,
         edges=edges, random=config.random_directions,
     )  # fmt: skip
-    inputs |= {} if config.behaviours is None else {"behaviours": config.behaviours}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         result = study(agent, made, options, simulator=simulator, basis=basis, rule=rule, device=device)
         result.save(run.path)

@@ -128,11 +128,22 @@ def directions_of(p: Paired, agent: str) -> Basis:
     return fit_pca(h_NH, min(DIRECTIONS, state_rank(h_NH), len(h_NH) - 1), agent)
 
 
+def inputs_of(config: FidelityConfig) -> artefacts.Inputs:
+    """What is measured, then what it is compared with."""
+    return artefacts.Inputs({
+        "simulator": next(iter(config.simulator), None), "rollouts": config.rollouts,
+        **members_as_inputs(config.simulator),
+        **{f"other_policy_{i}": path for i, path in enumerate(config.policies, 1)},
+        "other_judge": config.judge, "other_agent": config.other_agent,
+    })  # fmt: skip
+
+
 def main(config: FidelityConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
     cli.require(1, **{name: getattr(config, name) for name in ("horizon", "windows", "batch", "ranking_steps")})
     cli.require(2, starts=config.starts)
+    inputs = inputs_of(config)
     members = load_ensemble(config.simulator, device)
     simulator, asked = members[0], config.rungs == "all"
     acts: dict[str, Any] = {"--other_agent": config.other_agent, "--policies": config.policies}
@@ -159,12 +170,6 @@ def main(config: FidelityConfig) -> None:
     if config.counterfactual:
         require_snapshots(make_env(1))
     rng = np.random.default_rng(config.seed)
-    inputs = {"simulator": config.simulator[0], "rollouts": config.rollouts}
-    compared = members_as_inputs(config.simulator)
-    compared |= {f"other_policy_{i}": path for i, path in enumerate(config.policies, 1)}
-    compared |= {} if config.judge is None else {"other_judge": config.judge}
-    compared |= {} if config.other_agent is None else {"other_agent": config.other_agent}
-    inputs |= compared
     spec = simulator.world.spec
     distinct, whole = spec.distinct_actions(), whole_actions(spec)
     does = {name: [i] for i, name in enumerate(whole)} if spec.action_parts else distinct

@@ -270,16 +270,21 @@ def _read(text: str, kinds: Sequence[str], elsewhere: Mapping[str, str]) -> _Sai
             raise UserError(f"{where}: {elsewhere[words[0]]}")
         hint = nearest(words[0], kinds) if words else ""
         raise UserError(f"{where}: begins with no known change{hint}; there are: {', '.join(kinds)}")
-    cut = next((i for i, w in enumerate(words) if w in CLAUSES), len(words))
+    what, rest = _until_clause(words[1:])
     found: dict[str, Any] = {}
-    rest = words[cut:]
     while rest:
         rest = _clause(rest, found, where)
     if "role" in found and "on" in found:
         raise UserError(
             f"{where}: {found['role']} for {found['event']} is a claim by itself; say 'on {found['on']}' in another one"
         )
-    return _Said(where, words[0], words[1:cut], found)
+    return _Said(where, words[0], what, found)
+
+
+def _until_clause(words: list[str]) -> tuple[list[str], list[str]]:
+    """(those before the next clause begins, the others)."""
+    cut = next((i for i, w in enumerate(words) if w in CLAUSES), len(words))
+    return words[:cut], words[cut:]
 
 
 def parse_hypothesis(text: str, basis: Basis) -> list[Hypothesis]:
@@ -422,14 +427,9 @@ def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
     known = (q for q in QUANTITIES if rest and (rest[0] == q or (q.endswith(":") and rest[0].startswith(q))))
     if head == "on" and rest and (any(known) or direction_of(rest[0], "")):
         blanks = rest[0].startswith(("prob:", "rate:"))  # an action's name may have some ("part_0 1")
-        stop = next((i for i, w in enumerate(rest) if w in CLAUSES), len(rest)) if blanks else 1
-        put("on", " ".join(rest[:stop]))
-        return rest[stop:]
-    if head == "matched":
-        stop = next((i for i, w in enumerate(rest) if w in CLAUSES), len(rest))
-        if stop:
-            put("matched", tuple(rest[:stop]))
-            return rest[stop:]
+        quantity, rest = _until_clause(rest) if blanks else (rest[:1], rest[1:])
+        put("on", " ".join(quantity))
+        return rest
     if head == "clean" and rest:
         put("clean", rest[0])
         return rest[1:]
@@ -446,11 +446,13 @@ def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
         put("role", head)
         put("event", rest[1])
         return rest[2:]
-    if head == "when":
-        stop = next((i for i, w in enumerate(rest) if w in CLAUSES), len(rest))
-        if stop:
-            put("behaviours", parse_when(rest[:stop]))
-            return rest[stop:]
+    if head in ("matched", "when") and rest and rest[0] not in CLAUSES:
+        some, rest = _until_clause(rest)
+        if head == "matched":
+            put("matched", tuple(some))
+        else:
+            put("behaviours", parse_when(some))
+        return rest
     raise UserError(
         f"{where}: cannot read {' '.join(words)!r}; after the change may come: for N steps, always, through memory, "
         "through world, (of edits) through pixels, since episode, when behaviour=ID, necessary for EVENT, sufficient "

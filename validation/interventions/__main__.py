@@ -229,6 +229,9 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
     if options.largest:
         raise UserError("--directions largest needs a simulator, which ranks them; name directions or --hypotheses")
     device = cli.device_of(config.device)
+    inputs = artefacts.Inputs(
+        {"policy": policy, "hidden_states": config.hidden_states, "behaviours": config.behaviours}
+    )
     agent = load_agent(policy, device)
     name = fingerprint(agent)
     basis: Basis = load_basis(config.hidden_states, config.basis_kind, name).to(device)
@@ -239,8 +242,6 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
     edits = parse_world_edits(config.world_edits, truth) + parse_world_edits(config.shown_edits, truth, shown=True)
     hypotheses, events = parse_study(options, basis, agent.spec, rule, truth)
     told = bool(matched_in(hypotheses)) or any(event.truths for event in events)
-    given = {"policy": policy, "hidden_states": config.hidden_states, "behaviours": config.behaviours}
-    inputs = {k: v for k, v in given.items() if v is not None}
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         pools = pool(agent.spec, config, told=told), pool(agent.spec, config, choosing=True, told=told)
         result = alone(agent, pools, basis, options, device, rule, config.who, truth, edits)
@@ -276,15 +277,16 @@ def main(config: InterventionsConfig) -> None:
     if config.video:
         check_video()
     device = cli.device_of(config.device)
+    inputs = artefacts.Inputs({
+        "simulator": next(iter(config.simulator), None), "hidden_states": config.hidden_states,
+        **members_as_inputs(config.simulator), "behaviours": config.behaviours,
+    })  # fmt: skip
     simulator, *members = load_ensemble(config.simulator, device)
     name = fingerprint(simulator.agent)
     basis = load_basis(config.hidden_states, config.basis_kind, name).to(device)
     check_options(options, basis)
-    inputs = {"simulator": config.simulator[0], "hidden_states": config.hidden_states}
-    inputs |= members_as_inputs(config.simulator)
     rule: Rule | None = None
     if config.behaviours is not None:
-        inputs["behaviours"] = config.behaviours
         names = load_behaviours(config.behaviours).names
         rule = rule_of(config, name, device)
     parse_study(options, basis, simulator.world.spec, rule)

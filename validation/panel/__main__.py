@@ -174,11 +174,12 @@ def main(config: PanelConfig) -> None:
 
         serve(config, options, about.chosen, lambda path, ended: write_panel(path, about, config, options, path, ended))
         return
-    inputs: dict[str, Path] = {}
+    named: dict[str, Path] = {}
     runs = {run.path.resolve(): run for run in (*(about.chosen.runs if about.chosen else ()), *about.studies)}
     for path, run in runs.items():
         names = itertools.chain([path.name], (f"{path.name}_{n}" for n in itertools.count(2)))
-        inputs[next(name for name in names if name not in inputs)] = run.path
+        named[next(name for name in names if name not in named)] = run.path
+    inputs = artefacts.Inputs(named)
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as made:
         size = write_panel(made.path, about, config, options, config.out)
         made.record("size", size / 1e6, "MB")

@@ -20,6 +20,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from analysis.shared.behaviours import NAMES, check_names
 from core import artefacts
 from core.contracts import UserError
 from core.directions import fingerprint
@@ -147,13 +148,8 @@ def put_names(path: Path, made: str, values: Mapping[str, Any]) -> dict[str, Any
     if artefacts.manifest_sha256(path) != made:
         raise UserError("the behaviours were fitted again since this page was made; serve it again")
     names = values.get("names")
-    count = int(artefacts.load_json(path, "result.json")["notes"]["behaviours"])
-    if not isinstance(names, dict) or sorted(names) != sorted(str(b) for b in range(count)):
-        raise UserError(f"name each of the behaviours 0 to {count - 1}")
-    for key, name in names.items():
-        if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > 200:
-            raise UserError(f"the name of behaviour {key} must be one line of text")
-    artefacts.write_json(path / "behaviours.json", names)
+    check_names(names, int(artefacts.load_json(path, "result.json")["notes"]["behaviours"]), NAMES)
+    artefacts.write_json(path / NAMES, names)
     return {"saved": True}
 
 

@@ -25,7 +25,7 @@ STAGE = "planted"
 
 def main(config: PlantedConfig) -> None:
     check(config)
-    with artefacts.new_run(config.out, STAGE, config, {}, overwrite=config.overwrite) as run:
+    with artefacts.new_run(config.out, STAGE, config, overwrite=config.overwrite) as run:
         result = assemble(over_bases(play_all(jobs_of(config), config.threads)), config)
         result.save(run.path)
         draw_scores(result, run.path / "planted.png")

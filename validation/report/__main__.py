@@ -46,11 +46,12 @@ class ReportConfig:
 
 def main(config: ReportConfig) -> None:
     chosen = choose(config.runs, OF_AN_AGENT, config.agent, config.simulator)
+    named: dict[str, Path] = {}
+    for run in chosen.runs:
+        named[run.path.name if run.path.name not in named else shown(run.path)] = run.path
+    inputs = artefacts.Inputs(named)
     page = build(chosen, config.out)
     check_unchanged(chosen.runs)
-    inputs: dict[str, Path] = {}
-    for run in chosen.runs:
-        inputs[run.path.name if run.path.name not in inputs else shown(run.path)] = run.path
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as made:
         artefacts.write_atomically(made.path / PAGE, page.html.encode())
     for finding in page.findings:

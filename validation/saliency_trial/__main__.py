@@ -52,6 +52,7 @@ def main(config: SaliencyTrialConfig) -> None:
     check(config)
     torch.set_num_threads(config.threads)
     device = cli.device_of(config.device)
+    inputs = artefacts.Inputs({"agent": config.agent, "simulator": config.simulator})
     agent = load_agent(config.agent, device)
     spec, name = agent.spec, fingerprint(agent)
     if not spec.env_id.startswith("procgen/"):
@@ -62,14 +63,12 @@ def main(config: SaliencyTrialConfig) -> None:
         )
     if not isinstance(agent, torch.nn.Module):
         raise UserError("an agent that is no torch module has no weights to shuffle, which saliency is compared with")
-    inputs: dict[str, Path] = {"agent": config.agent}
     facts = {"agent": name}
     simulator: Any = None
     if config.simulator is not None:
         simulator = load_simulator(config.simulator, device)
         if fingerprint(simulator.agent) != name:
             raise UserError(f"the simulator {config.simulator} was trained around another agent than {config.agent}")
-        inputs["simulator"] = config.simulator
         facts["simulator"] = fingerprint(simulator)
         if config.latest_start < simulator.world.initial_frames - 1:
             raise UserError(f"--latest_start {config.latest_start} is too early: the simulator needs "

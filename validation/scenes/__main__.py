@@ -15,7 +15,6 @@ if not __package__:  # run by its path, where the imports below fail
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -76,6 +75,10 @@ def main(config: ScenesConfig) -> None:
     _check(config, values)
     for value in values:
         scene.at(value)
+    inputs = artefacts.Inputs({
+        "agent": config.agent if config.simulator is None else None, "simulator": config.simulator,
+        **config.intervention.inputs,
+    })  # fmt: skip
     simulator = None if config.simulator is None else load_simulator(config.simulator, device)
     agent = config.studied(simulator, device)
     if agent.spec.env_id != f"procgen/{scene.game}":
@@ -86,8 +89,6 @@ def main(config: ScenesConfig) -> None:
     intervene = build(config.intervention, fingerprint(agent), device=device)
     bases = 1 if isinstance(scene.base, int) else config.bases
     rows = bases * config.positions * len(config.velocities)
-    inputs: dict[str, Any] = {"agent": config.agent} if config.simulator is None else {"simulator": config.simulator}
-    inputs |= config.intervention.inputs
     options = SceneOptions(
         choice=choice, settles=config.settle, horizon=config.horizon, fit=config.fit, seed=config.seed,
         greedy=config.greedy, intervene=intervene,
