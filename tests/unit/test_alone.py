@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from core.stats import band_of
 from envs.planted import PlantedOptions, PlantedWorld, planted_simulator
 from envs.planted_truth import truth
 from validation.hypotheses.grammar import Hypothesis
@@ -65,6 +66,14 @@ def test_a_claim_says_what_was_not_asked() -> None:
     assert "nothing was foretold" in claim["text"] and "confirmed" not in claim["text"] and "Not asked" in CRITERIA
     (none,) = claims_of([], [Picked([(CHANGE, "value@4")], "one direction")], True)
     assert none["verdict"] == "open" and "no claim" in none["text"]
+
+
+def test_the_band_of_the_controls_leaves_out_a_twentieth_of_their_like() -> None:
+    rng = np.random.default_rng(0)
+    rng.standard_normal(2 * STARTS)  # as ``judged`` draws
+    draws_C = 0.2 * rng.standard_normal((78, STARTS)).mean(1)
+    row = judged(1.0)
+    assert row["random_n"] == 78 and (row["random_low"], row["random_high"]) == pytest.approx(band_of(draws_C, 0.05))
 
 
 def test_starts_of_a_unit_count_as_one() -> None:

@@ -39,6 +39,7 @@ from validation.interventions.statistics import (
     Sizes,
     Trial,
     against_controls,
+    bands_of,
     reach_of,
     special_of,
     spread_under,
@@ -284,10 +285,7 @@ def table_of(
                 row |= {"world_low": world.low * unit, "world_high": world.high * unit}
             if (mine := controls.get(h)) is not None:
                 mean = float(own[q][g][here].mean())
-                row |= special_of(q, mean, mine, memory[q][g][here])
-                if q in mine.real:
-                    low, high = np.quantile(mine.real[q].mean(1), [0.025, 0.975])
-                    row |= {"random_low": float(low), "random_high": float(high), "random_n": len(mine.real[q])}
+                row |= special_of(q, mean, mine, memory[q][g][here]) | bands_of(q, mine)
             rows.append(row)
             tests.append(Trial(row, tested, j, size[q]))
     judge(tests)

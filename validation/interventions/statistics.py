@@ -205,7 +205,7 @@ def table_of(
                 e = of_plain[plain.index(q)]
                 row |= {"observed": e.value, "low": e.low, "high": e.high, "n": e.n}
             if mine is not None:
-                row |= _bands(q, mine)
+                row |= bands_of(q, mine)
                 row |= special_of(q, row["observed"], mine, effects.seen["memory"][q][g][here])
             rows.append(row)
     _judge(tests)
@@ -261,14 +261,18 @@ def _means(
     return bootstrap_means(np.stack([some[q][g][here] for q in names], 1), rng=rng) if names else []
 
 
-def _bands(q: str, controls: Controls) -> dict[str, Any]:
-    """Where 95 % of the controls' mean effects lie, and of isotropic directions'."""
+def bands_of(q: str, controls: Controls) -> dict[str, Any]:
+    """Where 95 % of the controls' mean effects lie, and of isotropic directions', for a row of a table."""
     out: dict[str, Any] = {}
     for name, some in (("random", controls.real), ("isotropic", controls.isotropic)):
         if q in some:
-            low, high = band_of(some[q].mean(1), ALPHA)
-            out |= {f"{name}_low": low, f"{name}_high": high, f"{name}_n": len(some[q])}
+            out |= _band(name, some[q].mean(1))
     return out
+
+
+def _band(name: str, draws_C: np.ndarray) -> dict[str, Any]:
+    low, high = band_of(draws_C, ALPHA)
+    return {f"{name}_low": low, f"{name}_high": high, f"{name}_n": len(draws_C)}
 
 
 def _judge(tests: Sequence[Trial]) -> None:
@@ -388,8 +392,7 @@ def _need(
     row["p"] = float(bdtrc(count - 1, len(asked), smallest)) if count else 1.0
     if controls is not None and q in controls.real:
         null = changed_share(controls.real[q], base, role)[0].mean(1)
-        row |= {"random_mean": float(null.mean()), "random_low": band_of(null, ALPHA)[0],
-                "random_high": band_of(null, ALPHA)[1], "random_n": len(null)}  # fmt: skip
+        row |= {"random_mean": float(null.mean())} | _band("random", null)
         row["special_p"] = worst_p(row["share"], null, controls.law_C)
     return row, tested
 
