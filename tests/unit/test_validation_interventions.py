@@ -12,7 +12,7 @@ from agents.play import tensors
 from core.artefacts import Result
 from core.contracts import EnvSpec, Step, UserError
 from core.interventions import AtSteps, Nullspace, Shift
-from core.stats import Estimate, band_of, not_met
+from core.stats import Estimate, band_of, benjamini_hochberg, not_met
 from envs.planted import PlantedModel, PlantedOptions, PlantedWorld, planted_simulator
 from envs.planted_truth import truth
 from envs.procgen_edits import Edit
@@ -783,7 +783,7 @@ def test_what_is_certain_lends_no_other_effect_its_small_p():
     judged_rows = [r for r in rows if "verdict" in r]
     assert [r["quantity"] for r in judged_rows] == ["value@3", "reward@3"]
     assert [r["through_world"] for r in judged_rows][1] == "by construction"
-    np.testing.assert_allclose([r["q"] for r in judged_rows], verdicts.adjusted([r["p"] for r in judged_rows]))
+    np.testing.assert_allclose([r["q"] for r in judged_rows], benjamini_hochberg([r["p"] for r in judged_rows]))
     assert all(r["special"] == "not asked" for r in judged_rows)
 
 
@@ -1458,7 +1458,7 @@ def test_one_effect_stands_out_among_any_number_of_tests_that_its_starts_allow()
     nothing = np.zeros_like(seen)
     sample = verdicts.Sample(seen, nothing, np.full_like(seen, np.nan), {}, np.full(tests, REACH))
     few, enough = (verdicts.test(sample, rng, draws).p for draws in (verdicts.DRAWS, verdicts.draws_for(tests)))
-    assert verdicts.adjusted(few)[0] > 0.05 >= verdicts.adjusted(enough)[0]
+    assert benjamini_hochberg(few)[0] > 0.05 >= benjamini_hochberg(enough)[0]
 
 
 def test_what_nothing_but_a_change_makes_vary_has_a_spread():

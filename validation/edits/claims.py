@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from core.artefacts import Result
-from core.stats import ALPHA, band_of, few
+from core.stats import ALPHA, band_of, benjamini_hochberg, few
 from validation.edits.controls import another
 from validation.hypotheses.grammar import EditHypothesis
 from validation.interventions import verdicts
@@ -69,7 +69,7 @@ def claims_of(
     # What is claimed by name is a family of tests.
     p = [np.nan if row is None or h.role else _special_p(h, q, row, judged) for h, q, row in found]
     out: list[dict[str, Any]] = []
-    for (h, q, row), special_q in zip(found, verdicts.adjusted(p), strict=True):
+    for (h, q, row), special_q in zip(found, benjamini_hochberg(p), strict=True):
         if h.role:
             out.append(_claim_of_need(h, needs[h], row, judged))
         elif row is None:

@@ -23,6 +23,7 @@ from core.directions import Basis
 from core.interventions import AtSteps, Resample
 from core.progress import bar
 from core.roll import Recorded, Simulator, act, gumbel
+from core.stats import benjamini_hochberg
 from core.when import Rule
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import PICTURELESS, Edit
@@ -349,8 +350,8 @@ def _rows(
 
 def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], options: EditOptions) -> None:
     """The answers of every row, into it; one family of tests for all edits, ways and quantities."""
-    q_seen = verdicts.adjusted([row["p"] for row, _, _ in tests])
-    q_world = verdicts.adjusted([tested.world_p[j] for _, tested, j in tests])
+    q_seen = benjamini_hochberg([row["p"] for row, _, _ in tests])
+    q_world = benjamini_hochberg([tested.world_p[j] for _, tested, j in tests])
     for (row, tested, j), q, qw in zip(tests, q_seen, q_world, strict=True):
         smallest = row["smallest"] / row["spread"]
         row |= tested.existence(j, float(q), smallest) | {"through_world": verdicts.NOT_ASKED}

@@ -27,7 +27,7 @@ from core.artefacts import Result
 from core.contracts import Agent, EnvSpec, UserError, VecEnv
 from core.directions import Basis
 from core.roll import gumbel
-from core.stats import few
+from core.stats import benjamini_hochberg, few
 from core.when import Rule
 from envs.registry import agents_a_world, renewed
 from validation.hypotheses.grammar import Hypothesis
@@ -294,11 +294,11 @@ def table_of(
 
 def judge(tests: Sequence[Trial]) -> None:
     """The answers of every row, into it; one family of tests for all."""
-    q_seen = verdicts.adjusted([a.row["p"] for a in tests])
-    q_world = verdicts.adjusted([a.tested.world_p[a.j] for a in tests])
+    q_seen = benjamini_hochberg([a.row["p"] for a in tests])
+    q_world = benjamini_hochberg([a.tested.world_p[a.j] for a in tests])
     p = np.array([a.row["special_p"] for a in tests])
     by_choice = np.array([a.row["by_choice"] for a in tests], bool)
-    q_special = np.where(by_choice, p, verdicts.adjusted(np.where(by_choice, np.nan, p)))
+    q_special = np.where(by_choice, p, benjamini_hochberg(np.where(by_choice, np.nan, p)))
     for (row, tested, j, (unit, _)), q, qw, qs in zip(tests, q_seen, q_world, q_special, strict=True):
         smallest = row["smallest"] / unit
         row |= tested.existence(j, float(q), smallest)
@@ -329,7 +329,7 @@ def claims_of(rows: Sequence[dict[str, Any]], picked: Sequence[Picked], explicit
     headlines = [(h, of.get((h.name, q)), one.words) for one in picked for h, q in one.claims]
     # One family's p holds for all that was chosen of it; several are a family of tests.
     p = [np.nan if row is None else row["special_p"] for _, row, _ in headlines]
-    q_special = p if len(picked) == 1 else verdicts.adjusted(p)
+    q_special = p if len(picked) == 1 else benjamini_hochberg(p)
     out: list[dict[str, Any]] = []
     for (h, row, how), q in zip(headlines, q_special, strict=True):
         if row is None:

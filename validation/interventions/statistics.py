@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from core.artefacts import Result
-from core.stats import ALPHA, Estimate, band_of, bootstrap_means, few, ratios, share_interval
+from core.stats import ALPHA, Estimate, band_of, benjamini_hochberg, bootstrap_means, few, ratios, share_interval
 from validation.hypotheses.grammar import Claim, Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.agreement import agreement, blocks_of, exchanged
@@ -281,11 +281,11 @@ def _judge(tests: Sequence[Trial]) -> None:
     p = np.array([a.row.get("special_p", np.nan) for a in tests])
     by_choice = np.array([a.row.get("by_choice", False) for a in tests], bool)
     for (row, *_), q in zip(
-        tests, np.where(by_choice, p, verdicts.adjusted(np.where(by_choice, np.nan, p))), strict=True
+        tests, np.where(by_choice, p, benjamini_hochberg(np.where(by_choice, np.nan, p))), strict=True
     ):
         row["special_q"] = float(q)
-    q_seen = verdicts.adjusted([a.row["p"] for a in tests])
-    q_world = verdicts.adjusted([a.tested.world_p[a.j] for a in tests])
+    q_seen = benjamini_hochberg([a.row["p"] for a in tests])
+    q_world = benjamini_hochberg([a.tested.world_p[a.j] for a in tests])
     for (row, t, j, (unit, smallest)), q, qw in zip(tests, q_seen, q_world, strict=True):
         foretold, world = t.foretold[j].value, t.world[j]
         row |= t.existence(j, float(q), smallest)
@@ -337,7 +337,7 @@ def needs_of(
     claimed = np.array([row["claimed"] for row in rows], bool)
     for name, to in (("p", "q"), ("special_p", "special_q")):
         p = np.array([row[name] for row in rows], np.float64)
-        both = [verdicts.adjusted(np.where(some, p, np.nan)) for some in (claimed, ~claimed)]
+        both = [benjamini_hochberg(np.where(some, p, np.nan)) for some in (claimed, ~claimed)]
         for row, adjusted in zip(rows, np.where(claimed, *both), strict=True):
             row[to] = float(adjusted)
     for row, tested in zip(rows, shares, strict=True):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from core.artefacts import Result
-from core.stats import bootstrap_mean, bootstrap_means
+from core.stats import benjamini_hochberg, bootstrap_mean, bootstrap_means
 from validation.hypotheses.grammar import THROUGH, Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.bench import Bench
@@ -123,7 +123,7 @@ def _claims(
     headlines = [(h, real.get((h.name, q)), one) for one in picked for h, q in one.claims if not h.role]
     # One family's p holds for all that was chosen of it; several are a family of tests.
     p = [row["special_p"] if row and "verdict" in row else np.nan for _, row, _ in headlines]
-    q_special = p if len(picked) == 1 else verdicts.adjusted(p)
+    q_special = p if len(picked) == 1 else benjamini_hochberg(p)
     claims: list[dict[str, Any]] = []
     for (h, row, one), q in zip(headlines, q_special, strict=True):
         if row is None or "verdict" not in row:

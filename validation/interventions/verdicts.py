@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.stats import ALPHA, Estimate, benjamini_hochberg, few, means, not_met, paired_share, units_for
+from core.stats import ALPHA, Estimate, few, means, not_met, paired_share, units_for
 
 DRAWS = 4999  # of the bootstrap, at least: p-values go down to 2 / 5000
 SMALLEST = (0.1, 0.05)  # smallest sizes of interest: in spreads of a quantity; as a share of events
@@ -281,11 +281,6 @@ NAMES = {
     "exists": "whether it exists", "size": "whether its size is as foretold", "special": "whether it is special",
     "through_world": "whether it runs through the world", "needed": "whether the world was needed to foretell it",
 }  # fmt: skip
-
-
-def adjusted(p: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Benjamini-Hochberg q of a family; NaN stays NaN."""
-    return benjamini_hochberg(np.asarray(p, np.float64))
 
 
 class Gate(NamedTuple):

@@ -18,7 +18,7 @@ from torch import Tensor
 from core.contracts import UserError, VecEnv
 from core.directions import Basis
 from core.roll import Simulator
-from core.stats import ALPHA, bootstrap_mean
+from core.stats import ALPHA, benjamini_hochberg, bootstrap_mean
 from core.when import Rule
 from envs.planted import (
     Kind,
@@ -258,7 +258,7 @@ def judged_claims(
     rows = {(r["hypothesis"], r["quantity"]): r for r in judged.rows if r["world"] == "real"}
     mine = [rows[h.name, q] for h, q in claims]
     p = [row.get("special_p", np.nan) for row in mine]
-    for row, special_q in zip(mine, p if len(plan) == 1 else verdicts.adjusted(p), strict=True):
+    for row, special_q in zip(mine, p if len(plan) == 1 else benjamini_hochberg(p), strict=True):
         if "verdict" in row:
             restate(row, float(special_q))
     return claims, list(rows.values())
