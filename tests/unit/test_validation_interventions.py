@@ -708,7 +708,7 @@ def test_an_action_that_is_hardly_ever_taken_is_not_chosen_for_varying_little():
             return {q: np.stack([v if c is None else v + by[q] for c in changes]) for q, v in unaltered.items()}
 
     choosing, _ = choosing_and_testing()
-    bench = replace(choosing, dreamed=World())
+    bench = replace(choosing, predictor=World())
     (h,) = parse_hypothesis("shift 0 by +2", choosing.basis)
     bench.prepare([h], (), np.random.default_rng(0))
     family = Family(((h, replace(h, amounts=(-2.0,))),))
@@ -1327,13 +1327,13 @@ def test_mocks_are_ranked_and_changed_as_the_family_is(monkeypatch):
     mock = tuple(own_frame(choosing.basis, (i,)) for i in range(8))
     assert choose(family, choosing, [None]) == choose(family, choosing, [mock]) and asked == [(None, True)] * 2
     for path in ("", "memory"):
-        own, same = (run_ways(family, choosing, choosing.dreamed, [some], [[2]], "", path) for some in (None, mock))
+        own, same = (run_ways(family, choosing, choosing.predictor, [some], [[2]], "", path) for some in (None, mock))
         for q, v in own.items():
             np.testing.assert_allclose(same[q], v, atol=1e-5, err_msg=f"{q} {path}")
     redirected = []
     real = Bench.redirected
     monkeypatch.setattr(Bench, "redirected", lambda *args: redirected.append(args[5]) or real(*args))
-    run_ways(family, choosing, choosing.dreamed, [mock], [[2]], "", "memory")
+    run_ways(family, choosing, choosing.predictor, [mock], [[2]], "", "memory")
     assert redirected == ["memory"]
 
 

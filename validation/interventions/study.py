@@ -170,7 +170,7 @@ def decide(
         hypotheses = hypotheses_of(basis.kind, [h.ids[0] for h in picks], options.amounts, options.always)
     changed = [i for h in hypotheses if not h.everything for i in h.ids]
     named = with_claimed(changed, basis, (h.on for h in hypotheses))
-    for world in filter(None, (bench.real, bench.dreamed, bench.held, *bench.members)):
+    for world in filter(None, (bench.real, bench.predictor, bench.held, *bench.members)):
         world.measures = replace(world.measures, directions=named)
     bench.prepare([*everything, *hypotheses], events, rng)
     bench.require(hypotheses, "starts")
@@ -182,8 +182,8 @@ def plan_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOption
     hypothesis in words."""
     by_world = options.choose_by == "world"
     if hypotheses:
-        k = bench.dreamed.noise_NTA.shape[1] - 1
-        known = list(bench.dreamed.measure([None]))
+        k = bench.predictor.noise_NTA.shape[1] - 1
+        known = list(bench.predictor.measure([None]))
         named = [(h, claimed(h, known, basis.kind, k)) for h in hypotheses]
         # A change that takes one path has no effect beside that.
         return [
@@ -212,11 +212,11 @@ def effects_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOpt
             path: effects_in(bench, world, hypotheses, path, f"{label}, through {path}") for path in THROUGH
         }
 
-    seen, foretold = paths(bench.real, "real world"), paths(bench.dreamed, "simulator")
+    seen, foretold = paths(bench.real, "real world"), paths(bench.predictor, "simulator")
     nothing = {q: np.where(np.isnan(v), np.nan, 0.0) for q, v in foretold["own"].items()}
     # What only the action carries on does nothing where the world does not answer.
     cut = np.array([h.through == "world" for h in hypotheses])[:, None]
-    frames = effects_in(bench, bench.dreamed, hypotheses, "frames", "simulator, unaltered frames")
+    frames = effects_in(bench, bench.predictor, hypotheses, "frames", "simulator, unaltered frames")
     rivals = {
         "no change": nothing,
         "held frame": effects_in(bench, bench.held, hypotheses, None, "held frame"),
@@ -233,7 +233,7 @@ def effects_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOpt
         jacobian = bench.first_order(hypotheses, [None] * len(hypotheses))
         here = np.stack([bench.rows[h] for h in hypotheses])
         jacobian = {q: np.where(here, v, np.nan) for q, v in jacobian.items()}
-    unaltered, expected = ({q: v[0] for q, v in w.measure([None]).items()} for w in (bench.real, bench.dreamed))
+    unaltered, expected = ({q: v[0] for q, v in w.measure([None]).items()} for w in (bench.real, bench.predictor))
     members = [
         effects_in(bench, world, hypotheses, None, f"simulator {number}")
         for number, world in enumerate(bench.members, 2)

@@ -421,7 +421,9 @@ class Told(NamedTuple):
 
 def in_world(world: PlantedModel, bench: Bench) -> SimulatedWorld:
     """The simulated runs of a bench in another world from the same latents."""
-    return replace(bench.dreamed, world=world, start_N=starts_in(world, bench.starts, bench.dreamed.noise_NTA.device))
+    return replace(
+        bench.predictor, world=world, start_N=starts_in(world, bench.starts, bench.predictor.noise_NTA.device)
+    )
 
 
 def told_by(simulator: Simulator[PlantedModel], exact: Benches, family: Family, options: StudyOptions) -> Told | None:
@@ -438,7 +440,7 @@ def told_by(simulator: Simulator[PlantedModel], exact: Benches, family: Family, 
     if "verdict" not in row:
         return None
     claim = claim_of(row, "the largest of 8 directions", True)
-    runs = exact.test.dreamed.measure([None, exact.test.build(hypothesis)])[quantity]
+    runs = exact.test.predictor.measure([None, exact.test.build(hypothesis)])[quantity]
     true, foretold, smallest = float((runs[1] - runs[0]).mean()), claim["foretold"], claim["smallest"]
     right = abs(true) < smallest and abs(foretold) < smallest
     if abs(foretold) >= smallest:
