@@ -23,7 +23,6 @@ from core.directions import Basis
 from core.interventions import AtSteps, Resample
 from core.progress import bar
 from core.roll import Recorded, Simulator, act, gumbel
-from core.stats import benjamini_hochberg
 from core.when import Rule
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import PICTURELESS, Edit
@@ -36,7 +35,7 @@ from validation.edits.course import AllElse, EditedWorld, Frames, Run, differs, 
 from validation.hypotheses.grammar import EditHypothesis
 from validation.interventions import verdicts
 from validation.interventions.options import claimed
-from validation.interventions.statistics import Sizes, reach_of, spread_under, step_of
+from validation.interventions.statistics import Scale, Sizes, Trial, judge, spread_under
 from validation.interventions.verdicts import SMALLEST
 from validation.paired.course import Course, Measures, is_late, quantities, unit_of, with_claimed, with_named
 from validation.paired.simulated import SimulatedWorld
@@ -146,7 +145,7 @@ def _asked(
     twin = differs(unedited, world.course(nobody))
     held = _foretellers(world, measures, simulator)
     result = Result(tables={"effects": [], "edits": []})
-    tests: list[tuple[dict[str, Any], verdicts.Tested, int]] = []
+    tests: list[Trial] = []
     edges: list[Tried] = []
     judged = Judged({}, {}, {}, plain, world.agent.spec.env_id.partition("/")[2])
     with bar("edits", len(fixed), "edits") as progress:
@@ -172,7 +171,7 @@ def _asked(
             told = judged.foretold[change]
             judged.against.update(_against(world, claims_here, of, (seen, told), plain, measures, options))
             progress.advance()
-    _judge(tests, options)
+    _judge(tests)
     if edges:
         result.tables["coupling"] = judged_edges(edges, options.smallest[0])
     result.arrays |= {f"unaltered/{q}": v for q, v in plain.items()} | {"age": starts.age_N}
@@ -301,7 +300,7 @@ def _foretellers(world: EditedWorld, measures: Measures, simulator: Simulator[An
 def _rows(
     edit: str, seen: Mapping[str, Mapping[str, np.ndarray]], foretold: Mapping[str, Mapping[str, np.ndarray]],
     runs: Mapping[str, Run], plain: Mapping[str, np.ndarray], options: EditOptions, rng: np.random.Generator,
-    tests: list[tuple[dict[str, Any], verdicts.Tested, int]],
+    tests: list[Trial],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One row a way and quantity that varies; what is to be judged goes to ``tests``."""
     every = {q: np.stack([v[q] for v in seen.values() if q in v]) for q in plain}
@@ -316,17 +315,12 @@ def _rows(
             here &= ~np.isnan(told[names[0]])
         if here.sum() < 2:
             continue
-
-        def of(some: Mapping[str, np.ndarray], here: np.ndarray = here, names: Any = names) -> np.ndarray:
-            return np.stack([some[q][here] / size[q].unit for q in names], 1)
-
-        s = of(effects)
-        m = of(seen["pixels"]) if way == "whole" and "pixels" in seen else np.full_like(s, np.nan)
-        rivals = {"no change": np.zeros_like(s), "held frame": of(foretold["held frame"])} if told else {}
-        step = np.array([step_of(q, plain[q][here], effects[q][here]) / size[q].unit for q in names])
-        reach = np.array([reach_of(q, plain[q], every[q]) / size[q].unit for q in names])
-        f = of(told) if told else np.zeros_like(s)
-        tested = verdicts.test(verdicts.Sample(s, f, m, rivals, reach, step), rng, draws)
+        scale = Scale(names, here, size)
+        nothing = np.zeros((int(here.sum()), len(names)))
+        pixels = scale.of(seen["pixels"]) if way == "whole" and "pixels" in seen else np.full_like(nothing, np.nan)
+        rivals = {"no change": nothing, "held frame": scale.of(foretold["held frame"])} if told else {}
+        sample = scale.sample(effects, scale.of(told) if told else nothing, pixels, rivals, plain, every)
+        tested = verdicts.test(sample, rng, draws)
         for j, q in enumerate(names):
             unit, e = size[q].unit, tested.seen[j]
             row: dict[str, Any] = {
@@ -336,34 +330,22 @@ def _rows(
             }  # fmt: skip
             if told:
                 row |= {"foretold": tested.foretold[j].value * unit, "foretold_low": tested.foretold[j].low * unit,
-                        "foretold_high": tested.foretold[j].high * unit}  # fmt: skip
-                for name, worse in tested.worse.items():
-                    row |= {f"error minus {name}": worse[j].value, f"{name} low": worse[j].low,
-                            f"{name} high": worse[j].high}  # fmt: skip
+                        "foretold_high": tested.foretold[j].high * unit, **tested.errors(j)}  # fmt: skip
             if np.isfinite(tested.world[j].value):
                 w = tested.world[j]
                 row |= {"beyond_pixels": w.value * unit, "beyond_low": w.low * unit, "beyond_high": w.high * unit}
             rows.append(row)
-            tests.append((row, tested, j))
+            tests.append(Trial(row, tested, j, size[q], bool(told) and is_late(q)))
     return rows
 
 
-def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], options: EditOptions) -> None:
+def _judge(tests: Sequence[Trial]) -> None:
     """The answers of every row, into it; one family of tests for all edits, ways and quantities."""
-    q_seen = benjamini_hochberg([row["p"] for row, _, _ in tests])
-    q_world = benjamini_hochberg([tested.world_p[j] for _, tested, j in tests])
-    for (row, tested, j), q, qw in zip(tests, q_seen, q_world, strict=True):
-        smallest = row["smallest"] / row["spread"]
-        row |= tested.existence(j, float(q), smallest) | {"through_world": verdicts.NOT_ASKED}
-        if "beyond_pixels" in row:
-            row["through_world"] = verdicts.exists(tested.world[j], tested.world_90[j], float(qw), smallest)
-        row |= {"size": verdicts.NOT_ASKED, "special": verdicts.NOT_ASKED, "needed": verdicts.NOT_ASKED}
-        if "foretold" in row and row["late"]:
-            there = row["exists"]
-            row["size"] = tested.size_of(j, tested.foretold[j].value, there, smallest)
-            worse = {name: of_rival[j] for name, of_rival in tested.worse.items()}
-            told = verdicts.foretellable([there], tested.rms[[j]], smallest, tested.nothing[[j]])
-            row["needed"] = verdicts.needed(worse, told)
+    judge(tests)
+    for row, *_ in tests:
+        row["special"] = verdicts.NOT_ASKED  # but of claims
+        if "beyond_pixels" not in row:
+            row["through_world"] = verdicts.NOT_ASKED
         row["verdict"] = verdict_of(row)
 
 

@@ -36,14 +36,16 @@ from validation.interventions.bench import AGE, Bench, effects_in
 from validation.interventions.options import StudyOptions, check_options, parse_study
 from validation.interventions.statistics import (
     Controls,
-    Sizes,
     Trial,
     against_controls,
     bands_of,
-    reach_of,
+    judge,
+    judge_special,
+    of_change,
+    scale_of,
+    seen_of,
     special_of,
-    spread_under,
-    step_of,
+    through_memory,
 )
 from validation.interventions.study import BRANCHES, CHOOSING_SEED, COLLECTORS, controls_of, decide
 from validation.interventions.tables import Picked
@@ -52,9 +54,7 @@ from validation.interventions.world_edits import WorldEdit, world_edit_rows
 from validation.paired.course import (
     Measures,
     in_words,
-    is_cut,
     is_late,
-    is_own,
     quantities,
     unit_of,
     with_claimed,
@@ -245,72 +245,39 @@ def table_of(
     tests: list[Trial] = []
     draws = verdicts.draws_for(len(hypotheses) * sum(map(is_late, own)))
     for g, h in enumerate(hypotheses):
-        spread = {q: spread_under(unaltered[q], v[g]) for q, v in own.items()}
-        size = {q: Sizes.of(q, spread[q], options.smallest) for q in own}
-        judged = [q for q in own if is_late(q) and not is_own(q, h.ids) and size[q].unit > 0]
+        own_h, memory_h = of_change(own, g), of_change(memory, g)
+        scale = scale_of(h, unaltered, own_h, options.smallest)
+        judged, here, size = scale
         if h.is_nothing or not judged:
             continue
-        here = np.flatnonzero(~np.isnan(own[judged[0]][g]))
-
-        def of(
-            some: Mapping[str, np.ndarray], g: int = g, here: np.ndarray = here, size: Any = size, qs: Any = judged
-        ) -> np.ndarray:
-            return by_unit(np.stack([some[q][g][here] / size[q].unit for q in qs], 1), unit_N[here])
-
-        seen, through = of(own), of(memory)
-        # There it is 0 by construction, or the change itself takes one path.
-        through[:, [bool(h.through) or is_cut(q, events) for q in judged]] = np.nan
-        step = np.array([step_of(q, unaltered[q][here], own[q][g][here]) / size[q].unit for q in judged])
-        foretold = np.zeros_like(seen)
         told = [h.says is not None and q.partition("@")[0] == h.on for q in judged]
+        foretold = np.zeros((len(here), len(judged)))
         for j in np.flatnonzero(told).tolist():
-            unit = size[judged[j]].unit
-            foretold[:, j] = by_unit((h.says - unaltered[judged[j]][here]) / unit, unit_N[here])
-        reach = np.array([reach_of(q, unaltered[q], own[q][g]) / size[q].unit for q in judged])
-        tested = verdicts.test(verdicts.Sample(seen, foretold, through, {}, reach, step), rng, draws)
+            foretold[:, j] = (h.says - unaltered[judged[j]][here]) / size[judged[j]].unit
+        each = scale.sample(own_h, foretold, through_memory(scale, h, memory_h, events), {}, unaltered, own_h)
+        seen, foretold, through = (by_unit(x, unit_N[here]) for x in (each.seen, foretold, each.memory))
+        tested = verdicts.test(each._replace(seen=seen, foretold=foretold, memory=through), rng, draws)
         for j, q in enumerate(judged):
-            unit, e, world = size[q].unit, tested.seen[j], tested.world[j]
-            least = size[q].smallest * unit + float(floor[q][here].mean())
+            unit, twins = size[q].unit, float(floor[q][here].mean())
+            least = size[q].smallest * unit + twins
             row: dict[str, Any] = {
                 "world": "real", "hypothesis": h.name, "kind": h.kind, "direction": h.direction, "amount": h.amount,
-                "quantity": q, "unit": unit_of(q), "path": h.through, "observed": e.value * unit, "low": e.low * unit,
-                "high": e.high * unit, "n": e.n, "p": float(tested.p[j]), "spread": spread[q],
-                "smallest": least, "twin_difference": float(floor[q][here].mean()),
-                "special_p": float("nan"), "by_choice": False,
+                "quantity": q, "unit": unit_of(q), "path": h.through, **seen_of(tested, j, size[q]),
+                "smallest": least, "twin_difference": twins, "special_p": float("nan"), "by_choice": False,
             }  # fmt: skip
             if told[j]:
                 row |= {"foretold": float(foretold[:, j].mean()) * unit}
-            if np.isfinite(world.value):
-                row |= {"memory": (e.value - world.value) * unit, "world_effect": world.value * unit}
-                row |= {"world_low": world.low * unit, "world_high": world.high * unit}
+            row |= tested.paths(j, unit)
             if (mine := controls.get(h)) is not None:
-                mean = float(own[q][g][here].mean())
-                row |= special_of(q, mean, mine, memory[q][g][here]) | bands_of(q, mine)
+                mean = float(own_h[q][here].mean())
+                row |= special_of(q, mean, mine, memory_h[q][here]) | bands_of(q, mine)
             rows.append(row)
-            tests.append(Trial(row, tested, j, size[q]))
+            tests.append(Trial(row, tested, j, size[q]._replace(smallest=least / unit), told[j]))
     judge(tests)
-    return rows
-
-
-def judge(tests: Sequence[Trial]) -> None:
-    """The answers of every row, into it; one family of tests for all."""
-    q_seen = benjamini_hochberg([a.row["p"] for a in tests])
-    q_world = benjamini_hochberg([a.tested.world_p[a.j] for a in tests])
-    p = np.array([a.row["special_p"] for a in tests])
-    by_choice = np.array([a.row["by_choice"] for a in tests], bool)
-    q_special = np.where(by_choice, p, benjamini_hochberg(np.where(by_choice, np.nan, p)))
-    for (row, tested, j, (unit, _)), q, qw, qs in zip(tests, q_seen, q_world, q_special, strict=True):
-        smallest = row["smallest"] / unit
-        row |= tested.existence(j, float(q), smallest)
-        there = row["exists"]
-        through = verdicts.BY_CONSTRUCTION
-        if "world_effect" in row:
-            through = verdicts.exists(tested.world[j], tested.world_90[j], float(qw), smallest)
-        row |= {"special_q": float(qs), "special": verdicts.special(float(qs))}
-        row |= {"through_world": there if row["path"] == "world" else through, "size": NOT_ASKED, "needed": NOT_ASKED}
-        if "foretold" in row:
-            row["size"] = tested.size_of(j, row["foretold"] / unit, there, smallest)
+    judge_special(tests)
+    for row in rows:
         row["verdict"] = verdict_of(row)
+    return rows
 
 
 def verdict_of(row: Mapping[str, Any]) -> str:
