@@ -14,10 +14,10 @@ from core.stats import band_of
 from envs.planted import PlantedOptions, PlantedWorld, planted_simulator
 from envs.planted_truth import truth
 from validation.hypotheses.grammar import Hypothesis
-from validation.interventions.alone import CRITERIA, alone, by_unit, claims_of, table_of
+from validation.interventions.alone import CRITERIA, alone, by_unit, claim_of, table_of, verdict_of
+from validation.interventions.claims import Picked, claims_of
 from validation.interventions.options import StudyOptions
 from validation.interventions.statistics import Controls
-from validation.interventions.tables import Picked
 
 CHANGE = Hypothesis("shift", "ica", (0,), (2.0,))
 STARTS = 256  # of fewer nothing says that there is no effect
@@ -61,10 +61,10 @@ def test_what_runs_through_memory_is_no_effect_through_the_world() -> None:
 
 def test_a_claim_says_what_was_not_asked() -> None:
     row = judged(1.0)
-    (claim,) = claims_of([row], [Picked([(CHANGE, "value@4")], "one direction")], True)
+    (claim,) = claims_of([row], [Picked([(CHANGE, "value@4")], "one direction")], True, verdict_of, claim_of)
     assert claim["parts"]["needed"] == {"answer": "not asked", "words": "there is no simulator to compare with"}
     assert "nothing was foretold" in claim["text"] and "confirmed" not in claim["text"] and "Not asked" in CRITERIA
-    (none,) = claims_of([], [Picked([(CHANGE, "value@4")], "one direction")], True)
+    (none,) = claims_of([], [Picked([(CHANGE, "value@4")], "one direction")], True, verdict_of, claim_of)
     assert none["verdict"] == "open" and "no claim" in none["text"]
 
 
@@ -105,7 +105,7 @@ def test_a_claim_that_says_what_its_quantity_becomes_is_held_to_it(
         np.arange(STARTS), {change: controls}, (), OPTIONS, rng,
     )  # fmt: skip
     assert row["foretold"] == pytest.approx(float((says - unaltered).mean()))
-    (claim,) = claims_of([row], [Picked([(change, "value@4")], "one direction")], True)
+    (claim,) = claims_of([row], [Picked([(change, "value@4")], "one direction")], True, verdict_of, claim_of)
     assert (claim["size"], claim["verdict"]) == (size, verdict)
     assert claim["needed"] == "not asked" and "said" in claim["text"]
 

@@ -12,7 +12,8 @@ from core.stats import ALPHA, band_of, benjamini_hochberg, few
 from validation.edits.controls import another
 from validation.hypotheses.grammar import EditHypothesis
 from validation.interventions import verdicts
-from validation.interventions.statistics import Controls, Effects, claim_of_need, needs_of, special_p
+from validation.interventions.claims import claim_of_need, no_claim, parts_of, squared_errors
+from validation.interventions.statistics import Controls, Effects, needs_of, special_p
 from validation.interventions.verdicts import NOT_ASKED, OPEN, YES
 from validation.paired.course import in_words
 
@@ -73,9 +74,7 @@ def claims_of(
         if h.role:
             out.append(_claim_of_need(h, needs[h], row, judged))
         elif row is None:
-            text = f"'{h.name}': {_why_not(h, q, judged)}, so there is no claim."
-            out.append({"headline": True, "hypothesis": h.name, "verdict": OPEN, "sentence": "open", "text": text,
-                        "parts": {}})  # fmt: skip
+            out.append(no_claim(h, _why_not(h, q, judged)))
         else:
             out.append(_claim(h, {**row, "special_q": float(special_q)}, judged))
     return out
@@ -124,11 +123,12 @@ def _claim(h: EditHypothesis, row: dict[str, Any], judged: Judged) -> dict[str, 
         "size": f"foretold {row['foretold']:+.3g} {unit}, seen {row['effect']:+.3g}" if told else "nothing foretold it",
         "special": _against(h, row, judged),
         "through_world": _through(row),
-        "needed": _errors(row) if told else "nothing foretold it",
+        "needed": squared_errors(row, RIVALS) if told else "nothing foretold it",
     }  # fmt: skip
     said += verdicts.too_few(row["n"], row["starts_for_no"])
     text += f": {said}{f'; {_beyond(row)}' if 'beyond_pixels' in row else ''}."
-    return {"headline": True, "hypothesis": h.name, **row, "sentence": said, "text": text, "parts": _parts(row, words)}
+    claim = {"headline": True, "hypothesis": h.name, **row, "sentence": said, "text": text}
+    return claim | {"parts": parts_of(row, words)}
 
 
 def _beyond(row: Mapping[str, Any]) -> str:
@@ -138,17 +138,6 @@ def _beyond(row: Mapping[str, Any]) -> str:
 def _through(row: Mapping[str, Any]) -> str:
     """What *through the world* was asked of, in words."""
     return f"{_beyond(row)} {row['unit']}" if "beyond_pixels" in row else "there is one way alone"
-
-
-def _parts(row: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    return {name: {"answer": str(row[name]), "words": words[name]} for name in verdicts.NAMES}
-
-
-def _errors(row: Mapping[str, Any]) -> str:
-    """What the simulator's squared error is below, or is not."""
-    errors = [f"{name} {row[f'error minus {name}']:+.2g} [{row[f'{name} low']:+.2g}, {row[f'{name} high']:+.2g}]"
-              for name in RIVALS]  # fmt: skip
-    return "squared error of the simulator minus that of each prediction without a world: " + "; ".join(errors)
 
 
 def _against(h: EditHypothesis, row: Mapping[str, Any], judged: Judged) -> str:
@@ -198,6 +187,6 @@ def _claim_of_need(
     if row["share"] is not None:
         claim["parts"]["special"]["words"] = _against(h, row, judged)
     if effect and row["share"] is not None:
-        claim["parts"]["needed"]["words"] = _errors(effect)
+        claim["parts"]["needed"]["words"] = squared_errors(effect, RIVALS)
         claim["parts"]["through_world"]["words"] = _through(effect)
     return claim

@@ -27,17 +27,17 @@ from core.artefacts import Result
 from core.contracts import Agent, EnvSpec, UserError, VecEnv
 from core.directions import Basis
 from core.roll import gumbel
-from core.stats import benjamini_hochberg, few
+from core.stats import few
 from core.when import Rule
 from envs.registry import agents_a_world, renewed
 from validation.hypotheses.grammar import Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.bench import AGE, Bench, effects_in
+from validation.interventions.claims import against_controls, beyond_memory, claims_of, parts_of
 from validation.interventions.options import StudyOptions, check_options, parse_study
 from validation.interventions.statistics import (
     Controls,
     Trial,
-    against_controls,
     bands_of,
     judge,
     judge_special,
@@ -48,7 +48,6 @@ from validation.interventions.statistics import (
     through_memory,
 )
 from validation.interventions.study import BRANCHES, CHOOSING_SEED, COLLECTORS, controls_of, decide
-from validation.interventions.tables import Picked
 from validation.interventions.verdicts import NOT_ASKED, OPEN, YES
 from validation.interventions.world_edits import WorldEdit, world_edit_rows
 from validation.paired.course import (
@@ -150,7 +149,7 @@ def alone(
         "verdicts": 2, "gate": {"answer": NOT_ASKED, "text": said, "rows": 0, "against": {}}, "warnings": [],
         "hypotheses": [h.name for h in hypotheses], "events": {e.name: e.text for e in events},
         "paired_by": asked.starts.paired_by, "criteria": CRITERIA, "chosen": [one.words for one in picked], "who": who,
-        "claims": claims_of(rows, picked, explicit),
+        "claims": claims_of(rows, picked, explicit, verdict_of, claim_of),
     }  # fmt: skip
     result.notes["claim"] = " ".join(c["text"] for c in result.notes["claims"] if c["headline"])
     if asked.starts.paired_by == "seed":
@@ -290,29 +289,6 @@ def verdict_of(row: Mapping[str, Any]) -> str:
     return verdicts.NO_EFFECT if there == verdicts.NO else OPEN
 
 
-def claims_of(rows: Sequence[dict[str, Any]], picked: Sequence[Picked], explicit: bool) -> list[dict[str, Any]]:
-    """What was claimed, the chosen dose first; then, where directions were named, their other doses."""
-    of = {(row["hypothesis"], row["quantity"]): row for row in rows}
-    headlines = [(h, of.get((h.name, q)), one.words) for one in picked for h, q in one.claims]
-    # One family's p holds for all that was chosen of it; several are a family of tests.
-    p = [np.nan if row is None else row["special_p"] for _, row, _ in headlines]
-    q_special = p if len(picked) == 1 else benjamini_hochberg(p)
-    out: list[dict[str, Any]] = []
-    for (h, row, how), q in zip(headlines, q_special, strict=True):
-        if row is None:
-            text = f"'{h.name}': what it is claimed to change does not vary, so there is no claim."
-            out.append({"hypothesis": h.name, "direction": h.direction, "amount": h.amount, "verdict": OPEN,
-                        "headline": True, "sentence": "open", "text": text, "parts": {}})  # fmt: skip
-            continue
-        row |= {"special_q": float(q), "special": verdicts.special(float(q))}
-        row["verdict"] = verdict_of(row)
-        out.append(claim_of(row, how, True))
-        if not explicit:
-            doses = [r for r in rows if (r["direction"], r["quantity"]) == (h.direction, row["quantity"])]
-            out += [claim_of(r, how, False) for r in doses if r is not row and r["kind"] != "keep_only"]
-    return out
-
-
 def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]:
     """A claim in words from its row."""
     unit = row["unit"]
@@ -331,19 +307,12 @@ def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]
         f"[{row['low']:+.3g}, {row['high']:+.3g}] {unit} in the real world (n = {row['n']}{few(row['n'])}): {said}"
         f"{verdicts.too_few(row['n'], row['starts_for_no'])}."
     )
-    through = "memory alone cannot change it, by construction, so there is nothing to compare"
-    if "world_effect" in row:
-        through = (
-            f"memory alone gives {row['memory']:+.3g}; beyond it {row['world_effect']:+.3g} [{row['world_low']:+.3g}, "
-            f"{row['world_high']:+.3g}] {unit}"
-        )
     words = {
         "exists": f"the smallest of interest is {row['smallest']:.2g}, of which unaltered twins differ by "
         f"{row['twin_difference']:.2g}; q = {row['q']:.2g}",
         "special": "it has no controls" if row.get("random_n") is None else against_controls(row, how, "q"),
-        "through_world": through, **NOT_FORETOLD,
+        "through_world": beyond_memory(row), **NOT_FORETOLD,
     }  # fmt: skip
     if "foretold" in row:
         words["size"] = f"the claim says {row['foretold']:+.3g} {unit} on the mean"
-    parts = {name: {"answer": row[name], "words": words[name]} for name in verdicts.NAMES}
-    return {**row, "headline": headline, "sentence": said, "text": text, "parts": parts}
+    return {**row, "headline": headline, "sentence": said, "text": text, "parts": parts_of(row, words)}

@@ -1,5 +1,5 @@
 """What paired runs say: effects with intervals, the statements of verdicts.py about every late one, what an
-event needs, how predictions fare.
+event needs, how predictions fare.  In words: claims.py.
 
 N starts (independent units), G hypotheses, C controls, P points.
 """
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from core.artefacts import Result
-from core.stats import ALPHA, Estimate, band_of, benjamini_hochberg, bootstrap_means, few, ratios, share_interval
+from core.stats import ALPHA, Estimate, band_of, benjamini_hochberg, bootstrap_means, ratios, share_interval
 from validation.hypotheses.grammar import Claim, Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.agreement import agreement, blocks_of, exchanged
 from validation.interventions.verdicts import SMALLEST
-from validation.paired.course import family_of, in_words, is_cut, is_late, is_own, is_probability, is_share, unit_of
+from validation.paired.course import family_of, is_cut, is_late, is_own, is_probability, is_share, unit_of
 
 H = TypeVar("H", bound=Claim)
 ROUNDING = 1e-6  # of a quantity: what varies less does not vary
@@ -443,116 +443,6 @@ def _need(
         row |= {"random_mean": float(null.mean())} | _band("random", null)
         row["special_p"] = worst_p(row["share"], null, controls.law_C)
     return row, tested
-
-
-# Claims
-
-
-def restate(row: dict[str, Any], special_q: float) -> None:
-    """A row's verdict again, as one of the claims of a study: with their q of being special."""
-    row |= {"special_q": special_q, "special": verdicts.special(special_q)}
-    row["verdict"] = verdict_of(row)
-
-
-def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]:
-    """A claim in words from its row of the real world.  how: it was chosen."""
-    answers = {name: str(row[name]) for name in verdicts.NAMES}
-    subject = f"'{row['hypothesis']}'"
-    if row["direction"] is not None and row["kind"] in ("shift", "collapse"):
-        to = f"Setting {row['direction']} to its mean"
-        way = to if row["kind"] == "collapse" else f"Adding {row['amount']:+g} to {row['direction']}"
-        words = row["hypothesis"].split()[2 if row["kind"] == "collapse" else 4 :]
-        subject = {(): way, ("always",): f"{way} at every step"}.get(tuple(words), subject)
-    said = verdicts.sentence(row["verdict"], answers)
-    q, unit = row["quantity"], row["unit"]
-    text = (
-        f"{subject} changes {in_words(q)}: foretold {row['foretold']:+.3g} {unit}, seen {row['observed']:+.3g} "
-        f"[{row['low']:+.3g}, {row['high']:+.3g}] in the real world (n = {row['n']} starts{few(row['n'])}): {said}"
-        f"{verdicts.too_few(row['n'], row['starts_for_no'])}."
-    )
-    return {**row, "headline": headline, "sentence": said, "text": text,
-            "parts": _parts(row, answers, how)}  # fmt: skip
-
-
-_WORLD = ("through_world", "needed")
-
-
-def _words(row: Mapping[str, Any]) -> dict[str, str]:
-    """The two statements about the world in numbers."""
-    unit = row["unit"]
-    errors = [
-        f"{name} {row[f'error minus {name}']:+.2g} [{row[f'{name} low']:+.2g}, {row[f'{name} high']:+.2g}]"
-        for name in verdicts.RIVALS
-    ]
-    through = "memory alone cannot change it, by construction, so there is nothing to compare"
-    if row["memory"] is not None:
-        through = (
-            f"memory alone gives {row['memory']:+.3g}; beyond it {row['world_effect']:+.3g} [{row['world_low']:+.3g}, "
-            f"{row['world_high']:+.3g}] {unit}"
-        )
-    scale = "" if is_share(row["quantity"]) else ", in squared spreads"
-    needed = f"squared error of the simulator minus that of each prediction without a world{scale}: "
-    return {"through_world": through, "needed": needed + "; ".join(errors)}
-
-
-def against_controls(row: Mapping[str, Any], how: str, p: str) -> str:
-    """How an effect stands beside its controls."""
-    by_world = row.get("special_by_world", False)
-    return (
-        f"against {row['random_n']} controls that occur in the data, {how}: {p} = {row['special_q']:.2g}"
-        f"{' for what runs through the world' if by_world else ''}; 95 % of them give {row['random_low']:+.3g} to "
-        f"{row['random_high']:+.3g}{' in all' if by_world else ''}"
-    )
-
-
-def _parts(row: Mapping[str, Any], answers: Mapping[str, str], how: str) -> dict[str, dict[str, Any]]:
-    """The five statements, each with its answer and the numbers behind it in words."""
-    unit = row["unit"]
-    ratio = f"{row['observed'] / row['foretold']:.2g} times that" if row["foretold"] else "nothing"
-    words = {
-        "exists": f"the mean effect is {row['observed']:+.3g} [{row['low']:+.3g}, {row['high']:+.3g}] {unit}; the "
-        f"smallest of interest is {row['smallest']:.2g}; q = {row['q']:.2g}{verdicts.among(row)}"
-        f"{verdicts.too_few(row['n'], row['starts_for_no'])}",
-        "size": f"foretold {row['foretold']:+.3g} {unit}, seen {row['observed']:+.3g}: {ratio}",
-        "special": "it has no controls",
-        **_words(row),
-    }
-    if row.get("random_n"):
-        words["special"] = against_controls(
-            row, f"chosen in the same way ({how})", "p" if row.get("by_choice") else "q"
-        )
-    return {name: {"answer": answers[name], "words": words[name]} for name in verdicts.NAMES}
-
-
-def claim_of_need(row: Mapping[str, Any], effect: Mapping[str, Any], how: str) -> dict[str, Any]:
-    """The claim that a hypothesis makes of an event, from its row of needs; ``effect``: its row of the table of effects
-    on whether the event happens, which has the two statements about the world."""
-    did = "stops" if row["role"] == "necessary" else "brings about"
-    of = "where it happens anyway" if row["role"] == "necessary" else "where it does not happen by itself"
-    subject = f"'{row['hypothesis']}' is {row['role']} for '{row['event']}'"
-    answers = {"exists": row["exists"], "size": row["size"], "special": row["special"]}
-    answers |= {name: effect.get(name, verdicts.NOT_ASKED) for name in ("through_world", "needed")}
-    if row["share"] is None:
-        words = dict.fromkeys(answers, f"there is no start {of}")
-        said = verdicts.sentence(verdicts.OPEN, answers)
-        text = f"{subject}: there is no start {of}, so nothing can be said."
-        return {**row, "headline": True, "sentence": said, "text": text,
-                "parts": {k: {"answer": v, "words": words[k]} for k, v in answers.items()}}  # fmt: skip
-    said = verdicts.sentence(row["verdict"], answers)
-    words = {
-        "exists": f"{row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of the starts; q = {row['q']:.2g}",
-        "size": f"seen {row['share']:.0%}, foretold {row['foretold']:.0%}",
-        "special": "it has no controls" if row.get("random_n") is None else
-        f"{row['random_n']} controls that occur in the data ({how}) give {row['random_low']:.0%} to "
-        f"{row['random_high']:.0%}; q = {row['special_q']:.2g}",
-        **{name: _words(effect)[name] if "verdict" in effect else "the event never varies" for name in _WORLD},
-    }  # fmt: skip
-    text = (
-        f"{subject}: it {did} the event at {row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of the real starts "
-        f"{of} (n = {row['n']}{few(row['n'])}); the simulator foretold {row['foretold']:.0%}: {said}."
-    )
-    return {**row, "headline": True, "sentence": said, "text": text,
-            "parts": {k: {"answer": v, "words": words[k]} for k, v in answers.items()}}  # fmt: skip
 
 
 # Patching

@@ -23,11 +23,12 @@ from generative.starts import started
 from validation.hypotheses.frames import random_frames, require_varied
 from validation.hypotheses.grammar import THROUGH, Hypothesis, hypotheses_of
 from validation.interventions.bench import Bench, effects_in
+from validation.interventions.claims import Picked
 from validation.interventions.controls import Family, Pick, choose, contest, mocks_of, run_ways
 from validation.interventions.film import film
 from validation.interventions.options import StudyOptions, check_options, claimed, parse_study
 from validation.interventions.statistics import Controls, Effects
-from validation.interventions.tables import Picked, report
+from validation.interventions.tables import report
 from validation.paired.course import Measures, with_claimed, with_named
 from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld

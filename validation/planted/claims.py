@@ -18,7 +18,7 @@ from torch import Tensor
 from core.contracts import UserError, VecEnv
 from core.directions import Basis
 from core.roll import Simulator
-from core.stats import ALPHA, benjamini_hochberg, bootstrap_mean
+from core.stats import ALPHA, bootstrap_mean
 from core.when import Rule
 from envs.planted import (
     Kind,
@@ -34,16 +34,16 @@ from envs.planted_truth import truth
 from validation.hypotheses.grammar import Hypothesis, parse_hypothesis, shift_of
 from validation.interventions import verdicts
 from validation.interventions.bench import Bench
+from validation.interventions.claims import claim_of, q_of_claims, restate
 from validation.interventions.controls import Family, NothingToChooseError, choose, contest, mocks_of, run_ways
 from validation.interventions.options import StudyOptions
 from validation.interventions.statistics import (
     Controls,
     Effects,
-    claim_of,
-    restate,
     special_p,
     spread_of,
     table_of,
+    verdict_of,
     worst_p,
 )
 from validation.interventions.study import (
@@ -257,10 +257,10 @@ def judged_claims(
     claims = [claim for one in picked for claim in one.claims]
     rows = {(r["hypothesis"], r["quantity"]): r for r in judged.rows if r["world"] == "real"}
     mine = [rows[h.name, q] for h, q in claims]
-    p = [row.get("special_p", np.nan) for row in mine]
-    for row, special_q in zip(mine, p if len(plan) == 1 else benjamini_hochberg(p), strict=True):
+    q_special = q_of_claims([row.get("special_p", np.nan) for row in mine], len(plan))
+    for row, special_q in zip(mine, q_special.tolist(), strict=True):
         if "verdict" in row:
-            restate(row, float(special_q))
+            restate(row, special_q, verdict_of)
     return claims, list(rows.values())
 
 
