@@ -22,12 +22,12 @@ from core.contracts import Agent, UserError
 from core.directions import Basis
 from core.interventions import AtSteps, Resample
 from core.progress import bar
-from core.roll import Recorded, Simulator, act, gumbel
+from core.roll import Simulator, act, action_noise
 from core.when import Rule
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import PICTURELESS, Edit
 from envs.procgen_state import state_of
-from generative.starts import started
+from generative.starts import held_frame, started
 from validation.edits.claims import Against, Judged, claims_of, verdict_of, way_of
 from validation.edits.controls import choices, others
 from validation.edits.coupled import Edge, Tried, judged as judged_edges, tried
@@ -98,8 +98,8 @@ def study(
         )  # fmt: skip
         env, drawer = make(len(starts)), make(len(starts))
         shape = (len(starts), options.horizon + 1, spec.n_actions)
-        noise = torch.zeros(shape) if options.greedy else gumbel(shape, generator, torch.zeros(()))
-        world = EditedWorld(agent, env, drawer, starts, noise.to(device))
+        noise = action_noise(shape, generator, options.greedy).to(device)
+        world = EditedWorld(agent, env, drawer, starts, noise)
         claims = [h.on for h in options.hypotheses]
         directions = options.directions if basis is None else with_claimed(options.directions, basis, claims)
         actions = with_named(spec.distinct_actions(), spec, claims)
@@ -281,7 +281,7 @@ def _foretellers(world: EditedWorld, measures: Measures, simulator: Simulator[An
         return SimulatedWorld(world.agent, state, world.noise_NTA, measures, simulator.world, begin)
 
     def still(frames: Frames, state: Any) -> SimulatedWorld:
-        frame = Recorded(world.agent.spec, {k: torch.from_numpy(v[:, -1:]).to(device) for k, v in frames.items()})
+        frame = held_frame(world.agent.spec, frames, device)
         return SimulatedWorld(world.agent, state, world.noise_NTA, measures, frame, frame.begin())
 
     def of(made: Callable[[Frames, Any], SimulatedWorld]) -> Foreteller:

@@ -26,7 +26,7 @@ from analysis.shared.truths import told_by
 from core.artefacts import Result
 from core.contracts import Agent, EnvSpec, UserError, VecEnv
 from core.directions import Basis
-from core.roll import gumbel
+from core.roll import action_noise
 from core.stats import few
 from core.when import Rule
 from envs.registry import agents_a_world, renewed
@@ -47,7 +47,7 @@ from validation.interventions.statistics import (
     special_of,
     through_memory,
 )
-from validation.interventions.study import BRANCHES, CHOOSING_SEED, COLLECTORS, controls_of, decide
+from validation.interventions.study import BRANCHES, CHOOSING_SEED, controls_of, decide, find_starts
 from validation.interventions.verdicts import NOT_ASKED, OPEN, YES
 from validation.interventions.world_edits import WorldEdit, world_edit_rows
 from validation.paired.course import (
@@ -61,7 +61,7 @@ from validation.paired.course import (
 )
 from validation.paired.real import RealWorld
 from validation.paired.shared import SharedWorld, shared_world
-from validation.paired.starts import Starts, collect_starts, distinct_actions
+from validation.paired.starts import Starts, distinct_actions
 
 FOUND = "found"  # it exists and is special; without a simulator nothing more is asked
 CRITERIA = (
@@ -203,19 +203,13 @@ def asked_in(
             greedy=options.greedy, device=device,
         )  # fmt: skip
         return Asked(shared, shared.starts, shared.world_N, (env,))
-    snapshots = agent.spec.can_snapshot
-    collector = make(min(options.starts, COLLECTORS) if snapshots else options.starts)
-    try:
-        starts = collect_starts(agent, collector, options.starts, initial_frames=1, latest=options.latest_start,
-                                seed=seed, greedy=options.greedy, device=device)  # fmt: skip
-    finally:
-        collector.close()
+    starts = find_starts(agent, 1, make, options, seed, device)
     env, branching = make(len(starts)), make(min(len(starts), BRANCHES))
     if known is None and not parts:
         named = with_named(distinct_actions(env, starts), env.spec, (h.on for h in hypotheses))
         measures = replace(measures, actions=named)
     shape = (len(starts), options.horizon + 1, agent.spec.n_actions)
-    noise_NTA = torch.zeros(shape) if options.greedy else gumbel(shape, generator, torch.zeros(()))
+    noise_NTA = action_noise(shape, generator, options.greedy)
     real = RealWorld(agent, starts.state, noise_NTA.to(device), measures, env, starts, branching)
     return Asked(real, starts, np.arange(len(starts)), (env, branching))
 

@@ -16,10 +16,10 @@ from analysis.shared.events import Event
 from core.artefacts import Result
 from core.contracts import Agent, LearnedWorld, Shown, UserError, VecEnv
 from core.directions import Basis
-from core.roll import Recorded, Simulator
+from core.roll import Simulator
 from core.trees import Tree
 from core.when import Rule
-from generative.starts import started
+from generative.starts import held_frame, started
 from validation.hypotheses.frames import random_frames, require_varied
 from validation.hypotheses.grammar import THROUGH, Hypothesis, hypotheses_of
 from validation.interventions.bench import Bench, effects_in
@@ -109,7 +109,7 @@ def find_starts(
 ) -> Starts:
     """Starts of their own episodes, each with the last ``frames`` observations."""
     collector = make_env(min(options.starts, COLLECTORS))
-    if not collector.spec.can_snapshot:
+    if not collector.spec.can_snapshot and options.starts > COLLECTORS:
         collector.close()
         collector = make_env(options.starts)
     try:
@@ -146,8 +146,7 @@ def held_still(
     simulated: type[SimulatedWorld] = SimulatedWorld,
 ) -> SimulatedWorld:  # fmt: skip
     """No world: the agent sees the last frame of its start for ever, is given no reward and never ends."""
-    last = {k: torch.from_numpy(v[:, -1:]).to(noise_NTA.device) for k, v in starts.window.items()}
-    frame = Recorded(agent.spec, last)
+    frame = held_frame(agent.spec, starts.window, noise_NTA.device)
     return simulated(agent, starts.state, noise_NTA, measures, frame, frame.begin())
 
 
