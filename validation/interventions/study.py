@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -67,41 +67,69 @@ def study(
     device = torch.device("cpu") if device is None else device
     rng = np.random.default_rng(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
-    agent = simulator.agent
-    frames = max(one.world.initial_frames for one in (simulator, *members))
-    starts = find_starts(agent, frames, make_env, options, options.seed, device)
-    before = find_starts(
-        agent, frames, make_choosing or make_env, options.to_choose(), options.seed + CHOOSING_SEED, device
-    )
-    env = make_env(len(starts))
-    few = make_env(min(len(starts), BRANCHES))
+    claims = [h.on for h in hypotheses]
+    choosing, bench = both = both_benches(
+        simulator, make_env, basis, options, device, generator, rule=rule, make_choosing=make_choosing,
+        simulated=simulated, members=members, events=events, claims=claims,
+    )  # fmt: skip
     try:
-        actions = with_named(distinct_actions(env, starts), env.spec, (h.on for h in hypotheses))
-        directions = with_claimed(options.directions, basis, (h.on for h in hypotheses))
-        measures = Measures(actions, basis, directions, events, simulator.world.spec.parts)
-        dreams = [dreamed_from(simulator, some, measures, options, generator, simulated) for some in (before, starts)]
-        choosing, dreamed = Bench(basis, before, dreams[0], rule), dreams[1]
-        real = RealWorld(agent, starts.state, dreamed.noise_NTA, measures, env, starts, few)
-        held = held_still(agent, starts, dreamed.noise_NTA, measures, simulated)
-        others = [
-            simulated(agent, starts.state, dreamed.noise_NTA, measures, one.world, starts_in(one.world, starts, device))
-            for one in members
-        ]
-        bench = Bench(basis, starts, dreamed, rule, real, held, others)
         explicit = bool(hypotheses)
         plan, chosen, hypotheses = decide(choosing, bench, hypotheses, options, events, rng)
         effects = effects_of(bench, hypotheses, options)
         controls, picked = controls_of(choosing, bench, plan, chosen, options, generator)
         result = report(bench, hypotheses, effects, controls, picked, explicit, options, rng)
-        result.notes["actions"] = {
-            name: [simulator.world.spec.action_names[i] for i in ids] for name, ids in actions.items()
-        }
-        if options.video and _is_picture(starts):
+        actions, names = bench.predictor.measures.actions, simulator.world.spec.action_names
+        result.notes["actions"] = {name: [names[i] for i in ids] for name, ids in actions.items()}
+        if options.video and _is_picture(bench.starts):
             film(bench, result, hypotheses)
     finally:
+        both.close()
+    return result
+
+
+class Benches(NamedTuple):
+    """A simulator and its real world: the starts that it chooses on, and those that claims are tested at."""
+
+    choosing: Bench
+    test: Bench
+
+    def close(self) -> None:
+        """Give back the real world."""
+        self.test.real.env.close()
+        self.test.real.few.close()
+
+
+def both_benches(
+    simulator: Simulator[Any], make_env: Callable[[int], VecEnv], basis: Basis, options: StudyOptions,
+    device: torch.device, generator: torch.Generator, *, rule: Rule | None = None,
+    make_choosing: Callable[[int], VecEnv] | None = None, simulated: type[SimulatedWorld] = SimulatedWorld,
+    members: Sequence[Simulator[Any]] = (), events: tuple[Event, ...] = (), claims: Sequence[str] = (),
+) -> Benches:  # fmt: skip
+    """What a study runs on; the arguments are those of ``study``.  generator: of the action noise; claims: the
+    quantities that are spoken of.  The caller closes it."""
+    agent, spec = simulator.agent, simulator.world.spec
+    frames = max(one.world.initial_frames for one in (simulator, *members))
+    starts = find_starts(agent, frames, make_env, options, options.seed, device)
+    before = find_starts(
+        agent, frames, make_choosing or make_env, options.to_choose(), options.seed + CHOOSING_SEED, device
+    )
+    env, few = make_env(len(starts)), make_env(min(len(starts), BRANCHES))
+    try:
+        actions = with_named(distinct_actions(env, starts), env.spec, claims)
+        measures = Measures(actions, basis, with_claimed(options.directions, basis, claims), events, spec.parts)
+        dreams = [dreamed_from(simulator, some, measures, options, generator, simulated) for some in (before, starts)]
+        noise_NTA = dreams[1].noise_NTA
+        real = RealWorld(agent, starts.state, noise_NTA, measures, env, starts, few)
+        held = held_still(agent, starts, noise_NTA, measures, simulated)
+        others = [
+            simulated(agent, starts.state, noise_NTA, measures, one.world, starts_in(one.world, starts, device))
+            for one in members
+        ]
+    except BaseException:
         env.close()
         few.close()
-    return result
+        raise
+    return Benches(Bench(basis, before, dreams[0], rule), Bench(basis, starts, dreams[1], rule, real, held, others))
 
 
 def find_starts(
