@@ -10,6 +10,7 @@ import numpy as np
 from core.artefacts import Result
 from core.stats import ALPHA, band_of, benjamini_hochberg, few
 from validation.edits.controls import another
+from validation.edits.course import Way
 from validation.hypotheses.grammar import EditHypothesis
 from validation.interventions import verdicts
 from validation.interventions.claims import claim_of_need, no_claim, parts_of, squared_errors
@@ -39,11 +40,9 @@ class Judged(NamedTuple):
     game: str
 
 
-def way_of(h: EditHypothesis) -> str:
-    """The way that a hypothesis is about, as the table names it."""
-    if h.since == "episode":
-        return "pixels, since the episode" if h.through else "since the episode"
-    return h.through or "whole"
+def way_of(h: EditHypothesis) -> Way:
+    """The way that a hypothesis is about."""
+    return Way(h.through or "whole", h.since)
 
 
 def verdict_of(row: Mapping[str, Any]) -> str:
@@ -64,7 +63,7 @@ def claims_of(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A claim a hypothesis and its quantity; the rows of ``needs`` go into the result.  smallest: share of events."""
     rows = {(row["edit"], row["way"], row["quantity"]): row for row in result.tables["effects"]}
-    found = [(h, q, rows.get((h.change, way_of(h), q))) for h, q in asked]
+    found = [(h, q, rows.get((h.change, way_of(h).name, q))) for h, q in asked]
     needs = _needs([h for h, _ in asked if h.role], judged, smallest, rng)
     result.tables["needs"] = list(needs.values())
     # What is claimed by name is a family of tests.
@@ -82,13 +81,14 @@ def claims_of(
 
 def _why_not(h: EditHypothesis, quantity: str, judged: Judged) -> str:
     """Why there is no row of a claim."""
-    effects = judged.seen[h.change].get(way_of(h), {})
+    way = way_of(h).name
+    effects = judged.seen[h.change].get(way, {})
     n = int((~np.isnan(next(iter(effects.values())))).sum()) if effects else 0
     if n < 2:
-        return f"it can be made {way_of(h)} at {n} starts"
+        return f"it can be made {way} at {n} starts"
     if quantity in effects:
         return f"what it is claimed to change, {in_words(quantity)}, is the same at all starts, with it and without"
-    return f"what it is claimed to change, {in_words(quantity)}, is not measured {way_of(h)}"
+    return f"what it is claimed to change, {in_words(quantity)}, is not measured {way}"
 
 
 def _special_p(h: EditHypothesis, quantity: str, row: Mapping[str, Any], judged: Judged) -> float:

@@ -31,7 +31,7 @@ from generative.starts import held_frame, started
 from validation.edits.claims import Against, Judged, claims_of, verdict_of, way_of
 from validation.edits.controls import choices, others
 from validation.edits.coupled import Edge, Tried, judged as judged_edges, tried
-from validation.edits.course import AllElse, EditedWorld, Frames, Run, differs, shown_with
+from validation.edits.course import ALL_ELSE, SET_BACK, AllElse, EditedWorld, Frames, Run, Way, differs, shown_with
 from validation.hypotheses.grammar import EditHypothesis
 from validation.interventions import verdicts
 from validation.interventions.options import claimed
@@ -42,7 +42,6 @@ from validation.paired.simulated import SimulatedWorld
 
 COLLECTORS = 64
 CONTROLS_SEED = 1  # so that what is asked of controls moves no other number
-SET_BACK, ALL_ELSE = "set back", "all else set back"  # of the hidden state at the start, in the edited world
 CRITERIA = (
     "Exists: the 95 % interval of the mean effect lies beyond the smallest size of interest, and q <= 0.05 over all "
     "rows of the table (no: its 90 % interval lies inside). Size as foretold: more than half and less than twice what "
@@ -195,18 +194,19 @@ def _against(
     seen, told = effects
     states, rng = world.starts.states, np.random.default_rng([options.seed, CONTROLS_SEED])
     more = [[] if e is None else others(e, s, options.controls, rng) for e, s in zip(of, states, strict=True)]
-    found: dict[str, list[dict[str, np.ndarray]]] = {}
+    found: dict[Way, list[dict[str, np.ndarray]]] = {}
     out = {}
     for h, q in asked:
-        own = seen.get(way := way_of(h), {}).get(q)
+        way = way_of(h)
+        own = seen.get(way.name, {}).get(q)
         if own is None or not any(more):
             continue
-        if way == "whole" and q in told:  # a claim is of the starts of which something was foretold
+        if way == Way() and q in told:  # a claim is of the starts of which something was foretold
             own = np.where(np.isnan(told[q]), np.nan, own)
         if way not in found:
             found[way] = []
             for k in range(max(map(len, more))):
-                run = world.course([m[k] if k < len(m) else None for m in more], h.through or "whole", h.since)
+                run = world.course([m[k] if k < len(m) else None for m in more], *way)
                 got = _measured(run.course, measures)
                 found[way].append({name: np.where(run.rows_N, v - plain[name], np.nan) for name, v in got.items()})
         out[h] = Against(choices(q, own, np.stack([row[q] for row in found[way]]), rng), sum(map(bool, more)))
@@ -219,13 +219,12 @@ def _ways(
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Run]]:  # fmt: skip
     """Effects by every way, {way: {quantity: [N]}}, NaN at starts that a way is not about.  directions: set back."""
     edit = next(e for e in of if e is not None)
-    picture = edit.thing not in PICTURELESS
-    runs = {"whole": world.course(of)}
-    if picture:
-        runs |= {"pixels": world.course(of, "pixels"), "world": world.course(of, "world")}
-    if not (edit.thing == "agent" or edit.thing in PICTURELESS):  # what the agent does next is not of its past
-        runs["since the episode"] = world.course(of, "whole", "episode")
-        runs["pixels, since the episode"] = world.course(of, "pixels", "episode")
+    ways = [Way()]
+    if edit.thing not in PICTURELESS:
+        ways += [Way("pixels"), Way("world")]
+        if edit.thing != "agent":  # what the agent does next is not of its past
+            ways += [Way(since="episode"), Way("pixels", "episode")]
+    runs = {way.name: world.course(of, *way) for way in ways}
     if directions:
         # Object -> direction -> action: does what the edit does to these directions carry what it does to the action?
         basis, h = measures.basis, unedited.course.h_RTH
@@ -352,7 +351,7 @@ def _judge(tests: Sequence[Trial]) -> None:
 def _told(edit: str, runs: Mapping[str, Run], starts: int) -> dict[str, Any]:
     """What an edit was about."""
     out: dict[str, Any] = {"edit": edit, "starts": starts, "fits": int(runs["whole"].rows_N.sum())}
-    since = runs.get("since the episode")
+    since = runs.get(Way(since="episode").name)
     if since is not None:
         out |= {"since_the_episode": int(since.rows_N.sum()), "apart": int((since.apart_N & since.rows_N).sum())}
     return out
