@@ -115,6 +115,11 @@ def gumbel(shape: Sequence[int], generator: torch.Generator | None, like: Tensor
     return -torch.log(exponential)
 
 
+def action_noise(shape: Sequence[int], generator: torch.Generator, greedy: bool) -> Tensor:
+    """Action noise of many steps at once, float32 on the CPU; greedy: none, and the likeliest action is taken."""
+    return torch.zeros(tuple(shape)) if greedy else gumbel(shape, generator, torch.zeros(()))
+
+
 def draw_noise(world: World, batch: int, generator: torch.Generator, like: Tensor) -> Noise:
     """All the chance of one step of ``batch`` rows; like: dtype and device of the agent's numbers."""
     return Noise(

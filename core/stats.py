@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from core.contracts import UserError
 
@@ -781,15 +782,15 @@ def band_of(draws_C: np.ndarray, alpha: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def benjamini_hochberg(p: np.ndarray) -> np.ndarray:
+def benjamini_hochberg(p: ArrayLike) -> np.ndarray:
     """p-values of one family, any shape -> q-values of the same shape; NaN stays NaN and is not counted.
 
     Rejecting q <= x keeps the false discovery rate at x (Benjamini & Hochberg 1995).
     """
-    p = np.asarray(p, np.float64)
-    q = np.full(p.shape, np.nan)
-    there = ~np.isnan(p)
-    flat = p[there]
+    p_ = np.asarray(p, np.float64)
+    q = np.full(p_.shape, np.nan)
+    there = ~np.isnan(p_)
+    flat = p_[there]
     if len(flat):
         order = np.argsort(flat)
         scaled = flat[order] * len(flat) / np.arange(1, len(flat) + 1)

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from core.contracts import Agent, Shown, UserError
+from core.contracts import Agent, EnvSpec, Shown, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore
-from core.roll import Simulator, joined_starts
+from core.roll import Recorded, Simulator, joined_starts
 from core.trees import Tree, flatten, unflatten
 from generative.fields import as_read
 
@@ -59,6 +59,11 @@ def started(world: Any, obs: Mapping[str, Tensor], asked: Informed | None = None
 def _begin_inferred(world: Any, obs: Mapping[str, Tensor]) -> tuple[Tree, Shown]:
     state, shown = world.start(world.normalise(world.infer(obs)[0]))
     return state, shown
+
+
+def held_frame(spec: EnvSpec, window: Mapping[str, np.ndarray], device: torch.device) -> Recorded:
+    """No world: the last of some observations [N, I, ...] for ever."""
+    return Recorded(spec, {k: torch.from_numpy(v[:, -1:]).to(device) for k, v in window.items()})
 
 
 class KnownStarts(nn.Module):

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from core.stats import band_of
 from envs.planted import PlantedOptions, PlantedWorld, planted_simulator
 from envs.planted_truth import truth
 from validation.hypotheses.grammar import Hypothesis
-from validation.interventions.alone import CRITERIA, alone, by_unit, claims_of, table_of
+from validation.interventions.alone import CRITERIA, alone, by_unit, claim_of, table_of, verdict_of
+from validation.interventions.claims import Picked, claims_of
 from validation.interventions.options import StudyOptions
 from validation.interventions.statistics import Controls
-from validation.interventions.tables import Picked
 
 CHANGE = Hypothesis("shift", "ica", (0,), (2.0,))
 STARTS = 256  # of fewer nothing says that there is no effect
@@ -60,11 +61,19 @@ def test_what_runs_through_memory_is_no_effect_through_the_world() -> None:
 
 def test_a_claim_says_what_was_not_asked() -> None:
     row = judged(1.0)
-    (claim,) = claims_of([row], [Picked([(CHANGE, "value@4")], "one direction")], True)
+    (claim,) = claims_of([row], [Picked([(CHANGE, "value@4")], "one direction")], True, verdict_of, claim_of)
     assert claim["parts"]["needed"] == {"answer": "not asked", "words": "there is no simulator to compare with"}
     assert "nothing was foretold" in claim["text"] and "confirmed" not in claim["text"] and "Not asked" in CRITERIA
-    (none,) = claims_of([], [Picked([(CHANGE, "value@4")], "one direction")], True)
+    (none,) = claims_of([], [Picked([(CHANGE, "value@4")], "one direction")], True, verdict_of, claim_of)
     assert none["verdict"] == "open" and "no claim" in none["text"]
+
+
+def test_the_band_of_the_controls_leaves_out_a_twentieth_of_their_like() -> None:
+    rng = np.random.default_rng(0)
+    rng.standard_normal(2 * STARTS)  # as ``judged`` draws
+    draws_C = 0.2 * rng.standard_normal((78, STARTS)).mean(1)
+    row = judged(1.0)
+    assert row["random_n"] == 78 and (row["random_low"], row["random_high"]) == pytest.approx(band_of(draws_C, 0.05))
 
 
 def test_starts_of_a_unit_count_as_one() -> None:
@@ -96,7 +105,7 @@ def test_a_claim_that_says_what_its_quantity_becomes_is_held_to_it(
         np.arange(STARTS), {change: controls}, (), OPTIONS, rng,
     )  # fmt: skip
     assert row["foretold"] == pytest.approx(float((says - unaltered).mean()))
-    (claim,) = claims_of([row], [Picked([(change, "value@4")], "one direction")], True)
+    (claim,) = claims_of([row], [Picked([(change, "value@4")], "one direction")], True, verdict_of, claim_of)
     assert (claim["size"], claim["verdict"]) == (size, verdict)
     assert claim["needed"] == "not asked" and "said" in claim["text"]
 

@@ -13,7 +13,7 @@ from agents.play import tensors
 from core.artefacts import Result
 from core.contracts import EnvSpec, Step, UserError
 from core.interventions import AtSteps, Nullspace, Shift
-from core.stats import Estimate, band_of, not_met
+from core.stats import Estimate, band_of, benjamini_hochberg, not_met
 from core.when import Rule
 from envs.planted import PlantedModel, PlantedOptions, PlantedWorld, planted_simulator
 from envs.planted_truth import truth
@@ -752,7 +752,7 @@ def test_an_action_that_is_hardly_ever_taken_is_not_chosen_for_varying_little():
             return {q: np.stack([v if c is None else v + by[q] for c in changes]) for q, v in unaltered.items()}
 
     choosing, _ = choosing_and_testing()
-    bench = replace(choosing, dreamed=World())
+    bench = replace(choosing, predictor=World())
     (h,) = parse_hypothesis("shift 0 by +2", choosing.basis)
     bench.prepare([h], (), np.random.default_rng(0))
     family = Family(((h, replace(h, amounts=(-2.0,))),))
@@ -827,7 +827,7 @@ def test_what_is_certain_lends_no_other_effect_its_small_p():
     judged_rows = [r for r in rows if "verdict" in r]
     assert [r["quantity"] for r in judged_rows] == ["value@3", "reward@3"]
     assert [r["through_world"] for r in judged_rows][1] == "by construction"
-    np.testing.assert_allclose([r["q"] for r in judged_rows], verdicts.adjusted([r["p"] for r in judged_rows]))
+    np.testing.assert_allclose([r["q"] for r in judged_rows], benjamini_hochberg([r["p"] for r in judged_rows]))
     assert all(r["special"] == "not asked" for r in judged_rows)
 
 
@@ -1371,13 +1371,13 @@ def test_mocks_are_ranked_and_changed_as_the_family_is(monkeypatch):
     mock = tuple(own_frame(choosing.basis, (i,)) for i in range(8))
     assert choose(family, choosing, [None]) == choose(family, choosing, [mock]) and asked == [(None, True)] * 2
     for path in ("", "memory"):
-        own, same = (run_ways(family, choosing, choosing.dreamed, [some], [[2]], "", path) for some in (None, mock))
+        own, same = (run_ways(family, choosing, choosing.predictor, [some], [[2]], "", path) for some in (None, mock))
         for q, v in own.items():
             np.testing.assert_allclose(same[q], v, atol=1e-5, err_msg=f"{q} {path}")
     redirected = []
     real = Bench.redirected
     monkeypatch.setattr(Bench, "redirected", lambda *args: redirected.append(args[5]) or real(*args))
-    run_ways(family, choosing, choosing.dreamed, [mock], [[2]], "", "memory")
+    run_ways(family, choosing, choosing.predictor, [mock], [[2]], "", "memory")
     assert redirected == ["memory"]
 
 
@@ -1502,7 +1502,7 @@ def test_one_effect_stands_out_among_any_number_of_tests_that_its_starts_allow()
     nothing = np.zeros_like(seen)
     sample = verdicts.Sample(seen, nothing, np.full_like(seen, np.nan), {}, np.full(tests, REACH))
     few, enough = (verdicts.test(sample, rng, draws).p for draws in (verdicts.DRAWS, verdicts.draws_for(tests)))
-    assert verdicts.adjusted(few)[0] > 0.05 >= verdicts.adjusted(enough)[0]
+    assert benjamini_hochberg(few)[0] > 0.05 >= benjamini_hochberg(enough)[0]
 
 
 def test_what_nothing_but_a_change_makes_vary_has_a_spread():

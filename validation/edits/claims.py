@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from core.artefacts import Result
-from core.stats import ALPHA, band_of, few
+from core.stats import ALPHA, band_of, benjamini_hochberg, few
 from validation.edits.controls import another
+from validation.edits.course import Way
 from validation.hypotheses.grammar import EditHypothesis
 from validation.interventions import verdicts
-from validation.interventions.statistics import Controls, Effects, claim_of_need, needs_of, special_p
+from validation.interventions.claims import claim_of_need, no_claim, parts_of, squared_errors
+from validation.interventions.statistics import Controls, Effects, needs_of, special_p
 from validation.interventions.verdicts import NOT_ASKED, OPEN, YES
 from validation.paired.course import in_words
 
@@ -38,11 +40,9 @@ class Judged(NamedTuple):
     game: str
 
 
-def way_of(h: EditHypothesis) -> str:
-    """The way that a hypothesis is about, as the table names it."""
-    if h.since == "episode":
-        return "pixels, since the episode" if h.through else "since the episode"
-    return h.through or "whole"
+def way_of(h: EditHypothesis) -> Way:
+    """The way that a hypothesis is about."""
+    return Way(h.through or "whole", h.since)
 
 
 def verdict_of(row: Mapping[str, Any]) -> str:
@@ -63,19 +63,17 @@ def claims_of(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A claim a hypothesis and its quantity; the rows of ``needs`` go into the result.  smallest: share of events."""
     rows = {(row["edit"], row["way"], row["quantity"]): row for row in result.tables["effects"]}
-    found = [(h, q, rows.get((h.change, way_of(h), q))) for h, q in asked]
+    found = [(h, q, rows.get((h.change, way_of(h).name, q))) for h, q in asked]
     needs = _needs([h for h, _ in asked if h.role], judged, smallest, rng)
     result.tables["needs"] = list(needs.values())
     # What is claimed by name is a family of tests.
     p = [np.nan if row is None or h.role else _special_p(h, q, row, judged) for h, q, row in found]
     out: list[dict[str, Any]] = []
-    for (h, q, row), special_q in zip(found, verdicts.adjusted(p), strict=True):
+    for (h, q, row), special_q in zip(found, benjamini_hochberg(p), strict=True):
         if h.role:
             out.append(_claim_of_need(h, needs[h], row, judged))
         elif row is None:
-            text = f"'{h.name}': {_why_not(h, q, judged)}, so there is no claim."
-            out.append({"headline": True, "hypothesis": h.name, "verdict": OPEN, "sentence": "open", "text": text,
-                        "parts": {}})  # fmt: skip
+            out.append(no_claim(h, _why_not(h, q, judged)))
         else:
             out.append(_claim(h, {**row, "special_q": float(special_q)}, judged))
     return out
@@ -83,13 +81,14 @@ def claims_of(
 
 def _why_not(h: EditHypothesis, quantity: str, judged: Judged) -> str:
     """Why there is no row of a claim."""
-    effects = judged.seen[h.change].get(way_of(h), {})
+    way = way_of(h).name
+    effects = judged.seen[h.change].get(way, {})
     n = int((~np.isnan(next(iter(effects.values())))).sum()) if effects else 0
     if n < 2:
-        return f"it can be made {way_of(h)} at {n} starts"
+        return f"it can be made {way} at {n} starts"
     if quantity in effects:
         return f"what it is claimed to change, {in_words(quantity)}, is the same at all starts, with it and without"
-    return f"what it is claimed to change, {in_words(quantity)}, is not measured {way_of(h)}"
+    return f"what it is claimed to change, {in_words(quantity)}, is not measured {way}"
 
 
 def _special_p(h: EditHypothesis, quantity: str, row: Mapping[str, Any], judged: Judged) -> float:
@@ -124,11 +123,12 @@ def _claim(h: EditHypothesis, row: dict[str, Any], judged: Judged) -> dict[str, 
         "size": f"foretold {row['foretold']:+.3g} {unit}, seen {row['effect']:+.3g}" if told else "nothing foretold it",
         "special": _against(h, row, judged),
         "through_world": _through(row),
-        "needed": _errors(row) if told else "nothing foretold it",
+        "needed": squared_errors(row, RIVALS) if told else "nothing foretold it",
     }  # fmt: skip
     said += verdicts.too_few(row["n"], row["starts_for_no"])
     text += f": {said}{f'; {_beyond(row)}' if 'beyond_pixels' in row else ''}."
-    return {"headline": True, "hypothesis": h.name, **row, "sentence": said, "text": text, "parts": _parts(row, words)}
+    claim = {"headline": True, "hypothesis": h.name, **row, "sentence": said, "text": text}
+    return claim | {"parts": parts_of(row, words)}
 
 
 def _beyond(row: Mapping[str, Any]) -> str:
@@ -138,17 +138,6 @@ def _beyond(row: Mapping[str, Any]) -> str:
 def _through(row: Mapping[str, Any]) -> str:
     """What *through the world* was asked of, in words."""
     return f"{_beyond(row)} {row['unit']}" if "beyond_pixels" in row else "there is one way alone"
-
-
-def _parts(row: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    return {name: {"answer": str(row[name]), "words": words[name]} for name in verdicts.NAMES}
-
-
-def _errors(row: Mapping[str, Any]) -> str:
-    """What the simulator's squared error is below, or is not."""
-    errors = [f"{name} {row[f'error minus {name}']:+.2g} [{row[f'{name} low']:+.2g}, {row[f'{name} high']:+.2g}]"
-              for name in RIVALS]  # fmt: skip
-    return "squared error of the simulator minus that of each prediction without a world: " + "; ".join(errors)
 
 
 def _against(h: EditHypothesis, row: Mapping[str, Any], judged: Judged) -> str:
@@ -198,6 +187,6 @@ def _claim_of_need(
     if row["share"] is not None:
         claim["parts"]["special"]["words"] = _against(h, row, judged)
     if effect and row["share"] is not None:
-        claim["parts"]["needed"]["words"] = _errors(effect)
+        claim["parts"]["needed"]["words"] = squared_errors(effect, RIVALS)
         claim["parts"]["through_world"]["words"] = _through(effect)
     return claim

@@ -31,7 +31,7 @@ from core.artefacts import Result
 from core.contracts import Intervention, UserError
 from core.directions import Basis, direction_ids, load_basis
 from core.interventions import AtSteps, Resample
-from core.stats import ALPHA, Estimate, band_of, few, means, not_met
+from core.stats import ALPHA, Estimate, band_of, benjamini_hochberg, few, means, not_met
 from envs.procgen_edits import Edit
 from validation.edits.course import EditedWorld, Run
 from validation.hypotheses.changes import Redirect
@@ -155,17 +155,17 @@ def judged(some: Sequence[Tried], smallest: float) -> list[dict[str, Any]]:
     """The rows of the table ``coupling``; one family of tests."""
     # The same move of a source stands in several rows, and is one test.
     each = {(t.row["edit"], t.row["source"]): t.moved[2] for t in some}
-    q_moved = dict(zip(each, verdicts.adjusted(list(each.values())), strict=True))
+    q_moved = dict(zip(each, benjamini_hochberg(list(each.values())), strict=True))
     moves = [verdicts.exists(t.moved[0], t.moved[1], float(q_moved[t.row["edit"], t.row["source"]]), smallest)
              for t in some]  # fmt: skip
-    q_restored = verdicts.adjusted([t.restored[2] for t in some])
+    q_restored = benjamini_hochberg([t.restored[2] for t in some])
     # Only what moves can carry, and whether it moves is another question than whether it is special.
     special = [
         rank_p(t.restored[0].value, t.random_R) if m == YES else np.nan for t, m in zip(some, moves, strict=True)
     ]
     family = moves.count(YES)
     rows = []
-    for t, q, p, qs, is_moved in zip(some, q_restored, special, verdicts.adjusted(special), moves, strict=True):
+    for t, q, p, qs, is_moved in zip(some, q_restored, special, benjamini_hochberg(special), moves, strict=True):
         moved, restored = t.moved[0], t.restored[0]
         is_restored = verdicts.exists(restored, t.restored[1], float(q), t.smallest)
         is_restored = NO if is_restored == YES and restored.value < 0 else is_restored  # it is further off instead

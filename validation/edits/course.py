@@ -1,8 +1,8 @@
 """What follows an edit in the real game, beside its unedited twin with the same action noise.
 
-Three ways (``THROUGH``): whole (the edited world plays on and is seen), pixels (the world runs unedited, and every
+Three ways (``Way``): whole (the edited world plays on and is seen), pixels (the world runs unedited, and every
 picture that the agent is shown is drawn from a copy of it with the edit made), world (the world runs edited, and every
-picture is drawn from a copy with the edit taken back).  And two pasts (``SINCE``): the edit is made at the start, whose
+picture is drawn from a copy with the edit taken back).  And two pasts: the edit is made at the start, whose
 agent has seen the world unedited until then; or at the episode's first step, from where the recorded actions are
 repeated up to the start, so that the agent has never seen it unedited (whole, or through the pixels alone).
 
@@ -32,9 +32,22 @@ from envs.procgen_state import State, snapshot_of, state_of
 from envs.procgen_tracks import Beginning, Followed, TakenBack, is_of_one
 from validation.paired.course import Course, course_along, still_on
 
-THROUGH = ("whole", "pixels", "world")
-SINCE = ("start", "episode")
+SET_BACK, ALL_ELSE = "set back", "all else set back"  # of the hidden state at the start, in the edited world
 Frames = dict[str, np.ndarray]
+
+
+class Way(NamedTuple):
+    """By which way an edit acts, and since when; see the head of this file."""
+
+    through: str = "whole"  # or pixels, world
+    since: str = "start"  # or episode
+
+    @property
+    def name(self) -> str:
+        """As tables call it."""
+        if self.since == "start":
+            return self.through
+        return "since the episode" if self.through == "whole" else f"{self.through}, since the episode"
 
 
 @dataclass(frozen=True)

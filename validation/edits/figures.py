@@ -8,9 +8,10 @@ import numpy as np
 
 from core.artefacts import Result
 from core.figures import BOTH, LINE, MEMORY, MEMORY_PALE, NEGATIVE, REAL, SIMULATED, USUAL, WORLD, figure_of
+from validation.edits.course import ALL_ELSE, SET_BACK, Way
 
-WAYS = {"whole": REAL, "pixels": MEMORY, "world": WORLD, "since the episode": USUAL,
-        "pixels, since the episode": NEGATIVE, "set back": BOTH, "all else set back": MEMORY_PALE}  # fmt: skip
+WAYS = {Way().name: REAL, Way("pixels").name: MEMORY, Way("world").name: WORLD, Way(since="episode").name: USUAL,
+        Way("pixels", "episode").name: NEGATIVE, SET_BACK: BOTH, ALL_ELSE: MEMORY_PALE}  # fmt: skip
 MOST = 12  # quantities in a figure
 ABREAST = 4  # edits beside each other
 

@@ -22,27 +22,26 @@ from core.contracts import Agent, UserError
 from core.directions import Basis
 from core.interventions import AtSteps, Resample
 from core.progress import bar
-from core.roll import Recorded, Simulator, act, gumbel
+from core.roll import Simulator, act, action_noise
 from core.when import Rule
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import PICTURELESS, Edit
 from envs.procgen_state import state_of
-from generative.starts import started
+from generative.starts import held_frame, started
 from validation.edits.claims import Against, Judged, claims_of, verdict_of, way_of
 from validation.edits.controls import choices, others
 from validation.edits.coupled import Edge, Tried, judged as judged_edges, tried
-from validation.edits.course import AllElse, EditedWorld, Frames, Run, differs, shown_with
+from validation.edits.course import ALL_ELSE, SET_BACK, AllElse, EditedWorld, Frames, Run, Way, differs, shown_with
 from validation.hypotheses.grammar import EditHypothesis
 from validation.interventions import verdicts
 from validation.interventions.options import claimed
-from validation.interventions.statistics import Sizes, reach_of, spread_under, step_of
+from validation.interventions.statistics import Scale, Sizes, Trial, judge, spread_under
 from validation.interventions.verdicts import SMALLEST
 from validation.paired.course import Course, Measures, is_late, quantities, unit_of, with_claimed, with_named
 from validation.paired.simulated import SimulatedWorld
 
 COLLECTORS = 64
 CONTROLS_SEED = 1  # so that what is asked of controls moves no other number
-SET_BACK, ALL_ELSE = "set back", "all else set back"  # of the hidden state at the start, in the edited world
 CRITERIA = (
     "Exists: the 95 % interval of the mean effect lies beyond the smallest size of interest, and q <= 0.05 over all "
     "rows of the table (no: its 90 % interval lies inside). Size as foretold: more than half and less than twice what "
@@ -98,8 +97,8 @@ def study(
         )  # fmt: skip
         env, drawer = make(len(starts)), make(len(starts))
         shape = (len(starts), options.horizon + 1, spec.n_actions)
-        noise = torch.zeros(shape) if options.greedy else gumbel(shape, generator, torch.zeros(()))
-        world = EditedWorld(agent, env, drawer, starts, noise.to(device))
+        noise = action_noise(shape, generator, options.greedy).to(device)
+        world = EditedWorld(agent, env, drawer, starts, noise)
         claims = [h.on for h in options.hypotheses]
         directions = options.directions if basis is None else with_claimed(options.directions, basis, claims)
         actions = with_named(spec.distinct_actions(), spec, claims)
@@ -145,7 +144,7 @@ def _asked(
     twin = differs(unedited, world.course(nobody))
     held = _foretellers(world, measures, simulator)
     result = Result(tables={"effects": [], "edits": []})
-    tests: list[tuple[dict[str, Any], verdicts.Tested, int]] = []
+    tests: list[Trial] = []
     edges: list[Tried] = []
     judged = Judged({}, {}, {}, plain, world.agent.spec.env_id.partition("/")[2])
     with bar("edits", len(fixed), "edits") as progress:
@@ -171,7 +170,7 @@ def _asked(
             told = judged.foretold[change]
             judged.against.update(_against(world, claims_here, of, (seen, told), plain, measures, options))
             progress.advance()
-    _judge(tests, options)
+    _judge(tests)
     if edges:
         result.tables["coupling"] = judged_edges(edges, options.smallest[0])
     result.arrays |= {f"unaltered/{q}": v for q, v in plain.items()} | {"age": starts.age_N}
@@ -195,18 +194,19 @@ def _against(
     seen, told = effects
     states, rng = world.starts.states, np.random.default_rng([options.seed, CONTROLS_SEED])
     more = [[] if e is None else others(e, s, options.controls, rng) for e, s in zip(of, states, strict=True)]
-    found: dict[str, list[dict[str, np.ndarray]]] = {}
+    found: dict[Way, list[dict[str, np.ndarray]]] = {}
     out = {}
     for h, q in asked:
-        own = seen.get(way := way_of(h), {}).get(q)
+        way = way_of(h)
+        own = seen.get(way.name, {}).get(q)
         if own is None or not any(more):
             continue
-        if way == "whole" and q in told:  # a claim is of the starts of which something was foretold
+        if way == Way() and q in told:  # a claim is of the starts of which something was foretold
             own = np.where(np.isnan(told[q]), np.nan, own)
         if way not in found:
             found[way] = []
             for k in range(max(map(len, more))):
-                run = world.course([m[k] if k < len(m) else None for m in more], h.through or "whole", h.since)
+                run = world.course([m[k] if k < len(m) else None for m in more], *way)
                 got = _measured(run.course, measures)
                 found[way].append({name: np.where(run.rows_N, v - plain[name], np.nan) for name, v in got.items()})
         out[h] = Against(choices(q, own, np.stack([row[q] for row in found[way]]), rng), sum(map(bool, more)))
@@ -219,13 +219,12 @@ def _ways(
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Run]]:  # fmt: skip
     """Effects by every way, {way: {quantity: [N]}}, NaN at starts that a way is not about.  directions: set back."""
     edit = next(e for e in of if e is not None)
-    picture = edit.thing not in PICTURELESS
-    runs = {"whole": world.course(of)}
-    if picture:
-        runs |= {"pixels": world.course(of, "pixels"), "world": world.course(of, "world")}
-    if not (edit.thing == "agent" or edit.thing in PICTURELESS):  # what the agent does next is not of its past
-        runs["since the episode"] = world.course(of, "whole", "episode")
-        runs["pixels, since the episode"] = world.course(of, "pixels", "episode")
+    ways = [Way()]
+    if edit.thing not in PICTURELESS:
+        ways += [Way("pixels"), Way("world")]
+        if edit.thing != "agent":  # what the agent does next is not of its past
+            ways += [Way(since="episode"), Way("pixels", "episode")]
+    runs = {way.name: world.course(of, *way) for way in ways}
     if directions:
         # Object -> direction -> action: does what the edit does to these directions carry what it does to the action?
         basis, h = measures.basis, unedited.course.h_RTH
@@ -281,7 +280,7 @@ def _foretellers(world: EditedWorld, measures: Measures, simulator: Simulator[An
         return SimulatedWorld(world.agent, state, world.noise_NTA, measures, simulator.world, begin)
 
     def still(frames: Frames, state: Any) -> SimulatedWorld:
-        frame = Recorded(world.agent.spec, {k: torch.from_numpy(v[:, -1:]).to(device) for k, v in frames.items()})
+        frame = held_frame(world.agent.spec, frames, device)
         return SimulatedWorld(world.agent, state, world.noise_NTA, measures, frame, frame.begin())
 
     def of(made: Callable[[Frames, Any], SimulatedWorld]) -> Foreteller:
@@ -300,7 +299,7 @@ def _foretellers(world: EditedWorld, measures: Measures, simulator: Simulator[An
 def _rows(
     edit: str, seen: Mapping[str, Mapping[str, np.ndarray]], foretold: Mapping[str, Mapping[str, np.ndarray]],
     runs: Mapping[str, Run], plain: Mapping[str, np.ndarray], options: EditOptions, rng: np.random.Generator,
-    tests: list[tuple[dict[str, Any], verdicts.Tested, int]],
+    tests: list[Trial],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One row a way and quantity that varies; what is to be judged goes to ``tests``."""
     every = {q: np.stack([v[q] for v in seen.values() if q in v]) for q in plain}
@@ -315,17 +314,12 @@ def _rows(
             here &= ~np.isnan(told[names[0]])
         if here.sum() < 2:
             continue
-
-        def of(some: Mapping[str, np.ndarray], here: np.ndarray = here, names: Any = names) -> np.ndarray:
-            return np.stack([some[q][here] / size[q].unit for q in names], 1)
-
-        s = of(effects)
-        m = of(seen["pixels"]) if way == "whole" and "pixels" in seen else np.full_like(s, np.nan)
-        rivals = {"no change": np.zeros_like(s), "held frame": of(foretold["held frame"])} if told else {}
-        step = np.array([step_of(q, plain[q][here], effects[q][here]) / size[q].unit for q in names])
-        reach = np.array([reach_of(q, plain[q], every[q]) / size[q].unit for q in names])
-        f = of(told) if told else np.zeros_like(s)
-        tested = verdicts.test(verdicts.Sample(s, f, m, rivals, reach, step), rng, draws)
+        scale = Scale(names, here, size)
+        nothing = np.zeros((int(here.sum()), len(names)))
+        pixels = scale.of(seen["pixels"]) if way == "whole" and "pixels" in seen else np.full_like(nothing, np.nan)
+        rivals = {"no change": nothing, "held frame": scale.of(foretold["held frame"])} if told else {}
+        sample = scale.sample(effects, scale.of(told) if told else nothing, pixels, rivals, plain, every)
+        tested = verdicts.test(sample, rng, draws)
         for j, q in enumerate(names):
             unit, e = size[q].unit, tested.seen[j]
             row: dict[str, Any] = {
@@ -335,41 +329,29 @@ def _rows(
             }  # fmt: skip
             if told:
                 row |= {"foretold": tested.foretold[j].value * unit, "foretold_low": tested.foretold[j].low * unit,
-                        "foretold_high": tested.foretold[j].high * unit}  # fmt: skip
-                for name, worse in tested.worse.items():
-                    row |= {f"error minus {name}": worse[j].value, f"{name} low": worse[j].low,
-                            f"{name} high": worse[j].high}  # fmt: skip
+                        "foretold_high": tested.foretold[j].high * unit, **tested.errors(j)}  # fmt: skip
             if np.isfinite(tested.world[j].value):
                 w = tested.world[j]
                 row |= {"beyond_pixels": w.value * unit, "beyond_low": w.low * unit, "beyond_high": w.high * unit}
             rows.append(row)
-            tests.append((row, tested, j))
+            tests.append(Trial(row, tested, j, size[q], bool(told) and is_late(q)))
     return rows
 
 
-def _judge(tests: Sequence[tuple[dict[str, Any], verdicts.Tested, int]], options: EditOptions) -> None:
+def _judge(tests: Sequence[Trial]) -> None:
     """The answers of every row, into it; one family of tests for all edits, ways and quantities."""
-    q_seen = verdicts.adjusted([row["p"] for row, _, _ in tests])
-    q_world = verdicts.adjusted([tested.world_p[j] for _, tested, j in tests])
-    for (row, tested, j), q, qw in zip(tests, q_seen, q_world, strict=True):
-        smallest = row["smallest"] / row["spread"]
-        row |= tested.existence(j, float(q), smallest) | {"through_world": verdicts.NOT_ASKED}
-        if "beyond_pixels" in row:
-            row["through_world"] = verdicts.exists(tested.world[j], tested.world_90[j], float(qw), smallest)
-        row |= {"size": verdicts.NOT_ASKED, "special": verdicts.NOT_ASKED, "needed": verdicts.NOT_ASKED}
-        if "foretold" in row and row["late"]:
-            there = row["exists"]
-            row["size"] = tested.size_of(j, tested.foretold[j].value, there, smallest)
-            worse = {name: of_rival[j] for name, of_rival in tested.worse.items()}
-            told = verdicts.foretellable([there], tested.rms[[j]], smallest, tested.nothing[[j]])
-            row["needed"] = verdicts.needed(worse, told)
+    judge(tests)
+    for row, *_ in tests:
+        row["special"] = verdicts.NOT_ASKED  # but of claims
+        if "beyond_pixels" not in row:
+            row["through_world"] = verdicts.NOT_ASKED
         row["verdict"] = verdict_of(row)
 
 
 def _told(edit: str, runs: Mapping[str, Run], starts: int) -> dict[str, Any]:
     """What an edit was about."""
     out: dict[str, Any] = {"edit": edit, "starts": starts, "fits": int(runs["whole"].rows_N.sum())}
-    since = runs.get("since the episode")
+    since = runs.get(Way(since="episode").name)
     if since is not None:
         out |= {"since_the_episode": int(since.rows_N.sum()), "apart": int((since.apart_N & since.rows_N).sum())}
     return out

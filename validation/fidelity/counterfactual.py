@@ -29,11 +29,11 @@ from core.contracts import Agent, UserError, VecEnv
 from core.directions import Basis
 from core.interventions import AtSteps, Shift
 from core.progress import bar
-from core.roll import Recorded, Simulator, decide
+from core.roll import Simulator, decide
 from core.stats import LOG, Estimate, bootstrap_mean, jackknife, mean_p, share_of
 from core.trees import Tree, rows_of
 from generative.simulator import require_finite
-from generative.starts import Informed
+from generative.starts import Informed, held_frame
 from validation.fidelity.beginnings import Beginning, begin, rollout, together, warmed_up
 from validation.fidelity.measures import Row, as_float, row
 from validation.fidelity.pairing import measured_field
@@ -437,7 +437,7 @@ def gradients(
         return None
     shape = (2, len(shots), max(FORESIGHT) + 1, agent.spec.n_actions)
     noise = torch.from_numpy(rng.gumbel(size=shape).astype(np.float32)).to(device)
-    last = Recorded(agent.spec, {k: torch.from_numpy(v[:, -1:]).to(device) for k, v in starts.window.items()})
+    last = held_frame(agent.spec, starts.window, device)
     now, again = noise
     real = RealWorld(agent, starts.state, now, Measures(shots.actions), shots.env, starts)
     observed, redrawn = real_slopes(real, basis), real_slopes(replace(real, noise_NTA=again), basis)

@@ -26,34 +26,34 @@ from analysis.shared.truths import told_by
 from core.artefacts import Result
 from core.contracts import Agent, EnvSpec, UserError, VecEnv
 from core.directions import Basis
-from core.roll import gumbel
+from core.roll import action_noise
 from core.stats import few
 from core.when import Rule
 from envs.registry import agents_a_world, renewed
 from validation.hypotheses.grammar import Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.bench import AGE, Bench, effects_in
+from validation.interventions.claims import against_controls, beyond_memory, claims_of, parts_of
 from validation.interventions.options import StudyOptions, check_options, parse_study
 from validation.interventions.statistics import (
     Controls,
-    Sizes,
     Trial,
-    against_controls,
-    reach_of,
+    bands_of,
+    judge,
+    judge_special,
+    of_change,
+    scale_of,
+    seen_of,
     special_of,
-    spread_under,
-    step_of,
+    through_memory,
 )
-from validation.interventions.study import BRANCHES, CHOOSING_SEED, COLLECTORS, controls_of, decide
-from validation.interventions.tables import Picked
+from validation.interventions.study import BRANCHES, CHOOSING_SEED, controls_of, decide, find_starts
 from validation.interventions.verdicts import NOT_ASKED, OPEN, YES
 from validation.interventions.world_edits import WorldEdit, world_edit_rows
 from validation.paired.course import (
     Measures,
     in_words,
-    is_cut,
     is_late,
-    is_own,
     quantities,
     unit_of,
     with_claimed,
@@ -61,7 +61,7 @@ from validation.paired.course import (
 )
 from validation.paired.real import RealWorld
 from validation.paired.shared import SharedWorld, shared_world
-from validation.paired.starts import Starts, collect_starts, distinct_actions
+from validation.paired.starts import Starts, distinct_actions
 
 FOUND = "found"  # it exists and is special; without a simulator nothing more is asked
 CRITERIA = (
@@ -110,6 +110,9 @@ def alone(
     for h in hypotheses:
         if h.role:
             raise UserError(f"hypothesis {h.name!r}: '{h.role} for' needs a simulator; say 'on event:{h.event}'")
+    if options.start_when and agents_a_world(agent.spec) > 1:
+        raise UserError("--start_when asks for starts of one agent; in a world of many say it in the hypothesis: "
+                        "'shift ica:5 by +2 when behaviour=3'")  # fmt: skip
     rng = np.random.default_rng(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
     made: list[Asked] = []
@@ -117,7 +120,9 @@ def alone(
         parts = (options, options.seed), (options.to_choose(), options.seed + CHOOSING_SEED)
         for make, (asks, seed) in zip(pools, parts, strict=True):
             known = made[0].world.measures if made else None
-            made.append(asked_in(agent, make, basis, events, asks, seed, generator, who, device, hypotheses, known))
+            made.append(
+                asked_in(agent, make, basis, events, asks, seed, generator, who, device, hypotheses, known, rule)
+            )
         asked, before = made
         choosing = Bench(basis, before.starts, before.world, rule)
         bench = Bench(basis, asked.starts, asked.world, rule, asked.world)
@@ -149,7 +154,7 @@ def alone(
         "verdicts": 2, "gate": {"answer": NOT_ASKED, "text": said, "rows": 0, "against": {}}, "warnings": [],
         "hypotheses": [h.name for h in hypotheses], "events": {e.name: e.text for e in events},
         "paired_by": asked.starts.paired_by, "criteria": CRITERIA, "chosen": [one.words for one in picked], "who": who,
-        "claims": claims_of(rows, picked, explicit),
+        "claims": claims_of(rows, picked, explicit, verdict_of, claim_of),
     }  # fmt: skip
     result.notes["claim"] = " ".join(c["text"] for c in result.notes["claims"] if c["headline"])
     if asked.starts.paired_by == "seed":
@@ -186,10 +191,11 @@ def matched_in(hypotheses: Sequence[Hypothesis]) -> tuple[str, ...]:
 def asked_in(
     agent: Agent, make: Pool, basis: Basis, events: tuple[Event, ...], options: StudyOptions, seed: int,
     generator: torch.Generator, who: str, device: torch.device, hypotheses: Sequence[Hypothesis] = (),
-    known: Measures | None = None,
+    known: Measures | None = None, rule: Rule | None = None,
 ) -> Asked:  # fmt: skip
     """Starts in a world that is made anew, and the agent that can be run on from them.  known: what is measured, where
-    other starts have told it (which actions do the same is looked up at starts)."""
+    other starts have told it (which actions do the same is looked up at starts); rule: of the behaviours that starts
+    may have to be in."""
     agents, spec = agents_a_world(agent.spec), renewed(agent.spec)
     parts = spec.parts if spec.action_parts else ()
     words = spec.action_words or {name: (name,) for name in spec.action_names}
@@ -203,19 +209,13 @@ def asked_in(
             greedy=options.greedy, device=device,
         )  # fmt: skip
         return Asked(shared, shared.starts, shared.world_N, (env,))
-    snapshots = agent.spec.can_snapshot
-    collector = make(min(options.starts, COLLECTORS) if snapshots else options.starts)
-    try:
-        starts = collect_starts(agent, collector, options.starts, initial_frames=1, latest=options.latest_start,
-                                seed=seed, greedy=options.greedy, device=device)  # fmt: skip
-    finally:
-        collector.close()
+    starts = find_starts(agent, 1, make, options, seed, device, rule)
     env, branching = make(len(starts)), make(min(len(starts), BRANCHES))
     if known is None and not parts:
         named = with_named(distinct_actions(env, starts), env.spec, (h.on for h in hypotheses))
         measures = replace(measures, actions=named)
     shape = (len(starts), options.horizon + 1, agent.spec.n_actions)
-    noise_NTA = torch.zeros(shape) if options.greedy else gumbel(shape, generator, torch.zeros(()))
+    noise_NTA = action_noise(shape, generator, options.greedy)
     real = RealWorld(agent, starts.state, noise_NTA.to(device), measures, env, starts, branching)
     return Asked(real, starts, np.arange(len(starts)), (env, branching))
 
@@ -244,75 +244,39 @@ def table_of(
     tests: list[Trial] = []
     draws = verdicts.draws_for(len(hypotheses) * sum(map(is_late, own)))
     for g, h in enumerate(hypotheses):
-        spread = {q: spread_under(unaltered[q], v[g]) for q, v in own.items()}
-        size = {q: Sizes.of(q, spread[q], options.smallest) for q in own}
-        judged = [q for q in own if is_late(q) and not is_own(q, h.ids) and size[q].unit > 0]
+        own_h, memory_h = of_change(own, g), of_change(memory, g)
+        scale = scale_of(h, unaltered, own_h, options.smallest)
+        judged, here, size = scale
         if h.is_nothing or not judged:
             continue
-        here = np.flatnonzero(~np.isnan(own[judged[0]][g]))
-
-        def of(
-            some: Mapping[str, np.ndarray], g: int = g, here: np.ndarray = here, size: Any = size, qs: Any = judged
-        ) -> np.ndarray:
-            return by_unit(np.stack([some[q][g][here] / size[q].unit for q in qs], 1), unit_N[here])
-
-        seen, through = of(own), of(memory)
-        # There it is 0 by construction, or the change itself takes one path.
-        through[:, [bool(h.through) or is_cut(q, events) for q in judged]] = np.nan
-        step = np.array([step_of(q, unaltered[q][here], own[q][g][here]) / size[q].unit for q in judged])
-        foretold = np.zeros_like(seen)
         told = [h.says is not None and q.partition("@")[0] == h.on for q in judged]
+        foretold = np.zeros((len(here), len(judged)))
         for j in np.flatnonzero(told).tolist():
-            unit = size[judged[j]].unit
-            foretold[:, j] = by_unit((h.says - unaltered[judged[j]][here]) / unit, unit_N[here])
-        reach = np.array([reach_of(q, unaltered[q], own[q][g]) / size[q].unit for q in judged])
-        tested = verdicts.test(verdicts.Sample(seen, foretold, through, {}, reach, step), rng, draws)
+            foretold[:, j] = (h.says - unaltered[judged[j]][here]) / size[judged[j]].unit
+        each = scale.sample(own_h, foretold, through_memory(scale, h, memory_h, events), {}, unaltered, own_h)
+        seen, foretold, through = (by_unit(x, unit_N[here]) for x in (each.seen, foretold, each.memory))
+        tested = verdicts.test(each._replace(seen=seen, foretold=foretold, memory=through), rng, draws)
         for j, q in enumerate(judged):
-            unit, e, world = size[q].unit, tested.seen[j], tested.world[j]
-            least = size[q].smallest * unit + float(floor[q][here].mean())
+            unit, twins = size[q].unit, float(floor[q][here].mean())
+            least = size[q].smallest * unit + twins
             row: dict[str, Any] = {
                 "world": "real", "hypothesis": h.name, "kind": h.kind, "direction": h.direction, "amount": h.amount,
-                "quantity": q, "unit": unit_of(q), "path": h.through, "observed": e.value * unit, "low": e.low * unit,
-                "high": e.high * unit, "n": e.n, "p": float(tested.p[j]), "spread": spread[q],
-                "smallest": least, "twin_difference": float(floor[q][here].mean()),
-                "special_p": float("nan"), "by_choice": False,
+                "quantity": q, "unit": unit_of(q), "path": h.through, **seen_of(tested, j, size[q]),
+                "smallest": least, "twin_difference": twins, "special_p": float("nan"), "by_choice": False,
             }  # fmt: skip
             if told[j]:
                 row |= {"foretold": float(foretold[:, j].mean()) * unit}
-            if np.isfinite(world.value):
-                row |= {"memory": (e.value - world.value) * unit, "world_effect": world.value * unit}
-                row |= {"world_low": world.low * unit, "world_high": world.high * unit}
+            row |= tested.paths(j, unit)
             if (mine := controls.get(h)) is not None:
-                mean = float(own[q][g][here].mean())
-                row |= special_of(q, mean, mine, memory[q][g][here])
-                if q in mine.real:
-                    low, high = np.quantile(mine.real[q].mean(1), [0.025, 0.975])
-                    row |= {"random_low": float(low), "random_high": float(high), "random_n": len(mine.real[q])}
+                mean = float(own_h[q][here].mean())
+                row |= special_of(q, mean, mine, memory_h[q][here]) | bands_of(q, mine)
             rows.append(row)
-            tests.append(Trial(row, tested, j, size[q]))
+            tests.append(Trial(row, tested, j, size[q]._replace(smallest=least / unit), told[j]))
     judge(tests)
-    return rows
-
-
-def judge(tests: Sequence[Trial]) -> None:
-    """The answers of every row, into it; one family of tests for all."""
-    q_seen = verdicts.adjusted([a.row["p"] for a in tests])
-    q_world = verdicts.adjusted([a.tested.world_p[a.j] for a in tests])
-    p = np.array([a.row["special_p"] for a in tests])
-    by_choice = np.array([a.row["by_choice"] for a in tests], bool)
-    q_special = np.where(by_choice, p, verdicts.adjusted(np.where(by_choice, np.nan, p)))
-    for (row, tested, j, (unit, _)), q, qw, qs in zip(tests, q_seen, q_world, q_special, strict=True):
-        smallest = row["smallest"] / unit
-        row |= tested.existence(j, float(q), smallest)
-        there = row["exists"]
-        through = verdicts.BY_CONSTRUCTION
-        if "world_effect" in row:
-            through = verdicts.exists(tested.world[j], tested.world_90[j], float(qw), smallest)
-        row |= {"special_q": float(qs), "special": verdicts.special(float(qs))}
-        row |= {"through_world": there if row["path"] == "world" else through, "size": NOT_ASKED, "needed": NOT_ASKED}
-        if "foretold" in row:
-            row["size"] = tested.size_of(j, row["foretold"] / unit, there, smallest)
+    judge_special(tests)
+    for row in rows:
         row["verdict"] = verdict_of(row)
+    return rows
 
 
 def verdict_of(row: Mapping[str, Any]) -> str:
@@ -323,29 +287,6 @@ def verdict_of(row: Mapping[str, Any]) -> str:
     if there == YES and special == YES:
         return FOUND
     return verdicts.NO_EFFECT if there == verdicts.NO else OPEN
-
-
-def claims_of(rows: Sequence[dict[str, Any]], picked: Sequence[Picked], explicit: bool) -> list[dict[str, Any]]:
-    """What was claimed, the chosen dose first; then, where directions were named, their other doses."""
-    of = {(row["hypothesis"], row["quantity"]): row for row in rows}
-    headlines = [(h, of.get((h.name, q)), one.words) for one in picked for h, q in one.claims]
-    # One family's p holds for all that was chosen of it; several are a family of tests.
-    p = [np.nan if row is None else row["special_p"] for _, row, _ in headlines]
-    q_special = p if len(picked) == 1 else verdicts.adjusted(p)
-    out: list[dict[str, Any]] = []
-    for (h, row, how), q in zip(headlines, q_special, strict=True):
-        if row is None:
-            text = f"'{h.name}': what it is claimed to change does not vary, so there is no claim."
-            out.append({"hypothesis": h.name, "direction": h.direction, "amount": h.amount, "verdict": OPEN,
-                        "headline": True, "sentence": "open", "text": text, "parts": {}})  # fmt: skip
-            continue
-        row |= {"special_q": float(q), "special": verdicts.special(float(q))}
-        row["verdict"] = verdict_of(row)
-        out.append(claim_of(row, how, True))
-        if not explicit:
-            doses = [r for r in rows if (r["direction"], r["quantity"]) == (h.direction, row["quantity"])]
-            out += [claim_of(r, how, False) for r in doses if r is not row and r["kind"] != "keep_only"]
-    return out
 
 
 def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]:
@@ -366,19 +307,12 @@ def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]
         f"[{row['low']:+.3g}, {row['high']:+.3g}] {unit} in the real world (n = {row['n']}{few(row['n'])}): {said}"
         f"{verdicts.too_few(row['n'], row['starts_for_no'])}."
     )
-    through = "memory alone cannot change it, by construction, so there is nothing to compare"
-    if "world_effect" in row:
-        through = (
-            f"memory alone gives {row['memory']:+.3g}; beyond it {row['world_effect']:+.3g} [{row['world_low']:+.3g}, "
-            f"{row['world_high']:+.3g}] {unit}"
-        )
     words = {
         "exists": f"the smallest of interest is {row['smallest']:.2g}, of which unaltered twins differ by "
         f"{row['twin_difference']:.2g}; q = {row['q']:.2g}",
         "special": "it has no controls" if row.get("random_n") is None else against_controls(row, how, "q"),
-        "through_world": through, **NOT_FORETOLD,
+        "through_world": beyond_memory(row), **NOT_FORETOLD,
     }  # fmt: skip
     if "foretold" in row:
         words["size"] = f"the claim says {row['foretold']:+.3g} {unit} on the mean"
-    parts = {name: {"answer": row[name], "words": words[name]} for name in verdicts.NAMES}
-    return {**row, "headline": headline, "sentence": said, "text": text, "parts": parts}
+    return {**row, "headline": headline, "sentence": said, "text": text, "parts": parts_of(row, words)}

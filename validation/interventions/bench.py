@@ -35,7 +35,7 @@ class Bench:
 
     basis: Basis
     starts: Starts
-    dreamed: Any  # SimulatedWorld, which foretells; without a simulator the real world at these starts, which chooses
+    predictor: Any  # tells what to claim: SimulatedWorld, which foretells; without a simulator the real world
     rule: Rule | None
     real: Any = None  # RealWorld or SharedWorld; None: the real world is not asked here
     held: SimulatedWorld | None = None
@@ -69,7 +69,7 @@ class Bench:
         n = len(self.starts)
         label_N = None if self.rule is None else self.rule(self.starts.h_NH).cpu().numpy()
         now = {e.name: e for e in events}
-        course = (self.real or self.dreamed).run() if any(h.clean for h in hypotheses) else None
+        course = (self.real or self.predictor).run() if any(h.clean for h in hypotheses) else None
         cycle = rng.permutation(n)
         another_N = np.empty(n, np.int64)
         another_N[cycle] = np.roll(cycle, 1)
@@ -84,7 +84,7 @@ class Bench:
                 self.donors[h] = self.donors[key] = another_N
             if h.kind == "patch":
                 assert course is not None
-                steps = rows_of(course, (self.real or self.dreamed).measures)
+                steps = rows_of(course, (self.real or self.predictor).measures)
                 clean_N = now[h.clean](steps[:1])[:, 0].cpu().numpy() > 0.5
                 if (h.clean, h.matched) not in across:
                     near_NM = self._near(steps, h.matched) if h.matched else None
@@ -115,11 +115,11 @@ class Bench:
         """{quantity: [G, N]}: derivatives times the changes that would be made along the unaltered run; exact to first
         order in the strength of a change.  ``others``: the frame that each is redirected into, if any."""
         steps_of = [
-            min(h.steps or self.dreamed.noise_NTA.shape[1], self.dreamed.noise_NTA.shape[1]) for h in hypotheses
+            min(h.steps or self.predictor.noise_NTA.shape[1], self.predictor.noise_NTA.shape[1]) for h in hypotheses
         ]
         states = self.starts.h_NH[None]
         if max(steps_of) > 1:
-            along = self.dreamed.run().h_RTH
+            along = self.predictor.run().h_RTH
             assert along is not None
             states = along.transpose(0, 1)
         everywhere = torch.ones(len(self.starts), dtype=torch.bool, device=states.device)
@@ -137,11 +137,11 @@ class Bench:
         """{quantity: [H]}: mean derivatives, at the first ``most`` starts, with respect to what is added to h at each
         of the first ``steps`` steps (None: at all), made once; by_world: less those through the agent's memory."""
         if not set(quantities) <= self._slopes.get((steps, by_world), {}).keys():
-            known = [q for q in self.dreamed.measure([None]) if q not in quantities]
-            count = steps or self.dreamed.noise_NTA.shape[1]
+            known = [q for q in self.predictor.measure([None]) if q not in quantities]
+            count = steps or self.predictor.noise_NTA.shape[1]
 
             def along(path: str) -> dict[str, Tensor]:
-                found = self.dreamed.jacobian(steps=count, through=path, known=known, most=most)
+                found = self.predictor.jacobian(steps=count, through=path, known=known, most=most)
                 return {q: j.sum(0).mean(0) for q, j in found.items()}
 
             kept = along("memory") if by_world else {}
@@ -154,8 +154,8 @@ class Bench:
         if known and len(next(iter(known.values()))) < steps:
             known = {}
         later = {q.partition("@")[0] for q in known}
-        if not known or not later.issuperset(self.dreamed.measures.names):
-            known = known | self.dreamed.jacobian(steps=steps, through=through, known=known)
+        if not known or not later.issuperset(self.predictor.measures.names):
+            known = known | self.predictor.jacobian(steps=steps, through=through, known=known)
             self._jacobians[through] = known
         return known
 

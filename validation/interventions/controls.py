@@ -95,9 +95,9 @@ def choose(family: Family, bench: Bench, mocks: Sequence[Mock | None]) -> list[l
     if single and family.quantity:
         return [[Pick(place, 0, family.quantity) for place in mine] for mine in places]
     spread = _spreads(bench)
-    effect = run_ways(family, bench, bench.dreamed, mocks, places, "choosing")
+    effect = run_ways(family, bench, bench.predictor, mocks, places, "choosing")
     if family.by_world:
-        effect = beyond_memory(effect, family, bench, bench.dreamed, mocks, places, "choosing")
+        effect = beyond_memory(effect, family, bench, bench.predictor, mocks, places, "choosing")
     asked = [q for q in spread if family.quantity in ("", q)]
     out: list[list[Pick]] = []
     for m, mine in enumerate(places):
@@ -118,7 +118,7 @@ def choose(family: Family, bench: Bench, mocks: Sequence[Mock | None]) -> list[l
 def _spreads(bench: Bench) -> dict[str, float]:
     """{late quantity that a claim may be about and that varies over the simulated starts: what its effects are ranked
     by}."""
-    spread = {q: spread_of(v[0]) for q, v in bench.dreamed.measure([None]).items()}
+    spread = {q: spread_of(v[0]) for q, v in bench.predictor.measure([None]).items()}
     asked = {q: x for q, x in spread.items() if is_late(q) and x > 0 and family_of(q) in CLAIMED}
     out = {q: spread_to_rank_by(q, x) for q, x in asked.items()}
     if not out:

@@ -38,6 +38,6 @@ def film(bench: Bench, result: Result, hypotheses: Sequence[Hypothesis]) -> None
             # Slots replay different stretches where there are no snapshots; a start's own begins at its offset.
             shown = [[seen[int(bench.starts.offset_N[n]) + t][n] for t in range(k + 1)] for n in chosen]
             panels.append(np.stack(shown) * still_on(course, rows))
-        panels += list(bench.dreamed.film(bench.build(h), h.through, rows))
+        panels += list(bench.predictor.film(bench.build(h), h.through, rows))
         result.arrays[f"film/{number}"] = np.stack(panels, 1)
         claim["filmed"] = [{"start": n, "effect": float(effect_N[n])} for n in chosen]

@@ -1,5 +1,5 @@
 """What paired runs say: effects with intervals, the statements of verdicts.py about every late one, what an
-event needs, how predictions fare.
+event needs, how predictions fare.  In words: claims.py.
 
 N starts (independent units), G hypotheses, C controls, P points.
 """
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from core.artefacts import Result
-from core.stats import ALPHA, Estimate, band_of, bootstrap_means, few, ratios, share_interval
+from core.stats import ALPHA, Estimate, band_of, benjamini_hochberg, bootstrap_means, ratios, share_interval
 from validation.hypotheses.grammar import Claim, Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.agreement import agreement, blocks_of, exchanged
 from validation.interventions.verdicts import SMALLEST
-from validation.paired.course import family_of, in_words, is_cut, is_late, is_own, is_probability, is_share, unit_of
+from validation.paired.course import family_of, is_cut, is_late, is_own, is_probability, is_share, unit_of
 
 H = TypeVar("H", bound=Claim)
 ROUNDING = 1e-6  # of a quantity: what varies less does not vary
@@ -99,10 +99,59 @@ class Sizes(NamedTuple):
 
     unit: float  # its spread, or 1 for a share
     smallest: float  # smallest size of interest, in units
+    spread: float
 
     @classmethod
     def of(cls, quantity: str, spread: float, smallest: tuple[float, float] = SMALLEST) -> Sizes:
-        return cls(1.0, smallest[1]) if is_share(quantity) else cls(spread, smallest[0])
+        return cls(1.0, smallest[1], spread) if is_share(quantity) else cls(spread, smallest[0], spread)
+
+
+class Scale(NamedTuple):
+    """What of one change is judged: Q quantities in their units, at the M starts that the change is about."""
+
+    names: list[str]
+    here: np.ndarray  # the starts: int64 [M], or bool [N]
+    size: Mapping[str, Sizes]
+
+    def of(self, some: Mapping[str, np.ndarray]) -> np.ndarray:
+        """{quantity: [N]} as [M, Q], in units."""
+        return np.stack([some[q][self.here] / self.size[q].unit for q in self.names], 1)
+
+    def sample(
+        self, seen: Mapping[str, np.ndarray], foretold: np.ndarray, memory: np.ndarray,
+        rivals: Mapping[str, np.ndarray], unaltered: Mapping[str, np.ndarray], every: Mapping[str, np.ndarray],
+    ) -> verdicts.Sample:  # fmt: skip
+        """What the tests are made on.  seen: effects, {quantity: [N]}; foretold, memory, rivals: in units [M, Q];
+        unaltered: the quantities themselves; every: effects [..., N] that tell their reach."""
+        unit = np.array([self.size[q].unit for q in self.names])
+        step = np.array([step_of(q, unaltered[q][self.here], seen[q][self.here]) for q in self.names]) / unit
+        reach = np.array([reach_of(q, unaltered[q], every[q]) for q in self.names]) / unit
+        return verdicts.Sample(self.of(seen), foretold, memory, rivals, reach, step)
+
+
+def scale_of(
+    h: Hypothesis, unaltered: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray], smallest: tuple[float, float]
+) -> Scale:
+    """The late quantities that vary and are not what a changed direction is itself later.  own: the effects of the
+    hypothesis, {quantity: [N]}, NaN at starts that it is not about."""
+    size = {q: Sizes.of(q, spread_under(unaltered[q], v), smallest) for q, v in own.items()}
+    names = [q for q in own if is_late(q) and not is_own(q, h.ids) and size[q].unit > 0]
+    return Scale(names, about(next(iter(own.values()))), size)
+
+
+def through_memory(
+    scale: Scale, h: Hypothesis, memory: Mapping[str, np.ndarray], events: Sequence[Any]
+) -> np.ndarray:  # fmt: skip
+    """Effects through memory alone [M, Q], in units; NaN where they are 0 by construction, and where the change itself
+    takes one path."""
+    out = scale.of(memory)
+    out[:, [bool(h.through) or is_cut(q, events) for q in scale.names]] = np.nan
+    return out
+
+
+def of_change(some: Mapping[str, np.ndarray], g: int) -> dict[str, np.ndarray]:
+    """Effects {quantity: [N]} of one of the hypotheses."""
+    return {q: v[g] for q, v in some.items()}
 
 
 def special_p(q: str, mean: float, controls: Controls) -> float:
@@ -143,6 +192,7 @@ class Trial(NamedTuple):
     tested: verdicts.Tested
     j: int
     size: Sizes
+    told: bool = True  # a size was foretold, and is asked
 
 
 class Judged(NamedTuple):
@@ -167,12 +217,11 @@ def table_of(
     for g, h in enumerate(hypotheses):
         if h.is_nothing or h.name in {o.name for o in hypotheses[:g]}:  # of one change there may be several claims
             continue
-        here = about(effects.seen["own"][names[0]][g])
-        spread = {q: spread_under(effects.unaltered[q], effects.seen["own"][q][g]) for q in names}
-        size = {q: Sizes.of(q, spread[q], smallest) for q in names}
-        judged = [q for q in names if is_late(q) and not is_own(q, h.ids) and size[q].unit > 0]
+        seen = of_change(effects.seen["own"], g)
+        scale = scale_of(h, effects.unaltered, seen, smallest)
+        judged, here, size = scale
         plain = [q for q in names if q not in judged]
-        sample = _sample(effects, g, h, here, judged, size, events) if judged else None
+        sample = _sample(effects, g, h, scale, events) if judged else None
         tested = verdicts.test(sample, rng, draws) if sample is not None else None
         if sample is not None:
             for name, rival in sample.rivals.items():
@@ -180,8 +229,8 @@ def table_of(
                 whole = np.full((len(effects.unaltered[names[0]]), len(judged)), np.nan)
                 whole[here] = worse / np.array([size[q].smallest for q in judged]) ** 2
                 errors[name].append(whole)
-        of_plain = _means(effects.seen["own"], g, here, plain, rng)
-        dreamed = _means(effects.foretold["own"], g, here, names, rng)
+        of_plain = _means(seen, here, plain, rng)
+        dreamed = _means(of_change(effects.foretold["own"], g), here, names, rng)
         mine = controls.get(h)
         for i, q in enumerate(names):
             known = {
@@ -196,19 +245,21 @@ def table_of(
             if q in judged:
                 assert tested is not None
                 j = judged.index(q)
-                seen, unit = tested.seen[j], size[q].unit
-                row |= {"observed": seen.value * unit, "low": seen.low * unit, "high": seen.high * unit, "n": seen.n}
-                row |= {"p": float(tested.p[j]), "spread": spread[q]}
-                row["smallest"] = size[q].smallest * unit
+                row |= seen_of(tested, j, size[q]) | NO_PATHS | tested.paths(j, size[q].unit) | tested.errors(j)
+                row["smallest"] = size[q].smallest * size[q].unit
                 tests.append(Trial(row, tested, j, size[q]))
             else:
                 e = of_plain[plain.index(q)]
                 row |= {"observed": e.value, "low": e.low, "high": e.high, "n": e.n}
             if mine is not None:
-                row |= _bands(q, mine)
+                row |= bands_of(q, mine)
                 row |= special_of(q, row["observed"], mine, effects.seen["memory"][q][g][here])
             rows.append(row)
-    _judge(tests)
+    for test, q_world in zip(tests, judge(tests), strict=True):
+        test.row["world_q"] = number_or_none(q_world)
+    judge_special(tests)
+    for test in tests:
+        test.row["verdict"] = verdict_of(test.row)
     count = len(effects.unaltered[names[0]])
     together = {k: np.concatenate(v, 1) if v else np.empty((count, 0)) for k, v in errors.items()}
     rms, nothing = (np.array([getattr(a.tested, name)[a.j] for a in tests]) for name in ("rms", "nothing"))
@@ -217,24 +268,21 @@ def table_of(
     return Judged(rows, together, told)
 
 
-def _sample(
-    effects: Effects, g: int, h: Hypothesis, here: np.ndarray, judged: Sequence[str], size: Mapping[str, Sizes],
-    events: Sequence[Any],
-) -> verdicts.Sample:  # fmt: skip
-    unit = np.array([size[q].unit for q in judged])
+def _sample(effects: Effects, g: int, h: Hypothesis, scale: Scale, events: Sequence[Any]) -> verdicts.Sample:
+    seen, foretold = (of_change(some["own"], g) for some in (effects.seen, effects.foretold))
+    memory = through_memory(scale, h, of_change(effects.seen["memory"], g), events)
+    rivals = {name: scale.of(of_change(some, g)) for name, some in effects.rivals.items()}
+    return scale.sample(seen, scale.of(foretold), memory, rivals, effects.unaltered, seen)
 
-    def of(some: Mapping[str, np.ndarray]) -> np.ndarray:
-        out: np.ndarray = np.stack([some[q][g][here] for q in judged], 1) / unit
-        return out
 
-    memory = of(effects.seen["memory"])
-    memory[:, [is_cut(q, events) for q in judged]] = np.nan
-    if h.through:
-        memory[:] = np.nan  # the change itself takes one path
-    step = np.array([step_of(q, effects.unaltered[q][here], effects.seen["own"][q][g][here]) for q in judged]) / unit
-    reach = np.array([reach_of(q, effects.unaltered[q], effects.seen["own"][q][g]) for q in judged]) / unit
-    rivals = {k: of(v) for k, v in effects.rivals.items()}
-    return verdicts.Sample(of(effects.seen["own"]), of(effects.foretold["own"]), memory, rivals, reach, step)
+NO_PATHS = dict.fromkeys(("memory", "world_effect", "world_low", "world_high"))  # where memory alone does nothing
+
+
+def seen_of(tested: verdicts.Tested, j: int, size: Sizes) -> dict[str, Any]:
+    """What was seen of quantity j, for its row of a table."""
+    e, unit = tested.seen[j], size.unit
+    seen = {"observed": e.value * unit, "low": e.low * unit, "high": e.high * unit, "n": e.n}
+    return seen | {"p": float(tested.p[j]), "spread": size.spread}
 
 
 def step_of(quantity: str, unaltered_N: np.ndarray, effect_N: np.ndarray) -> float:
@@ -256,51 +304,55 @@ def reach_of(quantity: str, unaltered_N: np.ndarray, effects: np.ndarray) -> flo
 
 
 def _means(
-    some: Mapping[str, np.ndarray], g: int, here: np.ndarray, names: Sequence[str], rng: np.random.Generator
+    some: Mapping[str, np.ndarray], here: np.ndarray, names: Sequence[str], rng: np.random.Generator
 ) -> list[Estimate]:
-    return bootstrap_means(np.stack([some[q][g][here] for q in names], 1), rng=rng) if names else []
+    return bootstrap_means(np.stack([some[q][here] for q in names], 1), rng=rng) if names else []
 
 
-def _bands(q: str, controls: Controls) -> dict[str, Any]:
-    """Where 95 % of the controls' mean effects lie, and of isotropic directions'."""
+def bands_of(q: str, controls: Controls) -> dict[str, Any]:
+    """Where 95 % of the controls' mean effects lie, and of isotropic directions', for a row of a table."""
     out: dict[str, Any] = {}
     for name, some in (("random", controls.real), ("isotropic", controls.isotropic)):
         if q in some:
-            low, high = band_of(some[q].mean(1), ALPHA)
-            out |= {f"{name}_low": low, f"{name}_high": high, f"{name}_n": len(some[q])}
+            out |= _band(name, some[q].mean(1))
     return out
 
 
-def _judge(tests: Sequence[Trial]) -> None:
-    """The five answers and the verdict of every tested row, into it; one family of tests for all."""
-    # The choice is in the p of what was chosen; everything else is one of as many as there are.
-    p = np.array([a.row.get("special_p", np.nan) for a in tests])
-    by_choice = np.array([a.row.get("by_choice", False) for a in tests], bool)
-    for (row, *_), q in zip(
-        tests, np.where(by_choice, p, verdicts.adjusted(np.where(by_choice, np.nan, p))), strict=True
-    ):
-        row["special_q"] = float(q)
-    q_seen = verdicts.adjusted([a.row["p"] for a in tests])
-    q_world = verdicts.adjusted([a.tested.world_p[a.j] for a in tests])
-    for (row, t, j, (unit, smallest)), q, qw in zip(tests, q_seen, q_world, strict=True):
-        foretold, world = t.foretold[j].value, t.world[j]
-        row |= t.existence(j, float(q), smallest)
+def _band(name: str, draws_C: np.ndarray) -> dict[str, Any]:
+    low, high = band_of(draws_C, ALPHA)
+    return {f"{name}_low": low, f"{name}_high": high, f"{name}_n": len(draws_C)}
+
+
+def judge(tests: Sequence[Trial]) -> np.ndarray:
+    """Four of the five answers of every row, into it, of which *size* and *needed* are not asked where nothing foretold
+    it; one family of tests for all.  The q of what runs through the world [tests]."""
+    q_seen = benjamini_hochberg([t.row["p"] for t in tests])
+    q_world = benjamini_hochberg([t.tested.world_p[t.j] for t in tests])
+    for (row, tested, j, size, told), q, qw in zip(tests, q_seen, q_world, strict=True):
+        smallest = size.smallest
+        row |= tested.existence(j, float(q), smallest)
         there = row["exists"]
-        how_much = row["size"] = t.size_of(j, foretold, there, smallest)
-        row["special"] = verdicts.special(row.get("special_q"))
-        row |= {"memory": None, "world_effect": None, "world_low": None, "world_high": None, "world_q": None}
-        through = verdicts.BY_CONSTRUCTION
-        if np.isfinite(world.value):
-            row |= {"memory": (t.seen[j].value - world.value) * unit, "world_effect": world.value * unit}
-            row |= {"world_low": world.low * unit, "world_high": world.high * unit, "world_q": float(qw)}
-            through = verdicts.exists(world, t.world_90[j], float(qw), smallest)
         # A change that the agent forgets reaches later quantities by way of the world or not at all.
-        row["through_world"] = there if row["path"] == "world" else through
-        worse = {name: some[j] for name, some in t.worse.items()}
-        row["needed"] = verdicts.needed(worse, verdicts.foretellable([there], t.rms[[j]], smallest, t.nothing[[j]]))
-        for name, e in worse.items():
-            row |= {f"error minus {name}": e.value, f"{name} low": e.low, f"{name} high": e.high}
-        row["verdict"] = verdicts.verdict(there, how_much, row["special"], foretold, smallest)
+        by_world_alone = row.get("path") == "world"
+        row["through_world"] = there if by_world_alone else tested.through_world(j, float(qw), smallest)
+        row["size"] = tested.size_of(j, there, smallest) if told else verdicts.NOT_ASKED
+        row["needed"] = tested.needed(j, there, smallest) if told and tested.worse else verdicts.NOT_ASKED
+    return q_world
+
+
+def judge_special(tests: Sequence[Trial]) -> None:
+    """The fifth answer, into every row."""
+    # The choice is in the p of what was chosen; everything else is one of as many as there are.
+    p = np.array([t.row.get("special_p", np.nan) for t in tests])
+    by_choice = np.array([t.row.get("by_choice", False) for t in tests], bool)
+    q_special = np.where(by_choice, p, benjamini_hochberg(np.where(by_choice, np.nan, p)))
+    for (row, *_), q in zip(tests, q_special.tolist(), strict=True):
+        row |= {"special_q": q, "special": verdicts.special(q)}
+
+
+def verdict_of(row: Mapping[str, Any]) -> str:
+    """confirmed, refuted, no effect or open."""
+    return verdicts.verdict(row["exists"], row["size"], row["special"], row["foretold"], row["smallest"])
 
 
 def number_or_none(x: float) -> float | None:
@@ -333,7 +385,7 @@ def needs_of(
     claimed = np.array([row["claimed"] for row in rows], bool)
     for name, to in (("p", "q"), ("special_p", "special_q")):
         p = np.array([row[name] for row in rows], np.float64)
-        both = [verdicts.adjusted(np.where(some, p, np.nan)) for some in (claimed, ~claimed)]
+        both = [benjamini_hochberg(np.where(some, p, np.nan)) for some in (claimed, ~claimed)]
         for row, adjusted in zip(rows, np.where(claimed, *both), strict=True):
             row[to] = float(adjusted)
     for row, tested in zip(rows, shares, strict=True):
@@ -388,121 +440,9 @@ def _need(
     row["p"] = float(bdtrc(count - 1, len(asked), smallest)) if count else 1.0
     if controls is not None and q in controls.real:
         null = changed_share(controls.real[q], base, role)[0].mean(1)
-        row |= {"random_mean": float(null.mean()), "random_low": band_of(null, ALPHA)[0],
-                "random_high": band_of(null, ALPHA)[1], "random_n": len(null)}  # fmt: skip
+        row |= {"random_mean": float(null.mean())} | _band("random", null)
         row["special_p"] = worst_p(row["share"], null, controls.law_C)
     return row, tested
-
-
-# Claims
-
-
-def restate(row: dict[str, Any], special_q: float) -> None:
-    """A row's verdict again, as one of the claims of a study: with their q of being special."""
-    row |= {"special_q": special_q, "special": verdicts.special(special_q)}
-    smallest, foretold = row["smallest"], row["foretold"]
-    row["verdict"] = verdicts.verdict(row["exists"], row["size"], row["special"], foretold, smallest)
-
-
-def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]:
-    """A claim in words from its row of the real world.  how: it was chosen."""
-    answers = {name: str(row[name]) for name in verdicts.NAMES}
-    subject = f"'{row['hypothesis']}'"
-    if row["direction"] is not None and row["kind"] in ("shift", "collapse"):
-        to = f"Setting {row['direction']} to its mean"
-        way = to if row["kind"] == "collapse" else f"Adding {row['amount']:+g} to {row['direction']}"
-        words = row["hypothesis"].split()[2 if row["kind"] == "collapse" else 4 :]
-        subject = {(): way, ("always",): f"{way} at every step"}.get(tuple(words), subject)
-    said = verdicts.sentence(row["verdict"], answers)
-    q, unit = row["quantity"], row["unit"]
-    text = (
-        f"{subject} changes {in_words(q)}: foretold {row['foretold']:+.3g} {unit}, seen {row['observed']:+.3g} "
-        f"[{row['low']:+.3g}, {row['high']:+.3g}] in the real world (n = {row['n']} starts{few(row['n'])}): {said}"
-        f"{verdicts.too_few(row['n'], row['starts_for_no'])}."
-    )
-    return {**row, "headline": headline, "sentence": said, "text": text,
-            "parts": _parts(row, answers, how)}  # fmt: skip
-
-
-_WORLD = ("through_world", "needed")
-
-
-def _words(row: Mapping[str, Any]) -> dict[str, str]:
-    """The two statements about the world in numbers."""
-    unit = row["unit"]
-    errors = [
-        f"{name} {row[f'error minus {name}']:+.2g} [{row[f'{name} low']:+.2g}, {row[f'{name} high']:+.2g}]"
-        for name in verdicts.RIVALS
-    ]
-    through = "memory alone cannot change it, by construction, so there is nothing to compare"
-    if row["memory"] is not None:
-        through = (
-            f"memory alone gives {row['memory']:+.3g}; beyond it {row['world_effect']:+.3g} [{row['world_low']:+.3g}, "
-            f"{row['world_high']:+.3g}] {unit}"
-        )
-    scale = "" if is_share(row["quantity"]) else ", in squared spreads"
-    needed = f"squared error of the simulator minus that of each prediction without a world{scale}: "
-    return {"through_world": through, "needed": needed + "; ".join(errors)}
-
-
-def against_controls(row: Mapping[str, Any], how: str, p: str) -> str:
-    """How an effect stands beside its controls."""
-    by_world = row.get("special_by_world", False)
-    return (
-        f"against {row['random_n']} controls that occur in the data, {how}: {p} = {row['special_q']:.2g}"
-        f"{' for what runs through the world' if by_world else ''}; 95 % of them give {row['random_low']:+.3g} to "
-        f"{row['random_high']:+.3g}{' in all' if by_world else ''}"
-    )
-
-
-def _parts(row: Mapping[str, Any], answers: Mapping[str, str], how: str) -> dict[str, dict[str, Any]]:
-    """The five statements, each with its answer and the numbers behind it in words."""
-    unit = row["unit"]
-    ratio = f"{row['observed'] / row['foretold']:.2g} times that" if row["foretold"] else "nothing"
-    words = {
-        "exists": f"the mean effect is {row['observed']:+.3g} [{row['low']:+.3g}, {row['high']:+.3g}] {unit}; the "
-        f"smallest of interest is {row['smallest']:.2g}; q = {row['q']:.2g}{verdicts.among(row)}"
-        f"{verdicts.too_few(row['n'], row['starts_for_no'])}",
-        "size": f"foretold {row['foretold']:+.3g} {unit}, seen {row['observed']:+.3g}: {ratio}",
-        "special": "it has no controls",
-        **_words(row),
-    }
-    if row.get("random_n"):
-        words["special"] = against_controls(
-            row, f"chosen in the same way ({how})", "p" if row.get("by_choice") else "q"
-        )
-    return {name: {"answer": answers[name], "words": words[name]} for name in verdicts.NAMES}
-
-
-def claim_of_need(row: Mapping[str, Any], effect: Mapping[str, Any], how: str) -> dict[str, Any]:
-    """The claim that a hypothesis makes of an event, from its row of needs; ``effect``: its row of the table of effects
-    on whether the event happens, which has the two statements about the world."""
-    did = "stops" if row["role"] == "necessary" else "brings about"
-    of = "where it happens anyway" if row["role"] == "necessary" else "where it does not happen by itself"
-    subject = f"'{row['hypothesis']}' is {row['role']} for '{row['event']}'"
-    answers = {"exists": row["exists"], "size": row["size"], "special": row["special"]}
-    answers |= {name: effect.get(name, verdicts.NOT_ASKED) for name in ("through_world", "needed")}
-    if row["share"] is None:
-        words = dict.fromkeys(answers, f"there is no start {of}")
-        said = verdicts.sentence(verdicts.OPEN, answers)
-        text = f"{subject}: there is no start {of}, so nothing can be said."
-        return {**row, "headline": True, "sentence": said, "text": text,
-                "parts": {k: {"answer": v, "words": words[k]} for k, v in answers.items()}}  # fmt: skip
-    said = verdicts.sentence(row["verdict"], answers)
-    words = {
-        "exists": f"{row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of the starts; q = {row['q']:.2g}",
-        "size": f"seen {row['share']:.0%}, foretold {row['foretold']:.0%}",
-        "special": "it has no controls" if row.get("random_n") is None else
-        f"{row['random_n']} controls that occur in the data ({how}) give {row['random_low']:.0%} to "
-        f"{row['random_high']:.0%}; q = {row['special_q']:.2g}",
-        **{name: _words(effect)[name] if "verdict" in effect else "the event never varies" for name in _WORLD},
-    }  # fmt: skip
-    text = (
-        f"{subject}: it {did} the event at {row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of the real starts "
-        f"{of} (n = {row['n']}{few(row['n'])}); the simulator foretold {row['foretold']:.0%}: {said}."
-    )
-    return {**row, "headline": True, "sentence": said, "text": text,
-            "parts": {k: {"answer": v, "words": words[k]} for k, v in answers.items()}}  # fmt: skip
 
 
 # Patching

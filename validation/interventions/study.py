@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,18 +16,19 @@ from analysis.shared.events import Event
 from core.artefacts import Result
 from core.contracts import Agent, LearnedWorld, Shown, UserError, VecEnv
 from core.directions import Basis
-from core.roll import Recorded, Simulator
+from core.roll import Simulator
 from core.trees import Tree
 from core.when import Rule
-from generative.starts import started
+from generative.starts import held_frame, started
 from validation.hypotheses.frames import random_frames, require_varied
 from validation.hypotheses.grammar import THROUGH, Hypothesis, hypotheses_of
 from validation.interventions.bench import Bench, effects_in
+from validation.interventions.claims import Picked
 from validation.interventions.controls import Family, Pick, choose, contest, mocks_of, run_ways
 from validation.interventions.film import film
 from validation.interventions.options import StudyOptions, check_options, claimed, parse_study
 from validation.interventions.statistics import Controls, Effects
-from validation.interventions.tables import Picked, report
+from validation.interventions.tables import report
 from validation.paired.course import Measures, with_claimed, with_named
 from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld
@@ -67,41 +68,69 @@ def study(
     device = torch.device("cpu") if device is None else device
     rng = np.random.default_rng(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
-    agent = simulator.agent
-    frames = max(one.world.initial_frames for one in (simulator, *members))
-    starts = find_starts(agent, frames, make_env, options, options.seed, device, rule)
-    before = find_starts(
-        agent, frames, make_choosing or make_env, options.to_choose(), options.seed + CHOOSING_SEED, device, rule
-    )
-    env = make_env(len(starts))
-    few = make_env(min(len(starts), BRANCHES))
+    claims = [h.on for h in hypotheses]
+    choosing, bench = both = both_benches(
+        simulator, make_env, basis, options, device, generator, rule=rule, make_choosing=make_choosing,
+        simulated=simulated, members=members, events=events, claims=claims,
+    )  # fmt: skip
     try:
-        actions = with_named(distinct_actions(env, starts), env.spec, (h.on for h in hypotheses))
-        directions = with_claimed(options.directions, basis, (h.on for h in hypotheses))
-        measures = Measures(actions, basis, directions, events, simulator.world.spec.parts)
-        dreams = [dreamed_from(simulator, some, measures, options, generator, simulated) for some in (before, starts)]
-        choosing, dreamed = Bench(basis, before, dreams[0], rule), dreams[1]
-        real = RealWorld(agent, starts.state, dreamed.noise_NTA, measures, env, starts, few)
-        held = held_still(agent, starts, dreamed.noise_NTA, measures, simulated)
-        others = [
-            simulated(agent, starts.state, dreamed.noise_NTA, measures, one.world, starts_in(one.world, starts, device))
-            for one in members
-        ]
-        bench = Bench(basis, starts, dreamed, rule, real, held, others)
         explicit = bool(hypotheses)
         plan, chosen, hypotheses = decide(choosing, bench, hypotheses, options, events, rng)
         effects = effects_of(bench, hypotheses, options)
         controls, picked = controls_of(choosing, bench, plan, chosen, options, generator)
         result = report(bench, hypotheses, effects, controls, picked, explicit, options, rng)
-        result.notes["actions"] = {
-            name: [simulator.world.spec.action_names[i] for i in ids] for name, ids in actions.items()
-        }
-        if options.video and _is_picture(starts):
+        actions, names = bench.predictor.measures.actions, simulator.world.spec.action_names
+        result.notes["actions"] = {name: [names[i] for i in ids] for name, ids in actions.items()}
+        if options.video and _is_picture(bench.starts):
             film(bench, result, hypotheses)
     finally:
+        both.close()
+    return result
+
+
+class Benches(NamedTuple):
+    """A simulator and its real world: the starts that it chooses on, and those that claims are tested at."""
+
+    choosing: Bench
+    test: Bench
+
+    def close(self) -> None:
+        """Give back the real world."""
+        self.test.real.env.close()
+        self.test.real.few.close()
+
+
+def both_benches(
+    simulator: Simulator[Any], make_env: Callable[[int], VecEnv], basis: Basis, options: StudyOptions,
+    device: torch.device, generator: torch.Generator, *, rule: Rule | None = None,
+    make_choosing: Callable[[int], VecEnv] | None = None, simulated: type[SimulatedWorld] = SimulatedWorld,
+    members: Sequence[Simulator[Any]] = (), events: tuple[Event, ...] = (), claims: Sequence[str] = (),
+) -> Benches:  # fmt: skip
+    """What a study runs on; the arguments are those of ``study``.  generator: of the action noise; claims: the
+    quantities that are spoken of.  The caller closes it."""
+    agent, spec = simulator.agent, simulator.world.spec
+    frames = max(one.world.initial_frames for one in (simulator, *members))
+    starts = find_starts(agent, frames, make_env, options, options.seed, device, rule)
+    before = find_starts(
+        agent, frames, make_choosing or make_env, options.to_choose(), options.seed + CHOOSING_SEED, device, rule
+    )
+    env, few = make_env(len(starts)), make_env(min(len(starts), BRANCHES))
+    try:
+        actions = with_named(distinct_actions(env, starts), env.spec, claims)
+        measures = Measures(actions, basis, with_claimed(options.directions, basis, claims), events, spec.parts)
+        dreams = [dreamed_from(simulator, some, measures, options, generator, simulated) for some in (before, starts)]
+        noise_NTA = dreams[1].noise_NTA
+        real = RealWorld(agent, starts.state, noise_NTA, measures, env, starts, few)
+        held = held_still(agent, starts, noise_NTA, measures, simulated)
+        others = [
+            simulated(agent, starts.state, noise_NTA, measures, one.world, starts_in(one.world, starts, device))
+            for one in members
+        ]
+    except BaseException:
         env.close()
         few.close()
-    return result
+        raise
+    return Benches(Bench(basis, before, dreams[0], rule), Bench(basis, starts, dreams[1], rule, real, held, others))
 
 
 def find_starts(
@@ -109,8 +138,9 @@ def find_starts(
     device: torch.device, rule: Rule | None = None,
 ) -> Starts:  # fmt: skip
     """Starts of their own episodes, each with the last ``frames`` observations, in the behaviours that options ask."""
-    collector = make_env(min(options.starts, RARELY if options.start_when else COLLECTORS))
-    if not collector.spec.can_snapshot:
+    collectors = RARELY if options.start_when else COLLECTORS
+    collector = make_env(min(options.starts, collectors))
+    if not collector.spec.can_snapshot and options.starts > collectors:
         collector.close()
         collector = make_env(options.starts)
     try:
@@ -158,8 +188,7 @@ def held_still(
     simulated: type[SimulatedWorld] = SimulatedWorld,
 ) -> SimulatedWorld:  # fmt: skip
     """No world: the agent sees the last frame of its start for ever, is given no reward and never ends."""
-    last = {k: torch.from_numpy(v[:, -1:]).to(noise_NTA.device) for k, v in starts.window.items()}
-    frame = Recorded(agent.spec, last)
+    frame = held_frame(agent.spec, starts.window, noise_NTA.device)
     return simulated(agent, starts.state, noise_NTA, measures, frame, frame.begin())
 
 
@@ -183,7 +212,7 @@ def decide(
         hypotheses = hypotheses_of(basis.kind, [h.ids[0] for h in picks], options.amounts, options.always)
     changed = [i for h in hypotheses if not h.everything for i in h.ids]
     named = with_claimed(changed, basis, (h.on for h in hypotheses))
-    for world in filter(None, (bench.real, bench.dreamed, bench.held, *bench.members)):
+    for world in filter(None, (bench.real, bench.predictor, bench.held, *bench.members)):
         world.measures = replace(world.measures, directions=named)
     bench.prepare([*everything, *hypotheses], events, rng)
     bench.require(hypotheses, "starts")
@@ -195,8 +224,8 @@ def plan_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOption
     hypothesis in words."""
     by_world = options.choose_by == "world"
     if hypotheses:
-        k = bench.dreamed.noise_NTA.shape[1] - 1
-        known = list(bench.dreamed.measure([None]))
+        k = bench.predictor.noise_NTA.shape[1] - 1
+        known = list(bench.predictor.measure([None]))
         named = [(h, claimed(h, known, basis.kind, k)) for h in hypotheses]
         # A change that takes one path has no effect beside that.
         return [
@@ -225,11 +254,11 @@ def effects_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOpt
             path: effects_in(bench, world, hypotheses, path, f"{label}, through {path}") for path in THROUGH
         }
 
-    seen, foretold = paths(bench.real, "real world"), paths(bench.dreamed, "simulator")
+    seen, foretold = paths(bench.real, "real world"), paths(bench.predictor, "simulator")
     nothing = {q: np.where(np.isnan(v), np.nan, 0.0) for q, v in foretold["own"].items()}
     # What only the action carries on does nothing where the world does not answer.
     cut = np.array([h.through == "world" for h in hypotheses])[:, None]
-    frames = effects_in(bench, bench.dreamed, hypotheses, "frames", "simulator, unaltered frames")
+    frames = effects_in(bench, bench.predictor, hypotheses, "frames", "simulator, unaltered frames")
     rivals = {
         "no change": nothing,
         "held frame": effects_in(bench, bench.held, hypotheses, None, "held frame"),
@@ -246,7 +275,7 @@ def effects_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOpt
         jacobian = bench.first_order(hypotheses, [None] * len(hypotheses))
         here = np.stack([bench.rows[h] for h in hypotheses])
         jacobian = {q: np.where(here, v, np.nan) for q, v in jacobian.items()}
-    unaltered, expected = ({q: v[0] for q, v in w.measure([None]).items()} for w in (bench.real, bench.dreamed))
+    unaltered, expected = ({q: v[0] for q, v in w.measure([None]).items()} for w in (bench.real, bench.predictor))
     members = [
         effects_in(bench, world, hypotheses, None, f"simulator {number}")
         for number, world in enumerate(bench.members, 2)

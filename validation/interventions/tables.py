@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from core.stats import bootstrap_mean, bootstrap_means
 from validation.hypotheses.grammar import THROUGH, Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.bench import Bench
+from validation.interventions.claims import Picked, claim_of, claim_of_need, claims_of
 from validation.interventions.members import tell
 from validation.interventions.options import StudyOptions
 from validation.interventions.statistics import (
@@ -19,8 +20,6 @@ from validation.interventions.statistics import (
     Controls,
     Effects,
     Point,
-    claim_of,
-    claim_of_need,
     families,
     headline,
     mean_of,
@@ -28,19 +27,12 @@ from validation.interventions.statistics import (
     number_or_none,
     points_of,
     recovered_of,
-    restate,
     spread_under,
     table_of,
+    verdict_of,
 )
 from validation.interventions.verdicts import CRITERIA
 from validation.paired.course import family_of, is_late, is_own, unit_of
-
-
-class Picked(NamedTuple):
-    """What was claimed of a family: the chosen hypotheses with their quantities, and how the choice was made."""
-
-    claims: list[tuple[Hypothesis, str]]
-    words: str
 
 
 def report(
@@ -104,7 +96,7 @@ def report(
     for point in points:
         result.tables["doses"] += _doses(point, sources, scale, rng)
     _agreements(result, points, sources, late, scale, rng)
-    claims = _claims(result, hypotheses, picked, explicit)
+    claims = _claims(result, picked, explicit)
     if effects.members:
         result.tables["members"] = tell(claims, effects, hypotheses, options.smallest[1], rng)
         for number, member in enumerate(effects.members, 2):
@@ -115,34 +107,15 @@ def report(
     return result
 
 
-def _claims(
-    result: Result, hypotheses: Sequence[Hypothesis], picked: Sequence[Picked], explicit: bool
-) -> list[dict[str, Any]]:
-    """What was claimed, the chosen dose first and then, each by itself, the other doses of the same direction."""
-    real = {(r["hypothesis"], r["quantity"]): r for r in result.tables["effects"] if r["world"] == "real"}
-    headlines = [(h, real.get((h.name, q)), one) for one in picked for h, q in one.claims if not h.role]
-    # One family's p holds for all that was chosen of it; several are a family of tests.
-    p = [row["special_p"] if row and "verdict" in row else np.nan for _, row, _ in headlines]
-    q_special = p if len(picked) == 1 else verdicts.adjusted(p)
-    claims: list[dict[str, Any]] = []
-    for (h, row, one), q in zip(headlines, q_special, strict=True):
-        if row is None or "verdict" not in row:
-            text = f"'{h.name}': what it is claimed to change does not vary, so there is no claim."
-            claims.append({"hypothesis": h.name, "direction": h.direction, "amount": h.amount, "verdict": verdicts.OPEN,
-                           "headline": True, "sentence": "open", "text": text, "parts": {}})  # fmt: skip
-            continue
-        restate(row, float(q))
-        claims.append(claim_of(row, one.words, True))
-        if not explicit:
-            others = [o for o in hypotheses if o.ids == h.ids and o != h and (o.name, row["quantity"]) in real]
-            for other in others:
-                if "verdict" in (dose := real[other.name, row["quantity"]]) and other.kind != "keep_only":
-                    claims.append(claim_of(dose, one.words, False))
+def _claims(result: Result, picked: Sequence[Picked], explicit: bool) -> list[dict[str, Any]]:
+    """What was claimed: of effects, then of what events need."""
+    real = [row for row in result.tables["effects"] if row["world"] == "real"]
+    claims = claims_of(real, picked, explicit, verdict_of, claim_of)
     words = {h.name: one.words for one in picked for h, _ in one.claims}
     for row in result.tables["needs"]:
         if row["claimed"]:
             asked = (row["hypothesis"], f"event:{row['event']}")
-            effect = next((r for (name, q), r in real.items() if (name, q.partition("@")[0]) == asked), {})
+            effect = next((r for r in real if (r["hypothesis"], r["quantity"].partition("@")[0]) == asked), {})
             claims.append(claim_of_need(row, effect, words.get(row["hypothesis"], "")))
     return claims
 

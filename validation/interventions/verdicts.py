@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.stats import ALPHA, Estimate, benjamini_hochberg, few, means, not_met, paired_share, units_for
+from core.stats import ALPHA, Estimate, few, means, not_met, paired_share, units_for
 
 DRAWS = 4999  # of the bootstrap, at least: p-values go down to 2 / 5000
 SMALLEST = (0.1, 0.05)  # smallest sizes of interest: in spreads of a quantity; as a share of events
@@ -103,10 +103,35 @@ class Tested(NamedTuple):
         enough = starts_for_no(there, self.seen[j], float(self.reach[j]), smallest)
         return {"q": q, "exists": there, "starts_for_no": enough}
 
-    def size_of(self, j: int, foretold: float, there: str, smallest: float) -> str:
+    def size_of(self, j: int, there: str, smallest: float) -> str:
         """Whether it is as large as foretold; ``there`` is whether there is one."""
         half, twice = (self.half[j], self.half_90[j]), (self.twice[j], self.twice_90[j])
-        return size(self.seen[j], foretold, half, twice, there, smallest)
+        return size(self.seen[j], self.foretold[j].value, half, twice, there, smallest)
+
+    def through_world(self, j: int, q: float, smallest: float) -> str:
+        """Whether there is one beyond what runs through memory."""
+        world = self.world[j]
+        return exists(world, self.world_90[j], q, smallest) if np.isfinite(world.value) else BY_CONSTRUCTION
+
+    def needed(self, j: int, there: str, smallest: float) -> str:
+        """Whether a world was needed to foretell it."""
+        told = foretellable([there], self.rms[[j]], smallest, self.nothing[[j]])
+        return needed({name: some[j] for name, some in self.worse.items()}, told)
+
+    def paths(self, j: int, unit: float) -> dict[str, float]:
+        """For its row: what memory alone does and what lies beyond it; {} where the first is 0 by construction."""
+        e = self.world[j]
+        if not np.isfinite(e.value):
+            return {}
+        beyond = {"world_effect": e.value * unit, "world_low": e.low * unit, "world_high": e.high * unit}
+        return {"memory": (self.seen[j].value - e.value) * unit} | beyond
+
+    def errors(self, j: int) -> dict[str, float]:
+        """For its row: the squared error of the simulator less that of every prediction that needs no world."""
+        out: dict[str, float] = {}
+        for name, some in self.worse.items():
+            out |= {f"error minus {name}": some[j].value, f"{name} low": some[j].low, f"{name} high": some[j].high}
+        return out
 
 
 def draws_for(tests: int) -> int:
@@ -281,11 +306,6 @@ NAMES = {
     "exists": "whether it exists", "size": "whether its size is as foretold", "special": "whether it is special",
     "through_world": "whether it runs through the world", "needed": "whether the world was needed to foretell it",
 }  # fmt: skip
-
-
-def adjusted(p: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Benjamini-Hochberg q of a family; NaN stays NaN."""
-    return benjamini_hochberg(np.asarray(p, np.float64))
 
 
 class Gate(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -34,35 +35,22 @@ from envs.planted_truth import truth
 from validation.hypotheses.grammar import Hypothesis, parse_hypothesis, shift_of
 from validation.interventions import verdicts
 from validation.interventions.bench import Bench
+from validation.interventions.claims import claim_of, q_of_claims, restate
 from validation.interventions.controls import Family, NothingToChooseError, choose, contest, mocks_of, run_ways
 from validation.interventions.options import StudyOptions
 from validation.interventions.statistics import (
     Controls,
     Effects,
-    claim_of,
-    restate,
     special_p,
     spread_of,
     table_of,
+    verdict_of,
     worst_p,
 )
-from validation.interventions.study import (
-    BRANCHES,
-    CHOOSING_SEED,
-    controls_of,
-    dreamed_from,
-    effects_of,
-    find_starts,
-    held_still,
-    starts_in,
-    study,
-    ways_of,
-)
+from validation.interventions.study import Benches, both_benches, controls_of, effects_of, starts_in, study, ways_of
 from validation.interventions.verdicts import SMALLEST
-from validation.paired.course import Measures, is_late
-from validation.paired.real import RealWorld
+from validation.paired.course import is_late
 from validation.paired.simulated import SimulatedWorld
-from validation.paired.starts import distinct_actions
 from validation.planted.measures import (
     CHOICE,
     CONFIRMED,
@@ -93,17 +81,6 @@ LATEST = 4  # latest step of a start where many small studies are cut from one r
 KEPT = 0.5  # of a direction from one step to the next in the null world
 
 
-class Benches(NamedTuple):
-    """A simulator and its real world: the starts that it chooses on, and those that claims are tested at."""
-
-    choosing: Bench
-    test: Bench
-
-    def prepare(self, hypotheses: Sequence[Hypothesis]) -> None:
-        for bench in self:
-            bench.prepare(hypotheses, (), np.random.default_rng(0))
-
-
 def require_snapshots(world: VecEnv) -> None:
     """UserError for a world in which nothing can be run twice from the same state."""
     if not world.spec.can_snapshot:
@@ -115,19 +92,16 @@ def benches_of(
     make_choosing: Callable[[int], VecEnv] | None = None,
 ) -> Benches:  # fmt: skip
     """What ``validation.interventions.study.study`` runs on, with the same starts and action noise."""
-    device = basis.lift_KH.device
+    with closing(make_env(1)) as world:
+        require_snapshots(world)
     generator = torch.Generator().manual_seed(options.seed)
-    env = make_env(options.starts)
-    require_snapshots(env)
-    agent, frames = simulator.agent, simulator.world.initial_frames
-    starts = find_starts(agent, frames, make_env, options, options.seed, device)
-    before = find_starts(agent, frames, make_choosing or make_env, options, options.seed + CHOOSING_SEED, device)
-    measures = Measures(distinct_actions(env, starts), basis, parts=env.spec.parts)
-    chosen_on, dreamed = (dreamed_from(simulator, some, measures, options, generator) for some in (before, starts))
-    few = make_env(min(len(starts), BRANCHES))
-    real = RealWorld(simulator.agent, starts.state, dreamed.noise_NTA, measures, env, starts, few)
-    held = held_still(simulator.agent, starts, dreamed.noise_NTA, measures)
-    return Benches(Bench(basis, before, chosen_on, None), Bench(basis, starts, dreamed, None, real, held))
+    device = basis.lift_KH.device
+    return both_benches(simulator, make_env, basis, options, device, generator, make_choosing=make_choosing)
+
+
+def prepare(both: Benches, hypotheses: Sequence[Hypothesis]) -> None:
+    for bench in both:
+        bench.prepare(hypotheses, (), np.random.default_rng(0))
 
 
 # The choice among many
@@ -171,7 +145,7 @@ def chance_of(benches: Benches, basis: Basis, options: StudyOptions, generator: 
     choosing, test = (replace(bench, basis=basis) for bench in benches)
     choosing._jacobians = benches.choosing._jacobians  # of the simulator, not of the basis
     family = Family(tuple(ways_of(basis.kind, i, options) for i in range(basis.size)))
-    Benches(choosing, test).prepare([way for ways in family.ways for way in ways])
+    prepare(Benches(choosing, test), [way for ways in family.ways for way in ways])
     (own,) = choose(family, choosing, [None])
     mocks = mocks_of(family, choosing, MOCKS, generator)
     against = contest(family, choosing, test, own, mocks, "random basis")
@@ -225,7 +199,7 @@ def many_claims(
     setup = StudyOptions(starts=starts * runs, horizon=horizon, controls=MOCKS, latest_start=LATEST, seed=seed,
                          first_order=False)  # fmt: skip
     benches = benches_of(simulator, lambda slots: PlantedWorld(options, slots), basis, setup)
-    benches.prepare([hypothesis])
+    prepare(benches, [hypothesis])
     bench, family = benches.test, Family(((hypothesis,),), quantity=quantity)
     assert bench.real is not None
     effects = effects_of(bench, [hypothesis], setup)
@@ -244,7 +218,7 @@ def judged_claims(
 ) -> tuple[list[tuple[Hypothesis, str]], list[dict[str, Any]]]:
     """(what is claimed of every family, all rows of the real world): a study as far as its verdicts, without what only
     a report needs."""
-    benches.prepare([way for family in plan for ways in family.ways for way in ways])
+    prepare(benches, [way for family in plan for ways in family.ways for way in ways])
     choosing, test = benches
     chosen = [choose(family, choosing, [None])[0] for family in plan]
     hypotheses = [
@@ -257,10 +231,10 @@ def judged_claims(
     claims = [claim for one in picked for claim in one.claims]
     rows = {(r["hypothesis"], r["quantity"]): r for r in judged.rows if r["world"] == "real"}
     mine = [rows[h.name, q] for h, q in claims]
-    p = [row.get("special_p", np.nan) for row in mine]
-    for row, special_q in zip(mine, p if len(plan) == 1 else verdicts.adjusted(p), strict=True):
+    q_special = q_of_claims([row.get("special_p", np.nan) for row in mine], len(plan))
+    for row, special_q in zip(mine, q_special.tolist(), strict=True):
         if "verdict" in row:
-            restate(row, float(special_q))
+            restate(row, special_q, verdict_of)
     return claims, list(rows.values())
 
 
@@ -421,7 +395,9 @@ class Told(NamedTuple):
 
 def in_world(world: PlantedModel, bench: Bench) -> SimulatedWorld:
     """The simulated runs of a bench in another world from the same latents."""
-    return replace(bench.dreamed, world=world, start_N=starts_in(world, bench.starts, bench.dreamed.noise_NTA.device))
+    return replace(
+        bench.predictor, world=world, start_N=starts_in(world, bench.starts, bench.predictor.noise_NTA.device)
+    )
 
 
 def told_by(simulator: Simulator[PlantedModel], exact: Benches, family: Family, options: StudyOptions) -> Told | None:
@@ -438,7 +414,7 @@ def told_by(simulator: Simulator[PlantedModel], exact: Benches, family: Family, 
     if "verdict" not in row:
         return None
     claim = claim_of(row, "the largest of 8 directions", True)
-    runs = exact.test.dreamed.measure([None, exact.test.build(hypothesis)])[quantity]
+    runs = exact.test.predictor.measure([None, exact.test.build(hypothesis)])[quantity]
     true, foretold, smallest = float((runs[1] - runs[0]).mean()), claim["foretold"], claim["smallest"]
     right = abs(true) < smallest and abs(foretold) < smallest
     if abs(foretold) >= smallest:

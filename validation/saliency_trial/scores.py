@@ -230,11 +230,11 @@ def judge(rows: Sequence[dict[str, Any]], tests: Mapping[str, Sequence[Tested | 
     """q, the four answers and the verdict of every method's row, into it; one family of tests a part."""
     limits = dict.fromkeys(PARTS, smallest) | {"hit": SMALLEST[1]}
     for part, some in tests.items():
-        q = benjamini_hochberg(np.array([np.nan if t is None else t.p for t in some]))
+        q = benjamini_hochberg([np.nan if t is None else t.p for t in some])
         for row, t, of in zip(rows, some, q, strict=True):
             row[f"{part}_q"] = float(of)
             row[f"{part}_answer"] = NOT_ASKED if t is None else above(t.mean, t.mean_90, float(of), limits[part])
-    for row, of in zip(rows, benjamini_hochberg(np.array([r.get("sign_p", np.nan) for r in rows])), strict=True):
+    for row, of in zip(rows, benjamini_hochberg([r.get("sign_p", np.nan) for r in rows]), strict=True):
         row["sign_q"] = float(of)
     for row in rows:
         row["finds"], row["why"] = verdict({part: row[f"{part}_answer"] for part in PARTS})

@@ -17,7 +17,7 @@ from core.artefacts import Result
 from core.config import nearest
 from core.contracts import Agent, EnvSpec, Intervention, UserError
 from core.progress import bar
-from core.roll import Simulator, gumbel
+from core.roll import Simulator, action_noise
 from core.stats import Estimate, between, in_text
 from envs.procgen import ProcgenEnv
 from generative.starts import started
@@ -65,7 +65,7 @@ def study(
     rng, words = np.random.default_rng(options.seed), choices_of(agent.spec)
     generator = torch.Generator().manual_seed(options.seed)
     shape = (len(starts), options.horizon + 1, agent.spec.n_actions)
-    noise = torch.zeros(shape) if options.greedy else gumbel(shape, generator, torch.zeros(()))
+    noise = action_noise(shape, generator, options.greedy)
     world = SceneWorld(agent, env, noise.to(device), words[options.choice],
                        1 if simulator is None else simulator.world.initial_frames)  # fmt: skip
     measures = Measures(words)
