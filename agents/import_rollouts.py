@@ -268,7 +268,7 @@ class _Kept:
 
 def surprise(episode: Episode, parts: Sequence[int], shares: Sequence[torch.Tensor]) -> tuple[float, float]:
     """Mean of -log p(action) less the policy's entropy in nats, 0 where the actions are draws of this policy; and the
-    same of actions that have nothing to do with what was seen, drawn by the ``shares`` of the recording, a part each."""
+    same of actions that have nothing to do with what was seen, drawn by the recording's ``shares``, a part each."""
     assert episode.logits is not None
     action = torch.from_numpy(episode.action.reshape(episode.steps, len(parts)))
     own = others = 0.0

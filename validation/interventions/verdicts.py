@@ -227,7 +227,11 @@ def starts_for_no(there: str, mean: Estimate, reach: float, smallest: float) -> 
 
 def too_few(n: int, starts: int | None) -> str:
     """That in words, after what is open; '' for None."""
-    return "" if starts is None else f"; {n} starts can all miss such an effect, some {starts} could tell there is none"
+    if starts is None:
+        return ""
+    return (
+        f"; {n} starts can all miss an effect of the smallest size of interest, some {starts} could tell there is none"
+    )
 
 
 def among(row: Mapping[str, Any]) -> str:
