@@ -34,7 +34,7 @@ from analysis.shared.surrogates import ONE_CLOUD, compare, in_words
 from core import config as cli
 from core.artefacts import Result
 from core.contracts import UserError
-from core.stats import few, share_of
+from core.stats import ALPHA, band_of, few, share_of
 
 PLACE = ("row", "column", "from_centre")
 
@@ -214,7 +214,7 @@ def describe(
     if change.n:
         result.scalar(
             "transition_rate_floor", floor.mean(), f"{unit}, order within lives shuffled", change.n,
-            np.percentile(floor, [2.5, 97.5]),
+            band_of(floor, ALPHA),
         )  # fmt: skip
     columns = [records.features_NF, *([] if records.place_N3 is None else [records.place_N3])]
     names = [*records.names, *([] if records.place_N3 is None else PLACE)]
@@ -268,11 +268,9 @@ def _row(c: int, label_N: np.ndarray, lives: Lives, e: Effects, t: Times) -> dic
     out["eta2_floor"] = rounded(np.quantile(t.eta2_floor[:, c], 0.975))
     for name in ("auc", "tick_entropy", "agent_entropy", "agents"):
         floor = getattr(t, f"{name}_floor")[:, c]
+        low, high = band_of(floor, ALPHA)
         out |= {name: rounded(getattr(t, name)[c]), f"{name}_floor": rounded(np.mean(floor))}
-        out |= {
-            f"{name}_floor_low": rounded(np.quantile(floor, 0.025)),
-            f"{name}_floor_high": rounded(np.quantile(floor, 0.975)),
-        }
+        out |= {f"{name}_floor_low": rounded(low), f"{name}_floor_high": rounded(high)}
     return out
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.coupling.estimates import Coupling
-from core.stats import permutation_p
+from core.stats import ALPHA, band_of, permutation_p
 
 
 class Agreement(NamedTuple):
@@ -53,6 +53,6 @@ def agreement(coupling: Coupling, mask: np.ndarray, measure: str, path: str = ""
     j, r = coupling.jacobian[path][mask], coupling.correlation[mask]
     value = float(statistic(j, r))
     null = statistic(j, coupling.correlation_null[:, mask])
-    null_low, null_high = np.quantile(null, [0.025, 0.975])
+    null_low, null_high = band_of(null, ALPHA)
     p = float(permutation_p(value - chance, null - chance))
-    return Agreement(value, float(null_low), float(null_high), p, n)
+    return Agreement(value, null_low, null_high, p, n)

@@ -32,6 +32,7 @@ from core.stats import (
     LOGIT,
     LOST,
     PLAIN,
+    band_of,
     benjamini_hochberg,
     failure_not_met,
     gain_not_met,
@@ -451,8 +452,8 @@ def _controls(states: FoldedRidge, rows: Rows, rng: np.random.Generator) -> list
         spread_S = spread_of(y_NS)
         if (spread_S > 0).all():  # there are at least two of them
             r2_S = 1 - states.errors(y_NS) / spread_S
-            low, high = np.quantile(r2_S, [0.025, 0.975])
-            out.append({"constant_per": name, "r2": float(r2_S.mean()), "low": float(low), "high": float(high),
+            low, high = band_of(r2_S, ALPHA)
+            out.append({"constant_per": name, "r2": float(r2_S.mean()), "low": low, "high": high,
                         "groups": int(number_N.max()) + 1, "draws": CONSTANTS})  # fmt: skip
     return out
 

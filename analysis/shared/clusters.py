@@ -16,7 +16,7 @@ from core import ranks
 from core.artefacts import Result
 from core.contracts import UserError
 from core.progress import track
-from core.stats import Estimate, eta_squared
+from core.stats import ALPHA, Estimate, band_of, eta_squared
 
 Method = Literal["k_means", "ward", "hdbscan"]
 NOISE = -1  # the label of what HDBSCAN leaves in no cluster
@@ -317,7 +317,7 @@ def record_share_from_time(
     name, unit = f"{prefix}share_from_time", "I(label; time) / H(label)"
     result.scalar(name, share_from_time(label_N, t_N), unit, episodes)
     rotated = f"{unit}, labels rotated within episodes"
-    result.scalar(f"{name}_floor", float(floor.mean()), rotated, episodes, np.percentile(floor, [2.5, 97.5]))
+    result.scalar(f"{name}_floor", float(floor.mean()), rotated, episodes, band_of(floor, ALPHA))
 
 
 def time_eta2(member_N: np.ndarray, t_N: np.ndarray) -> float:

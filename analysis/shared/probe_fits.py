@@ -18,7 +18,7 @@ import torch
 
 from analysis.shared.units import stretches
 from core.contracts import UserError
-from core.stats import ALPHA, LOST, Estimate, jackknife, least_units
+from core.stats import ALPHA, LOST, Estimate, band_of, jackknife, least_units
 
 PENALTIES = 10.0 ** np.arange(-5, 4)  # ridge penalties, a row and a z-scored feature
 LEAST_FOLDS = 3  # one is held out, one chooses the penalty
@@ -86,10 +86,10 @@ def linear_probe(
         lambda rows: r2_of(sums_E4S[rows, :, :1].sum(0))[0], np.arange(n), rng=rng, link=LOST, draws=resamples
     )
     null_S = r2_of(sums_E4S[:, :, 1:].sum(0))
-    null_low, null_high = np.quantile(null_S, [0.025, 0.975])
+    null_low, null_high = band_of(null_S, ALPHA)
     return Probe(
         r2=Estimate(float(value), float(low), float(high), n),
-        shuffled=Estimate(float(null_S.mean()), float(null_low), float(null_high), n),
+        shuffled=Estimate(float(null_S.mean()), null_low, null_high, n),
         p=float((1 + (~(null_S < value)).sum()) / (1 + shuffles)),  # one that is undefined counts as reached
         predicted_N=predicted_NS[:, 0],
         fold_N=fold_N,
