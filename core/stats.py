@@ -46,6 +46,11 @@ class Estimate(NamedTuple):
     def interval(self) -> tuple[float, float]:
         return self.low, self.high
 
+    @classmethod
+    def unknown(cls, n: int = 0) -> Estimate:
+        """Of n units that tell nothing."""
+        return cls(math.nan, math.nan, math.nan, n)
+
 
 def few(n_units: int) -> str:
     """``", few"`` for fewer than FEW_UNITS independent units, else nothing: what a page adds to an n."""
@@ -342,7 +347,7 @@ def bootstrap_mean(
     if value_N.dtype == bool:
         return share_of(value_N, episode_N, level=level)
     if not len(value_N):
-        return Estimate(math.nan, math.nan, math.nan, 0)
+        return Estimate.unknown()
     return means(value_N[:, None], episode_N, rng=rng, draws=resamples).estimates(level)[0]
 
 
@@ -440,7 +445,7 @@ def share_of(hit_N: np.ndarray, episode_N: np.ndarray, *, level: float = 0.95) -
     if hit_N.shape != np.shape(episode_N):
         raise ValueError(f"{hit_N.shape} values, {np.shape(episode_N)} episode numbers")
     if not len(hit_N):
-        return Estimate(math.nan, math.nan, math.nan, 0)
+        return Estimate.unknown()
     _, of_N, row_E = np.unique(episode_N, return_inverse=True, return_counts=True)
     found = shares(np.bincount(of_N, hit_N)[:, None], row_E[:, None], level=level)
     value, low, high, units = (x[0] for x in found)
@@ -468,7 +473,7 @@ def paired_share(change_N: np.ndarray, *, level: float = 0.95) -> Estimate:
     _check_level(level)
     n = len(change_N)
     if n == 0 or np.isnan(change_N).any():
-        return Estimate(math.nan, math.nan, math.nan, n)
+        return Estimate.unknown(n)
     if not np.isin(change_N, (-1, 0, 1)).all():
         raise ValueError("a change of an event is -1, 0 or 1")
     up, down, z = float((change_N > 0).sum()), float((change_N < 0).sum()), float(ndtri((1 + level) / 2))

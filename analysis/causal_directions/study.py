@@ -194,7 +194,7 @@ def _told(found: Measured, measure: str) -> bool:
 def _estimate(name: str, x_N: np.ndarray, level_N: np.ndarray, rng: np.random.Generator) -> Estimate:
     there = ~np.isnan(x_N)
     if not there.any():
-        return Estimate(math.nan, math.nan, math.nan, 0)
+        return Estimate.unknown()
     if unit_of(name) == "share of pairs":
         return share_of(x_N[there], level_N[there])
     return means(x_N[there, None], level_N[there], rng=rng).estimates()[0]
@@ -205,7 +205,7 @@ def _recovered(x_N: np.ndarray, plain_N: np.ndarray, level_N: np.ndarray, rng: n
     there = ~np.isnan(x_N) & ~np.isnan(plain_N)
     _, of_N = np.unique(level_N[there], return_inverse=True)
     if not len(of_N):
-        return Estimate(math.nan, math.nan, math.nan, 0)
+        return Estimate.unknown()
     away, whole = (np.bincount(of_N, x)[:, None] for x in (plain_N[there] - x_N[there], plain_N[there]))
     return ratios(away, whole, rng=rng).estimates()[0]
 
@@ -245,7 +245,7 @@ def estimate_of(rows: Sequence[Mapping[str, Any]], edit: str, method: str, rank:
     for row in rows:
         if (row["edit"], row["method"], row["measure"]) == (edit, method, name) and rank in (None, row["rank"]):
             return Estimate(row["value"], row["low"], row["high"], row["n"])
-    return Estimate(math.nan, math.nan, math.nan, 0)
+    return Estimate.unknown()
 
 
 def smallest(

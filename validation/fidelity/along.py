@@ -196,6 +196,6 @@ def _rank(wide_N: np.ndarray, wrong_N: np.ndarray, episode_N: np.ndarray, rng: n
 
     count = len(np.unique(episode_N))
     if len(wide_N) < 3:
-        return Estimate(float("nan"), float("nan"), float("nan"), count)
+        return Estimate.unknown(count)
     value, low, high = (float(x) for x in jackknife(correlation, episode_N, rng=rng, link=ATANH))
     return Estimate(value, low, high, count)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from core.artefacts import finite
 from core.stats import LOGIT, Estimate, jackknife, jackknifed, left_out, share_of
 
 BINS = 10  # of equal width, in a reliability table
@@ -44,7 +45,7 @@ def precision_estimate(
     interval where it happened in one episode only."""
     count = len(np.unique(episode_N))
     if not event_N.any():
-        return Estimate(float("nan"), float("nan"), float("nan"), count)
+        return Estimate.unknown(count)
     value, low, high = jackknife(
         lambda rows: average_precision(score_N[rows], event_N[rows]), episode_N, rng=rng, link=LOGIT
     )
@@ -172,7 +173,7 @@ def reliability(probability_N: np.ndarray, event_N: np.ndarray, episode_N: np.nd
         happened = share_of(event_N[on], episode_N[on])
         rows.append({
             "from": i / BINS, "to": (i + 1) / BINS, "forecast": float(probability_N[on].mean()),
-            "happened": happened.value, "low": known(happened.low), "high": known(happened.high),
+            "happened": happened.value, "low": finite(happened.low), "high": finite(happened.high),
             "steps": int(on.sum()), "n": happened.n,
         })  # fmt: skip
     return rows
@@ -228,11 +229,6 @@ def beyond_chance(agreement: float, chance: float) -> float:
     return (agreement - chance) / (1 - chance) if chance < 1 else float("nan")
 
 
-def known(value: float | None) -> float | None:
-    """A cell: None where the number is undefined or infinite."""
-    return None if value is None or not np.isfinite(value) else float(value)
-
-
 # Measures of size and distance, which end at 0 and whose intervals do.
 AT_LEAST_0 = re.compile(r"(^|_)(mse|brier|kl|distance|error|frechet)(_in_effect)?(_teacher_forced|_other_policy)?$")
 
@@ -246,7 +242,7 @@ def row(
     low = max(estimate.low, 0.0) if AT_LEAST_0.search(measure) and estimate.value >= 0 else estimate.low
     cells = {"simulated": estimate.value, "low": low, "high": estimate.high, "floor": floor,
              "baseline_copy": copy, "baseline_mean": mean}  # fmt: skip
-    told = {k: known(v) for k, v in cells.items()}
+    told = {k: finite(v) for k, v in cells.items()}
     return {"measure": measure, "horizon": horizon, **told, "unit": unit, "n": estimate.n,
             "reason": reason if told["simulated"] is None else ""}  # fmt: skip
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from agents.play import LiveWorld
 from core import ranks
+from core.artefacts import finite
 from core.contracts import Agent, Shown
 from core.progress import track
 from core.roll import Acted, Moment, Noise, choose, draw_noise, gumbel, roll
@@ -29,7 +30,7 @@ from core.trees import Tree, rows_of
 from core.two_sample import halves
 from validation.fidelity.beginnings import warmed_up
 from validation.fidelity.counterfactual import BATCH, Found, Snapshots, window_of
-from validation.fidelity.measures import known, row
+from validation.fidelity.measures import row
 
 STEPS = 64  # within which rewards count
 GREEDY = 1e-4  # a temperature at which the likeliest action is all but certain
@@ -164,8 +165,8 @@ def score(
                               reason="the policies' returns are all the same"))  # fmt: skip
     both = [means(x, rng=rng).estimates() for x in (real_NP, dreamed_NP)]
     found.tables["policies"] = [
-        {"policy": name, "real": a.value, "real_low": known(a.low), "real_high": known(a.high), "dreamed": b.value,
-         "dreamed_low": known(b.low), "dreamed_high": known(b.high), "n": a.n}
+        {"policy": name, "real": a.value, "real_low": finite(a.low), "real_high": finite(a.high), "dreamed": b.value,
+         "dreamed_low": finite(b.low), "dreamed_high": finite(b.high), "n": a.n}
         for name, a, b in zip(names, *both, strict=True)
     ]  # fmt: skip
     found.arrays |= {"policy_return_real": real_NP, "policy_return_dreamed": dreamed_NP}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from analysis.shared.directions import changing
-from core.artefacts import Result
+from core.artefacts import Result, finite
 from core.contracts import numbers_of_distinct
 from core.stats import Estimate, bootstrap_mean, difference, not_met, share_of
 from core.two_sample import NO_INTERVAL, frechet, halves, median_width, mmd, told_apart
@@ -26,7 +26,6 @@ from validation.fidelity.measures import (
     by_chance,
     calibration,
     in_effect,
-    known,
     log_softmax,
     precision_estimate,
     psnr,
@@ -365,7 +364,7 @@ def kappa_rows(p: Paired, rows: Sequence[Row], actions: Mapping[str, Sequence[in
                 np.nan if same[x] is None else beyond_chance(same[x], chance) for x in ("simulated", "low", "high")
             )
             yield row(f"action_kappa{suffix}", k, Estimate(value, low, high, same["n"]), "1", floor=1.0,
-                      copy=known(beyond_chance(same["baseline_copy"], of_first)), mean=0.0,
+                      copy=finite(beyond_chance(same["baseline_copy"], of_first)), mean=0.0,
                       reason="one action, always, in both worlds")  # fmt: skip
 
 

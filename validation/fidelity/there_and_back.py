@@ -71,7 +71,7 @@ def there_and_back(shots: Snapshots, found: Found, rng: np.random.Generator) -> 
         found.rows.append(row("there_and_back_psnr", 2 * m, decibel, "dB", floor=floor,
                               reason="nothing leaves the simulated view and comes back"))  # fmt: skip
         at_all = area0 > 0
-        share = Estimate(float("nan"), float("nan"), float("nan"), 0)
+        share = Estimate.unknown()
         if at_all.any():
             share = ratio_of(np.minimum(area1, area0)[at_all], area0[at_all], at[at_all], rng)
         found.rows.append(row("there_and_back_share", 2 * m, share, "share of the pixels that really come back",

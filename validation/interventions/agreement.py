@@ -61,7 +61,7 @@ def agreement(
     predicted_PN, observed_PN = predicted_PN[:, starts], observed_PN[:, starts]
     points, n = observed_PN.shape
     if not points or n < LEAST:
-        nothing = Estimate(math.nan, math.nan, math.nan, n)
+        nothing = Estimate.unknown(n)
         return Agreement(nothing, nothing, nothing, points)
     group_N = rng.permutation(n) % min(n, GROUPS)
     half_KN = halves(n, rng)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from core.artefacts import Result
+from core.artefacts import Result, finite
 from core.stats import ALPHA, Estimate, band_of, benjamini_hochberg, bootstrap_means, ratios, share_interval
 from validation.hypotheses.grammar import Claim, Hypothesis
 from validation.interventions import verdicts
@@ -236,7 +236,7 @@ def table_of(
             known = {
                 "hypothesis": h.name, "kind": h.kind, "direction": h.direction, "amount": h.amount, "quantity": q,
                 "unit": unit_of(q), "path": h.through,
-                "predicted_jacobian": number_or_none(float(mean_of(effects.jacobian[q][g])))
+                "predicted_jacobian": finite(float(mean_of(effects.jacobian[q][g])))
                 if q in effects.jacobian else None,
             }  # fmt: skip
             f = dreamed[i]
@@ -256,7 +256,7 @@ def table_of(
                 row |= special_of(q, row["observed"], mine, effects.seen["memory"][q][g][here])
             rows.append(row)
     for test, q_world in zip(tests, judge(tests), strict=True):
-        test.row["world_q"] = number_or_none(q_world)
+        test.row["world_q"] = finite(q_world)
     judge_special(tests)
     for test in tests:
         test.row["verdict"] = verdict_of(test.row)
@@ -355,11 +355,6 @@ def verdict_of(row: Mapping[str, Any]) -> str:
     return verdicts.verdict(row["exists"], row["size"], row["special"], row["foretold"], row["smallest"])
 
 
-def number_or_none(x: float) -> float | None:
-    """A number for a table, None where it is undefined."""
-    return float(x) if np.isfinite(x) else None
-
-
 # What an event needs
 
 
@@ -421,7 +416,7 @@ def _need(
     base = effects.unaltered[q][here]
     seen, asked = changed_share(effects.seen["own"][q][g][here], base, role)
     row: dict[str, Any] = {
-        "hypothesis": h.name, "event": name, "role": role, "rate": number_or_none(float(mean_of(base))), "share": None,
+        "hypothesis": h.name, "event": name, "role": role, "rate": finite(float(mean_of(base))), "share": None,
         "low": None, "high": None, "foretold": None, "n": len(asked), "p": float("nan"), "special_p": float("nan"),
     }  # fmt: skip
     if not len(asked):
@@ -471,7 +466,7 @@ def recovered_of(
                 share = ratios(moved[:, None], gap[:, None], rng=rng).estimates()[0]
                 # Of no difference any part may have been gone.
                 ends = share.interval if max(of_gap.low, -of_gap.high) > 0 else (float("nan"), float("nan"))
-                low, high = (number_or_none(x) for x in ends)
+                low, high = (finite(x) for x in ends)
                 rows.append({
                     "world": world, "hypothesis": hypotheses[g].name, "side": hypotheses[g].side, "quantity": q,
                     "recovered": share.value, "low": low, "high": high, "gap": float(gap.mean()),

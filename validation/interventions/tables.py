@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from core.artefacts import Result
+from core.artefacts import Result, finite
 from core.stats import bootstrap_mean, bootstrap_means
 from validation.hypotheses.grammar import THROUGH, Hypothesis
 from validation.interventions import verdicts
@@ -24,7 +24,6 @@ from validation.interventions.statistics import (
     headline,
     mean_of,
     needs_of,
-    number_or_none,
     points_of,
     recovered_of,
     spread_under,
@@ -152,7 +151,7 @@ def _doses(
     return [
         {
             "point": point.label, "direction": point.of_one, "own": is_own(q, point.ids), "quantity": q,
-            "unit": f"{unit_of(q)} {point.unit}".strip(), "predicted_jacobian": number_or_none(float(j)),
+            "unit": f"{unit_of(q)} {point.unit}".strip(), "predicted_jacobian": finite(float(j)),
             "predicted_simulated": d.value, "simulated_low": d.low, "simulated_high": d.high,
             "observed": e.value, "low": e.low, "high": e.high, "n": e.n, "spread": scale[q],
         }
