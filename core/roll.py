@@ -165,6 +165,12 @@ def one_hot(action: Tensor, parts: Sequence[int], like: Tensor) -> Tensor:
     return torch.cat([hot(a, n, like) for a, n in zip(action.unbind(-1), parts, strict=True)], -1)
 
 
+def index_of(action_A: Tensor, parts: Sequence[int]) -> Tensor:
+    """One-hot [..., A], part after part -> int64 [...] (or [..., parts] where there are several)."""
+    indices = [part.argmax(-1) for part in action_A.split(list(parts), -1)]
+    return indices[0] if len(indices) == 1 else torch.stack(indices, -1)
+
+
 def hot(index: Tensor, size: int, like: Tensor) -> Tensor:
     """int64 [...] -> one-hot [..., size], of like's dtype and device; torch's own first looks the indices through."""
     return like.new_zeros(*index.shape, size).scatter(-1, index[..., None], 1.0)

@@ -14,7 +14,7 @@ from analysis.shared.gradients import row_gradients
 from core import ranks
 from core.contracts import Intervention, Shown, World
 from core.progress import bar
-from core.roll import Moment, joined_starts, one_hot, roll, starts_at
+from core.roll import Moment, index_of, joined_starts, one_hot, roll, starts_at
 from core.trees import Tree, joined, rows_of
 from validation.hypotheses.changes import AddSteps
 from validation.paired.course import Course, course_along, is_late, quantities, still_on
@@ -146,8 +146,7 @@ class SimulatedWorld(Paired):
         for g in (None, change):
             course = self.run(() if g is None else (g,), through)
             assert course.action_RTA is not None
-            indices = [part[rows].argmax(-1) for part in course.action_RTA.split(list(self.agent.spec.parts), -1)]
-            actions = indices[0] if len(indices) == 1 else torch.stack(indices, -1)
+            actions = index_of(course.action_RTA[rows], self.agent.spec.parts)
             frames = [next(iter(m.shown.obs.values())) for m in self.moments(rows, actions=actions)]
             seen = [(x.clamp(0, 1) * 255).byte().cpu().numpy() for x in frames]
             both.append(np.stack(seen, 1) * still_on(course, rows))

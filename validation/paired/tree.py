@@ -20,7 +20,7 @@ from torch import Tensor
 from core import ranks
 from core.contracts import Agent, EnvSpec, Intervention, Shown
 from core.progress import bar
-from core.roll import Noise, choose, decide, roll
+from core.roll import Noise, choose, decide, index_of, roll
 from core.trees import Tree, alike, each, joined, leaves, rows_of
 from validation.hypotheses.changes import Blocks, nothing
 from validation.paired.course import Course, Measures, course_of, quantities
@@ -265,9 +265,7 @@ class Nodes:
     def step(self, state: Tensor, action_BA: Tensor, noise: None = None) -> tuple[Tensor, Shown]:
         """Where actions lead: what no run has come to yet is played."""
         node_R, t = state[:, 0], int(state[0, 1]) + 1
-        indices = [part.argmax(1) for part in action_BA.split(list(self.spec.parts), 1)]
-        action = indices[0] if len(indices) == 1 else torch.stack(indices, 1)
-        return self._show(t, self.paired.grow(t, node_R, action))
+        return self._show(t, self.paired.grow(t, node_R, index_of(action_BA, self.spec.parts)))
 
     def _show(self, t: int, node_R: Tensor) -> tuple[Tensor, Shown]:
         state, places = torch.stack([node_R, torch.full_like(node_R, t)], 1), self.levels[t].places
