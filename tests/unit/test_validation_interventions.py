@@ -1427,6 +1427,8 @@ def test_needs_of_an_event_that_one_direction_makes():
     # By hand, from the stored events.
     base, effect = found.arrays["unaltered/event:right@3"], found.arrays["observed/event:right@3"][1]
     row = rows["shift planted:0", "necessary"]
+    assert row["expected"] > 0.8 > rows["shift planted:0", "sufficient"]["expected"]  # the simulator sees it coming
+    assert f", of a chance of {row['expected']:.0%} that it gives the event there without the change" in texts[1]
     assert row["n"] == int(base.sum()) and row["share"] == pytest.approx(float(-effect[base == 1].mean()))
 
 

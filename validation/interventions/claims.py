@@ -156,9 +156,12 @@ def claim_of_need(row: Mapping[str, Any], effect: Mapping[str, Any], how: str) -
         text = f"{subject}: there is no start {of}, so nothing can be said."
         return {**row, "headline": True, "sentence": said, "text": text, "parts": parts_of(answers, words)}
     said = verdicts.sentence(row["verdict"], answers)
+    chance = ""
+    if row["role"] == "necessary":  # what the simulator does not see coming it cannot say to be stopped
+        chance = f", of a chance of {row['expected']:.0%} that it gives the event there without the change"
     words = {
         "exists": f"{row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of the starts; q = {row['q']:.2g}",
-        "size": f"seen {row['share']:.0%}, foretold {row['foretold']:.0%}",
+        "size": f"seen {row['share']:.0%}, foretold {row['foretold']:.0%}{chance}",
         "special": "it has no controls" if row.get("random_n") is None else
         f"{row['random_n']} controls that occur in the data ({how}) give {row['random_low']:.0%} to "
         f"{row['random_high']:.0%}; q = {row['special_q']:.2g}",
@@ -166,6 +169,6 @@ def claim_of_need(row: Mapping[str, Any], effect: Mapping[str, Any], how: str) -
     }  # fmt: skip
     text = (
         f"{subject}: it {did} the event at {row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of the real starts "
-        f"{of} (n = {row['n']}{few(row['n'])}); the simulator foretold {row['foretold']:.0%}: {said}."
+        f"{of} (n = {row['n']}{few(row['n'])}); the simulator foretold {row['foretold']:.0%}{chance}: {said}."
     )
     return {**row, "headline": True, "sentence": said, "text": text, "parts": parts_of(answers, words)}

@@ -417,7 +417,8 @@ def _need(
     seen, asked = changed_share(effects.seen["own"][q][g][here], base, role)
     row: dict[str, Any] = {
         "hypothesis": h.name, "event": name, "role": role, "rate": finite(float(mean_of(base))), "share": None,
-        "low": None, "high": None, "foretold": None, "n": len(asked), "p": float("nan"), "special_p": float("nan"),
+        "low": None, "high": None, "foretold": None, "expected": None, "n": len(asked), "p": float("nan"),
+        "special_p": float("nan"),
     }  # fmt: skip
     if not len(asked):
         return row, None
@@ -428,6 +429,7 @@ def _need(
     low, high = share_interval(count, len(asked))
     row |= {"share": count / len(asked), "low": low, "high": high, "prevented_or_caused": count}
     row["foretold"] = float(foretold.mean())
+    row["expected"] = float(effects.expected[q][here][asked].mean())  # the chance of the event without the change
     nothing = {"no change": np.zeros_like(seen)[:, None]}
     sample = verdicts.Sample(seen[:, None], foretold[:, None], seen[:, None], nothing, np.ones(1), np.ones(1))
     tested = verdicts.test(sample, rng)
