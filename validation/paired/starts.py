@@ -152,15 +152,21 @@ def collect_starts(
                 states = env.snapshot()  # of what the next moment will show
     if not snapshots:
         found.sort(key=lambda start: int(start["slot"]))
+    return _together(found, np.array(actions, np.int64).reshape(-1, slots, *np.shape(actions)[2:]), seed, device)
+
+
+def _together(found: Sequence[Mapping[str, Any]], actions: np.ndarray, seed: int, device: torch.device) -> Starts:
+    """Starts as they were found, one after the other."""
+    states = tuple(state for start in found for state in start["state"])
     return Starts(
         window={k: np.stack([start["window"][k] for start in found]) for k in found[0]["window"]},
         before=joined([start["before"] for start in found]),
         state=joined([start["agent"] for start in found]),
         h_NH=torch.from_numpy(np.stack([start["h"] for start in found])).to(device),
         age_N=np.array([start["age"] for start in found]),
-        states=tuple(state for start in found for state in start["state"]),
-        offset_N=np.array([0 if snapshots else start["offset"] for start in found]),
-        actions=np.array(actions, np.int64).reshape(-1, slots, *np.shape(actions)[2:]),
+        states=states,
+        offset_N=np.array([0 if states else start["offset"] for start in found]),
+        actions=actions,
         seed=seed,
     )
 
